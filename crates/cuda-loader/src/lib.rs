@@ -1,0 +1,29 @@
+//! The CUDA driver, found at run time.
+//!
+//! `cust_raw` declares the driver's functions and links `-lcuda`; a program built that way neither
+//! links nor starts where no driver is installed. This crate *defines* those functions and forwards
+//! each call to `libcuda.so.1`, opened on the first one. The workspace's `.cargo/config.toml` points
+//! `CUDA_LIBRARY_PATH` at `link/`, whose `lib64/libcuda.a` is an empty archive: it satisfies
+//! `-lcuda` and adds nothing.
+//!
+//! | situation | a driver function returns |
+//! |---|---|
+//! | driver found | what the driver returns; a code newer than `cust_raw` becomes `CUDA_ERROR_UNKNOWN` |
+//! | no driver | `CUDA_ERROR_NO_DEVICE` |
+//! | driver too old for the function | `CUDA_ERROR_NOT_FOUND` |
+//!
+//! [`driver`] says why there is no driver, which the status code cannot.
+//!
+//! # Linking
+//! A program gets these definitions only if some crate in it names this one. A call of [`driver`]
+//! does; otherwise write `use cuda_loader as _;`. Exported `#[no_mangle]` functions of a loaded
+//! crate are always linked, so the order of libraries does not matter.
+//!
+//! Only executables are meant. A shared library built with this crate exports the driver's names
+//! itself and can shadow a real driver that the same process links.
+
+mod driver;
+mod forward;
+mod status;
+
+pub use driver::{Driver, DriverError, driver};

@@ -1,0 +1,67 @@
+//! The constants of a DeepSeek-V4 attention layer: equal in every released checkpoint.
+
+/// Channels of a KV vector (K = V, one head). Dimension letter `d` in shapes.
+pub const HEAD_DIM: u32 = 512;
+/// Leading channels of a KV vector that carry no rotary embedding and are stored as E4M3.
+pub const NOPE_DIM: u32 = 448;
+/// Trailing channels that carry the rotary embedding and are stored as BF16.
+pub const ROPE_DIM: u32 = 64;
+/// Channels of an indexer key.
+pub const INDEX_DIM: u32 = 128;
+/// Tokens that sliding-window attention sees, the query's own included.
+pub const WINDOW: u32 = 128;
+/// Tokens per compressed entry in a CSA layer (with an overlapping previous window).
+pub const CSA_RATIO: u32 = 4;
+/// Tokens per compressed entry in an HCA layer.
+pub const HCA_RATIO: u32 = 128;
+/// Tokens of one request per block: lcm of the two ratios, so one table serves all layers.
+pub const BLOCK_TOKENS: u32 = 128;
+/// Longest context of the released checkpoints, in tokens.
+pub const MAX_CONTEXT: u32 = 1 << 20;
+
+const _: () = assert!(NOPE_DIM + ROPE_DIM == HEAD_DIM);
+const _: () = assert!(BLOCK_TOKENS % CSA_RATIO == 0 && BLOCK_TOKENS % HCA_RATIO == 0);
+
+/// What a layer's attention reads besides the sliding window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "config", serde(rename_all = "lowercase"))]
+pub enum LayerKind {
+    /// Sliding window only (ratio 0).
+    Swa,
+    /// Compressed sparse attention: ratio 4, overlap, an indexer picks the entries.
+    Csa,
+    /// Heavily compressed attention: ratio 128, all entries are read.
+    Hca,
+}
+
+impl LayerKind {
+    /// Tokens per compressed entry; `None` where there are none.
+    #[must_use]
+    pub const fn ratio(self) -> Option<u32> {
+        match self {
+            Self::Swa => None,
+            Self::Csa => Some(CSA_RATIO),
+            Self::Hca => Some(HCA_RATIO),
+        }
+    }
+
+    /// Compressed entries of this layer in one block of [`BLOCK_TOKENS`] tokens.
+    #[must_use]
+    pub const fn entries_per_block(self) -> u32 {
+        match self.ratio() {
+            None => 0,
+            Some(ratio) => BLOCK_TOKENS / ratio,
+        }
+    }
+}
+
+/// Rows of the sliding-window ring of one request, for steps that write up to `step_tokens` tokens
+/// of it before any of them is accepted (1 = no speculation).
+///
+/// The oldest row a query needs is 127 positions back, and a rejected draft may have been written
+/// `step_tokens - 1` positions ahead. Source: spec section 6 (simulated: one row less fails).
+#[must_use]
+pub const fn swa_ring_rows(step_tokens: u32) -> u32 {
+    WINDOW + step_tokens.saturating_sub(1)
+}

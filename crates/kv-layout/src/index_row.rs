@@ -1,0 +1,91 @@
+//! Indexer keys: one vector of [`INDEX_DIM`] channels per CSA entry, shared by all index heads.
+//!
+//! | format | codes | scales | row | who |
+//! |---|---|---|---|---|
+//! | [`IndexFormat::Nvfp4`] | 64 B E2M1 | 8 E4M3, one per 16 | 72 B | the seed |
+//! | [`IndexFormat::Mxfp4`] | 64 B E2M1 | 4 UE8M0, one per 32 | 68 B | the released model |
+//! | [`IndexFormat::Fp8`] | 128 B E4M3 | one f32 | 132 B | SGLang, vLLM, DeepGEMM |
+//!
+//! Codes and scales are two planes, each contiguous over all entries of the layer.
+
+use crate::geometry::INDEX_DIM;
+
+/// How indexer keys are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "config", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "config", serde(rename_all = "lowercase"))]
+pub enum IndexFormat {
+    /// E2M1 codes, groups of 16, E4M3 scales.
+    Nvfp4,
+    /// E2M1 codes, groups of 32, UE8M0 scales.
+    #[default]
+    Mxfp4,
+    /// E4M3 codes, one f32 scale per key.
+    Fp8,
+}
+
+impl IndexFormat {
+    /// Every format, in the order of the documentation.
+    pub const ALL: [Self; 3] = [Self::Nvfp4, Self::Mxfp4, Self::Fp8];
+
+    /// Bytes of one key in the code plane.
+    #[must_use]
+    pub const fn code_bytes(self) -> u64 {
+        match self {
+            Self::Nvfp4 | Self::Mxfp4 => INDEX_DIM as u64 / 2,
+            Self::Fp8 => INDEX_DIM as u64,
+        }
+    }
+
+    /// Channels that share one scale.
+    #[must_use]
+    pub const fn group(self) -> u32 {
+        match self {
+            Self::Nvfp4 => 16,
+            Self::Mxfp4 => 32,
+            Self::Fp8 => INDEX_DIM,
+        }
+    }
+
+    /// Bytes of one key in the scale plane.
+    #[must_use]
+    pub const fn scale_bytes(self) -> u64 {
+        let bytes_per_scale = match self {
+            Self::Nvfp4 | Self::Mxfp4 => 1,
+            Self::Fp8 => 4,
+        };
+        (INDEX_DIM / self.group()) as u64 * bytes_per_scale
+    }
+
+    /// Bytes of one key over both planes.
+    #[must_use]
+    pub const fn row_bytes(self) -> u64 {
+        self.code_bytes() + self.scale_bytes()
+    }
+
+    /// Byte offset of key `row` in the code plane.
+    #[must_use]
+    pub const fn code_offset(self, row: u64) -> u64 {
+        row * self.code_bytes()
+    }
+
+    /// Byte offset of key `row` in the scale plane.
+    #[must_use]
+    pub const fn scale_offset(self, row: u64) -> u64 {
+        row * self.scale_bytes()
+    }
+
+    /// The format's name in kernel names, configuration files and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nvfp4 => "nvfp4",
+            Self::Mxfp4 => "mxfp4",
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
+const _: () = assert!(IndexFormat::Nvfp4.row_bytes() == 72);
+const _: () = assert!(IndexFormat::Mxfp4.row_bytes() == 68);
+const _: () = assert!(IndexFormat::Fp8.row_bytes() == 132);

@@ -1,0 +1,202 @@
+//! The kernel table: every kernel once.
+//!
+//! An operation that exists for several formats is written once, with one kernel per format
+//! (decision D6). The table is handed to callback macros, and so expanded into
+//! - the `extern "ptx-kernel"` entries and the emulator's launchers (`kernels-gpu/src/entry.rs`),
+//!   by [`for_each_kernel!`](crate::for_each_kernel);
+//! - the typed launch arguments of the host (`host/src/kernels.rs`), by
+//!   [`for_each_operation!`](crate::for_each_operation);
+//! - [`KERNELS`], which `xtask` compares with the built PTX and the host checks at load.
+//!
+//! The order of arguments is fixed: flat device pointers first, so that the PTX backend knows they
+//! are global memory, then one [`crate::params`] struct by value. `const` pointers are read-only
+//! for the whole launch; no other thread writes what they point to.
+
+/// One pointer argument of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointerInfo {
+    /// Its name in the table.
+    pub name: &'static str,
+    /// The element type it points to, as Rust spells it.
+    pub element: &'static str,
+    /// Whether the kernel writes through it.
+    pub mutable: bool,
+}
+
+/// One kernel: what a launch and the PTX must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelInfo {
+    /// The PTX entry's name.
+    pub name: &'static str,
+    /// The pointer arguments, in order; each is one 64-bit `.param`.
+    pub pointers: &'static [PointerInfo],
+    /// Bytes of the parameter struct, the last `.param`.
+    pub params_size: u32,
+    /// Alignment of the parameter struct.
+    pub params_align: u32,
+    /// Threads of a block, a multiple of 32. Patched into the PTX as `.maxntid`.
+    pub block: u32,
+    /// Blocks that must fit on a multiprocessor at once. Patched in as `.minnctapersm`.
+    pub min_blocks: u32,
+    /// Bytes of shared memory of a block.
+    pub shared: u32,
+    /// Least compute capability, as in `sm_90`.
+    pub min_sm: u32,
+}
+
+/// The table. `$to! { $extra.. row.. }` is what it becomes.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! kernel_table {
+    ([$($to:tt)*] $($extra:tt)*) => {
+        $($to)*! { $($extra)*
+            AppendSwa<MainFormat>
+            "Quantises the step's KV rows and scatters them into the sliding-window rings. Grid: \
+             four tokens a block, one warp each."
+            (
+                /// `[tokens, 512]` BF16, after norm and RoPE.
+                kv: const u16,
+                /// `[tokens]` row of the ring planes each token goes to; -1 = none.
+                token_ring_row: const i32,
+                /// `[rows, 576]` u8, the data plane.
+                ring_data: mut u8,
+                /// `[rows, scale_bytes]` u8, the scale plane.
+                ring_scale: mut u8,
+                /// `[1]` count of tokens refused because their row is out of range.
+                faults: mut u32;
+                AppendSwaParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                MainFormat::Ue8m0 => append_swa_ue8m0: swa::append::<row::Ue8m0Row>,
+                MainFormat::F32 => append_swa_f32: swa::append::<row::F32Row>,
+            }
+
+            GatherSwa<MainFormat>
+            "Gathers the window of each query, oldest first, dequantised to BF16: rows of the step \
+             itself from `kv` through the same quantisation, older rows from the ring. Grid: (token, \
+             quarter of the window), one warp a row."
+            (
+                /// `[tokens, 512]` BF16, the step's own KV rows, after norm and RoPE.
+                kv: const u16,
+                /// `[tokens]` absolute position of each query.
+                token_position: const i32,
+                /// `[tokens]` slot of each query's request; -1 = padding.
+                token_slot: const i32,
+                /// `[tokens]` tokens of the same request that precede the query in the step.
+                token_index: const i32,
+                /// `[slots * ring, 576]` u8, the data plane.
+                ring_data: const u8,
+                /// `[slots * ring, scale_bytes]` u8, the scale plane.
+                ring_scale: const u8,
+                /// `[tokens, 128, 512]` BF16; row j is the query's j-th oldest key, the rest zero.
+                tile: mut u16,
+                /// `[tokens]` rows of the tile in use; 0 for padding.
+                lengths: mut i32,
+                /// `[1]` count of queries refused because their slot is out of range.
+                faults: mut u32;
+                GatherSwaParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                MainFormat::Ue8m0 => gather_swa_ue8m0: swa::gather::<row::Ue8m0Row>,
+                MainFormat::F32 => gather_swa_f32: swa::gather::<row::F32Row>,
+            }
+        }
+    };
+}
+
+/// Hands the table to the macro named `$callback`, one item an operation:
+///
+/// ```text
+/// callback! { $(
+///     Operation<Variant> "doc" (pointer: const|mut type, ..; Params) { block: .., .. }
+///     bodies { variant => kernel: body, .. }
+/// )* }
+/// ```
+#[macro_export]
+macro_rules! for_each_operation {
+    ($callback:ident) => {
+        $crate::kernel_table! { [$callback] }
+    };
+}
+
+/// Hands the table to the macro named `$callback`, one item a kernel:
+///
+/// ```text
+/// callback! { $( kernel (pointer: const|mut type, ..; Params) "doc" { block: .., .. } [body] )* }
+/// ```
+#[macro_export]
+macro_rules! for_each_kernel {
+    ($callback:ident) => {
+        $crate::kernel_table! { [$crate::flatten_kernels] $callback; }
+    };
+}
+
+/// One item per variant of each operation; see [`for_each_kernel!`], its only caller.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! flatten_kernels {
+    ($callback:ident; $(
+        $operation:ident<$variant:ty>
+        $doc:literal $arguments:tt $launch:tt
+        bodies { $( $case:pat => $name:ident: $body:expr, )* }
+    )*) => {
+        $callback! { $( $( $name $arguments $doc $launch [$body] )* )* }
+    };
+}
+
+macro_rules! kernel_infos {
+    ($(
+        $name:ident (
+            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
+            $params:ident
+        )
+        $doc:literal
+        { block: $block:literal, min_blocks: $min_blocks:literal, shared: $shared:literal,
+          min_sm: $min_sm:literal }
+        [$body:expr]
+    )*) => {
+        /// The kernel table as data.
+        pub const KERNELS: &[KernelInfo] = &[$( KernelInfo {
+            name: stringify!($name),
+            pointers: &[$( PointerInfo {
+                name: stringify!($pointer),
+                element: stringify!($element),
+                mutable: is_mut!($mutability),
+            } ),*],
+            params_size: size_of::<$crate::params::$params>() as u32,
+            params_align: align_of::<$crate::params::$params>() as u32,
+            block: $block,
+            min_blocks: $min_blocks,
+            shared: $shared,
+            min_sm: $min_sm,
+        } ),*];
+    };
+}
+
+macro_rules! is_mut {
+    (const) => {
+        false
+    };
+    (mut) => {
+        true
+    };
+}
+
+for_each_kernel!(kernel_infos);
+
+/// The table's row for `name`.
+#[must_use]
+pub fn kernel(name: &str) -> Option<&'static KernelInfo> {
+    KERNELS.iter().find(|kernel| kernel.name == name)
+}
+
+const _: () = {
+    let mut i = 0;
+    while i < KERNELS.len() {
+        assert!(KERNELS[i].block % 32 == 0 && KERNELS[i].block <= 1024);
+        assert!(KERNELS[i].shared <= 48 * 1024);
+        i += 1;
+    }
+};

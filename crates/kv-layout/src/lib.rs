@@ -1,0 +1,34 @@
+//! What host and device must agree on, written once: number formats, cache row layouts, kernel
+//! parameters and the kernel table.
+//!
+//! No threads, no device, no unsafe. `kernels-gpu` compiles this crate for `nvptx64`, the host
+//! library compiles it for the CPU, and `xtask` checks the built PTX against [`kernels::KERNELS`].
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`format`] | E4M3FN, E2M1, UE8M0 and BF16: bits, exact decode, IEEE encode |
+//! | [`geometry`] | the constants of a DeepSeek-V4 attention layer |
+//! | [`main_row`] | SWA and compressed-entry rows: 448 E4M3 + 64 BF16 + scales |
+//! | [`index_row`] | indexer keys: NVFP4, MXFP4, FP8 |
+//! | [`params`] | the `#[repr(C)]` scalars each kernel takes |
+//! | [`kernels`] | the kernel table, expanded into PTX entries, launchers and lint rules |
+//! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "config")]
+extern crate alloc;
+
+#[cfg(feature = "config")]
+pub mod config;
+pub mod format;
+pub mod geometry;
+pub mod index_row;
+pub mod kernels;
+pub mod main_row;
+pub mod params;
+
+/// Version of the host/device contract: row layouts, parameter structs and the kernel table.
+///
+/// Written into the PTX manifest; the host refuses PTX built for another version.
+pub const ABI_VERSION: u32 = 1;

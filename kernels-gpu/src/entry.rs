@@ -1,0 +1,99 @@
+//! The kernel table, expanded: `extern "ptx-kernel"` entries for the GPU, launchers for the CPU.
+
+/// The view of a device pointer that a body gets: read-only for `const`, writable for `mut`.
+#[cfg(target_arch = "nvptx64")]
+macro_rules! view {
+    (const $pointer:ident) => {
+        simt::mem::Global::from_ptr($pointer)
+    };
+    (mut $pointer:ident) => {
+        simt::mem::GlobalMut::from_ptr($pointer)
+    };
+}
+
+#[cfg(target_arch = "nvptx64")]
+macro_rules! entries {
+    ($(
+        $name:ident (
+            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
+            $params:ident
+        )
+        $doc:literal $launch:tt [$body:expr]
+    )*) => {
+        mod ptx {
+            use crate::{row, swa};
+            $(
+                #[doc = $doc]
+                #[unsafe(no_mangle)]
+                pub unsafe extern "ptx-kernel" fn $name(
+                    $( $pointer: *$mutability $element, )*
+                    params: kv_layout::params::$params,
+                ) {
+                    // SAFETY: the launcher passes the pointers of the kernel table, with its shapes,
+                    // valid for the whole launch, `const` ones unwritten; all threads run the body.
+                    unsafe { ($body)($( view!($mutability $pointer), )* params) }
+                }
+            )*
+        }
+    };
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+macro_rules! view {
+    (const $memory:ident $pointer:ident) => {
+        simt::mem::Global::bind($memory, $pointer, stringify!($pointer))?
+    };
+    (mut $memory:ident $pointer:ident) => {
+        simt::mem::GlobalMut::bind($memory, $pointer, stringify!($pointer))?
+    };
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+macro_rules! entries {
+    ($(
+        $name:ident (
+            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
+            $params:ident
+        )
+        $doc:literal
+        { block: $block:literal, min_blocks: $min_blocks:literal, shared: $shared:literal,
+          min_sm: $min_sm:literal }
+        [$body:expr]
+    )*) => {
+        /// The kernels on the CPU: one launcher each. Pointers are addresses of live allocations of
+        /// `memory`; every access is checked against the allocation its pointer was bound to.
+        pub mod emulated {
+            use simt::emu::{Fault, Launch, Memory, launch};
+
+            use crate::{row, swa};
+            $(
+                #[doc = $doc]
+                ///
+                /// # Errors
+                /// The first [`Fault`] the emulator met; the launch stops there.
+                #[expect(clippy::too_many_arguments, reason = "one for each pointer of the table")]
+                pub fn $name(
+                    memory: &Memory,
+                    grid: (u32, u32),
+                    seed: u64,
+                    $( $(#[$pointer_doc])* $pointer: u64, )*
+                    params: kv_layout::params::$params,
+                ) -> Result<(), Fault> {
+                    $( let $pointer = view!($mutability memory $pointer); )*
+                    let shape = Launch {
+                        kernel: stringify!($name),
+                        grid,
+                        block: $block,
+                        shared_bytes: $shared,
+                        seed,
+                    };
+                    // SAFETY: every pointer is bound to a live allocation that the emulator checks
+                    // each access against; all threads of the launch run the body.
+                    launch(&shape, || unsafe { ($body)($( $pointer, )* params) })
+                }
+            )*
+        }
+    };
+}
+
+kv_layout::for_each_kernel!(entries);

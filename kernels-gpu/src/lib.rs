@@ -1,0 +1,28 @@
+//! The kernels. One source, two backends: PTX for a GPU, fibers on a CPU (see `simt`).
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`swa`] | the sliding-window ring: append, gather |
+//! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
+//! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
+//! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
+//!
+//! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
+//! pointers stand in the kernel table (`kv_layout::kernels`).
+#![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
+
+pub mod convert;
+mod entry;
+pub mod row;
+pub mod swa;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use entry::emulated;
+
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    // Never reached: the device build panics by trap (`-Cpanic=immediate-abort`).
+    loop {}
+}

@@ -1,0 +1,287 @@
+//! A main row in a warp's registers.
+//!
+//! A warp holds one row of 512 channels as two chunks of 256: lane `l` has channels
+//! `256 c + 8 l .. + 8` of chunk `c`. So BF16 moves 16 bytes a lane, E4M3 moves 8, both contiguous
+//! over the warp; a UE8M0 group of 64 channels is 8 neighbouring lanes; and the 64 BF16 channels of
+//! the rotary part are exactly chunk 1 of lanes 24..32.
+
+use kv_layout::format::Ue8m0;
+use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
+use kv_layout::main_row::{MainFormat, data_offset, rope_offset};
+use simt::mem::{Global, GlobalMut};
+use simt::warp;
+
+use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16, f32x4_from_e4m3};
+
+/// Channels of a chunk.
+const CHUNK: u32 = HEAD_DIM / 2;
+/// Channels of one lane in a chunk.
+const LANE: u32 = CHUNK / 32;
+/// The first lane whose chunk 1 holds rotary channels.
+const ROPE_LANE: u32 = (NOPE_DIM - CHUNK) / LANE;
+
+/// One lane's share of a BF16 row: two chunks of eight channels, two channels to a word.
+#[derive(Clone, Copy)]
+pub struct Bf16Lane(pub [[u32; 4]; 2]);
+
+/// One lane's share of a stored row, before it is known what it is worth.
+#[derive(Clone, Copy)]
+pub struct StoredLane {
+    /// Chunk 0: eight E4M3 codes.
+    low: [u32; 2],
+    /// Chunk 1: eight E4M3 codes in the first two words, or eight BF16 on the rotary lanes.
+    high: [u32; 4],
+}
+
+/// How a main row is scaled: the one thing in which the formats differ.
+pub trait RowFormat {
+    /// The layout this is the arithmetic of.
+    const FORMAT: MainFormat;
+
+    /// What to divide by in chunk 0 and chunk 1 of this lane, from the largest magnitude among the
+    /// lane's own unrotated channels of each chunk.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    unsafe fn scales(amax: [f32; 2]) -> [f32; 2];
+
+    /// `value` over `scale`, ready to be rounded to E4M3.
+    fn divide(value: f32, scale: f32) -> f32;
+
+    /// Writes the scales of `row`.
+    ///
+    /// # Safety
+    /// `plane` holds `row`; all lanes of the warp call it with the scales of the same row.
+    unsafe fn store_scales(plane: GlobalMut<u8>, row: u64, lane: u32, scales: [f32; 2]);
+
+    /// Reads this lane's scales of `row`, chunk 0 and chunk 1.
+    ///
+    /// # Safety
+    /// `plane` holds `row`.
+    unsafe fn load_scales(plane: Global<u8>, row: u64, lane: u32) -> [f32; 2];
+}
+
+/// [`MainFormat::Ue8m0`]: a power of two for each 64 channels. Source: spec sections 3.1 and 4.2.
+pub struct Ue8m0Row;
+
+/// Least magnitude a UE8M0 scale is made for; smaller groups get the scale of this one.
+const UE8M0_AMAX_FLOOR: f32 = 1e-4;
+/// Lanes that share a UE8M0 scale.
+const UE8M0_LANES: u32 = kv_layout::main_row::UE8M0_GROUP / LANE;
+
+impl RowFormat for Ue8m0Row {
+    const FORMAT: MainFormat = MainFormat::Ue8m0;
+
+    #[inline(always)]
+    unsafe fn scales(amax: [f32; 2]) -> [f32; 2] {
+        amax.map(|amax| {
+            // SAFETY: all lanes of the warp are here, by this function's own contract.
+            let amax = unsafe { warp::reduce_max_f32_width::<UE8M0_LANES>(amax) };
+            let scale = amax.clamp(UE8M0_AMAX_FLOOR, f32::MAX) * (1.0 / 448.0);
+            Ue8m0::round_up(scale).to_f32()
+        })
+    }
+
+    #[inline(always)]
+    fn divide(value: f32, scale: f32) -> f32 {
+        // Exact, and so equal to a division: the scale is a power of two between 2^-22 and 2^120.
+        value * f32::from_bits((254 << 23) - scale.to_bits())
+    }
+
+    #[inline(always)]
+    unsafe fn store_scales(plane: GlobalMut<u8>, row: u64, lane: u32, scales: [f32; 2]) {
+        let group = lane / UE8M0_LANES;
+        if lane % UE8M0_LANES != 0 {
+            return;
+        }
+        let at = Self::FORMAT.scale_offset(row) + u64::from(group);
+        let byte = |scale: f32| (scale.to_bits() >> 23) as u8;
+        // The eighth byte belongs to the rotary lanes, which have no scale: zero.
+        let last = if lane < ROPE_LANE { byte(scales[1]) } else { 0 };
+        // SAFETY: groups 0..4 and 4..8 of a row that the plane holds.
+        unsafe {
+            plane.store(at, byte(scales[0]));
+            plane.store(at + 4, last);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_scales(plane: Global<u8>, row: u64, lane: u32) -> [f32; 2] {
+        // SAFETY: the eight scale bytes of a row that the plane holds, 8-byte aligned.
+        let bytes = unsafe { plane.load_u32x2(Self::FORMAT.scale_offset(row)) };
+        let shift = 8 * (lane / UE8M0_LANES);
+        bytes.map(|word| Ue8m0((word >> shift) as u8).to_f32())
+    }
+}
+
+/// [`MainFormat::F32`]: `amax / 448` over the whole unrotated part. Source: spec section 4.3.
+pub struct F32Row;
+
+/// Rows at most this large get this very scale, as in the seed.
+const F32_AMAX_FLOOR: f32 = 1e-12;
+
+impl RowFormat for F32Row {
+    const FORMAT: MainFormat = MainFormat::F32;
+
+    #[inline(always)]
+    unsafe fn scales(amax: [f32; 2]) -> [f32; 2] {
+        // SAFETY: all lanes of the warp are here, by this function's own contract.
+        let amax = unsafe { warp::reduce_max_f32(amax[0].max(amax[1])) }.min(f32::MAX);
+        [if amax > F32_AMAX_FLOOR { amax / 448.0 } else { F32_AMAX_FLOOR }; 2]
+    }
+
+    #[inline(always)]
+    fn divide(value: f32, scale: f32) -> f32 {
+        value / scale
+    }
+
+    #[inline(always)]
+    unsafe fn store_scales(plane: GlobalMut<u8>, row: u64, lane: u32, scales: [f32; 2]) {
+        if lane == 0 {
+            // SAFETY: the four scale bytes of a row that the plane holds, 4-byte aligned.
+            unsafe { plane.store_u32(Self::FORMAT.scale_offset(row), scales[0].to_bits()) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_scales(plane: Global<u8>, row: u64, _lane: u32) -> [f32; 2] {
+        // SAFETY: the four scale bytes of a row that the plane holds, 4-byte aligned.
+        [f32::from_bits(unsafe { plane.load_u32(Self::FORMAT.scale_offset(row)) }); 2]
+    }
+}
+
+impl Bf16Lane {
+    /// Eight zeros twice.
+    pub const ZERO: Self = Self([[0; 4]; 2]);
+
+    /// This lane's share of row `row` of a `[rows, 512]` BF16 tensor.
+    ///
+    /// # Safety
+    /// `tensor` holds `row` and is 16-byte aligned.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load(tensor: Global<u16>, row: u64, lane: u32) -> Self {
+        let at = row * u64::from(HEAD_DIM) + u64::from(lane * LANE);
+        // SAFETY: both chunks lie in a row that the tensor holds; 8 BF16 are 16 bytes.
+        unsafe { Self([tensor.load_u32x4(at), tensor.load_u32x4(at + u64::from(CHUNK))]) }
+    }
+
+    /// Writes this lane's share of row `row` of a `[rows, 512]` BF16 tensor.
+    ///
+    /// # Safety
+    /// `tensor` holds `row` and is 16-byte aligned.
+    #[inline(always)]
+    pub unsafe fn store(self, tensor: GlobalMut<u16>, row: u64, lane: u32) {
+        let at = row * u64::from(HEAD_DIM) + u64::from(lane * LANE);
+        // SAFETY: both chunks lie in a row that the tensor holds; 8 BF16 are 16 bytes.
+        unsafe {
+            tensor.store_u32x4(at, self.0[0]);
+            tensor.store_u32x4(at + u64::from(CHUNK), self.0[1]);
+        }
+    }
+
+    /// Quantises the row that the warp holds; returns the stored bytes and the scales.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn quantise<F: RowFormat>(self, lane: u32) -> (StoredLane, [f32; 2]) {
+        let rotary = lane >= ROPE_LANE;
+        let values = self.0.map(values_of);
+        let high_amax = if rotary { 0.0 } else { amax(&values[1]) };
+        // SAFETY: all lanes of the warp are here, by this function's own contract.
+        let scales = unsafe { F::scales([amax(&values[0]), high_amax]) };
+        let [a, b] = encode::<F>(&values[1], scales[1]);
+        let high = if rotary { self.0[1] } else { [a, b, 0, 0] };
+        (StoredLane { low: encode::<F>(&values[0], scales[0]), high }, scales)
+    }
+}
+
+impl StoredLane {
+    /// This lane's share of `row` in a data plane.
+    ///
+    /// # Safety
+    /// `plane` holds `row` and is 16-byte aligned.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load(plane: Global<u8>, row: u64, lane: u32) -> Self {
+        // SAFETY: codes and BF16 of a row that the plane holds, aligned by the row's 64 bytes.
+        unsafe {
+            let low = plane.load_u32x2(code_offset(row, lane));
+            let high = if lane >= ROPE_LANE {
+                plane.load_u32x4(rotary_offset(row, lane))
+            } else {
+                let [a, b] = plane.load_u32x2(code_offset(row, lane) + u64::from(CHUNK));
+                [a, b, 0, 0]
+            };
+            Self { low, high }
+        }
+    }
+
+    /// Writes this lane's share of `row` into a data plane.
+    ///
+    /// # Safety
+    /// `plane` holds `row` and is 16-byte aligned.
+    #[inline(always)]
+    pub unsafe fn store(self, plane: GlobalMut<u8>, row: u64, lane: u32) {
+        // SAFETY: codes and BF16 of a row that the plane holds, aligned by the row's 64 bytes.
+        unsafe {
+            plane.store_u32x2(code_offset(row, lane), self.low);
+            if lane >= ROPE_LANE {
+                plane.store_u32x4(rotary_offset(row, lane), self.high);
+            } else {
+                let codes = [self.high[0], self.high[1]];
+                plane.store_u32x2(code_offset(row, lane) + u64::from(CHUNK), codes);
+            }
+        }
+    }
+
+    /// Back to BF16: each code times its scale, rounded once; rotary channels as they are.
+    #[inline(always)]
+    #[must_use]
+    pub fn dequantise(self, scales: [f32; 2], lane: u32) -> Bf16Lane {
+        let high = if lane >= ROPE_LANE {
+            self.high
+        } else {
+            decode([self.high[0], self.high[1]], scales[1])
+        };
+        Bf16Lane([decode(self.low, scales[0]), high])
+    }
+}
+
+#[inline(always)]
+fn code_offset(row: u64, lane: u32) -> u64 {
+    data_offset(row) + u64::from(lane * LANE)
+}
+
+#[inline(always)]
+fn rotary_offset(row: u64, lane: u32) -> u64 {
+    rope_offset(row) + u64::from((lane - ROPE_LANE) * LANE * 2)
+}
+
+#[inline(always)]
+fn values_of(words: [u32; 4]) -> [f32; 8] {
+    let [[a, b], [c, d], [e, f], [g, h]] = words.map(f32x2_from_bf16);
+    [a, b, c, d, e, f, g, h]
+}
+
+/// The largest magnitude. A NaN does not count: it is kept as a NaN code, and must not spoil the
+/// scale of its neighbours.
+#[inline(always)]
+fn amax(values: &[f32; 8]) -> f32 {
+    values.iter().fold(0.0, |amax: f32, value| amax.max(value.abs()))
+}
+
+#[inline(always)]
+fn encode<F: RowFormat>(values: &[f32; 8], scale: f32) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = values.map(|value| F::divide(value, scale));
+    [e4m3x4_from_f32([a, b, c, d]), e4m3x4_from_f32([e, f, g, h])]
+}
+
+#[inline(always)]
+fn decode(codes: [u32; 2], scale: f32) -> [u32; 4] {
+    let [a, b, c, d] = f32x4_from_e4m3(codes[0]).map(|value| value * scale);
+    let [e, f, g, h] = f32x4_from_e4m3(codes[1]).map(|value| value * scale);
+    [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d), bf16x2_from_f32(e, f), bf16x2_from_f32(g, h)]
+}

@@ -1,0 +1,74 @@
+//! The project's own tasks: `cargo xtask <task>`.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`workspace`] | where things are, and how a nested cargo is called |
+//! | [`process`] | runs a program with a progress line |
+//! | [`toolchain`] | finds the compiler that can make PTX |
+//! | [`debian`] | fetches that compiler into `target/`, without root |
+//! | [`build_ptx`] | compiles, patches and commits the PTX |
+//! | [`patch`] | writes the table's launch bounds into PTX |
+//! | [`ptx`] | reads PTX text |
+//! | [`lint`] | the rules PTX must keep |
+//! | [`manifest`] | what the PTX was made from, beside it in `host/ptx/` |
+//! | [`fresh`] | says why committed PTX is stale |
+//! | [`sources`] | hashes of everything the PTX depends on |
+//! | [`ptxas`] | finds NVIDIA's assembler, reads registers and spills |
+//! | [`test`] | the test command |
+//! | [`bundle`] | programs for a GPU machine that has no Rust |
+
+mod build_ptx;
+mod bundle;
+mod debian;
+mod fresh;
+mod lint;
+mod manifest;
+mod patch;
+mod process;
+mod ptx;
+mod ptxas;
+mod sources;
+mod test;
+mod toolchain;
+mod workspace;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Tasks of the dsv4-kv workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Compile the kernels to PTX and write host/ptx/.
+    BuildPtx {
+        /// Compile nothing: say whether host/ptx/ is what the sources describe, and if not, why.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Check the committed PTX against the kernel table and the manifest.
+    PtxLint,
+    /// Set up what is missing, then check and test everything.
+    Test {
+        /// Leave out clippy, the PTX rebuild and ptxas.
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Put tests, benchmarks and the CLI into target/gpu-bundle/.
+    GpuBundle,
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().task {
+        Task::BuildPtx { check: false } => build_ptx::build(),
+        Task::BuildPtx { check: true } => build_ptx::check(),
+        Task::PtxLint => lint::run(),
+        Task::Test { quick } => test::run(quick),
+        Task::GpuBundle => bundle::run(),
+    }
+}
