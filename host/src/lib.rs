@@ -1,1 +1,39 @@
-//! Placeholder.
+//! The KV cache of a DeepSeek-V4 server: schema, block allocator, per-request state, step planner
+//! and the kernels that fill and read the cache, on a GPU or on the CPU.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`config`] | every choice that shapes a cache |
+//! | [`schema`] | which pools a layer has, and their sizes |
+//! | [`block`] | the block pool |
+//! | [`ledger`] | who holds which blocks and slots; `prepare_forward` without a device |
+//! | [`plan`] | StepMeta, what the kernels of a step must know |
+//! | [`manager`] | `KvCacheManager`: the ledger and the device memory |
+//! | [`handle`] | `LayerCacheHandle`: one layer in one step |
+//! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
+//! | [`kernels`] | typed launch arguments, from the kernel table |
+//! | [`ptx`] | the embedded PTX, and the choice for a GPU |
+//! | [`error`], [`ids`] | typed refusals, typed indices |
+
+pub mod block;
+pub mod config;
+pub mod device;
+pub mod error;
+pub mod handle;
+pub mod ids;
+pub mod kernels;
+pub mod ledger;
+pub mod manager;
+pub mod plan;
+pub mod ptx;
+mod requests;
+pub mod schema;
+
+pub use config::CacheConfig;
+pub use error::KvError;
+pub use handle::LayerCacheHandle;
+pub use ids::{BlockId, LayerId, RequestId, SlotId};
+pub use ledger::{Ledger, StepPlan, StepRequest};
+pub use manager::KvCacheManager;
+
+pub use kv_layout;

@@ -60,8 +60,9 @@ macro_rules! entries {
           min_sm: $min_sm:literal }
         [$body:expr]
     )*) => {
-        /// The kernels on the CPU: one launcher each. Pointers are addresses of live allocations of
-        /// `memory`; every access is checked against the allocation its pointer was bound to.
+        /// The kernels on the CPU: one launcher each. `addresses` are the pointer arguments in the
+        /// table's order, each inside a live allocation of `memory`; every access is checked
+        /// against the allocation its pointer was bound to.
         pub mod emulated {
             use simt::emu::{Fault, Launch, Memory, launch};
 
@@ -71,14 +72,14 @@ macro_rules! entries {
                 ///
                 /// # Errors
                 /// The first [`Fault`] the emulator met; the launch stops there.
-                #[expect(clippy::too_many_arguments, reason = "one for each pointer of the table")]
                 pub fn $name(
                     memory: &Memory,
                     grid: (u32, u32),
                     seed: u64,
-                    $( $(#[$pointer_doc])* $pointer: u64, )*
+                    addresses: [u64; [$( stringify!($pointer) ),*].len()],
                     params: kv_layout::params::$params,
                 ) -> Result<(), Fault> {
+                    let [$( $pointer ),*] = addresses;
                     $( let $pointer = view!($mutability memory $pointer); )*
                     let shape = Launch {
                         kernel: stringify!($name),

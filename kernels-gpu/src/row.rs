@@ -138,15 +138,15 @@ impl RowFormat for F32Row {
     #[inline(always)]
     unsafe fn store_scales(plane: GlobalMut<u8>, row: u64, lane: u32, scales: [f32; 2]) {
         if lane == 0 {
-            // SAFETY: the four scale bytes of a row that the plane holds, 4-byte aligned.
-            unsafe { plane.store_u32(Self::FORMAT.scale_offset(row), scales[0].to_bits()) }
+            // SAFETY: the scale of a row that the plane holds; the plane is an array of f32.
+            unsafe { plane.cast::<u32>().store(row, scales[0].to_bits()) }
         }
     }
 
     #[inline(always)]
     unsafe fn load_scales(plane: Global<u8>, row: u64, _lane: u32) -> [f32; 2] {
-        // SAFETY: the four scale bytes of a row that the plane holds, 4-byte aligned.
-        [f32::from_bits(unsafe { plane.load_u32(Self::FORMAT.scale_offset(row)) }); 2]
+        // SAFETY: the scale of a row that the plane holds; the plane is an array of f32.
+        [f32::from_bits(unsafe { plane.cast::<u32>().load(row) }); 2]
     }
 }
 

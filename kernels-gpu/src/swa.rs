@@ -81,12 +81,13 @@ pub unsafe fn gather<F: RowFormat>(
     params: GatherSwaParams,
 ) {
     let lane = thread::lane_id();
-    let token = thread::block_idx_x();
-    if token >= params.tokens {
+    let query = thread::block_idx_x();
+    if query >= params.tokens {
         return;
     }
+    let token = params.first + query;
     let first = (thread::block_idx_y() * WARPS + thread::warp_id()) * ROWS_PER_WARP;
-    // SAFETY: `token < tokens`; a query's slot is checked before its ring is read, and its own rows
+    // SAFETY: `query < tokens`; a query's slot is checked before its ring is read, and its own rows
     // are the `index` tokens before it. The branches depend on token and row, never on the lane.
     unsafe {
         let slot = token_slot.load(u64::from(token));
@@ -97,7 +98,7 @@ pub unsafe fn gather<F: RowFormat>(
         let length = if live { (position + 1).min(WINDOW) } else { 0 };
         if first == 0 {
             if lane == 0 {
-                lengths.store(u64::from(token), length as i32);
+                lengths.store(u64::from(query), length as i32);
             }
             if refused {
                 count_fault(faults, lane);
@@ -114,7 +115,7 @@ pub unsafe fn gather<F: RowFormat>(
             slot: slot as u32,
             ring: params.ring,
         };
-        let out = u64::from(token) * u64::from(WINDOW);
+        let out = u64::from(query) * u64::from(WINDOW);
         let mut row = first;
         while row < first + ROWS_PER_WARP {
             if row + IN_FLIGHT as u32 <= window.in_ring {

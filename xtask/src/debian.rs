@@ -33,7 +33,14 @@ pub fn fetched() -> Result<Compiler> {
 pub fn fetch() -> Result<Compiler> {
     let folder = folder();
     let archives = folder.join("cache/archives");
-    for needed in ["lists/partial", "cache/archives/partial", "root"] {
+    // Unpacked elsewhere and renamed at the end, so that an interrupted fetch leaves no half copy.
+    let unpacking = folder.join("unpacking");
+    for unfinished in [&unpacking, &folder.join("root")] {
+        if unfinished.exists() {
+            fs::remove_dir_all(unfinished)?;
+        }
+    }
+    for needed in ["lists/partial", "cache/archives/partial", "unpacking"] {
         fs::create_dir_all(folder.join(needed))?;
     }
     // A source that this task does not need may be out of reach: the download below decides.
@@ -41,7 +48,7 @@ pub fn fetch() -> Result<Compiler> {
         eprintln!("warning: {error:#}");
     }
     process::run(
-        "fetching rustc-web (about 60 MB)",
+        "fetching rustc-web (up to 154 MB)",
         apt(&folder)
             .args(["install", "--download-only", "--yes", "--no-install-recommends"])
             .args(PACKAGES),
@@ -50,11 +57,12 @@ pub fn fetch() -> Result<Compiler> {
         let package = package?.path();
         if package.extension().is_some_and(|extension| extension == "deb") {
             let mut unpack = Command::new("dpkg");
-            unpack.arg("-x").arg(&package).arg(folder.join("root"));
+            unpack.arg("-x").arg(&package).arg(&unpacking);
             process::run("unpacking the compiler", &mut unpack)?;
             fs::remove_file(&package)?;
         }
     }
+    fs::rename(unpacking, folder.join("root"))?;
     fetched()
 }
 

@@ -14,7 +14,7 @@
 //! | [`fresh`] | says why committed PTX is stale |
 //! | [`sources`] | hashes of everything the PTX depends on |
 //! | [`ptxas`] | finds NVIDIA's assembler, reads registers and spills |
-//! | [`test`] | the test command |
+//! | [`mod@test`] | the test command |
 //! | [`bundle`] | programs for a GPU machine that has no Rust |
 
 mod build_ptx;
@@ -31,6 +31,8 @@ mod sources;
 mod test;
 mod toolchain;
 mod workspace;
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -63,8 +65,18 @@ enum Task {
     GpuBundle,
 }
 
-fn main() -> Result<()> {
-    match Cli::parse().task {
+fn main() -> ExitCode {
+    match run(&Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: &Task) -> Result<()> {
+    match *task {
         Task::BuildPtx { check: false } => build_ptx::build(),
         Task::BuildPtx { check: true } => build_ptx::check(),
         Task::PtxLint => lint::run(),

@@ -46,6 +46,7 @@ impl Compiler {
         let ask = |args: &[&str]| -> Result<String> {
             let mut command = Command::new(rustc);
             set_library_path(&mut command, &libraries)?;
+            // A proxy of rustup must answer as it will when the clean cargo calls it.
             let output = command
                 .args(args)
                 .env_remove("RUSTUP_TOOLCHAIN")

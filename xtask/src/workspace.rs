@@ -41,8 +41,14 @@ pub fn cargo() -> Command {
 /// [`cargo`] without the settings it inherits from the outer cargo or from the user, so that what
 /// it builds depends on the command alone. Where it finds packages stays as the user has it.
 pub fn clean_cargo() -> Command {
-    const KEPT: [&str; 6] =
-        ["CARGO_HOME", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR", "CARGO_SOURCE_", "RUSTUP_HOME"];
+    const KEPT: [&str; 6] = [
+        "CARGO_HOME",
+        "CARGO_HTTP_",
+        "CARGO_NET_",
+        "CARGO_REGISTR",
+        "CARGO_SOURCE_",
+        "RUSTUP_HOME",
+    ];
     let mut command = cargo();
     for (name, _) in env::vars_os() {
         let name = name.to_string_lossy().into_owned();

@@ -1,5 +1,6 @@
 //! Opening the driver's library, once for the process.
 
+use std::error::Error;
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -18,7 +19,7 @@ pub enum DriverError {
     NoDriver {
         /// The names tried, in order.
         tried: Vec<String>,
-        /// What the system said about the last of them.
+        /// What the system said about each of them.
         reason: String,
     },
     /// A library of that name was opened, but it has no `cuInit`.
@@ -37,7 +38,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// The file the driver was loaded from.
+    /// The file the driver was loaded from, as the dynamic linker names it; it may be a link.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -45,7 +46,7 @@ impl Driver {
 
     /// Opens the first of `candidates` that the dynamic linker finds.
     fn open(candidates: &[&str]) -> Result<Self, DriverError> {
-        let mut reason = String::new();
+        let mut reasons = Vec::new();
         for &name in candidates {
             // SAFETY: the candidates are system libraries, whose initialisers are safe to run on
             // any thread; nothing else is loaded in their place.
@@ -61,20 +62,24 @@ impl Driver {
                         library,
                     });
                 }
-                Err(error) => reason = error.to_string(),
+                Err(error) => reasons.push(match error.source() {
+                    Some(source) => source.to_string(),
+                    None => error.to_string(),
+                }),
             }
         }
         let tried = candidates.iter().map(ToString::to_string).collect();
-        Err(DriverError::NoDriver { tried, reason })
+        Err(DriverError::NoDriver { tried, reason: reasons.join("; ") })
     }
 
     /// The driver's function `name`; `None` if this driver does not have it.
     ///
     /// # Safety
-    /// `F` is a function pointer type of the function's own signature.
+    /// `F` is a function pointer type of the function's own signature, and is not called once this
+    /// driver is dropped.
     unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
-        // SAFETY: `F` is the type of the symbol, as the caller promises; the library is never
-        // closed, so the copied pointer stays valid.
+        // SAFETY: the caller promises that `F` is the type of the symbol, and not to call the copied
+        // pointer once the library is closed.
         unsafe { self.library.get::<F>(name) }.ok().map(|symbol| *symbol)
     }
 }
@@ -114,7 +119,7 @@ pub fn driver() -> Result<&'static Driver, DriverError> {
 /// `F` is a function pointer type of the function's own signature.
 pub(crate) unsafe fn resolve<F: Copy>(name: &CStr) -> Result<F, CUresult> {
     let driver = opened().as_ref().map_err(|_| CUresult::CUDA_ERROR_NO_DEVICE)?;
-    // SAFETY: the caller answers for `F`.
+    // SAFETY: the caller answers for `F`; this driver is never dropped.
     unsafe { driver.function(name) }.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
 }
 
@@ -127,7 +132,10 @@ mod tests {
         let error = Driver::open(&["libnosuch-a.so", "libnosuch-b.so"]).unwrap_err();
         let DriverError::NoDriver { tried, reason } = &error else { panic!("{error:?}") };
         assert_eq!(tried, &["libnosuch-a.so", "libnosuch-b.so"]);
-        assert!(reason.contains("libnosuch-b.so"), "{reason}");
+        assert!(
+            reason.contains("libnosuch-a.so: ") && reason.contains("; libnosuch-b.so: "),
+            "{reason}"
+        );
         assert!(error.to_string().starts_with("no CUDA driver: tried libnosuch-a.so, "), "{error}");
     }
 

@@ -20,7 +20,8 @@ pub const BLOCK_TOKENS: u32 = 128;
 pub const MAX_CONTEXT: u32 = 1 << 20;
 
 const _: () = assert!(NOPE_DIM + ROPE_DIM == HEAD_DIM);
-const _: () = assert!(BLOCK_TOKENS % CSA_RATIO == 0 && BLOCK_TOKENS % HCA_RATIO == 0);
+const _: () =
+    assert!(BLOCK_TOKENS.is_multiple_of(CSA_RATIO) && BLOCK_TOKENS.is_multiple_of(HCA_RATIO));
 
 /// What a layer's attention reads besides the sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -77,13 +77,13 @@ macro_rules! kernel_table {
              itself from `kv` through the same quantisation, older rows from the ring. Grid: (token, \
              quarter of the window), one warp a row."
             (
-                /// `[tokens, 512]` BF16, the step's own KV rows, after norm and RoPE.
+                /// `[step, 512]` BF16, the step's own KV rows, after norm and RoPE.
                 kv: const u16,
-                /// `[tokens]` absolute position of each query.
+                /// `[step]` absolute position of each query.
                 token_position: const i32,
-                /// `[tokens]` slot of each query's request; -1 = padding.
+                /// `[step]` slot of each query's request; -1 = padding.
                 token_slot: const i32,
-                /// `[tokens]` tokens of the same request that precede the query in the step.
+                /// `[step]` tokens of the same request that precede the query in the step.
                 token_index: const i32,
                 /// `[slots * ring, 576]` u8, the data plane.
                 ring_data: const u8,
@@ -186,16 +186,34 @@ macro_rules! is_mut {
 
 for_each_kernel!(kernel_infos);
 
-/// The table's row for `name`.
+/// Index into [`KERNELS`] of the kernel named `name`; evaluated at compile time by the launchers.
+///
+/// # Panics
+/// If the table has no such kernel.
 #[must_use]
-pub fn kernel(name: &str) -> Option<&'static KernelInfo> {
-    KERNELS.iter().find(|kernel| kernel.name == name)
+pub const fn kernel_index(name: &str) -> usize {
+    let mut index = 0;
+    while index < KERNELS.len() {
+        if equal(KERNELS[index].name.as_bytes(), name.as_bytes()) {
+            return index;
+        }
+        index += 1;
+    }
+    panic!("the kernel table has no such kernel");
+}
+
+const fn equal(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
 }
 
 const _: () = {
     let mut i = 0;
     while i < KERNELS.len() {
-        assert!(KERNELS[i].block % 32 == 0 && KERNELS[i].block <= 1024);
+        assert!(KERNELS[i].block.is_multiple_of(32) && KERNELS[i].block <= 1024);
         assert!(KERNELS[i].shared <= 48 * 1024);
         i += 1;
     }

@@ -22,7 +22,7 @@ pub const UE8M0_GROUP: u32 = 64;
 /// UE8M0 scales in use per row; the eighth byte of a scale row is zero.
 pub const UE8M0_GROUPS: u32 = NOPE_DIM / UE8M0_GROUP;
 
-const _: () = assert!(DATA_BYTES == 576 && DATA_BYTES % 64 == 0);
+const _: () = assert!(DATA_BYTES == 576 && DATA_BYTES.is_multiple_of(64));
 const _: () = assert!(UE8M0_GROUPS == 7 && HEAD_DIM / UE8M0_GROUP == 8);
 
 /// How main rows are scaled.

@@ -18,7 +18,9 @@ pub struct AppendSwaParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct GatherSwaParams {
-    /// Query tokens that the launch covers: the token capacity of the step's bucket.
+    /// The first query token of the launch; its tile row is 0.
+    pub first: u32,
+    /// Query tokens that the launch covers, from `first` on.
     pub tokens: u32,
     /// Rows of one request's ring, `R` (see [`crate::geometry::swa_ring_rows`]).
     pub ring: u32,
@@ -29,7 +31,8 @@ pub struct GatherSwaParams {
 const _: () = assert!(size_of::<AppendSwaParams>() == 8 && align_of::<AppendSwaParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(AppendSwaParams, tokens) == 0);
 const _: () = assert!(core::mem::offset_of!(AppendSwaParams, rows) == 4);
-const _: () = assert!(size_of::<GatherSwaParams>() == 12 && align_of::<GatherSwaParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(GatherSwaParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(GatherSwaParams, ring) == 4);
-const _: () = assert!(core::mem::offset_of!(GatherSwaParams, slots) == 8);
+const _: () = assert!(size_of::<GatherSwaParams>() == 16 && align_of::<GatherSwaParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(GatherSwaParams, first) == 0);
+const _: () = assert!(core::mem::offset_of!(GatherSwaParams, tokens) == 4);
+const _: () = assert!(core::mem::offset_of!(GatherSwaParams, ring) == 8);
+const _: () = assert!(core::mem::offset_of!(GatherSwaParams, slots) == 12);

@@ -1,1 +1,49 @@
-//! Placeholder.
+//! The CUDA thread model: one API, two backends.
+//!
+//! A kernel body written against this crate compiles for `nvptx64` into PTX, one instruction a
+//! call, and for the CPU into ordinary Rust that the [`emu`] backend runs with one fiber per CUDA
+//! thread, checking every access and every collective. Names follow `cuda_std`.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`thread`] | indices, dimensions, the block barrier |
+//! | [`warp`] | shuffles, votes, reductions of a full warp |
+//! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
+//! | [`shared`] | the block's shared memory: [`shared::Shared`] |
+//! | [`atomic`] | atomics with the scope in the type's name, fences |
+//! | [`math`] | float operations that are bit-equal on both backends, and those that are not |
+//! | `convert` | hardware number conversions (device only) |
+//! | [`emu`] | the emulator: launches, device memory, faults (host only) |
+//!
+//! Blocks are one-dimensional, a multiple of 32 threads and at most 1024; grids are `(x, y)`.
+//!
+//! Every operation that the hardware checks nothing of is `unsafe`. The emulator checks the duties
+//! named under each `# Safety`, except those marked *unchecked*, and reports a breach as a
+//! `Fault` with the source line.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(stdarch_nvptx, asm_experimental_arch, link_llvm_intrinsics, core_float_math),
+    expect(
+        internal_features,
+        reason = "collectives must be LLVM intrinsics: inline asm is not convergent"
+    )
+)]
+
+pub mod atomic;
+#[cfg(target_arch = "nvptx64")]
+pub mod convert;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod emu;
+pub mod math;
+pub mod mem;
+#[cfg(target_arch = "nvptx64")]
+mod ptx;
+pub mod shared;
+pub mod thread;
+pub mod warp;
+
+#[cfg(not(target_arch = "nvptx64"))]
+use emu as imp;
+#[cfg(target_arch = "nvptx64")]
+use ptx as imp;

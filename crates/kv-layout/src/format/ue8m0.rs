@@ -28,8 +28,12 @@ impl Ue8m0 {
     /// The scale as a number, to multiply by when dequantising. Exact.
     #[must_use]
     pub const fn to_f32(self) -> f32 {
-        // Byte 0 is 2^-127, a subnormal, whose bits are not those of an exponent field.
-        f32::from_bits(if self.0 == 0 { 0x0040_0000 } else { (self.0 as u32) << 23 })
+        match self.0 {
+            // 2^-127 is a subnormal, whose bits are not those of an exponent field.
+            0 => f32::from_bits(0x0040_0000),
+            0xFF => f32::NAN,
+            byte => f32::from_bits((byte as u32) << 23),
+        }
     }
 
     /// 1 / scale, to multiply by when quantising. Exact: both are powers of two.

@@ -1,0 +1,111 @@
+//! `bench`: kernels by graph replay over rotated buffers, beside a copy of the same bytes.
+//!
+//! A graph holds one launch per layer of a model with many layers, so every node works on memory of
+//! its own and none is still in the L2 cache when its turn comes; before each replay the cache is
+//! flushed besides. The time of a node is the median replay over the number of nodes, by device
+//! events. The copy is measured the same way and moves the same bytes: half read, half written.
+
+mod swa;
+
+use std::ops::RangeInclusive;
+
+use anyhow::Result;
+use dsv4_kv::device::{Buffer, Device, Graph};
+use serde::Serialize;
+
+/// Bytes that the nodes of a graph touch together, at least: several times the L2 of an H200.
+const ROTATION_BYTES: u64 = 400 << 20;
+/// Bytes written between replays, to push everything else out of the L2 cache.
+const FLUSH_BYTES: u64 = 256 << 20;
+/// Fewest and most nodes of a graph.
+const NODES: RangeInclusive<u64> = 20..=200;
+/// Replays that are timed, after as many that warm up.
+const REPLAYS: usize = 50;
+
+/// One measured case.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measurement {
+    /// The kernel.
+    pub kernel: String,
+    /// Its size, in words.
+    pub size: String,
+    /// Bytes one launch must move: every input read once, every output written once.
+    pub bytes: u64,
+    /// Nodes of the graph.
+    pub nodes: u64,
+    /// Median microseconds of a launch, as a graph node.
+    pub microseconds: f64,
+    /// `bytes` over that time, in GB/s.
+    pub gigabytes_per_second: f64,
+    /// Median microseconds of a device-to-device copy of the same bytes, as a graph node.
+    pub copy_microseconds: f64,
+}
+
+/// Measures every kernel there is a case for.
+///
+/// # Errors
+/// What the device or the cache answered.
+pub fn run<D: Device>(device: &D) -> Result<Vec<Measurement>> {
+    swa::measure(device)
+}
+
+/// Nodes of a graph whose launches move `bytes` each.
+fn nodes_for(bytes: u64) -> u64 {
+    ROTATION_BYTES.div_ceil(bytes).clamp(*NODES.start(), *NODES.end())
+}
+
+/// One line of the result: `graph` has `nodes` launches of `kernel` that move `bytes` each.
+fn measurement<D: Device>(
+    device: &D,
+    (kernel, size): (String, String),
+    (bytes, nodes): (u64, u64),
+    graph: &Graph<D>,
+) -> Result<Measurement> {
+    let microseconds = time_node(device, graph, nodes)?;
+    let copy_microseconds = time_copy(device, bytes, nodes)?;
+    let gigabytes_per_second = bytes as f64 / microseconds / 1e3;
+    Ok(Measurement {
+        kernel,
+        size,
+        bytes,
+        nodes,
+        microseconds,
+        gigabytes_per_second,
+        copy_microseconds,
+    })
+}
+
+/// Median microseconds of one of the `nodes` launches in `graph`.
+fn time_node<D: Device>(device: &D, graph: &Graph<D>, nodes: u64) -> Result<f64> {
+    let stream = device.stream()?;
+    let flush = device.allocate::<u8>("cache flush", FLUSH_BYTES)?;
+    let (from, to) = (device.event()?, device.event()?);
+    let mut times = Vec::with_capacity(REPLAYS);
+    for replay in 0..2 * REPLAYS {
+        device.fill(&stream, &flush, replay as u8)?;
+        device.record(&from, &stream)?;
+        device.replay(&stream, graph)?;
+        device.record(&to, &stream)?;
+        let milliseconds = device.elapsed_ms(&from, &to)?;
+        if replay >= REPLAYS {
+            times.push(f64::from(milliseconds) * 1e3 / nodes as f64);
+        }
+    }
+    device.synchronize(&stream)?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+/// As [`time_node`], for copies that move `bytes` each between buffers of their own.
+fn time_copy<D: Device>(device: &D, bytes: u64, nodes: u64) -> Result<f64> {
+    let pair = |_| -> Result<[Buffer<D, u8>; 2]> {
+        Ok([device.allocate("copy source", bytes / 2)?, device.allocate("copy target", bytes / 2)?])
+    };
+    let pairs = (0..nodes).map(pair).collect::<Result<Vec<_>>>()?;
+    let retained = pairs.iter().flatten().map(Buffer::memory).collect();
+    let stream = device.stream()?;
+    let graph = device.capture(&stream, retained, || {
+        pairs.iter().try_for_each(|[from, to]| device.copy(&stream, from, to))
+    })?;
+    time_node(device, &graph, nodes)
+}

@@ -1,0 +1,116 @@
+//! Number formats by definition: each code's value in f64, and encoding as a search for the nearest.
+//!
+//! Every f32, and every value of these formats, is exact in f64, and so is the distance between
+//! neighbours that a tie is decided by. Ties go to the even code.
+
+/// E4M3FN (1-4-3, bias 7, no infinity): the value of a code; NaN for `0x7F` and `0xFF`.
+#[must_use]
+pub fn e4m3_value(code: u8) -> f64 {
+    let exponent = i32::from(code >> 3 & 0xF);
+    let mantissa = f64::from(code & 7);
+    if code & 0x7F == 0x7F {
+        return f64::NAN;
+    }
+    let magnitude = if exponent == 0 {
+        mantissa * 2f64.powi(-9)
+    } else {
+        (8.0 + mantissa) * 2f64.powi(exponent - 10)
+    };
+    if code >= 0x80 { -magnitude } else { magnitude }
+}
+
+/// The nearest E4M3FN code; saturates to ±448, infinities too; every NaN gives `0x7F`.
+#[must_use]
+pub fn e4m3_nearest(x: f32) -> u8 {
+    if x.is_nan() {
+        return 0x7F;
+    }
+    let code = nearest(f64::from(x.abs()), (0..=0x7E).map(e4m3_value));
+    code | if x.is_sign_negative() { 0x80 } else { 0 }
+}
+
+/// E2M1 (1-2-1, bias 1): the value of the low four bits.
+#[must_use]
+pub fn e2m1_value(code: u8) -> f64 {
+    let exponent = i32::from(code >> 1 & 3);
+    let mantissa = f64::from(code & 1);
+    let magnitude =
+        if exponent == 0 { mantissa * 0.5 } else { (2.0 + mantissa) * 2f64.powi(exponent - 2) };
+    if code & 8 != 0 { -magnitude } else { magnitude }
+}
+
+/// The nearest E2M1 code; saturates to ±6, keeps the sign of zero; every NaN gives `7` (+6).
+#[must_use]
+pub fn e2m1_nearest(x: f32) -> u8 {
+    if x.is_nan() {
+        return 7;
+    }
+    let code = nearest(f64::from(x.abs()), (0..=7).map(e2m1_value));
+    code | if x.is_sign_negative() { 8 } else { 0 }
+}
+
+/// UE8M0: the value of a byte, 2^(byte - 127). Byte 255 is NaN.
+#[must_use]
+pub fn ue8m0_value(byte: u8) -> f64 {
+    if byte == 255 { f64::NAN } else { 2f64.powi(i32::from(byte) - 127) }
+}
+
+/// The least UE8M0 byte in 1..=254 whose value is not below `scale`; 254 if none is.
+#[must_use]
+pub fn ue8m0_round_up(scale: f32) -> u8 {
+    (1..254).find(|&byte| ue8m0_value(byte) >= f64::from(scale)).unwrap_or(254)
+}
+
+/// BF16: the value of sixteen bits; infinities and NaN included.
+#[must_use]
+pub fn bf16_value(bits: u16) -> f64 {
+    let exponent = i32::from(bits >> 7 & 0xFF);
+    let mantissa = f64::from(bits & 0x7F);
+    let magnitude = match exponent {
+        255 if mantissa != 0.0 => return f64::NAN,
+        255 => f64::INFINITY,
+        0 => mantissa * 2f64.powi(-133),
+        _ => (128.0 + mantissa) * 2f64.powi(exponent - 134),
+    };
+    if bits >= 0x8000 { -magnitude } else { magnitude }
+}
+
+/// The nearest BF16; half a step above the largest finite value rounds to infinity, as in IEEE 754.
+/// Every NaN gives `0x7FFF`.
+#[must_use]
+pub fn bf16_nearest(x: f32) -> u16 {
+    const INFINITY: u16 = 0x7F80;
+    if x.is_nan() {
+        return 0x7FFF;
+    }
+    let sign = if x.is_sign_negative() { 0x8000 } else { 0 };
+    let a = f64::from(x.abs());
+    // For rounding, infinity stands one step above the largest finite value.
+    let value = |bits: u16| if bits == INFINITY { 2f64.powi(128) } else { bf16_value(bits) };
+    // The codes 0..=INFINITY rise with their values: halve the range down to two neighbours.
+    let (mut below, mut above) = (0, INFINITY);
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if value(middle) <= a { below = middle } else { above = middle }
+    }
+    let (down, up) = (a - value(below), value(above) - a);
+    let to_below = down < up || (down == up && below % 2 == 0);
+    sign | if to_below { below } else { above }
+}
+
+/// Position of the value in `grid`, which rises, that is nearest to `a >= 0`; ties to even.
+fn nearest(a: f64, grid: impl Iterator<Item = f64>) -> u8 {
+    let mut best = (f64::INFINITY, 0);
+    let mut code = 0;
+    let mut last = 0.0;
+    for value in grid {
+        let distance = (a - value).abs();
+        if distance < best.0 || (distance == best.0 && code % 2 == 0) {
+            best = (distance, code);
+        }
+        last = value;
+        code += 1;
+    }
+    // Beyond the last value distances may be too large to differ: saturate.
+    if a >= last { code - 1 } else { best.1 }
+}

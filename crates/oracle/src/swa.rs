@@ -1,0 +1,75 @@
+//! The sliding window: which positions a query sees, what a ring holds, and the gathered tile.
+
+use std::ops::Range;
+
+use crate::row::{CHANNELS, RowFormat};
+
+/// Tokens a query sees, its own included.
+pub const WINDOW: usize = 128;
+
+/// The positions that the query at `position` sees, oldest first.
+#[must_use]
+pub fn window(position: usize) -> Range<usize> {
+    (position + 1).saturating_sub(WINDOW)..position + 1
+}
+
+/// The ring of one request: which position's row lies in which slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ring {
+    slots: Vec<Option<usize>>,
+}
+
+impl Ring {
+    /// An empty ring of `rows` slots.
+    #[must_use]
+    pub fn new(rows: usize) -> Self {
+        Self { slots: vec![None; rows] }
+    }
+
+    /// Writes the tokens of a step, one by one in the order of their positions.
+    ///
+    /// A later token replaces an earlier one in the same slot, so of a step longer than the ring
+    /// only the last tokens are found afterwards.
+    pub fn write(&mut self, positions: Range<usize>) {
+        for position in positions {
+            let slot = self.slot(position);
+            self.slots[slot] = Some(position);
+        }
+    }
+
+    /// The slot of a position.
+    #[must_use]
+    pub fn slot(&self, position: usize) -> usize {
+        position % self.slots.len()
+    }
+
+    /// The position in each slot; `None` where nothing was written.
+    #[must_use]
+    pub fn slots(&self) -> &[Option<usize>] {
+        &self.slots
+    }
+
+    /// Whether the row of `position` is still there.
+    #[must_use]
+    pub fn holds(&self, position: usize) -> bool {
+        self.slots[self.slot(position)] == Some(position)
+    }
+}
+
+/// What `gather_swa` gives for the query at `position`, from the token history alone: the tile
+/// `[128, 512]` BF16 bits, oldest key first, unused rows zero; and how many rows are in use.
+///
+/// `history[p]` is the row of position `p`, `[512]` BF16 bits. Every key has gone through the cache's
+/// quantisation, whether it comes from the ring or from the step itself.
+///
+/// # Panics
+/// If the history does not reach `position`.
+#[must_use]
+pub fn gather(format: RowFormat, history: &[Vec<u16>], position: usize) -> (Vec<u16>, usize) {
+    let keys = window(position);
+    let length = keys.len();
+    let mut tile: Vec<u16> =
+        history[keys].iter().flat_map(|row| format.decode(&format.encode(row))).collect();
+    tile.resize(WINDOW * CHANNELS, 0);
+    (tile, length)
+}

@@ -1,0 +1,108 @@
+//! A block's shared memory: its words, which of them are written, and who touched them.
+
+use super::fault::{AccessKind, FaultKind, Site, ThreadIndex};
+use super::race::{Clock, Event, History};
+use crate::warp::WARP_SIZE;
+
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    value: u32,
+    /// The block, by [`Arena::first_clock`], that last wrote it.
+    written: u64,
+    history: History,
+}
+
+/// Shared memory of the block that an OS thread runs. Reused from block to block: what earlier
+/// blocks left is told by its clock, so that a new block costs nothing.
+pub struct Arena {
+    bytes: u32,
+    cells: Vec<Cell>,
+    /// Block barriers since the arena was made; also moved by a new block.
+    clock: u64,
+    /// The clock at which the present block began.
+    first_clock: u64,
+    /// Warp barriers of each warp of the present block.
+    warp_clocks: [u32; WARP_SIZE as usize],
+}
+
+impl Arena {
+    /// An arena of no bytes.
+    pub fn new() -> Self {
+        Self { bytes: 0, cells: Vec::new(), clock: 0, first_clock: 0, warp_clocks: [0; _] }
+    }
+
+    /// Makes this the unwritten arena of a new block.
+    pub fn reset(&mut self, bytes: u32) {
+        self.bytes = bytes;
+        let words = bytes.div_ceil(4) as usize;
+        if self.cells.len() < words {
+            self.cells.resize(words, Cell::default());
+        }
+        self.clock += 1;
+        self.first_clock = self.clock;
+        self.warp_clocks.fill(0);
+    }
+
+    /// Bytes of the arena.
+    pub fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    /// Orders what all threads did before what they do next.
+    pub fn synchronize_block(&mut self) {
+        self.clock += 1;
+    }
+
+    /// Orders what the lanes of `warp` did before what they do next, among themselves.
+    pub fn synchronize_warp(&mut self, warp: u32) {
+        self.warp_clocks[warp as usize] += 1;
+    }
+
+    /// Reads the word at byte `offset`, which lies in the arena.
+    pub fn read(
+        &mut self,
+        offset: u32,
+        kind: AccessKind,
+        thread: ThreadIndex,
+        location: Site,
+    ) -> Result<u32, FaultKind> {
+        let first_clock = self.first_clock;
+        let cell = self.touch(offset, kind, thread, location)?;
+        if cell.written < first_clock {
+            return Err(FaultKind::PoisonedShared { offset, thread, location });
+        }
+        Ok(cell.value)
+    }
+
+    /// Writes the word at byte `offset`, which lies in the arena.
+    pub fn write(
+        &mut self,
+        offset: u32,
+        value: u32,
+        kind: AccessKind,
+        thread: ThreadIndex,
+        location: Site,
+    ) -> Result<(), FaultKind> {
+        let first_clock = self.first_clock;
+        let cell = self.touch(offset, kind, thread, location)?;
+        cell.value = value;
+        cell.written = first_clock;
+        Ok(())
+    }
+
+    fn touch(
+        &mut self,
+        offset: u32,
+        kind: AccessKind,
+        thread: ThreadIndex,
+        location: Site,
+    ) -> Result<&mut Cell, FaultKind> {
+        let warp = self.warp_clocks[(thread.0 / WARP_SIZE) as usize];
+        let event = Event { thread, location, clock: Clock { block: self.clock, warp } };
+        let cell = &mut self.cells[(offset / 4) as usize];
+        match cell.history.add(kind, event) {
+            Ok(()) => Ok(cell),
+            Err((first, second)) => Err(FaultKind::SharedRace { offset, first, second }),
+        }
+    }
+}

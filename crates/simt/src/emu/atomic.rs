@@ -1,0 +1,107 @@
+//! [`crate::atomic`] on the CPU. Blocks run on several OS threads, so device atomics are real ones;
+//! the threads of a block share one, so block atomics are plain.
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use super::fault::AccessKind;
+use super::mem::Pointer;
+use super::shared::{read, write};
+
+/// A word of global memory, checked when it was made.
+#[derive(Clone, Copy, Debug)]
+pub struct GlobalWord(*mut u32);
+
+// SAFETY: the word is device memory and only accessed atomically.
+unsafe impl Send for GlobalWord {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for GlobalWord {}
+
+impl GlobalWord {
+    fn get(&self) -> &AtomicU32 {
+        // SAFETY: `global_word` found it in bounds of a live allocation and aligned, and views that
+        // write access memory atomically.
+        unsafe { AtomicU32::from_ptr(self.0) }
+    }
+}
+
+#[track_caller]
+pub unsafe fn global_word(memory: Pointer<u32>, index: u64) -> GlobalWord {
+    GlobalWord(memory.at(index, 4))
+}
+
+pub fn global_add(word: GlobalWord, value: u32) -> u32 {
+    word.get().fetch_add(value, Ordering::Relaxed)
+}
+
+pub fn global_max(word: GlobalWord, value: u32) -> u32 {
+    word.get().fetch_max(value, Ordering::Relaxed)
+}
+
+pub fn global_exchange(word: GlobalWord, value: u32) -> u32 {
+    word.get().swap(value, Ordering::Relaxed)
+}
+
+pub fn global_compare_exchange(word: GlobalWord, expected: u32, new: u32) -> u32 {
+    let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+    word.get().compare_exchange(expected, new, success, failure).unwrap_or_else(|old| old)
+}
+
+pub fn global_load(word: GlobalWord) -> u32 {
+    word.get().load(Ordering::Relaxed)
+}
+
+pub fn global_store(word: GlobalWord, value: u32) {
+    word.get().store(value, Ordering::Relaxed);
+}
+
+/// Replaces the word by `change` of it; the old value.
+#[track_caller]
+fn modify(address: u32, change: impl FnOnce(u32) -> u32) -> u32 {
+    let location = Location::caller();
+    let old = read(address, AccessKind::Atomic, location);
+    write(address, change(old), AccessKind::Atomic, location);
+    old
+}
+
+#[track_caller]
+pub fn shared_add(address: u32, value: u32) -> u32 {
+    modify(address, |old| old.wrapping_add(value))
+}
+
+#[track_caller]
+pub fn shared_max(address: u32, value: u32) -> u32 {
+    modify(address, |old| old.max(value))
+}
+
+#[track_caller]
+pub fn shared_exchange(address: u32, value: u32) -> u32 {
+    modify(address, |_| value)
+}
+
+#[track_caller]
+pub fn shared_compare_exchange(address: u32, expected: u32, new: u32) -> u32 {
+    modify(address, |old| if old == expected { new } else { old })
+}
+
+#[track_caller]
+pub fn shared_load(address: u32) -> u32 {
+    read(address, AccessKind::Atomic, Location::caller())
+}
+
+#[track_caller]
+pub fn shared_store(address: u32, value: u32) {
+    write(address, value, AccessKind::Atomic, Location::caller());
+}
+
+pub fn fence_block() {
+    // One OS thread runs the whole block.
+}
+
+pub fn fence_device() {
+    fence(Ordering::AcqRel);
+}
+
+pub fn fence_system() {
+    fence(Ordering::SeqCst);
+}

@@ -1,0 +1,217 @@
+//! What a running thread knows: its index, its block, and where it stopped.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{Location, resume_unwind};
+use std::ptr;
+
+use corosensei::Yielder;
+
+use super::arena::Arena;
+use super::collective::Operation;
+use super::fault::{FaultKind, Site, ThreadIndex};
+use super::launch::Launch;
+use crate::warp::WARP_SIZE;
+
+/// Where a thread of the block stands.
+#[derive(Clone, Copy, Debug)]
+pub enum Stop {
+    /// It can run.
+    Ready,
+    /// It waits at a collective.
+    At(Operation, Site),
+    /// It has returned from the kernel.
+    Returned,
+}
+
+impl Stop {
+    /// Whether two threads stand at the same place.
+    pub fn is_same(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::At(a, here), Self::At(b, there)) => {
+                a == b && (ptr::eq(here, there) || here == there)
+            }
+            (Self::Ready, Self::Ready) | (Self::Returned, Self::Returned) => true,
+            _ => false,
+        }
+    }
+
+    /// The collective it waits at.
+    pub fn waiting(self) -> Option<(Operation, Site)> {
+        match self {
+            Self::At(operation, location) => Some((operation, location)),
+            Self::Ready | Self::Returned => None,
+        }
+    }
+}
+
+/// One thread of the block.
+pub struct Thread {
+    /// How it stops: the fiber it runs on. Null before it starts.
+    pub yielder: Cell<*const Yielder<(), ()>>,
+    /// Where it stands.
+    pub stop: Cell<Stop>,
+    /// What it gives to the collective it waits at, then what it gets from it.
+    pub value: Cell<u32>,
+    /// The collective's second operand.
+    pub operand: Cell<u32>,
+}
+
+impl Thread {
+    fn new() -> Self {
+        Self {
+            yielder: Cell::new(ptr::null()),
+            stop: Cell::new(Stop::Ready),
+            value: Cell::new(0),
+            operand: Cell::new(0),
+        }
+    }
+}
+
+/// The lanes of a warp that have yet to start, in the order they are to.
+pub struct Starting {
+    first: Cell<usize>,
+    order: Cell<[u8; WARP_SIZE as usize]>,
+    started: Cell<usize>,
+}
+
+impl Starting {
+    fn none() -> Self {
+        let all = WARP_SIZE as usize;
+        Self { first: Cell::new(0), order: Cell::new([0; _]), started: Cell::new(all) }
+    }
+
+    /// Lets the lanes of the warp whose thread 0 is `first` start in this order.
+    pub fn set(&self, first: usize, order: [u8; WARP_SIZE as usize]) {
+        self.first.set(first);
+        self.order.set(order);
+        self.started.set(0);
+    }
+
+    /// Whether all have started.
+    pub fn is_empty(&self) -> bool {
+        self.started.get() == WARP_SIZE as usize
+    }
+
+    /// The next thread to start.
+    pub fn take(&self) -> Option<ThreadIndex> {
+        let started = self.started.get();
+        let lane = *self.order.get().get(started)?;
+        self.started.set(started + 1);
+        Some(ThreadIndex(self.first.get() as u32 + u32::from(lane)))
+    }
+}
+
+/// The block that an OS thread runs. Reused from block to block.
+pub struct Block {
+    /// The launch it belongs to.
+    pub launch: Cell<Launch>,
+    /// Its place in the grid, as (x, y).
+    pub index: Cell<(u32, u32)>,
+    /// The thread that runs now.
+    pub running: Cell<ThreadIndex>,
+    /// What is left to start of the warp that is being started.
+    pub starting: Starting,
+    /// Its threads.
+    pub threads: Vec<Thread>,
+    /// Its shared memory.
+    pub arena: RefCell<Arena>,
+    /// Set by the thread that met a fault, just before it unwinds.
+    pub fault: Cell<Option<FaultKind>>,
+    /// Where the running thread panicked, from the panic hook.
+    pub panic_location: Cell<Option<String>>,
+}
+
+impl Block {
+    /// A block of no launch, with no threads.
+    pub fn new() -> Self {
+        Self {
+            launch: Cell::new(Launch::NONE),
+            index: Cell::new((0, 0)),
+            running: Cell::new(ThreadIndex(0)),
+            starting: Starting::none(),
+            threads: Vec::new(),
+            arena: RefCell::new(Arena::new()),
+            fault: Cell::new(None),
+            panic_location: Cell::new(None),
+        }
+    }
+
+    /// Makes this the block `index` of `launch`, all threads ready to start.
+    pub fn reset(&mut self, launch: Launch, index: (u32, u32)) {
+        self.launch.set(launch);
+        self.index.set(index);
+        self.threads.resize_with(launch.block as usize, Thread::new);
+        for thread in &self.threads {
+            thread.stop.set(Stop::Ready);
+        }
+        self.arena.get_mut().reset(launch.shared_bytes);
+    }
+
+    /// The threads of warp `warp`.
+    pub fn warp(&self, warp: u32) -> &[Thread] {
+        let first = (warp * WARP_SIZE) as usize;
+        &self.threads[first..first + WARP_SIZE as usize]
+    }
+
+    /// Stops the running thread with `kind`; the launch returns it.
+    pub fn fail(&self, kind: FaultKind) -> ! {
+        self.fault.set(Some(kind));
+        // Not a panic: nothing is printed, the launch's result tells.
+        resume_unwind(Box::new(()))
+    }
+
+    /// Stops the running thread at `operation` until the others arrive; what it gets from it.
+    fn wait(&self, operation: Operation, value: u32, operand: u32, location: Site) -> u32 {
+        let thread = &self.threads[self.running.get().0 as usize];
+        thread.value.set(value);
+        thread.operand.set(operand);
+        thread.stop.set(Stop::At(operation, location));
+        // SAFETY: a running thread's yielder lives at the root of the very fiber that makes this
+        // call, so it outlives the call.
+        unsafe { &*thread.yielder.get() }.suspend(());
+        thread.value.get()
+    }
+}
+
+thread_local! {
+    static CURRENT: Cell<*const Block> = const { Cell::new(ptr::null()) };
+}
+
+/// Makes `block` the one that this OS thread runs, while `run` runs.
+pub fn enter<R>(block: &Block, run: impl FnOnce() -> R) -> R {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            CURRENT.set(ptr::null());
+        }
+    }
+    assert!(CURRENT.get().is_null(), "a kernel body cannot launch a kernel");
+    CURRENT.set(block);
+    let _leave = Leave;
+    run()
+}
+
+/// Calls `use_block` with the block that this OS thread runs, if it runs one.
+pub fn try_current<R>(use_block: impl FnOnce(&Block) -> R) -> Option<R> {
+    // SAFETY: `enter` borrows the block for as long as the pointer is set.
+    unsafe { CURRENT.get().as_ref() }.map(use_block)
+}
+
+/// Calls `use_block` with the block that this OS thread runs.
+///
+/// # Panics
+/// Outside a launch.
+#[track_caller]
+pub fn current<R>(use_block: impl FnOnce(&Block) -> R) -> R {
+    match try_current(use_block) {
+        Some(result) => result,
+        None => panic!("a device function was called outside a launch"),
+    }
+}
+
+/// Stops the running thread at a collective, for the caller's caller; what it gets from it.
+#[track_caller]
+pub fn wait(operation: Operation, value: u32, operand: u32) -> u32 {
+    let location = Location::caller();
+    current(|block| block.wait(operation, value, operand, location))
+}

@@ -1,0 +1,85 @@
+//! The operations that threads stop at, and what a warp gets from them.
+
+use std::fmt;
+
+use crate::warp::WARP_SIZE;
+
+/// An operation that a thread waits at until others arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// [`crate::thread::sync_threads`].
+    SyncThreads,
+    /// [`crate::warp::sync_warp`].
+    SyncWarp,
+    /// [`crate::warp::shuffle_xor_u32`] and its `f32` form.
+    ShuffleXor,
+    /// [`crate::warp::shuffle_idx_u32`] and its `f32` form.
+    ShuffleIdx,
+    /// [`crate::warp::shuffle_up_u32`] and its `f32` form.
+    ShuffleUp,
+    /// [`crate::warp::shuffle_down_u32`] and its `f32` form.
+    ShuffleDown,
+    /// [`crate::warp::ballot`].
+    Ballot,
+    /// [`crate::warp::all`].
+    All,
+    /// [`crate::warp::any`].
+    Any,
+    /// [`crate::warp::reduce_add_u32`].
+    ReduceAdd,
+    /// [`crate::warp::reduce_max_u32`].
+    ReduceMax,
+    /// [`crate::warp::reduce_min_u32`].
+    ReduceMin,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SyncThreads => "sync_threads",
+            Self::SyncWarp => "sync_warp",
+            Self::ShuffleXor => "shuffle_xor",
+            Self::ShuffleIdx => "shuffle_idx",
+            Self::ShuffleUp => "shuffle_up",
+            Self::ShuffleDown => "shuffle_down",
+            Self::Ballot => "ballot",
+            Self::All => "all",
+            Self::Any => "any",
+            Self::ReduceAdd => "reduce_add",
+            Self::ReduceMax => "reduce_max",
+            Self::ReduceMin => "reduce_min",
+        })
+    }
+}
+
+/// One value per lane.
+pub type Lanes = [u32; WARP_SIZE as usize];
+
+/// What each lane gets from `operation`, given each lane's value and second operand (the lane mask,
+/// source lane or delta of a shuffle). Predicates are 0 or 1.
+pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes {
+    let shuffle = |source: fn(u32, u32) -> u32| {
+        std::array::from_fn(|lane| {
+            let source = source(lane as u32, operands[lane] % WARP_SIZE);
+            // A source outside the warp means the lane's own value.
+            values.get(source as usize).copied().unwrap_or(values[lane])
+        })
+    };
+    let same = |value: u32| [value; WARP_SIZE as usize];
+    match operation {
+        Operation::SyncThreads | Operation::SyncWarp => *values,
+        Operation::ShuffleXor => shuffle(|lane, mask| lane ^ mask),
+        Operation::ShuffleIdx => shuffle(|_, source| source),
+        Operation::ShuffleUp => shuffle(|lane, delta| lane.wrapping_sub(delta)),
+        Operation::ShuffleDown => shuffle(|lane, delta| lane + delta),
+        Operation::Ballot => {
+            same(values.iter().rev().fold(0, |bits, &predicate| bits << 1 | predicate))
+        }
+        Operation::All => same(values.iter().fold(1, |all, &predicate| all & predicate)),
+        Operation::Any => same(values.iter().fold(0, |any, &predicate| any | predicate)),
+        Operation::ReduceAdd => same(values.iter().fold(0, |sum, &value| sum.wrapping_add(value))),
+        Operation::ReduceMax => same(values.iter().fold(0, |most, &value| most.max(value))),
+        Operation::ReduceMin => same(values.iter().fold(u32::MAX, |least, &v| least.min(v))),
+    }
+}

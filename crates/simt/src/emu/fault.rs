@@ -1,0 +1,251 @@
+//! What can go wrong in a launch, in words that name the source line.
+
+use std::fmt;
+use std::panic::Location;
+
+use super::collective::Operation;
+use crate::warp::WARP_SIZE;
+
+/// A place in the source: file, line, column.
+pub type Site = &'static Location<'static>;
+
+/// A breach of the rules of the thread model, and where it was met.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}{kind}", Place { kernel: *kernel, block: *block })]
+pub struct Fault {
+    /// The kernel's name; `None` when binding an argument failed before the launch.
+    pub kernel: Option<&'static str>,
+    /// The block, as (x, y); `None` when the launch as a whole is at fault.
+    pub block: Option<(u32, u32)>,
+    /// What happened.
+    pub kind: Box<FaultKind>,
+}
+
+/// What happened. Thread numbers are indices in the block.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// The launch's shape is none that the device accepts.
+    #[error("a grid of {} x {} blocks of {block} threads cannot be launched", grid.0, grid.1)]
+    InvalidLaunch {
+        /// Blocks, as (x, y).
+        grid: (u32, u32),
+        /// Threads of a block.
+        block: u32,
+    },
+    /// A collective that not all threads it needs have reached.
+    #[error("threads diverged at a collective: {}", Groups(groups))]
+    Divergence {
+        /// Where the threads of the warp, or of the block for a barrier, stand.
+        groups: Vec<LaneGroup>,
+    },
+    /// An access to global memory outside the allocation its pointer was bound to.
+    #[error(
+        "out of bounds: {thread} accesses {bytes} bytes at element {index} of `{argument}`, which \
+         ends {} bytes into the allocation `{label}` of {allocation_bytes} bytes, at {location}",
+        offset + u128::from(*bytes)
+    )]
+    OutOfBounds {
+        /// The kernel's argument.
+        argument: &'static str,
+        /// The allocation's label.
+        label: &'static str,
+        /// The element index that was asked for.
+        index: u64,
+        /// Where the access starts, in bytes from the start of the allocation.
+        offset: u128,
+        /// Bytes of the access.
+        bytes: u32,
+        /// Bytes of the allocation.
+        allocation_bytes: u64,
+        /// The thread.
+        thread: ThreadIndex,
+        /// The access.
+        location: Site,
+    },
+    /// An access whose address is not a multiple of its size.
+    #[error(
+        "misaligned: {thread} accesses {memory} at {address:#x}, no multiple of {align} bytes, at \
+         {location}"
+    )]
+    Misaligned {
+        /// The kernel's argument, or `shared memory`.
+        memory: &'static str,
+        /// The address; in shared memory, the byte offset.
+        address: u64,
+        /// What the address should be a multiple of.
+        align: u32,
+        /// The thread.
+        thread: ThreadIndex,
+        /// The access.
+        location: Site,
+    },
+    /// A shared array outside the arena, or an element outside its array.
+    #[error(
+        "out of bounds of shared memory: {thread} reaches for bytes {offset}..{} where {limit} is \
+         the end, at {location}",
+        offset + u64::from(*bytes)
+    )]
+    SharedOutOfBounds {
+        /// Where it starts, in bytes from the start of the block's shared memory.
+        offset: u64,
+        /// Its bytes.
+        bytes: u32,
+        /// Where the array, or the arena, ends.
+        limit: u64,
+        /// The thread.
+        thread: ThreadIndex,
+        /// The access.
+        location: Site,
+    },
+    /// A read of shared memory that the block has not written.
+    #[error(
+        "{thread} reads shared memory at byte {offset}, which was never written, at {location}"
+    )]
+    PoisonedShared {
+        /// The word, in bytes from the start of the block's shared memory.
+        offset: u32,
+        /// The thread.
+        thread: ThreadIndex,
+        /// The read.
+        location: Site,
+    },
+    /// Two threads on one word of shared memory, one writing, with no barrier between them.
+    #[error(
+        "race on shared memory at byte {offset}: {first}, then, with no barrier between, {second}"
+    )]
+    SharedRace {
+        /// The word, in bytes from the start of the block's shared memory.
+        offset: u32,
+        /// The access that came first in this run.
+        first: Access,
+        /// The access that came second.
+        second: Access,
+    },
+    /// A pointer argument that points into no live allocation.
+    #[error("argument `{argument}`: no live allocation contains address {address:#x}")]
+    UnboundPointer {
+        /// The kernel's argument.
+        argument: &'static str,
+        /// What was passed.
+        address: u64,
+    },
+    /// A Rust panic in the body.
+    #[error("{thread} panicked{}: {message}", At(location))]
+    Panic {
+        /// The panic's text.
+        message: String,
+        /// The thread.
+        thread: ThreadIndex,
+        /// `file:line:column`; `None` when another panic hook has replaced the emulator's.
+        location: Option<String>,
+    },
+}
+
+/// A thread's index in its block; written out with its warp and lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ThreadIndex(pub u32);
+
+impl fmt::Display for ThreadIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (warp, lane) = (self.0 / WARP_SIZE, self.0 % WARP_SIZE);
+        write!(f, "thread {} (warp {warp}, lane {lane})", self.0)
+    }
+}
+
+/// Threads that stand at the same place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaneGroup {
+    /// Indices in the block, ascending.
+    pub threads: Vec<u32>,
+    /// The collective they wait at; `None` when they have returned from the kernel.
+    pub waiting: Option<(Operation, Site)>,
+}
+
+impl fmt::Display for LaneGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("threads ")?;
+        let runs = self.threads.chunk_by(|a, b| a + 1 == *b);
+        for (i, run) in runs.enumerate() {
+            let separator = if i == 0 { "" } else { ", " };
+            match run {
+                [only] => write!(f, "{separator}{only}")?,
+                [first, .., last] => write!(f, "{separator}{first}-{last}")?,
+                [] => {}
+            }
+        }
+        match self.waiting {
+            Some((operation, location)) => write!(f, " wait at {operation}, {location}"),
+            None => f.write_str(" have returned"),
+        }
+    }
+}
+
+/// One access to a word of shared memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Access {
+    /// The thread.
+    pub thread: ThreadIndex,
+    /// What it does.
+    pub kind: AccessKind,
+    /// Where.
+    pub location: Site,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.kind {
+            AccessKind::Read => "reads",
+            AccessKind::Write => "writes",
+            AccessKind::Atomic => "modifies atomically",
+        };
+        write!(f, "{} {verb} at {}", self.thread, self.location)
+    }
+}
+
+/// What an access to shared memory does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessKind {
+    /// A plain load.
+    Read,
+    /// A plain store.
+    Write,
+    /// An operation of [`crate::atomic::BlockAtomicU32`].
+    Atomic,
+}
+
+struct Place {
+    kernel: Option<&'static str>,
+    block: Option<(u32, u32)>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(kernel) = self.kernel {
+            write!(f, "kernel `{kernel}`, ")?;
+        }
+        if let Some((x, y)) = self.block {
+            write!(f, "block ({x}, {y}): ")?;
+        }
+        Ok(())
+    }
+}
+
+struct Groups<'a>(&'a [LaneGroup]);
+
+impl fmt::Display for Groups<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, group) in self.0.iter().enumerate() {
+            write!(f, "{}{group}", if i == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+struct At<'a>(&'a Option<String>);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|location| write!(f, " at {location}"))
+    }
+}

@@ -1,0 +1,54 @@
+//! [`crate::math`] on the CPU.
+
+pub fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+    a.mul_add(b, c)
+}
+
+pub fn sqrt(value: f32) -> f32 {
+    value.sqrt()
+}
+
+pub fn round_ties_even(value: f32) -> f32 {
+    value.round_ties_even()
+}
+
+pub fn floor(value: f32) -> f32 {
+    value.floor()
+}
+
+pub fn max(a: f32, b: f32) -> f32 {
+    match (a.is_nan(), b.is_nan()) {
+        (true, _) => b,
+        (_, true) => a,
+        // Equal values differ in bits only for zeros: +0.0 has the sign bit clear.
+        _ if a == b => f32::from_bits(a.to_bits() & b.to_bits()),
+        _ if a > b => a,
+        _ => b,
+    }
+}
+
+pub fn min(a: f32, b: f32) -> f32 {
+    match (a.is_nan(), b.is_nan()) {
+        (true, _) => b,
+        (_, true) => a,
+        _ if a == b => f32::from_bits(a.to_bits() | b.to_bits()),
+        _ if a < b => a,
+        _ => b,
+    }
+}
+
+pub fn ex2(value: f32) -> f32 {
+    f64::from(value).exp2() as f32
+}
+
+pub fn lg2(value: f32) -> f32 {
+    f64::from(value).log2() as f32
+}
+
+pub fn rcp(value: f32) -> f32 {
+    f64::from(value).recip() as f32
+}
+
+pub fn rsqrt(value: f32) -> f32 {
+    f64::from(value).sqrt().recip() as f32
+}

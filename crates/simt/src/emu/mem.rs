@@ -1,0 +1,217 @@
+//! [`crate::mem`] on the CPU: pointers with bounds.
+
+use std::marker::PhantomData;
+use std::panic::Location;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use super::block::current;
+use super::fault::{Fault, FaultKind, Site};
+use super::memory::{Extent, Memory};
+use crate::mem::Element;
+
+/// An element type, as the emulator reads and writes it.
+///
+/// Memory that a launch may write is accessed by relaxed atomics, plain moves to the CPU: a kernel
+/// with a race on global memory gets a wrong result, not undefined behaviour in the host process.
+pub trait Access {
+    /// Reads an element.
+    ///
+    /// # Safety
+    /// - `pointer` is aligned and valid for reads and writes; all accesses are atomic.
+    unsafe fn load(pointer: *mut Self) -> Self;
+    /// Writes an element.
+    ///
+    /// # Safety
+    /// - `pointer` is aligned and valid for reads and writes; all accesses are atomic.
+    unsafe fn store(pointer: *mut Self, value: Self);
+}
+
+macro_rules! access_by {
+    ($($element:ty as $atomic:ty: $to:expr, $from:expr;)*) => { $(
+        impl Access for $element {
+            #[inline(always)]
+            unsafe fn load(pointer: *mut Self) -> Self {
+                // SAFETY: aligned, valid and accessed atomically by the caller's promise.
+                let bits = unsafe { <$atomic>::from_ptr(pointer.cast()) }.load(Ordering::Relaxed);
+                $from(bits)
+            }
+            #[inline(always)]
+            unsafe fn store(pointer: *mut Self, value: Self) {
+                let bits = $to(value);
+                // SAFETY: aligned, valid and accessed atomically by the caller's promise.
+                unsafe { <$atomic>::from_ptr(pointer.cast()) }.store(bits, Ordering::Relaxed);
+            }
+        }
+    )* };
+}
+
+access_by! {
+    u8 as AtomicU8: u8::from, u8::from;
+    u16 as AtomicU16: u16::from, u16::from;
+    u32 as AtomicU32: u32::from, u32::from;
+    i32 as AtomicU32: i32::cast_unsigned, u32::cast_signed;
+    f32 as AtomicU32: f32::to_bits, f32::from_bits;
+    u64 as AtomicU64: u64::from, u64::from;
+}
+
+/// A pointer argument, bound to an allocation.
+#[derive(Clone, Copy, Debug)]
+pub struct Pointer<T> {
+    allocation: Extent,
+    /// Where the argument points, in bytes from the start of the allocation.
+    offset: u64,
+    argument: &'static str,
+    element: PhantomData<*mut T>,
+}
+
+// SAFETY: a pointer is an address and its bounds; what it points to is device memory, which all
+// threads of a launch may access under the duties of `crate::mem`.
+unsafe impl<T> Send for Pointer<T> {}
+// SAFETY: as for `Send`; it has no interior of its own.
+unsafe impl<T> Sync for Pointer<T> {}
+
+impl<T: Element> Pointer<T> {
+    pub fn bind(memory: &Memory, address: u64, argument: &'static str) -> Result<Self, Fault> {
+        let allocation = memory.find(address).ok_or(Fault {
+            kernel: None,
+            block: None,
+            kind: Box::new(FaultKind::UnboundPointer { argument, address }),
+        })?;
+        let offset = address - allocation.address;
+        Ok(Self { allocation, offset, argument, element: PhantomData })
+    }
+
+    /// The same pointer to elements of `U`.
+    #[inline(always)]
+    pub fn cast<U>(self) -> Pointer<U> {
+        let Self { allocation, offset, argument, .. } = self;
+        Pointer { allocation, offset, argument, element: PhantomData }
+    }
+
+    /// The `bytes` bytes at element `i`, in bounds and aligned to their number.
+    #[inline(always)]
+    #[track_caller]
+    pub fn at<U>(self, i: u64, bytes: u32) -> *mut U {
+        let offset = i.checked_mul(size_of::<T>() as u64).and_then(|i| i.checked_add(self.offset));
+        let end = offset.and_then(|offset| offset.checked_add(u64::from(bytes)));
+        match (offset, end) {
+            (Some(offset), Some(end)) if end <= self.allocation.bytes => {
+                let address = self.allocation.address + offset;
+                if !address.is_multiple_of(u64::from(bytes)) {
+                    self.misaligned(address, bytes, Location::caller());
+                }
+                with_exposed_provenance_mut(address as usize)
+            }
+            _ => self.out_of_bounds(i, bytes, Location::caller()),
+        }
+    }
+
+    #[cold]
+    fn out_of_bounds(self, index: u64, bytes: u32, location: Site) -> ! {
+        current(|block| {
+            block.fail(FaultKind::OutOfBounds {
+                argument: self.argument,
+                label: self.allocation.label,
+                index,
+                offset: u128::from(self.offset) + u128::from(index) * size_of::<T>() as u128,
+                bytes,
+                allocation_bytes: self.allocation.bytes,
+                thread: block.running.get(),
+                location,
+            })
+        })
+    }
+
+    #[cold]
+    fn misaligned(self, address: u64, align: u32, location: Site) -> ! {
+        current(|block| {
+            let (memory, thread) = (self.argument, block.running.get());
+            block.fail(FaultKind::Misaligned { memory, address, align, thread, location })
+        })
+    }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn load_constant<T: Element>(pointer: Pointer<T>, i: u64) -> T {
+    let element: *mut T = pointer.at(i, size_of::<T>() as u32);
+    // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
+    unsafe { element.read() }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn load_constant_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
+    let words: *mut [u32; 2] = pointer.at(i, 8);
+    // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
+    unsafe { words.read() }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn load_constant_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+    let words: *mut [u32; 4] = pointer.at(i, 16);
+    // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
+    unsafe { words.read() }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
+    let element: *mut T = pointer.at(i, size_of::<T>() as u32);
+    // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
+    unsafe { T::load(element) }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn load_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
+    // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
+    unsafe { load_words(pointer.at(i, 8)) }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn load_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+    // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
+    unsafe { load_words(pointer.at(i, 16)) }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn store<T: Element>(pointer: Pointer<T>, i: u64, value: T) {
+    let element: *mut T = pointer.at(i, size_of::<T>() as u32);
+    // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
+    unsafe { T::store(element, value) }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn store_x2<T: Element>(pointer: Pointer<T>, i: u64, value: [u32; 2]) {
+    // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
+    unsafe { store_words(pointer.at(i, 8), value) }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn store_x4<T: Element>(pointer: Pointer<T>, i: u64, value: [u32; 4]) {
+    // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
+    unsafe { store_words(pointer.at(i, 16), value) }
+}
+
+/// # Safety
+/// - `N` words at `first` are aligned and valid for reads and writes; all accesses are atomic.
+unsafe fn load_words<const N: usize>(first: *mut u32) -> [u32; N] {
+    // SAFETY: word `i < N`, by the caller's promise.
+    std::array::from_fn(|i| unsafe { u32::load(first.add(i)) })
+}
+
+/// # Safety
+/// - `N` words at `first` are aligned and valid for reads and writes; all accesses are atomic.
+unsafe fn store_words<const N: usize>(first: *mut u32, value: [u32; N]) {
+    for (i, value) in value.into_iter().enumerate() {
+        // SAFETY: word `i < N`, by the caller's promise.
+        unsafe { u32::store(first.add(i), value) }
+    }
+}

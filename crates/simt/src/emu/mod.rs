@@ -1,0 +1,45 @@
+//! The CPU backend: one fiber per CUDA thread, blocks in parallel, every access checked.
+//!
+//! [`launch`] runs a body once per thread of a grid. Lanes of a warp run one after another, each
+//! until it meets a collective; when all 32 stand at the same one, it is carried out and they go
+//! on. Lanes and warps are taken in an order drawn from [`Launch::seed`], anew at each stop, so
+//! that a body which depends on the order shows it. Except for what blocks tell each other through
+//! global memory, the outcome depends on nothing but the seed.
+//!
+//! What a breach of a rule gives is a [`Fault`]: collectives that not all threads reach, accesses
+//! outside an allocation or misaligned, reads of unwritten shared memory, races on shared memory,
+//! panics. What it cannot see: races on global memory, and an allocation that the host frees while
+//! a launch uses it.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `launch` | a launch's shape; blocks over OS threads |
+//! | `schedule` | the fibers of one block, and what moves them on |
+//! | `block` | what a running thread knows: its index, its block, where it stopped |
+//! | `collective` | the operations that threads stop at, and their results |
+//! | `arena`, `race` | shared memory: poison, bounds, races |
+//! | `memory` | the registry of device allocations |
+//! | `fault` | what can go wrong, in words |
+//! | `thread`, `warp`, `mem`, `shared`, `atomic`, `math` | the crate's API |
+
+mod arena;
+pub(crate) mod atomic;
+mod block;
+mod collective;
+mod fault;
+mod launch;
+pub(crate) mod math;
+pub(crate) mod mem;
+mod memory;
+mod order;
+mod panic;
+mod race;
+mod schedule;
+pub(crate) mod shared;
+pub(crate) mod thread;
+pub(crate) mod warp;
+
+pub use collective::Operation;
+pub use fault::{Access, AccessKind, Fault, FaultKind, LaneGroup, Site, ThreadIndex};
+pub use launch::{Launch, launch};
+pub use memory::{Allocation, Memory};

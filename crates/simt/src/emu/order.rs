@@ -1,0 +1,39 @@
+//! The order in which lanes and warps are run: a shuffle drawn from the launch's seed.
+
+use crate::warp::WARP_SIZE;
+
+/// As many lanes as a warp has, and as many warps as a block can have.
+const MOST: usize = WARP_SIZE as usize;
+
+/// A small deterministic generator (SplitMix64).
+pub struct Order {
+    state: u64,
+}
+
+impl Order {
+    /// The orders of block `block` of a launch seeded with `seed`.
+    pub fn new(seed: u64, block: u64) -> Self {
+        let mut seeded = Self { state: seed };
+        Self { state: seeded.next() ^ block }
+    }
+
+    /// The numbers `0..count` shuffled, in the first `count` places; `count` is at most 32.
+    pub fn shuffled(&mut self, count: u32) -> [u8; MOST] {
+        let mut order = [0; MOST];
+        for i in 0..count as usize {
+            // The high half of a 32 x 32 bit product is uniform enough over at most 32 values.
+            let random = self.next() >> 32;
+            let j = ((random * (i as u64 + 1)) >> 32) as usize;
+            order[i] = order[j];
+            order[j] = i as u8;
+        }
+        order
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+}

@@ -1,0 +1,34 @@
+//! Panics of a kernel body: kept for the fault, not printed.
+
+use std::any::Any;
+use std::panic;
+use std::sync::Once;
+
+use super::block;
+
+/// Puts a hook before the process's own that notes where a kernel body panics, in place of
+/// printing it; other panics go on to the hook there was.
+pub fn install_hook() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let previous = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let location = info.location().map(ToString::to_string);
+            let in_kernel = block::try_current(|block| block.panic_location.set(location));
+            if in_kernel.is_none() {
+                previous(info);
+            }
+        }));
+    });
+}
+
+/// The text of a panic.
+pub fn message(payload: &(dyn Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&str>() {
+        (*text).to_owned()
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "a payload that is no text".to_owned()
+    }
+}

@@ -1,0 +1,111 @@
+//! Which accesses to a word of shared memory have an order, and which race.
+//!
+//! Two accesses are ordered when one thread makes both, when the block's barrier lies between them,
+//! or, for two lanes of a warp, when the warp's barrier does. A [`History`] remembers enough of a
+//! word's past to find a racing pair whenever there is one, in constant space.
+
+use super::fault::{Access, AccessKind, Site, ThreadIndex};
+use crate::warp::WARP_SIZE;
+
+/// When an access happens: barriers passed so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clock {
+    /// Block barriers that this OS thread's arena has seen, over all its blocks; starts at 1.
+    pub block: u64,
+    /// Barriers of the accessing thread's warp.
+    pub warp: u32,
+}
+
+/// An access and when it was.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// Who.
+    pub thread: ThreadIndex,
+    /// Where.
+    pub location: Site,
+    /// When.
+    pub clock: Clock,
+}
+
+impl Event {
+    fn warp(&self) -> u32 {
+        self.thread.0 / WARP_SIZE
+    }
+
+    /// Whether `later` is ordered after this.
+    fn is_before(&self, later: &Self) -> bool {
+        let same_warp = self.warp() == later.warp();
+        self.thread == later.thread
+            || self.clock.block != later.clock.block
+            || same_warp && self.clock.warp != later.clock.warp
+    }
+
+    fn access(&self, kind: AccessKind) -> Access {
+        Access { thread: self.thread, kind, location: self.location }
+    }
+}
+
+/// The accesses of one kind since the last write: two are enough.
+///
+/// While they are of one warp, they are its last two threads; once two warps have met here in one
+/// barrier interval, they are one of each. Either way a write that races with any of the accesses
+/// races with one of the two.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pair {
+    last: Option<Event>,
+    other: Option<Event>,
+}
+
+impl Pair {
+    fn add(&mut self, event: Event) {
+        let current = |slot: Option<Event>| slot.filter(|e| e.clock.block == event.clock.block);
+        match (current(self.last), current(self.other)) {
+            (Some(last), _) if last.thread == event.thread => self.last = Some(event),
+            (Some(_), Some(other)) if other.thread == event.thread => self.other = Some(event),
+            (Some(last), Some(other)) if last.warp() != other.warp() => {}
+            (last, _) => *self = Self { last: Some(event), other: last },
+        }
+    }
+
+    /// One that `event` is not ordered after.
+    fn racing(&self, event: &Event) -> Option<Event> {
+        [self.last, self.other].into_iter().flatten().find(|earlier| !earlier.is_before(event))
+    }
+}
+
+/// What has happened to a word.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct History {
+    write: Option<Event>,
+    reads: Pair,
+    atomics: Pair,
+}
+
+impl History {
+    /// Adds an access, unless it races: then the earlier of the two, and the later.
+    pub fn add(&mut self, kind: AccessKind, event: Event) -> Result<(), (Access, Access)> {
+        let write = self.write.filter(|write| !write.is_before(&event));
+        let read = || self.reads.racing(&event);
+        let atomic = || self.atomics.racing(&event);
+        let racing = write.map(|write| write.access(AccessKind::Write)).or_else(|| match kind {
+            AccessKind::Read => atomic().map(|event| event.access(AccessKind::Atomic)),
+            AccessKind::Atomic => read().map(|event| event.access(AccessKind::Read)),
+            AccessKind::Write => read()
+                .map(|event| event.access(AccessKind::Read))
+                .or_else(|| atomic().map(|event| event.access(AccessKind::Atomic))),
+        });
+        if let Some(first) = racing {
+            return Err((first, event.access(kind)));
+        }
+        match kind {
+            AccessKind::Read => self.reads.add(event),
+            AccessKind::Atomic => self.atomics.add(event),
+            AccessKind::Write => {
+                // All earlier accesses are ordered before this one, and what races with them later
+                // races with this one too.
+                *self = Self { write: Some(event), ..Self::default() };
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! The fibers of one block, and what moves them on.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult};
+
+use super::block::{self, Block, Stop};
+use super::collective::{self, Operation};
+use super::fault::{FaultKind, LaneGroup, ThreadIndex};
+use super::launch::Launch;
+use super::order::Order;
+use super::panic;
+use crate::warp::WARP_SIZE;
+
+/// Bytes of a fiber's stack, without its guard page. Kernel bodies hold registers, not buffers.
+const STACK_BYTES: usize = 64 * 1024;
+
+type Fiber = Coroutine<(), (), (), DefaultStack>;
+
+/// What an OS thread keeps from block to block.
+struct Worker {
+    block: Block,
+    /// The fiber of each thread of the block that has started and not returned.
+    fibers: Vec<Option<Fiber>>,
+    stacks: Vec<DefaultStack>,
+}
+
+thread_local! {
+    static WORKER: Cell<Option<Box<Worker>>> = const { Cell::new(None) };
+}
+
+/// Runs the block `index`, number `number` of its launch, to its end.
+pub fn run_block(
+    launch: &Launch,
+    number: u64,
+    index: (u32, u32),
+    body: &(dyn Fn() + Sync),
+) -> Result<(), FaultKind> {
+    let mut worker = WORKER.take().unwrap_or_else(|| {
+        Box::new(Worker { block: Block::new(), fibers: Vec::new(), stacks: Vec::new() })
+    });
+    worker.block.reset(*launch, index);
+    worker.fibers.resize_with(launch.block as usize, || None);
+    let Worker { block, fibers, stacks } = &mut *worker;
+    let result = block::enter(block, || {
+        let order = Order::new(launch.seed, number);
+        let result = Schedule { block, body, fibers, stacks, order }.run();
+        // Threads that a fault left waiting are unwound here, while their block is still current.
+        fibers.fill_with(|| None);
+        result
+    });
+    WORKER.set(Some(worker));
+    result
+}
+
+struct Schedule<'a> {
+    block: &'a Block,
+    body: &'a (dyn Fn() + Sync),
+    fibers: &'a mut Vec<Option<Fiber>>,
+    stacks: &'a mut Vec<DefaultStack>,
+    order: Order,
+}
+
+impl Schedule<'_> {
+    fn run(&mut self) -> Result<(), FaultKind> {
+        let warps = self.block.launch.get().block / WARP_SIZE;
+        let mut start = true;
+        loop {
+            let order = self.order.shuffled(warps);
+            for &warp in &order[..warps as usize] {
+                self.run_warp(u32::from(warp), start)?;
+            }
+            start = false;
+            if let Stop::Returned = common_stop(self.block, 0, self.block.threads.len())? {
+                return Ok(());
+            }
+            self.block.threads.iter().for_each(|thread| thread.stop.set(Stop::Ready));
+            self.block.arena.borrow_mut().synchronize_block();
+        }
+    }
+
+    /// Runs a warp until all its lanes stand at a block barrier or have returned.
+    fn run_warp(&mut self, warp: u32, start: bool) -> Result<(), FaultKind> {
+        let first = (warp * WARP_SIZE) as usize;
+        if start {
+            self.start_lanes(first)?;
+        } else {
+            self.resume_lanes(first)?;
+        }
+        loop {
+            match common_stop(self.block, first, WARP_SIZE as usize)? {
+                Stop::At(operation, _) if operation != Operation::SyncThreads => {
+                    self.complete(warp, operation);
+                    self.resume_lanes(first)?;
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Starts every lane of a warp and runs it to its first stop.
+    ///
+    /// A fiber takes the next lane when its own has returned, so that lanes which meet no
+    /// collective share one fiber. All lanes have started when this is over; a fiber that is
+    /// resumed later finds none left to take.
+    fn start_lanes(&mut self, first: usize) -> Result<(), FaultKind> {
+        let (block, body) = (self.block, self.body);
+        block.starting.set(first, self.order.shuffled(WARP_SIZE));
+        while !block.starting.is_empty() {
+            let stack = self.stacks.pop().unwrap_or_else(|| {
+                DefaultStack::new(STACK_BYTES).expect("the system has memory for a fiber's stack")
+            });
+            // SAFETY: the closure borrows the block and the body. Both outlive `run_block`, which
+            // drops every fiber before it returns.
+            let mut fiber = unsafe {
+                Fiber::with_stack_unchecked(stack, move |yielder, ()| {
+                    while let Some(thread) = block.starting.take() {
+                        block.running.set(thread);
+                        let state = &block.threads[thread.0 as usize];
+                        state.yielder.set(yielder);
+                        body();
+                        state.stop.set(Stop::Returned);
+                    }
+                })
+            };
+            if resume(self.block, &mut fiber)? {
+                self.stacks.push(fiber.into_stack());
+            } else {
+                self.fibers[block.running.get().0 as usize] = Some(fiber);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs every waiting lane of a warp to its next stop.
+    fn resume_lanes(&mut self, first: usize) -> Result<(), FaultKind> {
+        for lane in self.order.shuffled(WARP_SIZE) {
+            let thread = first + usize::from(lane);
+            let Some(fiber) = &mut self.fibers[thread] else { continue };
+            self.block.running.set(ThreadIndex(thread as u32));
+            if resume(self.block, fiber)? {
+                let ended = self.fibers[thread].take();
+                self.stacks.extend(ended.map(Fiber::into_stack));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives each lane of a warp what it gets from `operation`.
+    fn complete(&self, warp: u32, operation: Operation) {
+        let threads = self.block.warp(warp);
+        let values = std::array::from_fn(|lane| threads[lane].value.get());
+        let operands = std::array::from_fn(|lane| threads[lane].operand.get());
+        let results = collective::results(operation, &values, &operands);
+        for (thread, result) in threads.iter().zip(results) {
+            thread.value.set(result);
+            thread.stop.set(Stop::Ready);
+        }
+        if operation == Operation::SyncWarp {
+            self.block.arena.borrow_mut().synchronize_warp(warp);
+        }
+    }
+}
+
+/// Runs a fiber to its next stop; whether it ended.
+fn resume(block: &Block, fiber: &mut Fiber) -> Result<bool, FaultKind> {
+    match catch_unwind(AssertUnwindSafe(|| fiber.resume(()))) {
+        Ok(CoroutineResult::Yield(())) => Ok(false),
+        Ok(CoroutineResult::Return(())) => Ok(true),
+        Err(payload) => Err(block.fault.take().unwrap_or_else(|| FaultKind::Panic {
+            message: panic::message(&*payload),
+            thread: block.running.get(),
+            location: block.panic_location.take(),
+        })),
+    }
+}
+
+/// Where all of `count` threads from `first` on stand, or how they diverged.
+fn common_stop(block: &Block, first: usize, count: usize) -> Result<Stop, FaultKind> {
+    let threads = &block.threads[first..first + count];
+    let stop = threads[0].stop.get();
+    if threads.iter().all(|thread| thread.stop.get().is_same(stop)) {
+        return Ok(stop);
+    }
+    let mut groups: Vec<(Stop, LaneGroup)> = Vec::new();
+    for (thread, index) in threads.iter().zip(first as u32..) {
+        let stop = thread.stop.get();
+        match groups.iter_mut().find(|(other, _)| other.is_same(stop)) {
+            Some((_, group)) => group.threads.push(index),
+            None => {
+                groups.push((stop, LaneGroup { threads: vec![index], waiting: stop.waiting() }));
+            }
+        }
+    }
+    Err(FaultKind::Divergence { groups: groups.into_iter().map(|(_, group)| group).collect() })
+}

@@ -1,0 +1,91 @@
+//! [`crate::shared`] on the CPU. An address is a byte offset into the block's arena.
+
+use std::panic::Location;
+
+use super::block::{Block, current};
+use super::fault::{AccessKind, FaultKind, Site};
+
+/// Checks that an array lies in the arena; its address.
+#[track_caller]
+pub unsafe fn array(byte_offset: u32, bytes: u32) -> u32 {
+    let location = Location::caller();
+    current(|block| {
+        let limit = u64::from(block.arena.borrow().bytes());
+        let span = Span { offset: u64::from(byte_offset), bytes, align: 4 };
+        span.check(block, limit, location);
+    });
+    byte_offset
+}
+
+/// Checks that words `i..i + WORDS` lie in the array of `words` at `base`; their address.
+#[track_caller]
+pub fn element<const WORDS: u32>(base: u32, words: u32, i: u32) -> u32 {
+    let location = Location::caller();
+    let offset = u64::from(base) + 4 * u64::from(i);
+    let limit = u64::from(base) + 4 * u64::from(words);
+    let span = Span { offset, bytes: 4 * WORDS, align: 4 * WORDS };
+    current(|block| span.check(block, limit, location));
+    offset as u32
+}
+
+/// Bytes of shared memory that are about to be used.
+struct Span {
+    offset: u64,
+    bytes: u32,
+    align: u32,
+}
+
+impl Span {
+    fn check(&self, block: &Block, limit: u64, location: Site) {
+        let Self { offset, bytes, align } = *self;
+        let thread = block.running.get();
+        if offset + u64::from(bytes) > limit {
+            block.fail(FaultKind::SharedOutOfBounds { offset, bytes, limit, thread, location });
+        }
+        if !offset.is_multiple_of(u64::from(align)) {
+            let (memory, address) = ("shared memory", offset);
+            block.fail(FaultKind::Misaligned { memory, address, align, thread, location });
+        }
+    }
+}
+
+#[track_caller]
+pub unsafe fn load(address: u32) -> u32 {
+    read(address, AccessKind::Read, Location::caller())
+}
+
+#[track_caller]
+pub unsafe fn load_x4(address: u32) -> [u32; 4] {
+    let location = Location::caller();
+    [0, 4, 8, 12].map(|offset| read(address + offset, AccessKind::Read, location))
+}
+
+#[track_caller]
+pub unsafe fn store(address: u32, value: u32) {
+    write(address, value, AccessKind::Write, Location::caller());
+}
+
+#[track_caller]
+pub unsafe fn store_x4(address: u32, value: [u32; 4]) {
+    let location = Location::caller();
+    for (offset, value) in [0, 4, 8, 12].into_iter().zip(value) {
+        write(address + offset, value, AccessKind::Write, location);
+    }
+}
+
+/// The word at `address`, which [`element`] has checked.
+pub fn read(address: u32, kind: AccessKind, location: Site) -> u32 {
+    current(|block| {
+        let result = block.arena.borrow_mut().read(address, kind, block.running.get(), location);
+        result.unwrap_or_else(|fault| block.fail(fault))
+    })
+}
+
+/// Sets the word at `address`, which [`element`] has checked.
+pub fn write(address: u32, value: u32, kind: AccessKind, location: Site) {
+    current(|block| {
+        let thread = block.running.get();
+        let result = block.arena.borrow_mut().write(address, value, kind, thread, location);
+        result.unwrap_or_else(|fault| block.fail(fault));
+    });
+}

@@ -1,0 +1,59 @@
+//! [`crate::warp`] on the CPU: stop, and take what the schedule gives.
+
+use super::block::wait;
+use super::collective::Operation;
+
+#[track_caller]
+pub unsafe fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
+    wait(Operation::ShuffleXor, value, lane_mask)
+}
+
+#[track_caller]
+pub unsafe fn shuffle_idx(value: u32, source_lane: u32) -> u32 {
+    wait(Operation::ShuffleIdx, value, source_lane)
+}
+
+#[track_caller]
+pub unsafe fn shuffle_up(value: u32, delta: u32) -> u32 {
+    wait(Operation::ShuffleUp, value, delta)
+}
+
+#[track_caller]
+pub unsafe fn shuffle_down(value: u32, delta: u32) -> u32 {
+    wait(Operation::ShuffleDown, value, delta)
+}
+
+#[track_caller]
+pub unsafe fn ballot(predicate: bool) -> u32 {
+    wait(Operation::Ballot, u32::from(predicate), 0)
+}
+
+#[track_caller]
+pub unsafe fn all(predicate: bool) -> bool {
+    wait(Operation::All, u32::from(predicate), 0) != 0
+}
+
+#[track_caller]
+pub unsafe fn any(predicate: bool) -> bool {
+    wait(Operation::Any, u32::from(predicate), 0) != 0
+}
+
+#[track_caller]
+pub unsafe fn reduce_add(value: u32) -> u32 {
+    wait(Operation::ReduceAdd, value, 0)
+}
+
+#[track_caller]
+pub unsafe fn reduce_max(value: u32) -> u32 {
+    wait(Operation::ReduceMax, value, 0)
+}
+
+#[track_caller]
+pub unsafe fn reduce_min(value: u32) -> u32 {
+    wait(Operation::ReduceMin, value, 0)
+}
+
+#[track_caller]
+pub unsafe fn sync_warp() {
+    wait(Operation::SyncWarp, 0, 0);
+}

@@ -1,0 +1,86 @@
+//! Float operations with the same bits on both backends.
+//!
+//! Plain `+ - * /` on `f32` belong here too: the device build never fuses or flushes them
+//! (`add.rn`, `mul.rn`, `div.rn`). The bits of a NaN result are not fixed: compare NaN by
+//! `is_nan`.
+
+use crate::imp;
+
+/// `a * b + c` with one rounding (`fma.rn.f32`, PTX ISA 9.7.3).
+#[inline(always)]
+#[must_use]
+pub fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+    imp::math::mul_add(a, b, c)
+}
+
+/// Square root, rounded to nearest even (`sqrt.rn.f32`).
+#[inline(always)]
+#[must_use]
+pub fn sqrt(value: f32) -> f32 {
+    imp::math::sqrt(value)
+}
+
+/// The nearest integer, ties to even (`cvt.rni.f32.f32`).
+#[inline(always)]
+#[must_use]
+pub fn round_ties_even(value: f32) -> f32 {
+    imp::math::round_ties_even(value)
+}
+
+/// The largest integer not above `value` (`cvt.rmi.f32.f32`).
+#[inline(always)]
+#[must_use]
+pub fn floor(value: f32) -> f32 {
+    imp::math::floor(value)
+}
+
+/// The larger value; a number wins over NaN, and `+0.0` over `-0.0` (`max.f32`). `f32::max` leaves
+/// the sign of zero open.
+#[inline(always)]
+#[must_use]
+pub fn max(a: f32, b: f32) -> f32 {
+    imp::math::max(a, b)
+}
+
+/// The smaller value; a number wins over NaN, and `-0.0` over `+0.0` (`min.f32`).
+#[inline(always)]
+#[must_use]
+pub fn min(a: f32, b: f32) -> f32 {
+    imp::math::min(a, b)
+}
+
+/// One-instruction approximations. NOT bit-equal between backends: the emulator rounds the `f64`
+/// result to `f32`. The bounds are those of the PTX ISA, section 9.7.3, for `.approx.f32` without
+/// `.ftz`.
+pub mod approx {
+    use crate::imp;
+
+    /// `2^value`, relative error at most 2^-22 (`ex2.approx.f32`).
+    #[inline(always)]
+    #[must_use]
+    pub fn ex2(value: f32) -> f32 {
+        imp::math::ex2(value)
+    }
+
+    /// `log2(value)`, absolute error at most 2^-22 for values in (0.5, 2), relative error at most
+    /// 2^-22 elsewhere (`lg2.approx.f32`).
+    #[inline(always)]
+    #[must_use]
+    pub fn lg2(value: f32) -> f32 {
+        imp::math::lg2(value)
+    }
+
+    /// `1 / value`, error at most 1 ulp, 2^-23 relative (`rcp.approx.f32`).
+    #[inline(always)]
+    #[must_use]
+    pub fn rcp(value: f32) -> f32 {
+        imp::math::rcp(value)
+    }
+
+    /// `1 / sqrt(value)`, relative error at most 2^-22.4 (`rsqrt.approx.f32`).
+    #[inline(always)]
+    #[must_use]
+    pub fn rsqrt(value: f32) -> f32 {
+        imp::math::rsqrt(value)
+    }
+}

@@ -1,0 +1,201 @@
+//! Global memory: what a kernel's pointer arguments point to.
+//!
+//! On the device a view is the bare pointer, so that loads and stores stay in the global address
+//! space. On the CPU it also knows the bounds of the allocation it was bound to, and every access
+//! is checked against them.
+
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::emu::{Fault, Memory};
+use crate::imp;
+
+/// Element types of global memory: `u8`, `u16`, `u32`, `i32`, `f32`, `u64`. Sealed.
+pub trait Element: Copy + imp::mem::Access {}
+
+impl Element for u8 {}
+impl Element for u16 {}
+impl Element for u32 {}
+impl Element for i32 {}
+impl Element for f32 {}
+impl Element for u64 {}
+
+/// A pointer to elements that nobody writes for the whole launch.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Global<T: Element>(imp::mem::Pointer<T>);
+
+/// A pointer to elements that the launch may write.
+///
+/// Plain loads and stores by different threads of one launch must not meet on an element without a
+/// barrier between them: *unchecked*. Use [`crate::atomic::DeviceAtomicU32`] where they must.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct GlobalMut<T: Element>(pub(crate) imp::mem::Pointer<T>);
+
+impl<T: Element> Global<T> {
+    /// A view of `pointer`, a `const` pointer parameter of the kernel.
+    ///
+    /// # Safety
+    /// - `pointer` points to global memory that is valid for reads and written by nobody, for the
+    ///   whole launch.
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn from_ptr(pointer: *const T) -> Self {
+        Self(imp::mem::Pointer::new(pointer.cast_mut()))
+    }
+
+    /// A view of the live allocation of `memory` that `address` lies in, starting at `address`.
+    /// `argument` names it in faults.
+    ///
+    /// # Errors
+    /// `UnboundPointer` when no live allocation contains `address`.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub fn bind(memory: &Memory, address: u64, argument: &'static str) -> Result<Self, Fault> {
+        imp::mem::Pointer::bind(memory, address, argument).map(Self)
+    }
+
+    /// The same memory as elements of `U`; index 0 is where index 0 was.
+    #[inline(always)]
+    #[must_use]
+    pub fn cast<U: Element>(self) -> Global<U> {
+        Global(self.0.cast())
+    }
+
+    /// Element `i` (`ld.global`).
+    ///
+    /// # Safety
+    /// - Element `i` lies in the allocation and is aligned.
+    /// - Nobody writes it during the launch: *unchecked*.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load(self, i: u64) -> T {
+        // SAFETY: in bounds, aligned and unwritten by the caller's promise.
+        unsafe { imp::mem::load_constant(self.0, i) }
+    }
+
+    /// The 8 bytes at element `i` (`ld.global.nc.v2.u32`).
+    ///
+    /// # Safety
+    /// - The 8 bytes lie in the allocation, and their address is a multiple of 8.
+    /// - Nobody writes them during the launch: *unchecked*.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x2(self, i: u64) -> [u32; 2] {
+        // SAFETY: in bounds, aligned and unwritten by the caller's promise.
+        unsafe { imp::mem::load_constant_x2(self.0, i) }
+    }
+
+    /// The 16 bytes at element `i` (`ld.global.nc.v4.u32`).
+    ///
+    /// # Safety
+    /// - The 16 bytes lie in the allocation, and their address is a multiple of 16.
+    /// - Nobody writes them during the launch: *unchecked*.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x4(self, i: u64) -> [u32; 4] {
+        // SAFETY: in bounds, aligned and unwritten by the caller's promise.
+        unsafe { imp::mem::load_constant_x4(self.0, i) }
+    }
+}
+
+impl<T: Element> GlobalMut<T> {
+    /// A view of `pointer`, a `mut` pointer parameter of the kernel.
+    ///
+    /// # Safety
+    /// - `pointer` points to global memory that is valid for reads and writes for the whole launch.
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn from_ptr(pointer: *mut T) -> Self {
+        Self(imp::mem::Pointer::new(pointer))
+    }
+
+    /// A view of the live allocation of `memory` that `address` lies in, starting at `address`.
+    /// `argument` names it in faults.
+    ///
+    /// # Errors
+    /// `UnboundPointer` when no live allocation contains `address`.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub fn bind(memory: &Memory, address: u64, argument: &'static str) -> Result<Self, Fault> {
+        imp::mem::Pointer::bind(memory, address, argument).map(Self)
+    }
+
+    /// The same memory as elements of `U`; index 0 is where index 0 was.
+    #[inline(always)]
+    #[must_use]
+    pub fn cast<U: Element>(self) -> GlobalMut<U> {
+        GlobalMut(self.0.cast())
+    }
+
+    /// Element `i` (`ld.global`).
+    ///
+    /// # Safety
+    /// - Element `i` lies in the allocation and is aligned.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load(self, i: u64) -> T {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::load(self.0, i) }
+    }
+
+    /// The 8 bytes at element `i` (`ld.global.v2.u32`).
+    ///
+    /// # Safety
+    /// - The 8 bytes lie in the allocation, and their address is a multiple of 8.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x2(self, i: u64) -> [u32; 2] {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::load_x2(self.0, i) }
+    }
+
+    /// The 16 bytes at element `i` (`ld.global.v4.u32`).
+    ///
+    /// # Safety
+    /// - The 16 bytes lie in the allocation, and their address is a multiple of 16.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x4(self, i: u64) -> [u32; 4] {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::load_x4(self.0, i) }
+    }
+
+    /// Sets element `i` (`st.global`).
+    ///
+    /// # Safety
+    /// - Element `i` lies in the allocation and is aligned.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store(self, i: u64, value: T) {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::store(self.0, i, value) }
+    }
+
+    /// Sets the 8 bytes at element `i` (`st.global.v2.u32`).
+    ///
+    /// # Safety
+    /// - The 8 bytes lie in the allocation, and their address is a multiple of 8.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store_u32x2(self, i: u64, value: [u32; 2]) {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::store_x2(self.0, i, value) }
+    }
+
+    /// Sets the 16 bytes at element `i` (`st.global.v4.u32`).
+    ///
+    /// # Safety
+    /// - The 16 bytes lie in the allocation, and their address is a multiple of 16.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store_u32x4(self, i: u64, value: [u32; 4]) {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::store_x4(self.0, i, value) }
+    }
+}

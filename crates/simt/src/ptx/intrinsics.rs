@@ -1,0 +1,37 @@
+//! The LLVM intrinsics in use, by their LLVM 22 names. An unknown name compiles to an undefined
+//! symbol, which `ptxas` and the PTX lint refuse.
+
+unsafe extern "C" {
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
+    pub fn barrier_cta_sync_aligned_all(barrier: i32);
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    pub fn bar_warp_sync(members: i32);
+
+    #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
+    pub fn shfl_sync_bfly(members: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
+    #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
+    pub fn shfl_sync_idx(members: i32, value: i32, source_lane: i32, clamp: i32) -> i32;
+    #[link_name = "llvm.nvvm.shfl.sync.up.i32"]
+    pub fn shfl_sync_up(members: i32, value: i32, delta: i32, clamp: i32) -> i32;
+    #[link_name = "llvm.nvvm.shfl.sync.down.i32"]
+    pub fn shfl_sync_down(members: i32, value: i32, delta: i32, clamp: i32) -> i32;
+
+    #[link_name = "llvm.nvvm.vote.ballot.sync"]
+    pub fn vote_ballot_sync(members: i32, predicate: bool) -> i32;
+    #[link_name = "llvm.nvvm.vote.all.sync"]
+    pub fn vote_all_sync(members: i32, predicate: bool) -> bool;
+    #[link_name = "llvm.nvvm.vote.any.sync"]
+    pub fn vote_any_sync(members: i32, predicate: bool) -> bool;
+
+    #[link_name = "llvm.nvvm.redux.sync.add"]
+    pub fn redux_sync_add(value: i32, members: i32) -> i32;
+    #[link_name = "llvm.nvvm.redux.sync.umax"]
+    pub fn redux_sync_umax(value: i32, members: i32) -> i32;
+    #[link_name = "llvm.nvvm.redux.sync.umin"]
+    pub fn redux_sync_umin(value: i32, members: i32) -> i32;
+
+    #[link_name = "llvm.nvvm.fmax.f"]
+    pub fn fmax(a: f32, b: f32) -> f32;
+    #[link_name = "llvm.nvvm.fmin.f"]
+    pub fn fmin(a: f32, b: f32) -> f32;
+}

@@ -1,0 +1,64 @@
+//! [`crate::math`] on the device.
+
+use core::arch::asm;
+use core::f32::math;
+
+use super::intrinsics;
+
+#[inline(always)]
+pub fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+    math::mul_add(a, b, c)
+}
+
+#[inline(always)]
+pub fn sqrt(value: f32) -> f32 {
+    math::sqrt(value)
+}
+
+#[inline(always)]
+pub fn round_ties_even(value: f32) -> f32 {
+    math::round_ties_even(value)
+}
+
+#[inline(always)]
+pub fn floor(value: f32) -> f32 {
+    math::floor(value)
+}
+
+#[inline(always)]
+pub fn max(a: f32, b: f32) -> f32 {
+    // SAFETY: a function of its operands alone.
+    unsafe { intrinsics::fmax(a, b) }
+}
+
+#[inline(always)]
+pub fn min(a: f32, b: f32) -> f32 {
+    // SAFETY: a function of its operands alone.
+    unsafe { intrinsics::fmin(a, b) }
+}
+
+macro_rules! approximations {
+    ($($name:ident: $instruction:literal;)*) => { $(
+        #[inline(always)]
+        pub fn $name(value: f32) -> f32 {
+            let result: f32;
+            // SAFETY: a function of its operand alone, without memory or lanes.
+            unsafe {
+                asm!(
+                    concat!($instruction, " {result}, {value};"),
+                    result = out(reg32) result,
+                    value = in(reg32) value,
+                    options(pure, nomem, nostack),
+                );
+            }
+            result
+        }
+    )* };
+}
+
+approximations! {
+    ex2: "ex2.approx.f32";
+    lg2: "lg2.approx.f32";
+    rcp: "rcp.approx.f32";
+    rsqrt: "rsqrt.approx.f32";
+}

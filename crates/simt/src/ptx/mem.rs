@@ -1,0 +1,171 @@
+//! [`crate::mem`] on the device: bare pointers.
+//!
+//! Single elements are plain loads and stores, which LLVM folds and schedules; it infers the global
+//! address space from the kernel's pointer parameters. Vectors are asm, because LLVM splits a wide
+//! copy of a struct.
+
+use core::arch::asm;
+
+use crate::mem::Element;
+
+/// An element type. The device needs nothing more of it.
+pub trait Access {}
+
+impl Access for u8 {}
+impl Access for u16 {}
+impl Access for u32 {}
+impl Access for i32 {}
+impl Access for f32 {}
+impl Access for u64 {}
+
+/// A pointer to global memory, in the generic address space as Rust knows it.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Pointer<T>(*mut T);
+
+impl<T: Element> Pointer<T> {
+    #[inline(always)]
+    pub fn new(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    #[inline(always)]
+    pub fn cast<U>(self) -> Pointer<U> {
+        Pointer(self.0.cast())
+    }
+
+    /// Address of element `i` in the global state space, which inline asm addresses.
+    ///
+    /// # Safety
+    /// - Element `i` lies in the allocation.
+    #[inline(always)]
+    pub unsafe fn global_address(self, i: u64) -> u64 {
+        let address: u64;
+        // SAFETY: in bounds by the caller's promise; the conversion reads no memory.
+        unsafe {
+            asm!(
+                "cvta.to.global.u64 {address}, {generic};",
+                address = out(reg64) address,
+                generic = in(reg64) self.0.add(i as usize),
+                options(pure, nomem, nostack),
+            );
+        }
+        address
+    }
+}
+
+#[inline(always)]
+pub unsafe fn load_constant<T: Element>(pointer: Pointer<T>, i: u64) -> T {
+    // SAFETY: in bounds and aligned by the caller's promise.
+    unsafe { pointer.0.add(i as usize).read() }
+}
+
+#[inline(always)]
+pub unsafe fn load_constant_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: in bounds, aligned and unwritten for the whole launch by the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.nc.v2.u32 {{{a}, {b}}}, [{address}];",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            address = in(reg64) pointer.global_address(i),
+            options(pure, readonly, nostack),
+        );
+    }
+    [a, b]
+}
+
+#[inline(always)]
+pub unsafe fn load_constant_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: in bounds, aligned and unwritten for the whole launch by the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.nc.v4.u32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            c = out(reg32) c,
+            d = out(reg32) d,
+            address = in(reg64) pointer.global_address(i),
+            options(pure, readonly, nostack),
+        );
+    }
+    [a, b, c, d]
+}
+
+#[inline(always)]
+pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
+    // SAFETY: in bounds and aligned by the caller's promise.
+    unsafe { pointer.0.add(i as usize).read() }
+}
+
+#[inline(always)]
+pub unsafe fn load_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: in bounds and aligned by the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.v2.u32 {{{a}, {b}}}, [{address}];",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            address = in(reg64) pointer.global_address(i),
+            options(readonly, nostack),
+        );
+    }
+    [a, b]
+}
+
+#[inline(always)]
+pub unsafe fn load_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: in bounds and aligned by the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.v4.u32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            c = out(reg32) c,
+            d = out(reg32) d,
+            address = in(reg64) pointer.global_address(i),
+            options(readonly, nostack),
+        );
+    }
+    [a, b, c, d]
+}
+
+#[inline(always)]
+pub unsafe fn store<T: Element>(pointer: Pointer<T>, i: u64, value: T) {
+    // SAFETY: in bounds and aligned by the caller's promise.
+    unsafe { pointer.0.add(i as usize).write(value) }
+}
+
+#[inline(always)]
+pub unsafe fn store_x2<T: Element>(pointer: Pointer<T>, i: u64, [a, b]: [u32; 2]) {
+    // SAFETY: in bounds and aligned by the caller's promise.
+    unsafe {
+        asm!(
+            "st.global.v2.u32 [{address}], {{{a}, {b}}};",
+            address = in(reg64) pointer.global_address(i),
+            a = in(reg32) a,
+            b = in(reg32) b,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub unsafe fn store_x4<T: Element>(pointer: Pointer<T>, i: u64, [a, b, c, d]: [u32; 4]) {
+    // SAFETY: in bounds and aligned by the caller's promise.
+    unsafe {
+        asm!(
+            "st.global.v4.u32 [{address}], {{{a}, {b}, {c}, {d}}};",
+            address = in(reg64) pointer.global_address(i),
+            a = in(reg32) a,
+            b = in(reg32) b,
+            c = in(reg32) c,
+            d = in(reg32) d,
+            options(nostack),
+        );
+    }
+}

@@ -1,0 +1,13 @@
+//! The device backend: one instruction a call.
+//!
+//! Collectives are LLVM intrinsics (`intrinsics`): LLVM knows those as convergent and moves none
+//! into or across a branch. Inline asm is not convergent, so it holds no collective.
+
+pub mod atomic;
+pub mod convert;
+mod intrinsics;
+pub mod math;
+pub mod mem;
+pub mod shared;
+pub mod thread;
+pub mod warp;

@@ -1,0 +1,142 @@
+//! Shared memory: one arena per block, sized by the launch, carved into [`Shared`] arrays.
+//!
+//! Access is by 32-bit word. A block starts with unwritten memory: reading a word before writing it
+//! is a fault on the CPU and garbage on the device. Two threads that touch a word, one of them
+//! writing, need [`crate::thread::sync_threads`] between them, or [`crate::warp::sync_warp`] when
+//! they are of one warp; the emulator takes nothing else for an order, not even a fence.
+
+use core::marker::PhantomData;
+
+use crate::imp;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u32 {}
+    impl Sealed for i32 {}
+    impl Sealed for f32 {}
+}
+
+/// Element types of shared memory, one 32-bit word each: `u32`, `i32`, `f32`. Sealed.
+pub trait Word: Copy + sealed::Sealed {
+    /// The word's bits.
+    fn to_word(self) -> u32;
+    /// The value with these bits.
+    fn from_word(word: u32) -> Self;
+}
+
+impl Word for u32 {
+    #[inline(always)]
+    fn to_word(self) -> u32 {
+        self
+    }
+    #[inline(always)]
+    fn from_word(word: u32) -> Self {
+        word
+    }
+}
+
+impl Word for i32 {
+    #[inline(always)]
+    fn to_word(self) -> u32 {
+        self.cast_unsigned()
+    }
+    #[inline(always)]
+    fn from_word(word: u32) -> Self {
+        word.cast_signed()
+    }
+}
+
+impl Word for f32 {
+    #[inline(always)]
+    fn to_word(self) -> u32 {
+        self.to_bits()
+    }
+    #[inline(always)]
+    fn from_word(word: u32) -> Self {
+        f32::from_bits(word)
+    }
+}
+
+/// `N` words of the block's shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared<T: Word, const N: usize> {
+    /// Address of the first word in the backend's shared window.
+    base: u32,
+    element: PhantomData<T>,
+}
+
+impl<T: Word, const N: usize> Shared<T, N> {
+    /// Bytes that the array occupies.
+    pub const BYTES: u32 = 4 * N as u32;
+
+    /// The array that starts `byte_offset` bytes into the block's shared memory.
+    ///
+    /// # Safety
+    /// - `byte_offset` is a multiple of 4, and `byte_offset + Self::BYTES` is no more than the
+    ///   launch's shared bytes.
+    /// - Arrays that overlap are used as one memory, with the barriers that needs.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn at(byte_offset: u32) -> Self {
+        // SAFETY: aligned and inside the arena by the caller's promise.
+        let base = unsafe { imp::shared::array(byte_offset, Self::BYTES) };
+        Self { base, element: PhantomData }
+    }
+
+    /// Element `i` (`ld.shared.b32`).
+    ///
+    /// # Safety
+    /// - `i < N`, the element has been written, and no other thread writes it without a barrier
+    ///   between.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load(self, i: u32) -> T {
+        // SAFETY: inside the array, written and ordered by the caller's promise.
+        T::from_word(unsafe { imp::shared::load(self.address::<1>(i)) })
+    }
+
+    /// Sets element `i` (`st.shared.b32`).
+    ///
+    /// # Safety
+    /// - `i < N`, and no other thread touches the element without a barrier between.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store(self, i: u32, value: T) {
+        // SAFETY: inside the array and ordered by the caller's promise.
+        unsafe { imp::shared::store(self.address::<1>(i), value.to_word()) }
+    }
+
+    /// The bits of elements `i..i + 4` (`ld.shared.v4.b32`).
+    ///
+    /// # Safety
+    /// - As [`Self::load`] for each of the four, and the address of element `i` is a multiple
+    ///   of 16 bytes.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x4(self, i: u32) -> [u32; 4] {
+        // SAFETY: inside the array, aligned, written and ordered by the caller's promise.
+        unsafe { imp::shared::load_x4(self.address::<4>(i)) }
+    }
+
+    /// Sets the bits of elements `i..i + 4` (`st.shared.v4.b32`).
+    ///
+    /// # Safety
+    /// - As [`Self::store`] for each of the four, and the address of element `i` is a multiple
+    ///   of 16 bytes.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store_u32x4(self, i: u32, value: [u32; 4]) {
+        // SAFETY: inside the array, aligned and ordered by the caller's promise.
+        unsafe { imp::shared::store_x4(self.address::<4>(i), value) }
+    }
+
+    /// Address of element `i`, of which `WORDS` are to be accessed at once.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn address<const WORDS: u32>(self, i: u32) -> u32 {
+        imp::shared::element::<WORDS>(self.base, Self::BYTES / 4, i)
+    }
+}

@@ -1,0 +1,74 @@
+//! Who am I: indices and dimensions (PTX ISA 10, special registers), and the block barrier.
+
+use crate::imp;
+use crate::warp::WARP_SIZE;
+
+/// Index of the calling thread in its block, `0..block_dim_x()`.
+#[inline(always)]
+#[must_use]
+pub fn thread_idx_x() -> u32 {
+    imp::thread::thread_idx_x()
+}
+
+/// Column of the calling thread's block in the grid, `0..grid_dim_x()`.
+#[inline(always)]
+#[must_use]
+pub fn block_idx_x() -> u32 {
+    imp::thread::block_idx_x()
+}
+
+/// Row of the calling thread's block in the grid, `0..grid_dim_y()`.
+#[inline(always)]
+#[must_use]
+pub fn block_idx_y() -> u32 {
+    imp::thread::block_idx_y()
+}
+
+/// Threads in a block: a multiple of 32, at most 1024.
+#[inline(always)]
+#[must_use]
+pub fn block_dim_x() -> u32 {
+    imp::thread::block_dim_x()
+}
+
+/// Columns of the grid, in blocks.
+#[inline(always)]
+#[must_use]
+pub fn grid_dim_x() -> u32 {
+    imp::thread::grid_dim_x()
+}
+
+/// Rows of the grid, in blocks.
+#[inline(always)]
+#[must_use]
+pub fn grid_dim_y() -> u32 {
+    imp::thread::grid_dim_y()
+}
+
+/// Index of the calling thread in its warp, `0..32`.
+#[inline(always)]
+#[must_use]
+pub fn lane_id() -> u32 {
+    // Blocks are one-dimensional, so the hardware fills warps in this order.
+    thread_idx_x() % WARP_SIZE
+}
+
+/// Index of the calling thread's warp in its block.
+#[inline(always)]
+#[must_use]
+pub fn warp_id() -> u32 {
+    thread_idx_x() / WARP_SIZE
+}
+
+/// Waits for all threads of the block; what any of them wrote before, all see after
+/// (`barrier.cta.sync.aligned`, PTX ISA 9.7.13 `barrier`).
+///
+/// # Safety
+/// - Every thread of the block makes this call, from the same place in the source; none has
+///   returned from the kernel.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn sync_threads() {
+    // SAFETY: the caller's duty is this callee's: all threads of the block arrive together.
+    unsafe { imp::thread::sync_threads() }
+}

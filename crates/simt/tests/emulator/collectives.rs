@@ -1,0 +1,192 @@
+//! Each collective against a plain model over arrays of 32.
+
+use simt::{thread, warp};
+
+use crate::device::{Tensor, run};
+
+const WARPS: usize = 2;
+const LANES: usize = 32;
+
+/// Values with all bits in play, equal in no two lanes.
+fn values() -> Vec<u32> {
+    (0..(WARPS * LANES) as u32).map(|i| (i + 1).wrapping_mul(0x9E37_79B9)).collect()
+}
+
+/// What each thread gets from `device`, given its value.
+fn on_device(device: impl Fn(u32) -> u32 + Sync) -> Vec<u32> {
+    let input = Tensor::new(&values());
+    let output = Tensor::zeros(WARPS * LANES);
+    let (source, target) = (input.input(), output.output());
+    run((WARPS * LANES) as u32, || {
+        let i = u64::from(thread::thread_idx_x());
+        // SAFETY: one element per thread.
+        unsafe { target.store(i, device(source.load(i))) }
+    });
+    output.words()
+}
+
+/// What each lane gets from `model`, given its lane and its warp's values.
+fn on_paper(model: impl Fn(usize, &[u32]) -> u32) -> Vec<u32> {
+    let per_warp = |warp: &[u32]| (0..LANES).map(|lane| model(lane, warp)).collect::<Vec<_>>();
+    values().chunks(LANES).flat_map(per_warp).collect()
+}
+
+#[test]
+fn shuffles_move_values_between_lanes() {
+    for operand in [0, 1, 5, 16, 31] {
+        let distance = operand as usize;
+        // SAFETY: all lanes shuffle together, here and below.
+        let xor = on_device(|v| unsafe { warp::shuffle_xor_u32(v, operand) });
+        assert_eq!(xor, on_paper(|lane, warp| warp[lane ^ distance]));
+        // SAFETY: as above.
+        let idx = on_device(|v| unsafe { warp::shuffle_idx_u32(v, operand) });
+        assert_eq!(idx, on_paper(|_, warp| warp[distance]));
+        // SAFETY: as above.
+        let up = on_device(|v| unsafe { warp::shuffle_up_u32(v, operand) });
+        assert_eq!(up, on_paper(|lane, warp| warp[lane.checked_sub(distance).unwrap_or(lane)]));
+        // SAFETY: as above.
+        let down = on_device(|v| unsafe { warp::shuffle_down_u32(v, operand) });
+        let below = |lane| if lane + distance < LANES { lane + distance } else { lane };
+        assert_eq!(down, on_paper(|lane, warp| warp[below(lane)]));
+    }
+}
+
+#[test]
+fn shuffles_take_an_operand_per_lane() {
+    // SAFETY: all lanes shuffle together.
+    let reversed = on_device(|v| unsafe { warp::shuffle_idx_u32(v, 31 - thread::lane_id()) });
+    assert_eq!(reversed, on_paper(|lane, warp| warp[31 - lane]));
+}
+
+#[test]
+fn shuffles_use_the_low_five_bits_of_their_operand() {
+    // SAFETY: all lanes shuffle together, here and below.
+    let xor = on_device(|v| unsafe { warp::shuffle_xor_u32(v, 32 + 3) });
+    assert_eq!(xor, on_paper(|lane, warp| warp[lane ^ 3]));
+    // SAFETY: as above.
+    let up = on_device(|v| unsafe { warp::shuffle_up_u32(v, 32) });
+    assert_eq!(up, on_paper(|lane, warp| warp[lane]));
+}
+
+#[test]
+fn float_shuffles_move_bits() {
+    // A signalling NaN would lose its bits in arithmetic.
+    let bits = |v: u32| 0x7F80_0001 | (v & 0xFF);
+    let float = |v| f32::from_bits(bits(v));
+    // SAFETY: all lanes shuffle together, here and below.
+    let xor = on_device(|v| unsafe { warp::shuffle_xor_f32(float(v), 7) }.to_bits());
+    assert_eq!(xor, on_paper(|lane, warp| bits(warp[lane ^ 7])));
+    // SAFETY: as above.
+    let idx = on_device(|v| unsafe { warp::shuffle_idx_f32(float(v), 9) }.to_bits());
+    assert_eq!(idx, on_paper(|_, warp| bits(warp[9])));
+    // SAFETY: as above.
+    let up = on_device(|v| unsafe { warp::shuffle_up_f32(float(v), 1) }.to_bits());
+    assert_eq!(up, on_paper(|lane, warp| bits(warp[lane.saturating_sub(1)])));
+    // SAFETY: as above.
+    let down = on_device(|v| unsafe { warp::shuffle_down_f32(float(v), 1) }.to_bits());
+    assert_eq!(down, on_paper(|lane, warp| bits(warp[(lane + 1).min(31)])));
+}
+
+#[test]
+fn votes_see_every_lane() {
+    for threshold in [0, 1 << 31, u32::MAX] {
+        let passes = |v: &u32| *v >= threshold;
+        // SAFETY: all lanes vote together, here and below.
+        let ballot = on_device(|v| unsafe { warp::ballot(passes(&v)) });
+        let bits = |warp: &[u32]| (0..LANES).map(|l| u32::from(passes(&warp[l])) << l).sum();
+        assert_eq!(ballot, on_paper(|_, warp| bits(warp)));
+        // SAFETY: as above.
+        let all = on_device(|v| u32::from(unsafe { warp::all(passes(&v)) }));
+        assert_eq!(all, on_paper(|_, warp| u32::from(warp.iter().all(passes))));
+        // SAFETY: as above.
+        let any = on_device(|v| u32::from(unsafe { warp::any(passes(&v)) }));
+        assert_eq!(any, on_paper(|_, warp| u32::from(warp.iter().any(passes))));
+    }
+}
+
+#[test]
+fn integer_reductions_cover_the_warp() {
+    // SAFETY: all lanes reduce together, here and below.
+    let sum = on_device(|v| unsafe { warp::reduce_add_u32(v) });
+    assert_eq!(sum, on_paper(|_, warp| warp.iter().fold(0, |sum, v| sum.wrapping_add(*v))));
+    // SAFETY: as above.
+    let most = on_device(|v| unsafe { warp::reduce_max_u32(v) });
+    assert_eq!(most, on_paper(|_, warp| *warp.iter().max().expect("32 lanes")));
+    // SAFETY: as above.
+    let least = on_device(|v| unsafe { warp::reduce_min_u32(v) });
+    assert_eq!(least, on_paper(|_, warp| *warp.iter().min().expect("32 lanes")));
+}
+
+/// A float with many mantissa bits, so that the order of a sum shows in its bits.
+fn float(v: u32) -> f32 {
+    (v.cast_signed() as f32) * 1e-7
+}
+
+#[test]
+fn float_sum_is_the_same_tree_in_every_lane() {
+    fn tree(values: &[u32]) -> f32 {
+        // The butterfly's first step adds lanes 16 apart: halves, from the outside in.
+        let mut level: Vec<f32> = values.iter().map(|&v| float(v)).collect();
+        while level.len() > 1 {
+            let (low, high) = level.split_at(level.len() / 2);
+            level = low.iter().zip(high).map(|(a, b)| a + b).collect();
+        }
+        level[0]
+    }
+    // SAFETY: all lanes reduce together.
+    let sum = on_device(|v| unsafe { warp::reduce_add_f32(float(v)) }.to_bits());
+    assert_eq!(sum, on_paper(|_, warp| tree(warp).to_bits()));
+}
+
+#[test]
+fn float_maximum_over_the_warp_and_over_segments() {
+    fn largest(values: &[u32]) -> u32 {
+        values.iter().map(|&v| float(v)).fold(f32::NEG_INFINITY, f32::max).to_bits()
+    }
+    let segment = |lane: usize, warp: &[u32], width: usize| {
+        let first = lane / width * width;
+        largest(&warp[first..first + width])
+    };
+    // SAFETY: all lanes reduce together, here and below.
+    let whole = on_device(|v| unsafe { warp::reduce_max_f32(float(v)) }.to_bits());
+    assert_eq!(whole, on_paper(|_, warp| largest(warp)));
+    // SAFETY: as above.
+    let eight = on_device(|v| unsafe { warp::reduce_max_f32_width::<8>(float(v)) }.to_bits());
+    assert_eq!(eight, on_paper(|lane, warp| segment(lane, warp, 8)));
+    // SAFETY: as above.
+    let one = on_device(|v| unsafe { warp::reduce_max_f32_width::<1>(float(v)) }.to_bits());
+    assert_eq!(one, on_paper(|lane, warp| segment(lane, warp, 1)));
+}
+
+#[test]
+fn maximum_and_minimum_order_zeros_and_drop_nan() {
+    use simt::math::{max, min};
+    assert_eq!(max(-0.0, 0.0).to_bits(), 0.0f32.to_bits());
+    assert_eq!(max(0.0, -0.0).to_bits(), 0.0f32.to_bits());
+    assert_eq!(min(0.0, -0.0).to_bits(), (-0.0f32).to_bits());
+    assert_eq!(min(-0.0, 0.0).to_bits(), (-0.0f32).to_bits());
+    assert_eq!((max(f32::NAN, 1.0), max(1.0, f32::NAN)), (1.0, 1.0));
+    assert_eq!((min(f32::NAN, 1.0), min(1.0, f32::NAN)), (1.0, 1.0));
+    assert_eq!((max(-2.0, 1.0), min(-2.0, 1.0)), (1.0, -2.0));
+    assert!(max(f32::NAN, f32::NAN).is_nan());
+}
+
+#[test]
+fn exact_math_rounds_once_and_to_even() {
+    use simt::math;
+    // (1 + 2^-12)^2 - (1 + 2^-11) is 2^-24 only when the product is not rounded first.
+    let a = 1.0 + 2f32.powi(-12);
+    assert_eq!(math::mul_add(a, a, -(1.0 + 2f32.powi(-11))), 2f32.powi(-24));
+    assert_eq!(math::sqrt(2.0).to_bits(), 0x3FB5_04F3);
+    assert_eq!([0.5, 1.5, 2.5, -0.5].map(math::round_ties_even), [0.0, 2.0, 2.0, -0.0]);
+    assert_eq!([1.9, -1.1, 3.0].map(math::floor), [1.0, -2.0, 3.0]);
+}
+
+#[test]
+fn approximations_are_within_half_an_ulp_of_the_truth() {
+    use simt::math::approx;
+    assert_eq!(approx::ex2(10.0), 1024.0);
+    assert_eq!(approx::lg2(1024.0), 10.0);
+    assert_eq!(approx::rcp(3.0), 1.0 / 3.0);
+    assert_eq!(approx::rsqrt(4.0), 0.5);
+}

@@ -1,0 +1,8 @@
+//! The emulator: every collective against a plain model, and every detector shown its fault.
+
+mod collectives;
+mod device;
+mod divergence;
+mod global;
+mod schedule;
+mod shared;

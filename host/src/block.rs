@@ -1,0 +1,55 @@
+//! The block pool: one free list for all layers (decision D1).
+
+use crate::ids::BlockId;
+
+/// A block taken from a [`BlockPool`]. It cannot be copied: who holds it owns its storage in every
+/// layer, and giving it back is giving it up, so a double free does not compile.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a block that is dropped is lost to its pool; give it back"]
+pub struct Block(BlockId);
+
+impl Block {
+    /// Which block it is.
+    pub const fn id(&self) -> BlockId {
+        self.0
+    }
+}
+
+/// The blocks that nobody holds. Taking and giving back are O(1) and allocate nothing.
+#[derive(Debug)]
+pub struct BlockPool {
+    /// Last in, first out: the block taken next is the one most recently used.
+    free: Vec<Block>,
+    total: u32,
+}
+
+impl BlockPool {
+    /// A pool of `total` free blocks; the lowest is taken first.
+    #[must_use]
+    pub fn new(total: u32) -> Self {
+        Self { free: (0..total).rev().map(|id| Block(BlockId(id))).collect(), total }
+    }
+
+    /// A free block, or `None` when all are taken.
+    pub fn take(&mut self) -> Option<Block> {
+        self.free.pop()
+    }
+
+    /// Returns a block to the pool.
+    pub fn give_back(&mut self, block: Block) {
+        debug_assert!(self.free.len() < self.total as usize, "a block of another pool");
+        self.free.push(block);
+    }
+
+    /// Blocks that are free.
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Blocks there are.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+}

@@ -1,0 +1,167 @@
+//! What a device can answer instead of doing what it was asked.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use cust::error::CudaError;
+use cust::sys::CUresult;
+use simt::emu::Fault;
+
+/// What the CUDA driver answered, other than success.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("CUDA error {code}: {text}")]
+pub struct CudaStatus {
+    /// The `CUresult`.
+    pub code: u32,
+    /// What it means.
+    pub text: String,
+}
+
+impl From<CudaError> for CudaStatus {
+    fn from(error: CudaError) -> Self {
+        Self { code: error as u32, text: error.to_string() }
+    }
+}
+
+impl From<CUresult> for CudaStatus {
+    fn from(status: CUresult) -> Self {
+        let mut text = ptr::null();
+        // SAFETY: the call writes one pointer, to a string that lives as long as the process.
+        let known = unsafe { cust::sys::cuGetErrorString(status, &mut text) };
+        let text = if known == CUresult::CUDA_SUCCESS && !text.is_null() {
+            // SAFETY: as above.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        } else {
+            "unknown to this driver".to_owned()
+        };
+        Self { code: status as u32, text }
+    }
+}
+
+/// Why a device refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// No CUDA driver on this machine.
+    #[error("{0}")]
+    NoDriver(#[from] cuda_loader::DriverError),
+    /// The driver is there and has no such device.
+    #[error("CUDA device {ordinal} does not exist; the driver knows {count}")]
+    NoDevice {
+        /// The device asked for.
+        ordinal: u32,
+        /// Devices the driver has.
+        count: u32,
+    },
+    /// The GPU is older than the kernels.
+    #[error(
+        "{name} is sm_{sm}; the kernels need sm_{least} or newer (H100, H200, B200). \
+         Use the CPU device instead"
+    )]
+    TooOld {
+        /// The GPU's name.
+        name: String,
+        /// Its compute capability.
+        sm: u32,
+        /// The least that is supported.
+        least: u32,
+    },
+    /// The driver is older than the PTX.
+    #[error(
+        "the kernels are PTX {ptx}, which needs a driver for CUDA {needed} or newer; this driver \
+         is for CUDA {driver}. Update the driver"
+    )]
+    PtxTooNew {
+        /// PTX ISA version of the module.
+        ptx: String,
+        /// CUDA version that understands it.
+        needed: String,
+        /// CUDA version of the installed driver.
+        driver: String,
+    },
+    /// The embedded PTX was built for another version of the kernel table.
+    #[error(
+        "the embedded PTX has ABI version {found}, the library {expected}; run `cargo xtask \
+         build-ptx`"
+    )]
+    AbiVersion {
+        /// Version in the PTX manifest.
+        found: u32,
+        /// Version of the library.
+        expected: u32,
+    },
+    /// The embedded PTX manifest is unreadable.
+    #[error("the embedded PTX manifest is unreadable: {0}; run `cargo xtask build-ptx`")]
+    Manifest(#[from] serde_json::Error),
+    /// A driver call failed.
+    #[error("{operation} failed: {source}")]
+    Cuda {
+        /// What was being done.
+        operation: &'static str,
+        /// The driver's answer.
+        source: CudaStatus,
+    },
+    /// Device or pinned memory is exhausted. Nothing was allocated.
+    #[error("no memory for {label}: {requested} bytes wanted, {free} free")]
+    OutOfMemory {
+        /// What the memory was for.
+        label: &'static str,
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that were free.
+        free: u64,
+    },
+    /// A buffer is too short for what was asked of it.
+    #[error("{what}: {needed} elements needed, the buffer has {found}")]
+    Length {
+        /// What was asked.
+        what: &'static str,
+        /// Elements the buffer has.
+        found: u64,
+        /// Elements that were needed.
+        needed: u64,
+    },
+    /// A grid with no blocks, or with more than the hardware takes (2^31 - 1 by 65,535).
+    #[error("{kernel}: a grid of {x} x {y} blocks is not possible")]
+    BadGrid {
+        /// The kernel.
+        kernel: &'static str,
+        /// Blocks in x.
+        x: u32,
+        /// Blocks in y.
+        y: u32,
+    },
+    /// Allocation or waiting inside a capture.
+    #[error("{operation} is not possible while a graph is being captured; do it before")]
+    ForbiddenInCapture {
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// A second capture was begun inside one.
+    #[error("this stream is already being captured")]
+    NestedCapture,
+    /// A captured launch takes a pointer into memory that the graph does not keep alive.
+    #[error(
+        "{kernel} was captured with `{argument}` at {address:#x}, which is in no buffer the graph \
+         retains; pass that buffer to `capture`"
+    )]
+    NotRetained {
+        /// The kernel.
+        kernel: &'static str,
+        /// Its argument.
+        argument: &'static str,
+        /// The argument's address.
+        address: u64,
+    },
+    /// The emulator met a fault.
+    #[error("{0}")]
+    Fault(#[from] Fault),
+    /// A kernel failed on the GPU. The context is lost; build a new device.
+    #[error("a kernel failed on the GPU ({source}); it is one of those launched since the last \
+             wait: {kernels}")]
+    KernelFault {
+        /// Names of the kernels launched since the last successful wait.
+        kernels: String,
+        /// The driver's answer.
+        source: CudaStatus,
+    },
+}

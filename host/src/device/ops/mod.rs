@@ -1,0 +1,19 @@
+//! The operations as safe functions: every buffer is checked against the shape the kernel table
+//! gives it, then the kernel is launched.
+
+mod swa;
+
+pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};
+
+use bytemuck::Pod;
+
+use super::{Buffer, Device, DeviceError};
+
+/// Refuses a tensor with fewer than `needed` elements.
+fn check<D: Device, T: Pod>(
+    what: &'static str,
+    buffer: &Buffer<D, T>,
+    needed: u64,
+) -> Result<(), DeviceError> {
+    super::check_length(what, buffer.len(), needed)
+}

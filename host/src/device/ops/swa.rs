@@ -1,0 +1,129 @@
+//! The sliding-window ring: append and gather.
+
+use kv_layout::geometry::{HEAD_DIM, WINDOW};
+use kv_layout::main_row::{DATA_BYTES, MainFormat};
+use kv_layout::params::{AppendSwaParams, GatherSwaParams};
+
+use super::check;
+use crate::device::{Buffer, Device, DeviceError};
+use crate::kernels::{AppendSwa, GatherSwa};
+
+/// The ring planes of one layer.
+pub struct SwaRing<'a, D: Device> {
+    /// `[slots * ring, 576]` u8.
+    pub data: &'a Buffer<D, u8>,
+    /// `[slots * ring, 8]` UE8M0 or `[slots * ring]` f32, as bytes.
+    pub scale: &'a Buffer<D, u8>,
+    /// How rows are scaled.
+    pub format: MainFormat,
+    /// Rows of one request's ring.
+    pub ring: u32,
+    /// Request slots.
+    pub slots: u32,
+}
+
+impl<D: Device> SwaRing<'_, D> {
+    fn check(&self) -> Result<u32, DeviceError> {
+        let rows = u64::from(self.slots) * u64::from(self.ring);
+        check("ring data", self.data, rows * DATA_BYTES)?;
+        check("ring scales", self.scale, rows * self.format.scale_bytes())?;
+        let most = i32::MAX as u64;
+        let fits = u32::try_from(rows).ok().filter(|&rows| u64::from(rows) <= most);
+        fits.ok_or(DeviceError::Length { what: "ring rows", found: most, needed: rows })
+    }
+}
+
+/// The queries of a gather: a part of a step.
+pub struct GatherQueries<'a, D: Device> {
+    /// `[step]` position of each token.
+    pub position: &'a Buffer<D, i32>,
+    /// `[step]` slot of each token's request; -1 = padding.
+    pub slot: &'a Buffer<D, i32>,
+    /// `[step]` tokens of the same request that precede it in the step.
+    pub index: &'a Buffer<D, i32>,
+    /// First query.
+    pub first: u32,
+    /// Queries.
+    pub count: u32,
+}
+
+/// Queues `append_swa`: each of `tokens` rows of `kv` (`[tokens, 512]` BF16) is quantised into the
+/// ring row that `row` (`[tokens]`, -1 = none) names. Rows must be distinct.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+pub fn append_swa<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    kv: &Buffer<D, u16>,
+    row: &Buffer<D, i32>,
+    ring: &SwaRing<'_, D>,
+    faults: &Buffer<D, u32>,
+    tokens: u32,
+) -> Result<(), DeviceError> {
+    if tokens == 0 {
+        return Ok(());
+    }
+    let rows = ring.check()?;
+    check("kv", kv, u64::from(tokens) * u64::from(HEAD_DIM))?;
+    check("ring rows of tokens", row, u64::from(tokens))?;
+    check("fault word", faults, 1)?;
+    let operation = AppendSwa {
+        kv: kv.ptr(),
+        token_ring_row: row.ptr(),
+        ring_data: ring.data.ptr(),
+        ring_scale: ring.scale.ptr(),
+        faults: faults.ptr(),
+        params: AppendSwaParams { tokens, rows },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // rows outside the ring; work of one stream runs in order.
+    unsafe { device.launch(stream, ring.format, (tokens.div_ceil(4), 1), &operation) }
+}
+
+/// Queues `gather_swa`: the window of each query into `tile` (`[queries, 128, 512]` BF16) and its
+/// number of rows into `lengths` (`[queries]`).
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn gather_swa<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    kv: &Buffer<D, u16>,
+    queries: &GatherQueries<'_, D>,
+    ring: &SwaRing<'_, D>,
+    tile: &Buffer<D, u16>,
+    lengths: &Buffer<D, i32>,
+    faults: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    let GatherQueries { position, slot, index, first, count } = *queries;
+    if count == 0 {
+        return Ok(());
+    }
+    ring.check()?;
+    let end = u64::from(first) + u64::from(count);
+    check("kv", kv, end * u64::from(HEAD_DIM))?;
+    check("positions", position, end)?;
+    check("slots", slot, end)?;
+    check("indices", index, end)?;
+    check("tile", tile, u64::from(count) * u64::from(WINDOW * HEAD_DIM))?;
+    check("lengths", lengths, u64::from(count))?;
+    check("fault word", faults, 1)?;
+    let operation = GatherSwa {
+        kv: kv.ptr(),
+        token_position: position.ptr(),
+        token_slot: slot.ptr(),
+        token_index: index.ptr(),
+        ring_data: ring.data.ptr(),
+        ring_scale: ring.scale.ptr(),
+        tile: tile.ptr(),
+        lengths: lengths.ptr(),
+        faults: faults.ptr(),
+        params: GatherSwaParams { first, tokens: count, ring: ring.ring, slots: ring.slots },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // slots outside the ring, and reads of `kv` only tokens that precede a query in its request,
+    // which the planner lays out before it; work of one stream runs in order.
+    unsafe { device.launch(stream, ring.format, (count, 4), &operation) }
+}

@@ -1,0 +1,266 @@
+//! `KvCacheManager`: the ledger and the device memory it speaks of.
+
+use std::sync::Arc;
+
+use kv_layout::kernels::KERNELS;
+
+use crate::config::CacheConfig;
+use crate::device::{Buffer, Device, Graph, Staged};
+use crate::error::KvError;
+use crate::handle::LayerCacheHandle;
+use crate::ids::{BlockId, LayerId, RequestId};
+use crate::ledger::{Ledger, StepPlan, StepRequest};
+use crate::schema::{LayerCacheSchema, Pool, PoolKind, PoolUnit, Schema};
+
+/// The KV cache of one model on one device.
+///
+/// Between steps: [`Self::admit`], [`Self::prepare_forward`], [`Self::commit`], [`Self::release`].
+/// Inside a step: [`Self::layer`], whose handle queues the layer's kernels and allocates nothing.
+pub struct KvCacheManager<D: Device> {
+    device: D,
+    config: CacheConfig,
+    schema: Schema,
+    ledger: Ledger,
+    layers: Vec<LayerPools<D>>,
+    /// StepMeta.
+    step: Staged<D, i32>,
+    /// One word per kernel of the table: rows it refused.
+    faults: Buffer<D, u32>,
+    /// Tokens of the step in `step`.
+    tokens: u32,
+}
+
+/// The device memory of one layer, a buffer per pool of its schema.
+pub(crate) struct LayerPools<D: Device> {
+    buffers: Vec<(PoolKind, Buffer<D, u8>)>,
+}
+
+impl<D: Device> LayerPools<D> {
+    fn allocate(
+        device: &D,
+        schema: &LayerCacheSchema,
+        config: &CacheConfig,
+    ) -> Result<Self, KvError> {
+        let allocate = |pool: &Pool| {
+            let buffer = device.allocate(label(pool.kind), pool_bytes(pool, config))?;
+            Ok((pool.kind, buffer))
+        };
+        let buffers = schema.pools.iter().map(allocate).collect::<Result<_, KvError>>()?;
+        Ok(Self { buffers })
+    }
+
+    /// The buffer of a pool that every layer has, or that the layer's kind has.
+    pub fn get(&self, kind: PoolKind) -> Option<&Buffer<D, u8>> {
+        self.buffers.iter().find(|(found, _)| *found == kind).map(|(_, buffer)| buffer)
+    }
+}
+
+fn pool_bytes(pool: &Pool, config: &CacheConfig) -> u64 {
+    let units = match pool.unit {
+        PoolUnit::Slot => config.max_requests,
+        PoolUnit::Block => config.num_blocks,
+    };
+    u64::from(units) * pool.unit_bytes()
+}
+
+fn label(kind: PoolKind) -> &'static str {
+    match kind {
+        PoolKind::SwaData => "sliding-window rows",
+        PoolKind::SwaScale => "sliding-window scales",
+        PoolKind::EntryData => "compressed entries",
+        PoolKind::EntryScale => "compressed-entry scales",
+        PoolKind::IndexCode => "indexer keys",
+        PoolKind::IndexScale => "indexer-key scales",
+        PoolKind::MainState => "compressor state",
+        PoolKind::IndexState => "indexer compressor state",
+    }
+}
+
+impl<D: Device> KvCacheManager<D> {
+    /// Allocates every pool. Nothing is allocated on the device after this.
+    ///
+    /// # Errors
+    /// [`KvError::Config`]; [`KvError::Device`] with the pool that did not fit.
+    pub fn new(device: D, config: CacheConfig) -> Result<Self, KvError> {
+        let ledger = Ledger::new(&config)?;
+        let schema = Schema::new(&config);
+        let layers = schema.layers.iter();
+        let layers = layers
+            .map(|layer| LayerPools::allocate(&device, layer, &config))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            step: Staged::new(&device, "step metadata", ledger.layout().len())?,
+            faults: device.allocate("fault words", KERNELS.len() as u64)?,
+            tokens: 0,
+            device,
+            config,
+            schema,
+            ledger,
+            layers,
+        })
+    }
+
+    /// Admits a request with no tokens.
+    ///
+    /// # Errors
+    /// [`KvError::NoFreeSlot`].
+    pub fn admit(&mut self) -> Result<RequestId, KvError> {
+        self.ledger.admit()
+    }
+
+    /// Ends a request and frees what it held.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`].
+    pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
+        self.ledger.release(id)
+    }
+
+    /// Allocates for the whole step and queues one copy of its StepMeta; runs between graphs.
+    ///
+    /// All or nothing: on a refusal no block is taken and no request changes.
+    ///
+    /// # Errors
+    /// As [`Ledger::prepare_forward`]; [`KvError::Device`].
+    pub fn prepare_forward(
+        &mut self,
+        stream: &D::Stream,
+        step: &[StepRequest],
+    ) -> Result<StepPlan, KvError> {
+        let Self { device, ledger, step: meta, .. } = self;
+        let plan = meta.update(device, stream, |array| ledger.prepare_forward(step, array))?;
+        self.tokens = plan.tokens;
+        Ok(plan)
+    }
+
+    /// Makes the first `accepted` tokens of the last step final; the others never were.
+    ///
+    /// # Errors
+    /// As [`Ledger::commit`].
+    pub fn commit(&mut self, id: RequestId, accepted: u32) -> Result<(), KvError> {
+        self.ledger.commit(id, accepted)
+    }
+
+    /// The cache of one layer, for the step that was prepared last. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchLayer`].
+    pub fn layer(&self, layer: LayerId) -> Result<LayerCacheHandle<'_, D>, KvError> {
+        self.layer_for(layer, self.tokens)
+    }
+
+    /// The cache of one layer for launches that cover `tokens` tokens: a bucket being captured.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchLayer`]; [`KvError::StepTooLong`] if no step can have that many tokens.
+    pub fn layer_for(
+        &self,
+        layer: LayerId,
+        tokens: u32,
+    ) -> Result<LayerCacheHandle<'_, D>, KvError> {
+        let layers = self.layers.len() as u32;
+        let index = layer.0 as usize;
+        if tokens > self.config.max_step_tokens {
+            let most = self.config.max_step_tokens;
+            return Err(KvError::StepTooLong { tokens: u64::from(tokens), most });
+        }
+        match (self.schema.layers.get(index), self.layers.get(index)) {
+            (Some(schema), Some(pools)) => Ok(LayerCacheHandle {
+                device: &self.device,
+                config: &self.config,
+                schema,
+                pools,
+                step: self.step.buffer(),
+                layout: self.ledger.layout(),
+                faults: &self.faults,
+                tokens,
+            }),
+            _ => Err(KvError::NoSuchLayer { layer: layer.0, layers }),
+        }
+    }
+
+    /// Captures what `record` queues: launches of handles from [`Self::layer_for`], and the
+    /// caller's own. The graph keeps the cache's memory and `retained` alive.
+    ///
+    /// # Errors
+    /// What `record` returned; [`KvError::Device`] if it allocated, waited, or touched other memory.
+    pub fn capture(
+        &self,
+        stream: &D::Stream,
+        mut retained: Vec<Arc<D::Memory>>,
+        record: impl FnOnce(&Self) -> Result<(), KvError>,
+    ) -> Result<Graph<D>, KvError> {
+        retained.extend([self.step.buffer().memory(), self.faults.memory()]);
+        let buffers = self.layers.iter().flat_map(|layer| &layer.buffers);
+        retained.extend(buffers.map(|(_, buffer)| buffer.memory()));
+        let mut refused = None;
+        let graph = self.device.capture(stream, retained, || match record(self) {
+            Ok(()) => Ok(()),
+            Err(KvError::Device(error)) => Err(error),
+            Err(other) => {
+                refused = Some(other);
+                Ok(())
+            }
+        });
+        match refused {
+            Some(error) => Err(error),
+            None => Ok(graph?),
+        }
+    }
+
+    /// Waits for `stream` and reports rows that kernels refused since the last check.
+    ///
+    /// # Errors
+    /// [`KvError::KernelRefused`] for the first kernel with refusals; [`KvError::Device`].
+    pub fn check_faults(&self, stream: &D::Stream) -> Result<(), KvError> {
+        let mut counts = [0; KERNELS.len()];
+        self.device.download(stream, &self.faults, 0, &mut counts)?;
+        let Some(index) = counts.iter().position(|&count| count > 0) else { return Ok(()) };
+        self.device.upload(stream, &[0; KERNELS.len()], &self.faults, 0)?;
+        Err(KvError::KernelRefused { kernel: KERNELS[index].name, count: counts[index] })
+    }
+
+    /// Bytes on the device, per kind of pool, over all layers.
+    #[must_use]
+    pub fn memory_bytes(&self) -> Vec<(PoolKind, u64)> {
+        let mut totals: Vec<(PoolKind, u64)> = Vec::new();
+        for (kind, buffer) in self.layers.iter().flat_map(|layer| &layer.buffers) {
+            match totals.iter_mut().find(|(found, _)| found == kind) {
+                Some((_, bytes)) => *bytes += buffer.bytes(),
+                None => totals.push((*kind, buffer.bytes())),
+            }
+        }
+        totals
+    }
+
+    /// Blocks of a request, in the order of its tokens.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`].
+    pub fn block_table(
+        &self,
+        id: RequestId,
+    ) -> Result<impl ExactSizeIterator<Item = BlockId>, KvError> {
+        self.ledger.block_table(id)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// The pools of every layer.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Who holds what.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+}

@@ -1,0 +1,155 @@
+//! StepMeta: what the kernels of one step must know, as one array of `i32` that one copy sends to
+//! the device (decision D5).
+//!
+//! Four sections of `capacity` entries each, one entry a token, tokens of a request adjacent and in
+//! order. Entries past the step's tokens are padding: slot -1, row -1.
+
+use std::ops::Range;
+
+use kv_layout::main_row::ring_row;
+
+use crate::ids::SlotId;
+
+/// Padding, and "nothing to write".
+pub const NONE: i32 = -1;
+
+/// A section of the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// Absolute position of the token.
+    Position,
+    /// Slot of its request.
+    Slot,
+    /// Tokens of the same request that precede it in the step.
+    Index,
+    /// Row of the sliding-window ring planes it is written to.
+    RingRow,
+}
+
+/// Where the sections are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLayout {
+    capacity: u32,
+}
+
+impl StepLayout {
+    const SECTIONS: usize = 4;
+
+    /// The layout for steps of up to `tokens` tokens; sections are aligned to 16 bytes.
+    #[must_use]
+    pub const fn new(tokens: u32) -> Self {
+        Self { capacity: tokens.next_multiple_of(4) }
+    }
+
+    /// Entries of a section.
+    #[must_use]
+    pub const fn capacity(self) -> u32 {
+        self.capacity
+    }
+
+    /// Elements of the whole array.
+    #[must_use]
+    pub const fn len(self) -> usize {
+        Self::SECTIONS * self.capacity as usize
+    }
+
+    /// Whether there is no entry at all.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.capacity == 0
+    }
+
+    /// Index of a section's first element.
+    #[must_use]
+    pub const fn offset(self, section: Section) -> usize {
+        section as usize * self.capacity as usize
+    }
+}
+
+/// The tokens that one request adds in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The request's slot.
+    pub slot: SlotId,
+    /// Positions of its tokens, `start..end`.
+    pub start: u32,
+    /// One past the last position.
+    pub end: u32,
+}
+
+/// Writes the array for `chunks`, padding included; returns the number of tokens.
+///
+/// `ring` is the rows of a slot's ring. Of a chunk longer than that only the last `ring` tokens are
+/// written: earlier ones would share a row with later ones (spec section 6).
+///
+/// # Panics
+/// If `array` is shorter than the layout, or the chunks have more tokens than its capacity.
+pub fn fill(
+    array: &mut [i32],
+    layout: StepLayout,
+    ring: u32,
+    chunks: impl Iterator<Item = Chunk>,
+) -> u32 {
+    let capacity = layout.capacity as usize;
+    let mut sections = array[..layout.len()].chunks_exact_mut(capacity.max(1));
+    let mut next = || sections.next().unwrap_or_default();
+    let (position, slot, index, row) = (next(), next(), next(), next());
+    let mut token = 0;
+    for chunk in chunks {
+        let tokens = (chunk.end - chunk.start) as usize;
+        let span: Range<usize> = token..token + tokens;
+        slot[span.clone()].fill(chunk.slot.0 as i32);
+        for (i, at) in span.enumerate() {
+            let p = chunk.start + i as u32;
+            position[at] = p as i32;
+            index[at] = i as i32;
+            let kept = chunk.end - p <= ring;
+            row[at] = if kept { ring_row(chunk.slot.0, ring, p) as i32 } else { NONE };
+        }
+        token += tokens;
+    }
+    position[token..].fill(0);
+    slot[token..].fill(NONE);
+    index[token..].fill(0);
+    row[token..].fill(NONE);
+    token as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn section(array: &[i32], layout: StepLayout, section: Section) -> &[i32] {
+        &array[layout.offset(section)..][..layout.capacity() as usize]
+    }
+
+    #[test]
+    fn chunks_are_laid_out_in_order_and_padded() {
+        let layout = StepLayout::new(6);
+        assert_eq!(layout.capacity(), 8);
+        let mut array = vec![7; layout.len()];
+        let chunks = [
+            Chunk { slot: SlotId(2), start: 127, end: 130 },
+            Chunk { slot: SlotId(0), start: 5, end: 6 },
+        ];
+        assert_eq!(fill(&mut array, layout, 128, chunks.into_iter()), 4);
+        assert_eq!(section(&array, layout, Section::Position), [127, 128, 129, 5, 0, 0, 0, 0]);
+        assert_eq!(section(&array, layout, Section::Slot), [2, 2, 2, 0, -1, -1, -1, -1]);
+        assert_eq!(section(&array, layout, Section::Index), [0, 1, 2, 0, 0, 0, 0, 0]);
+        let rows = [256 + 127, 256, 257, 5, -1, -1, -1, -1];
+        assert_eq!(section(&array, layout, Section::RingRow), rows);
+    }
+
+    #[test]
+    fn only_the_last_ring_of_a_chunk_is_written() {
+        let layout = StepLayout::new(300);
+        let mut array = vec![0; layout.len()];
+        let chunk = Chunk { slot: SlotId(0), start: 10, end: 310 };
+        fill(&mut array, layout, 128, [chunk].into_iter());
+        let rows = section(&array, layout, Section::RingRow);
+        assert!(rows[..172].iter().all(|&row| row == NONE));
+        let mut kept = rows[172..300].to_vec();
+        kept.sort_unstable();
+        assert!(kept.into_iter().eq(0..128), "each row of the ring exactly once");
+    }
+}

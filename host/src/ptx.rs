@@ -1,0 +1,98 @@
+//! The kernels as PTX, embedded, and the choice among them.
+
+use serde::Deserialize;
+
+use crate::device::DeviceError;
+
+/// One compiled module: PTX for a least compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PtxModule {
+    /// Least compute capability it loads on, as in `sm_90`.
+    pub sm: u32,
+    /// The PTX itself.
+    pub text: &'static str,
+}
+
+/// The embedded modules, least compute capability first.
+pub const MODULES: [PtxModule; 2] = [
+    PtxModule { sm: 90, text: include_str!("../ptx/sm_90.ptx") },
+    PtxModule { sm: 100, text: include_str!("../ptx/sm_100.ptx") },
+];
+
+const MANIFEST: &str = include_str!("../ptx/manifest.json");
+
+/// The part of the PTX manifest that matters at run time.
+#[derive(Deserialize)]
+struct Manifest {
+    abi_version: u32,
+}
+
+/// The newest module that runs on compute capability `sm` of the GPU called `name`.
+///
+/// # Errors
+/// [`DeviceError::TooOld`] below the oldest module, [`DeviceError::AbiVersion`] if the modules were
+/// built for another kernel table.
+pub fn select(name: &str, sm: u32) -> Result<PtxModule, DeviceError> {
+    let manifest: Manifest = serde_json::from_str(MANIFEST)?;
+    if manifest.abi_version != kv_layout::ABI_VERSION {
+        return Err(DeviceError::AbiVersion {
+            found: manifest.abi_version,
+            expected: kv_layout::ABI_VERSION,
+        });
+    }
+    let fits = MODULES.iter().rev().find(|module| module.sm <= sm);
+    fits.copied().ok_or_else(|| DeviceError::TooOld {
+        name: name.to_owned(),
+        sm,
+        least: MODULES[0].sm,
+    })
+}
+
+impl PtxModule {
+    /// The PTX ISA version of the module, as (major, minor); what the `.version` directive says.
+    #[must_use]
+    pub fn isa(&self) -> Option<(u32, u32)> {
+        let line = self.text.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
+        let (major, minor) = line.trim().split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }
+}
+
+/// The CUDA version, as (major, minor), whose driver first understood a PTX ISA version.
+/// Source: PTX ISA, "Release notes": 7.x came with CUDA 11.x, 8.x with 12.x (one off from 8.6 on,
+/// as CUDA 12.6 brought none), 9.x with 13.x.
+#[must_use]
+pub const fn cuda_version_of_isa((major, minor): (u32, u32)) -> (u32, u32) {
+    let skipped = major == 8 && minor >= 6;
+    (major + 4, minor + skipped as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_module_that_fits_is_chosen() {
+        assert_eq!(select("H200", 90).unwrap().sm, 90);
+        assert_eq!(select("B200", 100).unwrap().sm, 100);
+        assert_eq!(select("B300", 103).unwrap().sm, 100);
+    }
+
+    #[test]
+    fn an_older_gpu_is_named_in_the_error() {
+        let error = select("NVIDIA L40", 89).unwrap_err().to_string();
+        assert!(error.contains("NVIDIA L40 is sm_89") && error.contains("sm_90"), "{error}");
+    }
+
+    #[test]
+    fn every_module_says_what_driver_it_needs() {
+        for module in MODULES {
+            let isa = module.isa().expect("a .version directive");
+            assert!(cuda_version_of_isa(isa) >= (11, 8));
+        }
+        assert_eq!(cuda_version_of_isa((7, 8)), (11, 8));
+        assert_eq!(cuda_version_of_isa((8, 5)), (12, 5));
+        assert_eq!(cuda_version_of_isa((8, 6)), (12, 7));
+        assert_eq!(cuda_version_of_isa((9, 0)), (13, 0));
+    }
+}

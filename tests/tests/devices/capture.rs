@@ -1,0 +1,201 @@
+//! Capture and replay: the same rules on both devices.
+
+use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, StepRequest};
+use kv_layout::main_row::MainFormat;
+
+use crate::inputs::{assert_same, download, rows, upload};
+use crate::swa::Rings;
+
+/// A decode step captured for a bucket of eight, replayed for batches of one to eight at positions
+/// that straddle the window and the ring, against eager launches of a second cache.
+pub fn replays_equal_eager_steps<D: Device>(device: &D) {
+    const BUCKET: u32 = 8;
+    let stream = device.stream().unwrap();
+    let config = CacheConfig {
+        max_step_tokens: 160,
+        ..CacheConfig::for_memory(ModelConfig::preset("tiny").unwrap(), 1 << 30, BUCKET).unwrap()
+    };
+    let config = CacheConfig { num_blocks: 64, ..config };
+    let mut eager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
+    let mut captured = KvCacheManager::new(device.clone(), config).unwrap();
+    let kv = upload(device, &stream, &rows(160, 3).concat());
+    let layers: Vec<_> = (0..eager.schema().layers.len() as u32).map(LayerId).collect();
+
+    let mut ids = Vec::new();
+    for request in 0..BUCKET {
+        let prompt = 124 + request;
+        let id = eager.admit().unwrap();
+        assert_eq!(captured.admit().unwrap(), id, "both caches go the same way");
+        for manager in [&mut eager, &mut captured] {
+            let step = [StepRequest { id, start: 0, tokens: prompt }];
+            manager.prepare_forward(&stream, &step).unwrap();
+            for &layer in &layers {
+                manager.layer(layer).unwrap().append_swa(&stream, &kv).unwrap();
+            }
+            manager.commit(id, prompt).unwrap();
+        }
+        ids.push((id, prompt));
+    }
+
+    let tile_elements = u64::from(BUCKET) * 128 * 512;
+    let output = || {
+        let tile = device.allocate::<u16>("tile", tile_elements).unwrap();
+        (tile, device.allocate::<i32>("lengths", u64::from(BUCKET)).unwrap())
+    };
+    let (eager_out, graph_out) = (output(), output());
+    let retained = vec![kv.memory(), graph_out.0.memory(), graph_out.1.memory()];
+    let graph = captured
+        .capture(&stream, retained, |manager| {
+            for &layer in &layers {
+                let handle = manager.layer_for(layer, BUCKET)?;
+                handle.append_swa(&stream, &kv)?;
+                handle.gather_swa(&stream, &kv, 0..BUCKET, &graph_out.0, &graph_out.1)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+
+    for round in 0..24_usize {
+        let batch = 1 + round % BUCKET as usize;
+        let mut step = Vec::new();
+        ids.rotate_left(3);
+        for (id, length) in &mut ids[..batch] {
+            step.push(StepRequest { id: *id, start: *length, tokens: 1 });
+            *length += 1;
+        }
+        for manager in [&mut eager, &mut captured] {
+            manager.prepare_forward(&stream, &step).unwrap();
+            step.iter().for_each(|part| manager.commit(part.id, 1).unwrap());
+        }
+        for (tile, lengths) in [&eager_out, &graph_out] {
+            device.fill(&stream, tile, 0xEE).unwrap();
+            device.fill(&stream, lengths, 0xEE).unwrap();
+        }
+        for &layer in &layers {
+            let handle = eager.layer(layer).unwrap();
+            handle.append_swa(&stream, &kv).unwrap();
+            let queries = 0..batch as u32;
+            handle.gather_swa(&stream, &kv, queries, &eager_out.0, &eager_out.1).unwrap();
+        }
+        device.replay(&stream, &graph).unwrap();
+        let (eager_tile, graph_tile) =
+            (download(device, &stream, &eager_out.0), download(device, &stream, &graph_out.0));
+        assert_same(&graph_tile, &eager_tile, &format!("tiles of round {round}"));
+        let lengths = download(device, &stream, &graph_out.1);
+        assert!(lengths[..batch].iter().all(|&length| (125..=128).contains(&length)));
+        assert!(lengths[batch..].iter().all(|&length| length == 0), "padding has no keys");
+    }
+    for &layer in &layers {
+        let (eager, captured) = (eager.layer(layer).unwrap(), captured.layer(layer).unwrap());
+        for (eager, captured) in
+            [(eager.swa().data, captured.swa().data), (eager.swa().scale, captured.swa().scale)]
+        {
+            let (got, want) = (download(device, &stream, captured), download(device, &stream, eager));
+            assert_same(&got, &want, &format!("ring of {layer:?}"));
+        }
+    }
+    captured.check_faults(&stream).unwrap();
+}
+
+pub fn allocating_or_waiting_is_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let buffer = device.allocate::<u8>("buffer", 16).unwrap();
+    let event = device.event().unwrap();
+    let refused: [(&str, &dyn Fn() -> Result<(), DeviceError>); 8] = [
+        ("allocating device memory", &|| device.allocate::<u8>("more", 1).map(drop)),
+        ("allocating pinned memory", &|| device.allocate_pinned::<u8>(1).map(drop)),
+        ("creating a stream", &|| device.stream().map(drop)),
+        ("creating an event", &|| device.event().map(drop)),
+        ("waiting for a stream", &|| device.synchronize(&stream)),
+        ("waiting for an event", &|| device.elapsed_ms(&event, &event).map(drop)),
+        ("copying from host memory", &|| device.upload(&stream, &[1], &buffer, 0)),
+        ("copying to host memory", &|| device.download(&stream, &buffer, 0, &mut [0])),
+    ];
+    for (name, action) in refused {
+        let Err(error) = device.capture(&stream, Vec::new(), action) else {
+            panic!("{name} was possible inside a capture")
+        };
+        assert!(
+            matches!(error, DeviceError::ForbiddenInCapture { operation } if operation == name),
+            "{name}: {error}"
+        );
+        action().unwrap_or_else(|error| panic!("{name} is possible again: {error}"));
+    }
+}
+
+pub fn a_swallowed_refusal_still_fails_the_capture<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let swallow = || {
+        assert!(device.synchronize(&stream).is_err());
+        Ok(())
+    };
+    let Err(error) = device.capture(&stream, Vec::new(), swallow) else {
+        panic!("the capture forgot that it waited")
+    };
+    assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
+}
+
+pub fn memory_must_be_retained<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let rings = Rings::new(device, MainFormat::Ue8m0, 2, 128);
+    let kv = upload(device, &stream, &rows(4, 1).concat());
+    let row = upload(device, &stream, &[0, 1, 2, -1]);
+    let all_but_kv = [rings.memory(), vec![row.memory()]].concat();
+    let record = || rings.append(&stream, &kv, &row, 4);
+    let Err(error) = device.capture(&stream, all_but_kv.clone(), record) else {
+        panic!("a pointer into memory the graph does not own was captured")
+    };
+    assert!(
+        matches!(error, DeviceError::NotRetained { argument: "kv", .. }),
+        "the argument is named: {error}"
+    );
+    let all = [all_but_kv, vec![kv.memory()]].concat();
+    let graph = device.capture(&stream, all, record).unwrap();
+    device.replay(&stream, &graph).unwrap();
+    device.synchronize(&stream).unwrap();
+}
+
+/// The buffers are dropped, others are allocated in their place, and the graph still runs.
+pub fn a_graph_keeps_its_memory<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let out = device.allocate::<u8>("out", 4096).unwrap();
+    let input = upload(device, &stream, &[0x5A_u8; 4096]);
+    let retained = vec![out.memory(), input.memory()];
+    let graph = device.capture(&stream, retained, || device.copy(&stream, &input, &out)).unwrap();
+    assert!(download(device, &stream, &out).iter().all(|&byte| byte == 0), "nothing ran yet");
+    drop(input);
+    let _others: Vec<_> = (0..16).map(|_| upload(device, &stream, &[0xFF_u8; 4096])).collect();
+    device.replay(&stream, &graph).unwrap();
+    assert!(download(device, &stream, &out).iter().all(|&byte| byte == 0x5A));
+}
+
+pub fn captures_do_not_nest<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let outer = device.capture(&stream, Vec::new(), || {
+        let Err(inner) = device.capture(&stream, Vec::new(), || Ok(())) else {
+            panic!("a capture began inside a capture")
+        };
+        assert!(matches!(inner, DeviceError::NestedCapture), "{inner}");
+        Ok(())
+    });
+    assert!(outer.is_ok(), "the outer capture goes on");
+}
+
+pub fn what_does_not_fit_is_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let config =
+        CacheConfig::for_memory(ModelConfig::preset("tiny").unwrap(), 1 << 28, 1).unwrap();
+    let manager = KvCacheManager::new(device.clone(), config).unwrap();
+    let kv = upload(device, &stream, &[0_u16; 512]);
+    let error = manager.layer(LayerId(99)).err().expect("there is no such layer");
+    assert!(matches!(error, KvError::NoSuchLayer { layer: 99, layers: 5 }), "{error}");
+    let error = manager.layer_for(LayerId(0), u32::MAX).err().expect("no such step");
+    assert!(matches!(error, KvError::StepTooLong { .. }), "{error}");
+    let handle = manager.layer_for(LayerId(0), 2).unwrap();
+    let error = handle.append_swa(&stream, &kv).unwrap_err();
+    let KvError::Device(DeviceError::Length { what: "kv", found: 512, needed: 1024 }) = error else {
+        panic!("the short tensor is named: {error}")
+    };
+}

@@ -1,0 +1,81 @@
+//! Inputs of the suite: BF16 rows, seeded, and what the oracle makes of them.
+
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv_oracle::row::{CHANNELS, RowFormat};
+use half::bf16;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// The oracle's name for a format.
+pub fn oracle(format: MainFormat) -> RowFormat {
+    RowFormat::from_name(format.name()).expect("the oracle knows every format")
+}
+
+/// `[count, 512]` BF16 bits: values like those of a model, of very different size from row to row.
+pub fn rows(count: usize, seed: u64) -> Vec<Vec<u16>> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let row = |_| {
+        let size = 2f32.powi(random.random_range(-12..12));
+        let mut value = || bf16::from_f32(random.random_range(-size..size)).to_bits();
+        (0..CHANNELS).map(|_| value()).collect()
+    };
+    (0..count).map(row).collect()
+}
+
+/// Rows on which quantisers go wrong: zeros of both signs, subnormals, one large value among small
+/// ones, amax at and beside powers of two times 448, infinities, NaN, and any bit pattern at all.
+pub fn special_rows(seed: u64) -> Vec<Vec<u16>> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let constant = |value: f32| vec![bf16::from_f32(value).to_bits(); CHANNELS];
+    let mut all = vec![
+        constant(0.0),
+        constant(-0.0),
+        constant(f32::from_bits(0x0001_0000)),
+        constant(448.0),
+        constant(450.0),
+        constant(1e-4),
+        constant(9e-5),
+        constant(1e-12),
+        constant(9e-13),
+        constant(bf16::MAX.to_f32()),
+    ];
+    for special in [bf16::INFINITY, bf16::NEG_INFINITY, bf16::NAN, bf16::MAX, bf16::MIN_POSITIVE] {
+        let mut row = rows(1, seed).remove(0);
+        row[random.random_range(0..448)] = special.to_bits();
+        row[random.random_range(448..CHANNELS)] = special.to_bits();
+        all.push(row);
+    }
+    all.extend((0..16).map(|_| (0..CHANNELS).map(|_| random.random()).collect()));
+    all
+}
+
+/// A device buffer with these elements.
+pub fn upload<D: Device, T: bytemuck::Pod>(
+    device: &D,
+    stream: &D::Stream,
+    values: &[T],
+) -> Buffer<D, T> {
+    let buffer = device.allocate("test input", values.len() as u64).unwrap();
+    device.upload(stream, values, &buffer, 0).unwrap();
+    buffer
+}
+
+/// All elements of a device buffer.
+pub fn download<D: Device, T: bytemuck::Pod>(
+    device: &D,
+    stream: &D::Stream,
+    buffer: &Buffer<D, T>,
+) -> Vec<T> {
+    let mut values = vec![T::zeroed(); buffer.len() as usize];
+    device.download(stream, buffer, 0, &mut values).unwrap();
+    values
+}
+
+/// The first difference, for messages shorter than two tiles.
+pub fn assert_same<T: PartialEq + std::fmt::Debug>(got: &[T], want: &[T], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    if let Some(at) = (0..got.len()).find(|&at| got[at] != want[at]) {
+        panic!("{what}: element {at} is {:?}, should be {:?}", got[at], want[at]);
+    }
+}

@@ -1,0 +1,124 @@
+//! One suite, run on every device: the CPU always, a GPU wherever one is found.
+//!
+//! Without a GPU the CUDA half is listed as ignored, with the reason; `DSV4_REQUIRE_GPU=1` makes
+//! that a failure.
+
+mod capture;
+mod inputs;
+mod manager;
+mod memory;
+mod swa;
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dsv4_kv::device::{CudaDevice, CudaOptions, Device, DeviceError, EmuDevice, EmuOptions};
+use libtest_mimic::{Arguments, Trial};
+
+/// A test of the suite: panics if it fails.
+type Case<D> = (&'static str, fn(&D));
+
+macro_rules! suite {
+    ($($module:ident { $($test:ident,)* })*) => {
+        fn suite<D: Device>() -> Vec<Case<D>> {
+            vec![$( $( (concat!(stringify!($module), "::", stringify!($test)), $module::$test::<D>), )* )*]
+        }
+    };
+}
+
+suite! {
+    memory {
+        copies_bring_back_what_they_took,
+        ranges_outside_a_buffer_are_refused,
+        exhausted_memory_is_a_typed_error,
+        staged_updates_arrive_in_order,
+    }
+    swa {
+        append_writes_the_golden_rows,
+        append_equals_the_oracle_on_random_and_special_rows,
+        append_rounds_every_bf16_value_as_the_oracle,
+        append_leaves_padding_and_other_rows_alone,
+        append_counts_rows_out_of_range,
+        gather_decodes_every_code_under_every_scale,
+        gather_equals_the_oracle_in_decode,
+        gather_equals_the_oracle_in_prefill,
+        gather_leaves_padding_alone,
+        gather_counts_slots_out_of_range,
+    }
+    capture {
+        replays_equal_eager_steps,
+        allocating_or_waiting_is_refused,
+        a_swallowed_refusal_still_fails_the_capture,
+        memory_must_be_retained,
+        a_graph_keeps_its_memory,
+        captures_do_not_nest,
+        what_does_not_fit_is_refused,
+    }
+    manager {
+        any_chunking_gives_the_same_rows,
+        rejected_drafts_leave_no_trace,
+        interleaved_requests_do_not_mix,
+        memory_is_what_the_schema_says,
+        faults_name_the_kernel,
+        a_step_out_of_range_is_refused,
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let emulated = EmuDevice::new(EmuOptions { memory: 4 << 30, seed: 1 });
+    let mut trials: Vec<_> =
+        suite().into_iter().map(|case| trial("cpu", case, emulated.clone())).collect();
+    match CudaDevice::new(CudaOptions::default()) {
+        Ok(device) => trials.extend(cuda_trials(&device, &emulated)),
+        Err(error) => trials.extend(no_cuda_trials(&error)),
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial<D: Device>(name: &str, (test, run): Case<D>, device: D) -> Trial {
+    Trial::test(format!("{name}::{test}"), move || {
+        run(&device);
+        Ok(())
+    })
+}
+
+/// The suite on the GPU, one test at a time: a capture forbids other threads to allocate.
+fn cuda_trials(device: &CudaDevice, emulated: &EmuDevice) -> Vec<Trial> {
+    let turn = Arc::new(Mutex::new(()));
+    let alone = |name: String, run: Box<dyn Fn() + Send>| {
+        let turn = Arc::clone(&turn);
+        Trial::test(name, move || {
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            run();
+            Ok(())
+        })
+    };
+    let mut trials = Vec::new();
+    for (test, run) in suite::<CudaDevice>() {
+        let device = device.clone();
+        trials.push(alone(format!("cuda::{test}"), Box::new(move || run(&device))));
+    }
+    let (device, emulated) = (device.clone(), emulated.clone());
+    let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated);
+    trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
+    trials
+}
+
+/// What stands for the CUDA half where there is no usable GPU.
+fn no_cuda_trials(error: &DeviceError) -> Vec<Trial> {
+    let reason = error.to_string();
+    if std::env::var_os("DSV4_REQUIRE_GPU").is_some_and(|value| value == "1") {
+        let failed = move || Err(format!("DSV4_REQUIRE_GPU=1, but: {reason}").into());
+        return vec![Trial::test("cuda::device", failed)];
+    }
+    eprintln!("The CUDA half of this suite is ignored: {reason}");
+    suite::<CudaDevice>()
+        .into_iter()
+        .map(|(test, _)| {
+            Trial::test(format!("cuda::{test}"), || Err("there is no GPU".into()))
+                .with_ignored_flag(true)
+                .with_kind("no GPU")
+        })
+        .collect()
+}

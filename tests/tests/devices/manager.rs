@@ -1,0 +1,204 @@
+//! `KvCacheManager` and its handles: chunking, rollback, isolation, accounting, faults.
+
+use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::plan::Section;
+use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
+use dsv4_kv_oracle::swa::Ring;
+use kv_layout::main_row::{DATA_BYTES, MainFormat};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::inputs::{assert_same, download, oracle, rows, upload};
+
+const LAYER: LayerId = LayerId(0);
+
+fn manager<D: Device>(device: &D, format: MainFormat, max_draft: u32) -> KvCacheManager<D> {
+    let model = ModelConfig::preset("tiny").unwrap();
+    let config = CacheConfig {
+        main_format: format,
+        max_draft,
+        num_blocks: 32,
+        max_step_tokens: 512,
+        ..CacheConfig::for_memory(model, 1 << 30, 4).unwrap()
+    };
+    KvCacheManager::new(device.clone(), config).unwrap()
+}
+
+/// Feeds `values` to the request as one step of its own and accepts the first `accepted`.
+fn feed<D: Device>(
+    manager: &mut KvCacheManager<D>,
+    stream: &D::Stream,
+    id: RequestId,
+    values: &[Vec<u16>],
+    accepted: usize,
+) {
+    let start = manager.ledger().committed(id).unwrap();
+    let step = [StepRequest { id, start, tokens: values.len() as u32 }];
+    manager.prepare_forward(stream, &step).unwrap();
+    let kv = upload(manager.device(), stream, &values.concat());
+    manager.layer(LAYER).unwrap().append_swa(stream, &kv).unwrap();
+    manager.commit(id, accepted as u32).unwrap();
+}
+
+/// The rows of the request's ring: (data, scale), by ring row.
+fn ring<D: Device>(
+    manager: &KvCacheManager<D>,
+    stream: &D::Stream,
+    id: RequestId,
+) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let handle = manager.layer(LAYER).unwrap();
+    let swa = handle.swa();
+    let part = |plane: &Buffer<D, u8>, row_bytes: u64| {
+        let bytes = u64::from(swa.ring) * row_bytes;
+        let slot = plane.slice(u64::from(id.slot.0) * bytes, bytes).unwrap();
+        let rows = download(manager.device(), stream, &slot);
+        rows.chunks_exact(row_bytes as usize).map(<[u8]>::to_vec).collect::<Vec<_>>()
+    };
+    let scales = part(swa.scale, swa.format.scale_bytes());
+    part(swa.data, DATA_BYTES).into_iter().zip(scales).collect()
+}
+
+/// The ring holds what the token history says, whatever was written on the way.
+fn assert_ring<D: Device>(
+    manager: &KvCacheManager<D>,
+    stream: &D::Stream,
+    id: RequestId,
+    history: &[Vec<u16>],
+) {
+    let got = ring(manager, stream, id);
+    let mut slots = Ring::new(got.len());
+    slots.write(0..history.len());
+    let needed = history.len().saturating_sub(128)..history.len();
+    for position in needed {
+        let (data, scale) = &got[slots.slot(position)];
+        let want = oracle(manager.config().main_format).encode(&history[position]);
+        assert_same(data, &want.data, &format!("{id}: position {position}"));
+        assert_same(scale, &want.scale, &format!("{id}: scale of position {position}"));
+    }
+}
+
+pub fn any_chunking_gives_the_same_rows<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let history = rows(400, 1);
+    for (format, cuts) in [
+        (MainFormat::Ue8m0, vec![400]),
+        (MainFormat::F32, vec![400]),
+        (MainFormat::Ue8m0, vec![127, 1, 130, 3, 4, 5, 128, 2]),
+        (MainFormat::F32, vec![1, 2, 3, 129, 265]),
+        (MainFormat::Ue8m0, vec![1; 140]),
+    ] {
+        let mut manager = manager(device, format, 0);
+        let id = manager.admit().unwrap();
+        let mut fed = 0;
+        for cut in cuts {
+            feed(&mut manager, &stream, id, &history[fed..fed + cut], cut);
+            fed += cut;
+        }
+        assert_ring(&manager, &stream, id, &history[..fed]);
+    }
+}
+
+/// Verify steps of up to eight drafts with any number accepted leave the window of never having
+/// drafted.
+pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let mut random = StdRng::seed_from_u64(2);
+    let mut manager = manager(device, MainFormat::Ue8m0, 8);
+    let id = manager.admit().unwrap();
+    let mut history = rows(120, 3);
+    feed(&mut manager, &stream, id, &history, 120);
+    for round in 0..40 {
+        let drafts = random.random_range(0..=8_usize);
+        let accepted = random.random_range(1..=drafts + 1);
+        let values = rows(drafts + 1, 100 + round);
+        feed(&mut manager, &stream, id, &values, accepted);
+        history.extend_from_slice(&values[..accepted]);
+        assert_ring(&manager, &stream, id, &history);
+    }
+    assert!(history.len() > 140, "the ring went round");
+}
+
+/// Requests in one step, and slots that were used before: each ring holds its own request's rows.
+pub fn interleaved_requests_do_not_mix<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let mut random = StdRng::seed_from_u64(4);
+    let mut manager = manager(device, MainFormat::F32, 0);
+    let mut live: Vec<(RequestId, Vec<Vec<u16>>)> = Vec::new();
+    for round in 0..60_u64 {
+        if live.len() < 4 && random.random_bool(0.5) {
+            live.push((manager.admit().unwrap(), Vec::new()));
+        }
+        let (mut step, mut kv) = (Vec::new(), Vec::new());
+        for (request, (id, history)) in live.iter_mut().enumerate() {
+            let tokens = random.random_range(1..60);
+            let values = rows(tokens, round * 10 + request as u64);
+            let start = history.len() as u32;
+            step.push(StepRequest { id: *id, start, tokens: tokens as u32 });
+            kv.extend(values.concat());
+            history.extend(values);
+        }
+        if step.is_empty() {
+            continue;
+        }
+        manager.prepare_forward(&stream, &step).unwrap();
+        let kv = upload(device, &stream, &kv);
+        manager.layer(LAYER).unwrap().append_swa(&stream, &kv).unwrap();
+        step.iter().for_each(|part| manager.commit(part.id, part.tokens).unwrap());
+        live.iter().for_each(|(id, history)| assert_ring(&manager, &stream, *id, history));
+        if random.random_bool(0.3) {
+            let (id, _) = live.swap_remove(random.random_range(0..live.len()));
+            manager.release(id).unwrap();
+        }
+    }
+    manager.check_faults(&stream).unwrap();
+}
+
+pub fn memory_is_what_the_schema_says<D: Device>(device: &D) {
+    let manager = manager(device, MainFormat::Ue8m0, 3);
+    let (config, schema) = (manager.config(), manager.schema());
+    let allocated: u64 = manager.memory_bytes().iter().map(|(_, bytes)| bytes).sum();
+    let planned = u64::from(config.max_requests) * schema.slot_bytes()
+        + u64::from(config.num_blocks) * schema.block_bytes();
+    assert_eq!(allocated, planned);
+}
+
+pub fn faults_name_the_kernel<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let mut small = manager(device, MainFormat::Ue8m0, 0);
+    let id = small.admit().unwrap();
+    let kv = upload(device, &stream, &rows(1, 5).concat());
+    small.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 1 }]).unwrap();
+    small.check_faults(&stream).unwrap();
+    // A StepMeta that names a row the ring does not have, as a broken planner would write it.
+    let handle = small.layer(LAYER).unwrap();
+    device.upload(&stream, &[i32::MAX], &handle.section(Section::RingRow), 0).unwrap();
+    handle.append_swa(&stream, &kv).unwrap();
+    let error = small.check_faults(&stream).unwrap_err();
+    assert!(
+        matches!(error, KvError::KernelRefused { kernel: "append_swa_ue8m0", count: 1 }),
+        "{error}"
+    );
+    small.check_faults(&stream).unwrap();
+}
+
+pub fn a_step_out_of_range_is_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let mut manager = manager(device, MainFormat::Ue8m0, 0);
+    let id = manager.admit().unwrap();
+    manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 2 }]).unwrap();
+    let handle = manager.layer(LAYER).unwrap();
+    let kv = upload(device, &stream, &rows(2, 6).concat());
+    let tile = device.allocate::<u16>("tile", 2 * 128 * 512).unwrap();
+    let lengths = device.allocate::<i32>("lengths", 1).unwrap();
+    for (queries, what) in [(0..3, "end"), (2..1, "first after end")] {
+        let error = handle.gather_swa(&stream, &kv, queries, &tile, &lengths).unwrap_err();
+        assert!(matches!(error, KvError::NoSuchQueries { tokens: 2, .. }), "{what}: {error}");
+    }
+    let error = handle.gather_swa(&stream, &kv, 0..2, &tile, &lengths).unwrap_err();
+    let KvError::Device(DeviceError::Length { what: "lengths", found: 1, needed: 2 }) = error else {
+        panic!("the short tensor is named: {error}")
+    };
+    handle.gather_swa(&stream, &kv, 1..2, &tile, &lengths).unwrap();
+    handle.gather_swa(&stream, &kv, 1..1, &tile, &lengths).unwrap();
+}

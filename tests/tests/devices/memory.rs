@@ -1,0 +1,71 @@
+//! Buffers, copies, staging: the same rules on both devices.
+
+use dsv4_kv::device::{Device, DeviceError, Staged};
+
+use crate::inputs::{download, upload};
+
+pub fn copies_bring_back_what_they_took<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let values: Vec<u32> = (0..1000).map(|i| i * 7919).collect();
+    let from = upload(device, &stream, &values);
+    let to = device.allocate::<u32>("copy", 1000).unwrap();
+    assert!(download(device, &stream, &to).iter().all(|&word| word == 0), "zeroed when allocated");
+    device.copy(&stream, &from, &to).unwrap();
+    device.upload(&stream, &[1, 2, 3], &to, 500).unwrap();
+    let mut expected = values.clone();
+    expected[500..503].copy_from_slice(&[1, 2, 3]);
+    assert_eq!(download(device, &stream, &to), expected);
+    let part = to.slice(499, 5).unwrap();
+    assert_eq!(download(device, &stream, &part), expected[499..504]);
+    device.fill(&stream, &part, 0xAB).unwrap();
+    expected[499..504].fill(0xABAB_ABAB);
+    assert_eq!(download(device, &stream, &to), expected);
+}
+
+pub fn ranges_outside_a_buffer_are_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let buffer = device.allocate::<u16>("short", 10).unwrap();
+    let error = device.upload(&stream, &[0; 4], &buffer, 7).unwrap_err();
+    assert!(matches!(error, DeviceError::Length { found: 3, needed: 4, .. }), "{error}");
+    let error = device.download(&stream, &buffer, 11, &mut [0; 1]).unwrap_err();
+    assert!(matches!(error, DeviceError::Length { found: 0, needed: 1, .. }), "{error}");
+    let longer = device.allocate::<u16>("long", 11).unwrap();
+    for (from, to) in [(&buffer, &longer), (&longer, &buffer)] {
+        let error = device.copy(&stream, from, to).unwrap_err();
+        assert!(matches!(error, DeviceError::Length { found: 10, needed: 11, .. }), "{error}");
+    }
+    assert!(buffer.slice(8, 3).is_none() && buffer.slice(u64::MAX, 1).is_none());
+}
+
+pub fn exhausted_memory_is_a_typed_error<D: Device>(device: &D) {
+    let total = device.info().total_memory;
+    for len in [total + 1, u64::MAX / 8, u64::MAX] {
+        let Err(error) = device.allocate::<u64>("far too much", len) else {
+            panic!("{len} elements were allocated")
+        };
+        assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{error}");
+        assert!(error.to_string().contains("far too much"), "{error}");
+    }
+    assert!(device.free_memory().unwrap() > 0, "a refusal takes nothing");
+}
+
+pub fn staged_updates_arrive_in_order<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let mut staged = Staged::<D, u32>::new(device, "staged", 256).unwrap();
+    let address = staged.buffer().ptr();
+    for round in 0..50 {
+        let fill = |array: &mut [u32]| {
+            array.fill(round);
+            Ok::<_, DeviceError>(())
+        };
+        staged.update(device, &stream, fill).unwrap();
+        let refuse = |array: &mut [u32]| {
+            array.fill(u32::MAX);
+            Err(DeviceError::NestedCapture)
+        };
+        assert!(staged.update::<(), _>(device, &stream, refuse).is_err());
+        let device_has = download(device, &stream, staged.buffer());
+        assert!(device_has.iter().all(|&word| word == round), "round {round}");
+    }
+    assert_eq!(staged.buffer().ptr(), address);
+}

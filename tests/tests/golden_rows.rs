@@ -1,0 +1,180 @@
+//! The oracle's cache rows against rows that numpy and ml_dtypes made: byte for byte.
+//!
+//! Kernels are tested against the oracle; this is what makes the oracle trustworthy.
+
+use anyhow::Result;
+use dsv4_kv_tests::golden::{self, Array};
+use dsv4_kv_oracle::index::KeyFormat;
+use dsv4_kv_oracle::number::{bf16_nearest, bf16_value, e2m1_value, e4m3_value};
+use dsv4_kv_oracle::row::{EncodedRow, QUANTISED, RowFormat};
+use proptest::prelude::*;
+
+fn main_rows() -> Result<Array<u16>> {
+    let rows = golden::load("row_in_bf16")?;
+    assert_eq!(rows.shape, [16, 512]);
+    Ok(rows)
+}
+
+#[test]
+fn ue8m0_rows() -> Result<()> {
+    let rows = main_rows()?;
+    let data = golden::load::<u8>("row_v4_data")?;
+    let scale = golden::load::<u8>("row_v4_scale")?;
+    let values = golden::load::<u16>("row_v4_dequant")?;
+    for (i, row) in rows.rows().enumerate() {
+        let expected = EncodedRow {
+            data: data.rows().nth(i).unwrap().to_vec(),
+            scale: scale.rows().nth(i).unwrap().to_vec(),
+        };
+        assert_eq!(RowFormat::Ue8m0.encode(row), expected, "row {i}");
+        let decoded = RowFormat::Ue8m0.decode(&expected);
+        assert_eq!(decoded[..QUANTISED], *values.rows().nth(i).unwrap(), "row {i}");
+        assert_eq!(decoded[QUANTISED..], row[QUANTISED..], "row {i}");
+    }
+    Ok(())
+}
+
+#[test]
+fn f32_rows() -> Result<()> {
+    let rows = main_rows()?;
+    let codes = golden::load::<u8>("row_seed_fp8")?;
+    let scale = golden::load::<f32>("row_seed_scale")?;
+    let values = golden::load::<f32>("row_seed_dequant_f32")?;
+    for (i, row) in rows.rows().enumerate() {
+        let encoded = RowFormat::F32.encode(row);
+        assert_eq!(encoded.data[..QUANTISED], *codes.rows().nth(i).unwrap(), "row {i}");
+        assert_eq!(encoded.scale, scale.data[i].to_le_bytes(), "row {i}");
+        let rope: Vec<u8> = row[QUANTISED..].iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(encoded.data[QUANTISED..], rope, "row {i}");
+        let decoded = RowFormat::F32.decode(&encoded);
+        let expected: Vec<u16> =
+            values.rows().nth(i).unwrap().iter().map(|&x| bf16_nearest(x)).collect();
+        assert_eq!(decoded[..QUANTISED], expected, "row {i}");
+        assert_eq!(decoded[QUANTISED..], row[QUANTISED..], "row {i}");
+    }
+    Ok(())
+}
+
+/// The quotient 168 is a tie and goes down to 160; the product with the reciprocal, 168.00002, would
+/// go up to 176. The golden rows hold no such number.
+#[test]
+fn f32_codes_are_quotients() {
+    let mut row = vec![0; 512];
+    row[0] = 0x3F8A; // 1.078125
+    row[1] = 0x3ECF; // 0.404296875
+    assert_eq!(RowFormat::F32.encode(&row).data[..2], [0x7E, 0x72]);
+}
+
+#[test]
+fn fp4_keys() -> Result<()> {
+    let keys = golden::load::<u16>("fp4_in_bf16")?;
+    assert_eq!(keys.shape, [16, 128]);
+    for (format, name) in [(KeyFormat::Nvfp4, "nvfp4"), (KeyFormat::Mxfp4, "mxfp4")] {
+        let codes = golden::load::<u8>(&format!("{name}_packed"))?;
+        let scale = golden::load::<u8>(&format!("{name}_scale"))?;
+        let values = golden::load::<f32>(&format!("{name}_dequant"))?;
+        for (i, key) in keys.rows().enumerate() {
+            let encoded = format.encode(key);
+            assert_eq!(encoded.scale, *scale.rows().nth(i).unwrap(), "{name} key {i}");
+            assert_eq!(encoded.codes, *codes.rows().nth(i).unwrap(), "{name} key {i}");
+            assert_eq!(format.decode(&encoded), *values.rows().nth(i).unwrap(), "{name} key {i}");
+        }
+    }
+    Ok(())
+}
+
+/// Another serving system's MXFP4 (ties towards zero, another floor) must not pass for ours.
+#[test]
+fn fp4_keys_are_not_the_threshold_variant() -> Result<()> {
+    let keys = golden::load::<u16>("fp4_in_bf16")?;
+    let codes = golden::load::<u8>("mxfp4_packed_sglang_c4")?;
+    let ours: Vec<u8> = keys.rows().flat_map(|key| KeyFormat::Mxfp4.encode(key).codes).collect();
+    assert_ne!(ours, codes.data);
+    Ok(())
+}
+
+#[test]
+fn fp8_keys() -> Result<()> {
+    let keys = golden::load::<u16>("fp4_in_bf16")?;
+    let codes = golden::load::<u8>("idxfp8_codes")?;
+    let scale = golden::load::<f32>("idxfp8_scale")?;
+    for (i, key) in keys.rows().enumerate() {
+        let encoded = KeyFormat::Fp8.encode(key);
+        assert_eq!(encoded.codes, *codes.rows().nth(i).unwrap(), "key {i}");
+        assert_eq!(encoded.scale, scale.data[i].to_le_bytes(), "key {i}");
+        let values: Vec<f32> =
+            encoded.codes.iter().map(|&code| e4m3_value(code) as f32 * scale.data[i]).collect();
+        assert_eq!(KeyFormat::Fp8.decode(&encoded), values, "key {i}");
+    }
+    Ok(())
+}
+
+/// One NaN and one infinity: the NaN stays one and does not touch the scale, the infinity saturates.
+#[test]
+fn nan_and_infinity_in_a_row() {
+    const NAN: u16 = 0xFFC1;
+    const MINUS_INFINITY: u16 = 0xFF80;
+    let mut row = vec![0x3F80; 512]; // 1.0
+    row[3] = NAN;
+    row[500] = NAN;
+
+    let encoded = RowFormat::Ue8m0.encode(&row);
+    assert_eq!(encoded.data[2..5], [0x78, 0x7F, 0x78]); // 256, NaN, 256
+    assert_eq!(encoded.scale, [119, 119, 119, 119, 119, 119, 119, 0]); // 2^-8
+    assert_eq!(encoded.data[448 + 2 * 52..][..2], NAN.to_le_bytes());
+
+    let encoded = RowFormat::F32.encode(&row);
+    assert_eq!(encoded.data[2..5], [0x7E, 0x7F, 0x7E]);
+    assert_eq!(encoded.scale, (1f32 / 448.0).to_le_bytes());
+
+    row[70] = MINUS_INFINITY;
+    let encoded = RowFormat::Ue8m0.encode(&row);
+    // f32::MAX / 448 lies between 2^119 and 2^120; a finite neighbour is far below the least code.
+    assert_eq!(encoded.scale, [119, 247, 119, 119, 119, 119, 119, 0]);
+    assert_eq!(encoded.data[70..72], [0xFE, 0x00]);
+    let encoded = RowFormat::F32.encode(&row);
+    assert_eq!(encoded.scale, (f32::MAX / 448.0).to_le_bytes());
+    assert_eq!(encoded.data[70..72], [0xFE, 0x00]);
+}
+
+/// The error of a code is at most 1/17 of the number, or half a subnormal step of the scale.
+fn assert_error_bound(x: f64, value: f64, scale: f64) {
+    let bound = (x.abs() / 17.0).max(2f64.powi(-10) * scale) * (1.0 + 1e-6);
+    assert!((x - value).abs() <= bound, "{x:e} became {value:e} with scale {scale:e}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    #[test]
+    fn rows_keep_the_stated_error(
+        row in prop::collection::vec((any::<bool>(), 0x3400u16..0x4400), 512)
+    ) {
+        let row: Vec<u16> = row.into_iter().map(|(sign, x)| u16::from(sign) << 15 | x).collect();
+        let ue8m0 = RowFormat::Ue8m0.encode(&row);
+        let f32_scaled = RowFormat::F32.encode(&row);
+        let f32_scale = f32::from_le_bytes(f32_scaled.scale.clone().try_into().unwrap());
+        for (channel, &bits) in row[..QUANTISED].iter().enumerate() {
+            let x = bf16_value(bits);
+            let scale = 2f64.powi(i32::from(ue8m0.scale[channel / 64]) - 127);
+            assert_error_bound(x, e4m3_value(ue8m0.data[channel]) * scale, scale);
+            let scale = f64::from(f32_scale);
+            assert_error_bound(x, e4m3_value(f32_scaled.data[channel]) * scale, scale);
+        }
+    }
+
+    /// E2M1 steps by 2 between 4 and 6: the error is at most one scale, so a sixth of the largest.
+    #[test]
+    fn mxfp4_keys_keep_the_stated_error(
+        key in prop::collection::vec((any::<bool>(), 0x3000u16..0x4400), 128)
+    ) {
+        let key: Vec<u16> = key.into_iter().map(|(sign, x)| u16::from(sign) << 15 | x).collect();
+        let encoded = KeyFormat::Mxfp4.encode(&key);
+        for (channel, &bits) in key.iter().enumerate() {
+            let scale = 2f64.powi(i32::from(encoded.scale[channel / 32]) - 127);
+            let code = encoded.codes[channel / 2] >> (channel % 2 * 4);
+            let error = (bf16_value(bits) - e2m1_value(code & 0xF) * scale).abs();
+            prop_assert!(error <= scale, "{error:e} with scale {scale:e}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What the committed PTX was made from and what is in it: `host/ptx/manifest.json`.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::ptx::{Counts, Module};
+use crate::sources::Sources;
+use crate::toolchain::Version;
+use crate::workspace;
+
+const FILE: &str = "manifest.json";
+
+/// The manifest.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`kv_layout::ABI_VERSION`] of the build.
+    pub abi_version: u32,
+    /// The compiler that made the PTX.
+    pub compiler: Version,
+    /// Its flags, those that do not depend on the machine.
+    pub flags: Vec<String>,
+    /// One hash over [`Manifest::sources`].
+    pub source_hash: String,
+    /// The sources and packages, each with its hash or version.
+    pub sources: Sources,
+    /// One PTX file a target.
+    pub targets: Vec<TargetRecord>,
+}
+
+/// One PTX file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetRecord {
+    /// The target, as in `sm_90`.
+    pub cpu: String,
+    /// The file's name in `host/ptx/`.
+    pub file: String,
+    /// SHA-256 of the file, in hex.
+    pub sha256: String,
+    /// PTX ISA version.
+    pub ptx_version: String,
+    /// The recorded instructions of each entry.
+    pub entries: BTreeMap<String, Counts>,
+}
+
+impl TargetRecord {
+    /// The record of `ptx`, built for `cpu`, to be stored as `file`.
+    pub fn new(cpu: &str, file: &str, ptx: &str) -> Self {
+        let module = Module::parse(ptx);
+        Self {
+            cpu: cpu.to_owned(),
+            file: file.to_owned(),
+            sha256: crate::sources::sha256(ptx.as_bytes()),
+            ptx_version: module.version,
+            entries: module.entries.into_iter().map(|entry| (entry.name, entry.counts)).collect(),
+        }
+    }
+
+    /// The PTX it describes, as it lies in `host/ptx/`.
+    ///
+    /// # Errors
+    /// The file is missing.
+    pub fn read_ptx(&self) -> Result<String> {
+        let path = workspace::ptx_dir().join(&self.file);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+}
+
+impl Manifest {
+    /// The committed manifest.
+    ///
+    /// # Errors
+    /// It is missing or no manifest.
+    pub fn read() -> Result<Self> {
+        let path = workspace::ptx_dir().join(FILE);
+        let text = fs::read_to_string(&path).with_context(|| {
+            format!("cannot read {}; run `cargo xtask build-ptx`", path.display())
+        })?;
+        serde_json::from_str(&text).with_context(|| {
+            format!("{} is no manifest; run `cargo xtask build-ptx`", path.display())
+        })
+    }
+
+    /// Writes it to `host/ptx/`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self) -> Result<()> {
+        let path = workspace::ptx_dir().join(FILE);
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+}

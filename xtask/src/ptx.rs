@@ -1,0 +1,294 @@
+//! Reads PTX text as rustc's backend writes it: directives, entries, parameters, and how often
+//! each entry holds the instructions worth recording. PTX ISA sections 4.3 and 5 to 10.
+
+use std::collections::BTreeMap;
+
+/// How often an entry holds each recorded kind of instruction; see [`kind`].
+pub type Counts = BTreeMap<String, u32>;
+
+/// One `.param` of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// Its size in bytes.
+    pub size: u32,
+    /// Its alignment in bytes.
+    pub align: u32,
+}
+
+/// One `.entry`.
+#[derive(Debug, Default)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its parameters, in order.
+    pub params: Vec<Param>,
+    /// `.maxntid`: the most threads of a block, in x, y, z.
+    pub max_threads: Option<String>,
+    /// `.minnctapersm`: blocks that must fit on a multiprocessor at once.
+    pub min_blocks: Option<u32>,
+    /// Whether it keeps variables in local memory.
+    pub local_memory: bool,
+    /// Functions it calls.
+    pub calls: u32,
+    /// Its recorded instructions.
+    pub counts: Counts,
+}
+
+/// One PTX module.
+#[derive(Debug, Default)]
+pub struct Module {
+    /// `.version`.
+    pub version: String,
+    /// `.target`.
+    pub target: String,
+    /// Its entries, in the order of the text.
+    pub entries: Vec<Entry>,
+    /// Declarations of functions that are not defined here.
+    pub extern_functions: Vec<String>,
+    /// Functions that are no entries.
+    pub functions: Vec<String>,
+}
+
+impl Module {
+    /// Reads `text`. Unknown statements are passed over: `ptxas` is the judge of syntax.
+    pub fn parse(text: &str) -> Self {
+        let mut module = Self::default();
+        let mut depth = 0_i32;
+        for statement in statements(text) {
+            module.read(&statement, depth > 0);
+            depth += braces(&statement);
+        }
+        module
+    }
+
+    /// The entry called `name`.
+    pub fn entry(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+
+    fn read(&mut self, statement: &str, in_body: bool) {
+        let words: Vec<&str> = statement.split_whitespace().collect();
+        if in_body {
+            if let Some(entry) = self.entries.last_mut() {
+                entry.read_instruction(&words);
+            }
+            return;
+        }
+        match words.as_slice() {
+            [".version", version, ..] => self.version = (*version).to_owned(),
+            [".target", target, ..] => self.target = (*target).to_owned(),
+            words if words.contains(&".func") => {
+                let list = if words.contains(&".extern") {
+                    &mut self.extern_functions
+                } else {
+                    &mut self.functions
+                };
+                list.push(statement.trim_end_matches('{').trim().to_owned());
+            }
+            words if words.contains(&".entry") => self.entries.push(read_header(statement)),
+            _ => {}
+        }
+    }
+}
+
+impl Entry {
+    fn read_instruction(&mut self, words: &[&str]) {
+        let mut words = words.iter().copied().skip_while(|word| {
+            // A scope, a label or a predicate stands before the instruction.
+            matches!(*word, "{" | "}") || word.ends_with(':') || word.starts_with('@')
+        });
+        let Some(opcode) = words.next() else { return };
+        if opcode == ".local" {
+            self.local_memory = true;
+        }
+        if opcode.split('.').next() == Some("call") {
+            self.calls += 1;
+        }
+        if let Some(kind) = kind(opcode) {
+            *self.counts.entry(kind).or_default() += 1;
+        }
+    }
+}
+
+/// The recorded kind of an instruction, or `None` for one that is not recorded.
+///
+/// Recorded are those whose number a compiler must not change silently: whatever all lanes of a
+/// warp or all threads of a block do together (a copy in a branch would hang), atomics, tensor-core
+/// steps, accesses of 8 or more bytes a thread in one instruction, and `generic` accesses, which
+/// mean that a pointer lost its address space.
+pub fn kind(opcode: &str) -> Option<String> {
+    let parts: Vec<&str> = opcode.split('.').collect();
+    let space = || parts.iter().find(|part| ["global", "shared", "local"].contains(part));
+    let vector = || parts.iter().find(|part| ["v2", "v4", "v8"].contains(part));
+    match parts.as_slice() {
+        ["bar" | "barrier", "warp", ..] => Some("bar.warp".to_owned()),
+        ["bar" | "barrier", ..] => Some("bar".to_owned()),
+        [
+            word @ ("shfl" | "vote" | "redux" | "match" | "elect" | "mma" | "wgmma" | "ldmatrix"
+            | "cp" | "atom" | "red"),
+            ..,
+        ] => Some((*word).to_owned()),
+        ["ld", "param", ..] => None,
+        [access @ ("ld" | "st"), ..] => match (space(), vector()) {
+            (Some(space), Some(vector)) => Some(format!("{access}.{space}.{vector}")),
+            (Some(_), None) => None,
+            (None, _) => Some(format!("{access}.generic")),
+        },
+        _ => None,
+    }
+}
+
+/// Directives that end with their line, not with `;`.
+const LINE_DIRECTIVES: [&str; 5] = [".version", ".target", ".address_size", ".file", ".loc"];
+
+/// The text's statements without comments. One ends at `;`, at the `{` that opens a body or a
+/// scope, at a `}` alone, and, for directives that have no `;`, at the end of the line.
+fn statements(text: &str) -> Vec<String> {
+    let mut statements = Vec::new();
+    let mut open = String::new();
+    for line in text.lines() {
+        let line = line.split("//").next().unwrap_or_default().trim();
+        let directive = LINE_DIRECTIVES.iter().any(|directive| line.starts_with(directive));
+        for piece in line.split_inclusive(';') {
+            open.push_str(piece);
+            open.push(' ');
+            let piece = piece.trim();
+            if piece.ends_with(';') || piece == "{" || piece == "}" || directive {
+                statements.push(std::mem::take(&mut open));
+            }
+        }
+    }
+    statements
+}
+
+fn braces(statement: &str) -> i32 {
+    let count = |brace| i32::try_from(statement.matches(brace).count()).expect("a short statement");
+    count('{') - count('}')
+}
+
+/// Reads `.visible .entry name( params ) directives {`.
+fn read_header(statement: &str) -> Entry {
+    let after = statement.split(".entry").nth(1).unwrap_or_default();
+    let (name, rest) = after.split_once('(').unwrap_or((after, ""));
+    let (params, directives) = rest.split_once(')').unwrap_or((rest, ""));
+    let value = |directive: &str| {
+        let text = directives.split(directive).nth(1)?;
+        Some(text.split(['.', '{']).next()?.trim().to_owned())
+    };
+    Entry {
+        name: name.trim().to_owned(),
+        params: params.split(',').filter_map(read_param).collect(),
+        max_threads: value(".maxntid"),
+        min_blocks: value(".minnctapersm").and_then(|text| text.parse().ok()),
+        ..Entry::default()
+    }
+}
+
+/// Reads `.param .u64 .ptr .align 1 x` or `.param .align 4 .b8 x[12]`.
+fn read_param(text: &str) -> Option<Param> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let scalar = words
+        .iter()
+        .find_map(|word| word.strip_prefix(".u").or_else(|| word.strip_prefix(".b")))?
+        .parse::<u32>()
+        .ok()?
+        / 8;
+    let array = words.last()?.split_once('[').and_then(|(_, length)| length.strip_suffix(']'));
+    let Some(length) = array else { return Some(Param { size: scalar, align: scalar }) };
+    let align = words.iter().skip_while(|word| **word != ".align").nth(1)?.parse().ok()?;
+    Some(Param { size: scalar * length.parse::<u32>().ok()?, align })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+//
+.version 7.8
+.target sm_90
+.address_size 64
+.shared .align 16 .b8 arena[4096];
+.visible .entry amax(
+	.param .u64 .ptr .align 1 amax_param_0,
+	.param .align 4 .b8 amax_param_1[12]
+)
+.maxntid 128, 1, 1
+.minnctapersm 8
+{
+	.reg .pred 	%p<3>;
+	ld.param.b64 	%rd2, [amax_param_0];
+	ld.global.v4.b32 	{%r1, %r2, %r3, %r4}, [%rd6];
+	shfl.sync.bfly.b32 	%r8, %r7, 16, 31, -1;
+	@%p1 bra 	$L__BB0_2;
+	// begin inline asm
+	{ .reg .pred q; setp.ne.u32 q, %r1, 0; @q st.shared.v2.b32 [%r2], {%r1, %r2}; }
+	// end inline asm
+$L__BB0_2:
+	bar.sync 	0;
+	bar.warp.sync 	-1;
+	st.b32 	[%rd1], %r1;
+	ret;
+}
+.visible .entry next(
+	.param .u32 next_param_0
+)
+{
+	vote.sync.ballot.b32 %r1, %p1, -1;
+	ret;
+}
+";
+
+    #[test]
+    fn a_module_is_read() {
+        let module = Module::parse(TEXT);
+        assert_eq!((module.version.as_str(), module.target.as_str()), ("7.8", "sm_90"));
+        assert!(module.extern_functions.is_empty() && module.functions.is_empty());
+        let amax = module.entry("amax").expect("amax");
+        assert_eq!(amax.params, [Param { size: 8, align: 8 }, Param { size: 12, align: 4 }]);
+        assert_eq!(amax.max_threads.as_deref(), Some("128, 1, 1"));
+        assert_eq!(amax.min_blocks, Some(8));
+        assert!(!amax.local_memory && amax.calls == 0);
+        let expected = ["bar", "bar.warp", "ld.global.v4", "shfl", "st.generic", "st.shared.v2"]
+            .map(|kind| (kind.to_owned(), 1));
+        assert_eq!(amax.counts, Counts::from(expected));
+    }
+
+    #[test]
+    fn the_next_entry_starts_where_the_first_ends() {
+        let module = Module::parse(TEXT);
+        assert_eq!(module.entries.len(), 2);
+        let next = module.entry("next").expect("next");
+        assert_eq!(next.params, [Param { size: 4, align: 4 }]);
+        assert_eq!(next.max_threads, None);
+        assert_eq!(next.counts, Counts::from([("vote".to_owned(), 1)]));
+    }
+
+    #[test]
+    fn local_memory_calls_and_functions_are_seen() {
+        let text = "\
+.extern .func  (.param .b32 out) missing
+(
+	.param .b32 a
+)
+;
+.func helper(
+	.param .b32 a
+)
+{
+	ret;
+}
+.visible .entry e()
+{
+	.local .align 16 .b8 	__local_depot0[80];
+	call.uni (retval0), missing, (param0);
+}
+";
+        let module = Module::parse(text);
+        assert_eq!(module.extern_functions.len(), 1);
+        assert_eq!(module.functions.len(), 1);
+        let entry = module.entry("e").expect("e");
+        assert!(entry.local_memory);
+        assert_eq!(entry.calls, 1);
+    }
+}

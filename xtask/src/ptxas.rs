@@ -1,0 +1,164 @@
+//! NVIDIA's PTX assembler: finds it, and reads what it says about registers and memory.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use comfy_table::Table;
+use comfy_table::presets::ASCII_MARKDOWN;
+
+use crate::build_ptx::Built;
+use crate::{process, workspace};
+
+/// The PyPI wheel that holds `ptxas`.
+const WHEEL: &str = "nvidia-cuda-nvcc==13.5.37";
+
+/// What `ptxas -v` says of one entry.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// The entry.
+    pub entry: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes spilled to and loaded back from local memory.
+    pub spills: (u32, u32),
+    /// Bytes of local memory of a thread.
+    pub stack: u32,
+    /// Bytes of static shared memory of a block.
+    pub shared: u32,
+}
+
+/// `ptxas` from the PATH, a CUDA toolkit, or the wheel, which is fetched when it is not there.
+///
+/// # Errors
+/// There is none and the wheel cannot be had.
+pub fn find_or_fetch() -> Result<PathBuf> {
+    let installed = candidates().into_iter().find(|path| path.is_file());
+    installed.map_or_else(fetch, Ok)
+}
+
+fn candidates() -> Vec<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os);
+    env::split_paths(&path)
+        .chain(toolkits.map(|toolkit| PathBuf::from(toolkit).join("bin")))
+        .chain([PathBuf::from("/usr/local/cuda/bin"), wheel_folder().join("nvidia/cu13/bin")])
+        .map(|folder| folder.join("ptxas"))
+        .collect()
+}
+
+fn wheel_folder() -> PathBuf {
+    workspace::target_dir().join("ptxas")
+}
+
+fn fetch() -> Result<PathBuf> {
+    let folder = wheel_folder();
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--no-deps", "--only-binary=:all:", "--upgrade", "--target"]);
+    process::run("fetching ptxas (47 MB)", pip.arg(&folder).arg(WHEEL)).context(
+        "there is no ptxas on the PATH nor in a CUDA toolkit, and PyPI did not give one",
+    )?;
+    let ptxas = folder.join("nvidia/cu13/bin/ptxas");
+    ensure!(ptxas.is_file(), "{WHEEL} holds no {}", ptxas.display());
+    Ok(ptxas)
+}
+
+/// Assembles each module for its target and prints what every entry uses.
+///
+/// # Errors
+/// `ptxas` refuses a module: then its own text.
+pub fn report(ptxas: &Path, built: &[Built]) -> Result<()> {
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN);
+    table.set_header(["target", "entry", "registers", "spill st/ld B", "stack B", "shared B"]);
+    for Built { target, ptx } in built {
+        for usage in assemble(ptxas, target.cpu, ptx)? {
+            table.add_row([
+                target.cpu.to_owned(),
+                usage.entry,
+                usage.registers.to_string(),
+                format!("{}/{}", usage.spills.0, usage.spills.1),
+                usage.stack.to_string(),
+                usage.shared.to_string(),
+            ]);
+        }
+    }
+    println!("assembled by {}\n{table}", ptxas.display());
+    Ok(())
+}
+
+fn assemble(ptxas: &Path, cpu: &str, ptx: &str) -> Result<Vec<Usage>> {
+    let folder = workspace::target_dir().join("ptx");
+    fs::create_dir_all(&folder)?;
+    let file = folder.join(format!("{cpu}.ptx"));
+    fs::write(&file, ptx)?;
+    let mut command = Command::new(ptxas);
+    command.arg(format!("-arch={cpu}")).arg("-v").arg(&file).args(["-o", "/dev/null"]);
+    Ok(parse_usage(&process::run(&format!("assembling for {cpu}"), &mut command)?))
+}
+
+/// Reads `ptxas -v`.
+fn parse_usage(text: &str) -> Vec<Usage> {
+    let mut usages: Vec<Usage> = Vec::new();
+    for line in text.lines() {
+        if let Some((_, after)) = line.split_once("Compiling entry function '") {
+            let entry = after.split('\'').next().unwrap_or_default().to_owned();
+            usages.push(Usage { entry, ..Usage::default() });
+        }
+        let Some(usage) = usages.last_mut() else { continue };
+        if let Some(stack) = number_before(line, " bytes stack frame") {
+            usage.stack = stack;
+            usage.spills = (
+                number_before(line, " bytes spill stores").unwrap_or_default(),
+                number_before(line, " bytes spill loads").unwrap_or_default(),
+            );
+        }
+        if let Some(registers) = number_before(line, " registers") {
+            usage.registers = registers;
+            usage.shared = number_before(line, " bytes smem").unwrap_or_default();
+        }
+    }
+    usages
+}
+
+fn number_before(line: &str, unit: &str) -> Option<u32> {
+    line.split(unit)
+        .next()
+        .filter(|before| before.len() < line.len())?
+        .split(' ')
+        .next_back()?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_read() {
+        let text = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'amax' for 'sm_90'
+ptxas info    : Function properties for amax
+    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 14 registers, used 1 barriers, 16 bytes cumulative stack size, 4096 bytes smem
+ptxas info    : Compile time = 5.000 ms
+ptxas info    : Compiling entry function 'next' for 'sm_90'
+ptxas info    : Function properties for next
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers
+";
+        let amax = Usage {
+            entry: "amax".to_owned(),
+            registers: 14,
+            spills: (8, 4),
+            stack: 16,
+            shared: 4096,
+        };
+        let next = Usage { entry: "next".to_owned(), registers: 32, ..Usage::default() };
+        assert_eq!(parse_usage(text), [amax, next]);
+    }
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs the bundled tests and the CLI on this machine's GPU; with "bench", the benchmarks too.
+# Without a GPU it fails: a test that needs one does not pass by being left out.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+export DSV4_REQUIRE_GPU=1 DSV4_GOLDEN_DIR="$PWD/golden"
+
+for test in tests/*; do
+    echo "== $test"
+    "$test"
+done
+
+echo "== replay on the GPU"
+bin/dsv4-kv replay --device cuda
+
+if [[ "${1:-}" == bench ]]; then
+    for bench in benches/*; do
+        echo "== $bench"
+        "$bench" --bench
+    done
+fi

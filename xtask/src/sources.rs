@@ -1,0 +1,190 @@
+//! Hashes of everything the PTX depends on: the device crates' own files, and the versions of the
+//! packages they are compiled with.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::workspace;
+
+/// The device crates: folder, and what in its `src` the device build leaves out.
+const CRATES: [(&str, &[&str]); 3] = [
+    ("crates/kv-layout", &["crates/kv-layout/src/config.rs"]),
+    ("crates/simt", &["crates/simt/src/emu"]),
+    ("kernels-gpu", &[]),
+];
+
+/// What the PTX is compiled from.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sources {
+    /// SHA-256 of each file, by its path from the workspace root.
+    pub files: BTreeMap<String, String>,
+    /// The packages from the registry that the device build uses, as `name version`.
+    pub packages: Vec<String>,
+}
+
+impl Sources {
+    /// The sources as they are now.
+    ///
+    /// # Errors
+    /// A file cannot be read, or cargo cannot list the packages.
+    pub fn read() -> Result<Self> {
+        let mut files = BTreeMap::new();
+        for (folder, left_out) in CRATES {
+            add_file(&format!("{folder}/Cargo.toml"), &mut files)?;
+            add_folder(&format!("{folder}/src"), left_out, &mut files)?;
+        }
+        Ok(Self { files, packages: packages()? })
+    }
+
+    /// One hash over all of it.
+    pub fn hash(&self) -> String {
+        let mut text = String::new();
+        for (path, hash) in &self.files {
+            text.push_str(&format!("{hash} {path}\n"));
+        }
+        for package in &self.packages {
+            text.push_str(&format!("{package}\n"));
+        }
+        sha256(text.as_bytes())
+    }
+
+    /// What differs from `recorded`, one line each.
+    pub fn changes_since(&self, recorded: &Self) -> Vec<String> {
+        let mut changes = Vec::new();
+        for (path, hash) in &self.files {
+            match recorded.files.get(path) {
+                None => changes.push(format!("{path} is new")),
+                Some(old) if old != hash => changes.push(format!("{path} changed")),
+                Some(_) => {}
+            }
+        }
+        let gone = recorded.files.keys().filter(|path| !self.files.contains_key(*path));
+        changes.extend(gone.map(|path| format!("{path} is gone")));
+        if self.packages != recorded.packages {
+            changes.push(format!(
+                "the device packages were [{}] and are [{}]",
+                recorded.packages.join(", "),
+                self.packages.join(", ")
+            ));
+        }
+        changes
+    }
+}
+
+/// SHA-256 of `bytes`, in hex.
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
+        write!(hex, "{byte:02x}").expect("a String takes all text");
+        hex
+    })
+}
+
+fn add_file(path: &str, files: &mut BTreeMap<String, String>) -> Result<()> {
+    let bytes =
+        fs::read(workspace::root().join(path)).with_context(|| format!("reading {path}"))?;
+    files.insert(path.to_owned(), sha256(&bytes));
+    Ok(())
+}
+
+/// Adds the Rust files of `folder`, a path from the workspace root.
+fn add_folder(folder: &str, left_out: &[&str], files: &mut BTreeMap<String, String>) -> Result<()> {
+    let absolute = workspace::root().join(folder);
+    for entry in fs::read_dir(&absolute).with_context(|| format!("reading {folder}"))? {
+        let entry = entry?;
+        let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
+        if left_out.contains(&path.trim_end_matches(".rs")) || left_out.contains(&path.as_str()) {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
+            add_folder(&path, left_out, files)?;
+        } else if Path::new(&path).extension().is_some_and(|extension| extension == "rs") {
+            add_file(&path, files)?;
+        }
+    }
+    Ok(())
+}
+
+/// The registry packages of the device build, sorted. Path packages are left out: their files are
+/// hashed.
+fn packages() -> Result<Vec<String>> {
+    let mut command = workspace::cargo();
+    command.args(["tree", "--locked", "--package", "kernels-gpu", "--edges", "normal"]);
+    command.args(["--target", "nvptx64-nvidia-cuda", "--prefix", "none", "--format", "{p}"]);
+    let output = command.output().context("cannot run cargo tree")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo tree failed:\n{errors}");
+    Ok(parse_tree(&String::from_utf8(output.stdout)?))
+}
+
+/// Reads lines such as `half v2.7.1`, `syn v2.0.1 (*)` and `simt v0.1.0 (/path)`.
+fn parse_tree(text: &str) -> Vec<String> {
+    let mut packages: Vec<String> = text
+        .lines()
+        .filter(|line| !line.contains("(/"))
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            Some(format!("{} {}", words.next()?, words.next()?.trim_start_matches('v')))
+        })
+        .collect();
+    packages.sort();
+    packages.dedup();
+    packages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(files: &[(&str, &str)], packages: &[&str]) -> Sources {
+        Sources {
+            files: files.iter().map(|(path, hash)| (path.to_string(), hash.to_string())).collect(),
+            packages: packages.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    #[test]
+    fn each_change_is_named_and_changes_the_hash() {
+        let recorded = sources(&[("a", "1"), ("b", "2")], &["half 2.7.1"]);
+        assert!(recorded.changes_since(&recorded).is_empty());
+        for (now, said) in [
+            (sources(&[("a", "9"), ("b", "2")], &["half 2.7.1"]), "a changed"),
+            (sources(&[("a", "1")], &["half 2.7.1"]), "b is gone"),
+            (sources(&[("a", "1"), ("b", "2"), ("c", "3")], &["half 2.7.1"]), "c is new"),
+            (sources(&[("a", "1"), ("b", "2")], &["half 2.8.0"]), "half 2.8.0"),
+        ] {
+            let changes = now.changes_since(&recorded);
+            assert_eq!(changes.len(), 1, "{changes:?}");
+            assert!(changes[0].contains(said), "{changes:?}");
+            assert_ne!(now.hash(), recorded.hash());
+        }
+    }
+
+    #[test]
+    fn the_hash_is_sha256() {
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha256(b"abc"), abc);
+    }
+
+    #[test]
+    fn host_only_files_are_left_out() {
+        let sources = Sources::read().expect("the sources are readable");
+        assert!(sources.files.contains_key("crates/kv-layout/src/kernels.rs"));
+        assert!(sources.files.contains_key("kernels-gpu/Cargo.toml"));
+        assert!(
+            !sources.files.keys().any(|path| path.contains("/emu") || path.ends_with("config.rs"))
+        );
+    }
+
+    #[test]
+    fn path_packages_and_repeats_are_left_out() {
+        let tree =
+            "kernels-gpu v0.1.0 (/w/kernels-gpu)\nhalf v2.7.1\nsyn v2.0.1 (*)\nhalf v2.7.1\n";
+        assert_eq!(parse_tree(tree), ["half 2.7.1", "syn 2.0.1"]);
+    }
+}

@@ -1,0 +1,167 @@
+//! The test command: sets up what is missing, then checks and tests everything, and stops at the
+//! first step that fails.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::build_ptx::{self, Built, Target};
+use crate::manifest::Manifest;
+use crate::{lint, process, ptxas, toolchain, workspace};
+
+/// Runs every step; `quick` leaves out clippy, the PTX rebuild and ptxas.
+///
+/// # Errors
+/// A step failed: which, and what to do.
+pub fn run(quick: bool) -> Result<()> {
+    step("rustfmt and clippy are there", components)?;
+    step("build-ptx --check", build_ptx::check)?;
+    step("ptx-lint", lint::run)?;
+    step("fmt", || cargo(&["fmt", "--all", "--check"], "run `cargo fmt --all`"))?;
+    if !quick {
+        step("PTX rebuilt and compared", rebuild)?;
+        step("PTX assembled", assemble)?;
+        let clippy = ["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
+        step("clippy", || cargo(&clippy, "fix what clippy names"))?;
+    }
+    let mut totals = Totals::default();
+    let tested = step("tests", || run_tests(&mut totals));
+    println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
+    tested
+}
+
+fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    println!("== {name}");
+    let start = Instant::now();
+    work().with_context(|| format!("step `{name}` failed"))?;
+    println!("== {name}: ok, {:.1} s\n", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Adds rustfmt and clippy to the toolchain in use where they are missing.
+fn components() -> Result<()> {
+    for component in ["rustfmt", "clippy"] {
+        let tool = component.strip_prefix("rust").unwrap_or(component);
+        let there = workspace::cargo().args([tool, "--version"]).output();
+        if there.is_ok_and(|output| output.status.success()) {
+            continue;
+        }
+        let mut rustup = Command::new("rustup");
+        rustup.args(["component", "add", component]).current_dir(workspace::root());
+        process::run(&format!("adding {component}"), &mut rustup)
+            .with_context(|| format!("install {component} for the Rust toolchain in use"))?;
+    }
+    Ok(())
+}
+
+fn cargo(args: &[&str], remedy: &str) -> Result<()> {
+    let status = workspace::cargo().args(args).status().context("cannot run cargo")?;
+    ensure!(status.success(), "cargo {} failed: {remedy}", args[0]);
+    Ok(())
+}
+
+/// Compiles the PTX anew and compares it with the committed one, byte for byte, where the compiler
+/// that made it is installed.
+fn rebuild() -> Result<()> {
+    let manifest = Manifest::read()?;
+    let compiler = match toolchain::find_installed() {
+        Ok(compiler) if compiler.version == manifest.compiler => compiler,
+        Ok(other) => {
+            println!(
+                "not rebuilt: made by {}, here is {}",
+                manifest.compiler.rustc, other.version.rustc
+            );
+            return Ok(());
+        }
+        Err(error) => {
+            println!("not rebuilt: no device compiler here\n{error:#}");
+            return Ok(());
+        }
+    };
+    for built in build_ptx::compile(&compiler)? {
+        let file = built.target.file();
+        let committed = std::fs::read_to_string(workspace::ptx_dir().join(&file))?;
+        if committed != built.ptx {
+            bail!("{file} is not what the compiler makes; run `cargo xtask build-ptx`");
+        }
+        println!("{file}: rebuilt and identical");
+    }
+    Ok(())
+}
+
+/// Assembles the committed PTX where `ptxas` can be had.
+fn assemble() -> Result<()> {
+    let ptxas = match ptxas::find_or_fetch() {
+        Ok(ptxas) => ptxas,
+        Err(error) => {
+            println!("not run: {error:#}");
+            return Ok(());
+        }
+    };
+    let mut committed = Vec::new();
+    for record in Manifest::read()?.targets {
+        let target = Target::named(&record.cpu).context("build-ptx --check knows the targets")?;
+        committed.push(Built { target, ptx: record.read_ptx()? });
+    }
+    ptxas::report(&ptxas, &committed)
+}
+
+/// Sums of the `test result:` lines.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Totals {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Totals {
+    /// Adds `test result: ok. 3 passed; 0 failed; 1 ignored; ..`; passes over other lines.
+    fn add(&mut self, line: &str) {
+        let Some(result) = line.strip_prefix("test result:") else { return };
+        let words: Vec<&str> =
+            result.split([' ', ';', '.']).filter(|word| !word.is_empty()).collect();
+        for pair in words.windows(2) {
+            let Ok(number) = pair[0].parse::<u64>() else { continue };
+            match pair[1] {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Runs all tests of the workspace, printing what they print.
+fn run_tests(totals: &mut Totals) -> Result<()> {
+    let mut child = workspace::cargo()
+        .args(["test", "--locked", "--workspace", "--no-fail-fast"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo test")?;
+    let mut out = std::io::stdout();
+    for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
+        let line = line?;
+        totals.add(&line);
+        writeln!(out, "{line}")?;
+    }
+    ensure!(child.wait()?.success(), "cargo test failed: see the tests named above");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_summed() {
+        let mut totals = Totals::default();
+        totals.add("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out");
+        totals
+            .add("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
+        totals.add("running 7 tests");
+        assert_eq!(totals, Totals { passed: 7, failed: 2, ignored: 1 });
+    }
+}
