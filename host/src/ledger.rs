@@ -134,8 +134,7 @@ impl Ledger {
     /// [`KvError::UnknownRequest`], [`KvError::AcceptedTooMany`], [`KvError::NotRollbackable`].
     pub fn commit(&mut self, id: RequestId, accepted: u32) -> Result<(), KvError> {
         let most = self.rollback_tokens;
-        let request =
-            self.requests.get_mut(id).ok_or(KvError::UnknownRequest { request: id })?;
+        let request = self.requests.get_mut(id).ok_or(KvError::UnknownRequest { request: id })?;
         let written = request.written;
         if accepted > written {
             return Err(KvError::AcceptedTooMany { request: id, accepted, written });

@@ -1,8 +1,6 @@
 //! The schema: which pools a layer has, and how large they are. Source: decisions D1, D2, D6.
 
-use kv_layout::geometry::{
-    CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, swa_ring_rows,
-};
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, swa_ring_rows};
 use kv_layout::main_row::DATA_BYTES;
 use serde::Serialize;
 
@@ -77,7 +75,8 @@ impl LayerCacheSchema {
     fn new(layer: LayerId, kind: LayerKind, config: &CacheConfig) -> Self {
         let step = config.step_tokens_with_rollback();
         let pool = |kind, unit, rows, row_bytes| Pool { kind, unit, rows, row_bytes };
-        let state = |kind, rows, floats: u32| pool(kind, PoolUnit::Slot, rows, 4 * u64::from(floats));
+        let state =
+            |kind, rows, floats: u32| pool(kind, PoolUnit::Slot, rows, 4 * u64::from(floats));
         let (main, index) = (config.main_format, config.index_format);
         let ring = swa_ring_rows(step);
         let mut pools = vec![
@@ -93,7 +92,12 @@ impl LayerCacheSchema {
             LayerKind::Swa => {}
             LayerKind::Csa => {
                 pools.push(pool(PoolKind::IndexCode, PoolUnit::Block, entries, index.code_bytes()));
-                pools.push(pool(PoolKind::IndexScale, PoolUnit::Block, entries, index.scale_bytes()));
+                pools.push(pool(
+                    PoolKind::IndexScale,
+                    PoolUnit::Block,
+                    entries,
+                    index.scale_bytes(),
+                ));
                 // Keys and gates of both halves of a token: the previous window's and its own.
                 let rows = state_ring_rows(2 * CSA_RATIO, step);
                 pools.push(state(PoolKind::MainState, rows, 4 * HEAD_DIM));

@@ -91,7 +91,7 @@ impl RowFormat for Ue8m0Row {
     #[inline(always)]
     unsafe fn store_scales(plane: GlobalMut<u8>, row: u64, lane: u32, scales: [f32; 2]) {
         let group = lane / UE8M0_LANES;
-        if lane % UE8M0_LANES != 0 {
+        if !lane.is_multiple_of(UE8M0_LANES) {
             return;
         }
         let at = Self::FORMAT.scale_offset(row) + u64::from(group);

@@ -1,7 +1,6 @@
 //! The sliding-window ring: append and gather. Source: spec section 6.
 
 use kv_layout::geometry::WINDOW;
-use kv_layout::main_row::ring_row;
 use kv_layout::params::{AppendSwaParams, GatherSwaParams};
 use simt::atomic::DeviceAtomicU32;
 use simt::mem::{Global, GlobalMut};
@@ -14,9 +13,9 @@ const WARPS: u32 = 4;
 /// Rows of a window that one warp of [`gather`] fetches: a block does a quarter of the window.
 const ROWS_PER_WARP: u32 = WINDOW / 4 / WARPS;
 /// Rows whose loads a warp of [`gather`] issues before it uses the first.
-const IN_FLIGHT: usize = 4;
+const IN_FLIGHT: u32 = 4;
 
-const _: () = assert!(ROWS_PER_WARP as usize % IN_FLIGHT == 0);
+const _: () = assert!(ROWS_PER_WARP.is_multiple_of(IN_FLIGHT));
 
 /// Quantises each token's row and stores it in its ring row; a token with row -1 does nothing.
 ///
@@ -107,71 +106,82 @@ pub unsafe fn gather<F: RowFormat>(
         if !live {
             return;
         }
+        let oldest = position + 1 - length;
         let window = Window {
             token,
-            oldest: position + 1 - length,
             length,
             in_ring: length.saturating_sub(index + 1),
+            first,
             slot: slot as u32,
             ring: params.ring,
+            first_in_ring: (oldest + first) % params.ring,
         };
         let out = u64::from(query) * u64::from(WINDOW);
         let mut row = first;
         while row < first + ROWS_PER_WARP {
-            if row + IN_FLIGHT as u32 <= window.in_ring {
-                let rows = window.load_ring::<F>(ring_data, ring_scale, row, lane);
-                for (i, values) in rows.into_iter().enumerate() {
-                    values.store(tile, out + u64::from(row) + i as u64, lane);
-                }
+            if row + IN_FLIGHT <= window.in_ring {
+                window.copy_from_ring::<F>(ring_data, ring_scale, tile, out, row, lane);
             } else {
-                for row in row..row + IN_FLIGHT as u32 {
+                for row in row..row + IN_FLIGHT {
                     let values = window.load::<F>(kv, ring_data, ring_scale, row, lane);
                     values.store(tile, out + u64::from(row), lane);
                 }
             }
-            row += IN_FLIGHT as u32;
+            row += IN_FLIGHT;
         }
     }
 }
 
-/// The window of one query, as rows 0 (oldest) to `length`.
+/// The part of one query's window that a warp gathers. Rows count from 0, the oldest, to `length`.
 #[derive(Clone, Copy)]
 struct Window {
     /// The query's row in the step.
     token: u32,
-    /// Position of row 0.
-    oldest: u32,
     /// Rows the query sees, itself included.
     length: u32,
     /// Leading rows that come from the ring; the others are the step's own.
     in_ring: u32,
+    /// The warp's first row.
+    first: u32,
     slot: u32,
     ring: u32,
+    /// Where the warp's first row is in the ring, if it is there.
+    first_in_ring: u32,
 }
 
 impl Window {
-    /// [`IN_FLIGHT`] rows from `row` on, all from the ring: every load is issued before any is used.
+    /// Copies [`IN_FLIGHT`] rows from `row` on; every load is issued before any is used.
     ///
     /// # Safety
-    /// The rows are in the ring, and the planes hold it.
+    /// The rows are in the ring, the planes hold it, and the tile holds `out + row ..`.
     #[inline(always)]
-    unsafe fn load_ring<F: RowFormat>(
+    unsafe fn copy_from_ring<F: RowFormat>(
         self,
         data: Global<u8>,
         scale: Global<u8>,
+        tile: GlobalMut<u16>,
+        out: u64,
         row: u32,
         lane: u32,
-    ) -> [Bf16Lane; IN_FLIGHT] {
-        let at: [u64; IN_FLIGHT] = core::array::from_fn(|i| self.ring_row(row + i as u32));
-        // SAFETY: rows of this slot's ring, which the planes hold.
-        unsafe {
-            let stored = at.map(|at| StoredLane::load(data, at, lane));
-            let scales = at.map(|at| F::load_scales(scale, at, lane));
-            core::array::from_fn(|i| stored[i].dequantise(scales[i], lane))
-        }
+    ) {
+        let load = |i: u32| {
+            let at = self.ring_row(row + i);
+            // SAFETY: a row of this slot's ring, which the planes hold.
+            unsafe { (StoredLane::load(data, at, lane), F::load_scales(scale, at, lane)) }
+        };
+        let store = |i: u32, (stored, scales): (StoredLane, [f32; 2])| {
+            // SAFETY: a row of the tile.
+            unsafe { stored.dequantise(scales, lane).store(tile, out + u64::from(row + i), lane) }
+        };
+        // Spelt out: an array walked by a loop would live in local memory.
+        let (a, b, c, d) = (load(0), load(1), load(2), load(3));
+        store(0, a);
+        store(1, b);
+        store(2, c);
+        store(3, d);
     }
 
-    /// One row from wherever it is.
+    /// One row from wherever it is; zero past the window's end.
     ///
     /// # Safety
     /// All lanes of the warp call it for the same row; `kv` and the planes hold the window.
@@ -187,7 +197,7 @@ impl Window {
         if row >= self.length {
             return Bf16Lane::ZERO;
         }
-        // SAFETY: a row of this slot's ring, or one of the `index` tokens before the query.
+        // SAFETY: a row of this slot's ring, or one of the tokens before the query in its request.
         unsafe {
             if row < self.in_ring {
                 let at = self.ring_row(row);
@@ -202,9 +212,12 @@ impl Window {
         }
     }
 
+    /// The plane row of window row `row`, which is one of the warp's.
     #[inline(always)]
     fn ring_row(self, row: u32) -> u64 {
-        ring_row(self.slot, self.ring, self.oldest + row)
+        let unwrapped = self.first_in_ring + row - self.first;
+        let row = if unwrapped < self.ring { unwrapped } else { unwrapped - self.ring };
+        u64::from(self.slot) * u64::from(self.ring) + u64::from(row)
     }
 }
 

@@ -3,10 +3,10 @@
 //! Kernels are tested against the oracle; this is what makes the oracle trustworthy.
 
 use anyhow::Result;
-use dsv4_kv_tests::golden::{self, Array};
 use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value, e2m1_value, e4m3_value};
 use dsv4_kv_oracle::row::{EncodedRow, QUANTISED, RowFormat};
+use dsv4_kv_tests::golden::{self, Array};
 use proptest::prelude::*;
 
 fn main_rows() -> Result<Array<u16>> {

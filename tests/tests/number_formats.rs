@@ -2,8 +2,8 @@
 //! code, on every BF16 input, on every tie, and on f32 bit patterns drawn at random.
 
 use anyhow::Result;
-use dsv4_kv_tests::golden;
 use dsv4_kv_oracle::number;
+use dsv4_kv_tests::golden;
 use kv_layout::format::{E2m1, E4m3, Ue8m0, bf16_from_f32, bf16_to_f32};
 use proptest::prelude::*;
 

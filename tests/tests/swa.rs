@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use dsv4_kv_tests::golden;
 use dsv4_kv_oracle::row::{CHANNELS, RowFormat};
 use dsv4_kv_oracle::swa::{Ring, WINDOW, gather, window};
+use dsv4_kv_tests::golden;
 use kv_layout::geometry::swa_ring_rows;
 use kv_layout::main_row::ring_row;
 use proptest::prelude::*;

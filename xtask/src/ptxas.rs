@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 
-use crate::build_ptx::Built;
+use crate::build_ptx::{Built, TARGETS};
 use crate::{process, workspace};
 
 /// The PyPI wheel that holds `ptxas`.
@@ -30,13 +30,21 @@ pub struct Usage {
     pub shared: u32,
 }
 
-/// `ptxas` from the PATH, a CUDA toolkit, or the wheel, which is fetched when it is not there.
+/// A `ptxas` that knows every target: from the PATH, a CUDA toolkit, or the wheel, which is fetched
+/// when it is not there.
 ///
 /// # Errors
 /// There is none and the wheel cannot be had.
 pub fn find_or_fetch() -> Result<PathBuf> {
-    let installed = candidates().into_iter().find(|path| path.is_file());
+    let installed = candidates().into_iter().find(|path| knows_the_targets(path));
     installed.map_or_else(fetch, Ok)
+}
+
+/// Whether it runs and is new enough: before CUDA 12.8 it does not know `sm_100`.
+fn knows_the_targets(ptxas: &Path) -> bool {
+    let Ok(output) = Command::new(ptxas).arg("--help").output() else { return false };
+    let help = String::from_utf8_lossy(&output.stdout);
+    TARGETS.iter().all(|target| help.contains(&format!("'{}'", target.cpu)))
 }
 
 fn candidates() -> Vec<PathBuf> {
@@ -58,7 +66,7 @@ fn fetch() -> Result<PathBuf> {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--no-deps", "--only-binary=:all:", "--upgrade", "--target"]);
     process::run("fetching ptxas (47 MB)", pip.arg(&folder).arg(WHEEL)).context(
-        "there is no ptxas on the PATH nor in a CUDA toolkit, and PyPI did not give one",
+        "no ptxas on the PATH or in a CUDA toolkit knows the targets, and PyPI gave none",
     )?;
     let ptxas = folder.join("nvidia/cu13/bin/ptxas");
     ensure!(ptxas.is_file(), "{WHEEL} holds no {}", ptxas.display());

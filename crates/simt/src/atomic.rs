@@ -1,5 +1,5 @@
 //! Relaxed atomics with the scope in the type's name, and the fences that order them
-//! (PTX ISA 9.7.13 `atom`, 9.7.13 `membar`/`fence`).
+//! (PTX ISA 9.7.13, `atom` and `fence`).
 //!
 //! `core::sync::atomic` is no substitute on the device: its read-modify-writes lose their ordering
 //! and its loads and stores are system-scoped.

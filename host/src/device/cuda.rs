@@ -252,9 +252,8 @@ impl CudaDevice {
     ) -> Result<Self, DeviceError> {
         // SAFETY: the context is live: just created, or so promised by the embedder.
         check("making the context current", unsafe { sys::cuCtxSetCurrent(context) })?;
-        let attribute = |which| {
-            device.get_attribute(which).map_err(during("reading the compute capability"))
-        };
+        let attribute =
+            |which| device.get_attribute(which).map_err(during("reading the compute capability"));
         let sm = 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
             + attribute(DeviceAttribute::ComputeCapabilityMinor)?;
         let info = DeviceInfo {
@@ -293,10 +292,7 @@ impl CudaDevice {
         }
         let names = KERNELS.iter().enumerate().filter(|(index, _)| launched >> index & 1 == 1);
         let kernels: Vec<_> = names.map(|(_, kernel)| kernel.name).collect();
-        Err(DeviceError::KernelFault {
-            kernels: kernels.join(", "),
-            source: status.into(),
-        })
+        Err(DeviceError::KernelFault { kernels: kernels.join(", "), source: status.into() })
     }
 }
 
@@ -387,7 +383,8 @@ impl Device for CudaDevice {
         self.shared.captures.forbid("allocating pinned memory")?;
         self.enter()?;
         let words = (len * size_of::<T>()).div_ceil(size_of::<u128>()).max(1);
-        let buffer = LockedBuffer::new(&0_u128, words).map_err(during("allocating pinned memory"))?;
+        let buffer =
+            LockedBuffer::new(&0_u128, words).map_err(during("allocating pinned memory"))?;
         let memory = CudaPinned { buffer: ManuallyDrop::new(buffer), device: self.clone() };
         Ok(Pinned::new(memory, len))
     }
@@ -413,9 +410,7 @@ impl Device for CudaDevice {
         self.shared.captures.forbid("recording an event")?;
         self.enter()?;
         // SAFETY: both handles are live.
-        check("recording an event", unsafe {
-            sys::cuEventRecord(event.handle, stream.handle)
-        })
+        check("recording an event", unsafe { sys::cuEventRecord(event.handle, stream.handle) })
     }
 
     fn wait(&self, event: &CudaEvent) -> Result<(), DeviceError> {

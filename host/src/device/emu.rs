@@ -200,11 +200,11 @@ impl Device for EmuDevice {
         let refused = |requested| DeviceError::OutOfMemory { label, requested, free };
         let bytes = len.checked_mul(size_of::<T>() as u64).ok_or(refused(u64::MAX))?;
         let size = usize::try_from(bytes).map_err(|_| refused(bytes))?.max(1);
-        let layout =
-            Layout::from_size_align(size, Self::ALIGNMENT).map_err(|_| refused(bytes))?;
-        let reserved = self.shared.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&used| used <= self.shared.info.total_memory)
-        });
+        let layout = Layout::from_size_align(size, Self::ALIGNMENT).map_err(|_| refused(bytes))?;
+        let reserved =
+            self.shared.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(bytes).filter(|&used| used <= self.shared.info.total_memory)
+            });
         if reserved.is_err() {
             return Err(refused(bytes));
         }

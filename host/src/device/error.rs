@@ -156,8 +156,10 @@ pub enum DeviceError {
     #[error("{0}")]
     Fault(#[from] Fault),
     /// A kernel failed on the GPU. The context is lost; build a new device.
-    #[error("a kernel failed on the GPU ({source}); it is one of those launched since the last \
-             wait: {kernels}")]
+    #[error(
+        "a kernel failed on the GPU ({source}); it is one of those launched since the last \
+             wait: {kernels}"
+    )]
     KernelFault {
         /// Names of the kernels launched since the last successful wait.
         kernels: String,

@@ -64,7 +64,11 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::ForbiddenInCapture`] while capturing.
-    fn allocate<T: Pod>(&self, label: &'static str, len: u64) -> Result<Buffer<Self, T>, DeviceError>;
+    fn allocate<T: Pod>(
+        &self,
+        label: &'static str,
+        len: u64,
+    ) -> Result<Buffer<Self, T>, DeviceError>;
 
     /// Zeroed pinned host memory of `len` elements.
     ///

@@ -92,7 +92,8 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
         for (eager, captured) in
             [(eager.swa().data, captured.swa().data), (eager.swa().scale, captured.swa().scale)]
         {
-            let (got, want) = (download(device, &stream, captured), download(device, &stream, eager));
+            let (got, want) =
+                (download(device, &stream, captured), download(device, &stream, eager));
             assert_same(&got, &want, &format!("ring of {layer:?}"));
         }
     }
@@ -185,8 +186,7 @@ pub fn captures_do_not_nest<D: Device>(device: &D) {
 
 pub fn what_does_not_fit_is_refused<D: Device>(device: &D) {
     let stream = device.stream().unwrap();
-    let config =
-        CacheConfig::for_memory(ModelConfig::preset("tiny").unwrap(), 1 << 28, 1).unwrap();
+    let config = CacheConfig::for_memory(ModelConfig::preset("tiny").unwrap(), 1 << 28, 1).unwrap();
     let manager = KvCacheManager::new(device.clone(), config).unwrap();
     let kv = upload(device, &stream, &[0_u16; 512]);
     let error = manager.layer(LayerId(99)).err().expect("there is no such layer");
@@ -195,7 +195,8 @@ pub fn what_does_not_fit_is_refused<D: Device>(device: &D) {
     assert!(matches!(error, KvError::StepTooLong { .. }), "{error}");
     let handle = manager.layer_for(LayerId(0), 2).unwrap();
     let error = handle.append_swa(&stream, &kv).unwrap_err();
-    let KvError::Device(DeviceError::Length { what: "kv", found: 512, needed: 1024 }) = error else {
+    let KvError::Device(DeviceError::Length { what: "kv", found: 512, needed: 1024 }) = error
+    else {
         panic!("the short tensor is named: {error}")
     };
 }

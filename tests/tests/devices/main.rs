@@ -4,6 +4,7 @@
 //! that a failure.
 
 mod capture;
+mod embedder;
 mod inputs;
 mod manager;
 mod memory;
@@ -102,6 +103,8 @@ fn cuda_trials(device: &CudaDevice, emulated: &EmuDevice) -> Vec<Trial> {
     let (device, emulated) = (device.clone(), emulated.clone());
     let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated);
     trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
+    let embedder = Box::new(embedder::its_context_and_stream_are_used);
+    trials.push(alone("cuda::embedder::its_context_and_stream_are_used".into(), embedder));
     trials
 }
 

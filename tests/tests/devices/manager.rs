@@ -196,7 +196,8 @@ pub fn a_step_out_of_range_is_refused<D: Device>(device: &D) {
         assert!(matches!(error, KvError::NoSuchQueries { tokens: 2, .. }), "{what}: {error}");
     }
     let error = handle.gather_swa(&stream, &kv, 0..2, &tile, &lengths).unwrap_err();
-    let KvError::Device(DeviceError::Length { what: "lengths", found: 1, needed: 2 }) = error else {
+    let KvError::Device(DeviceError::Length { what: "lengths", found: 1, needed: 2 }) = error
+    else {
         panic!("the short tensor is named: {error}")
     };
     handle.gather_swa(&stream, &kv, 1..2, &tile, &lengths).unwrap();

@@ -71,14 +71,14 @@ impl<D: Device> Rings<D> {
     }
 
     /// Appends `values` to the given rows, from the first on.
-    fn append_rows(&self, stream: &D::Stream, values: &[Vec<u16>], rows: &[i32]) {
+    pub fn append_rows(&self, stream: &D::Stream, values: &[Vec<u16>], rows: &[i32]) {
         let kv = upload(&self.device, stream, &values.concat());
         let row = upload(&self.device, stream, rows);
         self.append(stream, &kv, &row, rows.len() as u32).unwrap();
     }
 
     /// Both planes, row by row.
-    fn contents(&self, stream: &D::Stream) -> Vec<EncodedRow> {
+    pub fn contents(&self, stream: &D::Stream) -> Vec<EncodedRow> {
         let data = download(&self.device, stream, &self.data);
         let scale = download(&self.device, stream, &self.scale);
         let scales = scale.chunks_exact(self.format.scale_bytes() as usize);
@@ -168,7 +168,8 @@ pub fn append_writes_the_golden_rows<D: Device>(device: &D) {
     let got = append(MainFormat::F32);
     for (row, codes) in codes.rows().enumerate() {
         assert_same(&got[row].data[..QUANTISED], codes, &format!("f32 row {row}"));
-        let rotary: Vec<u8> = values[row][QUANTISED..].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let rotary: Vec<u8> =
+            values[row][QUANTISED..].iter().flat_map(|x| x.to_le_bytes()).collect();
         assert_same(&got[row].data[QUANTISED..], &rotary, &format!("rotary part of row {row}"));
         assert_eq!(got[row].scale, scale.data[row].to_le_bytes(), "f32 scale of row {row}");
     }
@@ -276,11 +277,13 @@ pub fn gather_decodes_every_code_under_every_scale<D: Device>(device: &D) {
         let rings = Rings::new(device, format, 1, 128);
         let stored: Vec<EncodedRow> = (0..128_usize)
             .map(|row| {
-                let mut data: Vec<u8> = (0..448).map(|channel| (channel + row * 192) as u8).collect();
+                let mut data: Vec<u8> =
+                    (0..448).map(|channel| (channel + row * 192) as u8).collect();
                 data.extend((0..128).map(|_| random.random::<u8>()));
                 let scale = match format {
                     MainFormat::Ue8m0 => {
-                        let mut scale: Vec<u8> = (0..7).map(|g| 1 + ((row * 7 + g) % 254) as u8).collect();
+                        let mut scale: Vec<u8> =
+                            (0..7).map(|g| 1 + ((row * 7 + g) % 254) as u8).collect();
                         scale.push(0);
                         scale
                     }
@@ -289,7 +292,9 @@ pub fn gather_decodes_every_code_under_every_scale<D: Device>(device: &D) {
                 EncodedRow { data, scale }
             })
             .collect();
-        let plane = |part: fn(&EncodedRow) -> &Vec<u8>| stored.iter().flat_map(part).copied().collect::<Vec<_>>();
+        let plane = |part: fn(&EncodedRow) -> &Vec<u8>| {
+            stored.iter().flat_map(part).copied().collect::<Vec<_>>()
+        };
         device.upload(&stream, &plane(|row| &row.data), &rings.data, 0).unwrap();
         device.upload(&stream, &plane(|row| &row.scale), &rings.scale, 0).unwrap();
         // The query's own row comes from the step, the other 127 from the ring.
@@ -330,7 +335,8 @@ pub fn gather_equals_the_oracle_in_decode<D: Device>(device: &D) {
             .map(|(slot, &p)| Chunk { slot: SlotId(slot as u32), start: p, end: p + 1 })
             .collect();
         let step = Step::new(device, &stream, 128, 3, &chunks);
-        let mut own: Vec<Vec<u16>> = history.iter().map(|past| past[past.len() - 1].clone()).collect();
+        let mut own: Vec<Vec<u16>> =
+            history.iter().map(|past| past[past.len() - 1].clone()).collect();
         own.extend(rows(3, 99));
         let kv = upload(device, &stream, &own.concat());
         for appended in [false, true] {
@@ -355,7 +361,8 @@ pub fn gather_equals_the_oracle_in_prefill<D: Device>(device: &D) {
         let rings = Rings::new(device, format, 2, 128);
         let history = rows(300, 61);
         let (prefix, chunk) = history.split_at(77);
-        let first = Step::new(device, &stream, 128, 0, &[Chunk { slot: SlotId(1), start: 0, end: 77 }]);
+        let first =
+            Step::new(device, &stream, 128, 0, &[Chunk { slot: SlotId(1), start: 0, end: 77 }]);
         rings.append_rows(&stream, prefix, &first.rows[..77]);
         let chunks = [Chunk { slot: SlotId(1), start: 77, end: 300 }];
         let step = Step::new(device, &stream, 128, 0, &chunks);
@@ -377,7 +384,8 @@ pub fn gather_leaves_padding_alone<D: Device>(device: &D) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         let rings = Rings::new(device, format, 1, 128);
-        let step = Step::new(device, &stream, 128, 3, &[Chunk { slot: SlotId(0), start: 0, end: 1 }]);
+        let step =
+            Step::new(device, &stream, 128, 3, &[Chunk { slot: SlotId(0), start: 0, end: 1 }]);
         let kv = upload(device, &stream, &rows(4, 71).concat());
         let (tile, lengths) = step.gather(&rings, &stream, &kv, (0, 4));
         assert_eq!(lengths, [1, 0, 0, 0]);

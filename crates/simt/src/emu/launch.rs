@@ -2,6 +2,7 @@
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
+use super::block::try_current;
 use super::fault::{Fault, FaultKind};
 use super::{panic, schedule};
 use crate::warp::WARP_SIZE;
@@ -51,6 +52,7 @@ pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
         let kind = FaultKind::InvalidLaunch { grid: launch.grid, block: launch.block };
         return fault(None, kind);
     }
+    assert!(try_current(|_| ()).is_none(), "a kernel body cannot launch a kernel");
     panic::install_hook();
     let (columns, rows) = (u64::from(launch.grid.0), u64::from(launch.grid.1));
     let run = |block: u64| {

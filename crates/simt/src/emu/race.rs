@@ -61,8 +61,8 @@ impl Pair {
         let current = |slot: Option<Event>| slot.filter(|e| e.clock.block == event.clock.block);
         match (current(self.last), current(self.other)) {
             (Some(last), _) if last.thread == event.thread => self.last = Some(event),
-            (Some(_), Some(other)) if other.thread == event.thread => self.other = Some(event),
-            (Some(last), Some(other)) if last.warp() != other.warp() => {}
+            (Some(last), Some(other))
+                if last.warp() != other.warp() && other.thread != event.thread => {}
             (last, _) => *self = Self { last: Some(event), other: last },
         }
     }
@@ -107,5 +107,56 @@ impl History {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+    use crate::emu::order::Order;
+
+    /// The rule itself: every earlier access, each against the new one.
+    fn races(past: &[(AccessKind, Event)], kind: AccessKind, event: &Event) -> bool {
+        let conflict = |other| other != kind || kind == AccessKind::Write;
+        past.iter().any(|(other, earlier)| conflict(*other) && !earlier.is_before(event))
+    }
+
+    #[test]
+    fn finds_a_race_exactly_when_some_earlier_access_races() {
+        const THREADS: [u32; 6] = [0, 1, 2, 32, 33, 64];
+        let (mut races_seen, mut ends_seen) = (0, 0);
+        for seed in 0..200_000 {
+            let mut order = Order::new(seed, 0);
+            let mut draw = |count| order.shuffled(count)[0];
+            let (mut block, mut warps) = (1, [0; 3]);
+            let (mut history, mut past) = (History::default(), Vec::new());
+            let raced = (0..12).any(|_| {
+                match draw(8) {
+                    0 => block += 1,
+                    1 | 2 => warps[usize::from(draw(3))] += 1,
+                    choice => {
+                        let kinds = [AccessKind::Write, AccessKind::Atomic];
+                        let kind = *kinds.get(usize::from(choice) - 3).unwrap_or(&AccessKind::Read);
+                        let thread = ThreadIndex(THREADS[usize::from(draw(6))]);
+                        let warp = warps[(thread.0 / WARP_SIZE) as usize];
+                        let clock = Clock { block, warp };
+                        let event = Event { thread, location: Location::caller(), clock };
+                        let expected = races(&past, kind, &event);
+                        let found = history.add(kind, event).is_err();
+                        assert_eq!(
+                            found, expected,
+                            "seed {seed}: {past:?}, then {kind:?} {event:?}"
+                        );
+                        past.push((kind, event));
+                        return expected;
+                    }
+                }
+                false
+            });
+            if raced { races_seen += 1 } else { ends_seen += 1 }
+        }
+        assert!(races_seen > 10_000 && ends_seen > 1_000, "{races_seen}, {ends_seen}");
     }
 }

@@ -77,12 +77,13 @@ fn shuffle_in_half_a_warp() {
 #[test]
 fn two_shuffles_at_two_places_are_two_instructions() {
     let groups = groups(32, || {
-        // SAFETY: broken on purpose: odd and even lanes call from two places.
-        let _ = if lane_id().is_multiple_of(2) {
-            unsafe { warp::shuffle_xor_u32(1, 2) }
+        if lane_id().is_multiple_of(2) {
+            // SAFETY: broken on purpose: odd and even lanes call from two places.
+            let _ = unsafe { warp::shuffle_xor_u32(1, 2) };
         } else {
-            unsafe { warp::shuffle_xor_u32(1, 2) }
-        };
+            // SAFETY: as above.
+            let _ = unsafe { warp::shuffle_xor_u32(3, 4) };
+        }
     });
     assert_eq!(groups[0].threads, Vec::from_iter((0..32).step_by(2)));
     assert_eq!(groups[1].threads, Vec::from_iter((1..32).step_by(2)));

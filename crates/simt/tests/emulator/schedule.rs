@@ -214,8 +214,11 @@ fn shapes_that_no_device_takes() {
 
 #[test]
 fn kernel_that_launches_a_kernel() {
-    let text = fault(32, || _ = launch(&block_of(32), || {})).to_string();
-    assert!(text.contains("a kernel body cannot launch a kernel"), "{text}");
+    for grid in [(1, 1), (9, 1)] {
+        let inner = Launch { grid, ..block_of(32) };
+        let text = fault(32, || _ = launch(&inner, || {})).to_string();
+        assert!(text.contains("a kernel body cannot launch a kernel"), "{text}");
+    }
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn write_after_read_is_a_race() {
             }
             sync_threads();
             match t {
-                1..32 | 40 => _ = words::<1>().load(0),
+                1..=31 | 40 => _ = words::<1>().load(0),
                 33 => words::<1>().store(0, 2),
                 _ => {}
             }
