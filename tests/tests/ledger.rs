@@ -21,10 +21,22 @@ fn ledger() -> (Ledger, Vec<i32>) {
 }
 
 /// Everything observable of a ledger.
-fn state(ledger: &Ledger, ids: &[RequestId]) -> (u32, u32, Vec<Option<(u32, Vec<BlockId>)>>) {
+#[derive(Debug, PartialEq)]
+struct State {
+    free_blocks: u32,
+    live_requests: u32,
+    /// Committed tokens and block table of each request.
+    requests: Vec<(Option<u32>, Option<Vec<BlockId>>)>,
+}
+
+fn state(ledger: &Ledger, ids: &[RequestId]) -> State {
     let request =
-        |&id| Some((ledger.committed(id).ok()?, ledger.block_table(id).ok()?.collect::<Vec<_>>()));
-    (ledger.free_blocks(), ledger.live_requests(), ids.iter().map(request).collect())
+        |&id| (ledger.committed(id).ok(), ledger.block_table(id).ok().map(Iterator::collect));
+    State {
+        free_blocks: ledger.free_blocks(),
+        live_requests: ledger.live_requests(),
+        requests: ids.iter().map(request).collect(),
+    }
 }
 
 /// The step is refused, and neither the ledger nor the array changed.

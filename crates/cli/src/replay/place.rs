@@ -1,0 +1,88 @@
+//! Where a replay runs, and the defaults that go with it.
+
+use anyhow::Result;
+use dsv4_kv::device::{CudaDevice, CudaOptions, Device};
+
+use super::args::{DeviceChoice, Execution, ReplayArgs};
+use crate::error::InputError;
+
+/// Where a replay runs.
+pub enum Place {
+    /// Nowhere: bookkeeping alone.
+    Ledger,
+    /// On the emulated device.
+    Cpu,
+    /// On a GPU.
+    Cuda(CudaDevice),
+}
+
+/// What is used where no option says otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults {
+    /// Name of the model.
+    pub model: &'static str,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Most tokens of a step.
+    pub token_budget: u32,
+    /// Requests of the synthetic load.
+    pub requests: u32,
+    /// What the synthetic load is divided by.
+    pub shrink: f64,
+    /// Requests to verify.
+    pub verify: u32,
+}
+
+impl Place {
+    /// The place that the options ask for.
+    pub fn choose(args: &ReplayArgs) -> Result<Self, InputError> {
+        if args.execute == Execution::Bookkeeping {
+            return Ok(Self::Ledger);
+        }
+        let cuda = || CudaDevice::new(CudaOptions::default());
+        match args.device {
+            DeviceChoice::Cpu => Ok(Self::Cpu),
+            DeviceChoice::Cuda => cuda().map(Self::Cuda).map_err(InputError::NoCuda),
+            DeviceChoice::Auto => Ok(cuda().map_or_else(
+                |error| {
+                    eprintln!("note: running on the CPU, as there is no usable GPU: {error}");
+                    Self::Cpu
+                },
+                Self::Cuda,
+            )),
+        }
+    }
+
+    /// What it is called in the result.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Ledger => "none (bookkeeping)".into(),
+            Self::Cpu => "emulated (CPU)".into(),
+            Self::Cuda(device) => device.info().name.clone(),
+        }
+    }
+
+    /// Its defaults. On the CPU a small load of a small model, which takes seconds.
+    pub fn defaults(&self) -> Result<Defaults> {
+        let gpu = Defaults {
+            model: "flash",
+            memory: 64 << 30,
+            token_budget: 8192,
+            requests: 128,
+            shrink: 1.0,
+            verify: 4,
+        };
+        Ok(match self {
+            Self::Cuda(device) => Defaults { memory: device.free_memory()? / 10 * 9, ..gpu },
+            Self::Ledger => Defaults { requests: 1024, verify: 0, ..gpu },
+            Self::Cpu => Defaults {
+                model: "tiny",
+                memory: 8 << 30,
+                token_budget: 256,
+                requests: 16,
+                shrink: 64.0,
+                ..gpu
+            },
+        })
+    }
+}

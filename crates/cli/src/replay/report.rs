@@ -1,0 +1,183 @@
+//! The HTML page: the table and three plots as inline SVG. It loads nothing.
+
+use std::fmt::Display;
+
+use anyhow::Result;
+use maud::{DOCTYPE, PreEscaped, html};
+use plotters::prelude::*;
+
+use super::drive::Sample;
+use super::summary::Summary;
+
+/// Most points of a line.
+const MOST_POINTS: usize = 2000;
+/// Bars of the histogram.
+const BARS: usize = 40;
+/// Width and height of a plot, in pixels.
+const SIZE: (u32, u32) = (900, 300);
+
+/// The page.
+pub fn page(summary: &Summary, samples: &[Sample]) -> Result<String> {
+    let points = downsample(samples);
+    let title = format!("dsv4-kv replay: {} on {}", summary.model, summary.device);
+    let plots = [occupancy(summary, &points)?, batch(&points)?, prepare(samples)?];
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                title { (title) }
+                style { "body{font-family:sans-serif;max-width:60em;margin:2em auto}td{padding:0 2em 0 0}" }
+            }
+            body {
+                h1 { (title) }
+                table {
+                    @for (what, value) in summary.rows() {
+                        tr { td { (what) } td { (value) } }
+                    }
+                }
+                @for plot in plots { p { (PreEscaped(plot)) } }
+                p {
+                    "Time is virtual. Of each " (samples.len().div_ceil(MOST_POINTS).max(1))
+                    " steps in a row the plots over time show the largest values."
+                }
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+/// At most [`MOST_POINTS`] samples: of as many in a row the greatest of each value, at the time of
+/// the last.
+fn downsample(samples: &[Sample]) -> Vec<Sample> {
+    let stride = samples.len().div_ceil(MOST_POINTS).max(1);
+    let most = |a: Sample, b: &Sample| Sample {
+        at_ms: b.at_ms,
+        blocks: a.blocks.max(b.blocks),
+        requests: a.requests.max(b.requests),
+        prefill: a.prefill.max(b.prefill),
+        decode: a.decode.max(b.decode),
+        prepare_us: a.prepare_us.max(b.prepare_us),
+    };
+    samples.chunks(stride).map(|chunk| chunk.iter().fold(Sample::default(), most)).collect()
+}
+
+/// Blocks and slots in use over time, in percent.
+fn occupancy(summary: &Summary, points: &[Sample]) -> Result<String> {
+    let percent = |used: u32, total: u32| 100.0 * f64::from(used) / f64::from(total.max(1));
+    let blocks = points.iter().map(|p| (p.at_ms / 1e3, percent(p.blocks, summary.blocks)));
+    let slots = points.iter().map(|p| (p.at_ms / 1e3, percent(p.requests, summary.slots)));
+    let blocks_of = format!("blocks (of {})", summary.blocks);
+    let slots_of = format!("slots (of {})", summary.slots);
+    lines("Occupancy (%)", [(blocks_of, blocks.collect()), (slots_of, slots.collect())])
+}
+
+/// Tokens of each step over time.
+fn batch(points: &[Sample]) -> Result<String> {
+    let prefill = points.iter().map(|p| (p.at_ms / 1e3, f64::from(p.prefill))).collect();
+    let decode = points.iter().map(|p| (p.at_ms / 1e3, f64::from(p.decode))).collect();
+    lines("Batch (tokens per step)", [("prefill", prefill), ("decode", decode)])
+}
+
+/// Lines over virtual time in seconds.
+fn lines<L: Display>(title: &str, series: [(L, Vec<(f64, f64)>); 2]) -> Result<String> {
+    let all = || series.iter().flat_map(|(_, points)| points);
+    let right = all().map(|point| point.0).fold(1e-3, f64::max);
+    let top = all().map(|point| point.1).fold(0.0, f64::max) * 1.05;
+    draw(|area| {
+        let mut chart = chart(title, &area, (0.0..right, 0.0..top.max(1e-9)))?;
+        mesh(&mut chart, "virtual time (s)")?;
+        for ((label, points), colour) in series.into_iter().zip([BLUE, RED]) {
+            chart
+                .draw_series(LineSeries::new(points, colour))?
+                .label(label.to_string())
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .draw()?;
+        Ok(())
+    })
+}
+
+/// How often `prepare_forward` took how long, up to the 99.9th percentile.
+fn prepare(samples: &[Sample]) -> Result<String> {
+    let mut times: Vec<f64> = samples.iter().map(|s| f64::from(s.prepare_us)).collect();
+    times.sort_unstable_by(f64::total_cmp);
+    let right = times.get(times.len().saturating_sub(1) * 999 / 1000).copied().unwrap_or(1.0);
+    let width = right.max(1e-3) / BARS as f64;
+    let mut counts = [0u32; BARS];
+    for time in times {
+        if let Some(count) = counts.get_mut((time / width) as usize) {
+            *count += 1;
+        }
+    }
+    let top = f64::from(counts.into_iter().max().unwrap_or(0)) * 1.05;
+    draw(|area| {
+        let ranges = (0.0..width * BARS as f64, 0.0..top.max(1.0));
+        let mut chart = chart("prepare_forward (steps by time)", &area, ranges)?;
+        mesh(&mut chart, "microseconds")?;
+        chart.draw_series(counts.into_iter().enumerate().map(|(bar, count)| {
+            let left = bar as f64 * width;
+            Rectangle::new([(left, 0.0), (left + width, f64::from(count))], BLUE.filled())
+        }))?;
+        Ok(())
+    })
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+type Chart<'a, 'b> = ChartContext<
+    'a,
+    SVGBackend<'b>,
+    Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>,
+>;
+
+/// An SVG element with what `plot` draws.
+fn draw(plot: impl FnOnce(Area<'_>) -> Result<()>) -> Result<String> {
+    let mut svg = String::new();
+    plot(SVGBackend::with_string(&mut svg, SIZE).into_drawing_area())?;
+    Ok(svg)
+}
+
+fn chart<'a, 'b>(
+    title: &str,
+    area: &'a Area<'b>,
+    (x, y): (std::ops::Range<f64>, std::ops::Range<f64>),
+) -> Result<Chart<'a, 'b>> {
+    let mut builder = ChartBuilder::on(area);
+    builder.caption(title, ("sans-serif", 16)).margin(8);
+    builder.x_label_area_size(36).y_label_area_size(64);
+    Ok(builder.build_cartesian_2d(x, y)?)
+}
+
+/// Axes with labels as short as they can be, and lines only where there is a label.
+fn mesh(chart: &mut Chart<'_, '_>, x: &str) -> Result<()> {
+    let number = |value: &f64| ((value * 1e3).round() / 1e3).to_string();
+    let (x_labels, y_labels) = (number, number);
+    let mut mesh = chart.configure_mesh();
+    mesh.x_label_formatter(&x_labels).y_label_formatter(&y_labels);
+    mesh.light_line_style(TRANSPARENT).x_desc(x).draw()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peaks_survive_downsampling() {
+        let sample = |i: u32| Sample {
+            at_ms: f64::from(i),
+            blocks: if i == 4321 { 99 } else { 1 },
+            ..Sample::default()
+        };
+        let points = downsample(&(0..100_000).map(sample).collect::<Vec<_>>());
+        assert_eq!(points.len(), MOST_POINTS);
+        assert_eq!(points.iter().filter(|point| point.blocks == 99).count(), 1);
+        assert_eq!(points.last().unwrap().at_ms, 99_999.0);
+        assert_eq!(downsample(&[sample(7)]), [sample(7)]);
+        assert!(downsample(&[]).is_empty());
+    }
+}

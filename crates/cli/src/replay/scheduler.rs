@@ -1,0 +1,243 @@
+//! Continuous batching as a pure state machine: a queue, the requests that run, and the next step.
+//!
+//! A request is admitted, first come first served, when a slot is free and the blocks of its full
+//! length fit beside those of all running requests, so that no step ever runs out of blocks. A step
+//! takes one token of every request that decodes, then prefill chunks while the budget lasts.
+
+use std::collections::VecDeque;
+
+/// What the cache has room for.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests that run at once.
+    pub slots: u32,
+    /// Blocks of the pool.
+    pub blocks: u32,
+    /// Tokens of one request.
+    pub context: u32,
+    /// Tokens of one step.
+    pub step_tokens: u32,
+}
+
+/// A request as the scheduler sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Its place in the load.
+    pub index: usize,
+    /// Tokens of its prompt.
+    pub input: u32,
+    /// Tokens it has in the end.
+    pub tokens: u32,
+    /// Blocks it holds in the end.
+    pub blocks: u32,
+}
+
+/// What a request does in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its place among the running requests, until the step is completed.
+    place: usize,
+    /// Its place in the load.
+    pub index: usize,
+    /// Tokens it has before the step.
+    pub start: u32,
+    /// Tokens it adds.
+    pub tokens: u32,
+    /// Whether they are of its prompt.
+    pub prefill: bool,
+}
+
+#[derive(Debug)]
+struct Running {
+    job: Job,
+    done: u32,
+}
+
+/// The queue and the running requests.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    queue: VecDeque<Job>,
+    running: Vec<Running>,
+    /// Blocks of all running requests at their full length.
+    reserved: u32,
+    /// How many at the head of the queue are already counted in `waited`.
+    known_waiting: usize,
+    waited: u64,
+    rejected: u64,
+}
+
+impl Scheduler {
+    /// An idle scheduler.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            queue: VecDeque::new(),
+            running: Vec::new(),
+            reserved: 0,
+            known_waiting: 0,
+            waited: 0,
+            rejected: 0,
+        }
+    }
+
+    /// Queues a request; one that would not fit into an empty cache is counted and dropped.
+    pub fn submit(&mut self, job: Job) {
+        if job.blocks > self.limits.blocks || job.tokens > self.limits.context {
+            self.rejected += 1;
+        } else {
+            self.queue.push_back(job);
+        }
+    }
+
+    /// Admits the head of the queue if it fits now. Call until it gives `None`: the requests then
+    /// left in the queue have to wait.
+    pub fn admit(&mut self) -> Option<Job> {
+        let fits = |job: &&Job| {
+            self.running.len() < self.limits.slots as usize
+                && job.blocks <= self.limits.blocks - self.reserved
+        };
+        let Some(&job) = self.queue.front().filter(fits) else {
+            self.waited += (self.queue.len() - self.known_waiting) as u64;
+            self.known_waiting = self.queue.len();
+            return None;
+        };
+        self.queue.pop_front();
+        self.known_waiting = self.known_waiting.saturating_sub(1);
+        self.reserved += job.blocks;
+        self.running.push(Running { job, done: 0 });
+        Some(job)
+    }
+
+    /// The next step, into `parts`; empty when nothing runs.
+    pub fn plan(&self, parts: &mut Vec<Part>) {
+        parts.clear();
+        let mut budget = self.limits.step_tokens;
+        for prefill in [false, true] {
+            for (place, &Running { job, done }) in self.running.iter().enumerate() {
+                if (done < job.input) != prefill || budget == 0 {
+                    continue;
+                }
+                let tokens = if prefill { budget.min(job.input - done) } else { 1 };
+                budget -= tokens;
+                parts.push(Part { place, index: job.index, start: done, tokens, prefill });
+            }
+        }
+    }
+
+    /// Books a step that was planned and run; hands every request that it finished to `finish`.
+    pub fn complete(&mut self, parts: &[Part], mut finish: impl FnMut(usize)) {
+        for part in parts {
+            self.running[part.place].done += part.tokens;
+        }
+        self.running.retain(|&Running { job, done }| {
+            let finished = done == job.tokens;
+            if finished {
+                self.reserved -= job.blocks;
+                finish(job.index);
+            }
+            !finished
+        });
+    }
+
+    /// Requests that run.
+    pub fn running(&self) -> u32 {
+        self.running.len() as u32
+    }
+
+    /// Requests that had to wait for a slot or for blocks, each counted once.
+    pub fn waited(&self) -> u64 {
+        self.waited
+    }
+
+    /// Requests that can never fit.
+    pub fn rejected(&self) -> u64 {
+        self.rejected
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(index: usize, input: u32, output: u32) -> Job {
+        let tokens = input + output - 1;
+        Job { index, input, tokens, blocks: tokens.div_ceil(128) }
+    }
+
+    fn limits() -> Limits {
+        Limits { slots: 4, blocks: 10, context: 1280, step_tokens: 100 }
+    }
+
+    /// Admits, plans and completes one step: its parts as (index, start, tokens), and who finished.
+    fn step(scheduler: &mut Scheduler) -> (Vec<(usize, u32, u32)>, Vec<usize>) {
+        while scheduler.admit().is_some() {}
+        let mut parts = Vec::new();
+        scheduler.plan(&mut parts);
+        let mut finished = Vec::new();
+        scheduler.complete(&parts, |index| finished.push(index));
+        (parts.iter().map(|part| (part.index, part.start, part.tokens)).collect(), finished)
+    }
+
+    #[test]
+    fn decode_comes_first_and_chunks_fill_the_budget() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(0, 40, 3));
+        scheduler.submit(job(1, 150, 1));
+        assert_eq!(step(&mut scheduler), (vec![(0, 0, 40), (1, 0, 60)], vec![]));
+        // Request 0 decodes; the first of its three tokens came from the prefill.
+        assert_eq!(step(&mut scheduler), (vec![(0, 40, 1), (1, 60, 90)], vec![1]));
+        assert_eq!(step(&mut scheduler), (vec![(0, 41, 1)], vec![0]));
+        assert_eq!(step(&mut scheduler), (vec![], vec![]));
+        assert_eq!((scheduler.running(), scheduler.reserved), (0, 0));
+    }
+
+    #[test]
+    fn a_request_that_turns_to_decode_is_not_booked_twice_in_a_step() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(0, 30, 5));
+        scheduler.submit(job(1, 30, 5));
+        step(&mut scheduler);
+        assert_eq!(step(&mut scheduler).0, [(0, 30, 1), (1, 30, 1)]);
+        assert_eq!(step(&mut scheduler).0, [(0, 31, 1), (1, 31, 1)]);
+    }
+
+    #[test]
+    fn blocks_of_the_full_length_are_kept_free_and_the_queue_is_fair() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(0, 10, 900)); // 8 of 10 blocks, once it is done
+        scheduler.submit(job(1, 300, 1)); // 3 blocks: must wait
+        scheduler.submit(job(2, 10, 1)); // would fit, but came later
+        assert_eq!(scheduler.admit().map(|job| job.index), Some(0));
+        assert_eq!(scheduler.admit(), None);
+        assert_eq!(scheduler.admit(), None);
+        assert_eq!(scheduler.waited(), 2, "each is counted once");
+        while scheduler.running() > 0 && scheduler.queue.len() == 2 {
+            step(&mut scheduler);
+        }
+        assert_eq!(step(&mut scheduler).0, [(1, 0, 100)]);
+        assert_eq!(step(&mut scheduler).0, [(1, 100, 100)]);
+        assert_eq!(scheduler.waited(), 2);
+    }
+
+    #[test]
+    fn slots_are_a_limit_too() {
+        let mut scheduler = Scheduler::new(limits());
+        (0..6).for_each(|index| scheduler.submit(job(index, 1, 2)));
+        assert_eq!(step(&mut scheduler).0.len(), 4);
+        assert_eq!(scheduler.waited(), 2);
+        assert_eq!(step(&mut scheduler).1, [0, 1, 2, 3]);
+        assert_eq!(step(&mut scheduler).0, [(4, 0, 1), (5, 0, 1)]);
+        assert_eq!(scheduler.waited(), 2);
+    }
+
+    #[test]
+    fn what_can_never_fit_is_rejected_and_blocks_nobody() {
+        let mut scheduler = Scheduler::new(Limits { context: 600, ..limits() });
+        scheduler.submit(job(0, 1281, 1)); // 11 blocks
+        scheduler.submit(job(1, 601, 1)); // too long a context
+        scheduler.submit(job(2, 600, 1));
+        assert_eq!(step(&mut scheduler).0, [(2, 0, 100)]);
+        assert_eq!((scheduler.rejected(), scheduler.waited()), (2, 0));
+    }
+}

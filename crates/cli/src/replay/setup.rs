@@ -1,0 +1,102 @@
+//! Everything a replay needs, from the options and the defaults of where it runs.
+
+use anyhow::Result;
+use bytesize::ByteSize;
+use dsv4_kv::CacheConfig;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::args::ReplayArgs;
+use super::clock::Clock;
+use super::full;
+use super::load::{self, Arrival};
+use super::model;
+use super::place::{Defaults, Place};
+use super::scheduler::Limits;
+use super::trace::TraceReader;
+use crate::error::InputError;
+
+/// A replay that can begin.
+pub struct Setup {
+    /// The requests.
+    pub load: Vec<Arrival>,
+    /// Places in the load of the requests to verify.
+    pub sample: Vec<usize>,
+    /// Bytes for the cache and the replay's own buffers.
+    pub memory: u64,
+    /// The largest cache that fits.
+    pub config: CacheConfig,
+    /// Virtual time.
+    pub clock: Clock,
+    /// Seed of the KV rows.
+    pub seed: u64,
+}
+
+impl Setup {
+    /// What the options ask for at `place`.
+    pub fn new(args: &ReplayArgs, place: &Place) -> Result<Self> {
+        let defaults = place.defaults()?;
+        if matches!(place, Place::Ledger) && args.verify.is_some_and(|verify| verify > 0) {
+            return Err(InputError::NothingToVerify.into());
+        }
+        let load = load(args, &defaults)?;
+        let sample = sample(args.verify.unwrap_or(defaults.verify), load.len(), args.seed);
+        let memory = args.gpu_mem.map_or(defaults.memory, |size| size.as_u64());
+        let config = cache_config(args, place, &defaults, memory, sample.len() as u32)?;
+        let clock = Clock::new(args.step_ms, args.token_rate);
+        Ok(Self { load, sample, memory, config, clock, seed: args.seed })
+    }
+
+    /// What the cache has room for.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            slots: self.config.max_requests,
+            blocks: self.config.num_blocks,
+            context: self.config.max_context,
+            step_tokens: self.config.max_step_tokens,
+        }
+    }
+}
+
+/// The requests to replay.
+fn load(args: &ReplayArgs, defaults: &Defaults) -> Result<Vec<Arrival>, InputError> {
+    let limit = args.requests.map(|requests| requests as usize);
+    let (arrivals, shrink) = match &args.trace {
+        Some(path) => (TraceReader::open(path)?.read(limit.unwrap_or(usize::MAX))?, 1.0),
+        None => {
+            let limit = limit.unwrap_or(defaults.requests as usize);
+            (load::synthetic(args.seed).take(limit).collect(), defaults.shrink)
+        }
+    };
+    let shrink = args.shrink.unwrap_or(shrink);
+    Ok(arrivals.into_iter().map(|arrival| arrival.shrunk(shrink, args.time_scale)).collect())
+}
+
+/// The largest cache that the memory holds beside the replay's own buffers.
+fn cache_config(
+    args: &ReplayArgs,
+    place: &Place,
+    defaults: &Defaults,
+    memory: u64,
+    sample: u32,
+) -> Result<CacheConfig, InputError> {
+    let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
+    let token_budget = args.token_budget.unwrap_or(defaults.token_budget);
+    let working = match place {
+        Place::Ledger => 0,
+        _ => full::working_bytes(token_budget, model.layers.len() as u32, sample),
+    };
+    let left = memory
+        .checked_sub(working)
+        .ok_or(InputError::NoRoomToWork { memory: ByteSize(memory), working: ByteSize(working) })?;
+    let name = model.name.clone();
+    let config = CacheConfig::for_memory(model, left, args.max_requests)
+        .map_err(|source| InputError::Cache { model: name, memory: ByteSize(left), source })?;
+    Ok(CacheConfig { max_step_tokens: token_budget, ..config })
+}
+
+/// Places in a load of `requests`, sampled at random without repetition.
+fn sample(count: u32, requests: usize, seed: u64) -> Vec<usize> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rand::seq::index::sample(&mut rng, requests, requests.min(count as usize)).into_vec()
+}

@@ -1,0 +1,152 @@
+//! The result of a replay: one value, printed as a table or as JSON.
+
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use dsv4_kv::CacheConfig;
+use serde::Serialize;
+
+use super::drive::{Replayed, Sample};
+
+/// The result of a replay.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Name of the model.
+    pub model: String,
+    /// Where the kernels ran.
+    pub device: String,
+    /// Requests of the load.
+    pub requests: u64,
+    /// Requests that ran to their end.
+    pub finished: u64,
+    /// Requests that had to wait for a slot or for blocks: refused when first tried.
+    pub refused_admissions: u64,
+    /// Requests that would not fit into an empty cache.
+    pub rejected: u64,
+    /// Tokens written to the cache.
+    pub tokens: u64,
+    /// Those of them that are of prompts.
+    pub prefill_tokens: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Most blocks in use at once.
+    pub peak_blocks: u32,
+    /// Blocks there are.
+    pub blocks: u32,
+    /// Most request slots in use at once.
+    pub peak_slots: u32,
+    /// Slots there are.
+    pub slots: u32,
+    /// Median time of `prepare_forward`, in microseconds.
+    pub prepare_us_p50: f32,
+    /// The time of `prepare_forward` that one call in a hundred exceeds.
+    pub prepare_us_p99: f32,
+    /// Time of the steps' kernels, in milliseconds; none in bookkeeping.
+    pub kernel_ms: Option<f64>,
+    /// Virtual time of the replay, in seconds.
+    pub virtual_s: f64,
+    /// Real time of the replay, in seconds.
+    pub wall_s: f64,
+    /// Requests whose rows were all compared with the reference.
+    pub verified_requests: u64,
+    /// Rows that were compared.
+    pub verified_rows: u64,
+    /// Rows that were not as expected.
+    pub mismatches: u64,
+    /// The first of them, in words.
+    pub mismatch_examples: Vec<String>,
+}
+
+impl Summary {
+    /// The result of a replay on `device` that took `wall`.
+    pub fn new(config: &CacheConfig, device: String, replayed: &Replayed, wall: Duration) -> Self {
+        let samples = &replayed.samples;
+        let sum = |of: fn(&Sample) -> u32| samples.iter().map(|s| u64::from(of(s))).sum::<u64>();
+        let most = |of: fn(&Sample) -> u32| samples.iter().map(of).max().unwrap_or(0);
+        let mut prepare: Vec<f32> = samples.iter().map(|sample| sample.prepare_us).collect();
+        prepare.sort_unstable_by(f32::total_cmp);
+        let verification = &replayed.work.verification;
+        Self {
+            model: config.model.name.clone(),
+            device,
+            requests: replayed.finished + replayed.rejected,
+            finished: replayed.finished,
+            refused_admissions: replayed.waited,
+            rejected: replayed.rejected,
+            tokens: sum(|s| s.prefill + s.decode),
+            prefill_tokens: sum(|s| s.prefill),
+            steps: samples.len() as u64,
+            peak_blocks: most(|s| s.blocks),
+            blocks: config.num_blocks,
+            peak_slots: most(|s| s.requests),
+            slots: config.max_requests,
+            prepare_us_p50: percentile(&prepare, 50),
+            prepare_us_p99: percentile(&prepare, 99),
+            kernel_ms: replayed.work.kernel_ms,
+            virtual_s: samples.last().map_or(0.0, |last| last.at_ms / 1e3),
+            wall_s: wall.as_secs_f64(),
+            verified_requests: verification.requests,
+            verified_rows: verification.rows,
+            mismatches: verification.mismatches,
+            mismatch_examples: verification.examples.clone(),
+        }
+    }
+
+    /// The result in rows: what, and how much.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let kernel = self.kernel_ms.map_or("none ran".into(), |ms| format!("{ms:.1} ms"));
+        vec![
+            ("model", self.model.clone()),
+            ("device", self.device.clone()),
+            ("requests", format!("{} ({} finished)", self.requests, self.finished)),
+            ("refused admissions", format!("{} had to wait", self.refused_admissions)),
+            ("rejected", format!("{} can never fit", self.rejected)),
+            ("tokens", format!("{} ({} of prompts)", self.tokens, self.prefill_tokens)),
+            ("steps", self.steps.to_string()),
+            ("peak blocks", format!("{} of {}", self.peak_blocks, self.blocks)),
+            ("peak slots", format!("{} of {}", self.peak_slots, self.slots)),
+            ("prepare p50", format!("{:.1} us", self.prepare_us_p50)),
+            ("prepare p99", format!("{:.1} us", self.prepare_us_p99)),
+            ("kernel time", kernel),
+            ("virtual time", format!("{:.1} s", self.virtual_s)),
+            ("wall time", format!("{:.1} s", self.wall_s)),
+            (
+                "verified",
+                format!("{} requests, {} rows", self.verified_requests, self.verified_rows),
+            ),
+            ("mismatches", self.mismatches.to_string()),
+        ]
+    }
+
+    /// The result as a table.
+    pub fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING);
+        for (what, value) in self.rows() {
+            table.add_row([what, &value]);
+        }
+        if let Some(values) = table.column_mut(1) {
+            values.set_cell_alignment(CellAlignment::Left);
+        }
+        table
+    }
+}
+
+/// The value that `percent` of `sorted` do not exceed; 0 if there are none.
+fn percentile(sorted: &[f32], percent: usize) -> f32 {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let values: Vec<f32> = (1..=200u8).map(f32::from).collect();
+        assert_eq!((percentile(&values, 50), percentile(&values, 99)), (100.0, 198.0));
+        assert_eq!((percentile(&[7.0], 50), percentile(&[7.0], 99)), (7.0, 7.0));
+        assert_eq!(percentile(&[], 50), 0.0);
+    }
+}

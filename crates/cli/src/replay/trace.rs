@@ -1,0 +1,195 @@
+//! Mooncake-format traces: one JSON object a line, read as a stream.
+//!
+//! | field | unit | |
+//! |---|---|---|
+//! | `timestamp` | ms | never decreases |
+//! | `input_length` | tokens | at least 1 |
+//! | `output_length` | tokens | at least 1 |
+//! | `hash_ids` | one per 512 input tokens | may be absent; counted, not used |
+//!
+//! Source: github.com/kvcache-ai/Mooncake, `FAST25-release/traces`.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Lines};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::load::Arrival;
+
+/// Input tokens that one element of `hash_ids` stands for.
+const HASH_TOKENS: u32 = 512;
+
+/// A trace that cannot be used: where, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{}:{line}: {problem}", path.display())]
+pub struct TraceError {
+    /// The file.
+    path: PathBuf,
+    /// The line, counted from 1; 0 for the file as a whole.
+    line: u64,
+    problem: Problem,
+}
+
+/// What is wrong with a line.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error("{0}")]
+    Read(#[from] io::Error),
+    #[error("column {}: {}", .0.column(), without_location(.0))]
+    Json(#[from] serde_json::Error),
+    #[error("{field} is 0; a request has at least one token of each")]
+    ZeroLength { field: &'static str },
+    #[error("input_length + output_length passes 2^32")]
+    TooLong,
+    #[error("timestamp {now} comes after {last}; timestamps must not go backwards")]
+    Backwards { now: u64, last: u64 },
+    #[error("hash_ids has {found} elements; {input} input tokens make {expected} of 512 tokens")]
+    HashCount { found: usize, expected: u32, input: u32 },
+    #[error("the trace has no requests")]
+    Empty,
+}
+
+/// The message alone: its line number is always 1, as each line is a document of its own.
+fn without_location(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let location = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&location).map_or(text.clone(), str::to_owned)
+}
+
+#[derive(Deserialize)]
+struct Line {
+    timestamp: u64,
+    input_length: u32,
+    output_length: u32,
+    #[serde(default)]
+    hash_ids: Option<Vec<IgnoredAny>>,
+}
+
+/// The requests of a trace, in order; times count from the first.
+pub struct TraceReader {
+    path: PathBuf,
+    lines: Lines<BufReader<File>>,
+    line: u64,
+    first: Option<u64>,
+    last: u64,
+}
+
+impl TraceReader {
+    /// Opens a trace.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        let failed = |error| TraceError { path: path.into(), line: 0, problem: error };
+        let file = File::open(path).map_err(|error| failed(error.into()))?;
+        let lines = BufReader::new(file).lines();
+        Ok(Self { path: path.into(), lines, line: 0, first: None, last: 0 })
+    }
+
+    /// At most `limit` requests; at least one.
+    pub fn read(mut self, limit: usize) -> Result<Vec<Arrival>, TraceError> {
+        let arrivals = self.by_ref().take(limit).collect::<Result<Vec<_>, _>>()?;
+        if arrivals.is_empty() {
+            return Err(TraceError { path: self.path, line: self.line, problem: Problem::Empty });
+        }
+        Ok(arrivals)
+    }
+
+    fn parse(&mut self, text: io::Result<String>) -> Result<Arrival, Problem> {
+        let line: Line = serde_json::from_str(&text?)?;
+        let (input, output) = (line.input_length, line.output_length);
+        for (field, length) in [("input_length", input), ("output_length", output)] {
+            if length == 0 {
+                return Err(Problem::ZeroLength { field });
+            }
+        }
+        input.checked_add(output).ok_or(Problem::TooLong)?;
+        let expected = input.div_ceil(HASH_TOKENS);
+        let found = line.hash_ids.map(|ids| ids.len());
+        if let Some(found) = found.filter(|&found| found != expected as usize) {
+            return Err(Problem::HashCount { found, expected, input });
+        }
+        if line.timestamp < self.last {
+            return Err(Problem::Backwards { now: line.timestamp, last: self.last });
+        }
+        self.last = line.timestamp;
+        let first = *self.first.get_or_insert(line.timestamp);
+        Ok(Arrival { at_ms: (line.timestamp - first) as f64, input, output })
+    }
+}
+
+impl Iterator for TraceReader {
+    type Item = Result<Arrival, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let text = self.lines.next()?;
+        self.line += 1;
+        let arrival = self.parse(text);
+        let located = |problem| TraceError { path: self.path.clone(), line: self.line, problem };
+        Some(arrival.map_err(located))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn read(lines: &[&str]) -> Result<Vec<Arrival>, String> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(lines.join("\n").as_bytes()).unwrap();
+        let read = TraceReader::open(file.path()).and_then(|reader| reader.read(usize::MAX));
+        read.map_err(|error| {
+            let path = file.path().display().to_string();
+            error.to_string().strip_prefix(&path).expect("the path comes first").to_owned()
+        })
+    }
+
+    const GOOD: &str =
+        r#"{"timestamp": 100, "input_length": 513, "output_length": 7, "hash_ids": [0, 1]}"#;
+
+    #[test]
+    fn requests_are_read_in_order_and_counted_from_the_first() {
+        let second = r#"{"timestamp":250,"input_length":1,"output_length":2,"extra":null}"#;
+        let expected = [
+            Arrival { at_ms: 0.0, input: 513, output: 7 },
+            Arrival { at_ms: 150.0, input: 1, output: 2 },
+        ];
+        assert_eq!(read(&[GOOD, second]).unwrap(), expected);
+    }
+
+    #[test]
+    fn each_fault_is_told_with_its_line() {
+        let faults = [
+            (
+                r#"{"timestamp": 100, "input_length": 4}"#,
+                "column 37: missing field `output_length`",
+            ),
+            (r#"{"timestamp": 100, "input_length": 0, "output_length": 1}"#, "input_length is 0"),
+            (r#"{"timestamp": 100, "input_length": 1, "output_length": 0}"#, "output_length is 0"),
+            (r#"{"timestamp": 99, "input_length": 1, "output_length": 1}"#, "99 comes after 100"),
+            (
+                r#"{"timestamp": 100, "input_length": 513, "output_length": 1, "hash_ids": [5]}"#,
+                "hash_ids has 1 elements; 513 input tokens make 2",
+            ),
+            (
+                r#"{"timestamp": 100, "input_length": 4294967295, "output_length": 1}"#,
+                "passes 2^32",
+            ),
+            (r#"{"timestamp": -1, "input_length": 1, "output_length": 1}"#, "invalid value"),
+            ("{", "EOF while parsing"),
+            ("", "EOF while parsing"),
+        ];
+        for (line, message) in faults {
+            let error = read(&[GOOD, line, GOOD]).unwrap_err();
+            assert!(error.starts_with(":2: ") && error.contains(message), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_empty_trace_and_a_missing_file_are_errors() {
+        assert!(read(&[]).unwrap_err().contains("no requests"));
+        let missing = TraceReader::open(Path::new("no/such/trace.jsonl"));
+        assert!(missing.is_err_and(|error| error.to_string().contains("no/such/trace.jsonl")));
+    }
+}

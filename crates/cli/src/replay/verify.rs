@@ -1,0 +1,293 @@
+//! The comparison of cache contents with the reference implementation, row by row.
+//!
+//! What is expected follows from the token history of a request and from the formulas of
+//! `dsv4-kv-oracle`, which shares no code with the kernels.
+
+use std::fmt;
+
+use dsv4_kv::LayerId;
+use dsv4_kv::kv_layout::main_row::MainFormat;
+use dsv4_kv_oracle::row::{CHANNELS, EncodedRow, QUANTISED, RowFormat};
+use dsv4_kv_oracle::swa::{Ring, window};
+use serde::Serialize;
+
+use super::source::Source;
+
+/// Mismatches that are described; the others are only counted.
+const DESCRIBED: usize = 8;
+
+/// What a comparison found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verification {
+    /// Requests that were followed to their end.
+    pub requests: u64,
+    /// Rows of rings and of gathered windows that were compared.
+    pub rows: u64,
+    /// Rows, and lengths of windows, that were not as expected.
+    pub mismatches: u64,
+    /// The first of them, in words.
+    pub examples: Vec<String>,
+}
+
+/// A token of a request that is followed: which step wrote it, and its row in that step.
+#[derive(Clone, Copy, Debug)]
+pub struct Token {
+    /// The step, counted from 0.
+    pub step: u64,
+    /// Its row among the step's tokens.
+    pub row: u32,
+}
+
+/// Whose rows are compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The request's place in the load.
+    pub request: usize,
+    /// The layer.
+    pub layer: LayerId,
+    /// Its tokens so far, by position.
+    pub history: &'a [Token],
+}
+
+/// The planes of one ring, as they are on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct RingPlanes<'a> {
+    /// Rows of the ring.
+    pub rows: usize,
+    /// `[rows, 576]`
+    pub data: &'a [u8],
+    /// `[rows, scale_bytes]`
+    pub scale: &'a [u8],
+}
+
+/// One row of the source as the reference stores it and reads it back.
+struct Reference {
+    stored: EncodedRow,
+    read: Vec<u16>,
+}
+
+/// Compares, and keeps the score.
+pub struct Verifier {
+    format: RowFormat,
+    source: Source,
+    /// By row of the source, made when first needed.
+    references: Vec<Option<Reference>>,
+    found: Verification,
+}
+
+impl Verifier {
+    /// A verifier for a cache of `format` that is fed from `source`.
+    pub fn new(format: MainFormat, source: Source) -> Self {
+        let format = match format {
+            MainFormat::Ue8m0 => RowFormat::Ue8m0,
+            MainFormat::F32 => RowFormat::F32,
+        };
+        let rows = source.as_slice().len() / CHANNELS;
+        let references = std::iter::repeat_with(|| None).take(rows).collect();
+        Self { format, source, references, found: Verification::default() }
+    }
+
+    /// The rows that the cache is fed with.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Counts a request that ended.
+    pub fn count_request(&mut self) {
+        self.found.requests += 1;
+    }
+
+    /// What was found.
+    pub fn into_found(self) -> Verification {
+        self.found
+    }
+
+    /// Compares every row that a ring holds of the request, the older ones included: nobody else
+    /// may have written there.
+    pub fn check_ring(&mut self, place: Place<'_>, planes: RingPlanes<'_>) {
+        let tokens = place.history.len();
+        let mut ring = Ring::new(planes.rows);
+        ring.write(tokens.saturating_sub(planes.rows)..tokens);
+        for (row, position) in ring.slots().iter().enumerate() {
+            let Some(position) = *position else { continue };
+            let reference = self.reference(place, position);
+            let of = |plane: &'_ [u8], bytes: usize| plane[row * bytes..][..bytes].to_vec();
+            let data = of(planes.data, reference.stored.data.len());
+            let scale = of(planes.scale, reference.stored.scale.len());
+            let mismatch = differing(&data, &reference.stored.data)
+                .map(|(byte, got, want)| {
+                    let channel = channel_of_byte(byte);
+                    format!("ring, position {position}, channel {channel}: byte {got:#04x}, expected {want:#04x}")
+                })
+                .or_else(|| {
+                    differing(&scale, &reference.stored.scale).map(|(byte, got, want)| {
+                        format!("ring, position {position}, scale byte {byte}: {got:#04x}, expected {want:#04x}")
+                    })
+                });
+            self.count_row(place, mismatch);
+        }
+    }
+
+    /// Compares the window gathered for the query at `position`: `[128, 512]` BF16 bits, oldest key
+    /// first, unused rows zero; and its length.
+    pub fn check_window(&mut self, place: Place<'_>, position: usize, tile: &[u16], length: i32) {
+        const ZERO: [u16; CHANNELS] = [0; CHANNELS];
+        let keys = window(position);
+        if length != keys.len() as i32 {
+            let expected = keys.len();
+            let text = format!("window of {position}: length {length}, expected {expected}");
+            self.count_mismatch(place, &text);
+        }
+        for (j, got) in tile.chunks_exact(CHANNELS).enumerate() {
+            let key = Some(keys.start + j).filter(|key| keys.contains(key));
+            let want = match key {
+                Some(key) => &self.reference(place, key).read[..],
+                None => &ZERO[..],
+            };
+            let mismatch = differing(got, want).map(|(channel, got, want)| {
+                let row = key.map_or(format!("unused row {j}"), |key| format!("position {key}"));
+                format!("window of {position}, {row}, channel {channel}: {got:#06x}, expected {want:#06x}")
+            });
+            self.count_row(place, mismatch);
+        }
+    }
+
+    fn reference(&mut self, place: Place<'_>, position: usize) -> &Reference {
+        let Token { step, row } = place.history[position];
+        let row = self.source.first_row(step, place.layer.0) + row;
+        let (format, source) = (self.format, &self.source);
+        self.references[row as usize].get_or_insert_with(|| {
+            let stored = format.encode(source.row(row));
+            let read = format.decode(&stored);
+            Reference { stored, read }
+        })
+    }
+
+    fn count_row(&mut self, place: Place<'_>, mismatch: Option<String>) {
+        self.found.rows += 1;
+        if let Some(text) = mismatch {
+            self.count_mismatch(place, &text);
+        }
+    }
+
+    fn count_mismatch(&mut self, place: Place<'_>, text: &str) {
+        self.found.mismatches += 1;
+        if self.found.examples.len() < DESCRIBED {
+            let Place { request, layer, .. } = place;
+            self.found.examples.push(format!("request {request}, layer {}, {text}", layer.0));
+        }
+    }
+}
+
+/// The first difference: where, what was found, what was expected.
+fn differing<T: Copy + PartialEq + fmt::LowerHex>(got: &[T], want: &[T]) -> Option<(usize, T, T)> {
+    let at = got.iter().zip(want).position(|(got, want)| got != want)?;
+    Some((at, got[at], want[at]))
+}
+
+/// The channel that a byte of the data plane belongs to: 448 of one byte, then 64 of two.
+fn channel_of_byte(byte: usize) -> usize {
+    if byte < QUANTISED { byte } else { QUANTISED + (byte - QUANTISED) / 2 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROWS: usize = 128;
+
+    /// A request of 200 tokens, written in chunks of 70 beside another of 5 tokens a step.
+    fn history() -> Vec<Token> {
+        (0..200).map(|p| Token { step: p / 70, row: 5 + (p % 70) as u32 }).collect()
+    }
+
+    fn verifier() -> Verifier {
+        Verifier::new(MainFormat::Ue8m0, Source::new(11, 80, 3))
+    }
+
+    /// A correct ring after all of `history`, made with the reference's own functions.
+    fn ring(history: &[Token], layer: LayerId) -> (Vec<u8>, Vec<u8>) {
+        let source = Source::new(11, 80, 3);
+        let (mut data, mut scale) = (vec![0; ROWS * 576], vec![0; ROWS * 8]);
+        for (p, token) in history.iter().enumerate() {
+            let row = source.first_row(token.step, layer.0) + token.row;
+            let stored = RowFormat::Ue8m0.encode(source.row(row));
+            data[p % ROWS * 576..][..576].copy_from_slice(&stored.data);
+            scale[p % ROWS * 8..][..8].copy_from_slice(&stored.scale);
+        }
+        (data, scale)
+    }
+
+    /// What a check of that ring finds after `spoil` had its way with it.
+    fn check_ring(spoil: impl FnOnce(&mut [u8], &mut [u8])) -> Verification {
+        let (history, layer) = (history(), LayerId(1));
+        let (mut data, mut scale) = ring(&history, layer);
+        spoil(&mut data, &mut scale);
+        let mut verifier = verifier();
+        let place = Place { request: 9, layer, history: &history };
+        verifier.check_ring(place, RingPlanes { rows: ROWS, data: &data, scale: &scale });
+        verifier.into_found()
+    }
+
+    #[test]
+    fn a_correct_ring_passes() {
+        let found = check_ring(|_, _| {});
+        assert_eq!((found.rows, found.mismatches), (128, 0));
+    }
+
+    #[test]
+    fn one_flipped_bit_in_either_plane_is_found_and_described() {
+        let found = check_ring(|data, _| data[5 * 576 + 450] ^= 1);
+        assert_eq!((found.rows, found.mismatches), (128, 1));
+        let example = &found.examples[0];
+        assert!(
+            example.contains("request 9, layer 1, ring, position 133, channel 449"),
+            "{example}"
+        );
+        let found = check_ring(|_, scale| scale[127 * 8 + 6] ^= 0x80);
+        assert_eq!(found.mismatches, 1);
+        assert!(found.examples[0].contains("position 127, scale byte 6"), "{found:?}");
+    }
+
+    #[test]
+    fn the_ring_of_another_layer_is_found() {
+        let other = ring(&history(), LayerId(2));
+        let found = check_ring(|data, _| data.copy_from_slice(&other.0));
+        assert_eq!(found.mismatches, 128);
+        assert_eq!(found.examples.len(), DESCRIBED);
+    }
+
+    /// What a check of the window of `position` finds after `spoil` had its way with it.
+    fn check_window(position: usize, length: i32, spoil: impl FnOnce(&mut [u16])) -> Verification {
+        let (history, layer) = (history(), LayerId(0));
+        let source = Source::new(11, 80, 3);
+        let rows: Vec<Vec<u16>> = history
+            .iter()
+            .map(|token| source.row(source.first_row(token.step, 0) + token.row).to_vec())
+            .collect();
+        let (mut tile, _) = dsv4_kv_oracle::swa::gather(RowFormat::Ue8m0, &rows, position);
+        spoil(&mut tile);
+        let mut verifier = verifier();
+        let place = Place { request: 0, layer, history: &history };
+        verifier.check_window(place, position, &tile, length);
+        verifier.into_found()
+    }
+
+    #[test]
+    fn a_correct_window_passes_full_or_not() {
+        for (position, length) in [(0, 1), (100, 101), (127, 128), (199, 128)] {
+            let found = check_window(position, length, |_| {});
+            assert_eq!((found.rows, found.mismatches), (128, 0), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_length_a_wrong_value_and_a_leftover_are_found() {
+        assert_eq!(check_window(100, 100, |_| {}).mismatches, 1);
+        let found = check_window(199, 128, |tile| tile[3 * CHANNELS + 17] ^= 0x8000);
+        assert_eq!(found.mismatches, 1);
+        assert!(found.examples[0].contains("window of 199, position 75, channel 17"), "{found:?}");
+        let found = check_window(100, 101, |tile| tile[101 * CHANNELS] = 1);
+        assert!(found.examples[0].contains("unused row 101"), "{found:?}");
+    }
+}

@@ -1,0 +1,169 @@
+//! The `replay` command from outside: exit codes, messages, JSON and the report.
+
+use std::io::Write;
+
+use assert_cmd::Command;
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+/// `dsv4-kv replay` with the given options, separated by blanks.
+fn replay(options: &str) -> Command {
+    let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
+    command.arg("replay").args(options.split_whitespace());
+    command
+}
+
+/// The JSON of a replay that ends well.
+fn json(command: &mut Command) -> Value {
+    let output = command.arg("--json").assert().success().get_output().stdout.clone();
+    serde_json::from_slice(&output).expect("standard output is one JSON value")
+}
+
+/// What a replay that is refused says; it must end with exit code 2 and print no result.
+fn refusal(command: &mut Command) -> String {
+    let output = command.assert().code(2).get_output().clone();
+    assert!(output.stdout.is_empty(), "a refused replay has no result");
+    String::from_utf8(output.stderr).expect("messages are UTF-8")
+}
+
+fn trace(lines: &[&str]) -> NamedTempFile {
+    let mut file = NamedTempFile::new().expect("a temporary file");
+    file.write_all(lines.join("\n").as_bytes()).expect("room for a few lines");
+    file
+}
+
+const LINE: &str =
+    r#"{"timestamp": 0, "input_length": 600, "output_length": 40, "hash_ids": [1, 2]}"#;
+
+/// The smallest replay with kernels that reaches past one window and into decode.
+const SMALL: &str = "--device cpu --gpu-mem 300MiB --max-requests 8";
+
+#[test]
+fn a_replay_on_the_cpu_matches_the_reference() {
+    let lines = [
+        r#"{"timestamp": 0, "input_length": 140, "output_length": 6}"#,
+        r#"{"timestamp": 0, "input_length": 9, "output_length": 3}"#,
+    ];
+    let trace = trace(&lines);
+    let mut command = replay(&format!("{SMALL} --token-budget 100 --verify 2"));
+    let result = json(command.arg("--trace").arg(trace.path()));
+    assert_eq!(result["mismatches"], 0);
+    assert_eq!(result["verified_requests"], 2);
+    assert_eq!(result["tokens"], 140 + 5 + 9 + 2);
+    assert_eq!(result["prefill_tokens"], 149);
+    assert_eq!(result["steps"], 2 + 5);
+    // Five layers. Of a window 128 rows are compared; of the ring those that are written:
+    // request 0 after 100 tokens, then six times 128; request 1 after 9, 10 and 11.
+    assert_eq!(result["verified_rows"], 5 * (7 * 128 + 100 + 6 * 128 + 3 * 128 + 9 + 10 + 11));
+    assert!(result["kernel_ms"].as_f64().is_some_and(|ms| ms > 0.0));
+    assert_eq!(result["model"], "tiny");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_replay_and_another_another() {
+    let steps = |seed| {
+        let options = format!("--execute bookkeeping --requests 50 --seed {seed}");
+        let result = json(&mut replay(&options));
+        (result["tokens"].clone(), result["virtual_s"].clone())
+    };
+    assert_eq!(steps(1), steps(1));
+    assert_ne!(steps(1), steps(2));
+}
+
+#[test]
+fn bookkeeping_follows_a_trace() {
+    let trace = trace(&[LINE; 20]);
+    let mut command = replay("--execute bookkeeping --max-requests 3 --gpu-mem 2GiB");
+    let result = json(command.arg("--trace").arg(trace.path()));
+    assert_eq!(result["finished"], 20);
+    assert_eq!(result["refused_admissions"], 17);
+    assert_eq!(result["rejected"], 0);
+    assert_eq!(result["tokens"], 20 * 639);
+    assert_eq!(result["peak_slots"], 3);
+    assert_eq!(result["peak_blocks"], 15, "639 tokens hold 5 blocks");
+    assert_eq!(result["kernel_ms"], Value::Null);
+}
+
+#[test]
+fn only_the_first_requests_are_replayed_and_what_can_never_fit_is_told() {
+    let long = r#"{"timestamp": 0, "input_length": 2000000, "output_length": 1}"#;
+    let trace = trace(&[LINE, long, LINE, "not read"]);
+    let mut command = replay("--execute bookkeeping --requests 3 --gpu-mem 8GiB");
+    let result = json(command.arg("--trace").arg(trace.path()));
+    assert_eq!((&result["finished"], &result["rejected"]), (&2.into(), &1.into()));
+}
+
+#[test]
+fn a_bad_line_is_named() {
+    let trace = trace(&[LINE, LINE, r#"{"timestamp": 0, "input_length": 600}"#]);
+    let message = refusal(replay("--execute bookkeeping").arg("--trace").arg(trace.path()));
+    let at = format!("{}:3: ", trace.path().display());
+    assert!(
+        message.contains(&at) && message.contains("missing field `output_length`"),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_unknown_model_is_told_with_the_known_ones() {
+    let message = refusal(&mut replay("--execute bookkeeping --model huge"));
+    assert!(message.contains("unknown model `huge`"), "{message}");
+    assert!(message.contains("flash, pro, tiny"), "{message}");
+    let message = refusal(&mut replay("--execute bookkeeping --model no/such/config.json"));
+    assert!(message.contains("no/such/config.json: No such file"), "{message}");
+}
+
+#[test]
+fn a_model_file_is_checked() {
+    let mut file = tempfile::Builder::new().suffix(".json").tempfile().expect("a temporary file");
+    file.write_all(b"{\"hidden_size\": 4096}").expect("room for a line");
+    let mut command = replay("--execute bookkeeping");
+    let message = refusal(command.arg("--model").arg(file.path()));
+    assert!(message.contains("missing field `num_hidden_layers`"), "{message}");
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_told_with_the_sizes() {
+    let message = refusal(&mut replay("--device cpu --model pro --gpu-mem 1GiB"));
+    assert!(message.contains("model pro with"), "{message}");
+    assert!(message.contains("256 slots of") && message.contains("one block of"), "{message}");
+    let message = refusal(&mut replay("--device cpu --gpu-mem 1MiB"));
+    assert!(message.contains("1.0 MiB of memory do not hold"), "{message}");
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let cases = [
+        ("--time-scale 0", "a finite number above 0"),
+        ("--gpu-mem lots", "--gpu-mem"),
+        ("--execute bookkeeping --verify 1", "--verify needs --execute full"),
+        ("--execute bookkeeping --token-budget 0", "--token-budget"),
+        ("--device quantum", "quantum"),
+    ];
+    for (options, expected) in cases {
+        let message = refusal(&mut replay(options));
+        assert!(message.contains(expected), "{options}: {message}");
+    }
+}
+
+#[test]
+fn the_report_has_its_plots_inside_and_loads_nothing() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("out.html");
+    let mut command = replay("--execute bookkeeping --requests 40 --report");
+    let output = command.arg(&path).assert().success().get_output().stdout.clone();
+    assert!(String::from_utf8_lossy(&output).contains("peak blocks"));
+    let page = std::fs::read_to_string(&path).expect("the report was written");
+    assert_eq!(page.matches("<svg").count(), 3);
+    for title in ["Occupancy (%)", "Batch (tokens per step)", "prepare_forward"] {
+        assert!(page.contains(title), "{title}");
+    }
+    let without_namespace = page.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+    for loads in ["http:", "https:", "src=", "href=", "url(", "@import", "<script", "<link"] {
+        assert!(!without_namespace.contains(loads), "{loads}");
+    }
+    let missing = folder.path().join("no/such/folder/out.html");
+    let mut command = replay("--execute bookkeeping --requests 1 --json --report");
+    let message = refusal(command.arg(&missing));
+    assert!(message.contains("no/such/folder"), "{message}");
+}
