@@ -3,7 +3,9 @@
 //! Exit codes: 0 = done; 1 = the cache was found wrong, or a device failed; 2 = the input was
 //! refused (a bad option, trace line or model, or a cache that does not fit).
 
+mod device;
 mod error;
+mod model;
 mod replay;
 
 use std::process::ExitCode;

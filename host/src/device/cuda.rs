@@ -424,9 +424,11 @@ impl Device for CudaDevice {
         self.wait(to)?;
         let mut milliseconds = 0.0;
         // SAFETY: both events are live; the call writes one number.
-        check("reading two events", unsafe {
-            sys::cuEventElapsedTime(&mut milliseconds, from.handle, to.handle)
-        })?;
+        let status = unsafe { sys::cuEventElapsedTime(&mut milliseconds, from.handle, to.handle) };
+        if status == CUresult::CUDA_ERROR_INVALID_HANDLE {
+            return Err(DeviceError::NotRecorded);
+        }
+        check("reading two events", status)?;
         Ok(milliseconds)
     }
 

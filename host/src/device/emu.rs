@@ -247,10 +247,10 @@ impl Device for EmuDevice {
     fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32, DeviceError> {
         self.shared.captures.forbid("waiting for an event")?;
         let at = |event: &Self::Event| *event.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(match (at(from), at(to)) {
-            (Some(from), Some(to)) => to.saturating_duration_since(from).as_secs_f32() * 1e3,
-            _ => 0.0,
-        })
+        match (at(from), at(to)) {
+            (Some(from), Some(to)) => Ok(to.saturating_duration_since(from).as_secs_f32() * 1e3),
+            _ => Err(DeviceError::NotRecorded),
+        }
     }
 
     fn synchronize(&self, _stream: &EmuStream) -> Result<(), DeviceError> {

@@ -139,6 +139,9 @@ pub enum DeviceError {
     /// A second capture was begun inside one.
     #[error("this stream is already being captured")]
     NestedCapture,
+    /// The time between two events was asked for before both were recorded.
+    #[error("an event was never recorded")]
+    NotRecorded,
     /// A captured launch takes a pointer into memory that the graph does not keep alive.
     #[error(
         "{kernel} was captured with `{argument}` at {address:#x}, which is in no buffer the graph \

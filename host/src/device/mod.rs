@@ -103,7 +103,7 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     /// Milliseconds between two recorded events; waits for the later one.
     ///
     /// # Errors
-    /// [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
+    /// [`DeviceError::NotRecorded`]; [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
     fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32, DeviceError>;
 
     /// Waits until all work of `stream` is done; faults of its kernels surface here.

@@ -104,6 +104,7 @@ pub fn allocating_or_waiting_is_refused<D: Device>(device: &D) {
     let stream = device.stream().unwrap();
     let buffer = device.allocate::<u8>("buffer", 16).unwrap();
     let event = device.event().unwrap();
+    device.record(&event, &stream).unwrap();
     type Action<'a> = &'a dyn Fn() -> Result<(), DeviceError>;
     let refused: [(&str, Action); 8] = [
         ("allocating device memory", &|| device.allocate::<u8>("more", 1).map(drop)),

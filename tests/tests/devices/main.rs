@@ -33,6 +33,7 @@ suite! {
         ranges_outside_a_buffer_are_refused,
         exhausted_memory_is_a_typed_error,
         staged_updates_arrive_in_order,
+        events_time_what_lies_between_them,
     }
     swa {
         append_writes_the_golden_rows,
@@ -67,25 +68,28 @@ suite! {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let emulated = EmuDevice::new(EmuOptions { memory: 4 << 30, seed: 1 });
-    let mut trials: Vec<_> =
-        suite().into_iter().map(|case| trial("cpu", case, emulated.clone())).collect();
+    let mut trials: Vec<_> = suite().into_iter().map(cpu_trial).collect();
     match CudaDevice::new(CudaOptions::default()) {
-        Ok(device) => trials.extend(cuda_trials(&device, &emulated)),
+        Ok(device) => trials.extend(cuda_trials(&device)),
         Err(error) => trials.extend(no_cuda_trials(&error)),
     }
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn trial<D: Device>(name: &str, (test, run): Case<D>, device: D) -> Trial {
-    Trial::test(format!("{name}::{test}"), move || {
-        run(&device);
+fn emulated() -> EmuDevice {
+    EmuDevice::new(EmuOptions { memory: 4 << 30, seed: 1 })
+}
+
+/// A test on the CPU, with a device of its own: tests run side by side.
+fn cpu_trial((test, run): Case<EmuDevice>) -> Trial {
+    Trial::test(format!("cpu::{test}"), move || {
+        run(&emulated());
         Ok(())
     })
 }
 
 /// The suite on the GPU, one test at a time: a capture forbids other threads to allocate.
-fn cuda_trials(device: &CudaDevice, emulated: &EmuDevice) -> Vec<Trial> {
+fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     let turn = Arc::new(Mutex::new(()));
     let alone = |name: String, run: Box<dyn Fn() + Send>| {
         let turn = Arc::clone(&turn);
@@ -100,8 +104,8 @@ fn cuda_trials(device: &CudaDevice, emulated: &EmuDevice) -> Vec<Trial> {
         let device = device.clone();
         trials.push(alone(format!("cuda::{test}"), Box::new(move || run(&device))));
     }
-    let (device, emulated) = (device.clone(), emulated.clone());
-    let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated);
+    let device = device.clone();
+    let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated());
     trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
     let embedder = Box::new(embedder::its_context_and_stream_are_used);
     trials.push(alone("cuda::embedder::its_context_and_stream_are_used".into(), embedder));

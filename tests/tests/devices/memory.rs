@@ -69,3 +69,16 @@ pub fn staged_updates_arrive_in_order<D: Device>(device: &D) {
     }
     assert_eq!(staged.buffer().ptr(), address);
 }
+
+pub fn events_time_what_lies_between_them<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let (from, to) = (device.event().unwrap(), device.event().unwrap());
+    device.wait(&from).unwrap();
+    let error = device.elapsed_ms(&from, &to).unwrap_err();
+    assert!(matches!(error, DeviceError::NotRecorded), "{error}");
+    let buffer = device.allocate::<u8>("filled", 64 << 20).unwrap();
+    device.record(&from, &stream).unwrap();
+    device.fill(&stream, &buffer, 1).unwrap();
+    device.record(&to, &stream).unwrap();
+    assert!(device.elapsed_ms(&from, &to).unwrap() > 0.0);
+}

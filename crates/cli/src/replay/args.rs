@@ -6,6 +6,8 @@ use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use dsv4_kv::CacheConfig;
 
+use crate::device::DeviceChoice;
+
 /// Replays a load of requests through the cache: continuous batching, chunked prefill.
 ///
 /// Every step allocates for its requests and runs the sliding-window kernels of every layer on
@@ -28,7 +30,7 @@ pub struct ReplayArgs {
     pub device: DeviceChoice,
 
     /// Memory of the cache and the replay's buffers, as in 64GiB.
-    /// [default: 90 % of what is free on a GPU, 8 GiB on the CPU, 64 GiB for bookkeeping]
+    /// [default: 90 % of what is free on a GPU, 1 GiB on the CPU, 64 GiB for bookkeeping]
     #[arg(long, value_name = "SIZE")]
     pub gpu_mem: Option<ByteSize>,
 
@@ -83,17 +85,6 @@ pub struct ReplayArgs {
     /// Write an HTML page with plots of occupancy and batch over time.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-}
-
-/// Where the kernels run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceChoice {
-    /// The GPU if there is one that runs the kernels, else the CPU.
-    Auto,
-    /// The CPU, one fiber per CUDA thread.
-    Cpu,
-    /// The first NVIDIA GPU.
-    Cuda,
 }
 
 /// What a step does.

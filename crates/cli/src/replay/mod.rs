@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`args`], [`place`], [`model`], [`setup`] | options, where it runs, which model, all of it |
+//! | [`args`], [`place`], [`setup`] | options, where it runs, all that follows from both |
 //! | [`trace`], [`load`] | requests from a file, and made up |
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`], [`source`] | a step: bookkeeping alone, or with kernels, and their input |
@@ -16,7 +16,6 @@ mod drive;
 mod execute;
 mod full;
 mod load;
-mod model;
 mod place;
 mod report;
 mod scheduler;

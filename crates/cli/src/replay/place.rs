@@ -1,9 +1,9 @@
 //! Where a replay runs, and the defaults that go with it.
 
 use anyhow::Result;
-use dsv4_kv::device::{CudaDevice, CudaOptions, Device};
+use dsv4_kv::device::{CudaDevice, Device};
 
-use super::args::{DeviceChoice, Execution, ReplayArgs};
+use super::args::{Execution, ReplayArgs};
 use crate::error::InputError;
 
 /// Where a replay runs.
@@ -39,18 +39,7 @@ impl Place {
         if args.execute == Execution::Bookkeeping {
             return Ok(Self::Ledger);
         }
-        let cuda = || CudaDevice::new(CudaOptions::default());
-        match args.device {
-            DeviceChoice::Cpu => Ok(Self::Cpu),
-            DeviceChoice::Cuda => cuda().map(Self::Cuda).map_err(InputError::NoCuda),
-            DeviceChoice::Auto => Ok(cuda().map_or_else(
-                |error| {
-                    eprintln!("note: running on the CPU, as there is no usable GPU: {error}");
-                    Self::Cpu
-                },
-                Self::Cuda,
-            )),
-        }
+        Ok(args.device.gpu()?.map_or(Self::Cpu, Self::Cuda))
     }
 
     /// What it is called in the result.
@@ -77,7 +66,7 @@ impl Place {
             Self::Ledger => Defaults { requests: 1024, verify: 0, ..gpu },
             Self::Cpu => Defaults {
                 model: "tiny",
-                memory: 8 << 30,
+                memory: 1 << 30,
                 token_budget: 256,
                 requests: 16,
                 shrink: 64.0,

@@ -10,11 +10,11 @@ use super::args::ReplayArgs;
 use super::clock::Clock;
 use super::full;
 use super::load::{self, Arrival};
-use super::model;
 use super::place::{Defaults, Place};
 use super::scheduler::Limits;
 use super::trace::TraceReader;
 use crate::error::InputError;
+use crate::model;
 
 /// A replay that can begin.
 pub struct Setup {
