@@ -33,7 +33,7 @@ struct Manifest {
 /// [`DeviceError::TooOld`] below the oldest module, [`DeviceError::AbiVersion`] if the modules were
 /// built for another kernel table.
 pub fn select(name: &str, sm: u32) -> Result<PtxModule, DeviceError> {
-    let manifest: Manifest = serde_json::from_str(MANIFEST)?;
+    let manifest: Manifest = serde_json::from_str(MANIFEST).map_err(DeviceError::Manifest)?;
     if manifest.abi_version != kv_layout::ABI_VERSION {
         return Err(DeviceError::AbiVersion {
             found: manifest.abi_version,

@@ -3,6 +3,7 @@
 //! Exit codes: 0 = done; 1 = the cache was found wrong, or a device failed; 2 = the input was
 //! refused (a bad option, trace line or model, or a cache that does not fit).
 
+mod bench;
 mod device;
 mod error;
 mod model;
@@ -24,6 +25,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::BenchArgs),
     Replay(Box<replay::ReplayArgs>),
 }
 
@@ -37,13 +39,15 @@ enum Verdict {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
         Command::Replay(args) => replay::run(&args),
     };
     match result {
         Ok(Verdict::Passed) => ExitCode::SUCCESS,
         Ok(Verdict::Failed) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // Without the chain of sources: every error here names its cause in its own message.
+            eprintln!("error: {error}");
             if error.is::<InputError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }

@@ -292,7 +292,7 @@ impl CudaDevice {
         }
         let names = KERNELS.iter().enumerate().filter(|(index, _)| launched >> index & 1 == 1);
         let kernels: Vec<_> = names.map(|(_, kernel)| kernel.name).collect();
-        Err(DeviceError::KernelFault { kernels: kernels.join(", "), source: status.into() })
+        Err(DeviceError::KernelFault { kernels: kernels.join(", "), status: status.into() })
     }
 }
 
@@ -324,13 +324,13 @@ fn find(module: &Module, name: &'static str) -> Result<CUfunction, DeviceError> 
 
 /// Names what a failed driver call was doing.
 fn during(operation: &'static str) -> impl FnOnce(CudaError) -> DeviceError {
-    move |error| DeviceError::Cuda { operation, source: error.into() }
+    move |error| DeviceError::Cuda { operation, status: error.into() }
 }
 
 fn check(operation: &'static str, status: CUresult) -> Result<(), DeviceError> {
     match status {
         CUresult::CUDA_SUCCESS => Ok(()),
-        other => Err(DeviceError::Cuda { operation, source: other.into() }),
+        other => Err(DeviceError::Cuda { operation, status: other.into() }),
     }
 }
 

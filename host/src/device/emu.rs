@@ -59,46 +59,15 @@ type Node = Box<dyn Fn() -> Result<(), DeviceError> + Send + Sync>;
 pub struct EmuMemory {
     // Dropped first: kernels must not find a block that is being freed.
     _known: Allocation,
-    block: HostBlock,
+    _block: HostBlock,
+    address: u64,
     bytes: u64,
     owner: Arc<Shared>,
 }
 
-/// A zeroed block of host memory.
-struct HostBlock {
-    first: NonNull<u8>,
-    layout: Layout,
-}
-
-// SAFETY: the block is touched only under `Shared::execution`, by one piece of work at a time.
-unsafe impl Send for HostBlock {}
-// SAFETY: as above.
-unsafe impl Sync for HostBlock {}
-
-impl HostBlock {
-    /// `None` when the host has no such memory. `layout` has at least one byte.
-    fn zeroed(layout: Layout) -> Option<Self> {
-        assert!(layout.size() > 0, "a block has at least one byte");
-        // SAFETY: the layout has at least one byte.
-        let first = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { first, layout })
-    }
-
-    fn address(&self) -> u64 {
-        self.first.as_ptr().expose_provenance() as u64
-    }
-}
-
-impl Drop for HostBlock {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this very layout in `zeroed`, and freed only here.
-        unsafe { dealloc(self.first.as_ptr(), self.layout) }
-    }
-}
-
 impl RawMemory for EmuMemory {
     fn address(&self) -> u64 {
-        self.block.address()
+        self.address
     }
 
     fn bytes(&self) -> u64 {
@@ -109,6 +78,46 @@ impl RawMemory for EmuMemory {
 impl Drop for EmuMemory {
     fn drop(&mut self) {
         self.owner.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A zeroed block of host memory.
+struct HostBlock {
+    allocation: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the block is touched only under `Shared::execution`, by one piece of work at a time.
+unsafe impl Send for HostBlock {}
+// SAFETY: as above.
+unsafe impl Sync for HostBlock {}
+
+impl HostBlock {
+    /// Alignment of the first byte, as `cuMemAlloc` gives it.
+    const ALIGNMENT: usize = 256;
+
+    /// `None` when the host has no such memory.
+    ///
+    /// The layout's own alignment is small and the room for ours is added: for a larger alignment
+    /// the system's allocator writes every zero itself, and so touches every page.
+    fn zeroed(bytes: usize) -> Option<Self> {
+        let size = bytes.checked_add(Self::ALIGNMENT)?;
+        let layout = Layout::from_size_align(size, align_of::<u128>()).ok()?;
+        // SAFETY: the layout has at least `ALIGNMENT` bytes.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { allocation, layout })
+    }
+
+    fn address(&self) -> u64 {
+        let exposed = self.allocation.as_ptr().expose_provenance();
+        exposed.next_multiple_of(Self::ALIGNMENT) as u64
+    }
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this very layout in `zeroed`, and freed only here.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 
@@ -126,9 +135,6 @@ impl RawPinned for EmuPinned {
 }
 
 impl EmuDevice {
-    /// Alignment of every allocation, as `cuMemAlloc` gives it.
-    const ALIGNMENT: usize = 256;
-
     /// A device with the given memory.
     #[must_use]
     pub fn new(options: EmuOptions) -> Self {
@@ -200,7 +206,6 @@ impl Device for EmuDevice {
         let refused = |requested| DeviceError::OutOfMemory { label, requested, free };
         let bytes = len.checked_mul(size_of::<T>() as u64).ok_or(refused(u64::MAX))?;
         let size = usize::try_from(bytes).map_err(|_| refused(bytes))?.max(1);
-        let layout = Layout::from_size_align(size, Self::ALIGNMENT).map_err(|_| refused(bytes))?;
         let reserved =
             self.shared.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                 used.checked_add(bytes).filter(|&used| used <= self.shared.info.total_memory)
@@ -208,13 +213,14 @@ impl Device for EmuDevice {
         if reserved.is_err() {
             return Err(refused(bytes));
         }
-        let Some(block) = HostBlock::zeroed(layout) else {
+        let Some(block) = HostBlock::zeroed(size) else {
             self.shared.used.fetch_sub(bytes, Ordering::Relaxed);
             return Err(refused(bytes));
         };
-        let known = self.shared.memory.register(block.address(), size as u64, label);
+        let address = block.address();
+        let known = self.shared.memory.register(address, size as u64, label);
         let owner = Arc::clone(&self.shared);
-        Ok(Buffer::new(EmuMemory { _known: known, block, bytes, owner }))
+        Ok(Buffer::new(EmuMemory { _known: known, _block: block, address, bytes, owner }))
     }
 
     fn allocate_pinned<T: Pod>(&self, len: usize) -> Result<Pinned<Self, T>, DeviceError> {

@@ -42,7 +42,7 @@ impl From<CUresult> for CudaStatus {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No CUDA driver on this machine.
-    #[error("{0}")]
+    #[error(transparent)]
     NoDriver(#[from] cuda_loader::DriverError),
     /// The driver is there and has no such device.
     #[error("CUDA device {ordinal} does not exist; the driver knows {count}")]
@@ -91,14 +91,14 @@ pub enum DeviceError {
     },
     /// The embedded PTX manifest is unreadable.
     #[error("the embedded PTX manifest is unreadable: {0}; run `cargo xtask build-ptx`")]
-    Manifest(#[from] serde_json::Error),
+    Manifest(serde_json::Error),
     /// A driver call failed.
-    #[error("{operation} failed: {source}")]
+    #[error("{operation} failed: {status}")]
     Cuda {
         /// What was being done.
         operation: &'static str,
         /// The driver's answer.
-        source: CudaStatus,
+        status: CudaStatus,
     },
     /// Device or pinned memory is exhausted. Nothing was allocated.
     #[error("no memory for {label}: {requested} bytes wanted, {free} free")]
@@ -156,17 +156,17 @@ pub enum DeviceError {
         address: u64,
     },
     /// The emulator met a fault.
-    #[error("{0}")]
+    #[error(transparent)]
     Fault(#[from] Fault),
     /// A kernel failed on the GPU. The context is lost; build a new device.
     #[error(
-        "a kernel failed on the GPU ({source}); it is one of those launched since the last \
+        "a kernel failed on the GPU ({status}); it is one of those launched since the last \
              wait: {kernels}"
     )]
     KernelFault {
         /// Names of the kernels launched since the last successful wait.
         kernels: String,
         /// The driver's answer.
-        source: CudaStatus,
+        status: CudaStatus,
     },
 }

@@ -8,10 +8,17 @@
 mod swa;
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use anyhow::Result;
-use dsv4_kv::device::{Buffer, Device, Graph};
+use clap::{Args, ValueEnum};
+use comfy_table::Table;
+use dsv4_kv::device::{Buffer, CudaDevice, CudaOptions, Device, Graph};
+use indicatif::ProgressBar;
 use serde::Serialize;
+
+use crate::Verdict;
+use crate::error::InputError;
 
 /// Bytes that the nodes of a graph touch together, at least: several times the L2 of an H200.
 const ROTATION_BYTES: u64 = 400 << 20;
@@ -22,31 +29,87 @@ const NODES: RangeInclusive<u64> = 20..=200;
 /// Replays that are timed, after as many that warm up.
 const REPLAYS: usize = 50;
 
-/// One measured case.
-#[derive(Clone, Debug, Serialize)]
-pub struct Measurement {
-    /// The kernel.
-    pub kernel: String,
-    /// Its size, in words.
-    pub size: String,
-    /// Bytes one launch must move: every input read once, every output written once.
-    pub bytes: u64,
-    /// Nodes of the graph.
-    pub nodes: u64,
-    /// Median microseconds of a launch, as a graph node.
-    pub microseconds: f64,
-    /// `bytes` over that time, in GB/s.
-    pub gigabytes_per_second: f64,
-    /// Median microseconds of a device-to-device copy of the same bytes, as a graph node.
-    pub copy_microseconds: f64,
+/// Measures kernels on a GPU by graph replay, each beside a copy of the same bytes.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[arg(value_enum, default_value_t = Suite::Swa)]
+    suite: Suite,
+
+    /// Print the result as JSON and nothing else.
+    #[arg(long)]
+    json: bool,
 }
 
-/// Measures every kernel there is a case for.
-///
-/// # Errors
-/// What the device or the cache answered.
-pub fn run<D: Device>(device: &D) -> Result<Vec<Measurement>> {
-    swa::measure(device)
+/// A group of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// The sliding window: append and gather.
+    Swa,
+}
+
+/// What was measured where.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// The GPU.
+    device: String,
+    /// The command's cases.
+    measurements: Vec<Measurement>,
+}
+
+/// One measured case.
+#[derive(Clone, Debug, Serialize)]
+struct Measurement {
+    /// The kernel.
+    kernel: String,
+    /// Its size, in words.
+    size: String,
+    /// Bytes one launch must move: every input read once, every output written once.
+    bytes: u64,
+    /// Nodes of the graph.
+    nodes: u64,
+    /// Median microseconds of a launch, as a graph node.
+    microseconds: f64,
+    /// `bytes` over that time, in GB/s.
+    gigabytes_per_second: f64,
+    /// Median microseconds of a device-to-device copy of the same bytes, as a graph node.
+    copy_microseconds: f64,
+}
+
+/// Runs the command.
+pub fn run(args: &BenchArgs) -> Result<Verdict> {
+    let device = CudaDevice::new(CudaOptions::default()).map_err(InputError::NoCuda)?;
+    let progress = ProgressBar::new_spinner();
+    progress.enable_steady_tick(Duration::from_millis(100));
+    let measurements = match args.suite {
+        Suite::Swa => swa::measure(&device, &progress)?,
+    };
+    progress.finish_and_clear();
+    let report = Report { device: device.info().name.clone(), measurements };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print_table(&report);
+    }
+    Ok(Verdict::Passed)
+}
+
+fn print_table(report: &Report) {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(["kernel", "size", "MB", "us", "GB/s", "copy us", "of copy"]);
+    for case in &report.measurements {
+        table.add_row([
+            case.kernel.clone(),
+            case.size.clone(),
+            format!("{:.2}", case.bytes as f64 / 1e6),
+            format!("{:.2}", case.microseconds),
+            format!("{:.0}", case.gigabytes_per_second),
+            format!("{:.2}", case.copy_microseconds),
+            format!("{:.0} %", 100.0 * case.copy_microseconds / case.microseconds),
+        ]);
+    }
+    println!("{}, graph replay over rotated buffers\n{table}", report.device);
 }
 
 /// Nodes of a graph whose launches move `bytes` each.

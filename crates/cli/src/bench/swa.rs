@@ -8,6 +8,7 @@ use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
 use half::bf16;
+use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -26,13 +27,15 @@ const APPENDS: [(u32, u32); 5] = [(1, 1), (32, 1), (256, 1), (4096, 1), (32, 128
 /// Requests in the step, one query each.
 const GATHERS: [u32; 3] = [1, 32, 256];
 
-pub(super) fn measure<D: Device>(device: &D) -> Result<Vec<Measurement>> {
+pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
     for format in MainFormat::ALL {
         for (requests, tokens) in APPENDS {
+            progress.set_message(format!("append {} {requests} x {tokens}", format.name()));
             results.push(append(device, format, requests, tokens)?);
         }
         for requests in GATHERS {
+            progress.set_message(format!("gather {} {requests}", format.name()));
             results.push(gather(device, format, requests)?);
         }
     }
@@ -114,7 +117,8 @@ impl<D: Device> Bench<D> {
         let stream = device.stream()?;
         let mut manager = KvCacheManager::new(device.clone(), config)?;
         let ids = (0..requests).map(|_| manager.admit()).collect::<Result<Vec<_>, _>>()?;
-        let kv = random_rows(device, &stream, u64::from(layers * step_tokens).max(FILL_TOKENS.into()))?;
+        let kv =
+            random_rows(device, &stream, u64::from(layers * step_tokens).max(FILL_TOKENS.into()))?;
         fill_rings(&mut manager, &stream, &ids, layers, &kv)?;
         let step = |&id| StepRequest { id, start: WINDOW, tokens };
         manager.prepare_forward(&stream, &ids.iter().map(step).collect::<Vec<_>>())?;

@@ -30,7 +30,7 @@ pub struct ReplayArgs {
     pub device: DeviceChoice,
 
     /// Memory of the cache and the replay's buffers, as in 64GiB.
-    /// [default: 90 % of what is free on a GPU, 1 GiB on the CPU, 64 GiB for bookkeeping]
+    /// [default: 90 % of what is free on a GPU, 8 GiB on the CPU, 64 GiB for bookkeeping]
     #[arg(long, value_name = "SIZE")]
     pub gpu_mem: Option<ByteSize>,
 

@@ -66,7 +66,7 @@ impl Place {
             Self::Ledger => Defaults { requests: 1024, verify: 0, ..gpu },
             Self::Cpu => Defaults {
                 model: "tiny",
-                memory: 1 << 30,
+                memory: 8 << 30,
                 token_budget: 256,
                 requests: 16,
                 shrink: 64.0,
