@@ -33,6 +33,9 @@ pub struct StoredLane {
     high: [u32; 4],
 }
 
+/// The scales of a row as they are stored: eight bytes, or one f32 twice.
+pub type StoredScales = [u32; 2];
+
 /// How a main row is scaled: the one thing in which the formats differ.
 pub trait RowFormat {
     /// The layout this is the arithmetic of.
@@ -54,11 +57,15 @@ pub trait RowFormat {
     /// `plane` holds `row`; all lanes of the warp call it with the scales of the same row.
     unsafe fn store_scales(plane: GlobalMut<u8>, row: u64, lane: u32, scales: [f32; 2]);
 
-    /// Reads this lane's scales of `row`, chunk 0 and chunk 1.
+    /// Loads the scales of `row` as they are stored; [`Self::decode_scales`] makes sense of them. Two
+    /// steps, so that nothing waits for the load before it must.
     ///
     /// # Safety
     /// `plane` holds `row`.
-    unsafe fn load_scales(plane: Global<u8>, row: u64, lane: u32) -> [f32; 2];
+    unsafe fn load_scales(plane: Global<u8>, row: u64) -> StoredScales;
+
+    /// This lane's scales, chunk 0 and chunk 1.
+    fn decode_scales(stored: StoredScales, lane: u32) -> [f32; 2];
 }
 
 /// [`MainFormat::Ue8m0`]: a power of two for each 64 channels. Source: spec sections 3.1 and 4.2.
@@ -106,11 +113,15 @@ impl RowFormat for Ue8m0Row {
     }
 
     #[inline(always)]
-    unsafe fn load_scales(plane: Global<u8>, row: u64, lane: u32) -> [f32; 2] {
+    unsafe fn load_scales(plane: Global<u8>, row: u64) -> StoredScales {
         // SAFETY: the eight scale bytes of a row that the plane holds, 8-byte aligned.
-        let bytes = unsafe { plane.load_u32x2(Self::FORMAT.scale_offset(row)) };
+        unsafe { plane.load_u32x2(Self::FORMAT.scale_offset(row)) }
+    }
+
+    #[inline(always)]
+    fn decode_scales(stored: StoredScales, lane: u32) -> [f32; 2] {
         let shift = 8 * (lane / UE8M0_LANES);
-        bytes.map(|word| Ue8m0((word >> shift) as u8).to_f32())
+        stored.map(|word| Ue8m0((word >> shift) as u8).to_f32())
     }
 }
 
@@ -144,9 +155,14 @@ impl RowFormat for F32Row {
     }
 
     #[inline(always)]
-    unsafe fn load_scales(plane: Global<u8>, row: u64, _lane: u32) -> [f32; 2] {
+    unsafe fn load_scales(plane: Global<u8>, row: u64) -> StoredScales {
         // SAFETY: the scale of a row that the plane holds; the plane is an array of f32.
-        [f32::from_bits(unsafe { plane.cast::<u32>().load(row) }); 2]
+        [unsafe { plane.cast::<u32>().load(row) }; 2]
+    }
+
+    #[inline(always)]
+    fn decode_scales(stored: StoredScales, _lane: u32) -> [f32; 2] {
+        stored.map(f32::from_bits)
     }
 }
 

@@ -6,16 +6,14 @@ use simt::atomic::DeviceAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
-use crate::row::{Bf16Lane, RowFormat, StoredLane};
+use crate::row::{Bf16Lane, RowFormat, StoredLane, StoredScales};
 
 /// Warps, and so rows in flight, of a block of either kernel.
 const WARPS: u32 = 4;
-/// Rows of a window that one warp of [`gather`] fetches: a block does a quarter of the window.
-const ROWS_PER_WARP: u32 = WINDOW / 4 / WARPS;
-/// Rows whose loads a warp of [`gather`] issues before it uses the first.
-const IN_FLIGHT: u32 = 4;
+/// Rows of a window that one warp of [`gather`] fetches, all at once: a block does an eighth.
+const ROWS_PER_WARP: u32 = WINDOW / 8 / WARPS;
 
-const _: () = assert!(ROWS_PER_WARP.is_multiple_of(IN_FLIGHT));
+const _: () = assert!(ROWS_PER_WARP == 4, "`gather` spells its rows out");
 
 /// Quantises each token's row and stores it in its ring row; a token with row -1 does nothing.
 ///
@@ -63,7 +61,7 @@ pub unsafe fn append<F: RowFormat>(
 /// `ring - 127` tokens in the step.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, 4)` with 4
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, 8)` with 4
 /// warps a block call it.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
@@ -116,19 +114,18 @@ pub unsafe fn gather<F: RowFormat>(
             ring: params.ring,
             first_in_ring: (oldest + first) % params.ring,
         };
-        let out = u64::from(query) * u64::from(WINDOW);
-        let mut row = first;
-        while row < first + ROWS_PER_WARP {
-            if row + IN_FLIGHT <= window.in_ring {
-                window.copy_from_ring::<F>(ring_data, ring_scale, tile, out, row, lane);
-            } else {
-                for row in row..row + IN_FLIGHT {
-                    let values = window.load::<F>(kv, ring_data, ring_scale, row, lane);
-                    values.store(tile, out + u64::from(row), lane);
-                }
-            }
-            row += IN_FLIGHT;
-        }
+        let fetch = |i| window.fetch::<F>(kv, ring_data, ring_scale, first + i, lane);
+        let store = |i, row: Fetched| {
+            let at = u64::from(query) * u64::from(WINDOW) + u64::from(first + i);
+            row.into_bf16::<F>(lane).store(tile, at, lane);
+        };
+        // Spelt out: an array walked by a loop would live in local memory. All rows are on their way
+        // before the first is used.
+        let (a, b, c, d) = (fetch(0), fetch(1), fetch(2), fetch(3));
+        store(0, a);
+        store(1, b);
+        store(2, c);
+        store(3, d);
     }
 }
 
@@ -149,65 +146,42 @@ struct Window {
     first_in_ring: u32,
 }
 
-impl Window {
-    /// Copies [`IN_FLIGHT`] rows from `row` on; every load is issued before any is used.
-    ///
-    /// # Safety
-    /// The rows are in the ring, the planes hold it, and the tile holds `out + row ..`.
-    #[inline(always)]
-    unsafe fn copy_from_ring<F: RowFormat>(
-        self,
-        data: Global<u8>,
-        scale: Global<u8>,
-        tile: GlobalMut<u16>,
-        out: u64,
-        row: u32,
-        lane: u32,
-    ) {
-        let load = |i: u32| {
-            let at = self.ring_row(row + i);
-            // SAFETY: a row of this slot's ring, which the planes hold.
-            unsafe { (StoredLane::load(data, at, lane), F::load_scales(scale, at, lane)) }
-        };
-        let store = |i: u32, (stored, scales): (StoredLane, [f32; 2])| {
-            // SAFETY: a row of the tile.
-            unsafe { stored.dequantise(scales, lane).store(tile, out + u64::from(row + i), lane) }
-        };
-        // Spelt out: an array walked by a loop would live in local memory.
-        let (a, b, c, d) = (load(0), load(1), load(2), load(3));
-        store(0, a);
-        store(1, b);
-        store(2, c);
-        store(3, d);
-    }
+/// One lane's share of a row as it was loaded, and where from.
+#[derive(Clone, Copy)]
+enum Fetched {
+    /// From the ring.
+    Stored(StoredLane, StoredScales),
+    /// From the step's own rows, not yet quantised.
+    Own(Bf16Lane),
+    /// Past the window's end.
+    Nothing,
+}
 
-    /// One row from wherever it is; zero past the window's end.
+impl Window {
+    /// Loads row `row` from wherever it is. The branches depend on the row, never on the lane.
     ///
     /// # Safety
-    /// All lanes of the warp call it for the same row; `kv` and the planes hold the window.
+    /// `kv` and the planes hold the window.
     #[inline(always)]
-    unsafe fn load<F: RowFormat>(
+    unsafe fn fetch<F: RowFormat>(
         self,
         kv: Global<u16>,
         data: Global<u8>,
         scale: Global<u8>,
         row: u32,
         lane: u32,
-    ) -> Bf16Lane {
-        if row >= self.length {
-            return Bf16Lane::ZERO;
-        }
+    ) -> Fetched {
         // SAFETY: a row of this slot's ring, or one of the tokens before the query in its request.
         unsafe {
             if row < self.in_ring {
                 let at = self.ring_row(row);
-                let scales = F::load_scales(scale, at, lane);
-                StoredLane::load(data, at, lane).dequantise(scales, lane)
-            } else {
+                let scales = F::load_scales(scale, at);
+                Fetched::Stored(StoredLane::load(data, at, lane), scales)
+            } else if row < self.length {
                 let token = self.token + 1 + row - self.length;
-                let values = Bf16Lane::load(kv, u64::from(token), lane);
-                let (stored, scales) = values.quantise::<F>(lane);
-                stored.dequantise(scales, lane)
+                Fetched::Own(Bf16Lane::load(kv, u64::from(token), lane))
+            } else {
+                Fetched::Nothing
             }
         }
     }
@@ -218,6 +192,27 @@ impl Window {
         let unwrapped = self.first_in_ring + row - self.first;
         let row = if unwrapped < self.ring { unwrapped } else { unwrapped - self.ring };
         u64::from(self.slot) * u64::from(self.ring) + u64::from(row)
+    }
+}
+
+impl Fetched {
+    /// The row as attention sees it: through the cache's quantisation, wherever it came from.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together, for the same row.
+    #[inline(always)]
+    unsafe fn into_bf16<F: RowFormat>(self, lane: u32) -> Bf16Lane {
+        match self {
+            Self::Stored(stored, scales) => {
+                stored.dequantise(F::decode_scales(scales, lane), lane)
+            }
+            Self::Own(values) => {
+                // SAFETY: the lanes are together, by this function's own contract.
+                let (stored, scales) = unsafe { values.quantise::<F>(lane) };
+                stored.dequantise(scales, lane)
+            }
+            Self::Nothing => Bf16Lane::ZERO,
+        }
     }
 }
 

@@ -1,49 +1,11 @@
-//! The sliding window: the oracle against the golden semantics, and `kv_layout`'s ring against the
-//! oracle, chunks and rejected drafts included.
+//! The sliding window: `kv_layout`'s ring against the oracle, chunks and rejected drafts included.
+//! (`index_semantics.rs` holds the oracle against the golden semantics.)
 
-use std::collections::BTreeMap;
-
-use anyhow::Result;
 use dsv4_kv_oracle::row::{CHANNELS, RowFormat};
 use dsv4_kv_oracle::swa::{Ring, WINDOW, gather, window};
-use dsv4_kv_tests::golden;
 use kv_layout::geometry::swa_ring_rows;
 use kv_layout::main_row::ring_row;
 use proptest::prelude::*;
-
-#[derive(serde::Deserialize)]
-struct Semantics {
-    swa: BTreeMap<usize, WindowOfQuery>,
-}
-
-#[derive(Debug, PartialEq, serde::Deserialize)]
-struct WindowOfQuery {
-    slot: usize,
-    n: usize,
-    first_slot: usize,
-    last_slot: usize,
-}
-
-#[test]
-fn windows_are_as_the_golden_semantics_say() -> Result<()> {
-    let semantics: Semantics = serde_json::from_str(&golden::text("index_semantics.json")?)?;
-    assert_eq!(semantics.swa.len(), 8);
-    for (&position, expected) in &semantics.swa {
-        let mut ring = Ring::new(WINDOW);
-        ring.write(0..position + 1);
-        let keys = window(position);
-        assert!(keys.clone().all(|key| ring.holds(key)), "{position}");
-        assert_eq!(ring.slots().iter().flatten().count(), keys.len(), "{position}");
-        let found = WindowOfQuery {
-            slot: ring.slot(position),
-            n: keys.len(),
-            first_slot: ring.slot(keys.start),
-            last_slot: ring.slot(keys.end - 1),
-        };
-        assert_eq!(&found, expected, "{position}");
-    }
-    Ok(())
-}
 
 #[test]
 fn after_129_tokens_slot_0_holds_position_128() {

@@ -14,8 +14,6 @@ echo "== replay on the GPU"
 bin/dsv4-kv replay --device cuda
 
 if [[ "${1:-}" == bench ]]; then
-    for bench in benches/*; do
-        echo "== $bench"
-        "$bench" --bench
-    done
+    echo "== benchmarks"
+    bin/dsv4-kv bench
 fi

@@ -75,7 +75,7 @@ macro_rules! kernel_table {
             GatherSwa<MainFormat>
             "Gathers the window of each query, oldest first, dequantised to BF16: rows of the step \
              itself from `kv` through the same quantisation, older rows from the ring. Grid: (token, \
-             quarter of the window), one warp a row."
+             eighth of the window), one warp a row."
             (
                 /// `[step, 512]` BF16, the step's own KV rows, after norm and RoPE.
                 kv: const u16,

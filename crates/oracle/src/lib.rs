@@ -7,9 +7,15 @@
 //! | [`row`] | main rows: BF16 to bytes and back, both formats |
 //! | [`index`] | indexer keys: BF16 to bytes and back, three formats |
 //! | [`swa`] | the sliding window: ring contents and gathered tiles from the token history |
+//! | [`rope`] | frequencies, cosines and sines, rotation forward and back |
+//! | [`hadamard`] | the transform of indexer keys and queries |
+//! | [`compressor`] | CSA and HCA entries and indexer keys; which entries close, and which are visible |
 #![forbid(unsafe_code)]
 
+pub mod compressor;
+pub mod hadamard;
 pub mod index;
 pub mod number;
+pub mod rope;
 pub mod row;
 pub mod swa;

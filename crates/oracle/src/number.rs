@@ -79,12 +79,18 @@ pub fn bf16_value(bits: u16) -> f64 {
 /// Every NaN gives `0x7FFF`.
 #[must_use]
 pub fn bf16_nearest(x: f32) -> u16 {
+    bf16_nearest_f64(x.into())
+}
+
+/// As [`bf16_nearest`], of an f64: rounded once, where a detour by f32 could round twice.
+#[must_use]
+pub fn bf16_nearest_f64(x: f64) -> u16 {
     const INFINITY: u16 = 0x7F80;
     if x.is_nan() {
         return 0x7FFF;
     }
     let sign = if x.is_sign_negative() { 0x8000 } else { 0 };
-    let a = f64::from(x.abs());
+    let a = x.abs();
     // For rounding, infinity stands one step above the largest finite value.
     let value = |bits: u16| if bits == INFINITY { 2f64.powi(128) } else { bf16_value(bits) };
     // The codes 0..=INFINITY rise with their values: halve the range down to two neighbours.

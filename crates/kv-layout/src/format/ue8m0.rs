@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// A power-of-two scale. `0xFF` is NaN and never produced here.
+/// A power-of-two scale. `0xFF` is NaN in the OCP format; it is never produced here, and decodes to
+/// infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Ue8m0(pub u8);
@@ -25,15 +26,13 @@ impl Ue8m0 {
         })
     }
 
-    /// The scale as a number, to multiply by when dequantising. Exact.
+    /// The scale as a number, to multiply by when dequantising. Exact for bytes 0 to 254.
+    ///
+    /// Without a branch: byte 0 is 2^-127, a subnormal, whose one bit is below the exponent field.
     #[must_use]
     pub const fn to_f32(self) -> f32 {
-        match self.0 {
-            // 2^-127 is a subnormal, whose bits are not those of an exponent field.
-            0 => f32::from_bits(0x0040_0000),
-            0xFF => f32::NAN,
-            byte => f32::from_bits((byte as u32) << 23),
-        }
+        let byte = self.0 as u32;
+        f32::from_bits(byte << 23 | ((byte == 0) as u32) << 22)
     }
 
     /// 1 / scale, to multiply by when quantising. Exact: both are powers of two.

@@ -125,5 +125,5 @@ pub fn gather_swa<D: Device>(
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the ring, and reads of `kv` only tokens that precede a query in its request,
     // which the planner lays out before it; work of one stream runs in order.
-    unsafe { device.launch(stream, ring.format, (count, 4), &operation) }
+    unsafe { device.launch(stream, ring.format, (count, 8), &operation) }
 }

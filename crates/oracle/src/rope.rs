@@ -1,0 +1,101 @@
+//! Rotary embedding: frequencies, angles, and the rotation of a vector's last 64 channels.
+//!
+//! Frequencies and angles are f32, rounded step by step as the model rounds them (spec 1.4). A more
+//! exact frequency would be another model: one ulp of it turns a vector at position 10^6 by up to
+//! 0.06 rad more or less.
+
+use std::array;
+use std::f64::consts::TAU;
+
+/// Channels that are rotated: a vector's last.
+pub const CHANNELS: usize = 64;
+/// Pairs of neighbouring channels `(2j, 2j + 1)`; each has a frequency of its own.
+pub const PAIRS: usize = CHANNELS / 2;
+
+/// The frequencies that a layer uses for everything it rotates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// Layers of ratio 0: theta 10,000.
+    Main,
+    /// Layers of ratio 4 and 128: theta 160,000, with YaRN from 65,536 tokens by a factor of 16.
+    Compress,
+}
+
+impl Table {
+    /// Both tables.
+    pub const ALL: [Self; 2] = [Self::Main, Self::Compress];
+
+    /// `[32]` f32, radians per token.
+    #[must_use]
+    pub fn frequencies(self) -> [f32; PAIRS] {
+        match self {
+            Self::Main => plain(10_000.0),
+            Self::Compress => yarn(160_000.0),
+        }
+    }
+
+    /// Turns each pair of the last 64 channels of `x` by its angle at `position`.
+    ///
+    /// # Panics
+    /// If `x` has fewer than 64 channels.
+    #[must_use]
+    pub fn rotate(self, x: &[f64], position: usize) -> Vec<f64> {
+        self.turn(x, position, 1.0)
+    }
+
+    /// The inverse of [`Self::rotate`].
+    ///
+    /// # Panics
+    /// If `x` has fewer than 64 channels.
+    #[must_use]
+    pub fn rotate_back(self, x: &[f64], position: usize) -> Vec<f64> {
+        self.turn(x, position, -1.0)
+    }
+
+    fn turn(self, x: &[f64], position: usize, direction: f64) -> Vec<f64> {
+        let first = x.len() - CHANNELS;
+        let mut turned = x.to_vec();
+        let pairs = turned[first..].chunks_exact_mut(2);
+        for (pair, frequency) in pairs.zip(self.frequencies()) {
+            let (cos, sin) = cos_sin(position, frequency);
+            let (cos, sin) = (f64::from(cos), direction * f64::from(sin));
+            let (even, odd) = (pair[0], pair[1]);
+            pair[0] = even * cos - odd * sin;
+            pair[1] = odd * cos + even * sin;
+        }
+        turned
+    }
+}
+
+/// The angle at a position: one product of two f32, in radians.
+#[must_use]
+pub fn angle(position: usize, frequency: f32) -> f32 {
+    position as f32 * frequency
+}
+
+/// Cosine and sine of [`angle`], each rounded to f32 once.
+#[must_use]
+pub fn cos_sin(position: usize, frequency: f32) -> (f32, f32) {
+    let angle = f64::from(angle(position, frequency));
+    (angle.cos() as f32, angle.sin() as f32)
+}
+
+/// `1 / theta^(2j / 64)`: the power rounded to f32, then the quotient.
+fn plain(theta: f64) -> [f32; PAIRS] {
+    array::from_fn(|j| 1.0 / theta.powf(2.0 * j as f64 / CHANNELS as f64) as f32)
+}
+
+/// Slow pairs are slowed 16 times, fast ones keep their frequency, those between are mixed.
+fn yarn(theta: f64) -> [f32; PAIRS] {
+    const FACTOR: f32 = 16.0;
+    const TRAINED_CONTEXT: f64 = 65_536.0;
+    // The pair, not a whole number, that makes so many turns over the context trained on.
+    let pair_of =
+        |turns: f64| CHANNELS as f64 * (TRAINED_CONTEXT / (turns * TAU)).ln() / (2.0 * theta.ln());
+    let (low, high) = (pair_of(32.0).floor() as f32, pair_of(1.0).ceil() as f32);
+    let plain = plain(theta);
+    array::from_fn(|j| {
+        let ramp = ((j as f32 - low) / (high - low)).clamp(0.0, 1.0);
+        plain[j] / FACTOR * ramp + plain[j] * (1.0 - ramp)
+    })
+}

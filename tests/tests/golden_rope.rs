@@ -1,0 +1,110 @@
+//! The oracle's rotary embedding against transformers: frequencies bit for bit, cosines and sines to
+//! one unit in the last place. (`golden_compressor.rs` holds rotated vectors.)
+
+use std::fs::File;
+use std::io::BufReader;
+
+use anyhow::{Result, ensure};
+use dsv4_kv_oracle::rope::{PAIRS, Table, angle, cos_sin};
+use dsv4_kv_tests::golden;
+use npyz::{NpyFile, Order};
+
+fn name(table: Table) -> &'static str {
+    match table {
+        Table::Main => "main",
+        Table::Compress => "compress",
+    }
+}
+
+/// A `[positions, 32]` array whose file, unlike all others, is in Fortran order: one run of
+/// positions per pair.
+fn runs_per_pair(name: &str) -> Result<Vec<Vec<f32>>> {
+    let file = File::open(golden::folder().join(format!("{name}.npy")))?;
+    let npy = NpyFile::new(BufReader::new(file))?;
+    ensure!(npy.order() == Order::Fortran, "{name} is in C order now: read it with golden::load");
+    let positions = npy.shape()[0] as usize;
+    Ok(npy.into_vec::<f32>()?.chunks_exact(positions).map(<[f32]>::to_vec).collect())
+}
+
+#[test]
+fn frequencies_are_equal() -> Result<()> {
+    for table in Table::ALL {
+        let expected = golden::load::<f32>(&format!("rope_inv_freq_{}", name(table)))?;
+        assert_eq!(expected.shape, [PAIRS]);
+        assert_eq!(table.frequencies()[..], expected.data, "{table:?}");
+    }
+    Ok(())
+}
+
+/// Ours are f64 functions rounded once, theirs f32 functions: the largest difference allowed is a
+/// neighbouring f32, and seen in 53 of 1,280 values.
+#[test]
+fn cosines_and_sines_are_within_one_ulp() -> Result<()> {
+    let positions = golden::load::<i64>("rope_positions")?.data;
+    assert_eq!((positions.len(), positions.last()), (10, Some(&1_048_575)));
+    for table in Table::ALL {
+        let cosines = runs_per_pair(&format!("rope_cos_{}", name(table)))?;
+        let sines = runs_per_pair(&format!("rope_sin_{}", name(table)))?;
+        assert_eq!((cosines.len(), sines.len()), (PAIRS, PAIRS));
+        for (j, frequency) in table.frequencies().into_iter().enumerate() {
+            for (i, &position) in positions.iter().enumerate() {
+                let (cos, sin) = cos_sin(position as usize, frequency);
+                for (found, expected) in [(cos, cosines[j][i]), (sin, sines[j][i])] {
+                    let near = expected.next_down()..=expected.next_up();
+                    assert!(near.contains(&found), "{table:?} pair {j} at {position}: {found:e}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Why the rounding of frequencies and angles is part of the model: without it, some pair turns
+/// elsewhere at the end of the longest context.
+#[test]
+fn exact_arithmetic_would_be_another_rotation() {
+    const LAST: usize = (1 << 20) - 1;
+    let rounded = Table::Main.frequencies();
+    let differ = |angles: &dyn Fn(usize) -> (f64, f64)| {
+        (0..PAIRS).map(|j| angles(j).0 - angles(j).1).fold(0.0, |most: f64, x| most.max(x.abs()))
+    };
+    let by_frequency = differ(&|j| {
+        let once = 10_000f64.powf(-(j as f64) / PAIRS as f64) as f32;
+        (angle(LAST, rounded[j]).into(), angle(LAST, once).into())
+    });
+    let by_product =
+        differ(&|j| (angle(LAST, rounded[j]).into(), LAST as f64 * f64::from(rounded[j])));
+    assert!(by_frequency > 0.01, "{by_frequency}");
+    assert!(by_product > 0.01, "{by_product}");
+}
+
+/// Pair 0 has frequency 1 in both tables; it lies at the start of the last 64 channels.
+#[test]
+fn a_pair_turns_from_even_to_odd() {
+    let mut x = vec![0.0; 128];
+    x[0] = 7.0;
+    x[64] = 1.0;
+    for table in Table::ALL {
+        let turned = table.rotate(&x, 4);
+        assert_eq!((turned[0], turned[1]), (7.0, 0.0));
+        assert!((turned[64] - 4f64.cos()).abs() < 1e-7, "{}", turned[64]);
+        assert!((turned[65] - 4f64.sin()).abs() < 1e-7, "{}", turned[65]);
+        assert!(turned[66..].iter().all(|&x| x == 0.0));
+    }
+}
+
+#[test]
+fn turning_back_restores_the_vector() {
+    let x: Vec<f64> = (0..512).map(|channel| f64::from(channel) - 100.25).collect();
+    for table in Table::ALL {
+        for position in [0, 1, 4, 127, 65_536, 1_048_575] {
+            let turned = table.rotate(&x, position);
+            assert_eq!(turned == x, position == 0, "{position}");
+            let back = table.rotate_back(&turned, position);
+            // cos^2 + sin^2 of the rounded functions is 1 to within 2^-23.
+            for (found, expected) in back.iter().zip(&x) {
+                assert!((found - expected).abs() < 1e-4, "{position}: {found} for {expected}");
+            }
+        }
+    }
+}
