@@ -203,9 +203,7 @@ impl Fetched {
     #[inline(always)]
     unsafe fn into_bf16<F: RowFormat>(self, lane: u32) -> Bf16Lane {
         match self {
-            Self::Stored(stored, scales) => {
-                stored.dequantise(F::decode_scales(scales, lane), lane)
-            }
+            Self::Stored(stored, scales) => stored.dequantise(F::decode_scales(scales, lane), lane),
             Self::Own(values) => {
                 // SAFETY: the lanes are together, by this function's own contract.
                 let (stored, scales) = unsafe { values.quantise::<F>(lane) };

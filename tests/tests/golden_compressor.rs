@@ -122,6 +122,17 @@ fn index_queries() -> Result<()> {
     })
 }
 
+/// An entry of 10^-3 throughout has a mean square equal to the norm's epsilon.
+#[test]
+fn the_norm_adds_its_epsilon() -> Result<()> {
+    let inputs = Inputs::csa()?;
+    let entry = inputs.compressor().norm_and_rotate(&[1e-3; 512], 0);
+    for (x, &w) in entry.iter().zip(&inputs.norm_w.data) {
+        assert!((x - f64::from(w) / 2f64.sqrt()).abs() < 1e-12, "{x} with weight {w}");
+    }
+    Ok(())
+}
+
 /// Whether each BF16 value could be the rounding of the golden f32: at most half a step away, which
 /// is a part of 2^-8 of it.
 fn rounded_once(found: &[u16], expected: &[f32]) -> bool {
