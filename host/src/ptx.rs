@@ -56,6 +56,23 @@ impl PtxModule {
         let (major, minor) = line.trim().split_once('.')?;
         Some((major.parse().ok()?, minor.parse().ok()?))
     }
+
+    /// Whether a driver understands the module. `version` is what `cuDriverGetVersion` says: 12080
+    /// is CUDA 12.8.
+    ///
+    /// # Errors
+    /// [`DeviceError::PtxTooNew`] names both versions.
+    pub fn check_driver(&self, version: i32) -> Result<(), DeviceError> {
+        let driver = (version as u32 / 1000, version as u32 % 1000 / 10);
+        let Some((isa, needed)) = self.isa().map(|isa| (isa, cuda_version_of_isa(isa))) else {
+            return Ok(());
+        };
+        if driver >= needed {
+            return Ok(());
+        }
+        let text = |(major, minor)| format!("{major}.{minor}");
+        Err(DeviceError::PtxTooNew { ptx: text(isa), needed: text(needed), driver: text(driver) })
+    }
 }
 
 /// The CUDA version, as (major, minor), whose driver first understood a PTX ISA version.
@@ -82,6 +99,15 @@ mod tests {
     fn an_older_gpu_is_named_in_the_error() {
         let error = select("NVIDIA L40", 89).unwrap_err().to_string();
         assert!(error.contains("NVIDIA L40 is sm_89") && error.contains("sm_90"), "{error}");
+    }
+
+    #[test]
+    fn a_driver_older_than_the_ptx_is_refused() {
+        let [sm_90, sm_100] = MODULES;
+        sm_90.check_driver(11080).unwrap();
+        sm_100.check_driver(13000).unwrap();
+        let error = sm_100.check_driver(12040).unwrap_err().to_string();
+        assert!(error.contains("this driver is for CUDA 12.4"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use npyz::{Deserialize, NpyFile, Order};
 
 /// An array in C order.
@@ -36,20 +36,30 @@ pub fn folder() -> PathBuf {
     }
 }
 
-/// Reads `name.npy`. BF16 is stored as `u16`, FP8, FP4 and UE8M0 as `u8`.
+/// Reads `name.npy`, in C order whatever the file's order is. BF16 is stored as `u16`, FP8, FP4 and UE8M0 as `u8`.
 ///
 /// # Errors
 /// Names the file, and says whether it is absent, not `.npy`, of another element type, cut short,
-/// or in Fortran order.
-pub fn load<T: Deserialize>(name: &str) -> Result<Array<T>> {
+/// or in Fortran order with more than two dimensions.
+pub fn load<T: Deserialize + Copy>(name: &str) -> Result<Array<T>> {
     let path = folder().join(format!("{name}.npy"));
     let context = || format!("golden vector {}", path.display());
     let file = File::open(&path).with_context(context)?;
     let npy = NpyFile::new(BufReader::new(file)).with_context(context)?;
-    ensure!(npy.order() == Order::C, "{} is in Fortran order", context());
-    let shape = npy.shape().iter().map(|&extent| extent as usize).collect();
+    let order = npy.order();
+    let shape: Vec<usize> = npy.shape().iter().map(|&extent| extent as usize).collect();
     let data = npy.into_vec().with_context(context)?;
+    let data = match (order, &shape[..]) {
+        (Order::C, _) | (Order::Fortran, [_]) => data,
+        (Order::Fortran, &[rows, columns]) => transpose(&data, rows, columns),
+        _ => bail!("{} is in Fortran order with {} dimensions", context(), shape.len()),
+    };
     Ok(Array { shape, data })
+}
+
+/// `[rows, columns]` in C order from the same in Fortran order.
+fn transpose<T: Copy>(data: &[T], rows: usize, columns: usize) -> Vec<T> {
+    (0..rows * columns).map(|at| data[at % columns * rows + at / columns]).collect()
 }
 
 /// Reads a text file of the folder, such as `index_semantics.json`.

@@ -1,29 +1,15 @@
 //! The oracle's rotary embedding against transformers: frequencies bit for bit, cosines and sines to
 //! one unit in the last place. (`golden_compressor.rs` holds rotated vectors.)
 
-use std::fs::File;
-use std::io::BufReader;
-
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use dsv4_kv_oracle::rope::{PAIRS, Table, angle, cos_sin};
 use dsv4_kv_tests::golden;
-use npyz::{NpyFile, Order};
 
 fn name(table: Table) -> &'static str {
     match table {
         Table::Main => "main",
         Table::Compress => "compress",
     }
-}
-
-/// A `[positions, 32]` array whose file, unlike all others, is in Fortran order: one run of
-/// positions per pair.
-fn runs_per_pair(name: &str) -> Result<Vec<Vec<f32>>> {
-    let file = File::open(golden::folder().join(format!("{name}.npy")))?;
-    let npy = NpyFile::new(BufReader::new(file))?;
-    ensure!(npy.order() == Order::Fortran, "{name} is in C order now: read it with golden::load");
-    let positions = npy.shape()[0] as usize;
-    Ok(npy.into_vec::<f32>()?.chunks_exact(positions).map(<[f32]>::to_vec).collect())
 }
 
 #[test]
@@ -43,13 +29,13 @@ fn cosines_and_sines_are_within_one_ulp() -> Result<()> {
     let positions = golden::load::<i64>("rope_positions")?.data;
     assert_eq!((positions.len(), positions.last()), (10, Some(&1_048_575)));
     for table in Table::ALL {
-        let cosines = runs_per_pair(&format!("rope_cos_{}", name(table)))?;
-        let sines = runs_per_pair(&format!("rope_sin_{}", name(table)))?;
-        assert_eq!((cosines.len(), sines.len()), (PAIRS, PAIRS));
+        let cosines = golden::load::<f32>(&format!("rope_cos_{}", name(table)))?;
+        let sines = golden::load::<f32>(&format!("rope_sin_{}", name(table)))?;
+        assert_eq!((&cosines.shape[..], &sines.shape[..]), (&[10, PAIRS][..], &[10, PAIRS][..]));
         for (j, frequency) in table.frequencies().into_iter().enumerate() {
             for (i, &position) in positions.iter().enumerate() {
                 let (cos, sin) = cos_sin(position as usize, frequency);
-                for (found, expected) in [(cos, cosines[j][i]), (sin, sines[j][i])] {
+                for (found, expected) in [(cos, cosines.data[i * PAIRS + j]), (sin, sines.data[i * PAIRS + j])] {
                     let near = expected.next_down()..=expected.next_up();
                     assert!(near.contains(&found), "{table:?} pair {j} at {position}: {found:e}");
                 }

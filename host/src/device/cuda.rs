@@ -299,21 +299,10 @@ impl CudaDevice {
 /// Loads the PTX for compute capability `sm`, or says why this driver cannot.
 fn load_module(info: &DeviceInfo, sm: u32) -> Result<Module, DeviceError> {
     let chosen = ptx::select(&info.name, sm)?;
-    if let Some(isa) = chosen.isa() {
-        let mut version = 0;
-        // SAFETY: the call writes one integer.
-        check("reading the driver version", unsafe { sys::cuDriverGetVersion(&mut version) })?;
-        let driver = (version as u32 / 1000, version as u32 % 1000 / 10);
-        let needed = ptx::cuda_version_of_isa(isa);
-        if driver < needed {
-            let text = |(major, minor)| format!("{major}.{minor}");
-            return Err(DeviceError::PtxTooNew {
-                ptx: text(isa),
-                needed: text(needed),
-                driver: text(driver),
-            });
-        }
-    }
+    let mut version = 0;
+    // SAFETY: the call writes one integer.
+    check("reading the driver version", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    chosen.check_driver(version)?;
     Module::from_ptx(chosen.text, &[]).map_err(during("loading the kernels"))
 }
 
