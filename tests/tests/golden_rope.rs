@@ -35,7 +35,9 @@ fn cosines_and_sines_are_within_one_ulp() -> Result<()> {
         for (j, frequency) in table.frequencies().into_iter().enumerate() {
             for (i, &position) in positions.iter().enumerate() {
                 let (cos, sin) = cos_sin(position as usize, frequency);
-                for (found, expected) in [(cos, cosines.data[i * PAIRS + j]), (sin, sines.data[i * PAIRS + j])] {
+                for (found, expected) in
+                    [(cos, cosines.data[i * PAIRS + j]), (sin, sines.data[i * PAIRS + j])]
+                {
                     let near = expected.next_down()..=expected.next_up();
                     assert!(near.contains(&found), "{table:?} pair {j} at {position}: {found:e}");
                 }
