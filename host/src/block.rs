@@ -1,6 +1,15 @@
-//! The block pool: one free list for all layers (decision D1).
+//! The blocks of a request, and the block pool: one free list for all layers (decision D1).
+
+use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO};
 
 use crate::ids::BlockId;
+
+/// Blocks that hold the entries of a request of `tokens` tokens: one for each 128 tokens of which an
+/// entry exists (decision D1).
+#[must_use]
+pub const fn blocks_of(tokens: u32) -> u32 {
+    (tokens / CSA_RATIO).div_ceil(BLOCK_TOKENS / CSA_RATIO)
+}
 
 /// A block taken from a [`BlockPool`]. It cannot be copied: who holds it owns its storage in every
 /// layer, and giving it back is giving it up, so a double free does not compile.

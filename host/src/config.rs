@@ -7,7 +7,7 @@ use kv_layout::main_row::MainFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::error::KvError;
-use crate::schema::Schema;
+use crate::schema::{PoolUnit, Schema};
 
 /// The shape of one cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,18 +42,24 @@ impl CacheConfig {
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
     pub fn for_memory(model: ModelConfig, memory: u64, max_requests: u32) -> Result<Self, KvError> {
+        Self { max_requests, ..Self::smallest(model) }.with_memory(memory)
+    }
+
+    /// A configuration for `model` with the formats it was trained for, no speculation, one request
+    /// and one block: what the others start from.
+    #[must_use]
+    pub fn smallest(model: ModelConfig) -> Self {
         let max_context = model.max_context;
-        let config = Self {
+        Self {
             model,
             main_format: MainFormat::default(),
             index_format: IndexFormat::default(),
             max_draft: 0,
-            max_requests,
+            max_requests: 1,
             num_blocks: 1,
             max_context,
             max_step_tokens: 8192,
-        };
-        config.with_memory(memory)
+        }
     }
 
     /// The same configuration with as many blocks as `memory` bytes hold beside its slots.
@@ -62,21 +68,40 @@ impl CacheConfig {
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
     pub fn with_memory(mut self, memory: u64) -> Result<Self, KvError> {
         self.num_blocks = 1;
+        self.num_blocks = self.compute_block_budget(memory)?;
+        Ok(self)
+    }
+
+    /// Blocks that `memory` bytes hold beside the slots, up to [`Self::MAX_BLOCKS`]; one if no layer
+    /// stores entries, since then blocks have no bytes and no request needs any.
+    ///
+    /// # Errors
+    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
+    pub fn compute_block_budget(&self, memory: u64) -> Result<u32, KvError> {
         self.validate()?;
-        let schema = Schema::new(&self);
+        let schema = Schema::new(self);
         let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
         let slots = slot_bytes.saturating_mul(u64::from(self.max_requests));
-        let blocks = memory.saturating_sub(slots) / block_bytes.max(1);
-        if blocks == 0 {
-            return Err(KvError::MemoryTooSmall {
+        let left = memory.checked_sub(slots);
+        match left.map(|left| left.checked_div(block_bytes).unwrap_or(1)) {
+            Some(blocks @ 1..) => Ok(blocks.min(u64::from(Self::MAX_BLOCKS)) as u32),
+            _ => Err(KvError::MemoryTooSmall {
                 memory,
                 slots: self.max_requests,
                 slot_bytes,
+                blocks: 1,
                 block_bytes,
-            });
+            }),
         }
-        self.num_blocks = blocks.min(u64::from(Self::MAX_BLOCKS)) as u32;
-        Ok(self)
+    }
+
+    /// How many there are of what a pool has one of.
+    #[must_use]
+    pub const fn units(&self, unit: PoolUnit) -> u32 {
+        match unit {
+            PoolUnit::Slot => self.max_requests,
+            PoolUnit::Block => self.num_blocks,
+        }
     }
 
     /// Checks every setting.

@@ -19,10 +19,10 @@ pub enum KvError {
         /// Greatest value allowed.
         most: u64,
     },
-    /// The memory given does not hold the slots and one block.
+    /// The memory given does not hold the slots and blocks that are needed at least.
     #[error(
-        "{memory} bytes do not hold {slots} slots of {slot_bytes} bytes and one block of \
-         {block_bytes}; give more memory or fewer slots"
+        "{memory} bytes do not hold {slots} slots of {slot_bytes} bytes and {blocks} blocks of \
+         {block_bytes}; give more memory, or ask for fewer slots or a shorter context"
     )]
     MemoryTooSmall {
         /// Bytes given.
@@ -31,6 +31,8 @@ pub enum KvError {
         slots: u32,
         /// Bytes of one slot over all layers.
         slot_bytes: u64,
+        /// Blocks needed at least.
+        blocks: u32,
         /// Bytes of one block over all layers.
         block_bytes: u64,
     },

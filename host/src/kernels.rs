@@ -6,6 +6,8 @@
 
 use std::ffi::c_void;
 
+use kv_layout::geometry::{CsaStream, StateStream};
+use kv_layout::index_row::IndexFormat;
 use kv_layout::kernels::{KERNELS, KernelInfo, kernel_index};
 use kv_layout::main_row::MainFormat;
 use simt::emu::{Fault, Memory};

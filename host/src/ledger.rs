@@ -1,9 +1,9 @@
 //! The ledger: blocks and requests, without a device. `KvCacheManager` keeps one; a scheduler that
 //! only wants to know what would fit can keep one by itself.
 
-use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, LayerKind, swa_ring_rows};
+use kv_layout::geometry::{LayerKind, swa_ring_rows};
 
-use crate::block::BlockPool;
+use crate::block::{self, BlockPool};
 use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::ids::{BlockId, RequestId};
@@ -150,7 +150,7 @@ impl Ledger {
     /// Blocks a request of `end` tokens holds: one for each 128 tokens of which an entry exists.
     #[must_use]
     pub fn blocks_of(&self, end: u32) -> u32 {
-        if self.has_entries { (end / CSA_RATIO).div_ceil(BLOCK_TOKENS / CSA_RATIO) } else { 0 }
+        if self.has_entries { block::blocks_of(end) } else { 0 }
     }
 
     /// Checks a step and counts the blocks it needs; changes nothing but scratch.
@@ -218,7 +218,7 @@ impl Ledger {
         &self,
         id: RequestId,
     ) -> Result<impl ExactSizeIterator<Item = BlockId>, KvError> {
-        self.get(id).map(|request| request.blocks.iter().map(crate::block::Block::id))
+        self.get(id).map(|request| request.blocks.iter().map(block::Block::id))
     }
 
     /// Blocks that are free.

@@ -6,6 +6,7 @@
 //! | [`config`] | every choice that shapes a cache |
 //! | [`schema`] | which pools a layer has, and their sizes |
 //! | [`block`] | the block pool |
+//! | [`capacity`] | what fits: which requests at once, in how many bytes |
 //! | [`ledger`] | who holds which blocks and slots; `prepare_forward` without a device |
 //! | [`plan`] | StepMeta, what the kernels of a step must know |
 //! | [`manager`] | `KvCacheManager`: the ledger and the device memory |
@@ -16,6 +17,7 @@
 //! | [`error`], [`ids`] | typed refusals, typed indices |
 
 pub mod block;
+pub mod capacity;
 pub mod config;
 pub mod device;
 pub mod error;
@@ -29,6 +31,7 @@ pub mod ptx;
 mod requests;
 pub mod schema;
 
+pub use capacity::Capacity;
 pub use config::CacheConfig;
 pub use error::KvError;
 pub use handle::LayerCacheHandle;

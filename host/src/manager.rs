@@ -10,7 +10,7 @@ use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
 use crate::ids::{BlockId, LayerId, RequestId};
 use crate::ledger::{Ledger, StepPlan, StepRequest};
-use crate::schema::{LayerCacheSchema, Pool, PoolKind, PoolUnit, Schema};
+use crate::schema::{LayerCacheSchema, Pool, PoolKind, Schema};
 
 /// The KV cache of one model on one device.
 ///
@@ -56,11 +56,7 @@ impl<D: Device> LayerPools<D> {
 }
 
 fn pool_bytes(pool: &Pool, config: &CacheConfig) -> u64 {
-    let units = match pool.unit {
-        PoolUnit::Slot => config.max_requests,
-        PoolUnit::Block => config.num_blocks,
-    };
-    u64::from(units) * pool.unit_bytes()
+    u64::from(config.units(pool.unit)) * pool.unit_bytes()
 }
 
 fn label(kind: PoolKind) -> &'static str {

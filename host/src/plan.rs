@@ -1,7 +1,7 @@
 //! StepMeta: what the kernels of one step must know, as one array of `i32` that one copy sends to
 //! the device (decision D5).
 //!
-//! Four sections of `capacity` entries each, one entry a token, tokens of a request adjacent and in
+//! Five sections of `capacity` entries each, one entry a token, tokens of a request adjacent and in
 //! order. Entries past the step's tokens are padding: slot -1, row -1.
 
 use std::ops::Range;
@@ -22,6 +22,8 @@ pub enum Section {
     Slot,
     /// Tokens of the same request that precede it in the step.
     Index,
+    /// Tokens of the same request that follow it in the step.
+    Remaining,
     /// Row of the sliding-window ring planes it is written to.
     RingRow,
 }
@@ -33,7 +35,7 @@ pub struct StepLayout {
 }
 
 impl StepLayout {
-    const SECTIONS: usize = 4;
+    const SECTIONS: usize = 5;
 
     /// The layout for steps of up to `tokens` tokens; sections are aligned to 16 bytes.
     #[must_use]
@@ -93,7 +95,8 @@ pub fn fill(
     let capacity = layout.capacity as usize;
     let mut sections = array[..layout.len()].chunks_exact_mut(capacity.max(1));
     let mut next = || sections.next().unwrap_or_default();
-    let (position, slot, index, row) = (next(), next(), next(), next());
+    let (position, slot, index) = (next(), next(), next());
+    let (remaining, row) = (next(), next());
     let mut token = 0;
     for chunk in chunks {
         let tokens = (chunk.end - chunk.start) as usize;
@@ -103,14 +106,16 @@ pub fn fill(
             let p = chunk.start + i as u32;
             position[at] = p as i32;
             index[at] = i as i32;
-            let kept = chunk.end - p <= ring;
-            row[at] = if kept { ring_row(chunk.slot.0, ring, p) as i32 } else { NONE };
+            remaining[at] = (chunk.end - 1 - p) as i32;
+            row[at] =
+                if chunk.end - p <= ring { ring_row(chunk.slot.0, ring, p) as i32 } else { NONE };
         }
         token += tokens;
     }
     position[token..].fill(0);
     slot[token..].fill(NONE);
     index[token..].fill(0);
+    remaining[token..].fill(0);
     row[token..].fill(NONE);
     token as u32
 }
@@ -136,6 +141,7 @@ mod tests {
         assert_eq!(section(&array, layout, Section::Position), [127, 128, 129, 5, 0, 0, 0, 0]);
         assert_eq!(section(&array, layout, Section::Slot), [2, 2, 2, 0, -1, -1, -1, -1]);
         assert_eq!(section(&array, layout, Section::Index), [0, 1, 2, 0, 0, 0, 0, 0]);
+        assert_eq!(section(&array, layout, Section::Remaining), [2, 1, 0, 0, 0, 0, 0, 0]);
         let rows = [256 + 127, 256, 257, 5, -1, -1, -1, -1];
         assert_eq!(section(&array, layout, Section::RingRow), rows);
     }

@@ -117,7 +117,9 @@ impl LayerCacheSchema {
         self.pools.iter().find(|pool| pool.kind == kind)
     }
 
-    fn unit_bytes(&self, unit: PoolUnit) -> u64 {
+    /// Bytes of one slot or block in this layer.
+    #[must_use]
+    pub fn unit_bytes(&self, unit: PoolUnit) -> u64 {
         self.pools.iter().filter(|pool| pool.unit == unit).map(Pool::unit_bytes).sum()
     }
 }

@@ -3,8 +3,11 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`swa`] | the sliding-window ring: append, gather |
+//! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
+//! | [`fault`] | the fault word: what a kernel refused |
 //! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
 //! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
+//! | [`math`] | exp, sine and cosine with equal bits on both devices |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
 //! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
@@ -12,10 +15,18 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
+pub mod compress;
 pub mod convert;
 mod entry;
+pub mod fault;
+pub mod flush;
+pub mod gather;
+pub mod index_row;
+pub mod math;
+pub mod plan;
 pub mod row;
 pub mod swa;
+pub mod table;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use entry::emulated;

@@ -36,6 +36,13 @@ pub struct StoredLane {
 /// The scales of a row as they are stored: eight bytes, or one f32 twice.
 pub type StoredScales = [u32; 2];
 
+/// One lane's share of a stored row with the row's scales, as they were loaded.
+#[derive(Clone, Copy)]
+pub struct StoredRow {
+    lane: StoredLane,
+    scales: StoredScales,
+}
+
 /// How a main row is scaled: the one thing in which the formats differ.
 pub trait RowFormat {
     /// The layout this is the arithmetic of.
@@ -263,6 +270,34 @@ impl StoredLane {
             decode([self.high[0], self.high[1]], scales[1])
         };
         Bf16Lane([decode(self.low, scales[0]), high])
+    }
+}
+
+impl StoredRow {
+    /// This lane's share of `row`, and the row's scales. Nothing waits for the loads yet.
+    ///
+    /// # Safety
+    /// Both planes hold `row`; `data` is 16-byte aligned, `scale` 8-byte.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load<F: RowFormat>(
+        data: Global<u8>,
+        scale: Global<u8>,
+        row: u64,
+        lane: u32,
+    ) -> Self {
+        // SAFETY: a row of both planes, which are aligned, by this function's own contract.
+        unsafe {
+            let scales = F::load_scales(scale, row);
+            Self { lane: StoredLane::load(data, row, lane), scales }
+        }
+    }
+
+    /// Back to BF16; see [`StoredLane::dequantise`].
+    #[inline(always)]
+    #[must_use]
+    pub fn dequantise<F: RowFormat>(self, lane: u32) -> Bf16Lane {
+        self.lane.dequantise(F::decode_scales(self.scales, lane), lane)
     }
 }
 

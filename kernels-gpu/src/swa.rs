@@ -2,11 +2,11 @@
 
 use kv_layout::geometry::WINDOW;
 use kv_layout::params::{AppendSwaParams, GatherSwaParams};
-use simt::atomic::DeviceAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
-use crate::row::{Bf16Lane, RowFormat, StoredLane, StoredScales};
+use crate::fault;
+use crate::row::{Bf16Lane, RowFormat, StoredRow};
 
 /// Warps, and so rows in flight, of a block of either kernel.
 const WARPS: u32 = 4;
@@ -43,7 +43,7 @@ pub unsafe fn append<F: RowFormat>(
             return;
         }
         if row as u32 >= params.rows {
-            count_fault(faults, lane);
+            fault::count(faults, lane, 1);
             return;
         }
         let (stored, scales) = values.quantise::<F>(lane);
@@ -98,7 +98,7 @@ pub unsafe fn gather<F: RowFormat>(
                 lengths.store(u64::from(query), length as i32);
             }
             if refused {
-                count_fault(faults, lane);
+                fault::count(faults, lane, 1);
             }
         }
         if !live {
@@ -150,7 +150,7 @@ struct Window {
 #[derive(Clone, Copy)]
 enum Fetched {
     /// From the ring.
-    Stored(StoredLane, StoredScales),
+    Stored(StoredRow),
     /// From the step's own rows, not yet quantised.
     Own(Bf16Lane),
     /// Past the window's end.
@@ -174,9 +174,7 @@ impl Window {
         // SAFETY: a row of this slot's ring, or one of the tokens before the query in its request.
         unsafe {
             if row < self.in_ring {
-                let at = self.ring_row(row);
-                let scales = F::load_scales(scale, at);
-                Fetched::Stored(StoredLane::load(data, at, lane), scales)
+                Fetched::Stored(StoredRow::load::<F>(data, scale, self.ring_row(row), lane))
             } else if row < self.length {
                 let token = self.token + 1 + row - self.length;
                 Fetched::Own(Bf16Lane::load(kv, u64::from(token), lane))
@@ -203,7 +201,7 @@ impl Fetched {
     #[inline(always)]
     unsafe fn into_bf16<F: RowFormat>(self, lane: u32) -> Bf16Lane {
         match self {
-            Self::Stored(stored, scales) => stored.dequantise(F::decode_scales(scales, lane), lane),
+            Self::Stored(row) => row.dequantise::<F>(lane),
             Self::Own(values) => {
                 // SAFETY: the lanes are together, by this function's own contract.
                 let (stored, scales) = unsafe { values.quantise::<F>(lane) };
@@ -211,17 +209,5 @@ impl Fetched {
             }
             Self::Nothing => Bf16Lane::ZERO,
         }
-    }
-}
-
-/// Counts one refusal in the launch's fault word.
-///
-/// # Safety
-/// `faults` holds one word.
-#[inline(always)]
-unsafe fn count_fault(faults: GlobalMut<u32>, lane: u32) {
-    if lane == 0 {
-        // SAFETY: word 0 exists.
-        unsafe { DeviceAtomicU32::new(faults, 0).add(1) };
     }
 }

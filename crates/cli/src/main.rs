@@ -7,6 +7,7 @@ mod bench;
 mod device;
 mod error;
 mod model;
+mod plan;
 mod replay;
 
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::BenchArgs),
+    Plan(plan::PlanArgs),
     Replay(Box<replay::ReplayArgs>),
 }
 
@@ -40,6 +42,7 @@ enum Verdict {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Replay(args) => replay::run(&args),
     };
     match result {

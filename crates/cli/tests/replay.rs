@@ -126,7 +126,7 @@ fn a_model_file_is_checked() {
 fn a_model_that_does_not_fit_is_told_with_the_sizes() {
     let message = refusal(&mut replay("--device cpu --model pro --gpu-mem 1GiB"));
     assert!(message.contains("model pro with"), "{message}");
-    assert!(message.contains("256 slots of") && message.contains("one block of"), "{message}");
+    assert!(message.contains("256 slots of") && message.contains("1 blocks of"), "{message}");
     assert_eq!(message.matches("256 slots of").count(), 1, "{message}");
     let message = refusal(&mut replay("--device cpu --gpu-mem 1MiB"));
     assert!(message.contains("1.0 MiB of memory do not hold"), "{message}");

@@ -57,6 +57,26 @@ impl LayerKind {
     }
 }
 
+/// The two compressors of a CSA layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CsaStream {
+    /// Main entries.
+    Main,
+    /// Indexer keys.
+    Index,
+}
+
+/// The compressors that keep state, by what their rows look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StateStream {
+    /// Main entries of a CSA layer: 1024 columns.
+    CsaMain,
+    /// Indexer keys of a CSA layer: 256 columns.
+    CsaIndex,
+    /// Entries of an HCA layer: 512 columns.
+    Hca,
+}
+
 /// Rows of the sliding-window ring of one request, for steps that write up to `step_tokens` tokens
 /// of it before any of them is accepted (1 = no speculation).
 ///

@@ -28,6 +28,90 @@ pub struct GatherSwaParams {
     pub slots: u32,
 }
 
+/// Scalars of `gather_kv_*` and `gather_all_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct GatherEntriesParams {
+    /// The first query token of the launch; its tile is the first one.
+    pub first: u32,
+    /// Query tokens that the launch covers, from `first` on.
+    pub tokens: u32,
+    /// Rows of a query's tile: the length of its list, or the most entries that are gathered.
+    pub rows: u32,
+    /// log2 of the tokens of an entry: a shift, because the kernel waits for the quotient.
+    pub ratio_log2: u32,
+    /// log2 of the entries of a block.
+    pub entries_log2: u32,
+    /// Rows of the block table; a slot beyond them is a fault, not a read.
+    pub slots: u32,
+    /// Blocks in a row of the block table.
+    pub max_blocks: u32,
+    /// Blocks of the entry planes; one beyond them is a fault, not a read.
+    pub num_blocks: u32,
+}
+
+/// Scalars of `valid_lens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ValidLensParams {
+    /// The first query token of the launch.
+    pub first: u32,
+    /// Query tokens that the launch covers, from `first` on.
+    pub tokens: u32,
+    /// Tokens per entry, not 0.
+    pub ratio: u32,
+}
+
+/// Scalars of `build_plan`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BuildPlanParams {
+    /// Tokens of the step, or of the bucket being captured.
+    pub tokens: u32,
+    /// Entries of the list of ratio 4.
+    pub csa_capacity: u32,
+    /// Entries of the list of ratio 128.
+    pub hca_capacity: u32,
+}
+
+/// Scalars of `compress_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct CompressParams {
+    /// Records that the launch covers: entries of the work list.
+    pub capacity: u32,
+    /// Rows of one request's state ring.
+    pub ring: u32,
+    /// Request slots the state holds; a token beyond them is left out.
+    pub slots: u32,
+}
+
+/// Scalars of `write_state_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct WriteStateParams {
+    /// Rows of one request's state ring.
+    pub ring: u32,
+    /// Request slots the state holds; a token beyond them is left out.
+    pub slots: u32,
+}
+
+/// Scalars of `flush_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FlushParams {
+    /// Records that the launch covers: entries of the work list.
+    pub capacity: u32,
+    /// Rows of the block table; a slot beyond them is a fault, not a read.
+    pub slots: u32,
+    /// Blocks in a row of the block table.
+    pub max_blocks: u32,
+    /// Blocks of the planes; one beyond them is a fault, not a write.
+    pub num_blocks: u32,
+    /// 1 = multiply indexer keys by the Hadamard matrix first, as the released model does; else 0.
+    pub rotate: u32,
+}
+
 const _: () = assert!(size_of::<AppendSwaParams>() == 8 && align_of::<AppendSwaParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(AppendSwaParams, tokens) == 0);
 const _: () = assert!(core::mem::offset_of!(AppendSwaParams, rows) == 4);
@@ -36,3 +120,34 @@ const _: () = assert!(core::mem::offset_of!(GatherSwaParams, first) == 0);
 const _: () = assert!(core::mem::offset_of!(GatherSwaParams, tokens) == 4);
 const _: () = assert!(core::mem::offset_of!(GatherSwaParams, ring) == 8);
 const _: () = assert!(core::mem::offset_of!(GatherSwaParams, slots) == 12);
+const _: () =
+    assert!(size_of::<GatherEntriesParams>() == 32 && align_of::<GatherEntriesParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, first) == 0);
+const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, tokens) == 4);
+const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, rows) == 8);
+const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, ratio_log2) == 12);
+const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, entries_log2) == 16);
+const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, slots) == 20);
+const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, max_blocks) == 24);
+const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, num_blocks) == 28);
+const _: () = assert!(size_of::<ValidLensParams>() == 12 && align_of::<ValidLensParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(ValidLensParams, first) == 0);
+const _: () = assert!(core::mem::offset_of!(ValidLensParams, tokens) == 4);
+const _: () = assert!(core::mem::offset_of!(ValidLensParams, ratio) == 8);
+const _: () = assert!(size_of::<BuildPlanParams>() == 12 && align_of::<BuildPlanParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(BuildPlanParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(BuildPlanParams, csa_capacity) == 4);
+const _: () = assert!(core::mem::offset_of!(BuildPlanParams, hca_capacity) == 8);
+const _: () = assert!(size_of::<CompressParams>() == 12 && align_of::<CompressParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(CompressParams, capacity) == 0);
+const _: () = assert!(core::mem::offset_of!(CompressParams, ring) == 4);
+const _: () = assert!(core::mem::offset_of!(CompressParams, slots) == 8);
+const _: () = assert!(size_of::<WriteStateParams>() == 8 && align_of::<WriteStateParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(WriteStateParams, ring) == 0);
+const _: () = assert!(core::mem::offset_of!(WriteStateParams, slots) == 4);
+const _: () = assert!(size_of::<FlushParams>() == 20 && align_of::<FlushParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(FlushParams, capacity) == 0);
+const _: () = assert!(core::mem::offset_of!(FlushParams, slots) == 4);
+const _: () = assert!(core::mem::offset_of!(FlushParams, max_blocks) == 8);
+const _: () = assert!(core::mem::offset_of!(FlushParams, num_blocks) == 12);
+const _: () = assert!(core::mem::offset_of!(FlushParams, rotate) == 16);

@@ -5,6 +5,7 @@ use std::ptr;
 
 use cust::error::CudaError;
 use cust::sys::CUresult;
+use kv_layout::geometry::BLOCK_TOKENS;
 use simt::emu::Fault;
 
 /// What the CUDA driver answered, other than success.
@@ -119,6 +120,12 @@ pub enum DeviceError {
         found: u64,
         /// Elements that were needed.
         needed: u64,
+    },
+    /// A number of compressed entries per block that no layer has.
+    #[error("{entries_per_block} entries a block do not divide its {BLOCK_TOKENS} tokens")]
+    EntriesPerBlock {
+        /// Entries of a block, as they were given.
+        entries_per_block: u32,
     },
     /// A grid with no blocks, or with more than the hardware takes (2^31 - 1 by 65,535).
     #[error("{kernel}: a grid of {x} x {y} blocks is not possible")]

@@ -4,7 +4,9 @@
 //! that a failure.
 
 mod capture;
+mod compress;
 mod embedder;
+mod gather;
 mod inputs;
 mod manager;
 mod memory;
@@ -47,6 +49,30 @@ suite! {
         gather_leaves_padding_alone,
         gather_counts_slots_out_of_range,
     }
+    gather {
+        lists_equal_the_oracle,
+        a_long_list_equals_the_oracle,
+        lists_count_what_they_refuse,
+        a_table_that_is_too_narrow_is_counted,
+        all_equals_the_oracle,
+        all_counts_what_it_cannot_give,
+        far_positions_equal_the_oracle,
+        valid_lens_equal_the_oracle,
+        a_pool_over_4_gib_equals_the_oracle,
+        wrong_shapes_are_refused,
+    }
+    compress {
+        work_lists_name_every_closing_token,
+        entries_equal_transformers,
+        the_wrong_rotation_does_not_pass,
+        entries_equal_the_oracle_and_no_cut_matters,
+        rejected_tokens_change_no_entry,
+        requests_in_one_step_do_not_mix,
+        flush_writes_the_golden_rows,
+        flush_equals_the_oracle_in_every_format,
+        flush_of_hca_entries_equals_the_oracle,
+        flush_counts_windows_without_a_block,
+    }
     capture {
         replays_equal_eager_steps,
         allocating_or_waiting_is_refused,
@@ -77,7 +103,7 @@ fn main() -> ExitCode {
 }
 
 fn emulated() -> EmuDevice {
-    EmuDevice::new(EmuOptions { memory: 4 << 30, seed: 1 })
+    EmuDevice::new(EmuOptions { memory: 8 << 30, seed: 1 })
 }
 
 /// A test on the CPU, with a device of its own: tests run side by side.

@@ -5,6 +5,7 @@
 //! flushed besides. The time of a node is the median replay over the number of nodes, by device
 //! events. The copy is measured the same way and moves the same bytes: half read, half written.
 
+mod gather;
 mod swa;
 
 use std::ops::RangeInclusive;
@@ -46,6 +47,8 @@ pub struct BenchArgs {
 enum Suite {
     /// The sliding window: append and gather.
     Swa,
+    /// Compressed entries: gathers by top-k list and of all.
+    Gather,
 }
 
 /// What was measured where.
@@ -83,6 +86,7 @@ pub fn run(args: &BenchArgs) -> Result<Verdict> {
     progress.enable_steady_tick(Duration::from_millis(100));
     let measurements = match args.suite {
         Suite::Swa => swa::measure(&device, &progress)?,
+        Suite::Gather => gather::measure(&device, &progress)?,
     };
     progress.finish_and_clear();
     let report = Report { device: device.info().name.clone(), measurements };

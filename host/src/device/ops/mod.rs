@@ -1,8 +1,17 @@
 //! The operations as safe functions: every buffer is checked against the shape the kernel table
 //! gives it, then the kernel is launched.
 
+mod compress;
+mod flush;
+mod gather;
 mod swa;
 
+pub use compress::{
+    CompressorWeights, HcaScratch, Plan, StateRing, StepProjections, StepTokens, build_plan,
+    compress, compress_hca, plan_capacity, write_state,
+};
+pub use flush::{IndexKeys, flush_csa, flush_hca};
+pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};
 pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};
 
 use bytemuck::Pod;

@@ -1,0 +1,251 @@
+//! Compressed entries: the gather of a top-k list at decode sizes, and of all entries of an HCA layer.
+//!
+//! Every node is a layer of its own: its entry planes, its tile and its lists are no other node's. A
+//! list names one entry in eight, at random, so that a row's scales share their sector with nothing
+//! that is read.
+
+use anyhow::{Result, ensure};
+use bytemuck::Pod;
+use dsv4_kv::device::ops::{self, BlockTable, Entries, GatherQueries};
+use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind};
+use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
+use indicatif::ProgressBar;
+use rand::rngs::SmallRng;
+use rand::seq::{SliceRandom, index};
+use rand::{RngCore, SeedableRng};
+
+use super::{Measurement, measurement, nodes_for};
+
+/// Bytes of a BF16 row.
+const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
+/// Bytes of StepMeta that a gather reads per query.
+const META_BYTES: u64 = 8;
+/// Bytes of an index, a length or an element of the block table.
+const WORD_BYTES: u64 = 4;
+/// Entries that a query sees for each that its list names.
+const SEEN_PER_LISTED: u32 = 8;
+/// Bytes of random rows; the planes repeat them.
+const PATTERN_BYTES: u64 = 64 << 20;
+
+/// Entries of a query's list, and queries.
+const LISTS: [(u32, u32); 4] = [(512, 32), (512, 256), (1024, 32), (1024, 256)];
+/// Entries that a query sees, and queries.
+const ALL: [(u32, u32); 3] = [(1024, 32), (8192, 1), (8192, 32)];
+
+pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
+    let mut results = Vec::new();
+    for format in MainFormat::ALL {
+        for (rows, requests) in LISTS {
+            progress.set_message(format!("gather_kv {} {rows} x {requests}", format.name()));
+            results.push(gather_kv(device, format, rows, requests)?);
+        }
+        for (rows, requests) in ALL {
+            progress.set_message(format!("gather_all {} {rows} x {requests}", format.name()));
+            results.push(gather_all(device, format, rows, requests)?);
+        }
+    }
+    Ok(results)
+}
+
+fn gather_kv<D: Device>(
+    device: &D,
+    format: MainFormat,
+    rows: u32,
+    requests: u32,
+) -> Result<Measurement> {
+    let seen = rows * SEEN_PER_LISTED;
+    let blocks = seen / LayerKind::Csa.entries_per_block();
+    let per_row = format.row_bytes() + WORD_BYTES + ROW_BYTES;
+    let per_query = META_BYTES + u64::from(blocks) * WORD_BYTES + u64::from(rows) * per_row;
+    let bytes = u64::from(requests) * per_query;
+    let nodes = nodes_for(bytes);
+    let layers = Layers::new(device, format, LayerKind::Csa, [requests, seen, rows], nodes)?;
+    let list_elements = u64::from(requests * rows);
+    let lists = lists(nodes * u64::from(requests), seen, rows);
+    let selected = layers.upload("selected entries", &lists)?;
+    let launch = |node: &Node<'_, D>| {
+        let Node { index, queries, table, entries, tile } = node;
+        let list = selected.slice(index * list_elements, list_elements).expect("a list a query");
+        let (stream, faults) = (&layers.stream, &layers.faults);
+        ops::gather_kv(device, stream, queries, &list, rows, table, entries, tile, faults)
+    };
+    let name = format!("gather_kv_{}", format.name());
+    let size = format!("{requests} queries, {rows} of {seen} entries");
+    layers.measure((name, size), bytes, &selected, launch)
+}
+
+fn gather_all<D: Device>(
+    device: &D,
+    format: MainFormat,
+    rows: u32,
+    requests: u32,
+) -> Result<Measurement> {
+    let per_row = format.row_bytes() + WORD_BYTES + ROW_BYTES;
+    let per_query = META_BYTES + WORD_BYTES + u64::from(rows) * per_row;
+    let bytes = u64::from(requests) * per_query;
+    let nodes = nodes_for(bytes);
+    let layers = Layers::new(device, format, LayerKind::Hca, [requests, rows, rows], nodes)?;
+    let lengths = layers.upload("lengths", &vec![0; requests as usize])?;
+    let launch = |node: &Node<'_, D>| {
+        let Node { queries, table, entries, tile, .. } = node;
+        let (stream, faults) = (&layers.stream, &layers.faults);
+        ops::gather_all(device, stream, queries, rows, table, entries, tile, &lengths, faults)
+    };
+    let name = format!("gather_all_{}", format.name());
+    let size = format!("{requests} queries, {rows} entries");
+    layers.measure((name, size), bytes, &lengths, launch)
+}
+
+/// `lists` lists of `rows` different entries out of `seen`, in random order.
+fn lists(lists: u64, seen: u32, rows: u32) -> Vec<i32> {
+    let mut random = SmallRng::seed_from_u64(1);
+    let list = |_| index::sample(&mut random, seen as usize, rows as usize);
+    (0..lists).flat_map(list).map(|entry| entry as i32).collect()
+}
+
+/// As many layers as the graph has nodes, and a step of one query for each of the requests, which
+/// share a block table.
+struct Layers<D: Device> {
+    device: D,
+    stream: D::Stream,
+    format: MainFormat,
+    entries_per_block: u32,
+    requests: u32,
+    /// Blocks of a request; a layer has as many for each request.
+    blocks: u32,
+    nodes: u64,
+    position: Buffer<D, i32>,
+    slot: Buffer<D, i32>,
+    table: Buffer<D, i32>,
+    data: Buffer<D, u8>,
+    scale: Buffer<D, u8>,
+    tiles: Buffer<D, u16>,
+    faults: Buffer<D, u32>,
+}
+
+/// One launch of a graph.
+struct Node<'a, D: Device> {
+    index: u64,
+    queries: GatherQueries<'a, D>,
+    table: BlockTable<'a, D>,
+    entries: Entries<'a, D>,
+    tile: Buffer<D, u16>,
+}
+
+impl<D: Device> Layers<D> {
+    /// Requests that see `seen` entries each, and a tile of `rows` rows a query.
+    fn new(
+        device: &D,
+        format: MainFormat,
+        kind: LayerKind,
+        [requests, seen, rows]: [u32; 3],
+        nodes: u64,
+    ) -> Result<Self> {
+        let entries_per_block = kind.entries_per_block();
+        let blocks = seen / entries_per_block;
+        let entries = nodes * u64::from(requests) * u64::from(seen);
+        let tile_elements = u64::from(requests) * u64::from(rows) * u64::from(HEAD_DIM);
+        let stream = device.stream()?;
+        let upload = |label, values: &[i32]| upload(device, &stream, label, values);
+        let position = (blocks * BLOCK_TOKENS) as i32 - 1;
+        let mut table: Vec<i32> = (0..(requests * blocks) as i32).collect();
+        table.shuffle(&mut SmallRng::seed_from_u64(2));
+        Ok(Self {
+            position: upload("positions", &vec![position; requests as usize])?,
+            slot: upload("slots", &(0..requests as i32).collect::<Vec<_>>())?,
+            table: upload("block table", &table)?,
+            data: random_plane(device, &stream, "entry data", entries * DATA_BYTES)?,
+            scale: random_plane(device, &stream, "entry scales", entries * format.scale_bytes())?,
+            tiles: device.allocate("tiles", nodes * tile_elements)?,
+            faults: device.allocate("fault word", 1)?,
+            device: device.clone(),
+            stream,
+            format,
+            entries_per_block,
+            requests,
+            blocks,
+            nodes,
+        })
+    }
+
+    fn upload(&self, label: &'static str, values: &[i32]) -> Result<Buffer<D, i32>> {
+        Ok(upload(&self.device, &self.stream, label, values)?)
+    }
+
+    /// Times a graph of one launch a layer; `extra` is what `launch` touches besides.
+    fn measure(
+        &self,
+        name: (String, String),
+        bytes: u64,
+        extra: &Buffer<D, i32>,
+        launch: impl Fn(&Node<'_, D>) -> Result<(), DeviceError>,
+    ) -> Result<Measurement> {
+        let Self { position, slot, table, data, scale, tiles, faults, .. } = self;
+        let mut retained = [position, slot, table, extra].map(Buffer::memory).to_vec();
+        retained.extend([data, scale].map(Buffer::memory));
+        retained.extend([tiles.memory(), faults.memory()]);
+        let (slots, max_blocks) = (self.requests, self.blocks);
+        let record = |index| {
+            launch(&Node {
+                index,
+                queries: GatherQueries { position, slot, index: slot, first: 0, count: slots },
+                table: BlockTable { table, slots, max_blocks },
+                entries: Entries {
+                    data: &self.part(data, index),
+                    scale: &self.part(scale, index),
+                    format: self.format,
+                    entries_per_block: self.entries_per_block,
+                    num_blocks: slots * max_blocks,
+                },
+                tile: self.part(tiles, index),
+            })
+        };
+        let record_all = || (0..self.nodes).try_for_each(record);
+        let graph = self.device.capture(&self.stream, retained, record_all)?;
+        let result = measurement(&self.device, name, (bytes, self.nodes), &graph)?;
+        let mut refused = [0];
+        self.device.download(&self.stream, faults, 0, &mut refused)?;
+        ensure!(refused == [0], "the kernel refused {} of its inputs", refused[0]);
+        Ok(result)
+    }
+
+    /// What of `buffer` is the node's.
+    fn part<T: Pod>(&self, buffer: &Buffer<D, T>, node: u64) -> Buffer<D, T> {
+        let len = buffer.len() / self.nodes;
+        buffer.slice(node * len, len).expect("a part for every node")
+    }
+}
+
+fn upload<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    label: &'static str,
+    values: &[i32],
+) -> Result<Buffer<D, i32>, DeviceError> {
+    let buffer = device.allocate(label, values.len() as u64)?;
+    device.upload(stream, values, &buffer, 0)?;
+    Ok(buffer)
+}
+
+/// `bytes` bytes: a random pattern, over and over. Constant rows would cost the memory less power
+/// than real ones do.
+fn random_plane<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    label: &'static str,
+    bytes: u64,
+) -> Result<Buffer<D, u8>, DeviceError> {
+    let plane = device.allocate(label, bytes)?;
+    let mut values = vec![0; PATTERN_BYTES.min(bytes) as usize];
+    SmallRng::seed_from_u64(3).fill_bytes(&mut values);
+    device.upload(stream, &values, &plane, 0)?;
+    let mut done = values.len() as u64;
+    while done < bytes {
+        let len = done.min(bytes - done);
+        let part = |start| plane.slice(start, len).expect("a part of the plane");
+        device.copy(stream, &part(0), &part(done))?;
+        done += len;
+    }
+    Ok(plane)
+}

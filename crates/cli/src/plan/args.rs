@@ -1,0 +1,60 @@
+//! The options of `dsv4-kv plan`.
+
+use bytesize::ByteSize;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use dsv4_kv::CacheConfig;
+use dsv4_kv::kv_layout::index_row::IndexFormat;
+use dsv4_kv::kv_layout::main_row::MainFormat;
+
+/// Plans a cache: what its slots, blocks and tokens cost, and how many requests fit at once.
+///
+/// Slots and blocks share the memory. Without `--max-requests` they are chosen so that the most
+/// requests of `--context` tokens fit. The numbers are exact: as many requests are admitted, and the
+/// next is refused.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// flash, pro, tiny, or the path of a checkpoint's config.json.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub model: String,
+
+    /// Memory of the cache, as in 180GiB: what weights, activations and graphs leave of the GPU's.
+    #[arg(long, value_name = "SIZE")]
+    pub gpu_mem: ByteSize,
+
+    /// Longest request, in tokens: prompt, answer, and drafts past its end if there are any.
+    /// [default: the model's longest context]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<u32>,
+
+    /// Draft tokens of a verify step that may be rejected.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_draft: u32,
+
+    /// Format of the main rows.
+    #[arg(long, value_name = "FORMAT", default_value = MainFormat::default().name(), value_parser = named(MainFormat::ALL.map(|format| (format.name(), format))))]
+    pub main_format: MainFormat,
+
+    /// Format of the indexer keys.
+    #[arg(long, value_name = "FORMAT", default_value = IndexFormat::default().name(), value_parser = named(IndexFormat::ALL.map(|format| (format.name(), format))))]
+    pub index_format: IndexFormat,
+
+    /// Request slots, whatever fits beside them. [default: those that let most requests fit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
+    pub max_requests: Option<u32>,
+
+    /// Print the result as JSON and nothing else.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A parser of names, each for a value.
+fn named<T, const N: usize>(values: [(&'static str, T); N]) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(values.map(|(name, _)| name)).try_map(move |text| {
+        let found = values.iter().find(|(name, _)| *name == text);
+        found.map(|&(_, value)| value).ok_or("not a name of the list")
+    })
+}

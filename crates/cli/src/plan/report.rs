@@ -1,0 +1,159 @@
+//! The result of `plan`: one value, printed as tables or as JSON.
+
+use std::fmt;
+
+use bytesize::ByteSize;
+use comfy_table::{CellAlignment, Table, presets};
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::{CacheConfig, Capacity, KvError, capacity};
+use serde::Serialize;
+
+/// Shortest request of the table of lengths, in tokens.
+const SHORTEST: u32 = 1 << 10;
+
+/// A planned cache.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Bytes there are for it.
+    memory: u64,
+    /// Bytes of its pools.
+    used: u64,
+    /// Tokens of the longest request that fits while no other is there.
+    longest_request: u32,
+    /// What it has room for.
+    capacity: Capacity,
+    /// Requests by length.
+    lengths: Vec<Length>,
+    /// Its configuration.
+    config: CacheConfig,
+}
+
+/// Requests of one length.
+#[derive(Debug, Serialize)]
+struct Length {
+    /// Tokens of a request.
+    tokens: u32,
+    /// Blocks it needs.
+    blocks: u32,
+    /// Bytes of its slot and its blocks.
+    bytes: u64,
+    /// How many fit at once.
+    requests: u32,
+    /// How many would, were slots and blocks chosen for this length.
+    requests_at_best: u32,
+}
+
+impl Report {
+    /// The result for a cache of `config` in `memory` bytes.
+    pub fn new(config: CacheConfig, memory: u64) -> Result<Self, KvError> {
+        let capacity = Capacity::new(&config);
+        let length = |tokens| {
+            Ok(Length {
+                tokens,
+                blocks: capacity.blocks_of(tokens),
+                bytes: capacity.request_bytes(tokens),
+                requests: capacity.requests_of(tokens),
+                requests_at_best: at_best(&config, memory, tokens)?,
+            })
+        };
+        let lengths = lengths(config.max_context).map(length).collect::<Result<_, KvError>>()?;
+        Ok(Self {
+            memory,
+            used: capacity.bytes(),
+            longest_request: capacity.longest_request(),
+            capacity,
+            lengths,
+            config,
+        })
+    }
+
+    fn layer_table(&self) -> Table {
+        let Capacity { slot_bytes, block_bytes, bytes_per_token, layers, .. } = &self.capacity;
+        let mut table =
+            table(["layer kind", "layers", "bytes per slot", "bytes per block", "bytes per token"]);
+        for kind in layers {
+            table.add_row([
+                name(kind.kind).to_string(),
+                kind.layers.to_string(),
+                kind.slot_bytes.to_string(),
+                kind.block_bytes.to_string(),
+                kind.bytes_per_token.to_string(),
+            ]);
+        }
+        table.add_row([
+            "all".to_string(),
+            self.config.model.layers.len().to_string(),
+            slot_bytes.to_string(),
+            block_bytes.to_string(),
+            bytes_per_token.to_string(),
+        ]);
+        table
+    }
+
+    fn total_table(&self) -> Table {
+        let Capacity { slots, blocks, slot_bytes, block_bytes, .. } = self.capacity;
+        let share =
+            |units: u32, bytes: u64| format!("{units} ({})", ByteSize(u64::from(units) * bytes));
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING);
+        table.add_row(["memory", &ByteSize(self.memory).to_string()]);
+        table.add_row(["slots", &share(slots, slot_bytes)]);
+        table.add_row(["blocks", &share(blocks, block_bytes)]);
+        table.add_row(["left over", &ByteSize(self.memory - self.used).to_string()]);
+        table.add_row(["longest request", &format!("{} tokens", self.longest_request)]);
+        table
+    }
+
+    fn length_table(&self) -> Table {
+        let mut table = table(["tokens", "blocks", "bytes", "requests", "at best"]);
+        for length in &self.lengths {
+            let Length { tokens, blocks, bytes, requests, requests_at_best } = *length;
+            let row =
+                [tokens.into(), blocks.into(), bytes, requests.into(), requests_at_best.into()];
+            table.add_row(row.map(|number: u64| number.to_string()));
+        }
+        table
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CacheConfig { model, main_format, index_format, max_draft, .. } = &self.config;
+        let (main, index) = (main_format.name(), index_format.name());
+        writeln!(f, "{}: {main} rows, {index} keys, {max_draft} drafts\n", model.name)?;
+        writeln!(f, "{}\n\n{}\n", self.layer_table(), self.total_table())?;
+        writeln!(f, "Requests that fit at once, as planned and if planned for their length:\n")?;
+        writeln!(f, "{}", self.length_table())
+    }
+}
+
+/// Powers of two below the context, and the context.
+fn lengths(context: u32) -> impl Iterator<Item = u32> {
+    let doubled = std::iter::successors(Some(SHORTEST), |tokens| tokens.checked_mul(2));
+    doubled.take_while(move |&tokens| tokens < context).chain([context])
+}
+
+/// Requests of `tokens` tokens that fit at once in the best cache for them; none if not even one.
+fn at_best(config: &CacheConfig, memory: u64, tokens: u32) -> Result<u32, KvError> {
+    match capacity::most_requests(config.clone(), memory, tokens) {
+        Ok(best) => Ok(best.max_requests),
+        Err(KvError::MemoryTooSmall { .. }) => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+/// A table of numbers, aligned to the right.
+fn table(header: [&str; 5]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
+    table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+fn name(kind: LayerKind) -> &'static str {
+    match kind {
+        LayerKind::Swa => "sliding window",
+        LayerKind::Csa => "CSA",
+        LayerKind::Hca => "HCA",
+    }
+}

@@ -1,0 +1,137 @@
+//! The `plan` command from outside: numbers, exit codes and messages.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+/// `dsv4-kv plan` with the given options, separated by blanks.
+fn plan(options: &str) -> Command {
+    let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
+    command.arg("plan").args(options.split_whitespace());
+    command
+}
+
+/// What a plan that is made prints.
+fn output(options: &str) -> String {
+    let output = plan(options).assert().success().get_output().stdout.clone();
+    String::from_utf8(output).expect("the result is UTF-8")
+}
+
+fn json(options: &str) -> Value {
+    serde_json::from_str(&output(&format!("{options} --json"))).expect("one JSON value")
+}
+
+/// What a plan that is refused says; it must end with exit code 2 and print no result.
+fn refusal(options: &str) -> String {
+    let output = plan(options).assert().code(2).get_output().clone();
+    assert!(output.stdout.is_empty(), "{options}: a refused plan has no result");
+    String::from_utf8(output.stderr).expect("messages are UTF-8")
+}
+
+const PRO: &str = "--model pro --gpu-mem 180GiB --context 131072";
+
+#[test]
+fn the_most_requests_of_the_context_fit() {
+    let plan = json(&format!("{PRO} --max-draft 4"));
+    let number = |pointer: &str| {
+        let value = plan.pointer(pointer).and_then(Value::as_u64);
+        value.unwrap_or_else(|| panic!("no number at {pointer}"))
+    };
+    // Rows of 584 bytes and keys of 68; a ring of 128 + 4 rows in each of the 62 layers; 30 CSA
+    // layers with states of 8 + 3 rows of 4 * (512 + 128) floats, 31 HCA layers with 128 + 3 rows
+    // of 2 * 512.
+    let slot = 62 * 132 * 584 + 30 * 11 * 4 * 640 * 4 + 31 * 131 * 1024 * 4;
+    let block = 30 * 32 * (584 + 68) + 31 * 584;
+    let memory = 180 << 30;
+    let requests = memory / (slot + 1024 * block);
+    assert_eq!(number("/capacity/slot_bytes"), slot);
+    assert_eq!(number("/capacity/block_bytes"), block);
+    assert_eq!(number("/capacity/slots"), requests);
+    assert_eq!(number("/capacity/blocks"), (memory - requests * slot) / block);
+    assert_eq!(number("/used"), requests * slot + number("/capacity/blocks") * block);
+    assert_eq!(plan["capacity"]["bytes_per_token"], 5031.4375);
+    let lengths = plan["lengths"].as_array().expect("a list");
+    let tokens: Vec<_> = lengths.iter().filter_map(|length| length["tokens"].as_u64()).collect();
+    assert_eq!(tokens, [1, 2, 4, 8, 16, 32, 64, 128].map(|ki| ki << 10));
+    for length in lengths {
+        assert_eq!(length["requests"], requests, "as many slots as the longest can use");
+    }
+    assert_eq!(lengths[0]["requests_at_best"], memory / (slot + 8 * block));
+    assert_eq!(lengths[7]["requests_at_best"], requests);
+}
+
+#[test]
+fn given_slots_are_kept_and_blocks_fill_the_rest() {
+    let plan = json("--model tiny --gpu-mem 64MiB --context 300000 --max-requests 3");
+    let slots = 3 * (5 * 128 * 584 + 2 * 8 * 4 * 640 * 4 + 128 * 1024 * 4);
+    let blocks = ((64 << 20) - slots) / (2 * 32 * 652 + 584);
+    assert_eq!(plan["capacity"]["slots"], 3);
+    assert_eq!(plan["capacity"]["blocks"], blocks);
+    assert_eq!(plan["longest_request"], 128 * blocks + 3);
+    let lengths = plan["lengths"].as_array().expect("a list");
+    let (short, long) = (&lengths[0], lengths.last().expect("the context is one"));
+    assert_eq!((&short["tokens"], &short["requests"]), (&1024.into(), &3.into()));
+    assert_eq!((&long["tokens"], &long["requests"]), (&300_000.into(), &0.into()));
+    assert_eq!(long["requests_at_best"], 0);
+}
+
+#[test]
+fn formats_change_the_bytes() {
+    let per_token = |formats: &str| {
+        let plan = json(&format!("--model flash --gpu-mem 64GiB {formats}"));
+        plan["capacity"]["bytes_per_token"].clone()
+    };
+    assert_eq!(per_token(""), 3514.25);
+    assert_eq!(per_token("--index-format fp8"), 3850.25);
+    assert_eq!(per_token("--main-format f32 --index-format nvfp4"), 3513.625);
+}
+
+#[test]
+fn the_tables_name_every_kind_and_every_length() {
+    let table = output(PRO);
+    let row = |label: &str| {
+        let rows: Vec<_> = table.lines().filter(|line| line.contains(label)).collect();
+        assert_eq!(rows.len(), 1, "{label}:\n{table}");
+        rows[0].to_string()
+    };
+    for (label, value) in [
+        ("| sliding window ", "| 1 "),
+        (" CSA ", " 4890 "),
+        (" HCA ", " 141.4375 "),
+        (" all ", " 5031.4375 "),
+        ("memory", "180.0 GiB"),
+        ("| 131072 ", "| 1024 "),
+    ] {
+        let row = row(label).split_whitespace().collect::<Vec<_>>().join(" ") + " ";
+        assert!(row.contains(value), "{row}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_the_sizes() {
+    let message = refusal("--model pro --gpu-mem 1GiB --context 1048576");
+    assert!(message.contains("model pro with 1.0 GiB of memory"), "{message}");
+    assert!(message.contains("1 slots of"), "{message}");
+    assert!(message.contains("8192 blocks of 644024"), "{message}");
+    let message = refusal("--model pro --gpu-mem 1GiB --context 1024 --max-requests 500");
+    assert!(message.contains("500 slots of") && message.contains("1 blocks of"), "{message}");
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let cases = [
+        ("--model pro", "--gpu-mem"),
+        ("--gpu-mem 1GiB", "--model"),
+        ("--model huge --gpu-mem 1GiB", "unknown model `huge`"),
+        ("--model tiny --gpu-mem lots", "--gpu-mem"),
+        ("--model tiny --gpu-mem 1GiB --context 0", "max_context is 0"),
+        ("--model tiny --gpu-mem 1GiB --context 1048577", "between 1 and 1048576"),
+        ("--model tiny --gpu-mem 1GiB --max-draft 128", "max_draft is 128"),
+        ("--model tiny --gpu-mem 1GiB --max-requests 0", "--max-requests"),
+        ("--model tiny --gpu-mem 1GiB --main-format fp4", "[possible values: ue8m0, f32]"),
+        ("--model tiny --gpu-mem 1GiB --index-format f32", "nvfp4, mxfp4, fp8"),
+    ];
+    for (options, expected) in cases {
+        let message = refusal(options);
+        assert!(message.contains(expected), "{options}: {message}");
+    }
+}

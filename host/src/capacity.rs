@@ -1,0 +1,215 @@
+//! What fits: which requests a cache holds at once, and in how many bytes.
+//!
+//! A request takes one slot and the blocks of its tokens, and nothing else can run out. So a set of
+//! requests fits exactly when its slots and its blocks do, in whatever order it is admitted and in
+//! whatever chunks its tokens come. Tokens are those that are written: drafts past the last accepted
+//! token of a request count, if a scheduler lets it have them.
+
+use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, LayerKind};
+use serde::Serialize;
+
+use crate::block;
+use crate::config::CacheConfig;
+use crate::error::KvError;
+use crate::schema::{Pool, PoolKind, PoolUnit, Schema};
+
+/// What a cache has room for. The bytes are those of its pools, to the byte; beside them the cache
+/// has a few bytes for each token of a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Capacity {
+    /// Request slots.
+    pub slots: u32,
+    /// Blocks.
+    pub blocks: u32,
+    /// Longest context the cache is configured for, in tokens.
+    pub max_context: u32,
+    /// Bytes of a slot over all layers: what a request costs, however short.
+    pub slot_bytes: u64,
+    /// Bytes of a block over all layers; 0 if no layer stores entries.
+    pub block_bytes: u64,
+    /// `block_bytes` over 128: what a token of context costs beyond the slot. A fraction, and exact.
+    pub bytes_per_token: f64,
+    /// The same by kind of layer; only kinds that the model has.
+    pub layers: Vec<LayerBytes>,
+    /// The same by kind of pool; only kinds that the model has.
+    pub pools: Vec<PoolBytes>,
+}
+
+/// Bytes of all layers of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayerBytes {
+    /// The kind.
+    pub kind: LayerKind,
+    /// How many layers are of it.
+    pub layers: u32,
+    /// Bytes of a slot in these layers.
+    pub slot_bytes: u64,
+    /// Bytes of a block in these layers.
+    pub block_bytes: u64,
+    /// `block_bytes` over 128.
+    pub bytes_per_token: f64,
+}
+
+/// Bytes of all pools of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PoolBytes {
+    /// The kind.
+    pub kind: PoolKind,
+    /// What the pools have one of.
+    pub unit: PoolUnit,
+    /// Bytes of one slot or block, over all layers.
+    pub unit_bytes: u64,
+    /// Bytes of all slots or blocks, over all layers.
+    pub bytes: u64,
+}
+
+impl Capacity {
+    /// The capacity of a cache of this configuration.
+    #[must_use]
+    pub fn new(config: &CacheConfig) -> Self {
+        let schema = Schema::new(config);
+        let block_bytes = schema.block_bytes();
+        Self {
+            slots: config.max_requests,
+            blocks: config.num_blocks,
+            max_context: config.max_context,
+            slot_bytes: schema.slot_bytes(),
+            block_bytes,
+            bytes_per_token: bytes_per_token(block_bytes),
+            layers: layer_bytes(&schema),
+            pools: pool_bytes(&schema, config),
+        }
+    }
+
+    /// Bytes of all pools.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.slots) * self.slot_bytes + u64::from(self.blocks) * self.block_bytes
+    }
+
+    /// Blocks of a request of `tokens` tokens.
+    #[must_use]
+    pub fn blocks_of(&self, tokens: u32) -> u32 {
+        if self.block_bytes > 0 { block::blocks_of(tokens) } else { 0 }
+    }
+
+    /// Bytes that a request of `tokens` tokens keeps others from using.
+    #[must_use]
+    pub fn request_bytes(&self, tokens: u32) -> u64 {
+        self.slot_bytes + u64::from(self.blocks_of(tokens)) * self.block_bytes
+    }
+
+    /// Requests of exactly `tokens` tokens that fit at once.
+    #[must_use]
+    pub fn requests_of(&self, tokens: u32) -> u32 {
+        if tokens > self.max_context {
+            return 0;
+        }
+        let by_blocks = self.blocks.checked_div(self.blocks_of(tokens));
+        by_blocks.map_or(self.slots, |requests| requests.min(self.slots))
+    }
+
+    /// Tokens of the longest request that fits while no other is there.
+    #[must_use]
+    pub fn longest_request(&self) -> u32 {
+        if self.block_bytes == 0 {
+            return self.max_context;
+        }
+        // The next block is needed when an entry closes in it, not when a token comes.
+        let tokens = u64::from(self.blocks) * u64::from(BLOCK_TOKENS) + u64::from(CSA_RATIO - 1);
+        tokens.min(u64::from(self.max_context)) as u32
+    }
+
+    /// Whether all requests of a mix, pairs of tokens and how many requests have them, fit at once.
+    #[must_use]
+    pub fn fits(&self, mix: &[(u32, u32)]) -> bool {
+        let (mut slots, mut blocks) = (0u64, 0u64);
+        for &(tokens, count) in mix.iter().filter(|&&(_, count)| count > 0) {
+            if tokens > self.max_context {
+                return false;
+            }
+            let count = u64::from(count);
+            slots += count;
+            blocks = blocks.saturating_add(count * u64::from(self.blocks_of(tokens)));
+        }
+        slots <= u64::from(self.slots) && blocks <= u64::from(self.blocks)
+    }
+}
+
+/// `config` with the slots and blocks that let the most requests of `tokens` tokens fit into
+/// `memory` bytes at once: one slot for each, and as many blocks as there is memory left.
+/// Its `max_requests` and `num_blocks` do not matter.
+///
+/// # Errors
+/// [`KvError::MemoryTooSmall`] if not even one fits; [`KvError::Config`] for a setting out of range,
+/// `tokens` included.
+pub fn most_requests(
+    config: CacheConfig,
+    memory: u64,
+    tokens: u32,
+) -> Result<CacheConfig, KvError> {
+    let config = CacheConfig { max_requests: 1, num_blocks: 1, ..config };
+    config.validate()?;
+    if !(1..=config.max_context).contains(&tokens) {
+        let [value, least, most] = [tokens, 1, config.max_context].map(u64::from);
+        return Err(KvError::Config { setting: "tokens", value, least, most });
+    }
+    let one = Capacity::new(&config);
+    let blocks = one.blocks_of(tokens);
+    // More slots than requests take memory from blocks, so the best cache has one slot for each.
+    let by_memory = match blocks {
+        // A cache has at least one block, even if none of these requests needs it.
+        0 => memory.saturating_sub(one.block_bytes) / one.slot_bytes,
+        _ => memory / one.request_bytes(tokens),
+    };
+    let by_blocks = CacheConfig::MAX_BLOCKS.checked_div(blocks).unwrap_or(u32::MAX);
+    let most = by_blocks.min(CacheConfig::MAX_REQUESTS);
+    match by_memory.min(u64::from(most)) as u32 {
+        0 => Err(KvError::MemoryTooSmall {
+            memory,
+            slots: 1,
+            slot_bytes: one.slot_bytes,
+            blocks: blocks.max(1),
+            block_bytes: one.block_bytes,
+        }),
+        max_requests => CacheConfig { max_requests, ..config }.with_memory(memory),
+    }
+}
+
+/// A division by a power of two: exact.
+fn bytes_per_token(block_bytes: u64) -> f64 {
+    block_bytes as f64 / f64::from(BLOCK_TOKENS)
+}
+
+fn layer_bytes(schema: &Schema) -> Vec<LayerBytes> {
+    let of_kind = |kind| {
+        let layers = || schema.layers.iter().filter(move |layer| layer.kind == kind);
+        let sum = |unit| layers().map(|layer| layer.unit_bytes(unit)).sum();
+        let block_bytes = sum(PoolUnit::Block);
+        LayerBytes {
+            kind,
+            layers: layers().count() as u32,
+            slot_bytes: sum(PoolUnit::Slot),
+            block_bytes,
+            bytes_per_token: bytes_per_token(block_bytes),
+        }
+    };
+    let kinds = [LayerKind::Swa, LayerKind::Csa, LayerKind::Hca].map(of_kind);
+    kinds.into_iter().filter(|kind| kind.layers > 0).collect()
+}
+
+fn pool_bytes(schema: &Schema, config: &CacheConfig) -> Vec<PoolBytes> {
+    let mut pools: Vec<PoolBytes> = Vec::new();
+    for pool in schema.layers.iter().flat_map(|layer| &layer.pools) {
+        let &Pool { kind, unit, .. } = pool;
+        let (unit_bytes, units) = (pool.unit_bytes(), u64::from(config.units(unit)));
+        match pools.iter_mut().find(|found| found.kind == kind) {
+            Some(found) => {
+                found.unit_bytes += unit_bytes;
+                found.bytes += units * unit_bytes;
+            }
+            None => pools.push(PoolBytes { kind, unit, unit_bytes, bytes: units * unit_bytes }),
+        }
+    }
+    pools
+}

@@ -1,0 +1,297 @@
+//! The compressors: work lists, entries, state rings.
+
+use kv_layout::geometry::{
+    CSA_RATIO, CsaStream, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM, StateStream,
+};
+use kv_layout::params::{BuildPlanParams, CompressParams, WriteStateParams};
+
+use super::check;
+use crate::device::{Buffer, Device, DeviceError};
+use crate::kernels::{BuildPlan, Compress, CompressHca, WriteState};
+
+/// Blocks that share the channels of an HCA window.
+const HCA_SPLITS: u32 = 8;
+
+/// The tokens of a step.
+pub struct StepTokens<'a, D: Device> {
+    /// `[tokens]` position.
+    pub position: &'a Buffer<D, i32>,
+    /// `[tokens]` slot of the token's request; -1 = padding.
+    pub slot: &'a Buffer<D, i32>,
+    /// `[tokens]` tokens of the same request that precede it in the step.
+    pub index: &'a Buffer<D, i32>,
+    /// `[tokens]` tokens of the same request that follow it in the step.
+    pub remaining: &'a Buffer<D, i32>,
+    /// Tokens.
+    pub count: u32,
+}
+
+impl<D: Device> StepTokens<'_, D> {
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        let tokens = u64::from(self.count);
+        check("positions", self.position, tokens)?;
+        check("slots", self.slot, tokens)?;
+        check("indices", self.index, tokens)?;
+        check("remaining tokens", self.remaining, tokens)
+    }
+}
+
+/// A work list: rows of the step's tokens that close a window, then -1.
+pub struct Plan<'a, D: Device> {
+    /// `[capacity]`.
+    pub records: &'a Buffer<D, i32>,
+    /// Records it has room for.
+    pub capacity: u32,
+}
+
+impl<D: Device> Plan<'_, D> {
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        check("work list", self.records, u64::from(self.capacity))
+    }
+}
+
+/// A compressor's weights.
+pub struct CompressorWeights<'a, D: Device> {
+    /// `[ratio, columns]` f32, the position bias.
+    pub ape: &'a Buffer<D, f32>,
+    /// `[channels]` f32, of the RMS norm.
+    pub norm: &'a Buffer<D, f32>,
+    /// `[32]` f32, the rotary frequencies of compressed layers.
+    pub frequencies: &'a Buffer<D, f32>,
+}
+
+/// The step's projections for a compressor, before the position bias.
+pub struct StepProjections<'a, D: Device> {
+    /// `[tokens, columns]` f32.
+    pub kv: &'a Buffer<D, f32>,
+    /// `[tokens, columns]` f32.
+    pub gate: &'a Buffer<D, f32>,
+}
+
+/// The ring that keeps what later windows need.
+pub struct StateRing<'a, D: Device> {
+    /// `[slots * ring, 2 * columns]` f32.
+    pub rows: &'a Buffer<D, f32>,
+    /// Rows of one request's ring.
+    pub ring: u32,
+    /// Request slots.
+    pub slots: u32,
+}
+
+/// What a compressor's tensors look like.
+struct Shape {
+    ratio: u32,
+    columns: u32,
+    channels: u32,
+}
+
+impl Shape {
+    const fn of(stream: StateStream) -> Self {
+        match stream {
+            StateStream::CsaMain => {
+                Self { ratio: CSA_RATIO, columns: 2 * HEAD_DIM, channels: HEAD_DIM }
+            }
+            StateStream::CsaIndex => {
+                Self { ratio: CSA_RATIO, columns: 2 * INDEX_DIM, channels: INDEX_DIM }
+            }
+            StateStream::Hca => Self { ratio: HCA_RATIO, columns: HEAD_DIM, channels: HEAD_DIM },
+        }
+    }
+
+    fn check<D: Device>(
+        &self,
+        tokens: &StepTokens<'_, D>,
+        projections: &StepProjections<'_, D>,
+        ape: &Buffer<D, f32>,
+        state: &StateRing<'_, D>,
+    ) -> Result<(), DeviceError> {
+        tokens.check()?;
+        let columns = u64::from(self.columns);
+        check("key projections", projections.kv, u64::from(tokens.count) * columns)?;
+        check("gate projections", projections.gate, u64::from(tokens.count) * columns)?;
+        check("position bias", ape, u64::from(self.ratio) * columns)?;
+        let rows = u64::from(state.slots) * u64::from(state.ring);
+        check("state ring", state.rows, rows * 2 * columns)?;
+        // A window's older tokens must be in the ring: as many rows as it pools.
+        let window = if self.ratio == CSA_RATIO { 2 * CSA_RATIO } else { self.ratio };
+        super::super::check_length("rows of a state ring", state.ring.into(), window.into())
+    }
+
+    fn check_weights<D: Device>(
+        &self,
+        weights: &CompressorWeights<'_, D>,
+        entries: &Buffer<D, u16>,
+        capacity: u32,
+    ) -> Result<(), DeviceError> {
+        check("norm weights", weights.norm, self.channels.into())?;
+        check("rotary frequencies", weights.frequencies, u64::from(ROPE_DIM / 2))?;
+        check("entries", entries, u64::from(capacity) * u64::from(self.channels))
+    }
+}
+
+/// Queues `build_plan`: both work lists of the step. Lists must have room for every window that can
+/// close: [`plan_capacity`].
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+pub fn build_plan<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    tokens: &StepTokens<'_, D>,
+    csa: &Plan<'_, D>,
+    hca: &Plan<'_, D>,
+) -> Result<(), DeviceError> {
+    tokens.check()?;
+    csa.check()?;
+    hca.check()?;
+    let operation = BuildPlan {
+        token_position: tokens.position.ptr(),
+        token_slot: tokens.slot.ptr(),
+        plan_csa: csa.records.ptr(),
+        plan_hca: hca.records.ptr(),
+        params: BuildPlanParams {
+            tokens: tokens.count,
+            csa_capacity: csa.capacity,
+            hca_capacity: hca.capacity,
+        },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, (), (2, 1), &operation) }
+}
+
+/// Most windows of `ratio` tokens that `tokens` tokens of `requests` requests can close.
+#[must_use]
+pub const fn plan_capacity(tokens: u32, requests: u32, ratio: u32) -> u32 {
+    let most = tokens / ratio + requests;
+    if most < tokens { most } else { tokens }
+}
+
+/// Queues `compress_csa` or `compress_index`: the entries (`[capacity, 512]` BF16) or indexer keys
+/// before the Hadamard rotation (`[capacity, 128]` BF16) of the listed windows.
+///
+/// Of a chunk it must run before [`write_state`].
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn compress<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    which: CsaStream,
+    tokens: &StepTokens<'_, D>,
+    projections: &StepProjections<'_, D>,
+    weights: &CompressorWeights<'_, D>,
+    state: &StateRing<'_, D>,
+    plan: &Plan<'_, D>,
+    entries: &Buffer<D, u16>,
+) -> Result<(), DeviceError> {
+    let (shape, records_per_block) = match which {
+        CsaStream::Main => (Shape::of(StateStream::CsaMain), 1),
+        CsaStream::Index => (Shape::of(StateStream::CsaIndex), 4),
+    };
+    shape.check(tokens, projections, weights.ape, state)?;
+    shape.check_weights(weights, entries, plan.capacity)?;
+    plan.check()?;
+    let operation = Compress {
+        kv: projections.kv.ptr(),
+        gate: projections.gate.ptr(),
+        ape: weights.ape.ptr(),
+        norm: weights.norm.ptr(),
+        frequencies: weights.frequencies.ptr(),
+        plan: plan.records.ptr(),
+        token_position: tokens.position.ptr(),
+        token_slot: tokens.slot.ptr(),
+        token_index: tokens.index.ptr(),
+        state: state.rows.ptr(),
+        entries: entries.ptr(),
+        params: CompressParams { capacity: plan.capacity, ring: state.ring, slots: state.slots },
+    };
+    let grid = (plan.capacity.div_ceil(records_per_block), 1);
+    // SAFETY: every buffer has the shape of the kernel table (checked above); a work list names
+    // tokens of the step, whose windows are in the step or the ring; slots are checked.
+    unsafe { device.launch(stream, which, grid, &operation) }
+}
+
+/// Where the blocks of an HCA window meet; scratch of [`compress_hca`].
+pub struct HcaScratch<'a, D: Device> {
+    /// `[capacity, 512]` f32.
+    pub pooled: &'a Buffer<D, f32>,
+    /// `[capacity]`, zero before the first launch; every launch leaves it zero.
+    pub arrivals: &'a Buffer<D, u32>,
+}
+
+/// Queues `compress_hca`: the entries (`[capacity, 512]` BF16) of the listed windows.
+///
+/// Of a chunk it must run before [`write_state`].
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn compress_hca<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    tokens: &StepTokens<'_, D>,
+    projections: &StepProjections<'_, D>,
+    weights: &CompressorWeights<'_, D>,
+    state: &StateRing<'_, D>,
+    plan: &Plan<'_, D>,
+    scratch: &HcaScratch<'_, D>,
+    entries: &Buffer<D, u16>,
+) -> Result<(), DeviceError> {
+    let shape = Shape::of(StateStream::Hca);
+    shape.check(tokens, projections, weights.ape, state)?;
+    shape.check_weights(weights, entries, plan.capacity)?;
+    plan.check()?;
+    check("pooled entries", scratch.pooled, u64::from(plan.capacity) * u64::from(HEAD_DIM))?;
+    check("arrivals", scratch.arrivals, plan.capacity.into())?;
+    let operation = CompressHca {
+        kv: projections.kv.ptr(),
+        gate: projections.gate.ptr(),
+        ape: weights.ape.ptr(),
+        norm: weights.norm.ptr(),
+        frequencies: weights.frequencies.ptr(),
+        plan: plan.records.ptr(),
+        token_position: tokens.position.ptr(),
+        token_slot: tokens.slot.ptr(),
+        token_index: tokens.index.ptr(),
+        state: state.rows.ptr(),
+        pooled: scratch.pooled.ptr(),
+        arrivals: scratch.arrivals.ptr(),
+        entries: entries.ptr(),
+        params: CompressParams { capacity: plan.capacity, ring: state.ring, slots: state.slots },
+    };
+    // SAFETY: as `compress`; the scratch has a place for every record.
+    unsafe { device.launch(stream, (), (plan.capacity, HCA_SPLITS), &operation) }
+}
+
+/// Queues `write_state_*`: the step's tokens into a compressor's ring.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+pub fn write_state<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    which: StateStream,
+    tokens: &StepTokens<'_, D>,
+    projections: &StepProjections<'_, D>,
+    ape: &Buffer<D, f32>,
+    state: &StateRing<'_, D>,
+) -> Result<(), DeviceError> {
+    if tokens.count == 0 {
+        return Ok(());
+    }
+    Shape::of(which).check(tokens, projections, ape, state)?;
+    let operation = WriteState {
+        kv: projections.kv.ptr(),
+        gate: projections.gate.ptr(),
+        ape: ape.ptr(),
+        token_position: tokens.position.ptr(),
+        token_slot: tokens.slot.ptr(),
+        token_remaining: tokens.remaining.ptr(),
+        state: state.rows.ptr(),
+        params: WriteStateParams { ring: state.ring, slots: state.slots },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves out
+    // slots outside the ring, and tokens whose row a later one takes.
+    unsafe { device.launch(stream, which, (tokens.count, 1), &operation) }
+}

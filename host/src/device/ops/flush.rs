@@ -1,0 +1,123 @@
+//! Flush: entries and indexer keys into the paged planes.
+
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::params::FlushParams;
+
+use super::gather::{BlockTable, Entries};
+use super::{Plan, StepTokens, check};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::kernels::{FlushCsa, FlushHca};
+
+/// The indexer keys of one CSA layer.
+pub struct IndexKeys<'a, D: Device> {
+    /// `[num_blocks * 32, code_bytes]` u8.
+    pub code: &'a Buffer<D, u8>,
+    /// `[num_blocks * 32, scale_bytes]` u8.
+    pub scale: &'a Buffer<D, u8>,
+    /// How keys are stored.
+    pub format: IndexFormat,
+    /// Whether keys are multiplied by the Hadamard matrix before they are quantised, as the released
+    /// model does.
+    pub rotate: bool,
+}
+
+/// Queues `flush_csa_*`: the entries (`[capacity, 512]` BF16) and indexer keys (`[capacity, 128]`
+/// BF16, not yet rotated) of the listed windows, each to the row that the block table gives it. A
+/// window without a block is left out and counted in `faults`.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn flush_csa<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    tokens: &StepTokens<'_, D>,
+    plan: &Plan<'_, D>,
+    (entries, keys): (&Buffer<D, u16>, &Buffer<D, u16>),
+    table: &BlockTable<'_, D>,
+    to: &Entries<'_, D>,
+    index: &IndexKeys<'_, D>,
+    faults: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    let params = check_flush(tokens, plan, entries, table, to, CSA_RATIO, faults)?;
+    check("indexer keys", keys, u64::from(plan.capacity) * u64::from(INDEX_DIM))?;
+    let rows = u64::from(to.num_blocks) * u64::from(to.entries_per_block);
+    check("indexer key codes", index.code, rows * index.format.code_bytes())?;
+    check("indexer key scales", index.scale, rows * index.format.scale_bytes())?;
+    let operation = FlushCsa {
+        entries: entries.ptr(),
+        keys: keys.ptr(),
+        plan: plan.records.ptr(),
+        token_position: tokens.position.ptr(),
+        token_slot: tokens.slot.ptr(),
+        table: table.table.ptr(),
+        entry_data: to.data.ptr(),
+        entry_scale: to.scale.ptr(),
+        index_code: index.code.ptr(),
+        index_scale: index.scale.ptr(),
+        faults: faults.ptr(),
+        params: FlushParams { rotate: index.rotate.into(), ..params },
+    };
+    let variant = (to.format, index.format);
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // slots outside the table and blocks outside the planes.
+    unsafe { device.launch(stream, variant, (plan.capacity.div_ceil(2), 1), &operation) }
+}
+
+/// Queues `flush_hca_*`: the entries (`[capacity, 512]` BF16) of the listed windows.
+///
+/// # Errors
+/// As [`flush_csa`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn flush_hca<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    tokens: &StepTokens<'_, D>,
+    plan: &Plan<'_, D>,
+    entries: &Buffer<D, u16>,
+    table: &BlockTable<'_, D>,
+    to: &Entries<'_, D>,
+    faults: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    let operation = FlushHca {
+        entries: entries.ptr(),
+        plan: plan.records.ptr(),
+        token_position: tokens.position.ptr(),
+        token_slot: tokens.slot.ptr(),
+        table: table.table.ptr(),
+        entry_data: to.data.ptr(),
+        entry_scale: to.scale.ptr(),
+        faults: faults.ptr(),
+        params: check_flush(tokens, plan, entries, table, to, HCA_RATIO, faults)?,
+    };
+    // SAFETY: as `flush_csa`.
+    unsafe { device.launch(stream, to.format, (plan.capacity.div_ceil(4), 1), &operation) }
+}
+
+/// Checks what both flushes share.
+fn check_flush<D: Device>(
+    tokens: &StepTokens<'_, D>,
+    plan: &Plan<'_, D>,
+    entries: &Buffer<D, u16>,
+    table: &BlockTable<'_, D>,
+    to: &Entries<'_, D>,
+    ratio: u32,
+    faults: &Buffer<D, u32>,
+) -> Result<FlushParams, DeviceError> {
+    tokens.check()?;
+    plan.check()?;
+    table.check()?;
+    if to.check()? != ratio {
+        return Err(DeviceError::EntriesPerBlock { entries_per_block: to.entries_per_block });
+    }
+    check("entries", entries, u64::from(plan.capacity) * u64::from(HEAD_DIM))?;
+    check("fault word", faults, 1)?;
+    Ok(FlushParams {
+        capacity: plan.capacity,
+        slots: table.slots,
+        max_blocks: table.max_blocks,
+        num_blocks: to.num_blocks,
+        rotate: 0,
+    })
+}

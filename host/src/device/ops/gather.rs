@@ -1,0 +1,208 @@
+//! Compressed entries for attention: gathers by list and of all, and how many a query sees.
+
+use std::num::NonZeroU32;
+
+use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
+use kv_layout::main_row::{DATA_BYTES, MainFormat};
+use kv_layout::params::{GatherEntriesParams, ValidLensParams};
+
+use super::{GatherQueries, check};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::kernels::{GatherAll, GatherKv, ValidLens};
+
+/// Rows of a query's tile that one block of a gather covers.
+const ROWS_PER_BLOCK: u32 = 16;
+
+/// The compressed entries of one layer.
+pub struct Entries<'a, D: Device> {
+    /// `[num_blocks * entries_per_block, 576]` u8.
+    pub data: &'a Buffer<D, u8>,
+    /// `[num_blocks * entries_per_block, 8]` UE8M0 or `[num_blocks * entries_per_block]` f32, as bytes.
+    pub scale: &'a Buffer<D, u8>,
+    /// How rows are scaled.
+    pub format: MainFormat,
+    /// Entries of one block: 32 in a CSA layer, 1 in an HCA layer.
+    pub entries_per_block: u32,
+    /// Blocks.
+    pub num_blocks: u32,
+}
+
+impl<D: Device> Entries<'_, D> {
+    /// Checks the planes; the tokens of an entry.
+    pub(super) fn check(&self) -> Result<u32, DeviceError> {
+        let entries_per_block = self.entries_per_block;
+        if entries_per_block == 0 || !BLOCK_TOKENS.is_multiple_of(entries_per_block) {
+            return Err(DeviceError::EntriesPerBlock { entries_per_block });
+        }
+        let rows = u64::from(self.num_blocks) * u64::from(entries_per_block);
+        check("entry data", self.data, rows * DATA_BYTES)?;
+        check("entry scales", self.scale, rows * self.format.scale_bytes())?;
+        Ok(BLOCK_TOKENS / entries_per_block)
+    }
+}
+
+/// Which block of the pool holds each block of each request.
+pub struct BlockTable<'a, D: Device> {
+    /// `[slots, max_blocks]` block of the pool; -1 = none.
+    pub table: &'a Buffer<D, i32>,
+    /// Request slots.
+    pub slots: u32,
+    /// Most blocks of a request.
+    pub max_blocks: u32,
+}
+
+impl<D: Device> BlockTable<'_, D> {
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        let blocks = u64::from(self.slots) * u64::from(self.max_blocks);
+        // The kernel reads the first element for queries that have no request.
+        check("block table", self.table, blocks.max(1))
+    }
+}
+
+/// Queues `gather_kv`: for each query the entries that its row of `selected` names (`[queries,
+/// rows]`, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is none).
+///
+/// An index that the query may not see, or whose block is missing, gives a zero row and is counted
+/// in `faults`.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; [`DeviceError::EntriesPerBlock`];
+/// [`DeviceError::BadGrid`] if `rows` is 0 or above 1,048,560; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn gather_kv<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    selected: &Buffer<D, i32>,
+    rows: u32,
+    table: &BlockTable<'_, D>,
+    entries: &Entries<'_, D>,
+    tile: &Buffer<D, u16>,
+    faults: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    if queries.count == 0 {
+        return Ok(());
+    }
+    let params = check_gather(queries, rows, table, entries, tile, faults)?;
+    check("selected entries", selected, u64::from(queries.count) * u64::from(rows))?;
+    let operation = GatherKv {
+        selected: selected.ptr(),
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        table: table.table.ptr(),
+        entry_data: entries.data.ptr(),
+        entry_scale: entries.scale.ptr(),
+        tile: tile.ptr(),
+        faults: faults.ptr(),
+        params,
+    };
+    let grid = (queries.count, rows.div_ceil(ROWS_PER_BLOCK));
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // slots outside the table and blocks outside the planes; work of one stream runs in order.
+    unsafe { device.launch(stream, entries.format, grid, &operation) }
+}
+
+/// Queues `gather_all`: for each query all entries that it sees, oldest first, into `tile`
+/// (`[queries, rows, 512]` BF16) and their number into `lengths` (`[queries]`). Rows of the tile past
+/// the length keep what they held.
+///
+/// A query that sees more than `rows` entries gets the first `rows` of them and is counted in
+/// `faults`; an entry whose block is missing gives a zero row and is counted too.
+///
+/// # Errors
+/// As [`gather_kv`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn gather_all<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    rows: u32,
+    table: &BlockTable<'_, D>,
+    entries: &Entries<'_, D>,
+    tile: &Buffer<D, u16>,
+    lengths: &Buffer<D, i32>,
+    faults: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    if queries.count == 0 {
+        return Ok(());
+    }
+    let params = check_gather(queries, rows, table, entries, tile, faults)?;
+    check("lengths", lengths, u64::from(queries.count))?;
+    let operation = GatherAll {
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        table: table.table.ptr(),
+        entry_data: entries.data.ptr(),
+        entry_scale: entries.scale.ptr(),
+        tile: tile.ptr(),
+        lengths: lengths.ptr(),
+        faults: faults.ptr(),
+        params,
+    };
+    let grid = (queries.count, rows.div_ceil(ROWS_PER_BLOCK));
+    // SAFETY: as in `gather_kv`.
+    unsafe { device.launch(stream, entries.format, grid, &operation) }
+}
+
+/// Queues `valid_lens`: how many entries of `ratio` tokens each query sees, 0 for padding, into
+/// `lengths` (`[queries]`).
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+pub fn valid_lens<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    ratio: NonZeroU32,
+    lengths: &Buffer<D, i32>,
+) -> Result<(), DeviceError> {
+    let GatherQueries { position, slot, first, count, .. } = *queries;
+    if count == 0 {
+        return Ok(());
+    }
+    check_queries(queries)?;
+    check("lengths", lengths, u64::from(count))?;
+    let operation = ValidLens {
+        token_position: position.ptr(),
+        token_slot: slot.ptr(),
+        lengths: lengths.ptr(),
+        params: ValidLensParams { first, tokens: count, ratio: ratio.get() },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above); work of one stream
+    // runs in order.
+    unsafe { device.launch(stream, (), (count.div_ceil(128), 1), &operation) }
+}
+
+/// What both gathers check; their scalars.
+fn check_gather<D: Device>(
+    queries: &GatherQueries<'_, D>,
+    rows: u32,
+    table: &BlockTable<'_, D>,
+    entries: &Entries<'_, D>,
+    tile: &Buffer<D, u16>,
+    faults: &Buffer<D, u32>,
+) -> Result<GatherEntriesParams, DeviceError> {
+    check_queries(queries)?;
+    table.check()?;
+    let ratio = entries.check()?;
+    let tile_rows = u64::from(queries.count) * u64::from(rows);
+    check("tile", tile, tile_rows * u64::from(HEAD_DIM))?;
+    check("fault word", faults, 1)?;
+    Ok(GatherEntriesParams {
+        first: queries.first,
+        tokens: queries.count,
+        rows,
+        // Both are powers of two: they divide the tokens of a block.
+        ratio_log2: ratio.ilog2(),
+        entries_log2: entries.entries_per_block.ilog2(),
+        slots: table.slots,
+        max_blocks: table.max_blocks,
+        num_blocks: entries.num_blocks,
+    })
+}
+
+fn check_queries<D: Device>(queries: &GatherQueries<'_, D>) -> Result<(), DeviceError> {
+    let end = u64::from(queries.first) + u64::from(queries.count);
+    check("positions", queries.position, end)?;
+    check("slots", queries.slot, end)
+}

@@ -1,0 +1,200 @@
+//! CSA, main entries and indexer keys: ratio 4, each window overlapping the one before.
+
+use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::params::CompressParams;
+use simt::mem::{Global, GlobalMut};
+use simt::shared::Shared;
+use simt::{thread, warp};
+
+use super::{Closing, Projections, Quad, finish, sum_of_squares};
+use crate::math::exp_nonpositive;
+
+/// Columns of a token's projections: the half that the next window pools, then its own window's.
+pub const MAIN_COLUMNS: u32 = 2 * HEAD_DIM;
+/// As [`MAIN_COLUMNS`], for the indexer's compressor.
+pub const INDEX_COLUMNS: u32 = 2 * INDEX_DIM;
+/// Channels of a warp: four a lane.
+const WARP_CHANNELS: u32 = 128;
+/// Warps that hold one main vector.
+pub const MAIN_WARPS: usize = (HEAD_DIM / WARP_CHANNELS) as usize;
+
+const _: () = assert!(INDEX_DIM == WARP_CHANNELS, "a warp holds one indexer key");
+
+/// Pools four channels of the window that `closing` closes, and of the one before it: a softmax over
+/// their eight tokens, by channel. The first window has no other before it.
+///
+/// # Safety
+/// As [`Projections::load`], for the last eight tokens.
+#[inline(always)]
+#[must_use]
+pub unsafe fn pool<const COLUMNS: u32>(
+    projections: Projections<COLUMNS>,
+    closing: Closing,
+    channel: u32,
+) -> Quad {
+    let first = closing.position + 1 < 2 * CSA_RATIO;
+    let previous = |back: u32| {
+        if first {
+            return ([0.0; 4], [f32::NEG_INFINITY; 4]);
+        }
+        // SAFETY: by this function's own contract.
+        unsafe { projections.load(closing, closing.position - back, channel) }
+    };
+    let own = |back: u32| {
+        let column = channel + COLUMNS / 2;
+        // SAFETY: by this function's own contract.
+        unsafe { projections.load(closing, closing.position - back, column) }
+    };
+    softmax_sum([
+        previous(7),
+        previous(6),
+        previous(5),
+        previous(4),
+        own(3),
+        own(2),
+        own(1),
+        own(0),
+    ])
+}
+
+/// The keys weighted by the softmax of their scores, in the order given, by channel.
+#[inline(always)]
+fn softmax_sum(rows: [(Quad, Quad); 8]) -> Quad {
+    // Channels spelt out: an array walked by a loop would live in local memory.
+    [channel::<0>(rows), channel::<1>(rows), channel::<2>(rows), channel::<3>(rows)]
+}
+
+#[inline(always)]
+fn channel<const C: usize>(rows: [(Quad, Quad); 8]) -> f32 {
+    let scores = rows.map(|(_, score)| score[C]);
+    let most = scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
+    let weights = scores.map(|score| exp_nonpositive(score - most));
+    let keys = rows.map(|(key, _)| key[C]);
+    let sum = weights.iter().zip(&keys).fold(0.0, |sum, (weight, key)| sum + weight * key);
+    sum / weights.iter().fold(0.0, |sum, weight| sum + weight)
+}
+
+/// Main entries: one block of four warps a record. `entries`: `[capacity, 512]` BF16.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of the launch call it.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn main(
+    kv: Global<f32>,
+    gate: Global<f32>,
+    ape: Global<f32>,
+    norm: Global<f32>,
+    frequencies: Global<f32>,
+    plan: Global<i32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    token_index: Global<i32>,
+    state: Global<f32>,
+    entries: GlobalMut<u16>,
+    params: CompressParams,
+) {
+    let record = thread::block_idx_x();
+    let (warp_id, channel) = (thread::warp_id(), 4 * thread::thread_idx_x());
+    // SAFETY: the grid has one block a record, so the whole block leaves or stays; channels are
+    // below 512, and a listed token's rows are in the step or the ring.
+    unsafe {
+        let tokens = (token_position, token_slot, token_index);
+        let closing = Closing::of_record(plan, record, tokens, params.slots);
+        let Some(closing) = closing else { return };
+        let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO };
+        let pooled = pool::<MAIN_COLUMNS>(projections, closing, channel);
+        let partial = Shared::<f32, MAIN_WARPS>::at(0);
+        share_squares(partial, warp_id, pooled);
+        thread::sync_threads();
+        let squares = total_squares(partial);
+        let start = closing.position + 1 - CSA_RATIO;
+        let words = finish::<HEAD_DIM>(pooled, squares, norm, frequencies, start, channel);
+        entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
+    }
+}
+
+/// Indexer keys before the Hadamard rotation: one warp a record. `entries`: `[capacity, 128]` BF16.
+///
+/// # Safety
+/// As [`main`].
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn index(
+    kv: Global<f32>,
+    gate: Global<f32>,
+    ape: Global<f32>,
+    norm: Global<f32>,
+    frequencies: Global<f32>,
+    plan: Global<i32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    token_index: Global<i32>,
+    state: Global<f32>,
+    entries: GlobalMut<u16>,
+    params: CompressParams,
+) {
+    let record = thread::block_idx_x() * MAIN_WARPS as u32 + thread::warp_id();
+    if record >= params.capacity {
+        return;
+    }
+    let channel = 4 * thread::lane_id();
+    // SAFETY: a warp has one record, so it leaves or stays together; channels are below 128, and a
+    // listed token's rows are in the step or the ring.
+    unsafe {
+        let tokens = (token_position, token_slot, token_index);
+        let closing = Closing::of_record(plan, record, tokens, params.slots);
+        let Some(closing) = closing else { return };
+        let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO };
+        let words = index_key(projections, norm, frequencies, closing, channel);
+        entries.store_u32x2(u64::from(record * INDEX_DIM + channel), words);
+    }
+}
+
+/// Four channels of an indexer key, in the warp that holds it.
+///
+/// # Safety
+/// As [`pool`] and [`finish`]; all lanes of the warp call it together.
+#[inline(always)]
+#[must_use]
+pub unsafe fn index_key(
+    projections: Projections<INDEX_COLUMNS>,
+    norm: Global<f32>,
+    frequencies: Global<f32>,
+    closing: Closing,
+    channel: u32,
+) -> [u32; 2] {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let pooled = pool::<INDEX_COLUMNS>(projections, closing, channel);
+        let squares = warp::reduce_add_f32(sum_of_squares(pooled));
+        let start = closing.position + 1 - CSA_RATIO;
+        finish::<INDEX_DIM>(pooled, squares, norm, frequencies, start, channel)
+    }
+}
+
+/// Leaves a warp's part of the sum of squares in shared memory; a barrier must follow.
+///
+/// # Safety
+/// All lanes of warp `warp_id` call it together.
+#[inline(always)]
+pub unsafe fn share_squares(partial: Shared<f32, MAIN_WARPS>, warp_id: u32, pooled: Quad) {
+    // SAFETY: by this function's own contract; each warp writes its own word.
+    unsafe {
+        let squares = warp::reduce_add_f32(sum_of_squares(pooled));
+        if thread::lane_id() == 0 {
+            partial.store(warp_id, squares);
+        }
+    }
+}
+
+/// The sum over all channels of a main vector, in a fixed order.
+///
+/// # Safety
+/// All four words were shared, with a barrier since.
+#[inline(always)]
+#[must_use]
+pub unsafe fn total_squares(partial: Shared<f32, MAIN_WARPS>) -> f32 {
+    // SAFETY: by this function's own contract.
+    unsafe { ((partial.load(0) + partial.load(1)) + partial.load(2)) + partial.load(3) }
+}

@@ -1,0 +1,161 @@
+//! Flush: entries and indexer keys, in BF16, quantised into the paged planes.
+
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, INDEX_DIM};
+use kv_layout::params::FlushParams;
+use simt::mem::{Global, GlobalMut};
+use simt::thread;
+
+use crate::fault;
+use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
+use crate::row::{Bf16Lane, RowFormat};
+use crate::table::TableRow;
+
+/// Warps of a block.
+const WARPS: u32 = 4;
+
+/// Where the entry of a listed token goes.
+///
+/// # Safety
+/// `plan`, `table` and the token arrays have the shapes of the kernel table; `record < capacity`.
+#[inline(always)]
+unsafe fn destination(
+    plan: Global<i32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    table: Global<i32>,
+    record: u32,
+    ratio: u32,
+    params: FlushParams,
+) -> Destination {
+    // SAFETY: by this function's own contract; a slot is checked before its table row is read.
+    unsafe {
+        let token = plan.load(u64::from(record));
+        if token < 0 {
+            return Destination::Padding;
+        }
+        let slot = token_slot.load(token as u64) as u32;
+        if slot >= params.slots {
+            return Destination::Refused;
+        }
+        let row = TableRow {
+            table,
+            start: u64::from(slot) * u64::from(params.max_blocks),
+            max_blocks: params.max_blocks,
+            num_blocks: params.num_blocks,
+            block_shift: (kv_layout::geometry::BLOCK_TOKENS / ratio).trailing_zeros(),
+        };
+        let entry = token_position.load(token as u64) as u32 / ratio;
+        row.plane_row(entry, true).map_or(Destination::Refused, Destination::Row)
+    }
+}
+
+/// What becomes of a record.
+enum Destination {
+    /// No record.
+    Padding,
+    /// Its slot or block does not exist.
+    Refused,
+    /// The plane row it goes to.
+    Row(u64),
+}
+
+/// CSA: the entry by one warp, the indexer key by the next; two records a block.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of the launch call it.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
+    entries: Global<u16>,
+    keys: Global<u16>,
+    plan: Global<i32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    table: Global<i32>,
+    entry_data: GlobalMut<u8>,
+    entry_scale: GlobalMut<u8>,
+    index_code: GlobalMut<u8>,
+    index_scale: GlobalMut<u8>,
+    faults: GlobalMut<u32>,
+    params: FlushParams,
+) {
+    let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
+    let record = (thread::block_idx_x() * WARPS + warp_id) / 2;
+    if record >= params.capacity {
+        return;
+    }
+    // SAFETY: a warp has one half of one record, so it stays together; rows come from the table.
+    unsafe {
+        let to = destination(plan, token_position, token_slot, table, record, CSA_RATIO, params);
+        match to {
+            Destination::Padding => {}
+            Destination::Refused => fault::count(faults, lane, 1 - warp_id % 2),
+            Destination::Row(row) if warp_id.is_multiple_of(2) => {
+                store_entry::<F>(entries, record, entry_data, entry_scale, row, lane);
+            }
+            Destination::Row(row) => {
+                let at = u64::from(record * INDEX_DIM + 4 * lane);
+                let key = quad_from_bf16(keys.load_u32x2(at));
+                let key = if params.rotate == 1 { hadamard(key, lane) } else { key };
+                I::store(index_code, index_scale, row, lane, key);
+            }
+        }
+    }
+}
+
+/// HCA: one warp a record.
+///
+/// # Safety
+/// As [`csa`].
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn hca<F: RowFormat>(
+    entries: Global<u16>,
+    plan: Global<i32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    table: Global<i32>,
+    entry_data: GlobalMut<u8>,
+    entry_scale: GlobalMut<u8>,
+    faults: GlobalMut<u32>,
+    params: FlushParams,
+) {
+    let lane = thread::lane_id();
+    let record = thread::block_idx_x() * WARPS + thread::warp_id();
+    if record >= params.capacity {
+        return;
+    }
+    // SAFETY: a warp has one record, so it stays together; rows come from the table.
+    unsafe {
+        let to = destination(plan, token_position, token_slot, table, record, HCA_RATIO, params);
+        match to {
+            Destination::Padding => {}
+            Destination::Refused => fault::count(faults, lane, 1),
+            Destination::Row(row) => {
+                store_entry::<F>(entries, record, entry_data, entry_scale, row, lane);
+            }
+        }
+    }
+}
+
+/// Quantises row `record` of `entries` into plane row `row`.
+///
+/// # Safety
+/// The tensors hold the rows; all lanes of the warp call it together.
+#[inline(always)]
+unsafe fn store_entry<F: RowFormat>(
+    entries: Global<u16>,
+    record: u32,
+    data: GlobalMut<u8>,
+    scale: GlobalMut<u8>,
+    row: u64,
+    lane: u32,
+) {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let values = Bf16Lane::load(entries, u64::from(record), lane);
+        let (stored, scales) = values.quantise::<F>(lane);
+        stored.store(data, row, lane);
+        F::store_scales(scale, row, lane, scales);
+    }
+}

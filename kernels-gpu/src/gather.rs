@@ -1,0 +1,235 @@
+//! Compressed entries for attention: gathers by list and of all, and how many a query sees.
+//! Source: spec sections 5.2 and 10.2.
+
+use kv_layout::params::{GatherEntriesParams, ValidLensParams};
+use simt::mem::{Global, GlobalMut};
+use simt::thread;
+
+use crate::fault;
+use crate::row::{Bf16Lane, RowFormat, StoredRow};
+use crate::table::TableRow;
+
+/// Warps of a block of either gather.
+const WARPS: u32 = 4;
+/// Rows of a tile that one warp fetches, all at once.
+const ROWS_PER_WARP: u32 = 4;
+/// Threads of a block of [`valid_lens`].
+const THREADS: u32 = 128;
+
+/// Gathers the entries that each query's list names, dequantised to BF16, into the tile row of the
+/// same index; index -1 gives a zero row.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid
+/// `(tokens, rows / 16 rounded up)` with 4 warps a block call it.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn selected<F: RowFormat>(
+    selected: Global<i32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    table: Global<i32>,
+    entry_data: Global<u8>,
+    entry_scale: Global<u8>,
+    tile: GlobalMut<u16>,
+    faults: GlobalMut<u32>,
+    params: GatherEntriesParams,
+) {
+    let lane = thread::lane_id();
+    let query = thread::block_idx_x();
+    let first = first_row();
+    if query >= params.tokens || first >= params.rows {
+        return;
+    }
+    // SAFETY: `query < tokens`, and the list has `rows` indices, at least one.
+    unsafe {
+        let list = u64::from(query) * u64::from(params.rows);
+        // The last index again past the list's end, and the first request's table if there is no
+        // slot: without a branch all loads of a stage are on their way together.
+        let index = |i: u32| selected.load(list + u64::from((first + i).min(params.rows - 1)));
+        let indices = [index(0), index(1), index(2), index(3)];
+        let query = Query::load(token_position, token_slot, table, query, params);
+        let reader = Reader { data: entry_data, scale: entry_scale, tile, faults, lane };
+        let rows = if query.live { params.rows - first } else { 0 };
+        reader.gather::<F>(query, indices, list + u64::from(first), rows);
+        fault::count(faults, lane, u32::from(query.refused && first == 0));
+    }
+}
+
+/// Gathers all entries that each query sees, oldest first, dequantised to BF16, and their number.
+/// Rows past the number keep what they held.
+///
+/// # Safety
+/// As for [`selected`].
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn all<F: RowFormat>(
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    table: Global<i32>,
+    entry_data: Global<u8>,
+    entry_scale: Global<u8>,
+    tile: GlobalMut<u16>,
+    lengths: GlobalMut<i32>,
+    faults: GlobalMut<u32>,
+    params: GatherEntriesParams,
+) {
+    let lane = thread::lane_id();
+    let query = thread::block_idx_x();
+    let first = first_row();
+    if query >= params.tokens || first >= params.rows {
+        return;
+    }
+    // SAFETY: `query < tokens`. The branches depend on query and row, never on the lane.
+    unsafe {
+        let state = Query::load(token_position, token_slot, table, query, params);
+        let Query { visible, refused, .. } = state;
+        let length = visible.min(params.rows);
+        if first == 0 {
+            if lane == 0 {
+                lengths.store(u64::from(query), length as i32);
+            }
+            fault::count(faults, lane, u32::from(refused || visible > params.rows));
+        }
+        if first >= length {
+            return;
+        }
+        let indices = [first, first + 1, first + 2, first + 3].map(|row| row as i32);
+        let at = u64::from(query) * u64::from(params.rows) + u64::from(first);
+        let reader = Reader { data: entry_data, scale: entry_scale, tile, faults, lane };
+        reader.gather::<F>(state, indices, at, length - first);
+    }
+}
+
+/// Writes how many entries each query sees.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; one thread a query.
+#[inline(always)]
+pub unsafe fn valid_lens(
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    lengths: GlobalMut<i32>,
+    params: ValidLensParams,
+) {
+    let query = thread::block_idx_x() * THREADS + thread::thread_idx_x();
+    if query >= params.tokens {
+        return;
+    }
+    let token = u64::from(params.first + query);
+    // SAFETY: `query < tokens`.
+    unsafe {
+        let (slot, position) = (token_slot.load(token), token_position.load(token));
+        let visible = if slot >= 0 { (position as u32 + 1) / params.ratio } else { 0 };
+        lengths.store(u64::from(query), visible as i32);
+    }
+}
+
+/// The first row of the tile that this warp gathers.
+#[inline(always)]
+fn first_row() -> u32 {
+    (thread::block_idx_y() * WARPS + thread::warp_id()) * ROWS_PER_WARP
+}
+
+/// A query: where the entries of its request are, and which of them it sees.
+#[derive(Clone, Copy)]
+struct Query {
+    /// Whether it is one: no padding, and its slot exists.
+    live: bool,
+    /// Whether its slot does not exist.
+    refused: bool,
+    /// Entries it sees; none unless it is live.
+    visible: u32,
+    /// Its request's row of the block table, the first row if it is not live.
+    row: TableRow,
+}
+
+impl Query {
+    /// # Safety
+    /// `position` and `slot` hold the launch's queries, of which `query` is one.
+    #[inline(always)]
+    unsafe fn load(
+        position: Global<i32>,
+        slot: Global<i32>,
+        table: Global<i32>,
+        query: u32,
+        params: GatherEntriesParams,
+    ) -> Self {
+        let GatherEntriesParams { first, slots, max_blocks, num_blocks, entries_log2, .. } = params;
+        let token = u64::from(first + query);
+        // SAFETY: a query of the launch, by this function's own contract.
+        let (slot, position) = unsafe { (slot.load(token), position.load(token)) };
+        let live = slot >= 0 && (slot as u32) < slots;
+        let visible = (position as u32).wrapping_add(1) >> params.ratio_log2;
+        let start = if live { slot as u64 * u64::from(max_blocks) } else { 0 };
+        Self {
+            live,
+            refused: slot >= 0 && !live,
+            visible: if live { visible } else { 0 },
+            row: TableRow { table, start, max_blocks, num_blocks, block_shift: entries_log2 },
+        }
+    }
+}
+
+/// What both gathers read and write, and who of the warp does.
+#[derive(Clone, Copy)]
+struct Reader {
+    data: Global<u8>,
+    scale: Global<u8>,
+    tile: GlobalMut<u16>,
+    faults: GlobalMut<u32>,
+    lane: u32,
+}
+
+impl Reader {
+    /// Gathers the entries `indices` that `query` names into the tile from row `at` on, or as many of
+    /// them as `rows`. Index -1 gives a zero row, as does an entry that cannot be read, which is
+    /// counted.
+    ///
+    /// # Safety
+    /// The pointers have the shapes of the kernel table, the tile has the rows, and all lanes of the
+    /// warp call it together with the same query, indices and rows.
+    #[inline(always)]
+    unsafe fn gather<F: RowFormat>(
+        self,
+        query: Query,
+        indices: [i32; ROWS_PER_WARP as usize],
+        at: u64,
+        rows: u32,
+    ) {
+        let Self { data, scale, tile, faults, lane } = self;
+        // Spelt out: an array walked by a loop would live in local memory. Each stage is under way
+        // for all rows before the next one waits for the first.
+        let [a, b, c, d] = indices;
+        // SAFETY: `plane_row` checks entry and block; the tile has the rows that are stored.
+        unsafe {
+            let row = |index: i32| {
+                let wanted = index >= 0 && (index as u32) < query.visible;
+                query.row.plane_row(index as u32, wanted)
+            };
+            let [a_row, b_row, c_row, d_row] = [row(a), row(b), row(c), row(d)];
+            let fetch =
+                |row: Option<u64>| row.map(|row| StoredRow::load::<F>(data, scale, row, lane));
+            let stored = [fetch(a_row), fetch(b_row), fetch(c_row), fetch(d_row)];
+            let missing = |i: u32, index: i32, row: Option<u64>| {
+                u32::from(i < rows && index >= 0 && row.is_none())
+            };
+            let refusals = missing(0, a, a_row)
+                + missing(1, b, b_row)
+                + missing(2, c, c_row)
+                + missing(3, d, d_row);
+            fault::count(faults, lane, refusals);
+            let store = |i: u32, row: Option<StoredRow>| {
+                if i < rows {
+                    let values = row.map_or(Bf16Lane::ZERO, |row| row.dequantise::<F>(lane));
+                    values.store(tile, at + u64::from(i), lane);
+                }
+            };
+            let [a, b, c, d] = stored;
+            store(0, a);
+            store(1, b);
+            store(2, c);
+            store(3, d);
+        }
+    }
+}

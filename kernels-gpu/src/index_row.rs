@@ -1,0 +1,142 @@
+//! An indexer key in a warp's registers: lane `l` holds channels `4 l .. 4 l + 4`.
+//! Source: spec sections 2.6, 4.5 and 4.6.
+
+use kv_layout::format::{E2m1, E4m3, Ue8m0};
+use kv_layout::index_row::IndexFormat;
+use simt::mem::GlobalMut;
+use simt::warp;
+
+use crate::compress::Quad;
+use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16};
+
+/// Multiplies the key by the orthonormal Hadamard matrix of order 128, natural order, and rounds it
+/// to BF16: what the released model does to a key before it quantises it.
+///
+/// # Safety
+/// All 32 lanes of the warp call it together.
+#[inline(always)]
+#[must_use]
+pub unsafe fn hadamard(values: Quad, lane: u32) -> Quad {
+    const SCALE: f32 = 0.088_388_35; // 1 / sqrt(128)
+    let [a, b, c, d] = values;
+    let [a, b, c, d] = [a + b, a - b, c + d, c - d];
+    let mut values = [a + c, b + d, a - c, b - d];
+    let mut mask = 1;
+    while mask < 32 {
+        values = values.map(|value| {
+            // SAFETY: the lanes are together, by this function's own contract.
+            let other = unsafe { warp::shuffle_xor_f32(value, mask) };
+            if lane & mask == 0 { value + other } else { other - value }
+        });
+        mask *= 2;
+    }
+    let [a, b, c, d] = values.map(|value| value * SCALE);
+    quad_from_bf16([bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)])
+}
+
+/// Four channels from two words of BF16 pairs.
+#[inline(always)]
+#[must_use]
+pub fn quad_from_bf16(words: [u32; 2]) -> Quad {
+    let [[a, b], [c, d]] = words.map(f32x2_from_bf16);
+    [a, b, c, d]
+}
+
+/// How an indexer key is quantised and laid out.
+pub trait IndexRowFormat {
+    /// The layout this is the arithmetic of.
+    const FORMAT: IndexFormat;
+
+    /// Quantises the key that the warp holds and writes it to `row` of both planes.
+    ///
+    /// # Safety
+    /// The planes hold `row`; all 32 lanes of the warp call it together.
+    unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad);
+}
+
+/// [`IndexFormat::Nvfp4`].
+pub struct Nvfp4Row;
+
+/// [`IndexFormat::Mxfp4`].
+pub struct Mxfp4Row;
+
+/// [`IndexFormat::Fp8`].
+pub struct Fp8Row;
+
+impl IndexRowFormat for Nvfp4Row {
+    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
+
+    #[inline(always)]
+    unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
+        /// Lanes that share a scale.
+        const LANES: u32 = IndexFormat::Nvfp4.group() / 4;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let amax = warp::reduce_max_f32_width::<LANES>(amax(key));
+            let scale = E4m3::from_f32((amax / E2m1::MAX).clamp(1.0 / 512.0, E4m3::MAX));
+            // By the scale that is stored, not by the one it was rounded from.
+            let divisor = scale.to_f32();
+            store_fp4(codes, row, lane, key.map(|value| value / divisor));
+            if lane.is_multiple_of(LANES) {
+                scales.store(Self::FORMAT.scale_offset(row) + u64::from(lane / LANES), scale.0);
+            }
+        }
+    }
+}
+
+impl IndexRowFormat for Mxfp4Row {
+    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
+
+    #[inline(always)]
+    unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
+        /// Lanes that share a scale.
+        const LANES: u32 = IndexFormat::Mxfp4.group() / 4;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let amax = warp::reduce_max_f32_width::<LANES>(amax(key));
+            let scale =
+                Ue8m0::round_up(amax.clamp(6.0 * f32::MIN_POSITIVE, f32::MAX) * (1.0 / 6.0));
+            let inverse = scale.inverse();
+            store_fp4(codes, row, lane, key.map(|value| value * inverse));
+            if lane.is_multiple_of(LANES) {
+                scales.store(Self::FORMAT.scale_offset(row) + u64::from(lane / LANES), scale.0);
+            }
+        }
+    }
+}
+
+impl IndexRowFormat for Fp8Row {
+    const FORMAT: IndexFormat = IndexFormat::Fp8;
+
+    #[inline(always)]
+    unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let scale = warp::reduce_max_f32(amax(key)).clamp(1e-4, f32::MAX) / E4m3::MAX;
+            let inverse = 1.0 / scale;
+            let word = e4m3x4_from_f32(key.map(|value| value * inverse));
+            codes.cast::<u32>().store(row * 32 + u64::from(lane), word);
+            if lane == 0 {
+                scales.cast::<f32>().store(row, scale);
+            }
+        }
+    }
+}
+
+/// Writes the four E2M1 codes of each lane.
+///
+/// # Safety
+/// `codes` holds `row`.
+#[inline(always)]
+unsafe fn store_fp4(codes: GlobalMut<u8>, row: u64, lane: u32, scaled: Quad) {
+    let [a, b, c, d] = scaled.map(E2m1::from_f32);
+    let word = u16::from_le_bytes([E2m1::pack(a, b), E2m1::pack(c, d)]);
+    // SAFETY: by this function's own contract; a row is 32 pairs of bytes.
+    unsafe { codes.cast::<u16>().store(row * 32 + u64::from(lane), word) }
+}
+
+/// The largest magnitude; a NaN does not count.
+#[inline(always)]
+fn amax([a, b, c, d]: Quad) -> f32 {
+    a.abs().max(b.abs()).max(c.abs()).max(d.abs())
+}

@@ -1,0 +1,68 @@
+//! The step's work lists: which tokens close a window. Source: decision D4, spec sections 2.9, 8.
+
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};
+use kv_layout::params::BuildPlanParams;
+use simt::mem::{Global, GlobalMut};
+use simt::shared::Shared;
+use simt::{thread, warp};
+
+/// Threads, and so tokens looked at together, of the one block that makes a list.
+const THREADS: u32 = 1024;
+/// Warps of that block.
+const WARPS: usize = THREADS as usize / 32;
+
+/// Lists, in order, the tokens that close a window: block 0 of ratio 4, block 1 of ratio 128. The
+/// rest of each list is -1. No atomics: the order is the tokens' own.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of two blocks of 1024 threads
+/// call it; the lists hold every token that closes a window.
+#[inline(always)]
+pub unsafe fn build(
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    plan_csa: GlobalMut<i32>,
+    plan_hca: GlobalMut<i32>,
+    params: BuildPlanParams,
+) {
+    let csa = thread::block_idx_x() == 0;
+    let (ratio, plan) = if csa { (CSA_RATIO, plan_csa) } else { (HCA_RATIO, plan_hca) };
+    let capacity = if csa { params.csa_capacity } else { params.hca_capacity };
+    let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
+    // SAFETY: tokens are below `tokens`, list entries below `capacity`; every thread of the block
+    // goes through every round, since `tokens` is the same for all.
+    unsafe {
+        let counts = Shared::<u32, WARPS>::at(0);
+        let (mut first, mut total) = (0, 0);
+        while first < params.tokens {
+            let token = first + thread::thread_idx_x();
+            let closes = token < params.tokens
+                && token_slot.load(u64::from(token)) >= 0
+                && (token_position.load(u64::from(token)) as u32 + 1).is_multiple_of(ratio);
+            let closing = warp::ballot(closes);
+            if lane == 0 {
+                counts.store(warp_id, closing.count_ones());
+            }
+            thread::sync_threads();
+            let mut before = total;
+            let mut w = 0;
+            while w < WARPS as u32 {
+                let count = counts.load(w);
+                before += if w < warp_id { count } else { 0 };
+                total += count;
+                w += 1;
+            }
+            let at = before + (closing & ((1 << lane) - 1)).count_ones();
+            if closes && at < capacity {
+                plan.store(u64::from(at), token as i32);
+            }
+            thread::sync_threads();
+            first += THREADS;
+        }
+        let mut at = total + thread::thread_idx_x();
+        while at < capacity {
+            plan.store(u64::from(at), -1);
+            at += THREADS;
+        }
+    }
+}

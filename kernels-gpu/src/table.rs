@@ -1,0 +1,40 @@
+//! The block table: where an entry of a request is.
+
+use simt::mem::Global;
+
+/// One request's row of the block table.
+#[derive(Clone, Copy)]
+pub struct TableRow {
+    /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
+    pub table: Global<i32>,
+    /// Where the request's row starts.
+    pub start: u64,
+    /// Blocks in a row.
+    pub max_blocks: u32,
+    /// Blocks of the planes.
+    pub num_blocks: u32,
+    /// log2 of the entries of a block.
+    pub block_shift: u32,
+}
+
+impl TableRow {
+    /// The plane row of `entry`; `None` if it is not `wanted` or has no block.
+    ///
+    /// # Safety
+    /// `table` holds the request's row.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn plane_row(self, entry: u32, wanted: bool) -> Option<u64> {
+        let logical = entry >> self.block_shift;
+        let known = wanted && logical < self.max_blocks;
+        // Loaded in any case, from the row's start if need be: without a branch the loads of
+        // several entries overlap.
+        let at = self.start + u64::from(if known { logical } else { 0 });
+        // SAFETY: an element of the request's row of the table.
+        let block = unsafe { self.table.load(at) } as u32;
+        let within = entry & ((1 << self.block_shift) - 1);
+        // A block of -1 is larger than any number of blocks.
+        let row = (u64::from(block) << self.block_shift) + u64::from(within);
+        (known && block < self.num_blocks).then_some(row)
+    }
+}

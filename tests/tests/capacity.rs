@@ -1,0 +1,298 @@
+//! The capacity planner against admission itself: it says what fits, and exactly that is admitted.
+
+use std::cell::Cell;
+
+use dsv4_kv::capacity::{self, Capacity};
+use dsv4_kv::device::{EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::kv_layout::index_row::IndexFormat;
+use dsv4_kv::kv_layout::main_row::MainFormat;
+use dsv4_kv::schema::{PoolUnit, Schema};
+use dsv4_kv::{CacheConfig, KvCacheManager, KvError, Ledger, RequestId, StepRequest};
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::TestRunner;
+
+/// Random configurations and mixes that each property is tried with.
+const CASES: u32 = 10_000;
+
+/// Longest request tried, in tokens; configured contexts end on both sides of it.
+const LONGEST: u32 = 1500;
+
+fn model() -> impl Strategy<Value = ModelConfig> {
+    let kinds = select(vec![LayerKind::Swa, LayerKind::Csa, LayerKind::Hca]);
+    prop::collection::vec(kinds, 1..6)
+        .prop_map(|layers| ModelConfig { layers, ..ModelConfig::preset("tiny").unwrap() })
+}
+
+fn config() -> impl Strategy<Value = CacheConfig> {
+    let formats =
+        (select(MainFormat::ALL.as_slice()), select(IndexFormat::ALL.as_slice()), 0..8u32);
+    (model(), formats, 1..10u32, 1..25u32, 1..2 * LONGEST, 30..600u32).prop_map(
+        |(model, formats, max_requests, num_blocks, max_context, max_step_tokens)| CacheConfig {
+            model,
+            main_format: formats.0,
+            index_format: formats.1,
+            max_draft: formats.2,
+            max_requests,
+            num_blocks,
+            max_context,
+            max_step_tokens,
+        },
+    )
+}
+
+/// A ledger that requests are admitted to.
+struct Cache {
+    ledger: Ledger,
+    array: Vec<i32>,
+    chunk: u32,
+}
+
+impl Cache {
+    fn new(config: &CacheConfig) -> Self {
+        let ledger = Ledger::new(config).unwrap();
+        let array = vec![0; ledger.layout().len()];
+        Self { ledger, array, chunk: config.max_step_tokens }
+    }
+
+    /// Whether there was a slot, and for whom.
+    fn admit(&mut self) -> Option<RequestId> {
+        match self.ledger.admit() {
+            Ok(id) => Some(id),
+            Err(KvError::NoFreeSlot { .. }) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Whether the request could take its next chunk on the way to `tokens` tokens.
+    fn advance(&mut self, id: RequestId, tokens: u32) -> bool {
+        let start = self.ledger.committed(id).unwrap();
+        let tokens = self.chunk.min(tokens - start);
+        if tokens == 0 {
+            return true;
+        }
+        let step = [StepRequest { id, start, tokens }];
+        match self.ledger.prepare_forward(&step, &mut self.array) {
+            Ok(_) => self.ledger.commit(id, tokens).unwrap(),
+            Err(KvError::OutOfBlocks { .. } | KvError::ContextTooLong { .. }) => return false,
+            Err(error) => panic!("{error}"),
+        }
+        true
+    }
+
+    /// Whether the request reached `tokens` tokens.
+    fn grow(&mut self, id: RequestId, tokens: u32) -> bool {
+        while self.ledger.committed(id).unwrap() < tokens {
+            if !self.advance(id, tokens) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Whether all requests of the mix are admitted and reach their length, all growing in turns.
+fn admits(config: &CacheConfig, mix: &[(u32, u32)]) -> bool {
+    let mut cache = Cache::new(config);
+    let mut growing = Vec::new();
+    for &(tokens, count) in mix {
+        for _ in 0..count {
+            let Some(id) = cache.admit() else { return false };
+            growing.push((id, tokens));
+        }
+    }
+    while !growing.is_empty() {
+        if !growing.iter().all(|&(id, tokens)| cache.advance(id, tokens)) {
+            return false;
+        }
+        growing.retain(|&(id, tokens)| cache.ledger.committed(id).unwrap() < tokens);
+    }
+    true
+}
+
+/// Requests of `tokens` tokens that are admitted, one after the other, before the first refusal.
+fn admitted(config: &CacheConfig, tokens: u32) -> u32 {
+    let mut cache = Cache::new(config);
+    let mut requests = 0;
+    while let Some(id) = cache.admit() {
+        if !cache.grow(id, tokens) {
+            break;
+        }
+        requests += 1;
+    }
+    requests
+}
+
+#[test]
+fn a_mix_fits_exactly_when_it_is_admitted() {
+    let mix = prop::collection::vec((0..LONGEST, 0..4u32), 0..5);
+    let fitting = Cell::new(0);
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(CASES));
+    let result = runner.run(&(config(), mix), |(config, mix)| {
+        let fits = Capacity::new(&config).fits(&mix);
+        prop_assert_eq!(fits, admits(&config, &mix));
+        fitting.set(fitting.get() + u32::from(fits));
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
+    let share = CASES / 10..CASES - CASES / 10;
+    assert!(share.contains(&fitting.get()), "{} of {CASES} mixes fit", fitting.get());
+}
+
+#[test]
+fn no_count_overflows() {
+    let model = ModelConfig { max_context: 1 << 30, ..ModelConfig::preset("pro").unwrap() };
+    let config = CacheConfig {
+        max_requests: CacheConfig::MAX_REQUESTS,
+        num_blocks: CacheConfig::MAX_BLOCKS,
+        ..CacheConfig::smallest(model)
+    };
+    let capacity = Capacity::new(&config);
+    assert!(!capacity.fits(&[(1 << 30, u32::MAX); 1000]), "2^65 blocks");
+    assert!(capacity.fits(&[(1 << 20, 4096)]), "4096 requests of 2^13 blocks");
+    assert!(!capacity.fits(&[(1 << 20, 4096), (4, 1)]));
+    assert!(capacity.fits(&[(1 << 20, 4096), (3, 65536 - 4096), (u32::MAX, 0)]));
+    assert!(!capacity.fits(&[(1 << 20, 4096), (3, 65537 - 4096)]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(CASES))]
+
+    #[test]
+    fn requests_of_a_length_are_admitted_until_refusal(
+        config in config(),
+        tokens in 0..LONGEST,
+    ) {
+        prop_assert_eq!(Capacity::new(&config).requests_of(tokens), admitted(&config, tokens));
+    }
+
+    #[test]
+    fn the_longest_request_is_admitted_and_no_longer_one(config in config()) {
+        let longest = Capacity::new(&config).longest_request();
+        prop_assert!(admits(&config, &[(longest, 1)]));
+        prop_assert!(!admits(&config, &[(longest + 1, 1)]));
+    }
+
+    /// Memory for some slots and some blocks, and a part of a block.
+    #[test]
+    fn no_number_of_slots_admits_more_than_the_planned(
+        config in config(),
+        tokens in 1..LONGEST,
+        slots in 0..6u64,
+        blocks in 0..40u64,
+        part in 0..100u64,
+    ) {
+        let tokens = tokens.min(config.max_context);
+        let schema = Schema::new(&config);
+        let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
+        let memory = slots * slot_bytes + blocks * block_bytes + part * block_bytes / 100;
+        let with_slots = |max_requests| CacheConfig { max_requests, ..config.clone() };
+        let caches = (1..).map_while(|slots| with_slots(slots).with_memory(memory).ok());
+        let best = caches.map(|cache| admitted(&cache, tokens)).max().unwrap_or(0);
+        match capacity::most_requests(config.clone(), memory, tokens) {
+            Ok(planned) => {
+                prop_assert_eq!(admitted(&planned, tokens), best);
+                prop_assert_eq!(planned.max_requests, best, "no slot is idle");
+                prop_assert!(Capacity::new(&planned).bytes() <= memory);
+            }
+            Err(error) => {
+                prop_assert!(matches!(error, KvError::MemoryTooSmall { .. }), "{}", error);
+                prop_assert_eq!(best, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_schema(config in config()) {
+        let (schema, capacity) = (Schema::new(&config), Capacity::new(&config));
+        let units = [u64::from(config.max_requests), u64::from(config.num_blocks)];
+        let all = [schema.slot_bytes(), schema.block_bytes()];
+        prop_assert_eq!([capacity.slot_bytes, capacity.block_bytes], all);
+        prop_assert_eq!(capacity.bytes(), units[0] * all[0] + units[1] * all[1]);
+        prop_assert_eq!(capacity.bytes_per_token * 128.0, all[1] as f64);
+        let by_layer = |of: fn(&capacity::LayerBytes) -> u64| capacity.layers.iter().map(of).sum::<u64>();
+        prop_assert_eq!([by_layer(|kind| kind.slot_bytes), by_layer(|kind| kind.block_bytes)], all);
+        prop_assert_eq!(by_layer(|kind| u64::from(kind.layers)), config.model.layers.len() as u64);
+        let by_pool = |unit| {
+            let pools = capacity.pools.iter().filter(|pool| pool.unit == unit);
+            pools.map(|pool| pool.unit_bytes).sum::<u64>()
+        };
+        prop_assert_eq!([by_pool(PoolUnit::Slot), by_pool(PoolUnit::Block)], all);
+        prop_assert_eq!(capacity.pools.iter().map(|pool| pool.bytes).sum::<u64>(), capacity.bytes());
+    }
+}
+
+/// Bytes per token of context, rounded, as others count them for the released models.
+#[test]
+fn bytes_per_token_are_those_published() {
+    for (main_format, index_format, flash, pro) in [
+        (MainFormat::Ue8m0, IndexFormat::Fp8, 3850.0, 5511.0),
+        (MainFormat::Ue8m0, IndexFormat::Mxfp4, 3514.0, 5031.0),
+        (MainFormat::F32, IndexFormat::Nvfp4, 3514.0, 5030.0),
+    ] {
+        for (name, published) in [("flash", flash), ("pro", pro)] {
+            let model = ModelConfig::preset(name).unwrap();
+            let config = CacheConfig { main_format, index_format, ..CacheConfig::smallest(model) };
+            let bytes = Capacity::new(&config).bytes_per_token;
+            assert_eq!(bytes.round(), published, "{name} {config:?}");
+        }
+    }
+}
+
+#[test]
+fn plenty_of_memory_is_limited_by_ids_alone() {
+    let config = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
+    let plan = |tokens| capacity::most_requests(config.clone(), 1 << 50, tokens).unwrap();
+    assert_eq!(plan(3).max_requests, CacheConfig::MAX_REQUESTS);
+    assert_eq!(plan(128).max_requests, CacheConfig::MAX_REQUESTS);
+    assert_eq!(plan(1 << 20).max_requests, CacheConfig::MAX_BLOCKS / (1 << 13));
+    assert_eq!(plan(1 << 20).num_blocks, CacheConfig::MAX_BLOCKS);
+}
+
+/// Slot and block of a model without entries: the whole memory is slots.
+#[test]
+fn a_model_without_entries_needs_no_memory_for_blocks() {
+    let layers = vec![LayerKind::Swa; 3];
+    let model = ModelConfig { layers, ..ModelConfig::preset("tiny").unwrap() };
+    let slot_bytes = 3 * 128 * 584;
+    let plan =
+        |memory| capacity::most_requests(CacheConfig::smallest(model.clone()), memory, 1 << 20);
+    let config = plan(7 * slot_bytes).unwrap();
+    assert_eq!((config.max_requests, config.num_blocks), (7, 1));
+    assert_eq!(Capacity::new(&config).bytes(), 7 * slot_bytes);
+    assert_eq!(Capacity::new(&config).requests_of(1 << 20), 7);
+    let error = plan(slot_bytes - 1).unwrap_err();
+    assert!(matches!(error, KvError::MemoryTooSmall { slots: 1, .. }), "{error}");
+}
+
+#[test]
+fn a_length_out_of_range_is_named() {
+    let config = || CacheConfig {
+        max_context: 5000,
+        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+    };
+    for tokens in [0, 5001] {
+        let error = capacity::most_requests(config(), 1 << 30, tokens).unwrap_err();
+        let KvError::Config { setting: "tokens", value, least: 1, most: 5000 } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(value, u64::from(tokens));
+    }
+    assert_eq!(Capacity::new(&config()).requests_of(5001), 0);
+}
+
+#[test]
+fn a_cache_takes_the_planned_bytes() {
+    let memory = 64 << 20;
+    let config =
+        CacheConfig { max_draft: 3, ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap()) };
+    let config = capacity::most_requests(config, memory, 4096).unwrap();
+    let planned = Capacity::new(&config);
+    assert!(planned.bytes() <= memory && memory < planned.bytes() + planned.block_bytes);
+    let device = EmuDevice::new(EmuOptions::default());
+    let cache = KvCacheManager::new(device, config).unwrap();
+    let pools: Vec<_> = planned.pools.iter().map(|pool| (pool.kind, pool.bytes)).collect();
+    assert_eq!(cache.memory_bytes(), pools);
+}

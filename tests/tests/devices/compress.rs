@@ -1,0 +1,621 @@
+//! The compressors and the flush, against golden vectors and the oracle.
+
+use std::collections::BTreeMap;
+
+use dsv4_kv::SlotId;
+use dsv4_kv::device::ops::{
+    self, BlockTable, CompressorWeights, Entries, HcaScratch, IndexKeys, Plan, StateRing,
+    StepProjections, StepTokens,
+};
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::plan::{self, Chunk, Section, StepLayout};
+use dsv4_kv_oracle::compressor::{self, Compressor, Shape};
+use dsv4_kv_oracle::hadamard::hadamard;
+use dsv4_kv_oracle::index::KeyFormat;
+use dsv4_kv_oracle::number::{bf16_nearest, bf16_nearest_f64, bf16_value};
+use dsv4_kv_oracle::rope::Table;
+use dsv4_kv_oracle::row::EncodedRow;
+use dsv4_kv_tests::golden;
+use kv_layout::geometry::{CsaStream, StateStream};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::{DATA_BYTES, MainFormat};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::inputs::{assert_same, download, oracle, rows, upload};
+
+/// The three compressors.
+const STREAMS: [StateStream; 3] = [StateStream::CsaMain, StateStream::CsaIndex, StateStream::Hca];
+
+fn shape(stream: StateStream) -> Shape {
+    match stream {
+        StateStream::CsaMain => Shape::CSA,
+        StateStream::CsaIndex => Shape::INDEX,
+        StateStream::Hca => Shape::HCA,
+    }
+}
+
+/// What a compressor reads: a token history from position 0, and weights.
+#[derive(Clone)]
+struct History {
+    stream: StateStream,
+    kv: Vec<f32>,
+    gate: Vec<f32>,
+    ape: Vec<f32>,
+    norm: Vec<f32>,
+}
+
+impl History {
+    fn golden(stream: StateStream) -> Self {
+        let name = match stream {
+            StateStream::CsaMain => "csa",
+            StateStream::CsaIndex => "idx",
+            StateStream::Hca => "hca",
+        };
+        let load = |what: &str| golden::load::<f32>(&format!("{name}_{what}")).unwrap().data;
+        let (kv, gate) = (load("kv"), load("gate"));
+        Self { stream, kv, gate, ape: load("ape"), norm: load("norm_w") }
+    }
+
+    fn random(stream: StateStream, tokens: usize, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let Shape { ratio, channels, .. } = shape(stream);
+        let columns = shape(stream).columns();
+        let mut values = |count, size: f32| -> Vec<f32> {
+            (0..count).map(|_| random.random_range(-size..size)).collect()
+        };
+        Self {
+            stream,
+            kv: values(tokens * columns, 4.0),
+            gate: values(tokens * columns, 6.0),
+            ape: values(ratio * columns, 1.0),
+            norm: values(channels, 2.0),
+        }
+    }
+
+    fn tokens(&self) -> usize {
+        self.kv.len() / shape(self.stream).columns()
+    }
+
+    fn oracle(&self) -> Compressor<'_> {
+        let Self { stream, kv, gate, ape, norm } = self;
+        Compressor { shape: shape(*stream), kv, gate, ape, norm_w: norm }
+    }
+
+    /// Projections of the tokens `range`.
+    fn projections(&self, range: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
+        let columns = shape(self.stream).columns();
+        let cut = range.start * columns..range.end * columns;
+        (self.kv[cut.clone()].to_vec(), self.gate[cut].to_vec())
+    }
+}
+
+/// A step on the device with its work lists.
+struct Step<D: Device> {
+    sections: [Buffer<D, i32>; 4],
+    plans: [Buffer<D, i32>; 2],
+    count: u32,
+}
+
+impl<D: Device> Step<D> {
+    fn new(device: &D, stream: &D::Stream, padding: u32, chunks: &[Chunk]) -> Self {
+        let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
+        let layout = StepLayout::new(tokens + padding);
+        let mut array = vec![0; layout.len()];
+        plan::fill(&mut array, layout, 128, chunks.iter().copied());
+        let section = |section| &array[layout.offset(section)..][..layout.capacity() as usize];
+        let sections = [Section::Position, Section::Slot, Section::Index, Section::Remaining]
+            .map(|name| upload(device, stream, section(name)));
+        let count = tokens + padding;
+        let plans = [4, 128].map(|ratio| {
+            let capacity = ops::plan_capacity(count, chunks.len() as u32, ratio);
+            upload(device, stream, &vec![77; capacity as usize])
+        });
+        let step = Self { sections, plans, count };
+        let [csa, hca] = [0, 1].map(|list| step.plan(list));
+        ops::build_plan(device, stream, &step.tokens(), &csa, &hca).unwrap();
+        step
+    }
+
+    fn tokens(&self) -> StepTokens<'_, D> {
+        let [position, slot, index, remaining] = &self.sections;
+        StepTokens { position, slot, index, remaining, count: self.count }
+    }
+
+    fn plan(&self, list: usize) -> Plan<'_, D> {
+        let records = &self.plans[list];
+        Plan { records, capacity: records.len() as u32 }
+    }
+}
+
+/// A compressor on a device: weights, state ring, scratch.
+struct OnDevice<'a, D: Device> {
+    device: &'a D,
+    stream: D::Stream,
+    which: StateStream,
+    ape: Buffer<D, f32>,
+    norm: Buffer<D, f32>,
+    frequencies: Buffer<D, f32>,
+    state: Buffer<D, f32>,
+    ring: u32,
+    slots: u32,
+}
+
+impl<'a, D: Device> OnDevice<'a, D> {
+    fn new(device: &'a D, history: &History, slots: u32, ring: u32) -> Self {
+        let stream = device.stream().unwrap();
+        let columns = 2 * shape(history.stream).columns() as u64;
+        let frequencies = upload(device, &stream, &Table::Compress.frequencies());
+        let state = device.allocate("state", u64::from(slots * ring) * columns).unwrap();
+        // NaN wherever nobody wrote: a stale or absent row cannot go unnoticed.
+        device.fill(&stream, &state, 0xFF).unwrap();
+        Self {
+            ape: upload(device, &stream, &history.ape),
+            norm: upload(device, &stream, &history.norm),
+            which: history.stream,
+            device,
+            stream,
+            frequencies,
+            state,
+            ring,
+            slots,
+        }
+    }
+
+    /// Compresses the windows that the step closes, then writes its tokens to the ring; the entries
+    /// in the order of the work list.
+    fn run(&self, step: &Step<D>, kv: &[f32], gate: &[f32]) -> Vec<Vec<u16>> {
+        let Self { device, stream, ring, slots, .. } = self;
+        let (kv, gate) = (upload(*device, stream, kv), upload(*device, stream, gate));
+        let projections = StepProjections { kv: &kv, gate: &gate };
+        let weights =
+            CompressorWeights { ape: &self.ape, norm: &self.norm, frequencies: &self.frequencies };
+        let state = StateRing { rows: &self.state, ring: *ring, slots: *slots };
+        let plan = step.plan(usize::from(self.which == StateStream::Hca));
+        let channels = shape(self.which).channels;
+        let capacity = u64::from(plan.capacity);
+        let entries = device.allocate::<u16>("entries", capacity * channels as u64).unwrap();
+        let tokens = step.tokens();
+        if let Some(csa) = match self.which {
+            StateStream::CsaMain => Some(CsaStream::Main),
+            StateStream::CsaIndex => Some(CsaStream::Index),
+            StateStream::Hca => None,
+        } {
+            let run = ops::compress;
+            run(*device, stream, csa, &tokens, &projections, &weights, &state, &plan, &entries)
+                .unwrap();
+        } else {
+            let pooled = device.allocate("pooled", capacity * 512).unwrap();
+            let arrivals = device.allocate("arrivals", capacity).unwrap();
+            let scratch = HcaScratch { pooled: &pooled, arrivals: &arrivals };
+            let run = ops::compress_hca;
+            run(
+                *device,
+                stream,
+                &tokens,
+                &projections,
+                &weights,
+                &state,
+                &plan,
+                &scratch,
+                &entries,
+            )
+            .unwrap();
+            assert!(download(*device, stream, &arrivals).iter().all(|&count| count == 0));
+        }
+        let (which, ape) = (self.which, &self.ape);
+        ops::write_state(*device, stream, which, &tokens, &projections, ape, &state).unwrap();
+        let listed = download(*device, stream, plan.records);
+        let entries = download(*device, stream, &entries);
+        let live = listed.iter().take_while(|&&token| token >= 0).count();
+        entries.chunks_exact(channels).take(live).map(<[u16]>::to_vec).collect()
+    }
+
+    /// Feeds one request's whole history in chunks of the given sizes; the entries in order.
+    fn feed(&self, history: &History, cuts: impl IntoIterator<Item = usize>) -> Vec<Vec<u16>> {
+        let mut entries = Vec::new();
+        let mut start = 0;
+        for cut in cuts {
+            let end = (start + cut).min(history.tokens());
+            let chunk = Chunk { slot: SlotId(0), start: start as u32, end: end as u32 };
+            let step = Step::new(self.device, &self.stream, 0, &[chunk]);
+            let (kv, gate) = history.projections(start..end);
+            entries.extend(self.run(&step, &kv, &gate));
+            start = end;
+            if start == history.tokens() {
+                break;
+            }
+        }
+        assert_eq!(start, history.tokens());
+        entries
+    }
+}
+
+fn window(stream: StateStream) -> u32 {
+    if stream == StateStream::Hca { 128 } else { 8 }
+}
+
+/// `got` is the rounding of some vector within `tolerance * max|want|` of `want`.
+fn assert_rounds(got: &[u16], want: &[f32], tolerance: f32, what: &str) {
+    let slack = tolerance * want.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+    for (channel, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let value = |bits| bf16_value(bits);
+        let (least, most) = (bf16_nearest(want - slack), bf16_nearest(want + slack));
+        let inside = (value(least)..=value(most)).contains(&value(got));
+        assert!(inside, "{what}, channel {channel}: {} is not {want}", value(got));
+    }
+}
+
+pub fn work_lists_name_every_closing_token<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let mut random = StdRng::seed_from_u64(1);
+    for padding in [0, 3, 1500] {
+        let chunks: Vec<Chunk> = (0..40)
+            .map(|slot| {
+                let start = random.random_range(0..300);
+                let tokens = if slot % 3 == 0 { 1 } else { random.random_range(1..200) };
+                Chunk { slot: SlotId(slot), start, end: start + tokens }
+            })
+            .collect();
+        let step = Step::new(device, &stream, padding, &chunks);
+        for (list, ratio) in [4, 128].into_iter().enumerate() {
+            let positions = chunks.iter().flat_map(|chunk| chunk.start..chunk.end);
+            let closing = positions.enumerate().filter(|(_, p)| (p + 1) % ratio == 0);
+            let mut want: Vec<i32> = closing.map(|(token, _)| token as i32).collect();
+            let got = download(device, &stream, &step.plans[list]);
+            assert!(want.len() <= got.len(), "the capacity holds every closing token");
+            want.resize(got.len(), -1);
+            assert_eq!(got, want, "ratio {ratio}, padding {padding}");
+        }
+    }
+}
+
+pub fn entries_equal_transformers<D: Device>(device: &D) {
+    for (stream, golden_name, tolerance) in [
+        (StateStream::CsaMain, "csa_entry_fp32", 2e-6),
+        (StateStream::CsaIndex, "idx_key_fp32", 2e-6),
+        (StateStream::Hca, "hca_entry_fp32", 5e-6),
+    ] {
+        let history = History::golden(stream);
+        let want = golden::load::<f32>(golden_name).unwrap();
+        for cut in [history.tokens(), 1, 5] {
+            let compressor = OnDevice::new(device, &history, 1, window(stream));
+            let entries = compressor.feed(&history, std::iter::repeat(cut));
+            assert_eq!(entries.len(), want.shape[0], "{golden_name}");
+            for (i, (got, want)) in entries.iter().zip(want.rows()).enumerate() {
+                assert_rounds(got, want, tolerance, &format!("{golden_name} {i}, cut {cut}"));
+            }
+        }
+    }
+}
+
+/// The control: what the seed's rotation of state would have pooled does not pass for an entry.
+pub fn the_wrong_rotation_does_not_pass<D: Device>(device: &D) {
+    let history = History::golden(StateStream::CsaMain);
+    let wrong = golden::load::<f32>("csa_pooled_seed_rotation_WRONG").unwrap();
+    let compressor = OnDevice::new(device, &history, 1, 8);
+    let entries = compressor.feed(&history, [27]);
+    let oracle = history.oracle();
+    for (i, (got, wrong)) in entries.iter().zip(wrong.rows()).enumerate().skip(1) {
+        let pooled: Vec<f64> = wrong.iter().map(|&x| f64::from(x)).collect();
+        let wrong = oracle.norm_and_rotate(&pooled, i);
+        let far = got.iter().zip(&wrong).filter(|(got, wrong)| {
+            (bf16_value(**got) - **wrong).abs() > 0.1 * wrong.abs().max(0.1)
+        });
+        assert!(far.count() > 256, "entry {i} looks like the wrong rotation");
+    }
+}
+
+pub fn entries_equal_the_oracle_and_no_cut_matters<D: Device>(device: &D) {
+    let mut random = StdRng::seed_from_u64(2);
+    for stream in STREAMS {
+        let history = History::random(stream, 290, 3);
+        let whole = OnDevice::new(device, &history, 1, window(stream)).feed(&history, [290]);
+        for (i, got) in whole.iter().enumerate() {
+            let want: Vec<f32> = history.oracle().entry(i).iter().map(|&x| x as f32).collect();
+            assert_rounds(got, &want, 5e-6, &format!("{stream:?} entry {i}"));
+        }
+        for most in [4, 9, 140] {
+            let cuts: Vec<usize> = (0..290).map(|_| random.random_range(1..=most)).collect();
+            let cut = OnDevice::new(device, &history, 1, window(stream)).feed(&history, cuts);
+            assert_same(&cut, &whole, &format!("{stream:?} in chunks of up to {most}"));
+        }
+    }
+}
+
+/// Steps of up to four tokens of which only the first few are accepted, as a draft is verified: the
+/// entries that stay are those of never having drafted.
+pub fn rejected_tokens_change_no_entry<D: Device>(device: &D) {
+    const STEP: u32 = 4;
+    let mut random = StdRng::seed_from_u64(4);
+    for stream in STREAMS {
+        let history = History::random(stream, 270, 5);
+        let drafts = History::random(stream, 400, 6);
+        let whole = OnDevice::new(device, &history, 1, window(stream)).feed(&history, [270]);
+        let ring = dsv4_kv::schema::state_ring_rows(window(stream), STEP);
+        let compressor = OnDevice::new(device, &history, 1, ring);
+        let ratio = shape(stream).ratio;
+        let mut entries = BTreeMap::new();
+        let mut start = 0;
+        while start < history.tokens() {
+            let tokens = random.random_range(1..=STEP as usize).min(history.tokens() - start);
+            let accepted = random.random_range(1..=tokens);
+            let (mut kv, mut gate) = history.projections(start..start + accepted);
+            let (draft_kv, draft_gate) = drafts.projections(start..start + tokens - accepted);
+            kv.extend(draft_kv);
+            gate.extend(draft_gate);
+            let end = (start + tokens) as u32;
+            let chunk = Chunk { slot: SlotId(0), start: start as u32, end };
+            let step = Step::new(device, &compressor.stream, 0, &[chunk]);
+            let closed = compressor::closed_entries(start, tokens, ratio);
+            entries.extend(closed.zip(compressor.run(&step, &kv, &gate)));
+            start += accepted;
+        }
+        let kept: Vec<_> = entries.into_values().take(whole.len()).collect();
+        assert_same(&kept, &whole, &format!("{stream:?}"));
+    }
+}
+
+/// Several requests at different positions in one step, with padding: each as if it were alone.
+pub fn requests_in_one_step_do_not_mix<D: Device>(device: &D) {
+    for stream in STREAMS {
+        let histories: Vec<History> = (0..3)
+            .map(|request| {
+                let History { ape, norm, .. } = History::random(stream, 1, 7);
+                let own = History::random(stream, 140 + 30 * request as usize, 8 + request);
+                History { ape, norm, ..own }
+            })
+            .collect();
+        let compressor = OnDevice::new(device, &histories[0], 3, window(stream));
+        let mut entries = vec![Vec::new(); 3];
+        let mut done = [0; 3];
+        while (0..3).any(|r| done[r] < histories[r].tokens()) {
+            let (mut chunks, mut kv, mut gate) = (Vec::new(), Vec::new(), Vec::new());
+            let mut closed = Vec::new();
+            for (request, history) in histories.iter().enumerate() {
+                let (start, end) = (done[request], (done[request] + 37).min(history.tokens()));
+                if start < end {
+                    let slot = SlotId(2 - request as u32);
+                    chunks.push(Chunk { slot, start: start as u32, end: end as u32 });
+                    let (k, g) = history.projections(start..end);
+                    kv.extend(k);
+                    gate.extend(g);
+                    let range = compressor::closed_entries(start, end - start, shape(stream).ratio);
+                    closed.extend(range.map(|_| request));
+                    done[request] = end;
+                }
+            }
+            let step = Step::new(device, &compressor.stream, 5, &chunks);
+            let columns = shape(stream).columns();
+            kv.resize(step.count as usize * columns, f32::NAN);
+            gate.resize(step.count as usize * columns, f32::NAN);
+            for (request, entry) in closed.into_iter().zip(compressor.run(&step, &kv, &gate)) {
+                entries[request].push(entry);
+            }
+        }
+        for (history, entries) in histories.iter().zip(entries) {
+            let alone = OnDevice::new(device, history, 1, window(stream));
+            let alone = alone.feed(history, [history.tokens()]);
+            assert_same(&entries, &alone, &format!("{stream:?}"));
+        }
+    }
+}
+
+/// Paged planes of one layer with a fragmented block table: request 0 of two owns blocks 5, 2, 7.
+struct Paged<D: Device> {
+    data: Buffer<D, u8>,
+    scale: Buffer<D, u8>,
+    code: Buffer<D, u8>,
+    index_scale: Buffer<D, u8>,
+    table: Buffer<D, i32>,
+    faults: Buffer<D, u32>,
+    formats: (MainFormat, IndexFormat),
+    per_block: u32,
+}
+
+impl<D: Device> Paged<D> {
+    const BLOCKS: u32 = 8;
+    const TABLE: [i32; 8] = [-1, -1, -1, -1, 5, 2, 7, -1];
+
+    fn new(
+        device: &D,
+        stream: &D::Stream,
+        formats: (MainFormat, IndexFormat),
+        per_block: u32,
+    ) -> Self {
+        let rows = u64::from(Self::BLOCKS * per_block);
+        let plane = |row_bytes| device.allocate("plane", rows * row_bytes).unwrap();
+        Self {
+            data: plane(DATA_BYTES),
+            scale: plane(formats.0.scale_bytes()),
+            code: plane(formats.1.code_bytes()),
+            index_scale: plane(formats.1.scale_bytes()),
+            table: upload(device, stream, &Self::TABLE),
+            faults: device.allocate("fault word", 1).unwrap(),
+            formats,
+            per_block,
+        }
+    }
+
+    fn entries(&self) -> Entries<'_, D> {
+        Entries {
+            data: &self.data,
+            scale: &self.scale,
+            format: self.formats.0,
+            entries_per_block: self.per_block,
+            num_blocks: Self::BLOCKS,
+        }
+    }
+
+    fn table(&self) -> BlockTable<'_, D> {
+        BlockTable { table: &self.table, slots: 2, max_blocks: 4 }
+    }
+
+    fn keys(&self, rotate: bool) -> IndexKeys<'_, D> {
+        IndexKeys { code: &self.code, scale: &self.index_scale, format: self.formats.1, rotate }
+    }
+
+    /// Plane row of entry `i` of the request in slot 1.
+    fn row(&self, entry: usize) -> usize {
+        let per_block = self.per_block as usize;
+        Self::TABLE[4 + entry / per_block] as usize * per_block + entry % per_block
+    }
+}
+
+/// Row `row` of a plane.
+fn plane_row(plane: &[u8], row: usize, bytes: u64) -> &[u8] {
+    &plane[row * bytes as usize..][..bytes as usize]
+}
+
+pub fn flush_writes_the_golden_rows<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let entries = golden::load::<u16>("row_in_bf16").unwrap();
+    let keys = golden::load::<u16>("fp4_in_bf16").unwrap();
+    let chunk = Chunk { slot: SlotId(1), start: 4 * 24, end: 4 * 40 };
+    for format in IndexFormat::ALL {
+        let formats = (MainFormat::Ue8m0, format);
+        let step = Step::new(device, &stream, 0, &[chunk]);
+        let paged = Paged::new(device, &stream, formats, 32);
+        let pad = |rows: &[u16], width| {
+            let mut rows = rows.to_vec();
+            rows.resize(step.plans[0].len() as usize * width, 0);
+            upload(device, &stream, &rows)
+        };
+        let (entries_in, keys_in) = (pad(&entries.data, 512), pad(&keys.data, 128));
+        let inputs = (&entries_in, &keys_in);
+        let (tokens, plan) = (step.tokens(), step.plan(0));
+        let (table, to, index) = (paged.table(), paged.entries(), paged.keys(false));
+        ops::flush_csa(device, &stream, &tokens, &plan, inputs, &table, &to, &index, &paged.faults)
+            .unwrap();
+        let (name, scale_name) = match format {
+            IndexFormat::Nvfp4 => ("nvfp4_packed", "nvfp4_scale"),
+            IndexFormat::Mxfp4 => ("mxfp4_packed", "mxfp4_scale"),
+            IndexFormat::Fp8 => ("idxfp8_codes", "idxfp8_scale"),
+        };
+        let codes = golden::load::<u8>(name).unwrap();
+        let scales: Vec<Vec<u8>> = if format == IndexFormat::Fp8 {
+            let scale = golden::load::<f32>(scale_name).unwrap();
+            scale.data.iter().map(|scale| scale.to_le_bytes().to_vec()).collect()
+        } else {
+            golden::load::<u8>(scale_name).unwrap().rows().map(<[u8]>::to_vec).collect()
+        };
+        let (data, row_scale) = (
+            golden::load::<u8>("row_v4_data").unwrap(),
+            golden::load::<u8>("row_v4_scale").unwrap(),
+        );
+        let planes = [&paged.data, &paged.scale, &paged.code, &paged.index_scale]
+            .map(|plane| download(device, &stream, plane));
+        for i in 0..16 {
+            let row = paged.row(24 + i);
+            let want: [&[u8]; 4] = [
+                data.rows().nth(i).unwrap(),
+                row_scale.rows().nth(i).unwrap(),
+                codes.rows().nth(i).unwrap(),
+                &scales[i],
+            ];
+            let widths = [DATA_BYTES, 8, format.code_bytes(), format.scale_bytes()];
+            for (plane, (want, width)) in planes.iter().zip(want.into_iter().zip(widths)) {
+                assert_same(plane_row(plane, row, width), want, &format!("{format:?} entry {i}"));
+            }
+        }
+        assert_eq!(download(device, &stream, &paged.faults), [0]);
+    }
+}
+
+pub fn flush_equals_the_oracle_in_every_format<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    // Entries 30 to 95: the end of a block, a whole one, most of the next.
+    let chunk = Chunk { slot: SlotId(1), start: 121, end: 382 };
+    let closed = compressor::closed_entries(121, 261, 4);
+    let step = Step::new(device, &stream, 0, &[chunk]);
+    let capacity = step.plans[0].len() as usize;
+    let entries = rows(capacity, 11);
+    let keys: Vec<Vec<u16>> = rows(capacity, 12).iter().map(|row| row[..128].to_vec()).collect();
+    let inputs =
+        (upload(device, &stream, &entries.concat()), upload(device, &stream, &keys.concat()));
+    for main in MainFormat::ALL {
+        for index in IndexFormat::ALL {
+            let paged = Paged::new(device, &stream, (main, index), 32);
+            let inputs = (&inputs.0, &inputs.1);
+            let (tokens, plan) = (step.tokens(), step.plan(0));
+            let (table, to, key_planes) = (paged.table(), paged.entries(), paged.keys(true));
+            let faults = &paged.faults;
+            ops::flush_csa(
+                device,
+                &stream,
+                &tokens,
+                &plan,
+                inputs,
+                &table,
+                &to,
+                &key_planes,
+                faults,
+            )
+            .unwrap();
+            let planes = [&paged.data, &paged.scale, &paged.code, &paged.index_scale]
+                .map(|plane| download(device, &stream, plane));
+            for (record, entry) in closed.clone().enumerate() {
+                let row = paged.row(entry);
+                let EncodedRow { data, scale } = oracle(main).encode(&entries[record]);
+                let key: Vec<f64> = keys[record].iter().map(|&bits| bf16_value(bits)).collect();
+                let rotated: Vec<u16> = hadamard(&key).into_iter().map(bf16_nearest_f64).collect();
+                let key = KeyFormat::from_name(index.name()).unwrap().encode(&rotated);
+                let widths =
+                    [DATA_BYTES, main.scale_bytes(), index.code_bytes(), index.scale_bytes()];
+                let want = [&data, &scale, &key.codes, &key.scale];
+                for (plane, (want, width)) in planes.iter().zip(want.into_iter().zip(widths)) {
+                    let what = format!("{main:?} {index:?} entry {entry}");
+                    assert_same(plane_row(plane, row, width), want, &what);
+                }
+            }
+        }
+    }
+}
+
+pub fn flush_of_hca_entries_equals_the_oracle<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let chunk = Chunk { slot: SlotId(1), start: 100, end: 384 };
+    let step = Step::new(device, &stream, 7, &[chunk]);
+    let entries = rows(step.plans[1].len() as usize, 13);
+    let input = upload(device, &stream, &entries.concat());
+    for main in MainFormat::ALL {
+        let paged = Paged::new(device, &stream, (main, IndexFormat::Fp8), 1);
+        let (tokens, plan) = (step.tokens(), step.plan(1));
+        let (table, to) = (paged.table(), paged.entries());
+        let faults = &paged.faults;
+        ops::flush_hca(device, &stream, &tokens, &plan, &input, &table, &to, faults).unwrap();
+        let (data, scale) =
+            (download(device, &stream, &paged.data), download(device, &stream, &paged.scale));
+        for entry in 0..3 {
+            let want = oracle(main).encode(&entries[entry]);
+            let row = paged.row(entry);
+            assert_same(plane_row(&data, row, DATA_BYTES), &want.data, "data");
+            assert_same(plane_row(&scale, row, main.scale_bytes()), &want.scale, "scale");
+        }
+    }
+}
+
+/// Windows whose block the table does not have are left out and counted; nothing else is touched.
+pub fn flush_counts_windows_without_a_block<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    // Slot 0 owns no block; the last window of slot 1 is past its three.
+    let chunks = [
+        Chunk { slot: SlotId(0), start: 0, end: 8 },
+        Chunk { slot: SlotId(1), start: 380, end: 388 },
+    ];
+    let step = Step::new(device, &stream, 0, &chunks);
+    let capacity = step.plans[0].len() as usize;
+    let entries = upload(device, &stream, &rows(capacity, 14).concat());
+    let keys = upload(device, &stream, &vec![0_u16; capacity * 128]);
+    let paged = Paged::new(device, &stream, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 32);
+    let (tokens, plan) = (step.tokens(), step.plan(0));
+    let (table, to, index) = (paged.table(), paged.entries(), paged.keys(true));
+    let (inputs, faults) = ((&entries, &keys), &paged.faults);
+    ops::flush_csa(device, &stream, &tokens, &plan, inputs, &table, &to, &index, faults).unwrap();
+    assert_eq!(download(device, &stream, &paged.faults), [3]);
+    let data = download(device, &stream, &paged.data);
+    let written = data.chunks_exact(DATA_BYTES as usize).enumerate();
+    let written: Vec<usize> =
+        written.filter(|(_, row)| row.iter().any(|&byte| byte != 0)).map(|(row, _)| row).collect();
+    assert_eq!(written, [paged.row(95)], "entry 95 alone has a block");
+}
