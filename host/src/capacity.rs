@@ -13,8 +13,8 @@ use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::schema::{Pool, PoolKind, PoolUnit, Schema};
 
-/// What a cache has room for. The bytes are those of its pools, to the byte; beside them the cache
-/// has a few bytes for each token of a step.
+/// What a cache has room for. The bytes are those of its pools, exactly; the block table and the
+/// metadata of a step are not counted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Capacity {
     /// Request slots.

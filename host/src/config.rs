@@ -1,7 +1,7 @@
 //! `CacheConfig`: every choice that shapes the cache, in one value that can be printed and stored.
 
 use kv_layout::config::ModelConfig;
-use kv_layout::geometry::BLOCK_TOKENS;
+use kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ impl CacheConfig {
     /// and one block: what the others start from.
     #[must_use]
     pub fn smallest(model: ModelConfig) -> Self {
-        let max_context = model.max_context;
+        let max_context = model.max_context.min(MAX_CONTEXT);
         Self {
             model,
             main_format: MainFormat::default(),
@@ -121,7 +121,7 @@ impl CacheConfig {
         range("max_draft", self.max_draft, 0, 127)?;
         range("max_requests", self.max_requests, 1, Self::MAX_REQUESTS)?;
         range("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
-        range("max_context", self.max_context, 1, self.model.max_context)?;
+        range("max_context", self.max_context, 1, self.model.max_context.min(MAX_CONTEXT))?;
         range("max_step_tokens", self.max_step_tokens, 1, 1 << 20)
     }
 

@@ -3,6 +3,8 @@
 
 use crate::device::DeviceError;
 use crate::ids::RequestId;
+use crate::schema::PoolKind;
+use kv_layout::geometry::LayerKind;
 
 /// Why the cache refused or failed.
 #[derive(Debug, thiserror::Error)]
@@ -136,6 +138,24 @@ pub enum KvError {
         layer: u32,
         /// Layers there are.
         layers: u32,
+    },
+    /// The layer has no such pool.
+    #[error("layer {layer} has no {pool:?} pool")]
+    NoSuchPool {
+        /// The layer.
+        layer: u32,
+        /// The pool asked for.
+        pool: PoolKind,
+    },
+    /// The layer is of another kind.
+    #[error("layer {layer} is {found:?}; the operation is for {needed:?} layers")]
+    WrongLayerKind {
+        /// The layer.
+        layer: u32,
+        /// What it is.
+        found: LayerKind,
+        /// What the operation is for.
+        needed: LayerKind,
     },
     /// Queries outside the step.
     #[error("queries {first}..{end} were asked for; the step covers {tokens} tokens")]

@@ -7,7 +7,7 @@ use crate::block::{self, BlockPool};
 use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::ids::{BlockId, RequestId};
-use crate::plan::{self, Chunk, StepLayout};
+use crate::plan::{self, Chunk, Section, StepLayout};
 use crate::requests::{Request, Requests};
 
 /// What one request does in a step.
@@ -44,6 +44,8 @@ pub struct Ledger {
     has_entries: bool,
     /// One bit a slot: seen in the step being checked. Scratch, so that checking allocates nothing.
     seen: Vec<u64>,
+    /// Blocks in a request's row of the block table.
+    max_blocks: u32,
     max_context: u32,
     max_requests: u32,
     max_step_tokens: u32,
@@ -60,7 +62,8 @@ impl Ledger {
         Ok(Self {
             blocks: BlockPool::new(config.num_blocks),
             requests: Requests::new(config.max_requests),
-            layout: StepLayout::new(config.max_step_tokens),
+            layout: StepLayout::new(config.max_step_tokens, config.max_requests),
+            max_blocks: config.max_blocks_per_request(),
             ring: swa_ring_rows(config.step_tokens_with_rollback()),
             has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
             seen: vec![0; config.max_requests.div_ceil(u64::BITS) as usize],
@@ -109,6 +112,9 @@ impl Ledger {
         if new_blocks > self.blocks.free() {
             return Err(KvError::OutOfBlocks { needed: new_blocks, free: self.blocks.free() });
         }
+        let updates = array[self.layout.range(Section::TableIndex).start..]
+            .split_at_mut(self.layout.capacity(Section::TableIndex) as usize);
+        let mut entered = updates.0.iter_mut().zip(updates.1);
         for part in step {
             let needed = self.blocks_of(part.start + part.tokens);
             let Some(request) = self.requests.get_mut(part.id) else {
@@ -116,7 +122,12 @@ impl Ledger {
             };
             request.written = part.tokens;
             while (request.blocks.len() as u32) < needed {
-                request.blocks.extend(self.blocks.take());
+                let Some((block, (index, entry))) = self.blocks.take().zip(entered.next()) else {
+                    unreachable!("counted above, and the layout has room for every new block")
+                };
+                *index = (part.id.slot.0 * self.max_blocks) as i32 + request.blocks.len() as i32;
+                *entry = block.id().0 as i32;
+                request.blocks.push(block);
             }
         }
         let chunks = step.iter().map(|part| Chunk {

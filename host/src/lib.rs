@@ -13,6 +13,7 @@
 //! | [`handle`] | `LayerCacheHandle`: one layer in one step |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
+//! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
 
@@ -29,7 +30,9 @@ pub mod manager;
 pub mod plan;
 pub mod ptx;
 mod requests;
+pub mod rope;
 pub mod schema;
+mod workspace;
 
 pub use capacity::Capacity;
 pub use config::CacheConfig;
@@ -38,5 +41,6 @@ pub use handle::LayerCacheHandle;
 pub use ids::{BlockId, LayerId, RequestId, SlotId};
 pub use ledger::{Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
+pub use workspace::workspace_bytes;
 
 pub use kv_layout;

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use kv_layout::kernels::KERNELS;
 
 use crate::config::CacheConfig;
+use crate::device::ops;
 use crate::device::{Buffer, Device, Graph, Staged};
 use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
 use crate::ids::{BlockId, LayerId, RequestId};
 use crate::ledger::{Ledger, StepPlan, StepRequest};
+use crate::plan::Section;
 use crate::schema::{LayerCacheSchema, Pool, PoolKind, Schema};
+use crate::workspace::Workspace;
 
 /// The KV cache of one model on one device.
 ///
@@ -24,8 +27,7 @@ pub struct KvCacheManager<D: Device> {
     layers: Vec<LayerPools<D>>,
     /// StepMeta.
     step: Staged<D, i32>,
-    /// One word per kernel of the table: rows it refused.
-    faults: Buffer<D, u32>,
+    workspace: Workspace<D>,
     /// Tokens of the step in `step`.
     tokens: u32,
 }
@@ -85,8 +87,8 @@ impl<D: Device> KvCacheManager<D> {
             .map(|layer| LayerPools::allocate(&device, layer, &config))
             .collect::<Result<_, _>>()?;
         Ok(Self {
-            step: Staged::new(&device, "step metadata", ledger.layout().len())?,
-            faults: device.allocate("fault words", KERNELS.len() as u64)?,
+            step: Staged::new(&device, "step metadata", ledger.layout().elements())?,
+            workspace: Workspace::new(&device, &config)?,
             tokens: 0,
             device,
             config,
@@ -123,10 +125,35 @@ impl<D: Device> KvCacheManager<D> {
         stream: &D::Stream,
         step: &[StepRequest],
     ) -> Result<StepPlan, KvError> {
-        let Self { device, ledger, step: meta, .. } = self;
+        let Self { device, ledger, step: meta, workspace, .. } = self;
         let plan = meta.update(device, stream, |array| ledger.prepare_forward(step, array))?;
+        let [index, block] =
+            [Section::TableIndex, Section::TableBlock].map(|s| section(meta.buffer(), ledger, s));
+        ops::update_table(device, stream, &index, &block, &workspace.table(), plan.new_blocks)?;
         self.tokens = plan.tokens;
         Ok(plan)
+    }
+
+    /// Queues the work lists of the step that was prepared last: which tokens close a window. Once a
+    /// step, before the first layer's compressor.
+    ///
+    /// # Errors
+    /// [`KvError::Device`].
+    pub fn build_plan(&self, stream: &D::Stream) -> Result<(), KvError> {
+        self.build_plan_for(stream, self.tokens)
+    }
+
+    /// As [`Self::build_plan`], for launches that cover `tokens` tokens: a bucket being captured.
+    ///
+    /// # Errors
+    /// [`KvError::StepTooLong`] if no step can have that many tokens; [`KvError::Device`].
+    pub fn build_plan_for(&self, stream: &D::Stream, tokens: u32) -> Result<(), KvError> {
+        let handle = self.layer_for(LayerId(0), tokens)?;
+        if tokens > 0 {
+            let (csa, hca) = (self.workspace.csa_plan(tokens), self.workspace.hca_plan(tokens));
+            ops::build_plan(&self.device, stream, &handle.step_tokens(), &csa, &hca)?;
+        }
+        Ok(())
     }
 
     /// Makes the first `accepted` tokens of the last step final; the others never were.
@@ -168,7 +195,7 @@ impl<D: Device> KvCacheManager<D> {
                 pools,
                 step: self.step.buffer(),
                 layout: self.ledger.layout(),
-                faults: &self.faults,
+                workspace: &self.workspace,
                 tokens,
             }),
             _ => Err(KvError::NoSuchLayer { layer: layer.0, layers }),
@@ -186,7 +213,8 @@ impl<D: Device> KvCacheManager<D> {
         mut retained: Vec<Arc<D::Memory>>,
         record: impl FnOnce(&Self) -> Result<(), KvError>,
     ) -> Result<Graph<D>, KvError> {
-        retained.extend([self.step.buffer().memory(), self.faults.memory()]);
+        retained.push(self.step.buffer().memory());
+        retained.extend(self.workspace.memory());
         let buffers = self.layers.iter().flat_map(|layer| &layer.buffers);
         retained.extend(buffers.map(|(_, buffer)| buffer.memory()));
         let mut refused = None;
@@ -210,9 +238,9 @@ impl<D: Device> KvCacheManager<D> {
     /// [`KvError::KernelRefused`] for the first kernel with refusals; [`KvError::Device`].
     pub fn check_faults(&self, stream: &D::Stream) -> Result<(), KvError> {
         let mut counts = [0; KERNELS.len()];
-        self.device.download(stream, &self.faults, 0, &mut counts)?;
+        self.device.download(stream, &self.workspace.faults, 0, &mut counts)?;
         let Some(index) = counts.iter().position(|&count| count > 0) else { return Ok(()) };
-        self.device.upload(stream, &[0; KERNELS.len()], &self.faults, 0)?;
+        self.device.upload(stream, &[0; KERNELS.len()], &self.workspace.faults, 0)?;
         Err(KvError::KernelRefused { kernel: KERNELS[index].name, count: counts[index] })
     }
 
@@ -259,4 +287,10 @@ impl<D: Device> KvCacheManager<D> {
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
+}
+
+/// One section of StepMeta.
+fn section<D: Device>(meta: &Buffer<D, i32>, ledger: &Ledger, section: Section) -> Buffer<D, i32> {
+    let range = ledger.layout().range(section);
+    meta.slice(range.start as u64, range.len() as u64).expect("the array has all its sections")
 }

@@ -1,11 +1,12 @@
 //! StepMeta: what the kernels of one step must know, as one array of `i32` that one copy sends to
 //! the device (decision D5).
 //!
-//! Five sections of `capacity` entries each, one entry a token, tokens of a request adjacent and in
-//! order. Entries past the step's tokens are padding: slot -1, row -1.
+//! Five sections have one entry a token, tokens of a request adjacent and in order; entries past the
+//! step's tokens are padding: slot -1, row -1. Two more have one entry a block that the step was given.
 
 use std::ops::Range;
 
+use kv_layout::geometry::BLOCK_TOKENS;
 use kv_layout::main_row::ring_row;
 
 use crate::ids::SlotId;
@@ -26,45 +27,57 @@ pub enum Section {
     Remaining,
     /// Row of the sliding-window ring planes it is written to.
     RingRow,
+    /// Element of the block table that a new block goes to.
+    TableIndex,
+    /// The new block.
+    TableBlock,
 }
 
 /// Where the sections are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
-    capacity: u32,
+    tokens: u32,
+    updates: u32,
 }
 
 impl StepLayout {
-    const SECTIONS: usize = 5;
+    /// Sections with one entry a token; they come first.
+    const TOKEN_SECTIONS: usize = Section::RingRow as usize + 1;
+    /// Sections with one entry a new block.
+    const UPDATE_SECTIONS: usize = 2;
 
-    /// The layout for steps of up to `tokens` tokens; sections are aligned to 16 bytes.
+    /// The layout for steps of up to `tokens` tokens of `requests` requests; sections are aligned to
+    /// 16 bytes.
     #[must_use]
-    pub const fn new(tokens: u32) -> Self {
-        Self { capacity: tokens.next_multiple_of(4) }
+    pub const fn new(tokens: u32, requests: u32) -> Self {
+        // A request of n tokens needs at most one block more than n / 128.
+        let updates = tokens / BLOCK_TOKENS + requests;
+        Self { tokens: tokens.next_multiple_of(4), updates: updates.next_multiple_of(4) }
     }
 
     /// Entries of a section.
     #[must_use]
-    pub const fn capacity(self) -> u32 {
-        self.capacity
+    pub const fn capacity(self, section: Section) -> u32 {
+        if (section as usize) < Self::TOKEN_SECTIONS { self.tokens } else { self.updates }
     }
 
     /// Elements of the whole array.
     #[must_use]
-    pub const fn len(self) -> usize {
-        Self::SECTIONS * self.capacity as usize
+    pub const fn elements(self) -> usize {
+        Self::TOKEN_SECTIONS * self.tokens as usize + Self::UPDATE_SECTIONS * self.updates as usize
     }
 
-    /// Whether there is no entry at all.
+    /// A section's elements.
     #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.capacity == 0
-    }
-
-    /// Index of a section's first element.
-    #[must_use]
-    pub const fn offset(self, section: Section) -> usize {
-        section as usize * self.capacity as usize
+    pub const fn range(self, section: Section) -> Range<usize> {
+        let index = section as usize;
+        let (start, len) = if index < Self::TOKEN_SECTIONS {
+            (index * self.tokens as usize, self.tokens)
+        } else {
+            let before = (index - Self::TOKEN_SECTIONS) * self.updates as usize;
+            (Self::TOKEN_SECTIONS * self.tokens as usize + before, self.updates)
+        };
+        start..start + len as usize
     }
 }
 
@@ -79,7 +92,7 @@ pub struct Chunk {
     pub end: u32,
 }
 
-/// Writes the array for `chunks`, padding included; returns the number of tokens.
+/// Writes the token sections for `chunks`, padding included; returns the number of tokens.
 ///
 /// `ring` is the rows of a slot's ring. Of a chunk longer than that only the last `ring` tokens are
 /// written: earlier ones would share a row with later ones (spec section 6).
@@ -92,8 +105,7 @@ pub fn fill(
     ring: u32,
     chunks: impl Iterator<Item = Chunk>,
 ) -> u32 {
-    let capacity = layout.capacity as usize;
-    let mut sections = array[..layout.len()].chunks_exact_mut(capacity.max(1));
+    let mut sections = array.chunks_exact_mut(layout.tokens.max(1) as usize);
     let mut next = || sections.next().unwrap_or_default();
     let (position, slot, index) = (next(), next(), next());
     let (remaining, row) = (next(), next());
@@ -125,14 +137,15 @@ mod tests {
     use super::*;
 
     fn section(array: &[i32], layout: StepLayout, section: Section) -> &[i32] {
-        &array[layout.offset(section)..][..layout.capacity() as usize]
+        &array[layout.range(section)]
     }
 
     #[test]
     fn chunks_are_laid_out_in_order_and_padded() {
-        let layout = StepLayout::new(6);
-        assert_eq!(layout.capacity(), 8);
-        let mut array = vec![7; layout.len()];
+        let layout = StepLayout::new(6, 2);
+        assert_eq!(layout.capacity(Section::Slot), 8);
+        assert_eq!(layout.range(Section::TableIndex), 40..44);
+        let mut array = vec![7; layout.elements()];
         let chunks = [
             Chunk { slot: SlotId(2), start: 127, end: 130 },
             Chunk { slot: SlotId(0), start: 5, end: 6 },
@@ -148,8 +161,8 @@ mod tests {
 
     #[test]
     fn only_the_last_ring_of_a_chunk_is_written() {
-        let layout = StepLayout::new(300);
-        let mut array = vec![0; layout.len()];
+        let layout = StepLayout::new(300, 1);
+        let mut array = vec![0; layout.elements()];
         let chunk = Chunk { slot: SlotId(0), start: 10, end: 310 };
         fill(&mut array, layout, 128, [chunk].into_iter());
         let rows = section(&array, layout, Section::RingRow);

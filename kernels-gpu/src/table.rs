@@ -1,6 +1,8 @@
 //! The block table: where an entry of a request is.
 
-use simt::mem::Global;
+use kv_layout::params::UpdateTableParams;
+use simt::mem::{Global, GlobalMut};
+use simt::thread;
 
 /// One request's row of the block table.
 #[derive(Clone, Copy)]
@@ -36,5 +38,30 @@ impl TableRow {
         // A block of -1 is larger than any number of blocks.
         let row = (u64::from(block) << self.block_shift) + u64::from(within);
         (known && block < self.num_blocks).then_some(row)
+    }
+}
+
+/// Enters blocks into the table.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; no two updates are of one element; all threads of a
+/// launch of 128 threads a block call it.
+#[inline(always)]
+pub unsafe fn update(
+    update_index: Global<i32>,
+    update_block: Global<i32>,
+    table: GlobalMut<i32>,
+    params: UpdateTableParams,
+) {
+    let i = thread::block_idx_x() * 128 + thread::thread_idx_x();
+    if i >= params.count {
+        return;
+    }
+    // SAFETY: `i < count`; an element of the table.
+    unsafe {
+        let at = update_index.load(u64::from(i)) as u32;
+        if at < params.elements {
+            table.store(u64::from(at), update_block.load(u64::from(i)));
+        }
     }
 }

@@ -53,7 +53,7 @@ struct Cache {
 impl Cache {
     fn new(config: &CacheConfig) -> Self {
         let ledger = Ledger::new(config).unwrap();
-        let array = vec![0; ledger.layout().len()];
+        let array = vec![0; ledger.layout().elements()];
         Self { ledger, array, chunk: config.max_step_tokens }
     }
 

@@ -16,7 +16,7 @@ fn config() -> CacheConfig {
 
 fn ledger() -> (Ledger, Vec<i32>) {
     let ledger = Ledger::new(&config()).unwrap();
-    let array = vec![0; ledger.layout().len()];
+    let array = vec![0; ledger.layout().elements()];
     (ledger, array)
 }
 

@@ -36,7 +36,7 @@ fn preparing_a_decode_step_allocates_nothing() {
     let model = ModelConfig::preset("tiny").unwrap();
     let config = CacheConfig::for_memory(model, 1 << 28, 4).unwrap();
     let mut ledger = dsv4_kv::Ledger::new(&config).unwrap();
-    let mut array = vec![0; ledger.layout().len()];
+    let mut array = vec![0; ledger.layout().elements()];
     let id = ledger.admit().unwrap();
     let mut step = |start, tokens| {
         ledger.prepare_forward(&[StepRequest { id, start, tokens }], &mut array).unwrap();

@@ -103,6 +103,22 @@ macro_rules! kernel_table {
                 MainFormat::F32 => gather_swa_f32: swa::gather::<row::F32Row>,
             }
 
+            UpdateTable<()>
+            "Enters the blocks that a step was given into the block table. Grid: one thread a block."
+            (
+                /// `[count]` elements of the table, slot times `max_blocks` plus logical block.
+                update_index: const i32,
+                /// `[count]` the physical block each gets.
+                update_block: const i32,
+                /// `[slots, max_blocks]`.
+                table: mut i32;
+                UpdateTableParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                () => update_table: table::update,
+            }
+
             BuildPlan<()>
             "Lists the tokens that close a window of ratio 4 and of ratio 128, in order. Grid: one \
              block a list."

@@ -62,6 +62,16 @@ pub struct ValidLensParams {
     pub ratio: u32,
 }
 
+/// Scalars of `update_table`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct UpdateTableParams {
+    /// Blocks to enter.
+    pub count: u32,
+    /// Elements of the table; an index beyond them is left out.
+    pub elements: u32,
+}
+
 /// Scalars of `build_plan`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -151,3 +161,6 @@ const _: () = assert!(core::mem::offset_of!(FlushParams, slots) == 4);
 const _: () = assert!(core::mem::offset_of!(FlushParams, max_blocks) == 8);
 const _: () = assert!(core::mem::offset_of!(FlushParams, num_blocks) == 12);
 const _: () = assert!(core::mem::offset_of!(FlushParams, rotate) == 16);
+const _: () = assert!(size_of::<UpdateTableParams>() == 8 && align_of::<UpdateTableParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(UpdateTableParams, count) == 0);
+const _: () = assert!(core::mem::offset_of!(UpdateTableParams, elements) == 4);

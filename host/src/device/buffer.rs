@@ -88,6 +88,16 @@ impl<D: Device, T: Pod> Buffer<D, T> {
         (end <= self.len).then(|| Self { start: self.start + start, len, ..self.clone() })
     }
 
+    /// The same bytes as elements of `U`; a last part of one is left out.
+    #[must_use]
+    pub fn cast<U: Pod>(&self) -> Buffer<D, U> {
+        let size = size_of::<U>() as u64;
+        let start = self.start * size_of::<T>() as u64;
+        debug_assert!(start.is_multiple_of(size), "a slice that starts inside an element");
+        let memory = Arc::clone(&self.memory);
+        Buffer { memory, start: start / size, len: self.bytes() / size, element: PhantomData }
+    }
+
     /// Elements.
     #[must_use]
     pub fn len(&self) -> u64 {

@@ -100,10 +100,10 @@ struct Step<D: Device> {
 impl<D: Device> Step<D> {
     fn new(device: &D, stream: &D::Stream, padding: u32, chunks: &[Chunk]) -> Self {
         let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-        let layout = StepLayout::new(tokens + padding);
-        let mut array = vec![0; layout.len()];
+        let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
+        let mut array = vec![0; layout.elements()];
         plan::fill(&mut array, layout, 128, chunks.iter().copied());
-        let section = |section| &array[layout.offset(section)..][..layout.capacity() as usize];
+        let section = |section| &array[layout.range(section)];
         let sections = [Section::Position, Section::Slot, Section::Index, Section::Remaining]
             .map(|name| upload(device, stream, section(name)));
         let count = tokens + padding;
@@ -117,8 +117,8 @@ impl<D: Device> Step<D> {
         step
     }
 
-    fn tokens(&self) -> StepTokens<'_, D> {
-        let [position, slot, index, remaining] = &self.sections;
+    fn tokens(&self) -> StepTokens<D> {
+        let [position, slot, index, remaining] = self.sections.clone();
         StepTokens { position, slot, index, remaining, count: self.count }
     }
 
@@ -170,7 +170,7 @@ impl<'a, D: Device> OnDevice<'a, D> {
         let projections = StepProjections { kv: &kv, gate: &gate };
         let weights =
             CompressorWeights { ape: &self.ape, norm: &self.norm, frequencies: &self.frequencies };
-        let state = StateRing { rows: &self.state, ring: *ring, slots: *slots };
+        let state = StateRing { rows: self.state.clone(), ring: *ring, slots: *slots };
         let plan = step.plan(usize::from(self.which == StateStream::Hca));
         let channels = shape(self.which).channels;
         let capacity = u64::from(plan.capacity);
@@ -505,14 +505,10 @@ pub fn flush_writes_the_golden_rows<D: Device>(device: &D) {
         );
         let planes = [&paged.data, &paged.scale, &paged.code, &paged.index_scale]
             .map(|plane| download(device, &stream, plane));
-        for i in 0..16 {
+        let rows = data.rows().zip(row_scale.rows()).zip(codes.rows().zip(&scales));
+        for (i, ((data, row_scale), (code, scale))) in rows.enumerate() {
             let row = paged.row(24 + i);
-            let want: [&[u8]; 4] = [
-                data.rows().nth(i).unwrap(),
-                row_scale.rows().nth(i).unwrap(),
-                codes.rows().nth(i).unwrap(),
-                &scales[i],
-            ];
+            let want: [&[u8]; 4] = [data, row_scale, code, scale];
             let widths = [DATA_BYTES, 8, format.code_bytes(), format.scale_bytes()];
             for (plane, (want, width)) in planes.iter().zip(want.into_iter().zip(widths)) {
                 assert_same(plane_row(plane, row, width), want, &format!("{format:?} entry {i}"));
@@ -586,8 +582,8 @@ pub fn flush_of_hca_entries_equals_the_oracle<D: Device>(device: &D) {
         ops::flush_hca(device, &stream, &tokens, &plan, &input, &table, &to, faults).unwrap();
         let (data, scale) =
             (download(device, &stream, &paged.data), download(device, &stream, &paged.scale));
-        for entry in 0..3 {
-            let want = oracle(main).encode(&entries[entry]);
+        for (entry, values) in entries.iter().enumerate().take(3) {
+            let want = oracle(main).encode(values);
             let row = paged.row(entry);
             assert_same(plane_row(&data, row, DATA_BYTES), &want.data, "data");
             assert_same(plane_row(&scale, row, main.scale_bytes()), &want.scale, "scale");

@@ -111,10 +111,10 @@ struct Step<D: Device> {
 impl<D: Device> Step<D> {
     fn new(device: &D, stream: &D::Stream, ring: u32, padding: u32, chunks: &[Chunk]) -> Self {
         let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-        let layout = StepLayout::new(tokens + padding);
-        let mut array = vec![0; layout.len()];
+        let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
+        let mut array = vec![0; layout.elements()];
         plan::fill(&mut array, layout, ring, chunks.iter().copied());
-        let section = |section| &array[layout.offset(section)..][..layout.capacity() as usize];
+        let section = |section| &array[layout.range(section)];
         let sections = [Section::Position, Section::Slot, Section::Index]
             .map(|name| upload(device, stream, section(name)));
         Self { sections, rows: section(Section::RingRow).to_vec(), tokens: tokens + padding }

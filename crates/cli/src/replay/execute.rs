@@ -44,7 +44,7 @@ impl Bookkeeping {
     /// An empty cache of the given shape, with no memory behind it.
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(config)?;
-        let step = vec![0; ledger.layout().len()];
+        let step = vec![0; ledger.layout().elements()];
         Ok(Self { ledger, step })
     }
 }

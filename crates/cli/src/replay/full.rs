@@ -36,11 +36,11 @@ pub struct Full<D: Device> {
 }
 
 /// Bytes of device memory that a replay needs beside slots and blocks.
-pub fn working_bytes(step_tokens: u32, layers: u32, sample: u32) -> u64 {
+pub fn working_bytes(step_tokens: u32, requests: u32, layers: u32, sample: u32) -> u64 {
     let row = 2 * u64::from(HEAD_DIM);
     let kv = u64::from(Source::rows(step_tokens)) * row;
     let tile = u64::from(TILE_QUERIES) * (u64::from(WINDOW) * row + 4);
-    let step = 4 * StepLayout::new(step_tokens).len() as u64;
+    let step = 4 * StepLayout::new(step_tokens, requests).elements() as u64;
     // One MiB for the fault words and for rounding up every allocation.
     kv + tile + step + watch::bytes(sample, layers) + (1 << 20)
 }

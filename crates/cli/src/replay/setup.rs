@@ -84,7 +84,9 @@ fn cache_config(
     let token_budget = args.token_budget.unwrap_or(defaults.token_budget);
     let working = match place {
         Place::Ledger => 0,
-        _ => full::working_bytes(token_budget, model.layers.len() as u32, sample),
+        _ => {
+            full::working_bytes(token_budget, args.max_requests, model.layers.len() as u32, sample)
+        }
     };
     let left = memory
         .checked_sub(working)

@@ -3,36 +3,37 @@
 use kv_layout::geometry::{
     CSA_RATIO, CsaStream, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM, StateStream,
 };
-use kv_layout::params::{BuildPlanParams, CompressParams, WriteStateParams};
+use kv_layout::params::{BuildPlanParams, CompressParams, UpdateTableParams, WriteStateParams};
 
 use super::check;
+use super::gather::BlockTable;
 use crate::device::{Buffer, Device, DeviceError};
-use crate::kernels::{BuildPlan, Compress, CompressHca, WriteState};
+use crate::kernels::{BuildPlan, Compress, CompressHca, UpdateTable, WriteState};
 
 /// Blocks that share the channels of an HCA window.
 const HCA_SPLITS: u32 = 8;
 
 /// The tokens of a step.
-pub struct StepTokens<'a, D: Device> {
+pub struct StepTokens<D: Device> {
     /// `[tokens]` position.
-    pub position: &'a Buffer<D, i32>,
+    pub position: Buffer<D, i32>,
     /// `[tokens]` slot of the token's request; -1 = padding.
-    pub slot: &'a Buffer<D, i32>,
+    pub slot: Buffer<D, i32>,
     /// `[tokens]` tokens of the same request that precede it in the step.
-    pub index: &'a Buffer<D, i32>,
+    pub index: Buffer<D, i32>,
     /// `[tokens]` tokens of the same request that follow it in the step.
-    pub remaining: &'a Buffer<D, i32>,
+    pub remaining: Buffer<D, i32>,
     /// Tokens.
     pub count: u32,
 }
 
-impl<D: Device> StepTokens<'_, D> {
+impl<D: Device> StepTokens<D> {
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         let tokens = u64::from(self.count);
-        check("positions", self.position, tokens)?;
-        check("slots", self.slot, tokens)?;
-        check("indices", self.index, tokens)?;
-        check("remaining tokens", self.remaining, tokens)
+        check("positions", &self.position, tokens)?;
+        check("slots", &self.slot, tokens)?;
+        check("indices", &self.index, tokens)?;
+        check("remaining tokens", &self.remaining, tokens)
     }
 }
 
@@ -69,9 +70,9 @@ pub struct StepProjections<'a, D: Device> {
 }
 
 /// The ring that keeps what later windows need.
-pub struct StateRing<'a, D: Device> {
+pub struct StateRing<D: Device> {
     /// `[slots * ring, 2 * columns]` f32.
-    pub rows: &'a Buffer<D, f32>,
+    pub rows: Buffer<D, f32>,
     /// Rows of one request's ring.
     pub ring: u32,
     /// Request slots.
@@ -100,10 +101,10 @@ impl Shape {
 
     fn check<D: Device>(
         &self,
-        tokens: &StepTokens<'_, D>,
+        tokens: &StepTokens<D>,
         projections: &StepProjections<'_, D>,
         ape: &Buffer<D, f32>,
-        state: &StateRing<'_, D>,
+        state: &StateRing<D>,
     ) -> Result<(), DeviceError> {
         tokens.check()?;
         let columns = u64::from(self.columns);
@@ -111,7 +112,7 @@ impl Shape {
         check("gate projections", projections.gate, u64::from(tokens.count) * columns)?;
         check("position bias", ape, u64::from(self.ratio) * columns)?;
         let rows = u64::from(state.slots) * u64::from(state.ring);
-        check("state ring", state.rows, rows * 2 * columns)?;
+        check("state ring", &state.rows, rows * 2 * columns)?;
         // A window's older tokens must be in the ring: as many rows as it pools.
         let window = if self.ratio == CSA_RATIO { 2 * CSA_RATIO } else { self.ratio };
         super::super::check_length("rows of a state ring", state.ring.into(), window.into())
@@ -129,6 +130,37 @@ impl Shape {
     }
 }
 
+/// Queues `update_table`: block `block[i]` into element `index[i]` of the table, for the first `count`
+/// of them (`[count]` each, elements distinct).
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+pub fn update_table<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    index: &Buffer<D, i32>,
+    block: &Buffer<D, i32>,
+    table: &BlockTable<'_, D>,
+    count: u32,
+) -> Result<(), DeviceError> {
+    if count == 0 {
+        return Ok(());
+    }
+    table.check()?;
+    check("table elements", index, count.into())?;
+    check("new blocks", block, count.into())?;
+    let elements = table.slots * table.max_blocks;
+    let operation = UpdateTable {
+        update_index: index.ptr(),
+        update_block: block.ptr(),
+        table: table.table.ptr(),
+        params: UpdateTableParams { count, elements },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves out
+    // elements beyond the table.
+    unsafe { device.launch(stream, (), (count.div_ceil(128), 1), &operation) }
+}
+
 /// Queues `build_plan`: both work lists of the step. Lists must have room for every window that can
 /// close: [`plan_capacity`].
 ///
@@ -137,7 +169,7 @@ impl Shape {
 pub fn build_plan<D: Device>(
     device: &D,
     stream: &D::Stream,
-    tokens: &StepTokens<'_, D>,
+    tokens: &StepTokens<D>,
     csa: &Plan<'_, D>,
     hca: &Plan<'_, D>,
 ) -> Result<(), DeviceError> {
@@ -178,10 +210,10 @@ pub fn compress<D: Device>(
     device: &D,
     stream: &D::Stream,
     which: CsaStream,
-    tokens: &StepTokens<'_, D>,
+    tokens: &StepTokens<D>,
     projections: &StepProjections<'_, D>,
     weights: &CompressorWeights<'_, D>,
-    state: &StateRing<'_, D>,
+    state: &StateRing<D>,
     plan: &Plan<'_, D>,
     entries: &Buffer<D, u16>,
 ) -> Result<(), DeviceError> {
@@ -230,10 +262,10 @@ pub struct HcaScratch<'a, D: Device> {
 pub fn compress_hca<D: Device>(
     device: &D,
     stream: &D::Stream,
-    tokens: &StepTokens<'_, D>,
+    tokens: &StepTokens<D>,
     projections: &StepProjections<'_, D>,
     weights: &CompressorWeights<'_, D>,
-    state: &StateRing<'_, D>,
+    state: &StateRing<D>,
     plan: &Plan<'_, D>,
     scratch: &HcaScratch<'_, D>,
     entries: &Buffer<D, u16>,
@@ -272,10 +304,10 @@ pub fn write_state<D: Device>(
     device: &D,
     stream: &D::Stream,
     which: StateStream,
-    tokens: &StepTokens<'_, D>,
+    tokens: &StepTokens<D>,
     projections: &StepProjections<'_, D>,
     ape: &Buffer<D, f32>,
-    state: &StateRing<'_, D>,
+    state: &StateRing<D>,
 ) -> Result<(), DeviceError> {
     if tokens.count == 0 {
         return Ok(());

@@ -32,7 +32,7 @@ pub struct IndexKeys<'a, D: Device> {
 pub fn flush_csa<D: Device>(
     device: &D,
     stream: &D::Stream,
-    tokens: &StepTokens<'_, D>,
+    tokens: &StepTokens<D>,
     plan: &Plan<'_, D>,
     (entries, keys): (&Buffer<D, u16>, &Buffer<D, u16>),
     table: &BlockTable<'_, D>,
@@ -73,7 +73,7 @@ pub fn flush_csa<D: Device>(
 pub fn flush_hca<D: Device>(
     device: &D,
     stream: &D::Stream,
-    tokens: &StepTokens<'_, D>,
+    tokens: &StepTokens<D>,
     plan: &Plan<'_, D>,
     entries: &Buffer<D, u16>,
     table: &BlockTable<'_, D>,
@@ -97,7 +97,7 @@ pub fn flush_hca<D: Device>(
 
 /// Checks what both flushes share.
 fn check_flush<D: Device>(
-    tokens: &StepTokens<'_, D>,
+    tokens: &StepTokens<D>,
     plan: &Plan<'_, D>,
     entries: &Buffer<D, u16>,
     table: &BlockTable<'_, D>,

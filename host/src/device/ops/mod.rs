@@ -8,7 +8,7 @@ mod swa;
 
 pub use compress::{
     CompressorWeights, HcaScratch, Plan, StateRing, StepProjections, StepTokens, build_plan,
-    compress, compress_hca, plan_capacity, write_state,
+    compress, compress_hca, plan_capacity, update_table, write_state,
 };
 pub use flush::{IndexKeys, flush_csa, flush_hca};
 pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};

@@ -1,49 +1,29 @@
-//! `LayerCacheHandle`: one layer's cache for one step. It borrows, launches, and allocates nothing.
+//! The sliding window of a layer.
 
 use std::ops::Range;
 
 use kv_layout::geometry::swa_ring_rows;
 
-use crate::config::CacheConfig;
+use super::LayerCacheHandle;
 use crate::device::ops::{self, GatherQueries, SwaRing};
 use crate::device::{Buffer, Device};
 use crate::error::KvError;
-use crate::kernels::{AppendSwa, GatherSwa, Operation};
-use crate::manager::LayerPools;
-use crate::plan::{Section, StepLayout};
-use crate::schema::{LayerCacheSchema, PoolKind};
+use crate::kernels::{AppendSwa, GatherSwa};
+use crate::plan::Section;
+use crate::schema::PoolKind;
 
-/// The cache of one layer, seen from the step that was prepared last.
-pub struct LayerCacheHandle<'a, D: Device> {
-    pub(crate) device: &'a D,
-    pub(crate) config: &'a CacheConfig,
-    pub(crate) schema: &'a LayerCacheSchema,
-    pub(crate) pools: &'a LayerPools<D>,
-    pub(crate) step: &'a Buffer<D, i32>,
-    pub(crate) layout: StepLayout,
-    pub(crate) faults: &'a Buffer<D, u32>,
-    pub(crate) tokens: u32,
-}
+const EVERY_LAYER: &str = "every layer has a sliding-window ring";
 
 impl<D: Device> LayerCacheHandle<'_, D> {
-    /// Tokens that launches of this handle cover.
-    #[must_use]
-    pub fn tokens(&self) -> u32 {
-        self.tokens
-    }
-
-    /// The layer's pools.
-    #[must_use]
-    pub fn schema(&self) -> &LayerCacheSchema {
-        self.schema
-    }
-
     /// The sliding-window ring planes, for kernels of the embedder.
+    ///
+    /// # Panics
+    /// Never: every layer has them.
     #[must_use]
     pub fn swa(&self) -> SwaRing<'_, D> {
         SwaRing {
-            data: self.pool(PoolKind::SwaData),
-            scale: self.pool(PoolKind::SwaScale),
+            data: self.pools.get(PoolKind::SwaData).expect(EVERY_LAYER),
+            scale: self.pools.get(PoolKind::SwaScale).expect(EVERY_LAYER),
             format: self.config.main_format,
             ring: swa_ring_rows(self.config.step_tokens_with_rollback()),
             slots: self.config.max_requests,
@@ -81,39 +61,17 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         tile: &Buffer<D, u16>,
         lengths: &Buffer<D, i32>,
     ) -> Result<(), KvError> {
-        let Range { start: first, end } = queries;
-        if first > end || end > self.tokens {
-            return Err(KvError::NoSuchQueries { first, end, tokens: self.tokens });
-        }
+        let count = self.check_queries(&queries)?;
         let ring = self.swa();
         let queries = GatherQueries {
             position: &self.section(Section::Position),
             slot: &self.section(Section::Slot),
             index: &self.section(Section::Index),
-            first,
-            count: end - first,
+            first: queries.start,
+            count,
         };
         let faults = self.fault_word::<GatherSwa>(ring.format);
         let gather = ops::gather_swa;
         Ok(gather(self.device, stream, kv, &queries, &ring, tile, lengths, &faults)?)
-    }
-
-    fn pool(&self, kind: PoolKind) -> &Buffer<D, u8> {
-        self.pools.get(kind).expect("every layer has a sliding-window ring")
-    }
-
-    /// One array of the step's StepMeta, `[capacity]`, for kernels of the embedder.
-    ///
-    /// # Panics
-    /// Never: the array has all its sections.
-    #[must_use]
-    pub fn section(&self, section: Section) -> Buffer<D, i32> {
-        let (start, len) = (self.layout.offset(section) as u64, u64::from(self.layout.capacity()));
-        self.step.slice(start, len).expect("the array has all its sections")
-    }
-
-    fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<D, u32> {
-        let word = O::kernel(variant) as u64;
-        self.faults.slice(word, 1).expect("there is a word per kernel")
     }
 }

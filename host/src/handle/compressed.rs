@@ -1,0 +1,227 @@
+//! The compressed entries of a layer: compress and flush, and the gathers.
+
+use std::ops::Range;
+
+use kv_layout::geometry::{CSA_RATIO, CsaStream, HCA_RATIO, LayerKind, StateStream};
+
+use super::LayerCacheHandle;
+use crate::device::ops::{
+    self, CompressorWeights, Entries, GatherQueries, IndexKeys, StateRing, StepProjections,
+    StepTokens,
+};
+use crate::device::{Buffer, Device};
+use crate::error::KvError;
+use crate::kernels::{FlushCsa, FlushHca, GatherAll, GatherKv};
+use crate::schema::{PoolKind, state_ring_rows};
+
+/// A compressor's weights, and what the model projected for the step's tokens.
+///
+/// `columns` is 1024 for the main entries of a CSA layer (the half that the next window pools, then
+/// its own window's), 256 for its indexer keys, 512 in an HCA layer; `channels` is 512, 128, 512.
+pub struct Projected<'a, D: Device> {
+    /// `[tokens, columns]` f32, keys.
+    pub kv: &'a Buffer<D, f32>,
+    /// `[tokens, columns]` f32, gates, without the position bias.
+    pub gate: &'a Buffer<D, f32>,
+    /// `[ratio, columns]` f32, the position bias.
+    pub ape: &'a Buffer<D, f32>,
+    /// `[channels]` f32, weights of the RMS norm.
+    pub norm: &'a Buffer<D, f32>,
+}
+
+impl<D: Device> Projected<'_, D> {
+    fn projections(&self) -> StepProjections<'_, D> {
+        StepProjections { kv: self.kv, gate: self.gate }
+    }
+}
+
+impl<D: Device> LayerCacheHandle<'_, D> {
+    /// Queues a CSA layer's update: entries and indexer keys of the windows that the step closes are
+    /// pooled, normed, rotated, quantised and stored; then the step's tokens go to the state rings.
+    ///
+    /// Runs after [`crate::KvCacheManager::build_plan`] and before the gathers of the same step,
+    /// whose queries already see the entries that close in it.
+    ///
+    /// # Errors
+    /// [`KvError::WrongLayerKind`] in another layer; [`KvError::Device`] if a tensor is too short, or
+    /// a launch failed.
+    pub fn update_csa(
+        &self,
+        stream: &D::Stream,
+        main: &Projected<'_, D>,
+        index: &Projected<'_, D>,
+    ) -> Result<(), KvError> {
+        self.check_kind(LayerKind::Csa)?;
+        if self.tokens == 0 {
+            return Ok(());
+        }
+        let (tokens, plan) = (self.step_tokens(), self.workspace.csa_plan(self.tokens));
+        let (device, entries, keys) = (self.device, &self.workspace.entries, &self.workspace.keys);
+        let streams = [
+            (CsaStream::Main, StateStream::CsaMain, PoolKind::MainState, main, entries),
+            (CsaStream::Index, StateStream::CsaIndex, PoolKind::IndexState, index, keys),
+        ];
+        for (which, _, pool, projected, out) in streams {
+            let (state, weights) = (self.state(pool)?, self.weights(projected));
+            let projections = projected.projections();
+            let compress = ops::compress;
+            compress(device, stream, which, &tokens, &projections, &weights, &state, &plan, out)?;
+        }
+        let (table, to, codes) = (self.workspace.table(), self.entries()?, self.index_keys()?);
+        let faults = self.fault_word::<FlushCsa>((to.format, codes.format));
+        let flush = ops::flush_csa;
+        flush(device, stream, &tokens, &plan, (entries, keys), &table, &to, &codes, &faults)?;
+        for (_, which, pool, projected, _) in streams {
+            self.write_state(stream, which, pool, projected, &tokens)?;
+        }
+        Ok(())
+    }
+
+    /// Queues an HCA layer's update; see [`Self::update_csa`].
+    ///
+    /// # Errors
+    /// As [`Self::update_csa`].
+    pub fn update_hca(
+        &self,
+        stream: &D::Stream,
+        projected: &Projected<'_, D>,
+    ) -> Result<(), KvError> {
+        self.check_kind(LayerKind::Hca)?;
+        if self.tokens == 0 {
+            return Ok(());
+        }
+        let (tokens, plan) = (self.step_tokens(), self.workspace.hca_plan(self.tokens));
+        let (device, out) = (self.device, &self.workspace.entries);
+        let (state, weights) = (self.state(PoolKind::MainState)?, self.weights(projected));
+        let (projections, scratch) = (projected.projections(), self.workspace.hca_scratch());
+        let compress = ops::compress_hca;
+        compress(device, stream, &tokens, &projections, &weights, &state, &plan, &scratch, out)?;
+        let (table, to) = (self.workspace.table(), self.entries()?);
+        let faults = self.fault_word::<FlushHca>(to.format);
+        ops::flush_hca(device, stream, &tokens, &plan, out, &table, &to, &faults)?;
+        self.write_state(stream, StateStream::Hca, PoolKind::MainState, projected, &tokens)
+    }
+
+    /// Queues the gather of the entries that each query's row of `selected` names (`[queries, rows]`
+    /// i32 entry indices, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is
+    /// none).
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchQueries`]; [`KvError::NoSuchPool`] in a layer without entries;
+    /// [`KvError::Device`] if a tensor is too short, or the launch failed.
+    pub fn gather_kv(
+        &self,
+        stream: &D::Stream,
+        queries: Range<u32>,
+        selected: &Buffer<D, i32>,
+        rows: u32,
+        tile: &Buffer<D, u16>,
+    ) -> Result<(), KvError> {
+        let count = self.check_queries(&queries)?;
+        let (tokens, entries, table) =
+            (self.step_tokens(), self.entries()?, self.workspace.table());
+        let queries = gather_queries(&tokens, queries.start, count);
+        let faults = self.fault_word::<GatherKv>(entries.format);
+        let gather = ops::gather_kv;
+        gather(self.device, stream, &queries, selected, rows, &table, &entries, tile, &faults)?;
+        Ok(())
+    }
+
+    /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
+    /// BF16) and their number into `lengths` (`[queries]`). Rows past the length keep what they held.
+    ///
+    /// # Errors
+    /// As [`Self::gather_kv`].
+    pub fn gather_all(
+        &self,
+        stream: &D::Stream,
+        queries: Range<u32>,
+        rows: u32,
+        tile: &Buffer<D, u16>,
+        lengths: &Buffer<D, i32>,
+    ) -> Result<(), KvError> {
+        let count = self.check_queries(&queries)?;
+        let (tokens, entries, table) =
+            (self.step_tokens(), self.entries()?, self.workspace.table());
+        let queries = gather_queries(&tokens, queries.start, count);
+        let faults = self.fault_word::<GatherAll>(entries.format);
+        let gather = ops::gather_all;
+        gather(self.device, stream, &queries, rows, &table, &entries, tile, lengths, &faults)?;
+        Ok(())
+    }
+
+    /// The layer's compressed entries, for kernels of the embedder.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchPool`] in a layer without entries.
+    pub fn entries(&self) -> Result<Entries<'_, D>, KvError> {
+        Ok(Entries {
+            data: self.pool(PoolKind::EntryData)?,
+            scale: self.pool(PoolKind::EntryScale)?,
+            format: self.config.main_format,
+            entries_per_block: self.schema.kind.entries_per_block(),
+            num_blocks: self.config.num_blocks,
+        })
+    }
+
+    /// The layer's indexer keys, for kernels of the embedder.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchPool`] in a layer without an indexer.
+    pub fn index_keys(&self) -> Result<IndexKeys<'_, D>, KvError> {
+        Ok(IndexKeys {
+            code: self.pool(PoolKind::IndexCode)?,
+            scale: self.pool(PoolKind::IndexScale)?,
+            format: self.config.index_format,
+            rotate: true,
+        })
+    }
+
+    /// The state ring of `pool`, for inspection: rows by `position % ring`.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchPool`] in a layer without that compressor.
+    pub fn state(&self, pool: PoolKind) -> Result<StateRing<D>, KvError> {
+        let window = match self.schema.kind {
+            LayerKind::Hca => HCA_RATIO,
+            LayerKind::Csa | LayerKind::Swa => 2 * CSA_RATIO,
+        };
+        Ok(StateRing {
+            rows: self.pool(pool)?.cast(),
+            ring: state_ring_rows(window, self.config.step_tokens_with_rollback()),
+            slots: self.config.max_requests,
+        })
+    }
+
+    fn write_state(
+        &self,
+        stream: &D::Stream,
+        which: StateStream,
+        pool: PoolKind,
+        projected: &Projected<'_, D>,
+        tokens: &StepTokens<D>,
+    ) -> Result<(), KvError> {
+        let (state, projections) = (self.state(pool)?, projected.projections());
+        let write = ops::write_state;
+        Ok(write(self.device, stream, which, tokens, &projections, projected.ape, &state)?)
+    }
+
+    fn weights<'b>(&'b self, projected: &'b Projected<'_, D>) -> CompressorWeights<'b, D> {
+        let frequencies = &self.workspace.frequencies;
+        CompressorWeights { ape: projected.ape, norm: projected.norm, frequencies }
+    }
+
+    fn check_kind(&self, needed: LayerKind) -> Result<(), KvError> {
+        let (layer, found) = (self.schema.layer.0, self.schema.kind);
+        if found == needed { Ok(()) } else { Err(KvError::WrongLayerKind { layer, found, needed }) }
+    }
+}
+
+fn gather_queries<D: Device>(
+    tokens: &StepTokens<D>,
+    first: u32,
+    count: u32,
+) -> GatherQueries<'_, D> {
+    let StepTokens { position, slot, index, .. } = tokens;
+    GatherQueries { position, slot, index, first, count }
+}

@@ -1,0 +1,88 @@
+//! `LayerCacheHandle`: one layer's cache for one step. It borrows, launches, and allocates nothing.
+
+mod compressed;
+mod swa;
+
+pub use compressed::Projected;
+
+use std::ops::Range;
+
+use crate::config::CacheConfig;
+use crate::device::ops::StepTokens;
+use crate::device::{Buffer, Device};
+use crate::error::KvError;
+use crate::kernels::Operation;
+use crate::manager::LayerPools;
+use crate::plan::{Section, StepLayout};
+use crate::schema::{LayerCacheSchema, PoolKind};
+use crate::workspace::Workspace;
+
+/// The cache of one layer, seen from the step that was prepared last.
+pub struct LayerCacheHandle<'a, D: Device> {
+    pub(crate) device: &'a D,
+    pub(crate) config: &'a CacheConfig,
+    pub(crate) schema: &'a LayerCacheSchema,
+    pub(crate) pools: &'a LayerPools<D>,
+    pub(crate) step: &'a Buffer<D, i32>,
+    pub(crate) layout: StepLayout,
+    pub(crate) workspace: &'a Workspace<D>,
+    pub(crate) tokens: u32,
+}
+
+impl<D: Device> LayerCacheHandle<'_, D> {
+    /// Tokens that launches of this handle cover.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// The layer's pools.
+    #[must_use]
+    pub fn schema(&self) -> &LayerCacheSchema {
+        self.schema
+    }
+
+    /// The step's tokens, for kernels of the embedder.
+    #[must_use]
+    pub fn step_tokens(&self) -> StepTokens<D> {
+        StepTokens {
+            position: self.section(Section::Position),
+            slot: self.section(Section::Slot),
+            index: self.section(Section::Index),
+            remaining: self.section(Section::Remaining),
+            count: self.tokens,
+        }
+    }
+
+    /// The pool of a kind that this layer has.
+    fn pool(&self, kind: PoolKind) -> Result<&Buffer<D, u8>, KvError> {
+        let layer = self.schema.layer.0;
+        self.pools.get(kind).ok_or(KvError::NoSuchPool { layer, pool: kind })
+    }
+
+    /// Checks that `queries` are of the step; their number.
+    fn check_queries(&self, queries: &Range<u32>) -> Result<u32, KvError> {
+        let Range { start: first, end } = *queries;
+        if first > end || end > self.tokens {
+            return Err(KvError::NoSuchQueries { first, end, tokens: self.tokens });
+        }
+        Ok(end - first)
+    }
+
+    /// One array of the step's StepMeta, `[capacity]`, for kernels of the embedder.
+    ///
+    /// # Panics
+    /// Never: the array has all its sections.
+    #[must_use]
+    pub fn section(&self, section: Section) -> Buffer<D, i32> {
+        let range = self.layout.range(section);
+        self.step
+            .slice(range.start as u64, range.len() as u64)
+            .expect("the array has all its sections")
+    }
+
+    fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<D, u32> {
+        let word = O::kernel(variant) as u64;
+        self.workspace.faults.slice(word, 1).expect("there is a word per kernel")
+    }
+}

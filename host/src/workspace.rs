@@ -1,0 +1,117 @@
+//! What steps need on the device besides the pools: the block table, the work lists, and entries on
+//! their way from a compressor to the flush. Allocated once; handles allocate nothing.
+
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::kernels::KERNELS;
+
+use crate::config::CacheConfig;
+use crate::device::ops::{BlockTable, HcaScratch, Plan, plan_capacity};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::rope;
+
+/// The workspace of one cache.
+pub(crate) struct Workspace<D: Device> {
+    /// `[max_requests, max_blocks]`.
+    table: Buffer<D, i32>,
+    slots: u32,
+    max_blocks: u32,
+    /// Rows of the step's tokens that close a CSA window, then -1.
+    csa_plan: Buffer<D, i32>,
+    /// As `csa_plan`, for HCA windows.
+    hca_plan: Buffer<D, i32>,
+    /// `[capacity, 512]` BF16: entries of the layer at work.
+    pub entries: Buffer<D, u16>,
+    /// `[capacity, 128]` BF16: indexer keys of the layer at work.
+    pub keys: Buffer<D, u16>,
+    pooled: Buffer<D, f32>,
+    arrivals: Buffer<D, u32>,
+    /// `[32]`, of compressed layers.
+    pub frequencies: Buffer<D, f32>,
+    /// One word per kernel of the table: what it refused.
+    pub faults: Buffer<D, u32>,
+}
+
+/// Elements of each buffer, in the order of the fields.
+struct Sizes {
+    table: u64,
+    csa: u64,
+    hca: u64,
+}
+
+impl Sizes {
+    fn of(config: &CacheConfig) -> Self {
+        let (tokens, requests) = (config.max_step_tokens, config.max_requests);
+        Self {
+            table: u64::from(requests) * u64::from(config.max_blocks_per_request()),
+            csa: plan_capacity(tokens, requests, CSA_RATIO).into(),
+            hca: plan_capacity(tokens, requests, HCA_RATIO).into(),
+        }
+    }
+}
+
+/// Bytes of device memory that a cache takes besides its pools and StepMeta.
+#[must_use]
+pub fn workspace_bytes(config: &CacheConfig) -> u64 {
+    let Sizes { table, csa, hca } = Sizes::of(config);
+    let per_csa = 4 + 2 * u64::from(HEAD_DIM) + 2 * u64::from(INDEX_DIM);
+    let per_hca = 4 + 4 * u64::from(HEAD_DIM) + 4;
+    4 * table + per_csa * csa + per_hca * hca + 4 * (rope::PAIRS + KERNELS.len()) as u64
+}
+
+impl<D: Device> Workspace<D> {
+    pub fn new(device: &D, config: &CacheConfig) -> Result<Self, DeviceError> {
+        let Sizes { table, csa, hca } = Sizes::of(config);
+        let stream = device.stream()?;
+        let workspace = Self {
+            table: device.allocate("block table", table)?,
+            slots: config.max_requests,
+            max_blocks: config.max_blocks_per_request(),
+            csa_plan: device.allocate("CSA work list", csa)?,
+            hca_plan: device.allocate("HCA work list", hca)?,
+            entries: device.allocate("entries", csa * u64::from(HEAD_DIM))?,
+            keys: device.allocate("indexer keys", csa * u64::from(INDEX_DIM))?,
+            pooled: device.allocate("pooled entries", hca * u64::from(HEAD_DIM))?,
+            arrivals: device.allocate("arrivals", hca)?,
+            frequencies: device.allocate("rotary frequencies", rope::PAIRS as u64)?,
+            faults: device.allocate("fault words", KERNELS.len() as u64)?,
+        };
+        device.fill(&stream, &workspace.table, 0xFF)?;
+        device.upload(&stream, &rope::compress_frequencies(), &workspace.frequencies, 0)?;
+        Ok(workspace)
+    }
+
+    /// The block table.
+    pub fn table(&self) -> BlockTable<'_, D> {
+        BlockTable { table: &self.table, slots: self.slots, max_blocks: self.max_blocks }
+    }
+
+    /// The work list of CSA layers, for a step of `tokens` tokens.
+    pub fn csa_plan(&self, tokens: u32) -> Plan<'_, D> {
+        Plan { records: &self.csa_plan, capacity: plan_capacity(tokens, self.slots, CSA_RATIO) }
+    }
+
+    /// The work list of HCA layers, for a step of `tokens` tokens.
+    pub fn hca_plan(&self, tokens: u32) -> Plan<'_, D> {
+        Plan { records: &self.hca_plan, capacity: plan_capacity(tokens, self.slots, HCA_RATIO) }
+    }
+
+    /// Where the blocks of an HCA window meet.
+    pub fn hca_scratch(&self) -> HcaScratch<'_, D> {
+        HcaScratch { pooled: &self.pooled, arrivals: &self.arrivals }
+    }
+
+    /// All of it, for a graph to retain.
+    pub fn memory(&self) -> Vec<std::sync::Arc<D::Memory>> {
+        vec![
+            self.table.memory(),
+            self.csa_plan.memory(),
+            self.hca_plan.memory(),
+            self.entries.memory(),
+            self.keys.memory(),
+            self.pooled.memory(),
+            self.arrivals.memory(),
+            self.frequencies.memory(),
+            self.faults.memory(),
+        ]
+    }
+}
