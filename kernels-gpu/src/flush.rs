@@ -91,7 +91,8 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
             Destination::Padding => {}
             Destination::Refused => fault::count(faults, lane, 1 - warp_id % 2),
             Destination::Row(row) if warp_id.is_multiple_of(2) => {
-                store_entry::<F>(entries, record, entry_data, entry_scale, row, lane);
+                let values = Bf16Lane::load(entries, u64::from(record), lane);
+                values.store_quantised::<F>(entry_data, entry_scale, row, lane);
             }
             Destination::Row(row) => {
                 let at = u64::from(record * INDEX_DIM + 4 * lane);
@@ -132,30 +133,9 @@ pub unsafe fn hca<F: RowFormat>(
             Destination::Padding => {}
             Destination::Refused => fault::count(faults, lane, 1),
             Destination::Row(row) => {
-                store_entry::<F>(entries, record, entry_data, entry_scale, row, lane);
+                let values = Bf16Lane::load(entries, u64::from(record), lane);
+                values.store_quantised::<F>(entry_data, entry_scale, row, lane);
             }
         }
-    }
-}
-
-/// Quantises row `record` of `entries` into plane row `row`.
-///
-/// # Safety
-/// The tensors hold the rows; all lanes of the warp call it together.
-#[inline(always)]
-unsafe fn store_entry<F: RowFormat>(
-    entries: Global<u16>,
-    record: u32,
-    data: GlobalMut<u8>,
-    scale: GlobalMut<u8>,
-    row: u64,
-    lane: u32,
-) {
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let values = Bf16Lane::load(entries, u64::from(record), lane);
-        let (stored, scales) = values.quantise::<F>(lane);
-        stored.store(data, row, lane);
-        F::store_scales(scale, row, lane, scales);
     }
 }

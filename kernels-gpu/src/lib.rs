@@ -17,6 +17,7 @@
 
 pub mod compress;
 pub mod convert;
+pub mod decode;
 mod entry;
 pub mod fault;
 pub mod flush;

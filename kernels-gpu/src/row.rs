@@ -9,6 +9,7 @@ use kv_layout::format::Ue8m0;
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use kv_layout::main_row::{MainFormat, data_offset, rope_offset};
 use simt::mem::{Global, GlobalMut};
+use simt::shared::Shared;
 use simt::warp;
 
 use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16, f32x4_from_e4m3};
@@ -17,6 +18,8 @@ use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16, f32x4_fr
 const CHUNK: u32 = HEAD_DIM / 2;
 /// Channels of one lane in a chunk.
 const LANE: u32 = CHUNK / 32;
+/// Words of a BF16 row.
+pub const ROW_WORDS: usize = HEAD_DIM as usize / 2;
 /// The first lane whose chunk 1 holds rotary channels.
 const ROPE_LANE: u32 = (NOPE_DIM - CHUNK) / LANE;
 
@@ -200,6 +203,38 @@ impl Bf16Lane {
         unsafe {
             tensor.store_u32x4(at, self.0[0]);
             tensor.store_u32x4(at + u64::from(CHUNK), self.0[1]);
+        }
+    }
+
+    /// This lane's share of a row that lies in shared memory, two channels to a word.
+    ///
+    /// # Safety
+    /// The row was written, with a barrier since.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn from_shared(row: Shared<u32, ROW_WORDS>, lane: u32) -> Self {
+        let word = lane * LANE / 2;
+        // SAFETY: by this function's own contract.
+        unsafe { Self([row.load_u32x4(word), row.load_u32x4(word + CHUNK / 2)]) }
+    }
+
+    /// Quantises the row that the warp holds into row `row` of both planes.
+    ///
+    /// # Safety
+    /// The planes hold `row`, `data` is 16-byte aligned; all 32 lanes of the warp call it together.
+    #[inline(always)]
+    pub unsafe fn store_quantised<F: RowFormat>(
+        self,
+        data: GlobalMut<u8>,
+        scale: GlobalMut<u8>,
+        row: u64,
+        lane: u32,
+    ) {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let (stored, scales) = self.quantise::<F>(lane);
+            stored.store(data, row, lane);
+            F::store_scales(scale, row, lane, scales);
         }
     }
 

@@ -46,9 +46,7 @@ pub unsafe fn append<F: RowFormat>(
             fault::count(faults, lane, 1);
             return;
         }
-        let (stored, scales) = values.quantise::<F>(lane);
-        stored.store(ring_data, row as u64, lane);
-        F::store_scales(ring_scale, row as u64, lane, scales);
+        values.store_quantised::<F>(ring_data, ring_scale, row as u64, lane);
     }
 }
 

@@ -106,6 +106,22 @@ pub struct WriteStateParams {
     pub slots: u32,
 }
 
+/// Scalars of `decode_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DecodeParams {
+    /// Request slots; a slot beyond them is a fault.
+    pub slots: u32,
+    /// Rows of the sliding-window planes, slots times ring.
+    pub window_rows: u32,
+    /// Rows of one request's state ring.
+    pub state_ring: u32,
+    /// Blocks in a row of the block table.
+    pub max_blocks: u32,
+    /// Blocks of the planes; one beyond them is a fault, not a write.
+    pub num_blocks: u32,
+}
+
 /// Scalars of `flush_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -164,3 +180,9 @@ const _: () = assert!(core::mem::offset_of!(FlushParams, rotate) == 16);
 const _: () = assert!(size_of::<UpdateTableParams>() == 8 && align_of::<UpdateTableParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(UpdateTableParams, count) == 0);
 const _: () = assert!(core::mem::offset_of!(UpdateTableParams, elements) == 4);
+const _: () = assert!(size_of::<DecodeParams>() == 20 && align_of::<DecodeParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, slots) == 0);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 4);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 8);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 12);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 16);

@@ -2,7 +2,8 @@
 //!
 //! A kernel body written against this crate compiles for `nvptx64` into PTX, one instruction a
 //! call, and for the CPU into ordinary Rust that the [`emu`] backend runs with one fiber per CUDA
-//! thread, checking every access and every collective. Names follow `cuda_std`.
+//! thread, checking every access and every collective. Names of indices and barriers are
+//! `cuda_std`'s.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -130,6 +130,16 @@ impl<T: Element> GlobalMut<T> {
         GlobalMut(self.0.cast())
     }
 
+    /// The same memory to read only.
+    ///
+    /// # Safety
+    /// - No element that is read through the result is written during the launch: *unchecked*.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn read_only(self) -> Global<T> {
+        Global(self.0)
+    }
+
     /// Element `i` (`ld.global`).
     ///
     /// # Safety

@@ -6,12 +6,13 @@ use kv_layout::geometry::{CSA_RATIO, CsaStream, HCA_RATIO, LayerKind, StateStrea
 
 use super::LayerCacheHandle;
 use crate::device::ops::{
-    self, CompressorWeights, Entries, GatherQueries, IndexKeys, StateRing, StepProjections,
-    StepTokens,
+    self, CompressorWeights, DecodeStep, DecodeStream, Entries, GatherQueries, IndexKeys,
+    StateRing, StepProjections, StepTokens,
 };
 use crate::device::{Buffer, Device};
 use crate::error::KvError;
-use crate::kernels::{FlushCsa, FlushHca, GatherAll, GatherKv};
+use crate::kernels::{DecodeCsa, DecodeHca, FlushCsa, FlushHca, GatherAll, GatherKv};
+use crate::plan::Section;
 use crate::schema::{PoolKind, state_ring_rows};
 
 /// A compressor's weights, and what the model projected for the step's tokens.
@@ -100,6 +101,71 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let faults = self.fault_word::<FlushHca>(to.format);
         ops::flush_hca(device, stream, &tokens, &plan, out, &table, &to, &faults)?;
         self.write_state(stream, StateStream::Hca, PoolKind::MainState, projected, &tokens)
+    }
+
+    /// Queues everything a CSA layer does for a step of one token a request, in one launch: what
+    /// [`Self::append_swa`] and [`Self::update_csa`] do, with the same bytes, and without a work list.
+    ///
+    /// `window_kv`: `[tokens, 512]` BF16. A request with more than one token in the step is refused
+    /// on the device and reported by [`crate::KvCacheManager::check_faults`].
+    ///
+    /// # Errors
+    /// As [`Self::update_csa`].
+    pub fn decode_csa(
+        &self,
+        stream: &D::Stream,
+        window_kv: &Buffer<D, u16>,
+        main: &Projected<'_, D>,
+        index: &Projected<'_, D>,
+    ) -> Result<(), KvError> {
+        self.check_kind(LayerKind::Csa)?;
+        let keys = self.index_keys()?;
+        let faults = self.fault_word::<DecodeCsa>((self.config.main_format, keys.format));
+        let (tokens, ring_row) = (self.step_tokens(), self.section(Section::RingRow));
+        let step = self.decode_step(&tokens, &ring_row, window_kv, &faults)?;
+        let main = self.decode_stream(PoolKind::MainState, main)?;
+        let index = self.decode_stream(PoolKind::IndexState, index)?;
+        Ok(ops::decode_csa(self.device, stream, &step, &main, &index, &keys)?)
+    }
+
+    /// Queues everything an HCA layer does for a step of one token a request, in one launch; see
+    /// [`Self::decode_csa`].
+    ///
+    /// # Errors
+    /// As [`Self::update_csa`].
+    pub fn decode_hca(
+        &self,
+        stream: &D::Stream,
+        window_kv: &Buffer<D, u16>,
+        main: &Projected<'_, D>,
+    ) -> Result<(), KvError> {
+        self.check_kind(LayerKind::Hca)?;
+        let faults = self.fault_word::<DecodeHca>(self.config.main_format);
+        let (tokens, ring_row) = (self.step_tokens(), self.section(Section::RingRow));
+        let step = self.decode_step(&tokens, &ring_row, window_kv, &faults)?;
+        let main = self.decode_stream(PoolKind::MainState, main)?;
+        let scratch = self.workspace.hca_scratch();
+        Ok(ops::decode_hca(self.device, stream, &step, &main, &scratch)?)
+    }
+
+    fn decode_step<'b>(
+        &'b self,
+        tokens: &'b StepTokens<D>,
+        ring_row: &'b Buffer<D, i32>,
+        window_kv: &'b Buffer<D, u16>,
+        faults: &'b Buffer<D, u32>,
+    ) -> Result<DecodeStep<'b, D>, KvError> {
+        let (window, table, entries) = (self.swa(), self.workspace.table(), self.entries()?);
+        Ok(DecodeStep { tokens, ring_row, window_kv, window, table, entries, faults })
+    }
+
+    fn decode_stream<'b>(
+        &'b self,
+        pool: PoolKind,
+        projected: &'b Projected<'_, D>,
+    ) -> Result<DecodeStream<'b, D>, KvError> {
+        let (projections, weights) = (projected.projections(), self.weights(projected));
+        Ok(DecodeStream { projections, weights, state: self.state(pool)? })
     }
 
     /// Queues the gather of the entries that each query's row of `selected` names (`[queries, rows]`

@@ -16,9 +16,9 @@ pub const COLUMNS: u32 = HEAD_DIM;
 /// Blocks that share a window, each with its channels.
 pub const SPLITS: u32 = 8;
 /// Channels of a block, four to a thread.
-const SPLIT_CHANNELS: u32 = HEAD_DIM / SPLITS;
+pub const SPLIT_CHANNELS: u32 = HEAD_DIM / SPLITS;
 /// Threads that hold a block's channels once.
-const QUADS: u32 = SPLIT_CHANNELS / 4;
+pub const QUADS: u32 = SPLIT_CHANNELS / 4;
 /// Groups of threads that share the window's tokens, each with consecutive ones.
 const GROUPS: u32 = 128 / QUADS;
 /// Tokens of a group.

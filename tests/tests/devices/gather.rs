@@ -1,289 +1,19 @@
 //! `gather_kv`, `gather_all` and `valid_lens` against the oracle, byte for byte, in both formats,
 //! for entries of 4 tokens (32 a block) and of 128 (one a block).
 
-use std::collections::HashMap;
 use std::num::NonZeroU32;
 
-use dsv4_kv::device::ops::{self, BlockTable, Entries, GatherQueries};
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::ops::{self, BlockTable, Entries};
+use dsv4_kv::device::{Device, DeviceError};
 use dsv4_kv_oracle::compressor::visible;
-use dsv4_kv_oracle::row::{EncodedRow, QUANTISED};
-use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
+use kv_layout::geometry::HEAD_DIM;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{assert_same, download, oracle, rows, special_rows, upload};
-
-/// What elements of a tile hold that nobody should write.
-const CANARY: u8 = 0xA5;
-const ROW: usize = HEAD_DIM as usize;
-
-/// The query of a step: slot and position, -1 twice for padding.
-type Query = (i32, i32);
-const PADDING: Query = (-1, -1);
-
-/// The entry planes of one layer and a block table; every block that is placed is full of entries.
-struct Pool<D: Device> {
-    device: D,
-    stream: D::Stream,
-    data: Buffer<D, u8>,
-    scale: Buffer<D, u8>,
-    table: Buffer<D, i32>,
-    faults: Buffer<D, u32>,
-    shape: Shape,
-    /// What the table says, as far as it says anything: (slot, block of the request) to block.
-    placed: HashMap<(u32, u32), i32>,
-    /// Rows that entries are made of; see [`Pool::stored`].
-    samples: Vec<EncodedRow>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    format: MainFormat,
-    entries_per_block: u32,
-    num_blocks: u32,
-    slots: u32,
-    max_blocks: u32,
-}
-
-impl Shape {
-    fn ratio(self) -> u32 {
-        BLOCK_TOKENS / self.entries_per_block
-    }
-
-    /// The last position of a request that sees `entries` entries.
-    fn position(self, entries: u32) -> i32 {
-        ((entries + 1) * self.ratio()) as i32 - 2
-    }
-}
-
-impl<D: Device> Pool<D> {
-    fn new(device: &D, shape: Shape) -> Self {
-        let Shape { format, entries_per_block, num_blocks, slots, max_blocks } = shape;
-        let stream = device.stream().unwrap();
-        let rows_of_pool = u64::from(num_blocks) * u64::from(entries_per_block);
-        let table = device.allocate("block table", u64::from(slots * max_blocks)).unwrap();
-        device.fill(&stream, &table, 0xFF).unwrap();
-        let samples = [rows(23, 1), special_rows(2)].concat();
-        Self {
-            data: device.allocate("entry data", rows_of_pool * DATA_BYTES).unwrap(),
-            scale: device.allocate("entry scales", rows_of_pool * format.scale_bytes()).unwrap(),
-            faults: device.allocate("fault word", 1).unwrap(),
-            samples: samples.iter().map(|row| oracle(format).encode(row)).collect(),
-            device: device.clone(),
-            placed: HashMap::new(),
-            stream,
-            table,
-            shape,
-        }
-    }
-
-    /// A request in each slot that sees the given number of entries, its blocks anywhere.
-    fn scattered(device: &D, format: MainFormat, entries_per_block: u32, visible: &[u32]) -> Self {
-        let blocks = |&entries: &u32| entries.div_ceil(entries_per_block);
-        let num_blocks = visible.iter().map(blocks).sum::<u32>() + 2;
-        let max_blocks = visible.iter().map(blocks).max().unwrap() + 1;
-        let slots = visible.len() as u32;
-        let shape = Shape { format, entries_per_block, num_blocks, slots, max_blocks };
-        let mut pool = Self::new(device, shape);
-        let mut free: Vec<i32> = (0..num_blocks as i32).collect();
-        free.shuffle(&mut StdRng::seed_from_u64(3));
-        for (slot, entries) in visible.iter().enumerate() {
-            for logical in 0..blocks(entries) {
-                pool.place(slot as u32, logical, free.pop().unwrap());
-            }
-        }
-        pool
-    }
-
-    /// Puts `block` into the table and entries into the block.
-    fn place(&mut self, slot: u32, logical: u32, block: i32) {
-        self.name(slot, logical, block);
-        let Shape { format, entries_per_block, .. } = self.shape;
-        let first = block as u64 * u64::from(entries_per_block);
-        let rows: Vec<_> =
-            (0..u64::from(entries_per_block)).map(|i| self.stored(first + i)).collect();
-        let plane = |part: fn(&EncodedRow) -> &Vec<u8>| {
-            rows.iter().flat_map(part).copied().collect::<Vec<u8>>()
-        };
-        let (device, stream) = (&self.device, &self.stream);
-        let scale = first * format.scale_bytes();
-        device.upload(stream, &plane(|row| &row.data), &self.data, first * DATA_BYTES).unwrap();
-        device.upload(stream, &plane(|row| &row.scale), &self.scale, scale).unwrap();
-    }
-
-    /// Puts `block` into the table, whether it exists or not.
-    fn name(&mut self, slot: u32, logical: u32, block: i32) {
-        let at = u64::from(slot * self.shape.max_blocks + logical);
-        self.device.upload(&self.stream, &[block], &self.table, at).unwrap();
-        self.placed.insert((slot, logical), block);
-    }
-
-    /// What a row of the planes holds: a sample, with its own number in the first rotary channels,
-    /// so that no two rows are equal.
-    fn stored(&self, row: u64) -> EncodedRow {
-        let mut stored = self.samples[(row % self.samples.len() as u64) as usize].clone();
-        stored.data[QUANTISED..QUANTISED + 4].copy_from_slice(&(row as u32).to_le_bytes());
-        stored
-    }
-
-    /// Entry `index` as `query` should get it; `None` if that is a fault.
-    fn entry(&self, (slot, position): Query, index: i32) -> Option<Vec<u16>> {
-        let Shape { format, entries_per_block, num_blocks, .. } = self.shape;
-        if index as usize >= visible(position as usize, self.shape.ratio() as usize) {
-            return None;
-        }
-        let index = index as u32;
-        let block = *self.placed.get(&(slot as u32, index / entries_per_block))?;
-        let known = (0..i64::from(num_blocks)).contains(&i64::from(block));
-        let within = u64::from(index % entries_per_block);
-        known.then(|| {
-            let row = block as u64 * u64::from(entries_per_block) + within;
-            oracle(format).decode(&self.stored(row))
-        })
-    }
-
-    fn table(&self) -> BlockTable<'_, D> {
-        let Shape { slots, max_blocks, .. } = self.shape;
-        BlockTable { table: &self.table, slots, max_blocks }
-    }
-
-    fn entries(&self) -> Entries<'_, D> {
-        let Shape { format, entries_per_block, num_blocks, .. } = self.shape;
-        Entries { data: &self.data, scale: &self.scale, format, entries_per_block, num_blocks }
-    }
-
-    /// A tile of canaries for `queries` queries of `rows` rows, and one row more.
-    fn tile(&self, queries: usize, rows: usize) -> Buffer<D, u16> {
-        let tile = self.device.allocate("tile", ((queries * rows + 1) * ROW) as u64).unwrap();
-        self.device.fill(&self.stream, &tile, CANARY).unwrap();
-        tile
-    }
-
-    /// The fault word, which is zero afterwards.
-    fn take_faults(&self) -> u32 {
-        let faults = download(&self.device, &self.stream, &self.faults)[0];
-        self.device.fill(&self.stream, &self.faults, 0).unwrap();
-        faults
-    }
-
-    /// Gathers `lists`, those of queries `first` on, and compares the tile with the oracle; what was
-    /// counted in the fault word.
-    fn check_lists(&self, queries: &[Query], first: usize, lists: &[Vec<i32>]) -> u32 {
-        let (device, stream) = (&self.device, &self.stream);
-        let step = Step::new(device, stream, queries);
-        let rows = lists[0].len();
-        let tile = self.tile(lists.len(), rows);
-        let selected = upload(device, stream, &lists.concat());
-        let range = step.queries(first, lists.len());
-        let (table, entries) = (self.table(), self.entries());
-        let rows = rows as u32;
-        ops::gather_kv(
-            device,
-            stream,
-            &range,
-            &selected,
-            rows,
-            &table,
-            &entries,
-            &tile,
-            &self.faults,
-        )
-        .unwrap();
-        let got = download(device, stream, &tile);
-        for ((list, &query), got) in
-            lists.iter().zip(&queries[first..]).zip(got.chunks(list_elements(lists)))
-        {
-            for (row, (&index, got)) in list.iter().zip(got.chunks(ROW)).enumerate() {
-                let want = if self.is_live(query) {
-                    self.entry(query, index.max(0)).filter(|_| index >= 0).unwrap_or(vec![0; ROW])
-                } else {
-                    canaries(ROW)
-                };
-                let what = format!("{:?} {query:?} row {row}, entry {index}", self.shape);
-                assert_same(got, &want, &what);
-            }
-        }
-        assert_same(&got[got.len() - ROW..], &canaries(ROW), "behind the tile");
-        self.take_faults()
-    }
-
-    /// Gathers all entries of queries `first..first + count` into tiles of `rows` rows, and compares
-    /// tile and lengths with the oracle; what was counted in the fault word.
-    fn check_all(&self, queries: &[Query], (first, count): (usize, usize), rows: usize) -> u32 {
-        let (device, stream) = (&self.device, &self.stream);
-        let step = Step::new(device, stream, queries);
-        let tile = self.tile(count, rows);
-        let lengths = upload(device, stream, &vec![-9_i32; count]);
-        let range = step.queries(first, count);
-        let (table, entries) = (self.table(), self.entries());
-        ops::gather_all(
-            device,
-            stream,
-            &range,
-            rows as u32,
-            &table,
-            &entries,
-            &tile,
-            &lengths,
-            &self.faults,
-        )
-        .unwrap();
-        let got = download(device, stream, &tile);
-        let lengths = download(device, stream, &lengths);
-        for ((&query, got), length) in
-            queries[first..].iter().zip(got.chunks_exact(rows * ROW)).zip(lengths)
-        {
-            let seen = visible(query.1.max(0) as usize, self.shape.ratio() as usize);
-            let want = if self.is_live(query) { seen.min(rows) } else { 0 };
-            assert_eq!(length, want as i32, "{:?} {query:?}", self.shape);
-            for (row, got) in got.chunks(ROW).enumerate() {
-                let want = if row < want {
-                    self.entry(query, row as i32).unwrap_or(vec![0; ROW])
-                } else {
-                    canaries(ROW)
-                };
-                assert_same(got, &want, &format!("{:?} {query:?} row {row}", self.shape));
-            }
-        }
-        assert_same(&got[got.len() - ROW..], &canaries(ROW), "behind the tile");
-        self.take_faults()
-    }
-
-    fn is_live(&self, (slot, _): Query) -> bool {
-        (0..self.shape.slots as i32).contains(&slot)
-    }
-}
-
-fn list_elements(lists: &[Vec<i32>]) -> usize {
-    lists[0].len() * ROW
-}
-
-fn canaries(elements: usize) -> Vec<u16> {
-    vec![u16::from_le_bytes([CANARY; 2]); elements]
-}
-
-/// The arrays of a step.
-struct Step<D: Device> {
-    position: Buffer<D, i32>,
-    slot: Buffer<D, i32>,
-}
-
-impl<D: Device> Step<D> {
-    fn new(device: &D, stream: &D::Stream, queries: &[Query]) -> Self {
-        let (slot, position): (Vec<i32>, Vec<i32>) = queries.iter().copied().unzip();
-        Self { position: upload(device, stream, &position), slot: upload(device, stream, &slot) }
-    }
-
-    fn queries(&self, first: usize, count: usize) -> GatherQueries<'_, D> {
-        let Self { position, slot } = self;
-        // Which of a request's tokens a query is does not matter to entries.
-        let index = slot;
-        GatherQueries { position, slot, index, first: first as u32, count: count as u32 }
-    }
-}
+use crate::entries::{PADDING, Pool, Query, Shape, Step};
+use crate::inputs::{assert_same, download, upload};
 
 /// Runs `test` for each row format and each number of entries per block.
 fn each_shape(test: impl Fn(MainFormat, u32)) {
@@ -298,9 +28,10 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
         let seen = [1, 32, 33, 70];
         let pool = Pool::scattered(device, format, entries_per_block, &seen);
         let last = |slot: usize| (slot as i32, pool.shape.position(seen[slot]));
-        // Two queries of one request, the second of which sees an entry more.
+        // One request's last query that does not see an entry, and the first that does.
         let before = (3, last(3).1 - pool.shape.ratio() as i32);
-        let queries = [PADDING, last(0), before, last(3), PADDING, last(2), last(1), PADDING];
+        let after = (3, before.1 + 1);
+        let queries = [PADDING, last(0), before, after, PADDING, last(2), last(1), PADDING];
         let mut random = StdRng::seed_from_u64(4);
         for length in [1, 3, 16, 17, 64] {
             let lists: Vec<Vec<i32>> = queries[1..]
@@ -386,7 +117,8 @@ pub fn all_equals_the_oracle<D: Device>(device: &D) {
         let seen = [1, 31, 32, 70];
         let pool = Pool::scattered(device, format, entries_per_block, &seen);
         let last = |slot: usize| (slot as i32, pool.shape.position(seen[slot]));
-        let queries = [last(1), PADDING, last(0), (2, 0), last(3), last(2), PADDING];
+        let first = (3, last(3).1 + 1 - pool.shape.ratio() as i32);
+        let queries = [last(1), PADDING, last(0), (2, 0), first, last(2), PADDING];
         for rows in [70, 71, 80, 97] {
             assert_eq!(pool.check_all(&queries, (1, 6), rows), 0);
         }

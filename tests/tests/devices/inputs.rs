@@ -72,6 +72,11 @@ pub fn download<D: Device, T: bytemuck::Pod>(
     values
 }
 
+/// Row `row` of a plane whose rows have `bytes` bytes.
+pub fn plane_row(plane: &[u8], row: usize, bytes: u64) -> &[u8] {
+    &plane[row * bytes as usize..][..bytes as usize]
+}
+
 /// The first difference, for messages shorter than two tiles.
 pub fn assert_same<T: PartialEq + std::fmt::Debug>(got: &[T], want: &[T], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: lengths");

@@ -5,11 +5,14 @@
 
 mod capture;
 mod compress;
+mod decode;
 mod embedder;
+mod entries;
 mod gather;
 mod inputs;
 mod manager;
 mod memory;
+mod model;
 mod swa;
 
 use std::process::ExitCode;
@@ -72,6 +75,10 @@ suite! {
         flush_equals_the_oracle_in_every_format,
         flush_of_hca_entries_equals_the_oracle,
         flush_counts_windows_without_a_block,
+    }
+    decode {
+        one_launch_equals_the_separate_kernels,
+        a_request_with_two_tokens_is_refused,
     }
     capture {
         replays_equal_eager_steps,

@@ -45,9 +45,10 @@ fn feed<D: Device>(
 fn ring<D: Device>(
     manager: &KvCacheManager<D>,
     stream: &D::Stream,
+    layer: LayerId,
     id: RequestId,
 ) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let handle = manager.layer(LAYER).unwrap();
+    let handle = manager.layer(layer).unwrap();
     let swa = handle.swa();
     let part = |plane: &Buffer<D, u8>, row_bytes: u64| {
         let bytes = u64::from(swa.ring) * row_bytes;
@@ -59,14 +60,15 @@ fn ring<D: Device>(
     part(swa.data, DATA_BYTES).into_iter().zip(scales).collect()
 }
 
-/// The ring holds what the token history says, whatever was written on the way.
-fn assert_ring<D: Device>(
+/// The layer's ring holds what the token history says, whatever was written on the way.
+pub fn assert_ring<D: Device>(
     manager: &KvCacheManager<D>,
     stream: &D::Stream,
+    layer: LayerId,
     id: RequestId,
     history: &[Vec<u16>],
 ) {
-    let got = ring(manager, stream, id);
+    let got = ring(manager, stream, layer, id);
     let mut slots = Ring::new(got.len());
     slots.write(0..history.len());
     let needed = history.len().saturating_sub(128)..history.len();
@@ -95,7 +97,7 @@ pub fn any_chunking_gives_the_same_rows<D: Device>(device: &D) {
             feed(&mut manager, &stream, id, &history[fed..fed + cut], cut);
             fed += cut;
         }
-        assert_ring(&manager, &stream, id, &history[..fed]);
+        assert_ring(&manager, &stream, LAYER, id, &history[..fed]);
     }
 }
 
@@ -114,7 +116,7 @@ pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
         let values = rows(drafts + 1, 100 + round);
         feed(&mut manager, &stream, id, &values, accepted);
         history.extend_from_slice(&values[..accepted]);
-        assert_ring(&manager, &stream, id, &history);
+        assert_ring(&manager, &stream, LAYER, id, &history);
     }
     assert!(history.len() > 140, "the ring went round");
 }
@@ -145,7 +147,7 @@ pub fn interleaved_requests_do_not_mix<D: Device>(device: &D) {
         let kv = upload(device, &stream, &kv);
         manager.layer(LAYER).unwrap().append_swa(&stream, &kv).unwrap();
         step.iter().for_each(|part| manager.commit(part.id, part.tokens).unwrap());
-        live.iter().for_each(|(id, history)| assert_ring(&manager, &stream, *id, history));
+        live.iter().for_each(|(id, history)| assert_ring(&manager, &stream, LAYER, *id, history));
         if random.random_bool(0.3) {
             let (id, _) = live.swap_remove(random.random_range(0..live.len()));
             manager.release(id).unwrap();

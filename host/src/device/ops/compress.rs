@@ -11,7 +11,7 @@ use crate::device::{Buffer, Device, DeviceError};
 use crate::kernels::{BuildPlan, Compress, CompressHca, UpdateTable, WriteState};
 
 /// Blocks that share the channels of an HCA window.
-const HCA_SPLITS: u32 = 8;
+pub(super) const HCA_SPLITS: u32 = 8;
 
 /// The tokens of a step.
 pub struct StepTokens<D: Device> {
@@ -80,14 +80,14 @@ pub struct StateRing<D: Device> {
 }
 
 /// What a compressor's tensors look like.
-struct Shape {
+pub(super) struct Shape {
     ratio: u32,
     columns: u32,
     channels: u32,
 }
 
 impl Shape {
-    const fn of(stream: StateStream) -> Self {
+    pub(super) const fn of(stream: StateStream) -> Self {
         match stream {
             StateStream::CsaMain => {
                 Self { ratio: CSA_RATIO, columns: 2 * HEAD_DIM, channels: HEAD_DIM }
@@ -99,7 +99,7 @@ impl Shape {
         }
     }
 
-    fn check<D: Device>(
+    pub(super) fn check<D: Device>(
         &self,
         tokens: &StepTokens<D>,
         projections: &StepProjections<'_, D>,
@@ -118,15 +118,21 @@ impl Shape {
         super::super::check_length("rows of a state ring", state.ring.into(), window.into())
     }
 
-    fn check_weights<D: Device>(
+    pub(super) fn check_weights<D: Device>(
         &self,
         weights: &CompressorWeights<'_, D>,
-        entries: &Buffer<D, u16>,
-        capacity: u32,
     ) -> Result<(), DeviceError> {
         check("norm weights", weights.norm, self.channels.into())?;
-        check("rotary frequencies", weights.frequencies, u64::from(ROPE_DIM / 2))?;
-        check("entries", entries, u64::from(capacity) * u64::from(self.channels))
+        check("rotary frequencies", weights.frequencies, u64::from(ROPE_DIM / 2))
+    }
+
+    fn check_entries<D: Device>(
+        &self,
+        plan: &Plan<'_, D>,
+        entries: &Buffer<D, u16>,
+    ) -> Result<(), DeviceError> {
+        plan.check()?;
+        check("entries", entries, u64::from(plan.capacity) * u64::from(self.channels))
     }
 }
 
@@ -222,8 +228,8 @@ pub fn compress<D: Device>(
         CsaStream::Index => (Shape::of(StateStream::CsaIndex), 4),
     };
     shape.check(tokens, projections, weights.ape, state)?;
-    shape.check_weights(weights, entries, plan.capacity)?;
-    plan.check()?;
+    shape.check_weights(weights)?;
+    shape.check_entries(plan, entries)?;
     let operation = Compress {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
@@ -252,6 +258,14 @@ pub struct HcaScratch<'a, D: Device> {
     pub arrivals: &'a Buffer<D, u32>,
 }
 
+impl<D: Device> HcaScratch<'_, D> {
+    /// Checks that there is a place for each of `records` windows.
+    pub(super) fn check(&self, records: u32) -> Result<(), DeviceError> {
+        check("pooled entries", self.pooled, u64::from(records) * u64::from(HEAD_DIM))?;
+        check("arrivals", self.arrivals, records.into())
+    }
+}
+
 /// Queues `compress_hca`: the entries (`[capacity, 512]` BF16) of the listed windows.
 ///
 /// Of a chunk it must run before [`write_state`].
@@ -272,10 +286,9 @@ pub fn compress_hca<D: Device>(
 ) -> Result<(), DeviceError> {
     let shape = Shape::of(StateStream::Hca);
     shape.check(tokens, projections, weights.ape, state)?;
-    shape.check_weights(weights, entries, plan.capacity)?;
-    plan.check()?;
-    check("pooled entries", scratch.pooled, u64::from(plan.capacity) * u64::from(HEAD_DIM))?;
-    check("arrivals", scratch.arrivals, plan.capacity.into())?;
+    shape.check_weights(weights)?;
+    shape.check_entries(plan, entries)?;
+    scratch.check(plan.capacity)?;
     let operation = CompressHca {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),

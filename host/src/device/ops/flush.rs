@@ -42,9 +42,7 @@ pub fn flush_csa<D: Device>(
 ) -> Result<(), DeviceError> {
     let params = check_flush(tokens, plan, entries, table, to, CSA_RATIO, faults)?;
     check("indexer keys", keys, u64::from(plan.capacity) * u64::from(INDEX_DIM))?;
-    let rows = u64::from(to.num_blocks) * u64::from(to.entries_per_block);
-    check("indexer key codes", index.code, rows * index.format.code_bytes())?;
-    check("indexer key scales", index.scale, rows * index.format.scale_bytes())?;
+    check_index_keys(index, to)?;
     let operation = FlushCsa {
         entries: entries.ptr(),
         keys: keys.ptr(),
@@ -120,4 +118,14 @@ fn check_flush<D: Device>(
         num_blocks: to.num_blocks,
         rotate: 0,
     })
+}
+
+/// Checks that there is a key for every entry.
+pub(super) fn check_index_keys<D: Device>(
+    index: &IndexKeys<'_, D>,
+    entries: &Entries<'_, D>,
+) -> Result<(), DeviceError> {
+    let rows = u64::from(entries.num_blocks) * u64::from(entries.entries_per_block);
+    check("indexer key codes", index.code, rows * index.format.code_bytes())?;
+    check("indexer key scales", index.scale, rows * index.format.scale_bytes())
 }

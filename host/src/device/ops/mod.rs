@@ -2,6 +2,7 @@
 //! gives it, then the kernel is launched.
 
 mod compress;
+mod decode;
 mod flush;
 mod gather;
 mod swa;
@@ -10,6 +11,7 @@ pub use compress::{
     CompressorWeights, HcaScratch, Plan, StateRing, StepProjections, StepTokens, build_plan,
     compress, compress_hca, plan_capacity, update_table, write_state,
 };
+pub use decode::{DecodeStep, DecodeStream, decode_csa, decode_hca};
 pub use flush::{IndexKeys, flush_csa, flush_hca};
 pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};
 pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};

@@ -23,7 +23,7 @@ pub struct SwaRing<'a, D: Device> {
 }
 
 impl<D: Device> SwaRing<'_, D> {
-    fn check(&self) -> Result<u32, DeviceError> {
+    pub(super) fn check(&self) -> Result<u32, DeviceError> {
         let rows = u64::from(self.slots) * u64::from(self.ring);
         check("ring data", self.data, rows * DATA_BYTES)?;
         check("ring scales", self.scale, rows * self.format.scale_bytes())?;

@@ -1,0 +1,191 @@
+//! One-token decode in one launch a layer: the bytes of the separate kernels.
+
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::handle::Projected;
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::schema::PoolKind;
+use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::inputs::{assert_same, download, rows, upload};
+
+/// Tokens of the longest step.
+const STEP_TOKENS: usize = 160;
+
+/// Projections for every compressor, more than any step needs, and weights.
+struct Inputs<D: Device> {
+    window_kv: Buffer<D, u16>,
+    values: Buffer<D, f32>,
+    weights: Buffer<D, f32>,
+}
+
+impl<D: Device> Inputs<D> {
+    fn new(device: &D, stream: &D::Stream, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut values = |count: usize, size: f32| -> Vec<f32> {
+            (0..count).map(|_| random.random_range(-size..size)).collect()
+        };
+        Self {
+            window_kv: upload(device, stream, &rows(STEP_TOKENS, seed).concat()),
+            values: upload(device, stream, &values((STEP_TOKENS + 1) * 1024, 4.0)),
+            weights: upload(device, stream, &values(128 * 512 + 512, 1.5)),
+        }
+    }
+
+    /// A compressor's inputs of `columns`: overlapping cuts of the same random numbers.
+    fn projected(&self, columns: u64, channels: u64) -> [Buffer<D, f32>; 4] {
+        let all = STEP_TOKENS as u64 * columns;
+        [
+            self.values.slice(0, all).unwrap(),
+            self.values.slice(1024, all).unwrap(),
+            self.weights.slice(512, 65536).unwrap(),
+            self.weights.slice(0, channels).unwrap(),
+        ]
+    }
+}
+
+fn borrow<D: Device>([kv, gate, ape, norm]: &[Buffer<D, f32>; 4]) -> Projected<'_, D> {
+    Projected { kv, gate, ape, norm }
+}
+
+fn manager<D: Device>(device: &D, main: MainFormat, index: IndexFormat) -> KvCacheManager<D> {
+    let config = CacheConfig {
+        main_format: main,
+        index_format: index,
+        max_requests: 4,
+        num_blocks: 12,
+        max_context: 1024,
+        max_step_tokens: STEP_TOKENS as u32,
+        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+    };
+    KvCacheManager::new(device.clone(), config).unwrap()
+}
+
+/// Runs one step through every layer, by the separate kernels or by the decode kernels.
+fn run_step<D: Device>(
+    manager: &KvCacheManager<D>,
+    stream: &D::Stream,
+    inputs: &Inputs<D>,
+    fused: bool,
+) -> Result<(), KvError> {
+    let [main, index, hca] = [(1024, 512), (256, 128), (512, 512)]
+        .map(|(columns, channels)| inputs.projected(columns, channels));
+    if !fused {
+        manager.build_plan(stream)?;
+    }
+    for layer in 0..manager.schema().layers.len() {
+        let handle = manager.layer(LayerId(layer as u32))?;
+        let kv = &inputs.window_kv;
+        match (handle.schema().kind, fused) {
+            (LayerKind::Swa, _) => handle.append_swa(stream, kv)?,
+            (LayerKind::Csa, true) => {
+                handle.decode_csa(stream, kv, &borrow(&main), &borrow(&index))?;
+            }
+            (LayerKind::Hca, true) => handle.decode_hca(stream, kv, &borrow(&hca))?,
+            (LayerKind::Csa, false) => {
+                handle.append_swa(stream, kv)?;
+                handle.update_csa(stream, &borrow(&main), &borrow(&index))?;
+            }
+            (LayerKind::Hca, false) => {
+                handle.append_swa(stream, kv)?;
+                handle.update_hca(stream, &borrow(&hca))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every pool of every layer.
+fn contents<D: Device>(manager: &KvCacheManager<D>, stream: &D::Stream) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for layer in 0..manager.schema().layers.len() {
+        let handle = manager.layer(LayerId(layer as u32)).unwrap();
+        let mut take = |what: &str, buffer: &Buffer<D, u8>| {
+            let bytes = download(manager.device(), stream, buffer);
+            all.push((format!("layer {layer} {what}"), bytes));
+        };
+        take("window data", handle.swa().data);
+        take("window scale", handle.swa().scale);
+        if let Ok(entries) = handle.entries() {
+            take("entry data", entries.data);
+            take("entry scale", entries.scale);
+        }
+        if let Ok(keys) = handle.index_keys() {
+            take("key code", keys.code);
+            take("key scale", keys.scale);
+        }
+        for pool in [PoolKind::MainState, PoolKind::IndexState] {
+            if let Ok(state) = handle.state(pool) {
+                take("state", &state.rows.cast());
+            }
+        }
+    }
+    all
+}
+
+/// Requests that start at 0 to 3 tokens before a boundary of entries, windows and blocks, decoded
+/// past it, in every combination of formats.
+pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let formats = [
+        (MainFormat::Ue8m0, IndexFormat::Mxfp4),
+        (MainFormat::Ue8m0, IndexFormat::Nvfp4),
+        (MainFormat::F32, IndexFormat::Fp8),
+        (MainFormat::F32, IndexFormat::Mxfp4),
+    ];
+    for (main, index) in formats {
+        let mut separate = manager(device, main, index);
+        let mut fused = manager(device, main, index);
+        let mut requests: Vec<(RequestId, u32)> = Vec::new();
+        for prompt in [1, 124, 127] {
+            let inputs = Inputs::new(device, &stream, u64::from(prompt));
+            let id = separate.admit().unwrap();
+            assert_eq!(fused.admit().unwrap(), id);
+            for manager in [&mut separate, &mut fused] {
+                let step = [StepRequest { id, start: 0, tokens: prompt }];
+                manager.prepare_forward(&stream, &step).unwrap();
+                run_step(manager, &stream, &inputs, false).unwrap();
+                manager.commit(id, prompt).unwrap();
+            }
+            requests.push((id, prompt));
+        }
+        for round in 0..10 {
+            let inputs = Inputs::new(device, &stream, 1000 + round);
+            let step: Vec<StepRequest> =
+                requests.iter().map(|&(id, start)| StepRequest { id, start, tokens: 1 }).collect();
+            for (manager, one_launch) in [(&mut separate, false), (&mut fused, true)] {
+                manager.prepare_forward(&stream, &step).unwrap();
+                run_step(manager, &stream, &inputs, one_launch).unwrap();
+                step.iter().for_each(|part| manager.commit(part.id, 1).unwrap());
+                manager.check_faults(&stream).unwrap();
+            }
+            requests.iter_mut().for_each(|(_, tokens)| *tokens += 1);
+        }
+        let (got, want) = (contents(&fused, &stream), contents(&separate, &stream));
+        for ((name, got), (_, want)) in got.iter().zip(&want) {
+            assert_same(got, want, &format!("{main:?} {index:?} {name}"));
+        }
+        assert!(want.iter().any(|(name, bytes)| {
+            name.contains("entry data") && bytes.iter().any(|&byte| byte != 0)
+        }));
+    }
+}
+
+/// A step with two tokens of a request must not pass for decode: it is refused on the device.
+pub fn a_request_with_two_tokens_is_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let mut manager = manager(device, MainFormat::Ue8m0, IndexFormat::Mxfp4);
+    let id = manager.admit().unwrap();
+    let inputs = Inputs::new(device, &stream, 5);
+    manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 2 }]).unwrap();
+    run_step(&manager, &stream, &inputs, true).unwrap();
+    let error = manager.check_faults(&stream).unwrap_err();
+    assert!(
+        matches!(error, KvError::KernelRefused { kernel: "decode_csa_ue8m0_mxfp4", count: 2 }),
+        "one refusal in each of two CSA layers: {error}"
+    );
+}

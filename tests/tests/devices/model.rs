@@ -1,0 +1,242 @@
+//! A compressor on a device, fed with a token history by the single operations: no manager, no
+//! handles.
+
+use dsv4_kv::SlotId;
+use dsv4_kv::device::ops::{
+    self, CompressorWeights, HcaScratch, Plan, StateRing, StepProjections, StepTokens,
+};
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::plan::{self, Chunk, Section, StepLayout};
+use dsv4_kv_oracle::compressor::{Compressor, Shape};
+use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
+use dsv4_kv_oracle::rope::Table;
+use dsv4_kv_tests::golden;
+use kv_layout::geometry::{CsaStream, StateStream};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::inputs::{download, upload};
+
+/// Its shape in the oracle.
+pub fn shape(stream: StateStream) -> Shape {
+    match stream {
+        StateStream::CsaMain => Shape::CSA,
+        StateStream::CsaIndex => Shape::INDEX,
+        StateStream::Hca => Shape::HCA,
+    }
+}
+
+/// What a compressor reads: a token history from position 0, and weights.
+#[derive(Clone)]
+pub struct History {
+    pub stream: StateStream,
+    pub kv: Vec<f32>,
+    pub gate: Vec<f32>,
+    pub ape: Vec<f32>,
+    pub norm: Vec<f32>,
+}
+
+impl History {
+    pub fn golden(stream: StateStream) -> Self {
+        let name = match stream {
+            StateStream::CsaMain => "csa",
+            StateStream::CsaIndex => "idx",
+            StateStream::Hca => "hca",
+        };
+        let load = |what: &str| golden::load::<f32>(&format!("{name}_{what}")).unwrap().data;
+        let (kv, gate) = (load("kv"), load("gate"));
+        Self { stream, kv, gate, ape: load("ape"), norm: load("norm_w") }
+    }
+
+    /// Random projections and weights.
+    pub fn random(stream: StateStream, tokens: usize, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let Shape { ratio, channels, .. } = shape(stream);
+        let columns = shape(stream).columns();
+        let mut values = |count, size: f32| -> Vec<f32> {
+            (0..count).map(|_| random.random_range(-size..size)).collect()
+        };
+        Self {
+            stream,
+            kv: values(tokens * columns, 4.0),
+            gate: values(tokens * columns, 6.0),
+            ape: values(ratio * columns, 1.0),
+            norm: values(channels, 2.0),
+        }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.kv.len() / shape(self.stream).columns()
+    }
+
+    pub fn oracle(&self) -> Compressor<'_> {
+        let Self { stream, kv, gate, ape, norm } = self;
+        Compressor { shape: shape(*stream), kv, gate, ape, norm_w: norm }
+    }
+
+    /// Projections of the tokens `range`.
+    pub fn projections(&self, range: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
+        let columns = shape(self.stream).columns();
+        let cut = range.start * columns..range.end * columns;
+        (self.kv[cut.clone()].to_vec(), self.gate[cut].to_vec())
+    }
+}
+
+/// A step on the device with its work lists.
+pub struct Step<D: Device> {
+    sections: [Buffer<D, i32>; 4],
+    /// The work lists of ratio 4 and 128.
+    pub plans: [Buffer<D, i32>; 2],
+    /// Tokens, padding included.
+    pub count: u32,
+}
+
+impl<D: Device> Step<D> {
+    pub fn new(device: &D, stream: &D::Stream, padding: u32, chunks: &[Chunk]) -> Self {
+        let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
+        let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
+        let mut array = vec![0; layout.elements()];
+        plan::fill(&mut array, layout, 128, chunks.iter().copied());
+        let section = |section| &array[layout.range(section)];
+        let sections = [Section::Position, Section::Slot, Section::Index, Section::Remaining]
+            .map(|name| upload(device, stream, section(name)));
+        let count = tokens + padding;
+        let plans = [4, 128].map(|ratio| {
+            let capacity = ops::plan_capacity(count, chunks.len() as u32, ratio);
+            upload(device, stream, &vec![77; capacity as usize])
+        });
+        let step = Self { sections, plans, count };
+        let [csa, hca] = [0, 1].map(|list| step.plan(list));
+        ops::build_plan(device, stream, &step.tokens(), &csa, &hca).unwrap();
+        step
+    }
+
+    pub fn tokens(&self) -> StepTokens<D> {
+        let [position, slot, index, remaining] = self.sections.clone();
+        StepTokens { position, slot, index, remaining, count: self.count }
+    }
+
+    pub fn plan(&self, list: usize) -> Plan<'_, D> {
+        let records = &self.plans[list];
+        Plan { records, capacity: records.len() as u32 }
+    }
+}
+
+/// A compressor on a device: weights, state ring, scratch.
+pub struct OnDevice<'a, D: Device> {
+    device: &'a D,
+    pub stream: D::Stream,
+    which: StateStream,
+    ape: Buffer<D, f32>,
+    norm: Buffer<D, f32>,
+    frequencies: Buffer<D, f32>,
+    state: Buffer<D, f32>,
+    ring: u32,
+    slots: u32,
+}
+
+impl<'a, D: Device> OnDevice<'a, D> {
+    pub fn new(device: &'a D, history: &History, slots: u32, ring: u32) -> Self {
+        let stream = device.stream().unwrap();
+        let columns = 2 * shape(history.stream).columns() as u64;
+        let frequencies = upload(device, &stream, &Table::Compress.frequencies());
+        let state = device.allocate("state", u64::from(slots * ring) * columns).unwrap();
+        // NaN wherever nobody wrote: a stale or absent row cannot go unnoticed.
+        device.fill(&stream, &state, 0xFF).unwrap();
+        Self {
+            ape: upload(device, &stream, &history.ape),
+            norm: upload(device, &stream, &history.norm),
+            which: history.stream,
+            device,
+            stream,
+            frequencies,
+            state,
+            ring,
+            slots,
+        }
+    }
+
+    /// Compresses the windows that the step closes, then writes its tokens to the ring; the entries
+    /// in the order of the work list.
+    pub fn run(&self, step: &Step<D>, kv: &[f32], gate: &[f32]) -> Vec<Vec<u16>> {
+        let Self { device, stream, ring, slots, .. } = self;
+        let (kv, gate) = (upload(*device, stream, kv), upload(*device, stream, gate));
+        let projections = StepProjections { kv: &kv, gate: &gate };
+        let weights =
+            CompressorWeights { ape: &self.ape, norm: &self.norm, frequencies: &self.frequencies };
+        let state = StateRing { rows: self.state.clone(), ring: *ring, slots: *slots };
+        let plan = step.plan(usize::from(self.which == StateStream::Hca));
+        let channels = shape(self.which).channels;
+        let capacity = u64::from(plan.capacity);
+        let entries = device.allocate::<u16>("entries", capacity * channels as u64).unwrap();
+        let tokens = step.tokens();
+        if let Some(csa) = match self.which {
+            StateStream::CsaMain => Some(CsaStream::Main),
+            StateStream::CsaIndex => Some(CsaStream::Index),
+            StateStream::Hca => None,
+        } {
+            let run = ops::compress;
+            run(*device, stream, csa, &tokens, &projections, &weights, &state, &plan, &entries)
+                .unwrap();
+        } else {
+            let pooled = device.allocate("pooled", capacity * 512).unwrap();
+            let arrivals = device.allocate("arrivals", capacity).unwrap();
+            let scratch = HcaScratch { pooled: &pooled, arrivals: &arrivals };
+            let run = ops::compress_hca;
+            run(
+                *device,
+                stream,
+                &tokens,
+                &projections,
+                &weights,
+                &state,
+                &plan,
+                &scratch,
+                &entries,
+            )
+            .unwrap();
+            assert!(download(*device, stream, &arrivals).iter().all(|&count| count == 0));
+        }
+        let (which, ape) = (self.which, &self.ape);
+        ops::write_state(*device, stream, which, &tokens, &projections, ape, &state).unwrap();
+        let listed = download(*device, stream, plan.records);
+        let entries = download(*device, stream, &entries);
+        let live = listed.iter().take_while(|&&token| token >= 0).count();
+        entries.chunks_exact(channels).take(live).map(<[u16]>::to_vec).collect()
+    }
+
+    /// Feeds one request's whole history in chunks of the given sizes; the entries in order.
+    pub fn feed(&self, history: &History, cuts: impl IntoIterator<Item = usize>) -> Vec<Vec<u16>> {
+        let mut entries = Vec::new();
+        let mut start = 0;
+        for cut in cuts {
+            let end = (start + cut).min(history.tokens());
+            let chunk = Chunk { slot: SlotId(0), start: start as u32, end: end as u32 };
+            let step = Step::new(self.device, &self.stream, 0, &[chunk]);
+            let (kv, gate) = history.projections(start..end);
+            entries.extend(self.run(&step, &kv, &gate));
+            start = end;
+            if start == history.tokens() {
+                break;
+            }
+        }
+        assert_eq!(start, history.tokens());
+        entries
+    }
+}
+
+/// Rows of the least ring, without speculation.
+pub fn window(stream: StateStream) -> u32 {
+    if stream == StateStream::Hca { 128 } else { 8 }
+}
+
+/// `got` is the rounding of some vector within `tolerance * max|want|` of `want`.
+pub fn assert_rounds(got: &[u16], want: &[f32], tolerance: f32, what: &str) {
+    let slack = tolerance * want.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+    for (channel, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let value = |bits| bf16_value(bits);
+        let (least, most) = (bf16_nearest(want - slack), bf16_nearest(want + slack));
+        let inside = (value(least)..=value(most)).contains(&value(got));
+        assert!(inside, "{what}, channel {channel}: {} is not {want}", value(got));
+    }
+}

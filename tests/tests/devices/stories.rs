@@ -1,0 +1,375 @@
+//! A cache of all kinds of layers fed with token histories, and what it must hold afterwards.
+
+use std::ops::Range;
+
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::schema::PoolKind;
+use dsv4_kv::{
+    CacheConfig, KvCacheManager, KvError, LayerCacheHandle, LayerId, Projected, RequestId,
+    StepRequest,
+};
+use dsv4_kv_oracle::hadamard::hadamard;
+use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
+use dsv4_kv_oracle::number::{bf16_nearest_f64, bf16_value};
+use dsv4_kv_oracle::row::EncodedRow;
+use kv_layout::geometry::{LayerKind, StateStream};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::{DATA_BYTES, MainFormat};
+
+use crate::inputs::{assert_same, download, oracle, plane_row, rows, upload};
+use crate::manager::assert_ring;
+use crate::model::{History, OnDevice, assert_rounds, shape, window};
+
+/// What an element of a step's tensors is where there is no token: NaN in every format.
+const PADDING: u8 = 0xFF;
+/// Most tokens of a step of [`config`].
+const STEP_TOKENS: u32 = 512;
+
+/// Formats of a cache.
+pub type Formats = (MainFormat, IndexFormat);
+
+/// A small cache of a model with these kinds of layers.
+pub fn config(layers: &[LayerKind], formats: Formats, max_requests: u32) -> CacheConfig {
+    let tiny = ModelConfig::preset("tiny").unwrap();
+    CacheConfig {
+        main_format: formats.0,
+        index_format: formats.1,
+        max_requests,
+        num_blocks: 5 * max_requests,
+        max_context: 640,
+        max_step_tokens: STEP_TOKENS,
+        ..CacheConfig::smallest(ModelConfig { layers: layers.to_vec(), ..tiny })
+    }
+}
+
+/// The compressors of a layer.
+fn compressors(kind: LayerKind) -> &'static [StateStream] {
+    match kind {
+        LayerKind::Swa => &[],
+        LayerKind::Csa => &[StateStream::CsaMain, StateStream::CsaIndex],
+        LayerKind::Hca => &[StateStream::Hca],
+    }
+}
+
+/// One request's tokens as one layer sees them.
+struct Seen {
+    kind: LayerKind,
+    /// `[tokens]` of `[512]`: keys of the sliding window.
+    rows: Vec<Vec<u16>>,
+    /// One per compressor; the weights are those of every story.
+    histories: Vec<History>,
+}
+
+/// What a request's blocks hold in one layer.
+pub struct Stored {
+    /// The compressed entries, oldest first.
+    pub entries: Vec<EncodedRow>,
+    keys: Vec<EncodedKey>,
+}
+
+/// The tokens of one request, as each layer sees them.
+pub struct Story {
+    layers: Vec<Seen>,
+    tokens: usize,
+}
+
+impl Story {
+    /// A story of random tokens; stories of different seeds share nothing but the weights.
+    pub fn random(layers: &[LayerKind], tokens: usize, seed: u64) -> Self {
+        let layers = layers.iter().zip(1000..).map(|(&kind, layer)| {
+            let history = |(&stream, at): (&StateStream, u64)| {
+                let History { ape, norm, .. } = History::random(stream, 1, 10 * layer + at);
+                let own = History::random(stream, tokens, 10 * (1000 * seed + layer) + at);
+                History { ape, norm, ..own }
+            };
+            let histories = compressors(kind).iter().zip(0..).map(history).collect();
+            Seen { kind, rows: rows(tokens, 1000 * seed + layer), histories }
+        });
+        Self { layers: layers.collect(), tokens }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// What each layer stores of the story: its compressors run alone over all of it in one chunk,
+    /// their entries are explained by the oracle's, and the oracle encodes them.
+    pub fn stored<D: Device>(&self, device: &D, formats: Formats) -> Vec<Stored> {
+        let (main, index) = (oracle(formats.0), KeyFormat::from_name(formats.1.name()).unwrap());
+        let of_layer = |seen: &Seen| {
+            let mut stored = Stored { entries: Vec::new(), keys: Vec::new() };
+            for history in &seen.histories {
+                let entries = entries_alone(device, history);
+                if history.stream == StateStream::CsaIndex {
+                    stored.keys = entries.iter().map(|key| index.encode(&rotated(key))).collect();
+                } else {
+                    stored.entries = entries.iter().map(|entry| main.encode(entry)).collect();
+                }
+            }
+            stored
+        };
+        self.layers.iter().map(of_layer).collect()
+    }
+}
+
+/// The entries of a history fed in one chunk to a compressor of its own.
+fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> {
+    let compressor = OnDevice::new(device, history, 1, window(history.stream));
+    let entries = compressor.feed(history, [history.tokens()]);
+    assert_eq!(entries.len(), history.tokens() / shape(history.stream).ratio);
+    for (i, entry) in entries.iter().enumerate() {
+        let want: Vec<f32> = history.oracle().entry(i).iter().map(|&x| x as f32).collect();
+        assert_rounds(entry, &want, 5e-6, &format!("{:?} entry {i}", history.stream));
+    }
+    entries
+}
+
+/// An indexer key after the Hadamard rotation.
+fn rotated(key: &[u16]) -> Vec<u16> {
+    let key: Vec<f64> = key.iter().map(|&bits| bf16_value(bits)).collect();
+    hadamard(&key).into_iter().map(bf16_nearest_f64).collect()
+}
+
+/// What one request does in a step: tokens `start..` of its story, then, if the step drafts, tokens
+/// of another story at the positions that follow.
+pub struct Part<'a> {
+    pub id: RequestId,
+    pub pieces: Vec<(&'a Story, Range<usize>)>,
+}
+
+impl<'a> Part<'a> {
+    pub fn new(id: RequestId, story: &'a Story, tokens: Range<usize>) -> Self {
+        Self { id, pieces: vec![(story, tokens)] }
+    }
+
+    fn request(&self) -> StepRequest {
+        let (start, end) = (self.pieces[0].1.start, self.pieces.last().unwrap().1.end);
+        StepRequest { id: self.id, start: start as u32, tokens: (end - start) as u32 }
+    }
+}
+
+/// A compressor's weights, and its projections of the tokens of a step.
+struct ProjectedInputs<D: Device> {
+    kv: Buffer<D, f32>,
+    gate: Buffer<D, f32>,
+    ape: Buffer<D, f32>,
+    norm: Buffer<D, f32>,
+}
+
+impl<D: Device> ProjectedInputs<D> {
+    fn new(device: &D, stream: &D::Stream, of: StateStream, seed: u64) -> Self {
+        let History { ape, norm, .. } = History::random(of, 1, seed);
+        let elements = u64::from(STEP_TOKENS) * shape(of).columns() as u64;
+        Self {
+            kv: device.allocate("key projections", elements).unwrap(),
+            gate: device.allocate("gate projections", elements).unwrap(),
+            ape: upload(device, stream, &ape),
+            norm: upload(device, stream, &norm),
+        }
+    }
+
+    fn projected(&self) -> Projected<'_, D> {
+        let Self { kv, gate, ape, norm } = self;
+        Projected { kv, gate, ape, norm }
+    }
+}
+
+/// One layer's tensors of a step, at fixed addresses.
+struct LayerInputs<D: Device> {
+    kind: LayerKind,
+    rows: Buffer<D, u16>,
+    compressors: Vec<ProjectedInputs<D>>,
+}
+
+/// A cache, and the tensors of its steps.
+pub struct Fed<D: Device> {
+    pub manager: KvCacheManager<D>,
+    pub stream: D::Stream,
+    layers: Vec<LayerInputs<D>>,
+}
+
+impl<D: Device> Fed<D> {
+    /// An empty cache whose pools are poisoned.
+    pub fn new(device: &D, config: CacheConfig) -> Self {
+        let stream = device.stream().unwrap();
+        let layers = config.model.layers.iter().zip(1000..).map(|(&kind, layer)| {
+            let streams = compressors(kind).iter().zip(0..);
+            LayerInputs {
+                kind,
+                rows: device.allocate("kv", u64::from(STEP_TOKENS) * 512).unwrap(),
+                compressors: streams
+                    .map(|(&of, at)| ProjectedInputs::new(device, &stream, of, 10 * layer + at))
+                    .collect(),
+            }
+        });
+        let layers = layers.collect();
+        let manager = KvCacheManager::new(device.clone(), config).unwrap();
+        let fed = Self { manager, stream, layers };
+        fed.poison();
+        fed
+    }
+
+    /// Overwrites every pool, states with NaN: what nobody wrote since cannot go unnoticed.
+    pub fn poison(&self) {
+        for (_, pool) in self.pools() {
+            self.manager.device().fill(&self.stream, &pool, 0xFF).unwrap();
+        }
+    }
+
+    pub fn layer_ids(&self) -> impl Iterator<Item = LayerId> + use<D> {
+        (0..self.layers.len() as u32).map(LayerId)
+    }
+
+    /// The tensors of a layer's update: of its main compressor, and of its indexer's.
+    pub fn projected(&self, layer: LayerId) -> Vec<Projected<'_, D>> {
+        let compressors = &self.layers[layer.0 as usize].compressors;
+        compressors.iter().map(ProjectedInputs::projected).collect()
+    }
+
+    /// The step's sliding-window keys of a layer.
+    pub fn rows(&self, layer: LayerId) -> &Buffer<D, u16> {
+        &self.layers[layer.0 as usize].rows
+    }
+
+    /// Memory of all tensors of a step, for a graph to retain.
+    pub fn inputs(&self) -> Vec<std::sync::Arc<D::Memory>> {
+        let of_layer = |layer: &LayerInputs<D>| {
+            let projected = layer.compressors.iter().flat_map(|inputs| {
+                let ProjectedInputs { kv, gate, ape, norm } = inputs;
+                [kv, gate, ape, norm].map(Buffer::memory)
+            });
+            projected.chain([layer.rows.memory()]).collect::<Vec<_>>()
+        };
+        self.layers.iter().flat_map(of_layer).collect()
+    }
+
+    /// Prepares a step and brings its tensors in place, with padding up to `bucket` tokens.
+    pub fn prepare(&mut self, parts: &[Part<'_>], bucket: u32) {
+        let step: Vec<_> = parts.iter().map(Part::request).collect();
+        let plan = self.manager.prepare_forward(&self.stream, &step).unwrap();
+        assert!(plan.tokens <= bucket);
+        let (device, stream) = (self.manager.device(), &self.stream);
+        let pieces = || parts.iter().flat_map(|part| part.pieces.iter().cloned());
+        for (layer, inputs) in self.layers.iter().enumerate() {
+            let of_layer = |(story, range): (&_, Range<usize>)| {
+                let story: &Story = story;
+                story.layers[layer].rows[range].concat()
+            };
+            let mut kv: Vec<u16> = pieces().flat_map(of_layer).collect();
+            kv.resize(bucket as usize * 512, u16::from_le_bytes([PADDING; 2]));
+            device.upload(stream, &kv, &inputs.rows, 0).unwrap();
+            for (compressor, to) in inputs.compressors.iter().enumerate() {
+                let (mut kv, mut gate) = (Vec::new(), Vec::new());
+                for (story, range) in pieces() {
+                    let history = &story.layers[layer].histories[compressor];
+                    let projections = history.projections(range);
+                    kv.extend(projections.0);
+                    gate.extend(projections.1);
+                }
+                let columns = shape(compressors(inputs.kind)[compressor]).columns();
+                for (mut values, to) in [(kv, &to.kv), (gate, &to.gate)] {
+                    values.resize(bucket as usize * columns, f32::from_le_bytes([PADDING; 4]));
+                    device.upload(stream, &values, to, 0).unwrap();
+                }
+            }
+        }
+    }
+
+    /// Queues the work lists and every layer's update, in launches of `bucket` tokens.
+    pub fn update(&self, bucket: u32) -> Result<(), KvError> {
+        self.manager.build_plan_for(&self.stream, bucket)?;
+        for (layer, inputs) in self.layer_ids().zip(&self.layers) {
+            let handle = self.manager.layer_for(layer, bucket)?;
+            handle.append_swa(&self.stream, &inputs.rows)?;
+            match self.projected(layer).as_slice() {
+                [] => {}
+                [hca] => handle.update_hca(&self.stream, hca)?,
+                [main, index, ..] => handle.update_csa(&self.stream, main, index)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A whole step of which everything is accepted.
+    pub fn step(&mut self, parts: &[Part<'_>], bucket: u32) {
+        self.prepare(parts, bucket);
+        self.update(bucket).unwrap();
+        for part in parts {
+            self.manager.commit(part.id, part.request().tokens).unwrap();
+        }
+    }
+
+    /// Every pool of every layer.
+    pub fn pools(&self) -> Vec<(String, Buffer<D, u8>)> {
+        let of_layer = |layer| {
+            let handle = self.manager.layer(layer).unwrap();
+            let pools = pools_of(&handle);
+            assert_eq!(pools.len(), handle.schema().pools.len(), "all pools of the layer");
+            pools.into_iter().map(move |(kind, pool)| (format!("{layer:?} {kind:?}"), pool))
+        };
+        self.layer_ids().flat_map(of_layer).collect()
+    }
+
+    /// The bytes of every pool of every layer.
+    pub fn pool_bytes(&self) -> Vec<(String, Vec<u8>)> {
+        let bytes = |pool| download(self.manager.device(), &self.stream, pool);
+        self.pools().iter().map(|(name, pool)| (name.clone(), bytes(pool))).collect()
+    }
+
+    /// In every layer the request holds its first `tokens` tokens: the window, and each closed entry
+    /// and indexer key at the place that the block table names.
+    pub fn assert_holds(&self, id: RequestId, story: &Story, stored: &[Stored], tokens: usize) {
+        let Self { manager, stream, .. } = self;
+        let blocks: Vec<usize> =
+            manager.block_table(id).unwrap().map(|block| block.0 as usize).collect();
+        for (layer, (seen, stored)) in self.layer_ids().zip(story.layers.iter().zip(stored)) {
+            assert_ring(manager, stream, layer, id, &seen.rows[..tokens]);
+            let Some(ratio) = seen.kind.ratio() else { continue };
+            let handle = manager.layer(layer).unwrap();
+            let per_block = seen.kind.entries_per_block() as usize;
+            let closed = tokens / ratio as usize;
+            let row = |i: usize| blocks[i / per_block] * per_block + i % per_block;
+            let what = format!("{layer:?} of {id} at {tokens} tokens");
+            let plane = |plane: &Buffer<D, u8>| download(manager.device(), stream, plane);
+            let entries = handle.entries().unwrap();
+            let (data, scale) = (plane(entries.data), plane(entries.scale));
+            for (i, entry) in stored.entries[..closed].iter().enumerate() {
+                let scale = plane_row(&scale, row(i), entries.format.scale_bytes());
+                let what = format!("entry {i}, {what}");
+                assert_same(plane_row(&data, row(i), DATA_BYTES), &entry.data, &what);
+                assert_same(scale, &entry.scale, &what);
+            }
+            if seen.kind == LayerKind::Csa {
+                let keys = handle.index_keys().unwrap();
+                let (code, scale) = (plane(keys.code), plane(keys.scale));
+                for (i, key) in stored.keys[..closed].iter().enumerate() {
+                    let code = plane_row(&code, row(i), keys.format.code_bytes());
+                    let what = format!("key {i}, {what}");
+                    assert_same(code, &key.codes, &what);
+                    let scale = plane_row(&scale, row(i), keys.format.scale_bytes());
+                    assert_same(scale, &key.scale, &what);
+                }
+            }
+        }
+    }
+}
+
+/// The pools that a handle shows.
+fn pools_of<D: Device>(handle: &LayerCacheHandle<'_, D>) -> Vec<(PoolKind, Buffer<D, u8>)> {
+    let swa = handle.swa();
+    let mut pools =
+        vec![(PoolKind::SwaData, swa.data.clone()), (PoolKind::SwaScale, swa.scale.clone())];
+    if let Ok(entries) = handle.entries() {
+        pools.push((PoolKind::EntryData, entries.data.clone()));
+        pools.push((PoolKind::EntryScale, entries.scale.clone()));
+    }
+    if let Ok(keys) = handle.index_keys() {
+        pools.push((PoolKind::IndexCode, keys.code.clone()));
+        pools.push((PoolKind::IndexScale, keys.scale.clone()));
+    }
+    for kind in [PoolKind::MainState, PoolKind::IndexState] {
+        pools.extend(handle.state(kind).ok().map(|state| (kind, state.rows.cast())));
+    }
+    pools
+}
