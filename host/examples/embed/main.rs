@@ -205,13 +205,13 @@ impl<'a, D: Device> Server<'a, D> {
                 // While a query sees no more than `index_topk` entries the indexer picks them all;
                 // in a longer context it would score the indexer keys here.
                 let visible = queries.clone().map(|query| ((start + query + 1) / CSA_RATIO) as i32);
-                let list = |visible| {
-                    (0..TILE_ENTRIES as i32)
-                        .map(move |entry| if entry < visible { entry } else { -1 })
+                let visible: Vec<i32> = visible.collect();
+                let list = |&visible: &i32| {
+                    (0..TILE_ENTRIES as i32).map(move |i| if i < visible { i } else { -1 })
                 };
-                let lists: Vec<i32> = visible.clone().flat_map(list).collect();
+                let lists: Vec<i32> = visible.iter().flat_map(list).collect();
                 self.device.upload(stream, &lists, &self.selected, 0)?;
-                self.device.upload(stream, &visible.collect::<Vec<_>>(), lengths, 0)?;
+                self.device.upload(stream, &visible, lengths, 0)?;
                 cache.gather_kv(stream, queries, &self.selected, TILE_ENTRIES, tile)?;
             }
             LayerKind::Hca => cache.gather_all(stream, queries, TILE_ENTRIES, tile, lengths)?,

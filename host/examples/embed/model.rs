@@ -184,7 +184,7 @@ impl Model {
 
     /// The hidden state that a token starts from.
     pub fn embed(&self, token: usize) -> Vec<f32> {
-        self.embedding.0[token].clone()
+        normed(&self.embedding.0[token])
     }
 
     /// The likeliest token after an output.

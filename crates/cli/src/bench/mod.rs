@@ -5,6 +5,7 @@
 //! flushed besides. The time of a node is the median replay over the number of nodes, by device
 //! events. The copy is measured the same way and moves the same bytes: half read, half written.
 
+mod decode;
 mod gather;
 mod swa;
 
@@ -34,7 +35,7 @@ const REPLAYS: usize = 50;
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// What to measure.
-    #[arg(value_enum, default_value_t = Suite::Swa)]
+    #[arg(value_enum, default_value_t = Suite::All)]
     suite: Suite,
 
     /// Print the result as JSON and nothing else.
@@ -49,6 +50,10 @@ enum Suite {
     Swa,
     /// Compressed entries: gathers by top-k list and of all.
     Gather,
+    /// One-token decode of a CSA or HCA layer.
+    Decode,
+    /// All of these.
+    All,
 }
 
 /// What was measured where.
@@ -84,10 +89,17 @@ pub fn run(args: &BenchArgs) -> Result<Verdict> {
     let device = CudaDevice::new(CudaOptions::default()).map_err(InputError::NoCuda)?;
     let progress = ProgressBar::new_spinner();
     progress.enable_steady_tick(Duration::from_millis(100));
-    let measurements = match args.suite {
-        Suite::Swa => swa::measure(&device, &progress)?,
-        Suite::Gather => gather::measure(&device, &progress)?,
-    };
+    let wanted = |suite| args.suite == suite || args.suite == Suite::All;
+    let mut measurements = Vec::new();
+    if wanted(Suite::Swa) {
+        measurements.extend(swa::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Gather) {
+        measurements.extend(gather::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Decode) {
+        measurements.extend(decode::measure(&device, &progress)?);
+    }
     progress.finish_and_clear();
     let report = Report { device: device.info().name.clone(), measurements };
     if args.json {

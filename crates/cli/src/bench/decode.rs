@@ -1,0 +1,199 @@
+//! One-token decode of a layer: window, state and, at the end of a window, entry and indexer key, all
+//! in one launch. Mid-window and at the boundary.
+
+use anyhow::{Context, Result};
+use dsv4_kv::device::{Buffer, Device, Graph};
+use dsv4_kv::handle::Projected;
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
+use dsv4_kv::{CacheConfig, KvCacheManager, LayerId, RequestId, StepRequest};
+use indicatif::ProgressBar;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::{Measurement, measurement, nodes_for};
+
+/// Columns of the widest compressor, a CSA layer's main one.
+const COLUMNS: u64 = 2 * HEAD_DIM as u64;
+/// Requests that are prefilled together, 128 tokens and a few each.
+const FILL_REQUESTS: usize = 32;
+/// Tokens of the longest prompt.
+const PROMPT: u32 = 131;
+/// Random numbers; all inputs are cut from repetitions of them.
+const PATTERN: usize = 1 << 22;
+
+pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
+    let mut results = Vec::new();
+    for kind in [LayerKind::Csa, LayerKind::Hca] {
+        for closes in [false, true] {
+            for requests in [1, 32, 256] {
+                let case = Case { kind, closes, requests };
+                progress.set_message(case.name());
+                results.push(case.measure(device)?);
+            }
+        }
+    }
+    Ok(results)
+}
+
+/// One measurement.
+#[derive(Clone, Copy)]
+struct Case {
+    kind: LayerKind,
+    /// Whether the step's token closes a window.
+    closes: bool,
+    requests: u32,
+}
+
+impl Case {
+    fn name(self) -> String {
+        let kind = if self.kind == LayerKind::Csa { "decode_csa" } else { "decode_hca" };
+        format!("{kind} {}", if self.closes { "boundary" } else { "mid-window" })
+    }
+
+    /// Tokens of a request before the step.
+    fn prompt(self) -> u32 {
+        match (self.kind, self.closes) {
+            (_, false) => 128,
+            (LayerKind::Hca, true) => 127,
+            (_, true) => PROMPT,
+        }
+    }
+
+    /// Bytes one launch must move: rows of f32 keys and gates in, state out, at a boundary the older
+    /// rows of the window in and the entry out; the window's BF16 row in, its stored row out.
+    fn bytes(self, config: &CacheConfig) -> u64 {
+        let (main, index) = (u64::from(HEAD_DIM) * 8, u64::from(INDEX_DIM) * 8);
+        let row = config.main_format.row_bytes();
+        let window = 2 * u64::from(HEAD_DIM) + row;
+        let (own, older, out) = match self.kind {
+            LayerKind::Csa => {
+                (4 * (main + index), 7 * (main + index), row + config.index_format.row_bytes())
+            }
+            _ => (2 * main, u64::from(HCA_RATIO - 1) * main, row),
+        };
+        let boundary = if self.closes { older + out } else { 0 };
+        u64::from(self.requests) * (window + own + boundary)
+    }
+
+    fn measure<D: Device>(self, device: &D) -> Result<Measurement> {
+        let config = CacheConfig {
+            max_requests: self.requests,
+            num_blocks: 2 * self.requests,
+            max_context: 1024,
+            max_step_tokens: FILL_REQUESTS as u32 * PROMPT,
+            ..CacheConfig::smallest(ModelConfig::preset("tiny").context("a preset")?)
+        };
+        let bytes = self.bytes(&config);
+        let nodes = nodes_for(bytes);
+        let layers = vec![self.kind; nodes as usize];
+        let model = ModelConfig { layers, ..config.model.clone() };
+        let graph = self.graph(device, CacheConfig { model, ..config }, nodes)?;
+        measurement(
+            device,
+            (self.name(), format!("{} requests", self.requests)),
+            (bytes, nodes),
+            &graph,
+        )
+    }
+
+    /// A graph with one launch per layer of a cache whose requests stand at the prompt's end.
+    fn graph<D: Device>(self, device: &D, config: CacheConfig, nodes: u64) -> Result<Graph<D>> {
+        let stream = device.stream()?;
+        let mut manager = KvCacheManager::new(device.clone(), config)?;
+        let step = u64::from(self.requests) * COLUMNS;
+        let fill = FILL_REQUESTS as u64 * u64::from(PROMPT) * COLUMNS;
+        let inputs = Inputs::new(device, &stream, (nodes * step).max(fill))?;
+        let ids = (0..self.requests).map(|_| manager.admit()).collect::<Result<Vec<_>, _>>()?;
+        for ids in ids.chunks(FILL_REQUESTS) {
+            self.prefill(&mut manager, &stream, &inputs, ids)?;
+        }
+        let part = |&id: &RequestId| StepRequest { id, start: self.prompt(), tokens: 1 };
+        manager.prepare_forward(&stream, &ids.iter().map(part).collect::<Vec<_>>())?;
+        device.synchronize(&stream)?;
+        let retained = vec![inputs.values.memory(), inputs.window_kv.memory()];
+        let graph = manager.capture(&stream, retained, |manager| {
+            (0..nodes).try_for_each(|node| {
+                let handle = manager.layer(LayerId(node as u32))?;
+                let (kv, [main, index]) = inputs.at(node * step);
+                if self.kind == LayerKind::Csa {
+                    handle.decode_csa(&stream, &kv, &main.borrow(), &index.borrow())
+                } else {
+                    handle.decode_hca(&stream, &kv, &main.borrow())
+                }
+            })
+        })?;
+        manager.check_faults(&stream)?;
+        Ok(graph)
+    }
+
+    fn prefill<D: Device>(
+        self,
+        manager: &mut KvCacheManager<D>,
+        stream: &D::Stream,
+        inputs: &Inputs<D>,
+        ids: &[RequestId],
+    ) -> Result<()> {
+        let tokens = self.prompt();
+        let part = |&id: &RequestId| StepRequest { id, start: 0, tokens };
+        manager.prepare_forward(stream, &ids.iter().map(part).collect::<Vec<_>>())?;
+        manager.build_plan(stream)?;
+        for layer in 0..manager.schema().layers.len() {
+            let handle = manager.layer(LayerId(layer as u32))?;
+            let (kv, [main, index]) = inputs.at(0);
+            handle.append_swa(stream, &kv)?;
+            if self.kind == LayerKind::Csa {
+                handle.update_csa(stream, &main.borrow(), &index.borrow())?;
+            } else {
+                handle.update_hca(stream, &main.borrow())?;
+            }
+        }
+        ids.iter().try_for_each(|&id| manager.commit(id, tokens))?;
+        Ok(())
+    }
+}
+
+/// Random inputs of every node.
+struct Inputs<D: Device> {
+    values: Buffer<D, f32>,
+    window_kv: Buffer<D, u16>,
+}
+
+/// A compressor's inputs.
+struct Compressor<D: Device>([Buffer<D, f32>; 4]);
+
+impl<D: Device> Compressor<D> {
+    fn borrow(&self) -> Projected<'_, D> {
+        let [kv, gate, ape, norm] = &self.0;
+        Projected { kv, gate, ape, norm }
+    }
+}
+
+impl<D: Device> Inputs<D> {
+    /// Inputs for nodes that start at elements below `elements`.
+    fn new(device: &D, stream: &D::Stream, elements: u64) -> Result<Self> {
+        let mut random = SmallRng::seed_from_u64(1);
+        let pattern: Vec<f32> = (0..PATTERN).map(|_| random.random_range(-3.0..3.0)).collect();
+        // Gates follow the keys, weights follow the gates.
+        let len = 2 * elements + u64::from(HCA_RATIO * HEAD_DIM) + COLUMNS;
+        let values = device.allocate("projections", len)?;
+        for start in (0..len).step_by(PATTERN) {
+            let part = pattern.len().min((len - start) as usize);
+            device.upload(stream, &pattern[..part], &values, start)?;
+        }
+        let window_kv = values.cast();
+        Ok(Self { values, window_kv })
+    }
+
+    /// The window rows and the compressors' inputs from element `start` on: everything up to the end,
+    /// since launches take what they need.
+    fn at(&self, start: u64) -> (Buffer<D, u16>, [Compressor<D>; 2]) {
+        let len = self.values.len();
+        let weights = len - u64::from(HCA_RATIO * HEAD_DIM) - COLUMNS;
+        let from = |start: u64| self.values.slice(start, len - start).expect("inside the inputs");
+        let compressor =
+            || Compressor([from(start), from(weights / 2 + start), from(weights), from(weights)]);
+        let rows = self.window_kv.slice(start, self.window_kv.len() - start);
+        (rows.expect("inside the inputs"), [compressor(), compressor()])
+    }
+}
