@@ -12,10 +12,11 @@ use simt::thread;
 
 use crate::compress::hca::{self, Meeting};
 use crate::compress::overlap::{
-    INDEX_COLUMNS, MAIN_COLUMNS, MAIN_WARPS, index_key, pool, share_squares, total_squares,
+    INDEX_COLUMNS, MAIN_COLUMNS, MAIN_WARPS, index_key, load_window, share_squares, softmax_sum,
+    total_squares,
 };
 use crate::compress::state::store;
-use crate::compress::{Closing, Projections, finish};
+use crate::compress::{Closing, Finish, Projections};
 use crate::fault;
 use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
 use crate::row::{Bf16Lane, ROW_WORDS, RowFormat};
@@ -146,13 +147,20 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
     unsafe {
         let partial = Shared::<f32, MAIN_WARPS>::at(0);
         let entry = Shared::<u32, ROW_WORDS>::at(16);
+        // Weights and frequencies are on their way while it is found out what is to be done.
+        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
+        let finish = if warp_id < INDEX_WARP {
+            Finish::load::<HEAD_DIM>(main_norm, frequencies, channel)
+        } else {
+            Finish::load::<INDEX_DIM>(index_norm, frequencies, 4 * lane)
+        };
         let token = token(token_position, token_slot, token_index, faults, params.slots);
         let Some(closing) = token else { return };
         let closes = (closing.position + 1).is_multiple_of(CSA_RATIO);
         let at = (closing.token, closing.position, closing.slot);
         let start = closing.position.wrapping_sub(CSA_RATIO - 1);
+        let mut rotation = [(1.0, 0.0); 2];
         let row = entry_row(table, closing, CSA_RATIO, params);
-        let channel = 4 * thread::thread_idx_x();
         let mut pooled = [0.0; 4];
         if warp_id < INDEX_WARP {
             let projections: Projections<MAIN_COLUMNS> = Projections {
@@ -164,7 +172,9 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
                 ratio: CSA_RATIO,
             };
             if closes {
-                pooled = pool(projections, closing, channel);
+                let window = load_window(projections, closing, channel);
+                rotation = finish.rotation(start);
+                pooled = softmax_sum(window);
                 share_squares(partial, warp_id, pooled);
             }
             store(projections, main_state, at, channel);
@@ -180,7 +190,7 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
                 ratio: CSA_RATIO,
             };
             if closes {
-                let words = index_key(projections, index_norm, frequencies, closing, channel);
+                let words = index_key(projections, finish, closing, channel);
                 let key = hadamard(quad_from_bf16(words), lane);
                 if let Some(row) = row {
                     I::store(index_code, index_scale, row, lane, key);
@@ -198,7 +208,7 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
         thread::sync_threads();
         if warp_id < INDEX_WARP {
             let squares = total_squares(partial);
-            let words = finish::<HEAD_DIM>(pooled, squares, main_norm, frequencies, start, channel);
+            let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
             entry.store(channel / 2, words[0]);
             entry.store(channel / 2 + 1, words[1]);
         }
@@ -263,18 +273,21 @@ pub unsafe fn hca<F: RowFormat>(
         if !(closing.position + 1).is_multiple_of(HCA_RATIO) {
             return;
         }
+        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
+        let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+        let row = entry_row(table, closing, HCA_RATIO, params);
         let meeting = Meeting { pooled, arrivals };
+        let entry = Shared::<u32, ROW_WORDS>::at(hca::SHARED_BYTES);
         let whole = hca::pool(projections, closing, meeting, closing.token, split);
         let Some((pooled, squares)) = whole else { return };
-        let channel = 4 * thread::thread_idx_x();
-        let start = closing.position + 1 - HCA_RATIO;
-        let words = finish::<HEAD_DIM>(pooled, squares, norm, frequencies, start, channel);
-        let entry = Shared::<u32, ROW_WORDS>::at(hca::SHARED_BYTES);
-        entry.store(channel / 2, words[0]);
-        entry.store(channel / 2 + 1, words[1]);
+        let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
+        let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
+        if hca::holds_entry() {
+            entry.store(channel / 2, words[0]);
+            entry.store(channel / 2 + 1, words[1]);
+        }
         thread::sync_threads();
         if warp_id == 0 {
-            let row = entry_row(table, closing, HCA_RATIO, params);
             store_entry::<F>(entry, entry_data, entry_scale, row, faults, lane);
         }
     }

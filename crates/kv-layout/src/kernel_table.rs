@@ -163,7 +163,7 @@ macro_rules! kernel_table {
                 entries: mut u16;
                 CompressParams
             )
-            { block: 128, min_blocks: 4, shared: 6176, min_sm: 90 }
+            { block: 256, min_blocks: 2, shared: 12320, min_sm: 90 }
             bodies {
                 () => compress_hca: compress::hca::compress,
             }
@@ -379,7 +379,7 @@ macro_rules! kernel_table {
                 faults: mut u32;
                 DecodeParams
             )
-            { block: 128, min_blocks: 4, shared: 7200, min_sm: 90 }
+            { block: 256, min_blocks: 2, shared: 13344, min_sm: 90 }
             bodies {
                 MainFormat::Ue8m0 => decode_hca_ue8m0: decode::hca::<row::Ue8m0Row>,
                 MainFormat::F32 => decode_hca_f32: decode::hca::<row::F32Row>,

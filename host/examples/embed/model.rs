@@ -16,8 +16,8 @@ const HIDDEN: usize = 64;
 const HEADS: usize = 4;
 const CHANNELS: usize = HEAD_DIM as usize;
 
-/// A vector for each token of a step.
-pub type Outputs = Vec<Vec<f32>>;
+/// A vector for each of several tokens.
+pub type Vectors = Vec<Vec<f32>>;
 
 /// A matrix: for each input, a weight for each output.
 pub struct Matrix(Vec<Vec<f32>>);
@@ -38,7 +38,7 @@ impl Matrix {
     }
 
     /// The products with all inputs, one after another.
-    pub fn times_each(&self, inputs: &Outputs) -> Vec<f32> {
+    pub fn times_each(&self, inputs: &Vectors) -> Vec<f32> {
         inputs.iter().flat_map(|input| self.times(input)).collect()
     }
 }

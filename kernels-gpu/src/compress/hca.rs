@@ -8,11 +8,13 @@ use simt::shared::Shared;
 use simt::thread;
 
 use super::overlap::{MAIN_WARPS, share_squares, total_squares};
-use super::{Closing, Projections, Quad, finish};
+use super::{Closing, Finish, Projections, Quad};
 use crate::math::exp_nonpositive;
 
 /// Columns of a token's projections.
 pub const COLUMNS: u32 = HEAD_DIM;
+/// Threads of a block.
+const THREADS: u32 = 256;
 /// Blocks that share a window, each with its channels.
 pub const SPLITS: u32 = 8;
 /// Channels of a block, four to a thread.
@@ -20,9 +22,12 @@ pub const SPLIT_CHANNELS: u32 = HEAD_DIM / SPLITS;
 /// Threads that hold a block's channels once.
 pub const QUADS: u32 = SPLIT_CHANNELS / 4;
 /// Groups of threads that share the window's tokens, each with consecutive ones.
-const GROUPS: u32 = 128 / QUADS;
+const GROUPS: u32 = THREADS / QUADS;
 /// Tokens of a group.
 const GROUP_TOKENS: u32 = HCA_RATIO / GROUPS;
+
+const _: () = assert!(GROUP_TOKENS == 8, "`pool` spells its tokens out");
+
 /// Words of shared memory for one number per group and channel.
 const WORDS: usize = (GROUPS * SPLIT_CHANNELS) as usize;
 
@@ -38,13 +43,21 @@ pub struct Meeting {
     pub arrivals: GlobalMut<u32>,
 }
 
-/// Pools the window that `closing` closes, together with the other blocks of record `record`; in the
-/// block that comes last, four channels of the whole vector and its sum of squares.
+/// Whether this thread holds four channels of a whole vector; the other half only keep step.
+#[inline(always)]
+#[must_use]
+pub fn holds_entry() -> bool {
+    thread::thread_idx_x() < HEAD_DIM / 4
+}
+
+/// Pools the window that `closing` closes, together with the other blocks of record `record`. In the
+/// block that comes last the threads of which [`holds_entry`] is true get four channels each of the
+/// whole vector, and all of them its sum of squares; the other blocks get `None`.
 ///
-/// Tokens are added in a fixed tree: sixteen consecutive ones in order, then the eight groups.
+/// Tokens are added in a fixed tree: eight consecutive ones in order, then the sixteen groups.
 ///
 /// # Safety
-/// As [`Projections::load`], for the last 128 tokens; all 128 threads of each of the [`SPLITS`]
+/// As [`Projections::load`], for the last 128 tokens; all 256 threads of each of the [`SPLITS`]
 /// blocks (`split` 0, 1, ..) of the record call it together.
 #[inline(always)]
 pub unsafe fn pool(
@@ -56,7 +69,6 @@ pub unsafe fn pool(
 ) -> Option<(Quad, f32)> {
     let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
     let channel = split * SPLIT_CHANNELS + 4 * quad;
-    let first = closing.position + 1 - HCA_RATIO + group * GROUP_TOKENS;
     // SAFETY: the window's tokens are in the step or the ring, by this function's own contract;
     // shared arrays do not overlap, and each word is written by one thread before a barrier.
     unsafe {
@@ -67,26 +79,17 @@ pub unsafe fn pool(
         let last = Shared::<u32, 1>::at(12 * WORDS as u32 + 16);
         let at = group * SPLIT_CHANNELS + 4 * quad;
 
-        let mut most = [f32::NEG_INFINITY; 4];
-        let mut token = 0;
-        while token < GROUP_TOKENS {
-            let (_, score) = projections.load(closing, first + token, channel);
-            most = core::array::from_fn(|c| most[c].max(score[c]));
-            token += 1;
-        }
-        mosts.store_u32x4(at, most.map(f32::to_bits));
+        // Spelt out: all of a thread's loads are on their way before the first is used.
+        let ring_row = closing.position % projections.ring;
+        let load = |token: u32| {
+            let back = HCA_RATIO - 1 - group * GROUP_TOKENS - token;
+            projections.load(closing, ring_row, back, channel)
+        };
+        let rows = [load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
+        mosts.store_u32x4(at, most(rows).map(f32::to_bits));
         thread::sync_threads();
         let most = over_groups(mosts, quad, |a, b| a.max(b));
-
-        let (mut weight, mut sum) = ([0.0; 4], [0.0; 4]);
-        let mut token = 0;
-        while token < GROUP_TOKENS {
-            let (key, score) = projections.load(closing, first + token, channel);
-            let w: Quad = core::array::from_fn(|c| exp_nonpositive(score[c] - most[c]));
-            weight = core::array::from_fn(|c| weight[c] + w[c]);
-            sum = core::array::from_fn(|c| sum[c] + w[c] * key[c]);
-            token += 1;
-        }
+        let (weight, sum) = weigh(rows, most);
         weights.store_u32x4(at, weight.map(f32::to_bits));
         sums.store_u32x4(at, sum.map(f32::to_bits));
         thread::sync_threads();
@@ -113,12 +116,47 @@ pub unsafe fn pool(
             return None;
         }
         fence_device();
-        let at = base + u64::from(4 * thread::thread_idx_x());
-        let pooled = meeting.pooled.load_u32x4(at).map(f32::from_bits);
-        share_squares(partial, thread::warp_id(), pooled);
+        let mut pooled = [0.0; 4];
+        if holds_entry() {
+            let at = base + u64::from(4 * thread::thread_idx_x());
+            pooled = meeting.pooled.load_u32x4(at).map(f32::from_bits);
+            share_squares(partial, thread::warp_id(), pooled);
+        }
         thread::sync_threads();
         Some((pooled, total_squares(partial)))
     }
+}
+
+/// Keys and scores of a thread's tokens.
+type Rows = [(Quad, Quad); GROUP_TOKENS as usize];
+
+/// The largest score of each channel. Channels are spelt out: an array walked by a loop would live in
+/// local memory.
+#[inline(always)]
+fn most(rows: Rows) -> Quad {
+    [most_of::<0>(rows), most_of::<1>(rows), most_of::<2>(rows), most_of::<3>(rows)]
+}
+
+#[inline(always)]
+fn most_of<const C: usize>(rows: Rows) -> f32 {
+    let scores = rows.map(|(_, score)| score[C]);
+    scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score))
+}
+
+/// Sum of the weights, and of the weighted keys, of each channel.
+#[inline(always)]
+fn weigh(rows: Rows, [a, b, c, d]: Quad) -> (Quad, Quad) {
+    let (a, b) = (weigh_one::<0>(rows, a), weigh_one::<1>(rows, b));
+    let (c, d) = (weigh_one::<2>(rows, c), weigh_one::<3>(rows, d));
+    ([a.0, b.0, c.0, d.0], [a.1, b.1, c.1, d.1])
+}
+
+#[inline(always)]
+fn weigh_one<const C: usize>(rows: Rows, most: f32) -> (f32, f32) {
+    let weights = rows.map(|(_, score)| exp_nonpositive(score[C] - most));
+    let keys = rows.map(|(key, _)| key[C]);
+    let sum = weights.iter().zip(&keys).fold(0.0, |sum, (weight, key)| sum + weight * key);
+    (weights.iter().fold(0.0, |sum, weight| sum + weight), sum)
 }
 
 /// Four channels combined over all groups, in their order.
@@ -176,11 +214,14 @@ pub unsafe fn compress(
         let Some(closing) = closing else { return };
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: HCA_RATIO };
         let meeting = Meeting { pooled, arrivals };
+        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
+        let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
         let whole = pool(projections, closing, meeting, record, split);
         let Some((pooled, squares)) = whole else { return };
-        let channel = 4 * thread::thread_idx_x();
-        let start = closing.position + 1 - HCA_RATIO;
-        let words = finish::<HEAD_DIM>(pooled, squares, norm, frequencies, start, channel);
-        entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
+        let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
+        let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
+        if holds_entry() {
+            entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
+        }
     }
 }

@@ -11,7 +11,7 @@ pub mod state;
 
 use simt::mem::Global;
 
-pub use norm::{finish, sum_of_squares};
+pub use norm::{Finish, sum_of_squares};
 
 /// Four channels in a thread's registers.
 pub type Quad = [f32; 4];
@@ -80,24 +80,31 @@ impl Closing {
 }
 
 impl<const COLUMNS: u32> Projections<COLUMNS> {
-    /// Keys and scores of columns `column..column + 4` of the token at `position`, which is at most
-    /// the closing token's.
+    /// Keys and scores of columns `column..column + 4` of the token `back` positions before the
+    /// closing one. `ring_row` is the closing token's row in its ring.
     ///
     /// # Safety
-    /// The token is in the step or in the ring; `column` is a multiple of 4 below `COLUMNS`.
+    /// The token is in the step or in the ring, `back` is below `ring`; `column` is a multiple of 4
+    /// below `COLUMNS`.
     #[inline(always)]
-    pub unsafe fn load(self, closing: Closing, position: u32, column: u32) -> (Quad, Quad) {
-        let back = closing.position - position;
+    pub unsafe fn load(
+        self,
+        closing: Closing,
+        ring_row: u32,
+        back: u32,
+        column: u32,
+    ) -> (Quad, Quad) {
         // SAFETY: a row of the step (the closing token's own or one of the `index` before it in its
         // request), or a row of the slot's ring.
         unsafe {
             if back <= closing.index {
                 let at = u64::from(closing.token - back) * u64::from(COLUMNS) + u64::from(column);
-                let score = self.score(at, position, column);
+                let score = self.score(at, closing.position - back, column);
                 (load_quad(self.kv, at), score)
             } else {
-                let row = u64::from(closing.slot) * u64::from(self.ring)
-                    + u64::from(position % self.ring);
+                let row =
+                    if back <= ring_row { ring_row - back } else { ring_row + self.ring - back };
+                let row = u64::from(closing.slot) * u64::from(self.ring) + u64::from(row);
                 let at = row * u64::from(2 * COLUMNS) + u64::from(column);
                 (load_quad(self.state, at), load_quad(self.state, at + u64::from(COLUMNS)))
             }

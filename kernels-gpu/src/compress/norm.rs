@@ -18,42 +18,73 @@ pub fn sum_of_squares([a, b, c, d]: Quad) -> f32 {
     ((a * a + b * b) + c * c) + d * d
 }
 
-/// Norms and rotates four channels of a pooled vector of `DIM`, and rounds them once: two words of
-/// BF16 pairs. `squares` is the sum over all channels; `position` that of the window's first token.
-///
-/// # Safety
-/// `norm` holds `DIM` weights, `frequencies` 32; `channel` is a multiple of 4 below `DIM`.
-#[inline(always)]
-#[must_use]
-pub unsafe fn finish<const DIM: u32>(
-    pooled: Quad,
-    squares: f32,
-    norm: Global<f32>,
-    frequencies: Global<f32>,
-    position: u32,
-    channel: u32,
-) -> [u32; 2] {
-    let scale = 1.0 / sqrt(squares / DIM as f32 + EPSILON);
-    // SAFETY: by this function's own contract.
-    let weight = unsafe { load_quad(norm, u64::from(channel)) };
-    let [mut a, mut b, mut c, mut d] = [
-        pooled[0] * scale * weight[0],
-        pooled[1] * scale * weight[1],
-        pooled[2] * scale * weight[2],
-        pooled[3] * scale * weight[3],
-    ];
-    if channel >= DIM - ROPE_DIM {
-        let pair = u64::from((channel - (DIM - ROPE_DIM)) / 2);
+/// What [`Finish::apply`] needs besides the pooled vector, fetched while that is still on its way.
+#[derive(Clone, Copy)]
+pub struct Finish {
+    weight: Quad,
+    frequency: [f32; 2],
+    rotary: bool,
+}
+
+impl Finish {
+    /// Loads what four channels of a vector of `DIM` need.
+    ///
+    /// # Safety
+    /// `norm` holds `DIM` weights, `frequencies` 32; `channel` is a multiple of 4 below `DIM`.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load<const DIM: u32>(
+        norm: Global<f32>,
+        frequencies: Global<f32>,
+        channel: u32,
+    ) -> Self {
+        let rotary = channel >= DIM - ROPE_DIM;
+        let pair = u64::from(if rotary { (channel - (DIM - ROPE_DIM)) / 2 } else { 0 });
         // SAFETY: by this function's own contract: pairs 0..32.
-        let frequency = unsafe { [frequencies.load(pair), frequencies.load(pair + 1)] };
-        [a, b] = rotate(a, b, position as f32 * frequency[0]);
-        [c, d] = rotate(c, d, position as f32 * frequency[1]);
+        unsafe {
+            let frequency = [frequencies.load(pair), frequencies.load(pair + 1)];
+            Self { weight: load_quad(norm, u64::from(channel)), frequency, rotary }
+        }
     }
-    [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]
+
+    /// The (cos, sin) of both pairs for a window whose first token is at `position`.
+    #[inline(always)]
+    #[must_use]
+    pub fn rotation(self, position: u32) -> [(f32, f32); 2] {
+        if self.rotary {
+            self.frequency.map(|frequency| cos_sin(position as f32 * frequency))
+        } else {
+            [(1.0, 0.0); 2]
+        }
+    }
+
+    /// Norms and rotates four channels of a pooled vector of `DIM`, and rounds them once: two words
+    /// of BF16 pairs. `squares` is the sum over all channels.
+    #[inline(always)]
+    #[must_use]
+    pub fn apply<const DIM: u32>(
+        self,
+        pooled: Quad,
+        squares: f32,
+        rotation: [(f32, f32); 2],
+    ) -> [u32; 2] {
+        let scale = 1.0 / sqrt(squares / DIM as f32 + EPSILON);
+        let weight = self.weight;
+        let [mut a, mut b, mut c, mut d] = [
+            pooled[0] * scale * weight[0],
+            pooled[1] * scale * weight[1],
+            pooled[2] * scale * weight[2],
+            pooled[3] * scale * weight[3],
+        ];
+        if self.rotary {
+            [a, b] = rotate(a, b, rotation[0]);
+            [c, d] = rotate(c, d, rotation[1]);
+        }
+        [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]
+    }
 }
 
 #[inline(always)]
-fn rotate(even: f32, odd: f32, angle: f32) -> [f32; 2] {
-    let (cos, sin) = cos_sin(angle);
+fn rotate(even: f32, odd: f32, (cos, sin): (f32, f32)) -> [f32; 2] {
     [even * cos - odd * sin, even * sin + odd * cos]
 }

@@ -6,7 +6,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
-use super::{Closing, Projections, Quad, finish, sum_of_squares};
+use super::{Closing, Finish, Projections, Quad, sum_of_squares};
 use crate::math::exp_nonpositive;
 
 /// Columns of a token's projections: the half that the next window pools, then its own window's.
@@ -20,52 +20,48 @@ pub const MAIN_WARPS: usize = (HEAD_DIM / WARP_CHANNELS) as usize;
 
 const _: () = assert!(INDEX_DIM == WARP_CHANNELS, "a warp holds one indexer key");
 
-/// Pools four channels of the window that `closing` closes, and of the one before it: a softmax over
-/// their eight tokens, by channel. The first window has no other before it.
+/// Keys and scores of four channels over the tokens of a window and of the one before it.
+pub type Window = [(Quad, Quad); 2 * CSA_RATIO as usize];
+
+/// Loads four channels of the window that `closing` closes, and of the one before it; the first
+/// window has no other before it. Nothing waits for the loads yet.
 ///
 /// # Safety
 /// As [`Projections::load`], for the last eight tokens.
 #[inline(always)]
 #[must_use]
-pub unsafe fn pool<const COLUMNS: u32>(
+pub unsafe fn load_window<const COLUMNS: u32>(
     projections: Projections<COLUMNS>,
     closing: Closing,
     channel: u32,
-) -> Quad {
+) -> Window {
+    let ring_row = closing.position % projections.ring;
     let first = closing.position + 1 < 2 * CSA_RATIO;
     let previous = |back: u32| {
         if first {
             return ([0.0; 4], [f32::NEG_INFINITY; 4]);
         }
         // SAFETY: by this function's own contract.
-        unsafe { projections.load(closing, closing.position - back, channel) }
+        unsafe { projections.load(closing, ring_row, back, channel) }
     };
     let own = |back: u32| {
         let column = channel + COLUMNS / 2;
         // SAFETY: by this function's own contract.
-        unsafe { projections.load(closing, closing.position - back, column) }
+        unsafe { projections.load(closing, ring_row, back, column) }
     };
-    softmax_sum([
-        previous(7),
-        previous(6),
-        previous(5),
-        previous(4),
-        own(3),
-        own(2),
-        own(1),
-        own(0),
-    ])
+    [previous(7), previous(6), previous(5), previous(4), own(3), own(2), own(1), own(0)]
 }
 
 /// The keys weighted by the softmax of their scores, in the order given, by channel.
 #[inline(always)]
-fn softmax_sum(rows: [(Quad, Quad); 8]) -> Quad {
+#[must_use]
+pub fn softmax_sum(rows: Window) -> Quad {
     // Channels spelt out: an array walked by a loop would live in local memory.
     [channel::<0>(rows), channel::<1>(rows), channel::<2>(rows), channel::<3>(rows)]
 }
 
 #[inline(always)]
-fn channel<const C: usize>(rows: [(Quad, Quad); 8]) -> f32 {
+fn channel<const C: usize>(rows: Window) -> f32 {
     let scores = rows.map(|(_, score)| score[C]);
     let most = scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
     let weights = scores.map(|score| exp_nonpositive(score - most));
@@ -103,13 +99,15 @@ pub unsafe fn main(
         let closing = Closing::of_record(plan, record, tokens, params.slots);
         let Some(closing) = closing else { return };
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO };
-        let pooled = pool::<MAIN_COLUMNS>(projections, closing, channel);
+        let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+        let window = load_window::<MAIN_COLUMNS>(projections, closing, channel);
+        let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
+        let pooled = softmax_sum(window);
         let partial = Shared::<f32, MAIN_WARPS>::at(0);
         share_squares(partial, warp_id, pooled);
         thread::sync_threads();
         let squares = total_squares(partial);
-        let start = closing.position + 1 - CSA_RATIO;
-        let words = finish::<HEAD_DIM>(pooled, squares, norm, frequencies, start, channel);
+        let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
         entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
     }
 }
@@ -146,7 +144,8 @@ pub unsafe fn index(
         let closing = Closing::of_record(plan, record, tokens, params.slots);
         let Some(closing) = closing else { return };
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO };
-        let words = index_key(projections, norm, frequencies, closing, channel);
+        let finish = Finish::load::<INDEX_DIM>(norm, frequencies, channel);
+        let words = index_key(projections, finish, closing, channel);
         entries.store_u32x2(u64::from(record * INDEX_DIM + channel), words);
     }
 }
@@ -154,22 +153,22 @@ pub unsafe fn index(
 /// Four channels of an indexer key, in the warp that holds it.
 ///
 /// # Safety
-/// As [`pool`] and [`finish`]; all lanes of the warp call it together.
+/// As [`load_window`]; all lanes of the warp call it together.
 #[inline(always)]
 #[must_use]
 pub unsafe fn index_key(
     projections: Projections<INDEX_COLUMNS>,
-    norm: Global<f32>,
-    frequencies: Global<f32>,
+    finish: Finish,
     closing: Closing,
     channel: u32,
 ) -> [u32; 2] {
     // SAFETY: by this function's own contract.
     unsafe {
-        let pooled = pool::<INDEX_COLUMNS>(projections, closing, channel);
+        let window = load_window::<INDEX_COLUMNS>(projections, closing, channel);
+        let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
+        let pooled = softmax_sum(window);
         let squares = warp::reduce_add_f32(sum_of_squares(pooled));
-        let start = closing.position + 1 - CSA_RATIO;
-        finish::<INDEX_DIM>(pooled, squares, norm, frequencies, start, channel)
+        finish.apply::<INDEX_DIM>(pooled, squares, rotation)
     }
 }
 

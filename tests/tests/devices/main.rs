@@ -10,9 +10,12 @@ mod embedder;
 mod entries;
 mod gather;
 mod inputs;
+mod layers;
 mod manager;
 mod memory;
 mod model;
+mod refusals;
+mod stories;
 mod swa;
 
 use std::process::ExitCode;
@@ -25,14 +28,14 @@ use libtest_mimic::{Arguments, Trial};
 type Case<D> = (&'static str, fn(&D));
 
 macro_rules! suite {
-    ($($module:ident { $($test:ident,)* })*) => {
-        fn suite<D: Device>() -> Vec<Case<D>> {
+    ($name:ident: $($module:ident { $($test:ident,)* })*) => {
+        fn $name<D: Device>() -> Vec<Case<D>> {
             vec![$( $( (concat!(stringify!($module), "::", stringify!($test)), $module::$test::<D>), )* )*]
         }
     };
 }
 
-suite! {
+suite! { suite:
     memory {
         copies_bring_back_what_they_took,
         ranges_outside_a_buffer_are_refused,
@@ -97,11 +100,29 @@ suite! {
         faults_name_the_kernel,
         a_step_out_of_range_is_refused,
     }
+    layers {
+        every_layer_holds_what_the_history_says,
+        gathers_equal_the_oracle,
+        a_captured_step_equals_eager_steps,
+        rejected_drafts_leave_no_trace,
+        some_cuts_give_the_same_entries,
+    }
+    refusals {
+        bad_input_changes_no_pool,
+    }
+}
+
+// Run by hand: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::layers`.
+suite! { long:
+    layers {
+        every_cut_gives_the_same_entries,
+    }
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials: Vec<_> = suite().into_iter().map(cpu_trial).collect();
+    trials.extend(long().into_iter().map(cpu_trial).map(by_hand));
     match CudaDevice::new(CudaOptions::default()) {
         Ok(device) => trials.extend(cuda_trials(&device)),
         Err(error) => trials.extend(no_cuda_trials(&error)),
@@ -121,6 +142,11 @@ fn cpu_trial((test, run): Case<EmuDevice>) -> Trial {
     })
 }
 
+/// The same test, left out unless it is asked for.
+fn by_hand(trial: Trial) -> Trial {
+    trial.with_ignored_flag(true).with_kind("long")
+}
+
 /// The suite on the GPU, one test at a time: a capture forbids other threads to allocate.
 fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     let turn = Arc::new(Mutex::new(()));
@@ -136,6 +162,10 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     for (test, run) in suite::<CudaDevice>() {
         let device = device.clone();
         trials.push(alone(format!("cuda::{test}"), Box::new(move || run(&device))));
+    }
+    for (test, run) in long::<CudaDevice>() {
+        let device = device.clone();
+        trials.push(by_hand(alone(format!("cuda::{test}"), Box::new(move || run(&device)))));
     }
     let device = device.clone();
     let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated());

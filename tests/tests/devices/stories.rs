@@ -3,17 +3,18 @@
 use std::ops::Range;
 
 use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::schema::PoolKind;
 use dsv4_kv::{
-    CacheConfig, KvCacheManager, KvError, LayerCacheHandle, LayerId, Projected, RequestId,
-    StepRequest,
+    CacheConfig, KvCacheManager, KvError, LayerCacheHandle, LayerId, RequestId, StepRequest,
 };
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
 use dsv4_kv_oracle::number::{bf16_nearest_f64, bf16_value};
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::geometry::{LayerKind, StateStream};
+use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
+use kv_layout::geometry::StateStream;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
@@ -24,7 +25,10 @@ use crate::model::{History, OnDevice, assert_rounds, shape, window};
 /// What an element of a step's tensors is where there is no token: NaN in every format.
 const PADDING: u8 = 0xFF;
 /// Most tokens of a step of [`config`].
-const STEP_TOKENS: u32 = 512;
+pub const STEP_TOKENS: u32 = 512;
+
+/// The layers of the preset `tiny`.
+pub const TINY: [LayerKind; 5] = [Swa, Csa, Hca, Csa, Swa];
 
 /// Formats of a cache.
 pub type Formats = (MainFormat, IndexFormat);
@@ -143,7 +147,7 @@ impl<'a> Part<'a> {
         Self { id, pieces: vec![(story, tokens)] }
     }
 
-    fn request(&self) -> StepRequest {
+    pub fn request(&self) -> StepRequest {
         let (start, end) = (self.pieces[0].1.start, self.pieces.last().unwrap().1.end);
         StepRequest { id: self.id, start: start as u32, tokens: (end - start) as u32 }
     }
@@ -372,4 +376,19 @@ fn pools_of<D: Device>(handle: &LayerCacheHandle<'_, D>) -> Vec<(PoolKind, Buffe
         pools.extend(handle.state(kind).ok().map(|state| (kind, state.rows.cast())));
     }
     pools
+}
+
+/// Every pool holds the bytes that it should.
+pub fn assert_pools<D: Device>(fed: &Fed<D>, want: &[(String, Vec<u8>)], what: &str) {
+    for ((name, got), (_, want)) in fed.pool_bytes().iter().zip(want) {
+        assert_same(got, want, &format!("{name}, {what}"));
+    }
+}
+
+/// A buffer of canaries.
+pub fn filled<D: Device, T: bytemuck::Pod>(fed: &Fed<D>, elements: usize) -> Buffer<D, T> {
+    let device = fed.manager.device();
+    let buffer = device.allocate("output", elements as u64).unwrap();
+    device.fill(&fed.stream, &buffer, 0xA5).unwrap();
+    buffer
 }
