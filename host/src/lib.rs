@@ -13,6 +13,7 @@
 //! | [`handle`] | `LayerCacheHandle`: one layer in one step |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
+//! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -32,6 +33,7 @@ pub mod ptx;
 mod requests;
 pub mod rope;
 pub mod schema;
+pub mod state;
 mod workspace;
 
 pub use capacity::Capacity;

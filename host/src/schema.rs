@@ -124,11 +124,14 @@ impl LayerCacheSchema {
     }
 }
 
-/// Compressor rows of one request: the `window` rows one entry is made of, and enough more that a
-/// step of `step_tokens` can be rejected down to its first token (decision D2: D <= R - W + 2).
+/// Compressor rows of one request: the `window` rows one entry is made of, and enough more that all
+/// of a step of `step_tokens` can be rejected.
+///
+/// The next step may close a window whose oldest row is `window - 1` positions back, and a rejected
+/// draft may have been written `step_tokens - 1` positions ahead: as in the sliding window's ring.
 #[must_use]
 pub const fn state_ring_rows(window: u32, step_tokens: u32) -> u32 {
-    if step_tokens <= 2 { window } else { window + step_tokens - 2 }
+    window + step_tokens.saturating_sub(1)
 }
 
 /// The pools of every layer.

@@ -37,9 +37,9 @@ fn the_most_requests_of_the_context_fit() {
         value.unwrap_or_else(|| panic!("no number at {pointer}"))
     };
     // Rows of 584 bytes and keys of 68; a ring of 128 + 4 rows in each of the 62 layers; 30 CSA
-    // layers with states of 8 + 3 rows of 4 * (512 + 128) floats, 31 HCA layers with 128 + 3 rows
+    // layers with states of 8 + 4 rows of 4 * (512 + 128) floats, 31 HCA layers with 128 + 4 rows
     // of 2 * 512.
-    let slot = 62 * 132 * 584 + 30 * 11 * 4 * 640 * 4 + 31 * 131 * 1024 * 4;
+    let slot = 62 * 132 * 584 + 30 * 12 * 4 * 640 * 4 + 31 * 132 * 1024 * 4;
     let block = 30 * 32 * (584 + 68) + 31 * 584;
     let memory = 180 << 30;
     let requests = memory / (slot + 1024 * block);

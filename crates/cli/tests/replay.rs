@@ -54,7 +54,16 @@ fn a_replay_on_the_cpu_matches_the_reference() {
     assert_eq!(result["steps"], 2 + 5);
     // Five layers. Of a window 128 rows are compared; of the ring those that are written:
     // request 0 after 100 tokens, then six times 128; request 1 after 9, 10 and 11.
-    assert_eq!(result["verified_rows"], 5 * (7 * 128 + 100 + 6 * 128 + 3 * 128 + 9 + 10 + 11));
+    let swa = 5 * (7 * 128 + 100 + 6 * 128 + 3 * 128 + 9 + 10 + 11);
+    // Lists of two CSA layers, by step: as long as request 0 sees entries; those of request 1 as
+    // well where the queries of both are one launch, in steps 2 and 3. Of an HCA layer one entry,
+    // after step 0.
+    let gathered = 2 * (25 + (35 + 2) + 2 * 35 + 2 * 35 + 35 + 36 + 36) + 6;
+    // In the end every entry of two CSA layers, with its key, and of an HCA layer.
+    let entries = 2 * 2 * (36 + 2) + 1;
+    assert_eq!(result["verified_rows"], swa + gathered + entries);
+    assert_eq!(result["verified_entries"], entries);
+    assert_eq!(result["entries"], 2 * (36 + 2) + 1);
     assert!(result["kernel_ms"].as_f64().is_some_and(|ms| ms > 0.0));
     assert_eq!(result["model"], "tiny");
 }

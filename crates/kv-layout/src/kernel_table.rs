@@ -194,6 +194,33 @@ macro_rules! kernel_table {
                 StateStream::Hca => write_state_hca: compress::state::write::<512, 128>,
             }
 
+            RotateState<()>
+            "Moves state rows of consecutive positions into another slot's ring, from a slot or from an \
+             image in order of position. Grid: one block a row."
+            (
+                /// `[rows, row_words]` u32, the image; not read if the rows come from a slot.
+                image: const u32,
+                /// `[slots * ring, row_words]` u32.
+                state: mut u32;
+                RotateStateParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                () => csa_rotate_state: compress::state::rotate,
+            }
+
+            ResetState<()>
+            "Overwrites all state rows of a slot with one word. Grid: one block a row."
+            (
+                /// `[slots * ring, row_words]` u32.
+                state: mut u32;
+                ResetStateParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                () => hca_reset_state: compress::state::reset,
+            }
+
             FlushCsa<(MainFormat, IndexFormat)>
             "Quantises CSA entries and indexer keys (Hadamard first, if `rotate` is 1) into the \
              paged planes. Grid: two records a block, a warp for the entry and one for the key."

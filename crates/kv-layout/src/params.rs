@@ -106,6 +106,43 @@ pub struct WriteStateParams {
     pub slots: u32,
 }
 
+/// Scalars of `csa_rotate_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RotateStateParams {
+    /// Rows to move.
+    pub rows: u32,
+    /// Position of the first of them; the others follow.
+    pub position: u32,
+    /// Slot they come from; [`Self::IMAGE`] = from the image.
+    pub from: u32,
+    /// Slot they go to.
+    pub to: u32,
+    /// Rows of one request's ring.
+    pub ring: u32,
+    /// 32-bit words of a row, a multiple of 4.
+    pub row_words: u32,
+}
+
+impl RotateStateParams {
+    /// The source is the image, not a slot.
+    pub const IMAGE: u32 = u32::MAX;
+}
+
+/// Scalars of `hca_reset_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ResetStateParams {
+    /// The slot whose rows are overwritten.
+    pub slot: u32,
+    /// Rows of one request's ring.
+    pub ring: u32,
+    /// 32-bit words of a row, a multiple of 4.
+    pub row_words: u32,
+    /// What every word becomes.
+    pub word: u32,
+}
+
 /// Scalars of `decode_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -186,3 +223,15 @@ const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 4);
 const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 8);
 const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 12);
 const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 16);
+const _: () = assert!(size_of::<RotateStateParams>() == 24 && align_of::<RotateStateParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(RotateStateParams, rows) == 0);
+const _: () = assert!(core::mem::offset_of!(RotateStateParams, position) == 4);
+const _: () = assert!(core::mem::offset_of!(RotateStateParams, from) == 8);
+const _: () = assert!(core::mem::offset_of!(RotateStateParams, to) == 12);
+const _: () = assert!(core::mem::offset_of!(RotateStateParams, ring) == 16);
+const _: () = assert!(core::mem::offset_of!(RotateStateParams, row_words) == 20);
+const _: () = assert!(size_of::<ResetStateParams>() == 16 && align_of::<ResetStateParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(ResetStateParams, slot) == 0);
+const _: () = assert!(core::mem::offset_of!(ResetStateParams, ring) == 4);
+const _: () = assert!(core::mem::offset_of!(ResetStateParams, row_words) == 8);
+const _: () = assert!(core::mem::offset_of!(ResetStateParams, word) == 12);

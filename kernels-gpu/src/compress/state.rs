@@ -1,6 +1,7 @@
-//! The state ring: what later windows need of a token. Source: spec sections 2.7 and 2.9.
+//! The state ring: what later windows need of a token, and moving it (decisions D2, D3).
+//! Source: spec sections 2.7 and 2.9.
 
-use kv_layout::params::WriteStateParams;
+use kv_layout::params::{ResetStateParams, RotateStateParams, WriteStateParams};
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
@@ -68,5 +69,52 @@ pub unsafe fn store<const COLUMNS: u32>(
             (load_quad(projections.kv, from), projections.score(from, position, column));
         state.store_u32x4(to, key.map(f32::to_bits));
         state.store_u32x4(to + u64::from(COLUMNS), score.map(f32::to_bits));
+    }
+}
+
+/// Moves the rows of consecutive positions into slot `to`, each to the ring row of its position.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; both slots exist, the positions have distinct ring
+/// rows; all threads of a launch of one block a row call it.
+#[inline(always)]
+pub unsafe fn rotate(image: Global<u32>, state: GlobalMut<u32>, params: RotateStateParams) {
+    let row = thread::block_idx_x();
+    let phase = u64::from((params.position + row) % params.ring);
+    let words = u64::from(params.row_words);
+    let ring_row = |slot: u32| (u64::from(slot) * u64::from(params.ring) + phase) * words;
+    let mut word = 4 * thread::thread_idx_x();
+    while word < params.row_words {
+        let at = u64::from(word);
+        // SAFETY: a row of the image or of a slot's ring; no block writes what another reads, since
+        // a position's row has the same phase in both slots.
+        unsafe {
+            let values = if params.from == RotateStateParams::IMAGE {
+                image.load_u32x4(u64::from(row) * words + at)
+            } else {
+                state.load_u32x4(ring_row(params.from) + at)
+            };
+            state.store_u32x4(ring_row(params.to) + at, values);
+        }
+        word += 4 * THREADS;
+    }
+}
+
+/// Overwrites every word of a slot's rows.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; the slot exists; all threads of a launch of one block
+/// a row call it.
+#[inline(always)]
+pub unsafe fn reset(state: GlobalMut<u32>, params: ResetStateParams) {
+    let row = u64::from(params.slot) * u64::from(params.ring) + u64::from(thread::block_idx_x());
+    let mut word = 4 * thread::thread_idx_x();
+    while word < params.row_words {
+        // SAFETY: a row of the slot's ring.
+        unsafe {
+            let at = row * u64::from(params.row_words) + u64::from(word);
+            state.store_u32x4(at, [params.word; 4]);
+        }
+        word += 4 * THREADS;
     }
 }

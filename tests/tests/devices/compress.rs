@@ -101,8 +101,8 @@ pub fn entries_equal_the_oracle_and_no_cut_matters<D: Device>(device: &D) {
     }
 }
 
-/// Steps of up to four tokens of which only the first few are accepted, as a draft is verified: the
-/// entries that stay are those of never having drafted.
+/// Steps of up to four tokens of which only the first few or none are accepted, as a draft is
+/// verified: the entries that stay are those of never having drafted.
 pub fn rejected_tokens_change_no_entry<D: Device>(device: &D) {
     const STEP: u32 = 4;
     let mut random = StdRng::seed_from_u64(4);
@@ -117,7 +117,7 @@ pub fn rejected_tokens_change_no_entry<D: Device>(device: &D) {
         let mut start = 0;
         while start < history.tokens() {
             let tokens = random.random_range(1..=STEP as usize).min(history.tokens() - start);
-            let accepted = random.random_range(1..=tokens);
+            let accepted = random.random_range(0..=tokens);
             let (mut kv, mut gate) = history.projections(start..start + accepted);
             let (draft_kv, draft_gate) = drafts.projections(start..start + tokens - accepted);
             kv.extend(draft_kv);

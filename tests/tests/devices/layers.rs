@@ -227,11 +227,9 @@ impl<D: Device> Gathered<D> {
     }
 }
 
-/// Queues a decode step in launches of `bucket` tokens: every layer's update, then what its
-/// attention reads.
-fn decode<D: Device>(fed: &Fed<D>, bucket: u32, to: &[Gathered<D>]) -> Result<(), KvError> {
+/// Queues what attention of every layer reads, in launches of `bucket` tokens.
+fn gather<D: Device>(fed: &Fed<D>, bucket: u32, to: &[Gathered<D>]) -> Result<(), KvError> {
     let stream = &fed.stream;
-    fed.update(bucket)?;
     for (layer, to) in fed.layer_ids().zip(to) {
         let handle = fed.manager.layer_for(layer, bucket)?;
         let rows = fed.rows(layer);
@@ -244,9 +242,21 @@ fn decode<D: Device>(fed: &Fed<D>, bucket: u32, to: &[Gathered<D>]) -> Result<()
     Ok(())
 }
 
-/// One graph of a decode step of every layer, replayed for batches of one to eight requests that
-/// cross the ends of entries, windows and blocks, against eager launches without padding.
+/// Queues every layer's update for launches of so many tokens.
+type Update<D> = fn(&Fed<D>, u32) -> Result<(), KvError>;
+
 pub fn a_captured_step_equals_eager_steps<D: Device>(device: &D) {
+    check_capture(device, Fed::update);
+}
+
+pub fn a_captured_fused_step_equals_eager_steps<D: Device>(device: &D) {
+    check_capture(device, Fed::update_fused);
+}
+
+/// One graph of `update` and gathers of every layer, replayed for batches of one to eight requests
+/// that cross the ends of entries, windows and blocks, against eager launches of the separate
+/// kernels without padding.
+fn check_capture<D: Device>(device: &D, update: Update<D>) {
     const STARTS: [usize; BUCKET as usize] = [124, 125, 126, 127, 250, 253, 254, 255];
     let stories = STARTS.map(|start| Story::random(&TINY, start + 10, start as u64));
     let new = || Fed::new(device, config(&TINY, FORMATS[0], BUCKET));
@@ -264,7 +274,10 @@ pub fn a_captured_step_equals_eager_steps<D: Device>(device: &D) {
     let (eager_out, graph_out) = (gathered(&eager), gathered(&captured));
     let mut retained = captured.inputs();
     retained.extend(graph_out.iter().flat_map(Gathered::memory));
-    let record = |_: &_| decode(&captured, BUCKET, &graph_out);
+    let record = |_: &_| {
+        update(&captured, BUCKET)?;
+        gather(&captured, BUCKET, &graph_out)
+    };
     let graph = captured.manager.capture(&captured.stream, retained, record).unwrap();
 
     let free = captured.manager.ledger().free_blocks();
@@ -282,7 +295,8 @@ pub fn a_captured_step_equals_eager_steps<D: Device>(device: &D) {
             fed.prepare(&parts, bucket);
             fed.layer_ids().zip(out).for_each(|(layer, out)| out.reset(fed, layer, &positions));
         }
-        decode(&eager, batch as u32, &eager_out).unwrap();
+        eager.update(batch as u32).unwrap();
+        gather(&eager, batch as u32, &eager_out).unwrap();
         device.replay(&captured.stream, &graph).unwrap();
         for fed in [&mut eager, &mut captured] {
             parts.iter().for_each(|part| fed.manager.commit(part.id, 1).unwrap());
@@ -299,7 +313,7 @@ pub fn a_captured_step_equals_eager_steps<D: Device>(device: &D) {
     captured.manager.check_faults(&captured.stream).unwrap();
 }
 
-/// Verify steps of up to three drafts, of which any number is accepted: entries, indexer keys and
+/// Verify steps of up to three drafts, of which any number of tokens is accepted, or none at all: entries, indexer keys and
 /// windows are those of never having drafted.
 pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
     const MAX_DRAFT: usize = 3;
@@ -317,7 +331,7 @@ pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
         let (mut done, mut rejected) = (prompt, 0);
         while done < tokens {
             let end = (done + 1 + random.random_range(0..=MAX_DRAFT)).min(tokens);
-            let accepted = random.random_range(done + 1..=end);
+            let accepted = random.random_range(done..=end);
             let pieces = vec![(&story, done..accepted), (&drafts, accepted..end)];
             fed.prepare(&[Part { id, pieces }], MAX_DRAFT as u32 + 1);
             fed.update(MAX_DRAFT as u32 + 1).unwrap();

@@ -15,6 +15,7 @@ mod manager;
 mod memory;
 mod model;
 mod refusals;
+mod state;
 mod stories;
 mod swa;
 
@@ -83,6 +84,10 @@ suite! { suite:
         one_launch_equals_the_separate_kernels,
         a_request_with_two_tokens_is_refused,
     }
+    state {
+        a_view_shows_the_tails,
+        rows_move_to_their_phase,
+    }
     capture {
         replays_equal_eager_steps,
         allocating_or_waiting_is_refused,
@@ -104,6 +109,7 @@ suite! { suite:
         every_layer_holds_what_the_history_says,
         gathers_equal_the_oracle,
         a_captured_step_equals_eager_steps,
+        a_captured_fused_step_equals_eager_steps,
         rejected_drafts_leave_no_trace,
         some_cuts_give_the_same_entries,
     }

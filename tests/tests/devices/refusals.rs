@@ -48,11 +48,13 @@ fn refuse_wrong_layers<D: Device>(fed: &Fed<D>) {
         };
         if kind != Csa {
             wrong(handle.update_csa(&fed.stream, &main[0], &main[1]), Csa);
+            wrong(handle.decode_csa(&fed.stream, fed.rows(layer), &main[0], &main[1]), Csa);
             let error = handle.index_keys().err().expect("no keys");
             assert!(no_pool(&error, layer, PoolKind::IndexCode), "{error}");
         }
         if kind != Hca {
             wrong(handle.update_hca(&fed.stream, &hca[0]), Hca);
+            wrong(handle.decode_hca(&fed.stream, fed.rows(layer), &hca[0]), Hca);
         }
         if kind == Swa {
             let (words, tile) = (filled(fed, 8), filled(fed, 8 * 512));

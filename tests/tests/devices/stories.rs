@@ -295,6 +295,21 @@ impl<D: Device> Fed<D> {
         Ok(())
     }
 
+    /// Queues every layer's update of a step of one token a request, in one launch a layer.
+    pub fn update_fused(&self, bucket: u32) -> Result<(), KvError> {
+        for (layer, inputs) in self.layer_ids().zip(&self.layers) {
+            let handle = self.manager.layer_for(layer, bucket)?;
+            match self.projected(layer).as_slice() {
+                [] => handle.append_swa(&self.stream, &inputs.rows)?,
+                [hca] => handle.decode_hca(&self.stream, &inputs.rows, hca)?,
+                [main, index, ..] => {
+                    handle.decode_csa(&self.stream, &inputs.rows, main, index)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A whole step of which everything is accepted.
     pub fn step(&mut self, parts: &[Part<'_>], bucket: u32) {
         self.prepare(parts, bucket);

@@ -10,9 +10,14 @@ use crate::device::DeviceChoice;
 
 /// Replays a load of requests through the cache: continuous batching, chunked prefill.
 ///
-/// Every step allocates for its requests and runs the sliding-window kernels of every layer on
-/// synthetic KV rows. Time is virtual: a step takes `--step-ms`, or longer if it has more tokens
-/// than `--token-rate` allows.
+/// Every step allocates for its requests and runs the cache's kernels of every layer on synthetic
+/// KV rows and projections: windows are gathered, compressors write entries and indexer keys, the
+/// new rows go to the window, and compressed entries are gathered, in a CSA layer those of a random
+/// list as long as the model's `index_topk`, in an HCA layer all that a query sees. On a GPU every
+/// query gathers entries, on the CPU the last one of each request.
+///
+/// Time is virtual: a step takes `--step-ms`, or longer if it has more tokens than `--token-rate`
+/// allows.
 #[derive(Args, Debug)]
 pub struct ReplayArgs {
     /// Mooncake-format JSONL: timestamp (ms), input_length, output_length, hash_ids.
@@ -52,7 +57,8 @@ pub struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = Execution::Full)]
     pub execute: Execution,
 
-    /// Requests, sampled at random, whose rows are all compared with the reference.
+    /// Requests, sampled at random, that are compared with the reference: window rows, entries and
+    /// indexer keys, recomputed from their tokens, and what their queries gather.
     /// [default: 4; 0 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub verify: Option<u32>,
@@ -74,7 +80,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = 8192.0, value_parser = positive)]
     pub token_rate: f64,
 
-    /// Seed of the synthetic load, of the KV rows and of the sample.
+    /// Seed of the synthetic load, of the cache's input and of the sample.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 

@@ -30,6 +30,8 @@ pub trait Execute {
 pub struct KernelWork {
     /// Milliseconds between the first and the last launch of each step, summed; `None` if none ran.
     pub kernel_ms: Option<f64>,
+    /// Compressed entries that were written, over all layers.
+    pub entries: u64,
     /// The comparison with the reference.
     pub verification: Verification,
 }

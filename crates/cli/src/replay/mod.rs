@@ -5,20 +5,26 @@
 //! | [`args`], [`place`], [`setup`] | options, where it runs, all that follows from both |
 //! | [`trace`], [`load`] | requests from a file, and made up |
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
-//! | [`execute`], [`full`], [`source`] | a step: bookkeeping alone, or with kernels, and their input |
-//! | [`watch`], [`verify`] | sampled requests, and their comparison with the reference |
+//! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
+//! | [`source`], [`select`] | the kernels' input: random values, and which entries are gathered |
+//! | [`watch`], [`kept`] | sampled requests, and what is kept of their steps |
+//! | [`verify`], [`entries`], [`explain`] | their comparison with the reference |
 //! | [`drive`] | the loop |
 //! | [`summary`], [`report`] | the result: table and JSON, and the HTML page |
 
 mod args;
 mod clock;
 mod drive;
+mod entries;
 mod execute;
+mod explain;
 mod full;
+mod kept;
 mod load;
 mod place;
 mod report;
 mod scheduler;
+mod select;
 mod setup;
 mod source;
 mod summary;
@@ -85,7 +91,8 @@ fn replay_ledger(setup: &Setup) -> Result<Replayed> {
 
 /// The replay with its kernels on `device`.
 fn replay_on<D: Device>(device: D, setup: &Setup) -> Result<Replayed> {
-    let cache = Full::new(device, setup.config.clone(), setup.seed, setup.sample.clone());
+    let (config, sample) = (setup.config.clone(), setup.sample.clone());
+    let cache = Full::new(device, config, setup.seed, sample, setup.queries);
     let cache = cache.map_err(|error| match error {
         KvError::Device(DeviceError::OutOfMemory { .. }) => InputError::Cache {
             model: setup.config.model.name.clone(),

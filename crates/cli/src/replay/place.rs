@@ -4,6 +4,7 @@ use anyhow::Result;
 use dsv4_kv::device::{CudaDevice, Device};
 
 use super::args::{Execution, ReplayArgs};
+use super::select::Queries;
 use crate::error::InputError;
 
 /// Where a replay runs.
@@ -31,6 +32,8 @@ pub struct Defaults {
     pub shrink: f64,
     /// Requests to verify.
     pub verify: u32,
+    /// Queries that gather entries.
+    pub queries: Queries,
 }
 
 impl Place {
@@ -60,6 +63,7 @@ impl Place {
             requests: 128,
             shrink: 1.0,
             verify: 4,
+            queries: Queries::All,
         };
         Ok(match self {
             Self::Cuda(device) => Defaults { memory: device.free_memory()? / 10 * 9, ..gpu },
@@ -70,6 +74,7 @@ impl Place {
                 token_budget: 256,
                 requests: 16,
                 shrink: 64.0,
+                queries: Queries::Last,
                 ..gpu
             },
         })

@@ -12,6 +12,7 @@ use super::full;
 use super::load::{self, Arrival};
 use super::place::{Defaults, Place};
 use super::scheduler::Limits;
+use super::select::Queries;
 use super::trace::TraceReader;
 use crate::error::InputError;
 use crate::model;
@@ -28,8 +29,10 @@ pub struct Setup {
     pub config: CacheConfig,
     /// Virtual time.
     pub clock: Clock,
-    /// Seed of the KV rows.
+    /// Seed of the values that the cache is fed with.
     pub seed: u64,
+    /// Queries that gather entries.
+    pub queries: Queries,
 }
 
 impl Setup {
@@ -44,7 +47,7 @@ impl Setup {
         let memory = args.gpu_mem.map_or(defaults.memory, |size| size.as_u64());
         let config = cache_config(args, place, &defaults, memory, sample.len() as u32)?;
         let clock = Clock::new(args.step_ms, args.token_rate);
-        Ok(Self { load, sample, memory, config, clock, seed: args.seed })
+        Ok(Self { load, sample, memory, config, clock, seed: args.seed, queries: defaults.queries })
     }
 
     /// What the cache has room for.
@@ -81,20 +84,24 @@ fn cache_config(
     sample: u32,
 ) -> Result<CacheConfig, InputError> {
     let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
-    let token_budget = args.token_budget.unwrap_or(defaults.token_budget);
+    let config = CacheConfig {
+        max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget),
+        max_requests: args.max_requests,
+        ..CacheConfig::smallest(model)
+    };
     let working = match place {
         Place::Ledger => 0,
-        _ => {
-            full::working_bytes(token_budget, args.max_requests, model.layers.len() as u32, sample)
-        }
+        _ => full::working_bytes(&config, sample),
     };
     let left = memory
         .checked_sub(working)
         .ok_or(InputError::NoRoomToWork { memory: ByteSize(memory), working: ByteSize(working) })?;
-    let name = model.name.clone();
-    let config = CacheConfig::for_memory(model, left, args.max_requests)
-        .map_err(|source| InputError::Cache { model: name, memory: ByteSize(left), source })?;
-    Ok(CacheConfig { max_step_tokens: token_budget, ..config })
+    let name = config.model.name.clone();
+    config.with_memory(left).map_err(|source| InputError::Cache {
+        model: name,
+        memory: ByteSize(left),
+        source,
+    })
 }
 
 /// Places in a load of `requests`, sampled at random without repetition.

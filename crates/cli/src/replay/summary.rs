@@ -27,6 +27,8 @@ pub struct Summary {
     pub tokens: u64,
     /// Those of them that are of prompts.
     pub prefill_tokens: u64,
+    /// Compressed entries written to the cache, over all layers; 0 in bookkeeping.
+    pub entries: u64,
     /// Steps.
     pub steps: u64,
     /// Most blocks in use at once.
@@ -49,8 +51,10 @@ pub struct Summary {
     pub wall_s: f64,
     /// Requests whose rows were all compared with the reference.
     pub verified_requests: u64,
-    /// Rows that were compared.
+    /// Rows of rings, gathered tiles and blocks that were compared.
     pub verified_rows: u64,
+    /// Entries and indexer keys that were recomputed from their tokens.
+    pub verified_entries: u64,
     /// Rows that were not as expected.
     pub mismatches: u64,
     /// The first of them, in words.
@@ -75,6 +79,7 @@ impl Summary {
             rejected: replayed.rejected,
             tokens: sum(|s| s.prefill + s.decode),
             prefill_tokens: sum(|s| s.prefill),
+            entries: replayed.work.entries,
             steps: samples.len() as u64,
             peak_blocks: most(|s| s.blocks),
             blocks: config.num_blocks,
@@ -87,6 +92,7 @@ impl Summary {
             wall_s: wall.as_secs_f64(),
             verified_requests: verification.requests,
             verified_rows: verification.rows,
+            verified_entries: verification.entries,
             mismatches: verification.mismatches,
             mismatch_examples: verification.examples.clone(),
         }
@@ -102,6 +108,7 @@ impl Summary {
             ("refused admissions", format!("{} had to wait", self.refused_admissions)),
             ("rejected", format!("{} can never fit", self.rejected)),
             ("tokens", format!("{} ({} of prompts)", self.tokens, self.prefill_tokens)),
+            ("entries written", self.entries.to_string()),
             ("steps", self.steps.to_string()),
             ("peak blocks", format!("{} of {}", self.peak_blocks, self.blocks)),
             ("peak slots", format!("{} of {}", self.peak_slots, self.slots)),
@@ -114,6 +121,7 @@ impl Summary {
                 "verified",
                 format!("{} requests, {} rows", self.verified_requests, self.verified_rows),
             ),
+            ("recomputed", format!("{} entries and indexer keys", self.verified_entries)),
             ("mismatches", self.mismatches.to_string()),
         ]
     }

@@ -6,13 +6,17 @@
 use std::fmt;
 
 use dsv4_kv::LayerId;
+use dsv4_kv::kv_layout::geometry::StateStream;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv_oracle::row::{CHANNELS, EncodedRow, QUANTISED, RowFormat};
 use dsv4_kv_oracle::swa::{Ring, window};
 use serde::Serialize;
 
+use super::entries::{self, Rows};
 use super::source::Source;
 
+/// A row where there is no entry and no key.
+const ZERO: [u16; CHANNELS] = [0; CHANNELS];
 /// Mismatches that are described; the others are only counted.
 const DESCRIBED: usize = 8;
 
@@ -21,9 +25,12 @@ const DESCRIBED: usize = 8;
 pub struct Verification {
     /// Requests that were followed to their end.
     pub requests: u64,
-    /// Rows of rings and of gathered windows that were compared.
+    /// Rows of rings, of gathered tiles and, at the end of a request, of its blocks that were
+    /// compared.
     pub rows: u64,
-    /// Rows, and lengths of windows, that were not as expected.
+    /// Entries and indexer keys that were recomputed from their tokens.
+    pub entries: u64,
+    /// Rows, and lengths of tiles, that were not as expected.
     pub mismatches: u64,
     /// The first of them, in words.
     pub examples: Vec<String>,
@@ -78,16 +85,13 @@ pub struct Verifier {
 impl Verifier {
     /// A verifier for a cache of `format` that is fed from `source`.
     pub fn new(format: MainFormat, source: Source) -> Self {
-        let format = match format {
-            MainFormat::Ue8m0 => RowFormat::Ue8m0,
-            MainFormat::F32 => RowFormat::F32,
-        };
+        let format = entries::row_format(format);
         let rows = source.as_slice().len() / CHANNELS;
         let references = std::iter::repeat_with(|| None).take(rows).collect();
         Self { format, source, references, found: Verification::default() }
     }
 
-    /// The rows that the cache is fed with.
+    /// The values that the cache is fed with.
     pub fn source(&self) -> &Source {
         &self.source
     }
@@ -131,13 +135,8 @@ impl Verifier {
     /// Compares the window gathered for the query at `position`: `[128, 512]` BF16 bits, oldest key
     /// first, unused rows zero; and its length.
     pub fn check_window(&mut self, place: Place<'_>, position: usize, tile: &[u16], length: i32) {
-        const ZERO: [u16; CHANNELS] = [0; CHANNELS];
         let keys = window(position);
-        if length != keys.len() as i32 {
-            let expected = keys.len();
-            let text = format!("window of {position}: length {length}, expected {expected}");
-            self.count_mismatch(place, &text);
-        }
+        self.check_length(place, position, length, keys.len());
         for (j, got) in tile.chunks_exact(CHANNELS).enumerate() {
             let key = Some(keys.start + j).filter(|key| keys.contains(key));
             let want = match key {
@@ -148,6 +147,68 @@ impl Verifier {
                 let row = key.map_or(format!("unused row {j}"), |key| format!("position {key}"));
                 format!("window of {position}, {row}, channel {channel}: {got:#06x}, expected {want:#06x}")
             });
+            self.count_row(place, mismatch);
+        }
+    }
+
+    /// Compares the length of a tile of the query at `position`.
+    pub fn check_length(&mut self, place: Place<'_>, position: usize, got: i32, want: usize) {
+        if got != want as i32 {
+            let text = format!("tile of {position}: length {got}, expected {want}");
+            self.count_mismatch(place, &text);
+        }
+    }
+
+    /// Compares rows that closed, entries from `first` on, with what their tokens give.
+    pub fn check_closed(
+        &mut self,
+        place: Place<'_>,
+        which: StateStream,
+        first: usize,
+        rows: &Rows,
+    ) {
+        for mismatch in entries::judge(&self.source, place, which, first, rows) {
+            self.found.entries += 1;
+            if let Some(text) = mismatch {
+                self.count_mismatch(place, &text);
+            }
+        }
+    }
+
+    /// Compares the rows of a request's blocks with what they were when they were new.
+    pub fn check_unchanged(
+        &mut self,
+        place: Place<'_>,
+        which: StateStream,
+        now: &Rows,
+        then: &Rows,
+    ) {
+        for row in 0..then.count() {
+            let changed = now.row(row) != then.row(row);
+            self.count_row(place, changed.then(|| format!("{which:?} row {row} has changed")));
+        }
+    }
+
+    /// Compares the entries gathered for the query at `position`: `[rows, 512]` BF16 bits, the
+    /// entries that `list` names, zero where it names none. `rows` are those of the cache.
+    pub fn check_gathered(
+        &mut self,
+        place: Place<'_>,
+        position: usize,
+        list: &[i32],
+        tile: &[u16],
+        rows: Option<&Rows>,
+    ) {
+        for (got, &entry) in tile.chunks_exact(CHANNELS).zip(list) {
+            let row = usize::try_from(entry).ok();
+            let want = row.map_or(Some(&ZERO[..]), |row| rows?.read(row));
+            let mismatch = match want.map(|want| differing(got, want)) {
+                Some(None) => None,
+                Some(Some((channel, got, want))) => Some(format!(
+                    "entries of {position}, entry {entry}, channel {channel}: {got:#06x}, expected {want:#06x}"
+                )),
+                None => Some(format!("entries of {position}: entry {entry} has not closed")),
+            };
             self.count_row(place, mismatch);
         }
     }
@@ -193,6 +254,7 @@ fn channel_of_byte(byte: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replay::explain::Codec;
 
     const ROWS: usize = 128;
 
@@ -289,5 +351,40 @@ mod tests {
         assert!(found.examples[0].contains("window of 199, position 75, channel 17"), "{found:?}");
         let found = check_window(100, 101, |tile| tile[101 * CHANNELS] = 1);
         assert!(found.examples[0].contains("unused row 101"), "{found:?}");
+    }
+
+    /// What a check of entries gathered for the query at 199 finds; `spoil` has its way with the
+    /// list, the tile, and how many entries have closed.
+    fn check_gathered(spoil: impl FnOnce(&mut [i32], &mut [u16], &mut usize)) -> Verification {
+        let (history, source) = (history(), Source::new(11, 80, 3));
+        let place = Place { request: 9, layer: LayerId(1), history: &history };
+        let kind = (StateStream::CsaMain, Codec::Row(RowFormat::Ue8m0));
+        let all = Rows::reference(&source, place, kind, 12);
+        let mut list = [7, 0, 11, -1];
+        let row = |entry: i32| match usize::try_from(entry) {
+            Ok(entry) => all.read(entry).expect("it has closed"),
+            Err(_) => &ZERO[..],
+        };
+        let mut tile: Vec<u16> = list.into_iter().flat_map(row).copied().collect();
+        let mut closed = 12;
+        spoil(&mut list, &mut tile, &mut closed);
+        let rows = Rows::reference(&source, place, kind, closed);
+        let mut verifier = verifier();
+        verifier.check_gathered(place, 199, &list, &tile, Some(&rows));
+        verifier.into_found()
+    }
+
+    #[test]
+    fn gathered_entries_are_those_of_the_list() {
+        let found = check_gathered(|_, _, _| {});
+        assert_eq!((found.rows, found.mismatches), (4, 0), "{found:?}");
+        let found = check_gathered(|list, _, _| list.swap(0, 1));
+        assert_eq!(found.mismatches, 2);
+        let found = check_gathered(|_, tile, _| tile[2 * CHANNELS + 500] ^= 1);
+        assert!(found.examples[0].contains("entries of 199, entry 11, channel 500"), "{found:?}");
+        let found = check_gathered(|_, tile, _| tile[3 * CHANNELS] = 1);
+        assert!(found.examples[0].contains("entry -1, channel 0"), "{found:?}");
+        let found = check_gathered(|_, _, closed| *closed = 11);
+        assert!(found.examples[0].contains("entry 11 has not closed"), "{found:?}");
     }
 }

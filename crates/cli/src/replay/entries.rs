@@ -1,0 +1,296 @@
+//! Compressed entries and indexer keys of a sampled request: where they lie on the device, and what
+//! the reference makes of the tokens they come from.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result};
+use dsv4_kv::LayerCacheHandle;
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream};
+use dsv4_kv::kv_layout::index_row::IndexFormat;
+use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
+use dsv4_kv_oracle::compressor::Compressor;
+use dsv4_kv_oracle::index::KeyFormat;
+use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
+use rayon::prelude::*;
+
+use super::explain::{Codec, Stored};
+use super::source::{Source, shape};
+use super::verify::Place;
+
+/// The compressors of a layer.
+pub const fn compressors(kind: LayerKind) -> &'static [StateStream] {
+    match kind {
+        LayerKind::Swa => &[],
+        LayerKind::Csa => &[StateStream::CsaMain, StateStream::CsaIndex],
+        LayerKind::Hca => &[StateStream::Hca],
+    }
+}
+
+/// The reference's name for a row format.
+pub const fn row_format(format: MainFormat) -> RowFormat {
+    match format {
+        MainFormat::Ue8m0 => RowFormat::Ue8m0,
+        MainFormat::F32 => RowFormat::F32,
+    }
+}
+
+const fn key_format(format: IndexFormat) -> KeyFormat {
+    match format {
+        IndexFormat::Nvfp4 => KeyFormat::Nvfp4,
+        IndexFormat::Mxfp4 => KeyFormat::Mxfp4,
+        IndexFormat::Fp8 => KeyFormat::Fp8,
+    }
+}
+
+/// The planes that a compressor's rows go to.
+pub struct Planes<'a, D: Device> {
+    data: (&'a Buffer<D, u8>, u64),
+    scale: (&'a Buffer<D, u8>, u64),
+    /// Rows of a block.
+    per_block: usize,
+    codec: Codec,
+}
+
+impl<'a, D: Device> Planes<'a, D> {
+    /// The planes of `which` in a layer.
+    pub fn of(handle: &'a LayerCacheHandle<'_, D>, which: StateStream) -> Result<Self> {
+        let entries = handle.entries()?;
+        let per_block = entries.entries_per_block as usize;
+        Ok(match which {
+            StateStream::CsaMain | StateStream::Hca => Self {
+                data: (entries.data, DATA_BYTES),
+                scale: (entries.scale, entries.format.scale_bytes()),
+                per_block,
+                codec: Codec::Row(row_format(entries.format)),
+            },
+            StateStream::CsaIndex => {
+                let keys = handle.index_keys()?;
+                Self {
+                    data: (keys.code, keys.format.code_bytes()),
+                    scale: (keys.scale, keys.format.scale_bytes()),
+                    per_block,
+                    codec: Codec::Key(key_format(keys.format)),
+                }
+            }
+        })
+    }
+
+    /// Fetches rows of a request whose blocks, in the order of its tokens, are `blocks`.
+    pub fn fetch(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        blocks: &[u32],
+        entries: Range<usize>,
+    ) -> Result<Rows> {
+        let mut rows = Rows::new(self.codec);
+        let mut first = entries.start;
+        while first < entries.end {
+            let (block, row) = (first / self.per_block, first % self.per_block);
+            let count = (self.per_block - row).min(entries.end - first);
+            let block = *blocks.get(block).context("every entry has its block")?;
+            let at = u64::from(block) * self.per_block as u64 + row as u64;
+            for ((pool, row_bytes), plane) in
+                [(self.data, &mut rows.data), (self.scale, &mut rows.scale)]
+            {
+                let old = plane.len();
+                plane.resize(old + count * row_bytes as usize, 0);
+                device.download(stream, pool, at * row_bytes, &mut plane[old..])?;
+            }
+            rows.count += count;
+            first += count;
+        }
+        Ok(rows)
+    }
+}
+
+/// Rows of one compressor of one request, as they are on the device.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    codec: Codec,
+    count: usize,
+    /// `[count, data_bytes]`
+    pub data: Vec<u8>,
+    /// `[count, scale_bytes]`
+    pub scale: Vec<u8>,
+    /// `[count, 512]` BF16: main rows as attention reads them.
+    read: Vec<u16>,
+}
+
+impl Rows {
+    /// No rows.
+    pub fn new(codec: Codec) -> Self {
+        Self { codec, count: 0, data: Vec::new(), scale: Vec::new(), read: Vec::new() }
+    }
+
+    /// How they are stored.
+    pub fn codec(&self) -> Codec {
+        self.codec
+    }
+
+    /// Their number.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// One row.
+    pub fn row(&self, row: usize) -> Stored {
+        let part = |plane: &[u8]| {
+            let bytes = plane.len() / self.count;
+            plane[row * bytes..][..bytes].to_vec()
+        };
+        Stored { data: part(&self.data), scale: part(&self.scale) }
+    }
+
+    /// Adds rows that follow, and how attention reads them.
+    pub fn extend(&mut self, next: &Self) {
+        self.count += next.count;
+        self.data.extend_from_slice(&next.data);
+        self.scale.extend_from_slice(&next.scale);
+        if let Codec::Row(format) = self.codec {
+            for row in 0..next.count {
+                let Stored { data, scale } = next.row(row);
+                self.read.extend(format.decode(&EncodedRow { data, scale }));
+            }
+        }
+    }
+
+    /// A main row as attention reads it, `[512]` BF16; `None` if there is no such row.
+    pub fn read(&self, row: usize) -> Option<&[u16]> {
+        self.read.chunks_exact(dsv4_kv_oracle::row::CHANNELS).nth(row)
+    }
+}
+
+/// Where `rows`, entries from `first` on, are not what the reference makes of the tokens, in words.
+pub fn judge(
+    source: &Source,
+    place: Place<'_>,
+    which: StateStream,
+    first: usize,
+    rows: &Rows,
+) -> Vec<Option<String>> {
+    let judge = |row: usize| {
+        let want = entry(source, place, which, first + row);
+        let got = rows.row(row);
+        (!rows.codec.explains(&got, &want)).then(|| describe(rows.codec, first + row, &got, &want))
+    };
+    (0..rows.count).into_par_iter().map(judge).collect()
+}
+
+/// The first byte that differs from what the reference stores.
+fn describe(codec: Codec, entry: usize, got: &Stored, want: &[f64]) -> String {
+    let want = codec.store(want);
+    let name = match codec {
+        Codec::Row(_) => "entry",
+        Codec::Key(_) => "key",
+    };
+    let differs = |got: &[u8], want: &[u8]| got.iter().zip(want).position(|(a, b)| a != b);
+    let at = differs(&got.data, &want.data)
+        .map(|byte| format!("byte {byte}"))
+        .or_else(|| differs(&got.scale, &want.scale).map(|byte| format!("scale byte {byte}")))
+        .unwrap_or_default();
+    format!("{name} {entry}, {at}: not what its tokens give")
+}
+
+/// The reference's entry, before it is rounded: `[512]`, or `[128]` of an indexer key.
+///
+/// An entry pools no tokens but those of its window and, with overlap, of the one before. So a
+/// history that begins with them gives the same, as its first or second entry.
+pub fn entry(source: &Source, place: Place<'_>, which: StateStream, entry: usize) -> Vec<f64> {
+    let shape = shape(which);
+    let before = if shape.overlap { entry.min(1) } else { 0 };
+    let tokens = &place.history[(entry - before) * shape.ratio..(entry + 1) * shape.ratio];
+    let (columns, layer) = (shape.columns(), place.layer.0);
+    let floats = |start: usize, len: usize| &source.as_floats()[start..][..len];
+    let (mut kv, mut gate) = (Vec::new(), Vec::new());
+    for token in tokens {
+        let offsets = source.offsets(token.step, layer, which);
+        let row = token.row as usize * columns;
+        kv.extend_from_slice(floats(offsets.kv + row, columns));
+        gate.extend_from_slice(floats(offsets.gate + row, columns));
+    }
+    let weights = source.offsets(0, layer, which);
+    let (ape, norm_w) =
+        (floats(weights.ape, shape.ratio * columns), floats(weights.norm, shape.channels));
+    let compressor = Compressor { shape, kv: &kv, gate: &gate, ape, norm_w };
+    compressor.norm_and_rotate(&compressor.pooled(before), entry)
+}
+
+#[cfg(test)]
+impl Rows {
+    /// The first `count` rows of a compressor, as the reference stores them.
+    pub fn reference(
+        source: &Source,
+        place: Place<'_>,
+        (which, codec): (StateStream, Codec),
+        count: usize,
+    ) -> Self {
+        let mut rows = Self::new(codec);
+        for row in 0..count {
+            let Stored { data, scale } = codec.store(&entry(source, place, which, row));
+            rows.extend(&Self { count: 1, data, scale, ..Self::new(codec) });
+        }
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv::LayerId;
+
+    use super::*;
+    use crate::replay::verify::Token;
+
+    /// What a check finds of a compressor's first rows, as the reference stores them for a request
+    /// of 270 tokens in chunks of 70, after `spoil` had its way with them.
+    fn check(which: StateStream, codec: Codec, spoil: impl FnOnce(&mut Rows)) -> Vec<String> {
+        let source = Source::new(11, 80, 3);
+        let history: Vec<Token> =
+            (0..270).map(|p| Token { step: p / 70, row: 5 + (p % 70) as u32 }).collect();
+        let place = Place { request: 9, layer: LayerId(1), history: &history };
+        let count = (270 / shape(which).ratio).min(20);
+        let mut rows = Rows::reference(&source, place, (which, codec), count);
+        spoil(&mut rows);
+        judge(&source, place, which, 0, &rows).into_iter().flatten().collect()
+    }
+
+    const ROW: Codec = Codec::Row(RowFormat::Ue8m0);
+    const KEY: Codec = Codec::Key(KeyFormat::Mxfp4);
+    const KINDS: [(StateStream, Codec); 4] = [
+        (StateStream::CsaMain, ROW),
+        (StateStream::CsaMain, Codec::Row(RowFormat::F32)),
+        (StateStream::CsaIndex, KEY),
+        (StateStream::Hca, ROW),
+    ];
+
+    #[test]
+    fn rows_as_the_reference_stores_them_pass() {
+        for (which, codec) in KINDS {
+            assert!(check(which, codec, |_| {}).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_flipped_byte_of_an_entry_and_of_a_key_is_found() {
+        let found = check(StateStream::CsaMain, ROW, |rows| rows.data[3 * 576 + 40] ^= 0x10);
+        assert_eq!(found, ["entry 3, byte 40: not what its tokens give"]);
+        let found = check(StateStream::CsaMain, ROW, |rows| rows.scale[4 * 8 + 2] ^= 1);
+        assert_eq!(found, ["entry 4, scale byte 2: not what its tokens give"]);
+        let found = check(StateStream::CsaIndex, KEY, |rows| rows.data[5 * 64 + 9] ^= 0x02);
+        assert_eq!(found, ["key 5, byte 9: not what its tokens give"]);
+    }
+
+    #[test]
+    fn entries_in_the_wrong_order_are_found() {
+        for (which, codec) in KINDS {
+            let found = check(which, codec, |rows| {
+                for plane in [&mut rows.data, &mut rows.scale] {
+                    let row = plane.len() / rows.count;
+                    plane[..2 * row].rotate_left(row);
+                }
+            });
+            assert_eq!(found.len(), 2, "{which:?}: {found:?}");
+        }
+    }
+}

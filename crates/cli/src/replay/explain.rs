@@ -1,0 +1,279 @@
+//! Whether stored bytes are what quantisation makes of a vector that is known up to the last bits of
+//! f32 arithmetic.
+//!
+//! The kernels compute an entry in f32, the reference in f64. Both then round to BF16, and where the
+//! two lie on different sides of the middle between two BF16 values, both roundings are right.
+
+use dsv4_kv_oracle::hadamard::hadamard;
+use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
+use dsv4_kv_oracle::number::{bf16_nearest_f64, bf16_value};
+use dsv4_kv_oracle::row::{EncodedRow, QUANTISED, RowFormat};
+
+/// How far f32 may be from f64, as a part of the entry's largest magnitude.
+const TOLERANCE: f64 = 5e-6;
+/// Channels of an indexer key for which both roundings are tried. On average there is about one.
+const MOST_OPEN: usize = 10;
+
+/// The format of what is stored.
+#[derive(Clone, Copy, Debug)]
+pub enum Codec {
+    /// A compressed entry.
+    Row(RowFormat),
+    /// An indexer key, which goes through the Hadamard transform before it is stored.
+    Key(KeyFormat),
+}
+
+/// A row in both planes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Of the data plane, or of the code plane.
+    pub data: Vec<u8>,
+    /// Of the scale plane.
+    pub scale: Vec<u8>,
+}
+
+impl Codec {
+    /// What the reference stores for an entry (`[512]` or `[128]`).
+    pub fn store(self, entry: &[f64]) -> Stored {
+        let bf16 = round(entry, 0.0);
+        match self {
+            Self::Row(_) => self.encode(&bf16),
+            Self::Key(_) => {
+                let key: Vec<f64> = bf16.into_iter().map(bf16_value).collect();
+                self.encode(&round(&hadamard(&key), 0.0))
+            }
+        }
+    }
+
+    /// Whether `stored` is what some vector becomes that is within the tolerance of `entry`.
+    pub fn explains(self, stored: &Stored, entry: &[f64]) -> bool {
+        let slack = TOLERANCE * entry.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        match self {
+            Self::Row(_) => self.quantises(stored, entry, slack),
+            Self::Key(_) => roundings(entry, slack)
+                .any(|rounded| self.quantises(stored, &hadamard(&rounded), slack)),
+        }
+    }
+
+    /// Whether `stored` is what some vector within `slack` of `x` is quantised to.
+    ///
+    /// A scale follows from the largest channel of its group, which may round either way. For both
+    /// ways the other channels are quantised at both ends of what they may be: codes rise with
+    /// values, so a right code lies between.
+    fn quantises(self, stored: &Stored, x: &[f64], slack: f64) -> bool {
+        if self.encode(&round(x, 0.0)) == *stored {
+            return true;
+        }
+        let ends = [round(x, -slack), round(x, slack)];
+        let got = self.decode(stored);
+        let [one, other] = [0, 1].map(|way| {
+            let bounds = [0, 1].map(|end| self.encode(&self.pinned(x, &ends[end], &ends[way])));
+            self.groups_between(stored, &got, &bounds)
+        });
+        one.into_iter().zip(other).all(|(one, other)| one || other)
+    }
+
+    /// `end`, but in each group the largest channel as in `way`, and no other larger than that.
+    fn pinned(self, x: &[f64], end: &[u16], way: &[u16]) -> Vec<u16> {
+        const MAGNITUDE: u16 = 0x7FFF;
+        let mut pinned = end.to_vec();
+        for (group, x) in x.chunks(self.group()).enumerate() {
+            let first = group * self.group();
+            let largest = |a: &usize, b: &usize| x[*a].abs().total_cmp(&x[*b].abs());
+            let pivot = first + (0..x.len()).max_by(largest).unwrap_or_default();
+            let most = way[pivot] & MAGNITUDE;
+            for bits in &mut pinned[first..first + x.len()] {
+                *bits = *bits & !MAGNITUDE | (*bits & MAGNITUDE).min(most);
+            }
+            pinned[pivot] = way[pivot];
+        }
+        pinned
+    }
+
+    /// For each group, whether `stored` has the scale of both bounds and values between theirs.
+    fn groups_between(self, stored: &Stored, got: &[f64], bounds: &[Stored; 2]) -> Vec<bool> {
+        let [least, most] = bounds.each_ref().map(|bound| self.decode(bound));
+        let between = |channel: usize| {
+            let got = &got[channel];
+            least[channel].total_cmp(got).is_le() && most[channel].total_cmp(got).is_ge()
+        };
+        let scale = |row: &Stored, group| -> Option<Vec<u8>> {
+            row.scale.chunks(self.group_scale_bytes()).nth(group).map(<[u8]>::to_vec)
+        };
+        let channels = 0..got.len();
+        let groups = channels.step_by(self.group()).enumerate().map(|(group, first)| {
+            let end = got.len().min(first + self.group());
+            bounds.iter().all(|bound| scale(bound, group) == scale(stored, group))
+                && (first..end).all(between)
+        });
+        groups.collect()
+    }
+
+    /// Channels that share a scale. In a row the last group is that of the unquantised channels.
+    fn group(self) -> usize {
+        match self {
+            Self::Row(RowFormat::Ue8m0) => 64,
+            Self::Row(RowFormat::F32) => QUANTISED,
+            Self::Key(KeyFormat::Nvfp4) => 16,
+            Self::Key(KeyFormat::Mxfp4) => 32,
+            Self::Key(KeyFormat::Fp8) => 128,
+        }
+    }
+
+    fn group_scale_bytes(self) -> usize {
+        match self {
+            Self::Row(RowFormat::Ue8m0) | Self::Key(KeyFormat::Nvfp4 | KeyFormat::Mxfp4) => 1,
+            Self::Row(RowFormat::F32) | Self::Key(KeyFormat::Fp8) => 4,
+        }
+    }
+
+    fn encode(self, bf16: &[u16]) -> Stored {
+        match self {
+            Self::Row(format) => {
+                let EncodedRow { data, scale } = format.encode(bf16);
+                Stored { data, scale }
+            }
+            Self::Key(format) => {
+                let EncodedKey { codes: data, scale } = format.encode(bf16);
+                Stored { data, scale }
+            }
+        }
+    }
+
+    fn decode(self, Stored { data, scale }: &Stored) -> Vec<f64> {
+        let (data, scale) = (data.clone(), scale.clone());
+        match self {
+            Self::Row(format) => {
+                format.decode(&EncodedRow { data, scale }).into_iter().map(bf16_value).collect()
+            }
+            Self::Key(format) => {
+                let key = format.decode(&EncodedKey { codes: data, scale });
+                key.into_iter().map(f64::from).collect()
+            }
+        }
+    }
+}
+
+/// `x + shift` rounded to BF16.
+fn round(x: &[f64], shift: f64) -> Vec<u16> {
+    x.iter().map(|&x| bf16_nearest_f64(x + shift)).collect()
+}
+
+/// The values of the BF16 vectors that `x` may be rounded to, the nearest first. Channels whose two
+/// roundings differ by less than the slack itself are left as they are.
+fn roundings(x: &[f64], slack: f64) -> impl Iterator<Item = Vec<f64>> {
+    let [least, nearest, most] = [-slack, 0.0, slack]
+        .map(|shift| round(x, shift).into_iter().map(bf16_value).collect::<Vec<f64>>());
+    let open: Vec<(usize, f64)> = (0..x.len())
+        .filter(|&channel| most[channel] - least[channel] > 2.0 * slack)
+        .map(|channel| (channel, least[channel] + most[channel] - nearest[channel]))
+        .take(MOST_OPEN)
+        .collect();
+    (0..1_u32 << open.len()).map(move |choice| {
+        let mut values = nearest.clone();
+        for (bit, &(channel, other)) in open.iter().enumerate() {
+            if choice >> bit & 1 == 1 {
+                values[channel] = other;
+            }
+        }
+        values
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+
+    const CODECS: [(Codec, usize); 5] = [
+        (Codec::Row(RowFormat::Ue8m0), 512),
+        (Codec::Row(RowFormat::F32), 512),
+        (Codec::Key(KeyFormat::Nvfp4), 128),
+        (Codec::Key(KeyFormat::Mxfp4), 128),
+        (Codec::Key(KeyFormat::Fp8), 128),
+    ];
+
+    fn vector(rng: &mut ChaCha8Rng, channels: usize) -> Vec<f64> {
+        (0..channels).map(|_| rng.random_range(-2.0..2.0)).collect()
+    }
+
+    /// `x` in f32 arithmetic: every channel off by up to 2e-6 of the largest magnitude.
+    fn off(rng: &mut ChaCha8Rng, x: &[f64]) -> Vec<f64> {
+        x.iter().map(|x| x + rng.random_range(-4e-6..4e-6)).collect()
+    }
+
+    #[test]
+    fn what_f32_makes_of_a_vector_is_explained_though_its_bytes_may_differ() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for (codec, channels) in CODECS {
+            let mut different = 0;
+            for _ in 0..120 {
+                let x = vector(&mut rng, channels);
+                let stored = codec.store(&off(&mut rng, &x));
+                assert!(codec.explains(&stored, &x), "{codec:?}");
+                different += u32::from(stored != codec.store(&x));
+            }
+            // A key has a quarter of the channels, most of them in four bits: too rare to expect.
+            let expected = matches!(codec, Codec::Row(_));
+            assert!(different > 0 || !expected, "{codec:?}: no rounding went the other way");
+        }
+    }
+
+    #[test]
+    fn every_flipped_byte_is_noticed() {
+        let mut rng = ChaCha8Rng::seed_from_u64(2);
+        for (codec, channels) in CODECS {
+            let x = vector(&mut rng, channels);
+            let stored = codec.store(&x);
+            for byte in (0..stored.data.len()).step_by(7) {
+                let mut stored = stored.clone();
+                stored.data[byte] ^= 0x22;
+                assert!(!codec.explains(&stored, &x), "{codec:?}, byte {byte}");
+            }
+            for byte in 0..stored.scale.len() {
+                let mut stored = stored.clone();
+                stored.scale[byte] ^= 1;
+                assert!(!codec.explains(&stored, &x), "{codec:?}, scale byte {byte}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_largest_channel_between_two_values_may_round_either_way() {
+        let mut x = vec![0.5; 512];
+        // The middle between 1 and the next BF16, 1 + 2^-7: the f32 scale follows it.
+        x[3] = 1.0 + 1.0 / 256.0;
+        let codec = Codec::Row(RowFormat::F32);
+        let stored = either_side(codec, &mut x, 1e-6);
+        assert_ne!(stored[0].scale, stored[1].scale);
+        assert!(stored.iter().all(|stored| codec.explains(stored, &x)));
+        x[3] += 1e-4;
+        assert!(!codec.explains(&stored[0], &x));
+    }
+
+    #[test]
+    fn a_channel_of_a_key_between_two_values_may_round_either_way() {
+        let mut x = vec![0.5; 128];
+        // The middle between 64 and the next BF16, 64.5. It decides all channels of the transform.
+        x[3] = 64.25;
+        let codec = Codec::Key(KeyFormat::Fp8);
+        let stored = either_side(codec, &mut x, 1e-5);
+        assert_ne!(stored[0].scale, stored[1].scale);
+        assert!(stored.iter().all(|stored| codec.explains(stored, &x)));
+        x[3] += 1e-2;
+        assert!(!codec.explains(&stored[0], &x));
+    }
+
+    /// What is stored if channel 3 is a little less, and a little more.
+    fn either_side(codec: Codec, x: &mut [f64], off: f64) -> [Stored; 2] {
+        let middle = x[3];
+        let stored = [-off, off].map(|off| {
+            x[3] = middle + off;
+            codec.store(x)
+        });
+        x[3] = middle;
+        stored
+    }
+}

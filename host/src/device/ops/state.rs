@@ -1,0 +1,98 @@
+//! State rows that really move: into another slot (fork, resume, import), or out of the way.
+
+use kv_layout::params::{ResetStateParams, RotateStateParams};
+
+use super::{StateRing, check};
+use crate::device::{Buffer, Device, DeviceError, check_length};
+use crate::ids::SlotId;
+use crate::kernels::{ResetState, RotateState};
+
+/// Where state rows come from.
+pub enum StateSource<'a, D: Device> {
+    /// Another slot of the same ring.
+    Slot(SlotId),
+    /// `[rows, 2 * columns]` f32, in order of position.
+    Image(&'a Buffer<D, f32>),
+}
+
+/// Queues `csa_rotate_state`, which serves every compressor: the rows of `rows` positions from
+/// `position` on into slot `to`, each to the ring row of its position.
+///
+/// `columns` is the compressor's: 1024, 256 or 512.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape, a slot that does not exist, or more
+/// rows than the ring has; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "what moves, from where, to where")]
+pub fn rotate_state<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    state: &StateRing<D>,
+    columns: u32,
+    from: &StateSource<'_, D>,
+    to: SlotId,
+    position: u32,
+    rows: u32,
+) -> Result<(), DeviceError> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let row_words = check_state(state, columns, to)?;
+    check_length("rows of the ring", state.ring.into(), rows.into())?;
+    let (from, image) = match *from {
+        StateSource::Slot(slot) => {
+            check_state(state, columns, slot)?;
+            (slot.0, &state.rows)
+        }
+        StateSource::Image(image) => {
+            check("state image", image, u64::from(rows) * u64::from(row_words))?;
+            (RotateStateParams::IMAGE, image)
+        }
+    };
+    let operation = RotateState {
+        image: image.cast().ptr(),
+        state: state.rows.cast().ptr(),
+        params: RotateStateParams { rows, position, from, to: to.0, ring: state.ring, row_words },
+    };
+    // SAFETY: image and ring have the shape of the kernel table (checked above), both slots exist,
+    // and at most a ring of consecutive positions have rows of their own. From a slot the image is
+    // not read.
+    unsafe { device.launch(stream, (), (rows, 1), &operation) }
+}
+
+/// Queues `hca_reset_state`, which serves every compressor: all rows of `slot` become `word`, a NaN
+/// pattern to poison them or 0 to clear them.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape, or a slot that does not exist; as
+/// [`Device::launch`].
+pub fn reset_state<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    state: &StateRing<D>,
+    columns: u32,
+    slot: SlotId,
+    word: u32,
+) -> Result<(), DeviceError> {
+    let row_words = check_state(state, columns, slot)?;
+    let operation = ResetState {
+        state: state.rows.cast().ptr(),
+        params: ResetStateParams { slot: slot.0, ring: state.ring, row_words, word },
+    };
+    // SAFETY: the ring has the shape of the kernel table and the slot exists (checked above).
+    unsafe { device.launch(stream, (), (state.ring, 1), &operation) }
+}
+
+/// Checks a ring of rows of `columns` keys and as many scores, and a slot of it; the words of a row.
+fn check_state<D: Device>(
+    state: &StateRing<D>,
+    columns: u32,
+    slot: SlotId,
+) -> Result<u32, DeviceError> {
+    check_length("columns", columns.into(), 4)?;
+    let row_words = 2 * columns.next_multiple_of(4);
+    let rows = u64::from(state.slots) * u64::from(state.ring);
+    check("state ring", &state.rows, rows * u64::from(row_words))?;
+    check_length("state slots", state.slots.into(), u64::from(slot.0) + 1)?;
+    Ok(row_words)
+}

@@ -1,0 +1,115 @@
+//! Compressor state: what a view shows, and rows that really move.
+
+use dsv4_kv::device::ops::{self, StateRing, StateSource};
+use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::handle::Projected;
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::schema::PoolKind;
+use dsv4_kv::state::StateRow;
+use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, SlotId, StepRequest};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::inputs::{assert_same, download, upload};
+
+fn random(count: usize, seed: u64) -> Vec<f32> {
+    let mut random = StdRng::seed_from_u64(seed);
+    (0..count).map(|_| random.random_range(-4.0..4.0)).collect()
+}
+
+/// The seed's tails after any number of tokens, in every compressor: open window, previous window,
+/// their halves, gate plus bias.
+pub fn a_view_shows_the_tails<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let model = ModelConfig::preset("tiny").unwrap();
+    let config = CacheConfig { num_blocks: 8, ..CacheConfig::smallest(model) };
+    let cases = [
+        (LayerId(1), PoolKind::MainState, 1024, 512, 4_u32),
+        (LayerId(1), PoolKind::IndexState, 256, 128, 4),
+        (LayerId(2), PoolKind::MainState, 512, 512, 128),
+    ];
+    for tokens in [3_u32, 4, 6, 131] {
+        let mut manager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
+        let id = manager.admit().unwrap();
+        manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
+        manager.build_plan(&stream).unwrap();
+        let input = |columns: usize, seed| random(tokens as usize * columns, seed);
+        let weights = upload(device, &stream, &random(128 * 512, 9));
+        let [main, index, hca] = [1024, 256, 512].map(|columns| {
+            let (kv, gate) = (input(columns, 1), input(columns, 2));
+            (upload(device, &stream, &kv), upload(device, &stream, &gate))
+        });
+        let projected = |(kv, gate)| Projected { kv, gate, ape: &weights, norm: &weights };
+        let csa = manager.layer(LayerId(1)).unwrap();
+        let (main, index) = (projected((&main.0, &main.1)), projected((&index.0, &index.1)));
+        csa.update_csa(&stream, &main, &index).unwrap();
+        let layer = manager.layer(LayerId(2)).unwrap();
+        layer.update_hca(&stream, &projected((&hca.0, &hca.1))).unwrap();
+        manager.commit(id, tokens).unwrap();
+        let bias = random(128 * 512, 9);
+        for (layer, pool, columns, channels, ratio) in cases {
+            let (kv, gate) = (input(columns, 1), input(columns, 2));
+            let row = |position: u32, column: usize| {
+                let at = position as usize * columns + column;
+                let bias = &bias[(position % ratio) as usize * columns + column..][..channels];
+                let scores = gate[at..].iter().zip(bias).map(|(gate, bias)| gate + bias);
+                StateRow {
+                    position,
+                    keys: kv[at..at + channels].to_vec(),
+                    scores: scores.collect(),
+                }
+            };
+            let view = manager.state_view(&stream, layer, id, pool).unwrap();
+            let open = tokens - tokens % ratio;
+            assert_eq!(view.tail_len, tokens % ratio, "{layer:?} {pool:?} after {tokens}");
+            let own: Vec<_> = (open..tokens).map(|p| row(p, columns - channels)).collect();
+            assert_same(&view.tail_a, &own, "tail_a");
+            let overlaps = columns != channels;
+            let previous = if overlaps { open.saturating_sub(ratio)..open } else { 0..0 };
+            assert_same(&view.tail_b, &previous.map(|p| row(p, 0)).collect::<Vec<_>>(), "tail_b");
+        }
+        let error = manager.state_view(&stream, LayerId(0), id, PoolKind::MainState).unwrap_err();
+        assert!(matches!(error, KvError::NoSuchPool { layer: 0, .. }), "{error}");
+    }
+}
+
+/// Rows move to the ring phase of their positions, from a slot and from an image; others stay.
+pub fn rows_move_to_their_phase<D: Device>(device: &D) {
+    const RING: u32 = 9;
+    let stream = device.stream().unwrap();
+    for columns in [1024_u32, 256, 512] {
+        let words = 2 * columns as usize;
+        let before = random(3 * RING as usize * words, 3);
+        let rows = upload(device, &stream, &before);
+        let state = StateRing { rows, ring: RING, slots: 3 };
+        let image = random(4 * words, 4);
+        let uploaded = upload(device, &stream, &image);
+        let rotate = ops::rotate_state;
+        let source = StateSource::Slot(SlotId(2));
+        rotate(device, &stream, &state, columns, &source, SlotId(0), 25, 7).unwrap();
+        let source = StateSource::Image(&uploaded);
+        rotate(device, &stream, &state, columns, &source, SlotId(1), 7, 4).unwrap();
+        let mut want = before.clone();
+        let row = |slot: usize, position: usize| {
+            let at = (slot * RING as usize + position % RING as usize) * words;
+            at..at + words
+        };
+        for position in 25..32 {
+            want.copy_within(row(2, position), row(0, position).start);
+        }
+        for (i, position) in (7..11).enumerate() {
+            want[row(1, position)].copy_from_slice(&image[i * words..][..words]);
+        }
+        assert_same(&download(device, &stream, &state.rows), &want, "rotated");
+        ops::reset_state(device, &stream, &state, columns, SlotId(1), f32::NAN.to_bits()).unwrap();
+        let after = download(device, &stream, &state.rows);
+        for (at, (got, want)) in after.iter().zip(&want).enumerate() {
+            let poisoned = at / words / RING as usize == 1;
+            assert!(if poisoned { got.is_nan() } else { got == want }, "element {at}");
+        }
+        let none = rotate(device, &stream, &state, columns, &source, SlotId(3), 0, 4).unwrap_err();
+        assert!(matches!(none, DeviceError::Length { what: "state slots", .. }), "{none}");
+        let many = rotate(device, &stream, &state, columns, &source, SlotId(0), 0, 10).unwrap_err();
+        assert!(matches!(many, DeviceError::Length { what: "rows of the ring", .. }), "{many}");
+    }
+}
