@@ -167,6 +167,17 @@ pub enum KvError {
         /// Tokens of the step, or of the bucket being captured.
         tokens: u32,
     },
+    /// The step is larger than the bucket that was captured.
+    #[error("the step has {tokens} tokens; the graph was captured for at most {bucket}")]
+    OverBucket {
+        /// Tokens of the prepared step.
+        tokens: u32,
+        /// Tokens the graph was captured for.
+        bucket: u32,
+    },
+    /// The graph reads another cache's StepMeta.
+    #[error("the graph was captured over another cache")]
+    ForeignGraph,
     /// A kernel met an index outside its buffers and skipped it. The cache contents are suspect.
     #[error("{kernel} refused {count} rows whose slot or row is out of range")]
     KernelRefused {

@@ -11,6 +11,7 @@
 //! | [`plan`] | StepMeta, what the kernels of a step must know |
 //! | [`manager`] | `KvCacheManager`: the ledger and the device memory |
 //! | [`handle`] | `LayerCacheHandle`: one layer in one step |
+//! | [`graph`] | `CapturedStep`: one graph for every batch up to a bucket |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
@@ -23,6 +24,7 @@ pub mod capacity;
 pub mod config;
 pub mod device;
 pub mod error;
+pub mod graph;
 pub mod handle;
 pub mod ids;
 pub mod kernels;
@@ -39,6 +41,7 @@ mod workspace;
 pub use capacity::Capacity;
 pub use config::CacheConfig;
 pub use error::KvError;
+pub use graph::CapturedStep;
 pub use handle::LayerCacheHandle;
 pub use ids::{BlockId, LayerId, RequestId, SlotId};
 pub use ledger::{Ledger, StepPlan, StepRequest};

@@ -6,7 +6,7 @@ use kv_layout::kernels::KERNELS;
 
 use crate::config::CacheConfig;
 use crate::device::ops;
-use crate::device::{Buffer, Device, Graph, Staged};
+use crate::device::{Buffer, Device, DevicePtr, Staged};
 use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
 use crate::ids::{BlockId, LayerId, RequestId};
@@ -202,36 +202,6 @@ impl<D: Device> KvCacheManager<D> {
         }
     }
 
-    /// Captures what `record` queues: launches of handles from [`Self::layer_for`], and the
-    /// caller's own. The graph keeps the cache's memory and `retained` alive.
-    ///
-    /// # Errors
-    /// What `record` returned; [`KvError::Device`] if it allocated, waited, or touched other memory.
-    pub fn capture(
-        &self,
-        stream: &D::Stream,
-        mut retained: Vec<Arc<D::Memory>>,
-        record: impl FnOnce(&Self) -> Result<(), KvError>,
-    ) -> Result<Graph<D>, KvError> {
-        retained.push(self.step.buffer().memory());
-        retained.extend(self.workspace.memory());
-        let buffers = self.layers.iter().flat_map(|layer| &layer.buffers);
-        retained.extend(buffers.map(|(_, buffer)| buffer.memory()));
-        let mut refused = None;
-        let graph = self.device.capture(stream, retained, || match record(self) {
-            Ok(()) => Ok(()),
-            Err(KvError::Device(error)) => Err(error),
-            Err(other) => {
-                refused = Some(other);
-                Ok(())
-            }
-        });
-        match refused {
-            Some(error) => Err(error),
-            None => Ok(graph?),
-        }
-    }
-
     /// Waits for `stream` and reports rows that kernels refused since the last check.
     ///
     /// # Errors
@@ -242,6 +212,25 @@ impl<D: Device> KvCacheManager<D> {
         let Some(index) = counts.iter().position(|&count| count > 0) else { return Ok(()) };
         self.device.upload(stream, &[0; KERNELS.len()], &self.workspace.faults, 0)?;
         Err(KvError::KernelRefused { kernel: KERNELS[index].name, count: counts[index] })
+    }
+
+    /// All device memory of the cache, for a graph to retain.
+    pub(crate) fn memory(&self) -> Vec<Arc<D::Memory>> {
+        let pools = self.layers.iter().flat_map(|layer| &layer.buffers);
+        let mut memory: Vec<_> = pools.map(|(_, buffer)| buffer.memory()).collect();
+        memory.push(self.step.buffer().memory());
+        memory.extend(self.workspace.memory());
+        memory
+    }
+
+    /// Where StepMeta is on the device: what a graph was captured over.
+    pub(crate) fn step_address(&self) -> DevicePtr<i32> {
+        self.step.buffer().ptr()
+    }
+
+    /// Tokens of the step that was prepared last.
+    pub(crate) fn step_tokens(&self) -> u32 {
+        self.tokens
     }
 
     /// Bytes on the device, per kind of pool, over all layers.

@@ -47,7 +47,7 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
     let (eager_out, graph_out) = (output(), output());
     let retained = vec![kv.memory(), graph_out.0.memory(), graph_out.1.memory()];
     let graph = captured
-        .capture(&stream, retained, |manager| {
+        .capture(&stream, BUCKET, retained, |manager| {
             for &layer in &layers {
                 let handle = manager.layer_for(layer, BUCKET)?;
                 handle.append_swa(&stream, &kv)?;
@@ -79,7 +79,7 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
             let queries = 0..batch as u32;
             handle.gather_swa(&stream, &kv, queries, &eager_out.0, &eager_out.1).unwrap();
         }
-        device.replay(&stream, &graph).unwrap();
+        captured.replay(&stream, &graph).unwrap();
         let (eager_tile, graph_tile) =
             (download(device, &stream, &eager_out.0), download(device, &stream, &graph_out.0));
         assert_same(&graph_tile, &eager_tile, &format!("tiles of round {round}"));
@@ -201,4 +201,33 @@ pub fn what_does_not_fit_is_refused<D: Device>(device: &D) {
     else {
         panic!("the short tensor is named: {error}")
     };
+}
+
+/// A step over the bucket, and another cache's graph, are refused and run nothing.
+pub fn a_graph_replays_only_what_it_was_captured_for<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let model = ModelConfig::preset("tiny").unwrap();
+    let config = CacheConfig { max_requests: 4, num_blocks: 4, ..CacheConfig::smallest(model) };
+    let new = || KvCacheManager::new(device.clone(), config.clone()).unwrap();
+    let (mut cache, other) = (new(), new());
+    let kv = upload(device, &stream, &rows(4, 8).concat());
+    let record =
+        |manager: &KvCacheManager<D>| manager.layer_for(LayerId(0), 2)?.append_swa(&stream, &kv);
+    let graph = cache.capture(&stream, 2, vec![kv.memory()], record).unwrap();
+    assert_eq!(graph.bucket(), 2);
+    let id = cache.admit().unwrap();
+    cache.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 3 }]).unwrap();
+    let error = cache.replay(&stream, &graph).unwrap_err();
+    assert!(matches!(error, KvError::OverBucket { tokens: 3, bucket: 2 }), "{error}");
+    let error = other.replay(&stream, &graph).unwrap_err();
+    assert!(matches!(error, KvError::ForeignGraph), "{error}");
+    let error = cache.capture(&stream, u32::MAX, Vec::new(), |_| Ok(())).err().unwrap();
+    assert!(matches!(error, KvError::StepTooLong { .. }), "{error}");
+    let ring = download(device, &stream, cache.layer(LayerId(0)).unwrap().swa().data);
+    assert!(ring.iter().all(|&byte| byte == 0), "nothing ran");
+    cache.commit(id, 3).unwrap();
+    cache.prepare_forward(&stream, &[StepRequest { id, start: 3, tokens: 1 }]).unwrap();
+    cache.replay(&stream, &graph).unwrap();
+    let ring = download(device, &stream, cache.layer(LayerId(0)).unwrap().swa().data);
+    assert!(ring.iter().any(|&byte| byte != 0));
 }

@@ -278,7 +278,7 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
         update(&captured, BUCKET)?;
         gather(&captured, BUCKET, &graph_out)
     };
-    let graph = captured.manager.capture(&captured.stream, retained, record).unwrap();
+    let graph = captured.manager.capture(&captured.stream, BUCKET, retained, record).unwrap();
 
     let free = captured.manager.ledger().free_blocks();
     for batch in [8, 3, 8, 1, 8, 8, 5, 8, 8, 7] {
@@ -297,7 +297,7 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
         }
         eager.update(batch as u32).unwrap();
         gather(&eager, batch as u32, &eager_out).unwrap();
-        device.replay(&captured.stream, &graph).unwrap();
+        captured.manager.replay(&captured.stream, &graph).unwrap();
         for fed in [&mut eager, &mut captured] {
             parts.iter().for_each(|part| fed.manager.commit(part.id, 1).unwrap());
         }

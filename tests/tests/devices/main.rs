@@ -95,6 +95,7 @@ suite! { suite:
         memory_must_be_retained,
         a_graph_keeps_its_memory,
         captures_do_not_nest,
+        a_graph_replays_only_what_it_was_captured_for,
         what_does_not_fit_is_refused,
     }
     manager {

@@ -2,11 +2,11 @@
 //! in one launch. Mid-window and at the boundary.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Buffer, Device, Graph};
+use dsv4_kv::device::{Buffer, Device};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
-use dsv4_kv::{CacheConfig, KvCacheManager, LayerId, RequestId, StepRequest};
+use dsv4_kv::{CacheConfig, CapturedStep, KvCacheManager, LayerId, RequestId, StepRequest};
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -93,12 +93,17 @@ impl Case {
             device,
             (self.name(), format!("{} requests", self.requests)),
             (bytes, nodes),
-            &graph,
+            graph.graph(),
         )
     }
 
     /// A graph with one launch per layer of a cache whose requests stand at the prompt's end.
-    fn graph<D: Device>(self, device: &D, config: CacheConfig, nodes: u64) -> Result<Graph<D>> {
+    fn graph<D: Device>(
+        self,
+        device: &D,
+        config: CacheConfig,
+        nodes: u64,
+    ) -> Result<CapturedStep<D>> {
         let stream = device.stream()?;
         let mut manager = KvCacheManager::new(device.clone(), config)?;
         let step = u64::from(self.requests) * COLUMNS;
@@ -112,7 +117,7 @@ impl Case {
         manager.prepare_forward(&stream, &ids.iter().map(part).collect::<Vec<_>>())?;
         device.synchronize(&stream)?;
         let retained = vec![inputs.values.memory(), inputs.window_kv.memory()];
-        let graph = manager.capture(&stream, retained, |manager| {
+        let graph = manager.capture(&stream, self.requests, retained, |manager| {
             (0..nodes).try_for_each(|node| {
                 let handle = manager.layer(LayerId(node as u32))?;
                 let (kv, [main, index]) = inputs.at(node * step);

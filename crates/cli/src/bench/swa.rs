@@ -1,12 +1,14 @@
 //! The sliding window: append at decode and prefill sizes, gather at decode sizes.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Buffer, Device, Graph};
+use dsv4_kv::device::{Buffer, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
-use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
+use dsv4_kv::{
+    CacheConfig, CapturedStep, KvCacheManager, KvError, LayerId, RequestId, StepRequest,
+};
 use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
@@ -57,7 +59,7 @@ fn append<D: Device>(
     })?;
     let name = format!("append_swa_{}", format.name());
     let size = format!("{requests} x {tokens} tokens");
-    measurement(device, (name, size), (bytes, nodes), &graph)
+    measurement(device, (name, size), (bytes, nodes), graph.graph())
 }
 
 fn gather<D: Device>(device: &D, format: MainFormat, requests: u32) -> Result<Measurement> {
@@ -76,7 +78,7 @@ fn gather<D: Device>(device: &D, format: MainFormat, requests: u32) -> Result<Me
         manager.layer(layer)?.gather_swa(stream, kv, 0..requests, &tile, &lengths)
     })?;
     let name = format!("gather_swa_{}", format.name());
-    measurement(device, (name, format!("{requests} queries")), (bytes, nodes), &graph)
+    measurement(device, (name, format!("{requests} queries")), (bytes, nodes), graph.graph())
 }
 
 /// A cache of window-only layers, every ring full of random rows, with a step prepared.
@@ -131,10 +133,10 @@ impl<D: Device> Bench<D> {
         &self,
         mut retained: Vec<std::sync::Arc<D::Memory>>,
         launch: impl Fn(LayerId, &Buffer<D, u16>, &KvCacheManager<D>, &D::Stream) -> Result<(), KvError>,
-    ) -> Result<Graph<D>> {
+    ) -> Result<CapturedStep<D>> {
         retained.push(self.kv.memory());
         let elements = u64::from(self.step_tokens) * u64::from(HEAD_DIM);
-        let graph = self.manager.capture(&self.stream, retained, |manager| {
+        let graph = self.manager.capture(&self.stream, self.step_tokens, retained, |manager| {
             (0..self.layers).try_for_each(|layer| {
                 let kv = self.kv.slice(u64::from(layer) * elements, elements);
                 launch(LayerId(layer), &kv.expect("rows for every layer"), manager, &self.stream)
