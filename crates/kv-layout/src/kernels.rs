@@ -1,4 +1,4 @@
-//! The kernel table as data and as macros. The table itself is in `kernel_table.rs`.
+//! The kernel table as data and as macros. The table itself is in `kernel_table/`, a file a topic.
 //!
 //! An operation that exists for several formats is written once, with one kernel per format
 //! (decision D6). The table is handed to callback macros, and so expanded into

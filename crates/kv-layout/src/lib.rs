@@ -11,7 +11,7 @@
 //! | [`main_row`] | SWA and compressed-entry rows: 448 E4M3 + 64 BF16 + scales |
 //! | [`index_row`] | indexer keys: NVFP4, MXFP4, FP8 |
 //! | [`params`] | the `#[repr(C)]` scalars each kernel takes |
-//! | [`kernels`] | the kernel table (`kernel_table.rs`), expanded into PTX entries, launchers and lint rules |
+//! | [`kernels`] | the kernel table (`kernel_table/`), expanded into PTX entries, launchers and lint rules |
 //! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
 #![no_std]
 #![forbid(unsafe_code)]

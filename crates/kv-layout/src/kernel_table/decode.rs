@@ -1,0 +1,130 @@
+//! One-token decode: a layer in one launch.
+
+/// Adds its rows and hands all to `$next`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! decode_rows {
+    ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
+        $crate::$next! { [$($rest)*] { $($done)*
+            DecodeCsa<(MainFormat, IndexFormat)>
+            "One-token decode of a CSA layer: window row, state rows, and at the end of a window its \
+             entry and indexer key. Grid: one block a token."
+            (
+                /// `[tokens, 512]` BF16, after norm and RoPE.
+                window_kv: const u16,
+                /// `[tokens, 1024]` f32, key projections of the main compressor.
+                main_kv: const f32,
+                /// `[tokens, 1024]` f32, gate projections.
+                main_gate: const f32,
+                /// `[4, 1024]` f32, position bias.
+                main_ape: const f32,
+                /// `[512]` f32, weights of the norm.
+                main_norm: const f32,
+                /// `[tokens, 256]` f32, key projections of the index compressor.
+                index_kv: const f32,
+                /// `[tokens, 256]` f32, gate projections.
+                index_gate: const f32,
+                /// `[4, 256]` f32, position bias.
+                index_ape: const f32,
+                /// `[128]` f32, weights of the norm.
+                index_norm: const f32,
+                /// `[32]` f32, the rotary frequencies of compressed layers.
+                frequencies: const f32,
+                /// `[tokens]` absolute position of each token.
+                token_position: const i32,
+                /// `[tokens]` slot of each token's request; -1 = padding.
+                token_slot: const i32,
+                /// `[tokens]` tokens of the same request that precede it in the step: 0.
+                token_index: const i32,
+                /// `[tokens]` row of the ring planes each token goes to.
+                token_ring_row: const i32,
+                /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
+                table: const i32,
+                /// `[slots * window ring, 576]` u8, the data plane of the window.
+                ring_data: mut u8,
+                /// `[slots * window ring, scale_bytes]` u8, its scale plane.
+                ring_scale: mut u8,
+                /// `[slots * state ring, 2048]` f32.
+                main_state: mut f32,
+                /// `[slots * state ring, 512]` f32.
+                index_state: mut f32,
+                /// `[num_blocks * 32, 576]` u8, the data plane of the entries.
+                entry_data: mut u8,
+                /// `[num_blocks * 32, scale_bytes]` u8, their scale plane.
+                entry_scale: mut u8,
+                /// `[num_blocks * 32, code_bytes]` u8, the code plane of the indexer keys.
+                index_code: mut u8,
+                /// `[num_blocks * 32, scale_bytes]` u8, their scale plane.
+                index_scale: mut u8,
+                /// `[1]` count of tokens and entries refused.
+                faults: mut u32;
+                DecodeParams
+            )
+            { block: 192, min_blocks: 3, shared: 1040, min_sm: 90 }
+            bodies {
+                (MainFormat::Ue8m0, IndexFormat::Nvfp4) =>
+                    decode_csa_ue8m0_nvfp4: decode::csa::<row::Ue8m0Row, index_row::Nvfp4Row>,
+                (MainFormat::Ue8m0, IndexFormat::Mxfp4) =>
+                    decode_csa_ue8m0_mxfp4: decode::csa::<row::Ue8m0Row, index_row::Mxfp4Row>,
+                (MainFormat::Ue8m0, IndexFormat::Fp8) =>
+                    decode_csa_ue8m0_fp8: decode::csa::<row::Ue8m0Row, index_row::Fp8Row>,
+                (MainFormat::F32, IndexFormat::Nvfp4) =>
+                    decode_csa_f32_nvfp4: decode::csa::<row::F32Row, index_row::Nvfp4Row>,
+                (MainFormat::F32, IndexFormat::Mxfp4) =>
+                    decode_csa_f32_mxfp4: decode::csa::<row::F32Row, index_row::Mxfp4Row>,
+                (MainFormat::F32, IndexFormat::Fp8) =>
+                    decode_csa_f32_fp8: decode::csa::<row::F32Row, index_row::Fp8Row>,
+            }
+
+            DecodeHca<MainFormat>
+            "One-token decode of an HCA layer: window row, state row, and at the end of a window its \
+             entry. Grid: (token, eighth of the channels)."
+            (
+                /// `[tokens, 512]` BF16, after norm and RoPE.
+                window_kv: const u16,
+                /// `[tokens, 512]` f32, key projections.
+                kv: const f32,
+                /// `[tokens, 512]` f32, gate projections.
+                gate: const f32,
+                /// `[128, 512]` f32, position bias.
+                ape: const f32,
+                /// `[512]` f32, weights of the norm.
+                norm: const f32,
+                /// `[32]` f32, the rotary frequencies of compressed layers.
+                frequencies: const f32,
+                /// `[tokens]` absolute position of each token.
+                token_position: const i32,
+                /// `[tokens]` slot of each token's request; -1 = padding.
+                token_slot: const i32,
+                /// `[tokens]` tokens of the same request that precede it in the step: 0.
+                token_index: const i32,
+                /// `[tokens]` row of the ring planes each token goes to.
+                token_ring_row: const i32,
+                /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
+                table: const i32,
+                /// `[tokens, 512]` f32, where the blocks of a token leave what they pooled.
+                pooled: mut f32,
+                /// `[tokens]` blocks that have; zero before and after.
+                arrivals: mut u32,
+                /// `[slots * window ring, 576]` u8, the data plane of the window.
+                ring_data: mut u8,
+                /// `[slots * window ring, scale_bytes]` u8, its scale plane.
+                ring_scale: mut u8,
+                /// `[slots * state ring, 1024]` f32.
+                state: mut f32,
+                /// `[num_blocks, 576]` u8, the data plane of the entries.
+                entry_data: mut u8,
+                /// `[num_blocks, scale_bytes]` u8, their scale plane.
+                entry_scale: mut u8,
+                /// `[1]` count of tokens and entries refused.
+                faults: mut u32;
+                DecodeParams
+            )
+            { block: 256, min_blocks: 2, shared: 13344, min_sm: 90 }
+            bodies {
+                MainFormat::Ue8m0 => decode_hca_ue8m0: decode::hca::<row::Ue8m0Row>,
+                MainFormat::F32 => decode_hca_f32: decode::hca::<row::F32Row>,
+            }
+        } }
+    };
+}

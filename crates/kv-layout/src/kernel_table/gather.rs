@@ -1,0 +1,85 @@
+//! Compressed entries out of the paged planes.
+
+/// Adds its rows and hands all to `$next`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! gather_rows {
+    ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
+        $crate::$next! { [$($rest)*] { $($done)*
+            GatherKv<MainFormat>
+            "Gathers the compressed entries that each query's list names, dequantised to BF16. Grid: \
+             (token, 16 rows of its tile), one warp for four rows."
+            (
+                /// `[tokens, rows]` entry of the query's request for each row of its tile; -1 = none.
+                selected: const i32,
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding.
+                token_slot: const i32,
+                /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
+                table: const i32,
+                /// `[num_blocks * entries_per_block, 576]` u8, the data plane.
+                entry_data: const u8,
+                /// `[num_blocks * entries_per_block, scale_bytes]` u8, the scale plane.
+                entry_scale: const u8,
+                /// `[tokens, rows, 512]` BF16; a row without an entry is zero, padding untouched.
+                tile: mut u16,
+                /// `[1]` count of slots out of range, of entries beyond the query's position, and of
+                /// entries whose block is missing or out of range.
+                faults: mut u32;
+                GatherEntriesParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                MainFormat::Ue8m0 => gather_kv_ue8m0: gather::selected::<row::Ue8m0Row>,
+                MainFormat::F32 => gather_kv_f32: gather::selected::<row::F32Row>,
+            }
+
+            GatherAll<MainFormat>
+            "Gathers all compressed entries that each query sees, oldest first, dequantised to BF16. \
+             Grid: (token, 16 rows of its tile), one warp for four rows."
+            (
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding.
+                token_slot: const i32,
+                /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
+                table: const i32,
+                /// `[num_blocks * entries_per_block, 576]` u8, the data plane.
+                entry_data: const u8,
+                /// `[num_blocks * entries_per_block, scale_bytes]` u8, the scale plane.
+                entry_scale: const u8,
+                /// `[tokens, rows, 512]` BF16; row j is entry j, rows past the length untouched.
+                tile: mut u16,
+                /// `[tokens]` rows of the tile in use, at most `rows`; 0 for padding.
+                lengths: mut i32,
+                /// `[1]` count of slots out of range, of queries that see more than `rows` entries,
+                /// and of entries whose block is missing or out of range.
+                faults: mut u32;
+                GatherEntriesParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                MainFormat::Ue8m0 => gather_all_ue8m0: gather::all::<row::Ue8m0Row>,
+                MainFormat::F32 => gather_all_f32: gather::all::<row::F32Row>,
+            }
+
+            ValidLens<()>
+            "Writes how many compressed entries each query sees. Grid: 128 queries a block, one \
+             thread each."
+            (
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding.
+                token_slot: const i32,
+                /// `[tokens]` entries that the query sees; 0 for padding.
+                lengths: mut i32;
+                ValidLensParams
+            )
+            { block: 128, min_blocks: 1, shared: 0, min_sm: 90 }
+            bodies {
+                () => valid_lens: gather::valid_lens,
+            }
+        } }
+    };
+}

@@ -1,0 +1,45 @@
+//! What a step needs before its first layer: block table and work lists.
+
+/// Adds its rows and hands all to `$next`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! step_rows {
+    ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
+        $crate::$next! { [$($rest)*] { $($done)*
+            UpdateTable<()>
+            "Enters the blocks that a step was given into the block table. Grid: one thread a block."
+            (
+                /// `[count]` elements of the table, slot times `max_blocks` plus logical block.
+                update_index: const i32,
+                /// `[count]` the physical block each gets.
+                update_block: const i32,
+                /// `[slots, max_blocks]`.
+                table: mut i32;
+                UpdateTableParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                () => update_table: table::update,
+            }
+
+            BuildPlan<()>
+            "Lists the tokens that close a window of ratio 4 and of ratio 128, in order. Grid: one \
+             block a list."
+            (
+                /// `[tokens]` absolute position of each token.
+                token_position: const i32,
+                /// `[tokens]` slot of each token's request; -1 = padding.
+                token_slot: const i32,
+                /// `[csa_capacity]` rows of the step's closing tokens, then -1.
+                plan_csa: mut i32,
+                /// `[hca_capacity]` rows of the step's closing tokens, then -1.
+                plan_hca: mut i32;
+                BuildPlanParams
+            )
+            { block: 1024, min_blocks: 1, shared: 128, min_sm: 90 }
+            bodies {
+                () => build_plan: plan::build,
+            }
+        } }
+    };
+}
