@@ -11,6 +11,7 @@
 //! | [`warp`] | shuffles, votes, reductions of a full warp |
 //! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
 //! | [`shared`] | the block's shared memory: [`shared::Shared`] |
+//! | [`grid`] | launches that overlap in a stream |
 //! | [`atomic`] | atomics with the scope in the type's name, fences |
 //! | [`math`] | float operations that are bit-equal on both backends, and those that are not |
 //! | `convert` | hardware number conversions (device only) |
@@ -36,6 +37,7 @@ pub mod atomic;
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
+pub mod grid;
 pub mod math;
 pub mod mem;
 #[cfg(target_arch = "nvptx64")]

@@ -27,6 +27,7 @@ pub(crate) mod atomic;
 mod block;
 mod collective;
 mod fault;
+pub(crate) mod grid;
 mod launch;
 pub(crate) mod math;
 pub(crate) mod mem;

@@ -5,6 +5,7 @@
 
 pub mod atomic;
 pub mod convert;
+pub mod grid;
 mod intrinsics;
 pub mod math;
 pub mod mem;
