@@ -46,6 +46,5 @@ pub use handle::LayerCacheHandle;
 pub use ids::{BlockId, LayerId, RequestId, SlotId};
 pub use ledger::{Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
-pub use workspace::workspace_bytes;
 
 pub use kv_layout;

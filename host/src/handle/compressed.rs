@@ -1,5 +1,6 @@
 //! The compressed entries of a layer: compress and flush, and the gathers.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use kv_layout::geometry::{CSA_RATIO, CsaStream, HCA_RATIO, LayerKind, StateStream};
@@ -214,6 +215,25 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let gather = ops::gather_all;
         gather(self.device, stream, &queries, rows, &table, &entries, tile, lengths, &faults)?;
         Ok(())
+    }
+
+    /// Queues the number of entries that each query sees into `lengths` (`[queries]`); 0 for padding.
+    ///
+    /// # Errors
+    /// As [`Self::gather_kv`].
+    pub fn valid_lens(
+        &self,
+        stream: &D::Stream,
+        queries: Range<u32>,
+        lengths: &Buffer<D, i32>,
+    ) -> Result<(), KvError> {
+        let count = self.check_queries(&queries)?;
+        let ratio = self.schema.kind.ratio().and_then(NonZeroU32::new);
+        let (layer, pool) = (self.schema.layer.0, PoolKind::EntryData);
+        let ratio = ratio.ok_or(KvError::NoSuchPool { layer, pool })?;
+        let tokens = self.step_tokens();
+        let queries = gather_queries(&tokens, queries.start, count);
+        Ok(ops::valid_lens(self.device, stream, &queries, ratio, lengths)?)
     }
 
     /// The layer's compressed entries, for kernels of the embedder.
