@@ -9,20 +9,18 @@ mod decode;
 mod embedder;
 mod entries;
 mod gather;
-mod inputs;
 mod layers;
 mod manager;
 mod memory;
-mod model;
 mod refusals;
 mod state;
-mod stories;
 mod swa;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dsv4_kv::device::{CudaDevice, CudaOptions, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv_tests::{inputs, model, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
 /// A test of the suite: panics if it fails.
