@@ -48,7 +48,7 @@ pub fn config(layers: &[LayerKind], formats: Formats, max_requests: u32) -> Cach
 }
 
 /// The compressors of a layer.
-fn compressors(kind: LayerKind) -> &'static [StateStream] {
+pub fn compressors(kind: LayerKind) -> &'static [StateStream] {
     match kind {
         LayerKind::Swa => &[],
         LayerKind::Csa => &[StateStream::CsaMain, StateStream::CsaIndex],
@@ -120,7 +120,7 @@ impl Story {
 }
 
 /// The entries of a history fed in one chunk to a compressor of its own.
-fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> {
+pub fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> {
     let compressor = OnDevice::new(device, history, 1, window(history.stream));
     let entries = compressor.feed(history, [history.tokens()]);
     assert_eq!(entries.len(), history.tokens() / shape(history.stream).ratio);
@@ -132,7 +132,7 @@ fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> {
 }
 
 /// An indexer key after the Hadamard rotation.
-fn rotated(key: &[u16]) -> Vec<u16> {
+pub fn rotated(key: &[u16]) -> Vec<u16> {
     let key: Vec<f64> = key.iter().map(|&bits| bf16_value(bits)).collect();
     hadamard(&key).into_iter().map(bf16_nearest_f64).collect()
 }
@@ -389,7 +389,7 @@ impl<D: Device> Fed<D> {
 }
 
 /// The pools that a handle shows.
-fn pools_of<D: Device>(handle: &LayerCacheHandle<'_, D>) -> Vec<(PoolKind, Buffer<D, u8>)> {
+pub fn pools_of<D: Device>(handle: &LayerCacheHandle<'_, D>) -> Vec<(PoolKind, Buffer<D, u8>)> {
     let swa = handle.swa();
     let mut pools =
         vec![(PoolKind::SwaData, swa.data.clone()), (PoolKind::SwaScale, swa.scale.clone())];
@@ -412,12 +412,4 @@ pub fn assert_pools<D: Device>(fed: &Fed<D>, want: &[(String, Vec<u8>)], what: &
     for ((name, got), (_, want)) in fed.pool_bytes().iter().zip(want) {
         assert_same(got, want, &format!("{name}, {what}"));
     }
-}
-
-/// A buffer of canaries.
-pub fn filled<D: Device, T: bytemuck::Pod>(fed: &Fed<D>, elements: usize) -> Buffer<D, T> {
-    let device = fed.manager.device();
-    let buffer = device.allocate("output", elements as u64).unwrap();
-    device.fill(&fed.stream, &buffer, 0xA5).unwrap();
-    buffer
 }
