@@ -11,16 +11,13 @@ mod embedder;
 mod entries;
 mod gather;
 mod gathered;
-mod inputs;
 mod layers;
 mod manager;
 mod memory;
 mod million;
-mod model;
 mod pro_step;
 mod refusals;
 mod state;
-mod stories;
 mod swa;
 mod tensors;
 
@@ -28,6 +25,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dsv4_kv::device::{CudaDevice, CudaOptions, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv_tests::{inputs, model, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
 /// A test of the suite: panics if it fails.

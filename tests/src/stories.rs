@@ -19,8 +19,8 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use crate::inputs::{assert_same, download, oracle, plane_row, rows, upload};
-use crate::manager::assert_ring;
 use crate::model::{History, OnDevice, assert_rounds, shape, window};
+use crate::rings::assert_ring;
 
 /// What an element of a step's tensors is where there is no token: NaN in every format.
 const PADDING: u8 = 0xFF;
@@ -93,6 +93,8 @@ impl Story {
         Self { layers: layers.collect(), tokens }
     }
 
+    /// Tokens of the story.
+    #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -138,15 +140,24 @@ pub fn rotated(key: &[u16]) -> Vec<u16> {
 /// What one request does in a step: tokens `start..` of its story, then, if the step drafts, tokens
 /// of another story at the positions that follow.
 pub struct Part<'a> {
+    /// The request.
     pub id: RequestId,
+    /// What its tokens are, in order: ranges of stories.
     pub pieces: Vec<(&'a Story, Range<usize>)>,
 }
 
 impl<'a> Part<'a> {
+    /// Tokens of one story.
+    #[must_use]
     pub fn new(id: RequestId, story: &'a Story, tokens: Range<usize>) -> Self {
         Self { id, pieces: vec![(story, tokens)] }
     }
 
+    /// What the cache is told.
+    ///
+    /// # Panics
+    /// If there are no pieces.
+    #[must_use]
     pub fn request(&self) -> StepRequest {
         let (start, end) = (self.pieces[0].1.start, self.pieces.last().unwrap().1.end);
         StepRequest { id: self.id, start: start as u32, tokens: (end - start) as u32 }
@@ -188,7 +199,9 @@ struct LayerInputs<D: Device> {
 
 /// A cache, and the tensors of its steps.
 pub struct Fed<D: Device> {
+    /// The cache.
     pub manager: KvCacheManager<D>,
+    /// The stream of its steps.
     pub stream: D::Stream,
     layers: Vec<LayerInputs<D>>,
 }
@@ -221,6 +234,7 @@ impl<D: Device> Fed<D> {
         }
     }
 
+    /// All layers.
     pub fn layer_ids(&self) -> impl Iterator<Item = LayerId> + use<D> {
         (0..self.layers.len() as u32).map(LayerId)
     }
