@@ -7,7 +7,7 @@ use kv_layout::kernels::KERNELS;
 use crate::config::CacheConfig;
 use crate::device::ops::{BlockTable, HcaScratch, Plan, plan_capacity};
 use crate::device::{Buffer, Device, DeviceError};
-use crate::rope;
+use crate::{poison, rope};
 
 /// The workspace of one cache.
 pub(crate) struct Workspace<D: Device> {
@@ -29,6 +29,8 @@ pub(crate) struct Workspace<D: Device> {
     pub frequencies: Buffer<D, f32>,
     /// One word per kernel of the table: what it refused.
     pub faults: Buffer<D, u32>,
+    /// What the search for poison found, in a cache that is poisoned.
+    pub poison: Option<Buffer<D, u32>>,
 }
 
 /// Elements of each buffer, in the order of the fields.
@@ -55,7 +57,9 @@ pub fn workspace_bytes(config: &CacheConfig) -> u64 {
     let Sizes { table, csa, hca } = Sizes::of(config);
     let per_csa = 4 + 2 * u64::from(HEAD_DIM) + 2 * u64::from(INDEX_DIM);
     let per_hca = 4 + 4 * u64::from(HEAD_DIM) + 4;
-    4 * table + per_csa * csa + per_hca * hca + 4 * (rope::PAIRS + KERNELS.len()) as u64
+    let poison = if config.poison { poison::WORDS } else { 0 };
+    let words = (rope::PAIRS + KERNELS.len()) as u64 + poison;
+    4 * table + per_csa * csa + per_hca * hca + 4 * words
 }
 
 impl<D: Device> Workspace<D> {
@@ -74,6 +78,10 @@ impl<D: Device> Workspace<D> {
             arrivals: device.allocate("arrivals", hca)?,
             frequencies: device.allocate("rotary frequencies", rope::PAIRS as u64)?,
             faults: device.allocate("fault words", KERNELS.len() as u64)?,
+            poison: config
+                .poison
+                .then(|| device.allocate("poison records", poison::WORDS))
+                .transpose()?,
         };
         device.fill(&stream, &workspace.table, 0xFF)?;
         device.upload(&stream, &rope::compress_frequencies(), &workspace.frequencies, 0)?;
@@ -102,7 +110,7 @@ impl<D: Device> Workspace<D> {
 
     /// All of it, for a graph to retain.
     pub fn memory(&self) -> Vec<std::sync::Arc<D::Memory>> {
-        vec![
+        let mut memory = vec![
             self.table.memory(),
             self.csa_plan.memory(),
             self.hca_plan.memory(),
@@ -112,6 +120,8 @@ impl<D: Device> Workspace<D> {
             self.arrivals.memory(),
             self.frequencies.memory(),
             self.faults.memory(),
-        ]
+        ];
+        memory.extend(self.poison.iter().map(Buffer::memory));
+        memory
     }
 }
