@@ -12,7 +12,7 @@ use crate::block;
 use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::schema::{Pool, PoolKind, PoolUnit, Schema};
-use crate::workspace::{self, WORKING_BUFFERS};
+use crate::workspace;
 
 /// What a cache has room for, and its bytes on the device, exactly.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -84,7 +84,7 @@ impl Capacity {
             pools: pool_bytes(&schema, config),
             working_bytes: workspace::working_bytes(config),
             buffers: schema.layers.iter().map(|layer| layer.pools.len() as u32).sum::<u32>()
-                + WORKING_BUFFERS,
+                + workspace::working_buffers(config),
         }
     }
 

@@ -29,6 +29,11 @@ pub struct CacheConfig {
     pub max_context: u32,
     /// Most tokens of one step, over all its requests.
     pub max_step_tokens: u32,
+    /// Whether memory that nobody owns is filled with NaN, and gathered rows that come from it are
+    /// reported by `KvCacheManager::check_poison`. For tests and for hunting faults: it costs a look
+    /// at every gathered row.
+    #[serde(default)]
+    pub poison: bool,
 }
 
 impl CacheConfig {
@@ -60,6 +65,7 @@ impl CacheConfig {
             num_blocks: 1,
             max_context,
             max_step_tokens: 8192,
+            poison: false,
         }
     }
 

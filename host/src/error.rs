@@ -3,6 +3,7 @@
 
 use crate::device::DeviceError;
 use crate::ids::RequestId;
+use crate::poison::PoisonRead;
 use crate::schema::PoolKind;
 use kv_layout::geometry::LayerKind;
 
@@ -188,6 +189,17 @@ pub enum KvError {
         kernel: &'static str,
         /// Rows it refused since the last check.
         count: u32,
+    },
+    /// Attention was given rows that nobody wrote. Reported by a cache with `CacheConfig::poison`.
+    #[error(
+        "{count} gathered rows hold what nobody wrote; the first: {}",
+        rows.first().map_or_else(String::new, |row| format!("{row:?}"))
+    )]
+    PoisonRead {
+        /// Rows since the last check.
+        count: u32,
+        /// The first of them, in order of layer and slot.
+        rows: Vec<PoisonRead>,
     },
     /// The device refused or failed.
     #[error(transparent)]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::block::{self, BlockPool};
 use crate::config::CacheConfig;
 use crate::error::KvError;
-use crate::ids::{BlockId, RequestId};
+use crate::ids::{BlockId, RequestId, SlotId};
 use crate::plan::{self, Chunk, Section, StepLayout};
 use crate::requests::{Request, Requests};
 
@@ -253,6 +253,12 @@ impl Ledger {
     #[must_use]
     pub fn total_blocks(&self) -> u32 {
         self.blocks.total()
+    }
+
+    /// The request that has the slot.
+    #[must_use]
+    pub fn request_in(&self, slot: SlotId) -> Option<RequestId> {
+        self.requests.in_slot(slot)
     }
 
     /// Requests that are admitted.

@@ -15,6 +15,7 @@
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
+//! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -31,6 +32,7 @@ pub mod kernels;
 pub mod ledger;
 pub mod manager;
 pub mod plan;
+pub mod poison;
 pub mod ptx;
 mod requests;
 pub mod rope;

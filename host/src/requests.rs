@@ -67,6 +67,12 @@ impl Requests {
         entry.request.as_mut().filter(|_| entry.generation == id.generation)
     }
 
+    /// The request in a slot.
+    pub fn in_slot(&self, slot: SlotId) -> Option<RequestId> {
+        let entry = self.slots.get(slot.0 as usize)?;
+        entry.request.as_ref().map(|_| RequestId { slot, generation: entry.generation })
+    }
+
     /// Slots that are taken.
     pub fn live(&self) -> u32 {
         (self.slots.len() - self.free.len()) as u32

@@ -69,7 +69,8 @@ struct Seen {
 pub struct Stored {
     /// The compressed entries, oldest first.
     pub entries: Vec<EncodedRow>,
-    keys: Vec<EncodedKey>,
+    /// The indexer keys, oldest first.
+    pub keys: Vec<EncodedKey>,
 }
 
 /// The tokens of one request, as each layer sees them.
@@ -97,6 +98,18 @@ impl Story {
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// The sliding-window keys of a layer, `[tokens]` of `[512]` BF16.
+    #[must_use]
+    pub fn window_rows(&self, layer: LayerId) -> &[Vec<u16>] {
+        &self.layers[layer.0 as usize].rows
+    }
+
+    /// What the compressors of a layer read.
+    #[must_use]
+    pub fn histories(&self, layer: LayerId) -> &[History] {
+        &self.layers[layer.0 as usize].histories
     }
 
     /// What each layer stores of the story: its compressors run alone over all of it in one chunk,
@@ -267,6 +280,11 @@ impl<D: Device> Fed<D> {
         let step: Vec<_> = parts.iter().map(Part::request).collect();
         let plan = self.manager.prepare_forward(&self.stream, &step).unwrap();
         assert!(plan.tokens <= bucket);
+        self.load(parts, bucket);
+    }
+
+    /// Brings the tensors of a prepared step in place, with padding up to `bucket` tokens.
+    pub fn load(&self, parts: &[Part<'_>], bucket: u32) {
         let (device, stream) = (self.manager.device(), &self.stream);
         let pieces = || parts.iter().flat_map(|part| part.pieces.iter().cloned());
         for (layer, inputs) in self.layers.iter().enumerate() {

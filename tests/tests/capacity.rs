@@ -39,6 +39,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             num_blocks,
             max_context,
             max_step_tokens,
+            poison: false,
         },
     )
 }

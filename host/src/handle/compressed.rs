@@ -7,8 +7,8 @@ use kv_layout::geometry::{CSA_RATIO, CsaStream, HCA_RATIO, LayerKind, StateStrea
 
 use super::LayerCacheHandle;
 use crate::device::ops::{
-    self, CompressorWeights, DecodeStep, DecodeStream, Entries, GatherQueries, IndexKeys,
-    StateRing, StepProjections, StepTokens,
+    self, CompressorWeights, DecodeStep, DecodeStream, Entries, GatherQueries, GatheredRows,
+    IndexKeys, StateRing, StepProjections, StepTokens,
 };
 use crate::device::{Buffer, Device};
 use crate::error::KvError;
@@ -191,7 +191,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let faults = self.fault_word::<GatherKv>(entries.format);
         let gather = ops::gather_kv;
         gather(self.device, stream, &queries, selected, rows, &table, &entries, tile, &faults)?;
-        Ok(())
+        self.find_poison(stream, &queries, tile, GatheredRows::List(selected, rows))
     }
 
     /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
@@ -214,7 +214,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let faults = self.fault_word::<GatherAll>(entries.format);
         let gather = ops::gather_all;
         gather(self.device, stream, &queries, rows, &table, &entries, tile, lengths, &faults)?;
-        Ok(())
+        self.find_poison(stream, &queries, tile, GatheredRows::All(lengths, rows))
     }
 
     /// Queues the number of entries that each query sees into `lengths` (`[queries]`); 0 for padding.

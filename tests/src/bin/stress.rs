@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
+use dsv4_kv::device::{CudaDevice, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv_tests::stress::cache::Cache;
 use dsv4_kv_tests::stress::drive::Counts;
-use dsv4_kv_tests::stress::generate::{Manners, config};
+use dsv4_kv_tests::stress::generate::{Manners, config, kernel_config};
+use dsv4_kv_tests::stress::library::Library;
 use dsv4_kv_tests::stress::op::Script;
 use dsv4_kv_tests::stress::subject::Books;
 use dsv4_kv_tests::stress::{Failure, stress, try_script};
@@ -50,6 +54,15 @@ enum DeviceChoice {
     Cuda,
 }
 
+impl DeviceChoice {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Cpu => "the CPU",
+            Self::Cuda => "a GPU",
+        }
+    }
+}
+
 /// What came of it.
 #[derive(Serialize)]
 struct Outcome {
@@ -75,13 +88,24 @@ fn main() -> ExitCode {
 /// Whether everything agreed.
 fn run(options: &Options) -> Result<bool> {
     if let Some(path) = &options.script {
-        return run_script(path);
+        return run_script(options, path);
     }
     let start = Instant::now();
     let seeds = options.first_seed..options.first_seed + options.seeds;
-    let results: Vec<_> = seeds.into_par_iter().map(|seed| run_seed(options, seed)).collect();
+    let results: Vec<_> = match options.device {
+        // One after the other: a capture forbids other threads to allocate.
+        Some(DeviceChoice::Cuda) => {
+            let device = CudaDevice::new(CudaOptions::default())?;
+            seeds.map(|seed| with_kernels(options, &device, seed)).collect()
+        }
+        Some(DeviceChoice::Cpu) => {
+            let emulated = |seed| EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
+            seeds.into_par_iter().map(|seed| with_kernels(options, &emulated(seed), seed)).collect()
+        }
+        None => seeds.into_par_iter().map(|seed| books_alone(options, seed)).collect(),
+    };
     let mut outcome = Outcome {
-        device: "books",
+        device: options.device.map_or("the books alone", DeviceChoice::label),
         ops: options.ops,
         seeds: options.seeds,
         seconds: start.elapsed().as_secs_f64(),
@@ -100,18 +124,42 @@ fn run(options: &Options) -> Result<bool> {
     Ok(outcome.failures.is_empty())
 }
 
-fn run_seed(options: &Options, seed: u64) -> Result<Counts, Box<Failure>> {
+fn books_alone(options: &Options, seed: u64) -> Result<Counts, Box<Failure>> {
     let config = config(seed);
     let new = || Books::new(&config).expect("a valid configuration");
     stress(seed, options.ops, Manners::Any, &config, new)
 }
 
-fn run_script(path: &PathBuf) -> Result<bool> {
+fn with_kernels<D: Device>(
+    options: &Options,
+    device: &D,
+    seed: u64,
+) -> Result<Counts, Box<Failure>> {
+    let config = kernel_config(seed);
+    let library = Arc::new(Library::new(&config));
+    let new = || Cache::new(device, &config, &library, seed);
+    stress(seed, options.ops, Manners::Genuine, &config, new)
+}
+
+fn run_script(options: &Options, path: &Path) -> Result<bool> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let script: Script = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let new = || Books::new(&script.config).expect("checked below");
     script.config.validate()?;
-    match try_script(new, &script) {
+    let with = || Arc::new(Library::new(&script.config));
+    let outcome = match options.device {
+        Some(DeviceChoice::Cuda) => {
+            let device = CudaDevice::new(CudaOptions::default())?;
+            let library = with();
+            try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
+        }
+        Some(DeviceChoice::Cpu) => {
+            let device = EmuDevice::new(EmuOptions::default());
+            let library = with();
+            try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
+        }
+        None => try_script(|| Books::new(&script.config).expect("validated"), &script),
+    };
+    match outcome {
         Ok(_) => println!("{}: no divergence", path.display()),
         Err(divergence) => {
             println!("{}: operation {}: {}", path.display(), divergence.op, divergence.what);

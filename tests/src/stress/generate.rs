@@ -3,6 +3,8 @@
 use dsv4_kv::CacheConfig;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::LayerKind;
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -43,6 +45,23 @@ pub fn config(seed: u64) -> CacheConfig {
         max_context: random.random_range(1..=1500),
         max_step_tokens: random.random_range(1..=500),
         ..CacheConfig::smallest(model)
+    }
+}
+
+/// A small cache of layers of every kind, for runs with kernels; its memory is poisoned.
+#[must_use]
+pub fn kernel_config(seed: u64) -> CacheConfig {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let max_context = random.random_range(1..=300);
+    CacheConfig {
+        main_format: *MainFormat::ALL.choose(&mut random).expect("not empty"),
+        index_format: *IndexFormat::ALL.choose(&mut random).expect("not empty"),
+        max_requests: random.random_range(1..=4),
+        num_blocks: random.random_range(1..=8),
+        max_context,
+        max_step_tokens: random.random_range(8..=300),
+        poison: true,
+        ..config(seed)
     }
 }
 

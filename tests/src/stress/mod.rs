@@ -7,11 +7,16 @@
 //! | [`generate`] | random caches and operations |
 //! | [`model`] | the reference model |
 //! | [`subject`] | what is put to the test |
+//! | [`cache`] | a cache with its kernels as such, `bytes` what is read back of it |
+//! | [`library`] | what its requests say |
 //! | [`drive`] | both side by side |
 //! | [`shrink`] | a failing script made short |
 
+mod bytes;
+pub mod cache;
 pub mod drive;
 pub mod generate;
+pub mod library;
 pub mod model;
 pub mod op;
 pub mod shrink;

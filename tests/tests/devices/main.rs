@@ -15,6 +15,7 @@ mod layers;
 mod manager;
 mod memory;
 mod million;
+mod poison;
 mod pro_step;
 mod refusals;
 mod state;
@@ -121,6 +122,11 @@ suite! { suite:
     }
     pro_step {
         replays_equal_eager_steps,
+    }
+    poison {
+        what_nobody_wrote_is_named,
+        what_is_freed_becomes_poison,
+        without_poison_nothing_is_looked_at,
     }
     refusals {
         bad_input_changes_no_pool,
