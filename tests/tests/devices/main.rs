@@ -15,6 +15,7 @@ mod manager;
 mod memory;
 mod model;
 mod refusals;
+mod router;
 mod state;
 mod stories;
 mod swa;
@@ -117,6 +118,16 @@ suite! { suite:
     refusals {
         bad_input_changes_no_pool,
     }
+    router {
+        selection_equals_the_golden_rows,
+        hash_equals_the_golden_rows,
+        selection_equals_the_oracle,
+        hash_equals_the_oracle,
+        equal_scores_go_to_the_lower_expert,
+        what_is_no_number_ranks_last_and_is_counted,
+        padding_and_unknown_tokens_get_no_expert,
+        wrong_shapes_are_refused,
+    }
 }
 
 // Run by hand: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::layers`.
@@ -174,9 +185,11 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
         let device = device.clone();
         trials.push(by_hand(alone(format!("cuda::{test}"), Box::new(move || run(&device)))));
     }
-    let device = device.clone();
+    let (device, router_device) = (device.clone(), device.clone());
     let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated());
     trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
+    let equal = move || router::both_devices_give_equal_bytes(&router_device, &emulated());
+    trials.push(alone("cuda::router::both_devices_give_equal_bytes".into(), Box::new(equal)));
     let embedder = Box::new(embedder::its_context_and_stream_are_used);
     trials.push(alone("cuda::embedder::its_context_and_stream_are_used".into(), embedder));
     trials

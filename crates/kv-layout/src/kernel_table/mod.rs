@@ -8,6 +8,7 @@ mod compress;
 mod decode;
 mod flush;
 mod gather;
+mod router;
 mod state;
 mod step;
 mod window;
@@ -18,7 +19,7 @@ mod window;
 macro_rules! kernel_table {
     ([$($to:tt)*] $($extra:tt)*) => {
         $crate::window_rows! {
-            [step_rows compress_rows state_rows flush_rows decode_rows gather_rows
+            [step_rows compress_rows state_rows flush_rows decode_rows gather_rows router_rows
              end_of_rows [$($to)*] $($extra)*] {}
         }
     };
