@@ -10,6 +10,7 @@ use super::arena::Arena;
 use super::collective::Operation;
 use super::fault::{FaultKind, Site, ThreadIndex};
 use super::launch::Launch;
+use super::mma::Fragments;
 use crate::warp::WARP_SIZE;
 
 /// Where a thread of the block stands.
@@ -54,6 +55,8 @@ pub struct Thread {
     pub value: Cell<u32>,
     /// The collective's second operand.
     pub operand: Cell<u32>,
+    /// Its part of the matrices of a product; the result is in C.
+    pub fragments: Cell<Fragments>,
 }
 
 impl Thread {
@@ -63,6 +66,7 @@ impl Thread {
             stop: Cell::new(Stop::Ready),
             value: Cell::new(0),
             operand: Cell::new(0),
+            fragments: Cell::new(Fragments::default()),
         }
     }
 }
@@ -213,4 +217,16 @@ pub fn current<R>(use_block: impl FnOnce(&Block) -> R) -> R {
 pub fn wait(operation: Operation, value: u32, operand: u32) -> u32 {
     let location = Location::caller();
     current(|block| block.wait(operation, value, operand, location))
+}
+
+/// As [`wait`], at a matrix product; the thread's part of the result.
+#[track_caller]
+pub fn wait_product(fragments: Fragments) -> [f32; 4] {
+    let location = Location::caller();
+    current(|block| {
+        let thread = &block.threads[block.running.get().0 as usize];
+        thread.fragments.set(fragments);
+        block.wait(Operation::Mma, 0, 0, location);
+        thread.fragments.get().c
+    })
 }

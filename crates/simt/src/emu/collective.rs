@@ -32,6 +32,8 @@ pub enum Operation {
     ReduceMax,
     /// [`crate::warp::reduce_min_u32`].
     ReduceMin,
+    /// [`crate::mma::bf16_m16n8k16`].
+    Mma,
 }
 
 impl fmt::Display for Operation {
@@ -49,6 +51,7 @@ impl fmt::Display for Operation {
             Self::ReduceAdd => "reduce_add",
             Self::ReduceMax => "reduce_max",
             Self::ReduceMin => "reduce_min",
+            Self::Mma => "mma",
         })
     }
 }
@@ -57,7 +60,8 @@ impl fmt::Display for Operation {
 pub type Lanes = [u32; WARP_SIZE as usize];
 
 /// What each lane gets from `operation`, given each lane's value and second operand (the lane mask,
-/// source lane or delta of a shuffle). Predicates are 0 or 1.
+/// source lane or delta of a shuffle). Predicates are 0 or 1. Barriers give each lane its own, and so
+/// does a matrix product, whose operands and result are fragments of their own.
 pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes {
     let shuffle = |source: fn(u32, u32) -> u32| {
         std::array::from_fn(|lane| {
@@ -68,7 +72,7 @@ pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes 
     };
     let same = |value: u32| [value; WARP_SIZE as usize];
     match operation {
-        Operation::SyncThreads | Operation::SyncWarp => *values,
+        Operation::SyncThreads | Operation::SyncWarp | Operation::Mma => *values,
         Operation::ShuffleXor => shuffle(|lane, mask| lane ^ mask),
         Operation::ShuffleIdx => shuffle(|_, source| source),
         Operation::ShuffleUp => shuffle(|lane, delta| lane.wrapping_sub(delta)),

@@ -20,7 +20,7 @@
 //! | `arena`, `race` | shared memory: poison, bounds, races |
 //! | `memory` | the registry of device allocations |
 //! | `fault` | what can go wrong, in words |
-//! | `thread`, `warp`, `mem`, `shared`, `atomic`, `math` | the crate's API |
+//! | `thread`, `warp`, `mma`, `mem`, `shared`, `atomic`, `math` | the crate's API |
 
 mod arena;
 pub(crate) mod atomic;
@@ -31,6 +31,7 @@ mod launch;
 pub(crate) mod math;
 pub(crate) mod mem;
 mod memory;
+pub(crate) mod mma;
 mod order;
 mod panic;
 mod race;

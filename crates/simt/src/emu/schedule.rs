@@ -6,10 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult};
 
-use super::block::{self, Block, Stop};
+use super::block::{self, Block, Stop, Thread};
 use super::collective::{self, Operation};
 use super::fault::{FaultKind, LaneGroup, ThreadIndex};
 use super::launch::Launch;
+use super::mma::{self, Fragments};
 use super::order::Order;
 use super::panic;
 use crate::warp::WARP_SIZE;
@@ -158,9 +159,19 @@ impl Schedule<'_> {
             thread.value.set(result);
             thread.stop.set(Stop::Ready);
         }
-        if operation == Operation::SyncWarp {
-            self.block.arena.borrow_mut().synchronize_warp(warp);
+        match operation {
+            Operation::SyncWarp => self.block.arena.borrow_mut().synchronize_warp(warp),
+            Operation::Mma => multiply(threads),
+            _ => {}
         }
+    }
+}
+
+/// Gives each lane of a warp its part of the product.
+fn multiply(threads: &[Thread]) {
+    let fragments: [Fragments; _] = std::array::from_fn(|lane| threads[lane].fragments.get());
+    for (thread, c) in threads.iter().zip(mma::multiply(&fragments)) {
+        thread.fragments.set(Fragments { c, ..thread.fragments.get() });
     }
 }
 

@@ -35,3 +35,24 @@ unsafe extern "C" {
     #[link_name = "llvm.nvvm.fmin.f"]
     pub fn fmin(a: f32, b: f32) -> f32;
 }
+
+/// Four floats, as LLVM returns them from an intrinsic.
+#[repr(C)]
+pub struct F32x4(pub f32, pub f32, pub f32, pub f32);
+
+// An intrinsic that returns a struct has LLVM's own signature, not one of the C ABI.
+unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.mma.m16n8k16.row.col.bf16"]
+    pub fn mma_m16n8k16_bf16(
+        a0: i32,
+        a1: i32,
+        a2: i32,
+        a3: i32,
+        b0: i32,
+        b1: i32,
+        c0: f32,
+        c1: f32,
+        c2: f32,
+        c3: f32,
+    ) -> F32x4;
+}

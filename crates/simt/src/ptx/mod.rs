@@ -8,6 +8,7 @@ pub mod convert;
 mod intrinsics;
 pub mod math;
 pub mod mem;
+pub mod mma;
 pub mod shared;
 pub mod thread;
 pub mod warp;

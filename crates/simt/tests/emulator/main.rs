@@ -4,5 +4,6 @@ mod collectives;
 mod device;
 mod divergence;
 mod global;
+mod product;
 mod schedule;
 mod shared;
