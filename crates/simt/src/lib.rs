@@ -8,6 +8,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`thread`] | indices, dimensions, the block barrier |
+//! | [`cluster`] | blocks that run together: barrier, shared memory of each other |
 //! | [`warp`] | shuffles, votes, reductions of a full warp |
 //! | [`mma`] | matrix products of a full warp on the tensor cores |
 //! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
@@ -39,6 +40,7 @@
 )]
 
 pub mod atomic;
+pub mod cluster;
 #[cfg(target_arch = "nvptx64")]
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -29,7 +29,7 @@ pub struct Experts<const Q: usize> {
 #[inline(always)]
 #[must_use]
 pub unsafe fn load<const Q: usize>(values: Global<f32>, start: u64, count: u32) -> Quads<f32, Q> {
-    core::array::from_fn(|q| {
+    quads_from(|q| {
         if 4 * (q as u32) < count {
             // SAFETY: by this function's own contract.
             unsafe { values.load_u32x4(start + 4 * q as u64) }.map(f32::from_bits)
@@ -56,13 +56,13 @@ impl<const Q: usize> Experts<Q> {
     #[inline(always)]
     #[must_use]
     pub fn new(logits: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
-        let raw = logits.map(|quad| quad.map(activation));
+        let raw: Quads<f32, Q> = quads(|q, i| activation(logits[q][i]));
         let score = |q: usize, i: usize| raw[q][i] + bias[q][i];
         let exists = |q: usize| 4 * (q as u32) < count;
         let keys = quads(|q, i| if exists(q) { rank::key(score(q, i)) } else { rank::ABSENT });
         let activations = quads(|q, i| if raw[q][i].is_nan() { 0.0 } else { raw[q][i] });
         let wrong: Quads<u32, Q> = quads(|q, i| u32::from(exists(q) && score(q, i).is_nan()));
-        let faults = wrong.map(|[a, b, c, d]| a + b + c + d).into_iter().sum();
+        let faults = combine(wrong, |a, b| a + b);
         Self { keys, activations, faults }
     }
 
@@ -78,7 +78,7 @@ impl<const Q: usize> Experts<Q> {
         let mut mine = (-1, 0.0);
         let mut place = 0;
         while place < selected {
-            let best = largest(keys);
+            let best = combine(keys, u32::max);
             // SAFETY: the caller brings all lanes, as often as each other.
             let owner = unsafe {
                 let most = warp::reduce_max_u32(best);
@@ -107,31 +107,54 @@ fn index(q: usize, i: usize) -> u32 {
     4 * q as u32 + i as u32
 }
 
+/// Quad q from `quad(q)`. Spelt out, since a loop that is not unrolled early leaves the quads in local
+/// memory.
 #[inline(always)]
-fn quads<T, const Q: usize>(value: impl Fn(usize, usize) -> T) -> Quads<T, Q> {
-    core::array::from_fn(|q| core::array::from_fn(|i| value(q, i)))
+fn quads_from<T: Copy + Default, const Q: usize>(quad: impl Fn(usize) -> [T; 4]) -> Quads<T, Q> {
+    const { assert!(Q <= 4) };
+    let mut all = [[T::default(); 4]; Q];
+    let mut fill = |q: usize| {
+        if q < Q {
+            all[q] = quad(q);
+        }
+    };
+    fill(0);
+    fill(1);
+    fill(2);
+    fill(3);
+    all
 }
 
-/// The largest key, pairwise: the chain of comparisons is what a selection waits for.
 #[inline(always)]
-fn largest<const Q: usize>(keys: Quads<u32, Q>) -> u32 {
-    let largest = keys.map(|[a, b, c, d]| a.max(b).max(c.max(d)));
-    largest.into_iter().fold(0, u32::max)
+fn quads<T: Copy + Default, const Q: usize>(value: impl Fn(usize, usize) -> T) -> Quads<T, Q> {
+    quads_from(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
+}
+
+/// All elements combined, pairwise within a quad: a selection waits for the longest chain. 0 changes
+/// nothing.
+#[inline(always)]
+fn combine<const Q: usize>(values: Quads<u32, Q>, pair: impl Fn(u32, u32) -> u32) -> u32 {
+    let quad = |q: usize| {
+        if q < Q {
+            let [a, b, c, d] = values[q];
+            pair(pair(a, b), pair(c, d))
+        } else {
+            0
+        }
+    };
+    pair(pair(quad(0), quad(1)), pair(quad(2), quad(3)))
 }
 
 /// Index of the first of `keys` that is `key`, one of them.
 #[inline(always)]
 fn first_equal<const Q: usize>(keys: Quads<u32, Q>, key: u32) -> u32 {
-    let found: Quads<u32, Q> = quads(|q, i| u32::from(keys[q][i] == key) << index(q, i));
-    let found = found.map(|[a, b, c, d]| a | b | c | d);
-    found.into_iter().fold(0, |all, quad| all | quad).trailing_zeros()
+    let found = quads(|q, i| u32::from(keys[q][i] == key) << index(q, i));
+    combine::<Q>(found, |a, b| a | b).trailing_zeros()
 }
 
 /// Element `at` of `values`, without an address.
 #[inline(always)]
 fn pick<const Q: usize>(values: Quads<f32, Q>, at: u32) -> f32 {
-    let picked: Quads<u32, Q> =
-        quads(|q, i| if index(q, i) == at { values[q][i].to_bits() } else { 0 });
-    let picked = picked.map(|[a, b, c, d]| a | b | c | d);
-    f32::from_bits(picked.into_iter().fold(0, |all, quad| all | quad))
+    let picked = quads(|q, i| if index(q, i) == at { values[q][i].to_bits() } else { 0 });
+    f32::from_bits(combine::<Q>(picked, |a, b| a | b))
 }

@@ -4,6 +4,7 @@
 //! into or across a branch. Inline asm is not convergent, so it holds no collective.
 
 pub mod atomic;
+pub mod cluster;
 pub mod convert;
 mod intrinsics;
 pub mod math;
