@@ -205,6 +205,40 @@ pub struct HashRouterParams {
     pub scaling_bits: u32,
 }
 
+/// Scalars of `dense_router_decode_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DenseRouterDecodeParams {
+    /// Tokens that the launch covers, at most 64.
+    pub tokens: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
+/// Scalars of `hash_router_decode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct HashRouterDecodeParams {
+    /// Tokens that the launch covers, at most 64.
+    pub tokens: u32,
+    /// Experts of the layer; a table element beyond them is a fault, not a read.
+    pub experts: u32,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Rows of the table; a token id beyond them is a fault, not a read.
+    pub vocabulary: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
 const _: () = assert!(size_of::<AppendSwaParams>() == 8 && align_of::<AppendSwaParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(AppendSwaParams, tokens) == 0);
 const _: () = assert!(core::mem::offset_of!(AppendSwaParams, rows) == 4);
@@ -277,3 +311,19 @@ const _: () = assert!(core::mem::offset_of!(HashRouterParams, experts) == 4);
 const _: () = assert!(core::mem::offset_of!(HashRouterParams, selected) == 8);
 const _: () = assert!(core::mem::offset_of!(HashRouterParams, vocabulary) == 12);
 const _: () = assert!(core::mem::offset_of!(HashRouterParams, scaling_bits) == 16);
+const _: () = assert!(
+    size_of::<DenseRouterDecodeParams>() == 20 && align_of::<DenseRouterDecodeParams>() == 4
+);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, hidden) == 8);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, selected) == 12);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, scaling_bits) == 16);
+const _: () =
+    assert!(size_of::<HashRouterDecodeParams>() == 24 && align_of::<HashRouterDecodeParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, hidden) == 8);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, selected) == 12);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, vocabulary) == 16);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, scaling_bits) == 20);

@@ -6,7 +6,7 @@ use std::ptr;
 use cust::error::CudaError;
 use cust::sys::CUresult;
 use kv_layout::geometry::BLOCK_TOKENS;
-use kv_layout::router::{EXPERT_STEP, MAX_EXPERTS, MAX_SELECTED};
+use kv_layout::router::{DECODE_TOKENS, EXPERT_STEP, HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
 use simt::emu::Fault;
 
 /// What the CUDA driver answered, other than success.
@@ -138,6 +138,18 @@ pub enum DeviceError {
         experts: u32,
         /// Experts of a token.
         selected: u32,
+    },
+    /// A hidden state that the router kernels are not built for.
+    #[error("a hidden state of {hidden}; the router takes multiples of {HIDDEN_STEP}")]
+    HiddenSize {
+        /// Width of the hidden state.
+        hidden: u32,
+    },
+    /// More tokens than the one-launch router takes.
+    #[error("{tokens} tokens; the one-launch router takes at most {DECODE_TOKENS}")]
+    DecodeTokens {
+        /// Tokens of the launch.
+        tokens: u32,
     },
     /// A grid with no blocks, or with more than the hardware takes (2^31 - 1 by 65,535).
     #[error("{kernel}: a grid of {x} x {y} blocks is not possible")]

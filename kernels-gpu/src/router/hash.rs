@@ -27,69 +27,72 @@ pub unsafe fn hash_router(
     faults: GlobalMut<u32>,
     params: HashRouterParams,
 ) {
+    let HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits } = params;
     let thread = thread::block_idx_x() * THREADS + thread::thread_idx_x();
     let (token, place) = (thread / GROUP, thread % GROUP);
-    let exists = token < params.tokens;
     // SAFETY: what is loaded is checked against its extent first; all lanes reach the collectives.
     unsafe {
-        let id = if exists { token_id.load(u64::from(token)) } else { -1 };
-        let known = id >= 0 && (id as u32) < params.vocabulary;
-        let expert = Lookup { table, logits }.load(token, id, place, known, params);
-        let scaling = f32::from_bits(params.scaling_bits);
-        let weight = weight(expert.activation, scaling);
-        let routed = Routed { ids, weights, selected: params.selected };
-        if exists {
-            routed.store(token, place, expert.id, weight);
+        let id = if token < tokens { token_id.load(u64::from(token)) } else { -1 };
+        let lookup = Lookup { table, vocabulary, experts, selected };
+        let row = u64::from(token) * u64::from(experts);
+        let expert = lookup.weigh(id, place, |expert| activation(logits.load(row + expert)));
+        let weight = weight(expert.activation, f32::from_bits(scaling_bits));
+        if token < tokens {
+            Routed { ids, weights, selected }.store(token, place, expert.id, weight);
         }
-        let unknown_token = id != -1 && !known && place == 0;
-        let refused = u32::from(unknown_token) + u32::from(expert.refused);
-        fault::count(faults, thread::lane_id(), warp::reduce_add_u32(refused));
+        fault::count(faults, thread::lane_id(), warp::reduce_add_u32(expert.refusals));
     }
 }
 
-/// Where a token's experts and their logits are.
+/// Which experts a token id has.
 #[derive(Clone, Copy)]
-struct Lookup {
-    table: Global<i32>,
-    logits: Global<f32>,
+pub struct Lookup {
+    /// `[vocabulary, selected]`.
+    pub table: Global<i32>,
+    /// Token ids there are.
+    pub vocabulary: u32,
+    /// Experts there are.
+    pub experts: u32,
+    /// Experts of a token.
+    pub selected: u32,
 }
 
 /// One of a token's experts.
-struct Expert {
-    id: i32,
-    activation: f32,
-    /// Whether the layer has no such expert, or its logit is no number.
-    refused: bool,
+pub struct Expert {
+    /// -1 if there is none.
+    pub id: i32,
+    /// What it weighs; 0 if there is none.
+    pub activation: f32,
+    /// How much was refused on the way.
+    pub refusals: u32,
 }
 
 impl Lookup {
-    /// The expert at `place` of token id `id`; none unless the id is known and has so many.
+    /// The expert at `place` of token id `id`, with what `activation` says of it. Refuses a token id
+    /// other than -1 that is out of range (at place 0), an expert out of range, and an activation that
+    /// is no number.
     ///
     /// # Safety
-    /// The table has `params.vocabulary` rows, the logits the token.
+    /// The table has its rows.
     #[inline(always)]
-    unsafe fn load(
-        self,
-        token: u32,
-        id: i32,
-        place: u32,
-        known: bool,
-        params: HashRouterParams,
-    ) -> Expert {
-        let none = Expert { id: -1, activation: 0.0, refused: false };
-        if !known || place >= params.selected {
-            return none;
+    #[must_use]
+    pub unsafe fn weigh(self, id: i32, place: u32, activation: impl Fn(u64) -> f32) -> Expert {
+        let none = |refused: bool| Expert { id: -1, activation: 0.0, refusals: u32::from(refused) };
+        if id < 0 || id as u32 >= self.vocabulary {
+            return none(id != -1 && place == 0);
         }
-        let at = u64::from(id as u32) * u64::from(params.selected) + u64::from(place);
-        // SAFETY: a row of the table, by this function's own contract.
+        if place >= self.selected {
+            return none(false);
+        }
+        let at = u64::from(id as u32) * u64::from(self.selected) + u64::from(place);
+        // SAFETY: an element of the table, by this function's own contract.
         let expert = unsafe { self.table.load(at) };
-        if expert < 0 || expert as u32 >= params.experts {
-            return Expert { refused: true, ..none };
+        if expert < 0 || expert as u32 >= self.experts {
+            return none(true);
         }
-        let at = u64::from(token) * u64::from(params.experts) + u64::from(expert as u32);
-        // SAFETY: the token's row, and the expert was checked.
-        let activation = activation(unsafe { self.logits.load(at) });
+        let activation = activation(u64::from(expert as u32));
         let refused = activation.is_nan();
-        Expert { id: expert, activation: if refused { 0.0 } else { activation }, refused }
+        let activation = if refused { 0.0 } else { activation };
+        Expert { id: expert, activation, refusals: u32::from(refused) }
     }
 }

@@ -1,9 +1,12 @@
 //! The MoE router: experts and weights of each token. Source: spec section 7.
 //!
 //! A warp has a token, every lane a run of consecutive experts. Everything from the logits on is plain
-//! IEEE arithmetic, so that both devices select the same experts with weights of equal bits.
+//! IEEE arithmetic, so that both devices select the same experts with weights of equal bits. Logits
+//! made here come from tensor cores, whose sums have a fixed order on each device but not the same.
 
 pub mod activation;
+pub mod decode;
+pub mod fragment;
 pub mod hash;
 pub mod select;
 pub mod topk;

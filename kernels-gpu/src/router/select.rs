@@ -1,6 +1,6 @@
 //! The best experts of a token, by a warp.
 
-use simt::mem::Global;
+use simt::mem::{Global, GlobalMut};
 use simt::warp;
 
 use super::activation::activation;
@@ -29,13 +29,30 @@ pub struct Experts<const Q: usize> {
 #[inline(always)]
 #[must_use]
 pub unsafe fn load<const Q: usize>(values: Global<f32>, start: u64, count: u32) -> Quads<f32, Q> {
+    // SAFETY: by this function's own contract.
+    load_by(count, |at| unsafe { values.load_u32x4(start + at) })
+}
+
+/// As [`load()`], of numbers that other blocks of the launch have written.
+///
+/// # Safety
+/// As [`load()`]; the numbers are there for this thread to see.
+#[inline(always)]
+#[must_use]
+pub unsafe fn load_written<const Q: usize>(
+    values: GlobalMut<f32>,
+    start: u64,
+    count: u32,
+) -> Quads<f32, Q> {
+    // SAFETY: by this function's own contract.
+    load_by(count, |at| unsafe { values.load_u32x4(start + at) })
+}
+
+#[inline(always)]
+fn load_by<const Q: usize>(count: u32, quad: impl Fn(u64) -> [u32; 4]) -> Quads<f32, Q> {
     quads_from(|q| {
-        if 4 * (q as u32) < count {
-            // SAFETY: by this function's own contract.
-            unsafe { values.load_u32x4(start + 4 * q as u64) }.map(f32::from_bits)
-        } else {
-            [0.0; 4]
-        }
+        let exists = 4 * (q as u32) < count;
+        if exists { quad(4 * q as u64).map(f32::from_bits) } else { [0.0; 4] }
     })
 }
 
@@ -51,12 +68,11 @@ impl<const Q: usize> Experts<Q> {
         (first, experts.saturating_sub(first))
     }
 
-    /// From logits and biases, of which the first `count` exist. A logit that is no number weighs
-    /// nothing, and a score that is none ranks last.
+    /// From activations and biases, of which the first `count` exist. An activation that is no number
+    /// weighs nothing, and a score that is none ranks last.
     #[inline(always)]
     #[must_use]
-    pub fn new(logits: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
-        let raw: Quads<f32, Q> = quads(|q, i| activation(logits[q][i]));
+    pub fn new(raw: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
         let score = |q: usize, i: usize| raw[q][i] + bias[q][i];
         let exists = |q: usize| 4 * (q as u32) < count;
         let keys = quads(|q, i| if exists(q) { rank::key(score(q, i)) } else { rank::ABSENT });
@@ -64,6 +80,13 @@ impl<const Q: usize> Experts<Q> {
         let wrong: Quads<u32, Q> = quads(|q, i| u32::from(exists(q) && score(q, i).is_nan()));
         let faults = combine(wrong, |a, b| a + b);
         Self { keys, activations, faults }
+    }
+
+    /// As [`Self::new`], from logits.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_logits(logits: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
+        Self::new(quads(|q, i| activation(logits[q][i])), bias, count)
     }
 
     /// The warp's `selected` best experts, best first, the lower one of equals: lane i gets the i-th

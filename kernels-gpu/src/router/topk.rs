@@ -72,7 +72,7 @@ pub unsafe fn activation_topk<const Q: usize>(
             routed.store(token, lane, -1, 0.0);
             return;
         }
-        let experts = Experts::new(logits, bias, count);
+        let experts = Experts::of_logits(logits, bias, count);
         let (id, activation) = experts.select(lane, params.selected);
         routed.store(token, lane, id, weight(activation, f32::from_bits(params.scaling_bits)));
         fault::count(faults, lane, warp::reduce_add_u32(experts.faults));

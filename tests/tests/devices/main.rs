@@ -16,6 +16,7 @@ mod memory;
 mod model;
 mod refusals;
 mod router;
+mod router_gate;
 mod state;
 mod stories;
 mod swa;
@@ -126,6 +127,14 @@ suite! { suite:
         equal_scores_go_to_the_lower_expert,
         what_is_no_number_ranks_last_and_is_counted,
         padding_and_unknown_tokens_get_no_expert,
+        wrong_shapes_are_refused,
+    }
+    router_gate {
+        decode_equals_the_oracle,
+        hashed_decode_equals_the_oracle,
+        released_widths_equal_the_oracle,
+        exact_logits_give_the_same_bits,
+        padding_in_a_batch_gets_no_expert,
         wrong_shapes_are_refused,
     }
 }
