@@ -8,6 +8,8 @@
 //! | [`poison`] | the search for rows that nobody wrote |
 //! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
 //! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
+//! | [`router`] | the MoE router: activation, top-k, hash |
+//! | [`rank`] | the order that selections keep |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
@@ -27,6 +29,8 @@ pub mod index_row;
 pub mod math;
 pub mod plan;
 pub mod poison;
+pub mod rank;
+pub mod router;
 pub mod row;
 pub mod swa;
 pub mod table;

@@ -7,6 +7,7 @@
 //! | [`row`] | main rows: BF16 to bytes and back, both formats |
 //! | [`index`] | indexer keys: BF16 to bytes and back, three formats |
 //! | [`swa`] | the sliding window: ring contents and gathered tiles from the token history |
+//! | [`router`] | experts and weights of a token
 //! | [`rope`] | frequencies, cosines and sines, rotation forward and back |
 //! | [`hadamard`] | the transform of indexer keys and queries |
 //! | [`compressor`] | CSA and HCA entries and indexer keys; which entries close, and which are visible |
@@ -17,5 +18,6 @@ pub mod hadamard;
 pub mod index;
 pub mod number;
 pub mod rope;
+pub mod router;
 pub mod row;
 pub mod swa;

@@ -18,6 +18,8 @@ mod million;
 mod poison;
 mod pro_step;
 mod refusals;
+mod router;
+mod router_gate;
 mod state;
 mod swa;
 mod tensors;
@@ -131,6 +133,24 @@ suite! { suite:
     refusals {
         bad_input_changes_no_pool,
     }
+    router {
+        selection_equals_the_golden_rows,
+        hash_equals_the_golden_rows,
+        selection_equals_the_oracle,
+        hash_equals_the_oracle,
+        equal_scores_go_to_the_lower_expert,
+        what_is_no_number_ranks_last_and_is_counted,
+        padding_and_unknown_tokens_get_no_expert,
+        wrong_shapes_are_refused,
+    }
+    router_gate {
+        decode_equals_the_oracle,
+        hashed_decode_equals_the_oracle,
+        released_widths_equal_the_oracle,
+        exact_logits_give_the_same_bits,
+        padding_in_a_batch_gets_no_expert,
+        wrong_shapes_are_refused,
+    }
 }
 
 /// Every way to cut a prompt, by size of chunk and quarter of the lengths. Run by hand, on either
@@ -202,9 +222,14 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     };
     let mut trials: Vec<_> = suite().into_iter().chain(large()).map(trial).collect();
     trials.extend(by_hand().into_iter().map(trial).map(left_out));
-    let device = device.clone();
-    let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated());
-    trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
+    let both: [(&str, fn(&CudaDevice, &EmuDevice)); 2] = [
+        ("cuda::swa::both_devices_give_equal_bytes", swa::both_devices_give_equal_bytes),
+        ("cuda::router::both_devices_give_equal_bytes", router::both_devices_give_equal_bytes),
+    ];
+    for (test, run) in both {
+        let device = device.clone();
+        trials.push(alone(test.into(), Box::new(move || run(&device, &emulated()))));
+    }
     let embedder = Box::new(embedder::its_context_and_stream_are_used);
     trials.push(alone("cuda::embedder::its_context_and_stream_are_used".into(), embedder));
     trials

@@ -6,6 +6,7 @@ mod decode;
 mod flush;
 mod gather;
 mod poison;
+mod router;
 mod state;
 mod swa;
 
@@ -17,6 +18,10 @@ pub use decode::{DecodeStep, DecodeStream, decode_csa, decode_hca};
 pub use flush::{IndexKeys, flush_csa, flush_hca};
 pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};
 pub use poison::{GatheredRows, find_poison};
+pub use router::{
+    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, dense_router_decode,
+    hash_router, hash_router_decode,
+};
 pub use state::{StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};
 
