@@ -33,6 +33,8 @@ use libtest_mimic::{Arguments, Trial};
 
 /// A test of the suite: panics if it fails.
 type Case<D> = (&'static str, fn(&D));
+/// A test that compares the two devices.
+type Comparison = (&'static str, fn(&CudaDevice, &EmuDevice));
 
 macro_rules! suite {
     ($name:ident: $($module:ident { $($test:ident,)* })*) => {
@@ -222,7 +224,7 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     };
     let mut trials: Vec<_> = suite().into_iter().chain(large()).map(trial).collect();
     trials.extend(by_hand().into_iter().map(trial).map(left_out));
-    let both: [(&str, fn(&CudaDevice, &EmuDevice)); 2] = [
+    let both: [Comparison; 2] = [
         ("cuda::swa::both_devices_give_equal_bytes", swa::both_devices_give_equal_bytes),
         ("cuda::router::both_devices_give_equal_bytes", router::both_devices_give_equal_bytes),
     ];
