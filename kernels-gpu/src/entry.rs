@@ -21,7 +21,7 @@ macro_rules! entries {
         $doc:literal $launch:tt [$body:expr]
     )*) => {
         mod ptx {
-            use crate::{compress, decode, flush, gather, index_row, plan, row, swa, table};
+            use crate::{compress, decode, flush, gather, index_row, indexer, plan, row, swa, table};
             $(
                 #[doc = $doc]
                 #[unsafe(no_mangle)]
@@ -66,7 +66,7 @@ macro_rules! entries {
         pub mod emulated {
             use simt::emu::{Fault, Launch, Memory, launch};
 
-            use crate::{compress, decode, flush, gather, index_row, plan, row, swa, table};
+            use crate::{compress, decode, flush, gather, index_row, indexer, plan, row, swa, table};
             $(
                 #[doc = $doc]
                 ///

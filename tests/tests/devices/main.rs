@@ -9,6 +9,7 @@ mod decode;
 mod embedder;
 mod entries;
 mod gather;
+mod indexer;
 mod inputs;
 mod layers;
 mod manager;
@@ -18,6 +19,7 @@ mod refusals;
 mod state;
 mod stories;
 mod swa;
+mod topk;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -114,15 +116,34 @@ suite! { suite:
         rejected_drafts_leave_no_trace,
         some_cuts_give_the_same_entries,
     }
+    indexer {
+        projections_are_exact_on_integers,
+        queries_equal_the_oracle,
+        scores_equal_the_oracle,
+        few_heads_equal_the_oracle,
+        scores_count_what_they_refuse,
+        long_rows_equal_the_oracle,
+        scales_of_any_size_are_exact,
+        wrong_sizes_are_refused,
+    }
+    topk {
+        lists_equal_a_stable_sort,
+        long_rows_equal_a_stable_sort,
+        golden_scores_give_the_golden_lists,
+        wrong_sizes_are_refused,
+    }
     refusals {
         bad_input_changes_no_pool,
     }
 }
 
-// Run by hand: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::layers`.
+// Run by hand, as `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::layers`.
 suite! { long:
     layers {
         every_cut_gives_the_same_entries,
+    }
+    topk {
+        very_many_rows_equal_a_stable_sort,
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod decode;
 mod gather;
+mod indexer;
 mod swa;
 
 use std::ops::RangeInclusive;
@@ -52,6 +53,8 @@ enum Suite {
     Gather,
     /// One-token decode of a CSA or HCA layer.
     Decode,
+    /// The indexer: scores, selection of the largest, both.
+    Indexer,
     /// All of these.
     All,
 }
@@ -99,6 +102,9 @@ pub fn run(args: &BenchArgs) -> Result<Verdict> {
     }
     if wanted(Suite::Decode) {
         measurements.extend(decode::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Indexer) {
+        measurements.extend(indexer::measure(&device, &progress)?);
     }
     progress.finish_and_clear();
     let report = Report { device: device.info().name.clone(), measurements };
