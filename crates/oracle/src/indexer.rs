@@ -17,10 +17,10 @@ pub fn weight_scale(heads: usize) -> f64 {
 /// multiplied by the Hadamard matrix, rounded again, then through the format of the keys.
 ///
 /// # Panics
-/// If `query` does not have 128 BF16 channels.
+/// If `query` does not have 128 channels.
 #[must_use]
-pub fn query(format: KeyFormat, query: &[u16], position: usize) -> Vec<f64> {
-    let values: Vec<f64> = query.iter().map(|&bits| bf16_value(bits)).collect();
+pub fn query(format: KeyFormat, query: &[f32], position: usize) -> Vec<f64> {
+    let values: Vec<f64> = query.iter().copied().map(f64::from).collect();
     let round = |x: Vec<f64>| x.into_iter().map(bf16_nearest_f64).collect::<Vec<u16>>();
     let rotated = round(Table::Compress.rotate(&values, position));
     let rotated: Vec<f64> = rotated.into_iter().map(bf16_value).collect();

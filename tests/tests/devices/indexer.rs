@@ -303,7 +303,8 @@ pub fn queries_equal_the_oracle<D: Device>(device: &D) {
         for row in [0, 2] {
             for head in 0..HEADS {
                 let at = row * HEADS + head;
-                let wanted = query(oracle(format), &projected[at], tokens[row + 1].1 as usize);
+                let head = &values[at * CHANNELS..][..CHANNELS];
+                let wanted = query(oracle(format), head, tokens[row + 1].1 as usize);
                 let constant = f64::from(weights[at]) * weight_scale(HEADS);
                 let scale = f64::from(scaled[at]) / constant;
                 let is_fp8 = format == IndexFormat::Fp8;

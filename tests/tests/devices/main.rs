@@ -16,6 +16,7 @@ mod manager;
 mod memory;
 mod model;
 mod refusals;
+mod select;
 mod state;
 mod stories;
 mod swa;
@@ -131,6 +132,10 @@ suite! { suite:
         long_rows_equal_a_stable_sort,
         golden_scores_give_the_golden_lists,
         wrong_sizes_are_refused,
+    }
+    select {
+        lists_equal_the_oracle,
+        bad_input_is_refused,
     }
     refusals {
         bad_input_changes_no_pool,

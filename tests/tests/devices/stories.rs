@@ -69,7 +69,8 @@ struct Seen {
 pub struct Stored {
     /// The compressed entries, oldest first.
     pub entries: Vec<EncodedRow>,
-    keys: Vec<EncodedKey>,
+    /// The indexer keys, oldest first.
+    pub keys: Vec<EncodedKey>,
 }
 
 /// The tokens of one request, as each layer sees them.
