@@ -161,6 +161,14 @@ pub enum KvError {
         /// What the operation is for.
         needed: LayerKind,
     },
+    /// A workspace that does not hold what one query of the indexer needs.
+    #[error("the indexer's workspace has {bytes} bytes; one query needs {needed}")]
+    WorkspaceTooSmall {
+        /// Bytes given.
+        bytes: u64,
+        /// Bytes that one query needs.
+        needed: u64,
+    },
     /// Queries outside the step.
     #[error("queries {first}..{end} were asked for; the step covers {tokens} tokens")]
     NoSuchQueries {

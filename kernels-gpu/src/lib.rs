@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`swa`] | the sliding-window ring: append, gather |
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
+//! | [`indexer`] | projections, queries, scores and the largest of them |
 //! | [`fault`] | the fault word: what a kernel refused |
 //! | [`poison`] | the search for rows that nobody wrote |
 //! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
@@ -26,6 +27,7 @@ pub mod fault;
 pub mod flush;
 pub mod gather;
 pub mod index_row;
+pub mod indexer;
 pub mod math;
 pub mod plan;
 pub mod poison;

@@ -2,7 +2,11 @@
 //!
 //! `u32` only, no implicit padding, no `bool`: the struct is the PTX `.param` byte for byte.
 
+mod indexer;
+
 use bytemuck::{Pod, Zeroable};
+
+pub use indexer::*;
 
 /// Scalars of `append_swa_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

@@ -6,6 +6,7 @@
 //! | [`number`] | value of every code, and the nearest code to a number by search |
 //! | [`row`] | main rows: BF16 to bytes and back, both formats |
 //! | [`index`] | indexer keys: BF16 to bytes and back, three formats |
+//! | [`indexer`] | the indexer: queries, scores, the entries it picks |
 //! | [`swa`] | the sliding window: ring contents and gathered tiles from the token history |
 //! | [`router`] | experts and weights of a token
 //! | [`rope`] | frequencies, cosines and sines, rotation forward and back |
@@ -16,6 +17,7 @@
 pub mod compressor;
 pub mod hadamard;
 pub mod index;
+pub mod indexer;
 pub mod number;
 pub mod rope;
 pub mod router;

@@ -151,6 +151,18 @@ pub enum DeviceError {
         /// Tokens of the launch.
         tokens: u32,
     },
+    /// A number that a kernel does not take.
+    #[error("{what} is {value}; it must be a multiple of {multiple} from {multiple} to {most}")]
+    Argument {
+        /// What was given.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it must be a multiple of, and the least value allowed.
+        multiple: u64,
+        /// Greatest value allowed.
+        most: u64,
+    },
     /// A grid with no blocks, or with more than the hardware takes (2^31 - 1 by 65,535).
     #[error("{kernel}: a grid of {x} x {y} blocks is not possible")]
     BadGrid {

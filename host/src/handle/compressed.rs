@@ -297,7 +297,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         CompressorWeights { ape: projected.ape, norm: projected.norm, frequencies }
     }
 
-    fn check_kind(&self, needed: LayerKind) -> Result<(), KvError> {
+    pub(crate) fn check_kind(&self, needed: LayerKind) -> Result<(), KvError> {
         let (layer, found) = (self.schema.layer.0, self.schema.kind);
         if found == needed { Ok(()) } else { Err(KvError::WrongLayerKind { layer, found, needed }) }
     }

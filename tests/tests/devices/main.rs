@@ -11,6 +11,7 @@ mod embedder;
 mod entries;
 mod gather;
 mod gathered;
+mod indexer;
 mod layers;
 mod manager;
 mod memory;
@@ -20,9 +21,11 @@ mod pro_step;
 mod refusals;
 mod router;
 mod router_gate;
+mod select;
 mod state;
 mod swa;
 mod tensors;
+mod topk;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,6 +135,26 @@ suite! { suite:
         what_is_freed_becomes_poison,
         without_poison_nothing_is_looked_at,
     }
+    indexer {
+        projections_are_exact_on_integers,
+        queries_equal_the_oracle,
+        scores_equal_the_oracle,
+        few_heads_equal_the_oracle,
+        scores_count_what_they_refuse,
+        long_rows_equal_the_oracle,
+        scales_of_any_size_are_exact,
+        wrong_sizes_are_refused,
+    }
+    topk {
+        lists_equal_a_stable_sort,
+        long_rows_equal_a_stable_sort,
+        golden_scores_give_the_golden_lists,
+        wrong_sizes_are_refused,
+    }
+    select {
+        lists_equal_the_oracle,
+        bad_input_is_refused,
+    }
     refusals {
         bad_input_changes_no_pool,
     }
@@ -175,6 +198,9 @@ fn by_hand<D: Device>() -> Vec<Case<D>> {
 suite! { large:
     million {
         entries_lie_where_they_should,
+    }
+    topk {
+        very_many_rows_equal_a_stable_sort,
     }
 }
 

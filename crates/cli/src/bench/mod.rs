@@ -7,6 +7,7 @@
 
 mod decode;
 mod gather;
+mod indexer;
 mod router;
 mod swa;
 
@@ -55,6 +56,8 @@ enum Suite {
     Decode,
     /// The router, from logits and from hidden states.
     Router,
+    /// The indexer: scores, selection of the largest, both.
+    Indexer,
     /// All of these.
     All,
 }
@@ -105,6 +108,9 @@ pub fn run(args: &BenchArgs) -> Result<Verdict> {
     }
     if wanted(Suite::Router) {
         measurements.extend(router::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Indexer) {
+        measurements.extend(indexer::measure(&device, &progress)?);
     }
     progress.finish_and_clear();
     let report = Report { device: device.info().name.clone(), measurements };

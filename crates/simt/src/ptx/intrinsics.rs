@@ -39,6 +39,8 @@ unsafe extern "C" {
 
     #[link_name = "llvm.nvvm.fmax.f"]
     pub fn fmax(a: f32, b: f32) -> f32;
+    #[link_name = "llvm.nvvm.fmax.nan.f"]
+    pub fn fmax_nan(a: f32, b: f32) -> f32;
     #[link_name = "llvm.nvvm.fmin.f"]
     pub fn fmin(a: f32, b: f32) -> f32;
 }
