@@ -11,10 +11,12 @@
 //! | [`plan`] | StepMeta, what the kernels of a step must know |
 //! | [`manager`] | `KvCacheManager`: the ledger and the device memory |
 //! | [`handle`] | `LayerCacheHandle`: one layer in one step |
+//! | [`indexer`] | `CsaIndexer`: which entries a query attends to |
 //! | [`graph`] | `CapturedStep`: one graph for every batch up to a bucket |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
+//! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -27,10 +29,12 @@ pub mod error;
 pub mod graph;
 pub mod handle;
 pub mod ids;
+pub mod indexer;
 pub mod kernels;
 pub mod ledger;
 pub mod manager;
 pub mod plan;
+pub mod poison;
 pub mod ptx;
 mod requests;
 pub mod rope;
@@ -44,8 +48,8 @@ pub use error::KvError;
 pub use graph::CapturedStep;
 pub use handle::LayerCacheHandle;
 pub use ids::{BlockId, LayerId, RequestId, SlotId};
+pub use indexer::{CsaIndexer, IndexerWorkspace};
 pub use ledger::{Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
-pub use workspace::workspace_bytes;
 
 pub use kv_layout;

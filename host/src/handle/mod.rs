@@ -8,7 +8,7 @@ pub use compressed::Projected;
 use std::ops::Range;
 
 use crate::config::CacheConfig;
-use crate::device::ops::StepTokens;
+use crate::device::ops::{self, GatherQueries, GatheredRows, StepTokens};
 use crate::device::{Buffer, Device};
 use crate::error::KvError;
 use crate::kernels::Operation;
@@ -61,7 +61,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     }
 
     /// Checks that `queries` are of the step; their number.
-    fn check_queries(&self, queries: &Range<u32>) -> Result<u32, KvError> {
+    pub(crate) fn check_queries(&self, queries: &Range<u32>) -> Result<u32, KvError> {
         let Range { start: first, end } = *queries;
         if first > end || end > self.tokens {
             return Err(KvError::NoSuchQueries { first, end, tokens: self.tokens });
@@ -81,7 +81,20 @@ impl<D: Device> LayerCacheHandle<'_, D> {
             .expect("the array has all its sections")
     }
 
-    fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<D, u32> {
+    /// In a poisoned cache, queues the search of a gathered tile for rows that nobody wrote.
+    fn find_poison(
+        &self,
+        stream: &D::Stream,
+        queries: &GatherQueries<'_, D>,
+        tile: &Buffer<D, u16>,
+        rows: GatheredRows<'_, D>,
+    ) -> Result<(), KvError> {
+        let Some(found) = &self.workspace.poison else { return Ok(()) };
+        let layer = self.schema.layer;
+        Ok(ops::find_poison(self.device, stream, queries, layer, tile, rows, found)?)
+    }
+
+    pub(crate) fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<D, u32> {
         let word = O::kernel(variant) as u64;
         self.workspace.faults.slice(word, 1).expect("there is a word per kernel")
     }
