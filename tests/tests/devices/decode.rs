@@ -175,11 +175,11 @@ pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
     }
 }
 
-/// More requests than an HCA layer has shares, so that blocks have several tokens: none, some and all of
+/// More requests than an HCA layer has shares, so that blocks have several tokens: none, one or two of
 /// which close a window. Steps with the last request left out end within a share.
 pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D) {
     const REQUESTS: usize = 70;
-    /// Every eleventh request closes a window with its first token, and two neighbours do.
+    // Every eleventh request closes a window with its first token, and so does the next one.
     let prompt = |request: usize| if request % 11 < 2 && request < 30 { 127 } else { 2 };
     let stream = device.stream().unwrap();
     let model =
