@@ -9,6 +9,7 @@
 //! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
 //! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
+//! | [`mistake`] | what tests do wrong on purpose |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
 //! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
@@ -25,6 +26,7 @@ pub mod flush;
 pub mod gather;
 pub mod index_row;
 pub mod math;
+pub mod mistake;
 pub mod plan;
 pub mod poison;
 pub mod row;

@@ -6,6 +6,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::fault;
+use crate::mistake::{self, Mistake};
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
 
 /// Warps, and so rows in flight, of a block of either kernel.
@@ -110,7 +111,8 @@ pub unsafe fn gather<F: RowFormat>(
             first,
             slot: slot as u32,
             ring: params.ring,
-            first_in_ring: (oldest + first) % params.ring,
+            first_in_ring: (oldest + first)
+                % (params.ring - u32::from(mistake::made(Mistake::RingModulus))),
         };
         let fetch = |i| window.fetch::<F>(kv, ring_data, ring_scale, first + i, lane);
         let store = |i, row: Fetched| {
