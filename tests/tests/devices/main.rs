@@ -11,6 +11,7 @@ mod embedder;
 mod entries;
 mod gather;
 mod gathered;
+mod histories;
 mod layers;
 mod manager;
 mod memory;
@@ -123,6 +124,11 @@ suite! { suite:
     pro_step {
         replays_equal_eager_steps,
     }
+    histories {
+        some_rollbacks_leave_no_trace,
+        some_interleavings_do_not_mix,
+        replaying_a_step_again_changes_nothing,
+    }
     poison {
         what_nobody_wrote_is_named,
         what_is_freed_becomes_poison,
@@ -149,6 +155,14 @@ fn by_hand<D: Device>() -> Vec<Case<D>> {
     chunks_of!(1 2 3 4 5 127 128 129 257)
 }
 
+// Minutes on either device, run by hand: `.. --test devices -- --ignored cpu::histories`.
+suite! { long:
+    histories {
+        every_rollback_leaves_no_trace,
+        ten_thousand_interleavings_do_not_mix,
+    }
+}
+
 // A matter of seconds on a GPU, and of hours on the emulator: there it runs by hand.
 suite! { large:
     million {
@@ -159,7 +173,7 @@ suite! { large:
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials: Vec<_> = suite().into_iter().map(cpu_trial).collect();
-    let by_hand = by_hand().into_iter().chain(large());
+    let by_hand = by_hand().into_iter().chain(long()).chain(large());
     trials.extend(by_hand.map(cpu_trial).map(left_out));
     match CudaDevice::new(CudaOptions::default()) {
         Ok(device) => trials.extend(cuda_trials(&device)),
@@ -201,7 +215,7 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
         alone(format!("cuda::{test}"), Box::new(move || run(&device)))
     };
     let mut trials: Vec<_> = suite().into_iter().chain(large()).map(trial).collect();
-    trials.extend(by_hand().into_iter().map(trial).map(left_out));
+    trials.extend(by_hand().into_iter().chain(long()).map(trial).map(left_out));
     let device = device.clone();
     let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated());
     trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
