@@ -22,6 +22,7 @@ mod refusals;
 mod state;
 mod swa;
 mod tensors;
+mod values;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -133,6 +134,10 @@ suite! { suite:
         what_nobody_wrote_is_named,
         what_is_freed_becomes_poison,
         without_poison_nothing_is_looked_at,
+    }
+    values {
+        main_rows_equal_the_oracle,
+        indexer_keys_equal_the_oracle,
     }
     refusals {
         bad_input_changes_no_pool,

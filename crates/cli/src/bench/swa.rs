@@ -115,6 +115,7 @@ impl<D: Device> Bench<D> {
             num_blocks: 1,
             max_context,
             max_step_tokens: step_tokens.max(FILL_TOKENS),
+            poison: false,
         };
         let stream = device.stream()?;
         let mut manager = KvCacheManager::new(device.clone(), config)?;
