@@ -22,10 +22,11 @@ pub enum KvError {
         /// Greatest value allowed.
         most: u64,
     },
-    /// The memory given does not hold the slots and blocks that are needed at least.
+    /// The memory given does not hold the slots, blocks and buffers that are needed at least.
     #[error(
-        "{memory} bytes do not hold {slots} slots of {slot_bytes} bytes and {blocks} blocks of \
-         {block_bytes}; give more memory, or ask for fewer slots or a shorter context"
+        "{memory} bytes do not hold {slots} slots of {slot_bytes} bytes, {blocks} blocks of \
+         {block_bytes}, and {working_bytes} bytes that steps need; give more memory, or ask for fewer \
+         slots or a shorter context"
     )]
     MemoryTooSmall {
         /// Bytes given.
@@ -38,6 +39,8 @@ pub enum KvError {
         blocks: u32,
         /// Bytes of one block over all layers.
         block_bytes: u64,
+        /// Bytes of the block table, the work lists and the metadata of a step.
+        working_bytes: u64,
     },
     /// All request slots are taken.
     #[error("all {slots} request slots are taken")]
@@ -157,6 +160,14 @@ pub enum KvError {
         found: LayerKind,
         /// What the operation is for.
         needed: LayerKind,
+    },
+    /// A workspace that does not hold what one query of the indexer needs.
+    #[error("the indexer's workspace has {bytes} bytes; one query needs {needed}")]
+    WorkspaceTooSmall {
+        /// Bytes given.
+        bytes: u64,
+        /// Bytes that one query needs.
+        needed: u64,
     },
     /// Queries outside the step.
     #[error("queries {first}..{end} were asked for; the step covers {tokens} tokens")]

@@ -11,6 +11,7 @@
 //! | [`plan`] | StepMeta, what the kernels of a step must know |
 //! | [`manager`] | `KvCacheManager`: the ledger and the device memory |
 //! | [`handle`] | `LayerCacheHandle`: one layer in one step |
+//! | [`indexer`] | `CsaIndexer`: which entries a query attends to |
 //! | [`graph`] | `CapturedStep`: one graph for every batch up to a bucket |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
@@ -28,6 +29,7 @@ pub mod error;
 pub mod graph;
 pub mod handle;
 pub mod ids;
+pub mod indexer;
 pub mod kernels;
 pub mod ledger;
 pub mod manager;
@@ -46,8 +48,8 @@ pub use error::KvError;
 pub use graph::CapturedStep;
 pub use handle::LayerCacheHandle;
 pub use ids::{BlockId, LayerId, RequestId, SlotId};
+pub use indexer::{CsaIndexer, IndexerWorkspace};
 pub use ledger::{Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
-pub use workspace::workspace_bytes;
 
 pub use kv_layout;

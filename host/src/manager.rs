@@ -306,3 +306,23 @@ fn section<D: Device>(meta: &Buffer<D, i32>, ledger: &Ledger, section: Section) 
     let range = ledger.layout().range(section);
     meta.slice(range.start as u64, range.len() as u64).expect("the array has all its sections")
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_layout::config::ModelConfig;
+
+    use super::*;
+    use crate::Capacity;
+    use crate::device::{EmuDevice, EmuOptions};
+
+    #[test]
+    fn every_buffer_is_counted() {
+        for poison in [false, true] {
+            let model = ModelConfig::preset("tiny").expect("a preset");
+            let config = CacheConfig { poison, ..CacheConfig::smallest(model) };
+            let device = EmuDevice::new(EmuOptions::default());
+            let manager = KvCacheManager::new(device, config.clone()).expect("it is small");
+            assert_eq!(manager.memory().len(), Capacity::new(&config).buffers as usize);
+        }
+    }
+}

@@ -7,6 +7,7 @@ use kv_layout::kernels::KERNELS;
 use crate::config::CacheConfig;
 use crate::device::ops::{BlockTable, HcaScratch, Plan, plan_capacity};
 use crate::device::{Buffer, Device, DeviceError};
+use crate::plan::StepLayout;
 use crate::{poison, rope};
 
 /// The workspace of one cache.
@@ -51,14 +52,19 @@ impl Sizes {
     }
 }
 
-/// Bytes of device memory that a cache takes besides its pools and StepMeta.
-#[must_use]
-pub fn workspace_bytes(config: &CacheConfig) -> u64 {
+/// Buffers of the workspace, and the one of StepMeta.
+pub(crate) fn working_buffers(config: &CacheConfig) -> u32 {
+    10 + u32::from(config.poison)
+}
+
+/// Bytes of device memory that a cache takes besides its pools.
+pub(crate) fn working_bytes(config: &CacheConfig) -> u64 {
+    let step = StepLayout::new(config.max_step_tokens, config.max_requests);
     let Sizes { table, csa, hca } = Sizes::of(config);
     let per_csa = 4 + 2 * u64::from(HEAD_DIM) + 2 * u64::from(INDEX_DIM);
     let per_hca = 4 + 4 * u64::from(HEAD_DIM) + 4;
     let poison = if config.poison { poison::WORDS } else { 0 };
-    let words = (rope::PAIRS + KERNELS.len()) as u64 + poison;
+    let words = (step.elements() + rope::PAIRS + KERNELS.len()) as u64 + poison;
     4 * table + per_csa * csa + per_hca * hca + 4 * words
 }
 

@@ -7,7 +7,9 @@ use simt::mem::GlobalMut;
 use simt::warp;
 
 use crate::compress::Quad;
-use crate::convert::{bf16x2_from_f32, e2m1x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16};
+use crate::convert::{
+    bf16x2_from_f32, e2m1x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16, f32x4_from_e4m3,
+};
 
 /// Multiplies the key by the orthonormal Hadamard matrix of order 128, natural order, and rounds it
 /// to BF16: what the released model does to a key before it quantises it.
@@ -52,6 +54,13 @@ pub trait IndexRowFormat {
     /// # Safety
     /// The planes hold `row`; all 32 lanes of the warp call it together.
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad);
+
+    /// The vector that the warp holds as it comes out of the format: values that BF16 holds exactly,
+    /// and a scale that they have yet to be multiplied by.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    unsafe fn requantised(vector: Quad) -> (Quad, f32);
 }
 
 /// [`IndexFormat::Nvfp4`].
@@ -63,24 +72,64 @@ pub struct Mxfp4Row;
 /// [`IndexFormat::Fp8`].
 pub struct Fp8Row;
 
+impl Nvfp4Row {
+    /// Lanes that share a scale.
+    const LANES: u32 = IndexFormat::Nvfp4.group() / 4;
+
+    /// The scale of the lane's group, and its codes.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn quantise(key: Quad) -> (E4m3, [u8; 2]) {
+        // SAFETY: by this function's own contract.
+        let amax = unsafe { warp::reduce_max_f32_width::<{ Self::LANES }>(amax(key)) };
+        let scale = E4m3::from_f32((amax / E2m1::MAX).clamp(1.0 / 512.0, E4m3::MAX));
+        // By the scale that is stored, not by the one it was rounded from.
+        let divisor = scale.to_f32();
+        (scale, fp4(key.map(|value| value / divisor)))
+    }
+}
+
 impl IndexRowFormat for Nvfp4Row {
     const FORMAT: IndexFormat = IndexFormat::Nvfp4;
 
     #[inline(always)]
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
-        /// Lanes that share a scale.
-        const LANES: u32 = IndexFormat::Nvfp4.group() / 4;
         // SAFETY: by this function's own contract.
         unsafe {
-            let amax = warp::reduce_max_f32_width::<LANES>(amax(key));
-            let scale = E4m3::from_f32((amax / E2m1::MAX).clamp(1.0 / 512.0, E4m3::MAX));
-            // By the scale that is stored, not by the one it was rounded from.
-            let divisor = scale.to_f32();
-            store_fp4(codes, row, lane, key.map(|value| value / divisor));
-            if lane.is_multiple_of(LANES) {
-                scales.store(Self::FORMAT.scale_offset(row) + u64::from(lane / LANES), scale.0);
+            let (scale, bytes) = Self::quantise(key);
+            store_fp4(codes, row, lane, bytes);
+            if lane.is_multiple_of(Self::LANES) {
+                scales
+                    .store(Self::FORMAT.scale_offset(row) + u64::from(lane / Self::LANES), scale.0);
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn requantised(vector: Quad) -> (Quad, f32) {
+        // SAFETY: by this function's own contract.
+        let (scale, codes) = unsafe { Self::quantise(vector) };
+        (quad_from_fp4(codes).map(|value| value * scale.to_f32()), 1.0)
+    }
+}
+
+impl Mxfp4Row {
+    /// Lanes that share a scale.
+    const LANES: u32 = IndexFormat::Mxfp4.group() / 4;
+
+    /// The scale of the lane's group, and its codes.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn quantise(key: Quad) -> (Ue8m0, [u8; 2]) {
+        // SAFETY: by this function's own contract.
+        let amax = unsafe { warp::reduce_max_f32_width::<{ Self::LANES }>(amax(key)) };
+        let scale = Ue8m0::round_up(amax.clamp(6.0 * f32::MIN_POSITIVE, f32::MAX) * (1.0 / 6.0));
+        let inverse = scale.inverse();
+        (scale, fp4(key.map(|value| value * inverse)))
     }
 }
 
@@ -89,19 +138,37 @@ impl IndexRowFormat for Mxfp4Row {
 
     #[inline(always)]
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
-        /// Lanes that share a scale.
-        const LANES: u32 = IndexFormat::Mxfp4.group() / 4;
         // SAFETY: by this function's own contract.
         unsafe {
-            let amax = warp::reduce_max_f32_width::<LANES>(amax(key));
-            let scale =
-                Ue8m0::round_up(amax.clamp(6.0 * f32::MIN_POSITIVE, f32::MAX) * (1.0 / 6.0));
-            let inverse = scale.inverse();
-            store_fp4(codes, row, lane, key.map(|value| value * inverse));
-            if lane.is_multiple_of(LANES) {
-                scales.store(Self::FORMAT.scale_offset(row) + u64::from(lane / LANES), scale.0);
+            let (scale, bytes) = Self::quantise(key);
+            store_fp4(codes, row, lane, bytes);
+            if lane.is_multiple_of(Self::LANES) {
+                scales
+                    .store(Self::FORMAT.scale_offset(row) + u64::from(lane / Self::LANES), scale.0);
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn requantised(vector: Quad) -> (Quad, f32) {
+        // SAFETY: by this function's own contract.
+        let (scale, codes) = unsafe { Self::quantise(vector) };
+        (quad_from_fp4(codes).map(|value| value * scale.to_f32()), 1.0)
+    }
+}
+
+impl Fp8Row {
+    /// The scale of the key, and the lane's codes, the first in the lowest byte.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn quantise(key: Quad) -> (f32, u32) {
+        // SAFETY: by this function's own contract.
+        let amax = unsafe { warp::reduce_max_f32(amax(key)) };
+        let scale = amax.clamp(1e-4, f32::MAX) / E4m3::MAX;
+        let inverse = 1.0 / scale;
+        (scale, e4m3x4_from_f32(key.map(|value| value * inverse)))
     }
 }
 
@@ -112,15 +179,33 @@ impl IndexRowFormat for Fp8Row {
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
         // SAFETY: by this function's own contract.
         unsafe {
-            let scale = warp::reduce_max_f32(amax(key)).clamp(1e-4, f32::MAX) / E4m3::MAX;
-            let inverse = 1.0 / scale;
-            let word = e4m3x4_from_f32(key.map(|value| value * inverse));
+            let (scale, word) = Self::quantise(key);
             codes.cast::<u32>().store(row * 32 + u64::from(lane), word);
             if lane == 0 {
                 scales.cast::<f32>().store(row, scale);
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn requantised(vector: Quad) -> (Quad, f32) {
+        // SAFETY: by this function's own contract.
+        let (scale, word) = unsafe { Self::quantise(vector) };
+        (f32x4_from_e4m3(word), scale)
+    }
+}
+
+/// The E2M1 codes of four values, two a byte.
+#[inline(always)]
+fn fp4([a, b, c, d]: Quad) -> [u8; 2] {
+    [e2m1x2_from_f32(a, b), e2m1x2_from_f32(c, d)]
+}
+
+/// The exact values of four E2M1 codes.
+#[inline(always)]
+fn quad_from_fp4([low, high]: [u8; 2]) -> Quad {
+    let ((a, b), (c, d)) = (E2m1::unpack(low), E2m1::unpack(high));
+    [a, b, c, d].map(E2m1::to_f32)
 }
 
 /// Writes the four E2M1 codes of each lane.
@@ -128,9 +213,8 @@ impl IndexRowFormat for Fp8Row {
 /// # Safety
 /// `codes` holds `row`.
 #[inline(always)]
-unsafe fn store_fp4(codes: GlobalMut<u8>, row: u64, lane: u32, scaled: Quad) {
-    let [a, b, c, d] = scaled;
-    let word = u16::from_le_bytes([e2m1x2_from_f32(a, b), e2m1x2_from_f32(c, d)]);
+unsafe fn store_fp4(codes: GlobalMut<u8>, row: u64, lane: u32, bytes: [u8; 2]) {
+    let word = u16::from_le_bytes(bytes);
     // SAFETY: by this function's own contract; a row is 32 pairs of bytes.
     unsafe { codes.cast::<u16>().store(row * 32 + u64::from(lane), word) }
 }

@@ -203,6 +203,7 @@ mod tests {
             min_blocks: 1,
             shared: 0,
             min_sm: 100,
+            cluster: 1,
         };
         let names = |target: Target| target.kernels(&[kernel]).len();
         assert_eq!(TARGETS.map(names), [0, 1, 1]);

@@ -136,6 +136,11 @@ fn check_entry(entry: &Entry, kernel: &KernelInfo, fault: &mut impl FnMut(Rule, 
             format!("{name}: .minnctapersm {built:?}, not {}", kernel.min_blocks),
         );
     }
+    let cluster = (kernel.cluster > 1).then(|| format!("{}, 1, 1", kernel.cluster));
+    if entry.cluster != cluster {
+        let built = &entry.cluster;
+        fault(Rule::LaunchBounds, format!("{name}: .reqnctapercluster {built:?}, not {cluster:?}"));
+    }
 }
 
 /// The parameters the table gives `kernel`.
@@ -210,6 +215,7 @@ mod tests {
         min_blocks: 8,
         shared: 0,
         min_sm: 90,
+        cluster: 1,
     }];
     const PTX: &str = "\
 .version 7.8
@@ -262,6 +268,8 @@ mod tests {
         assert_eq!(with(".param .u64 .ptr .align 1 k_param_0,", ""), [Rule::Params]);
         assert_eq!(with(".maxntid 128", ".maxntid 256"), [Rule::LaunchBounds]);
         assert_eq!(with(".minnctapersm 8\n", ""), [Rule::LaunchBounds]);
+        let clustered = ".minnctapersm 8\n.reqnctapercluster 8, 1, 1\n";
+        assert_eq!(with(".minnctapersm 8\n", clustered), [Rule::LaunchBounds]);
         assert_eq!(with(bar, "bar.sync 0; bar.sync 0;"), [Rule::Counts]);
         assert_eq!(with("ld.global.v4", "ld.global"), [Rule::Counts]);
         assert!(with("ld.global.v4", "ld.v4").contains(&Rule::Generic));

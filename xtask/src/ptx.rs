@@ -26,6 +26,8 @@ pub struct Entry {
     pub max_threads: Option<String>,
     /// `.minnctapersm`: blocks that must fit on a multiprocessor at once.
     pub min_blocks: Option<u32>,
+    /// `.reqnctapercluster`: blocks of a cluster, in x, y, z.
+    pub cluster: Option<String>,
     /// Whether it keeps variables in local memory.
     pub local_memory: bool,
     /// Functions it calls.
@@ -118,7 +120,11 @@ impl Entry {
 /// mean that a pointer lost its address space.
 pub fn kind(opcode: &str) -> Option<String> {
     let parts: Vec<&str> = opcode.split('.').collect();
-    let space = || parts.iter().find(|part| ["global", "shared", "local"].contains(part));
+    // Another block's shared memory is `shared::cluster`.
+    let space = || {
+        let mut spaces = parts.iter().filter_map(|part| part.split("::").next());
+        spaces.find(|part| ["global", "shared", "local"].contains(part))
+    };
     let vector = || parts.iter().find(|part| ["v2", "v4", "v8"].contains(part));
     match parts.as_slice() {
         ["bar" | "barrier", "warp", ..] => Some("bar.warp".to_owned()),
@@ -180,6 +186,7 @@ fn read_header(statement: &str) -> Entry {
         params: params.split(',').filter_map(read_param).collect(),
         max_threads: value(".maxntid"),
         min_blocks: value(".minnctapersm").and_then(|text| text.parse().ok()),
+        cluster: value(".reqnctapercluster"),
         ..Entry::default()
     }
 }

@@ -2,7 +2,11 @@
 //!
 //! `u32` only, no implicit padding, no `bool`: the struct is the PTX `.param` byte for byte.
 
+mod indexer;
+
 use bytemuck::{Pod, Zeroable};
+
+pub use indexer::*;
 
 /// Scalars of `append_swa_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -213,6 +217,70 @@ const _: () = assert!(core::mem::offset_of!(FindPoisonParams, rows) == 8);
 const _: () = assert!(core::mem::offset_of!(FindPoisonParams, layer) == 12);
 const _: () = assert!(core::mem::offset_of!(FindPoisonParams, source) == 16);
 const _: () = assert!(core::mem::offset_of!(FindPoisonParams, capacity) == 20);
+/// Scalars of `activation_topk_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ActivationTopkParams {
+    /// Tokens that the launch covers.
+    pub tokens: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
+/// Scalars of `hash_router`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct HashRouterParams {
+    /// Tokens that the launch covers.
+    pub tokens: u32,
+    /// Experts of the layer; a table element beyond them is a fault, not a read.
+    pub experts: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Rows of the table; a token id beyond them is a fault, not a read.
+    pub vocabulary: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
+/// Scalars of `dense_router_decode_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DenseRouterDecodeParams {
+    /// Tokens that the launch covers, at most 64.
+    pub tokens: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
+/// Scalars of `hash_router_decode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct HashRouterDecodeParams {
+    /// Tokens that the launch covers, at most 64.
+    pub tokens: u32,
+    /// Experts of the layer; a table element beyond them is a fault, not a read.
+    pub experts: u32,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Rows of the table; a token id beyond them is a fault, not a read.
+    pub vocabulary: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
 const _: () = assert!(size_of::<AppendSwaParams>() == 8 && align_of::<AppendSwaParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(AppendSwaParams, tokens) == 0);
 const _: () = assert!(core::mem::offset_of!(AppendSwaParams, rows) == 4);
@@ -273,3 +341,31 @@ const _: () = assert!(core::mem::offset_of!(ResetStateParams, slot) == 0);
 const _: () = assert!(core::mem::offset_of!(ResetStateParams, ring) == 4);
 const _: () = assert!(core::mem::offset_of!(ResetStateParams, row_words) == 8);
 const _: () = assert!(core::mem::offset_of!(ResetStateParams, word) == 12);
+const _: () =
+    assert!(size_of::<ActivationTopkParams>() == 16 && align_of::<ActivationTopkParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, selected) == 8);
+const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, scaling_bits) == 12);
+const _: () = assert!(size_of::<HashRouterParams>() == 20 && align_of::<HashRouterParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, selected) == 8);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, vocabulary) == 12);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, scaling_bits) == 16);
+const _: () = assert!(
+    size_of::<DenseRouterDecodeParams>() == 20 && align_of::<DenseRouterDecodeParams>() == 4
+);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, hidden) == 8);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, selected) == 12);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, scaling_bits) == 16);
+const _: () =
+    assert!(size_of::<HashRouterDecodeParams>() == 24 && align_of::<HashRouterDecodeParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, hidden) == 8);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, selected) == 12);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, vocabulary) == 16);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, scaling_bits) == 20);

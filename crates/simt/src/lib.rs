@@ -8,7 +8,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`thread`] | indices, dimensions, the block barrier |
+//! | [`cluster`] | blocks that run together: barrier, shared memory of each other |
 //! | [`warp`] | shuffles, votes, reductions of a full warp |
+//! | [`mma`] | matrix products of a full warp on the tensor cores |
 //! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
 //! | [`shared`] | the block's shared memory: [`shared::Shared`] |
 //! | [`atomic`] | atomics with the scope in the type's name, fences |
@@ -24,7 +26,13 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
-    feature(stdarch_nvptx, asm_experimental_arch, link_llvm_intrinsics, core_float_math),
+    feature(
+        stdarch_nvptx,
+        asm_experimental_arch,
+        link_llvm_intrinsics,
+        abi_unadjusted,
+        core_float_math
+    ),
     expect(
         internal_features,
         reason = "collectives must be LLVM intrinsics: inline asm is not convergent"
@@ -32,12 +40,14 @@
 )]
 
 pub mod atomic;
+pub mod cluster;
 #[cfg(target_arch = "nvptx64")]
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
 pub mod math;
 pub mod mem;
+pub mod mma;
 #[cfg(target_arch = "nvptx64")]
 mod ptx;
 pub mod shared;

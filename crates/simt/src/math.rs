@@ -49,6 +49,21 @@ pub fn min(a: f32, b: f32) -> f32 {
     imp::math::min(a, b)
 }
 
+/// The larger value; NaN if either is NaN (`max.NaN.f32`, sm_80).
+#[inline(always)]
+#[must_use]
+pub fn max_or_nan(a: f32, b: f32) -> f32 {
+    imp::math::max_or_nan(a, b)
+}
+
+/// The products of two pairs of BF16, low with low and high with high, each rounded to nearest even
+/// (`mul.rn.bf16x2`, sm_90).
+#[inline(always)]
+#[must_use]
+pub fn mul_bf16x2(a: u32, b: u32) -> u32 {
+    imp::math::mul_bf16x2(a, b)
+}
+
 /// One-instruction approximations. NOT bit-equal between backends: the emulator rounds the `f64`
 /// result to `f32`. The bounds are those of the PTX ISA, section 9.7.3, for `.approx.f32` without
 /// `.ftz`.

@@ -6,6 +6,7 @@ use std::ptr;
 use cust::error::CudaError;
 use cust::sys::CUresult;
 use kv_layout::geometry::BLOCK_TOKENS;
+use kv_layout::router::{DECODE_TOKENS, EXPERT_STEP, HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
 use simt::emu::Fault;
 
 /// What the CUDA driver answered, other than success.
@@ -126,6 +127,41 @@ pub enum DeviceError {
     EntriesPerBlock {
         /// Entries of a block, as they were given.
         entries_per_block: u32,
+    },
+    /// A number of experts that the router kernels are not built for.
+    #[error(
+        "{selected} of {experts} experts: a layer has a multiple of {EXPERT_STEP} up to \
+         {MAX_EXPERTS}, and a token 1 to {MAX_SELECTED} of them"
+    )]
+    Selection {
+        /// Experts of the layer.
+        experts: u32,
+        /// Experts of a token.
+        selected: u32,
+    },
+    /// A hidden state that the router kernels are not built for.
+    #[error("a hidden state of {hidden}; the router takes multiples of {HIDDEN_STEP}")]
+    HiddenSize {
+        /// Width of the hidden state.
+        hidden: u32,
+    },
+    /// More tokens than the one-launch router takes.
+    #[error("{tokens} tokens; the one-launch router takes at most {DECODE_TOKENS}")]
+    DecodeTokens {
+        /// Tokens of the launch.
+        tokens: u32,
+    },
+    /// A number that a kernel does not take.
+    #[error("{what} is {value}; it must be a multiple of {multiple} from {multiple} to {most}")]
+    Argument {
+        /// What was given.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it must be a multiple of, and the least value allowed.
+        multiple: u64,
+        /// Greatest value allowed.
+        most: u64,
     },
     /// A grid with no blocks, or with more than the hardware takes (2^31 - 1 by 65,535).
     #[error("{kernel}: a grid of {x} x {y} blocks is not possible")]

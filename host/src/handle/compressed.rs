@@ -1,5 +1,6 @@
 //! The compressed entries of a layer: compress and flush, and the gathers.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use kv_layout::geometry::{CSA_RATIO, CsaStream, HCA_RATIO, LayerKind, StateStream};
@@ -216,6 +217,25 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         self.find_poison(stream, &queries, tile, GatheredRows::All(lengths, rows))
     }
 
+    /// Queues the number of entries that each query sees into `lengths` (`[queries]`); 0 for padding.
+    ///
+    /// # Errors
+    /// As [`Self::gather_kv`].
+    pub fn valid_lens(
+        &self,
+        stream: &D::Stream,
+        queries: Range<u32>,
+        lengths: &Buffer<D, i32>,
+    ) -> Result<(), KvError> {
+        let count = self.check_queries(&queries)?;
+        let ratio = self.schema.kind.ratio().and_then(NonZeroU32::new);
+        let (layer, pool) = (self.schema.layer.0, PoolKind::EntryData);
+        let ratio = ratio.ok_or(KvError::NoSuchPool { layer, pool })?;
+        let tokens = self.step_tokens();
+        let queries = gather_queries(&tokens, queries.start, count);
+        Ok(ops::valid_lens(self.device, stream, &queries, ratio, lengths)?)
+    }
+
     /// The layer's compressed entries, for kernels of the embedder.
     ///
     /// # Errors
@@ -277,7 +297,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         CompressorWeights { ape: projected.ape, norm: projected.norm, frequencies }
     }
 
-    fn check_kind(&self, needed: LayerKind) -> Result<(), KvError> {
+    pub(crate) fn check_kind(&self, needed: LayerKind) -> Result<(), KvError> {
         let (layer, found) = (self.schema.layer.0, self.schema.kind);
         if found == needed { Ok(()) } else { Err(KvError::WrongLayerKind { layer, found, needed }) }
     }

@@ -61,7 +61,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     }
 
     /// Checks that `queries` are of the step; their number.
-    fn check_queries(&self, queries: &Range<u32>) -> Result<u32, KvError> {
+    pub(crate) fn check_queries(&self, queries: &Range<u32>) -> Result<u32, KvError> {
         let Range { start: first, end } = *queries;
         if first > end || end > self.tokens {
             return Err(KvError::NoSuchQueries { first, end, tokens: self.tokens });
@@ -94,7 +94,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         Ok(ops::find_poison(self.device, stream, queries, layer, tile, rows, found)?)
     }
 
-    fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<D, u32> {
+    pub(crate) fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<D, u32> {
         let word = O::kernel(variant) as u64;
         self.workspace.faults.slice(word, 1).expect("there is a word per kernel")
     }

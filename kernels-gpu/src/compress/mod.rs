@@ -11,7 +11,7 @@ pub mod state;
 
 use simt::mem::Global;
 
-pub use norm::{Finish, sum_of_squares};
+pub use norm::{Finish, rotate, sum_of_squares};
 
 /// Four channels in a thread's registers.
 pub type Quad = [f32; 4];

@@ -84,7 +84,9 @@ impl Finish {
     }
 }
 
+/// A pair of channels turned by an angle, given its (cos, sin).
 #[inline(always)]
-fn rotate(even: f32, odd: f32, (cos, sin): (f32, f32)) -> [f32; 2] {
+#[must_use]
+pub fn rotate(even: f32, odd: f32, (cos, sin): (f32, f32)) -> [f32; 2] {
     [even * cos - odd * sin, even * sin + odd * cos]
 }

@@ -1,9 +1,6 @@
 //! The whole cache: layers of every kind, through `KvCacheManager` and its handles.
 
-use std::num::NonZeroU32;
-
 use dsv4_kv::device::Device;
-use dsv4_kv::device::ops::{self, GatherQueries};
 use dsv4_kv::{CacheConfig, KvError, LayerId, RequestId};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::index_row::IndexFormat;
@@ -114,9 +111,8 @@ fn check_gathers<D: Device>(
 ) {
     let (device, stream) = (fed.manager.device(), &fed.stream);
     let handle = fed.manager.layer_for(layer, bucket).unwrap();
-    let ratio = NonZeroU32::new(handle.schema().kind.ratio().unwrap()).unwrap();
-    let seen: Vec<usize> =
-        queries.iter().map(|&(_, position)| visible(position, ratio.get() as usize)).collect();
+    let ratio = handle.schema().kind.ratio().unwrap() as usize;
+    let seen: Vec<usize> = queries.iter().map(|&(_, position)| visible(position, ratio)).collect();
     let rows = *seen.iter().max().unwrap();
 
     // The newest entry, the oldest, one between, none.
@@ -134,10 +130,7 @@ fn check_gathers<D: Device>(
     let lengths = filled::<D, i32>(device, stream, bucket as usize);
     handle.gather_all(stream, 0..bucket, rows as u32, &all, &lengths).unwrap();
     let valid = filled::<D, i32>(device, stream, bucket as usize);
-    let tokens = handle.step_tokens();
-    let (position, slot, index) = (&tokens.position, &tokens.slot, &tokens.index);
-    let every = GatherQueries { position, slot, index, first: 0, count: bucket };
-    ops::valid_lens(device, stream, &every, ratio, &valid).unwrap();
+    handle.valid_lens(stream, 0..bucket, &valid).unwrap();
 
     let (listed, all) = (download(device, stream, &listed), download(device, stream, &all));
     let mut want = Vec::new();

@@ -12,6 +12,7 @@ mod entries;
 mod gather;
 mod gathered;
 mod histories;
+mod indexer;
 mod layers;
 mod manager;
 mod memory;
@@ -19,9 +20,13 @@ mod million;
 mod poison;
 mod pro_step;
 mod refusals;
+mod router;
+mod router_gate;
+mod select;
 mod state;
 mod swa;
 mod tensors;
+mod topk;
 mod values;
 
 use std::process::ExitCode;
@@ -33,6 +38,8 @@ use libtest_mimic::{Arguments, Trial};
 
 /// A test of the suite: panics if it fails.
 type Case<D> = (&'static str, fn(&D));
+/// A test that compares the two devices.
+type Comparison = (&'static str, fn(&CudaDevice, &EmuDevice));
 
 macro_rules! suite {
     ($name:ident: $($module:ident { $($test:ident,)* })*) => {
@@ -139,8 +146,46 @@ suite! { suite:
         main_rows_equal_the_oracle,
         indexer_keys_equal_the_oracle,
     }
+    indexer {
+        projections_are_exact_on_integers,
+        queries_equal_the_oracle,
+        scores_equal_the_oracle,
+        few_heads_equal_the_oracle,
+        scores_count_what_they_refuse,
+        long_rows_equal_the_oracle,
+        scales_of_any_size_are_exact,
+        wrong_sizes_are_refused,
+    }
+    topk {
+        lists_equal_a_stable_sort,
+        long_rows_equal_a_stable_sort,
+        golden_scores_give_the_golden_lists,
+        wrong_sizes_are_refused,
+    }
+    select {
+        lists_equal_the_oracle,
+        bad_input_is_refused,
+    }
     refusals {
         bad_input_changes_no_pool,
+    }
+    router {
+        selection_equals_the_golden_rows,
+        hash_equals_the_golden_rows,
+        selection_equals_the_oracle,
+        hash_equals_the_oracle,
+        equal_scores_go_to_the_lower_expert,
+        what_is_no_number_ranks_last_and_is_counted,
+        padding_and_unknown_tokens_get_no_expert,
+        wrong_shapes_are_refused,
+    }
+    router_gate {
+        decode_equals_the_oracle,
+        hashed_decode_equals_the_oracle,
+        released_widths_equal_the_oracle,
+        exact_logits_give_the_same_bits,
+        padding_in_a_batch_gets_no_expert,
+        wrong_shapes_are_refused,
     }
 }
 
@@ -172,6 +217,9 @@ suite! { long:
 suite! { large:
     million {
         entries_lie_where_they_should,
+    }
+    topk {
+        very_many_rows_equal_a_stable_sort,
     }
 }
 
@@ -221,9 +269,14 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     };
     let mut trials: Vec<_> = suite().into_iter().chain(large()).map(trial).collect();
     trials.extend(by_hand().into_iter().chain(long()).map(trial).map(left_out));
-    let device = device.clone();
-    let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated());
-    trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
+    let both: [Comparison; 2] = [
+        ("cuda::swa::both_devices_give_equal_bytes", swa::both_devices_give_equal_bytes),
+        ("cuda::router::both_devices_give_equal_bytes", router::both_devices_give_equal_bytes),
+    ];
+    for (test, run) in both {
+        let device = device.clone();
+        trials.push(alone(test.into(), Box::new(move || run(&device, &emulated()))));
+    }
     let embedder = Box::new(embedder::its_context_and_stream_are_used);
     trials.push(alone("cuda::embedder::its_context_and_stream_are_used".into(), embedder));
     trials

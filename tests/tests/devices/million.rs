@@ -53,7 +53,7 @@ pub fn entries_lie_where_they_should<D: Device>(device: &D) {
         feed(&mut manager, &stream, id, |manager| {
             manager.build_plan(&stream).unwrap();
             for layer in [0, 1].map(LayerId) {
-                tensors.update(manager, &stream, layer, STEP).unwrap();
+                tensors.update(manager, &stream, layer, STEP, false).unwrap();
             }
         });
         let at = boundary - blocks.start;

@@ -71,7 +71,7 @@ impl<D: Device> Side<D> {
     fn eager(&self, stream: &D::Stream, tensors: &Tensors<D>, tokens: u32) {
         self.manager.build_plan_for(stream, tokens).unwrap();
         for layer in self.layers() {
-            tensors.update(&self.manager, stream, layer, tokens).unwrap();
+            tensors.update(&self.manager, stream, layer, tokens, false).unwrap();
         }
     }
 
@@ -80,7 +80,7 @@ impl<D: Device> Side<D> {
         retained.extend(self.out.iter().flat_map(Gathered::memory));
         let record = |manager: &KvCacheManager<D>| {
             for layer in self.layers() {
-                tensors.update_fused(manager, stream, layer, bucket)?;
+                tensors.update(manager, stream, layer, bucket, true)?;
             }
             self.gather(stream, tensors, bucket)
         };

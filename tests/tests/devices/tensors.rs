@@ -80,36 +80,27 @@ impl<D: Device> Tensors<D> {
         }
     }
 
-    /// Queues one layer's append and update in launches of `bucket` tokens, by the separate kernels.
+    /// Queues one layer's append and update in launches of `bucket` tokens: by the separate kernels, or
+    /// fused, which takes one token a request.
     pub fn update(
         &self,
         manager: &KvCacheManager<D>,
         stream: &D::Stream,
         layer: LayerId,
         bucket: u32,
+        fused: bool,
     ) -> Result<(), KvError> {
         let (tensors, handle) = (self.of(manager, layer), manager.layer_for(layer, bucket)?);
-        handle.append_swa(stream, &tensors.kv)?;
-        match tensors.projected().as_slice() {
+        let (kv, projected) = (&tensors.kv, tensors.projected());
+        match projected.as_slice() {
+            [hca] if fused => return handle.decode_hca(stream, kv, hca),
+            [main, index] if fused => return handle.decode_csa(stream, kv, main, index),
+            _ => handle.append_swa(stream, kv)?,
+        }
+        match projected.as_slice() {
             [] => Ok(()),
             [hca] => handle.update_hca(stream, hca),
             [main, index, ..] => handle.update_csa(stream, main, index),
-        }
-    }
-
-    /// Queues one layer's append and update for one token a request, in one launch.
-    pub fn update_fused(
-        &self,
-        manager: &KvCacheManager<D>,
-        stream: &D::Stream,
-        layer: LayerId,
-        bucket: u32,
-    ) -> Result<(), KvError> {
-        let (tensors, handle) = (self.of(manager, layer), manager.layer_for(layer, bucket)?);
-        match tensors.projected().as_slice() {
-            [] => handle.append_swa(stream, &tensors.kv),
-            [hca] => handle.decode_hca(stream, &tensors.kv, hca),
-            [main, index, ..] => handle.decode_csa(stream, &tensors.kv, main, index),
         }
     }
 }

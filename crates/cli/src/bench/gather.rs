@@ -217,12 +217,12 @@ impl<D: Device> Layers<D> {
     }
 }
 
-fn upload<D: Device>(
+pub(super) fn upload<D: Device, T: Pod>(
     device: &D,
     stream: &D::Stream,
     label: &'static str,
-    values: &[i32],
-) -> Result<Buffer<D, i32>, DeviceError> {
+    values: &[T],
+) -> Result<Buffer<D, T>, DeviceError> {
     let buffer = device.allocate(label, values.len() as u64)?;
     device.upload(stream, values, &buffer, 0)?;
     Ok(buffer)
@@ -236,16 +236,27 @@ fn random_plane<D: Device>(
     label: &'static str,
     bytes: u64,
 ) -> Result<Buffer<D, u8>, DeviceError> {
-    let plane = device.allocate(label, bytes)?;
     let mut values = vec![0; PATTERN_BYTES.min(bytes) as usize];
     SmallRng::seed_from_u64(3).fill_bytes(&mut values);
-    device.upload(stream, &values, &plane, 0)?;
-    let mut done = values.len() as u64;
-    while done < bytes {
-        let len = done.min(bytes - done);
-        let part = |start| plane.slice(start, len).expect("a part of the plane");
+    repeated(device, stream, label, bytes, &values)
+}
+
+/// `len` elements: `pattern`, over and over.
+pub(super) fn repeated<D: Device, T: Pod>(
+    device: &D,
+    stream: &D::Stream,
+    label: &'static str,
+    len: u64,
+    pattern: &[T],
+) -> Result<Buffer<D, T>, DeviceError> {
+    let buffer = device.allocate(label, len)?;
+    let mut done = len.min(pattern.len() as u64);
+    device.upload(stream, &pattern[..done as usize], &buffer, 0)?;
+    while done < len {
+        let more = done.min(len - done);
+        let part = |start| buffer.slice(start, more).expect("a part of the buffer");
         device.copy(stream, &part(0), &part(done))?;
-        done += len;
+        done += more;
     }
-    Ok(plane)
+    Ok(buffer)
 }

@@ -7,6 +7,8 @@
 
 mod decode;
 mod gather;
+mod indexer;
+mod router;
 mod swa;
 
 use std::ops::RangeInclusive;
@@ -52,6 +54,10 @@ enum Suite {
     Gather,
     /// One-token decode of a CSA or HCA layer.
     Decode,
+    /// The router, from logits and from hidden states.
+    Router,
+    /// The indexer: scores, selection of the largest, both.
+    Indexer,
     /// All of these.
     All,
 }
@@ -99,6 +105,12 @@ pub fn run(args: &BenchArgs) -> Result<Verdict> {
     }
     if wanted(Suite::Decode) {
         measurements.extend(decode::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Router) {
+        measurements.extend(router::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Indexer) {
+        measurements.extend(indexer::measure(&device, &progress)?);
     }
     progress.finish_and_clear();
     let report = Report { device: device.info().name.clone(), measurements };

@@ -10,6 +10,8 @@ use crate::warp::WARP_SIZE;
 pub enum Operation {
     /// [`crate::thread::sync_threads`].
     SyncThreads,
+    /// [`crate::cluster::sync_cluster`].
+    SyncCluster,
     /// [`crate::warp::sync_warp`].
     SyncWarp,
     /// [`crate::warp::shuffle_xor_u32`] and its `f32` form.
@@ -32,12 +34,15 @@ pub enum Operation {
     ReduceMax,
     /// [`crate::warp::reduce_min_u32`].
     ReduceMin,
+    /// [`crate::mma::bf16_m16n8k16`].
+    Mma,
 }
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SyncThreads => "sync_threads",
+            Self::SyncCluster => "sync_cluster",
             Self::SyncWarp => "sync_warp",
             Self::ShuffleXor => "shuffle_xor",
             Self::ShuffleIdx => "shuffle_idx",
@@ -49,6 +54,7 @@ impl fmt::Display for Operation {
             Self::ReduceAdd => "reduce_add",
             Self::ReduceMax => "reduce_max",
             Self::ReduceMin => "reduce_min",
+            Self::Mma => "mma",
         })
     }
 }
@@ -57,7 +63,8 @@ impl fmt::Display for Operation {
 pub type Lanes = [u32; WARP_SIZE as usize];
 
 /// What each lane gets from `operation`, given each lane's value and second operand (the lane mask,
-/// source lane or delta of a shuffle). Predicates are 0 or 1.
+/// source lane or delta of a shuffle). Predicates are 0 or 1. Barriers give each lane its own, and so
+/// does a matrix product, whose operands and result are fragments of their own.
 pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes {
     let shuffle = |source: fn(u32, u32) -> u32| {
         std::array::from_fn(|lane| {
@@ -68,7 +75,9 @@ pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes 
     };
     let same = |value: u32| [value; WARP_SIZE as usize];
     match operation {
-        Operation::SyncThreads | Operation::SyncWarp => *values,
+        Operation::SyncThreads | Operation::SyncCluster | Operation::SyncWarp | Operation::Mma => {
+            *values
+        }
         Operation::ShuffleXor => shuffle(|lane, mask| lane ^ mask),
         Operation::ShuffleIdx => shuffle(|_, source| source),
         Operation::ShuffleUp => shuffle(|lane, delta| lane.wrapping_sub(delta)),

@@ -37,6 +37,24 @@ pub fn min(a: f32, b: f32) -> f32 {
     }
 }
 
+pub fn max_or_nan(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b.is_nan() { f32::NAN } else { max(a, b) }
+}
+
+pub fn mul_bf16x2(a: u32, b: u32) -> u32 {
+    let product = |a: u32, b: u32| bf16_from_f32(f32::from_bits(a) * f32::from_bits(b));
+    product(a << 16, b << 16) | product(a & 0xFFFF_0000, b & 0xFFFF_0000) << 16
+}
+
+/// The nearest BF16, ties to even; NaN becomes `0x7FFF`.
+fn bf16_from_f32(value: f32) -> u32 {
+    if value.is_nan() {
+        return 0x7FFF;
+    }
+    let bits = value.to_bits();
+    (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+}
+
 pub fn ex2(value: f32) -> f32 {
     f64::from(value).exp2() as f32
 }

@@ -7,6 +7,13 @@ unsafe extern "C" {
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     pub fn bar_warp_sync(members: i32);
 
+    #[link_name = "llvm.nvvm.barrier.cluster.arrive.aligned"]
+    pub fn barrier_cluster_arrive_aligned();
+    #[link_name = "llvm.nvvm.barrier.cluster.wait.aligned"]
+    pub fn barrier_cluster_wait_aligned();
+    #[link_name = "llvm.nvvm.read.ptx.sreg.cluster.ctarank"]
+    pub fn cluster_ctarank() -> i32;
+
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
     pub fn shfl_sync_bfly(members: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
@@ -32,6 +39,29 @@ unsafe extern "C" {
 
     #[link_name = "llvm.nvvm.fmax.f"]
     pub fn fmax(a: f32, b: f32) -> f32;
+    #[link_name = "llvm.nvvm.fmax.nan.f"]
+    pub fn fmax_nan(a: f32, b: f32) -> f32;
     #[link_name = "llvm.nvvm.fmin.f"]
     pub fn fmin(a: f32, b: f32) -> f32;
+}
+
+/// Four floats, as LLVM returns them from an intrinsic.
+#[repr(C)]
+pub struct F32x4(pub f32, pub f32, pub f32, pub f32);
+
+// An intrinsic that returns a struct has LLVM's own signature, not one of the C ABI.
+unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.mma.m16n8k16.row.col.bf16"]
+    pub fn mma_m16n8k16_bf16(
+        a0: i32,
+        a1: i32,
+        a2: i32,
+        a3: i32,
+        b0: i32,
+        b1: i32,
+        c0: f32,
+        c1: f32,
+        c2: f32,
+        c3: f32,
+    ) -> F32x4;
 }

@@ -37,6 +37,28 @@ pub fn min(a: f32, b: f32) -> f32 {
     unsafe { intrinsics::fmin(a, b) }
 }
 
+#[inline(always)]
+pub fn max_or_nan(a: f32, b: f32) -> f32 {
+    // SAFETY: a function of its operands alone.
+    unsafe { intrinsics::fmax_nan(a, b) }
+}
+
+#[inline(always)]
+pub fn mul_bf16x2(a: u32, b: u32) -> u32 {
+    let product: u32;
+    // SAFETY: a function of its operands alone, without memory or lanes.
+    unsafe {
+        asm!(
+            "mul.rn.bf16x2 {product}, {a}, {b};",
+            product = out(reg32) product,
+            a = in(reg32) a,
+            b = in(reg32) b,
+            options(pure, nomem, nostack),
+        );
+    }
+    product
+}
+
 macro_rules! approximations {
     ($($name:ident: $instruction:literal;)*) => { $(
         #[inline(always)]

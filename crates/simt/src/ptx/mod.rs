@@ -4,10 +4,12 @@
 //! into or across a branch. Inline asm is not convergent, so it holds no collective.
 
 pub mod atomic;
+pub mod cluster;
 pub mod convert;
 mod intrinsics;
 pub mod math;
 pub mod mem;
+pub mod mma;
 pub mod shared;
 pub mod thread;
 pub mod warp;

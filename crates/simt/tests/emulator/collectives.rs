@@ -172,6 +172,24 @@ fn maximum_and_minimum_order_zeros_and_drop_nan() {
 }
 
 #[test]
+fn maximum_that_keeps_nan() {
+    use simt::math::max_or_nan;
+    assert_eq!((max_or_nan(1.0, 2.0), max_or_nan(-0.0, 0.0).to_bits()), (2.0, 0));
+    assert!(max_or_nan(f32::NAN, 1.0).is_nan() && max_or_nan(1.0, f32::NAN).is_nan());
+}
+
+#[test]
+fn products_of_bf16_pairs_round_once() {
+    // 1.0078125 squared is 1.01568603515625: nearer to 1.015625 than to the next BF16.
+    let (a, b) = (0x3F81_3F80, 0x3F81_4000);
+    assert_eq!(simt::math::mul_bf16x2(a, b), 0x3F82_4000);
+    // A subnormal times a power of two; infinity times zero.
+    assert_eq!(simt::math::mul_bf16x2(0x0040_7F80, 0x7E80_0000), 0x3F00_7FFF);
+    // Half way between two: the even one.
+    assert_eq!(simt::math::mul_bf16x2(0x3F83_3F83, 0x3FC0_BFC0), 0x3FC4_BFC4);
+}
+
+#[test]
 fn exact_math_rounds_once_and_to_even() {
     use simt::math;
     // (1 + 2^-12)^2 - (1 + 2^-11) is 2^-24 only when the product is not rounded first.

@@ -1,8 +1,10 @@
 //! The emulator: every collective against a plain model, and every detector shown its fault.
 
+mod cluster;
 mod collectives;
 mod device;
 mod divergence;
 mod global;
+mod product;
 mod schedule;
 mod shared;

@@ -1,0 +1,148 @@
+//! The indexer: projections, queries, scores, and the largest of them.
+
+/// Adds its rows and hands all to `$next`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! indexer_rows {
+    ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
+        $crate::$next! { [$($rest)*] { $($done)*
+            Project<()>
+            "Multiplies rows of activations by the transposed weight, on tensor cores. Grid: (32 \
+             columns, 16 rows), four warps that share the inner dimension."
+            (
+                /// `[rows, inner]` BF16.
+                input: const u16,
+                /// `[columns, inner]` BF16.
+                weight: const u16,
+                /// `[rows, columns]` f32.
+                output: mut f32;
+                ProjectParams
+            )
+            { block: 128, min_blocks: 4, shared: 8192, min_sm: 90 }
+            bodies {
+                () => project: indexer::project::project,
+            }
+
+            IndexQuery<IndexFormat>
+            "Rotates each head's query, multiplies it by the Hadamard matrix and takes it through \
+             the format of the keys; scales the heads' weights. Grid: (token, four heads), one warp \
+             a head."
+            (
+                /// `[tokens, heads, 128]` f32, projected.
+                projected: const f32,
+                /// `[tokens, heads]` f32, projected.
+                projected_weight: const f32,
+                /// `[32]` radians per token of each rotated pair.
+                frequencies: const f32,
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding, which stays untouched.
+                token_slot: const i32,
+                /// `[tokens, heads, 128]` BF16: FP4 codes times their scales, or FP8 codes.
+                query: mut u16,
+                /// `[tokens, heads]` f32: weight times `1 / sqrt(128 heads)` and the FP8 scale.
+                weight: mut f32;
+                IndexQueryParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                IndexFormat::Nvfp4 => index_query_nvfp4: indexer::query::query::<index_row::Nvfp4Row>,
+                IndexFormat::Mxfp4 => index_query_mxfp4: indexer::query::query::<index_row::Mxfp4Row>,
+                IndexFormat::Fp8 => index_query_fp8: indexer::query::query::<index_row::Fp8Row>,
+            }
+
+            IndexScore<IndexFormat>
+            "Scores the entries that each query sees: the sum over heads of weight times the positive \
+             part of query times key. Grid: (tiles of 32 entries, token), one warp a tile."
+            (
+                /// `[tokens, heads, 128]` BF16, of `index_query`.
+                query: const u16,
+                /// `[tokens, heads]` f32, of `index_query`.
+                weight: const f32,
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding.
+                token_slot: const i32,
+                /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
+                table: const i32,
+                /// `[num_blocks * 32, code_bytes]` u8, the code plane.
+                index_code: const u8,
+                /// `[num_blocks * 32, scale_bytes]` u8, the scale plane.
+                index_scale: const u8,
+                /// `[tokens, columns]` f32; NaN for an entry without a block, the rest of a row
+                /// untouched.
+                scores: mut f32,
+                /// `[tokens, columns >> group_log2]` f32, the largest score of each group; NaN if it
+                /// has none.
+                maxima: mut f32,
+                /// `[1]` count of slots out of range, of queries that see more than `columns` entries,
+                /// and of tiles whose block is missing or out of range.
+                faults: mut u32;
+                IndexScoreParams
+            )
+            { block: 128, min_blocks: 3, shared: 16384, min_sm: 90 }
+            bodies {
+                IndexFormat::Nvfp4 => index_score_nvfp4: indexer::score::score::<indexer::keys::Nvfp4Keys>,
+                IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::score::<indexer::keys::Mxfp4Keys>,
+                IndexFormat::Fp8 => index_score_fp8: indexer::score::score::<indexer::keys::Fp8Keys>,
+            }
+
+            ScoreMaxima<()>
+            "Writes the largest score of each group. Grid: (1024 scores, row), four scores a thread."
+            (
+                /// `[rows, columns]` f32.
+                scores: const f32,
+                /// `[rows]` scores of each row in use.
+                lengths: const i32,
+                /// `[rows, columns >> group_log2]` f32; NaN for a group without a number.
+                maxima: mut f32;
+                ScoreMaximaParams
+            )
+            { block: 256, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                () => score_maxima: indexer::maxima::maxima,
+            }
+
+            TopkSelect<()>
+            "Lists the largest scores of each row, largest first, the lower index first among equal \
+             ones, NaN last. Grid: one block a row."
+            (
+                /// `[rows, columns]` f32.
+                scores: const f32,
+                /// `[rows, columns >> group_log2]` f32, of `score_maxima`; read where a row has more
+                /// than 4096 scores.
+                maxima: const f32,
+                /// `[rows]` scores of each row in use.
+                lengths: const i32,
+                /// `[rows, k]` index of each score; -1 behind the last.
+                selected: mut i32;
+                TopkSelectParams
+            )
+            { block: 512, min_blocks: 2, shared: 45056, min_sm: 90 }
+            bodies {
+                () => topk_select: indexer::topk::select,
+            }
+
+            IndexTopk<()>
+            "Lists the entries of the largest scores of each query, as `topk_select`; all that it \
+             sees, oldest first, where those are no more than k. Grid: one block a query."
+            (
+                /// `[tokens, columns]` f32, of `index_score`.
+                scores: const f32,
+                /// `[tokens, columns >> group_log2]` f32, of `index_score`.
+                maxima: const f32,
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding, whose list is all -1.
+                token_slot: const i32,
+                /// `[tokens, k]` entry of the query's request; -1 behind the last.
+                selected: mut i32;
+                IndexTopkParams
+            )
+            { block: 512, min_blocks: 2, shared: 45056, min_sm: 90 }
+            bodies {
+                () => index_topk: indexer::topk::select_entries,
+            }
+        } }
+    };
+}

@@ -1,0 +1,37 @@
+//! [`crate::cluster`] on the CPU.
+
+use std::panic::Location;
+
+use super::block::{current, wait, with_peer};
+use super::collective::Operation;
+use super::fault::{AccessKind, ThreadIndex};
+
+/// Most threads of a block.
+const MOST_THREADS: u32 = 1024;
+
+pub fn block_rank() -> u32 {
+    current(|block| block.rank.get())
+}
+
+#[track_caller]
+pub unsafe fn sync_cluster() {
+    wait(Operation::SyncCluster, 0, 0);
+}
+
+/// The word at `address` of the block `rank`.
+///
+/// Noted there as an access of a thread of its own, which only that block's barriers order: a race with
+/// a block that has passed one by itself is not seen.
+#[track_caller]
+pub unsafe fn load(address: u32, rank: u32) -> u32 {
+    let location = Location::caller();
+    let read = with_peer(rank, |block, peer| {
+        let thread = ThreadIndex(MOST_THREADS * (1 + block.rank.get()) + block.running.get().0);
+        peer.arena.borrow_mut().read(address, AccessKind::Read, thread, location)
+    });
+    match read {
+        Some(Ok(word)) => word,
+        Some(Err(fault)) => current(|block| block.fail(fault)),
+        None => panic!("block {rank} is not in the cluster"),
+    }
+}

@@ -1,0 +1,42 @@
+//! Matrix products of a full warp on the tensor cores, operands in registers.
+//!
+//! A warp multiplies a 16 x 16 matrix A by a 16 x 8 matrix B and adds a 16 x 8 matrix C. With
+//! `g = lane_id() / 4` and `t = lane_id() % 4`, a lane holds these elements (PTX ISA 9.7.14.5.8,
+//! "Matrix Fragments for mma.m16n8k16 with floating point type"), the lower half of a register
+//! first:
+//!
+//! | register | elements |
+//! |---|---|
+//! | `a[0]` | row `g`, columns `2 t`, `2 t + 1` |
+//! | `a[1]` | row `g + 8`, columns `2 t`, `2 t + 1` |
+//! | `a[2]` | row `g`, columns `2 t + 8`, `2 t + 9` |
+//! | `a[3]` | row `g + 8`, columns `2 t + 8`, `2 t + 9` |
+//! | `b[0]` | rows `2 t`, `2 t + 1` of column `g` |
+//! | `b[1]` | rows `2 t + 8`, `2 t + 9` of column `g` |
+//! | `c[0]`, `c[1]` | row `g`, columns `2 t`, `2 t + 1` |
+//! | `c[2]`, `c[3]` | row `g + 8`, columns `2 t`, `2 t + 1` |
+//!
+//! The inner index is only summed over: a kernel may hand out the columns of A in any order, if it
+//! hands out the rows of B in the same.
+//!
+//! There is no FP8 form: for sm_90 `ptxas` turns `mma.sync` with E4M3 operands into conversions to
+//! F16 and two of these steps, so that BF16 operands are as fast, and exact for more values.
+
+use crate::imp;
+
+/// `A B + C` of BF16 matrices A and B in f32 (`mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`,
+/// PTX ISA 9.7.14.5.14, sm_80).
+///
+/// Products of BF16 are exact in f32. The emulator adds them to C one by one, inner index rising.
+/// A tensor core aligns several to the largest and may truncate, so that bits agree only where every
+/// partial sum is exact in f32; elsewhere results differ by a few 2^-24 of the sum of magnitudes.
+///
+/// # Safety
+/// - All 32 lanes make this call together, from the same place in the source.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn bf16_m16n8k16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+    // SAFETY: the caller brings all 32 lanes.
+    unsafe { imp::mma::bf16_m16n8k16(a, b, c) }
+}

@@ -1,0 +1,342 @@
+//! The indexer: projections, queries, scores, and the largest of them.
+
+use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::params::{
+    IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, ScoreMaximaParams,
+    TopkSelectParams,
+};
+
+use super::{BlockTable, GatherQueries, IndexKeys, check};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::kernels::{IndexQuery, IndexScore, IndexTopk, Project, ScoreMaxima, TopkSelect};
+
+/// Most heads of an indexer.
+const MOST_HEADS: u32 = 64;
+/// Most scores of a row: the entries of the longest context.
+const MOST_COLUMNS: u32 = 1 << 18;
+/// Most indices of a list.
+const MOST_SELECTED: u32 = 2048;
+/// Longest row that a selection reads without looking at maxima first.
+const READ_WHOLE: u32 = 4096;
+/// Most groups of a row that a selection holds.
+const MOST_GROUPS: u32 = 8192;
+/// Entries of a tile of `index_score`.
+const TILE: u32 = 32;
+
+/// The queries of an indexer, in the form that its scores take.
+pub struct IndexQueries<'a, D: Device> {
+    /// `[queries, heads, 128]` BF16.
+    pub query: &'a Buffer<D, u16>,
+    /// `[queries, heads]` f32, constants included.
+    pub weight: &'a Buffer<D, f32>,
+    /// Heads, at most 64.
+    pub heads: u32,
+}
+
+impl<D: Device> IndexQueries<'_, D> {
+    fn check(&self, queries: u32) -> Result<(), DeviceError> {
+        check_argument("indexer heads", self.heads, 1, MOST_HEADS)?;
+        let vectors = u64::from(queries) * u64::from(self.heads);
+        check("queries", self.query, vectors * u64::from(INDEX_DIM))?;
+        check("head weights", self.weight, vectors)
+    }
+}
+
+/// Rows of scores, and the largest of each group of them.
+pub struct Scores<'a, D: Device> {
+    /// `[rows, columns]` f32.
+    pub scores: &'a Buffer<D, f32>,
+    /// `[rows, maxima_len(columns)]` f32.
+    pub maxima: &'a Buffer<D, f32>,
+    /// Scores of a row, a multiple of 32, at most 262,144.
+    pub columns: u32,
+}
+
+impl<D: Device> Scores<'_, D> {
+    fn check(&self, rows: u32) -> Result<(), DeviceError> {
+        check_argument("columns of scores", self.columns, TILE, MOST_COLUMNS)?;
+        check("scores", self.scores, u64::from(rows) * u64::from(self.columns))?;
+        check("maxima of scores", self.maxima, u64::from(rows) * maxima_len(self.columns))
+    }
+}
+
+/// Maxima of a row of `columns` scores: one for each 8, or for each 32 in long rows.
+#[must_use]
+pub fn maxima_len(columns: u32) -> u64 {
+    u64::from(columns >> group_log2(columns))
+}
+
+fn group_log2(columns: u32) -> u32 {
+    if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
+}
+
+fn check_argument(
+    what: &'static str,
+    value: u32,
+    multiple: u32,
+    most: u32,
+) -> Result<(), DeviceError> {
+    if value == 0 || value > most || !value.is_multiple_of(multiple) {
+        let [value, multiple, most] = [value, multiple, most].map(u64::from);
+        return Err(DeviceError::Argument { what, value, multiple, most });
+    }
+    Ok(())
+}
+
+/// Queues `project`: `input` (`[rows, inner]` BF16) times the transposed `weight` (`[columns, inner]`
+/// BF16) into `output` (`[rows, columns]` f32). The order of every sum is fixed. For decode batches:
+/// each 16 rows read all of the weight.
+///
+/// # Errors
+/// [`DeviceError::Argument`] if `inner` is no multiple of 128 or `columns` none of 32;
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+pub fn project<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    input: &Buffer<D, u16>,
+    weight: &Buffer<D, u16>,
+    output: &Buffer<D, f32>,
+    [rows, columns, inner]: [u32; 3],
+) -> Result<(), DeviceError> {
+    const ROWS: u32 = 16;
+    const COLUMNS: u32 = 32;
+    const INNER: u32 = 128;
+    if rows == 0 {
+        return Ok(());
+    }
+    check_argument("columns of a projection", columns, COLUMNS, u32::MAX)?;
+    check_argument("inner dimension of a projection", inner, INNER, u32::MAX)?;
+    let of = |rows: u32, columns: u32| u64::from(rows) * u64::from(columns);
+    check("activations", input, of(rows, inner))?;
+    check("weight", weight, of(columns, inner))?;
+    check("projection", output, of(rows, columns))?;
+    let operation = Project {
+        input: input.ptr(),
+        weight: weight.ptr(),
+        output: output.ptr(),
+        params: ProjectParams { rows, columns, inner },
+    };
+    let grid = (columns / COLUMNS, rows.div_ceil(ROWS));
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, (), grid, &operation) }
+}
+
+/// Queues `index_query_*`: the projected queries (`[queries, heads * 128]` f32) rotated, transformed
+/// and taken through the `format` of the keys, and the projected weights of the heads (`[queries,
+/// heads]` f32) scaled. Padding stays untouched.
+///
+/// # Errors
+/// [`DeviceError::Argument`] for too many heads; [`DeviceError::Length`] for a buffer shorter than
+/// its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn index_query<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    projected: &Buffer<D, f32>,
+    projected_weight: &Buffer<D, f32>,
+    frequencies: &Buffer<D, f32>,
+    format: IndexFormat,
+    to: &IndexQueries<'_, D>,
+) -> Result<(), DeviceError> {
+    const HEADS_PER_BLOCK: u32 = 4;
+    let (first, tokens, heads) = (queries.first, queries.count, to.heads);
+    if tokens == 0 {
+        return Ok(());
+    }
+    check_queries(queries)?;
+    to.check(tokens)?;
+    let vectors = u64::from(tokens) * u64::from(heads);
+    check("projected queries", projected, vectors * u64::from(INDEX_DIM))?;
+    check("projected head weights", projected_weight, vectors)?;
+    check("rotary frequencies", frequencies, u64::from(ROPE_DIM / 2))?;
+    let operation = IndexQuery {
+        projected: projected.ptr(),
+        projected_weight: projected_weight.ptr(),
+        frequencies: frequencies.ptr(),
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        query: to.query.ptr(),
+        weight: to.weight.ptr(),
+        params: IndexQueryParams { first, tokens, heads },
+    };
+    let grid = (tokens, heads.div_ceil(HEADS_PER_BLOCK));
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, format, grid, &operation) }
+}
+
+/// Queues `index_score_*`: the score of every entry that each query sees, and the largest of each
+/// group, into the query's row of `to`. Queries that see no more than `skip` entries are left out, and
+/// so is padding.
+///
+/// A query that sees more entries than a row has columns is counted in `faults` and scored as far as
+/// they go; an entry whose block is missing scores NaN and is counted too.
+///
+/// # Errors
+/// [`DeviceError::Argument`] for too many heads or columns, or no blocks; [`DeviceError::Length`] for
+/// a buffer shorter than its shape; [`DeviceError::BadGrid`] for more than 65,535 queries; as
+/// [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn index_score<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    from: &IndexQueries<'_, D>,
+    table: &BlockTable<'_, D>,
+    (keys, num_blocks): (&IndexKeys<'_, D>, u32),
+    skip: u32,
+    to: &Scores<'_, D>,
+    faults: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    let count = queries.count;
+    if count == 0 {
+        return Ok(());
+    }
+    check_queries(queries)?;
+    from.check(count)?;
+    table.check()?;
+    to.check(count)?;
+    check("fault word", faults, 1)?;
+    check_argument("blocks of indexer keys", num_blocks, 1, i32::MAX as u32)?;
+    let rows = u64::from(num_blocks) * u64::from(TILE);
+    check("indexer key codes", keys.code, rows * keys.format.code_bytes())?;
+    check("indexer key scales", keys.scale, rows * keys.format.scale_bytes())?;
+    let tiles = tiles_per_block(to.columns, count);
+    let operation = IndexScore {
+        query: from.query.ptr(),
+        weight: from.weight.ptr(),
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        table: table.table.ptr(),
+        index_code: keys.code.ptr(),
+        index_scale: keys.scale.ptr(),
+        scores: to.scores.ptr(),
+        maxima: to.maxima.ptr(),
+        faults: faults.ptr(),
+        params: IndexScoreParams {
+            first: queries.first,
+            heads: from.heads,
+            skip,
+            columns: to.columns,
+            group_log2: group_log2(to.columns),
+            tiles,
+            slots: table.slots,
+            max_blocks: table.max_blocks,
+            num_blocks,
+        },
+    };
+    let grid = ((to.columns / TILE).div_ceil(tiles), count);
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // slots outside the table and blocks outside the planes.
+    unsafe { device.launch(stream, keys.format, grid, &operation) }
+}
+
+/// Tiles that a block of `index_score` takes: few enough that the blocks fill the device several
+/// times over, so that it is busy to the end; not so few that fetching the query shows.
+fn tiles_per_block(columns: u32, queries: u32) -> u32 {
+    /// Blocks that an H200 runs at once, several times.
+    const BLOCKS: u64 = 4 * 3 * 132;
+    const WARPS: u64 = 4;
+    let tiles = u64::from(columns / TILE) * u64::from(queries);
+    (tiles.div_ceil(BLOCKS).next_multiple_of(WARPS)).clamp(2 * WARPS, 64) as u32
+}
+
+/// Queues `index_topk`: for each query the `k` entries of the largest scores, largest first, the lower
+/// entry first among equal ones, NaN last; or all entries, oldest first, if it sees no more than `k`.
+/// `selected`: `[queries, k]`, -1 behind the last.
+///
+/// # Errors
+/// [`DeviceError::Argument`] for `k` of 0 or above 2048, or too many columns;
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+pub fn index_topk<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    from: &Scores<'_, D>,
+    k: u32,
+    selected: &Buffer<D, i32>,
+) -> Result<(), DeviceError> {
+    let count = queries.count;
+    if count == 0 {
+        return Ok(());
+    }
+    check_queries(queries)?;
+    check_selection(from, count, k, selected)?;
+    let operation = IndexTopk {
+        scores: from.scores.ptr(),
+        maxima: from.maxima.ptr(),
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        selected: selected.ptr(),
+        params: IndexTopkParams {
+            first: queries.first,
+            columns: from.columns,
+            group_log2: group_log2(from.columns),
+            k,
+        },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, (), (count, 1), &operation) }
+}
+
+/// Queues `topk_select`, after `score_maxima` where rows are long: for each of `rows` rows the indices
+/// of the `k` largest of its first `lengths[row]` scores, largest first, the lower index first among
+/// equal ones, NaN last. `selected`: `[rows, k]`, -1 behind the last.
+///
+/// # Errors
+/// As [`index_topk`]; [`DeviceError::BadGrid`] for more than 65,535 rows of more than 4096 scores.
+pub fn topk_select<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    from: &Scores<'_, D>,
+    lengths: &Buffer<D, i32>,
+    rows: u32,
+    k: u32,
+    selected: &Buffer<D, i32>,
+) -> Result<(), DeviceError> {
+    const SCORES_PER_BLOCK: u32 = 1024;
+    if rows == 0 {
+        return Ok(());
+    }
+    check_selection(from, rows, k, selected)?;
+    check("lengths", lengths, rows.into())?;
+    let (columns, group_log2) = (from.columns, group_log2(from.columns));
+    if columns > READ_WHOLE {
+        let operation = ScoreMaxima {
+            scores: from.scores.ptr(),
+            lengths: lengths.ptr(),
+            maxima: from.maxima.ptr(),
+            params: ScoreMaximaParams { columns, group_log2 },
+        };
+        let grid = (columns.div_ceil(SCORES_PER_BLOCK), rows);
+        // SAFETY: every buffer has the shape of the kernel table (checked above).
+        unsafe { device.launch(stream, (), grid, &operation) }?;
+    }
+    let operation = TopkSelect {
+        scores: from.scores.ptr(),
+        maxima: from.maxima.ptr(),
+        lengths: lengths.ptr(),
+        selected: selected.ptr(),
+        params: TopkSelectParams { columns, group_log2, k },
+    };
+    // SAFETY: as above.
+    unsafe { device.launch(stream, (), (rows, 1), &operation) }
+}
+
+fn check_selection<D: Device>(
+    from: &Scores<'_, D>,
+    rows: u32,
+    k: u32,
+    selected: &Buffer<D, i32>,
+) -> Result<(), DeviceError> {
+    from.check(rows)?;
+    check_argument("indices of a list", k, 1, MOST_SELECTED)?;
+    check("selected entries", selected, u64::from(rows) * u64::from(k))
+}
+
+fn check_queries<D: Device>(queries: &GatherQueries<'_, D>) -> Result<(), DeviceError> {
+    let end = u64::from(queries.first) + u64::from(queries.count);
+    check("positions", queries.position, end)?;
+    check("slots", queries.slot, end)
+}

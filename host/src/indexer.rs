@@ -1,0 +1,320 @@
+//! `CsaIndexer`: picks the entries that a CSA layer's queries attend to.
+//!
+//! One workspace serves all layers, and bounds the memory of scores: a chunk of queries that does not
+//! fit is taken in parts. Nothing here allocates, reads back or depends on device data, so that it
+//! can be captured.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kv_layout::config::ModelConfig;
+use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, LayerKind};
+
+use crate::device::ops::{self, GatherQueries, IndexQueries, Scores, maxima_len};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::error::KvError;
+use crate::handle::LayerCacheHandle;
+use crate::kernels::IndexScore;
+
+/// Scores are laid out in tiles of so many entries.
+const TILE: u32 = 32;
+
+/// Memory of the indexers of one model: projections, queries and scores of as many queries as fit.
+pub struct IndexerWorkspace<D: Device> {
+    heads: u32,
+    columns: u32,
+    /// Queries that it holds.
+    rows: u32,
+    projected: Buffer<D, f32>,
+    projected_weight: Buffer<D, f32>,
+    query: Buffer<D, u16>,
+    weight: Buffer<D, f32>,
+    scores: Buffer<D, f32>,
+    maxima: Buffer<D, f32>,
+}
+
+impl<D: Device> IndexerWorkspace<D> {
+    /// Bytes that one query of `heads` heads needs that sees up to `context` tokens.
+    #[must_use]
+    pub fn bytes_per_query(heads: u32, context: u32) -> u64 {
+        let channels = u64::from(heads) * u64::from(INDEX_DIM);
+        let columns = columns(context);
+        // f32 and BF16 channels, two weights a head, scores and maxima.
+        6 * channels + 8 * u64::from(heads) + 4 * (u64::from(columns) + maxima_len(columns))
+    }
+
+    /// A workspace of at most `bytes` for up to `queries` queries at once, for requests of up to
+    /// `context` tokens.
+    ///
+    /// # Errors
+    /// [`KvError::WorkspaceTooSmall`] if `bytes` do not hold one query; [`KvError::Config`] for more
+    /// than 64 heads, or a context of 0 or beyond 1,048,576; [`KvError::Device`] if the memory is not
+    /// there.
+    pub fn new(
+        device: &D,
+        model: &ModelConfig,
+        context: u32,
+        queries: u32,
+        bytes: u64,
+    ) -> Result<Self, KvError> {
+        let heads = model.index_heads;
+        check("index_n_heads", heads, 64)?;
+        check("context", context, kv_layout::geometry::MAX_CONTEXT)?;
+        check("queries", queries, u32::from(u16::MAX))?;
+        let needed = Self::bytes_per_query(heads, context);
+        let rows = (bytes / needed).min(queries.into());
+        if rows == 0 {
+            return Err(KvError::WorkspaceTooSmall { bytes, needed });
+        }
+        let (columns, vectors) = (columns(context), rows * u64::from(heads));
+        let channels = vectors * u64::from(INDEX_DIM);
+        Ok(Self {
+            heads,
+            columns,
+            rows: rows as u32,
+            projected: device.allocate("projected queries", channels)?,
+            projected_weight: device.allocate("projected head weights", vectors)?,
+            query: device.allocate("indexer queries", channels)?,
+            weight: device.allocate("indexer head weights", vectors)?,
+            scores: device.allocate("indexer scores", rows * u64::from(columns))?,
+            maxima: device.allocate("maxima of scores", rows * maxima_len(columns))?,
+        })
+    }
+
+    /// Queries that are scored at once; more are taken in parts.
+    #[must_use]
+    pub fn queries(&self) -> u32 {
+        self.rows
+    }
+
+    /// All of it, for a graph to retain.
+    #[must_use]
+    pub fn memory(&self) -> Vec<Arc<D::Memory>> {
+        vec![
+            self.projected.memory(),
+            self.projected_weight.memory(),
+            self.query.memory(),
+            self.weight.memory(),
+            self.scores.memory(),
+            self.maxima.memory(),
+        ]
+    }
+}
+
+/// Scores of a row: the entries of a request of `context` tokens, in whole tiles.
+fn columns(context: u32) -> u32 {
+    (context / CSA_RATIO).max(1).next_multiple_of(TILE)
+}
+
+fn check(setting: &'static str, value: u32, most: u32) -> Result<(), KvError> {
+    if (1..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(KvError::Config { setting, value: value.into(), least: 1, most: most.into() })
+}
+
+/// The indexer of one CSA layer: its weights.
+pub struct CsaIndexer<D: Device> {
+    device: D,
+    heads: u32,
+    q_lora_rank: u32,
+    hidden_size: u32,
+    query_weight: Buffer<D, u16>,
+    head_weight: Buffer<D, u16>,
+}
+
+impl<D: Device> CsaIndexer<D> {
+    /// The indexer with these weights: `query_weight` (`[heads * 128, q_lora_rank]` BF16) and
+    /// `head_weight` (`[heads, hidden_size]` BF16), as the checkpoint's `indexer.wq_b` and
+    /// `indexer.weights_proj`.
+    ///
+    /// # Errors
+    /// [`KvError::Device`] with [`DeviceError::Length`] if a weight is too short for the model.
+    pub fn new(
+        device: &D,
+        model: &ModelConfig,
+        query_weight: Buffer<D, u16>,
+        head_weight: Buffer<D, u16>,
+    ) -> Result<Self, KvError> {
+        let ModelConfig { index_heads: heads, q_lora_rank, hidden_size, .. } = *model;
+        let needed = |what, buffer: &Buffer<D, u16>, rows: u32, columns: u32| {
+            let (found, needed) = (buffer.len(), u64::from(rows) * u64::from(columns));
+            if found < needed { Err(DeviceError::Length { what, found, needed }) } else { Ok(()) }
+        };
+        needed("indexer query weight", &query_weight, heads * INDEX_DIM, q_lora_rank)?;
+        needed("indexer head weight", &head_weight, heads, hidden_size)?;
+        Ok(Self {
+            device: device.clone(),
+            heads,
+            q_lora_rank,
+            hidden_size,
+            query_weight,
+            head_weight,
+        })
+    }
+
+    /// Queues everything from activations to lists: for each query the `k` entries with the largest
+    /// scores; see [`LayerCacheHandle::select_entries`]. `latent` is `[queries, q_lora_rank]` BF16
+    /// (normed, what the query projection takes too), `hidden` `[queries, hidden_size]` BF16,
+    /// `selected` `[queries, k]`.
+    ///
+    /// Each 16 queries read all of the weights: a long chunk is better projected by the caller.
+    ///
+    /// # Errors
+    /// As [`LayerCacheHandle::select_entries`].
+    #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+    pub fn select(
+        &self,
+        stream: &D::Stream,
+        layer: &LayerCacheHandle<'_, D>,
+        workspace: &IndexerWorkspace<D>,
+        queries: Range<u32>,
+        (latent, hidden): (&Buffer<D, u16>, &Buffer<D, u16>),
+        k: u32,
+        selected: &Buffer<D, i32>,
+    ) -> Result<(), KvError> {
+        let Self { device, heads, q_lora_rank, hidden_size, query_weight, head_weight } = self;
+        let (heads, q_lora_rank, hidden_size) = (*heads, *q_lora_rank, *hidden_size);
+        layer.in_parts(workspace, queries, (k, selected), |part, list| {
+            let (to, to_weight) = (&workspace.projected, &workspace.projected_weight);
+            let latent = rows("activations", latent, part, q_lora_rank)?;
+            let hidden = rows("activations", hidden, part, hidden_size)?;
+            let shape = [part.count, heads * INDEX_DIM, q_lora_rank];
+            ops::project(device, stream, &latent, query_weight, to, shape)?;
+            let shape = [part.count, heads, hidden_size];
+            ops::project(device, stream, &hidden, head_weight, to_weight, shape)?;
+            layer.select_part(stream, workspace, part, (to, to_weight), k, list)
+        })
+    }
+
+    /// Its weights, for a graph to retain.
+    #[must_use]
+    pub fn memory(&self) -> Vec<Arc<D::Memory>> {
+        vec![self.query_weight.memory(), self.head_weight.memory()]
+    }
+}
+
+/// Queries of the step that are taken together.
+#[derive(Clone, Copy)]
+struct Part {
+    /// The first, by its place in the step.
+    first: u32,
+    /// The first, by its place among the queries asked for.
+    offset: u32,
+    count: u32,
+}
+
+/// The rows of `buffer` that belong to a part, of `columns` elements each.
+fn rows<D: Device, T: bytemuck::Pod>(
+    what: &'static str,
+    buffer: &Buffer<D, T>,
+    part: Part,
+    columns: u32,
+) -> Result<Buffer<D, T>, DeviceError> {
+    let of = |rows: u32| u64::from(rows) * u64::from(columns);
+    buffer.slice(of(part.offset), of(part.count)).ok_or(DeviceError::Length {
+        what,
+        found: buffer.len(),
+        needed: of(part.offset) + of(part.count),
+    })
+}
+
+impl<D: Device> LayerCacheHandle<'_, D> {
+    /// Queues the choice of the entries that queries `queries` of the step attend to: for each its `k`
+    /// entries with the largest scores, largest first, the older entry first among equal ones; all
+    /// that it sees, oldest first, if those are no more than `k`. `selected`: `[queries, k]` entries of
+    /// the query's request, -1 behind the last: what [`Self::gather_kv`] takes.
+    ///
+    /// `projected` and `projected_weight` are the indexer's projections, `[queries, heads * 128]` and
+    /// `[queries, heads]` f32, without rotation and constants. Runs after the layer's update, whose
+    /// keys the queries of the step already see.
+    ///
+    /// # Errors
+    /// [`KvError::WrongLayerKind`] in another layer; [`KvError::NoSuchQueries`]; [`KvError::Config`]
+    /// if the workspace is for shorter requests than the cache; [`KvError::Device`] if a tensor is too
+    /// short, `k` is above 2048, or a launch failed.
+    #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+    pub fn select_entries(
+        &self,
+        stream: &D::Stream,
+        workspace: &IndexerWorkspace<D>,
+        queries: Range<u32>,
+        projected: &Buffer<D, f32>,
+        projected_weight: &Buffer<D, f32>,
+        k: u32,
+        selected: &Buffer<D, i32>,
+    ) -> Result<(), KvError> {
+        let heads = workspace.heads;
+        self.in_parts(workspace, queries, (k, selected), |part, list| {
+            let projected = rows("projected queries", projected, part, heads * INDEX_DIM)?;
+            let weight = rows("projected head weights", projected_weight, part, heads)?;
+            self.select_part(stream, workspace, part, (&projected, &weight), k, list)
+        })
+    }
+
+    /// Calls `select` with each part of the queries that the workspace holds, and its lists.
+    fn in_parts(
+        &self,
+        workspace: &IndexerWorkspace<D>,
+        queries: Range<u32>,
+        (k, selected): (u32, &Buffer<D, i32>),
+        select: impl Fn(Part, &Buffer<D, i32>) -> Result<(), KvError>,
+    ) -> Result<(), KvError> {
+        self.check_kind(LayerKind::Csa)?;
+        let count = self.check_queries(&queries)?;
+        let needed = columns(self.config.max_context);
+        if workspace.columns < needed {
+            let (value, least) = (u64::from(workspace.columns), u64::from(needed));
+            return Err(KvError::Config {
+                setting: "context of the indexer's workspace, in entries",
+                value,
+                least,
+                most: u64::from(u32::MAX),
+            });
+        }
+        let whole = Part { first: queries.start, offset: 0, count };
+        rows("selected entries", selected, whole, k)?;
+        let mut offset = 0;
+        while offset < count {
+            let part = Part {
+                first: queries.start + offset,
+                offset,
+                count: workspace.rows.min(count - offset),
+            };
+            select(part, &rows("selected entries", selected, part, k)?)?;
+            offset += part.count;
+        }
+        Ok(())
+    }
+
+    /// Queues query, scores and lists of a part; see [`Self::select_entries`].
+    fn select_part(
+        &self,
+        stream: &D::Stream,
+        workspace: &IndexerWorkspace<D>,
+        part: Part,
+        (projected, projected_weight): (&Buffer<D, f32>, &Buffer<D, f32>),
+        k: u32,
+        selected: &Buffer<D, i32>,
+    ) -> Result<(), KvError> {
+        let (tokens, keys, table) =
+            (self.step_tokens(), self.index_keys()?, self.workspace.table());
+        let queries = GatherQueries {
+            position: &tokens.position,
+            slot: &tokens.slot,
+            index: &tokens.index,
+            first: part.first,
+            count: part.count,
+        };
+        let IndexerWorkspace { heads, columns, query, weight, scores, maxima, .. } = workspace;
+        let quantised = IndexQueries { query, weight, heads: *heads };
+        let scores = Scores { scores, maxima, columns: *columns };
+        let (device, faults) = (self.device, self.fault_word::<IndexScore>(keys.format));
+        let planes = (&keys, self.config.num_blocks);
+        let (rotary, format) = (&self.workspace.frequencies, keys.format);
+        let (from, to) = ((projected, projected_weight), &quantised);
+        ops::index_query(device, stream, &queries, from.0, from.1, rotary, format, to)?;
+        ops::index_score(device, stream, &queries, to, &table, planes, k, &scores, &faults)?;
+        Ok(ops::index_topk(device, stream, &queries, &scores, k, selected)?)
+    }
+}

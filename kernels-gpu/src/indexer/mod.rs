@@ -1,0 +1,39 @@
+//! The indexer: which compressed entries a query attends to. Source: spec section 5.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`project`] | queries and weights of the heads, from activations |
+//! | [`query`] | rotation, Hadamard transform and quantisation of a query |
+//! | [`keys`] | indexer keys as operands of a matrix product, by format |
+//! | [`score`] | scores of all entries that a query sees |
+//! | [`maxima`] | the largest score of each group of 8 or 32 |
+//! | [`topk`] | the k largest scores of a row, exactly, in order |
+//! | [`search`] | the k-th largest of the values that a block holds |
+
+pub mod keys;
+pub mod maxima;
+pub mod project;
+pub mod query;
+pub mod score;
+pub mod search;
+pub mod topk;
+
+use kv_layout::geometry::CSA_RATIO;
+use simt::mem::Global;
+
+/// Entries of a block of the cache: a tile of the scores.
+pub const TILE: u32 = 32;
+/// Channels of a query or key.
+pub const CHANNELS: u32 = 128;
+
+/// How many entries a query sees; `None` for padding.
+///
+/// # Safety
+/// `position` and `slot` hold the token.
+#[inline(always)]
+#[must_use]
+pub unsafe fn visible(position: Global<i32>, slot: Global<i32>, token: u64) -> Option<(u32, u32)> {
+    // SAFETY: by this function's own contract.
+    let (slot, position) = unsafe { (slot.load(token), position.load(token)) };
+    (slot >= 0).then_some((slot as u32, (position as u32).wrapping_add(1) / CSA_RATIO))
+}

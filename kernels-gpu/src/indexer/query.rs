@@ -1,0 +1,71 @@
+//! A query of the indexer: rotated, multiplied by the Hadamard matrix, and taken through the format
+//! of the keys, as the released model does to both sides.
+
+use kv_layout::geometry::ROPE_DIM;
+use kv_layout::params::IndexQueryParams;
+use simt::math::sqrt;
+use simt::mem::{Global, GlobalMut};
+use simt::thread;
+
+use super::CHANNELS;
+use crate::compress::{load_quad, rotate};
+use crate::convert::bf16x2_from_f32;
+use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
+use crate::math::cos_sin;
+
+/// Heads of a block, one warp each.
+const WARPS: u32 = 4;
+
+/// Makes the queries of each token's heads, and their weights.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, heads / 4
+/// rounded up)` call it.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn query<F: IndexRowFormat>(
+    projected: Global<f32>,
+    projected_weight: Global<f32>,
+    frequencies: Global<f32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    query: GlobalMut<u16>,
+    weight: GlobalMut<f32>,
+    params: IndexQueryParams,
+) {
+    let lane = thread::lane_id();
+    let row = thread::block_idx_x();
+    let head = thread::block_idx_y() * WARPS + thread::warp_id();
+    if row >= params.tokens || head >= params.heads {
+        return;
+    }
+    let token = u64::from(params.first + row);
+    let vector = u64::from(row) * u64::from(params.heads) + u64::from(head);
+    // SAFETY: a token of the step, a head of it, and channels below 128. Branches with collectives
+    // are the warp's.
+    unsafe {
+        if token_slot.load(token) < 0 {
+            return;
+        }
+        let channel = 4 * lane;
+        let mut values = load_quad(projected, vector * u64::from(CHANNELS) + u64::from(channel));
+        if channel >= CHANNELS - ROPE_DIM {
+            let pair = u64::from((channel - (CHANNELS - ROPE_DIM)) / 2);
+            let position = token_position.load(token) as u32 as f32;
+            let turn = |i: u64| cos_sin(position * frequencies.load(pair + i));
+            let [a, b, c, d] = values;
+            let ([a, b], [c, d]) = (rotate(a, b, turn(0)), rotate(c, d, turn(1)));
+            values = [a, b, c, d];
+        }
+        let [a, b, c, d] = values;
+        let rounded = quad_from_bf16([bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]);
+        let (values, scale) = F::requantised(hadamard(rounded, lane));
+        let [a, b, c, d] = values;
+        let words = [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)];
+        query.store_u32x2(vector * u64::from(CHANNELS) + u64::from(channel), words);
+        if lane == 0 {
+            let constant = 1.0 / sqrt((CHANNELS * params.heads) as f32);
+            weight.store(vector, projected_weight.load(vector) * constant * scale);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! `CsaIndexer` through the cache: activations to lists, in parts and whole, eager and captured.
+
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::{CsaIndexer, IndexerWorkspace, KvError, LayerId};
+use dsv4_kv_oracle::compressor::visible;
+use dsv4_kv_oracle::index::KeyFormat;
+use dsv4_kv_oracle::indexer::{Score, query, score, weight_scale};
+use dsv4_kv_oracle::number::bf16_value;
+use half::bf16;
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::inputs::{download, filled, upload};
+use crate::stories::{Fed, Formats, Part, Stored, Story, TINY, config};
+
+/// Tokens of a step, padding included.
+const BUCKET: u32 = 16;
+/// Entries of a list: more than the shortest request has, fewer than the others.
+const K: u32 = 24;
+/// The CSA layers of the preset `tiny`.
+const LAYERS: [usize; 2] = [1, 3];
+/// Of a score's magnitude: what roundings of a query to four bits may change, were one of them to
+/// fall the other way.
+const TOLERANCE: f64 = 1e-2;
+
+/// BF16 bits of `count` values like those of a normed vector.
+fn activations(count: u32, random: &mut StdRng) -> Vec<u16> {
+    (0..count).map(|_| bf16::from_f32(random.random_range(-1.0..1.0)).to_bits()).collect()
+}
+
+/// One layer's indexer and its inputs, on the device and here.
+struct Inputs<D: Device> {
+    model: ModelConfig,
+    indexer: CsaIndexer<D>,
+    latent: Buffer<D, u16>,
+    hidden: Buffer<D, u16>,
+    values: [Vec<u16>; 4],
+}
+
+impl<D: Device> Inputs<D> {
+    fn new(fed: &Fed<D>, seed: u64) -> Self {
+        let (device, stream) = (fed.manager.device(), &fed.stream);
+        let model = fed.manager.config().model.clone();
+        let mut random = StdRng::seed_from_u64(seed);
+        let (heads, rank, width) = (model.index_heads, model.q_lora_rank, model.hidden_size);
+        let sizes = [heads * 128 * rank, heads * width, BUCKET * rank, BUCKET * width];
+        let values = sizes.map(|size| activations(size, &mut random));
+        let [query, weight, latent, hidden] =
+            values.each_ref().map(|values| upload(device, stream, values));
+        let indexer = CsaIndexer::new(device, &model, query, weight).unwrap();
+        Self { model, indexer, latent, hidden, values }
+    }
+
+    fn workspace(&self, fed: &Fed<D>, queries: u32) -> IndexerWorkspace<D> {
+        let context = fed.manager.config().max_context;
+        let bytes = IndexerWorkspace::<D>::bytes_per_query(self.model.index_heads, context);
+        let bytes = u64::from(queries + 1) * bytes - 1;
+        let workspace =
+            IndexerWorkspace::new(fed.manager.device(), &self.model, context, BUCKET, bytes);
+        let workspace = workspace.unwrap();
+        assert_eq!(workspace.queries(), queries);
+        workspace
+    }
+
+    fn select(
+        &self,
+        fed: &Fed<D>,
+        layer: usize,
+        workspace: &IndexerWorkspace<D>,
+        selected: &Buffer<D, i32>,
+    ) -> Result<(), KvError> {
+        let handle = fed.manager.layer_for(LayerId(layer as u32), BUCKET)?;
+        let activations = (&self.latent, &self.hidden);
+        let queries = 0..BUCKET;
+        self.indexer.select(&fed.stream, &handle, workspace, queries, activations, K, selected)
+    }
+
+    /// The product of row `at` of an input with a weight, which has `inner` columns.
+    fn product(&self, (input, weight): (usize, usize), at: usize, inner: u32) -> Vec<f32> {
+        let inner = inner as usize;
+        let wide = |values: &[u16]| values.iter().map(|&bits| bf16_value(bits)).collect::<Vec<_>>();
+        let row = wide(&self.values[input][at * inner..][..inner]);
+        let column =
+            |column: &[u16]| wide(column).iter().zip(&row).map(|(x, y)| x * y).sum::<f64>() as f32;
+        self.values[weight].chunks_exact(inner).map(column).collect()
+    }
+
+    /// The oracle's scores of a query's entries.
+    fn scores(&self, format: KeyFormat, at: usize, position: usize, stored: &Stored) -> Vec<Score> {
+        let projected = self.product((2, 0), at, self.model.q_lora_rank);
+        let weights = self.product((3, 1), at, self.model.hidden_size);
+        let queries: Vec<_> =
+            projected.chunks_exact(128).map(|head| query(format, head, position)).collect();
+        let scale = weight_scale(weights.len());
+        let weights: Vec<f64> = weights.iter().map(|&weight| f64::from(weight) * scale).collect();
+        let key = |key| format.decode(key).into_iter().map(f64::from).collect::<Vec<_>>();
+        let keys = stored.keys[..visible(position, 4)].iter().map(key);
+        keys.map(|key| score(&queries, &weights, &key)).collect()
+    }
+}
+
+/// A list names each entry once, in the order of the oracle's scores, and none that is left out scores
+/// higher, as far as roundings go; a request with few entries gets them all.
+fn check_list(list: &[i32], scores: &[Score], what: &str) {
+    let listed = scores.len().min(K as usize);
+    assert!(list[listed..].iter().all(|&entry| entry == -1), "{what}: {list:?}");
+    let list: Vec<usize> = list[..listed].iter().map(|&entry| entry as usize).collect();
+    if scores.len() <= K as usize {
+        assert_eq!(list, (0..scores.len()).collect::<Vec<_>>(), "{what}");
+        return;
+    }
+    let slack = TOLERANCE * scores.iter().fold(0.0, |most: f64, score| most.max(score.magnitude));
+    let mut sorted = list.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    assert_eq!(sorted.len(), listed, "{what}: an entry twice");
+    let value = |entry: usize| scores[entry].value;
+    for pair in list.windows(2) {
+        assert!(value(pair[0]) > value(pair[1]) - slack, "{what}: {pair:?}");
+    }
+    let last = value(list[listed - 1]);
+    for entry in (0..scores.len()).filter(|entry| !list.contains(entry)) {
+        assert!(value(entry) < last + slack, "{what}: {entry} is missing");
+    }
+}
+
+/// Requests of several lengths, some of whose queries see entries that close in the step: the lists of
+/// every CSA layer, in every format of keys; the same in parts, whole, and from a graph.
+pub fn lists_equal_the_oracle<D: Device>(device: &D) {
+    for index_format in IndexFormat::ALL {
+        let formats: Formats = (MainFormat::Ue8m0, index_format);
+        let stories = [(170, 21), (40, 22), (300, 23)]
+            .map(|(tokens, seed)| Story::random(&TINY, tokens, seed));
+        let stored = stories.each_ref().map(|story| story.stored(device, formats));
+        let mut fed = Fed::new(device, config(&TINY, formats, 3));
+        let (mut parts, mut queries) = (Vec::new(), Vec::new());
+        for (story, (prompt, chunk)) in [(152, 5), (30, 6), (292, 4)].into_iter().enumerate() {
+            let id = fed.manager.admit().unwrap();
+            fed.step(&[Part::new(id, &stories[story], 0..prompt)], prompt as u32);
+            parts.push(Part::new(id, &stories[story], prompt..prompt + chunk));
+            queries.extend((prompt..prompt + chunk).map(|position| (story, position)));
+        }
+        fed.prepare(&parts, BUCKET);
+        fed.update(BUCKET).unwrap();
+        for layer in LAYERS {
+            let inputs = Inputs::new(&fed, layer as u64);
+            let lists = || filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
+            let (whole, in_parts, replayed) = (lists(), lists(), lists());
+            let (large, small) = (inputs.workspace(&fed, BUCKET), inputs.workspace(&fed, 9));
+            inputs.select(&fed, layer, &large, &whole).unwrap();
+            inputs.select(&fed, layer, &small, &in_parts).unwrap();
+            let mut retained = [inputs.indexer.memory(), small.memory()].concat();
+            retained.extend([inputs.latent.memory(), inputs.hidden.memory(), replayed.memory()]);
+            let record = |_: &_| inputs.select(&fed, layer, &small, &replayed);
+            let graph = fed.manager.capture(&fed.stream, BUCKET, retained, record).unwrap();
+            fed.manager.replay(&fed.stream, &graph).unwrap();
+            let found = download(device, &fed.stream, &whole);
+            assert_eq!(download(device, &fed.stream, &in_parts), found);
+            assert_eq!(download(device, &fed.stream, &replayed), found);
+            let format = KeyFormat::from_name(index_format.name()).unwrap();
+            for (at, &(story, position)) in queries.iter().enumerate() {
+                let scores = inputs.scores(format, at, position, &stored[story][layer]);
+                let list = &found[at * K as usize..][..K as usize];
+                check_list(list, &scores, &format!("{index_format:?} story {story} at {position}"));
+            }
+            let padding = &found[queries.len() * K as usize..];
+            assert!(padding.iter().all(|&entry| entry == -1), "padding got entries");
+        }
+        fed.manager.check_faults(&fed.stream).unwrap();
+    }
+}
+
+/// What cannot be done is refused by name, before anything is queued.
+pub fn bad_input_is_refused<D: Device>(device: &D) {
+    let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+    let mut fed = Fed::new(device, config(&TINY, formats, 1));
+    let story = Story::random(&TINY, 8, 1);
+    let id = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(id, &story, 0..8)], BUCKET);
+    let inputs = Inputs::new(&fed, 1);
+    let workspace = inputs.workspace(&fed, 2);
+    let selected = filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
+    inputs.select(&fed, 1, &workspace, &selected).unwrap();
+
+    let needed = IndexerWorkspace::<D>::bytes_per_query(64, 640);
+    let make = |context, bytes| {
+        IndexerWorkspace::new(device, &inputs.model, context, 4, bytes).map(|_| ())
+    };
+    let refused = make(640, needed - 1).unwrap_err();
+    assert!(matches!(refused, KvError::WorkspaceTooSmall { bytes, needed: most }
+        if bytes == needed - 1 && most == needed));
+    make(640, needed).unwrap();
+    for context in [0, (1 << 20) + 1] {
+        assert!(matches!(make(context, needed), Err(KvError::Config { .. })));
+    }
+    let many = ModelConfig { index_heads: 65, ..inputs.model.clone() };
+    let refused = IndexerWorkspace::new(device, &many, 640, 4, 1 << 20).map(|_| ());
+    assert!(matches!(refused, Err(KvError::Config { value: 65, most: 64, .. })));
+
+    let refused = inputs.select(&fed, 2, &workspace, &selected).unwrap_err();
+    assert!(matches!(refused, KvError::WrongLayerKind { layer: 2, .. }), "{refused}");
+    let short = selected.slice(0, u64::from(BUCKET * K) - 1).unwrap();
+    let refused = inputs.select(&fed, 1, &workspace, &short).unwrap_err();
+    assert!(matches!(refused, KvError::Device(_)), "{refused}");
+    let narrow = IndexerWorkspace::new(device, &inputs.model, 128, 4, 1 << 20).unwrap();
+    let refused = inputs.select(&fed, 1, &narrow, &selected).unwrap_err();
+    assert!(matches!(refused, KvError::Config { value: 32, least: 160, .. }), "{refused}");
+    let weight = device.allocate("weight", 64).unwrap();
+    let refused = CsaIndexer::new(device, &inputs.model, weight.clone(), weight).map(|_| ());
+    assert!(matches!(refused, Err(KvError::Device(_))));
+}

@@ -1,0 +1,163 @@
+//! `topk_select` against a stable sort, and on the golden scores.
+
+use dsv4_kv::device::ops::{self, Scores, maxima_len};
+use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv_oracle::indexer::top_k;
+use dsv4_kv_tests::golden;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::inputs::{assert_same, download, upload};
+
+/// The lists of rows of scores, of any lengths, and that nothing behind them was written.
+fn select<D: Device>(device: &D, rows: &[Vec<f32>], columns: u32, k: u32) -> Vec<Vec<i32>> {
+    const CANARY: i32 = -77;
+    let stream = device.stream().unwrap();
+    let padded = rows.iter().flat_map(|row| {
+        // What is behind a row's length would win if it were read.
+        let behind = std::iter::repeat_n(f32::INFINITY, columns as usize - row.len());
+        row.iter().copied().chain(behind)
+    });
+    let scores = upload(device, &stream, &padded.collect::<Vec<_>>());
+    let maxima = device.allocate("maxima", rows.len() as u64 * maxima_len(columns)).unwrap();
+    let lengths: Vec<i32> = rows.iter().map(|row| row.len() as i32).collect();
+    let lengths = upload(device, &stream, &lengths);
+    let selected = upload(device, &stream, &vec![CANARY; rows.len() * k as usize + 1]);
+    let from = Scores { scores: &scores, maxima: &maxima, columns };
+    ops::topk_select(device, &stream, &from, &lengths, rows.len() as u32, k, &selected).unwrap();
+    let lists = download(device, &stream, &selected);
+    assert_eq!(lists[lists.len() - 1], CANARY, "behind the lists");
+    lists.chunks_exact(k as usize).map(<[i32]>::to_vec).collect()
+}
+
+fn check<D: Device>(device: &D, rows: &[Vec<f32>], columns: u32, k: u32) {
+    let lists = select(device, rows, columns, k);
+    for (at, (row, list)) in rows.iter().zip(&lists).enumerate() {
+        let what = format!("row {at} of {} scores in {columns} columns, k {k}", row.len());
+        assert_same(list, &top_k(row, k as usize), &what);
+    }
+}
+
+/// Kinds of rows; see [`row`].
+const KINDS: u32 = 10;
+
+/// A row of `length` scores: of one of several kinds, each of which some selection gets wrong.
+fn row(kind: u32, length: usize, random: &mut StdRng) -> Vec<f32> {
+    let special =
+        [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, 0.0, -0.0, f32::MAX, 1e-42, -1e-42];
+    let mut one = |at: usize| match kind {
+        // Any value, a few values, very few, one.
+        0 => random.random_range(-1.0..1.0),
+        1 => f32::from(random.random_range(-20_i8..20)),
+        2 => f32::from(random.random_range(0_u8..2)),
+        3 => 0.0,
+        // Sorted either way: all of the list in one group, or in one thread.
+        4 => at as f32,
+        5 => -(at as f32),
+        // Any bits at all; nothing but specials; mostly NaN.
+        6 => f32::from_bits(random.random()),
+        7 => special[random.random_range(0..special.len())],
+        8 => {
+            if random.random_ratio(1, 50) {
+                random.random()
+            } else {
+                f32::NAN
+            }
+        }
+        // Many of them equal just where the list ends.
+        _ => (random.random_range(-3.0..3.0_f32)).min(2.9),
+    };
+    (0..length).map(&mut one).collect()
+}
+
+/// Rows of every kind and of any length up to each number of columns: read whole, thinned out by
+/// groups of 8 and of 32, and with more equal scores than fit.
+pub fn lists_equal_a_stable_sort<D: Device>(device: &D) {
+    let on_gpu = device.info().sm.is_some();
+    let mut random = StdRng::seed_from_u64(1);
+    for (columns, rounds) in [(32, 8), (512, 8), (2048, 4), (4096, 2), (4128, 1), (16_384, 1)] {
+        let rounds = if on_gpu { 8 * rounds } else { rounds };
+        for k in [1, 6, 64, 512, 1024, 2048] {
+            let rows: Vec<_> = (0..KINDS * rounds)
+                .map(|at| {
+                    let shortest = if at % 3 == 0 { 0 } else { columns * 7 / 8 };
+                    let length = random.random_range(shortest..=columns) as usize;
+                    row(at % KINDS, length, &mut random)
+                })
+                .collect();
+            let share = if on_gpu { rows.len() } else { rows.len() / 3 };
+            check(device, &rows[..share], columns, k);
+        }
+    }
+}
+
+/// The longest rows, of the kinds that take different ways through the selection.
+pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
+    let on_gpu = device.info().sm.is_some();
+    let mut random = StdRng::seed_from_u64(2);
+    for (columns, k) in
+        [(32_768, 1024), (65_536, 2048), (65_568, 512), (1 << 18, 512), (1 << 18, 1)]
+    {
+        let kinds = if on_gpu { 0..KINDS } else { 0..3 };
+        let rows: Vec<_> = kinds
+            .map(|kind| {
+                let length = columns as usize - 13 * (kind as usize % 3);
+                row(kind, length, &mut random)
+            })
+            .collect();
+        check(device, &rows, columns, k);
+    }
+}
+
+/// A hundred thousand rows, by hand on the CPU.
+pub fn very_many_rows_equal_a_stable_sort<D: Device>(device: &D) {
+    let mut random = StdRng::seed_from_u64(3);
+    for round in 0..400 {
+        let columns = 32 * random.random_range(1..=if round % 20 == 0 { 1024 } else { 64 });
+        let k = random.random_range(1..=2048);
+        let rows: Vec<_> = (0..250)
+            .map(|at| {
+                let length = random.random_range(0..=columns) as usize;
+                row(at % KINDS, length, &mut random)
+            })
+            .collect();
+        check(device, &rows, columns, k);
+    }
+}
+
+/// The golden scores give the golden lists, exactly.
+pub fn golden_scores_give_the_golden_lists<D: Device>(device: &D) {
+    let long = golden::load::<f32>("idxlong_score").unwrap().data;
+    let wanted = golden::load::<i32>("idxlong_topk").unwrap().data;
+    assert_eq!(select(device, &[long], 1024, 512)[0], wanted);
+    let scores = golden::load::<f32>("idx_score_fp32").unwrap();
+    let wanted = golden::load::<i32>("idx_topk").unwrap();
+    let visible = |(token, row): (usize, &[f32])| row[..(token + 1) / 4].to_vec();
+    let rows: Vec<_> = scores.rows().enumerate().map(visible).collect();
+    assert_eq!(select(device, &rows, 32, 4).concat(), wanted.data);
+}
+
+/// Sizes that the kernels do not take are refused by name.
+pub fn wrong_sizes_are_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let scores = device.allocate("scores", 64).unwrap();
+    let maxima = device.allocate("maxima", 8).unwrap();
+    let (lengths, selected) = (upload(device, &stream, &[0]), upload(device, &stream, &[0; 4]));
+    let run = |columns, rows, k| {
+        let from = Scores { scores: &scores, maxima: &maxima, columns };
+        ops::topk_select(device, &stream, &from, &lengths, rows, k, &selected)
+    };
+    run(64, 1, 4).unwrap();
+    run(64, 0, 4).unwrap();
+    for (columns, k, value) in [(0, 4, 0), (33, 4, 33), (1 << 19, 4, 1 << 19), (64, 0, 0)] {
+        let refused = run(columns, 1, k).unwrap_err();
+        assert!(
+            matches!(refused, DeviceError::Argument { value: found, .. } if found == value),
+            "{refused}"
+        );
+    }
+    assert!(matches!(run(64, 1, 2049), Err(DeviceError::Argument { value: 2049, most: 2048, .. })));
+    for (columns, rows, k) in [(96, 1, 4), (64, 2, 4), (64, 1, 5)] {
+        assert!(matches!(run(columns, rows, k), Err(DeviceError::Length { .. })));
+    }
+}
