@@ -15,6 +15,7 @@
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
+//! | [`router`] | `Router`: which experts a token goes to
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -34,6 +35,7 @@ pub mod plan;
 pub mod ptx;
 mod requests;
 pub mod rope;
+pub mod router;
 pub mod schema;
 pub mod state;
 mod workspace;
@@ -46,6 +48,7 @@ pub use handle::LayerCacheHandle;
 pub use ids::{BlockId, LayerId, RequestId, SlotId};
 pub use ledger::{Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
+pub use router::{Router, RouterConfig, RouterError};
 pub use workspace::workspace_bytes;
 
 pub use kv_layout;

@@ -8,6 +8,7 @@ pub mod activation;
 pub mod decode;
 pub mod fragment;
 pub mod hash;
+pub mod prefill;
 pub mod select;
 pub mod topk;
 

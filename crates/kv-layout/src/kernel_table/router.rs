@@ -115,6 +115,22 @@ macro_rules! router_rows {
             bodies {
                 () => hash_router_decode: router::decode::hash,
             }
+
+            RouterLogits<()>
+            "Logits of any number of tokens from their hidden states. Grid: (128 tokens, 64 experts)."
+            (
+                /// `[tokens, hidden]` BF16.
+                x: const u16,
+                /// `[experts, hidden]` BF16.
+                gate: const u16,
+                /// `[tokens, experts]` f32.
+                logits: mut f32;
+                RouterLogitsParams
+            )
+            { block: 256, min_blocks: 2, shared: 49152, min_sm: 90 }
+            bodies {
+                () => router_logits: router::prefill::logits,
+            }
         } }
     };
 }

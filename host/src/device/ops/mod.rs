@@ -17,8 +17,8 @@ pub use decode::{DecodeStep, DecodeStream, decode_csa, decode_hca};
 pub use flush::{IndexKeys, flush_csa, flush_hca};
 pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};
 pub use router::{
-    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, dense_router_decode,
-    hash_router, hash_router_decode,
+    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, check_routed,
+    dense_router_decode, hash_router, hash_router_decode, router_logits,
 };
 pub use state::{StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};

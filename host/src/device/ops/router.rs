@@ -2,6 +2,7 @@
 
 use kv_layout::params::{
     ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
+    RouterLogitsParams,
 };
 use kv_layout::router::{
     DECODE_EXPERTS, DECODE_SLICES, DECODE_TOKENS, ExpertWidth, HIDDEN_STEP, MAX_SELECTED,
@@ -9,7 +10,9 @@ use kv_layout::router::{
 
 use super::check;
 use crate::device::{Buffer, Device, DeviceError};
-use crate::kernels::{ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode};
+use crate::kernels::{
+    ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
+};
 
 /// Tokens of a block of `activation_topk`.
 const TOPK_TOKENS: u32 = 4;
@@ -62,13 +65,21 @@ pub struct Routed<'a, D: Device> {
     pub faults: &'a Buffer<D, u32>,
 }
 
-impl<D: Device> Routed<'_, D> {
-    fn check(&self, selection: Selection, tokens: u32) -> Result<(), DeviceError> {
-        let selected = u64::from(tokens) * u64::from(selection.selected);
-        check("expert ids", self.ids, selected)?;
-        check("expert weights", self.weights, selected)?;
-        check("fault word", self.faults, 1)
-    }
+/// Checks what every launch of the router takes: `token` (`[tokens]`) and the answer.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape.
+pub fn check_routed<D: Device>(
+    selection: Selection,
+    tokens: u32,
+    token: &Buffer<D, i32>,
+    routed: &Routed<'_, D>,
+) -> Result<(), DeviceError> {
+    let selected = u64::from(tokens) * u64::from(selection.selected);
+    check("tokens", token, tokens.into())?;
+    check("expert ids", routed.ids, selected)?;
+    check("expert weights", routed.weights, selected)?;
+    check("fault word", routed.faults, 1)
 }
 
 /// Queues `activation_topk_*` over `logits` (`[tokens, experts]` f32) with `bias` (`[experts]` f32).
@@ -95,8 +106,7 @@ pub fn activation_topk<D: Device>(
     }
     check("logits", logits, u64::from(tokens) * u64::from(experts))?;
     check("expert biases", bias, experts.into())?;
-    check("tokens", token, tokens.into())?;
-    routed.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
     let params =
         ActivationTopkParams { tokens, experts, selected, scaling_bits: scaling.to_bits() };
     let operation = ActivationTopk {
@@ -152,8 +162,7 @@ pub fn hash_router<D: Device>(
     }
     check("logits", logits, u64::from(tokens) * u64::from(experts))?;
     table.check(selection)?;
-    check("tokens", token, tokens.into())?;
-    routed.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
     let (vocabulary, scaling_bits) = (table.vocabulary, scaling.to_bits());
     let operation = HashRouter {
         token: token.ptr(),
@@ -192,6 +201,38 @@ impl<D: Device> Gate<'_, D> {
         check("gate weights", self.weight, u64::from(selection.experts) * hidden)?;
         check("hidden states", x, u64::from(tokens) * hidden)
     }
+}
+
+/// Tokens and experts of a block of `router_logits`.
+const LOGITS_TILE: (u32, u32) = (128, 64);
+
+/// Queues `router_logits`: the product of `x` (`[tokens, hidden]` BF16) with the gate, into `logits`
+/// (`[tokens, experts]` f32).
+///
+/// # Errors
+/// [`DeviceError::HiddenSize`]; [`DeviceError::Length`] for a buffer shorter than its shape; as
+/// [`Device::launch`].
+pub fn router_logits<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    selection: Selection,
+    tokens: u32,
+    x: &Buffer<D, u16>,
+    gate: &Gate<'_, D>,
+    logits: &Buffer<D, f32>,
+) -> Result<(), DeviceError> {
+    let (experts, hidden) = (selection.experts, gate.hidden);
+    if tokens == 0 {
+        return Ok(());
+    }
+    gate.check(selection, x, tokens)?;
+    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
+    let params = RouterLogitsParams { tokens, experts, hidden };
+    let operation =
+        RouterLogits { x: x.ptr(), gate: gate.weight.ptr(), logits: logits.ptr(), params };
+    let grid = (tokens.div_ceil(LOGITS_TILE.0), experts.div_ceil(LOGITS_TILE.1));
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, (), grid, &operation) }
 }
 
 /// Where the blocks of a decode launch meet. One launch at a time uses it.
@@ -243,9 +284,8 @@ pub fn dense_router_decode<D: Device>(
     }
     gate.check(selection, x, tokens)?;
     check("expert biases", bias, experts.into())?;
-    check("tokens", token, tokens.into())?;
     scratch.check(selection, tokens)?;
-    routed.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
     let (hidden, scaling_bits) = (gate.hidden, scaling.to_bits());
     let operation = DenseRouterDecode {
         x: x.ptr(),
@@ -288,9 +328,8 @@ pub fn hash_router_decode<D: Device>(
     let (hidden, vocabulary, scaling_bits) = (gate.hidden, table.vocabulary, scaling.to_bits());
     gate.check(selection, x, tokens)?;
     table.check(selection)?;
-    check("tokens", token, tokens.into())?;
     scratch.check(selection, tokens)?;
-    routed.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
     let operation = HashRouterDecode {
         x: x.ptr(),
         gate: gate.weight.ptr(),
