@@ -15,7 +15,8 @@
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
-//! | [`router`] | `Router`: which experts a token goes to
+//! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
+//! | [`router`] | `Router`: which experts a token goes to |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -32,6 +33,7 @@ pub mod kernels;
 pub mod ledger;
 pub mod manager;
 pub mod plan;
+pub mod poison;
 pub mod ptx;
 mod requests;
 pub mod rope;
@@ -49,6 +51,5 @@ pub use ids::{BlockId, LayerId, RequestId, SlotId};
 pub use ledger::{Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
 pub use router::{Router, RouterConfig, RouterError};
-pub use workspace::workspace_bytes;
 
 pub use kv_layout;

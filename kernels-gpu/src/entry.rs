@@ -21,7 +21,7 @@ macro_rules! entries {
         $doc:literal $launch:tt [$body:expr]
     )*) => {
         mod ptx {
-            use crate::{compress, decode, flush, gather, index_row, plan, router, row, swa, table};
+            use crate::*;
             $(
                 #[doc = $doc]
                 #[unsafe(no_mangle)]
@@ -66,7 +66,7 @@ macro_rules! entries {
         pub mod emulated {
             use simt::emu::{Fault, Launch, Memory, launch_clusters};
 
-            use crate::{compress, decode, flush, gather, index_row, plan, router, row, swa, table};
+            use crate::*;
             $(
                 #[doc = $doc]
                 ///

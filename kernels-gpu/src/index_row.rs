@@ -7,7 +7,7 @@ use simt::mem::GlobalMut;
 use simt::warp;
 
 use crate::compress::Quad;
-use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16};
+use crate::convert::{bf16x2_from_f32, e2m1x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16};
 
 /// Multiplies the key by the orthonormal Hadamard matrix of order 128, natural order, and rounds it
 /// to BF16: what the released model does to a key before it quantises it.
@@ -129,8 +129,8 @@ impl IndexRowFormat for Fp8Row {
 /// `codes` holds `row`.
 #[inline(always)]
 unsafe fn store_fp4(codes: GlobalMut<u8>, row: u64, lane: u32, scaled: Quad) {
-    let [a, b, c, d] = scaled.map(E2m1::from_f32);
-    let word = u16::from_le_bytes([E2m1::pack(a, b), E2m1::pack(c, d)]);
+    let [a, b, c, d] = scaled;
+    let word = u16::from_le_bytes([e2m1x2_from_f32(a, b), e2m1x2_from_f32(c, d)]);
     // SAFETY: by this function's own contract; a row is 32 pairs of bytes.
     unsafe { codes.cast::<u16>().store(row * 32 + u64::from(lane), word) }
 }

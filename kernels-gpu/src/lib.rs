@@ -5,6 +5,7 @@
 //! | [`swa`] | the sliding-window ring: append, gather |
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
 //! | [`fault`] | the fault word: what a kernel refused |
+//! | [`poison`] | the search for rows that nobody wrote |
 //! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
 //! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
 //! | [`router`] | the MoE router: activation, top-k, hash |
@@ -27,6 +28,7 @@ pub mod gather;
 pub mod index_row;
 pub mod math;
 pub mod plan;
+pub mod poison;
 pub mod rank;
 pub mod router;
 pub mod row;

@@ -52,12 +52,14 @@ pub enum InputError {
         working: ByteSize,
     },
     /// The cache cannot be made as asked.
-    #[error("model {model} with {memory} of memory: {source}")]
+    #[error("model {model} with {memory} of memory, {left} of it for the cache: {source}")]
     Cache {
         /// The model.
         model: String,
-        /// Memory left for the cache.
+        /// The memory there is.
         memory: ByteSize,
+        /// Memory left for the cache.
+        left: ByteSize,
         /// The cache's refusal.
         source: KvError,
     },

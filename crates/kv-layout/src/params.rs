@@ -175,6 +175,44 @@ pub struct FlushParams {
     pub rotate: u32,
 }
 
+/// Scalars of `find_poison`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FindPoisonParams {
+    /// The first query token of the launch; its tile is the first one.
+    pub first: u32,
+    /// Query tokens that the launch covers, from `first` on.
+    pub tokens: u32,
+    /// Rows of a query's tile.
+    pub rows: u32,
+    /// The layer, for the record.
+    pub layer: u32,
+    /// What the tile's rows are: [`Self::WINDOW`], [`Self::LIST`] or [`Self::ALL`].
+    pub source: u32,
+    /// Rows that can be recorded; more are only counted.
+    pub capacity: u32,
+}
+
+impl FindPoisonParams {
+    /// Rows are the query's window: recorded is the position of the token.
+    pub const WINDOW: u32 = 0;
+    /// Rows are the entries of a list: recorded is the entry.
+    pub const LIST: u32 = 1;
+    /// Row i is entry i: recorded is the entry.
+    pub const ALL: u32 = 2;
+    /// Words of a record.
+    pub const RECORD: u32 = 4;
+    /// In a record's first word, what the layer is multiplied by; the source is added.
+    pub const LAYER: u32 = 4;
+}
+
+const _: () = assert!(size_of::<FindPoisonParams>() == 24 && align_of::<FindPoisonParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, first) == 0);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, tokens) == 4);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, rows) == 8);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, layer) == 12);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, source) == 16);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, capacity) == 20);
 /// Scalars of `activation_topk_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -221,7 +259,7 @@ pub struct DenseRouterDecodeParams {
     pub scaling_bits: u32,
 }
 
-/// Scalars of `hash_router_decode`.
+/// Scalars of `hash_router_decode_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct HashRouterDecodeParams {

@@ -195,7 +195,7 @@ pub enum DeviceError {
              wait: {kernels}"
     )]
     KernelFault {
-        /// Names of the kernels launched since the last successful wait.
+        /// Names of the kernels launched on each stream since its last successful wait.
         kernels: String,
         /// The driver's answer.
         status: CudaStatus,

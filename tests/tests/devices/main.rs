@@ -5,26 +5,30 @@
 
 mod capture;
 mod compress;
+mod cuts;
 mod decode;
 mod embedder;
 mod entries;
 mod gather;
-mod inputs;
+mod gathered;
 mod layers;
 mod manager;
 mod memory;
-mod model;
+mod million;
+mod poison;
+mod pro_step;
 mod refusals;
 mod router;
 mod router_gate;
 mod state;
-mod stories;
 mod swa;
+mod tensors;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dsv4_kv::device::{CudaDevice, CudaOptions, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv_tests::{inputs, model, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
 /// A test of the suite: panics if it fails.
@@ -114,7 +118,17 @@ suite! { suite:
         a_captured_step_equals_eager_steps,
         a_captured_fused_step_equals_eager_steps,
         rejected_drafts_leave_no_trace,
-        some_cuts_give_the_same_entries,
+    }
+    cuts {
+        some_lengths,
+    }
+    pro_step {
+        replays_equal_eager_steps,
+    }
+    poison {
+        what_nobody_wrote_is_named,
+        what_is_freed_becomes_poison,
+        without_poison_nothing_is_looked_at,
     }
     refusals {
         bad_input_changes_no_pool,
@@ -139,17 +153,34 @@ suite! { suite:
     }
 }
 
-// Run by hand: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::layers`.
-suite! { long:
-    layers {
-        every_cut_gives_the_same_entries,
+/// Every way to cut a prompt, by size of chunk and quarter of the lengths. Run by hand, on either
+/// device: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::cuts`.
+fn by_hand<D: Device>() -> Vec<Case<D>> {
+    macro_rules! chunks_of {
+        ($($chunk:literal)*) => {
+            vec![$(
+                (concat!("cuts::chunks_of_", $chunk, "_a"), cuts::every_length::<D, $chunk, 0>),
+                (concat!("cuts::chunks_of_", $chunk, "_b"), cuts::every_length::<D, $chunk, 1>),
+                (concat!("cuts::chunks_of_", $chunk, "_c"), cuts::every_length::<D, $chunk, 2>),
+                (concat!("cuts::chunks_of_", $chunk, "_d"), cuts::every_length::<D, $chunk, 3>),
+            )*]
+        };
+    }
+    chunks_of!(1 2 3 4 5 127 128 129 257)
+}
+
+// A matter of seconds on a GPU, and of hours on the emulator: there it runs by hand.
+suite! { large:
+    million {
+        entries_lie_where_they_should,
     }
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials: Vec<_> = suite().into_iter().map(cpu_trial).collect();
-    trials.extend(long().into_iter().map(cpu_trial).map(by_hand));
+    let by_hand = by_hand().into_iter().chain(large());
+    trials.extend(by_hand.map(cpu_trial).map(left_out));
     match CudaDevice::new(CudaOptions::default()) {
         Ok(device) => trials.extend(cuda_trials(&device)),
         Err(error) => trials.extend(no_cuda_trials(&error)),
@@ -170,7 +201,7 @@ fn cpu_trial((test, run): Case<EmuDevice>) -> Trial {
 }
 
 /// The same test, left out unless it is asked for.
-fn by_hand(trial: Trial) -> Trial {
+fn left_out(trial: Trial) -> Trial {
     trial.with_ignored_flag(true).with_kind("long")
 }
 
@@ -185,20 +216,20 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
             Ok(())
         })
     };
-    let mut trials = Vec::new();
-    for (test, run) in suite::<CudaDevice>() {
+    let trial = |(test, run): Case<CudaDevice>| {
         let device = device.clone();
-        trials.push(alone(format!("cuda::{test}"), Box::new(move || run(&device))));
-    }
-    for (test, run) in long::<CudaDevice>() {
+        alone(format!("cuda::{test}"), Box::new(move || run(&device)))
+    };
+    let mut trials: Vec<_> = suite().into_iter().chain(large()).map(trial).collect();
+    trials.extend(by_hand().into_iter().map(trial).map(left_out));
+    let both: [(&str, fn(&CudaDevice, &EmuDevice)); 2] = [
+        ("cuda::swa::both_devices_give_equal_bytes", swa::both_devices_give_equal_bytes),
+        ("cuda::router::both_devices_give_equal_bytes", router::both_devices_give_equal_bytes),
+    ];
+    for (test, run) in both {
         let device = device.clone();
-        trials.push(by_hand(alone(format!("cuda::{test}"), Box::new(move || run(&device)))));
+        trials.push(alone(test.into(), Box::new(move || run(&device, &emulated()))));
     }
-    let (device, router_device) = (device.clone(), device.clone());
-    let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated());
-    trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
-    let equal = move || router::both_devices_give_equal_bytes(&router_device, &emulated());
-    trials.push(alone("cuda::router::both_devices_give_equal_bytes".into(), Box::new(equal)));
     let embedder = Box::new(embedder::its_context_and_stream_are_used);
     trials.push(alone("cuda::embedder::its_context_and_stream_are_used".into(), embedder));
     trials
@@ -214,6 +245,7 @@ fn no_cuda_trials(error: &DeviceError) -> Vec<Trial> {
     eprintln!("The CUDA half of this suite is ignored: {reason}");
     suite::<CudaDevice>()
         .into_iter()
+        .chain(large())
         .map(|(test, _)| {
             Trial::test(format!("cuda::{test}"), || Err("there is no GPU".into()))
                 .with_ignored_flag(true)

@@ -97,6 +97,7 @@ fn replay_on<D: Device>(device: D, setup: &Setup) -> Result<Replayed> {
         KvError::Device(DeviceError::OutOfMemory { .. }) => InputError::Cache {
             model: setup.config.model.name.clone(),
             memory: ByteSize(setup.memory),
+            left: ByteSize(setup.memory),
             source: error,
         }
         .into(),

@@ -8,6 +8,7 @@ mod compress;
 mod decode;
 mod flush;
 mod gather;
+mod poison;
 mod router;
 mod state;
 mod step;
@@ -19,8 +20,8 @@ mod window;
 macro_rules! kernel_table {
     ([$($to:tt)*] $($extra:tt)*) => {
         $crate::window_rows! {
-            [step_rows compress_rows state_rows flush_rows decode_rows gather_rows router_rows
-             end_of_rows [$($to)*] $($extra)*] {}
+            [step_rows compress_rows state_rows flush_rows decode_rows gather_rows
+             poison_rows router_rows end_of_rows [$($to)*] $($extra)*] {}
         }
     };
 }

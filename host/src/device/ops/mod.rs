@@ -5,6 +5,7 @@ mod compress;
 mod decode;
 mod flush;
 mod gather;
+mod poison;
 mod router;
 mod state;
 mod swa;
@@ -16,6 +17,7 @@ pub use compress::{
 pub use decode::{DecodeStep, DecodeStream, decode_csa, decode_hca};
 pub use flush::{IndexKeys, flush_csa, flush_hca};
 pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};
+pub use poison::{GatheredRows, find_poison};
 pub use router::{
     DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, check_routed,
     dense_router_decode, hash_router, hash_router_decode, router_logits,

@@ -4,9 +4,7 @@ use kv_layout::params::{
     ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
     RouterLogitsParams,
 };
-use kv_layout::router::{
-    DECODE_EXPERTS, DECODE_SLICES, DECODE_TOKENS, ExpertWidth, HIDDEN_STEP, MAX_SELECTED,
-};
+use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth, HIDDEN_STEP, MAX_SELECTED};
 
 use super::check;
 use crate::device::{Buffer, Device, DeviceError};
@@ -256,7 +254,7 @@ impl<D: Device> DecodeScratch<'_, D> {
 
 /// Blocks of a decode launch.
 fn decode_grid(selection: Selection) -> (u32, u32) {
-    (selection.experts / DECODE_EXPERTS * DECODE_SLICES, 1)
+    (selection.experts.div_ceil(selection.width.decode_experts()) * DECODE_SLICES, 1)
 }
 
 /// Queues `dense_router_decode_*`: [`activation_topk`] of the product of `x` (`[tokens, hidden]` BF16)
@@ -303,7 +301,7 @@ pub fn dense_router_decode<D: Device>(
     unsafe { device.launch(stream, width, decode_grid(selection), &operation) }
 }
 
-/// Queues `hash_router_decode`: [`hash_router`] with the product of `x` (`[tokens, hidden]` BF16) with
+/// Queues `hash_router_decode_*`: [`hash_router`] with the product of `x` (`[tokens, hidden]` BF16) with
 /// the gate, for up to 64 tokens.
 ///
 /// # Errors
@@ -321,7 +319,7 @@ pub fn hash_router_decode<D: Device>(
     scratch: &DecodeScratch<'_, D>,
     routed: &Routed<'_, D>,
 ) -> Result<(), DeviceError> {
-    let Selection { experts, selected, scaling, .. } = selection;
+    let Selection { experts, selected, scaling, width } = selection;
     if tokens == 0 {
         return Ok(());
     }
@@ -351,5 +349,5 @@ pub fn hash_router_decode<D: Device>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses token
     // ids and experts outside them.
-    unsafe { device.launch(stream, (), decode_grid(selection), &operation) }
+    unsafe { device.launch(stream, width, decode_grid(selection), &operation) }
 }
