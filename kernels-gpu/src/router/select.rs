@@ -4,6 +4,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::warp;
 
 use super::activation::activation;
+use super::spell::spell;
 use crate::rank;
 
 /// One number for each expert of a lane, four by four: what is walked by a longer loop than that would
@@ -50,7 +51,7 @@ pub unsafe fn load_written<const Q: usize>(
 
 #[inline(always)]
 fn load_by<const Q: usize>(count: u32, quad: impl Fn(u64) -> [u32; 4]) -> Quads<f32, Q> {
-    quads_from(|q| {
+    spell(|q| {
         let exists = 4 * (q as u32) < count;
         if exists { quad(4 * q as u64).map(f32::from_bits) } else { [0.0; 4] }
     })
@@ -77,7 +78,8 @@ impl<const Q: usize> Experts<Q> {
         let exists = |q: usize| 4 * (q as u32) < count;
         let keys = quads(|q, i| if exists(q) { rank::key(score(q, i)) } else { rank::ABSENT });
         let activations = quads(|q, i| if raw[q][i].is_nan() { 0.0 } else { raw[q][i] });
-        let wrong: Quads<u32, Q> = quads(|q, i| u32::from(exists(q) && score(q, i).is_nan()));
+        let wrong: Quads<u32, Q> =
+            quads(|q, i| u32::from(exists(q)) & u32::from(score(q, i).is_nan()));
         let faults = combine(wrong, |a, b| a + b);
         Self { keys, activations, faults }
     }
@@ -130,27 +132,9 @@ fn index(q: usize, i: usize) -> u32 {
     4 * q as u32 + i as u32
 }
 
-/// Quad q from `quad(q)`. Spelt out, since a loop that is not unrolled early leaves the quads in local
-/// memory.
-#[inline(always)]
-fn quads_from<T: Copy + Default, const Q: usize>(quad: impl Fn(usize) -> [T; 4]) -> Quads<T, Q> {
-    const { assert!(Q <= 4) };
-    let mut all = [[T::default(); 4]; Q];
-    let mut fill = |q: usize| {
-        if q < Q {
-            all[q] = quad(q);
-        }
-    };
-    fill(0);
-    fill(1);
-    fill(2);
-    fill(3);
-    all
-}
-
 #[inline(always)]
 fn quads<T: Copy + Default, const Q: usize>(value: impl Fn(usize, usize) -> T) -> Quads<T, Q> {
-    quads_from(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
+    spell(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
 }
 
 /// All elements combined, pairwise within a quad: a selection waits for the longest chain. 0 changes

@@ -7,7 +7,7 @@ use half::bf16;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{download, upload};
+use dsv4_kv_tests::inputs::{download, upload};
 
 const SCALING: f32 = 2.5;
 /// Token ids of a hash table.
