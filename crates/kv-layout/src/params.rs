@@ -151,6 +151,8 @@ pub struct ResetStateParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeParams {
+    /// Tokens of the step.
+    pub tokens: u32,
     /// Request slots; a slot beyond them is a fault.
     pub slots: u32,
     /// Rows of the sliding-window planes, slots times ring.
@@ -335,12 +337,13 @@ const _: () = assert!(core::mem::offset_of!(FlushParams, rotate) == 16);
 const _: () = assert!(size_of::<UpdateTableParams>() == 8 && align_of::<UpdateTableParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(UpdateTableParams, count) == 0);
 const _: () = assert!(core::mem::offset_of!(UpdateTableParams, elements) == 4);
-const _: () = assert!(size_of::<DecodeParams>() == 20 && align_of::<DecodeParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, slots) == 0);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 4);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 8);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 12);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 16);
+const _: () = assert!(size_of::<DecodeParams>() == 24 && align_of::<DecodeParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, slots) == 4);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 8);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 12);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 16);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 20);
 const _: () = assert!(size_of::<RotateStateParams>() == 24 && align_of::<RotateStateParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(RotateStateParams, rows) == 0);
 const _: () = assert!(core::mem::offset_of!(RotateStateParams, position) == 4);

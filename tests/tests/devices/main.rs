@@ -95,6 +95,7 @@ suite! { suite:
     }
     decode {
         one_launch_equals_the_separate_kernels,
+        shares_of_several_tokens_equal_the_separate_kernels,
         a_request_with_two_tokens_is_refused,
     }
     state {
