@@ -179,7 +179,7 @@ pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
 /// which close a window. Steps with the last request left out end within a share.
 pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D) {
     const REQUESTS: usize = 70;
-    /// Every eleventh request closes a window with its first token, and two neighbours do.
+    // Every eleventh request closes a window with its first token, and two neighbours do.
     let prompt = |request: usize| if request % 11 < 2 && request < 30 { 127 } else { 2 };
     let stream = device.stream().unwrap();
     let model =
