@@ -1,6 +1,7 @@
 //! The blocks of a request, and the block pool: one free list for all layers (decision D1).
 
 use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO};
+use serde::Serialize;
 
 use crate::ids::BlockId;
 
@@ -13,7 +14,7 @@ pub const fn blocks_of(tokens: u32) -> u32 {
 
 /// A block taken from a [`BlockPool`]. It cannot be copied: who holds it owns its storage in every
 /// layer, and giving it back is giving it up, so a double free does not compile.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 #[must_use = "a block that is dropped is lost to its pool; give it back"]
 pub struct Block(BlockId);
 
@@ -25,7 +26,7 @@ impl Block {
 }
 
 /// The blocks that nobody holds. Taking and giving back are O(1) and allocate nothing.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct BlockPool {
     /// Last in, first out: the block taken next is the one most recently used.
     free: Vec<Block>,

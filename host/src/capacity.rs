@@ -12,9 +12,9 @@ use crate::block;
 use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::schema::{Pool, PoolKind, PoolUnit, Schema};
+use crate::workspace;
 
-/// What a cache has room for. The bytes are those of its pools, exactly; the block table and the
-/// metadata of a step are not counted.
+/// What a cache has room for, and its bytes on the device, exactly.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Capacity {
     /// Request slots.
@@ -33,6 +33,10 @@ pub struct Capacity {
     pub layers: Vec<LayerBytes>,
     /// The same by kind of pool; only kinds that the model has.
     pub pools: Vec<PoolBytes>,
+    /// Bytes of the block table, the work lists and the metadata of a step.
+    pub working_bytes: u64,
+    /// Allocations that the cache makes. A driver may round each up: CUDA to 2 MiB.
+    pub buffers: u32,
 }
 
 /// Bytes of all layers of one kind.
@@ -78,13 +82,22 @@ impl Capacity {
             bytes_per_token: bytes_per_token(block_bytes),
             layers: layer_bytes(&schema),
             pools: pool_bytes(&schema, config),
+            working_bytes: workspace::working_bytes(config),
+            buffers: schema.layers.iter().map(|layer| layer.pools.len() as u32).sum::<u32>()
+                + workspace::working_buffers(config),
         }
     }
 
     /// Bytes of all pools.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub fn pool_bytes(&self) -> u64 {
         u64::from(self.slots) * self.slot_bytes + u64::from(self.blocks) * self.block_bytes
+    }
+
+    /// Bytes of everything the cache allocates on the device.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.pool_bytes().saturating_add(self.working_bytes)
     }
 
     /// Blocks of a request of `tokens` tokens.
@@ -156,21 +169,31 @@ pub fn most_requests(
     }
     let one = Capacity::new(&config);
     let blocks = one.blocks_of(tokens);
-    // More slots than requests take memory from blocks, so the best cache has one slot for each.
-    let by_memory = match blocks {
-        // A cache has at least one block, even if none of these requests needs it.
-        0 => memory.saturating_sub(one.block_bytes) / one.slot_bytes,
-        _ => memory / one.request_bytes(tokens),
+    // More slots than requests take memory from blocks, so the best cache has one slot for each. It
+    // has at least one block, even if none of these requests needs it.
+    let sized = |requests: u32| CacheConfig {
+        max_requests: requests,
+        num_blocks: (requests * blocks).max(1),
+        ..config.clone()
     };
     let by_blocks = CacheConfig::MAX_BLOCKS.checked_div(blocks).unwrap_or(u32::MAX);
-    let most = by_blocks.min(CacheConfig::MAX_REQUESTS);
-    match by_memory.min(u64::from(most)) as u32 {
+    // Bytes only grow with requests: the first number that does not fit, by halving.
+    let (mut most, mut too_many) = (0, by_blocks.min(CacheConfig::MAX_REQUESTS) + 1);
+    while most + 1 < too_many {
+        let requests = u32::midpoint(most, too_many);
+        match Capacity::new(&sized(requests)).bytes() <= memory {
+            true => most = requests,
+            false => too_many = requests,
+        }
+    }
+    match most {
         0 => Err(KvError::MemoryTooSmall {
             memory,
             slots: 1,
             slot_bytes: one.slot_bytes,
             blocks: blocks.max(1),
             block_bytes: one.block_bytes,
+            working_bytes: one.working_bytes,
         }),
         max_requests => CacheConfig { max_requests, ..config }.with_memory(memory),
     }

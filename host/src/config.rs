@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::KvError;
 use crate::schema::{PoolUnit, Schema};
+use crate::workspace;
 
 /// The shape of one cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +29,11 @@ pub struct CacheConfig {
     pub max_context: u32,
     /// Most tokens of one step, over all its requests.
     pub max_step_tokens: u32,
+    /// Whether memory that nobody owns is filled with NaN, and gathered rows that come from it are
+    /// reported by `KvCacheManager::check_poison`. For tests and for hunting faults: it costs a look
+    /// at every gathered row.
+    #[serde(default)]
+    pub poison: bool,
 }
 
 impl CacheConfig {
@@ -37,7 +43,7 @@ impl CacheConfig {
     pub const MAX_REQUESTS: u32 = 1 << 16;
 
     /// A configuration for `model` with the formats it was trained for, no speculation, and as many
-    /// blocks as `memory` bytes hold beside `max_requests` slots.
+    /// blocks as `memory` bytes hold beside `max_requests` slots and what steps need.
     ///
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
@@ -59,10 +65,12 @@ impl CacheConfig {
             num_blocks: 1,
             max_context,
             max_step_tokens: 8192,
+            poison: false,
         }
     }
 
-    /// The same configuration with as many blocks as `memory` bytes hold beside its slots.
+    /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what
+    /// steps need.
     ///
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
@@ -72,8 +80,9 @@ impl CacheConfig {
         Ok(self)
     }
 
-    /// Blocks that `memory` bytes hold beside the slots, up to [`Self::MAX_BLOCKS`]; one if no layer
-    /// stores entries, since then blocks have no bytes and no request needs any.
+    /// Blocks that `memory` bytes hold beside the slots and what steps need, up to
+    /// [`Self::MAX_BLOCKS`]; one if no layer stores entries, since then blocks have no bytes and no
+    /// request needs any. A driver may round every allocation up: [`crate::Capacity::buffers`].
     ///
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
@@ -81,8 +90,9 @@ impl CacheConfig {
         self.validate()?;
         let schema = Schema::new(self);
         let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
+        let working_bytes = workspace::working_bytes(self);
         let slots = slot_bytes.saturating_mul(u64::from(self.max_requests));
-        let left = memory.checked_sub(slots);
+        let left = memory.checked_sub(slots.saturating_add(working_bytes));
         match left.map(|left| left.checked_div(block_bytes).unwrap_or(1)) {
             Some(blocks @ 1..) => Ok(blocks.min(u64::from(Self::MAX_BLOCKS)) as u32),
             _ => Err(KvError::MemoryTooSmall {
@@ -91,6 +101,7 @@ impl CacheConfig {
                 slot_bytes,
                 blocks: 1,
                 block_bytes,
+                working_bytes,
             }),
         }
     }

@@ -3,6 +3,7 @@
 
 use crate::device::DeviceError;
 use crate::ids::RequestId;
+use crate::poison::PoisonRead;
 use crate::schema::PoolKind;
 use kv_layout::geometry::LayerKind;
 
@@ -21,10 +22,11 @@ pub enum KvError {
         /// Greatest value allowed.
         most: u64,
     },
-    /// The memory given does not hold the slots and blocks that are needed at least.
+    /// The memory given does not hold the slots, blocks and buffers that are needed at least.
     #[error(
-        "{memory} bytes do not hold {slots} slots of {slot_bytes} bytes and {blocks} blocks of \
-         {block_bytes}; give more memory, or ask for fewer slots or a shorter context"
+        "{memory} bytes do not hold {slots} slots of {slot_bytes} bytes, {blocks} blocks of \
+         {block_bytes}, and {working_bytes} bytes that steps need; give more memory, or ask for fewer \
+         slots or a shorter context"
     )]
     MemoryTooSmall {
         /// Bytes given.
@@ -37,6 +39,8 @@ pub enum KvError {
         blocks: u32,
         /// Bytes of one block over all layers.
         block_bytes: u64,
+        /// Bytes of the block table, the work lists and the metadata of a step.
+        working_bytes: u64,
     },
     /// All request slots are taken.
     #[error("all {slots} request slots are taken")]
@@ -193,6 +197,17 @@ pub enum KvError {
         kernel: &'static str,
         /// Rows it refused since the last check.
         count: u32,
+    },
+    /// Attention was given rows that nobody wrote. Reported by a cache with `CacheConfig::poison`.
+    #[error(
+        "{count} gathered rows hold what nobody wrote; the first: {}",
+        rows.first().map_or_else(String::new, |row| format!("{row:?}"))
+    )]
+    PoisonRead {
+        /// Rows since the last check.
+        count: u32,
+        /// The first of them, in order of layer and slot.
+        rows: Vec<PoisonRead>,
     },
     /// The device refused or failed.
     #[error(transparent)]

@@ -11,6 +11,7 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::kernels::{KERNELS, KernelInfo, kernel_index};
 use kv_layout::main_row::MainFormat;
 use kv_layout::params::RowLength;
+use kv_layout::router::ExpertWidth;
 use simt::emu::{Fault, Memory};
 
 use crate::device::DevicePtr;

@@ -2,11 +2,12 @@
 //! only wants to know what would fit can keep one by itself.
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
+use serde::Serialize;
 
 use crate::block::{self, BlockPool};
 use crate::config::CacheConfig;
 use crate::error::KvError;
-use crate::ids::{BlockId, RequestId};
+use crate::ids::{BlockId, RequestId, SlotId};
 use crate::plan::{self, Chunk, Section, StepLayout};
 use crate::requests::{Request, Requests};
 
@@ -32,8 +33,8 @@ pub struct StepPlan {
     pub new_blocks: u32,
 }
 
-/// Who holds what.
-#[derive(Debug)]
+/// Who holds what. Serialised it is all of that, to be stored in a report or compared.
+#[derive(Debug, Serialize)]
 pub struct Ledger {
     blocks: BlockPool,
     requests: Requests,
@@ -43,6 +44,7 @@ pub struct Ledger {
     /// Whether any layer stores entries, that is, whether requests need blocks.
     has_entries: bool,
     /// One bit a slot: seen in the step being checked. Scratch, so that checking allocates nothing.
+    #[serde(skip)]
     seen: Vec<u64>,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,
@@ -97,8 +99,12 @@ impl Ledger {
     ///
     /// All or nothing: on an error no block is taken, no request changes, and `array` is as it was.
     ///
+    /// A request whose last step was not committed starts again where that step did, as if all of it
+    /// had been rejected.
+    ///
     /// # Errors
-    /// The [`KvError`] of the first request that cannot take part, or
+    /// The [`KvError`] of the first request that cannot take part, among them
+    /// [`KvError::NotRollbackable`] after an uncommitted step of too many tokens; or
     /// [`KvError::OutOfBlocks`] with the shortfall of the whole step.
     ///
     /// # Panics
@@ -192,8 +198,13 @@ impl Ledger {
     /// Checks one request's part; the blocks it holds.
     fn check_request(&self, part: &StepRequest) -> Result<u32, KvError> {
         let request = part.id;
-        let Request { blocks, committed, .. } =
+        let Request { blocks, committed, written } =
             self.requests.get(request).ok_or(KvError::UnknownRequest { request })?;
+        // A step that was never committed counts as rejected, which the rings must allow.
+        let (written, most) = (*written, self.rollback_tokens);
+        if written > most {
+            return Err(KvError::NotRollbackable { request, accepted: 0, written, most });
+        }
         if part.start != *committed {
             return Err(KvError::WrongStart { request, committed: *committed, start: part.start });
         }
@@ -242,6 +253,12 @@ impl Ledger {
     #[must_use]
     pub fn total_blocks(&self) -> u32 {
         self.blocks.total()
+    }
+
+    /// The request that has the slot.
+    #[must_use]
+    pub fn request_in(&self, slot: SlotId) -> Option<RequestId> {
+        self.requests.in_slot(slot)
     }
 
     /// Requests that are admitted.

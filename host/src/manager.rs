@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kernels_gpu::mistake::{self, Mistake};
 use kv_layout::kernels::KERNELS;
 
 use crate::config::CacheConfig;
@@ -12,6 +13,7 @@ use crate::handle::LayerCacheHandle;
 use crate::ids::{BlockId, LayerId, RequestId};
 use crate::ledger::{Ledger, StepPlan, StepRequest};
 use crate::plan::Section;
+use crate::poison::{Freed, POISON};
 use crate::schema::{LayerCacheSchema, Pool, PoolKind, Schema};
 use crate::workspace::Workspace;
 
@@ -30,6 +32,8 @@ pub struct KvCacheManager<D: Device> {
     workspace: Workspace<D>,
     /// Tokens of the step in `step`.
     tokens: u32,
+    /// What is to be poisoned before the next step; empty unless the cache is.
+    freed: Freed,
 }
 
 /// The device memory of one layer, a buffer per pool of its schema.
@@ -83,10 +87,17 @@ impl<D: Device> KvCacheManager<D> {
         let ledger = Ledger::new(&config)?;
         let schema = Schema::new(&config);
         let layers = schema.layers.iter();
-        let layers = layers
+        let layers: Vec<_> = layers
             .map(|layer| LayerPools::allocate(&device, layer, &config))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<_, KvError>>()?;
+        if config.poison {
+            let stream = device.stream()?;
+            let mut pools = layers.iter().flat_map(|layer| &layer.buffers);
+            pools.try_for_each(|(_, pool)| device.fill(&stream, pool, POISON))?;
+            device.synchronize(&stream)?;
+        }
         Ok(Self {
+            freed: Freed::default(),
             step: Staged::new(&device, "step metadata", ledger.layout().elements())?,
             workspace: Workspace::new(&device, &config)?,
             tokens: 0,
@@ -111,6 +122,10 @@ impl<D: Device> KvCacheManager<D> {
     /// # Errors
     /// [`KvError::UnknownRequest`].
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
+        if self.config.poison {
+            self.freed.blocks.extend(self.ledger.block_table(id)?);
+            self.freed.slots.push(id.slot);
+        }
         self.ledger.release(id)
     }
 
@@ -125,11 +140,14 @@ impl<D: Device> KvCacheManager<D> {
         stream: &D::Stream,
         step: &[StepRequest],
     ) -> Result<StepPlan, KvError> {
-        let Self { device, ledger, step: meta, workspace, .. } = self;
+        let Self { device, ledger, step: meta, workspace, freed, schema, layers, .. } = self;
         let plan = meta.update(device, stream, |array| ledger.prepare_forward(step, array))?;
+        freed
+            .poison(device, stream, schema, |layer, pool| layers[layer].buffers[pool].1.clone())?;
         let [index, block] =
             [Section::TableIndex, Section::TableBlock].map(|s| section(meta.buffer(), ledger, s));
-        ops::update_table(device, stream, &index, &block, &workspace.table(), plan.new_blocks)?;
+        let entered = if mistake::made(Mistake::StaleTable) { 0 } else { plan.new_blocks };
+        ops::update_table(device, stream, &index, &block, &workspace.table(), entered)?;
         self.tokens = plan.tokens;
         Ok(plan)
     }
@@ -228,6 +246,11 @@ impl<D: Device> KvCacheManager<D> {
         self.step.buffer().ptr()
     }
 
+    /// What the search for poison found, in a cache that is poisoned.
+    pub(crate) fn poison_records(&self) -> Option<&Buffer<D, u32>> {
+        self.workspace.poison.as_ref()
+    }
+
     /// Tokens of the step that was prepared last.
     pub(crate) fn step_tokens(&self) -> u32 {
         self.tokens
@@ -282,4 +305,24 @@ impl<D: Device> KvCacheManager<D> {
 fn section<D: Device>(meta: &Buffer<D, i32>, ledger: &Ledger, section: Section) -> Buffer<D, i32> {
     let range = ledger.layout().range(section);
     meta.slice(range.start as u64, range.len() as u64).expect("the array has all its sections")
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_layout::config::ModelConfig;
+
+    use super::*;
+    use crate::Capacity;
+    use crate::device::{EmuDevice, EmuOptions};
+
+    #[test]
+    fn every_buffer_is_counted() {
+        for poison in [false, true] {
+            let model = ModelConfig::preset("tiny").expect("a preset");
+            let config = CacheConfig { poison, ..CacheConfig::smallest(model) };
+            let device = EmuDevice::new(EmuOptions::default());
+            let manager = KvCacheManager::new(device, config.clone()).expect("it is small");
+            assert_eq!(manager.memory().len(), Capacity::new(&config).buffers as usize);
+        }
+    }
 }

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use kv_layout::geometry::BLOCK_TOKENS;
 use kv_layout::main_row::ring_row;
+use serde::Serialize;
 
 use crate::ids::SlotId;
 
@@ -34,7 +35,7 @@ pub enum Section {
 }
 
 /// Where the sections are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepLayout {
     tokens: u32,
     updates: u32,

@@ -4,19 +4,23 @@ use serde::Deserialize;
 
 use crate::device::DeviceError;
 
-/// One compiled module: PTX for a least compute capability.
+/// One compiled module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PtxModule {
-    /// Least compute capability it loads on, as in `sm_90`.
+    /// Compute capability it is for, as in `sm_90`.
     pub sm: u32,
+    /// Whether it runs on that capability alone, as `sm_100a` does; else newer ones take it too
+    /// (PTX ISA 11.1.2 `.target`).
+    pub only: bool,
     /// The PTX itself.
     pub text: &'static str,
 }
 
 /// The embedded modules, least compute capability first.
-pub const MODULES: [PtxModule; 2] = [
-    PtxModule { sm: 90, text: include_str!("../ptx/sm_90.ptx") },
-    PtxModule { sm: 100, text: include_str!("../ptx/sm_100.ptx") },
+pub const MODULES: [PtxModule; 3] = [
+    PtxModule { sm: 90, only: false, text: include_str!("../ptx/sm_90.ptx") },
+    PtxModule { sm: 100, only: false, text: include_str!("../ptx/sm_100.ptx") },
+    PtxModule { sm: 100, only: true, text: include_str!("../ptx/sm_100a.ptx") },
 ];
 
 const MANIFEST: &str = include_str!("../ptx/manifest.json");
@@ -27,20 +31,28 @@ struct Manifest {
     abi_version: u32,
 }
 
-/// The newest module that runs on compute capability `sm` of the GPU called `name`.
+/// Checks that a manifest is of modules for this kernel table.
+///
+/// # Errors
+/// [`DeviceError::Manifest`] if it is none; [`DeviceError::AbiVersion`] if it is of another table.
+pub fn check_manifest(json: &str) -> Result<(), DeviceError> {
+    let Manifest { abi_version: found } =
+        serde_json::from_str(json).map_err(DeviceError::Manifest)?;
+    let expected = kv_layout::ABI_VERSION;
+    if found == expected { Ok(()) } else { Err(DeviceError::AbiVersion { found, expected }) }
+}
+
+/// The most particular module that runs on compute capability `sm` of the GPU called `name`.
 ///
 /// # Errors
 /// [`DeviceError::TooOld`] below the oldest module, [`DeviceError::AbiVersion`] if the modules were
 /// built for another kernel table.
 pub fn select(name: &str, sm: u32) -> Result<PtxModule, DeviceError> {
-    let manifest: Manifest = serde_json::from_str(MANIFEST).map_err(DeviceError::Manifest)?;
-    if manifest.abi_version != kv_layout::ABI_VERSION {
-        return Err(DeviceError::AbiVersion {
-            found: manifest.abi_version,
-            expected: kv_layout::ABI_VERSION,
-        });
-    }
-    let fits = MODULES.iter().rev().find(|module| module.sm <= sm);
+    check_manifest(MANIFEST)?;
+    let fits = MODULES.iter().rev().find(|module| match module.only {
+        true => module.sm == sm,
+        false => module.sm <= sm,
+    });
     fits.copied().ok_or_else(|| DeviceError::TooOld {
         name: name.to_owned(),
         sm,
@@ -89,10 +101,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_module_that_fits_is_chosen() {
-        assert_eq!(select("H200", 90).unwrap().sm, 90);
-        assert_eq!(select("B200", 100).unwrap().sm, 100);
-        assert_eq!(select("B300", 103).unwrap().sm, 100);
+    fn the_most_particular_module_that_fits_is_chosen() {
+        let chosen = |name, sm| select(name, sm).map(|module| (module.sm, module.only)).unwrap();
+        assert_eq!(chosen("H200", 90), (90, false));
+        assert_eq!(chosen("B200", 100), (100, true));
+        assert_eq!(chosen("B300", 103), (100, false));
     }
 
     #[test]
@@ -103,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_driver_older_than_the_ptx_is_refused() {
-        let [sm_90, sm_100] = MODULES;
+        let [sm_90, sm_100, _] = MODULES;
         sm_90.check_driver(11080).unwrap();
         sm_100.check_driver(13000).unwrap();
         let error = sm_100.check_driver(12040).unwrap_err().to_string();

@@ -1,10 +1,12 @@
 //! Request slots: who holds which, with how many tokens and which blocks.
 
+use serde::Serialize;
+
 use crate::block::Block;
 use crate::ids::{RequestId, SlotId};
 
 /// One admitted request.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Request {
     /// Its blocks, in the order of its tokens: the block table.
     pub blocks: Vec<Block>,
@@ -15,14 +17,14 @@ pub(crate) struct Request {
 }
 
 /// A slot, taken or free.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 struct Slot {
     generation: u32,
     request: Option<Request>,
 }
 
 /// All request slots.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Requests {
     slots: Vec<Slot>,
     free: Vec<SlotId>,
@@ -63,6 +65,12 @@ impl Requests {
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
         let entry = self.slots.get_mut(id.slot.0 as usize)?;
         entry.request.as_mut().filter(|_| entry.generation == id.generation)
+    }
+
+    /// The request in a slot.
+    pub fn in_slot(&self, slot: SlotId) -> Option<RequestId> {
+        let entry = self.slots.get(slot.0 as usize)?;
+        entry.request.as_ref().map(|_| RequestId { slot, generation: entry.generation })
     }
 
     /// Slots that are taken.

@@ -7,7 +7,8 @@ use kv_layout::kernels::KERNELS;
 use crate::config::CacheConfig;
 use crate::device::ops::{BlockTable, HcaScratch, Plan, plan_capacity};
 use crate::device::{Buffer, Device, DeviceError};
-use crate::rope;
+use crate::plan::StepLayout;
+use crate::{poison, rope};
 
 /// The workspace of one cache.
 pub(crate) struct Workspace<D: Device> {
@@ -29,6 +30,8 @@ pub(crate) struct Workspace<D: Device> {
     pub frequencies: Buffer<D, f32>,
     /// One word per kernel of the table: what it refused.
     pub faults: Buffer<D, u32>,
+    /// What the search for poison found, in a cache that is poisoned.
+    pub poison: Option<Buffer<D, u32>>,
 }
 
 /// Elements of each buffer, in the order of the fields.
@@ -49,13 +52,20 @@ impl Sizes {
     }
 }
 
-/// Bytes of device memory that a cache takes besides its pools and StepMeta.
-#[must_use]
-pub fn workspace_bytes(config: &CacheConfig) -> u64 {
+/// Buffers of the workspace, and the one of StepMeta.
+pub(crate) fn working_buffers(config: &CacheConfig) -> u32 {
+    10 + u32::from(config.poison)
+}
+
+/// Bytes of device memory that a cache takes besides its pools.
+pub(crate) fn working_bytes(config: &CacheConfig) -> u64 {
+    let step = StepLayout::new(config.max_step_tokens, config.max_requests);
     let Sizes { table, csa, hca } = Sizes::of(config);
     let per_csa = 4 + 2 * u64::from(HEAD_DIM) + 2 * u64::from(INDEX_DIM);
     let per_hca = 4 + 4 * u64::from(HEAD_DIM) + 4;
-    4 * table + per_csa * csa + per_hca * hca + 4 * (rope::PAIRS + KERNELS.len()) as u64
+    let poison = if config.poison { poison::WORDS } else { 0 };
+    let words = (step.elements() + rope::PAIRS + KERNELS.len()) as u64 + poison;
+    4 * table + per_csa * csa + per_hca * hca + 4 * words
 }
 
 impl<D: Device> Workspace<D> {
@@ -74,6 +84,10 @@ impl<D: Device> Workspace<D> {
             arrivals: device.allocate("arrivals", hca)?,
             frequencies: device.allocate("rotary frequencies", rope::PAIRS as u64)?,
             faults: device.allocate("fault words", KERNELS.len() as u64)?,
+            poison: config
+                .poison
+                .then(|| device.allocate("poison records", poison::WORDS))
+                .transpose()?,
         };
         device.fill(&stream, &workspace.table, 0xFF)?;
         device.upload(&stream, &rope::compress_frequencies(), &workspace.frequencies, 0)?;
@@ -102,7 +116,7 @@ impl<D: Device> Workspace<D> {
 
     /// All of it, for a graph to retain.
     pub fn memory(&self) -> Vec<std::sync::Arc<D::Memory>> {
-        vec![
+        let mut memory = vec![
             self.table.memory(),
             self.csa_plan.memory(),
             self.hca_plan.memory(),
@@ -112,6 +126,8 @@ impl<D: Device> Workspace<D> {
             self.arrivals.memory(),
             self.frequencies.memory(),
             self.faults.memory(),
-        ]
+        ];
+        memory.extend(self.poison.iter().map(Buffer::memory));
+        memory
     }
 }

@@ -1,5 +1,6 @@
-//! Number conversions of packed registers. Hardware on the GPU, the codecs of `kv-layout` on the
-//! CPU; the two give equal bits for every input (tested over all codes and ties).
+//! Number conversions of packed registers. Hardware on the GPU (for E2M1 only `sm_100a` has
+//! it), else the codecs of `kv-layout`; the two give equal bits for every input (tested over all
+//! codes and ties).
 
 /// Four E4M3 codes, the first value in the lowest byte. Nearest even, saturating, NaN -> `0x7F`.
 #[inline(always)]
@@ -23,6 +24,23 @@ pub fn f32x4_from_e4m3(codes: u32) -> [f32; 4] {
 #[must_use]
 pub fn f32x2_from_bf16(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xFFFF_0000)]
+}
+
+/// Two E2M1 codes in one byte, `low` in the low four bits. Nearest even, saturating, NaN -> +6.
+#[cfg(target_feature = "sm_100a")]
+#[inline(always)]
+#[must_use]
+pub fn e2m1x2_from_f32(low: f32, high: f32) -> u8 {
+    simt::convert::e2m1x2_from_f32(high, low)
+}
+
+/// Two E2M1 codes in one byte, `low` in the low four bits. Nearest even, saturating, NaN -> +6.
+#[cfg(not(target_feature = "sm_100a"))]
+#[inline(always)]
+#[must_use]
+pub fn e2m1x2_from_f32(low: f32, high: f32) -> u8 {
+    use kv_layout::format::E2m1;
+    E2m1::pack(E2m1::from_f32(low), E2m1::from_f32(high))
 }
 
 #[cfg(target_arch = "nvptx64")]

@@ -21,7 +21,7 @@ macro_rules! entries {
         $doc:literal $launch:tt [$body:expr]
     )*) => {
         mod ptx {
-            use crate::{compress, decode, flush, gather, index_row, indexer, plan, row, swa, table};
+            use crate::*;
             $(
                 #[doc = $doc]
                 #[unsafe(no_mangle)]
@@ -29,6 +29,9 @@ macro_rules! entries {
                     $( $pointer: *$mutability $element, )*
                     params: kv_layout::params::$params,
                 ) {
+                    // Its launch may overlap the one before, and the next one this one.
+                    simt::grid::wait_for_dependencies();
+                    simt::grid::launch_dependents();
                     // SAFETY: the launcher passes the pointers of the kernel table, with its shapes,
                     // valid for the whole launch, `const` ones unwritten; all threads run the body.
                     unsafe { ($body)($( view!($mutability $pointer), )* params) }
@@ -57,16 +60,16 @@ macro_rules! entries {
         )
         $doc:literal
         { block: $block:literal, min_blocks: $min_blocks:literal, shared: $shared:literal,
-          min_sm: $min_sm:literal }
+          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? }
         [$body:expr]
     )*) => {
         /// The kernels on the CPU: one launcher each. `addresses` are the pointer arguments in the
         /// table's order, each inside a live allocation of `memory`; every access is checked
         /// against the allocation its pointer was bound to.
         pub mod emulated {
-            use simt::emu::{Fault, Launch, Memory, launch};
+            use simt::emu::{Fault, Launch, Memory, launch_clusters};
 
-            use crate::{compress, decode, flush, gather, index_row, indexer, plan, row, swa, table};
+            use crate::*;
             $(
                 #[doc = $doc]
                 ///
@@ -88,9 +91,10 @@ macro_rules! entries {
                         shared_bytes: $shared,
                         seed,
                     };
+                    let cluster = kv_layout::blocks_of_cluster!($($cluster)?);
                     // SAFETY: every pointer is bound to a live allocation that the emulator checks
                     // each access against; all threads of the launch run the body.
-                    launch(&shape, || unsafe { ($body)($( $pointer, )* params) })
+                    launch_clusters(&shape, cluster, || unsafe { ($body)($( $pointer, )* params) })
                 }
             )*
         }

@@ -7,7 +7,9 @@ use simt::mem::GlobalMut;
 use simt::warp;
 
 use crate::compress::Quad;
-use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16, f32x4_from_e4m3};
+use crate::convert::{
+    bf16x2_from_f32, e2m1x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16, f32x4_from_e4m3,
+};
 
 /// Multiplies the key by the orthonormal Hadamard matrix of order 128, natural order, and rounds it
 /// to BF16: what the released model does to a key before it quantises it.
@@ -79,13 +81,13 @@ impl Nvfp4Row {
     /// # Safety
     /// All 32 lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn quantise(key: Quad) -> (E4m3, [E2m1; 4]) {
+    unsafe fn quantise(key: Quad) -> (E4m3, [u8; 2]) {
         // SAFETY: by this function's own contract.
         let amax = unsafe { warp::reduce_max_f32_width::<{ Self::LANES }>(amax(key)) };
         let scale = E4m3::from_f32((amax / E2m1::MAX).clamp(1.0 / 512.0, E4m3::MAX));
         // By the scale that is stored, not by the one it was rounded from.
         let divisor = scale.to_f32();
-        (scale, key.map(|value| E2m1::from_f32(value / divisor)))
+        (scale, fp4(key.map(|value| value / divisor)))
     }
 }
 
@@ -96,8 +98,8 @@ impl IndexRowFormat for Nvfp4Row {
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
         // SAFETY: by this function's own contract.
         unsafe {
-            let (scale, quad) = Self::quantise(key);
-            store_fp4(codes, row, lane, quad);
+            let (scale, bytes) = Self::quantise(key);
+            store_fp4(codes, row, lane, bytes);
             if lane.is_multiple_of(Self::LANES) {
                 scales
                     .store(Self::FORMAT.scale_offset(row) + u64::from(lane / Self::LANES), scale.0);
@@ -109,7 +111,7 @@ impl IndexRowFormat for Nvfp4Row {
     unsafe fn requantised(vector: Quad) -> (Quad, f32) {
         // SAFETY: by this function's own contract.
         let (scale, codes) = unsafe { Self::quantise(vector) };
-        (codes.map(|code| code.to_f32() * scale.to_f32()), 1.0)
+        (quad_from_fp4(codes).map(|value| value * scale.to_f32()), 1.0)
     }
 }
 
@@ -122,12 +124,12 @@ impl Mxfp4Row {
     /// # Safety
     /// All 32 lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn quantise(key: Quad) -> (Ue8m0, [E2m1; 4]) {
+    unsafe fn quantise(key: Quad) -> (Ue8m0, [u8; 2]) {
         // SAFETY: by this function's own contract.
         let amax = unsafe { warp::reduce_max_f32_width::<{ Self::LANES }>(amax(key)) };
         let scale = Ue8m0::round_up(amax.clamp(6.0 * f32::MIN_POSITIVE, f32::MAX) * (1.0 / 6.0));
         let inverse = scale.inverse();
-        (scale, key.map(|value| E2m1::from_f32(value * inverse)))
+        (scale, fp4(key.map(|value| value * inverse)))
     }
 }
 
@@ -138,8 +140,8 @@ impl IndexRowFormat for Mxfp4Row {
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
         // SAFETY: by this function's own contract.
         unsafe {
-            let (scale, quad) = Self::quantise(key);
-            store_fp4(codes, row, lane, quad);
+            let (scale, bytes) = Self::quantise(key);
+            store_fp4(codes, row, lane, bytes);
             if lane.is_multiple_of(Self::LANES) {
                 scales
                     .store(Self::FORMAT.scale_offset(row) + u64::from(lane / Self::LANES), scale.0);
@@ -151,7 +153,7 @@ impl IndexRowFormat for Mxfp4Row {
     unsafe fn requantised(vector: Quad) -> (Quad, f32) {
         // SAFETY: by this function's own contract.
         let (scale, codes) = unsafe { Self::quantise(vector) };
-        (codes.map(|code| code.to_f32() * scale.to_f32()), 1.0)
+        (quad_from_fp4(codes).map(|value| value * scale.to_f32()), 1.0)
     }
 }
 
@@ -193,19 +195,33 @@ impl IndexRowFormat for Fp8Row {
     }
 }
 
+/// The E2M1 codes of four values, two a byte.
+#[inline(always)]
+fn fp4([a, b, c, d]: Quad) -> [u8; 2] {
+    [e2m1x2_from_f32(a, b), e2m1x2_from_f32(c, d)]
+}
+
+/// The exact values of four E2M1 codes.
+#[inline(always)]
+fn quad_from_fp4([low, high]: [u8; 2]) -> Quad {
+    let ((a, b), (c, d)) = (E2m1::unpack(low), E2m1::unpack(high));
+    [a, b, c, d].map(E2m1::to_f32)
+}
+
 /// Writes the four E2M1 codes of each lane.
 ///
 /// # Safety
 /// `codes` holds `row`.
 #[inline(always)]
-unsafe fn store_fp4(codes: GlobalMut<u8>, row: u64, lane: u32, [a, b, c, d]: [E2m1; 4]) {
-    let word = u16::from_le_bytes([E2m1::pack(a, b), E2m1::pack(c, d)]);
+unsafe fn store_fp4(codes: GlobalMut<u8>, row: u64, lane: u32, bytes: [u8; 2]) {
+    let word = u16::from_le_bytes(bytes);
     // SAFETY: by this function's own contract; a row is 32 pairs of bytes.
     unsafe { codes.cast::<u16>().store(row * 32 + u64::from(lane), word) }
 }
 
-/// The largest magnitude; a NaN does not count.
+/// The largest magnitude; a NaN does not count, and of nothing but NaN it is 0: the bits of a NaN
+/// scale would differ between devices.
 #[inline(always)]
 fn amax([a, b, c, d]: Quad) -> f32 {
-    a.abs().max(b.abs()).max(c.abs()).max(d.abs())
+    a.abs().max(b.abs()).max(c.abs()).max(d.abs()).max(0.0)
 }

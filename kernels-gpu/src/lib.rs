@@ -6,9 +6,13 @@
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
 //! | [`indexer`] | projections, queries, scores and the largest of them |
 //! | [`fault`] | the fault word: what a kernel refused |
+//! | [`poison`] | the search for rows that nobody wrote |
 //! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
 //! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
+//! | [`router`] | the MoE router: activation, top-k, hash |
+//! | [`rank`] | the order that selections keep |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
+//! | [`mistake`] | what tests do wrong on purpose |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
 //! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
@@ -26,7 +30,11 @@ pub mod gather;
 pub mod index_row;
 pub mod indexer;
 pub mod math;
+pub mod mistake;
 pub mod plan;
+pub mod poison;
+pub mod rank;
+pub mod router;
 pub mod row;
 pub mod swa;
 pub mod table;

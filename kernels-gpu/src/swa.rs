@@ -6,6 +6,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::fault;
+use crate::mistake::{self, Mistake};
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
 
 /// Warps, and so rows in flight, of a block of either kernel.
@@ -36,17 +37,12 @@ pub unsafe fn append<F: RowFormat>(
     }
     // SAFETY: `token < tokens`. The branches depend on the token alone, so a warp stays together.
     unsafe {
-        // The row is fetched before it is known whether it is wanted: the two loads overlap.
         let values = Bf16Lane::load(kv, u64::from(token), lane);
-        let row = token_ring_row.load(u64::from(token));
-        if row < 0 {
-            return;
-        }
-        if row as u32 >= params.rows {
-            fault::count(faults, lane, 1);
-            return;
-        }
-        values.store_quantised::<F>(ring_data, ring_scale, row as u64, lane);
+        let row = token_ring_row.load_u32_in_order(u64::from(token)).cast_signed();
+        let wanted = row >= 0 && row.cast_unsigned() < params.rows;
+        fault::count(faults, lane, u32::from(row >= 0 && !wanted));
+        let row = wanted.then_some(u64::from(row.cast_unsigned()));
+        values.store_quantised::<F>(ring_data, ring_scale, row, lane);
     }
 }
 
@@ -110,7 +106,8 @@ pub unsafe fn gather<F: RowFormat>(
             first,
             slot: slot as u32,
             ring: params.ring,
-            first_in_ring: (oldest + first) % params.ring,
+            first_in_ring: (oldest + first)
+                % (params.ring - u32::from(mistake::made(Mistake::RingModulus))),
         };
         let fetch = |i| window.fetch::<F>(kv, ring_data, ring_scale, first + i, lane);
         let store = |i, row: Fetched| {

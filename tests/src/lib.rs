@@ -2,6 +2,22 @@
 //!
 //! [`golden`] reads vectors that other software made (`golden/README.md`). The slow reference code
 //! is a crate of its own, `dsv4-kv-oracle`, itself tested against the vectors.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`fuzz`] | what fuzzers do with bytes |
+//! | [`golden`] | vectors that other software made |
+//! | [`inputs`] | rows of numbers, and copies to and from a device |
+//! | [`model`] | one compressor, fed with a history by single operations |
+//! | [`stories`] | a cache of all kinds of layers, fed with token histories |
+//! | [`rings`] | sliding-window rings |
+//! | [`stress`] | random operations on a cache and on a model of it |
 #![forbid(unsafe_code)]
 
+pub mod fuzz;
 pub mod golden;
+pub mod inputs;
+pub mod model;
+pub mod rings;
+pub mod stories;
+pub mod stress;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use dsv4_kv::capacity::{self, Capacity};
-use dsv4_kv::device::{EmuDevice, EmuOptions};
+use dsv4_kv::device::{Device, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
@@ -39,6 +39,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             num_blocks,
             max_context,
             max_step_tokens,
+            poison: false,
         },
     )
 }
@@ -187,8 +188,10 @@ proptest! {
         let tokens = tokens.min(config.max_context);
         let schema = Schema::new(&config);
         let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
-        let memory = slots * slot_bytes + blocks * block_bytes + part * block_bytes / 100;
         let with_slots = |max_requests| CacheConfig { max_requests, ..config.clone() };
+        let working = Capacity::new(&with_slots(slots.max(1) as u32)).working_bytes;
+        let pools = slots * slot_bytes + blocks * block_bytes + part * block_bytes / 100;
+        let memory = working + pools;
         let caches = (1..).map_while(|slots| with_slots(slots).with_memory(memory).ok());
         let best = caches.map(|cache| admitted(&cache, tokens)).max().unwrap_or(0);
         match capacity::most_requests(config.clone(), memory, tokens) {
@@ -210,7 +213,7 @@ proptest! {
         let units = [u64::from(config.max_requests), u64::from(config.num_blocks)];
         let all = [schema.slot_bytes(), schema.block_bytes()];
         prop_assert_eq!([capacity.slot_bytes, capacity.block_bytes], all);
-        prop_assert_eq!(capacity.bytes(), units[0] * all[0] + units[1] * all[1]);
+        prop_assert_eq!(capacity.pool_bytes(), units[0] * all[0] + units[1] * all[1]);
         prop_assert_eq!(capacity.bytes_per_token * 128.0, all[1] as f64);
         let by_layer = |of: fn(&capacity::LayerBytes) -> u64| capacity.layers.iter().map(of).sum::<u64>();
         prop_assert_eq!([by_layer(|kind| kind.slot_bytes), by_layer(|kind| kind.block_bytes)], all);
@@ -220,7 +223,7 @@ proptest! {
             pools.map(|pool| pool.unit_bytes).sum::<u64>()
         };
         prop_assert_eq!([by_pool(PoolUnit::Slot), by_pool(PoolUnit::Block)], all);
-        prop_assert_eq!(capacity.pools.iter().map(|pool| pool.bytes).sum::<u64>(), capacity.bytes());
+        prop_assert_eq!(capacity.pools.iter().map(|pool| pool.bytes).sum::<u64>(), capacity.pool_bytes());
     }
 }
 
@@ -257,13 +260,18 @@ fn a_model_without_entries_needs_no_memory_for_blocks() {
     let layers = vec![LayerKind::Swa; 3];
     let model = ModelConfig { layers, ..ModelConfig::preset("tiny").unwrap() };
     let slot_bytes = 3 * 128 * 584;
-    let plan =
-        |memory| capacity::most_requests(CacheConfig::smallest(model.clone()), memory, 1 << 20);
-    let config = plan(7 * slot_bytes).unwrap();
+    let with_slots = |max_requests| CacheConfig {
+        max_requests,
+        max_context: 640,
+        ..CacheConfig::smallest(model.clone())
+    };
+    let working = |slots| Capacity::new(&with_slots(slots)).working_bytes;
+    let plan = |memory| capacity::most_requests(with_slots(1), memory, 640);
+    let config = plan(working(7) + 7 * slot_bytes).unwrap();
     assert_eq!((config.max_requests, config.num_blocks), (7, 1));
-    assert_eq!(Capacity::new(&config).bytes(), 7 * slot_bytes);
-    assert_eq!(Capacity::new(&config).requests_of(1 << 20), 7);
-    let error = plan(slot_bytes - 1).unwrap_err();
+    assert_eq!(Capacity::new(&config).pool_bytes(), 7 * slot_bytes);
+    assert_eq!(Capacity::new(&config).requests_of(640), 7);
+    let error = plan(working(1) + slot_bytes - 1).unwrap_err();
     assert!(matches!(error, KvError::MemoryTooSmall { slots: 1, .. }), "{error}");
 }
 
@@ -291,8 +299,9 @@ fn a_cache_takes_the_planned_bytes() {
     let config = capacity::most_requests(config, memory, 4096).unwrap();
     let planned = Capacity::new(&config);
     assert!(planned.bytes() <= memory && memory < planned.bytes() + planned.block_bytes);
-    let device = EmuDevice::new(EmuOptions::default());
-    let cache = KvCacheManager::new(device, config).unwrap();
+    let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
+    let cache = KvCacheManager::new(device.clone(), config).unwrap();
+    assert_eq!(memory - device.free_memory().unwrap(), planned.bytes());
     let pools: Vec<_> = planned.pools.iter().map(|pool| (pool.kind, pool.bytes)).collect();
     assert_eq!(cache.memory_bytes(), pools);
 }

@@ -1,4 +1,4 @@
-//! The oracle's rotary embedding against transformers: frequencies bit for bit, cosines and sines to
+//! Rotary embedding against transformers: frequencies bit for bit, the oracle's cosines and sines to
 //! one unit in the last place. (`golden_compressor.rs` holds rotated vectors.)
 
 use anyhow::Result;
@@ -19,6 +19,14 @@ fn frequencies_are_equal() -> Result<()> {
         assert_eq!(expected.shape, [PAIRS]);
         assert_eq!(table.frequencies()[..], expected.data, "{table:?}");
     }
+    Ok(())
+}
+
+/// Those that the kernels turn by.
+#[test]
+fn frequencies_on_the_device_are_equal() -> Result<()> {
+    let expected = golden::load::<f32>("rope_inv_freq_compress")?;
+    assert_eq!(dsv4_kv::rope::compress_frequencies()[..], expected.data);
     Ok(())
 }
 

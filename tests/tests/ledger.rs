@@ -191,9 +191,9 @@ fn settings_out_of_range_are_named() {
 fn memory_decides_the_blocks() {
     let flash = || ModelConfig::preset("flash").unwrap();
     let config = CacheConfig::for_memory(flash(), 64 << 30, 64).unwrap();
-    let schema = dsv4_kv::schema::Schema::new(&config);
-    let used = 64 * schema.slot_bytes() + u64::from(config.num_blocks) * schema.block_bytes();
-    assert!(used <= 64 << 30 && used + schema.block_bytes() > 64 << 30, "the last block that fits");
+    let cache = dsv4_kv::Capacity::new(&config);
+    let left = (64 << 30) - cache.bytes();
+    assert!(left < cache.block_bytes, "another block does not fit");
     let error = CacheConfig::for_memory(flash(), 1 << 20, 64).unwrap_err();
     assert!(matches!(error, KvError::MemoryTooSmall { slots: 64, .. }), "{error}");
 }

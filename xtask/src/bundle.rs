@@ -1,4 +1,4 @@
-//! Puts tests, benchmarks and the CLI with a `run.sh` into `target/gpu-bundle/`, to be copied to a
+//! Puts tests and the CLI with a `run.sh` into `target/gpu-bundle/`, to be copied to a
 //! machine with a GPU and no Rust.
 
 use std::fs;
@@ -18,7 +18,7 @@ const LIMIT_MB: f64 = 60.0;
 
 /// The calls of cargo: a name, and what to build.
 const BUILDS: [(&str, &[&str]); 2] = [
-    ("tests and benchmarks", &["--package", "dsv4-kv-tests", "--tests", "--benches"]),
+    ("tests", &["--package", "dsv4-kv-tests", "--tests"]),
     ("the CLI", &["--package", "dsv4-kv-cli", "--bins"]),
 ];
 
@@ -31,7 +31,6 @@ pub fn run() -> Result<()> {
     if bundle.exists() {
         fs::remove_dir_all(&bundle)?;
     }
-    let mut files = Vec::new();
     for (name, what) in BUILDS {
         for program in build(name, what)? {
             let folder = bundle.join(program.folder());
@@ -39,15 +38,13 @@ pub fn run() -> Result<()> {
             let copy = folder.join(&program.target.name);
             fs::copy(&program.executable, &copy)?;
             process::run("stripping", Command::new("strip").arg(&copy))?;
-            files.push(copy);
         }
     }
-    copy_folder(&workspace::root().join("tests/golden"), &bundle.join("golden"), &mut files)?;
+    copy_folder(&workspace::root().join("tests/golden"), &bundle.join("golden"))?;
     let script = bundle.join("run.sh");
     fs::write(&script, include_str!("run.sh"))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
-    files.push(script);
-    report(&bundle, &files)
+    report(&bundle)
 }
 
 /// A program that cargo built: a line of its JSON messages. Other lines lack these fields.
@@ -69,7 +66,6 @@ impl Program {
     fn folder(&self) -> &'static str {
         match self.target.kind.first().map(String::as_str) {
             Some("bin") => "bin",
-            Some("bench") => "benches",
             _ => "tests",
         }
     }
@@ -88,34 +84,49 @@ fn parse_programs(printed: &str) -> Vec<Program> {
     printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-fn copy_folder(from: &Path, to: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
         let entry = entry?;
         let copy = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            copy_folder(&entry.path(), &copy, files)?;
+            copy_folder(&entry.path(), &copy)?;
         } else {
             fs::copy(entry.path(), &copy)?;
-            files.push(copy);
         }
     }
     Ok(())
 }
 
-fn report(bundle: &Path, files: &[PathBuf]) -> Result<()> {
+/// Prints what each folder of the bundle weighs.
+fn report(bundle: &Path) -> Result<()> {
     let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN).set_header(["file", "MB"]);
+    table.load_preset(ASCII_MARKDOWN).set_header(["folder", "files", "MB"]);
     let mut total = 0.0;
-    for file in files {
-        let megabytes = fs::metadata(file)?.len() as f64 / 1e6;
+    for folder in ["bin", "tests", "golden"] {
+        let (files, bytes) = weigh(&bundle.join(folder))?;
+        let megabytes = bytes as f64 / 1e6;
         total += megabytes;
-        table
-            .add_row([file.strip_prefix(bundle)?.display().to_string(), format!("{megabytes:.2}")]);
+        table.add_row([folder.to_owned(), files.to_string(), format!("{megabytes:.1}")]);
     }
     println!("{table}\n{}: {total:.1} MB", bundle.display());
     ensure!(total <= LIMIT_MB, "the bundle is over {LIMIT_MB} MB");
     Ok(())
+}
+
+/// Files in a folder, and their bytes.
+fn weigh(folder: &Path) -> Result<(u64, u64)> {
+    let (mut files, mut bytes) = (0, 0);
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let (inner_files, inner_bytes) = match entry.file_type()?.is_dir() {
+            true => weigh(&entry.path())?,
+            false => (1, entry.metadata()?.len()),
+        };
+        files += inner_files;
+        bytes += inner_bytes;
+    }
+    Ok((files, bytes))
 }
 
 #[cfg(test)]
@@ -128,7 +139,6 @@ mod tests {
 {"reason":"compiler-artifact","target":{"kind":["lib"],"name":"half"},"executable":null}
 {"reason":"compiler-artifact","target":{"kind":["lib"],"name":"x"},"executable":"/t/x-1"}
 {"reason":"compiler-artifact","target":{"kind":["test"],"name":"suite"},"executable":"/t/suite-2"}
-{"reason":"compiler-artifact","target":{"kind":["bench"],"name":"speed"},"executable":"/t/speed-3"}
 {"reason":"compiler-artifact","target":{"kind":["bin"],"name":"cli"},"executable":"/t/cli"}
 {"reason":"build-finished","success":true}
 "#;
@@ -136,12 +146,8 @@ mod tests {
             .into_iter()
             .map(|program| (program.folder(), program.target.name.clone(), program.executable))
             .collect();
-        let expected = [
-            ("tests", "x", "/t/x-1"),
-            ("tests", "suite", "/t/suite-2"),
-            ("benches", "speed", "/t/speed-3"),
-            ("bin", "cli", "/t/cli"),
-        ];
+        let expected =
+            [("tests", "x", "/t/x-1"), ("tests", "suite", "/t/suite-2"), ("bin", "cli", "/t/cli")];
         let expected = expected.map(|(folder, name, path)| (folder, name.to_owned(), path.into()));
         assert_eq!(found, expected);
     }

@@ -26,6 +26,9 @@ pub enum Rule {
     /// No access by generic address: the pointer lost its address space, as pointers inside a
     /// parameter struct do.
     Generic,
+    /// A kernel waits for the launches before it, which it may overlap, before it accesses global
+    /// memory.
+    Wait,
     /// The entries are the table's kernels.
     Entries,
     /// The parameters are the table's: one `.u64` a pointer, then the parameter struct.
@@ -120,6 +123,10 @@ fn check_entry(entry: &Entry, kernel: &KernelInfo, fault: &mut impl FnMut(Rule, 
     for (kind, count) in entry.counts.iter().filter(|(kind, _)| kind.ends_with(".generic")) {
         fault(Rule::Generic, format!("{name} has {count} {kind}"));
     }
+    if !entry.waits || entry.early_accesses > 0 {
+        let early = entry.early_accesses;
+        fault(Rule::Wait, format!("{name} makes {early} accesses before griddepcontrol.wait"));
+    }
     let params = params_of(kernel);
     if entry.params != params {
         fault(Rule::Params, format!("{name} takes {:?}, the table says {params:?}", entry.params));
@@ -135,6 +142,11 @@ fn check_entry(entry: &Entry, kernel: &KernelInfo, fault: &mut impl FnMut(Rule, 
             Rule::LaunchBounds,
             format!("{name}: .minnctapersm {built:?}, not {}", kernel.min_blocks),
         );
+    }
+    let cluster = (kernel.cluster > 1).then(|| format!("{}, 1, 1", kernel.cluster));
+    if entry.cluster != cluster {
+        let built = &entry.cluster;
+        fault(Rule::LaunchBounds, format!("{name}: .reqnctapercluster {built:?}, not {cluster:?}"));
     }
 }
 
@@ -210,6 +222,7 @@ mod tests {
         min_blocks: 8,
         shared: 0,
         min_sm: 90,
+        cluster: 1,
     }];
     const PTX: &str = "\
 .version 7.8
@@ -222,6 +235,7 @@ mod tests {
 .maxntid 128, 1, 1
 .minnctapersm 8
 {
+	griddepcontrol.wait;
 	ld.global.v4.b32 	{%r1, %r2, %r3, %r4}, [%rd6];
 	bar.sync 	0;
 	ret;
@@ -262,9 +276,15 @@ mod tests {
         assert_eq!(with(".param .u64 .ptr .align 1 k_param_0,", ""), [Rule::Params]);
         assert_eq!(with(".maxntid 128", ".maxntid 256"), [Rule::LaunchBounds]);
         assert_eq!(with(".minnctapersm 8\n", ""), [Rule::LaunchBounds]);
+        let clustered = ".minnctapersm 8\n.reqnctapercluster 8, 1, 1\n";
+        assert_eq!(with(".minnctapersm 8\n", clustered), [Rule::LaunchBounds]);
         assert_eq!(with(bar, "bar.sync 0; bar.sync 0;"), [Rule::Counts]);
         assert_eq!(with("ld.global.v4", "ld.global"), [Rule::Counts]);
         assert!(with("ld.global.v4", "ld.v4").contains(&Rule::Generic));
+        assert_eq!(with("griddepcontrol.wait;", ""), [Rule::Wait]);
+        let early =
+            "ld.param.b32 %r9, [k_param_1]; ld.global.b32 %r9, [%rd6]; griddepcontrol.wait;";
+        assert_eq!(with("griddepcontrol.wait;", early), [Rule::Wait]);
     }
 
     #[test]

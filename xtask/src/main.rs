@@ -61,7 +61,7 @@ enum Task {
         #[arg(long)]
         quick: bool,
     },
-    /// Put tests, benchmarks and the CLI into target/gpu-bundle/.
+    /// Put tests and the CLI into target/gpu-bundle/.
     GpuBundle,
 }
 

@@ -1,5 +1,6 @@
 //! Writes the kernel table's launch bounds into PTX, since rustc has no attribute for them:
-//! `.maxntid` and `.minnctapersm` after the parameters of each entry (PTX ISA section 11.4).
+//! `.maxntid` and `.minnctapersm` after the parameters of each entry (PTX ISA section 11.4), and
+//! `.reqnctapercluster` where blocks form clusters (section 11.7).
 
 use anyhow::{Context, Result};
 use kv_layout::kernels::KernelInfo;
@@ -21,6 +22,9 @@ pub fn launch_bounds(ptx: &str, table: &[KernelInfo]) -> Result<String> {
         if let Some(kernel) = current.take_if(|_| line.ends_with(')')) {
             patched.push_str(&format!(".maxntid {}, 1, 1\n", kernel.block));
             patched.push_str(&format!(".minnctapersm {}\n", kernel.min_blocks));
+            if kernel.cluster > 1 {
+                patched.push_str(&format!(".reqnctapercluster {}, 1, 1\n", kernel.cluster));
+            }
         }
     }
     Ok(patched)
@@ -45,6 +49,7 @@ mod tests {
         min_blocks: 3,
         shared: 0,
         min_sm: 90,
+        cluster: 1,
     };
     const PTX: &str = "\
 .visible .entry k(
@@ -69,6 +74,17 @@ mod tests {
     fn an_entry_without_parameters_is_patched_too() {
         let patched = launch_bounds(".visible .entry k()\n{\n\tret;\n}\n", &[KERNEL]);
         assert!(patched.expect("k is in the table").contains("k()\n.maxntid 256, 1, 1\n"));
+    }
+
+    #[test]
+    fn clusters_are_required_where_there_are_any() {
+        let cluster = |cluster| {
+            let kernel = KernelInfo { cluster, ..KERNEL };
+            let patched = launch_bounds(PTX, &[kernel]).expect("k is in the table");
+            Module::parse(&patched).entries.remove(0).cluster
+        };
+        assert_eq!(cluster(1), None);
+        assert_eq!(cluster(8).as_deref(), Some("8, 1, 1"));
     }
 
     #[test]

@@ -26,10 +26,16 @@ pub struct Entry {
     pub max_threads: Option<String>,
     /// `.minnctapersm`: blocks that must fit on a multiprocessor at once.
     pub min_blocks: Option<u32>,
+    /// `.reqnctapercluster`: blocks of a cluster, in x, y, z.
+    pub cluster: Option<String>,
     /// Whether it keeps variables in local memory.
     pub local_memory: bool,
     /// Functions it calls.
     pub calls: u32,
+    /// Whether it waits for the launches before it.
+    pub waits: bool,
+    /// Accesses to memory that other launches see, before it waits.
+    pub early_accesses: u32,
     /// Its recorded instructions.
     pub counts: Counts,
 }
@@ -104,10 +110,24 @@ impl Entry {
         if opcode.split('.').next() == Some("call") {
             self.calls += 1;
         }
+        if opcode.trim_end_matches(';') == "griddepcontrol.wait" {
+            self.waits = true;
+        }
+        if !self.waits && is_global(opcode) {
+            self.early_accesses += 1;
+        }
         if let Some(kind) = kind(opcode) {
             *self.counts.entry(kind).or_default() += 1;
         }
     }
+}
+
+/// Whether an instruction may access global memory.
+fn is_global(opcode: &str) -> bool {
+    let mut parts = opcode.split('.');
+    let elsewhere = ["param", "shared", "local"];
+    matches!(parts.next(), Some("ld" | "st" | "atom" | "red" | "cp" | "prefetch"))
+        && !parts.any(|part| elsewhere.contains(&part))
 }
 
 /// The recorded kind of an instruction, or `None` for one that is not recorded.
@@ -118,7 +138,11 @@ impl Entry {
 /// mean that a pointer lost its address space.
 pub fn kind(opcode: &str) -> Option<String> {
     let parts: Vec<&str> = opcode.split('.').collect();
-    let space = || parts.iter().find(|part| ["global", "shared", "local"].contains(part));
+    // Another block's shared memory is `shared::cluster`.
+    let space = || {
+        let mut spaces = parts.iter().filter_map(|part| part.split("::").next());
+        spaces.find(|part| ["global", "shared", "local"].contains(part))
+    };
     let vector = || parts.iter().find(|part| ["v2", "v4", "v8"].contains(part));
     match parts.as_slice() {
         ["bar" | "barrier", "warp", ..] => Some("bar.warp".to_owned()),
@@ -180,6 +204,7 @@ fn read_header(statement: &str) -> Entry {
         params: params.split(',').filter_map(read_param).collect(),
         max_threads: value(".maxntid"),
         min_blocks: value(".minnctapersm").and_then(|text| text.parse().ok()),
+        cluster: value(".reqnctapercluster"),
         ..Entry::default()
     }
 }

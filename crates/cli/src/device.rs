@@ -1,9 +1,18 @@
-//! The choice of a device.
+//! The choice of a device, and what its memory holds.
 
 use clap::ValueEnum;
 use dsv4_kv::device::{CudaDevice, CudaOptions};
+use dsv4_kv::{CacheConfig, Capacity};
 
 use crate::error::InputError;
+
+/// What CUDA rounds an allocation up to.
+const ALLOCATION: u64 = 2 << 20;
+
+/// Bytes to set aside for the rounding up of a cache's allocations on a GPU.
+pub fn rounding(config: &CacheConfig) -> u64 {
+    u64::from(Capacity::new(config).buffers) * ALLOCATION
+}
 
 /// Where the kernels are to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

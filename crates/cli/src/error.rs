@@ -7,7 +7,7 @@ use dsv4_kv::KvError;
 use dsv4_kv::device::DeviceError;
 use dsv4_kv::kv_layout::config::{ConfigError, ModelConfig};
 
-use crate::replay::trace::TraceError;
+use dsv4_kv_cli::trace::TraceError;
 
 /// What is wrong with the input.
 #[derive(Debug, thiserror::Error)]
@@ -52,12 +52,14 @@ pub enum InputError {
         working: ByteSize,
     },
     /// The cache cannot be made as asked.
-    #[error("model {model} with {memory} of memory: {source}")]
+    #[error("model {model} with {memory} of memory, {left} of it for the cache: {source}")]
     Cache {
         /// The model.
         model: String,
-        /// Memory left for the cache.
+        /// The memory there is.
         memory: ByteSize,
+        /// Memory left for the cache.
+        left: ByteSize,
         /// The cache's refusal.
         source: KvError,
     },

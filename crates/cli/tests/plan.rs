@@ -41,13 +41,17 @@ fn the_most_requests_of_the_context_fit() {
     // of 2 * 512.
     let slot = 62 * 132 * 584 + 30 * 12 * 4 * 640 * 4 + 31 * 132 * 1024 * 4;
     let block = 30 * 32 * (584 + 68) + 31 * 584;
-    let memory = 180 << 30;
+    // Pools of two planes of window rows a layer, and of entries, keys and states; ten more buffers.
+    let buffers = 62 * 2 + 30 * 6 + 31 * 3 + 10;
+    assert_eq!(number("/rounding"), buffers << 21);
+    let memory = (180 << 30) - (buffers << 21) - number("/capacity/working_bytes");
     let requests = memory / (slot + 1024 * block);
     assert_eq!(number("/capacity/slot_bytes"), slot);
     assert_eq!(number("/capacity/block_bytes"), block);
     assert_eq!(number("/capacity/slots"), requests);
     assert_eq!(number("/capacity/blocks"), (memory - requests * slot) / block);
-    assert_eq!(number("/used"), requests * slot + number("/capacity/blocks") * block);
+    let pools = requests * slot + number("/capacity/blocks") * block;
+    assert_eq!(number("/left_over"), memory - pools);
     assert_eq!(plan["capacity"]["bytes_per_token"], 5031.4375);
     let lengths = plan["lengths"].as_array().expect("a list");
     let tokens: Vec<_> = lengths.iter().filter_map(|length| length["tokens"].as_u64()).collect();
@@ -55,15 +59,19 @@ fn the_most_requests_of_the_context_fit() {
     for length in lengths {
         assert_eq!(length["requests"], requests, "as many slots as the longest can use");
     }
-    assert_eq!(lengths[0]["requests_at_best"], memory / (slot + 8 * block));
+    // More requests have a longer block table.
+    let short = lengths[0]["requests_at_best"].as_u64().expect("a count");
+    assert!((memory / (slot + 8 * block)).abs_diff(short) < 20, "{short}");
     assert_eq!(lengths[7]["requests_at_best"], requests);
 }
 
 #[test]
 fn given_slots_are_kept_and_blocks_fill_the_rest() {
-    let plan = json("--model tiny --gpu-mem 64MiB --context 300000 --max-requests 3");
+    let plan = json("--model tiny --gpu-mem 96MiB --context 300000 --max-requests 3");
     let slots = 3 * (5 * 128 * 584 + 2 * 8 * 4 * 640 * 4 + 128 * 1024 * 4);
-    let blocks = ((64 << 20) - slots) / (2 * 32 * 652 + 584);
+    let working = plan["capacity"]["working_bytes"].as_u64().expect("bytes");
+    let rounding = (5 * 2 + 2 * 6 + 3 + 10) << 21;
+    let blocks = ((96 << 20) - rounding - working - slots) / (2 * 32 * 652 + 584);
     assert_eq!(plan["capacity"]["slots"], 3);
     assert_eq!(plan["capacity"]["blocks"], blocks);
     assert_eq!(plan["longest_request"], 128 * blocks + 3);

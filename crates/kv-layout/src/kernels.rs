@@ -42,13 +42,28 @@ pub struct KernelInfo {
     pub shared: u32,
     /// Least compute capability, as in `sm_90`.
     pub min_sm: u32,
+    /// Consecutive blocks of a row of the grid that run as a cluster; 1 = none. Patched in as
+    /// `.reqnctapercluster`.
+    pub cluster: u32,
+}
+
+/// Blocks of a cluster, as the table may leave them out.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! blocks_of_cluster {
+    () => {
+        1
+    };
+    ($cluster:literal) => {
+        $cluster
+    };
 }
 
 /// Hands the table to the macro named `$callback`, one item an operation:
 ///
 /// ```text
 /// callback! { $(
-///     Operation<Variant> "doc" (pointer: const|mut type, ..; Params) { block: .., .. }
+///     Operation<Variant> "doc" (pointer: const|mut type, ..; Params) { block: .., .. [, cluster: ..] }
 ///     bodies { variant => kernel: body, .. }
 /// )* }
 /// ```
@@ -92,7 +107,7 @@ macro_rules! kernel_infos {
         )
         $doc:literal
         { block: $block:literal, min_blocks: $min_blocks:literal, shared: $shared:literal,
-          min_sm: $min_sm:literal }
+          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? }
         [$body:expr]
     )*) => {
         /// The kernel table as data.
@@ -109,6 +124,7 @@ macro_rules! kernel_infos {
             min_blocks: $min_blocks,
             shared: $shared,
             min_sm: $min_sm,
+            cluster: $crate::blocks_of_cluster!($($cluster)?),
         } ),*];
     };
 }

@@ -10,6 +10,7 @@
 //! | [`geometry`] | the constants of a DeepSeek-V4 attention layer |
 //! | [`main_row`] | SWA and compressed-entry rows: 448 E4M3 + 64 BF16 + scales |
 //! | [`index_row`] | indexer keys: NVFP4, MXFP4, FP8 |
+//! | [`router`] | limits of the router kernels |
 //! | [`params`] | the `#[repr(C)]` scalars each kernel takes |
 //! | [`kernels`] | the kernel table (`kernel_table/`), expanded into PTX entries, launchers and lint rules |
 //! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
@@ -28,6 +29,7 @@ mod kernel_table;
 pub mod kernels;
 pub mod main_row;
 pub mod params;
+pub mod router;
 
 /// Version of the host/device contract: row layouts, parameter structs and the kernel table.
 ///

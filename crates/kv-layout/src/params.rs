@@ -151,6 +151,8 @@ pub struct ResetStateParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeParams {
+    /// Tokens of the step.
+    pub tokens: u32,
     /// Request slots; a slot beyond them is a fault.
     pub slots: u32,
     /// Rows of the sliding-window planes, slots times ring.
@@ -177,6 +179,120 @@ pub struct FlushParams {
     pub num_blocks: u32,
     /// 1 = multiply indexer keys by the Hadamard matrix first, as the released model does; else 0.
     pub rotate: u32,
+}
+
+/// Scalars of `find_poison`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FindPoisonParams {
+    /// The first query token of the launch; its tile is the first one.
+    pub first: u32,
+    /// Query tokens that the launch covers, from `first` on.
+    pub tokens: u32,
+    /// Rows of a query's tile.
+    pub rows: u32,
+    /// The layer, for the record.
+    pub layer: u32,
+    /// What the tile's rows are: [`Self::WINDOW`], [`Self::LIST`] or [`Self::ALL`].
+    pub source: u32,
+    /// Rows that can be recorded; more are only counted.
+    pub capacity: u32,
+}
+
+impl FindPoisonParams {
+    /// Rows are the query's window: recorded is the position of the token.
+    pub const WINDOW: u32 = 0;
+    /// Rows are the entries of a list: recorded is the entry.
+    pub const LIST: u32 = 1;
+    /// Row i is entry i: recorded is the entry.
+    pub const ALL: u32 = 2;
+    /// Words of a record.
+    pub const RECORD: u32 = 4;
+    /// In a record's first word, what the layer is multiplied by; the source is added.
+    pub const LAYER: u32 = 4;
+}
+
+const _: () = assert!(size_of::<FindPoisonParams>() == 24 && align_of::<FindPoisonParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, first) == 0);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, tokens) == 4);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, rows) == 8);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, layer) == 12);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, source) == 16);
+const _: () = assert!(core::mem::offset_of!(FindPoisonParams, capacity) == 20);
+/// Scalars of `activation_topk_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ActivationTopkParams {
+    /// Tokens that the launch covers.
+    pub tokens: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
+/// Scalars of `hash_router`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct HashRouterParams {
+    /// Tokens that the launch covers.
+    pub tokens: u32,
+    /// Experts of the layer; a table element beyond them is a fault, not a read.
+    pub experts: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Rows of the table; a token id beyond them is a fault, not a read.
+    pub vocabulary: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
+/// Scalars of `dense_router_decode_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DenseRouterDecodeParams {
+    /// Tokens that the launch covers, at most 64.
+    pub tokens: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
+/// Scalars of `hash_router_decode_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct HashRouterDecodeParams {
+    /// Tokens that the launch covers, at most 64.
+    pub tokens: u32,
+    /// Experts of the layer; a table element beyond them is a fault, not a read.
+    pub experts: u32,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
+    /// Experts of a token, at most 8.
+    pub selected: u32,
+    /// Rows of the table; a token id beyond them is a fault, not a read.
+    pub vocabulary: u32,
+    /// Bits of the f32 that the weights of a token add up to.
+    pub scaling_bits: u32,
+}
+
+/// Scalars of `router_logits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RouterLogitsParams {
+    /// Tokens that the launch covers.
+    pub tokens: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
 }
 
 const _: () = assert!(size_of::<AppendSwaParams>() == 8 && align_of::<AppendSwaParams>() == 4);
@@ -221,12 +337,13 @@ const _: () = assert!(core::mem::offset_of!(FlushParams, rotate) == 16);
 const _: () = assert!(size_of::<UpdateTableParams>() == 8 && align_of::<UpdateTableParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(UpdateTableParams, count) == 0);
 const _: () = assert!(core::mem::offset_of!(UpdateTableParams, elements) == 4);
-const _: () = assert!(size_of::<DecodeParams>() == 20 && align_of::<DecodeParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, slots) == 0);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 4);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 8);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 12);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 16);
+const _: () = assert!(size_of::<DecodeParams>() == 24 && align_of::<DecodeParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, slots) == 4);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 8);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 12);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 16);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 20);
 const _: () = assert!(size_of::<RotateStateParams>() == 24 && align_of::<RotateStateParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(RotateStateParams, rows) == 0);
 const _: () = assert!(core::mem::offset_of!(RotateStateParams, position) == 4);
@@ -239,3 +356,36 @@ const _: () = assert!(core::mem::offset_of!(ResetStateParams, slot) == 0);
 const _: () = assert!(core::mem::offset_of!(ResetStateParams, ring) == 4);
 const _: () = assert!(core::mem::offset_of!(ResetStateParams, row_words) == 8);
 const _: () = assert!(core::mem::offset_of!(ResetStateParams, word) == 12);
+const _: () =
+    assert!(size_of::<ActivationTopkParams>() == 16 && align_of::<ActivationTopkParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, selected) == 8);
+const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, scaling_bits) == 12);
+const _: () = assert!(size_of::<HashRouterParams>() == 20 && align_of::<HashRouterParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, selected) == 8);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, vocabulary) == 12);
+const _: () = assert!(core::mem::offset_of!(HashRouterParams, scaling_bits) == 16);
+const _: () = assert!(
+    size_of::<DenseRouterDecodeParams>() == 20 && align_of::<DenseRouterDecodeParams>() == 4
+);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, hidden) == 8);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, selected) == 12);
+const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, scaling_bits) == 16);
+const _: () =
+    assert!(size_of::<HashRouterDecodeParams>() == 24 && align_of::<HashRouterDecodeParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, hidden) == 8);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, selected) == 12);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, vocabulary) == 16);
+const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, scaling_bits) == 20);
+const _: () =
+    assert!(size_of::<RouterLogitsParams>() == 12 && align_of::<RouterLogitsParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, hidden) == 8);

@@ -8,6 +8,7 @@
 //! | [`index`] | indexer keys: BF16 to bytes and back, three formats |
 //! | [`indexer`] | the indexer: queries, scores, the entries it picks |
 //! | [`swa`] | the sliding window: ring contents and gathered tiles from the token history |
+//! | [`router`] | experts and weights of a token
 //! | [`rope`] | frequencies, cosines and sines, rotation forward and back |
 //! | [`hadamard`] | the transform of indexer keys and queries |
 //! | [`compressor`] | CSA and HCA entries and indexer keys; which entries close, and which are visible |
@@ -19,5 +20,6 @@ pub mod index;
 pub mod indexer;
 pub mod number;
 pub mod rope;
+pub mod router;
 pub mod row;
 pub mod swa;

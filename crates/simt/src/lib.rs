@@ -8,10 +8,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`thread`] | indices, dimensions, the block barrier |
+//! | [`cluster`] | blocks that run together: barrier, shared memory of each other |
 //! | [`warp`] | shuffles, votes, reductions of a full warp |
 //! | [`mma`] | matrix products of a full warp on the tensor cores |
 //! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
 //! | [`shared`] | the block's shared memory: [`shared::Shared`] |
+//! | [`grid`] | launches that overlap in a stream |
 //! | [`atomic`] | atomics with the scope in the type's name, fences |
 //! | [`math`] | float operations that are bit-equal on both backends, and those that are not |
 //! | `convert` | hardware number conversions (device only) |
@@ -39,10 +41,12 @@
 )]
 
 pub mod atomic;
+pub mod cluster;
 #[cfg(target_arch = "nvptx64")]
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
+pub mod grid;
 pub mod math;
 pub mod mem;
 pub mod mma;

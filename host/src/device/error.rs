@@ -6,6 +6,7 @@ use std::ptr;
 use cust::error::CudaError;
 use cust::sys::CUresult;
 use kv_layout::geometry::BLOCK_TOKENS;
+use kv_layout::router::{DECODE_TOKENS, EXPERT_STEP, HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
 use simt::emu::Fault;
 
 /// What the CUDA driver answered, other than success.
@@ -127,6 +128,29 @@ pub enum DeviceError {
         /// Entries of a block, as they were given.
         entries_per_block: u32,
     },
+    /// A number of experts that the router kernels are not built for.
+    #[error(
+        "{selected} of {experts} experts: a layer has a multiple of {EXPERT_STEP} up to \
+         {MAX_EXPERTS}, and a token 1 to {MAX_SELECTED} of them"
+    )]
+    Selection {
+        /// Experts of the layer.
+        experts: u32,
+        /// Experts of a token.
+        selected: u32,
+    },
+    /// A hidden state that the router kernels are not built for.
+    #[error("a hidden state of {hidden}; the router takes multiples of {HIDDEN_STEP}")]
+    HiddenSize {
+        /// Width of the hidden state.
+        hidden: u32,
+    },
+    /// More tokens than the one-launch router takes.
+    #[error("{tokens} tokens; the one-launch router takes at most {DECODE_TOKENS}")]
+    DecodeTokens {
+        /// Tokens of the launch.
+        tokens: u32,
+    },
     /// A number that a kernel does not take.
     #[error("{what} is {value}; it must be a multiple of {multiple} from {multiple} to {most}")]
     Argument {
@@ -183,7 +207,7 @@ pub enum DeviceError {
              wait: {kernels}"
     )]
     KernelFault {
-        /// Names of the kernels launched since the last successful wait.
+        /// Names of the kernels launched on each stream since its last successful wait.
         kernels: String,
         /// The driver's answer.
         status: CudaStatus,

@@ -1,13 +1,14 @@
 //! The compressed entries of a layer: compress and flush, and the gathers.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use kv_layout::geometry::{CSA_RATIO, CsaStream, HCA_RATIO, LayerKind, StateStream};
 
 use super::LayerCacheHandle;
 use crate::device::ops::{
-    self, CompressorWeights, DecodeStep, DecodeStream, Entries, GatherQueries, IndexKeys,
-    StateRing, StepProjections, StepTokens,
+    self, CompressorWeights, DecodeStep, DecodeStream, Entries, GatherQueries, GatheredRows,
+    IndexKeys, StateRing, StepProjections, StepTokens,
 };
 use crate::device::{Buffer, Device};
 use crate::error::KvError;
@@ -190,7 +191,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let faults = self.fault_word::<GatherKv>(entries.format);
         let gather = ops::gather_kv;
         gather(self.device, stream, &queries, selected, rows, &table, &entries, tile, &faults)?;
-        Ok(())
+        self.find_poison(stream, &queries, tile, GatheredRows::List(selected, rows))
     }
 
     /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
@@ -213,7 +214,26 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let faults = self.fault_word::<GatherAll>(entries.format);
         let gather = ops::gather_all;
         gather(self.device, stream, &queries, rows, &table, &entries, tile, lengths, &faults)?;
-        Ok(())
+        self.find_poison(stream, &queries, tile, GatheredRows::All(lengths, rows))
+    }
+
+    /// Queues the number of entries that each query sees into `lengths` (`[queries]`); 0 for padding.
+    ///
+    /// # Errors
+    /// As [`Self::gather_kv`].
+    pub fn valid_lens(
+        &self,
+        stream: &D::Stream,
+        queries: Range<u32>,
+        lengths: &Buffer<D, i32>,
+    ) -> Result<(), KvError> {
+        let count = self.check_queries(&queries)?;
+        let ratio = self.schema.kind.ratio().and_then(NonZeroU32::new);
+        let (layer, pool) = (self.schema.layer.0, PoolKind::EntryData);
+        let ratio = ratio.ok_or(KvError::NoSuchPool { layer, pool })?;
+        let tokens = self.step_tokens();
+        let queries = gather_queries(&tokens, queries.start, count);
+        Ok(ops::valid_lens(self.device, stream, &queries, ratio, lengths)?)
     }
 
     /// The layer's compressed entries, for kernels of the embedder.

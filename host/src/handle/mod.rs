@@ -8,7 +8,7 @@ pub use compressed::Projected;
 use std::ops::Range;
 
 use crate::config::CacheConfig;
-use crate::device::ops::StepTokens;
+use crate::device::ops::{self, GatherQueries, GatheredRows, StepTokens};
 use crate::device::{Buffer, Device};
 use crate::error::KvError;
 use crate::kernels::Operation;
@@ -79,6 +79,19 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         self.step
             .slice(range.start as u64, range.len() as u64)
             .expect("the array has all its sections")
+    }
+
+    /// In a poisoned cache, queues the search of a gathered tile for rows that nobody wrote.
+    fn find_poison(
+        &self,
+        stream: &D::Stream,
+        queries: &GatherQueries<'_, D>,
+        tile: &Buffer<D, u16>,
+        rows: GatheredRows<'_, D>,
+    ) -> Result<(), KvError> {
+        let Some(found) = &self.workspace.poison else { return Ok(()) };
+        let layer = self.schema.layer;
+        Ok(ops::find_poison(self.device, stream, queries, layer, tile, rows, found)?)
     }
 
     pub(crate) fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<D, u32> {

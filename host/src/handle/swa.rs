@@ -5,7 +5,7 @@ use std::ops::Range;
 use kv_layout::geometry::swa_ring_rows;
 
 use super::LayerCacheHandle;
-use crate::device::ops::{self, GatherQueries, SwaRing};
+use crate::device::ops::{self, GatherQueries, GatheredRows, SwaRing};
 use crate::device::{Buffer, Device};
 use crate::error::KvError;
 use crate::kernels::{AppendSwa, GatherSwa};
@@ -72,6 +72,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         };
         let faults = self.fault_word::<GatherSwa>(ring.format);
         let gather = ops::gather_swa;
-        Ok(gather(self.device, stream, kv, &queries, &ring, tile, lengths, &faults)?)
+        gather(self.device, stream, kv, &queries, &ring, tile, lengths, &faults)?;
+        self.find_poison(stream, &queries, tile, GatheredRows::Window(lengths))
     }
 }

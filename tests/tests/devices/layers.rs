@@ -1,20 +1,16 @@
 //! The whole cache: layers of every kind, through `KvCacheManager` and its handles.
 
-use std::num::NonZeroU32;
-use std::sync::Arc;
-
-use dsv4_kv::device::ops::{self, GatherQueries};
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::Device;
 use dsv4_kv::{CacheConfig, KvError, LayerId, RequestId};
 use dsv4_kv_oracle::compressor::visible;
-use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{assert_same, download, oracle, upload};
-use crate::stories::{Fed, Formats, Part, Stored, Story, TINY, assert_pools, config, filled};
+use crate::gathered::Gathered;
+use crate::inputs::{assert_same, download, filled, oracle, upload};
+use crate::stories::{Fed, Formats, Part, Stored, Story, TINY, assert_pools, config};
 
 /// Every format of main rows and of indexer keys at least once.
 const FORMATS: [Formats; 3] = [
@@ -115,9 +111,8 @@ fn check_gathers<D: Device>(
 ) {
     let (device, stream) = (fed.manager.device(), &fed.stream);
     let handle = fed.manager.layer_for(layer, bucket).unwrap();
-    let ratio = NonZeroU32::new(handle.schema().kind.ratio().unwrap()).unwrap();
-    let seen: Vec<usize> =
-        queries.iter().map(|&(_, position)| visible(position, ratio.get() as usize)).collect();
+    let ratio = handle.schema().kind.ratio().unwrap() as usize;
+    let seen: Vec<usize> = queries.iter().map(|&(_, position)| visible(position, ratio)).collect();
     let rows = *seen.iter().max().unwrap();
 
     // The newest entry, the oldest, one between, none.
@@ -128,17 +123,14 @@ fn check_gathers<D: Device>(
     let mut lists: Vec<[i32; 6]> = seen.iter().map(list).collect();
     lists.resize(bucket as usize, [0; 6]);
     let selected = upload(device, stream, lists.as_flattened());
-    let listed = filled::<D, u16>(fed, bucket as usize * 6 * 512);
+    let listed = filled::<D, u16>(device, stream, bucket as usize * 6 * 512);
     handle.gather_kv(stream, 0..bucket, &selected, 6, &listed).unwrap();
 
-    let all = filled::<D, u16>(fed, bucket as usize * rows * 512);
-    let lengths = filled::<D, i32>(fed, bucket as usize);
+    let all = filled::<D, u16>(device, stream, bucket as usize * rows * 512);
+    let lengths = filled::<D, i32>(device, stream, bucket as usize);
     handle.gather_all(stream, 0..bucket, rows as u32, &all, &lengths).unwrap();
-    let valid = filled::<D, i32>(fed, bucket as usize);
-    let tokens = handle.step_tokens();
-    let (position, slot, index) = (&tokens.position, &tokens.slot, &tokens.index);
-    let every = GatherQueries { position, slot, index, first: 0, count: bucket };
-    ops::valid_lens(device, stream, &every, ratio, &valid).unwrap();
+    let valid = filled::<D, i32>(device, stream, bucket as usize);
+    handle.valid_lens(stream, 0..bucket, &valid).unwrap();
 
     let (listed, all) = (download(device, stream, &listed), download(device, stream, &all));
     let mut want = Vec::new();
@@ -166,82 +158,17 @@ fn check_gathers<D: Device>(
 
 /// Tokens of the captured step.
 const BUCKET: u32 = 8;
-/// Entries of a query's list in it.
-const LIST: u32 = 3;
-/// Rows for all entries of a query in it: enough for those of 270 tokens.
-const ALL: u32 = 67;
-
-/// What attention of one layer reads in the captured step: the lists it asks for, and the gathers.
-struct Gathered<D: Device> {
-    selected: Buffer<D, i32>,
-    window: Buffer<D, u16>,
-    window_lengths: Buffer<D, i32>,
-    listed: Buffer<D, u16>,
-    all: Buffer<D, u16>,
-    lengths: Buffer<D, i32>,
-}
-
-impl<D: Device> Gathered<D> {
-    fn new(fed: &Fed<D>) -> Self {
-        let tile = |rows: u32| filled(fed, (BUCKET * rows * 512) as usize);
-        let words = |count: u32| filled(fed, (BUCKET * count) as usize);
-        Self {
-            selected: words(LIST),
-            window: tile(128),
-            window_lengths: words(1),
-            listed: tile(LIST),
-            all: tile(ALL),
-            lengths: words(1),
-        }
-    }
-
-    /// Asks for the newest entry, none, and the oldest, of queries at `positions`; puts canaries into
-    /// the tiles, and the lengths of padding into the lengths.
-    fn reset(&self, fed: &Fed<D>, layer: LayerId, positions: &[usize]) {
-        let (device, stream) = (fed.manager.device(), &fed.stream);
-        for tile in [&self.window, &self.listed, &self.all] {
-            device.fill(stream, tile, 0xA5).unwrap();
-        }
-        for lengths in [&self.window_lengths, &self.lengths] {
-            device.fill(stream, lengths, 0).unwrap();
-        }
-        let Some(ratio) = TINY[layer.0 as usize].ratio() else { return };
-        let newest = |&position: &usize| visible(position, ratio as usize) as i32 - 1;
-        let lists: Vec<i32> =
-            positions.iter().map(newest).flat_map(|newest| [newest, -1, newest.min(0)]).collect();
-        device.upload(stream, &lists, &self.selected, 0).unwrap();
-    }
-
-    fn memory(&self) -> [Arc<D::Memory>; 6] {
-        let Self { selected, window, window_lengths, listed, all, lengths } = self;
-        let (selected, lengths) = (selected.memory(), lengths.memory());
-        let (window, window_lengths) = (window.memory(), window_lengths.memory());
-        [selected, window, window_lengths, listed.memory(), all.memory(), lengths]
-    }
-
-    fn bytes(&self, fed: &Fed<D>) -> Vec<u8> {
-        let Self { window, window_lengths, listed, all, lengths, .. } = self;
-        [window.cast(), window_lengths.cast(), listed.cast(), all.cast(), lengths.cast()]
-            .map(|output: Buffer<D, u8>| download(fed.manager.device(), &fed.stream, &output))
-            .concat()
-    }
-}
+/// No request of it reaches so many tokens.
+const MOST: u32 = 268;
 
 /// Queues what attention of every layer reads, in launches of `bucket` tokens.
 fn gather<D: Device>(fed: &Fed<D>, bucket: u32, to: &[Gathered<D>]) -> Result<(), KvError> {
-    let stream = &fed.stream;
-    for (layer, to) in fed.layer_ids().zip(to) {
-        let handle = fed.manager.layer_for(layer, bucket)?;
-        let rows = fed.rows(layer);
-        handle.gather_swa(stream, rows, 0..bucket, &to.window, &to.window_lengths)?;
-        if handle.schema().kind != Swa {
-            handle.gather_kv(stream, 0..bucket, &to.selected, LIST, &to.listed)?;
-            handle.gather_all(stream, 0..bucket, ALL, &to.all, &to.lengths)?;
-        }
-    }
-    Ok(())
+    let rows = |layer| fed.rows(layer);
+    let mut layers = fed.layer_ids().zip(to);
+    layers.try_for_each(|(layer, to)| {
+        to.gather(&fed.manager, &fed.stream, layer, bucket, rows(layer))
+    })
 }
-
 /// Queues every layer's update for launches of so many tokens.
 type Update<D> = fn(&Fed<D>, u32) -> Result<(), KvError>;
 
@@ -270,7 +197,7 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
         }
         requests.push((id, story, start));
     }
-    let gathered = |fed: &Fed<D>| TINY.map(|_| Gathered::new(fed));
+    let gathered = |fed: &Fed<D>| Gathered::of_layers(&fed.manager, &fed.stream, BUCKET, MOST);
     let (eager_out, graph_out) = (gathered(&eager), gathered(&captured));
     let mut retained = captured.inputs();
     retained.extend(graph_out.iter().flat_map(Gathered::memory));
@@ -293,7 +220,7 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
             [(&mut eager, &eager_out, batch as u32), (&mut captured, &graph_out, BUCKET)]
         {
             fed.prepare(&parts, bucket);
-            fed.layer_ids().zip(out).for_each(|(layer, out)| out.reset(fed, layer, &positions));
+            out.iter().for_each(|out| out.reset(device, &fed.stream, &positions));
         }
         eager.update(batch as u32).unwrap();
         gather(&eager, batch as u32, &eager_out).unwrap();
@@ -305,7 +232,8 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
         assert_pools(&captured, &eager.pool_bytes(), &what);
         for (layer, (graph_out, eager_out)) in graph_out.iter().zip(&eager_out).enumerate() {
             let what = format!("gathers of layer {layer} at {what}");
-            assert_same(&graph_out.bytes(&captured), &eager_out.bytes(&eager), &what);
+            let bytes = |out: &Gathered<D>| out.bytes(device, &captured.stream);
+            assert_same(&bytes(graph_out), &bytes(eager_out), &what);
         }
     }
     let taken = free - captured.manager.ledger().free_blocks();
@@ -343,38 +271,4 @@ pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
         assert!(rejected > 10, "drafts were rejected");
         fed.manager.check_faults(&fed.stream).unwrap();
     }
-}
-
-/// Feeds the first tokens of a story in equal chunks, for each (tokens, chunk) on poisoned pools.
-fn check_cuts<D: Device>(device: &D, most: usize, cases: impl IntoIterator<Item = [usize; 2]>) {
-    const LAYERS: [LayerKind; 2] = [Csa, Hca];
-    let story = Story::random(&LAYERS, most, 31);
-    let stored = story.stored(device, FORMATS[0]);
-    let mut fed = Fed::new(device, config(&LAYERS, FORMATS[0], 1));
-    for [tokens, chunk] in cases {
-        fed.poison();
-        let id = fed.manager.admit().unwrap();
-        for start in (0..tokens).step_by(chunk) {
-            let end = (start + chunk).min(tokens);
-            fed.step(&[Part::new(id, &story, start..end)], (end - start) as u32);
-        }
-        fed.assert_holds(id, &story, &stored, tokens);
-        fed.manager.release(id).unwrap();
-    }
-    fed.manager.check_faults(&fed.stream).unwrap();
-}
-
-/// Sizes of chunks at and around those of windows.
-const CHUNKS: [usize; 9] = [1, 2, 3, 4, 5, 127, 128, 129, 257];
-
-/// A sample of [`every_cut_gives_the_same_entries`].
-pub fn some_cuts_give_the_same_entries<D: Device>(device: &D) {
-    let mut random = StdRng::seed_from_u64(32);
-    check_cuts(device, 300, CHUNKS.map(|chunk| [random.random_range(1..=300), chunk]));
-}
-
-/// Every length up to 520 tokens, past four blocks, in chunks of every size: minutes.
-pub fn every_cut_gives_the_same_entries<D: Device>(device: &D) {
-    let cases = (1..=520).flat_map(|tokens| CHUNKS.map(|chunk| [tokens, chunk]));
-    check_cuts(device, 520, cases);
 }

@@ -5,31 +5,41 @@
 
 mod capture;
 mod compress;
+mod cuts;
 mod decode;
 mod embedder;
 mod entries;
 mod gather;
+mod gathered;
+mod histories;
 mod indexer;
-mod inputs;
 mod layers;
 mod manager;
 mod memory;
-mod model;
+mod million;
+mod poison;
+mod pro_step;
 mod refusals;
+mod router;
+mod router_gate;
 mod select;
 mod state;
-mod stories;
 mod swa;
+mod tensors;
 mod topk;
+mod values;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dsv4_kv::device::{CudaDevice, CudaOptions, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv_tests::{inputs, model, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
 /// A test of the suite: panics if it fails.
 type Case<D> = (&'static str, fn(&D));
+/// A test that compares the two devices.
+type Comparison = (&'static str, fn(&CudaDevice, &EmuDevice));
 
 macro_rules! suite {
     ($name:ident: $($module:ident { $($test:ident,)* })*) => {
@@ -85,6 +95,7 @@ suite! { suite:
     }
     decode {
         one_launch_equals_the_separate_kernels,
+        shares_of_several_tokens_equal_the_separate_kernels,
         a_request_with_two_tokens_is_refused,
     }
     state {
@@ -115,7 +126,26 @@ suite! { suite:
         a_captured_step_equals_eager_steps,
         a_captured_fused_step_equals_eager_steps,
         rejected_drafts_leave_no_trace,
-        some_cuts_give_the_same_entries,
+    }
+    cuts {
+        some_lengths,
+    }
+    pro_step {
+        replays_equal_eager_steps,
+    }
+    histories {
+        some_rollbacks_leave_no_trace,
+        some_interleavings_do_not_mix,
+        replaying_a_step_again_changes_nothing,
+    }
+    poison {
+        what_nobody_wrote_is_named,
+        what_is_freed_becomes_poison,
+        without_poison_nothing_is_looked_at,
+    }
+    values {
+        main_rows_equal_the_oracle,
+        indexer_keys_equal_the_oracle,
     }
     indexer {
         projections_are_exact_on_integers,
@@ -140,12 +170,54 @@ suite! { suite:
     refusals {
         bad_input_changes_no_pool,
     }
+    router {
+        selection_equals_the_golden_rows,
+        hash_equals_the_golden_rows,
+        selection_equals_the_oracle,
+        hash_equals_the_oracle,
+        equal_scores_go_to_the_lower_expert,
+        what_is_no_number_ranks_last_and_is_counted,
+        padding_and_unknown_tokens_get_no_expert,
+        wrong_shapes_are_refused,
+    }
+    router_gate {
+        decode_equals_the_oracle,
+        hashed_decode_equals_the_oracle,
+        released_widths_equal_the_oracle,
+        exact_logits_give_the_same_bits,
+        padding_in_a_batch_gets_no_expert,
+        wrong_shapes_are_refused,
+    }
 }
 
-// Run by hand, as `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::layers`.
+/// Every way to cut a prompt, by size of chunk and quarter of the lengths. Run by hand, on either
+/// device: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::cuts`.
+fn by_hand<D: Device>() -> Vec<Case<D>> {
+    macro_rules! chunks_of {
+        ($($chunk:literal)*) => {
+            vec![$(
+                (concat!("cuts::chunks_of_", $chunk, "_a"), cuts::every_length::<D, $chunk, 0>),
+                (concat!("cuts::chunks_of_", $chunk, "_b"), cuts::every_length::<D, $chunk, 1>),
+                (concat!("cuts::chunks_of_", $chunk, "_c"), cuts::every_length::<D, $chunk, 2>),
+                (concat!("cuts::chunks_of_", $chunk, "_d"), cuts::every_length::<D, $chunk, 3>),
+            )*]
+        };
+    }
+    chunks_of!(1 2 3 4 5 127 128 129 257)
+}
+
+// Minutes on either device, run by hand: `.. --test devices -- --ignored cpu::histories`.
 suite! { long:
-    layers {
-        every_cut_gives_the_same_entries,
+    histories {
+        every_rollback_leaves_no_trace,
+        ten_thousand_interleavings_do_not_mix,
+    }
+}
+
+// A matter of seconds on a GPU, and of hours on the emulator: there it runs by hand.
+suite! { large:
+    million {
+        entries_lie_where_they_should,
     }
     topk {
         very_many_rows_equal_a_stable_sort,
@@ -155,7 +227,8 @@ suite! { long:
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials: Vec<_> = suite().into_iter().map(cpu_trial).collect();
-    trials.extend(long().into_iter().map(cpu_trial).map(by_hand));
+    let by_hand = by_hand().into_iter().chain(long()).chain(large());
+    trials.extend(by_hand.map(cpu_trial).map(left_out));
     match CudaDevice::new(CudaOptions::default()) {
         Ok(device) => trials.extend(cuda_trials(&device)),
         Err(error) => trials.extend(no_cuda_trials(&error)),
@@ -176,7 +249,7 @@ fn cpu_trial((test, run): Case<EmuDevice>) -> Trial {
 }
 
 /// The same test, left out unless it is asked for.
-fn by_hand(trial: Trial) -> Trial {
+fn left_out(trial: Trial) -> Trial {
     trial.with_ignored_flag(true).with_kind("long")
 }
 
@@ -191,18 +264,20 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
             Ok(())
         })
     };
-    let mut trials = Vec::new();
-    for (test, run) in suite::<CudaDevice>() {
+    let trial = |(test, run): Case<CudaDevice>| {
         let device = device.clone();
-        trials.push(alone(format!("cuda::{test}"), Box::new(move || run(&device))));
-    }
-    for (test, run) in long::<CudaDevice>() {
+        alone(format!("cuda::{test}"), Box::new(move || run(&device)))
+    };
+    let mut trials: Vec<_> = suite().into_iter().chain(large()).map(trial).collect();
+    trials.extend(by_hand().into_iter().chain(long()).map(trial).map(left_out));
+    let both: [Comparison; 2] = [
+        ("cuda::swa::both_devices_give_equal_bytes", swa::both_devices_give_equal_bytes),
+        ("cuda::router::both_devices_give_equal_bytes", router::both_devices_give_equal_bytes),
+    ];
+    for (test, run) in both {
         let device = device.clone();
-        trials.push(by_hand(alone(format!("cuda::{test}"), Box::new(move || run(&device)))));
+        trials.push(alone(test.into(), Box::new(move || run(&device, &emulated()))));
     }
-    let device = device.clone();
-    let equal = move || swa::both_devices_give_equal_bytes(&device, &emulated());
-    trials.push(alone("cuda::swa::both_devices_give_equal_bytes".into(), Box::new(equal)));
     let embedder = Box::new(embedder::its_context_and_stream_are_used);
     trials.push(alone("cuda::embedder::its_context_and_stream_are_used".into(), embedder));
     trials
@@ -218,6 +293,7 @@ fn no_cuda_trials(error: &DeviceError) -> Vec<Trial> {
     eprintln!("The CUDA half of this suite is ignored: {reason}");
     suite::<CudaDevice>()
         .into_iter()
+        .chain(large())
         .map(|(test, _)| {
             Trial::test(format!("cuda::{test}"), || Err("there is no GPU".into()))
                 .with_ignored_flag(true)

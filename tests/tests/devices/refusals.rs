@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::device::{Buffer, Device, DeviceError};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::schema::PoolKind;
 use dsv4_kv::{KvError, LayerId};
@@ -10,7 +10,8 @@ use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
-use crate::stories::{Fed, Formats, Part, STEP_TOKENS, Story, TINY, assert_pools, config, filled};
+use crate::inputs::filled;
+use crate::stories::{Fed, Formats, Part, STEP_TOKENS, Story, TINY, assert_pools, config};
 
 const FORMATS: Formats = (MainFormat::F32, IndexFormat::Mxfp4);
 
@@ -57,7 +58,7 @@ fn refuse_wrong_layers<D: Device>(fed: &Fed<D>) {
             wrong(handle.decode_hca(&fed.stream, fed.rows(layer), &hca[0]), Hca);
         }
         if kind == Swa {
-            let (words, tile) = (filled(fed, 8), filled(fed, 8 * 512));
+            let (words, tile) = (canaries(fed, 8), canaries(fed, 8 * 512));
             let listed = handle.gather_kv(&fed.stream, 0..8, &words, 1, &tile);
             let all = handle.gather_all(&fed.stream, 0..8, 1, &tile, &words);
             for error in [listed.unwrap_err(), all.unwrap_err()] {
@@ -106,12 +107,16 @@ fn assert_short(result: Result<(), KvError>, name: &str, had: u64, wanted: u64) 
     assert_eq!((what, found, needed), (name, had, wanted));
 }
 
+fn canaries<D: Device, T: bytemuck::Pod>(fed: &Fed<D>, elements: u32) -> Buffer<D, T> {
+    filled(fed.manager.device(), &fed.stream, elements as usize)
+}
+
 fn refuse_bad_gathers<D: Device>(fed: &Fed<D>, count: u32) {
     const ROWS: u32 = 4;
     let stream = &fed.stream;
     let elements = count * ROWS;
-    let (words, lengths) = (filled(fed, elements as usize), filled(fed, count as usize));
-    let tile = filled::<D, u16>(fed, elements as usize * 512);
+    let (words, lengths) = (canaries(fed, elements), canaries(fed, count));
+    let tile = canaries::<D, u16>(fed, elements * 512);
     for layer in [1, 2, 3].map(LayerId) {
         let handle = fed.manager.layer(layer).unwrap();
         let backwards = Range { start: 2, end: 1 };

@@ -13,8 +13,8 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{download, upload};
-use crate::stories::{Fed, Formats, Part, Stored, Story, TINY, config, filled};
+use crate::inputs::{download, filled, upload};
+use crate::stories::{Fed, Formats, Part, Stored, Story, TINY, config};
 
 /// Tokens of a step, padding included.
 const BUCKET: u32 = 16;
@@ -147,7 +147,7 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
         fed.update(BUCKET).unwrap();
         for layer in LAYERS {
             let inputs = Inputs::new(&fed, layer as u64);
-            let lists = || filled::<D, i32>(&fed, (BUCKET * K) as usize);
+            let lists = || filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
             let (whole, in_parts, replayed) = (lists(), lists(), lists());
             let (large, small) = (inputs.workspace(&fed, BUCKET), inputs.workspace(&fed, 9));
             inputs.select(&fed, layer, &large, &whole).unwrap();
@@ -182,7 +182,7 @@ pub fn bad_input_is_refused<D: Device>(device: &D) {
     fed.step(&[Part::new(id, &story, 0..8)], BUCKET);
     let inputs = Inputs::new(&fed, 1);
     let workspace = inputs.workspace(&fed, 2);
-    let selected = filled::<D, i32>(&fed, (BUCKET * K) as usize);
+    let selected = filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
     inputs.select(&fed, 1, &workspace, &selected).unwrap();
 
     let needed = IndexerWorkspace::<D>::bytes_per_query(64, 640);

@@ -8,6 +8,7 @@
 mod decode;
 mod gather;
 mod indexer;
+mod router;
 mod swa;
 
 use std::ops::RangeInclusive;
@@ -53,6 +54,8 @@ enum Suite {
     Gather,
     /// One-token decode of a CSA or HCA layer.
     Decode,
+    /// The router, from logits and from hidden states.
+    Router,
     /// The indexer: scores, selection of the largest, both.
     Indexer,
     /// All of these.
@@ -102,6 +105,9 @@ pub fn run(args: &BenchArgs) -> Result<Verdict> {
     }
     if wanted(Suite::Decode) {
         measurements.extend(decode::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Router) {
+        measurements.extend(router::measure(&device, &progress)?);
     }
     if wanted(Suite::Indexer) {
         measurements.extend(indexer::measure(&device, &progress)?);

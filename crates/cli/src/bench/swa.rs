@@ -4,7 +4,6 @@ use anyhow::{Context, Result};
 use dsv4_kv::device::{Buffer, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, LayerKind, WINDOW};
-use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::{
     CacheConfig, CapturedStep, KvCacheManager, KvError, LayerId, RequestId, StepRequest,
@@ -104,17 +103,12 @@ impl<D: Device> Bench<D> {
             layers: vec![LayerKind::Swa; layers as usize],
             ..ModelConfig::preset("tiny").context("a preset")?
         };
-        let max_context = model.max_context;
         let step_tokens = requests * tokens;
         let config = CacheConfig {
-            model,
             main_format: format,
-            index_format: IndexFormat::default(),
-            max_draft: 0,
             max_requests: requests,
-            num_blocks: 1,
-            max_context,
             max_step_tokens: step_tokens.max(FILL_TOKENS),
+            ..CacheConfig::smallest(model)
         };
         let stream = device.stream()?;
         let mut manager = KvCacheManager::new(device.clone(), config)?;

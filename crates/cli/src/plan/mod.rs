@@ -9,26 +9,22 @@ mod args;
 mod report;
 
 use anyhow::Result;
+use bytesize::ByteSize;
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{CacheConfig, KvError, capacity};
+use dsv4_kv::{CacheConfig, capacity};
 
 pub use args::PlanArgs;
 
 use crate::Verdict;
 use crate::error::InputError;
-use crate::model;
+use crate::{device, model};
 use report::Report;
 
 /// Runs the command and prints its result.
 pub fn run(args: &PlanArgs) -> Result<Verdict> {
     let model = model::resolve(&args.model)?;
     let memory = args.gpu_mem.as_u64();
-    let name = model.name.clone();
-    let config = config(args, model, memory).map_err(|source| InputError::Cache {
-        model: name,
-        memory: args.gpu_mem,
-        source,
-    })?;
+    let config = config(args, model)?;
     let report = Report::new(config, memory)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -39,7 +35,7 @@ pub fn run(args: &PlanArgs) -> Result<Verdict> {
 }
 
 /// The cache that the options ask for.
-fn config(args: &PlanArgs, model: ModelConfig, memory: u64) -> Result<CacheConfig, KvError> {
+fn config(args: &PlanArgs, model: ModelConfig) -> Result<CacheConfig, InputError> {
     let max_context = args.context.unwrap_or(model.max_context);
     let config = CacheConfig {
         main_format: args.main_format,
@@ -48,8 +44,12 @@ fn config(args: &PlanArgs, model: ModelConfig, memory: u64) -> Result<CacheConfi
         max_context,
         ..CacheConfig::smallest(model)
     };
-    match args.max_requests {
-        Some(max_requests) => CacheConfig { max_requests, ..config }.with_memory(memory),
-        None => capacity::most_requests(config, memory, max_context),
-    }
+    let left = args.gpu_mem.as_u64().saturating_sub(device::rounding(&config));
+    let name = config.model.name.clone();
+    let planned = match args.max_requests {
+        Some(max_requests) => CacheConfig { max_requests, ..config }.with_memory(left),
+        None => capacity::most_requests(config, left, max_context),
+    };
+    let (memory, left) = (args.gpu_mem, ByteSize(left));
+    planned.map_err(|source| InputError::Cache { model: name, memory, left, source })
 }

@@ -8,6 +8,8 @@ use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::{CacheConfig, Capacity, KvError, capacity};
 use serde::Serialize;
 
+use crate::device;
+
 /// Shortest request of the table of lengths, in tokens.
 const SHORTEST: u32 = 1 << 10;
 
@@ -16,8 +18,10 @@ const SHORTEST: u32 = 1 << 10;
 pub struct Report {
     /// Bytes there are for it.
     memory: u64,
-    /// Bytes of its pools.
-    used: u64,
+    /// Bytes set aside for the rounding up of its allocations.
+    rounding: u64,
+    /// Bytes left when all that is allocated.
+    left_over: u64,
     /// Tokens of the longest request that fits while no other is there.
     longest_request: u32,
     /// What it has room for.
@@ -46,20 +50,21 @@ struct Length {
 impl Report {
     /// The result for a cache of `config` in `memory` bytes.
     pub fn new(config: CacheConfig, memory: u64) -> Result<Self, KvError> {
-        let capacity = Capacity::new(&config);
+        let (capacity, rounding) = (Capacity::new(&config), device::rounding(&config));
         let length = |tokens| {
             Ok(Length {
                 tokens,
                 blocks: capacity.blocks_of(tokens),
                 bytes: capacity.request_bytes(tokens),
                 requests: capacity.requests_of(tokens),
-                requests_at_best: at_best(&config, memory, tokens)?,
+                requests_at_best: at_best(&config, memory - rounding, tokens)?,
             })
         };
         let lengths = lengths(config.max_context).map(length).collect::<Result<_, KvError>>()?;
         Ok(Self {
             memory,
-            used: capacity.bytes(),
+            rounding,
+            left_over: memory - rounding - capacity.bytes(),
             longest_request: capacity.longest_request(),
             capacity,
             lengths,
@@ -91,7 +96,8 @@ impl Report {
     }
 
     fn total_table(&self) -> Table {
-        let Capacity { slots, blocks, slot_bytes, block_bytes, .. } = self.capacity;
+        let Capacity { slots, blocks, slot_bytes, block_bytes, working_bytes, buffers, .. } =
+            self.capacity;
         let share =
             |units: u32, bytes: u64| format!("{units} ({})", ByteSize(u64::from(units) * bytes));
         let mut table = Table::new();
@@ -99,7 +105,9 @@ impl Report {
         table.add_row(["memory", &ByteSize(self.memory).to_string()]);
         table.add_row(["slots", &share(slots, slot_bytes)]);
         table.add_row(["blocks", &share(blocks, block_bytes)]);
-        table.add_row(["left over", &ByteSize(self.memory - self.used).to_string()]);
+        table.add_row(["steps", &ByteSize(working_bytes).to_string()]);
+        table.add_row(["rounding", &format!("{buffers} x 2 MiB")]);
+        table.add_row(["left over", &ByteSize(self.left_over).to_string()]);
         table.add_row(["longest request", &format!("{} tokens", self.longest_request)]);
         table
     }

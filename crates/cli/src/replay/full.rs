@@ -9,10 +9,8 @@ use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::geometry::{
     CSA_RATIO, HCA_RATIO, HEAD_DIM, LayerKind, StateStream, WINDOW,
 };
-use dsv4_kv::plan::StepLayout;
 use dsv4_kv::{
-    CacheConfig, KvCacheManager, KvError, LayerCacheHandle, LayerId, Ledger, RequestId,
-    StepRequest, workspace_bytes,
+    CacheConfig, KvCacheManager, KvError, LayerCacheHandle, LayerId, Ledger, RequestId, StepRequest,
 };
 
 use super::execute::{Execute, KernelWork};
@@ -20,7 +18,7 @@ use super::kept::Gathered;
 use super::select::{Batch, Queries, Selection, TILE_QUERIES, TILE_ROWS};
 use super::source::{Source, shape};
 use super::verify::Verifier;
-use super::watch::{self, Watch};
+use super::watch::{self, Tile, Watch};
 
 /// Steps between two looks at the fault words.
 const FAULT_CHECK_STEPS: u64 = 256;
@@ -54,15 +52,12 @@ pub struct Full<D: Device> {
     kernel_ms: f64,
 }
 
-/// Bytes of device memory that a replay needs beside slots and blocks.
+/// Bytes of device memory that a replay needs beside its cache.
 pub fn working_bytes(config: &CacheConfig, sample: u32) -> u64 {
     let (row, step_tokens) = (2 * u64::from(HEAD_DIM), config.max_step_tokens);
     let source = u64::from(Source::rows(step_tokens)) * row + 4 * Source::floats(step_tokens);
     let tile = u64::from(TILE_ROWS) * row + 4 * u64::from(TILE_QUERIES);
-    let step = 4 * StepLayout::new(step_tokens, config.max_requests).elements() as u64;
-    let cache = step + workspace_bytes(config);
-    // One MiB for rounding up every allocation.
-    source + tile + 4 * selected(config) + cache + watch::bytes(config, sample) + (1 << 20)
+    source + tile + 4 * selected(config) + watch::bytes(config, sample)
 }
 
 /// Elements of the longest lists of entries.
@@ -142,7 +137,7 @@ impl<D: Device> Full<D> {
             handle.gather_swa(&self.stream, kv, first..end, tile, lengths)?;
             let gathered = Gathered { tile, lengths, rows: WINDOW };
             let (device, queries) = (self.manager.device(), (first, end - first));
-            self.watch.keep_windows(device, &self.stream, layer, queries, &gathered)?;
+            self.watch.keep(Tile::Window, device, &self.stream, layer, queries, &gathered)?;
         }
         Ok(())
     }
@@ -200,7 +195,14 @@ impl<D: Device> Full<D> {
         };
         let (device, layer) = (self.manager.device(), handle.schema().layer);
         let gathered = Gathered { tile, lengths, rows };
-        self.watch.keep_entries(device, stream, layer, (batch.queries.start, count), &gathered)
+        self.watch.keep(
+            Tile::Entries,
+            device,
+            stream,
+            layer,
+            (batch.queries.start, count),
+            &gathered,
+        )
     }
 
     /// Entries that a step writes, over all layers.

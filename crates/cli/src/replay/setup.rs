@@ -3,17 +3,18 @@
 use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::CacheConfig;
+use dsv4_kv_cli::trace::{Arrival, TraceReader};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::args::ReplayArgs;
 use super::clock::Clock;
 use super::full;
-use super::load::{self, Arrival};
+use super::load;
 use super::place::{Defaults, Place};
 use super::scheduler::Limits;
 use super::select::Queries;
-use super::trace::TraceReader;
+use crate::device;
 use crate::error::InputError;
 use crate::model;
 
@@ -91,7 +92,8 @@ fn cache_config(
     };
     let working = match place {
         Place::Ledger => 0,
-        _ => full::working_bytes(&config, sample),
+        Place::Cpu => full::working_bytes(&config, sample),
+        Place::Cuda(_) => full::working_bytes(&config, sample) + device::rounding(&config),
     };
     let left = memory
         .checked_sub(working)
@@ -99,7 +101,8 @@ fn cache_config(
     let name = config.model.name.clone();
     config.with_memory(left).map_err(|source| InputError::Cache {
         model: name,
-        memory: ByteSize(left),
+        memory: ByteSize(memory),
+        left: ByteSize(left),
         source,
     })
 }

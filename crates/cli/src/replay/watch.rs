@@ -26,6 +26,15 @@ fn places(config: &CacheConfig, sample: usize) -> u64 {
     sample.max(1) as u64 * config.model.layers.len() as u64
 }
 
+/// What a step gathers for a query.
+#[derive(Clone, Copy)]
+pub enum Tile {
+    /// Its window.
+    Window,
+    /// Its compressed entries.
+    Entries,
+}
+
 /// The requests that are followed, and the memory for what is kept of a step.
 pub struct Watch<D: Device> {
     /// Places in the load of the sampled requests.
@@ -128,40 +137,21 @@ impl<D: Device> Watch<D> {
         }
     }
 
-    /// Queues copies of those windows of `layer` that will be checked. `queries`: the first that
-    /// `gathered` holds, and their number.
-    pub fn keep_windows(
+    /// Queues copies of those tiles of `layer` that will be checked.
+    /// `queries`: the first that `gathered` holds, and their number.
+    pub fn keep(
         &self,
-        device: &D,
-        stream: &D::Stream,
-        layer: LayerId,
-        queries: (u32, u32),
-        gathered: &Gathered<'_, D>,
-    ) -> Result<()> {
-        self.keep(&self.windows, device, stream, layer, queries, gathered)
-    }
-
-    /// As [`Self::keep_windows`], of gathered entries.
-    pub fn keep_entries(
-        &self,
-        device: &D,
-        stream: &D::Stream,
-        layer: LayerId,
-        queries: (u32, u32),
-        gathered: &Gathered<'_, D>,
-    ) -> Result<()> {
-        self.keep(&self.gathered, device, stream, layer, queries, gathered)
-    }
-
-    fn keep(
-        &self,
-        kept: &Kept<D>,
+        tile: Tile,
         device: &D,
         stream: &D::Stream,
         layer: LayerId,
         (first, count): (u32, u32),
         gathered: &Gathered<'_, D>,
     ) -> Result<()> {
+        let kept = match tile {
+            Tile::Window => &self.windows,
+            Tile::Entries => &self.gathered,
+        };
         for (check, of) in self.checks.iter().enumerate() {
             let query = of.query.checked_sub(first).filter(|&query| query < count);
             if let Some(query) = query {

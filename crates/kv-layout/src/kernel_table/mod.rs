@@ -9,6 +9,8 @@ mod decode;
 mod flush;
 mod gather;
 mod indexer;
+mod poison;
+mod router;
 mod state;
 mod step;
 mod window;
@@ -20,7 +22,7 @@ macro_rules! kernel_table {
     ([$($to:tt)*] $($extra:tt)*) => {
         $crate::window_rows! {
             [step_rows compress_rows state_rows flush_rows decode_rows gather_rows
-             indexer_rows end_of_rows [$($to)*] $($extra)*] {}
+             indexer_rows poison_rows router_rows end_of_rows [$($to)*] $($extra)*] {}
         }
     };
 }

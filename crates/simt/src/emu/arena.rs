@@ -97,7 +97,8 @@ impl Arena {
         thread: ThreadIndex,
         location: Site,
     ) -> Result<&mut Cell, FaultKind> {
-        let warp = self.warp_clocks[(thread.0 / WARP_SIZE) as usize];
+        // A thread of another block has no warp here.
+        let warp = self.warp_clocks.get((thread.0 / WARP_SIZE) as usize).copied().unwrap_or(0);
         let event = Event { thread, location, clock: Clock { block: self.clock, warp } };
         let cell = &mut self.cells[(offset / 4) as usize];
         match cell.history.add(kind, event) {

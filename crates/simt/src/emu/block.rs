@@ -55,6 +55,8 @@ pub struct Thread {
     pub value: Cell<u32>,
     /// The collective's second operand.
     pub operand: Cell<u32>,
+    /// Whether it has said that it reads no other block's shared memory any more.
+    pub left: Cell<bool>,
     /// Its part of the matrices of a product; the result is in C.
     pub fragments: Cell<Fragments>,
 }
@@ -66,6 +68,7 @@ impl Thread {
             stop: Cell::new(Stop::Ready),
             value: Cell::new(0),
             operand: Cell::new(0),
+            left: Cell::new(false),
             fragments: Cell::new(Fragments::default()),
         }
     }
@@ -111,6 +114,8 @@ pub struct Block {
     pub launch: Cell<Launch>,
     /// Its place in the grid, as (x, y).
     pub index: Cell<(u32, u32)>,
+    /// Its place in its cluster.
+    pub rank: Cell<u32>,
     /// The thread that runs now.
     pub running: Cell<ThreadIndex>,
     /// What is left to start of the warp that is being started.
@@ -131,6 +136,7 @@ impl Block {
         Self {
             launch: Cell::new(Launch::NONE),
             index: Cell::new((0, 0)),
+            rank: Cell::new(0),
             running: Cell::new(ThreadIndex(0)),
             starting: Starting::none(),
             threads: Vec::new(),
@@ -140,13 +146,16 @@ impl Block {
         }
     }
 
-    /// Makes this the block `index` of `launch`, all threads ready to start.
-    pub fn reset(&mut self, launch: Launch, index: (u32, u32)) {
+    /// Makes this the block `index` of `launch`, the `rank`-th of its cluster, all threads ready to
+    /// start.
+    pub fn reset(&mut self, launch: Launch, index: (u32, u32), rank: u32) {
         self.launch.set(launch);
         self.index.set(index);
+        self.rank.set(rank);
         self.threads.resize_with(launch.block as usize, Thread::new);
         for thread in &self.threads {
             thread.stop.set(Stop::Ready);
+            thread.left.set(false);
         }
         self.arena.get_mut().reset(launch.shared_bytes);
     }
@@ -179,19 +188,32 @@ impl Block {
 
 thread_local! {
     static CURRENT: Cell<*const Block> = const { Cell::new(ptr::null()) };
+    /// All blocks of its cluster.
+    static CLUSTER: Cell<*const [Block]> = const { Cell::new(ptr::slice_from_raw_parts(ptr::null(), 0)) };
 }
 
-/// Makes `block` the one that this OS thread runs, while `run` runs.
-pub fn enter<R>(block: &Block, run: impl FnOnce() -> R) -> R {
+/// Makes the `rank`-th block of `cluster` the one that this OS thread runs, while `run` runs.
+pub fn enter<R>(cluster: &[Block], rank: usize, run: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
             CURRENT.set(ptr::null());
         }
     }
-    CURRENT.set(block);
+    CURRENT.set(&cluster[rank]);
+    CLUSTER.set(cluster);
     let _leave = Leave;
     run()
+}
+
+/// Calls `use_block` with the running block and the `rank`-th of its cluster, if there is one.
+#[track_caller]
+pub fn with_peer<R>(rank: u32, use_blocks: impl FnOnce(&Block, &Block) -> R) -> Option<R> {
+    current(|block| {
+        // SAFETY: a block is current, and `enter` borrows its cluster for as long as it is.
+        let cluster = unsafe { &*CLUSTER.get() };
+        cluster.get(rank as usize).map(|peer| use_blocks(block, peer))
+    })
 }
 
 /// Calls `use_block` with the block that this OS thread runs, if it runs one.

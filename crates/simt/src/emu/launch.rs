@@ -7,6 +7,9 @@ use super::fault::{Fault, FaultKind};
 use super::{panic, schedule};
 use crate::warp::WARP_SIZE;
 
+/// Most blocks of a cluster on every device that has clusters.
+const MOST_BLOCKS: u32 = 8;
+
 /// What is launched: names, shape, and the seed of the order that threads run in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -27,10 +30,13 @@ impl Launch {
     pub(super) const NONE: Self =
         Self { kernel: "", grid: (0, 0), block: 0, shared_bytes: 0, seed: 0 };
 
-    /// Whether a device would take this shape (CUDA C++ programming guide, compute capabilities).
-    fn is_valid(&self) -> bool {
+    /// Whether a device would take this shape in clusters of `size` blocks (CUDA C++ programming guide,
+    /// compute capabilities).
+    fn is_valid(&self, size: u32) -> bool {
         let (x, y) = self.grid;
-        (1..1 << 31).contains(&x)
+        let clusters = (1..=MOST_BLOCKS).contains(&size) && x.is_multiple_of(size);
+        clusters
+            && (1..1 << 31).contains(&x)
             && (1..1 << 16).contains(&y)
             && (1..=1024).contains(&self.block)
             && self.block.is_multiple_of(WARP_SIZE)
@@ -46,22 +52,37 @@ impl Launch {
 /// # Panics
 /// When called from a kernel body.
 pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
+    launch_clusters(launch, 1, body)
+}
+
+/// As [`launch()`], with clusters of `size` consecutive blocks of a row of the grid.
+///
+/// # Errors
+/// The fault of the first cluster that has one; a grid whose rows are no whole number of clusters.
+///
+/// # Panics
+/// When called from a kernel body.
+pub fn launch_clusters(launch: &Launch, size: u32, body: impl Fn() + Sync) -> Result<(), Fault> {
     let fault =
         |block, kind| Err(Fault { kernel: Some(launch.kernel), block, kind: Box::new(kind) });
-    if !launch.is_valid() {
+    if !launch.is_valid(size) {
         let kind = FaultKind::InvalidLaunch { grid: launch.grid, block: launch.block };
         return fault(None, kind);
     }
     assert!(try_current(|_| ()).is_none(), "a kernel body cannot launch a kernel");
     panic::install_hook();
     let (columns, rows) = (u64::from(launch.grid.0), u64::from(launch.grid.1));
-    let run = |block: u64| {
-        let index = ((block % columns) as u32, (block / columns) as u32);
-        schedule::run_block(launch, block, index, &body).err().map(|kind| (index, kind))
+    let size = u64::from(size);
+    let run = |cluster: u64| {
+        let number = cluster * size;
+        let index = ((number % columns) as u32, (number / columns) as u32);
+        schedule::run_cluster(launch, size as u32, number, index, &body)
+            .err()
+            .map(|(rank, kind)| ((index.0 + rank, index.1), kind))
     };
-    let first = match columns * rows {
+    let first = match columns * rows / size {
         1 => run(0),
-        blocks => (0..blocks).into_par_iter().find_map_first(run),
+        clusters => (0..clusters).into_par_iter().find_map_first(run),
     };
     match first {
         None => Ok(()),

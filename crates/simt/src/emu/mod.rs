@@ -14,19 +14,21 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `launch` | a launch's shape; blocks over OS threads |
-//! | `schedule` | the fibers of one block, and what moves them on |
+//! | `schedule` | the fibers of a cluster's blocks, and what moves them on |
 //! | `block` | what a running thread knows: its index, its block, where it stopped |
 //! | `collective` | the operations that threads stop at, and their results |
 //! | `arena`, `race` | shared memory: poison, bounds, races |
 //! | `memory` | the registry of device allocations |
 //! | `fault` | what can go wrong, in words |
-//! | `thread`, `warp`, `mma`, `mem`, `shared`, `atomic`, `math` | the crate's API |
+//! | `thread`, `cluster`, `warp`, `mma`, `mem`, `shared`, `atomic`, `math` | the crate's API |
 
 mod arena;
 pub(crate) mod atomic;
 mod block;
+pub(crate) mod cluster;
 mod collective;
 mod fault;
+pub(crate) mod grid;
 mod launch;
 pub(crate) mod math;
 pub(crate) mod mem;
@@ -42,5 +44,5 @@ pub(crate) mod warp;
 
 pub use collective::Operation;
 pub use fault::{Access, AccessKind, Fault, FaultKind, LaneGroup, Site, ThreadIndex};
-pub use launch::{Launch, launch};
+pub use launch::{Launch, launch, launch_clusters};
 pub use memory::{Allocation, Memory};

@@ -1,4 +1,4 @@
-//! The fibers of one block, and what moves them on.
+//! The fibers of a cluster's blocks, and what moves them on.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,11 +20,12 @@ const STACK_BYTES: usize = 64 * 1024;
 
 type Fiber = Coroutine<(), (), (), DefaultStack>;
 
-/// What an OS thread keeps from block to block.
+/// What an OS thread keeps from cluster to cluster.
+#[derive(Default)]
 struct Worker {
-    block: Block,
-    /// The fiber of each thread of the block that has started and not returned.
-    fibers: Vec<Option<Fiber>>,
+    blocks: Vec<Block>,
+    /// Of each block, the fiber of each thread that has started and not returned.
+    fibers: Vec<Vec<Option<Fiber>>>,
     stacks: Vec<DefaultStack>,
 }
 
@@ -32,28 +33,88 @@ thread_local! {
     static WORKER: Cell<Option<Box<Worker>>> = const { Cell::new(None) };
 }
 
-/// Runs the block `index`, number `number` of its launch, to its end.
-pub fn run_block(
+/// Runs the `size` blocks of a cluster to their end. The first is block `index` of the grid, number
+/// `number` of its launch.
+///
+/// # Errors
+/// What a block met, and the block's rank.
+pub fn run_cluster(
     launch: &Launch,
+    size: u32,
     number: u64,
     index: (u32, u32),
     body: &(dyn Fn() + Sync),
-) -> Result<(), FaultKind> {
-    let mut worker = WORKER.take().unwrap_or_else(|| {
-        Box::new(Worker { block: Block::new(), fibers: Vec::new(), stacks: Vec::new() })
-    });
-    worker.block.reset(*launch, index);
-    worker.fibers.resize_with(launch.block as usize, || None);
-    let Worker { block, fibers, stacks } = &mut *worker;
-    let result = block::enter(block, || {
-        let order = Order::new(launch.seed, number);
-        let result = Schedule { block, body, fibers, stacks, order }.run();
-        // Threads that a fault left waiting are unwound here, while their block is still current.
-        fibers.fill_with(|| None);
-        result
-    });
+) -> Result<(), (u32, FaultKind)> {
+    let mut worker = WORKER.take().unwrap_or_default();
+    let Worker { blocks, fibers, stacks } = &mut *worker;
+    let most = blocks.len().max(size as usize);
+    blocks.resize_with(most, Block::new);
+    fibers.resize_with(most, Vec::new);
+    let (blocks, fibers) = (&mut blocks[..size as usize], &mut fibers[..size as usize]);
+    for (rank, (block, fibers)) in (0..).zip(blocks.iter_mut().zip(fibers.iter_mut())) {
+        block.reset(*launch, (index.0 + rank, index.1), rank);
+        fibers.resize_with(launch.block as usize, || None);
+    }
+    let order = |rank| Order::new(launch.seed, number + u64::from(rank));
+    let mut orders: Vec<Order> = (0..size).map(order).collect();
+    let result = Cluster { blocks, body, fibers, stacks, orders: &mut orders }.run();
+    // Threads that a fault left waiting are unwound here, each while its block is current.
+    for (rank, fibers) in fibers.iter_mut().enumerate() {
+        block::enter(blocks, rank, || fibers.fill_with(|| None));
+    }
     WORKER.set(Some(worker));
     result
+}
+
+struct Cluster<'a> {
+    blocks: &'a [Block],
+    body: &'a (dyn Fn() + Sync),
+    fibers: &'a mut [Vec<Option<Fiber>>],
+    stacks: &'a mut Vec<DefaultStack>,
+    orders: &'a mut [Order],
+}
+
+impl Cluster<'_> {
+    /// Runs every block to the next barrier of the cluster, until all have returned.
+    fn run(&mut self) -> Result<(), (u32, FaultKind)> {
+        let mut start = true;
+        loop {
+            let mut stops = Vec::with_capacity(self.blocks.len());
+            for rank in 0..self.blocks.len() {
+                let stop = self.run_block(rank, start).map_err(|kind| (rank as u32, kind))?;
+                stops.push(stop);
+            }
+            start = false;
+            if let Some(rank) = stops.iter().position(|stop| !stop.is_same(stops[0])) {
+                return Err((rank as u32, parted(&[stops[0], stops[rank]])));
+            }
+            if let Stop::Returned = stops[0] {
+                return Ok(());
+            }
+            self.blocks.iter().for_each(go_on);
+        }
+    }
+
+    /// Runs a block until its threads stand at a barrier of the cluster or have returned.
+    fn run_block(&mut self, rank: usize, start: bool) -> Result<Stop, FaultKind> {
+        let Self { blocks, body, fibers, stacks, orders } = self;
+        block::enter(blocks, rank, || {
+            let (block, order) = (&blocks[rank], &mut orders[rank]);
+            Schedule { block, body: *body, fibers: &mut fibers[rank], stacks, order }.run(start)
+        })
+    }
+}
+
+/// Lets the threads of a block pass the barrier that all have reached.
+fn go_on(block: &Block) {
+    block.threads.iter().for_each(|thread| thread.stop.set(Stop::Ready));
+    block.arena.borrow_mut().synchronize_block();
+}
+
+/// The fault of two blocks whose threads stand at different places: thread 0 of each is named.
+fn parted(stops: &[Stop]) -> FaultKind {
+    let group = |stop: &Stop| LaneGroup { threads: vec![0], waiting: stop.waiting() };
+    FaultKind::Divergence { groups: stops.iter().map(group).collect() }
 }
 
 struct Schedule<'a> {
@@ -61,24 +122,25 @@ struct Schedule<'a> {
     body: &'a (dyn Fn() + Sync),
     fibers: &'a mut Vec<Option<Fiber>>,
     stacks: &'a mut Vec<DefaultStack>,
-    order: Order,
+    order: &'a mut Order,
 }
 
 impl Schedule<'_> {
-    fn run(&mut self) -> Result<(), FaultKind> {
+    /// Starts or resumes the block, and runs it until its threads stand at a barrier of the cluster or
+    /// have returned.
+    fn run(&mut self, mut start: bool) -> Result<Stop, FaultKind> {
         let warps = self.block.launch.get().block / WARP_SIZE;
-        let mut start = true;
         loop {
             let order = self.order.shuffled(warps);
             for &warp in &order[..warps as usize] {
                 self.run_warp(u32::from(warp), start)?;
             }
             start = false;
-            if let Stop::Returned = common_stop(self.block, 0, self.block.threads.len())? {
-                return Ok(());
+            let stop = common_stop(self.block, 0, self.block.threads.len())?;
+            match stop {
+                Stop::At(Operation::SyncThreads, _) => go_on(self.block),
+                _ => return Ok(stop),
             }
-            self.block.threads.iter().for_each(|thread| thread.stop.set(Stop::Ready));
-            self.block.arena.borrow_mut().synchronize_block();
         }
     }
 
@@ -92,7 +154,9 @@ impl Schedule<'_> {
         }
         loop {
             match common_stop(self.block, first, WARP_SIZE as usize)? {
-                Stop::At(operation, _) if operation != Operation::SyncThreads => {
+                Stop::At(operation, _)
+                    if !matches!(operation, Operation::SyncThreads | Operation::SyncCluster) =>
+                {
                     self.complete(warp, operation);
                     self.resume_lanes(first)?;
                 }
@@ -113,7 +177,7 @@ impl Schedule<'_> {
             let stack = self.stacks.pop().unwrap_or_else(|| {
                 DefaultStack::new(STACK_BYTES).expect("the system has memory for a fiber's stack")
             });
-            // SAFETY: the closure borrows the block and the body. Both outlive `run_block`, which
+            // SAFETY: the closure borrows the block and the body. Both outlive `run_cluster`, which
             // drops every fiber before it returns.
             let mut fiber = unsafe {
                 Fiber::with_stack_unchecked(stack, move |yielder, ()| {

@@ -7,6 +7,13 @@ unsafe extern "C" {
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     pub fn bar_warp_sync(members: i32);
 
+    #[link_name = "llvm.nvvm.barrier.cluster.arrive.aligned"]
+    pub fn barrier_cluster_arrive_aligned();
+    #[link_name = "llvm.nvvm.barrier.cluster.wait.aligned"]
+    pub fn barrier_cluster_wait_aligned();
+    #[link_name = "llvm.nvvm.read.ptx.sreg.cluster.ctarank"]
+    pub fn cluster_ctarank() -> i32;
+
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
     pub fn shfl_sync_bfly(members: i32, value: i32, lane_mask: i32, clamp: i32) -> i32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]

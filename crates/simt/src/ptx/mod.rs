@@ -4,7 +4,9 @@
 //! into or across a branch. Inline asm is not convergent, so it holds no collective.
 
 pub mod atomic;
+pub mod cluster;
 pub mod convert;
+pub mod grid;
 mod intrinsics;
 pub mod math;
 pub mod mem;

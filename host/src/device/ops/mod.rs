@@ -6,6 +6,8 @@ mod decode;
 mod flush;
 mod gather;
 mod indexer;
+mod poison;
+mod router;
 mod state;
 mod swa;
 
@@ -18,6 +20,11 @@ pub use flush::{IndexKeys, flush_csa, flush_hca};
 pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};
 pub use indexer::{
     IndexQueries, Scores, index_query, index_score, index_topk, maxima_len, project, topk_select,
+};
+pub use poison::{GatheredRows, find_poison};
+pub use router::{
+    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, check_routed,
+    dense_router_decode, hash_router, hash_router_decode, router_logits,
 };
 pub use state::{StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};

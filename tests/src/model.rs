@@ -10,11 +10,11 @@ use dsv4_kv::plan::{self, Chunk, Section, StepLayout};
 use dsv4_kv_oracle::compressor::{Compressor, Shape};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::rope::Table;
-use dsv4_kv_tests::golden;
 use kv_layout::geometry::{CsaStream, StateStream};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::golden;
 use crate::inputs::{download, upload};
 
 /// Its shape in the oracle.
@@ -29,14 +29,24 @@ pub fn shape(stream: StateStream) -> Shape {
 /// What a compressor reads: a token history from position 0, and weights.
 #[derive(Clone)]
 pub struct History {
+    /// Which compressor reads it.
     pub stream: StateStream,
+    /// `[tokens, columns]`: keys.
     pub kv: Vec<f32>,
+    /// `[tokens, columns]`: gates.
     pub gate: Vec<f32>,
+    /// `[ratio, columns]`: the position bias.
     pub ape: Vec<f32>,
+    /// `[channels]`: weights of the norm.
     pub norm: Vec<f32>,
 }
 
 impl History {
+    /// The history of the golden vectors.
+    ///
+    /// # Panics
+    /// If they cannot be read.
+    #[must_use]
     pub fn golden(stream: StateStream) -> Self {
         let name = match stream {
             StateStream::CsaMain => "csa",
@@ -65,10 +75,14 @@ impl History {
         }
     }
 
+    /// Tokens of the history.
+    #[must_use]
     pub fn tokens(&self) -> usize {
         self.kv.len() / shape(self.stream).columns()
     }
 
+    /// The same for the oracle.
+    #[must_use]
     pub fn oracle(&self) -> Compressor<'_> {
         let Self { stream, kv, gate, ape, norm } = self;
         Compressor { shape: shape(*stream), kv, gate, ape, norm_w: norm }
@@ -92,6 +106,10 @@ pub struct Step<D: Device> {
 }
 
 impl<D: Device> Step<D> {
+    /// The step of `chunks`, then `padding` rows of no request.
+    ///
+    /// # Panics
+    /// If the device refuses.
     pub fn new(device: &D, stream: &D::Stream, padding: u32, chunks: &[Chunk]) -> Self {
         let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
         let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
@@ -111,11 +129,15 @@ impl<D: Device> Step<D> {
         step
     }
 
+    /// What kernels know of its tokens.
+    #[must_use]
     pub fn tokens(&self) -> StepTokens<D> {
         let [position, slot, index, remaining] = self.sections.clone();
         StepTokens { position, slot, index, remaining, count: self.count }
     }
 
+    /// The work list of ratio 4 (0) or 128 (1).
+    #[must_use]
     pub fn plan(&self, list: usize) -> Plan<'_, D> {
         let records = &self.plans[list];
         Plan { records, capacity: records.len() as u32 }
@@ -125,6 +147,7 @@ impl<D: Device> Step<D> {
 /// A compressor on a device: weights, state ring, scratch.
 pub struct OnDevice<'a, D: Device> {
     device: &'a D,
+    /// The stream it works in.
     pub stream: D::Stream,
     which: StateStream,
     ape: Buffer<D, f32>,
@@ -136,6 +159,10 @@ pub struct OnDevice<'a, D: Device> {
 }
 
 impl<'a, D: Device> OnDevice<'a, D> {
+    /// The compressor with the weights of `history`, and a state ring of NaN.
+    ///
+    /// # Panics
+    /// If the device refuses.
     pub fn new(device: &'a D, history: &History, slots: u32, ring: u32) -> Self {
         let stream = device.stream().unwrap();
         let columns = 2 * shape(history.stream).columns() as u64;

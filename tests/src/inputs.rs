@@ -72,6 +72,17 @@ pub fn download<D: Device, T: bytemuck::Pod>(
     values
 }
 
+/// A buffer of canaries.
+pub fn filled<D: Device, T: bytemuck::Pod>(
+    device: &D,
+    stream: &D::Stream,
+    elements: usize,
+) -> Buffer<D, T> {
+    let buffer = device.allocate("output", elements as u64).unwrap();
+    device.fill(stream, &buffer, 0xA5).unwrap();
+    buffer
+}
+
 /// Row `row` of a plane whose rows have `bytes` bytes.
 pub fn plane_row(plane: &[u8], row: usize, bytes: u64) -> &[u8] {
     &plane[row * bytes as usize..][..bytes as usize]
@@ -80,6 +91,10 @@ pub fn plane_row(plane: &[u8], row: usize, bytes: u64) -> &[u8] {
 /// The first difference, for messages shorter than two tiles.
 pub fn assert_same<T: PartialEq + std::fmt::Debug>(got: &[T], want: &[T], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: lengths");
+    // Whole, since that is fast, before one by one.
+    if got == want {
+        return;
+    }
     if let Some(at) = (0..got.len()).find(|&at| got[at] != want[at]) {
         panic!("{what}: element {at} is {:?}, should be {:?}", got[at], want[at]);
     }

@@ -19,8 +19,8 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use crate::inputs::{assert_same, download, oracle, plane_row, rows, upload};
-use crate::manager::assert_ring;
 use crate::model::{History, OnDevice, assert_rounds, shape, window};
+use crate::rings::assert_ring;
 
 /// What an element of a step's tensors is where there is no token: NaN in every format.
 const PADDING: u8 = 0xFF;
@@ -48,7 +48,7 @@ pub fn config(layers: &[LayerKind], formats: Formats, max_requests: u32) -> Cach
 }
 
 /// The compressors of a layer.
-fn compressors(kind: LayerKind) -> &'static [StateStream] {
+pub fn compressors(kind: LayerKind) -> &'static [StateStream] {
     match kind {
         LayerKind::Swa => &[],
         LayerKind::Csa => &[StateStream::CsaMain, StateStream::CsaIndex],
@@ -94,8 +94,22 @@ impl Story {
         Self { layers: layers.collect(), tokens }
     }
 
+    /// Tokens of the story.
+    #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// The sliding-window keys of a layer, `[tokens]` of `[512]` BF16.
+    #[must_use]
+    pub fn window_rows(&self, layer: LayerId) -> &[Vec<u16>] {
+        &self.layers[layer.0 as usize].rows
+    }
+
+    /// What the compressors of a layer read.
+    #[must_use]
+    pub fn histories(&self, layer: LayerId) -> &[History] {
+        &self.layers[layer.0 as usize].histories
     }
 
     /// What each layer stores of the story: its compressors run alone over all of it in one chunk,
@@ -119,7 +133,7 @@ impl Story {
 }
 
 /// The entries of a history fed in one chunk to a compressor of its own.
-fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> {
+pub fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> {
     let compressor = OnDevice::new(device, history, 1, window(history.stream));
     let entries = compressor.feed(history, [history.tokens()]);
     assert_eq!(entries.len(), history.tokens() / shape(history.stream).ratio);
@@ -131,7 +145,7 @@ fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> {
 }
 
 /// An indexer key after the Hadamard rotation.
-fn rotated(key: &[u16]) -> Vec<u16> {
+pub fn rotated(key: &[u16]) -> Vec<u16> {
     let key: Vec<f64> = key.iter().map(|&bits| bf16_value(bits)).collect();
     hadamard(&key).into_iter().map(bf16_nearest_f64).collect()
 }
@@ -139,15 +153,24 @@ fn rotated(key: &[u16]) -> Vec<u16> {
 /// What one request does in a step: tokens `start..` of its story, then, if the step drafts, tokens
 /// of another story at the positions that follow.
 pub struct Part<'a> {
+    /// The request.
     pub id: RequestId,
+    /// What its tokens are, in order: ranges of stories.
     pub pieces: Vec<(&'a Story, Range<usize>)>,
 }
 
 impl<'a> Part<'a> {
+    /// Tokens of one story.
+    #[must_use]
     pub fn new(id: RequestId, story: &'a Story, tokens: Range<usize>) -> Self {
         Self { id, pieces: vec![(story, tokens)] }
     }
 
+    /// What the cache is told.
+    ///
+    /// # Panics
+    /// If there are no pieces.
+    #[must_use]
     pub fn request(&self) -> StepRequest {
         let (start, end) = (self.pieces[0].1.start, self.pieces.last().unwrap().1.end);
         StepRequest { id: self.id, start: start as u32, tokens: (end - start) as u32 }
@@ -189,7 +212,9 @@ struct LayerInputs<D: Device> {
 
 /// A cache, and the tensors of its steps.
 pub struct Fed<D: Device> {
+    /// The cache.
     pub manager: KvCacheManager<D>,
+    /// The stream of its steps.
     pub stream: D::Stream,
     layers: Vec<LayerInputs<D>>,
 }
@@ -222,6 +247,7 @@ impl<D: Device> Fed<D> {
         }
     }
 
+    /// All layers.
     pub fn layer_ids(&self) -> impl Iterator<Item = LayerId> + use<D> {
         (0..self.layers.len() as u32).map(LayerId)
     }
@@ -254,6 +280,11 @@ impl<D: Device> Fed<D> {
         let step: Vec<_> = parts.iter().map(Part::request).collect();
         let plan = self.manager.prepare_forward(&self.stream, &step).unwrap();
         assert!(plan.tokens <= bucket);
+        self.load(parts, bucket);
+    }
+
+    /// Brings the tensors of a prepared step in place, with padding up to `bucket` tokens.
+    pub fn load(&self, parts: &[Part<'_>], bucket: u32) {
         let (device, stream) = (self.manager.device(), &self.stream);
         let pieces = || parts.iter().flat_map(|part| part.pieces.iter().cloned());
         for (layer, inputs) in self.layers.iter().enumerate() {
@@ -376,7 +407,7 @@ impl<D: Device> Fed<D> {
 }
 
 /// The pools that a handle shows.
-fn pools_of<D: Device>(handle: &LayerCacheHandle<'_, D>) -> Vec<(PoolKind, Buffer<D, u8>)> {
+pub fn pools_of<D: Device>(handle: &LayerCacheHandle<'_, D>) -> Vec<(PoolKind, Buffer<D, u8>)> {
     let swa = handle.swa();
     let mut pools =
         vec![(PoolKind::SwaData, swa.data.clone()), (PoolKind::SwaScale, swa.scale.clone())];
@@ -399,12 +430,4 @@ pub fn assert_pools<D: Device>(fed: &Fed<D>, want: &[(String, Vec<u8>)], what: &
     for ((name, got), (_, want)) in fed.pool_bytes().iter().zip(want) {
         assert_same(got, want, &format!("{name}, {what}"));
     }
-}
-
-/// A buffer of canaries.
-pub fn filled<D: Device, T: bytemuck::Pod>(fed: &Fed<D>, elements: usize) -> Buffer<D, T> {
-    let device = fed.manager.device();
-    let buffer = device.allocate("output", elements as u64).unwrap();
-    device.fill(&fed.stream, &buffer, 0xA5).unwrap();
-    buffer
 }

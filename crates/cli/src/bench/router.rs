@@ -1,0 +1,230 @@
+//! The router: selection and hash lookup from logits, and decode batches from hidden states.
+//!
+//! Every node is a layer of its own: no other node's logits, gate or hidden states are its.
+
+use anyhow::{Result, ensure};
+use bytemuck::Pod;
+use dsv4_kv::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
+use dsv4_kv::device::{Buffer, Device, DeviceError};
+use half::bf16;
+use indicatif::ProgressBar;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::{Measurement, measurement, nodes_for};
+
+/// Experts of a token, in both released models.
+const SELECTED: u32 = 6;
+/// Token ids of both released models.
+const VOCABULARY: u32 = 129_280;
+/// Random numbers; all inputs are cut from repetitions of them.
+const PATTERN: usize = 1 << 22;
+
+/// Experts of a layer, and tokens.
+const FROM_LOGITS: [(u32, u32); 6] =
+    [(256, 32), (256, 256), (256, 4096), (384, 32), (384, 256), (384, 4096)];
+/// Width of the hidden state, experts, and tokens.
+const DECODE: [(u32, u32, u32); 6] = [
+    (4096, 256, 1),
+    (4096, 256, 32),
+    (4096, 256, 64),
+    (7168, 384, 1),
+    (7168, 384, 32),
+    (7168, 384, 64),
+];
+
+pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
+    let mut results = Vec::new();
+    for hash in [false, true] {
+        for (experts, tokens) in FROM_LOGITS {
+            let case = Case { hash, hidden: 0, experts, tokens };
+            progress.set_message(case.name());
+            results.push(case.measure(device)?);
+        }
+        for (hidden, experts, tokens) in DECODE {
+            let case = Case { hash, hidden, experts, tokens };
+            progress.set_message(case.name());
+            results.push(case.measure(device)?);
+        }
+    }
+    Ok(results)
+}
+
+/// One measurement.
+#[derive(Clone, Copy)]
+struct Case {
+    hash: bool,
+    /// Width of the hidden state; 0 = from logits.
+    hidden: u32,
+    experts: u32,
+    tokens: u32,
+}
+
+impl Case {
+    fn name(self) -> String {
+        let name = match (self.hash, self.hidden) {
+            (false, 0) => "activation_topk",
+            (true, 0) => "hash_router",
+            (false, _) => "dense_router_decode",
+            (true, _) => "hash_router_decode",
+        };
+        name.to_owned()
+    }
+
+    fn size(self) -> String {
+        let Self { hidden, experts, tokens, .. } = self;
+        if hidden == 0 {
+            format!("{tokens} tokens, {experts} experts")
+        } else {
+            format!("{tokens} tokens, {hidden} x {experts}")
+        }
+    }
+
+    /// Bytes one launch must move: token ids, what the logits are or are made of, and the answer; of a
+    /// hash layer's logits only those of the listed experts, and their row of the table.
+    fn bytes(self) -> u64 {
+        let [hidden, experts, tokens] = [self.hidden, self.experts, self.tokens].map(u64::from);
+        let selected = u64::from(SELECTED);
+        let lookup = if self.hash { tokens * selected * 4 } else { experts * 4 };
+        let logits = match (self.hash, self.hidden) {
+            (false, 0) => tokens * experts * 4,
+            (true, 0) => tokens * selected * 4,
+            _ => (tokens + experts) * hidden * 2,
+        };
+        tokens * 4 + lookup + logits + tokens * selected * 8
+    }
+
+    fn measure<D: Device>(self, device: &D) -> Result<Measurement> {
+        let (nodes, bytes) = (nodes_for(self.bytes()), self.bytes());
+        let inputs = Inputs::new(device, self, nodes)?;
+        let record = || (0..nodes).try_for_each(|node| inputs.launch(device, self, node));
+        let graph = device.capture(&inputs.stream, inputs.memory(), record)?;
+        let result = measurement(device, (self.name(), self.size()), (bytes, nodes), &graph)?;
+        let mut refused = [0];
+        device.download(&inputs.stream, &inputs.faults, 0, &mut refused)?;
+        ensure!(refused == [0], "the kernel refused {} of its inputs", refused[0]);
+        Ok(result)
+    }
+}
+
+/// What the nodes of a graph work on.
+struct Inputs<D: Device> {
+    stream: D::Stream,
+    logits: Buffer<D, f32>,
+    x: Buffer<D, u16>,
+    gate: Buffer<D, u16>,
+    bias: Buffer<D, f32>,
+    table: Buffer<D, i32>,
+    token: Buffer<D, i32>,
+    activations: Buffer<D, f32>,
+    arrivals: Buffer<D, u32>,
+    ids: Buffer<D, i32>,
+    weights: Buffer<D, f32>,
+    faults: Buffer<D, u32>,
+}
+
+impl<D: Device> Inputs<D> {
+    fn new(device: &D, case: Case, nodes: u64) -> Result<Self> {
+        let [hidden, experts, tokens] = [case.hidden, case.experts, case.tokens].map(u64::from);
+        let stream = device.stream()?;
+        let mut random = SmallRng::seed_from_u64(1);
+        let logits: Vec<f32> = (0..PATTERN).map(|_| random.random_range(-4.0..4.0)).collect();
+        let halves: Vec<u16> = logits.iter().map(|&x| bf16::from_f32(x / 64.0).to_bits()).collect();
+        let mut integers = |count: u64, most: u32| -> Vec<i32> {
+            (0..count).map(|_| random.random_range(0..most as i32)).collect()
+        };
+        let table = integers(u64::from(VOCABULARY * SELECTED), case.experts);
+        let token = integers(nodes * tokens, VOCABULARY);
+        let rows = if hidden == 0 { nodes * tokens * experts } else { 1 };
+        let selected = nodes * tokens * u64::from(SELECTED);
+        Ok(Self {
+            logits: repeated(device, &stream, "logits", &logits, rows)?,
+            x: repeated(
+                device,
+                &stream,
+                "hidden states",
+                &halves,
+                (nodes * tokens * hidden).max(1),
+            )?,
+            gate: repeated(device, &stream, "gates", &halves, (nodes * experts * hidden).max(1))?,
+            bias: repeated(device, &stream, "biases", &logits, nodes * experts)?,
+            table: repeated(device, &stream, "table", &table, table.len() as u64)?,
+            token: repeated(device, &stream, "tokens", &token, token.len() as u64)?,
+            activations: device.allocate("activations", nodes * 64 * experts)?,
+            arrivals: device.allocate("arrivals", 8)?,
+            ids: device.allocate("ids", selected)?,
+            weights: device.allocate("weights", selected)?,
+            faults: device.allocate("faults", 1)?,
+            stream,
+        })
+    }
+
+    fn memory(&self) -> Vec<std::sync::Arc<D::Memory>> {
+        let mut all = [&self.logits, &self.bias, &self.activations, &self.weights]
+            .map(Buffer::memory)
+            .to_vec();
+        all.extend([&self.x, &self.gate].map(Buffer::memory));
+        all.extend([&self.table, &self.token, &self.ids].map(Buffer::memory));
+        all.extend([&self.arrivals, &self.faults].map(Buffer::memory));
+        all
+    }
+
+    fn launch(&self, device: &D, case: Case, node: u64) -> Result<(), DeviceError> {
+        let Case { hash, hidden, experts, tokens } = case;
+        let stream = &self.stream;
+        let selection = Selection::new(experts, SELECTED, 1.5)?;
+        let selected = u64::from(tokens * SELECTED);
+        let (ids, weights) = (part(&self.ids, node, selected), part(&self.weights, node, selected));
+        let routed = Routed { ids: &ids, weights: &weights, faults: &self.faults };
+        let token = part(&self.token, node, tokens.into());
+        let bias = part(&self.bias, node, experts.into());
+        let table = HashTable { table: &self.table, vocabulary: VOCABULARY };
+        if hidden == 0 {
+            let logits = part(&self.logits, node, u64::from(tokens) * u64::from(experts));
+            return if hash {
+                let (logits, token) = (&logits, &token);
+                ops::hash_router(device, stream, selection, tokens, logits, &table, token, &routed)
+            } else {
+                let (logits, bias) = (&logits, &bias);
+                ops::activation_topk(
+                    device, stream, selection, tokens, logits, bias, &token, &routed,
+                )
+            };
+        }
+        let weight = part(&self.gate, node, u64::from(experts) * u64::from(hidden));
+        let gate = Gate { weight: &weight, hidden };
+        let x = &part(&self.x, node, u64::from(tokens) * u64::from(hidden));
+        let activations = part(&self.activations, node, 64 * u64::from(experts));
+        let scratch = &DecodeScratch { activations: &activations, arrivals: &self.arrivals };
+        if hash {
+            ops::hash_router_decode(
+                device, stream, selection, tokens, x, &gate, &table, &token, scratch, &routed,
+            )
+        } else {
+            ops::dense_router_decode(
+                device, stream, selection, tokens, x, &gate, &bias, &token, scratch, &routed,
+            )
+        }
+    }
+}
+
+/// The `node`-th part of `len` elements.
+fn part<D: Device, T: Pod>(buffer: &Buffer<D, T>, node: u64, len: u64) -> Buffer<D, T> {
+    buffer.slice(node * len, len).expect("a part for every node")
+}
+
+/// `len` elements: `pattern`, over and over.
+fn repeated<D: Device, T: Pod>(
+    device: &D,
+    stream: &D::Stream,
+    label: &'static str,
+    pattern: &[T],
+    len: u64,
+) -> Result<Buffer<D, T>, DeviceError> {
+    let buffer = device.allocate(label, len)?;
+    for start in (0..len).step_by(pattern.len()) {
+        let part = pattern.len().min((len - start) as usize);
+        device.upload(stream, &pattern[..part], &buffer, start)?;
+    }
+    Ok(buffer)
+}

@@ -1,0 +1,34 @@
+//! The search for rows that nobody wrote.
+
+/// Adds its rows and hands all to `$next`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! poison_rows {
+    ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
+        $crate::$next! { [$($rest)*] { $($done)*
+            FindPoison<()>
+            "Counts and records the rows of gathered tiles whose rotary channels are all NaN. Grid: \
+             (token, 4 rows of its tile at a time), one warp a row."
+            (
+                /// `[tokens, rows, 512]` BF16, the tile of each query.
+                tile: const u16,
+                /// `[tokens]` rows of each tile in use; not read for lists.
+                lengths: const i32,
+                /// `[tokens, rows]` entry of each row, -1 = none; read for lists only.
+                selected: const i32,
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding.
+                token_slot: const i32,
+                /// `[1 + 4 * capacity]` rows found, then of the first `capacity` of them: layer and
+                /// source, slot, position of the query, and what the row is (see `FindPoisonParams`).
+                found: mut u32;
+                FindPoisonParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                () => find_poison: poison::find,
+            }
+        } }
+    };
+}

@@ -1,0 +1,51 @@
+//! Limits of the router kernels, and the kernels that a number of experts chooses among.
+
+/// Most experts of a layer.
+pub const MAX_EXPERTS: u32 = 512;
+/// The number of experts is a multiple of this: a warp holds as many in every lane.
+pub const EXPERT_STEP: u32 = 32;
+/// Most experts of a token.
+pub const MAX_SELECTED: u32 = 8;
+/// Most tokens that are routed from their hidden states in one launch.
+pub const DECODE_TOKENS: u32 = 64;
+/// The width of the hidden state is a multiple of this: what a lane of a matrix product loads at once.
+pub const HIDDEN_STEP: u32 = 32;
+/// Blocks of a cluster of the decode kernels, each with a slice of the hidden state and a share of
+/// the tokens.
+pub const DECODE_SLICES: u32 = 8;
+
+/// How many experts a lane of a warp holds room for: one kernel each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertWidth {
+    /// 8 a lane, up to 256 experts (V4-Flash).
+    W256,
+    /// 12 a lane, up to 384 experts (V4-Pro).
+    W384,
+    /// 16 a lane, up to 512 experts.
+    W512,
+}
+
+impl ExpertWidth {
+    /// The narrowest one for `experts`; `None` unless they are a multiple of [`EXPERT_STEP`] from 32
+    /// to [`MAX_EXPERTS`].
+    #[must_use]
+    pub const fn of(experts: u32) -> Option<Self> {
+        match experts {
+            _ if !experts.is_multiple_of(EXPERT_STEP) => None,
+            1..=256 => Some(Self::W256),
+            257..=384 => Some(Self::W384),
+            385..=MAX_EXPERTS => Some(Self::W512),
+            _ => None,
+        }
+    }
+
+    /// Experts of a cluster of the decode kernels: as few as make no more than 16 clusters.
+    #[must_use]
+    pub const fn decode_experts(self) -> u32 {
+        match self {
+            Self::W256 => 16,
+            Self::W384 => 24,
+            Self::W512 => 32,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The MoE router in f64: gate, activation, selection, weights. Source: spec section 7.
+
+use crate::number::bf16_value;
+
+/// Where a token goes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Routed {
+    /// Experts, best first or as the table lists them.
+    pub ids: Vec<i32>,
+    /// Their weights.
+    pub weights: Vec<f64>,
+    /// How much better the last selected expert is than the best one left out, relative to its score;
+    /// infinite where there is none.
+    pub gap: f64,
+}
+
+/// sqrt(ln(1 + e^x)).
+#[must_use]
+pub fn activation(logit: f64) -> f64 {
+    (logit.max(0.0) + (-logit.abs()).exp().ln_1p()).sqrt()
+}
+
+/// Logits of a token: `x` `[hidden]` and `gate` `[experts, hidden]`, both BF16 bits.
+///
+/// # Panics
+/// If `gate` is no whole number of rows.
+#[must_use]
+pub fn logits(x: &[u16], gate: &[u16]) -> Vec<f64> {
+    assert!(gate.len().is_multiple_of(x.len()));
+    let x: Vec<f64> = x.iter().map(|&bits| f64::from(bf16_value(bits) as f32)).collect();
+    let product = |(x, &bits): (&f64, &u16)| x * f64::from(bf16_value(bits) as f32);
+    gate.chunks_exact(x.len()).map(|row| x.iter().zip(row).map(product).sum()).collect()
+}
+
+/// The `selected` experts with the largest activation plus bias, and weights from the activations
+/// alone, which add up to `scaling`. Equal scores: the lower index first. A score that is no number
+/// ranks last, and a logit that is none weighs nothing.
+///
+/// # Panics
+/// If there are fewer experts than are to be selected, or as many biases.
+#[must_use]
+pub fn select(logits: &[f64], bias: &[f64], selected: usize, scaling: f64) -> Routed {
+    assert!(selected <= logits.len() && bias.len() == logits.len());
+    let scores: Vec<f64> =
+        logits.iter().zip(bias).map(|(&logit, bias)| activation_or_nan(logit) + bias).collect();
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| {
+        let (a, b) = (scores[a], scores[b]);
+        match (a.is_nan(), b.is_nan()) {
+            (false, false) => b.partial_cmp(&a).expect("both are numbers"),
+            (a, b) => a.cmp(&b),
+        }
+    });
+    let gap = order.get(selected).map_or(f64::INFINITY, |&next| {
+        let last = scores[order[selected - 1]];
+        (last - scores[next]) / last.abs()
+    });
+    let ids: Vec<i32> = order[..selected].iter().map(|&expert| expert as i32).collect();
+    Routed { weights: weights(logits, &ids, scaling), ids, gap }
+}
+
+/// The weights of the experts `ids` of a token with these logits.
+///
+/// # Panics
+/// If an expert has no logit.
+#[must_use]
+pub fn weights(logits: &[f64], ids: &[i32], scaling: f64) -> Vec<f64> {
+    let own = |&id: &i32| {
+        let logit = logits[usize::try_from(id).expect("an expert")];
+        if logit.is_nan() { 0.0 } else { activation(logit) }
+    };
+    let activations: Vec<f64> = ids.iter().map(own).collect();
+    let sum: f64 = activations.iter().sum();
+    activations.iter().map(|activation| activation / (sum + 1e-20) * scaling).collect()
+}
+
+/// [`f64::max`] takes the number where one operand is none, so the formula alone would not.
+fn activation_or_nan(logit: f64) -> f64 {
+    if logit.is_nan() { f64::NAN } else { activation(logit) }
+}

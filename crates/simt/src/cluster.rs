@@ -1,0 +1,70 @@
+//! Thread block clusters: consecutive blocks of a row of the grid that run at the same time, wait for
+//! each other and read each other's shared memory (PTX ISA 5.1 and 9.7.9, sm_90). How many blocks a
+//! cluster has is fixed with the kernel, in the PTX and in the launch.
+
+use crate::imp;
+use crate::shared::{Shared, Word};
+
+/// Place of the calling thread's block in its cluster.
+#[inline(always)]
+#[must_use]
+pub fn block_rank() -> u32 {
+    imp::cluster::block_rank()
+}
+
+/// Waits for all threads of the cluster; what any of them wrote before, all see after
+/// (`barrier.cluster.arrive`, `.wait`, aligned, PTX ISA 9.7.13).
+///
+/// # Safety
+/// - Every thread of every block of the cluster makes this call, from the same place in the source;
+///   none has returned from the kernel.
+#[inline(always)]
+#[track_caller]
+pub unsafe fn sync_cluster() {
+    // SAFETY: the caller's duty is this callee's: all threads of the cluster arrive together.
+    unsafe { imp::cluster::sync_cluster() }
+}
+
+/// Says that this thread reads no other block's shared memory from here on. Does not wait
+/// (`barrier.cluster.arrive`, aligned).
+///
+/// # Safety
+/// - Every thread of every block of the cluster makes this call, from the same place in the source, and
+///   its next barrier of the cluster is [`stay_in_cluster`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn leave_cluster() {
+    // SAFETY: the caller's duty is this callee's.
+    unsafe { imp::cluster::leave_cluster() }
+}
+
+/// Waits until every thread of the cluster has called [`leave_cluster`]: what no block may do before is
+/// return (`barrier.cluster.wait`, aligned).
+///
+/// # Safety
+/// - Every thread of every block of the cluster makes this call, from the same place in the source,
+///   after [`leave_cluster`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn stay_in_cluster() {
+    // SAFETY: the caller's duty is this callee's.
+    unsafe { imp::cluster::stay_in_cluster() }
+}
+
+impl<T: Word, const N: usize> Shared<T, N> {
+    /// Element `i` of the same array in the block `rank` of the cluster (`mapa`,
+    /// `ld.shared::cluster.b32`).
+    ///
+    /// # Safety
+    /// - `i < N`, `rank` is a block of the cluster, the element has been written, and no thread writes
+    ///   it without [`sync_cluster`] between.
+    /// - That block has not returned: a [`sync_cluster`], or [`leave_cluster`] and [`stay_in_cluster`],
+    ///   follow in every thread.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_from(self, rank: u32, i: u32) -> T {
+        // SAFETY: inside the array, written, ordered and alive by the caller's promise.
+        T::from_word(unsafe { imp::cluster::load(self.address::<1>(i), rank) })
+    }
+}

@@ -1,0 +1,54 @@
+//! [`crate::cluster`] on the CPU.
+
+use std::panic::Location;
+
+use super::block::{current, wait, with_peer};
+use super::collective::Operation;
+use super::fault::{AccessKind, ThreadIndex};
+
+/// Most threads of a block.
+const MOST_THREADS: u32 = 1024;
+
+pub fn block_rank() -> u32 {
+    current(|block| block.rank.get())
+}
+
+#[track_caller]
+pub unsafe fn sync_cluster() {
+    wait(Operation::SyncCluster, 0, 0);
+}
+
+/// Waits for its warp and no more, but leaves a mark: a read of another block's memory after it is a
+/// fault.
+#[track_caller]
+pub unsafe fn leave_cluster() {
+    wait(Operation::LeaveCluster, 0, 0);
+    current(|block| block.threads[block.running.get().0 as usize].left.set(true));
+}
+
+#[track_caller]
+pub unsafe fn stay_in_cluster() {
+    let left = current(|block| block.threads[block.running.get().0 as usize].left.replace(false));
+    assert!(left, "stay_in_cluster without leave_cluster");
+    wait(Operation::SyncCluster, 0, 0);
+}
+
+/// The word at `address` of the block `rank`.
+///
+/// Noted there as an access of a thread of its own, which only that block's barriers order: a race with
+/// a block that has passed one by itself is not seen.
+#[track_caller]
+pub unsafe fn load(address: u32, rank: u32) -> u32 {
+    let location = Location::caller();
+    let left = current(|block| block.threads[block.running.get().0 as usize].left.get());
+    assert!(!left, "a read of another block's shared memory after leave_cluster");
+    let read = with_peer(rank, |block, peer| {
+        let thread = ThreadIndex(MOST_THREADS * (1 + block.rank.get()) + block.running.get().0);
+        peer.arena.borrow_mut().read(address, AccessKind::Read, thread, location)
+    });
+    match read {
+        Some(Ok(word)) => word,
+        Some(Err(fault)) => current(|block| block.fail(fault)),
+        None => panic!("block {rank} is not in the cluster"),
+    }
+}

@@ -1,0 +1,120 @@
+//! Clusters: blocks that wait for each other and read each other's shared memory.
+
+use simt::cluster::{block_rank, leave_cluster, stay_in_cluster, sync_cluster};
+use simt::emu::{FaultKind, Launch, launch_clusters};
+use simt::shared::Shared;
+use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
+
+use crate::device::Tensor;
+
+fn shape(blocks: u32) -> Launch {
+    Launch { kernel: "cluster", grid: (blocks, 1), block: 64, shared_bytes: 256, seed: 3 }
+}
+
+fn fault(size: u32, body: impl Fn() + Sync) -> FaultKind {
+    *launch_clusters(&shape(8), size, body).expect_err("a breach").kind
+}
+
+#[test]
+fn blocks_read_what_the_others_wrote() {
+    const BLOCKS: u32 = 24;
+    let output = Tensor::zeros((BLOCKS * 64) as usize);
+    let sums = output.output::<u32>();
+    let body = || {
+        // SAFETY: a word a thread, written before the barrier; another follows the reads.
+        unsafe {
+            let words = Shared::<u32, 64>::at(0);
+            let thread = thread_idx_x();
+            words.store(thread, 1000 * block_idx_x() + thread);
+            sync_cluster();
+            let other = |rank| words.load_from(rank, 63 - thread);
+            let sum: u32 = (0..8).map(|rank| (1 + rank) * other(rank)).sum();
+            leave_cluster();
+            sums.store(u64::from(64 * block_idx_x() + thread), sum + block_rank());
+            stay_in_cluster();
+        }
+    };
+    launch_clusters(&shape(BLOCKS), 8, body).unwrap();
+    for (at, word) in (0..).zip(output.words()) {
+        let (block, thread) = (at / 64, at % 64);
+        let first = block / 8 * 8;
+        let other = |rank| (1 + rank) * (1000 * (first + rank) + 63 - thread);
+        assert_eq!(word, (0..8).map(other).sum::<u32>() + block % 8, "{at}");
+    }
+}
+
+#[test]
+fn a_read_before_the_barrier_is_a_fault() {
+    // SAFETY: wrong on purpose: nothing orders the reads after the writes.
+    let unordered = || unsafe {
+        let words = Shared::<u32, 64>::at(0);
+        words.store(thread_idx_x(), 1);
+        _ = words.load_from(1 - block_rank(), thread_idx_x());
+        sync_cluster();
+    };
+    assert!(matches!(fault(2, unordered), FaultKind::PoisonedShared { .. }));
+    // SAFETY: wrong on purpose: the write after the barrier meets the other block's read.
+    let overwritten = || unsafe {
+        let words = Shared::<u32, 64>::at(0);
+        words.store(thread_idx_x(), 1);
+        sync_cluster();
+        _ = words.load_from(1 - block_rank(), thread_idx_x());
+        words.store(thread_idx_x(), 2);
+        sync_cluster();
+    };
+    assert!(matches!(fault(2, overwritten), FaultKind::SharedRace { .. }));
+}
+
+#[test]
+fn blocks_that_part_are_a_fault() {
+    // SAFETY: wrong on purpose: one block of four does not arrive.
+    let leaves = || unsafe {
+        if block_rank() != 2 {
+            sync_cluster();
+        }
+    };
+    let FaultKind::Divergence { groups } = fault(4, leaves) else { panic!("no divergence") };
+    assert_eq!(groups.len(), 2);
+    // SAFETY: wrong on purpose: half of a block waits for its own threads.
+    let halves = || unsafe {
+        if thread_idx_x() < 32 {
+            sync_cluster();
+        } else {
+            sync_threads();
+        }
+    };
+    assert!(matches!(fault(4, halves), FaultKind::Divergence { .. }));
+}
+
+#[test]
+fn what_follows_leaving_is_checked() {
+    // SAFETY: wrong on purpose: a read after the thread said that there would be none.
+    let reads = || unsafe {
+        let words = Shared::<u32, 64>::at(0);
+        words.store(thread_idx_x(), 1);
+        sync_cluster();
+        leave_cluster();
+        _ = words.load_from(1 - block_rank(), thread_idx_x());
+        stay_in_cluster();
+    };
+    assert!(matches!(fault(2, reads), FaultKind::Panic { .. }));
+    // SAFETY: wrong on purpose: nobody has left.
+    let stays = || unsafe { stay_in_cluster() };
+    assert!(matches!(fault(2, stays), FaultKind::Panic { .. }));
+    // SAFETY: wrong on purpose: one block returns while the others may still read its memory.
+    let returns = || unsafe {
+        leave_cluster();
+        if block_rank() != 1 {
+            stay_in_cluster();
+        }
+    };
+    assert!(matches!(fault(4, returns), FaultKind::Divergence { .. }));
+}
+
+#[test]
+fn a_grid_that_is_no_whole_number_of_clusters_is_refused() {
+    for (blocks, size) in [(12, 8), (8, 0), (16, 16)] {
+        let fault = launch_clusters(&shape(blocks), size, || ()).expect_err("not launched");
+        assert!(matches!(*fault.kind, FaultKind::InvalidLaunch { .. }), "{fault}");
+    }
+}

@@ -1,0 +1,88 @@
+//! The search for rows that nobody wrote, in what attention is about to read.
+
+use kv_layout::geometry::{HEAD_DIM, WINDOW};
+use kv_layout::params::FindPoisonParams;
+
+use super::{GatherQueries, check};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::ids::LayerId;
+use crate::kernels::FindPoison;
+
+/// Blocks of a launch in its second dimension at most; each goes on to further rows.
+const ROW_BLOCKS: u32 = 256;
+
+/// A gathered tile, `[queries, rows, 512]` BF16, by what its rows are.
+#[derive(Clone, Copy)]
+pub enum GatheredRows<'a, D: Device> {
+    /// The window of each query: 128 rows, of which `[queries]` are in use.
+    Window(&'a Buffer<D, i32>),
+    /// The entries that the `[queries, rows]` lists name; -1 = none.
+    List(&'a Buffer<D, i32>, u32),
+    /// All entries that a query sees, of which `[queries]` rows are in use.
+    All(&'a Buffer<D, i32>, u32),
+}
+
+impl<D: Device> GatheredRows<'_, D> {
+    fn rows(&self) -> u32 {
+        match *self {
+            Self::Window(_) => WINDOW,
+            Self::List(_, rows) | Self::All(_, rows) => rows,
+        }
+    }
+}
+
+/// Queues `find_poison`: rows of `tile` that nobody wrote since the cache was poisoned are counted in
+/// `found` (`[1 + 4 * capacity]`) and, while there is room, recorded.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+pub fn find_poison<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    layer: LayerId,
+    tile: &Buffer<D, u16>,
+    kind: GatheredRows<'_, D>,
+    found: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    let GatherQueries { position, slot, first, count, .. } = *queries;
+    let rows = kind.rows();
+    if count == 0 || rows == 0 {
+        return Ok(());
+    }
+    let (queries, tile_rows) = (u64::from(count), u64::from(count) * u64::from(rows));
+    check("tile", tile, tile_rows * u64::from(HEAD_DIM))?;
+    let end = u64::from(first) + queries;
+    check("positions", position, end)?;
+    check("slots", slot, end)?;
+    let record = FindPoisonParams::RECORD;
+    check("poison records", found, 1)?;
+    let capacity = (found.len() - 1) / u64::from(record);
+    let (source, of_rows) = match kind {
+        GatheredRows::Window(lengths) => (FindPoisonParams::WINDOW, lengths),
+        GatheredRows::List(selected, _) => (FindPoisonParams::LIST, selected),
+        GatheredRows::All(lengths, _) => (FindPoisonParams::ALL, lengths),
+    };
+    let list = source == FindPoisonParams::LIST;
+    check("lengths or list", of_rows, if list { tile_rows } else { queries })?;
+    let operation = FindPoison {
+        tile: tile.ptr(),
+        lengths: of_rows.ptr(),
+        selected: of_rows.ptr(),
+        token_position: position.ptr(),
+        token_slot: slot.ptr(),
+        found: found.ptr(),
+        params: FindPoisonParams {
+            first,
+            tokens: count,
+            rows,
+            layer: layer.0,
+            source,
+            capacity: u32::try_from(capacity).unwrap_or(u32::MAX),
+        },
+    };
+    let grid = (count, rows.div_ceil(4).min(ROW_BLOCKS));
+    // SAFETY: every buffer has the shape of the kernel table (checked above), of `lengths` and
+    // `selected` the one that this source reads; work of one stream runs in order.
+    unsafe { device.launch(stream, (), grid, &operation) }
+}

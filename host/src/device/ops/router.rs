@@ -1,0 +1,353 @@
+//! The router: experts and weights of tokens.
+
+use kv_layout::params::{
+    ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
+    RouterLogitsParams,
+};
+use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth, HIDDEN_STEP, MAX_SELECTED};
+
+use super::check;
+use crate::device::{Buffer, Device, DeviceError};
+use crate::kernels::{
+    ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
+};
+
+/// Tokens of a block of `activation_topk`.
+const TOPK_TOKENS: u32 = 4;
+/// Tokens of a block of `hash_router`.
+const HASH_TOKENS: u32 = 16;
+
+/// How many experts there are, how many a token gets, and what their weights add up to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Selection {
+    experts: u32,
+    selected: u32,
+    scaling: f32,
+    width: ExpertWidth,
+}
+
+impl Selection {
+    /// `selected` of `experts` experts, with weights that add up to `scaling`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Selection`] unless `experts` is a multiple of 32 up to 512, and `selected` 1 to 8.
+    pub fn new(experts: u32, selected: u32, scaling: f32) -> Result<Self, DeviceError> {
+        match ExpertWidth::of(experts) {
+            Some(width) if (1..=MAX_SELECTED).contains(&selected) => {
+                Ok(Self { experts, selected, scaling, width })
+            }
+            _ => Err(DeviceError::Selection { experts, selected }),
+        }
+    }
+
+    /// Experts of the layer.
+    #[must_use]
+    pub fn experts(self) -> u32 {
+        self.experts
+    }
+
+    /// Experts of a token.
+    #[must_use]
+    pub fn selected(self) -> u32 {
+        self.selected
+    }
+}
+
+/// Where the router's answer goes.
+pub struct Routed<'a, D: Device> {
+    /// `[tokens, selected]` experts; -1 for padding.
+    pub ids: &'a Buffer<D, i32>,
+    /// `[tokens, selected]` f32; 0 for padding.
+    pub weights: &'a Buffer<D, f32>,
+    /// `[1]` count of what the kernel refused.
+    pub faults: &'a Buffer<D, u32>,
+}
+
+/// Checks what every launch of the router takes: `token` (`[tokens]`) and the answer.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape.
+pub fn check_routed<D: Device>(
+    selection: Selection,
+    tokens: u32,
+    token: &Buffer<D, i32>,
+    routed: &Routed<'_, D>,
+) -> Result<(), DeviceError> {
+    let selected = u64::from(tokens) * u64::from(selection.selected);
+    check("tokens", token, tokens.into())?;
+    check("expert ids", routed.ids, selected)?;
+    check("expert weights", routed.weights, selected)?;
+    check("fault word", routed.faults, 1)
+}
+
+/// Queues `activation_topk_*` over `logits` (`[tokens, experts]` f32) with `bias` (`[experts]` f32).
+/// Tokens whose element of `token` is negative are padding.
+///
+/// Logits and biases that are no numbers rank last, and are counted in the fault word.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn activation_topk<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    selection: Selection,
+    tokens: u32,
+    logits: &Buffer<D, f32>,
+    bias: &Buffer<D, f32>,
+    token: &Buffer<D, i32>,
+    routed: &Routed<'_, D>,
+) -> Result<(), DeviceError> {
+    let Selection { experts, selected, scaling, width } = selection;
+    if tokens == 0 {
+        return Ok(());
+    }
+    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
+    check("expert biases", bias, experts.into())?;
+    check_routed(selection, tokens, token, routed)?;
+    let params =
+        ActivationTopkParams { tokens, experts, selected, scaling_bits: scaling.to_bits() };
+    let operation = ActivationTopk {
+        logits: logits.ptr(),
+        bias: bias.ptr(),
+        token: token.ptr(),
+        ids: routed.ids.ptr(),
+        weights: routed.weights.ptr(),
+        faults: routed.faults.ptr(),
+        params,
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, width, (tokens.div_ceil(TOPK_TOKENS), 1), &operation) }
+}
+
+/// The experts of a hash layer.
+pub struct HashTable<'a, D: Device> {
+    /// `[vocabulary, selected]` experts of each token id.
+    pub table: &'a Buffer<D, i32>,
+    /// Token ids there are.
+    pub vocabulary: u32,
+}
+
+impl<D: Device> HashTable<'_, D> {
+    fn check(&self, selection: Selection) -> Result<(), DeviceError> {
+        let elements = u64::from(self.vocabulary) * u64::from(selection.selected);
+        check("experts of token ids", self.table, elements)
+    }
+}
+
+/// Queues `hash_router`: the experts that `table` lists for each token id, weighed by `logits`
+/// (`[tokens, experts]` f32). Token id -1 is padding.
+///
+/// A token id or an expert out of range, and a logit that is no number, is counted in the fault word;
+/// such a token or expert gets id -1 and weight 0, such a logit weight 0.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn hash_router<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    selection: Selection,
+    tokens: u32,
+    logits: &Buffer<D, f32>,
+    table: &HashTable<'_, D>,
+    token: &Buffer<D, i32>,
+    routed: &Routed<'_, D>,
+) -> Result<(), DeviceError> {
+    let Selection { experts, selected, scaling, .. } = selection;
+    if tokens == 0 {
+        return Ok(());
+    }
+    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
+    table.check(selection)?;
+    check_routed(selection, tokens, token, routed)?;
+    let (vocabulary, scaling_bits) = (table.vocabulary, scaling.to_bits());
+    let operation = HashRouter {
+        token: token.ptr(),
+        table: table.table.ptr(),
+        logits: logits.ptr(),
+        ids: routed.ids.ptr(),
+        weights: routed.weights.ptr(),
+        faults: routed.faults.ptr(),
+        params: HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses token
+    // ids and experts outside them.
+    unsafe { device.launch(stream, (), (tokens.div_ceil(HASH_TOKENS), 1), &operation) }
+}
+
+/// The gate of a layer: what makes logits of hidden states.
+pub struct Gate<'a, D: Device> {
+    /// `[experts, hidden]` BF16.
+    pub weight: &'a Buffer<D, u16>,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
+}
+
+impl<D: Device> Gate<'_, D> {
+    /// Checks the weights, and the hidden states of `tokens` tokens.
+    fn check(
+        &self,
+        selection: Selection,
+        x: &Buffer<D, u16>,
+        tokens: u32,
+    ) -> Result<(), DeviceError> {
+        let hidden = u64::from(self.hidden);
+        if hidden == 0 || !hidden.is_multiple_of(HIDDEN_STEP.into()) {
+            return Err(DeviceError::HiddenSize { hidden: self.hidden });
+        }
+        check("gate weights", self.weight, u64::from(selection.experts) * hidden)?;
+        check("hidden states", x, u64::from(tokens) * hidden)
+    }
+}
+
+/// Tokens and experts of a block of `router_logits`.
+const LOGITS_TILE: (u32, u32) = (128, 64);
+
+/// Queues `router_logits`: the product of `x` (`[tokens, hidden]` BF16) with the gate, into `logits`
+/// (`[tokens, experts]` f32).
+///
+/// # Errors
+/// [`DeviceError::HiddenSize`]; [`DeviceError::Length`] for a buffer shorter than its shape; as
+/// [`Device::launch`].
+pub fn router_logits<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    selection: Selection,
+    tokens: u32,
+    x: &Buffer<D, u16>,
+    gate: &Gate<'_, D>,
+    logits: &Buffer<D, f32>,
+) -> Result<(), DeviceError> {
+    let (experts, hidden) = (selection.experts, gate.hidden);
+    if tokens == 0 {
+        return Ok(());
+    }
+    gate.check(selection, x, tokens)?;
+    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
+    let params = RouterLogitsParams { tokens, experts, hidden };
+    let operation =
+        RouterLogits { x: x.ptr(), gate: gate.weight.ptr(), logits: logits.ptr(), params };
+    let grid = (tokens.div_ceil(LOGITS_TILE.0), experts.div_ceil(LOGITS_TILE.1));
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, (), grid, &operation) }
+}
+
+/// Where the blocks of a decode launch meet. One launch at a time uses it.
+pub struct DecodeScratch<'a, D: Device> {
+    /// `[64, experts]` f32.
+    pub activations: &'a Buffer<D, f32>,
+    /// `[8]`, zero before the first launch.
+    pub arrivals: &'a Buffer<D, u32>,
+}
+
+impl<D: Device> DecodeScratch<'_, D> {
+    fn check(&self, selection: Selection, tokens: u32) -> Result<(), DeviceError> {
+        if tokens > DECODE_TOKENS {
+            return Err(DeviceError::DecodeTokens { tokens });
+        }
+        let experts = u64::from(selection.experts);
+        check("activations", self.activations, u64::from(DECODE_TOKENS) * experts)?;
+        check("arrivals", self.arrivals, DECODE_SLICES.into())
+    }
+}
+
+/// Blocks of a decode launch.
+fn decode_grid(selection: Selection) -> (u32, u32) {
+    (selection.experts.div_ceil(selection.width.decode_experts()) * DECODE_SLICES, 1)
+}
+
+/// Queues `dense_router_decode_*`: [`activation_topk`] of the product of `x` (`[tokens, hidden]` BF16)
+/// with the gate, for up to 64 tokens.
+///
+/// # Errors
+/// [`DeviceError::DecodeTokens`]; [`DeviceError::HiddenSize`]; [`DeviceError::Length`] for a buffer
+/// shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn dense_router_decode<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    selection: Selection,
+    tokens: u32,
+    x: &Buffer<D, u16>,
+    gate: &Gate<'_, D>,
+    bias: &Buffer<D, f32>,
+    token: &Buffer<D, i32>,
+    scratch: &DecodeScratch<'_, D>,
+    routed: &Routed<'_, D>,
+) -> Result<(), DeviceError> {
+    let Selection { experts, selected, scaling, width } = selection;
+    if tokens == 0 {
+        return Ok(());
+    }
+    gate.check(selection, x, tokens)?;
+    check("expert biases", bias, experts.into())?;
+    scratch.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
+    let (hidden, scaling_bits) = (gate.hidden, scaling.to_bits());
+    let operation = DenseRouterDecode {
+        x: x.ptr(),
+        gate: gate.weight.ptr(),
+        bias: bias.ptr(),
+        token: token.ptr(),
+        activations: scratch.activations.ptr(),
+        arrivals: scratch.arrivals.ptr(),
+        ids: routed.ids.ptr(),
+        weights: routed.weights.ptr(),
+        faults: routed.faults.ptr(),
+        params: DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, width, decode_grid(selection), &operation) }
+}
+
+/// Queues `hash_router_decode_*`: [`hash_router`] with the product of `x` (`[tokens, hidden]` BF16) with
+/// the gate, for up to 64 tokens.
+///
+/// # Errors
+/// As [`dense_router_decode`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn hash_router_decode<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    selection: Selection,
+    tokens: u32,
+    x: &Buffer<D, u16>,
+    gate: &Gate<'_, D>,
+    table: &HashTable<'_, D>,
+    token: &Buffer<D, i32>,
+    scratch: &DecodeScratch<'_, D>,
+    routed: &Routed<'_, D>,
+) -> Result<(), DeviceError> {
+    let Selection { experts, selected, scaling, width } = selection;
+    if tokens == 0 {
+        return Ok(());
+    }
+    let (hidden, vocabulary, scaling_bits) = (gate.hidden, table.vocabulary, scaling.to_bits());
+    gate.check(selection, x, tokens)?;
+    table.check(selection)?;
+    scratch.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
+    let operation = HashRouterDecode {
+        x: x.ptr(),
+        gate: gate.weight.ptr(),
+        table: table.table.ptr(),
+        token: token.ptr(),
+        activations: scratch.activations.ptr(),
+        arrivals: scratch.arrivals.ptr(),
+        ids: routed.ids.ptr(),
+        weights: routed.weights.ptr(),
+        faults: routed.faults.ptr(),
+        params: HashRouterDecodeParams {
+            tokens,
+            experts,
+            hidden,
+            selected,
+            vocabulary,
+            scaling_bits,
+        },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses token
+    // ids and experts outside them.
+    unsafe { device.launch(stream, width, decode_grid(selection), &operation) }
+}

@@ -1,0 +1,97 @@
+//! The search for rows that nobody wrote: what attention is about to read, looked at again.
+//!
+//! Memory that a poisoned cache has not written since it was freed is 0xFF all over. Rotary channels
+//! are stored bit for bit, so a row from there has 64 NaN where a token's row has none; so does an
+//! entry that was pooled from such rows.
+
+use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
+use kv_layout::params::FindPoisonParams;
+use simt::atomic::DeviceAtomicU32;
+use simt::mem::{Global, GlobalMut};
+use simt::{thread, warp};
+
+/// Warps, and so rows at a time, of a block.
+const WARPS: u32 = 4;
+
+/// Counts and records the rows in use of each query's tile whose rotary channels are all NaN.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, any)` with 4
+/// warps a block call it.
+#[inline(always)]
+pub unsafe fn find(
+    tile: Global<u16>,
+    lengths: Global<i32>,
+    selected: Global<i32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    found: GlobalMut<u32>,
+    params: FindPoisonParams,
+) {
+    let (lane, query) = (thread::lane_id(), thread::block_idx_x());
+    if query >= params.tokens {
+        return;
+    }
+    let token = u64::from(params.first + query);
+    // SAFETY: `query < tokens`, rows are below `rows`. The branches depend on query and row, never on
+    // the lane, so the warp stays together.
+    unsafe {
+        let slot = token_slot.load(token);
+        if slot < 0 {
+            return;
+        }
+        let position = token_position.load(token) as u32;
+        let list = params.source == FindPoisonParams::LIST;
+        let length =
+            if list { params.rows } else { lengths.load(u64::from(query)) as u32 }.min(params.rows);
+        let mut row = thread::block_idx_y() * WARPS + thread::warp_id();
+        while row < length {
+            let at = u64::from(query) * u64::from(params.rows) + u64::from(row);
+            if is_poison(tile, at, lane) && lane == 0 {
+                let what = match params.source {
+                    FindPoisonParams::WINDOW => position + 1 - length + row,
+                    FindPoisonParams::LIST => selected.load(at) as u32,
+                    _ => row,
+                };
+                let place = params.layer * FindPoisonParams::LAYER + params.source;
+                record(found, [place, slot as u32, position, what], params.capacity);
+            }
+            row += thread::grid_dim_y() * WARPS;
+        }
+    }
+}
+
+/// Whether the rotary channels of tile row `at` are all NaN; the same for all lanes.
+///
+/// # Safety
+/// The tile has the row; all lanes of the warp call it together.
+#[inline(always)]
+unsafe fn is_poison(tile: Global<u16>, at: u64, lane: u32) -> bool {
+    let channel = at * u64::from(HEAD_DIM) + u64::from(NOPE_DIM);
+    // SAFETY: 64 rotary channels are 32 words of two; the lanes are together.
+    unsafe {
+        let pair = tile.cast::<u32>().load(channel / 2 + u64::from(lane));
+        let is_nan = |half: u32| half & 0x7FFF > 0x7F80;
+        warp::all(is_nan(pair & 0xFFFF) && is_nan(pair >> 16))
+    }
+}
+
+/// Counts a row, and notes it while there is room.
+///
+/// # Safety
+/// `found` has the count and `capacity` records, and is written by this function only.
+#[inline(always)]
+unsafe fn record(found: GlobalMut<u32>, words: [u32; 4], capacity: u32) {
+    // SAFETY: the count is only ever accessed atomically, and hands out each record once.
+    unsafe {
+        let index = DeviceAtomicU32::new(found, 0).add(1);
+        if index < capacity {
+            let [a, b, c, d] = words;
+            let at = 1 + u64::from(index) * u64::from(FindPoisonParams::RECORD);
+            found.store(at, a);
+            found.store(at + 1, b);
+            found.store(at + 2, c);
+            found.store(at + 3, d);
+        }
+    }
+}

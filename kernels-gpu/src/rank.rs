@@ -1,0 +1,45 @@
+//! The order that every selection keeps: larger first, a number before NaN, and among equals the lower
+//! index (which the caller sees to).
+
+/// What no score has: ranks below NaN.
+pub const ABSENT: u32 = 0;
+
+/// A key whose order as `u32` is that of the scores. Both zeros have one key, NaN one below that of
+/// every number, and none is [`ABSENT`].
+#[inline(always)]
+#[must_use]
+pub fn key(score: f32) -> u32 {
+    const SIGN: u32 = 1 << 31;
+    // -0.0 + 0.0 is +0.0.
+    let bits = (score + 0.0).to_bits();
+    let ordered = if bits & SIGN == 0 { bits | SIGN } else { !bits };
+    if score.is_nan() { 1 } else { ordered }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_the_order_of_the_scores() {
+        let ascending = [
+            f32::NEG_INFINITY,
+            f32::MIN,
+            -1.0,
+            -f32::MIN_POSITIVE,
+            -f32::from_bits(1),
+            0.0,
+            f32::from_bits(1),
+            1.0,
+            f32::MAX,
+            f32::INFINITY,
+        ];
+        for pair in ascending.windows(2) {
+            assert!(key(pair[0]) < key(pair[1]), "{pair:?}");
+        }
+        assert_eq!(key(0.0), key(-0.0));
+        for nan in [f32::NAN, -f32::NAN] {
+            assert!(ABSENT < key(nan) && key(nan) < key(f32::NEG_INFINITY));
+        }
+    }
+}

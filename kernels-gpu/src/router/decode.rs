@@ -1,0 +1,349 @@
+//! Routing of a decode batch in one launch, from hidden states to experts and weights.
+//!
+//! A cluster of eight blocks has 8, 16, 24 or 32 experts, each block an eighth of the hidden state, so
+//! that (nearly) the whole chip reads the gate's weights once. Within a block warps split that eighth
+//! again, and above 32 tokens the tokens in two. Partial sums meet in shared memory, in the order of the hidden state
+//! at both levels: a result does not depend on who came first. After that, block r of every cluster has
+//! the tokens r, r + 8, ..; the last of those blocks to arrive selects their experts.
+
+use kv_layout::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
+use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
+use simt::atomic::{DeviceAtomicU32, fence_device};
+use simt::cluster::{block_rank, leave_cluster, stay_in_cluster, sync_cluster};
+use simt::mem::{Global, GlobalMut};
+use simt::shared::Shared;
+use simt::{thread, warp};
+
+use super::activation::activation;
+use super::fragment::{DEPTH, Piece, Place, multiply};
+use super::hash::Lookup;
+use super::select::{Experts, load, load_written};
+use super::spell::spell;
+use super::topk::Routed;
+use super::weight;
+use crate::fault;
+
+/// Warps of a block.
+const WARPS: u32 = 8;
+/// Tokens whose sums a warp holds: two products of 16.
+const WARP_TOKENS: u32 = 32;
+/// Most experts of a cluster, and words from one token's sums to the next one's.
+const MOST_EXPERTS: u32 = 32;
+/// Words from one token's partial sums to the next one's: what a warp writes at once then shares its
+/// banks with one other word at most.
+const STRIDE: u32 = MOST_EXPERTS + 4;
+/// Words of the partial sums of all warps, and of the block's sums.
+const PARTIALS: usize = (WARPS * WARP_TOKENS * STRIDE) as usize;
+const SUMS: usize = (DECODE_TOKENS * MOST_EXPERTS) as usize;
+/// Bytes of shared memory.
+const SHARED_BYTES: u32 = 4 * (PARTIALS + SUMS) as u32 + 4;
+const _: () = assert!(SHARED_BYTES == 45_060, "as in the kernel table");
+const _: () = assert!(DECODE_SLICES == WARPS, "a warp of a block has one of its tokens");
+
+/// Sums of a warp: two times 16 tokens by `Q` times 8 experts.
+type Sums<const Q: usize> = [[[f32; 4]; Q]; 2];
+/// Pieces of a warp's operands: of two times 16 tokens, and of `Q` times 8 experts.
+type Operands<const Q: usize> = ([[Piece; 2]; 2], [Piece; Q]);
+
+/// The gate's product with a batch, and where its parts meet. A cluster has `8 * Q` experts.
+#[derive(Clone, Copy)]
+struct Gate<const Q: usize> {
+    /// `[tokens, hidden]` BF16.
+    x: Global<u16>,
+    /// `[experts, hidden]` BF16.
+    weight: Global<u16>,
+    /// `[64, experts]` f32.
+    activations: GlobalMut<f32>,
+    /// `[8]` blocks that have left theirs; zero between launches.
+    arrivals: GlobalMut<u32>,
+    tokens: u32,
+    experts: u32,
+    hidden: u32,
+}
+
+impl<const Q: usize> Gate<Q> {
+    /// Experts of a cluster.
+    const EXPERTS: u32 = 8 * Q as u32;
+
+    /// Computes the activations of the cluster's experts, and leaves them for whoever comes last. In the
+    /// block that does, all activations of its tokens are there, and the result is true.
+    ///
+    /// The caller must end with [`stay_in_cluster`].
+    ///
+    /// # Safety
+    /// Shapes as above; all threads of a launch of `experts / EXPERTS` clusters, rounded up, call it.
+    #[inline(always)]
+    unsafe fn activate(self) -> bool {
+        let (lane, warp_id, rank) = (thread::lane_id(), thread::warp_id(), block_rank());
+        let first_expert = thread::block_idx_x() / DECODE_SLICES * Self::EXPERTS;
+        // SAFETY: words of shared memory are written by one thread each, with a barrier before others
+        // read them; a block is last when all others' stores were fenced before they arrived.
+        unsafe {
+            let sums = Shared::<f32, SUMS>::at(4 * PARTIALS as u32);
+            let last = Shared::<u32, 1>::at(4 * (PARTIALS + SUMS) as u32);
+            self.sum_slice(sums, first_expert, rank);
+            sync_cluster();
+            let (token, expert) = (token_of(warp_id, rank), first_expert + lane);
+            if token < self.tokens && lane < Self::EXPERTS && expert < self.experts {
+                let of_rank = |rank| sums.load_from(rank, token * MOST_EXPERTS + lane);
+                let parts = [0, 1, 2, 3, 4, 5, 6, 7].map(of_rank);
+                let logit = parts.into_iter().fold(0.0, |sum, part| sum + part);
+                let at = u64::from(token) * u64::from(self.experts) + u64::from(expert);
+                self.activations.store(at, activation(logit));
+                fence_device();
+            }
+            leave_cluster();
+            thread::sync_threads();
+            if thread::thread_idx_x() == 0 {
+                let arrivals = DeviceAtomicU32::new(self.arrivals, u64::from(rank));
+                let is_last = arrivals.add(1) == self.experts.div_ceil(Self::EXPERTS) - 1;
+                if is_last {
+                    arrivals.store(0);
+                }
+                last.store(0, u32::from(is_last));
+            }
+            thread::sync_threads();
+            let is_last = last.load(0) != 0;
+            if is_last {
+                fence_device();
+            }
+            is_last
+        }
+    }
+
+    /// The block's part of the sums of the cluster's experts, `[tokens, 32]`.
+    ///
+    /// # Safety
+    /// As [`Self::activate`].
+    #[inline(always)]
+    unsafe fn sum_slice(self, sums: Shared<f32, SUMS>, first_expert: u32, rank: u32) {
+        let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
+        let halves = if self.tokens > WARP_TOKENS { 2 } else { 1 };
+        let (part, parts) = (warp_id / halves, WARPS / halves);
+        let first_token = warp_id % halves * WARP_TOKENS;
+        // SAFETY: by this function's own contract; the partial sums of a part have a row for each of
+        // the half's or whole batch's tokens.
+        unsafe {
+            let partial = Shared::<f32, PARTIALS>::at(0);
+            let tile = Tile { gate: self, first_expert, first_token };
+            let chunks = self.hidden / DEPTH;
+            let (from, to) = (rank * chunks / DECODE_SLICES, (rank + 1) * chunks / DECODE_SLICES);
+            let acc = tile.sum(from + part, to, parts);
+            tile.store(partial, part * halves * WARP_TOKENS, acc);
+            thread::sync_threads();
+            let mut token = warp_id;
+            while token < self.tokens {
+                let mut sum = 0.0;
+                let mut part = 0;
+                while part < parts {
+                    let row = part * halves * WARP_TOKENS + token;
+                    if lane < Self::EXPERTS {
+                        sum += partial.load(row * STRIDE + lane);
+                    }
+                    part += 1;
+                }
+                sums.store(token * MOST_EXPERTS + lane, sum);
+                token += WARPS;
+            }
+        }
+    }
+}
+
+/// The token that warp `warp_id` of the blocks of rank `rank` finishes.
+#[inline(always)]
+fn token_of(warp_id: u32, rank: u32) -> u32 {
+    warp_id * DECODE_SLICES + rank
+}
+
+/// 32 tokens of a warp by the experts of its cluster.
+#[derive(Clone, Copy)]
+struct Tile<const Q: usize> {
+    gate: Gate<Q>,
+    first_expert: u32,
+    first_token: u32,
+}
+
+impl<const Q: usize> Tile<Q> {
+    /// Whether the tile's second 16 tokens hold one.
+    #[inline(always)]
+    fn has_second(self) -> bool {
+        self.first_token + 16 < self.gate.tokens
+    }
+
+    /// The lane's pieces of chunk `chunk` of the hidden state. Beyond the last token and expert it is
+    /// the last one's again: what comes of that is left out of the answer.
+    ///
+    /// # Safety
+    /// The chunk exists.
+    #[inline(always)]
+    unsafe fn load(self, chunk: u32) -> Operands<Q> {
+        let Self { gate, first_expert, first_token } = self;
+        let place = Place::of(thread::lane_id());
+        // SAFETY: row and chunk exist.
+        let load = |matrix: Global<u16>, row: u32, rows: u32| unsafe {
+            place.load(matrix, gate.hidden, (row + place.row).min(rows - 1), chunk * DEPTH)
+        };
+        let experts = spell(|n| load(gate.weight, first_expert + 8 * n as u32, gate.experts));
+        let tokens = |row: u32| {
+            let row = first_token + row;
+            [load(gate.x, row, gate.tokens), load(gate.x, row + 8, gate.tokens)]
+        };
+        let second = if self.has_second() { tokens(16) } else { [[0; 4]; 2] };
+        ([tokens(0), second], experts)
+    }
+
+    /// Sums over the chunks `from`, `from + step`, .. below `to`. Four chunks are on their way at once:
+    /// a warp seldom has more.
+    ///
+    /// # Safety
+    /// The chunks below `to` exist; all lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn sum(self, from: u32, to: u32, step: u32) -> Sums<Q> {
+        let mut acc = [[[0.0; 4]; Q]; 2];
+        let mut chunk = from;
+        while chunk < to {
+            // SAFETY: by this function's own contract; the branches depend on the warp alone.
+            unsafe {
+                let load = |i: u32| self.load((chunk + i * step).min(to - 1));
+                let [a, b, c, d] = [load(0), load(1), load(2), load(3)];
+                acc = self.multiply(a, acc);
+                if chunk + step < to {
+                    acc = self.multiply(b, acc);
+                }
+                if chunk + 2 * step < to {
+                    acc = self.multiply(c, acc);
+                }
+                if chunk + 3 * step < to {
+                    acc = self.multiply(d, acc);
+                }
+            }
+            chunk += 4 * step;
+        }
+        acc
+    }
+
+    /// # Safety
+    /// All lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn multiply(self, (tokens, experts): Operands<Q>, [first, second]: Sums<Q>) -> Sums<Q> {
+        // SAFETY: the branch depends on the warp alone.
+        unsafe {
+            let by = |[low, high]: [Piece; 2], acc: [[f32; 4]; Q]| {
+                spell(|n| multiply(low, high, experts[n], acc[n]))
+            };
+            let first = by(tokens[0], first);
+            let second = if self.has_second() { by(tokens[1], second) } else { second };
+            [first, second]
+        }
+    }
+
+    /// Leaves the sums in rows `row + token` of `partial`.
+    ///
+    /// # Safety
+    /// The rows exist and are nobody else's.
+    #[inline(always)]
+    unsafe fn store(self, partial: Shared<f32, PARTIALS>, row: u32, acc: Sums<Q>) {
+        let place = Place::of(thread::lane_id());
+        let store = |token: u32, acc: [[f32; 4]; Q]| {
+            let at = (row + self.first_token + token + place.row) * STRIDE + 2 * place.pair;
+            // SAFETY: by this function's own contract.
+            spell::<(), Q>(|n| unsafe {
+                let (at, [a, b, c, d]) = (at + 8 * n as u32, acc[n]);
+                partial.store(at, a);
+                partial.store(at + 1, b);
+                partial.store(at + 8 * STRIDE, c);
+                partial.store(at + 8 * STRIDE + 1, d);
+            });
+        };
+        store(0, acc[0]);
+        if self.has_second() {
+            store(16, acc[1]);
+        }
+    }
+}
+
+/// Selects the experts of up to 64 tokens.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of `experts / 8 Q` clusters
+/// of 8 blocks of 8 warps, rounded up, call it.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn dense<const Q: usize>(
+    x: Global<u16>,
+    gate: Global<u16>,
+    bias: Global<f32>,
+    token_mask: Global<i32>,
+    activations: GlobalMut<f32>,
+    arrivals: GlobalMut<u32>,
+    ids: GlobalMut<i32>,
+    weights: GlobalMut<f32>,
+    faults: GlobalMut<u32>,
+    params: DenseRouterDecodeParams,
+) {
+    let DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits } = params;
+    let gate = Gate::<Q> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
+    // SAFETY: by this function's own contract; the branches depend on block and warp.
+    unsafe {
+        let is_last = gate.activate();
+        let token = token_of(thread::warp_id(), block_rank());
+        if is_last && token < tokens {
+            let lane = thread::lane_id();
+            let (first, count) = Experts::<Q>::of_lane(lane, experts);
+            let routed = Routed { ids, weights, selected };
+            let live = token_mask.load(u64::from(token)) >= 0;
+            let row = u64::from(token) * u64::from(experts) + u64::from(first);
+            let raw = load_written::<Q>(activations, row, count);
+            let bias = load::<Q>(bias, u64::from(first), count);
+            if live {
+                let experts = Experts::new(raw, bias, count);
+                let (id, activation) = experts.select(lane, selected);
+                routed.store(token, lane, id, weight(activation, f32::from_bits(scaling_bits)));
+                fault::count(faults, lane, warp::reduce_add_u32(experts.faults));
+            } else {
+                routed.store(token, lane, -1, 0.0);
+            }
+        }
+        stay_in_cluster();
+    }
+}
+
+/// Weighs the listed experts of up to 64 tokens.
+///
+/// # Safety
+/// As [`dense`].
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn hash<const Q: usize>(
+    x: Global<u16>,
+    gate: Global<u16>,
+    table: Global<i32>,
+    token_id: Global<i32>,
+    activations: GlobalMut<f32>,
+    arrivals: GlobalMut<u32>,
+    ids: GlobalMut<i32>,
+    weights: GlobalMut<f32>,
+    faults: GlobalMut<u32>,
+    params: HashRouterDecodeParams,
+) {
+    let HashRouterDecodeParams { tokens, experts, hidden, .. } = params;
+    let gate = Gate::<Q> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
+    // SAFETY: as in `dense`.
+    unsafe {
+        let is_last = gate.activate();
+        let token = token_of(thread::warp_id(), block_rank());
+        if is_last && token < tokens {
+            let lane = thread::lane_id();
+            let id = token_id.load(u64::from(token));
+            let lookup =
+                Lookup { table, vocabulary: params.vocabulary, experts, selected: params.selected };
+            let row = u64::from(token) * u64::from(experts);
+            let expert = lookup.weigh(id, lane, |expert| activations.load(row + expert));
+            let weight = weight(expert.activation, f32::from_bits(params.scaling_bits));
+            let routed = Routed { ids, weights, selected: params.selected };
+            routed.store(token, lane, expert.id, weight);
+            fault::count(faults, lane, warp::reduce_add_u32(expert.refusals));
+        }
+        stay_in_cluster();
+    }
+}

@@ -1,0 +1,65 @@
+//! Operands of matrix products straight from global memory, where both matrices lie row by row with
+//! the inner index consecutive.
+//!
+//! With `g = lane / 4` and `t = lane % 4`, a lane takes the 8 elements from `8 t` on of row `g` of a
+//! tile 32 elements wide, in one load. Two matrix products use them up: the first the elements 0, 1 of
+//! each lane as the fragment's columns `2 t`, `2 t + 1` and the elements 2, 3 as its columns `2 t + 8`,
+//! `2 t + 9`, the second the elements 4 to 7 likewise. That is another order of the inner index than
+//! memory's, the same for both matrices, and a product only sums over it.
+
+use simt::mem::Global;
+use simt::mma::bf16_m16n8k16;
+
+/// Elements of the inner index that a lane's loads of a tile cover together.
+pub const DEPTH: u32 = 32;
+
+/// 8 BF16 of a row.
+pub type Piece = [u32; 4];
+
+/// A lane's place in a tile.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// Row of the tile: 0..8.
+    pub row: u32,
+    /// First of its two columns of a result is `2 * pair`; of its 8 elements of a row, `8 * pair`.
+    pub pair: u32,
+}
+
+impl Place {
+    /// Lane `lane`'s.
+    #[inline(always)]
+    #[must_use]
+    pub fn of(lane: u32) -> Self {
+        Self { row: lane / 4, pair: lane % 4 }
+    }
+
+    /// The lane's piece of row `row` of `matrix` (`[.., width]` BF16) at inner index `depth`.
+    ///
+    /// # Safety
+    /// The row exists, and so do [`DEPTH`] elements of it from `depth` on; `width` and `depth` are
+    /// multiples of 8.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load(self, matrix: Global<u16>, width: u32, row: u32, depth: u32) -> Piece {
+        let at = u64::from(row) * u64::from(width) + u64::from(depth + 8 * self.pair);
+        // SAFETY: by this function's own contract.
+        unsafe { matrix.load_u32x4(at) }
+    }
+}
+
+/// Adds to `sum` (16 x 8) the product of 16 rows, of which the lane has pieces of `low` (row g) and
+/// `high` (row g + 8), with 8 rows, of which it has `other`, over [`DEPTH`] elements.
+///
+/// # Safety
+/// All lanes of the warp call it together.
+#[inline(always)]
+#[must_use]
+pub unsafe fn multiply(low: Piece, high: Piece, other: Piece, sum: [f32; 4]) -> [f32; 4] {
+    // SAFETY: the caller brings all lanes.
+    unsafe {
+        let first = [low[0], high[0], low[1], high[1]];
+        let sum = bf16_m16n8k16(first, [other[0], other[1]], sum);
+        let second = [low[2], high[2], low[3], high[3]];
+        bf16_m16n8k16(second, [other[2], other[3]], sum)
+    }
+}

@@ -1,0 +1,98 @@
+//! `hash_router`: experts by token id, weights by the logits of those experts.
+
+use kv_layout::params::HashRouterParams;
+use simt::mem::{Global, GlobalMut};
+use simt::{thread, warp};
+
+use super::activation::activation;
+use super::topk::Routed;
+use super::{GROUP, weight};
+use crate::fault;
+
+/// Threads of a block, of which eight share a token.
+const THREADS: u32 = 128;
+
+/// Looks a token's experts up and weighs them, one thread an expert.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch with 128 threads a block call
+/// it.
+#[inline(always)]
+pub unsafe fn hash_router(
+    token_id: Global<i32>,
+    table: Global<i32>,
+    logits: Global<f32>,
+    ids: GlobalMut<i32>,
+    weights: GlobalMut<f32>,
+    faults: GlobalMut<u32>,
+    params: HashRouterParams,
+) {
+    let HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits } = params;
+    let thread = thread::block_idx_x() * THREADS + thread::thread_idx_x();
+    let (token, place) = (thread / GROUP, thread % GROUP);
+    // SAFETY: what is loaded is checked against its extent first; all lanes reach the collectives.
+    unsafe {
+        let id = if token < tokens { token_id.load(u64::from(token)) } else { -1 };
+        let lookup = Lookup { table, vocabulary, experts, selected };
+        let row = u64::from(token) * u64::from(experts);
+        let expert = lookup.weigh(id, place, |expert| activation(logits.load(row + expert)));
+        let weight = weight(expert.activation, f32::from_bits(scaling_bits));
+        if token < tokens {
+            Routed { ids, weights, selected }.store(token, place, expert.id, weight);
+        }
+        fault::count(faults, thread::lane_id(), warp::reduce_add_u32(expert.refusals));
+    }
+}
+
+/// Which experts a token id has.
+#[derive(Clone, Copy)]
+pub struct Lookup {
+    /// `[vocabulary, selected]`.
+    pub table: Global<i32>,
+    /// Token ids there are.
+    pub vocabulary: u32,
+    /// Experts there are.
+    pub experts: u32,
+    /// Experts of a token.
+    pub selected: u32,
+}
+
+/// One of a token's experts.
+pub struct Expert {
+    /// -1 if there is none.
+    pub id: i32,
+    /// What it weighs; 0 if there is none.
+    pub activation: f32,
+    /// How much was refused on the way.
+    pub refusals: u32,
+}
+
+impl Lookup {
+    /// The expert at `place` of token id `id`, with what `activation` says of it. Refuses a token id
+    /// other than -1 that is out of range (at place 0), an expert out of range, and an activation that
+    /// is no number.
+    ///
+    /// # Safety
+    /// The table has its rows.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn weigh(self, id: i32, place: u32, activation: impl Fn(u64) -> f32) -> Expert {
+        let none = |refused: bool| Expert { id: -1, activation: 0.0, refusals: u32::from(refused) };
+        if id < 0 || id as u32 >= self.vocabulary {
+            return none(id != -1 && place == 0);
+        }
+        if place >= self.selected {
+            return none(false);
+        }
+        let at = u64::from(id as u32) * u64::from(self.selected) + u64::from(place);
+        // SAFETY: an element of the table, by this function's own contract.
+        let expert = unsafe { self.table.load(at) };
+        if expert < 0 || expert as u32 >= self.experts {
+            return none(true);
+        }
+        let activation = activation(u64::from(expert as u32));
+        let refused = activation.is_nan();
+        let activation = if refused { 0.0 } else { activation };
+        Expert { id: expert, activation, refusals: u32::from(refused) }
+    }
+}

@@ -1,0 +1,167 @@
+//! The best experts of a token, by a warp.
+
+use simt::mem::{Global, GlobalMut};
+use simt::warp;
+
+use super::activation::activation;
+use super::spell::spell;
+use crate::rank;
+
+/// One number for each expert of a lane, four by four: what is walked by a longer loop than that would
+/// live in local memory.
+pub type Quads<T, const Q: usize> = [[T; 4]; Q];
+
+/// The experts of a lane: `4 * Q` consecutive ones from `lane * 4 * Q` on, as far as there are so many.
+#[derive(Clone, Copy)]
+pub struct Experts<const Q: usize> {
+    /// [`rank::key`] of what they are selected by.
+    keys: Quads<u32, Q>,
+    /// What they weigh.
+    activations: Quads<f32, Q>,
+    /// How many of their scores are no numbers.
+    pub faults: u32,
+}
+
+/// The lane's part of `values`, which starts at element `start` and of which the first `count` exist, a
+/// multiple of 4; 0 beyond.
+///
+/// # Safety
+/// The elements exist, and the first one's address is a multiple of 16.
+#[inline(always)]
+#[must_use]
+pub unsafe fn load<const Q: usize>(values: Global<f32>, start: u64, count: u32) -> Quads<f32, Q> {
+    // SAFETY: by this function's own contract.
+    load_by(count, |at| unsafe { values.load_u32x4(start + at) })
+}
+
+/// As [`load()`], of numbers that other blocks of the launch have written.
+///
+/// # Safety
+/// As [`load()`]; the numbers are there for this thread to see.
+#[inline(always)]
+#[must_use]
+pub unsafe fn load_written<const Q: usize>(
+    values: GlobalMut<f32>,
+    start: u64,
+    count: u32,
+) -> Quads<f32, Q> {
+    // SAFETY: by this function's own contract.
+    load_by(count, |at| unsafe { values.load_u32x4(start + at) })
+}
+
+#[inline(always)]
+fn load_by<const Q: usize>(count: u32, quad: impl Fn(u64) -> [u32; 4]) -> Quads<f32, Q> {
+    spell(|q| {
+        let exists = 4 * (q as u32) < count;
+        if exists { quad(4 * q as u64).map(f32::from_bits) } else { [0.0; 4] }
+    })
+}
+
+impl<const Q: usize> Experts<Q> {
+    /// Experts of a lane.
+    const PER_LANE: u32 = 4 * Q as u32;
+
+    /// The first expert of lane `lane`, and how many of its experts exist, out of `experts`.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_lane(lane: u32, experts: u32) -> (u32, u32) {
+        let first = lane * Self::PER_LANE;
+        (first, experts.saturating_sub(first))
+    }
+
+    /// From activations and biases, of which the first `count` exist. An activation that is no number
+    /// weighs nothing, and a score that is none ranks last.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(raw: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
+        let score = |q: usize, i: usize| raw[q][i] + bias[q][i];
+        let exists = |q: usize| 4 * (q as u32) < count;
+        let keys = quads(|q, i| if exists(q) { rank::key(score(q, i)) } else { rank::ABSENT });
+        let activations = quads(|q, i| if raw[q][i].is_nan() { 0.0 } else { raw[q][i] });
+        let wrong: Quads<u32, Q> =
+            quads(|q, i| u32::from(exists(q)) & u32::from(score(q, i).is_nan()));
+        let faults = combine(wrong, |a, b| a + b);
+        Self { keys, activations, faults }
+    }
+
+    /// As [`Self::new`], from logits.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_logits(logits: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
+        Self::new(quads(|q, i| activation(logits[q][i])), bias, count)
+    }
+
+    /// The warp's `selected` best experts, best first, the lower one of equals: lane i gets the i-th
+    /// with its activation, lanes beyond get -1 and 0.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together, with the same `selected`, at most 32.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn select(self, lane: u32, selected: u32) -> (i32, f32) {
+        let Self { mut keys, activations, .. } = self;
+        let mut mine = (-1, 0.0);
+        let mut place = 0;
+        while place < selected {
+            let best = combine(keys, u32::max);
+            // SAFETY: the caller brings all lanes, as often as each other.
+            let owner = unsafe {
+                let most = warp::reduce_max_u32(best);
+                warp::ballot(best == most).trailing_zeros()
+            };
+            // Lanes hold experts in order, so the lowest lane has the lowest of equal experts.
+            let at = first_equal(keys, best);
+            let value = pick(activations, at);
+            let taken = if lane == owner { at } else { Self::PER_LANE };
+            keys = quads(|q, i| if index(q, i) == taken { rank::ABSENT } else { keys[q][i] });
+            // SAFETY: as above.
+            let (at, value) =
+                unsafe { (warp::shuffle_idx_u32(at, owner), warp::shuffle_idx_f32(value, owner)) };
+            if lane == place {
+                mine = ((owner * Self::PER_LANE + at) as i32, value);
+            }
+            place += 1;
+        }
+        mine
+    }
+}
+
+/// Place in a lane's run of its expert `i` of quad `q`.
+#[inline(always)]
+fn index(q: usize, i: usize) -> u32 {
+    4 * q as u32 + i as u32
+}
+
+#[inline(always)]
+fn quads<T: Copy + Default, const Q: usize>(value: impl Fn(usize, usize) -> T) -> Quads<T, Q> {
+    spell(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
+}
+
+/// All elements combined, pairwise within a quad: a selection waits for the longest chain. 0 changes
+/// nothing.
+#[inline(always)]
+fn combine<const Q: usize>(values: Quads<u32, Q>, pair: impl Fn(u32, u32) -> u32) -> u32 {
+    let quad = |q: usize| {
+        if q < Q {
+            let [a, b, c, d] = values[q];
+            pair(pair(a, b), pair(c, d))
+        } else {
+            0
+        }
+    };
+    pair(pair(quad(0), quad(1)), pair(quad(2), quad(3)))
+}
+
+/// Index of the first of `keys` that is `key`, one of them.
+#[inline(always)]
+fn first_equal<const Q: usize>(keys: Quads<u32, Q>, key: u32) -> u32 {
+    let found = quads(|q, i| u32::from(keys[q][i] == key) << index(q, i));
+    combine::<Q>(found, |a, b| a | b).trailing_zeros()
+}
+
+/// Element `at` of `values`, without an address.
+#[inline(always)]
+fn pick<const Q: usize>(values: Quads<f32, Q>, at: u32) -> f32 {
+    let picked = quads(|q, i| if index(q, i) == at { values[q][i].to_bits() } else { 0 });
+    f32::from_bits(combine::<Q>(picked, |a, b| a | b))
+}

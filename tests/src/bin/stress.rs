@@ -1,0 +1,187 @@
+//! Random operations on a cache, compared with a model after every one: `cargo xtask stress`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use dsv4_kv::device::{CudaDevice, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv_tests::stress::cache::Cache;
+use dsv4_kv_tests::stress::drive::Counts;
+use dsv4_kv_tests::stress::generate::{Manners, config, kernel_config};
+use dsv4_kv_tests::stress::library::Library;
+use dsv4_kv_tests::stress::op::Script;
+use dsv4_kv_tests::stress::subject::Books;
+use dsv4_kv_tests::stress::{Failure, stress, try_script};
+use rayon::prelude::*;
+use serde::Serialize;
+
+/// Random admissions, steps, rollbacks and releases against a model, seed by seed. A failure comes
+/// as a short script that `--script` runs again.
+#[derive(Parser)]
+#[command(name = "stress")]
+struct Options {
+    /// Operations of each seed.
+    #[arg(long, default_value_t = 100_000)]
+    ops: u64,
+    /// Seeds.
+    #[arg(long, default_value_t = 16)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    first_seed: u64,
+    /// What runs the kernels; without it only the books are kept.
+    #[arg(long)]
+    device: Option<DeviceChoice>,
+    /// Run this script instead.
+    #[arg(long)]
+    script: Option<PathBuf>,
+    /// Print the outcome as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What runs the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DeviceChoice {
+    /// The CPU.
+    Cpu,
+    /// The first NVIDIA GPU.
+    Cuda,
+}
+
+impl DeviceChoice {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Cpu => "the CPU",
+            Self::Cuda => "a GPU",
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Serialize)]
+struct Outcome {
+    device: &'static str,
+    ops: u64,
+    seeds: u64,
+    seconds: f64,
+    counts: Counts,
+    failures: Vec<Failure>,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether everything agreed.
+fn run(options: &Options) -> Result<bool> {
+    if let Some(path) = &options.script {
+        return run_script(options, path);
+    }
+    let start = Instant::now();
+    let seeds = options.first_seed..options.first_seed + options.seeds;
+    let results: Vec<_> = match options.device {
+        // One after the other: a capture forbids other threads to allocate.
+        Some(DeviceChoice::Cuda) => {
+            let device = CudaDevice::new(CudaOptions::default())?;
+            seeds.map(|seed| with_kernels(options, &device, seed)).collect()
+        }
+        Some(DeviceChoice::Cpu) => {
+            let emulated = |seed| EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
+            seeds.into_par_iter().map(|seed| with_kernels(options, &emulated(seed), seed)).collect()
+        }
+        None => seeds.into_par_iter().map(|seed| books_alone(options, seed)).collect(),
+    };
+    let mut outcome = Outcome {
+        device: options.device.map_or("the books alone", DeviceChoice::label),
+        ops: options.ops,
+        seeds: options.seeds,
+        seconds: start.elapsed().as_secs_f64(),
+        counts: BTreeMap::new(),
+        failures: Vec::new(),
+    };
+    for result in results {
+        match result {
+            Ok(counts) => counts
+                .into_iter()
+                .for_each(|(what, count)| *outcome.counts.entry(what).or_default() += count),
+            Err(failure) => outcome.failures.push(*failure),
+        }
+    }
+    report(&outcome, options.json)?;
+    Ok(outcome.failures.is_empty())
+}
+
+fn books_alone(options: &Options, seed: u64) -> Result<Counts, Box<Failure>> {
+    let config = config(seed);
+    let new = || Books::new(&config).expect("a valid configuration");
+    stress(seed, options.ops, Manners::Any, &config, new)
+}
+
+fn with_kernels<D: Device>(
+    options: &Options,
+    device: &D,
+    seed: u64,
+) -> Result<Counts, Box<Failure>> {
+    let config = kernel_config(seed);
+    let library = Arc::new(Library::new(&config));
+    let new = || Cache::new(device, &config, &library, seed);
+    stress(seed, options.ops, Manners::Genuine, &config, new)
+}
+
+fn run_script(options: &Options, path: &Path) -> Result<bool> {
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let script: Script = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    script.config.validate()?;
+    let with = || Arc::new(Library::new(&script.config));
+    let outcome = match options.device {
+        Some(DeviceChoice::Cuda) => {
+            let device = CudaDevice::new(CudaOptions::default())?;
+            let library = with();
+            try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
+        }
+        Some(DeviceChoice::Cpu) => {
+            let device = EmuDevice::new(EmuOptions::default());
+            let library = with();
+            try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
+        }
+        None => try_script(|| Books::new(&script.config).expect("validated"), &script),
+    };
+    match outcome {
+        Ok(_) => println!("{}: no divergence", path.display()),
+        Err(divergence) => {
+            println!("{}: operation {}: {}", path.display(), divergence.op, divergence.what);
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn report(outcome: &Outcome, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(outcome)?);
+        return Ok(());
+    }
+    let Outcome { device, ops, seeds, seconds, counts, failures } = outcome;
+    println!("{seeds} seeds of {ops} operations on {device}: {seconds:.1} s");
+    counts.iter().for_each(|(what, count)| println!("{count:>12} {what}"));
+    println!("{} divergences", failures.len());
+    for Failure { seed, found, shrunk, script } in failures {
+        println!("seed {seed}, operation {}: {}", found.op, found.what);
+        println!("in short, operation {}: {}", shrunk.op, shrunk.what);
+        println!("{}", serde_json::to_string(script)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! The stress test: random operations on a cache and on a model that is slow and obviously right,
+//! compared after every operation.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`op`] | operations and scripts |
+//! | [`generate`] | random caches and operations |
+//! | [`model`] | the reference model |
+//! | [`subject`] | what is put to the test |
+//! | [`cache`] | a cache with its kernels as such, `bytes` what is read back of it |
+//! | [`library`] | what its requests say |
+//! | [`drive`] | both side by side |
+//! | [`shrink`] | a failing script made short |
+
+mod bytes;
+pub mod cache;
+pub mod drive;
+pub mod generate;
+pub mod library;
+pub mod model;
+pub mod op;
+pub mod shrink;
+pub mod subject;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use drive::{Counts, Divergence, Run};
+use dsv4_kv::CacheConfig;
+use generate::{Generator, Manners};
+use model::Model;
+use op::{Op, Script};
+use subject::Subject;
+
+/// A seed that failed.
+#[derive(Clone, Debug, Serialize)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// Where it failed at first.
+    pub found: Divergence,
+    /// Where the short script fails.
+    pub shrunk: Divergence,
+    /// The short script.
+    pub script: Script,
+}
+
+/// How long a failing script is shrunk.
+pub const SHRINK: Duration = Duration::from_secs(120);
+
+/// Does `ops` random operations of a seed to a cache that `new` makes.
+///
+/// # Errors
+/// [`Failure`] with a short script, if the cache and its model part or something panics.
+pub fn stress<S: Subject>(
+    seed: u64,
+    ops: u64,
+    manners: Manners,
+    config: &CacheConfig,
+    new: impl Fn() -> S,
+) -> Result<Counts, Box<Failure>> {
+    let run = |ops, each: &mut dyn FnMut(&Op)| random_run(seed, ops, manners, config, &new, each);
+    let found = match run(ops, &mut |_| ()) {
+        Ok(counts) => return Ok(counts),
+        Err(found) => found,
+    };
+    // The same operations again, kept this time: to keep a million that go well would be a waste.
+    let mut script = Script { config: config.clone(), ops: Vec::new() };
+    let found = run(found.op + 1, &mut |op| script.ops.push(op.clone())).err().unwrap_or(found);
+    let (script, shrunk) =
+        shrink::shrink(script, found.clone(), SHRINK, |script| try_script(&new, script).err());
+    Err(Box::new(Failure { seed, found, shrunk, script }))
+}
+
+/// Does all of a script to a cache that `new` makes; a panic is a divergence.
+///
+/// # Errors
+/// The first [`Divergence`].
+pub fn try_script<S: Subject>(new: impl Fn() -> S, script: &Script) -> Result<Counts, Divergence> {
+    let mut run = None;
+    caught(&mut run, |run| {
+        let run = run.insert(Run::new(new(), Model::new(&script.config)));
+        script.ops.iter().try_for_each(|op| run.apply(op))?;
+        run.drain()
+    })
+}
+
+/// Does `ops` random operations of a seed to a cache that `new` makes, each handed to `each` first.
+///
+/// # Errors
+/// The first [`Divergence`].
+pub fn random_run<S: Subject>(
+    seed: u64,
+    ops: u64,
+    manners: Manners,
+    config: &CacheConfig,
+    new: &impl Fn() -> S,
+    each: &mut dyn FnMut(&Op),
+) -> Result<Counts, Divergence> {
+    let mut generator = Generator::new(seed, manners);
+    let mut run = None;
+    caught(&mut run, |run| {
+        let run = run.insert(Run::new(new(), Model::new(config)));
+        for _ in 0..ops {
+            let op = generator.next(run.model());
+            each(&op);
+            run.apply(&op)?;
+        }
+        run.drain()
+    })
+}
+
+/// Runs `work`; a panic becomes the divergence of the operation it happened in.
+fn caught<S: Subject>(
+    run: &mut Option<Run<S>>,
+    work: impl FnOnce(&mut Option<Run<S>>) -> Result<(), Divergence>,
+) -> Result<Counts, Divergence> {
+    let result = catch_unwind(AssertUnwindSafe(|| work(run)));
+    let ops = run.as_ref().map_or(0, Run::ops);
+    match result {
+        Ok(result) => result?,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            let what = format!("panicked: {text}");
+            return Err(Divergence { op: ops.saturating_sub(1), what });
+        }
+    }
+    Ok(run.take().map(|run| run.counts).unwrap_or_default())
+}

@@ -1,0 +1,44 @@
+//! A prompt may be cut into steps anywhere: the same bytes come out.
+
+use dsv4_kv::device::Device;
+use kv_layout::geometry::LayerKind::{self, Csa, Hca};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::stories::{Fed, Formats, Part, Story, config};
+
+const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+
+/// Feeds the first tokens of a story in equal chunks, for each (tokens, chunk) on poisoned pools.
+fn check_cuts<D: Device>(device: &D, most: usize, cases: impl IntoIterator<Item = [usize; 2]>) {
+    const LAYERS: [LayerKind; 2] = [Csa, Hca];
+    let story = Story::random(&LAYERS, most, 31);
+    let stored = story.stored(device, FORMATS);
+    let mut fed = Fed::new(device, config(&LAYERS, FORMATS, 1));
+    for [tokens, chunk] in cases {
+        fed.poison();
+        let id = fed.manager.admit().unwrap();
+        for start in (0..tokens).step_by(chunk) {
+            let end = (start + chunk).min(tokens);
+            fed.step(&[Part::new(id, &story, start..end)], (end - start) as u32);
+        }
+        fed.assert_holds(id, &story, &stored, tokens);
+        fed.manager.release(id).unwrap();
+    }
+    fed.manager.check_faults(&fed.stream).unwrap();
+}
+
+/// A sample of [`every_length`].
+pub fn some_lengths<D: Device>(device: &D) {
+    let mut random = StdRng::seed_from_u64(32);
+    let chunks = [1, 2, 3, 4, 5, 127, 128, 129, 257];
+    check_cuts(device, 300, chunks.map(|chunk| [random.random_range(1..=300), chunk]));
+}
+
+/// Every length up to 520 tokens, past four blocks, in chunks of one size: every fourth length, from
+/// `1 + QUARTER` on.
+pub fn every_length<D: Device, const CHUNK: usize, const QUARTER: usize>(device: &D) {
+    check_cuts(device, 520, (1 + QUARTER..=520).step_by(4).map(|tokens| [tokens, CHUNK]));
+}

@@ -1,0 +1,105 @@
+//! What attention of one layer reads in a step, at fixed addresses: the lists it asks for, and the
+//! gathers.
+
+use std::sync::Arc;
+
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::{KvCacheManager, KvError, LayerId};
+use dsv4_kv_oracle::compressor::visible;
+use kv_layout::geometry::LayerKind;
+
+use crate::inputs::{download, filled};
+
+/// Entries of a query's list.
+const LIST: u32 = 3;
+
+/// The lists and the tiles of one layer, for steps of up to `bucket` tokens.
+pub struct Gathered<D: Device> {
+    kind: LayerKind,
+    /// Rows for all entries of a query.
+    all_rows: u32,
+    selected: Buffer<D, i32>,
+    window: Buffer<D, u16>,
+    window_lengths: Buffer<D, i32>,
+    listed: Buffer<D, u16>,
+    all: Buffer<D, u16>,
+    lengths: Buffer<D, i32>,
+}
+
+impl<D: Device> Gathered<D> {
+    /// For every layer of a cache, with room for the compressed entries of `tokens` tokens.
+    pub fn of_layers(
+        manager: &KvCacheManager<D>,
+        stream: &D::Stream,
+        bucket: u32,
+        tokens: u32,
+    ) -> Vec<Self> {
+        let of_kind = |&kind: &LayerKind| {
+            let all_rows = kind.ratio().map_or(0, |ratio| tokens / ratio);
+            let tile = |rows: u32| filled(manager.device(), stream, (bucket * rows * 512) as usize);
+            let words = |count: u32| filled(manager.device(), stream, (bucket * count) as usize);
+            Self {
+                kind,
+                all_rows,
+                selected: words(LIST),
+                window: tile(128),
+                window_lengths: words(1),
+                listed: tile(if all_rows == 0 { 0 } else { LIST }),
+                all: tile(all_rows),
+                lengths: words(1),
+            }
+        };
+        manager.config().model.layers.iter().map(of_kind).collect()
+    }
+
+    /// Asks for the newest entry, none, and the oldest, of queries at `positions`; puts canaries into
+    /// the tiles, and the lengths of padding into the lengths.
+    pub fn reset(&self, device: &D, stream: &D::Stream, positions: &[usize]) {
+        for tile in [&self.window, &self.listed, &self.all] {
+            device.fill(stream, tile, 0xA5).unwrap();
+        }
+        for lengths in [&self.window_lengths, &self.lengths] {
+            device.fill(stream, lengths, 0).unwrap();
+        }
+        let Some(ratio) = self.kind.ratio() else { return };
+        let newest = |&position: &usize| visible(position, ratio as usize) as i32 - 1;
+        let lists: Vec<i32> =
+            positions.iter().map(newest).flat_map(|newest| [newest, -1, newest.min(0)]).collect();
+        device.upload(stream, &lists, &self.selected, 0).unwrap();
+    }
+
+    /// Queues what attention of this layer reads, in launches of `bucket` tokens; `rows` are the
+    /// step's own keys.
+    pub fn gather(
+        &self,
+        manager: &KvCacheManager<D>,
+        stream: &D::Stream,
+        layer: LayerId,
+        bucket: u32,
+        rows: &Buffer<D, u16>,
+    ) -> Result<(), KvError> {
+        let handle = manager.layer_for(layer, bucket)?;
+        handle.gather_swa(stream, rows, 0..bucket, &self.window, &self.window_lengths)?;
+        if self.kind != LayerKind::Swa {
+            handle.gather_kv(stream, 0..bucket, &self.selected, LIST, &self.listed)?;
+            handle.gather_all(stream, 0..bucket, self.all_rows, &self.all, &self.lengths)?;
+        }
+        Ok(())
+    }
+
+    /// All memory, for a graph to retain.
+    pub fn memory(&self) -> [Arc<D::Memory>; 6] {
+        let Self { selected, window, window_lengths, listed, all, lengths, .. } = self;
+        let (selected, lengths) = (selected.memory(), lengths.memory());
+        let (window, window_lengths) = (window.memory(), window_lengths.memory());
+        [selected, window, window_lengths, listed.memory(), all.memory(), lengths]
+    }
+
+    /// What the gathers wrote.
+    pub fn bytes(&self, device: &D, stream: &D::Stream) -> Vec<u8> {
+        let Self { window, window_lengths, listed, all, lengths, .. } = self;
+        [window.cast(), window_lengths.cast(), listed.cast(), all.cast(), lengths.cast()]
+            .map(|output: Buffer<D, u8>| download(device, stream, &output))
+            .concat()
+    }
+}

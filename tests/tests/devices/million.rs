@@ -1,0 +1,173 @@
+//! Requests of 1,048,576 tokens, in pools past 4 GiB.
+
+use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::plan::Chunk;
+use dsv4_kv::{BlockId, CacheConfig, KvCacheManager, LayerId, RequestId, SlotId, StepRequest};
+use dsv4_kv_oracle::index::KeyFormat;
+use kv_layout::geometry::LayerKind::{self, Csa, Hca};
+use kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT, StateStream};
+use kv_layout::main_row::DATA_BYTES;
+
+use crate::inputs::{assert_same, download, filled, oracle, upload};
+use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
+use crate::stories::{compressors, rotated};
+use crate::tensors::Tensors;
+
+const LAYERS: [LayerKind; 2] = [Csa, Hca];
+/// Tokens of a step; every step has the same tensors.
+const STEP: u32 = 8192;
+/// Blocks of a request of 1,048,576 tokens.
+const BLOCKS: u32 = MAX_CONTEXT / BLOCK_TOKENS;
+/// Bytes of the CSA layer's data plane in a block.
+const BLOCK_BYTES: u64 = 32 * DATA_BYTES;
+
+/// Two requests of a million tokens, one over the offset of 2 GiB in the data plane of CSA entries and
+/// one over that of 4 GiB: their first and last blocks and those around the offset hold what their
+/// tokens give, and gathers of the last query read it.
+pub fn entries_lie_where_they_should<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let requests = ((1_u64 << 32) / BLOCK_BYTES / u64::from(BLOCKS) + 1) as u32;
+    let config = CacheConfig {
+        max_requests: requests,
+        num_blocks: requests * BLOCKS,
+        max_context: MAX_CONTEXT,
+        max_step_tokens: STEP,
+        ..CacheConfig::smallest(ModelConfig {
+            layers: LAYERS.into(),
+            ..ModelConfig::preset("tiny").unwrap()
+        })
+    };
+    let mut manager = KvCacheManager::new(device.clone(), config).unwrap();
+    let tensors = Tensors::random(device, &stream, STEP as usize, LAYERS.len(), 1);
+    let mut boundaries = [1_u64 << 31, 1 << 32].into_iter().map(|at| (at / BLOCK_BYTES) as u32);
+    let mut next = boundaries.next();
+    for request in 0..requests {
+        let id = manager.admit().unwrap();
+        let blocks = request * BLOCKS..(request + 1) * BLOCKS;
+        let Some(boundary) = next.filter(|boundary| blocks.contains(boundary)) else {
+            // It only takes its blocks.
+            feed(&mut manager, &stream, id, |_| {});
+            continue;
+        };
+        feed(&mut manager, &stream, id, |manager| {
+            manager.build_plan(&stream).unwrap();
+            for layer in [0, 1].map(LayerId) {
+                tensors.update(manager, &stream, layer, STEP, false).unwrap();
+            }
+        });
+        let at = boundary - blocks.start;
+        for logical in [0, at - 1, at, at + 1, BLOCKS - 1] {
+            check_block(&manager, &stream, id, logical, &tensors.histories);
+        }
+        next = boundaries.next();
+    }
+    assert_eq!(next, None, "both offsets were passed");
+    manager.check_faults(&stream).unwrap();
+}
+
+/// A million tokens in steps, each of which `run` handles.
+fn feed<D: Device>(
+    manager: &mut KvCacheManager<D>,
+    stream: &D::Stream,
+    id: RequestId,
+    run: impl Fn(&KvCacheManager<D>),
+) {
+    for start in (0..MAX_CONTEXT).step_by(STEP as usize) {
+        manager.prepare_forward(stream, &[StepRequest { id, start, tokens: STEP }]).unwrap();
+        run(manager);
+        manager.commit(id, STEP).unwrap();
+    }
+}
+
+/// The request's `logical`-th block holds the entries and keys of its tokens, and the last query
+/// gathers them.
+fn check_block<D: Device>(
+    manager: &KvCacheManager<D>,
+    stream: &D::Stream,
+    id: RequestId,
+    logical: u32,
+    histories: &[History; 3],
+) {
+    let device = manager.device();
+    let config = manager.config();
+    let BlockId(block) = manager.block_table(id).unwrap().nth(logical as usize).unwrap();
+    for (layer, &kind) in (0..).map(LayerId).zip(&LAYERS) {
+        let handle = manager.layer(layer).unwrap();
+        let per_block = kind.entries_per_block();
+        let rows = u64::from(block) * u64::from(per_block);
+        let (entries, planes) = (per_block as usize, handle.entries().unwrap());
+        for history in histories.iter().filter(|one| compressors(kind).contains(&one.stream)) {
+            let made = alone(device, history, layer, logical);
+            let what = format!("{:?} of block {logical}", history.stream);
+            if history.stream == StateStream::CsaIndex {
+                let keys = handle.index_keys().unwrap();
+                let format = KeyFormat::from_name(config.index_format.name()).unwrap();
+                let want = made.iter().map(|key| format.encode(&rotated(key)));
+                let (codes, scales): (Vec<_>, Vec<_>) =
+                    want.map(|key| (key.codes, key.scale)).unzip();
+                read(device, stream, keys.code, rows, entries, &codes.concat(), &what);
+                read(device, stream, keys.scale, rows, entries, &scales.concat(), &what);
+                continue;
+            }
+            let want: Vec<_> =
+                made.iter().map(|entry| oracle(config.main_format).encode(entry)).collect();
+            let data: Vec<u8> = want.iter().flat_map(|row| row.data.clone()).collect();
+            let scale: Vec<u8> = want.iter().flat_map(|row| row.scale.clone()).collect();
+            read(device, stream, planes.data, rows, entries, &data, &what);
+            read(device, stream, planes.scale, rows, entries, &scale, &what);
+            let decoded: Vec<u16> =
+                want.iter().flat_map(|row| oracle(config.main_format).decode(row)).collect();
+            let first = (logical * per_block) as i32;
+            let list: Vec<i32> = (first..first + per_block as i32).collect();
+            let tile = filled::<D, u16>(device, stream, decoded.len());
+            let selected = upload(device, stream, &list);
+            handle.gather_kv(stream, STEP - 1..STEP, &selected, per_block, &tile).unwrap();
+            assert_same(&download(device, stream, &tile), &decoded, &what);
+        }
+    }
+}
+
+/// Rows of a plane are those of `want`.
+fn read<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    plane: &Buffer<D, u8>,
+    first_row: u64,
+    rows: usize,
+    want: &[u8],
+    what: &str,
+) {
+    let mut got = vec![0; want.len()];
+    let row_bytes = (want.len() / rows) as u64;
+    device.download(stream, plane, first_row * row_bytes, &mut got).unwrap();
+    assert_same(&got, want, what);
+}
+
+/// The entries of one block, made by the single operations from its own tokens and the window before
+/// them, and explained by the oracle.
+fn alone<D: Device>(device: &D, all: &History, layer: LayerId, block: u32) -> Vec<Vec<u16>> {
+    let shape = shape(all.stream);
+    let before = if shape.overlap && block > 0 { shape.ratio as u32 } else { 0 };
+    let start = block * BLOCK_TOKENS - before;
+    let end = (block + 1) * BLOCK_TOKENS;
+    let columns = shape.columns();
+    let token = |position: u32| (position % STEP + layer.0) as usize * columns;
+    let cut = |x: &[f32]| -> Vec<f32> {
+        (start..end).flat_map(|position| x[token(position)..][..columns].to_vec()).collect()
+    };
+    let own = History { kv: cut(&all.kv), gate: cut(&all.gate), ..all.clone() };
+    let compressor = OnDevice::new(device, &own, 1, window(all.stream));
+    let step = Step::new(device, &compressor.stream, 0, &[Chunk { slot: SlotId(0), start, end }]);
+    let mut made = compressor.run(&step, &own.kv, &own.gate);
+    let skipped = before as usize / shape.ratio;
+    made.drain(..skipped);
+    for (at, entry) in made.iter().enumerate() {
+        let pooled = own.oracle().pooled(skipped + at);
+        let number = start as usize / shape.ratio + skipped + at;
+        let want = own.oracle().norm_and_rotate(&pooled, number);
+        let want: Vec<f32> = want.iter().map(|&x| x as f32).collect();
+        assert_rounds(entry, &want, 5e-6, &format!("{:?} entry {number}", all.stream));
+    }
+    made
+}

@@ -1,0 +1,344 @@
+//! The router kernels against the oracle: ids exact, weights to 1e-6, and bits equal on both devices.
+
+use dsv4_kv::device::ops::{self, HashTable, Routed, Selection};
+use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv_oracle::router as oracle;
+use dsv4_kv_tests::golden;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use dsv4_kv_tests::inputs::{assert_same, download, upload};
+
+const SCALING: f32 = 1.5;
+/// Numbers of experts: each kernel's most, its least, and some between.
+const EXPERTS: [u32; 7] = [32, 64, 256, 288, 384, 416, 512];
+/// What outputs hold before a launch.
+const CANARY: i32 = 0x5A5A;
+
+/// What a launch left.
+#[derive(PartialEq, Debug)]
+struct Answer {
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+    faults: u32,
+}
+
+/// Inputs of tokens, and how many experts they get.
+#[derive(Clone)]
+struct Case {
+    experts: u32,
+    selected: u32,
+    /// `[tokens]`
+    token: Vec<i32>,
+    /// `[tokens, experts]`
+    logits: Vec<f32>,
+    /// `[experts]`
+    bias: Vec<f32>,
+    /// `[vocabulary, selected]`
+    table: Vec<i32>,
+}
+
+impl Case {
+    /// Random logits of various sizes, and a table of random experts.
+    fn random(experts: u32, selected: u32, tokens: usize, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut logits = Vec::new();
+        for _ in 0..tokens {
+            let size = 2f32.powi(random.random_range(-3..7));
+            logits.extend((0..experts).map(|_| random.random_range(-size..size)));
+        }
+        let bias = (0..experts).map(|_| random.random_range(-0.5..0.5)).collect();
+        let vocabulary = 50;
+        let table = (0..vocabulary * selected).map(|_| random.random_range(0..experts as i32));
+        let table = table.collect();
+        let token = (0..tokens).map(|_| random.random_range(0..vocabulary as i32)).collect();
+        Self { experts, selected, token, logits, bias, table }
+    }
+
+    fn tokens(&self) -> u32 {
+        self.token.len() as u32
+    }
+
+    fn row(&self, token: usize) -> Vec<f64> {
+        let experts = self.experts as usize;
+        self.logits[token * experts..][..experts].iter().map(|&x| f64::from(x)).collect()
+    }
+
+    fn run<D: Device>(&self, device: &D, hash: bool) -> Answer {
+        let stream = device.stream().unwrap();
+        let selection = Selection::new(self.experts, self.selected, SCALING).unwrap();
+        let tokens = self.tokens();
+        // One more token than there is, whose row must stay as it is.
+        let room = ((tokens + 1) * self.selected) as usize;
+        let ids = upload(device, &stream, &vec![CANARY; room]);
+        let weights = upload(device, &stream, &vec![CANARY as f32; room]);
+        let faults = device.allocate::<u32>("faults", 1).unwrap();
+        let logits = upload(device, &stream, &self.logits);
+        let token = upload(device, &stream, &self.token);
+        let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
+        if hash {
+            let table = upload(device, &stream, &self.table);
+            let vocabulary = self.table.len() as u32 / self.selected;
+            let table = HashTable { table: &table, vocabulary };
+            ops::hash_router(device, &stream, selection, tokens, &logits, &table, &token, &routed)
+        } else {
+            let bias = upload(device, &stream, &self.bias);
+            let bias: &Buffer<D, f32> = &bias;
+            ops::activation_topk(device, &stream, selection, tokens, &logits, bias, &token, &routed)
+        }
+        .unwrap();
+        let (mut ids, mut weights) =
+            (download(device, &stream, &ids), download(device, &stream, &weights));
+        let used = (tokens * self.selected) as usize;
+        assert!(ids.split_off(used).iter().all(|&id| id == CANARY));
+        assert!(weights.split_off(used).iter().all(|&weight| weight == CANARY as f32));
+        Answer { ids, weights, faults: download(device, &stream, &faults)[0] }
+    }
+
+    /// The oracle's answer for a token that is no padding.
+    fn selected_by_oracle(&self, token: usize) -> oracle::Routed {
+        let bias: Vec<f64> = self.bias.iter().map(|&bias| f64::from(bias)).collect();
+        oracle::select(&self.row(token), &bias, self.selected as usize, SCALING.into())
+    }
+
+    /// Runs `activation_topk` and compares every token whose selection f32 can decide; how many.
+    fn check_selection<D: Device>(&self, device: &D, least_gap: f64) -> usize {
+        let answer = self.run(device, false);
+        let selected = self.selected as usize;
+        let mut checked = 0;
+        for token in 0..self.token.len() {
+            let want = self.selected_by_oracle(token);
+            if want.gap >= least_gap {
+                let at = token * selected..(token + 1) * selected;
+                assert_ids(&answer.ids[at.clone()], &want, &self.row(token), &self.bias);
+                assert_weights(
+                    &answer.weights[at.clone()],
+                    &oracle::weights(&self.row(token), &answer.ids[at], SCALING.into()),
+                );
+                checked += 1;
+            }
+        }
+        assert_eq!(answer.faults, 0);
+        checked
+    }
+}
+
+/// The same experts in the same order, except that two whose scores differ by less than f32 sees may
+/// have changed places.
+fn assert_ids(got: &[i32], want: &oracle::Routed, logits: &[f64], bias: &[f32]) {
+    let score = |id: i32| oracle::activation(logits[id as usize]) + f64::from(bias[id as usize]);
+    for (&got_id, &want_id) in got.iter().zip(&want.ids) {
+        let (a, b) = (score(got_id), score(want_id));
+        let near = (a - b).abs() <= 1e-6 * a.abs().max(b.abs());
+        assert!(got_id == want_id || near, "{got:?} for {:?}", want.ids);
+    }
+    let sorted = |ids: &[i32]| {
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(sorted(got), sorted(&want.ids));
+}
+
+fn assert_weights(got: &[f32], want: &[f64]) {
+    assert_eq!(got.len(), want.len());
+    for (&got, &want) in got.iter().zip(want) {
+        let got = f64::from(got);
+        assert!((got - want).abs() <= 1e-6 * want.abs() + 1e-20, "{got} for {want}");
+    }
+}
+
+/// The golden rows: V4-Flash's shape, with the edge rows of zeros, ties, and large and small logits.
+fn golden_case() -> (Case, golden::Array<i32>) {
+    let load = |name| golden::load::<f32>(name).unwrap().data;
+    let tokens = golden::load::<i64>("hash_input_ids").unwrap().data;
+    let case = Case {
+        experts: 256,
+        selected: 6,
+        token: tokens.iter().map(|&token| token as i32).collect(),
+        logits: load("router_logits"),
+        bias: load("router_bias"),
+        table: golden::load("hash_tid2eid").unwrap().data,
+    };
+    (case, golden::load("router_topk_idx").unwrap())
+}
+
+pub fn selection_equals_the_golden_rows<D: Device>(device: &D) {
+    let (case, ids) = golden_case();
+    let answer = case.run(device, false);
+    assert_same(&answer.ids, &ids.data, "ids");
+    let want: Vec<f32> = golden::load("router_topk_w").unwrap().data;
+    assert_weights(&answer.weights, &want.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+    assert_eq!(answer.faults, 0);
+}
+
+pub fn hash_equals_the_golden_rows<D: Device>(device: &D) {
+    let (case, _) = golden_case();
+    let answer = case.run(device, true);
+    let listed = |&token: &i32| &case.table[token as usize * 6..][..6];
+    let want: Vec<i32> = case.token.iter().flat_map(listed).copied().collect();
+    assert_same(&answer.ids, &want, "ids");
+    let want: Vec<f32> = golden::load("hash_topk_w").unwrap().data;
+    assert_weights(&answer.weights, &want.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+    assert_eq!(answer.faults, 0);
+}
+
+pub fn selection_equals_the_oracle<D: Device>(device: &D) {
+    for experts in EXPERTS {
+        for selected in 1..=8 {
+            let case = Case::random(experts, selected, 13, u64::from(8 * experts + selected));
+            let checked = case.check_selection(device, 1e-5);
+            assert!(checked >= 10, "{checked} of 13 rows are decided at {experts} experts");
+        }
+    }
+}
+
+pub fn hash_equals_the_oracle<D: Device>(device: &D) {
+    for experts in EXPERTS {
+        for selected in [1, 6, 8] {
+            let case = Case::random(experts, selected, 37, u64::from(8 * experts + selected));
+            let answer = case.run(device, true);
+            let selected = selected as usize;
+            let rows = answer.ids.chunks(selected).zip(answer.weights.chunks(selected));
+            for (token, (ids, weights)) in rows.enumerate() {
+                let listed = &case.table[case.token[token] as usize * selected..][..selected];
+                assert_eq!(ids, listed);
+                assert_weights(weights, &oracle::weights(&case.row(token), ids, SCALING.into()));
+            }
+            assert_eq!(answer.faults, 0);
+        }
+    }
+}
+
+/// Few different logits and no bias: nearly all scores are equal to others, and equal bits are equal
+/// scores, so that the order is exact.
+pub fn equal_scores_go_to_the_lower_expert<D: Device>(device: &D) {
+    for experts in EXPERTS {
+        for values in [1, 2, 5] {
+            let mut case = Case::random(experts, 8, 9, 1);
+            let mut random = StdRng::seed_from_u64(u64::from(experts + values));
+            case.logits.fill_with(|| random.random_range(0..values) as f32 - 2.0);
+            case.bias.fill(-0.0);
+            let answer = case.run(device, false);
+            for (token, ids) in answer.ids.chunks(8).enumerate() {
+                assert_eq!(ids, case.selected_by_oracle(token).ids);
+            }
+        }
+    }
+}
+
+pub fn what_is_no_number_ranks_last_and_is_counted<D: Device>(device: &D) {
+    for experts in EXPERTS {
+        let mut case = Case::random(experts, 6, 5, 3);
+        let row = |token: usize| token * experts as usize;
+        let all = experts as usize;
+        // One NaN on the best expert; all but three; all; an infinity of each sign; a NaN bias.
+        let best = case.selected_by_oracle(0).ids[0] as usize;
+        case.logits[row(0) + best] = f32::NAN;
+        case.logits[row(1)..row(2)].fill(-f32::NAN);
+        for expert in [all - 1, 17, 5] {
+            case.logits[row(1) + expert] = expert as f32 - 20.0;
+        }
+        case.logits[row(2)..row(3)].fill(f32::NAN);
+        case.logits[row(3) + 9] = f32::INFINITY;
+        case.logits[row(3) + 8] = f32::NEG_INFINITY;
+        case.bias[30] = f32::NAN;
+        let answer = case.run(device, false);
+        // The bias is no number in five rows, in two of them beside a logit that is.
+        let counted = 1 + (all - 3) + all + 5 - if best == 30 { 1 } else { 0 } - 2;
+        assert_eq!(answer.faults as usize, counted, "{experts} experts");
+        let ids: Vec<&[i32]> = answer.ids.chunks(6).collect();
+        let weights: Vec<&[f32]> = answer.weights.chunks(6).collect();
+        assert!(!ids[0].contains(&(best as i32)) && !ids[0].contains(&30));
+        let by_score: Vec<i32> = case.selected_by_oracle(1).ids;
+        assert_eq!(ids[1], by_score);
+        assert!(weights[1][3..].iter().all(|&weight| weight == 0.0), "{:?}", weights[1]);
+        assert!((weights[1].iter().sum::<f32>() - SCALING).abs() < 1e-5);
+        assert_eq!((ids[2], weights[2]), (&[0, 1, 2, 3, 4, 5][..], &[0.0; 6][..]));
+        assert_eq!((ids[3][0], weights[3][0]), (9, SCALING));
+        assert!(weights[3][1..].iter().all(|&weight| weight < 1e-15), "{:?}", weights[3]);
+    }
+}
+
+/// Padded rows have no experts, whatever their logits are; hashing refuses ids that do not exist.
+pub fn padding_and_unknown_tokens_get_no_expert<D: Device>(device: &D) {
+    for hash in [false, true] {
+        let mut case = Case::random(256, 6, 21, 4);
+        let whole = case.run(device, hash);
+        for token in [0, 7, 8, 20] {
+            case.token[token] = -1;
+            case.logits[token * 256..][..256].fill(f32::NAN);
+        }
+        let answer = case.run(device, hash);
+        assert_eq!(answer.faults, 0);
+        for token in 0..21 {
+            let at = token * 6..token * 6 + 6;
+            let (ids, weights) = (&answer.ids[at.clone()], &answer.weights[at.clone()]);
+            if case.token[token] == -1 {
+                assert_eq!((ids, weights), (&[-1; 6][..], &[0.0; 6][..]));
+            } else {
+                assert_eq!((ids, weights), (&whole.ids[at.clone()], &whole.weights[at]));
+            }
+        }
+    }
+    let mut case = Case::random(256, 6, 4, 5);
+    case.token = vec![50, i32::MIN, 2, 3];
+    case.table[2 * 6..][..6].copy_from_slice(&[256, 0, -1, i32::MIN, 1, i32::MAX]);
+    case.logits[2 * 256] = f32::NAN;
+    let answer = case.run(device, true);
+    assert_eq!(answer.faults, 2 + 4 + 1);
+    assert_eq!(&answer.ids[..12], [-1; 12]);
+    assert_eq!(&answer.weights[..12], [0.0; 12]);
+    assert_eq!(&answer.ids[12..18], [-1, 0, -1, -1, 1, -1]);
+    assert_eq!(&answer.weights[12..18], [0.0, 0.0, 0.0, 0.0, SCALING, 0.0]);
+}
+
+pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
+    for (experts, selected) in [(0, 6), (31, 6), (48, 6), (544, 6), (256, 0), (256, 9)] {
+        let error = Selection::new(experts, selected, SCALING).unwrap_err();
+        let named = matches!(error, DeviceError::Selection { experts: e, selected: s }
+            if (e, s) == (experts, selected));
+        assert!(named, "{error}");
+    }
+    let stream = device.stream().unwrap();
+    let selection = Selection::new(64, 6, SCALING).unwrap();
+    let buffer = |len| device.allocate::<u32>("a shape", len).unwrap();
+    // [logits, bias or table, token, ids, weights, faults], each one short in turn.
+    for hash in [false, true] {
+        let second = if hash { 10 * 6 } else { 64 };
+        let needed = [3 * 64, second, 3, 18, 18, 1];
+        for short in 0..=needed.len() {
+            let sizes = core::array::from_fn(|i| needed[i] - u64::from(i == short));
+            let [logits, extra, token, ids, weights, faults] = sizes.map(buffer);
+            let (ids, weights) = (ids.cast(), weights.cast());
+            let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
+            let (logits, token) = (logits.cast(), token.cast());
+            let result = if hash {
+                let table = HashTable { table: &extra.cast(), vocabulary: 10 };
+                ops::hash_router(device, &stream, selection, 3, &logits, &table, &token, &routed)
+            } else {
+                let bias = extra.cast();
+                ops::activation_topk(device, &stream, selection, 3, &logits, &bias, &token, &routed)
+            };
+            match result {
+                Ok(()) => assert_eq!(short, needed.len()),
+                Err(DeviceError::Length { found, needed: wanted, .. }) => {
+                    assert_eq!((found + 1, wanted), (needed[short], needed[short]));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+/// The bits of the routing path are the same on both devices.
+pub fn both_devices_give_equal_bytes<A: Device, B: Device>(one: &A, other: &B) {
+    for experts in EXPERTS {
+        for hash in [false, true] {
+            let case = Case::random(experts, 6, 200, u64::from(experts));
+            assert_eq!(case.run(one, hash), case.run(other, hash), "{experts} experts");
+        }
+    }
+    let (case, _) = golden_case();
+    assert_eq!(case.run(one, false), case.run(other, false));
+}

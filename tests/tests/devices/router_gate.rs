@@ -1,0 +1,297 @@
+//! Routing from hidden states: the product with the gate and all after it, against the oracle.
+
+use dsv4_kv::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
+use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv_oracle::router as oracle;
+use half::bf16;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use dsv4_kv_tests::inputs::{download, upload};
+
+const SCALING: f32 = 2.5;
+/// Token ids of a hash table.
+const VOCABULARY: u32 = 40;
+/// What outputs hold before a launch.
+const CANARY: i32 = 0x5A5A;
+/// Least gap, relative to its score, at which a selection must be the oracle's.
+const LEAST_GAP: f64 = 1e-4;
+
+/// A gate and a batch.
+struct Case {
+    hidden: u32,
+    experts: u32,
+    selected: u32,
+    /// `[tokens, hidden]` BF16.
+    x: Vec<u16>,
+    /// `[experts, hidden]` BF16.
+    gate: Vec<u16>,
+    bias: Vec<f32>,
+    table: Vec<i32>,
+    token: Vec<i32>,
+}
+
+/// Experts and weights of every token.
+#[derive(Clone, Debug, PartialEq)]
+struct Answer {
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+    faults: u32,
+}
+
+impl Case {
+    /// Hidden states of size 1, and weights that make logits of size 2.
+    fn random(hidden: u32, experts: u32, selected: u32, tokens: u32, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let size = 6.0 / (hidden as f32).sqrt();
+        let mut bf16s = |count: u32, size: f32| {
+            let mut value = || bf16::from_f32(random.random_range(-size..size)).to_bits();
+            (0..count).map(|_| value()).collect()
+        };
+        let (x, gate) = (bf16s(tokens * hidden, 1.0), bf16s(experts * hidden, size));
+        let bias = (0..experts).map(|_| random.random_range(-0.3..0.3)).collect();
+        let table = (0..VOCABULARY * selected).map(|_| random.random_range(0..experts as i32));
+        let table = table.collect();
+        let token = (0..tokens).map(|_| random.random_range(0..VOCABULARY as i32)).collect();
+        Self { hidden, experts, selected, x, gate, bias, table, token }
+    }
+
+    fn tokens(&self) -> u32 {
+        self.token.len() as u32
+    }
+
+    /// Two launches on the same scratch; their answers, which must be one.
+    fn decode<D: Device>(&self, device: &D, hash: bool) -> Answer {
+        let stream = device.stream().unwrap();
+        let tokens = self.tokens();
+        let selection = Selection::new(self.experts, self.selected, SCALING).unwrap();
+        let x = upload(device, &stream, &self.x);
+        let weight = upload(device, &stream, &self.gate);
+        let (bias, table) =
+            (upload(device, &stream, &self.bias), upload(device, &stream, &self.table));
+        let token = upload(device, &stream, &self.token);
+        let activations = device.allocate("activations", 64 * u64::from(self.experts)).unwrap();
+        let arrivals = device.allocate("arrivals", 8).unwrap();
+        let scratch = DecodeScratch { activations: &activations, arrivals: &arrivals };
+        let gate = Gate { weight: &weight, hidden: self.hidden };
+        let run = || {
+            let room = ((tokens + 1) * self.selected) as usize;
+            let ids = upload(device, &stream, &vec![CANARY; room]);
+            let weights = upload(device, &stream, &vec![CANARY as f32; room]);
+            let faults = device.allocate::<u32>("faults", 1).unwrap();
+            let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
+            if hash {
+                let table = HashTable { table: &table, vocabulary: VOCABULARY };
+                ops::hash_router_decode(
+                    device, &stream, selection, tokens, &x, &gate, &table, &token, &scratch,
+                    &routed,
+                )
+            } else {
+                ops::dense_router_decode(
+                    device, &stream, selection, tokens, &x, &gate, &bias, &token, &scratch, &routed,
+                )
+            }
+            .unwrap();
+            let (mut ids, mut weights) =
+                (download(device, &stream, &ids), download(device, &stream, &weights));
+            let used = (tokens * self.selected) as usize;
+            assert!(ids.split_off(used).iter().all(|&id| id == CANARY));
+            assert!(weights.split_off(used).iter().all(|&weight| weight == CANARY as f32));
+            Answer { ids, weights, faults: download(device, &stream, &faults)[0] }
+        };
+        let answer = run();
+        assert_eq!(answer, run(), "run to run");
+        assert_eq!(download(device, &stream, &arrivals), [0; 8]);
+        answer
+    }
+
+    fn logits(&self, token: usize) -> Vec<f64> {
+        let hidden = self.hidden as usize;
+        oracle::logits(&self.x[token * hidden..][..hidden], &self.gate)
+    }
+
+    /// Compares every token with the oracle, and its experts too where the selection is clear; for how
+    /// many it was.
+    fn check(&self, answer: &Answer, hash: bool) -> usize {
+        let selected = self.selected as usize;
+        let bias: Vec<f64> = self.bias.iter().map(|&bias| bias.into()).collect();
+        let mut clear = 0;
+        for token in 0..self.token.len() {
+            let logits = self.logits(token);
+            let ids = &answer.ids[token * selected..][..selected];
+            if hash {
+                assert_eq!(ids, &self.table[self.token[token] as usize * selected..][..selected]);
+            } else {
+                let want = oracle::select(&logits, &bias, selected, SCALING.into());
+                if want.gap > LEAST_GAP {
+                    assert_same_set(ids, &want.ids);
+                    clear += 1;
+                }
+            }
+            let want = oracle::weights(&logits, ids, SCALING.into());
+            for (&got, want) in answer.weights[token * selected..].iter().zip(want) {
+                // A logit is off by a few 2^-24 of the sum of its magnitudes.
+                assert!((f64::from(got) - want).abs() <= 2e-6, "{got} for {want}");
+            }
+        }
+        assert_eq!(answer.faults, 0);
+        clear
+    }
+}
+
+fn assert_same_set(got: &[i32], want: &[i32]) {
+    let sorted = |ids: &[i32]| {
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(sorted(got), sorted(want));
+}
+
+/// Batches of every number of products of 8 tokens; hidden states of fewer pieces than warps, of one
+/// more than a multiple, and of many.
+pub fn decode_equals_the_oracle<D: Device>(device: &D) {
+    let (mut clear, mut all) = (0, 0);
+    for (tokens, hidden) in [
+        (1, 32),
+        (5, 96),
+        (8, 256),
+        (9, 544),
+        (16, 1056),
+        (31, 320),
+        (32, 288),
+        (33, 288),
+        (48, 256),
+        (64, 1312),
+    ] {
+        for (experts, selected) in [(32, 8), (256, 6), (384, 6), (512, 1)] {
+            let case = Case::random(hidden, experts, selected, tokens, tokens.into());
+            clear += case.check(&case.decode(device, false), false);
+            all += tokens as usize;
+        }
+    }
+    assert!(10 * clear > 9 * all, "{clear} of {all} selections are clear");
+}
+
+pub fn hashed_decode_equals_the_oracle<D: Device>(device: &D) {
+    for (tokens, hidden, experts) in [(1, 64, 64), (13, 512, 256), (64, 288, 384)] {
+        let case = Case::random(hidden, experts, 6, tokens, tokens.into());
+        case.check(&case.decode(device, true), true);
+    }
+}
+
+/// The widths of the released models.
+pub fn released_widths_equal_the_oracle<D: Device>(device: &D) {
+    for (hidden, experts, tokens) in [(4096, 256, 3), (7168, 384, 2), (7168, 384, 40)] {
+        let case = Case::random(hidden, experts, 6, tokens, hidden.into());
+        case.check(&case.decode(device, false), false);
+    }
+}
+
+/// Sums of small integers are exact in any order, so that the answer has one set of bits, on a tensor
+/// core as well: the one that the kernels give for the logits.
+pub fn exact_logits_give_the_same_bits<D: Device>(device: &D) {
+    let mut case = Case::random(480, 288, 6, 37, 1);
+    let mut random = StdRng::seed_from_u64(2);
+    let mut integers = |values: &mut [u16], least: i32| {
+        values.fill_with(|| bf16::from_f32(random.random_range(least..=1) as f32).to_bits());
+    };
+    integers(&mut case.x, -1);
+    integers(&mut case.gate, -1);
+    let answer = case.decode(device, false);
+    let logits: Vec<f32> =
+        (0..37).flat_map(|token| case.logits(token)).map(|logit| logit as f32).collect();
+    let stream = device.stream().unwrap();
+    let selection = Selection::new(288, 6, SCALING).unwrap();
+    let ids = device.allocate::<i32>("ids", 37 * 6).unwrap();
+    let weights = device.allocate::<f32>("weights", 37 * 6).unwrap();
+    let faults = device.allocate::<u32>("faults", 1).unwrap();
+    let (logits, bias) = (upload(device, &stream, &logits), upload(device, &stream, &case.bias));
+    let token = upload(device, &stream, &case.token);
+    let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
+    ops::activation_topk(device, &stream, selection, 37, &logits, &bias, &token, &routed).unwrap();
+    assert_eq!(answer.ids, download(device, &stream, &ids));
+    assert_eq!(answer.weights, download(device, &stream, &weights));
+}
+
+pub fn padding_in_a_batch_gets_no_expert<D: Device>(device: &D) {
+    let mut case = Case::random(256, 64, 6, 21, 3);
+    for hash in [false, true] {
+        let whole = case.decode(device, hash);
+        let (tokens, x) = (case.token.clone(), case.x.clone());
+        for token in [0, 8, 20] {
+            case.token[token] = -1;
+            case.x[token * 256..][..256].fill(bf16::NAN.to_bits());
+        }
+        let answer = case.decode(device, hash);
+        assert_eq!(answer.faults, 0);
+        for token in 0..21 {
+            let at = token * 6..token * 6 + 6;
+            let (ids, weights) = (&answer.ids[at.clone()], &answer.weights[at.clone()]);
+            if case.token[token] == -1 {
+                assert_eq!((ids, weights), (&[-1; 6][..], &[0.0; 6][..]));
+            } else {
+                assert_eq!((ids, weights), (&whole.ids[at.clone()], &whole.weights[at]));
+            }
+        }
+        (case.token, case.x) = (tokens, x);
+    }
+    // A token that is none of the table's, and a hidden state that is no number.
+    case.token[3] = VOCABULARY as i32;
+    assert_eq!(case.decode(device, true).faults, 1);
+    case.x[5 * 256 + 17] = bf16::NAN.to_bits();
+    assert_eq!(case.decode(device, false).faults, 64);
+}
+
+pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let selection = Selection::new(64, 6, SCALING).unwrap();
+    let decode = |sizes: [u64; 9], hidden: u32, tokens: u32, hash: bool| {
+        let buffer = |len| device.allocate::<u32>("a shape", len).unwrap();
+        let [x, weight, extra, token, activations, arrivals, ids, weights, faults] =
+            sizes.map(buffer);
+        // Two BF16 to a word: as many elements as asked for.
+        let of = |len: u64, buffer: &dsv4_kv::device::Buffer<D, u32>| {
+            buffer.cast::<u16>().slice(0, len).unwrap()
+        };
+        let (x, weight) = (of(sizes[0], &x), of(sizes[1], &weight));
+        let gate = Gate { weight: &weight, hidden };
+        let (activations, ids, weights) = (activations.cast(), ids.cast(), weights.cast());
+        let scratch = DecodeScratch { activations: &activations, arrivals: &arrivals };
+        let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
+        let token = token.cast();
+        if hash {
+            let table = HashTable { table: &extra.cast(), vocabulary: 10 };
+            ops::hash_router_decode(
+                device, &stream, selection, tokens, &x, &gate, &table, &token, &scratch, &routed,
+            )
+        } else {
+            let bias = extra.cast();
+            ops::dense_router_decode(
+                device, &stream, selection, tokens, &x, &gate, &bias, &token, &scratch, &routed,
+            )
+        }
+    };
+    for hash in [false, true] {
+        let second = if hash { 60 } else { 64 };
+        let needed = [3 * 96, 64 * 96, second, 3, 64 * 64, 8, 18, 18, 1];
+        for short in 0..needed.len() {
+            let sizes = core::array::from_fn(|i| needed[i] - u64::from(i == short));
+            let error = decode(sizes, 96, 3, hash).unwrap_err();
+            let DeviceError::Length { found, needed: wanted, .. } = error else {
+                panic!("{error}")
+            };
+            assert_eq!((found + 1, wanted), (needed[short], needed[short]));
+        }
+        decode(needed, 96, 3, hash).unwrap();
+        for hidden in [0, 16, 80] {
+            let error = decode([70 * 96; 9], hidden, 3, hash).unwrap_err();
+            assert!(
+                matches!(error, DeviceError::HiddenSize { hidden: h } if h == hidden),
+                "{error}"
+            );
+        }
+        let error = decode([70 * 96; 9], 96, 65, hash).unwrap_err();
+        assert!(matches!(error, DeviceError::DecodeTokens { tokens: 65 }), "{error}");
+    }
+}
