@@ -39,13 +39,13 @@ impl ExpertWidth {
         }
     }
 
-    /// Experts of a cluster of the decode kernels: as few as make no more than 16 clusters.
+    /// Experts of a cluster of the decode kernels: as few as make no more than 12 clusters of 256 and of
+    /// 384 experts.
     #[must_use]
     pub const fn decode_experts(self) -> u32 {
         match self {
-            Self::W256 => 16,
-            Self::W384 => 24,
-            Self::W512 => 32,
+            Self::W256 => 24,
+            Self::W384 | Self::W512 => 32,
         }
     }
 }

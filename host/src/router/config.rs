@@ -4,6 +4,7 @@ use kv_layout::router::{HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
 use serde::{Deserialize, Serialize};
 
 use super::RouterError;
+use crate::device::DeviceError;
 use crate::device::ops::Selection;
 use crate::ids::LayerId;
 
@@ -113,6 +114,9 @@ impl RouterConfig {
         range("vocabulary", self.vocabulary.into(), 1.0, f64::from(1 << 28))?;
         range("layers", self.layers.into(), 1.0, 2048.0)?;
         range("hash_layers", self.hash_layers.into(), 0.0, self.layers.into())?;
+        if !self.hidden_size.is_multiple_of(HIDDEN_STEP) {
+            return Err(DeviceError::HiddenSize { hidden: self.hidden_size }.into());
+        }
         self.selection()?;
         Ok(())
     }
@@ -133,7 +137,7 @@ impl RouterConfig {
     /// The numbers of experts, as the operations take them.
     ///
     /// # Errors
-    /// [`crate::device::DeviceError::Selection`].
+    /// [`DeviceError::Selection`].
     pub fn selection(&self) -> Result<Selection, RouterError> {
         Ok(Selection::new(self.experts, self.selected, self.scaling)?)
     }

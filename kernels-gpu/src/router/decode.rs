@@ -1,7 +1,8 @@
 //! Routing of a decode batch in one launch, from hidden states to experts and weights.
 //!
-//! A cluster of eight blocks has 8, 16, 24 or 32 experts, each block an eighth of the hidden state, so
-//! that (nearly) the whole chip reads the gate's weights once. Within a block warps split that eighth
+//! A cluster of eight blocks has 24 or 32 experts, each block an eighth of the hidden state. (A cluster
+//! stays within a part of the chip. Of 16 clusters with a block a multiprocessor some would have to wait
+//! for others to end: 12 run at once.) Within a block warps split that eighth
 //! again, and above 32 tokens the tokens in two. Partial sums meet in shared memory, in the order of the hidden state
 //! at both levels: a result does not depend on who came first. After that, block r of every cluster has
 //! the tokens r, r + 8, ..; the last of those blocks to arrive selects their experts.
@@ -40,14 +41,14 @@ const SHARED_BYTES: u32 = 4 * (PARTIALS + SUMS) as u32 + 4;
 const _: () = assert!(SHARED_BYTES == 45_060, "as in the kernel table");
 const _: () = assert!(DECODE_SLICES == WARPS, "a warp of a block has one of its tokens");
 
-/// Sums of a warp: two times 16 tokens by `Q` times 8 experts.
-type Sums<const Q: usize> = [[[f32; 4]; Q]; 2];
-/// Pieces of a warp's operands: of two times 16 tokens, and of `Q` times 8 experts.
-type Operands<const Q: usize> = ([[Piece; 2]; 2], [Piece; Q]);
+/// Sums of a warp: two times 16 tokens by `N` times 8 experts.
+type Sums<const N: usize> = [[[f32; 4]; N]; 2];
+/// Pieces of a warp's operands: of two times 16 tokens, and of `N` times 8 experts.
+type Operands<const N: usize> = ([[Piece; 2]; 2], [Piece; N]);
 
-/// The gate's product with a batch, and where its parts meet. A cluster has `8 * Q` experts.
+/// The gate's product with a batch, and where its parts meet. A cluster has `8 * N` experts.
 #[derive(Clone, Copy)]
-struct Gate<const Q: usize> {
+struct Gate<const N: usize> {
     /// `[tokens, hidden]` BF16.
     x: Global<u16>,
     /// `[experts, hidden]` BF16.
@@ -61,9 +62,9 @@ struct Gate<const Q: usize> {
     hidden: u32,
 }
 
-impl<const Q: usize> Gate<Q> {
+impl<const N: usize> Gate<N> {
     /// Experts of a cluster.
-    const EXPERTS: u32 = 8 * Q as u32;
+    const EXPERTS: u32 = 8 * N as u32;
 
     /// Computes the activations of the cluster's experts, and leaves them for whoever comes last. In the
     /// block that does, all activations of its tokens are there, and the result is true.
@@ -157,13 +158,13 @@ fn token_of(warp_id: u32, rank: u32) -> u32 {
 
 /// 32 tokens of a warp by the experts of its cluster.
 #[derive(Clone, Copy)]
-struct Tile<const Q: usize> {
-    gate: Gate<Q>,
+struct Tile<const N: usize> {
+    gate: Gate<N>,
     first_expert: u32,
     first_token: u32,
 }
 
-impl<const Q: usize> Tile<Q> {
+impl<const N: usize> Tile<N> {
     /// Whether the tile's second 16 tokens hold one.
     #[inline(always)]
     fn has_second(self) -> bool {
@@ -176,7 +177,7 @@ impl<const Q: usize> Tile<Q> {
     /// # Safety
     /// The chunk exists.
     #[inline(always)]
-    unsafe fn load(self, chunk: u32) -> Operands<Q> {
+    unsafe fn load(self, chunk: u32) -> Operands<N> {
         let Self { gate, first_expert, first_token } = self;
         let place = Place::of(thread::lane_id());
         // SAFETY: row and chunk exist.
@@ -198,8 +199,8 @@ impl<const Q: usize> Tile<Q> {
     /// # Safety
     /// The chunks below `to` exist; all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn sum(self, from: u32, to: u32, step: u32) -> Sums<Q> {
-        let mut acc = [[[0.0; 4]; Q]; 2];
+    unsafe fn sum(self, from: u32, to: u32, step: u32) -> Sums<N> {
+        let mut acc = [[[0.0; 4]; N]; 2];
         let mut chunk = from;
         while chunk < to {
             // SAFETY: by this function's own contract; the branches depend on the warp alone.
@@ -225,10 +226,10 @@ impl<const Q: usize> Tile<Q> {
     /// # Safety
     /// All lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn multiply(self, (tokens, experts): Operands<Q>, [first, second]: Sums<Q>) -> Sums<Q> {
+    unsafe fn multiply(self, (tokens, experts): Operands<N>, [first, second]: Sums<N>) -> Sums<N> {
         // SAFETY: the branch depends on the warp alone.
         unsafe {
-            let by = |[low, high]: [Piece; 2], acc: [[f32; 4]; Q]| {
+            let by = |[low, high]: [Piece; 2], acc: [[f32; 4]; N]| {
                 spell(|n| multiply(low, high, experts[n], acc[n]))
             };
             let first = by(tokens[0], first);
@@ -242,12 +243,12 @@ impl<const Q: usize> Tile<Q> {
     /// # Safety
     /// The rows exist and are nobody else's.
     #[inline(always)]
-    unsafe fn store(self, partial: Shared<f32, PARTIALS>, row: u32, acc: Sums<Q>) {
+    unsafe fn store(self, partial: Shared<f32, PARTIALS>, row: u32, acc: Sums<N>) {
         let place = Place::of(thread::lane_id());
-        let store = |token: u32, acc: [[f32; 4]; Q]| {
+        let store = |token: u32, acc: [[f32; 4]; N]| {
             let at = (row + self.first_token + token + place.row) * STRIDE + 2 * place.pair;
             // SAFETY: by this function's own contract.
-            spell::<(), Q>(|n| unsafe {
+            spell::<(), N>(|n| unsafe {
                 let (at, [a, b, c, d]) = (at + 8 * n as u32, acc[n]);
                 partial.store(at, a);
                 partial.store(at + 1, b);
@@ -265,11 +266,11 @@ impl<const Q: usize> Tile<Q> {
 /// Selects the experts of up to 64 tokens.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of `experts / 8 Q` clusters
+/// Pointers and shapes as in the kernel table; all threads of a launch of `experts / 8 N` clusters
 /// of 8 blocks of 8 warps, rounded up, call it.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn dense<const Q: usize>(
+pub unsafe fn dense<const Q: usize, const N: usize>(
     x: Global<u16>,
     gate: Global<u16>,
     bias: Global<f32>,
@@ -282,7 +283,7 @@ pub unsafe fn dense<const Q: usize>(
     params: DenseRouterDecodeParams,
 ) {
     let DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits } = params;
-    let gate = Gate::<Q> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
+    let gate = Gate::<N> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
     // SAFETY: by this function's own contract; the branches depend on block and warp.
     unsafe {
         let is_last = gate.activate();
@@ -314,7 +315,7 @@ pub unsafe fn dense<const Q: usize>(
 /// As [`dense`].
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn hash<const Q: usize>(
+pub unsafe fn hash<const N: usize>(
     x: Global<u16>,
     gate: Global<u16>,
     table: Global<i32>,
@@ -327,7 +328,7 @@ pub unsafe fn hash<const Q: usize>(
     params: HashRouterDecodeParams,
 ) {
     let HashRouterDecodeParams { tokens, experts, hidden, .. } = params;
-    let gate = Gate::<Q> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
+    let gate = Gate::<N> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
     // SAFETY: as in `dense`.
     unsafe {
         let is_last = gate.activate();

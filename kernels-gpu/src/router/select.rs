@@ -100,7 +100,7 @@ impl<const Q: usize> Experts<Q> {
     #[must_use]
     pub unsafe fn select(self, lane: u32, selected: u32) -> (i32, f32) {
         let Self { mut keys, activations, .. } = self;
-        let mut mine = (-1, 0.0);
+        let mut mine = lane * Self::PER_LANE;
         let mut place = 0;
         while place < selected {
             let best = combine(keys, u32::max);
@@ -111,18 +111,21 @@ impl<const Q: usize> Experts<Q> {
             };
             // Lanes hold experts in order, so the lowest lane has the lowest of equal experts.
             let at = first_equal(keys, best);
-            let value = pick(activations, at);
             let taken = if lane == owner { at } else { Self::PER_LANE };
             keys = quads(|q, i| if index(q, i) == taken { rank::ABSENT } else { keys[q][i] });
             // SAFETY: as above.
-            let (at, value) =
-                unsafe { (warp::shuffle_idx_u32(at, owner), warp::shuffle_idx_f32(value, owner)) };
-            if lane == place {
-                mine = ((owner * Self::PER_LANE + at) as i32, value);
-            }
+            let at = unsafe { warp::shuffle_idx_u32(at, owner) };
+            mine = if lane == place { owner * Self::PER_LANE + at } else { mine };
             place += 1;
         }
-        mine
+        let (owner, at) = (mine / Self::PER_LANE, mine % Self::PER_LANE);
+        let of_owner = quads(|q, i| {
+            // SAFETY: as above.
+            let bits = unsafe { warp::shuffle_idx_u32(activations[q][i].to_bits(), owner) };
+            if index(q, i) == at { bits } else { 0 }
+        });
+        let activation = f32::from_bits(combine::<Q>(of_owner, |a, b| a | b));
+        if lane < selected { (mine as i32, activation) } else { (-1, 0.0) }
     }
 }
 
@@ -157,11 +160,4 @@ fn combine<const Q: usize>(values: Quads<u32, Q>, pair: impl Fn(u32, u32) -> u32
 fn first_equal<const Q: usize>(keys: Quads<u32, Q>, key: u32) -> u32 {
     let found = quads(|q, i| u32::from(keys[q][i] == key) << index(q, i));
     combine::<Q>(found, |a, b| a | b).trailing_zeros()
-}
-
-/// Element `at` of `values`, without an address.
-#[inline(always)]
-fn pick<const Q: usize>(values: Quads<f32, Q>, at: u32) -> f32 {
-    let picked = quads(|q, i| if index(q, i) == at { values[q][i].to_bits() } else { 0 });
-    f32::from_bits(combine::<Q>(picked, |a, b| a | b))
 }
