@@ -1,9 +1,7 @@
 //! The fuzz targets without a fuzzer: every file of the corpus, and mutations of it.
 
-use std::fs;
-use std::path::PathBuf;
-
 use dsv4_kv_tests::fuzz::TARGETS;
+use include_dir::{Dir, include_dir};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -11,11 +9,13 @@ use rand::{Rng, SeedableRng};
 /// Mutations of each target.
 const MUTATIONS: u64 = 600;
 
+/// A folder a target.
+static CORPUS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/corpus");
+
 fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-    let files = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-    let files: Vec<_> = files.map(|file| fs::read(file.unwrap().path()).unwrap()).collect();
-    assert!(!files.is_empty(), "{} is empty", folder.display());
+    let folder = CORPUS.get_dir(target).unwrap_or_else(|| panic!("no corpus of {target}"));
+    let files: Vec<_> = folder.files().map(|file| file.contents().to_vec()).collect();
+    assert!(!files.is_empty(), "the corpus of {target} is empty");
     files
 }
 

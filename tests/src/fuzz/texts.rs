@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use dsv4_kv::schema::Schema;
-use dsv4_kv::{CacheConfig, Ledger, ptx};
+use dsv4_kv::{CacheConfig, KvError, Ledger, ptx};
 use dsv4_kv_cli::trace::TraceReader;
 use kv_layout::config::ModelConfig;
 
@@ -26,10 +25,14 @@ pub fn config(bytes: &[u8]) {
     if config.validate().is_err() {
         return;
     }
-    let schema = Schema::new(&config);
-    let memory = schema.slot_bytes() + 3 * schema.block_bytes();
+    let Err(KvError::MemoryTooSmall { slot_bytes, block_bytes, working_bytes, .. }) =
+        config.compute_block_budget(0)
+    else {
+        panic!("a cache in no memory")
+    };
+    let memory = working_bytes + slot_bytes + 3 * block_bytes;
     let blocks = config.compute_block_budget(memory).expect("a slot and three blocks fit");
-    assert!(blocks == 3 || schema.block_bytes() == 0, "{blocks} blocks");
+    assert!(blocks == 3 || block_bytes == 0, "{blocks} blocks");
     let mut ledger = Ledger::new(&config).expect("a valid configuration");
     let id = ledger.admit().expect("an empty cache has a slot");
     ledger.release(id).expect("it was admitted");
