@@ -6,12 +6,11 @@ use anyhow::{Result, ensure};
 use bytemuck::Pod;
 use dsv4_kv::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
 use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::kv_layout::router::DECODE_TOKENS;
 use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-
-use dsv4_kv::kv_layout::router::DECODE_TOKENS;
 
 use super::{Measurement, measurement, nodes_for};
 
@@ -102,7 +101,7 @@ impl Case {
             (true, 0) => tokens * selected * 4,
             _ => (tokens + experts) * hidden * 2,
         };
-        if tokens > DECODE_TOKENS.into() {
+        if hidden > 0 && tokens > DECODE_TOKENS.into() {
             return logits + tokens * experts * 4;
         }
         tokens * 4 + lookup + logits + tokens * selected * 8
