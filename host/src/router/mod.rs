@@ -7,6 +7,7 @@ mod config;
 mod error;
 mod weights;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::Pod;
@@ -17,7 +18,11 @@ pub use error::RouterError;
 pub use weights::{Choice, RouterWeights};
 
 use crate::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, DeviceError};
+
+/// Tokens up to which a batch is routed in parts of [`DECODE_TOKENS`]: for more, one tiled product costs
+/// less than so many launches (docs/performance.md).
+const MOST_IN_PARTS: u32 = 512;
 
 /// A layer's router on a device: weights, and all memory its launches need.
 pub struct Router<D: Device> {
@@ -55,6 +60,15 @@ pub struct Batch<'a, D: Device> {
     pub weights: &'a Buffer<D, f32>,
 }
 
+/// A part of a batch, one launch.
+struct Part<D: Device> {
+    tokens: u32,
+    x: Buffer<D, u16>,
+    token: Buffer<D, i32>,
+    ids: Buffer<D, i32>,
+    weights: Buffer<D, f32>,
+}
+
 impl<D: Device> Router<D> {
     /// A router with these weights, for batches of up to `max_tokens` tokens.
     ///
@@ -78,7 +92,7 @@ impl<D: Device> Router<D> {
                 vocabulary: config.vocabulary,
             },
         };
-        let more = if max_tokens > DECODE_TOKENS { u64::from(max_tokens) } else { 0 };
+        let more = if max_tokens > MOST_IN_PARTS { u64::from(max_tokens) } else { 0 };
         Ok(Self {
             device: device.clone(),
             selection: config.selection()?,
@@ -118,7 +132,8 @@ impl<D: Device> Router<D> {
     /// Queues the routing of a batch from its hidden states, `x` (`[tokens, hidden]` BF16). Allocates
     /// nothing and waits for nothing. Two calls on one router must follow each other in one stream.
     ///
-    /// Up to 64 tokens are one launch. A larger batch takes the logits from tiled products first.
+    /// Up to 64 tokens are one launch, up to 512 one for each 64. A larger batch takes the logits from a
+    /// tiled product first.
     ///
     /// # Errors
     /// [`RouterError::TooManyTokens`]; [`RouterError::Device`] if a tensor is too short, or a launch
@@ -129,31 +144,64 @@ impl<D: Device> Router<D> {
         x: &Buffer<D, u16>,
         batch: &Batch<'_, D>,
     ) -> Result<(), RouterError> {
-        let Self { device, selection, max_tokens, .. } = self;
-        let Batch { tokens, token, .. } = *batch;
-        if tokens > *max_tokens {
-            return Err(RouterError::TooManyTokens { tokens, most: *max_tokens });
+        let (tokens, most) = (batch.tokens, self.max_tokens);
+        if tokens > most {
+            return Err(RouterError::TooManyTokens { tokens, most });
         }
         let gate = Gate { weight: &self.gate, hidden: self.hidden };
-        if tokens > DECODE_TOKENS {
-            self.check(batch)?;
-            ops::router_logits(device, stream, *selection, tokens, x, &gate, &self.logits)?;
-            return self.route_logits(stream, &self.logits, batch);
+        ops::check_routed(self.selection, tokens, batch.token, &self.routed(batch))?;
+        if tokens > MOST_IN_PARTS {
+            let (device, logits) = (&self.device, &self.logits);
+            ops::router_logits(device, stream, self.selection, tokens, x, &gate, logits)?;
+            return self.route_logits(stream, logits, batch);
         }
-        let scratch = DecodeScratch { activations: &self.activations, arrivals: &self.arrivals };
-        let routed = self.routed(batch);
+        gate.check(self.selection, x, tokens)?;
+        for first in (0..tokens).step_by(DECODE_TOKENS as usize) {
+            let part = self.part(x, batch, first..tokens.min(first + DECODE_TOKENS));
+            self.route_part(stream, &gate, &part)?;
+        }
+        Ok(())
+    }
+
+    /// What of a batch that was checked the tokens `range` have.
+    fn part(&self, x: &Buffer<D, u16>, batch: &Batch<'_, D>, range: Range<u32>) -> Part<D> {
+        let of = |per_token: u32| {
+            let [first, tokens] = [range.start, range.end - range.start].map(u64::from);
+            (first * u64::from(per_token), tokens * u64::from(per_token))
+        };
+        const CHECKED: &str = "the batch was checked";
+        let (selected, hidden, one) = (of(self.selection.selected()), of(self.hidden), of(1));
+        Part {
+            tokens: range.end - range.start,
+            x: x.slice(hidden.0, hidden.1).expect(CHECKED),
+            token: batch.token.slice(one.0, one.1).expect(CHECKED),
+            ids: batch.ids.slice(selected.0, selected.1).expect(CHECKED),
+            weights: batch.weights.slice(selected.0, selected.1).expect(CHECKED),
+        }
+    }
+
+    /// Queues the routing of up to [`DECODE_TOKENS`] tokens.
+    fn route_part(
+        &self,
+        stream: &D::Stream,
+        gate: &Gate<'_, D>,
+        part: &Part<D>,
+    ) -> Result<(), DeviceError> {
+        let (device, selection) = (&self.device, self.selection);
+        let Part { tokens, x, token, ids, weights } = part;
+        let scratch = &DecodeScratch { activations: &self.activations, arrivals: &self.arrivals };
+        let routed = &Routed { ids, weights, faults: &self.faults };
         match &self.choice {
             DeviceChoice::Bias(bias) => ops::dense_router_decode(
-                device, stream, *selection, tokens, x, &gate, bias, token, &scratch, &routed,
+                device, stream, selection, *tokens, x, gate, bias, token, scratch, routed,
             ),
             DeviceChoice::Table { table, vocabulary } => {
-                let table = HashTable { table, vocabulary: *vocabulary };
+                let table = &HashTable { table, vocabulary: *vocabulary };
                 ops::hash_router_decode(
-                    device, stream, *selection, tokens, x, &gate, &table, token, &scratch, &routed,
+                    device, stream, selection, *tokens, x, gate, table, token, scratch, routed,
                 )
             }
-        }?;
-        Ok(())
+        }
     }
 
     /// Queues the routing of a batch of any size from logits (`[tokens, experts]` f32) that the caller
@@ -195,11 +243,6 @@ impl<D: Device> Router<D> {
                 Err(RouterError::Refused { count })
             }
         }
-    }
-
-    /// Refuses a batch whose answer would not fit before the first of its launches is queued.
-    fn check(&self, batch: &Batch<'_, D>) -> Result<(), RouterError> {
-        Ok(ops::check_routed(self.selection, batch.tokens, batch.token, &self.routed(batch))?)
     }
 
     fn routed<'a>(&'a self, batch: &Batch<'a, D>) -> Routed<'a, D> {

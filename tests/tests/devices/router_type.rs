@@ -101,13 +101,13 @@ impl<D: Device> Tensors<D> {
     }
 }
 
-/// One launch up to 64 tokens, tiled products beyond, tiles that are not full.
+/// One launch, two, and a tiled product with a tile that is not full.
 pub fn batches_of_every_size_equal_the_oracle<D: Device>(device: &D) {
     let stream = device.stream().unwrap();
     for (layer, mode) in [(HASHED, RouterMode::Hash), (SCORED, RouterMode::Dense)] {
-        for tokens in [1, 64, 65, 130] {
+        for tokens in [1, 64, 65, 520] {
             let case = case(tokens);
-            let router = load(device, &stream, &entries(&case), layer, 130).unwrap();
+            let router = load(device, &stream, &entries(&case), layer, 520).unwrap();
             assert_eq!(router.mode(), mode);
             let tensors = Tensors::new(device, &stream, &case);
             router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
@@ -125,12 +125,12 @@ pub fn products_end_where_the_matrices_do<D: Device>(device: &D) {
     let stream = device.stream().unwrap();
     for (hidden, experts) in [(32, 96), (160, 32), (224, 288)] {
         let config = RouterConfig { hidden_size: hidden, experts, ..config() };
-        let case = Case::random(hidden, experts, config.selected, 70, hidden.into());
+        let case = Case::random(hidden, experts, config.selected, 513, hidden.into());
         let weights = RouterWeights {
             gate: Cow::Borrowed(&case.gate),
             choice: Choice::Bias(Cow::Borrowed(&case.bias)),
         };
-        let router = Router::new(device, &stream, &config, &weights, 70).unwrap();
+        let router = Router::new(device, &stream, &config, &weights, 513).unwrap();
         let tensors = Tensors::new(device, &stream, &case);
         router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
         case.check(&tensors.answer(device, &stream), false);
@@ -140,9 +140,9 @@ pub fn products_end_where_the_matrices_do<D: Device>(device: &D) {
 pub fn captured_routing_equals_eager<D: Device>(device: &D) {
     let stream = device.stream().unwrap();
     for layer in [HASHED, SCORED] {
-        for tokens in [33, 70] {
+        for tokens in [33, 70, 513] {
             let case = case(tokens);
-            let router = load(device, &stream, &entries(&case), layer, 70).unwrap();
+            let router = load(device, &stream, &entries(&case), layer, 513).unwrap();
             let tensors = Tensors::new(device, &stream, &case);
             router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
             let eager = tensors.answer(device, &stream);

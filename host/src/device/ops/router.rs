@@ -186,7 +186,7 @@ pub struct Gate<'a, D: Device> {
 
 impl<D: Device> Gate<'_, D> {
     /// Checks the weights, and the hidden states of `tokens` tokens.
-    fn check(
+    pub(crate) fn check(
         &self,
         selection: Selection,
         x: &Buffer<D, u16>,
