@@ -119,7 +119,8 @@ pub unsafe fn valid_lens(
     // SAFETY: `query < tokens`.
     unsafe {
         let (slot, position) = (token_slot.load(token), token_position.load(token));
-        let visible = if slot >= 0 { (position as u32 + 1) / params.ratio } else { 0 };
+        let seen = (position as u32).wrapping_add(1) / params.ratio;
+        let visible = if slot >= 0 { seen } else { 0 };
         lengths.store(u64::from(query), visible as i32);
     }
 }
