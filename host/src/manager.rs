@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kernels_gpu::mistake::{self, Mistake};
 use kv_layout::kernels::KERNELS;
 
 use crate::config::CacheConfig;
@@ -145,7 +146,8 @@ impl<D: Device> KvCacheManager<D> {
             .poison(device, stream, schema, |layer, pool| layers[layer].buffers[pool].1.clone())?;
         let [index, block] =
             [Section::TableIndex, Section::TableBlock].map(|s| section(meta.buffer(), ledger, s));
-        ops::update_table(device, stream, &index, &block, &workspace.table(), plan.new_blocks)?;
+        let entered = if mistake::made(Mistake::StaleTable) { 0 } else { plan.new_blocks };
+        ops::update_table(device, stream, &index, &block, &workspace.table(), entered)?;
         self.tokens = plan.tokens;
         Ok(plan)
     }

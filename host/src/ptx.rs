@@ -31,19 +31,24 @@ struct Manifest {
     abi_version: u32,
 }
 
+/// Checks that a manifest is of modules for this kernel table.
+///
+/// # Errors
+/// [`DeviceError::Manifest`] if it is none; [`DeviceError::AbiVersion`] if it is of another table.
+pub fn check_manifest(json: &str) -> Result<(), DeviceError> {
+    let Manifest { abi_version: found } =
+        serde_json::from_str(json).map_err(DeviceError::Manifest)?;
+    let expected = kv_layout::ABI_VERSION;
+    if found == expected { Ok(()) } else { Err(DeviceError::AbiVersion { found, expected }) }
+}
+
 /// The most particular module that runs on compute capability `sm` of the GPU called `name`.
 ///
 /// # Errors
 /// [`DeviceError::TooOld`] below the oldest module, [`DeviceError::AbiVersion`] if the modules were
 /// built for another kernel table.
 pub fn select(name: &str, sm: u32) -> Result<PtxModule, DeviceError> {
-    let manifest: Manifest = serde_json::from_str(MANIFEST).map_err(DeviceError::Manifest)?;
-    if manifest.abi_version != kv_layout::ABI_VERSION {
-        return Err(DeviceError::AbiVersion {
-            found: manifest.abi_version,
-            expected: kv_layout::ABI_VERSION,
-        });
-    }
+    check_manifest(MANIFEST)?;
     let fits = MODULES.iter().rev().find(|module| match module.only {
         true => module.sm == sm,
         false => module.sm <= sm,

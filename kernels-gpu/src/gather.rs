@@ -6,6 +6,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::fault;
+use crate::mistake::{self, Mistake};
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
 use crate::table::TableRow;
 
@@ -118,7 +119,8 @@ pub unsafe fn valid_lens(
     // SAFETY: `query < tokens`.
     unsafe {
         let (slot, position) = (token_slot.load(token), token_position.load(token));
-        let visible = if slot >= 0 { (position as u32 + 1) / params.ratio } else { 0 };
+        let seen = (position as u32).wrapping_add(1) / params.ratio;
+        let visible = if slot >= 0 { seen } else { 0 };
         lengths.store(u64::from(query), visible as i32);
     }
 }
@@ -162,7 +164,8 @@ impl Query {
         // SAFETY: a query of the launch, by this function's own contract.
         let (slot, position) = unsafe { (slot.load(token), position.load(token)) };
         let live = slot >= 0 && (slot as u32) < slots;
-        let visible = (position as u32).wrapping_add(1) >> params.ratio_log2;
+        let visible = ((position as u32).wrapping_add(1) >> params.ratio_log2)
+            + u32::from(mistake::made(Mistake::Visibility));
         let start = if live { slot as u64 * u64::from(max_blocks) } else { 0 };
         Self {
             live,

@@ -219,8 +219,9 @@ unsafe fn store_fp4(codes: GlobalMut<u8>, row: u64, lane: u32, bytes: [u8; 2]) {
     unsafe { codes.cast::<u16>().store(row * 32 + u64::from(lane), word) }
 }
 
-/// The largest magnitude; a NaN does not count.
+/// The largest magnitude; a NaN does not count, and of nothing but NaN it is 0: the bits of a NaN
+/// scale would differ between devices.
 #[inline(always)]
 fn amax([a, b, c, d]: Quad) -> f32 {
-    a.abs().max(b.abs()).max(c.abs()).max(d.abs())
+    a.abs().max(b.abs()).max(c.abs()).max(d.abs()).max(0.0)
 }

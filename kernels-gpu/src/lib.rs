@@ -12,6 +12,7 @@
 //! | [`router`] | the MoE router: activation, top-k, hash |
 //! | [`rank`] | the order that selections keep |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
+//! | [`mistake`] | what tests do wrong on purpose |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
 //! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
@@ -29,6 +30,7 @@ pub mod gather;
 pub mod index_row;
 pub mod indexer;
 pub mod math;
+pub mod mistake;
 pub mod plan;
 pub mod poison;
 pub mod rank;

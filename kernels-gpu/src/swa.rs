@@ -6,6 +6,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::fault;
+use crate::mistake::{self, Mistake};
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
 
 /// Warps, and so rows in flight, of a block of either kernel.
@@ -85,7 +86,8 @@ pub unsafe fn gather<F: RowFormat>(
         let index = token_index.load(u64::from(token)) as u32;
         let refused = slot >= 0 && slot as u32 >= params.slots;
         let live = slot >= 0 && !refused;
-        let length = if live { (position + 1).min(WINDOW) } else { 0 };
+        // Of a position that is none, -1, nothing.
+        let length = if live { position.wrapping_add(1).min(WINDOW) } else { 0 };
         if first == 0 {
             if lane == 0 {
                 lengths.store(u64::from(query), length as i32);
@@ -97,7 +99,7 @@ pub unsafe fn gather<F: RowFormat>(
         if !live {
             return;
         }
-        let oldest = position + 1 - length;
+        let oldest = position.wrapping_add(1) - length;
         let window = Window {
             token,
             length,
@@ -105,7 +107,8 @@ pub unsafe fn gather<F: RowFormat>(
             first,
             slot: slot as u32,
             ring: params.ring,
-            first_in_ring: (oldest + first) % params.ring,
+            first_in_ring: (oldest + first)
+                % (params.ring - u32::from(mistake::made(Mistake::RingModulus))),
         };
         let fetch = |i| window.fetch::<F>(kv, ring_data, ring_scale, first + i, lane);
         let store = |i, row: Fetched| {

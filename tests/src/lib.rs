@@ -5,6 +5,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`fuzz`] | what fuzzers do with bytes |
 //! | [`golden`] | vectors that other software made |
 //! | [`inputs`] | rows of numbers, and copies to and from a device |
 //! | [`model`] | one compressor, fed with a history by single operations |
@@ -13,6 +14,7 @@
 //! | [`stress`] | random operations on a cache and on a model of it |
 #![forbid(unsafe_code)]
 
+pub mod fuzz;
 pub mod golden;
 pub mod inputs;
 pub mod model;

@@ -8,6 +8,7 @@ use dsv4_kv_tests::stress::model::Model;
 use dsv4_kv_tests::stress::op::{Op, Part, Script};
 use dsv4_kv_tests::stress::subject::{Books, Subject};
 use dsv4_kv_tests::stress::{stress, try_script};
+use include_dir::{Dir, include_dir};
 
 /// A short run of what `cargo xtask stress` does for long; every kind of answer comes about.
 #[test]
@@ -223,19 +224,18 @@ fn every_mistake_is_found_and_shrunk() {
     }
 }
 
-/// Scripts that once failed, or that are hard: `tests/scripts/*.json`.
+/// Scripts that once failed, or that are hard.
+static SCRIPTS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/scripts");
+
 #[test]
 fn the_scripts_pass() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts");
-    let mut scripts = 0;
-    for file in std::fs::read_dir(folder).unwrap() {
-        let path = file.unwrap().path();
-        let script: Script = serde_json::from_str(&std::fs::read_to_string(&path).unwrap())
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(SCRIPTS.files().count() > 3);
+    for file in SCRIPTS.files() {
+        let path = file.path().display();
+        let script: Script = serde_json::from_slice(file.contents())
+            .unwrap_or_else(|error| panic!("{path}: {error}"));
         assert!(script.ops.iter().any(|op| matches!(op, Op::Prepare(_))));
         try_script(|| Books::new(&script.config).unwrap(), &script)
-            .unwrap_or_else(|divergence| panic!("{}: {divergence:?}", path.display()));
-        scripts += 1;
+            .unwrap_or_else(|divergence| panic!("{path}: {divergence:?}"));
     }
-    assert!(scripts > 0);
 }

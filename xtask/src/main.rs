@@ -15,19 +15,25 @@
 //! | [`sources`] | hashes of everything the PTX depends on |
 //! | [`ptxas`] | finds NVIDIA's assembler, reads registers and spills |
 //! | [`mod@test`] | the test command |
+//! | [`stress`] | random operations against a model |
+//! | [`fuzz`] | the fuzz targets under libFuzzer |
+//! | [`sanitize`] | tests under AddressSanitizer |
 //! | [`bundle`] | programs for a GPU machine that has no Rust |
 
 mod build_ptx;
 mod bundle;
 mod debian;
 mod fresh;
+mod fuzz;
 mod lint;
 mod manifest;
 mod patch;
 mod process;
 mod ptx;
 mod ptxas;
+mod sanitize;
 mod sources;
+mod stress;
 mod test;
 mod toolchain;
 mod workspace;
@@ -61,6 +67,24 @@ enum Task {
         #[arg(long)]
         quick: bool,
     },
+    /// Do random operations to a cache and to a model of it, and compare them; `--help` has the rest.
+    #[command(disable_help_flag = true)]
+    Stress {
+        /// What `stress` takes.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run the fuzz targets.
+    Fuzz {
+        /// Seconds of each target.
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+        /// This target alone.
+        #[arg(long)]
+        target: Option<String>,
+    },
+    /// Run tests under AddressSanitizer.
+    Sanitize,
     /// Put tests and the CLI into target/gpu-bundle/.
     GpuBundle,
 }
@@ -76,11 +100,14 @@ fn main() -> ExitCode {
 }
 
 fn run(task: &Task) -> Result<()> {
-    match *task {
+    match task {
         Task::BuildPtx { check: false } => build_ptx::build(),
         Task::BuildPtx { check: true } => build_ptx::check(),
         Task::PtxLint => lint::run(),
-        Task::Test { quick } => test::run(quick),
+        Task::Test { quick } => test::run(*quick),
+        Task::Stress { arguments } => stress::run(arguments),
+        Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),
+        Task::Sanitize => sanitize::run(),
         Task::GpuBundle => bundle::run(),
     }
 }

@@ -26,8 +26,10 @@ pub fn run(quick: bool) -> Result<()> {
         let clippy = ["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
         step("clippy", || cargo(&clippy, "fix what clippy names"))?;
     }
-    let embed = ["run", "--locked", "--example", "embed", "-p", "dsv4-kv"];
-    step("example", || cargo(&embed, "see what it says above"))?;
+    for example in ["embed", "route"] {
+        let run = ["run", "--locked", "--example", example, "-p", "dsv4-kv"];
+        step(&format!("example {example}"), || cargo(&run, "see what it says above"))?;
+    }
     let mut totals = Totals::default();
     let tested = step("tests", || run_tests(&mut totals));
     println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);

@@ -86,6 +86,17 @@ impl<D: Device> Cache<D> {
         Self { fed, library, graphs, random, trouble: RefCell::new(None) }
     }
 
+    /// Compares every byte of every request, in all layers, whose tokens are known.
+    ///
+    /// # Errors
+    /// Which bytes differ.
+    pub fn check_all(&self, model: &Model) -> Result<(), String> {
+        for (id, request) in model.live().filter(|(_, request)| request.known) {
+            self.fed.layer_ids().try_for_each(|layer| self.check_request(id, request, layer))?;
+        }
+        Ok(())
+    }
+
     /// Runs the kernels of a prepared step, and compares what one layer gathers.
     fn run(&mut self, model: &Model, parts: &[op::Part], plan: StepPlan) -> Result<(), String> {
         let library = Arc::clone(&self.library);

@@ -40,6 +40,11 @@ impl<S: Subject> Run<S> {
         &self.model
     }
 
+    /// What is put to the test.
+    pub fn subject(&self) -> &S {
+        &self.subject
+    }
+
     /// Operations so far.
     pub fn ops(&self) -> u64 {
         self.ops

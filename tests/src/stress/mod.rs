@@ -87,7 +87,11 @@ pub fn try_script<S: Subject>(new: impl Fn() -> S, script: &Script) -> Result<Co
     })
 }
 
-fn random_run<S: Subject>(
+/// Does `ops` random operations of a seed to a cache that `new` makes, each handed to `each` first.
+///
+/// # Errors
+/// The first [`Divergence`].
+pub fn random_run<S: Subject>(
     seed: u64,
     ops: u64,
     manners: Manners,

@@ -11,6 +11,7 @@ mod embedder;
 mod entries;
 mod gather;
 mod gathered;
+mod histories;
 mod indexer;
 mod layers;
 mod manager;
@@ -21,11 +22,13 @@ mod pro_step;
 mod refusals;
 mod router;
 mod router_gate;
+mod router_type;
 mod select;
 mod state;
 mod swa;
 mod tensors;
 mod topk;
+mod values;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -131,10 +134,19 @@ suite! { suite:
     pro_step {
         replays_equal_eager_steps,
     }
+    histories {
+        some_rollbacks_leave_no_trace,
+        some_interleavings_do_not_mix,
+        replaying_a_step_again_changes_nothing,
+    }
     poison {
         what_nobody_wrote_is_named,
         what_is_freed_becomes_poison,
         without_poison_nothing_is_looked_at,
+    }
+    values {
+        main_rows_equal_the_oracle,
+        indexer_keys_equal_the_oracle,
     }
     indexer {
         projections_are_exact_on_integers,
@@ -177,6 +189,13 @@ suite! { suite:
         padding_in_a_batch_gets_no_expert,
         wrong_shapes_are_refused,
     }
+    router_type {
+        batches_of_every_size_equal_the_oracle,
+        products_end_where_the_matrices_do,
+        captured_routing_equals_eager,
+        wrong_files_are_refused,
+        wrong_calls_are_refused,
+    }
 }
 
 /// Every way to cut a prompt, by size of chunk and quarter of the lengths. Run by hand, on either
@@ -195,6 +214,14 @@ fn by_hand<D: Device>() -> Vec<Case<D>> {
     chunks_of!(1 2 3 4 5 127 128 129 257)
 }
 
+// Minutes on either device, run by hand: `.. --test devices -- --ignored cpu::histories`.
+suite! { long:
+    histories {
+        every_rollback_leaves_no_trace,
+        ten_thousand_interleavings_do_not_mix,
+    }
+}
+
 // A matter of seconds on a GPU, and of hours on the emulator: there it runs by hand.
 suite! { large:
     million {
@@ -208,7 +235,7 @@ suite! { large:
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials: Vec<_> = suite().into_iter().map(cpu_trial).collect();
-    let by_hand = by_hand().into_iter().chain(large());
+    let by_hand = by_hand().into_iter().chain(long()).chain(large());
     trials.extend(by_hand.map(cpu_trial).map(left_out));
     match CudaDevice::new(CudaOptions::default()) {
         Ok(device) => trials.extend(cuda_trials(&device)),
@@ -250,7 +277,7 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
         alone(format!("cuda::{test}"), Box::new(move || run(&device)))
     };
     let mut trials: Vec<_> = suite().into_iter().chain(large()).map(trial).collect();
-    trials.extend(by_hand().into_iter().map(trial).map(left_out));
+    trials.extend(by_hand().into_iter().chain(long()).map(trial).map(left_out));
     let both: [Comparison; 2] = [
         ("cuda::swa::both_devices_give_equal_bytes", swa::both_devices_give_equal_bytes),
         ("cuda::router::both_devices_give_equal_bytes", router::both_devices_give_equal_bytes),

@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use bytemuck::Pod;
 use dsv4_kv::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
 use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::kv_layout::router::DECODE_TOKENS;
 use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
@@ -23,6 +24,9 @@ const PATTERN: usize = 1 << 22;
 /// Experts of a layer, and tokens.
 const FROM_LOGITS: [(u32, u32); 6] =
     [(256, 32), (256, 256), (256, 4096), (384, 32), (384, 256), (384, 4096)];
+/// Width of the hidden state, experts, and tokens of a batch that is no decode batch.
+const LOGITS: [(u32, u32, u32); 4] =
+    [(4096, 256, 512), (4096, 256, 4096), (7168, 384, 512), (7168, 384, 4096)];
 /// Width of the hidden state, experts, and tokens.
 const DECODE: [(u32, u32, u32); 6] = [
     (4096, 256, 1),
@@ -47,6 +51,11 @@ pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<V
             results.push(case.measure(device)?);
         }
     }
+    for (hidden, experts, tokens) in LOGITS {
+        let case = Case { hash: false, hidden, experts, tokens };
+        progress.set_message(case.name());
+        results.push(case.measure(device)?);
+    }
     Ok(results)
 }
 
@@ -65,6 +74,7 @@ impl Case {
         let name = match (self.hash, self.hidden) {
             (false, 0) => "activation_topk",
             (true, 0) => "hash_router",
+            _ if self.tokens > DECODE_TOKENS => "router_logits",
             (false, _) => "dense_router_decode",
             (true, _) => "hash_router_decode",
         };
@@ -91,6 +101,9 @@ impl Case {
             (true, 0) => tokens * selected * 4,
             _ => (tokens + experts) * hidden * 2,
         };
+        if hidden > 0 && tokens > DECODE_TOKENS.into() {
+            return logits + tokens * experts * 4;
+        }
         tokens * 4 + lookup + logits + tokens * selected * 8
     }
 
@@ -135,7 +148,8 @@ impl<D: Device> Inputs<D> {
         };
         let table = integers(u64::from(VOCABULARY * SELECTED), case.experts);
         let token = integers(nodes * tokens, VOCABULARY);
-        let rows = if hidden == 0 { nodes * tokens * experts } else { 1 };
+        let rows =
+            if hidden == 0 || tokens > DECODE_TOKENS.into() { nodes * tokens * experts } else { 1 };
         let selected = nodes * tokens * u64::from(SELECTED);
         Ok(Self {
             logits: repeated(device, &stream, "logits", &logits, rows)?,
@@ -194,6 +208,10 @@ impl<D: Device> Inputs<D> {
         let weight = part(&self.gate, node, u64::from(experts) * u64::from(hidden));
         let gate = Gate { weight: &weight, hidden };
         let x = &part(&self.x, node, u64::from(tokens) * u64::from(hidden));
+        if tokens > DECODE_TOKENS {
+            let logits = part(&self.logits, node, u64::from(tokens) * u64::from(experts));
+            return ops::router_logits(device, stream, selection, tokens, x, &gate, &logits);
+        }
         let activations = part(&self.activations, node, 64 * u64::from(experts));
         let scratch = &DecodeScratch { activations: &activations, arrivals: &self.arrivals };
         if hash {

@@ -6,8 +6,8 @@ use indicatif::ProgressBar;
 
 use super::clock::Clock;
 use super::execute::{Execute, KernelWork};
-use super::load::Arrival;
 use super::scheduler::{Job, Limits, Part, Scheduler};
+use dsv4_kv_cli::trace::Arrival;
 
 /// One step, as it is plotted and summed up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -5,6 +5,7 @@
 //! input and output lengths are log-normal, independent of each other, and cut off at the longest
 //! of the trace. It has no shared prefixes.
 
+use dsv4_kv_cli::trace::Arrival;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp, LogNormal};
@@ -23,35 +24,6 @@ const OUTPUT_MEDIAN: f64 = 250.0;
 const OUTPUT_SIGMA: f64 = 0.8;
 /// Longest output, in tokens.
 const OUTPUT_MOST: f64 = 2000.0;
-
-/// One request of a load.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Arrival {
-    /// When it arrives, in milliseconds of virtual time.
-    pub at_ms: f64,
-    /// Tokens of its prompt, at least 1.
-    pub input: u32,
-    /// Tokens it generates, at least 1.
-    pub output: u32,
-}
-
-impl Arrival {
-    /// Tokens the cache holds when the request ends: the last one generated is never fed back.
-    pub fn cached_tokens(&self) -> u32 {
-        self.input + self.output - 1
-    }
-
-    /// The same request in a load `factor` times smaller that arrives `speed` times faster: both
-    /// lengths and the time are divided by `factor`, so that as many requests run at once.
-    pub fn shrunk(self, factor: f64, speed: f64) -> Self {
-        let length = |tokens: u32| (f64::from(tokens) / factor).ceil() as u32;
-        Self {
-            at_ms: self.at_ms / factor / speed,
-            input: length(self.input),
-            output: length(self.output),
-        }
-    }
-}
 
 /// The synthetic load: endless, the same for the same seed.
 pub fn synthetic(seed: u64) -> impl Iterator<Item = Arrival> {
@@ -93,12 +65,5 @@ mod tests {
         let first = |seed| synthetic(seed).take(8).collect::<Vec<_>>();
         assert_eq!(first(1), first(1));
         assert_ne!(first(1), first(2));
-    }
-
-    #[test]
-    fn shrinking_divides_lengths_and_times_and_leaves_at_least_a_token() {
-        let arrival = Arrival { at_ms: 640.0, input: 129, output: 3 };
-        let expected = Arrival { at_ms: 5.0, input: 3, output: 1 };
-        assert_eq!(arrival.shrunk(64.0, 2.0), expected);
     }
 }

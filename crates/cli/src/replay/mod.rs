@@ -3,7 +3,6 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`args`], [`place`], [`setup`] | options, where it runs, all that follows from both |
-//! | [`trace`], [`load`] | requests from a file, and made up |
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
 //! | [`source`], [`select`] | the kernels' input: random values, and which entries are gathered |
@@ -28,7 +27,6 @@ mod select;
 mod setup;
 mod source;
 mod summary;
-pub mod trace;
 mod verify;
 mod watch;
 
@@ -45,9 +43,9 @@ pub use args::ReplayArgs;
 use crate::Verdict;
 use crate::error::InputError;
 use drive::{Replayed, drive};
+use dsv4_kv_cli::trace::Arrival;
 use execute::Bookkeeping;
 use full::Full;
-use load::Arrival;
 use place::Place;
 use setup::Setup;
 use summary::Summary;

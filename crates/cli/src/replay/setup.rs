@@ -3,17 +3,17 @@
 use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::CacheConfig;
+use dsv4_kv_cli::trace::{Arrival, TraceReader};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::args::ReplayArgs;
 use super::clock::Clock;
 use super::full;
-use super::load::{self, Arrival};
+use super::load;
 use super::place::{Defaults, Place};
 use super::scheduler::Limits;
 use super::select::Queries;
-use super::trace::TraceReader;
 use crate::device;
 use crate::error::InputError;
 use crate::model;

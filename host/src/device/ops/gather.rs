@@ -6,7 +6,7 @@ use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 use kv_layout::params::{GatherEntriesParams, ValidLensParams};
 
-use super::{GatherQueries, check};
+use super::{GatherQueries, check, product};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::kernels::{GatherAll, GatherKv, ValidLens};
 
@@ -190,8 +190,8 @@ fn check_gather<D: Device>(
     check_queries(queries)?;
     table.check()?;
     let ratio = entries.check()?;
-    let tile_rows = u64::from(queries.count) * u64::from(rows);
-    check("tile", tile, tile_rows * u64::from(HEAD_DIM))?;
+    let tile_elements = product([queries.count, rows, HEAD_DIM].map(u64::from));
+    check("tile", tile, tile_elements)?;
     check("fault word", faults, 1)?;
     Ok(GatherEntriesParams {
         first: queries.first,

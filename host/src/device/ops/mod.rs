@@ -23,8 +23,8 @@ pub use indexer::{
 };
 pub use poison::{GatheredRows, find_poison};
 pub use router::{
-    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, dense_router_decode,
-    hash_router, hash_router_decode,
+    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, check_routed,
+    dense_router_decode, hash_router, hash_router_decode, router_logits,
 };
 pub use state::{StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};
@@ -40,4 +40,9 @@ fn check<D: Device, T: Pod>(
     needed: u64,
 ) -> Result<(), DeviceError> {
     super::check_length(what, buffer.len(), needed)
+}
+
+/// The product of extents, or, where it has no room in 64 bits, more than any buffer has.
+fn product<const N: usize>(extents: [u64; N]) -> u64 {
+    extents.into_iter().fold(1, u64::saturating_mul)
 }

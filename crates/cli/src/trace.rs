@@ -16,7 +16,36 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::load::Arrival;
+/// One request of a load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrival {
+    /// When it arrives, in milliseconds of virtual time.
+    pub at_ms: f64,
+    /// Tokens of its prompt, at least 1.
+    pub input: u32,
+    /// Tokens it generates, at least 1.
+    pub output: u32,
+}
+
+impl Arrival {
+    /// Tokens the cache holds when the request ends: the last one generated is never fed back.
+    #[must_use]
+    pub fn cached_tokens(&self) -> u32 {
+        self.input + self.output - 1
+    }
+
+    /// The same request in a load `factor` times smaller that arrives `speed` times faster: both
+    /// lengths and the time are divided by `factor`, so that as many requests run at once.
+    #[must_use]
+    pub fn shrunk(self, factor: f64, speed: f64) -> Self {
+        let length = |tokens: u32| (f64::from(tokens) / factor).ceil() as u32;
+        Self {
+            at_ms: self.at_ms / factor / speed,
+            input: length(self.input),
+            output: length(self.output),
+        }
+    }
+}
 
 /// Input tokens that one element of `hash_ids` stands for.
 const HASH_TOKENS: u32 = 512;
@@ -68,9 +97,9 @@ struct Line {
 }
 
 /// The requests of a trace, in order; times count from the first.
-pub struct TraceReader {
+pub struct TraceReader<R = BufReader<File>> {
     path: PathBuf,
-    lines: Lines<BufReader<File>>,
+    lines: Lines<R>,
     line: u64,
     first: Option<u64>,
     last: u64,
@@ -78,14 +107,26 @@ pub struct TraceReader {
 
 impl TraceReader {
     /// Opens a trace.
+    ///
+    /// # Errors
+    /// [`TraceError`] if there is no such file, or it may not be read.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let failed = |error| TraceError { path: path.into(), line: 0, problem: error };
         let file = File::open(path).map_err(|error| failed(error.into()))?;
-        let lines = BufReader::new(file).lines();
-        Ok(Self { path: path.into(), lines, line: 0, first: None, last: 0 })
+        Ok(Self::new(path, BufReader::new(file)))
+    }
+}
+
+impl<R: BufRead> TraceReader<R> {
+    /// A trace from anywhere; `path` names it in errors.
+    pub fn new(path: &Path, from: R) -> Self {
+        Self { path: path.into(), lines: from.lines(), line: 0, first: None, last: 0 }
     }
 
     /// At most `limit` requests; at least one.
+    ///
+    /// # Errors
+    /// [`TraceError`] of the first line that is no request, or if there is none at all.
     pub fn read(mut self, limit: usize) -> Result<Vec<Arrival>, TraceError> {
         let arrivals = self.by_ref().take(limit).collect::<Result<Vec<_>, _>>()?;
         if arrivals.is_empty() {
@@ -117,7 +158,7 @@ impl TraceReader {
     }
 }
 
-impl Iterator for TraceReader {
+impl<R: BufRead> Iterator for TraceReader<R> {
     type Item = Result<Arrival, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -191,5 +232,12 @@ mod tests {
         assert!(read(&[]).unwrap_err().contains("no requests"));
         let missing = TraceReader::open(Path::new("no/such/trace.jsonl"));
         assert!(missing.is_err_and(|error| error.to_string().contains("no/such/trace.jsonl")));
+    }
+
+    #[test]
+    fn shrinking_divides_lengths_and_times_and_leaves_at_least_a_token() {
+        let arrival = Arrival { at_ms: 640.0, input: 129, output: 3 };
+        let expected = Arrival { at_ms: 5.0, input: 3, output: 1 };
+        assert_eq!(arrival.shrunk(64.0, 2.0), expected);
     }
 }

@@ -1,0 +1,3 @@
+//! What the program `dsv4-kv` reads and others may want to: traces of requests.
+
+pub mod trace;

@@ -1,0 +1,172 @@
+//! Routes a batch through the first layers of a small model, from a checkpoint file to experts and
+//! weights, and checks the answer against the formula.
+//!
+//! `cargo run --example route -p dsv4-kv` runs on a GPU where there is one, else on the CPU.
+
+use std::collections::HashMap;
+
+use anyhow::{Result, ensure};
+use dsv4_kv::device::{Buffer, CudaDevice, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv::ids::LayerId;
+use dsv4_kv::router::{Batch, RouterMode, RouterWeights};
+use dsv4_kv::{Router, RouterConfig};
+use half::bf16;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+const TOKENS: u32 = 5;
+
+fn main() -> Result<()> {
+    match CudaDevice::new(CudaOptions::default()) {
+        Ok(device) => run(&device),
+        Err(_) => run(&EmuDevice::new(EmuOptions::default())),
+    }
+}
+
+fn run<D: Device>(device: &D) -> Result<()> {
+    // Of a real model: RouterConfig::from_json(&fs::read_to_string("config.json")?)?
+    let config = RouterConfig::preset("tiny").expect("a preset");
+    let model = Model::random(&config);
+    let checkpoint = model.checkpoint(&config)?;
+    let file = SafeTensors::deserialize(&checkpoint)?;
+    println!("{}: {} of {} experts", device.info().name, config.selected, config.experts);
+
+    let stream = device.stream()?;
+    let x = upload(device, &stream, &model.hidden)?;
+    let token = upload(device, &stream, &model.tokens)?;
+    let answers = u64::from(TOKENS * config.selected);
+    let (ids, weights) = (device.allocate("ids", answers)?, device.allocate("weights", answers)?);
+    let batch = Batch { tokens: TOKENS, token: &token, ids: &ids, weights: &weights };
+    // The last layer that looks experts up by token id, and the first that chooses by score.
+    for layer in [config.hash_layers - 1, config.hash_layers].map(LayerId) {
+        let gate = RouterWeights::of_layer(&file, &config, layer)?;
+        let router = Router::new(device, &stream, &config, &gate, TOKENS)?;
+        router.route(&stream, &x, &batch)?;
+        router.check_faults(&stream)?;
+        let mut found = (vec![0_i32; answers as usize], vec![0_f32; answers as usize]);
+        device.download(&stream, &ids, 0, &mut found.0)?;
+        device.download(&stream, &weights, 0, &mut found.1)?;
+        println!("layer {} ({:?})", layer.0, router.mode());
+        let rows = found.0.chunks(config.selected as usize);
+        for (token, (ids, weights)) in
+            rows.zip(found.1.chunks(config.selected as usize)).enumerate()
+        {
+            println!("  token {:>4}: {ids:?} {weights:.3?}", model.tokens[token]);
+            model.check(&config, router.mode(), token, ids, weights)?;
+        }
+    }
+    Ok(())
+}
+
+/// A layer's router and a batch, random.
+struct Model {
+    /// `[TOKENS, hidden]` BF16.
+    hidden: Vec<u16>,
+    tokens: Vec<i32>,
+    /// `[experts, hidden]` BF16.
+    gate: Vec<u16>,
+    bias: Vec<f32>,
+    /// `[vocabulary, selected]`.
+    table: Vec<i64>,
+}
+
+impl Model {
+    fn random(config: &RouterConfig) -> Self {
+        let mut random = StdRng::seed_from_u64(7);
+        let mut bf16s = |count: u32| -> Vec<u16> {
+            (0..count).map(|_| bf16::from_f32(random.random_range(-0.5..0.5)).to_bits()).collect()
+        };
+        let (hidden, gate) =
+            (bf16s(TOKENS * config.hidden_size), bf16s(config.experts * config.hidden_size));
+        let experts = i64::from(config.experts);
+        let listed = config.vocabulary * config.selected;
+        Self {
+            hidden,
+            gate,
+            tokens: (0..TOKENS).map(|_| random.random_range(0..config.vocabulary as i32)).collect(),
+            bias: (0..config.experts).map(|_| random.random_range(-0.1..0.1)).collect(),
+            table: (0..listed).map(|_| random.random_range(0..experts)).collect(),
+        }
+    }
+
+    /// The file that a checkpoint would be; both layers have the same gate.
+    fn checkpoint(&self, config: &RouterConfig) -> Result<Vec<u8>> {
+        let [experts, hidden, vocabulary, selected] =
+            [config.experts, config.hidden_size, config.vocabulary, config.selected]
+                .map(|extent| extent as usize);
+        let gate =
+            TensorView::new(Dtype::BF16, vec![experts, hidden], bytemuck::cast_slice(&self.gate))?;
+        let bias = TensorView::new(Dtype::F32, vec![experts], bytemuck::cast_slice(&self.bias))?;
+        let table = TensorView::new(
+            Dtype::I64,
+            vec![vocabulary, selected],
+            bytemuck::cast_slice(&self.table),
+        )?;
+        let [hashed, scored] = [config.hash_layers - 1, config.hash_layers]
+            .map(|layer| format!("layers.{layer}.ffn.gate"));
+        let tensors = HashMap::from([
+            (format!("{hashed}.weight"), gate.clone()),
+            (format!("{hashed}.tid2eid"), table),
+            (format!("{scored}.weight"), gate),
+            (format!("{scored}.bias"), bias),
+        ]);
+        Ok(safetensors::serialize(tensors, None)?)
+    }
+
+    /// sqrt(softplus(x . w)) of an expert.
+    fn activation(&self, config: &RouterConfig, token: usize, expert: usize) -> f32 {
+        let row = |values: &'_ [u16], row: usize| -> Vec<f32> {
+            let hidden = config.hidden_size as usize;
+            let row = &values[row * hidden..][..hidden];
+            row.iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect()
+        };
+        let (x, w) = (row(&self.hidden, token), row(&self.gate, expert));
+        let logit: f32 = x.iter().zip(&w).map(|(x, w)| x * w).sum();
+        logit.exp().ln_1p().sqrt()
+    }
+
+    fn check(
+        &self,
+        config: &RouterConfig,
+        mode: RouterMode,
+        token: usize,
+        ids: &[i32],
+        weights: &[f32],
+    ) -> Result<()> {
+        let all: Vec<f32> = (0..config.experts as usize)
+            .map(|expert| self.activation(config, token, expert))
+            .collect();
+        let want: Vec<i32> = match mode {
+            RouterMode::Hash => {
+                let selected = config.selected as usize;
+                let at = self.tokens[token] as usize * selected;
+                self.table[at..at + selected].iter().map(|&id| id as i32).collect()
+            }
+            RouterMode::Dense => {
+                let score = |&id: &i32| all[id as usize] + self.bias[id as usize];
+                let mut order: Vec<i32> = (0..config.experts as i32).collect();
+                order.sort_by(|a, b| score(b).total_cmp(&score(a)));
+                order[..config.selected as usize].to_vec()
+            }
+        };
+        ensure!(ids == want, "token {token}: {ids:?}, should be {want:?}");
+        let sum: f32 = ids.iter().map(|&id| all[id as usize]).sum();
+        for (&id, &weight) in ids.iter().zip(weights) {
+            let want = all[id as usize] / sum * config.scaling;
+            ensure!((weight - want).abs() < 1e-5, "token {token}: {weight}, should be {want}");
+        }
+        Ok(())
+    }
+}
+
+fn upload<D: Device, T: bytemuck::Pod>(
+    device: &D,
+    stream: &D::Stream,
+    values: &[T],
+) -> Result<Buffer<D, T>> {
+    let buffer = device.allocate("input", values.len() as u64)?;
+    device.upload(stream, values, &buffer, 0)?;
+    Ok(buffer)
+}

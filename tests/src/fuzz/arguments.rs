@@ -1,0 +1,251 @@
+//! Kernel arguments: buffers of any length, scalars and indices of any value. An operation refuses
+//! with a typed error, or runs without touching what is not its own: the emulator sees every access.
+
+use std::num::NonZeroU32;
+
+use dsv4_kv::device::ops::{self, BlockTable, Entries, GatherQueries, GatheredRows, SwaRing};
+use dsv4_kv::device::{Buffer, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::{LayerId, SlotId};
+use kv_layout::main_row::MainFormat;
+
+/// Longest buffer, in elements.
+const MOST: u64 = 1 << 14;
+
+/// Bytes to decide with; zero when they run out.
+struct Choices<'a>(&'a [u8]);
+
+impl Choices<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    /// A small number, or now and then any at all.
+    fn number(&mut self) -> u32 {
+        match self.byte() {
+            255 => u32::from_le_bytes([0; 4].map(|_: u8| self.byte())),
+            small => u32::from(small % 40),
+        }
+    }
+
+    /// An index: mostly near those there are, also -1 and any at all.
+    fn index(&mut self) -> i32 {
+        match self.byte() {
+            255 => self.number() as i32,
+            small => i32::from(small % 20) - 2,
+        }
+    }
+
+    /// A number of elements: `right`, or another.
+    fn length(&mut self, right: u64) -> u64 {
+        let found = match self.byte() {
+            0..240 => right,
+            240..248 => right.saturating_sub(1),
+            _ => u64::from(self.number()),
+        };
+        found.min(MOST)
+    }
+}
+
+/// A device and where lengths and contents come from.
+struct Case<'a> {
+    device: EmuDevice,
+    stream: <EmuDevice as Device>::Stream,
+    choices: Choices<'a>,
+}
+
+impl Case<'_> {
+    fn buffer<T: bytemuck::Pod>(&mut self, right: u64) -> Buffer<EmuDevice, T> {
+        let elements = self.choices.length(right);
+        self.device.allocate("argument", elements).expect("little memory")
+    }
+
+    fn indices(&mut self, right: u64) -> Buffer<EmuDevice, i32> {
+        let values: Vec<i32> =
+            (0..self.choices.length(right)).map(|_| self.choices.index()).collect();
+        let buffer = self.device.allocate("argument", values.len() as u64).expect("little memory");
+        self.device.upload(&self.stream, &values, &buffer, 0).expect("it fits");
+        buffer
+    }
+}
+
+/// Chooses an operation and its arguments by the bytes.
+///
+/// # Panics
+/// If a kernel touched what is not its own.
+pub fn arguments(bytes: &[u8]) {
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    let stream = device.stream().expect("the CPU has streams");
+    let mut case = Case { device, stream, choices: Choices(bytes) };
+    let result = match case.choices.byte() % 6 {
+        0 => append(&mut case),
+        1 => window(&mut case),
+        2 => list(&mut case),
+        3 => all(&mut case),
+        4 => reset(&mut case),
+        _ => lengths(&mut case),
+    };
+    if let Err(error @ (DeviceError::Fault { .. } | DeviceError::KernelFault { .. })) = result {
+        panic!("a kernel was let loose on wrong arguments: {error}");
+    }
+}
+
+fn format(choices: &mut Choices<'_>) -> MainFormat {
+    MainFormat::ALL[usize::from(choices.byte()) % MainFormat::ALL.len()]
+}
+
+fn append(case: &mut Case<'_>) -> Result<(), DeviceError> {
+    let (tokens, ring, slots) =
+        (case.choices.number(), case.choices.number(), case.choices.number());
+    let format = format(&mut case.choices);
+    let rows = u64::from(ring) * u64::from(slots);
+    let kv = case.buffer(u64::from(tokens) * 512);
+    // Distinct, as the operation asks: -2, -1, then rows there are and rows there are not.
+    let first = case.choices.index();
+    let count = case.choices.length(tokens.into());
+    let at: Vec<i32> = (0..count as i32).map(|i| first.wrapping_add(i)).collect();
+    let row = case.device.allocate("rows", at.len() as u64)?;
+    case.device.upload(&case.stream, &at, &row, 0)?;
+    let (data, scale) = (
+        case.buffer(rows.saturating_mul(576)),
+        case.buffer(rows.saturating_mul(format.scale_bytes())),
+    );
+    let faults = case.buffer(1);
+    let ring = SwaRing { data: &data, scale: &scale, format, ring, slots };
+    ops::append_swa(&case.device, &case.stream, &kv, &row, &ring, &faults, tokens)
+}
+
+fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
+    let (first, count) = (case.choices.number() % 4, case.choices.number() % 8);
+    // Mostly as long as a window or a little longer; the data of two such rings is little memory.
+    let ring = case.choices.number().saturating_add(100);
+    let slots = case.choices.number() % 3;
+    let format = format(&mut case.choices);
+    let (end, rows) = (u64::from(first + count), u64::from(ring.min(300)) * u64::from(slots));
+    let (position, slot) = (case.indices(end), case.indices(end));
+    // Of a step, as the planner lays it out: no query has more tokens before it than there are.
+    let index = case.buffer(end);
+    let kv = case.buffer(end * 512);
+    let data = case.device.allocate("data", rows * 576)?;
+    let scale = case.buffer(rows.saturating_mul(format.scale_bytes()));
+    let tile = case.device.allocate("tile", u64::from(count) * 128 * 512)?;
+    let (lengths, faults) = (case.buffer(count.into()), case.buffer(1));
+    let queries = GatherQueries { position: &position, slot: &slot, index: &index, first, count };
+    let ring = SwaRing { data: &data, scale: &scale, format, ring, slots };
+    let (device, stream) = (&case.device, &case.stream);
+    ops::gather_swa(device, stream, &kv, &queries, &ring, &tile, &lengths, &faults)
+}
+
+/// The arguments that both gathers of entries share.
+struct Paged {
+    position: Buffer<EmuDevice, i32>,
+    slot: Buffer<EmuDevice, i32>,
+    table: Buffer<EmuDevice, i32>,
+    data: Buffer<EmuDevice, u8>,
+    scale: Buffer<EmuDevice, u8>,
+    faults: Buffer<EmuDevice, u32>,
+    format: MainFormat,
+    first: u32,
+    count: u32,
+    rows: u32,
+    slots: u32,
+    max_blocks: u32,
+    num_blocks: u32,
+    entries_per_block: u32,
+}
+
+impl Paged {
+    fn new(case: &mut Case<'_>) -> Self {
+        let choices = &mut case.choices;
+        let (first, count, rows) = (choices.number() % 4, choices.number() % 6, choices.number());
+        let (slots, max_blocks) = (choices.number(), choices.number());
+        let (num_blocks, format) = (choices.number() % 4, format(choices));
+        let entries_per_block = [32, 1, 0, 3, 128][usize::from(choices.byte()) % 5];
+        let planes = u64::from(num_blocks) * u64::from(entries_per_block);
+        let end = u64::from(first + count);
+        Self {
+            position: case.indices(end),
+            slot: case.indices(end),
+            table: case.indices(u64::from(slots) * u64::from(max_blocks)),
+            data: case.device.allocate("data", planes * 576).expect("little memory"),
+            scale: case.buffer(planes * format.scale_bytes()),
+            faults: case.buffer(1),
+            format,
+            first,
+            count,
+            rows,
+            slots,
+            max_blocks,
+            num_blocks,
+            entries_per_block,
+        }
+    }
+
+    fn queries(&self) -> GatherQueries<'_, EmuDevice> {
+        let Self { position, slot, first, count, .. } = self;
+        GatherQueries { position, slot, index: slot, first: *first, count: *count }
+    }
+
+    fn table(&self) -> BlockTable<'_, EmuDevice> {
+        BlockTable { table: &self.table, slots: self.slots, max_blocks: self.max_blocks }
+    }
+
+    fn entries(&self) -> Entries<'_, EmuDevice> {
+        let Self { data, scale, format, entries_per_block, num_blocks, .. } = self;
+        let (format, entries_per_block, num_blocks) = (*format, *entries_per_block, *num_blocks);
+        Entries { data, scale, format, entries_per_block, num_blocks }
+    }
+
+    fn tile(&self, case: &mut Case<'_>) -> Buffer<EmuDevice, u16> {
+        let elements = u64::from(self.count) * u64::from(self.rows) * 512;
+        case.device.allocate("tile", elements.min(64 * MOST)).expect("little memory")
+    }
+}
+
+fn list(case: &mut Case<'_>) -> Result<(), DeviceError> {
+    let paged = Paged::new(case);
+    let tile = paged.tile(case);
+    let selected = case.indices(u64::from(paged.count) * u64::from(paged.rows));
+    let (queries, table, entries) = (paged.queries(), paged.table(), paged.entries());
+    let (device, stream, faults) = (&case.device, &case.stream, &paged.faults);
+    let gather = ops::gather_kv;
+    gather(device, stream, &queries, &selected, paged.rows, &table, &entries, &tile, faults)?;
+    let found = case.buffer(1 + 4 * 2);
+    let kind = GatheredRows::List(&selected, paged.rows);
+    ops::find_poison(&case.device, &case.stream, &queries, LayerId(0), &tile, kind, &found)
+}
+
+fn all(case: &mut Case<'_>) -> Result<(), DeviceError> {
+    let paged = Paged::new(case);
+    let tile = paged.tile(case);
+    let lengths = case.buffer(paged.count.into());
+    let (queries, table, entries) = (paged.queries(), paged.table(), paged.entries());
+    let (device, stream, faults) = (&case.device, &case.stream, &paged.faults);
+    let gather = ops::gather_all;
+    gather(device, stream, &queries, paged.rows, &table, &entries, &tile, &lengths, faults)?;
+    let found = case.buffer(1 + 4 * 2);
+    let kind = GatheredRows::All(&lengths, paged.rows);
+    ops::find_poison(&case.device, &case.stream, &queries, LayerId(0), &tile, kind, &found)
+}
+
+fn reset(case: &mut Case<'_>) -> Result<(), DeviceError> {
+    let choices = &mut case.choices;
+    let (ring, slots) = (choices.number(), choices.number());
+    let (columns, slot) = (choices.number(), SlotId(choices.number()));
+    let rows = u64::from(ring) * u64::from(slots);
+    let right = rows.saturating_mul(2 * u64::from(columns));
+    let rows = case.buffer(right);
+    let state = ops::StateRing { rows, ring, slots };
+    ops::reset_state(&case.device, &case.stream, &state, columns, slot, u32::MAX)
+}
+
+fn lengths(case: &mut Case<'_>) -> Result<(), DeviceError> {
+    let (first, count) = (case.choices.number() % 4, case.choices.number());
+    let Some(ratio) = NonZeroU32::new(case.choices.number()) else { return Ok(()) };
+    let end = u64::from(first) + u64::from(count);
+    let (position, slot) = (case.indices(end), case.indices(end));
+    let lengths = case.buffer(count.into());
+    let queries = GatherQueries { position: &position, slot: &slot, index: &slot, first, count };
+    ops::valid_lens(&case.device, &case.stream, &queries, ratio, &lengths)
+}

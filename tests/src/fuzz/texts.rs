@@ -1,0 +1,68 @@
+//! Texts that come from outside: a model's `config.json`, traces, the manifest of the PTX.
+
+use std::path::Path;
+
+use dsv4_kv::{CacheConfig, KvError, Ledger, ptx};
+use dsv4_kv_cli::trace::TraceReader;
+use kv_layout::config::ModelConfig;
+
+/// A `config.json`: refused with a reason, or a model of which a cache can be planned.
+///
+/// # Panics
+/// If a model that was accepted cannot be planned, or does not survive JSON.
+pub fn config(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let model = match ModelConfig::from_json(text) {
+        Ok(model) => model,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    let json = serde_json::to_string(&model).expect("a model is JSON");
+    assert_eq!(serde_json::from_str::<ModelConfig>(&json).expect("and back"), model);
+    let config = CacheConfig { max_context: 4096, ..CacheConfig::smallest(model) };
+    if config.validate().is_err() {
+        return;
+    }
+    let Err(KvError::MemoryTooSmall { slot_bytes, block_bytes, working_bytes, .. }) =
+        config.compute_block_budget(0)
+    else {
+        panic!("a cache in no memory")
+    };
+    let memory = working_bytes + slot_bytes + 3 * block_bytes;
+    let blocks = config.compute_block_budget(memory).expect("a slot and three blocks fit");
+    assert!(blocks == 3 || block_bytes == 0, "{blocks} blocks");
+    let mut ledger = Ledger::new(&config).expect("a valid configuration");
+    let id = ledger.admit().expect("an empty cache has a slot");
+    ledger.release(id).expect("it was admitted");
+}
+
+/// A trace: requests in order, or the line that is none.
+///
+/// # Panics
+/// If a request has no tokens, or time goes backwards.
+pub fn trace(bytes: &[u8]) {
+    let name = Path::new("fuzz.jsonl");
+    match TraceReader::new(name, bytes).read(1000) {
+        Ok(requests) => {
+            assert!(requests.iter().all(|request| request.input > 0 && request.output > 0));
+            assert!(requests.is_sorted_by(|a, b| a.at_ms <= b.at_ms));
+            for request in requests {
+                assert!(request.cached_tokens() >= request.input);
+                let small = request.shrunk(64.0, 2.0);
+                assert!(small.input > 0 && small.output > 0);
+            }
+        }
+        Err(error) => assert!(error.to_string().starts_with("fuzz.jsonl:")),
+    }
+}
+
+/// A PTX manifest: of this kernel table, or refused.
+pub fn manifest(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && let Err(error) = ptx::check_manifest(text)
+    {
+        assert!(!error.to_string().is_empty());
+    }
+}

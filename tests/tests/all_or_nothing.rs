@@ -1,0 +1,134 @@
+//! A step that cannot have all its blocks gets none, and leaves the whole cache as it was, byte for
+//! byte, wherever the blocks run out.
+
+use dsv4_kv::device::{Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::plan::Section;
+use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
+
+/// Requests of the step.
+const REQUESTS: u32 = 64;
+
+/// Blocks of the step's requests before it and what it adds: prompts, chunks that end in, at and
+/// behind a block, drafts, single tokens on both sides of a boundary.
+fn part(request: u32) -> (u32, u32) {
+    match request % 8 {
+        0 => (0, 300),
+        1 => (128, 4),
+        2 => (131, 1),
+        3 => (130, 1),
+        4 => (250, 9),
+        5 => (5, 200),
+        6 => (0, 3),
+        _ => (259, 1),
+    }
+}
+
+/// A cache of `REQUESTS` requests, ready for the step, and one that holds all but `free` blocks.
+fn cache(free: u32, blocks: u32) -> (KvCacheManager<EmuDevice>, Vec<StepRequest>) {
+    let device = EmuDevice::new(EmuOptions::default());
+    let config = CacheConfig {
+        max_requests: REQUESTS + 1,
+        num_blocks: blocks,
+        max_draft: 8,
+        max_context: 128 * 400,
+        max_step_tokens: 128 * 400,
+        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+    };
+    let mut cache = KvCacheManager::new(device, config).unwrap();
+    let ids: Vec<RequestId> = (0..=REQUESTS).map(|_| cache.admit().unwrap()).collect();
+    (0..REQUESTS).for_each(|request| grow(&mut cache, ids[request as usize], part(request).0));
+    let left = cache.ledger().free_blocks() - free;
+    grow(&mut cache, ids[REQUESTS as usize], 128 * left);
+    let step = (0..REQUESTS).map(|request| {
+        let (start, tokens) = part(request);
+        StepRequest { id: ids[request as usize], start, tokens }
+    });
+    let step = step.collect();
+    (cache, step)
+}
+
+/// Gives a request its first tokens.
+fn grow(cache: &mut KvCacheManager<EmuDevice>, id: RequestId, tokens: u32) {
+    if tokens > 0 {
+        let stream = cache.device().stream().unwrap();
+        cache.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
+        cache.commit(id, tokens).unwrap();
+    }
+}
+
+/// The cache as bytes: its books, and StepMeta on the device.
+fn state(cache: &KvCacheManager<EmuDevice>) -> (Vec<u8>, Vec<Vec<i32>>) {
+    let stream = cache.device().stream().unwrap();
+    let handle = cache.layer(LayerId(0)).unwrap();
+    let section = |section| {
+        let section = handle.section(section);
+        let mut values = vec![0; section.len() as usize];
+        cache.device().download(&stream, &section, 0, &mut values).unwrap();
+        values
+    };
+    let sections = [
+        Section::Position,
+        Section::Slot,
+        Section::Index,
+        Section::Remaining,
+        Section::RingRow,
+        Section::TableIndex,
+        Section::TableBlock,
+    ];
+    (serde_json::to_vec(cache.ledger()).unwrap(), sections.map(section).to_vec())
+}
+
+#[test]
+fn a_step_gets_all_its_blocks_or_none() {
+    const BLOCKS: u32 = 400;
+    let (mut enough, step) = cache(300, BLOCKS);
+    let stream = enough.device().stream().unwrap();
+    let before = state(&enough);
+    let needed = enough.prepare_forward(&stream, &step).unwrap().new_blocks;
+    assert_ne!(state(&enough), before, "a step that runs is seen in the bytes");
+    assert!(needed > 40, "a mixed step takes blocks of many requests: {needed}");
+
+    for free in 0..needed {
+        let (mut cache, step) = cache(free, BLOCKS);
+        let stream = cache.device().stream().unwrap();
+        let before = state(&cache);
+        let error = cache.prepare_forward(&stream, &step).unwrap_err();
+        assert!(
+            matches!(error, KvError::OutOfBlocks { needed: n, free: f } if (n, f) == (needed, free)),
+            "{error}"
+        );
+        assert_eq!(state(&cache), before, "the step failed at block {free} of {needed}");
+    }
+    let (mut cache, step) = cache(needed, BLOCKS);
+    let stream = cache.device().stream().unwrap();
+    let plan = cache.prepare_forward(&stream, &step).unwrap();
+    assert_eq!((plan.new_blocks, cache.ledger().free_blocks()), (needed, 0));
+}
+
+/// Each allocation of a new cache fails in turn: a typed error that names what did not fit, and all
+/// memory that was taken comes back.
+#[test]
+fn a_cache_is_made_whole_or_not_at_all() {
+    let config = CacheConfig {
+        max_requests: 2,
+        num_blocks: 2,
+        max_step_tokens: 16,
+        max_context: 256,
+        poison: true,
+        ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+    };
+    let mut refused = std::collections::BTreeSet::new();
+    for memory in (0..).step_by(2048) {
+        let device = EmuDevice::new(EmuOptions { memory, seed: 0 });
+        match KvCacheManager::new(device.clone(), config.clone()) {
+            Ok(_) => break,
+            Err(KvError::Device(DeviceError::OutOfMemory { label, .. })) => {
+                refused.insert(label);
+            }
+            Err(other) => panic!("{other}"),
+        }
+        assert_eq!(device.free_memory().unwrap(), memory, "with {memory} bytes");
+    }
+    assert!(refused.len() > 8, "{refused:?}");
+}

@@ -1,0 +1,182 @@
+//! What a cache holds is a function of each request's own accepted tokens: not of what else ran, of
+//! what was drafted, or of how often a step was replayed.
+
+use std::sync::Arc;
+
+use dsv4_kv::CacheConfig;
+use dsv4_kv::device::Device;
+use dsv4_kv_tests::stress::cache::Cache;
+use dsv4_kv_tests::stress::drive::Run;
+use dsv4_kv_tests::stress::library::Library;
+use dsv4_kv_tests::stress::model::Model;
+use dsv4_kv_tests::stress::op::{Name, Op, Part as Written};
+use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::stories::{Fed, Part, Story, config};
+
+/// A layer of every kind.
+const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
+/// Most drafts of a step.
+const DRAFTS: u32 = 8;
+
+fn start<D: Device>(device: &D, requests: u32) -> Run<Cache<D>> {
+    let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+    let config = CacheConfig {
+        max_draft: DRAFTS,
+        max_context: 300,
+        num_blocks: 3 * requests,
+        poison: true,
+        ..config(&LAYERS, formats, requests)
+    };
+    let library = Arc::new(Library::new(&config));
+    Run::new(Cache::new(device, &config, &library, 1), Model::new(&config))
+}
+
+fn apply<D: Device>(run: &mut Run<Cache<D>>, op: &Op) {
+    run.apply(op).unwrap_or_else(|divergence| panic!("{op:?}: {}", divergence.what));
+}
+
+/// A step of `tokens` tokens of each request, of which the first `right` are accepted.
+fn verify<D: Device>(run: &mut Run<Cache<D>>, step: &[(Name, u32, u32)]) {
+    let part = |&(request, tokens, right): &(Name, u32, u32)| Written {
+        request,
+        ahead: 0,
+        tokens,
+        genuine: right,
+    };
+    apply(run, &Op::Prepare(step.iter().map(part).collect()));
+    for &(request, _, accepted) in step {
+        apply(run, &Op::Commit { request, accepted });
+    }
+}
+
+/// For each (drafts, accepted drafts): verify steps from every one of `positions` positions behind
+/// the first block; after each step every byte is that of the accepted tokens alone.
+fn check_rollbacks<D: Device>(
+    device: &D,
+    pairs: impl IntoIterator<Item = [u32; 2]>,
+    positions: u32,
+) {
+    let mut run = start(device, DRAFTS + 1);
+    let mut name = 0;
+    for [drafts, accepted] in pairs {
+        // A request goes on by `stride` tokens a step; as many requests, each a token ahead of the
+        // one before, are at every position between them.
+        let stride = accepted + 1;
+        let names: Vec<_> = (name + 1..=name + stride).collect();
+        name += stride;
+        for (ahead, &request) in (0..).zip(&names) {
+            apply(&mut run, &Op::Admit(request));
+            verify(&mut run, &[(request, 128 + ahead, 128 + ahead)]);
+        }
+        let step: Vec<_> = names.iter().map(|&request| (request, drafts + 1, stride)).collect();
+        for _ in 0..positions.div_ceil(stride) {
+            verify(&mut run, &step);
+            run.subject().check_all(run.model()).unwrap_or_else(|what| {
+                panic!("{accepted} of {drafts} drafts accepted: {what}");
+            });
+        }
+        names.iter().for_each(|&request| apply(&mut run, &Op::Release(request)));
+    }
+}
+
+/// A sample of [`every_rollback_leaves_no_trace`].
+pub fn some_rollbacks_leave_no_trace<D: Device>(device: &D) {
+    check_rollbacks(device, [[0, 0], [8, 0], [8, 8], [5, 2]], 12);
+}
+
+/// Every position in a block, every number of drafts up to eight, every number of them accepted.
+pub fn every_rollback_leaves_no_trace<D: Device>(device: &D) {
+    let pairs =
+        (0..=DRAFTS).flat_map(|drafts| (0..=drafts).map(move |accepted| [drafts, accepted]));
+    check_rollbacks(device, pairs, 128);
+}
+
+/// Requests of random lengths in steps of random requests and sizes, through slots and blocks that
+/// others have used: each holds what it holds alone.
+fn check_interleavings<D: Device>(device: &D, count: u32, seed: u64) {
+    const REQUESTS: u32 = 3;
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut run = start(device, REQUESTS);
+    for round in 0..count {
+        let names: Vec<_> = (0..REQUESTS).map(|request| REQUESTS * round + request + 1).collect();
+        let mut left: Vec<_> = names
+            .iter()
+            .map(|&name| {
+                let long = random.random_ratio(1, 25);
+                (name, random.random_range(1..if long { 150 } else { 18 }))
+            })
+            .collect();
+        names.iter().for_each(|&request| apply(&mut run, &Op::Admit(request)));
+        while !left.is_empty() {
+            let mut step = Vec::new();
+            for (name, left) in &mut left {
+                if random.random_bool(0.6) {
+                    let most = if random.random() { 4 } else { *left };
+                    let tokens = random.random_range(1..=most.min(*left));
+                    step.push((*name, tokens, tokens));
+                    *left -= tokens;
+                }
+            }
+            verify(&mut run, &step);
+            left.retain(|&(_, left)| left > 0);
+        }
+        run.subject().check_all(run.model()).unwrap_or_else(|what| panic!("round {round}: {what}"));
+        names.iter().for_each(|&request| apply(&mut run, &Op::Release(request)));
+    }
+}
+
+/// A sample of [`ten_thousand_interleavings_do_not_mix`].
+pub fn some_interleavings_do_not_mix<D: Device>(device: &D) {
+    check_interleavings(device, 30, 61);
+}
+
+/// Ten thousand interleavings: minutes.
+pub fn ten_thousand_interleavings_do_not_mix<D: Device>(device: &D) {
+    check_interleavings(device, 10_000, 62);
+}
+
+/// How a step's kernels are queued for so many tokens.
+type Update<D> = fn(&Fed<D>, u32) -> Result<(), dsv4_kv::KvError>;
+
+/// A captured decode step that is replayed again leaves every byte as the first replay did.
+pub fn replaying_a_step_again_changes_nothing<D: Device>(device: &D) {
+    const STARTS: [usize; 4] = [3, 127, 128, 255];
+    let formats = (MainFormat::F32, IndexFormat::Nvfp4);
+    let stories = STARTS.map(|start| Story::random(&LAYERS, start + 6, 70 + start as u64));
+    let ways: [Update<D>; 2] = [Fed::update, Fed::update_fused];
+    for update in ways {
+        let bucket = STARTS.len() as u32;
+        let mut fed = Fed::new(device, config(&LAYERS, formats, bucket));
+        let mut requests = Vec::new();
+        for (story, start) in stories.iter().zip(STARTS) {
+            let id = fed.manager.admit().unwrap();
+            fed.step(&[Part::new(id, story, 0..start)], start as u32);
+            requests.push((id, story));
+        }
+        let record = |_: &_| update(&fed, bucket);
+        let graph = fed.manager.capture(&fed.stream, bucket, fed.inputs(), record).unwrap();
+        for step in 0..5 {
+            let parts = requests
+                .iter()
+                .zip(STARTS)
+                .map(|(&(id, story), start)| Part::new(id, story, start + step..start + step + 1));
+            let parts: Vec<_> = parts.collect();
+            let before = fed.pool_bytes();
+            fed.prepare(&parts, bucket);
+            fed.manager.replay(&fed.stream, &graph).unwrap();
+            let once = fed.pool_bytes();
+            assert!(once != before, "the step wrote something");
+            for _ in 0..3 {
+                fed.manager.replay(&fed.stream, &graph).unwrap();
+            }
+            assert!(fed.pool_bytes() == once, "step {step} replayed again");
+            parts.iter().for_each(|part| fed.manager.commit(part.id, 1).unwrap());
+        }
+        fed.manager.check_faults(&fed.stream).unwrap();
+    }
+}

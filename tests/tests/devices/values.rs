@@ -1,0 +1,105 @@
+//! Every BF16 value through every quantiser, in the order of its bits and in no order.
+
+use dsv4_kv::SlotId;
+use dsv4_kv::device::Device;
+use dsv4_kv::device::ops::{self, BlockTable, Entries, IndexKeys, SwaRing};
+use dsv4_kv::plan::Chunk;
+use dsv4_kv_oracle::index::KeyFormat;
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::{DATA_BYTES, MainFormat};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+
+use crate::inputs::{assert_same, download, oracle, plane_row, upload};
+use crate::model::Step;
+
+/// Channels of a main row that are quantised.
+const QUANTISED: usize = 448;
+/// Channels of an indexer key.
+const KEY: usize = 128;
+
+/// All BF16 values: neighbours side by side, where they share a scale; and shuffled, where most meet
+/// much larger ones.
+fn all_values() -> [Vec<u16>; 2] {
+    let ordered: Vec<u16> = (0..=u16::MAX).collect();
+    let mut shuffled = ordered.clone();
+    shuffled.shuffle(&mut StdRng::seed_from_u64(80));
+    [ordered, shuffled]
+}
+
+pub fn main_rows_equal_the_oracle<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    for values in all_values() {
+        let rows: Vec<Vec<u16>> = values
+            .chunks(QUANTISED)
+            .map(|channels| {
+                let mut row = channels.to_vec();
+                row.resize(512, 0x3F80);
+                row
+            })
+            .collect();
+        let count = rows.len() as u32;
+        let kv = upload(device, &stream, &rows.concat());
+        let at = upload(device, &stream, &(0..count as i32).collect::<Vec<_>>());
+        let faults = device.allocate("fault word", 1).unwrap();
+        for format in MainFormat::ALL {
+            let plane = |bytes| device.allocate("plane", u64::from(count) * bytes).unwrap();
+            let (data, scale) = (plane(DATA_BYTES), plane(format.scale_bytes()));
+            let ring = SwaRing { data: &data, scale: &scale, format, ring: count, slots: 1 };
+            ops::append_swa(device, &stream, &kv, &at, &ring, &faults, count).unwrap();
+            let (data, scale) =
+                (download(device, &stream, &data), download(device, &stream, &scale));
+            for (at, row) in rows.iter().enumerate() {
+                let want = oracle(format).encode(row);
+                let what = format!("{format:?} row {at}");
+                assert_same(plane_row(&data, at, DATA_BYTES), &want.data, &what);
+                assert_same(plane_row(&scale, at, format.scale_bytes()), &want.scale, &what);
+            }
+        }
+    }
+}
+
+pub fn indexer_keys_equal_the_oracle<D: Device>(device: &D) {
+    const KEYS: u32 = (1 << 16) / KEY as u32;
+    const BLOCKS: u32 = KEYS / 32;
+    let stream = device.stream().unwrap();
+    let step = Step::new(device, &stream, 0, &[Chunk { slot: SlotId(0), start: 0, end: 4 * KEYS }]);
+    let (tokens, plan) = (step.tokens(), step.plan(0));
+    let table = upload(device, &stream, &(0..BLOCKS as i32).collect::<Vec<_>>());
+    let table = BlockTable { table: &table, slots: 1, max_blocks: BLOCKS };
+    let faults = device.allocate("fault word", 1).unwrap();
+    let capacity = plan.records.len();
+    let entries = device.allocate("entries", capacity * 512).unwrap();
+    let plane = |bytes| device.allocate("plane", u64::from(KEYS) * bytes).unwrap();
+    let main = MainFormat::Ue8m0;
+    let (data, scale) = (plane(DATA_BYTES), plane(main.scale_bytes()));
+    let to = Entries {
+        data: &data,
+        scale: &scale,
+        format: main,
+        entries_per_block: 32,
+        num_blocks: BLOCKS,
+    };
+    for values in all_values() {
+        let mut padded = values.clone();
+        padded.resize(capacity as usize * KEY, 0);
+        let keys = upload(device, &stream, &padded);
+        for format in IndexFormat::ALL {
+            let (code, scale) = (plane(format.code_bytes()), plane(format.scale_bytes()));
+            let planes = IndexKeys { code: &code, scale: &scale, format, rotate: false };
+            let inputs = (&entries, &keys);
+            let flush = ops::flush_csa;
+            flush(device, &stream, &tokens, &plan, inputs, &table, &to, &planes, &faults).unwrap();
+            let (code, scale) =
+                (download(device, &stream, &code), download(device, &stream, &scale));
+            for (at, key) in values.chunks(KEY).enumerate() {
+                let want = KeyFormat::from_name(format.name()).unwrap().encode(key);
+                let what = format!("{format:?} key {at}");
+                assert_same(plane_row(&code, at, format.code_bytes()), &want.codes, &what);
+                assert_same(plane_row(&scale, at, format.scale_bytes()), &want.scale, &what);
+            }
+        }
+    }
+    assert_eq!(download(device, &stream, &faults), [0]);
+}

@@ -1,0 +1,58 @@
+//! The fuzz targets without a fuzzer: every file of the corpus, and mutations of it.
+
+use dsv4_kv_tests::fuzz::TARGETS;
+use include_dir::{Dir, include_dir};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+/// Mutations of each target.
+const MUTATIONS: u64 = 600;
+
+/// A folder a target.
+static CORPUS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/corpus");
+
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let folder = CORPUS.get_dir(target).unwrap_or_else(|| panic!("no corpus of {target}"));
+    let files: Vec<_> = folder.files().map(|file| file.contents().to_vec()).collect();
+    assert!(!files.is_empty(), "the corpus of {target} is empty");
+    files
+}
+
+/// Some bytes changed, taken out, doubled, or replaced by those of another file.
+fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut SmallRng) {
+    for _ in 0..random.random_range(1..6) {
+        let at = random.random_range(0..=bytes.len());
+        let end = random.random_range(at..=bytes.len().min(at + 8));
+        match random.random_range(0..5) {
+            0 if at < bytes.len() => bytes[at] = random.random(),
+            1 => drop(bytes.drain(at..end)),
+            2 => {
+                let again = bytes[at..end].to_vec();
+                bytes.splice(at..at, again);
+            }
+            3 if !other.is_empty() => {
+                let from = random.random_range(0..other.len());
+                let part = &other[from..other.len().min(from + 16)];
+                bytes.splice(at..end, part.iter().copied());
+            }
+            _ => bytes.insert(at, random.random()),
+        }
+    }
+}
+
+#[test]
+fn the_corpus_and_mutations_of_it_find_nothing() {
+    for (name, run) in TARGETS {
+        let corpus = corpus(name);
+        corpus.iter().for_each(|bytes| run(bytes));
+        run(&[]);
+        let mut random = SmallRng::seed_from_u64(90);
+        for _ in 0..MUTATIONS {
+            let mut bytes = corpus.choose(&mut random).unwrap().clone();
+            let other = corpus.choose(&mut random).unwrap();
+            mutate(&mut bytes, other, &mut random);
+            run(&bytes);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Runs the stress test, built for speed.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace;
+
+/// Hands `arguments` to the program `stress` of the tests.
+///
+/// # Errors
+/// It cannot be built, or it found a divergence.
+pub fn run(arguments: &[String]) -> Result<()> {
+    let status = workspace::cargo()
+        .args([
+            "run",
+            "--quiet",
+            "--release",
+            "--package",
+            "dsv4-kv-tests",
+            "--bin",
+            "stress",
+            "--",
+        ])
+        .args(arguments)
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "the stress test failed: see above");
+    Ok(())
+}
