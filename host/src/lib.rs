@@ -17,6 +17,7 @@
 //! | [`kernels`] | typed launch arguments, from the kernel table |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
+//! | [`router`] | `Router`: which experts a token goes to |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -38,6 +39,7 @@ pub mod poison;
 pub mod ptx;
 mod requests;
 pub mod rope;
+pub mod router;
 pub mod schema;
 pub mod state;
 mod workspace;
@@ -51,5 +53,6 @@ pub use ids::{BlockId, LayerId, RequestId, SlotId};
 pub use indexer::{CsaIndexer, IndexerWorkspace};
 pub use ledger::{Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
+pub use router::{Router, RouterConfig, RouterError};
 
 pub use kv_layout;

@@ -29,6 +29,9 @@ macro_rules! entries {
                     $( $pointer: *$mutability $element, )*
                     params: kv_layout::params::$params,
                 ) {
+                    // Its launch may overlap the one before, and the next one this one.
+                    simt::grid::wait_for_dependencies();
+                    simt::grid::launch_dependents();
                     // SAFETY: the launcher passes the pointers of the kernel table, with its shapes,
                     // valid for the whole launch, `const` ones unwritten; all threads run the body.
                     unsafe { ($body)($( view!($mutability $pointer), )* params) }

@@ -92,7 +92,7 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
             Destination::Refused => fault::count(faults, lane, 1 - warp_id % 2),
             Destination::Row(row) if warp_id.is_multiple_of(2) => {
                 let values = Bf16Lane::load(entries, u64::from(record), lane);
-                values.store_quantised::<F>(entry_data, entry_scale, row, lane);
+                values.store_quantised::<F>(entry_data, entry_scale, Some(row), lane);
             }
             Destination::Row(row) => {
                 let at = u64::from(record * INDEX_DIM + 4 * lane);
@@ -134,7 +134,7 @@ pub unsafe fn hca<F: RowFormat>(
             Destination::Refused => fault::count(faults, lane, 1),
             Destination::Row(row) => {
                 let values = Bf16Lane::load(entries, u64::from(record), lane);
-                values.store_quantised::<F>(entry_data, entry_scale, row, lane);
+                values.store_quantised::<F>(entry_data, entry_scale, Some(row), lane);
             }
         }
     }

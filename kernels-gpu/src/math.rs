@@ -3,21 +3,28 @@
 
 use core::f64::consts::{FRAC_2_PI, FRAC_PI_2};
 
-use simt::math::{mul_add, round_ties_even};
+use simt::math::mul_add;
 
 /// e^x for x <= 0, with a relative error below 2^-22; 0 below -104, where the result rounds to 0.
 /// NaN stays NaN.
 ///
 /// Reduced to |r| <= ln 2 / 2 by a two-part ln 2, then the Taylor polynomial of degree 7 (its
-/// remainder is below 2^-27), scaled by 2^n in two steps so that subnormals round once.
+/// remainder is below 2^-27), scaled by 2^n in two steps so that subnormals round once. Additions and
+/// shifts throughout: a GPU converts between integers and floats at a sixteenth of their speed.
 #[inline(always)]
 #[must_use]
 pub fn exp_nonpositive(x: f32) -> f32 {
     /// The head has nine bits, so that its product with a multiple up to 150 is exact.
     const LN2_HEAD: f32 = 355.0 / 512.0;
     const LN2_TAIL: f32 = (core::f64::consts::LN_2 - 355.0 / 512.0) as f32;
+    /// 1.5 * 2^23: adding it rounds to the nearest integer, which its last bits then hold.
+    const ROUND: f32 = 12_582_912.0;
+    /// 2^-64, and 2^64 as the bits of an exponent: 2^(n + 64) is a normal number for n in -150..=0.
+    const DOWN: f32 = f32::from_bits((127 - 64) << 23);
+    const UP_BITS: u32 = (127 + 64) << 23;
     let x = if x < -104.0 { -104.0 } else { x };
-    let n = round_ties_even(x * core::f32::consts::LOG2_E);
+    let rounded = x * core::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     let r = mul_add(n, -LN2_TAIL, mul_add(n, -LN2_HEAD, x));
     let mut p = 1.0 / 5040.0;
     p = mul_add(p, r, 1.0 / 720.0);
@@ -27,16 +34,8 @@ pub fn exp_nonpositive(x: f32) -> f32 {
     p = mul_add(p, r, 0.5);
     p = mul_add(p, r, 1.0);
     p = mul_add(p, r, 1.0);
-    // n is -150..=0, so both factors are normal numbers.
-    let n = n as i32;
-    let half = n / 2;
-    p * power_of_two(half) * power_of_two(n - half)
-}
-
-/// 2^n for -126 <= n <= 127.
-#[inline(always)]
-fn power_of_two(n: i32) -> f32 {
-    f32::from_bits(((n + 127) as u32) << 23)
+    // Of the bits of `rounded` the shift leaves n alone.
+    p * f32::from_bits((rounded.to_bits() << 23).wrapping_add(UP_BITS)) * DOWN
 }
 
 /// (cos, sin) of an angle of magnitude up to 2^20, each within one unit in the last place of f32.
@@ -51,13 +50,14 @@ pub fn cos_sin(angle: f32) -> (f32, f32) {
     /// pi / 2 to 107 bits is `FRAC_PI_2` plus this.
     const BEYOND: f64 = 6.123_233_995_736_766e-17;
     const TAIL: f64 = (FRAC_PI_2 - HEAD) + BEYOND;
-    // Adding and subtracting 1.5 * 2^52 rounds to the nearest integer.
+    // Adding 1.5 * 2^52 rounds to the nearest integer, which the last bits then hold.
     const ROUND: f64 = 6_755_399_441_055_744.0;
     let x = f64::from(angle);
-    let n = (x * FRAC_2_PI + ROUND) - ROUND;
+    let rounded = x * FRAC_2_PI + ROUND;
+    let n = rounded - ROUND;
     let r = (x - n * HEAD) - n * TAIL;
     let (sine, cosine) = (sine_near_zero(r) as f32, cosine_near_zero(r) as f32);
-    let quadrant = n as i32 & 3;
+    let quadrant = rounded.to_bits() & 3;
     let (cosine, sine) = if quadrant & 1 == 0 { (cosine, sine) } else { (sine, cosine) };
     let cosine = if quadrant == 1 || quadrant == 2 { -cosine } else { cosine };
     (cosine, if quadrant & 2 == 0 { sine } else { -sine })

@@ -181,7 +181,7 @@ impl Bf16Lane {
     /// Eight zeros twice.
     pub const ZERO: Self = Self([[0; 4]; 2]);
 
-    /// This lane's share of row `row` of a `[rows, 512]` BF16 tensor.
+    /// This lane's share of row `row` of a `[rows, 512]` BF16 tensor, on its way.
     ///
     /// # Safety
     /// `tensor` holds `row` and is 16-byte aligned.
@@ -190,7 +190,10 @@ impl Bf16Lane {
     pub unsafe fn load(tensor: Global<u16>, row: u64, lane: u32) -> Self {
         let at = row * u64::from(HEAD_DIM) + u64::from(lane * LANE);
         // SAFETY: both chunks lie in a row that the tensor holds; 8 BF16 are 16 bytes.
-        unsafe { Self([tensor.load_u32x4(at), tensor.load_u32x4(at + u64::from(CHUNK))]) }
+        unsafe {
+            let low = tensor.load_u32x4_in_order(at);
+            Self([low, tensor.load_u32x4_in_order(at + u64::from(CHUNK))])
+        }
     }
 
     /// Writes this lane's share of row `row` of a `[rows, 512]` BF16 tensor.
@@ -219,23 +222,27 @@ impl Bf16Lane {
         unsafe { Self([row.load_u32x4(word), row.load_u32x4(word + CHUNK / 2)]) }
     }
 
-    /// Quantises the row that the warp holds into row `row` of both planes.
+    /// Quantises the row that the warp holds into row `row` of both planes, if there is one.
     ///
     /// # Safety
-    /// The planes hold `row`, `data` is 16-byte aligned; all 32 lanes of the warp call it together.
+    /// The planes hold `row`, `data` is 16-byte aligned; all 32 lanes of the warp call it together, with
+    /// the same `row`.
     #[inline(always)]
     pub unsafe fn store_quantised<F: RowFormat>(
         self,
         data: GlobalMut<u8>,
         scale: GlobalMut<u8>,
-        row: u64,
+        row: Option<u64>,
         lane: u32,
     ) {
         // SAFETY: by this function's own contract.
         unsafe {
+            // First, so that the row's loads are not put off until it is known where they go.
             let (stored, scales) = self.quantise::<F>(lane);
-            stored.store(data, row, lane);
-            F::store_scales(scale, row, lane, scales);
+            if let Some(row) = row {
+                stored.store(data, row, lane);
+                F::store_scales(scale, row, lane, scales);
+            }
         }
     }
 

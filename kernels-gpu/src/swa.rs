@@ -37,17 +37,12 @@ pub unsafe fn append<F: RowFormat>(
     }
     // SAFETY: `token < tokens`. The branches depend on the token alone, so a warp stays together.
     unsafe {
-        // The row is fetched before it is known whether it is wanted: the two loads overlap.
         let values = Bf16Lane::load(kv, u64::from(token), lane);
-        let row = token_ring_row.load(u64::from(token));
-        if row < 0 {
-            return;
-        }
-        if row as u32 >= params.rows {
-            fault::count(faults, lane, 1);
-            return;
-        }
-        values.store_quantised::<F>(ring_data, ring_scale, row as u64, lane);
+        let row = token_ring_row.load_u32_in_order(u64::from(token)).cast_signed();
+        let wanted = row >= 0 && row.cast_unsigned() < params.rows;
+        fault::count(faults, lane, u32::from(row >= 0 && !wanted));
+        let row = wanted.then_some(u64::from(row.cast_unsigned()));
+        values.store_quantised::<F>(ring_data, ring_scale, row, lane);
     }
 }
 

@@ -26,6 +26,9 @@ pub enum Rule {
     /// No access by generic address: the pointer lost its address space, as pointers inside a
     /// parameter struct do.
     Generic,
+    /// A kernel waits for the launches before it, which it may overlap, before it accesses global
+    /// memory.
+    Wait,
     /// The entries are the table's kernels.
     Entries,
     /// The parameters are the table's: one `.u64` a pointer, then the parameter struct.
@@ -119,6 +122,10 @@ fn check_entry(entry: &Entry, kernel: &KernelInfo, fault: &mut impl FnMut(Rule, 
     }
     for (kind, count) in entry.counts.iter().filter(|(kind, _)| kind.ends_with(".generic")) {
         fault(Rule::Generic, format!("{name} has {count} {kind}"));
+    }
+    if !entry.waits || entry.early_accesses > 0 {
+        let early = entry.early_accesses;
+        fault(Rule::Wait, format!("{name} makes {early} accesses before griddepcontrol.wait"));
     }
     let params = params_of(kernel);
     if entry.params != params {
@@ -228,6 +235,7 @@ mod tests {
 .maxntid 128, 1, 1
 .minnctapersm 8
 {
+	griddepcontrol.wait;
 	ld.global.v4.b32 	{%r1, %r2, %r3, %r4}, [%rd6];
 	bar.sync 	0;
 	ret;
@@ -273,6 +281,10 @@ mod tests {
         assert_eq!(with(bar, "bar.sync 0; bar.sync 0;"), [Rule::Counts]);
         assert_eq!(with("ld.global.v4", "ld.global"), [Rule::Counts]);
         assert!(with("ld.global.v4", "ld.v4").contains(&Rule::Generic));
+        assert_eq!(with("griddepcontrol.wait;", ""), [Rule::Wait]);
+        let early =
+            "ld.param.b32 %r9, [k_param_1]; ld.global.b32 %r9, [%rd6]; griddepcontrol.wait;";
+        assert_eq!(with("griddepcontrol.wait;", early), [Rule::Wait]);
     }
 
     #[test]

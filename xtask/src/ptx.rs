@@ -32,6 +32,10 @@ pub struct Entry {
     pub local_memory: bool,
     /// Functions it calls.
     pub calls: u32,
+    /// Whether it waits for the launches before it.
+    pub waits: bool,
+    /// Accesses to memory that other launches see, before it waits.
+    pub early_accesses: u32,
     /// Its recorded instructions.
     pub counts: Counts,
 }
@@ -106,10 +110,24 @@ impl Entry {
         if opcode.split('.').next() == Some("call") {
             self.calls += 1;
         }
+        if opcode.trim_end_matches(';') == "griddepcontrol.wait" {
+            self.waits = true;
+        }
+        if !self.waits && is_global(opcode) {
+            self.early_accesses += 1;
+        }
         if let Some(kind) = kind(opcode) {
             *self.counts.entry(kind).or_default() += 1;
         }
     }
+}
+
+/// Whether an instruction may access global memory.
+fn is_global(opcode: &str) -> bool {
+    let mut parts = opcode.split('.');
+    let elsewhere = ["param", "shared", "local"];
+    matches!(parts.next(), Some("ld" | "st" | "atom" | "red" | "cp" | "prefetch"))
+        && !parts.any(|part| elsewhere.contains(&part))
 }
 
 /// The recorded kind of an instruction, or `None` for one that is not recorded.

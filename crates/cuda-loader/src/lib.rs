@@ -24,6 +24,8 @@
 
 mod driver;
 mod forward;
+mod launch;
 mod status;
 
 pub use driver::{Driver, DriverError, driver};
+pub use launch::{Launch, launch_kernel};

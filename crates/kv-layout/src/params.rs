@@ -151,6 +151,8 @@ pub struct ResetStateParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeParams {
+    /// Tokens of the step.
+    pub tokens: u32,
     /// Request slots; a slot beyond them is a fault.
     pub slots: u32,
     /// Rows of the sliding-window planes, slots times ring.
@@ -263,7 +265,7 @@ pub struct DenseRouterDecodeParams {
     pub scaling_bits: u32,
 }
 
-/// Scalars of `hash_router_decode`.
+/// Scalars of `hash_router_decode_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct HashRouterDecodeParams {
@@ -279,6 +281,18 @@ pub struct HashRouterDecodeParams {
     pub vocabulary: u32,
     /// Bits of the f32 that the weights of a token add up to.
     pub scaling_bits: u32,
+}
+
+/// Scalars of `router_logits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RouterLogitsParams {
+    /// Tokens that the launch covers.
+    pub tokens: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
 }
 
 const _: () = assert!(size_of::<AppendSwaParams>() == 8 && align_of::<AppendSwaParams>() == 4);
@@ -323,12 +337,13 @@ const _: () = assert!(core::mem::offset_of!(FlushParams, rotate) == 16);
 const _: () = assert!(size_of::<UpdateTableParams>() == 8 && align_of::<UpdateTableParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(UpdateTableParams, count) == 0);
 const _: () = assert!(core::mem::offset_of!(UpdateTableParams, elements) == 4);
-const _: () = assert!(size_of::<DecodeParams>() == 20 && align_of::<DecodeParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, slots) == 0);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 4);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 8);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 12);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 16);
+const _: () = assert!(size_of::<DecodeParams>() == 24 && align_of::<DecodeParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, slots) == 4);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 8);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 12);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 16);
+const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 20);
 const _: () = assert!(size_of::<RotateStateParams>() == 24 && align_of::<RotateStateParams>() == 4);
 const _: () = assert!(core::mem::offset_of!(RotateStateParams, rows) == 0);
 const _: () = assert!(core::mem::offset_of!(RotateStateParams, position) == 4);
@@ -369,3 +384,8 @@ const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, hidden) == 8
 const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, selected) == 12);
 const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, vocabulary) == 16);
 const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, scaling_bits) == 20);
+const _: () =
+    assert!(size_of::<RouterLogitsParams>() == 12 && align_of::<RouterLogitsParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, tokens) == 0);
+const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, experts) == 4);
+const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, hidden) == 8);

@@ -13,8 +13,6 @@ pub const HIDDEN_STEP: u32 = 32;
 /// Blocks of a cluster of the decode kernels, each with a slice of the hidden state and a share of
 /// the tokens.
 pub const DECODE_SLICES: u32 = 8;
-/// Experts of such a cluster.
-pub const DECODE_EXPERTS: u32 = 32;
 
 /// How many experts a lane of a warp holds room for: one kernel each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +36,16 @@ impl ExpertWidth {
             257..=384 => Some(Self::W384),
             385..=MAX_EXPERTS => Some(Self::W512),
             _ => None,
+        }
+    }
+
+    /// Experts of a cluster of the decode kernels: as few as make no more than 12 clusters of 256 and of
+    /// 384 experts.
+    #[must_use]
+    pub const fn decode_experts(self) -> u32 {
+        match self {
+            Self::W256 => 24,
+            Self::W384 | Self::W512 => 32,
         }
     }
 }

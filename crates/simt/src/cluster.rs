@@ -25,6 +25,32 @@ pub unsafe fn sync_cluster() {
     unsafe { imp::cluster::sync_cluster() }
 }
 
+/// Says that this thread reads no other block's shared memory from here on. Does not wait
+/// (`barrier.cluster.arrive`, aligned).
+///
+/// # Safety
+/// - Every thread of every block of the cluster makes this call, from the same place in the source, and
+///   its next barrier of the cluster is [`stay_in_cluster`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn leave_cluster() {
+    // SAFETY: the caller's duty is this callee's.
+    unsafe { imp::cluster::leave_cluster() }
+}
+
+/// Waits until every thread of the cluster has called [`leave_cluster`]: what no block may do before is
+/// return (`barrier.cluster.wait`, aligned).
+///
+/// # Safety
+/// - Every thread of every block of the cluster makes this call, from the same place in the source,
+///   after [`leave_cluster`].
+#[inline(always)]
+#[track_caller]
+pub unsafe fn stay_in_cluster() {
+    // SAFETY: the caller's duty is this callee's.
+    unsafe { imp::cluster::stay_in_cluster() }
+}
+
 impl<T: Word, const N: usize> Shared<T, N> {
     /// Element `i` of the same array in the block `rank` of the cluster (`mapa`,
     /// `ld.shared::cluster.b32`).
@@ -32,7 +58,8 @@ impl<T: Word, const N: usize> Shared<T, N> {
     /// # Safety
     /// - `i < N`, `rank` is a block of the cluster, the element has been written, and no thread writes
     ///   it without [`sync_cluster`] between.
-    /// - That block has not returned: a [`sync_cluster`] follows in every thread.
+    /// - That block has not returned: a [`sync_cluster`], or [`leave_cluster`] and [`stay_in_cluster`],
+    ///   follow in every thread.
     #[inline(always)]
     #[track_caller]
     #[must_use]

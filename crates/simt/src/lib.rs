@@ -13,6 +13,7 @@
 //! | [`mma`] | matrix products of a full warp on the tensor cores |
 //! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
 //! | [`shared`] | the block's shared memory: [`shared::Shared`] |
+//! | [`grid`] | launches that overlap in a stream |
 //! | [`atomic`] | atomics with the scope in the type's name, fences |
 //! | [`math`] | float operations that are bit-equal on both backends, and those that are not |
 //! | `convert` | hardware number conversions (device only) |
@@ -45,6 +46,7 @@ pub mod cluster;
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
+pub mod grid;
 pub mod math;
 pub mod mem;
 pub mod mma;

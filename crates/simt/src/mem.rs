@@ -99,6 +99,34 @@ impl<T: Element> Global<T> {
         // SAFETY: in bounds, aligned and unwritten by the caller's promise.
         unsafe { imp::mem::load_constant_x4(self.0, i) }
     }
+
+    /// As [`Self::load`] of 4 bytes, but where it stands: rustc moves it nowhere, the assembler not
+    /// below a barrier, a store or another such load. For loads that are to be on their way together
+    /// (`ld.global.b32`).
+    ///
+    /// # Safety
+    /// - Element `i` has 4 bytes, lies in the allocation and is aligned.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32_in_order(self, i: u64) -> u32 {
+        const { assert!(size_of::<T>() == 4) };
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::load_in_order(self.0, i) }
+    }
+
+    /// As [`Self::load_u32x4`], but where it stands; see [`Self::load_u32_in_order`]
+    /// (`ld.global.v4.u32`).
+    ///
+    /// # Safety
+    /// - The 16 bytes lie in the allocation, and their address is a multiple of 16.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x4_in_order(self, i: u64) -> [u32; 4] {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::load_x4(self.0, i) }
+    }
 }
 
 impl<T: Element> GlobalMut<T> {

@@ -5,34 +5,43 @@ use kv_layout::params::CompressParams;
 use simt::atomic::{DeviceAtomicU32, fence_device};
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
-use simt::thread;
+use simt::{thread, warp};
 
 use super::overlap::{MAIN_WARPS, share_squares, total_squares};
-use super::{Closing, Finish, Projections, Quad};
+use super::{Closing, Finish, Projections, Quad, Scores};
 use crate::math::exp_nonpositive;
 
 /// Columns of a token's projections.
 pub const COLUMNS: u32 = HEAD_DIM;
 /// Threads of a block.
-const THREADS: u32 = 256;
+pub const THREADS: u32 = 256;
 /// Blocks that share a window, each with its channels.
 pub const SPLITS: u32 = 8;
 /// Channels of a block, four to a thread.
-pub const SPLIT_CHANNELS: u32 = HEAD_DIM / SPLITS;
+const SPLIT_CHANNELS: u32 = HEAD_DIM / SPLITS;
 /// Threads that hold a block's channels once.
 pub const QUADS: u32 = SPLIT_CHANNELS / 4;
 /// Groups of threads that share the window's tokens, each with consecutive ones.
-const GROUPS: u32 = THREADS / QUADS;
+pub const GROUPS: u32 = THREADS / QUADS;
 /// Tokens of a group.
 const GROUP_TOKENS: u32 = HCA_RATIO / GROUPS;
 
-const _: () = assert!(GROUP_TOKENS == 8, "`pool` spells its tokens out");
+const _: () = assert!(GROUP_TOKENS == 8 && GROUPS == 16, "they are spelt out");
 
 /// Words of shared memory for one number per group and channel.
 const WORDS: usize = (GROUPS * SPLIT_CHANNELS) as usize;
+/// The same per warp, of two groups, and channel.
+const MOST_WORDS: usize = WORDS / 2;
 
-/// Bytes of shared memory that [`pool`] uses.
-pub const SHARED_BYTES: u32 = 3 * 4 * WORDS as u32 + 32;
+/// Where the arrays of shared memory are, in bytes.
+const WEIGHTS: u32 = 0;
+const SUMS: u32 = WEIGHTS + 4 * WORDS as u32;
+const MOSTS: u32 = SUMS + 4 * WORDS as u32;
+const PARTIAL: u32 = MOSTS + 4 * MOST_WORDS as u32;
+const LAST: u32 = PARTIAL + 4 * MAIN_WARPS as u32;
+
+/// Bytes of shared memory that a pooling uses.
+pub const SHARED_BYTES: u32 = LAST + 16;
 
 /// Where the blocks of a window meet.
 #[derive(Clone, Copy)]
@@ -50,58 +59,124 @@ pub fn holds_entry() -> bool {
     thread::thread_idx_x() < HEAD_DIM / 4
 }
 
-/// Pools the window that `closing` closes, together with the other blocks of record `record`. In the
-/// block that comes last the threads of which [`holds_entry`] is true get four channels each of the
-/// whole vector, and all of them its sum of squares; the other blocks get `None`.
+/// Keys and scores of a thread's tokens, on their way.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    keys: [Quad; GROUP_TOKENS as usize],
+    scores: [Scores; GROUP_TOKENS as usize],
+}
+
+impl Rows {
+    /// Key and score of the closing token itself, in the threads of which [`holds_last`] is true.
+    #[inline(always)]
+    #[must_use]
+    pub fn last(self) -> (Quad, Quad) {
+        let ([.., key], [.., score]) = (self.keys, self.scores);
+        (key, score.value())
+    }
+}
+
+/// Whether this thread's tokens end with the closing one.
+#[inline(always)]
+#[must_use]
+pub fn holds_last() -> bool {
+    thread::thread_idx_x() / QUADS == GROUPS - 1
+}
+
+/// The columns of block `split` that this thread holds.
+#[inline(always)]
+#[must_use]
+pub fn column(split: u32) -> u32 {
+    split * SPLIT_CHANNELS + 4 * (thread::thread_idx_x() % QUADS)
+}
+
+/// Loads this thread's part of the window that `closing` closes.
+///
+/// # Safety
+/// As [`Projections::keys`], for the last 128 tokens; all lanes of the warp call it together.
+#[inline(always)]
+#[must_use]
+pub unsafe fn load(projections: Projections<COLUMNS>, closing: Closing, split: u32) -> Rows {
+    let (group, column) = (thread::thread_idx_x() / QUADS, column(split));
+    let ring_row = closing.position % projections.ring;
+    let back = |token: u32| HCA_RATIO - 1 - group * GROUP_TOKENS - token;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let score = |i| projections.scores(closing, ring_row, back(i), column);
+        let key = |i| projections.keys(closing, ring_row, back(i), column);
+        let scores =
+            [score(0), score(1), score(2), score(3), score(4), score(5), score(6), score(7)];
+        // Scores first: their exponentials are taken while the keys are still on their way.
+        warp::sync_warp();
+        let keys = [key(0), key(1), key(2), key(3), key(4), key(5), key(6), key(7)];
+        Rows { keys, scores }
+    }
+}
+
+/// Leaves the sums of this thread's tokens, weighted by the softmax of the whole window, in shared
+/// memory for [`leave`].
+///
+/// # Safety
+/// All 256 threads of the block call it together.
+#[inline(always)]
+pub unsafe fn weigh(rows: Rows) {
+    let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
+    let scores = rows.scores.map(Scores::value);
+    // SAFETY: shared arrays do not overlap, and each word is written by one thread before a barrier.
+    unsafe {
+        let mosts = Shared::<f32, MOST_WORDS>::at(MOSTS);
+        // A warp's two groups first.
+        let most = most(scores).map(|most| most.max(warp::shuffle_xor_f32(most, QUADS)));
+        if group.is_multiple_of(2) {
+            let at = group / 2 * SPLIT_CHANNELS + 4 * quad;
+            mosts.store_u32x4(at, most.map(f32::to_bits));
+        }
+        thread::sync_threads();
+        let (weight, sum) = sums(scores, rows.keys, most_of_all(mosts, quad));
+        let at = group * SPLIT_CHANNELS + 4 * quad;
+        Shared::<f32, WORDS>::at(WEIGHTS).store_u32x4(at, weight.map(f32::to_bits));
+        Shared::<f32, WORDS>::at(SUMS).store_u32x4(at, sum.map(f32::to_bits));
+    }
+}
+
+/// Leaves a block's part of the pooled vector of record `record` where its blocks meet; [`join`] must
+/// follow.
 ///
 /// Tokens are added in a fixed tree: eight consecutive ones in order, then the sixteen groups.
 ///
 /// # Safety
-/// As [`Projections::load`], for the last 128 tokens; all 256 threads of each of the [`SPLITS`]
-/// blocks (`split` 0, 1, ..) of the record call it together.
+/// `meeting` has a place for the record; all threads of block `split` call it together, after
+/// [`weigh`].
 #[inline(always)]
-pub unsafe fn pool(
-    projections: Projections<COLUMNS>,
-    closing: Closing,
-    meeting: Meeting,
-    record: u32,
-    split: u32,
-) -> Option<(Quad, f32)> {
-    let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
-    let channel = split * SPLIT_CHANNELS + 4 * quad;
-    // SAFETY: the window's tokens are in the step or the ring, by this function's own contract;
-    // shared arrays do not overlap, and each word is written by one thread before a barrier.
+pub unsafe fn leave(meeting: Meeting, record: u32, split: u32) {
+    let channel = thread::thread_idx_x();
+    // SAFETY: by this function's own contract; the barrier makes the sums of all threads seen.
     unsafe {
-        let mosts = Shared::<f32, WORDS>::at(0);
-        let weights = Shared::<f32, WORDS>::at(4 * WORDS as u32);
-        let sums = Shared::<f32, WORDS>::at(8 * WORDS as u32);
-        let partial = Shared::<f32, MAIN_WARPS>::at(12 * WORDS as u32);
-        let last = Shared::<u32, 1>::at(12 * WORDS as u32 + 16);
-        let at = group * SPLIT_CHANNELS + 4 * quad;
-
-        // Spelt out: all of a thread's loads are on their way before the first is used.
-        let ring_row = closing.position % projections.ring;
-        let load = |token: u32| {
-            let back = HCA_RATIO - 1 - group * GROUP_TOKENS - token;
-            projections.load(closing, ring_row, back, channel)
-        };
-        let rows = [load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
-        mosts.store_u32x4(at, most(rows).map(f32::to_bits));
         thread::sync_threads();
-        let most = over_groups(mosts, quad, |a, b| a.max(b));
-        let (weight, sum) = weigh(rows, most);
-        weights.store_u32x4(at, weight.map(f32::to_bits));
-        sums.store_u32x4(at, sum.map(f32::to_bits));
-        thread::sync_threads();
-        let base = u64::from(record) * u64::from(HEAD_DIM);
-        if group == 0 {
-            let weight = over_groups(weights, quad, |a, b| a + b);
-            let sum = over_groups(sums, quad, |a, b| a + b);
-            let pooled: Quad = core::array::from_fn(|c| sum[c] / weight[c]);
-            let at = base + u64::from(channel);
-            meeting.pooled.store_u32x4(at, pooled.map(f32::to_bits));
+        if channel < SPLIT_CHANNELS {
+            let weight = over_groups(Shared::at(WEIGHTS), channel);
+            let sum = over_groups(Shared::at(SUMS), channel);
+            let at = pooled_at(record) + u64::from(split * SPLIT_CHANNELS + channel);
+            meeting.pooled.store(at, sum / weight);
             fence_device();
         }
+    }
+}
+
+/// Ends the pooling of record `record`. In the last of its [`SPLITS`] blocks to come the threads of
+/// which [`holds_entry`] is true get four channels each of the whole vector, and all of them its sum of
+/// squares; the other blocks get `None`.
+///
+/// # Safety
+/// As [`leave`], which the block has called.
+#[inline(always)]
+#[must_use]
+pub unsafe fn join(meeting: Meeting, record: u32) -> Option<(Quad, f32)> {
+    // SAFETY: by this function's own contract; each shared word is written by one thread before a
+    // barrier.
+    unsafe {
+        let partial = Shared::<f32, MAIN_WARPS>::at(PARTIAL);
+        let last = Shared::<u32, 1>::at(LAST);
         thread::sync_threads();
         if thread::thread_idx_x() == 0 {
             let arrivals = DeviceAtomicU32::new(meeting.arrivals, u64::from(record));
@@ -118,7 +193,7 @@ pub unsafe fn pool(
         fence_device();
         let mut pooled = [0.0; 4];
         if holds_entry() {
-            let at = base + u64::from(4 * thread::thread_idx_x());
+            let at = pooled_at(record) + u64::from(4 * thread::thread_idx_x());
             pooled = meeting.pooled.load_u32x4(at).map(f32::from_bits);
             share_squares(partial, thread::warp_id(), pooled);
         }
@@ -127,60 +202,89 @@ pub unsafe fn pool(
     }
 }
 
-/// Keys and scores of a thread's tokens.
-type Rows = [(Quad, Quad); GROUP_TOKENS as usize];
+#[inline(always)]
+fn pooled_at(record: u32) -> u64 {
+    u64::from(record) * u64::from(HEAD_DIM)
+}
 
 /// The largest score of each channel. Channels are spelt out: an array walked by a loop would live in
 /// local memory.
 #[inline(always)]
-fn most(rows: Rows) -> Quad {
-    [most_of::<0>(rows), most_of::<1>(rows), most_of::<2>(rows), most_of::<3>(rows)]
+fn most(scores: [Quad; GROUP_TOKENS as usize]) -> Quad {
+    [most_of::<0>(scores), most_of::<1>(scores), most_of::<2>(scores), most_of::<3>(scores)]
 }
 
 #[inline(always)]
-fn most_of<const C: usize>(rows: Rows) -> f32 {
-    let scores = rows.map(|(_, score)| score[C]);
-    scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score))
+fn most_of<const C: usize>(scores: [Quad; GROUP_TOKENS as usize]) -> f32 {
+    scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(score[C]))
+}
+
+/// The largest score of four channels over all groups.
+///
+/// # Safety
+/// All words of `mosts` were written, with a barrier since.
+#[inline(always)]
+unsafe fn most_of_all(mosts: Shared<f32, MOST_WORDS>, quad: u32) -> Quad {
+    // SAFETY: by this function's own contract.
+    let load = |pair: u32| unsafe {
+        mosts.load_u32x4(pair * SPLIT_CHANNELS + 4 * quad).map(f32::from_bits)
+    };
+    let pairs = [load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
+    most(pairs)
 }
 
 /// Sum of the weights, and of the weighted keys, of each channel.
 #[inline(always)]
-fn weigh(rows: Rows, [a, b, c, d]: Quad) -> (Quad, Quad) {
-    let (a, b) = (weigh_one::<0>(rows, a), weigh_one::<1>(rows, b));
-    let (c, d) = (weigh_one::<2>(rows, c), weigh_one::<3>(rows, d));
+fn sums(
+    scores: [Quad; GROUP_TOKENS as usize],
+    keys: [Quad; GROUP_TOKENS as usize],
+    [a, b, c, d]: Quad,
+) -> (Quad, Quad) {
+    let (a, b) = (sums_of::<0>(scores, keys, a), sums_of::<1>(scores, keys, b));
+    let (c, d) = (sums_of::<2>(scores, keys, c), sums_of::<3>(scores, keys, d));
     ([a.0, b.0, c.0, d.0], [a.1, b.1, c.1, d.1])
 }
 
 #[inline(always)]
-fn weigh_one<const C: usize>(rows: Rows, most: f32) -> (f32, f32) {
-    let weights = rows.map(|(_, score)| exp_nonpositive(score[C] - most));
-    let keys = rows.map(|(key, _)| key[C]);
-    let sum = weights.iter().zip(&keys).fold(0.0, |sum, (weight, key)| sum + weight * key);
+fn sums_of<const C: usize>(
+    scores: [Quad; GROUP_TOKENS as usize],
+    keys: [Quad; GROUP_TOKENS as usize],
+    most: f32,
+) -> (f32, f32) {
+    let weights = scores.map(|score| exp_nonpositive(score[C] - most));
+    let weighted = weights.iter().zip(&keys);
+    let sum = weighted.fold(0.0, |sum, (weight, key)| sum + weight * key[C]);
     (weights.iter().fold(0.0, |sum, weight| sum + weight), sum)
 }
 
-/// Four channels combined over all groups, in their order.
+/// One channel added up over all groups, in their order.
 ///
 /// # Safety
 /// All words of `values` were written, with a barrier since.
 #[inline(always)]
-unsafe fn over_groups(
-    values: Shared<f32, WORDS>,
-    quad: u32,
-    combine: impl Fn(f32, f32) -> f32,
-) -> Quad {
+unsafe fn over_groups(values: Shared<f32, WORDS>, channel: u32) -> f32 {
     // SAFETY: by this function's own contract.
-    let load = |group: u32| unsafe {
-        values.load_u32x4(group * SPLIT_CHANNELS + 4 * quad).map(f32::from_bits)
-    };
-    let mut total = load(0);
-    let mut group = 1;
-    while group < GROUPS {
-        let part = load(group);
-        total = core::array::from_fn(|c| combine(total[c], part[c]));
-        group += 1;
-    }
-    total
+    let load = |group: u32| unsafe { values.load(group * SPLIT_CHANNELS + channel) };
+    // Spelt out, so that all are on their way before the first is added.
+    let parts = [
+        load(0),
+        load(1),
+        load(2),
+        load(3),
+        load(4),
+        load(5),
+        load(6),
+        load(7),
+        load(8),
+        load(9),
+        load(10),
+        load(11),
+        load(12),
+        load(13),
+        load(14),
+        load(15),
+    ];
+    parts[1..].iter().fold(parts[0], |total, part| total + part)
 }
 
 /// Entries, [`SPLITS`] blocks a record. `entries`: `[capacity, 512]` BF16.
@@ -215,10 +319,11 @@ pub unsafe fn compress(
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: HCA_RATIO };
         let meeting = Meeting { pooled, arrivals };
         let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
+        weigh(load(projections, closing, split));
         let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
-        let whole = pool(projections, closing, meeting, record, split);
-        let Some((pooled, squares)) = whole else { return };
+        leave(meeting, record, split);
         let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
+        let Some((pooled, squares)) = join(meeting, record) else { return };
         let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
         if holds_entry() {
             entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);

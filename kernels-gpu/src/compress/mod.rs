@@ -79,57 +79,125 @@ impl Closing {
     }
 }
 
+/// Scores of four columns of a token, on their way.
+#[derive(Clone, Copy)]
+pub struct Scores {
+    /// The score, or the gate of a token of the step.
+    stored: Quad,
+    /// What makes a gate a score.
+    bias: Option<Quad>,
+}
+
+impl Scores {
+    /// The scores of a token that does not exist.
+    pub const NONE: Self = Self { stored: [f32::NEG_INFINITY; 4], bias: None };
+
+    /// The scores of a token of the step.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_gate(gate: Quad, bias: Quad) -> Self {
+        Self { stored: gate, bias: Some(bias) }
+    }
+
+    /// The scores themselves, once they are there.
+    #[inline(always)]
+    #[must_use]
+    pub fn value(self) -> Quad {
+        let Self { stored: [a, b, c, d], bias } = self;
+        match bias {
+            Some(bias) => [a + bias[0], b + bias[1], c + bias[2], d + bias[3]],
+            None => [a, b, c, d],
+        }
+    }
+}
+
 impl<const COLUMNS: u32> Projections<COLUMNS> {
-    /// Keys and scores of columns `column..column + 4` of the token `back` positions before the
-    /// closing one. `ring_row` is the closing token's row in its ring.
+    /// Keys of columns `column..column + 4` of the token `back` positions before the closing one.
+    /// `ring_row` is the closing token's row in its ring.
     ///
     /// # Safety
     /// The token is in the step or in the ring, `back` is below `ring`; `column` is a multiple of 4
     /// below `COLUMNS`.
     #[inline(always)]
-    pub unsafe fn load(
-        self,
-        closing: Closing,
-        ring_row: u32,
-        back: u32,
-        column: u32,
-    ) -> (Quad, Quad) {
+    #[must_use]
+    pub unsafe fn keys(self, closing: Closing, ring_row: u32, back: u32, column: u32) -> Quad {
         // SAFETY: a row of the step (the closing token's own or one of the `index` before it in its
         // request), or a row of the slot's ring.
         unsafe {
-            if back <= closing.index {
-                let at = u64::from(closing.token - back) * u64::from(COLUMNS) + u64::from(column);
-                let score = self.score(at, closing.position - back, column);
-                (load_quad(self.kv, at), score)
+            let (tensor, at) = if back <= closing.index {
+                (self.kv, self.step_at(closing.token - back, column))
             } else {
-                let row =
-                    if back <= ring_row { ring_row - back } else { ring_row + self.ring - back };
-                let row = u64::from(closing.slot) * u64::from(self.ring) + u64::from(row);
-                let at = row * u64::from(2 * COLUMNS) + u64::from(column);
-                (load_quad(self.state, at), load_quad(self.state, at + u64::from(COLUMNS)))
-            }
+                (self.state, self.ring_at(closing, ring_row, back, column))
+            };
+            load_quad(tensor, at)
         }
     }
 
-    /// Gate plus position bias of four columns of the step's token whose gate is at `at`.
+    /// Scores of the same columns and token.
     ///
     /// # Safety
-    /// As [`Self::load`].
+    /// As [`Self::keys`].
     #[inline(always)]
-    pub unsafe fn score(self, at: u64, position: u32, column: u32) -> Quad {
-        let bias = u64::from(position % self.ratio * COLUMNS + column);
+    #[must_use]
+    pub unsafe fn scores(self, closing: Closing, ring_row: u32, back: u32, column: u32) -> Scores {
+        // SAFETY: as for the keys, which the scores follow in a row of the ring.
+        unsafe {
+            let own = back <= closing.index;
+            let (tensor, at) = if own {
+                (self.gate, self.step_at(closing.token - back, column))
+            } else {
+                let at = self.ring_at(closing, ring_row, back, column);
+                (self.state, at + u64::from(COLUMNS))
+            };
+            let stored = load_quad(tensor, at);
+            let bias = if own { Some(self.bias(closing.position - back, column)) } else { None };
+            Scores { stored, bias }
+        }
+    }
+
+    /// Key and gate of four columns of row `token` of the step.
+    ///
+    /// # Safety
+    /// The step holds the token; `column` as in [`Self::keys`].
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn own(self, token: u32, column: u32) -> (Quad, Quad) {
+        let at = self.step_at(token, column);
         // SAFETY: by this function's own contract.
-        let (gate, ape) = unsafe { (load_quad(self.gate, at), load_quad(self.ape, bias)) };
-        [gate[0] + ape[0], gate[1] + ape[1], gate[2] + ape[2], gate[3] + ape[3]]
+        unsafe { (load_quad(self.kv, at), load_quad(self.gate, at)) }
+    }
+
+    /// Position bias of four columns of the token at `position`.
+    ///
+    /// # Safety
+    /// `column` as in [`Self::keys`].
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn bias(self, position: u32, column: u32) -> Quad {
+        // SAFETY: by this function's own contract.
+        unsafe { load_quad(self.ape, u64::from(position % self.ratio * COLUMNS + column)) }
+    }
+
+    #[inline(always)]
+    fn step_at(self, token: u32, column: u32) -> u64 {
+        u64::from(token) * u64::from(COLUMNS) + u64::from(column)
+    }
+
+    #[inline(always)]
+    fn ring_at(self, closing: Closing, ring_row: u32, back: u32, column: u32) -> u64 {
+        let row = if back <= ring_row { ring_row - back } else { ring_row + self.ring - back };
+        let row = u64::from(closing.slot) * u64::from(self.ring) + u64::from(row);
+        row * u64::from(2 * COLUMNS) + u64::from(column)
     }
 }
 
-/// Elements `at..at + 4`.
+/// Elements `at..at + 4`. In order: whoever spells out several of these has them on their way
+/// together, whatever is computed between.
 ///
 /// # Safety
 /// They exist, and their address is a multiple of 16.
 #[inline(always)]
 pub unsafe fn load_quad(tensor: Global<f32>, at: u64) -> Quad {
     // SAFETY: by this function's own contract.
-    unsafe { tensor.load_u32x4(at) }.map(f32::from_bits)
+    unsafe { tensor.load_u32x4_in_order(at) }.map(f32::from_bits)
 }

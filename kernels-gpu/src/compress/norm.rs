@@ -42,7 +42,8 @@ impl Finish {
         let pair = u64::from(if rotary { (channel - (DIM - ROPE_DIM)) / 2 } else { 0 });
         // SAFETY: by this function's own contract: pairs 0..32.
         unsafe {
-            let frequency = [frequencies.load(pair), frequencies.load(pair + 1)];
+            let load = |pair| f32::from_bits(frequencies.load_u32_in_order(pair));
+            let frequency = [load(pair), load(pair + 1)];
             Self { weight: load_quad(norm, u64::from(channel)), frequency, rotary }
         }
     }

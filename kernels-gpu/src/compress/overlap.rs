@@ -6,7 +6,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
-use super::{Closing, Finish, Projections, Quad, sum_of_squares};
+use super::{Closing, Finish, Projections, Quad, Scores, sum_of_squares};
 use crate::math::exp_nonpositive;
 
 /// Columns of a token's projections: the half that the next window pools, then its own window's.
@@ -20,36 +20,57 @@ pub const MAIN_WARPS: usize = (HEAD_DIM / WARP_CHANNELS) as usize;
 
 const _: () = assert!(INDEX_DIM == WARP_CHANNELS, "a warp holds one indexer key");
 
-/// Keys and scores of four channels over the tokens of a window and of the one before it.
-pub type Window = [(Quad, Quad); 2 * CSA_RATIO as usize];
+/// Keys and scores of four channels over the tokens of a window and of the one before it, on their
+/// way.
+pub type Window = [(Quad, Scores); 2 * CSA_RATIO as usize];
 
 /// Loads four channels of the window that `closing` closes, and of the one before it; the first
-/// window has no other before it. Nothing waits for the loads yet.
+/// window has no other before it. `last` are those of the closing token itself.
 ///
 /// # Safety
-/// As [`Projections::load`], for the last eight tokens.
+/// As [`Projections::keys`], for the last eight tokens.
 #[inline(always)]
 #[must_use]
 pub unsafe fn load_window<const COLUMNS: u32>(
     projections: Projections<COLUMNS>,
     closing: Closing,
     channel: u32,
+    last: (Quad, Scores),
 ) -> Window {
     let ring_row = closing.position % projections.ring;
     let first = closing.position + 1 < 2 * CSA_RATIO;
-    let previous = |back: u32| {
-        if first {
-            return ([0.0; 4], [f32::NEG_INFINITY; 4]);
+    let load = |back: u32, column: u32| {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let keys = projections.keys(closing, ring_row, back, column);
+            (keys, projections.scores(closing, ring_row, back, column))
         }
-        // SAFETY: by this function's own contract.
-        unsafe { projections.load(closing, ring_row, back, channel) }
     };
-    let own = |back: u32| {
-        let column = channel + COLUMNS / 2;
-        // SAFETY: by this function's own contract.
-        unsafe { projections.load(closing, ring_row, back, column) }
-    };
-    [previous(7), previous(6), previous(5), previous(4), own(3), own(2), own(1), own(0)]
+    let previous = |back: u32| if first { NO_TOKEN } else { load(back, channel) };
+    let own = |back: u32| load(back, channel + COLUMNS / 2);
+    [previous(7), previous(6), previous(5), previous(4), own(3), own(2), own(1), last]
+}
+
+/// Keys and scores of a token that does not exist: of no weight.
+const NO_TOKEN: (Quad, Scores) = ([0.0; 4], Scores::NONE);
+
+/// Keys and scores of the closing token's own window, on their way.
+///
+/// # Safety
+/// As [`load_window`].
+#[inline(always)]
+#[must_use]
+pub unsafe fn load_last<const COLUMNS: u32>(
+    projections: Projections<COLUMNS>,
+    closing: Closing,
+    channel: u32,
+) -> (Quad, Scores) {
+    let column = channel + COLUMNS / 2;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let (key, gate) = projections.own(closing.token, column);
+        (key, Scores::of_gate(gate, projections.bias(closing.position, column)))
+    }
 }
 
 /// The keys weighted by the softmax of their scores, in the order given, by channel.
@@ -57,11 +78,12 @@ pub unsafe fn load_window<const COLUMNS: u32>(
 #[must_use]
 pub fn softmax_sum(rows: Window) -> Quad {
     // Channels spelt out: an array walked by a loop would live in local memory.
+    let rows = rows.map(|(key, scores)| (key, scores.value()));
     [channel::<0>(rows), channel::<1>(rows), channel::<2>(rows), channel::<3>(rows)]
 }
 
 #[inline(always)]
-fn channel<const C: usize>(rows: Window) -> f32 {
+fn channel<const C: usize>(rows: [(Quad, Quad); 2 * CSA_RATIO as usize]) -> f32 {
     let scores = rows.map(|(_, score)| score[C]);
     let most = scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
     let weights = scores.map(|score| exp_nonpositive(score - most));
@@ -100,7 +122,8 @@ pub unsafe fn main(
         let Some(closing) = closing else { return };
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO };
         let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
-        let window = load_window::<MAIN_COLUMNS>(projections, closing, channel);
+        let last = load_last(projections, closing, channel);
+        let window = load_window::<MAIN_COLUMNS>(projections, closing, channel, last);
         let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
         let pooled = softmax_sum(window);
         let partial = Shared::<f32, MAIN_WARPS>::at(0);
@@ -145,7 +168,10 @@ pub unsafe fn index(
         let Some(closing) = closing else { return };
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO };
         let finish = Finish::load::<INDEX_DIM>(norm, frequencies, channel);
-        let words = index_key(projections, finish, closing, channel);
+        let last = load_last(projections, closing, channel);
+        let window = load_window::<INDEX_COLUMNS>(projections, closing, channel, last);
+        let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
+        let words = index_key(window, finish, rotation);
         entries.store_u32x2(u64::from(record * INDEX_DIM + channel), words);
     }
 }
@@ -153,23 +179,14 @@ pub unsafe fn index(
 /// Four channels of an indexer key, in the warp that holds it.
 ///
 /// # Safety
-/// As [`load_window`]; all lanes of the warp call it together.
+/// All lanes of the warp call it together.
 #[inline(always)]
 #[must_use]
-pub unsafe fn index_key(
-    projections: Projections<INDEX_COLUMNS>,
-    finish: Finish,
-    closing: Closing,
-    channel: u32,
-) -> [u32; 2] {
+pub unsafe fn index_key(window: Window, finish: Finish, rotation: [(f32, f32); 2]) -> [u32; 2] {
+    let pooled = softmax_sum(window);
     // SAFETY: by this function's own contract.
-    unsafe {
-        let window = load_window::<INDEX_COLUMNS>(projections, closing, channel);
-        let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
-        let pooled = softmax_sum(window);
-        let squares = warp::reduce_add_f32(sum_of_squares(pooled));
-        finish.apply::<INDEX_DIM>(pooled, squares, rotation)
-    }
+    let squares = unsafe { warp::reduce_add_f32(sum_of_squares(pooled)) };
+    finish.apply::<INDEX_DIM>(pooled, squares, rotation)
 }
 
 /// Leaves a warp's part of the sum of squares in shared memory; a barrier must follow.

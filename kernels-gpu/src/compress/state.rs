@@ -5,7 +5,7 @@ use kv_layout::params::{ResetStateParams, RotateStateParams, WriteStateParams};
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
-use super::{Projections, load_quad};
+use super::{Projections, Quad, Scores};
 
 /// Threads of a block.
 const THREADS: u32 = 128;
@@ -42,31 +42,31 @@ pub unsafe fn write<const COLUMNS: u32, const RATIO: u32>(
             Projections { kv, gate, ape, state: kv, ring: params.ring, ratio: RATIO };
         let mut column = 4 * thread::thread_idx_x();
         while column < COLUMNS {
-            store(projections, state, (token, position, slot as u32), column);
+            let (key, gate) = projections.own(token, column);
+            let score = Scores::of_gate(gate, projections.bias(position, column)).value();
+            let (at, row) = ((position, slot as u32), (key, score));
+            store::<COLUMNS>(state, params.ring, at, column, row);
             column += 4 * THREADS;
         }
     }
 }
 
-/// Writes four columns of one token (row in the step, position, slot) to its ring row.
+/// Writes four columns of the token at `position` of the request in `slot` to its ring row.
 ///
 /// # Safety
-/// The step holds the token, the ring its row; `column` is a multiple of 4 below `COLUMNS`.
+/// The ring holds the row; `column` is a multiple of 4 below `COLUMNS`.
 #[inline(always)]
 pub unsafe fn store<const COLUMNS: u32>(
-    projections: Projections<COLUMNS>,
     state: GlobalMut<f32>,
-    (token, position, slot): (u32, u32, u32),
+    ring: u32,
+    (position, slot): (u32, u32),
     column: u32,
+    (key, score): (Quad, Quad),
 ) {
-    let ring = projections.ring;
     let row = u64::from(slot) * u64::from(ring) + u64::from(position % ring);
     let to = row * u64::from(2 * COLUMNS) + u64::from(column);
-    let from = u64::from(token) * u64::from(COLUMNS) + u64::from(column);
     // SAFETY: by this function's own contract.
     unsafe {
-        let (key, score) =
-            (load_quad(projections.kv, from), projections.score(from, position, column));
         state.store_u32x4(to, key.map(f32::to_bits));
         state.store_u32x4(to + u64::from(COLUMNS), score.map(f32::to_bits));
     }

@@ -6,7 +6,7 @@
 //! over 128 channels and 64 heads. The left side, the query of all heads, waits in shared memory.
 
 use kv_layout::params::IndexScoreParams;
-use simt::math::{max_or_nan, mul_add};
+use simt::math::{self, max_or_nan, mul_add};
 use simt::mem::{Global, GlobalMut};
 use simt::mma::bf16_m16n8k16;
 use simt::shared::Shared;
@@ -32,8 +32,10 @@ const STEPS: u32 = CHANNELS / 16;
 const WARPS: u32 = 4;
 const THREADS: u32 = 32 * WARPS;
 
-/// Sums of a tile: by 16 heads, by 8 keys, a lane's four elements.
-type Sums = [[[f32; 4]; KEY_TILES]; HEAD_TILES];
+/// Products of 16 heads with a tile's keys: by eight keys, a lane's four elements.
+type Sums = [[f32; 4]; KEY_TILES];
+/// A lane's part of the scores of a tile: by eight keys, two of them.
+type Parts = [[f32; 2]; KEY_TILES];
 
 /// Writes the scores of each query's entries, and the largest of each group.
 ///
@@ -72,9 +74,6 @@ pub unsafe fn score<K: Keys>(
         if refused || seen <= params.skip || first >= tiles {
             return;
         }
-        let stage: Shared<u32, 4096> = Shared::at(0);
-        stage_query(stage, query, row, params.heads);
-        thread::sync_threads();
         let request = TableRow {
             table,
             start: u64::from(slot) * u64::from(params.max_blocks),
@@ -83,25 +82,25 @@ pub unsafe fn score<K: Keys>(
             block_shift: TILE.trailing_zeros(),
         };
         let planes = Planes { code, scale, request };
-        let weights = Weights::load::<K>(weight, row, params.heads);
-        let writer = Writer { scores, maxima, faults, row, seen, params };
         let end = tiles.min(first + params.tiles);
         let mut tile = first + thread::warp_id();
-        if tile >= end {
-            return;
-        }
-        let mut keys = planes.load::<K>(tile);
-        loop {
+        // On their way while the query is staged; a warp without a tile takes another's.
+        let mut keys = planes.load::<K>(tile.min(end - 1));
+        let stage: Shared<u32, 4096> = Shared::at(0);
+        stage_query(stage, query, row, params.heads);
+        let weights = Weights::load::<K>(weight, row, params.heads);
+        thread::sync_threads();
+        let writer = Writer { scores, maxima, row, seen, params };
+        let mut missing = 0;
+        while tile < end {
             let next = tile + WARPS;
-            // On their way while this tile is scored; the last tile again where there is no next.
             let next_keys = planes.load::<K>(next.min(end - 1));
-            let sums = products(stage, &keys);
-            writer.write(tile, &keys, weights.sum(&sums), planes);
-            if next >= end {
-                break;
-            }
+            let sums = scored(stage, &keys, weights);
+            writer.write::<K>(tile, keys.row, sums, planes);
+            missing += u32::from(keys.row.is_none());
             (tile, keys) = (next, next_keys);
         }
+        fault::count(faults, thread::lane_id(), missing);
     }
 }
 
@@ -178,68 +177,36 @@ impl Planes {
     }
 }
 
-/// The products of all heads with the keys of a tile.
+/// The weighted sums over the lane's heads, for each of its keys.
 ///
 /// # Safety
 /// The query is staged; all lanes of the warp call it together.
 #[inline(always)]
-unsafe fn products<K: Keys>(stage: Shared<u32, 4096>, tile: &Tile<K>) -> Sums {
-    let sums = [[[0.0; 4]; KEY_TILES]; HEAD_TILES];
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let sums = two_steps::<K, 0>(stage, tile, sums);
-        let sums = two_steps::<K, 1>(stage, tile, sums);
-        let sums = two_steps::<K, 2>(stage, tile, sums);
-        two_steps::<K, 3>(stage, tile, sums)
-    }
-}
-
-/// Adds steps `2 WORD` and `2 WORD + 1`.
-///
-/// # Safety
-/// As [`products`].
-#[inline(always)]
-unsafe fn two_steps<K: Keys, const WORD: usize>(
-    stage: Shared<u32, 4096>,
-    tile: &Tile<K>,
-    sums: Sums,
-) -> Sums {
-    let [[a, b, c, d], [e, f, g, h], [i, j, k, l], [m, n, o, p]] =
-        tile.keys.map(|keys| keys.pairs::<WORD>());
-    let number = 2 * WORD as u32;
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let sums = step(stage, number, [[a, b], [e, f], [i, j], [m, n]], sums);
-        step(stage, number + 1, [[c, d], [g, h], [k, l], [o, p]], sums)
-    }
-}
-
-/// Adds 16 channels of all products.
-///
-/// # Safety
-/// As [`products`].
-#[inline(always)]
-unsafe fn step(
-    stage: Shared<u32, 4096>,
-    step: u32,
-    [a, b, c, d]: [[u32; 2]; KEY_TILES],
-    [first, second, third, fourth]: Sums,
-) -> Sums {
+unsafe fn scored<K: Keys>(stage: Shared<u32, 4096>, tile: &Tile<K>, weights: Weights) -> Parts {
+    let right = [
+        tile.keys.map(|keys| keys.pairs::<0>()),
+        tile.keys.map(|keys| keys.pairs::<1>()),
+        tile.keys.map(|keys| keys.pairs::<2>()),
+        tile.keys.map(|keys| keys.pairs::<3>()),
+    ];
     // Spelt out: an array walked by a loop would live in local memory.
-    let of_heads = |tile: u32, [e, f, g, h]: [[f32; 4]; KEY_TILES]| {
-        let at = 4 * (32 * (STEPS * tile + step) + thread::lane_id());
-        // SAFETY: by this function's own contract.
-        unsafe {
-            let left = stage.load_u32x4(at);
-            [
-                bf16_m16n8k16(left, a, e),
-                bf16_m16n8k16(left, b, f),
-                bf16_m16n8k16(left, c, g),
-                bf16_m16n8k16(left, d, h),
-            ]
-        }
+    let of_heads = |heads: usize, parts: Parts| {
+        let two_steps = |word: usize, [a, b, c, d]: Sums| {
+            let at = 4 * (32 * (STEPS * heads as u32 + 2 * word as u32) + thread::lane_id());
+            // SAFETY: by this function's own contract.
+            unsafe {
+                let (first, second) = (stage.load_u32x4(at), stage.load_u32x4(at + 4 * 32));
+                let add = |key: usize, sum: [f32; 4]| {
+                    let [p, q, r, s] = right[word][key];
+                    bf16_m16n8k16(second, [r, s], bf16_m16n8k16(first, [p, q], sum))
+                };
+                [add(0, a), add(1, b), add(2, c), add(3, d)]
+            }
+        };
+        let sums = two_steps(1, two_steps(0, [[0.0; 4]; KEY_TILES]));
+        weights.add(heads, parts, two_steps(3, two_steps(2, sums)))
     };
-    [of_heads(0, first), of_heads(1, second), of_heads(2, third), of_heads(3, fourth)]
+    of_heads(3, of_heads(2, of_heads(1, of_heads(0, [[0.0; 2]; KEY_TILES]))))
 }
 
 /// The weights of a lane's heads: `16 i + g` and `16 i + g + 8`.
@@ -265,36 +232,37 @@ impl Weights {
         Self([pair(0), pair(1), pair(2), pair(3)])
     }
 
-    /// The weighted sum over all heads: lane `4 g + t` gets that of key `8 (g / 2) + 2 t + g % 2`.
-    ///
-    /// # Safety
-    /// All lanes of the warp call it together.
+    /// Adds the weighted positive parts of the products of 16 heads.
     #[inline(always)]
-    unsafe fn sum(self, sums: &Sums) -> f32 {
-        let lane = thread::lane_id();
-        let of_heads = |i: usize, own: [[f32; 2]; KEY_TILES]| {
-            let [upper, lower] = self.0[i];
-            let add = |n: usize| {
-                let ([x, y], [a, b, c, d]) = (own[n], sums[i][n].map(|sum| max_or_nan(sum, 0.0)));
-                let (x, y) = (mul_add(upper, a, x), mul_add(upper, b, y));
-                [mul_add(lower, c, x), mul_add(lower, d, y)]
-            };
-            [add(0), add(1), add(2), add(3)]
+    fn add(self, heads: usize, parts: Parts, sums: Sums) -> Parts {
+        let [upper, lower] = self.0[heads];
+        let add = |key: usize| {
+            let ([x, y], [a, b, c, d]) = (parts[key], sums[key].map(|sum| max_or_nan(sum, 0.0)));
+            let (x, y) = (mul_add(upper, a, x), mul_add(upper, b, y));
+            [mul_add(lower, c, x), mul_add(lower, d, y)]
         };
-        let own = of_heads(1, of_heads(0, [[0.0; 2]; KEY_TILES]));
-        let [[a, b], [c, d], [e, f], [g, h]] = of_heads(3, of_heads(2, own));
-        // Each step gives half of the values away for the other half of the partner's.
-        // SAFETY: by this function's own contract.
-        unsafe {
-            let give = |bit: u32, low: f32, high: f32| {
-                let upper = lane & bit != 0;
-                let (keep, send) = if upper { (high, low) } else { (low, high) };
-                keep + warp::shuffle_xor_f32(send, bit)
-            };
-            let [a, b, c, d] = [give(16, a, e), give(16, b, f), give(16, c, g), give(16, d, h)];
-            let [a, b] = [give(8, a, c), give(8, b, d)];
-            give(4, a, b)
-        }
+        [add(0), add(1), add(2), add(3)]
+    }
+}
+
+/// The sum of all lanes that hold a key: lane `4 g + t` gets that of key `8 (g / 2) + 2 t + g % 2`.
+///
+/// # Safety
+/// All lanes of the warp call it together.
+#[inline(always)]
+unsafe fn sum_lanes([[a, b], [c, d], [e, f], [g, h]]: Parts) -> f32 {
+    let lane = thread::lane_id();
+    // Each step gives half of the values away for the other half of the partner's.
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let give = |bit: u32, low: f32, high: f32| {
+            let upper = lane & bit != 0;
+            let (keep, send) = if upper { (high, low) } else { (low, high) };
+            keep + warp::shuffle_xor_f32(send, bit)
+        };
+        let [a, b, c, d] = [give(16, a, e), give(16, b, f), give(16, c, g), give(16, d, h)];
+        let [a, b] = [give(8, a, c), give(8, b, d)];
+        give(4, a, b)
     }
 }
 
@@ -303,44 +271,44 @@ impl Weights {
 struct Writer {
     scores: GlobalMut<f32>,
     maxima: GlobalMut<f32>,
-    faults: GlobalMut<u32>,
     row: u32,
     seen: u32,
     params: IndexScoreParams,
 }
 
 impl Writer {
-    /// Writes a tile's scores and its groups' maxima; `sum` is the lane's key's.
+    /// Writes a tile's scores and its groups' maxima, as far as the query sees them; `row` is that of its
+    /// first key.
     ///
     /// # Safety
-    /// The tile is one of the row; all lanes of the warp call it together.
+    /// The planes hold the tile's row; all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn write<K: Keys>(self, tile: u32, keys: &Tile<K>, sum: f32, planes: Planes) {
+    unsafe fn write<K: Keys>(self, tile: u32, row: Option<u64>, parts: Parts, planes: Planes) {
         let lane = thread::lane_id();
         let key = 8 * (lane / 8) + 2 * (lane % 4) + lane / 4 % 2;
         let IndexScoreParams { columns, group_log2, .. } = self.params;
-        // SAFETY: a score of the row, and a group of it; the planes hold the key's row.
+        // SAFETY: a score of the row, and a group of it; the planes hold the key's row, and their
+        // first where there is none.
         unsafe {
-            fault::count(self.faults, lane, u32::from(keys.row.is_none()));
-            let score = match keys.row {
-                Some(row) => sum * K::factor(planes.scale, row + u64::from(key)),
-                None => f32::NAN,
-            };
+            let factor = K::factor(planes.scale, row.unwrap_or(0) + u64::from(key));
+            let score = sum_lanes(parts) * factor;
             let entry = TILE * tile + key;
             let is_seen = entry < self.seen;
-            let score = if is_seen { score } else { f32::NAN };
+            let score = if is_seen && row.is_some() { score } else { f32::NAN };
             if is_seen {
                 let at = u64::from(self.row) * u64::from(columns) + u64::from(entry);
                 self.scores.store(at, score);
             }
             let eight = warp::reduce_max_f32_width::<8>(score);
-            let all = warp::reduce_max_f32(eight);
+            let sixteen = math::max(eight, warp::shuffle_xor_f32(eight, 8));
+            let all = math::max(sixteen, warp::shuffle_xor_f32(sixteen, 16));
             let small = group_log2 == 3;
             let (lanes, largest) = if small { (8, eight) } else { (32, all) };
-            if lane.is_multiple_of(lanes) {
+            let first = TILE * tile + lane;
+            if lane.is_multiple_of(lanes) && TILE * tile < self.seen {
                 let groups = u64::from(columns >> group_log2);
-                let group = (TILE * tile + lane) >> group_log2;
-                self.maxima.store(u64::from(self.row) * groups + u64::from(group), largest);
+                let group = u64::from(first >> group_log2);
+                self.maxima.store(u64::from(self.row) * groups + group, largest);
             }
         }
     }

@@ -11,29 +11,31 @@ use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
-use super::search::{ABSENT, Cut, Held, Scratch, THREADS, Values, inclusive_sum, ordered};
+use super::search::{ABSENT, Cut, Floor, Held, Scratch, THREADS, Values, inclusive_sum, ordered};
 use super::visible;
 
 /// Scores that the threads of a block hold: more are thinned out first.
 const CANDIDATES: u32 = 4096;
 /// Candidates of a thread.
 const HELD: usize = (CANDIDATES / THREADS) as usize;
+/// Scores of a thread where rows have at most 2048 columns.
+const HELD_SHORT: usize = 4;
 /// Groups of the longest row, by thread.
 const HELD_GROUPS: usize = 16;
-/// Groups that are listed: as many as there may be results.
-const GROUPS: u32 = 2048;
+/// Groups that are listed: as many as there may be results, and the rest of a digit.
+const GROUPS: u32 = 3072;
 /// Bins of the final order.
 const BINS: u32 = 2 * THREADS;
 const BIN_BITS: u32 = 10;
 const WARPS: u32 = THREADS / 32;
 
-/// Lists the largest scores of each row.
+/// Lists the largest scores of each row. `SHORT`: rows have at most 2048 columns.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of one block of 512 threads a
 /// row call it.
 #[inline(always)]
-pub unsafe fn select(
+pub unsafe fn select<const SHORT: bool>(
     scores: Global<f32>,
     maxima: Global<f32>,
     lengths: Global<i32>,
@@ -46,7 +48,7 @@ pub unsafe fn select(
     unsafe {
         let length = (lengths.load(u64::from(row)).max(0) as u32).min(columns);
         let row = Row::new(scores, maxima, (row, columns, group_log2), length);
-        Selection { row, k, selected }.run();
+        Selection { row, k, selected }.run::<SHORT>();
     }
 }
 
@@ -55,7 +57,7 @@ pub unsafe fn select(
 /// # Safety
 /// As [`select`], for one block a query.
 #[inline(always)]
-pub unsafe fn select_entries(
+pub unsafe fn select_entries<const SHORT: bool>(
     scores: Global<f32>,
     maxima: Global<f32>,
     token_position: Global<i32>,
@@ -71,7 +73,7 @@ pub unsafe fn select_entries(
         let seen = visible(token_position, token_slot, token).map_or(0, |(_, visible)| visible);
         let row = Row::new(scores, maxima, (row, columns, group_log2), seen.min(columns));
         let selection = Selection { row, k, selected };
-        if seen <= k { selection.list_all() } else { selection.run() }
+        if seen <= k { selection.list_all() } else { selection.run::<SHORT>() }
     }
 }
 
@@ -84,6 +86,8 @@ struct Row {
     number: u32,
     /// Its first score.
     start: u64,
+    /// Scores, in use or not.
+    columns: u32,
     /// Its first group.
     first_group: u64,
     group_log2: u32,
@@ -101,24 +105,26 @@ impl Row {
     ) -> Self {
         let of = |elements: u32| u64::from(number) * u64::from(elements);
         let (start, first_group) = (of(columns), of(columns >> group_log2));
-        Self { scores, maxima, number, start, first_group, group_log2, length }
+        Self { scores, maxima, number, start, columns, first_group, group_log2, length }
     }
 
     /// The scores, in registers.
     ///
     /// # Safety
-    /// The row has at most [`CANDIDATES`].
+    /// The row has at most `N` a thread.
     #[inline(always)]
-    unsafe fn held(self) -> Held<HELD> {
-        let indices = strided::<HELD>();
-        let values = indices.map(|index| {
-            if index < self.length {
-                // SAFETY: a score of the row.
-                ordered(unsafe { self.scores.load(self.start + u64::from(index)) })
-            } else {
-                ABSENT
-            }
+    unsafe fn held<const N: usize>(self) -> Held<N> {
+        let indices = strided::<N>();
+        // Fetched before the length is known to reach so far.
+        let scores = indices.map(|index| {
+            let inside = index.min(self.columns - 1);
+            // SAFETY: a score of the row.
+            unsafe { self.scores.load(self.start + u64::from(inside)) }
         });
+        let mut values = scores.map(ordered);
+        for (value, index) in values.iter_mut().zip(&indices) {
+            *value = if *index < self.length { *value } else { ABSENT };
+        }
         Held { values, indices }
     }
 
@@ -129,14 +135,16 @@ impl Row {
     #[inline(always)]
     unsafe fn groups(self, groups: u32) -> Held<HELD_GROUPS> {
         let indices = strided::<HELD_GROUPS>();
-        let values = indices.map(|index| {
-            if index < groups {
-                // SAFETY: a group of the row.
-                ordered(unsafe { self.maxima.load(self.first_group + u64::from(index)) })
-            } else {
-                ABSENT
-            }
+        let last = (self.columns >> self.group_log2) - 1;
+        // Fetched before the length is known to reach so far.
+        let maxima = indices.map(|index| {
+            // SAFETY: a group of the row.
+            unsafe { self.maxima.load(self.first_group + u64::from(index.min(last))) }
         });
+        let mut values = maxima.map(ordered);
+        for (value, index) in values.iter_mut().zip(&indices) {
+            *value = if *index < groups { *value } else { ABSENT };
+        }
         Held { values, indices }
     }
 }
@@ -151,7 +159,7 @@ fn strided<const N: usize>() -> [u32; N] {
 #[derive(Clone, Copy)]
 struct Streamed {
     row: Row,
-    floor: u32,
+    floor: Floor,
 }
 
 impl Values for Streamed {
@@ -161,7 +169,7 @@ impl Values for Streamed {
         while index < self.row.length {
             // SAFETY: a score of the row.
             let value = ordered(unsafe { self.row.scores.load(self.row.start + u64::from(index)) });
-            visit(if value >= self.floor { value } else { ABSENT }, index);
+            visit(if self.floor.reached_by(value) { value } else { ABSENT }, index);
             index += THREADS;
         }
     }
@@ -189,7 +197,7 @@ impl Arena {
         const GROUPS_AT: u32 = 8 * CANDIDATES;
         const SCRATCH_AT: u32 = GROUPS_AT + 4 * GROUPS;
         const TOTALS_AT: u32 = SCRATCH_AT + Scratch::BYTES;
-        const { assert!(TOTALS_AT + 4 * (WARPS + 2) <= 45_056) };
+        const { assert!(TOTALS_AT + 4 * (WARPS + 2) <= 46_592) };
         // SAFETY: inside the block's memory; `groups` and `bins` are used one after the other.
         unsafe {
             Self {
@@ -242,18 +250,22 @@ impl Selection {
     /// # Safety
     /// All threads of the block call it together.
     #[inline(always)]
-    unsafe fn run(self) {
+    unsafe fn run<const SHORT: bool>(self) {
         // SAFETY: all threads are together: every branch here is the block's.
         unsafe {
             let arena = Arena::new();
             let length = self.row.length;
-            if length == 0 {
-                self.list_all();
-            } else if length <= CANDIDATES {
-                self.finish(arena, self.row.held(), length);
+            if SHORT {
+                self.finish(arena, self.row.held::<HELD_SHORT>(), length);
             } else {
-                let floor = self.floor(arena);
-                match self.gather(arena, floor) {
+                let (held, floor) = if length <= CANDIDATES {
+                    (Some((self.row.held::<HELD>(), length)), Floor::NONE)
+                } else {
+                    let floor = self.floor(arena);
+                    (self.gather(arena, floor), floor)
+                };
+                // One copy of the long code that follows, whichever way the scores came.
+                match held {
                     Some((held, count)) => self.finish(arena, held, count),
                     None => self.finish(arena, Streamed { row: self.row, floor }, length),
                 }
@@ -261,12 +273,12 @@ impl Selection {
         }
     }
 
-    /// A value that the k-th largest score reaches, and lists the groups that reach it.
+    /// A bound that the k-th largest score reaches, and lists the groups that reach it.
     ///
     /// # Safety
     /// As [`Self::run`], for a row longer than [`CANDIDATES`].
     #[inline(always)]
-    unsafe fn floor(self, arena: Arena) -> u32 {
+    unsafe fn floor(self, arena: Arena) -> Floor {
         let count = self.row.length.div_ceil(1 << self.row.group_log2);
         // SAFETY: by this function's own contract. The counters are cleared before the barriers of
         // the search, and counted after them.
@@ -275,11 +287,13 @@ impl Selection {
             if thread::thread_idx_x() < 2 {
                 arena.counters.store(thread::thread_idx_x(), 0);
             }
-            // At least k groups reach the k-th largest of the maxima, and so do k scores.
-            let least = arena.scratch.cut(groups, count, self.k).least;
-            let floor = if count < self.k { ABSENT + 1 } else { least };
+            // What k maxima reach, k scores reach.
+            let floor = arena.scratch.floor(groups, count, self.k);
             let list = |first: usize| {
-                let takes = |i: usize| groups.values[first + i] >= floor;
+                let takes = |i: usize| {
+                    let value = groups.values[first + i];
+                    value != ABSENT && floor.reached_by(value)
+                };
                 let takes = [takes(0), takes(1), takes(2), takes(3)];
                 let to = append(arena.counters, 0, takes);
                 let store = |i: usize| {
@@ -307,7 +321,7 @@ impl Selection {
     /// # Safety
     /// As [`Self::run`], after [`Self::floor`].
     #[inline(always)]
-    unsafe fn gather(self, arena: Arena, floor: u32) -> Option<(Held<HELD>, u32)> {
+    unsafe fn gather(self, arena: Arena, floor: Floor) -> Option<(Held<HELD>, u32)> {
         let Row { scores, start, group_log2, length, .. } = self.row;
         // SAFETY: a listed group is one of the row, whose memory is a multiple of 32 scores; loops
         // and branches with collectives are the block's.
@@ -332,8 +346,9 @@ impl Selection {
                 let found = places.map(load);
                 let keep = |(index, wanted): (u32, bool), found: [u32; 4]| {
                     let values = found.map(|bits| ordered(f32::from_bits(bits)));
-                    let takes =
-                        |i: usize| wanted && index + (i as u32) < length && values[i] >= floor;
+                    let takes = |i: usize| {
+                        wanted && index + (i as u32) < length && floor.reached_by(values[i])
+                    };
                     let takes = [takes(0), takes(1), takes(2), takes(3)];
                     let to = append(arena.counters, 1, takes);
                     let store = |i: usize| {
@@ -423,7 +438,8 @@ struct Order {
 impl Order {
     #[inline(always)]
     fn new(cut: Cut) -> Self {
-        let bits = 32 - (cut.most - cut.least).leading_zeros();
+        // Without any value the bounds are the wrong way round, and nothing is binned.
+        let bits = 32 - cut.most.wrapping_sub(cut.least).leading_zeros();
         Self { most: cut.most, shift: bits.saturating_sub(BIN_BITS) }
     }
 

@@ -1,15 +1,16 @@
 //! Routing of a decode batch in one launch, from hidden states to experts and weights.
 //!
-//! A cluster of eight blocks has 32 experts, each block an eighth of the hidden state, so that the
-//! whole chip reads the gate's weights once. Within a block warps split that eighth again (and, above
-//! 32 tokens, the tokens in two). Partial sums meet in shared memory, in the order of the hidden state
+//! A cluster of eight blocks has 24 or 32 experts, each block an eighth of the hidden state. (A cluster
+//! stays within a part of the chip. Of 16 clusters with a block a multiprocessor some would have to wait
+//! for others to end: 12 run at once.) Within a block warps split that eighth
+//! again, and above 32 tokens the tokens in two. Partial sums meet in shared memory, in the order of the hidden state
 //! at both levels: a result does not depend on who came first. After that, block r of every cluster has
 //! the tokens r, r + 8, ..; the last of those blocks to arrive selects their experts.
 
 use kv_layout::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
-use kv_layout::router::{DECODE_EXPERTS, DECODE_SLICES, DECODE_TOKENS};
+use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
 use simt::atomic::{DeviceAtomicU32, fence_device};
-use simt::cluster::{block_rank, sync_cluster};
+use simt::cluster::{block_rank, leave_cluster, stay_in_cluster, sync_cluster};
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};
@@ -18,33 +19,36 @@ use super::activation::activation;
 use super::fragment::{DEPTH, Piece, Place, multiply};
 use super::hash::Lookup;
 use super::select::{Experts, load, load_written};
+use super::spell::spell;
 use super::topk::Routed;
 use super::weight;
 use crate::fault;
 
 /// Warps of a block.
 const WARPS: u32 = 8;
-/// Tokens whose sums a warp holds: four products of 8.
+/// Tokens whose sums a warp holds: two products of 16.
 const WARP_TOKENS: u32 = 32;
-/// Words from one token's partial sums to the next one's: the four that a warp writes at once are
-/// then in different banks.
-const STRIDE: u32 = DECODE_EXPERTS + 4;
+/// Most experts of a cluster, and words from one token's sums to the next one's.
+const MOST_EXPERTS: u32 = 32;
+/// Words from one token's partial sums to the next one's: what a warp writes at once then shares its
+/// banks with one other word at most.
+const STRIDE: u32 = MOST_EXPERTS + 4;
 /// Words of the partial sums of all warps, and of the block's sums.
 const PARTIALS: usize = (WARPS * WARP_TOKENS * STRIDE) as usize;
-const SUMS: usize = (DECODE_TOKENS * DECODE_EXPERTS) as usize;
+const SUMS: usize = (DECODE_TOKENS * MOST_EXPERTS) as usize;
 /// Bytes of shared memory.
 const SHARED_BYTES: u32 = 4 * (PARTIALS + SUMS) as u32 + 4;
 const _: () = assert!(SHARED_BYTES == 45_060, "as in the kernel table");
 const _: () = assert!(DECODE_SLICES == WARPS, "a warp of a block has one of its tokens");
 
-/// Sums of a warp: two times 16 experts by four times 8 tokens.
-type Sums = [[[f32; 4]; 4]; 2];
-/// Pieces of a warp's operands: of two times 16 experts, and of four times 8 tokens.
-type Operands = ([[Piece; 2]; 2], [Piece; 4]);
+/// Sums of a warp: two times 16 tokens by `N` times 8 experts.
+type Sums<const N: usize> = [[[f32; 4]; N]; 2];
+/// Pieces of a warp's operands: of two times 16 tokens, and of `N` times 8 experts.
+type Operands<const N: usize> = ([[Piece; 2]; 2], [Piece; N]);
 
-/// The gate's product with a batch, and where its parts meet.
+/// The gate's product with a batch, and where its parts meet. A cluster has `8 * N` experts.
 #[derive(Clone, Copy)]
-struct Gate {
+struct Gate<const N: usize> {
     /// `[tokens, hidden]` BF16.
     x: Global<u16>,
     /// `[experts, hidden]` BF16.
@@ -58,36 +62,42 @@ struct Gate {
     hidden: u32,
 }
 
-impl Gate {
+impl<const N: usize> Gate<N> {
+    /// Experts of a cluster.
+    const EXPERTS: u32 = 8 * N as u32;
+
     /// Computes the activations of the cluster's experts, and leaves them for whoever comes last. In the
     /// block that does, all activations of its tokens are there, and the result is true.
     ///
+    /// The caller must end with [`stay_in_cluster`].
+    ///
     /// # Safety
-    /// Shapes as above; all threads of a launch of `experts / 32` clusters call it.
+    /// Shapes as above; all threads of a launch of `experts / EXPERTS` clusters, rounded up, call it.
     #[inline(always)]
     unsafe fn activate(self) -> bool {
         let (lane, warp_id, rank) = (thread::lane_id(), thread::warp_id(), block_rank());
-        let cluster = thread::block_idx_x() / DECODE_SLICES;
+        let first_expert = thread::block_idx_x() / DECODE_SLICES * Self::EXPERTS;
         // SAFETY: words of shared memory are written by one thread each, with a barrier before others
         // read them; a block is last when all others' stores were fenced before they arrived.
         unsafe {
             let sums = Shared::<f32, SUMS>::at(4 * PARTIALS as u32);
             let last = Shared::<u32, 1>::at(4 * (PARTIALS + SUMS) as u32);
-            self.sum_slice(sums, cluster, rank);
+            self.sum_slice(sums, first_expert, rank);
             sync_cluster();
-            let token = token_of(warp_id, rank);
-            if token < self.tokens {
-                let of_rank = |rank| sums.load_from(rank, token * DECODE_EXPERTS + lane);
+            let (token, expert) = (token_of(warp_id, rank), first_expert + lane);
+            if token < self.tokens && lane < Self::EXPERTS && expert < self.experts {
+                let of_rank = |rank| sums.load_from(rank, token * MOST_EXPERTS + lane);
                 let parts = [0, 1, 2, 3, 4, 5, 6, 7].map(of_rank);
                 let logit = parts.into_iter().fold(0.0, |sum, part| sum + part);
-                let at = token * self.experts + cluster * DECODE_EXPERTS + lane;
-                self.activations.store(u64::from(at), activation(logit));
+                let at = u64::from(token) * u64::from(self.experts) + u64::from(expert);
+                self.activations.store(at, activation(logit));
                 fence_device();
             }
+            leave_cluster();
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
                 let arrivals = DeviceAtomicU32::new(self.arrivals, u64::from(rank));
-                let is_last = arrivals.add(1) == self.experts / DECODE_EXPERTS - 1;
+                let is_last = arrivals.add(1) == self.experts.div_ceil(Self::EXPERTS) - 1;
                 if is_last {
                     arrivals.store(0);
                 }
@@ -107,7 +117,7 @@ impl Gate {
     /// # Safety
     /// As [`Self::activate`].
     #[inline(always)]
-    unsafe fn sum_slice(self, sums: Shared<f32, SUMS>, cluster: u32, rank: u32) {
+    unsafe fn sum_slice(self, sums: Shared<f32, SUMS>, first_expert: u32, rank: u32) {
         let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
         let halves = if self.tokens > WARP_TOKENS { 2 } else { 1 };
         let (part, parts) = (warp_id / halves, WARPS / halves);
@@ -116,7 +126,7 @@ impl Gate {
         // the half's or whole batch's tokens.
         unsafe {
             let partial = Shared::<f32, PARTIALS>::at(0);
-            let tile = Tile { gate: self, first_expert: cluster * DECODE_EXPERTS, first_token };
+            let tile = Tile { gate: self, first_expert, first_token };
             let chunks = self.hidden / DEPTH;
             let (from, to) = (rank * chunks / DECODE_SLICES, (rank + 1) * chunks / DECODE_SLICES);
             let acc = tile.sum(from + part, to, parts);
@@ -128,10 +138,12 @@ impl Gate {
                 let mut part = 0;
                 while part < parts {
                     let row = part * halves * WARP_TOKENS + token;
-                    sum += partial.load(row * STRIDE + lane);
+                    if lane < Self::EXPERTS {
+                        sum += partial.load(row * STRIDE + lane);
+                    }
                     part += 1;
                 }
-                sums.store(token * DECODE_EXPERTS + lane, sum);
+                sums.store(token * MOST_EXPERTS + lane, sum);
                 token += WARPS;
             }
         }
@@ -144,56 +156,67 @@ fn token_of(warp_id: u32, rank: u32) -> u32 {
     warp_id * DECODE_SLICES + rank
 }
 
-/// 32 experts by 32 tokens of a warp.
+/// 32 tokens of a warp by the experts of its cluster.
 #[derive(Clone, Copy)]
-struct Tile {
-    gate: Gate,
+struct Tile<const N: usize> {
+    gate: Gate<N>,
     first_expert: u32,
     first_token: u32,
 }
 
-impl Tile {
-    /// The lane's pieces of chunk `chunk` of the hidden state; zeros from chunk `to` on.
+impl<const N: usize> Tile<N> {
+    /// Whether the tile's second 16 tokens hold one.
+    #[inline(always)]
+    fn has_second(self) -> bool {
+        self.first_token + 16 < self.gate.tokens
+    }
+
+    /// The lane's pieces of chunk `chunk` of the hidden state. Beyond the last token and expert it is
+    /// the last one's again: what comes of that is left out of the answer.
     ///
     /// # Safety
-    /// The experts exist.
+    /// The chunk exists.
     #[inline(always)]
-    unsafe fn load(self, chunk: u32, to: u32) -> Operands {
+    unsafe fn load(self, chunk: u32) -> Operands<N> {
         let Self { gate, first_expert, first_token } = self;
         let place = Place::of(thread::lane_id());
-        let wanted = chunk < to;
-        // SAFETY: a chunk below `to` lies in the hidden state; tokens are checked.
-        let expert = |row: u32| unsafe {
-            let row = first_expert + row + place.row;
-            place.load(gate.weight, gate.hidden, row, chunk * DEPTH, wanted)
+        // SAFETY: row and chunk exist.
+        let load = |matrix: Global<u16>, row: u32, rows: u32| unsafe {
+            place.load(matrix, gate.hidden, (row + place.row).min(rows - 1), chunk * DEPTH)
         };
-        // SAFETY: as above.
-        let token = |row: u32| unsafe {
-            let row = first_token + row + place.row;
-            place.load(gate.x, gate.hidden, row, chunk * DEPTH, wanted && row < gate.tokens)
+        let experts = spell(|n| load(gate.weight, first_expert + 8 * n as u32, gate.experts));
+        let tokens = |row: u32| {
+            let row = first_token + row;
+            [load(gate.x, row, gate.tokens), load(gate.x, row + 8, gate.tokens)]
         };
-        let experts = [[expert(0), expert(8)], [expert(16), expert(24)]];
-        (experts, [token(0), token(8), token(16), token(24)])
+        let second = if self.has_second() { tokens(16) } else { [[0; 4]; 2] };
+        ([tokens(0), second], experts)
     }
 
     /// Sums over the chunks `from`, `from + step`, .. below `to`. Four chunks are on their way at once:
     /// a warp seldom has more.
     ///
     /// # Safety
-    /// The experts exist, and so do the chunks below `to`; all lanes of the warp call it together.
+    /// The chunks below `to` exist; all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn sum(self, from: u32, to: u32, step: u32) -> Sums {
-        let mut acc = [[[0.0; 4]; 4]; 2];
+    unsafe fn sum(self, from: u32, to: u32, step: u32) -> Sums<N> {
+        let mut acc = [[[0.0; 4]; N]; 2];
         let mut chunk = from;
         while chunk < to {
-            // SAFETY: by this function's own contract; the branch depends on the warp alone.
+            // SAFETY: by this function's own contract; the branches depend on the warp alone.
             unsafe {
-                let load = |i: u32| self.load(chunk + i * step, to);
+                let load = |i: u32| self.load((chunk + i * step).min(to - 1));
                 let [a, b, c, d] = [load(0), load(1), load(2), load(3)];
                 acc = self.multiply(a, acc);
-                acc = self.multiply(b, acc);
-                acc = self.multiply(c, acc);
-                acc = self.multiply(d, acc);
+                if chunk + step < to {
+                    acc = self.multiply(b, acc);
+                }
+                if chunk + 2 * step < to {
+                    acc = self.multiply(c, acc);
+                }
+                if chunk + 3 * step < to {
+                    acc = self.multiply(d, acc);
+                }
             }
             chunk += 4 * step;
         }
@@ -203,23 +226,16 @@ impl Tile {
     /// # Safety
     /// All lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn multiply(self, (experts, tokens): Operands, acc: Sums) -> Sums {
-        let [[a, b], [c, d]] = experts;
+    unsafe fn multiply(self, (tokens, experts): Operands<N>, [first, second]: Sums<N>) -> Sums<N> {
         // SAFETY: the branch depends on the warp alone.
-        let both = |n: usize| unsafe {
-            if !self.has_tokens(n) {
-                return [acc[0][n], acc[1][n]];
-            }
-            [multiply(a, b, tokens[n], acc[0][n]), multiply(c, d, tokens[n], acc[1][n])]
-        };
-        let [p, q, r, s] = [both(0), both(1), both(2), both(3)];
-        [[p[0], q[0], r[0], s[0]], [p[1], q[1], r[1], s[1]]]
-    }
-
-    /// Whether the `n`-th 8 tokens of the tile hold one.
-    #[inline(always)]
-    fn has_tokens(self, n: usize) -> bool {
-        self.first_token + 8 * (n as u32) < self.gate.tokens
+        unsafe {
+            let by = |[low, high]: [Piece; 2], acc: [[f32; 4]; N]| {
+                spell(|n| multiply(low, high, experts[n], acc[n]))
+            };
+            let first = by(tokens[0], first);
+            let second = if self.has_second() { by(tokens[1], second) } else { second };
+            [first, second]
+        }
     }
 
     /// Leaves the sums in rows `row + token` of `partial`.
@@ -227,39 +243,34 @@ impl Tile {
     /// # Safety
     /// The rows exist and are nobody else's.
     #[inline(always)]
-    unsafe fn store(self, partial: Shared<f32, PARTIALS>, row: u32, acc: Sums) {
+    unsafe fn store(self, partial: Shared<f32, PARTIALS>, row: u32, acc: Sums<N>) {
         let place = Place::of(thread::lane_id());
-        let store = |n: usize| {
-            if !self.has_tokens(n) {
-                return;
-            }
-            let token = row + self.first_token + 8 * n as u32 + 2 * place.pair;
+        let store = |token: u32, acc: [[f32; 4]; N]| {
+            let at = (row + self.first_token + token + place.row) * STRIDE + 2 * place.pair;
             // SAFETY: by this function's own contract.
-            let put = |expert: u32, [a, b, c, d]: [f32; 4]| unsafe {
-                let at = token * STRIDE + expert + place.row;
+            spell::<(), N>(|n| unsafe {
+                let (at, [a, b, c, d]) = (at + 8 * n as u32, acc[n]);
                 partial.store(at, a);
-                partial.store(at + STRIDE, b);
-                partial.store(at + 8, c);
-                partial.store(at + STRIDE + 8, d);
-            };
-            put(0, acc[0][n]);
-            put(16, acc[1][n]);
+                partial.store(at + 1, b);
+                partial.store(at + 8 * STRIDE, c);
+                partial.store(at + 8 * STRIDE + 1, d);
+            });
         };
-        store(0);
-        store(1);
-        store(2);
-        store(3);
+        store(0, acc[0]);
+        if self.has_second() {
+            store(16, acc[1]);
+        }
     }
 }
 
 /// Selects the experts of up to 64 tokens.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of `experts / 32` clusters of 8
-/// blocks of 8 warps call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of `experts / 8 N` clusters
+/// of 8 blocks of 8 warps, rounded up, call it.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn dense<const Q: usize>(
+pub unsafe fn dense<const Q: usize, const N: usize>(
     x: Global<u16>,
     gate: Global<u16>,
     bias: Global<f32>,
@@ -272,9 +283,8 @@ pub unsafe fn dense<const Q: usize>(
     params: DenseRouterDecodeParams,
 ) {
     let DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits } = params;
-    let gate = Gate { x, weight: gate, activations, arrivals, tokens, experts, hidden };
-    // SAFETY: by this function's own contract; the branches depend on block and warp. The barrier at
-    // the end keeps every block there while others read its shared memory.
+    let gate = Gate::<N> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
+    // SAFETY: by this function's own contract; the branches depend on block and warp.
     unsafe {
         let is_last = gate.activate();
         let token = token_of(thread::warp_id(), block_rank());
@@ -295,7 +305,7 @@ pub unsafe fn dense<const Q: usize>(
                 routed.store(token, lane, -1, 0.0);
             }
         }
-        sync_cluster();
+        stay_in_cluster();
     }
 }
 
@@ -305,7 +315,7 @@ pub unsafe fn dense<const Q: usize>(
 /// As [`dense`].
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn hash(
+pub unsafe fn hash<const N: usize>(
     x: Global<u16>,
     gate: Global<u16>,
     table: Global<i32>,
@@ -318,7 +328,7 @@ pub unsafe fn hash(
     params: HashRouterDecodeParams,
 ) {
     let HashRouterDecodeParams { tokens, experts, hidden, .. } = params;
-    let gate = Gate { x, weight: gate, activations, arrivals, tokens, experts, hidden };
+    let gate = Gate::<N> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
     // SAFETY: as in `dense`.
     unsafe {
         let is_last = gate.activate();
@@ -335,6 +345,6 @@ pub unsafe fn hash(
             routed.store(token, lane, expert.id, weight);
             fault::count(faults, lane, warp::reduce_add_u32(expert.refusals));
         }
-        sync_cluster();
+        stay_in_cluster();
     }
 }

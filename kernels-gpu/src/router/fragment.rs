@@ -33,25 +33,14 @@ impl Place {
         Self { row: lane / 4, pair: lane % 4 }
     }
 
-    /// The lane's piece of row `row` of `matrix` (`[.., width]` BF16) at inner index `depth`; zeros
-    /// unless `wanted`.
+    /// The lane's piece of row `row` of `matrix` (`[.., width]` BF16) at inner index `depth`.
     ///
     /// # Safety
-    /// If wanted, the row exists, and so do [`DEPTH`] elements of it from `depth` on; `width` and
-    /// `depth` are multiples of 8.
+    /// The row exists, and so do [`DEPTH`] elements of it from `depth` on; `width` and `depth` are
+    /// multiples of 8.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn load(
-        self,
-        matrix: Global<u16>,
-        width: u32,
-        row: u32,
-        depth: u32,
-        wanted: bool,
-    ) -> Piece {
-        if !wanted {
-            return [0; 4];
-        }
+    pub unsafe fn load(self, matrix: Global<u16>, width: u32, row: u32, depth: u32) -> Piece {
         let at = u64::from(row) * u64::from(width) + u64::from(depth + 8 * self.pair);
         // SAFETY: by this function's own contract.
         unsafe { matrix.load_u32x4(at) }

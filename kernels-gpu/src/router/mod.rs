@@ -8,7 +8,9 @@ pub mod activation;
 pub mod decode;
 pub mod fragment;
 pub mod hash;
+pub mod prefill;
 pub mod select;
+mod spell;
 pub mod topk;
 
 use simt::warp;

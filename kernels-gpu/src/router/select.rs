@@ -4,6 +4,7 @@ use simt::mem::{Global, GlobalMut};
 use simt::warp;
 
 use super::activation::activation;
+use super::spell::spell;
 use crate::rank;
 
 /// One number for each expert of a lane, four by four: what is walked by a longer loop than that would
@@ -50,7 +51,7 @@ pub unsafe fn load_written<const Q: usize>(
 
 #[inline(always)]
 fn load_by<const Q: usize>(count: u32, quad: impl Fn(u64) -> [u32; 4]) -> Quads<f32, Q> {
-    quads_from(|q| {
+    spell(|q| {
         let exists = 4 * (q as u32) < count;
         if exists { quad(4 * q as u64).map(f32::from_bits) } else { [0.0; 4] }
     })
@@ -77,7 +78,8 @@ impl<const Q: usize> Experts<Q> {
         let exists = |q: usize| 4 * (q as u32) < count;
         let keys = quads(|q, i| if exists(q) { rank::key(score(q, i)) } else { rank::ABSENT });
         let activations = quads(|q, i| if raw[q][i].is_nan() { 0.0 } else { raw[q][i] });
-        let wrong: Quads<u32, Q> = quads(|q, i| u32::from(exists(q) && score(q, i).is_nan()));
+        let wrong: Quads<u32, Q> =
+            quads(|q, i| u32::from(exists(q)) & u32::from(score(q, i).is_nan()));
         let faults = combine(wrong, |a, b| a + b);
         Self { keys, activations, faults }
     }
@@ -98,7 +100,7 @@ impl<const Q: usize> Experts<Q> {
     #[must_use]
     pub unsafe fn select(self, lane: u32, selected: u32) -> (i32, f32) {
         let Self { mut keys, activations, .. } = self;
-        let mut mine = (-1, 0.0);
+        let mut mine = lane * Self::PER_LANE;
         let mut place = 0;
         while place < selected {
             let best = combine(keys, u32::max);
@@ -109,18 +111,21 @@ impl<const Q: usize> Experts<Q> {
             };
             // Lanes hold experts in order, so the lowest lane has the lowest of equal experts.
             let at = first_equal(keys, best);
-            let value = pick(activations, at);
             let taken = if lane == owner { at } else { Self::PER_LANE };
             keys = quads(|q, i| if index(q, i) == taken { rank::ABSENT } else { keys[q][i] });
             // SAFETY: as above.
-            let (at, value) =
-                unsafe { (warp::shuffle_idx_u32(at, owner), warp::shuffle_idx_f32(value, owner)) };
-            if lane == place {
-                mine = ((owner * Self::PER_LANE + at) as i32, value);
-            }
+            let at = unsafe { warp::shuffle_idx_u32(at, owner) };
+            mine = if lane == place { owner * Self::PER_LANE + at } else { mine };
             place += 1;
         }
-        mine
+        let (owner, at) = (mine / Self::PER_LANE, mine % Self::PER_LANE);
+        let of_owner = quads(|q, i| {
+            // SAFETY: as above.
+            let bits = unsafe { warp::shuffle_idx_u32(activations[q][i].to_bits(), owner) };
+            if index(q, i) == at { bits } else { 0 }
+        });
+        let activation = f32::from_bits(combine::<Q>(of_owner, |a, b| a | b));
+        if lane < selected { (mine as i32, activation) } else { (-1, 0.0) }
     }
 }
 
@@ -130,27 +135,9 @@ fn index(q: usize, i: usize) -> u32 {
     4 * q as u32 + i as u32
 }
 
-/// Quad q from `quad(q)`. Spelt out, since a loop that is not unrolled early leaves the quads in local
-/// memory.
-#[inline(always)]
-fn quads_from<T: Copy + Default, const Q: usize>(quad: impl Fn(usize) -> [T; 4]) -> Quads<T, Q> {
-    const { assert!(Q <= 4) };
-    let mut all = [[T::default(); 4]; Q];
-    let mut fill = |q: usize| {
-        if q < Q {
-            all[q] = quad(q);
-        }
-    };
-    fill(0);
-    fill(1);
-    fill(2);
-    fill(3);
-    all
-}
-
 #[inline(always)]
 fn quads<T: Copy + Default, const Q: usize>(value: impl Fn(usize, usize) -> T) -> Quads<T, Q> {
-    quads_from(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
+    spell(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
 }
 
 /// All elements combined, pairwise within a quad: a selection waits for the longest chain. 0 changes
@@ -173,11 +160,4 @@ fn combine<const Q: usize>(values: Quads<u32, Q>, pair: impl Fn(u32, u32) -> u32
 fn first_equal<const Q: usize>(keys: Quads<u32, Q>, key: u32) -> u32 {
     let found = quads(|q, i| u32::from(keys[q][i] == key) << index(q, i));
     combine::<Q>(found, |a, b| a | b).trailing_zeros()
-}
-
-/// Element `at` of `values`, without an address.
-#[inline(always)]
-fn pick<const Q: usize>(values: Quads<f32, Q>, at: u32) -> f32 {
-    let picked = quads(|q, i| if index(q, i) == at { values[q][i].to_bits() } else { 0 });
-    f32::from_bits(combine::<Q>(picked, |a, b| a | b))
 }

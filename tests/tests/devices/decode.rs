@@ -175,6 +175,55 @@ pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
     }
 }
 
+/// More requests than an HCA layer has shares, so that blocks have several tokens: none, some and all of
+/// which close a window. Steps with the last request left out end within a share.
+pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D) {
+    const REQUESTS: usize = 70;
+    // Every eleventh request closes a window with its first token, and two neighbours do.
+    let prompt = |request: usize| if request % 11 < 2 && request < 30 { 127 } else { 2 };
+    let stream = device.stream().unwrap();
+    let model =
+        ModelConfig { layers: vec![LayerKind::Hca], ..ModelConfig::preset("tiny").unwrap() };
+    let config = CacheConfig {
+        max_requests: REQUESTS as u32,
+        num_blocks: REQUESTS as u32 + 16,
+        max_context: 256,
+        max_step_tokens: STEP_TOKENS as u32,
+        ..CacheConfig::smallest(model)
+    };
+    let inputs = Inputs::new(device, &stream, 11);
+    let [separate, shared] = [false, true].map(|one_launch| {
+        let mut manager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
+        let ids: Vec<RequestId> = (0..REQUESTS).map(|_| manager.admit().unwrap()).collect();
+        for (request, &id) in ids.iter().enumerate() {
+            let tokens = prompt(request);
+            manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
+            run_step(&manager, &stream, &inputs, false).unwrap();
+            manager.commit(id, tokens).unwrap();
+        }
+        for step in 0..3 {
+            let part = |(request, &id): (usize, &RequestId)| StepRequest {
+                id,
+                start: prompt(request) + step,
+                tokens: 1,
+            };
+            let last = REQUESTS - step as usize;
+            let parts: Vec<StepRequest> = ids.iter().enumerate().take(last).map(part).collect();
+            manager.prepare_forward(&stream, &parts).unwrap();
+            run_step(&manager, &stream, &inputs, one_launch).unwrap();
+            parts.iter().for_each(|part| manager.commit(part.id, 1).unwrap());
+            manager.check_faults(&stream).unwrap();
+        }
+        contents(&manager, &stream)
+    });
+    for ((name, got), (_, want)) in shared.iter().zip(&separate) {
+        assert_same(got, want, name);
+    }
+    assert!(separate.iter().any(|(name, bytes)| {
+        name.contains("entry data") && bytes.iter().any(|&byte| byte != 0)
+    }));
+}
+
 /// A step with two tokens of a request must not pass for decode: it is refused on the device.
 pub fn a_request_with_two_tokens_is_refused<D: Device>(device: &D) {
     let stream = device.stream().unwrap();

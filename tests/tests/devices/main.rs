@@ -22,6 +22,7 @@ mod pro_step;
 mod refusals;
 mod router;
 mod router_gate;
+mod router_type;
 mod select;
 mod state;
 mod swa;
@@ -95,6 +96,7 @@ suite! { suite:
     }
     decode {
         one_launch_equals_the_separate_kernels,
+        shares_of_several_tokens_equal_the_separate_kernels,
         a_request_with_two_tokens_is_refused,
     }
     state {
@@ -186,6 +188,13 @@ suite! { suite:
         exact_logits_give_the_same_bits,
         padding_in_a_batch_gets_no_expert,
         wrong_shapes_are_refused,
+    }
+    router_type {
+        batches_of_every_size_equal_the_oracle,
+        products_end_where_the_matrices_do,
+        captured_routing_equals_eager,
+        wrong_files_are_refused,
+        wrong_calls_are_refused,
     }
 }
 

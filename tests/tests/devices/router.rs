@@ -7,7 +7,7 @@ use dsv4_kv_tests::golden;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{assert_same, download, upload};
+use dsv4_kv_tests::inputs::{assert_same, download, upload};
 
 const SCALING: f32 = 1.5;
 /// Numbers of experts: each kernel's most, its least, and some between.

@@ -8,7 +8,7 @@ macro_rules! decode_rows {
         $crate::$next! { [$($rest)*] { $($done)*
             DecodeCsa<(MainFormat, IndexFormat)>
             "One-token decode of a CSA layer: window row, state rows, and at the end of a window its \
-             entry and indexer key. Grid: one block a token."
+             entry and indexer key. Grid: (token, entry or indexer key and window)."
             (
                 /// `[tokens, 512]` BF16, after norm and RoPE.
                 window_kv: const u16,
@@ -60,25 +60,25 @@ macro_rules! decode_rows {
                 faults: mut u32;
                 DecodeParams
             )
-            { block: 192, min_blocks: 3, shared: 1040, min_sm: 90 }
+            { block: 128, min_blocks: 4, shared: 1040, min_sm: 90 }
             bodies {
                 (MainFormat::Ue8m0, IndexFormat::Nvfp4) =>
-                    decode_csa_ue8m0_nvfp4: decode::csa::<row::Ue8m0Row, index_row::Nvfp4Row>,
+                    decode_csa_ue8m0_nvfp4: decode::csa::layer::<row::Ue8m0Row, index_row::Nvfp4Row>,
                 (MainFormat::Ue8m0, IndexFormat::Mxfp4) =>
-                    decode_csa_ue8m0_mxfp4: decode::csa::<row::Ue8m0Row, index_row::Mxfp4Row>,
+                    decode_csa_ue8m0_mxfp4: decode::csa::layer::<row::Ue8m0Row, index_row::Mxfp4Row>,
                 (MainFormat::Ue8m0, IndexFormat::Fp8) =>
-                    decode_csa_ue8m0_fp8: decode::csa::<row::Ue8m0Row, index_row::Fp8Row>,
+                    decode_csa_ue8m0_fp8: decode::csa::layer::<row::Ue8m0Row, index_row::Fp8Row>,
                 (MainFormat::F32, IndexFormat::Nvfp4) =>
-                    decode_csa_f32_nvfp4: decode::csa::<row::F32Row, index_row::Nvfp4Row>,
+                    decode_csa_f32_nvfp4: decode::csa::layer::<row::F32Row, index_row::Nvfp4Row>,
                 (MainFormat::F32, IndexFormat::Mxfp4) =>
-                    decode_csa_f32_mxfp4: decode::csa::<row::F32Row, index_row::Mxfp4Row>,
+                    decode_csa_f32_mxfp4: decode::csa::layer::<row::F32Row, index_row::Mxfp4Row>,
                 (MainFormat::F32, IndexFormat::Fp8) =>
-                    decode_csa_f32_fp8: decode::csa::<row::F32Row, index_row::Fp8Row>,
+                    decode_csa_f32_fp8: decode::csa::layer::<row::F32Row, index_row::Fp8Row>,
             }
 
             DecodeHca<MainFormat>
             "One-token decode of an HCA layer: window row, state row, and at the end of a window its \
-             entry. Grid: (token, eighth of the channels)."
+             entry. Grid: (equal shares of at most 16 tokens, eighth of the channels)."
             (
                 /// `[tokens, 512]` BF16, after norm and RoPE.
                 window_kv: const u16,
@@ -120,10 +120,10 @@ macro_rules! decode_rows {
                 faults: mut u32;
                 DecodeParams
             )
-            { block: 256, min_blocks: 2, shared: 13344, min_sm: 90 }
+            { block: 256, min_blocks: 2, shared: 11424, min_sm: 90 }
             bodies {
-                MainFormat::Ue8m0 => decode_hca_ue8m0: decode::hca::<row::Ue8m0Row>,
-                MainFormat::F32 => decode_hca_f32: decode::hca::<row::F32Row>,
+                MainFormat::Ue8m0 => decode_hca_ue8m0: decode::hca::layer::<row::Ue8m0Row>,
+                MainFormat::F32 => decode_hca_f32: decode::hca::layer::<row::F32Row>,
             }
         } }
     };

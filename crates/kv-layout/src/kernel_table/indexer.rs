@@ -80,7 +80,7 @@ macro_rules! indexer_rows {
                 faults: mut u32;
                 IndexScoreParams
             )
-            { block: 128, min_blocks: 3, shared: 16384, min_sm: 90 }
+            { block: 128, min_blocks: 4, shared: 16384, min_sm: 90 }
             bodies {
                 IndexFormat::Nvfp4 => index_score_nvfp4: indexer::score::score::<indexer::keys::Nvfp4Keys>,
                 IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::score::<indexer::keys::Mxfp4Keys>,
@@ -103,7 +103,7 @@ macro_rules! indexer_rows {
                 () => score_maxima: indexer::maxima::maxima,
             }
 
-            TopkSelect<()>
+            TopkSelect<RowLength>
             "Lists the largest scores of each row, largest first, the lower index first among equal \
              ones, NaN last. Grid: one block a row."
             (
@@ -118,12 +118,13 @@ macro_rules! indexer_rows {
                 selected: mut i32;
                 TopkSelectParams
             )
-            { block: 512, min_blocks: 2, shared: 45056, min_sm: 90 }
+            { block: 512, min_blocks: 2, shared: 46592, min_sm: 90 }
             bodies {
-                () => topk_select: indexer::topk::select,
+                RowLength::Short => topk_select_short: indexer::topk::select::<true>,
+                RowLength::Long => topk_select_long: indexer::topk::select::<false>,
             }
 
-            IndexTopk<()>
+            IndexTopk<RowLength>
             "Lists the entries of the largest scores of each query, as `topk_select`; all that it \
              sees, oldest first, where those are no more than k. Grid: one block a query."
             (
@@ -139,9 +140,10 @@ macro_rules! indexer_rows {
                 selected: mut i32;
                 IndexTopkParams
             )
-            { block: 512, min_blocks: 2, shared: 45056, min_sm: 90 }
+            { block: 512, min_blocks: 2, shared: 46592, min_sm: 90 }
             bodies {
-                () => index_topk: indexer::topk::select_entries,
+                RowLength::Short => index_topk_short: indexer::topk::select_entries::<true>,
+                RowLength::Long => index_topk_long: indexer::topk::select_entries::<false>,
             }
         } }
     };

@@ -57,7 +57,7 @@ macro_rules! router_rows {
 
             DenseRouterDecode<ExpertWidth>
             "Routes up to 64 tokens from their hidden states: product with the gate's weights, then as \
-             `activation_topk`. Grid: a cluster of 8 blocks for 32 experts."
+             `activation_topk`. Grid: a cluster of 8 blocks for 24 or 32 experts."
             (
                 /// `[tokens, hidden]` BF16.
                 x: const u16,
@@ -81,14 +81,14 @@ macro_rules! router_rows {
             )
             { block: 256, min_blocks: 1, shared: 45060, min_sm: 90, cluster: 8 }
             bodies {
-                ExpertWidth::W256 => dense_router_decode_256: router::decode::dense::<2>,
-                ExpertWidth::W384 => dense_router_decode_384: router::decode::dense::<3>,
-                ExpertWidth::W512 => dense_router_decode_512: router::decode::dense::<4>,
+                ExpertWidth::W256 => dense_router_decode_256: router::decode::dense::<2, 3>,
+                ExpertWidth::W384 => dense_router_decode_384: router::decode::dense::<3, 4>,
+                ExpertWidth::W512 => dense_router_decode_512: router::decode::dense::<4, 4>,
             }
 
-            HashRouterDecode<()>
+            HashRouterDecode<ExpertWidth>
             "Routes up to 64 tokens of a hash layer from their hidden states: product with the gate's \
-             weights, then as `hash_router`. Grid: a cluster of 8 blocks for 32 experts."
+             weights, then as `hash_router`. Grid: a cluster of 8 blocks for 24 or 32 experts."
             (
                 /// `[tokens, hidden]` BF16.
                 x: const u16,
@@ -113,7 +113,25 @@ macro_rules! router_rows {
             )
             { block: 256, min_blocks: 1, shared: 45060, min_sm: 90, cluster: 8 }
             bodies {
-                () => hash_router_decode: router::decode::hash,
+                ExpertWidth::W256 => hash_router_decode_256: router::decode::hash::<3>,
+                ExpertWidth::W384 => hash_router_decode_384: router::decode::hash::<4>,
+                ExpertWidth::W512 => hash_router_decode_512: router::decode::hash::<4>,
+            }
+
+            RouterLogits<()>
+            "Logits of any number of tokens from their hidden states. Grid: (128 tokens, 64 experts)."
+            (
+                /// `[tokens, hidden]` BF16.
+                x: const u16,
+                /// `[experts, hidden]` BF16.
+                gate: const u16,
+                /// `[tokens, experts]` f32.
+                logits: mut f32;
+                RouterLogitsParams
+            )
+            { block: 256, min_blocks: 2, shared: 49152, min_sm: 90 }
+            bodies {
+                () => router_logits: router::prefill::logits,
             }
         } }
     };

@@ -55,6 +55,8 @@ pub struct Thread {
     pub value: Cell<u32>,
     /// The collective's second operand.
     pub operand: Cell<u32>,
+    /// Whether it has said that it reads no other block's shared memory any more.
+    pub left: Cell<bool>,
     /// Its part of the matrices of a product; the result is in C.
     pub fragments: Cell<Fragments>,
 }
@@ -66,6 +68,7 @@ impl Thread {
             stop: Cell::new(Stop::Ready),
             value: Cell::new(0),
             operand: Cell::new(0),
+            left: Cell::new(false),
             fragments: Cell::new(Fragments::default()),
         }
     }
@@ -152,6 +155,7 @@ impl Block {
         self.threads.resize_with(launch.block as usize, Thread::new);
         for thread in &self.threads {
             thread.stop.set(Stop::Ready);
+            thread.left.set(false);
         }
         self.arena.get_mut().reset(launch.shared_bytes);
     }

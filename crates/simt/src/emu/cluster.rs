@@ -18,6 +18,21 @@ pub unsafe fn sync_cluster() {
     wait(Operation::SyncCluster, 0, 0);
 }
 
+/// Waits for its warp and no more, but leaves a mark: a read of another block's memory after it is a
+/// fault.
+#[track_caller]
+pub unsafe fn leave_cluster() {
+    wait(Operation::LeaveCluster, 0, 0);
+    current(|block| block.threads[block.running.get().0 as usize].left.set(true));
+}
+
+#[track_caller]
+pub unsafe fn stay_in_cluster() {
+    let left = current(|block| block.threads[block.running.get().0 as usize].left.replace(false));
+    assert!(left, "stay_in_cluster without leave_cluster");
+    wait(Operation::SyncCluster, 0, 0);
+}
+
 /// The word at `address` of the block `rank`.
 ///
 /// Noted there as an access of a thread of its own, which only that block's barriers order: a race with
@@ -25,6 +40,8 @@ pub unsafe fn sync_cluster() {
 #[track_caller]
 pub unsafe fn load(address: u32, rank: u32) -> u32 {
     let location = Location::caller();
+    let left = current(|block| block.threads[block.running.get().0 as usize].left.get());
+    assert!(!left, "a read of another block's shared memory after leave_cluster");
     let read = with_peer(rank, |block, peer| {
         let thread = ThreadIndex(MOST_THREADS * (1 + block.rank.get()) + block.running.get().0);
         peer.arena.borrow_mut().read(address, AccessKind::Read, thread, location)

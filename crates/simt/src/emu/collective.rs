@@ -12,6 +12,8 @@ pub enum Operation {
     SyncThreads,
     /// [`crate::cluster::sync_cluster`].
     SyncCluster,
+    /// [`crate::cluster::leave_cluster`].
+    LeaveCluster,
     /// [`crate::warp::sync_warp`].
     SyncWarp,
     /// [`crate::warp::shuffle_xor_u32`] and its `f32` form.
@@ -43,6 +45,7 @@ impl fmt::Display for Operation {
         f.write_str(match self {
             Self::SyncThreads => "sync_threads",
             Self::SyncCluster => "sync_cluster",
+            Self::LeaveCluster => "leave_cluster",
             Self::SyncWarp => "sync_warp",
             Self::ShuffleXor => "shuffle_xor",
             Self::ShuffleIdx => "shuffle_idx",
@@ -75,9 +78,11 @@ pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes 
     };
     let same = |value: u32| [value; WARP_SIZE as usize];
     match operation {
-        Operation::SyncThreads | Operation::SyncCluster | Operation::SyncWarp | Operation::Mma => {
-            *values
-        }
+        Operation::SyncThreads
+        | Operation::SyncCluster
+        | Operation::LeaveCluster
+        | Operation::SyncWarp
+        | Operation::Mma => *values,
         Operation::ShuffleXor => shuffle(|lane, mask| lane ^ mask),
         Operation::ShuffleIdx => shuffle(|_, source| source),
         Operation::ShuffleUp => shuffle(|lane, delta| lane.wrapping_sub(delta)),

@@ -166,6 +166,13 @@ pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
 
 #[inline(always)]
 #[track_caller]
+pub unsafe fn load_in_order<T: Element>(pointer: Pointer<T>, i: u64) -> u32 {
+    // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
+    unsafe { u32::load(pointer.at(i, 4)) }
+}
+
+#[inline(always)]
+#[track_caller]
 pub unsafe fn load_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { load_words(pointer.at(i, 8)) }

@@ -28,6 +28,7 @@ mod block;
 pub(crate) mod cluster;
 mod collective;
 mod fault;
+pub(crate) mod grid;
 mod launch;
 pub(crate) mod math;
 pub(crate) mod mem;

@@ -20,6 +20,18 @@ pub unsafe fn sync_cluster() {
 }
 
 #[inline(always)]
+pub unsafe fn leave_cluster() {
+    // SAFETY: the caller brings all threads of the cluster, and the wait follows.
+    unsafe { intrinsics::barrier_cluster_arrive_aligned() }
+}
+
+#[inline(always)]
+pub unsafe fn stay_in_cluster() {
+    // SAFETY: the caller brings all threads of the cluster, which have arrived.
+    unsafe { intrinsics::barrier_cluster_wait_aligned() }
+}
+
+#[inline(always)]
 pub unsafe fn load(address: u32, rank: u32) -> u32 {
     let word: u32;
     // SAFETY: inside the other block's arena, aligned and ordered by the caller's promise.

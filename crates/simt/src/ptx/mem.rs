@@ -101,6 +101,21 @@ pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
 }
 
 #[inline(always)]
+pub unsafe fn load_in_order<T: Element>(pointer: Pointer<T>, i: u64) -> u32 {
+    let word: u32;
+    // SAFETY: in bounds and aligned by the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.b32 {word}, [{address}];",
+            word = out(reg32) word,
+            address = in(reg64) pointer.global_address(i),
+            options(readonly, nostack),
+        );
+    }
+    word
+}
+
+#[inline(always)]
 pub unsafe fn load_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     let (a, b): (u32, u32);
     // SAFETY: in bounds and aligned by the caller's promise.

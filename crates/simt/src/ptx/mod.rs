@@ -6,6 +6,7 @@
 pub mod atomic;
 pub mod cluster;
 pub mod convert;
+pub mod grid;
 mod intrinsics;
 pub mod math;
 pub mod mem;

@@ -1,6 +1,6 @@
 //! Clusters: blocks that wait for each other and read each other's shared memory.
 
-use simt::cluster::{block_rank, sync_cluster};
+use simt::cluster::{block_rank, leave_cluster, stay_in_cluster, sync_cluster};
 use simt::emu::{FaultKind, Launch, launch_clusters};
 use simt::shared::Shared;
 use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
@@ -29,8 +29,9 @@ fn blocks_read_what_the_others_wrote() {
             sync_cluster();
             let other = |rank| words.load_from(rank, 63 - thread);
             let sum: u32 = (0..8).map(|rank| (1 + rank) * other(rank)).sum();
+            leave_cluster();
             sums.store(u64::from(64 * block_idx_x() + thread), sum + block_rank());
-            sync_cluster();
+            stay_in_cluster();
         }
     };
     launch_clusters(&shape(BLOCKS), 8, body).unwrap();
@@ -83,6 +84,31 @@ fn blocks_that_part_are_a_fault() {
         }
     };
     assert!(matches!(fault(4, halves), FaultKind::Divergence { .. }));
+}
+
+#[test]
+fn what_follows_leaving_is_checked() {
+    // SAFETY: wrong on purpose: a read after the thread said that there would be none.
+    let reads = || unsafe {
+        let words = Shared::<u32, 64>::at(0);
+        words.store(thread_idx_x(), 1);
+        sync_cluster();
+        leave_cluster();
+        _ = words.load_from(1 - block_rank(), thread_idx_x());
+        stay_in_cluster();
+    };
+    assert!(matches!(fault(2, reads), FaultKind::Panic { .. }));
+    // SAFETY: wrong on purpose: nobody has left.
+    let stays = || unsafe { stay_in_cluster() };
+    assert!(matches!(fault(2, stays), FaultKind::Panic { .. }));
+    // SAFETY: wrong on purpose: one block returns while the others may still read its memory.
+    let returns = || unsafe {
+        leave_cluster();
+        if block_rank() != 1 {
+            stay_in_cluster();
+        }
+    };
+    assert!(matches!(fault(4, returns), FaultKind::Divergence { .. }));
 }
 
 #[test]

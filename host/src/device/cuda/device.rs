@@ -137,25 +137,19 @@ impl Device for CudaDevice {
         self.enter()?;
         let index = O::kernel(variant);
         self.shared.launched.add(stream.id(), KernelSet::of(index));
-        let function = self.shared.functions[index];
+        let launch = cuda_loader::Launch {
+            function: self.shared.functions[index],
+            grid,
+            block: kernel.block,
+            shared_bytes: kernel.shared,
+            stream: stream.handle,
+            overlap: self.shared.overlap,
+        };
         let status = operation.with_arguments(|arguments: &mut [*mut c_void]| {
             // SAFETY: the arguments are those of the kernel table, which the PTX was checked
-            // against; that their pointers are good for the launch is the caller's promise.
-            unsafe {
-                sys::cuLaunchKernel(
-                    function,
-                    grid.0,
-                    grid.1,
-                    1,
-                    kernel.block,
-                    1,
-                    1,
-                    kernel.shared,
-                    stream.handle,
-                    arguments.as_mut_ptr(),
-                    ptr::null_mut(),
-                )
-            }
+            // against, as it was that every kernel waits first; that their pointers are good for the
+            // launch is the caller's promise.
+            unsafe { cuda_loader::launch_kernel(&launch, arguments) }
         });
         check(kernel.name, status)?;
         if self.shared.check_every_launch && !self.shared.captures.is_capturing(stream.id()) {

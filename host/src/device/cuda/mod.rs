@@ -39,6 +39,8 @@ pub struct CudaDevice {
 struct Shared {
     info: DeviceInfo,
     check_every_launch: bool,
+    /// Whether launches may start before the one before has ended.
+    overlap: bool,
     captures: Captures,
     launched: Launched,
     functions: Vec<CUfunction>,
@@ -130,13 +132,15 @@ impl CudaDevice {
             sm: Some(sm as u32),
             total_memory: device.total_memory().map_err(during("reading the memory size"))? as u64,
         };
-        let module = load_module(&info, sm as u32)?;
+        let driver = driver_version()?;
+        let module = load_module(&info, sm as u32, driver)?;
         let functions =
             KERNELS.iter().map(|kernel| find(&module, kernel.name)).collect::<Result<_, _>>()?;
         Ok(Self {
             shared: Arc::new(Shared {
                 info,
                 check_every_launch: options.check_every_launch,
+                overlap: driver >= OVERLAP_DRIVER,
                 captures: Captures::default(),
                 launched: Launched::default(),
                 functions,
@@ -163,13 +167,21 @@ impl CudaDevice {
     }
 }
 
-/// Loads the PTX for compute capability `sm`, or says why this driver cannot.
-fn load_module(info: &DeviceInfo, sm: u32) -> Result<Module, DeviceError> {
-    let chosen = ptx::select(&info.name, sm)?;
+/// The first driver that keeps the overlap of launches when it captures them, for CUDA 12.3.
+const OVERLAP_DRIVER: i32 = 12030;
+
+/// What `cuDriverGetVersion` says: 12080 is CUDA 12.8.
+fn driver_version() -> Result<i32, DeviceError> {
     let mut version = 0;
     // SAFETY: the call writes one integer.
     check("reading the driver version", unsafe { sys::cuDriverGetVersion(&mut version) })?;
-    chosen.check_driver(version)?;
+    Ok(version)
+}
+
+/// Loads the PTX for compute capability `sm`, or says why a driver of this version cannot.
+fn load_module(info: &DeviceInfo, sm: u32, driver: i32) -> Result<Module, DeviceError> {
+    let chosen = ptx::select(&info.name, sm)?;
+    chosen.check_driver(driver)?;
     Module::from_ptx(chosen.text, &[]).map_err(during("loading the kernels"))
 }
 

@@ -12,6 +12,14 @@ use super::{
 use crate::device::{Buffer, Device, DeviceError};
 use crate::kernels::{DecodeCsa, DecodeHca};
 
+/// Blocks of a token of a CSA layer: for the entry, and for indexer key and window.
+const CSA_PARTS: u32 = 2;
+/// Shares that the tokens of an HCA layer are cut into: about as many groups of eight blocks as run at
+/// once on an H200, two blocks on each of 132 multiprocessors.
+const HCA_SHARES: u32 = 32;
+/// Most tokens of a share.
+const HCA_SHARE_TOKENS: u32 = 16;
+
 /// What every layer's decode step takes: the step, the window, the block table and the entries.
 pub struct DecodeStep<'a, D: Device> {
     /// The step's tokens, one a request.
@@ -54,6 +62,7 @@ impl<D: Device> DecodeStep<'_, D> {
         }
         let slots = state.slots.min(self.table.slots);
         Ok(DecodeParams {
+            tokens: self.tokens.count,
             slots,
             window_rows,
             state_ring: state.ring,
@@ -124,7 +133,7 @@ pub fn decode_csa<D: Device>(
     let variant = (step.entries.format, keys.format);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots, ring rows and blocks outside their buffers.
-    unsafe { device.launch(stream, variant, (tokens.count, 1), &operation) }
+    unsafe { device.launch(stream, variant, (tokens.count, CSA_PARTS), &operation) }
 }
 
 /// Queues `decode_hca_*`; see [`decode_csa`].
@@ -167,6 +176,7 @@ pub fn decode_hca<D: Device>(
         faults: step.faults.ptr(),
         params,
     };
+    let shares = tokens.count.min(HCA_SHARES.max(tokens.count.div_ceil(HCA_SHARE_TOKENS)));
     // SAFETY: as `decode_csa`; the scratch has a place for every token.
-    unsafe { device.launch(stream, step.entries.format, (tokens.count, HCA_SPLITS), &operation) }
+    unsafe { device.launch(stream, step.entries.format, (shares, HCA_SPLITS), &operation) }
 }

@@ -3,8 +3,8 @@
 use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::params::{
-    IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, ScoreMaximaParams,
-    TopkSelectParams,
+    IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, RowLength,
+    ScoreMaximaParams, TopkSelectParams,
 };
 
 use super::{BlockTable, GatherQueries, IndexKeys, check};
@@ -232,14 +232,17 @@ pub fn index_score<D: Device>(
     unsafe { device.launch(stream, keys.format, grid, &operation) }
 }
 
-/// Tiles that a block of `index_score` takes: few enough that the blocks fill the device several
-/// times over, so that it is busy to the end; not so few that fetching the query shows.
+/// Tiles that a block of `index_score` takes: so many that the blocks fill an H200 a whole number of
+/// times, and that fetching the query does not show.
 fn tiles_per_block(columns: u32, queries: u32) -> u32 {
-    /// Blocks that an H200 runs at once, several times.
-    const BLOCKS: u64 = 4 * 3 * 132;
-    const WARPS: u64 = 4;
-    let tiles = u64::from(columns / TILE) * u64::from(queries);
-    (tiles.div_ceil(BLOCKS).next_multiple_of(WARPS)).clamp(2 * WARPS, 64) as u32
+    /// Blocks that run at once: four on each of 132 multiprocessors.
+    const AT_ONCE: u32 = 4 * 132;
+    const WARPS: u32 = 4;
+    const MOST: u32 = 64;
+    let tiles = columns / TILE;
+    let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
+    let fitting = (1..MOST_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MOST);
+    fitting.unwrap_or(MOST).next_multiple_of(WARPS)
 }
 
 /// Queues `index_topk`: for each query the `k` entries of the largest scores, largest first, the lower
@@ -277,7 +280,7 @@ pub fn index_topk<D: Device>(
         },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { device.launch(stream, (), (count, 1), &operation) }
+    unsafe { device.launch(stream, RowLength::of(from.columns), (count, 1), &operation) }
 }
 
 /// Queues `topk_select`, after `score_maxima` where rows are long: for each of `rows` rows the indices
@@ -321,7 +324,7 @@ pub fn topk_select<D: Device>(
         params: TopkSelectParams { columns, group_log2, k },
     };
     // SAFETY: as above.
-    unsafe { device.launch(stream, (), (rows, 1), &operation) }
+    unsafe { device.launch(stream, RowLength::of(columns), (rows, 1), &operation) }
 }
 
 fn check_selection<D: Device>(

@@ -23,8 +23,8 @@ pub use indexer::{
 };
 pub use poison::{GatheredRows, find_poison};
 pub use router::{
-    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, dense_router_decode,
-    hash_router, hash_router_decode,
+    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, check_routed,
+    dense_router_decode, hash_router, hash_router_decode, router_logits,
 };
 pub use state::{StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};

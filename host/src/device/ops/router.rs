@@ -2,14 +2,15 @@
 
 use kv_layout::params::{
     ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
+    RouterLogitsParams,
 };
-use kv_layout::router::{
-    DECODE_EXPERTS, DECODE_SLICES, DECODE_TOKENS, ExpertWidth, HIDDEN_STEP, MAX_SELECTED,
-};
+use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth, HIDDEN_STEP, MAX_SELECTED};
 
 use super::check;
 use crate::device::{Buffer, Device, DeviceError};
-use crate::kernels::{ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode};
+use crate::kernels::{
+    ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
+};
 
 /// Tokens of a block of `activation_topk`.
 const TOPK_TOKENS: u32 = 4;
@@ -62,13 +63,21 @@ pub struct Routed<'a, D: Device> {
     pub faults: &'a Buffer<D, u32>,
 }
 
-impl<D: Device> Routed<'_, D> {
-    fn check(&self, selection: Selection, tokens: u32) -> Result<(), DeviceError> {
-        let selected = u64::from(tokens) * u64::from(selection.selected);
-        check("expert ids", self.ids, selected)?;
-        check("expert weights", self.weights, selected)?;
-        check("fault word", self.faults, 1)
-    }
+/// Checks what every launch of the router takes: `token` (`[tokens]`) and the answer.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape.
+pub fn check_routed<D: Device>(
+    selection: Selection,
+    tokens: u32,
+    token: &Buffer<D, i32>,
+    routed: &Routed<'_, D>,
+) -> Result<(), DeviceError> {
+    let selected = u64::from(tokens) * u64::from(selection.selected);
+    check("tokens", token, tokens.into())?;
+    check("expert ids", routed.ids, selected)?;
+    check("expert weights", routed.weights, selected)?;
+    check("fault word", routed.faults, 1)
 }
 
 /// Queues `activation_topk_*` over `logits` (`[tokens, experts]` f32) with `bias` (`[experts]` f32).
@@ -95,8 +104,7 @@ pub fn activation_topk<D: Device>(
     }
     check("logits", logits, u64::from(tokens) * u64::from(experts))?;
     check("expert biases", bias, experts.into())?;
-    check("tokens", token, tokens.into())?;
-    routed.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
     let params =
         ActivationTopkParams { tokens, experts, selected, scaling_bits: scaling.to_bits() };
     let operation = ActivationTopk {
@@ -152,8 +160,7 @@ pub fn hash_router<D: Device>(
     }
     check("logits", logits, u64::from(tokens) * u64::from(experts))?;
     table.check(selection)?;
-    check("tokens", token, tokens.into())?;
-    routed.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
     let (vocabulary, scaling_bits) = (table.vocabulary, scaling.to_bits());
     let operation = HashRouter {
         token: token.ptr(),
@@ -194,6 +201,38 @@ impl<D: Device> Gate<'_, D> {
     }
 }
 
+/// Tokens and experts of a block of `router_logits`.
+const LOGITS_TILE: (u32, u32) = (128, 64);
+
+/// Queues `router_logits`: the product of `x` (`[tokens, hidden]` BF16) with the gate, into `logits`
+/// (`[tokens, experts]` f32).
+///
+/// # Errors
+/// [`DeviceError::HiddenSize`]; [`DeviceError::Length`] for a buffer shorter than its shape; as
+/// [`Device::launch`].
+pub fn router_logits<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    selection: Selection,
+    tokens: u32,
+    x: &Buffer<D, u16>,
+    gate: &Gate<'_, D>,
+    logits: &Buffer<D, f32>,
+) -> Result<(), DeviceError> {
+    let (experts, hidden) = (selection.experts, gate.hidden);
+    if tokens == 0 {
+        return Ok(());
+    }
+    gate.check(selection, x, tokens)?;
+    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
+    let params = RouterLogitsParams { tokens, experts, hidden };
+    let operation =
+        RouterLogits { x: x.ptr(), gate: gate.weight.ptr(), logits: logits.ptr(), params };
+    let grid = (tokens.div_ceil(LOGITS_TILE.0), experts.div_ceil(LOGITS_TILE.1));
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { device.launch(stream, (), grid, &operation) }
+}
+
 /// Where the blocks of a decode launch meet. One launch at a time uses it.
 pub struct DecodeScratch<'a, D: Device> {
     /// `[64, experts]` f32.
@@ -215,7 +254,7 @@ impl<D: Device> DecodeScratch<'_, D> {
 
 /// Blocks of a decode launch.
 fn decode_grid(selection: Selection) -> (u32, u32) {
-    (selection.experts / DECODE_EXPERTS * DECODE_SLICES, 1)
+    (selection.experts.div_ceil(selection.width.decode_experts()) * DECODE_SLICES, 1)
 }
 
 /// Queues `dense_router_decode_*`: [`activation_topk`] of the product of `x` (`[tokens, hidden]` BF16)
@@ -243,9 +282,8 @@ pub fn dense_router_decode<D: Device>(
     }
     gate.check(selection, x, tokens)?;
     check("expert biases", bias, experts.into())?;
-    check("tokens", token, tokens.into())?;
     scratch.check(selection, tokens)?;
-    routed.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
     let (hidden, scaling_bits) = (gate.hidden, scaling.to_bits());
     let operation = DenseRouterDecode {
         x: x.ptr(),
@@ -263,7 +301,7 @@ pub fn dense_router_decode<D: Device>(
     unsafe { device.launch(stream, width, decode_grid(selection), &operation) }
 }
 
-/// Queues `hash_router_decode`: [`hash_router`] with the product of `x` (`[tokens, hidden]` BF16) with
+/// Queues `hash_router_decode_*`: [`hash_router`] with the product of `x` (`[tokens, hidden]` BF16) with
 /// the gate, for up to 64 tokens.
 ///
 /// # Errors
@@ -281,16 +319,15 @@ pub fn hash_router_decode<D: Device>(
     scratch: &DecodeScratch<'_, D>,
     routed: &Routed<'_, D>,
 ) -> Result<(), DeviceError> {
-    let Selection { experts, selected, scaling, .. } = selection;
+    let Selection { experts, selected, scaling, width } = selection;
     if tokens == 0 {
         return Ok(());
     }
     let (hidden, vocabulary, scaling_bits) = (gate.hidden, table.vocabulary, scaling.to_bits());
     gate.check(selection, x, tokens)?;
     table.check(selection)?;
-    check("tokens", token, tokens.into())?;
     scratch.check(selection, tokens)?;
-    routed.check(selection, tokens)?;
+    check_routed(selection, tokens, token, routed)?;
     let operation = HashRouterDecode {
         x: x.ptr(),
         gate: gate.weight.ptr(),
@@ -312,5 +349,5 @@ pub fn hash_router_decode<D: Device>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses token
     // ids and experts outside them.
-    unsafe { device.launch(stream, (), decode_grid(selection), &operation) }
+    unsafe { device.launch(stream, width, decode_grid(selection), &operation) }
 }

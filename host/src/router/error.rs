@@ -1,0 +1,100 @@
+//! What the router answers instead of doing what it was asked. Every refusal leaves all as it was.
+
+use safetensors::{Dtype, SafeTensorError};
+
+use crate::device::DeviceError;
+
+/// Why the router refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RouterError {
+    /// Not JSON, or a field that is missing or of the wrong type.
+    #[error("config.json cannot be read: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Another way of scoring than this router's.
+    #[error("{field} is {found}; this router is for {expected}")]
+    OtherRouter {
+        /// The field of `config.json`.
+        field: &'static str,
+        /// What it says.
+        found: String,
+        /// What it must say.
+        expected: &'static str,
+    },
+    /// A setting outside its range.
+    #[error("{setting} is {value}; it must be between {least} and {most}")]
+    Config {
+        /// The field of `RouterConfig`.
+        setting: &'static str,
+        /// Its value.
+        value: f64,
+        /// Least value allowed.
+        least: f64,
+        /// Greatest value allowed.
+        most: f64,
+    },
+    /// The layer does not exist.
+    #[error("layer {layer} does not exist; the model has {layers}")]
+    NoSuchLayer {
+        /// The layer asked for.
+        layer: u32,
+        /// Layers there are.
+        layers: u32,
+    },
+    /// The file is not in the safetensors format, or lacks a tensor.
+    #[error("{name}: {error}")]
+    SafeTensors {
+        /// The tensor that was looked for.
+        name: String,
+        /// What the reader says.
+        error: SafeTensorError,
+    },
+    /// A tensor of another shape than the configuration's.
+    #[error("{name} has the shape {found:?}; the configuration says {expected:?}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape it must have.
+        expected: Vec<usize>,
+    },
+    /// A tensor of another element type.
+    #[error("{name} holds {found:?}; it must hold {expected}")]
+    Type {
+        /// The tensor.
+        name: String,
+        /// Its element type.
+        found: Dtype,
+        /// The types it may have.
+        expected: &'static str,
+    },
+    /// A table that lists an expert the layer has not.
+    #[error("{name} lists expert {expert} for token {token}; the layer has {experts}")]
+    NoSuchExpert {
+        /// The table.
+        name: String,
+        /// The token id.
+        token: usize,
+        /// What is listed for it.
+        expert: i64,
+        /// Experts of the layer.
+        experts: u32,
+    },
+    /// More tokens than the router was made for.
+    #[error("{tokens} tokens; the router was made for at most {most}")]
+    TooManyTokens {
+        /// Tokens of the call.
+        tokens: u32,
+        /// What it was made for.
+        most: u32,
+    },
+    /// A kernel met token ids or experts out of range, or numbers that are none.
+    #[error("the router refused {count} token ids, experts or logits")]
+    Refused {
+        /// How many since the last check.
+        count: u32,
+    },
+    /// The device refused or failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}

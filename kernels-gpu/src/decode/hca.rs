@@ -1,0 +1,169 @@
+//! One-token decode of an HCA layer: eight blocks a few tokens, each with its channels.
+
+use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
+use kv_layout::params::DecodeParams;
+use simt::mem::{Global, GlobalMut};
+use simt::shared::Shared;
+use simt::thread;
+
+use super::{Appended, Step, entry_row, store_entry};
+use crate::compress::hca::{
+    COLUMNS, GROUPS, Meeting, QUADS, SHARED_BYTES, SPLITS, THREADS, column, holds_entry,
+    holds_last, join, leave, load, weigh,
+};
+use crate::compress::state::store;
+use crate::compress::{Closing, Finish, Projections, Scores};
+use crate::fault;
+use crate::row::{ROW_WORDS, RowFormat};
+
+/// The position of a token that closes no window.
+const NONE: u32 = u32::MAX;
+
+/// Most tokens that eight blocks can have: one for each group of threads.
+const MOST_TOKENS: usize = GROUPS as usize;
+
+/// Where the arrays of shared memory are, in bytes.
+const ENTRY: u32 = SHARED_BYTES;
+const POSITIONS: u32 = ENTRY + 4 * ROW_WORDS as u32;
+const SLOTS: u32 = POSITIONS + 4 * MOST_TOKENS as u32;
+
+/// An HCA layer. Block `(x, y)` has channels `64 y..64 (y + 1)` of an equal share of the tokens, at
+/// most sixteen: state rows and windows of all of them at once, then their entries, one by one.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of the launch call it.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn layer<F: RowFormat>(
+    window_kv: Global<u16>,
+    kv: Global<f32>,
+    gate: Global<f32>,
+    ape: Global<f32>,
+    norm: Global<f32>,
+    frequencies: Global<f32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    token_index: Global<i32>,
+    token_ring_row: Global<i32>,
+    table: Global<i32>,
+    pooled: GlobalMut<f32>,
+    arrivals: GlobalMut<u32>,
+    ring_data: GlobalMut<u8>,
+    ring_scale: GlobalMut<u8>,
+    state: GlobalMut<f32>,
+    entry_data: GlobalMut<u8>,
+    entry_scale: GlobalMut<u8>,
+    faults: GlobalMut<u32>,
+    params: DecodeParams,
+) {
+    let share = params.tokens.div_ceil(thread::grid_dim_x());
+    let first = thread::block_idx_x() * share;
+    let end = (first + share).min(params.tokens);
+    let (warp_id, split) = (thread::warp_id(), thread::block_idx_y());
+    let column = column(split);
+    let step = Step {
+        position: token_position,
+        slot: token_slot,
+        index: token_index,
+        ring_row: token_ring_row,
+    };
+    // SAFETY: the state rows that are read are of other positions than the one written; rows come
+    // from the table; shared words are written by one thread before a barrier.
+    unsafe {
+        let projections: Projections<COLUMNS> = Projections {
+            kv,
+            gate,
+            ape,
+            state: state.read_only(),
+            ring: params.state_ring,
+            ratio: HCA_RATIO,
+        };
+        let positions = Shared::<u32, MOST_TOKENS>::at(POSITIONS);
+        let slots = Shared::<u32, MOST_TOKENS>::at(SLOTS);
+
+        // The last warps, which have no state rows of small shares, append to the windows.
+        let appended = first + (SPLITS * THREADS / 32 - 1) - (warp_id * SPLITS + split);
+        let appended = (appended < end).then(|| Appended::load(window_kv, step, appended));
+        let (group, quad) = (thread::thread_idx_x() / QUADS, thread::thread_idx_x() % QUADS);
+        let own = (first + group < end).then(|| {
+            let token = step.token(first + group);
+            (token, projections.own(first + group, column))
+        });
+        if let Some((token, _)) = own {
+            if quad == 0 {
+                let closes = token.is_live(params.slots) && closes(token.position);
+                positions.store(group, if closes { token.position } else { NONE });
+                slots.store(group, token.slot.cast_unsigned());
+            }
+            if split == 0 {
+                fault::count(faults, quad, u32::from(token.is_refused(params.slots)));
+            }
+        }
+        thread::sync_threads();
+        if let Some(appended) = appended {
+            appended.store::<F>(ring_data, ring_scale, params);
+        }
+        if let Some((token, (key, gate))) = own
+            && token.is_live(params.slots)
+            && !closes(token.position)
+        {
+            let score = Scores::of_gate(gate, projections.bias(token.position, column)).value();
+            let at = (token.position, token.slot.cast_unsigned());
+            store::<COLUMNS>(state, params.state_ring, at, column, (key, score));
+        }
+
+        let meeting = Meeting { pooled, arrivals };
+        let entry = Shared::<u32, ROW_WORDS>::at(ENTRY);
+        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
+        // The first token from `row` on that closes a window.
+        let next = |mut row: u32| {
+            while row < end && positions.load(row - first) == NONE {
+                row += 1;
+            }
+            row
+        };
+        let closing = |row: u32| {
+            let (position, slot) = (positions.load(row - first), slots.load(row - first));
+            Closing { token: row, position, index: 0, slot }
+        };
+        let mut row = next(first);
+        if row >= end {
+            return;
+        }
+        let mut rows = load(projections, closing(row), split);
+        while row < end {
+            let Closing { token, position, slot, .. } = closing(row);
+            weigh(rows);
+            if holds_last() {
+                let at = (position, slot);
+                store::<COLUMNS>(state, params.state_ring, at, column, rows.last());
+            }
+            let plane_row = entry_row(table, closing(row), HCA_RATIO, params);
+            // The next window is on its way while this one is finished.
+            row = next(row + 1);
+            if row < end {
+                rows = load(projections, closing(row), split);
+            }
+            leave(meeting, token, split);
+            let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+            let rotation = finish.rotation(position + 1 - HCA_RATIO);
+            if let Some((pooled, squares)) = join(meeting, token) {
+                let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
+                if holds_entry() {
+                    entry.store(channel / 2, words[0]);
+                    entry.store(channel / 2 + 1, words[1]);
+                }
+                thread::sync_threads();
+                if warp_id == 0 {
+                    store_entry::<F>(entry, entry_data, entry_scale, plane_row, faults);
+                }
+            }
+        }
+    }
+}
+
+/// Whether the token at `position` closes a window.
+#[inline(always)]
+fn closes(position: u32) -> bool {
+    (position + 1).is_multiple_of(HCA_RATIO)
+}

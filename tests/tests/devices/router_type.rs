@@ -1,0 +1,251 @@
+//! `Router`: weights out of a file, batches of every size, capture, and typed refusals.
+
+use std::borrow::Cow;
+
+use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::ids::LayerId;
+use dsv4_kv::router::{Batch, Choice, RouterMode, RouterWeights};
+use dsv4_kv::{Router, RouterConfig, RouterError};
+use dsv4_kv_tests::inputs::{download, upload};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::router_gate::{Answer, Case};
+
+const HASHED: LayerId = LayerId(1);
+const SCORED: LayerId = LayerId(2);
+
+fn config() -> RouterConfig {
+    RouterConfig { vocabulary: 40, scaling: 2.5, ..RouterConfig::preset("tiny").unwrap() }
+}
+
+fn case(tokens: u32) -> Case {
+    let config = config();
+    Case::random(config.hidden_size, config.experts, config.selected, tokens, tokens.into())
+}
+
+/// A tensor of a file: name, type, shape, bytes.
+type Entry = (String, Dtype, Vec<usize>, Vec<u8>);
+
+/// The routers of both layers as a checkpoint has them.
+fn entries(case: &Case) -> Vec<Entry> {
+    let (experts, hidden) = (case.experts as usize, case.hidden as usize);
+    let wide: Vec<i64> = case.table.iter().map(|&id| id.into()).collect();
+    let mut entries = Vec::new();
+    for layer in [HASHED, SCORED] {
+        let name = |tensor: &str| format!("layers.{}.ffn.gate.{tensor}", layer.0);
+        let gate = bytemuck::cast_slice(&case.gate).to_vec();
+        entries.push((name("weight"), Dtype::BF16, vec![experts, hidden], gate));
+        if layer == HASHED {
+            let table = bytemuck::cast_slice(&wide).to_vec();
+            entries.push((name("tid2eid"), Dtype::I64, vec![40, case.selected as usize], table));
+        } else {
+            let bias = bytemuck::cast_slice(&case.bias).to_vec();
+            entries.push((name("bias"), Dtype::F32, vec![experts], bias));
+        }
+    }
+    entries
+}
+
+fn file(entries: &[Entry]) -> Vec<u8> {
+    let views = entries.iter().map(|(name, dtype, shape, bytes)| {
+        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("bytes of its shape"))
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// A router of `layer` from a file with these tensors.
+fn load<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    entries: &[Entry],
+    layer: LayerId,
+    max_tokens: u32,
+) -> Result<Router<D>, RouterError> {
+    let bytes = file(entries);
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let weights = RouterWeights::of_layer(&file, &config(), layer)?;
+    Router::new(device, stream, &config(), &weights, max_tokens)
+}
+
+/// A batch's tensors.
+struct Tensors<D: Device> {
+    x: Buffer<D, u16>,
+    token: Buffer<D, i32>,
+    ids: Buffer<D, i32>,
+    weights: Buffer<D, f32>,
+    tokens: u32,
+}
+
+impl<D: Device> Tensors<D> {
+    fn new(device: &D, stream: &D::Stream, case: &Case) -> Self {
+        let selected = u64::from(case.tokens() * case.selected);
+        Self {
+            x: upload(device, stream, &case.x),
+            token: upload(device, stream, &case.token),
+            ids: device.allocate("ids", selected).unwrap(),
+            weights: device.allocate("weights", selected).unwrap(),
+            tokens: case.tokens(),
+        }
+    }
+
+    fn batch(&self) -> Batch<'_, D> {
+        let Self { token, ids, weights, tokens, .. } = self;
+        Batch { tokens: *tokens, token, ids, weights }
+    }
+
+    fn answer(&self, device: &D, stream: &D::Stream) -> Answer {
+        let (ids, weights) =
+            (download(device, stream, &self.ids), download(device, stream, &self.weights));
+        Answer { ids, weights, faults: 0 }
+    }
+}
+
+/// One launch up to 64 tokens, tiled products beyond, tiles that are not full.
+pub fn batches_of_every_size_equal_the_oracle<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    for (layer, mode) in [(HASHED, RouterMode::Hash), (SCORED, RouterMode::Dense)] {
+        for tokens in [1, 64, 65, 130] {
+            let case = case(tokens);
+            let router = load(device, &stream, &entries(&case), layer, 130).unwrap();
+            assert_eq!(router.mode(), mode);
+            let tensors = Tensors::new(device, &stream, &case);
+            router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
+            router.check_faults(&stream).unwrap();
+            let hash = mode == RouterMode::Hash;
+            let clear = case.check(&tensors.answer(device, &stream), hash);
+            assert!(hash || 10 * clear >= 8 * tokens as usize, "{clear} of {tokens} are clear");
+        }
+    }
+}
+
+/// Widths of the hidden state that end inside a stage of the tiled product, and numbers of experts
+/// that end inside a tile.
+pub fn products_end_where_the_matrices_do<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    for (hidden, experts) in [(32, 96), (160, 32), (224, 288)] {
+        let config = RouterConfig { hidden_size: hidden, experts, ..config() };
+        let case = Case::random(hidden, experts, config.selected, 70, hidden.into());
+        let weights = RouterWeights {
+            gate: Cow::Borrowed(&case.gate),
+            choice: Choice::Bias(Cow::Borrowed(&case.bias)),
+        };
+        let router = Router::new(device, &stream, &config, &weights, 70).unwrap();
+        let tensors = Tensors::new(device, &stream, &case);
+        router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
+        case.check(&tensors.answer(device, &stream), false);
+    }
+}
+
+pub fn captured_routing_equals_eager<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    for layer in [HASHED, SCORED] {
+        for tokens in [33, 70] {
+            let case = case(tokens);
+            let router = load(device, &stream, &entries(&case), layer, 70).unwrap();
+            let tensors = Tensors::new(device, &stream, &case);
+            router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
+            let eager = tensors.answer(device, &stream);
+            let Tensors { x, token, ids, weights, .. } = &tensors;
+            let mut retained = router.memory();
+            retained.extend([x.memory(), token.memory(), ids.memory(), weights.memory()]);
+            let record = || match router.route(&stream, x, &tensors.batch()) {
+                Ok(()) => Ok(()),
+                Err(RouterError::Device(error)) => Err(error),
+                Err(error) => panic!("{error}"),
+            };
+            let graph = device.capture(&stream, retained, record).unwrap();
+            for _ in 0..3 {
+                device.fill(&stream, ids, 0xAB).unwrap();
+                device.fill(&stream, weights, 0xAB).unwrap();
+                device.replay(&stream, &graph).unwrap();
+                assert_eq!(tensors.answer(device, &stream), eager);
+            }
+            router.check_faults(&stream).unwrap();
+        }
+    }
+}
+
+/// What is wrong with a file is named; nothing of it reaches the device.
+pub fn wrong_files_are_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let good = entries(&case(1));
+    let refused = |layer: LayerId, break_it: &dyn Fn(&mut Vec<Entry>)| {
+        let mut entries = good.clone();
+        break_it(&mut entries);
+        load(device, &stream, &entries, layer, 1).err().expect("a refusal")
+    };
+    let [hash_gate, table, dense_gate, bias] = [0, 1, 2, 3];
+    for (at, layer) in [(hash_gate, HASHED), (table, HASHED), (dense_gate, SCORED), (bias, SCORED)]
+    {
+        let name = good[at].0.clone();
+        let error = refused(layer, &|entries| drop(entries.remove(at)));
+        assert!(
+            matches!(&error, RouterError::SafeTensors { name: n, .. } if *n == name),
+            "{error}"
+        );
+        let error = refused(layer, &|entries| {
+            let (_, dtype, shape, bytes) = &mut entries[at];
+            shape[0] -= 1;
+            bytes.truncate(shape.iter().product::<usize>() * dtype.bitsize() / 8);
+        });
+        let shaped = matches!(&error, RouterError::Shape { name: n, found, expected }
+            if *n == name && found[0] + 1 == expected[0]);
+        assert!(shaped, "{error}");
+        let error = refused(layer, &|entries| {
+            let (_, dtype, _, bytes) = &mut entries[at];
+            let half = bytes.len() * 8 / dtype.bitsize();
+            (*dtype, *bytes) = (Dtype::F16, vec![0; 2 * half]);
+        });
+        let typed = matches!(&error, RouterError::Type { name: n, found: Dtype::F16, .. }
+            if *n == name);
+        assert!(typed, "{error}");
+    }
+    for expert in [-1_i64, 64, i64::MAX] {
+        let error = refused(HASHED, &|entries| {
+            entries[table].3[8 * (6 * 7 + 2)..][..8].copy_from_slice(&expert.to_le_bytes());
+        });
+        let named = matches!(error, RouterError::NoSuchExpert { token: 7, expert: e, experts: 64, .. }
+            if e == expert);
+        assert!(named, "{error}");
+    }
+    let error = refused(LayerId(5), &|_| ());
+    assert!(matches!(error, RouterError::NoSuchLayer { layer: 5, layers: 5 }), "{error}");
+}
+
+pub fn wrong_calls_are_refused<D: Device>(device: &D) {
+    let stream = device.stream().unwrap();
+    let case = case(80);
+    let weights = |gate: &[u16], bias: &[f32]| RouterWeights {
+        gate: Cow::Owned(gate.to_vec()),
+        choice: Choice::Bias(Cow::Owned(bias.to_vec())),
+    };
+    let (short_gate, short_bias) = (&case.gate[1..], &case.bias[1..]);
+    for weights in [weights(short_gate, &case.bias), weights(&case.gate, short_bias)] {
+        let error = Router::new(device, &stream, &config(), &weights, 8).err().expect("a refusal");
+        assert!(matches!(error, RouterError::Shape { .. }), "{error}");
+    }
+    let router = load(device, &stream, &entries(&case), SCORED, 79).unwrap();
+    let tensors = Tensors::new(device, &stream, &case);
+    let error = router.route(&stream, &tensors.x, &tensors.batch()).unwrap_err();
+    assert!(matches!(error, RouterError::TooManyTokens { tokens: 80, most: 79 }), "{error}");
+    // A batch whose answer does not fit, with one launch and with two: nothing is written.
+    for tokens in [60, 79] {
+        let short = tensors.ids.slice(0, u64::from(tokens) * 6 - 1).unwrap();
+        let batch = Batch { tokens, ids: &short, ..tensors.batch() };
+        let error = router.route(&stream, &tensors.x, &batch).unwrap_err();
+        let named = matches!(error, RouterError::Device(DeviceError::Length { needed, .. })
+            if needed == u64::from(tokens) * 6);
+        assert!(named, "{error}");
+    }
+    assert!(tensors.answer(device, &stream).ids.iter().all(|&id| id == 0));
+    // A hidden state that is no number is reported once.
+    let mut poisoned = case.x.clone();
+    poisoned[0] = 0x7FC0;
+    let x = upload(device, &stream, &poisoned);
+    let batch = Batch { tokens: 8, ..tensors.batch() };
+    router.route(&stream, &x, &batch).unwrap();
+    let error = router.check_faults(&stream).unwrap_err();
+    assert!(matches!(error, RouterError::Refused { count: 64 }), "{error}");
+    router.check_faults(&stream).unwrap();
+}

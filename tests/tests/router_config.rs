@@ -1,0 +1,75 @@
+//! `RouterConfig` from a checkpoint's `config.json`.
+
+use dsv4_kv::ids::LayerId;
+use dsv4_kv::router::RouterMode;
+use dsv4_kv::{RouterConfig, RouterError};
+use serde_json::{Value, json};
+
+fn flash() -> Value {
+    json!({
+        "hidden_size": 4096, "n_routed_experts": 256, "num_experts_per_tok": 6,
+        "routed_scaling_factor": 1.5, "vocab_size": 129_280, "num_hidden_layers": 43,
+        "num_nextn_predict_layers": 1, "num_hash_layers": 3, "scoring_func": "sqrtsoftplus",
+        "norm_topk_prob": true, "topk_method": "noaux_tc",
+    })
+}
+
+fn read(value: &Value) -> Result<RouterConfig, RouterError> {
+    RouterConfig::from_json(&value.to_string())
+}
+
+#[test]
+fn a_released_config_is_the_preset() {
+    let config = read(&flash()).unwrap();
+    assert_eq!(Some(&config), RouterConfig::preset("flash").as_ref());
+    for (layer, mode) in [(0, RouterMode::Hash), (2, RouterMode::Hash), (3, RouterMode::Dense)] {
+        assert_eq!(config.mode(LayerId(layer)).unwrap(), mode);
+    }
+    assert_eq!(config.mode(LayerId(43)).unwrap(), RouterMode::Dense, "the MTP layer");
+    let error = config.mode(LayerId(44)).unwrap_err();
+    assert!(matches!(error, RouterError::NoSuchLayer { layer: 44, layers: 44 }), "{error}");
+    for name in ["pro", "tiny"] {
+        RouterConfig::preset(name).unwrap().validate().unwrap();
+    }
+    assert_eq!(RouterConfig::preset("other"), None);
+}
+
+#[test]
+fn every_field_is_checked() {
+    for (field, setting, value) in [
+        ("hidden_size", "hidden_size", json!(16)),
+        ("n_routed_experts", "experts", json!(544)),
+        ("num_experts_per_tok", "selected", json!(0)),
+        ("num_experts_per_tok", "selected", json!(9)),
+        ("routed_scaling_factor", "scaling", json!(0.0)),
+        ("vocab_size", "vocabulary", json!(0)),
+        ("num_hash_layers", "hash_layers", json!(45)),
+    ] {
+        let mut config = flash();
+        config[field] = value;
+        let error = read(&config).unwrap_err();
+        let named = matches!(error, RouterError::Config { setting: found, .. } if found == setting);
+        assert!(named, "{field}: {error}");
+    }
+    let mut config = flash();
+    config["n_routed_experts"] = json!(250);
+    assert!(matches!(read(&config).unwrap_err(), RouterError::Device(_)));
+    config = flash();
+    config["hidden_size"] = json!(4100);
+    assert!(matches!(read(&config).unwrap_err(), RouterError::Device(_)));
+}
+
+#[test]
+fn another_router_is_refused() {
+    for (field, value) in [("scoring_func", json!("sigmoid")), ("norm_topk_prob", json!(false))] {
+        let mut config = flash();
+        config[field] = value;
+        let error = read(&config).unwrap_err();
+        let named =
+            matches!(error, RouterError::OtherRouter { field: found, .. } if found == field);
+        assert!(named, "{error}");
+    }
+    let mut config = flash();
+    config.as_object_mut().unwrap().remove("num_hash_layers");
+    assert!(matches!(read(&config).unwrap_err(), RouterError::Json(_)), "never guessed");
+}
