@@ -61,7 +61,7 @@ impl<D: Device> BlockTable<'_, D> {
 
 /// A block for each 16 rows of each query; too many of them are no grid.
 fn gather_grid(queries: u32, rows: u32) -> (u32, u32) {
-    (queries.checked_mul(rows.div_ceil(ROWS_PER_BLOCK)).unwrap_or(u32::MAX), 1)
+    (queries.saturating_mul(rows.div_ceil(ROWS_PER_BLOCK)), 1)
 }
 
 /// Queues `gather_kv`: for each query the entries that its row of `selected` names (`[queries,
