@@ -21,8 +21,8 @@ const THREADS: u32 = 128;
 /// same index; index -1 gives a zero row.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid
-/// `(tokens, rows / 16 rounded up)` with 4 warps a block call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of `tokens` times `rows / 16`
+/// blocks, rounded up, of 4 warps call it.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
 pub unsafe fn selected<F: RowFormat>(
@@ -37,8 +37,7 @@ pub unsafe fn selected<F: RowFormat>(
     params: GatherEntriesParams,
 ) {
     let lane = thread::lane_id();
-    let query = thread::block_idx_x();
-    let first = first_row();
+    let (query, first) = query_and_row(params.rows);
     if query >= params.tokens || first >= params.rows {
         return;
     }
@@ -76,8 +75,7 @@ pub unsafe fn all<F: RowFormat>(
     params: GatherEntriesParams,
 ) {
     let lane = thread::lane_id();
-    let query = thread::block_idx_x();
-    let first = first_row();
+    let (query, first) = query_and_row(params.rows);
     if query >= params.tokens || first >= params.rows {
         return;
     }
@@ -121,15 +119,20 @@ pub unsafe fn valid_lens(
     // SAFETY: `query < tokens`.
     unsafe {
         let (slot, position) = (token_slot.load(token), token_position.load(token));
-        let visible = if slot >= 0 { (position as u32 + 1) / params.ratio } else { 0 };
+        let seen = (position as u32).wrapping_add(1) / params.ratio;
+        let visible = if slot >= 0 { seen } else { 0 };
         lengths.store(u64::from(query), visible as i32);
     }
 }
 
-/// The first row of the tile that this warp gathers.
+/// The query of this block, and the first row of its tile of `rows` rows that this warp gathers.
+/// Neighbouring blocks have neighbouring rows: what is under way at a time is few and long stretches of
+/// memory.
 #[inline(always)]
-fn first_row() -> u32 {
-    (thread::block_idx_y() * WARPS + thread::warp_id()) * ROWS_PER_WARP
+fn query_and_row(rows: u32) -> (u32, u32) {
+    let parts = rows.div_ceil(WARPS * ROWS_PER_WARP);
+    let (query, part) = (thread::block_idx_x() / parts, thread::block_idx_x() % parts);
+    (query, (part * WARPS + thread::warp_id()) * ROWS_PER_WARP)
 }
 
 /// A query: where the entries of its request are, and which of them it sees.

@@ -49,7 +49,7 @@ pub unsafe fn find(
             let at = u64::from(query) * u64::from(params.rows) + u64::from(row);
             if is_poison(tile, at, lane) && lane == 0 {
                 let what = match params.source {
-                    FindPoisonParams::WINDOW => position + 1 - length + row,
+                    FindPoisonParams::WINDOW => position.wrapping_add(1 + row).wrapping_sub(length),
                     FindPoisonParams::LIST => selected.load(at) as u32,
                     _ => row,
                 };

@@ -86,7 +86,8 @@ pub unsafe fn gather<F: RowFormat>(
         let index = token_index.load(u64::from(token)) as u32;
         let refused = slot >= 0 && slot as u32 >= params.slots;
         let live = slot >= 0 && !refused;
-        let length = if live { (position + 1).min(WINDOW) } else { 0 };
+        // Of a position that is none, -1, nothing.
+        let length = if live { position.wrapping_add(1).min(WINDOW) } else { 0 };
         if first == 0 {
             if lane == 0 {
                 lengths.store(u64::from(query), length as i32);
@@ -98,7 +99,7 @@ pub unsafe fn gather<F: RowFormat>(
         if !live {
             return;
         }
-        let oldest = position + 1 - length;
+        let oldest = position.wrapping_add(1) - length;
         let window = Window {
             token,
             length,

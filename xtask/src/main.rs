@@ -17,6 +17,7 @@
 //! | [`mod@test`] | the test command |
 //! | [`stress`] | random operations against a model |
 //! | [`fuzz`] | the fuzz targets under libFuzzer |
+//! | [`sanitize`] | tests under AddressSanitizer |
 //! | [`bundle`] | programs for a GPU machine that has no Rust |
 
 mod build_ptx;
@@ -30,6 +31,7 @@ mod patch;
 mod process;
 mod ptx;
 mod ptxas;
+mod sanitize;
 mod sources;
 mod stress;
 mod test;
@@ -81,6 +83,8 @@ enum Task {
         #[arg(long)]
         target: Option<String>,
     },
+    /// Run tests under AddressSanitizer.
+    Sanitize,
     /// Put tests and the CLI into target/gpu-bundle/.
     GpuBundle,
 }
@@ -103,6 +107,7 @@ fn run(task: &Task) -> Result<()> {
         Task::Test { quick } => test::run(*quick),
         Task::Stress { arguments } => stress::run(arguments),
         Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),
+        Task::Sanitize => sanitize::run(),
         Task::GpuBundle => bundle::run(),
     }
 }

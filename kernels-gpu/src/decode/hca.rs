@@ -112,9 +112,6 @@ pub unsafe fn layer<F: RowFormat>(
             store::<COLUMNS>(state, params.state_ring, at, column, (key, score));
         }
 
-        let meeting = Meeting { pooled, arrivals };
-        let entry = Shared::<u32, ROW_WORDS>::at(ENTRY);
-        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
         // The first token from `row` on that closes a window.
         let next = |mut row: u32| {
             while row < end && positions.load(row - first) == NONE {
@@ -122,32 +119,27 @@ pub unsafe fn layer<F: RowFormat>(
             }
             row
         };
-        let closing = |row: u32| {
-            let (position, slot) = (positions.load(row - first), slots.load(row - first));
-            Closing { token: row, position, index: 0, slot }
-        };
         let mut row = next(first);
         if row >= end {
             return;
         }
-        let mut rows = load(projections, closing(row), split);
+        let meeting = Meeting { pooled, arrivals };
+        let entry = Shared::<u32, ROW_WORDS>::at(ENTRY);
+        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
         while row < end {
-            let Closing { token, position, slot, .. } = closing(row);
+            let (position, slot) = (positions.load(row - first), slots.load(row - first));
+            let closing = Closing { token: row, position, index: 0, slot };
+            let rows = load(projections, closing, split);
             weigh(rows);
             if holds_last() {
                 let at = (position, slot);
                 store::<COLUMNS>(state, params.state_ring, at, column, rows.last());
             }
-            let plane_row = entry_row(table, closing(row), HCA_RATIO, params);
-            // The next window is on its way while this one is finished.
-            row = next(row + 1);
-            if row < end {
-                rows = load(projections, closing(row), split);
-            }
-            leave(meeting, token, split);
             let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+            let plane_row = entry_row(table, closing, HCA_RATIO, params);
+            leave(meeting, row, split);
             let rotation = finish.rotation(position + 1 - HCA_RATIO);
-            if let Some((pooled, squares)) = join(meeting, token) {
+            if let Some((pooled, squares)) = join(meeting, row) {
                 let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
                 if holds_entry() {
                     entry.store(channel / 2, words[0]);
@@ -158,6 +150,7 @@ pub unsafe fn layer<F: RowFormat>(
                     store_entry::<F>(entry, entry_data, entry_scale, plane_row, faults);
                 }
             }
+            row = next(row + 1);
         }
     }
 }

@@ -107,8 +107,10 @@ fn append(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let at: Vec<i32> = (0..count as i32).map(|i| first.wrapping_add(i)).collect();
     let row = case.device.allocate("rows", at.len() as u64)?;
     case.device.upload(&case.stream, &at, &row, 0)?;
-    let (data, scale) =
-        (case.buffer(rows.saturating_mul(576)), case.buffer(rows * format.scale_bytes()));
+    let (data, scale) = (
+        case.buffer(rows.saturating_mul(576)),
+        case.buffer(rows.saturating_mul(format.scale_bytes())),
+    );
     let faults = case.buffer(1);
     let ring = SwaRing { data: &data, scale: &scale, format, ring, slots };
     ops::append_swa(&case.device, &case.stream, &kv, &row, &ring, &faults, tokens)
@@ -116,15 +118,17 @@ fn append(case: &mut Case<'_>) -> Result<(), DeviceError> {
 
 fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let (first, count) = (case.choices.number() % 4, case.choices.number() % 8);
-    let (ring, slots) = (case.choices.number(), case.choices.number());
+    // Mostly as long as a window or a little longer; the data of two such rings is little memory.
+    let ring = case.choices.number().saturating_add(100);
+    let slots = case.choices.number() % 3;
     let format = format(&mut case.choices);
-    let (end, rows) = (u64::from(first + count), u64::from(ring) * u64::from(slots));
+    let (end, rows) = (u64::from(first + count), u64::from(ring.min(300)) * u64::from(slots));
     let (position, slot) = (case.indices(end), case.indices(end));
     // Of a step, as the planner lays it out: no query has more tokens before it than there are.
     let index = case.buffer(end);
     let kv = case.buffer(end * 512);
-    let (data, scale) =
-        (case.buffer(rows.saturating_mul(576)), case.buffer(rows * format.scale_bytes()));
+    let data = case.device.allocate("data", rows * 576)?;
+    let scale = case.buffer(rows.saturating_mul(format.scale_bytes()));
     let tile = case.device.allocate("tile", u64::from(count) * 128 * 512)?;
     let (lengths, faults) = (case.buffer(count.into()), case.buffer(1));
     let queries = GatherQueries { position: &position, slot: &slot, index: &index, first, count };
@@ -229,7 +233,8 @@ fn reset(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let choices = &mut case.choices;
     let (ring, slots) = (choices.number(), choices.number());
     let (columns, slot) = (choices.number(), SlotId(choices.number()));
-    let right = u64::from(ring) * u64::from(slots) * 2 * u64::from(columns);
+    let rows = u64::from(ring) * u64::from(slots);
+    let right = rows.saturating_mul(2 * u64::from(columns));
     let rows = case.buffer(right);
     let state = ops::StateRing { rows, ring, slots };
     ops::reset_state(&case.device, &case.stream, &state, columns, slot, u32::MAX)

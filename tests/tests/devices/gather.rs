@@ -299,7 +299,7 @@ pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
         assert_eq!(lengths(result), what);
     }
     let no_rows = kv(&queries, &words, 0, &table, &entries, &tile);
-    assert!(matches!(no_rows, Err(DeviceError::BadGrid { y: 0, .. })), "{no_rows:?}");
+    assert!(matches!(no_rows, Err(DeviceError::BadGrid { x: 0, .. })), "{no_rows:?}");
     for entries_per_block in [0, 3, 256] {
         let entries = Entries { entries_per_block, ..pool.entries() };
         let result = kv(&queries, &words, 4, &table, &entries, &tile);

@@ -8,7 +8,7 @@ macro_rules! gather_rows {
         $crate::$next! { [$($rest)*] { $($done)*
             GatherKv<MainFormat>
             "Gathers the compressed entries that each query's list names, dequantised to BF16. Grid: \
-             (token, 16 rows of its tile), one warp for four rows."
+             16 rows of a token's tile a block, one warp for four rows."
             (
                 /// `[tokens, rows]` entry of the query's request for each row of its tile; -1 = none.
                 selected: const i32,
@@ -37,7 +37,7 @@ macro_rules! gather_rows {
 
             GatherAll<MainFormat>
             "Gathers all compressed entries that each query sees, oldest first, dequantised to BF16. \
-             Grid: (token, 16 rows of its tile), one warp for four rows."
+             Grid: 16 rows of a token's tile a block, one warp for four rows."
             (
                 /// `[step]` absolute position of each query.
                 token_position: const i32,

@@ -5,8 +5,8 @@ use kv_layout::geometry::{
 };
 use kv_layout::params::{BuildPlanParams, CompressParams, UpdateTableParams, WriteStateParams};
 
-use super::check;
 use super::gather::BlockTable;
+use super::{check, product};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::kernels::{BuildPlan, Compress, CompressHca, UpdateTable, WriteState};
 
@@ -112,7 +112,7 @@ impl Shape {
         check("gate projections", projections.gate, u64::from(tokens.count) * columns)?;
         check("position bias", ape, u64::from(self.ratio) * columns)?;
         let rows = u64::from(state.slots) * u64::from(state.ring);
-        check("state ring", &state.rows, rows * 2 * columns)?;
+        check("state ring", &state.rows, product([rows, 2, columns]))?;
         // A window's older tokens must be in the ring: as many rows as it pools.
         let window = if self.ratio == CSA_RATIO { 2 * CSA_RATIO } else { self.ratio };
         super::super::check_length("rows of a state ring", state.ring.into(), window.into())
@@ -155,7 +155,7 @@ pub fn update_table<D: Device>(
     table.check()?;
     check("table elements", index, count.into())?;
     check("new blocks", block, count.into())?;
-    let elements = table.slots * table.max_blocks;
+    let elements = table.slots.saturating_mul(table.max_blocks);
     let operation = UpdateTable {
         update_index: index.ptr(),
         update_block: block.ptr(),

@@ -6,7 +6,7 @@ use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 use kv_layout::params::{GatherEntriesParams, ValidLensParams};
 
-use super::{GatherQueries, check};
+use super::{GatherQueries, check, product};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::kernels::{GatherAll, GatherKv, ValidLens};
 
@@ -59,6 +59,11 @@ impl<D: Device> BlockTable<'_, D> {
     }
 }
 
+/// A block for each 16 rows of each query; too many of them are no grid.
+fn gather_grid(queries: u32, rows: u32) -> (u32, u32) {
+    (queries.saturating_mul(rows.div_ceil(ROWS_PER_BLOCK)), 1)
+}
+
 /// Queues `gather_kv`: for each query the entries that its row of `selected` names (`[queries,
 /// rows]`, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is none).
 ///
@@ -67,7 +72,7 @@ impl<D: Device> BlockTable<'_, D> {
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; [`DeviceError::EntriesPerBlock`];
-/// [`DeviceError::BadGrid`] if `rows` is 0 or above 1,048,560; as [`Device::launch`].
+/// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as [`Device::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn gather_kv<D: Device>(
     device: &D,
@@ -96,7 +101,7 @@ pub fn gather_kv<D: Device>(
         faults: faults.ptr(),
         params,
     };
-    let grid = (queries.count, rows.div_ceil(ROWS_PER_BLOCK));
+    let grid = gather_grid(queries.count, rows);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes; work of one stream runs in order.
     unsafe { device.launch(stream, entries.format, grid, &operation) }
@@ -139,7 +144,7 @@ pub fn gather_all<D: Device>(
         faults: faults.ptr(),
         params,
     };
-    let grid = (queries.count, rows.div_ceil(ROWS_PER_BLOCK));
+    let grid = gather_grid(queries.count, rows);
     // SAFETY: as in `gather_kv`.
     unsafe { device.launch(stream, entries.format, grid, &operation) }
 }
@@ -185,8 +190,8 @@ fn check_gather<D: Device>(
     check_queries(queries)?;
     table.check()?;
     let ratio = entries.check()?;
-    let tile_rows = u64::from(queries.count) * u64::from(rows);
-    check("tile", tile, tile_rows * u64::from(HEAD_DIM))?;
+    let tile_elements = product([queries.count, rows, HEAD_DIM].map(u64::from));
+    check("tile", tile, tile_elements)?;
     check("fault word", faults, 1)?;
     Ok(GatherEntriesParams {
         first: queries.first,

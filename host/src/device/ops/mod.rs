@@ -41,3 +41,8 @@ fn check<D: Device, T: Pod>(
 ) -> Result<(), DeviceError> {
     super::check_length(what, buffer.len(), needed)
 }
+
+/// The product of extents, or, where it has no room in 64 bits, more than any buffer has.
+fn product<const N: usize>(extents: [u64; N]) -> u64 {
+    extents.into_iter().fold(1, u64::saturating_mul)
+}

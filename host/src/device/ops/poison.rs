@@ -3,7 +3,7 @@
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use kv_layout::params::FindPoisonParams;
 
-use super::{GatherQueries, check};
+use super::{GatherQueries, check, product};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::ids::LayerId;
 use crate::kernels::FindPoison;
@@ -51,7 +51,7 @@ pub fn find_poison<D: Device>(
         return Ok(());
     }
     let (queries, tile_rows) = (u64::from(count), u64::from(count) * u64::from(rows));
-    check("tile", tile, tile_rows * u64::from(HEAD_DIM))?;
+    check("tile", tile, product([tile_rows, HEAD_DIM.into()]))?;
     let end = u64::from(first) + queries;
     check("positions", position, end)?;
     check("slots", slot, end)?;

@@ -2,7 +2,7 @@
 
 use kv_layout::params::{ResetStateParams, RotateStateParams};
 
-use super::{StateRing, check};
+use super::{StateRing, check, product};
 use crate::device::{Buffer, Device, DeviceError, check_length};
 use crate::ids::SlotId;
 use crate::kernels::{ResetState, RotateState};
@@ -90,9 +90,9 @@ fn check_state<D: Device>(
     slot: SlotId,
 ) -> Result<u32, DeviceError> {
     check_length("columns", columns.into(), 4)?;
-    let row_words = 2 * columns.next_multiple_of(4);
+    let row_words = columns.checked_next_multiple_of(4).unwrap_or(u32::MAX).saturating_mul(2);
     let rows = u64::from(state.slots) * u64::from(state.ring);
-    check("state ring", &state.rows, rows * u64::from(row_words))?;
+    check("state ring", &state.rows, product([rows, row_words.into()]))?;
     check_length("state slots", state.slots.into(), u64::from(slot.0) + 1)?;
     Ok(row_words)
 }

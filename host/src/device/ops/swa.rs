@@ -4,8 +4,8 @@ use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 use kv_layout::params::{AppendSwaParams, GatherSwaParams};
 
-use super::check;
-use crate::device::{Buffer, Device, DeviceError};
+use super::{check, product};
+use crate::device::{Buffer, Device, DeviceError, check_length};
 use crate::kernels::{AppendSwa, GatherSwa};
 
 /// The ring planes of one layer.
@@ -25,8 +25,8 @@ pub struct SwaRing<'a, D: Device> {
 impl<D: Device> SwaRing<'_, D> {
     pub(super) fn check(&self) -> Result<u32, DeviceError> {
         let rows = u64::from(self.slots) * u64::from(self.ring);
-        check("ring data", self.data, rows * DATA_BYTES)?;
-        check("ring scales", self.scale, rows * self.format.scale_bytes())?;
+        check("ring data", self.data, product([rows, DATA_BYTES]))?;
+        check("ring scales", self.scale, product([rows, self.format.scale_bytes()]))?;
         let most = i32::MAX as u64;
         let fits = u32::try_from(rows).ok().filter(|&rows| u64::from(rows) <= most);
         fits.ok_or(DeviceError::Length { what: "ring rows", found: most, needed: rows })
@@ -85,7 +85,7 @@ pub fn append_swa<D: Device>(
 /// number of rows into `lengths` (`[queries]`).
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape, or a ring shorter than a window; as [`Device::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn gather_swa<D: Device>(
     device: &D,
@@ -102,6 +102,8 @@ pub fn gather_swa<D: Device>(
         return Ok(());
     }
     ring.check()?;
+    // A warp's rows wrap round at most once.
+    check_length("rows of the ring", ring.ring.into(), WINDOW.into())?;
     let end = u64::from(first) + u64::from(count);
     check("kv", kv, end * u64::from(HEAD_DIM))?;
     check("positions", position, end)?;

@@ -1,0 +1,44 @@
+//! Runs tests under AddressSanitizer, with the compiler in use: the sanitizer comes with it, and
+//! `RUSTC_BOOTSTRAP` lets it be asked for.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace;
+
+/// What is run: everything below the kernels whole, and of the kernels a sample of each kind. The
+/// emulator's fibers switch stacks, which AddressSanitizer bears.
+const RUNS: [&[&str]; 3] = [
+    &["--package", "kv-layout", "--package", "simt", "--package", "cuda-loader"],
+    &["--package", "dsv4-kv", "--lib"],
+    &["--package", "dsv4-kv-tests", "--test", "ledger", "--test", "stress", "--test", "fuzz"],
+];
+/// Of the device suite, the tests whose name has one of these.
+const DEVICE_TESTS: [&str; 4] = ["cpu::poison", "cpu::histories", "cpu::memory", "cpu::capture"];
+
+/// Runs the tests.
+///
+/// # Errors
+/// A test failed, or AddressSanitizer found something: it is printed above.
+pub fn run() -> Result<()> {
+    for run in RUNS {
+        cargo_test(run, &[])?;
+    }
+    let devices = ["--package", "dsv4-kv-tests", "--test", "devices"];
+    DEVICE_TESTS.iter().try_for_each(|name| cargo_test(&devices, &[name]))
+}
+
+fn cargo_test(what: &[&str], filter: &[&str]) -> Result<()> {
+    let target = "x86_64-unknown-linux-gnu";
+    let status = workspace::cargo()
+        .args(["test", "--locked", "--target", target, "--target-dir"])
+        .arg(workspace::target_dir().join("sanitize"))
+        .args(what)
+        .arg("--")
+        .args(filter)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", "-Zsanitizer=address")
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "the tests of {} failed under AddressSanitizer", what.join(" "));
+    Ok(())
+}
