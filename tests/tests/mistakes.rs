@@ -19,9 +19,10 @@ const OPS: u64 = 1500;
 /// Operations of a run without a mistake, which goes on to its end.
 const CLEAN_OPS: u64 = 120;
 
-/// Runs of `seeds` seeds with a mistake; where each was found, if it was.
-fn runs(mistake: Mistake, seeds: u64, ops: u64) -> Vec<Option<Divergence>> {
-    let configs: Vec<_> = (0..4)
+/// Four caches, in which requests grow beyond a window and a block, and what their requests say.
+fn caches() -> Vec<(CacheConfig, Arc<Library>)> {
+    (0..4)
+        .into_par_iter()
         .map(|seed| CacheConfig {
             model: ModelConfig::preset("tiny").unwrap(),
             max_context: 280,
@@ -30,11 +31,20 @@ fn runs(mistake: Mistake, seeds: u64, ops: u64) -> Vec<Option<Divergence>> {
             max_step_tokens: 260,
             ..kernel_config(seed)
         })
-        .map(|config| (Arc::new(Library::new(&config)), config))
-        .collect();
+        .map(|config| (config.clone(), Arc::new(Library::new(&config))))
+        .collect()
+}
+
+/// Runs of `seeds` seeds with a mistake; where each was found, if it was.
+fn runs(
+    caches: &[(CacheConfig, Arc<Library>)],
+    mistake: Mistake,
+    seeds: u64,
+    ops: u64,
+) -> Vec<Option<Divergence>> {
     make(mistake);
     let run = |seed: u64| {
-        let (library, config) = &configs[seed as usize % configs.len()];
+        let (config, library) = &caches[seed as usize % caches.len()];
         let device = EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
         let new = || Cache::new(&device, config, library, seed);
         random_run(seed, ops, Manners::Genuine, config, &new, &mut |_| ()).err()
@@ -45,12 +55,13 @@ fn runs(mistake: Mistake, seeds: u64, ops: u64) -> Vec<Option<Divergence>> {
 }
 
 fn every_mistake_is_found(seeds: u64) {
-    let clean = runs(Mistake::Nothing, seeds.min(8), CLEAN_OPS);
+    let caches = caches();
+    let clean = runs(&caches, Mistake::Nothing, seeds.min(8), CLEAN_OPS);
     assert!(clean.iter().all(Option::is_none), "without a mistake nothing is found: {clean:?}");
     for mistake in
         [Mistake::Visibility, Mistake::RingModulus, Mistake::SwappedHalves, Mistake::StaleTable]
     {
-        let found = runs(mistake, seeds, OPS);
+        let found = runs(&caches, mistake, seeds, OPS);
         let missed: Vec<_> = (0..).zip(&found).filter(|(_, found)| found.is_none()).collect();
         assert!(missed.is_empty(), "{mistake:?} was missed from seeds {missed:?}");
         let latest = found.iter().flatten().map(|found| found.op).max();
