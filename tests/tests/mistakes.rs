@@ -17,7 +17,7 @@ use rayon::prelude::*;
 /// Most operations of a run; a mistake that would show later is not found.
 const OPS: u64 = 1500;
 /// Operations of a run without a mistake, which goes on to its end.
-const CLEAN_OPS: u64 = 150;
+const CLEAN_OPS: u64 = 120;
 
 /// Runs of `seeds` seeds with a mistake; where each was found, if it was.
 fn runs(mistake: Mistake, seeds: u64, ops: u64) -> Vec<Option<Divergence>> {
@@ -65,7 +65,7 @@ fn every_mistake_is_found(seeds: u64) {
 /// in the whole process.
 #[test]
 fn every_mistake_is_found_in_some_runs() {
-    every_mistake_is_found(8);
+    every_mistake_is_found(4);
 }
 
 /// Run by hand: `cargo test -p dsv4-kv-tests --features mistakes --test mistakes -- --ignored`.

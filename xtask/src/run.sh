@@ -10,6 +10,9 @@ for test in tests/*; do
     "$test"
 done
 
+echo "== random operations against a model on the GPU"
+bin/stress --device cuda --ops 1000 --seeds 4
+
 echo "== replay on the GPU"
 bin/dsv4-kv replay --device cuda
 

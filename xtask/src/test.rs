@@ -11,7 +11,7 @@ use crate::build_ptx::{self, Built, Target};
 use crate::manifest::Manifest;
 use crate::{lint, process, ptxas, toolchain, workspace};
 
-/// Runs every step; `quick` leaves out clippy, the PTX rebuild and ptxas.
+/// Runs every step; `quick` leaves out clippy, the PTX rebuild, ptxas and the mistakes.
 ///
 /// # Errors
 /// A step failed: which, and what to do.
@@ -32,6 +32,19 @@ pub fn run(quick: bool) -> Result<()> {
     }
     let mut totals = Totals::default();
     let tested = step("tests", || run_tests(&mut totals));
+    if !quick && tested.is_ok() {
+        let mistakes = [
+            "test",
+            "--locked",
+            "-p",
+            "dsv4-kv-tests",
+            "--features",
+            "mistakes",
+            "--test",
+            "mistakes",
+        ];
+        step("mistakes made on purpose", || cargo(&mistakes, "a mistake went unnoticed"))?;
+    }
     println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
     tested
 }

@@ -1,7 +1,18 @@
 //! What both devices enforce of a capture, and the graph it ends in.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+// Under `--cfg loom` the model checker's own, for the test at the end.
+#[cfg(loom)]
+use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
+#[cfg(not(loom))]
+use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
 
 use super::{Device, DeviceError, RawMemory};
 use crate::kernels::Operation;
@@ -120,7 +131,7 @@ impl Captures {
         Err(DeviceError::NotRetained { kernel, argument, address })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Capture>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Capture>> {
         // The state is a plain value, valid even if a holder of the lock panicked.
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,5 +140,56 @@ impl Captures {
 impl Capture {
     fn note(&mut self, violation: DeviceError) {
         self.violation.get_or_insert(violation);
+    }
+}
+
+/// `RUSTFLAGS="--cfg loom" cargo test --release -p dsv4-kv --lib -- loom`: every order in which two
+/// threads can meet here.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::thread;
+
+    use super::*;
+
+    struct Nothing;
+
+    impl RawMemory for Nothing {
+        fn address(&self) -> u64 {
+            0
+        }
+
+        fn bytes(&self) -> u64 {
+            0
+        }
+    }
+
+    /// Another thread that is refused during a capture makes that capture fail, and one that is not
+    /// refused does not.
+    #[test]
+    fn a_refusal_and_the_end_of_a_capture_agree() {
+        loom::model(|| {
+            let captures = loom::sync::Arc::new(Captures::default());
+            let other = loom::sync::Arc::clone(&captures);
+            let other = thread::spawn(move || other.forbid("allocating").is_err());
+            captures.begin::<Nothing>(1, &[]).unwrap();
+            let failed = captures.end().is_err();
+            assert_eq!(other.join().unwrap(), failed);
+        });
+    }
+
+    /// Of two captures at a time one is refused, and the other ends well.
+    #[test]
+    fn one_of_two_captures_is_refused() {
+        loom::model(|| {
+            let captures = loom::sync::Arc::new(Captures::default());
+            let other = loom::sync::Arc::clone(&captures);
+            let begin = |captures: &Captures| captures.begin::<Nothing>(1, &[]).is_ok();
+            let other = thread::spawn(move || begin(&other));
+            let here = captures.begin::<Nothing>(2, &[]).is_ok();
+            assert!(here != other.join().unwrap());
+            assert!(captures.is_capturing(if here { 2 } else { 1 }));
+            captures.end().unwrap();
+            assert!(!captures.is_capturing(1) && !captures.is_capturing(2));
+        });
     }
 }

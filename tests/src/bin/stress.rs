@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,6 +32,9 @@ struct Options {
     /// Seeds.
     #[arg(long, default_value_t = 16)]
     seeds: u64,
+    /// Go on with further seeds, as many at a time, until so many seconds have passed.
+    #[arg(long, default_value_t = 0)]
+    seconds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     first_seed: u64,
@@ -63,6 +67,9 @@ impl DeviceChoice {
     }
 }
 
+/// What came of one seed.
+type Ran = Result<Counts, Box<Failure>>;
+
 /// What came of it.
 #[derive(Serialize)]
 struct Outcome {
@@ -91,23 +98,18 @@ fn run(options: &Options) -> Result<bool> {
         return run_script(options, path);
     }
     let start = Instant::now();
-    let seeds = options.first_seed..options.first_seed + options.seeds;
-    let results: Vec<_> = match options.device {
-        // One after the other: a capture forbids other threads to allocate.
-        Some(DeviceChoice::Cuda) => {
-            let device = CudaDevice::new(CudaOptions::default())?;
-            seeds.map(|seed| with_kernels(options, &device, seed)).collect()
+    let mut results = Vec::new();
+    loop {
+        let first = options.first_seed + results.len() as u64;
+        results.extend(run_seeds(options, first..first + options.seeds)?);
+        if start.elapsed().as_secs() >= options.seconds || results.iter().any(Result::is_err) {
+            break;
         }
-        Some(DeviceChoice::Cpu) => {
-            let emulated = |seed| EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
-            seeds.into_par_iter().map(|seed| with_kernels(options, &emulated(seed), seed)).collect()
-        }
-        None => seeds.into_par_iter().map(|seed| books_alone(options, seed)).collect(),
-    };
+    }
     let mut outcome = Outcome {
         device: options.device.map_or("the books alone", DeviceChoice::label),
         ops: options.ops,
-        seeds: options.seeds,
+        seeds: results.len() as u64,
         seconds: start.elapsed().as_secs_f64(),
         counts: BTreeMap::new(),
         failures: Vec::new(),
@@ -124,17 +126,28 @@ fn run(options: &Options) -> Result<bool> {
     Ok(outcome.failures.is_empty())
 }
 
-fn books_alone(options: &Options, seed: u64) -> Result<Counts, Box<Failure>> {
+fn run_seeds(options: &Options, seeds: Range<u64>) -> Result<Vec<Ran>> {
+    Ok(match options.device {
+        // One after the other: a capture forbids other threads to allocate.
+        Some(DeviceChoice::Cuda) => {
+            let device = CudaDevice::new(CudaOptions::default())?;
+            seeds.map(|seed| with_kernels(options, &device, seed)).collect()
+        }
+        Some(DeviceChoice::Cpu) => {
+            let emulated = |seed| EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
+            seeds.into_par_iter().map(|seed| with_kernels(options, &emulated(seed), seed)).collect()
+        }
+        None => seeds.into_par_iter().map(|seed| books_alone(options, seed)).collect(),
+    })
+}
+
+fn books_alone(options: &Options, seed: u64) -> Ran {
     let config = config(seed);
     let new = || Books::new(&config).expect("a valid configuration");
     stress(seed, options.ops, Manners::Any, &config, new)
 }
 
-fn with_kernels<D: Device>(
-    options: &Options,
-    device: &D,
-    seed: u64,
-) -> Result<Counts, Box<Failure>> {
+fn with_kernels<D: Device>(options: &Options, device: &D, seed: u64) -> Ran {
     let config = kernel_config(seed);
     let library = Arc::new(Library::new(&config));
     let new = || Cache::new(device, &config, &library, seed);
