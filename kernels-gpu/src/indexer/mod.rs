@@ -8,8 +8,10 @@
 //! | [`score`] | scores of all entries that a query sees |
 //! | [`maxima`] | the largest score of each group of 8 or 32 |
 //! | [`topk`] | the k largest scores of a row, exactly, in order |
+//! | [`append`] | a list that all warps of a block append to |
 //! | [`search`] | the k-th largest of the values that a block holds |
 
+pub mod append;
 pub mod keys;
 pub mod maxima;
 pub mod project;
