@@ -11,7 +11,7 @@ use dsv4_kv::{
 };
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
-use dsv4_kv_oracle::number::{bf16_nearest_f64, bf16_value};
+use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::row::EncodedRow;
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::geometry::StateStream;
@@ -144,10 +144,22 @@ pub fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> 
     entries
 }
 
-/// An indexer key after the Hadamard rotation.
+/// An indexer key after the Hadamard rotation: by f32 additions of neighbours at distance 1, 2, .. 64, as
+/// kernels do it, which is explained by the exact rotation but may round to the other of two values.
 pub fn rotated(key: &[u16]) -> Vec<u16> {
-    let key: Vec<f64> = key.iter().map(|&bits| bf16_value(bits)).collect();
-    hadamard(&key).into_iter().map(bf16_nearest_f64).collect()
+    const SCALE: f32 = 0.088_388_35; // 1 / sqrt(128)
+    let exact: Vec<f64> = key.iter().map(|&bits| bf16_value(bits)).collect();
+    let mut values: Vec<f32> = exact.iter().map(|&value| value as f32).collect();
+    for distance in [1, 2, 4, 8, 16, 32, 64] {
+        for low in (0..key.len()).filter(|low| low & distance == 0) {
+            let (a, b) = (values[low], values[low + distance]);
+            (values[low], values[low + distance]) = (a + b, a - b);
+        }
+    }
+    let rotated: Vec<u16> = values.iter().map(|value| bf16_nearest(value * SCALE)).collect();
+    let exact: Vec<f32> = hadamard(&exact).iter().map(|&value| value as f32).collect();
+    assert_rounds(&rotated, &exact, 2e-6, "the rotation of an indexer key");
+    rotated
 }
 
 /// What one request does in a step: tokens `start..` of its story, then, if the step drafts, tokens

@@ -1,4 +1,4 @@
-//! Puts tests and the CLI with a `run.sh` into `target/gpu-bundle/`, to be copied to a
+//! Puts the tests that run kernels and the CLI with a `run.sh` into `target/gpu-bundle/`, to be copied to a
 //! machine with a GPU and no Rust.
 
 use std::fs;
@@ -17,8 +17,9 @@ use crate::{process, workspace};
 const LIMIT_MB: f64 = 60.0;
 
 /// The calls of cargo: a name, and what to build.
-const BUILDS: [(&str, &[&str]); 2] = [
-    ("tests", &["--package", "dsv4-kv-tests", "--tests"]),
+const BUILDS: [(&str, &[&str]); 3] = [
+    ("the tests that run kernels", &["--package", "dsv4-kv-tests", "--test", "devices"]),
+    ("the stress test", &["--package", "dsv4-kv-tests", "--bin", "stress"]),
     ("the CLI", &["--package", "dsv4-kv-cli", "--bins"]),
 ];
 

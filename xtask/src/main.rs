@@ -85,7 +85,7 @@ enum Task {
     },
     /// Run tests under AddressSanitizer.
     Sanitize,
-    /// Put tests and the CLI into target/gpu-bundle/.
+    /// Put the tests that run kernels and the CLI into target/gpu-bundle/.
     GpuBundle,
 }
 
