@@ -17,11 +17,3 @@ pub mod thread;
 pub mod warp;
 #[cfg(target_feature = "sm_90a")]
 pub mod warpgroup;
-
-#[inline(always)]
-pub fn hold(value: u32) -> u32 {
-    let mut held = value;
-    // SAFETY: no instruction.
-    unsafe { core::arch::asm!("// {0}", inout(reg32) held, options(nomem, nostack)) }
-    held
-}
