@@ -1,7 +1,8 @@
 //! The device backend: one instruction a call.
 //!
 //! Collectives are LLVM intrinsics (`intrinsics`): LLVM knows those as convergent and moves none
-//! into or across a branch. Inline asm is not convergent, so it holds no collective.
+//! into or across a branch. Inline asm is not convergent, so it holds no collective but the products of
+//! [`warpgroup`], for which LLVM has no intrinsic: they are to stand in straight code.
 
 pub mod atomic;
 pub mod cluster;
