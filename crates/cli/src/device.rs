@@ -2,16 +2,18 @@
 
 use clap::ValueEnum;
 use dsv4_kv::device::{CudaDevice, CudaOptions};
-use dsv4_kv::{CacheConfig, Capacity};
+use dsv4_kv::{CacheConfig, Capacity, WorkspaceSize};
 
 use crate::error::InputError;
 
 /// What CUDA rounds an allocation up to.
 const ALLOCATION: u64 = 2 << 20;
 
-/// Bytes to set aside for the rounding up of a cache's allocations on a GPU.
-pub fn rounding(config: &CacheConfig) -> u64 {
-    u64::from(Capacity::new(config).buffers) * ALLOCATION
+/// Bytes to set aside for the rounding up of the allocations of a cache and of its indexer's
+/// workspace on a GPU.
+pub fn rounding(config: &CacheConfig, indexer: Option<&WorkspaceSize>) -> u64 {
+    let indexer = indexer.map_or(0, |indexer| indexer.buffers);
+    u64::from(Capacity::new(config).buffers + indexer) * ALLOCATION
 }
 
 /// Where the kernels are to run.

@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Buffer, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{CsaIndexer, IndexerWorkspace, KvError, LayerId};
+use dsv4_kv::{CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceSize};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::indexer::{Score, query, score, weight_scale};
@@ -56,12 +56,12 @@ impl<D: Device> Inputs<D> {
 
     fn workspace(&self, fed: &Fed<D>, queries: u32) -> IndexerWorkspace<D> {
         let context = fed.manager.config().max_context;
-        let bytes = IndexerWorkspace::<D>::bytes_per_query(self.model.index_heads, context);
-        let bytes = u64::from(queries + 1) * bytes - 1;
+        let one = WorkspaceSize::new(&self.model, context, 1, u64::MAX).unwrap();
+        let bytes = u64::from(queries + 1) * one.bytes - 1;
         let workspace =
             IndexerWorkspace::new(fed.manager.device(), &self.model, context, BUCKET, bytes);
         let workspace = workspace.unwrap();
-        assert_eq!(workspace.queries(), queries);
+        assert_eq!(workspace.size().queries, queries);
         workspace
     }
 
@@ -185,7 +185,7 @@ pub fn bad_input_is_refused<D: Device>(device: &D) {
     let selected = filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
     inputs.select(&fed, 1, &workspace, &selected).unwrap();
 
-    let needed = IndexerWorkspace::<D>::bytes_per_query(64, 640);
+    let needed = WorkspaceSize::new(&inputs.model, 640, 1, u64::MAX).unwrap().bytes;
     let make = |context, bytes| {
         IndexerWorkspace::new(device, &inputs.model, context, 4, bytes).map(|_| ())
     };

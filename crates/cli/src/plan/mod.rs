@@ -11,7 +11,8 @@ mod report;
 use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{CacheConfig, capacity};
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::{CacheConfig, KvError, WorkspaceSize, capacity};
 
 pub use args::PlanArgs;
 
@@ -23,9 +24,7 @@ use report::Report;
 /// Runs the command and prints its result.
 pub fn run(args: &PlanArgs) -> Result<Verdict> {
     let model = model::resolve(&args.model)?;
-    let memory = args.gpu_mem.as_u64();
-    let config = config(args, model)?;
-    let report = Report::new(config, memory)?;
+    let report = report(args, model)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -34,8 +33,14 @@ pub fn run(args: &PlanArgs) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// The cache that the options ask for.
-fn config(args: &PlanArgs, model: ModelConfig) -> Result<CacheConfig, InputError> {
+/// The plan that the options ask for.
+fn report(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
+    let name = model.name.clone();
+    let refused = |left| {
+        let (model, memory, left) = (name.clone(), args.gpu_mem, ByteSize(left));
+        move |source| InputError::Cache { model, memory, left, source }
+    };
+    let memory = args.gpu_mem.as_u64();
     let max_context = args.context.unwrap_or(model.max_context);
     let config = CacheConfig {
         main_format: args.main_format,
@@ -44,12 +49,20 @@ fn config(args: &PlanArgs, model: ModelConfig) -> Result<CacheConfig, InputError
         max_context,
         ..CacheConfig::smallest(model)
     };
-    let left = args.gpu_mem.as_u64().saturating_sub(device::rounding(&config));
-    let name = config.model.name.clone();
-    let planned = match args.max_requests {
+    let indexer = indexer(&config, args.indexer_queries).map_err(refused(memory))?;
+    let taken = indexer.map_or(0, |indexer| indexer.bytes);
+    let left = memory.saturating_sub(taken + device::rounding(&config, indexer.as_ref()));
+    let config = match args.max_requests {
         Some(max_requests) => CacheConfig { max_requests, ..config }.with_memory(left),
         None => capacity::most_requests(config, left, max_context),
     };
-    let (memory, left) = (args.gpu_mem, ByteSize(left));
-    planned.map_err(|source| InputError::Cache { model: name, memory, left, source })
+    let report = config.and_then(|config| Report::new(config, indexer, memory, left));
+    report.map_err(refused(left))
+}
+
+/// The workspace of the indexer of a model that has one.
+fn indexer(config: &CacheConfig, queries: u32) -> Result<Option<WorkspaceSize>, KvError> {
+    config.validate()?;
+    let size = || WorkspaceSize::new(&config.model, config.max_context, queries, u64::MAX);
+    (config.model.count(LayerKind::Csa) > 0).then(size).transpose()
 }

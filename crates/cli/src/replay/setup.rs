@@ -93,7 +93,7 @@ fn cache_config(
     let working = match place {
         Place::Ledger => 0,
         Place::Cpu => full::working_bytes(&config, sample),
-        Place::Cuda(_) => full::working_bytes(&config, sample) + device::rounding(&config),
+        Place::Cuda(_) => full::working_bytes(&config, sample) + device::rounding(&config, None),
     };
     let left = memory
         .checked_sub(working)
