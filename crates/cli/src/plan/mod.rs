@@ -11,8 +11,7 @@ mod report;
 use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::{CacheConfig, KvError, WorkspaceSize, capacity};
+use dsv4_kv::{CacheConfig, capacity};
 
 pub use args::PlanArgs;
 
@@ -49,7 +48,10 @@ fn report(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
         max_context,
         ..CacheConfig::smallest(model)
     };
-    let indexer = indexer(&config, args.indexer_queries).map_err(refused(memory))?;
+    let indexer = config
+        .validate()
+        .and_then(|()| device::indexer(&config, args.indexer_queries, u64::MAX))
+        .map_err(refused(memory))?;
     let taken = indexer.map_or(0, |indexer| indexer.bytes);
     let left = memory.saturating_sub(taken + device::rounding(&config, indexer.as_ref()));
     let config = match args.max_requests {
@@ -58,11 +60,4 @@ fn report(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
     };
     let report = config.and_then(|config| Report::new(config, indexer, memory, left));
     report.map_err(refused(left))
-}
-
-/// The workspace of the indexer of a model that has one.
-fn indexer(config: &CacheConfig, queries: u32) -> Result<Option<WorkspaceSize>, KvError> {
-    config.validate()?;
-    let size = || WorkspaceSize::new(&config.model, config.max_context, queries, u64::MAX);
-    (config.model.count(LayerKind::Csa) > 0).then(size).transpose()
 }
