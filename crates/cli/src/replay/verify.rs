@@ -230,11 +230,9 @@ impl Verifier {
             None => Err(format!("it sees {seen} keys, and not all have closed")),
         };
         self.found.lists += 1;
+        self.found.scored += u64::from(seen > list.len());
         match judged {
-            Ok(right) => {
-                self.found.scored += u64::from(right != Right::All);
-                self.found.near += u64::from(right == Right::Near);
-            }
+            Ok(right) => self.found.near += u64::from(right == Right::Near),
             Err(text) => self.count_mismatch(place, &format!("list of {position}: {text}")),
         }
     }
