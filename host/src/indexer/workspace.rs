@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, MAX_CONTEXT};
+use kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
 use serde::Serialize;
 
 use crate::device::ops::maxima_len;
@@ -42,7 +43,7 @@ impl WorkspaceSize {
         queries: u32,
         bytes: u64,
     ) -> Result<Self, KvError> {
-        check("index_n_heads", model.index_heads, 64)?;
+        check("index_n_heads", model.index_heads, QUERY_HEADS)?;
         check("context", context, MAX_CONTEXT)?;
         check("queries", queries, u32::from(u16::MAX))?;
         let elements = elements(model.index_heads, columns(context));
@@ -125,9 +126,9 @@ impl<D: Device> IndexerWorkspace<D> {
 
 /// Elements of each buffer for one query, in the order of [`ELEMENT_BYTES`].
 fn elements(heads: u32, columns: u32) -> [u64; 6] {
-    let channels = u64::from(heads) * u64::from(INDEX_DIM);
     let heads = u64::from(heads);
-    [channels, heads, channels, heads, columns.into(), maxima_len(columns)]
+    let (projected, query) = (heads * u64::from(INDEX_DIM), QUERY_ELEMENTS.into());
+    [projected, heads, query, heads, columns.into(), maxima_len(columns)]
 }
 
 /// Scores of a row: the entries of a request of `context` tokens, in whole tiles.
