@@ -60,8 +60,8 @@ pub struct ReplayArgs {
     pub execute: Execution,
 
     /// Requests, sampled at random, that are compared with the reference: window rows, entries and
-    /// indexer keys, recomputed from their tokens, and, of one query a step, what it gathers and the
-    /// list that its indexer picks.
+    /// indexer keys, recomputed from their tokens, and, of one query a step, what it gathers in every
+    /// layer and, in one, the list that the indexer picks.
     /// [default: 4; 0 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub verify: Option<u32>,

@@ -344,12 +344,12 @@ mod tests {
     fn an_untouched_cache_matches_the_reference() {
         // Of all queries of the prompt, one is kept that sees fewer entries than a list has and none
         // of an HCA layer; the last three see 31 or 32, and one.
-        for (queries, scored, hca_rows) in [(Queries::All, 2, 1), (Queries::Last(3), 4, 2)] {
+        for (queries, scored, hca_rows) in [(Queries::All, 1, 1), (Queries::Last(3), 2, 2)] {
             let found = replay(queries, |_, _| {});
             assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
             // Entries of two CSA layers and an HCA layer; the CSA layers' keys as well.
             assert_eq!(found.entries, 2 * (32 + 32) + 1);
-            assert_eq!((found.lists, found.scored, found.near), (2 * 2, scored, 0));
+            assert_eq!((found.lists, found.scored, found.near), (2, scored, 0));
             let gathered = 2 * 2 * 16 + hca_rows;
             assert_eq!(found.rows, 2 * 5 * (128 + 128) + gathered + found.entries);
         }
@@ -385,15 +385,17 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_of_an_indexer_key_changed_on_the_device_is_found_in_the_list_and_in_the_end() {
+    fn a_byte_of_every_key_changed_on_the_device_is_found_in_the_list_and_in_the_end() {
         let found = replay(Queries::Last(16), |cache, block| {
-            let handle = cache.manager.layer(LAYER).expect("a layer");
-            let code = handle.index_keys().expect("a CSA layer").code;
-            flip(cache, code, (block * 32 + 7) * 64 + 5);
+            for layer in [LAYER, LayerId(3)] {
+                let handle = cache.manager.layer(layer).expect("a layer");
+                let code = handle.index_keys().expect("a CSA layer").code;
+                (0..32).for_each(|row| flip(cache, code, (block * 32 + row) * 64 + 5));
+            }
         });
-        assert_eq!(found.mismatches, 2, "{:?}", found.examples);
-        let list = &found.examples[0];
-        assert!(list.contains("layer 1, list of 130") && list.contains("entry 7 of"), "{list}");
-        assert!(found.examples[1].contains("CsaIndex row 7 has changed"), "{found:?}");
+        assert_eq!(found.mismatches, 1 + 2 * 32, "{:?}", found.examples);
+        let [list, key] = [&found.examples[0], &found.examples[1]];
+        assert!(list.contains("list of 130: entry ") && list.contains("before entry"), "{list}");
+        assert!(key.contains("CsaIndex row 0 has changed"), "{key}");
     }
 }

@@ -55,7 +55,7 @@ pub struct Summary {
     pub verified_rows: u64,
     /// Entries and indexer keys that were recomputed from their tokens.
     pub verified_entries: u64,
-    /// Lists of the indexer that were compared.
+    /// Lists of the indexer that were compared, one of each verified request and step.
     pub verified_lists: u64,
     /// Those of them whose scores were recomputed, as the query sees more than `index_topk` entries.
     pub scored_lists: u64,
@@ -134,7 +134,7 @@ impl Summary {
             (
                 "lists",
                 format!(
-                    "{} of the indexer, {} of them scored, {} with scores too near to tell",
+                    "{} of the indexer, {} of them recomputed, {} with scores too near to tell",
                     self.verified_lists, self.scored_lists, self.near_lists
                 ),
             ),

@@ -32,7 +32,7 @@ pub struct Verification {
     pub rows: u64,
     /// Entries and indexer keys that were recomputed from their tokens.
     pub entries: u64,
-    /// Lists of the indexer that were compared.
+    /// Lists of the indexer that were compared, one of each request and step.
     pub lists: u64,
     /// Those of them whose scores were recomputed: the query sees more than the list has room for.
     pub scored: u64,

@@ -9,6 +9,7 @@ use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream, WINDOW};
 use dsv4_kv::kv_layout::main_row::DATA_BYTES;
 use dsv4_kv::{CacheConfig, KvCacheManager, LayerCacheHandle, LayerId, RequestId, StepRequest};
 use dsv4_kv_oracle::compressor::visible;
+use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -50,6 +51,8 @@ pub enum Tile {
 pub struct Watch<D: Device> {
     /// Places in the load of the sampled requests.
     sample: Vec<usize>,
+    /// Layers that have an indexer.
+    indexed: Vec<LayerId>,
     live: HashMap<RequestId, Watched>,
     checks: Vec<Check>,
     /// Windows of one query of each request.
@@ -77,6 +80,8 @@ struct Check {
     position: usize,
     /// Tokens of the request before the step.
     start: usize,
+    /// Where its list is compared: recomputing scores costs too much to do it in every layer.
+    listed: Option<LayerId>,
 }
 
 /// Where the request of a check is checked.
@@ -96,7 +101,10 @@ impl<D: Device> Watch<D> {
         verifier: Verifier,
     ) -> Result<Self, DeviceError> {
         let places = places(config, sample.len());
+        let layers = (0..).map(LayerId).zip(&config.model.layers);
+        let indexed = layers.filter(|(_, kind)| **kind == LayerKind::Csa);
         Ok(Self {
+            indexed: indexed.map(|(layer, _)| layer).collect(),
             live: HashMap::new(),
             checks: Vec::new(),
             windows: Kept::new(device, places, WINDOW_SHAPE)?,
@@ -136,7 +144,8 @@ impl<D: Device> Watch<D> {
     }
 
     /// Remembers which tokens the sampled requests get in step `number`, and picks the query of each
-    /// that is kept: one of `queries`, at random but the same for the same `seed`.
+    /// that is kept, one of `queries`, and the layer where its list is compared: at random, but the
+    /// same for the same `seed`.
     pub fn begin_step(&mut self, number: u64, step: &[StepRequest], queries: Queries, seed: u64) {
         self.checks.clear();
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ number);
@@ -148,7 +157,8 @@ impl<D: Device> Watch<D> {
                 let (start, query) = (part.start, rng.random_range(queries.of(rows.clone())));
                 let position = (start + query - rows.start) as usize;
                 watched.history.extend(rows.map(|row| Token { step: number, row }));
-                self.checks.push(Check { id: part.id, query, position, start: start as usize });
+                let (start, listed) = (start as usize, self.indexed.choose(&mut rng).copied());
+                self.checks.push(Check { id: part.id, query, position, start, listed });
             }
         }
     }
@@ -249,7 +259,7 @@ impl<D: Device> Watch<D> {
     /// The list of the request's query, and the entries gathered for it.
     fn check_listed(&mut self, at: &At<'_, D>, check: usize, batches: &[Batch]) -> Result<()> {
         let At { manager, stream, layer, .. } = *at;
-        let Check { id, query, position, .. } = self.checks[check];
+        let Check { id, query, position, listed, .. } = self.checks[check];
         let (device, kept) = (manager.device(), self.place(layer, check));
         let list = self.gathered.fetch_names(device, stream, kept)?;
         let tile = self.gathered.fetch_tile(device, stream, kept, list.len() as u32)?;
@@ -258,7 +268,9 @@ impl<D: Device> Watch<D> {
         let Watched { request, history, rows } = &self.live[&id];
         let place = Place { request: *request, layer, history };
         let of = |which| rows.get(&(layer, which));
-        self.verifier.check_list(place, position, first, &list, of(StateStream::CsaIndex));
+        if listed == Some(layer) {
+            self.verifier.check_list(place, position, first, &list, of(StateStream::CsaIndex));
+        }
         self.verifier.check_gathered(place, position, &list, &tile, of(StateStream::CsaMain));
         Ok(())
     }
