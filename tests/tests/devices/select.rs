@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::inputs::{download, filled, upload};
-use crate::stories::{Fed, Formats, Part, Stored, Story, TINY, config};
+use crate::stories::{Fed, Formats, Part, Stored, Story, config, tiny};
 
 /// Tokens of a step, padding included.
 const BUCKET: u32 = 16;
@@ -133,9 +133,9 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
     for index_format in IndexFormat::ALL {
         let formats: Formats = (MainFormat::Ue8m0, index_format);
         let stories = [(170, 21), (40, 22), (300, 23)]
-            .map(|(tokens, seed)| Story::random(&TINY, tokens, seed));
+            .map(|(tokens, seed)| Story::random(&tiny(), tokens, seed));
         let stored = stories.each_ref().map(|story| story.stored(device, formats));
-        let mut fed = Fed::new(device, config(&TINY, formats, 3));
+        let mut fed = Fed::new(device, config(&tiny(), formats, 3));
         let (mut parts, mut queries) = (Vec::new(), Vec::new());
         for (story, (prompt, chunk)) in [(152, 5), (30, 6), (292, 4)].into_iter().enumerate() {
             let id = fed.manager.admit().unwrap();
@@ -176,8 +176,8 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
 /// What cannot be done is refused by name, before anything is queued.
 pub fn bad_input_is_refused<D: Device>(device: &D) {
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-    let mut fed = Fed::new(device, config(&TINY, formats, 1));
-    let story = Story::random(&TINY, 8, 1);
+    let mut fed = Fed::new(device, config(&tiny(), formats, 1));
+    let story = Story::random(&tiny(), 8, 1);
     let id = fed.manager.admit().unwrap();
     fed.step(&[Part::new(id, &story, 0..8)], BUCKET);
     let inputs = Inputs::new(&fed, 1);
