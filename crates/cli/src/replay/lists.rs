@@ -241,7 +241,7 @@ mod tests {
             case.judge(&list).expect("it is its own");
             let query = Query { position: 244, ..case.query() };
             judge(&list, query, format, &case.keys).expect_err("one position on");
-            let query = Query { weights: &vec![1.0; HEADS], ..case.query() };
+            let query = Query { weights: &[1.0; HEADS], ..case.query() };
             judge(&list, query, format, &case.keys).expect_err("without its weights");
             case.vectors.rotate_left(CHANNELS);
             case.judge(&list).expect_err("with its heads rotated");
