@@ -23,7 +23,7 @@ use report::Report;
 /// Runs the command and prints its result.
 pub fn run(args: &PlanArgs) -> Result<Verdict> {
     let model = model::resolve(&args.model)?;
-    let report = report(args, model)?;
+    let report = planned(args, model)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -33,7 +33,7 @@ pub fn run(args: &PlanArgs) -> Result<Verdict> {
 }
 
 /// The plan that the options ask for.
-fn report(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
+fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
     let name = model.name.clone();
     let refused = |left| {
         let (model, memory, left) = (name.clone(), args.gpu_mem, ByteSize(left));
