@@ -50,7 +50,7 @@ pub use error::KvError;
 pub use graph::CapturedStep;
 pub use handle::LayerCacheHandle;
 pub use ids::{BlockId, LayerId, RequestId, SlotId};
-pub use indexer::{CsaIndexer, IndexerWorkspace};
+pub use indexer::{CsaIndexer, IndexerWorkspace, WorkspaceSize};
 pub use ledger::{Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
 pub use router::{Router, RouterConfig, RouterError};

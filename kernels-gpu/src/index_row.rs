@@ -72,79 +72,58 @@ pub struct Mxfp4Row;
 /// [`IndexFormat::Fp8`].
 pub struct Fp8Row;
 
-impl Nvfp4Row {
+/// A format of E2M1 codes in groups that share a scale of one byte.
+trait Fp4Row {
+    /// The layout this is the arithmetic of.
+    const FORMAT: IndexFormat;
     /// Lanes that share a scale.
-    const LANES: u32 = IndexFormat::Nvfp4.group() / 4;
+    const LANES: u32 = Self::FORMAT.group() / 4;
 
-    /// The scale of the lane's group, and its codes.
+    /// The scale of the lane's group, its byte and its value, and the lane's codes.
     ///
     /// # Safety
     /// All 32 lanes of the warp call it together.
+    unsafe fn quantise(key: Quad) -> (u8, f32, [u8; 2]);
+}
+
+impl Fp4Row for Nvfp4Row {
+    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
+
     #[inline(always)]
-    unsafe fn quantise(key: Quad) -> (E4m3, [u8; 2]) {
+    unsafe fn quantise(key: Quad) -> (u8, f32, [u8; 2]) {
         // SAFETY: by this function's own contract.
         let amax = unsafe { warp::reduce_max_f32_width::<{ Self::LANES }>(amax(key)) };
         let scale = E4m3::from_f32((amax / E2m1::MAX).clamp(1.0 / 512.0, E4m3::MAX));
         // By the scale that is stored, not by the one it was rounded from.
         let divisor = scale.to_f32();
-        (scale, fp4(key.map(|value| value / divisor)))
+        (scale.0, divisor, fp4(key.map(|value| value / divisor)))
     }
 }
 
-impl IndexRowFormat for Nvfp4Row {
-    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
+impl Fp4Row for Mxfp4Row {
+    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
 
     #[inline(always)]
-    unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
-        // SAFETY: by this function's own contract.
-        unsafe {
-            let (scale, bytes) = Self::quantise(key);
-            store_fp4(codes, row, lane, bytes);
-            if lane.is_multiple_of(Self::LANES) {
-                scales
-                    .store(Self::FORMAT.scale_offset(row) + u64::from(lane / Self::LANES), scale.0);
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn requantised(vector: Quad) -> (Quad, f32) {
-        // SAFETY: by this function's own contract.
-        let (scale, codes) = unsafe { Self::quantise(vector) };
-        (quad_from_fp4(codes).map(|value| value * scale.to_f32()), 1.0)
-    }
-}
-
-impl Mxfp4Row {
-    /// Lanes that share a scale.
-    const LANES: u32 = IndexFormat::Mxfp4.group() / 4;
-
-    /// The scale of the lane's group, and its codes.
-    ///
-    /// # Safety
-    /// All 32 lanes of the warp call it together.
-    #[inline(always)]
-    unsafe fn quantise(key: Quad) -> (Ue8m0, [u8; 2]) {
+    unsafe fn quantise(key: Quad) -> (u8, f32, [u8; 2]) {
         // SAFETY: by this function's own contract.
         let amax = unsafe { warp::reduce_max_f32_width::<{ Self::LANES }>(amax(key)) };
         let scale = Ue8m0::round_up(amax.clamp(6.0 * f32::MIN_POSITIVE, f32::MAX) * (1.0 / 6.0));
         let inverse = scale.inverse();
-        (scale, fp4(key.map(|value| value * inverse)))
+        (scale.0, scale.to_f32(), fp4(key.map(|value| value * inverse)))
     }
 }
 
-impl IndexRowFormat for Mxfp4Row {
-    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
+impl<F: Fp4Row> IndexRowFormat for F {
+    const FORMAT: IndexFormat = F::FORMAT;
 
     #[inline(always)]
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
-        // SAFETY: by this function's own contract.
+        // SAFETY: by this function's own contract; a row is 32 pairs of bytes.
         unsafe {
-            let (scale, bytes) = Self::quantise(key);
-            store_fp4(codes, row, lane, bytes);
-            if lane.is_multiple_of(Self::LANES) {
-                scales
-                    .store(Self::FORMAT.scale_offset(row) + u64::from(lane / Self::LANES), scale.0);
+            let (scale, _, bytes) = F::quantise(key);
+            codes.cast::<u16>().store(row * 32 + u64::from(lane), u16::from_le_bytes(bytes));
+            if lane.is_multiple_of(F::LANES) {
+                scales.store(F::FORMAT.scale_offset(row) + u64::from(lane / F::LANES), scale);
             }
         }
     }
@@ -152,8 +131,8 @@ impl IndexRowFormat for Mxfp4Row {
     #[inline(always)]
     unsafe fn requantised(vector: Quad) -> (Quad, f32) {
         // SAFETY: by this function's own contract.
-        let (scale, codes) = unsafe { Self::quantise(vector) };
-        (quad_from_fp4(codes).map(|value| value * scale.to_f32()), 1.0)
+        let (_, scale, codes) = unsafe { F::quantise(vector) };
+        (quad_from_fp4(codes).map(|value| value * scale), 1.0)
     }
 }
 
@@ -206,17 +185,6 @@ fn fp4([a, b, c, d]: Quad) -> [u8; 2] {
 fn quad_from_fp4([low, high]: [u8; 2]) -> Quad {
     let ((a, b), (c, d)) = (E2m1::unpack(low), E2m1::unpack(high));
     [a, b, c, d].map(E2m1::to_f32)
-}
-
-/// Writes the four E2M1 codes of each lane.
-///
-/// # Safety
-/// `codes` holds `row`.
-#[inline(always)]
-unsafe fn store_fp4(codes: GlobalMut<u8>, row: u64, lane: u32, bytes: [u8; 2]) {
-    let word = u16::from_le_bytes(bytes);
-    // SAFETY: by this function's own contract; a row is 32 pairs of bytes.
-    unsafe { codes.cast::<u16>().store(row * 32 + u64::from(lane), word) }
 }
 
 /// The largest magnitude; a NaN does not count, and of nothing but NaN it is 0: the bits of a NaN

@@ -13,8 +13,7 @@ use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
-use kv_layout::geometry::StateStream;
+use kv_layout::geometry::{LayerKind, StateStream};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
@@ -28,7 +27,10 @@ const PADDING: u8 = 0xFF;
 pub const STEP_TOKENS: u32 = 512;
 
 /// The layers of the preset `tiny`.
-pub const TINY: [LayerKind; 5] = [Swa, Csa, Hca, Csa, Swa];
+#[must_use]
+pub fn tiny() -> Vec<LayerKind> {
+    ModelConfig::preset("tiny").unwrap().layers
+}
 
 /// Formats of a cache.
 pub type Formats = (MainFormat, IndexFormat);

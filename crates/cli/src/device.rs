@@ -2,16 +2,30 @@
 
 use clap::ValueEnum;
 use dsv4_kv::device::{CudaDevice, CudaOptions};
-use dsv4_kv::{CacheConfig, Capacity};
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize};
 
 use crate::error::InputError;
 
 /// What CUDA rounds an allocation up to.
 const ALLOCATION: u64 = 2 << 20;
 
-/// Bytes to set aside for the rounding up of a cache's allocations on a GPU.
-pub fn rounding(config: &CacheConfig) -> u64 {
-    u64::from(Capacity::new(config).buffers) * ALLOCATION
+/// The workspace of the indexer of a model that has one: for up to `queries` queries at once, as far
+/// as at most `bytes` bytes hold them.
+pub fn indexer(
+    config: &CacheConfig,
+    queries: u32,
+    bytes: u64,
+) -> Result<Option<WorkspaceSize>, KvError> {
+    let size = || WorkspaceSize::new(&config.model, config.max_context, queries, bytes);
+    (config.model.count(LayerKind::Csa) > 0).then(size).transpose()
+}
+
+/// Bytes to set aside for the rounding up of the allocations of a cache and of its indexer's
+/// workspace on a GPU.
+pub fn rounding(config: &CacheConfig, indexer: Option<&WorkspaceSize>) -> u64 {
+    let indexer = indexer.map_or(0, |indexer| indexer.buffers);
+    u64::from(Capacity::new(config).buffers + indexer) * ALLOCATION
 }
 
 /// Where the kernels are to run.

@@ -51,6 +51,9 @@ pub enum InputError {
         /// What the replay needs beside the cache.
         working: ByteSize,
     },
+    /// The indexer cannot be made as asked.
+    #[error("indexer: {0}")]
+    Indexer(#[source] KvError),
     /// The cache cannot be made as asked.
     #[error("model {model} with {memory} of memory, {left} of it for the cache: {source}")]
     Cache {

@@ -1,6 +1,11 @@
 //! The `plan` command from outside: numbers, exit codes and messages.
 
+use std::io::Write;
+
 use assert_cmd::Command;
+use dsv4_kv::IndexerWorkspace;
+use dsv4_kv::device::{Device, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::config::ModelConfig;
 use serde_json::Value;
 
 /// `dsv4-kv plan` with the given options, separated by blanks.
@@ -41,10 +46,15 @@ fn the_most_requests_of_the_context_fit() {
     // of 2 * 512.
     let slot = 62 * 132 * 584 + 30 * 12 * 4 * 640 * 4 + 31 * 132 * 1024 * 4;
     let block = 30 * 32 * (584 + 68) + 31 * 584;
-    // Pools of two planes of window rows a layer, and of entries, keys and states; ten more buffers.
-    let buffers = 62 * 2 + 30 * 6 + 31 * 3 + 10;
+    // Pools of two planes of window rows a layer, and of entries, keys and states; ten more buffers,
+    // and six of the indexer.
+    let buffers = 62 * 2 + 30 * 6 + 31 * 3 + 10 + 6;
     assert_eq!(number("/rounding"), buffers << 21);
-    let memory = (180 << 30) - (buffers << 21) - number("/capacity/working_bytes");
+    // 64 queries of 64 heads of 128 channels, in f32 and in BF16, two f32 weights a head, a score for
+    // each of 32,768 entries and the largest of each 8.
+    let indexer = 64 * (64 * (128 * 6 + 8) + (32_768 + 4096) * 4);
+    assert_eq!((number("/indexer/bytes"), number("/indexer/queries")), (indexer, 64));
+    let memory = (180 << 30) - (buffers << 21) - indexer - number("/capacity/working_bytes");
     let requests = memory / (slot + 1024 * block);
     assert_eq!(number("/capacity/slot_bytes"), slot);
     assert_eq!(number("/capacity/block_bytes"), block);
@@ -67,11 +77,13 @@ fn the_most_requests_of_the_context_fit() {
 
 #[test]
 fn given_slots_are_kept_and_blocks_fill_the_rest() {
-    let plan = json("--model tiny --gpu-mem 96MiB --context 300000 --max-requests 3");
+    let options = "--context 300000 --max-requests 3 --indexer-queries 2";
+    let plan = json(&format!("--model tiny --gpu-mem 96MiB {options}"));
     let slots = 3 * (5 * 128 * 584 + 2 * 8 * 4 * 640 * 4 + 128 * 1024 * 4);
     let working = plan["capacity"]["working_bytes"].as_u64().expect("bytes");
-    let rounding = (5 * 2 + 2 * 6 + 3 + 10) << 21;
-    let blocks = ((96 << 20) - rounding - working - slots) / (2 * 32 * 652 + 584);
+    let rounding = (5 * 2 + 2 * 6 + 3 + 10 + 6) << 21;
+    let indexer = plan["indexer"]["bytes"].as_u64().expect("bytes");
+    let blocks = ((96 << 20) - rounding - indexer - working - slots) / (2 * 32 * 652 + 584);
     assert_eq!(plan["capacity"]["slots"], 3);
     assert_eq!(plan["capacity"]["blocks"], blocks);
     assert_eq!(plan["longest_request"], 128 * blocks + 3);
@@ -80,6 +92,39 @@ fn given_slots_are_kept_and_blocks_fill_the_rest() {
     assert_eq!((&short["tokens"], &short["requests"]), (&1024.into(), &3.into()));
     assert_eq!((&long["tokens"], &long["requests"]), (&300_000.into(), &0.into()));
     assert_eq!(long["requests_at_best"], 0);
+}
+
+/// A device that has the planned bytes and not one more holds the workspace, and one query less fits
+/// into a byte less.
+#[test]
+fn the_indexer_takes_the_planned_bytes() {
+    let model = ModelConfig::preset("flash").expect("a preset");
+    for (context, queries) in [(300_000, 1), (131_072, 32), (5, 500), (1 << 20, 7)] {
+        let options = format!("--context {context} --indexer-queries {queries}");
+        let plan = json(&format!("--model flash --gpu-mem 40GiB {options}"));
+        let bytes = plan["indexer"]["bytes"].as_u64().expect("bytes");
+        let device = EmuDevice::new(EmuOptions { memory: bytes, ..EmuOptions::default() });
+        let workspace = |most, bytes| {
+            IndexerWorkspace::new(&device, &model, context, most, bytes)
+                .map(|workspace| workspace.size())
+        };
+        let size = workspace(queries, bytes).expect("the planned bytes hold it");
+        assert_eq!(serde_json::to_value(size).expect("it is plain"), plan["indexer"]);
+        match workspace(queries, bytes - 1) {
+            Ok(size) => assert_eq!(size.queries, queries - 1),
+            Err(error) => assert!(queries == 1, "{error}"),
+        }
+        let _held = IndexerWorkspace::new(&device, &model, context, queries, bytes);
+        assert_eq!(device.free_memory().expect("an emulated device"), 0);
+    }
+    let swa = r#"{"num_hidden_layers": 2, "compress_ratios": [0, 128], "hidden_size": 256,
+        "head_dim": 512, "qk_rope_head_dim": 64, "sliding_window": 128, "q_lora_rank": 128,
+        "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
+        "max_position_embeddings": 4096}"#;
+    let mut file = tempfile::Builder::new().suffix(".json").tempfile().expect("a temporary file");
+    file.write_all(swa.as_bytes()).expect("room for a few lines");
+    let plan = json(&format!("--model {} --gpu-mem 1GiB", file.path().display()));
+    assert_eq!(plan["indexer"], Value::Null, "a model without CSA layers has no indexer");
 }
 
 #[test]
@@ -107,6 +152,7 @@ fn the_tables_name_every_kind_and_every_length() {
         (" HCA ", " 141.4375 "),
         (" all ", " 5031.4375 "),
         ("memory", "180.0 GiB"),
+        ("indexer", "64 queries at once (12.0 MiB)"),
         ("| 131072 ", "| 1024 "),
     ] {
         let row = row(label).split_whitespace().collect::<Vec<_>>().join(" ") + " ";
@@ -135,6 +181,7 @@ fn options_that_make_no_sense_are_refused() {
         ("--model tiny --gpu-mem 1GiB --context 1048577", "between 1 and 1048576"),
         ("--model tiny --gpu-mem 1GiB --max-draft 128", "max_draft is 128"),
         ("--model tiny --gpu-mem 1GiB --max-requests 0", "--max-requests"),
+        ("--model tiny --gpu-mem 1GiB --indexer-queries 65536", "--indexer-queries"),
         ("--model tiny --gpu-mem 1GiB --main-format fp4", "[possible values: ue8m0, f32]"),
         ("--model tiny --gpu-mem 1GiB --index-format f32", "nvfp4, mxfp4, fp8"),
     ];

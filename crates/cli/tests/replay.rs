@@ -45,9 +45,14 @@ fn a_replay_on_the_cpu_matches_the_reference() {
         r#"{"timestamp": 0, "input_length": 9, "output_length": 3}"#,
     ];
     let trace = trace(&lines);
-    let mut command = replay(&format!("{SMALL} --token-budget 100 --verify 2"));
+    // The indexer takes chunks of 16 queries in parts of 3.
+    let options = "--token-budget 100 --verify 2 --indexer-memory 160KB";
+    let mut command = replay(&format!("{SMALL} {options}"));
     let result = json(command.arg("--trace").arg(trace.path()));
-    assert_eq!(result["mismatches"], 0);
+    assert_eq!(
+        (&result["mismatches"], &result["mismatch_examples"]),
+        (&0.into(), &[0; 0][..].into())
+    );
     assert_eq!(result["verified_requests"], 2);
     assert_eq!(result["tokens"], 140 + 5 + 9 + 2);
     assert_eq!(result["prefill_tokens"], 149);
@@ -55,10 +60,11 @@ fn a_replay_on_the_cpu_matches_the_reference() {
     // Five layers. Of a window 128 rows are compared; of the ring those that are written:
     // request 0 after 100 tokens, then six times 128; request 1 after 9, 10 and 11.
     let swa = 5 * (7 * 128 + 100 + 6 * 128 + 3 * 128 + 9 + 10 + 11);
-    // Lists of two CSA layers, by step: as long as request 0 sees entries; those of request 1 as
-    // well where the queries of both are one launch, in steps 2 and 3. Of an HCA layer one entry,
-    // after step 0.
-    let gathered = 2 * (25 + (35 + 2) + 2 * 35 + 2 * 35 + 35 + 36 + 36) + 6;
+    // Lists of 16 entries in two CSA layers, seven of request 0, which sees more, and three of
+    // request 1, which sees fewer. Of an HCA layer one entry, after step 0.
+    let gathered = 2 * 16 * (7 + 3) + 6;
+    assert_eq!((&result["verified_lists"], &result["scored_lists"]), (&(7 + 3).into(), &7.into()));
+    assert_eq!(result["near_lists"], 0);
     // In the end every entry of two CSA layers, with its key, and of an HCA layer.
     let entries = 2 * 2 * (36 + 2) + 1;
     assert_eq!(result["verified_rows"], swa + gathered + entries);
@@ -149,6 +155,7 @@ fn options_that_make_no_sense_are_refused() {
         ("--execute bookkeeping --verify 1", "--verify needs --execute full"),
         ("--execute bookkeeping --token-budget 0", "--token-budget"),
         ("--device quantum", "quantum"),
+        ("--device cpu --indexer-memory 9KB", "has 9000 bytes; one query needs"),
     ];
     for (options, expected) in cases {
         let message = refusal(&mut replay(options));

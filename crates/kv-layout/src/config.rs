@@ -166,7 +166,7 @@ impl ModelConfig {
     }
 
     /// A model by name: `flash` (V4-Flash), `pro` (V4-Pro), or `tiny` (five layers of every kind
-    /// with the real head dimensions, for tests and CPUs). Source: spec section 1.
+    /// with the real head dimensions and short lists, for tests and CPUs). Source: spec section 1.
     #[must_use]
     pub fn preset(name: &str) -> Option<Self> {
         use LayerKind::{Csa, Hca, Swa};
@@ -179,7 +179,7 @@ impl ModelConfig {
         let (layers, mtp_layers, hidden_size, q_lora_rank, index_topk) = match name {
             "flash" => (alternate([Swa, Swa], 20), 1, 4096, 1024, 512),
             "pro" => (alternate([Hca, Hca], 29), 1, 7168, 1536, 1024),
-            "tiny" => (Vec::from([Swa, Csa, Hca, Csa, Swa]), 1, 256, 128, 512),
+            "tiny" => (Vec::from([Swa, Csa, Hca, Csa, Swa]), 1, 256, 128, 16),
             _ => return None,
         };
         Some(Self {

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::gathered::Gathered;
 use crate::inputs::{assert_same, download, filled, oracle, upload};
-use crate::stories::{Fed, Formats, Part, Stored, Story, TINY, assert_pools, config};
+use crate::stories::{Fed, Formats, Part, Stored, Story, assert_pools, config, tiny};
 
 /// Every format of main rows and of indexer keys at least once.
 const FORMATS: [Formats; 3] = [
@@ -32,9 +32,9 @@ pub fn every_layer_holds_what_the_history_says<D: Device>(device: &D) {
     let mut random = StdRng::seed_from_u64(1);
     for formats in FORMATS {
         let stories = [(262, 1), (131, 2), (90, 3), (33, 4)]
-            .map(|(tokens, seed)| Story::random(&TINY, tokens, seed));
+            .map(|(tokens, seed)| Story::random(&tiny(), tokens, seed));
         let stored = stories.each_ref().map(|story| story.stored(device, formats));
-        let mut fed = Fed::new(device, config(&TINY, formats, 2));
+        let mut fed = Fed::new(device, config(&tiny(), formats, 2));
         let (mut live, mut next) = (Vec::new(), 0);
         while next < stories.len() || !live.is_empty() {
             while live.len() < 2 && next < stories.len() {
@@ -69,9 +69,9 @@ pub fn gathers_equal_the_oracle<D: Device>(device: &D) {
     const PADDED: u32 = 16;
     for formats in &FORMATS[..2] {
         let stories = [(170, 11), (40, 12), (300, 13)]
-            .map(|(tokens, seed)| Story::random(&TINY, tokens, seed));
+            .map(|(tokens, seed)| Story::random(&tiny(), tokens, seed));
         let stored = stories.each_ref().map(|story| story.stored(device, *formats));
-        let mut fed = Fed::new(device, config(&TINY, *formats, 3));
+        let mut fed = Fed::new(device, config(&tiny(), *formats, 3));
         let mut requests = Vec::new();
         for (story, prompt) in stories.iter().zip([122, 1, 252]) {
             let id = fed.manager.admit().unwrap();
@@ -185,8 +185,8 @@ pub fn a_captured_fused_step_equals_eager_steps<D: Device>(device: &D) {
 /// kernels without padding.
 fn check_capture<D: Device>(device: &D, update: Update<D>) {
     const STARTS: [usize; BUCKET as usize] = [124, 125, 126, 127, 250, 253, 254, 255];
-    let stories = STARTS.map(|start| Story::random(&TINY, start + 10, start as u64));
-    let new = || Fed::new(device, config(&TINY, FORMATS[0], BUCKET));
+    let stories = STARTS.map(|start| Story::random(&tiny(), start + 10, start as u64));
+    let new = || Fed::new(device, config(&tiny(), FORMATS[0], BUCKET));
     let (mut eager, mut captured) = (new(), new());
     let mut requests = Vec::new();
     for (story, start) in stories.iter().zip(STARTS) {
@@ -248,10 +248,10 @@ pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
     let mut random = StdRng::seed_from_u64(21);
     for (formats, prompt) in FORMATS.into_iter().zip([100, 0, 245]) {
         let tokens = prompt + 50;
-        let [story, drafts] = [22, 23].map(|seed| Story::random(&TINY, tokens, seed));
+        let [story, drafts] = [22, 23].map(|seed| Story::random(&tiny(), tokens, seed));
         let stored = story.stored(device, formats);
         let max_draft = MAX_DRAFT as u32;
-        let mut fed = Fed::new(device, CacheConfig { max_draft, ..config(&TINY, formats, 1) });
+        let mut fed = Fed::new(device, CacheConfig { max_draft, ..config(&tiny(), formats, 1) });
         let id = fed.manager.admit().unwrap();
         if prompt > 0 {
             fed.step(&[Part::new(id, &story, 0..prompt)], prompt as u32);

@@ -9,7 +9,7 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{download, filled, upload};
-use crate::stories::{Fed, Formats, Part, Story, TINY, config};
+use crate::stories::{Fed, Formats, Part, Story, config, tiny};
 
 const BOTH: [Formats; 2] =
     [(MainFormat::Ue8m0, IndexFormat::Mxfp4), (MainFormat::F32, IndexFormat::Nvfp4)];
@@ -19,7 +19,7 @@ const LIST: u32 = 3;
 const ALL: u32 = 40;
 
 fn poisoned<D: Device>(device: &D, formats: Formats, requests: u32) -> Fed<D> {
-    Fed::new(device, CacheConfig { poison: true, ..config(&TINY, formats, requests) })
+    Fed::new(device, CacheConfig { poison: true, ..config(&tiny(), formats, requests) })
 }
 
 /// Gathers window, the list `selected` and all entries of every query in `layer`.
@@ -44,7 +44,7 @@ fn rows_found(error: &KvError) -> (u32, Vec<PoisonRead>) {
 /// entry that it should have closed, are found in every layer that has them, and nothing else.
 pub fn what_nobody_wrote_is_named<D: Device>(device: &D) {
     for formats in BOTH {
-        let story = Story::random(&TINY, 132, 51);
+        let story = Story::random(&tiny(), 132, 51);
         let mut fed = poisoned(device, formats, 2);
         let id = fed.manager.admit().unwrap();
         let list = |entries: [i32; LIST as usize]| upload(device, &fed.stream, &entries);
@@ -59,7 +59,7 @@ pub fn what_nobody_wrote_is_named<D: Device>(device: &D) {
         fed.manager.commit(id, 1).unwrap();
         fed.step(&[Part::new(id, &story, 128..129)], 1);
         let mut want = Vec::new();
-        for (layer, kind) in fed.layer_ids().zip(TINY) {
+        for (layer, kind) in fed.layer_ids().zip(tiny()) {
             let read =
                 |row| PoisonRead { layer, slot: id.slot, request: Some(id), position: 128, row };
             want.push(read(PoisonedRow::Window(127)));
@@ -81,7 +81,7 @@ pub fn what_nobody_wrote_is_named<D: Device>(device: &D) {
 
 /// What a request held is poison when the next one gets it, and nothing else is.
 pub fn what_is_freed_becomes_poison<D: Device>(device: &D) {
-    let story = Story::random(&TINY, 133, 52);
+    let story = Story::random(&tiny(), 133, 52);
     let mut fed = poisoned(device, BOTH[0], 2);
     let [first, other] = [0, 1].map(|_| fed.manager.admit().unwrap());
     fed.step(&[Part::new(first, &story, 0..132), Part::new(other, &story, 0..132)], 264);
@@ -123,8 +123,8 @@ pub fn what_is_freed_becomes_poison<D: Device>(device: &D) {
 
 /// A cache that is not poisoned looks at nothing.
 pub fn without_poison_nothing_is_looked_at<D: Device>(device: &D) {
-    let story = Story::random(&TINY, 5, 53);
-    let mut fed = Fed::new(device, config(&TINY, BOTH[0], 1));
+    let story = Story::random(&tiny(), 5, 53);
+    let mut fed = Fed::new(device, config(&tiny(), BOTH[0], 1));
     let id = fed.manager.admit().unwrap();
     fed.prepare(&[Part::new(id, &story, 0..4)], 4);
     fed.manager.commit(id, 4).unwrap();

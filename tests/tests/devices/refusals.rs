@@ -11,15 +11,15 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::filled;
-use crate::stories::{Fed, Formats, Part, STEP_TOKENS, Story, TINY, assert_pools, config};
+use crate::stories::{Fed, Formats, Part, STEP_TOKENS, Story, assert_pools, config, tiny};
 
 const FORMATS: Formats = (MainFormat::F32, IndexFormat::Mxfp4);
 
 /// What a handle cannot do is refused, with the value and the limit, and no pool changes.
 pub fn bad_input_changes_no_pool<D: Device>(device: &D) {
     const TOKENS: u32 = 8;
-    let story = Story::random(&TINY, 136, 41);
-    let mut fed = Fed::new(device, config(&TINY, FORMATS, 2));
+    let story = Story::random(&tiny(), 136, 41);
+    let mut fed = Fed::new(device, config(&tiny(), FORMATS, 2));
     let id = fed.manager.admit().unwrap();
     fed.step(&[Part::new(id, &story, 0..128)], 128);
     fed.prepare(&[Part::new(id, &story, 128..136)], TOKENS);
@@ -39,7 +39,7 @@ pub fn bad_input_changes_no_pool<D: Device>(device: &D) {
 
 fn refuse_wrong_layers<D: Device>(fed: &Fed<D>) {
     let (main, hca) = (fed.projected(LayerId(1)), fed.projected(LayerId(2)));
-    for (layer, kind) in fed.layer_ids().zip(TINY) {
+    for (layer, kind) in fed.layer_ids().zip(tiny()) {
         let handle = fed.manager.layer(layer).unwrap();
         let wrong = |result: Result<(), KvError>, wanted: LayerKind| {
             let Err(KvError::WrongLayerKind { layer: at, found, needed }) = result else {
@@ -76,7 +76,7 @@ fn no_pool(error: &KvError, of: LayerId, kind: PoolKind) -> bool {
 
 /// Each tensor of each compressor one element short of a step of the most tokens.
 fn refuse_short_projections<D: Device>(fed: &Fed<D>) {
-    for (layer, kind) in fed.layer_ids().zip(TINY) {
+    for (layer, kind) in fed.layer_ids().zip(tiny()) {
         let whole = fed.projected(layer);
         for (which, Projected { kv, gate, ape, norm }) in whole.iter().enumerate() {
             let names = ["key projections", "gate projections", "position bias", "norm weights"];

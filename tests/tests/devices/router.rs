@@ -1,7 +1,7 @@
 //! The router kernels against the oracle: ids exact, weights to 1e-6, and bits equal on both devices.
 
 use dsv4_kv::device::ops::{self, HashTable, Routed, Selection};
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Device, DeviceError};
 use dsv4_kv_oracle::router as oracle;
 use dsv4_kv_tests::golden;
 use rand::rngs::StdRng;
@@ -15,12 +15,36 @@ const EXPERTS: [u32; 7] = [32, 64, 256, 288, 384, 416, 512];
 /// What outputs hold before a launch.
 const CANARY: i32 = 0x5A5A;
 
-/// What a launch left.
-#[derive(PartialEq, Debug)]
-struct Answer {
-    ids: Vec<i32>,
-    weights: Vec<f32>,
-    faults: u32,
+/// What a launch left: experts and weights of every token.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Answer {
+    pub ids: Vec<i32>,
+    pub weights: Vec<f32>,
+    pub faults: u32,
+}
+
+impl Answer {
+    /// What `launch` answers for `tokens` tokens of `selected` experts. There is room for one more,
+    /// whose row must stay as it is.
+    pub fn of<D: Device>(
+        device: &D,
+        (tokens, selected): (u32, u32),
+        launch: impl FnOnce(&D::Stream, &Routed<'_, D>) -> Result<(), DeviceError>,
+    ) -> Self {
+        let stream = device.stream().unwrap();
+        let room = ((tokens + 1) * selected) as usize;
+        let ids = upload(device, &stream, &vec![CANARY; room]);
+        let weights = upload(device, &stream, &vec![CANARY as f32; room]);
+        let faults = device.allocate::<u32>("faults", 1).unwrap();
+        let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
+        launch(&stream, &routed).unwrap();
+        let (mut ids, mut weights) =
+            (download(device, &stream, &ids), download(device, &stream, &weights));
+        let used = (tokens * selected) as usize;
+        assert!(ids.split_off(used).iter().all(|&id| id == CANARY));
+        assert!(weights.split_off(used).iter().all(|&weight| weight == CANARY as f32));
+        Self { ids, weights, faults: download(device, &stream, &faults)[0] }
+    }
 }
 
 /// Inputs of tokens, and how many experts they get.
@@ -65,34 +89,21 @@ impl Case {
     }
 
     fn run<D: Device>(&self, device: &D, hash: bool) -> Answer {
-        let stream = device.stream().unwrap();
         let selection = Selection::new(self.experts, self.selected, SCALING).unwrap();
         let tokens = self.tokens();
-        // One more token than there is, whose row must stay as it is.
-        let room = ((tokens + 1) * self.selected) as usize;
-        let ids = upload(device, &stream, &vec![CANARY; room]);
-        let weights = upload(device, &stream, &vec![CANARY as f32; room]);
-        let faults = device.allocate::<u32>("faults", 1).unwrap();
-        let logits = upload(device, &stream, &self.logits);
-        let token = upload(device, &stream, &self.token);
-        let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
-        if hash {
-            let table = upload(device, &stream, &self.table);
-            let vocabulary = self.table.len() as u32 / self.selected;
-            let table = HashTable { table: &table, vocabulary };
-            ops::hash_router(device, &stream, selection, tokens, &logits, &table, &token, &routed)
-        } else {
-            let bias = upload(device, &stream, &self.bias);
-            let bias: &Buffer<D, f32> = &bias;
-            ops::activation_topk(device, &stream, selection, tokens, &logits, bias, &token, &routed)
-        }
-        .unwrap();
-        let (mut ids, mut weights) =
-            (download(device, &stream, &ids), download(device, &stream, &weights));
-        let used = (tokens * self.selected) as usize;
-        assert!(ids.split_off(used).iter().all(|&id| id == CANARY));
-        assert!(weights.split_off(used).iter().all(|&weight| weight == CANARY as f32));
-        Answer { ids, weights, faults: download(device, &stream, &faults)[0] }
+        Answer::of(device, (tokens, self.selected), |stream, to| {
+            let logits = upload(device, stream, &self.logits);
+            let token = upload(device, stream, &self.token);
+            if hash {
+                let table = upload(device, stream, &self.table);
+                let vocabulary = self.table.len() as u32 / self.selected;
+                let table = HashTable { table: &table, vocabulary };
+                ops::hash_router(device, stream, selection, tokens, &logits, &table, &token, to)
+            } else {
+                let bias = upload(device, stream, &self.bias);
+                ops::activation_topk(device, stream, selection, tokens, &logits, &bias, &token, to)
+            }
+        })
     }
 
     /// The oracle's answer for a token that is no padding.
@@ -132,12 +143,17 @@ fn assert_ids(got: &[i32], want: &oracle::Routed, logits: &[f64], bias: &[f32]) 
         let near = (a - b).abs() <= 1e-6 * a.abs().max(b.abs());
         assert!(got_id == want_id || near, "{got:?} for {:?}", want.ids);
     }
+    assert_same_set(got, &want.ids);
+}
+
+/// The same experts in any order.
+pub fn assert_same_set(got: &[i32], want: &[i32]) {
     let sorted = |ids: &[i32]| {
         let mut ids = ids.to_vec();
         ids.sort_unstable();
         ids
     };
-    assert_eq!(sorted(got), sorted(&want.ids));
+    assert_eq!(sorted(got), sorted(want));
 }
 
 fn assert_weights(got: &[f32], want: &[f64]) {

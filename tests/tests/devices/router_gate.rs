@@ -9,11 +9,11 @@ use rand::{Rng, SeedableRng};
 
 use dsv4_kv_tests::inputs::{download, upload};
 
+use crate::router::{Answer, assert_same_set};
+
 const SCALING: f32 = 2.5;
 /// Token ids of a hash table.
 const VOCABULARY: u32 = 40;
-/// What outputs hold before a launch.
-const CANARY: i32 = 0x5A5A;
 /// Least gap, relative to its score, at which a selection must be the oracle's.
 const LEAST_GAP: f64 = 1e-4;
 
@@ -29,14 +29,6 @@ pub struct Case {
     pub bias: Vec<f32>,
     pub table: Vec<i32>,
     pub token: Vec<i32>,
-}
-
-/// Experts and weights of every token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    pub ids: Vec<i32>,
-    pub weights: Vec<f32>,
-    pub faults: u32,
 }
 
 impl Case {
@@ -75,29 +67,18 @@ impl Case {
         let scratch = DecodeScratch { activations: &activations, arrivals: &arrivals };
         let gate = Gate { weight: &weight, hidden: self.hidden };
         let run = || {
-            let room = ((tokens + 1) * self.selected) as usize;
-            let ids = upload(device, &stream, &vec![CANARY; room]);
-            let weights = upload(device, &stream, &vec![CANARY as f32; room]);
-            let faults = device.allocate::<u32>("faults", 1).unwrap();
-            let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
-            if hash {
-                let table = HashTable { table: &table, vocabulary: VOCABULARY };
-                ops::hash_router_decode(
-                    device, &stream, selection, tokens, &x, &gate, &table, &token, &scratch,
-                    &routed,
-                )
-            } else {
-                ops::dense_router_decode(
-                    device, &stream, selection, tokens, &x, &gate, &bias, &token, &scratch, &routed,
-                )
-            }
-            .unwrap();
-            let (mut ids, mut weights) =
-                (download(device, &stream, &ids), download(device, &stream, &weights));
-            let used = (tokens * self.selected) as usize;
-            assert!(ids.split_off(used).iter().all(|&id| id == CANARY));
-            assert!(weights.split_off(used).iter().all(|&weight| weight == CANARY as f32));
-            Answer { ids, weights, faults: download(device, &stream, &faults)[0] }
+            Answer::of(device, (tokens, self.selected), |stream, to| {
+                if hash {
+                    let table = HashTable { table: &table, vocabulary: VOCABULARY };
+                    ops::hash_router_decode(
+                        device, stream, selection, tokens, &x, &gate, &table, &token, &scratch, to,
+                    )
+                } else {
+                    ops::dense_router_decode(
+                        device, stream, selection, tokens, &x, &gate, &bias, &token, &scratch, to,
+                    )
+                }
+            })
         };
         let answer = run();
         assert_eq!(answer, run(), "run to run");
@@ -137,15 +118,6 @@ impl Case {
         assert_eq!(answer.faults, 0);
         clear
     }
-}
-
-fn assert_same_set(got: &[i32], want: &[i32]) {
-    let sorted = |ids: &[i32]| {
-        let mut ids = ids.to_vec();
-        ids.sort_unstable();
-        ids
-    };
-    assert_eq!(sorted(got), sorted(want));
 }
 
 /// Batches of every number of products of 8 tokens; hidden states of fewer pieces than warps, of one
@@ -201,15 +173,12 @@ pub fn exact_logits_give_the_same_bits<D: Device>(device: &D) {
         (0..37).flat_map(|token| case.logits(token)).map(|logit| logit as f32).collect();
     let stream = device.stream().unwrap();
     let selection = Selection::new(288, 6, SCALING).unwrap();
-    let ids = device.allocate::<i32>("ids", 37 * 6).unwrap();
-    let weights = device.allocate::<f32>("weights", 37 * 6).unwrap();
-    let faults = device.allocate::<u32>("faults", 1).unwrap();
     let (logits, bias) = (upload(device, &stream, &logits), upload(device, &stream, &case.bias));
     let token = upload(device, &stream, &case.token);
-    let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
-    ops::activation_topk(device, &stream, selection, 37, &logits, &bias, &token, &routed).unwrap();
-    assert_eq!(answer.ids, download(device, &stream, &ids));
-    assert_eq!(answer.weights, download(device, &stream, &weights));
+    let from_logits = Answer::of(device, (37, 6), |stream, to| {
+        ops::activation_topk(device, stream, selection, 37, &logits, &bias, &token, to)
+    });
+    assert_eq!(answer, from_logits);
 }
 
 pub fn padding_in_a_batch_gets_no_expert<D: Device>(device: &D) {

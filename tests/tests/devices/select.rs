@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Buffer, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{CsaIndexer, IndexerWorkspace, KvError, LayerId};
+use dsv4_kv::{CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceSize};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::indexer::{Score, query, score, weight_scale};
@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::inputs::{download, filled, upload};
-use crate::stories::{Fed, Formats, Part, Stored, Story, TINY, config};
+use crate::stories::{Fed, Formats, Part, Stored, Story, config, tiny};
 
 /// Tokens of a step, padding included.
 const BUCKET: u32 = 16;
@@ -56,12 +56,12 @@ impl<D: Device> Inputs<D> {
 
     fn workspace(&self, fed: &Fed<D>, queries: u32) -> IndexerWorkspace<D> {
         let context = fed.manager.config().max_context;
-        let bytes = IndexerWorkspace::<D>::bytes_per_query(self.model.index_heads, context);
-        let bytes = u64::from(queries + 1) * bytes - 1;
+        let one = WorkspaceSize::new(&self.model, context, 1, u64::MAX).unwrap();
+        let bytes = u64::from(queries + 1) * one.bytes - 1;
         let workspace =
             IndexerWorkspace::new(fed.manager.device(), &self.model, context, BUCKET, bytes);
         let workspace = workspace.unwrap();
-        assert_eq!(workspace.queries(), queries);
+        assert_eq!(workspace.size().queries, queries);
         workspace
     }
 
@@ -133,9 +133,9 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
     for index_format in IndexFormat::ALL {
         let formats: Formats = (MainFormat::Ue8m0, index_format);
         let stories = [(170, 21), (40, 22), (300, 23)]
-            .map(|(tokens, seed)| Story::random(&TINY, tokens, seed));
+            .map(|(tokens, seed)| Story::random(&tiny(), tokens, seed));
         let stored = stories.each_ref().map(|story| story.stored(device, formats));
-        let mut fed = Fed::new(device, config(&TINY, formats, 3));
+        let mut fed = Fed::new(device, config(&tiny(), formats, 3));
         let (mut parts, mut queries) = (Vec::new(), Vec::new());
         for (story, (prompt, chunk)) in [(152, 5), (30, 6), (292, 4)].into_iter().enumerate() {
             let id = fed.manager.admit().unwrap();
@@ -176,8 +176,8 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
 /// What cannot be done is refused by name, before anything is queued.
 pub fn bad_input_is_refused<D: Device>(device: &D) {
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-    let mut fed = Fed::new(device, config(&TINY, formats, 1));
-    let story = Story::random(&TINY, 8, 1);
+    let mut fed = Fed::new(device, config(&tiny(), formats, 1));
+    let story = Story::random(&tiny(), 8, 1);
     let id = fed.manager.admit().unwrap();
     fed.step(&[Part::new(id, &story, 0..8)], BUCKET);
     let inputs = Inputs::new(&fed, 1);
@@ -185,7 +185,7 @@ pub fn bad_input_is_refused<D: Device>(device: &D) {
     let selected = filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
     inputs.select(&fed, 1, &workspace, &selected).unwrap();
 
-    let needed = IndexerWorkspace::<D>::bytes_per_query(64, 640);
+    let needed = WorkspaceSize::new(&inputs.model, 640, 1, u64::MAX).unwrap().bytes;
     let make = |context, bytes| {
         IndexerWorkspace::new(device, &inputs.model, context, 4, bytes).map(|_| ())
     };

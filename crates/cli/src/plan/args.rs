@@ -43,6 +43,11 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
     pub max_requests: Option<u32>,
 
+    /// Queries that the CSA layers' indexer scores at once; longer chunks are taken in parts. Its
+    /// workspace is the server's, and comes out of `--gpu-mem`.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(u16::MAX)))]
+    pub indexer_queries: u32,
+
     /// Print the result as JSON and nothing else.
     #[arg(long)]
     pub json: bool,

@@ -23,9 +23,7 @@ use report::Report;
 /// Runs the command and prints its result.
 pub fn run(args: &PlanArgs) -> Result<Verdict> {
     let model = model::resolve(&args.model)?;
-    let memory = args.gpu_mem.as_u64();
-    let config = config(args, model)?;
-    let report = Report::new(config, memory)?;
+    let report = planned(args, model)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -34,8 +32,14 @@ pub fn run(args: &PlanArgs) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// The cache that the options ask for.
-fn config(args: &PlanArgs, model: ModelConfig) -> Result<CacheConfig, InputError> {
+/// The plan that the options ask for.
+fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
+    let name = model.name.clone();
+    let refused = |left| {
+        let (model, memory, left) = (name.clone(), args.gpu_mem, ByteSize(left));
+        move |source| InputError::Cache { model, memory, left, source }
+    };
+    let memory = args.gpu_mem.as_u64();
     let max_context = args.context.unwrap_or(model.max_context);
     let config = CacheConfig {
         main_format: args.main_format,
@@ -44,12 +48,16 @@ fn config(args: &PlanArgs, model: ModelConfig) -> Result<CacheConfig, InputError
         max_context,
         ..CacheConfig::smallest(model)
     };
-    let left = args.gpu_mem.as_u64().saturating_sub(device::rounding(&config));
-    let name = config.model.name.clone();
-    let planned = match args.max_requests {
+    let indexer = config
+        .validate()
+        .and_then(|()| device::indexer(&config, args.indexer_queries, u64::MAX))
+        .map_err(refused(memory))?;
+    let taken = indexer.map_or(0, |indexer| indexer.bytes);
+    let left = memory.saturating_sub(taken + device::rounding(&config, indexer.as_ref()));
+    let config = match args.max_requests {
         Some(max_requests) => CacheConfig { max_requests, ..config }.with_memory(left),
         None => capacity::most_requests(config, left, max_context),
     };
-    let (memory, left) = (args.gpu_mem, ByteSize(left));
-    planned.map_err(|source| InputError::Cache { model: name, memory, left, source })
+    let report = config.and_then(|config| Report::new(config, indexer, memory, left));
+    report.map_err(refused(left))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::{CacheConfig, Capacity, KvError, capacity};
+use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize, capacity};
 use serde::Serialize;
 
 use crate::device;
@@ -18,8 +18,10 @@ const SHORTEST: u32 = 1 << 10;
 pub struct Report {
     /// Bytes there are for it.
     memory: u64,
-    /// Bytes set aside for the rounding up of its allocations.
+    /// Bytes set aside for the rounding up of allocations.
     rounding: u64,
+    /// The workspace of the indexer; none if no layer has one.
+    indexer: Option<WorkspaceSize>,
     /// Bytes left when all that is allocated.
     left_over: u64,
     /// Tokens of the longest request that fits while no other is there.
@@ -48,23 +50,30 @@ struct Length {
 }
 
 impl Report {
-    /// The result for a cache of `config` in `memory` bytes.
-    pub fn new(config: CacheConfig, memory: u64) -> Result<Self, KvError> {
-        let (capacity, rounding) = (Capacity::new(&config), device::rounding(&config));
+    /// The result for a cache of `config` in `memory` bytes, of which `indexer` and rounding leave it
+    /// `left` bytes.
+    pub fn new(
+        config: CacheConfig,
+        indexer: Option<WorkspaceSize>,
+        memory: u64,
+        left: u64,
+    ) -> Result<Self, KvError> {
+        let capacity = Capacity::new(&config);
         let length = |tokens| {
             Ok(Length {
                 tokens,
                 blocks: capacity.blocks_of(tokens),
                 bytes: capacity.request_bytes(tokens),
                 requests: capacity.requests_of(tokens),
-                requests_at_best: at_best(&config, memory - rounding, tokens)?,
+                requests_at_best: at_best(&config, left, tokens)?,
             })
         };
         let lengths = lengths(config.max_context).map(length).collect::<Result<_, KvError>>()?;
         Ok(Self {
             memory,
-            rounding,
-            left_over: memory - rounding - capacity.bytes(),
+            rounding: device::rounding(&config, indexer.as_ref()),
+            indexer,
+            left_over: left - capacity.bytes(),
             longest_request: capacity.longest_request(),
             capacity,
             lengths,
@@ -96,17 +105,20 @@ impl Report {
     }
 
     fn total_table(&self) -> Table {
-        let Capacity { slots, blocks, slot_bytes, block_bytes, working_bytes, buffers, .. } =
-            self.capacity;
+        let Capacity { slots, blocks, slot_bytes, block_bytes, working_bytes, .. } = self.capacity;
         let share =
             |units: u32, bytes: u64| format!("{units} ({})", ByteSize(u64::from(units) * bytes));
+        let indexer = |WorkspaceSize { queries, bytes, .. }| {
+            format!("{queries} queries at once ({})", ByteSize(bytes))
+        };
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
         table.add_row(["memory", &ByteSize(self.memory).to_string()]);
         table.add_row(["slots", &share(slots, slot_bytes)]);
         table.add_row(["blocks", &share(blocks, block_bytes)]);
         table.add_row(["steps", &ByteSize(working_bytes).to_string()]);
-        table.add_row(["rounding", &format!("{buffers} x 2 MiB")]);
+        table.add_row(["indexer", &self.indexer.map_or("none".into(), indexer)]);
+        table.add_row(["rounding", &ByteSize(self.rounding).to_string()]);
         table.add_row(["left over", &ByteSize(self.left_over).to_string()]);
         table.add_row(["longest request", &format!("{} tokens", self.longest_request)]);
         table

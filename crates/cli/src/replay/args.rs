@@ -12,9 +12,11 @@ use crate::device::DeviceChoice;
 ///
 /// Every step allocates for its requests and runs the cache's kernels of every layer on synthetic
 /// KV rows and projections: windows are gathered, compressors write entries and indexer keys, the
-/// new rows go to the window, and compressed entries are gathered, in a CSA layer those of a random
-/// list as long as the model's `index_topk`, in an HCA layer all that a query sees. On a GPU every
-/// query gathers entries, on the CPU the last one of each request.
+/// new rows go to the window, and compressed entries are gathered: in a CSA layer the `index_topk`
+/// that its indexer picks, in an HCA layer all that a query sees. On a GPU every query gathers
+/// entries, on the CPU the last 16 of each request in the step.
+///
+/// The cache is made for the longest request of the load.
 ///
 /// Time is virtual: a step takes `--step-ms`, or longer if it has more tokens than `--token-rate`
 /// allows.
@@ -58,10 +60,15 @@ pub struct ReplayArgs {
     pub execute: Execution,
 
     /// Requests, sampled at random, that are compared with the reference: window rows, entries and
-    /// indexer keys, recomputed from their tokens, and what their queries gather.
+    /// indexer keys, recomputed from their tokens, and, of one query a step, what it gathers in every
+    /// layer and, in one, the list that the indexer picks.
     /// [default: 4; 0 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub verify: Option<u32>,
+
+    /// Memory of the indexer's workspace; a chunk of queries that does not fit is taken in parts.
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize::mib(16))]
+    pub indexer_memory: ByteSize,
 
     /// Requests that run at once.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]

@@ -10,7 +10,7 @@ use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv_oracle::compressor::Compressor;
-use dsv4_kv_oracle::index::KeyFormat;
+use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
 use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
 use rayon::prelude::*;
 
@@ -35,7 +35,8 @@ pub const fn row_format(format: MainFormat) -> RowFormat {
     }
 }
 
-const fn key_format(format: IndexFormat) -> KeyFormat {
+/// The reference's name for a format of keys.
+pub const fn key_format(format: IndexFormat) -> KeyFormat {
     match format {
         IndexFormat::Nvfp4 => KeyFormat::Nvfp4,
         IndexFormat::Mxfp4 => KeyFormat::Mxfp4,
@@ -116,12 +117,15 @@ pub struct Rows {
     pub scale: Vec<u8>,
     /// `[count, 512]` BF16: main rows as attention reads them.
     read: Vec<u16>,
+    /// `[count, 128]`: indexer keys as scores take them.
+    keys: Vec<f32>,
 }
 
 impl Rows {
     /// No rows.
     pub fn new(codec: Codec) -> Self {
-        Self { codec, count: 0, data: Vec::new(), scale: Vec::new(), read: Vec::new() }
+        let (data, scale) = (Vec::new(), Vec::new());
+        Self { codec, count: 0, data, scale, read: Vec::new(), keys: Vec::new() }
     }
 
     /// How they are stored.
@@ -143,17 +147,27 @@ impl Rows {
         Stored { data: part(&self.data), scale: part(&self.scale) }
     }
 
-    /// Adds rows that follow, and how attention reads them.
+    /// Adds rows that follow, and what attention or scores read there.
     pub fn extend(&mut self, next: &Self) {
         self.count += next.count;
         self.data.extend_from_slice(&next.data);
         self.scale.extend_from_slice(&next.scale);
-        if let Codec::Row(format) = self.codec {
-            for row in 0..next.count {
-                let Stored { data, scale } = next.row(row);
-                self.read.extend(format.decode(&EncodedRow { data, scale }));
+        for row in 0..next.count {
+            let Stored { data, scale } = next.row(row);
+            match self.codec {
+                Codec::Row(format) => {
+                    self.read.extend(format.decode(&EncodedRow { data, scale }));
+                }
+                Codec::Key(format) => {
+                    self.keys.extend(format.decode(&EncodedKey { codes: data, scale }));
+                }
             }
         }
+    }
+
+    /// The first `count` indexer keys as scores take them, `[count, 128]`; `None` if there are fewer.
+    pub fn keys(&self, count: usize) -> Option<&[f32]> {
+        self.keys.get(..count * dsv4_kv_oracle::index::CHANNELS)
     }
 
     /// A main row as attention reads it, `[512]` BF16; `None` if there is no such row.

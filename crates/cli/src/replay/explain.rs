@@ -162,7 +162,7 @@ fn round(x: &[f64], shift: f64) -> Vec<u16> {
 
 /// The values of the BF16 vectors that `x` may be rounded to, the nearest first. Channels whose two
 /// roundings differ by less than the slack itself are left as they are.
-fn roundings(x: &[f64], slack: f64) -> impl Iterator<Item = Vec<f64>> {
+pub fn roundings(x: &[f64], slack: f64) -> impl Iterator<Item = Vec<f64>> {
     let [least, nearest, most] = [-slack, 0.0, slack]
         .map(|shift| round(x, shift).into_iter().map(bf16_value).collect::<Vec<f64>>());
     let mut open: Vec<usize> =

@@ -1,5 +1,5 @@
 //! A step with its kernels: in every layer the windows of all queries, the compressors, the append,
-//! and the gathers of compressed entries.
+//! and the gathers of compressed entries, in a CSA layer of those that its indexer picks.
 
 use std::time::{Duration, Instant};
 
@@ -7,24 +7,28 @@ use anyhow::{Context, Result};
 use dsv4_kv::device::{Buffer, Device};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::geometry::{
-    CSA_RATIO, HCA_RATIO, HEAD_DIM, LayerKind, StateStream, WINDOW,
+    CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, StateStream, WINDOW,
 };
 use dsv4_kv::{
-    CacheConfig, KvCacheManager, KvError, LayerCacheHandle, LayerId, Ledger, RequestId, StepRequest,
+    CacheConfig, IndexerWorkspace, KvCacheManager, KvError, LayerCacheHandle, LayerId, Ledger,
+    RequestId, StepRequest, WorkspaceSize,
 };
 
 use super::execute::{Execute, KernelWork};
-use super::kept::Gathered;
-use super::select::{Batch, Queries, Selection, TILE_QUERIES, TILE_ROWS};
+use super::kept::{Gathered, Shape};
+use super::select::{Batch, MOST_QUERIES, Queries, batches};
 use super::source::{Source, shape};
 use super::verify::Verifier;
-use super::watch::{self, Tile, Watch};
+use super::watch::{self, Tile, WINDOW_SHAPE, Watch};
 
 /// Steps between two looks at the fault words.
 const FAULT_CHECK_STEPS: u64 = 256;
 const IN_POOL: &str = "a step's tensors lie inside the pools";
 
-const _: () = assert!(TILE_QUERIES * WINDOW <= TILE_ROWS);
+/// Rows of the buffer that gathers write to.
+const TILE_ROWS: u32 = 1 << 15;
+
+const _: () = assert!(MOST_QUERIES * WINDOW <= TILE_ROWS);
 
 /// The cache on a device, and what a step reads and writes besides.
 pub struct Full<D: Device> {
@@ -36,15 +40,18 @@ pub struct Full<D: Device> {
     kv: Buffer<D, u16>,
     /// The source of projections and of weights.
     floats: Buffer<D, f32>,
-    /// `[queries, rows]`: the step's lists of entries.
+    /// Of a model that has CSA layers.
+    indexer: Option<IndexerWorkspace<D>>,
+    /// `[MOST_QUERIES, index_topk]`: lists of a batch.
     selected: Buffer<D, i32>,
     /// `[TILE_ROWS, 512]` BF16.
     tile: Buffer<D, u16>,
-    /// `[TILE_QUERIES]`
+    /// `[MOST_QUERIES]`
     lengths: Buffer<D, i32>,
     /// Which queries gather entries.
     queries: Queries,
-    selection: Selection,
+    /// The step's.
+    batches: Vec<Batch>,
     seed: u64,
     watch: Watch<D>,
     steps: u64,
@@ -53,16 +60,17 @@ pub struct Full<D: Device> {
 }
 
 /// Bytes of device memory that a replay needs beside its cache.
-pub fn working_bytes(config: &CacheConfig, sample: u32) -> u64 {
+pub fn working_bytes(config: &CacheConfig, indexer: Option<&WorkspaceSize>, sample: u32) -> u64 {
     let (row, step_tokens) = (2 * u64::from(HEAD_DIM), config.max_step_tokens);
     let source = u64::from(Source::rows(step_tokens)) * row + 4 * Source::floats(step_tokens);
-    let tile = u64::from(TILE_ROWS) * row + 4 * u64::from(TILE_QUERIES);
-    source + tile + 4 * selected(config) + watch::bytes(config, sample)
+    let tile = u64::from(TILE_ROWS) * row + 4 * u64::from(MOST_QUERIES);
+    let indexer = indexer.map_or(0, |indexer| indexer.bytes) + 4 * selected(config);
+    source + tile + indexer + watch::bytes(config, sample)
 }
 
-/// Elements of the longest lists of entries.
+/// Elements of the lists of the largest batch.
 fn selected(config: &CacheConfig) -> u64 {
-    u64::from(config.max_step_tokens) * u64::from(config.model.index_topk)
+    u64::from(MOST_QUERIES) * u64::from(config.model.index_topk)
 }
 
 /// The tensors of one compressor.
@@ -84,6 +92,7 @@ impl<D: Device> Full<D> {
     pub fn new(
         device: D,
         config: CacheConfig,
+        indexer: Option<&WorkspaceSize>,
         seed: u64,
         sample: Vec<usize>,
         queries: Queries,
@@ -96,15 +105,20 @@ impl<D: Device> Full<D> {
         let floats = device.allocate("projections", source.as_floats().len() as u64)?;
         device.upload(&stream, source.as_floats(), &floats, 0)?;
         let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);
-        let verifier = Verifier::new(config.main_format, source);
+        let verifier = Verifier::new(&config, source);
+        let workspace = |size: &WorkspaceSize| {
+            let (model, context) = (&config.model, config.max_context);
+            IndexerWorkspace::new(&device, model, context, size.queries, size.bytes)
+        };
         Ok(Self {
+            indexer: indexer.map(workspace).transpose()?,
             kv,
             floats,
             selected: device.allocate("selected entries", selected(&config))?,
             tile: device.allocate("gathered rows", tile)?,
-            lengths: device.allocate("gathered lengths", u64::from(TILE_QUERIES))?,
+            lengths: device.allocate("gathered lengths", u64::from(MOST_QUERIES))?,
             queries,
-            selection: Selection::default(),
+            batches: Vec::new(),
             seed,
             watch: Watch::new(&device, &config, sample, verifier)?,
             begin: device.event()?,
@@ -126,17 +140,20 @@ impl<D: Device> Full<D> {
         self.gather_windows(&handle, &kv)?;
         self.update(&handle)?;
         handle.append_swa(&self.stream, &kv)?;
-        self.selection.batches.iter().try_for_each(|batch| self.gather_entries(&handle, batch))
+        self.batches.iter().try_for_each(|batch| match handle.schema().kind {
+            LayerKind::Swa => Ok(()),
+            LayerKind::Csa => self.gather_listed(&handle, batch),
+            LayerKind::Hca => self.gather_all(&handle, batch),
+        })
     }
 
     fn gather_windows(&self, handle: &LayerCacheHandle<'_, D>, kv: &Buffer<D, u16>) -> Result<()> {
         let (tokens, layer) = (handle.tokens(), handle.schema().layer);
-        let (tile, lengths) = (&self.tile, &self.lengths);
-        for first in (0..tokens).step_by(TILE_QUERIES as usize) {
-            let end = tokens.min(first + TILE_QUERIES);
-            handle.gather_swa(&self.stream, kv, first..end, tile, lengths)?;
-            let gathered = Gathered { tile, lengths, rows: WINDOW };
-            let (device, queries) = (self.manager.device(), (first, end - first));
+        let (tile, lengths, device) = (&self.tile, &self.lengths, self.manager.device());
+        for first in (0..tokens).step_by(MOST_QUERIES as usize) {
+            let queries = first..tokens.min(first + MOST_QUERIES);
+            handle.gather_swa(&self.stream, kv, queries.clone(), tile, lengths)?;
+            let gathered = Gathered { tile, names: lengths, shape: WINDOW_SHAPE };
             self.watch.keep(Tile::Window, device, &self.stream, layer, queries, &gathered)?;
         }
         Ok(())
@@ -174,35 +191,44 @@ impl<D: Device> Full<D> {
         })
     }
 
-    /// Queues the gather of entries for a batch of queries, in a layer that has any.
-    fn gather_entries(&self, handle: &LayerCacheHandle<'_, D>, batch: &Batch) -> Result<()> {
-        let (stream, tile, lengths) = (&self.stream, &self.tile, &self.lengths);
-        let (queries, count) = (batch.queries.clone(), batch.queries.len() as u32);
-        let rows = match handle.schema().kind {
-            LayerKind::Swa => return Ok(()),
-            LayerKind::Csa => {
-                let rows = batch.csa_rows;
-                let len = u64::from(count) * u64::from(rows);
-                let selected = self.selected.slice(batch.first as u64, len);
-                let selected = selected.context("the lists lie inside their buffer")?;
-                handle.gather_kv(stream, queries, &selected, rows, tile)?;
-                rows
-            }
-            LayerKind::Hca => {
-                handle.gather_all(stream, queries, batch.hca_rows, tile, lengths)?;
-                batch.hca_rows
-            }
+    /// Queues the indexer of a CSA layer for a batch of queries, as many at once as its workspace
+    /// holds, and the gather of the entries that it picks.
+    fn gather_listed(&self, handle: &LayerCacheHandle<'_, D>, batch: &Batch) -> Result<()> {
+        let (stream, device) = (&self.stream, self.manager.device());
+        let (layer, model) = (handle.schema().layer, &self.manager.config().model);
+        let workspace = self.indexer.as_ref().context("a model with CSA layers has an indexer")?;
+        let (first, k) = (batch.queries.start, model.index_topk);
+        let at = self.watch.verifier().source().query_offsets(self.steps, layer.0, first);
+        let of = |queries: u32, columns: u32| u64::from(queries) * u64::from(columns);
+        let floats = |start: usize, columns: u32| {
+            let len = of(batch.queries.len() as u32, columns);
+            self.floats.slice(start as u64, len).context(IN_POOL)
         };
-        let (device, layer) = (self.manager.device(), handle.schema().layer);
-        let gathered = Gathered { tile, lengths, rows };
-        self.watch.keep(
-            Tile::Entries,
-            device,
-            stream,
-            layer,
-            (batch.queries.start, count),
-            &gathered,
-        )
+        let query = floats(at.query, model.index_heads * INDEX_DIM)?;
+        let weight = floats(at.weight, model.index_heads)?;
+        let (queries, selected) = (batch.queries.clone(), &self.selected);
+        handle.select_entries(stream, workspace, queries, &query, &weight, k, selected)?;
+        for queries in batch.tiles(k, TILE_ROWS) {
+            let (begin, len) = (of(queries.start - first, k), of(queries.len() as u32, k));
+            let lists = selected.slice(begin, len).context("a list for each query")?;
+            handle.gather_kv(stream, queries.clone(), &lists, k, &self.tile)?;
+            let shape = Shape { rows: k, words: k };
+            let gathered = Gathered { tile: &self.tile, names: &lists, shape };
+            self.watch.keep(Tile::Entries, device, stream, layer, queries, &gathered)?;
+        }
+        Ok(())
+    }
+
+    /// Queues the gather of all entries of an HCA layer for a batch of queries.
+    fn gather_all(&self, handle: &LayerCacheHandle<'_, D>, batch: &Batch) -> Result<()> {
+        let (stream, device, layer) = (&self.stream, self.manager.device(), handle.schema().layer);
+        let (tile, lengths, rows) = (&self.tile, &self.lengths, batch.hca_rows);
+        for queries in batch.tiles(rows, TILE_ROWS) {
+            handle.gather_all(stream, queries.clone(), rows, tile, lengths)?;
+            let gathered = Gathered { tile, names: lengths, shape: Shape { rows, words: 1 } };
+            self.watch.keep(Tile::Entries, device, stream, layer, queries, &gathered)?;
+        }
+        Ok(())
     }
 
     /// Entries that a step writes, over all layers.
@@ -230,11 +256,9 @@ impl<D: Device> Execute for Full<D> {
         let started = Instant::now();
         self.manager.prepare_forward(&self.stream, step)?;
         let prepare = started.elapsed();
-        self.watch.begin_step(self.steps, step);
-        let topk = self.manager.config().model.index_topk;
-        self.selection.fill(self.queries, step, topk, self.seed ^ self.steps);
+        self.watch.begin_step(self.steps, step, self.queries, self.seed);
+        self.batches = batches(self.queries, step);
         let device = self.manager.device();
-        device.upload(&self.stream, &self.selection.lists, &self.selected, 0)?;
         device.record(&self.begin, &self.stream)?;
         self.manager.build_plan(&self.stream)?;
         for layer in 0..self.manager.schema().layers.len() as u32 {
@@ -243,7 +267,7 @@ impl<D: Device> Execute for Full<D> {
         device.record(&self.end, &self.stream)?;
         self.kernel_ms += f64::from(device.elapsed_ms(&self.begin, &self.end)?);
         self.entries += self.entries_of(step);
-        self.watch.check_step(&self.manager, &self.stream, &self.selection)?;
+        self.watch.check_step(&self.manager, &self.stream, &self.batches)?;
         for part in step {
             self.manager.commit(part.id, part.tokens)?;
         }
@@ -290,10 +314,11 @@ mod tests {
         let config = CacheConfig { max_step_tokens: 130, ..CacheConfig::smallest(model) };
         let config = CacheConfig { max_requests: 2, max_context: 1024, ..config };
         let memory = 1 << 27;
-        let left = memory - working_bytes(&config, 1);
+        let indexer = WorkspaceSize::new(&config.model, 1024, 3, u64::MAX).expect("a size");
+        let left = memory - working_bytes(&config, Some(&indexer), 1);
         let config = config.with_memory(left).expect("a block and two slots");
         let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
-        let cache = Full::new(device, config, 5, vec![0], queries);
+        let cache = Full::new(device, config, Some(&indexer), 5, vec![0], queries);
         let mut cache = cache.expect("what is left holds the cache");
         let id = cache.admit(0).expect("a slot is free");
         cache.step(&[StepRequest { id, start: 0, tokens: 130 }]).expect("prefill");
@@ -317,12 +342,15 @@ mod tests {
 
     #[test]
     fn an_untouched_cache_matches_the_reference() {
-        for queries in [Queries::All, Queries::Last] {
+        // Of all queries of the prompt, one is kept that sees fewer entries than a list has and none
+        // of an HCA layer; the last three see 31 or 32, and one.
+        for (queries, scored, hca_rows) in [(Queries::All, 1, 1), (Queries::Last(3), 2, 2)] {
             let found = replay(queries, |_, _| {});
             assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
             // Entries of two CSA layers and an HCA layer; the CSA layers' keys as well.
             assert_eq!(found.entries, 2 * (32 + 32) + 1);
-            let gathered = 2 * (2 * 32 + 1);
+            assert_eq!((found.lists, found.scored, found.near), (2, scored, 0));
+            let gathered = 2 * 2 * 16 + hca_rows;
             assert_eq!(found.rows, 2 * 5 * (128 + 128) + gathered + found.entries);
         }
     }
@@ -330,7 +358,7 @@ mod tests {
     #[test]
     fn a_byte_changed_on_the_device_is_found_in_the_ring_and_in_the_window() {
         // Position 50 lies in row 50 of the first slot; its channel 3 in byte 3.
-        let found = replay(Queries::Last, |cache, _| {
+        let found = replay(Queries::Last(16), |cache, _| {
             flip(cache, cache.manager.layer(LAYER).expect("a layer").swa().data, 50 * 576 + 3);
         });
         assert_eq!(found.mismatches, 2, "{:?}", found.examples);
@@ -345,25 +373,29 @@ mod tests {
 
     #[test]
     fn a_byte_of_every_entry_changed_on_the_device_is_found_where_it_is_gathered_and_in_the_end() {
-        let found = replay(Queries::Last, |cache, block| {
+        let found = replay(Queries::Last(16), |cache, block| {
             let handle = cache.manager.layer(LAYER).expect("a layer");
             let data = handle.entries().expect("a CSA layer").data;
             (0..32).for_each(|row| flip(cache, data, (block * 32 + row) * 576 + 449));
         });
-        assert_eq!(found.mismatches, 32 + 32, "{:?}", found.examples);
+        assert_eq!(found.mismatches, 16 + 32, "{:?}", found.examples);
         let gathered = &found.examples[0];
         assert!(gathered.contains("layer 1, entries of 130, entry "), "{gathered}");
         assert!(gathered.contains("channel 448"), "{gathered}");
     }
 
     #[test]
-    fn a_byte_of_an_indexer_key_changed_on_the_device_is_found_in_the_end() {
-        let found = replay(Queries::Last, |cache, block| {
-            let handle = cache.manager.layer(LAYER).expect("a layer");
-            let code = handle.index_keys().expect("a CSA layer").code;
-            flip(cache, code, (block * 32 + 7) * 64 + 5);
+    fn a_byte_of_every_key_changed_on_the_device_is_found_in_the_list_and_in_the_end() {
+        let found = replay(Queries::Last(16), |cache, block| {
+            for layer in [LAYER, LayerId(3)] {
+                let handle = cache.manager.layer(layer).expect("a layer");
+                let code = handle.index_keys().expect("a CSA layer").code;
+                (0..32).for_each(|row| flip(cache, code, (block * 32 + row) * 64 + 5));
+            }
         });
-        assert_eq!(found.mismatches, 1, "{:?}", found.examples);
-        assert!(found.examples[0].contains("CsaIndex row 7 has changed"), "{found:?}");
+        assert_eq!(found.mismatches, 1 + 2 * 32, "{:?}", found.examples);
+        let [list, key] = [&found.examples[0], &found.examples[1]];
+        assert!(list.contains("list of 130: entry ") && list.contains("before entry"), "{list}");
+        assert!(key.contains("CsaIndex row 0 has changed"), "{key}");
     }
 }

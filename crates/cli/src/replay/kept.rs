@@ -4,28 +4,37 @@ use anyhow::{Context, Result};
 use dsv4_kv::device::{Buffer, Device, DeviceError};
 use dsv4_kv::kv_layout::geometry::HEAD_DIM;
 
-/// Room for one tile and its length in each of a number of places.
+/// Room for one tile, and what tells its rows, in each of a number of places.
 pub struct Kept<D: Device> {
     /// `[places, rows, 512]` BF16.
     tiles: Buffer<D, u16>,
-    /// `[places]`
-    lengths: Buffer<D, i32>,
-    rows: u32,
+    /// `[places, words]`
+    names: Buffer<D, i32>,
+    shape: Shape,
 }
 
-/// What a gather wrote: tiles of several queries, one after the other, and their lengths.
+/// What is kept of a query.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    /// Rows of its tile.
+    pub rows: u32,
+    /// Words that tell its rows: a length, or a list of entries.
+    pub words: u32,
+}
+
+/// What a gather wrote: tiles of several queries, one after the other, and what tells their rows.
 pub struct Gathered<'a, D: Device> {
     /// `[queries, rows, 512]` BF16.
     pub tile: &'a Buffer<D, u16>,
-    /// `[queries]`
-    pub lengths: &'a Buffer<D, i32>,
-    /// Rows of a query's tile.
-    pub rows: u32,
+    /// `[queries, words]`
+    pub names: &'a Buffer<D, i32>,
+    /// Of each query.
+    pub shape: Shape,
 }
 
-/// Bytes of device memory for `places` tiles of `rows` rows.
-pub fn bytes(places: u64, rows: u32) -> u64 {
-    places * (2 * elements(rows) + 4)
+/// Bytes of device memory for `places` tiles.
+pub fn bytes(places: u64, shape: Shape) -> u64 {
+    places * (2 * elements(shape.rows) + 4 * u64::from(shape.words))
 }
 
 fn elements(rows: u32) -> u64 {
@@ -33,16 +42,16 @@ fn elements(rows: u32) -> u64 {
 }
 
 impl<D: Device> Kept<D> {
-    /// Room for `places` tiles of `rows` rows.
-    pub fn new(device: &D, places: u64, rows: u32) -> Result<Self, DeviceError> {
+    /// Room for `places` tiles.
+    pub fn new(device: &D, places: u64, shape: Shape) -> Result<Self, DeviceError> {
         Ok(Self {
-            tiles: device.allocate("kept tiles", places * elements(rows))?,
-            lengths: device.allocate("kept lengths", places)?,
-            rows,
+            tiles: device.allocate("kept tiles", places * elements(shape.rows))?,
+            names: device.allocate("kept lists", places * u64::from(shape.words))?,
+            shape,
         })
     }
 
-    /// Queues copies of a query's tile, as far as there is room for its rows, and of its length.
+    /// Queues copies of a query's tile and of what tells its rows, as far as there is room for both.
     pub fn keep(
         &self,
         device: &D,
@@ -52,27 +61,40 @@ impl<D: Device> Kept<D> {
         query: u32,
     ) -> Result<()> {
         const INSIDE: &str = "one place per layer and sampled request";
-        let (query, count) = (u64::from(query), elements(self.rows.min(gathered.rows)));
-        let tile = gathered.tile.slice(query * elements(gathered.rows), count).context(INSIDE)?;
-        let kept = self.tiles.slice(place * elements(self.rows), count).context(INSIDE)?;
+        let (from, to, query) = (gathered.shape, self.shape, u64::from(query));
+        let count = elements(from.rows.min(to.rows));
+        let tile = gathered.tile.slice(query * elements(from.rows), count).context(INSIDE)?;
+        let kept = self.tiles.slice(place * elements(to.rows), count).context(INSIDE)?;
         device.copy(stream, &tile, &kept)?;
-        let length = gathered.lengths.slice(query, 1).context(INSIDE)?;
-        device.copy(stream, &length, &self.lengths.slice(place, 1).context(INSIDE)?)?;
+        let count = from.words.min(to.words).into();
+        let names = gathered.names.slice(query * u64::from(from.words), count).context(INSIDE)?;
+        let kept = self.names.slice(place * u64::from(to.words), count).context(INSIDE)?;
+        device.copy(stream, &names, &kept)?;
         Ok(())
     }
 
-    /// The first `rows` rows of a kept tile, `[rows, 512]` BF16, or as many as were kept; its length.
-    pub fn fetch(
+    /// What tells the rows of a kept tile, `[words]`.
+    pub fn fetch_names(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        place: u64,
+    ) -> Result<Vec<i32>, DeviceError> {
+        let mut names = vec![0; self.shape.words as usize];
+        device.download(stream, &self.names, place * u64::from(self.shape.words), &mut names)?;
+        Ok(names)
+    }
+
+    /// The first `rows` rows of a kept tile, `[rows, 512]` BF16, or as many as were kept.
+    pub fn fetch_tile(
         &self,
         device: &D,
         stream: &D::Stream,
         place: u64,
         rows: u32,
-    ) -> Result<(Vec<u16>, i32), DeviceError> {
-        let mut tile = vec![0; elements(rows.min(self.rows)) as usize];
-        device.download(stream, &self.tiles, place * elements(self.rows), &mut tile)?;
-        let mut length = [0];
-        device.download(stream, &self.lengths, place, &mut length)?;
-        Ok((tile, length[0]))
+    ) -> Result<Vec<u16>, DeviceError> {
+        let mut tile = vec![0; elements(rows.min(self.shape.rows)) as usize];
+        device.download(stream, &self.tiles, place * elements(self.shape.rows), &mut tile)?;
+        Ok(tile)
     }
 }

@@ -5,9 +5,9 @@
 //! | [`args`], [`place`], [`setup`] | options, where it runs, all that follows from both |
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
-//! | [`source`], [`select`] | the kernels' input: random values, and which entries are gathered |
+//! | [`source`], [`select`] | the kernels' input: random values, and which queries gather entries |
 //! | [`watch`], [`kept`] | sampled requests, and what is kept of their steps |
-//! | [`verify`], [`entries`], [`explain`] | their comparison with the reference |
+//! | [`verify`], [`entries`], [`lists`], [`explain`] | their comparison with the reference |
 //! | [`drive`] | the loop |
 //! | [`summary`], [`report`] | the result: table and JSON, and the HTML page |
 
@@ -19,6 +19,7 @@ mod execute;
 mod explain;
 mod full;
 mod kept;
+mod lists;
 mod load;
 mod place;
 mod report;
@@ -89,8 +90,8 @@ fn replay_ledger(setup: &Setup) -> Result<Replayed> {
 
 /// The replay with its kernels on `device`.
 fn replay_on<D: Device>(device: D, setup: &Setup) -> Result<Replayed> {
-    let (config, sample) = (setup.config.clone(), setup.sample.clone());
-    let cache = Full::new(device, config, setup.seed, sample, setup.queries);
+    let (config, indexer) = (setup.config.clone(), setup.indexer.as_ref());
+    let cache = Full::new(device, config, indexer, setup.seed, setup.sample.clone(), setup.queries);
     let cache = cache.map_err(|error| match error {
         KvError::Device(DeviceError::OutOfMemory { .. }) => InputError::Cache {
             model: setup.config.model.name.clone(),

@@ -74,7 +74,7 @@ impl Place {
                 token_budget: 256,
                 requests: 16,
                 shrink: 64.0,
-                queries: Queries::Last,
+                queries: Queries::Last(16),
                 ..gpu
             },
         })

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use dsv4_kv::CacheConfig;
+use dsv4_kv::{CacheConfig, WorkspaceSize};
 use dsv4_kv_cli::trace::{Arrival, TraceReader};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -13,7 +13,7 @@ use super::full;
 use super::load;
 use super::place::{Defaults, Place};
 use super::scheduler::Limits;
-use super::select::Queries;
+use super::select::{MOST_QUERIES, Queries};
 use crate::device;
 use crate::error::InputError;
 use crate::model;
@@ -26,8 +26,10 @@ pub struct Setup {
     pub sample: Vec<usize>,
     /// Bytes for the cache and the replay's own buffers.
     pub memory: u64,
-    /// The largest cache that fits.
+    /// The largest cache that fits, for requests as long as those of the load.
     pub config: CacheConfig,
+    /// The workspace of the indexer of a model that has one.
+    pub indexer: Option<WorkspaceSize>,
     /// Virtual time.
     pub clock: Clock,
     /// Seed of the values that the cache is fed with.
@@ -46,9 +48,22 @@ impl Setup {
         let load = load(args, &defaults)?;
         let sample = sample(args.verify.unwrap_or(defaults.verify), load.len(), args.seed);
         let memory = args.gpu_mem.map_or(defaults.memory, |size| size.as_u64());
-        let config = cache_config(args, place, &defaults, memory, sample.len() as u32)?;
+        let smallest = smallest_cache(args, &defaults, &load)?;
+        let most = args.indexer_memory.as_u64();
+        let indexer =
+            device::indexer(&smallest, MOST_QUERIES, most).map_err(InputError::Indexer)?;
+        let working = match place {
+            Place::Ledger => 0,
+            _ => full::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32),
+        };
+        let rounding = match place {
+            Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
+            _ => 0,
+        };
+        let config = largest_cache(smallest, memory, working + rounding)?;
         let clock = Clock::new(args.step_ms, args.token_rate);
-        Ok(Self { load, sample, memory, config, clock, seed: args.seed, queries: defaults.queries })
+        let (seed, queries) = (args.seed, defaults.queries);
+        Ok(Self { load, sample, memory, config, indexer, clock, seed, queries })
     }
 
     /// What the cache has room for.
@@ -76,30 +91,34 @@ fn load(args: &ReplayArgs, defaults: &Defaults) -> Result<Vec<Arrival>, InputErr
     Ok(arrivals.into_iter().map(|arrival| arrival.shrunk(shrink, args.time_scale)).collect())
 }
 
-/// The largest cache that the memory holds beside the replay's own buffers.
-fn cache_config(
+/// The smallest cache for requests as long as those of the load, or as the model allows.
+fn smallest_cache(
     args: &ReplayArgs,
-    place: &Place,
     defaults: &Defaults,
-    memory: u64,
-    sample: u32,
+    load: &[Arrival],
 ) -> Result<CacheConfig, InputError> {
     let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
-    let config = CacheConfig {
+    let smallest = CacheConfig::smallest(model);
+    let longest = load.iter().map(Arrival::cached_tokens).max().unwrap_or(1);
+    Ok(CacheConfig {
         max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget),
         max_requests: args.max_requests,
-        ..CacheConfig::smallest(model)
-    };
-    let working = match place {
-        Place::Ledger => 0,
-        Place::Cpu => full::working_bytes(&config, sample),
-        Place::Cuda(_) => full::working_bytes(&config, sample) + device::rounding(&config),
-    };
+        max_context: longest.clamp(1, smallest.max_context),
+        ..smallest
+    })
+}
+
+/// The largest cache that the memory holds beside `working` bytes.
+fn largest_cache(
+    smallest: CacheConfig,
+    memory: u64,
+    working: u64,
+) -> Result<CacheConfig, InputError> {
     let left = memory
         .checked_sub(working)
         .ok_or(InputError::NoRoomToWork { memory: ByteSize(memory), working: ByteSize(working) })?;
-    let name = config.model.name.clone();
-    config.with_memory(left).map_err(|source| InputError::Cache {
+    let name = smallest.model.name.clone();
+    smallest.with_memory(left).map_err(|source| InputError::Cache {
         model: name,
         memory: ByteSize(memory),
         left: ByteSize(left),

@@ -6,10 +6,13 @@
 
 use dsv4_kv::kv_layout::format::bf16_from_f32;
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, StateStream};
+use dsv4_kv::kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
 use dsv4_kv_oracle::compressor::Shape;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
+
+use super::select::MOST_QUERIES;
 
 /// Rows at which a tensor may begin.
 const STARTS: u32 = 1024;
@@ -17,8 +20,13 @@ const STARTS: u32 = 1024;
 const COLUMNS: u32 = 2 * HEAD_DIM;
 /// Rows of the f32 pool that the largest weights take: `[128, 512]`.
 const WEIGHT_ROWS: u32 = 128 * HEAD_DIM / COLUMNS;
-/// Tensors that begin at rows of their own: KV rows, and four for each of three compressors.
-const TENSORS: u64 = 13;
+/// Elements of the f32 pool that the queries of a batch take: `[256, 64 * 128]`.
+const QUERIES: u32 = MOST_QUERIES * QUERY_ELEMENTS;
+/// Rows of the f32 pool that they take with their weights: `[256, 64]`.
+const QUERY_ROWS: u32 = (QUERIES + MOST_QUERIES * QUERY_HEADS) / COLUMNS;
+/// Tensors that begin at rows of their own: KV rows, four for each of three compressors, and the
+/// indexer's.
+const TENSORS: u64 = 14;
 
 /// The pools.
 #[derive(Debug)]
@@ -43,6 +51,15 @@ pub struct Offsets {
     pub norm: usize,
 }
 
+/// Where the indexer's inputs for a batch of queries begin in the f32 pool, in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct QueryOffsets {
+    /// `[queries, heads * 128]`: projected queries.
+    pub query: usize,
+    /// `[queries, heads]`: projected weights of the heads.
+    pub weight: usize,
+}
+
 /// What a compressor's tensors look like.
 pub const fn shape(which: StateStream) -> Shape {
     match which {
@@ -60,7 +77,8 @@ impl Source {
 
     /// Elements of the f32 pool for such steps.
     pub fn floats(step_tokens: u32) -> u64 {
-        u64::from(Self::rows(step_tokens.max(WEIGHT_ROWS))) * u64::from(COLUMNS)
+        let longest = step_tokens.max(WEIGHT_ROWS).max(QUERY_ROWS);
+        u64::from(Self::rows(longest)) * u64::from(COLUMNS)
     }
 
     /// Normally distributed rows, each times a power of two from 2^-4 to 2^4, so that scales differ;
@@ -115,11 +133,21 @@ impl Source {
         Offsets { kv: at(step, 0), gate: at(step, 1), ape: at(0, 2), norm: at(0, 3) }
     }
 
-    fn start(&self, step: u64, layer: u32, tensor: u64) -> u32 {
-        let key = (step * u64::from(self.layers) + u64::from(layer)) * TENSORS + tensor;
-        // Fibonacci hashing: the top bits of a multiple of 2^64 / golden ratio.
-        (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - STARTS.ilog2())) as u32
+    /// Where the indexer's inputs begin for a batch of up to [`MOST_QUERIES`] queries from `first` on.
+    pub fn query_offsets(&self, step: u64, layer: u32, first: u32) -> QueryOffsets {
+        let row = self.start(step, layer, 13) ^ scattered(first.into());
+        let query = (row * COLUMNS) as usize;
+        QueryOffsets { query, weight: query + QUERIES as usize }
     }
+
+    fn start(&self, step: u64, layer: u32, tensor: u64) -> u32 {
+        scattered((step * u64::from(self.layers) + u64::from(layer)) * TENSORS + tensor)
+    }
+}
+
+/// A row below [`STARTS`] by Fibonacci hashing: the top bits of a multiple of 2^64 / golden ratio.
+fn scattered(key: u64) -> u32 {
+    (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - STARTS.ilog2())) as u32
 }
 
 #[cfg(test)]
@@ -163,5 +191,22 @@ mod tests {
                 assert!(norm + shape.channels <= floats);
             }
         }
+    }
+
+    #[test]
+    fn batches_of_queries_lie_inside_the_pool_and_begin_at_different_rows() {
+        let source = Source::new(3, 16, 5);
+        let floats = source.as_floats().len();
+        let mut starts = Vec::new();
+        for first in (0..16).map(|batch| batch * MOST_QUERIES) {
+            for step in 0..20 {
+                let QueryOffsets { query, weight } = source.query_offsets(step, 2, first);
+                assert!(query + 256 * 64 * 128 <= weight && weight + 256 * 64 <= floats);
+                starts.push(query);
+            }
+        }
+        starts.sort_unstable();
+        starts.dedup();
+        assert!(starts.len() > 250, "{} different of 320", starts.len());
     }
 }

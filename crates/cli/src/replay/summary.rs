@@ -55,7 +55,13 @@ pub struct Summary {
     pub verified_rows: u64,
     /// Entries and indexer keys that were recomputed from their tokens.
     pub verified_entries: u64,
-    /// Rows that were not as expected.
+    /// Lists of the indexer that were compared, one of each verified request and step.
+    pub verified_lists: u64,
+    /// Those of them whose scores were recomputed, as the query sees more than `index_topk` entries.
+    pub scored_lists: u64,
+    /// Those of them that differ from the reference's, by scores too near to tell.
+    pub near_lists: u64,
+    /// Rows, lengths and lists that were not as expected.
     pub mismatches: u64,
     /// The first of them, in words.
     pub mismatch_examples: Vec<String>,
@@ -93,6 +99,9 @@ impl Summary {
             verified_requests: verification.requests,
             verified_rows: verification.rows,
             verified_entries: verification.entries,
+            verified_lists: verification.lists,
+            scored_lists: verification.scored,
+            near_lists: verification.near,
             mismatches: verification.mismatches,
             mismatch_examples: verification.examples.clone(),
         }
@@ -122,6 +131,13 @@ impl Summary {
                 format!("{} requests, {} rows", self.verified_requests, self.verified_rows),
             ),
             ("recomputed", format!("{} entries and indexer keys", self.verified_entries)),
+            (
+                "lists",
+                format!(
+                    "{} of the indexer, {} of them recomputed, {} with scores too near to tell",
+                    self.verified_lists, self.scored_lists, self.near_lists
+                ),
+            ),
             ("mismatches", self.mismatches.to_string()),
         ]
     }

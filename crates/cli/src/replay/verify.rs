@@ -5,14 +5,16 @@
 
 use std::fmt;
 
-use dsv4_kv::LayerId;
 use dsv4_kv::kv_layout::geometry::StateStream;
-use dsv4_kv::kv_layout::main_row::MainFormat;
+use dsv4_kv::{CacheConfig, LayerId};
+use dsv4_kv_oracle::compressor::{Shape, visible};
+use dsv4_kv_oracle::index::{self, KeyFormat};
 use dsv4_kv_oracle::row::{CHANNELS, EncodedRow, QUANTISED, RowFormat};
 use dsv4_kv_oracle::swa::{Ring, window};
 use serde::Serialize;
 
 use super::entries::{self, Rows};
+use super::lists::{self, Query, Right};
 use super::source::Source;
 
 /// A row where there is no entry and no key.
@@ -30,7 +32,13 @@ pub struct Verification {
     pub rows: u64,
     /// Entries and indexer keys that were recomputed from their tokens.
     pub entries: u64,
-    /// Rows, and lengths of tiles, that were not as expected.
+    /// Lists of the indexer that were compared, one of each request and step.
+    pub lists: u64,
+    /// Those of them whose scores were recomputed: the query sees more than the list has room for.
+    pub scored: u64,
+    /// Those of them that differ from the reference's by scores too near to tell.
+    pub near: u64,
+    /// Rows, lengths of tiles, and lists that were not as expected.
     pub mismatches: u64,
     /// The first of them, in words.
     pub examples: Vec<String>,
@@ -76,6 +84,9 @@ struct Reference {
 /// Compares, and keeps the score.
 pub struct Verifier {
     format: RowFormat,
+    key_format: KeyFormat,
+    /// Heads of the indexer.
+    heads: usize,
     source: Source,
     /// By row of the source, made when first needed.
     references: Vec<Option<Reference>>,
@@ -83,12 +94,17 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// A verifier for a cache of `format` that is fed from `source`.
-    pub fn new(format: MainFormat, source: Source) -> Self {
-        let format = entries::row_format(format);
+    /// A verifier for a cache of this configuration that is fed from `source`.
+    pub fn new(config: &CacheConfig, source: Source) -> Self {
         let rows = source.as_slice().len() / CHANNELS;
-        let references = std::iter::repeat_with(|| None).take(rows).collect();
-        Self { format, source, references, found: Verification::default() }
+        Self {
+            format: entries::row_format(config.main_format),
+            key_format: entries::key_format(config.index_format),
+            heads: config.model.index_heads as usize,
+            source,
+            references: std::iter::repeat_with(|| None).take(rows).collect(),
+            found: Verification::default(),
+        }
     }
 
     /// The values that the cache is fed with.
@@ -189,6 +205,38 @@ impl Verifier {
         }
     }
 
+    /// Compares the list of the query at `position`, of the batch that begins at row `first` of its
+    /// step, with what the scores of the keys it sees give. `rows` are the request's indexer keys.
+    pub fn check_list(
+        &mut self,
+        place: Place<'_>,
+        position: usize,
+        first: u32,
+        list: &[i32],
+        rows: Option<&Rows>,
+    ) {
+        let Token { step, row } = place.history[position];
+        let at = self.source.query_offsets(step, place.layer.0, first);
+        let part = |start: usize, columns: usize| {
+            let start = start + (row - first) as usize * columns;
+            &self.source.as_floats()[start..][..columns]
+        };
+        let (vectors, weights) =
+            (part(at.query, self.heads * index::CHANNELS), part(at.weight, self.heads));
+        let query = Query { position, vectors, weights };
+        let seen = visible(position, Shape::INDEX.ratio);
+        let judged = match rows.map_or(Some(&[][..]), |rows| rows.keys(seen)) {
+            Some(keys) => lists::judge(list, query, self.key_format, keys),
+            None => Err(format!("it sees {seen} keys, and not all have closed")),
+        };
+        self.found.lists += 1;
+        self.found.scored += u64::from(seen > list.len());
+        match judged {
+            Ok(right) => self.found.near += u64::from(right == Right::Near),
+            Err(text) => self.count_mismatch(place, &format!("list of {position}: {text}")),
+        }
+    }
+
     /// Compares the entries gathered for the query at `position`: `[rows, 512]` BF16 bits, the
     /// entries that `list` names, zero where it names none. `rows` are those of the cache.
     pub fn check_gathered(
@@ -253,6 +301,8 @@ fn channel_of_byte(byte: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use dsv4_kv::kv_layout::config::ModelConfig;
+
     use super::*;
     use crate::replay::explain::Codec;
 
@@ -264,7 +314,8 @@ mod tests {
     }
 
     fn verifier() -> Verifier {
-        Verifier::new(MainFormat::Ue8m0, Source::new(11, 80, 3))
+        let tiny = ModelConfig::preset("tiny").expect("a preset");
+        Verifier::new(&CacheConfig::smallest(tiny), Source::new(11, 80, 3))
     }
 
     /// A correct ring after all of `history`, made with the reference's own functions.

@@ -1,6 +1,7 @@
 //! The sampled requests: what is remembered of them, kept of each step, and fetched for checking.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Buffer, Device, DeviceError};
@@ -8,17 +9,28 @@ use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream, WINDOW};
 use dsv4_kv::kv_layout::main_row::DATA_BYTES;
 use dsv4_kv::{CacheConfig, KvCacheManager, LayerCacheHandle, LayerId, RequestId, StepRequest};
 use dsv4_kv_oracle::compressor::visible;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 use super::entries::{self, Planes, Rows};
-use super::kept::{self, Gathered, Kept};
-use super::select::{Batch, Selection};
+use super::kept::{self, Gathered, Kept, Shape};
+use super::select::{Batch, Queries};
 use super::source::shape;
 use super::verify::{Place, RingPlanes, Token, Verification, Verifier};
 
 /// Bytes of device memory that watching `sample` requests needs.
 pub fn bytes(config: &CacheConfig, sample: u32) -> u64 {
     let places = places(config, sample as usize);
-    kept::bytes(places, WINDOW) + kept::bytes(places, config.model.index_topk)
+    kept::bytes(places, WINDOW_SHAPE) + kept::bytes(places, list_shape(config))
+}
+
+/// A window and its length.
+pub const WINDOW_SHAPE: Shape = Shape { rows: WINDOW, words: 1 };
+
+/// As many entries as an indexer picks, and its list of them.
+pub fn list_shape(config: &CacheConfig) -> Shape {
+    Shape { rows: config.model.index_topk, words: config.model.index_topk }
 }
 
 /// Tiles that are kept at once: one for each layer and sampled request.
@@ -39,11 +51,13 @@ pub enum Tile {
 pub struct Watch<D: Device> {
     /// Places in the load of the sampled requests.
     sample: Vec<usize>,
+    /// Layers that have an indexer.
+    indexed: Vec<LayerId>,
     live: HashMap<RequestId, Watched>,
     checks: Vec<Check>,
-    /// Windows of the step's last queries.
+    /// Windows of one query of each request.
     windows: Kept<D>,
-    /// Their gathered entries, of each as many rows as an indexer picks.
+    /// Their gathered entries, of each as many rows as an indexer picks, with its list or a length.
     gathered: Kept<D>,
     verifier: Verifier,
 }
@@ -56,14 +70,18 @@ struct Watched {
     rows: HashMap<(LayerId, StateStream), Rows>,
 }
 
-/// A sampled request that takes part in the step: its last query is kept.
+/// A sampled request that takes part in the step: one of its queries is kept.
 #[derive(Clone, Copy)]
 struct Check {
     id: RequestId,
     /// The query's row in the step.
     query: u32,
+    /// Its position.
+    position: usize,
     /// Tokens of the request before the step.
     start: usize,
+    /// Where its list is compared: recomputing scores costs too much to do it in every layer.
+    listed: Option<LayerId>,
 }
 
 /// Where the request of a check is checked.
@@ -83,11 +101,14 @@ impl<D: Device> Watch<D> {
         verifier: Verifier,
     ) -> Result<Self, DeviceError> {
         let places = places(config, sample.len());
+        let layers = (0..).map(LayerId).zip(&config.model.layers);
+        let indexed = layers.filter(|(_, kind)| **kind == LayerKind::Csa);
         Ok(Self {
+            indexed: indexed.map(|(layer, _)| layer).collect(),
             live: HashMap::new(),
             checks: Vec::new(),
-            windows: Kept::new(device, places, WINDOW)?,
-            gathered: Kept::new(device, places, config.model.index_topk)?,
+            windows: Kept::new(device, places, WINDOW_SHAPE)?,
+            gathered: Kept::new(device, places, list_shape(config))?,
             sample,
             verifier,
         })
@@ -122,30 +143,35 @@ impl<D: Device> Watch<D> {
         Ok(())
     }
 
-    /// Remembers which tokens the sampled requests get in step `number`.
-    pub fn begin_step(&mut self, number: u64, step: &[StepRequest]) {
+    /// Remembers which tokens the sampled requests get in step `number`, and picks the query of each
+    /// that is kept, one of `queries`, and the layer where its list is compared: at random, but the
+    /// same for the same `seed`.
+    pub fn begin_step(&mut self, number: u64, step: &[StepRequest], queries: Queries, seed: u64) {
         self.checks.clear();
-        let mut row = 0;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ number);
+        let mut first = 0;
         for part in step {
-            let rows = row..row + part.tokens;
-            row = rows.end;
+            let rows = first..first + part.tokens;
+            first = rows.end;
             if let Some(watched) = self.live.get_mut(&part.id) {
+                let (start, query) = (part.start, rng.random_range(queries.of(rows.clone())));
+                let position = (start + query - rows.start) as usize;
                 watched.history.extend(rows.map(|row| Token { step: number, row }));
-                let start = part.start as usize;
-                self.checks.push(Check { id: part.id, query: row - 1, start });
+                let (start, listed) = (start as usize, self.indexed.choose(&mut rng).copied());
+                self.checks.push(Check { id: part.id, query, position, start, listed });
             }
         }
     }
 
     /// Queues copies of those tiles of `layer` that will be checked.
-    /// `queries`: the first that `gathered` holds, and their number.
+    /// `queries`: those that `gathered` holds.
     pub fn keep(
         &self,
         tile: Tile,
         device: &D,
         stream: &D::Stream,
         layer: LayerId,
-        (first, count): (u32, u32),
+        queries: Range<u32>,
         gathered: &Gathered<'_, D>,
     ) -> Result<()> {
         let kept = match tile {
@@ -153,8 +179,8 @@ impl<D: Device> Watch<D> {
             Tile::Entries => &self.gathered,
         };
         for (check, of) in self.checks.iter().enumerate() {
-            let query = of.query.checked_sub(first).filter(|&query| query < count);
-            if let Some(query) = query {
+            if queries.contains(&of.query) {
+                let query = of.query - queries.start;
                 kept.keep(device, stream, self.place(layer, check), gathered, query)?;
             }
         }
@@ -167,7 +193,7 @@ impl<D: Device> Watch<D> {
         &mut self,
         manager: &KvCacheManager<D>,
         stream: &D::Stream,
-        selection: &Selection,
+        batches: &[Batch],
     ) -> Result<()> {
         for place in 0..self.checks.len() {
             let blocks = blocks(manager, self.checks[place].id)?;
@@ -178,23 +204,28 @@ impl<D: Device> Watch<D> {
                 for &which in entries::compressors(schema.kind) {
                     self.check_closed(at, place, which, &blocks)?;
                 }
-                self.check_gathered(at, place, schema.kind, selection)?;
+                match schema.kind {
+                    LayerKind::Swa => {}
+                    LayerKind::Csa => self.check_listed(at, place, batches)?,
+                    LayerKind::Hca => self.check_all(at, place)?,
+                }
             }
         }
         Ok(())
     }
 
-    /// The window of the request's last query, and its ring.
+    /// The window of the request's query, and its ring.
     fn check_swa(&mut self, at: &At<'_, D>, check: usize) -> Result<()> {
         let At { manager, stream, handle, layer } = *at;
-        let (device, id) = (manager.device(), self.checks[check].id);
-        let (tile, length) =
-            self.windows.fetch(device, stream, self.place(layer, check), WINDOW)?;
+        let (device, Check { id, position, .. }) = (manager.device(), self.checks[check]);
+        let kept = self.place(layer, check);
+        let tile = self.windows.fetch_tile(device, stream, kept, WINDOW)?;
+        let length = self.windows.fetch_names(device, stream, kept)?[0];
         let (data, scale) = download_ring(device, stream, handle, id)?;
         let rows = handle.swa().ring as usize;
         let Watched { request, history, .. } = &self.live[&id];
         let place = Place { request: *request, layer, history };
-        self.verifier.check_window(place, history.len() - 1, &tile, length);
+        self.verifier.check_window(place, position, &tile, length);
         self.verifier.check_ring(place, RingPlanes { rows, data: &data, scale: &scale });
         Ok(())
     }
@@ -225,39 +256,38 @@ impl<D: Device> Watch<D> {
         Ok(())
     }
 
-    /// The entries gathered for the request's last query.
-    fn check_gathered(
-        &mut self,
-        at: &At<'_, D>,
-        check: usize,
-        kind: LayerKind,
-        selection: &Selection,
-    ) -> Result<()> {
+    /// The list of the request's query, and the entries gathered for it.
+    fn check_listed(&mut self, at: &At<'_, D>, check: usize, batches: &[Batch]) -> Result<()> {
         let At { manager, stream, layer, .. } = *at;
-        let Check { id, query, .. } = self.checks[check];
-        let of_query = |batch: &&Batch| batch.queries.contains(&query);
-        let batch = selection.batches.iter().find(of_query);
-        let batch = batch.context("the last query of a request gathers")?;
+        let Check { id, query, position, listed, .. } = self.checks[check];
+        let (device, kept) = (manager.device(), self.place(layer, check));
+        let list = self.gathered.fetch_names(device, stream, kept)?;
+        let tile = self.gathered.fetch_tile(device, stream, kept, list.len() as u32)?;
+        let batch = batches.iter().find(|batch| batch.queries.contains(&query));
+        let first = batch.context("a query that is kept gathers")?.queries.start;
         let Watched { request, history, rows } = &self.live[&id];
-        let position = history.len() - 1;
-        let list: Vec<i32>;
-        let (which, picked) = match kind {
-            LayerKind::Swa => return Ok(()),
-            LayerKind::Csa => (StateStream::CsaMain, selection.list(batch, query)),
-            LayerKind::Hca => {
-                list = (0..visible(position, shape(StateStream::Hca).ratio) as i32).collect();
-                (StateStream::Hca, &list[..])
-            }
-        };
-        let place = self.place(layer, check);
-        let device = manager.device();
-        let (tile, length) = self.gathered.fetch(device, stream, place, picked.len() as u32)?;
         let place = Place { request: *request, layer, history };
-        if kind == LayerKind::Hca {
-            self.verifier.check_length(place, position, length, picked.len());
+        let of = |which| rows.get(&(layer, which));
+        if listed == Some(layer) {
+            self.verifier.check_list(place, position, first, &list, of(StateStream::CsaIndex));
         }
-        let rows = rows.get(&(layer, which));
-        self.verifier.check_gathered(place, position, picked, &tile, rows);
+        self.verifier.check_gathered(place, position, &list, &tile, of(StateStream::CsaMain));
+        Ok(())
+    }
+
+    /// All entries that the request's query sees, as they were gathered.
+    fn check_all(&mut self, at: &At<'_, D>, check: usize) -> Result<()> {
+        let At { manager, stream, layer, .. } = *at;
+        let Check { id, position, .. } = self.checks[check];
+        let (device, kept) = (manager.device(), self.place(layer, check));
+        let all: Vec<i32> = (0..visible(position, shape(StateStream::Hca).ratio) as i32).collect();
+        let tile = self.gathered.fetch_tile(device, stream, kept, all.len() as u32)?;
+        let length = self.gathered.fetch_names(device, stream, kept)?[0];
+        let Watched { request, history, rows } = &self.live[&id];
+        let place = Place { request: *request, layer, history };
+        self.verifier.check_length(place, position, length, all.len());
+        let rows = rows.get(&(layer, StateStream::Hca));
+        self.verifier.check_gathered(place, position, &all, &tile, rows);
         Ok(())
     }
 

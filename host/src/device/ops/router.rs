@@ -80,6 +80,42 @@ pub fn check_routed<D: Device>(
     check("fault word", routed.faults, 1)
 }
 
+/// What chooses the experts of a token: their scores with a bias, or a table.
+enum Choice<'a, D: Device> {
+    /// `[experts]` f32.
+    Bias(&'a Buffer<D, f32>),
+    Table(&'a HashTable<'a, D>),
+}
+
+impl<D: Device> Choice<'_, D> {
+    /// Checks what every choice takes: itself, `token` and the answer.
+    fn check(
+        &self,
+        selection: Selection,
+        tokens: u32,
+        token: &Buffer<D, i32>,
+        routed: &Routed<'_, D>,
+    ) -> Result<(), DeviceError> {
+        match self {
+            Self::Bias(bias) => check("expert biases", bias, selection.experts.into())?,
+            Self::Table(HashTable { table, vocabulary }) => {
+                let elements = u64::from(*vocabulary) * u64::from(selection.selected);
+                check("experts of token ids", table, elements)?;
+            }
+        }
+        check_routed(selection, tokens, token, routed)
+    }
+}
+
+/// Checks logits, `[tokens, experts]`.
+fn check_logits<D: Device>(
+    selection: Selection,
+    tokens: u32,
+    logits: &Buffer<D, f32>,
+) -> Result<(), DeviceError> {
+    check("logits", logits, u64::from(tokens) * u64::from(selection.experts))
+}
+
 /// Queues `activation_topk_*` over `logits` (`[tokens, experts]` f32) with `bias` (`[experts]` f32).
 /// Tokens whose element of `token` is negative are padding.
 ///
@@ -102,9 +138,8 @@ pub fn activation_topk<D: Device>(
     if tokens == 0 {
         return Ok(());
     }
-    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
-    check("expert biases", bias, experts.into())?;
-    check_routed(selection, tokens, token, routed)?;
+    check_logits(selection, tokens, logits)?;
+    Choice::Bias(bias).check(selection, tokens, token, routed)?;
     let params =
         ActivationTopkParams { tokens, experts, selected, scaling_bits: scaling.to_bits() };
     let operation = ActivationTopk {
@@ -126,13 +161,6 @@ pub struct HashTable<'a, D: Device> {
     pub table: &'a Buffer<D, i32>,
     /// Token ids there are.
     pub vocabulary: u32,
-}
-
-impl<D: Device> HashTable<'_, D> {
-    fn check(&self, selection: Selection) -> Result<(), DeviceError> {
-        let elements = u64::from(self.vocabulary) * u64::from(selection.selected);
-        check("experts of token ids", self.table, elements)
-    }
 }
 
 /// Queues `hash_router`: the experts that `table` lists for each token id, weighed by `logits`
@@ -158,9 +186,8 @@ pub fn hash_router<D: Device>(
     if tokens == 0 {
         return Ok(());
     }
-    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
-    table.check(selection)?;
-    check_routed(selection, tokens, token, routed)?;
+    check_logits(selection, tokens, logits)?;
+    Choice::Table(table).check(selection, tokens, token, routed)?;
     let (vocabulary, scaling_bits) = (table.vocabulary, scaling.to_bits());
     let operation = HashRouter {
         token: token.ptr(),
@@ -224,7 +251,7 @@ pub fn router_logits<D: Device>(
         return Ok(());
     }
     gate.check(selection, x, tokens)?;
-    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
+    check_logits(selection, tokens, logits)?;
     let params = RouterLogitsParams { tokens, experts, hidden };
     let operation =
         RouterLogits { x: x.ptr(), gate: gate.weight.ptr(), logits: logits.ptr(), params };
@@ -242,7 +269,15 @@ pub struct DecodeScratch<'a, D: Device> {
 }
 
 impl<D: Device> DecodeScratch<'_, D> {
-    fn check(&self, selection: Selection, tokens: u32) -> Result<(), DeviceError> {
+    /// Checks what every decode launch takes: itself, the hidden states and the gate.
+    fn check(
+        &self,
+        selection: Selection,
+        tokens: u32,
+        x: &Buffer<D, u16>,
+        gate: &Gate<'_, D>,
+    ) -> Result<(), DeviceError> {
+        gate.check(selection, x, tokens)?;
         if tokens > DECODE_TOKENS {
             return Err(DeviceError::DecodeTokens { tokens });
         }
@@ -280,10 +315,8 @@ pub fn dense_router_decode<D: Device>(
     if tokens == 0 {
         return Ok(());
     }
-    gate.check(selection, x, tokens)?;
-    check("expert biases", bias, experts.into())?;
-    scratch.check(selection, tokens)?;
-    check_routed(selection, tokens, token, routed)?;
+    scratch.check(selection, tokens, x, gate)?;
+    Choice::Bias(bias).check(selection, tokens, token, routed)?;
     let (hidden, scaling_bits) = (gate.hidden, scaling.to_bits());
     let operation = DenseRouterDecode {
         x: x.ptr(),
@@ -324,10 +357,8 @@ pub fn hash_router_decode<D: Device>(
         return Ok(());
     }
     let (hidden, vocabulary, scaling_bits) = (gate.hidden, table.vocabulary, scaling.to_bits());
-    gate.check(selection, x, tokens)?;
-    table.check(selection)?;
-    scratch.check(selection, tokens)?;
-    check_routed(selection, tokens, token, routed)?;
+    scratch.check(selection, tokens, x, gate)?;
+    Choice::Table(table).check(selection, tokens, token, routed)?;
     let operation = HashRouterDecode {
         x: x.ptr(),
         gate: gate.weight.ptr(),

@@ -4,117 +4,22 @@
 //! fit is taken in parts. Nothing here allocates, reads back or depends on device data, so that it
 //! can be captured.
 
+mod workspace;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use kv_layout::config::ModelConfig;
-use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, LayerKind};
-use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
+use kv_layout::geometry::{INDEX_DIM, LayerKind};
 
-use crate::device::ops::{self, GatherQueries, IndexQueries, Scores, maxima_len};
+use crate::device::ops::{self, GatherQueries, IndexQueries, Scores};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
 use crate::kernels::IndexScore;
 
-/// Scores are laid out in tiles of so many entries.
-const TILE: u32 = 32;
-
-/// Memory of the indexers of one model: projections, queries and scores of as many queries as fit.
-pub struct IndexerWorkspace<D: Device> {
-    heads: u32,
-    columns: u32,
-    /// Queries that it holds.
-    rows: u32,
-    projected: Buffer<D, f32>,
-    projected_weight: Buffer<D, f32>,
-    query: Buffer<D, u8>,
-    weight: Buffer<D, f32>,
-    scores: Buffer<D, f32>,
-    maxima: Buffer<D, f32>,
-}
-
-impl<D: Device> IndexerWorkspace<D> {
-    /// Bytes that one query of `heads` heads needs that sees up to `context` tokens.
-    #[must_use]
-    pub fn bytes_per_query(heads: u32, context: u32) -> u64 {
-        let channels = u64::from(heads) * u64::from(INDEX_DIM);
-        let columns = columns(context);
-        // Projected and as the scores take them, two weights a head, scores and maxima.
-        let query = 4 * channels + u64::from(IndexFormat::MOST_QUERY_BYTES);
-        query + 8 * u64::from(heads) + 4 * (u64::from(columns) + maxima_len(columns))
-    }
-
-    /// A workspace of at most `bytes` for up to `queries` queries at once, for requests of up to
-    /// `context` tokens.
-    ///
-    /// # Errors
-    /// [`KvError::WorkspaceTooSmall`] if `bytes` do not hold one query; [`KvError::Config`] for more
-    /// than 64 heads, or a context of 0 or beyond 1,048,576; [`KvError::Device`] if the memory is not
-    /// there.
-    pub fn new(
-        device: &D,
-        model: &ModelConfig,
-        context: u32,
-        queries: u32,
-        bytes: u64,
-    ) -> Result<Self, KvError> {
-        let heads = model.index_heads;
-        check("index_n_heads", heads, QUERY_HEADS)?;
-        check("context", context, kv_layout::geometry::MAX_CONTEXT)?;
-        check("queries", queries, u32::from(u16::MAX))?;
-        let needed = Self::bytes_per_query(heads, context);
-        let rows = (bytes / needed).min(queries.into());
-        if rows == 0 {
-            return Err(KvError::WorkspaceTooSmall { bytes, needed });
-        }
-        let (columns, vectors) = (columns(context), rows * u64::from(heads));
-        let channels = vectors * u64::from(INDEX_DIM);
-        Ok(Self {
-            heads,
-            columns,
-            rows: rows as u32,
-            projected: device.allocate("projected queries", channels)?,
-            projected_weight: device.allocate("projected head weights", vectors)?,
-            query: device
-                .allocate("indexer queries", rows * u64::from(IndexFormat::MOST_QUERY_BYTES))?,
-            weight: device.allocate("indexer head weights", vectors)?,
-            scores: device.allocate("indexer scores", rows * u64::from(columns))?,
-            maxima: device.allocate("maxima of scores", rows * maxima_len(columns))?,
-        })
-    }
-
-    /// Queries that are scored at once; more are taken in parts.
-    #[must_use]
-    pub fn queries(&self) -> u32 {
-        self.rows
-    }
-
-    /// All of it, for a graph to retain.
-    #[must_use]
-    pub fn memory(&self) -> Vec<Arc<D::Memory>> {
-        vec![
-            self.projected.memory(),
-            self.projected_weight.memory(),
-            self.query.memory(),
-            self.weight.memory(),
-            self.scores.memory(),
-            self.maxima.memory(),
-        ]
-    }
-}
-
-/// Scores of a row: the entries of a request of `context` tokens, in whole tiles.
-fn columns(context: u32) -> u32 {
-    (context / CSA_RATIO).max(1).next_multiple_of(TILE)
-}
-
-fn check(setting: &'static str, value: u32, most: u32) -> Result<(), KvError> {
-    if (1..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(KvError::Config { setting, value: value.into(), least: 1, most: most.into() })
-}
+use workspace::columns;
+pub use workspace::{IndexerWorkspace, WorkspaceSize};
 
 /// The indexer of one CSA layer: its weights.
 pub struct CsaIndexer<D: Device> {
@@ -282,7 +187,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
             let part = Part {
                 first: queries.start + offset,
                 offset,
-                count: workspace.rows.min(count - offset),
+                count: workspace.size().queries.min(count - offset),
             };
             select(part, &rows("selected entries", selected, part, k)?)?;
             offset += part.count;
