@@ -118,7 +118,7 @@ macro_rules! indexer_rows {
                 selected: mut i32;
                 TopkSelectParams
             )
-            { block: 512, min_blocks: 2, shared: 46592, min_sm: 90 }
+            { block: 1024, min_blocks: 1, shared: 48640, min_sm: 90 }
             bodies {
                 RowLength::Short => topk_select_short: indexer::topk::select::<true>,
                 RowLength::Long => topk_select_long: indexer::topk::select::<false>,
@@ -140,7 +140,7 @@ macro_rules! indexer_rows {
                 selected: mut i32;
                 IndexTopkParams
             )
-            { block: 512, min_blocks: 2, shared: 46592, min_sm: 90 }
+            { block: 1024, min_blocks: 1, shared: 48640, min_sm: 90 }
             bodies {
                 RowLength::Short => index_topk_short: indexer::topk::select_entries::<true>,
                 RowLength::Long => index_topk_long: indexer::topk::select_entries::<false>,
