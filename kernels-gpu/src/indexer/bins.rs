@@ -3,9 +3,10 @@
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
-use simt::{thread, warp};
+use simt::{math, thread, warp};
 
-use crate::rank::{self, ABSENT};
+use super::row::Held;
+use crate::rank;
 use crate::spell::spell;
 
 /// Bins.
@@ -22,74 +23,82 @@ const SUMMING_WARPS: u32 = SUMMING / 32;
 /// Bins of such a warp.
 const BINS_PER_WARP: u32 = BINS / SUMMING_WARPS;
 
-/// The finite scores between which values lie, as keys.
+/// The finite scores between which scores lie; NaN if there are none.
 #[derive(Clone, Copy)]
 pub struct Extent {
-    low: u32,
-    high: u32,
+    low: f32,
+    high: f32,
 }
 
 impl Extent {
-    /// That of no value.
-    pub const NONE: Self = Self { low: u32::MAX, high: ABSENT };
+    /// That of no score.
+    pub const NONE: Self = Self { low: f32::NAN, high: f32::NAN };
 
-    /// That of some values.
+    /// That of some scores.
     #[inline(always)]
     #[must_use]
-    pub fn of<const N: usize>(values: [u32; N]) -> Self {
+    pub fn of<const N: usize>(scores: [f32; N]) -> Self {
         let mut extent = Self::NONE;
-        spell::<(), N>(|i| extent = extent.with(values[i]));
+        spell::<(), N>(|i| extent = extent.with(scores[i]));
         extent
     }
 
-    /// With one more value.
+    /// Without what is below `least`.
     #[inline(always)]
     #[must_use]
-    pub fn with(self, value: u32) -> Self {
-        let finite = |unless: bool, value: u32, instead: u32| if unless { instead } else { value };
-        Self {
-            low: self.low.min(finite(value <= rank::key(f32::NEG_INFINITY), value, u32::MAX)),
-            high: self.high.max(finite(value >= rank::key(f32::INFINITY), value, ABSENT)),
-        }
+    pub fn above(self, least: f32) -> Self {
+        Self { low: math::max(self.low, least), ..self }
+    }
+
+    /// With one more score.
+    #[inline(always)]
+    #[must_use]
+    pub fn with(self, score: f32) -> Self {
+        // Infinity times zero is NaN, which loses to any number.
+        let finite = math::mul_add(score, 0.0, score);
+        Self { low: math::min(self.low, finite), high: math::max(self.high, finite) }
     }
 }
 
-/// Bins of equal width between two scores; what is below belongs to the last, what is above to the
-/// first.
+/// Bins of equal width from the largest score down to the least. What is above belongs to the first; what
+/// is below, and NaN, to the last.
 #[derive(Clone, Copy)]
 pub struct Linear {
-    low: f32,
+    high: f32,
+    /// Bins in a distance of one.
     scale: f32,
 }
 
 impl Linear {
-    /// From the least score to the largest. Where one of them is no finite number, or they are one, all
-    /// scores between have one bin.
+    /// From the largest score down to the least. If they are NaN, all scores have the last bin.
     #[inline(always)]
     #[must_use]
-    pub fn new(low: f32, high: f32) -> Self {
-        Self { low, scale: BINS as f32 / (high - low) }
+    pub fn new(extent: Extent) -> Self {
+        let scale = BINS as f32 / (extent.high - extent.low);
+        // Neither zero nor infinite, so that no product with it is NaN.
+        let scale = math::min(math::max(scale, f32::MIN_POSITIVE), f32::MAX);
+        Self { high: extent.high, scale }
     }
 
-    /// The bin of a value. Never rises as the value rises: each step is rounded, which keeps the order,
-    /// and what becomes NaN, in the last bin, does so for all finite scores at once.
+    /// The bin of a score. Never rises as the score rises: each step is rounded, which keeps the order.
     #[inline(always)]
     #[must_use]
-    pub fn bin(self, value: u32) -> u32 {
-        (BINS - 1).saturating_sub(((rank::score(value) - self.low) * self.scale) as u32)
+    pub fn bin(self, score: f32) -> u32 {
+        let bins = math::min((self.high - score) * self.scale, (BINS - 1) as f32);
+        // SAFETY: from 0 to `BINS - 1`, and no NaN, which loses to any number.
+        unsafe { math::max(bins, 0.0).to_int_unchecked() }
     }
 
-    /// A score that is not above any of the bins up to `bin`. NaN, of the last bin, is not looked at.
+    /// A number that no score of the bins up to `bin` is below.
     #[inline(always)]
     #[must_use]
     pub fn least(self, bin: u32) -> f32 {
-        let steps = BINS - 1 - bin;
-        if steps == 0 {
+        if bin == BINS - 1 {
             return f32::NEG_INFINITY;
         }
-        // A quarter of a step is more than what rounding in `bin` may add to a score's distance; the
-        // sum is rounded, and so are scores.
-        self.low + (steps as f32 - 0.25) / self.scale
+        // A quarter of a bin is more than what rounding in `bin` takes from a score's distance; the
+        // difference is rounded, and so are scores.
+        self.high - ((bin + 1) as f32 + 0.25) / self.scale
     }
 }
 
@@ -168,27 +177,30 @@ impl Bins {
         }
     }
 
-    /// The least and the largest score of the block; NaN for none. Has a barrier.
+    /// The extent of all the block's scores. Has a barrier.
     ///
     /// # Safety
-    /// All threads of the block call it together, once.
+    /// All threads of the block, a power of two, call it together, once.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn extremes(self, extent: Extent) -> (f32, f32) {
+    pub unsafe fn extent(self, mine: Extent) -> Extent {
         let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
-        let some = lane % (thread::block_dim_x() / 32);
+        let some = lane & (thread::block_dim_x() / 32 - 1);
+        let low = if mine.low.is_nan() { u32::MAX } else { rank::key(mine.low) };
         // SAFETY: a word a warp and extreme, read behind the barrier.
         unsafe {
-            let low = warp::reduce_min_u32(extent.low);
-            let high = warp::reduce_max_u32(extent.high);
+            let low = warp::reduce_min_u32(low);
+            let high = warp::reduce_max_u32(rank::key(mine.high));
             if lane == 0 {
                 self.extremes.store(warp_id, low);
                 self.extremes.store(WARPS + warp_id, high);
             }
             thread::sync_threads();
-            let low = self.extremes.load(some);
-            let high = self.extremes.load(WARPS + some);
-            (rank::score(warp::reduce_min_u32(low)), rank::score(warp::reduce_max_u32(high)))
+            let (low, high) = (self.extremes.load(some), self.extremes.load(WARPS + some));
+            Extent {
+                low: rank::score(warp::reduce_min_u32(low)),
+                high: rank::score(warp::reduce_max_u32(high)),
+            }
         }
     }
 
@@ -202,16 +214,16 @@ impl Bins {
         unsafe { BlockAtomicU32::new(self.counts, bin).add(1) }
     }
 
-    /// Counts the thread's values.
+    /// Counts the thread's scores.
     ///
     /// # Safety
     /// As [`Self::add`].
     #[inline(always)]
     #[must_use]
-    pub unsafe fn count<const N: usize>(self, map: Linear, values: [u32; N]) -> Places<N> {
-        let bins: [u32; N] = spell(|i| map.bin(values[i]));
+    pub unsafe fn count<const N: usize>(self, map: Linear, held: Held<N>) -> Places<N> {
+        let bins: [u32; N] = spell(|i| map.bin(held.scores[i]));
         // SAFETY: by this function's own contract.
-        let before = spell(|i| if values[i] == ABSENT { 0 } else { unsafe { self.add(bins[i]) } });
+        let before = spell(|i| if held.has(i) { unsafe { self.add(bins[i]) } } else { 0 });
         Places { bins, before }
     }
 
@@ -223,7 +235,8 @@ impl Bins {
     #[inline(always)]
     #[must_use]
     pub unsafe fn sum(self, k: u32) -> Starts {
-        let (lane, warp_id, thread) = (thread::lane_id(), thread::warp_id(), thread::thread_idx_x());
+        let (lane, warp_id, thread) =
+            (thread::lane_id(), thread::warp_id(), thread::thread_idx_x());
         let mut mine = Quad::default();
         // SAFETY: a thread reads and writes its own bins between the barriers; branches with collectives
         // are the warp's.
@@ -257,24 +270,24 @@ impl Bins {
     #[inline(always)]
     unsafe fn find_cut(self, mine: Quad, k: u32) {
         let thread = thread::thread_idx_x();
-        let see = |i: usize| {
-            let (start, end) = (mine.starts[i], mine.starts[i] + mine.counts[i]);
-            let last = 4 * thread + i as u32 == BINS - 1;
-            // SAFETY: the k-th largest value is in one bin; setting one word is an atomic.
-            unsafe {
-                if start < k && (end >= k || last) {
-                    self.cut.store(0, 4 * thread + i as u32);
-                    self.cut.store(1, end);
-                }
-                if start < k && mine.counts[i] > CROWDED {
-                    BlockAtomicU32::new(self.crowded, 0).store(1);
-                }
+        let [a, b, c, d] = mine.starts;
+        let end = d + mine.counts[3];
+        if a >= k {
+            return;
+        }
+        // SAFETY: the k-th largest value is in one thread's bins; setting one word is an atomic.
+        unsafe {
+            if mine.counts.iter().any(|&count| count > CROWDED) {
+                BlockAtomicU32::new(self.crowded, 0).store(1);
             }
-        };
-        see(0);
-        see(1);
-        see(2);
-        see(3);
+            if end >= k || thread == SUMMING - 1 {
+                let later = u32::from(b < k) + u32::from(c < k) + u32::from(d < k);
+                let end = if d < k { end } else { d };
+                let end = if c < k { end } else { c };
+                self.cut.store(0, 4 * thread + later);
+                self.cut.store(1, if b < k { end } else { b });
+            }
+        }
     }
 
     /// The [`Cut`] that [`Self::sum`] found.
@@ -337,18 +350,18 @@ pub struct Starts {
 }
 
 impl Starts {
-    /// How many values the bins before `bin` have, and how many it has itself.
+    /// How many values the bins before each of `bins` have, and how many it has itself.
     ///
     /// # Safety
-    /// All lanes of the warp call it together, with any bins, before they are cleared.
+    /// All lanes of the warp call it together, before the bins are cleared.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn of(self, bin: u32) -> (u32, u32) {
-        // SAFETY: by this function's own contract.
+    pub unsafe fn of<const N: usize>(self, bins: [u32; N]) -> [(u32, u32); N] {
+        // SAFETY: by this function's own contract. All loads are on their way before the first is used.
         unsafe {
-            let packed = self.counts.load(bin);
-            let before = warp::shuffle_idx_u32(self.before, bin / BINS_PER_WARP);
-            (before + (packed & 0xFFFF), packed >> 16)
+            let packed: [u32; N] = spell(|i| self.counts.load(bins[i]));
+            let before = |i: usize| warp::shuffle_idx_u32(self.before, bins[i] / BINS_PER_WARP);
+            spell(|i| (before(i) + (packed[i] & 0xFFFF), packed[i] >> 16))
         }
     }
 }

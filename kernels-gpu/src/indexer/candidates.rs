@@ -10,7 +10,6 @@ use simt::{thread, warp};
 
 use super::bins::{Bins, Extent, Linear, inclusive_sum};
 use super::row::{HELD_GROUPS, Held, Row, strided};
-use crate::rank::{self, ABSENT};
 use crate::spell::spell;
 
 /// Most candidates.
@@ -22,11 +21,15 @@ const TWICE: u32 = 65_535;
 /// Vectors of four scores that a thread has on their way at once: one more than k = 512 has in groups of
 /// 32 when no two candidates share a group, because somewhat more than k groups are listed.
 const DEPTH: usize = 4 + 1;
+/// The same, of few listed groups.
+const SHALLOW: usize = 2;
+/// Groups of a thread, of rows of few groups.
+const FEW: usize = 4;
 
 /// A list of scores, or of what they became, in shared memory.
 #[derive(Clone, Copy)]
 pub struct List {
-    /// Keys.
+    /// Bits of scores as they are gathered, their keys in order.
     pub values: Shared<u32, { CANDIDATES as usize }>,
     /// Indices.
     pub indices: Shared<u32, { CANDIDATES as usize }>,
@@ -45,7 +48,7 @@ pub struct Finder {
     pub list: List,
     /// Where groups go.
     pub groups: Shared<u32, { GROUPS as usize }>,
-    /// `[1]`: the candidates found.
+    /// `[1]`: the candidates found; cleared.
     pub counter: Shared<u32, 1>,
 }
 
@@ -53,8 +56,7 @@ pub struct Finder {
 #[derive(Clone, Copy)]
 struct Floor {
     bins: Linear,
-    low: f32,
-    high: f32,
+    extent: Extent,
     /// Whether the groups that may have some are listed; all are to be read else.
     listed: bool,
 }
@@ -67,16 +69,21 @@ impl Finder {
     /// All threads of the block call it together; the row is longer than what a block holds.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn find<const N: usize>(self, maxima: [u32; HELD_GROUPS]) -> Option<(Held<N>, Linear)> {
+    pub unsafe fn find<const N: usize>(
+        self,
+        maxima: [u32; HELD_GROUPS],
+    ) -> Option<(Held<N>, Linear)> {
         let groups = self.row.groups();
         let twice = groups < 2 * self.k && self.row.length <= TWICE;
         // SAFETY: branches are the block's; barriers stand between what threads write and others read.
         unsafe {
-            self.bins.clear();
-            if thread::thread_idx_x() == 0 {
-                self.counter.store(0, 0);
-            }
-            let floor = if twice { self.floor_of_scores() } else { self.floor_of_groups(maxima) };
+            let floor = if twice {
+                self.floor_of_scores()
+            } else if groups <= FEW as u32 * thread::block_dim_x() {
+                self.floor_of_groups::<FEW>(spell(|i| maxima[i]))
+            } else {
+                self.floor_of_groups::<HELD_GROUPS>(maxima)
+            };
             thread::sync_threads();
             let cut = self.bins.cut();
             self.bins.clear();
@@ -85,10 +92,13 @@ impl Finder {
                 return None;
             }
             let least = floor.bins.least(cut.bin);
-            self.gather((listed, floor.listed), least);
+            if listed << (self.row.group_log2 - 2) <= SHALLOW as u32 * thread::block_dim_x() {
+                self.gather::<SHALLOW>((listed, floor.listed), least);
+            } else {
+                self.gather::<DEPTH>((listed, floor.listed), least);
+            }
             thread::sync_threads();
-            let low = if least > floor.low { least } else { floor.low };
-            self.held().map(|held| (held, Linear::new(low, floor.high)))
+            self.held().map(|held| (held, Linear::new(floor.extent.above(least))))
         }
     }
 
@@ -97,23 +107,22 @@ impl Finder {
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn floor_of_groups(self, maxima: [u32; HELD_GROUPS]) -> Floor {
+    unsafe fn floor_of_groups<const N: usize>(self, maxima: [u32; N]) -> Floor {
         let held = self.row.hold_groups(maxima);
-        let extent = Extent::of(held.values);
         // SAFETY: by this function's own contract. The places of listed groups differ.
         unsafe {
-            let (low, high) = self.bins.extremes(extent);
-            let bins = Linear::new(low, high);
-            let places = self.bins.count(bins, held.values);
-            let starts = self.bins.sum(self.k);
-            spell::<(), HELD_GROUPS>(|i| {
-                let (start, _) = starts.of(places.bins[i]);
+            let extent = self.bins.extent(Extent::of(held.scores));
+            let bins = Linear::new(extent);
+            let places = self.bins.count(bins, held);
+            let starts = self.bins.sum(self.k).of(places.bins);
+            spell::<(), N>(|i| {
+                let (start, _) = starts[i];
                 let at = start + places.before[i];
-                if held.values[i] != ABSENT && start < self.k && at < GROUPS {
+                if held.has(i) && start < self.k && at < GROUPS {
                     self.groups.store(at, held.indices[i]);
                 }
             });
-            Floor { bins, low, high, listed: true }
+            Floor { bins, extent, listed: true }
         }
     }
 
@@ -126,14 +135,14 @@ impl Finder {
         let mut extent = Extent::NONE;
         // SAFETY: by this function's own contract.
         unsafe {
-            self.row.each(|value, _| extent = extent.with(value));
-            let (low, high) = self.bins.extremes(extent);
-            let bins = Linear::new(low, high);
-            self.row.each(|value, _| {
-                self.bins.add(bins.bin(value));
+            self.row.each(|score, _| extent = extent.with(score));
+            let extent = self.bins.extent(extent);
+            let bins = Linear::new(extent);
+            self.row.each(|score, _| {
+                self.bins.add(bins.bin(score));
             });
             let _ = self.bins.sum(self.k);
-            Floor { bins, low, high, listed: false }
+            Floor { bins, extent, listed: false }
         }
     }
 
@@ -142,7 +151,7 @@ impl Finder {
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn gather(self, (groups, listed): (u32, bool), least: f32) {
+    unsafe fn gather<const D: usize>(self, (groups, listed): (u32, bool), least: f32) {
         let Row { scores, group_log2, length, .. } = self.row;
         let vectors_log2 = group_log2 - 2;
         let vectors = groups << vectors_log2;
@@ -156,22 +165,21 @@ impl Finder {
                 let group = if listed { unsafe { self.groups.load(place) } } else { place };
                 (group << group_log2) + 4 * (vector & ((1 << vectors_log2) - 1))
             };
-            let indices: [u32; DEPTH] = spell(index);
+            let indices: [u32; D] = spell(index);
             // All on their way before the first is looked at.
             // SAFETY: a group is one of the row, which has a multiple of 32 scores.
-            let found: [[u32; 4]; DEPTH] =
+            let found: [[u32; 4]; D] =
                 spell(|i| unsafe { scores.load_u32x4(self.row.start() + u64::from(indices[i])) });
-            let reaches = |i: usize, j: usize| {
-                let below = f32::from_bits(found[i][j]) < least;
-                u32::from(!below && indices[i] + (j as u32) < length)
-            };
-            let hits: [u32; DEPTH] = spell(|i| {
-                let hits = |j| reaches(i, j) << j;
-                if vector(i) < vectors { hits(0) | hits(1) | hits(2) | hits(3) } else { 0 }
+            let hits: [u32; D] = spell(|i| {
+                // NaN is not below.
+                let hit = |j: usize| u32::from(!(f32::from_bits(found[i][j]) < least)) << j;
+                let there = length.saturating_sub(indices[i]).min(4);
+                let there = if vector(i) < vectors { there } else { 0 };
+                (hit(0) | hit(1) | hit(2) | hit(3)) & ((1 << there) - 1)
             });
             // SAFETY: the loop is the block's.
             unsafe { self.append(hits, found, indices) };
-            first += DEPTH as u32 * thread::block_dim_x();
+            first += D as u32 * thread::block_dim_x();
         }
     }
 
@@ -180,11 +188,11 @@ impl Finder {
     /// # Safety
     /// All lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn append(
+    unsafe fn append<const D: usize>(
         self,
-        hits: [u32; DEPTH],
-        found: [[u32; 4]; DEPTH],
-        indices: [u32; DEPTH],
+        hits: [u32; D],
+        found: [[u32; 4]; D],
+        indices: [u32; D],
     ) {
         let all = hits.iter().enumerate().fold(0, |all, (i, hits)| all | hits << (4 * i));
         let count = all.count_ones();
@@ -196,14 +204,14 @@ impl Finder {
                 first = BlockAtomicU32::new(self.counter, 0).add(upto);
             }
             let mut to = warp::shuffle_idx_u32(first, 31) + upto - count;
-            spell::<(), DEPTH>(|i| {
+            spell::<(), D>(|i| {
                 if hits[i] == 0 {
                     return;
                 }
                 spell::<(), 4>(|j| {
                     let hit = hits[i] >> j & 1;
                     if hit == 1 && to < CANDIDATES {
-                        self.list.values.store(to, rank::key(f32::from_bits(found[i][j])));
+                        self.list.values.store(to, found[i][j]);
                         self.list.indices.store(to, indices[i] + j as u32);
                     }
                     to += hit;
@@ -221,14 +229,12 @@ impl Finder {
         // SAFETY: what is below the count is written.
         unsafe {
             let count = self.counter.load(0);
-            let of = |list: Shared<u32, { CANDIDATES as usize }>, i| {
-                if strided(i) < count { list.load(strided(i)) } else { ABSENT }
-            };
             if count > CANDIDATES {
                 return None;
             }
-            let values = spell(|i| of(self.list.values, i));
-            Some(Held { values, indices: spell(|i| of(self.list.indices, i)) })
+            let score = |i| f32::from_bits(self.list.values.load(strided(i)));
+            let index = |i| self.list.indices.load(strided(i));
+            Some(Held::new(score, strided, count).named(index))
         }
     }
 }

@@ -3,7 +3,6 @@
 use simt::mem::Global;
 use simt::thread;
 
-use crate::rank::{self, ABSENT};
 use crate::spell::spell;
 
 /// Vectors of four scores, of rows that are held whole and of candidates, that a thread holds.
@@ -18,8 +17,6 @@ const LONG_THREADS: usize = 1024;
 pub struct Row {
     /// `[rows, columns]`.
     pub scores: Global<f32>,
-    /// `[rows, columns >> group_log2]`.
-    pub maxima: Global<f32>,
     /// Its number.
     pub number: u32,
     /// Scores, in use or not: a multiple of 32.
@@ -30,13 +27,42 @@ pub struct Row {
     pub length: u32,
 }
 
-/// [`rank::key`]s of what a thread holds, [`ABSENT`] where it has none, and their indices.
+/// Scores of a thread and their indices, [`NONE`] where it has no score, but NaN.
 #[derive(Clone, Copy)]
 pub struct Held<const N: usize> {
-    /// The keys.
-    pub values: [u32; N],
+    /// The scores.
+    pub scores: [f32; N],
     /// Their indices.
     pub indices: [u32; N],
+}
+
+/// The index of what is not there.
+const NONE: u32 = u32::MAX;
+
+impl<const N: usize> Held<N> {
+    /// Those of `count` scores that are the thread's.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(score: impl Fn(usize) -> f32, index: impl Fn(usize) -> u32, count: u32) -> Self {
+        Self {
+            scores: spell(|i| if index(i) < count { score(i) } else { f32::NAN }),
+            indices: spell(|i| if index(i) < count { index(i) } else { NONE }),
+        }
+    }
+
+    /// With other indices.
+    #[inline(always)]
+    #[must_use]
+    pub fn named(self, index: impl Fn(usize) -> u32) -> Self {
+        Self { indices: spell(|i| if self.has(i) { index(i) } else { NONE }), ..self }
+    }
+
+    /// Whether there is one in place `i`.
+    #[inline(always)]
+    #[must_use]
+    pub fn has(self, i: usize) -> bool {
+        self.indices[i] != NONE
+    }
 }
 
 impl Row {
@@ -62,24 +88,23 @@ impl Row {
     #[must_use]
     pub unsafe fn fetch<const V: usize>(self) -> [[u32; 4]; V] {
         // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
-        let load = |i| unsafe {
-            self.scores.load_u32x4_in_order(self.start() + u64::from(i))
-        };
+        let load = |i| unsafe { self.scores.load_u32x4_in_order(self.start() + u64::from(i)) };
         spell(|i| load((4 * strided(i)).min(self.columns - 4)))
     }
 
-    /// Fetches the largest scores of the thread's groups, in use or not.
+    /// Fetches the largest scores of the thread's groups, in use or not, from `maxima`, `[rows, columns >>
+    /// group_log2]`.
     ///
     /// # Safety
     /// The row exists.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn fetch_groups(self) -> [u32; HELD_GROUPS] {
+    pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; HELD_GROUPS] {
         let groups = self.columns >> self.group_log2;
         let start = u64::from(self.number) * u64::from(groups);
         let at = |i| u64::from(strided(i).min(groups - 1));
         // SAFETY: groups of the row.
-        spell(|i| unsafe { self.maxima.load_u32_in_order(start + at(i)) })
+        spell(|i| unsafe { maxima.load_u32_in_order(start + at(i)) })
     }
 
     /// What [`Self::fetch`] fetched, as far as it is in use.
@@ -88,23 +113,22 @@ impl Row {
     pub fn hold<const V: usize, const N: usize>(self, fetched: [[u32; 4]; V]) -> Held<N> {
         const { assert!(N == 4 * V) };
         let index = |i: usize| 4 * strided(i / 4) + (i % 4) as u32;
-        let values = keys(|i| fetched[i / 4][i % 4], index, self.length);
-        Held { values, indices: spell(index) }
+        Held::new(|i| f32::from_bits(fetched[i / 4][i % 4]), index, self.length)
     }
 
     /// What [`Self::fetch_groups`] fetched, as far as it is in use.
     #[inline(always)]
     #[must_use]
-    pub fn hold_groups(self, fetched: [u32; HELD_GROUPS]) -> Held<HELD_GROUPS> {
-        Held { values: keys(|i| fetched[i], strided, self.groups()), indices: spell(strided) }
+    pub fn hold_groups<const N: usize>(self, fetched: [u32; N]) -> Held<N> {
+        Held::new(|i| f32::from_bits(fetched[i]), strided, self.groups())
     }
 
-    /// Calls `visit` with the key and the index of each of the thread's scores, in all of the row.
+    /// Calls `visit` with each of the thread's scores and its index, in all of the row.
     ///
     /// # Safety
     /// The row exists.
     #[inline(always)]
-    pub unsafe fn each(self, mut visit: impl FnMut(u32, u32)) {
+    pub unsafe fn each(self, mut visit: impl FnMut(f32, u32)) {
         let mut first = 4 * thread::thread_idx_x();
         while first < self.length {
             // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
@@ -112,7 +136,7 @@ impl Row {
             let mut see = |i: usize| {
                 let index = first + i as u32;
                 if index < self.length {
-                    visit(rank::key(f32::from_bits(found[i])), index);
+                    visit(f32::from_bits(found[i]), index);
                 }
             };
             see(0);
@@ -122,16 +146,6 @@ impl Row {
             first += 4 * thread::block_dim_x();
         }
     }
-}
-
-/// The keys of scores, of which those with an index below `count` are there.
-#[inline(always)]
-fn keys<const N: usize>(
-    score: impl Fn(usize) -> u32,
-    index: impl Fn(usize) -> u32,
-    count: u32,
-) -> [u32; N] {
-    spell(|i| if index(i) < count { rank::key(f32::from_bits(score(i))) } else { ABSENT })
 }
 
 /// The index of what a thread holds in place `i`, where those of a warp are side by side.

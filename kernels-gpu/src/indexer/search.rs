@@ -7,7 +7,7 @@ use simt::{thread, warp};
 
 use super::bins::inclusive_sum;
 use super::row::Row;
-use crate::rank::ABSENT;
+use crate::rank::{self, ABSENT};
 
 /// Most warps of a block.
 const WARPS: u32 = 32;
@@ -124,16 +124,12 @@ impl Scratch {
     /// # Safety
     /// As [`Self::cut`]; the counts are clear, and there are at least `k` digits.
     #[inline(always)]
-    unsafe fn round(
-        self,
-        row: Row,
-        k: u32,
-        digit: impl Fn(u32, u32) -> Option<u32>,
-    ) -> Crossing {
+    unsafe fn round(self, row: Row, k: u32, digit: impl Fn(u32, u32) -> Option<u32>) -> Crossing {
         // SAFETY: digits are below `BINS`; barriers stand between counting, reading and the clearing
         // for the next round, by which the words of the last one have been read.
         unsafe {
-            row.each(|value, index| {
+            row.each(|score, index| {
+                let value = rank::key(score);
                 if let Some(digit) = digit(value, index) {
                     BlockAtomicU32::new(self.counts, digit).add(1);
                 }
@@ -184,7 +180,8 @@ impl Scratch {
         // SAFETY: barriers stand before the words are written, after the last search, and before they
         // are read; every warp has two of them.
         unsafe {
-            row.each(|value, index| {
+            row.each(|score, index| {
+                let value = rank::key(score);
                 let key = key(value, index);
                 low = low.min(if key == ABSENT { u32::MAX } else { key });
                 high = high.max(key);

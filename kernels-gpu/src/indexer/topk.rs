@@ -13,11 +13,11 @@ use simt::thread;
 
 use super::bins::{Bins, CROWDED, Extent, Linear};
 use super::candidates::{CANDIDATES, Finder, GROUPS, List};
-use super::row::{HELD_GROUPS, Held, Row, VECTORS};
+use super::row::{Held, Row, VECTORS};
 use super::search::Scratch;
 use super::sort::sort;
 use super::visible;
-use crate::rank::ABSENT;
+use crate::rank;
 use crate::spell::spell;
 
 /// Longest row that a block of [`select`] holds, if rows are longer than the short ones.
@@ -25,34 +25,63 @@ const HELD: u32 = 4096;
 /// Bits of a word of the order that say how many values of a bin come before, and how many it has.
 const CROWDED_BITS: u32 = CROWDED.count_ones();
 
-/// Lists the largest scores of each row. `SHORT`: rows have at most 2048 columns.
+/// Lists the largest scores of each row of at most 2048 columns.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of one block a row call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of one block of 512 threads a row
+/// call it.
 #[inline(always)]
-pub unsafe fn select<const SHORT: bool>(
+pub unsafe fn select_short(
+    scores: Global<f32>,
+    lengths: Global<i32>,
+    selected: GlobalMut<i32>,
+    params: TopkSelectParams,
+) {
+    // SAFETY: by this function's own contract.
+    unsafe { Selection::of_row(scores, selected, params).short(|row| length(lengths, row)) }
+}
+
+/// Lists the largest scores of each row.
+///
+/// # Safety
+/// As [`select_short`], with 1024 threads.
+#[inline(always)]
+pub unsafe fn select_long(
     scores: Global<f32>,
     maxima: Global<f32>,
     lengths: Global<i32>,
     selected: GlobalMut<i32>,
     params: TopkSelectParams,
 ) {
-    let TopkSelectParams { columns, group_log2, k } = params;
-    let number = thread::block_idx_x();
-    let row = Row { scores, maxima, number, columns, group_log2, length: 0 };
+    // SAFETY: by this function's own contract.
+    unsafe { Selection::of_row(scores, selected, params).long(maxima, |row| length(lengths, row)) }
+}
+
+/// Lists the entries of the largest scores of each query, from rows of at most 2048 columns.
+///
+/// # Safety
+/// As [`select_short`], for one block a query.
+#[inline(always)]
+pub unsafe fn select_entries_short(
+    scores: Global<f32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    selected: GlobalMut<i32>,
+    params: IndexTopkParams,
+) {
     // SAFETY: by this function's own contract.
     unsafe {
-        let length = || ((lengths.load(u64::from(number)).max(0) as u32).min(columns), false);
-        run::<SHORT>(Selection { row, k, selected }, length);
+        let seen = |row| seen(token_position, token_slot, params, row);
+        Selection::of_query(scores, selected, params).short(seen);
     }
 }
 
 /// Lists the entries of the largest scores of each query.
 ///
 /// # Safety
-/// As [`select`], for one block a query.
+/// As [`select_long`], for one block a query.
 #[inline(always)]
-pub unsafe fn select_entries<const SHORT: bool>(
+pub unsafe fn select_entries_long(
     scores: Global<f32>,
     maxima: Global<f32>,
     token_position: Global<i32>,
@@ -60,44 +89,42 @@ pub unsafe fn select_entries<const SHORT: bool>(
     selected: GlobalMut<i32>,
     params: IndexTopkParams,
 ) {
-    let IndexTopkParams { first, columns, group_log2, k } = params;
-    let number = thread::block_idx_x();
-    let row = Row { scores, maxima, number, columns, group_log2, length: 0 };
     // SAFETY: by this function's own contract.
     unsafe {
-        let length = || {
-            let token = u64::from(first + number);
-            let seen = visible(token_position, token_slot, token).map_or(0, |(_, seen)| seen);
-            (seen.min(columns), seen <= k)
-        };
-        run::<SHORT>(Selection { row, k, selected }, length);
+        let seen = |row| seen(token_position, token_slot, params, row);
+        Selection::of_query(scores, selected, params).long(maxima, seen);
     }
 }
 
-/// Selects from a row of `length`, or lists all of it.
-///
+/// How many scores of a row are in use, and whether all of them are listed as they stand.
+#[derive(Clone, Copy)]
+struct Use {
+    length: u32,
+    all: bool,
+}
+
 /// # Safety
-/// All threads of the block call it together.
+/// The row exists.
 #[inline(always)]
-unsafe fn run<const SHORT: bool>(
-    mut selection: Selection,
-    length: impl FnOnce() -> (u32, bool),
-) {
-    // SAFETY: by this function's own contract; branches are the block's. What is fetched before the length
-    // is known is memory of the row.
-    unsafe {
-        if SHORT {
-            let scores = selection.row.fetch::<1>();
-            let (length, all) = length();
-            selection.row.length = length;
-            if all { selection.list_all() } else { selection.short(scores) }
-        } else {
-            let maxima = selection.row.fetch_groups();
-            let (length, all) = length();
-            selection.row.length = length;
-            if all { selection.list_all() } else { selection.long(maxima) }
-        }
-    }
+unsafe fn length(lengths: Global<i32>, row: Row) -> Use {
+    // SAFETY: by this function's own contract.
+    let length = unsafe { lengths.load(u64::from(row.number)) };
+    Use { length: (length.max(0) as u32).min(row.columns), all: false }
+}
+
+/// # Safety
+/// The query exists.
+#[inline(always)]
+unsafe fn seen(
+    position: Global<i32>,
+    slot: Global<i32>,
+    IndexTopkParams { first, k, .. }: IndexTopkParams,
+    row: Row,
+) -> Use {
+    // SAFETY: by this function's own contract.
+    let seen = unsafe { visible(position, slot, u64::from(first + row.number)) };
+    let seen = seen.map_or(0, |(_, seen)| seen);
+    Use { length: seen.min(row.columns), all: seen <= k }
 }
 
 /// What a block keeps in shared memory.
@@ -148,6 +175,19 @@ struct Selection {
 }
 
 impl Selection {
+    #[inline(always)]
+    fn of_row(scores: Global<f32>, selected: GlobalMut<i32>, params: TopkSelectParams) -> Self {
+        let TopkSelectParams { columns, group_log2, k } = params;
+        let number = thread::block_idx_x();
+        Self { row: Row { scores, number, columns, group_log2, length: 0 }, k, selected }
+    }
+
+    #[inline(always)]
+    fn of_query(scores: Global<f32>, selected: GlobalMut<i32>, params: IndexTopkParams) -> Self {
+        let IndexTopkParams { columns, group_log2, k, .. } = params;
+        Self::of_row(scores, selected, TopkSelectParams { columns, group_log2, k })
+    }
+
     /// Sets element `at` of the list.
     ///
     /// # Safety
@@ -184,15 +224,39 @@ impl Selection {
         unsafe { self.set_all((0, self.k), index) }
     }
 
+    /// Clears what is counted with. A barrier keeps what was fetched before from being fetched only when
+    /// the row's use is known.
+    ///
+    /// # Safety
+    /// All threads of the block call it together, first.
+    #[inline(always)]
+    unsafe fn begin(self, arena: Arena, in_use: impl FnOnce(Row) -> Use) -> Use {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            arena.bins.clear();
+            if thread::thread_idx_x() == 0 {
+                arena.counter.store(0, 0);
+            }
+            let in_use = in_use(self.row);
+            thread::sync_threads();
+            in_use
+        }
+    }
+
     /// # Safety
     /// All threads of the block call it together; the row has at most a vector a thread.
     #[inline(always)]
-    unsafe fn short(self, scores: [[u32; 4]; 1]) {
-        // SAFETY: branches are the block's.
+    unsafe fn short(mut self, in_use: impl FnOnce(Row) -> Use) {
+        // SAFETY: branches are the block's. What is fetched before its use is known is memory of the row.
         unsafe {
             let arena = Arena::new();
-            arena.bins.clear();
-            let held: Held<4> = self.row.hold(scores);
+            let fetched = self.row.fetch::<1>();
+            let Use { length, all } = self.begin(arena, in_use);
+            self.row.length = length;
+            if all {
+                return self.list_all();
+            }
+            let held: Held<4> = self.row.hold(fetched);
             let bins = between(arena, held);
             if !self.order(arena, held, bins) {
                 self.search(arena);
@@ -203,18 +267,23 @@ impl Selection {
     /// # Safety
     /// All threads of the block call it together.
     #[inline(always)]
-    unsafe fn long(self, maxima: [u32; HELD_GROUPS]) {
-        // SAFETY: branches are the block's.
+    unsafe fn long(mut self, maxima: Global<f32>, in_use: impl FnOnce(Row) -> Use) {
+        // SAFETY: as above.
         unsafe {
             let arena = Arena::new();
+            let fetched = self.row.fetch_groups(maxima);
+            let Use { length, all } = self.begin(arena, in_use);
+            self.row.length = length;
+            if all {
+                return self.list_all();
+            }
             let Arena { bins, list, groups, counter, .. } = arena;
-            let found = if self.row.length <= HELD {
-                bins.clear();
+            let found = if length <= HELD {
                 let held = self.row.hold(self.row.fetch::<VECTORS>());
                 Some((held, between(arena, held)))
             } else {
                 let finder = Finder { row: self.row, k: self.k, bins, list, groups, counter };
-                finder.find(maxima)
+                finder.find(fetched)
             };
             // One copy of the code that follows, whichever way the scores came.
             let done = match found {
@@ -238,13 +307,12 @@ impl Selection {
         // SAFETY: barriers stand between what threads write and others read; all values have places of
         // their own, which are below `k` and what a bin may have more.
         unsafe {
-            let places = counted.count(bins, held.values);
-            let starts = counted.sum(self.k);
+            let places = counted.count(bins, held);
+            let starts = counted.sum(self.k).of(places.bins);
             spell::<(), N>(|i| {
-                let (start, count) = starts.of(places.bins[i]);
-                let before = places.before[i];
-                if held.values[i] != ABSENT && start < self.k && before < CROWDED {
-                    list.values.store(start + before, held.values[i]);
+                let ((start, count), before) = (starts[i], places.before[i]);
+                if held.has(i) && start < self.k && before < CROWDED {
+                    list.values.store(start + before, rank::key(held.scores[i]));
                     // The index, and where the bin is.
                     let word = (held.indices[i] << CROWDED_BITS | before) << CROWDED_BITS | count;
                     list.indices.store(start + before, word);
@@ -257,9 +325,9 @@ impl Selection {
             let end = counted.cut().end;
             let mut at = thread::thread_idx_x();
             while at < end {
-                let (rank, index) = place(list, at);
-                if rank < self.k {
-                    self.set(rank, index as i32);
+                let (to, index) = place(list, at);
+                if to < self.k {
+                    self.set(to, index as i32);
                 }
                 at += thread::block_dim_x();
             }
@@ -283,7 +351,8 @@ impl Selection {
                 counter.store(0, 0);
             }
             thread::sync_threads();
-            self.row.each(|value, index| {
+            self.row.each(|score, index| {
+                let value = rank::key(score);
                 if cut.takes(value, index) {
                     let at = BlockAtomicU32::new(counter, 0).add(1);
                     list.values.store(at, value);
@@ -304,10 +373,8 @@ impl Selection {
 /// All threads of the block call it together.
 #[inline(always)]
 unsafe fn between<const N: usize>(arena: Arena, held: Held<N>) -> Linear {
-    let extent = Extent::of(held.values);
     // SAFETY: by this function's own contract.
-    let (low, high) = unsafe { arena.bins.extremes(extent) };
-    Linear::new(low, high)
+    Linear::new(unsafe { arena.bins.extent(Extent::of(held.scores)) })
 }
 
 /// The place of the value at `at` of an ordered list, and its index: after those of the bins before,
