@@ -2,8 +2,9 @@
 //! k-th largest ends, and where each value of the bins up to there goes in a list in their order.
 
 use simt::atomic::BlockAtomicU32;
+use simt::math::{self, approx};
 use simt::shared::Shared;
-use simt::{math, thread, warp};
+use simt::{thread, warp};
 
 use super::row::Held;
 use crate::rank;
@@ -74,7 +75,8 @@ impl Linear {
     #[inline(always)]
     #[must_use]
     pub fn new(extent: Extent) -> Self {
-        let scale = BINS as f32 / (extent.high - extent.low);
+        // An approximation does: lists do not depend on where bins end.
+        let scale = BINS as f32 * approx::rcp(extent.high - extent.low);
         // Neither zero nor infinite, so that no product with it is NaN.
         let scale = math::min(math::max(scale, f32::MIN_POSITIVE), f32::MAX);
         Self { high: extent.high, scale }
@@ -253,7 +255,7 @@ impl Bins {
             }
             thread::sync_threads();
             let total = if lane < SUMMING_WARPS { self.totals.load(lane) } else { 0 };
-            let before = inclusive_sum(total) - total;
+            let before = inclusive_sum_of::<SUMMING_WARPS>(total) - total;
             let starts = Starts { counts: self.counts, before };
             let first = warp::shuffle_idx_u32(before, warp_id);
             if thread < SUMMING {
@@ -373,10 +375,20 @@ impl Starts {
 #[inline(always)]
 #[must_use]
 pub unsafe fn inclusive_sum(value: u32) -> u32 {
+    // SAFETY: by this function's own contract.
+    unsafe { inclusive_sum_of::<32>(value) }
+}
+
+/// As [`inclusive_sum`], where only the first `LANES` lanes are looked at.
+///
+/// # Safety
+/// As [`inclusive_sum`].
+#[inline(always)]
+unsafe fn inclusive_sum_of<const LANES: u32>(value: u32) -> u32 {
     let lane = thread::lane_id();
     let mut sum = value;
     let mut distance = 1;
-    while distance < 32 {
+    while distance < LANES {
         // SAFETY: the lanes are together, by this function's own contract.
         let other = unsafe { warp::shuffle_up_u32(sum, distance) };
         sum += if lane >= distance { other } else { 0 };

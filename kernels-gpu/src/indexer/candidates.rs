@@ -172,7 +172,10 @@ impl Finder {
                 spell(|i| unsafe { scores.load_u32x4(self.row.start() + u64::from(indices[i])) });
             let hits: [u32; D] = spell(|i| {
                 // NaN is not below.
-                let hit = |j: usize| u32::from(!(f32::from_bits(found[i][j]) < least)) << j;
+                let hit = |j: usize| {
+                    let below = f32::from_bits(found[i][j]) < least;
+                    u32::from(!below) << j
+                };
                 let there = length.saturating_sub(indices[i]).min(4);
                 let there = if vector(i) < vectors { there } else { 0 };
                 (hit(0) | hit(1) | hit(2) | hit(3)) & ((1 << there) - 1)

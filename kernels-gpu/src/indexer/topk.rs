@@ -22,8 +22,10 @@ use crate::spell::spell;
 
 /// Longest row that a block of [`select`] holds, if rows are longer than the short ones.
 const HELD: u32 = 4096;
-/// Bits of a word of the order that say how many values of a bin come before, and how many it has.
-const CROWDED_BITS: u32 = CROWDED.count_ones();
+/// A word of the order: from the lowest bit on whether the value is the last of its bin, how many of the
+/// bin are before it, and its index.
+const BEFORE_AT: u32 = 1;
+const INDEX_AT: u32 = BEFORE_AT + CROWDED.count_ones();
 
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
@@ -313,8 +315,8 @@ impl Selection {
                 let ((start, count), before) = (starts[i], places.before[i]);
                 if held.has(i) && start < self.k && before < CROWDED {
                     list.values.store(start + before, rank::key(held.scores[i]));
-                    // The index, and where the bin is.
-                    let word = (held.indices[i] << CROWDED_BITS | before) << CROWDED_BITS | count;
+                    let last = u32::from(before + 1 == count);
+                    let word = held.indices[i] << INDEX_AT | before << BEFORE_AT | last;
                     list.indices.store(start + before, word);
                 }
             });
@@ -387,16 +389,18 @@ unsafe fn place(list: List, at: u32) -> (u32, u32) {
     // SAFETY: by this function's own contract.
     unsafe {
         let (value, word) = (list.values.load(at), list.indices.load(at));
-        let (before, count) = (word >> CROWDED_BITS & CROWDED, word & CROWDED);
-        let first = at - before;
+        let first = at - (word >> BEFORE_AT & CROWDED);
         let (mut rank, mut other) = (first, first);
-        while other < first + count {
+        loop {
             let (other_value, other_word) = (list.values.load(other), list.indices.load(other));
             // Words have the order of their indices.
             let precedes = other_value > value || (other_value == value && other_word < word);
             rank += u32::from(precedes);
+            // Not a count: the compiler would unroll the loop, which most often runs two or three times.
+            if other_word & 1 == 1 {
+                return (rank, word >> INDEX_AT);
+            }
             other += 1;
         }
-        (rank, word >> (2 * CROWDED_BITS))
     }
 }
