@@ -62,17 +62,14 @@ struct Floor {
 }
 
 impl Finder {
-    /// The candidates, and bins for them, which are clear; `None` if there are more than fit. `maxima`
-    /// are the thread's groups.
+    /// Lists the candidates: how many, and bins for them, which are clear; `None` if there are more than
+    /// fit. `maxima` are the thread's groups.
     ///
     /// # Safety
     /// All threads of the block call it together; the row is longer than what a block holds.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn find<const N: usize>(
-        self,
-        maxima: [u32; HELD_GROUPS],
-    ) -> Option<(Held<N>, Linear)> {
+    pub unsafe fn find(self, maxima: [u32; HELD_GROUPS]) -> Option<(u32, Linear)> {
         let groups = self.row.groups();
         let twice = groups < 2 * self.k && self.row.length <= TWICE;
         // SAFETY: branches are the block's; barriers stand between what threads write and others read.
@@ -98,7 +95,8 @@ impl Finder {
                 self.gather::<DEPTH>((listed, floor.listed), least);
             }
             thread::sync_threads();
-            self.held().map(|held| (held, Linear::new(floor.extent.above(least))))
+            let count = self.counter.load(0);
+            (count <= CANDIDATES).then(|| (count, Linear::new(floor.extent.above(least))))
         }
     }
 
@@ -223,21 +221,17 @@ impl Finder {
         }
     }
 
-    /// What is listed, in registers; `None` if more was found than fits.
+    /// The `count` candidates, in registers.
     ///
     /// # Safety
-    /// As [`Self::find`], with a barrier since.
+    /// By all threads of the block after [`Self::find`]; they hold so many.
     #[inline(always)]
-    unsafe fn held<const N: usize>(self) -> Option<Held<N>> {
+    #[must_use]
+    pub unsafe fn held<const N: usize>(self, count: u32) -> Held<N> {
         // SAFETY: what is below the count is written.
         unsafe {
-            let count = self.counter.load(0);
-            if count > CANDIDATES {
-                return None;
-            }
             let score = |i| f32::from_bits(self.list.values.load(strided(i)));
-            let index = |i| self.list.indices.load(strided(i));
-            Some(Held::new(score, strided, count).named(index))
+            Held::new(score, strided, count).named(|i| self.list.indices.load(strided(i)))
         }
     }
 }

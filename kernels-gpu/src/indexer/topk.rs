@@ -22,6 +22,9 @@ use crate::spell::spell;
 
 /// Longest row that a block of [`select`] holds, if rows are longer than the short ones.
 const HELD: u32 = 4096;
+/// Candidates of a thread: as many as there may be, and what is enough for lists of 512 and 1024.
+const MANY: usize = 4 * VECTORS;
+const FEW: usize = MANY / 2;
 /// A word of the order: from the lowest bit on whether the value is the last of its bin, how many of the
 /// bin are before it, and its index.
 const BEFORE_AT: u32 = 1;
@@ -280,17 +283,18 @@ impl Selection {
                 return self.list_all();
             }
             let Arena { bins, list, groups, counter, .. } = arena;
-            let found = if length <= HELD {
-                let held = self.row.hold(self.row.fetch::<VECTORS>());
-                Some((held, between(arena, held)))
+            let finder = Finder { row: self.row, k: self.k, bins, list, groups, counter };
+            let done = if length <= HELD {
+                let held: Held<MANY> = self.row.hold(self.row.fetch::<VECTORS>());
+                self.order(arena, held, between(arena, held))
             } else {
-                let finder = Finder { row: self.row, k: self.k, bins, list, groups, counter };
-                finder.find(fetched)
-            };
-            // One copy of the code that follows, whichever way the scores came.
-            let done = match found {
-                Some((held, bins)) => self.order::<{ 4 * VECTORS }>(arena, held, bins),
-                None => false,
+                match finder.find(fetched) {
+                    Some((count, bins)) if count <= FEW as u32 * thread::block_dim_x() => {
+                        self.order(arena, finder.held::<FEW>(count), bins)
+                    }
+                    Some((count, bins)) => self.order(arena, finder.held::<MANY>(count), bins),
+                    None => false,
+                }
             };
             if !done {
                 self.search(arena);

@@ -88,7 +88,7 @@ macro_rules! indexer_rows {
             }
 
             ScoreMaxima<()>
-            "Writes the largest score of each group. Grid: (1024 scores, row), four scores a thread."
+            "Writes the largest score of each group. Grid: (2048 scores, row), eight scores a thread."
             (
                 /// `[rows, columns]` f32.
                 scores: const f32,

@@ -304,7 +304,7 @@ pub fn topk_select<D: Device>(
     k: u32,
     selected: &Buffer<D, i32>,
 ) -> Result<(), DeviceError> {
-    const SCORES_PER_BLOCK: u32 = 1024;
+    const SCORES_PER_BLOCK: u32 = 2048;
     if rows == 0 {
         return Ok(());
     }
