@@ -35,8 +35,8 @@ const LISTS: [u32; 2] = [512, 1024];
 
 pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
-    for format in [IndexFormat::Mxfp4] {
-        for size in [(32_768, 32), (1 << 18, 1)] {
+    for format in [IndexFormat::Mxfp4, IndexFormat::Nvfp4, IndexFormat::Fp8] {
+        for size in SCORES {
             progress.set_message(format!("index_score {} {size:?}", format.name()));
             results.push(scores(device, format, size, None)?);
         }
