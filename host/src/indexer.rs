@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, LayerKind};
+use kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
 
 use crate::device::ops::{self, GatherQueries, IndexQueries, Scores, maxima_len};
 use crate::device::{Buffer, Device, DeviceError};
@@ -39,8 +40,9 @@ impl<D: Device> IndexerWorkspace<D> {
     pub fn bytes_per_query(heads: u32, context: u32) -> u64 {
         let channels = u64::from(heads) * u64::from(INDEX_DIM);
         let columns = columns(context);
-        // f32 and BF16 channels, two weights a head, scores and maxima.
-        6 * channels + 8 * u64::from(heads) + 4 * (u64::from(columns) + maxima_len(columns))
+        // f32 channels and BF16 ones, two weights a head, scores and maxima.
+        let query = 4 * channels + 2 * u64::from(QUERY_ELEMENTS);
+        query + 8 * u64::from(heads) + 4 * (u64::from(columns) + maxima_len(columns))
     }
 
     /// A workspace of at most `bytes` for up to `queries` queries at once, for requests of up to
@@ -58,7 +60,7 @@ impl<D: Device> IndexerWorkspace<D> {
         bytes: u64,
     ) -> Result<Self, KvError> {
         let heads = model.index_heads;
-        check("index_n_heads", heads, 64)?;
+        check("index_n_heads", heads, QUERY_HEADS)?;
         check("context", context, kv_layout::geometry::MAX_CONTEXT)?;
         check("queries", queries, u32::from(u16::MAX))?;
         let needed = Self::bytes_per_query(heads, context);
@@ -74,7 +76,7 @@ impl<D: Device> IndexerWorkspace<D> {
             rows: rows as u32,
             projected: device.allocate("projected queries", channels)?,
             projected_weight: device.allocate("projected head weights", vectors)?,
-            query: device.allocate("indexer queries", channels)?,
+            query: device.allocate("indexer queries", rows * u64::from(QUERY_ELEMENTS))?,
             weight: device.allocate("indexer head weights", vectors)?,
             scores: device.allocate("indexer scores", rows * u64::from(columns))?,
             maxima: device.allocate("maxima of scores", rows * maxima_len(columns))?,

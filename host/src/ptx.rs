@@ -9,7 +9,7 @@ use crate::device::DeviceError;
 pub struct PtxModule {
     /// Compute capability it is for, as in `sm_90`.
     pub sm: u32,
-    /// Whether it runs on that capability alone, as `sm_100a` does; else newer ones take it too
+    /// Whether it runs on that capability alone, as `sm_90a` does; else newer ones take it too
     /// (PTX ISA 11.1.2 `.target`).
     pub only: bool,
     /// The PTX itself.
@@ -18,7 +18,7 @@ pub struct PtxModule {
 
 /// The embedded modules, least compute capability first.
 pub const MODULES: [PtxModule; 3] = [
-    PtxModule { sm: 90, only: false, text: include_str!("../ptx/sm_90.ptx") },
+    PtxModule { sm: 90, only: true, text: include_str!("../ptx/sm_90a.ptx") },
     PtxModule { sm: 100, only: false, text: include_str!("../ptx/sm_100.ptx") },
     PtxModule { sm: 100, only: true, text: include_str!("../ptx/sm_100a.ptx") },
 ];
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn the_most_particular_module_that_fits_is_chosen() {
         let chosen = |name, sm| select(name, sm).map(|module| (module.sm, module.only)).unwrap();
-        assert_eq!(chosen("H200", 90), (90, false));
+        assert_eq!(chosen("H200", 90), (90, true));
         assert_eq!(chosen("B200", 100), (100, true));
         assert_eq!(chosen("B300", 103), (100, false));
     }
@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn a_driver_older_than_the_ptx_is_refused() {
-        let [sm_90, sm_100, _] = MODULES;
-        sm_90.check_driver(11080).unwrap();
+        let [sm_90a, sm_100, _] = MODULES;
+        sm_90a.check_driver(12000).unwrap();
         sm_100.check_driver(13000).unwrap();
         let error = sm_100.check_driver(12040).unwrap_err().to_string();
         assert!(error.contains("this driver is for CUDA 12.4"), "{error}");
@@ -127,7 +127,7 @@ mod tests {
     fn every_module_says_what_driver_it_needs() {
         for module in MODULES {
             let isa = module.isa().expect("a .version directive");
-            assert!(cuda_version_of_isa(isa) >= (11, 8));
+            assert!(cuda_version_of_isa(isa) >= (12, 0));
         }
         assert_eq!(cuda_version_of_isa((7, 8)), (11, 8));
         assert_eq!(cuda_version_of_isa((8, 5)), (12, 5));

@@ -22,10 +22,10 @@ pub struct Target {
     pub sm: u32,
 }
 
-/// Base targets, which newer GPUs take too: H100 and H200, then B200. `sm_100a` runs on nothing but a
-/// B200 and its like, and has instructions of its own: E2M1 conversion.
+/// H100 and H200; a base target, which all newer GPUs take too; B200. A target with an `a` runs on nothing
+/// else and has instructions of its own: products of four warps, conversion to E2M1.
 pub const TARGETS: [Target; 3] = [
-    Target { cpu: "sm_90", sm: 90 },
+    Target { cpu: "sm_90a", sm: 90 },
     Target { cpu: "sm_100", sm: 100 },
     Target { cpu: "sm_100a", sm: 100 },
 ];

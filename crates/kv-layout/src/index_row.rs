@@ -89,3 +89,32 @@ impl IndexFormat {
 const _: () = assert!(IndexFormat::Nvfp4.row_bytes() == 72);
 const _: () = assert!(IndexFormat::Mxfp4.row_bytes() == 68);
 const _: () = assert!(IndexFormat::Fp8.row_bytes() == 132);
+
+/// Heads of an indexer's query in memory; those that a model does not have are zero.
+pub const QUERY_HEADS: u32 = 64;
+
+/// Elements of a query of all heads.
+pub const QUERY_ELEMENTS: u32 = QUERY_HEADS * INDEX_DIM;
+
+/// Where a channel of a head stands in a query: as the right side of a tensor-core product, in the order
+/// of channels in which the keys' FP4 codes unpack. The two BF16 of a word are channels `c` and `c + 4`.
+#[must_use]
+pub const fn query_element(head: u32, channel: u32) -> u32 {
+    let (quarter, eight, within) = (channel / 32, channel / 8 % 4, channel % 8);
+    let eighth = 4 * eight + within % 4;
+    8 * (QUERY_HEADS * eighth + head) + 2 * quarter + within / 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_of_a_query_has_one_place() {
+        let mut places: Vec<u32> = (0..QUERY_HEADS)
+            .flat_map(|head| (0..INDEX_DIM).map(move |channel| query_element(head, channel)))
+            .collect();
+        places.sort_unstable();
+        assert!(places.into_iter().eq(0..QUERY_ELEMENTS));
+    }
+}

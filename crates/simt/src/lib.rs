@@ -11,8 +11,10 @@
 //! | [`cluster`] | blocks that run together: barrier, shared memory of each other |
 //! | [`warp`] | shuffles, votes, reductions of a full warp |
 //! | [`mma`] | matrix products of a full warp on the tensor cores |
+//! | [`warpgroup`] | matrix products of four warps, one side in shared memory |
 //! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
 //! | [`shared`] | the block's shared memory: [`shared::Shared`] |
+//! | [`copy`] | copies from global to shared memory that nobody waits for at once |
 //! | [`grid`] | launches that overlap in a stream |
 //! | [`atomic`] | atomics with the scope in the type's name, fences |
 //! | [`math`] | float operations that are bit-equal on both backends, and those that are not |
@@ -44,6 +46,7 @@ pub mod atomic;
 pub mod cluster;
 #[cfg(target_arch = "nvptx64")]
 pub mod convert;
+pub mod copy;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
 pub mod grid;
@@ -55,8 +58,17 @@ mod ptx;
 pub mod shared;
 pub mod thread;
 pub mod warp;
+pub mod warpgroup;
 
 #[cfg(not(target_arch = "nvptx64"))]
 use emu as imp;
 #[cfg(target_arch = "nvptx64")]
 use ptx as imp;
+
+/// The value, computed before what follows in the source: a compiler is free to compute it only where
+/// it is used.
+#[inline(always)]
+#[must_use]
+pub fn hold(value: u32) -> u32 {
+    imp::hold(value)
+}

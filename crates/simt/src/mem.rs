@@ -21,7 +21,7 @@ impl Element for u64 {}
 /// A pointer to elements that nobody writes for the whole launch.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub struct Global<T: Element>(imp::mem::Pointer<T>);
+pub struct Global<T: Element>(pub(crate) imp::mem::Pointer<T>);
 
 /// A pointer to elements that the launch may write.
 ///

@@ -4,11 +4,12 @@
 //! Lane `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`: one vector load, and one group of
 //! MXFP4. The inner index of a product may run in any order, so channels are taken as they unpack
 //! cheapest: step `s` of eight takes from each lane the pairs `(c, c + 4)` and `(c + 1, c + 5)` with
-//! `c = 8 (s / 2) + 2 (s % 2)`.
+//! `c = 8 (s / 2) + 2 (s % 2)`; inner index `8 e + 2 t + b` is channel `32 t + 8 (e / 4) + e % 4 + 4 b`.
 
 use kv_layout::index_row::IndexFormat;
+use simt::copy;
 use simt::math::mul_bf16x2;
-use simt::mem::Global;
+use simt::shared::Shared;
 
 use crate::convert::{bf16x2_from_f32, f32x4_from_e4m3};
 
@@ -20,27 +21,46 @@ const SMALLER_LOG2: u32 = 32;
 /// it is multiplied by a large scale.
 const E2M1_UNIT: u32 = 126 - SMALLER_LOG2;
 
+/// Keys of a block of the cache in shared memory, as words: 32 times their codes, then 32 times their
+/// scales.
+pub type Ring = Shared<u32, { RING_WORDS as usize }>;
+/// Words of all blocks in shared memory: of four warps, as many each as fit.
+pub const RING_WORDS: u32 = 9216;
+
 /// A lane's 32 channels of a key.
 pub trait Keys: Copy {
     /// The layout that it reads.
     const FORMAT: IndexFormat;
+    /// Blocks of a warp in shared memory.
+    const STAGES: u32;
     /// What a product with these keys is to be multiplied by.
     const UNIT: f32;
 
-    /// The `quarter`-th 32 channels of the key in `row` of both planes.
+    /// Where the 16 bytes of codes lie whose place in the plane is `vector`: so that lanes which read
+    /// together meet different banks.
+    #[inline(always)]
+    #[must_use]
+    fn place(vector: u32) -> u32 {
+        vector
+    }
+
+    /// Waits for the copies of the oldest of `STAGES - 1` blocks, a group each.
+    fn wait_for_oldest();
+
+    /// The `quarter`-th 32 channels of a key of the block at word `block`.
     ///
     /// # Safety
-    /// The planes hold the row; `quarter < 4`.
-    unsafe fn load(code: Global<u8>, scale: Global<u8>, row: u64, quarter: u32) -> Self;
+    /// The block is there, `key < 32`, `quarter < 4`.
+    unsafe fn read(ring: Ring, block: u32, key: u32, quarter: u32) -> Self;
 
     /// Channels `8 WORD .. 8 WORD + 8` as BF16 pairs: (0, 4), (1, 5), (2, 6), (3, 7).
     fn pairs<const WORD: usize>(self) -> [u32; 4];
 
-    /// What the products with the key in `row` are to be multiplied by besides.
+    /// What the products with a key are to be multiplied by besides.
     ///
     /// # Safety
-    /// The scale plane holds the row.
-    unsafe fn factor(scale: Global<u8>, row: u64) -> f32;
+    /// As [`Self::read`].
+    unsafe fn factor(ring: Ring, block: u32, key: u32) -> f32;
 }
 
 /// [`IndexFormat::Mxfp4`]. A key with a scale above 2^33 scores NaN.
@@ -64,18 +84,29 @@ pub struct Fp8Keys {
     codes: [u32; 8],
 }
 
+/// Words of a block's FP4 codes.
+const FP4_WORDS: u32 = 32 * 64 / 4;
+/// Words of a block's FP8 codes.
+const FP8_WORDS: u32 = 32 * 128 / 4;
+
 impl Keys for Mxfp4Keys {
     const FORMAT: IndexFormat = IndexFormat::Mxfp4;
+    const STAGES: u32 = 4;
     const UNIT: f32 = (1_u64 << SMALLER_LOG2) as f32;
 
     #[inline(always)]
-    unsafe fn load(code: Global<u8>, scale: Global<u8>, row: u64, quarter: u32) -> Self {
-        let quarter = u64::from(quarter);
-        // SAFETY: 16 of the key's 64 bytes, and one of its four scales.
+    fn wait_for_oldest() {
+        copy::wait_for_groups::<2>();
+    }
+
+    #[inline(always)]
+    unsafe fn read(ring: Ring, block: u32, key: u32, quarter: u32) -> Self {
+        // SAFETY: 16 of the key's 64 bytes, and its four scales.
         unsafe {
+            let scales = ring.load(block + FP4_WORDS + key);
             Self {
-                codes: code.load_u32x4(Self::FORMAT.code_offset(row) + 16 * quarter),
-                scale: u32::from(scale.load(Self::FORMAT.scale_offset(row) + quarter)),
+                codes: ring.load_u32x4(block + 16 * key + 4 * quarter),
+                scale: scales >> (8 * quarter) & 0xFF,
             }
         }
     }
@@ -88,23 +119,29 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn factor(_: Global<u8>, _: u64) -> f32 {
+    unsafe fn factor(_: Ring, _: u32, _: u32) -> f32 {
         1.0
     }
 }
 
 impl Keys for Nvfp4Keys {
     const FORMAT: IndexFormat = IndexFormat::Nvfp4;
+    const STAGES: u32 = 4;
     const UNIT: f32 = Mxfp4Keys::UNIT;
 
     #[inline(always)]
-    unsafe fn load(code: Global<u8>, scale: Global<u8>, row: u64, quarter: u32) -> Self {
-        let quarter = u64::from(quarter);
-        // SAFETY: 16 of the key's 64 bytes, and two of its eight scales.
+    fn wait_for_oldest() {
+        copy::wait_for_groups::<2>();
+    }
+
+    #[inline(always)]
+    unsafe fn read(ring: Ring, block: u32, key: u32, quarter: u32) -> Self {
+        // SAFETY: 16 of the key's 64 bytes, and half of its eight scales.
         unsafe {
+            let scales = ring.load(block + FP4_WORDS + 2 * key + quarter / 2);
             Self {
-                codes: code.load_u32x4(Self::FORMAT.code_offset(row) + 16 * quarter),
-                scales: u32::from(scale.cast::<u16>().load(4 * row + quarter)),
+                codes: ring.load_u32x4(block + 16 * key + 4 * quarter),
+                scales: scales >> (16 * (quarter % 2)) & 0xFFFF,
             }
         }
     }
@@ -119,22 +156,33 @@ impl Keys for Nvfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn factor(_: Global<u8>, _: u64) -> f32 {
+    unsafe fn factor(_: Ring, _: u32, _: u32) -> f32 {
         1.0
     }
 }
 
 impl Keys for Fp8Keys {
     const FORMAT: IndexFormat = IndexFormat::Fp8;
+    const STAGES: u32 = 2;
     const UNIT: f32 = 1.0;
 
     #[inline(always)]
-    unsafe fn load(code: Global<u8>, _: Global<u8>, row: u64, quarter: u32) -> Self {
-        let at = Self::FORMAT.code_offset(row) + 32 * u64::from(quarter);
+    fn place(vector: u32) -> u32 {
+        vector ^ vector / 8 % 2
+    }
+
+    #[inline(always)]
+    fn wait_for_oldest() {
+        copy::wait_for_groups::<0>();
+    }
+
+    #[inline(always)]
+    unsafe fn read(ring: Ring, block: u32, key: u32, quarter: u32) -> Self {
+        let first = 8 * key + 2 * quarter;
         // SAFETY: 32 of the key's 128 bytes.
         unsafe {
-            let [a, b, c, d] = code.load_u32x4(at);
-            let [e, f, g, h] = code.load_u32x4(at + 16);
+            let [a, b, c, d] = ring.load_u32x4(block + 4 * Self::place(first));
+            let [e, f, g, h] = ring.load_u32x4(block + 4 * Self::place(first + 1));
             Self { codes: [a, b, c, d, e, f, g, h] }
         }
     }
@@ -147,23 +195,28 @@ impl Keys for Fp8Keys {
     }
 
     #[inline(always)]
-    unsafe fn factor(scale: Global<u8>, row: u64) -> f32 {
-        // SAFETY: by this function's own contract.
-        unsafe { scale.cast::<f32>().load(row) }
+    unsafe fn factor(ring: Ring, block: u32, key: u32) -> f32 {
+        // SAFETY: the key's scale.
+        unsafe { f32::from_bits(ring.load(block + FP8_WORDS + key)) }
     }
 }
 
 /// Eight E2M1 codes as BF16 pairs, each times the BF16 pair `scale`.
 #[inline(always)]
 fn e2m1_pairs(codes: u32, scale: u32) -> [u32; 4] {
-    const SIGN: u32 = 0x8000_8000;
-    const MAGNITUDE: u32 = 0x01C0_01C0;
-    // Codes i and i + 4 are four bits of each half of the word.
-    let pair = |sign: u32, magnitude: u32| mul_bf16x2(sign & SIGN | magnitude & MAGNITUDE, scale);
+    /// Codes 0 and 4 of a word, then 1 and 5.
+    const FIRST: u32 = 0x000F_000F;
+    const SECOND: u32 = FIRST << 4;
+    const BITS: u32 = 0x81C0_81C0;
+    // A product moves the magnitude to bit 6 and the sign to bit 15 at once; what else it moves is cut
+    // off.
+    let pair =
+        |code: u32, at: u32| mul_bf16x2((code * (1 << (12 - at) | 1 << (6 - at))) & BITS, scale);
+    let upper = codes >> 8;
     [
-        pair(codes << 12, codes << 6),
-        pair(codes << 8, codes << 2),
-        pair(codes << 4, codes >> 2),
-        pair(codes, codes >> 6),
+        pair(codes & FIRST, 0),
+        pair(codes & SECOND, 4),
+        pair(upper & FIRST, 0),
+        pair(upper & SECOND, 4),
     ]
 }

@@ -2,10 +2,11 @@
 //! of the keys, as the released model does to both sides.
 
 use kv_layout::geometry::ROPE_DIM;
+use kv_layout::index_row::{QUERY_ELEMENTS, query_element};
 use kv_layout::params::IndexQueryParams;
 use simt::math::sqrt;
 use simt::mem::{Global, GlobalMut};
-use simt::thread;
+use simt::{thread, warp};
 
 use super::CHANNELS;
 use crate::compress::{load_quad, rotate};
@@ -19,8 +20,8 @@ const WARPS: u32 = 4;
 /// Makes the queries of each token's heads, and their weights.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, heads / 4
-/// rounded up)` call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, 16)`
+/// call it.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
 pub unsafe fn query<F: IndexRowFormat>(
@@ -36,11 +37,10 @@ pub unsafe fn query<F: IndexRowFormat>(
     let lane = thread::lane_id();
     let row = thread::block_idx_x();
     let head = thread::block_idx_y() * WARPS + thread::warp_id();
-    if row >= params.tokens || head >= params.heads {
+    if row >= params.tokens {
         return;
     }
     let token = u64::from(params.first + row);
-    let vector = u64::from(row) * u64::from(params.heads) + u64::from(head);
     // SAFETY: a token of the step, a head of it, and channels below 128. Branches with collectives
     // are the warp's.
     unsafe {
@@ -48,6 +48,18 @@ pub unsafe fn query<F: IndexRowFormat>(
             return;
         }
         let channel = 4 * lane;
+        // A lane's four channels and its neighbour's make four words, two for each.
+        let word = |i: u32| {
+            let first = query_element(head, channel / 8 * 8 + channel / 4 % 2 * 2 + i) / 2;
+            u64::from(row) * u64::from(QUERY_ELEMENTS / 2) + u64::from(first)
+        };
+        let query = query.cast::<u32>();
+        if head >= params.heads {
+            query.store(word(0), 0);
+            query.store(word(1), 0);
+            return;
+        }
+        let vector = u64::from(row) * u64::from(params.heads) + u64::from(head);
         let mut values = load_quad(projected, vector * u64::from(CHANNELS) + u64::from(channel));
         if channel >= CHANNELS - ROPE_DIM {
             let pair = u64::from((channel - (CHANNELS - ROPE_DIM)) / 2);
@@ -61,8 +73,12 @@ pub unsafe fn query<F: IndexRowFormat>(
         let rounded = quad_from_bf16([bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]);
         let (values, scale) = F::requantised(hadamard(rounded, lane));
         let [a, b, c, d] = values;
-        let words = [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)];
-        query.store_u32x2(vector * u64::from(CHANNELS) + u64::from(channel), words);
+        let (first, second) = (bf16x2_from_f32(a, b), bf16x2_from_f32(c, d));
+        let is_lower = lane.is_multiple_of(2);
+        let other = warp::shuffle_xor_u32(if is_lower { second } else { first }, 1);
+        let (low, high) = if is_lower { (first, other) } else { (other, second) };
+        query.store(word(0), low & 0xFFFF | high << 16);
+        query.store(word(1), low >> 16 | high & 0xFFFF_0000);
         if lane == 0 {
             let constant = 1.0 / sqrt((CHANNELS * params.heads) as f32);
             weight.store(vector, projected_weight.load(vector) * constant * scale);

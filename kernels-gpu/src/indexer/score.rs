@@ -1,41 +1,32 @@
 //! Scores of the entries that a query sees, on tensor cores.
 //!
-//! A warp scores the 32 entries of one block of the cache at a time. Its lanes load the keys straight
-//! into the layout of the matrix product's right side and unpack them to BF16, which holds every
-//! value of every format exactly; products are exact in f32, and so the only rounding is that of sums
-//! over 128 channels and 64 heads. The left side, the query of all heads, waits in shared memory.
+//! A warp scores the 32 entries of one block of the cache at a time, four warps together. Its lanes
+//! load the keys straight into the layout of the matrix product's left side and unpack them to BF16,
+//! which holds every value of every format exactly; products are exact in f32, and so the only
+//! rounding is that of sums over 128 channels and 64 heads. The right side, the query of all heads,
+//! waits in shared memory.
 
+use kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
 use kv_layout::params::IndexScoreParams;
-use simt::math::{self, max_or_nan, mul_add};
+use simt::copy;
+use simt::math::{self, mul_add};
 use simt::mem::{Global, GlobalMut};
-use simt::mma::bf16_m16n8k16;
 use simt::shared::Shared;
-use simt::{thread, warp};
+use simt::warpgroup::{self, Fragments, Left, Pending};
+use simt::{hold, thread, warp};
 
-use super::keys::Keys;
+use super::keys::{Keys, RING_WORDS, Ring};
 use super::{CHANNELS, TILE, visible};
-use crate::fault;
 use crate::table::TableRow;
+use crate::{fault, rank};
 
-/// Heads that are scored; missing ones count as zero.
-const HEADS: u32 = 64;
-/// Heads of one product.
-const PRODUCT_HEADS: u32 = 16;
-/// Products over all heads.
-const HEAD_TILES: usize = (HEADS / PRODUCT_HEADS) as usize;
-/// Keys of one product.
-const PRODUCT_KEYS: u32 = 8;
-/// Products over a tile of keys.
-const KEY_TILES: usize = (TILE / PRODUCT_KEYS) as usize;
-/// Steps of a product over all channels.
-const STEPS: u32 = CHANNELS / 16;
 const WARPS: u32 = 4;
 const THREADS: u32 = 32 * WARPS;
 
-/// Products of 16 heads with a tile's keys: by eight keys, a lane's four elements.
-type Sums = [[f32; 4]; KEY_TILES];
-/// A lane's part of the scores of a tile: by eight keys, two of them.
-type Parts = [[f32; 2]; KEY_TILES];
+/// The query of all heads, as right side of products over all channels.
+type Stage = Shared<u32, { QUERY_ELEMENTS as usize / 2 }>;
+/// Where the second half of the channels begins.
+const SECOND_HALF: u32 = warpgroup::EIGHTH * (CHANNELS / 2 / 8);
 
 /// Writes the scores of each query's entries, and the largest of each group.
 ///
@@ -81,234 +72,325 @@ pub unsafe fn score<K: Keys>(
             num_blocks: params.num_blocks,
             block_shift: TILE.trailing_zeros(),
         };
-        let planes = Planes { code, scale, request };
         let end = tiles.min(first + params.tiles);
-        let mut tile = first + thread::warp_id();
-        // On their way while the query is staged; a warp without a tile takes another's.
-        let mut keys = planes.load::<K>(tile.min(end - 1));
-        let stage: Shared<u32, 4096> = Shared::at(0);
-        stage_query(stage, query, row, params.heads);
-        let weights = Weights::load::<K>(weight, row, params.heads);
-        thread::sync_threads();
-        let writer = Writer { scores, maxima, row, seen, params };
-        let mut missing = 0;
-        while tile < end {
-            let next = tile + WARPS;
-            let next_keys = planes.load::<K>(next.min(end - 1));
-            let sums = scored(stage, &keys, weights);
-            writer.write::<K>(tile, keys.row, sums, planes);
-            missing += u32::from(keys.row.is_none());
-            (tile, keys) = (next, next_keys);
+        let planes = Planes { code, scale, ring: Shared::at(Stage::BYTES) };
+        let blocks = Blocks::load(request, first, end);
+        let rounds = (end - first).div_ceil(WARPS);
+        let stage = Stage::at(0);
+        // Of the first group of copies, with the first keys.
+        copy_query(stage, query, row);
+        let mut round = 0;
+        while round < K::STAGES - 1 {
+            planes.start_copy::<K>(blocks, round, rounds);
+            round += 1;
         }
-        fault::count(faults, thread::lane_id(), missing);
+        let weights = Weights(Shared::at(Stage::BYTES + Ring::BYTES));
+        weights.store::<K>(weight, row, params.heads);
+        let lane_tile = first + WARPS * thread::lane_id() + thread::warp_id();
+        let missing = warp::ballot(lane_tile < end && blocks.0 == NO_BLOCK);
+        K::wait_for_oldest();
+        warpgroup::fence_shared();
+        thread::sync_threads();
+        let writer = Writer { scores, maxima, first, end, missing, row, seen, params };
+        let (mut sums, mut factor) = ([0.0; 4], 1.0);
+        round = 0;
+        while round < rounds {
+            K::wait_for_oldest();
+            // All lanes have what they copied for each other, and are done with the last block.
+            warp::sync_warp();
+            let [k, l] = planes.read::<K>(round, 0);
+            // While a product is computed, the last round's scores are written, the next left side is
+            // unpacked, or the last product summed up; held there, as the compiler would do it later.
+            let product = Pending::start(first_half(k, l), stage, 0);
+            let product = product.add(second_half(k, l), stage, SECOND_HALF);
+            planes.start_copy::<K>(blocks, round + K::STAGES - 1, rounds);
+            if round > 0 {
+                writer.write(round - 1, sums, factor);
+            }
+            factor = planes.factor::<K>(round);
+            let [m, n] = planes.read::<K>(round, 16);
+            let next = first_half(m, n).map(|step| step.map(hold));
+            let sixteen = product.wait();
+            let product = Pending::start(next, stage, 0);
+            let [a, b] = weights.sums(sixteen).map(|sum| f32::from_bits(hold(sum.to_bits())));
+            let product = product.add(second_half(m, n), stage, SECOND_HALF);
+            let [c, d] = weights.sums(product.wait());
+            sums = [a, b, c, d];
+            round += 1;
+        }
+        writer.write(rounds - 1, sums, factor);
+        fault::count(faults, thread::lane_id(), missing.count_ones());
     }
 }
 
-/// Puts a query into shared memory as left sides of products: 16 heads by 16 channels at a time, the
-/// four registers of each lane together. For the order of channels see [`super::keys`].
+/// The key of a tile whose score a lane has.
+#[inline(always)]
+fn own_key() -> u32 {
+    let lane = thread::lane_id();
+    8 * (lane % 4) + lane / 4
+}
+
+/// Stands for a block that a request does not have.
+const NO_BLOCK: u32 = u32::MAX;
+
+/// The blocks of a warp's tiles, a round each; lane `i` knows that of round `i`.
+#[derive(Clone, Copy)]
+struct Blocks(u32);
+
+impl Blocks {
+    /// # Safety
+    /// The table holds the request's row; no warp has more than 32 rounds.
+    #[inline(always)]
+    unsafe fn load(request: TableRow, first: u32, end: u32) -> Self {
+        let tile = first + WARPS * thread::lane_id() + thread::warp_id();
+        // SAFETY: by this function's own contract.
+        let row = unsafe { request.plane_row(TILE * tile, tile < end) };
+        Self(row.map_or(NO_BLOCK, |row| (row / u64::from(TILE)) as u32))
+    }
+
+    /// # Safety
+    /// All lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn of_round(self, round: u32) -> u32 {
+        // SAFETY: by this function's own contract.
+        unsafe { warp::shuffle_idx_u32(self.0, round) }
+    }
+}
+
+/// Starts the copy of a query to shared memory, where it is the right side of products.
 ///
 /// # Safety
-/// `query` holds the row; all threads of the block call it, and a barrier follows.
+/// `query` holds the row; all threads of the block call it.
 #[inline(always)]
-unsafe fn stage_query(stage: Shared<u32, 4096>, query: Global<u16>, row: u32, heads: u32) {
-    let mut item = thread::thread_idx_x();
-    while item < HEADS / PRODUCT_HEADS * (CHANNELS / 32) * 32 {
-        let (lane, word, tile) = (item % 32, item / 32 % 4, item / 128);
-        let (group, quarter) = (lane / 4, lane % 4);
-        let channel = 32 * quarter + 8 * word;
-        let load = |head: u32| {
-            if head < heads {
-                let vector = u64::from(row) * u64::from(heads) + u64::from(head);
-                let at = vector * u64::from(CHANNELS) + u64::from(channel);
-                // SAFETY: eight channels of a head of the row.
-                unsafe { query.load_u32x4(at) }
-            } else {
-                [0; 4]
-            }
-        };
-        let upper = load(PRODUCT_HEADS * tile + group);
-        let lower = load(PRODUCT_HEADS * tile + group + 8);
-        let low = |a: u32, b: u32| a & 0xFFFF | b << 16;
-        let high = |a: u32, b: u32| a >> 16 | b & 0xFFFF_0000;
-        let registers = |pair: usize| {
-            let ([a, b], [c, d]) = ([upper[pair], upper[pair + 2]], [lower[pair], lower[pair + 2]]);
-            [low(a, b), low(c, d), high(a, b), high(c, d)]
-        };
-        let at = 4 * (32 * (STEPS * tile + 2 * word) + lane);
-        // SAFETY: each lane's registers of each step of each product, once.
-        unsafe {
-            stage.store_u32x4(at, registers(0));
-            stage.store_u32x4(at + 4 * 32, registers(1));
-        }
-        item += THREADS;
-    }
+unsafe fn copy_query(stage: Stage, query: Global<u16>, row: u32) {
+    let first = u64::from(row) * u64::from(QUERY_ELEMENTS);
+    let copy = |i: u32| {
+        let vector = THREADS * i + thread::thread_idx_x();
+        // SAFETY: eight elements of the row, once.
+        unsafe { stage.copy_from(4 * vector, query, first + 8 * u64::from(vector)) }
+    };
+    const { assert!(8 * 8 * THREADS == QUERY_ELEMENTS) };
+    copy(0);
+    copy(1);
+    copy(2);
+    copy(3);
+    copy(4);
+    copy(5);
+    copy(6);
+    copy(7);
 }
 
-/// A tile's keys: of eight keys each, and the first of their rows.
-#[derive(Clone, Copy)]
-struct Tile<K: Keys> {
-    keys: [K; KEY_TILES],
-    /// `None` if the tile has no block.
-    row: Option<u64>,
-}
-
-/// Where keys are.
+/// Where keys are, and where they are copied to.
 #[derive(Clone, Copy)]
 struct Planes {
     code: Global<u8>,
     scale: Global<u8>,
-    request: TableRow,
+    ring: Ring,
 }
 
 impl Planes {
-    /// # Safety
-    /// The table holds the request's row, and the planes the blocks that it names; the planes hold at
-    /// least one block.
+    /// The word in shared memory where the block of a round begins.
     #[inline(always)]
-    unsafe fn load<K: Keys>(self, tile: u32) -> Tile<K> {
-        let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
-        // SAFETY: by this function's own contract; the first block stands for a missing one.
+    fn block<K: Keys>(round: u32) -> u32 {
+        let words = TILE * (K::FORMAT.code_bytes() + K::FORMAT.scale_bytes()) as u32 / 4;
+        const { assert!(WARPS * K::STAGES * (TILE * K::FORMAT.row_bytes() as u32 / 4) <= RING_WORDS) };
+        words * (K::STAGES * thread::warp_id() + round % K::STAGES)
+    }
+
+    /// Starts the copy of a round's block, the first one in place of a missing one; a group, empty after
+    /// the last round.
+    ///
+    /// # Safety
+    /// The planes hold the blocks, and one at least; no lane reads the round's place in shared memory;
+    /// all lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn start_copy<K: Keys>(self, blocks: Blocks, round: u32, rounds: u32) {
+        let lane = thread::lane_id();
+        let to = Self::block::<K>(round);
+        let (code_bytes, scale_bytes) = (K::FORMAT.code_bytes(), K::FORMAT.scale_bytes());
+        // SAFETY: by this function's own contract: the block's rows, all of them.
         unsafe {
-            let row = self.request.plane_row(TILE * tile, true);
-            let first = row.unwrap_or(0) + u64::from(group);
-            let load = |n: u64| K::load(self.code, self.scale, first + n * 8, quarter);
-            Tile { keys: [load(0), load(1), load(2), load(3)], row }
+            let block = blocks.of_round(round);
+            if round < rounds {
+                let row = u64::from(TILE) * u64::from(if block == NO_BLOCK { 0 } else { block });
+                let (code_vectors, scale_vectors) = (2 * code_bytes as u32, 2 * scale_bytes as u32);
+                let (codes, scales) = (row * code_bytes, row * scale_bytes);
+                let code = |vector: u32| {
+                    if vector < code_vectors {
+                        let place = to + 4 * K::place(vector);
+                        self.ring.copy_from(place, self.code, codes + 16 * u64::from(vector));
+                    }
+                };
+                code(lane);
+                code(lane + 32);
+                code(lane + 64);
+                code(lane + 96);
+                code(lane + 128);
+                code(lane + 160);
+                code(lane + 192);
+                code(lane + 224);
+                if lane < scale_vectors {
+                    let place = to + 4 * (code_vectors + lane);
+                    self.ring.copy_from(place, self.scale, scales + 16 * u64::from(lane));
+                }
+            }
         }
+        copy::close_group();
+    }
+
+    /// A lane's part of 16 of a round's keys.
+    ///
+    /// # Safety
+    /// The round's block has been copied.
+    #[inline(always)]
+    unsafe fn read<K: Keys>(self, round: u32, first: u32) -> [K; 2] {
+        let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
+        let block = Self::block::<K>(round);
+        // SAFETY: by this function's own contract.
+        let read =
+            |eight: u32| unsafe { K::read(self.ring, block, first + 8 * eight + group, quarter) };
+        [read(0), read(1)]
+    }
+
+    /// What the product with [`own_key`] is to be multiplied by.
+    ///
+    /// # Safety
+    /// As [`Self::read`].
+    #[inline(always)]
+    unsafe fn factor<K: Keys>(self, round: u32) -> f32 {
+        // SAFETY: by this function's own contract.
+        unsafe { K::factor(self.ring, Self::block::<K>(round), own_key()) }
     }
 }
 
-/// The weighted sums over the lane's heads, for each of its keys.
-///
-/// # Safety
-/// The query is staged; all lanes of the warp call it together.
+/// The first half of two keys' channels as the lane's part of a left side.
 #[inline(always)]
-unsafe fn scored<K: Keys>(stage: Shared<u32, 4096>, tile: &Tile<K>, weights: Weights) -> Parts {
-    let right = [
-        tile.keys.map(|keys| keys.pairs::<0>()),
-        tile.keys.map(|keys| keys.pairs::<1>()),
-        tile.keys.map(|keys| keys.pairs::<2>()),
-        tile.keys.map(|keys| keys.pairs::<3>()),
-    ];
-    // Spelt out: an array walked by a loop would live in local memory.
-    let of_heads = |heads: usize, parts: Parts| {
-        let two_steps = |word: usize, [a, b, c, d]: Sums| {
-            let at = 4 * (32 * (STEPS * heads as u32 + 2 * word as u32) + thread::lane_id());
-            // SAFETY: by this function's own contract.
-            unsafe {
-                let (first, second) = (stage.load_u32x4(at), stage.load_u32x4(at + 4 * 32));
-                let add = |key: usize, sum: [f32; 4]| {
-                    let [p, q, r, s] = right[word][key];
-                    bf16_m16n8k16(second, [r, s], bf16_m16n8k16(first, [p, q], sum))
-                };
-                [add(0, a), add(1, b), add(2, c), add(3, d)]
-            }
-        };
-        let sums = two_steps(1, two_steps(0, [[0.0; 4]; KEY_TILES]));
-        weights.add(heads, parts, two_steps(3, two_steps(2, sums)))
-    };
-    of_heads(3, of_heads(2, of_heads(1, of_heads(0, [[0.0; 2]; KEY_TILES]))))
+fn first_half<K: Keys>(upper: K, lower: K) -> Left {
+    let [a, b] = two_steps(upper.pairs::<0>(), lower.pairs::<0>());
+    let [c, d] = two_steps(upper.pairs::<1>(), lower.pairs::<1>());
+    [a, b, c, d]
 }
 
-/// The weights of a lane's heads: `16 i + g` and `16 i + g + 8`.
+/// The other half.
+#[inline(always)]
+fn second_half<K: Keys>(upper: K, lower: K) -> Left {
+    let [a, b] = two_steps(upper.pairs::<2>(), lower.pairs::<2>());
+    let [c, d] = two_steps(upper.pairs::<3>(), lower.pairs::<3>());
+    [a, b, c, d]
+}
+
+/// Two rows' pairs of a word as left sides of 16 columns.
+#[inline(always)]
+fn two_steps([a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]) -> [[u32; 4]; 2] {
+    [[a, e, b, f], [c, g, d, h]]
+}
+
+/// Half the weights of all heads, in shared memory: by quarter `t` of a warp's lanes those of heads
+/// `8 i + 2 t` and `8 i + 2 t + 1`, one quarter at word `20 t`, so that all are read at once.
 #[derive(Clone, Copy)]
-struct Weights([[f32; 2]; HEAD_TILES]);
+struct Weights(Shared<f32, 80>);
 
 impl Weights {
+    /// Puts them there; to be followed by a barrier.
+    ///
     /// # Safety
-    /// `weight` holds the row.
+    /// `weight` holds the row; all threads of the block call it.
     #[inline(always)]
-    unsafe fn load<K: Keys>(weight: Global<f32>, row: u32, heads: u32) -> Self {
-        let group = thread::lane_id() / 4;
-        let of = |head: u32| {
-            if head < heads {
-                let at = u64::from(row) * u64::from(heads) + u64::from(head);
-                // SAFETY: a head of the row.
-                K::UNIT * unsafe { weight.load(at) }
-            } else {
-                0.0
-            }
-        };
-        let pair = |i: u32| [of(PRODUCT_HEADS * i + group), of(PRODUCT_HEADS * i + group + 8)];
-        Self([pair(0), pair(1), pair(2), pair(3)])
+    unsafe fn store<K: Keys>(self, weight: Global<f32>, row: u32, heads: u32) {
+        let head = thread::thread_idx_x();
+        if head >= QUERY_HEADS {
+            return;
+        }
+        // SAFETY: a head of the row; each one's place once.
+        unsafe {
+            let at = u64::from(row) * u64::from(heads) + u64::from(head);
+            let weight = if head < heads { 0.5 * K::UNIT * weight.load(at) } else { 0.0 };
+            self.0.store(20 * (head / 2 % 4) + head / 8 * 2 + head % 2, weight);
+        }
     }
 
-    /// Adds the weighted positive parts of the products of 16 heads.
+    /// The weighted sums of the positive parts of two keys' products with the lane's heads.
+    ///
+    /// # Safety
+    /// The weights are there.
     #[inline(always)]
-    fn add(self, heads: usize, parts: Parts, sums: Sums) -> Parts {
-        let [upper, lower] = self.0[heads];
-        let add = |key: usize| {
-            let ([x, y], [a, b, c, d]) = (parts[key], sums[key].map(|sum| max_or_nan(sum, 0.0)));
-            let (x, y) = (mul_add(upper, a, x), mul_add(upper, b, y));
-            [mul_add(lower, c, x), mul_add(lower, d, y)]
+    unsafe fn sums(self, products: Fragments) -> [f32; 2] {
+        // Twice the positive part, exactly, and cheaper than the larger of the value and zero: the
+        // units that add are idle, those that compare are not.
+        let positive = |x: f32| x + x.abs();
+        let quarter = 20 * (thread::lane_id() % 4);
+        // Spelt out: an array walked by a loop would live in local memory.
+        let add_two = |i: usize, [w, x, y, z]: [f32; 4]| {
+            // SAFETY: four weights of the quarter.
+            let weights = unsafe { self.0.load_u32x4(quarter + 4 * i as u32) };
+            let [p, q, r, s] = weights.map(f32::from_bits);
+            let ([a, b, c, d], [e, f, g, h]) =
+                (products[2 * i].map(positive), products[2 * i + 1].map(positive));
+            let (w, x) = (mul_add(r, e, mul_add(p, a, w)), mul_add(s, f, mul_add(q, b, x)));
+            [w, x, mul_add(r, g, mul_add(p, c, y)), mul_add(s, h, mul_add(q, d, z))]
         };
-        [add(0), add(1), add(2), add(3)]
+        let [a, b, c, d] = add_two(3, add_two(2, add_two(1, add_two(0, [0.0; 4]))));
+        [a + b, c + d]
     }
 }
 
-/// The sum of all lanes that hold a key: lane `4 g + t` gets that of key `8 (g / 2) + 2 t + g % 2`.
-///
-/// # Safety
-/// All lanes of the warp call it together.
-#[inline(always)]
-unsafe fn sum_lanes([[a, b], [c, d], [e, f], [g, h]]: Parts) -> f32 {
-    let lane = thread::lane_id();
-    // Each step gives half of the values away for the other half of the partner's.
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let give = |bit: u32, low: f32, high: f32| {
-            let upper = lane & bit != 0;
-            let (keep, send) = if upper { (high, low) } else { (low, high) };
-            keep + warp::shuffle_xor_f32(send, bit)
-        };
-        let [a, b, c, d] = [give(16, a, e), give(16, b, f), give(16, c, g), give(16, d, h)];
-        let [a, b] = [give(8, a, c), give(8, b, d)];
-        give(4, a, b)
-    }
-}
-
-/// Where scores go.
+/// Where a warp's scores go.
 #[derive(Clone, Copy)]
 struct Writer {
     scores: GlobalMut<f32>,
     maxima: GlobalMut<f32>,
+    /// Tiles of the block.
+    first: u32,
+    end: u32,
+    /// A bit for each round whose tile has no block.
+    missing: u32,
     row: u32,
     seen: u32,
     params: IndexScoreParams,
 }
 
 impl Writer {
-    /// Writes a tile's scores and its groups' maxima, as far as the query sees them; `row` is that of its
-    /// first key.
+    /// Writes the scores of a round's tile and its groups' maxima, as far as the query sees them, from the
+    /// lanes' sums over their heads for keys `g`, `g + 8`, `g + 16` and `g + 24`.
     ///
     /// # Safety
-    /// The planes hold the tile's row; all lanes of the warp call it together.
+    /// All lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn write<K: Keys>(self, tile: u32, row: Option<u64>, parts: Parts, planes: Planes) {
+    unsafe fn write(self, round: u32, [a, b, c, d]: [f32; 4], factor: f32) {
+        let Self { scores, maxima, row, seen, params, .. } = self;
+        let IndexScoreParams { columns, group_log2, .. } = params;
         let lane = thread::lane_id();
-        let key = 8 * (lane / 8) + 2 * (lane % 4) + lane / 4 % 2;
-        let IndexScoreParams { columns, group_log2, .. } = self.params;
-        // SAFETY: a score of the row, and a group of it; the planes hold the key's row, and their
-        // first where there is none.
+        let tile = self.first + WARPS * round + thread::warp_id();
+        if tile >= self.end {
+            return;
+        }
+        let entry = TILE * tile + own_key();
+        let is_seen = entry < seen;
+        // SAFETY: a score of the row, and a group of it; branches with collectives are the warp's.
         unsafe {
-            let factor = K::factor(planes.scale, row.unwrap_or(0) + u64::from(key));
-            let score = sum_lanes(parts) * factor;
-            let entry = TILE * tile + key;
-            let is_seen = entry < self.seen;
-            let score = if is_seen && row.is_some() { score } else { f32::NAN };
+            // Each step gives half of the sums away for the other half of the partner's.
+            let give = |bit: u32, low: f32, high: f32| {
+                let upper = lane & bit != 0;
+                let (keep, send) = if upper { (high, low) } else { (low, high) };
+                keep + warp::shuffle_xor_f32(send, bit)
+            };
+            let score = give(1, give(2, a, c), give(2, b, d)) * factor;
+            let is_there = self.missing >> round & 1 == 0;
+            let score = if is_there && is_seen { score } else { f32::NAN };
             if is_seen {
-                let at = u64::from(self.row) * u64::from(columns) + u64::from(entry);
-                self.scores.store(at, score);
+                scores.store(u64::from(row) * u64::from(columns) + u64::from(entry), score);
             }
-            let eight = warp::reduce_max_f32_width::<8>(score);
-            let sixteen = math::max(eight, warp::shuffle_xor_f32(eight, 8));
-            let all = math::max(sixteen, warp::shuffle_xor_f32(sixteen, 16));
-            let small = group_log2 == 3;
-            let (lanes, largest) = if small { (8, eight) } else { (32, all) };
-            let first = TILE * tile + lane;
-            if lane.is_multiple_of(lanes) && TILE * tile < self.seen {
+            let (lanes, largest) = if group_log2 == 3 {
+                let two = math::max(score, warp::shuffle_xor_f32(score, 4));
+                let four = math::max(two, warp::shuffle_xor_f32(two, 8));
+                (4, math::max(four, warp::shuffle_xor_f32(four, 16)))
+            } else {
+                (1, rank::score(warp::reduce_max_u32(rank::key(score))))
+            };
+            // Lane `t` has the first key of the `t`-th eight.
+            if lane < lanes && is_seen {
                 let groups = u64::from(columns >> group_log2);
-                let group = u64::from(first >> group_log2);
-                self.maxima.store(u64::from(self.row) * groups + group, largest);
+                maxima.store(u64::from(row) * groups + u64::from(entry >> group_log2), largest);
             }
         }
     }

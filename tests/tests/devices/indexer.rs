@@ -10,7 +10,7 @@ use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
 use dsv4_kv_oracle::indexer::{Score, query, score, weight_scale};
 use dsv4_kv_oracle::number::bf16_value;
 use half::bf16;
-use kv_layout::index_row::IndexFormat;
+use kv_layout::index_row::{IndexFormat, QUERY_ELEMENTS, query_element};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -103,6 +103,7 @@ impl<D: Device> Layer<D> {
         };
         let Case { heads, columns, skip, .. } = *case;
         let (query, weight) = case.operands(rows);
+        let query = in_order(&query, heads as usize);
         let (query, weight) = (upload(device, stream, &query), upload(device, stream, &weight));
         let quantised = IndexQueries { query: &query, weight: &weight, heads };
         let scores = upload(device, stream, &vec![CANARY; rows * columns as usize + 1]);
@@ -157,6 +158,23 @@ impl<D: Device> Layer<D> {
             );
         }
     }
+}
+
+/// Queries of `heads` heads in the order that the kernels take them in.
+fn in_order(queries: &[u16], heads: usize) -> Vec<u16> {
+    let arrange = |query: &[u16]| {
+        let mut row = vec![0; QUERY_ELEMENTS as usize];
+        for (at, &bits) in query.iter().enumerate() {
+            row[place(at)] = bits;
+        }
+        row
+    };
+    queries.chunks(heads * CHANNELS).flat_map(arrange).collect()
+}
+
+/// Where an element of a query, by heads, stands.
+fn place(at: usize) -> usize {
+    query_element((at / CHANNELS) as u32, (at % CHANNELS) as u32) as usize
 }
 
 /// What an element holds that nobody should write.
@@ -277,6 +295,7 @@ pub fn scales_of_any_size_are_exact<D: Device>(device: &D) {
 /// and elsewhere one of the two that a rounding on the way may give.
 pub fn queries_equal_the_oracle<D: Device>(device: &D) {
     const HEADS: usize = 6;
+    const QUERY: usize = QUERY_ELEMENTS as usize;
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(7);
     let tokens = [(0, 0), (1, 4095), (-1, -1), (0, 1_000_003)];
@@ -291,7 +310,7 @@ pub fn queries_equal_the_oracle<D: Device>(device: &D) {
     let weights: Vec<f32> = (0..3 * HEADS).map(|_| random.random_range(-2.0..2.0)).collect();
     let frequencies = upload(device, &stream, &compress_frequencies());
     for format in IndexFormat::ALL {
-        let query_out = upload(device, &stream, &vec![0x7777_u16; 3 * HEADS * CHANNELS]);
+        let query_out = upload(device, &stream, &vec![0x7777_u16; 3 * QUERY]);
         let weight_out = upload(device, &stream, &[CANARY; 3 * HEADS]);
         let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };
         let (from, weight) = (upload(device, &stream, &values), upload(device, &stream, &weights));
@@ -311,8 +330,9 @@ pub fn queries_equal_the_oracle<D: Device>(device: &D) {
                 assert!(is_fp8 || (scale - 1.0).abs() < 1e-6, "{scale}");
                 let scale = if is_fp8 { scale } else { 1.0 };
                 let most = wanted.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-                let channels = &found[at * CHANNELS..][..CHANNELS];
-                for (&bits, &wanted) in channels.iter().zip(&wanted) {
+                let first = at % HEADS * CHANNELS;
+                for (channel, &wanted) in wanted.iter().enumerate() {
+                    let bits = found[row * QUERY + place(first + channel)];
                     let error = (bf16_value(bits) * scale - wanted).abs();
                     let step = if is_fp8 { 1.0 / 14.0 } else { 1.0 / 3.0 };
                     assert!(error <= step * most + 1e-9, "{format:?}: {wanted} is off by {error}");
@@ -321,8 +341,9 @@ pub fn queries_equal_the_oracle<D: Device>(device: &D) {
             }
         }
         assert!(different <= 2 * HEADS * CHANNELS / 100, "{format:?}: {different} differ");
-        let padding = HEADS * CHANNELS..2 * HEADS * CHANNELS;
-        assert!(found[padding].iter().all(|&bits| bits == 0x7777), "padding was written");
+        let mut missing = (HEADS * CHANNELS..QUERY).map(place);
+        assert!(missing.all(|at| found[at] == 0), "heads that are not there");
+        assert!(found[QUERY..2 * QUERY].iter().all(|&bits| bits == 0x7777), "padding was written");
         assert!(scaled[HEADS..2 * HEADS].iter().all(|&weight| weight == CANARY));
     }
 }

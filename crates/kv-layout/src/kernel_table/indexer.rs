@@ -25,8 +25,8 @@ macro_rules! indexer_rows {
 
             IndexQuery<IndexFormat>
             "Rotates each head's query, multiplies it by the Hadamard matrix and takes it through \
-             the format of the keys; scales the heads' weights. Grid: (token, four heads), one warp \
-             a head."
+             the format of the keys; scales the heads' weights. Grid: (token, four of 64 heads), one \
+             warp a head."
             (
                 /// `[tokens, heads, 128]` f32, projected.
                 projected: const f32,
@@ -38,7 +38,8 @@ macro_rules! indexer_rows {
                 token_position: const i32,
                 /// `[step]` slot of each query's request; -1 = padding, which stays untouched.
                 token_slot: const i32,
-                /// `[tokens, heads, 128]` BF16: FP4 codes times their scales, or FP8 codes.
+                /// `[tokens, 8192]` BF16 in the order of `index_row::query_element`: FP4 codes times
+                /// their scales, or FP8 codes; zero for heads from `heads` on.
                 query: mut u16,
                 /// `[tokens, heads]` f32: weight times `1 / sqrt(128 heads)` and the FP8 scale.
                 weight: mut f32;
@@ -53,9 +54,9 @@ macro_rules! indexer_rows {
 
             IndexScore<IndexFormat>
             "Scores the entries that each query sees: the sum over heads of weight times the positive \
-             part of query times key. Grid: (tiles of 32 entries, token), one warp a tile."
+             part of query times key. Grid: (tiles of 32 entries, token), one warp a tile at a time."
             (
-                /// `[tokens, heads, 128]` BF16, of `index_query`.
+                /// `[tokens, 8192]` BF16, of `index_query`.
                 query: const u16,
                 /// `[tokens, heads]` f32, of `index_query`.
                 weight: const f32,
@@ -80,7 +81,7 @@ macro_rules! indexer_rows {
                 faults: mut u32;
                 IndexScoreParams
             )
-            { block: 128, min_blocks: 4, shared: 16384, min_sm: 90 }
+            { block: 128, min_blocks: 4, shared: 53568, min_sm: 90 }
             bodies {
                 IndexFormat::Nvfp4 => index_score_nvfp4: indexer::score::score::<indexer::keys::Nvfp4Keys>,
                 IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::score::<indexer::keys::Mxfp4Keys>,

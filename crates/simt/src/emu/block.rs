@@ -8,6 +8,7 @@ use corosensei::Yielder;
 
 use super::arena::Arena;
 use super::collective::Operation;
+use super::copy::Copies;
 use super::fault::{FaultKind, Site, ThreadIndex};
 use super::launch::Launch;
 use super::mma::Fragments;
@@ -57,6 +58,8 @@ pub struct Thread {
     pub operand: Cell<u32>,
     /// Whether it has said that it reads no other block's shared memory any more.
     pub left: Cell<bool>,
+    /// Copies to shared memory that it has yet to wait for.
+    pub copies: RefCell<Copies>,
     /// Its part of the matrices of a product; the result is in C.
     pub fragments: Cell<Fragments>,
 }
@@ -69,6 +72,7 @@ impl Thread {
             value: Cell::new(0),
             operand: Cell::new(0),
             left: Cell::new(false),
+            copies: RefCell::default(),
             fragments: Cell::new(Fragments::default()),
         }
     }
@@ -156,6 +160,7 @@ impl Block {
         for thread in &self.threads {
             thread.stop.set(Stop::Ready);
             thread.left.set(false);
+            thread.copies.take();
         }
         self.arena.get_mut().reset(launch.shared_bytes);
     }

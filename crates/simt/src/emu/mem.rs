@@ -209,7 +209,7 @@ pub unsafe fn store_x4<T: Element>(pointer: Pointer<T>, i: u64, value: [u32; 4])
 
 /// # Safety
 /// - `N` words at `first` are aligned and valid for reads and writes; all accesses are atomic.
-unsafe fn load_words<const N: usize>(first: *mut u32) -> [u32; N] {
+pub unsafe fn load_words<const N: usize>(first: *mut u32) -> [u32; N] {
     // SAFETY: word `i < N`, by the caller's promise.
     std::array::from_fn(|i| unsafe { u32::load(first.add(i)) })
 }

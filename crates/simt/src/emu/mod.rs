@@ -20,13 +20,20 @@
 //! | `arena`, `race` | shared memory: poison, bounds, races |
 //! | `memory` | the registry of device allocations |
 //! | `fault` | what can go wrong, in words |
-//! | `thread`, `cluster`, `warp`, `mma`, `mem`, `shared`, `atomic`, `math` | the crate's API |
+//! | `thread`, `cluster`, `warp`, `mma`, `mem`, `shared`, `copy`, `atomic`, `math` | the crate's API |
+
+/// A CPU has no order to keep here.
+#[inline(always)]
+pub(crate) fn hold(value: u32) -> u32 {
+    value
+}
 
 mod arena;
 pub(crate) mod atomic;
 mod block;
 pub(crate) mod cluster;
 mod collective;
+pub(crate) mod copy;
 mod fault;
 pub(crate) mod grid;
 mod launch;

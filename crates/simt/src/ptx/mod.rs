@@ -6,6 +6,7 @@
 pub mod atomic;
 pub mod cluster;
 pub mod convert;
+pub mod copy;
 pub mod grid;
 mod intrinsics;
 pub mod math;
@@ -14,3 +15,13 @@ pub mod mma;
 pub mod shared;
 pub mod thread;
 pub mod warp;
+#[cfg(target_feature = "sm_90a")]
+pub mod warpgroup;
+
+#[inline(always)]
+pub fn hold(value: u32) -> u32 {
+    let mut held = value;
+    // SAFETY: no instruction.
+    unsafe { core::arch::asm!("// {0}", inout(reg32) held, options(nomem, nostack)) }
+    held
+}

@@ -11,8 +11,8 @@ use cust::context::Context;
 use cust::device::DeviceAttribute;
 use cust::error::CudaError;
 use cust::module::Module;
-use cust::sys::{self, CUcontext, CUfunction, CUresult, CUstream};
-use kv_layout::kernels::KERNELS;
+use cust::sys::{self, CUcontext, CUfunction, CUfunction_attribute, CUresult, CUstream};
+use kv_layout::kernels::{KERNELS, KernelInfo};
 
 pub use handles::CudaStream;
 use launched::Launched;
@@ -135,7 +135,7 @@ impl CudaDevice {
         let driver = driver_version()?;
         let module = load_module(&info, sm as u32, driver)?;
         let functions =
-            KERNELS.iter().map(|kernel| find(&module, kernel.name)).collect::<Result<_, _>>()?;
+            KERNELS.iter().map(|kernel| find(&module, kernel)).collect::<Result<_, _>>()?;
         Ok(Self {
             shared: Arc::new(Shared {
                 info,
@@ -185,9 +185,16 @@ fn load_module(info: &DeviceInfo, sm: u32, driver: i32) -> Result<Module, Device
     Module::from_ptx(chosen.text, &[]).map_err(during("loading the kernels"))
 }
 
-fn find(module: &Module, name: &'static str) -> Result<CUfunction, DeviceError> {
-    let function = module.get_function(name).map_err(during("finding a kernel in the module"))?;
-    Ok(function.to_raw())
+fn find(module: &Module, kernel: &KernelInfo) -> Result<CUfunction, DeviceError> {
+    let found =
+        module.get_function(kernel.name).map_err(during("finding a kernel in the module"))?;
+    let function = found.to_raw();
+    let limit = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // Without this a launch with more than 48 KiB is refused.
+    // SAFETY: a function of a loaded module.
+    let status = unsafe { sys::cuFuncSetAttribute(function, limit, kernel.shared as i32) };
+    check("reserving a kernel's shared memory", status)?;
+    Ok(function)
 }
 
 /// Names what a failed driver call was doing.

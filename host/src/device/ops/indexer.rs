@@ -1,7 +1,7 @@
 //! The indexer: projections, queries, scores, and the largest of them.
 
 use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
-use kv_layout::index_row::IndexFormat;
+use kv_layout::index_row::{IndexFormat, QUERY_ELEMENTS, QUERY_HEADS};
 use kv_layout::params::{
     IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, ScoreMaximaParams,
     TopkSelectParams,
@@ -14,8 +14,6 @@ use crate::kernels::{
     TopkSelectShort,
 };
 
-/// Most heads of an indexer.
-const MOST_HEADS: u32 = 64;
 /// Most scores of a row: the entries of the longest context.
 const MOST_COLUMNS: u32 = 1 << 18;
 /// Most indices of a list.
@@ -31,7 +29,7 @@ const TILE: u32 = 32;
 
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, D: Device> {
-    /// `[queries, heads, 128]` BF16.
+    /// `[queries, 8192]` BF16, in the order of [`kv_layout::index_row::query_element`].
     pub query: &'a Buffer<D, u16>,
     /// `[queries, heads]` f32, constants included.
     pub weight: &'a Buffer<D, f32>,
@@ -41,10 +39,10 @@ pub struct IndexQueries<'a, D: Device> {
 
 impl<D: Device> IndexQueries<'_, D> {
     fn check(&self, queries: u32) -> Result<(), DeviceError> {
-        check_argument("indexer heads", self.heads, 1, MOST_HEADS)?;
-        let vectors = u64::from(queries) * u64::from(self.heads);
-        check("queries", self.query, vectors * u64::from(INDEX_DIM))?;
-        check("head weights", self.weight, vectors)
+        check_argument("indexer heads", self.heads, 1, QUERY_HEADS)?;
+        let queries = u64::from(queries);
+        check("queries", self.query, queries * u64::from(QUERY_ELEMENTS))?;
+        check("head weights", self.weight, queries * u64::from(self.heads))
     }
 }
 
@@ -166,7 +164,7 @@ pub fn index_query<D: Device>(
         weight: to.weight.ptr(),
         params: IndexQueryParams { first, tokens, heads },
     };
-    let grid = (tokens, heads.div_ceil(HEADS_PER_BLOCK));
+    let grid = (tokens, QUERY_HEADS / HEADS_PER_BLOCK);
     // SAFETY: every buffer has the shape of the kernel table (checked above).
     unsafe { device.launch(stream, format, grid, &operation) }
 }
@@ -243,7 +241,7 @@ fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     /// Blocks that run at once: four on each of 132 multiprocessors.
     const AT_ONCE: u32 = 4 * 132;
     const WARPS: u32 = 4;
-    const MOST: u32 = 64;
+    const MOST: u32 = 128;
     let tiles = columns / TILE;
     let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
     let fitting = (1..MOST_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MOST);

@@ -1,0 +1,40 @@
+//! Copies from global to shared memory that a thread starts and waits for later (PTX ISA 9.7.9.25.3,
+//! `cp.async`, sm_80).
+//!
+//! A thread collects copies into groups, and waits for all of its groups but the last few. What it
+//! waited for it may read; others may after a barrier.
+
+use crate::imp;
+use crate::mem::{Element, Global};
+use crate::shared::Shared;
+
+impl<const N: usize> Shared<u32, N> {
+    /// Starts a copy of the 16 bytes at element `at` of `source` to words `i..i + 4`
+    /// (`cp.async.cg.shared.global`).
+    ///
+    /// # Safety
+    /// - The 16 bytes lie in the allocation of `source`; both addresses are multiples of 16 bytes;
+    ///   `i + 4 <= N`.
+    /// - Until this thread has waited for the copy's group no thread touches the words, and others not
+    ///   without a barrier after that.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn copy_from<T: Element>(self, i: u32, source: Global<T>, at: u64) {
+        // SAFETY: inside both, aligned and ordered by the caller's promise.
+        unsafe { imp::copy::start(self.address::<4>(i), source.0, at) }
+    }
+}
+
+/// Makes a group of the copies that this thread has started since the last one; it may be empty
+/// (`cp.async.commit_group`).
+#[inline(always)]
+pub fn close_group() {
+    imp::copy::close_group();
+}
+
+/// Waits for all of this thread's groups but the last `PENDING` (`cp.async.wait_group`).
+#[inline(always)]
+#[track_caller]
+pub fn wait_for_groups<const PENDING: usize>() {
+    imp::copy::wait_for_groups::<PENDING>();
+}
