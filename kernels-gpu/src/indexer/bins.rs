@@ -396,3 +396,73 @@ unsafe fn inclusive_sum_of<const LANES: u32>(value: u32) -> u32 {
     }
     sum
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// Extents: wide and narrow, far from zero, too wide for their width to be a number, of one score, of
+    /// none.
+    const EXTENTS: [(f32, f32); 9] = [
+        (-3.0, 4.5),
+        (0.0, 1e-3),
+        (1e6, 1e6 + 8.0),
+        (-1e30, 1e-30),
+        (f32::MIN, f32::MAX),
+        (0.0, 1e-44),
+        (-1e-40, 3e-39),
+        (2.5, 2.5),
+        (f32::NAN, f32::NAN),
+    ];
+
+    /// Numbers in and around an extent, ascending.
+    fn scores((low, high): (f32, f32)) -> Vec<f32> {
+        let mut scores = vec![f32::NEG_INFINITY, f32::MIN, -1.0, 0.0, 1e-45, 1.0, f32::MAX];
+        scores.push(f32::INFINITY);
+        if !low.is_nan() {
+            let parts = (0..=50_000).map(|part| f64::from(part) / 50_000.0);
+            let (low, width) = (f64::from(low), f64::from(high) - f64::from(low));
+            scores.extend(parts.map(|part| (low + part * width) as f32));
+            scores.extend([high.next_up(), high, high.next_down()]);
+        }
+        scores.sort_by(f32::total_cmp);
+        scores
+    }
+
+    #[test]
+    fn bins_have_the_order_of_the_scores() {
+        for extent in EXTENTS {
+            let map = Linear::new(Extent { low: extent.0, high: extent.1 });
+            let bins: Vec<_> = scores(extent).into_iter().map(|score| map.bin(score)).collect();
+            assert!(bins.is_sorted_by(|a, b| a >= b), "{extent:?}");
+            assert!(bins[0] < BINS && map.bin(f32::NAN) == BINS - 1, "{extent:?}");
+        }
+    }
+
+    #[test]
+    fn no_score_is_below_the_least_of_its_bin() {
+        for extent in EXTENTS {
+            let map = Linear::new(Extent { low: extent.0, high: extent.1 });
+            for score in scores(extent) {
+                let least = map.least(map.bin(score));
+                assert!(score >= least, "{score:?} of {extent:?}: {least:?}");
+            }
+        }
+        // Few more than those of the bins are not below it.
+        let map = Linear::new(Extent { low: 0.0, high: 2048.0 });
+        assert!(map.least(7) > 2039.0 && map.least(7) < 2040.0 && map.bin(2039.0) == 9);
+    }
+
+    #[test]
+    fn an_extent_is_of_finite_scores() {
+        let Extent { low, high } = Extent::of([f32::INFINITY, 2.0, f32::NAN, -3.0]);
+        assert_eq!((low, high), (-3.0, 2.0));
+        let none = Extent::of([f32::NAN, f32::NEG_INFINITY]);
+        assert!(none.low.is_nan() && none.high.is_nan());
+    }
+}

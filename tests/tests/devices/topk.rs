@@ -109,6 +109,41 @@ pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
     }
 }
 
+/// Rows that use little of many columns, as those of a captured step do: the groups of 32 of some are
+/// fewer than the list, or little more.
+pub fn short_uses_of_long_rows_equal_a_stable_sort<D: Device>(device: &D) {
+    let mut random = StdRng::seed_from_u64(4);
+    for k in [512, 1024, 2048] {
+        let lengths = [0, 1, 4096, 4097, 16_384, 20_001, 32_769, 65_535, 65_536, 65_537];
+        let rows: Vec<_> = lengths.iter().map(|&length| row(0, length, &mut random)).collect();
+        check(device, &rows, 1 << 18, k);
+    }
+}
+
+/// As many equal scores as are compared with each other, one less and one more: at the top, within the
+/// list and where it ends.
+pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
+    let mut random = StdRng::seed_from_u64(5);
+    for columns in [2048, 4096, 32_768] {
+        let mut rows = Vec::new();
+        for equal in [126, 127, 128, 129, 1000] {
+            for rank in [0, 300, 512 - 64, 512, 700] {
+                let mut scores = row(0, columns as usize, &mut random);
+                let mut sorted = scores.clone();
+                sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+                for score in &mut scores {
+                    let above = sorted.partition_point(|other| *other > *score);
+                    if (rank..rank + equal).contains(&above) {
+                        *score = sorted[rank];
+                    }
+                }
+                rows.push(scores);
+            }
+        }
+        check(device, &rows, columns, 512);
+    }
+}
+
 /// A hundred thousand rows, by hand on the CPU.
 pub fn very_many_rows_equal_a_stable_sort<D: Device>(device: &D) {
     let mut random = StdRng::seed_from_u64(3);
