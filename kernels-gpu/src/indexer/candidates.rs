@@ -16,15 +16,15 @@ use crate::spell::spell;
 pub const CANDIDATES: u32 = 3584;
 /// Most groups that are listed: as many as there may be results, and the rest of a bin.
 pub const GROUPS: u32 = 2816;
-/// Longest row that is read twice: as many as the bins count.
+/// Longest row that is read twice: as many scores as bins count.
 const TWICE: u32 = 65_535;
-/// Vectors of four scores that a thread has on their way at once: one more than k = 512 has in groups of
-/// 32 when no two candidates share a group, because somewhat more than k groups are listed.
-const DEPTH: usize = 4 + 1;
-/// The same, of few listed groups.
+/// Vectors of four scores that a thread has on their way at once. 512 groups of 32 are four a thread, and
+/// a few more than k groups are listed.
+const DEPTH: usize = 5;
+/// The same where fewer are listed, as 512 groups of 8.
 const SHALLOW: usize = 2;
-/// Groups of a thread, of rows of few groups.
-const FEW: usize = 4;
+/// Groups of a thread where rows have few.
+const FEW: usize = HELD_GROUPS / 2;
 
 /// A list of scores, or of what they became, in shared memory.
 #[derive(Clone, Copy)]

@@ -1,5 +1,6 @@
 //! A row of scores that a block selects from, and the largest of each group of them.
 
+use kv_layout::kernels::{KERNELS, kernel_index};
 use simt::mem::Global;
 use simt::thread;
 
@@ -11,6 +12,13 @@ pub const VECTORS: usize = 4096 / (4 * LONG_THREADS);
 pub const HELD_GROUPS: usize = 8192 / LONG_THREADS;
 /// Threads of a block that selects from a long row.
 const LONG_THREADS: usize = 1024;
+
+const _: () = {
+    assert!(KERNELS[kernel_index("topk_select_long")].block as usize == LONG_THREADS);
+    assert!(KERNELS[kernel_index("index_topk_long")].block as usize == LONG_THREADS);
+    assert!(KERNELS[kernel_index("topk_select_short")].block == 2048 / 4);
+    assert!(KERNELS[kernel_index("index_topk_short")].block == 2048 / 4);
+};
 
 /// A row of scores.
 #[derive(Clone, Copy)]

@@ -144,13 +144,19 @@ pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
     }
 }
 
-/// A hundred thousand rows, by hand on the CPU.
+/// A hundred thousand rows, by hand on the CPU: most of at most 2048 scores, 5,000 of up to 32,768 and a
+/// hundred of up to 262,144.
 pub fn very_many_rows_equal_a_stable_sort<D: Device>(device: &D) {
     let mut random = StdRng::seed_from_u64(3);
-    for round in 0..400 {
-        let columns = 32 * random.random_range(1..=if round % 20 == 0 { 1024 } else { 64 });
+    for round in 0..404 {
+        let (tiles, rows) = match round {
+            400.. => (1 << 13, 25),
+            _ if round % 20 == 0 => (1 << 10, 250),
+            _ => (1 << 6, 250),
+        };
+        let columns = 32 * random.random_range(1..=tiles);
         let k = random.random_range(1..=2048);
-        let rows: Vec<_> = (0..250)
+        let rows: Vec<_> = (0..rows)
             .map(|at| {
                 let length = random.random_range(0..=columns) as usize;
                 row(at % KINDS, length, &mut random)
