@@ -10,7 +10,6 @@ use kv_layout::geometry::{CsaStream, StateStream};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::kernels::{KERNELS, KernelInfo, kernel_index};
 use kv_layout::main_row::MainFormat;
-use kv_layout::params::RowLength;
 use kv_layout::router::ExpertWidth;
 use simt::emu::{Fault, Memory};
 

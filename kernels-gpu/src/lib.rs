@@ -12,6 +12,7 @@
 //! | [`router`] | the MoE router: activation, top-k, hash |
 //! | [`rank`] | the order that selections keep |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
+//! | [`spell`] | short arrays without loops |
 //! | [`mistake`] | what tests do wrong on purpose |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
@@ -36,6 +37,7 @@ pub mod poison;
 pub mod rank;
 pub mod router;
 pub mod row;
+pub mod spell;
 pub mod swa;
 pub mod table;
 

@@ -12,7 +12,7 @@ pub fn key(score: f32) -> u32 {
     const SIGN: u32 = 1 << 31;
     // -0.0 + 0.0 is +0.0.
     let bits = (score + 0.0).to_bits();
-    let ordered = if bits & SIGN == 0 { bits | SIGN } else { !bits };
+    let ordered = bits ^ ((bits.cast_signed() >> 31).cast_unsigned() | SIGN);
     if score.is_nan() { 1 } else { ordered }
 }
 

@@ -5,13 +5,17 @@ use simt::math;
 use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 
-/// Threads of a block, four scores each.
+use crate::spell::spell;
+
+/// Threads of a block.
 const THREADS: u32 = 256;
+/// Vectors of four scores of a thread.
+const VECTORS: usize = 2;
 
 /// Writes the largest score of each group.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(columns / 1024
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(columns / 2048
 /// rounded up, rows)` call it.
 #[inline(always)]
 pub unsafe fn maxima(
@@ -20,26 +24,32 @@ pub unsafe fn maxima(
     maxima: GlobalMut<f32>,
     params: ScoreMaximaParams,
 ) {
+    let ScoreMaximaParams { columns, group_log2 } = params;
     let row = u64::from(thread::block_idx_y());
-    let first = 4 * (thread::block_idx_x() * THREADS + thread::thread_idx_x());
-    // SAFETY: four scores of the row, or none; a lane without any takes part in the reduction.
+    let vector = thread::block_idx_x() * VECTORS as u32 * THREADS + thread::thread_idx_x();
+    let first = |i: usize| 4 * (vector + i as u32 * THREADS);
+    let start = row * u64::from(columns);
+    // SAFETY: four scores of the row; a lane without any takes part in the reduction. Those that are not
+    // in use are fetched before that is known.
     unsafe {
-        let length = (lengths.load(row) as u32).min(params.columns);
-        let mut largest = f32::NAN;
-        if first < length {
-            let at = row * u64::from(params.columns) + u64::from(first);
-            let [a, b, c, d] = scores.load_u32x4(at).map(f32::from_bits);
-            let of = |i: u32, score: f32| if first + i < length { score } else { f32::NAN };
-            largest = math::max(math::max(a, of(1, b)), math::max(of(2, c), of(3, d)));
-        }
-        let pair = warp::reduce_max_f32_width::<2>(largest);
-        let eight = warp::reduce_max_f32_width::<8>(largest);
-        let small = params.group_log2 == 3;
-        let group = if small { pair } else { eight };
-        let lanes = if small { 2 } else { 8 };
-        if thread::lane_id().is_multiple_of(lanes) && first < params.columns {
-            let groups = u64::from(params.columns >> params.group_log2);
-            maxima.store(row * groups + u64::from(first >> params.group_log2), group);
-        }
+        let at = |i| start + u64::from(first(i).min(columns - 4));
+        let fetched: [[u32; 4]; VECTORS] = spell(|i| scores.load_u32x4_in_order(at(i)));
+        let length = (lengths.load(row).max(0) as u32).min(columns);
+        spell::<(), VECTORS>(|i| {
+            let of = |j: usize| {
+                let score = f32::from_bits(fetched[i][j]);
+                if first(i) + (j as u32) < length { score } else { f32::NAN }
+            };
+            let largest = math::max(math::max(of(0), of(1)), math::max(of(2), of(3)));
+            let pair = warp::reduce_max_f32_width::<2>(largest);
+            let eight = warp::reduce_max_f32_width::<8>(largest);
+            let small = group_log2 == 3;
+            let group = if small { pair } else { eight };
+            let lanes = if small { 2 } else { 8 };
+            if thread::lane_id().is_multiple_of(lanes) && first(i) < columns {
+                let groups = u64::from(columns >> group_log2);
+                maxima.store(row * groups + u64::from(first(i) >> group_log2), group);
+            }
+        });
     }
 }

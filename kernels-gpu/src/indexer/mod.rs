@@ -9,16 +9,22 @@
 //! | [`score`] | scores of all entries that a query sees |
 //! | [`maxima`] | the largest score of each group of 8 or 32 |
 //! | [`topk`] | the k largest scores of a row, exactly, in order |
-//! | [`append`] | a list that all warps of a block append to |
-//! | [`search`] | the k-th largest of the values that a block holds |
+//! | [`row`] | a row of scores, and what of it a block holds |
+//! | [`bins`] | values counted by bin, the bin of the largest first |
+//! | [`candidates`] | the scores of a long row that may be among its k largest |
+//! | [`search`] | the k-th largest score of a row whatever its scores are |
+//! | [`sort`] | a list in shared memory, sorted |
 
-pub mod append;
+pub mod bins;
+pub mod candidates;
 pub mod keys;
 pub mod maxima;
 pub mod project;
 pub mod query;
+pub mod row;
 pub mod score;
 pub mod search;
+pub mod sort;
 pub mod topk;
 pub mod weights;
 

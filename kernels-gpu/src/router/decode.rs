@@ -19,10 +19,10 @@ use super::activation::activation;
 use super::fragment::{DEPTH, Piece, Place, multiply};
 use super::hash::Lookup;
 use super::select::{Experts, load, load_written};
-use super::spell::spell;
 use super::topk::Routed;
 use super::weight;
 use crate::fault;
+use crate::spell::spell;
 
 /// Warps of a block.
 const WARPS: u32 = 8;

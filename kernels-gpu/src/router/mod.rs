@@ -10,7 +10,6 @@ pub mod fragment;
 pub mod hash;
 pub mod prefill;
 pub mod select;
-mod spell;
 pub mod topk;
 
 use simt::warp;

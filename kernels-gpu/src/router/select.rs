@@ -4,8 +4,8 @@ use simt::mem::{Global, GlobalMut};
 use simt::warp;
 
 use super::activation::activation;
-use super::spell::spell;
 use crate::rank;
+use crate::spell::spell;
 
 /// One number for each expert of a lane, four by four: what is walked by a longer loop than that would
 /// live in local memory.

@@ -161,6 +161,8 @@ suite! { suite:
     topk {
         lists_equal_a_stable_sort,
         long_rows_equal_a_stable_sort,
+        short_uses_of_long_rows_equal_a_stable_sort,
+        crowds_equal_a_stable_sort,
         golden_scores_give_the_golden_lists,
         wrong_sizes_are_refused,
     }

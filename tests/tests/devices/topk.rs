@@ -109,13 +109,54 @@ pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
     }
 }
 
-/// A hundred thousand rows, by hand on the CPU.
+/// Rows that use little of many columns, as those of a captured step do: the groups of 32 of some are
+/// fewer than the list, or little more.
+pub fn short_uses_of_long_rows_equal_a_stable_sort<D: Device>(device: &D) {
+    let mut random = StdRng::seed_from_u64(4);
+    for k in [512, 1024, 2048] {
+        let lengths = [0, 1, 4096, 4097, 16_384, 20_001, 32_769, 65_535, 65_536, 65_537];
+        let rows: Vec<_> = lengths.iter().map(|&length| row(0, length, &mut random)).collect();
+        check(device, &rows, 1 << 18, k);
+    }
+}
+
+/// As many equal scores as are compared with each other, one less and one more: at the top, within the
+/// list and where it ends.
+pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
+    let mut random = StdRng::seed_from_u64(5);
+    for columns in [2048, 4096, 32_768] {
+        let mut rows = Vec::new();
+        for equal in [126, 127, 128, 129, 1000] {
+            for rank in [0, 300, 512 - 64, 512, 700] {
+                let mut scores = row(0, columns as usize, &mut random);
+                let mut sorted = scores.clone();
+                sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+                for score in &mut scores {
+                    let above = sorted.partition_point(|other| *other > *score);
+                    if (rank..rank + equal).contains(&above) {
+                        *score = sorted[rank];
+                    }
+                }
+                rows.push(scores);
+            }
+        }
+        check(device, &rows, columns, 512);
+    }
+}
+
+/// A hundred thousand rows, by hand on the CPU: most of at most 2048 scores, 5,000 of up to 32,768 and a
+/// hundred of up to 262,144.
 pub fn very_many_rows_equal_a_stable_sort<D: Device>(device: &D) {
     let mut random = StdRng::seed_from_u64(3);
-    for round in 0..400 {
-        let columns = 32 * random.random_range(1..=if round % 20 == 0 { 1024 } else { 64 });
+    for round in 0..404 {
+        let (tiles, rows) = match round {
+            400.. => (1 << 13, 25),
+            _ if round % 20 == 0 => (1 << 10, 250),
+            _ => (1 << 6, 250),
+        };
+        let columns = 32 * random.random_range(1..=tiles);
         let k = random.random_range(1..=2048);
-        let rows: Vec<_> = (0..250)
+        let rows: Vec<_> = (0..rows)
             .map(|at| {
                 let length = random.random_range(0..=columns) as usize;
                 row(at % KINDS, length, &mut random)

@@ -90,7 +90,7 @@ macro_rules! indexer_rows {
             }
 
             ScoreMaxima<()>
-            "Writes the largest score of each group. Grid: (1024 scores, row), four scores a thread."
+            "Writes the largest score of each group. Grid: (2048 scores, row), eight scores a thread."
             (
                 /// `[rows, columns]` f32.
                 scores: const f32,
@@ -105,13 +105,29 @@ macro_rules! indexer_rows {
                 () => score_maxima: indexer::maxima::maxima,
             }
 
-            TopkSelect<RowLength>
+            TopkSelectShort<()>
             "Lists the largest scores of each row, largest first, the lower index first among equal \
-             ones, NaN last. Grid: one block a row."
+             ones, NaN last. For rows of at most 2048 columns. Grid: one block a row."
             (
                 /// `[rows, columns]` f32.
                 scores: const f32,
-                /// `[rows, columns >> group_log2]` f32, of `score_maxima`; read where a row has more
+                /// `[rows]` scores of each row in use.
+                lengths: const i32,
+                /// `[rows, k]` index of each score; -1 behind the last.
+                selected: mut i32;
+                TopkSelectParams
+            )
+            { block: 512, min_blocks: 2, shared: 48640, min_sm: 90 }
+            bodies {
+                () => topk_select_short: indexer::topk::select_short,
+            }
+
+            TopkSelectLong<()>
+            "As `topk_select_short`, for rows of any length."
+            (
+                /// `[rows, columns]` f32.
+                scores: const f32,
+                /// `[rows, columns >> group_log2]` f32, of `score_maxima`; used where a row has more
                 /// than 4096 scores.
                 maxima: const f32,
                 /// `[rows]` scores of each row in use.
@@ -120,15 +136,33 @@ macro_rules! indexer_rows {
                 selected: mut i32;
                 TopkSelectParams
             )
-            { block: 512, min_blocks: 2, shared: 46592, min_sm: 90 }
+            { block: 1024, min_blocks: 1, shared: 48640, min_sm: 90 }
             bodies {
-                RowLength::Short => topk_select_short: indexer::topk::select::<true>,
-                RowLength::Long => topk_select_long: indexer::topk::select::<false>,
+                () => topk_select_long: indexer::topk::select_long,
             }
 
-            IndexTopk<RowLength>
-            "Lists the entries of the largest scores of each query, as `topk_select`; all that it \
-             sees, oldest first, where those are no more than k. Grid: one block a query."
+            IndexTopkShort<()>
+            "Lists the entries of the largest scores of each query, as `topk_select_short`; all that it \
+             sees, oldest first, where those are no more than k. For rows of at most 2048 columns. \
+             Grid: one block a query."
+            (
+                /// `[tokens, columns]` f32, of `index_score`.
+                scores: const f32,
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding, whose list is all -1.
+                token_slot: const i32,
+                /// `[tokens, k]` entry of the query's request; -1 behind the last.
+                selected: mut i32;
+                IndexTopkParams
+            )
+            { block: 512, min_blocks: 2, shared: 48640, min_sm: 90 }
+            bodies {
+                () => index_topk_short: indexer::topk::select_entries_short,
+            }
+
+            IndexTopkLong<()>
+            "As `index_topk_short`, for rows of any length."
             (
                 /// `[tokens, columns]` f32, of `index_score`.
                 scores: const f32,
@@ -142,10 +176,9 @@ macro_rules! indexer_rows {
                 selected: mut i32;
                 IndexTopkParams
             )
-            { block: 512, min_blocks: 2, shared: 46592, min_sm: 90 }
+            { block: 1024, min_blocks: 1, shared: 48640, min_sm: 90 }
             bodies {
-                RowLength::Short => index_topk_short: indexer::topk::select_entries::<true>,
-                RowLength::Long => index_topk_long: indexer::topk::select_entries::<false>,
+                () => index_topk_long: indexer::topk::select_entries_long,
             }
         } }
     };

@@ -60,26 +60,6 @@ pub struct ScoreMaximaParams {
     pub group_log2: u32,
 }
 
-/// How long the rows are that a selection reads: which of its kernels runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowLength {
-    /// At most [`Self::SHORT`] columns: a row is held whole.
-    Short,
-    /// Any number of columns.
-    Long,
-}
-
-impl RowLength {
-    /// Most columns of a short row.
-    pub const SHORT: u32 = 2048;
-
-    /// How long rows of `columns` scores are.
-    #[must_use]
-    pub const fn of(columns: u32) -> Self {
-        if columns <= Self::SHORT { Self::Short } else { Self::Long }
-    }
-}
-
 /// Scalars of `topk_select_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]

@@ -3,18 +3,23 @@
 use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use kv_layout::params::{
-    IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, RowLength,
-    ScoreMaximaParams, TopkSelectParams,
+    IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, ScoreMaximaParams,
+    TopkSelectParams,
 };
 
 use super::{BlockTable, GatherQueries, IndexKeys, check};
 use crate::device::{Buffer, Device, DeviceError};
-use crate::kernels::{IndexQuery, IndexScore, IndexTopk, Project, ScoreMaxima, TopkSelect};
+use crate::kernels::{
+    IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, Project, ScoreMaxima, TopkSelectLong,
+    TopkSelectShort,
+};
 
 /// Most scores of a row: the entries of the longest context.
 const MOST_COLUMNS: u32 = 1 << 18;
 /// Most indices of a list.
 const MOST_SELECTED: u32 = 2048;
+/// Most columns of a short row.
+const SHORT: u32 = 2048;
 /// Longest row that a selection reads without looking at maxima first.
 const READ_WHOLE: u32 = 4096;
 /// Most groups of a row that a selection holds.
@@ -264,21 +269,22 @@ pub fn index_topk<D: Device>(
     }
     check_queries(queries)?;
     check_selection(from, count, k, selected)?;
-    let operation = IndexTopk {
-        scores: from.scores.ptr(),
-        maxima: from.maxima.ptr(),
-        token_position: queries.position.ptr(),
-        token_slot: queries.slot.ptr(),
-        selected: selected.ptr(),
-        params: IndexTopkParams {
-            first: queries.first,
-            columns: from.columns,
-            group_log2: group_log2(from.columns),
-            k,
-        },
-    };
+    let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
+    let (token_position, token_slot) = (queries.position.ptr(), queries.slot.ptr());
+    let (first, columns, selected) = (queries.first, from.columns, selected.ptr());
+    let params = IndexTopkParams { first, columns, group_log2: group_log2(columns), k };
+    let grid = (count, 1);
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { device.launch(stream, RowLength::of(from.columns), (count, 1), &operation) }
+    unsafe {
+        if columns <= SHORT {
+            let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
+            device.launch(stream, (), grid, &short)
+        } else {
+            let long =
+                IndexTopkLong { scores, maxima, token_position, token_slot, selected, params };
+            device.launch(stream, (), grid, &long)
+        }
+    }
 }
 
 /// Queues `topk_select`, after `score_maxima` where rows are long: for each of `rows` rows the indices
@@ -296,33 +302,30 @@ pub fn topk_select<D: Device>(
     k: u32,
     selected: &Buffer<D, i32>,
 ) -> Result<(), DeviceError> {
-    const SCORES_PER_BLOCK: u32 = 1024;
+    const SCORES_PER_BLOCK: u32 = 2048;
     if rows == 0 {
         return Ok(());
     }
     check_selection(from, rows, k, selected)?;
     check("lengths", lengths, rows.into())?;
     let (columns, group_log2) = (from.columns, group_log2(from.columns));
-    if columns > READ_WHOLE {
-        let operation = ScoreMaxima {
-            scores: from.scores.ptr(),
-            lengths: lengths.ptr(),
-            maxima: from.maxima.ptr(),
-            params: ScoreMaximaParams { columns, group_log2 },
-        };
-        let grid = (columns.div_ceil(SCORES_PER_BLOCK), rows);
-        // SAFETY: every buffer has the shape of the kernel table (checked above).
-        unsafe { device.launch(stream, (), grid, &operation) }?;
+    let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
+    let (lengths, selected) = (lengths.ptr(), selected.ptr());
+    let params = TopkSelectParams { columns, group_log2, k };
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe {
+        if columns <= SHORT {
+            let short = TopkSelectShort { scores, lengths, selected, params };
+            return device.launch(stream, (), (rows, 1), &short);
+        }
+        if columns > READ_WHOLE {
+            let params = ScoreMaximaParams { columns, group_log2 };
+            let grid = (columns.div_ceil(SCORES_PER_BLOCK), rows);
+            device.launch(stream, (), grid, &ScoreMaxima { scores, lengths, maxima, params })?;
+        }
+        let long = TopkSelectLong { scores, maxima, lengths, selected, params };
+        device.launch(stream, (), (rows, 1), &long)
     }
-    let operation = TopkSelect {
-        scores: from.scores.ptr(),
-        maxima: from.maxima.ptr(),
-        lengths: lengths.ptr(),
-        selected: selected.ptr(),
-        params: TopkSelectParams { columns, group_log2, k },
-    };
-    // SAFETY: as above.
-    unsafe { device.launch(stream, RowLength::of(columns), (rows, 1), &operation) }
 }
 
 fn check_selection<D: Device>(

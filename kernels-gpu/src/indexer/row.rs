@@ -1,0 +1,164 @@
+//! A row of scores that a block selects from, and the largest of each group of them.
+
+use kv_layout::kernels::{KERNELS, kernel_index};
+use simt::mem::Global;
+use simt::thread;
+
+use crate::spell::spell;
+
+/// Vectors of four scores, of rows that are held whole and of candidates, that a thread holds.
+pub const VECTORS: usize = 4096 / (4 * LONG_THREADS);
+/// Groups of the longest row that a thread holds.
+pub const HELD_GROUPS: usize = 8192 / LONG_THREADS;
+/// Threads of a block that selects from a long row.
+const LONG_THREADS: usize = 1024;
+
+const _: () = {
+    assert!(KERNELS[kernel_index("topk_select_long")].block as usize == LONG_THREADS);
+    assert!(KERNELS[kernel_index("index_topk_long")].block as usize == LONG_THREADS);
+    assert!(KERNELS[kernel_index("topk_select_short")].block == 2048 / 4);
+    assert!(KERNELS[kernel_index("index_topk_short")].block == 2048 / 4);
+};
+
+/// A row of scores.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// `[rows, columns]`.
+    pub scores: Global<f32>,
+    /// Its number.
+    pub number: u32,
+    /// Scores, in use or not: a multiple of 32.
+    pub columns: u32,
+    /// log2 of the scores of a group.
+    pub group_log2: u32,
+    /// Scores in use.
+    pub length: u32,
+}
+
+/// Scores of a thread and their indices, [`NONE`] where it has no score, but NaN.
+#[derive(Clone, Copy)]
+pub struct Held<const N: usize> {
+    /// The scores.
+    pub scores: [f32; N],
+    /// Their indices.
+    pub indices: [u32; N],
+}
+
+/// The index of what is not there.
+const NONE: u32 = u32::MAX;
+
+impl<const N: usize> Held<N> {
+    /// Those of `count` scores that are the thread's.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(score: impl Fn(usize) -> f32, index: impl Fn(usize) -> u32, count: u32) -> Self {
+        Self {
+            scores: spell(|i| if index(i) < count { score(i) } else { f32::NAN }),
+            indices: spell(|i| if index(i) < count { index(i) } else { NONE }),
+        }
+    }
+
+    /// With other indices.
+    #[inline(always)]
+    #[must_use]
+    pub fn named(self, index: impl Fn(usize) -> u32) -> Self {
+        Self { indices: spell(|i| if self.has(i) { index(i) } else { NONE }), ..self }
+    }
+
+    /// Whether there is one in place `i`.
+    #[inline(always)]
+    #[must_use]
+    pub fn has(self, i: usize) -> bool {
+        self.indices[i] != NONE
+    }
+}
+
+impl Row {
+    /// Element number of the row's first score.
+    #[inline(always)]
+    #[must_use]
+    pub fn start(self) -> u64 {
+        u64::from(self.number) * u64::from(self.columns)
+    }
+
+    /// Groups with a score in use.
+    #[inline(always)]
+    #[must_use]
+    pub fn groups(self) -> u32 {
+        self.length.div_ceil(1 << self.group_log2)
+    }
+
+    /// Fetches the thread's first vector of scores, in use or not.
+    ///
+    /// # Safety
+    /// The row exists.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn fetch<const V: usize>(self) -> [[u32; 4]; V] {
+        // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
+        let load = |i| unsafe { self.scores.load_u32x4_in_order(self.start() + u64::from(i)) };
+        spell(|i| load((4 * strided(i)).min(self.columns - 4)))
+    }
+
+    /// Fetches the largest scores of the thread's groups, in use or not, from `maxima`, `[rows, columns >>
+    /// group_log2]`.
+    ///
+    /// # Safety
+    /// The row exists.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; HELD_GROUPS] {
+        let groups = self.columns >> self.group_log2;
+        let start = u64::from(self.number) * u64::from(groups);
+        let at = |i| u64::from(strided(i).min(groups - 1));
+        // SAFETY: groups of the row.
+        spell(|i| unsafe { maxima.load_u32_in_order(start + at(i)) })
+    }
+
+    /// What [`Self::fetch`] fetched, as far as it is in use.
+    #[inline(always)]
+    #[must_use]
+    pub fn hold<const V: usize, const N: usize>(self, fetched: [[u32; 4]; V]) -> Held<N> {
+        const { assert!(N == 4 * V) };
+        let index = |i: usize| 4 * strided(i / 4) + (i % 4) as u32;
+        Held::new(|i| f32::from_bits(fetched[i / 4][i % 4]), index, self.length)
+    }
+
+    /// What [`Self::fetch_groups`] fetched, as far as it is in use.
+    #[inline(always)]
+    #[must_use]
+    pub fn hold_groups<const N: usize>(self, fetched: [u32; N]) -> Held<N> {
+        Held::new(|i| f32::from_bits(fetched[i]), strided, self.groups())
+    }
+
+    /// Calls `visit` with each of the thread's scores and its index, in all of the row.
+    ///
+    /// # Safety
+    /// The row exists.
+    #[inline(always)]
+    pub unsafe fn each(self, mut visit: impl FnMut(f32, u32)) {
+        let mut first = 4 * thread::thread_idx_x();
+        while first < self.length {
+            // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
+            let found = unsafe { self.scores.load_u32x4(self.start() + u64::from(first)) };
+            let mut see = |i: usize| {
+                let index = first + i as u32;
+                if index < self.length {
+                    visit(f32::from_bits(found[i]), index);
+                }
+            };
+            see(0);
+            see(1);
+            see(2);
+            see(3);
+            first += 4 * thread::block_dim_x();
+        }
+    }
+}
+
+/// The index of what a thread holds in place `i`, where those of a warp are side by side.
+#[inline(always)]
+#[must_use]
+pub fn strided(i: usize) -> u32 {
+    i as u32 * thread::block_dim_x() + thread::thread_idx_x()
+}
