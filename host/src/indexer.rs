@@ -11,7 +11,7 @@ use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, LayerKind};
 use kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
 
-use crate::device::ops::{self, GatherQueries, IndexQueries, Scores, maxima_len};
+use crate::device::ops::{self, GatherQueries, IndexQueries, Scored, Scores, maxima_len};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
@@ -317,6 +317,10 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let (from, to) = ((projected, projected_weight), &quantised);
         ops::index_query(device, stream, &queries, from.0, from.1, rotary, format, to)?;
         ops::index_score(device, stream, &queries, to, &table, planes, k, &scores, &faults)?;
+        if let Some(found) = &self.workspace.poison {
+            let (find, scored) = (ops::find_poisoned_keys, Scored { skip: k, columns: *columns });
+            find(device, stream, &queries, self.schema.layer, &table, planes, scored, found)?;
+        }
         Ok(ops::index_topk(device, stream, &queries, &scores, k, selected)?)
     }
 }
