@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, LayerKind};
-use kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
+use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
 use crate::device::ops::{self, GatherQueries, IndexQueries, Scored, Scores, maxima_len};
 use crate::device::{Buffer, Device, DeviceError};
@@ -28,7 +28,7 @@ pub struct IndexerWorkspace<D: Device> {
     rows: u32,
     projected: Buffer<D, f32>,
     projected_weight: Buffer<D, f32>,
-    query: Buffer<D, u16>,
+    query: Buffer<D, u8>,
     weight: Buffer<D, f32>,
     scores: Buffer<D, f32>,
     maxima: Buffer<D, f32>,
@@ -40,8 +40,8 @@ impl<D: Device> IndexerWorkspace<D> {
     pub fn bytes_per_query(heads: u32, context: u32) -> u64 {
         let channels = u64::from(heads) * u64::from(INDEX_DIM);
         let columns = columns(context);
-        // f32 channels and BF16 ones, two weights a head, scores and maxima.
-        let query = 4 * channels + 2 * u64::from(QUERY_ELEMENTS);
+        // Projected and as the scores take them, two weights a head, scores and maxima.
+        let query = 4 * channels + u64::from(IndexFormat::MOST_QUERY_BYTES);
         query + 8 * u64::from(heads) + 4 * (u64::from(columns) + maxima_len(columns))
     }
 
@@ -76,7 +76,8 @@ impl<D: Device> IndexerWorkspace<D> {
             rows: rows as u32,
             projected: device.allocate("projected queries", channels)?,
             projected_weight: device.allocate("projected head weights", vectors)?,
-            query: device.allocate("indexer queries", rows * u64::from(QUERY_ELEMENTS))?,
+            query: device
+                .allocate("indexer queries", rows * u64::from(IndexFormat::MOST_QUERY_BYTES))?,
             weight: device.allocate("indexer head weights", vectors)?,
             scores: device.allocate("indexer scores", rows * u64::from(columns))?,
             maxima: device.allocate("maxima of scores", rows * maxima_len(columns))?,
