@@ -29,9 +29,9 @@ pub struct CacheConfig {
     pub max_context: u32,
     /// Most tokens of one step, over all its requests.
     pub max_step_tokens: u32,
-    /// Whether memory that nobody owns is filled with NaN, and gathered rows that come from it are
-    /// reported by `KvCacheManager::check_poison`. For tests and for hunting faults: it costs a look
-    /// at every gathered row.
+    /// Whether memory that nobody owns is filled with NaN, and gathered rows and scored keys that come
+    /// from it are reported by `KvCacheManager::check_poison`. For tests and for hunting faults: it
+    /// costs a look at every one of them.
     #[serde(default)]
     pub poison: bool,
 }

@@ -198,9 +198,9 @@ pub enum KvError {
         /// Rows it refused since the last check.
         count: u32,
     },
-    /// Attention was given rows that nobody wrote. Reported by a cache with `CacheConfig::poison`.
+    /// Attention was given rows, or the indexer scored keys, that nobody wrote. Reported by a cache with `CacheConfig::poison`.
     #[error(
-        "{count} gathered rows hold what nobody wrote; the first: {}",
+        "{count} gathered rows or scored keys hold what nobody wrote; the first: {}",
         rows.first().map_or_else(String::new, |row| format!("{row:?}"))
     )]
     PoisonRead {

@@ -2,9 +2,10 @@
 //!
 //! With [`crate::CacheConfig::poison`] every pool starts as NaN, and what a released request held
 //! becomes NaN again before the next step can write it. Each gather is followed by a look at what it
-//! gathered: a row that nobody wrote since is counted, with request, layer and entry.
+//! gathered, and the indexer's scores by a look at the keys that they took: a row or a key that nobody
+//! wrote since is counted, with request, layer and entry.
 
-use kv_layout::params::FindPoisonParams;
+use kv_layout::params::{FindPoisonParams, FindPoisonedKeysParams};
 
 use crate::device::{Buffer, Device, DeviceError};
 use crate::error::KvError;
@@ -20,16 +21,19 @@ const CAPACITY: u64 = 64;
 /// Words of a record.
 const RECORD: usize = FindPoisonParams::RECORD as usize;
 
-/// Words of the memory that [`crate::device::ops::find_poison`] writes to.
+/// Words of the memory that [`crate::device::ops::find_poison`] and
+/// [`crate::device::ops::find_poisoned_keys`] write to.
 pub(crate) const WORDS: u64 = 1 + CAPACITY * RECORD as u64;
 
-/// What a row that nobody wrote was gathered as.
+/// What a row that nobody wrote was gathered as, or that it was scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PoisonedRow {
     /// The sliding-window key of the token at this position.
     Window(u32),
     /// The compressed entry of this number, by a list or among all.
     Entry(u32),
+    /// The indexer key of this entry, for its score.
+    Key(u32),
 }
 
 /// A row that nobody wrote, and who was given it.
@@ -83,7 +87,8 @@ impl Freed {
 }
 
 impl<D: Device> KvCacheManager<D> {
-    /// Waits for `stream` and reports gathered rows that nobody had written, since the last check.
+    /// Waits for `stream` and reports gathered rows, and scored keys, that nobody had written, since the
+    /// last check.
     /// Without [`crate::CacheConfig::poison`] there is nothing to report.
     ///
     /// # Errors
@@ -113,6 +118,7 @@ impl<D: Device> KvCacheManager<D> {
             position,
             row: match source {
                 FindPoisonParams::WINDOW => PoisonedRow::Window(what),
+                FindPoisonedKeysParams::KEY => PoisonedRow::Key(what),
                 _ => PoisonedRow::Entry(what),
             },
         }

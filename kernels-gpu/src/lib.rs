@@ -6,7 +6,7 @@
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
 //! | [`indexer`] | projections, queries, scores and the largest of them |
 //! | [`fault`] | the fault word: what a kernel refused |
-//! | [`poison`] | the search for rows that nobody wrote |
+//! | [`poison`], [`poison_keys`] | the search for rows, and for scores of keys, that nobody wrote |
 //! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
 //! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
 //! | [`router`] | the MoE router: activation, top-k, hash |
@@ -34,6 +34,7 @@ pub mod math;
 pub mod mistake;
 pub mod plan;
 pub mod poison;
+pub mod poison_keys;
 pub mod rank;
 pub mod router;
 pub mod row;

@@ -81,7 +81,7 @@ unsafe fn is_poison(tile: Global<u16>, at: u64, lane: u32) -> bool {
 /// # Safety
 /// `found` has the count and `capacity` records, and is written by this function only.
 #[inline(always)]
-unsafe fn record(found: GlobalMut<u32>, words: [u32; 4], capacity: u32) {
+pub(crate) unsafe fn record(found: GlobalMut<u32>, words: [u32; 4], capacity: u32) {
     // SAFETY: the count is only ever accessed atomically, and hands out each record once.
     unsafe {
         let index = DeviceAtomicU32::new(found, 0).add(1);

@@ -7,13 +7,14 @@ use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::schema::PoolKind;
 use dsv4_kv::{
-    CacheConfig, KvCacheManager, KvError, LayerCacheHandle, LayerId, RequestId, StepRequest,
+    CacheConfig, IndexerWorkspace, KvCacheManager, KvError, LayerCacheHandle, LayerId, RequestId,
+    StepRequest,
 };
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::geometry::{LayerKind, StateStream};
+use kv_layout::geometry::{INDEX_DIM, LayerKind, StateStream};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
@@ -354,6 +355,21 @@ impl<D: Device> Fed<D> {
             }
         }
         Ok(())
+    }
+
+    /// Queues the scores of `queries` of the step in a CSA layer, of some query or other, and their
+    /// lists of `k` entries.
+    pub fn score(&self, layer: LayerId, queries: Range<u32>, k: u32) -> Result<(), KvError> {
+        let Self { manager, stream, .. } = self;
+        let (device, CacheConfig { model, max_context, .. }) = (manager.device(), manager.config());
+        let (count, heads) = (queries.len() as u32, model.index_heads);
+        let workspace = IndexerWorkspace::new(device, model, *max_context, count, u64::MAX)?;
+        let ones = |elements: u32| upload(device, stream, &vec![1.0_f32; elements as usize]);
+        let (projected, weights) = (ones(count * heads * INDEX_DIM), ones(count * heads));
+        let lists = device.allocate("lists", u64::from(count * k))?;
+        let select = LayerCacheHandle::select_entries;
+        let handle = manager.layer(layer)?;
+        select(&handle, stream, &workspace, queries, &projected, &weights, k, &lists)
     }
 
     /// A whole step of which everything is accepted.

@@ -219,6 +219,51 @@ const _: () = assert!(core::mem::offset_of!(FindPoisonParams, rows) == 8);
 const _: () = assert!(core::mem::offset_of!(FindPoisonParams, layer) == 12);
 const _: () = assert!(core::mem::offset_of!(FindPoisonParams, source) == 16);
 const _: () = assert!(core::mem::offset_of!(FindPoisonParams, capacity) == 20);
+
+/// Scalars of `find_poisoned_keys_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FindPoisonedKeysParams {
+    /// The first query token of the launch.
+    pub first: u32,
+    /// Query tokens that the launch covers, from `first` on.
+    pub tokens: u32,
+    /// Queries that see no more entries than this have no scores.
+    pub skip: u32,
+    /// Scores of a query; it may see more, which have none.
+    pub columns: u32,
+    /// The layer, for the record.
+    pub layer: u32,
+    /// Keys that can be recorded; more are only counted.
+    pub capacity: u32,
+    /// Slots of the block table.
+    pub slots: u32,
+    /// Blocks of a slot's row of the table.
+    pub max_blocks: u32,
+    /// Blocks of the planes.
+    pub num_blocks: u32,
+}
+
+impl FindPoisonedKeysParams {
+    /// What was found is the indexer key of an entry that was scored: recorded is the entry. Beside the
+    /// sources of [`FindPoisonParams`].
+    pub const KEY: u32 = 3;
+    /// As of [`FindPoisonParams`], whose records these are.
+    pub const LAYER: u32 = FindPoisonParams::LAYER;
+}
+
+const _: () =
+    assert!(size_of::<FindPoisonedKeysParams>() == 36 && align_of::<FindPoisonedKeysParams>() == 4);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, first) == 0);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, tokens) == 4);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, skip) == 8);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, columns) == 12);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, layer) == 16);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, capacity) == 20);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, slots) == 24);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, max_blocks) == 28);
+const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, num_blocks) == 32);
+
 /// Scalars of `activation_topk_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{INDEX_DIM, LayerKind};
 
-use crate::device::ops::{self, GatherQueries, IndexQueries, Scores};
+use crate::device::ops::{self, GatherQueries, IndexQueries, Scored, Scores};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
@@ -223,6 +223,10 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let (from, to) = ((projected, projected_weight), &quantised);
         ops::index_query(device, stream, &queries, from.0, from.1, rotary, format, to)?;
         ops::index_score(device, stream, &queries, to, &table, planes, k, &scores, &faults)?;
+        if let Some(found) = &self.workspace.poison {
+            let (find, scored) = (ops::find_poisoned_keys, Scored { skip: k, columns: *columns });
+            find(device, stream, &queries, self.schema.layer, &table, planes, scored, found)?;
+        }
         Ok(ops::index_topk(device, stream, &queries, &scores, k, selected)?)
     }
 }

@@ -3,9 +3,12 @@
 
 use std::num::NonZeroU32;
 
-use dsv4_kv::device::ops::{self, BlockTable, Entries, GatherQueries, GatheredRows, SwaRing};
+use dsv4_kv::device::ops::{
+    self, BlockTable, Entries, GatherQueries, GatheredRows, IndexKeys, Scored, SwaRing,
+};
 use dsv4_kv::device::{Buffer, Device, DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv::{LayerId, SlotId};
+use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 /// Longest buffer, in elements.
@@ -213,7 +216,25 @@ fn list(case: &mut Case<'_>) -> Result<(), DeviceError> {
     gather(device, stream, &queries, &selected, paged.rows, &table, &entries, &tile, faults)?;
     let found = case.buffer(1 + 4 * 2);
     let kind = GatheredRows::List(&selected, paged.rows);
-    ops::find_poison(&case.device, &case.stream, &queries, LayerId(0), &tile, kind, &found)
+    ops::find_poison(&case.device, &case.stream, &queries, LayerId(0), &tile, kind, &found)?;
+    poisoned_keys(case, &paged, &found)
+}
+
+fn poisoned_keys(
+    case: &mut Case<'_>,
+    paged: &Paged,
+    found: &Buffer<EmuDevice, u32>,
+) -> Result<(), DeviceError> {
+    let format = IndexFormat::ALL[usize::from(case.choices.byte()) % IndexFormat::ALL.len()];
+    let rows = u64::from(paged.num_blocks) * 32;
+    let code = case.buffer(rows * format.code_bytes());
+    let scale = case.buffer(rows * format.scale_bytes());
+    let keys = IndexKeys { code: &code, scale: &scale, format, rotate: true };
+    let scored =
+        Scored { skip: case.choices.number(), columns: case.choices.number().min(1 << 12) };
+    let (planes, find) = ((&keys, paged.num_blocks), ops::find_poisoned_keys);
+    let (device, stream, table) = (&case.device, &case.stream, paged.table());
+    find(device, stream, &paged.queries(), LayerId(0), &table, planes, scored, found)
 }
 
 fn all(case: &mut Case<'_>) -> Result<(), DeviceError> {

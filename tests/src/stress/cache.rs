@@ -23,6 +23,8 @@ use crate::stories::{Fed, Part};
 const BUCKET: u32 = 8;
 /// Entries of a query's list.
 const LIST: u32 = 4;
+/// Of so many steps whose watched layer has an indexer, one lets its last query score all it sees.
+const SCORED: u32 = 4;
 
 /// How a step's kernels are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,11 +122,15 @@ impl<D: Device> Cache<D> {
         let bucket = graph.map_or(padded, CapturedStep::bucket);
         let watched =
             LayerId(self.random.random_range(0..model.config().model.layers.len() as u32));
+        let scored = self.random.random_ratio(1, SCORED);
         let (fed, mut gathered) = (&self.fed, None);
         fed.load(&pieces, bucket);
         let mut after = |layer: LayerId| {
             if layer == watched {
                 gathered = Some(gather(fed, model, parts, layer, plan.tokens)?);
+                if scored && model.config().model.layers[layer.0 as usize] == LayerKind::Csa {
+                    fed.score(layer, plan.tokens - 1..plan.tokens, 1)?;
+                }
             }
             Ok(())
         };

@@ -18,6 +18,7 @@ mod manager;
 mod memory;
 mod million;
 mod poison;
+mod poison_keys;
 mod pro_step;
 mod refusals;
 mod router;
@@ -143,6 +144,10 @@ suite! { suite:
         what_nobody_wrote_is_named,
         what_is_freed_becomes_poison,
         without_poison_nothing_is_looked_at,
+    }
+    poison_keys {
+        scores_of_what_nobody_wrote_are_named,
+        scores_of_what_another_held_are_named,
     }
     values {
         main_rows_equal_the_oracle,

@@ -1,4 +1,4 @@
-//! The search for rows that nobody wrote.
+//! The search for rows, and for scores of keys, that nobody wrote.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]
@@ -28,6 +28,31 @@ macro_rules! poison_rows {
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
             bodies {
                 () => find_poison: poison::find,
+            }
+
+            FindPoisonedKeys<IndexFormat>
+            "Counts and records the indexer keys that a query's scores take and that nobody wrote. \
+             Grid: (token, 128 entries at a time), one thread an entry."
+            (
+                /// `[step]` absolute position of each query.
+                token_position: const i32,
+                /// `[step]` slot of each query's request; -1 = padding.
+                token_slot: const i32,
+                /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
+                table: const i32,
+                /// `[num_blocks * 32, code_bytes]` u8, the code plane.
+                index_code: const u8,
+                /// `[num_blocks * 32, scale_bytes]` u8, the scale plane.
+                index_scale: const u8,
+                /// `[1 + 4 * capacity]`, as of `find_poison`.
+                found: mut u32;
+                FindPoisonedKeysParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            bodies {
+                IndexFormat::Nvfp4 => find_poisoned_keys_nvfp4: poison_keys::find::<index_row::Nvfp4Row>,
+                IndexFormat::Mxfp4 => find_poisoned_keys_mxfp4: poison_keys::find::<index_row::Mxfp4Row>,
+                IndexFormat::Fp8 => find_poisoned_keys_fp8: poison_keys::find::<index_row::Fp8Row>,
             }
         } }
     };

@@ -7,6 +7,7 @@ mod flush;
 mod gather;
 mod indexer;
 mod poison;
+mod poison_keys;
 mod router;
 mod state;
 mod swa;
@@ -22,6 +23,7 @@ pub use indexer::{
     IndexQueries, Scores, index_query, index_score, index_topk, maxima_len, project, topk_select,
 };
 pub use poison::{GatheredRows, find_poison};
+pub use poison_keys::{Scored, find_poisoned_keys};
 pub use router::{
     DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, check_routed,
     dense_router_decode, hash_router, hash_router_decode, router_logits,

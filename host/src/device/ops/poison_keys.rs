@@ -1,0 +1,79 @@
+//! The search for scores of indexer keys that nobody wrote.
+
+use kv_layout::params::{FindPoisonParams, FindPoisonedKeysParams};
+
+use super::{BlockTable, GatherQueries, IndexKeys, check, product};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::ids::LayerId;
+use crate::kernels::FindPoisonedKeys;
+
+/// Entries of a block of the cache.
+const ENTRIES: u64 = 32;
+/// Blocks of a launch in its second dimension at most; each goes on to further entries.
+const ENTRY_BLOCKS: u32 = 256;
+
+/// The scores that [`super::index_score`] made: of queries that see more than `skip` entries, of the
+/// first `columns` of them.
+#[derive(Clone, Copy)]
+pub struct Scored {
+    /// Queries that see no more entries were left out.
+    pub skip: u32,
+    /// Most entries of a query.
+    pub columns: u32,
+}
+
+/// Queues `find_poisoned_keys_*`: keys that were scored and that nobody wrote since the cache was
+/// poisoned are counted in `found` (`[1 + 4 * capacity]`), once for each query, and, while there is
+/// room, recorded. An entry without a block has no key.
+///
+/// # Errors
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn find_poisoned_keys<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    layer: LayerId,
+    table: &BlockTable<'_, D>,
+    (keys, num_blocks): (&IndexKeys<'_, D>, u32),
+    scored: Scored,
+    found: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    let GatherQueries { position, slot, first, count, .. } = *queries;
+    let Scored { skip, columns } = scored;
+    if count == 0 || columns <= skip {
+        return Ok(());
+    }
+    let end = u64::from(first) + u64::from(count);
+    check("positions", position, end)?;
+    check("slots", slot, end)?;
+    table.check()?;
+    let plane = |row_bytes| product([num_blocks.into(), ENTRIES, row_bytes]);
+    check("indexer key codes", keys.code, plane(keys.format.code_bytes()))?;
+    check("indexer key scales", keys.scale, plane(keys.format.scale_bytes()))?;
+    check("poison records", found, 1)?;
+    let capacity = (found.len() - 1) / u64::from(FindPoisonParams::RECORD);
+    let operation = FindPoisonedKeys {
+        token_position: position.ptr(),
+        token_slot: slot.ptr(),
+        table: table.table.ptr(),
+        index_code: keys.code.ptr(),
+        index_scale: keys.scale.ptr(),
+        found: found.ptr(),
+        params: FindPoisonedKeysParams {
+            first,
+            tokens: count,
+            skip,
+            columns,
+            layer: layer.0,
+            capacity: u32::try_from(capacity).unwrap_or(u32::MAX),
+            slots: table.slots,
+            max_blocks: table.max_blocks,
+            num_blocks,
+        },
+    };
+    let grid = (count, columns.div_ceil(128).min(ENTRY_BLOCKS));
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // slots outside the table and blocks outside the planes; work of one stream runs in order.
+    unsafe { device.launch(stream, keys.format, grid, &operation) }
+}

@@ -1,0 +1,97 @@
+//! The search for scores of keys that nobody wrote: the indexer keys that a query sees, looked at
+//! again.
+//!
+//! A score alone does not tell: a poisoned FP4 code is -6, and only its scale is NaN. The scales do:
+//! none that is stored has a byte (FP4 formats) or word (FP8) of nothing but ones. A key that was
+//! pooled from poison is NaN in all channels when it is quantised, and what each format makes of that
+//! is known too.
+
+use kv_layout::index_row::IndexFormat;
+use kv_layout::params::FindPoisonedKeysParams;
+use simt::mem::{Global, GlobalMut};
+use simt::thread;
+
+use crate::index_row::IndexRowFormat;
+use crate::indexer::{TILE, visible};
+use crate::poison::record;
+use crate::table::TableRow;
+
+/// Threads of a block, each of which looks at one key at a time.
+const THREADS: u32 = 128;
+/// Four scales of a key of nothing but NaN, in both FP4 formats: the least that there is.
+const LEAST_SCALES: u32 = 0x0101_0101;
+/// Eight of its E2M1 codes.
+const NAN_E2M1: u32 = 0x7777_7777;
+/// Four of its E4M3 codes.
+const NAN_E4M3: u32 = 0x7F7F_7F7F;
+
+/// Counts and records the keys that the score of a query took and that nobody wrote.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; called by a launch of grid `(tokens, any)` with 128
+/// threads a block.
+#[inline(always)]
+pub unsafe fn find<R: IndexRowFormat>(
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    table: Global<i32>,
+    code: Global<u8>,
+    scale: Global<u8>,
+    found: GlobalMut<u32>,
+    params: FindPoisonedKeysParams,
+) {
+    let query = thread::block_idx_x();
+    if query >= params.tokens {
+        return;
+    }
+    // SAFETY: `query < tokens`; rows of the planes come out of the table, which refuses blocks that
+    // the planes do not have.
+    unsafe {
+        let token = u64::from(params.first + query);
+        let Some((slot, seen)) = visible(token_position, token_slot, token) else { return };
+        if slot >= params.slots || seen <= params.skip {
+            return;
+        }
+        let request = TableRow {
+            table,
+            start: u64::from(slot) * u64::from(params.max_blocks),
+            max_blocks: params.max_blocks,
+            num_blocks: params.num_blocks,
+            block_shift: TILE.trailing_zeros(),
+        };
+        let seen = seen.min(params.columns);
+        let mut entry = thread::block_idx_y() * THREADS + thread::thread_idx_x();
+        while entry < seen {
+            // An entry without a block is the scores' own fault, and counted there.
+            if let Some(row) = request.plane_row(entry, true)
+                && is_poison::<R>(code, scale, row)
+            {
+                let position = token_position.load(token) as u32;
+                let place =
+                    params.layer * FindPoisonedKeysParams::LAYER + FindPoisonedKeysParams::KEY;
+                record(found, [place, slot, position, entry], params.capacity);
+            }
+            entry += thread::grid_dim_y() * THREADS;
+        }
+    }
+}
+
+/// Whether the key in `row` was never written, or was pooled from what was never written.
+///
+/// # Safety
+/// The planes hold the row.
+#[inline(always)]
+unsafe fn is_poison<R: IndexRowFormat>(code: Global<u8>, scale: Global<u8>, row: u64) -> bool {
+    let fp8 = matches!(R::FORMAT, IndexFormat::Fp8);
+    let (scale_words, code_words) = (R::FORMAT.scale_bytes() / 4, R::FORMAT.code_bytes() / 4);
+    // SAFETY: words of the row.
+    let scale = |at| unsafe { scale.cast::<u32>().load(row * scale_words + at) };
+    // SAFETY: as above.
+    let code = |at| unsafe { code.cast::<u32>().load(row * code_words + at) };
+    let unwritten = (0..scale_words).any(|at| scale(at) == u32::MAX);
+    let from_nan = || {
+        (fp8 || (0..scale_words).all(|at| scale(at) == LEAST_SCALES))
+            && (0..code_words).all(|at| code(at) == if fp8 { NAN_E4M3 } else { NAN_E2M1 })
+    };
+    unwritten || from_nan()
+}

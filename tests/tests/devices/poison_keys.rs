@@ -1,0 +1,92 @@
+//! Poisoned caches: what nobody wrote is found in what the indexer scores, and named.
+
+use dsv4_kv::device::Device;
+use dsv4_kv::poison::{PoisonRead, PoisonedRow};
+use dsv4_kv::{CacheConfig, KvError, LayerId};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+
+use crate::stories::{Fed, Part, Story, TINY, config};
+
+/// The CSA layers of the preset `tiny`.
+const LAYERS: [LayerId; 2] = [LayerId(1), LayerId(3)];
+
+fn poisoned<D: Device>(device: &D, format: IndexFormat) -> Fed<D> {
+    let config = config(&TINY, (MainFormat::Ue8m0, format), 1);
+    Fed::new(device, CacheConfig { poison: true, ..config })
+}
+
+/// What is found after the step's queries were scored, but for those that see no more than `skip`.
+fn found<D: Device>(fed: &Fed<D>, queries: u32, skip: u32) -> (u32, Vec<PoisonRead>) {
+    LAYERS.iter().for_each(|&layer| fed.score(layer, 0..queries, skip).unwrap());
+    match fed.manager.check_poison(&fed.stream) {
+        Ok(()) => (0, Vec::new()),
+        Err(KvError::PoisonRead { count, rows }) => (count, rows),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Every token written: nothing is found. Then two tokens that no kernel writes. What each should have
+/// closed is found for every query that scores it, and so are the keys that were pooled over the first,
+/// whose state was poison; nothing else is.
+pub fn scores_of_what_nobody_wrote_are_named<D: Device>(device: &D) {
+    for format in IndexFormat::ALL {
+        let story = Story::random(&TINY, 136, 61);
+        let mut fed = poisoned(device, format);
+        let id = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(id, &story, 0..127)], 127);
+        assert_eq!(found(&fed, 127, 1), (0, Vec::new()), "{format:?}");
+        fed.manager.release(id).unwrap();
+
+        let id = fed.manager.admit().unwrap();
+        for (written, lost) in [(0..2, 2), (3..127, 127)] {
+            let tokens = written.len() as u32;
+            fed.step(&[Part::new(id, &story, written)], tokens);
+            fed.prepare(&[Part::new(id, &story, lost..lost + 1)], 1);
+            fed.manager.commit(id, 1).unwrap();
+        }
+        fed.step(&[Part::new(id, &story, 128..136)], 8);
+        let want = |first| -> Vec<_> {
+            let queries =
+                LAYERS.iter().flat_map(|&layer| (first..136).map(move |query| (layer, query)));
+            // Entry 1 pools the window of entry 0 too, in which token 2 is.
+            queries
+                .flat_map(|(layer, position)| {
+                    [0, 1, 31].map(|entry| PoisonRead {
+                        layer,
+                        slot: id.slot,
+                        request: Some(id),
+                        position,
+                        row: PoisonedRow::Key(entry),
+                    })
+                })
+                .collect()
+        };
+        assert_eq!(found(&fed, 8, 1), (48, want(128)), "{format:?}");
+        // The other queries see 32 and 33 entries, and are not scored.
+        assert_eq!(found(&fed, 8, 33), (6, want(135)), "{format:?}");
+        fed.manager.check_faults(&fed.stream).unwrap();
+    }
+}
+
+/// A request whose table names blocks that another held and gave back: all of its keys are found.
+pub fn scores_of_what_another_held_are_named<D: Device>(device: &D) {
+    for format in IndexFormat::ALL {
+        let story = Story::random(&TINY, 133, 62);
+        let mut fed = poisoned(device, format);
+        let first = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(first, &story, 0..132)], 132);
+        assert_eq!(found(&fed, 132, 1), (0, Vec::new()), "{format:?}");
+        fed.manager.release(first).unwrap();
+
+        let next = fed.manager.admit().unwrap();
+        fed.prepare(&[Part::new(next, &story, 0..132)], 132);
+        fed.manager.commit(next, 132).unwrap();
+        fed.prepare(&[Part::new(next, &story, 132..133)], 1);
+        let (count, rows) = found(&fed, 1, 1);
+        // 33 in each of two layers, of which 64 are recorded.
+        assert_eq!((count, rows.len()), (66, 64), "{format:?}");
+        assert!(rows.iter().all(|read| read.request == Some(next) && read.position == 132));
+        assert!(rows.iter().all(|read| matches!(read.row, PoisonedRow::Key(0..33))));
+    }
+}

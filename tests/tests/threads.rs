@@ -1,0 +1,82 @@
+//! Threads that share a device: what may meet, meets here, without kernels, so that ThreadSanitizer and
+//! Miri can watch; neither follows the emulator's fibers.
+
+use std::sync::Barrier;
+use std::thread;
+
+use dsv4_kv::device::{CudaDevice, CudaOptions, Device, DeviceError, EmuDevice, EmuOptions, Graph};
+
+const THREADS: u64 = 4;
+const ROUNDS: u64 = if cfg!(miri) { 3 } else { 200 };
+const WORDS: usize = 64;
+const MEMORY: u64 = 1 << 20;
+
+/// What a thread may be told while another captures, or holds most of the memory.
+fn allowed<T>(answer: Result<T, DeviceError>) -> Option<T> {
+    match answer {
+        Ok(value) => Some(value),
+        Err(DeviceError::ForbiddenInCapture { .. } | DeviceError::NestedCapture) => None,
+        Err(DeviceError::OutOfMemory { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Each thread allocates, copies and captures, and all write one buffer: a copy of that holds what one
+/// of them wrote and no mixture, a thread's own memory what it wrote, and in the end all memory is free.
+#[test]
+fn threads_share_a_device() {
+    let device = EmuDevice::new(EmuOptions { memory: MEMORY, seed: 1 });
+    let shared = device.allocate::<u32>("shared", WORDS as u64).unwrap();
+    let together = Barrier::new(THREADS as usize);
+    let run = |thread: u64| {
+        let stream = device.stream().unwrap();
+        let own = device.allocate::<u32>("own", WORDS as u64).unwrap();
+        let (mut captured, mut told) = (0, vec![0_u32; WORDS]);
+        together.wait();
+        for round in 0..ROUNDS {
+            let byte = (thread * ROUNDS + round) as u8;
+            device.fill(&stream, &shared, byte).unwrap();
+            device.copy(&stream, &shared, &own).unwrap();
+            if allowed(device.download(&stream, &own, 0, &mut told)).is_some() {
+                assert!(told.iter().all(|&word| word == told[0]), "a mixture: {told:08x?}");
+            }
+            // Any four threads' worth of these do not fit.
+            drop(allowed(device.allocate::<u8>("large", MEMORY / 3)));
+            let record = || device.fill(&stream, &own, byte);
+            let graph: Option<Graph<_>> =
+                allowed(device.capture(&stream, vec![own.memory()], record));
+            if let Some(graph) = graph {
+                captured += 1;
+                device.replay(&stream, &graph).unwrap();
+                if allowed(device.download(&stream, &own, 0, &mut told)).is_some() {
+                    assert_eq!(told, [u32::from_ne_bytes([byte; 4]); WORDS]);
+                }
+            }
+        }
+        captured
+    };
+    let captures: Vec<u64> = thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = (0..THREADS).map(|at| scope.spawn(move || run(at))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(captures.iter().sum::<u64>() > 0, "nothing was captured");
+    drop(shared);
+    assert_eq!(device.free_memory().unwrap(), MEMORY, "memory was lost");
+}
+
+/// Threads that look for a GPU at the same time get the same answer.
+#[test]
+#[cfg_attr(miri, ignore = "Miri opens no library")]
+fn threads_look_for_a_gpu_at_once() {
+    let together = Barrier::new(THREADS as usize);
+    let look = || {
+        together.wait();
+        CudaDevice::new(CudaOptions::default()).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let answers: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(look)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
+}
