@@ -93,16 +93,31 @@ const _: () = assert!(IndexFormat::Fp8.row_bytes() == 132);
 /// Heads of an indexer's query in memory; those that a model does not have are zero.
 pub const QUERY_HEADS: u32 = 64;
 
-/// Elements of a query of all heads.
-pub const QUERY_ELEMENTS: u32 = QUERY_HEADS * INDEX_DIM;
+impl IndexFormat {
+    /// Bytes from one query to the next, whatever the format.
+    pub const MOST_QUERY_BYTES: u32 = 2 * QUERY_HEADS * INDEX_DIM;
 
-/// Where a channel of a head stands in a query: as the right side of a tensor-core product, in the order
-/// of channels in which the keys' FP4 codes unpack. The two BF16 of a word are channels `c` and `c + 4`.
-#[must_use]
-pub const fn query_element(head: u32, channel: u32) -> u32 {
-    let (quarter, eight, within) = (channel / 32, channel / 8 % 4, channel % 8);
-    let eighth = 4 * eight + within % 4;
-    8 * (QUERY_HEADS * eighth + head) + 2 * quarter + within / 4
+    /// Bytes of a query of all heads against keys of this format: E4M3 for FP8, else BF16.
+    #[must_use]
+    pub const fn query_bytes(self) -> u32 {
+        match self {
+            Self::Nvfp4 | Self::Mxfp4 => Self::MOST_QUERY_BYTES,
+            Self::Fp8 => Self::MOST_QUERY_BYTES / 2,
+        }
+    }
+
+    /// Where a channel of a head stands in a query, in bytes: as the right side of a tensor-core product
+    /// (16 bytes of each head side by side), in the order of channels in which the keys unpack.
+    #[must_use]
+    pub const fn query_byte(self, head: u32, channel: u32) -> u32 {
+        let (sixteen, byte) = match self {
+            Self::Nvfp4 | Self::Mxfp4 => {
+                (channel / 8 % 4 * 4 + channel % 4, channel / 32 * 4 + channel / 4 % 2 * 2)
+            }
+            Self::Fp8 => (channel / 4 % 8, channel / 32 * 4 + channel % 4),
+        };
+        16 * (QUERY_HEADS * sixteen + head) + byte
+    }
 }
 
 #[cfg(test)]
@@ -110,11 +125,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_element_of_a_query_has_one_place() {
-        let mut places: Vec<u32> = (0..QUERY_HEADS)
-            .flat_map(|head| (0..INDEX_DIM).map(move |channel| query_element(head, channel)))
-            .collect();
-        places.sort_unstable();
-        assert!(places.into_iter().eq(0..QUERY_ELEMENTS));
+    fn every_channel_of_a_query_has_a_place_of_its_own() {
+        for format in IndexFormat::ALL {
+            let bytes = format.query_bytes();
+            let width = bytes / (QUERY_HEADS * INDEX_DIM);
+            let mut taken = [false; IndexFormat::MOST_QUERY_BYTES as usize];
+            for channel in 0..QUERY_HEADS * INDEX_DIM {
+                let byte = format.query_byte(channel / INDEX_DIM, channel % INDEX_DIM);
+                assert!(byte < bytes && byte.is_multiple_of(width), "{format:?}: {byte}");
+                assert!(!core::mem::replace(&mut taken[byte as usize], true), "{format:?}: {byte}");
+            }
+        }
     }
 }

@@ -64,11 +64,3 @@ pub mod warpgroup;
 use emu as imp;
 #[cfg(target_arch = "nvptx64")]
 use ptx as imp;
-
-/// The value, computed before what follows in the source: a compiler is free to compute it only where
-/// it is used.
-#[inline(always)]
-#[must_use]
-pub fn hold(value: u32) -> u32 {
-    imp::hold(value)
-}

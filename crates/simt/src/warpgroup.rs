@@ -1,11 +1,14 @@
 //! Matrix products of a warpgroup, four warps side by side, on the tensor cores: the left side in
-//! registers, the right side in shared memory. A product is started, and waited for later.
+//! registers, the right side in shared memory.
 //!
-//! The warps multiply a 64 x 64 matrix A by a 64 x 64 matrix B. Warp `w` holds rows `16 w` to
-//! `16 w + 15` of A and of the product, as in [`crate::mma`]: of A four times 16 columns, of the
-//! product eight times 8 columns. B lies in shared memory by column: elements `8 e` to `8 e + 7` of
-//! column `n` are the four words from [`right_word`]`(e, n)` on (PTX ISA 9.7.15.5.1, "Shared Memory
-//! Matrix Layout" without swizzling: core matrices of 8 columns by 16 bytes, columns first).
+//! The warps multiply a matrix A of 64 rows by a matrix B of 64 columns. Warp `w` holds rows `16 w` to
+//! `16 w + 15` of A and of the product, with `g = lane_id() / 4` and `t = lane_id() % 4` as in
+//! [`crate::mma`]: of the product eight times 8 columns, of A steps of 32 bytes of each row. Of BF16 a
+//! step is 16 columns as `a` in [`crate::mma`]; of E4M3 it is 32 columns, where a pair of BF16 is four
+//! E4M3: `a[0]` holds columns `4 t` to `4 t + 3` of row `g`. B lies in shared memory by column: bytes
+//! `16 e` to `16 e + 15` of column `n` are the four words from [`right_word`]`(e, n)` on (PTX ISA
+//! 9.7.15.5.1, "Shared Memory Matrix Layout" without swizzling: core matrices of 8 columns by 16 bytes,
+//! columns first).
 //!
 //! `sm_90a` has an instruction for it, `wgmma`; everything else multiplies warp by warp at once, with
 //! the same result but for the order of sums.
@@ -19,19 +22,14 @@ use crate::ptx::warpgroup as form;
 #[cfg(not(target_feature = "sm_90a"))]
 use by_warp as form;
 
-/// A lane's part of the left side: by 16 columns, as `a` in [`crate::mma`].
-pub type Left = [[u32; 4]; 4];
 /// A lane's part of the product: by eight columns, as `c` in [`crate::mma`].
 pub type Fragments = [[f32; 4]; 8];
 
-/// Words of eight rows of B.
-pub const EIGHTH: u32 = 4 * 64;
-
-/// Where B's rows `8 eighth` to `8 eighth + 7` of a column lie.
+/// Where bytes `16 sixteen` to `16 sixteen + 15` of a column of B lie.
 #[inline(always)]
 #[must_use]
-pub const fn right_word(eighth: u32, column: u32) -> u32 {
-    EIGHTH * eighth + 4 * column
+pub const fn right_word(sixteen: u32, column: u32) -> u32 {
+    4 * (64 * sixteen + column)
 }
 
 /// Lets the products of other threads see what this thread wrote to shared memory; to be followed by a
@@ -41,48 +39,52 @@ pub fn fence_shared() {
     form::fence_shared();
 }
 
-/// A sum of products that may still be computed.
+/// `A B` of BF16 matrices in f32, `left` by steps of A
+/// (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
+/// [`crate::mma::bf16_m16n8k16`]).
+///
+/// Products of BF16 are exact in f32; sums as in [`crate::mma`].
+///
+/// # Safety
+/// - All threads of four warps, the first of which is a multiple of four, make this call together,
+///   from the same place in the source (*unchecked*).
+/// - B is written, the writers called [`fence_shared`], a barrier followed, and no thread writes it
+///   without a barrier between; its address is a multiple of 16 bytes.
+#[inline(always)]
+#[track_caller]
 #[must_use]
-pub struct Pending(form::Pending);
+pub unsafe fn bf16_m64n64k128<const N: usize>(
+    left: [[u32; 4]; 8],
+    right: Shared<u32, N>,
+) -> Fragments {
+    // SAFETY: the caller brings all threads of the four warps, and B.
+    unsafe { form::bf16_m64n64k128(left, right) }
+}
 
-impl Pending {
-    /// Starts `A B` of BF16 matrices in f32; B begins at word `first` of `right` (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
-    /// [`crate::mma::bf16_m16n8k16`]).
-    ///
-    /// Products of BF16 are exact in f32; sums as in [`crate::mma`].
-    ///
-    /// # Safety
-    /// - All threads of four warps, the first of which is a multiple of four, make this call together,
-    ///   from the same place in the source (*unchecked*).
-    /// - B is written, the writers called [`fence_shared`], a barrier followed, and no thread writes it
-    ///   before [`Self::wait`] and a barrier; its address is a multiple of 16 bytes.
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn start<const N: usize>(left: Left, right: Shared<u32, N>, first: u32) -> Self {
-        // SAFETY: the caller brings all threads of the four warps, and B.
-        Self(unsafe { form::Pending::start(left, right, first) })
-    }
+/// `A B` of E4M3 matrices in f32, of one step of A and step `step` of B
+/// (`wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3`, PTX ISA 9.7.15.5.2; elsewhere as BF16).
+///
+/// A tensor core may keep less than f32: Hopper's about 14 bits below the largest product of a sum, so
+/// that sums of products of E2M1 values are exact.
+///
+/// # Safety
+/// - As [`bf16_m64n64k128`].
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn e4m3_m64n64k32<const N: usize>(
+    left: [u32; 4],
+    right: Shared<u32, N>,
+    step: u32,
+) -> Fragments {
+    // SAFETY: the caller brings all threads of the four warps, and B.
+    unsafe { form::e4m3_m64n64k32(left, right, step) }
+}
 
-    /// Starts a further product, to be added.
-    ///
-    /// # Safety
-    /// - As [`Self::start`].
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn add<const N: usize>(self, left: Left, right: Shared<u32, N>, first: u32) -> Self {
-        // SAFETY: the caller brings all threads of the four warps, and B.
-        Self(unsafe { self.0.add(left, right, first) })
-    }
-
-    /// The sum, once it is there; waits for all products of the thread that were started.
-    ///
-    /// # Safety
-    /// - All threads that started it make this call together.
-    #[inline(always)]
-    #[track_caller]
-    #[must_use]
-    pub unsafe fn wait(self) -> Fragments {
-        // SAFETY: the caller brings all threads of the four warps.
-        unsafe { self.0.wait() }
-    }
+/// The fragments, computed before what follows in the source: a compiler is free to compute them only
+/// where they are used, and to keep all that it takes until then.
+#[inline(always)]
+#[must_use]
+pub fn hold(fragments: Fragments) -> Fragments {
+    form::hold(fragments)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, MAX_CONTEXT};
-use kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
+use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use serde::Serialize;
 
 use crate::device::ops::maxima_len;
@@ -15,7 +15,7 @@ use crate::error::KvError;
 const TILE: u32 = 32;
 /// Bytes of an element of each buffer: projected queries and weights, queries and weights as scores
 /// take them, scores and their maxima.
-const ELEMENT_BYTES: [u64; 6] = [4, 4, 2, 4, 4, 4];
+const ELEMENT_BYTES: [u64; 6] = [4, 4, 1, 4, 4, 4];
 
 /// What a workspace takes on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -68,7 +68,7 @@ pub struct IndexerWorkspace<D: Device> {
     size: WorkspaceSize,
     pub(super) projected: Buffer<D, f32>,
     pub(super) projected_weight: Buffer<D, f32>,
-    pub(super) query: Buffer<D, u16>,
+    pub(super) query: Buffer<D, u8>,
     pub(super) weight: Buffer<D, f32>,
     pub(super) scores: Buffer<D, f32>,
     pub(super) maxima: Buffer<D, f32>,
@@ -127,7 +127,7 @@ impl<D: Device> IndexerWorkspace<D> {
 /// Elements of each buffer for one query, in the order of [`ELEMENT_BYTES`].
 fn elements(heads: u32, columns: u32) -> [u64; 6] {
     let heads = u64::from(heads);
-    let (projected, query) = (heads * u64::from(INDEX_DIM), QUERY_ELEMENTS.into());
+    let (projected, query) = (heads * u64::from(INDEX_DIM), IndexFormat::MOST_QUERY_BYTES.into());
     [projected, heads, query, heads, columns.into(), maxima_len(columns)]
 }
 

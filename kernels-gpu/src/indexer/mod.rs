@@ -5,6 +5,7 @@
 //! | [`project`] | queries and weights of the heads, from activations |
 //! | [`query`] | rotation, Hadamard transform and quantisation of a query |
 //! | [`keys`] | indexer keys as operands of a matrix product, by format |
+//! | [`weights`] | the heads' weights, and what they make of products |
 //! | [`score`] | scores of all entries that a query sees |
 //! | [`maxima`] | the largest score of each group of 8 or 32 |
 //! | [`topk`] | the k largest scores of a row, exactly, in order |
@@ -19,6 +20,7 @@ pub mod query;
 pub mod score;
 pub mod search;
 pub mod topk;
+pub mod weights;
 
 use kv_layout::geometry::CSA_RATIO;
 use simt::mem::Global;

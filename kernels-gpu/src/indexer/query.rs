@@ -2,15 +2,15 @@
 //! of the keys, as the released model does to both sides.
 
 use kv_layout::geometry::ROPE_DIM;
-use kv_layout::index_row::{QUERY_ELEMENTS, query_element};
+use kv_layout::index_row::IndexFormat;
 use kv_layout::params::IndexQueryParams;
 use simt::math::sqrt;
 use simt::mem::{Global, GlobalMut};
-use simt::{thread, warp};
+use simt::thread;
 
 use super::CHANNELS;
-use crate::compress::{load_quad, rotate};
-use crate::convert::bf16x2_from_f32;
+use crate::compress::{Quad, load_quad, rotate};
+use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32};
 use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
 use crate::math::cos_sin;
 
@@ -30,7 +30,7 @@ pub unsafe fn query<F: IndexRowFormat>(
     frequencies: Global<f32>,
     token_position: Global<i32>,
     token_slot: Global<i32>,
-    query: GlobalMut<u16>,
+    query: GlobalMut<u8>,
     weight: GlobalMut<f32>,
     params: IndexQueryParams,
 ) {
@@ -48,15 +48,23 @@ pub unsafe fn query<F: IndexRowFormat>(
             return;
         }
         let channel = 4 * lane;
-        // A lane's four channels and its neighbour's make four words, two for each.
-        let word = |i: u32| {
-            let first = query_element(head, channel / 8 * 8 + channel / 4 % 2 * 2 + i) / 2;
-            u64::from(row) * u64::from(QUERY_ELEMENTS / 2) + u64::from(first)
+        let store = |values: Quad| {
+            for (i, value) in (0..).zip(values) {
+                let byte = F::FORMAT.query_byte(head, channel + i);
+                let at =
+                    u64::from(row) * u64::from(IndexFormat::MOST_QUERY_BYTES) + u64::from(byte);
+                match F::FORMAT {
+                    IndexFormat::Nvfp4 | IndexFormat::Mxfp4 => {
+                        query.cast::<u16>().store(at / 2, bf16x2_from_f32(value, 0.0) as u16);
+                    }
+                    IndexFormat::Fp8 => {
+                        query.store(at, e4m3x4_from_f32([value; 4]) as u8);
+                    }
+                }
+            }
         };
-        let query = query.cast::<u32>();
         if head >= params.heads {
-            query.store(word(0), 0);
-            query.store(word(1), 0);
+            store([0.0; 4]);
             return;
         }
         let vector = u64::from(row) * u64::from(params.heads) + u64::from(head);
@@ -72,13 +80,7 @@ pub unsafe fn query<F: IndexRowFormat>(
         let [a, b, c, d] = values;
         let rounded = quad_from_bf16([bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]);
         let (values, scale) = F::requantised(hadamard(rounded, lane));
-        let [a, b, c, d] = values;
-        let (first, second) = (bf16x2_from_f32(a, b), bf16x2_from_f32(c, d));
-        let is_lower = lane.is_multiple_of(2);
-        let other = warp::shuffle_xor_u32(if is_lower { second } else { first }, 1);
-        let (low, high) = if is_lower { (first, other) } else { (other, second) };
-        query.store(word(0), low & 0xFFFF | high << 16);
-        query.store(word(1), low >> 16 | high & 0xFFFF_0000);
+        store(values);
         if lane == 0 {
             let constant = 1.0 / sqrt((CHANNELS * params.heads) as f32);
             weight.store(vector, projected_weight.load(vector) * constant * scale);

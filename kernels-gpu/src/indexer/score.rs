@@ -1,32 +1,22 @@
 //! Scores of the entries that a query sees, on tensor cores.
 //!
-//! A warp scores the 32 entries of one block of the cache at a time, four warps together. Its lanes
-//! load the keys straight into the layout of the matrix product's left side and unpack them to BF16,
-//! which holds every value of every format exactly; products are exact in f32, and so the only
-//! rounding is that of sums over 128 channels and 64 heads. The right side, the query of all heads,
-//! waits in shared memory.
+//! A warp scores the 32 entries of one block of the cache at a time, four warps together. Blocks are
+//! copied to shared memory ahead of time; lanes unpack their keys straight into the layout of the matrix
+//! product's left side, while the right side, the query of all heads, stays in shared memory.
 
-use kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
+use kv_layout::index_row::IndexFormat;
 use kv_layout::params::IndexScoreParams;
-use simt::copy;
-use simt::math::{self, mul_add};
 use simt::mem::{Global, GlobalMut};
-use simt::shared::Shared;
-use simt::warpgroup::{self, Fragments, Left, Pending};
-use simt::{hold, thread, warp};
+use simt::{copy, math, thread, warp, warpgroup};
 
-use super::keys::{Keys, RING_WORDS, Ring};
-use super::{CHANNELS, TILE, visible};
+use super::keys::{Arena, Block, Keys};
+use super::weights::Weights;
+use super::{TILE, visible};
 use crate::table::TableRow;
 use crate::{fault, rank};
 
 const WARPS: u32 = 4;
 const THREADS: u32 = 32 * WARPS;
-
-/// The query of all heads, as right side of products over all channels.
-type Stage = Shared<u32, { QUERY_ELEMENTS as usize / 2 }>;
-/// Where the second half of the channels begins.
-const SECOND_HALF: u32 = warpgroup::EIGHTH * (CHANNELS / 2 / 8);
 
 /// Writes the scores of each query's entries, and the largest of each group.
 ///
@@ -36,7 +26,7 @@ const SECOND_HALF: u32 = warpgroup::EIGHTH * (CHANNELS / 2 / 8);
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
 pub unsafe fn score<K: Keys>(
-    query: Global<u16>,
+    query: Global<u8>,
     weight: Global<f32>,
     token_position: Global<i32>,
     token_slot: Global<i32>,
@@ -73,18 +63,26 @@ pub unsafe fn score<K: Keys>(
             block_shift: TILE.trailing_zeros(),
         };
         let end = tiles.min(first + params.tiles);
-        let planes = Planes { code, scale, ring: Shared::at(Stage::BYTES) };
+        let arena = Arena::at(0);
+        let planes = Planes { code, scale, arena };
         let blocks = Blocks::load(request, first, end);
         let rounds = (end - first).div_ceil(WARPS);
-        let stage = Stage::at(0);
         // Of the first group of copies, with the first keys.
-        copy_query(stage, query, row);
+        copy_query::<K>(arena, query, row);
+        let words = TILE * K::FORMAT.row_bytes() as u32 / 4;
+        let ring = K::FORMAT.query_bytes() / 4 + words * K::STAGES * thread::warp_id();
+        const {
+            let keys = WARPS * K::STAGES * TILE * K::FORMAT.row_bytes() as u32;
+            assert!(K::FORMAT.query_bytes() + keys + Weights::BYTES <= Arena::BYTES);
+        }
+        let (mut at, mut last) = (ring, ring);
         let mut round = 0;
         while round < K::STAGES - 1 {
-            planes.start_copy::<K>(blocks, round, rounds);
+            planes.start_copy::<K>(blocks, round, rounds, last);
+            last += words;
             round += 1;
         }
-        let weights = Weights(Shared::at(Stage::BYTES + Ring::BYTES));
+        let weights = Weights::at(Arena::BYTES - Weights::BYTES);
         weights.store::<K>(weight, row, params.heads);
         let lane_tile = first + WARPS * thread::lane_id() + thread::warp_id();
         let missing = warp::ballot(lane_tile < end && blocks.0 == NO_BLOCK);
@@ -92,33 +90,28 @@ pub unsafe fn score<K: Keys>(
         warpgroup::fence_shared();
         thread::sync_threads();
         let writer = Writer { scores, maxima, first, end, missing, row, seen, params };
-        let (mut sums, mut factor) = ([0.0; 4], 1.0);
-        round = 0;
-        while round < rounds {
-            K::wait_for_oldest();
-            // All lanes have what they copied for each other, and are done with the last block.
-            warp::sync_warp();
-            let [k, l] = planes.read::<K>(round, 0);
-            // While a product is computed, the last round's scores are written, the next left side is
-            // unpacked, or the last product summed up; held there, as the compiler would do it later.
-            let product = Pending::start(first_half(k, l), stage, 0);
-            let product = product.add(second_half(k, l), stage, SECOND_HALF);
-            planes.start_copy::<K>(blocks, round + K::STAGES - 1, rounds);
-            if round > 0 {
-                writer.write(round - 1, sums, factor);
+        // Half a block at a time, so that the compiler cannot mix two of them and run out of registers.
+        let (mut half, mut upper) = (0, [0.0; 2]);
+        while half < 2 * rounds {
+            let (round, is_first) = (half / 2, half % 2 == 0);
+            if is_first {
+                K::wait_for_oldest();
+                // All lanes have what they copied for each other, and are done with the last block.
+                warp::sync_warp();
+                planes.start_copy::<K>(blocks, round + K::STAGES - 1, rounds, last);
             }
-            factor = planes.factor::<K>(round);
-            let [m, n] = planes.read::<K>(round, 16);
-            let next = first_half(m, n).map(|step| step.map(hold));
-            let sixteen = product.wait();
-            let product = Pending::start(next, stage, 0);
-            let [a, b] = weights.sums(sixteen).map(|sum| f32::from_bits(hold(sum.to_bits())));
-            let product = product.add(second_half(m, n), stage, SECOND_HALF);
-            let [c, d] = weights.sums(product.wait());
-            sums = [a, b, c, d];
-            round += 1;
+            let block = Block { arena, at };
+            let sums = K::sums(block, half % 2 * 16, arena, weights);
+            if is_first {
+                upper = sums;
+            } else {
+                let [[a, b], [c, d]] = [upper, sums];
+                writer.write(round, [a, b, c, d], K::factor(block, own_key()));
+                last = at;
+                at = if at == ring + words * (K::STAGES - 1) { ring } else { at + words };
+            }
+            half += 1;
         }
-        writer.write(rounds - 1, sums, factor);
         fault::count(faults, thread::lane_id(), missing.count_ones());
     }
 }
@@ -157,19 +150,21 @@ impl Blocks {
     }
 }
 
-/// Starts the copy of a query to shared memory, where it is the right side of products.
+/// Starts the copy of a query to shared memory.
 ///
 /// # Safety
 /// `query` holds the row; all threads of the block call it.
 #[inline(always)]
-unsafe fn copy_query(stage: Stage, query: Global<u16>, row: u32) {
-    let first = u64::from(row) * u64::from(QUERY_ELEMENTS);
+unsafe fn copy_query<K: Keys>(arena: Arena, query: Global<u8>, row: u32) {
+    let first = u64::from(row) * u64::from(IndexFormat::MOST_QUERY_BYTES);
     let copy = |i: u32| {
         let vector = THREADS * i + thread::thread_idx_x();
-        // SAFETY: eight elements of the row, once.
-        unsafe { stage.copy_from(4 * vector, query, first + 8 * u64::from(vector)) }
+        if 16 * vector < K::FORMAT.query_bytes() {
+            // SAFETY: 16 bytes of the row, once.
+            unsafe { arena.copy_from(4 * vector, query, first + 16 * u64::from(vector)) }
+        }
     };
-    const { assert!(8 * 8 * THREADS == QUERY_ELEMENTS) };
+    const { assert!(8 * 16 * THREADS == IndexFormat::MOST_QUERY_BYTES) };
     copy(0);
     copy(1);
     copy(2);
@@ -185,28 +180,19 @@ unsafe fn copy_query(stage: Stage, query: Global<u16>, row: u32) {
 struct Planes {
     code: Global<u8>,
     scale: Global<u8>,
-    ring: Ring,
+    arena: Arena,
 }
 
 impl Planes {
-    /// The word in shared memory where the block of a round begins.
-    #[inline(always)]
-    fn block<K: Keys>(round: u32) -> u32 {
-        let words = TILE * (K::FORMAT.code_bytes() + K::FORMAT.scale_bytes()) as u32 / 4;
-        const { assert!(WARPS * K::STAGES * (TILE * K::FORMAT.row_bytes() as u32 / 4) <= RING_WORDS) };
-        words * (K::STAGES * thread::warp_id() + round % K::STAGES)
-    }
-
-    /// Starts the copy of a round's block, the first one in place of a missing one; a group, empty after
+    /// Starts the copy of a round's block to word `to`, the first one in place of a missing one; a group, empty after
     /// the last round.
     ///
     /// # Safety
     /// The planes hold the blocks, and one at least; no lane reads the round's place in shared memory;
     /// all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn start_copy<K: Keys>(self, blocks: Blocks, round: u32, rounds: u32) {
+    unsafe fn start_copy<K: Keys>(self, blocks: Blocks, round: u32, rounds: u32, to: u32) {
         let lane = thread::lane_id();
-        let to = Self::block::<K>(round);
         let (code_bytes, scale_bytes) = (K::FORMAT.code_bytes(), K::FORMAT.scale_bytes());
         // SAFETY: by this function's own contract: the block's rows, all of them.
         unsafe {
@@ -218,7 +204,7 @@ impl Planes {
                 let code = |vector: u32| {
                     if vector < code_vectors {
                         let place = to + 4 * K::place(vector);
-                        self.ring.copy_from(place, self.code, codes + 16 * u64::from(vector));
+                        self.arena.copy_from(place, self.code, codes + 16 * u64::from(vector));
                     }
                 };
                 code(lane);
@@ -231,106 +217,11 @@ impl Planes {
                 code(lane + 224);
                 if lane < scale_vectors {
                     let place = to + 4 * (code_vectors + lane);
-                    self.ring.copy_from(place, self.scale, scales + 16 * u64::from(lane));
+                    self.arena.copy_from(place, self.scale, scales + 16 * u64::from(lane));
                 }
             }
         }
         copy::close_group();
-    }
-
-    /// A lane's part of 16 of a round's keys.
-    ///
-    /// # Safety
-    /// The round's block has been copied.
-    #[inline(always)]
-    unsafe fn read<K: Keys>(self, round: u32, first: u32) -> [K; 2] {
-        let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
-        let block = Self::block::<K>(round);
-        // SAFETY: by this function's own contract.
-        let read =
-            |eight: u32| unsafe { K::read(self.ring, block, first + 8 * eight + group, quarter) };
-        [read(0), read(1)]
-    }
-
-    /// What the product with [`own_key`] is to be multiplied by.
-    ///
-    /// # Safety
-    /// As [`Self::read`].
-    #[inline(always)]
-    unsafe fn factor<K: Keys>(self, round: u32) -> f32 {
-        // SAFETY: by this function's own contract.
-        unsafe { K::factor(self.ring, Self::block::<K>(round), own_key()) }
-    }
-}
-
-/// The first half of two keys' channels as the lane's part of a left side.
-#[inline(always)]
-fn first_half<K: Keys>(upper: K, lower: K) -> Left {
-    let [a, b] = two_steps(upper.pairs::<0>(), lower.pairs::<0>());
-    let [c, d] = two_steps(upper.pairs::<1>(), lower.pairs::<1>());
-    [a, b, c, d]
-}
-
-/// The other half.
-#[inline(always)]
-fn second_half<K: Keys>(upper: K, lower: K) -> Left {
-    let [a, b] = two_steps(upper.pairs::<2>(), lower.pairs::<2>());
-    let [c, d] = two_steps(upper.pairs::<3>(), lower.pairs::<3>());
-    [a, b, c, d]
-}
-
-/// Two rows' pairs of a word as left sides of 16 columns.
-#[inline(always)]
-fn two_steps([a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]) -> [[u32; 4]; 2] {
-    [[a, e, b, f], [c, g, d, h]]
-}
-
-/// Half the weights of all heads, in shared memory: by quarter `t` of a warp's lanes those of heads
-/// `8 i + 2 t` and `8 i + 2 t + 1`, one quarter at word `20 t`, so that all are read at once.
-#[derive(Clone, Copy)]
-struct Weights(Shared<f32, 80>);
-
-impl Weights {
-    /// Puts them there; to be followed by a barrier.
-    ///
-    /// # Safety
-    /// `weight` holds the row; all threads of the block call it.
-    #[inline(always)]
-    unsafe fn store<K: Keys>(self, weight: Global<f32>, row: u32, heads: u32) {
-        let head = thread::thread_idx_x();
-        if head >= QUERY_HEADS {
-            return;
-        }
-        // SAFETY: a head of the row; each one's place once.
-        unsafe {
-            let at = u64::from(row) * u64::from(heads) + u64::from(head);
-            let weight = if head < heads { 0.5 * K::UNIT * weight.load(at) } else { 0.0 };
-            self.0.store(20 * (head / 2 % 4) + head / 8 * 2 + head % 2, weight);
-        }
-    }
-
-    /// The weighted sums of the positive parts of two keys' products with the lane's heads.
-    ///
-    /// # Safety
-    /// The weights are there.
-    #[inline(always)]
-    unsafe fn sums(self, products: Fragments) -> [f32; 2] {
-        // Twice the positive part, exactly, and cheaper than the larger of the value and zero: the
-        // units that add are idle, those that compare are not.
-        let positive = |x: f32| x + x.abs();
-        let quarter = 20 * (thread::lane_id() % 4);
-        // Spelt out: an array walked by a loop would live in local memory.
-        let add_two = |i: usize, [w, x, y, z]: [f32; 4]| {
-            // SAFETY: four weights of the quarter.
-            let weights = unsafe { self.0.load_u32x4(quarter + 4 * i as u32) };
-            let [p, q, r, s] = weights.map(f32::from_bits);
-            let ([a, b, c, d], [e, f, g, h]) =
-                (products[2 * i].map(positive), products[2 * i + 1].map(positive));
-            let (w, x) = (mul_add(r, e, mul_add(p, a, w)), mul_add(s, f, mul_add(q, b, x)));
-            [w, x, mul_add(r, g, mul_add(p, c, y)), mul_add(s, h, mul_add(q, d, z))]
-        };
-        let [a, b, c, d] = add_two(3, add_two(2, add_two(1, add_two(0, [0.0; 4]))));
-        [a + b, c + d]
     }
 }
 

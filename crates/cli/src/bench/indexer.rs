@@ -7,7 +7,7 @@ use dsv4_kv::device::ops::{
     self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len,
 };
 use dsv4_kv::device::{Buffer, Device, DeviceError};
-use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, INDEX_DIM};
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
@@ -63,7 +63,7 @@ fn scores<D: Device>(
 ) -> Result<Measurement> {
     let pairs = u64::from(entries) * u64::from(queries);
     let vectors = u64::from(queries) * u64::from(HEADS);
-    let query_bytes = vectors * (2 * u64::from(INDEX_DIM) + WORD_BYTES);
+    let query_bytes = u64::from(queries) * u64::from(format.query_bytes()) + vectors * WORD_BYTES;
     let list_bytes = u64::from(k.unwrap_or(0)) * u64::from(queries) * WORD_BYTES;
     let bytes = pairs * (format.row_bytes() + WORD_BYTES) + query_bytes + list_bytes;
     let nodes = nodes_for(bytes);
@@ -136,7 +136,7 @@ struct Layers<D: Device> {
     position: Buffer<D, i32>,
     slot: Buffer<D, i32>,
     table: Buffer<D, i32>,
-    query: Buffer<D, u16>,
+    query: Buffer<D, u8>,
     weight: Buffer<D, f32>,
     code: Buffer<D, u8>,
     scale: Buffer<D, u8>,
@@ -173,8 +173,10 @@ impl<D: Device> Layers<D> {
             }
         };
         let vectors = (queries * HEADS) as usize;
-        let channels = vectors * INDEX_DIM as usize;
-        let query: Vec<u16> = (0..channels).map(|_| random.random_range(0x3F80..0x4080)).collect();
+        // Numbers of either sign as BF16 and as E4M3.
+        let bytes = (queries * IndexFormat::MOST_QUERY_BYTES) as usize;
+        let mut value = |_| random.random_range(0x30..0x48_u8) | random.random_range(0..2) << 7;
+        let query: Vec<u8> = (0..bytes).map(&mut value).collect();
         let weight: Vec<f32> = (0..vectors).map(|_| random.random_range(-0.02..0.02)).collect();
         let pairs = nodes * u64::from(queries) * u64::from(entries);
         let groups = nodes * u64::from(queries) * maxima_len(entries);

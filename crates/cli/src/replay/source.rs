@@ -5,8 +5,8 @@
 //! layer to layer and from tensor to tensor, so that a row taken from the wrong one is noticed.
 
 use dsv4_kv::kv_layout::format::bf16_from_f32;
-use dsv4_kv::kv_layout::geometry::{HEAD_DIM, StateStream};
-use dsv4_kv::kv_layout::index_row::{QUERY_ELEMENTS, QUERY_HEADS};
+use dsv4_kv::kv_layout::geometry::{HEAD_DIM, INDEX_DIM, StateStream};
+use dsv4_kv::kv_layout::index_row::QUERY_HEADS;
 use dsv4_kv_oracle::compressor::Shape;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -21,7 +21,7 @@ const COLUMNS: u32 = 2 * HEAD_DIM;
 /// Rows of the f32 pool that the largest weights take: `[128, 512]`.
 const WEIGHT_ROWS: u32 = 128 * HEAD_DIM / COLUMNS;
 /// Elements of the f32 pool that the queries of a batch take: `[256, 64 * 128]`.
-const QUERIES: u32 = MOST_QUERIES * QUERY_ELEMENTS;
+const QUERIES: u32 = MOST_QUERIES * QUERY_HEADS * INDEX_DIM;
 /// Rows of the f32 pool that they take with their weights: `[256, 64]`.
 const QUERY_ROWS: u32 = (QUERIES + MOST_QUERIES * QUERY_HEADS) / COLUMNS;
 /// Tensors that begin at rows of their own: KV rows, four for each of three compressors, and the

@@ -38,10 +38,11 @@ macro_rules! indexer_rows {
                 token_position: const i32,
                 /// `[step]` slot of each query's request; -1 = padding, which stays untouched.
                 token_slot: const i32,
-                /// `[tokens, 8192]` BF16 in the order of `index_row::query_element`: FP4 codes times
-                /// their scales, or FP8 codes; zero for heads from `heads` on.
-                query: mut u16,
-                /// `[tokens, heads]` f32: weight times `1 / sqrt(128 heads)` and the FP8 scale.
+                /// `[tokens, 16384]` u8: BF16 or E4M3 values at `IndexFormat::query_byte`, zero for
+                /// heads from `heads` on.
+                query: mut u8,
+                /// `[tokens, heads]` f32: weight times `1 / sqrt(128 heads)` and the scale of the
+                /// head's values.
                 weight: mut f32;
                 IndexQueryParams
             )
@@ -56,8 +57,8 @@ macro_rules! indexer_rows {
             "Scores the entries that each query sees: the sum over heads of weight times the positive \
              part of query times key. Grid: (tiles of 32 entries, token), one warp a tile at a time."
             (
-                /// `[tokens, 8192]` BF16, of `index_query`.
-                query: const u16,
+                /// `[tokens, 16384]` u8, of `index_query`.
+                query: const u8,
                 /// `[tokens, heads]` f32, of `index_query`.
                 weight: const f32,
                 /// `[step]` absolute position of each query.
@@ -81,11 +82,11 @@ macro_rules! indexer_rows {
                 faults: mut u32;
                 IndexScoreParams
             )
-            { block: 128, min_blocks: 4, shared: 53568, min_sm: 90 }
+            { block: 128, min_blocks: 4, shared: 44352, min_sm: 90 }
             bodies {
-                IndexFormat::Nvfp4 => index_score_nvfp4: indexer::score::score::<indexer::keys::Nvfp4Keys>,
-                IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::score::<indexer::keys::Mxfp4Keys>,
-                IndexFormat::Fp8 => index_score_fp8: indexer::score::score::<indexer::keys::Fp8Keys>,
+                IndexFormat::Nvfp4 => index_score_nvfp4: indexer::score::score::<indexer::keys::bf16::Nvfp4Keys>,
+                IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::score::<indexer::keys::bf16::Mxfp4Keys>,
+                IndexFormat::Fp8 => index_score_fp8: indexer::score::score::<indexer::keys::e4m3::Fp8Keys>,
             }
 
             ScoreMaxima<()>

@@ -22,12 +22,6 @@
 //! | `fault` | what can go wrong, in words |
 //! | `thread`, `cluster`, `warp`, `mma`, `mem`, `shared`, `copy`, `atomic`, `math` | the crate's API |
 
-/// A CPU has no order to keep here.
-#[inline(always)]
-pub(crate) fn hold(value: u32) -> u32 {
-    value
-}
-
 mod arena;
 pub(crate) mod atomic;
 mod block;

@@ -1,12 +1,12 @@
 //! [`crate::warpgroup`] on `sm_90a`.
 //!
-//! Registers of a product in flight must not be touched. So the sum goes from asm to asm until the one that
-//! waits, and the left sides go along, so that their registers are not given to others before.
+//! Registers of a product in flight must not be touched: one asm holds it, from its first instruction to
+//! the wait for its last.
 
 use core::arch::asm;
 
 use crate::shared::Shared;
-use crate::warpgroup::{Fragments, Left};
+use crate::warpgroup::Fragments;
 
 #[inline(always)]
 pub fn fence_shared() {
@@ -14,19 +14,24 @@ pub fn fence_shared() {
     unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
 }
 
-/// How core matrices of B follow each other: 1024 bytes on along the inner index, 128 along the
-/// columns (PTX ISA 9.7.15.5.1.2, "Matrix Descriptor Format", in units of 16 bytes).
-const LAYOUT: u64 = 1024 / 16 << 16 | 128 / 16 << 32;
-
-/// What 16 along the inner index add to a descriptor.
+/// What a step adds to a descriptor: twice 16 bytes of all columns (in units of 16 bytes).
 const STEP: u64 = 2 * 1024 / 16;
 
-/// A step of 16 along the inner index: four registers of A, a descriptor of B, whether to add to D.
+/// The descriptor of the first step of B.
+#[inline(always)]
+fn descriptor<const N: usize>(right: Shared<u32, N>) -> u64 {
+    /// How core matrices of B follow each other: 1024 bytes on along the inner index, 128 along the
+    /// columns (PTX ISA 9.7.15.5.1.2, "Matrix Descriptor Format").
+    const LAYOUT: u64 = 1024 / 16 << 16 | 128 / 16 << 32;
+    u64::from(right.address::<4>(0) >> 4) | LAYOUT
+}
+
+/// A step: the instruction, four registers of A, a descriptor of B, whether to add to D, what follows.
 macro_rules! step {
-    ($a:literal $b:literal $c:literal $d:literal, $right:literal, $add:literal) => {
+    ($name:literal, $a:literal $b:literal $c:literal $d:literal, $right:literal, $add:literal $rest:literal) => {
         concat!(
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{",
-            "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, ",
+            $name,
+            " {{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, ",
             "{8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
             "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, ",
             "{24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}}}, ",
@@ -43,96 +48,117 @@ macro_rules! step {
             $right,
             "}, ",
             $add,
-            ", 1, 1, 0;",
+            $rest,
         )
     };
 }
 
-/// A product over 64 of the inner index, as a group; `$first` says whether its first step adds to D.
-macro_rules! product {
-    ($sum:ident as $direction:ident, $first:literal, $left:ident, $right:ident) => {
+macro_rules! bf16_step {
+    ($a:literal $b:literal $c:literal $d:literal, $right:literal, $add:literal) => {
+        step!(
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
+            $a $b $c $d, $right, $add ", 1, 1, 0;"
+        )
+    };
+}
+
+#[inline(always)]
+pub unsafe fn bf16_m64n64k128<const N: usize>(
+    a: [[u32; 4]; 8],
+    right: Shared<u32, N>,
+) -> Fragments {
+    let first = descriptor(right);
+    let mut d = [[0.0_f32; 4]; 8];
+    // SAFETY: the caller brings all threads of the four warps, and B.
+    unsafe {
         asm!(
             "{{ .reg .pred no, yes; setp.ne.b32 no, 0, 0; setp.eq.b32 yes, 0, 0;",
             "wgmma.fence.sync.aligned;",
-            step!(32 33 34 35, 48, $first),
-            step!(36 37 38 39, 49, "yes"),
-            step!(40 41 42 43, 50, "yes"),
-            step!(44 45 46 47, 51, "yes"),
-            "wgmma.commit_group.sync.aligned; }}",
-            $direction(reg32) $sum[0][0], $direction(reg32) $sum[0][1], $direction(reg32) $sum[0][2], $direction(reg32) $sum[0][3],
-            $direction(reg32) $sum[1][0], $direction(reg32) $sum[1][1], $direction(reg32) $sum[1][2], $direction(reg32) $sum[1][3],
-            $direction(reg32) $sum[2][0], $direction(reg32) $sum[2][1], $direction(reg32) $sum[2][2], $direction(reg32) $sum[2][3],
-            $direction(reg32) $sum[3][0], $direction(reg32) $sum[3][1], $direction(reg32) $sum[3][2], $direction(reg32) $sum[3][3],
-            $direction(reg32) $sum[4][0], $direction(reg32) $sum[4][1], $direction(reg32) $sum[4][2], $direction(reg32) $sum[4][3],
-            $direction(reg32) $sum[5][0], $direction(reg32) $sum[5][1], $direction(reg32) $sum[5][2], $direction(reg32) $sum[5][3],
-            $direction(reg32) $sum[6][0], $direction(reg32) $sum[6][1], $direction(reg32) $sum[6][2], $direction(reg32) $sum[6][3],
-            $direction(reg32) $sum[7][0], $direction(reg32) $sum[7][1], $direction(reg32) $sum[7][2], $direction(reg32) $sum[7][3],
-            in(reg32) $left[0][0], in(reg32) $left[0][1], in(reg32) $left[0][2], in(reg32) $left[0][3],
-            in(reg32) $left[1][0], in(reg32) $left[1][1], in(reg32) $left[1][2], in(reg32) $left[1][3],
-            in(reg32) $left[2][0], in(reg32) $left[2][1], in(reg32) $left[2][2], in(reg32) $left[2][3],
-            in(reg32) $left[3][0], in(reg32) $left[3][1], in(reg32) $left[3][2], in(reg32) $left[3][3],
-            in(reg64) $right, in(reg64) $right + STEP,
-            in(reg64) $right + 2 * STEP, in(reg64) $right + 3 * STEP,
+            bf16_step!(32 33 34 35, 64, "no"),
+            bf16_step!(36 37 38 39, 65, "yes"),
+            bf16_step!(40 41 42 43, 66, "yes"),
+            bf16_step!(44 45 46 47, 67, "yes"),
+            bf16_step!(48 49 50 51, 68, "yes"),
+            bf16_step!(52 53 54 55, 69, "yes"),
+            bf16_step!(56 57 58 59, 70, "yes"),
+            bf16_step!(60 61 62 63, 71, "yes"),
+            "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}",
+            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
+            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
+            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
+            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
+            out(reg32) d[4][0], out(reg32) d[4][1], out(reg32) d[4][2], out(reg32) d[4][3],
+            out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
+            out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
+            out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
+            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
+            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
+            in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
+            in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
+            in(reg32) a[4][0], in(reg32) a[4][1], in(reg32) a[4][2], in(reg32) a[4][3],
+            in(reg32) a[5][0], in(reg32) a[5][1], in(reg32) a[5][2], in(reg32) a[5][3],
+            in(reg32) a[6][0], in(reg32) a[6][1], in(reg32) a[6][2], in(reg32) a[6][3],
+            in(reg32) a[7][0], in(reg32) a[7][1], in(reg32) a[7][2], in(reg32) a[7][3],
+            in(reg64) first, in(reg64) first + 1 * STEP,
+            in(reg64) first + 2 * STEP, in(reg64) first + 3 * STEP,
+            in(reg64) first + 4 * STEP, in(reg64) first + 5 * STEP,
+            in(reg64) first + 6 * STEP, in(reg64) first + 7 * STEP,
             options(readonly, nostack),
-        )
-    };
+        );
+    }
+    d
 }
 
-pub struct Pending {
-    sum: Fragments,
-    left: [Left; 2],
+#[inline(always)]
+pub unsafe fn e4m3_m64n64k32<const N: usize>(
+    a: [u32; 4],
+    right: Shared<u32, N>,
+    step: u32,
+) -> Fragments {
+    let mut d = [[0.0_f32; 4]; 8];
+    // SAFETY: the caller brings all threads of the four warps, and B.
+    unsafe {
+        asm!(
+            "{{ .reg .pred no; setp.ne.b32 no, 0, 0; wgmma.fence.sync.aligned;",
+            step!(
+                "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
+                32 33 34 35, 36, "no" ", 1, 1;"
+            ),
+            "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}",
+            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
+            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
+            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
+            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
+            out(reg32) d[4][0], out(reg32) d[4][1], out(reg32) d[4][2], out(reg32) d[4][3],
+            out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
+            out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
+            out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
+            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+            in(reg64) descriptor(right) + u64::from(step) * STEP,
+            options(readonly, nostack),
+        );
+    }
+    d
 }
 
-impl Pending {
-    #[inline(always)]
-    pub unsafe fn start<const N: usize>(left: Left, right: Shared<u32, N>, first: u32) -> Self {
-        let right = u64::from(right.address::<4>(first) >> 4) | LAYOUT;
-        let mut sum = [[0.0_f32; 4]; 8];
-        // SAFETY: the caller brings all threads of the four warps, and B.
-        unsafe { product!(sum as out, "no", left, right) };
-        Self { sum, left: [left; 2] }
+#[inline(always)]
+pub fn hold(fragments: Fragments) -> Fragments {
+    let mut d = fragments;
+    // SAFETY: no instruction.
+    unsafe {
+        asm!(
+            "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
+            "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
+            inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
+            inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
+            inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
+            inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
+            inout(reg32) d[4][0], inout(reg32) d[4][1], inout(reg32) d[4][2], inout(reg32) d[4][3],
+            inout(reg32) d[5][0], inout(reg32) d[5][1], inout(reg32) d[5][2], inout(reg32) d[5][3],
+            inout(reg32) d[6][0], inout(reg32) d[6][1], inout(reg32) d[6][2], inout(reg32) d[6][3],
+            inout(reg32) d[7][0], inout(reg32) d[7][1], inout(reg32) d[7][2], inout(reg32) d[7][3],
+            options(nomem, nostack),
+        );
     }
-
-    #[inline(always)]
-    pub unsafe fn add<const N: usize>(self, left: Left, right: Shared<u32, N>, first: u32) -> Self {
-        let right = u64::from(right.address::<4>(first) >> 4) | LAYOUT;
-        let Self { mut sum, left: [.., before] } = self;
-        // SAFETY: the caller brings all threads of the four warps, and B.
-        unsafe { product!(sum as inout, "yes", left, right) };
-        Self { sum, left: [before, left] }
-    }
-
-    #[inline(always)]
-    pub unsafe fn wait(self) -> Fragments {
-        let Self { mut sum, left: [a, b] } = self;
-        // SAFETY: the caller brings all threads of the four warps.
-        unsafe {
-            asm!(
-                "wgmma.wait_group.sync.aligned 0;",
-                // Named for the order: none may be read, or given to others, before.
-                "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
-                "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
-                "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
-                "// {48} {49} {50} {51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63}",
-                inout(reg32) sum[0][0], inout(reg32) sum[0][1], inout(reg32) sum[0][2], inout(reg32) sum[0][3],
-                inout(reg32) sum[1][0], inout(reg32) sum[1][1], inout(reg32) sum[1][2], inout(reg32) sum[1][3],
-                inout(reg32) sum[2][0], inout(reg32) sum[2][1], inout(reg32) sum[2][2], inout(reg32) sum[2][3],
-                inout(reg32) sum[3][0], inout(reg32) sum[3][1], inout(reg32) sum[3][2], inout(reg32) sum[3][3],
-                inout(reg32) sum[4][0], inout(reg32) sum[4][1], inout(reg32) sum[4][2], inout(reg32) sum[4][3],
-                inout(reg32) sum[5][0], inout(reg32) sum[5][1], inout(reg32) sum[5][2], inout(reg32) sum[5][3],
-                inout(reg32) sum[6][0], inout(reg32) sum[6][1], inout(reg32) sum[6][2], inout(reg32) sum[6][3],
-                inout(reg32) sum[7][0], inout(reg32) sum[7][1], inout(reg32) sum[7][2], inout(reg32) sum[7][3],
-                in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
-                in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
-                in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
-                in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
-                in(reg32) b[0][0], in(reg32) b[0][1], in(reg32) b[0][2], in(reg32) b[0][3],
-                in(reg32) b[1][0], in(reg32) b[1][1], in(reg32) b[1][2], in(reg32) b[1][3],
-                in(reg32) b[2][0], in(reg32) b[2][1], in(reg32) b[2][2], in(reg32) b[2][3],
-                in(reg32) b[3][0], in(reg32) b[3][1], in(reg32) b[3][2], in(reg32) b[3][3],
-                options(readonly, nostack),
-            );
-        }
-        sum
-    }
+    d
 }

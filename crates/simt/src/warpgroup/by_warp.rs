@@ -1,53 +1,90 @@
-//! [`crate::warpgroup`] warp by warp: a product is there as soon as it is started.
+//! [`crate::warpgroup`] warp by warp.
 
-use super::{Fragments, Left, right_word};
+use super::{Fragments, right_word};
+use crate::math::mul_bf16x2;
 use crate::mma::bf16_m16n8k16;
 use crate::shared::Shared;
 use crate::thread;
 
 pub fn fence_shared() {}
 
-pub struct Pending(Fragments);
-
-impl Pending {
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn start<const N: usize>(left: Left, right: Shared<u32, N>, first: u32) -> Self {
-        // SAFETY: the caller's duty is this callee's.
-        unsafe { Self([[0.0; 4]; 8]).add(left, right, first) }
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    pub unsafe fn add<const N: usize>(self, left: Left, right: Shared<u32, N>, first: u32) -> Self {
-        let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
-        let columns = |eight: u32, sum: [f32; 4]| {
-            // Spelt out: an array walked by a loop would live in local memory.
-            let step = |i: u32, sum: [f32; 4]| {
-                let word = |eighth: u32| first + right_word(eighth, 8 * eight + group) + quarter;
-                // SAFETY: by the caller's promises; all lanes of the warp are together.
-                unsafe {
-                    let b = [right.load(word(2 * i)), right.load(word(2 * i + 1))];
-                    bf16_m16n8k16(left[i as usize], b, sum)
-                }
-            };
-            step(3, step(2, step(1, step(0, sum))))
+#[inline(always)]
+#[track_caller]
+pub unsafe fn bf16_m64n64k128<const N: usize>(
+    left: [[u32; 4]; 8],
+    right: Shared<u32, N>,
+) -> Fragments {
+    // Spelt out: an array walked by a loop would live in local memory.
+    let columns = |eight: u32| {
+        let step = |i: u32, sum: [f32; 4]| {
+            // SAFETY: by the caller's promises; all lanes of the warp are together.
+            unsafe { bf16_m16n8k16(left[i as usize], right_pair(right, i, eight), sum) }
         };
-        let [a, b, c, d, e, f, g, h] = self.0;
-        Self([
-            columns(0, a),
-            columns(1, b),
-            columns(2, c),
-            columns(3, d),
-            columns(4, e),
-            columns(5, f),
-            columns(6, g),
-            columns(7, h),
-        ])
-    }
+        let half = step(3, step(2, step(1, step(0, [0.0; 4]))));
+        step(7, step(6, step(5, step(4, half))))
+    };
+    eight_times(columns)
+}
 
-    #[inline(always)]
-    pub unsafe fn wait(self) -> Fragments {
-        self.0
-    }
+#[inline(always)]
+pub fn hold(fragments: Fragments) -> Fragments {
+    fragments
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn e4m3_m64n64k32<const N: usize>(
+    left: [u32; 4],
+    right: Shared<u32, N>,
+    step: u32,
+) -> Fragments {
+    let pairs = left.map(bf16_from_e4m3);
+    let columns = |eight: u32| {
+        // SAFETY: by the caller's promises; all lanes of the warp are together.
+        unsafe {
+            let right = right_pair(right, step, eight).map(bf16_from_e4m3);
+            // The inner index runs in any order, if it is the same on both sides.
+            let half = |i: usize, sum: [f32; 4]| {
+                bf16_m16n8k16(pairs.map(|pair| pair[i]), right.map(|pair| pair[i]), sum)
+            };
+            half(1, half(0, [0.0; 4]))
+        }
+    };
+    eight_times(columns)
+}
+
+#[inline(always)]
+#[track_caller]
+fn eight_times(columns: impl Fn(u32) -> [f32; 4]) -> Fragments {
+    [columns(0), columns(1), columns(2), columns(3), columns(4), columns(5), columns(6), columns(7)]
+}
+
+/// The lane's part of a step of B, for eight columns.
+///
+/// # Safety
+/// As [`super::bf16_m64n64k128`].
+#[inline(always)]
+#[track_caller]
+unsafe fn right_pair<const N: usize>(right: Shared<u32, N>, step: u32, eight: u32) -> [u32; 2] {
+    let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
+    let word = |sixteen: u32| right_word(sixteen, 8 * eight + group) + quarter;
+    // SAFETY: by this function's own contract.
+    unsafe { [right.load(word(2 * step)), right.load(word(2 * step + 1))] }
+}
+
+/// Four E4M3 as two pairs of BF16, which hold them exactly.
+#[inline(always)]
+fn bf16_from_e4m3(codes: u32) -> [u32; 2] {
+    [pair_from_e4m3(codes), pair_from_e4m3(codes >> 8)]
+}
+
+/// The E4M3 in the low byte of each half as BF16.
+#[inline(always)]
+fn pair_from_e4m3(codes: u32) -> u32 {
+    /// Twice 2^120: the bits of an E4M3 in a BF16's are 2^-120 times its value.
+    const UNIT: u32 = (127 + 120) << 7 | (127 + 120) << 23;
+    let magnitude = codes & 0x007F_007F;
+    let value = mul_bf16x2((codes & 0x0080_0080) << 8 | magnitude << 4, UNIT);
+    let nan = |half: u32| if magnitude >> half & 0xFFFF == 0x7F { 0x7FC0 << half } else { 0 };
+    value | nan(0) | nan(16)
 }

@@ -2,9 +2,11 @@
 
 mod cluster;
 mod collectives;
+mod copy;
 mod device;
 mod divergence;
 mod global;
 mod product;
 mod schedule;
 mod shared;
+mod warpgroup;

@@ -1,7 +1,7 @@
 //! The indexer: projections, queries, scores, and the largest of them.
 
 use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
-use kv_layout::index_row::{IndexFormat, QUERY_ELEMENTS, QUERY_HEADS};
+use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use kv_layout::params::{
     IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, RowLength,
     ScoreMaximaParams, TopkSelectParams,
@@ -24,8 +24,8 @@ const TILE: u32 = 32;
 
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, D: Device> {
-    /// `[queries, 8192]` BF16, in the order of [`kv_layout::index_row::query_element`].
-    pub query: &'a Buffer<D, u16>,
+    /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`].
+    pub query: &'a Buffer<D, u8>,
     /// `[queries, heads]` f32, constants included.
     pub weight: &'a Buffer<D, f32>,
     /// Heads, at most 64.
@@ -36,7 +36,7 @@ impl<D: Device> IndexQueries<'_, D> {
     fn check(&self, queries: u32) -> Result<(), DeviceError> {
         check_argument("indexer heads", self.heads, 1, QUERY_HEADS)?;
         let queries = u64::from(queries);
-        check("queries", self.query, queries * u64::from(QUERY_ELEMENTS))?;
+        check("queries", self.query, queries * u64::from(IndexFormat::MOST_QUERY_BYTES))?;
         check("head weights", self.weight, queries * u64::from(self.heads))
     }
 }

@@ -1,0 +1,96 @@
+//! Copies to shared memory that a thread waits for later.
+
+use simt::copy::{close_group, wait_for_groups};
+use simt::emu::{FaultKind, ThreadIndex};
+use simt::shared::Shared;
+use simt::thread::{sync_threads, thread_idx_x};
+
+use crate::device::{Tensor, fault_kind, run};
+
+/// The first 256 words of the block's shared memory.
+fn words() -> Shared<u32, 256> {
+    // SAFETY: every block here has 1 KiB.
+    unsafe { Shared::at(0) }
+}
+
+/// 256 words that count up.
+fn counting() -> Tensor {
+    Tensor::new(&Vec::from_iter(0..256))
+}
+
+#[test]
+fn a_group_is_there_once_it_was_waited_for_and_not_before() {
+    let (tensor, result) = (counting(), Tensor::zeros(64));
+    let (input, output) = (tensor.input::<u32>(), result.output::<u32>());
+    run(32, || {
+        let t = thread_idx_x();
+        // SAFETY: four words a thread and group, each read after its wait; a barrier before reading
+        // others' words.
+        unsafe {
+            words().store(4 * t, 1000);
+            words().store(128 + 4 * t, 2000);
+            words().copy_from(4 * t, input, u64::from(4 * t));
+            close_group();
+            words().copy_from(128 + 4 * t, input, u64::from(128 + 4 * t));
+            close_group();
+            assert_eq!(words().load(4 * t), 1000, "nobody waited");
+            wait_for_groups::<1>();
+            assert_eq!(words().load_u32x4(4 * t), [4 * t, 4 * t + 1, 4 * t + 2, 4 * t + 3]);
+            assert_eq!(words().load(128 + 4 * t), 2000, "the younger group");
+            wait_for_groups::<0>();
+            sync_threads();
+            output.store(u64::from(t), words().load(127 - t));
+            output.store(u64::from(32 + t), words().load(255 - t));
+        }
+    });
+    let expected = (0..32).map(|t| 127 - t).chain((0..32).map(|t| 255 - t));
+    assert_eq!(result.words(), Vec::from_iter(expected));
+}
+
+#[test]
+fn a_copy_that_nobody_waited_for_is_not_there() {
+    let tensor = counting();
+    let input = tensor.input::<u32>();
+    let kind = fault_kind(32, || {
+        // SAFETY: broken on purpose: the group is never waited for.
+        unsafe {
+            words().copy_from(4 * thread_idx_x(), input, 0);
+            close_group();
+            wait_for_groups::<1>();
+            let _ = words().load(4 * thread_idx_x());
+        }
+    });
+    assert!(matches!(kind, FaultKind::PoisonedShared { .. }), "{kind}");
+}
+
+#[test]
+fn what_a_thread_copied_others_read_after_a_barrier_only() {
+    let tensor = counting();
+    let input = tensor.input::<u32>();
+    let kind = fault_kind(64, || {
+        let t = thread_idx_x();
+        // SAFETY: broken on purpose: the first warp reads what the second copies.
+        unsafe {
+            if t >= 32 {
+                words().copy_from(4 * (t - 32), input, 0);
+                close_group();
+                wait_for_groups::<0>();
+            } else {
+                words().store(4 * t, 1);
+            }
+        }
+    });
+    assert!(matches!(kind, FaultKind::SharedRace { .. }), "{kind}");
+}
+
+#[test]
+fn a_copy_from_behind_an_allocation_is_a_fault_of_its_thread() {
+    let tensor = counting();
+    let input = tensor.input::<u32>();
+    let kind = fault_kind(32, || {
+        // SAFETY: broken on purpose: the last thread copies from behind the tensor.
+        unsafe { words().copy_from(0, input, if thread_idx_x() == 31 { 256 } else { 0 }) };
+    });
+    let FaultKind::OutOfBounds { thread, index, .. } = kind else { panic!("{kind}") };
+    assert_eq!((thread, index), (ThreadIndex(31), 256));
+}

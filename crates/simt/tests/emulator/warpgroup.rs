@@ -1,0 +1,137 @@
+//! Products of four warps against a plain one, through the layouts of the PTX ISA.
+
+use simt::emu::{Launch, launch};
+use simt::shared::Shared;
+use simt::thread::{lane_id, sync_threads, thread_idx_x, warp_id};
+use simt::warpgroup::{Fragments, bf16_m64n64k128, e4m3_m64n64k32, fence_shared, right_word};
+
+use crate::device::{Tensor, block_of};
+
+const SIZE: usize = 64;
+/// Words of B over 128 rows of BF16.
+const RIGHT_WORDS: usize = 4096;
+
+/// A small integer that looks random, from a position.
+fn integer(row: usize, column: usize, salt: usize) -> f32 {
+    ((row * 37 + column * 101 + salt * 59) % 31) as f32 - 15.0
+}
+
+/// Runs `product` on a block of four warps whose B is `right`, a word of 32 bits at a time; the 64 x 64
+/// result, row by row.
+fn run(
+    right: impl Fn(usize) -> u32 + Sync,
+    product: impl Fn(Shared<u32, RIGHT_WORDS>) -> Fragments + Sync,
+) -> Vec<f32> {
+    let output = Tensor::zeros(SIZE * SIZE);
+    let target = output.output();
+    let body = || {
+        // SAFETY: the block has the memory; each word of B once, then a barrier; all threads come
+        // together; each element of the result once.
+        unsafe {
+            let shared = Shared::<u32, RIGHT_WORDS>::at(0);
+            let mut word = thread_idx_x();
+            while word < RIGHT_WORDS as u32 {
+                shared.store(word, right(word as usize));
+                word += 128;
+            }
+            fence_shared();
+            sync_threads();
+            let (group, quarter) = (lane_id() / 4, lane_id() % 4);
+            for (eight, fragment) in (0..).zip(product(shared)) {
+                for (i, value) in (0..).zip(fragment) {
+                    let row = 16 * warp_id() + group + 8 * (i / 2);
+                    let column: u32 = 8 * eight + 2 * quarter + i % 2;
+                    target.store(u64::from(64 * row + column), f32::to_bits(value));
+                }
+            }
+        }
+    };
+    let shape = Launch { shared_bytes: 4 * RIGHT_WORDS as u32, ..block_of(128) };
+    launch(&shape, body).unwrap_or_else(|fault| panic!("{fault}"));
+    output.words().into_iter().map(f32::from_bits).collect()
+}
+
+/// The column of B that a word belongs to, and the word's place among the column's.
+fn place(word: usize) -> (usize, usize) {
+    let (sixteen, column) = (word / right_word(1, 0) as usize, word / 4 % SIZE);
+    (column, 4 * sixteen + word % 4)
+}
+
+fn check(found: &[f32], inner: usize) {
+    for (at, &value) in found.iter().enumerate() {
+        let (row, column) = (at / SIZE, at % SIZE);
+        let sum: f32 = (0..inner).map(|k| integer(row, k, 1) * integer(k, column, 2)).sum();
+        assert_eq!(value, sum, "row {row}, column {column}");
+    }
+}
+
+#[test]
+fn products_of_bf16_integers_are_exact_in_every_element() {
+    let pair = |low: f32, high: f32| low.to_bits() >> 16 | high.to_bits() & 0xFFFF_0000;
+    let right = |word| {
+        let (column, at) = place(word);
+        pair(integer(2 * at, column, 2), integer(2 * at + 1, column, 2))
+    };
+    let found = run(right, |right| {
+        let (group, quarter) = ((lane_id() / 4) as usize, (lane_id() % 4) as usize);
+        let row = 16 * warp_id() as usize + group;
+        let left = std::array::from_fn(|step| {
+            std::array::from_fn(|i| {
+                let (row, k) = (row + i % 2 * 8, 16 * step + 2 * quarter + i / 2 * 8);
+                pair(integer(row, k, 1), integer(row, k + 1, 1))
+            })
+        });
+        // SAFETY: all threads come together, after B was written.
+        unsafe { bf16_m64n64k128(left, right) }
+    });
+    check(&found, 128);
+}
+
+/// The E4M3 code of an integer below 16.
+fn e4m3(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let (exponent, mantissa) = (bits >> 23 & 0xFF, bits >> 20 & 7);
+    let code = if value == 0.0 { 0 } else { (exponent - 127 + 7) << 3 | mantissa };
+    bits >> 24 & 0x80 | code
+}
+
+#[test]
+fn products_of_e4m3_integers_are_exact_in_every_element_and_step() {
+    for step in 0..4 {
+        let four = |value: &dyn Fn(usize) -> f32| {
+            (0..4).fold(0, |word, i| word | e4m3(value(i)) << (8 * i))
+        };
+        let right = |word| {
+            let (column, at) = place(word);
+            // Other steps hold what would spoil the sum.
+            let row = |i: usize| (4 * at + i).wrapping_sub(32 * step);
+            four(&|i| if row(i) < 32 { integer(row(i), column, 2) } else { 15.0 })
+        };
+        let found = run(right, |right| {
+            let (group, quarter) = ((lane_id() / 4) as usize, (lane_id() % 4) as usize);
+            let row = 16 * warp_id() as usize + group;
+            let left = std::array::from_fn(|i| {
+                let (row, k) = (row + i % 2 * 8, 4 * quarter + i / 2 * 16);
+                four(&|j| integer(row, k + j, 1))
+            });
+            // SAFETY: all threads come together, after B was written.
+            unsafe { e4m3_m64n64k32(left, right, step as u32) }
+        });
+        check(&found, 32);
+    }
+}
+
+#[test]
+fn a_nan_reaches_its_row_and_column_only() {
+    let one = e4m3(1.0) * 0x0101_0101;
+    let right = |word| if place(word) == (3, 0) { one & !0xFF | 0x7F } else { one };
+    // SAFETY: all threads come together, after B was written.
+    let found = run(right, |right| unsafe { e4m3_m64n64k32([one; 4], right, 0) });
+    for (at, &value) in found.iter().enumerate() {
+        if at % SIZE == 3 {
+            assert!(value.is_nan());
+        } else {
+            assert_eq!(value, 32.0);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! FP4 keys as BF16, which holds the product of a code and its scale exactly.
+//!
+//! Lane `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`: one vector load. The inner index of a
+//! product may run in any order, so channels are taken as they unpack cheapest: step `s` of eight takes
+//! from each lane the pairs `(c, c + 4)` and `(c + 1, c + 5)` with `c = 8 (s / 2) + 2 (s % 2)`. The
+//! query lies in this order (`kv_layout::index_row::query_byte`).
+
+use kv_layout::index_row::IndexFormat;
+use simt::math::mul_bf16x2;
+use simt::warpgroup::bf16_m64n64k128;
+use simt::{copy, thread};
+
+use super::{Arena, Block, Keys};
+use crate::convert::f32x4_from_e4m3;
+use crate::indexer::weights::Weights;
+
+/// An E2M1 code in a BF16's bits (sign, lowest two exponent bits, highest mantissa bit) is 2^-126
+/// times its value. A BF16 brings it back, but for the part that could overflow when it is multiplied
+/// by a large scale.
+const E2M1_UNIT: u32 = 126 - SMALLER_LOG2;
+/// Keys are held so many times too small.
+const SMALLER: f32 = (1_u64 << SMALLER_LOG2) as f32;
+const SMALLER_LOG2: u32 = 32;
+
+/// [`IndexFormat::Mxfp4`]. A key with a scale above 2^33 scores NaN.
+#[derive(Clone, Copy)]
+pub struct Mxfp4Keys {
+    codes: [u32; 4],
+    /// In the lowest byte.
+    scale: u32,
+}
+
+/// [`IndexFormat::Nvfp4`].
+#[derive(Clone, Copy)]
+pub struct Nvfp4Keys {
+    codes: [u32; 4],
+    /// Two E4M3 in the lowest bytes: of channels 0 to 15 and of 16 to 31.
+    scales: u32,
+}
+
+/// A lane's 32 channels of an FP4 key.
+trait Quarter: Keys {
+    /// # Safety
+    /// The block is there, `key < 32`.
+    unsafe fn read(block: Block, key: u32) -> Self;
+
+    /// Channels `8 WORD .. 8 WORD + 8` as BF16 pairs: (0, 4), (1, 5), (2, 6), (3, 7).
+    fn pairs<const WORD: usize>(self) -> [u32; 4];
+}
+
+impl Quarter for Mxfp4Keys {
+    #[inline(always)]
+    unsafe fn read(block: Block, key: u32) -> Self {
+        let quarter = thread::lane_id() % 4;
+        // SAFETY: 16 of the key's 64 bytes, and its four scales.
+        unsafe {
+            Self {
+                codes: block.codes::<Self>(4 * key + quarter),
+                scale: block.scales::<Self>(key) >> (8 * quarter),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pairs<const WORD: usize>(self) -> [u32; 4] {
+        // An exponent past the largest becomes infinity, and its products NaN.
+        let exponent = ((self.scale & 0xFF) + E2M1_UNIT).min(255);
+        e2m1_pairs(self.codes[WORD], exponent << 7 | exponent << 23)
+    }
+}
+
+impl Quarter for Nvfp4Keys {
+    #[inline(always)]
+    unsafe fn read(block: Block, key: u32) -> Self {
+        let quarter = thread::lane_id() % 4;
+        // SAFETY: 16 of the key's 64 bytes, and half of its eight scales.
+        unsafe {
+            Self {
+                codes: block.codes::<Self>(4 * key + quarter),
+                scales: block.scales::<Self>(2 * key + quarter / 2) >> (16 * (quarter % 2)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pairs<const WORD: usize>(self) -> [u32; 4] {
+        /// 2^94, exact as the product with it of an E4M3 is.
+        const UNIT: f32 = f32::from_bits((E2M1_UNIT + 127) << 23);
+        let scale = f32x4_from_e4m3(self.scales)[WORD / 2] * UNIT;
+        let high = scale.to_bits() & 0xFFFF_0000;
+        e2m1_pairs(self.codes[WORD], high | high >> 16)
+    }
+}
+
+impl Keys for Mxfp4Keys {
+    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
+    const STAGES: u32 = 3;
+    const UNIT: f32 = SMALLER;
+
+    #[inline(always)]
+    fn wait_for_oldest() {
+        copy::wait_for_groups::<1>();
+    }
+
+    #[inline(always)]
+    unsafe fn sums(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
+        // SAFETY: the caller's duty is this callee's.
+        unsafe { sums::<Self>(block, first, query, weights) }
+    }
+
+    #[inline(always)]
+    unsafe fn factor(_: Block, _: u32) -> f32 {
+        1.0
+    }
+}
+
+impl Keys for Nvfp4Keys {
+    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
+    const STAGES: u32 = 3;
+    const UNIT: f32 = SMALLER;
+
+    #[inline(always)]
+    fn wait_for_oldest() {
+        copy::wait_for_groups::<1>();
+    }
+
+    #[inline(always)]
+    unsafe fn sums(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
+        // SAFETY: the caller's duty is this callee's.
+        unsafe { sums::<Self>(block, first, query, weights) }
+    }
+
+    #[inline(always)]
+    unsafe fn factor(_: Block, _: u32) -> f32 {
+        1.0
+    }
+}
+
+/// [`Keys::sums`] of both formats.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn sums<Q: Quarter>(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
+    let group = thread::lane_id() / 4;
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let (upper, lower) = (Q::read(block, first + group), Q::read(block, first + group + 8));
+        let steps = |[a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]| [[a, e, b, f], [c, g, d, h]];
+        let [a, b] = steps(upper.pairs::<0>(), lower.pairs::<0>());
+        let [c, d] = steps(upper.pairs::<1>(), lower.pairs::<1>());
+        let [e, f] = steps(upper.pairs::<2>(), lower.pairs::<2>());
+        let [g, h] = steps(upper.pairs::<3>(), lower.pairs::<3>());
+        weights.sums(bf16_m64n64k128([a, b, c, d, e, f, g, h], query))
+    }
+}
+
+/// Eight E2M1 codes as BF16 pairs, each times the BF16 pair `scale`.
+#[inline(always)]
+fn e2m1_pairs(codes: u32, scale: u32) -> [u32; 4] {
+    /// Codes 0 and 4 of a word, then 1 and 5.
+    const FIRST: u32 = 0x000F_000F;
+    const SECOND: u32 = FIRST << 4;
+    const BITS: u32 = 0x81C0_81C0;
+    // A product moves the magnitude to bit 6 and the sign to bit 15 at once; what else it moves is cut
+    // off.
+    let pair =
+        |code: u32, at: u32| mul_bf16x2((code * (1 << (12 - at) | 1 << (6 - at))) & BITS, scale);
+    let upper = codes >> 8;
+    [
+        pair(codes & FIRST, 0),
+        pair(codes & SECOND, 4),
+        pair(upper & FIRST, 0),
+        pair(upper & SECOND, 4),
+    ]
+}

@@ -1,0 +1,71 @@
+//! FP8 keys as they are, E4M3.
+//!
+//! A tensor core adds up E4M3 products with fewer bits than f32 has (about 14 below the largest on
+//! Hopper). So each 32 channels are a product of their own, and the four are added in f32.
+
+use kv_layout::index_row::IndexFormat;
+use simt::warpgroup::{Fragments, e4m3_m64n64k32, hold};
+use simt::{copy, thread};
+
+use super::{Arena, Block, Keys};
+use crate::indexer::weights::Weights;
+
+/// [`IndexFormat::Fp8`].
+#[derive(Clone, Copy)]
+pub struct Fp8Keys;
+
+impl Keys for Fp8Keys {
+    const FORMAT: IndexFormat = IndexFormat::Fp8;
+    const STAGES: u32 = 2;
+    const UNIT: f32 = 1.0;
+
+    #[inline(always)]
+    fn place(vector: u32) -> u32 {
+        vector ^ (vector / 8 % 2)
+    }
+
+    #[inline(always)]
+    fn wait_for_oldest() {
+        copy::wait_for_groups::<0>();
+    }
+
+    #[inline(always)]
+    unsafe fn sums(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
+        let (key, quarter) = (first + thread::lane_id() / 4, thread::lane_id() % 4);
+        // SAFETY: by this function's own contract: 32 codes of each key.
+        unsafe {
+            let codes = |key: u32| {
+                let half = |i: u32| block.codes::<Self>(8 * key + 2 * quarter + i);
+                [half(0), half(1)]
+            };
+            let (upper, lower) = (codes(key), codes(key + 8));
+            let product = |group: u32| {
+                let (half, at) = (group as usize / 2, group as usize % 2 * 2);
+                let ([a, c], [b, d]) = (
+                    [upper[half][at], upper[half][at + 1]],
+                    [lower[half][at], lower[half][at + 1]],
+                );
+                e4m3_m64n64k32([a, b, c, d], query, group)
+            };
+            // Each before the next: there are no registers for two.
+            let sum = hold(product(0));
+            let sum = hold(add(sum, product(1)));
+            let sum = hold(add(sum, product(2)));
+            weights.sums(add(sum, product(3)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn factor(block: Block, key: u32) -> f32 {
+        // SAFETY: the key's scale.
+        unsafe { f32::from_bits(block.scales::<Self>(key)) }
+    }
+}
+
+/// The sum, element by element.
+#[inline(always)]
+fn add(a: Fragments, b: Fragments) -> Fragments {
+    let element = |i: usize, j: usize| a[i][j] + b[i][j];
+    let eight = |i: usize| [element(i, 0), element(i, 1), element(i, 2), element(i, 3)];
+    [eight(0), eight(1), eight(2), eight(3), eight(4), eight(5), eight(6), eight(7)]
+}
