@@ -83,7 +83,7 @@ fn every_mistake_is_found(seeds: u64) {
 /// should say if each saw one entry too many: the key that comes next, where the step does not write it.
 fn scored(seed: u64) -> [Vec<PoisonRead>; 2] {
     let mut random = SmallRng::seed_from_u64(seed);
-    let layers = stories::TINY;
+    let layers = stories::tiny();
     let format = IndexFormat::ALL[seed as usize % IndexFormat::ALL.len()];
     let config = stories::config(&layers, (MainFormat::Ue8m0, format), 2);
     let device = EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });

@@ -6,13 +6,13 @@ use dsv4_kv::{CacheConfig, KvError, LayerId};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
-use crate::stories::{Fed, Part, Story, TINY, config};
+use crate::stories::{Fed, Part, Story, config, tiny};
 
 /// The CSA layers of the preset `tiny`.
 const LAYERS: [LayerId; 2] = [LayerId(1), LayerId(3)];
 
 fn poisoned<D: Device>(device: &D, format: IndexFormat) -> Fed<D> {
-    let config = config(&TINY, (MainFormat::Ue8m0, format), 1);
+    let config = config(&tiny(), (MainFormat::Ue8m0, format), 1);
     Fed::new(device, CacheConfig { poison: true, ..config })
 }
 
@@ -31,7 +31,7 @@ fn found<D: Device>(fed: &Fed<D>, queries: u32, skip: u32) -> (u32, Vec<PoisonRe
 /// whose state was poison; nothing else is.
 pub fn scores_of_what_nobody_wrote_are_named<D: Device>(device: &D) {
     for format in IndexFormat::ALL {
-        let story = Story::random(&TINY, 136, 61);
+        let story = Story::random(&tiny(), 136, 61);
         let mut fed = poisoned(device, format);
         let id = fed.manager.admit().unwrap();
         fed.step(&[Part::new(id, &story, 0..127)], 127);
@@ -72,7 +72,7 @@ pub fn scores_of_what_nobody_wrote_are_named<D: Device>(device: &D) {
 /// A request whose table names blocks that another held and gave back: all of its keys are found.
 pub fn scores_of_what_another_held_are_named<D: Device>(device: &D) {
     for format in IndexFormat::ALL {
-        let story = Story::random(&TINY, 133, 62);
+        let story = Story::random(&tiny(), 133, 62);
         let mut fed = poisoned(device, format);
         let first = fed.manager.admit().unwrap();
         fed.step(&[Part::new(first, &story, 0..132)], 132);
