@@ -135,6 +135,9 @@ suite! { suite:
     pro_step {
         replays_equal_eager_steps,
     }
+    million {
+        entries_lie_where_they_should,
+    }
     histories {
         some_rollbacks_leave_no_trace,
         some_interleavings_do_not_mix,
@@ -231,9 +234,6 @@ suite! { long:
 
 // A matter of seconds on a GPU, and of hours on the emulator: there it runs by hand.
 suite! { large:
-    million {
-        entries_lie_where_they_should,
-    }
     topk {
         very_many_rows_equal_a_stable_sort,
     }
