@@ -133,7 +133,8 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// [`Self::decode_csa`].
     ///
     /// # Errors
-    /// As [`Self::update_csa`].
+    /// As [`Self::update_csa`]; [`KvError::Device`] of a length for a bucket of more than `max_requests +
+    /// max_step_tokens / 128` tokens: a step of one token a request has `max_requests` at most.
     pub fn decode_hca(
         &self,
         stream: &D::Stream,

@@ -138,8 +138,11 @@ pub fn decode_csa<D: Device>(
 
 /// Queues `decode_hca_*`; see [`decode_csa`].
 ///
+/// `scratch` needs a place for every token, padded ones too: only the device knows which are. A step
+/// of one token a request never has more tokens than the cache has requests, for which there is room.
+///
 /// # Errors
-/// As [`decode_csa`].
+/// As [`decode_csa`]; [`DeviceError::Length`] too for more tokens than `scratch` has places.
 pub fn decode_hca<D: Device>(
     device: &D,
     stream: &D::Stream,
