@@ -184,8 +184,8 @@ struct Planes {
 }
 
 impl Planes {
-    /// Starts the copy of a round's block to word `to`, the first one in place of a missing one; a group, empty after
-    /// the last round.
+    /// Starts the copy of a round's block to word `to`, the first one in place of a missing one; a
+    /// group, empty after the last round.
     ///
     /// # Safety
     /// The planes hold the blocks, and one at least; no lane reads the round's place in shared memory;

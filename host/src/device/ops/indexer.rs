@@ -241,7 +241,8 @@ fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     /// Blocks that run at once: four on each of 132 multiprocessors.
     const AT_ONCE: u32 = 4 * 132;
     const WARPS: u32 = 4;
-    const MOST: u32 = 128;
+    /// A warp knows the blocks of 32 tiles, one a lane.
+    const MOST: u32 = 32 * WARPS;
     let tiles = columns / TILE;
     let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
     let fitting = (1..MOST_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MOST);

@@ -39,7 +39,12 @@ pub struct Nvfp4Keys {
 }
 
 /// A lane's 32 channels of an FP4 key.
-trait Quarter: Keys {
+pub trait Quarter: Copy {
+    /// The key's layout in memory.
+    const FORMAT: IndexFormat;
+
+    /// The channels of a key that are the lane's.
+    ///
     /// # Safety
     /// The block is there, `key < 32`.
     unsafe fn read(block: Block, key: u32) -> Self;
@@ -49,6 +54,8 @@ trait Quarter: Keys {
 }
 
 impl Quarter for Mxfp4Keys {
+    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
+
     #[inline(always)]
     unsafe fn read(block: Block, key: u32) -> Self {
         let quarter = thread::lane_id() % 4;
@@ -70,6 +77,8 @@ impl Quarter for Mxfp4Keys {
 }
 
 impl Quarter for Nvfp4Keys {
+    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
+
     #[inline(always)]
     unsafe fn read(block: Block, key: u32) -> Self {
         let quarter = thread::lane_id() % 4;
@@ -92,8 +101,8 @@ impl Quarter for Nvfp4Keys {
     }
 }
 
-impl Keys for Mxfp4Keys {
-    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
+impl<Q: Quarter> Keys for Q {
+    const FORMAT: IndexFormat = <Q as Quarter>::FORMAT;
     const STAGES: u32 = 3;
     const UNIT: f32 = SMALLER;
 
@@ -104,54 +113,23 @@ impl Keys for Mxfp4Keys {
 
     #[inline(always)]
     unsafe fn sums(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
-        // SAFETY: the caller's duty is this callee's.
-        unsafe { sums::<Self>(block, first, query, weights) }
+        let group = thread::lane_id() / 4;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let (upper, lower) = (Q::read(block, first + group), Q::read(block, first + group + 8));
+            let steps =
+                |[a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]| [[a, e, b, f], [c, g, d, h]];
+            let [a, b] = steps(upper.pairs::<0>(), lower.pairs::<0>());
+            let [c, d] = steps(upper.pairs::<1>(), lower.pairs::<1>());
+            let [e, f] = steps(upper.pairs::<2>(), lower.pairs::<2>());
+            let [g, h] = steps(upper.pairs::<3>(), lower.pairs::<3>());
+            weights.sums(bf16_m64n64k128([a, b, c, d, e, f, g, h], query))
+        }
     }
 
     #[inline(always)]
     unsafe fn factor(_: Block, _: u32) -> f32 {
         1.0
-    }
-}
-
-impl Keys for Nvfp4Keys {
-    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
-    const STAGES: u32 = 3;
-    const UNIT: f32 = SMALLER;
-
-    #[inline(always)]
-    fn wait_for_oldest() {
-        copy::wait_for_groups::<1>();
-    }
-
-    #[inline(always)]
-    unsafe fn sums(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
-        // SAFETY: the caller's duty is this callee's.
-        unsafe { sums::<Self>(block, first, query, weights) }
-    }
-
-    #[inline(always)]
-    unsafe fn factor(_: Block, _: u32) -> f32 {
-        1.0
-    }
-}
-
-/// [`Keys::sums`] of both formats.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn sums<Q: Quarter>(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
-    let group = thread::lane_id() / 4;
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let (upper, lower) = (Q::read(block, first + group), Q::read(block, first + group + 8));
-        let steps = |[a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]| [[a, e, b, f], [c, g, d, h]];
-        let [a, b] = steps(upper.pairs::<0>(), lower.pairs::<0>());
-        let [c, d] = steps(upper.pairs::<1>(), lower.pairs::<1>());
-        let [e, f] = steps(upper.pairs::<2>(), lower.pairs::<2>());
-        let [g, h] = steps(upper.pairs::<3>(), lower.pairs::<3>());
-        weights.sums(bf16_m64n64k128([a, b, c, d, e, f, g, h], query))
     }
 }
 
