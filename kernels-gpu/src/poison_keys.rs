@@ -12,9 +12,8 @@ use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::index_row::IndexRowFormat;
-use crate::indexer::{TILE, visible};
+use crate::indexer::{keys_of, visible};
 use crate::poison::record;
-use crate::table::TableRow;
 
 /// Threads of a block, each of which looks at one key at a time.
 const THREADS: u32 = 128;
@@ -52,13 +51,7 @@ pub unsafe fn find<R: IndexRowFormat>(
         if slot >= params.slots || seen <= params.skip {
             return;
         }
-        let request = TableRow {
-            table,
-            start: u64::from(slot) * u64::from(params.max_blocks),
-            max_blocks: params.max_blocks,
-            num_blocks: params.num_blocks,
-            block_shift: TILE.trailing_zeros(),
-        };
+        let request = keys_of(table, slot, params.max_blocks, params.num_blocks);
         let seen = seen.min(params.columns);
         let mut entry = thread::block_idx_y() * THREADS + thread::thread_idx_x();
         while entry < seen {

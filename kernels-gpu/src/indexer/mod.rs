@@ -32,6 +32,7 @@ use kv_layout::geometry::CSA_RATIO;
 use simt::mem::Global;
 
 use crate::mistake::{self, Mistake};
+use crate::table::TableRow;
 
 /// Entries of a block of the cache: a tile of the scores.
 pub const TILE: u32 = 32;
@@ -50,4 +51,12 @@ pub unsafe fn visible(position: Global<i32>, slot: Global<i32>, token: u64) -> O
     let seen = (position as u32).wrapping_add(1) / CSA_RATIO
         + u32::from(mistake::made(Mistake::Visibility));
     (slot >= 0).then_some((slot as u32, seen))
+}
+
+/// Where a request's keys are.
+#[inline(always)]
+#[must_use]
+pub fn keys_of(table: Global<i32>, slot: u32, max_blocks: u32, num_blocks: u32) -> TableRow {
+    let start = u64::from(slot) * u64::from(max_blocks);
+    TableRow { table, start, max_blocks, num_blocks, block_shift: TILE.trailing_zeros() }
 }

@@ -11,7 +11,7 @@ use simt::{copy, math, thread, warp, warpgroup};
 
 use super::keys::{Arena, Block, Keys};
 use super::weights::Weights;
-use super::{TILE, visible};
+use super::{TILE, keys_of, visible};
 use crate::table::TableRow;
 use crate::{fault, rank};
 
@@ -55,13 +55,7 @@ pub unsafe fn score<K: Keys>(
         if refused || seen <= params.skip || first >= tiles {
             return;
         }
-        let request = TableRow {
-            table,
-            start: u64::from(slot) * u64::from(params.max_blocks),
-            max_blocks: params.max_blocks,
-            num_blocks: params.num_blocks,
-            block_shift: TILE.trailing_zeros(),
-        };
+        let request = keys_of(table, slot, params.max_blocks, params.num_blocks);
         let end = tiles.min(first + params.tiles);
         let arena = Arena::at(0);
         let planes = Planes { code, scale, arena };

@@ -162,6 +162,7 @@ suite! { suite:
         scores_equal_the_oracle,
         few_heads_equal_the_oracle,
         scores_count_what_they_refuse,
+        blocks_of_many_tiles_equal_the_oracle,
         long_rows_equal_the_oracle,
         scales_of_any_size_are_exact,
         wrong_sizes_are_refused,
