@@ -9,14 +9,20 @@ pub const ABSENT: u32 = 0;
 #[inline(always)]
 #[must_use]
 pub fn key(score: f32) -> u32 {
-    const SIGN: u32 = 1 << 31;
     // -0.0 + 0.0 is +0.0.
-    let bits = (score + 0.0).to_bits();
-    let ordered = bits ^ ((bits.cast_signed() >> 31).cast_unsigned() | SIGN);
-    if score.is_nan() { 1 } else { ordered }
+    if score.is_nan() { 1 } else { ordered(score + 0.0) }
 }
 
-/// The score whose [`key`] this is; NaN for that of NaN and for [`ABSENT`].
+/// As [`key`], of a number alone; -0.0 is below +0.0.
+#[inline(always)]
+#[must_use]
+pub fn ordered(number: f32) -> u32 {
+    const SIGN: u32 = 1 << 31;
+    let bits = number.to_bits();
+    bits ^ ((bits.cast_signed() >> 31).cast_unsigned() | SIGN)
+}
+
+/// The score whose [`key`] or [`ordered`] this is; NaN for that of NaN and for [`ABSENT`].
 #[inline(always)]
 #[must_use]
 pub fn score(key: u32) -> f32 {

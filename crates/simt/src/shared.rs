@@ -108,6 +108,29 @@ impl<T: Word, const N: usize> Shared<T, N> {
         unsafe { imp::shared::store(self.address::<1>(i), value.to_word()) }
     }
 
+    /// The bits of elements `i` and `i + 1` (`ld.shared.v2.b32`).
+    ///
+    /// # Safety
+    /// - As [`Self::load`] for both, and the address of element `i` is a multiple of 8 bytes.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x2(self, i: u32) -> [u32; 2] {
+        // SAFETY: inside the array, aligned, written and ordered by the caller's promise.
+        unsafe { imp::shared::load_x2(self.address::<2>(i)) }
+    }
+
+    /// Sets the bits of elements `i` and `i + 1` (`st.shared.v2.b32`).
+    ///
+    /// # Safety
+    /// - As [`Self::store`] for both, and the address of element `i` is a multiple of 8 bytes.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store_u32x2(self, i: u32, value: [u32; 2]) {
+        // SAFETY: inside the array, aligned and ordered by the caller's promise.
+        unsafe { imp::shared::store_x2(self.address::<2>(i), value) }
+    }
+
     /// The bits of elements `i..i + 4` (`ld.shared.v4.b32`).
     ///
     /// # Safety

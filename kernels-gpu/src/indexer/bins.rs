@@ -1,5 +1,5 @@
-//! Values counted by bin, the bin of the largest first. From the counts follows where the bin of the
-//! k-th largest ends, and where each value of the bins up to there goes in a list in their order.
+//! Values counted by bin, the bin of the largest first. From the counts follows in which bin the k-th
+//! largest is, and where each value goes in a list in the order of their bins.
 
 use simt::atomic::BlockAtomicU32;
 use simt::math::{self, approx};
@@ -12,8 +12,6 @@ use crate::spell::spell;
 
 /// Bins.
 pub const BINS: u32 = 2048;
-/// Values of a bin whose order within it is found by comparing all of them, at most.
-pub const CROWDED: u32 = 127;
 
 /// Most warps of a block.
 const WARPS: u32 = 32;
@@ -23,8 +21,13 @@ const SUMMING: u32 = BINS / 4;
 const SUMMING_WARPS: u32 = SUMMING / 32;
 /// Bins of such a warp.
 const BINS_PER_WARP: u32 = BINS / SUMMING_WARPS;
+/// Counters behind those of the bins, one a lane, for what is not there: nothing branches around the
+/// count, and no two lanes meet.
+const SPARE: u32 = 32;
+/// What spare counters begin with: more than any list is long.
+const SPARE_COUNT: u32 = 1 << 31;
 
-/// The finite scores between which scores lie; NaN if there are none.
+/// The finite scores between which scores lie; the least is above the largest if there are none.
 #[derive(Clone, Copy)]
 pub struct Extent {
     low: f32,
@@ -33,7 +36,7 @@ pub struct Extent {
 
 impl Extent {
     /// That of no score.
-    pub const NONE: Self = Self { low: f32::NAN, high: f32::NAN };
+    pub const NONE: Self = Self { low: f32::INFINITY, high: f32::NEG_INFINITY };
 
     /// That of some scores.
     #[inline(always)]
@@ -66,29 +69,41 @@ impl Extent {
 #[derive(Clone, Copy)]
 pub struct Linear {
     high: f32,
-    /// Bins in a distance of one.
+    /// Of a distance of one, how many times [`WIDTH`] its bins are.
     scale: f32,
+    /// What a score of zero becomes.
+    zero: f32,
 }
 
+/// What the largest score becomes: numbers from here on are one [`WIDTH`] apart, so that bits tell bins.
+const FIRST: f32 = 2.0;
+/// What a bin is wide then.
+const WIDTH: f32 = FIRST * f32::EPSILON;
+/// The last bin.
+const LAST: f32 = FIRST + (BINS - 1) as f32 * WIDTH;
+
 impl Linear {
-    /// From the largest score down to the least. If they are NaN, all scores have the last bin.
+    /// From the largest score down to the least. If there are none, the last bin has all but infinity.
     #[inline(always)]
     #[must_use]
     pub fn new(extent: Extent) -> Self {
+        /// That of the widest extent; below it products with finite scores become too small.
+        const LEAST: f32 = BINS as f32 * WIDTH / f32::MAX / 2.0;
         // An approximation does: lists do not depend on where bins end.
-        let scale = BINS as f32 * approx::rcp(extent.high - extent.low);
-        // Neither zero nor infinite, so that no product with it is NaN.
-        let scale = math::min(math::max(scale, f32::MIN_POSITIVE), f32::MAX);
-        Self { high: extent.high, scale }
+        let scale = BINS as f32 * WIDTH * approx::rcp(extent.high - extent.low);
+        // Neither zero nor infinite, so that products with it are no NaN.
+        let scale = math::min(math::max(scale, LEAST), f32::MAX);
+        let zero = math::mul_add(extent.high, scale, FIRST);
+        Self { high: extent.high, scale, zero }
     }
 
     /// The bin of a score. Never rises as the score rises: each step is rounded, which keeps the order.
     #[inline(always)]
     #[must_use]
     pub fn bin(self, score: f32) -> u32 {
-        let bins = math::min((self.high - score) * self.scale, (BINS - 1) as f32);
-        // SAFETY: from 0 to `BINS - 1`, and no NaN, which loses to any number.
-        unsafe { math::max(bins, 0.0).to_int_unchecked() }
+        let at = math::mul_add(score, -self.scale, self.zero);
+        // NaN loses to any number.
+        math::max(math::min(at, LAST), FIRST).to_bits() - FIRST.to_bits()
     }
 
     /// A number that no score of the bins up to `bin` is below.
@@ -98,46 +113,41 @@ impl Linear {
         if bin == BINS - 1 {
             return f32::NEG_INFINITY;
         }
-        // A quarter of a bin is more than what rounding in `bin` takes from a score's distance; the
-        // difference is rounded, and so are scores.
-        self.high - ((bin + 1) as f32 + 0.25) / self.scale
+        // Scores are rounded to the nearest bin, half a width away at most; rounding `zero` moves all of
+        // them by half a width, or by what rounding takes from the largest score. The rest is for the
+        // rounding here.
+        let distance = (bin as f32 + 1.5) * WIDTH / self.scale;
+        self.high - self.high.abs() * (2.0 * f32::EPSILON) - distance
     }
 }
 
 /// The bins of a thread's values, and how many of its bin were counted before each.
 #[derive(Clone, Copy)]
 pub struct Places<const N: usize> {
-    /// The bins.
+    /// The bins; spare counters for what is not there.
     pub bins: [u32; N],
     /// The numbers before.
     pub before: [u32; N],
 }
 
-/// Where the bin of the k-th largest value is, or of the last one if there are fewer.
-#[derive(Clone, Copy)]
-pub struct Cut {
-    /// The bin.
-    pub bin: u32,
-    /// Values of the bins up to it.
-    pub end: u32,
-}
-
 /// The shared memory of the bins.
 #[derive(Clone, Copy)]
 pub struct Bins {
-    /// Counts; later where each bin begins among its warp's, and its count from bit 16 on.
-    counts: Shared<u32, { BINS as usize }>,
+    /// Counts; later where each bin begins among its warp's. The spare ones last.
+    counts: Shared<u32, { (BINS + SPARE) as usize }>,
     totals: Shared<u32, { SUMMING_WARPS as usize }>,
     extremes: Shared<u32, { 2 * WARPS as usize }>,
-    /// A [`Cut`].
-    cut: Shared<u32, 2>,
-    /// Whether one of the bins up to it has more values than [`CROWDED`].
-    crowded: Shared<u32, 1>,
+    /// The bin of the k-th largest.
+    cut: Shared<u32, 1>,
 }
 
 impl Bins {
     /// Bytes that they take.
-    pub const BYTES: u32 = 4 * (BINS + SUMMING_WARPS + 2 * WARPS + 4);
+    pub const BYTES: u32 = Self::CUT_AT + 16;
+
+    const TOTALS_AT: u32 = 4 * (BINS + SPARE);
+    const EXTREMES_AT: u32 = Self::TOTALS_AT + 4 * SUMMING_WARPS;
+    const CUT_AT: u32 = Self::EXTREMES_AT + 8 * WARPS;
 
     /// The bins that start at `offset` of the block's shared memory.
     ///
@@ -146,17 +156,29 @@ impl Bins {
     #[inline(always)]
     #[must_use]
     pub unsafe fn at(offset: u32) -> Self {
-        const TOTALS_AT: u32 = 4 * BINS;
-        const EXTREMES_AT: u32 = TOTALS_AT + 4 * SUMMING_WARPS;
-        const CUT_AT: u32 = EXTREMES_AT + 8 * WARPS;
         // SAFETY: by this function's own contract.
         unsafe {
             Self {
                 counts: Shared::at(offset),
-                totals: Shared::at(offset + TOTALS_AT),
-                extremes: Shared::at(offset + EXTREMES_AT),
-                cut: Shared::at(offset + CUT_AT),
-                crowded: Shared::at(offset + CUT_AT + 8),
+                totals: Shared::at(offset + Self::TOTALS_AT),
+                extremes: Shared::at(offset + Self::EXTREMES_AT),
+                cut: Shared::at(offset + Self::CUT_AT),
+            }
+        }
+    }
+
+    /// Empties the bins for the first time, for whoever comes behind the next barrier.
+    ///
+    /// # Safety
+    /// All threads of the block call it before anything else.
+    #[inline(always)]
+    pub unsafe fn begin(self) {
+        let thread = thread::thread_idx_x();
+        // SAFETY: by this function's own contract.
+        unsafe {
+            self.clear();
+            if thread < SPARE / 4 {
+                self.counts.store_u32x4(BINS + 4 * thread, [SPARE_COUNT; 4]);
             }
         }
     }
@@ -168,14 +190,9 @@ impl Bins {
     #[inline(always)]
     pub unsafe fn clear(self) {
         let thread = thread::thread_idx_x();
-        // SAFETY: by this function's own contract.
-        unsafe {
-            if thread < SUMMING {
-                self.counts.store_u32x4(4 * thread, [0; 4]);
-            }
-            if thread == 0 {
-                self.crowded.store(0, 0);
-            }
+        if thread < SUMMING {
+            // SAFETY: by this function's own contract.
+            unsafe { self.counts.store_u32x4(4 * thread, [0; 4]) }
         }
     }
 
@@ -188,11 +205,10 @@ impl Bins {
     pub unsafe fn extent(self, mine: Extent) -> Extent {
         let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
         let some = lane & (thread::block_dim_x() / 32 - 1);
-        let low = if mine.low.is_nan() { u32::MAX } else { rank::key(mine.low) };
         // SAFETY: a word a warp and extreme, read behind the barrier.
         unsafe {
-            let low = warp::reduce_min_u32(low);
-            let high = warp::reduce_max_u32(rank::key(mine.high));
+            let low = warp::reduce_min_u32(rank::ordered(mine.low));
+            let high = warp::reduce_max_u32(rank::ordered(mine.high));
             if lane == 0 {
                 self.extremes.store(warp_id, low);
                 self.extremes.store(WARPS + warp_id, high);
@@ -209,7 +225,7 @@ impl Bins {
     /// Counts one value.
     ///
     /// # Safety
-    /// The bins were cleared before a barrier. They get 65,535 values at most; `bin` is one of them.
+    /// The bins were cleared before a barrier; `bin` is one of them.
     #[inline(always)]
     pub unsafe fn add(self, bin: u32) -> u32 {
         // SAFETY: by this function's own contract.
@@ -223,22 +239,60 @@ impl Bins {
     #[inline(always)]
     #[must_use]
     pub unsafe fn count<const N: usize>(self, map: Linear, held: Held<N>) -> Places<N> {
-        let bins: [u32; N] = spell(|i| map.bin(held.scores[i]));
-        // SAFETY: by this function's own contract.
-        let before = spell(|i| if held.has(i) { unsafe { self.add(bins[i]) } } else { 0 });
-        Places { bins, before }
+        let spare = BINS + thread::lane_id();
+        let bins = spell(|i| if held.has(i) { map.bin(held.scores[i]) } else { spare });
+        // SAFETY: by this function's own contract; the spare counters are a lane's own.
+        Places { bins, before: spell(|i| unsafe { self.add(bins[i]) }) }
     }
 
-    /// Sums the counts up; finds the [`Cut`] for `k`, for whoever comes behind the next barrier. Has two
-    /// barriers.
+    /// Where the bins of the thread's values start in a list of all values in the order of their bins; no
+    /// list goes as far as what is not there. Has two barriers.
+    ///
+    /// # Safety
+    /// All threads of the block call it together after [`Self::count`]. The bins are not cleared before
+    /// another barrier.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn starts<const N: usize>(self, bins: [u32; N]) -> [u32; N] {
+        // SAFETY: barriers stand between writes and reads. All loads are on their way before the first is
+        // used.
+        unsafe {
+            let (_, before) = self.sum(|quad| {
+                self.counts.store_u32x4(4 * thread::thread_idx_x(), quad.starts);
+            });
+            let start: [u32; N] = spell(|i| self.counts.load(bins[i]));
+            spell(|i| start[i] + warp::shuffle_idx_u32(before, bins[i] / BINS_PER_WARP))
+        }
+    }
+
+    /// The bin of the k-th largest value, or the last one if there are fewer. Has three barriers.
     ///
     /// # Safety
     /// All threads of the block call it together, with the same `k`, at least 1, after [`Self::count`].
     #[inline(always)]
     #[must_use]
-    pub unsafe fn sum(self, k: u32) -> Starts {
-        let (lane, warp_id, thread) =
-            (thread::lane_id(), thread::warp_id(), thread::thread_idx_x());
+    pub unsafe fn cut(self, k: u32) -> u32 {
+        // SAFETY: the k-th largest value is in one thread's bins; barriers stand between writes and reads.
+        unsafe {
+            let (quad, before) = self.sum(|_| ());
+            let first = warp::shuffle_idx_u32(before, thread::warp_id());
+            if let Some(bin) = quad.moved(first).reaching(k) {
+                self.cut.store(0, bin);
+            }
+            thread::sync_threads();
+            self.cut.load(0)
+        }
+    }
+
+    /// Sums the counts up: the thread's four bins among its warp's, handed to `keep`; and the values before
+    /// the bins of the warp whose number is the lane's. Has two barriers.
+    ///
+    /// # Safety
+    /// All threads of the block call it together, after [`Self::count`]. `keep` touches the thread's own
+    /// bins alone.
+    #[inline(always)]
+    unsafe fn sum(self, keep: impl FnOnce(Quad)) -> (Quad, u32) {
+        let (lane, thread) = (thread::lane_id(), thread::thread_idx_x());
         let mut mine = Quad::default();
         // SAFETY: a thread reads and writes its own bins between the barriers; branches with collectives
         // are the warp's.
@@ -248,70 +302,15 @@ impl Bins {
                 let counts = self.counts.load_u32x4(4 * thread);
                 let upto = inclusive_sum(counts[0] + counts[1] + counts[2] + counts[3]);
                 if lane == 31 {
-                    self.totals.store(warp_id, upto);
+                    self.totals.store(thread::warp_id(), upto);
                 }
                 mine = Quad::ending(upto, counts);
-                self.counts.store_u32x4(4 * thread, mine.packed());
+                keep(mine);
             }
             thread::sync_threads();
             let total = if lane < SUMMING_WARPS { self.totals.load(lane) } else { 0 };
-            let before = inclusive_sum_of::<SUMMING_WARPS>(total) - total;
-            let starts = Starts { counts: self.counts, before };
-            let first = warp::shuffle_idx_u32(before, warp_id);
-            if thread < SUMMING {
-                self.find_cut(mine.moved(first), k);
-            }
-            starts
+            (mine, inclusive_sum_of::<SUMMING_WARPS>(total) - total)
         }
-    }
-
-    /// Writes what of the [`Cut`] for `k` is in the thread's four bins.
-    ///
-    /// # Safety
-    /// By the threads that sum up, with a barrier before and behind.
-    #[inline(always)]
-    unsafe fn find_cut(self, mine: Quad, k: u32) {
-        let thread = thread::thread_idx_x();
-        let [a, b, c, d] = mine.starts;
-        let end = d + mine.counts[3];
-        if a >= k {
-            return;
-        }
-        // SAFETY: the k-th largest value is in one thread's bins; setting one word is an atomic.
-        unsafe {
-            if mine.counts.iter().any(|&count| count > CROWDED) {
-                BlockAtomicU32::new(self.crowded, 0).store(1);
-            }
-            if end >= k || thread == SUMMING - 1 {
-                let later = u32::from(b < k) + u32::from(c < k) + u32::from(d < k);
-                let end = if d < k { end } else { d };
-                let end = if c < k { end } else { c };
-                self.cut.store(0, 4 * thread + later);
-                self.cut.store(1, if b < k { end } else { b });
-            }
-        }
-    }
-
-    /// The [`Cut`] that [`Self::sum`] found.
-    ///
-    /// # Safety
-    /// With a barrier since.
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn cut(self) -> Cut {
-        // SAFETY: by this function's own contract.
-        unsafe { Cut { bin: self.cut.load(0), end: self.cut.load(1) } }
-    }
-
-    /// Whether a bin up to the [`Cut`] has more than [`CROWDED`] values.
-    ///
-    /// # Safety
-    /// As [`Self::cut`], before the bins are cleared.
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn crowded(self) -> bool {
-        // SAFETY: by this function's own contract.
-        unsafe { self.crowded.load(0) != 0 }
     }
 }
 
@@ -319,7 +318,7 @@ impl Bins {
 #[derive(Clone, Copy, Default)]
 struct Quad {
     starts: [u32; 4],
-    counts: [u32; 4],
+    end: u32,
 }
 
 impl Quad {
@@ -329,42 +328,23 @@ impl Quad {
         let d = end - counts[3];
         let c = d - counts[2];
         let b = c - counts[1];
-        Self { starts: [b - counts[0], b, c, d], counts }
+        Self { starts: [b - counts[0], b, c, d], end }
     }
 
     #[inline(always)]
     fn moved(self, by: u32) -> Self {
-        Self { starts: self.starts.map(|start| start + by), ..self }
+        Self { starts: self.starts.map(|start| start + by), end: self.end + by }
     }
 
+    /// Which of the block's bins the k-th value is in, if it is in one of the thread's four.
     #[inline(always)]
-    fn packed(self) -> [u32; 4] {
-        spell(|i| self.starts[i] | self.counts[i] << 16)
-    }
-}
-
-/// Where bins begin.
-#[derive(Clone, Copy)]
-pub struct Starts {
-    counts: Shared<u32, { BINS as usize }>,
-    /// Values before the bins of the warp whose number is the lane's.
-    before: u32,
-}
-
-impl Starts {
-    /// How many values the bins before each of `bins` have, and how many it has itself.
-    ///
-    /// # Safety
-    /// All lanes of the warp call it together, before the bins are cleared.
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn of<const N: usize>(self, bins: [u32; N]) -> [(u32, u32); N] {
-        // SAFETY: by this function's own contract. All loads are on their way before the first is used.
-        unsafe {
-            let packed: [u32; N] = spell(|i| self.counts.load(bins[i]));
-            let before = |i: usize| warp::shuffle_idx_u32(self.before, bins[i] / BINS_PER_WARP);
-            spell(|i| (before(i) + (packed[i] & 0xFFFF), packed[i] >> 16))
-        }
+    fn reaching(self, k: u32) -> Option<u32> {
+        let thread = thread::thread_idx_x();
+        let [a, b, c, d] = self.starts;
+        let last = thread == SUMMING - 1;
+        let mine = thread < SUMMING && a < k && (self.end >= k || last);
+        let later = u32::from(b < k) + u32::from(c < k) + u32::from(d < k);
+        mine.then_some(4 * thread + later)
     }
 }
 
@@ -408,7 +388,7 @@ mod tests {
 
     /// Extents: wide and narrow, far from zero, too wide for their width to be a number, of one score, of
     /// none.
-    const EXTENTS: [(f32, f32); 9] = [
+    const EXTENTS: [(f32, f32); 10] = [
         (-3.0, 4.5),
         (0.0, 1e-3),
         (1e6, 1e6 + 8.0),
@@ -417,14 +397,15 @@ mod tests {
         (0.0, 1e-44),
         (-1e-40, 3e-39),
         (2.5, 2.5),
-        (f32::NAN, f32::NAN),
+        (-2.5, -2.5),
+        (f32::INFINITY, f32::NEG_INFINITY),
     ];
 
     /// Numbers in and around an extent, ascending.
     fn scores((low, high): (f32, f32)) -> Vec<f32> {
         let mut scores = vec![f32::NEG_INFINITY, f32::MIN, -1.0, 0.0, 1e-45, 1.0, f32::MAX];
         scores.push(f32::INFINITY);
-        if !low.is_nan() {
+        if low <= high {
             let parts = (0..=50_000).map(|part| f64::from(part) / 50_000.0);
             let (low, width) = (f64::from(low), f64::from(high) - f64::from(low));
             scores.extend(parts.map(|part| (low + part * width) as f32));
@@ -463,6 +444,6 @@ mod tests {
         let Extent { low, high } = Extent::of([f32::INFINITY, 2.0, f32::NAN, -3.0]);
         assert_eq!((low, high), (-3.0, 2.0));
         let none = Extent::of([f32::NAN, f32::NEG_INFINITY]);
-        assert!(none.low.is_nan() && none.high.is_nan());
+        assert_eq!((none.low, none.high), (Extent::NONE.low, Extent::NONE.high));
     }
 }

@@ -6,7 +6,7 @@
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
-use simt::{thread, warp};
+use simt::{math, thread, warp};
 
 use super::bins::{Bins, Extent, Linear, inclusive_sum};
 use super::row::{HELD_GROUPS, Held, Row, strided};
@@ -16,24 +16,15 @@ use crate::spell::spell;
 pub const CANDIDATES: u32 = 3584;
 /// Most groups that are listed: as many as there may be results, and the rest of a bin.
 pub const GROUPS: u32 = 2816;
-/// Longest row that is read twice: as many scores as bins count.
+/// Longest row that is read twice.
 const TWICE: u32 = 65_535;
 /// Vectors of four scores that a thread has on their way at once. 512 groups of 32 are four a thread, and
 /// a few more than k groups are listed.
 const DEPTH: usize = 5;
-/// The same where fewer are listed, as 512 groups of 8.
+/// The same where fewer are listed, as 1024 groups of 8.
+const MIDDLE: usize = 3;
+/// The same for 512 groups of 8.
 const SHALLOW: usize = 2;
-/// Groups of a thread where rows have few.
-const FEW: usize = HELD_GROUPS / 2;
-
-/// A list of scores, or of what they became, in shared memory.
-#[derive(Clone, Copy)]
-pub struct List {
-    /// Bits of scores as they are gathered, their keys in order.
-    pub values: Shared<u32, { CANDIDATES as usize }>,
-    /// Indices.
-    pub indices: Shared<u32, { CANDIDATES as usize }>,
-}
 
 /// What candidates are found with.
 #[derive(Clone, Copy)]
@@ -44,21 +35,32 @@ pub struct Finder {
     pub k: u32,
     /// Cleared.
     pub bins: Bins,
-    /// Where candidates go.
-    pub list: List,
+    /// Where the indices of candidates go.
+    pub candidates: Shared<u32, { CANDIDATES as usize }>,
     /// Where groups go.
     pub groups: Shared<u32, { GROUPS as usize }>,
-    /// `[1]`: the candidates found; cleared.
-    pub counter: Shared<u32, 1>,
+    /// `[2]`: the candidates and the groups found; cleared.
+    pub counters: Shared<u32, 2>,
 }
 
-/// Which groups may have candidates, and between which scores these are.
+/// A bound that the k-th largest score reaches, and few more.
 #[derive(Clone, Copy)]
 struct Floor {
-    bins: Linear,
+    /// The finite scores between which the row's lie, or its groups' largest.
     extent: Extent,
-    /// Whether the groups that may have some are listed; all are to be read else.
-    listed: bool,
+    /// The bound. If it is the least number of all, NaN reaches it too.
+    least: f32,
+}
+
+impl Floor {
+    /// Which of some scores reach the bound, the first in the lowest bit.
+    #[inline(always)]
+    fn reached<const N: usize>(self, scores: [f32; N], there: u32) -> u32 {
+        let bits: [u32; N] = spell(|i| u32::from(scores[i] >= self.least) << i);
+        let reached = bits.iter().fold(0, |all, bit| all | bit);
+        let all = (1 << there) - 1;
+        if self.least == f32::NEG_INFINITY { all } else { reached & all }
+    }
 }
 
 impl Finder {
@@ -76,55 +78,61 @@ impl Finder {
         unsafe {
             let floor = if twice {
                 self.floor_of_scores()
-            } else if groups <= FEW as u32 * thread::block_dim_x() {
-                self.floor_of_groups::<FEW>(spell(|i| maxima[i]))
+            } else if self.k <= 512 {
+                self.floor_of_groups::<2>(maxima)
+            } else if self.k <= 1024 {
+                self.floor_of_groups::<4>(maxima)
             } else {
                 self.floor_of_groups::<HELD_GROUPS>(maxima)
             };
-            thread::sync_threads();
-            let cut = self.bins.cut();
             self.bins.clear();
-            let listed = if floor.listed { cut.end } else { groups };
-            if floor.listed && listed > GROUPS {
+            let listed = if twice { groups } else { self.list_groups(maxima, floor) };
+            if !twice && listed > GROUPS {
                 return None;
             }
-            let least = floor.bins.least(cut.bin);
-            if listed << (self.row.group_log2 - 2) <= SHALLOW as u32 * thread::block_dim_x() {
-                self.gather::<SHALLOW>((listed, floor.listed), least);
+            let vectors = listed << (self.row.group_log2 - 2);
+            if vectors <= SHALLOW as u32 * thread::block_dim_x() {
+                self.gather::<SHALLOW>((vectors, !twice), floor);
+            } else if vectors <= MIDDLE as u32 * thread::block_dim_x() {
+                self.gather::<MIDDLE>((vectors, !twice), floor);
             } else {
-                self.gather::<DEPTH>((listed, floor.listed), least);
+                self.gather::<DEPTH>((vectors, !twice), floor);
             }
             thread::sync_threads();
-            let count = self.counter.load(0);
-            (count <= CANDIDATES).then(|| (count, Linear::new(floor.extent.above(least))))
+            let count = self.counters.load(0);
+            (count <= CANDIDATES).then(|| (count, Linear::new(floor.extent.above(floor.least))))
         }
     }
 
-    /// A bound that the k-th largest score reaches, because k groups' largest do; lists those groups.
+    /// A bound that the k-th largest score reaches, because k of the thread's `N` largest scores do, each
+    /// of some of its groups. At least `4 k` of those in a block: then the bound takes few scores more
+    /// than one of the groups' own.
     ///
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn floor_of_groups<const N: usize>(self, maxima: [u32; N]) -> Floor {
-        let held = self.row.hold_groups(maxima);
-        // SAFETY: by this function's own contract. The places of listed groups differ.
+    unsafe fn floor_of_groups<const N: usize>(self, maxima: [u32; HELD_GROUPS]) -> Floor {
+        let groups = self.row.hold_groups(maxima).scores;
+        let largest = |i: usize| {
+            let mut largest = groups[i];
+            spell::<(), HELD_GROUPS>(|j| {
+                if j % N == i {
+                    largest = math::max(largest, groups[j]);
+                }
+            });
+            largest
+        };
+        let held: Held<N> = Held::new(largest, strided, self.row.groups());
+        // SAFETY: by this function's own contract.
         unsafe {
             let extent = self.bins.extent(Extent::of(held.scores));
             let bins = Linear::new(extent);
-            let places = self.bins.count(bins, held);
-            let starts = self.bins.sum(self.k).of(places.bins);
-            spell::<(), N>(|i| {
-                let (start, _) = starts[i];
-                let at = start + places.before[i];
-                if held.has(i) && start < self.k && at < GROUPS {
-                    self.groups.store(at, held.indices[i]);
-                }
-            });
-            Floor { bins, extent, listed: true }
+            let _ = self.bins.count(bins, held);
+            Floor { extent, least: bins.least(self.bins.cut(self.k)) }
         }
     }
 
-    /// A bound that the k-th largest score reaches, and few more.
+    /// A bound that the k-th largest score reaches.
     ///
     /// # Safety
     /// As [`Self::find`].
@@ -139,99 +147,114 @@ impl Finder {
             self.row.each(|score, _| {
                 self.bins.add(bins.bin(score));
             });
-            let _ = self.bins.sum(self.k);
-            Floor { bins, extent, listed: false }
+            Floor { extent, least: bins.least(self.bins.cut(self.k)) }
         }
     }
 
-    /// Lists the scores of `groups` groups, the listed or the first, that reach `least`.
+    /// Lists the groups whose largest score reaches the bound: how many, if more than fit too. Has a
+    /// barrier.
     ///
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn gather<const D: usize>(self, (groups, listed): (u32, bool), least: f32) {
+    unsafe fn list_groups(self, maxima: [u32; HELD_GROUPS], floor: Floor) -> u32 {
+        let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
+        let there = (self.row.groups().saturating_sub(thread)).div_ceil(threads);
+        let hits = floor.reached::<HELD_GROUPS>(spell(|i| f32::from_bits(maxima[i])), there);
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let counter = BlockAtomicU32::new(self.counters, 1);
+            append(hits, |bit| thread + bit * threads, self.groups, counter);
+            thread::sync_threads();
+            self.counters.load(1)
+        }
+    }
+
+    /// Lists those scores of some vectors, of the listed groups or of the first, that reach the bound.
+    ///
+    /// # Safety
+    /// As [`Self::find`].
+    #[inline(always)]
+    unsafe fn gather<const D: usize>(self, (vectors, listed): (u32, bool), floor: Floor) {
         let Row { scores, group_log2, length, .. } = self.row;
         let vectors_log2 = group_log2 - 2;
-        let vectors = groups << vectors_log2;
-        let mut first = 0;
-        while first < vectors {
-            let vector = |i: usize| first + strided(i);
-            let index = |i: usize| {
+        let mut first = thread::thread_idx_x();
+        let mut rounds = vectors.div_ceil(D as u32 * thread::block_dim_x());
+        while rounds > 0 {
+            let vector = |i: u32| first + i * thread::block_dim_x();
+            let index = |i: u32| {
                 let vector = vector(i).min(vectors - 1);
                 let place = vector >> vectors_log2;
                 // SAFETY: a listed group.
                 let group = if listed { unsafe { self.groups.load(place) } } else { place };
                 (group << group_log2) + 4 * (vector & ((1 << vectors_log2) - 1))
             };
-            let indices: [u32; D] = spell(index);
+            let indices: [u32; D] = spell(|i| index(i as u32));
             // All on their way before the first is looked at.
             // SAFETY: a group is one of the row, which has a multiple of 32 scores.
             let found: [[u32; 4]; D] =
                 spell(|i| unsafe { scores.load_u32x4(self.row.start() + u64::from(indices[i])) });
             let hits: [u32; D] = spell(|i| {
-                // NaN is not below.
-                let hit = |j: usize| {
-                    let below = f32::from_bits(found[i][j]) < least;
-                    u32::from(!below) << j
-                };
                 let there = length.saturating_sub(indices[i]).min(4);
-                let there = if vector(i) < vectors { there } else { 0 };
-                (hit(0) | hit(1) | hit(2) | hit(3)) & ((1 << there) - 1)
+                let there = if vector(i as u32) < vectors { there } else { 0 };
+                floor.reached::<4>(spell(|j| f32::from_bits(found[i][j])), there) << (4 * i)
             });
+            let hits = hits.iter().fold(0, |all, hits| all | hits);
             // SAFETY: the loop is the block's.
-            unsafe { self.append(hits, found, indices) };
-            first += D as u32 * thread::block_dim_x();
-        }
-    }
-
-    /// Appends those scores of vectors to the list whose bits are set in `hits`.
-    ///
-    /// # Safety
-    /// All lanes of the warp call it together.
-    #[inline(always)]
-    unsafe fn append<const D: usize>(
-        self,
-        hits: [u32; D],
-        found: [[u32; 4]; D],
-        indices: [u32; D],
-    ) {
-        let all = hits.iter().enumerate().fold(0, |all, (i, hits)| all | hits << (4 * i));
-        let count = all.count_ones();
-        // SAFETY: by this function's own contract; places are each lane's own.
-        unsafe {
-            let upto = inclusive_sum(count);
-            let mut first = 0;
-            if thread::lane_id() == 31 && upto > 0 {
-                first = BlockAtomicU32::new(self.counter, 0).add(upto);
+            unsafe {
+                let counter = BlockAtomicU32::new(self.counters, 0);
+                append(hits, |bit| index(bit / 4) + bit % 4, self.candidates, counter);
             }
-            let mut to = warp::shuffle_idx_u32(first, 31) + upto - count;
-            spell::<(), D>(|i| {
-                if hits[i] == 0 {
-                    return;
-                }
-                spell::<(), 4>(|j| {
-                    let hit = hits[i] >> j & 1;
-                    if hit == 1 && to < CANDIDATES {
-                        self.list.values.store(to, found[i][j]);
-                        self.list.indices.store(to, indices[i] + j as u32);
-                    }
-                    to += hit;
-                });
-            });
+            first += D as u32 * thread::block_dim_x();
+            rounds -= 1;
         }
     }
 
     /// The `count` candidates, in registers.
     ///
     /// # Safety
-    /// By all threads of the block after [`Self::find`]; they hold so many.
+    /// By all threads of the block after [`Self::find`]; they hold so many, at least one.
     #[inline(always)]
     #[must_use]
     pub unsafe fn held<const N: usize>(self, count: u32) -> Held<N> {
-        // SAFETY: what is below the count is written.
+        let at = |i: usize| strided(i).min(count - 1);
+        // SAFETY: what is below the count is written, and is of the row.
         unsafe {
-            let score = |i| f32::from_bits(self.list.values.load(strided(i)));
-            Held::new(score, strided, count).named(|i| self.list.indices.load(strided(i)))
+            let indices: [u32; N] = spell(|i| self.candidates.load(at(i)));
+            let start = self.row.start();
+            let found: [f32; N] = spell(|i| self.row.scores.load(start + u64::from(indices[i])));
+            Held::some(found, indices, count)
+        }
+    }
+}
+
+/// Appends to a list what `index` says of each bit that is set in `hits`, as far as it fits; the counter
+/// counts all.
+///
+/// # Safety
+/// All lanes of the warp call it together; all that append to the list use this counter, which began at
+/// zero.
+#[inline(always)]
+unsafe fn append<const N: usize>(
+    hits: u32,
+    index: impl Fn(u32) -> u32,
+    list: Shared<u32, N>,
+    counter: BlockAtomicU32,
+) {
+    let count = hits.count_ones();
+    // SAFETY: by this function's own contract; places are each lane's own.
+    unsafe {
+        let upto = inclusive_sum(count);
+        let mut first = 0;
+        if thread::lane_id() == 31 && upto > 0 {
+            first = counter.add(upto);
+        }
+        let mut at = warp::shuffle_idx_u32(first, 31) + upto - count;
+        let mut left = hits;
+        while left != 0 && at < N as u32 {
+            list.store(at, index(left.trailing_zeros()));
+            left &= left - 1;
+            at += 1;
         }
     }
 }

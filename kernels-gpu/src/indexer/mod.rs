@@ -13,18 +13,18 @@
 //! | [`bins`] | values counted by bin, the bin of the largest first |
 //! | [`candidates`] | the scores of a long row that may be among its k largest |
 //! | [`search`] | the k-th largest score of a row whatever its scores are |
-//! | [`sort`] | a list in shared memory, sorted |
+//! | [`list`] | a list of records in shared memory, and how it is sorted |
 
 pub mod bins;
 pub mod candidates;
 pub mod keys;
+pub mod list;
 pub mod maxima;
 pub mod project;
 pub mod query;
 pub mod row;
 pub mod score;
 pub mod search;
-pub mod sort;
 pub mod topk;
 pub mod weights;
 

@@ -58,11 +58,12 @@ impl<const N: usize> Held<N> {
         }
     }
 
-    /// With other indices.
+    /// Of these, the first `count` of the block's, [`strided`].
     #[inline(always)]
     #[must_use]
-    pub fn named(self, index: impl Fn(usize) -> u32) -> Self {
-        Self { indices: spell(|i| if self.has(i) { index(i) } else { NONE }), ..self }
+    pub fn some(scores: [f32; N], indices: [u32; N], count: u32) -> Self {
+        let there = Self::new(|i| scores[i], strided, count);
+        Self { indices: spell(|i| if there.has(i) { indices[i] } else { NONE }), ..there }
     }
 
     /// Whether there is one in place `i`.

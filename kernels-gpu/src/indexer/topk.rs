@@ -11,24 +11,27 @@ use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::thread;
 
-use super::bins::{Bins, CROWDED, Extent, Linear};
-use super::candidates::{CANDIDATES, Finder, GROUPS, List};
-use super::row::{Held, Row, VECTORS};
+use super::bins::{Bins, Extent, Linear};
+use super::candidates::{CANDIDATES, Finder, GROUPS};
+use super::list::{self, List, NOTHING, RECORDS, Record};
+use super::row::{HELD_GROUPS, Held, Row, VECTORS};
 use super::search::Scratch;
-use super::sort::sort;
 use super::visible;
 use crate::rank;
 use crate::spell::spell;
 
 /// Longest row that a block of [`select`] holds, if rows are longer than the short ones.
 const HELD: u32 = 4096;
-/// Candidates of a thread: as many as there may be, and what is enough for lists of 512 and 1024.
+/// Scores of a thread of a long row: as many as there may be.
 const MANY: usize = 4 * VECTORS;
-const FEW: usize = MANY / 2;
-/// A word of the order: from the lowest bit on whether the value is the last of its bin, how many of the
-/// bin are before it, and its index.
-const BEFORE_AT: u32 = 1;
-const INDEX_AT: u32 = BEFORE_AT + CROWDED.count_ones();
+/// Values of a bin whose order within it is found by comparing all of them, at most.
+const CROWDED: u32 = 127;
+/// Where the index is in the word of a record; below is how many of its bin were counted before.
+const INDEX_AT: u32 = CROWDED.count_ones();
+/// Longest list.
+const MOST: u32 = 2048;
+
+const _: () = assert!(MOST + CROWDED < RECORDS);
 
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
@@ -138,11 +141,15 @@ struct Arena {
     bins: Bins,
     /// A search begins when the bins are done with.
     scratch: Scratch,
-    counter: Shared<u32, 1>,
-    /// Candidates first; when they are in registers, the list in order.
+    /// Of candidates, of groups.
+    counters: Shared<u32, 2>,
+    /// Whether a bin that the list needs has more values than [`CROWDED`].
+    crowded: Shared<u32, 1>,
     list: List,
-    /// Not of short rows.
+    /// Read for the last time before the list is written.
     groups: Shared<u32, { GROUPS as usize }>,
+    /// Not of short rows.
+    candidates: Shared<u32, { CANDIDATES as usize }>,
 }
 
 impl Arena {
@@ -150,22 +157,39 @@ impl Arena {
     /// The block has the shared memory of the kernel table.
     #[inline(always)]
     unsafe fn new() -> Self {
-        const COUNTER_AT: u32 = Bins::BYTES;
-        const LIST_AT: u32 = COUNTER_AT + 16;
-        const GROUPS_AT: u32 = LIST_AT + 8 * CANDIDATES;
+        const COUNTERS_AT: u32 = Bins::BYTES;
+        const LIST_AT: u32 = COUNTERS_AT + 16;
+        const CANDIDATES_AT: u32 = LIST_AT + List::BYTES;
         const { assert!(Scratch::BYTES <= Bins::BYTES && Bins::BYTES.is_multiple_of(16)) };
-        const { assert!(GROUPS_AT + 4 * GROUPS <= 48_640) };
-        // SAFETY: inside the block's memory; the scratch comes after the bins, with a barrier between.
+        const { assert!(4 * GROUPS <= List::BYTES) };
+        const { assert!(CANDIDATES_AT + 4 * CANDIDATES <= 48_640) };
+        // SAFETY: inside the block's memory; what is in one place is there one after the other, with
+        // barriers between.
         unsafe {
             Self {
                 bins: Bins::at(0),
                 scratch: Scratch::at(0),
-                counter: Shared::at(COUNTER_AT),
-                list: List {
-                    values: Shared::at(LIST_AT),
-                    indices: Shared::at(LIST_AT + 4 * CANDIDATES),
-                },
-                groups: Shared::at(GROUPS_AT),
+                counters: Shared::at(COUNTERS_AT),
+                crowded: Shared::at(COUNTERS_AT + 8),
+                list: List::at(LIST_AT),
+                groups: Shared::at(LIST_AT),
+                candidates: Shared::at(CANDIDATES_AT),
+            }
+        }
+    }
+
+    /// Clears what is counted with, for whoever comes behind the next barrier.
+    ///
+    /// # Safety
+    /// All threads of the block call it together, first.
+    #[inline(always)]
+    unsafe fn begin(self) {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            self.bins.begin();
+            if thread::thread_idx_x() == 0 {
+                self.counters.store_u32x2(0, [0; 2]);
+                self.crowded.store(0, 0);
             }
         }
     }
@@ -229,40 +253,23 @@ impl Selection {
         unsafe { self.set_all((0, self.k), index) }
     }
 
-    /// Clears what is counted with. A barrier keeps what was fetched before from being fetched only when
-    /// the row's use is known.
-    ///
-    /// # Safety
-    /// All threads of the block call it together, first.
-    #[inline(always)]
-    unsafe fn begin(self, arena: Arena, in_use: impl FnOnce(Row) -> Use) -> Use {
-        // SAFETY: by this function's own contract.
-        unsafe {
-            arena.bins.clear();
-            if thread::thread_idx_x() == 0 {
-                arena.counter.store(0, 0);
-            }
-            let in_use = in_use(self.row);
-            thread::sync_threads();
-            in_use
-        }
-    }
-
     /// # Safety
     /// All threads of the block call it together; the row has at most a vector a thread.
     #[inline(always)]
     unsafe fn short(mut self, in_use: impl FnOnce(Row) -> Use) {
-        // SAFETY: branches are the block's. What is fetched before its use is known is memory of the row.
+        // SAFETY: branches are the block's. What is fetched before its use is known is memory of the row;
+        // nothing branches before a barrier, which would fetch it only then.
         unsafe {
             let arena = Arena::new();
             let fetched = self.row.fetch::<1>();
-            let Use { length, all } = self.begin(arena, in_use);
+            let Use { length, all } = in_use(self.row);
+            arena.begin();
             self.row.length = length;
+            let held: Held<4> = self.row.hold(fetched);
+            let bins = between(arena, held);
             if all {
                 return self.list_all();
             }
-            let held: Held<4> = self.row.hold(fetched);
-            let bins = between(arena, held);
             if !self.order(arena, held, bins) {
                 self.search(arena);
             }
@@ -277,27 +284,42 @@ impl Selection {
         unsafe {
             let arena = Arena::new();
             let fetched = self.row.fetch_groups(maxima);
-            let Use { length, all } = self.begin(arena, in_use);
+            let Use { length, all } = in_use(self.row);
+            arena.begin();
+            thread::sync_threads();
             self.row.length = length;
             if all {
                 return self.list_all();
             }
-            let Arena { bins, list, groups, counter, .. } = arena;
-            let finder = Finder { row: self.row, k: self.k, bins, list, groups, counter };
-            let done = if length <= HELD {
-                let held: Held<MANY> = self.row.hold(self.row.fetch::<VECTORS>());
-                self.order(arena, held, between(arena, held))
-            } else {
-                match finder.find(fetched) {
-                    Some((count, bins)) if count <= FEW as u32 * thread::block_dim_x() => {
-                        self.order(arena, finder.held::<FEW>(count), bins)
-                    }
-                    Some((count, bins)) => self.order(arena, finder.held::<MANY>(count), bins),
-                    None => false,
-                }
-            };
-            if !done {
+            if !self.order_long(arena, fetched) {
                 self.search(arena);
+            }
+        }
+    }
+
+    /// As [`Self::order`], of the row, the largest of whose groups are `maxima`.
+    ///
+    /// # Safety
+    /// All threads of the block call it together.
+    #[inline(always)]
+    unsafe fn order_long(self, arena: Arena, maxima: [u32; HELD_GROUPS]) -> bool {
+        let Arena { bins, candidates, groups, counters, .. } = arena;
+        let finder = Finder { row: self.row, k: self.k, bins, candidates, groups, counters };
+        // SAFETY: by this function's own contract; branches are the block's.
+        unsafe {
+            if self.row.length <= HELD {
+                let held: Held<MANY> = self.row.hold(self.row.fetch::<VECTORS>());
+                return self.order(arena, held, between(arena, held));
+            }
+            match finder.find(maxima) {
+                Some((count, bins)) if count <= thread::block_dim_x() => {
+                    self.order(arena, finder.held::<1>(count), bins)
+                }
+                Some((count, bins)) if count <= 2 * thread::block_dim_x() => {
+                    self.order(arena, finder.held::<2>(count), bins)
+                }
+                Some((count, bins)) => self.order(arena, finder.held::<MANY>(count), bins),
+                None => false,
             }
         }
     }
@@ -309,35 +331,42 @@ impl Selection {
     /// All threads of the block call it together. The bins were cleared before a barrier.
     #[inline(always)]
     unsafe fn order<const N: usize>(self, arena: Arena, held: Held<N>, bins: Linear) -> bool {
-        let Arena { bins: counted, list, .. } = arena;
+        let Arena { bins: counted, list, crowded, .. } = arena;
         // SAFETY: barriers stand between what threads write and others read; all values have places of
         // their own, which are below `k` and what a bin may have more.
         unsafe {
+            list.clear(self.k + CROWDED + 1);
             let places = counted.count(bins, held);
-            let starts = counted.sum(self.k).of(places.bins);
+            let starts = counted.starts(places.bins);
             spell::<(), N>(|i| {
-                let ((start, count), before) = (starts[i], places.before[i]);
-                if held.has(i) && start < self.k && before < CROWDED {
-                    list.values.store(start + before, rank::key(held.scores[i]));
-                    let last = u32::from(before + 1 == count);
-                    let word = held.indices[i] << INDEX_AT | before << BEFORE_AT | last;
-                    list.indices.store(start + before, word);
+                let (start, before) = (starts[i], places.before[i]);
+                if start >= self.k {
+                    return;
+                }
+                if before < CROWDED {
+                    let word = held.indices[i] << INDEX_AT | before;
+                    list.store(start + before, list::record(held.scores[i], word));
+                } else {
+                    BlockAtomicU32::new(crowded, 0).store(1);
                 }
             });
             thread::sync_threads();
-            if counted.crowded() {
+            if crowded.load(0) != 0 {
                 return false;
             }
-            let end = counted.cut().end;
             let mut at = thread::thread_idx_x();
-            while at < end {
-                let (to, index) = place(list, at);
+            while at < self.k + CROWDED {
+                let mine = list.load(at);
+                let (to, index) = if mine[0] == NOTHING[0] {
+                    (at, -1)
+                } else {
+                    (place(list, at, mine), (mine[1] >> INDEX_AT) as i32)
+                };
                 if to < self.k {
-                    self.set(to, index as i32);
+                    self.set(to, index);
                 }
                 at += thread::block_dim_x();
             }
-            self.set_all((end, self.k), |_| -1);
             true
         }
     }
@@ -347,27 +376,25 @@ impl Selection {
     /// # Safety
     /// All threads of the block call it together. The row is not empty.
     #[inline(always)]
-    unsafe fn search(self, Arena { scratch, counter, list, .. }: Arena) {
+    unsafe fn search(self, Arena { scratch, counters, list, .. }: Arena) {
         let count = self.k.min(self.row.length);
         // SAFETY: barriers stand between what threads write and others read; the cut takes exactly `count`
         // scores.
         unsafe {
             let cut = scratch.cut(self.row, self.k);
             if thread::thread_idx_x() == 0 {
-                counter.store(0, 0);
+                counters.store(0, 0);
             }
             thread::sync_threads();
             self.row.each(|score, index| {
-                let value = rank::key(score);
-                if cut.takes(value, index) {
-                    let at = BlockAtomicU32::new(counter, 0).add(1);
-                    list.values.store(at, value);
-                    list.indices.store(at, index);
+                if cut.takes(rank::key(score), index) {
+                    let at = BlockAtomicU32::new(counters, 0).add(1);
+                    list.store(at, list::record(score, index));
                 }
             });
             thread::sync_threads();
-            sort(list, count);
-            self.set_all((0, count), |at| list.indices.load(at) as i32);
+            list.sort(count);
+            self.set_all((0, count), |at| list.load(at)[1] as i32);
             self.set_all((count, self.k), |_| -1);
         }
     }
@@ -383,28 +410,25 @@ unsafe fn between<const N: usize>(arena: Arena, held: Held<N>) -> Linear {
     Linear::new(unsafe { arena.bins.extent(Extent::of(held.scores)) })
 }
 
-/// The place of the value at `at` of an ordered list, and its index: after those of the bins before,
-/// among its bin by value and index.
+/// The place of record `at` of a list in the order of bins: after those of the bins before, among its bin
+/// by value and index.
 ///
 /// # Safety
-/// The list is written up to the end of the bin.
+/// The list is written as far as bins may go, and `mine` is that record.
 #[inline(always)]
-unsafe fn place(list: List, at: u32) -> (u32, u32) {
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let (value, word) = (list.values.load(at), list.indices.load(at));
-        let first = at - (word >> BEFORE_AT & CROWDED);
-        let (mut rank, mut other) = (first, first);
-        loop {
-            let (other_value, other_word) = (list.values.load(other), list.indices.load(other));
-            // Words have the order of their indices.
-            let precedes = other_value > value || (other_value == value && other_word < word);
-            rank += u32::from(precedes);
-            // Not a count: the compiler would unroll the loop, which most often runs two or three times.
-            if other_word & 1 == 1 {
-                return (rank, word >> INDEX_AT);
-            }
-            other += 1;
+unsafe fn place(list: List, at: u32, mine: Record) -> u32 {
+    /// Records that are looked at together.
+    const STEP: usize = 4;
+    let first = at - (mine[1] & CROWDED);
+    let (mut place, mut next) = (first, first);
+    loop {
+        // SAFETY: what is behind a bin is written too, and nothing of it precedes.
+        let others: [Record; STEP] = spell(|i| unsafe { list.load(next + i as u32) });
+        spell::<(), STEP>(|i| place += u32::from(list::precedes(others[i], mine)));
+        next += STEP as u32;
+        // Behind the bin numbers are lower.
+        if first + (others[STEP - 1][1] & CROWDED) + 1 != next {
+            return place;
         }
     }
 }

@@ -55,6 +55,12 @@ pub unsafe fn load(address: u32) -> u32 {
 }
 
 #[track_caller]
+pub unsafe fn load_x2(address: u32) -> [u32; 2] {
+    let location = Location::caller();
+    [0, 4].map(|offset| read(address + offset, AccessKind::Read, location))
+}
+
+#[track_caller]
 pub unsafe fn load_x4(address: u32) -> [u32; 4] {
     let location = Location::caller();
     [0, 4, 8, 12].map(|offset| read(address + offset, AccessKind::Read, location))
@@ -63,6 +69,14 @@ pub unsafe fn load_x4(address: u32) -> [u32; 4] {
 #[track_caller]
 pub unsafe fn store(address: u32, value: u32) {
     write(address, value, AccessKind::Write, Location::caller());
+}
+
+#[track_caller]
+pub unsafe fn store_x2(address: u32, value: [u32; 2]) {
+    let location = Location::caller();
+    for (offset, value) in [0, 4].into_iter().zip(value) {
+        write(address + offset, value, AccessKind::Write, location);
+    }
 }
 
 #[track_caller]

@@ -42,6 +42,22 @@ pub unsafe fn load(address: u32) -> u32 {
 }
 
 #[inline(always)]
+pub unsafe fn load_x2(address: u32) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: inside the arena, aligned and ordered by the caller's promise.
+    unsafe {
+        asm!(
+            "ld.shared.v2.b32 {{{a}, {b}}}, [{address}];",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            address = in(reg32) address,
+            options(readonly, nostack),
+        );
+    }
+    [a, b]
+}
+
+#[inline(always)]
 pub unsafe fn load_x4(address: u32) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
     // SAFETY: inside the arena, aligned and ordered by the caller's promise.
@@ -67,6 +83,20 @@ pub unsafe fn store(address: u32, value: u32) {
             "st.shared.b32 [{address}], {value};",
             address = in(reg32) address,
             value = in(reg32) value,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
+pub unsafe fn store_x2(address: u32, [a, b]: [u32; 2]) {
+    // SAFETY: inside the arena, aligned and ordered by the caller's promise.
+    unsafe {
+        asm!(
+            "st.shared.v2.b32 [{address}], {{{a}, {b}}};",
+            address = in(reg32) address,
+            a = in(reg32) a,
+            b = in(reg32) b,
             options(nostack),
         );
     }

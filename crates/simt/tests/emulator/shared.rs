@@ -37,10 +37,16 @@ fn words_and_vectors_go_there_and_back() {
                 words::<64>().store_u32x4(t, vector.map(|word| word * 2));
             }
             sync_threads();
+            if t.is_multiple_of(2) {
+                let pair = words::<64>().load_u32x2(t);
+                assert_eq!(pair, [2 * (t + 1), 2 * (t + 2)]);
+                words::<64>().store_u32x2(t, pair.map(|word| word + 1));
+            }
+            sync_threads();
             output.store(u64::from(t), words::<64>().load(63 - t));
         }
     });
-    assert_eq!(tensor.words(), Vec::from_iter((0..64).map(|t| (64 - t) * 2)));
+    assert_eq!(tensor.words(), Vec::from_iter((0..64).map(|t| (64 - t) * 2 + 1)));
 }
 
 #[test]
@@ -206,6 +212,9 @@ fn misaligned_shared_vectors_and_arrays() {
     // SAFETY: broken on purpose, here and below.
     let kind = fault_kind(32, || unsafe { words::<16>().store_u32x4(2, [0; 4]) });
     assert!(matches!(kind, FaultKind::Misaligned { address: 8, align: 16, .. }), "{kind}");
+    // SAFETY: as above.
+    let kind = fault_kind(32, || _ = unsafe { words::<16>().load_u32x2(1) });
+    assert!(matches!(kind, FaultKind::Misaligned { address: 4, align: 8, .. }), "{kind}");
     // SAFETY: as above.
     let kind = fault_kind(32, || _ = unsafe { Shared::<f32, 4>::at(2) });
     assert!(matches!(kind, FaultKind::Misaligned { address: 2, align: 4, .. }), "{kind}");
