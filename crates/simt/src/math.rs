@@ -66,7 +66,7 @@ pub fn mul_bf16x2(a: u32, b: u32) -> u32 {
 
 /// One-instruction approximations. NOT bit-equal between backends: the emulator rounds the `f64`
 /// result to `f32`. The bounds are those of the PTX ISA, section 9.7.3, for `.approx.f32` without
-/// `.ftz`.
+/// `.ftz` but where the name says it.
 pub mod approx {
     use crate::imp;
 
@@ -90,6 +90,14 @@ pub mod approx {
     #[must_use]
     pub fn rcp(value: f32) -> f32 {
         imp::math::rcp(value)
+    }
+
+    /// As [`rcp`], in which subnormals, read or made, are zeros: fewer instructions
+    /// (`rcp.approx.ftz.f32`).
+    #[inline(always)]
+    #[must_use]
+    pub fn rcp_ftz(value: f32) -> f32 {
+        imp::math::rcp_ftz(value)
     }
 
     /// `1 / sqrt(value)`, relative error at most 2^-22.4 (`rsqrt.approx.f32`).

@@ -76,6 +76,18 @@ pub unsafe fn shuffle_up_u32(value: u32, delta: u32) -> u32 {
     unsafe { imp::warp::shuffle_up(value, delta) }
 }
 
+/// As [`shuffle_up_u32`], but nothing for a lane below `delta` (`shfl.sync.up.b32` with a predicate).
+///
+/// # Safety
+/// - All 32 lanes make this call together.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn shuffle_up_found_u32(value: u32, delta: u32) -> Option<u32> {
+    // SAFETY: the caller brings all 32 lanes.
+    unsafe { imp::warp::shuffle_up_found(value, delta) }
+}
+
 /// [`shuffle_up_u32`] of the bits of an `f32`.
 ///
 /// # Safety

@@ -15,12 +15,8 @@ pub const BINS: u32 = 2048;
 
 /// Most warps of a block.
 const WARPS: u32 = 32;
-/// Threads that sum the counts up, four bins each.
-const SUMMING: u32 = BINS / 4;
-/// Their warps.
-const SUMMING_WARPS: u32 = SUMMING / 32;
-/// Bins of such a warp.
-const BINS_PER_WARP: u32 = BINS / SUMMING_WARPS;
+/// Most warps that sum the counts up.
+const SUMMING_WARPS: u32 = 16;
 /// Counters behind those of the bins, one a lane, for what is not there: nothing branches around the
 /// count, and no two lanes meet.
 const SPARE: u32 = 32;
@@ -90,7 +86,7 @@ impl Linear {
         /// That of the widest extent; below it products with finite scores become too small.
         const LEAST: f32 = BINS as f32 * WIDTH / f32::MAX / 2.0;
         // An approximation does: lists do not depend on where bins end.
-        let scale = BINS as f32 * WIDTH * approx::rcp(extent.high - extent.low);
+        let scale = BINS as f32 * WIDTH * approx::rcp_ftz(extent.high - extent.low);
         // Neither zero nor infinite, so that products with it are no NaN.
         let scale = math::min(math::max(scale, LEAST), f32::MAX);
         let zero = math::mul_add(extent.high, scale, FIRST);
@@ -101,9 +97,15 @@ impl Linear {
     #[inline(always)]
     #[must_use]
     pub fn bin(self, score: f32) -> u32 {
+        self.bits(score) - FIRST.to_bits()
+    }
+
+    /// The bits of what the score becomes: those of [`FIRST`], and the bin.
+    #[inline(always)]
+    fn bits(self, score: f32) -> u32 {
         let at = math::mul_add(score, -self.scale, self.zero);
         // NaN loses to any number.
-        math::max(math::min(at, LAST), FIRST).to_bits() - FIRST.to_bits()
+        math::max(math::min(at, LAST), FIRST).to_bits()
     }
 
     /// A number that no score of the bins up to `bin` is below.
@@ -130,9 +132,9 @@ pub struct Places<const N: usize> {
     pub before: [u32; N],
 }
 
-/// The shared memory of the bins.
+/// The shared memory of the bins, of which the first threads of a block of `THREADS` sum up `EACH` each.
 #[derive(Clone, Copy)]
-pub struct Bins {
+pub struct Bins<const THREADS: u32, const EACH: usize> {
     /// Counts; later where each bin begins among its warp's. The spare ones last.
     counts: Shared<u32, { (BINS + SPARE) as usize }>,
     totals: Shared<u32, { SUMMING_WARPS as usize }>,
@@ -141,10 +143,14 @@ pub struct Bins {
     cut: Shared<u32, 1>,
 }
 
-impl Bins {
+impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     /// Bytes that they take.
     pub const BYTES: u32 = Self::CUT_AT + 16;
 
+    /// Threads that sum up.
+    const SUMMING: u32 = BINS / EACH as u32;
+    /// Bins of such a warp.
+    const BINS_PER_WARP: u32 = 32 * EACH as u32;
     const TOTALS_AT: u32 = 4 * (BINS + SPARE);
     const EXTREMES_AT: u32 = Self::TOTALS_AT + 4 * SUMMING_WARPS;
     const CUT_AT: u32 = Self::EXTREMES_AT + 8 * WARPS;
@@ -177,8 +183,8 @@ impl Bins {
         // SAFETY: by this function's own contract.
         unsafe {
             self.clear();
-            if thread < SPARE / 4 {
-                self.counts.store_u32x4(BINS + 4 * thread, [SPARE_COUNT; 4]);
+            if thread < SPARE {
+                self.counts.store(BINS + thread, SPARE_COUNT);
             }
         }
     }
@@ -189,10 +195,11 @@ impl Bins {
     /// All threads of the block call it, with a barrier since they were used.
     #[inline(always)]
     pub unsafe fn clear(self) {
-        let thread = thread::thread_idx_x();
-        if thread < SUMMING {
+        let mut at = 4 * thread::thread_idx_x();
+        while at < BINS {
             // SAFETY: by this function's own contract.
-            unsafe { self.counts.store_u32x4(4 * thread, [0; 4]) }
+            unsafe { self.counts.store_u32x4(at, [0; 4]) };
+            at += 4 * THREADS;
         }
     }
 
@@ -204,7 +211,7 @@ impl Bins {
     #[must_use]
     pub unsafe fn extent(self, mine: Extent) -> Extent {
         let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
-        let some = lane & (thread::block_dim_x() / 32 - 1);
+        let some = lane % (THREADS / 32);
         // SAFETY: a word a warp and extreme, read behind the barrier.
         unsafe {
             let low = warp::reduce_min_u32(rank::ordered(mine.low));
@@ -239,8 +246,9 @@ impl Bins {
     #[inline(always)]
     #[must_use]
     pub unsafe fn count<const N: usize>(self, map: Linear, held: Held<N>) -> Places<N> {
-        let spare = BINS + thread::lane_id();
-        let bins = spell(|i| if held.has(i) { map.bin(held.scores[i]) } else { spare });
+        let spare = FIRST.to_bits() + BINS + thread::lane_id();
+        let bits = |i: usize| if held.there[i] { map.bits(held.scores[i]) } else { spare };
+        let bins = spell(|i| bits(i) - FIRST.to_bits());
         // SAFETY: by this function's own contract; the spare counters are a lane's own.
         Places { bins, before: spell(|i| unsafe { self.add(bins[i]) }) }
     }
@@ -257,11 +265,11 @@ impl Bins {
         // SAFETY: barriers stand between writes and reads. All loads are on their way before the first is
         // used.
         unsafe {
-            let (_, before) = self.sum(|quad| {
-                self.counts.store_u32x4(4 * thread::thread_idx_x(), quad.starts);
-            });
+            let (_, before) = self.sum(|run| store(self.counts, run.starts));
             let start: [u32; N] = spell(|i| self.counts.load(bins[i]));
-            spell(|i| start[i] + warp::shuffle_idx_u32(before, bins[i] / BINS_PER_WARP))
+            // Of the lane's number the lowest bits count, which are those of the bin's bits too.
+            let lane = |i: usize| (bins[i] + FIRST.to_bits()) / Self::BINS_PER_WARP;
+            spell(|i| start[i] + warp::shuffle_idx_u32(before, lane(i)))
         }
     }
 
@@ -274,9 +282,9 @@ impl Bins {
     pub unsafe fn cut(self, k: u32) -> u32 {
         // SAFETY: the k-th largest value is in one thread's bins; barriers stand between writes and reads.
         unsafe {
-            let (quad, before) = self.sum(|_| ());
+            let (run, before) = self.sum(|_| ());
             let first = warp::shuffle_idx_u32(before, thread::warp_id());
-            if let Some(bin) = quad.moved(first).reaching(k) {
+            if let Some(bin) = run.moved(first).reaching(k) {
                 self.cut.store(0, bin);
             }
             thread::sync_threads();
@@ -284,67 +292,108 @@ impl Bins {
         }
     }
 
-    /// Sums the counts up: the thread's four bins among its warp's, handed to `keep`; and the values before
-    /// the bins of the warp whose number is the lane's. Has two barriers.
+    /// Sums the counts up: the thread's bins among its warp's, handed to `keep`; and the values before the
+    /// bins of the warp whose number is the lane's. Has two barriers.
     ///
     /// # Safety
     /// All threads of the block call it together, after [`Self::count`]. `keep` touches the thread's own
     /// bins alone.
     #[inline(always)]
-    unsafe fn sum(self, keep: impl FnOnce(Quad)) -> (Quad, u32) {
+    unsafe fn sum(self, keep: impl FnOnce(Run<EACH>)) -> (Run<EACH>, u32) {
         let (lane, thread) = (thread::lane_id(), thread::thread_idx_x());
-        let mut mine = Quad::default();
+        let mut mine = Run { starts: [0; EACH], end: 0 };
         // SAFETY: a thread reads and writes its own bins between the barriers; branches with collectives
         // are the warp's.
         unsafe {
             thread::sync_threads();
-            if thread < SUMMING {
-                let counts = self.counts.load_u32x4(4 * thread);
-                let upto = inclusive_sum(counts[0] + counts[1] + counts[2] + counts[3]);
+            if thread < Self::SUMMING {
+                let counts: [u32; EACH] = load(self.counts);
+                let upto = inclusive_sum(counts.iter().sum());
                 if lane == 31 {
                     self.totals.store(thread::warp_id(), upto);
                 }
-                mine = Quad::ending(upto, counts);
+                mine = Run::ending(upto, counts);
                 keep(mine);
             }
             thread::sync_threads();
-            let total = if lane < SUMMING_WARPS { self.totals.load(lane) } else { 0 };
-            (mine, inclusive_sum_of::<SUMMING_WARPS>(total) - total)
+            let total = if lane < Self::SUMMING / 32 { self.totals.load(lane) } else { 0 };
+            let upto = if EACH == 4 {
+                inclusive_sum_of::<16>(total)
+            } else {
+                inclusive_sum_of::<8>(total)
+            };
+            (mine, upto - total)
         }
     }
 }
 
-/// Four bins.
-#[derive(Clone, Copy, Default)]
-struct Quad {
-    starts: [u32; 4],
+/// The thread's elements of an array.
+///
+/// # Safety
+/// It has so many; they were written before a barrier.
+#[inline(always)]
+unsafe fn load<const EACH: usize, const N: usize>(array: Shared<u32, N>) -> [u32; EACH] {
+    const { assert!(EACH == 4 || EACH == 8) };
+    let at = EACH as u32 * thread::thread_idx_x();
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let low = array.load_u32x4(at);
+        let high = if EACH == 8 { array.load_u32x4(at + 4) } else { low };
+        spell(|i| if i < 4 { low[i] } else { high[i - 4] })
+    }
+}
+
+/// Sets the thread's elements of an array.
+///
+/// # Safety
+/// It has so many; no other thread touches them without a barrier between.
+#[inline(always)]
+unsafe fn store<const EACH: usize, const N: usize>(array: Shared<u32, N>, words: [u32; EACH]) {
+    let at = EACH as u32 * thread::thread_idx_x();
+    // SAFETY: by this function's own contract.
+    unsafe {
+        array.store_u32x4(at, spell(|i| words[i]));
+        if EACH == 8 {
+            array.store_u32x4(at + 4, spell(|i| words[(i + 4) % EACH]));
+        }
+    }
+}
+
+/// Neighbouring bins.
+#[derive(Clone, Copy)]
+struct Run<const EACH: usize> {
+    starts: [u32; EACH],
     end: u32,
 }
 
-impl Quad {
+impl<const EACH: usize> Run<EACH> {
     /// With these counts, the last of which ends at `end`.
     #[inline(always)]
-    fn ending(end: u32, counts: [u32; 4]) -> Self {
-        let d = end - counts[3];
-        let c = d - counts[2];
-        let b = c - counts[1];
-        Self { starts: [b - counts[0], b, c, d], end }
+    fn ending(end: u32, counts: [u32; EACH]) -> Self {
+        let mut starts = [0; EACH];
+        let mut start = end;
+        spell::<(), EACH>(|i| {
+            let i = EACH - 1 - i;
+            start -= counts[i];
+            starts[i] = start;
+        });
+        Self { starts, end }
     }
 
     #[inline(always)]
     fn moved(self, by: u32) -> Self {
-        Self { starts: self.starts.map(|start| start + by), end: self.end + by }
+        Self { starts: spell(|i| self.starts[i] + by), end: self.end + by }
     }
 
-    /// Which of the block's bins the k-th value is in, if it is in one of the thread's four.
+    /// Which of the block's bins the k-th value is in, or the last of all if there are fewer; nothing if
+    /// it is none of the thread's.
     #[inline(always)]
     fn reaching(self, k: u32) -> Option<u32> {
-        let thread = thread::thread_idx_x();
-        let [a, b, c, d] = self.starts;
-        let last = thread == SUMMING - 1;
-        let mine = thread < SUMMING && a < k && (self.end >= k || last);
-        let later = u32::from(b < k) + u32::from(c < k) + u32::from(d < k);
-        mine.then_some(4 * thread + later)
+        let first = EACH as u32 * thread::thread_idx_x();
+        let last = first + EACH as u32 == BINS;
+        let mine = first < BINS && self.starts[0] < k && (self.end >= k || last);
+        let before: [u32; EACH] = spell(|i| u32::from(self.starts[i] < k));
+        mine.then_some(first + before.iter().sum::<u32>() - 1)
     }
 }
 
@@ -365,13 +414,11 @@ pub unsafe fn inclusive_sum(value: u32) -> u32 {
 /// As [`inclusive_sum`].
 #[inline(always)]
 unsafe fn inclusive_sum_of<const LANES: u32>(value: u32) -> u32 {
-    let lane = thread::lane_id();
     let mut sum = value;
     let mut distance = 1;
     while distance < LANES {
         // SAFETY: the lanes are together, by this function's own contract.
-        let other = unsafe { warp::shuffle_up_u32(sum, distance) };
-        sum += if lane >= distance { other } else { 0 };
+        sum += unsafe { warp::shuffle_up_found_u32(sum, distance) }.unwrap_or(0);
         distance *= 2;
     }
     sum

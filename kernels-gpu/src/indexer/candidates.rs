@@ -9,7 +9,7 @@ use simt::shared::Shared;
 use simt::{math, thread, warp};
 
 use super::bins::{Bins, Extent, Linear, inclusive_sum};
-use super::row::{HELD_GROUPS, Held, Row, strided};
+use super::row::{HELD_GROUPS, Held, LONG_THREADS, Row};
 use crate::spell::spell;
 
 /// Most candidates.
@@ -30,11 +30,11 @@ const SHALLOW: usize = 2;
 #[derive(Clone, Copy)]
 pub struct Finder {
     /// The row.
-    pub row: Row,
+    pub row: Row<LONG_THREADS>,
     /// How many of its largest scores are looked for.
     pub k: u32,
     /// Cleared.
-    pub bins: Bins,
+    pub bins: Bins<LONG_THREADS, 4>,
     /// Where the indices of candidates go.
     pub candidates: Shared<u32, { CANDIDATES as usize }>,
     /// Where groups go.
@@ -91,9 +91,9 @@ impl Finder {
                 return None;
             }
             let vectors = listed << (self.row.group_log2 - 2);
-            if vectors <= SHALLOW as u32 * thread::block_dim_x() {
+            if vectors <= SHALLOW as u32 * LONG_THREADS {
                 self.gather::<SHALLOW>((vectors, !twice), floor);
-            } else if vectors <= MIDDLE as u32 * thread::block_dim_x() {
+            } else if vectors <= MIDDLE as u32 * LONG_THREADS {
                 self.gather::<MIDDLE>((vectors, !twice), floor);
             } else {
                 self.gather::<DEPTH>((vectors, !twice), floor);
@@ -122,7 +122,8 @@ impl Finder {
             });
             largest
         };
-        let held: Held<N> = Held::new(largest, strided, self.row.groups());
+        let there = spell(|i| Row::<LONG_THREADS>::strided(i) < self.row.groups());
+        let held: Held<N> = Held::new(spell(largest), [0; N], there);
         // SAFETY: by this function's own contract.
         unsafe {
             let extent = self.bins.extent(Extent::of(held.scores));
@@ -158,13 +159,13 @@ impl Finder {
     /// As [`Self::find`].
     #[inline(always)]
     unsafe fn list_groups(self, maxima: [u32; HELD_GROUPS], floor: Floor) -> u32 {
-        let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
-        let there = (self.row.groups().saturating_sub(thread)).div_ceil(threads);
+        let thread = thread::thread_idx_x();
+        let there = (self.row.groups().saturating_sub(thread)).div_ceil(LONG_THREADS);
         let hits = floor.reached::<HELD_GROUPS>(spell(|i| f32::from_bits(maxima[i])), there);
         // SAFETY: by this function's own contract.
         unsafe {
             let counter = BlockAtomicU32::new(self.counters, 1);
-            append(hits, |bit| thread + bit * threads, self.groups, counter);
+            append(hits, |bit| thread + bit * LONG_THREADS, self.groups, counter);
             thread::sync_threads();
             self.counters.load(1)
         }
@@ -179,9 +180,9 @@ impl Finder {
         let Row { scores, group_log2, length, .. } = self.row;
         let vectors_log2 = group_log2 - 2;
         let mut first = thread::thread_idx_x();
-        let mut rounds = vectors.div_ceil(D as u32 * thread::block_dim_x());
+        let mut rounds = vectors.div_ceil(D as u32 * LONG_THREADS);
         while rounds > 0 {
-            let vector = |i: u32| first + i * thread::block_dim_x();
+            let vector = |i: u32| first + i * LONG_THREADS;
             let index = |i: u32| {
                 let vector = vector(i).min(vectors - 1);
                 let place = vector >> vectors_log2;
@@ -205,7 +206,7 @@ impl Finder {
                 let counter = BlockAtomicU32::new(self.counters, 0);
                 append(hits, |bit| index(bit / 4) + bit % 4, self.candidates, counter);
             }
-            first += D as u32 * thread::block_dim_x();
+            first += D as u32 * LONG_THREADS;
             rounds -= 1;
         }
     }
@@ -217,13 +218,13 @@ impl Finder {
     #[inline(always)]
     #[must_use]
     pub unsafe fn held<const N: usize>(self, count: u32) -> Held<N> {
-        let at = |i: usize| strided(i).min(count - 1);
+        let at = Row::<LONG_THREADS>::strided;
         // SAFETY: what is below the count is written, and is of the row.
         unsafe {
-            let indices: [u32; N] = spell(|i| self.candidates.load(at(i)));
+            let indices: [u32; N] = spell(|i| self.candidates.load(at(i).min(count - 1)));
             let start = self.row.start();
             let found: [f32; N] = spell(|i| self.row.scores.load(start + u64::from(indices[i])));
-            Held::some(found, indices, count)
+            Held::new(found, indices, spell(|i| at(i) < count))
         }
     }
 }

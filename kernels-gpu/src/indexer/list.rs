@@ -6,7 +6,7 @@ use simt::thread;
 
 use crate::rank;
 
-/// A score in the order of a list: its inverted key, then what orders equal ones.
+/// A score in the order of a list, and what orders equal ones.
 pub type Record = [u32; 2];
 
 /// Comes after every score.
@@ -16,7 +16,9 @@ pub const NOTHING: Record = [!rank::ABSENT, 0];
 #[inline(always)]
 #[must_use]
 pub fn record(score: f32, word: u32) -> Record {
-    [!rank::key(score), word]
+    // The negation of a greater score is less; both zeros are 0.0 - 0.0.
+    let high = if score.is_nan() { !rank::key(f32::NAN) } else { rank::ordered(0.0 - score) };
+    [high, word]
 }
 
 /// Whether `a` comes before `b`.
@@ -28,7 +30,7 @@ pub fn precedes(a: Record, b: Record) -> bool {
 }
 
 /// Most records of a list.
-pub const RECORDS: u32 = 2176;
+pub const RECORDS: u32 = 4096;
 
 /// A list of records.
 #[derive(Clone, Copy)]

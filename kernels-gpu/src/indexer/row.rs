@@ -6,23 +6,27 @@ use simt::thread;
 
 use crate::spell::spell;
 
-/// Vectors of four scores, of rows that are held whole and of candidates, that a thread holds.
-pub const VECTORS: usize = 4096 / (4 * LONG_THREADS);
-/// Groups of the longest row that a thread holds.
-pub const HELD_GROUPS: usize = 8192 / LONG_THREADS;
+/// Threads of a block that selects from a short row.
+pub const SHORT_THREADS: u32 = 512;
+/// Vectors of four scores of such a row that a thread holds.
+pub const SHORT_VECTORS: usize = (2048 / (4 * SHORT_THREADS)) as usize;
 /// Threads of a block that selects from a long row.
-const LONG_THREADS: usize = 1024;
+pub const LONG_THREADS: u32 = 1024;
+/// Vectors of four scores, of rows that are held whole and of candidates, that a thread holds.
+pub const LONG_VECTORS: usize = (4096 / (4 * LONG_THREADS)) as usize;
+/// Groups of the longest row that a thread holds.
+pub const HELD_GROUPS: usize = (8192 / LONG_THREADS) as usize;
 
 const _: () = {
-    assert!(KERNELS[kernel_index("topk_select_long")].block as usize == LONG_THREADS);
-    assert!(KERNELS[kernel_index("index_topk_long")].block as usize == LONG_THREADS);
-    assert!(KERNELS[kernel_index("topk_select_short")].block == 2048 / 4);
-    assert!(KERNELS[kernel_index("index_topk_short")].block == 2048 / 4);
+    assert!(KERNELS[kernel_index("topk_select_long")].block == LONG_THREADS);
+    assert!(KERNELS[kernel_index("index_topk_long")].block == LONG_THREADS);
+    assert!(KERNELS[kernel_index("topk_select_short")].block == SHORT_THREADS);
+    assert!(KERNELS[kernel_index("index_topk_short")].block == SHORT_THREADS);
 };
 
-/// A row of scores.
+/// A row of scores, before a block of `THREADS`.
 #[derive(Clone, Copy)]
-pub struct Row {
+pub struct Row<const THREADS: u32> {
     /// `[rows, columns]`.
     pub scores: Global<f32>,
     /// Its number.
@@ -35,46 +39,27 @@ pub struct Row {
     pub length: u32,
 }
 
-/// Scores of a thread and their indices, [`NONE`] where it has no score, but NaN.
+/// Scores of a thread, NaN where it has none, and their indices.
 #[derive(Clone, Copy)]
 pub struct Held<const N: usize> {
     /// The scores.
     pub scores: [f32; N],
-    /// Their indices.
+    /// Their indices; anything where there is none.
     pub indices: [u32; N],
+    /// Whether there is one.
+    pub there: [bool; N],
 }
-
-/// The index of what is not there.
-const NONE: u32 = u32::MAX;
 
 impl<const N: usize> Held<N> {
-    /// Those of `count` scores that are the thread's.
+    /// These, where they are there.
     #[inline(always)]
     #[must_use]
-    pub fn new(score: impl Fn(usize) -> f32, index: impl Fn(usize) -> u32, count: u32) -> Self {
-        Self {
-            scores: spell(|i| if index(i) < count { score(i) } else { f32::NAN }),
-            indices: spell(|i| if index(i) < count { index(i) } else { NONE }),
-        }
-    }
-
-    /// Of these, the first `count` of the block's, [`strided`].
-    #[inline(always)]
-    #[must_use]
-    pub fn some(scores: [f32; N], indices: [u32; N], count: u32) -> Self {
-        let there = Self::new(|i| scores[i], strided, count);
-        Self { indices: spell(|i| if there.has(i) { indices[i] } else { NONE }), ..there }
-    }
-
-    /// Whether there is one in place `i`.
-    #[inline(always)]
-    #[must_use]
-    pub fn has(self, i: usize) -> bool {
-        self.indices[i] != NONE
+    pub fn new(scores: [f32; N], indices: [u32; N], there: [bool; N]) -> Self {
+        Self { scores: spell(|i| if there[i] { scores[i] } else { f32::NAN }), indices, there }
     }
 }
 
-impl Row {
+impl<const THREADS: u32> Row<THREADS> {
     /// Element number of the row's first score.
     #[inline(always)]
     #[must_use]
@@ -98,7 +83,7 @@ impl Row {
     pub unsafe fn fetch<const V: usize>(self) -> [[u32; 4]; V] {
         // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
         let load = |i| unsafe { self.scores.load_u32x4_in_order(self.start() + u64::from(i)) };
-        spell(|i| load((4 * strided(i)).min(self.columns - 4)))
+        spell(|i| load((4 * Self::strided(i)).min(self.columns - 4)))
     }
 
     /// Fetches the largest scores of the thread's groups, in use or not, from `maxima`, `[rows, columns >>
@@ -111,7 +96,7 @@ impl Row {
     pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; HELD_GROUPS] {
         let groups = self.columns >> self.group_log2;
         let start = u64::from(self.number) * u64::from(groups);
-        let at = |i| u64::from(strided(i).min(groups - 1));
+        let at = |i| u64::from(Self::strided(i).min(groups - 1));
         // SAFETY: groups of the row.
         spell(|i| unsafe { maxima.load_u32_in_order(start + at(i)) })
     }
@@ -121,15 +106,25 @@ impl Row {
     #[must_use]
     pub fn hold<const V: usize, const N: usize>(self, fetched: [[u32; 4]; V]) -> Held<N> {
         const { assert!(N == 4 * V) };
-        let index = |i: usize| 4 * strided(i / 4) + (i % 4) as u32;
-        Held::new(|i| f32::from_bits(fetched[i / 4][i % 4]), index, self.length)
+        let indices: [u32; N] = spell(|i| 4 * Self::strided(i / 4) + (i % 4) as u32);
+        let scores = spell(|i| f32::from_bits(fetched[i / 4][i % 4]));
+        Held::new(scores, indices, spell(|i| indices[i] < self.length))
     }
 
     /// What [`Self::fetch_groups`] fetched, as far as it is in use.
     #[inline(always)]
     #[must_use]
-    pub fn hold_groups<const N: usize>(self, fetched: [u32; N]) -> Held<N> {
-        Held::new(|i| f32::from_bits(fetched[i]), strided, self.groups())
+    pub fn hold_groups(self, fetched: [u32; HELD_GROUPS]) -> Held<HELD_GROUPS> {
+        let indices = spell(Self::strided);
+        let scores = spell(|i| f32::from_bits(fetched[i]));
+        Held::new(scores, indices, spell(|i| indices[i] < self.groups()))
+    }
+
+    /// The index of what a thread holds in place `i`, where those of a warp are side by side.
+    #[inline(always)]
+    #[must_use]
+    pub fn strided(i: usize) -> u32 {
+        i as u32 * THREADS + thread::thread_idx_x()
     }
 
     /// Calls `visit` with each of the thread's scores and its index, in all of the row.
@@ -152,14 +147,7 @@ impl Row {
             see(1);
             see(2);
             see(3);
-            first += 4 * thread::block_dim_x();
+            first += 4 * THREADS;
         }
     }
-}
-
-/// The index of what a thread holds in place `i`, where those of a warp are side by side.
-#[inline(always)]
-#[must_use]
-pub fn strided(i: usize) -> u32 {
-    i as u32 * thread::block_dim_x() + thread::thread_idx_x()
 }

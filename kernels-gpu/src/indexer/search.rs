@@ -64,7 +64,7 @@ impl Scratch {
     /// empty.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn cut(self, row: Row, k: u32) -> Cut {
+    pub unsafe fn cut<const THREADS: u32>(self, row: Row<THREADS>, k: u32) -> Cut {
         // SAFETY: by this function's own contract; branches are the block's.
         unsafe {
             let value = |value, _| value;
@@ -91,9 +91,9 @@ impl Scratch {
     /// # Safety
     /// As [`Self::cut`], after [`Self::extremes`], with at least `k` keys between the bounds.
     #[inline(always)]
-    unsafe fn search(
+    unsafe fn search<const THREADS: u32>(
         self,
-        row: Row,
+        row: Row<THREADS>,
         key: impl Fn(u32, u32) -> u32 + Copy,
         (mut low, mut high): (u32, u32),
         k: u32,
@@ -124,7 +124,12 @@ impl Scratch {
     /// # Safety
     /// As [`Self::cut`]; the counts are clear, and there are at least `k` digits.
     #[inline(always)]
-    unsafe fn round(self, row: Row, k: u32, digit: impl Fn(u32, u32) -> Option<u32>) -> Crossing {
+    unsafe fn round<const THREADS: u32>(
+        self,
+        row: Row<THREADS>,
+        k: u32,
+        digit: impl Fn(u32, u32) -> Option<u32>,
+    ) -> Crossing {
         // SAFETY: digits are below `BINS`; barriers stand between counting, reading and the clearing
         // for the next round, by which the words of the last one have been read.
         unsafe {
@@ -173,7 +178,11 @@ impl Scratch {
     /// # Safety
     /// As [`Self::cut`].
     #[inline(always)]
-    unsafe fn extremes(self, row: Row, key: impl Fn(u32, u32) -> u32) -> (u32, u32) {
+    unsafe fn extremes<const THREADS: u32>(
+        self,
+        row: Row<THREADS>,
+        key: impl Fn(u32, u32) -> u32,
+    ) -> (u32, u32) {
         let (mut low, mut high) = (u32::MAX, ABSENT);
         let lane = thread::lane_id();
         let some = lane % (thread::block_dim_x() / 32);

@@ -14,7 +14,9 @@ use simt::thread;
 use super::bins::{Bins, Extent, Linear};
 use super::candidates::{CANDIDATES, Finder, GROUPS};
 use super::list::{self, List, NOTHING, RECORDS, Record};
-use super::row::{HELD_GROUPS, Held, Row, VECTORS};
+use super::row::{
+    HELD_GROUPS, Held, LONG_THREADS, LONG_VECTORS, Row, SHORT_THREADS, SHORT_VECTORS,
+};
 use super::search::Scratch;
 use super::visible;
 use crate::rank;
@@ -23,7 +25,7 @@ use crate::spell::spell;
 /// Longest row that a block of [`select`] holds, if rows are longer than the short ones.
 const HELD: u32 = 4096;
 /// Scores of a thread of a long row: as many as there may be.
-const MANY: usize = 4 * VECTORS;
+const MANY: usize = 4 * LONG_VECTORS;
 /// Values of a bin whose order within it is found by comparing all of them, at most.
 const CROWDED: u32 = 127;
 /// Where the index is in the word of a record; below is how many of its bin were counted before.
@@ -31,13 +33,11 @@ const INDEX_AT: u32 = CROWDED.count_ones();
 /// Longest list.
 const MOST: u32 = 2048;
 
-const _: () = assert!(MOST + CROWDED < RECORDS);
-
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of one block of 512 threads a row
-/// call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of one block of [`SHORT_THREADS`] a
+/// row /// call it.
 #[inline(always)]
 pub unsafe fn select_short(
     scores: Global<f32>,
@@ -46,13 +46,13 @@ pub unsafe fn select_short(
     params: TopkSelectParams,
 ) {
     // SAFETY: by this function's own contract.
-    unsafe { Selection::of_row(scores, selected, params).short(|row| length(lengths, row)) }
+    unsafe { Short::of_row(scores, selected, params).short(|row| length(lengths, row)) }
 }
 
 /// Lists the largest scores of each row.
 ///
 /// # Safety
-/// As [`select_short`], with 1024 threads.
+/// As [`select_short`], with [`LONG_THREADS`].
 #[inline(always)]
 pub unsafe fn select_long(
     scores: Global<f32>,
@@ -62,7 +62,7 @@ pub unsafe fn select_long(
     params: TopkSelectParams,
 ) {
     // SAFETY: by this function's own contract.
-    unsafe { Selection::of_row(scores, selected, params).long(maxima, |row| length(lengths, row)) }
+    unsafe { Long::of_row(scores, selected, params).long(maxima, |row| length(lengths, row)) }
 }
 
 /// Lists the entries of the largest scores of each query, from rows of at most 2048 columns.
@@ -80,7 +80,7 @@ pub unsafe fn select_entries_short(
     // SAFETY: by this function's own contract.
     unsafe {
         let seen = |row| seen(token_position, token_slot, params, row);
-        Selection::of_query(scores, selected, params).short(seen);
+        Short::of_query(scores, selected, params).short(seen);
     }
 }
 
@@ -100,7 +100,7 @@ pub unsafe fn select_entries_long(
     // SAFETY: by this function's own contract.
     unsafe {
         let seen = |row| seen(token_position, token_slot, params, row);
-        Selection::of_query(scores, selected, params).long(maxima, seen);
+        Long::of_query(scores, selected, params).long(maxima, seen);
     }
 }
 
@@ -114,7 +114,7 @@ struct Use {
 /// # Safety
 /// The row exists.
 #[inline(always)]
-unsafe fn length(lengths: Global<i32>, row: Row) -> Use {
+unsafe fn length<const THREADS: u32>(lengths: Global<i32>, row: Row<THREADS>) -> Use {
     // SAFETY: by this function's own contract.
     let length = unsafe { lengths.load(u64::from(row.number)) };
     Use { length: (length.max(0) as u32).min(row.columns), all: false }
@@ -123,11 +123,11 @@ unsafe fn length(lengths: Global<i32>, row: Row) -> Use {
 /// # Safety
 /// The query exists.
 #[inline(always)]
-unsafe fn seen(
+unsafe fn seen<const THREADS: u32>(
     position: Global<i32>,
     slot: Global<i32>,
     IndexTopkParams { first, k, .. }: IndexTopkParams,
-    row: Row,
+    row: Row<THREADS>,
 ) -> Use {
     // SAFETY: by this function's own contract.
     let seen = unsafe { visible(position, slot, u64::from(first + row.number)) };
@@ -137,8 +137,8 @@ unsafe fn seen(
 
 /// What a block keeps in shared memory.
 #[derive(Clone, Copy)]
-struct Arena {
-    bins: Bins,
+struct Arena<const THREADS: u32, const EACH: usize> {
+    bins: Bins<THREADS, EACH>,
     /// A search begins when the bins are done with.
     scratch: Scratch,
     /// Of candidates, of groups.
@@ -146,34 +146,42 @@ struct Arena {
     /// Whether a bin that the list needs has more values than [`CROWDED`].
     crowded: Shared<u32, 1>,
     list: List,
-    /// Read for the last time before the list is written.
+    /// In the list's place, before it.
     groups: Shared<u32, { GROUPS as usize }>,
-    /// Not of short rows.
+    /// Likewise.
     candidates: Shared<u32, { CANDIDATES as usize }>,
 }
 
-impl Arena {
+impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
+    const COUNTERS_AT: u32 = Bins::<THREADS, EACH>::BYTES;
+    const LIST_AT: u32 = Self::COUNTERS_AT + 16;
+    /// Behind what is cleared of the list while candidates are read.
+    const CANDIDATES_AT: u32 = Self::LIST_AT + 8 * (MOST + CROWDED + 1);
+    const CHECKED: () = {
+        assert!(Scratch::BYTES <= Bins::<THREADS, EACH>::BYTES);
+        assert!(Bins::<THREADS, EACH>::BYTES.is_multiple_of(16));
+        assert!(Self::LIST_AT + List::BYTES <= 48_640);
+        assert!(Self::LIST_AT + 4 * GROUPS <= Self::CANDIDATES_AT);
+        assert!(Self::CANDIDATES_AT + 4 * CANDIDATES <= Self::LIST_AT + List::BYTES);
+        assert!(CANDIDATES <= RECORDS && HELD <= RECORDS);
+    };
+
     /// # Safety
     /// The block has the shared memory of the kernel table.
     #[inline(always)]
     unsafe fn new() -> Self {
-        const COUNTERS_AT: u32 = Bins::BYTES;
-        const LIST_AT: u32 = COUNTERS_AT + 16;
-        const CANDIDATES_AT: u32 = LIST_AT + List::BYTES;
-        const { assert!(Scratch::BYTES <= Bins::BYTES && Bins::BYTES.is_multiple_of(16)) };
-        const { assert!(4 * GROUPS <= List::BYTES) };
-        const { assert!(CANDIDATES_AT + 4 * CANDIDATES <= 48_640) };
+        const { Self::CHECKED };
         // SAFETY: inside the block's memory; what is in one place is there one after the other, with
         // barriers between.
         unsafe {
             Self {
                 bins: Bins::at(0),
                 scratch: Scratch::at(0),
-                counters: Shared::at(COUNTERS_AT),
-                crowded: Shared::at(COUNTERS_AT + 8),
-                list: List::at(LIST_AT),
-                groups: Shared::at(LIST_AT),
-                candidates: Shared::at(CANDIDATES_AT),
+                counters: Shared::at(Self::COUNTERS_AT),
+                crowded: Shared::at(Self::COUNTERS_AT + 8),
+                list: List::at(Self::LIST_AT),
+                groups: Shared::at(Self::LIST_AT),
+                candidates: Shared::at(Self::CANDIDATES_AT),
             }
         }
     }
@@ -197,13 +205,18 @@ impl Arena {
 
 /// A row, and where its largest scores are listed.
 #[derive(Clone, Copy)]
-struct Selection {
-    row: Row,
+struct Selection<const THREADS: u32, const EACH: usize> {
+    row: Row<THREADS>,
     k: u32,
     selected: GlobalMut<i32>,
 }
 
-impl Selection {
+/// That of a row that a block holds.
+type Short = Selection<SHORT_THREADS, { 2048 / SHORT_THREADS as usize }>;
+/// That of any row.
+type Long = Selection<LONG_THREADS, 4>;
+
+impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
     #[inline(always)]
     fn of_row(scores: Global<f32>, selected: GlobalMut<i32>, params: TopkSelectParams) -> Self {
         let TopkSelectParams { columns, group_log2, k } = params;
@@ -238,7 +251,7 @@ impl Selection {
         while at < end {
             // SAFETY: `end` is at most `k`.
             unsafe { self.set(at, index(at)) };
-            at += thread::block_dim_x();
+            at += THREADS;
         }
     }
 
@@ -253,103 +266,37 @@ impl Selection {
         unsafe { self.set_all((0, self.k), index) }
     }
 
-    /// # Safety
-    /// All threads of the block call it together; the row has at most a vector a thread.
-    #[inline(always)]
-    unsafe fn short(mut self, in_use: impl FnOnce(Row) -> Use) {
-        // SAFETY: branches are the block's. What is fetched before its use is known is memory of the row;
-        // nothing branches before a barrier, which would fetch it only then.
-        unsafe {
-            let arena = Arena::new();
-            let fetched = self.row.fetch::<1>();
-            let Use { length, all } = in_use(self.row);
-            arena.begin();
-            self.row.length = length;
-            let held: Held<4> = self.row.hold(fetched);
-            let bins = between(arena, held);
-            if all {
-                return self.list_all();
-            }
-            if !self.order(arena, held, bins) {
-                self.search(arena);
-            }
-        }
-    }
-
-    /// # Safety
-    /// All threads of the block call it together.
-    #[inline(always)]
-    unsafe fn long(mut self, maxima: Global<f32>, in_use: impl FnOnce(Row) -> Use) {
-        // SAFETY: as above.
-        unsafe {
-            let arena = Arena::new();
-            let fetched = self.row.fetch_groups(maxima);
-            let Use { length, all } = in_use(self.row);
-            arena.begin();
-            thread::sync_threads();
-            self.row.length = length;
-            if all {
-                return self.list_all();
-            }
-            if !self.order_long(arena, fetched) {
-                self.search(arena);
-            }
-        }
-    }
-
-    /// As [`Self::order`], of the row, the largest of whose groups are `maxima`.
-    ///
-    /// # Safety
-    /// All threads of the block call it together.
-    #[inline(always)]
-    unsafe fn order_long(self, arena: Arena, maxima: [u32; HELD_GROUPS]) -> bool {
-        let Arena { bins, candidates, groups, counters, .. } = arena;
-        let finder = Finder { row: self.row, k: self.k, bins, candidates, groups, counters };
-        // SAFETY: by this function's own contract; branches are the block's.
-        unsafe {
-            if self.row.length <= HELD {
-                let held: Held<MANY> = self.row.hold(self.row.fetch::<VECTORS>());
-                return self.order(arena, held, between(arena, held));
-            }
-            match finder.find(maxima) {
-                Some((count, bins)) if count <= thread::block_dim_x() => {
-                    self.order(arena, finder.held::<1>(count), bins)
-                }
-                Some((count, bins)) if count <= 2 * thread::block_dim_x() => {
-                    self.order(arena, finder.held::<2>(count), bins)
-                }
-                Some((count, bins)) => self.order(arena, finder.held::<MANY>(count), bins),
-                None => false,
-            }
-        }
-    }
-
     /// Lists the largest of `held`, of which `bins` are the bins; `false`, and nothing, where too many are
     /// in one bin.
     ///
     /// # Safety
     /// All threads of the block call it together. The bins were cleared before a barrier.
     #[inline(always)]
-    unsafe fn order<const N: usize>(self, arena: Arena, held: Held<N>, bins: Linear) -> bool {
+    unsafe fn order<const N: usize>(
+        self,
+        arena: Arena<THREADS, EACH>,
+        held: Held<N>,
+        bins: Linear,
+    ) -> bool {
         let Arena { bins: counted, list, crowded, .. } = arena;
         // SAFETY: barriers stand between what threads write and others read; all values have places of
-        // their own, which are below `k` and what a bin may have more.
+        // their own, below their number, and those of a bin that is not crowded below what is cleared.
         unsafe {
             list.clear(self.k + CROWDED + 1);
             let places = counted.count(bins, held);
             let starts = counted.starts(places.bins);
+            let mut most = 0;
             spell::<(), N>(|i| {
                 let (start, before) = (starts[i], places.before[i]);
-                if start >= self.k {
-                    return;
-                }
-                if before < CROWDED {
-                    let word = held.indices[i] << INDEX_AT | before;
+                if start < self.k {
+                    let word = (held.indices[i] << INDEX_AT) + before;
                     list.store(start + before, list::record(held.scores[i], word));
-                } else {
-                    BlockAtomicU32::new(crowded, 0).store(1);
+                    most = most.max(before);
                 }
             });
+            if most >= CROWDED {
+                BlockAtomicU32::new(crowded, 0).store(1);
+            }
             thread::sync_threads();
             if crowded.load(0) != 0 {
                 return false;
@@ -365,7 +312,7 @@ impl Selection {
                 if to < self.k {
                     self.set(to, index);
                 }
-                at += thread::block_dim_x();
+                at += THREADS;
             }
             true
         }
@@ -376,7 +323,7 @@ impl Selection {
     /// # Safety
     /// All threads of the block call it together. The row is not empty.
     #[inline(always)]
-    unsafe fn search(self, Arena { scratch, counters, list, .. }: Arena) {
+    unsafe fn search(self, Arena { scratch, counters, list, .. }: Arena<THREADS, EACH>) {
         let count = self.k.min(self.row.length);
         // SAFETY: barriers stand between what threads write and others read; the cut takes exactly `count`
         // scores.
@@ -400,12 +347,90 @@ impl Selection {
     }
 }
 
+impl Short {
+    /// # Safety
+    /// All threads of the block call it together; the row has at most 2048 columns.
+    #[inline(always)]
+    unsafe fn short(mut self, in_use: impl FnOnce(Row<SHORT_THREADS>) -> Use) {
+        // SAFETY: branches are the block's. What is fetched before its use is known is memory of the row;
+        // nothing branches before a barrier, which would fetch it only then.
+        unsafe {
+            let arena = Arena::new();
+            let fetched = self.row.fetch::<SHORT_VECTORS>();
+            let Use { length, all } = in_use(self.row);
+            arena.begin();
+            self.row.length = length;
+            let held: Held<{ 4 * SHORT_VECTORS }> = self.row.hold(fetched);
+            let bins = between(arena, held);
+            if all {
+                return self.list_all();
+            }
+            if !self.order(arena, held, bins) {
+                self.search(arena);
+            }
+        }
+    }
+}
+
+impl Long {
+    /// # Safety
+    /// All threads of the block call it together.
+    #[inline(always)]
+    unsafe fn long(mut self, maxima: Global<f32>, in_use: impl FnOnce(Row<LONG_THREADS>) -> Use) {
+        // SAFETY: as above.
+        unsafe {
+            let arena = Arena::new();
+            let fetched = self.row.fetch_groups(maxima);
+            let Use { length, all } = in_use(self.row);
+            arena.begin();
+            thread::sync_threads();
+            self.row.length = length;
+            if all {
+                return self.list_all();
+            }
+            if !self.order_long(arena, fetched) {
+                self.search(arena);
+            }
+        }
+    }
+
+    /// As [`Self::order`], of the row, the largest of whose groups are `maxima`.
+    ///
+    /// # Safety
+    /// All threads of the block call it together.
+    #[inline(always)]
+    unsafe fn order_long(self, arena: Arena<LONG_THREADS, 4>, maxima: [u32; HELD_GROUPS]) -> bool {
+        let Arena { bins, candidates, groups, counters, .. } = arena;
+        let finder = Finder { row: self.row, k: self.k, bins, candidates, groups, counters };
+        // SAFETY: by this function's own contract; branches are the block's.
+        unsafe {
+            if self.row.length <= HELD {
+                let held: Held<MANY> = self.row.hold(self.row.fetch::<LONG_VECTORS>());
+                return self.order(arena, held, between(arena, held));
+            }
+            match finder.find(maxima) {
+                Some((count, bins)) if count <= LONG_THREADS => {
+                    self.order(arena, finder.held::<1>(count), bins)
+                }
+                Some((count, bins)) if count <= 2 * LONG_THREADS => {
+                    self.order(arena, finder.held::<2>(count), bins)
+                }
+                Some((count, bins)) => self.order(arena, finder.held::<MANY>(count), bins),
+                None => false,
+            }
+        }
+    }
+}
+
 /// The bins of what a block holds. Has a barrier.
 ///
 /// # Safety
 /// All threads of the block call it together.
 #[inline(always)]
-unsafe fn between<const N: usize>(arena: Arena, held: Held<N>) -> Linear {
+unsafe fn between<const THREADS: u32, const EACH: usize, const N: usize>(
+    arena: Arena<THREADS, EACH>,
+    held: Held<N>,
+) -> Linear {
     // SAFETY: by this function's own contract.
     Linear::new(unsafe { arena.bins.extent(Extent::of(held.scores)) })
 }

@@ -67,6 +67,15 @@ pub fn rcp(value: f32) -> f32 {
     f64::from(value).recip() as f32
 }
 
+pub fn rcp_ftz(value: f32) -> f32 {
+    flushed(rcp(flushed(value)))
+}
+
+/// Zero, with the sign, for a subnormal.
+fn flushed(value: f32) -> f32 {
+    if value.is_subnormal() { 0.0_f32.copysign(value) } else { value }
+}
+
 pub fn rsqrt(value: f32) -> f32 {
     f64::from(value).sqrt().recip() as f32
 }

@@ -2,6 +2,8 @@
 
 use super::block::wait;
 use super::collective::Operation;
+use crate::thread::lane_id;
+use crate::warp::WARP_SIZE;
 
 #[track_caller]
 pub unsafe fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {
@@ -16,6 +18,12 @@ pub unsafe fn shuffle_idx(value: u32, source_lane: u32) -> u32 {
 #[track_caller]
 pub unsafe fn shuffle_up(value: u32, delta: u32) -> u32 {
     wait(Operation::ShuffleUp, value, delta)
+}
+
+#[track_caller]
+pub unsafe fn shuffle_up_found(value: u32, delta: u32) -> Option<u32> {
+    let other = wait(Operation::ShuffleUp, value, delta);
+    (lane_id() >= delta % WARP_SIZE).then_some(other)
 }
 
 #[track_caller]

@@ -45,12 +45,18 @@ unsafe extern "C" {
     pub fn fmin(a: f32, b: f32) -> f32;
 }
 
+/// A shuffled value, and whether there is a lane that it came from.
+#[repr(C)]
+pub struct Found(pub i32, pub bool);
+
 /// Four floats, as LLVM returns them from an intrinsic.
 #[repr(C)]
 pub struct F32x4(pub f32, pub f32, pub f32, pub f32);
 
 // An intrinsic that returns a struct has LLVM's own signature, not one of the C ABI.
 unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.shfl.sync.up.i32p"]
+    pub fn shfl_sync_up_found(members: i32, value: i32, delta: i32, clamp: i32) -> Found;
     #[link_name = "llvm.nvvm.mma.m16n8k16.row.col.bf16"]
     pub fn mma_m16n8k16_bf16(
         a0: i32,

@@ -82,5 +82,6 @@ approximations! {
     ex2: "ex2.approx.f32";
     lg2: "lg2.approx.f32";
     rcp: "rcp.approx.f32";
+    rcp_ftz: "rcp.approx.ftz.f32";
     rsqrt: "rsqrt.approx.f32";
 }

@@ -41,6 +41,15 @@ collectives! {
 }
 
 #[inline(always)]
+pub unsafe fn shuffle_up_found(value: u32, delta: u32) -> Option<u32> {
+    // SAFETY: the caller brings all 32 lanes, as the mask says.
+    let found = unsafe {
+        intrinsics::shfl_sync_up_found(ALL_LANES, value.cast_signed(), delta.cast_signed(), 0)
+    };
+    found.1.then_some(found.0.cast_unsigned())
+}
+
+#[inline(always)]
 pub unsafe fn sync_warp() {
     // SAFETY: the caller brings all 32 lanes, as the mask says.
     unsafe { intrinsics::bar_warp_sync(ALL_LANES) }
