@@ -11,6 +11,17 @@ macro_rules! view {
     };
 }
 
+/// Whether a kernel waits for the launch before it in its body, after what needs no global memory.
+#[cfg(target_arch = "nvptx64")]
+const fn waits_in_body(name: &str) -> bool {
+    use kv_layout::kernels::kernel_index;
+    let kernel = kernel_index(name);
+    kernel == kernel_index("topk_select_short")
+        || kernel == kernel_index("topk_select_long")
+        || kernel == kernel_index("index_topk_short")
+        || kernel == kernel_index("index_topk_long")
+}
+
 #[cfg(target_arch = "nvptx64")]
 macro_rules! entries {
     ($(
@@ -30,8 +41,10 @@ macro_rules! entries {
                     params: kv_layout::params::$params,
                 ) {
                     // Its launch may overlap the one before, and the next one this one.
-                    simt::grid::wait_for_dependencies();
-                    simt::grid::launch_dependents();
+                    if !const { $crate::entry::waits_in_body(stringify!($name)) } {
+                        simt::grid::wait_for_dependencies();
+                        simt::grid::launch_dependents();
+                    }
                     // SAFETY: the launcher passes the pointers of the kernel table, with its shapes,
                     // valid for the whole launch, `const` ones unwritten; all threads run the body.
                     unsafe { ($body)($( view!($mutability $pointer), )* params) }

@@ -131,6 +131,17 @@ impl<T: Word, const N: usize> Shared<T, N> {
         unsafe { imp::shared::store_x2(self.address::<2>(i), value) }
     }
 
+    /// [`Self::store_u32x2`] where `there`, without a branch (`@p st.shared.v2.b32`).
+    ///
+    /// # Safety
+    /// - As [`Self::store_u32x2`], where `there`.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn store_u32x2_where(self, there: bool, i: u32, value: [u32; 2]) {
+        // SAFETY: inside the array, aligned and ordered by the caller's promise.
+        unsafe { imp::shared::store_x2_where(there, || self.address::<2>(i), value) }
+    }
+
     /// The bits of elements `i..i + 4` (`ld.shared.v4.b32`).
     ///
     /// # Safety

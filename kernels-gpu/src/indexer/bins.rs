@@ -15,13 +15,11 @@ pub const BINS: u32 = 2048;
 
 /// Most warps of a block.
 const WARPS: u32 = 32;
-/// Most warps that sum the counts up.
-const SUMMING_WARPS: u32 = 16;
 /// Counters behind those of the bins, one a lane, for what is not there: nothing branches around the
 /// count, and no two lanes meet.
 const SPARE: u32 = 32;
 /// What spare counters begin with: more than any list is long.
-const SPARE_COUNT: u32 = 1 << 31;
+const SPARE_COUNT: u32 = 1 << 16;
 
 /// The finite scores between which scores lie; the least is above the largest if there are none.
 #[derive(Clone, Copy)]
@@ -38,9 +36,10 @@ impl Extent {
     #[inline(always)]
     #[must_use]
     pub fn of<const N: usize>(scores: [f32; N]) -> Self {
-        let mut extent = Self::NONE;
-        spell::<(), N>(|i| extent = extent.with(scores[i]));
-        extent
+        let mut extents: [Self; 2] = [Self::NONE; 2];
+        spell::<(), N>(|i| extents[i % 2] = extents[i % 2].with(scores[i]));
+        let [a, b] = extents;
+        Self { low: math::min(a.low, b.low), high: math::max(a.high, b.high) }
     }
 
     /// Without what is below `least`.
@@ -83,10 +82,13 @@ impl Linear {
     #[inline(always)]
     #[must_use]
     pub fn new(extent: Extent) -> Self {
-        /// That of the widest extent; below it products with finite scores become too small.
+        /// That of the widest extent.
         const LEAST: f32 = BINS as f32 * WIDTH / f32::MAX / 2.0;
+        // As wide as numbers there are apart, at least: `zero` stays finite.
+        let apart = extent.high.abs() * (f32::EPSILON / 2.0);
+        let width = math::max(extent.high - extent.low, apart);
         // An approximation does: lists do not depend on where bins end.
-        let scale = BINS as f32 * WIDTH * approx::rcp_ftz(extent.high - extent.low);
+        let scale = BINS as f32 * WIDTH * approx::rcp_ftz(width);
         // Neither zero nor infinite, so that products with it are no NaN.
         let scale = math::min(math::max(scale, LEAST), f32::MAX);
         let zero = math::mul_add(extent.high, scale, FIRST);
@@ -137,7 +139,8 @@ pub struct Places<const N: usize> {
 pub struct Bins<const THREADS: u32, const EACH: usize> {
     /// Counts; later where each bin begins among its warp's. The spare ones last.
     counts: Shared<u32, { (BINS + SPARE) as usize }>,
-    totals: Shared<u32, { SUMMING_WARPS as usize }>,
+    /// Values before the bins of each warp.
+    before: Shared<u32, 32>,
     extremes: Shared<u32, { 2 * WARPS as usize }>,
     /// The bin of the k-th largest.
     cut: Shared<u32, 1>,
@@ -151,8 +154,8 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     const SUMMING: u32 = BINS / EACH as u32;
     /// Bins of such a warp.
     const BINS_PER_WARP: u32 = 32 * EACH as u32;
-    const TOTALS_AT: u32 = 4 * (BINS + SPARE);
-    const EXTREMES_AT: u32 = Self::TOTALS_AT + 4 * SUMMING_WARPS;
+    const BEFORE_AT: u32 = 4 * (BINS + SPARE);
+    const EXTREMES_AT: u32 = Self::BEFORE_AT + 4 * 32;
     const CUT_AT: u32 = Self::EXTREMES_AT + 8 * WARPS;
 
     /// The bins that start at `offset` of the block's shared memory.
@@ -166,7 +169,7 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         unsafe {
             Self {
                 counts: Shared::at(offset),
-                totals: Shared::at(offset + Self::TOTALS_AT),
+                before: Shared::at(offset + Self::BEFORE_AT),
                 extremes: Shared::at(offset + Self::EXTREMES_AT),
                 cut: Shared::at(offset + Self::CUT_AT),
             }
@@ -196,10 +199,15 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     #[inline(always)]
     pub unsafe fn clear(self) {
         let mut at = 4 * thread::thread_idx_x();
-        while at < BINS {
-            // SAFETY: by this function's own contract.
-            unsafe { self.counts.store_u32x4(at, [0; 4]) };
-            at += 4 * THREADS;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            if at < 32 * 4 {
+                self.before.store(at / 4, 0);
+            }
+            while at < BINS {
+                self.counts.store_u32x4(at, [0; 4]);
+                at += 4 * THREADS;
+            }
         }
     }
 
@@ -265,7 +273,8 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         // SAFETY: barriers stand between writes and reads. All loads are on their way before the first is
         // used.
         unsafe {
-            let (_, before) = self.sum(|run| store(self.counts, run.starts));
+            let _ = self.sum(|run| store(self.counts, run.starts));
+            let before = self.before.load(thread::lane_id());
             let start: [u32; N] = spell(|i| self.counts.load(bins[i]));
             // Of the lane's number the lowest bits count, which are those of the bin's bits too.
             let lane = |i: usize| (bins[i] + FIRST.to_bits()) / Self::BINS_PER_WARP;
@@ -282,9 +291,9 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     pub unsafe fn cut(self, k: u32) -> u32 {
         // SAFETY: the k-th largest value is in one thread's bins; barriers stand between writes and reads.
         unsafe {
-            let (run, before) = self.sum(|_| ());
-            let first = warp::shuffle_idx_u32(before, thread::warp_id());
-            if let Some(bin) = run.moved(first).reaching(k) {
+            let run = self.sum(|_| ());
+            let before = self.before.load(thread::warp_id());
+            if let Some(bin) = run.moved(before).reaching(k) {
                 self.cut.store(0, bin);
             }
             thread::sync_threads();
@@ -292,37 +301,32 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         }
     }
 
-    /// Sums the counts up: the thread's bins among its warp's, handed to `keep`; and the values before the
-    /// bins of the warp whose number is the lane's. Has two barriers.
+    /// Sums the counts up: the thread's bins among its warp's, which are handed to `keep` too; the sums
+    /// before each warp's are written. Has two barriers.
     ///
     /// # Safety
     /// All threads of the block call it together, after [`Self::count`]. `keep` touches the thread's own
     /// bins alone.
     #[inline(always)]
-    unsafe fn sum(self, keep: impl FnOnce(Run<EACH>)) -> (Run<EACH>, u32) {
-        let (lane, thread) = (thread::lane_id(), thread::thread_idx_x());
+    unsafe fn sum(self, keep: impl FnOnce(Run<EACH>)) -> Run<EACH> {
         let mut mine = Run { starts: [0; EACH], end: 0 };
-        // SAFETY: a thread reads and writes its own bins between the barriers; branches with collectives
-        // are the warp's.
+        // SAFETY: a thread reads and writes its own bins between the barriers, and what others write too
+        // are atomics; branches with collectives are the warp's.
         unsafe {
             thread::sync_threads();
-            if thread < Self::SUMMING {
+            if thread::thread_idx_x() < Self::SUMMING {
                 let counts: [u32; EACH] = load(self.counts);
-                let upto = inclusive_sum(counts.iter().sum());
-                if lane == 31 {
-                    self.totals.store(thread::warp_id(), upto);
+                let sum = counts.iter().sum();
+                // A lane for each warp behind this one.
+                let (total, lane) = (warp::reduce_add_u32(sum), thread::lane_id());
+                if lane > thread::warp_id() {
+                    BlockAtomicU32::new(self.before, lane).add(total);
                 }
-                mine = Run::ending(upto, counts);
+                mine = Run::ending(inclusive_sum(sum), counts);
                 keep(mine);
             }
             thread::sync_threads();
-            let total = if lane < Self::SUMMING / 32 { self.totals.load(lane) } else { 0 };
-            let upto = if EACH == 4 {
-                inclusive_sum_of::<16>(total)
-            } else {
-                inclusive_sum_of::<8>(total)
-            };
-            (mine, upto - total)
+            mine
         }
     }
 }
@@ -404,19 +408,9 @@ impl<const EACH: usize> Run<EACH> {
 #[inline(always)]
 #[must_use]
 pub unsafe fn inclusive_sum(value: u32) -> u32 {
-    // SAFETY: by this function's own contract.
-    unsafe { inclusive_sum_of::<32>(value) }
-}
-
-/// As [`inclusive_sum`], where only the first `LANES` lanes are looked at.
-///
-/// # Safety
-/// As [`inclusive_sum`].
-#[inline(always)]
-unsafe fn inclusive_sum_of<const LANES: u32>(value: u32) -> u32 {
     let mut sum = value;
     let mut distance = 1;
-    while distance < LANES {
+    while distance < 32 {
         // SAFETY: the lanes are together, by this function's own contract.
         sum += unsafe { warp::shuffle_up_found_u32(sum, distance) }.unwrap_or(0);
         distance *= 2;

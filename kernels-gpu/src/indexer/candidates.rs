@@ -53,13 +53,13 @@ struct Floor {
 }
 
 impl Floor {
-    /// Which of some scores reach the bound, the first in the lowest bit.
+    /// Which of some scores reach the bound, the first in the lowest bit. Where there is no bound, all do,
+    /// NaN too.
     #[inline(always)]
-    fn reached<const N: usize>(self, scores: [f32; N], there: u32) -> u32 {
-        let bits: [u32; N] = spell(|i| u32::from(scores[i] >= self.least) << i);
-        let reached = bits.iter().fold(0, |all, bit| all | bit);
-        let all = (1 << there) - 1;
-        if self.least == f32::NEG_INFINITY { all } else { reached & all }
+    fn reached<const N: usize>(self, scores: [f32; N]) -> u32 {
+        let all = self.least == f32::NEG_INFINITY;
+        let bits: [u32; N] = spell(|i| u32::from(all || scores[i] >= self.least) << i);
+        bits.iter().fold(0, |all, bit| all | bit)
     }
 }
 
@@ -90,13 +90,17 @@ impl Finder {
             if !twice && listed > GROUPS {
                 return None;
             }
-            let vectors = listed << (self.row.group_log2 - 2);
-            if vectors <= SHALLOW as u32 * LONG_THREADS {
-                self.gather::<SHALLOW>((vectors, !twice), floor);
-            } else if vectors <= MIDDLE as u32 * LONG_THREADS {
-                self.gather::<MIDDLE>((vectors, !twice), floor);
+            if self.row.group_log2 == 3 {
+                let places = LONG_THREADS / 2;
+                if listed <= SHALLOW as u32 * places {
+                    self.gather::<2, SHALLOW>((listed, !twice), floor);
+                } else if listed <= MIDDLE as u32 * places {
+                    self.gather::<2, MIDDLE>((listed, !twice), floor);
+                } else {
+                    self.gather::<2, DEPTH>((listed, !twice), floor);
+                }
             } else {
-                self.gather::<DEPTH>((vectors, !twice), floor);
+                self.gather::<8, DEPTH>((listed, !twice), floor);
             }
             thread::sync_threads();
             let count = self.counters.load(0);
@@ -161,7 +165,7 @@ impl Finder {
     unsafe fn list_groups(self, maxima: [u32; HELD_GROUPS], floor: Floor) -> u32 {
         let thread = thread::thread_idx_x();
         let there = (self.row.groups().saturating_sub(thread)).div_ceil(LONG_THREADS);
-        let hits = floor.reached::<HELD_GROUPS>(spell(|i| f32::from_bits(maxima[i])), there);
+        let hits = floor.reached(self.row.hold_groups(maxima).scores) & ((1 << there) - 1);
         // SAFETY: by this function's own contract.
         unsafe {
             let counter = BlockAtomicU32::new(self.counters, 1);
@@ -171,34 +175,39 @@ impl Finder {
         }
     }
 
-    /// Lists those scores of some vectors, of the listed groups or of the first, that reach the bound.
+    /// Lists those scores of `groups` groups, the listed or the first, that reach the bound, and others of
+    /// the last group that are not in use. `VECTORS` threads share a group, and have `D` vectors of four
+    /// scores on their way at once.
     ///
     /// # Safety
-    /// As [`Self::find`].
+    /// As [`Self::find`]; groups have so many vectors, and there is one at least.
     #[inline(always)]
-    unsafe fn gather<const D: usize>(self, (vectors, listed): (u32, bool), floor: Floor) {
-        let Row { scores, group_log2, length, .. } = self.row;
-        let vectors_log2 = group_log2 - 2;
-        let mut first = thread::thread_idx_x();
-        let mut rounds = vectors.div_ceil(D as u32 * LONG_THREADS);
+    unsafe fn gather<const VECTORS: u32, const D: usize>(
+        self,
+        (groups, listed): (u32, bool),
+        floor: Floor,
+    ) {
+        let thread = thread::thread_idx_x();
+        let within = 4 * (thread % VECTORS);
+        let mut first = thread / VECTORS;
+        let mut rounds = groups.div_ceil(D as u32 * (LONG_THREADS / VECTORS));
         while rounds > 0 {
-            let vector = |i: u32| first + i * LONG_THREADS;
+            let place = |i: u32| first + i * (LONG_THREADS / VECTORS);
             let index = |i: u32| {
-                let vector = vector(i).min(vectors - 1);
-                let place = vector >> vectors_log2;
+                let place = place(i).min(groups - 1);
                 // SAFETY: a listed group.
                 let group = if listed { unsafe { self.groups.load(place) } } else { place };
-                (group << group_log2) + 4 * (vector & ((1 << vectors_log2) - 1))
+                group * (4 * VECTORS) + within
             };
-            let indices: [u32; D] = spell(|i| index(i as u32));
+            let start = self.row.start();
             // All on their way before the first is looked at.
             // SAFETY: a group is one of the row, which has a multiple of 32 scores.
-            let found: [[u32; 4]; D] =
-                spell(|i| unsafe { scores.load_u32x4(self.row.start() + u64::from(indices[i])) });
+            let found: [[u32; 4]; D] = spell(|i| unsafe {
+                self.row.scores.load_u32x4(start + u64::from(index(i as u32)))
+            });
             let hits: [u32; D] = spell(|i| {
-                let there = length.saturating_sub(indices[i]).min(4);
-                let there = if vector(i as u32) < vectors { there } else { 0 };
-                floor.reached::<4>(spell(|j| f32::from_bits(found[i][j])), there) << (4 * i)
+                let hits = floor.reached::<4>(spell(|j| f32::from_bits(found[i][j])));
+                if place(i as u32) < groups { hits << (4 * i) } else { 0 }
             });
             let hits = hits.iter().fold(0, |all, hits| all | hits);
             // SAFETY: the loop is the block's.
@@ -206,7 +215,7 @@ impl Finder {
                 let counter = BlockAtomicU32::new(self.counters, 0);
                 append(hits, |bit| index(bit / 4) + bit % 4, self.candidates, counter);
             }
-            first += D as u32 * LONG_THREADS;
+            first += D as u32 * (LONG_THREADS / VECTORS);
             rounds -= 1;
         }
     }
@@ -224,7 +233,8 @@ impl Finder {
             let indices: [u32; N] = spell(|i| self.candidates.load(at(i).min(count - 1)));
             let start = self.row.start();
             let found: [f32; N] = spell(|i| self.row.scores.load(start + u64::from(indices[i])));
-            Held::new(found, indices, spell(|i| at(i) < count))
+            let used = |i: usize| at(i) < count && indices[i] < self.row.length;
+            Held::new(found, indices, spell(used))
         }
     }
 }

@@ -73,6 +73,16 @@ impl List {
         unsafe { self.0.store_u32x2(2 * at, record) }
     }
 
+    /// Sets record `at` where `there`.
+    ///
+    /// # Safety
+    /// As [`Self::store`], where `there`.
+    #[inline(always)]
+    pub unsafe fn store_where(self, there: bool, at: u32, record: Record) {
+        // SAFETY: by this function's own contract.
+        unsafe { self.0.store_u32x2_where(there, 2 * at, record) }
+    }
+
     /// Sets the first `count` records to [`NOTHING`], and the one behind if their number is odd.
     ///
     /// # Safety

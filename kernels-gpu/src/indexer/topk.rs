@@ -9,7 +9,7 @@ use kv_layout::params::{IndexTopkParams, TopkSelectParams};
 use simt::atomic::BlockAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
-use simt::thread;
+use simt::{grid, thread};
 
 use super::bins::{Bins, Extent, Linear};
 use super::candidates::{CANDIDATES, Finder, GROUPS};
@@ -186,12 +186,13 @@ impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
         }
     }
 
-    /// Clears what is counted with, for whoever comes behind the next barrier.
+    /// Clears what is counted with, and the first `records` of the list, for whoever comes behind the next
+    /// barrier; while the launch before may still run. Behind it global memory may be used.
     ///
     /// # Safety
     /// All threads of the block call it together, first.
     #[inline(always)]
-    unsafe fn begin(self) {
+    unsafe fn begin(self, records: u32) {
         // SAFETY: by this function's own contract.
         unsafe {
             self.bins.begin();
@@ -199,7 +200,10 @@ impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
                 self.counters.store_u32x2(0, [0; 2]);
                 self.crowded.store(0, 0);
             }
+            self.list.clear(records);
         }
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
     }
 }
 
@@ -266,11 +270,18 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
         unsafe { self.set_all((0, self.k), index) }
     }
 
+    /// How many records [`Self::order`] looks at.
+    #[inline(always)]
+    fn cleared(self) -> u32 {
+        self.k + CROWDED + 1
+    }
+
     /// Lists the largest of `held`, of which `bins` are the bins; `false`, and nothing, where too many are
     /// in one bin.
     ///
     /// # Safety
-    /// All threads of the block call it together. The bins were cleared before a barrier.
+    /// All threads of the block call it together; [`Self::cleared`] records were cleared, and before a
+    /// barrier the bins.
     #[inline(always)]
     unsafe fn order<const N: usize>(
         self,
@@ -282,17 +293,16 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
         // SAFETY: barriers stand between what threads write and others read; all values have places of
         // their own, below their number, and those of a bin that is not crowded below what is cleared.
         unsafe {
-            list.clear(self.k + CROWDED + 1);
             let places = counted.count(bins, held);
             let starts = counted.starts(places.bins);
             let mut most = 0;
             spell::<(), N>(|i| {
                 let (start, before) = (starts[i], places.before[i]);
-                if start < self.k {
-                    let word = (held.indices[i] << INDEX_AT) + before;
-                    list.store(start + before, list::record(held.scores[i], word));
-                    most = most.max(before);
-                }
+                let listed = start < self.k;
+                let word = (held.indices[i] << INDEX_AT) + before;
+                // Without branches the four or fewer of them are made together.
+                list.store_where(listed, start + before, list::record(held.scores[i], word));
+                most = most.max(if listed { before } else { 0 });
             });
             if most >= CROWDED {
                 BlockAtomicU32::new(crowded, 0).store(1);
@@ -302,7 +312,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
                 return false;
             }
             let mut at = thread::thread_idx_x();
-            while at < self.k + CROWDED {
+            while at < self.cleared() - 1 {
                 let mine = list.load(at);
                 let (to, index) = if mine[0] == NOTHING[0] {
                     (at, -1)
@@ -356,9 +366,9 @@ impl Short {
         // nothing branches before a barrier, which would fetch it only then.
         unsafe {
             let arena = Arena::new();
+            arena.begin(self.cleared());
             let fetched = self.row.fetch::<SHORT_VECTORS>();
             let Use { length, all } = in_use(self.row);
-            arena.begin();
             self.row.length = length;
             let held: Held<{ 4 * SHORT_VECTORS }> = self.row.hold(fetched);
             let bins = between(arena, held);
@@ -380,9 +390,9 @@ impl Long {
         // SAFETY: as above.
         unsafe {
             let arena = Arena::new();
+            arena.begin(0);
             let fetched = self.row.fetch_groups(maxima);
             let Use { length, all } = in_use(self.row);
-            arena.begin();
             thread::sync_threads();
             self.row.length = length;
             if all {
@@ -406,9 +416,12 @@ impl Long {
         unsafe {
             if self.row.length <= HELD {
                 let held: Held<MANY> = self.row.hold(self.row.fetch::<LONG_VECTORS>());
+                arena.list.clear(self.cleared());
                 return self.order(arena, held, between(arena, held));
             }
-            match finder.find(maxima) {
+            let found = finder.find(maxima);
+            arena.list.clear(self.cleared());
+            match found {
                 Some((count, bins)) if count <= LONG_THREADS => {
                     self.order(arena, finder.held::<1>(count), bins)
                 }

@@ -30,6 +30,8 @@ const SCORES: [(u32, u32); 6] =
     [(2048, 32), (2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
 /// Scores of a row, and rows.
 const ROWS: [(u32, u32); 5] = [(2048, 256), (32_768, 1), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
+/// Scores of a row, and rows, in which hundreds of scores are equal.
+const CROWDED: [(u32, u32); 2] = [(2048, 256), (32_768, 32)];
 /// Lengths of lists.
 const LISTS: [u32; 2] = [512, 1024];
 
@@ -44,8 +46,12 @@ pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<V
     for k in LISTS {
         for size in ROWS {
             progress.set_message(format!("topk_select {k} of {size:?}"));
-            results.push(selection(device, size, k)?);
+            results.push(selection(device, size, k, false)?);
         }
+    }
+    for size in CROWDED {
+        progress.set_message(format!("topk_select, crowded {size:?}"));
+        results.push(selection(device, size, LISTS[0], true)?);
     }
     for size in [(32_768, 32), (1 << 18, 1), (1 << 18, 32)] {
         progress.set_message(format!("index_score and index_topk {size:?}"));
@@ -105,15 +111,23 @@ fn scores<D: Device>(
     Ok(result)
 }
 
-/// Times the selection of `k` out of rows of random scores.
-fn selection<D: Device>(device: &D, (columns, rows): (u32, u32), k: u32) -> Result<Measurement> {
+/// Times the selection of `k` out of rows of random scores, which are multiples of a half if `crowded`.
+fn selection<D: Device>(
+    device: &D,
+    (columns, rows): (u32, u32),
+    k: u32,
+    crowded: bool,
+) -> Result<Measurement> {
     let scores = u64::from(columns) * u64::from(rows);
     let bytes = (scores + u64::from(k) * u64::from(rows)) * WORD_BYTES;
     let nodes = nodes_for(bytes);
     let stream = device.stream()?;
     let mut random = SmallRng::seed_from_u64(4);
     // The sum of several has a distribution like that of real scores.
-    let mut score = || (0..6).map(|_| random.random_range(-1.0..1.0_f32)).sum::<f32>();
+    let mut score = || {
+        let score: f32 = (0..6).map(|_| random.random_range(-1.0..1.0_f32)).sum();
+        if crowded { (2.0 * score).round() / 2.0 } else { score }
+    };
     let pattern: Vec<f32> = (0..PATTERN.min(4 * scores as usize)).map(|_| score()).collect();
     let all = repeated(device, &stream, "scores", nodes * scores, &pattern)?;
     let maxima = device.allocate("maxima", u64::from(rows) * maxima_len(columns))?;
@@ -126,7 +140,8 @@ fn selection<D: Device>(device: &D, (columns, rows): (u32, u32), k: u32) -> Resu
     };
     let retained = vec![all.memory(), maxima.memory(), lengths.memory(), selected.memory()];
     let graph = device.capture(&stream, retained, || (0..nodes).try_for_each(record))?;
-    let name = ("topk_select".to_owned(), format!("{k} of {columns} scores, {rows} rows"));
+    let name = if crowded { "topk_select, crowded" } else { "topk_select" };
+    let name = (name.to_owned(), format!("{k} of {columns} scores, {rows} rows"));
     measurement(device, name, (bytes, nodes), &graph)
 }
 

@@ -80,6 +80,14 @@ pub unsafe fn store_x2(address: u32, value: [u32; 2]) {
 }
 
 #[track_caller]
+pub unsafe fn store_x2_where(there: bool, address: impl FnOnce() -> u32, value: [u32; 2]) {
+    if there {
+        // SAFETY: the caller's duty is this callee's.
+        unsafe { store_x2(address(), value) }
+    }
+}
+
+#[track_caller]
 pub unsafe fn store_x4(address: u32, value: [u32; 4]) {
     let location = Location::caller();
     for (offset, value) in [0, 4, 8, 12].into_iter().zip(value) {

@@ -103,6 +103,22 @@ pub unsafe fn store_x2(address: u32, [a, b]: [u32; 2]) {
 }
 
 #[inline(always)]
+pub unsafe fn store_x2_where(there: bool, address: impl FnOnce() -> u32, [a, b]: [u32; 2]) {
+    // SAFETY: inside the arena, aligned and ordered by the caller's promise, where `there`.
+    unsafe {
+        asm!(
+            "{{ .reg .pred there; setp.ne.u32 there, {there}, 0;",
+            "@there st.shared.v2.b32 [{address}], {{{a}, {b}}}; }}",
+            there = in(reg32) u32::from(there),
+            address = in(reg32) address(),
+            a = in(reg32) a,
+            b = in(reg32) b,
+            options(nostack),
+        );
+    }
+}
+
+#[inline(always)]
 pub unsafe fn store_x4(address: u32, [a, b, c, d]: [u32; 4]) {
     // SAFETY: inside the arena, aligned and ordered by the caller's promise.
     unsafe {

@@ -41,12 +41,17 @@ fn words_and_vectors_go_there_and_back() {
                 let pair = words::<64>().load_u32x2(t);
                 assert_eq!(pair, [2 * (t + 1), 2 * (t + 2)]);
                 words::<64>().store_u32x2(t, pair.map(|word| word + 1));
+                words::<64>().store_u32x2_where(false, 99, pair);
+                words::<64>().store_u32x2_where(t == 62, t, [0, 1]);
             }
             sync_threads();
             output.store(u64::from(t), words::<64>().load(63 - t));
         }
     });
-    assert_eq!(tensor.words(), Vec::from_iter((0..64).map(|t| (64 - t) * 2 + 1)));
+    assert_eq!(
+        tensor.words(),
+        Vec::from_iter([1, 0].into_iter().chain((2..64).map(|t| (64 - t) * 2 + 1)))
+    );
 }
 
 #[test]
