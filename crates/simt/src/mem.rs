@@ -100,6 +100,17 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::load_constant_x4(self.0, i) }
     }
 
+    /// Has the address of element `i` in a register from here on, for a load behind what the device waits
+    /// for. Accesses nothing.
+    ///
+    /// # Safety
+    /// - Element `i` lies in the allocation.
+    #[inline(always)]
+    pub unsafe fn have_address(self, i: u64) {
+        // SAFETY: in bounds by the caller's promise.
+        unsafe { imp::mem::have_address(self.0, i) }
+    }
+
     /// As [`Self::load`] of 4 bytes, but where it stands: rustc moves it nowhere, the assembler not
     /// below a barrier, a store or another such load. For loads that are to be on their way together
     /// (`ld.global.b32`).

@@ -68,6 +68,8 @@ pub struct Linear {
     scale: f32,
     /// What a score of zero becomes.
     zero: f32,
+    /// How wide a bin is, or more.
+    bin: f32,
 }
 
 /// What the largest score becomes: numbers from here on are one [`WIDTH`] apart, so that bits tell bins.
@@ -82,17 +84,17 @@ impl Linear {
     #[inline(always)]
     #[must_use]
     pub fn new(extent: Extent) -> Self {
-        /// That of the widest extent.
-        const LEAST: f32 = BINS as f32 * WIDTH / f32::MAX / 2.0;
         // As wide as numbers there are apart, at least: `zero` stays finite.
         let apart = extent.high.abs() * (f32::EPSILON / 2.0);
         let width = math::max(extent.high - extent.low, apart);
-        // An approximation does: lists do not depend on where bins end.
-        let scale = BINS as f32 * WIDTH * approx::rcp_ftz(width);
+        // A quarter of any width that is a number has an inverse that is one. An approximation does: lists
+        // do not depend on where bins end.
+        let scale = BINS as f32 * WIDTH / 4.0 * approx::rcp_ftz(width / 4.0);
         // Neither zero nor infinite, so that products with it are no NaN.
-        let scale = math::min(math::max(scale, LEAST), f32::MAX);
+        let scale = math::min(math::max(scale, f32::MIN_POSITIVE), f32::MAX);
         let zero = math::mul_add(extent.high, scale, FIRST);
-        Self { high: extent.high, scale, zero }
+        let bin = math::max(width / BINS as f32, f32::from_bits(1));
+        Self { high: extent.high, scale, zero, bin }
     }
 
     /// The bin of a score. Never rises as the score rises: each step is rounded, which keeps the order.
@@ -120,7 +122,7 @@ impl Linear {
         // Scores are rounded to the nearest bin, half a width away at most; rounding `zero` moves all of
         // them by half a width, or by what rounding takes from the largest score. The rest is for the
         // rounding here.
-        let distance = (bin as f32 + 1.5) * WIDTH / self.scale;
+        let distance = (bin as f32 + 1.5) * self.bin;
         self.high - self.high.abs() * (2.0 * f32::EPSILON) - distance
     }
 }

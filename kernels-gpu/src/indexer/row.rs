@@ -74,7 +74,17 @@ impl<const THREADS: u32> Row<THREADS> {
         self.length.div_ceil(1 << self.group_log2)
     }
 
-    /// Fetches the thread's first vector of scores, in use or not.
+    /// Has the address of what [`Self::fetch`] fetches first.
+    ///
+    /// # Safety
+    /// The row exists.
+    #[inline(always)]
+    pub unsafe fn begin_fetch(self) {
+        // SAFETY: a score of the row.
+        unsafe { self.scores.have_address(self.vector(0)) }
+    }
+
+    /// Fetches the thread's first vectors of scores, in use or not.
     ///
     /// # Safety
     /// The row exists.
@@ -82,8 +92,23 @@ impl<const THREADS: u32> Row<THREADS> {
     #[must_use]
     pub unsafe fn fetch<const V: usize>(self) -> [[u32; 4]; V] {
         // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
-        let load = |i| unsafe { self.scores.load_u32x4_in_order(self.start() + u64::from(i)) };
-        spell(|i| load((4 * Self::strided(i)).min(self.columns - 4)))
+        spell(|i| unsafe { self.scores.load_u32x4_in_order(self.vector(i)) })
+    }
+
+    /// Element number of vector `i` of the thread, or of the row's last.
+    #[inline(always)]
+    fn vector(self, i: usize) -> u64 {
+        self.start() + u64::from((4 * Self::strided(i)).min(self.columns - 4))
+    }
+
+    /// Has the addresses of what [`Self::fetch_groups`] fetches.
+    ///
+    /// # Safety
+    /// The row exists.
+    #[inline(always)]
+    pub unsafe fn begin_fetch_groups(self, maxima: Global<f32>) {
+        // SAFETY: groups of the row.
+        spell::<(), HELD_GROUPS>(|i| unsafe { maxima.have_address(self.group(i)) });
     }
 
     /// Fetches the largest scores of the thread's groups, in use or not, from `maxima`, `[rows, columns >>
@@ -94,11 +119,15 @@ impl<const THREADS: u32> Row<THREADS> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; HELD_GROUPS] {
-        let groups = self.columns >> self.group_log2;
-        let start = u64::from(self.number) * u64::from(groups);
-        let at = |i| u64::from(Self::strided(i).min(groups - 1));
         // SAFETY: groups of the row.
-        spell(|i| unsafe { maxima.load_u32_in_order(start + at(i)) })
+        spell(|i| unsafe { maxima.load_u32_in_order(self.group(i)) })
+    }
+
+    /// Element number of group `i` of the thread, or of the row's last.
+    #[inline(always)]
+    fn group(self, i: usize) -> u64 {
+        let groups = self.columns >> self.group_log2;
+        u64::from(self.number) * u64::from(groups) + u64::from(Self::strided(i).min(groups - 1))
     }
 
     /// What [`Self::fetch`] fetched, as far as it is in use.

@@ -46,7 +46,10 @@ pub unsafe fn select_short(
     params: TopkSelectParams,
 ) {
     // SAFETY: by this function's own contract.
-    unsafe { Short::of_row(scores, selected, params).short(|row| length(lengths, row)) }
+    unsafe {
+        lengths.have_address(u64::from(thread::block_idx_x()));
+        Short::of_row(scores, selected, params).short(|row| length(lengths, row));
+    }
 }
 
 /// Lists the largest scores of each row.
@@ -62,7 +65,10 @@ pub unsafe fn select_long(
     params: TopkSelectParams,
 ) {
     // SAFETY: by this function's own contract.
-    unsafe { Long::of_row(scores, selected, params).long(maxima, |row| length(lengths, row)) }
+    unsafe {
+        lengths.have_address(u64::from(thread::block_idx_x()));
+        Long::of_row(scores, selected, params).long(maxima, |row| length(lengths, row));
+    }
 }
 
 /// Lists the entries of the largest scores of each query, from rows of at most 2048 columns.
@@ -79,6 +85,9 @@ pub unsafe fn select_entries_short(
 ) {
     // SAFETY: by this function's own contract.
     unsafe {
+        let token = u64::from(params.first + thread::block_idx_x());
+        token_position.have_address(token);
+        token_slot.have_address(token);
         let seen = |row| seen(token_position, token_slot, params, row);
         Short::of_query(scores, selected, params).short(seen);
     }
@@ -99,6 +108,9 @@ pub unsafe fn select_entries_long(
 ) {
     // SAFETY: by this function's own contract.
     unsafe {
+        let token = u64::from(params.first + thread::block_idx_x());
+        token_position.have_address(token);
+        token_slot.have_address(token);
         let seen = |row| seen(token_position, token_slot, params, row);
         Long::of_query(scores, selected, params).long(maxima, seen);
     }
@@ -366,6 +378,7 @@ impl Short {
         // nothing branches before a barrier, which would fetch it only then.
         unsafe {
             let arena = Arena::new();
+            self.row.begin_fetch();
             arena.begin(self.cleared());
             let fetched = self.row.fetch::<SHORT_VECTORS>();
             let Use { length, all } = in_use(self.row);
@@ -390,6 +403,7 @@ impl Long {
         // SAFETY: as above.
         unsafe {
             let arena = Arena::new();
+            self.row.begin_fetch_groups(maxima);
             arena.begin(0);
             let fetched = self.row.fetch_groups(maxima);
             let Use { length, all } = in_use(self.row);

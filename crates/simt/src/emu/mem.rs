@@ -165,6 +165,9 @@ pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
 }
 
 #[inline(always)]
+pub unsafe fn have_address<T: Element>(_pointer: Pointer<T>, _i: u64) {}
+
+#[inline(always)]
 #[track_caller]
 pub unsafe fn load_in_order<T: Element>(pointer: Pointer<T>, i: u64) -> u32 {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.

@@ -55,6 +55,19 @@ impl<T: Element> Pointer<T> {
 }
 
 #[inline(always)]
+pub unsafe fn have_address<T: Element>(pointer: Pointer<T>, i: u64) {
+    // SAFETY: a comment; the operand is in bounds by the caller's promise. Not `pure`, so that it stays
+    // in its place.
+    unsafe {
+        asm!(
+            "// {address}",
+            address = in(reg64) pointer.global_address(i),
+            options(nomem, nostack),
+        );
+    }
+}
+
+#[inline(always)]
 pub unsafe fn load_constant<T: Element>(pointer: Pointer<T>, i: u64) -> T {
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe { pointer.0.add(i as usize).read() }
