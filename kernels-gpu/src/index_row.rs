@@ -55,12 +55,21 @@ pub trait IndexRowFormat {
     /// The planes hold `row`; all 32 lanes of the warp call it together.
     unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad);
 
-    /// The vector that the warp holds as it comes out of the format: values that BF16 holds exactly,
-    /// and a scale that they have yet to be multiplied by.
+    /// The vector that the warp holds as it comes out of the format.
     ///
     /// # Safety
     /// All 32 lanes of the warp call it together.
-    unsafe fn requantised(vector: Quad) -> (Quad, f32);
+    unsafe fn requantised(vector: Quad) -> Requantised;
+}
+
+/// A vector that went through a format.
+pub struct Requantised {
+    /// Values that a query against keys of the format can hold.
+    pub values: Quad,
+    /// What they have yet to be multiplied by.
+    pub scale: f32,
+    /// And by this power of 1/2, the same for a group ([`IndexFormat::query_lag_byte`]).
+    pub lag: u32,
 }
 
 /// [`IndexFormat::Nvfp4`].
@@ -84,6 +93,12 @@ trait Fp4Row {
     /// # Safety
     /// All 32 lanes of the warp call it together.
     unsafe fn quantise(key: Quad) -> (u8, f32, [u8; 2]);
+
+    /// As [`IndexRowFormat::requantised`].
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    unsafe fn requantised(vector: Quad) -> Requantised;
 }
 
 impl Fp4Row for Nvfp4Row {
@@ -98,6 +113,13 @@ impl Fp4Row for Nvfp4Row {
         let divisor = scale.to_f32();
         (scale.0, divisor, fp4(key.map(|value| value / divisor)))
     }
+
+    #[inline(always)]
+    unsafe fn requantised(vector: Quad) -> Requantised {
+        // SAFETY: by this function's own contract.
+        let (_, scale, codes) = unsafe { Self::quantise(vector) };
+        Requantised { values: quad_from_fp4(codes).map(|value| value * scale), scale: 1.0, lag: 0 }
+    }
 }
 
 impl Fp4Row for Mxfp4Row {
@@ -110,6 +132,30 @@ impl Fp4Row for Mxfp4Row {
         let scale = Ue8m0::round_up(amax.clamp(6.0 * f32::MIN_POSITIVE, f32::MAX) * (1.0 / 6.0));
         let inverse = scale.inverse();
         (scale.0, scale.to_f32(), fp4(key.map(|value| value * inverse)))
+    }
+
+    #[inline(always)]
+    unsafe fn requantised(vector: Quad) -> Requantised {
+        /// The largest power of two of an integer: 12 times 2^3 fits eight bits.
+        const MOST_LOG2: u32 = 3;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let (scale, _, codes) = Self::quantise(vector);
+            let values = quad_from_fp4(codes);
+            // A group of zeros has no say.
+            let is_zero = warp::reduce_max_f32_width::<{ Self::LANES }>(amax(values)) == 0.0;
+            let scale = u32::from(scale);
+            let most = warp::reduce_max_u32(if is_zero { 0 } else { scale });
+            let lag = if is_zero { 0 } else { most - scale };
+            let in_powers = warp::all(lag <= MOST_LOG2);
+            let (lag, log2) = if in_powers { (0, MOST_LOG2 - lag) } else { (lag, MOST_LOG2) };
+            let power = (2 << log2) as f32;
+            Requantised {
+                values: values.map(|value| value * power),
+                scale: Ue8m0(most as u8).to_f32() / (2 << MOST_LOG2) as f32,
+                lag,
+            }
+        }
     }
 }
 
@@ -129,10 +175,9 @@ impl<F: Fp4Row> IndexRowFormat for F {
     }
 
     #[inline(always)]
-    unsafe fn requantised(vector: Quad) -> (Quad, f32) {
+    unsafe fn requantised(vector: Quad) -> Requantised {
         // SAFETY: by this function's own contract.
-        let (_, scale, codes) = unsafe { F::quantise(vector) };
-        (quad_from_fp4(codes).map(|value| value * scale), 1.0)
+        unsafe { <F as Fp4Row>::requantised(vector) }
     }
 }
 
@@ -167,10 +212,10 @@ impl IndexRowFormat for Fp8Row {
     }
 
     #[inline(always)]
-    unsafe fn requantised(vector: Quad) -> (Quad, f32) {
+    unsafe fn requantised(vector: Quad) -> Requantised {
         // SAFETY: by this function's own contract.
         let (scale, word) = unsafe { Self::quantise(vector) };
-        (f32x4_from_e4m3(word), scale)
+        Requantised { values: f32x4_from_e4m3(word), scale, lag: 0 }
     }
 }
 

@@ -97,11 +97,13 @@ impl IndexFormat {
     /// Bytes from one query to the next, whatever the format.
     pub const MOST_QUERY_BYTES: u32 = 2 * QUERY_HEADS * INDEX_DIM;
 
-    /// Bytes of a query of all heads against keys of this format: E4M3 for FP8, else BF16.
+    /// Bytes of a query of all heads against keys of this format: BF16 for NVFP4, E4M3 for FP8, integers
+    /// and the lags of their groups for MXFP4.
     #[must_use]
     pub const fn query_bytes(self) -> u32 {
         match self {
-            Self::Nvfp4 | Self::Mxfp4 => Self::MOST_QUERY_BYTES,
+            Self::Nvfp4 => Self::MOST_QUERY_BYTES,
+            Self::Mxfp4 => Self::query_lag_byte(QUERY_HEADS, 0),
             Self::Fp8 => Self::MOST_QUERY_BYTES / 2,
         }
     }
@@ -111,12 +113,23 @@ impl IndexFormat {
     #[must_use]
     pub const fn query_byte(self, head: u32, channel: u32) -> u32 {
         let (sixteen, byte) = match self {
-            Self::Nvfp4 | Self::Mxfp4 => {
+            Self::Nvfp4 => {
                 (channel / 8 % 4 * 4 + channel % 4, channel / 32 * 4 + channel / 4 % 2 * 2)
             }
-            Self::Fp8 => (channel / 4 % 8, channel / 32 * 4 + channel % 4),
+            Self::Mxfp4 | Self::Fp8 => (channel / 4 % 8, channel / 32 * 4 + channel % 4),
         };
         16 * (QUERY_HEADS * sixteen + head) + byte
+    }
+
+    /// Where the lag of a group, 32 channels of a head, stands in a query against MXFP4 keys, in bytes.
+    ///
+    /// Such a query holds signed integers: twice an E2M1 value, times a power of two up to 8. An integer
+    /// stands for `integer * 2^-lag`, times a 16th of the largest scale of the head's groups, which is in
+    /// the head's weight. Scales that differ by 8 at most are in the powers, and all lags of the head are
+    /// 0; else every power is 8, and a group's lag is how many binades its scale is below the largest.
+    #[must_use]
+    pub const fn query_lag_byte(head: u32, group: u32) -> u32 {
+        Self::MOST_QUERY_BYTES / 2 + 4 * head + group
     }
 }
 
@@ -127,8 +140,10 @@ mod tests {
     #[test]
     fn every_channel_of_a_query_has_a_place_of_its_own() {
         for format in IndexFormat::ALL {
-            let bytes = format.query_bytes();
-            let width = bytes / (QUERY_HEADS * INDEX_DIM);
+            let width = if format == IndexFormat::Nvfp4 { 2 } else { 1 };
+            let bytes = width * QUERY_HEADS * INDEX_DIM;
+            let lags = if format == IndexFormat::Mxfp4 { 4 * QUERY_HEADS } else { 0 };
+            assert_eq!(format.query_bytes(), bytes + lags);
             let mut taken = [false; IndexFormat::MOST_QUERY_BYTES as usize];
             for channel in 0..QUERY_HEADS * INDEX_DIM {
                 let byte = format.query_byte(channel / INDEX_DIM, channel % INDEX_DIM);

@@ -21,7 +21,24 @@ impl<const N: usize> Shared<u32, N> {
     #[track_caller]
     pub unsafe fn copy_from<T: Element>(self, i: u32, source: Global<T>, at: u64) {
         // SAFETY: inside both, aligned and ordered by the caller's promise.
-        unsafe { imp::copy::start(self.address::<4>(i), source.0, at) }
+        unsafe { self.copy_from_if(true, i, source, at) }
+    }
+
+    /// As [`Self::copy_from`] if `is_wanted`, without a branch.
+    ///
+    /// # Safety
+    /// - As [`Self::copy_from`] if `is_wanted`.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn copy_from_if<T: Element>(
+        self,
+        is_wanted: bool,
+        i: u32,
+        source: Global<T>,
+        at: u64,
+    ) {
+        // SAFETY: inside both, aligned and ordered by the caller's promise.
+        unsafe { imp::copy::start_if(is_wanted, self.address::<4>(i), source.0, at) }
     }
 }
 

@@ -64,6 +64,31 @@ pub fn mul_bf16x2(a: u32, b: u32) -> u32 {
     imp::math::mul_bf16x2(a, b)
 }
 
+/// `a * b` rounded to nearest even, and what that is outside of `0.0..=1.0` set to the nearer end; NaN
+/// becomes `+0.0` (`mul.sat.f32`). Subnormal operands keep their value.
+#[inline(always)]
+#[must_use]
+pub fn mul_saturated(a: f32, b: f32) -> f32 {
+    imp::math::mul_saturated(a, b)
+}
+
+/// The larger of the low halves and the larger of the high halves, as unsigned integers of 16 bits
+/// (`max.u16x2`, sm_90).
+#[inline(always)]
+#[must_use]
+pub fn max_u16x2(a: u32, b: u32) -> u32 {
+    imp::math::max_u16x2(a, b)
+}
+
+/// Four bytes chosen from the eight of `a` (0 to 3) and `b` (4 to 7), the lowest first: by the low three
+/// bits of four bits each of `selectors`; where the fourth is set, eight times the top bit of the byte
+/// that they choose (`prmt.b32`).
+#[inline(always)]
+#[must_use]
+pub fn permute_bytes(a: u32, b: u32, selectors: u32) -> u32 {
+    imp::math::permute_bytes(a, b, selectors)
+}
+
 /// One-instruction approximations. NOT bit-equal between backends: the emulator rounds the `f64`
 /// result to `f32`. The bounds are those of the PTX ISA, section 9.7.3, for `.approx.f32` without
 /// `.ftz` but where the name says it.

@@ -16,6 +16,10 @@
 //! | `c[0]`, `c[1]` | row `g`, columns `2 t`, `2 t + 1` |
 //! | `c[2]`, `c[3]` | row `g + 8`, columns `2 t`, `2 t + 1` |
 //!
+//! Of integers of 8 bits the inner index is twice as long, 32: a register holds four of them, columns
+//! `4 t` to `4 t + 3` where it holds `2 t` and `2 t + 1` of BF16, and 16 columns on instead of 8 (PTX ISA
+//! 9.7.14.5.10, "Matrix Fragments for mma.m16n8k32").
+//!
 //! The inner index is only summed over: a kernel may hand out the columns of A in any order, if it
 //! hands out the rows of B in the same.
 //!
@@ -39,4 +43,17 @@ use crate::imp;
 pub unsafe fn bf16_m16n8k16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
     // SAFETY: the caller brings all 32 lanes.
     unsafe { imp::mma::bf16_m16n8k16(a, b, c) }
+}
+
+/// `A B + C` of matrices A and B of signed integers of 8 bits, in integers of 32, which wrap
+/// (`mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32`, PTX ISA 9.7.14.5.14, sm_80).
+///
+/// # Safety
+/// - As [`bf16_m16n8k16`].
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn s8_m16n8k32(a: [u32; 4], b: [u32; 2], c: [i32; 4]) -> [i32; 4] {
+    // SAFETY: the caller brings all 32 lanes.
+    unsafe { imp::mma::s8_m16n8k32(a, b, c) }
 }

@@ -72,3 +72,18 @@ pub unsafe fn sync_threads() {
     // SAFETY: the caller's duty is this callee's: all threads of the block arrive together.
     unsafe { imp::thread::sync_threads() }
 }
+
+/// The value, computed before what follows in the source: a compiler is free to compute it only where it
+/// is used, and to keep all that it takes until then.
+#[inline(always)]
+#[must_use]
+pub fn hold_u32(value: u32) -> u32 {
+    imp::thread::hold_u32(value)
+}
+
+/// As [`hold_u32`].
+#[inline(always)]
+#[must_use]
+pub fn hold_f32(value: f32) -> f32 {
+    f32::from_bits(hold_u32(value.to_bits()))
+}

@@ -4,8 +4,8 @@
 //! The warps multiply a matrix A of 64 rows by a matrix B of 64 columns. Warp `w` holds rows `16 w` to
 //! `16 w + 15` of A and of the product, with `g = lane_id() / 4` and `t = lane_id() % 4` as in
 //! [`crate::mma`]: of the product eight times 8 columns, of A steps of 32 bytes of each row. Of BF16 a
-//! step is 16 columns as `a` in [`crate::mma`]; of E4M3 it is 32 columns, where a pair of BF16 is four
-//! E4M3: `a[0]` holds columns `4 t` to `4 t + 3` of row `g`. B lies in shared memory by column: bytes
+//! step is 16 columns as `a` in [`crate::mma`]; of integers of 8 bits and of E4M3 it is 32 columns, as `a`
+//! of integers there. B lies in shared memory by column: bytes
 //! `16 e` to `16 e + 15` of column `n` are the four words from [`right_word`]`(e, n)` on (PTX ISA
 //! 9.7.15.5.1, "Shared Memory Matrix Layout" without swizzling: core matrices of 8 columns by 16 bytes,
 //! columns first).
@@ -24,6 +24,9 @@ use by_warp as form;
 
 /// A lane's part of the product: by eight columns, as `c` in [`crate::mma`].
 pub type Fragments = [[f32; 4]; 8];
+
+/// The same of a product in integers.
+pub type IntegerFragments = [[i32; 4]; 8];
 
 /// Where bytes `16 sixteen` to `16 sixteen + 15` of a column of B lie.
 #[inline(always)]
@@ -81,10 +84,21 @@ pub unsafe fn e4m3_m64n64k32<const N: usize>(
     unsafe { form::e4m3_m64n64k32(left, right, step) }
 }
 
-/// The fragments, computed before what follows in the source: a compiler is free to compute them only
-/// where they are used, and to keep all that it takes until then.
+/// `A B` of matrices of signed integers of 8 bits, in integers of 32, and what `meanwhile` returns, which
+/// runs while the product is under way, where that can be
+/// (`wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8`, PTX ISA 9.7.15.5.2; elsewhere
+/// [`crate::mma::s8_m16n8k32`]).
+///
+/// # Safety
+/// - As [`bf16_m64n64k128`]; B is not written by `meanwhile` either.
 #[inline(always)]
+#[track_caller]
 #[must_use]
-pub fn hold(fragments: Fragments) -> Fragments {
-    form::hold(fragments)
+pub unsafe fn s8_m64n64k128<T, const N: usize>(
+    left: [[u32; 4]; 4],
+    right: Shared<u32, N>,
+    meanwhile: impl FnOnce() -> T,
+) -> (IntegerFragments, T) {
+    // SAFETY: the caller brings all threads of the four warps, and B.
+    unsafe { form::s8_m64n64k128(left, right, meanwhile) }
 }

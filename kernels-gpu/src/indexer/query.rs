@@ -11,11 +11,14 @@ use simt::thread;
 use super::CHANNELS;
 use crate::compress::{Quad, load_quad, rotate};
 use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32};
-use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
+use crate::index_row::{IndexRowFormat, Requantised, hadamard, quad_from_bf16};
 use crate::math::cos_sin;
 
 /// Heads of a block, one warp each.
 const WARPS: u32 = 4;
+
+/// Lanes that hold a group of MXFP4.
+const GROUP_LANES: u32 = IndexFormat::Mxfp4.group() / 4;
 
 /// Makes the queries of each token's heads, and their weights.
 ///
@@ -48,23 +51,26 @@ pub unsafe fn query<F: IndexRowFormat>(
             return;
         }
         let channel = 4 * lane;
-        let store = |values: Quad| {
+        let store = |values: Quad, lag: u32| {
+            let at = |byte: u32| {
+                u64::from(row) * u64::from(IndexFormat::MOST_QUERY_BYTES) + u64::from(byte)
+            };
             for (i, value) in (0..).zip(values) {
-                let byte = F::FORMAT.query_byte(head, channel + i);
-                let at =
-                    u64::from(row) * u64::from(IndexFormat::MOST_QUERY_BYTES) + u64::from(byte);
+                let at = at(F::FORMAT.query_byte(head, channel + i));
                 match F::FORMAT {
-                    IndexFormat::Nvfp4 | IndexFormat::Mxfp4 => {
+                    IndexFormat::Nvfp4 => {
                         query.cast::<u16>().store(at / 2, bf16x2_from_f32(value, 0.0) as u16);
                     }
-                    IndexFormat::Fp8 => {
-                        query.store(at, e4m3x4_from_f32([value; 4]) as u8);
-                    }
+                    IndexFormat::Mxfp4 => query.store(at, value as i32 as u8),
+                    IndexFormat::Fp8 => query.store(at, e4m3x4_from_f32([value; 4]) as u8),
                 }
+            }
+            if F::FORMAT == IndexFormat::Mxfp4 && lane.is_multiple_of(GROUP_LANES) {
+                query.store(at(IndexFormat::query_lag_byte(head, lane / GROUP_LANES)), lag as u8);
             }
         };
         if head >= params.heads {
-            store([0.0; 4]);
+            store([0.0; 4], 0);
             return;
         }
         let vector = u64::from(row) * u64::from(params.heads) + u64::from(head);
@@ -79,8 +85,8 @@ pub unsafe fn query<F: IndexRowFormat>(
         }
         let [a, b, c, d] = values;
         let rounded = quad_from_bf16([bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]);
-        let (values, scale) = F::requantised(hadamard(rounded, lane));
-        store(values);
+        let Requantised { values, scale, lag } = F::requantised(hadamard(rounded, lane));
+        store(values, lag);
         if lane == 0 {
             let constant = 1.0 / sqrt((CHANNELS * params.heads) as f32);
             weight.store(vector, projected_weight.load(vector) * constant * scale);

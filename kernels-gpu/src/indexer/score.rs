@@ -3,13 +3,16 @@
 //! A warp scores the 32 entries of one block of the cache at a time, four warps together. Blocks are
 //! copied to shared memory ahead of time; lanes unpack their keys straight into the layout of the matrix
 //! product's left side, while the right side, the query of all heads, stays in shared memory.
+//!
+//! Half a block is multiplied at a time. While its product is under way, a warp unpacks the next half, and
+//! writes the scores of the block before.
 
 use kv_layout::index_row::IndexFormat;
 use kv_layout::params::IndexScoreParams;
 use simt::mem::{Global, GlobalMut};
 use simt::{copy, math, thread, warp, warpgroup};
 
-use super::keys::{Arena, Block, Keys};
+use super::keys::{Arena, Block, Half, Keys};
 use super::weights::Weights;
 use super::{TILE, keys_of, visible};
 use crate::table::TableRow;
@@ -63,19 +66,19 @@ pub unsafe fn score<K: Keys>(
         let rounds = (end - first).div_ceil(WARPS);
         // Of the first group of copies, with the first keys.
         copy_query::<K>(arena, query, row);
-        let words = TILE * K::FORMAT.row_bytes() as u32 / 4;
-        let ring = K::FORMAT.query_bytes() / 4 + words * K::STAGES * thread::warp_id();
+        let prepared = K::FORMAT.query_bytes() / 4;
         const {
-            let keys = WARPS * K::STAGES * TILE * K::FORMAT.row_bytes() as u32;
-            assert!(K::FORMAT.query_bytes() + keys + Weights::BYTES <= Arena::BYTES);
+            let keys = 4 * WARPS * K::STAGES * words::<K>();
+            let needed = K::FORMAT.query_bytes() + 4 * K::PREPARED_WORDS + keys + Weights::BYTES;
+            assert!(needed <= Arena::BYTES);
         }
-        let (mut at, mut last) = (ring, ring);
+        let ring = prepared + K::PREPARED_WORDS + words::<K>() * K::STAGES * thread::warp_id();
         let mut round = 0;
         while round < K::STAGES - 1 {
-            planes.start_copy::<K>(blocks, round, rounds, last);
-            last += words;
+            planes.start_copy::<K>(blocks, round, rounds, ring + words::<K>() * round);
             round += 1;
         }
+        K::prepare(arena, prepared);
         let weights = Weights::at(Arena::BYTES - Weights::BYTES);
         weights.store::<K>(weight, row, params.heads);
         let lane_tile = first + WARPS * thread::lane_id() + thread::warp_id();
@@ -83,30 +86,118 @@ pub unsafe fn score<K: Keys>(
         K::wait_for_oldest();
         warpgroup::fence_shared();
         thread::sync_threads();
-        let writer = Writer { scores, maxima, first, end, missing, row, seen, params };
-        // Half a block at a time, so that the compiler cannot mix two of them and run out of registers.
-        let (mut half, mut upper) = (0, [0.0; 2]);
-        while half < 2 * rounds {
-            let (round, is_first) = (half / 2, half % 2 == 0);
-            if is_first {
-                K::wait_for_oldest();
-                // All lanes have what they copied for each other, and are done with the last block.
-                warp::sync_warp();
-                planes.start_copy::<K>(blocks, round + K::STAGES - 1, rounds, last);
-            }
-            let block = Block { arena, at };
-            let sums = K::sums(block, half % 2 * 16, arena, weights);
-            if is_first {
-                upper = sums;
-            } else {
-                let [[a, b], [c, d]] = [upper, sums];
-                writer.write(round, [a, b, c, d], K::factor(block, own_key()));
-                last = at;
-                at = if at == ring + words * (K::STAGES - 1) { ring } else { at + words };
-            }
-            half += 1;
-        }
+        let own_entry = TILE * (first + thread::warp_id()) + own_key();
+        let seen = seen.min(TILE * end);
+        let writer = Writer { scores, maxima, seen, missing, row, params };
+        let warp = Warp { planes, blocks, rounds, own_entry, ring, weights, writer };
+        let far = warp.score_all::<K>();
+        warp.score_far::<K>(far);
         fault::count(faults, thread::lane_id(), missing.count_ones());
+    }
+}
+
+/// Words of shared memory that a block's keys take.
+const fn words<K: Keys>() -> u32 {
+    TILE * K::FORMAT.row_bytes() as u32 / 4
+}
+
+/// A warp's share of a block's tiles.
+#[derive(Clone, Copy)]
+struct Warp {
+    planes: Planes,
+    blocks: Blocks,
+    rounds: u32,
+    /// The entry whose score the lane has in round 0.
+    own_entry: u32,
+    /// The first word of the places in shared memory that its keys take in turn.
+    ring: u32,
+    weights: Weights,
+    writer: Writer,
+}
+
+impl Warp {
+    /// Scores a tile each round. Which rounds had keys of no use for products, a bit each.
+    ///
+    /// # Safety
+    /// Query and weights are there, and copies of the first `STAGES - 1` blocks have been started and the
+    /// first was waited for; all threads of the block call it together.
+    #[inline(always)]
+    unsafe fn score_all<K: Keys>(self) -> u32 {
+        let Self { planes, blocks, rounds, own_entry, ring, weights, writer } = self;
+        let arena = planes.arena;
+        let last_place = ring + words::<K>() * (K::STAGES - 1);
+        let (mut at, mut last) = (ring, last_place);
+        let mut scored = Scored { entry: NO_ENTRY, round: 0, sums: [0.0; 4], factor: 0.0 };
+        let mut far = 0;
+        let mut round = 0;
+        // SAFETY: by this function's own contract; no branch holds a product.
+        unsafe {
+            let mut left = K::unpack(Half { block: Block { arena, at }, first: 0 });
+            while round < rounds {
+                let block = Block { arena, at };
+                let (upper, lower) = (Half { block, first: 0 }, Half { block, first: 16 });
+                let (upper, second) = K::sums(upper, left, weights, || {
+                    let second = K::unpack(lower);
+                    writer.write(scored);
+                    // All lanes are done with the last block.
+                    warp::sync_warp();
+                    planes.start_copy::<K>(blocks, round + K::STAGES - 1, rounds, last);
+                    second
+                });
+                let upper = upper.map(thread::hold_f32);
+                far |= u32::from(K::are_far(left) || K::are_far(second)) << round;
+                last = at;
+                at = if at == last_place { ring } else { at + words::<K>() };
+                let (lower, (next, factor)) = K::sums(lower, second, weights, || {
+                    K::wait_for_oldest();
+                    // All lanes have what they copied for each other.
+                    warp::sync_warp();
+                    // Behind the last block: one that nobody needs.
+                    let next = K::unpack(Half { block: Block { arena, at }, first: 0 });
+                    (next, thread::hold_f32(K::factor(block, own_key())))
+                });
+                let [[a, b], [c, d]] = [upper, lower];
+                let entry = own_entry + TILE * WARPS * round;
+                scored = Scored { entry, round, sums: [a, b, c, d], factor };
+                left = next;
+                round += 1;
+            }
+            writer.write(scored);
+        }
+        far
+    }
+
+    /// Scores the tiles of rounds with a bit in `far` once more, or all of them if the query is far.
+    ///
+    /// # Safety
+    /// As [`Self::score_all`], of the warp, but for the copies.
+    #[inline(always)]
+    unsafe fn score_far<K: Keys>(self, far: u32) {
+        let Self { planes, blocks, rounds, own_entry, ring, weights, writer } = self;
+        let block = Block { arena: planes.arena, at: ring };
+        // SAFETY: by this function's own contract; the branches are the warp's.
+        unsafe {
+            let all = K::is_far(planes.arena);
+            if !warp::any(far != 0 || all) {
+                return;
+            }
+            copy::wait_for_groups::<0>();
+            let mut round = 0;
+            while round < rounds {
+                if warp::any(far >> round & 1 != 0 || all) {
+                    warp::sync_warp();
+                    planes.start_copy::<K>(blocks, round, rounds, ring);
+                    copy::wait_for_groups::<0>();
+                    warp::sync_warp();
+                    let sums = |first: u32| K::far_sums(Half { block, first }, weights);
+                    let [[a, b], [c, d]] = [sums(0), sums(16)];
+                    let factor = K::factor(block, own_key());
+                    let entry = own_entry + TILE * WARPS * round;
+                    writer.write(Scored { entry, round, sums: [a, b, c, d], factor });
+                }
+                round += 1;
+            }
+        }
     }
 }
 
@@ -119,6 +210,9 @@ fn own_key() -> u32 {
 
 /// Stands for a block that a request does not have.
 const NO_BLOCK: u32 = u32::MAX;
+
+/// Stands for an entry that nobody sees.
+const NO_ENTRY: u32 = u32::MAX;
 
 /// The blocks of a warp's tiles, a round each; lane `i` knows that of round `i`.
 #[derive(Clone, Copy)]
@@ -190,33 +284,43 @@ impl Planes {
         let (code_bytes, scale_bytes) = (K::FORMAT.code_bytes(), K::FORMAT.scale_bytes());
         // SAFETY: by this function's own contract: the block's rows, all of them.
         unsafe {
-            let block = blocks.of_round(round);
-            if round < rounds {
-                let row = u64::from(TILE) * u64::from(if block == NO_BLOCK { 0 } else { block });
-                let (code_vectors, scale_vectors) = (2 * code_bytes as u32, 2 * scale_bytes as u32);
-                let (codes, scales) = (row * code_bytes, row * scale_bytes);
-                let code = |vector: u32| {
-                    if vector < code_vectors {
-                        let place = to + 4 * K::place(vector);
-                        self.arena.copy_from(place, self.code, codes + 16 * u64::from(vector));
-                    }
-                };
-                code(lane);
-                code(lane + 32);
-                code(lane + 64);
-                code(lane + 96);
-                code(lane + 128);
-                code(lane + 160);
-                code(lane + 192);
-                code(lane + 224);
-                if lane < scale_vectors {
-                    let place = to + 4 * (code_vectors + lane);
-                    self.arena.copy_from(place, self.scale, scales + 16 * u64::from(lane));
+            // One more, as that is unpacked with the last: a block that no other warp reads.
+            let is_there = round <= rounds;
+            let block = blocks.of_round(round.min(rounds - 1));
+            let row = u64::from(TILE) * u64::from(if block == NO_BLOCK { 0 } else { block });
+            let (code_vectors, scale_vectors) = (2 * code_bytes as u32, 2 * scale_bytes as u32);
+            let (codes, scales) = (row * code_bytes, row * scale_bytes);
+            let code = |vector: u32| {
+                if vector < code_vectors {
+                    let (place, at) = (to + 4 * K::place(vector), codes + 16 * u64::from(vector));
+                    self.arena.copy_from_if(is_there, place, self.code, at);
                 }
-            }
+            };
+            code(lane);
+            code(lane + 32);
+            code(lane + 64);
+            code(lane + 96);
+            code(lane + 128);
+            code(lane + 160);
+            code(lane + 192);
+            code(lane + 224);
+            let (place, at) = (to + 4 * (code_vectors + lane), scales + 16 * u64::from(lane));
+            self.arena.copy_from_if(is_there && lane < scale_vectors, place, self.scale, at);
         }
         copy::close_group();
     }
+}
+
+/// A tile that was scored.
+#[derive(Clone, Copy)]
+struct Scored {
+    /// The entry whose score the lane has.
+    entry: u32,
+    round: u32,
+    /// The lanes' sums over their heads for keys `g`, `g + 8`, `g + 16` and `g + 24`.
+    sums: [f32; 4],
+    /// What the score of the lane's own key is to be multiplied by.
+    factor: f32,
 }
 
 /// Where a warp's scores go.
@@ -224,32 +328,25 @@ impl Planes {
 struct Writer {
     scores: GlobalMut<f32>,
     maxima: GlobalMut<f32>,
-    /// Tiles of the block.
-    first: u32,
-    end: u32,
     /// A bit for each round whose tile has no block.
     missing: u32,
     row: u32,
+    /// Behind the last entry that the query sees of those before the end of the block's tiles.
     seen: u32,
     params: IndexScoreParams,
 }
 
 impl Writer {
-    /// Writes the scores of a round's tile and its groups' maxima, as far as the query sees them, from the
-    /// lanes' sums over their heads for keys `g`, `g + 8`, `g + 16` and `g + 24`.
+    /// Writes the scores of a tile and its groups' maxima, as far as the query sees them.
     ///
     /// # Safety
     /// All lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn write(self, round: u32, [a, b, c, d]: [f32; 4], factor: f32) {
+    unsafe fn write(self, scored: Scored) {
+        let Scored { entry, round, sums: [a, b, c, d], factor } = scored;
         let Self { scores, maxima, row, seen, params, .. } = self;
         let IndexScoreParams { columns, group_log2, .. } = params;
         let lane = thread::lane_id();
-        let tile = self.first + WARPS * round + thread::warp_id();
-        if tile >= self.end {
-            return;
-        }
-        let entry = TILE * tile + own_key();
         let is_seen = entry < seen;
         // SAFETY: a score of the row, and a group of it; branches with collectives are the warp's.
         unsafe {

@@ -5,11 +5,10 @@ use simt::math::mul_add;
 use simt::mem::Global;
 use simt::shared::Shared;
 use simt::thread;
-use simt::warpgroup::Fragments;
 
 use super::keys::Keys;
 
-/// Half the weights of all heads, in shared memory: by quarter `t` of a warp's lanes those of heads
+/// The weights of all heads, times the format's unit, in shared memory: by quarter `t` of a warp's lanes those of heads
 /// `8 i + 2 t` and `8 i + 2 t + 1`, one quarter at word `20 t`, so that all are read at once.
 #[derive(Clone, Copy)]
 pub struct Weights(Shared<f32, 80>);
@@ -42,21 +41,22 @@ impl Weights {
         // SAFETY: a head of the row; each one's place once.
         unsafe {
             let at = u64::from(row) * u64::from(heads) + u64::from(head);
-            let weight = if head < heads { 0.5 * K::UNIT * weight.load(at) } else { 0.0 };
+            let weight = if head < heads { K::UNIT * weight.load(at) } else { 0.0 };
             self.0.store(20 * (head / 2 % 4) + head / 8 * 2 + head % 2, weight);
         }
     }
 
-    /// The weighted sums of the positive parts of two keys' products with the lane's heads.
+    /// The weighted sums, over the lane's heads, of what `positive` makes of the products of two keys.
     ///
     /// # Safety
     /// The weights are there.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn sums(self, products: Fragments) -> [f32; 2] {
-        // Twice the positive part, exactly, and cheaper than the larger of the value and zero: the
-        // units that add are idle, those that compare are not.
-        let positive = |x: f32| x + x.abs();
+    pub unsafe fn sums<T: Copy>(
+        self,
+        products: [[T; 4]; 8],
+        positive: impl Fn(T) -> f32 + Copy,
+    ) -> [f32; 2] {
         let quarter = 20 * (thread::lane_id() % 4);
         // Spelt out: an array walked by a loop would live in local memory.
         let add_two = |i: usize, [w, x, y, z]: [f32; 4]| {
@@ -71,4 +71,24 @@ impl Weights {
         let [a, b, c, d] = add_two(3, add_two(2, add_two(1, add_two(0, [0.0; 4]))));
         [a + b, c + d]
     }
+
+    /// Those of the lane's two heads among the `eight`-th eight.
+    ///
+    /// # Safety
+    /// The weights are there, `eight < 8`.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn of_eight(self, eight: u32) -> [f32; 2] {
+        let first = 20 * (thread::lane_id() % 4) + 2 * eight;
+        // SAFETY: two weights of the quarter.
+        unsafe { [self.0.load(first), self.0.load(first + 1)] }
+    }
+}
+
+/// Twice the positive part, exactly, and cheaper than the larger of the value and zero: the units that add
+/// are idle, those that compare are not.
+#[inline(always)]
+#[must_use]
+pub fn twice_positive(x: f32) -> f32 {
+    x + x.abs()
 }

@@ -13,6 +13,7 @@ mod gather;
 mod gathered;
 mod histories;
 mod indexer;
+mod indexer_query;
 mod layers;
 mod manager;
 mod memory;
@@ -156,14 +157,18 @@ suite! { suite:
         main_rows_equal_the_oracle,
         indexer_keys_equal_the_oracle,
     }
+    indexer_query {
+        queries_equal_the_oracle,
+        queries_of_distant_groups_equal_the_oracle,
+    }
     indexer {
         projections_are_exact_on_integers,
-        queries_equal_the_oracle,
         scores_equal_the_oracle,
         few_heads_equal_the_oracle,
         scores_count_what_they_refuse,
         blocks_of_many_tiles_equal_the_oracle,
         long_rows_equal_the_oracle,
+        distant_groups_equal_the_oracle,
         scales_of_any_size_are_exact,
         wrong_sizes_are_refused,
     }

@@ -7,12 +7,16 @@ use dsv4_kv::device::ops::{
     self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len,
 };
 use dsv4_kv::device::{Buffer, Device, DeviceError};
-use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO};
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, INDEX_DIM};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
+use dsv4_kv::rope::compress_frequencies;
+use dsv4_kv_oracle::index::KeyFormat;
+use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
-use rand::{Rng, RngCore, SeedableRng};
+use rand::{Rng, SeedableRng};
+use rand_distr::StandardNormal;
 
 use super::gather::{repeated, upload};
 use super::{Measurement, measurement, nodes_for};
@@ -20,8 +24,10 @@ use super::{Measurement, measurement, nodes_for};
 const HEADS: u32 = 64;
 /// Entries of a block of the cache.
 const TILE: u32 = BLOCK_TOKENS / CSA_RATIO;
-/// Elements of a random pattern; buffers repeat it.
+/// Scores of a random pattern; rows repeat it.
 const PATTERN: usize = 16 << 20;
+/// Keys of a random pattern; layers repeat it.
+const PATTERN_KEYS: usize = 1 << 16;
 /// Bytes of a score, an index, a weight.
 const WORD_BYTES: u64 = 4;
 
@@ -173,43 +179,68 @@ impl<D: Device> Layers<D> {
         let mut table: Vec<i32> = (0..blocks as i32).collect();
         table.shuffle(&mut random);
         let rows = nodes * u64::from(blocks) * u64::from(TILE);
-        let mut codes = vec![0; PATTERN];
-        random.fill_bytes(&mut codes);
-        if format == IndexFormat::Fp8 {
-            // No NaN.
-            codes.iter_mut().filter(|code| **code & 0x7F == 0x7F).for_each(|code| *code ^= 1);
-        }
-        let scales: Vec<u8> = match format {
-            IndexFormat::Mxfp4 => (0..PATTERN).map(|_| random.random_range(124..129)).collect(),
-            IndexFormat::Nvfp4 => (0..PATTERN).map(|_| random.random_range(40..70)).collect(),
-            IndexFormat::Fp8 => {
-                let mut scale = |_| random.random_range(0.001..0.01_f32).to_le_bytes();
-                (0..PATTERN / 4).flat_map(&mut scale).collect()
-            }
-        };
-        let vectors = (queries * HEADS) as usize;
-        // Numbers of either sign as BF16 and as E4M3.
-        let bytes = (queries * IndexFormat::MOST_QUERY_BYTES) as usize;
-        let mut value = |_| random.random_range(0x30..0x48_u8) | random.random_range(0..2) << 7;
-        let query: Vec<u8> = (0..bytes).map(&mut value).collect();
-        let weight: Vec<f32> = (0..vectors).map(|_| random.random_range(-0.02..0.02)).collect();
+        let (codes, scales) = keys(format, &mut random);
+        let vectors = queries * HEADS;
+        let bytes = u64::from(queries) * u64::from(IndexFormat::MOST_QUERY_BYTES);
         let pairs = nodes * u64::from(queries) * u64::from(entries);
         let groups = nodes * u64::from(queries) * maxima_len(entries);
         let positions = vec![(entries * CSA_RATIO) as i32 - 1; queries as usize];
-        Ok(Self {
+        let layers = Self {
             position: upload(device, &stream, "positions", &positions)?,
             slot: upload(device, &stream, "slots", &(0..queries as i32).collect::<Vec<_>>())?,
             table: upload(device, &stream, "block table", &table)?,
-            query: upload(device, &stream, "queries", &query)?,
-            weight: upload(device, &stream, "head weights", &weight)?,
+            query: device.allocate("queries", bytes)?,
+            weight: device.allocate("head weights", vectors.into())?,
             code: repeated(device, &stream, "key codes", rows * format.code_bytes(), &codes)?,
             scale: repeated(device, &stream, "key scales", rows * format.scale_bytes(), &scales)?,
             scores: device.allocate("scores", pairs)?,
             maxima: device.allocate("maxima", groups)?,
             faults: device.allocate("fault word", 1)?,
             stream,
-        })
+        };
+        layers.make_queries(device, format, queries, &mut random)?;
+        Ok(layers)
     }
+
+    /// Fills queries and weights from random projections.
+    fn make_queries(
+        &self,
+        device: &D,
+        format: IndexFormat,
+        queries: u32,
+        random: &mut SmallRng,
+    ) -> Result<()> {
+        let Self { stream, position, slot, query, weight, .. } = self;
+        let heads = (queries * HEADS) as usize;
+        let projected: Vec<f32> = normal(random).take(heads * INDEX_DIM as usize).collect();
+        let projected = upload(device, stream, "projections", &projected)?;
+        let weights: Vec<f32> = normal(random).take(heads).collect();
+        let weights = upload(device, stream, "projected weights", &weights)?;
+        let frequencies = upload(device, stream, "frequencies", &compress_frequencies())?;
+        let of = GatherQueries { position, slot, index: slot, first: 0, count: queries };
+        let to = IndexQueries { query, weight, heads: HEADS };
+        ops::index_query(device, stream, &of, &projected, &weights, &frequencies, format, &to)?;
+        device.synchronize(stream)?;
+        Ok(())
+    }
+}
+
+/// Numbers with the distribution that a Hadamard transform gives a vector's channels.
+fn normal(random: &mut SmallRng) -> impl Iterator<Item = f32> {
+    random.sample_iter(StandardNormal)
+}
+
+/// Codes and scales of `PATTERN_KEYS` keys.
+fn keys(format: IndexFormat, random: &mut SmallRng) -> (Vec<u8>, Vec<u8>) {
+    let encoder = KeyFormat::from_name(format.name()).expect("the oracle knows every format");
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for _ in 0..PATTERN_KEYS {
+        let key = normal(random).take(INDEX_DIM as usize);
+        let key = encoder.encode(&key.map(|x| bf16::from_f32(x).to_bits()).collect::<Vec<_>>());
+        codes.extend(key.codes);
+        scales.extend(key.scale);
+    }
+    (codes, scales)
 }
 
 /// What of `buffer` is the node's.

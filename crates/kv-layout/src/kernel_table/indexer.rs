@@ -38,8 +38,8 @@ macro_rules! indexer_rows {
                 token_position: const i32,
                 /// `[step]` slot of each query's request; -1 = padding, which stays untouched.
                 token_slot: const i32,
-                /// `[tokens, 16384]` u8: BF16 or E4M3 values at `IndexFormat::query_byte`, zero for
-                /// heads from `heads` on.
+                /// `[tokens, 16384]` u8: BF16, integers or E4M3 values at `IndexFormat::query_byte`, and
+                /// of MXFP4 lags at `IndexFormat::query_lag_byte`; zero for heads from `heads` on.
                 query: mut u8,
                 /// `[tokens, heads]` f32: weight times `1 / sqrt(128 heads)` and the scale of the
                 /// head's values.
@@ -85,7 +85,7 @@ macro_rules! indexer_rows {
             { block: 128, min_blocks: 4, shared: 44352, min_sm: 90 }
             bodies {
                 IndexFormat::Nvfp4 => index_score_nvfp4: indexer::score::score::<indexer::keys::bf16::Nvfp4Keys>,
-                IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::score::<indexer::keys::bf16::Mxfp4Keys>,
+                IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::score::<indexer::keys::s8::Mxfp4Keys>,
                 IndexFormat::Fp8 => index_score_fp8: indexer::score::score::<indexer::keys::e4m3::Fp8Keys>,
             }
 

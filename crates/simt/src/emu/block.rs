@@ -248,12 +248,12 @@ pub fn wait(operation: Operation, value: u32, operand: u32) -> u32 {
 
 /// As [`wait`], at a matrix product; the thread's part of the result.
 #[track_caller]
-pub fn wait_product(fragments: Fragments) -> [f32; 4] {
+pub fn wait_product(product: Operation, fragments: Fragments) -> [u32; 4] {
     let location = Location::caller();
     current(|block| {
         let thread = &block.threads[block.running.get().0 as usize];
         thread.fragments.set(fragments);
-        block.wait(Operation::Mma, 0, 0, location);
+        block.wait(product, 0, 0, location);
         thread.fragments.get().c
     })
 }

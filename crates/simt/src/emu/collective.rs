@@ -37,7 +37,9 @@ pub enum Operation {
     /// [`crate::warp::reduce_min_u32`].
     ReduceMin,
     /// [`crate::mma::bf16_m16n8k16`].
-    Mma,
+    MmaBf16,
+    /// [`crate::mma::s8_m16n8k32`].
+    MmaS8,
 }
 
 impl fmt::Display for Operation {
@@ -57,7 +59,8 @@ impl fmt::Display for Operation {
             Self::ReduceAdd => "reduce_add",
             Self::ReduceMax => "reduce_max",
             Self::ReduceMin => "reduce_min",
-            Self::Mma => "mma",
+            Self::MmaBf16 => "mma of BF16",
+            Self::MmaS8 => "mma of integers",
         })
     }
 }
@@ -82,7 +85,8 @@ pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes 
         | Operation::SyncCluster
         | Operation::LeaveCluster
         | Operation::SyncWarp
-        | Operation::Mma => *values,
+        | Operation::MmaBf16
+        | Operation::MmaS8 => *values,
         Operation::ShuffleXor => shuffle(|lane, mask| lane ^ mask),
         Operation::ShuffleIdx => shuffle(|_, source| source),
         Operation::ShuffleUp => shuffle(|lane, delta| lane.wrapping_sub(delta)),

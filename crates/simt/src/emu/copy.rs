@@ -33,7 +33,10 @@ fn with_copies<R>(use_copies: impl FnOnce(&mut Copies) -> R) -> R {
 }
 
 #[track_caller]
-pub unsafe fn start<T: Element>(to: u32, source: Pointer<T>, at: u64) {
+pub unsafe fn start_if<T: Element>(is_wanted: bool, to: u32, source: Pointer<T>, at: u64) {
+    if !is_wanted {
+        return;
+    }
     let copy = Copy16 { to, from: source.at(at, 16), location: Location::caller() };
     with_copies(|copies| copies.open.push(copy));
 }

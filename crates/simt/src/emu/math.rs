@@ -46,6 +46,24 @@ pub fn mul_bf16x2(a: u32, b: u32) -> u32 {
     product(a << 16, b << 16) | product(a & 0xFFFF_0000, b & 0xFFFF_0000) << 16
 }
 
+pub fn mul_saturated(a: f32, b: f32) -> f32 {
+    min(max(a * b, 0.0), 1.0)
+}
+
+pub fn max_u16x2(a: u32, b: u32) -> u32 {
+    let larger = |shift: u32| (a >> shift & 0xFFFF).max(b >> shift & 0xFFFF) << shift;
+    larger(0) | larger(16)
+}
+
+pub fn permute_bytes(a: u32, b: u32, selectors: u32) -> u32 {
+    let bytes = (u64::from(b) << 32 | u64::from(a)).to_le_bytes();
+    u32::from_le_bytes([0, 4, 8, 12].map(|shift| {
+        let selector = selectors >> shift;
+        let byte = bytes[(selector & 7) as usize];
+        if selector & 8 == 0 { byte } else { (byte.cast_signed() >> 7).cast_unsigned() }
+    }))
+}
+
 /// The nearest BF16, ties to even; NaN becomes `0x7FFF`.
 fn bf16_from_f32(value: f32) -> u32 {
     if value.is_nan() {

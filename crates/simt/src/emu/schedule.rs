@@ -225,16 +225,20 @@ impl Schedule<'_> {
         }
         match operation {
             Operation::SyncWarp => self.block.arena.borrow_mut().synchronize_warp(warp),
-            Operation::Mma => multiply(threads),
+            Operation::MmaBf16 => multiply(threads, mma::multiply_bf16),
+            Operation::MmaS8 => multiply(threads, mma::multiply_s8),
             _ => {}
         }
     }
 }
 
-/// Gives each lane of a warp its part of the product.
-fn multiply(threads: &[Thread]) {
-    let fragments: [Fragments; _] = std::array::from_fn(|lane| threads[lane].fragments.get());
-    for (thread, c) in threads.iter().zip(mma::multiply(&fragments)) {
+/// Gives each lane of a warp its part of `product`.
+fn multiply<const LANES: usize>(
+    threads: &[Thread],
+    product: fn(&[Fragments; LANES]) -> [[u32; 4]; LANES],
+) {
+    let fragments = std::array::from_fn(|lane| threads[lane].fragments.get());
+    for (thread, c) in threads.iter().zip(product(&fragments)) {
         thread.fragments.set(Fragments { c, ..thread.fragments.get() });
     }
 }

@@ -6,11 +6,13 @@ use super::mem::Pointer;
 use crate::mem::Element;
 
 #[inline(always)]
-pub unsafe fn start<T: Element>(to: u32, source: Pointer<T>, at: u64) {
+pub unsafe fn start_if<T: Element>(is_wanted: bool, to: u32, source: Pointer<T>, at: u64) {
     // SAFETY: inside both, aligned and ordered by the caller's promise.
     unsafe {
         asm!(
-            "cp.async.cg.shared.global [{to}], [{from}], 16;",
+            "{{ .reg .pred wanted; setp.ne.b32 wanted, {is_wanted}, 0;",
+            "@wanted cp.async.cg.shared.global [{to}], [{from}], 16; }}",
+            is_wanted = in(reg32) u32::from(is_wanted),
             to = in(reg32) to,
             from = in(reg64) source.global_address(at),
             options(nostack),

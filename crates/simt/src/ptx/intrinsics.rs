@@ -37,6 +37,9 @@ unsafe extern "C" {
     #[link_name = "llvm.nvvm.redux.sync.umin"]
     pub fn redux_sync_umin(value: i32, members: i32) -> i32;
 
+    #[link_name = "llvm.nvvm.prmt"]
+    pub fn prmt(a: i32, b: i32, selectors: i32) -> i32;
+
     #[link_name = "llvm.nvvm.fmax.f"]
     pub fn fmax(a: f32, b: f32) -> f32;
     #[link_name = "llvm.nvvm.fmax.nan.f"]
@@ -52,6 +55,10 @@ pub struct Found(pub i32, pub bool);
 /// Four floats, as LLVM returns them from an intrinsic.
 #[repr(C)]
 pub struct F32x4(pub f32, pub f32, pub f32, pub f32);
+
+/// Four integers, likewise.
+#[repr(C)]
+pub struct I32x4(pub i32, pub i32, pub i32, pub i32);
 
 // An intrinsic that returns a struct has LLVM's own signature, not one of the C ABI.
 unsafe extern "unadjusted" {
@@ -70,4 +77,17 @@ unsafe extern "unadjusted" {
         c2: f32,
         c3: f32,
     ) -> F32x4;
+    #[link_name = "llvm.nvvm.mma.m16n8k32.row.col.s8"]
+    pub fn mma_m16n8k32_s8(
+        a0: i32,
+        a1: i32,
+        a2: i32,
+        a3: i32,
+        b0: i32,
+        b1: i32,
+        c0: i32,
+        c1: i32,
+        c2: i32,
+        c3: i32,
+    ) -> I32x4;
 }

@@ -44,19 +44,36 @@ pub fn max_or_nan(a: f32, b: f32) -> f32 {
 }
 
 #[inline(always)]
-pub fn mul_bf16x2(a: u32, b: u32) -> u32 {
-    let product: u32;
-    // SAFETY: a function of its operands alone, without memory or lanes.
-    unsafe {
-        asm!(
-            "mul.rn.bf16x2 {product}, {a}, {b};",
-            product = out(reg32) product,
-            a = in(reg32) a,
-            b = in(reg32) b,
-            options(pure, nomem, nostack),
-        );
-    }
-    product
+pub fn permute_bytes(a: u32, b: u32, selectors: u32) -> u32 {
+    let [a, b, selectors] = [a, b, selectors].map(u32::cast_signed);
+    // SAFETY: a function of its operands alone.
+    unsafe { intrinsics::prmt(a, b, selectors) }.cast_unsigned()
+}
+
+macro_rules! of_two {
+    ($($name:ident($type:ty): $instruction:literal;)*) => { $(
+        #[inline(always)]
+        pub fn $name(a: $type, b: $type) -> $type {
+            let result: $type;
+            // SAFETY: a function of its operands alone, without memory or lanes.
+            unsafe {
+                asm!(
+                    concat!($instruction, " {result}, {a}, {b};"),
+                    result = out(reg32) result,
+                    a = in(reg32) a,
+                    b = in(reg32) b,
+                    options(pure, nomem, nostack),
+                );
+            }
+            result
+        }
+    )* };
+}
+
+of_two! {
+    mul_bf16x2(u32): "mul.rn.bf16x2";
+    mul_saturated(f32): "mul.sat.f32";
+    max_u16x2(u32): "max.u16x2";
 }
 
 macro_rules! approximations {

@@ -1,6 +1,6 @@
 //! [`crate::thread`] on the device.
 
-use core::arch::nvptx;
+use core::arch::{asm, nvptx};
 
 use super::intrinsics::barrier_cta_sync_aligned_all;
 
@@ -27,4 +27,12 @@ special_registers! {
 pub unsafe fn sync_threads() {
     // SAFETY: barrier 0 exists in every kernel; the caller brings all threads of the block.
     unsafe { barrier_cta_sync_aligned_all(0) }
+}
+
+#[inline(always)]
+pub fn hold_u32(value: u32) -> u32 {
+    let mut held = value;
+    // SAFETY: no instruction.
+    unsafe { asm!("// {0}", inout(reg32) held, options(nomem, nostack)) }
+    held
 }

@@ -1,12 +1,13 @@
 //! [`crate::warpgroup`] on `sm_90a`.
 //!
-//! Registers of a product in flight must not be touched: one asm holds it, from its first instruction to
-//! the wait for its last.
+//! Registers of a product in flight must not be touched. One asm holds it, from its first instruction to
+//! the wait for its last; or a second one waits, which takes all of its registers, so that none is used
+//! for anything else before. (Where a compiler touches one nevertheless, `ptxas` waits earlier.)
 
 use core::arch::asm;
 
 use crate::shared::Shared;
-use crate::warpgroup::Fragments;
+use crate::warpgroup::{Fragments, IntegerFragments};
 
 #[inline(always)]
 pub fn fence_shared() {
@@ -141,14 +142,58 @@ pub unsafe fn e4m3_m64n64k32<const N: usize>(
     d
 }
 
+macro_rules! s8_step {
+    ($a:literal $b:literal $c:literal $d:literal, $right:literal, $add:literal) => {
+        step!(
+            "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8",
+            $a $b $c $d, $right, $add ";"
+        )
+    };
+}
+
 #[inline(always)]
-pub fn hold(fragments: Fragments) -> Fragments {
-    let mut d = fragments;
-    // SAFETY: no instruction.
+pub unsafe fn s8_m64n64k128<T, const N: usize>(
+    a: [[u32; 4]; 4],
+    right: Shared<u32, N>,
+    meanwhile: impl FnOnce() -> T,
+) -> (IntegerFragments, T) {
+    let first = descriptor(right);
+    let mut d = [[0_i32; 4]; 8];
+    // SAFETY: the caller brings all threads of the four warps, and B; the wait is below.
     unsafe {
         asm!(
+            "{{ .reg .pred no, yes; setp.ne.b32 no, 0, 0; setp.eq.b32 yes, 0, 0;",
+            "wgmma.fence.sync.aligned;",
+            s8_step!(32 33 34 35, 48, "no"),
+            s8_step!(36 37 38 39, 49, "yes"),
+            s8_step!(40 41 42 43, 50, "yes"),
+            s8_step!(44 45 46 47, 51, "yes"),
+            "wgmma.commit_group.sync.aligned; }}",
+            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
+            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
+            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
+            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
+            out(reg32) d[4][0], out(reg32) d[4][1], out(reg32) d[4][2], out(reg32) d[4][3],
+            out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
+            out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
+            out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
+            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
+            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
+            in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
+            in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
+            in(reg64) first, in(reg64) first + 1 * STEP,
+            in(reg64) first + 2 * STEP, in(reg64) first + 3 * STEP,
+            options(readonly, nostack),
+        );
+    }
+    let then = meanwhile();
+    // SAFETY: the product that was started; its registers pass through.
+    unsafe {
+        asm!(
+            "wgmma.wait_group.sync.aligned 0;",
             "// {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
             "// {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
+            "// {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47}",
             inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
             inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
             inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
@@ -157,8 +202,12 @@ pub fn hold(fragments: Fragments) -> Fragments {
             inout(reg32) d[5][0], inout(reg32) d[5][1], inout(reg32) d[5][2], inout(reg32) d[5][3],
             inout(reg32) d[6][0], inout(reg32) d[6][1], inout(reg32) d[6][2], inout(reg32) d[6][3],
             inout(reg32) d[7][0], inout(reg32) d[7][1], inout(reg32) d[7][2], inout(reg32) d[7][3],
-            options(nomem, nostack),
+            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
+            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
+            in(reg32) a[2][0], in(reg32) a[2][1], in(reg32) a[2][2], in(reg32) a[2][3],
+            in(reg32) a[3][0], in(reg32) a[3][1], in(reg32) a[3][2], in(reg32) a[3][3],
+            options(nostack),
         );
     }
-    d
+    (d, then)
 }

@@ -1,8 +1,8 @@
 //! [`crate::warpgroup`] warp by warp.
 
-use super::{Fragments, right_word};
+use super::{Fragments, IntegerFragments, right_word};
 use crate::math::mul_bf16x2;
-use crate::mma::bf16_m16n8k16;
+use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
 use crate::shared::Shared;
 use crate::thread;
 
@@ -27,8 +27,20 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
 }
 
 #[inline(always)]
-pub fn hold(fragments: Fragments) -> Fragments {
-    fragments
+#[track_caller]
+pub unsafe fn s8_m64n64k128<T, const N: usize>(
+    left: [[u32; 4]; 4],
+    right: Shared<u32, N>,
+    meanwhile: impl FnOnce() -> T,
+) -> (IntegerFragments, T) {
+    let columns = |eight: u32| {
+        let step = |i: u32, sum: [i32; 4]| {
+            // SAFETY: by the caller's promises; all lanes of the warp are together.
+            unsafe { s8_m16n8k32(left[i as usize], right_pair(right, i, eight), sum) }
+        };
+        step(3, step(2, step(1, step(0, [0; 4]))))
+    };
+    (eight_times(columns), meanwhile())
 }
 
 #[inline(always)]
@@ -55,7 +67,7 @@ pub unsafe fn e4m3_m64n64k32<const N: usize>(
 
 #[inline(always)]
 #[track_caller]
-fn eight_times(columns: impl Fn(u32) -> [f32; 4]) -> Fragments {
+fn eight_times<T>(columns: impl Fn(u32) -> T) -> [T; 8] {
     [columns(0), columns(1), columns(2), columns(3), columns(4), columns(5), columns(6), columns(7)]
 }
 

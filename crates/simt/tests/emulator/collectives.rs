@@ -179,6 +179,29 @@ fn maximum_that_keeps_nan() {
 }
 
 #[test]
+fn saturated_products_lie_between_zero_and_one() {
+    use simt::math::mul_saturated;
+    assert_eq!(mul_saturated(0.5, 0.25), 0.125);
+    assert_eq!(mul_saturated(3.0, 0.5), 1.0);
+    for below in [mul_saturated(-3.0, 0.5), mul_saturated(f32::NAN, 1.0), mul_saturated(-0.0, 1.0)]
+    {
+        assert_eq!(below.to_bits(), 0);
+    }
+    let subnormal = f32::from_bits(12_345);
+    assert_eq!(mul_saturated(subnormal, f32::from_bits(254 << 23)), 12_345.0 / 4_194_304.0);
+}
+
+#[test]
+fn halves_and_bytes_are_taken_one_by_one() {
+    use simt::math::{max_u16x2, permute_bytes};
+    assert_eq!(max_u16x2(0x0001_FFFF, 0x0002_7FFF), 0x0002_FFFF);
+    let (a, b) = (0x4433_2211, 0x8877_6655);
+    assert_eq!(permute_bytes(a, b, 0x7530), 0x8866_4411);
+    // The fourth bit: the top bit of the byte, eight times; higher bits of selectors do not count.
+    assert_eq!(permute_bytes(a, b, 0xABCD_F8F7), 0xFF00_FF88);
+}
+
+#[test]
 fn products_of_bf16_pairs_round_once() {
     // 1.0078125 squared is 1.01568603515625: nearer to 1.015625 than to the next BF16.
     let (a, b) = (0x3F81_3F80, 0x3F81_4000);

@@ -94,3 +94,21 @@ fn a_copy_from_behind_an_allocation_is_a_fault_of_its_thread() {
     let FaultKind::OutOfBounds { thread, index, .. } = kind else { panic!("{kind}") };
     assert_eq!((thread, index), (ThreadIndex(31), 256));
 }
+
+#[test]
+fn a_copy_that_is_not_wanted_touches_nothing() {
+    let tensor = counting();
+    let input = tensor.input::<u32>();
+    run(32, || {
+        let t = thread_idx_x();
+        // SAFETY: four words a thread; the copy from behind the tensor is not wanted.
+        unsafe {
+            words().store(4 * t, 1000);
+            let is_wanted = t.is_multiple_of(2);
+            words().copy_from_if(is_wanted, 4 * t, input, if is_wanted { 0 } else { 256 });
+            close_group();
+            wait_for_groups::<0>();
+            assert_eq!(words().load(4 * t), if is_wanted { 0 } else { 1000 });
+        }
+    });
+}

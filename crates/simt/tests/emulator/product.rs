@@ -110,5 +110,5 @@ fn a_product_that_not_all_lanes_reach_is_a_fault() {
     });
     let FaultKind::Divergence { groups } = kind else { panic!("{kind:?}") };
     let waiting = groups.iter().filter_map(|group| group.waiting).map(|(operation, _)| operation);
-    assert!(waiting.collect::<Vec<_>>().contains(&Operation::Mma));
+    assert!(waiting.collect::<Vec<_>>().contains(&Operation::MmaBf16));
 }

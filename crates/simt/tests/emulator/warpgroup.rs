@@ -3,7 +3,9 @@
 use simt::emu::{Launch, launch};
 use simt::shared::Shared;
 use simt::thread::{lane_id, sync_threads, thread_idx_x, warp_id};
-use simt::warpgroup::{Fragments, bf16_m64n64k128, e4m3_m64n64k32, fence_shared, right_word};
+use simt::warpgroup::{
+    Fragments, bf16_m64n64k128, e4m3_m64n64k32, fence_shared, right_word, s8_m64n64k128,
+};
 
 use crate::device::{Tensor, block_of};
 
@@ -119,6 +121,31 @@ fn products_of_e4m3_integers_are_exact_in_every_element_and_step() {
         });
         check(&found, 32);
     }
+}
+
+#[test]
+fn products_of_integers_are_exact_in_every_element_and_what_runs_meanwhile_returns() {
+    // Up to 120 in size, so that sums need more than 16 bits.
+    let value = |row: usize, column: usize, salt: usize| 8 * integer(row, column, salt) as i8;
+    let right = |word| {
+        let (column, at) = place(word);
+        u32::from_le_bytes([0, 1, 2, 3].map(|i| value(4 * at + i, column, 2).cast_unsigned()))
+    };
+    let found = run(right, |right| {
+        let (group, quarter) = ((lane_id() / 4) as usize, (lane_id() % 4) as usize);
+        let row = 16 * warp_id() as usize + group;
+        let left = std::array::from_fn(|step| {
+            std::array::from_fn(|i| {
+                let (row, k) = (row + i % 2 * 8, 32 * step + 4 * quarter + i / 2 * 16);
+                u32::from_le_bytes([0, 1, 2, 3].map(|j| value(row, k + j, 1).cast_unsigned()))
+            })
+        });
+        // SAFETY: all threads come together, after B was written.
+        let (sums, lane) = unsafe { s8_m64n64k128(left, right, lane_id) };
+        assert_eq!(lane, lane_id());
+        sums.map(|four| four.map(|sum| sum as f32 / 64.0))
+    });
+    check(&found, 128);
 }
 
 #[test]

@@ -29,9 +29,10 @@ const TILE: u32 = 32;
 
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, D: Device> {
-    /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`].
+    /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`], and against MXFP4 keys lags at
+    /// [`IndexFormat::query_lag_byte`].
     pub query: &'a Buffer<D, u8>,
-    /// `[queries, heads]` f32, constants included.
+    /// `[queries, heads]` f32, constants and the scales of the heads' values included.
     pub weight: &'a Buffer<D, f32>,
     /// Heads, at most 64.
     pub heads: u32,
@@ -244,7 +245,12 @@ fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     /// A warp knows the blocks of 32 tiles, one a lane.
     const MOST: u32 = 32 * WARPS;
     let tiles = columns / TILE;
-    let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
+    let of_waves = |waves: u32| {
+        tiles.div_ceil(
+            (waves * std::env::var("DSV4_AT").map_or(AT_ONCE, |s| s.parse().unwrap()) / queries)
+                .max(1),
+        )
+    };
     let fitting = (1..MOST_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MOST);
     fitting.unwrap_or(MOST).next_multiple_of(WARPS)
 }

@@ -1,4 +1,4 @@
-//! FP4 keys as BF16, which holds the product of a code and its scale exactly.
+//! NVFP4 keys as BF16, which holds the product of a code and its scale exactly.
 //!
 //! Lane `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`: one vector load. The inner index of a
 //! product may run in any order, so channels are taken as they unpack cheapest: step `s` of eight takes
@@ -10,9 +10,9 @@ use simt::math::mul_bf16x2;
 use simt::warpgroup::bf16_m64n64k128;
 use simt::{copy, thread};
 
-use super::{Arena, Block, Keys};
+use super::{Block, Half, Keys};
 use crate::convert::f32x4_from_e4m3;
-use crate::indexer::weights::Weights;
+use crate::indexer::weights::{Weights, twice_positive};
 
 /// An E2M1 code in a BF16's bits (sign, lowest two exponent bits, highest mantissa bit) is 2^-126
 /// times its value. A BF16 brings it back, but for the part that could overflow when it is multiplied
@@ -22,14 +22,6 @@ const E2M1_UNIT: u32 = 126 - SMALLER_LOG2;
 const SMALLER: f32 = (1_u64 << SMALLER_LOG2) as f32;
 const SMALLER_LOG2: u32 = 32;
 
-/// [`IndexFormat::Mxfp4`]. A key with a scale above 2^33 scores NaN.
-#[derive(Clone, Copy)]
-pub struct Mxfp4Keys {
-    codes: [u32; 4],
-    /// In the lowest byte.
-    scale: u32,
-}
-
 /// [`IndexFormat::Nvfp4`].
 #[derive(Clone, Copy)]
 pub struct Nvfp4Keys {
@@ -38,47 +30,11 @@ pub struct Nvfp4Keys {
     scales: u32,
 }
 
-/// A lane's 32 channels of an FP4 key.
-pub trait Quarter: Copy {
-    /// The key's layout in memory.
-    const FORMAT: IndexFormat;
-
+impl Nvfp4Keys {
     /// The channels of a key that are the lane's.
     ///
     /// # Safety
     /// The block is there, `key < 32`.
-    unsafe fn read(block: Block, key: u32) -> Self;
-
-    /// Channels `8 WORD .. 8 WORD + 8` as BF16 pairs: (0, 4), (1, 5), (2, 6), (3, 7).
-    fn pairs<const WORD: usize>(self) -> [u32; 4];
-}
-
-impl Quarter for Mxfp4Keys {
-    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
-
-    #[inline(always)]
-    unsafe fn read(block: Block, key: u32) -> Self {
-        let quarter = thread::lane_id() % 4;
-        // SAFETY: 16 of the key's 64 bytes, and its four scales.
-        unsafe {
-            Self {
-                codes: block.codes::<Self>(4 * key + quarter),
-                scale: block.scales::<Self>(key) >> (8 * quarter),
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn pairs<const WORD: usize>(self) -> [u32; 4] {
-        // An exponent past the largest becomes infinity, and its products NaN.
-        let exponent = ((self.scale & 0xFF) + E2M1_UNIT).min(255);
-        e2m1_pairs(self.codes[WORD], exponent << 7 | exponent << 23)
-    }
-}
-
-impl Quarter for Nvfp4Keys {
-    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
-
     #[inline(always)]
     unsafe fn read(block: Block, key: u32) -> Self {
         let quarter = thread::lane_id() % 4;
@@ -91,6 +47,7 @@ impl Quarter for Nvfp4Keys {
         }
     }
 
+    /// Channels `8 WORD .. 8 WORD + 8` as BF16 pairs: (0, 4), (1, 5), (2, 6), (3, 7).
     #[inline(always)]
     fn pairs<const WORD: usize>(self) -> [u32; 4] {
         /// 2^94, exact as the product with it of an E4M3 is.
@@ -101,10 +58,11 @@ impl Quarter for Nvfp4Keys {
     }
 }
 
-impl<Q: Quarter> Keys for Q {
-    const FORMAT: IndexFormat = <Q as Quarter>::FORMAT;
+impl Keys for Nvfp4Keys {
+    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
     const STAGES: u32 = 3;
-    const UNIT: f32 = SMALLER;
+    const UNIT: f32 = 0.5 * SMALLER;
+    type Left = [[u32; 4]; 8];
 
     #[inline(always)]
     fn wait_for_oldest() {
@@ -112,19 +70,27 @@ impl<Q: Quarter> Keys for Q {
     }
 
     #[inline(always)]
-    unsafe fn sums(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
-        let group = thread::lane_id() / 4;
+    unsafe fn unpack(half: Half) -> Self::Left {
         // SAFETY: by this function's own contract.
-        unsafe {
-            let (upper, lower) = (Q::read(block, first + group), Q::read(block, first + group + 8));
-            let steps =
-                |[a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]| [[a, e, b, f], [c, g, d, h]];
-            let [a, b] = steps(upper.pairs::<0>(), lower.pairs::<0>());
-            let [c, d] = steps(upper.pairs::<1>(), lower.pairs::<1>());
-            let [e, f] = steps(upper.pairs::<2>(), lower.pairs::<2>());
-            let [g, h] = steps(upper.pairs::<3>(), lower.pairs::<3>());
-            weights.sums(bf16_m64n64k128([a, b, c, d, e, f, g, h], query))
-        }
+        let [upper, lower] = half.keys().map(|key| unsafe { Self::read(half.block, key) });
+        let steps = |[a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]| [[a, e, b, f], [c, g, d, h]];
+        let [a, b] = steps(upper.pairs::<0>(), lower.pairs::<0>());
+        let [c, d] = steps(upper.pairs::<1>(), lower.pairs::<1>());
+        let [e, f] = steps(upper.pairs::<2>(), lower.pairs::<2>());
+        let [g, h] = steps(upper.pairs::<3>(), lower.pairs::<3>());
+        [a, b, c, d, e, f, g, h]
+    }
+
+    #[inline(always)]
+    unsafe fn sums<T>(
+        half: Half,
+        left: Self::Left,
+        weights: Weights,
+        meanwhile: impl FnOnce() -> T,
+    ) -> ([f32; 2], T) {
+        // SAFETY: by this function's own contract.
+        let sums = unsafe { weights.sums(bf16_m64n64k128(left, half.block.arena), twice_positive) };
+        (sums, meanwhile())
     }
 
     #[inline(always)]

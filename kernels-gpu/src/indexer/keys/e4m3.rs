@@ -4,11 +4,11 @@
 //! Hopper). So each 32 channels are a product of their own, and the four are added in f32.
 
 use kv_layout::index_row::IndexFormat;
-use simt::warpgroup::{Fragments, e4m3_m64n64k32, hold};
+use simt::warpgroup::{Fragments, e4m3_m64n64k32};
 use simt::{copy, thread};
 
-use super::{Arena, Block, Keys};
-use crate::indexer::weights::Weights;
+use super::{Block, Half, Keys};
+use crate::indexer::weights::{Weights, twice_positive};
 
 /// [`IndexFormat::Fp8`].
 #[derive(Clone, Copy)]
@@ -17,7 +17,8 @@ pub struct Fp8Keys;
 impl Keys for Fp8Keys {
     const FORMAT: IndexFormat = IndexFormat::Fp8;
     const STAGES: u32 = 2;
-    const UNIT: f32 = 1.0;
+    const UNIT: f32 = 0.5;
+    type Left = [[[u32; 4]; 2]; 2];
 
     #[inline(always)]
     fn place(vector: u32) -> u32 {
@@ -30,28 +31,37 @@ impl Keys for Fp8Keys {
     }
 
     #[inline(always)]
-    unsafe fn sums(block: Block, first: u32, query: Arena, weights: Weights) -> [f32; 2] {
-        let (key, quarter) = (first + thread::lane_id() / 4, thread::lane_id() % 4);
-        // SAFETY: by this function's own contract: 32 codes of each key.
+    unsafe fn unpack(half: Half) -> Self::Left {
+        let quarter = thread::lane_id() % 4;
+        half.keys().map(|key| {
+            // SAFETY: by this function's own contract: 32 codes of the key.
+            let codes = |i: u32| unsafe { half.block.codes::<Self>(8 * key + 2 * quarter + i) };
+            [codes(0), codes(1)]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn sums<T>(
+        half: Half,
+        [upper, lower]: Self::Left,
+        weights: Weights,
+        meanwhile: impl FnOnce() -> T,
+    ) -> ([f32; 2], T) {
+        // SAFETY: by this function's own contract.
         unsafe {
-            let codes = |key: u32| {
-                let half = |i: u32| block.codes::<Self>(8 * key + 2 * quarter + i);
-                [half(0), half(1)]
-            };
-            let (upper, lower) = (codes(key), codes(key + 8));
             let product = |group: u32| {
-                let (half, at) = (group as usize / 2, group as usize % 2 * 2);
+                let (eight, at) = (group as usize / 2, group as usize % 2 * 2);
                 let ([a, c], [b, d]) = (
-                    [upper[half][at], upper[half][at + 1]],
-                    [lower[half][at], lower[half][at + 1]],
+                    [upper[eight][at], upper[eight][at + 1]],
+                    [lower[eight][at], lower[eight][at + 1]],
                 );
-                e4m3_m64n64k32([a, b, c, d], query, group)
+                e4m3_m64n64k32([a, b, c, d], half.block.arena, group)
             };
             // Each before the next: there are no registers for two.
             let sum = hold(product(0));
             let sum = hold(add(sum, product(1)));
             let sum = hold(add(sum, product(2)));
-            weights.sums(add(sum, product(3)))
+            (weights.sums(add(sum, product(3)), twice_positive), meanwhile())
         }
     }
 
@@ -68,4 +78,10 @@ fn add(a: Fragments, b: Fragments) -> Fragments {
     let element = |i: usize, j: usize| a[i][j] + b[i][j];
     let eight = |i: usize| [element(i, 0), element(i, 1), element(i, 2), element(i, 3)];
     [eight(0), eight(1), eight(2), eight(3), eight(4), eight(5), eight(6), eight(7)]
+}
+
+/// All elements, computed before what follows.
+#[inline(always)]
+fn hold(fragments: Fragments) -> Fragments {
+    fragments.map(|four| four.map(thread::hold_f32))
 }

@@ -1,0 +1,238 @@
+//! MXFP4 keys as integers of 8 bits, whose products are exact.
+//!
+//! An integer is four times an E2M1 value, times a power of two: 4 for a group with the largest scale of
+//! its key, 1 for one whose scale is a quarter of it. A lane's channels of a key are one group, so that it
+//! takes one table, made for that power, to unpack them: `prmt` looks four codes up at once. Lane
+//! `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`, and step `s` of four takes the eight from `8 s`
+//! on.
+//!
+//! Keys whose groups are further apart, and all keys for queries with lags, are *far*: multiplied once
+//! more, group by group, with scales as numbers. Keys and queries come from a Hadamard transform, which
+//! evens out groups.
+
+use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
+use simt::math::{max, max_u16x2, mul_add, mul_saturated, permute_bytes};
+use simt::mma::s8_m16n8k32;
+use simt::warpgroup::{right_word, s8_m64n64k128};
+use simt::{copy, thread, warp};
+
+use super::{Arena, Block, Half, Keys};
+use crate::indexer::weights::Weights;
+
+/// [`IndexFormat::Mxfp4`].
+#[derive(Clone, Copy)]
+pub struct Mxfp4Keys;
+
+/// A lane's part of two keys.
+#[derive(Clone, Copy)]
+pub struct Left {
+    /// By steps, as the left side of a product.
+    steps: [[u32; 4]; 4],
+    /// Of the keys' groups the larger power of two, as a logarithm in both halves of a word; more than
+    /// `MOST_LOG2` if one would be below 1.
+    log2: u32,
+}
+
+/// The power of two of a group with the largest scale, as a logarithm.
+const MOST_LOG2: u32 = 2;
+/// An integer is so many times its value over the largest scale.
+const INTEGERS: f32 = (4 << MOST_LOG2) as f32;
+/// The first word of the tables, four each, by powers.
+const TABLES: u32 = IndexFormat::Mxfp4.query_bytes() / 4;
+/// The bits of a sum of products, at most 128 * 96 * 96, are those of a subnormal f32, so many times
+/// 2^-149. Times this, 2^127, it is below 1.
+const SUM_SCALE: f32 = f32::from_bits((127 + 127) << 23);
+/// And so many times too small.
+const SUMS: f32 = (1 << (149 - 127)) as f32;
+
+impl Keys for Mxfp4Keys {
+    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
+    const STAGES: u32 = 3;
+    const UNIT: f32 = SUMS / INTEGERS;
+    const PREPARED_WORDS: u32 = 16;
+    type Left = Left;
+
+    #[inline(always)]
+    fn wait_for_oldest() {
+        copy::wait_for_groups::<1>();
+    }
+
+    #[inline(always)]
+    unsafe fn prepare(arena: Arena, at: u32) {
+        let log2 = thread::thread_idx_x();
+        if log2 < Self::PREPARED_WORDS / 4 {
+            // SAFETY: four of the words that are there for it, once.
+            unsafe { arena.store_u32x4(at + 4 * log2, table(log2)) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(half: Half) -> Left {
+        let quarter = thread::lane_id() % 4;
+        let [upper, lower] = half.keys();
+        let log2 = |key: u32| {
+            // SAFETY: a key of the block.
+            let scales = unsafe { half.block.scales::<Self>(key) };
+            // In both halves; what is below 0 borrows from the upper one.
+            let own = permute_bytes(scales, 0, 0x4040 + 0x0101 * quarter);
+            (own + 0x0001_0001 * MOST_LOG2).wrapping_sub(largest(scales))
+        };
+        let (a, b) = (log2(upper), log2(lower));
+        // SAFETY: keys of the block.
+        let (upper, lower) =
+            unsafe { (words(half.block, upper, a & 3), words(half.block, lower, b & 3)) };
+        let step = |i: usize| {
+            let ([a, c], [b, d]) = (upper[i], lower[i]);
+            [a, b, c, d].map(thread::hold_u32)
+        };
+        Left { steps: [step(0), step(1), step(2), step(3)], log2: a.max(b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sums<T>(
+        half: Half,
+        left: Left,
+        weights: Weights,
+        meanwhile: impl FnOnce() -> T,
+    ) -> ([f32; 2], T) {
+        // A negative sum's bits are those of a NaN.
+        let positive = |sum: i32| mul_saturated(f32::from_bits(sum.cast_unsigned()), SUM_SCALE);
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let (sums, then) = s8_m64n64k128(left.steps, half.block.arena, meanwhile);
+            (weights.sums(sums, positive), then)
+        }
+    }
+
+    #[inline(always)]
+    fn are_far(left: Left) -> bool {
+        left.log2 > 0x0001_0001 * MOST_LOG2
+    }
+
+    #[inline(always)]
+    unsafe fn is_far(query: Arena) -> bool {
+        let first = IndexFormat::query_lag_byte(0, 0) / 4 + thread::lane_id();
+        // SAFETY: the lags of two heads; all lanes are together.
+        unsafe { warp::any(query.load(first) | query.load(first + QUERY_HEADS / 2) != 0) }
+    }
+
+    #[inline(always)]
+    unsafe fn far_sums(half: Half, weights: Weights) -> [f32; 2] {
+        // SAFETY: by this function's own contract.
+        unsafe { sums_by_group(half, weights) }
+    }
+
+    #[inline(always)]
+    unsafe fn factor(block: Block, key: u32) -> f32 {
+        // SAFETY: a key of the block.
+        power_of_scale(largest(unsafe { block.scales::<Self>(key) }) & 0xFF)
+    }
+}
+
+/// The table of integers that are 2^`log2` times the smallest: what `permute_bytes` takes for positive
+/// codes, then half of the same for negative ones, in seven bits each. Seven, so that it finds the top
+/// bit clear and gives 0 for codes of the other sign.
+#[inline(always)]
+fn table(log2: u32) -> [u32; 4] {
+    // Twice the values of codes 0 to 3, then 4 to 7; and minus the values, in seven bits.
+    let (low, high) = (0x0604_0200, 0x1810_0C08);
+    let (minus_low, minus_high) = (0x7D7E_7F00, 0x7478_7A7C);
+    // The last is for groups that are far, whose integers are of no use.
+    let log2 = log2.min(MOST_LOG2);
+    let kept = 0x0101_0101 * (0x7F >> log2);
+    [low << log2, high << log2, (minus_low & kept) << log2, (minus_high & kept) << log2]
+}
+
+/// The integers of the lane's group of a key, eight a step.
+///
+/// # Safety
+/// The block is there with its tables, `key < 32`, `log2 < 4`.
+#[inline(always)]
+unsafe fn words(block: Block, key: u32, log2: u32) -> [[u32; 2]; 4] {
+    // SAFETY: by this function's own contract: 16 of the key's 64 bytes, and a table.
+    let (codes, [low, high, minus_low, minus_high]) = unsafe {
+        let codes = block.codes::<Mxfp4Keys>(4 * key + thread::lane_id() % 4);
+        (codes, block.arena.load_u32x4(TABLES + 4 * log2))
+    };
+    let four = |codes: u32, opposite: u32| {
+        let negative = permute_bytes(minus_low, minus_high, opposite);
+        // Where one is not 0, the other is.
+        permute_bytes(low, high, codes).wrapping_add(negative << 1)
+    };
+    codes.map(|codes| {
+        let opposite = codes ^ 0x8888_8888;
+        [four(codes, opposite), four(codes >> 16, opposite >> 16)]
+    })
+}
+
+/// The largest of four bytes, in both halves of a word.
+#[inline(always)]
+fn largest(bytes: u32) -> u32 {
+    let (low, high) = (permute_bytes(bytes, 0, 0x4140), permute_bytes(bytes, 0, 0x4342));
+    let two = max_u16x2(low, high);
+    max_u16x2(two, permute_bytes(two, 0, 0x1032))
+}
+
+/// The value of a scale, NaN for 255.
+#[inline(always)]
+fn power_of_scale(scale: u32) -> f32 {
+    let value = max(f32::from_bits(scale << 23), f32::MIN_POSITIVE / 2.0);
+    // Infinity becomes NaN.
+    mul_add(value, 0.0, value)
+}
+
+/// `2^-lag`, 0 below the smallest normal f32.
+#[inline(always)]
+fn power_of_lag(lag: u32) -> f32 {
+    f32::from_bits(127_u32.saturating_sub(lag) << 23)
+}
+
+/// As [`Keys::sums`], whatever the scales: a product for each group, multiplied by what the group is
+/// below the largest scale on either side.
+///
+/// # Safety
+/// Keys, query and weights are there; all lanes of the warp call it together.
+#[inline(always)]
+unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
+    let arena = half.block.arena;
+    let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
+    let [upper, lower] = half.keys();
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let (a, b) = (words(half.block, upper, MOST_LOG2), words(half.block, lower, MOST_LOG2));
+        let scales = half.keys().map(|key| half.block.scales::<Mxfp4Keys>(key));
+        let mut sums = [0.0; 2];
+        let mut eight = 0;
+        while eight < QUERY_HEADS / 8 {
+            let mut products = [0.0; 4];
+            let mut part = 0;
+            while part < 4 {
+                let step = |i: usize, sum: [i32; 4]| {
+                    let ([a, c], [b, d]) = (a[i], b[i]);
+                    // The group's channels only.
+                    let left = [a, b, c, d].map(|word| if quarter == part { word } else { 0 });
+                    let right =
+                        |sixteen: u32| arena.load(right_word(sixteen, 8 * eight + group) + quarter);
+                    s8_m16n8k32(left, [right(2 * i as u32), right(2 * i as u32 + 1)], sum)
+                };
+                let sum = step(3, step(2, step(1, step(0, [0; 4]))));
+                let key = scales.map(|scales| {
+                    power_of_lag((largest(scales) & 0xFF) - (scales >> (8 * part) & 0xFF))
+                });
+                let head = [0, 1].map(|i| {
+                    let lags =
+                        arena.load(IndexFormat::query_lag_byte(8 * eight + 2 * quarter + i, 0) / 4);
+                    power_of_lag(lags >> (8 * part) & 0xFF)
+                });
+                let add = |i: usize| mul_add(sum[i] as f32 * key[i / 2], head[i % 2], products[i]);
+                products = [add(0), add(1), add(2), add(3)];
+                part += 1;
+            }
+            let [w, x] = weights.of_eight(eight);
+            let [p, q, r, s] = products.map(|product| product.max(0.0) / SUMS);
+            sums = [mul_add(x, q, mul_add(w, p, sums[0])), mul_add(x, s, mul_add(w, r, sums[1]))];
+            eight += 1;
+        }
+        sums
+    }
+}
