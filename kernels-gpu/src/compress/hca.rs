@@ -2,7 +2,7 @@
 
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
 use kv_layout::params::CompressParams;
-use simt::atomic::{DeviceAtomicU32, fence_device};
+use simt::atomic::DeviceAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};
@@ -158,7 +158,6 @@ pub unsafe fn leave(meeting: Meeting, record: u32, split: u32) {
             let sum = over_groups(Shared::at(SUMS), channel);
             let at = pooled_at(record) + u64::from(split * SPLIT_CHANNELS + channel);
             meeting.pooled.store(at, sum / weight);
-            fence_device();
         }
     }
 }
@@ -180,7 +179,8 @@ pub unsafe fn join(meeting: Meeting, record: u32) -> Option<(Quad, f32)> {
         thread::sync_threads();
         if thread::thread_idx_x() == 0 {
             let arrivals = DeviceAtomicU32::new(meeting.arrivals, u64::from(record));
-            let before = arrivals.add(1);
+            // Ordered: it leaves what the block pooled before the barrier, and takes what others left.
+            let before = arrivals.add_acq_rel(1);
             if before == SPLITS - 1 {
                 arrivals.store(0);
             }
@@ -190,7 +190,6 @@ pub unsafe fn join(meeting: Meeting, record: u32) -> Option<(Quad, f32)> {
         if last.load(0) != SPLITS - 1 {
             return None;
         }
-        fence_device();
         let mut pooled = [0.0; 4];
         if holds_entry() {
             let at = pooled_at(record) + u64::from(4 * thread::thread_idx_x());

@@ -129,16 +129,17 @@ pub unsafe fn layer<F: RowFormat>(
         while row < end {
             let (position, slot) = (positions.load(row - first), slots.load(row - first));
             let closing = Closing { token: row, position, index: 0, slot };
+            // What the end needs comes before the window: behind it, the blocks would wait to meet.
+            let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+            let plane_row = entry_row(table, closing, HCA_RATIO, params);
             let rows = load(projections, closing, split);
+            let rotation = finish.rotation(position + 1 - HCA_RATIO);
             weigh(rows);
             if holds_last() {
                 let at = (position, slot);
                 store::<COLUMNS>(state, params.state_ring, at, column, rows.last());
             }
-            let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
-            let plane_row = entry_row(table, closing, HCA_RATIO, params);
             leave(meeting, row, split);
-            let rotation = finish.rotation(position + 1 - HCA_RATIO);
             if let Some((pooled, squares)) = join(meeting, row) {
                 let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
                 if holds_entry() {
