@@ -8,7 +8,7 @@ use simt::shared::Shared;
 use simt::{copy, thread, warp};
 
 use super::overlap::{MAIN_WARPS, share_squares, total_squares};
-use super::{Closing, Finish, Projections, Quad, Scores};
+use super::{Closing, Finish, Projections, Quad, Scores, Window};
 use crate::math::exp_nonpositive;
 
 /// Columns of a token's projections.
@@ -84,7 +84,7 @@ pub fn column(split: u32) -> u32 {
 /// closes, in shared memory for [`leave`]. The key and the score of its last token.
 ///
 /// # Safety
-/// As [`Projections::keys`], for the last 128 tokens; all 256 threads of the block call it together.
+/// As [`Window::scores`], for the last 128 tokens; all 256 threads of the block call it together.
 #[inline(always)]
 pub unsafe fn weigh(
     projections: Projections<COLUMNS>,
@@ -93,12 +93,12 @@ pub unsafe fn weigh(
 ) -> (Quad, Quad) {
     let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
     let column = column(split);
-    let ring_row = closing.position % projections.ring;
-    let back = |token: u32| HCA_RATIO - 1 - group * GROUP_TOKENS - token;
+    let window = Window::new(projections, closing, HCA_RATIO);
+    let token = |i: u32| group * GROUP_TOKENS + i;
     // SAFETY: shared arrays do not overlap, and each word is written by one thread before a barrier, but
     // for the keys, which a thread copies for itself.
     unsafe {
-        let score = |i| projections.scores(closing, ring_row, back(i), column);
+        let score = |i| window.scores(token(i), column);
         let scores =
             [score(0), score(1), score(2), score(3), score(4), score(5), score(6), score(7)]
                 .map(Scores::value);
@@ -110,7 +110,7 @@ pub unsafe fn weigh(
             mosts.store_u32x4(at, most.map(f32::to_bits));
         }
         // Not before the scores are there: asked for together, keys would hold up the scores of others.
-        let keys = Keys::copy(|i| projections.keys_at(closing, ring_row, back(i), column));
+        let keys = Keys::copy(|i| window.keys_at(token(i), column));
         thread::sync_threads();
         let weights = weights(scores, most_of_all(mosts, quad));
         let at = group * SPLIT_CHANNELS + 4 * quad;

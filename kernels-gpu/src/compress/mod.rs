@@ -8,10 +8,12 @@ pub mod hca;
 mod norm;
 pub mod overlap;
 pub mod state;
+mod window;
 
 use simt::mem::Global;
 
 pub use norm::{Finish, rotate, sum_of_squares};
+pub use window::Window;
 
 /// Four channels in a thread's registers.
 pub type Quad = [f32; 4];
@@ -92,6 +94,13 @@ impl Scores {
     /// The scores of a token that does not exist.
     pub const NONE: Self = Self { stored: [f32::NEG_INFINITY; 4], bias: None };
 
+    /// Scores as they are in a ring.
+    #[inline(always)]
+    #[must_use]
+    pub fn stored(stored: Quad) -> Self {
+        Self { stored, bias: None }
+    }
+
     /// The scores of a token of the step.
     #[inline(always)]
     #[must_use]
@@ -112,27 +121,8 @@ impl Scores {
 }
 
 impl<const COLUMNS: u32> Projections<COLUMNS> {
-    /// Where the keys of columns `column..column + 4` of the token `back` positions before the closing
-    /// one are: tensor and element. `ring_row` is the closing token's row in its ring.
-    #[inline(always)]
-    #[must_use]
-    pub fn keys_at(
-        self,
-        closing: Closing,
-        ring_row: u32,
-        back: u32,
-        column: u32,
-    ) -> (Global<f32>, u64) {
-        // A row of the step (the closing token's own or one of the `index` before it in its request), or
-        // a row of the slot's ring.
-        if back <= closing.index {
-            (self.kv, self.step_at(closing.token - back, column))
-        } else {
-            (self.state, self.ring_at(closing, ring_row, back, column))
-        }
-    }
-
-    /// Those keys.
+    /// Keys of columns `column..column + 4` of the token `back` positions before the closing one.
+    /// `ring_row` is the closing token's row in its ring.
     ///
     /// # Safety
     /// The token is in the step or in the ring, `back` is below `ring`; `column` is a multiple of 4
@@ -140,9 +130,16 @@ impl<const COLUMNS: u32> Projections<COLUMNS> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn keys(self, closing: Closing, ring_row: u32, back: u32, column: u32) -> Quad {
-        let (tensor, at) = self.keys_at(closing, ring_row, back, column);
-        // SAFETY: by this function's own contract.
-        unsafe { load_quad(tensor, at) }
+        // SAFETY: a row of the step (the closing token's own or one of the `index` before it in its
+        // request), or a row of the slot's ring.
+        unsafe {
+            let (tensor, at) = if back <= closing.index {
+                (self.kv, self.step_at(closing.token - back, column))
+            } else {
+                (self.state, self.ring_at(closing, ring_row, back, column))
+            };
+            load_quad(tensor, at)
+        }
     }
 
     /// Scores of the same columns and token.

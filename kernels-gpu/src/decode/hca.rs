@@ -4,7 +4,7 @@ use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
 use kv_layout::params::DecodeParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
-use simt::thread;
+use simt::{grid, thread};
 
 use super::{Appended, Step, entry_row, store_entry};
 use crate::compress::hca::{
@@ -78,6 +78,8 @@ pub unsafe fn layer<F: RowFormat>(
             ring: params.state_ring,
             ratio: HCA_RATIO,
         };
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
         let positions = Shared::<u32, MOST_TOKENS>::at(POSITIONS);
         let slots = Shared::<u32, MOST_TOKENS>::at(SLOTS);
 
