@@ -245,12 +245,7 @@ fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     /// A warp knows the blocks of 32 tiles, one a lane.
     const MOST: u32 = 32 * WARPS;
     let tiles = columns / TILE;
-    let of_waves = |waves: u32| {
-        tiles.div_ceil(
-            (waves * std::env::var("DSV4_AT").map_or(AT_ONCE, |s| s.parse().unwrap()) / queries)
-                .max(1),
-        )
-    };
+    let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
     let fitting = (1..MOST_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MOST);
     fitting.unwrap_or(MOST).next_multiple_of(WARPS)
 }
