@@ -15,7 +15,7 @@ use super::bins::{Bins, Extent, Linear};
 use super::candidates::{CANDIDATES, Finder, GROUPS};
 use super::list::{self, List, NOTHING, RECORDS, Record};
 use super::row::{
-    HELD_GROUPS, Held, LONG_THREADS, LONG_VECTORS, Row, SHORT_THREADS, SHORT_VECTORS,
+    HELD_GROUPS, Held, LONG_THREADS, LONG_VECTORS, Row, SHORT_THREADS, SHORT_VECTORS, Scores,
 };
 use super::search::Scratch;
 use super::visible;
@@ -149,7 +149,7 @@ unsafe fn seen<const THREADS: u32>(
 
 /// What a block keeps in shared memory.
 #[derive(Clone, Copy)]
-struct Arena<const THREADS: u32, const EACH: usize> {
+pub(super) struct Arena<const THREADS: u32, const EACH: usize> {
     bins: Bins<THREADS, EACH>,
     /// A search begins when the bins are done with.
     scratch: Scratch,
@@ -169,19 +169,21 @@ impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
     const LIST_AT: u32 = Self::COUNTERS_AT + 16;
     /// Behind what is cleared of the list while candidates are read.
     const CANDIDATES_AT: u32 = Self::LIST_AT + 8 * (MOST + CROWDED + 1);
+    /// Bytes that it takes.
+    pub(super) const BYTES: u32 = Self::LIST_AT + List::BYTES;
     const CHECKED: () = {
         assert!(Scratch::BYTES <= Bins::<THREADS, EACH>::BYTES);
         assert!(Bins::<THREADS, EACH>::BYTES.is_multiple_of(16));
-        assert!(Self::LIST_AT + List::BYTES <= 48_640);
+        assert!(Self::BYTES <= 48_640);
         assert!(Self::LIST_AT + 4 * GROUPS <= Self::CANDIDATES_AT);
-        assert!(Self::CANDIDATES_AT + 4 * CANDIDATES <= Self::LIST_AT + List::BYTES);
+        assert!(Self::CANDIDATES_AT + 4 * CANDIDATES <= Self::BYTES);
         assert!(CANDIDATES <= RECORDS && HELD <= RECORDS);
     };
 
     /// # Safety
     /// The block has the shared memory of the kernel table.
     #[inline(always)]
-    unsafe fn new() -> Self {
+    pub(super) unsafe fn new() -> Self {
         const { Self::CHECKED };
         // SAFETY: inside the block's memory; what is in one place is there one after the other, with
         // barriers between.
@@ -198,13 +200,25 @@ impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
         }
     }
 
-    /// Clears what is counted with, and the first `records` of the list, for whoever comes behind the next
-    /// barrier; while the launch before may still run. Behind it global memory may be used.
+    /// As [`Self::clear`], while the launch before may still run. Behind it global memory may be used.
     ///
     /// # Safety
     /// All threads of the block call it together, first.
     #[inline(always)]
     unsafe fn begin(self, records: u32) {
+        // SAFETY: by this function's own contract.
+        unsafe { self.clear(records) }
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
+    }
+
+    /// Clears what is counted with, and the first `records` of the list, for whoever comes behind the next
+    /// barrier.
+    ///
+    /// # Safety
+    /// All threads of the block call it together; the memory is free.
+    #[inline(always)]
+    pub(super) unsafe fn clear(self, records: u32) {
         // SAFETY: by this function's own contract.
         unsafe {
             self.bins.begin();
@@ -214,17 +228,18 @@ impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
             }
             self.list.clear(records);
         }
-        grid::wait_for_dependencies();
-        grid::launch_dependents();
     }
 }
 
 /// A row, and where its largest scores are listed.
 #[derive(Clone, Copy)]
-struct Selection<const THREADS: u32, const EACH: usize> {
-    row: Row<THREADS>,
-    k: u32,
-    selected: GlobalMut<i32>,
+pub(super) struct Selection<const THREADS: u32, const EACH: usize, S = Global<f32>> {
+    /// The row.
+    pub row: Row<THREADS, S>,
+    /// How many are listed.
+    pub k: u32,
+    /// `[rows, k]`.
+    pub selected: GlobalMut<i32>,
 }
 
 /// That of a row that a block holds.
@@ -245,7 +260,9 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
         let IndexTopkParams { columns, group_log2, k, .. } = params;
         Self::of_row(scores, selected, TopkSelectParams { columns, group_log2, k })
     }
+}
 
+impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, S> {
     /// Sets element `at` of the list.
     ///
     /// # Safety
@@ -276,7 +293,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
     /// # Safety
     /// The row has no more scores than the list has room for.
     #[inline(always)]
-    unsafe fn list_all(self) {
+    pub(super) unsafe fn list_all(self) {
         let index = |at| if at < self.row.length { at as i32 } else { -1 };
         // SAFETY: by this function's own contract.
         unsafe { self.set_all((0, self.k), index) }
@@ -284,7 +301,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
 
     /// How many records [`Self::order`] looks at.
     #[inline(always)]
-    fn cleared(self) -> u32 {
+    pub(super) fn cleared(self) -> u32 {
         self.k + CROWDED + 1
     }
 
@@ -295,7 +312,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
     /// All threads of the block call it together; [`Self::cleared`] records were cleared, and before a
     /// barrier the bins.
     #[inline(always)]
-    unsafe fn order<const N: usize>(
+    pub(super) unsafe fn order<const N: usize>(
         self,
         arena: Arena<THREADS, EACH>,
         held: Held<N>,
@@ -345,7 +362,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
     /// # Safety
     /// All threads of the block call it together. The row is not empty.
     #[inline(always)]
-    unsafe fn search(self, Arena { scratch, counters, list, .. }: Arena<THREADS, EACH>) {
+    pub(super) unsafe fn search(self, Arena { scratch, counters, list, .. }: Arena<THREADS, EACH>) {
         let count = self.k.min(self.row.length);
         // SAFETY: barriers stand between what threads write and others read; the cut takes exactly `count`
         // scores.
@@ -454,7 +471,7 @@ impl Long {
 /// # Safety
 /// All threads of the block call it together.
 #[inline(always)]
-unsafe fn between<const THREADS: u32, const EACH: usize, const N: usize>(
+pub(super) unsafe fn between<const THREADS: u32, const EACH: usize, const N: usize>(
     arena: Arena<THREADS, EACH>,
     held: Held<N>,
 ) -> Linear {
