@@ -226,10 +226,11 @@ impl<D: Device> LayerCacheHandle<'_, D> {
             let (find, scored) = (ops::find_poisoned_keys, Scored { skip: k, columns: *columns });
             find(device, stream, &queries, self.schema.layer, &table, planes, scored, found)?;
         }
-        if ops::one_launch_is_faster(*columns, part.count) {
+        if ops::one_launch_is_faster(format, *columns, part.count) {
             let (list, of) = (ops::index_score_topk, (*columns, k));
-            let faults = self.fault_word::<IndexScoreTopk>(format);
-            list(device, stream, &queries, to, &table, planes, of, selected, &faults)?;
+            let keys = (keys.code, keys.scale, self.config.num_blocks);
+            let faults = self.fault_word::<IndexScoreTopk>(());
+            list(device, stream, &queries, to, &table, keys, of, selected, &faults)?;
         } else {
             let faults = self.fault_word::<IndexScore>(format);
             ops::index_score(device, stream, &queries, to, &table, planes, k, &scores, &faults)?;

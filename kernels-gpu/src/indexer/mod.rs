@@ -12,11 +12,13 @@
 //! | [`topk`] | the k largest scores of a row, exactly, in order |
 //! | [`score_topk`] | scores of a short row, and the k largest, by one block |
 //! | [`row`] | a row of scores, and what of it a block holds |
+//! | [`arena`] | what a block that selects keeps in shared memory |
 //! | [`bins`] | values counted by bin, the bin of the largest first |
 //! | [`candidates`] | the scores of a long row that may be among its k largest |
 //! | [`search`] | the k-th largest score of a row whatever its scores are |
 //! | [`list`] | a list of records in shared memory, and how it is sorted |
 
+pub mod arena;
 pub mod bins;
 pub mod candidates;
 pub mod keys;

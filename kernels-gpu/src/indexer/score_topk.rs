@@ -1,4 +1,4 @@
-//! Scores of a query's entries and the list of the largest, by one block: scores stay in shared memory.
+//! Scores of a query's MXFP4 keys and the list of the largest, by one block: scores stay in shared memory.
 
 use kv_layout::kernels::{KERNELS, kernel_index};
 use kv_layout::params::IndexScoreTopkParams;
@@ -6,10 +6,12 @@ use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{copy, thread};
 
-use super::keys::{self, Arena, Keys};
+use super::arena::Arena;
+use super::keys;
+use super::keys::s8::Mxfp4Keys;
 use super::row::{Held, Row};
 use super::tiles::{self, Operands, Sink, Tiles};
-use super::topk::{self, Selection, between};
+use super::topk::{Selection, between};
 use super::{TILE, keys_of, visible};
 use crate::fault;
 
@@ -25,12 +27,12 @@ const MOST: u32 = THREADS * EACH as u32;
 /// The block's row of scores.
 type Scores = Shared<f32, { MOST as usize }>;
 /// Where it is, behind what the scores are made with. The selection takes the place of that.
-const SCORES_AT: u32 = GROUPS * Arena::BYTES;
+const SCORES_AT: u32 = GROUPS * keys::Arena::BYTES;
 
 const _: () = {
-    let kernel = KERNELS[kernel_index("index_score_topk_mxfp4")];
+    let kernel = KERNELS[kernel_index("index_score_topk")];
     assert!(kernel.block == THREADS && kernel.shared == SCORES_AT + Scores::BYTES);
-    assert!(topk::Arena::<THREADS, EACH>::BYTES <= SCORES_AT);
+    assert!(Arena::<THREADS, EACH>::BYTES <= SCORES_AT);
 };
 
 /// Lists the entries of the largest scores of each query, from rows of at most 2048 columns.
@@ -39,7 +41,7 @@ const _: () = {
 /// Pointers and shapes as in the kernel table; all threads of a launch of one block a query call it.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn list<K: Keys>(
+pub unsafe fn list(
     query: Global<u8>,
     weight: Global<f32>,
     token_position: Global<i32>,
@@ -74,7 +76,7 @@ pub unsafe fn list<K: Keys>(
         let request = keys_of(table, slot, max_blocks, num_blocks);
         let of_request = Tiles { request, first: 0, end: tiles, seen: length };
         let sink = Kept { scores, end: row.columns };
-        let missing = tiles::score::<K, _, GROUPS>(operands, of_request, sink);
+        let missing = tiles::score::<Mxfp4Keys, _, GROUPS>(operands, of_request, sink);
         fault::count(faults, thread::lane_id(), missing.count_ones());
         copy::wait_for_groups::<0>();
         thread::sync_threads();
@@ -110,7 +112,7 @@ impl Selection<THREADS, EACH, Scores> {
     unsafe fn list(self) {
         // SAFETY: by this function's own contract; branches are the block's.
         unsafe {
-            let arena = topk::Arena::new();
+            let arena = Arena::new();
             arena.clear(self.cleared());
             let held: Held<EACH> = self.row.hold(self.row.fetch::<{ EACH / 4 }>());
             let bins = between(arena, held);

@@ -31,9 +31,8 @@ fn check<D: Device>(layer: &Layer<D>, queries: &[(i32, i32)], first: usize, case
     let len = (step.count * k) as usize;
     let selected = upload(device, stream, &vec![CANARY; len + 1]);
     let (list, of) = (ops::index_score_topk, (columns, k));
-    let queued =
-        list(device, stream, &step.queries(), &from, &table, planes, of, &selected, &counted[1]);
-    queued.unwrap();
+    let (planes, queries_of) = ((keys.code, keys.scale, num_blocks), step.queries());
+    list(device, stream, &queries_of, &from, &table, planes, of, &selected, &counted[1]).unwrap();
 
     let (scores, lists) = (download(device, stream, &scores), download(device, stream, &selected));
     assert_eq!(lists[len], CANARY, "behind the lists");
@@ -48,7 +47,7 @@ fn check<D: Device>(layer: &Layer<D>, queries: &[(i32, i32)], first: usize, case
         } else {
             top_k(&scores[row * columns..][..seen], k)
         };
-        let what = format!("{:?} query {row} of {seen} entries, k {k}", layer.format);
+        let what = format!("query {row} of {seen} entries, k {k}");
         assert_same(&lists[row * k..][..k], &want, &what);
     }
     let [of_scores, of_lists] = counted.map(|word| download(device, stream, &word)[0]);
@@ -57,57 +56,54 @@ fn check<D: Device>(layer: &Layer<D>, queries: &[(i32, i32)], first: usize, case
 }
 
 /// Queries of several requests, of whole and broken tiles, with fewer entries than the list has places and
-/// with one more, in every format; padding; a block that is missing, whose entries come last.
+/// with one more; padding; a block that is missing, whose entries come last.
 pub fn lists_equal_a_stable_sort<D: Device>(device: &D) {
-    for format in IndexFormat::ALL {
-        let mut layer = Layer::new(device, format, (3, 5));
-        let queries = [
-            (0, 9),
-            (1, sees(24)),
-            (2, sees(70)),
-            (-1, -1),
-            (0, sees(160)),
-            (1, sees(25)),
-            (2, sees(129)),
-            (0, 0),
-        ];
-        let case = |k| Case { heads: 64, columns: 160, skip: k, format, fall: 0 };
-        assert_eq!(check(&layer, &queries, 1, &case(24)), 0);
-        assert_eq!(check(&layer, &queries, 0, &case(1)), 0);
-        layer.table[11] = -1;
-        assert_eq!(check(&layer, &queries, 0, &case(60)), 2, "a tile of two queries");
-        assert_eq!(check(&layer, &queries, 0, &case(128)), 1, "a tile of one");
-    }
+    let format = IndexFormat::Mxfp4;
+    let mut layer = Layer::new(device, format, (3, 5));
+    let queries = [
+        (0, 9),
+        (1, sees(24)),
+        (2, sees(70)),
+        (-1, -1),
+        (0, sees(160)),
+        (1, sees(25)),
+        (2, sees(129)),
+        (0, 0),
+    ];
+    let case = |k| Case { heads: 64, columns: 160, skip: k, format, fall: 0 };
+    assert_eq!(check(&layer, &queries, 1, &case(24)), 0);
+    assert_eq!(check(&layer, &queries, 0, &case(1)), 0);
+    layer.table[11] = -1;
+    assert_eq!(check(&layer, &queries, 0, &case(60)), 2, "a tile of two queries");
+    assert_eq!(check(&layer, &queries, 0, &case(128)), 1, "a tile of one");
 }
 
 /// Rows as long as may be, and queries enough that warps take tiles in turn.
 pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
-    for format in IndexFormat::ALL {
-        let layer = Layer::new(device, format, (1, 64));
-        let queries = [(0, sees(2048)), (0, sees(1990))];
-        for k in [7, 512, 1989] {
-            let case = Case { heads: 4, columns: 2048, skip: k, format, fall: 0 };
-            assert_eq!(check(&layer, &queries, 0, &case), 0);
-        }
+    let format = IndexFormat::Mxfp4;
+    let layer = Layer::new(device, format, (1, 64));
+    let queries = [(0, sees(2048)), (0, sees(1990))];
+    for k in [7, 512, 1989] {
+        let case = Case { heads: 4, columns: 2048, skip: k, format, fall: 0 };
+        assert_eq!(check(&layer, &queries, 0, &case), 0);
     }
 }
 
 /// Hundreds of equal scores: as many as a bin holds and more, which are searched digit by digit.
 pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
-    for format in IndexFormat::ALL {
-        for distinct in [1, 3, 7, 40] {
-            let mut layer = Layer::new(device, format, (1, 22));
-            let keys: Vec<_> = layer.encoded[..distinct].to_vec();
-            let cycled = keys.into_iter().cycle();
-            layer.encoded.iter_mut().zip(cycled).for_each(|(key, same)| *key = same);
-            layer.upload_keys();
-            let case = Case { heads: 4, columns: 704, skip: 300, format, fall: 0 };
-            assert_eq!(check(&layer, &[(0, sees(700)), (0, sees(301))], 0, &case), 0);
-        }
+    let format = IndexFormat::Mxfp4;
+    for distinct in [1, 3, 7, 40] {
+        let mut layer = Layer::new(device, format, (1, 22));
+        let keys: Vec<_> = layer.encoded[..distinct].to_vec();
+        let cycled = keys.into_iter().cycle();
+        layer.encoded.iter_mut().zip(cycled).for_each(|(key, same)| *key = same);
+        layer.upload_keys();
+        let case = Case { heads: 4, columns: 704, skip: 300, format, fall: 0 };
+        assert_eq!(check(&layer, &[(0, sees(700)), (0, sees(301))], 0, &case), 0);
     }
 }
 
-/// MXFP4 queries whose groups' scales are further apart than integers take, so that all tiles are scored
+/// Queries whose groups' scales are further apart than integers take, so that all tiles are scored
 /// once more.
 pub fn distant_queries_equal_a_stable_sort<D: Device>(device: &D) {
     let format = IndexFormat::Mxfp4;
@@ -133,7 +129,8 @@ pub fn bad_input_is_refused<D: Device>(device: &D) {
     let selected = device.allocate("lists", 4 * 2048).unwrap();
     let list = |columns, k, blocks, len| {
         let (run, of) = (ops::index_score_topk, (columns, k));
-        let (from, table, planes) = (step.quantised(), step.table(), (&keys, blocks));
+        let (from, table) = (step.quantised(), step.table());
+        let planes = (keys.code, keys.scale, blocks);
         let to = selected.slice(0, len).unwrap();
         run(device, stream, &step.queries(), &from, &table, planes, of, &to, &faults)
     };

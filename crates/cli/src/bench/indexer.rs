@@ -51,7 +51,7 @@ enum Node {
     Scores,
     /// `index_score` and `index_topk`, lists of so many.
     Two(u32),
-    /// `index_score_topk`, likewise.
+    /// `index_score_topk`, likewise, of MXFP4 keys.
     One(u32),
 }
 
@@ -86,7 +86,7 @@ pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<V
     for size in LISTED {
         progress.set_message(format!("index_score and index_topk {size:?}"));
         results.push(scores(device, IndexFormat::Mxfp4, size, Node::Two(512))?);
-        if ops::one_launch_is_faster(size.0, size.1) {
+        if ops::one_launch_is_faster(IndexFormat::Mxfp4, size.0, size.1) {
             results.push(scores(device, IndexFormat::Mxfp4, size, Node::One(512))?);
         }
     }
@@ -124,8 +124,9 @@ fn scores<D: Device>(
         let from = IndexQueries { query, weight, heads: HEADS };
         let planes = (&keys, num_blocks);
         if let Node::One(_) = node {
-            let (list, of) = (ops::index_score_topk, (entries, k));
-            return list(device, stream, &queries, &from, &table, planes, of, &selected, faults);
+            let (list, keys) = (ops::index_score_topk, (&code, &scale, num_blocks));
+            let of = (entries, k);
+            return list(device, stream, &queries, &from, &table, keys, of, &selected, faults);
         }
         ops::index_score(device, stream, &queries, &from, &table, planes, k, &to, faults)?;
         match node {
@@ -142,7 +143,7 @@ fn scores<D: Device>(
     let name = match node {
         Node::Scores => format!("index_score_{format}"),
         Node::Two(k) => format!("index_score_{format} + index_topk {k}"),
-        Node::One(k) => format!("index_score_topk_{format} {k}"),
+        Node::One(k) => format!("index_score_topk {k}"),
     };
     let size = format!("{entries} entries x {queries} queries");
     let result = measurement(device, (name, size), (bytes, nodes), &graph)?;

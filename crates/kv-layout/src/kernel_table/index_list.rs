@@ -6,8 +6,8 @@
 macro_rules! index_list_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            IndexScoreTopk<IndexFormat>
-            "Scores the entries that each query sees, as `index_score`, and lists the largest, as \
+            IndexScoreTopk<()>
+            "Scores the MXFP4 keys that each query sees, as `index_score`, and lists the largest, as \
              `index_topk`, with scores in shared memory alone. For rows of at most 2048 columns. Grid: \
              one block a query, eight warps that take a tile of 32 entries at a time."
             (
@@ -34,9 +34,7 @@ macro_rules! index_list_rows {
             )
             { block: 256, min_blocks: 2, shared: 96896, min_sm: 90 }
             bodies {
-                IndexFormat::Nvfp4 => index_score_topk_nvfp4: indexer::score_topk::list::<indexer::keys::bf16::Nvfp4Keys>,
-                IndexFormat::Mxfp4 => index_score_topk_mxfp4: indexer::score_topk::list::<indexer::keys::s8::Mxfp4Keys>,
-                IndexFormat::Fp8 => index_score_topk_fp8: indexer::score_topk::list::<indexer::keys::e4m3::Fp8Keys>,
+                () => index_score_topk: indexer::score_topk::list,
             }
         } }
     };

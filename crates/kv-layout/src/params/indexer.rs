@@ -86,7 +86,7 @@ pub struct IndexTopkParams {
     pub k: u32,
 }
 
-/// Scalars of `index_score_topk_*`.
+/// Scalars of `index_score_topk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IndexScoreTopkParams {

@@ -1,24 +1,38 @@
 //! The indexer's scores and lists in one launch.
 
+use std::ops::RangeInclusive;
+
+use kv_layout::index_row::IndexFormat;
 use kv_layout::params::IndexScoreTopkParams;
 
-use super::indexer::{MOST_SELECTED, SHORT, TILE, check_argument, check_keys, check_queries};
-use super::{BlockTable, GatherQueries, IndexKeys, IndexQueries, check};
+use super::indexer::{
+    MOST_SELECTED, SHORT, TILE, WARPS, check_argument, check_keys, check_queries, tiles_per_block,
+};
+use super::{BlockTable, GatherQueries, IndexQueries, check};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::kernels::IndexScoreTopk;
 
-/// Whether one launch of [`index_score_topk`] takes less time on an H200 than [`super::index_score`] and
-/// [`super::index_topk`], by measurement (docs/performance.md): with a block of threads a query, it needs
-/// queries enough to fill more than half of the GPU.
+/// Whether [`index_score_topk`] takes less time on an H200 than [`super::index_score`] and
+/// [`super::index_topk`], as measured with 67 to 396 queries (docs/performance.md): where a multiprocessor
+/// has no more rounds of tiles to score. Blocks of `index_score` share the tiles of a query; here a
+/// multiprocessor has two queries at a time, or one, by eight warps each.
 #[must_use]
-pub fn one_launch_is_faster(columns: u32, queries: u32) -> bool {
-    /// More than these, a query on every second multiprocessor.
-    const FEW: u32 = 66;
-    columns <= SHORT && queries > FEW
+pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> bool {
+    const MEASURED: RangeInclusive<u32> = 67..=396;
+    const MULTIPROCESSORS: u32 = 132;
+    /// Warps of a multiprocessor at a time, and those of a query.
+    const AT_ONCE: u32 = 16;
+    const OF_QUERY: u32 = 8;
+    let measured = format == IndexFormat::Mxfp4 && columns <= SHORT && MEASURED.contains(&queries);
+    let rounds_of_query = (columns / TILE).div_ceil(OF_QUERY);
+    let one = queries.div_ceil(MULTIPROCESSORS) * rounds_of_query;
+    let two = tiles_per_block(columns, queries) / WARPS;
+    measured && OF_QUERY * one <= AT_ONCE * two
 }
 
-/// Queues `index_score_topk_*`: the lists that [`super::index_score`], with `k` entries to skip, and
-/// [`super::index_topk`] make, in one launch without scores in memory. `columns`: most entries of a query,
+/// Queues `index_score_topk`: the lists over MXFP4 keys that [`super::index_score`], with `k` entries to
+/// skip, and [`super::index_topk`] make, in one launch without scores in memory. The keys are `code`
+/// (`[num_blocks * 32, 64]` u8) and `scale` (`[num_blocks * 32, 4]` u8). `columns`: most entries of a query,
 /// at most 2048; `selected`: `[queries, k]`, -1 behind the last and for a slot outside the table.
 ///
 /// A query that sees more than `columns` entries is counted in `faults` and its list made of the first of
@@ -34,7 +48,7 @@ pub fn index_score_topk<D: Device>(
     queries: &GatherQueries<'_, D>,
     from: &IndexQueries<'_, D>,
     table: &BlockTable<'_, D>,
-    (keys, num_blocks): (&IndexKeys<'_, D>, u32),
+    (code, scale, num_blocks): (&Buffer<D, u8>, &Buffer<D, u8>, u32),
     (columns, k): (u32, u32),
     selected: &Buffer<D, i32>,
     faults: &Buffer<D, u32>,
@@ -50,15 +64,15 @@ pub fn index_score_topk<D: Device>(
     check_argument("indices of a list", k, 1, MOST_SELECTED)?;
     check("selected entries", selected, u64::from(count) * u64::from(k))?;
     check("fault word", faults, 1)?;
-    check_keys(keys, num_blocks)?;
+    check_keys(IndexFormat::Mxfp4, (code, scale), num_blocks)?;
     let operation = IndexScoreTopk {
         query: from.query.ptr(),
         weight: from.weight.ptr(),
         token_position: queries.position.ptr(),
         token_slot: queries.slot.ptr(),
         table: table.table.ptr(),
-        index_code: keys.code.ptr(),
-        index_scale: keys.scale.ptr(),
+        index_code: code.ptr(),
+        index_scale: scale.ptr(),
         selected: selected.ptr(),
         faults: faults.ptr(),
         params: IndexScoreTopkParams {
@@ -73,5 +87,54 @@ pub fn index_score_topk<D: Device>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { device.launch(stream, keys.format, (count, 1), &operation) }
+    unsafe { device.launch(stream, (), (count, 1), &operation) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Columns and queries where one launch took less time, or the same, and where it took more.
+    #[test]
+    fn the_faster_way_is_taken() {
+        const ONE: [(u32, u32); 15] = [
+            (2048, 96),
+            (2048, 128),
+            (2048, 132),
+            (2048, 192),
+            (2048, 256),
+            (2048, 264),
+            (2048, 272),
+            (2048, 320),
+            (2048, 384),
+            (1024, 72),
+            (1024, 96),
+            (1024, 128),
+            (1024, 256),
+            (768, 128),
+            (768, 256),
+        ];
+        const TWO: [(u32, u32); 10] = [
+            (2048, 8),
+            (2048, 32),
+            (2048, 64),
+            (2048, 67),
+            (2048, 72),
+            (2048, 80),
+            (2048, 160),
+            (2048, 512),
+            (1024, 512),
+            (2080, 128),
+        ];
+        let in_one = |&(columns, queries): &(u32, u32)| {
+            one_launch_is_faster(IndexFormat::Mxfp4, columns, queries)
+        };
+        for size in &ONE {
+            assert!(in_one(size), "{size:?}");
+        }
+        for size in &TWO {
+            assert!(!in_one(size), "{size:?}");
+        }
+        assert!(!one_launch_is_faster(IndexFormat::Fp8, 2048, 128));
+    }
 }

@@ -27,6 +27,9 @@ const MOST_GROUPS: u32 = 8192;
 /// Entries of a tile of `index_score`.
 pub(super) const TILE: u32 = 32;
 
+/// Warps of a block of `index_score`.
+pub(super) const WARPS: u32 = 4;
+
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, D: Device> {
     /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`], and against MXFP4 keys lags at
@@ -202,7 +205,7 @@ pub fn index_score<D: Device>(
     table.check()?;
     to.check(count)?;
     check("fault word", faults, 1)?;
-    check_keys(keys, num_blocks)?;
+    check_keys(keys.format, (keys.code, keys.scale), num_blocks)?;
     let tiles = tiles_per_block(to.columns, count);
     let operation = IndexScore {
         query: from.query.ptr(),
@@ -235,10 +238,9 @@ pub fn index_score<D: Device>(
 
 /// Tiles that a block of `index_score` takes: so many that the blocks fill an H200 a whole number of
 /// times, and that fetching the query does not show.
-fn tiles_per_block(columns: u32, queries: u32) -> u32 {
+pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     /// Blocks that run at once: four on each of 132 multiprocessors.
     const AT_ONCE: u32 = 4 * 132;
-    const WARPS: u32 = 4;
     /// A warp knows the blocks of 32 tiles, one a lane.
     const MOST: u32 = 32 * WARPS;
     let tiles = columns / TILE;
@@ -339,13 +341,14 @@ fn check_selection<D: Device>(
 }
 
 pub(super) fn check_keys<D: Device>(
-    keys: &IndexKeys<'_, D>,
+    format: IndexFormat,
+    (code, scale): (&Buffer<D, u8>, &Buffer<D, u8>),
     num_blocks: u32,
 ) -> Result<(), DeviceError> {
     check_argument("blocks of indexer keys", num_blocks, 1, i32::MAX as u32)?;
     let rows = u64::from(num_blocks) * u64::from(TILE);
-    check("indexer key codes", keys.code, rows * keys.format.code_bytes())?;
-    check("indexer key scales", keys.scale, rows * keys.format.scale_bytes())
+    check("indexer key codes", code, rows * format.code_bytes())?;
+    check("indexer key scales", scale, rows * format.scale_bytes())
 }
 
 pub(super) fn check_queries<D: Device>(queries: &GatherQueries<'_, D>) -> Result<(), DeviceError> {
