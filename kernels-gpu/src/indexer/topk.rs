@@ -21,7 +21,7 @@ use super::visible;
 use crate::rank;
 use crate::spell::spell;
 
-/// Longest row that a block of [`select`] holds, if rows are longer than the short ones.
+/// Longest row that a block of [`LONG_THREADS`] holds.
 pub(super) const HELD: u32 = 4096;
 /// Scores of a thread of a long row: as many as there may be.
 const MANY: usize = 4 * LONG_VECTORS;
