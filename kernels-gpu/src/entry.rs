@@ -16,7 +16,9 @@ macro_rules! view {
 const fn waits_in_body(name: &str) -> bool {
     use kv_layout::kernels::kernel_index;
     let kernel = kernel_index(name);
-    kernel == kernel_index("topk_select_short")
+    kernel == kernel_index("decode_hca_ue8m0")
+        || kernel == kernel_index("decode_hca_f32")
+        || kernel == kernel_index("topk_select_short")
         || kernel == kernel_index("topk_select_long")
         || kernel == kernel_index("index_topk_short")
         || kernel == kernel_index("index_topk_long")

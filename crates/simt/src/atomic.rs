@@ -1,5 +1,5 @@
-//! Relaxed atomics with the scope in the type's name, and the fences that order them
-//! (PTX ISA 9.7.13, `atom` and `fence`).
+//! Atomics with the scope in the type's name, relaxed where their name does not say otherwise, and the
+//! fences that order them (PTX ISA 9.7.13, `atom` and `fence`).
 //!
 //! `core::sync::atomic` is no substitute on the device: its read-modify-writes lose their ordering
 //! and its loads and stores are system-scoped.
@@ -36,6 +36,14 @@ impl DeviceAtomicU32 {
     #[expect(clippy::should_implement_trait, reason = "the name of the operation, as in atom.add")]
     pub fn add(self, value: u32) -> u32 {
         imp::atomic::global_add(self.word, value)
+    }
+
+    /// Adds modulo 2^32, ordered: who finds a value that this add left or led to, by an add of this kind,
+    /// sees after it what this thread wrote before, and what its block wrote before a barrier
+    /// (`atom.acq_rel.gpu.global.add.u32`). The old value.
+    #[inline(always)]
+    pub fn add_acq_rel(self, value: u32) -> u32 {
+        imp::atomic::global_add_acq_rel(self.word, value)
     }
 
     /// Keeps the larger; the old value (`atom.relaxed.gpu.global.max.u32`).

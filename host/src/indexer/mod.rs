@@ -16,7 +16,7 @@ use crate::device::ops::{self, GatherQueries, IndexQueries, Scored, Scores};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
-use crate::kernels::IndexScore;
+use crate::kernels::{IndexScore, IndexScoreTopk};
 
 use workspace::columns;
 pub use workspace::{IndexerWorkspace, WorkspaceSize};
@@ -217,16 +217,25 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let IndexerWorkspace { heads, columns, query, weight, scores, maxima, .. } = workspace;
         let quantised = IndexQueries { query, weight, heads: *heads };
         let scores = Scores { scores, maxima, columns: *columns };
-        let (device, faults) = (self.device, self.fault_word::<IndexScore>(keys.format));
+        let device = self.device;
         let planes = (&keys, self.config.num_blocks);
         let (rotary, format) = (&self.workspace.frequencies, keys.format);
         let (from, to) = ((projected, projected_weight), &quantised);
         ops::index_query(device, stream, &queries, from.0, from.1, rotary, format, to)?;
-        ops::index_score(device, stream, &queries, to, &table, planes, k, &scores, &faults)?;
         if let Some(found) = &self.workspace.poison {
             let (find, scored) = (ops::find_poisoned_keys, Scored { skip: k, columns: *columns });
             find(device, stream, &queries, self.schema.layer, &table, planes, scored, found)?;
         }
-        Ok(ops::index_topk(device, stream, &queries, &scores, k, selected)?)
+        if ops::one_launch_is_faster(format, *columns, part.count) {
+            let (list, of) = (ops::index_score_topk, (*columns, k));
+            let keys = (keys.code, keys.scale, self.config.num_blocks);
+            let faults = self.fault_word::<IndexScoreTopk>(());
+            list(device, stream, &queries, to, &table, keys, of, selected, &faults)?;
+        } else {
+            let faults = self.fault_word::<IndexScore>(format);
+            ops::index_score(device, stream, &queries, to, &table, planes, k, &scores, &faults)?;
+            ops::index_topk(device, stream, &queries, &scores, k, selected)?;
+        }
+        Ok(())
     }
 }

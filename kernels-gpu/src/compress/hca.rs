@@ -2,13 +2,13 @@
 
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
 use kv_layout::params::CompressParams;
-use simt::atomic::{DeviceAtomicU32, fence_device};
+use simt::atomic::DeviceAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
-use simt::{thread, warp};
+use simt::{copy, thread, warp};
 
 use super::overlap::{MAIN_WARPS, share_squares, total_squares};
-use super::{Closing, Finish, Projections, Quad, Scores};
+use super::{Closing, Finish, Projections, Quad, Scores, Window};
 use crate::math::exp_nonpositive;
 
 /// Columns of a token's projections.
@@ -33,15 +33,22 @@ const WORDS: usize = (GROUPS * SPLIT_CHANNELS) as usize;
 /// The same per warp, of two groups, and channel.
 const MOST_WORDS: usize = WORDS / 2;
 
+/// Words of shared memory for the keys of a window.
+const KEY_WORDS: usize = (HCA_RATIO * SPLIT_CHANNELS) as usize;
+
+/// Weights of a channel's tokens.
+type Weights = [f32; GROUP_TOKENS as usize];
+
 /// Where the arrays of shared memory are, in bytes.
 const WEIGHTS: u32 = 0;
 const SUMS: u32 = WEIGHTS + 4 * WORDS as u32;
 const MOSTS: u32 = SUMS + 4 * WORDS as u32;
 const PARTIAL: u32 = MOSTS + 4 * MOST_WORDS as u32;
 const LAST: u32 = PARTIAL + 4 * MAIN_WARPS as u32;
+const KEYS: u32 = LAST + 16;
 
 /// Bytes of shared memory that a pooling uses.
-pub const SHARED_BYTES: u32 = LAST + 16;
+pub const SHARED_BYTES: u32 = KEYS + 4 * KEY_WORDS as u32;
 
 /// Where the blocks of a window meet.
 #[derive(Clone, Copy)]
@@ -59,23 +66,6 @@ pub fn holds_entry() -> bool {
     thread::thread_idx_x() < HEAD_DIM / 4
 }
 
-/// Keys and scores of a thread's tokens, on their way.
-#[derive(Clone, Copy)]
-pub struct Rows {
-    keys: [Quad; GROUP_TOKENS as usize],
-    scores: [Scores; GROUP_TOKENS as usize],
-}
-
-impl Rows {
-    /// Key and score of the closing token itself, in the threads of which [`holds_last`] is true.
-    #[inline(always)]
-    #[must_use]
-    pub fn last(self) -> (Quad, Quad) {
-        let ([.., key], [.., score]) = (self.keys, self.scores);
-        (key, score.value())
-    }
-}
-
 /// Whether this thread's tokens end with the closing one.
 #[inline(always)]
 #[must_use]
@@ -90,40 +80,28 @@ pub fn column(split: u32) -> u32 {
     split * SPLIT_CHANNELS + 4 * (thread::thread_idx_x() % QUADS)
 }
 
-/// Loads this thread's part of the window that `closing` closes.
+/// Leaves the sums of this thread's tokens, weighted by the softmax of the whole window that `closing`
+/// closes, in shared memory for [`leave`]. The key and the score of its last token.
 ///
 /// # Safety
-/// As [`Projections::keys`], for the last 128 tokens; all lanes of the warp call it together.
+/// As [`Window::scores`], for the last 128 tokens; all 256 threads of the block call it together.
 #[inline(always)]
-#[must_use]
-pub unsafe fn load(projections: Projections<COLUMNS>, closing: Closing, split: u32) -> Rows {
-    let (group, column) = (thread::thread_idx_x() / QUADS, column(split));
-    let ring_row = closing.position % projections.ring;
-    let back = |token: u32| HCA_RATIO - 1 - group * GROUP_TOKENS - token;
-    // SAFETY: by this function's own contract.
-    unsafe {
-        let score = |i| projections.scores(closing, ring_row, back(i), column);
-        let key = |i| projections.keys(closing, ring_row, back(i), column);
-        let scores =
-            [score(0), score(1), score(2), score(3), score(4), score(5), score(6), score(7)];
-        // Scores first: their exponentials are taken while the keys are still on their way.
-        warp::sync_warp();
-        let keys = [key(0), key(1), key(2), key(3), key(4), key(5), key(6), key(7)];
-        Rows { keys, scores }
-    }
-}
-
-/// Leaves the sums of this thread's tokens, weighted by the softmax of the whole window, in shared
-/// memory for [`leave`].
-///
-/// # Safety
-/// All 256 threads of the block call it together.
-#[inline(always)]
-pub unsafe fn weigh(rows: Rows) {
+pub unsafe fn weigh(
+    projections: Projections<COLUMNS>,
+    closing: Closing,
+    split: u32,
+) -> (Quad, Quad) {
     let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
-    let scores = rows.scores.map(Scores::value);
-    // SAFETY: shared arrays do not overlap, and each word is written by one thread before a barrier.
+    let column = column(split);
+    let window = Window::new(projections, closing, HCA_RATIO);
+    let token = |i: u32| group * GROUP_TOKENS + i;
+    // SAFETY: shared arrays do not overlap, and each word is written by one thread before a barrier, but
+    // for the keys, which a thread copies for itself.
     unsafe {
+        let score = |i| window.scores(token(i), column);
+        let scores =
+            [score(0), score(1), score(2), score(3), score(4), score(5), score(6), score(7)]
+                .map(Scores::value);
         let mosts = Shared::<f32, MOST_WORDS>::at(MOSTS);
         // A warp's two groups first.
         let most = most(scores).map(|most| most.max(warp::shuffle_xor_f32(most, QUADS)));
@@ -131,11 +109,73 @@ pub unsafe fn weigh(rows: Rows) {
             let at = group / 2 * SPLIT_CHANNELS + 4 * quad;
             mosts.store_u32x4(at, most.map(f32::to_bits));
         }
+        // Not before the scores are there: asked for together, keys would hold up the scores of others.
+        let keys = Keys::copy(|i| window.keys_at(token(i), column));
         thread::sync_threads();
-        let (weight, sum) = sums(scores, rows.keys, most_of_all(mosts, quad));
+        let weights = weights(scores, most_of_all(mosts, quad));
         let at = group * SPLIT_CHANNELS + 4 * quad;
+        let weight = weights.map(|weights| weights.iter().fold(0.0, |sum, weight| sum + weight));
+        // Stored before the keys are waited for, so that the exponentials are taken by then.
         Shared::<f32, WORDS>::at(WEIGHTS).store_u32x4(at, weight.map(f32::to_bits));
+        let keys = keys.wait();
+        let sum = weighted(weights, keys);
         Shared::<f32, WORDS>::at(SUMS).store_u32x4(at, sum.map(f32::to_bits));
+        let ([.., key], [.., score]) = (keys, scores);
+        (key, score)
+    }
+}
+
+/// The keys of a thread's tokens, on their way to shared memory: registers are full of scores.
+#[derive(Clone, Copy)]
+struct Keys {
+    words: Shared<u32, KEY_WORDS>,
+    /// Where those of the first token go.
+    first: u32,
+}
+
+impl Keys {
+    /// Starts to copy four channels of each token, which are where `at` says.
+    ///
+    /// # Safety
+    /// They are there; nobody else uses the thread's part of the shared memory.
+    #[inline(always)]
+    unsafe fn copy(at: impl Fn(u32) -> (Global<f32>, u64)) -> Self {
+        let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
+        // SAFETY: inside the block's memory.
+        let words = unsafe { Shared::at(KEYS) };
+        let keys = Self { words, first: group * GROUP_TOKENS * SPLIT_CHANNELS + 4 * quad };
+        let copy = |i: u32| {
+            let (tensor, at) = at(i);
+            // SAFETY: by this function's own contract.
+            unsafe { words.copy_from(keys.place(i), tensor, at) }
+        };
+        copy(0);
+        copy(1);
+        copy(2);
+        copy(3);
+        copy(4);
+        copy(5);
+        copy(6);
+        copy(7);
+        copy::close_group();
+        keys
+    }
+
+    /// The keys, once they are there.
+    ///
+    /// # Safety
+    /// As [`Self::copy`].
+    #[inline(always)]
+    unsafe fn wait(self) -> [Quad; GROUP_TOKENS as usize] {
+        copy::wait_for_groups::<0>();
+        // SAFETY: what this thread has copied and waited for.
+        let key = |i| unsafe { self.words.load_u32x4(self.place(i)) }.map(f32::from_bits);
+        [key(0), key(1), key(2), key(3), key(4), key(5), key(6), key(7)]
+    }
+
+    #[inline(always)]
+    fn place(self, token: u32) -> u32 {
+        self.first + SPLIT_CHANNELS * token
     }
 }
 
@@ -158,29 +198,36 @@ pub unsafe fn leave(meeting: Meeting, record: u32, split: u32) {
             let sum = over_groups(Shared::at(SUMS), channel);
             let at = pooled_at(record) + u64::from(split * SPLIT_CHANNELS + channel);
             meeting.pooled.store(at, sum / weight);
-            fence_device();
         }
     }
 }
 
 /// Ends the pooling of record `record`. In the last of its [`SPLITS`] blocks to come the threads of
 /// which [`holds_entry`] is true get four channels each of the whole vector, and all of them its sum of
-/// squares; the other blocks get `None`.
+/// squares and what `meanwhile` gave; the other blocks get `None`. `meanwhile` is done while the blocks
+/// meet.
 ///
 /// # Safety
 /// As [`leave`], which the block has called.
 #[inline(always)]
 #[must_use]
-pub unsafe fn join(meeting: Meeting, record: u32) -> Option<(Quad, f32)> {
+pub unsafe fn join<T>(
+    meeting: Meeting,
+    record: u32,
+    meanwhile: impl FnOnce() -> T,
+) -> Option<(Quad, f32, T)> {
     // SAFETY: by this function's own contract; each shared word is written by one thread before a
     // barrier.
     unsafe {
         let partial = Shared::<f32, MAIN_WARPS>::at(PARTIAL);
         let last = Shared::<u32, 1>::at(LAST);
+        let arrivals = DeviceAtomicU32::new(meeting.arrivals, u64::from(record));
+        let is_first_thread = thread::thread_idx_x() == 0;
         thread::sync_threads();
-        if thread::thread_idx_x() == 0 {
-            let arrivals = DeviceAtomicU32::new(meeting.arrivals, u64::from(record));
-            let before = arrivals.add(1);
+        // Ordered: it leaves what the block pooled before the barrier, and takes what others left.
+        let before = if is_first_thread { arrivals.add_acq_rel(1) } else { 0 };
+        let done = meanwhile();
+        if is_first_thread {
             if before == SPLITS - 1 {
                 arrivals.store(0);
             }
@@ -190,7 +237,6 @@ pub unsafe fn join(meeting: Meeting, record: u32) -> Option<(Quad, f32)> {
         if last.load(0) != SPLITS - 1 {
             return None;
         }
-        fence_device();
         let mut pooled = [0.0; 4];
         if holds_entry() {
             let at = pooled_at(record) + u64::from(4 * thread::thread_idx_x());
@@ -198,7 +244,7 @@ pub unsafe fn join(meeting: Meeting, record: u32) -> Option<(Quad, f32)> {
             share_squares(partial, thread::warp_id(), pooled);
         }
         thread::sync_threads();
-        Some((pooled, total_squares(partial)))
+        Some((pooled, total_squares(partial), done))
     }
 }
 
@@ -233,28 +279,28 @@ unsafe fn most_of_all(mosts: Shared<f32, MOST_WORDS>, quad: u32) -> Quad {
     most(pairs)
 }
 
-/// Sum of the weights, and of the weighted keys, of each channel.
+/// The weights of each channel's tokens.
 #[inline(always)]
-fn sums(
-    scores: [Quad; GROUP_TOKENS as usize],
-    keys: [Quad; GROUP_TOKENS as usize],
-    [a, b, c, d]: Quad,
-) -> (Quad, Quad) {
-    let (a, b) = (sums_of::<0>(scores, keys, a), sums_of::<1>(scores, keys, b));
-    let (c, d) = (sums_of::<2>(scores, keys, c), sums_of::<3>(scores, keys, d));
-    ([a.0, b.0, c.0, d.0], [a.1, b.1, c.1, d.1])
+fn weights(scores: [Quad; GROUP_TOKENS as usize], [a, b, c, d]: Quad) -> [Weights; 4] {
+    let (a, b) = (weights_of::<0>(scores, a), weights_of::<1>(scores, b));
+    [a, b, weights_of::<2>(scores, c), weights_of::<3>(scores, d)]
 }
 
 #[inline(always)]
-fn sums_of<const C: usize>(
-    scores: [Quad; GROUP_TOKENS as usize],
-    keys: [Quad; GROUP_TOKENS as usize],
-    most: f32,
-) -> (f32, f32) {
-    let weights = scores.map(|score| exp_nonpositive(score[C] - most));
-    let weighted = weights.iter().zip(&keys);
-    let sum = weighted.fold(0.0, |sum, (weight, key)| sum + weight * key[C]);
-    (weights.iter().fold(0.0, |sum, weight| sum + weight), sum)
+fn weights_of<const C: usize>(scores: [Quad; GROUP_TOKENS as usize], most: f32) -> Weights {
+    scores.map(|score| exp_nonpositive(score[C] - most))
+}
+
+/// The sum of each channel's weighted keys.
+#[inline(always)]
+fn weighted([a, b, c, d]: [Weights; 4], keys: [Quad; GROUP_TOKENS as usize]) -> Quad {
+    let (a, b) = (weighted_of::<0>(a, keys), weighted_of::<1>(b, keys));
+    [a, b, weighted_of::<2>(c, keys), weighted_of::<3>(d, keys)]
+}
+
+#[inline(always)]
+fn weighted_of<const C: usize>(weights: Weights, keys: [Quad; GROUP_TOKENS as usize]) -> f32 {
+    weights.iter().zip(&keys).fold(0.0, |sum, (weight, key)| sum + weight * key[C])
 }
 
 /// One channel added up over all groups, in their order.
@@ -319,11 +365,15 @@ pub unsafe fn compress(
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: HCA_RATIO };
         let meeting = Meeting { pooled, arrivals };
         let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
-        weigh(load(projections, closing, split));
-        let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+        let _ = weigh(projections, closing, split);
         leave(meeting, record, split);
-        let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
-        let Some((pooled, squares)) = join(meeting, record) else { return };
+        let finish = || {
+            let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+            (finish, finish.rotation(closing.position + 1 - HCA_RATIO))
+        };
+        let Some((pooled, squares, (finish, rotation))) = join(meeting, record, finish) else {
+            return;
+        };
         let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
         if holds_entry() {
             entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);

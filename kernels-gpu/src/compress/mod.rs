@@ -8,10 +8,12 @@ pub mod hca;
 mod norm;
 pub mod overlap;
 pub mod state;
+mod window;
 
 use simt::mem::Global;
 
 pub use norm::{Finish, rotate, sum_of_squares};
+pub use window::Window;
 
 /// Four channels in a thread's registers.
 pub type Quad = [f32; 4];
@@ -91,6 +93,13 @@ pub struct Scores {
 impl Scores {
     /// The scores of a token that does not exist.
     pub const NONE: Self = Self { stored: [f32::NEG_INFINITY; 4], bias: None };
+
+    /// Scores as they are in a ring.
+    #[inline(always)]
+    #[must_use]
+    pub fn stored(stored: Quad) -> Self {
+        Self { stored, bias: None }
+    }
 
     /// The scores of a token of the step.
     #[inline(always)]

@@ -4,20 +4,20 @@ use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
 use kv_layout::params::DecodeParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
-use simt::thread;
+use simt::{grid, thread};
 
 use super::{Appended, Step, entry_row, store_entry};
 use crate::compress::hca::{
     COLUMNS, GROUPS, Meeting, QUADS, SHARED_BYTES, SPLITS, THREADS, column, holds_entry,
-    holds_last, join, leave, load, weigh,
+    holds_last, join, leave, weigh,
 };
 use crate::compress::state::store;
 use crate::compress::{Closing, Finish, Projections, Scores};
 use crate::fault;
 use crate::row::{ROW_WORDS, RowFormat};
 
-/// The position of a token that closes no window.
-const NONE: u32 = u32::MAX;
+/// Stands for the position of a token that is not live: one that no token has, and that closes no window.
+const NONE: u32 = u32::MAX - 1;
 
 /// Most tokens that eight blocks can have: one for each group of threads.
 const MOST_TOKENS: usize = GROUPS as usize;
@@ -78,43 +78,43 @@ pub unsafe fn layer<F: RowFormat>(
             ring: params.state_ring,
             ratio: HCA_RATIO,
         };
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
         let positions = Shared::<u32, MOST_TOKENS>::at(POSITIONS);
         let slots = Shared::<u32, MOST_TOKENS>::at(SLOTS);
 
         // The last warps, which have no state rows of small shares, append to the windows.
         let appended = first + (SPLITS * THREADS / 32 - 1) - (warp_id * SPLITS + split);
         let appended = (appended < end).then(|| Appended::load(window_kv, step, appended));
-        let (group, quad) = (thread::thread_idx_x() / QUADS, thread::thread_idx_x() % QUADS);
-        let own = (first + group < end).then(|| {
-            let token = step.token(first + group);
-            (token, projections.own(first + group, column))
-        });
-        if let Some((token, _)) = own {
-            if quad == 0 {
-                let closes = token.is_live(params.slots) && closes(token.position);
-                positions.store(group, if closes { token.position } else { NONE });
-                slots.store(group, token.slot.cast_unsigned());
-            }
+        let group = thread::thread_idx_x() / QUADS;
+        let own = (first + group < end).then(|| projections.own(first + group, column));
+        // Told by threads that do not wait for such rows, unless there are many.
+        let told = thread::thread_idx_x().wrapping_sub(THREADS / 2);
+        if told < MOST_TOKENS as u32 && first + told < end {
+            let token = step.token(first + told);
+            let is_live = token.is_live(params.slots);
+            positions.store(told, if is_live { token.position } else { NONE });
+            slots.store(told, token.slot.cast_unsigned());
             if split == 0 {
-                fault::count(faults, quad, u32::from(token.is_refused(params.slots)));
+                fault::count(faults, 0, u32::from(token.is_refused(params.slots)));
             }
         }
         thread::sync_threads();
         if let Some(appended) = appended {
             appended.store::<F>(ring_data, ring_scale, params);
         }
-        if let Some((token, (key, gate))) = own
-            && token.is_live(params.slots)
-            && !closes(token.position)
-        {
-            let score = Scores::of_gate(gate, projections.bias(token.position, column)).value();
-            let at = (token.position, token.slot.cast_unsigned());
-            store::<COLUMNS>(state, params.state_ring, at, column, (key, score));
+        if let Some((key, gate)) = own {
+            let position = positions.load(group);
+            if position != NONE && !closes(position) {
+                let score = Scores::of_gate(gate, projections.bias(position, column)).value();
+                let at = (position, slots.load(group));
+                store::<COLUMNS>(state, params.state_ring, at, column, (key, score));
+            }
         }
 
         // The first token from `row` on that closes a window.
         let next = |mut row: u32| {
-            while row < end && positions.load(row - first) == NONE {
+            while row < end && !closes(positions.load(row - first)) {
                 row += 1;
             }
             row
@@ -129,17 +129,19 @@ pub unsafe fn layer<F: RowFormat>(
         while row < end {
             let (position, slot) = (positions.load(row - first), slots.load(row - first));
             let closing = Closing { token: row, position, index: 0, slot };
-            let rows = load(projections, closing, split);
-            weigh(rows);
+            let last = weigh(projections, closing, split);
+            leave(meeting, row, split);
             if holds_last() {
                 let at = (position, slot);
-                store::<COLUMNS>(state, params.state_ring, at, column, rows.last());
+                store::<COLUMNS>(state, params.state_ring, at, column, last);
             }
-            let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
-            let plane_row = entry_row(table, closing, HCA_RATIO, params);
-            leave(meeting, row, split);
-            let rotation = finish.rotation(position + 1 - HCA_RATIO);
-            if let Some((pooled, squares)) = join(meeting, row) {
+            let meanwhile = || {
+                let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+                let plane_row = entry_row(table, closing, HCA_RATIO, params);
+                (finish, finish.rotation(position + 1 - HCA_RATIO), plane_row)
+            };
+            let joined = join(meeting, row, meanwhile);
+            if let Some((pooled, squares, (finish, rotation, plane_row))) = joined {
                 let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
                 if holds_entry() {
                     entry.store(channel / 2, words[0]);

@@ -2,6 +2,7 @@
 
 use kv_layout::kernels::{KERNELS, kernel_index};
 use simt::mem::Global;
+use simt::shared::Shared;
 use simt::thread;
 
 use crate::spell::spell;
@@ -24,11 +25,69 @@ const _: () = {
     assert!(KERNELS[kernel_index("index_topk_short")].block == SHORT_THREADS);
 };
 
+/// Memory of rows of scores.
+pub trait Scores: Copy {
+    /// Element number of the first score of row `number`.
+    fn start(self, number: u32, columns: u32) -> u64;
+
+    /// Four scores from element `at` on, where the load stands.
+    ///
+    /// # Safety
+    /// They are there, and `at` is a multiple of four.
+    unsafe fn fetch_x4(self, at: u64) -> [u32; 4];
+
+    /// Four scores from element `at` on.
+    ///
+    /// # Safety
+    /// As [`Self::fetch_x4`].
+    unsafe fn load_x4(self, at: u64) -> [u32; 4];
+}
+
+/// Rows, one after the other.
+impl Scores for Global<f32> {
+    #[inline(always)]
+    fn start(self, number: u32, columns: u32) -> u64 {
+        u64::from(number) * u64::from(columns)
+    }
+
+    #[inline(always)]
+    unsafe fn fetch_x4(self, at: u64) -> [u32; 4] {
+        // SAFETY: by this function's own contract.
+        unsafe { self.load_u32x4_in_order(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_x4(self, at: u64) -> [u32; 4] {
+        // SAFETY: by this function's own contract.
+        unsafe { self.load_u32x4(at) }
+    }
+}
+
+/// The block's own row.
+impl<const N: usize> Scores for Shared<f32, N> {
+    #[inline(always)]
+    fn start(self, _: u32, _: u32) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    unsafe fn fetch_x4(self, at: u64) -> [u32; 4] {
+        // SAFETY: by this function's own contract.
+        unsafe { self.load_u32x4(at as u32) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_x4(self, at: u64) -> [u32; 4] {
+        // SAFETY: by this function's own contract.
+        unsafe { self.load_u32x4(at as u32) }
+    }
+}
+
 /// A row of scores, before a block of `THREADS`.
 #[derive(Clone, Copy)]
-pub struct Row<const THREADS: u32> {
+pub struct Row<const THREADS: u32, S = Global<f32>> {
     /// `[rows, columns]`.
-    pub scores: Global<f32>,
+    pub scores: S,
     /// Its number.
     pub number: u32,
     /// Scores, in use or not: a multiple of 32.
@@ -60,13 +119,6 @@ impl<const N: usize> Held<N> {
 }
 
 impl<const THREADS: u32> Row<THREADS> {
-    /// Element number of the row's first score.
-    #[inline(always)]
-    #[must_use]
-    pub fn start(self) -> u64 {
-        u64::from(self.number) * u64::from(self.columns)
-    }
-
     /// Groups with a score in use.
     #[inline(always)]
     #[must_use]
@@ -82,23 +134,6 @@ impl<const THREADS: u32> Row<THREADS> {
     pub unsafe fn begin_fetch(self) {
         // SAFETY: a score of the row.
         unsafe { self.scores.have_address(self.vector(0)) }
-    }
-
-    /// Fetches the thread's first vectors of scores, in use or not.
-    ///
-    /// # Safety
-    /// The row exists.
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn fetch<const V: usize>(self) -> [[u32; 4]; V] {
-        // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
-        spell(|i| unsafe { self.scores.load_u32x4_in_order(self.vector(i)) })
-    }
-
-    /// Element number of vector `i` of the thread, or of the row's last.
-    #[inline(always)]
-    fn vector(self, i: usize) -> u64 {
-        self.start() + u64::from((4 * Self::strided(i)).min(self.columns - 4))
     }
 
     /// Has the addresses of what [`Self::fetch_groups`] fetches.
@@ -130,16 +165,6 @@ impl<const THREADS: u32> Row<THREADS> {
         u64::from(self.number) * u64::from(groups) + u64::from(Self::strided(i).min(groups - 1))
     }
 
-    /// What [`Self::fetch`] fetched, as far as it is in use.
-    #[inline(always)]
-    #[must_use]
-    pub fn hold<const V: usize, const N: usize>(self, fetched: [[u32; 4]; V]) -> Held<N> {
-        const { assert!(N == 4 * V) };
-        let indices: [u32; N] = spell(|i| 4 * Self::strided(i / 4) + (i % 4) as u32);
-        let scores = spell(|i| f32::from_bits(fetched[i / 4][i % 4]));
-        Held::new(scores, indices, spell(|i| indices[i] < self.length))
-    }
-
     /// What [`Self::fetch_groups`] fetched, as far as it is in use.
     #[inline(always)]
     #[must_use]
@@ -155,6 +180,42 @@ impl<const THREADS: u32> Row<THREADS> {
     pub fn strided(i: usize) -> u32 {
         i as u32 * THREADS + thread::thread_idx_x()
     }
+}
+
+impl<const THREADS: u32, S: Scores> Row<THREADS, S> {
+    /// Element number of the row's first score.
+    #[inline(always)]
+    #[must_use]
+    pub fn start(self) -> u64 {
+        self.scores.start(self.number, self.columns)
+    }
+
+    /// Fetches the thread's first vectors of scores, in use or not.
+    ///
+    /// # Safety
+    /// The row exists.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn fetch<const V: usize>(self) -> [[u32; 4]; V] {
+        // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
+        spell(|i| unsafe { self.scores.fetch_x4(self.vector(i)) })
+    }
+
+    /// Element number of vector `i` of the thread, or of the row's last.
+    #[inline(always)]
+    fn vector(self, i: usize) -> u64 {
+        self.start() + u64::from((4 * Row::<THREADS>::strided(i)).min(self.columns - 4))
+    }
+
+    /// What [`Self::fetch`] fetched, as far as it is in use.
+    #[inline(always)]
+    #[must_use]
+    pub fn hold<const V: usize, const N: usize>(self, fetched: [[u32; 4]; V]) -> Held<N> {
+        const { assert!(N == 4 * V) };
+        let indices: [u32; N] = spell(|i| 4 * Row::<THREADS>::strided(i / 4) + (i % 4) as u32);
+        let scores = spell(|i| f32::from_bits(fetched[i / 4][i % 4]));
+        Held::new(scores, indices, spell(|i| indices[i] < self.length))
+    }
 
     /// Calls `visit` with each of the thread's scores and its index, in all of the row.
     ///
@@ -165,7 +226,7 @@ impl<const THREADS: u32> Row<THREADS> {
         let mut first = 4 * thread::thread_idx_x();
         while first < self.length {
             // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
-            let found = unsafe { self.scores.load_u32x4(self.start() + u64::from(first)) };
+            let found = unsafe { self.scores.load_x4(self.start() + u64::from(first)) };
             let mut see = |i: usize| {
                 let index = first + i as u32;
                 if index < self.length {

@@ -6,7 +6,7 @@ use simt::shared::Shared;
 use simt::{thread, warp};
 
 use super::bins::inclusive_sum;
-use super::row::Row;
+use super::row::{Row, Scores};
 use crate::rank::{self, ABSENT};
 
 /// Most warps of a block.
@@ -64,7 +64,7 @@ impl Scratch {
     /// empty.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn cut<const THREADS: u32>(self, row: Row<THREADS>, k: u32) -> Cut {
+    pub unsafe fn cut<const THREADS: u32, S: Scores>(self, row: Row<THREADS, S>, k: u32) -> Cut {
         // SAFETY: by this function's own contract; branches are the block's.
         unsafe {
             let value = |value, _| value;
@@ -91,9 +91,9 @@ impl Scratch {
     /// # Safety
     /// As [`Self::cut`], after [`Self::extremes`], with at least `k` keys between the bounds.
     #[inline(always)]
-    unsafe fn search<const THREADS: u32>(
+    unsafe fn search<const THREADS: u32, S: Scores>(
         self,
-        row: Row<THREADS>,
+        row: Row<THREADS, S>,
         key: impl Fn(u32, u32) -> u32 + Copy,
         (mut low, mut high): (u32, u32),
         k: u32,
@@ -124,9 +124,9 @@ impl Scratch {
     /// # Safety
     /// As [`Self::cut`]; the counts are clear, and there are at least `k` digits.
     #[inline(always)]
-    unsafe fn round<const THREADS: u32>(
+    unsafe fn round<const THREADS: u32, S: Scores>(
         self,
-        row: Row<THREADS>,
+        row: Row<THREADS, S>,
         k: u32,
         digit: impl Fn(u32, u32) -> Option<u32>,
     ) -> Crossing {
@@ -178,9 +178,9 @@ impl Scratch {
     /// # Safety
     /// As [`Self::cut`].
     #[inline(always)]
-    unsafe fn extremes<const THREADS: u32>(
+    unsafe fn extremes<const THREADS: u32, S: Scores>(
         self,
-        row: Row<THREADS>,
+        row: Row<THREADS, S>,
         key: impl Fn(u32, u32) -> u32,
     ) -> (u32, u32) {
         let (mut low, mut high) = (u32::MAX, ABSENT);

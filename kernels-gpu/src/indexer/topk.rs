@@ -8,31 +8,25 @@
 use kv_layout::params::{IndexTopkParams, TopkSelectParams};
 use simt::atomic::BlockAtomicU32;
 use simt::mem::{Global, GlobalMut};
-use simt::shared::Shared;
-use simt::{grid, thread};
+use simt::thread;
 
-use super::bins::{Bins, Extent, Linear};
-use super::candidates::{CANDIDATES, Finder, GROUPS};
-use super::list::{self, List, NOTHING, RECORDS, Record};
+use super::arena::{Arena, CROWDED};
+use super::bins::{Extent, Linear};
+use super::candidates::Finder;
+use super::list::{self, List, NOTHING, Record};
 use super::row::{
-    HELD_GROUPS, Held, LONG_THREADS, LONG_VECTORS, Row, SHORT_THREADS, SHORT_VECTORS,
+    HELD_GROUPS, Held, LONG_THREADS, LONG_VECTORS, Row, SHORT_THREADS, SHORT_VECTORS, Scores,
 };
-use super::search::Scratch;
 use super::visible;
 use crate::rank;
 use crate::spell::spell;
 
-/// Longest row that a block of [`select`] holds, if rows are longer than the short ones.
-const HELD: u32 = 4096;
+/// Longest row that a block of [`LONG_THREADS`] holds.
+pub(super) const HELD: u32 = 4096;
 /// Scores of a thread of a long row: as many as there may be.
 const MANY: usize = 4 * LONG_VECTORS;
-/// Values of a bin whose order within it is found by comparing all of them, at most.
-const CROWDED: u32 = 127;
 /// Where the index is in the word of a record; below is how many of its bin were counted before.
 const INDEX_AT: u32 = CROWDED.count_ones();
-/// Longest list.
-const MOST: u32 = 2048;
-
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
 /// # Safety
@@ -147,84 +141,15 @@ unsafe fn seen<const THREADS: u32>(
     Use { length: seen.min(row.columns), all: seen <= k }
 }
 
-/// What a block keeps in shared memory.
-#[derive(Clone, Copy)]
-struct Arena<const THREADS: u32, const EACH: usize> {
-    bins: Bins<THREADS, EACH>,
-    /// A search begins when the bins are done with.
-    scratch: Scratch,
-    /// Of candidates, of groups.
-    counters: Shared<u32, 2>,
-    /// Whether a bin that the list needs has more values than [`CROWDED`].
-    crowded: Shared<u32, 1>,
-    list: List,
-    /// In the list's place, before it.
-    groups: Shared<u32, { GROUPS as usize }>,
-    /// Likewise.
-    candidates: Shared<u32, { CANDIDATES as usize }>,
-}
-
-impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
-    const COUNTERS_AT: u32 = Bins::<THREADS, EACH>::BYTES;
-    const LIST_AT: u32 = Self::COUNTERS_AT + 16;
-    /// Behind what is cleared of the list while candidates are read.
-    const CANDIDATES_AT: u32 = Self::LIST_AT + 8 * (MOST + CROWDED + 1);
-    const CHECKED: () = {
-        assert!(Scratch::BYTES <= Bins::<THREADS, EACH>::BYTES);
-        assert!(Bins::<THREADS, EACH>::BYTES.is_multiple_of(16));
-        assert!(Self::LIST_AT + List::BYTES <= 48_640);
-        assert!(Self::LIST_AT + 4 * GROUPS <= Self::CANDIDATES_AT);
-        assert!(Self::CANDIDATES_AT + 4 * CANDIDATES <= Self::LIST_AT + List::BYTES);
-        assert!(CANDIDATES <= RECORDS && HELD <= RECORDS);
-    };
-
-    /// # Safety
-    /// The block has the shared memory of the kernel table.
-    #[inline(always)]
-    unsafe fn new() -> Self {
-        const { Self::CHECKED };
-        // SAFETY: inside the block's memory; what is in one place is there one after the other, with
-        // barriers between.
-        unsafe {
-            Self {
-                bins: Bins::at(0),
-                scratch: Scratch::at(0),
-                counters: Shared::at(Self::COUNTERS_AT),
-                crowded: Shared::at(Self::COUNTERS_AT + 8),
-                list: List::at(Self::LIST_AT),
-                groups: Shared::at(Self::LIST_AT),
-                candidates: Shared::at(Self::CANDIDATES_AT),
-            }
-        }
-    }
-
-    /// Clears what is counted with, and the first `records` of the list, for whoever comes behind the next
-    /// barrier; while the launch before may still run. Behind it global memory may be used.
-    ///
-    /// # Safety
-    /// All threads of the block call it together, first.
-    #[inline(always)]
-    unsafe fn begin(self, records: u32) {
-        // SAFETY: by this function's own contract.
-        unsafe {
-            self.bins.begin();
-            if thread::thread_idx_x() == 0 {
-                self.counters.store_u32x2(0, [0; 2]);
-                self.crowded.store(0, 0);
-            }
-            self.list.clear(records);
-        }
-        grid::wait_for_dependencies();
-        grid::launch_dependents();
-    }
-}
-
 /// A row, and where its largest scores are listed.
 #[derive(Clone, Copy)]
-struct Selection<const THREADS: u32, const EACH: usize> {
-    row: Row<THREADS>,
-    k: u32,
-    selected: GlobalMut<i32>,
+pub(super) struct Selection<const THREADS: u32, const EACH: usize, S = Global<f32>> {
+    /// The row.
+    pub row: Row<THREADS, S>,
+    /// How many are listed.
+    pub k: u32,
+    /// `[rows, k]`.
+    pub selected: GlobalMut<i32>,
 }
 
 /// That of a row that a block holds.
@@ -245,7 +170,9 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
         let IndexTopkParams { columns, group_log2, k, .. } = params;
         Self::of_row(scores, selected, TopkSelectParams { columns, group_log2, k })
     }
+}
 
+impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, S> {
     /// Sets element `at` of the list.
     ///
     /// # Safety
@@ -276,7 +203,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
     /// # Safety
     /// The row has no more scores than the list has room for.
     #[inline(always)]
-    unsafe fn list_all(self) {
+    pub(super) unsafe fn list_all(self) {
         let index = |at| if at < self.row.length { at as i32 } else { -1 };
         // SAFETY: by this function's own contract.
         unsafe { self.set_all((0, self.k), index) }
@@ -284,7 +211,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
 
     /// How many records [`Self::order`] looks at.
     #[inline(always)]
-    fn cleared(self) -> u32 {
+    pub(super) fn cleared(self) -> u32 {
         self.k + CROWDED + 1
     }
 
@@ -295,7 +222,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
     /// All threads of the block call it together; [`Self::cleared`] records were cleared, and before a
     /// barrier the bins.
     #[inline(always)]
-    unsafe fn order<const N: usize>(
+    pub(super) unsafe fn order<const N: usize>(
         self,
         arena: Arena<THREADS, EACH>,
         held: Held<N>,
@@ -345,7 +272,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
     /// # Safety
     /// All threads of the block call it together. The row is not empty.
     #[inline(always)]
-    unsafe fn search(self, Arena { scratch, counters, list, .. }: Arena<THREADS, EACH>) {
+    pub(super) unsafe fn search(self, Arena { scratch, counters, list, .. }: Arena<THREADS, EACH>) {
         let count = self.k.min(self.row.length);
         // SAFETY: barriers stand between what threads write and others read; the cut takes exactly `count`
         // scores.
@@ -454,7 +381,7 @@ impl Long {
 /// # Safety
 /// All threads of the block call it together.
 #[inline(always)]
-unsafe fn between<const THREADS: u32, const EACH: usize, const N: usize>(
+pub(super) unsafe fn between<const THREADS: u32, const EACH: usize, const N: usize>(
     arena: Arena<THREADS, EACH>,
     held: Held<N>,
 ) -> Linear {

@@ -6,7 +6,7 @@ use simt::mem::Global;
 use simt::shared::Shared;
 use simt::thread;
 
-use super::keys::Keys;
+use super::keys::{Keys, own_thread};
 
 /// The weights of all heads, times the format's unit, in shared memory: by quarter `t` of a warp's lanes those of heads
 /// `8 i + 2 t` and `8 i + 2 t + 1`, one quarter at word `20 t`, so that all are read at once.
@@ -31,10 +31,10 @@ impl Weights {
     /// Puts them there; to be followed by a barrier.
     ///
     /// # Safety
-    /// `weight` holds the row; all threads of the block call it.
+    /// `weight` holds the row; all threads of the four warps call it.
     #[inline(always)]
     pub unsafe fn store<K: Keys>(self, weight: Global<f32>, row: u32, heads: u32) {
-        let head = thread::thread_idx_x();
+        let head = own_thread();
         if head >= QUERY_HEADS {
             return;
         }

@@ -23,21 +23,50 @@ fn tolerance(format: IndexFormat) -> f64 {
 }
 
 /// One CSA layer's keys and a block table: each slot's blocks anywhere.
-struct Layer<D: Device> {
-    device: D,
-    stream: D::Stream,
-    format: IndexFormat,
+pub struct Layer<D: Device> {
+    pub device: D,
+    pub stream: D::Stream,
+    pub format: IndexFormat,
     code: Buffer<D, u8>,
     scale: Buffer<D, u8>,
-    table: Vec<i32>,
+    pub table: Vec<i32>,
     max_blocks: u32,
-    num_blocks: u32,
+    pub num_blocks: u32,
     /// Every key of the planes.
-    encoded: Vec<EncodedKey>,
+    pub encoded: Vec<EncodedKey>,
+}
+
+/// Queries on the device, quantised, and the table of their blocks.
+pub struct Step<D: Device> {
+    position: Buffer<D, i32>,
+    slot: Buffer<D, i32>,
+    first: u32,
+    pub count: u32,
+    query: Buffer<D, u8>,
+    weight: Buffer<D, f32>,
+    heads: u32,
+    table: Buffer<D, i32>,
+    slots: u32,
+    max_blocks: u32,
+}
+
+impl<D: Device> Step<D> {
+    pub fn queries(&self) -> GatherQueries<'_, D> {
+        let Self { position, slot, first, count, .. } = self;
+        GatherQueries { position, slot, index: slot, first: *first, count: *count }
+    }
+
+    pub fn quantised(&self) -> IndexQueries<'_, D> {
+        IndexQueries { query: &self.query, weight: &self.weight, heads: self.heads }
+    }
+
+    pub fn table(&self) -> BlockTable<'_, D> {
+        BlockTable { table: &self.table, slots: self.slots, max_blocks: self.max_blocks }
+    }
 }
 
 impl<D: Device> Layer<D> {
-    fn new(device: &D, format: IndexFormat, (slots, max_blocks): (u32, u32)) -> Self {
+    pub fn new(device: &D, format: IndexFormat, (slots, max_blocks): (u32, u32)) -> Self {
         let stream = device.stream().unwrap();
         let mut random = StdRng::seed_from_u64(5);
         let num_blocks = slots * max_blocks + 2;
@@ -62,10 +91,41 @@ impl<D: Device> Layer<D> {
         }
     }
 
-    /// Makes the device's scales those of `encoded`.
-    fn upload_scales(&mut self) {
-        let scales: Vec<u8> = self.encoded.iter().flat_map(|key| key.scale.clone()).collect();
+    /// Makes the device's keys those of `encoded`.
+    pub fn upload_keys(&mut self) {
+        let plane = |part: fn(&EncodedKey) -> &Vec<u8>| {
+            self.encoded.iter().flat_map(part).copied().collect::<Vec<u8>>()
+        };
+        let (codes, scales) = (plane(|key| &key.codes), plane(|key| &key.scale));
+        self.code = upload(&self.device, &self.stream, &codes);
         self.scale = upload(&self.device, &self.stream, &scales);
+    }
+
+    /// The planes, and their blocks.
+    pub fn keys(&self) -> (IndexKeys<'_, D>, u32) {
+        let Self { code, scale, format, .. } = self;
+        (IndexKeys { code, scale, format: *format, rotate: true }, self.num_blocks)
+    }
+
+    /// Queries (slot, position) from `first` on.
+    pub fn step(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> Step<D> {
+        let Self { device, stream, .. } = self;
+        let rows = queries.len() - first;
+        let (slot, position): (Vec<i32>, Vec<i32>) = queries.iter().copied().unzip();
+        let (query, weight) = case.operands(rows);
+        let query = in_order(self.format, &query, case.heads as usize);
+        Step {
+            position: upload(device, stream, &position),
+            slot: upload(device, stream, &slot),
+            first: first as u32,
+            count: rows as u32,
+            query: upload(device, stream, &query),
+            weight: upload(device, stream, &weight),
+            heads: case.heads,
+            table: upload(device, stream, &self.table),
+            slots: self.table.len() as u32 / self.max_blocks,
+            max_blocks: self.max_blocks,
+        }
     }
 
     /// An entry's key as the oracle reads it; `None` if its block is missing, or a scale is NaN.
@@ -85,40 +145,25 @@ impl<D: Device> Layer<D> {
     fn check(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
         let Self { device, stream, .. } = self;
         let rows = queries.len() - first;
-        let (slot, position): (Vec<i32>, Vec<i32>) = queries.iter().copied().unzip();
-        let (slot, position) = (upload(device, stream, &slot), upload(device, stream, &position));
-        let gathered = GatherQueries {
-            position: &position,
-            slot: &slot,
-            index: &slot,
-            first: first as u32,
-            count: rows as u32,
-        };
-        let Case { heads, columns, skip, .. } = *case;
-        let (query, weight) = case.operands(rows);
-        let query = in_order(self.format, &query, heads as usize);
-        let (query, weight) = (upload(device, stream, &query), upload(device, stream, &weight));
-        let quantised = IndexQueries { query: &query, weight: &weight, heads };
+        let step = self.step(queries, first, case);
+        let Case { columns, skip, .. } = *case;
         let scores = upload(device, stream, &vec![CANARY; rows * columns as usize + 1]);
         let groups = maxima_len(columns) as usize;
         let maxima = upload(device, stream, &vec![CANARY; rows * groups]);
         let to = Scores { scores: &scores, maxima: &maxima, columns };
-        let table = upload(device, stream, &self.table);
-        let slots = self.table.len() as u32 / self.max_blocks;
-        let table = BlockTable { table: &table, slots, max_blocks: self.max_blocks };
-        let Self { code, scale, format, .. } = self;
-        let keys = IndexKeys { code, scale, format: *format, rotate: true };
-        let planes = (&keys, self.num_blocks);
+        let (keys, num_blocks) = self.keys();
+        let (from, table) = (step.quantised(), step.table());
+        let planes = (&keys, num_blocks);
         let faults = upload(device, stream, &[0]);
         let run = ops::index_score;
-        run(device, stream, &gathered, &quantised, &table, planes, skip, &to, &faults).unwrap();
+        run(device, stream, &step.queries(), &from, &table, planes, skip, &to, &faults).unwrap();
         let (scores, maxima) =
             (download(device, stream, &scores), download(device, stream, &maxima));
         assert_eq!(scores[scores.len() - 1], CANARY, "behind the scores");
         for (row, &(slot, position)) in queries[first..].iter().enumerate() {
             let scores = &scores[row * columns as usize..][..columns as usize];
             let seen = visible(position.max(0) as usize, 4).min(columns as usize);
-            let live = (0..slots as i32).contains(&slot) && seen > skip as usize;
+            let live = (0..step.slots as i32).contains(&slot) && seen > skip as usize;
             let seen = if live { seen } else { 0 };
             if seen > 0 {
                 self.check_row(&case.vectors(row), slot, &scores[..seen]);
@@ -156,13 +201,13 @@ impl<D: Device> Layer<D> {
 }
 
 /// Queries that are quantised already, and how they are scored.
-struct Case {
-    heads: u32,
-    columns: u32,
-    skip: u32,
-    format: IndexFormat,
+pub struct Case {
+    pub heads: u32,
+    pub columns: u32,
+    pub skip: u32,
+    pub format: IndexFormat,
     /// How many binades each group of a query against MXFP4 keys is below the one before.
-    fall: i32,
+    pub fall: i32,
 }
 
 impl Case {
@@ -208,7 +253,7 @@ impl Case {
 }
 
 /// The last position of a request that sees `entries` entries.
-fn sees(entries: i32) -> i32 {
+pub fn sees(entries: i32) -> i32 {
     4 * (entries + 1) - 2
 }
 
@@ -282,7 +327,7 @@ pub fn distant_groups_equal_the_oracle<D: Device>(device: &D) {
             *scale = random.random_range(115..=139);
         }
     }
-    layer.upload_scales();
+    layer.upload_keys();
     for fall in [0, 1, 2, 9] {
         let queries = [(0, sees(352)), (0, sees(77))];
         let case = Case { heads: 20, columns: 352, skip: 0, format, fall };
@@ -298,7 +343,7 @@ pub fn scales_of_any_size_are_exact<D: Device>(device: &D) {
     for (key, scale) in [0, 1, 60, 100, 127, 150, 160, 200, 255].into_iter().enumerate() {
         layer.encoded[first + key].scale = vec![scale; 4];
     }
-    layer.upload_scales();
+    layer.upload_keys();
     let case = Case { heads: 16, columns: 32, skip: 0, format, fall: 0 };
     assert_eq!(layer.check(&[(0, sees(32))], 0, &case), 0);
 }

@@ -12,6 +12,7 @@ mod entries;
 mod gather;
 mod gathered;
 mod histories;
+mod index_list;
 mod indexer;
 mod indexer_query;
 mod layers;
@@ -180,8 +181,16 @@ suite! { suite:
         golden_scores_give_the_golden_lists,
         wrong_sizes_are_refused,
     }
+    index_list {
+        lists_equal_a_stable_sort,
+        long_rows_equal_a_stable_sort,
+        crowds_equal_a_stable_sort,
+        distant_queries_equal_a_stable_sort,
+        bad_input_is_refused,
+    }
     select {
         lists_equal_the_oracle,
+        one_launch_lists_as_two,
         bad_input_is_refused,
     }
     refusals {

@@ -1,5 +1,6 @@
 //! `CsaIndexer` through the cache: activations to lists, in parts and whole, eager and captured.
 
+use dsv4_kv::device::ops::one_launch_is_faster;
 use dsv4_kv::device::{Buffer, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::{CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceSize};
@@ -33,6 +34,7 @@ fn activations(count: u32, random: &mut StdRng) -> Vec<u16> {
 
 /// One layer's indexer and its inputs, on the device and here.
 struct Inputs<D: Device> {
+    bucket: u32,
     model: ModelConfig,
     indexer: CsaIndexer<D>,
     latent: Buffer<D, u16>,
@@ -41,17 +43,17 @@ struct Inputs<D: Device> {
 }
 
 impl<D: Device> Inputs<D> {
-    fn new(fed: &Fed<D>, seed: u64) -> Self {
+    fn new(fed: &Fed<D>, seed: u64, bucket: u32) -> Self {
         let (device, stream) = (fed.manager.device(), &fed.stream);
         let model = fed.manager.config().model.clone();
         let mut random = StdRng::seed_from_u64(seed);
         let (heads, rank, width) = (model.index_heads, model.q_lora_rank, model.hidden_size);
-        let sizes = [heads * 128 * rank, heads * width, BUCKET * rank, BUCKET * width];
+        let sizes = [heads * 128 * rank, heads * width, bucket * rank, bucket * width];
         let values = sizes.map(|size| activations(size, &mut random));
         let [query, weight, latent, hidden] =
             values.each_ref().map(|values| upload(device, stream, values));
         let indexer = CsaIndexer::new(device, &model, query, weight).unwrap();
-        Self { model, indexer, latent, hidden, values }
+        Self { bucket, model, indexer, latent, hidden, values }
     }
 
     fn workspace(&self, fed: &Fed<D>, queries: u32) -> IndexerWorkspace<D> {
@@ -59,7 +61,7 @@ impl<D: Device> Inputs<D> {
         let one = WorkspaceSize::new(&self.model, context, 1, u64::MAX).unwrap();
         let bytes = u64::from(queries + 1) * one.bytes - 1;
         let workspace =
-            IndexerWorkspace::new(fed.manager.device(), &self.model, context, BUCKET, bytes);
+            IndexerWorkspace::new(fed.manager.device(), &self.model, context, self.bucket, bytes);
         let workspace = workspace.unwrap();
         assert_eq!(workspace.size().queries, queries);
         workspace
@@ -72,9 +74,9 @@ impl<D: Device> Inputs<D> {
         workspace: &IndexerWorkspace<D>,
         selected: &Buffer<D, i32>,
     ) -> Result<(), KvError> {
-        let handle = fed.manager.layer_for(LayerId(layer as u32), BUCKET)?;
+        let handle = fed.manager.layer_for(LayerId(layer as u32), self.bucket)?;
         let activations = (&self.latent, &self.hidden);
-        let queries = 0..BUCKET;
+        let queries = 0..self.bucket;
         self.indexer.select(&fed.stream, &handle, workspace, queries, activations, K, selected)
     }
 
@@ -146,7 +148,7 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
         fed.prepare(&parts, BUCKET);
         fed.update(BUCKET).unwrap();
         for layer in LAYERS {
-            let inputs = Inputs::new(&fed, layer as u64);
+            let inputs = Inputs::new(&fed, layer as u64, BUCKET);
             let lists = || filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
             let (whole, in_parts, replayed) = (lists(), lists(), lists());
             let (large, small) = (inputs.workspace(&fed, BUCKET), inputs.workspace(&fed, 9));
@@ -173,6 +175,32 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
     }
 }
 
+/// Queries enough for scores and lists in one launch: as in parts that take two.
+pub fn one_launch_lists_as_two<D: Device>(device: &D) {
+    const MANY: u32 = 72;
+    let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+    let mut fed = Fed::new(device, config(&tiny(), formats, 1));
+    let story = Story::random(&tiny(), 230, 24);
+    let id = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(id, &story, 0..160)], 160);
+    fed.prepare(&[Part::new(id, &story, 160..230)], MANY);
+    fed.update(MANY).unwrap();
+    let inputs = Inputs::new(&fed, 3, MANY);
+    let lists = || filled::<D, i32>(device, &fed.stream, (MANY * K) as usize);
+    let (whole, in_parts) = (lists(), lists());
+    let (large, small) = (inputs.workspace(&fed, MANY), inputs.workspace(&fed, MANY / 2));
+    let columns = fed.manager.config().max_context / 4;
+    let in_one = |queries| one_launch_is_faster(IndexFormat::Mxfp4, columns, queries);
+    assert!(in_one(MANY) && !in_one(MANY / 2), "the two ways are not compared");
+    inputs.select(&fed, LAYERS[0], &large, &whole).unwrap();
+    inputs.select(&fed, LAYERS[0], &small, &in_parts).unwrap();
+    let found = download(device, &fed.stream, &whole);
+    assert_eq!(found, download(device, &fed.stream, &in_parts));
+    assert!(found[..K as usize].iter().all(|&entry| entry >= 0), "a query sees more than it lists");
+    assert!(found[(70 * K) as usize..].iter().all(|&entry| entry == -1), "padding got entries");
+    fed.manager.check_faults(&fed.stream).unwrap();
+}
+
 /// What cannot be done is refused by name, before anything is queued.
 pub fn bad_input_is_refused<D: Device>(device: &D) {
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
@@ -180,7 +208,7 @@ pub fn bad_input_is_refused<D: Device>(device: &D) {
     let story = Story::random(&tiny(), 8, 1);
     let id = fed.manager.admit().unwrap();
     fed.step(&[Part::new(id, &story, 0..8)], BUCKET);
-    let inputs = Inputs::new(&fed, 1);
+    let inputs = Inputs::new(&fed, 1, BUCKET);
     let workspace = inputs.workspace(&fed, 2);
     let selected = filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
     inputs.select(&fed, 1, &workspace, &selected).unwrap();

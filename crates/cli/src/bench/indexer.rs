@@ -40,13 +40,37 @@ const ROWS: [(u32, u32); 5] = [(2048, 256), (32_768, 1), (32_768, 32), (1 << 18,
 const CROWDED: [(u32, u32); 2] = [(2048, 256), (32_768, 32)];
 /// Lengths of lists.
 const LISTS: [u32; 2] = [512, 1024];
+/// Entries that a query sees, and queries, whose scores and lists two launches make.
+const LISTED: [(u32, u32); 6] =
+    [(1024, 128), (2048, 96), (2048, 256), (32_768, 32), (1 << 18, 1), (1 << 18, 32)];
+
+/// What a node is.
+#[derive(Clone, Copy)]
+enum Node {
+    /// `index_score`.
+    Scores,
+    /// `index_score` and `index_topk`, lists of so many.
+    Two(u32),
+    /// `index_score_topk`, likewise, of MXFP4 keys.
+    One(u32),
+}
+
+impl Node {
+    /// Entries of a list.
+    fn k(self) -> u32 {
+        match self {
+            Self::Scores => 0,
+            Self::Two(k) | Self::One(k) => k,
+        }
+    }
+}
 
 pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
     for format in [IndexFormat::Mxfp4, IndexFormat::Nvfp4, IndexFormat::Fp8] {
         for size in SCORES {
             progress.set_message(format!("index_score {} {size:?}", format.name()));
-            results.push(scores(device, format, size, None)?);
+            results.push(scores(device, format, size, Node::Scores)?);
         }
     }
     for k in LISTS {
@@ -59,45 +83,55 @@ pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<V
         progress.set_message(format!("topk_select, crowded {size:?}"));
         results.push(selection(device, size, LISTS[0], true)?);
     }
-    for size in [(32_768, 32), (1 << 18, 1), (1 << 18, 32)] {
+    for size in LISTED {
         progress.set_message(format!("index_score and index_topk {size:?}"));
-        results.push(scores(device, IndexFormat::Mxfp4, size, Some(512))?);
+        results.push(scores(device, IndexFormat::Mxfp4, size, Node::Two(512))?);
+        if ops::one_launch_is_faster(IndexFormat::Mxfp4, size.0, size.1) {
+            results.push(scores(device, IndexFormat::Mxfp4, size, Node::One(512))?);
+        }
     }
     Ok(results)
 }
 
-/// Times scores alone, or with the lists of `k` entries in the same node.
+/// Times scores alone, or with lists.
 fn scores<D: Device>(
     device: &D,
     format: IndexFormat,
     (entries, queries): (u32, u32),
-    k: Option<u32>,
+    node: Node,
 ) -> Result<Measurement> {
+    let k = node.k();
     let pairs = u64::from(entries) * u64::from(queries);
     let vectors = u64::from(queries) * u64::from(HEADS);
     let query_bytes = u64::from(queries) * u64::from(format.query_bytes()) + vectors * WORD_BYTES;
-    let list_bytes = u64::from(k.unwrap_or(0)) * u64::from(queries) * WORD_BYTES;
-    let bytes = pairs * (format.row_bytes() + WORD_BYTES) + query_bytes + list_bytes;
+    let list_bytes = u64::from(k) * u64::from(queries) * WORD_BYTES;
+    let score_bytes = if let Node::One(_) = node { 0 } else { WORD_BYTES };
+    let bytes = pairs * (format.row_bytes() + score_bytes) + query_bytes + list_bytes;
     let nodes = nodes_for(bytes);
     let layers = Layers::new(device, format, (entries, queries), nodes)?;
-    let selected = device.allocate("lists", u64::from(queries) * u64::from(k.unwrap_or(1)))?;
+    let selected = device.allocate("lists", u64::from(queries) * u64::from(k.max(1)))?;
     let Layers { stream, position, slot, table, query, weight, faults, .. } = &layers;
     let (max_blocks, slots) = (entries / TILE, queries);
     let num_blocks = slots * max_blocks;
-    let record = |node: u64| -> Result<(), DeviceError> {
-        let (code, scale) = (part(&layers.code, node, nodes), part(&layers.scale, node, nodes));
-        let (all, maxima) = (part(&layers.scores, node, nodes), part(&layers.maxima, node, nodes));
+    let record = |layer: u64| -> Result<(), DeviceError> {
+        let (code, scale) = (part(&layers.code, layer, nodes), part(&layers.scale, layer, nodes));
+        let (all, maxima) =
+            (part(&layers.scores, layer, nodes), part(&layers.maxima, layer, nodes));
         let to = Scores { scores: &all, maxima: &maxima, columns: entries };
         let keys = IndexKeys { code: &code, scale: &scale, format, rotate: true };
         let queries = GatherQueries { position, slot, index: slot, first: 0, count: slots };
         let table = BlockTable { table, slots, max_blocks };
         let from = IndexQueries { query, weight, heads: HEADS };
         let planes = (&keys, num_blocks);
-        let skip = k.unwrap_or(0);
-        ops::index_score(device, stream, &queries, &from, &table, planes, skip, &to, faults)?;
-        match k {
-            Some(k) => ops::index_topk(device, stream, &queries, &to, k, &selected),
-            None => Ok(()),
+        if let Node::One(_) = node {
+            let (list, keys) = (ops::index_score_topk, (&code, &scale, num_blocks));
+            let of = (entries, k);
+            return list(device, stream, &queries, &from, &table, keys, of, &selected, faults);
+        }
+        ops::index_score(device, stream, &queries, &from, &table, planes, k, &to, faults)?;
+        match node {
+            Node::Two(_) => ops::index_topk(device, stream, &queries, &to, k, &selected),
+            _ => Ok(()),
         }
     };
     let mut retained = [position, slot, table, &selected].map(Buffer::memory).to_vec();
@@ -105,9 +139,11 @@ fn scores<D: Device>(
     retained.extend([weight, &layers.scores, &layers.maxima].map(Buffer::memory));
     retained.push(faults.memory());
     let graph = device.capture(stream, retained, || (0..nodes).try_for_each(record))?;
-    let name = match k {
-        Some(k) => format!("index_score_{} + index_topk {k}", format.name()),
-        None => format!("index_score_{}", format.name()),
+    let format = format.name();
+    let name = match node {
+        Node::Scores => format!("index_score_{format}"),
+        Node::Two(k) => format!("index_score_{format} + index_topk {k}"),
+        Node::One(k) => format!("index_score_topk {k}"),
     };
     let size = format!("{entries} entries x {queries} queries");
     let result = measurement(device, (name, size), (bytes, nodes), &graph)?;

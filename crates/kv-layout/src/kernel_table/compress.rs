@@ -72,7 +72,7 @@ macro_rules! compress_rows {
                 entries: mut u16;
                 CompressParams
             )
-            { block: 256, min_blocks: 2, shared: 10272, min_sm: 90 }
+            { block: 256, min_blocks: 2, shared: 43040, min_sm: 90 }
             bodies {
                 () => compress_hca: compress::hca::compress,
             }

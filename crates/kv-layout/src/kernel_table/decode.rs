@@ -120,7 +120,7 @@ macro_rules! decode_rows {
                 faults: mut u32;
                 DecodeParams
             )
-            { block: 256, min_blocks: 2, shared: 11424, min_sm: 90 }
+            { block: 256, min_blocks: 2, shared: 44192, min_sm: 90 }
             bodies {
                 MainFormat::Ue8m0 => decode_hca_ue8m0: decode::hca::layer::<row::Ue8m0Row>,
                 MainFormat::F32 => decode_hca_f32: decode::hca::layer::<row::F32Row>,

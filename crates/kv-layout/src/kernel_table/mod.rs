@@ -8,6 +8,7 @@ mod compress;
 mod decode;
 mod flush;
 mod gather;
+mod index_list;
 mod indexer;
 mod poison;
 mod router;
@@ -22,7 +23,7 @@ macro_rules! kernel_table {
     ([$($to:tt)*] $($extra:tt)*) => {
         $crate::window_rows! {
             [step_rows compress_rows state_rows flush_rows decode_rows gather_rows
-             indexer_rows poison_rows router_rows end_of_rows [$($to)*] $($extra)*] {}
+             indexer_rows index_list_rows poison_rows router_rows end_of_rows [$($to)*] $($extra)*] {}
         }
     };
 }

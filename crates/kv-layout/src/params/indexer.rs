@@ -86,9 +86,31 @@ pub struct IndexTopkParams {
     pub k: u32,
 }
 
+/// Scalars of `index_score_topk`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct IndexScoreTopkParams {
+    /// The first query token of the launch; its query and its list are row 0.
+    pub first: u32,
+    /// Heads of a query, at most 64.
+    pub heads: u32,
+    /// Entries of a list, at most 2048.
+    pub k: u32,
+    /// Most entries of a query, at most 2048; one that sees more is a fault.
+    pub columns: u32,
+    /// Rows of the block table; a slot beyond them is a fault, not a read.
+    pub slots: u32,
+    /// Blocks in a row of the block table.
+    pub max_blocks: u32,
+    /// Blocks of the key planes; one beyond them is a fault, not a read.
+    pub num_blocks: u32,
+}
+
 const _: () = assert!(size_of::<ProjectParams>() == 12 && align_of::<ProjectParams>() == 4);
 const _: () = assert!(size_of::<IndexQueryParams>() == 12 && align_of::<IndexQueryParams>() == 4);
 const _: () = assert!(size_of::<IndexScoreParams>() == 36 && align_of::<IndexScoreParams>() == 4);
 const _: () = assert!(size_of::<ScoreMaximaParams>() == 8 && align_of::<ScoreMaximaParams>() == 4);
 const _: () = assert!(size_of::<TopkSelectParams>() == 12 && align_of::<TopkSelectParams>() == 4);
 const _: () = assert!(size_of::<IndexTopkParams>() == 16 && align_of::<IndexTopkParams>() == 4);
+const _: () =
+    assert!(size_of::<IndexScoreTopkParams>() == 28 && align_of::<IndexScoreTopkParams>() == 4);

@@ -58,6 +58,22 @@ read_modify_write! {
 }
 
 #[inline(always)]
+pub fn global_add_acq_rel(word: GlobalWord, value: u32) -> u32 {
+    let old: u32;
+    // SAFETY: `global_word` was promised a word in bounds and aligned.
+    unsafe {
+        asm!(
+            "atom.acq_rel.gpu.global.add.u32 {old}, [{word}], {value};",
+            old = out(reg32) old,
+            word = in(reg64) word.0,
+            value = in(reg32) value,
+            options(nostack),
+        );
+    }
+    old
+}
+
+#[inline(always)]
 pub fn global_compare_exchange(word: GlobalWord, expected: u32, new: u32) -> u32 {
     let old: u32;
     // SAFETY: `global_word` was promised a word in bounds and aligned.

@@ -17,15 +17,18 @@ use crate::kernels::{
 /// Most scores of a row: the entries of the longest context.
 const MOST_COLUMNS: u32 = 1 << 18;
 /// Most indices of a list.
-const MOST_SELECTED: u32 = 2048;
+pub(super) const MOST_SELECTED: u32 = 2048;
 /// Most columns of a short row.
-const SHORT: u32 = 2048;
+pub(super) const SHORT: u32 = 2048;
 /// Longest row that a selection reads without looking at maxima first.
 const READ_WHOLE: u32 = 4096;
 /// Most groups of a row that a selection holds.
 const MOST_GROUPS: u32 = 8192;
 /// Entries of a tile of `index_score`.
-const TILE: u32 = 32;
+pub(super) const TILE: u32 = 32;
+
+/// Warps of a block of `index_score`.
+pub(super) const WARPS: u32 = 4;
 
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, D: Device> {
@@ -39,7 +42,7 @@ pub struct IndexQueries<'a, D: Device> {
 }
 
 impl<D: Device> IndexQueries<'_, D> {
-    fn check(&self, queries: u32) -> Result<(), DeviceError> {
+    pub(super) fn check(&self, queries: u32) -> Result<(), DeviceError> {
         check_argument("indexer heads", self.heads, 1, QUERY_HEADS)?;
         let queries = u64::from(queries);
         check("queries", self.query, queries * u64::from(IndexFormat::MOST_QUERY_BYTES))?;
@@ -75,7 +78,7 @@ fn group_log2(columns: u32) -> u32 {
     if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
 }
 
-fn check_argument(
+pub(super) fn check_argument(
     what: &'static str,
     value: u32,
     multiple: u32,
@@ -202,10 +205,7 @@ pub fn index_score<D: Device>(
     table.check()?;
     to.check(count)?;
     check("fault word", faults, 1)?;
-    check_argument("blocks of indexer keys", num_blocks, 1, i32::MAX as u32)?;
-    let rows = u64::from(num_blocks) * u64::from(TILE);
-    check("indexer key codes", keys.code, rows * keys.format.code_bytes())?;
-    check("indexer key scales", keys.scale, rows * keys.format.scale_bytes())?;
+    check_keys(keys.format, (keys.code, keys.scale), num_blocks)?;
     let tiles = tiles_per_block(to.columns, count);
     let operation = IndexScore {
         query: from.query.ptr(),
@@ -238,19 +238,13 @@ pub fn index_score<D: Device>(
 
 /// Tiles that a block of `index_score` takes: so many that the blocks fill an H200 a whole number of
 /// times, and that fetching the query does not show.
-fn tiles_per_block(columns: u32, queries: u32) -> u32 {
+pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     /// Blocks that run at once: four on each of 132 multiprocessors.
     const AT_ONCE: u32 = 4 * 132;
-    const WARPS: u32 = 4;
     /// A warp knows the blocks of 32 tiles, one a lane.
     const MOST: u32 = 32 * WARPS;
     let tiles = columns / TILE;
-    let of_waves = |waves: u32| {
-        tiles.div_ceil(
-            (waves * std::env::var("DSV4_AT").map_or(AT_ONCE, |s| s.parse().unwrap()) / queries)
-                .max(1),
-        )
-    };
+    let of_waves = |waves: u32| tiles.div_ceil((waves * AT_ONCE / queries).max(1));
     let fitting = (1..MOST_COLUMNS / TILE).map(of_waves).find(|&tiles| tiles <= MOST);
     fitting.unwrap_or(MOST).next_multiple_of(WARPS)
 }
@@ -346,7 +340,18 @@ fn check_selection<D: Device>(
     check("selected entries", selected, u64::from(rows) * u64::from(k))
 }
 
-fn check_queries<D: Device>(queries: &GatherQueries<'_, D>) -> Result<(), DeviceError> {
+pub(super) fn check_keys<D: Device>(
+    format: IndexFormat,
+    (code, scale): (&Buffer<D, u8>, &Buffer<D, u8>),
+    num_blocks: u32,
+) -> Result<(), DeviceError> {
+    check_argument("blocks of indexer keys", num_blocks, 1, i32::MAX as u32)?;
+    let rows = u64::from(num_blocks) * u64::from(TILE);
+    check("indexer key codes", code, rows * format.code_bytes())?;
+    check("indexer key scales", scale, rows * format.scale_bytes())
+}
+
+pub(super) fn check_queries<D: Device>(queries: &GatherQueries<'_, D>) -> Result<(), DeviceError> {
     let end = u64::from(queries.first) + u64::from(queries.count);
     check("positions", queries.position, end)?;
     check("slots", queries.slot, end)

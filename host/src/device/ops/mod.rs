@@ -5,6 +5,7 @@ mod compress;
 mod decode;
 mod flush;
 mod gather;
+mod index_list;
 mod indexer;
 mod poison;
 mod poison_keys;
@@ -19,6 +20,7 @@ pub use compress::{
 pub use decode::{DecodeStep, DecodeStream, decode_csa, decode_hca};
 pub use flush::{IndexKeys, flush_csa, flush_hca};
 pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};
+pub use index_list::{index_score_topk, one_launch_is_faster};
 pub use indexer::{
     IndexQueries, Scores, index_query, index_score, index_topk, maxima_len, project, topk_select,
 };

@@ -17,10 +17,22 @@ use simt::thread;
 
 use super::weights::Weights;
 
-/// The shared memory of a block of threads: the query of all heads, the right side of products; then
-/// what a format needs to unpack keys; then the keys of four warps, as many blocks of the cache each as
-/// fit; then the heads' weights.
+/// Warps that multiply together.
+pub const WARPS: u32 = 4;
+/// Their threads.
+pub const THREADS: u32 = 32 * WARPS;
+
+/// The shared memory of four warps: the query of all heads, the right side of products; then what a
+/// format needs to unpack keys; then keys, as many blocks of the cache for each warp as fit; then the
+/// heads' weights.
 pub type Arena = Shared<u32, 11_088>;
+
+/// The thread's number among those of its four warps.
+#[inline(always)]
+#[must_use]
+pub fn own_thread() -> u32 {
+    thread::thread_idx_x() % THREADS
+}
 
 /// The keys of a block of the cache in shared memory: the codes of 32, then their scales.
 #[derive(Clone, Copy)]
@@ -99,7 +111,7 @@ pub trait Keys: Copy {
     /// Writes what unpacking needs, from word `at` on; to be followed by a barrier.
     ///
     /// # Safety
-    /// The memory is free; all threads of the block of threads call it.
+    /// The memory is free; all threads of the four warps call it.
     #[inline(always)]
     unsafe fn prepare(_arena: Arena, _at: u32) {}
 
@@ -114,7 +126,7 @@ pub trait Keys: Copy {
     ///
     /// # Safety
     /// `left` is [`Self::unpack`]ed from the half, which is still there, with query and weights, and all
-    /// threads of the block of threads call it together.
+    /// threads of the four warps call it together.
     unsafe fn sums<T>(
         half: Half,
         left: Self::Left,

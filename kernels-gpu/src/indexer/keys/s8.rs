@@ -16,7 +16,7 @@ use simt::mma::s8_m16n8k32;
 use simt::warpgroup::{right_word, s8_m64n64k128};
 use simt::{copy, thread, warp};
 
-use super::{Arena, Block, Half, Keys};
+use super::{Arena, Block, Half, Keys, own_thread};
 use crate::indexer::weights::Weights;
 
 /// [`IndexFormat::Mxfp4`].
@@ -59,7 +59,7 @@ impl Keys for Mxfp4Keys {
 
     #[inline(always)]
     unsafe fn prepare(arena: Arena, at: u32) {
-        let log2 = thread::thread_idx_x();
+        let log2 = own_thread();
         if log2 < Self::PREPARED_WORDS / 4 {
             // SAFETY: four of the words that are there for it, once.
             unsafe { arena.store_u32x4(at + 4 * log2, table(log2)) }

@@ -1,0 +1,140 @@
+//! The indexer's scores and lists in one launch.
+
+use std::ops::RangeInclusive;
+
+use kv_layout::index_row::IndexFormat;
+use kv_layout::params::IndexScoreTopkParams;
+
+use super::indexer::{
+    MOST_SELECTED, SHORT, TILE, WARPS, check_argument, check_keys, check_queries, tiles_per_block,
+};
+use super::{BlockTable, GatherQueries, IndexQueries, check};
+use crate::device::{Buffer, Device, DeviceError};
+use crate::kernels::IndexScoreTopk;
+
+/// Whether [`index_score_topk`] takes less time on an H200 than [`super::index_score`] and
+/// [`super::index_topk`], as measured with 67 to 396 queries (docs/performance.md): where a multiprocessor
+/// has no more rounds of tiles to score. Blocks of `index_score` share the tiles of a query; here a
+/// multiprocessor has two queries at a time, or one, by eight warps each.
+#[must_use]
+pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> bool {
+    const MEASURED: RangeInclusive<u32> = 67..=396;
+    const MULTIPROCESSORS: u32 = 132;
+    /// Warps of a multiprocessor at a time, and those of a query.
+    const AT_ONCE: u32 = 16;
+    const OF_QUERY: u32 = 8;
+    let measured = format == IndexFormat::Mxfp4 && columns <= SHORT && MEASURED.contains(&queries);
+    let rounds_of_query = (columns / TILE).div_ceil(OF_QUERY);
+    let one = queries.div_ceil(MULTIPROCESSORS) * rounds_of_query;
+    let two = tiles_per_block(columns, queries) / WARPS;
+    measured && OF_QUERY * one <= AT_ONCE * two
+}
+
+/// Queues `index_score_topk`: the lists over MXFP4 keys that [`super::index_score`], with `k` entries to
+/// skip, and [`super::index_topk`] make, in one launch without scores in memory. The keys are `code`
+/// (`[num_blocks * 32, 64]` u8) and `scale` (`[num_blocks * 32, 4]` u8). `columns`: most entries of a query,
+/// at most 2048; `selected`: `[queries, k]`, -1 behind the last and for a slot outside the table.
+///
+/// A query that sees more than `columns` entries is counted in `faults` and its list made of the first of
+/// them; an entry whose block is missing comes last and is counted too.
+///
+/// # Errors
+/// [`DeviceError::Argument`] for too many heads, columns or entries of a list, or no blocks;
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+pub fn index_score_topk<D: Device>(
+    device: &D,
+    stream: &D::Stream,
+    queries: &GatherQueries<'_, D>,
+    from: &IndexQueries<'_, D>,
+    table: &BlockTable<'_, D>,
+    (code, scale, num_blocks): (&Buffer<D, u8>, &Buffer<D, u8>, u32),
+    (columns, k): (u32, u32),
+    selected: &Buffer<D, i32>,
+    faults: &Buffer<D, u32>,
+) -> Result<(), DeviceError> {
+    let count = queries.count;
+    if count == 0 {
+        return Ok(());
+    }
+    check_queries(queries)?;
+    from.check(count)?;
+    table.check()?;
+    check_argument("columns of scores in one launch", columns, TILE, SHORT)?;
+    check_argument("indices of a list", k, 1, MOST_SELECTED)?;
+    check("selected entries", selected, u64::from(count) * u64::from(k))?;
+    check("fault word", faults, 1)?;
+    check_keys(IndexFormat::Mxfp4, (code, scale), num_blocks)?;
+    let operation = IndexScoreTopk {
+        query: from.query.ptr(),
+        weight: from.weight.ptr(),
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        table: table.table.ptr(),
+        index_code: code.ptr(),
+        index_scale: scale.ptr(),
+        selected: selected.ptr(),
+        faults: faults.ptr(),
+        params: IndexScoreTopkParams {
+            first: queries.first,
+            heads: from.heads,
+            k,
+            columns,
+            slots: table.slots,
+            max_blocks: table.max_blocks,
+            num_blocks,
+        },
+    };
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // slots outside the table and blocks outside the planes.
+    unsafe { device.launch(stream, (), (count, 1), &operation) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Columns and queries where one launch took less time, or the same, and where it took more.
+    #[test]
+    fn the_faster_way_is_taken() {
+        const ONE: [(u32, u32); 15] = [
+            (2048, 96),
+            (2048, 128),
+            (2048, 132),
+            (2048, 192),
+            (2048, 256),
+            (2048, 264),
+            (2048, 272),
+            (2048, 320),
+            (2048, 384),
+            (1024, 72),
+            (1024, 96),
+            (1024, 128),
+            (1024, 256),
+            (768, 128),
+            (768, 256),
+        ];
+        const TWO: [(u32, u32); 10] = [
+            (2048, 8),
+            (2048, 32),
+            (2048, 64),
+            (2048, 67),
+            (2048, 72),
+            (2048, 80),
+            (2048, 160),
+            (2048, 512),
+            (1024, 512),
+            (2080, 128),
+        ];
+        let in_one = |&(columns, queries): &(u32, u32)| {
+            one_launch_is_faster(IndexFormat::Mxfp4, columns, queries)
+        };
+        for size in &ONE {
+            assert!(in_one(size), "{size:?}");
+        }
+        for size in &TWO {
+            assert!(!in_one(size), "{size:?}");
+        }
+        assert!(!one_launch_is_faster(IndexFormat::Fp8, 2048, 128));
+    }
+}

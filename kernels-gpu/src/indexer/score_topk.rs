@@ -1,0 +1,124 @@
+//! Scores of a query's MXFP4 keys and the list of the largest, by one block: scores stay in shared memory.
+
+use kv_layout::kernels::{KERNELS, kernel_index};
+use kv_layout::params::IndexScoreTopkParams;
+use simt::mem::{Global, GlobalMut};
+use simt::shared::Shared;
+use simt::{copy, thread};
+
+use super::arena::Arena;
+use super::keys;
+use super::keys::s8::Mxfp4Keys;
+use super::row::{Held, Row};
+use super::tiles::{self, Operands, Sink, Tiles};
+use super::topk::{Selection, between};
+use super::{TILE, keys_of, visible};
+use crate::fault;
+
+/// Times four warps of a block.
+const GROUPS: u32 = 2;
+/// Threads of a block.
+const THREADS: u32 = GROUPS * keys::THREADS;
+/// Bins that a thread sums up, and scores that it holds.
+const EACH: usize = 8;
+/// Scores of the longest row.
+const MOST: u32 = THREADS * EACH as u32;
+
+/// The block's row of scores.
+type Scores = Shared<f32, { MOST as usize }>;
+/// Where it is, behind what the scores are made with. The selection takes the place of that.
+const SCORES_AT: u32 = GROUPS * keys::Arena::BYTES;
+
+const _: () = {
+    let kernel = KERNELS[kernel_index("index_score_topk")];
+    assert!(kernel.block == THREADS && kernel.shared == SCORES_AT + Scores::BYTES);
+    assert!(Arena::<THREADS, EACH>::BYTES <= SCORES_AT);
+};
+
+/// Lists the entries of the largest scores of each query, from rows of at most 2048 columns.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of one block a query call it.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
+pub unsafe fn list(
+    query: Global<u8>,
+    weight: Global<f32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    table: Global<i32>,
+    code: Global<u8>,
+    scale: Global<u8>,
+    selected: GlobalMut<i32>,
+    faults: GlobalMut<u32>,
+    params: IndexScoreTopkParams,
+) {
+    let IndexScoreTopkParams { first, heads, k, columns, slots, max_blocks, num_blocks } = params;
+    let number = thread::block_idx_x();
+    // SAFETY: by this function's own contract; branches with barriers are the block's.
+    unsafe {
+        let scores = Scores::at(SCORES_AT);
+        let seen = visible(token_position, token_slot, u64::from(first + number));
+        let (slot, seen) = seen.unwrap_or((0, 0));
+        let refused = slot >= slots;
+        if thread::warp_id() == 0 {
+            fault::count(faults, thread::lane_id(), u32::from(refused || seen > columns));
+        }
+        let length = if refused { 0 } else { seen.min(columns) };
+        // Only what is written is read: whole tiles.
+        let tiles = length.div_ceil(TILE);
+        let row = Row { scores, number, columns: TILE * tiles, group_log2: 0, length };
+        let selection = Selection { row, k, selected };
+        if length <= k {
+            return selection.list_all();
+        }
+        let operands = Operands { query, weight, code, scale, row: number, heads };
+        let request = keys_of(table, slot, max_blocks, num_blocks);
+        let of_request = Tiles { request, first: 0, end: tiles, seen: length };
+        let sink = Kept { scores, end: row.columns };
+        let missing = tiles::score::<Mxfp4Keys, _, GROUPS>(operands, of_request, sink);
+        fault::count(faults, thread::lane_id(), missing.count_ones());
+        copy::wait_for_groups::<0>();
+        thread::sync_threads();
+        selection.list();
+    }
+}
+
+/// A row of scores in shared memory, as far as tiles go.
+#[derive(Clone, Copy)]
+struct Kept {
+    scores: Scores,
+    /// Behind the last tile.
+    end: u32,
+}
+
+impl Sink for Kept {
+    #[inline(always)]
+    unsafe fn take(self, entry: u32, score: f32, _: bool) {
+        if entry < self.end {
+            // SAFETY: in the row, which has room for all tiles; each entry is one lane's.
+            unsafe { self.scores.store(entry, score) }
+        }
+    }
+}
+
+impl Selection<THREADS, EACH, Scores> {
+    /// Lists the largest of the block's scores.
+    ///
+    /// # Safety
+    /// All threads of the block call it together, with a barrier after the scores were written; there are
+    /// more than are listed, and the rest of shared memory is free.
+    #[inline(always)]
+    unsafe fn list(self) {
+        // SAFETY: by this function's own contract; branches are the block's.
+        unsafe {
+            let arena = Arena::new();
+            arena.clear(self.cleared());
+            let held: Held<EACH> = self.row.hold(self.row.fetch::<{ EACH / 4 }>());
+            let bins = between(arena, held);
+            if !self.order(arena, held, bins) {
+                self.search(arena);
+            }
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Tiles of a query's entries, scored on tensor cores.
+//!
+//! A warp scores the 32 entries of one block of the cache at a time, four warps together. Blocks are
+//! copied to shared memory ahead of time; lanes unpack their keys straight into the layout of the matrix
+//! product's left side, while the right side, the query of all heads, stays in shared memory.
+//!
+//! Half a block is multiplied at a time. While its product is under way, a warp unpacks the next half, and
+//! hands on the scores of the block before.
+
+use kv_layout::index_row::IndexFormat;
+use simt::mem::Global;
+use simt::{copy, thread, warp, warpgroup};
+
+use super::TILE;
+use super::keys::{Arena, Block, Half, Keys, THREADS, WARPS, own_thread};
+use super::weights::Weights;
+use crate::table::TableRow;
+
+/// Where scores go.
+pub trait Sink: Copy {
+    /// Takes the scores of a tile, the lane's that of `entry`: NaN where its block is missing or the query
+    /// does not see it (`is_seen`), as is everything before the first tile and behind the last.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together.
+    unsafe fn take(self, entry: u32, score: f32, is_seen: bool);
+}
+
+/// What tiles are scored with.
+#[derive(Clone, Copy)]
+pub struct Operands {
+    /// `[rows, 16384]`, of `index_query`.
+    pub query: Global<u8>,
+    /// `[rows, heads]`, of `index_query`.
+    pub weight: Global<f32>,
+    /// The code plane.
+    pub code: Global<u8>,
+    /// The scale plane.
+    pub scale: Global<u8>,
+    /// Row of the query.
+    pub row: u32,
+    /// Heads of the query.
+    pub heads: u32,
+}
+
+/// Tiles of a request.
+#[derive(Clone, Copy)]
+pub struct Tiles {
+    /// Where its keys are.
+    pub request: TableRow,
+    /// The first tile.
+    pub first: u32,
+    /// Behind the last tile.
+    pub end: u32,
+    /// Entries that the query sees.
+    pub seen: u32,
+}
+
+/// Scores tiles by a block of `GROUPS` times four warps; a bit for each tile of the warp without a block.
+/// Each four warps have an [`Arena`], one after the other. Has a barrier; behind another one, and
+/// `wait_for_groups::<0>`, they are free.
+///
+/// # Safety
+/// The operands hold what they name; all threads of the block call it together, with at least one tile and
+/// at most 32 for each warp.
+#[inline(always)]
+pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
+    Operands { query, weight, code, scale, row, heads }: Operands,
+    Tiles { request, first, end, seen }: Tiles,
+    sink: S,
+) -> u32 {
+    let (group, in_group) = match GROUPS {
+        1 => (0, thread::warp_id()),
+        _ => (thread::warp_id() / WARPS, thread::warp_id() % WARPS),
+    };
+    // SAFETY: by this function's own contract; every branch with a barrier is the block's, every other
+    // the warp's.
+    unsafe {
+        let arena = Arena::at(Arena::BYTES * group);
+        let planes = Planes { code, scale, arena };
+        let stride = Warp::<S, GROUPS>::STRIDE;
+        let lane_tile = first + stride * thread::lane_id() + thread::warp_id();
+        let blocks = Blocks::load(request, lane_tile, end);
+        let rounds = (end - first).div_ceil(stride);
+        // Of the first group of copies, with the first keys.
+        copy_query::<K>(arena, query, row);
+        let prepared = K::FORMAT.query_bytes() / 4;
+        const {
+            let keys = 4 * WARPS * K::STAGES * words::<K>();
+            let needed = K::FORMAT.query_bytes() + 4 * K::PREPARED_WORDS + keys + Weights::BYTES;
+            assert!(needed <= Arena::BYTES);
+        }
+        let ring = prepared + K::PREPARED_WORDS + words::<K>() * K::STAGES * in_group;
+        let mut round = 0;
+        while round < K::STAGES - 1 {
+            planes.start_copy::<K>(blocks, round, rounds, ring + words::<K>() * round);
+            round += 1;
+        }
+        K::prepare(arena, prepared);
+        let weights = Weights::at(Arena::BYTES * group + Arena::BYTES - Weights::BYTES);
+        weights.store::<K>(weight, row, heads);
+        let missing = warp::ballot(lane_tile < end && blocks.0 == NO_BLOCK);
+        K::wait_for_oldest();
+        warpgroup::fence_shared();
+        thread::sync_threads();
+        let own_entry = TILE * (first + thread::warp_id()) + own_key();
+        let seen = seen.min(TILE * end);
+        let warp = Warp::<S, GROUPS> {
+            planes,
+            blocks,
+            rounds,
+            own_entry,
+            ring,
+            weights,
+            missing,
+            seen,
+            sink,
+        };
+        let far = warp.score_all::<K>();
+        warp.score_far::<K>(far);
+        missing
+    }
+}
+
+/// Words of shared memory that a block's keys take.
+const fn words<K: Keys>() -> u32 {
+    TILE * K::FORMAT.row_bytes() as u32 / 4
+}
+
+/// A warp's share of a block's tiles.
+#[derive(Clone, Copy)]
+struct Warp<S, const GROUPS: u32> {
+    planes: Planes,
+    blocks: Blocks,
+    rounds: u32,
+    /// The entry whose score the lane has in round 0.
+    own_entry: u32,
+    /// The first word of the places in shared memory that its keys take in turn.
+    ring: u32,
+    weights: Weights,
+    /// A bit for each round whose tile has no block.
+    missing: u32,
+    /// Behind the last entry that the query sees of those before the end of the block's tiles.
+    seen: u32,
+    sink: S,
+}
+
+impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
+    /// From a warp's tile to its next one.
+    const STRIDE: u32 = WARPS * GROUPS;
+
+    /// Scores a tile each round. Which rounds had keys of no use for products, a bit each.
+    ///
+    /// # Safety
+    /// Query and weights are there, and copies of the first `STAGES - 1` blocks have been started and the
+    /// first was waited for; all threads of the block call it together.
+    #[inline(always)]
+    unsafe fn score_all<K: Keys>(self) -> u32 {
+        let Self { planes, blocks, rounds, own_entry, ring, weights, .. } = self;
+        let arena = planes.arena;
+        let last_place = ring + words::<K>() * (K::STAGES - 1);
+        let (mut at, mut last) = (ring, last_place);
+        let mut scored = Scored { entry: NO_ENTRY, round: 0, sums: [0.0; 4], factor: 0.0 };
+        let mut far = 0;
+        let mut round = 0;
+        // SAFETY: by this function's own contract; no branch holds a product.
+        unsafe {
+            let mut left = K::unpack(Half { block: Block { arena, at }, first: 0 });
+            while round < rounds {
+                let block = Block { arena, at };
+                let (upper, lower) = (Half { block, first: 0 }, Half { block, first: 16 });
+                let (upper, second) = K::sums(upper, left, weights, || {
+                    let second = K::unpack(lower);
+                    self.write(scored);
+                    // All lanes are done with the last block.
+                    warp::sync_warp();
+                    planes.start_copy::<K>(blocks, round + K::STAGES - 1, rounds, last);
+                    second
+                });
+                let upper = upper.map(thread::hold_f32);
+                far |= u32::from(K::are_far(left) || K::are_far(second)) << round;
+                last = at;
+                at = if at == last_place { ring } else { at + words::<K>() };
+                let (lower, (next, factor)) = K::sums(lower, second, weights, || {
+                    K::wait_for_oldest();
+                    // All lanes have what they copied for each other.
+                    warp::sync_warp();
+                    // Behind the last block: one that nobody needs.
+                    let next = K::unpack(Half { block: Block { arena, at }, first: 0 });
+                    (next, thread::hold_f32(K::factor(block, own_key())))
+                });
+                let [[a, b], [c, d]] = [upper, lower];
+                let entry = own_entry + TILE * Self::STRIDE * round;
+                scored = Scored { entry, round, sums: [a, b, c, d], factor };
+                left = next;
+                round += 1;
+            }
+            self.write(scored);
+        }
+        far
+    }
+
+    /// Scores the tiles of rounds with a bit in `far` once more, or all of them if the query is far.
+    ///
+    /// # Safety
+    /// As [`Self::score_all`], of the warp, but for the copies.
+    #[inline(always)]
+    unsafe fn score_far<K: Keys>(self, far: u32) {
+        let Self { planes, blocks, rounds, own_entry, ring, weights, .. } = self;
+        let block = Block { arena: planes.arena, at: ring };
+        // SAFETY: by this function's own contract; the branches are the warp's.
+        unsafe {
+            let all = K::is_far(planes.arena);
+            if !warp::any(far != 0 || all) {
+                return;
+            }
+            copy::wait_for_groups::<0>();
+            let mut round = 0;
+            while round < rounds {
+                if warp::any(far >> round & 1 != 0 || all) {
+                    warp::sync_warp();
+                    planes.start_copy::<K>(blocks, round, rounds, ring);
+                    copy::wait_for_groups::<0>();
+                    warp::sync_warp();
+                    let sums = |first: u32| K::far_sums(Half { block, first }, weights);
+                    let [[a, b], [c, d]] = [sums(0), sums(16)];
+                    let factor = K::factor(block, own_key());
+                    let entry = own_entry + TILE * Self::STRIDE * round;
+                    self.write(Scored { entry, round, sums: [a, b, c, d], factor });
+                }
+                round += 1;
+            }
+        }
+    }
+
+    /// Hands on the scores of a tile.
+    ///
+    /// # Safety
+    /// All lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn write(self, scored: Scored) {
+        let Scored { entry, round, sums: [a, b, c, d], factor } = scored;
+        let lane = thread::lane_id();
+        let is_seen = entry < self.seen;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            // Each step gives half of the sums away for the other half of the partner's.
+            let give = |bit: u32, low: f32, high: f32| {
+                let upper = lane & bit != 0;
+                let (keep, send) = if upper { (high, low) } else { (low, high) };
+                keep + warp::shuffle_xor_f32(send, bit)
+            };
+            let score = give(1, give(2, a, c), give(2, b, d)) * factor;
+            let is_there = self.missing >> round & 1 == 0;
+            let score = if is_there && is_seen { score } else { f32::NAN };
+            self.sink.take(entry, score, is_seen);
+        }
+    }
+}
+
+/// The key of a tile whose score a lane has.
+#[inline(always)]
+fn own_key() -> u32 {
+    let lane = thread::lane_id();
+    8 * (lane % 4) + lane / 4
+}
+
+/// Stands for a block that a request does not have.
+const NO_BLOCK: u32 = u32::MAX;
+
+/// Stands for an entry that nobody sees.
+const NO_ENTRY: u32 = u32::MAX;
+
+/// The blocks of a warp's tiles, a round each; lane `i` knows that of round `i`.
+#[derive(Clone, Copy)]
+struct Blocks(u32);
+
+impl Blocks {
+    /// Those of round `lane_id()`'s `tile`, if it is before `end`.
+    ///
+    /// # Safety
+    /// The table holds the request's row; no warp has more than 32 rounds.
+    #[inline(always)]
+    unsafe fn load(request: TableRow, tile: u32, end: u32) -> Self {
+        // SAFETY: by this function's own contract.
+        let row = unsafe { request.plane_row(TILE * tile, tile < end) };
+        Self(row.map_or(NO_BLOCK, |row| (row / u64::from(TILE)) as u32))
+    }
+
+    /// # Safety
+    /// All lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn of_round(self, round: u32) -> u32 {
+        // SAFETY: by this function's own contract.
+        unsafe { warp::shuffle_idx_u32(self.0, round) }
+    }
+}
+
+/// Starts the copy of a query to shared memory.
+///
+/// # Safety
+/// `query` holds the row; all threads of the four warps call it.
+#[inline(always)]
+unsafe fn copy_query<K: Keys>(arena: Arena, query: Global<u8>, row: u32) {
+    let first = u64::from(row) * u64::from(IndexFormat::MOST_QUERY_BYTES);
+    let copy = |i: u32| {
+        let vector = THREADS * i + own_thread();
+        if 16 * vector < K::FORMAT.query_bytes() {
+            // SAFETY: 16 bytes of the row, once.
+            unsafe { arena.copy_from(4 * vector, query, first + 16 * u64::from(vector)) }
+        }
+    };
+    const { assert!(8 * 16 * THREADS == IndexFormat::MOST_QUERY_BYTES) };
+    copy(0);
+    copy(1);
+    copy(2);
+    copy(3);
+    copy(4);
+    copy(5);
+    copy(6);
+    copy(7);
+}
+
+/// Where keys are, and where they are copied to.
+#[derive(Clone, Copy)]
+struct Planes {
+    code: Global<u8>,
+    scale: Global<u8>,
+    arena: Arena,
+}
+
+impl Planes {
+    /// Starts the copy of a round's block to word `to`, the first one in place of a missing one; a
+    /// group, empty after the last round.
+    ///
+    /// # Safety
+    /// The planes hold the blocks, and one at least; no lane reads the round's place in shared memory;
+    /// all lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn start_copy<K: Keys>(self, blocks: Blocks, round: u32, rounds: u32, to: u32) {
+        let lane = thread::lane_id();
+        let (code_bytes, scale_bytes) = (K::FORMAT.code_bytes(), K::FORMAT.scale_bytes());
+        // SAFETY: by this function's own contract: the block's rows, all of them.
+        unsafe {
+            // One more, as that is unpacked with the last: a block that no other warp reads.
+            let is_there = round <= rounds;
+            let block = blocks.of_round(round.min(rounds - 1));
+            let row = u64::from(TILE) * u64::from(if block == NO_BLOCK { 0 } else { block });
+            let (code_vectors, scale_vectors) = (2 * code_bytes as u32, 2 * scale_bytes as u32);
+            let (codes, scales) = (row * code_bytes, row * scale_bytes);
+            let code = |vector: u32| {
+                if vector < code_vectors {
+                    let (place, at) = (to + 4 * K::place(vector), codes + 16 * u64::from(vector));
+                    self.arena.copy_from_if(is_there, place, self.code, at);
+                }
+            };
+            code(lane);
+            code(lane + 32);
+            code(lane + 64);
+            code(lane + 96);
+            code(lane + 128);
+            code(lane + 160);
+            code(lane + 192);
+            code(lane + 224);
+            let (place, at) = (to + 4 * (code_vectors + lane), scales + 16 * u64::from(lane));
+            self.arena.copy_from_if(is_there && lane < scale_vectors, place, self.scale, at);
+        }
+        copy::close_group();
+    }
+}
+
+/// A tile that was scored.
+#[derive(Clone, Copy)]
+struct Scored {
+    /// The entry whose score the lane has.
+    entry: u32,
+    round: u32,
+    /// The lanes' sums over their heads for keys `g`, `g + 8`, `g + 16` and `g + 24`.
+    sums: [f32; 4],
+    /// What the score of the lane's own key is to be multiplied by.
+    factor: f32,
+}

@@ -1,0 +1,153 @@
+//! Scores and lists in one launch, against a stable sort of the scores of another.
+
+use dsv4_kv::device::ops::{self, Scores, maxima_len};
+use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv_oracle::compressor::visible;
+use dsv4_kv_oracle::indexer::top_k;
+use kv_layout::index_row::IndexFormat;
+
+use crate::indexer::{Case, Layer, sees};
+use crate::inputs::{assert_same, download, upload};
+
+const CANARY: i32 = -77;
+
+/// Lists the `case.skip` largest of each query (slot, position) and compares with the oracle's list of the
+/// scores that `index_score` makes of the same; what was counted in the fault word, the same by both.
+fn check<D: Device>(layer: &Layer<D>, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
+    let Layer { device, stream, .. } = layer;
+    let Case { columns, skip: k, .. } = *case;
+    let step = layer.step(queries, first, case);
+    let (keys, num_blocks) = layer.keys();
+    let (from, table, planes) = (step.quantised(), step.table(), (&keys, num_blocks));
+
+    let rows = u64::from(step.count);
+    let scores = device.allocate("scores", rows * u64::from(columns)).unwrap();
+    let maxima = device.allocate("maxima", rows * maxima_len(columns)).unwrap();
+    let to = Scores { scores: &scores, maxima: &maxima, columns };
+    let counted = [upload(device, stream, &[0]), upload(device, stream, &[0])];
+    let score = ops::index_score;
+    score(device, stream, &step.queries(), &from, &table, planes, k, &to, &counted[0]).unwrap();
+
+    let len = (step.count * k) as usize;
+    let selected = upload(device, stream, &vec![CANARY; len + 1]);
+    let (list, of) = (ops::index_score_topk, (columns, k));
+    let (planes, queries_of) = ((keys.code, keys.scale, num_blocks), step.queries());
+    list(device, stream, &queries_of, &from, &table, planes, of, &selected, &counted[1]).unwrap();
+
+    let (scores, lists) = (download(device, stream, &scores), download(device, stream, &selected));
+    assert_eq!(lists[len], CANARY, "behind the lists");
+    let (columns, k) = (columns as usize, k as usize);
+    for (row, &(slot, position)) in queries[first..].iter().enumerate() {
+        let slots = table.slots as i32;
+        let seen = if (0..slots).contains(&slot) { visible(position as usize, 4) } else { 0 };
+        let seen = seen.min(columns);
+        let want = if seen <= k {
+            let all = (0..seen as i32).chain(std::iter::repeat(-1));
+            all.take(k).collect()
+        } else {
+            top_k(&scores[row * columns..][..seen], k)
+        };
+        let what = format!("query {row} of {seen} entries, k {k}");
+        assert_same(&lists[row * k..][..k], &want, &what);
+    }
+    let [of_scores, of_lists] = counted.map(|word| download(device, stream, &word)[0]);
+    assert_eq!(of_lists, of_scores, "faults");
+    of_lists
+}
+
+/// Queries of several requests, of whole and broken tiles, with fewer entries than the list has places and
+/// with one more; padding; a block that is missing, whose entries come last.
+pub fn lists_equal_a_stable_sort<D: Device>(device: &D) {
+    let format = IndexFormat::Mxfp4;
+    let mut layer = Layer::new(device, format, (3, 5));
+    let queries = [
+        (0, 9),
+        (1, sees(24)),
+        (2, sees(70)),
+        (-1, -1),
+        (0, sees(160)),
+        (1, sees(25)),
+        (2, sees(129)),
+        (0, 0),
+    ];
+    let case = |k| Case { heads: 64, columns: 160, skip: k, format, fall: 0 };
+    assert_eq!(check(&layer, &queries, 1, &case(24)), 0);
+    assert_eq!(check(&layer, &queries, 0, &case(1)), 0);
+    layer.table[11] = -1;
+    assert_eq!(check(&layer, &queries, 0, &case(60)), 2, "a tile of two queries");
+    assert_eq!(check(&layer, &queries, 0, &case(128)), 1, "a tile of one");
+}
+
+/// Rows as long as may be, and queries enough that warps take tiles in turn.
+pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
+    let format = IndexFormat::Mxfp4;
+    let layer = Layer::new(device, format, (1, 64));
+    let queries = [(0, sees(2048)), (0, sees(1990))];
+    for k in [7, 512, 1989] {
+        let case = Case { heads: 4, columns: 2048, skip: k, format, fall: 0 };
+        assert_eq!(check(&layer, &queries, 0, &case), 0);
+    }
+}
+
+/// Hundreds of equal scores: as many as a bin holds and more, which are searched digit by digit.
+pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
+    let format = IndexFormat::Mxfp4;
+    for distinct in [1, 3, 7, 40] {
+        let mut layer = Layer::new(device, format, (1, 22));
+        let keys: Vec<_> = layer.encoded[..distinct].to_vec();
+        let cycled = keys.into_iter().cycle();
+        layer.encoded.iter_mut().zip(cycled).for_each(|(key, same)| *key = same);
+        layer.upload_keys();
+        let case = Case { heads: 4, columns: 704, skip: 300, format, fall: 0 };
+        assert_eq!(check(&layer, &[(0, sees(700)), (0, sees(301))], 0, &case), 0);
+    }
+}
+
+/// Queries whose groups' scales are further apart than integers take, so that all tiles are scored
+/// once more.
+pub fn distant_queries_equal_a_stable_sort<D: Device>(device: &D) {
+    let format = IndexFormat::Mxfp4;
+    let layer = Layer::new(device, format, (1, 9));
+    let case = Case { heads: 20, columns: 288, skip: 100, format, fall: 9 };
+    assert_eq!(check(&layer, &[(0, sees(280))], 0, &case), 0);
+}
+
+/// Slots that do not exist get empty lists, queries that see too much lists of what there is room for; both
+/// are counted. What does not fit is refused by name.
+pub fn bad_input_is_refused<D: Device>(device: &D) {
+    let format = IndexFormat::Mxfp4;
+    let layer = Layer::new(device, format, (2, 4));
+    let case = |columns, skip| Case { heads: 16, columns, skip, format, fall: 0 };
+    let queries = [(0, sees(40)), (2, sees(64)), (i32::MAX, sees(9)), (1, sees(96))];
+    assert_eq!(check(&layer, &queries, 0, &case(96, 20)), 2, "two slots");
+    assert_eq!(check(&layer, &queries, 0, &case(64, 20)), 3, "one query sees too much");
+
+    let Layer { stream, .. } = &layer;
+    let step = layer.step(&queries, 0, &case(64, 20));
+    let (keys, num_blocks) = layer.keys();
+    let faults = device.allocate("fault word", 1).unwrap();
+    let selected = device.allocate("lists", 4 * 2048).unwrap();
+    let list = |columns, k, blocks, len| {
+        let (run, of) = (ops::index_score_topk, (columns, k));
+        let (from, table) = (step.quantised(), step.table());
+        let planes = (keys.code, keys.scale, blocks);
+        let to = selected.slice(0, len).unwrap();
+        run(device, stream, &step.queries(), &from, &table, planes, of, &to, &faults)
+    };
+    list(2048, 2048, num_blocks, 4 * 2048).unwrap();
+    for (columns, k, blocks) in [
+        (0, 20, num_blocks),
+        (48, 20, num_blocks),
+        (2080, 20, num_blocks),
+        (64, 0, num_blocks),
+        (64, 2049, num_blocks),
+        (64, 20, 0),
+    ] {
+        let refused = list(columns, k, blocks, 4 * 2048).unwrap_err();
+        assert!(matches!(refused, DeviceError::Argument { .. }), "{refused}");
+    }
+    let refused = list(64, 20, num_blocks + 1, 4 * 20).unwrap_err();
+    assert!(matches!(refused, DeviceError::Length { .. }), "{refused}");
+    let refused = list(64, 20, num_blocks, 4 * 20 - 1).unwrap_err();
+    assert!(matches!(refused, DeviceError::Length { .. }), "{refused}");
+}
