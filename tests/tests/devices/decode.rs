@@ -224,17 +224,22 @@ pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D
     }));
 }
 
-/// A step with two tokens of a request must not pass for decode: it is refused on the device.
+/// A step with two tokens of a request must not pass for decode: it is refused on the device, in each of
+/// two layers.
 pub fn a_request_with_two_tokens_is_refused<D: Device>(device: &D) {
     let stream = device.stream().unwrap();
-    let mut manager = manager(device, MainFormat::Ue8m0, IndexFormat::Mxfp4);
-    let id = manager.admit().unwrap();
     let inputs = Inputs::new(device, &stream, 5);
-    manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 2 }]).unwrap();
-    run_step(&manager, &stream, &inputs, true).unwrap();
-    let error = manager.check_faults(&stream).unwrap_err();
-    assert!(
-        matches!(error, KvError::KernelRefused { kernel: "decode_csa_ue8m0_mxfp4", count: 2 }),
-        "one refusal in each of two CSA layers: {error}"
-    );
+    let kinds = [(LayerKind::Csa, "decode_csa_ue8m0_mxfp4"), (LayerKind::Hca, "decode_hca_ue8m0")];
+    for (kind, refused_by) in kinds {
+        let model = ModelConfig { layers: vec![kind; 2], ..ModelConfig::preset("tiny").unwrap() };
+        let config =
+            CacheConfig { max_requests: 2, max_step_tokens: 2, ..CacheConfig::smallest(model) };
+        let mut manager = KvCacheManager::new(device.clone(), config).unwrap();
+        let id = manager.admit().unwrap();
+        manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 2 }]).unwrap();
+        run_step(&manager, &stream, &inputs, true).unwrap();
+        let error = manager.check_faults(&stream).unwrap_err();
+        let KvError::KernelRefused { kernel, count } = error else { panic!("{error}") };
+        assert_eq!((kernel, count), (refused_by, 2));
+    }
 }
