@@ -10,6 +10,7 @@ use simt::{copy, thread, warp};
 use super::overlap::{MAIN_WARPS, share_squares, total_squares};
 use super::{Closing, Finish, Projections, Quad, Scores, Window};
 use crate::math::exp_nonpositive;
+use crate::spell::spell;
 
 /// Columns of a token's projections.
 pub const COLUMNS: u32 = HEAD_DIM;
@@ -149,14 +150,7 @@ impl Keys {
             // SAFETY: by this function's own contract.
             unsafe { words.copy_from(keys.place(i), tensor, at) }
         };
-        copy(0);
-        copy(1);
-        copy(2);
-        copy(3);
-        copy(4);
-        copy(5);
-        copy(6);
-        copy(7);
+        spell::<(), { GROUP_TOKENS as usize }>(|i| copy(i as u32));
         copy::close_group();
         keys
     }
@@ -365,7 +359,7 @@ pub unsafe fn compress(
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: HCA_RATIO };
         let meeting = Meeting { pooled, arrivals };
         let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
-        let _ = weigh(projections, closing, split);
+        weigh(projections, closing, split);
         leave(meeting, record, split);
         let finish = || {
             let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
