@@ -24,8 +24,7 @@ pub(crate) struct Workspace<D: Device> {
     pub entries: Buffer<D, u16>,
     /// `[capacity, 128]` BF16: indexer keys of the layer at work.
     pub keys: Buffer<D, u16>,
-    pooled: Buffer<D, f32>,
-    arrivals: Buffer<D, u32>,
+    pooled: Buffer<D, u32>,
     /// `[32]`, of compressed layers.
     pub frequencies: Buffer<D, f32>,
     /// One word per kernel of the table: what it refused.
@@ -54,7 +53,7 @@ impl Sizes {
 
 /// Buffers of the workspace, and the one of StepMeta.
 pub(crate) fn working_buffers(config: &CacheConfig) -> u32 {
-    10 + u32::from(config.poison)
+    9 + u32::from(config.poison)
 }
 
 /// Bytes of device memory that a cache takes besides its pools.
@@ -62,7 +61,7 @@ pub(crate) fn working_bytes(config: &CacheConfig) -> u64 {
     let step = StepLayout::new(config.max_step_tokens, config.max_requests);
     let Sizes { table, csa, hca } = Sizes::of(config);
     let per_csa = 4 + 2 * u64::from(HEAD_DIM) + 2 * u64::from(INDEX_DIM);
-    let per_hca = 4 + 4 * u64::from(HEAD_DIM) + 4;
+    let per_hca = 4 + 4 * u64::from(HEAD_DIM);
     let poison = if config.poison { poison::WORDS } else { 0 };
     let words = (step.elements() + rope::PAIRS + KERNELS.len()) as u64 + poison;
     4 * table + per_csa * csa + per_hca * hca + 4 * words
@@ -81,7 +80,6 @@ impl<D: Device> Workspace<D> {
             entries: device.allocate("entries", csa * u64::from(HEAD_DIM))?,
             keys: device.allocate("indexer keys", csa * u64::from(INDEX_DIM))?,
             pooled: device.allocate("pooled entries", hca * u64::from(HEAD_DIM))?,
-            arrivals: device.allocate("arrivals", hca)?,
             frequencies: device.allocate("rotary frequencies", rope::PAIRS as u64)?,
             faults: device.allocate("fault words", KERNELS.len() as u64)?,
             poison: config
@@ -90,6 +88,7 @@ impl<D: Device> Workspace<D> {
                 .transpose()?,
         };
         device.fill(&stream, &workspace.table, 0xFF)?;
+        device.fill(&stream, &workspace.pooled, 0xFF)?;
         device.upload(&stream, &rope::compress_frequencies(), &workspace.frequencies, 0)?;
         Ok(workspace)
     }
@@ -111,7 +110,7 @@ impl<D: Device> Workspace<D> {
 
     /// Where the blocks of an HCA window meet.
     pub fn hca_scratch(&self) -> HcaScratch<'_, D> {
-        HcaScratch { pooled: &self.pooled, arrivals: &self.arrivals }
+        HcaScratch { pooled: &self.pooled }
     }
 
     /// All of it, for a graph to retain.
@@ -123,7 +122,6 @@ impl<D: Device> Workspace<D> {
             self.entries.memory(),
             self.keys.memory(),
             self.pooled.memory(),
-            self.arrivals.memory(),
             self.frequencies.memory(),
             self.faults.memory(),
         ];

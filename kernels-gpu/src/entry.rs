@@ -75,7 +75,7 @@ macro_rules! entries {
         )
         $doc:literal
         { block: $block:literal, min_blocks: $min_blocks:literal, shared: $shared:literal,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? }
+          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? $(, in_order: $in_order:literal)? }
         [$body:expr]
     )*) => {
         /// The kernels on the CPU: one launcher each. `addresses` are the pointer arguments in the
@@ -106,7 +106,7 @@ macro_rules! entries {
                         shared_bytes: $shared,
                         seed,
                     };
-                    let cluster = kv_layout::blocks_of_cluster!($($cluster)?);
+                    let cluster = kv_layout::blocks_of_cluster!($($cluster)? $($in_order)?);
                     // SAFETY: every pointer is bound to a live allocation that the emulator checks
                     // each access against; all threads of the launch run the body.
                     launch_clusters(&shape, cluster, || unsafe { ($body)($( $pointer, )* params) })

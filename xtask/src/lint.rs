@@ -27,7 +27,7 @@ pub enum Rule {
     /// parameter struct do.
     Generic,
     /// A kernel waits for the launches before it, which it may overlap, before it accesses global
-    /// memory.
+    /// memory, but for guesses and prefetches.
     Wait,
     /// The entries are the table's kernels.
     Entries,
@@ -285,6 +285,8 @@ mod tests {
         let early =
             "ld.param.b32 %r9, [k_param_1]; ld.global.b32 %r9, [%rd6]; griddepcontrol.wait;";
         assert_eq!(with("griddepcontrol.wait;", early), [Rule::Wait]);
+        let peek = "ld.relaxed.gpu.global.b32 %r9, [%rd6]; griddepcontrol.wait;";
+        assert_eq!(with("griddepcontrol.wait;", peek), []);
     }
 
     #[test]

@@ -122,12 +122,17 @@ impl Entry {
     }
 }
 
-/// Whether an instruction may access global memory.
+/// Instructions that may stand before a launch waits: `simt::grid::peek`, whose value is a guess, and
+/// `simt::mem`'s prefetch, which changes nothing.
+const EARLY: [&str; 2] = ["ld.relaxed.gpu.global.b32", "cp.async.bulk.prefetch.L2.global"];
+
+/// Whether an instruction may access global memory in a way that counts.
 fn is_global(opcode: &str) -> bool {
     let mut parts = opcode.split('.');
     let elsewhere = ["param", "shared", "local"];
     matches!(parts.next(), Some("ld" | "st" | "atom" | "red" | "cp" | "prefetch"))
         && !parts.any(|part| elsewhere.contains(&part))
+        && !EARLY.contains(&opcode)
 }
 
 /// The recorded kind of an instruction, or `None` for one that is not recorded.

@@ -47,7 +47,7 @@ pub struct KernelInfo {
     pub cluster: u32,
 }
 
-/// Blocks of a cluster, as the table may leave them out.
+/// Blocks of a cluster, or those that wait for earlier ones, as the table may leave them out.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! blocks_of_cluster {
@@ -63,10 +63,13 @@ macro_rules! blocks_of_cluster {
 ///
 /// ```text
 /// callback! { $(
-///     Operation<Variant> "doc" (pointer: const|mut type, ..; Params) { block: .., .. [, cluster: ..] }
+///     Operation<Variant> "doc" (pointer: const|mut type, ..; Params) { block: .., .. [, cluster: ..] [, in_order: ..] }
 ///     bodies { variant => kernel: body, .. }
 /// )* }
 /// ```
+///
+/// `in_order`: of so many consecutive blocks of a row of the grid later ones may wait for earlier ones, which
+/// every device starts first. The emulator runs them one after the other.
 #[macro_export]
 macro_rules! for_each_operation {
     ($callback:ident) => {
@@ -107,7 +110,7 @@ macro_rules! kernel_infos {
         )
         $doc:literal
         { block: $block:literal, min_blocks: $min_blocks:literal, shared: $shared:literal,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? }
+          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? $(, in_order: $in_order:literal)? }
         [$body:expr]
     )*) => {
         /// The kernel table as data.

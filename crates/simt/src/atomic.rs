@@ -1,11 +1,12 @@
-//! Atomics with the scope in the type's name, relaxed where their name does not say otherwise, and the
-//! fences that order them (PTX ISA 9.7.13, `atom` and `fence`).
+//! Relaxed atomics with the scope in the type's name, and the fences that order them (PTX ISA 9.7.13,
+//! `atom` and `fence`).
 //!
 //! `core::sync::atomic` is no substitute on the device: its read-modify-writes lose their ordering
 //! and its loads and stores are system-scoped.
 //!
 //! A thread that spins until another one writes never ends on the emulator, which runs a thread
-//! until it stops by itself; nor does CUDA promise that it ends between blocks.
+//! until it stops by itself; nor does CUDA promise that it ends between blocks. For what earlier blocks
+//! write there is [`crate::grid::wait_for_earlier_blocks`].
 
 use crate::imp;
 use crate::mem::GlobalMut;
@@ -38,14 +39,6 @@ impl DeviceAtomicU32 {
         imp::atomic::global_add(self.word, value)
     }
 
-    /// Adds modulo 2^32, ordered: who finds a value that this add left or led to, by an add of this kind,
-    /// sees after it what this thread wrote before, and what its block wrote before a barrier
-    /// (`atom.acq_rel.gpu.global.add.u32`). The old value.
-    #[inline(always)]
-    pub fn add_acq_rel(self, value: u32) -> u32 {
-        imp::atomic::global_add_acq_rel(self.word, value)
-    }
-
     /// Keeps the larger; the old value (`atom.relaxed.gpu.global.max.u32`).
     #[inline(always)]
     pub fn max(self, value: u32) -> u32 {
@@ -70,6 +63,19 @@ impl DeviceAtomicU32 {
     #[must_use]
     pub fn load(self) -> u32 {
         imp::atomic::global_load(self.word)
+    }
+
+    /// Elements `index..index + 4` of `memory`, each as by [`Self::load`], in no order
+    /// (`ld.relaxed.gpu.global.v4.u32`).
+    ///
+    /// # Safety
+    /// - As [`Self::new`], for each of them; the address of the first is a multiple of 16.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_x4(memory: GlobalMut<u32>, index: u64) -> [u32; 4] {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::atomic::global_load_x4(memory.0, index) }
     }
 
     /// Sets the value (`st.relaxed.gpu.global.u32`).

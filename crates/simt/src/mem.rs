@@ -111,6 +111,18 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::have_address(self.0, i) }
     }
 
+    /// Has the `bytes` bytes at element `i` brought to the L2 cache; a hint, which changes nothing
+    /// (`cp.async.bulk.prefetch.L2.global`, PTX ISA 9.7.9.25.4, sm_90).
+    ///
+    /// # Safety
+    /// - The bytes lie in the allocation; their address and number are multiples of 16.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn prefetch_l2(self, i: u64, bytes: u32) {
+        // SAFETY: in bounds and aligned by the caller's promise.
+        unsafe { imp::mem::prefetch_l2(self.0, i, bytes) }
+    }
+
     /// As [`Self::load`] of 4 bytes, but where it stands: rustc moves it nowhere, the assembler not
     /// below a barrier, a store or another such load. For loads that are to be on their way together
     /// (`ld.global.b32`).

@@ -2,14 +2,16 @@
 
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
 use kv_layout::params::CompressParams;
-use simt::atomic::DeviceAtomicU32;
+use simt::atomic::BlockAtomicU32;
+use simt::math::mul_add;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{copy, thread, warp};
 
 use super::overlap::{MAIN_WARPS, share_squares, total_squares};
-use super::{Closing, Finish, Projections, Quad, Scores, Window};
+use super::{Closing, Finish, Meeting, Projections, Quad, Scores, Window};
 use crate::math::exp_nonpositive;
+use crate::rank;
 use crate::spell::spell;
 
 /// Columns of a token's projections.
@@ -27,12 +29,12 @@ pub const GROUPS: u32 = THREADS / QUADS;
 /// Tokens of a group.
 const GROUP_TOKENS: u32 = HCA_RATIO / GROUPS;
 
-const _: () = assert!(GROUP_TOKENS == 8 && GROUPS == 16, "they are spelt out");
+const _: () = assert!(GROUP_TOKENS == 8 && GROUPS == 16 && QUADS == 16, "they are spelt out");
 
 /// Words of shared memory for one number per group and channel.
 const WORDS: usize = (GROUPS * SPLIT_CHANNELS) as usize;
-/// The same per warp, of two groups, and channel.
-const MOST_WORDS: usize = WORDS / 2;
+/// Words of shared memory for the largest score of each channel, in two windows.
+const MOST_WORDS: usize = 2 * SPLIT_CHANNELS as usize;
 
 /// Words of shared memory for the keys of a window.
 const KEY_WORDS: usize = (HCA_RATIO * SPLIT_CHANNELS) as usize;
@@ -45,20 +47,10 @@ const WEIGHTS: u32 = 0;
 const SUMS: u32 = WEIGHTS + 4 * WORDS as u32;
 const MOSTS: u32 = SUMS + 4 * WORDS as u32;
 const PARTIAL: u32 = MOSTS + 4 * MOST_WORDS as u32;
-const LAST: u32 = PARTIAL + 4 * MAIN_WARPS as u32;
-const KEYS: u32 = LAST + 16;
+const KEYS: u32 = PARTIAL + 4 * MAIN_WARPS as u32;
 
 /// Bytes of shared memory that a pooling uses.
 pub const SHARED_BYTES: u32 = KEYS + 4 * KEY_WORDS as u32;
-
-/// Where the blocks of a window meet.
-#[derive(Clone, Copy)]
-pub struct Meeting {
-    /// `[capacity, 512]` f32: the pooled vectors.
-    pub pooled: GlobalMut<f32>,
-    /// `[capacity]`: blocks that have left theirs. Zero between launches.
-    pub arrivals: GlobalMut<u32>,
-}
 
 /// Whether this thread holds four channels of a whole vector; the other half only keep step.
 #[inline(always)]
@@ -81,48 +73,134 @@ pub fn column(split: u32) -> u32 {
     split * SPLIT_CHANNELS + 4 * (thread::thread_idx_x() % QUADS)
 }
 
-/// Leaves the sums of this thread's tokens, weighted by the softmax of the whole window that `closing`
-/// closes, in shared memory for [`leave`]. The key and the score of its last token.
+/// Which of two arrays the largest scores of a window are in: the other one than those of the window
+/// before, which slower threads still read.
+#[derive(Clone, Copy)]
+pub struct Turn(u32);
+
+impl Turn {
+    /// That of the first window, after a barrier: makes room for both.
+    ///
+    /// # Safety
+    /// All threads of the block call it together; nobody uses the arrays before a barrier.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn first() -> Self {
+        let word = thread::thread_idx_x();
+        if word < MOST_WORDS as u32 {
+            // SAFETY: one thread a word.
+            unsafe { Self::most(word).store(0) };
+        }
+        Self(0)
+    }
+
+    /// That of the next window.
+    #[inline(always)]
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 ^ SPLIT_CHANNELS)
+    }
+
+    /// # Safety
+    /// `word` is one of the arrays'; other than atomic accesses are separated by barriers.
+    #[inline(always)]
+    unsafe fn most(word: u32) -> BlockAtomicU32 {
+        // SAFETY: by this function's own contract.
+        unsafe { BlockAtomicU32::new(Shared::<u32, MOST_WORDS>::at(MOSTS), word) }
+    }
+}
+
+/// This thread's part of a window, its scores on their way.
+#[derive(Clone, Copy)]
+pub struct Asked {
+    window: Window<COLUMNS>,
+    scores: [Scores; GROUP_TOKENS as usize],
+}
+
+/// Asks for the scores of the window that `closing` closes, whose row in its ring is `ring_row`.
 ///
 /// # Safety
-/// As [`Window::scores`], for the last 128 tokens; all 256 threads of the block call it together.
+/// As [`Window::scores`], for the last 128 tokens.
 #[inline(always)]
-pub unsafe fn weigh(
+#[must_use]
+pub unsafe fn ask(
     projections: Projections<COLUMNS>,
     closing: Closing,
+    ring_row: u32,
     split: u32,
-) -> (Quad, Quad) {
-    let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
-    let column = column(split);
-    let window = Window::new(projections, closing, HCA_RATIO);
-    let token = |i: u32| group * GROUP_TOKENS + i;
-    // SAFETY: shared arrays do not overlap, and each word is written by one thread before a barrier, but
-    // for the keys, which a thread copies for itself.
-    unsafe {
-        let score = |i| window.scores(token(i), column);
-        let scores =
-            [score(0), score(1), score(2), score(3), score(4), score(5), score(6), score(7)]
-                .map(Scores::value);
-        let mosts = Shared::<f32, MOST_WORDS>::at(MOSTS);
-        // A warp's two groups first.
-        let most = most(scores).map(|most| most.max(warp::shuffle_xor_f32(most, QUADS)));
-        if group.is_multiple_of(2) {
-            let at = group / 2 * SPLIT_CHANNELS + 4 * quad;
-            mosts.store_u32x4(at, most.map(f32::to_bits));
+) -> Asked {
+    let group = thread::thread_idx_x() / QUADS;
+    let back = HCA_RATIO - 1 - group * GROUP_TOKENS;
+    let window = Window::new(projections, closing, ring_row, back, column(split));
+    // SAFETY: by this function's own contract.
+    let score = |i| unsafe { window.scores(i) };
+    let scores = [score(0), score(1), score(2), score(3), score(4), score(5), score(6), score(7)];
+    Asked { window, scores }
+}
+
+/// This thread's part of a window, its keys on their way.
+#[derive(Clone, Copy)]
+pub struct Begun {
+    scores: [Quad; GROUP_TOKENS as usize],
+    keys: Keys,
+}
+
+impl Asked {
+    /// Shares the largest scores with the block, and asks for the keys. A barrier must follow.
+    ///
+    /// # Safety
+    /// As [`ask`]; all threads of the block call it together, after the barrier that follows
+    /// [`Turn::first`] or [`leave`].
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn begin(self, turn: Turn) -> Begun {
+        let scores = self.scores.map(Scores::value);
+        // SAFETY: all lanes are together; words of this window; the tokens are there, and a thread copies
+        // for itself.
+        unsafe {
+            // A warp's two groups first.
+            let of_warp = |most: f32| most.max(warp::shuffle_xor_f32(most, QUADS));
+            let [a, b, c, d] = most(scores).map(of_warp);
+            if thread::lane_id() < QUADS {
+                let first = turn.0 + 4 * (thread::thread_idx_x() % QUADS);
+                let share = |word, most| Turn::most(word).max(rank::ordered(most));
+                share(first, a);
+                share(first + 1, b);
+                share(first + 2, c);
+                share(first + 3, d);
+            }
+            // Not before the scores are there: asked for together, keys would hold up those of others.
+            let keys = Keys::copy(|i| self.window.keys_at(i));
+            Begun { scores, keys }
         }
-        // Not before the scores are there: asked for together, keys would hold up the scores of others.
-        let keys = Keys::copy(|i| window.keys_at(token(i), column));
-        thread::sync_threads();
-        let weights = weights(scores, most_of_all(mosts, quad));
-        let at = group * SPLIT_CHANNELS + 4 * quad;
-        let weight = weights.map(|weights| weights.iter().fold(0.0, |sum, weight| sum + weight));
-        // Stored before the keys are waited for, so that the exponentials are taken by then.
-        Shared::<f32, WORDS>::at(WEIGHTS).store_u32x4(at, weight.map(f32::to_bits));
-        let keys = keys.wait();
-        let sum = weighted(weights, keys);
-        Shared::<f32, WORDS>::at(SUMS).store_u32x4(at, sum.map(f32::to_bits));
-        let ([.., key], [.., score]) = (keys, scores);
-        (key, score)
+    }
+}
+
+impl Begun {
+    /// Leaves the sums of this thread's tokens, weighted by the softmax of the whole window, in shared
+    /// memory for [`leave`]. The key and the score of its last token.
+    ///
+    /// # Safety
+    /// All threads of the block call it together, after the barrier that follows [`Asked::begin`].
+    #[inline(always)]
+    pub unsafe fn end(self, turn: Turn) -> (Quad, Quad) {
+        let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
+        let Self { scores, keys } = self;
+        // SAFETY: shared arrays do not overlap, and each word is written by one thread before a barrier.
+        unsafe {
+            let mosts = Shared::<u32, MOST_WORDS>::at(MOSTS);
+            let weights = weights(scores, mosts.load_u32x4(turn.0 + 4 * quad).map(rank::score));
+            let at = group * SPLIT_CHANNELS + 4 * quad;
+            let weight =
+                weights.map(|weights| weights.iter().fold(0.0, |sum, weight| sum + weight));
+            // Stored before the keys are waited for, so that the exponentials are taken by then.
+            Shared::<f32, WORDS>::at(WEIGHTS).store_u32x4(at, weight.map(f32::to_bits));
+            let keys = keys.wait();
+            let sum = weighted(weights, keys);
+            Shared::<f32, WORDS>::at(SUMS).store_u32x4(at, sum.map(f32::to_bits));
+            let ([.., key], [.., score]) = (keys, scores);
+            (key, score)
+        }
     }
 }
 
@@ -174,77 +252,58 @@ impl Keys {
 }
 
 /// Leaves a block's part of the pooled vector of record `record` where its blocks meet; [`join`] must
-/// follow.
+/// follow in the last.
 ///
 /// Tokens are added in a fixed tree: eight consecutive ones in order, then the sixteen groups.
 ///
 /// # Safety
 /// `meeting` has a place for the record; all threads of block `split` call it together, after
-/// [`weigh`].
+/// [`Begun::end`].
 #[inline(always)]
-pub unsafe fn leave(meeting: Meeting, record: u32, split: u32) {
+pub unsafe fn leave(meeting: Meeting, record: u32, split: u32, turn: Turn) {
     let channel = thread::thread_idx_x();
     // SAFETY: by this function's own contract; the barrier makes the sums of all threads seen.
     unsafe {
         thread::sync_threads();
         if channel < SPLIT_CHANNELS {
+            Turn::most(turn.0 + channel).store(0);
             let weight = over_groups(Shared::at(WEIGHTS), channel);
             let sum = over_groups(Shared::at(SUMS), channel);
-            let at = pooled_at(record) + u64::from(split * SPLIT_CHANNELS + channel);
-            meeting.pooled.store(at, sum / weight);
+            meeting.leave(record, split * SPLIT_CHANNELS + channel, sum / weight);
         }
     }
 }
 
-/// Ends the pooling of record `record`. In the last of its [`SPLITS`] blocks to come the threads of
-/// which [`holds_entry`] is true get four channels each of the whole vector, and all of them its sum of
-/// squares and what `meanwhile` gave; the other blocks get `None`. `meanwhile` is done while the blocks
-/// meet.
-///
-/// # Safety
-/// As [`leave`], which the block has called.
+/// Whether block `split` is the one that takes what all blocks of a record leave: the last, because a
+/// block can wait for earlier ones only.
 #[inline(always)]
 #[must_use]
-pub unsafe fn join<T>(
-    meeting: Meeting,
-    record: u32,
-    meanwhile: impl FnOnce() -> T,
-) -> Option<(Quad, f32, T)> {
+pub fn joins(split: u32) -> bool {
+    split == SPLITS - 1
+}
+
+/// Takes the pooled vector of record `record`: the threads of which [`holds_entry`] is true get four
+/// channels each, and all of them its sum of squares.
+///
+/// # Safety
+/// As [`leave`], which the block has called; it is the one that [`joins`].
+#[inline(always)]
+#[must_use]
+pub unsafe fn join(meeting: Meeting, record: u32) -> (Quad, f32) {
     // SAFETY: by this function's own contract; each shared word is written by one thread before a
     // barrier.
     unsafe {
         let partial = Shared::<f32, MAIN_WARPS>::at(PARTIAL);
-        let last = Shared::<u32, 1>::at(LAST);
-        let arrivals = DeviceAtomicU32::new(meeting.arrivals, u64::from(record));
-        let is_first_thread = thread::thread_idx_x() == 0;
+        // This block's own part is left by other threads of it.
         thread::sync_threads();
-        // Ordered: it leaves what the block pooled before the barrier, and takes what others left.
-        let before = if is_first_thread { arrivals.add_acq_rel(1) } else { 0 };
-        let done = meanwhile();
-        if is_first_thread {
-            if before == SPLITS - 1 {
-                arrivals.store(0);
-            }
-            last.store(0, before);
-        }
-        thread::sync_threads();
-        if last.load(0) != SPLITS - 1 {
-            return None;
-        }
         let mut pooled = [0.0; 4];
         if holds_entry() {
-            let at = pooled_at(record) + u64::from(4 * thread::thread_idx_x());
-            pooled = meeting.pooled.load_u32x4(at).map(f32::from_bits);
+            pooled = meeting.take(record, 4 * thread::thread_idx_x());
             share_squares(partial, thread::warp_id(), pooled);
         }
         thread::sync_threads();
-        Some((pooled, total_squares(partial), done))
+        (pooled, total_squares(partial))
     }
-}
-
-#[inline(always)]
-fn pooled_at(record: u32) -> u64 {
-    u64::from(record) * u64::from(HEAD_DIM)
 }
 
 /// The largest score of each channel. Channels are spelt out: an array walked by a loop would live in
@@ -257,20 +316,6 @@ fn most(scores: [Quad; GROUP_TOKENS as usize]) -> Quad {
 #[inline(always)]
 fn most_of<const C: usize>(scores: [Quad; GROUP_TOKENS as usize]) -> f32 {
     scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(score[C]))
-}
-
-/// The largest score of four channels over all groups.
-///
-/// # Safety
-/// All words of `mosts` were written, with a barrier since.
-#[inline(always)]
-unsafe fn most_of_all(mosts: Shared<f32, MOST_WORDS>, quad: u32) -> Quad {
-    // SAFETY: by this function's own contract.
-    let load = |pair: u32| unsafe {
-        mosts.load_u32x4(pair * SPLIT_CHANNELS + 4 * quad).map(f32::from_bits)
-    };
-    let pairs = [load(0), load(1), load(2), load(3), load(4), load(5), load(6), load(7)];
-    most(pairs)
 }
 
 /// The weights of each channel's tokens.
@@ -294,7 +339,7 @@ fn weighted([a, b, c, d]: [Weights; 4], keys: [Quad; GROUP_TOKENS as usize]) -> 
 
 #[inline(always)]
 fn weighted_of<const C: usize>(weights: Weights, keys: [Quad; GROUP_TOKENS as usize]) -> f32 {
-    weights.iter().zip(&keys).fold(0.0, |sum, (weight, key)| sum + weight * key[C])
+    weights.iter().zip(&keys).fold(0.0, |sum, (&weight, key)| mul_add(weight, key[C], sum))
 }
 
 /// One channel added up over all groups, in their order.
@@ -344,12 +389,11 @@ pub unsafe fn compress(
     token_slot: Global<i32>,
     token_index: Global<i32>,
     state: Global<f32>,
-    pooled: GlobalMut<f32>,
-    arrivals: GlobalMut<u32>,
+    pooled: GlobalMut<u32>,
     entries: GlobalMut<u16>,
     params: CompressParams,
 ) {
-    let (record, split) = (thread::block_idx_x(), thread::block_idx_y());
+    let (record, split) = (thread::block_idx_x() / SPLITS, thread::block_idx_x() % SPLITS);
     // SAFETY: the grid has SPLITS blocks a record, which leave or stay together; a listed token's
     // rows are in the step or the ring.
     unsafe {
@@ -357,17 +401,21 @@ pub unsafe fn compress(
         let closing = Closing::of_record(plan, record, tokens, params.slots);
         let Some(closing) = closing else { return };
         let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: HCA_RATIO };
-        let meeting = Meeting { pooled, arrivals };
-        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
-        weigh(projections, closing, split);
-        leave(meeting, record, split);
-        let finish = || {
-            let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
-            (finish, finish.rotation(closing.position + 1 - HCA_RATIO))
-        };
-        let Some((pooled, squares, (finish, rotation))) = join(meeting, record, finish) else {
+        let meeting = Meeting { pooled };
+        let turn = Turn::first();
+        let asked = ask(projections, closing, closing.position % params.ring, split);
+        thread::sync_threads();
+        let begun = asked.begin(turn);
+        thread::sync_threads();
+        begun.end(turn);
+        leave(meeting, record, split, turn);
+        if !joins(split) {
             return;
-        };
+        }
+        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
+        let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+        let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
+        let (pooled, squares) = join(meeting, record);
         let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
         if holds_entry() {
             entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);

@@ -5,6 +5,7 @@
 //! tokens were cut into steps.
 
 pub mod hca;
+mod meeting;
 mod norm;
 pub mod overlap;
 pub mod state;
@@ -12,6 +13,7 @@ mod window;
 
 use simt::mem::Global;
 
+pub use meeting::Meeting;
 pub use norm::{Finish, rotate, sum_of_squares};
 pub use window::Window;
 

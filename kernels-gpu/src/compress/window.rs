@@ -1,81 +1,110 @@
-//! Where the rows of a window are, with little to compute for each: its first row is found once.
+//! Where the rows of a window are, with little to compute for each: a thread's first one is found once.
 
 use simt::mem::Global;
 
 use super::{Closing, Projections, Scores, load_quad};
 
-/// The tokens that one entry is made of, the closing one last.
+/// Four columns of consecutive tokens of a window, as one thread reads them.
 #[derive(Clone, Copy)]
 pub struct Window<const COLUMNS: u32> {
     projections: Projections<COLUMNS>,
     closing: Closing,
-    /// How many they are.
-    tokens: u32,
-    /// The row of the first token in its request's ring.
-    first_row: u32,
-    /// Where that ring starts.
-    ring_start: u64,
+    column: u32,
+    /// How far the first token is behind the closing one.
+    back: u32,
+    /// Tokens before the one that has the ring's first row.
+    turn: u32,
+    /// Where the first token's keys are, if it is in the ring.
+    start: u64,
+    /// A ring before that: from here the tokens behind the turn are counted.
+    start_behind_turn: u64,
 }
 
 impl<const COLUMNS: u32> Window<COLUMNS> {
-    /// The last `tokens` tokens up to the closing one; a ring has room for them.
+    /// Columns `column..column + 4`, from the token on that is `back` before the closing one, for which
+    /// the ring has room. `ring_row` is the closing token's row in its ring.
     #[inline(always)]
     #[must_use]
-    pub fn new(projections: Projections<COLUMNS>, closing: Closing, tokens: u32) -> Self {
+    pub fn new(
+        projections: Projections<COLUMNS>,
+        closing: Closing,
+        ring_row: u32,
+        back: u32,
+        column: u32,
+    ) -> Self {
         let ring = projections.ring;
-        let behind = closing.position % ring + 1;
-        let first_row = if behind >= tokens { behind - tokens } else { behind + ring - tokens };
-        let rows = u64::from(closing.slot) * u64::from(ring);
-        let ring_start = rows * u64::from(2 * COLUMNS);
-        Self { projections, closing, tokens, first_row, ring_start }
+        let row = if ring_row >= back { ring_row - back } else { ring_row + ring - back };
+        let rows = u64::from(closing.slot) * u64::from(ring) + u64::from(row);
+        let start = rows * u64::from(2 * COLUMNS) + u64::from(column);
+        let start_behind_turn = start.wrapping_sub(u64::from(ring) * u64::from(2 * COLUMNS));
+        Self { projections, closing, column, back, turn: ring - row, start, start_behind_turn }
     }
 
-    /// Where columns `column..column + 4` of the keys of `token` are: tensor and element.
+    /// Where the keys of token `i` are: tensor and element.
     #[inline(always)]
     #[must_use]
-    pub fn keys_at(self, token: u32, column: u32) -> (Global<f32>, u64) {
-        match self.row_of_step(token) {
-            Some(row) => (self.projections.kv, self.projections.step_at(row, column)),
-            None => (self.projections.state, self.ring_at(token, column)),
+    pub fn keys_at(self, i: u32) -> (Global<f32>, u64) {
+        match self.row_of_step(i) {
+            Some(row) => (self.projections.kv, self.projections.step_at(row, self.column)),
+            None => (self.projections.state, self.ring_at(i)),
         }
     }
 
     /// Scores of the same columns and token.
     ///
     /// # Safety
-    /// The token is in the step or in the ring; `column` is a multiple of 4 below `COLUMNS`.
+    /// The token is in the step or in the ring; the first column is a multiple of 4 below `COLUMNS`.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn scores(self, token: u32, column: u32) -> Scores {
-        let Self { projections, closing, tokens, .. } = self;
+    pub unsafe fn scores(self, i: u32) -> Scores {
+        let Self { projections, closing, column, back, .. } = self;
         // SAFETY: a row of the step (the closing token's own or one of the `index` before it in its
         // request), or the scores of a row of the slot's ring, which follow the keys.
         unsafe {
-            match self.row_of_step(token) {
+            match self.row_of_step(i) {
                 Some(row) => {
                     let gate = load_quad(projections.gate, projections.step_at(row, column));
-                    let position = closing.position + 1 - tokens + token;
-                    Scores::of_gate(gate, projections.bias(position, column))
+                    Scores::of_gate(gate, projections.bias(closing.position - back + i, column))
                 }
                 None => {
-                    let at = self.ring_at(token, column) + u64::from(COLUMNS);
+                    let at = self.ring_at(i) + u64::from(COLUMNS);
                     Scores::stored(load_quad(projections.state, at))
                 }
             }
         }
     }
 
+    /// Has `columns` scores of the first token, as the ring has them, brought to the L2 cache.
+    ///
+    /// # Safety
+    /// The slot exists; the columns do, and are a multiple of 4.
+    #[inline(always)]
+    pub unsafe fn prefetch_scores(self, columns: u32) {
+        let at = self.start + u64::from(COLUMNS);
+        // SAFETY: in a row of the slot's ring.
+        unsafe { self.projections.state.prefetch_l2(at, 4 * columns) }
+    }
+
+    /// As [`Self::prefetch_scores`], the keys.
+    ///
+    /// # Safety
+    /// As [`Self::prefetch_scores`].
+    #[inline(always)]
+    pub unsafe fn prefetch_keys(self, columns: u32) {
+        // SAFETY: in a row of the slot's ring.
+        unsafe { self.projections.state.prefetch_l2(self.start, 4 * columns) }
+    }
+
     /// The token's row in the step, if it is there.
     #[inline(always)]
-    fn row_of_step(self, token: u32) -> Option<u32> {
-        let back = self.tokens - 1 - token;
+    fn row_of_step(self, i: u32) -> Option<u32> {
+        let back = self.back - i;
         (back <= self.closing.index).then(|| self.closing.token - back)
     }
 
     #[inline(always)]
-    fn ring_at(self, token: u32, column: u32) -> u64 {
-        let (row, ring) = (self.first_row + token, self.projections.ring);
-        let row = if row < ring { row } else { row - ring };
-        self.ring_start + u64::from(row) * u64::from(2 * COLUMNS) + u64::from(column)
+    fn ring_at(self, i: u32) -> u64 {
+        let start = if i < self.turn { self.start } else { self.start_behind_turn };
+        start.wrapping_add(u64::from(i * 2 * COLUMNS))
     }
 }

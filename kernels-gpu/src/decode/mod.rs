@@ -14,7 +14,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use kv_layout::params::DecodeParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
-use simt::thread;
+use simt::{grid, thread};
 
 use crate::compress::Closing;
 use crate::fault;
@@ -31,7 +31,7 @@ struct Step {
 }
 
 /// What StepMeta says of a token.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Token {
     /// Its row in the step.
     row: u32,
@@ -43,6 +43,21 @@ struct Token {
 }
 
 impl Step {
+    /// Token `row` as it may have been before this launch's [`grid::wait_for_dependencies`] returns.
+    ///
+    /// # Safety
+    /// The arrays have room for the token.
+    #[inline(always)]
+    unsafe fn peek(self, row: u32) -> Token {
+        let at = u64::from(row);
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let slot = grid::peek(self.slot, at).cast_signed();
+            let index = grid::peek(self.index, at);
+            Token { row, position: grid::peek(self.position, at), slot, index }
+        }
+    }
+
     /// Loads token `row`.
     ///
     /// # Safety

@@ -25,13 +25,22 @@ struct Inputs<D: Device> {
 
 impl<D: Device> Inputs<D> {
     fn new(device: &D, stream: &D::Stream, seed: u64) -> Self {
+        Self::around(device, stream, seed, |_| 0.0)
+    }
+
+    /// Projections of which the `i`-th row of 512 numbers is around `centre(i)`.
+    fn around(device: &D, stream: &D::Stream, seed: u64, centre: impl Fn(usize) -> f32) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let mut values = |count: usize, size: f32| -> Vec<f32> {
             (0..count).map(|_| random.random_range(-size..size)).collect()
         };
+        let mut projections = values((STEP_TOKENS + 1) * 1024, 4.0);
+        for (i, row) in projections.chunks_exact_mut(512).enumerate() {
+            row.iter_mut().for_each(|value| *value += centre(i));
+        }
         Self {
             window_kv: upload(device, stream, &rows(STEP_TOKENS, seed).concat()),
-            values: upload(device, stream, &values((STEP_TOKENS + 1) * 1024, 4.0)),
+            values: upload(device, stream, &projections),
             weights: upload(device, stream, &values(128 * 512 + 512, 1.5)),
         }
     }
@@ -175,12 +184,12 @@ pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
     }
 }
 
-/// More requests than an HCA layer has shares, so that blocks have several tokens: none, one or two of
-/// which close a window. Steps with the last request left out end within a share.
+/// More requests than an HCA layer has shares, so that blocks have several tokens: none or up to three of
+/// which close a window. In the last steps some shares have a token less.
 pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D) {
     const REQUESTS: usize = 70;
-    // Every eleventh request closes a window with its first token, and so does the next one.
-    let prompt = |request: usize| if request % 11 < 2 && request < 30 { 127 } else { 2 };
+    // Requests of the first two of 32 shares close a window with their first token.
+    let prompt = |request: usize| if request % 32 < 2 { 127 } else { 2 };
     let stream = device.stream().unwrap();
     let model =
         ModelConfig { layers: vec![LayerKind::Hca], ..ModelConfig::preset("tiny").unwrap() };
@@ -191,14 +200,19 @@ pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D
         max_step_tokens: STEP_TOKENS as u32,
         ..CacheConfig::smallest(model)
     };
-    let inputs = Inputs::new(device, &stream, 11);
+    // Of a share's windows the second has its largest scores in its last token alone, and all those of the
+    // third are far below those of the first.
+    let prompts =
+        [0.0, -300.0, -300.0].map(|centre| Inputs::around(device, &stream, 11, |_| centre));
+    let of_request = |row: usize| [0.0, 300.0, -300.0, 0.0][(row / 32).min(3)];
+    let inputs = Inputs::around(device, &stream, 12, of_request);
     let [separate, shared] = [false, true].map(|one_launch| {
         let mut manager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
         let ids: Vec<RequestId> = (0..REQUESTS).map(|_| manager.admit().unwrap()).collect();
         for (request, &id) in ids.iter().enumerate() {
             let tokens = prompt(request);
             manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
-            run_step(&manager, &stream, &inputs, false).unwrap();
+            run_step(&manager, &stream, &prompts[request / 32], false).unwrap();
             manager.commit(id, tokens).unwrap();
         }
         for step in 0..3 {

@@ -7,6 +7,7 @@ mod capture;
 mod compress;
 mod cuts;
 mod decode;
+mod decode_early;
 mod embedder;
 mod entries;
 mod gather;
@@ -101,6 +102,9 @@ suite! { suite:
         one_launch_equals_the_separate_kernels,
         shares_of_several_tokens_equal_the_separate_kernels,
         a_request_with_two_tokens_is_refused,
+    }
+    decode_early {
+        the_step_is_what_the_launch_before_leaves,
     }
     state {
         a_view_shows_the_tails,

@@ -41,8 +41,8 @@ macro_rules! compress_rows {
             }
 
             CompressHca<()>
-            "Pools, norms and rotates the HCA entries that the step closes. Grid: (record, eighth of \
-             the channels)."
+            "Pools, norms and rotates the HCA entries that the step closes. Grid: eight blocks a record, \
+             each with its channels."
             (
                 /// `[step, columns]` f32, the step's key projections.
                 kv: const f32,
@@ -64,15 +64,14 @@ macro_rules! compress_rows {
                 token_index: const i32,
                 /// `[slots * ring, 2 * columns]` f32.
                 state: const f32,
-                /// `[capacity, 512]` f32, where the blocks of a record leave what they pooled.
-                pooled: mut f32,
-                /// `[capacity]` blocks that have; zero before and after.
-                arrivals: mut u32,
+                /// `[capacity, 512]` f32, where the blocks of a record leave what they pooled; all bits set
+                /// before and after.
+                pooled: mut u32,
                 /// `[capacity, channels]` BF16.
                 entries: mut u16;
                 CompressParams
             )
-            { block: 256, min_blocks: 2, shared: 43040, min_sm: 90 }
+            { block: 256, min_blocks: 2, shared: 41488, min_sm: 90, in_order: 8 }
             bodies {
                 () => compress_hca: compress::hca::compress,
             }

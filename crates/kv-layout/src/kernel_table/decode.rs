@@ -78,7 +78,7 @@ macro_rules! decode_rows {
 
             DecodeHca<MainFormat>
             "One-token decode of an HCA layer: window row, state row, and at the end of a window its \
-             entry. Grid: (equal shares of at most 16 tokens, eighth of the channels)."
+             entry. Grid: eight blocks, each with its channels, for an equal share of at most 16 tokens."
             (
                 /// `[tokens, 512]` BF16, after norm and RoPE.
                 window_kv: const u16,
@@ -102,10 +102,9 @@ macro_rules! decode_rows {
                 token_ring_row: const i32,
                 /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
                 table: const i32,
-                /// `[tokens, 512]` f32, where the blocks of a token leave what they pooled.
-                pooled: mut f32,
-                /// `[tokens]` blocks that have; zero before and after.
-                arrivals: mut u32,
+                /// `[tokens, 512]` f32, where the blocks of a token leave what they pooled; all bits set
+                /// before and after.
+                pooled: mut u32,
                 /// `[slots * window ring, 576]` u8, the data plane of the window.
                 ring_data: mut u8,
                 /// `[slots * window ring, scale_bytes]` u8, its scale plane.
@@ -120,7 +119,7 @@ macro_rules! decode_rows {
                 faults: mut u32;
                 DecodeParams
             )
-            { block: 256, min_blocks: 2, shared: 44192, min_sm: 90 }
+            { block: 256, min_blocks: 2, shared: 42708, min_sm: 90, in_order: 8 }
             bodies {
                 MainFormat::Ue8m0 => decode_hca_ue8m0: decode::hca::layer::<row::Ue8m0Row>,
                 MainFormat::F32 => decode_hca_f32: decode::hca::layer::<row::F32Row>,

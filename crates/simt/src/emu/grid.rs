@@ -1,7 +1,37 @@
 //! [`crate::grid`] on the CPU: one launch at a time, so there is nothing to wait for.
 
+use super::block::current;
+use super::mem::{Pointer, load_in_order};
+use super::order::Order;
+use crate::mem::Element;
+
 #[inline(always)]
 pub fn wait_for_dependencies() {}
 
 #[inline(always)]
 pub fn launch_dependents() {}
+
+/// The element, or, in about half of the blocks, something like it.
+#[track_caller]
+pub unsafe fn peek<T: Element>(memory: Pointer<T>, i: u64) -> u32 {
+    // SAFETY: by the caller's promise.
+    let word = unsafe { load_in_order(memory, i) };
+    let (seed, (x, y)) = current(|block| (block.launch.get().seed, block.index.get()));
+    let block = u64::from(y) << 32 | u64::from(x);
+    if Order::new(seed, block).shuffled(2)[0] == 0 {
+        return word;
+    }
+    // Another number for each element.
+    let others = [word, word | 127, word & !127, u32::MAX, word.wrapping_add(1), 0];
+    let draw = Order::new(seed ^ i, block).shuffled(others.len() as u32)[0];
+    others[usize::from(draw)]
+}
+
+#[track_caller]
+pub fn wait_for_earlier_blocks<T>(poll: impl Fn() -> Option<T>) -> T {
+    match poll() {
+        Some(found) => found,
+        // Earlier blocks of the group have returned, and no other one may be waited for.
+        None => panic!("waits for ever: no earlier block of its group has left that"),
+    }
+}

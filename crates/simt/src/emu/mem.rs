@@ -164,6 +164,13 @@ pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
     unsafe { T::load(element) }
 }
 
+/// Nothing but a check of its first and last 16 bytes.
+#[track_caller]
+pub unsafe fn prefetch_l2<T: Element>(pointer: Pointer<T>, i: u64, bytes: u32) {
+    let _: *mut u32 = pointer.at(i, 16);
+    let _: *mut u32 = pointer.at(i + u64::from(bytes - 16) / size_of::<T>() as u64, 16);
+}
+
 #[inline(always)]
 pub unsafe fn have_address<T: Element>(_pointer: Pointer<T>, _i: u64) {}
 

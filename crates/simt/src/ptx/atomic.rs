@@ -58,22 +58,6 @@ read_modify_write! {
 }
 
 #[inline(always)]
-pub fn global_add_acq_rel(word: GlobalWord, value: u32) -> u32 {
-    let old: u32;
-    // SAFETY: `global_word` was promised a word in bounds and aligned.
-    unsafe {
-        asm!(
-            "atom.acq_rel.gpu.global.add.u32 {old}, [{word}], {value};",
-            old = out(reg32) old,
-            word = in(reg64) word.0,
-            value = in(reg32) value,
-            options(nostack),
-        );
-    }
-    old
-}
-
-#[inline(always)]
 pub fn global_compare_exchange(word: GlobalWord, expected: u32, new: u32) -> u32 {
     let old: u32;
     // SAFETY: `global_word` was promised a word in bounds and aligned.
@@ -121,6 +105,24 @@ pub fn global_load(word: GlobalWord) -> u32 {
         );
     }
     value
+}
+
+#[inline(always)]
+pub unsafe fn global_load_x4(memory: Pointer<u32>, index: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: in bounds and aligned by the caller's promise. Not `readonly`, as above.
+    unsafe {
+        asm!(
+            "ld.relaxed.gpu.global.v4.u32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            c = out(reg32) c,
+            d = out(reg32) d,
+            address = in(reg64) memory.global_address(index),
+            options(nostack),
+        );
+    }
+    [a, b, c, d]
 }
 
 #[inline(always)]

@@ -2,6 +2,9 @@
 
 use core::arch::asm;
 
+use super::mem::Pointer;
+use crate::mem::Element;
+
 #[inline(always)]
 pub fn wait_for_dependencies() {
     // SAFETY: no operand and no precondition; without a dependency it does nothing.
@@ -12,4 +15,28 @@ pub fn wait_for_dependencies() {
 pub fn launch_dependents() {
     // SAFETY: as above.
     unsafe { asm!("griddepcontrol.launch_dependents;", options(nostack)) }
+}
+
+#[inline(always)]
+pub unsafe fn peek<T: Element>(memory: Pointer<T>, i: u64) -> u32 {
+    let word: u32;
+    // SAFETY: in bounds and aligned by the caller's promise. Not `readonly`: others may write.
+    unsafe {
+        asm!(
+            "ld.relaxed.gpu.global.b32 {word}, [{address}];",
+            word = out(reg32) word,
+            address = in(reg64) memory.global_address(i),
+            options(nostack),
+        );
+    }
+    word
+}
+
+#[inline(always)]
+pub fn wait_for_earlier_blocks<T>(poll: impl Fn() -> Option<T>) -> T {
+    loop {
+        if let Some(found) = poll() {
+            return found;
+        }
+    }
 }

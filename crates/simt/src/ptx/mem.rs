@@ -68,6 +68,19 @@ pub unsafe fn have_address<T: Element>(pointer: Pointer<T>, i: u64) {
 }
 
 #[inline(always)]
+pub unsafe fn prefetch_l2<T: Element>(pointer: Pointer<T>, i: u64, bytes: u32) {
+    // SAFETY: in bounds and aligned by the caller's promise. Not `pure`, so that it stays in its place.
+    unsafe {
+        asm!(
+            "cp.async.bulk.prefetch.L2.global [{address}], {bytes};",
+            address = in(reg64) pointer.global_address(i),
+            bytes = in(reg32) bytes,
+            options(nomem, nostack),
+        );
+    }
+}
+
+#[inline(always)]
 pub unsafe fn load_constant<T: Element>(pointer: Pointer<T>, i: u64) -> T {
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe { pointer.0.add(i as usize).read() }

@@ -252,17 +252,14 @@ pub fn compress<D: Device>(
 
 /// Where the blocks of an HCA window meet; scratch of [`compress_hca`].
 pub struct HcaScratch<'a, D: Device> {
-    /// `[capacity, 512]` f32.
-    pub pooled: &'a Buffer<D, f32>,
-    /// `[capacity]`, zero before the first launch; every launch leaves it zero.
-    pub arrivals: &'a Buffer<D, u32>,
+    /// `[capacity, 512]` f32, all bits set before the first launch; every launch leaves them so.
+    pub pooled: &'a Buffer<D, u32>,
 }
 
 impl<D: Device> HcaScratch<'_, D> {
     /// Checks that there is a place for each of `records` windows.
     pub(super) fn check(&self, records: u32) -> Result<(), DeviceError> {
-        check("pooled entries", self.pooled, u64::from(records) * u64::from(HEAD_DIM))?;
-        check("arrivals", self.arrivals, records.into())
+        check("pooled entries", self.pooled, u64::from(records) * u64::from(HEAD_DIM))
     }
 }
 
@@ -301,12 +298,11 @@ pub fn compress_hca<D: Device>(
         token_index: tokens.index.ptr(),
         state: state.rows.ptr(),
         pooled: scratch.pooled.ptr(),
-        arrivals: scratch.arrivals.ptr(),
         entries: entries.ptr(),
         params: CompressParams { capacity: plan.capacity, ring: state.ring, slots: state.slots },
     };
     // SAFETY: as `compress`; the scratch has a place for every record.
-    unsafe { device.launch(stream, (), (plan.capacity, HCA_SPLITS), &operation) }
+    unsafe { device.launch(stream, (), (plan.capacity * HCA_SPLITS, 1), &operation) }
 }
 
 /// Queues `write_state_*`: the step's tokens into a compressor's ring.

@@ -170,7 +170,6 @@ pub fn decode_hca<D: Device>(
         token_ring_row: step.ring_row.ptr(),
         table: step.table.table.ptr(),
         pooled: scratch.pooled.ptr(),
-        arrivals: scratch.arrivals.ptr(),
         ring_data: step.window.data.ptr(),
         ring_scale: step.window.scale.ptr(),
         state: main.state.rows.ptr(),
@@ -181,5 +180,5 @@ pub fn decode_hca<D: Device>(
     };
     let shares = tokens.count.min(HCA_SHARES.max(tokens.count.div_ceil(HCA_SHARE_TOKENS)));
     // SAFETY: as `decode_csa`; the scratch has a place for every token.
-    unsafe { device.launch(stream, step.entries.format, (shares, HCA_SPLITS), &operation) }
+    unsafe { device.launch(stream, step.entries.format, (shares * HCA_SPLITS, 1), &operation) }
 }

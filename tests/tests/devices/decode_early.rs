@@ -1,0 +1,191 @@
+//! HCA decode looks at the step before the launch before it has ended. Whatever that launch makes of the
+//! step, it is what counts.
+
+use dsv4_kv::device::ops::{
+    self, BlockTable, CompressorWeights, DecodeStep, DecodeStream, Entries, HcaScratch, StateRing,
+    StepProjections, StepTokens, SwaRing,
+};
+use dsv4_kv::device::{Buffer, Device};
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::inputs::{assert_same, download, rows, upload};
+
+/// Rows of a request's state ring.
+const STATE_RING: u32 = 132;
+/// Rows of a request's window ring.
+const WINDOW_RING: u32 = 128;
+/// Blocks of a request.
+const MAX_BLOCKS: u32 = 4;
+
+/// What StepMeta says of each token: positions, slots, and how many of its request precede it.
+type Meta = [Vec<i32>; 3];
+
+/// Tokens of a step, one a request, most of which close a window; the requests' slots are shuffled.
+fn step(tokens: usize, random: &mut StdRng) -> Meta {
+    let position = |_| match random.random_range(0..4) {
+        0 => random.random_range(0..500),
+        _ => 128 * random.random_range(1..4) - 1,
+    };
+    let positions = (0..tokens).map(position).collect();
+    let mut slots: Vec<i32> = (0..tokens as i32).collect();
+    (1..tokens).for_each(|i| slots.swap(i, random.random_range(0..=i)));
+    [positions, slots, vec![0; tokens]]
+}
+
+/// The same step when parts of it are not there yet: those of another one, padding, or anything.
+fn before(meta: &Meta, random: &mut StdRng) -> Meta {
+    let [other, tokens] = [step(meta[0].len(), random), meta.clone()];
+    let mut word = |(is, was): (&i32, &i32)| match random.random_range(0..6) {
+        0 => -1,
+        1 => random.random(),
+        2 => 127,
+        3 => *was,
+        _ => *is,
+    };
+    let mut part = |i: usize| tokens[i].iter().zip(&other[i]).map(&mut word).collect();
+    [part(0), part(1), part(2)]
+}
+
+/// Everything that a step is run on.
+struct Layer<'a, D: Device> {
+    device: &'a D,
+    stream: D::Stream,
+    tokens: usize,
+    window_kv: Buffer<D, u16>,
+    values: Buffer<D, f32>,
+    weights: Buffer<D, f32>,
+    table: Buffer<D, i32>,
+    pooled: Buffer<D, u32>,
+}
+
+impl<'a, D: Device> Layer<'a, D> {
+    fn new(device: &'a D, tokens: usize, random: &mut StdRng) -> Self {
+        let stream = device.stream().unwrap();
+        let mut values = |count: usize| -> Vec<f32> {
+            (0..count).map(|_| random.random_range(-2.0..2.0)).collect()
+        };
+        let all = (tokens * STATE_RING as usize * 1024).max((tokens + 1) * 512);
+        let blocks: Vec<i32> = (0..(tokens as u32 * MAX_BLOCKS) as i32).collect();
+        let pooled = device.allocate("pooled", tokens as u64 * 512).unwrap();
+        device.fill(&stream, &pooled, 0xFF).unwrap();
+        Self {
+            device,
+            tokens,
+            window_kv: upload(device, &stream, &rows(tokens, 1).concat()),
+            values: upload(device, &stream, &values(all)),
+            weights: upload(device, &stream, &values(128 * 512 + 512 + 32)),
+            table: upload(device, &stream, &blocks),
+            pooled,
+            stream,
+        }
+    }
+
+    /// Decodes a step that is `early` until the launch before makes it `late`: state, window and entries.
+    fn run(&self, early: &Meta, late: &Meta) -> Vec<Vec<u8>> {
+        let Self { device, stream, tokens, values, weights, .. } = self;
+        let count = *tokens as u64;
+        let meta = upload(*device, stream, &early.concat());
+        let (index, late_words) = (
+            upload(*device, stream, &(0..3 * *tokens as i32).collect::<Vec<i32>>()),
+            upload(*device, stream, &late.concat()),
+        );
+        let ring_rows = late[0]
+            .iter()
+            .zip(&late[1])
+            .map(|(position, slot)| slot * WINDOW_RING as i32 + position % WINDOW_RING as i32);
+        let ring_row = upload(*device, stream, &ring_rows.collect::<Vec<i32>>());
+        let bytes = |rows: u64, bytes: u64| {
+            let plane = device.allocate::<u8>("plane", rows * bytes).unwrap();
+            device.fill(stream, &plane, 0).unwrap();
+            plane
+        };
+        let scale_bytes = MainFormat::Ue8m0.scale_bytes();
+        let window_rows = count * u64::from(WINDOW_RING);
+        let blocks = count * u64::from(MAX_BLOCKS);
+        let [ring_data, entry_data] = [window_rows, blocks].map(|rows| bytes(rows, 576));
+        let [ring_scale, entry_scale] = [window_rows, blocks].map(|rows| bytes(rows, scale_bytes));
+        let state = device.allocate::<f32>("state", count * u64::from(STATE_RING) * 1024).unwrap();
+        device.copy(stream, &values.slice(0, state.len()).unwrap(), &state).unwrap();
+        let faults = upload(*device, stream, &[0_u32]);
+        let part = |i: u64| meta.slice(i * count, count).unwrap();
+        let step_tokens = StepTokens {
+            position: part(0),
+            slot: part(1),
+            index: part(2),
+            remaining: part(2),
+            count: *tokens as u32,
+        };
+        let (kv, gate) =
+            (values.slice(0, count * 512).unwrap(), values.slice(512, count * 512).unwrap());
+        let (ape, norm) = (weights.slice(0, 65536).unwrap(), weights.slice(65536, 512).unwrap());
+        let frequencies = weights.slice(65536 + 512, 32).unwrap();
+        let step = DecodeStep {
+            tokens: &step_tokens,
+            ring_row: &ring_row,
+            window_kv: &self.window_kv,
+            window: SwaRing {
+                data: &ring_data,
+                scale: &ring_scale,
+                format: MainFormat::Ue8m0,
+                ring: WINDOW_RING,
+                slots: *tokens as u32,
+            },
+            table: BlockTable { table: &self.table, slots: *tokens as u32, max_blocks: MAX_BLOCKS },
+            entries: Entries {
+                data: &entry_data,
+                scale: &entry_scale,
+                format: MainFormat::Ue8m0,
+                entries_per_block: 1,
+                num_blocks: blocks as u32,
+            },
+            faults: &faults,
+        };
+        let main = DecodeStream {
+            projections: StepProjections { kv: &kv, gate: &gate },
+            weights: CompressorWeights { ape: &ape, norm: &norm, frequencies: &frequencies },
+            state: StateRing { rows: state.clone(), ring: STATE_RING, slots: *tokens as u32 },
+        };
+        let scratch = HcaScratch { pooled: &self.pooled };
+        // A kernel that writes words here and there; a copy would end before the next launch begins.
+        let words = BlockTable { table: &meta, slots: 3, max_blocks: *tokens as u32 };
+        let record = || {
+            ops::update_table(*device, stream, &index, &late_words, &words, 3 * *tokens as u32)?;
+            ops::decode_hca(*device, stream, &step, &main, &scratch)
+        };
+        let mut retained = vec![meta.memory(), index.memory(), late_words.memory()];
+        retained.extend([ring_row.memory(), self.window_kv.memory(), self.table.memory()]);
+        retained.extend([values.memory(), weights.memory(), self.pooled.memory()]);
+        retained.extend([state.memory(), faults.memory()]);
+        retained.extend([&ring_data, &ring_scale, &entry_data, &entry_scale].map(Buffer::memory));
+        let graph = device.capture(stream, retained, record).unwrap();
+        device.replay(stream, &graph).unwrap();
+        assert_eq!(download(*device, stream, &faults), [0]);
+        assert!(download(*device, stream, &self.pooled).iter().all(|&word| word == u32::MAX));
+        let state = download(*device, stream, &state.cast::<u8>());
+        let planes = [&ring_data, &ring_scale, &entry_data, &entry_scale];
+        let planes = planes.map(|plane| download(*device, stream, plane));
+        [state].into_iter().chain(planes).collect()
+    }
+}
+
+/// Steps of few and of many blocks, of one token a share and of several.
+pub fn the_step_is_what_the_launch_before_leaves<D: Device>(device: &D) {
+    let mut random = StdRng::seed_from_u64(17);
+    for tokens in [3, 24, 75] {
+        let layer = Layer::new(device, tokens, &mut random);
+        for _ in 0..4 {
+            let late = step(tokens, &mut random);
+            let early = before(&late, &mut random);
+            let (got, want) = (layer.run(&early, &late), layer.run(&late, &late));
+            for (what, (got, want)) in ["state", "window", "window scales", "entries", "scales"]
+                .into_iter()
+                .zip(got.iter().zip(&want))
+            {
+                assert_same(got, want, &format!("{tokens} tokens, {what}"));
+            }
+            assert!(want[3].iter().any(|&byte| byte != 0), "no entry");
+        }
+    }
+}
