@@ -55,7 +55,8 @@ pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
     launch_clusters(launch, 1, body)
 }
 
-/// As [`launch()`], with clusters of `size` consecutive blocks of a row of the grid.
+/// As [`launch()`], with clusters of `size` consecutive blocks of a row of the grid. The blocks of one run one
+/// after the other, each to its next barrier of the cluster or to its end.
 ///
 /// # Errors
 /// The fault of the first cluster that has one; a grid whose rows are no whole number of clusters.

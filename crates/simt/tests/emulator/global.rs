@@ -216,7 +216,7 @@ fn device_atomics_across_blocks() {
         let me = block_idx_x() * block_dim_x() + thread_idx_x();
         // SAFETY: elements in bounds; the counters are accessed atomically only.
         unsafe {
-            let ticket = DeviceAtomicU32::new(output, 0).add_acq_rel(1);
+            let ticket = DeviceAtomicU32::new(output, 0).add(1);
             DeviceAtomicU32::new(output, 1).max(me);
             // Whoever swaps out zero is first.
             if DeviceAtomicU32::new(output, 2).exchange(1) == 0 {

@@ -6,6 +6,7 @@ mod copy;
 mod device;
 mod divergence;
 mod global;
+mod grid;
 mod product;
 mod schedule;
 mod shared;
