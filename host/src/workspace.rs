@@ -24,7 +24,8 @@ pub(crate) struct Workspace<D: Device> {
     pub entries: Buffer<D, u16>,
     /// `[capacity, 128]` BF16: indexer keys of the layer at work.
     pub keys: Buffer<D, u16>,
-    pooled: Buffer<D, u32>,
+    /// Where the blocks of an HCA window meet.
+    pub hca_scratch: HcaScratch<D>,
     /// `[32]`, of compressed layers.
     pub frequencies: Buffer<D, f32>,
     /// One word per kernel of the table: what it refused.
@@ -79,7 +80,7 @@ impl<D: Device> Workspace<D> {
             hca_plan: device.allocate("HCA work list", hca)?,
             entries: device.allocate("entries", csa * u64::from(HEAD_DIM))?,
             keys: device.allocate("indexer keys", csa * u64::from(INDEX_DIM))?,
-            pooled: device.allocate("pooled entries", hca * u64::from(HEAD_DIM))?,
+            hca_scratch: HcaScratch::new(device, &stream, hca)?,
             frequencies: device.allocate("rotary frequencies", rope::PAIRS as u64)?,
             faults: device.allocate("fault words", KERNELS.len() as u64)?,
             poison: config
@@ -88,7 +89,6 @@ impl<D: Device> Workspace<D> {
                 .transpose()?,
         };
         device.fill(&stream, &workspace.table, 0xFF)?;
-        device.fill(&stream, &workspace.pooled, 0xFF)?;
         device.upload(&stream, &rope::compress_frequencies(), &workspace.frequencies, 0)?;
         Ok(workspace)
     }
@@ -108,11 +108,6 @@ impl<D: Device> Workspace<D> {
         Plan { records: &self.hca_plan, capacity: plan_capacity(tokens, self.slots, HCA_RATIO) }
     }
 
-    /// Where the blocks of an HCA window meet.
-    pub fn hca_scratch(&self) -> HcaScratch<'_, D> {
-        HcaScratch { pooled: &self.pooled }
-    }
-
     /// All of it, for a graph to retain.
     pub fn memory(&self) -> Vec<std::sync::Arc<D::Memory>> {
         let mut memory = vec![
@@ -121,7 +116,7 @@ impl<D: Device> Workspace<D> {
             self.hca_plan.memory(),
             self.entries.memory(),
             self.keys.memory(),
-            self.pooled.memory(),
+            self.hca_scratch.pooled().memory(),
             self.frequencies.memory(),
             self.faults.memory(),
         ];

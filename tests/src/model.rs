@@ -206,9 +206,7 @@ impl<'a, D: Device> OnDevice<'a, D> {
             run(*device, stream, csa, &tokens, &projections, &weights, &state, &plan, &entries)
                 .unwrap();
         } else {
-            let pooled = device.allocate("pooled", capacity * 512).unwrap();
-            device.fill(stream, &pooled, 0xFF).unwrap();
-            let scratch = HcaScratch { pooled: &pooled };
+            let scratch = HcaScratch::new(*device, stream, capacity).unwrap();
             let run = ops::compress_hca;
             run(
                 *device,
@@ -222,7 +220,9 @@ impl<'a, D: Device> OnDevice<'a, D> {
                 &entries,
             )
             .unwrap();
-            assert!(download(*device, stream, &pooled).iter().all(|&word| word == u32::MAX));
+            assert!(
+                download(*device, stream, scratch.pooled()).iter().all(|&word| word == u32::MAX)
+            );
         }
         let (which, ape) = (self.which, &self.ape);
         ops::write_state(*device, stream, which, &tokens, &projections, ape, &state).unwrap();

@@ -95,9 +95,9 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let (tokens, plan) = (self.step_tokens(), self.workspace.hca_plan(self.tokens));
         let (device, out) = (self.device, &self.workspace.entries);
         let (state, weights) = (self.state(PoolKind::MainState)?, self.weights(projected));
-        let (projections, scratch) = (projected.projections(), self.workspace.hca_scratch());
+        let (projections, scratch) = (projected.projections(), &self.workspace.hca_scratch);
         let compress = ops::compress_hca;
-        compress(device, stream, &tokens, &projections, &weights, &state, &plan, &scratch, out)?;
+        compress(device, stream, &tokens, &projections, &weights, &state, &plan, scratch, out)?;
         let (table, to) = (self.workspace.table(), self.entries()?);
         let faults = self.fault_word::<FlushHca>(to.format);
         ops::flush_hca(device, stream, &tokens, &plan, out, &table, &to, &faults)?;
@@ -146,8 +146,8 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let (tokens, ring_row) = (self.step_tokens(), self.section(Section::RingRow));
         let step = self.decode_step(&tokens, &ring_row, window_kv, &faults)?;
         let main = self.decode_stream(PoolKind::MainState, main)?;
-        let scratch = self.workspace.hca_scratch();
-        Ok(ops::decode_hca(self.device, stream, &step, &main, &scratch)?)
+        let scratch = &self.workspace.hca_scratch;
+        Ok(ops::decode_hca(self.device, stream, &step, &main, scratch)?)
     }
 
     fn decode_step<'b>(

@@ -57,7 +57,7 @@ struct Layer<'a, D: Device> {
     values: Buffer<D, f32>,
     weights: Buffer<D, f32>,
     table: Buffer<D, i32>,
-    pooled: Buffer<D, u32>,
+    scratch: HcaScratch<D>,
 }
 
 impl<'a, D: Device> Layer<'a, D> {
@@ -68,8 +68,6 @@ impl<'a, D: Device> Layer<'a, D> {
         };
         let all = (tokens * STATE_RING as usize * 1024).max((tokens + 1) * 512);
         let blocks: Vec<i32> = (0..(tokens as u32 * MAX_BLOCKS) as i32).collect();
-        let pooled = device.allocate("pooled", tokens as u64 * 512).unwrap();
-        device.fill(&stream, &pooled, 0xFF).unwrap();
         Self {
             device,
             tokens,
@@ -77,7 +75,7 @@ impl<'a, D: Device> Layer<'a, D> {
             values: upload(device, &stream, &values(all)),
             weights: upload(device, &stream, &values(128 * 512 + 512 + 32)),
             table: upload(device, &stream, &blocks),
-            pooled,
+            scratch: HcaScratch::new(device, &stream, tokens as u64).unwrap(),
             stream,
         }
     }
@@ -147,22 +145,23 @@ impl<'a, D: Device> Layer<'a, D> {
             weights: CompressorWeights { ape: &ape, norm: &norm, frequencies: &frequencies },
             state: StateRing { rows: state.clone(), ring: STATE_RING, slots: *tokens as u32 },
         };
-        let scratch = HcaScratch { pooled: &self.pooled };
         // A kernel that writes words here and there; a copy would end before the next launch begins.
         let words = BlockTable { table: &meta, slots: 3, max_blocks: *tokens as u32 };
         let record = || {
             ops::update_table(*device, stream, &index, &late_words, &words, 3 * *tokens as u32)?;
-            ops::decode_hca(*device, stream, &step, &main, &scratch)
+            ops::decode_hca(*device, stream, &step, &main, &self.scratch)
         };
         let mut retained = vec![meta.memory(), index.memory(), late_words.memory()];
         retained.extend([ring_row.memory(), self.window_kv.memory(), self.table.memory()]);
-        retained.extend([values.memory(), weights.memory(), self.pooled.memory()]);
+        retained.extend([values.memory(), weights.memory(), self.scratch.pooled().memory()]);
         retained.extend([state.memory(), faults.memory()]);
         retained.extend([&ring_data, &ring_scale, &entry_data, &entry_scale].map(Buffer::memory));
         let graph = device.capture(stream, retained, record).unwrap();
         device.replay(stream, &graph).unwrap();
         assert_eq!(download(*device, stream, &faults), [0]);
-        assert!(download(*device, stream, &self.pooled).iter().all(|&word| word == u32::MAX));
+        assert!(
+            download(*device, stream, self.scratch.pooled()).iter().all(|&word| word == u32::MAX)
+        );
         let state = download(*device, stream, &state.cast::<u8>());
         let planes = [&ring_data, &ring_scale, &entry_data, &entry_scale];
         let planes = planes.map(|plane| download(*device, stream, plane));

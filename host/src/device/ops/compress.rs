@@ -250,16 +250,32 @@ pub fn compress<D: Device>(
     unsafe { device.launch(stream, which, grid, &operation) }
 }
 
-/// Where the blocks of an HCA window meet; scratch of [`compress_hca`].
-pub struct HcaScratch<'a, D: Device> {
-    /// `[capacity, 512]` f32, all bits set before the first launch; every launch leaves them so.
-    pub pooled: &'a Buffer<D, u32>,
+/// Where the blocks of HCA windows meet; scratch of [`compress_hca`] and
+/// [`decode_hca`](super::decode_hca), of one launch at a time.
+pub struct HcaScratch<D: Device> {
+    /// `[windows, 512]` f32, all bits set before the first launch; every launch leaves them so.
+    pooled: Buffer<D, u32>,
 }
 
-impl<D: Device> HcaScratch<'_, D> {
+impl<D: Device> HcaScratch<D> {
+    /// Room for `windows` windows in a launch; made ready in `stream`.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Cuda`].
+    pub fn new(device: &D, stream: &D::Stream, windows: u64) -> Result<Self, DeviceError> {
+        let pooled = device.allocate("pooled entries", windows * u64::from(HEAD_DIM))?;
+        device.fill(stream, &pooled, 0xFF)?;
+        Ok(Self { pooled })
+    }
+
+    /// The buffer, for a graph to retain.
+    pub fn pooled(&self) -> &Buffer<D, u32> {
+        &self.pooled
+    }
+
     /// Checks that there is a place for each of `records` windows.
     pub(super) fn check(&self, records: u32) -> Result<(), DeviceError> {
-        check("pooled entries", self.pooled, u64::from(records) * u64::from(HEAD_DIM))
+        check("pooled entries", &self.pooled, u64::from(records) * u64::from(HEAD_DIM))
     }
 }
 
@@ -278,7 +294,7 @@ pub fn compress_hca<D: Device>(
     weights: &CompressorWeights<'_, D>,
     state: &StateRing<D>,
     plan: &Plan<'_, D>,
-    scratch: &HcaScratch<'_, D>,
+    scratch: &HcaScratch<D>,
     entries: &Buffer<D, u16>,
 ) -> Result<(), DeviceError> {
     let shape = Shape::of(StateStream::Hca);
@@ -297,7 +313,7 @@ pub fn compress_hca<D: Device>(
         token_slot: tokens.slot.ptr(),
         token_index: tokens.index.ptr(),
         state: state.rows.ptr(),
-        pooled: scratch.pooled.ptr(),
+        pooled: scratch.pooled().ptr(),
         entries: entries.ptr(),
         params: CompressParams { capacity: plan.capacity, ring: state.ring, slots: state.slots },
     };

@@ -148,7 +148,7 @@ pub fn decode_hca<D: Device>(
     stream: &D::Stream,
     step: &DecodeStep<'_, D>,
     main: &DecodeStream<'_, D>,
-    scratch: &HcaScratch<'_, D>,
+    scratch: &HcaScratch<D>,
 ) -> Result<(), DeviceError> {
     let tokens = step.tokens;
     if tokens.count == 0 {
@@ -169,7 +169,7 @@ pub fn decode_hca<D: Device>(
         token_index: tokens.index.ptr(),
         token_ring_row: step.ring_row.ptr(),
         table: step.table.table.ptr(),
-        pooled: scratch.pooled.ptr(),
+        pooled: scratch.pooled().ptr(),
         ring_data: step.window.data.ptr(),
         ring_scale: step.window.scale.ptr(),
         state: main.state.rows.ptr(),
