@@ -63,7 +63,8 @@ macro_rules! blocks_of_cluster {
 ///
 /// ```text
 /// callback! { $(
-///     Operation<Variant> "doc" (pointer: const|mut type, ..; Params) { block: .., .. [, cluster: ..] [, in_order: ..] }
+///     Operation<Variant> "doc" (pointer: const|mut type, ..; Params)
+///     { block: .., .. [, cluster: ..] [, in_order: ..] }
 ///     bodies { variant => kernel: body, .. }
 /// )* }
 /// ```

@@ -21,8 +21,8 @@ pub fn launch_dependents() {
 
 /// Element `i` as it may have been at any time before [`wait_for_dependencies`] returns: a guess, to be
 /// checked against [`Global::load`] after it. Leaves nothing in a cache that such a load would find
-/// (`ld.relaxed.gpu.global.b32`). The emulator gives every other block what other launches might have
-/// left there.
+/// (`ld.relaxed.gpu.global.b32`). The emulator gives about half of the blocks what other launches might
+/// have left there.
 ///
 /// # Safety
 /// - Element `i` has 4 bytes, lies in the allocation and is aligned.

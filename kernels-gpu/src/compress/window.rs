@@ -13,11 +13,11 @@ pub struct Window<const COLUMNS: u32> {
     /// How far the first token is behind the closing one.
     back: u32,
     /// Tokens before the one that has the ring's first row.
-    turn: u32,
+    wrap: u32,
     /// Where the first token's keys are, if it is in the ring.
     start: u64,
-    /// A ring before that: from here the tokens behind the turn are counted.
-    start_behind_turn: u64,
+    /// A ring before that: from here the tokens behind the wrap are counted.
+    start_behind_wrap: u64,
 }
 
 impl<const COLUMNS: u32> Window<COLUMNS> {
@@ -36,8 +36,8 @@ impl<const COLUMNS: u32> Window<COLUMNS> {
         let row = if ring_row >= back { ring_row - back } else { ring_row + ring - back };
         let rows = u64::from(closing.slot) * u64::from(ring) + u64::from(row);
         let start = rows * u64::from(2 * COLUMNS) + u64::from(column);
-        let start_behind_turn = start.wrapping_sub(u64::from(ring) * u64::from(2 * COLUMNS));
-        Self { projections, closing, column, back, turn: ring - row, start, start_behind_turn }
+        let start_behind_wrap = start.wrapping_sub(u64::from(ring) * u64::from(2 * COLUMNS));
+        Self { projections, closing, column, back, wrap: ring - row, start, start_behind_wrap }
     }
 
     /// Where the keys of token `i` are: tensor and element.
@@ -104,7 +104,7 @@ impl<const COLUMNS: u32> Window<COLUMNS> {
 
     #[inline(always)]
     fn ring_at(self, i: u32) -> u64 {
-        let start = if i < self.turn { self.start } else { self.start_behind_turn };
+        let start = if i < self.wrap { self.start } else { self.start_behind_wrap };
         start.wrapping_add(u64::from(i * 2 * COLUMNS))
     }
 }

@@ -101,6 +101,24 @@ pub fn entries_equal_the_oracle_and_no_cut_matters<D: Device>(device: &D) {
     }
 }
 
+/// NaN of all bits set too, by which blocks tell what is not there yet.
+pub fn a_nan_spoils_its_window_alone<D: Device>(device: &D) {
+    let clean = History::random(StateStream::Hca, 256, 9);
+    let entries = |history: &History| {
+        OnDevice::new(device, history, 1, window(StateStream::Hca)).feed(history, [256])
+    };
+    let want = entries(&clean);
+    for nan in [f32::from_bits(u32::MAX), f32::NAN] {
+        let (mut keys, mut gates) = (clean.clone(), clean.clone());
+        keys.kv[5 * 512 + 7] = nan;
+        gates.gate[5 * 512 + 7] = nan;
+        for got in [keys, gates].map(|history| entries(&history)) {
+            assert!(got[0].iter().all(|&channel| bf16_value(channel).is_nan()));
+            assert_same(&got[1], &want[1], "the window behind it");
+        }
+    }
+}
+
 /// Steps of up to four tokens of which only the first few or none are accepted, as a draft is
 /// verified: the entries that stay are those of never having drafted.
 pub fn rejected_tokens_change_no_entry<D: Device>(device: &D) {

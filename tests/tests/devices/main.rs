@@ -91,6 +91,7 @@ suite! { suite:
         entries_equal_transformers,
         the_wrong_rotation_does_not_pass,
         entries_equal_the_oracle_and_no_cut_matters,
+        a_nan_spoils_its_window_alone,
         rejected_tokens_change_no_entry,
         requests_in_one_step_do_not_mix,
         flush_writes_the_golden_rows,
