@@ -13,7 +13,8 @@ const RUNS: [&[&str]; 3] = [
     &["--package", "dsv4-kv-tests", "--test", "ledger", "--test", "stress", "--test", "fuzz"],
 ];
 /// Of the device suite, the tests whose name has one of these.
-const DEVICE_TESTS: [&str; 4] = ["cpu::poison", "cpu::histories", "cpu::memory", "cpu::capture"];
+const DEVICE_TESTS: [&str; 4] =
+    ["cpu::step::poison", "cpu::step::histories", "cpu::device::memory", "cpu::device::capture"];
 
 /// Runs the tests.
 ///

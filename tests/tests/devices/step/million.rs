@@ -11,8 +11,8 @@ use kv_layout::main_row::DATA_BYTES;
 
 use crate::inputs::{assert_same, download, filled, oracle, upload};
 use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
+use crate::step::tensors::Tensors;
 use crate::stories::{compressors, rotated};
-use crate::tensors::Tensors;
 
 const LAYERS: [LayerKind; 2] = [Csa, Hca];
 /// Tokens of a step; every step has the same tensors.

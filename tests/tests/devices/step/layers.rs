@@ -8,8 +8,8 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::gathered::Gathered;
 use crate::inputs::{assert_same, download, filled, oracle, upload};
+use crate::step::gathered::Gathered;
 use crate::stories::{Fed, Formats, Part, Stored, Story, assert_pools, config, tiny};
 
 /// Every format of main rows and of indexer keys at least once.

@@ -6,7 +6,7 @@ use dsv4_kv::device::{CudaDevice, CudaOptions, Device};
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{assert_same, oracle, rows};
-use crate::swa::Rings;
+use crate::window::swa::Rings;
 
 pub fn its_context_and_stream_are_used() {
     let context = Context::new(cust::device::Device::get_device(0).unwrap()).unwrap();

@@ -6,7 +6,7 @@ use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::indexer::top_k;
 use kv_layout::index_row::IndexFormat;
 
-use crate::indexer::{Case, Layer, sees};
+use crate::indexer::scores::{Case, Layer, sees};
 use crate::inputs::{assert_same, download, upload};
 
 const CANARY: i32 = -77;

@@ -8,10 +8,10 @@ use dsv4_kv::{
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::gathered::Gathered;
 use crate::inputs::{assert_same, download};
+use crate::step::gathered::Gathered;
+use crate::step::tensors::Tensors;
 use crate::stories::pools_of;
-use crate::tensors::Tensors;
 
 /// Requests, replays, and replays between two comparisons of all bytes.
 struct Size {

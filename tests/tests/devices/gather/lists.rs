@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::entries::{PADDING, Pool, Query, Shape, Step};
+use crate::gather::pool::{PADDING, Pool, Query, Shape, Step};
 use crate::inputs::{assert_same, download, upload};
 
 /// Runs `test` for each row format and each number of entries per block.

@@ -6,7 +6,7 @@ use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, StepRequest};
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{assert_same, download, rows, upload};
-use crate::swa::Rings;
+use crate::window::swa::Rings;
 
 /// A decode step captured for a bucket of eight, replayed for batches of one to eight at positions
 /// that straddle the window and the ring, against eager launches of a second cache.

@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use dsv4_kv_tests::inputs::{download, upload};
 
-use crate::router::{Answer, assert_same_set};
+use crate::router::selection::{Answer, assert_same_set};
 
 const SCALING: f32 = 2.5;
 /// Token ids of a hash table.

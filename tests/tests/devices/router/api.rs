@@ -10,8 +10,8 @@ use dsv4_kv_tests::inputs::{download, upload};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::router::Answer;
-use crate::router_gate::Case;
+use crate::router::decode::Case;
+use crate::router::selection::Answer;
 
 const HASHED: LayerId = LayerId(1);
 const SCORED: LayerId = LayerId(2);

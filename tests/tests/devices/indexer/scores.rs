@@ -13,7 +13,7 @@ use kv_layout::index_row::IndexFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::indexer_query::{CANARY, CHANNELS, GROUP, in_order, keys, oracle};
+use crate::indexer::query::{CANARY, CHANNELS, GROUP, in_order, keys, oracle};
 use crate::inputs::{download, upload};
 
 /// Of the sum of magnitudes: how far a score may be from the oracle's with the same operands. Tensor

@@ -1,0 +1,4 @@
+//! Decode in one launch a layer.
+
+pub mod early;
+pub mod one_launch;

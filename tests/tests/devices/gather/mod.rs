@@ -1,0 +1,4 @@
+//! Gathers of compressed entries.
+
+pub mod lists;
+pub mod pool;

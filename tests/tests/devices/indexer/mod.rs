@@ -1,0 +1,7 @@
+//! The indexer: queries, scores, lists, and all of it through the cache.
+
+pub mod query;
+pub mod score_topk;
+pub mod scores;
+pub mod select;
+pub mod topk;

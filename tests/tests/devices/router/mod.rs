@@ -1,0 +1,5 @@
+//! The MoE router: its kernels, and the type around them.
+
+pub mod api;
+pub mod decode;
+pub mod selection;

@@ -1,0 +1,13 @@
+//! Whole steps through the cache: layers of every kind, requests side by side, poison.
+
+pub mod cuts;
+pub mod gathered;
+pub mod histories;
+pub mod layers;
+pub mod manager;
+pub mod million;
+pub mod poison;
+pub mod poison_keys;
+pub mod pro_step;
+pub mod refusals;
+pub mod tensors;

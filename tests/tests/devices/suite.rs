@@ -1,0 +1,229 @@
+//! The list of tests: what runs on every device, what is run by hand, and what the emulator leaves out.
+
+use dsv4_kv::device::Device;
+
+use crate::{compress, decode, device, gather, indexer, router, step, window};
+
+/// A test of the suite: panics if it fails.
+pub type Case<D> = (&'static str, fn(&D));
+
+macro_rules! suite {
+    ($(#[$doc:meta])* $name:ident: $($group:ident::$file:ident { $($test:ident,)* })*) => {
+        $(#[$doc])*
+        pub fn $name<D: Device>() -> Vec<Case<D>> {
+            vec![$( $( (
+                concat!(stringify!($group), "::", stringify!($file), "::", stringify!($test)),
+                $group::$file::$test::<D>,
+            ), )* )*]
+        }
+    };
+}
+
+suite! {
+    /// What runs on every device.
+    suite:
+    device::memory {
+        copies_bring_back_what_they_took,
+        ranges_outside_a_buffer_are_refused,
+        exhausted_memory_is_a_typed_error,
+        staged_updates_arrive_in_order,
+        events_time_what_lies_between_them,
+    }
+    device::capture {
+        replays_equal_eager_steps,
+        allocating_or_waiting_is_refused,
+        a_swallowed_refusal_still_fails_the_capture,
+        memory_must_be_retained,
+        a_graph_keeps_its_memory,
+        captures_do_not_nest,
+        a_graph_replays_only_what_it_was_captured_for,
+        what_does_not_fit_is_refused,
+    }
+    window::swa {
+        append_writes_the_golden_rows,
+        append_equals_the_oracle_on_random_and_special_rows,
+        append_rounds_every_bf16_value_as_the_oracle,
+        append_leaves_padding_and_other_rows_alone,
+        append_counts_rows_out_of_range,
+        gather_decodes_every_code_under_every_scale,
+        gather_equals_the_oracle_in_decode,
+        gather_equals_the_oracle_in_prefill,
+        gather_leaves_padding_alone,
+        gather_counts_slots_out_of_range,
+    }
+    compress::entries {
+        work_lists_name_every_closing_token,
+        entries_equal_transformers,
+        the_wrong_rotation_does_not_pass,
+        entries_equal_the_oracle_and_no_cut_matters,
+        a_nan_spoils_its_window_alone,
+        rejected_tokens_change_no_entry,
+        requests_in_one_step_do_not_mix,
+        flush_writes_the_golden_rows,
+        flush_equals_the_oracle_in_every_format,
+        flush_of_hca_entries_equals_the_oracle,
+        flush_counts_windows_without_a_block,
+    }
+    compress::state {
+        a_view_shows_the_tails,
+        rows_move_to_their_phase,
+    }
+    compress::values {
+        main_rows_equal_the_oracle,
+        indexer_keys_equal_the_oracle,
+    }
+    decode::one_launch {
+        one_launch_equals_the_separate_kernels,
+        shares_of_several_tokens_equal_the_separate_kernels,
+        a_request_with_two_tokens_is_refused,
+    }
+    decode::early {
+        the_step_is_what_the_launch_before_leaves,
+    }
+    gather::lists {
+        lists_equal_the_oracle,
+        a_long_list_equals_the_oracle,
+        lists_count_what_they_refuse,
+        a_table_that_is_too_narrow_is_counted,
+        all_equals_the_oracle,
+        all_counts_what_it_cannot_give,
+        far_positions_equal_the_oracle,
+        valid_lens_equal_the_oracle,
+        a_pool_over_4_gib_equals_the_oracle,
+        wrong_shapes_are_refused,
+    }
+    indexer::query {
+        queries_equal_the_oracle,
+        queries_of_distant_groups_equal_the_oracle,
+    }
+    indexer::scores {
+        projections_are_exact_on_integers,
+        scores_equal_the_oracle,
+        few_heads_equal_the_oracle,
+        scores_count_what_they_refuse,
+        blocks_of_many_tiles_equal_the_oracle,
+        long_rows_equal_the_oracle,
+        distant_groups_equal_the_oracle,
+        scales_of_any_size_are_exact,
+        wrong_sizes_are_refused,
+    }
+    indexer::topk {
+        lists_equal_a_stable_sort,
+        long_rows_equal_a_stable_sort,
+        short_uses_of_long_rows_equal_a_stable_sort,
+        crowds_equal_a_stable_sort,
+        golden_scores_give_the_golden_lists,
+        wrong_sizes_are_refused,
+    }
+    indexer::score_topk {
+        lists_equal_a_stable_sort,
+        long_rows_equal_a_stable_sort,
+        crowds_equal_a_stable_sort,
+        distant_queries_equal_a_stable_sort,
+        bad_input_is_refused,
+    }
+    indexer::select {
+        lists_equal_the_oracle,
+        one_launch_lists_as_two,
+        bad_input_is_refused,
+    }
+    router::selection {
+        selection_equals_the_golden_rows,
+        hash_equals_the_golden_rows,
+        selection_equals_the_oracle,
+        hash_equals_the_oracle,
+        equal_scores_go_to_the_lower_expert,
+        what_is_no_number_ranks_last_and_is_counted,
+        padding_and_unknown_tokens_get_no_expert,
+        wrong_shapes_are_refused,
+    }
+    router::decode {
+        decode_equals_the_oracle,
+        hashed_decode_equals_the_oracle,
+        released_widths_equal_the_oracle,
+        exact_logits_give_the_same_bits,
+        padding_in_a_batch_gets_no_expert,
+        wrong_shapes_are_refused,
+    }
+    router::api {
+        batches_of_every_size_equal_the_oracle,
+        products_end_where_the_matrices_do,
+        captured_routing_equals_eager,
+        wrong_files_are_refused,
+        wrong_calls_are_refused,
+    }
+    step::manager {
+        any_chunking_gives_the_same_rows,
+        rejected_drafts_leave_no_trace,
+        interleaved_requests_do_not_mix,
+        memory_is_what_the_schema_says,
+        faults_name_the_kernel,
+        a_step_out_of_range_is_refused,
+    }
+    step::layers {
+        every_layer_holds_what_the_history_says,
+        gathers_equal_the_oracle,
+        a_captured_step_equals_eager_steps,
+        a_captured_fused_step_equals_eager_steps,
+        rejected_drafts_leave_no_trace,
+    }
+    step::cuts {
+        some_lengths,
+    }
+    step::histories {
+        some_rollbacks_leave_no_trace,
+        some_interleavings_do_not_mix,
+        replaying_a_step_again_changes_nothing,
+    }
+    step::refusals {
+        bad_input_changes_no_pool,
+    }
+    step::poison {
+        what_nobody_wrote_is_named,
+        what_is_freed_becomes_poison,
+        without_poison_nothing_is_looked_at,
+    }
+    step::poison_keys {
+        scores_of_what_nobody_wrote_are_named,
+        scores_of_what_another_held_are_named,
+    }
+    step::pro_step {
+        replays_equal_eager_steps,
+    }
+    step::million {
+        entries_lie_where_they_should,
+    }
+}
+
+/// Every way to cut a prompt, by size of chunk and quarter of the lengths. Run by hand, on either
+/// device: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::step::cuts`.
+pub fn by_hand<D: Device>() -> Vec<Case<D>> {
+    macro_rules! chunks_of {
+        ($($chunk:literal)*) => {
+            vec![$(
+                (concat!("step::cuts::chunks_of_", $chunk, "_a"), step::cuts::every_length::<D, $chunk, 0>),
+                (concat!("step::cuts::chunks_of_", $chunk, "_b"), step::cuts::every_length::<D, $chunk, 1>),
+                (concat!("step::cuts::chunks_of_", $chunk, "_c"), step::cuts::every_length::<D, $chunk, 2>),
+                (concat!("step::cuts::chunks_of_", $chunk, "_d"), step::cuts::every_length::<D, $chunk, 3>),
+            )*]
+        };
+    }
+    chunks_of!(1 2 3 4 5 127 128 129 257)
+}
+
+suite! {
+    /// Minutes on either device; run by hand, with `-- --ignored cpu::step::histories`.
+    long:
+    step::histories {
+        every_rollback_leaves_no_trace,
+        ten_thousand_interleavings_do_not_mix,
+    }
+}
+
+suite! {
+    /// Seconds on a GPU and hours on the emulator, where it is run by hand.
+    large:
+    indexer::topk {
+        very_many_rows_equal_a_stable_sort,
+    }
+}

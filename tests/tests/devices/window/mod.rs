@@ -1,0 +1,3 @@
+//! The sliding window.
+
+pub mod swa;
