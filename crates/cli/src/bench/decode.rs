@@ -11,6 +11,7 @@ use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use super::inputs::repeated;
 use super::{Measurement, measurement, nodes_for};
 
 /// Columns of the widest compressor, a CSA layer's main one.
@@ -181,11 +182,7 @@ impl<D: Device> Inputs<D> {
         let pattern: Vec<f32> = (0..PATTERN).map(|_| random.random_range(-3.0..3.0)).collect();
         // Gates follow the keys, weights follow the gates.
         let len = 2 * elements + u64::from(HCA_RATIO * HEAD_DIM) + COLUMNS;
-        let values = device.allocate("projections", len)?;
-        for start in (0..len).step_by(PATTERN) {
-            let part = pattern.len().min((len - start) as usize);
-            device.upload(stream, &pattern[..part], &values, start)?;
-        }
+        let values = repeated(device, stream, "projections", len, &pattern)?;
         let window_kv = values.cast();
         Ok(Self { values, window_kv })
     }

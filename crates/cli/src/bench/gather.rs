@@ -4,8 +4,7 @@
 //! list names one entry in eight, at random, so that a row's scales share their sector with nothing
 //! that is read.
 
-use anyhow::{Result, ensure};
-use bytemuck::Pod;
+use anyhow::Result;
 use dsv4_kv::device::ops::{self, BlockTable, Entries, GatherQueries};
 use dsv4_kv::device::{Buffer, Device, DeviceError};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind};
@@ -15,6 +14,7 @@ use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
 use rand::{RngCore, SeedableRng};
 
+use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::{Measurement, measurement, nodes_for};
 
 /// Bytes of a BF16 row.
@@ -192,40 +192,21 @@ impl<D: Device> Layers<D> {
                 queries: GatherQueries { position, slot, index: slot, first: 0, count: slots },
                 table: BlockTable { table, slots, max_blocks },
                 entries: Entries {
-                    data: &self.part(data, index),
-                    scale: &self.part(scale, index),
+                    data: &part(data, index, self.nodes),
+                    scale: &part(scale, index, self.nodes),
                     format: self.format,
                     entries_per_block: self.entries_per_block,
                     num_blocks: slots * max_blocks,
                 },
-                tile: self.part(tiles, index),
+                tile: part(tiles, index, self.nodes),
             })
         };
         let record_all = || (0..self.nodes).try_for_each(record);
         let graph = self.device.capture(&self.stream, retained, record_all)?;
         let result = measurement(&self.device, name, (bytes, self.nodes), &graph)?;
-        let mut refused = [0];
-        self.device.download(&self.stream, faults, 0, &mut refused)?;
-        ensure!(refused == [0], "the kernel refused {} of its inputs", refused[0]);
+        ensure_none_refused(&self.device, &self.stream, faults)?;
         Ok(result)
     }
-
-    /// What of `buffer` is the node's.
-    fn part<T: Pod>(&self, buffer: &Buffer<D, T>, node: u64) -> Buffer<D, T> {
-        let len = buffer.len() / self.nodes;
-        buffer.slice(node * len, len).expect("a part for every node")
-    }
-}
-
-pub(super) fn upload<D: Device, T: Pod>(
-    device: &D,
-    stream: &D::Stream,
-    label: &'static str,
-    values: &[T],
-) -> Result<Buffer<D, T>, DeviceError> {
-    let buffer = device.allocate(label, values.len() as u64)?;
-    device.upload(stream, values, &buffer, 0)?;
-    Ok(buffer)
 }
 
 /// `bytes` bytes: a random pattern, over and over. Constant rows would cost the memory less power
@@ -239,24 +220,4 @@ fn random_plane<D: Device>(
     let mut values = vec![0; PATTERN_BYTES.min(bytes) as usize];
     SmallRng::seed_from_u64(3).fill_bytes(&mut values);
     repeated(device, stream, label, bytes, &values)
-}
-
-/// `len` elements: `pattern`, over and over.
-pub(super) fn repeated<D: Device, T: Pod>(
-    device: &D,
-    stream: &D::Stream,
-    label: &'static str,
-    len: u64,
-    pattern: &[T],
-) -> Result<Buffer<D, T>, DeviceError> {
-    let buffer = device.allocate(label, len)?;
-    let mut done = len.min(pattern.len() as u64);
-    device.upload(stream, &pattern[..done as usize], &buffer, 0)?;
-    while done < len {
-        let more = done.min(len - done);
-        let part = |start| buffer.slice(start, more).expect("a part of the buffer");
-        device.copy(stream, &part(0), &part(done))?;
-        done += more;
-    }
-    Ok(buffer)
 }

@@ -2,7 +2,7 @@
 //!
 //! Every node is a layer of its own: its keys and its scores are no other node's.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use dsv4_kv::device::ops::{
     self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len,
 };
@@ -18,7 +18,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_distr::StandardNormal;
 
-use super::gather::{repeated, upload};
+use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::{Measurement, measurement, nodes_for};
 
 const HEADS: u32 = 64;
@@ -147,9 +147,7 @@ fn scores<D: Device>(
     };
     let size = format!("{entries} entries x {queries} queries");
     let result = measurement(device, (name, size), (bytes, nodes), &graph)?;
-    let mut refused = [0];
-    device.download(stream, faults, 0, &mut refused)?;
-    ensure!(refused == [0], "the kernel refused {} of its inputs", refused[0]);
+    ensure_none_refused(device, stream, faults)?;
     Ok(result)
 }
 
@@ -277,10 +275,4 @@ fn keys(format: IndexFormat, random: &mut SmallRng) -> (Vec<u8>, Vec<u8>) {
         scales.extend(key.scale);
     }
     (codes, scales)
-}
-
-/// What of `buffer` is the node's.
-fn part<D: Device, T: bytemuck::Pod>(buffer: &Buffer<D, T>, node: u64, nodes: u64) -> Buffer<D, T> {
-    let len = buffer.len() / nodes;
-    buffer.slice(node * len, len).expect("a part for every node")
 }

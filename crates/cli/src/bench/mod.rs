@@ -9,6 +9,7 @@
 mod decode;
 mod gather;
 mod indexer;
+mod inputs;
 mod router;
 mod swa;
 

@@ -2,8 +2,7 @@
 //!
 //! Every node is a layer of its own: no other node's logits, gate or hidden states are its.
 
-use anyhow::{Result, ensure};
-use bytemuck::Pod;
+use anyhow::Result;
 use dsv4_kv::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
 use dsv4_kv::device::{Buffer, Device, DeviceError};
 use dsv4_kv::kv_layout::router::DECODE_TOKENS;
@@ -12,6 +11,7 @@ use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::{Measurement, measurement, nodes_for};
 
 /// Experts of a token, in both released models.
@@ -113,9 +113,7 @@ impl Case {
         let record = || (0..nodes).try_for_each(|node| inputs.launch(device, self, node));
         let graph = device.capture(&inputs.stream, inputs.memory(), record)?;
         let result = measurement(device, (self.name(), self.size()), (bytes, nodes), &graph)?;
-        let mut refused = [0];
-        device.download(&inputs.stream, &inputs.faults, 0, &mut refused)?;
-        ensure!(refused == [0], "the kernel refused {} of its inputs", refused[0]);
+        ensure_none_refused(device, &inputs.stream, &inputs.faults)?;
         Ok(result)
     }
 }
@@ -123,6 +121,7 @@ impl Case {
 /// What the nodes of a graph work on.
 struct Inputs<D: Device> {
     stream: D::Stream,
+    nodes: u64,
     logits: Buffer<D, f32>,
     x: Buffer<D, u16>,
     gate: Buffer<D, u16>,
@@ -148,22 +147,22 @@ impl<D: Device> Inputs<D> {
         };
         let table = integers(u64::from(VOCABULARY * SELECTED), case.experts);
         let token = integers(nodes * tokens, VOCABULARY);
-        let rows =
-            if hidden == 0 || tokens > DECODE_TOKENS.into() { nodes * tokens * experts } else { 1 };
+        // Nothing is read of what a case does not need, but there must be a buffer.
+        let width = hidden.max(1);
+        let rows = if hidden == 0 || tokens > DECODE_TOKENS.into() {
+            nodes * tokens * experts
+        } else {
+            nodes
+        };
         let selected = nodes * tokens * u64::from(SELECTED);
         Ok(Self {
-            logits: repeated(device, &stream, "logits", &logits, rows)?,
-            x: repeated(
-                device,
-                &stream,
-                "hidden states",
-                &halves,
-                (nodes * tokens * hidden).max(1),
-            )?,
-            gate: repeated(device, &stream, "gates", &halves, (nodes * experts * hidden).max(1))?,
-            bias: repeated(device, &stream, "biases", &logits, nodes * experts)?,
-            table: repeated(device, &stream, "table", &table, table.len() as u64)?,
-            token: repeated(device, &stream, "tokens", &token, token.len() as u64)?,
+            nodes,
+            logits: repeated(device, &stream, "logits", rows, &logits)?,
+            x: repeated(device, &stream, "hidden states", nodes * tokens * width, &halves)?,
+            gate: repeated(device, &stream, "gates", nodes * experts * width, &halves)?,
+            bias: repeated(device, &stream, "biases", nodes * experts, &logits)?,
+            table: upload(device, &stream, "table", &table)?,
+            token: upload(device, &stream, "tokens", &token)?,
             activations: device.allocate("activations", nodes * 64 * experts)?,
             arrivals: device.allocate("arrivals", 8)?,
             ids: device.allocate("ids", selected)?,
@@ -187,14 +186,14 @@ impl<D: Device> Inputs<D> {
         let Case { hash, hidden, experts, tokens } = case;
         let stream = &self.stream;
         let selection = Selection::new(experts, SELECTED, 1.5)?;
-        let selected = u64::from(tokens * SELECTED);
-        let (ids, weights) = (part(&self.ids, node, selected), part(&self.weights, node, selected));
+        let nodes = self.nodes;
+        let (ids, weights) = (part(&self.ids, node, nodes), part(&self.weights, node, nodes));
         let routed = Routed { ids: &ids, weights: &weights, faults: &self.faults };
-        let token = part(&self.token, node, tokens.into());
-        let bias = part(&self.bias, node, experts.into());
+        let token = part(&self.token, node, nodes);
+        let bias = part(&self.bias, node, nodes);
         let table = HashTable { table: &self.table, vocabulary: VOCABULARY };
         if hidden == 0 {
-            let logits = part(&self.logits, node, u64::from(tokens) * u64::from(experts));
+            let logits = part(&self.logits, node, nodes);
             return if hash {
                 let (logits, token) = (&logits, &token);
                 ops::hash_router(device, stream, selection, tokens, logits, &table, token, &routed)
@@ -205,14 +204,14 @@ impl<D: Device> Inputs<D> {
                 )
             };
         }
-        let weight = part(&self.gate, node, u64::from(experts) * u64::from(hidden));
+        let weight = part(&self.gate, node, nodes);
         let gate = Gate { weight: &weight, hidden };
-        let x = &part(&self.x, node, u64::from(tokens) * u64::from(hidden));
+        let x = &part(&self.x, node, nodes);
         if tokens > DECODE_TOKENS {
-            let logits = part(&self.logits, node, u64::from(tokens) * u64::from(experts));
+            let logits = part(&self.logits, node, nodes);
             return ops::router_logits(device, stream, selection, tokens, x, &gate, &logits);
         }
-        let activations = part(&self.activations, node, 64 * u64::from(experts));
+        let activations = part(&self.activations, node, nodes);
         let scratch = &DecodeScratch { activations: &activations, arrivals: &self.arrivals };
         if hash {
             ops::hash_router_decode(
@@ -224,25 +223,4 @@ impl<D: Device> Inputs<D> {
             )
         }
     }
-}
-
-/// The `node`-th part of `len` elements.
-fn part<D: Device, T: Pod>(buffer: &Buffer<D, T>, node: u64, len: u64) -> Buffer<D, T> {
-    buffer.slice(node * len, len).expect("a part for every node")
-}
-
-/// `len` elements: `pattern`, over and over.
-fn repeated<D: Device, T: Pod>(
-    device: &D,
-    stream: &D::Stream,
-    label: &'static str,
-    pattern: &[T],
-    len: u64,
-) -> Result<Buffer<D, T>, DeviceError> {
-    let buffer = device.allocate(label, len)?;
-    for start in (0..len).step_by(pattern.len()) {
-        let part = pattern.len().min((len - start) as usize);
-        device.upload(stream, &pattern[..part], &buffer, start)?;
-    }
-    Ok(buffer)
 }

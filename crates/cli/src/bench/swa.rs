@@ -13,6 +13,7 @@ use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use super::inputs::upload;
 use super::{Measurement, measurement, nodes_for};
 
 /// Bytes of a BF16 row.
@@ -162,10 +163,8 @@ fn fill_rings<D: Device>(
 
 /// `[rows, 512]` BF16, uniform in [-4, 4).
 fn random_rows<D: Device>(device: &D, stream: &D::Stream, rows: u64) -> Result<Buffer<D, u16>> {
-    let kv = device.allocate("kv rows", rows * u64::from(HEAD_DIM))?;
     let mut random = SmallRng::seed_from_u64(1);
     let mut value = || bf16::from_f32(random.random_range(-4.0..4.0)).to_bits();
-    let values: Vec<u16> = (0..kv.len()).map(|_| value()).collect();
-    device.upload(stream, &values, &kv, 0)?;
-    Ok(kv)
+    let values: Vec<u16> = (0..rows * u64::from(HEAD_DIM)).map(|_| value()).collect();
+    Ok(upload(device, stream, "kv rows", &values)?)
 }

@@ -15,8 +15,8 @@ use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
 use rayon::prelude::*;
 
 use super::explain::{Codec, Stored};
+use super::history::Place;
 use super::source::{Source, shape};
-use super::verify::Place;
 
 /// The compressors of a layer.
 pub const fn compressors(kind: LayerKind) -> &'static [StateStream] {
@@ -254,7 +254,7 @@ mod tests {
     use dsv4_kv::LayerId;
 
     use super::*;
-    use crate::replay::verify::Token;
+    use crate::replay::history::Token;
 
     /// What a check finds of a compressor's first rows, as the reference stores them for a request
     /// of 270 tokens in chunks of 70, after `spoil` had its way with them.

@@ -6,7 +6,7 @@
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
 //! | [`source`], [`select`] | the kernels' input: random values, and which queries gather entries |
-//! | [`watch`], [`kept`] | sampled requests, and what is kept of their steps |
+//! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`], [`explain`] | their comparison with the reference |
 //! | [`drive`] | the loop |
 //! | [`summary`], [`report`] | the result: table and JSON, and the HTML page |
@@ -18,6 +18,7 @@ mod entries;
 mod execute;
 mod explain;
 mod full;
+mod history;
 mod kept;
 mod lists;
 mod load;

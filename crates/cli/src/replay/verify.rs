@@ -5,8 +5,8 @@
 
 use std::fmt;
 
+use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::geometry::StateStream;
-use dsv4_kv::{CacheConfig, LayerId};
 use dsv4_kv_oracle::compressor::{Shape, visible};
 use dsv4_kv_oracle::index::{self, KeyFormat};
 use dsv4_kv_oracle::row::{CHANNELS, EncodedRow, QUANTISED, RowFormat};
@@ -14,6 +14,7 @@ use dsv4_kv_oracle::swa::{Ring, window};
 use serde::Serialize;
 
 use super::entries::{self, Rows};
+use super::history::{Place, Token};
 use super::lists::{self, Query, Right};
 use super::source::Source;
 
@@ -42,26 +43,6 @@ pub struct Verification {
     pub mismatches: u64,
     /// The first of them, in words.
     pub examples: Vec<String>,
-}
-
-/// A token of a request that is followed: which step wrote it, and its row in that step.
-#[derive(Clone, Copy, Debug)]
-pub struct Token {
-    /// The step, counted from 0.
-    pub step: u64,
-    /// Its row among the step's tokens.
-    pub row: u32,
-}
-
-/// Whose rows are compared.
-#[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// The request's place in the load.
-    pub request: usize,
-    /// The layer.
-    pub layer: LayerId,
-    /// Its tokens so far, by position.
-    pub history: &'a [Token],
 }
 
 /// The planes of one ring, as they are on the device.
@@ -301,6 +282,7 @@ fn channel_of_byte(byte: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use dsv4_kv::LayerId;
     use dsv4_kv::kv_layout::config::ModelConfig;
 
     use super::*;

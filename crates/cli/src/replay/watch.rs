@@ -14,10 +14,11 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::entries::{self, Planes, Rows};
+use super::history::{Place, Token};
 use super::kept::{self, Gathered, Kept, Shape};
 use super::select::{Batch, Queries};
 use super::source::shape;
-use super::verify::{Place, RingPlanes, Token, Verification, Verifier};
+use super::verify::{RingPlanes, Verification, Verifier};
 
 /// Bytes of device memory that watching `sample` requests needs.
 pub fn bytes(config: &CacheConfig, sample: u32) -> u64 {
