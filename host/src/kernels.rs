@@ -6,12 +6,13 @@
 
 use std::ffi::c_void;
 
+use kernels_gpu::table::{KERNELS, kernel_index};
 use kv_layout::geometry::{CsaStream, StateStream};
 use kv_layout::index_row::IndexFormat;
-use kv_layout::kernels::{KERNELS, KernelInfo, kernel_index};
 use kv_layout::main_row::MainFormat;
 use kv_layout::router::ExpertWidth;
 use simt::emu::{Fault, Memory};
+use simt::kernel::KernelInfo;
 
 use crate::device::DevicePtr;
 
@@ -64,7 +65,7 @@ macro_rules! operations {
             pub struct $operation {
                 $( $(#[$pointer_doc])* pub $pointer: DevicePtr<$element>, )*
                 /// The scalars.
-                pub params: kv_layout::params::$params,
+                pub params: kernels_gpu::params::$params,
             }
 
             impl Operation for $operation {
@@ -101,4 +102,4 @@ macro_rules! operations {
     };
 }
 
-kv_layout::for_each_operation!(operations);
+kernels_gpu::for_each_operation!(operations);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernels_gpu::mistake::{self, Mistake};
-use kv_layout::kernels::KERNELS;
+use kernels_gpu::table::KERNELS;
 
 use crate::config::CacheConfig;
 use crate::device::ops;

@@ -5,7 +5,7 @@
 //! gathered, and the indexer's scores by a look at the keys that they took: a row or a key that nobody
 //! wrote since is counted, with request, layer and entry.
 
-use kv_layout::params::{FindPoisonParams, FindPoisonedKeysParams};
+use kernels_gpu::params::{FindPoisonParams, FindPoisonedKeysParams};
 
 use crate::device::{Buffer, Device, DeviceError};
 use crate::error::KvError;

@@ -1,8 +1,8 @@
 //! What steps need on the device besides the pools: the block table, the work lists, and entries on
 //! their way from a compressor to the flush. Allocated once; handles allocate nothing.
 
+use kernels_gpu::table::KERNELS;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
-use kv_layout::kernels::KERNELS;
 
 use crate::config::CacheConfig;
 use crate::device::ops::{BlockTable, HcaScratch, Plan, plan_capacity};

@@ -14,7 +14,7 @@ macro_rules! view {
 /// Whether a kernel waits for the launch before it in its body, after what needs no global memory.
 #[cfg(target_arch = "nvptx64")]
 const fn waits_in_body(name: &str) -> bool {
-    use kv_layout::kernels::kernel_index;
+    use crate::table::kernel_index;
     let kernel = kernel_index(name);
     kernel == kernel_index("decode_hca_ue8m0")
         || kernel == kernel_index("decode_hca_f32")
@@ -40,7 +40,7 @@ macro_rules! entries {
                 #[unsafe(no_mangle)]
                 pub unsafe extern "ptx-kernel" fn $name(
                     $( $pointer: *$mutability $element, )*
-                    params: kv_layout::params::$params,
+                    params: crate::params::$params,
                 ) {
                     // Its launch may overlap the one before, and the next one this one.
                     if !const { $crate::entry::waits_in_body(stringify!($name)) } {
@@ -95,7 +95,7 @@ macro_rules! entries {
                     grid: (u32, u32),
                     seed: u64,
                     addresses: [u64; [$( stringify!($pointer) ),*].len()],
-                    params: kv_layout::params::$params,
+                    params: crate::params::$params,
                 ) -> Result<(), Fault> {
                     let [$( $pointer ),*] = addresses;
                     $( let $pointer = view!($mutability memory $pointer); )*
@@ -106,7 +106,7 @@ macro_rules! entries {
                         shared_bytes: $shared,
                         seed,
                     };
-                    let cluster = kv_layout::blocks_of_cluster!($($cluster)? $($in_order)?);
+                    let cluster = crate::blocks_of_cluster!($($cluster)? $($in_order)?);
                     // SAFETY: every pointer is bound to a live allocation that the emulator checks
                     // each access against; all threads of the launch run the body.
                     launch_clusters(&shape, cluster, || unsafe { ($body)($( $pointer, )* params) })
@@ -116,4 +116,4 @@ macro_rules! entries {
     };
 }
 
-kv_layout::for_each_kernel!(entries);
+crate::for_each_kernel!(entries);

@@ -1,14 +1,14 @@
 //! Flush: entries and indexer keys, in BF16, quantised into the paged planes.
 
+use crate::params::FlushParams;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, INDEX_DIM};
-use kv_layout::params::FlushParams;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
+use crate::block_table::TableRow;
 use crate::fault;
 use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
 use crate::row::{Bf16Lane, RowFormat};
-use crate::table::TableRow;
 
 /// Warps of a block.
 const WARPS: u32 = 4;

@@ -1,14 +1,14 @@
 //! Compressed entries for attention: gathers by list and of all, and how many a query sees.
 //! Source: spec sections 5.2 and 10.2.
 
-use kv_layout::params::{GatherEntriesParams, ValidLensParams};
+use crate::params::{GatherEntriesParams, ValidLensParams};
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
+use crate::block_table::TableRow;
 use crate::fault;
 use crate::mistake::{self, Mistake};
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
-use crate::table::TableRow;
 
 /// Warps of a block of either gather.
 const WARPS: u32 = 4;

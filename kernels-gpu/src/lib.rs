@@ -14,13 +14,16 @@
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
 //! | [`spell`] | short arrays without loops |
 //! | [`mistake`] | what tests do wrong on purpose |
+//! | [`block_table`] | where an entry of a request is |
+//! | [`table`], [`params`] | the kernel table, and the scalars each kernel takes |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
 //! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
-//! pointers stand in the kernel table (`kv_layout::kernels`).
+//! pointers stand in the kernel table (`crate::table`).
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
+pub mod block_table;
 pub mod compress;
 pub mod convert;
 pub mod decode;
@@ -32,6 +35,7 @@ pub mod index_row;
 pub mod indexer;
 pub mod math;
 pub mod mistake;
+pub mod params;
 pub mod plan;
 pub mod poison;
 pub mod poison_keys;

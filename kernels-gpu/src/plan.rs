@@ -1,7 +1,7 @@
 //! The step's work lists: which tokens close a window. Source: decision D4, spec sections 2.9, 8.
 
+use crate::params::BuildPlanParams;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};
-use kv_layout::params::BuildPlanParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};

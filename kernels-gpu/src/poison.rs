@@ -4,8 +4,8 @@
 //! are stored bit for bit, so a row from there has 64 NaN where a token's row has none; so does an
 //! entry that was pooled from such rows.
 
+use crate::params::FindPoisonParams;
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
-use kv_layout::params::FindPoisonParams;
 use simt::atomic::DeviceAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};

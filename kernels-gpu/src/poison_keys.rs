@@ -6,8 +6,8 @@
 //! pooled from poison is NaN in all channels when it is quantised, and what each format makes of that
 //! is known too.
 
+use crate::params::FindPoisonedKeysParams;
 use kv_layout::index_row::IndexFormat;
-use kv_layout::params::FindPoisonedKeysParams;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 

@@ -1,7 +1,7 @@
 //! The sliding-window ring: append and gather. Source: spec section 6.
 
+use crate::params::{AppendSwaParams, GatherSwaParams};
 use kv_layout::geometry::WINDOW;
-use kv_layout::params::{AppendSwaParams, GatherSwaParams};
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use kernels_gpu::table::KERNELS;
 use kv_layout::ABI_VERSION;
-use kv_layout::kernels::{KERNELS, KernelInfo};
+use simt::kernel::KernelInfo;
 
 use crate::manifest::{Manifest, TargetRecord};
 use crate::ptx::Module;

@@ -6,7 +6,8 @@ use std::fmt;
 use anyhow::{Result, bail};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
-use kv_layout::kernels::{KERNELS, KernelInfo};
+use kernels_gpu::table::KERNELS;
+use simt::kernel::KernelInfo;
 
 use crate::build_ptx::Target;
 use crate::manifest::{Manifest, TargetRecord};
@@ -208,7 +209,7 @@ fn table(module: &Module) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use kv_layout::kernels::PointerInfo;
+    use simt::kernel::PointerInfo;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 //! `.reqnctapercluster` where blocks form clusters (section 11.7).
 
 use anyhow::{Context, Result};
-use kv_layout::kernels::KernelInfo;
+use simt::kernel::KernelInfo;
 
 /// `ptx` with the launch bounds of `table`.
 ///

@@ -1,8 +1,8 @@
-//! What host and device must agree on, written once: number formats, cache row layouts, kernel
-//! parameters and the kernel table.
+//! What host and device must agree on about data, written once: number formats and cache row
+//! layouts. What they agree on about launches is the kernel table, in `kernels-gpu`.
 //!
 //! No threads, no device, no unsafe. `kernels-gpu` compiles this crate for `nvptx64`, the host
-//! library compiles it for the CPU, and `xtask` checks the built PTX against [`kernels::KERNELS`].
+//! library compiles it for the CPU.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -11,8 +11,6 @@
 //! | [`main_row`] | SWA and compressed-entry rows: 448 E4M3 + 64 BF16 + scales |
 //! | [`index_row`] | indexer keys: NVFP4, MXFP4, FP8 |
 //! | [`router`] | limits of the router kernels |
-//! | [`params`] | the `#[repr(C)]` scalars each kernel takes |
-//! | [`kernels`] | the kernel table (`kernel_table/`), expanded into PTX entries, launchers and lint rules |
 //! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -25,10 +23,7 @@ pub mod config;
 pub mod format;
 pub mod geometry;
 pub mod index_row;
-mod kernel_table;
-pub mod kernels;
 pub mod main_row;
-pub mod params;
 pub mod router;
 
 /// Version of the host/device contract: row layouts, parameter structs and the kernel table.

@@ -16,6 +16,7 @@
 //! | [`shared`] | the block's shared memory: [`shared::Shared`] |
 //! | [`copy`] | copies from global to shared memory that nobody waits for at once |
 //! | [`grid`] | launches that overlap in a stream |
+//! | [`kernel`] | what a launch and the PTX of a kernel must agree on |
 //! | [`atomic`] | atomics with the scope in the type's name, fences |
 //! | [`math`] | float operations that are bit-equal on both backends, and those that are not |
 //! | `convert` | hardware number conversions (device only) |
@@ -50,6 +51,7 @@ pub mod copy;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
 pub mod grid;
+pub mod kernel;
 pub mod math;
 pub mod mem;
 pub mod mma;

@@ -1,7 +1,7 @@
 //! HCA entries: ratio 128, no overlap. A window is 512 KB, so its channels are split over blocks.
 
+use crate::params::CompressParams;
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
-use kv_layout::params::CompressParams;
 use simt::atomic::BlockAtomicU32;
 use simt::math::mul_add;
 use simt::mem::{Global, GlobalMut};

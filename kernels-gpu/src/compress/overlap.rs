@@ -1,7 +1,7 @@
 //! CSA, main entries and indexer keys: ratio 4, each window overlapping the one before.
 
+use crate::params::CompressParams;
 use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
-use kv_layout::params::CompressParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};

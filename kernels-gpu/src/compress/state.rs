@@ -1,7 +1,7 @@
 //! The state ring: what later windows need of a token, and moving it (decisions D2, D3).
 //! Source: spec sections 2.7 and 2.9.
 
-use kv_layout::params::{ResetStateParams, RotateStateParams, WriteStateParams};
+use crate::params::{ResetStateParams, RotateStateParams, WriteStateParams};
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 

@@ -1,7 +1,7 @@
 //! One-token decode of a CSA layer: a block for the entry, a block for indexer key and window.
 
+use crate::params::DecodeParams;
 use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
-use kv_layout::params::DecodeParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};

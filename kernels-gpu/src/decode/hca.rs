@@ -4,8 +4,8 @@
 //! that it has the first window's scores brought to the L2 cache, and, when that launch has ended, asks for
 //! them. If by then the tokens turn out to be others, it starts again with these.
 
+use crate::params::DecodeParams;
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
-use kv_layout::params::DecodeParams;
 use simt::atomic::BlockAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;

@@ -10,16 +10,16 @@
 pub mod csa;
 pub mod hca;
 
+use crate::params::DecodeParams;
 use kv_layout::geometry::BLOCK_TOKENS;
-use kv_layout::params::DecodeParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{grid, thread};
 
+use crate::block_table::TableRow;
 use crate::compress::Closing;
 use crate::fault;
 use crate::row::{Bf16Lane, ROW_WORDS, RowFormat};
-use crate::table::TableRow;
 
 /// StepMeta's arrays, one element a token.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! The largest score of each group of 8 or 32: what a selection looks at before the scores.
 
-use kv_layout::params::ScoreMaximaParams;
+use crate::params::ScoreMaximaParams;
 use simt::math;
 use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};

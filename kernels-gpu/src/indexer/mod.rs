@@ -37,8 +37,8 @@ pub mod weights;
 use kv_layout::geometry::CSA_RATIO;
 use simt::mem::Global;
 
+use crate::block_table::TableRow;
 use crate::mistake::{self, Mistake};
-use crate::table::TableRow;
 
 /// Entries of a block of the cache: a tile of the scores.
 pub const TILE: u32 = 32;

@@ -1,7 +1,7 @@
 //! Projections of activations, for the small batches of decode: the product of BF16 rows with a
 //! transposed BF16 weight, in f32.
 
-use kv_layout::params::ProjectParams;
+use crate::params::ProjectParams;
 use simt::mem::{Global, GlobalMut};
 use simt::mma::bf16_m16n8k16;
 use simt::shared::Shared;

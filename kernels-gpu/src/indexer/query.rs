@@ -1,9 +1,9 @@
 //! A query of the indexer: rotated, multiplied by the Hadamard matrix, and taken through the format
 //! of the keys, as the released model does to both sides.
 
+use crate::params::IndexQueryParams;
 use kv_layout::geometry::ROPE_DIM;
 use kv_layout::index_row::IndexFormat;
-use kv_layout::params::IndexQueryParams;
 use simt::math::sqrt;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;

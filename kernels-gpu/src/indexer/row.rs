@@ -1,6 +1,6 @@
 //! A row of scores that a block selects from, and the largest of each group of them.
 
-use kv_layout::kernels::{KERNELS, kernel_index};
+use crate::table::{KERNELS, kernel_index};
 use simt::mem::Global;
 use simt::shared::Shared;
 use simt::thread;

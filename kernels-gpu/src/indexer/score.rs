@@ -1,6 +1,6 @@
 //! Scores of the entries that a query sees, on tensor cores, and the largest of each group of them.
 
-use kv_layout::params::IndexScoreParams;
+use crate::params::IndexScoreParams;
 use simt::mem::{Global, GlobalMut};
 use simt::{math, thread, warp};
 

@@ -1,7 +1,7 @@
 //! Scores of a query's MXFP4 keys and the list of the largest, by one block: scores stay in shared memory.
 
-use kv_layout::kernels::{KERNELS, kernel_index};
-use kv_layout::params::IndexScoreTopkParams;
+use crate::params::IndexScoreTopkParams;
+use crate::table::{KERNELS, kernel_index};
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{copy, thread};

@@ -14,7 +14,7 @@ use simt::{copy, thread, warp, warpgroup};
 use super::TILE;
 use super::keys::{Arena, Block, Half, Keys, THREADS, WARPS, own_thread};
 use super::weights::Weights;
-use crate::table::TableRow;
+use crate::block_table::TableRow;
 
 /// Where scores go.
 pub trait Sink: Copy {

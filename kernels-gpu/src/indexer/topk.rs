@@ -5,7 +5,7 @@
 //! long row is thinned out first ([`candidates`](super::candidates)). Where equal or crowded scores fill
 //! a bin over, the row is searched digit by digit ([`search`](super::search)) and the list sorted.
 
-use kv_layout::params::{IndexTopkParams, TopkSelectParams};
+use crate::params::{IndexTopkParams, TopkSelectParams};
 use simt::atomic::BlockAtomicU32;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;

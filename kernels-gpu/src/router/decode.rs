@@ -7,7 +7,7 @@
 //! at both levels: a result does not depend on who came first. After that, block r of every cluster has
 //! the tokens r, r + 8, ..; the last of those blocks to arrive selects their experts.
 
-use kv_layout::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
+use crate::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
 use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
 use simt::atomic::{DeviceAtomicU32, fence_device};
 use simt::cluster::{block_rank, leave_cluster, stay_in_cluster, sync_cluster};

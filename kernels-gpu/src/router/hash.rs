@@ -1,6 +1,6 @@
 //! `hash_router`: experts by token id, weights by the logits of those experts.
 
-use kv_layout::params::HashRouterParams;
+use crate::params::HashRouterParams;
 use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 

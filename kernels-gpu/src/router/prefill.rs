@@ -4,7 +4,7 @@
 //! 64 elements of the hidden state at a time in two buffers: while one is multiplied, the next is on its
 //! way from global memory.
 
-use kv_layout::params::RouterLogitsParams;
+use crate::params::RouterLogitsParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::thread;

@@ -1,6 +1,6 @@
 //! `activation_topk`: from logits to experts and weights.
 
-use kv_layout::params::ActivationTopkParams;
+use crate::params::ActivationTopkParams;
 use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kv_layout::kernels::KERNELS;
+use kernels_gpu::table::KERNELS;
 
 const WORDS: usize = KERNELS.len().div_ceil(u64::BITS as usize);
 

@@ -12,7 +12,8 @@ use cust::device::DeviceAttribute;
 use cust::error::CudaError;
 use cust::module::Module;
 use cust::sys::{self, CUcontext, CUfunction, CUfunction_attribute, CUresult, CUstream};
-use kv_layout::kernels::{KERNELS, KernelInfo};
+use kernels_gpu::table::KERNELS;
+use simt::kernel::KernelInfo;
 
 pub use handles::CudaStream;
 use launched::Launched;

@@ -1,9 +1,9 @@
 //! The compressors: work lists, entries, state rings.
 
+use kernels_gpu::params::{BuildPlanParams, CompressParams, UpdateTableParams, WriteStateParams};
 use kv_layout::geometry::{
     CSA_RATIO, CsaStream, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM, StateStream,
 };
-use kv_layout::params::{BuildPlanParams, CompressParams, UpdateTableParams, WriteStateParams};
 
 use super::gather::BlockTable;
 use super::{check, product};

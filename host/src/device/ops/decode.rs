@@ -1,7 +1,7 @@
 //! One-token decode: a layer's whole update in one launch.
 
+use kernels_gpu::params::DecodeParams;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, StateStream};
-use kv_layout::params::DecodeParams;
 
 use super::compress::{HCA_SPLITS, Shape};
 use super::flush::{IndexKeys, check_index_keys};

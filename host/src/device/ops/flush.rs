@@ -1,8 +1,8 @@
 //! Flush: entries and indexer keys into the paged planes.
 
+use kernels_gpu::params::FlushParams;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 use kv_layout::index_row::IndexFormat;
-use kv_layout::params::FlushParams;
 
 use super::gather::{BlockTable, Entries};
 use super::{Plan, StepTokens, check};

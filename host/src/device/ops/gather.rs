@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU32;
 
+use kernels_gpu::params::{GatherEntriesParams, ValidLensParams};
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
-use kv_layout::params::{GatherEntriesParams, ValidLensParams};
 
 use super::{GatherQueries, check, product};
 use crate::device::{Buffer, Device, DeviceError};

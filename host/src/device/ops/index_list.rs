@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
+use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
-use kv_layout::params::IndexScoreTopkParams;
 
 use super::indexer::{
     MOST_SELECTED, SHORT, TILE, WARPS, check_argument, check_keys, check_queries, tiles_per_block,

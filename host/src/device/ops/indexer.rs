@@ -1,11 +1,11 @@
 //! The indexer: projections, queries, scores, and the largest of them.
 
-use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
-use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
-use kv_layout::params::{
+use kernels_gpu::params::{
     IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, ScoreMaximaParams,
     TopkSelectParams,
 };
+use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
+use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
 use super::{BlockTable, GatherQueries, IndexKeys, check};
 use crate::device::{Buffer, Device, DeviceError};

@@ -1,7 +1,7 @@
 //! The search for rows that nobody wrote, in what attention is about to read.
 
+use kernels_gpu::params::FindPoisonParams;
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
-use kv_layout::params::FindPoisonParams;
 
 use super::{GatherQueries, check, product};
 use crate::device::{Buffer, Device, DeviceError};

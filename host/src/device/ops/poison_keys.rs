@@ -1,6 +1,6 @@
 //! The search for scores of indexer keys that nobody wrote.
 
-use kv_layout::params::{FindPoisonParams, FindPoisonedKeysParams};
+use kernels_gpu::params::{FindPoisonParams, FindPoisonedKeysParams};
 
 use super::{BlockTable, GatherQueries, IndexKeys, check, product};
 use crate::device::{Buffer, Device, DeviceError};

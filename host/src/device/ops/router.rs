@@ -1,6 +1,6 @@
 //! The router: experts and weights of tokens.
 
-use kv_layout::params::{
+use kernels_gpu::params::{
     ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
     RouterLogitsParams,
 };

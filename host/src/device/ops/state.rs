@@ -1,6 +1,6 @@
 //! State rows that really move: into another slot (fork, resume, import), or out of the way.
 
-use kv_layout::params::{ResetStateParams, RotateStateParams};
+use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 
 use super::{StateRing, check, product};
 use crate::device::{Buffer, Device, DeviceError, check_length};

@@ -1,8 +1,8 @@
 //! The sliding-window ring: append and gather.
 
+use kernels_gpu::params::{AppendSwaParams, GatherSwaParams};
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
-use kv_layout::params::{AppendSwaParams, GatherSwaParams};
 
 use super::{check, product};
 use crate::device::{Buffer, Device, DeviceError, check_length};

@@ -1,6 +1,6 @@
 //! The block table: where an entry of a request is.
 
-use kv_layout::params::UpdateTableParams;
+use crate::params::UpdateTableParams;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 

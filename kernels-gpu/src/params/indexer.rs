@@ -105,12 +105,3 @@ pub struct IndexScoreTopkParams {
     /// Blocks of the key planes; one beyond them is a fault, not a read.
     pub num_blocks: u32,
 }
-
-const _: () = assert!(size_of::<ProjectParams>() == 12 && align_of::<ProjectParams>() == 4);
-const _: () = assert!(size_of::<IndexQueryParams>() == 12 && align_of::<IndexQueryParams>() == 4);
-const _: () = assert!(size_of::<IndexScoreParams>() == 36 && align_of::<IndexScoreParams>() == 4);
-const _: () = assert!(size_of::<ScoreMaximaParams>() == 8 && align_of::<ScoreMaximaParams>() == 4);
-const _: () = assert!(size_of::<TopkSelectParams>() == 12 && align_of::<TopkSelectParams>() == 4);
-const _: () = assert!(size_of::<IndexTopkParams>() == 16 && align_of::<IndexTopkParams>() == 4);
-const _: () =
-    assert!(size_of::<IndexScoreTopkParams>() == 28 && align_of::<IndexScoreTopkParams>() == 4);

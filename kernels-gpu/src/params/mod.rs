@@ -26,7 +26,7 @@ pub struct GatherSwaParams {
     pub first: u32,
     /// Query tokens that the launch covers, from `first` on.
     pub tokens: u32,
-    /// Rows of one request's ring, `R` (see [`crate::geometry::swa_ring_rows`]).
+    /// Rows of one request's ring, `R` (see [`kv_layout::geometry::swa_ring_rows`]).
     pub ring: u32,
     /// Request slots the ring planes hold; a slot beyond them is a fault, not a read.
     pub slots: u32,
@@ -212,14 +212,6 @@ impl FindPoisonParams {
     pub const LAYER: u32 = 4;
 }
 
-const _: () = assert!(size_of::<FindPoisonParams>() == 24 && align_of::<FindPoisonParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(FindPoisonParams, first) == 0);
-const _: () = assert!(core::mem::offset_of!(FindPoisonParams, tokens) == 4);
-const _: () = assert!(core::mem::offset_of!(FindPoisonParams, rows) == 8);
-const _: () = assert!(core::mem::offset_of!(FindPoisonParams, layer) == 12);
-const _: () = assert!(core::mem::offset_of!(FindPoisonParams, source) == 16);
-const _: () = assert!(core::mem::offset_of!(FindPoisonParams, capacity) == 20);
-
 /// Scalars of `find_poisoned_keys_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -251,18 +243,6 @@ impl FindPoisonedKeysParams {
     /// As of [`FindPoisonParams`], whose records these are.
     pub const LAYER: u32 = FindPoisonParams::LAYER;
 }
-
-const _: () =
-    assert!(size_of::<FindPoisonedKeysParams>() == 36 && align_of::<FindPoisonedKeysParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, first) == 0);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, tokens) == 4);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, skip) == 8);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, columns) == 12);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, layer) == 16);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, capacity) == 20);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, slots) == 24);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, max_blocks) == 28);
-const _: () = assert!(core::mem::offset_of!(FindPoisonedKeysParams, num_blocks) == 32);
 
 /// Scalars of `activation_topk_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -339,98 +319,3 @@ pub struct RouterLogitsParams {
     /// Width of the hidden state, a multiple of 32.
     pub hidden: u32,
 }
-
-const _: () = assert!(size_of::<AppendSwaParams>() == 8 && align_of::<AppendSwaParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(AppendSwaParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(AppendSwaParams, rows) == 4);
-const _: () = assert!(size_of::<GatherSwaParams>() == 16 && align_of::<GatherSwaParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(GatherSwaParams, first) == 0);
-const _: () = assert!(core::mem::offset_of!(GatherSwaParams, tokens) == 4);
-const _: () = assert!(core::mem::offset_of!(GatherSwaParams, ring) == 8);
-const _: () = assert!(core::mem::offset_of!(GatherSwaParams, slots) == 12);
-const _: () =
-    assert!(size_of::<GatherEntriesParams>() == 32 && align_of::<GatherEntriesParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, first) == 0);
-const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, tokens) == 4);
-const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, rows) == 8);
-const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, ratio_log2) == 12);
-const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, entries_log2) == 16);
-const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, slots) == 20);
-const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, max_blocks) == 24);
-const _: () = assert!(core::mem::offset_of!(GatherEntriesParams, num_blocks) == 28);
-const _: () = assert!(size_of::<ValidLensParams>() == 12 && align_of::<ValidLensParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(ValidLensParams, first) == 0);
-const _: () = assert!(core::mem::offset_of!(ValidLensParams, tokens) == 4);
-const _: () = assert!(core::mem::offset_of!(ValidLensParams, ratio) == 8);
-const _: () = assert!(size_of::<BuildPlanParams>() == 12 && align_of::<BuildPlanParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(BuildPlanParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(BuildPlanParams, csa_capacity) == 4);
-const _: () = assert!(core::mem::offset_of!(BuildPlanParams, hca_capacity) == 8);
-const _: () = assert!(size_of::<CompressParams>() == 12 && align_of::<CompressParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(CompressParams, capacity) == 0);
-const _: () = assert!(core::mem::offset_of!(CompressParams, ring) == 4);
-const _: () = assert!(core::mem::offset_of!(CompressParams, slots) == 8);
-const _: () = assert!(size_of::<WriteStateParams>() == 8 && align_of::<WriteStateParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(WriteStateParams, ring) == 0);
-const _: () = assert!(core::mem::offset_of!(WriteStateParams, slots) == 4);
-const _: () = assert!(size_of::<FlushParams>() == 20 && align_of::<FlushParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(FlushParams, capacity) == 0);
-const _: () = assert!(core::mem::offset_of!(FlushParams, slots) == 4);
-const _: () = assert!(core::mem::offset_of!(FlushParams, max_blocks) == 8);
-const _: () = assert!(core::mem::offset_of!(FlushParams, num_blocks) == 12);
-const _: () = assert!(core::mem::offset_of!(FlushParams, rotate) == 16);
-const _: () = assert!(size_of::<UpdateTableParams>() == 8 && align_of::<UpdateTableParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(UpdateTableParams, count) == 0);
-const _: () = assert!(core::mem::offset_of!(UpdateTableParams, elements) == 4);
-const _: () = assert!(size_of::<DecodeParams>() == 24 && align_of::<DecodeParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, slots) == 4);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, window_rows) == 8);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, state_ring) == 12);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, max_blocks) == 16);
-const _: () = assert!(core::mem::offset_of!(DecodeParams, num_blocks) == 20);
-const _: () = assert!(size_of::<RotateStateParams>() == 24 && align_of::<RotateStateParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(RotateStateParams, rows) == 0);
-const _: () = assert!(core::mem::offset_of!(RotateStateParams, position) == 4);
-const _: () = assert!(core::mem::offset_of!(RotateStateParams, from) == 8);
-const _: () = assert!(core::mem::offset_of!(RotateStateParams, to) == 12);
-const _: () = assert!(core::mem::offset_of!(RotateStateParams, ring) == 16);
-const _: () = assert!(core::mem::offset_of!(RotateStateParams, row_words) == 20);
-const _: () = assert!(size_of::<ResetStateParams>() == 16 && align_of::<ResetStateParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(ResetStateParams, slot) == 0);
-const _: () = assert!(core::mem::offset_of!(ResetStateParams, ring) == 4);
-const _: () = assert!(core::mem::offset_of!(ResetStateParams, row_words) == 8);
-const _: () = assert!(core::mem::offset_of!(ResetStateParams, word) == 12);
-const _: () =
-    assert!(size_of::<ActivationTopkParams>() == 16 && align_of::<ActivationTopkParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, experts) == 4);
-const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, selected) == 8);
-const _: () = assert!(core::mem::offset_of!(ActivationTopkParams, scaling_bits) == 12);
-const _: () = assert!(size_of::<HashRouterParams>() == 20 && align_of::<HashRouterParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(HashRouterParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(HashRouterParams, experts) == 4);
-const _: () = assert!(core::mem::offset_of!(HashRouterParams, selected) == 8);
-const _: () = assert!(core::mem::offset_of!(HashRouterParams, vocabulary) == 12);
-const _: () = assert!(core::mem::offset_of!(HashRouterParams, scaling_bits) == 16);
-const _: () = assert!(
-    size_of::<DenseRouterDecodeParams>() == 20 && align_of::<DenseRouterDecodeParams>() == 4
-);
-const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, experts) == 4);
-const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, hidden) == 8);
-const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, selected) == 12);
-const _: () = assert!(core::mem::offset_of!(DenseRouterDecodeParams, scaling_bits) == 16);
-const _: () =
-    assert!(size_of::<HashRouterDecodeParams>() == 24 && align_of::<HashRouterDecodeParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, experts) == 4);
-const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, hidden) == 8);
-const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, selected) == 12);
-const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, vocabulary) == 16);
-const _: () = assert!(core::mem::offset_of!(HashRouterDecodeParams, scaling_bits) == 20);
-const _: () =
-    assert!(size_of::<RouterLogitsParams>() == 12 && align_of::<RouterLogitsParams>() == 4);
-const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, tokens) == 0);
-const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, experts) == 4);
-const _: () = assert!(core::mem::offset_of!(RouterLogitsParams, hidden) == 8);

@@ -19,7 +19,7 @@ macro_rules! step_rows {
             )
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
             bodies {
-                () => update_table: table::update,
+                () => update_table: block_table::update,
             }
 
             BuildPlan<()>

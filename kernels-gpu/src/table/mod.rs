@@ -1,9 +1,13 @@
-//! The kernel table as data and as macros. The table itself is in `kernel_table/`, a file a topic.
+//! The kernel table: every kernel once, as data and as macros.
+//!
+//! A row is an operation: its name and the format that chooses among its kernels, documentation,
+//! pointers, scalars, launch shape, and a body per format. Rows stand in one file a topic, each a
+//! macro that adds its rows to those before it and hands all to the next.
 //!
 //! An operation that exists for several formats is written once, with one kernel per format
 //! (decision D6). The table is handed to callback macros, and so expanded into
-//! - the `extern "ptx-kernel"` entries and the emulator's launchers (`kernels-gpu/src/entry.rs`),
-//!   by [`for_each_kernel!`](crate::for_each_kernel);
+//! - the `extern "ptx-kernel"` entries and the emulator's launchers (`entry.rs`), by
+//!   [`for_each_kernel!`](crate::for_each_kernel);
 //! - the typed launch arguments of the host (`host/src/kernels.rs`), by
 //!   [`for_each_operation!`](crate::for_each_operation);
 //! - [`KERNELS`], which `xtask` compares with the built PTX and the host checks at load.
@@ -12,39 +16,39 @@
 //! are global memory, then one [`crate::params`] struct by value. `const` pointers are read-only
 //! for the whole launch; no other thread writes what they point to.
 
-/// One pointer argument of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PointerInfo {
-    /// Its name in the table.
-    pub name: &'static str,
-    /// The element type it points to, as Rust spells it.
-    pub element: &'static str,
-    /// Whether the kernel writes through it.
-    pub mutable: bool,
+mod compress;
+mod decode;
+mod flush;
+mod gather;
+mod index_list;
+mod indexer;
+mod poison;
+mod router;
+mod state;
+mod step;
+mod window;
+
+use simt::kernel::{KernelInfo, PointerInfo};
+
+/// The table. `$to! { $extra.. row.. }` is what it becomes.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! kernel_table {
+    ([$($to:tt)*] $($extra:tt)*) => {
+        $crate::window_rows! {
+            [step_rows compress_rows state_rows flush_rows decode_rows gather_rows
+             indexer_rows index_list_rows poison_rows router_rows end_of_rows [$($to)*] $($extra)*] {}
+        }
+    };
 }
 
-/// One kernel: what a launch and the PTX must agree on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KernelInfo {
-    /// The PTX entry's name.
-    pub name: &'static str,
-    /// The pointer arguments, in order; each is one 64-bit `.param`.
-    pub pointers: &'static [PointerInfo],
-    /// Bytes of the parameter struct, the last `.param`.
-    pub params_size: u32,
-    /// Alignment of the parameter struct.
-    pub params_align: u32,
-    /// Threads of a block, a multiple of 32. Patched into the PTX as `.maxntid`.
-    pub block: u32,
-    /// Blocks that must fit on a multiprocessor at once. Patched in as `.minnctapersm`.
-    pub min_blocks: u32,
-    /// Bytes of shared memory of a block.
-    pub shared: u32,
-    /// Least compute capability, as in `sm_90`.
-    pub min_sm: u32,
-    /// Consecutive blocks of a row of the grid that run as a cluster; 1 = none. Patched in as
-    /// `.reqnctapercluster`.
-    pub cluster: u32,
+/// Hands all rows to where they go; the last link of the chain.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! end_of_rows {
+    ([[$($to:tt)*] $($extra:tt)*] { $($rows:tt)* }) => {
+        $($to)*! { $($extra)* $($rows)* }
+    };
 }
 
 /// Blocks of a cluster, or those that wait for earlier ones, as the table may leave them out.
