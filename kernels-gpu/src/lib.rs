@@ -12,7 +12,7 @@
 //! | [`router`] | the MoE router: activation, top-k, hash |
 //! | [`rank`] | the order that selections keep |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
-//! | [`spell`] | short arrays without loops |
+//! | [`unroll`] | short loops unrolled in the source |
 //! | [`mistake`] | what tests do wrong on purpose |
 //! | [`block_table`] | where an entry of a request is |
 //! | [`table`], [`params`] | the kernel table, and the scalars each kernel takes |
@@ -42,9 +42,9 @@ pub mod poison_keys;
 pub mod rank;
 pub mod router;
 pub mod row;
-pub mod spell;
 pub mod swa;
 pub mod table;
+pub mod unroll;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use entry::emulated;

@@ -30,25 +30,25 @@ pub unsafe fn sync_cluster() {
 ///
 /// # Safety
 /// - Every thread of every block of the cluster makes this call, from the same place in the source, and
-///   its next barrier of the cluster is [`stay_in_cluster`].
+///   its next barrier of the cluster is [`cluster_wait`].
 #[inline(always)]
 #[track_caller]
-pub unsafe fn leave_cluster() {
+pub unsafe fn cluster_arrive() {
     // SAFETY: the caller's duty is this callee's.
-    unsafe { imp::cluster::leave_cluster() }
+    unsafe { imp::cluster::cluster_arrive() }
 }
 
-/// Waits until every thread of the cluster has called [`leave_cluster`]: what no block may do before is
+/// Waits until every thread of the cluster has called [`cluster_arrive`]: what no block may do before is
 /// return (`barrier.cluster.wait`, aligned).
 ///
 /// # Safety
 /// - Every thread of every block of the cluster makes this call, from the same place in the source,
-///   after [`leave_cluster`].
+///   after [`cluster_arrive`].
 #[inline(always)]
 #[track_caller]
-pub unsafe fn stay_in_cluster() {
+pub unsafe fn cluster_wait() {
     // SAFETY: the caller's duty is this callee's.
-    unsafe { imp::cluster::stay_in_cluster() }
+    unsafe { imp::cluster::cluster_wait() }
 }
 
 impl<T: Word, const N: usize> Shared<T, N> {
@@ -58,7 +58,7 @@ impl<T: Word, const N: usize> Shared<T, N> {
     /// # Safety
     /// - `i < N`, `rank` is a block of the cluster, the element has been written, and no thread writes
     ///   it without [`sync_cluster`] between.
-    /// - That block has not returned: a [`sync_cluster`], or [`leave_cluster`] and [`stay_in_cluster`],
+    /// - That block has not returned: a [`sync_cluster`], or [`cluster_arrive`] and [`cluster_wait`],
     ///   follow in every thread.
     #[inline(always)]
     #[track_caller]

@@ -45,8 +45,8 @@ impl<const N: usize> Shared<u32, N> {
 /// Makes a group of the copies that this thread has started since the last one; it may be empty
 /// (`cp.async.commit_group`).
 #[inline(always)]
-pub fn close_group() {
-    imp::copy::close_group();
+pub fn commit_group() {
+    imp::copy::commit_group();
 }
 
 /// Waits for all of this thread's groups but the last `PENDING` (`cp.async.wait_group`).

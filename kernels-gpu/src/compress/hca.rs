@@ -12,7 +12,7 @@ use super::overlap::{MAIN_WARPS, share_squares, total_squares};
 use super::{Closing, Finish, Meeting, Projections, Quad, Scores, Window};
 use crate::math::exp_nonpositive;
 use crate::rank;
-use crate::spell::spell;
+use crate::unroll::unroll;
 
 /// Columns of a token's projections.
 pub const COLUMNS: u32 = HEAD_DIM;
@@ -228,8 +228,8 @@ impl Keys {
             // SAFETY: by this function's own contract.
             unsafe { words.copy_from(keys.place(i), tensor, at) }
         };
-        spell::<(), { GROUP_TOKENS as usize }>(|i| copy(i as u32));
-        copy::close_group();
+        unroll::<{ GROUP_TOKENS as usize }>(|i| copy(i as u32));
+        copy::commit_group();
         keys
     }
 

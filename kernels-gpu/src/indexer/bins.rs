@@ -8,7 +8,7 @@ use simt::{thread, warp};
 
 use super::row::Held;
 use crate::rank;
-use crate::spell::spell;
+use crate::unroll::{array_from_fn, unroll};
 
 /// Bins.
 pub const BINS: u32 = 2048;
@@ -37,7 +37,7 @@ impl Extent {
     #[must_use]
     pub fn of<const N: usize>(scores: [f32; N]) -> Self {
         let mut extents: [Self; 2] = [Self::NONE; 2];
-        spell::<(), N>(|i| extents[i % 2] = extents[i % 2].with(scores[i]));
+        unroll::<N>(|i| extents[i % 2] = extents[i % 2].with(scores[i]));
         let [a, b] = extents;
         Self { low: math::min(a.low, b.low), high: math::max(a.high, b.high) }
     }
@@ -258,9 +258,9 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     pub unsafe fn count<const N: usize>(self, map: Linear, held: Held<N>) -> Places<N> {
         let spare = FIRST.to_bits() + BINS + thread::lane_id();
         let bits = |i: usize| if held.there[i] { map.bits(held.scores[i]) } else { spare };
-        let bins = spell(|i| bits(i) - FIRST.to_bits());
+        let bins = array_from_fn(|i| bits(i) - FIRST.to_bits());
         // SAFETY: by this function's own contract; the spare counters are a lane's own.
-        Places { bins, before: spell(|i| unsafe { self.add(bins[i]) }) }
+        Places { bins, before: array_from_fn(|i| unsafe { self.add(bins[i]) }) }
     }
 
     /// Where the bins of the thread's values start in a list of all values in the order of their bins; no
@@ -277,10 +277,10 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         unsafe {
             let _ = self.sum(|run| store(self.counts, run.starts));
             let before = self.before.load(thread::lane_id());
-            let start: [u32; N] = spell(|i| self.counts.load(bins[i]));
+            let start: [u32; N] = array_from_fn(|i| self.counts.load(bins[i]));
             // Of the lane's number the lowest bits count, which are those of the bin's bits too.
             let lane = |i: usize| (bins[i] + FIRST.to_bits()) / Self::BINS_PER_WARP;
-            spell(|i| start[i] + warp::shuffle_idx_u32(before, lane(i)))
+            array_from_fn(|i| start[i] + warp::shuffle_idx_u32(before, lane(i)))
         }
     }
 
@@ -345,7 +345,7 @@ unsafe fn load<const EACH: usize, const N: usize>(array: Shared<u32, N>) -> [u32
     unsafe {
         let low = array.load_u32x4(at);
         let high = if EACH == 8 { array.load_u32x4(at + 4) } else { low };
-        spell(|i| if i < 4 { low[i] } else { high[i - 4] })
+        array_from_fn(|i| if i < 4 { low[i] } else { high[i - 4] })
     }
 }
 
@@ -358,9 +358,9 @@ unsafe fn store<const EACH: usize, const N: usize>(array: Shared<u32, N>, words:
     let at = EACH as u32 * thread::thread_idx_x();
     // SAFETY: by this function's own contract.
     unsafe {
-        array.store_u32x4(at, spell(|i| words[i]));
+        array.store_u32x4(at, array_from_fn(|i| words[i]));
         if EACH == 8 {
-            array.store_u32x4(at + 4, spell(|i| words[(i + 4) % EACH]));
+            array.store_u32x4(at + 4, array_from_fn(|i| words[(i + 4) % EACH]));
         }
     }
 }
@@ -378,7 +378,7 @@ impl<const EACH: usize> Run<EACH> {
     fn ending(end: u32, counts: [u32; EACH]) -> Self {
         let mut starts = [0; EACH];
         let mut start = end;
-        spell::<(), EACH>(|i| {
+        unroll::<EACH>(|i| {
             let i = EACH - 1 - i;
             start -= counts[i];
             starts[i] = start;
@@ -388,7 +388,7 @@ impl<const EACH: usize> Run<EACH> {
 
     #[inline(always)]
     fn moved(self, by: u32) -> Self {
-        Self { starts: spell(|i| self.starts[i] + by), end: self.end + by }
+        Self { starts: array_from_fn(|i| self.starts[i] + by), end: self.end + by }
     }
 
     /// Which of the block's bins the k-th value is in, or the last of all if there are fewer; nothing if
@@ -398,7 +398,7 @@ impl<const EACH: usize> Run<EACH> {
         let first = EACH as u32 * thread::thread_idx_x();
         let last = first + EACH as u32 == BINS;
         let mine = first < BINS && self.starts[0] < k && (self.end >= k || last);
-        let before: [u32; EACH] = spell(|i| u32::from(self.starts[i] < k));
+        let before: [u32; EACH] = array_from_fn(|i| u32::from(self.starts[i] < k));
         mine.then_some(first + before.iter().sum::<u32>() - 1)
     }
 }

@@ -10,7 +10,7 @@ use simt::{math, thread, warp};
 
 use super::bins::{Bins, Extent, Linear, inclusive_sum};
 use super::row::{HELD_GROUPS, Held, LONG_THREADS, Row};
-use crate::spell::spell;
+use crate::unroll::{array_from_fn, unroll};
 
 /// Most candidates.
 pub const CANDIDATES: u32 = 3584;
@@ -62,7 +62,7 @@ impl Floor {
         }
         let mut below = 0;
         // The sign of each difference is shifted in, one instruction: a comparison takes three.
-        spell::<(), N>(|i| {
+        unroll::<N>(|i| {
             let difference = scores[N - 1 - i] - self.least;
             below = below << 1 | difference.to_bits() >> 31;
         });
@@ -126,15 +126,15 @@ impl Finder {
         let groups = self.row.hold_groups(maxima).scores;
         let largest = |i: usize| {
             let mut largest = groups[i];
-            spell::<(), HELD_GROUPS>(|j| {
+            unroll::<HELD_GROUPS>(|j| {
                 if j % N == i {
                     largest = math::max(largest, groups[j]);
                 }
             });
             largest
         };
-        let there = spell(|i| Row::<LONG_THREADS>::strided(i) < self.row.groups());
-        let held: Held<N> = Held::new(spell(largest), [0; N], there);
+        let there = array_from_fn(|i| Row::<LONG_THREADS>::strided(i) < self.row.groups());
+        let held: Held<N> = Held::new(array_from_fn(largest), [0; N], there);
         // SAFETY: by this function's own contract.
         unsafe {
             let extent = self.bins.extent(Extent::of(held.scores));
@@ -209,11 +209,11 @@ impl Finder {
             let start = self.row.start();
             // All on their way before the first is looked at.
             // SAFETY: a group is one of the row, which has a multiple of 32 scores.
-            let found: [[u32; 4]; D] = spell(|i| unsafe {
+            let found: [[u32; 4]; D] = array_from_fn(|i| unsafe {
                 self.row.scores.load_u32x4(start + u64::from(index(i as u32)))
             });
-            let hits: [u32; D] = spell(|i| {
-                let hits = floor.reached::<4>(spell(|j| f32::from_bits(found[i][j])));
+            let hits: [u32; D] = array_from_fn(|i| {
+                let hits = floor.reached::<4>(array_from_fn(|j| f32::from_bits(found[i][j])));
                 if place(i as u32) < groups { hits << (4 * i) } else { 0 }
             });
             let hits = hits.iter().fold(0, |all, hits| all | hits);
@@ -237,11 +237,12 @@ impl Finder {
         let at = Row::<LONG_THREADS>::strided;
         // SAFETY: what is below the count is written, and is of the row.
         unsafe {
-            let indices: [u32; N] = spell(|i| self.candidates.load(at(i).min(count - 1)));
+            let indices: [u32; N] = array_from_fn(|i| self.candidates.load(at(i).min(count - 1)));
             let start = self.row.start();
-            let found: [f32; N] = spell(|i| self.row.scores.load(start + u64::from(indices[i])));
+            let found: [f32; N] =
+                array_from_fn(|i| self.row.scores.load(start + u64::from(indices[i])));
             let used = |i: usize| at(i) < count && indices[i] < self.row.length;
-            Held::new(found, indices, spell(used))
+            Held::new(found, indices, array_from_fn(used))
         }
     }
 }

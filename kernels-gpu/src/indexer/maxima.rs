@@ -5,7 +5,7 @@ use simt::math;
 use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 
-use crate::spell::spell;
+use crate::unroll::{array_from_fn, unroll};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -33,9 +33,9 @@ pub unsafe fn maxima(
     // in use are fetched before that is known.
     unsafe {
         let at = |i| start + u64::from(first(i).min(columns - 4));
-        let fetched: [[u32; 4]; VECTORS] = spell(|i| scores.load_u32x4_in_order(at(i)));
+        let fetched: [[u32; 4]; VECTORS] = array_from_fn(|i| scores.load_u32x4_in_order(at(i)));
         let length = (lengths.load(row).max(0) as u32).min(columns);
-        spell::<(), VECTORS>(|i| {
+        unroll::<VECTORS>(|i| {
             let of = |j: usize| {
                 let score = f32::from_bits(fetched[i][j]);
                 if first(i) + (j as u32) < length { score } else { f32::NAN }

@@ -5,7 +5,7 @@ use simt::mem::Global;
 use simt::shared::Shared;
 use simt::thread;
 
-use crate::spell::spell;
+use crate::unroll::{array_from_fn, unroll};
 
 /// Threads of a block that selects from a short row.
 pub const SHORT_THREADS: u32 = 512;
@@ -114,7 +114,11 @@ impl<const N: usize> Held<N> {
     #[inline(always)]
     #[must_use]
     pub fn new(scores: [f32; N], indices: [u32; N], there: [bool; N]) -> Self {
-        Self { scores: spell(|i| if there[i] { scores[i] } else { f32::NAN }), indices, there }
+        Self {
+            scores: array_from_fn(|i| if there[i] { scores[i] } else { f32::NAN }),
+            indices,
+            there,
+        }
     }
 }
 
@@ -143,7 +147,7 @@ impl<const THREADS: u32> Row<THREADS> {
     #[inline(always)]
     pub unsafe fn begin_fetch_groups(self, maxima: Global<f32>) {
         // SAFETY: groups of the row.
-        spell::<(), HELD_GROUPS>(|i| unsafe { maxima.have_address(self.group(i)) });
+        unroll::<HELD_GROUPS>(|i| unsafe { maxima.have_address(self.group(i)) });
     }
 
     /// Fetches the largest scores of the thread's groups, in use or not, from `maxima`, `[rows, columns >>
@@ -155,7 +159,7 @@ impl<const THREADS: u32> Row<THREADS> {
     #[must_use]
     pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; HELD_GROUPS] {
         // SAFETY: groups of the row.
-        spell(|i| unsafe { maxima.load_u32_in_order(self.group(i)) })
+        array_from_fn(|i| unsafe { maxima.load_u32_in_order(self.group(i)) })
     }
 
     /// Element number of group `i` of the thread, or of the row's last.
@@ -169,9 +173,9 @@ impl<const THREADS: u32> Row<THREADS> {
     #[inline(always)]
     #[must_use]
     pub fn hold_groups(self, fetched: [u32; HELD_GROUPS]) -> Held<HELD_GROUPS> {
-        let indices = spell(Self::strided);
-        let scores = spell(|i| f32::from_bits(fetched[i]));
-        Held::new(scores, indices, spell(|i| indices[i] < self.groups()))
+        let indices = array_from_fn(Self::strided);
+        let scores = array_from_fn(|i| f32::from_bits(fetched[i]));
+        Held::new(scores, indices, array_from_fn(|i| indices[i] < self.groups()))
     }
 
     /// The index of what a thread holds in place `i`, where those of a warp are side by side.
@@ -198,7 +202,7 @@ impl<const THREADS: u32, S: Scores> Row<THREADS, S> {
     #[must_use]
     pub unsafe fn fetch<const V: usize>(self) -> [[u32; 4]; V] {
         // SAFETY: four scores of the row, which starts at a multiple of 32 and has a multiple of 32.
-        spell(|i| unsafe { self.scores.fetch_x4(self.vector(i)) })
+        array_from_fn(|i| unsafe { self.scores.fetch_x4(self.vector(i)) })
     }
 
     /// Element number of vector `i` of the thread, or of the row's last.
@@ -212,9 +216,10 @@ impl<const THREADS: u32, S: Scores> Row<THREADS, S> {
     #[must_use]
     pub fn hold<const V: usize, const N: usize>(self, fetched: [[u32; 4]; V]) -> Held<N> {
         const { assert!(N == 4 * V) };
-        let indices: [u32; N] = spell(|i| 4 * Row::<THREADS>::strided(i / 4) + (i % 4) as u32);
-        let scores = spell(|i| f32::from_bits(fetched[i / 4][i % 4]));
-        Held::new(scores, indices, spell(|i| indices[i] < self.length))
+        let indices: [u32; N] =
+            array_from_fn(|i| 4 * Row::<THREADS>::strided(i / 4) + (i % 4) as u32);
+        let scores = array_from_fn(|i| f32::from_bits(fetched[i / 4][i % 4]));
+        Held::new(scores, indices, array_from_fn(|i| indices[i] < self.length))
     }
 
     /// Calls `visit` with each of the thread's scores and its index, in all of the row.

@@ -365,7 +365,7 @@ impl Planes {
             let (place, at) = (to + 4 * (code_vectors + lane), scales + 16 * u64::from(lane));
             self.arena.copy_from_if(is_there && lane < scale_vectors, place, self.scale, at);
         }
-        copy::close_group();
+        copy::commit_group();
     }
 }
 

@@ -19,7 +19,7 @@ use super::row::{
 };
 use super::visible;
 use crate::rank;
-use crate::spell::spell;
+use crate::unroll::{array_from_fn, unroll};
 
 /// Longest row that a block of [`LONG_THREADS`] holds.
 pub(super) const HELD: u32 = 4096;
@@ -235,7 +235,7 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
             let places = counted.count(bins, held);
             let starts = counted.starts(places.bins);
             let mut most = 0;
-            spell::<(), N>(|i| {
+            unroll::<N>(|i| {
                 let (start, before) = (starts[i], places.before[i]);
                 let listed = start < self.k;
                 let word = (held.indices[i] << INDEX_AT) + before;
@@ -402,8 +402,8 @@ unsafe fn place(list: List, at: u32, mine: Record) -> u32 {
     let (mut place, mut next) = (first, first);
     loop {
         // SAFETY: what is behind a bin is written too, and nothing of it precedes.
-        let others: [Record; STEP] = spell(|i| unsafe { list.load(next + i as u32) });
-        spell::<(), STEP>(|i| place += u32::from(list::precedes(others[i], mine)));
+        let others: [Record; STEP] = array_from_fn(|i| unsafe { list.load(next + i as u32) });
+        unroll::<STEP>(|i| place += u32::from(list::precedes(others[i], mine)));
         next += STEP as u32;
         // Behind the bin numbers are lower.
         if first + (others[STEP - 1][1] & CROWDED) + 1 != next {

@@ -10,7 +10,7 @@
 use crate::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
 use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
 use simt::atomic::{DeviceAtomicU32, fence_device};
-use simt::cluster::{block_rank, leave_cluster, stay_in_cluster, sync_cluster};
+use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};
@@ -22,7 +22,7 @@ use super::select::{Experts, load, load_written};
 use super::topk::Routed;
 use super::weight;
 use crate::fault;
-use crate::spell::spell;
+use crate::unroll::{array_from_fn, unroll};
 
 /// Warps of a block.
 const WARPS: u32 = 8;
@@ -69,7 +69,7 @@ impl<const N: usize> Gate<N> {
     /// Computes the activations of the cluster's experts, and leaves them for whoever comes last. In the
     /// block that does, all activations of its tokens are there, and the result is true.
     ///
-    /// The caller must end with [`stay_in_cluster`].
+    /// The caller must end with [`cluster_wait`].
     ///
     /// # Safety
     /// Shapes as above; all threads of a launch of `experts / EXPERTS` clusters, rounded up, call it.
@@ -93,7 +93,7 @@ impl<const N: usize> Gate<N> {
                 self.activations.store(at, activation(logit));
                 fence_device();
             }
-            leave_cluster();
+            cluster_arrive();
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
                 let arrivals = DeviceAtomicU32::new(self.arrivals, u64::from(rank));
@@ -184,7 +184,8 @@ impl<const N: usize> Tile<N> {
         let load = |matrix: Global<u16>, row: u32, rows: u32| unsafe {
             place.load(matrix, gate.hidden, (row + place.row).min(rows - 1), chunk * DEPTH)
         };
-        let experts = spell(|n| load(gate.weight, first_expert + 8 * n as u32, gate.experts));
+        let experts =
+            array_from_fn(|n| load(gate.weight, first_expert + 8 * n as u32, gate.experts));
         let tokens = |row: u32| {
             let row = first_token + row;
             [load(gate.x, row, gate.tokens), load(gate.x, row + 8, gate.tokens)]
@@ -230,7 +231,7 @@ impl<const N: usize> Tile<N> {
         // SAFETY: the branch depends on the warp alone.
         unsafe {
             let by = |[low, high]: [Piece; 2], acc: [[f32; 4]; N]| {
-                spell(|n| multiply(low, high, experts[n], acc[n]))
+                array_from_fn(|n| multiply(low, high, experts[n], acc[n]))
             };
             let first = by(tokens[0], first);
             let second = if self.has_second() { by(tokens[1], second) } else { second };
@@ -248,7 +249,7 @@ impl<const N: usize> Tile<N> {
         let store = |token: u32, acc: [[f32; 4]; N]| {
             let at = (row + self.first_token + token + place.row) * STRIDE + 2 * place.pair;
             // SAFETY: by this function's own contract.
-            spell::<(), N>(|n| unsafe {
+            unroll::<N>(|n| unsafe {
                 let (at, [a, b, c, d]) = (at + 8 * n as u32, acc[n]);
                 partial.store(at, a);
                 partial.store(at + 1, b);
@@ -305,7 +306,7 @@ pub unsafe fn dense<const Q: usize, const N: usize>(
                 routed.store(token, lane, -1, 0.0);
             }
         }
-        stay_in_cluster();
+        cluster_wait();
     }
 }
 
@@ -345,6 +346,6 @@ pub unsafe fn hash<const N: usize>(
             routed.store(token, lane, expert.id, weight);
             fault::count(faults, lane, warp::reduce_add_u32(expert.refusals));
         }
-        stay_in_cluster();
+        cluster_wait();
     }
 }

@@ -5,7 +5,7 @@ use simt::warp;
 
 use super::activation::activation;
 use crate::rank;
-use crate::spell::spell;
+use crate::unroll::array_from_fn;
 
 /// One number for each expert of a lane, four by four: what is walked by a longer loop than that would
 /// live in local memory.
@@ -51,7 +51,7 @@ pub unsafe fn load_written<const Q: usize>(
 
 #[inline(always)]
 fn load_by<const Q: usize>(count: u32, quad: impl Fn(u64) -> [u32; 4]) -> Quads<f32, Q> {
-    spell(|q| {
+    array_from_fn(|q| {
         let exists = 4 * (q as u32) < count;
         if exists { quad(4 * q as u64).map(f32::from_bits) } else { [0.0; 4] }
     })
@@ -137,7 +137,7 @@ fn index(q: usize, i: usize) -> u32 {
 
 #[inline(always)]
 fn quads<T: Copy + Default, const Q: usize>(value: impl Fn(usize, usize) -> T) -> Quads<T, Q> {
-    spell(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
+    array_from_fn(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
 }
 
 /// All elements combined, pairwise within a quad: a selection waits for the longest chain. 0 changes

@@ -6,8 +6,8 @@ use super::block::{current, wait, with_peer};
 use super::collective::Operation;
 use super::fault::{AccessKind, ThreadIndex};
 
-/// Most threads of a block.
-const MOST_THREADS: u32 = 1024;
+/// The largest block that CUDA allows, in threads.
+const MAX_THREADS: u32 = 1024;
 
 pub fn block_rank() -> u32 {
     current(|block| block.rank.get())
@@ -21,15 +21,15 @@ pub unsafe fn sync_cluster() {
 /// Waits for its warp and no more, but leaves a mark: a read of another block's memory after it is a
 /// fault.
 #[track_caller]
-pub unsafe fn leave_cluster() {
-    wait(Operation::LeaveCluster, 0, 0);
+pub unsafe fn cluster_arrive() {
+    wait(Operation::ClusterArrive, 0, 0);
     current(|block| block.threads[block.running.get().0 as usize].left.set(true));
 }
 
 #[track_caller]
-pub unsafe fn stay_in_cluster() {
+pub unsafe fn cluster_wait() {
     let left = current(|block| block.threads[block.running.get().0 as usize].left.replace(false));
-    assert!(left, "stay_in_cluster without leave_cluster");
+    assert!(left, "cluster_wait without cluster_arrive");
     wait(Operation::SyncCluster, 0, 0);
 }
 
@@ -41,9 +41,9 @@ pub unsafe fn stay_in_cluster() {
 pub unsafe fn load(address: u32, rank: u32) -> u32 {
     let location = Location::caller();
     let left = current(|block| block.threads[block.running.get().0 as usize].left.get());
-    assert!(!left, "a read of another block's shared memory after leave_cluster");
+    assert!(!left, "a read of another block's shared memory after cluster_arrive");
     let read = with_peer(rank, |block, peer| {
-        let thread = ThreadIndex(MOST_THREADS * (1 + block.rank.get()) + block.running.get().0);
+        let thread = ThreadIndex(MAX_THREADS * (1 + block.rank.get()) + block.running.get().0);
         peer.arena.borrow_mut().read(address, AccessKind::Read, thread, location)
     });
     match read {

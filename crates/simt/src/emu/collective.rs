@@ -12,8 +12,8 @@ pub enum Operation {
     SyncThreads,
     /// [`crate::cluster::sync_cluster`].
     SyncCluster,
-    /// [`crate::cluster::leave_cluster`].
-    LeaveCluster,
+    /// [`crate::cluster::cluster_arrive`].
+    ClusterArrive,
     /// [`crate::warp::sync_warp`].
     SyncWarp,
     /// [`crate::warp::shuffle_xor_u32`] and its `f32` form.
@@ -47,7 +47,7 @@ impl fmt::Display for Operation {
         f.write_str(match self {
             Self::SyncThreads => "sync_threads",
             Self::SyncCluster => "sync_cluster",
-            Self::LeaveCluster => "leave_cluster",
+            Self::ClusterArrive => "cluster_arrive",
             Self::SyncWarp => "sync_warp",
             Self::ShuffleXor => "shuffle_xor",
             Self::ShuffleIdx => "shuffle_idx",
@@ -83,7 +83,7 @@ pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes 
     match operation {
         Operation::SyncThreads
         | Operation::SyncCluster
-        | Operation::LeaveCluster
+        | Operation::ClusterArrive
         | Operation::SyncWarp
         | Operation::MmaBf16
         | Operation::MmaS8 => *values,

@@ -41,7 +41,7 @@ pub unsafe fn start_if<T: Element>(is_wanted: bool, to: u32, source: Pointer<T>,
     with_copies(|copies| copies.open.push(copy));
 }
 
-pub fn close_group() {
+pub fn commit_group() {
     with_copies(|copies| {
         let group = std::mem::take(&mut copies.open);
         copies.groups.push_back(group);

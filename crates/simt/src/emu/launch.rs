@@ -7,8 +7,8 @@ use super::fault::{Fault, FaultKind};
 use super::{panic, schedule};
 use crate::warp::WARP_SIZE;
 
-/// Most blocks of a cluster on every device that has clusters.
-const MOST_BLOCKS: u32 = 8;
+/// The largest cluster that every device with clusters takes, in blocks.
+const MAX_CLUSTER_BLOCKS: u32 = 8;
 
 /// What is launched: names, shape, and the seed of the order that threads run in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Launch {
     /// compute capabilities).
     fn is_valid(&self, size: u32) -> bool {
         let (x, y) = self.grid;
-        let clusters = (1..=MOST_BLOCKS).contains(&size) && x.is_multiple_of(size);
+        let clusters = (1..=MAX_CLUSTER_BLOCKS).contains(&size) && x.is_multiple_of(size);
         clusters
             && (1..1 << 31).contains(&x)
             && (1..1 << 16).contains(&y)

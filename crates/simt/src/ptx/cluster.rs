@@ -20,13 +20,13 @@ pub unsafe fn sync_cluster() {
 }
 
 #[inline(always)]
-pub unsafe fn leave_cluster() {
+pub unsafe fn cluster_arrive() {
     // SAFETY: the caller brings all threads of the cluster, and the wait follows.
     unsafe { intrinsics::barrier_cluster_arrive_aligned() }
 }
 
 #[inline(always)]
-pub unsafe fn stay_in_cluster() {
+pub unsafe fn cluster_wait() {
     // SAFETY: the caller brings all threads of the cluster, which have arrived.
     unsafe { intrinsics::barrier_cluster_wait_aligned() }
 }

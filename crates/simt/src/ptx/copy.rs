@@ -21,7 +21,7 @@ pub unsafe fn start_if<T: Element>(is_wanted: bool, to: u32, source: Pointer<T>,
 }
 
 #[inline(always)]
-pub fn close_group() {
+pub fn commit_group() {
     // SAFETY: no operand and no precondition.
     unsafe { asm!("cp.async.commit_group;", options(nostack)) }
 }

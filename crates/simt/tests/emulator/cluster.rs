@@ -1,6 +1,6 @@
 //! Clusters: blocks that wait for each other and read each other's shared memory.
 
-use simt::cluster::{block_rank, leave_cluster, stay_in_cluster, sync_cluster};
+use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::emu::{FaultKind, Launch, launch_clusters};
 use simt::shared::Shared;
 use simt::thread::{block_idx_x, sync_threads, thread_idx_x};
@@ -29,9 +29,9 @@ fn blocks_read_what_the_others_wrote() {
             sync_cluster();
             let other = |rank| words.load_from(rank, 63 - thread);
             let sum: u32 = (0..8).map(|rank| (1 + rank) * other(rank)).sum();
-            leave_cluster();
+            cluster_arrive();
             sums.store(u64::from(64 * block_idx_x() + thread), sum + block_rank());
-            stay_in_cluster();
+            cluster_wait();
         }
     };
     launch_clusters(&shape(BLOCKS), 8, body).unwrap();
@@ -93,19 +93,19 @@ fn what_follows_leaving_is_checked() {
         let words = Shared::<u32, 64>::at(0);
         words.store(thread_idx_x(), 1);
         sync_cluster();
-        leave_cluster();
+        cluster_arrive();
         _ = words.load_from(1 - block_rank(), thread_idx_x());
-        stay_in_cluster();
+        cluster_wait();
     };
     assert!(matches!(fault(2, reads), FaultKind::Panic { .. }));
     // SAFETY: wrong on purpose: nobody has left.
-    let stays = || unsafe { stay_in_cluster() };
+    let stays = || unsafe { cluster_wait() };
     assert!(matches!(fault(2, stays), FaultKind::Panic { .. }));
     // SAFETY: wrong on purpose: one block returns while the others may still read its memory.
     let returns = || unsafe {
-        leave_cluster();
+        cluster_arrive();
         if block_rank() != 1 {
-            stay_in_cluster();
+            cluster_wait();
         }
     };
     assert!(matches!(fault(4, returns), FaultKind::Divergence { .. }));

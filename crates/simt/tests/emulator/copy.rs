@@ -1,6 +1,6 @@
 //! Copies to shared memory that a thread waits for later.
 
-use simt::copy::{close_group, wait_for_groups};
+use simt::copy::{commit_group, wait_for_groups};
 use simt::emu::{FaultKind, ThreadIndex};
 use simt::shared::Shared;
 use simt::thread::{sync_threads, thread_idx_x};
@@ -30,9 +30,9 @@ fn a_group_is_there_once_it_was_waited_for_and_not_before() {
             words().store(4 * t, 1000);
             words().store(128 + 4 * t, 2000);
             words().copy_from(4 * t, input, u64::from(4 * t));
-            close_group();
+            commit_group();
             words().copy_from(128 + 4 * t, input, u64::from(128 + 4 * t));
-            close_group();
+            commit_group();
             assert_eq!(words().load(4 * t), 1000, "nobody waited");
             wait_for_groups::<1>();
             assert_eq!(words().load_u32x4(4 * t), [4 * t, 4 * t + 1, 4 * t + 2, 4 * t + 3]);
@@ -55,7 +55,7 @@ fn a_copy_that_nobody_waited_for_is_not_there() {
         // SAFETY: broken on purpose: the group is never waited for.
         unsafe {
             words().copy_from(4 * thread_idx_x(), input, 0);
-            close_group();
+            commit_group();
             wait_for_groups::<1>();
             let _ = words().load(4 * thread_idx_x());
         }
@@ -73,7 +73,7 @@ fn what_a_thread_copied_others_read_after_a_barrier_only() {
         unsafe {
             if t >= 32 {
                 words().copy_from(4 * (t - 32), input, 0);
-                close_group();
+                commit_group();
                 wait_for_groups::<0>();
             } else {
                 words().store(4 * t, 1);
@@ -106,7 +106,7 @@ fn a_copy_that_is_not_wanted_touches_nothing() {
             words().store(4 * t, 1000);
             let is_wanted = t.is_multiple_of(2);
             words().copy_from_if(is_wanted, 4 * t, input, if is_wanted { 0 } else { 256 });
-            close_group();
+            commit_group();
             wait_for_groups::<0>();
             assert_eq!(words().load(4 * t), if is_wanted { 0 } else { 1000 });
         }
