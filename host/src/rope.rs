@@ -1,4 +1,4 @@
-//! The rotary frequencies, as the released models compute them. Source: spec section 1.4.
+//! The rotary frequencies, as the released models compute them (docs/specification.md, section 4).
 
 use kv_layout::geometry::ROPE_DIM;
 
@@ -17,8 +17,8 @@ const HIGH: f32 = 25.0;
 
 /// Frequencies of every layer with compressed entries: of its entries, keys, queries and window.
 ///
-/// Rounded to f32 after every step, as the models do: at position 2^20 a frequency that is one unit
-/// off turns by 0.01 rad.
+/// Rounded to f32 after every step, as the models do: at position 2^20 a frequency that is one unit in
+/// the last place off turns a pair by up to 0.06 rad.
 #[must_use]
 pub fn compress_frequencies() -> [f32; PAIRS] {
     std::array::from_fn(|pair| {

@@ -1,5 +1,5 @@
 //! Compressed entries for attention: gathers by list and of all, and how many a query sees.
-//! Source: spec sections 5.2 and 10.2.
+//! See docs/specification.md, section 11.
 
 use crate::params::{GatherEntriesParams, ValidLensParams};
 use simt::mem::{Global, GlobalMut};

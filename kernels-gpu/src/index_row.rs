@@ -1,5 +1,5 @@
 //! An indexer key in a warp's registers: lane `l` holds channels `4 l .. 4 l + 4`.
-//! Source: spec sections 2.6, 4.5 and 4.6.
+//! See docs/specification.md, sections 3 and 8.
 
 use kv_layout::format::{E2m1, E4m3, Ue8m0};
 use kv_layout::index_row::IndexFormat;

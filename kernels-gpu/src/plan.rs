@@ -1,4 +1,5 @@
-//! The step's work lists: which tokens close a window. Source: decision D4, spec sections 2.9, 8.
+//! The step's work lists: which tokens close a window. Decision D4; docs/specification.md,
+//! section 10.
 
 use crate::params::BuildPlanParams;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};

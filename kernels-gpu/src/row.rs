@@ -79,7 +79,7 @@ pub trait RowFormat {
     fn decode_scales(stored: StoredScales, lane: u32) -> [f32; 2];
 }
 
-/// [`MainFormat::Ue8m0`]: a power of two for each 64 channels. Source: spec sections 3.1 and 4.2.
+/// [`MainFormat::Ue8m0`]: a power of two for each 64 channels (docs/specification.md, section 3).
 pub struct Ue8m0Row;
 
 /// Least magnitude a UE8M0 scale is made for; smaller groups get the scale of this one.
@@ -136,10 +136,10 @@ impl RowFormat for Ue8m0Row {
     }
 }
 
-/// [`MainFormat::F32`]: `amax / 448` over the whole unrotated part. Source: spec section 4.3.
+/// [`MainFormat::F32`]: `amax / 448` over the whole unrotated part (docs/specification.md, section 3).
 pub struct F32Row;
 
-/// Rows at most this large get this very scale, as in the seed.
+/// The scale of rows whose largest magnitude is not above it.
 const F32_AMAX_FLOOR: f32 = 1e-12;
 
 impl RowFormat for F32Row {

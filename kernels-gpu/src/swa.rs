@@ -1,4 +1,4 @@
-//! The sliding-window ring: append and gather. Source: spec section 6.
+//! The sliding-window ring: append and gather. See docs/specification.md, section 7.
 
 use crate::params::{AppendSwaParams, GatherSwaParams};
 use kv_layout::geometry::WINDOW;

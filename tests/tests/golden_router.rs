@@ -57,11 +57,11 @@ fn weights_of_hashed_experts_are_equal() -> Result<()> {
         assert_close(&got, want.rows().nth(row).unwrap(), &format!("row {row}"));
         uniform += usize::from(got.iter().all(|weight| (weight - SCALING / 6.0).abs() < 1e-6));
     }
-    assert!(uniform < 10, "equal weights for every expert are the seed's mistake");
+    assert!(uniform < 10, "equal weights for every expert are the original design's mistake");
     Ok(())
 }
 
-/// Numbers small enough to check by hand (spec T11).
+/// Numbers small enough to check by hand.
 #[test]
 fn bias_selects_and_does_not_weigh() {
     let (logits, mut bias) = (vec![0.0; 256], vec![0.0; 256]);

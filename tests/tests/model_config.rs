@@ -44,16 +44,14 @@ fn every_preset_exists_and_nothing_else_does() {
     assert_eq!(ModelConfig::preset("v3"), None);
 }
 
-/// The fields of V4-Flash's `config.json` that matter, and one that does not.
+/// The fields of V4-Flash's `config.json` that matter, and one that does not; written by hand, as are
+/// the presets.
 fn flash_json() -> Value {
-    let mut ratios = vec![0, 0];
-    ratios.extend((0..20).flat_map(|_| [4, 128]));
-    ratios.extend([4, 0]);
     json!({
         "model_type": "deepseek_v4",
         "num_hidden_layers": 43,
         "num_nextn_predict_layers": 1,
-        "compress_ratios": ratios,
+        "compress_ratios": ratios([0, 0], 20),
         "hidden_size": 4096,
         "head_dim": 512,
         "qk_rope_head_dim": 64,
@@ -65,6 +63,29 @@ fn flash_json() -> Value {
         "max_position_embeddings": 1_048_576,
         "vocab_size": 129_280,
     })
+}
+
+/// The same of V4-Pro.
+fn pro_json() -> Value {
+    let mut config = flash_json();
+    for (field, value) in [
+        ("num_hidden_layers", json!(61)),
+        ("compress_ratios", json!(ratios([128, 128], 29))),
+        ("hidden_size", json!(7168)),
+        ("q_lora_rank", json!(1536)),
+        ("index_topk", json!(1024)),
+    ] {
+        config[field] = value;
+    }
+    config
+}
+
+/// Two layers, `pairs` of a CSA and an HCA layer, a CSA layer, and the MTP layer.
+fn ratios(first: [u32; 2], pairs: usize) -> Vec<u32> {
+    let mut ratios = first.to_vec();
+    ratios.extend((0..pairs).flat_map(|_| [4, 128]));
+    ratios.extend([4, 0]);
+    ratios
 }
 
 /// Flash's configuration with one field replaced, or taken away (`Value::Null`).
@@ -79,9 +100,11 @@ fn read_with(field: &str, value: Value) -> Result<ModelConfig, ConfigError> {
 }
 
 #[test]
-fn flash_is_read_as_its_preset() {
-    let read = ModelConfig::from_json(&flash_json().to_string()).unwrap();
-    assert_eq!(read, ModelConfig { name: "deepseek_v4".into(), ..preset("flash") });
+fn flash_and_pro_are_read_as_their_presets() {
+    for (json, name) in [(flash_json(), "flash"), (pro_json(), "pro")] {
+        let read = ModelConfig::from_json(&json.to_string()).unwrap();
+        assert_eq!(read, ModelConfig { name: "deepseek_v4".into(), ..preset(name) });
+    }
     let nameless = read_with("model_type", Value::Null).unwrap();
     assert_eq!(nameless.name, "checkpoint");
 }

@@ -166,7 +166,8 @@ impl ModelConfig {
     }
 
     /// A model by name: `flash` (V4-Flash), `pro` (V4-Pro), or `tiny` (five layers of every kind
-    /// with the real head dimensions and short lists, for tests and CPUs). Source: spec section 1.
+    /// with the real head dimensions and short lists, for tests and CPUs). Written by hand after the
+    /// released checkpoints (docs/specification.md, section 2).
     #[must_use]
     pub fn preset(name: &str) -> Option<Self> {
         use LayerKind::{Csa, Hca, Swa};

@@ -81,7 +81,7 @@ pub enum StateStream {
 /// of it before any of them is accepted (1 = no speculation).
 ///
 /// The oldest row a query needs is 127 positions back, and a rejected draft may have been written
-/// `step_tokens - 1` positions ahead. Source: spec section 6 (simulated: one row less fails).
+/// `step_tokens - 1` positions ahead (docs/specification.md, section 7). One row less fails.
 #[must_use]
 pub const fn swa_ring_rows(step_tokens: u32) -> u32 {
     WINDOW + step_tokens.saturating_sub(1)

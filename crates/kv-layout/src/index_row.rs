@@ -2,7 +2,7 @@
 //!
 //! | format | codes | scales | row | who |
 //! |---|---|---|---|---|
-//! | [`IndexFormat::Nvfp4`] | 64 B E2M1 | 8 E4M3, one per 16 | 72 B | the seed |
+//! | [`IndexFormat::Nvfp4`] | 64 B E2M1 | 8 E4M3, one per 16 | 72 B | the original design |
 //! | [`IndexFormat::Mxfp4`] | 64 B E2M1 | 4 UE8M0, one per 32 | 68 B | the released model |
 //! | [`IndexFormat::Fp8`] | 128 B E4M3 | one f32 | 132 B | SGLang, vLLM, DeepGEMM |
 //!

@@ -2,7 +2,7 @@
 //!
 //! Entry `i` of ratio `m` is a function of the projections of its own `m` tokens, `m * i` on, and
 //! with overlap also of the `m` tokens before them. Everything is f64 up to one rounding to BF16.
-//! Source: spec 2.1, 2.5, 2.6.
+//! See docs/specification.md, section 5.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! The indexer: queries, scores and the entries picked, from vectors alone. Source: spec section 5.
+//! The indexer: queries, scores and the entries picked, from vectors alone. See docs/specification.md,
+//! section 12.
 
 use std::cmp::Ordering;
 

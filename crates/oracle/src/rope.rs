@@ -1,8 +1,8 @@
 //! Rotary embedding: frequencies, angles, and the rotation of a vector's last 64 channels.
 //!
-//! Frequencies and angles are f32, rounded step by step as the model rounds them (spec 1.4). A more
-//! exact frequency would be another model: one ulp of it turns a vector at position 10^6 by up to
-//! 0.06 rad more or less.
+//! Frequencies and angles are f32, rounded step by step as the model rounds them
+//! (docs/specification.md, section 4). A more exact frequency would be another model: one ulp of it
+//! turns a vector at position 10^6 by up to 0.06 rad more or less.
 
 use std::array;
 use std::f64::consts::TAU;

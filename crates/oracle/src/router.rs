@@ -1,4 +1,4 @@
-//! The MoE router in f64: gate, activation, selection, weights. Source: spec section 7.
+//! The MoE router in f64: gate, activation, selection, weights. See docs/specification.md, section 14.
 
 use crate::number::bf16_value;
 

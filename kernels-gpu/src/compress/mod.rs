@@ -1,4 +1,5 @@
-//! The compressors: the projections of a window's tokens become one entry. Source: spec section 2.
+//! The compressors: the projections of a window's tokens become one entry. See
+//! docs/specification.md, section 5.
 //!
 //! FP32 from the projections through pooling, norm and rotary embedding, then one rounding to BF16
 //! (decision D7). Orders of addition are fixed by the row, so a result does not depend on how the

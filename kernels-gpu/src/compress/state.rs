@@ -1,5 +1,5 @@
 //! The state ring: what later windows need of a token, and moving it (decisions D2, D3).
-//! Source: spec sections 2.7 and 2.9.
+//! See docs/specification.md, section 6.
 
 use crate::params::{ResetStateParams, RotateStateParams, WriteStateParams};
 use simt::mem::{Global, GlobalMut};

@@ -1,4 +1,4 @@
-//! The MoE router: experts and weights of each token. Source: spec section 7.
+//! The MoE router: experts and weights of each token. See docs/specification.md, section 14.
 //!
 //! A warp has a token, every lane a run of consecutive experts. Everything from the logits on is plain
 //! IEEE arithmetic, so that both devices select the same experts with weights of equal bits. Logits

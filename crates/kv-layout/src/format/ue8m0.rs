@@ -11,7 +11,7 @@ pub struct Ue8m0(pub u8);
 impl Ue8m0 {
     /// The least power of two that is not below `scale` (positive, finite): "exponent round-up".
     ///
-    /// Source: spec section 4.2. Scales below 2^-126 become 2^-126; above 2^127, 2^127.
+    /// Scales below 2^-126 become 2^-126; above 2^127, 2^127 (docs/specification.md, section 3).
     #[must_use]
     pub const fn round_up(scale: f32) -> Self {
         let bits = scale.to_bits();

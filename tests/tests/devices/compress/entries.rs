@@ -67,7 +67,8 @@ pub fn entries_equal_transformers<D: Device>(device: &D) {
     }
 }
 
-/// The control: what the seed's rotation of state would have pooled does not pass for an entry.
+/// The control: what the original design's rotation of state would have pooled does not pass for an
+/// entry.
 pub fn the_wrong_rotation_does_not_pass<D: Device>(device: &D) {
     let history = History::golden(StateStream::CsaMain);
     let wrong = golden::load::<f32>("csa_pooled_seed_rotation_WRONG").unwrap();

@@ -17,7 +17,7 @@ fn random(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| random.random_range(-4.0..4.0)).collect()
 }
 
-/// The seed's tails after any number of tokens, in every compressor: open window, previous window,
+/// The tails of the original design after any number of tokens, in every compressor: open window, previous window,
 /// their halves, gate plus bias.
 pub fn a_view_shows_the_tails<D: Device>(device: &D) {
     let stream = device.stream().unwrap();
