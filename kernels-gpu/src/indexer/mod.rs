@@ -3,36 +3,14 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`project`] | queries and weights of the heads, from activations |
-//! | [`query`] | rotation, Hadamard transform and quantisation of a query |
-//! | [`keys`] | indexer keys as operands of a matrix product, by format |
-//! | [`weights`] | the heads' weights, and what they make of products |
-//! | [`tiles`] | tiles of a query's entries, scored |
-//! | [`score`] | scores of all entries that a query sees, in memory |
-//! | [`maxima`] | the largest score of each group of 8 or 32 |
-//! | [`topk`] | the k largest scores of a row, exactly, in order |
+//! | [`score`] | queries, keys, and the scores of all entries that a query sees |
+//! | [`select`] | the k largest scores of a row, exactly, in order |
 //! | [`score_topk`] | scores of a short row, and the k largest, by one block |
-//! | [`row`] | a row of scores, and what of it a block holds |
-//! | [`arena`] | what a block that selects keeps in shared memory |
-//! | [`bins`] | values counted by bin, the bin of the largest first |
-//! | [`candidates`] | the scores of a long row that may be among its k largest |
-//! | [`search`] | the k-th largest score of a row whatever its scores are |
-//! | [`list`] | a list of records in shared memory, and how it is sorted |
 
-pub mod arena;
-pub mod bins;
-pub mod candidates;
-pub mod keys;
-pub mod list;
-pub mod maxima;
 pub mod project;
-pub mod query;
-pub mod row;
 pub mod score;
 pub mod score_topk;
-pub mod search;
-pub mod tiles;
-pub mod topk;
-pub mod weights;
+pub mod select;
 
 use kv_layout::geometry::CSA_RATIO;
 use simt::mem::Global;

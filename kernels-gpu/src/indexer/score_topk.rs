@@ -6,12 +6,12 @@ use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{copy, thread};
 
-use super::arena::Arena;
-use super::keys;
-use super::keys::s8::Mxfp4Keys;
-use super::row::{Held, Row};
-use super::tiles::{self, Operands, Sink, Tiles};
-use super::topk::{Selection, between};
+use super::score::keys::s8::Mxfp4Keys;
+use super::score::keys::{self, ScoreMemory};
+use super::score::tiles::{self, Operands, Sink, Tiles};
+use super::select::memory::SelectMemory;
+use super::select::order::{Selection, between};
+use super::select::row::{Held, Row};
 use super::{TILE, keys_of, visible};
 use crate::fault;
 
@@ -27,12 +27,12 @@ const MOST: u32 = THREADS * EACH as u32;
 /// The block's row of scores.
 type Scores = Shared<f32, { MOST as usize }>;
 /// Where it is, behind what the scores are made with. The selection takes the place of that.
-const SCORES_AT: u32 = GROUPS * keys::Arena::BYTES;
+const SCORES_AT: u32 = GROUPS * ScoreMemory::BYTES;
 
 const _: () = {
     let kernel = KERNELS[kernel_index("index_score_topk")];
     assert!(kernel.block == THREADS && kernel.shared == SCORES_AT + Scores::BYTES);
-    assert!(Arena::<THREADS, EACH>::BYTES <= SCORES_AT);
+    assert!(SelectMemory::<THREADS, EACH>::BYTES <= SCORES_AT);
 };
 
 /// Lists the entries of the largest scores of each query, from rows of at most 2048 columns.
@@ -112,12 +112,12 @@ impl Selection<THREADS, EACH, Scores> {
     unsafe fn list(self) {
         // SAFETY: by this function's own contract; branches are the block's.
         unsafe {
-            let arena = Arena::new();
-            arena.clear(self.cleared());
+            let memory = SelectMemory::new();
+            memory.clear(self.cleared());
             let held: Held<EACH> = self.row.hold(self.row.fetch::<{ EACH / 4 }>());
-            let bins = between(arena, held);
-            if !self.order(arena, held, bins) {
-                self.search(arena);
+            let bins = between(memory, held);
+            if !self.order(memory, held, bins) {
+                self.search(memory);
             }
         }
     }

@@ -48,9 +48,9 @@ macro_rules! indexer_rows {
             )
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
             bodies {
-                IndexFormat::Nvfp4 => index_query_nvfp4: indexer::query::query::<index_row::Nvfp4Row>,
-                IndexFormat::Mxfp4 => index_query_mxfp4: indexer::query::query::<index_row::Mxfp4Row>,
-                IndexFormat::Fp8 => index_query_fp8: indexer::query::query::<index_row::Fp8Row>,
+                IndexFormat::Nvfp4 => index_query_nvfp4: indexer::score::query::query::<index_row::Nvfp4Row>,
+                IndexFormat::Mxfp4 => index_query_mxfp4: indexer::score::query::query::<index_row::Mxfp4Row>,
+                IndexFormat::Fp8 => index_query_fp8: indexer::score::query::query::<index_row::Fp8Row>,
             }
 
             IndexScore<IndexFormat>
@@ -84,9 +84,9 @@ macro_rules! indexer_rows {
             )
             { block: 128, min_blocks: 4, shared: 44352, min_sm: 90 }
             bodies {
-                IndexFormat::Nvfp4 => index_score_nvfp4: indexer::score::score::<indexer::keys::bf16::Nvfp4Keys>,
-                IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::score::<indexer::keys::s8::Mxfp4Keys>,
-                IndexFormat::Fp8 => index_score_fp8: indexer::score::score::<indexer::keys::e4m3::Fp8Keys>,
+                IndexFormat::Nvfp4 => index_score_nvfp4: indexer::score::rows::score::<indexer::score::keys::bf16::Nvfp4Keys>,
+                IndexFormat::Mxfp4 => index_score_mxfp4: indexer::score::rows::score::<indexer::score::keys::s8::Mxfp4Keys>,
+                IndexFormat::Fp8 => index_score_fp8: indexer::score::rows::score::<indexer::score::keys::e4m3::Fp8Keys>,
             }
 
             ScoreMaxima<()>
@@ -102,7 +102,7 @@ macro_rules! indexer_rows {
             )
             { block: 256, min_blocks: 8, shared: 0, min_sm: 90 }
             bodies {
-                () => score_maxima: indexer::maxima::maxima,
+                () => score_maxima: indexer::select::maxima::maxima,
             }
 
             TopkSelectShort<()>
@@ -119,7 +119,7 @@ macro_rules! indexer_rows {
             )
             { block: 512, min_blocks: 2, shared: 48640, min_sm: 90 }
             bodies {
-                () => topk_select_short: indexer::topk::select_short,
+                () => topk_select_short: indexer::select::topk::select_short,
             }
 
             TopkSelectLong<()>
@@ -138,7 +138,7 @@ macro_rules! indexer_rows {
             )
             { block: 1024, min_blocks: 1, shared: 48640, min_sm: 90 }
             bodies {
-                () => topk_select_long: indexer::topk::select_long,
+                () => topk_select_long: indexer::select::topk::select_long,
             }
 
             IndexTopkShort<()>
@@ -158,7 +158,7 @@ macro_rules! indexer_rows {
             )
             { block: 512, min_blocks: 2, shared: 48640, min_sm: 90 }
             bodies {
-                () => index_topk_short: indexer::topk::select_entries_short,
+                () => index_topk_short: indexer::select::topk::select_entries_short,
             }
 
             IndexTopkLong<()>
@@ -178,7 +178,7 @@ macro_rules! indexer_rows {
             )
             { block: 1024, min_blocks: 1, shared: 48640, min_sm: 90 }
             bodies {
-                () => index_topk_long: indexer::topk::select_entries_long,
+                () => index_topk_long: indexer::select::topk::select_entries_long,
             }
         } }
     };

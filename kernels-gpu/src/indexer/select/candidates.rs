@@ -8,8 +8,10 @@ use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
 use simt::{math, thread, warp};
 
-use super::bins::{Bins, Extent, Linear, inclusive_sum};
+use super::bin_map::{BinMap, ScoreRange};
+use super::bins::Bins;
 use super::row::{HELD_GROUPS, Held, LONG_THREADS, Row};
+use super::scan::inclusive_sum;
 use crate::unroll::{array_from_fn, unroll};
 
 /// Most candidates.
@@ -47,7 +49,7 @@ pub struct Finder {
 #[derive(Clone, Copy)]
 struct Floor {
     /// The finite scores between which the row's lie, or its groups' largest.
-    extent: Extent,
+    extent: ScoreRange,
     /// The bound. If it is the least number of all, NaN reaches it too.
     least: f32,
 }
@@ -78,7 +80,7 @@ impl Finder {
     /// All threads of the block call it together; the row is longer than what a block holds.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn find(self, maxima: [u32; HELD_GROUPS]) -> Option<(u32, Linear)> {
+    pub unsafe fn find(self, maxima: [u32; HELD_GROUPS]) -> Option<(u32, BinMap)> {
         let groups = self.row.groups();
         let twice = groups < 2 * self.k && self.row.length <= TWICE;
         // SAFETY: branches are the block's; barriers stand between what threads write and others read.
@@ -111,7 +113,7 @@ impl Finder {
             }
             thread::sync_threads();
             let count = self.counters.load(0);
-            (count <= CANDIDATES).then(|| (count, Linear::new(floor.extent.above(floor.least))))
+            (count <= CANDIDATES).then(|| (count, BinMap::new(floor.extent.above(floor.least))))
         }
     }
 
@@ -137,8 +139,8 @@ impl Finder {
         let held: Held<N> = Held::new(array_from_fn(largest), [0; N], there);
         // SAFETY: by this function's own contract.
         unsafe {
-            let extent = self.bins.extent(Extent::of(held.scores));
-            let bins = Linear::new(extent);
+            let extent = self.bins.extent(ScoreRange::of(held.scores));
+            let bins = BinMap::new(extent);
             let _ = self.bins.count(bins, held);
             Floor { extent, least: bins.least(self.bins.cut(self.k)) }
         }
@@ -150,12 +152,12 @@ impl Finder {
     /// As [`Self::find`].
     #[inline(always)]
     unsafe fn floor_of_scores(self) -> Floor {
-        let mut extent = Extent::NONE;
+        let mut extent = ScoreRange::NONE;
         // SAFETY: by this function's own contract.
         unsafe {
             self.row.each(|score, _| extent = extent.with(score));
             let extent = self.bins.extent(extent);
-            let bins = Linear::new(extent);
+            let bins = BinMap::new(extent);
             self.row.each(|score, _| {
                 self.bins.add(bins.bin(score));
             });

@@ -8,10 +8,10 @@ use simt::math::sqrt;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
-use super::CHANNELS;
 use crate::compress::{Quad, load_quad, rotate};
 use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32};
 use crate::index_row::{IndexRowFormat, Requantised, hadamard, quad_from_bf16};
+use crate::indexer::CHANNELS;
 use crate::math::cos_sin;
 
 /// Heads of a block, one warp each.

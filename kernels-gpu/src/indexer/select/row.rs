@@ -15,6 +15,8 @@ pub const SHORT_VECTORS: usize = (2048 / (4 * SHORT_THREADS)) as usize;
 pub const LONG_THREADS: u32 = 1024;
 /// Vectors of four scores, of rows that are held whole and of candidates, that a thread holds.
 pub const LONG_VECTORS: usize = (4096 / (4 * LONG_THREADS)) as usize;
+/// Longest row that a block of [`LONG_THREADS`] holds in registers.
+pub const MAX_HELD: u32 = 4 * LONG_VECTORS as u32 * LONG_THREADS;
 /// Groups of the longest row that a thread holds.
 pub const HELD_GROUPS: usize = (8192 / LONG_THREADS) as usize;
 

@@ -11,10 +11,10 @@ use kv_layout::index_row::IndexFormat;
 use simt::mem::Global;
 use simt::{copy, thread, warp, warpgroup};
 
-use super::TILE;
-use super::keys::{Arena, Block, Half, Keys, THREADS, WARPS, own_thread};
+use super::keys::{Block, Half, Keys, ScoreMemory, THREADS, WARPS, own_thread};
 use super::weights::Weights;
 use crate::block_table::TableRow;
+use crate::indexer::TILE;
 
 /// Where scores go.
 pub trait Sink: Copy {
@@ -57,7 +57,7 @@ pub struct Tiles {
 }
 
 /// Scores tiles by a block of `GROUPS` times four warps; a bit for each tile of the warp without a block.
-/// Each four warps have an [`Arena`], one after the other. Has a barrier; behind another one, and
+/// Each four warps have an [`ScoreMemory`], one after the other. Has a barrier; behind another one, and
 /// `wait_for_groups::<0>`, they are free.
 ///
 /// # Safety
@@ -76,19 +76,19 @@ pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
     // SAFETY: by this function's own contract; every branch with a barrier is the block's, every other
     // the warp's.
     unsafe {
-        let arena = Arena::at(Arena::BYTES * group);
-        let planes = Planes { code, scale, arena };
+        let memory = ScoreMemory::at(ScoreMemory::BYTES * group);
+        let planes = Planes { code, scale, memory };
         let stride = Warp::<S, GROUPS>::STRIDE;
         let lane_tile = first + stride * thread::lane_id() + thread::warp_id();
         let blocks = Blocks::load(request, lane_tile, end);
         let rounds = (end - first).div_ceil(stride);
         // Of the first group of copies, with the first keys.
-        copy_query::<K>(arena, query, row);
+        copy_query::<K>(memory, query, row);
         let prepared = K::FORMAT.query_bytes() / 4;
         const {
             let keys = 4 * WARPS * K::STAGES * words::<K>();
             let needed = K::FORMAT.query_bytes() + 4 * K::PREPARED_WORDS + keys + Weights::BYTES;
-            assert!(needed <= Arena::BYTES);
+            assert!(needed <= ScoreMemory::BYTES);
         }
         let ring = prepared + K::PREPARED_WORDS + words::<K>() * K::STAGES * in_group;
         let mut round = 0;
@@ -96,8 +96,8 @@ pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
             planes.start_copy::<K>(blocks, round, rounds, ring + words::<K>() * round);
             round += 1;
         }
-        K::prepare(arena, prepared);
-        let weights = Weights::at(Arena::BYTES * group + Arena::BYTES - Weights::BYTES);
+        K::prepare(memory, prepared);
+        let weights = Weights::at(ScoreMemory::BYTES * group + ScoreMemory::BYTES - Weights::BYTES);
         weights.store::<K>(weight, row, heads);
         let missing = warp::ballot(lane_tile < end && blocks.0 == NO_BLOCK);
         K::wait_for_oldest();
@@ -157,7 +157,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
     #[inline(always)]
     unsafe fn score_all<K: Keys>(self) -> u32 {
         let Self { planes, blocks, rounds, own_entry, ring, weights, .. } = self;
-        let arena = planes.arena;
+        let memory = planes.memory;
         let last_place = ring + words::<K>() * (K::STAGES - 1);
         let (mut at, mut last) = (ring, last_place);
         let mut scored = Scored { entry: NO_ENTRY, round: 0, sums: [0.0; 4], factor: 0.0 };
@@ -165,9 +165,9 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
         let mut round = 0;
         // SAFETY: by this function's own contract; no branch holds a product.
         unsafe {
-            let mut left = K::unpack(Half { block: Block { arena, at }, first: 0 });
+            let mut left = K::unpack(Half { block: Block { memory, at }, first: 0 });
             while round < rounds {
-                let block = Block { arena, at };
+                let block = Block { memory, at };
                 let (upper, lower) = (Half { block, first: 0 }, Half { block, first: 16 });
                 let (upper, second) = K::sums(upper, left, weights, || {
                     let second = K::unpack(lower);
@@ -186,7 +186,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
                     // All lanes have what they copied for each other.
                     warp::sync_warp();
                     // Behind the last block: one that nobody needs.
-                    let next = K::unpack(Half { block: Block { arena, at }, first: 0 });
+                    let next = K::unpack(Half { block: Block { memory, at }, first: 0 });
                     (next, thread::hold_f32(K::factor(block, own_key())))
                 });
                 let [[a, b], [c, d]] = [upper, lower];
@@ -207,10 +207,10 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
     #[inline(always)]
     unsafe fn score_far<K: Keys>(self, far: u32) {
         let Self { planes, blocks, rounds, own_entry, ring, weights, .. } = self;
-        let block = Block { arena: planes.arena, at: ring };
+        let block = Block { memory: planes.memory, at: ring };
         // SAFETY: by this function's own contract; the branches are the warp's.
         unsafe {
-            let all = K::is_far(planes.arena);
+            let all = K::is_far(planes.memory);
             if !warp::any(far != 0 || all) {
                 return;
             }
@@ -301,13 +301,13 @@ impl Blocks {
 /// # Safety
 /// `query` holds the row; all threads of the four warps call it.
 #[inline(always)]
-unsafe fn copy_query<K: Keys>(arena: Arena, query: Global<u8>, row: u32) {
+unsafe fn copy_query<K: Keys>(memory: ScoreMemory, query: Global<u8>, row: u32) {
     let first = u64::from(row) * u64::from(IndexFormat::MOST_QUERY_BYTES);
     let copy = |i: u32| {
         let vector = THREADS * i + own_thread();
         if 16 * vector < K::FORMAT.query_bytes() {
             // SAFETY: 16 bytes of the row, once.
-            unsafe { arena.copy_from(4 * vector, query, first + 16 * u64::from(vector)) }
+            unsafe { memory.copy_from(4 * vector, query, first + 16 * u64::from(vector)) }
         }
     };
     const { assert!(8 * 16 * THREADS == IndexFormat::MOST_QUERY_BYTES) };
@@ -326,7 +326,7 @@ unsafe fn copy_query<K: Keys>(arena: Arena, query: Global<u8>, row: u32) {
 struct Planes {
     code: Global<u8>,
     scale: Global<u8>,
-    arena: Arena,
+    memory: ScoreMemory,
 }
 
 impl Planes {
@@ -351,7 +351,7 @@ impl Planes {
             let code = |vector: u32| {
                 if vector < code_vectors {
                     let (place, at) = (to + 4 * K::place(vector), codes + 16 * u64::from(vector));
-                    self.arena.copy_from_if(is_there, place, self.code, at);
+                    self.memory.copy_from_if(is_there, place, self.code, at);
                 }
             };
             code(lane);
@@ -363,7 +363,7 @@ impl Planes {
             code(lane + 192);
             code(lane + 224);
             let (place, at) = (to + 4 * (code_vectors + lane), scales + 16 * u64::from(lane));
-            self.arena.copy_from_if(is_there && lane < scale_vectors, place, self.scale, at);
+            self.memory.copy_from_if(is_there && lane < scale_vectors, place, self.scale, at);
         }
         copy::commit_group();
     }

@@ -5,8 +5,8 @@ use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
 use simt::{thread, warp};
 
-use super::bins::inclusive_sum;
 use super::row::{Row, Scores};
+use super::scan::inclusive_sum;
 use crate::rank::{self, ABSENT};
 
 /// Most warps of a block.

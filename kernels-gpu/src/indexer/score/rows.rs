@@ -6,7 +6,7 @@ use simt::{math, thread, warp};
 
 use super::keys::Keys;
 use super::tiles::{self, Operands, Sink, Tiles};
-use super::{TILE, keys_of, visible};
+use crate::indexer::{TILE, keys_of, visible};
 use crate::{fault, rank};
 
 /// Writes the scores of each query's entries, and the largest of each group.

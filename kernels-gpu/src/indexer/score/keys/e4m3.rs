@@ -8,7 +8,7 @@ use simt::warpgroup::{Fragments, e4m3_m64n64k32};
 use simt::{copy, thread};
 
 use super::{Block, Half, Keys};
-use crate::indexer::weights::{Weights, twice_positive};
+use crate::indexer::score::weights::{Weights, twice_positive};
 
 /// [`IndexFormat::Fp8`].
 #[derive(Clone, Copy)]
@@ -55,7 +55,7 @@ impl Keys for Fp8Keys {
                     [upper[eight][at], upper[eight][at + 1]],
                     [lower[eight][at], lower[eight][at + 1]],
                 );
-                e4m3_m64n64k32([a, b, c, d], half.block.arena, group)
+                e4m3_m64n64k32([a, b, c, d], half.block.memory, group)
             };
             // Each before the next: there are no registers for two.
             let sum = hold(product(0));

@@ -16,8 +16,8 @@ use simt::mma::s8_m16n8k32;
 use simt::warpgroup::{right_word, s8_m64n64k128};
 use simt::{copy, thread, warp};
 
-use super::{Arena, Block, Half, Keys, own_thread};
-use crate::indexer::weights::Weights;
+use super::{Block, Half, Keys, ScoreMemory, own_thread};
+use crate::indexer::score::weights::Weights;
 
 /// [`IndexFormat::Mxfp4`].
 #[derive(Clone, Copy)]
@@ -58,11 +58,11 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn prepare(arena: Arena, at: u32) {
+    unsafe fn prepare(memory: ScoreMemory, at: u32) {
         let log2 = own_thread();
         if log2 < Self::PREPARED_WORDS / 4 {
             // SAFETY: four of the words that are there for it, once.
-            unsafe { arena.store_u32x4(at + 4 * log2, table(log2)) }
+            unsafe { memory.store_u32x4(at + 4 * log2, table(log2)) }
         }
     }
 
@@ -99,7 +99,7 @@ impl Keys for Mxfp4Keys {
         let positive = |sum: i32| mul_saturated(f32::from_bits(sum.cast_unsigned()), SUM_SCALE);
         // SAFETY: by this function's own contract.
         unsafe {
-            let (sums, then) = s8_m64n64k128(left.steps, half.block.arena, meanwhile);
+            let (sums, then) = s8_m64n64k128(left.steps, half.block.memory, meanwhile);
             (weights.sums(sums, positive), then)
         }
     }
@@ -110,7 +110,7 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    unsafe fn is_far(query: Arena) -> bool {
+    unsafe fn is_far(query: ScoreMemory) -> bool {
         let first = IndexFormat::query_lag_byte(0, 0) / 4 + thread::lane_id();
         // SAFETY: the lags of two heads; all lanes are together.
         unsafe { warp::any(query.load(first) | query.load(first + QUERY_HEADS / 2) != 0) }
@@ -152,7 +152,7 @@ unsafe fn words(block: Block, key: u32, log2: u32) -> [[u32; 2]; 4] {
     // SAFETY: by this function's own contract: 16 of the key's 64 bytes, and a table.
     let (codes, [low, high, minus_low, minus_high]) = unsafe {
         let codes = block.codes::<Mxfp4Keys>(4 * key + thread::lane_id() % 4);
-        (codes, block.arena.load_u32x4(TABLES + 4 * log2))
+        (codes, block.memory.load_u32x4(TABLES + 4 * log2))
     };
     let four = |codes: u32, opposite: u32| {
         let negative = permute_bytes(minus_low, minus_high, opposite);
@@ -194,7 +194,7 @@ fn power_of_lag(lag: u32) -> f32 {
 /// Keys, query and weights are there; all lanes of the warp call it together.
 #[inline(always)]
 unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
-    let arena = half.block.arena;
+    let memory = half.block.memory;
     let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
     let [upper, lower] = half.keys();
     // SAFETY: by this function's own contract.
@@ -211,8 +211,9 @@ unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
                     let ([a, c], [b, d]) = (a[i], b[i]);
                     // The group's channels only.
                     let left = [a, b, c, d].map(|word| if quarter == part { word } else { 0 });
-                    let right =
-                        |sixteen: u32| arena.load(right_word(sixteen, 8 * eight + group) + quarter);
+                    let right = |sixteen: u32| {
+                        memory.load(right_word(sixteen, 8 * eight + group) + quarter)
+                    };
                     s8_m16n8k32(left, [right(2 * i as u32), right(2 * i as u32 + 1)], sum)
                 };
                 let sum = step(3, step(2, step(1, step(0, [0; 4]))));
@@ -220,8 +221,8 @@ unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
                     power_of_lag((largest(scales) & 0xFF) - (scales >> (8 * part) & 0xFF))
                 });
                 let head = [0, 1].map(|i| {
-                    let lags =
-                        arena.load(IndexFormat::query_lag_byte(8 * eight + 2 * quarter + i, 0) / 4);
+                    let lags = memory
+                        .load(IndexFormat::query_lag_byte(8 * eight + 2 * quarter + i, 0) / 4);
                     power_of_lag(lags >> (8 * part) & 0xFF)
                 });
                 let add = |i: usize| mul_add(sum[i] as f32 * key[i / 2], head[i % 2], products[i]);

@@ -12,7 +12,7 @@ use simt::{copy, thread};
 
 use super::{Block, Half, Keys};
 use crate::convert::f32x4_from_e4m3;
-use crate::indexer::weights::{Weights, twice_positive};
+use crate::indexer::score::weights::{Weights, twice_positive};
 
 /// An E2M1 code in a BF16's bits (sign, lowest two exponent bits, highest mantissa bit) is 2^-126
 /// times its value. A BF16 brings it back, but for the part that could overflow when it is multiplied
@@ -89,7 +89,8 @@ impl Keys for Nvfp4Keys {
         meanwhile: impl FnOnce() -> T,
     ) -> ([f32; 2], T) {
         // SAFETY: by this function's own contract.
-        let sums = unsafe { weights.sums(bf16_m64n64k128(left, half.block.arena), twice_positive) };
+        let sums =
+            unsafe { weights.sums(bf16_m64n64k128(left, half.block.memory), twice_positive) };
         (sums, meanwhile())
     }
 

@@ -25,7 +25,7 @@ pub const THREADS: u32 = 32 * WARPS;
 /// The shared memory of four warps: the query of all heads, the right side of products; then what a
 /// format needs to unpack keys; then keys, as many blocks of the cache for each warp as fit; then the
 /// heads' weights.
-pub type Arena = Shared<u32, 11_088>;
+pub type ScoreMemory = Shared<u32, 11_088>;
 
 /// The thread's number among those of its four warps.
 #[inline(always)]
@@ -38,7 +38,7 @@ pub fn own_thread() -> u32 {
 #[derive(Clone, Copy)]
 pub struct Block {
     /// Where it is.
-    pub arena: Arena,
+    pub memory: ScoreMemory,
     /// The word where it begins.
     pub at: u32,
 }
@@ -51,7 +51,7 @@ impl Block {
     #[inline(always)]
     unsafe fn codes<K: Keys>(self, vector: u32) -> [u32; 4] {
         // SAFETY: by this function's own contract.
-        unsafe { self.arena.load_u32x4(self.at + 4 * K::place(vector)) }
+        unsafe { self.memory.load_u32x4(self.at + 4 * K::place(vector)) }
     }
 
     /// A word of the scales.
@@ -62,7 +62,7 @@ impl Block {
     unsafe fn scales<K: Keys>(self, word: u32) -> u32 {
         let first = 32 * K::FORMAT.code_bytes() as u32 / 4;
         // SAFETY: by this function's own contract.
-        unsafe { self.arena.load(self.at + first + word) }
+        unsafe { self.memory.load(self.at + first + word) }
     }
 }
 
@@ -113,7 +113,7 @@ pub trait Keys: Copy {
     /// # Safety
     /// The memory is free; all threads of the four warps call it.
     #[inline(always)]
-    unsafe fn prepare(_arena: Arena, _at: u32) {}
+    unsafe fn prepare(_arena: ScoreMemory, _at: u32) {}
 
     /// The lane's part of a half of a block.
     ///
@@ -146,7 +146,7 @@ pub trait Keys: Copy {
     /// # Safety
     /// The query is there; all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn is_far(_query: Arena) -> bool {
+    unsafe fn is_far(_query: ScoreMemory) -> bool {
         false
     }
 

@@ -6,8 +6,8 @@ use simt::{grid, thread};
 use super::bins::Bins;
 use super::candidates::{CANDIDATES, GROUPS};
 use super::list::{List, RECORDS};
+use super::row::MAX_HELD;
 use super::search::Scratch;
-use super::topk::HELD;
 
 /// Values of a bin whose order within it is found by comparing all of them, at most.
 pub const CROWDED: u32 = 127;
@@ -16,7 +16,7 @@ const MOST: u32 = 2048;
 
 /// What a block keeps in shared memory.
 #[derive(Clone, Copy)]
-pub struct Arena<const THREADS: u32, const EACH: usize> {
+pub struct SelectMemory<const THREADS: u32, const EACH: usize> {
     /// Counts of values.
     pub bins: Bins<THREADS, EACH>,
     /// A search begins when the bins are done with.
@@ -33,7 +33,7 @@ pub struct Arena<const THREADS: u32, const EACH: usize> {
     pub candidates: Shared<u32, { CANDIDATES as usize }>,
 }
 
-impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
+impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
     const COUNTERS_AT: u32 = Bins::<THREADS, EACH>::BYTES;
     const LIST_AT: u32 = Self::COUNTERS_AT + 16;
     /// Behind what is cleared of the list while candidates are read.
@@ -46,7 +46,7 @@ impl<const THREADS: u32, const EACH: usize> Arena<THREADS, EACH> {
         assert!(Self::BYTES <= 48_640);
         assert!(Self::LIST_AT + 4 * GROUPS <= Self::CANDIDATES_AT);
         assert!(Self::CANDIDATES_AT + 4 * CANDIDATES <= Self::BYTES);
-        assert!(CANDIDATES <= RECORDS && HELD <= RECORDS);
+        assert!(CANDIDATES <= RECORDS && MAX_HELD <= RECORDS);
     };
 
     /// That at the start of the block's shared memory.

@@ -1,0 +1,15 @@
+//! Scores of the entries that a query sees.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`query`] | rotation, Hadamard transform and quantisation of a query |
+//! | [`keys`] | indexer keys as operands of a matrix product, by format |
+//! | [`weights`] | the heads' weights, and the weighted sums of products |
+//! | [`tiles`] | tiles of 32 entries, scored by four warps |
+//! | [`rows`] | the kernel that writes rows of scores and of group maxima |
+
+pub mod keys;
+pub mod query;
+pub mod rows;
+pub mod tiles;
+pub mod weights;

@@ -1,0 +1,213 @@
+//! The k largest scores that a block holds, listed in order.
+
+use simt::atomic::BlockAtomicU32;
+use simt::mem::{Global, GlobalMut};
+use simt::thread;
+
+use super::bin_map::{BinMap, ScoreRange};
+use super::list::{self, List, NOTHING, Record};
+use super::memory::{CROWDED, SelectMemory};
+use super::row::{Held, Row, Scores};
+use crate::params::{IndexTopkParams, TopkSelectParams};
+use crate::rank;
+use crate::unroll::{array_from_fn, unroll};
+
+/// Where the index is in the word of a record; below is how many of its bin were counted before.
+const INDEX_AT: u32 = CROWDED.count_ones();
+
+/// A row, and where its largest scores are listed.
+#[derive(Clone, Copy)]
+pub struct Selection<const THREADS: u32, const EACH: usize, S = Global<f32>> {
+    /// The row.
+    pub row: Row<THREADS, S>,
+    /// How many are listed.
+    pub k: u32,
+    /// `[rows, k]`.
+    pub selected: GlobalMut<i32>,
+}
+
+impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
+    /// That of the block's row.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_row(scores: Global<f32>, selected: GlobalMut<i32>, params: TopkSelectParams) -> Self {
+        let TopkSelectParams { columns, group_log2, k } = params;
+        let number = thread::block_idx_x();
+        Self { row: Row { scores, number, columns, group_log2, length: 0 }, k, selected }
+    }
+
+    /// That of the block's query.
+    #[inline(always)]
+    #[must_use]
+    pub fn of_query(
+        scores: Global<f32>,
+        selected: GlobalMut<i32>,
+        params: IndexTopkParams,
+    ) -> Self {
+        let IndexTopkParams { columns, group_log2, k, .. } = params;
+        Self::of_row(scores, selected, TopkSelectParams { columns, group_log2, k })
+    }
+}
+
+impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, S> {
+    /// Sets element `at` of the list.
+    ///
+    /// # Safety
+    /// `at < k`.
+    #[inline(always)]
+    unsafe fn set(self, at: u32, index: i32) {
+        let list = u64::from(self.row.number) * u64::from(self.k);
+        // SAFETY: by this function's own contract.
+        unsafe { self.selected.store(list + u64::from(at), index) }
+    }
+
+    /// Calls `index` for each place of the list from `first` on that is the thread's, and sets it.
+    ///
+    /// # Safety
+    /// `index` may be called for any place from `first` to `end`.
+    #[inline(always)]
+    unsafe fn set_all(self, (first, end): (u32, u32), index: impl Fn(u32) -> i32) {
+        let mut at = first + thread::thread_idx_x();
+        while at < end {
+            // SAFETY: `end` is at most `k`.
+            unsafe { self.set(at, index(at)) };
+            at += THREADS;
+        }
+    }
+
+    /// Lists every index in order.
+    ///
+    /// # Safety
+    /// The row has no more scores than the list has room for.
+    #[inline(always)]
+    pub unsafe fn list_all(self) {
+        let index = |at| if at < self.row.length { at as i32 } else { -1 };
+        // SAFETY: by this function's own contract.
+        unsafe { self.set_all((0, self.k), index) }
+    }
+
+    /// How many records [`Self::order`] looks at.
+    #[inline(always)]
+    pub fn cleared(self) -> u32 {
+        self.k + CROWDED + 1
+    }
+
+    /// Lists the largest of `held`, of which `bins` are the bins; `false`, and nothing, where too many are
+    /// in one bin.
+    ///
+    /// # Safety
+    /// All threads of the block call it together; [`Self::cleared`] records were cleared, and before a
+    /// barrier the bins.
+    #[inline(always)]
+    pub unsafe fn order<const N: usize>(
+        self,
+        memory: SelectMemory<THREADS, EACH>,
+        held: Held<N>,
+        bins: BinMap,
+    ) -> bool {
+        let SelectMemory { bins: counted, list, crowded, .. } = memory;
+        // SAFETY: barriers stand between what threads write and others read; all values have places of
+        // their own, below their number, and those of a bin that is not crowded below what is cleared.
+        unsafe {
+            let places = counted.count(bins, held);
+            let starts = counted.starts(places.bins);
+            let mut most = 0;
+            unroll::<N>(|i| {
+                let (start, before) = (starts[i], places.before[i]);
+                let listed = start < self.k;
+                let word = (held.indices[i] << INDEX_AT) + before;
+                // Without branches the four or fewer of them are made together.
+                list.store_where(listed, start + before, list::record(held.scores[i], word));
+                most = most.max(if listed { before } else { 0 });
+            });
+            if most >= CROWDED {
+                BlockAtomicU32::new(crowded, 0).store(1);
+            }
+            thread::sync_threads();
+            if crowded.load(0) != 0 {
+                return false;
+            }
+            let mut at = thread::thread_idx_x();
+            while at < self.cleared() - 1 {
+                let mine = list.load(at);
+                let (to, index) = if mine[0] == NOTHING[0] {
+                    (at, -1)
+                } else {
+                    (place(list, at, mine), (mine[1] >> INDEX_AT) as i32)
+                };
+                if to < self.k {
+                    self.set(to, index);
+                }
+                at += THREADS;
+            }
+            true
+        }
+    }
+
+    /// Lists the largest scores of the row, whatever they are.
+    ///
+    /// # Safety
+    /// All threads of the block call it together. The row is not empty.
+    #[inline(always)]
+    pub unsafe fn search(
+        self,
+        SelectMemory { scratch, counters, list, .. }: SelectMemory<THREADS, EACH>,
+    ) {
+        let count = self.k.min(self.row.length);
+        // SAFETY: barriers stand between what threads write and others read; the cut takes exactly `count`
+        // scores.
+        unsafe {
+            let cut = scratch.cut(self.row, self.k);
+            if thread::thread_idx_x() == 0 {
+                counters.store(0, 0);
+            }
+            thread::sync_threads();
+            self.row.each(|score, index| {
+                if cut.takes(rank::key(score), index) {
+                    let at = BlockAtomicU32::new(counters, 0).add(1);
+                    list.store(at, list::record(score, index));
+                }
+            });
+            thread::sync_threads();
+            list.sort(count);
+            self.set_all((0, count), |at| list.load(at)[1] as i32);
+            self.set_all((count, self.k), |_| -1);
+        }
+    }
+}
+
+/// The bins of what a block holds. Has a barrier.
+///
+/// # Safety
+/// All threads of the block call it together.
+#[inline(always)]
+pub unsafe fn between<const THREADS: u32, const EACH: usize, const N: usize>(
+    memory: SelectMemory<THREADS, EACH>,
+    held: Held<N>,
+) -> BinMap {
+    // SAFETY: by this function's own contract.
+    BinMap::new(unsafe { memory.bins.extent(ScoreRange::of(held.scores)) })
+}
+
+/// The place of record `at` of a list in the order of bins: after those of the bins before, among its bin
+/// by value and index.
+///
+/// # Safety
+/// The list is written as far as bins may go, and `mine` is that record.
+#[inline(always)]
+unsafe fn place(list: List, at: u32, mine: Record) -> u32 {
+    /// Records that are looked at together.
+    const STEP: usize = 4;
+    let first = at - (mine[1] & CROWDED);
+    let (mut place, mut next) = (first, first);
+    loop {
+        // SAFETY: what is behind a bin is written too, and nothing of it precedes.
+        let others: [Record; STEP] = array_from_fn(|i| unsafe { list.load(next + i as u32) });
+        unroll::<STEP>(|i| place += u32::from(list::precedes(others[i], mine)));
+        next += STEP as u32;
+        // Behind the bin numbers are lower.
+        if first + (others[STEP - 1][1] & CROWDED) + 1 != next {
+            return place;
+        }
+    }
+}

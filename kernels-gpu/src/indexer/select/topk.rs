@@ -1,0 +1,224 @@
+//! The k largest scores of a row, exactly and in order, by one block.
+//!
+//! Values are counted by bins between the least and the largest of them. The counts say which bins have
+//! the k largest, and where in the list those of a bin go; within a bin each is compared with all. A
+//! long row is thinned out first ([`candidates`](super::candidates)). Where equal or crowded scores fill
+//! a bin over, the row is searched digit by digit ([`search`](super::search)) and the list sorted.
+
+use crate::params::{IndexTopkParams, TopkSelectParams};
+use simt::mem::{Global, GlobalMut};
+use simt::thread;
+
+use super::candidates::Finder;
+use super::memory::SelectMemory;
+use super::order::{Selection, between};
+use super::row::{
+    HELD_GROUPS, Held, LONG_THREADS, LONG_VECTORS, MAX_HELD, Row, SHORT_THREADS, SHORT_VECTORS,
+};
+use crate::indexer::visible;
+
+/// Scores of a thread of a long row: as many as there may be.
+const MANY: usize = 4 * LONG_VECTORS;
+
+/// Lists the largest scores of each row of at most 2048 columns.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of one block of [`SHORT_THREADS`] a
+/// row /// call it.
+#[inline(always)]
+pub unsafe fn select_short(
+    scores: Global<f32>,
+    lengths: Global<i32>,
+    selected: GlobalMut<i32>,
+    params: TopkSelectParams,
+) {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        lengths.have_address(u64::from(thread::block_idx_x()));
+        Short::of_row(scores, selected, params).short(|row| length(lengths, row));
+    }
+}
+
+/// Lists the largest scores of each row.
+///
+/// # Safety
+/// As [`select_short`], with [`LONG_THREADS`].
+#[inline(always)]
+pub unsafe fn select_long(
+    scores: Global<f32>,
+    maxima: Global<f32>,
+    lengths: Global<i32>,
+    selected: GlobalMut<i32>,
+    params: TopkSelectParams,
+) {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        lengths.have_address(u64::from(thread::block_idx_x()));
+        Long::of_row(scores, selected, params).long(maxima, |row| length(lengths, row));
+    }
+}
+
+/// Lists the entries of the largest scores of each query, from rows of at most 2048 columns.
+///
+/// # Safety
+/// As [`select_short`], for one block a query.
+#[inline(always)]
+pub unsafe fn select_entries_short(
+    scores: Global<f32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    selected: GlobalMut<i32>,
+    params: IndexTopkParams,
+) {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let token = u64::from(params.first + thread::block_idx_x());
+        token_position.have_address(token);
+        token_slot.have_address(token);
+        let seen = |row| seen(token_position, token_slot, params, row);
+        Short::of_query(scores, selected, params).short(seen);
+    }
+}
+
+/// Lists the entries of the largest scores of each query.
+///
+/// # Safety
+/// As [`select_long`], for one block a query.
+#[inline(always)]
+pub unsafe fn select_entries_long(
+    scores: Global<f32>,
+    maxima: Global<f32>,
+    token_position: Global<i32>,
+    token_slot: Global<i32>,
+    selected: GlobalMut<i32>,
+    params: IndexTopkParams,
+) {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let token = u64::from(params.first + thread::block_idx_x());
+        token_position.have_address(token);
+        token_slot.have_address(token);
+        let seen = |row| seen(token_position, token_slot, params, row);
+        Long::of_query(scores, selected, params).long(maxima, seen);
+    }
+}
+
+/// How many scores of a row are in use, and whether all of them are listed as they stand.
+#[derive(Clone, Copy)]
+struct Use {
+    length: u32,
+    all: bool,
+}
+
+/// # Safety
+/// The row exists.
+#[inline(always)]
+unsafe fn length<const THREADS: u32>(lengths: Global<i32>, row: Row<THREADS>) -> Use {
+    // SAFETY: by this function's own contract.
+    let length = unsafe { lengths.load(u64::from(row.number)) };
+    Use { length: (length.max(0) as u32).min(row.columns), all: false }
+}
+
+/// # Safety
+/// The query exists.
+#[inline(always)]
+unsafe fn seen<const THREADS: u32>(
+    position: Global<i32>,
+    slot: Global<i32>,
+    IndexTopkParams { first, k, .. }: IndexTopkParams,
+    row: Row<THREADS>,
+) -> Use {
+    // SAFETY: by this function's own contract.
+    let seen = unsafe { visible(position, slot, u64::from(first + row.number)) };
+    let seen = seen.map_or(0, |(_, seen)| seen);
+    Use { length: seen.min(row.columns), all: seen <= k }
+}
+
+/// That of a row that a block holds.
+type Short = Selection<SHORT_THREADS, { 2048 / SHORT_THREADS as usize }>;
+/// That of any row.
+type Long = Selection<LONG_THREADS, 4>;
+
+impl Short {
+    /// # Safety
+    /// All threads of the block call it together; the row has at most 2048 columns.
+    #[inline(always)]
+    unsafe fn short(mut self, in_use: impl FnOnce(Row<SHORT_THREADS>) -> Use) {
+        // SAFETY: branches are the block's. What is fetched before its use is known is memory of the row;
+        // nothing branches before a barrier, which would fetch it only then.
+        unsafe {
+            let memory = SelectMemory::new();
+            self.row.begin_fetch();
+            memory.begin(self.cleared());
+            let fetched = self.row.fetch::<SHORT_VECTORS>();
+            let Use { length, all } = in_use(self.row);
+            self.row.length = length;
+            let held: Held<{ 4 * SHORT_VECTORS }> = self.row.hold(fetched);
+            let bins = between(memory, held);
+            if all {
+                return self.list_all();
+            }
+            if !self.order(memory, held, bins) {
+                self.search(memory);
+            }
+        }
+    }
+}
+
+impl Long {
+    /// # Safety
+    /// All threads of the block call it together.
+    #[inline(always)]
+    unsafe fn long(mut self, maxima: Global<f32>, in_use: impl FnOnce(Row<LONG_THREADS>) -> Use) {
+        // SAFETY: as above.
+        unsafe {
+            let memory = SelectMemory::new();
+            self.row.begin_fetch_groups(maxima);
+            memory.begin(0);
+            let fetched = self.row.fetch_groups(maxima);
+            let Use { length, all } = in_use(self.row);
+            thread::sync_threads();
+            self.row.length = length;
+            if all {
+                return self.list_all();
+            }
+            if !self.order_long(memory, fetched) {
+                self.search(memory);
+            }
+        }
+    }
+
+    /// As [`Self::order`], of the row, the largest of whose groups are `maxima`.
+    ///
+    /// # Safety
+    /// All threads of the block call it together.
+    #[inline(always)]
+    unsafe fn order_long(
+        self,
+        memory: SelectMemory<LONG_THREADS, 4>,
+        maxima: [u32; HELD_GROUPS],
+    ) -> bool {
+        let SelectMemory { bins, candidates, groups, counters, .. } = memory;
+        let finder = Finder { row: self.row, k: self.k, bins, candidates, groups, counters };
+        // SAFETY: by this function's own contract; branches are the block's.
+        unsafe {
+            if self.row.length <= MAX_HELD {
+                let held: Held<MANY> = self.row.hold(self.row.fetch::<LONG_VECTORS>());
+                memory.list.clear(self.cleared());
+                return self.order(memory, held, between(memory, held));
+            }
+            let found = finder.find(maxima);
+            memory.list.clear(self.cleared());
+            match found {
+                Some((count, bins)) if count <= LONG_THREADS => {
+                    self.order(memory, finder.held::<1>(count), bins)
+                }
+                Some((count, bins)) if count <= 2 * LONG_THREADS => {
+                    self.order(memory, finder.held::<2>(count), bins)
+                }
+                Some((count, bins)) => self.order(memory, finder.held::<MANY>(count), bins),
+                None => false,
+            }
+        }
+    }
+}
