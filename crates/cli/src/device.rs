@@ -6,6 +6,7 @@ use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize};
 
 use crate::error::InputError;
+use crate::output;
 
 /// What CUDA rounds an allocation up to.
 const ALLOCATION: u64 = 2 << 20;
@@ -49,7 +50,9 @@ impl DeviceChoice {
             Self::Cuda => open().map(Some).map_err(InputError::NoCuda),
             Self::Auto => Ok(open()
                 .inspect_err(|error| {
-                    eprintln!("note: running on the CPU, as there is no usable GPU: {error}");
+                    output::note(format_args!(
+                        "note: running on the CPU, as there is no usable GPU: {error}"
+                    ));
                 })
                 .ok()),
         }

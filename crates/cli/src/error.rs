@@ -1,4 +1,4 @@
-//! Refusals that the user can put right; they end the program with exit code 2.
+//! Input that is refused, which the user can put right: exit code 2.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use dsv4_kv::KvError;
 use dsv4_kv::device::DeviceError;
 use dsv4_kv::kv_layout::config::{ConfigError, ModelConfig};
 
-use dsv4_kv_cli::trace::TraceError;
+use dsv4_kv_cli::trace::{TooLong, TraceError};
 
 /// What is wrong with the input.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +15,14 @@ pub enum InputError {
     /// A trace that cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// A request that `--shrink` makes too long.
+    #[error("--shrink: request {request} of the load: {source}")]
+    Shrink {
+        /// Its place in the load, counted from 1.
+        request: usize,
+        /// Its lengths.
+        source: TooLong,
+    },
     /// Neither a preset nor a file.
     #[error(
         "unknown model `{name}`: give one of {}, or the path of a config.json",
@@ -31,6 +39,14 @@ pub enum InputError {
         path: PathBuf,
         /// Why it cannot be read.
         source: std::io::Error,
+    },
+    /// A model file that is no `config.json`.
+    #[error("{}: it has more than {limit} bytes; give a checkpoint's config.json", path.display())]
+    ModelFileSize {
+        /// The file.
+        path: PathBuf,
+        /// Most bytes that are read.
+        limit: u64,
     },
     /// A model file of another kind of model.
     #[error("{}: {source}", path.display())]
@@ -69,12 +85,12 @@ pub enum InputError {
     /// Verification without anything to verify.
     #[error("--verify needs --execute full: bookkeeping stores no rows")]
     NothingToVerify,
-    /// A report that cannot be written.
-    #[error("{}: {source}", path.display())]
+    /// A report that cannot be opened.
+    #[error("--report {}: {source}", path.display())]
     Report {
         /// The file.
         path: PathBuf,
-        /// Why it cannot be written.
+        /// Why it cannot be opened.
         source: std::io::Error,
     },
 }

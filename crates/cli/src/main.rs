@@ -1,12 +1,13 @@
-//! `dsv4-kv`: programs around the KV cache library.
-//!
-//! Exit codes: 0 = done; 1 = the cache was found wrong, or a device failed; 2 = the input was
-//! refused (a bad option, trace line or model, or a cache that does not fit).
+//! `dsv4-kv`: programs around the KV cache library. Exit codes: [`outcome::EXIT_CODES`].
 
 mod bench;
 mod device;
 mod error;
+mod interrupt;
 mod model;
+mod options;
+mod outcome;
+mod output;
 mod plan;
 mod replay;
 
@@ -18,7 +19,7 @@ use crate::error::InputError;
 
 /// The KV cache of a DeepSeek-V4 server, on a GPU or on the CPU.
 #[derive(Parser)]
-#[command(name = "dsv4-kv", version)]
+#[command(name = "dsv4-kv", version, after_help = outcome::EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -31,27 +32,28 @@ enum Command {
     Replay(Box<replay::ReplayArgs>),
 }
 
-/// What a command that ran to its end found.
-enum Verdict {
-    /// Nothing wrong.
-    Passed,
-    /// The cache did not hold what it should.
-    Failed,
-}
-
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = match Cli::try_parse() {
+        Ok(Cli { command }) => command,
+        Err(refusal) if refusal.use_stderr() => {
+            let _ = refusal.print();
+            return ExitCode::from(2);
+        }
+        // `--help` and `--version`.
+        Err(text) => return output::check(text.print()).map_or_else(fail, |()| ExitCode::SUCCESS),
+    };
+    let outcome = match command {
         Command::Bench(args) => bench::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Replay(args) => replay::run(&args),
     };
-    match result {
-        Ok(Verdict::Passed) => ExitCode::SUCCESS,
-        Ok(Verdict::Failed) => ExitCode::FAILURE,
-        Err(error) => {
-            // Without the chain of sources: every error here names its cause in its own message.
-            eprintln!("error: {error}");
-            if error.is::<InputError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
-        }
-    }
+    outcome.map_or_else(fail, ExitCode::from)
+}
+
+/// Says what went wrong: exit code 2 if the input was refused, else 1.
+fn fail(error: impl Into<anyhow::Error>) -> ExitCode {
+    let error = error.into();
+    // Without the chain of sources: every error here names its cause in its own message.
+    output::note(format_args!("error: {error}"));
+    if error.is::<InputError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }

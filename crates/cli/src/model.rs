@@ -1,10 +1,15 @@
 //! Models by name or by file.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use dsv4_kv::kv_layout::config::ModelConfig;
 
 use crate::error::InputError;
+
+/// Most bytes of a `config.json`.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// The model called `name`, or described by the `config.json` of that path.
 pub fn resolve(name: &str) -> Result<ModelConfig, InputError> {
@@ -15,8 +20,13 @@ pub fn resolve(name: &str) -> Result<ModelConfig, InputError> {
     if !path.is_file() && path.extension().is_none() {
         return Err(InputError::UnknownModel { name: name.into() });
     }
-    let json = std::fs::read_to_string(path)
+    let mut json = String::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_CONFIG_BYTES + 1).read_to_string(&mut json))
         .map_err(|source| InputError::ModelFile { path: path.into(), source })?;
+    if json.len() as u64 > MAX_CONFIG_BYTES {
+        return Err(InputError::ModelFileSize { path: path.into(), limit: MAX_CONFIG_BYTES });
+    }
     ModelConfig::from_json(&json)
         .map_err(|source| InputError::ModelConfig { path: path.into(), source })
 }

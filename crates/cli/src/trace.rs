@@ -7,10 +7,12 @@
 //! | `output_length` | tokens | at least 1 |
 //! | `hash_ids` | one per 512 input tokens | may be absent; counted, not used |
 //!
+//! A line has at most [`MAX_LINE_BYTES`], a trace that is read whole at most [`MAX_REQUESTS`].
+//!
 //! Source: github.com/kvcache-ai/Mooncake, `FAST25-release/traces`.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Lines};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -36,16 +38,36 @@ impl Arrival {
 
     /// The same request in a load `factor` times smaller that arrives `speed` times faster: both
     /// lengths and the time are divided by `factor`, so that as many requests run at once.
-    #[must_use]
-    pub fn shrunk(self, factor: f64, speed: f64) -> Self {
+    ///
+    /// # Errors
+    /// [`TooLong`] if its lengths together then pass [`u32::MAX`]; only a `factor` below 1 can do that.
+    pub fn shrunk(self, factor: f64, speed: f64) -> Result<Self, TooLong> {
+        // Saturates, as the sum then does not.
         let length = |tokens: u32| (f64::from(tokens) / factor).ceil() as u32;
-        Self {
-            at_ms: self.at_ms / factor / speed,
-            input: length(self.input),
-            output: length(self.output),
+        let (input, output) = (length(self.input), length(self.output));
+        if input.checked_add(output).is_none() {
+            return Err(TooLong { input: self.input, output: self.output, factor });
         }
+        Ok(Self { at_ms: self.at_ms / factor / speed, input, output })
     }
 }
+
+/// A request that is too long once its lengths are divided.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "input_length {input} and output_length {output}, divided by {factor}, pass {} together",
+    u32::MAX
+)]
+pub struct TooLong {
+    input: u32,
+    output: u32,
+    factor: f64,
+}
+
+/// Most bytes of a line, its end not counted.
+pub const MAX_LINE_BYTES: usize = 1 << 20;
+/// Most requests of a load.
+pub const MAX_REQUESTS: u32 = 1_000_000;
 
 /// Input tokens that one element of `hash_ids` stands for.
 const HASH_TOKENS: u32 = 512;
@@ -76,6 +98,12 @@ enum Problem {
     Backwards { now: u64, last: u64 },
     #[error("hash_ids has {found} elements; {input} input tokens make {expected} of 512 tokens")]
     HashCount { found: usize, expected: u32, input: u32 },
+    #[error("the line is longer than {MAX_LINE_BYTES} bytes; a trace has one JSON object a line")]
+    LongLine,
+    #[error(
+        "the trace has more than {MAX_REQUESTS} requests; replay its first ones with --requests"
+    )]
+    ManyRequests,
     #[error("the trace has no requests")]
     Empty,
 }
@@ -99,7 +127,9 @@ struct Line {
 /// The requests of a trace, in order; times count from the first.
 pub struct TraceReader<R = BufReader<File>> {
     path: PathBuf,
-    lines: Lines<R>,
+    from: R,
+    /// The line being read.
+    text: Vec<u8>,
     line: u64,
     first: Option<u64>,
     last: u64,
@@ -120,23 +150,44 @@ impl TraceReader {
 impl<R: BufRead> TraceReader<R> {
     /// A trace from anywhere; `path` names it in errors.
     pub fn new(path: &Path, from: R) -> Self {
-        Self { path: path.into(), lines: from.lines(), line: 0, first: None, last: 0 }
+        Self { path: path.into(), from, text: Vec::new(), line: 0, first: None, last: 0 }
     }
 
-    /// At most `limit` requests; at least one.
+    /// The first `limit` requests, or all if there are fewer; at least one.
     ///
     /// # Errors
-    /// [`TraceError`] of the first line that is no request, or if there is none at all.
+    /// [`TraceError`] of the first line that is no request, if there is none at all, or if there are
+    /// more than [`MAX_REQUESTS`] within `limit`.
     pub fn read(mut self, limit: usize) -> Result<Vec<Arrival>, TraceError> {
-        let arrivals = self.by_ref().take(limit).collect::<Result<Vec<_>, _>>()?;
-        if arrivals.is_empty() {
-            return Err(TraceError { path: self.path, line: self.line, problem: Problem::Empty });
-        }
-        Ok(arrivals)
+        let most = limit.min(MAX_REQUESTS as usize + 1);
+        let arrivals = self.by_ref().take(most).collect::<Result<Vec<_>, _>>()?;
+        let problem = match arrivals.len() {
+            0 => Problem::Empty,
+            requests if requests > MAX_REQUESTS as usize => Problem::ManyRequests,
+            _ => return Ok(arrivals),
+        };
+        Err(self.located(problem))
     }
 
-    fn parse(&mut self, text: io::Result<String>) -> Result<Arrival, Problem> {
-        let line: Line = serde_json::from_str(&text?)?;
+    /// Reads the next line; whether there is one.
+    fn read_line(&mut self) -> Result<bool, Problem> {
+        self.text.clear();
+        let longest = MAX_LINE_BYTES as u64 + 1;
+        if self.from.by_ref().take(longest).read_until(b'\n', &mut self.text)? == 0 {
+            return Ok(false);
+        }
+        if self.text.last() == Some(&b'\n') {
+            self.text.pop();
+        }
+        if self.text.len() > MAX_LINE_BYTES { Err(Problem::LongLine) } else { Ok(true) }
+    }
+
+    fn located(&self, problem: Problem) -> TraceError {
+        TraceError { path: self.path.clone(), line: self.line, problem }
+    }
+
+    fn parse(&mut self) -> Result<Arrival, Problem> {
+        let line: Line = serde_json::from_slice(&self.text)?;
         let (input, output) = (line.input_length, line.output_length);
         for (field, length) in [("input_length", input), ("output_length", output)] {
             if length == 0 {
@@ -162,11 +213,12 @@ impl<R: BufRead> Iterator for TraceReader<R> {
     type Item = Result<Arrival, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let text = self.lines.next()?;
+        let read = self.read_line();
+        if let Ok(false) = read {
+            return None;
+        }
         self.line += 1;
-        let arrival = self.parse(text);
-        let located = |problem| TraceError { path: self.path.clone(), line: self.line, problem };
-        Some(arrival.map_err(located))
+        Some(read.and_then(|_| self.parse()).map_err(|problem| self.located(problem)))
     }
 }
 
@@ -228,6 +280,26 @@ mod tests {
     }
 
     #[test]
+    fn a_line_of_the_longest_length_is_read_and_a_longer_one_is_not() {
+        let padded = |bytes: usize| format!("{GOOD}{}", " ".repeat(bytes - GOOD.len()));
+        for end in ["", "\n", "\r\n"] {
+            let longest = padded(MAX_LINE_BYTES - end.len().saturating_sub(1)) + end;
+            assert_eq!(read(&[&longest]).map(|requests| requests.len()), Ok(1));
+        }
+        let error = read(&[GOOD, &padded(MAX_LINE_BYTES + 1)]).unwrap_err();
+        assert!(
+            error.starts_with(":2: ") && error.contains("longer than 1048576 bytes"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_an_error() {
+        let trace = TraceReader::new(Path::new("t"), &b"{\"timestamp\": \xff}"[..]);
+        assert!(trace.read(1).is_err_and(|error| error.to_string().starts_with("t:1: column")));
+    }
+
+    #[test]
     fn an_empty_trace_and_a_missing_file_are_errors() {
         assert!(read(&[]).unwrap_err().contains("no requests"));
         let missing = TraceReader::open(Path::new("no/such/trace.jsonl"));
@@ -238,6 +310,21 @@ mod tests {
     fn shrinking_divides_lengths_and_times_and_leaves_at_least_a_token() {
         let arrival = Arrival { at_ms: 640.0, input: 129, output: 3 };
         let expected = Arrival { at_ms: 5.0, input: 3, output: 1 };
-        assert_eq!(arrival.shrunk(64.0, 2.0), expected);
+        assert_eq!(arrival.shrunk(64.0, 2.0), Ok(expected));
+    }
+
+    #[test]
+    fn a_request_that_grows_too_long_is_an_error() {
+        let arrival = Arrival { at_ms: 0.0, input: 3_000_000_000, output: 5 };
+        let message = arrival.shrunk(0.5, 1.0).expect_err("6 billion tokens").to_string();
+        let expected =
+            "input_length 3000000000 and output_length 5, divided by 0.5, pass 4294967295";
+        assert!(message.starts_with(expected), "{message}");
+        let half = Arrival { at_ms: 0.0, input: u32::MAX / 2, output: 1 };
+        assert_eq!(
+            half.shrunk(0.5, 1.0).map(|a| a.input),
+            Err(TooLong { input: half.input, output: 1, factor: 0.5 })
+        );
+        assert_eq!(half.shrunk(1.0, 1.0), Ok(half));
     }
 }

@@ -150,7 +150,7 @@ fn a_model_that_does_not_fit_is_told_with_the_sizes() {
 #[test]
 fn options_that_make_no_sense_are_refused() {
     let cases = [
-        ("--time-scale 0", "a finite number above 0"),
+        ("--time-scale 0", "a number from 0.000001 to 1000000"),
         ("--gpu-mem lots", "--gpu-mem"),
         ("--execute bookkeeping --verify 1", "--verify needs --execute full"),
         ("--execute bookkeeping --token-budget 0", "--token-budget"),

@@ -50,8 +50,11 @@ pub fn trace(bytes: &[u8]) {
             assert!(requests.is_sorted_by(|a, b| a.at_ms <= b.at_ms));
             for request in requests {
                 assert!(request.cached_tokens() >= request.input);
-                let small = request.shrunk(64.0, 2.0);
+                let small = request.shrunk(64.0, 2.0).expect("it does not grow");
                 assert!(small.input > 0 && small.output > 0);
+                if let Ok(large) = request.shrunk(0.5, 2.0) {
+                    assert_eq!(large.cached_tokens(), 2 * (request.input + request.output) - 1);
+                }
             }
         }
         Err(error) => assert!(error.to_string().starts_with("fuzz.jsonl:")),

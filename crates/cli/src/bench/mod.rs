@@ -13,8 +13,9 @@ mod inputs;
 mod router;
 mod swa;
 
+use std::fmt;
 use std::ops::RangeInclusive;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -23,8 +24,9 @@ use dsv4_kv::device::{Buffer, CudaDevice, CudaOptions, Device, Graph};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::Verdict;
 use crate::error::InputError;
+use crate::outcome::{EXIT_CODES, Outcome};
+use crate::output;
 
 /// Bytes that the nodes of a graph touch together: several times the L2 of an H200.
 const ROTATION_BYTES: u64 = 400 << 20;
@@ -36,14 +38,22 @@ const NODES: RangeInclusive<u64> = 20..=200;
 /// Replays that are timed, after as many that warm up.
 const REPLAYS: usize = 50;
 
-/// Measures kernels on a GPU by graph replay, each beside a copy of the same bytes.
+/// Measures kernels on a GPU, each beside a device-to-device copy of the same bytes.
+///
+/// A row is one kernel at one size. A CUDA graph holds 20 to 200 of its launches, each on memory of its
+/// own, 400 MiB together where 200 launches touch as much, so that none finds its data in the L2 cache;
+/// where they touch less, the cache is flushed before each replay. `us` is the median of 50 replays,
+/// after 50 to warm up, by CUDA events, over the number of launches. `MB` is what a launch must move:
+/// every input read once, every output written once. `copy us` is a copy that moves as many bytes, half
+/// read and half written, measured the same way; `of copy` is its time over the kernel's.
 #[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
 pub struct BenchArgs {
     /// What to measure.
     #[arg(value_enum, default_value_t = Suite::All)]
     suite: Suite,
 
-    /// Print the result as JSON and nothing else.
+    /// Print device, date (UTC) and rows as JSON instead of a table.
     #[arg(long)]
     json: bool,
 }
@@ -70,6 +80,8 @@ enum Suite {
 struct Report {
     /// The GPU.
     device: String,
+    /// When it was measured: UTC, as in `2026-01-31T12:00:00Z`.
+    date: String,
     /// The command's cases.
     measurements: Vec<Measurement>,
 }
@@ -94,7 +106,7 @@ struct Measurement {
 }
 
 /// Runs the command.
-pub fn run(args: &BenchArgs) -> Result<Verdict> {
+pub fn run(args: &BenchArgs) -> Result<Outcome> {
     let device = CudaDevice::new(CudaOptions::default()).map_err(InputError::NoCuda)?;
     let progress = ProgressBar::new_spinner();
     progress.enable_steady_tick(Duration::from_millis(100));
@@ -116,31 +128,34 @@ pub fn run(args: &BenchArgs) -> Result<Verdict> {
         measurements.extend(indexer::measure(&device, &progress)?);
     }
     progress.finish_and_clear();
-    let report = Report { device: device.info().name.clone(), measurements };
+    let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let report = Report { device: device.info().name.clone(), date, measurements };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        output::print(serde_json::to_string_pretty(&report)?)?;
     } else {
-        print_table(&report);
+        output::print(report)?;
     }
-    Ok(Verdict::Passed)
+    Ok(Outcome::Passed)
 }
 
-fn print_table(report: &Report) {
-    let mut table = Table::new();
-    table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
-    table.set_header(["kernel", "size", "MB", "us", "GB/s", "copy us", "of copy"]);
-    for case in &report.measurements {
-        table.add_row([
-            case.kernel.clone(),
-            case.size.clone(),
-            format!("{:.2}", case.bytes as f64 / 1e6),
-            format!("{:.2}", case.microseconds),
-            format!("{:.0}", case.gigabytes_per_second),
-            format!("{:.2}", case.copy_microseconds),
-            format!("{:.0} %", 100.0 * case.copy_microseconds / case.microseconds),
-        ]);
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new();
+        table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
+        table.set_header(["kernel", "size", "MB", "us", "GB/s", "copy us", "of copy"]);
+        for case in &self.measurements {
+            table.add_row([
+                case.kernel.clone(),
+                case.size.clone(),
+                format!("{:.2}", case.bytes as f64 / 1e6),
+                format!("{:.2}", case.microseconds),
+                format!("{:.0}", case.gigabytes_per_second),
+                format!("{:.2}", case.copy_microseconds),
+                format!("{:.0} %", 100.0 * case.copy_microseconds / case.microseconds),
+            ]);
+        }
+        write!(f, "{}, {}, graph replay over rotated buffers\n{table}", self.device, self.date)
     }
-    println!("{}, graph replay over rotated buffers\n{table}", report.device);
 }
 
 /// Nodes of a graph whose launches move `bytes` each.

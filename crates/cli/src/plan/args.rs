@@ -7,31 +7,37 @@ use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 
+use crate::options::size;
+use crate::outcome::EXIT_CODES;
+
 /// Plans a cache: what its slots, blocks and tokens cost, and how many requests fit at once.
 ///
 /// Slots and blocks share the memory. Without `--max-requests` they are chosen so that the most
 /// requests of `--context` tokens fit. The numbers are exact: as many requests are admitted, and the
 /// next is refused.
 #[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
 pub struct PlanArgs {
     /// flash, pro, tiny, or the path of a checkpoint's config.json.
     #[arg(long, value_name = "NAME|FILE")]
     pub model: String,
 
-    /// Memory of the cache, as in 180GiB: what weights, activations and graphs leave of the GPU's.
-    #[arg(long, value_name = "SIZE")]
+    /// Memory of the cache, as in 180GiB, at most 1PiB: what weights, activations and graphs leave of
+    /// the GPU's.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub gpu_mem: ByteSize,
 
-    /// Longest request, in tokens: prompt, answer, and drafts past its end if there are any.
-    /// [default: the model's longest context]
+    /// Longest request, in tokens, 1 to the model's longest context: prompt, output, and drafts past
+    /// its end if there are any. [default: the model's longest context]
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<u32>,
 
-    /// Draft tokens of a verify step that may be rejected.
+    /// Draft tokens a request that one step verifies and may reject, 0 to 127.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_draft: u32,
 
-    /// Format of the main rows.
+    /// Format of window rows and compressed entries: E4M3 with one scale a group of 64 channels (ue8m0),
+    /// or with one a row (f32).
     #[arg(long, value_name = "FORMAT", default_value = MainFormat::default().name(), value_parser = named(MainFormat::ALL.map(|format| (format.name(), format))))]
     pub main_format: MainFormat,
 
@@ -39,16 +45,17 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FORMAT", default_value = IndexFormat::default().name(), value_parser = named(IndexFormat::ALL.map(|format| (format.name(), format))))]
     pub index_format: IndexFormat,
 
-    /// Request slots, whatever fits beside them. [default: those that let most requests fit]
+    /// Requests that run at once, 1 to 65536, whether or not their blocks fit.
+    /// [default: as many as let most requests of --context tokens fit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
     pub max_requests: Option<u32>,
 
-    /// Queries that the CSA layers' indexer scores at once; longer chunks are taken in parts. Its
-    /// workspace is the server's, and comes out of `--gpu-mem`.
+    /// Queries that the CSA layers' indexer scores at once, 1 to 65535; more are scored in several
+    /// batches. Its workspace is taken from --gpu-mem.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(u16::MAX)))]
     pub indexer_queries: u32,
 
-    /// Print the result as JSON and nothing else.
+    /// Print the result as JSON instead of tables.
     #[arg(long)]
     pub json: bool,
 }

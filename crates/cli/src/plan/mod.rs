@@ -15,21 +15,21 @@ use dsv4_kv::{CacheConfig, capacity};
 
 pub use args::PlanArgs;
 
-use crate::Verdict;
 use crate::error::InputError;
-use crate::{device, model};
+use crate::outcome::Outcome;
+use crate::{device, model, output};
 use report::Report;
 
 /// Runs the command and prints its result.
-pub fn run(args: &PlanArgs) -> Result<Verdict> {
+pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let model = model::resolve(&args.model)?;
     let report = planned(args, model)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        output::print(serde_json::to_string_pretty(&report)?)?;
     } else {
-        print!("{report}");
+        output::print(report)?;
     }
-    Ok(Verdict::Passed)
+    Ok(Outcome::Passed)
 }
 
 /// The plan that the options ask for.

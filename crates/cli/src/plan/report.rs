@@ -143,7 +143,7 @@ impl fmt::Display for Report {
         writeln!(f, "{}: {main} rows, {index} keys, {max_draft} drafts\n", model.name)?;
         writeln!(f, "{}\n\n{}\n", self.layer_table(), self.total_table())?;
         writeln!(f, "Requests that fit at once, as planned and if planned for their length:\n")?;
-        writeln!(f, "{}", self.length_table())
+        write!(f, "{}", self.length_table())
     }
 }
 

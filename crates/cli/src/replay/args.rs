@@ -5,24 +5,33 @@ use std::path::PathBuf;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use dsv4_kv::CacheConfig;
+use dsv4_kv_cli::trace::MAX_REQUESTS;
 
 use crate::device::DeviceChoice;
+use crate::options::{number, size};
+use crate::outcome::EXIT_CODES;
 
 /// Replays a load of requests through the cache: continuous batching, chunked prefill.
 ///
-/// Every step allocates for its requests and runs the cache's kernels of every layer on synthetic
-/// KV rows and projections: windows are gathered, compressors write entries and indexer keys, the
-/// new rows go to the window, and compressed entries are gathered: in a CSA layer the `index_topk`
-/// that its indexer picks, in an HCA layer all that a query sees. On a GPU every query gathers
-/// entries, on the CPU the last 16 of each request in the step.
+/// Every step allocates blocks for its requests and runs the cache's kernels of every layer on
+/// random KV rows and projections: windows are gathered, compressors write entries and indexer keys,
+/// the new rows go to the window, and compressed entries are gathered: in a CSA layer the
+/// `index_topk` that its indexer picks, in an HCA layer all that a query sees. On a GPU every query
+/// gathers entries, on the CPU the last 16 of each request in the step.
 ///
-/// The cache is made for the longest request of the load.
+/// The cache is made for the longest request of the load, or for the model's longest context if that
+/// is shorter; requests that can never fit are counted as rejected.
 ///
 /// Time is virtual: a step takes `--step-ms`, or longer if it has more tokens than `--token-rate`
 /// allows.
+///
+/// Ctrl-C ends the replay after the running step: table, JSON and report are of the steps until then.
+/// A second one ends the program at once.
 #[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
 pub struct ReplayArgs {
-    /// Mooncake-format JSONL: timestamp (ms), input_length, output_length, hash_ids.
+    /// Trace in Mooncake format, one JSON object a line: timestamp (ms), input_length, output_length
+    /// (tokens), hash_ids. At most 1 MiB a line and 1000000 requests.
     /// [default: a synthetic conversation-like load]
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -36,66 +45,68 @@ pub struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
 
-    /// Memory of the cache and the replay's buffers, as in 64GiB.
+    /// Memory of the cache and of the replay's own buffers, as in 64GiB; at most 1PiB.
     /// [default: 90 % of what is free on a GPU, 8 GiB on the CPU, 64 GiB for bookkeeping]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub gpu_mem: Option<ByteSize>,
 
-    /// Requests to replay: the first of the trace, or as many synthetic ones.
-    /// [default: the whole trace; 128 synthetic ones, 1024 for bookkeeping, 16 on the CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Requests to replay, 1 to 1000000: the first of the trace, or as many synthetic ones.
+    /// [default: the whole trace; of the synthetic load 128, 1024 for bookkeeping, 16 on the CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
     pub requests: Option<u32>,
 
-    /// Requests arrive this many times faster.
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
+    /// Arrivals are this many times faster, 0.000001 to 1000000.
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = number(1e-6..=1e6))]
     pub time_scale: f64,
 
-    /// Lengths and times between arrivals are divided by this.
+    /// Lengths and times between arrivals are divided by this, 0.001 to 1000000.
     /// [default: 64 for the synthetic load on the CPU, else 1]
-    #[arg(long, value_name = "X", value_parser = positive)]
+    #[arg(long, value_name = "X", value_parser = number(1e-3..=1e6))]
     pub shrink: Option<f64>,
 
-    /// Run the kernels, or the allocator and planner alone.
+    /// Run the kernels, or the block allocator and the step planner alone.
     #[arg(long, value_enum, default_value_t = Execution::Full)]
     pub execute: Execution,
 
-    /// Requests, sampled at random, that are compared with the reference: window rows, entries and
-    /// indexer keys, recomputed from their tokens, and, of one query a step, what it gathers in every
-    /// layer and, in one, the list that the indexer picks.
+    /// Requests, sampled at random, that are compared with the reference, 0 to 64: window rows,
+    /// entries and indexer keys, recomputed from their tokens, and, of one query a step, what it
+    /// gathers in every layer and, in one, the list that the indexer picks.
     /// [default: 4; 0 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub verify: Option<u32>,
 
-    /// Memory of the indexer's workspace; a chunk of queries that does not fit is taken in parts.
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize::mib(16))]
+    /// Memory of the indexer's workspace, as in 16MiB, at most 1PiB; queries that do not fit into it
+    /// at once are scored in several batches.
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize::mib(16), value_parser = size)]
     pub indexer_memory: ByteSize,
 
-    /// Requests that run at once.
+    /// Requests that run at once, 1 to 65536.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
     pub max_requests: u32,
 
-    /// Most tokens of a step.
+    /// Most tokens of a step, 1 to 1048576.
     /// [default: 8192, 256 on the CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub token_budget: Option<u32>,
 
-    /// Least virtual time of a step, in milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 33.0, value_parser = positive)]
+    /// Least virtual time of a step, in milliseconds, 0.001 to 3600000.
+    #[arg(long, value_name = "MS", default_value_t = 33.0, value_parser = number(1e-3..=3.6e6))]
     pub step_ms: f64,
 
-    /// Most tokens in a second of virtual time.
-    #[arg(long, value_name = "N", default_value_t = 8192.0, value_parser = positive)]
+    /// Most tokens in a second of virtual time, 0.001 to 1000000000000.
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192.0, value_parser = number(1e-3..=1e12))]
     pub token_rate: f64,
 
-    /// Seed of the synthetic load, of the cache's input and of the sample.
+    /// Seed of the synthetic load, of the cache's input and of the sample to verify, 0 to 2^64 - 1.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
-    /// Print the result as JSON and nothing else.
+    /// Print the result as JSON instead of a table.
     #[arg(long)]
     pub json: bool,
 
-    /// Write an HTML page with plots of occupancy and batch over time.
+    /// Write an HTML page with plots of occupancy, batch and planning time; the file is opened before
+    /// the replay begins.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
@@ -103,17 +114,8 @@ pub struct ReplayArgs {
 /// What a step does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Execution {
-    /// Allocates, plans, and runs the kernels of every layer.
+    /// Allocator, planner, and the kernels of every layer.
     Full,
-    /// Allocates and plans; there is no device.
+    /// Allocator and planner; no device is used.
     Bookkeeping,
-}
-
-/// A number above zero.
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
-        Ok(_) => Err("it must be a finite number above 0".into()),
-        Err(error) => Err(error.to_string()),
-    }
 }

@@ -7,30 +7,17 @@ use indicatif::ProgressBar;
 use super::clock::Clock;
 use super::execute::{Execute, KernelWork};
 use super::scheduler::{Job, Limits, Part, Scheduler};
+use super::timeline::{Sample, Timeline};
+use crate::interrupt::Interrupt;
 use dsv4_kv_cli::trace::Arrival;
-
-/// One step, as it is plotted and summed up.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sample {
-    /// Virtual time after the step, in milliseconds.
-    pub at_ms: f64,
-    /// Blocks in use during the step.
-    pub blocks: u32,
-    /// Requests that run.
-    pub requests: u32,
-    /// Prompt tokens of the step.
-    pub prefill: u32,
-    /// Generated tokens of the step.
-    pub decode: u32,
-    /// Time of `prepare_forward`, in microseconds.
-    pub prepare_us: f32,
-}
 
 /// What a replay was.
 #[derive(Debug)]
 pub struct Replayed {
-    /// Every step.
-    pub samples: Vec<Sample>,
+    /// Its steps.
+    pub timeline: Timeline,
+    /// Whether it ended before its load did.
+    pub interrupted: bool,
     /// Requests that ran to their end.
     pub finished: u64,
     /// Requests that had to wait for a slot or for blocks.
@@ -41,21 +28,26 @@ pub struct Replayed {
     pub work: KernelWork,
 }
 
-/// Replays `load` through `cache`.
+/// Replays `load` through `cache`, to its end or until `interrupt` is requested.
 pub fn drive<E: Execute>(
     mut cache: E,
     load: &[Arrival],
     limits: Limits,
     mut clock: Clock,
     progress: &ProgressBar,
+    interrupt: &Interrupt,
 ) -> Result<Replayed> {
     let mut scheduler = Scheduler::new(limits);
     let mut ids: Vec<Option<RequestId>> = vec![None; load.len()];
-    let (mut parts, mut step, mut samples) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut parts, mut step, mut timeline) = (Vec::new(), Vec::new(), Timeline::default());
     let mut arrivals = load.iter().enumerate().peekable();
     let mut finished = Vec::new();
-    let mut count = 0;
+    let (mut count, mut interrupted) = (0, false);
     loop {
+        if interrupt.is_requested() {
+            interrupted = true;
+            break;
+        }
         while let Some((index, arrival)) =
             arrivals.next_if(|(_, arrival)| arrival.at_ms <= clock.now_ms())
         {
@@ -76,7 +68,7 @@ pub fn drive<E: Execute>(
         let prepare = cache.step(&step)?;
         let sample = sample(&parts, &cache, scheduler.running(), prepare.as_secs_f32() * 1e6);
         clock.step(sample.prefill + sample.decode);
-        samples.push(Sample { at_ms: clock.now_ms(), ..sample });
+        timeline.push(Sample { at_ms: clock.now_ms(), ..sample });
         scheduler.complete(&parts, |index| finished.push(index));
         for index in finished.drain(..) {
             let id = ids[index].take().context("a request that runs was admitted")?;
@@ -87,7 +79,8 @@ pub fn drive<E: Execute>(
     }
     progress.finish_and_clear();
     let (waited, rejected) = (scheduler.waited(), scheduler.rejected());
-    Ok(Replayed { samples, finished: count, waited, rejected, work: cache.finish()? })
+    let work = cache.finish()?;
+    Ok(Replayed { timeline, interrupted, finished: count, waited, rejected, work })
 }
 
 /// The planned parts with the cache's own names of the requests.

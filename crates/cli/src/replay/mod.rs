@@ -8,7 +8,7 @@
 //! | [`source`], [`select`] | the kernels' input: random values, and which queries gather entries |
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`], [`explain`] | their comparison with the reference |
-//! | [`drive`] | the loop |
+//! | [`drive`], [`timeline`] | the loop, and what is kept of its steps |
 //! | [`summary`], [`report`] | the result: table and JSON, and the HTML page |
 
 mod args;
@@ -29,6 +29,7 @@ mod select;
 mod setup;
 mod source;
 mod summary;
+mod timeline;
 mod verify;
 mod watch;
 
@@ -42,8 +43,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 pub use args::ReplayArgs;
 
-use crate::Verdict;
 use crate::error::InputError;
+use crate::interrupt::Interrupt;
+use crate::outcome::Outcome;
+use crate::output::{self, ReportFile};
 use drive::{Replayed, drive};
 use dsv4_kv_cli::trace::Arrival;
 use execute::Bookkeeping;
@@ -51,46 +54,59 @@ use full::Full;
 use place::Place;
 use setup::Setup;
 use summary::Summary;
+use timeline::Timeline;
 
 /// Runs the command and prints its result.
-pub fn run(args: &ReplayArgs) -> Result<Verdict> {
+///
+/// The report's file is opened first and written last: no result is lost to a file that cannot be.
+pub fn run(args: &ReplayArgs) -> Result<Outcome> {
+    let report = args.report.as_deref().map(ReportFile::open).transpose()?;
     let place = Place::choose(args)?;
     let setup = Setup::new(args, &place)?;
     let name = place.name();
+    let interrupt = Interrupt::listen()?;
     let began = Instant::now();
     let replayed = match place {
-        Place::Ledger => replay_ledger(&setup),
+        Place::Ledger => replay_ledger(&setup, &interrupt),
         Place::Cpu => {
             let options = EmuOptions { memory: setup.memory, ..EmuOptions::default() };
-            replay_on(EmuDevice::new(options), &setup)
+            replay_on(EmuDevice::new(options), &setup, &interrupt)
         }
-        Place::Cuda(device) => replay_on(device, &setup),
+        Place::Cuda(device) => replay_on(device, &setup, &interrupt),
     }?;
-    let summary = Summary::new(&setup.config, name, &replayed, began.elapsed());
-    if let Some(path) = &args.report {
-        let page = report::page(&summary, &replayed.samples)?;
-        std::fs::write(path, page)
-            .map_err(|source| InputError::Report { path: path.clone(), source })?;
-    }
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&summary)?);
+    let requests = setup.load.len() as u64;
+    let summary = Summary::new(&setup.config, name, requests, &replayed, began.elapsed());
+    // If one of the two cannot be written, the other still is.
+    let printed = if args.json {
+        output::print(serde_json::to_string_pretty(&summary)?)
     } else {
-        println!("{}", summary.table());
-    }
+        output::print(summary.table())
+    };
+    let reported = report.map_or(Ok(()), |file| write_report(file, &summary, &replayed.timeline));
     for example in &summary.mismatch_examples {
-        eprintln!("mismatch: {example}");
+        output::note(format_args!("mismatch: {example}"));
     }
-    Ok(if summary.mismatches == 0 { Verdict::Passed } else { Verdict::Failed })
+    printed?;
+    reported?;
+    Ok(match (summary.mismatches, replayed.interrupted) {
+        (1.., _) => Outcome::Mismatch,
+        (0, true) => Outcome::Interrupted,
+        (0, false) => Outcome::Passed,
+    })
+}
+
+fn write_report(file: ReportFile, summary: &Summary, timeline: &Timeline) -> Result<()> {
+    Ok(file.write(&report::page(summary, timeline)?)?)
 }
 
 /// The replay without a device.
-fn replay_ledger(setup: &Setup) -> Result<Replayed> {
+fn replay_ledger(setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
     let cache = Bookkeeping::new(&setup.config)?;
-    drive(cache, &setup.load, setup.limits(), setup.clock, &progress(&setup.load))
+    drive(cache, &setup.load, setup.limits(), setup.clock, &progress(&setup.load), interrupt)
 }
 
 /// The replay with its kernels on `device`.
-fn replay_on<D: Device>(device: D, setup: &Setup) -> Result<Replayed> {
+fn replay_on<D: Device>(device: D, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
     let (config, indexer) = (setup.config.clone(), setup.indexer.as_ref());
     let cache = Full::new(device, config, indexer, setup.seed, setup.sample.clone(), setup.queries);
     let cache = cache.map_err(|error| match error {
@@ -103,7 +119,7 @@ fn replay_on<D: Device>(device: D, setup: &Setup) -> Result<Replayed> {
         .into(),
         error => anyhow::Error::from(error),
     })?;
-    drive(cache, &setup.load, setup.limits(), setup.clock, &progress(&setup.load))
+    drive(cache, &setup.load, setup.limits(), setup.clock, &progress(&setup.load), interrupt)
 }
 
 /// A bar on the terminal's error stream, in tokens; nothing where that is no terminal.

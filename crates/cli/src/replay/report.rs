@@ -6,21 +6,19 @@ use anyhow::Result;
 use maud::{DOCTYPE, PreEscaped, html};
 use plotters::prelude::*;
 
-use super::drive::Sample;
 use super::summary::Summary;
+use super::timeline::{Sample, Timeline};
 
-/// Most points of a line.
-const MOST_POINTS: usize = 2000;
 /// Bars of the histogram.
 const BARS: usize = 40;
 /// Width and height of a plot, in pixels.
 const SIZE: (u32, u32) = (900, 300);
 
 /// The page.
-pub fn page(summary: &Summary, samples: &[Sample]) -> Result<String> {
-    let points = downsample(samples);
+pub fn page(summary: &Summary, timeline: &Timeline) -> Result<String> {
+    let points = timeline.points();
     let title = format!("dsv4-kv replay: {} on {}", summary.model, summary.device);
-    let plots = [occupancy(summary, &points)?, batch(&points)?, prepare(samples)?];
+    let plots = [occupancy(summary, points)?, batch(points)?, prepare(&timeline.sorted_times())?];
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -38,28 +36,13 @@ pub fn page(summary: &Summary, samples: &[Sample]) -> Result<String> {
                 }
                 @for plot in plots { p { (PreEscaped(plot)) } }
                 p {
-                    "Time is virtual. Of each " (samples.len().div_ceil(MOST_POINTS).max(1))
-                    " steps in a row the plots over time show the largest values."
+                    "Time is virtual. Each point of the plots over time shows the largest values of "
+                    (timeline.steps_per_point()) " steps in a row."
                 }
             }
         }
     };
     Ok(page.into_string())
-}
-
-/// At most [`MOST_POINTS`] samples: of as many in a row the greatest of each value, at the time of
-/// the last.
-fn downsample(samples: &[Sample]) -> Vec<Sample> {
-    let stride = samples.len().div_ceil(MOST_POINTS).max(1);
-    let most = |a: Sample, b: &Sample| Sample {
-        at_ms: b.at_ms,
-        blocks: a.blocks.max(b.blocks),
-        requests: a.requests.max(b.requests),
-        prefill: a.prefill.max(b.prefill),
-        decode: a.decode.max(b.decode),
-        prepare_us: a.prepare_us.max(b.prepare_us),
-    };
-    samples.chunks(stride).map(|chunk| chunk.iter().fold(Sample::default(), most)).collect()
 }
 
 /// Blocks and slots in use over time, in percent.
@@ -103,14 +86,13 @@ fn lines<L: Display>(title: &str, series: [(L, Vec<(f64, f64)>); 2]) -> Result<S
 }
 
 /// How often `prepare_forward` took how long, up to the 99.9th percentile.
-fn prepare(samples: &[Sample]) -> Result<String> {
-    let mut times: Vec<f64> = samples.iter().map(|s| f64::from(s.prepare_us)).collect();
-    times.sort_unstable_by(f64::total_cmp);
-    let right = times.get(times.len().saturating_sub(1) * 999 / 1000).copied().unwrap_or(1.0);
+fn prepare(sorted_times: &[f32]) -> Result<String> {
+    let last = sorted_times.len().saturating_sub(1);
+    let right = sorted_times.get(last * 999 / 1000).map_or(1.0, |&time| f64::from(time));
     let width = right.max(1e-3) / BARS as f64;
     let mut counts = [0u32; BARS];
-    for time in times {
-        if let Some(count) = counts.get_mut((time / width) as usize) {
+    for &time in sorted_times {
+        if let Some(count) = counts.get_mut((f64::from(time) / width) as usize) {
             *count += 1;
         }
     }
@@ -160,24 +142,4 @@ fn mesh(chart: &mut Chart<'_, '_>, x: &str) -> Result<()> {
     mesh.x_label_formatter(&x_labels).y_label_formatter(&y_labels);
     mesh.light_line_style(TRANSPARENT).x_desc(x).draw()?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn peaks_survive_downsampling() {
-        let sample = |i: u32| Sample {
-            at_ms: f64::from(i),
-            blocks: if i == 4321 { 99 } else { 1 },
-            ..Sample::default()
-        };
-        let points = downsample(&(0..100_000).map(sample).collect::<Vec<_>>());
-        assert_eq!(points.len(), MOST_POINTS);
-        assert_eq!(points.iter().filter(|point| point.blocks == 99).count(), 1);
-        assert_eq!(points.last().unwrap().at_ms, 99_999.0);
-        assert_eq!(downsample(&[sample(7)]), [sample(7)]);
-        assert!(downsample(&[]).is_empty());
-    }
 }

@@ -88,7 +88,11 @@ fn load(args: &ReplayArgs, defaults: &Defaults) -> Result<Vec<Arrival>, InputErr
         }
     };
     let shrink = args.shrink.unwrap_or(shrink);
-    Ok(arrivals.into_iter().map(|arrival| arrival.shrunk(shrink, args.time_scale)).collect())
+    let shrunk = |(request, arrival): (usize, Arrival)| {
+        let shrunk = arrival.shrunk(shrink, args.time_scale);
+        shrunk.map_err(|source| InputError::Shrink { request, source })
+    };
+    (1..).zip(arrivals).map(shrunk).collect()
 }
 
 /// The smallest cache for requests as long as those of the load, or as the model allows.
@@ -99,9 +103,12 @@ fn smallest_cache(
 ) -> Result<CacheConfig, InputError> {
     let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
     let smallest = CacheConfig::smallest(model);
+    let tokens = |arrival: &Arrival| u64::from(arrival.cached_tokens());
     let longest = load.iter().map(Arrival::cached_tokens).max().unwrap_or(1);
+    // No step has more tokens than the load.
+    let all = u32::try_from(load.iter().map(tokens).sum::<u64>()).unwrap_or(u32::MAX);
     Ok(CacheConfig {
-        max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget),
+        max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget).min(all),
         max_requests: args.max_requests,
         max_context: longest.clamp(1, smallest.max_context),
         ..smallest

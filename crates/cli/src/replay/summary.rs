@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use dsv4_kv::CacheConfig;
 use serde::Serialize;
 
-use super::drive::{Replayed, Sample};
+use super::drive::Replayed;
 
 /// The result of a replay.
 #[derive(Clone, Debug, Serialize)]
@@ -15,6 +15,8 @@ pub struct Summary {
     pub model: String,
     /// Where the kernels ran.
     pub device: String,
+    /// Whether SIGINT ended the replay before its load did: what follows is of the steps until then.
+    pub interrupted: bool,
     /// Requests of the load.
     pub requests: u64,
     /// Requests that ran to their end.
@@ -68,33 +70,37 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The result of a replay on `device` that took `wall`.
-    pub fn new(config: &CacheConfig, device: String, replayed: &Replayed, wall: Duration) -> Self {
-        let samples = &replayed.samples;
-        let sum = |of: fn(&Sample) -> u32| samples.iter().map(|s| u64::from(of(s))).sum::<u64>();
-        let most = |of: fn(&Sample) -> u32| samples.iter().map(of).max().unwrap_or(0);
-        let mut prepare: Vec<f32> = samples.iter().map(|sample| sample.prepare_us).collect();
-        prepare.sort_unstable_by(f32::total_cmp);
+    /// The result of a replay of `requests` requests on `device` that took `wall`.
+    pub fn new(
+        config: &CacheConfig,
+        device: String,
+        requests: u64,
+        replayed: &Replayed,
+        wall: Duration,
+    ) -> Self {
+        let timeline = &replayed.timeline;
+        let (largest, prepare) = (timeline.largest(), timeline.sorted_times());
         let verification = &replayed.work.verification;
         Self {
             model: config.model.name.clone(),
             device,
-            requests: replayed.finished + replayed.rejected,
+            interrupted: replayed.interrupted,
+            requests,
             finished: replayed.finished,
             refused_admissions: replayed.waited,
             rejected: replayed.rejected,
-            tokens: sum(|s| s.prefill + s.decode),
-            prefill_tokens: sum(|s| s.prefill),
+            tokens: timeline.prefill() + timeline.decode(),
+            prefill_tokens: timeline.prefill(),
             entries: replayed.work.entries,
-            steps: samples.len() as u64,
-            peak_blocks: most(|s| s.blocks),
+            steps: timeline.steps(),
+            peak_blocks: largest.blocks,
             blocks: config.num_blocks,
-            peak_slots: most(|s| s.requests),
+            peak_slots: largest.requests,
             slots: config.max_requests,
             prepare_us_p50: percentile(&prepare, 50),
             prepare_us_p99: percentile(&prepare, 99),
             kernel_ms: replayed.work.kernel_ms,
-            virtual_s: samples.last().map_or(0.0, |last| last.at_ms / 1e3),
+            virtual_s: largest.at_ms / 1e3,
             wall_s: wall.as_secs_f64(),
             verified_requests: verification.requests,
             verified_rows: verification.rows,
@@ -110,7 +116,7 @@ impl Summary {
     /// The result in rows: what, and how much.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let kernel = self.kernel_ms.map_or("none ran".into(), |ms| format!("{ms:.1} ms"));
-        vec![
+        let mut rows = vec![
             ("model", self.model.clone()),
             ("device", self.device.clone()),
             ("requests", format!("{} ({} finished)", self.requests, self.finished)),
@@ -139,7 +145,11 @@ impl Summary {
                 ),
             ),
             ("mismatches", self.mismatches.to_string()),
-        ]
+        ];
+        if self.interrupted {
+            rows.push(("interrupted", format!("after {} steps, the rest was not run", self.steps)));
+        }
+        rows
     }
 
     /// The result as a table.

@@ -1,0 +1,64 @@
+//! Values of options, with their limits.
+
+use std::ops::RangeInclusive;
+
+use bytesize::ByteSize;
+
+/// Largest size that an option takes.
+const MAX_SIZE: ByteSize = ByteSize::pib(1);
+
+/// A parser of numbers in `range`, both ends included.
+pub fn number(
+    range: RangeInclusive<f64>,
+) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
+    move |text| match text.parse::<f64>() {
+        Ok(value) if range.contains(&value) => Ok(value),
+        Ok(_) => Err(format!("it must be a number from {} to {}", range.start(), range.end())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A size in bytes, such as `64GiB`, of at most 1 PiB.
+///
+/// # Errors
+/// A message if it is no size or a larger one.
+pub fn size(text: &str) -> Result<ByteSize, String> {
+    match text.parse::<ByteSize>() {
+        Ok(size) if size <= MAX_SIZE => Ok(size),
+        _ => Err(format!("it must be a size such as 64GiB, of at most {MAX_SIZE}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_the_limits() {
+        let parse = number(0.001..=1e6);
+        for text in ["0.001", "1000000", "3", "1e3"] {
+            assert_eq!(parse(text), Ok(text.parse().expect("a number")));
+        }
+        for text in ["0", "-0", "-1", "NaN", "inf", "-inf", "1e308", "1e-308", "1e400", "1000000.1"]
+        {
+            assert_eq!(
+                parse(text),
+                Err("it must be a number from 0.001 to 1000000".into()),
+                "{text}"
+            );
+        }
+        assert!(parse("many").is_err() && parse("").is_err());
+    }
+
+    #[test]
+    fn sizes_over_a_pebibyte_are_refused() {
+        assert_eq!(size("64GiB"), Ok(ByteSize::gib(64)));
+        assert_eq!(size("1PiB"), Ok(ByteSize::pib(1)));
+        for text in
+            ["1.1PiB", "16EiB", "9007199254740993PiB", "99999999999999999999", "-5", "lots", ""]
+        {
+            let message = size(text).expect_err(text);
+            assert_eq!(message, "it must be a size such as 64GiB, of at most 1.0 PiB");
+        }
+    }
+}

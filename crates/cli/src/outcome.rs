@@ -1,0 +1,35 @@
+//! How a command ended, and the exit code that says so.
+
+use std::process::ExitCode;
+
+/// The exit codes of every command, as its `--help` lists them.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0    done, nothing wrong
+  1    a mismatch was found, a device failed, or a result could not be written
+  2    an option, a file or a model was refused, or the cache does not fit
+  130  interrupted by SIGINT (Ctrl-C); a replay first prints the result of the steps it has run";
+
+/// Exit code of a command that SIGINT ended: 128 and the signal's number.
+pub const INTERRUPTED: u8 = 130;
+
+/// How a command ended that was not refused and did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing wrong.
+    Passed,
+    /// The cache did not hold what it should.
+    Mismatch,
+    /// SIGINT ended it early, and nothing was wrong until then.
+    Interrupted,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Passed => Self::SUCCESS,
+            Outcome::Mismatch => Self::FAILURE,
+            Outcome::Interrupted => Self::from(INTERRUPTED),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Where results go: standard output, the error stream, and the file of `--report`.
+//!
+//! A reader that closes standard output early, such as `head`, has what it wants: writing stops without
+//! a message, and the exit code is that of the result. Any other failure, such as a full disk, is an
+//! [`OutputError`]. The error stream is for people: what cannot be written there is dropped.
+
+use std::fmt::Display;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::InputError;
+
+/// A result that could not be written; exit code 1.
+#[derive(Debug, thiserror::Error)]
+#[error("{to}: {source}")]
+pub struct OutputError {
+    /// Where it was to go.
+    to: String,
+    /// Why it did not.
+    source: io::Error,
+}
+
+/// Writes `text` and a line end to standard output.
+///
+/// # Errors
+/// [`OutputError`] if it cannot be written, but not if its reader has closed it.
+pub fn print(text: impl Display) -> Result<(), OutputError> {
+    let mut stdout = io::stdout().lock();
+    check(writeln!(stdout, "{text}").and_then(|()| stdout.flush()))
+}
+
+/// What a failure to write to standard output means.
+///
+/// # Errors
+/// As of [`print`].
+pub fn check(written: io::Result<()>) -> Result<(), OutputError> {
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(OutputError { to: "standard output".into(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to the error stream, if it can be written.
+pub fn note(text: impl Display) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// The file of `--report`: opened before any work is done, written at the end.
+///
+/// An older report stays as it is until then. Dropped without having been written, a file that was
+/// made for it is removed.
+#[derive(Debug)]
+pub struct ReportFile {
+    path: PathBuf,
+    file: File,
+    /// Whether it is removed when dropped.
+    unfinished: bool,
+}
+
+impl ReportFile {
+    /// Opens the file, or makes it.
+    ///
+    /// # Errors
+    /// [`InputError::Report`] if it cannot be written to.
+    pub fn open(path: &Path) -> Result<Self, InputError> {
+        let mut options = OpenOptions::new();
+        let (file, unfinished) = match options.write(true).create_new(true).open(path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                (options.create_new(false).open(path), false)
+            }
+            made => (made, true),
+        };
+        let file = file.map_err(|source| InputError::Report { path: path.into(), source })?;
+        Ok(Self { path: path.into(), file, unfinished })
+    }
+
+    /// Writes the report in place of what the file held.
+    ///
+    /// # Errors
+    /// [`OutputError`] if it cannot be written, as on a full disk.
+    pub fn write(mut self, page: &str) -> Result<(), OutputError> {
+        let mut replace = || {
+            // Not of a pipe or a device.
+            if self.file.metadata()?.is_file() {
+                self.file.set_len(0)?;
+            }
+            self.file.write_all(page.as_bytes())
+        };
+        replace().map_err(|source| OutputError { to: self.path.display().to_string(), source })?;
+        self.unfinished = false;
+        Ok(())
+    }
+}
+
+impl Drop for ReportFile {
+    fn drop(&mut self) {
+        if self.unfinished {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The steps of a replay in bounded memory: totals of all, points over time, and sampled planning times.
+
+/// Most points over time. With more steps a point stands for several: 2, 4, 8 ...
+const MAX_POINTS: usize = 4096;
+/// Most times of `prepare_forward` that are kept. Of more steps every 2nd, 4th, 8th ... is.
+const MAX_TIMES: usize = 1 << 20;
+
+/// One step, or the largest values of several that follow each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// Virtual time after the last step, in milliseconds.
+    pub at_ms: f64,
+    /// Blocks in use during the step.
+    pub blocks: u32,
+    /// Requests that run during the step.
+    pub requests: u32,
+    /// Prompt tokens of the step.
+    pub prefill: u32,
+    /// Generated tokens of the step.
+    pub decode: u32,
+    /// Time of `prepare_forward`, in microseconds.
+    pub prepare_us: f32,
+}
+
+/// What is kept of all steps.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    steps: u64,
+    prefill: u64,
+    decode: u64,
+    largest: Sample,
+    points: Vec<Sample>,
+    steps_per_point: u64,
+    times: Vec<f32>,
+    steps_per_time: u64,
+}
+
+impl Default for Timeline {
+    fn default() -> Self {
+        Self {
+            steps: 0,
+            prefill: 0,
+            decode: 0,
+            largest: Sample::default(),
+            points: Vec::new(),
+            steps_per_point: 1,
+            times: Vec::new(),
+            steps_per_time: 1,
+        }
+    }
+}
+
+impl Timeline {
+    /// Adds the step that follows.
+    pub fn push(&mut self, step: Sample) {
+        if self.steps.is_multiple_of(self.steps_per_point) {
+            if self.points.len() == MAX_POINTS {
+                let pairs = self.points.chunks(2);
+                self.points = pairs.map(|pair| pair.iter().fold(pair[0], larger)).collect();
+                self.steps_per_point *= 2;
+            }
+            self.points.push(step);
+        } else if let Some(last) = self.points.last_mut() {
+            *last = larger(*last, &step);
+        }
+        if self.steps.is_multiple_of(self.steps_per_time) {
+            if self.times.len() == MAX_TIMES {
+                self.times = self.times.iter().step_by(2).copied().collect();
+                self.steps_per_time *= 2;
+            }
+            self.times.push(step.prepare_us);
+        }
+        self.steps += 1;
+        self.prefill += u64::from(step.prefill);
+        self.decode += u64::from(step.decode);
+        self.largest = larger(self.largest, &step);
+    }
+
+    /// Number of steps.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Prompt tokens of all steps.
+    pub fn prefill(&self) -> u64 {
+        self.prefill
+    }
+
+    /// Generated tokens of all steps.
+    pub fn decode(&self) -> u64 {
+        self.decode
+    }
+
+    /// The largest of each value, at the time of the last step.
+    pub fn largest(&self) -> Sample {
+        self.largest
+    }
+
+    /// At most 4096 points over time, each with the largest values of [`Self::steps_per_point`] steps.
+    pub fn points(&self) -> &[Sample] {
+        &self.points
+    }
+
+    /// Steps that one point stands for; the last may stand for fewer.
+    pub fn steps_per_point(&self) -> u64 {
+        self.steps_per_point
+    }
+
+    /// Times of `prepare_forward` in microseconds, the shortest first: of every step, or of steps at
+    /// equal distances if there are more than a million.
+    pub fn sorted_times(&self) -> Vec<f32> {
+        let mut times = self.times.clone();
+        times.sort_unstable_by(f32::total_cmp);
+        times
+    }
+}
+
+/// The greater of each value, at the time of `b`, which follows `a`.
+fn larger(a: Sample, b: &Sample) -> Sample {
+    Sample {
+        at_ms: b.at_ms,
+        blocks: a.blocks.max(b.blocks),
+        requests: a.requests.max(b.requests),
+        prefill: a.prefill.max(b.prefill),
+        decode: a.decode.max(b.decode),
+        prepare_us: a.prepare_us.max(b.prepare_us),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timeline(steps: u32) -> Timeline {
+        let mut timeline = Timeline::default();
+        for i in 0..steps {
+            let blocks = if i == 4321 { 99 } else { 1 };
+            let prepare_us = i as f32;
+            timeline.push(Sample {
+                at_ms: i.into(),
+                blocks,
+                prefill: 2,
+                prepare_us,
+                ..Sample::default()
+            });
+        }
+        timeline
+    }
+
+    #[test]
+    fn every_step_is_a_point_while_there_is_room() {
+        let timeline = timeline(MAX_POINTS as u32);
+        assert_eq!((timeline.points().len(), timeline.steps_per_point()), (MAX_POINTS, 1));
+        assert!(timeline.points().iter().zip(0..).all(|(point, i)| point.at_ms == f64::from(i)));
+        assert!(Timeline::default().points().is_empty());
+    }
+
+    #[test]
+    fn peaks_and_totals_survive_merging() {
+        let timeline = timeline(100_001);
+        assert_eq!(timeline.steps_per_point(), 32);
+        assert_eq!(timeline.points().len(), 100_001_usize.div_ceil(32));
+        let peaks: Vec<_> = timeline.points().iter().filter(|point| point.blocks == 99).collect();
+        assert_eq!(peaks.len(), 1);
+        assert_eq!(peaks[0].at_ms, f64::from(4321 / 32 * 32 + 31));
+        assert_eq!(timeline.points().last().map(|point| point.at_ms), Some(100_000.0));
+        assert_eq!(
+            (timeline.steps(), timeline.prefill(), timeline.decode()),
+            (100_001, 200_002, 0)
+        );
+        assert_eq!((timeline.largest().blocks, timeline.largest().at_ms), (99, 100_000.0));
+    }
+
+    #[test]
+    fn times_are_sampled_at_equal_distances() {
+        let timeline = timeline((MAX_TIMES + 2) as u32);
+        let times = timeline.sorted_times();
+        assert_eq!(times.len(), MAX_TIMES / 2 + 1);
+        assert!(times.iter().zip(0..).all(|(&time, i)| time == (2 * i) as f32));
+    }
+}

@@ -1,0 +1,340 @@
+//! The program under hostile options, endless input, closed pipes, full disks and signals.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use assert_cmd::Command;
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+/// A command that takes longer hangs; a refusal takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The smallest replay, without a device.
+const SMALL: &str = "replay --execute bookkeeping --requests 4";
+
+/// `dsv4-kv` with the given options, separated by blanks.
+fn kv(options: &str) -> Command {
+    let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
+    command.args(options.split_whitespace()).timeout(PATIENCE);
+    command
+}
+
+/// The same, to be run beside the test.
+fn process(options: &str) -> std::process::Command {
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("dsv4-kv"));
+    command.args(options.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("messages are UTF-8")
+}
+
+/// What a refused command says: exit code 2, no result, and one line of error without a backtrace.
+fn refusal(command: &mut Command) -> String {
+    let output = command.assert().code(2).get_output().clone();
+    assert!(output.stdout.is_empty(), "a refused command has no result");
+    let message = text(&output.stderr);
+    assert!(message.starts_with("error: ") && !message.contains("panicked"), "{message}");
+    message
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_with_value_and_limit() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let report = folder.path().join("out.html");
+    let limits = [
+        ("--token-rate", "from 0.001 to 1000000000000"),
+        ("--step-ms", "from 0.001 to 3600000"),
+        ("--time-scale", "from 0.000001 to 1000000"),
+        ("--shrink", "from 0.001 to 1000000"),
+    ];
+    for (option, limit) in limits {
+        for value in ["1e308", "1e-308", "0", "-1", "-0.0", "NaN", "inf", "-inf", "1e999"] {
+            let mut command = kv(&format!("{SMALL} {option}={value} --report"));
+            let message = refusal(command.arg(&report));
+            assert!(
+                message.contains(&format!("'{value}'")) && message.contains(limit),
+                "{message}"
+            );
+            assert!(message.contains(option), "{message}");
+        }
+    }
+    assert!(!report.exists(), "nothing was begun");
+    let integers = [
+        ("--requests", "1..=1000000", &["0", "1000001", "4294967295", "99999999999", "-1", "NaN"]),
+        ("--max-requests", "1..=65536", &["0", "65537", "4294967295", "99999999999", "-1", "1e3"]),
+        ("--token-budget", "1..=1048576", &["0", "1048577", "4294967295", "1e99", "-1", "x"]),
+        ("--verify", "0..=64", &["65", "4294967295", "99999999999", "-1", "1.5", ""]),
+    ];
+    for (option, limit, values) in integers {
+        for value in values {
+            let message =
+                refusal(&mut kv(&format!("replay --execute bookkeeping {option}={value}")));
+            assert!(message.contains(option), "{message}");
+            let is_integer = value.parse::<i64>().is_ok();
+            assert!(!is_integer || message.contains(limit), "{value}: {message}");
+        }
+    }
+    for size in ["1.5PiB", "16EiB", "99999999999999999999999", "9007199254740993PiB"] {
+        for command in [
+            format!("{SMALL} --gpu-mem {size}"),
+            format!("{SMALL} --indexer-memory {size}"),
+            format!("plan --model tiny --gpu-mem {size}"),
+        ] {
+            let message = refusal(&mut kv(&command));
+            assert!(message.contains(size) && message.contains("of at most 1.0 PiB"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn the_ends_of_every_range_are_answered() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let report = folder.path().join("out.html");
+    let ends = [
+        "--token-rate 0.001",
+        "--token-rate 1e12",
+        "--step-ms 0.001",
+        "--step-ms 3.6e6",
+        "--time-scale 1e-6 --shrink 0.001 --model tiny --token-budget 1048576",
+        "--time-scale 1e6",
+        "--shrink 1e6",
+        "--max-requests 65536 --gpu-mem 1PiB",
+        "--token-budget 1 --shrink 64",
+        "--token-budget 1048576",
+        "--indexer-memory 1PiB",
+        "--seed 18446744073709551615",
+    ];
+    for options in ends {
+        kv(&format!("{SMALL} {options} --report")).arg(&report).assert().success();
+        let page = fs::read_to_string(&report).expect("the report was written");
+        assert!(page.ends_with("</html>"), "{options}: an older page stuck out");
+        assert!(page.len() < 2_000_000, "{options}: {} bytes", page.len());
+    }
+}
+
+#[test]
+fn the_times_of_a_trace_may_be_as_far_as_they_can() {
+    let mut trace = NamedTempFile::new().expect("a temporary file");
+    for at in [0, 1, u64::MAX] {
+        let line = format!(r#"{{"timestamp": {at}, "input_length": 9, "output_length": 2}}"#);
+        writeln!(trace, "{line}").expect("room for a line");
+    }
+    let options = "replay --execute bookkeeping --time-scale 1e-6 --report /dev/null --trace";
+    kv(options).arg(trace.path()).assert().success();
+}
+
+#[test]
+fn a_request_that_shrinking_makes_too_long_is_named() {
+    let mut trace = NamedTempFile::new().expect("a temporary file");
+    for input in [5, 4_000_000_000_u32] {
+        let line = format!(r#"{{"timestamp": 0, "input_length": {input}, "output_length": 9}}"#);
+        writeln!(trace, "{line}").expect("room for a line");
+    }
+    let mut command = kv("replay --execute bookkeeping --shrink 0.5 --trace");
+    let message = refusal(command.arg(trace.path()));
+    let expected = "--shrink: request 2 of the load: input_length 4000000000 and output_length 9, \
+        divided by 0.5, pass 4294967295";
+    assert!(message.contains(expected), "{message}");
+    // Without it the request is only too long for the model.
+    let mut command = kv("replay --execute bookkeeping --json --trace");
+    let output = command.arg(trace.path()).assert().success().get_output().stdout.clone();
+    let result: Value = serde_json::from_slice(&output).expect("one JSON value");
+    assert_eq!((&result["finished"], &result["rejected"]), (&1.into(), &1.into()));
+}
+
+#[test]
+fn endless_input_is_refused() {
+    let message = refusal(&mut kv("replay --execute bookkeeping --trace /dev/zero"));
+    assert!(message.contains("/dev/zero:1: the line is longer than 1048576 bytes"), "{message}");
+    let message = refusal(&mut kv("plan --gpu-mem 1GiB --model /dev/zero"));
+    assert!(message.contains("unknown model `/dev/zero`"), "{message}");
+    let mut config = tempfile::Builder::new().suffix(".json").tempfile().expect("a temporary file");
+    config.write_all(&[b' '; (1 << 20) + 1]).expect("room for a mebibyte");
+    let message = refusal(kv("plan --gpu-mem 1GiB --model").arg(config.path()));
+    assert!(message.contains("more than 1048576 bytes"), "{message}");
+}
+
+#[test]
+fn a_trace_of_too_many_requests_is_refused_and_its_first_can_be_replayed() {
+    let mut trace = NamedTempFile::new().expect("a temporary file");
+    let line = "{\"timestamp\":0,\"input_length\":1,\"output_length\":1}\n";
+    trace.write_all(line.repeat(1_000_001).as_bytes()).expect("room for 50 MB");
+    let path = trace.path();
+    let message = refusal(kv("replay --execute bookkeeping --trace").arg(path));
+    assert!(message.contains(":1000001: the trace has more than 1000000 requests"), "{message}");
+    assert!(message.contains("--requests"), "{message}");
+    kv("replay --execute bookkeeping --requests 5 --trace").arg(path).assert().success();
+}
+
+/// What a process says that ends by itself.
+fn end(child: Child) -> Output {
+    child.wait_with_output().expect("it was started")
+}
+
+#[test]
+fn a_reader_that_leaves_early_ends_nothing_with_an_error() {
+    let commands = [
+        SMALL.to_owned(),
+        format!("{SMALL} --json"),
+        "plan --model pro --gpu-mem 180GiB".to_owned(),
+        "plan --model pro --gpu-mem 180GiB --json".to_owned(),
+        "replay --help".to_owned(),
+    ];
+    for options in commands {
+        let mut command = process(&options);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        // Gone before anything was written.
+        drop(child.stdout.take());
+        let output = end(child);
+        assert_eq!(output.status.code(), Some(0), "{options}");
+        assert_eq!(text(&output.stderr), "", "{options}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_that_is_told() {
+    let full = || File::options().write(true).open("/dev/full").expect("Linux has it");
+    for options in [
+        SMALL,
+        "replay --execute bookkeeping --json",
+        "plan --model pro --gpu-mem 180GiB",
+        "--help",
+    ] {
+        let output = process(options).stdout(full()).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(1), "{options}");
+        let message = text(&output.stderr);
+        assert_eq!(message, "error: standard output: No space left on device (os error 28)\n");
+    }
+    // Where not even the message can be written, the exit code is what is left.
+    let mut command = process(SMALL);
+    let output = command.stdout(full()).stderr(full()).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let refused = process("replay --shrink 0").stderr(full()).output().expect("it starts");
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+#[test]
+fn a_report_that_cannot_be_written_does_not_cost_the_result() {
+    let output =
+        process(&format!("{SMALL} --json --report /dev/full")).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let message = text(&output.stderr);
+    assert_eq!(message, "error: /dev/full: No space left on device (os error 28)\n");
+    let result: Value = serde_json::from_slice(&output.stdout).expect("the result was printed");
+    assert_eq!(result["finished"], 4);
+    // And the other way round.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let report = folder.path().join("out.html");
+    let full = File::options().write(true).open("/dev/full").expect("Linux has it");
+    let mut command = process(&format!("{SMALL} --report"));
+    let output = command.arg(&report).stdout(full).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(fs::read_to_string(&report).expect("it was written").contains("Occupancy"));
+}
+
+#[test]
+fn a_report_is_opened_before_any_work_and_left_alone_if_there_is_none() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let replay = |more: &str, report: &Path| {
+        let mut command = kv(&format!("{SMALL} {more} --report"));
+        refusal(command.arg(report))
+    };
+    // The trace, which does not exist either, is not looked at.
+    let message = replay("--trace no/such/trace", &folder.path().join("no/such/folder/out.html"));
+    assert!(message.contains("no/such/folder/out.html: No such file"), "{message}");
+    let message = replay("--trace no/such/trace", folder.path());
+    assert!(message.contains("Is a directory"), "{message}");
+    let (new, old) = (folder.path().join("new.html"), folder.path().join("old.html"));
+    fs::write(&old, "an older report").expect("room for it");
+    for report in [&new, &old] {
+        let message = replay("--trace no/such/trace", report);
+        assert!(message.contains("no/such/trace"), "{message}");
+    }
+    assert!(!new.exists(), "a refused replay leaves no empty report");
+    assert_eq!(fs::read_to_string(&old).expect("it is there"), "an older report");
+}
+
+/// Starts a replay, and waits until it has begun.
+fn begun(options: &str) -> Child {
+    let mut command = process(options);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    // The kernel lists the signals that a process handles; bit 1 is SIGINT.
+    let status = format!("/proc/{}/status", child.id());
+    let handles_sigint = || {
+        let status = fs::read_to_string(&status).expect("it runs");
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t"));
+        u64::from_str_radix(mask.expect("a mask"), 16).expect("hexadecimal") >> 1 & 1 == 1
+    };
+    let started = Instant::now();
+    while !handles_sigint() {
+        assert!(started.elapsed() < PATIENCE, "SIGINT is never handled");
+        sleep(Duration::from_millis(5));
+    }
+    sleep(Duration::from_millis(300));
+    child
+}
+
+/// A replay that takes minutes, in steps of one token.
+const LONG: &str = "replay --execute bookkeeping --requests 100000 --token-budget 1";
+
+fn interrupt(child: &Child) {
+    let mut kill = std::process::Command::new("kill");
+    assert!(kill.args(["-INT", &child.id().to_string()]).status().expect("it starts").success());
+}
+
+#[test]
+fn an_interrupted_replay_says_what_was_done() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let report = folder.path().join("out.html");
+    let child = begun(&format!("{LONG} --json --report {}", report.display()));
+    interrupt(&child);
+    let output = end(child);
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).expect("the result so far");
+    assert_eq!((&result["interrupted"], &result["requests"]), (&true.into(), &100_000.into()));
+    let number = |name: &str| result[name].as_u64().expect("a count");
+    assert!(number("steps") > 0 && number("finished") < 100_000, "{result}");
+    assert_eq!(number("tokens"), number("steps"));
+    assert!(fs::read_to_string(&report).expect("it was written").contains("interrupted"));
+    let child = begun(LONG);
+    interrupt(&child);
+    let output = end(child);
+    assert_eq!(output.status.code(), Some(130));
+    let table = text(&output.stdout);
+    assert!(table.contains("interrupted") && table.contains("100000 ("), "{table}");
+}
+
+#[test]
+fn a_second_interrupt_ends_at_once() {
+    // A step takes seconds: both signals meet the same one.
+    let options = "--shrink 1 --model tiny --requests 2 --token-budget 65536";
+    let mut child = begun(&format!("replay --device cpu {options}"));
+    interrupt(&child);
+    interrupt(&child);
+    let asked = Instant::now();
+    assert_eq!(child.wait().expect("it was started").code(), Some(130));
+    assert!(asked.elapsed() < Duration::from_secs(2));
+    let mut printed = String::new();
+    let stdout = child.stdout.take().expect("a pipe");
+    BufReader::new(stdout).read_to_string(&mut printed).expect("UTF-8");
+    assert_eq!(printed, "", "there was no time for a table");
+}
+
+#[test]
+fn exit_codes_are_in_every_help() {
+    for options in ["--help", "replay --help", "plan --help", "bench --help"] {
+        let output = kv(options).assert().success().get_output().stdout.clone();
+        let lines: Vec<_> = output.lines().map_while(Result::ok).collect();
+        for code in ["  0    done", "  1    a mismatch", "  2    an option", "  130  interrupted"] {
+            assert!(lines.iter().any(|line| line.starts_with(code)), "{options}: {code}");
+        }
+    }
+}
