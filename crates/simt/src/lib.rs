@@ -52,6 +52,7 @@ pub mod copy;
 pub mod emu;
 pub mod grid;
 pub mod kernel;
+mod limits;
 pub mod math;
 pub mod mem;
 pub mod mma;

@@ -1,7 +1,7 @@
 //! Who am I: indices and dimensions (PTX ISA 10, special registers), and the block barrier.
 
 use crate::imp;
-use crate::warp::WARP_SIZE;
+use crate::limits::WARP_SIZE;
 
 /// Index of the calling thread in its block, `0..block_dim_x()`.
 #[inline(always)]

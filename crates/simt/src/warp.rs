@@ -10,8 +10,7 @@
 
 use crate::{imp, math};
 
-/// Lanes of a warp.
-pub const WARP_SIZE: u32 = 32;
+pub use crate::limits::WARP_SIZE;
 
 /// `value` of lane `lane_id() ^ lane_mask`. Only the low five bits of `lane_mask` count
 /// (`shfl.sync.bfly.b32`, PTX ISA 9.7.9 `shfl.sync`).

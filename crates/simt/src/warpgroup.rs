@@ -13,6 +13,10 @@
 //! `sm_90a` has an instruction for it, `wgmma`; everything else multiplies warp by warp at once, with
 //! the same result but for the order of sums.
 
+pub(crate) mod layout;
+
+pub use layout::{Fragments, IntegerFragments, right_word};
+
 use crate::shared::Shared;
 
 #[cfg(not(target_feature = "sm_90a"))]
@@ -21,19 +25,6 @@ mod by_warp;
 use crate::ptx::warpgroup as form;
 #[cfg(not(target_feature = "sm_90a"))]
 use by_warp as form;
-
-/// A lane's part of the product: by eight columns, as `c` in [`crate::mma`].
-pub type Fragments = [[f32; 4]; 8];
-
-/// The same of a product in integers.
-pub type IntegerFragments = [[i32; 4]; 8];
-
-/// Where bytes `16 sixteen` to `16 sixteen + 15` of a column of B lie.
-#[inline(always)]
-#[must_use]
-pub const fn right_word(sixteen: u32, column: u32) -> u32 {
-    4 * (64 * sixteen + column)
-}
 
 /// Lets the products of other threads see what this thread wrote to shared memory; to be followed by a
 /// barrier (`fence.proxy.async.shared::cta`, PTX ISA 9.7.13.4, `sm_90a`).

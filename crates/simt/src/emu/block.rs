@@ -6,13 +6,13 @@ use std::ptr;
 
 use corosensei::Yielder;
 
-use super::arena::Arena;
 use super::collective::Operation;
-use super::copy::Copies;
+use super::copies::Copies;
 use super::fault::{FaultKind, Site, ThreadIndex};
 use super::launch::Launch;
-use super::mma::Fragments;
-use crate::warp::WARP_SIZE;
+use super::matrix::Fragments;
+use super::shared_memory::SharedMemory;
+use crate::limits::WARP_SIZE;
 
 /// Where a thread of the block stands.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +127,7 @@ pub struct Block {
     /// Its threads.
     pub threads: Vec<Thread>,
     /// Its shared memory.
-    pub arena: RefCell<Arena>,
+    pub shared_memory: RefCell<SharedMemory>,
     /// Set by the thread that met a fault, just before it unwinds.
     pub fault: Cell<Option<FaultKind>>,
     /// Where the running thread panicked, from the panic hook.
@@ -144,7 +144,7 @@ impl Block {
             running: Cell::new(ThreadIndex(0)),
             starting: Starting::none(),
             threads: Vec::new(),
-            arena: RefCell::new(Arena::new()),
+            shared_memory: RefCell::new(SharedMemory::new()),
             fault: Cell::new(None),
             panic_location: Cell::new(None),
         }
@@ -162,7 +162,7 @@ impl Block {
             thread.left.set(false);
             thread.copies.take();
         }
-        self.arena.get_mut().reset(launch.shared_bytes);
+        self.shared_memory.get_mut().reset(launch.shared_bytes);
     }
 
     /// The threads of warp `warp`.

@@ -5,9 +5,7 @@ use std::panic::Location;
 use super::block::{current, wait, with_peer};
 use super::collective::Operation;
 use super::fault::{AccessKind, ThreadIndex};
-
-/// The largest block that CUDA allows, in threads.
-const MAX_THREADS: u32 = 1024;
+use crate::limits::MAX_BLOCK_THREADS;
 
 pub fn block_rank() -> u32 {
     current(|block| block.rank.get())
@@ -43,8 +41,9 @@ pub unsafe fn load(address: u32, rank: u32) -> u32 {
     let left = current(|block| block.threads[block.running.get().0 as usize].left.get());
     assert!(!left, "a read of another block's shared memory after cluster_arrive");
     let read = with_peer(rank, |block, peer| {
-        let thread = ThreadIndex(MAX_THREADS * (1 + block.rank.get()) + block.running.get().0);
-        peer.arena.borrow_mut().read(address, AccessKind::Read, thread, location)
+        let thread =
+            ThreadIndex(MAX_BLOCK_THREADS * (1 + block.rank.get()) + block.running.get().0);
+        peer.shared_memory.borrow_mut().read(address, AccessKind::Read, thread, location)
     });
     match read {
         Some(Ok(word)) => word,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::warp::WARP_SIZE;
+use crate::limits::WARP_SIZE;
 
 /// An operation that a thread waits at until others arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,29 +1,13 @@
 //! [`crate::copy`] on the CPU: a copy is made when its thread waits for it, and never before, so that
 //! whoever reads too early finds what was there.
 
-use std::collections::VecDeque;
 use std::panic::Location;
 
 use super::block::current;
-use super::fault::{AccessKind, Site};
-use super::mem::{Pointer, load_words};
+use super::copies::{Copies, Copy16};
+use super::fault::AccessKind;
+use super::mem::{Access, Pointer, load_words};
 use super::shared::write;
-use crate::mem::Element;
-
-/// A copy of 16 bytes that was started.
-#[derive(Clone, Copy, Debug)]
-struct Copy16 {
-    to: u32,
-    from: *mut u32,
-    location: Site,
-}
-
-/// The copies that a thread has started and not waited for.
-#[derive(Debug, Default)]
-pub struct Copies {
-    open: Vec<Copy16>,
-    groups: VecDeque<Vec<Copy16>>,
-}
 
 /// Calls `use_copies` with the running thread's.
 fn with_copies<R>(use_copies: impl FnOnce(&mut Copies) -> R) -> R {
@@ -33,26 +17,20 @@ fn with_copies<R>(use_copies: impl FnOnce(&mut Copies) -> R) -> R {
 }
 
 #[track_caller]
-pub unsafe fn start_if<T: Element>(is_wanted: bool, to: u32, source: Pointer<T>, at: u64) {
+pub unsafe fn start_if<T: Access>(is_wanted: bool, to: u32, source: Pointer<T>, at: u64) {
     if !is_wanted {
         return;
     }
     let copy = Copy16 { to, from: source.at(at, 16), location: Location::caller() };
-    with_copies(|copies| copies.open.push(copy));
+    with_copies(|copies| copies.start(copy));
 }
 
 pub fn commit_group() {
-    with_copies(|copies| {
-        let group = std::mem::take(&mut copies.open);
-        copies.groups.push_back(group);
-    });
+    with_copies(Copies::commit_group);
 }
 
 pub fn wait_for_groups<const PENDING: usize>() {
-    let done: Vec<_> = with_copies(|copies| {
-        let done = copies.groups.len().saturating_sub(PENDING);
-        copies.groups.drain(..done).flatten().collect()
-    });
+    let done = with_copies(|copies| copies.take_all_but(PENDING));
     for Copy16 { to, from, location } in done {
         // SAFETY: in bounds of a live allocation and aligned (checked when the copy was started);
         // views that write access it atomically.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 use super::collective::Operation;
-use crate::warp::WARP_SIZE;
+use crate::limits::WARP_SIZE;
 
 /// A place in the source: file, line, column.
 pub type Site = &'static Location<'static>;

@@ -1,9 +1,8 @@
 //! [`crate::grid`] on the CPU: one launch at a time, so there is nothing to wait for.
 
 use super::block::current;
-use super::mem::{Pointer, load_in_order};
+use super::mem::{Access, Pointer, load_in_order};
 use super::order::Order;
-use crate::mem::Element;
 
 #[inline(always)]
 pub fn wait_for_dependencies() {}
@@ -13,7 +12,7 @@ pub fn launch_dependents() {}
 
 /// The element, or, in about half of the blocks, something like it.
 #[track_caller]
-pub unsafe fn peek<T: Element>(memory: Pointer<T>, i: u64) -> u32 {
+pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     // SAFETY: by the caller's promise.
     let word = unsafe { load_in_order(memory, i) };
     let (seed, (x, y)) = current(|block| (block.launch.get().seed, block.index.get()));

@@ -8,13 +8,12 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use super::block::current;
 use super::fault::{Fault, FaultKind, Site};
 use super::memory::{Extent, Memory};
-use crate::mem::Element;
 
 /// An element type, as the emulator reads and writes it.
 ///
 /// Memory that a launch may write is accessed by relaxed atomics, plain moves to the CPU: a kernel
 /// with a race on global memory gets a wrong result, not undefined behaviour in the host process.
-pub trait Access {
+pub trait Access: Copy {
     /// Reads an element.
     ///
     /// # Safety
@@ -71,7 +70,7 @@ unsafe impl<T> Send for Pointer<T> {}
 // SAFETY: as for `Send`; it has no interior of its own.
 unsafe impl<T> Sync for Pointer<T> {}
 
-impl<T: Element> Pointer<T> {
+impl<T: Access> Pointer<T> {
     pub fn bind(memory: &Memory, address: u64, argument: &'static str) -> Result<Self, Fault> {
         let allocation = memory.find(address).ok_or(Fault {
             kernel: None,
@@ -134,7 +133,7 @@ impl<T: Element> Pointer<T> {
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn load_constant<T: Element>(pointer: Pointer<T>, i: u64) -> T {
+pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     let element: *mut T = pointer.at(i, size_of::<T>() as u32);
     // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
     unsafe { element.read() }
@@ -142,7 +141,7 @@ pub unsafe fn load_constant<T: Element>(pointer: Pointer<T>, i: u64) -> T {
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn load_constant_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
+pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     let words: *mut [u32; 2] = pointer.at(i, 8);
     // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
     unsafe { words.read() }
@@ -150,7 +149,7 @@ pub unsafe fn load_constant_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32;
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn load_constant_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
     let words: *mut [u32; 4] = pointer.at(i, 16);
     // SAFETY: in bounds of a live allocation and aligned; nobody writes it, by the caller's promise.
     unsafe { words.read() }
@@ -158,7 +157,7 @@ pub unsafe fn load_constant_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32;
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
+pub unsafe fn load<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     let element: *mut T = pointer.at(i, size_of::<T>() as u32);
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { T::load(element) }
@@ -166,38 +165,38 @@ pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
 
 /// Nothing but a check of its first and last 16 bytes.
 #[track_caller]
-pub unsafe fn prefetch_l2<T: Element>(pointer: Pointer<T>, i: u64, bytes: u32) {
+pub unsafe fn prefetch_l2<T: Access>(pointer: Pointer<T>, i: u64, bytes: u32) {
     let _: *mut u32 = pointer.at(i, 16);
     let _: *mut u32 = pointer.at(i + u64::from(bytes - 16) / size_of::<T>() as u64, 16);
 }
 
 #[inline(always)]
-pub unsafe fn have_address<T: Element>(_pointer: Pointer<T>, _i: u64) {}
+pub unsafe fn have_address<T: Access>(_pointer: Pointer<T>, _i: u64) {}
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn load_in_order<T: Element>(pointer: Pointer<T>, i: u64) -> u32 {
+pub unsafe fn load_in_order<T: Access>(pointer: Pointer<T>, i: u64) -> u32 {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { u32::load(pointer.at(i, 4)) }
 }
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn load_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
+pub unsafe fn load_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { load_words(pointer.at(i, 8)) }
 }
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn load_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+pub unsafe fn load_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { load_words(pointer.at(i, 16)) }
 }
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn store<T: Element>(pointer: Pointer<T>, i: u64, value: T) {
+pub unsafe fn store<T: Access>(pointer: Pointer<T>, i: u64, value: T) {
     let element: *mut T = pointer.at(i, size_of::<T>() as u32);
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { T::store(element, value) }
@@ -205,14 +204,14 @@ pub unsafe fn store<T: Element>(pointer: Pointer<T>, i: u64, value: T) {
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn store_x2<T: Element>(pointer: Pointer<T>, i: u64, value: [u32; 2]) {
+pub unsafe fn store_x2<T: Access>(pointer: Pointer<T>, i: u64, value: [u32; 2]) {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { store_words(pointer.at(i, 8), value) }
 }
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn store_x4<T: Element>(pointer: Pointer<T>, i: u64, value: [u32; 4]) {
+pub unsafe fn store_x4<T: Access>(pointer: Pointer<T>, i: u64, value: [u32; 4]) {
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.
     unsafe { store_words(pointer.at(i, 16), value) }
 }

@@ -13,25 +13,34 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `launch` | a launch's shape; blocks over OS threads |
-//! | `schedule` | the fibers of a cluster's blocks, and what moves them on |
-//! | `block` | what a running thread knows: its index, its block, where it stopped |
+//! | `launch` | the shape of a launch |
+//! | `dispatch` | runs the blocks of a launch on OS threads |
+//! | `schedule` | runs the fibers of a cluster's blocks from collective to collective |
+//! | `order` | the seeded order in which lanes and warps run |
+//! | `block` | the running block and thread: index, shared memory, where each thread stopped |
 //! | `collective` | the operations that threads stop at, and their results |
-//! | `arena`, `race` | shared memory: poison, bounds, races |
+//! | `matrix` | matrix products of a warp |
+//! | `copies` | asynchronous copies that a thread has started |
+//! | `shared_memory`, `race` | shared memory: unwritten words, bounds, races |
 //! | `memory` | the registry of device allocations |
 //! | `fault` | what can go wrong, in words |
-//! | `thread`, `cluster`, `warp`, `mma`, `mem`, `shared`, `copy`, `atomic`, `math` | the crate's API |
+//! | `panic` | catches panics of a kernel body |
+//! | `thread`, `cluster`, `grid`, `warp`, `mma`, `mem`, `shared`, `copy`, `atomic`, `math` | the crate's API on the CPU |
+//!
+//! The last row uses the rows above it; none of those uses the API.
 
-mod arena;
 pub(crate) mod atomic;
 mod block;
 pub(crate) mod cluster;
 mod collective;
+mod copies;
 pub(crate) mod copy;
+mod dispatch;
 mod fault;
 pub(crate) mod grid;
 mod launch;
 pub(crate) mod math;
+mod matrix;
 pub(crate) mod mem;
 mod memory;
 pub(crate) mod mma;
@@ -40,10 +49,12 @@ mod panic;
 mod race;
 mod schedule;
 pub(crate) mod shared;
+mod shared_memory;
 pub(crate) mod thread;
 pub(crate) mod warp;
 
 pub use collective::Operation;
+pub use dispatch::{launch, launch_clusters};
 pub use fault::{Access, AccessKind, Fault, FaultKind, LaneGroup, Site, ThreadIndex};
-pub use launch::{Launch, launch, launch_clusters};
+pub use launch::Launch;
 pub use memory::{Allocation, Memory};

@@ -1,6 +1,6 @@
 //! The order in which lanes and warps are run: a shuffle drawn from the launch's seed.
 
-use crate::warp::WARP_SIZE;
+use crate::limits::WARP_SIZE;
 
 /// As many lanes as a warp has, and as many warps as a block can have.
 const MOST: usize = WARP_SIZE as usize;

@@ -5,7 +5,7 @@
 //! word's past to find a racing pair whenever there is one, in constant space.
 
 use super::fault::{Access, AccessKind, Site, ThreadIndex};
-use crate::warp::WARP_SIZE;
+use crate::limits::WARP_SIZE;
 
 /// When an access happens: barriers passed so far.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -10,10 +10,10 @@ use super::block::{self, Block, Stop, Thread};
 use super::collective::{self, Operation};
 use super::fault::{FaultKind, LaneGroup, ThreadIndex};
 use super::launch::Launch;
-use super::mma::{self, Fragments};
+use super::matrix::{self, Fragments};
 use super::order::Order;
 use super::panic;
-use crate::warp::WARP_SIZE;
+use crate::limits::WARP_SIZE;
 
 /// Bytes of a fiber's stack, without its guard page. Kernel bodies hold registers, not buffers.
 const STACK_BYTES: usize = 64 * 1024;
@@ -47,9 +47,9 @@ pub fn run_cluster(
 ) -> Result<(), (u32, FaultKind)> {
     let mut worker = WORKER.take().unwrap_or_default();
     let Worker { blocks, fibers, stacks } = &mut *worker;
-    let most = blocks.len().max(size as usize);
-    blocks.resize_with(most, Block::new);
-    fibers.resize_with(most, Vec::new);
+    let count = blocks.len().max(size as usize);
+    blocks.resize_with(count, Block::new);
+    fibers.resize_with(count, Vec::new);
     let (blocks, fibers) = (&mut blocks[..size as usize], &mut fibers[..size as usize]);
     for (rank, (block, fibers)) in (0..).zip(blocks.iter_mut().zip(fibers.iter_mut())) {
         block.reset(*launch, (index.0 + rank, index.1), rank);
@@ -108,7 +108,7 @@ impl Cluster<'_> {
 /// Lets the threads of a block pass the barrier that all have reached.
 fn go_on(block: &Block) {
     block.threads.iter().for_each(|thread| thread.stop.set(Stop::Ready));
-    block.arena.borrow_mut().synchronize_block();
+    block.shared_memory.borrow_mut().synchronize_block();
 }
 
 /// The fault of two blocks whose threads stand at different places: thread 0 of each is named.
@@ -224,9 +224,9 @@ impl Schedule<'_> {
             thread.stop.set(Stop::Ready);
         }
         match operation {
-            Operation::SyncWarp => self.block.arena.borrow_mut().synchronize_warp(warp),
-            Operation::MmaBf16 => multiply(threads, mma::multiply_bf16),
-            Operation::MmaS8 => multiply(threads, mma::multiply_s8),
+            Operation::SyncWarp => self.block.shared_memory.borrow_mut().synchronize_warp(warp),
+            Operation::MmaBf16 => multiply(threads, matrix::multiply_bf16),
+            Operation::MmaS8 => multiply(threads, matrix::multiply_s8),
             _ => {}
         }
     }

@@ -10,7 +10,7 @@ use super::fault::{AccessKind, FaultKind, Site};
 pub unsafe fn array(byte_offset: u32, bytes: u32) -> u32 {
     let location = Location::caller();
     current(|block| {
-        let limit = u64::from(block.arena.borrow().bytes());
+        let limit = u64::from(block.shared_memory.borrow().bytes());
         let span = Span { offset: u64::from(byte_offset), bytes, align: 4 };
         span.check(block, limit, location);
     });
@@ -98,7 +98,8 @@ pub unsafe fn store_x4(address: u32, value: [u32; 4]) {
 /// The word at `address`, which [`element`] has checked.
 pub fn read(address: u32, kind: AccessKind, location: Site) -> u32 {
     current(|block| {
-        let result = block.arena.borrow_mut().read(address, kind, block.running.get(), location);
+        let result =
+            block.shared_memory.borrow_mut().read(address, kind, block.running.get(), location);
         result.unwrap_or_else(|fault| block.fail(fault))
     })
 }
@@ -107,7 +108,7 @@ pub fn read(address: u32, kind: AccessKind, location: Site) -> u32 {
 pub fn write(address: u32, value: u32, kind: AccessKind, location: Site) {
     current(|block| {
         let thread = block.running.get();
-        let result = block.arena.borrow_mut().write(address, value, kind, thread, location);
+        let result = block.shared_memory.borrow_mut().write(address, value, kind, thread, location);
         result.unwrap_or_else(|fault| block.fail(fault));
     });
 }

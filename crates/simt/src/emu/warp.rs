@@ -2,8 +2,8 @@
 
 use super::block::wait;
 use super::collective::Operation;
+use crate::limits::WARP_SIZE;
 use crate::thread::lane_id;
-use crate::warp::WARP_SIZE;
 
 #[track_caller]
 pub unsafe fn shuffle_xor(value: u32, lane_mask: u32) -> u32 {

@@ -2,11 +2,10 @@
 
 use core::arch::asm;
 
-use super::mem::Pointer;
-use crate::mem::Element;
+use super::mem::{Access, Pointer};
 
 #[inline(always)]
-pub unsafe fn start_if<T: Element>(is_wanted: bool, to: u32, source: Pointer<T>, at: u64) {
+pub unsafe fn start_if<T: Access>(is_wanted: bool, to: u32, source: Pointer<T>, at: u64) {
     // SAFETY: inside both, aligned and ordered by the caller's promise.
     unsafe {
         asm!(

@@ -2,8 +2,7 @@
 
 use core::arch::asm;
 
-use super::mem::Pointer;
-use crate::mem::Element;
+use super::mem::{Access, Pointer};
 
 #[inline(always)]
 pub fn wait_for_dependencies() {
@@ -18,7 +17,7 @@ pub fn launch_dependents() {
 }
 
 #[inline(always)]
-pub unsafe fn peek<T: Element>(memory: Pointer<T>, i: u64) -> u32 {
+pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     let word: u32;
     // SAFETY: in bounds and aligned by the caller's promise. Not `readonly`: others may write.
     unsafe {

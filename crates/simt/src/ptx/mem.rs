@@ -6,10 +6,8 @@
 
 use core::arch::asm;
 
-use crate::mem::Element;
-
 /// An element type. The device needs nothing more of it.
-pub trait Access {}
+pub trait Access: Copy {}
 
 impl Access for u8 {}
 impl Access for u16 {}
@@ -23,7 +21,7 @@ impl Access for u64 {}
 #[repr(transparent)]
 pub struct Pointer<T>(*mut T);
 
-impl<T: Element> Pointer<T> {
+impl<T: Access> Pointer<T> {
     #[inline(always)]
     pub fn new(pointer: *mut T) -> Self {
         Self(pointer)
@@ -55,7 +53,7 @@ impl<T: Element> Pointer<T> {
 }
 
 #[inline(always)]
-pub unsafe fn have_address<T: Element>(pointer: Pointer<T>, i: u64) {
+pub unsafe fn have_address<T: Access>(pointer: Pointer<T>, i: u64) {
     // SAFETY: a comment; the operand is in bounds by the caller's promise. Not `pure`, so that it stays
     // in its place.
     unsafe {
@@ -68,7 +66,7 @@ pub unsafe fn have_address<T: Element>(pointer: Pointer<T>, i: u64) {
 }
 
 #[inline(always)]
-pub unsafe fn prefetch_l2<T: Element>(pointer: Pointer<T>, i: u64, bytes: u32) {
+pub unsafe fn prefetch_l2<T: Access>(pointer: Pointer<T>, i: u64, bytes: u32) {
     // SAFETY: in bounds and aligned by the caller's promise. Not `pure`, so that it stays in its place.
     unsafe {
         asm!(
@@ -81,13 +79,13 @@ pub unsafe fn prefetch_l2<T: Element>(pointer: Pointer<T>, i: u64, bytes: u32) {
 }
 
 #[inline(always)]
-pub unsafe fn load_constant<T: Element>(pointer: Pointer<T>, i: u64) -> T {
+pub unsafe fn load_constant<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe { pointer.0.add(i as usize).read() }
 }
 
 #[inline(always)]
-pub unsafe fn load_constant_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
+pub unsafe fn load_constant_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     let (a, b): (u32, u32);
     // SAFETY: in bounds, aligned and unwritten for the whole launch by the caller's promise.
     unsafe {
@@ -103,7 +101,7 @@ pub unsafe fn load_constant_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32;
 }
 
 #[inline(always)]
-pub unsafe fn load_constant_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
     // SAFETY: in bounds, aligned and unwritten for the whole launch by the caller's promise.
     unsafe {
@@ -121,13 +119,13 @@ pub unsafe fn load_constant_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32;
 }
 
 #[inline(always)]
-pub unsafe fn load<T: Element>(pointer: Pointer<T>, i: u64) -> T {
+pub unsafe fn load<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe { pointer.0.add(i as usize).read() }
 }
 
 #[inline(always)]
-pub unsafe fn load_in_order<T: Element>(pointer: Pointer<T>, i: u64) -> u32 {
+pub unsafe fn load_in_order<T: Access>(pointer: Pointer<T>, i: u64) -> u32 {
     let word: u32;
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe {
@@ -142,7 +140,7 @@ pub unsafe fn load_in_order<T: Element>(pointer: Pointer<T>, i: u64) -> u32 {
 }
 
 #[inline(always)]
-pub unsafe fn load_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
+pub unsafe fn load_x2<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
     let (a, b): (u32, u32);
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe {
@@ -158,7 +156,7 @@ pub unsafe fn load_x2<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 2] {
 }
 
 #[inline(always)]
-pub unsafe fn load_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+pub unsafe fn load_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe {
@@ -176,13 +174,13 @@ pub unsafe fn load_x4<T: Element>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
 }
 
 #[inline(always)]
-pub unsafe fn store<T: Element>(pointer: Pointer<T>, i: u64, value: T) {
+pub unsafe fn store<T: Access>(pointer: Pointer<T>, i: u64, value: T) {
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe { pointer.0.add(i as usize).write(value) }
 }
 
 #[inline(always)]
-pub unsafe fn store_x2<T: Element>(pointer: Pointer<T>, i: u64, [a, b]: [u32; 2]) {
+pub unsafe fn store_x2<T: Access>(pointer: Pointer<T>, i: u64, [a, b]: [u32; 2]) {
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe {
         asm!(
@@ -196,7 +194,7 @@ pub unsafe fn store_x2<T: Element>(pointer: Pointer<T>, i: u64, [a, b]: [u32; 2]
 }
 
 #[inline(always)]
-pub unsafe fn store_x4<T: Element>(pointer: Pointer<T>, i: u64, [a, b, c, d]: [u32; 4]) {
+pub unsafe fn store_x4<T: Access>(pointer: Pointer<T>, i: u64, [a, b, c, d]: [u32; 4]) {
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe {
         asm!(

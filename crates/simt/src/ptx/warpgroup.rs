@@ -7,7 +7,7 @@
 use core::arch::asm;
 
 use crate::shared::Shared;
-use crate::warpgroup::{Fragments, IntegerFragments};
+use crate::warpgroup::layout::{Fragments, IntegerFragments};
 
 #[inline(always)]
 pub fn fence_shared() {

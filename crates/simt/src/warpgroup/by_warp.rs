@@ -1,6 +1,6 @@
 //! [`crate::warpgroup`] warp by warp.
 
-use super::{Fragments, IntegerFragments, right_word};
+use super::layout::{Fragments, IntegerFragments, right_word};
 use crate::math::mul_bf16x2;
 use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
 use crate::shared::Shared;

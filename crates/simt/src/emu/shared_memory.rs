@@ -2,19 +2,19 @@
 
 use super::fault::{AccessKind, FaultKind, Site, ThreadIndex};
 use super::race::{Clock, Event, History};
-use crate::warp::WARP_SIZE;
+use crate::limits::WARP_SIZE;
 
 #[derive(Clone, Copy, Default)]
 struct Cell {
     value: u32,
-    /// The block, by [`Arena::first_clock`], that last wrote it.
+    /// The block, by [`SharedMemory::first_clock`], that last wrote it.
     written: u64,
     history: History,
 }
 
 /// Shared memory of the block that an OS thread runs. Reused from block to block: what earlier
 /// blocks left is told by its clock, so that a new block costs nothing.
-pub struct Arena {
+pub struct SharedMemory {
     bytes: u32,
     cells: Vec<Cell>,
     /// Block barriers since the arena was made; also moved by a new block.
@@ -25,7 +25,7 @@ pub struct Arena {
     warp_clocks: [u32; WARP_SIZE as usize],
 }
 
-impl Arena {
+impl SharedMemory {
     /// An arena of no bytes.
     pub fn new() -> Self {
         Self { bytes: 0, cells: Vec::new(), clock: 0, first_clock: 0, warp_clocks: [0; _] }

@@ -1,0 +1,43 @@
+//! The asynchronous copies that a thread has started.
+
+use std::collections::VecDeque;
+
+use super::fault::Site;
+
+/// A copy of 16 bytes from global to shared memory that was started.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy16 {
+    /// Byte offset in the block's shared memory.
+    pub to: u32,
+    /// Four words of global memory, checked when the copy was started.
+    pub from: *mut u32,
+    /// Where it was started.
+    pub location: Site,
+}
+
+/// The copies that a thread has started and not waited for.
+#[derive(Debug, Default)]
+pub struct Copies {
+    /// Those since the last group was committed.
+    open: Vec<Copy16>,
+    /// The committed groups, the oldest first.
+    groups: VecDeque<Vec<Copy16>>,
+}
+
+impl Copies {
+    /// Adds a copy to the group that is not committed yet.
+    pub fn start(&mut self, copy: Copy16) {
+        self.open.push(copy);
+    }
+
+    /// Commits the copies since the last group; the new group may be empty.
+    pub fn commit_group(&mut self) {
+        self.groups.push_back(std::mem::take(&mut self.open));
+    }
+
+    /// Takes out the copies of all groups but the last `pending`.
+    pub fn take_all_but(&mut self, pending: usize) -> Vec<Copy16> {
+        let done = self.groups.len().saturating_sub(pending);
+        self.groups.drain(..done).flatten().collect()
+    }
+}

@@ -1,0 +1,56 @@
+//! Runs the blocks of a launch on OS threads.
+
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+
+use super::block::try_current;
+use super::fault::{Fault, FaultKind};
+use super::launch::Launch;
+use super::{panic, schedule};
+
+/// Runs `body` once for every thread of the grid. Blocks run in parallel on rayon's threads, in no
+/// order.
+///
+/// # Errors
+/// The fault of the first block, by index, that has one. Blocks after it may or may not have run.
+///
+/// # Panics
+/// When called from a kernel body.
+pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
+    launch_clusters(launch, 1, body)
+}
+
+/// As [`launch()`], with clusters of `size` consecutive blocks of a row of the grid. The blocks of one run one
+/// after the other, each to its next barrier of the cluster or to its end.
+///
+/// # Errors
+/// The fault of the first cluster that has one; a grid whose rows are no whole number of clusters.
+///
+/// # Panics
+/// When called from a kernel body.
+pub fn launch_clusters(launch: &Launch, size: u32, body: impl Fn() + Sync) -> Result<(), Fault> {
+    let fault =
+        |block, kind| Err(Fault { kernel: Some(launch.kernel), block, kind: Box::new(kind) });
+    if !launch.is_valid(size) {
+        let kind = FaultKind::InvalidLaunch { grid: launch.grid, block: launch.block };
+        return fault(None, kind);
+    }
+    assert!(try_current(|_| ()).is_none(), "a kernel body cannot launch a kernel");
+    panic::install_hook();
+    let (columns, rows) = (u64::from(launch.grid.0), u64::from(launch.grid.1));
+    let size = u64::from(size);
+    let run = |cluster: u64| {
+        let number = cluster * size;
+        let index = ((number % columns) as u32, (number / columns) as u32);
+        schedule::run_cluster(launch, size as u32, number, index, &body)
+            .err()
+            .map(|(rank, kind)| ((index.0 + rank, index.1), kind))
+    };
+    let first = match columns * rows / size {
+        1 => run(0),
+        clusters => (0..clusters).into_par_iter().find_map_first(run),
+    };
+    match first {
+        None => Ok(()),
+        Some((index, kind)) => fault(Some(index), kind),
+    }
+}
