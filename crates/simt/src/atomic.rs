@@ -4,9 +4,9 @@
 //! `core::sync::atomic` is no substitute on the device: its read-modify-writes lose their ordering
 //! and its loads and stores are system-scoped.
 //!
-//! A thread that spins until another one writes never ends on the emulator, which runs a thread
-//! until it stops by itself; nor does CUDA promise that it ends between blocks. For what earlier blocks
-//! write there is [`crate::grid::wait_for_earlier_blocks`].
+//! Do not spin on a value that another thread writes: the emulator runs a thread until its next
+//! collective, and CUDA guarantees no progress between blocks. To wait for data of earlier blocks there is
+//! [`crate::grid::wait_for_earlier_blocks`].
 
 use crate::imp;
 use crate::mem::GlobalMut;
@@ -39,7 +39,7 @@ impl DeviceAtomicU32 {
         imp::atomic::global_add(self.word, value)
     }
 
-    /// Keeps the larger; the old value (`atom.relaxed.gpu.global.max.u32`).
+    /// Sets the larger of the two; the old value (`atom.relaxed.gpu.global.max.u32`).
     #[inline(always)]
     pub fn max(self, value: u32) -> u32 {
         imp::atomic::global_max(self.word, value)
@@ -87,7 +87,7 @@ impl DeviceAtomicU32 {
 
 /// A word of shared memory, atomic among the threads of a block.
 ///
-/// Its operations do not race with each other; with a plain access they do.
+/// Its operations do not race with each other, but they race with plain accesses.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockAtomicU32 {
     address: u32,
@@ -116,7 +116,7 @@ impl BlockAtomicU32 {
         imp::atomic::shared_add(self.address, value)
     }
 
-    /// Keeps the larger; the old value (`atom.relaxed.cta.shared.max.u32`).
+    /// Sets the larger of the two; the old value (`atom.relaxed.cta.shared.max.u32`).
     #[inline(always)]
     #[track_caller]
     pub fn max(self, value: u32) -> u32 {
@@ -154,21 +154,21 @@ impl BlockAtomicU32 {
     }
 }
 
-/// Orders this thread's accesses before it and after it, as the block sees them
+/// Orders this thread's accesses before the fence and after it, as seen by the block
 /// (`fence.acq_rel.cta`).
 #[inline(always)]
 pub fn fence_block() {
     imp::atomic::fence_block();
 }
 
-/// Orders this thread's accesses before it and after it, as the device sees them
+/// Orders this thread's accesses before the fence and after it, as seen by the device
 /// (`fence.acq_rel.gpu`).
 #[inline(always)]
 pub fn fence_device() {
     imp::atomic::fence_device();
 }
 
-/// Orders this thread's accesses before it and after it, as host and device see them
+/// Orders this thread's accesses before the fence and after it, as seen by host and device
 /// (`fence.acq_rel.sys`).
 #[inline(always)]
 pub fn fence_system() {

@@ -1,18 +1,18 @@
-//! Thread block clusters: consecutive blocks of a row of the grid that run at the same time, wait for
-//! each other and read each other's shared memory (PTX ISA 5.1 and 9.7.9, sm_90). How many blocks a
-//! cluster has is fixed with the kernel, in the PTX and in the launch.
+//! Thread block clusters: consecutive blocks of a row of the grid that run at the same time, synchronise
+//! and read each other's shared memory (PTX ISA 5.1 and 9.7.9, sm_90). The number of blocks of a cluster
+//! is fixed per kernel, in the PTX and in the launch.
 
 use crate::imp;
 use crate::shared::{Shared, Word};
 
-/// Place of the calling thread's block in its cluster.
+/// Rank of the calling thread's block in its cluster (`%cluster_ctarank`).
 #[inline(always)]
 #[must_use]
 pub fn block_rank() -> u32 {
     imp::cluster::block_rank()
 }
 
-/// Waits for all threads of the cluster; what any of them wrote before, all see after
+/// Waits for all threads of the cluster; what any thread wrote before is visible to all after
 /// (`barrier.cluster.arrive`, `.wait`, aligned, PTX ISA 9.7.13).
 ///
 /// # Safety
@@ -25,8 +25,8 @@ pub unsafe fn sync_cluster() {
     unsafe { imp::cluster::sync_cluster() }
 }
 
-/// Says that this thread reads no other block's shared memory from here on. Does not wait
-/// (`barrier.cluster.arrive`, aligned).
+/// Arrives at the cluster's barrier without waiting: this thread reads no other block's shared memory from
+/// here on (`barrier.cluster.arrive`, aligned).
 ///
 /// # Safety
 /// - Every thread of every block of the cluster makes this call, from the same place in the source, and
@@ -38,8 +38,8 @@ pub unsafe fn cluster_arrive() {
     unsafe { imp::cluster::cluster_arrive() }
 }
 
-/// Waits until every thread of the cluster has called [`cluster_arrive`]: what no block may do before is
-/// return (`barrier.cluster.wait`, aligned).
+/// Waits until every thread of the cluster has called [`cluster_arrive`]: no block may return earlier, as
+/// others may still read its shared memory (`barrier.cluster.wait`, aligned).
 ///
 /// # Safety
 /// - Every thread of every block of the cluster makes this call, from the same place in the source,

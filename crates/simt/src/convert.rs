@@ -1,5 +1,5 @@
-//! Number conversions that the hardware has (PTX ISA 9.7.9 `cvt`). Device only: on the CPU, take a
-//! software codec with the same rounding. All round to nearest, ties to even.
+//! Number conversions in hardware (PTX ISA 9.7.9 `cvt`). Device only: on the CPU, use a software codec
+//! with the same rounding. All round to nearest, ties to even.
 
 use crate::imp::convert;
 

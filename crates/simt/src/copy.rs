@@ -1,8 +1,7 @@
-//! Copies from global to shared memory that a thread starts and waits for later (PTX ISA 9.7.9.25.3,
-//! `cp.async`, sm_80).
+//! Asynchronous copies from global to shared memory (PTX ISA 9.7.9.25.3, `cp.async`, sm_80).
 //!
-//! A thread collects copies into groups, and waits for all of its groups but the last few. What it
-//! waited for it may read; others may after a barrier.
+//! A thread starts copies, commits them in groups, and waits for all of its groups but the last few. After
+//! the wait the thread itself may read the data; other threads may after a barrier.
 
 use crate::imp;
 use crate::mem::{Element, Global};
@@ -15,8 +14,8 @@ impl<const N: usize> Shared<u32, N> {
     /// # Safety
     /// - The 16 bytes lie in the allocation of `source`; both addresses are multiples of 16 bytes;
     ///   `i + 4 <= N`.
-    /// - Until this thread has waited for the copy's group no thread touches the words, and others not
-    ///   without a barrier after that.
+    /// - No thread accesses the words until this thread has waited for the copy's group; other threads
+    ///   also need a barrier after that wait.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn copy_from<T: Element>(self, i: u32, source: Global<T>, at: u64) {
@@ -24,7 +23,7 @@ impl<const N: usize> Shared<u32, N> {
         unsafe { self.copy_from_if(true, i, source, at) }
     }
 
-    /// As [`Self::copy_from`] if `is_wanted`, without a branch.
+    /// [`Self::copy_from`] under a predicate instead of a branch.
     ///
     /// # Safety
     /// - As [`Self::copy_from`] if `is_wanted`.
@@ -42,7 +41,7 @@ impl<const N: usize> Shared<u32, N> {
     }
 }
 
-/// Makes a group of the copies that this thread has started since the last one; it may be empty
+/// Commits the copies that this thread has started since the last group; the group may be empty
 /// (`cp.async.commit_group`).
 #[inline(always)]
 pub fn commit_group() {

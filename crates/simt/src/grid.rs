@@ -1,28 +1,29 @@
-//! Launches that overlap the one before them in their stream (PTX ISA 9.7.13 `griddepcontrol`, sm_90).
-//! On the emulator a launch starts when the one before it has ended. And blocks that wait for others of
-//! their launch.
+//! Programmatic dependent launch: a launch may start while the one before it in the stream still runs
+//! (PTX ISA 9.7.13 `griddepcontrol`, sm_90). The emulator runs one launch at a time. Also waiting between
+//! blocks of one launch.
 
 use crate::imp;
 use crate::mem::{Element, Global};
 
-/// Waits until the launches this one depends on have ended and what they wrote is seen
+/// Waits until all launches that this one depends on have ended and their writes are visible
 /// (`griddepcontrol.wait`).
 #[inline(always)]
 pub fn wait_for_dependencies() {
     imp::grid::wait_for_dependencies();
 }
 
-/// Says that, for this block, the launches that depend on this one may start
-/// (`griddepcontrol.launch_dependents`). They wait by [`wait_for_dependencies`] until it has ended.
+/// Signals that, as far as this block is concerned, the launches that depend on this one may start
+/// (`griddepcontrol.launch_dependents`). Their [`wait_for_dependencies`] still waits for the end of this
+/// launch.
 #[inline(always)]
 pub fn launch_dependents() {
     imp::grid::launch_dependents();
 }
 
-/// Element `i` as it may have been at any time before [`wait_for_dependencies`] returns: a guess, to be
-/// checked against [`Global::load`] after it. Leaves nothing in a cache that such a load would find
-/// (`ld.relaxed.gpu.global.b32`). The emulator gives about half of the blocks what other launches might
-/// have left there.
+/// A speculative read of element `i`, allowed before [`wait_for_dependencies`]: the value may be stale and
+/// must be compared with [`Global::load`] after the wait. It is not cached in L1, so that load reads
+/// memory again (`ld.relaxed.gpu.global.b32`). To test revalidation, the emulator gives about half of the
+/// blocks a wrong speculative value.
 ///
 /// # Safety
 /// - Element `i` has 4 bytes, lies in the allocation and is aligned.
@@ -35,13 +36,13 @@ pub unsafe fn peek<T: Element>(memory: Global<T>, i: u64) -> u32 {
     unsafe { imp::grid::peek(memory.0, i) }
 }
 
-/// What `poll` gives, as soon as it gives something: it looks for what earlier blocks of the grid leave by
+/// Calls `poll` until it returns a value: for data that earlier blocks of the grid publish through
 /// [`crate::atomic::DeviceAtomicU32`].
 ///
-/// Ends because blocks are started in the order of their number, x first: CUDA does not promise it, but
-/// every device does it and CUB's scans rely on it. A block must not wait for a later one. On the emulator
-/// the blocks that a block waits for are before it in the same group of the kernel table's `in_order`,
-/// and one that would wait forever panics.
+/// It terminates because the hardware starts blocks in the order of their index, x first. CUDA does not
+/// guarantee this order, but every device has it and CUB's decoupled look-back scan relies on it. A block
+/// must not wait for a later block. The emulator runs the blocks that wait for each other in order; a
+/// wait that could never end panics.
 #[inline(always)]
 #[track_caller]
 pub fn wait_for_earlier_blocks<T>(poll: impl Fn() -> Option<T>) -> T {

@@ -1,32 +1,64 @@
 //! The CUDA thread model: one API, two backends.
 //!
-//! A kernel body written against this crate compiles for `nvptx64` into PTX, one instruction a
-//! call, and for the CPU into ordinary Rust that the [`emu`] backend runs with one fiber per CUDA
-//! thread, checking every access and every collective. Names of indices and barriers are
-//! `cuda_std`'s.
+//! For `nvptx64`, a kernel body written against this crate compiles to PTX, one instruction a call. For the
+//! CPU it compiles to ordinary Rust, which the emulator ([`emu`]) runs with one fiber per CUDA thread; it
+//! checks every access and every collective. Indices and barriers have the names of `cuda_std`.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`thread`] | indices, dimensions, the block barrier |
-//! | [`cluster`] | blocks that run together: barrier, shared memory of each other |
+//! | [`cluster`] | thread block clusters: barrier, distributed shared memory |
 //! | [`warp`] | shuffles, votes, reductions of a full warp |
 //! | [`mma`] | matrix products of a full warp on the tensor cores |
-//! | [`warpgroup`] | matrix products of four warps, one side in shared memory |
+//! | [`warpgroup`] | matrix products of four warps, one operand in shared memory |
 //! | [`mem`] | global memory: [`mem::Global`], [`mem::GlobalMut`] |
 //! | [`shared`] | the block's shared memory: [`shared::Shared`] |
-//! | [`copy`] | copies from global to shared memory that nobody waits for at once |
-//! | [`grid`] | launches that overlap in a stream |
+//! | [`copy`] | asynchronous copies from global to shared memory |
+//! | [`grid`] | programmatic dependent launch, waiting for earlier blocks |
 //! | [`kernel`] | what a launch and the PTX of a kernel must agree on |
 //! | [`atomic`] | atomics with the scope in the type's name, fences |
-//! | [`math`] | float operations that are bit-equal on both backends, and those that are not |
+//! | [`math`] | float operations: bit-equal on both backends, or marked as approximate |
 //! | `convert` | hardware number conversions (device only) |
 //! | [`emu`] | the emulator: launches, device memory, faults (host only) |
 //!
 //! Blocks are one-dimensional, a multiple of 32 threads and at most 1024; grids are `(x, y)`.
 //!
-//! Every operation that the hardware checks nothing of is `unsafe`. The emulator checks the duties
-//! named under each `# Safety`, except those marked *unchecked*, and reports a breach as a
-//! `Fault` with the source line.
+//! An operation whose preconditions the hardware does not check is `unsafe`. The emulator checks the
+//! conditions under each `# Safety`, except those marked *unchecked*, and reports a violation as a `Fault`
+//! with the source line.
+//!
+//! # Functions, PTX, and what the emulator detects
+//!
+//! | function | PTX | the emulator detects |
+//! |---|---|---|
+//! | [`thread::thread_idx_x`], [`thread::block_idx_x`], .. | `%tid.x`, `%ctaid.x`, .. | call outside a launch |
+//! | [`thread::sync_threads`] | `barrier.cta.sync.aligned` | a thread that is elsewhere or has returned |
+//! | [`thread::hold_u32`] | none | |
+//! | [`warp::shuffle_xor_u32`], `idx`, `up`, `down` | `shfl.sync` | divergence: not all 32 lanes at the same call |
+//! | [`warp::ballot`], [`warp::all`], [`warp::any`] | `vote.sync` | divergence |
+//! | [`warp::reduce_add_u32`], `max`, `min` | `redux.sync` | divergence |
+//! | [`warp::reduce_add_f32`], [`warp::reduce_max_f32`] | five `shfl.sync.bfly` | divergence |
+//! | [`warp::sync_warp`] | `bar.warp.sync` | divergence |
+//! | [`cluster::sync_cluster`] | `barrier.cluster.arrive`, `.wait` | a block whose threads are elsewhere |
+//! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive; a remote read between them |
+//! | [`shared::Shared::load_from`] | `mapa`, `ld.shared::cluster` | bounds, unwritten words, races, ranks outside the cluster |
+//! | [`mem::Global::load`] | `ld.global` | bounds, alignment |
+//! | [`mem::Global::load_u32x2`], [`load_u32x4`](mem::Global::load_u32x4) | `ld.global.nc.v2`, `.v4` | bounds, alignment |
+//! | [`mem::Global::load_u32_in_order`], [`load_u32x4_in_order`](mem::Global::load_u32x4_in_order) | `ld.global` in volatile asm | bounds, alignment |
+//! | [`mem::Global::prefetch_l2`] | `cp.async.bulk.prefetch.L2` | bounds, alignment |
+//! | [`mem::GlobalMut::store`], `store_u32x2`, `store_u32x4` | `st.global` | bounds, alignment; not races |
+//! | [`shared::Shared::load`], `store`, and their vectors | `ld.shared`, `st.shared` | bounds, alignment, unwritten words, races |
+//! | [`shared::Shared::copy_from`] | `cp.async.cg` | bounds, alignment; a read before the wait sees the old content |
+//! | [`copy::commit_group`], [`copy::wait_for_groups`] | `cp.async.commit_group`, `.wait_group` | races of the copied words, as writes at the wait |
+//! | [`atomic::DeviceAtomicU32`] | `atom`, `ld`, `st` `.relaxed.gpu.global` | bounds, alignment |
+//! | [`atomic::BlockAtomicU32`] | `atom`, `ld`, `st` `.relaxed.cta.shared` | bounds, unwritten words, races with plain accesses |
+//! | [`atomic::fence_device`], `block`, `system` | `fence.acq_rel` | nothing: a fence orders no plain accesses to shared memory here |
+//! | [`mma::bf16_m16n8k16`], [`mma::s8_m16n8k32`] | `mma.sync.aligned` | divergence |
+//! | [`warpgroup::bf16_m64n64k128`], `e4m3`, `s8` | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of B as of shared memory |
+//! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
+//! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that trusts the value: half of the blocks get a wrong one |
+//! | [`grid::wait_for_earlier_blocks`] | a loop | a wait that cannot end |
+//! | [`math`] | one instruction each | nothing; bit-equal except in [`math::approx`] |
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",

@@ -34,15 +34,15 @@ pub fn floor(value: f32) -> f32 {
     imp::math::floor(value)
 }
 
-/// The larger value; a number wins over NaN, and `+0.0` over `-0.0` (`max.f32`). `f32::max` leaves
-/// the sign of zero open.
+/// The larger value. NaN next to a number is ignored; `+0.0` is larger than `-0.0` (`max.f32`). The sign of
+/// zero is unspecified in `f32::max`.
 #[inline(always)]
 #[must_use]
 pub fn max(a: f32, b: f32) -> f32 {
     imp::math::max(a, b)
 }
 
-/// The smaller value; a number wins over NaN, and `-0.0` over `+0.0` (`min.f32`).
+/// The smaller value. NaN next to a number is ignored; `-0.0` is smaller than `+0.0` (`min.f32`).
 #[inline(always)]
 #[must_use]
 pub fn min(a: f32, b: f32) -> f32 {
@@ -64,8 +64,8 @@ pub fn mul_bf16x2(a: u32, b: u32) -> u32 {
     imp::math::mul_bf16x2(a, b)
 }
 
-/// `a * b` rounded to nearest even, and what that is outside of `0.0..=1.0` set to the nearer end; NaN
-/// becomes `+0.0` (`mul.sat.f32`). Subnormal operands keep their value.
+/// `a * b` rounded to nearest even and clamped to `0.0..=1.0`; NaN becomes `+0.0` (`mul.sat.f32`).
+/// Subnormal operands are not flushed.
 #[inline(always)]
 #[must_use]
 pub fn mul_saturated(a: f32, b: f32) -> f32 {
@@ -80,9 +80,9 @@ pub fn max_u16x2(a: u32, b: u32) -> u32 {
     imp::math::max_u16x2(a, b)
 }
 
-/// Four bytes chosen from the eight of `a` (0 to 3) and `b` (4 to 7), the lowest first: by the low three
-/// bits of four bits each of `selectors`; where the fourth is set, eight times the top bit of the byte
-/// that they choose (`prmt.b32`).
+/// Four bytes selected from the eight of `a` (0 to 3) and `b` (4 to 7). Each hexadecimal digit of
+/// `selectors`, the lowest for the lowest byte, selects one by its low three bits; if its top bit is set, the
+/// result is the sign bit of that byte in all eight bits (`prmt.b32`).
 #[inline(always)]
 #[must_use]
 pub fn permute_bytes(a: u32, b: u32, selectors: u32) -> u32 {
@@ -90,8 +90,8 @@ pub fn permute_bytes(a: u32, b: u32, selectors: u32) -> u32 {
 }
 
 /// One-instruction approximations. NOT bit-equal between backends: the emulator rounds the `f64`
-/// result to `f32`. The bounds are those of the PTX ISA, section 9.7.3, for `.approx.f32` without
-/// `.ftz` but where the name says it.
+/// result to `f32`. The error bounds are those of the PTX ISA, section 9.7.3. Subnormals are flushed only
+/// where the name says `ftz`.
 pub mod approx {
     use crate::imp;
 
@@ -117,7 +117,7 @@ pub mod approx {
         imp::math::rcp(value)
     }
 
-    /// As [`rcp`], in which subnormals, read or made, are zeros: fewer instructions
+    /// [`rcp`] that flushes subnormal operands and results to zero: fewer instructions
     /// (`rcp.approx.ftz.f32`).
     #[inline(always)]
     #[must_use]

@@ -1,4 +1,4 @@
-//! Global memory: what a kernel's pointer arguments point to.
+//! Global memory: typed views of a kernel's pointer arguments.
 //!
 //! On the device a view is the bare pointer, so that loads and stores stay in the global address
 //! space. On the CPU it also knows the bounds of the allocation it was bound to, and every access
@@ -18,15 +18,15 @@ impl Element for i32 {}
 impl Element for f32 {}
 impl Element for u64 {}
 
-/// A pointer to elements that nobody writes for the whole launch.
+/// A pointer to elements that nobody writes during the launch.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Global<T: Element>(pub(crate) imp::mem::Pointer<T>);
 
 /// A pointer to elements that the launch may write.
 ///
-/// Plain loads and stores by different threads of one launch must not meet on an element without a
-/// barrier between them: *unchecked*. Use [`crate::atomic::DeviceAtomicU32`] where they must.
+/// Plain accesses of different threads of a launch to one element, at least one of them a store, need a
+/// barrier between them: *unchecked*. Where there is none, use [`crate::atomic::DeviceAtomicU32`].
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct GlobalMut<T: Element>(pub(crate) imp::mem::Pointer<T>);
@@ -54,7 +54,7 @@ impl<T: Element> Global<T> {
         imp::mem::Pointer::bind(memory, address, argument).map(Self)
     }
 
-    /// The same memory as elements of `U`; index 0 is where index 0 was.
+    /// The same memory as elements of `U`; index 0 keeps its address.
     #[inline(always)]
     #[must_use]
     pub fn cast<U: Element>(self) -> Global<U> {
@@ -100,18 +100,18 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::load_constant_x4(self.0, i) }
     }
 
-    /// Has the address of element `i` in a register from here on, for a load behind what the device waits
-    /// for. Accesses nothing.
+    /// Computes the address of element `i` here, ahead of a load that stands after a wait or a barrier.
+    /// Accesses no memory.
     ///
     /// # Safety
     /// - Element `i` lies in the allocation.
     #[inline(always)]
-    pub unsafe fn have_address(self, i: u64) {
+    pub unsafe fn precompute_address(self, i: u64) {
         // SAFETY: in bounds by the caller's promise.
-        unsafe { imp::mem::have_address(self.0, i) }
+        unsafe { imp::mem::precompute_address(self.0, i) }
     }
 
-    /// Has the `bytes` bytes at element `i` brought to the L2 cache; a hint, which changes nothing
+    /// Prefetches the `bytes` bytes at element `i` into the L2 cache; a hint only
     /// (`cp.async.bulk.prefetch.L2.global`, PTX ISA 9.7.9.25.4, sm_90).
     ///
     /// # Safety
@@ -123,8 +123,8 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::prefetch_l2(self.0, i, bytes) }
     }
 
-    /// As [`Self::load`] of 4 bytes, but where it stands: rustc moves it nowhere, the assembler not
-    /// below a barrier, a store or another such load. For loads that are to be on their way together
+    /// [`Self::load`] of 4 bytes, as a volatile access: LLVM does not move it, and `ptxas` does not move it
+    /// below a barrier, a store or another such load. For several loads that must be in flight together
     /// (`ld.global.b32`).
     ///
     /// # Safety
@@ -138,7 +138,7 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::load_in_order(self.0, i) }
     }
 
-    /// As [`Self::load_u32x4`], but where it stands; see [`Self::load_u32_in_order`]
+    /// [`Self::load_u32x4`] as a volatile access; see [`Self::load_u32_in_order`]
     /// (`ld.global.v4.u32`).
     ///
     /// # Safety
@@ -174,14 +174,14 @@ impl<T: Element> GlobalMut<T> {
         imp::mem::Pointer::bind(memory, address, argument).map(Self)
     }
 
-    /// The same memory as elements of `U`; index 0 is where index 0 was.
+    /// The same memory as elements of `U`; index 0 keeps its address.
     #[inline(always)]
     #[must_use]
     pub fn cast<U: Element>(self) -> GlobalMut<U> {
         GlobalMut(self.0.cast())
     }
 
-    /// The same memory to read only.
+    /// The same memory, for reads only.
     ///
     /// # Safety
     /// - No element that is read through the result is written during the launch: *unchecked*.

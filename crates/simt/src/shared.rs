@@ -1,9 +1,10 @@
-//! Shared memory: one arena per block, sized by the launch, carved into [`Shared`] arrays.
+//! Shared memory: one dynamic allocation per block, sized by the launch, divided into [`Shared`] arrays.
 //!
-//! Access is by 32-bit word. A block starts with unwritten memory: reading a word before writing it
-//! is a fault on the CPU and garbage on the device. Two threads that touch a word, one of them
-//! writing, need [`crate::thread::sync_threads`] between them, or [`crate::warp::sync_warp`] when
-//! they are of one warp; the emulator takes nothing else for an order, not even a fence.
+//! Accesses are 32-bit words. A block starts with unwritten memory: reading a word before writing it
+//! is a fault on the emulator and undefined data on the device. Two threads that access a word, at least
+//! one of them writing, need [`crate::thread::sync_threads`] between the accesses, or
+//! [`crate::warp::sync_warp`] within a warp. The emulator accepts nothing else as ordering, not even a
+//! fence.
 
 use core::marker::PhantomData;
 
@@ -74,12 +75,12 @@ impl<T: Word, const N: usize> Shared<T, N> {
     /// # Safety
     /// - `byte_offset` is a multiple of 4, and `byte_offset + Self::BYTES` is no more than the
     ///   launch's shared bytes.
-    /// - Arrays that overlap are used as one memory, with the barriers that needs.
+    /// - Barriers separate the uses of arrays that overlap.
     #[inline(always)]
     #[track_caller]
     #[must_use]
     pub unsafe fn at(byte_offset: u32) -> Self {
-        // SAFETY: aligned and inside the arena by the caller's promise.
+        // SAFETY: aligned and inside the block's shared memory by the caller's promise.
         let base = unsafe { imp::shared::array(byte_offset, Self::BYTES) };
         Self { base, element: PhantomData }
     }
@@ -131,10 +132,10 @@ impl<T: Word, const N: usize> Shared<T, N> {
         unsafe { imp::shared::store_x2(self.address::<2>(i), value) }
     }
 
-    /// [`Self::store_u32x2`] where `there`, without a branch (`@p st.shared.v2.b32`).
+    /// [`Self::store_u32x2`] under a predicate instead of a branch (`@p st.shared.v2.b32`).
     ///
     /// # Safety
-    /// - As [`Self::store_u32x2`], where `there`.
+    /// - As [`Self::store_u32x2`], if `there`.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn store_u32x2_where(self, there: bool, i: u32, value: [u32; 2]) {
@@ -167,7 +168,7 @@ impl<T: Word, const N: usize> Shared<T, N> {
         unsafe { imp::shared::store_x4(self.address::<4>(i), value) }
     }
 
-    /// Address of element `i`, of which `WORDS` are to be accessed at once.
+    /// Address of element `i`, for one access of `WORDS` words.
     #[inline(always)]
     #[track_caller]
     pub(crate) fn address<const WORDS: u32>(self, i: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! Who am I: indices and dimensions (PTX ISA 10, special registers), and the block barrier.
+//! Thread and block indices, dimensions (PTX ISA 10, special registers), and the block barrier.
 
 use crate::imp;
 use crate::limits::WARP_SIZE;
@@ -60,7 +60,7 @@ pub fn warp_id() -> u32 {
     thread_idx_x() / WARP_SIZE
 }
 
-/// Waits for all threads of the block; what any of them wrote before, all see after
+/// Waits for all threads of the block; what any thread wrote before is visible to all after
 /// (`barrier.cta.sync.aligned`, PTX ISA 9.7.13 `barrier`).
 ///
 /// # Safety
@@ -73,15 +73,15 @@ pub unsafe fn sync_threads() {
     unsafe { imp::thread::sync_threads() }
 }
 
-/// The value, computed before what follows in the source: a compiler is free to compute it only where it
-/// is used, and to keep all that it takes until then.
+/// An optimisation barrier: `value` is computed here. Without it the compiler may sink the computation to
+/// its first use and keep all of its operands in registers until then. No instruction.
 #[inline(always)]
 #[must_use]
 pub fn hold_u32(value: u32) -> u32 {
     imp::thread::hold_u32(value)
 }
 
-/// As [`hold_u32`].
+/// [`hold_u32`] of the bits of an `f32`.
 #[inline(always)]
 #[must_use]
 pub fn hold_f32(value: f32) -> f32 {

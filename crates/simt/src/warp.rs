@@ -1,12 +1,12 @@
 //! Operations of a full warp: shuffles, votes, reductions.
 //!
 //! # Safety
-//! Every `unsafe` function here has one duty: all 32 lanes of the warp make the same call, from the
-//! same place in the source. Their membership mask is fixed to all lanes. They exchange values and
+//! Every `unsafe` function here has one requirement: all 32 lanes of the warp make the same call, from the
+//! same place in the source. The member mask is always all lanes. These functions exchange values and
 //! do not order memory; only [`sync_warp`] does.
 //!
-//! A place is the line that calls into this module. A helper with a collective inside is one place
-//! however it was reached; give it `#[track_caller]` where its callers should be told apart.
+//! A place is the line that calls into this module. A helper function with a collective inside is one place
+//! for all of its callers; give it `#[track_caller]` to distinguish them.
 
 use crate::{imp, math};
 
@@ -75,7 +75,7 @@ pub unsafe fn shuffle_up_u32(value: u32, delta: u32) -> u32 {
     unsafe { imp::warp::shuffle_up(value, delta) }
 }
 
-/// As [`shuffle_up_u32`], but nothing for a lane below `delta` (`shfl.sync.up.b32` with a predicate).
+/// [`shuffle_up_u32`], but `None` in a lane below `delta` (`shfl.sync.up.b32` with a predicate).
 ///
 /// # Safety
 /// - All 32 lanes make this call together.
@@ -198,7 +198,7 @@ pub unsafe fn reduce_min_u32(value: u32) -> u32 {
     unsafe { imp::warp::reduce_min(value) }
 }
 
-/// Waits for all lanes of the warp; what any of them wrote before, all see after
+/// Waits for all lanes of the warp; what any lane wrote before is visible to all after
 /// (`bar.warp.sync`, PTX ISA 9.7.13).
 ///
 /// # Safety
@@ -229,7 +229,7 @@ pub unsafe fn reduce_add_f32(value: f32) -> f32 {
     sum
 }
 
-/// Largest value of the warp, in every lane, as [`math::max`] has it: NaN loses to any number.
+/// Largest value of the warp, in every lane, by [`math::max`]: NaN is ignored next to a number.
 ///
 /// # Safety
 /// - All 32 lanes make this call together.

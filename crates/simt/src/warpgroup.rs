@@ -1,17 +1,16 @@
-//! Matrix products of a warpgroup, four warps side by side, on the tensor cores: the left side in
-//! registers, the right side in shared memory.
+//! Matrix products of a warpgroup, four consecutive warps, on the tensor cores: A in registers, B in shared
+//! memory.
 //!
 //! The warps multiply a matrix A of 64 rows by a matrix B of 64 columns. Warp `w` holds rows `16 w` to
-//! `16 w + 15` of A and of the product, with `g = lane_id() / 4` and `t = lane_id() % 4` as in
-//! [`crate::mma`]: of the product eight times 8 columns, of A steps of 32 bytes of each row. Of BF16 a
-//! step is 16 columns as `a` in [`crate::mma`]; of integers of 8 bits and of E4M3 it is 32 columns, as `a`
-//! of integers there. B lies in shared memory by column: bytes
+//! `16 w + 15` of A and of the product. Within a warp the fragments are those of [`crate::mma`]: of the
+//! product, eight fragments of 8 columns; of A, one fragment for each step of 32 bytes of a row, which is 16
+//! columns of BF16, or 32 columns of 8-bit integers or E4M3. B lies in shared memory by column: bytes
 //! `16 e` to `16 e + 15` of column `n` are the four words from [`right_word`]`(e, n)` on (PTX ISA
 //! 9.7.15.5.1, "Shared Memory Matrix Layout" without swizzling: core matrices of 8 columns by 16 bytes,
 //! columns first).
 //!
-//! `sm_90a` has an instruction for it, `wgmma`; everything else multiplies warp by warp at once, with
-//! the same result but for the order of sums.
+//! `sm_90a` has the instruction `wgmma` for this. Other targets and the emulator use `mma` warp by warp;
+//! only the order of the sums differs.
 
 pub(crate) mod layout;
 
@@ -26,8 +25,8 @@ use crate::ptx::warpgroup as form;
 #[cfg(not(target_feature = "sm_90a"))]
 use by_warp as form;
 
-/// Lets the products of other threads see what this thread wrote to shared memory; to be followed by a
-/// barrier (`fence.proxy.async.shared::cta`, PTX ISA 9.7.13.4, `sm_90a`).
+/// Makes this thread's writes to shared memory visible to products (the async proxy); a barrier must
+/// follow (`fence.proxy.async.shared::cta`, PTX ISA 9.7.13.4, `sm_90a`).
 #[inline(always)]
 pub fn fence_shared() {
     form::fence_shared();
@@ -58,8 +57,8 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
 /// `A B` of E4M3 matrices in f32, of one step of A and step `step` of B
 /// (`wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3`, PTX ISA 9.7.15.5.2; elsewhere as BF16).
 ///
-/// A tensor core may keep less than f32: Hopper's about 14 bits below the largest product of a sum, so
-/// that sums of products of E2M1 values are exact.
+/// A tensor core may accumulate with fewer bits than f32: Hopper keeps about 14 bits below the largest
+/// product of a sum. Sums of products of E2M1 values stay exact.
 ///
 /// # Safety
 /// - As [`bf16_m64n64k128`].
@@ -75,8 +74,8 @@ pub unsafe fn e4m3_m64n64k32<const N: usize>(
     unsafe { form::e4m3_m64n64k32(left, right, step) }
 }
 
-/// `A B` of matrices of signed integers of 8 bits, in integers of 32, and what `meanwhile` returns, which
-/// runs while the product is under way, where that can be
+/// `A B` of matrices of signed 8-bit integers, in 32-bit integers, and the result of `meanwhile`. With `wgmma`
+/// that function runs while the product is in flight
 /// (`wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8`, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::s8_m16n8k32`]).
 ///

@@ -68,7 +68,7 @@ pub fn global_store(word: GlobalWord, value: u32) {
     word.get().store(value, Ordering::Relaxed);
 }
 
-/// Replaces the word by `change` of it; the old value.
+/// Replaces the word by `change` of its value; the old value.
 #[track_caller]
 fn modify(address: u32, change: impl FnOnce(u32) -> u32) -> u32 {
     let location = Location::caller();
@@ -119,8 +119,8 @@ pub fn fence_system() {
     fence(Ordering::SeqCst);
 }
 
-/// `RUSTFLAGS="--cfg loom" cargo test --release -p simt --lib -- loom`: every order in which two blocks
-/// can meet in global memory.
+/// `RUSTFLAGS="--cfg loom" cargo test --release -p simt --lib -- loom`: every
+/// interleaving of two blocks.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::Arc;
@@ -137,9 +137,9 @@ mod loom_tests {
             GlobalWord((&raw const self.0[index]).cast_mut().cast())
         }
 
-        /// What a block of a kernel does that ends with the others' results: leaves its own, arrives,
-        /// and, if it is the last, takes all.
-        fn meet(&self, block: usize) -> Option<u32> {
+        /// A block of a reduction across blocks: it stores its own result, arrives at a counter, and, if it
+        /// is the last, reads all results.
+        fn reduce(&self, block: usize) -> Option<u32> {
             global_store(self.at(block), 1 << block);
             fence_device();
             (global_add(self.at(2), 1) == 1).then(|| {
@@ -153,14 +153,14 @@ mod loom_tests {
         }
     }
 
-    /// One of two blocks is the last, and it sees what the other left.
+    /// One of two blocks is the last, and it sees the other's result.
     #[test]
-    fn the_last_block_sees_what_the_other_left() {
+    fn the_last_block_sees_the_result_of_the_other() {
         loom::model(|| {
             let words = Arc::new(Words::default());
             let other = Arc::clone(&words);
-            let other = thread::spawn(move || other.meet(1));
-            let here = words.meet(0);
+            let other = thread::spawn(move || other.reduce(1));
+            let here = words.reduce(0);
             assert_eq!(here.xor(other.join().unwrap()), Some(3));
         });
     }

@@ -1,4 +1,4 @@
-//! What a running thread knows: its index, its block, and where it stopped.
+//! The state of a block and its threads, and the block that this OS thread runs.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{Location, resume_unwind};
@@ -14,19 +14,19 @@ use super::matrix::Fragments;
 use super::shared_memory::SharedMemory;
 use crate::limits::WARP_SIZE;
 
-/// Where a thread of the block stands.
+/// The state of a thread of the block.
 #[derive(Clone, Copy, Debug)]
 pub enum Stop {
     /// It can run.
     Ready,
-    /// It waits at a collective.
+    /// It waits at a collective, called from this place.
     At(Operation, Site),
     /// It has returned from the kernel.
     Returned,
 }
 
 impl Stop {
-    /// Whether two threads stand at the same place.
+    /// Whether two threads are at the same place.
     pub fn is_same(self, other: Self) -> bool {
         match (self, other) {
             (Self::At(a, here), Self::At(b, there)) => {
@@ -48,19 +48,19 @@ impl Stop {
 
 /// One thread of the block.
 pub struct Thread {
-    /// How it stops: the fiber it runs on. Null before it starts.
+    /// Suspends the fiber it runs on. Null before it starts.
     pub yielder: Cell<*const Yielder<(), ()>>,
-    /// Where it stands.
+    /// Its state.
     pub stop: Cell<Stop>,
-    /// What it gives to the collective it waits at, then what it gets from it.
+    /// Its operand of the collective it waits at, then its result.
     pub value: Cell<u32>,
     /// The collective's second operand.
     pub operand: Cell<u32>,
-    /// Whether it has said that it reads no other block's shared memory any more.
+    /// Whether it has called `cluster_arrive` and not yet `cluster_wait`.
     pub left: Cell<bool>,
-    /// Copies to shared memory that it has yet to wait for.
+    /// Copies to shared memory that it has not waited for.
     pub copies: RefCell<Copies>,
-    /// Its part of the matrices of a product; the result is in C.
+    /// Its fragments of a matrix product; the result replaces C.
     pub fragments: Cell<Fragments>,
 }
 
@@ -78,7 +78,7 @@ impl Thread {
     }
 }
 
-/// The lanes of a warp that have yet to start, in the order they are to.
+/// The lanes of a warp that have not started, in the order in which they will.
 pub struct Starting {
     first: Cell<usize>,
     order: Cell<[u8; WARP_SIZE as usize]>,
@@ -91,7 +91,7 @@ impl Starting {
         Self { first: Cell::new(0), order: Cell::new([0; _]), started: Cell::new(all) }
     }
 
-    /// Lets the lanes of the warp whose thread 0 is `first` start in this order.
+    /// Starts the lanes of the warp whose first thread is `first` in this order.
     pub fn set(&self, first: usize, order: [u8; WARP_SIZE as usize]) {
         self.first.set(first);
         self.order.set(order);
@@ -116,19 +116,19 @@ impl Starting {
 pub struct Block {
     /// The launch it belongs to.
     pub launch: Cell<Launch>,
-    /// Its place in the grid, as (x, y).
+    /// Its index in the grid, as (x, y).
     pub index: Cell<(u32, u32)>,
-    /// Its place in its cluster.
+    /// Its rank in its cluster.
     pub rank: Cell<u32>,
     /// The thread that runs now.
     pub running: Cell<ThreadIndex>,
-    /// What is left to start of the warp that is being started.
+    /// The lanes that have not started, of the warp that is being started.
     pub starting: Starting,
     /// Its threads.
     pub threads: Vec<Thread>,
     /// Its shared memory.
     pub shared_memory: RefCell<SharedMemory>,
-    /// Set by the thread that met a fault, just before it unwinds.
+    /// Set by the thread that caused a fault, just before it unwinds.
     pub fault: Cell<Option<FaultKind>>,
     /// Where the running thread panicked, from the panic hook.
     pub panic_location: Cell<Option<String>>,
@@ -150,8 +150,8 @@ impl Block {
         }
     }
 
-    /// Makes this the block `index` of `launch`, the `rank`-th of its cluster, all threads ready to
-    /// start.
+    /// Makes this the block `index` of `launch`, with rank `rank` in its cluster, before its first
+    /// instruction.
     pub fn reset(&mut self, launch: Launch, index: (u32, u32), rank: u32) {
         self.launch.set(launch);
         self.index.set(index);
@@ -171,14 +171,14 @@ impl Block {
         &self.threads[first..first + WARP_SIZE as usize]
     }
 
-    /// Stops the running thread with `kind`; the launch returns it.
+    /// Ends the running thread with `kind`, which the launch returns.
     pub fn fail(&self, kind: FaultKind) -> ! {
         self.fault.set(Some(kind));
-        // Not a panic: nothing is printed, the launch's result tells.
+        // Unwinds without the panic hook: the fault is in the launch's result.
         resume_unwind(Box::new(()))
     }
 
-    /// Stops the running thread at `operation` until the others arrive; what it gets from it.
+    /// Stops the running thread at `operation` until the others arrive; its result.
     fn wait(&self, operation: Operation, value: u32, operand: u32, location: Site) -> u32 {
         let thread = &self.threads[self.running.get().0 as usize];
         thread.value.set(value);
@@ -197,7 +197,7 @@ thread_local! {
     static CLUSTER: Cell<*const [Block]> = const { Cell::new(ptr::slice_from_raw_parts(ptr::null(), 0)) };
 }
 
-/// Makes the `rank`-th block of `cluster` the one that this OS thread runs, while `run` runs.
+/// Calls `run` with block `rank` of `cluster` as the current block of this OS thread.
 pub fn enter<R>(cluster: &[Block], rank: usize, run: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
@@ -211,7 +211,7 @@ pub fn enter<R>(cluster: &[Block], rank: usize, run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// Calls `use_block` with the running block and the `rank`-th of its cluster, if there is one.
+/// Calls `use_blocks` with the current block and block `rank` of its cluster; `None` if there is none.
 #[track_caller]
 pub fn with_peer<R>(rank: u32, use_blocks: impl FnOnce(&Block, &Block) -> R) -> Option<R> {
     current(|block| {
@@ -221,13 +221,13 @@ pub fn with_peer<R>(rank: u32, use_blocks: impl FnOnce(&Block, &Block) -> R) -> 
     })
 }
 
-/// Calls `use_block` with the block that this OS thread runs, if it runs one.
+/// Calls `use_block` with the current block; `None` outside a launch.
 pub fn try_current<R>(use_block: impl FnOnce(&Block) -> R) -> Option<R> {
     // SAFETY: `enter` borrows the block for as long as the pointer is set.
     unsafe { CURRENT.get().as_ref() }.map(use_block)
 }
 
-/// Calls `use_block` with the block that this OS thread runs.
+/// Calls `use_block` with the current block.
 ///
 /// # Panics
 /// Outside a launch.
@@ -239,14 +239,14 @@ pub fn current<R>(use_block: impl FnOnce(&Block) -> R) -> R {
     }
 }
 
-/// Stops the running thread at a collective, for the caller's caller; what it gets from it.
+/// Stops the running thread at a collective of the caller's caller; its result.
 #[track_caller]
 pub fn wait(operation: Operation, value: u32, operand: u32) -> u32 {
     let location = Location::caller();
     current(|block| block.wait(operation, value, operand, location))
 }
 
-/// As [`wait`], at a matrix product; the thread's part of the result.
+/// [`wait`] at a matrix product; the thread's part of the result.
 #[track_caller]
 pub fn wait_product(product: Operation, fragments: Fragments) -> [u32; 4] {
     let location = Location::caller();

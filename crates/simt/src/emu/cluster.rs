@@ -16,8 +16,7 @@ pub unsafe fn sync_cluster() {
     wait(Operation::SyncCluster, 0, 0);
 }
 
-/// Waits for its warp and no more, but leaves a mark: a read of another block's memory after it is a
-/// fault.
+/// Waits for its warp only, and marks the thread: a later read of another block's memory is a fault.
 #[track_caller]
 pub unsafe fn cluster_arrive() {
     wait(Operation::ClusterArrive, 0, 0);
@@ -33,8 +32,8 @@ pub unsafe fn cluster_wait() {
 
 /// The word at `address` of the block `rank`.
 ///
-/// Noted there as an access of a thread of its own, which only that block's barriers order: a race with
-/// a block that has passed one by itself is not seen.
+/// Recorded there as an access of an extra thread, which only that block's barriers order: a race with a
+/// block that has passed a barrier of its own is not detected.
 #[track_caller]
 pub unsafe fn load(address: u32, rank: u32) -> u32 {
     let location = Location::caller();

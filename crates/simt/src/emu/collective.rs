@@ -1,4 +1,4 @@
-//! The operations that threads stop at, and what a warp gets from them.
+//! The operations that threads stop at, and their results.
 
 use std::fmt;
 
@@ -68,14 +68,14 @@ impl fmt::Display for Operation {
 /// One value per lane.
 pub type Lanes = [u32; WARP_SIZE as usize];
 
-/// What each lane gets from `operation`, given each lane's value and second operand (the lane mask,
-/// source lane or delta of a shuffle). Predicates are 0 or 1. Barriers give each lane its own, and so
-/// does a matrix product, whose operands and result are fragments of their own.
+/// The result of each lane from `operation`, given each lane's value and second operand (the lane mask,
+/// source lane or delta of a shuffle). Predicates are 0 or 1. Barriers and matrix products return the lane's
+/// own value: the fragments of a product are kept elsewhere.
 pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes {
     let shuffle = |source: fn(u32, u32) -> u32| {
         std::array::from_fn(|lane| {
             let source = source(lane as u32, operands[lane] % WARP_SIZE);
-            // A source outside the warp means the lane's own value.
+            // A source outside the warp gives the lane's own value.
             values.get(source as usize).copied().unwrap_or(values[lane])
         })
     };
@@ -97,7 +97,7 @@ pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes 
         Operation::All => same(values.iter().fold(1, |all, &predicate| all & predicate)),
         Operation::Any => same(values.iter().fold(0, |any, &predicate| any | predicate)),
         Operation::ReduceAdd => same(values.iter().fold(0, |sum, &value| sum.wrapping_add(value))),
-        Operation::ReduceMax => same(values.iter().fold(0, |most, &value| most.max(value))),
-        Operation::ReduceMin => same(values.iter().fold(u32::MAX, |least, &v| least.min(v))),
+        Operation::ReduceMax => same(values.iter().fold(0, |maximum, &value| maximum.max(value))),
+        Operation::ReduceMin => same(values.iter().fold(u32::MAX, |minimum, &v| minimum.min(v))),
     }
 }

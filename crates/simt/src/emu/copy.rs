@@ -1,5 +1,5 @@
-//! [`crate::copy`] on the CPU: a copy is made when its thread waits for it, and never before, so that
-//! whoever reads too early finds what was there.
+//! [`crate::copy`] on the CPU: a copy takes place when its thread waits for it, never before, so that a read
+//! without the wait sees the old content.
 
 use std::panic::Location;
 
@@ -9,7 +9,7 @@ use super::fault::AccessKind;
 use super::mem::{Access, Pointer, load_words};
 use super::shared::write;
 
-/// Calls `use_copies` with the running thread's.
+/// Calls `use_copies` with the copies of the running thread.
 fn with_copies<R>(use_copies: impl FnOnce(&mut Copies) -> R) -> R {
     current(|block| {
         use_copies(&mut block.threads[block.running.get().0 as usize].copies.borrow_mut())

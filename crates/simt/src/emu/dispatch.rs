@@ -19,11 +19,11 @@ pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
     launch_clusters(launch, 1, body)
 }
 
-/// As [`launch()`], with clusters of `size` consecutive blocks of a row of the grid. The blocks of one run one
-/// after the other, each to its next barrier of the cluster or to its end.
+/// [`launch()`] with clusters of `size` consecutive blocks of a row of the grid. The blocks of a cluster run
+/// one after the other, each to its next cluster barrier or to its end.
 ///
 /// # Errors
-/// The fault of the first cluster that has one; a grid whose rows are no whole number of clusters.
+/// The fault of the first cluster that has one; also if rows of the grid are no multiple of the cluster.
 ///
 /// # Panics
 /// When called from a kernel body.

@@ -1,4 +1,4 @@
-//! What can go wrong in a launch, in words that name the source line.
+//! The faults of a launch, with the source line.
 
 use std::fmt;
 use std::panic::Location;
@@ -9,13 +9,13 @@ use crate::limits::WARP_SIZE;
 /// A place in the source: file, line, column.
 pub type Site = &'static Location<'static>;
 
-/// A breach of the rules of the thread model, and where it was met.
+/// A broken rule of the thread model, and where it was found.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{}{kind}", Place { kernel: *kernel, block: *block })]
 pub struct Fault {
     /// The kernel's name; `None` when binding an argument failed before the launch.
     pub kernel: Option<&'static str>,
-    /// The block, as (x, y); `None` when the launch as a whole is at fault.
+    /// The block, as (x, y); `None` when the fault is of the whole launch.
     pub block: Option<(u32, u32)>,
     /// What happened.
     pub kind: Box<FaultKind>,
@@ -25,7 +25,7 @@ pub struct Fault {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// The launch's shape is none that the device accepts.
+    /// No device accepts the launch's shape.
     #[error("a grid of {} x {} blocks of {block} threads cannot be launched", grid.0, grid.1)]
     InvalidLaunch {
         /// Blocks, as (x, y).
@@ -33,10 +33,10 @@ pub enum FaultKind {
         /// Threads of a block.
         block: u32,
     },
-    /// A collective that not all threads it needs have reached.
+    /// A collective that not all of its threads have reached.
     #[error("threads diverged at a collective: {}", Groups(groups))]
     Divergence {
-        /// Where the threads of the warp, or of the block for a barrier, stand.
+        /// Where the threads of the warp are, or those of the block for a block barrier.
         groups: Vec<LaneGroup>,
     },
     /// An access to global memory outside the allocation its pointer was bound to.
@@ -80,18 +80,18 @@ pub enum FaultKind {
         /// The access.
         location: Site,
     },
-    /// A shared array outside the arena, or an element outside its array.
+    /// A shared array outside the block's shared memory, or an element outside its array.
     #[error(
         "out of bounds of shared memory: {thread} reaches for bytes {offset}..{} where {limit} is \
          the end, at {location}",
         offset + u64::from(*bytes)
     )]
     SharedOutOfBounds {
-        /// Where it starts, in bytes from the start of the block's shared memory.
+        /// Its first byte, from the start of the block's shared memory.
         offset: u64,
         /// Its bytes.
         bytes: u32,
-        /// Where the array, or the arena, ends.
+        /// The end of the array, or of the shared memory.
         limit: u64,
         /// The thread.
         thread: ThreadIndex,
@@ -110,7 +110,7 @@ pub enum FaultKind {
         /// The read.
         location: Site,
     },
-    /// Two threads on one word of shared memory, one writing, with no barrier between them.
+    /// Two threads access one word of shared memory, at least one writes, with no barrier between.
     #[error(
         "race on shared memory at byte {offset}: {first}, then, with no barrier between, {second}"
     )]
@@ -122,7 +122,7 @@ pub enum FaultKind {
         /// The access that came second.
         second: Access,
     },
-    /// A pointer argument that points into no live allocation.
+    /// A pointer argument that does not point into a live allocation.
     #[error("argument `{argument}`: no live allocation contains address {address:#x}")]
     UnboundPointer {
         /// The kernel's argument.
@@ -153,7 +153,7 @@ impl fmt::Display for ThreadIndex {
     }
 }
 
-/// Threads that stand at the same place.
+/// Threads that are at the same place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaneGroup {
     /// Indices in the block, ascending.

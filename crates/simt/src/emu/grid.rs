@@ -1,4 +1,4 @@
-//! [`crate::grid`] on the CPU: one launch at a time, so there is nothing to wait for.
+//! [`crate::grid`] on the CPU: launches do not overlap, so there is nothing to wait for.
 
 use super::block::current;
 use super::mem::{Access, Pointer, load_in_order};
@@ -10,7 +10,7 @@ pub fn wait_for_dependencies() {}
 #[inline(always)]
 pub fn launch_dependents() {}
 
-/// The element, or, in about half of the blocks, something like it.
+/// The element, or in about half of the blocks a wrong but plausible value.
 #[track_caller]
 pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     // SAFETY: by the caller's promise.
@@ -20,7 +20,7 @@ pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     if Order::new(seed, block).shuffled(2)[0] == 0 {
         return word;
     }
-    // Another number for each element.
+    // A different wrong value for each element.
     let others = [word, word | 127, word & !127, u32::MAX, word.wrapping_add(1), 0];
     let draw = Order::new(seed ^ i, block).shuffled(others.len() as u32)[0];
     others[usize::from(draw)]
@@ -30,7 +30,7 @@ pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
 pub fn wait_for_earlier_blocks<T>(poll: impl Fn() -> Option<T>) -> T {
     match poll() {
         Some(found) => found,
-        // Earlier blocks of the group have returned, and no other one may be waited for.
+        // All earlier blocks of the group have returned.
         None => panic!("waits for ever: no earlier block of its group has left that"),
     }
 }

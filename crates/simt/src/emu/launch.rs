@@ -1,8 +1,8 @@
-//! What is launched: the shape of a launch.
+//! The shape of a launch.
 
 use crate::limits::{MAX_BLOCK_THREADS, MAX_CLUSTER_BLOCKS, WARP_SIZE};
 
-/// What is launched: names, shape, and the seed of the order that threads run in.
+/// A launch: the kernel's name, its shape, and the seed of the order in which threads run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// The kernel's name, for faults.
@@ -13,16 +13,16 @@ pub struct Launch {
     pub block: u32,
     /// Bytes of shared memory of a block.
     pub shared_bytes: u32,
-    /// What the order of lanes and warps is drawn from.
+    /// Seed of the order of lanes and warps.
     pub seed: u64,
 }
 
 impl Launch {
-    /// No launch at all.
+    /// No launch.
     pub(super) const NONE: Self =
         Self { kernel: "", grid: (0, 0), block: 0, shared_bytes: 0, seed: 0 };
 
-    /// Whether a device would take this shape in clusters of `size` blocks (CUDA C++ programming guide,
+    /// Whether a device accepts this shape with clusters of `size` blocks (CUDA C++ programming guide,
     /// compute capabilities).
     pub(super) fn is_valid(&self, size: u32) -> bool {
         let (x, y) = self.grid;

@@ -1,4 +1,4 @@
-//! [`crate::mem`] on the CPU: pointers with bounds.
+//! [`crate::mem`] on the CPU: pointers with bounds checks.
 
 use std::marker::PhantomData;
 use std::panic::Location;
@@ -11,8 +11,8 @@ use super::memory::{Extent, Memory};
 
 /// An element type, as the emulator reads and writes it.
 ///
-/// Memory that a launch may write is accessed by relaxed atomics, plain moves to the CPU: a kernel
-/// with a race on global memory gets a wrong result, not undefined behaviour in the host process.
+/// Memory that a launch may write is accessed by relaxed atomics, which are plain moves on the CPU: a race
+/// on global memory gives a wrong result, not undefined behaviour in the host process.
 pub trait Access: Copy {
     /// Reads an element.
     ///
@@ -58,7 +58,7 @@ access_by! {
 #[derive(Clone, Copy, Debug)]
 pub struct Pointer<T> {
     allocation: Extent,
-    /// Where the argument points, in bytes from the start of the allocation.
+    /// Bytes from the start of the allocation to where the argument points.
     offset: u64,
     argument: &'static str,
     element: PhantomData<*mut T>,
@@ -163,7 +163,7 @@ pub unsafe fn load<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     unsafe { T::load(element) }
 }
 
-/// Nothing but a check of its first and last 16 bytes.
+/// Only checks the first and the last 16 bytes.
 #[track_caller]
 pub unsafe fn prefetch_l2<T: Access>(pointer: Pointer<T>, i: u64, bytes: u32) {
     let _: *mut u32 = pointer.at(i, 16);
@@ -171,7 +171,7 @@ pub unsafe fn prefetch_l2<T: Access>(pointer: Pointer<T>, i: u64, bytes: u32) {
 }
 
 #[inline(always)]
-pub unsafe fn have_address<T: Access>(_pointer: Pointer<T>, _i: u64) {}
+pub unsafe fn precompute_address<T: Access>(_pointer: Pointer<T>, _i: u64) {}
 
 #[inline(always)]
 #[track_caller]

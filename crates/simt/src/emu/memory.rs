@@ -1,4 +1,4 @@
-//! The registry of device allocations. The host owns the bytes; the emulator only checks.
+//! The registry of device allocations. The host owns the memory; this is for checks only.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -24,14 +24,14 @@ impl Memory {
         Self::default()
     }
 
-    /// Makes `bytes` bytes at `address` known as an allocation, until the result is dropped.
+    /// Registers `bytes` bytes at `address` as an allocation, until the result is dropped.
     /// `label` names it in faults.
     ///
-    /// The owner keeps the bytes valid for reads and writes, and lets only launches touch them,
-    /// while any launch runs: *unchecked*.
+    /// While a launch runs, the owner keeps the memory valid for reads and writes, and only launches access
+    /// it: *unchecked*.
     ///
     /// # Panics
-    /// When `bytes` is 0, or when a live allocation overlaps: the caller's books are wrong.
+    /// When `bytes` is 0, or when a live allocation overlaps: errors of the caller's allocator.
     pub fn register(&self, address: u64, bytes: u64, label: &'static str) -> Allocation {
         assert!(bytes > 0, "allocation `{label}` has no bytes");
         let end = address.checked_add(bytes).expect("an allocation ends inside the address space");
@@ -56,7 +56,7 @@ impl Memory {
     }
 }
 
-/// A live allocation; dropping it takes it out of its [`Memory`].
+/// A registered allocation; dropping it removes it from its [`Memory`].
 #[derive(Debug)]
 #[must_use = "an allocation is known only as long as this lives"]
 pub struct Allocation {

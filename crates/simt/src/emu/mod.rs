@@ -1,14 +1,14 @@
 //! The CPU backend: one fiber per CUDA thread, blocks in parallel, every access checked.
 //!
-//! [`launch()`] runs a body once per thread of a grid. Lanes of a warp run one after another, each
-//! until it meets a collective; when all 32 stand at the same one, it is carried out and they go
-//! on. Lanes and warps are taken in an order drawn from [`Launch::seed`], anew at each stop, so
-//! that a body which depends on the order shows it. Except for what blocks tell each other through
-//! global memory, the outcome depends on nothing but the seed.
+//! [`launch()`] runs a body once per thread of a grid. The lanes of a warp run one after another, each
+//! until it reaches a collective. When all 32 are at the same one, its results are computed and they
+//! continue. The order of lanes and warps is random, drawn from [`Launch::seed`] anew at each stop, so
+//! that a body which depends on the order fails in some run. The result depends on the seed only, except
+//! where blocks communicate through global memory.
 //!
-//! What a breach of a rule gives is a [`Fault`]: collectives that not all threads reach, accesses
-//! outside an allocation or misaligned, reads of unwritten shared memory, races on shared memory,
-//! panics. What it cannot see: races on global memory, and an allocation that the host frees while
+//! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access
+//! out of bounds or misaligned, a read of unwritten shared memory, a race on shared memory, a
+//! panic. Not detected are races on global memory, and an allocation that the host frees while
 //! a launch uses it. A body that needs more than 64 KiB of stack ends the process at a guard page.
 //!
 //! | module | what it holds |

@@ -1,9 +1,9 @@
-//! The order in which lanes and warps are run: a shuffle drawn from the launch's seed.
+//! The order in which lanes and warps run: shuffles from the launch's seed.
 
 use crate::limits::WARP_SIZE;
 
-/// As many lanes as a warp has, and as many warps as a block can have.
-const MOST: usize = WARP_SIZE as usize;
+/// The lanes of a warp; also the most warps of a block.
+const MAX_COUNT: usize = WARP_SIZE as usize;
 
 /// A small deterministic generator (SplitMix64).
 pub struct Order {
@@ -18,8 +18,8 @@ impl Order {
     }
 
     /// The numbers `0..count` shuffled, in the first `count` places; `count` is at most 32.
-    pub fn shuffled(&mut self, count: u32) -> [u8; MOST] {
-        let mut order = [0; MOST];
+    pub fn shuffled(&mut self, count: u32) -> [u8; MAX_COUNT] {
+        let mut order = [0; MAX_COUNT];
         for i in 0..count as usize {
             // The high half of a 32 x 32 bit product is uniform enough over at most 32 values.
             let random = self.next() >> 32;

@@ -1,4 +1,4 @@
-//! Panics of a kernel body: kept for the fault, not printed.
+//! Panics of a kernel body: reported as faults, not printed.
 
 use std::any::Any;
 use std::panic;
@@ -6,8 +6,8 @@ use std::sync::Once;
 
 use super::block;
 
-/// Puts a hook before the process's own that notes where a kernel body panics, in place of
-/// printing it; other panics go on to the hook there was.
+/// Installs a panic hook that records where a kernel body panics instead of printing it; it passes other
+/// panics to the previous hook.
 pub fn install_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,4 +1,4 @@
-//! Which accesses to a word of shared memory have an order, and which race.
+//! Detects races on a word of shared memory.
 //!
 //! Two accesses are ordered when one thread makes both, when the block's barrier lies between them,
 //! or, for two lanes of a warp, when the warp's barrier does. A [`History`] remembers enough of a
@@ -7,23 +7,23 @@
 use super::fault::{Access, AccessKind, Site, ThreadIndex};
 use crate::limits::WARP_SIZE;
 
-/// When an access happens: barriers passed so far.
+/// The time of an access, as barriers passed so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clock {
-    /// Block barriers that this OS thread's arena has seen, over all its blocks; starts at 1.
+    /// Block barriers over all blocks that used this shared memory; starts at 1.
     pub block: u64,
     /// Barriers of the accessing thread's warp.
     pub warp: u32,
 }
 
-/// An access and when it was.
+/// An access and its time.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// Who.
+    /// The thread.
     pub thread: ThreadIndex,
-    /// Where.
+    /// The source line.
     pub location: Site,
-    /// When.
+    /// The time.
     pub clock: Clock,
 }
 
@@ -45,11 +45,11 @@ impl Event {
     }
 }
 
-/// The accesses of one kind since the last write: two are enough.
+/// The accesses of one kind since the last write; two of them are enough.
 ///
-/// While they are of one warp, they are its last two threads; once two warps have met here in one
-/// barrier interval, they are one of each. Either way a write that races with any of the accesses
-/// races with one of the two.
+/// If all are of one warp, they are of its last two threads; if two warps accessed the word between two
+/// block barriers, they are one of each. In both cases a write that races with any of the accesses races
+/// with one of the two.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pair {
     last: Option<Event>,
@@ -67,13 +67,13 @@ impl Pair {
         }
     }
 
-    /// One that `event` is not ordered after.
+    /// An access that races with `event`.
     fn racing(&self, event: &Event) -> Option<Event> {
         [self.last, self.other].into_iter().flatten().find(|earlier| !earlier.is_before(event))
     }
 }
 
-/// What has happened to a word.
+/// The accesses to a word that matter for later ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct History {
     write: Option<Event>,
@@ -82,7 +82,10 @@ pub struct History {
 }
 
 impl History {
-    /// Adds an access, unless it races: then the earlier of the two, and the later.
+    /// Adds an access.
+    ///
+    /// # Errors
+    /// It races: the earlier access of the two, and the later.
     pub fn add(&mut self, kind: AccessKind, event: Event) -> Result<(), (Access, Access)> {
         let write = self.write.filter(|write| !write.is_before(&event));
         let read = || self.reads.racing(&event);

@@ -1,4 +1,4 @@
-//! The fibers of a cluster's blocks, and what moves them on.
+//! Runs the fibers of a cluster's blocks from collective to collective.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,11 +20,11 @@ const STACK_BYTES: usize = 64 * 1024;
 
 type Fiber = Coroutine<(), (), (), DefaultStack>;
 
-/// What an OS thread keeps from cluster to cluster.
+/// Allocations that an OS thread reuses from cluster to cluster.
 #[derive(Default)]
 struct Worker {
     blocks: Vec<Block>,
-    /// Of each block, the fiber of each thread that has started and not returned.
+    /// For each block and thread, the fiber, if the thread has started and not returned.
     fibers: Vec<Vec<Option<Fiber>>>,
     stacks: Vec<DefaultStack>,
 }
@@ -33,11 +33,11 @@ thread_local! {
     static WORKER: Cell<Option<Box<Worker>>> = const { Cell::new(None) };
 }
 
-/// Runs the `size` blocks of a cluster to their end. The first is block `index` of the grid, number
-/// `number` of its launch.
+/// Runs the `size` blocks of a cluster to their end. The first is block `index` of the grid, the
+/// `number`-th of its launch.
 ///
 /// # Errors
-/// What a block met, and the block's rank.
+/// The rank of a block, and its fault.
 pub fn run_cluster(
     launch: &Launch,
     size: u32,
@@ -58,7 +58,7 @@ pub fn run_cluster(
     let order = |rank| Order::new(launch.seed, number + u64::from(rank));
     let mut orders: Vec<Order> = (0..size).map(order).collect();
     let result = Cluster { blocks, body, fibers, stacks, orders: &mut orders }.run();
-    // Threads that a fault left waiting are unwound here, each while its block is current.
+    // Fibers that a fault left suspended are unwound here, each with its block as the current one.
     for (rank, fibers) in fibers.iter_mut().enumerate() {
         block::enter(blocks, rank, || fibers.fill_with(|| None));
     }
@@ -75,7 +75,7 @@ struct Cluster<'a> {
 }
 
 impl Cluster<'_> {
-    /// Runs every block to the next barrier of the cluster, until all have returned.
+    /// Runs every block to the next cluster barrier, until all have returned.
     fn run(&mut self) -> Result<(), (u32, FaultKind)> {
         let mut start = true;
         loop {
@@ -86,16 +86,16 @@ impl Cluster<'_> {
             }
             start = false;
             if let Some(rank) = stops.iter().position(|stop| !stop.is_same(stops[0])) {
-                return Err((rank as u32, parted(&[stops[0], stops[rank]])));
+                return Err((rank as u32, diverged_blocks(&[stops[0], stops[rank]])));
             }
             if let Stop::Returned = stops[0] {
                 return Ok(());
             }
-            self.blocks.iter().for_each(go_on);
+            self.blocks.iter().for_each(release);
         }
     }
 
-    /// Runs a block until its threads stand at a barrier of the cluster or have returned.
+    /// Runs a block until its threads are at a cluster barrier or have returned.
     fn run_block(&mut self, rank: usize, start: bool) -> Result<Stop, FaultKind> {
         let Self { blocks, body, fibers, stacks, orders } = self;
         block::enter(blocks, rank, || {
@@ -105,14 +105,14 @@ impl Cluster<'_> {
     }
 }
 
-/// Lets the threads of a block pass the barrier that all have reached.
-fn go_on(block: &Block) {
+/// Releases the threads of a block from the barrier that all have reached.
+fn release(block: &Block) {
     block.threads.iter().for_each(|thread| thread.stop.set(Stop::Ready));
     block.shared_memory.borrow_mut().synchronize_block();
 }
 
-/// The fault of two blocks whose threads stand at different places: thread 0 of each is named.
-fn parted(stops: &[Stop]) -> FaultKind {
+/// The fault of two blocks whose threads are at different places: names thread 0 of each.
+fn diverged_blocks(stops: &[Stop]) -> FaultKind {
     let group = |stop: &Stop| LaneGroup { threads: vec![0], waiting: stop.waiting() };
     FaultKind::Divergence { groups: stops.iter().map(group).collect() }
 }
@@ -126,8 +126,8 @@ struct Schedule<'a> {
 }
 
 impl Schedule<'_> {
-    /// Starts or resumes the block, and runs it until its threads stand at a barrier of the cluster or
-    /// have returned.
+    /// Starts or resumes the block, and runs it until its threads are at a cluster barrier or have
+    /// returned.
     fn run(&mut self, mut start: bool) -> Result<Stop, FaultKind> {
         let warps = self.block.launch.get().block / WARP_SIZE;
         loop {
@@ -138,13 +138,13 @@ impl Schedule<'_> {
             start = false;
             let stop = common_stop(self.block, 0, self.block.threads.len())?;
             match stop {
-                Stop::At(Operation::SyncThreads, _) => go_on(self.block),
+                Stop::At(Operation::SyncThreads, _) => release(self.block),
                 _ => return Ok(stop),
             }
         }
     }
 
-    /// Runs a warp until all its lanes stand at a block barrier or have returned.
+    /// Runs a warp until all its lanes are at a block barrier or have returned.
     fn run_warp(&mut self, warp: u32, start: bool) -> Result<(), FaultKind> {
         let first = (warp * WARP_SIZE) as usize;
         if start {
@@ -167,9 +167,8 @@ impl Schedule<'_> {
 
     /// Starts every lane of a warp and runs it to its first stop.
     ///
-    /// A fiber takes the next lane when its own has returned, so that lanes which meet no
-    /// collective share one fiber. All lanes have started when this is over; a fiber that is
-    /// resumed later finds none left to take.
+    /// When its lane has returned, a fiber runs the next one, so that lanes without collectives share one
+    /// fiber. All lanes have started when this returns; a fiber that is resumed later finds no other lane.
     fn start_lanes(&mut self, first: usize) -> Result<(), FaultKind> {
         let (block, body) = (self.block, self.body);
         block.starting.set(first, self.order.shuffled(WARP_SIZE));
@@ -213,7 +212,7 @@ impl Schedule<'_> {
         Ok(())
     }
 
-    /// Gives each lane of a warp what it gets from `operation`.
+    /// Gives each lane of a warp its result of `operation`.
     fn complete(&self, warp: u32, operation: Operation) {
         let threads = self.block.warp(warp);
         let values = std::array::from_fn(|lane| threads[lane].value.get());
@@ -256,7 +255,7 @@ fn resume(block: &Block, fiber: &mut Fiber) -> Result<bool, FaultKind> {
     }
 }
 
-/// Where all of `count` threads from `first` on stand, or how they diverged.
+/// The state of all `count` threads from `first` on, or how they diverged.
 fn common_stop(block: &Block, first: usize, count: usize) -> Result<Stop, FaultKind> {
     let threads = &block.threads[first..first + count];
     let stop = threads[0].stop.get();

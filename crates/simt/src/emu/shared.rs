@@ -1,11 +1,11 @@
-//! [`crate::shared`] on the CPU. An address is a byte offset into the block's arena.
+//! [`crate::shared`] on the CPU. An address is a byte offset in the block's shared memory.
 
 use std::panic::Location;
 
 use super::block::{Block, current};
 use super::fault::{AccessKind, FaultKind, Site};
 
-/// Checks that an array lies in the arena; its address.
+/// Checks that an array lies in the block's shared memory; its address.
 #[track_caller]
 pub unsafe fn array(byte_offset: u32, bytes: u32) -> u32 {
     let location = Location::caller();
@@ -28,7 +28,7 @@ pub fn element<const WORDS: u32>(base: u32, words: u32, i: u32) -> u32 {
     offset as u32
 }
 
-/// Bytes of shared memory that are about to be used.
+/// A range of shared memory that is to be accessed.
 struct Span {
     offset: u64,
     bytes: u32,

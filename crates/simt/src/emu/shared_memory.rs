@@ -1,4 +1,4 @@
-//! A block's shared memory: its words, which of them are written, and who touched them.
+//! A block's shared memory: its words, which of them are written, and their recent accesses.
 
 use super::fault::{AccessKind, FaultKind, Site, ThreadIndex};
 use super::race::{Clock, Event, History};
@@ -12,12 +12,12 @@ struct Cell {
     history: History,
 }
 
-/// Shared memory of the block that an OS thread runs. Reused from block to block: what earlier
-/// blocks left is told by its clock, so that a new block costs nothing.
+/// Shared memory of a block. Reused from block to block: the clock tells the data of earlier blocks from
+/// the present block's, so that nothing needs to be cleared.
 pub struct SharedMemory {
     bytes: u32,
     cells: Vec<Cell>,
-    /// Block barriers since the arena was made; also moved by a new block.
+    /// Block barriers since this was made; a new block counts as one.
     clock: u64,
     /// The clock at which the present block began.
     first_clock: u64,
@@ -26,12 +26,12 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// An arena of no bytes.
+    /// Shared memory of no bytes.
     pub fn new() -> Self {
         Self { bytes: 0, cells: Vec::new(), clock: 0, first_clock: 0, warp_clocks: [0; _] }
     }
 
-    /// Makes this the unwritten arena of a new block.
+    /// Makes this the unwritten shared memory of a new block.
     pub fn reset(&mut self, bytes: u32) {
         self.bytes = bytes;
         let words = bytes.div_ceil(4) as usize;
@@ -43,22 +43,22 @@ impl SharedMemory {
         self.warp_clocks.fill(0);
     }
 
-    /// Bytes of the arena.
+    /// Its bytes.
     pub fn bytes(&self) -> u32 {
         self.bytes
     }
 
-    /// Orders what all threads did before what they do next.
+    /// Records a block barrier.
     pub fn synchronize_block(&mut self) {
         self.clock += 1;
     }
 
-    /// Orders what the lanes of `warp` did before what they do next, among themselves.
+    /// Records a barrier of the lanes of `warp`.
     pub fn synchronize_warp(&mut self, warp: u32) {
         self.warp_clocks[warp as usize] += 1;
     }
 
-    /// Reads the word at byte `offset`, which lies in the arena.
+    /// Reads the word at byte `offset`, which is in bounds.
     pub fn read(
         &mut self,
         offset: u32,
@@ -74,7 +74,7 @@ impl SharedMemory {
         Ok(cell.value)
     }
 
-    /// Writes the word at byte `offset`, which lies in the arena.
+    /// Writes the word at byte `offset`, which is in bounds.
     pub fn write(
         &mut self,
         offset: u32,
@@ -97,7 +97,7 @@ impl SharedMemory {
         thread: ThreadIndex,
         location: Site,
     ) -> Result<&mut Cell, FaultKind> {
-        // A thread of another block has no warp here.
+        // A thread of another block of the cluster has no warp here.
         let warp = self.warp_clocks.get((thread.0 / WARP_SIZE) as usize).copied().unwrap_or(0);
         let event = Event { thread, location, clock: Clock { block: self.clock, warp } };
         let cell = &mut self.cells[(offset / 4) as usize];

@@ -34,7 +34,7 @@ pub unsafe fn cluster_wait() {
 #[inline(always)]
 pub unsafe fn load(address: u32, rank: u32) -> u32 {
     let word: u32;
-    // SAFETY: inside the other block's arena, aligned and ordered by the caller's promise.
+    // SAFETY: inside the other block's shared memory, aligned and ordered by the caller's promise.
     unsafe {
         asm!(
             "{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {rank};",

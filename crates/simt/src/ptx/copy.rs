@@ -1,4 +1,4 @@
-//! [`crate::copy`] on the device. The asm may touch memory, as far as LLVM knows: nothing moves across.
+//! [`crate::copy`] on the device. The asm is not `nomem`: LLVM moves no memory access across it.
 
 use core::arch::asm;
 

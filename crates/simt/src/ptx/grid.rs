@@ -1,4 +1,4 @@
-//! [`crate::grid`] on the device. The asm may touch memory, as far as LLVM knows: nothing moves across.
+//! [`crate::grid`] on the device. The asm is not `nomem`: LLVM moves no memory access across it.
 
 use core::arch::asm;
 
@@ -19,7 +19,7 @@ pub fn launch_dependents() {
 #[inline(always)]
 pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     let word: u32;
-    // SAFETY: in bounds and aligned by the caller's promise. Not `readonly`: others may write.
+    // SAFETY: in bounds and aligned by the caller's promise. Not `readonly`: other threads may write.
     unsafe {
         asm!(
             "ld.relaxed.gpu.global.b32 {word}, [{address}];",

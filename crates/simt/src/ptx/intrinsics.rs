@@ -48,7 +48,7 @@ unsafe extern "C" {
     pub fn fmin(a: f32, b: f32) -> f32;
 }
 
-/// A shuffled value, and whether there is a lane that it came from.
+/// A shuffled value, and whether its source lane exists.
 #[repr(C)]
 pub struct Found(pub i32, pub bool);
 
@@ -56,7 +56,7 @@ pub struct Found(pub i32, pub bool);
 #[repr(C)]
 pub struct F32x4(pub f32, pub f32, pub f32, pub f32);
 
-/// Four integers, likewise.
+/// Four integers, as LLVM returns them from an intrinsic.
 #[repr(C)]
 pub struct I32x4(pub i32, pub i32, pub i32, pub i32);
 

@@ -6,7 +6,7 @@
 
 use core::arch::asm;
 
-/// An element type. The device needs nothing more of it.
+/// An element type; on the device without methods.
 pub trait Access: Copy {}
 
 impl Access for u8 {}
@@ -16,7 +16,7 @@ impl Access for i32 {}
 impl Access for f32 {}
 impl Access for u64 {}
 
-/// A pointer to global memory, in the generic address space as Rust knows it.
+/// A generic address that points to global memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Pointer<T>(*mut T);
@@ -53,9 +53,9 @@ impl<T: Access> Pointer<T> {
 }
 
 #[inline(always)]
-pub unsafe fn have_address<T: Access>(pointer: Pointer<T>, i: u64) {
-    // SAFETY: a comment; the operand is in bounds by the caller's promise. Not `pure`, so that it stays
-    // in its place.
+pub unsafe fn precompute_address<T: Access>(pointer: Pointer<T>, i: u64) {
+    // SAFETY: a comment; the operand is in bounds by the caller's promise. Not `pure`, so that LLVM does
+    // not move it.
     unsafe {
         asm!(
             "// {address}",
@@ -67,7 +67,7 @@ pub unsafe fn have_address<T: Access>(pointer: Pointer<T>, i: u64) {
 
 #[inline(always)]
 pub unsafe fn prefetch_l2<T: Access>(pointer: Pointer<T>, i: u64, bytes: u32) {
-    // SAFETY: in bounds and aligned by the caller's promise. Not `pure`, so that it stays in its place.
+    // SAFETY: in bounds and aligned by the caller's promise. Not `pure`, so that LLVM does not move it.
     unsafe {
         asm!(
             "cp.async.bulk.prefetch.L2.global [{address}], {bytes};",

@@ -1,8 +1,8 @@
 //! The device backend: one instruction a call.
 //!
-//! Collectives are LLVM intrinsics (`intrinsics`): LLVM knows those as convergent and moves none
-//! into or across a branch. Inline asm is not convergent, so it holds no collective but the products of
-//! [`warpgroup`], for which LLVM has no intrinsic: they are to stand in straight code.
+//! Collectives are LLVM intrinsics (`intrinsics`), which are `convergent`: LLVM moves them neither into nor
+//! across a branch. Rust's inline asm is not convergent, so no collective uses it, except the products of
+//! [`warpgroup`], which have no intrinsic: call those in straight-line code only.
 
 pub mod atomic;
 pub mod cluster;

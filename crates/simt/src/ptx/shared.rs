@@ -1,10 +1,10 @@
-//! [`crate::shared`] on the device. An address is one of the shared state space.
+//! [`crate::shared`] on the device. Addresses are of the shared state space.
 //!
-//! The asm is neither `pure` nor `nomem`: nothing moves across it or across a barrier.
+//! The asm is neither `pure` nor `nomem`: LLVM moves nothing across it or across a barrier.
 
 use core::arch::{asm, global_asm};
 
-// Sized by the launch. Costs a kernel that does not name it nothing.
+// Dynamic shared memory: the launch gives its size. Kernels that do not use it pay nothing.
 global_asm!(".extern .shared .align 16 .b8 simt_shared[];");
 
 #[inline(always)]
@@ -29,7 +29,7 @@ pub fn element<const WORDS: u32>(base: u32, _words: u32, i: u32) -> u32 {
 #[inline(always)]
 pub unsafe fn load(address: u32) -> u32 {
     let word: u32;
-    // SAFETY: inside the arena, aligned and ordered by the caller's promise.
+    // SAFETY: inside the block's shared memory, aligned and ordered by the caller's promise.
     unsafe {
         asm!(
             "ld.shared.b32 {word}, [{address}];",
@@ -44,7 +44,7 @@ pub unsafe fn load(address: u32) -> u32 {
 #[inline(always)]
 pub unsafe fn load_x2(address: u32) -> [u32; 2] {
     let (a, b): (u32, u32);
-    // SAFETY: inside the arena, aligned and ordered by the caller's promise.
+    // SAFETY: inside the block's shared memory, aligned and ordered by the caller's promise.
     unsafe {
         asm!(
             "ld.shared.v2.b32 {{{a}, {b}}}, [{address}];",
@@ -60,7 +60,7 @@ pub unsafe fn load_x2(address: u32) -> [u32; 2] {
 #[inline(always)]
 pub unsafe fn load_x4(address: u32) -> [u32; 4] {
     let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: inside the arena, aligned and ordered by the caller's promise.
+    // SAFETY: inside the block's shared memory, aligned and ordered by the caller's promise.
     unsafe {
         asm!(
             "ld.shared.v4.b32 {{{a}, {b}, {c}, {d}}}, [{address}];",
@@ -77,7 +77,7 @@ pub unsafe fn load_x4(address: u32) -> [u32; 4] {
 
 #[inline(always)]
 pub unsafe fn store(address: u32, value: u32) {
-    // SAFETY: inside the arena, aligned and ordered by the caller's promise.
+    // SAFETY: inside the block's shared memory, aligned and ordered by the caller's promise.
     unsafe {
         asm!(
             "st.shared.b32 [{address}], {value};",
@@ -90,7 +90,7 @@ pub unsafe fn store(address: u32, value: u32) {
 
 #[inline(always)]
 pub unsafe fn store_x2(address: u32, [a, b]: [u32; 2]) {
-    // SAFETY: inside the arena, aligned and ordered by the caller's promise.
+    // SAFETY: inside the block's shared memory, aligned and ordered by the caller's promise.
     unsafe {
         asm!(
             "st.shared.v2.b32 [{address}], {{{a}, {b}}};",
@@ -104,7 +104,7 @@ pub unsafe fn store_x2(address: u32, [a, b]: [u32; 2]) {
 
 #[inline(always)]
 pub unsafe fn store_x2_where(there: bool, address: impl FnOnce() -> u32, [a, b]: [u32; 2]) {
-    // SAFETY: inside the arena, aligned and ordered by the caller's promise, where `there`.
+    // SAFETY: inside the block's shared memory, aligned and ordered by the caller's promise, if `there`.
     unsafe {
         asm!(
             "{{ .reg .pred there; setp.ne.u32 there, {there}, 0;",
@@ -120,7 +120,7 @@ pub unsafe fn store_x2_where(there: bool, address: impl FnOnce() -> u32, [a, b]:
 
 #[inline(always)]
 pub unsafe fn store_x4(address: u32, [a, b, c, d]: [u32; 4]) {
-    // SAFETY: inside the arena, aligned and ordered by the caller's promise.
+    // SAFETY: inside the block's shared memory, aligned and ordered by the caller's promise.
     unsafe {
         asm!(
             "st.shared.v4.b32 [{address}], {{{a}, {b}, {c}, {d}}};",

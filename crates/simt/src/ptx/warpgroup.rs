@@ -1,8 +1,8 @@
 //! [`crate::warpgroup`] on `sm_90a`.
 //!
-//! Registers of a product in flight must not be touched. One asm holds it, from its first instruction to
-//! the wait for its last; or a second one waits, which takes all of its registers, so that none is used
-//! for anything else before. (Where a compiler touches one nevertheless, `ptxas` waits earlier.)
+//! The registers of a product in flight must not be accessed. Either one asm block holds the product and its
+//! wait, or a second asm block waits and has all of those registers as operands, so that the compiler uses
+//! none of them in between. (If one is accessed nevertheless, `ptxas` inserts an earlier wait.)
 
 use core::arch::asm;
 
@@ -15,19 +15,19 @@ pub fn fence_shared() {
     unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
 }
 
-/// What a step adds to a descriptor: twice 16 bytes of all columns (in units of 16 bytes).
+/// Distance of two steps in a descriptor: twice 16 bytes of all columns, in units of 16 bytes.
 const STEP: u64 = 2 * 1024 / 16;
 
 /// The descriptor of the first step of B.
 #[inline(always)]
 fn descriptor<const N: usize>(right: Shared<u32, N>) -> u64 {
-    /// How core matrices of B follow each other: 1024 bytes on along the inner index, 128 along the
-    /// columns (PTX ISA 9.7.15.5.1.2, "Matrix Descriptor Format").
+    /// Distances of core matrices of B: 1024 bytes along the inner index, 128 along the columns
+    /// (PTX ISA 9.7.15.5.1.2, "Matrix Descriptor Format").
     const LAYOUT: u64 = 1024 / 16 << 16 | 128 / 16 << 32;
     u64::from(right.address::<4>(0) >> 4) | LAYOUT
 }
 
-/// A step: the instruction, four registers of A, a descriptor of B, whether to add to D, what follows.
+/// One `wgmma`: its name, four registers of A, a descriptor of B, whether to add to D, further operands.
 macro_rules! step {
     ($name:literal, $a:literal $b:literal $c:literal $d:literal, $right:literal, $add:literal $rest:literal) => {
         concat!(

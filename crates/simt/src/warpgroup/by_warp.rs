@@ -1,4 +1,4 @@
-//! [`crate::warpgroup`] warp by warp.
+//! [`crate::warpgroup`] by `mma`, warp by warp.
 
 use super::layout::{Fragments, IntegerFragments, right_word};
 use crate::math::mul_bf16x2;
@@ -14,7 +14,7 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
     left: [[u32; 4]; 8],
     right: Shared<u32, N>,
 ) -> Fragments {
-    // Spelt out: an array walked by a loop would live in local memory.
+    // Unrolled by hand: an array indexed by a loop variable would go to local memory.
     let columns = |eight: u32| {
         let step = |i: u32, sum: [f32; 4]| {
             // SAFETY: by the caller's promises; all lanes of the warp are together.
@@ -55,7 +55,7 @@ pub unsafe fn e4m3_m64n64k32<const N: usize>(
         // SAFETY: by the caller's promises; all lanes of the warp are together.
         unsafe {
             let right = right_pair(right, step, eight).map(bf16_from_e4m3);
-            // The inner index runs in any order, if it is the same on both sides.
+            // The order of the inner index is free, if it is the same for A and B.
             let half = |i: usize, sum: [f32; 4]| {
                 bf16_m16n8k16(pairs.map(|pair| pair[i]), right.map(|pair| pair[i]), sum)
             };
@@ -93,7 +93,7 @@ fn bf16_from_e4m3(codes: u32) -> [u32; 2] {
 /// The E4M3 in the low byte of each half as BF16.
 #[inline(always)]
 fn pair_from_e4m3(codes: u32) -> u32 {
-    /// Twice 2^120: the bits of an E4M3 in a BF16's are 2^-120 times its value.
+    /// 2^120 in both halves: the bits of an E4M3, placed in a BF16, stand for 2^-120 times its value.
     const UNIT: u32 = (127 + 120) << 7 | (127 + 120) << 23;
     let magnitude = codes & 0x007F_007F;
     let value = mul_bf16x2((codes & 0x0080_0080) << 8 | magnitude << 4, UNIT);

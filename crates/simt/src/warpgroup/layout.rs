@@ -1,12 +1,12 @@
 //! How the operands of a product lie in registers and in shared memory.
 
-/// A lane's part of the product: by eight columns, as `c` in [`crate::mma`].
+/// A lane's part of a product in f32: one fragment for each 8 columns, as `c` in [`crate::mma`].
 pub type Fragments = [[f32; 4]; 8];
 
-/// The same of a product in integers.
+/// A lane's part of a product in 32-bit integers.
 pub type IntegerFragments = [[i32; 4]; 8];
 
-/// Where bytes `16 sixteen` to `16 sixteen + 15` of a column of B lie.
+/// The first of the four words that hold bytes `16 sixteen` to `16 sixteen + 15` of a column of B.
 #[inline(always)]
 #[must_use]
 pub const fn right_word(sixteen: u32, column: u32) -> u32 {

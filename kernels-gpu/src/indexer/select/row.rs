@@ -139,7 +139,7 @@ impl<const THREADS: u32> Row<THREADS> {
     #[inline(always)]
     pub unsafe fn begin_fetch(self) {
         // SAFETY: a score of the row.
-        unsafe { self.scores.have_address(self.vector(0)) }
+        unsafe { self.scores.precompute_address(self.vector(0)) }
     }
 
     /// Has the addresses of what [`Self::fetch_groups`] fetches.
@@ -149,7 +149,7 @@ impl<const THREADS: u32> Row<THREADS> {
     #[inline(always)]
     pub unsafe fn begin_fetch_groups(self, maxima: Global<f32>) {
         // SAFETY: groups of the row.
-        unroll::<HELD_GROUPS>(|i| unsafe { maxima.have_address(self.group(i)) });
+        unroll::<HELD_GROUPS>(|i| unsafe { maxima.precompute_address(self.group(i)) });
     }
 
     /// Fetches the largest scores of the thread's groups, in use or not, from `maxima`, `[rows, columns >>

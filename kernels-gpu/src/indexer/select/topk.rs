@@ -34,7 +34,7 @@ pub unsafe fn select_short(
 ) {
     // SAFETY: by this function's own contract.
     unsafe {
-        lengths.have_address(u64::from(thread::block_idx_x()));
+        lengths.precompute_address(u64::from(thread::block_idx_x()));
         Short::of_row(scores, selected, params).short(|row| length(lengths, row));
     }
 }
@@ -53,7 +53,7 @@ pub unsafe fn select_long(
 ) {
     // SAFETY: by this function's own contract.
     unsafe {
-        lengths.have_address(u64::from(thread::block_idx_x()));
+        lengths.precompute_address(u64::from(thread::block_idx_x()));
         Long::of_row(scores, selected, params).long(maxima, |row| length(lengths, row));
     }
 }
@@ -73,8 +73,8 @@ pub unsafe fn select_entries_short(
     // SAFETY: by this function's own contract.
     unsafe {
         let token = u64::from(params.first + thread::block_idx_x());
-        token_position.have_address(token);
-        token_slot.have_address(token);
+        token_position.precompute_address(token);
+        token_slot.precompute_address(token);
         let seen = |row| seen(token_position, token_slot, params, row);
         Short::of_query(scores, selected, params).short(seen);
     }
@@ -96,8 +96,8 @@ pub unsafe fn select_entries_long(
     // SAFETY: by this function's own contract.
     unsafe {
         let token = u64::from(params.first + thread::block_idx_x());
-        token_position.have_address(token);
-        token_slot.have_address(token);
+        token_position.precompute_address(token);
+        token_slot.precompute_address(token);
         let seen = |row| seen(token_position, token_slot, params, row);
         Long::of_query(scores, selected, params).long(maxima, seen);
     }
