@@ -1,5 +1,9 @@
-//! The kernels as PTX, embedded, and the choice among them.
+//! The kernels as PTX, embedded compressed, and the choice among them.
 
+use std::error::Error;
+use std::io::Read;
+
+use ruzstd::decoding::StreamingDecoder;
 use serde::Deserialize;
 
 use crate::device::DeviceError;
@@ -12,15 +16,15 @@ pub struct PtxModule {
     /// Whether it runs on that capability alone, as `sm_90a` does; else newer ones take it too
     /// (PTX ISA 11.1.2 `.target`).
     pub only: bool,
-    /// The PTX itself.
-    pub text: &'static str,
+    /// The PTX, compressed with Zstandard; see [`PtxModule::text`].
+    pub compressed: &'static [u8],
 }
 
 /// The embedded modules, least compute capability first.
 pub const MODULES: [PtxModule; 3] = [
-    PtxModule { sm: 90, only: true, text: include_str!("../ptx/sm_90a.ptx") },
-    PtxModule { sm: 100, only: false, text: include_str!("../ptx/sm_100.ptx") },
-    PtxModule { sm: 100, only: true, text: include_str!("../ptx/sm_100a.ptx") },
+    PtxModule { sm: 90, only: true, compressed: include_bytes!("../ptx/sm_90a.ptx.zst") },
+    PtxModule { sm: 100, only: false, compressed: include_bytes!("../ptx/sm_100.ptx.zst") },
+    PtxModule { sm: 100, only: true, compressed: include_bytes!("../ptx/sm_100a.ptx.zst") },
 ];
 
 const MANIFEST: &str = include_str!("../ptx/manifest.json");
@@ -61,30 +65,43 @@ pub fn select(name: &str, sm: u32) -> Result<PtxModule, DeviceError> {
 }
 
 impl PtxModule {
-    /// The PTX ISA version of the module, as (major, minor); what the `.version` directive says.
-    #[must_use]
-    pub fn isa(&self) -> Option<(u32, u32)> {
-        let line = self.text.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
-        let (major, minor) = line.trim().split_once('.')?;
-        Some((major.parse().ok()?, minor.parse().ok()?))
-    }
-
-    /// Whether a driver understands the module. `version` is what `cuDriverGetVersion` says: 12080
-    /// is CUDA 12.8.
+    /// The PTX: about 3 MB of text, decompressed at every call, in 10 ms.
     ///
     /// # Errors
-    /// [`DeviceError::PtxTooNew`] names both versions.
-    pub fn check_driver(&self, version: i32) -> Result<(), DeviceError> {
-        let driver = (version as u32 / 1000, version as u32 % 1000 / 10);
-        let Some((isa, needed)) = self.isa().map(|isa| (isa, cuda_version_of_isa(isa))) else {
-            return Ok(());
-        };
-        if driver >= needed {
-            return Ok(());
-        }
-        let text = |(major, minor)| format!("{major}.{minor}");
-        Err(DeviceError::PtxTooNew { ptx: text(isa), needed: text(needed), driver: text(driver) })
+    /// [`DeviceError::DamagedPtx`] if what is embedded is no compressed text.
+    pub fn text(&self) -> Result<String, DeviceError> {
+        let damaged = |error: &dyn Error| DeviceError::DamagedPtx(error.to_string());
+        let mut decoder =
+            StreamingDecoder::new(self.compressed).map_err(|error| damaged(&error))?;
+        let mut text = String::new();
+        decoder.read_to_string(&mut text).map_err(|error| damaged(&error))?;
+        Ok(text)
     }
+}
+
+/// The PTX ISA version of a module, as (major, minor); what its `.version` directive says.
+#[must_use]
+pub fn isa(ptx: &str) -> Option<(u32, u32)> {
+    let line = ptx.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
+    let (major, minor) = line.trim().split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Whether a driver understands a module, given as text. `version` is what `cuDriverGetVersion` says:
+/// 12080 is CUDA 12.8.
+///
+/// # Errors
+/// [`DeviceError::PtxTooNew`] names both versions.
+pub fn check_driver(ptx: &str, version: i32) -> Result<(), DeviceError> {
+    let driver = (version as u32 / 1000, version as u32 % 1000 / 10);
+    let Some((isa, needed)) = isa(ptx).map(|isa| (isa, cuda_version_of_isa(isa))) else {
+        return Ok(());
+    };
+    if driver >= needed {
+        return Ok(());
+    }
+    let text = |(major, minor)| format!("{major}.{minor}");
+    Err(DeviceError::PtxTooNew { ptx: text(isa), needed: text(needed), driver: text(driver) })
 }
 
 /// The CUDA version, as (major, minor), whose driver first understood a PTX ISA version.
@@ -116,17 +133,26 @@ mod tests {
 
     #[test]
     fn a_driver_older_than_the_ptx_is_refused() {
-        let [sm_90a, sm_100, _] = MODULES;
-        sm_90a.check_driver(12000).unwrap();
-        sm_100.check_driver(13000).unwrap();
-        let error = sm_100.check_driver(12040).unwrap_err().to_string();
+        let [sm_90a, sm_100, _] = MODULES.map(|module| module.text().unwrap());
+        check_driver(&sm_90a, 12000).unwrap();
+        check_driver(&sm_100, 13000).unwrap();
+        let error = check_driver(&sm_100, 12040).unwrap_err().to_string();
         assert!(error.contains("this driver is for CUDA 12.4"), "{error}");
+    }
+
+    #[test]
+    fn damaged_ptx_is_an_error() {
+        let half = &MODULES[0].compressed[..MODULES[0].compressed.len() / 2];
+        for compressed in [half, b"", b".version 8.0"] {
+            let error = PtxModule { compressed, ..MODULES[0] }.text().unwrap_err();
+            assert!(matches!(error, DeviceError::DamagedPtx(_)), "{error}");
+        }
     }
 
     #[test]
     fn every_module_says_what_driver_it_needs() {
         for module in MODULES {
-            let isa = module.isa().expect("a .version directive");
+            let isa = isa(&module.text().unwrap()).expect("a .version directive");
             assert!(cuda_version_of_isa(isa) >= (12, 0));
         }
         assert_eq!(cuda_version_of_isa((7, 8)), (11, 8));

@@ -12,7 +12,7 @@ use crate::manifest::{Manifest, TargetRecord};
 use crate::ptx::Module;
 use crate::sources::Sources;
 use crate::toolchain::{self, Compiler};
-use crate::{fresh, lint, patch, process, ptxas, workspace};
+use crate::{compressed, fresh, lint, patch, process, ptxas, workspace};
 
 /// A GPU the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +42,9 @@ impl Target {
         table.iter().copied().filter(|kernel| kernel.min_sm <= self.sm).collect()
     }
 
-    /// Its PTX file in `host/ptx/`.
+    /// Its PTX file in `host/ptx/`, compressed.
     pub fn file(self) -> String {
-        format!("{}.ptx", self.cpu)
+        format!("{}.ptx.zst", self.cpu)
     }
 }
 
@@ -175,7 +175,10 @@ fn write(compiler: &Compiler, sources: Sources, built: &[Built]) -> Result<()> {
     let mut targets = Vec::new();
     for Built { target, ptx } in built {
         let file = target.file();
-        fs::write(folder.join(&file), ptx).with_context(|| format!("cannot write {file}"))?;
+        let bytes = compressed::compress(ptx)?;
+        fs::write(folder.join(&file), &bytes).with_context(|| format!("cannot write {file}"))?;
+        let megabytes = |bytes: usize| bytes as f64 / 1e6;
+        println!("{file}: {:.2} MB of {:.2} MB", megabytes(bytes.len()), megabytes(ptx.len()));
         targets.push(TargetRecord::new(target.cpu, &file, ptx));
     }
     Manifest {

@@ -68,7 +68,7 @@ fn unlisted_files(manifest: &Manifest) -> Result<Vec<String>> {
     for entry in fs::read_dir(workspace::ptx_dir())? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let listed = manifest.targets.iter().any(|record| record.file == name);
-        if name.ends_with(".ptx") && !listed {
+        if (name.ends_with(".ptx") || name.ends_with(".ptx.zst")) && !listed {
             reasons.push(format!("{name} belongs to no target; delete it"));
         }
     }

@@ -8,7 +8,9 @@
 //! | [`debian`] | fetches that compiler into `target/`, without root |
 //! | [`build_ptx`] | compiles, patches and commits the PTX |
 //! | [`patch`] | writes the table's launch bounds into PTX |
+//! | [`compressed`] | the form in which PTX is committed |
 //! | [`ptx`] | reads PTX text |
+//! | [`show_ptx`] | prints the PTX of a kernel |
 //! | [`lint`] | the rules PTX must keep |
 //! | [`manifest`] | what the PTX was made from, beside it in `host/ptx/` |
 //! | [`fresh`] | says why committed PTX is stale |
@@ -22,6 +24,7 @@
 
 mod build_ptx;
 mod bundle;
+mod compressed;
 mod debian;
 mod fresh;
 mod fuzz;
@@ -32,6 +35,7 @@ mod process;
 mod ptx;
 mod ptxas;
 mod sanitize;
+mod show_ptx;
 mod sources;
 mod stress;
 mod test;
@@ -61,6 +65,14 @@ enum Task {
     },
     /// Check the committed PTX against the kernel table and the manifest.
     PtxLint,
+    /// Print the committed PTX of one kernel, or of all.
+    ShowPtx {
+        /// A kernel's name, as in append_swa_f32; without it the whole module.
+        kernel: Option<String>,
+        /// The GPU it was compiled for: sm_90a, sm_100 or sm_100a.
+        #[arg(long, default_value = "sm_90a")]
+        target: String,
+    },
     /// Set up what is missing, then check and test everything.
     Test {
         /// Leave out clippy, the PTX rebuild and ptxas.
@@ -104,6 +116,7 @@ fn run(task: &Task) -> Result<()> {
         Task::BuildPtx { check: false } => build_ptx::build(),
         Task::BuildPtx { check: true } => build_ptx::check(),
         Task::PtxLint => lint::run(),
+        Task::ShowPtx { kernel, target } => show_ptx::run(kernel.as_deref(), target),
         Task::Test { quick } => test::run(*quick),
         Task::Stress { arguments } => stress::run(arguments),
         Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::ptx::{Counts, Module};
 use crate::sources::Sources;
 use crate::toolchain::Version;
-use crate::workspace;
+use crate::{compressed, workspace};
 
 const FILE: &str = "manifest.json";
 
@@ -37,7 +37,7 @@ pub struct TargetRecord {
     pub cpu: String,
     /// The file's name in `host/ptx/`.
     pub file: String,
-    /// SHA-256 of the file, in hex.
+    /// SHA-256 of the PTX text, which the file holds compressed; in hex.
     pub sha256: String,
     /// PTX ISA version.
     pub ptx_version: String,
@@ -58,13 +58,15 @@ impl TargetRecord {
         }
     }
 
-    /// The PTX it describes, as it lies in `host/ptx/`.
+    /// The text of the PTX it describes, as it lies in `host/ptx/`.
     ///
     /// # Errors
-    /// The file is missing.
+    /// The file is missing or damaged.
     pub fn read_ptx(&self) -> Result<String> {
         let path = workspace::ptx_dir().join(&self.file);
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        compressed::decompress(&bytes)
+            .with_context(|| format!("{} is damaged; run `cargo xtask build-ptx`", path.display()))
     }
 }
 

@@ -97,13 +97,11 @@ fn rebuild() -> Result<()> {
             return Ok(());
         }
     };
-    for built in build_ptx::compile(&compiler)? {
-        let file = built.target.file();
-        let committed = std::fs::read_to_string(workspace::ptx_dir().join(&file))?;
-        if committed != built.ptx {
-            bail!("{file} is not what the compiler makes; run `cargo xtask build-ptx`");
+    for (built, record) in build_ptx::compile(&compiler)?.iter().zip(&manifest.targets) {
+        if record.cpu != built.target.cpu || record.read_ptx()? != built.ptx {
+            bail!("{} is not what the compiler makes; run `cargo xtask build-ptx`", record.file);
         }
-        println!("{file}: rebuilt and identical");
+        println!("{}: rebuilt and identical", record.file);
     }
     Ok(())
 }

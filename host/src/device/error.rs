@@ -91,6 +91,9 @@ pub enum DeviceError {
         /// Version of the library.
         expected: u32,
     },
+    /// The embedded PTX cannot be decompressed.
+    #[error("the embedded PTX is damaged: {0}; run `cargo xtask build-ptx`")]
+    DamagedPtx(String),
     /// The embedded PTX manifest is unreadable.
     #[error("the embedded PTX manifest is unreadable: {0}; run `cargo xtask build-ptx`")]
     Manifest(serde_json::Error),

@@ -181,9 +181,9 @@ fn driver_version() -> Result<i32, DeviceError> {
 
 /// Loads the PTX for compute capability `sm`, or says why a driver of this version cannot.
 fn load_module(info: &DeviceInfo, sm: u32, driver: i32) -> Result<Module, DeviceError> {
-    let chosen = ptx::select(&info.name, sm)?;
-    chosen.check_driver(driver)?;
-    Module::from_ptx(chosen.text, &[]).map_err(during("loading the kernels"))
+    let text = ptx::select(&info.name, sm)?.text()?;
+    ptx::check_driver(&text, driver)?;
+    Module::from_ptx(text, &[]).map_err(during("loading the kernels"))
 }
 
 fn find(module: &Module, kernel: &KernelInfo) -> Result<CUfunction, DeviceError> {
