@@ -66,10 +66,11 @@ pub trait IndexRowFormat {
 pub struct Requantised {
     /// Values that a query against keys of the format can hold.
     pub values: Quad,
-    /// What they have yet to be multiplied by.
+    /// Factor that the values are still to be multiplied by.
     pub scale: f32,
-    /// And by this power of 1/2, the same for a group ([`IndexFormat::query_lag_byte`]).
-    pub lag: u32,
+    /// The values are also to be multiplied by `2^-exponent_gap`; the same in a group
+    /// ([`IndexFormat::query_exponent_gap_byte`]).
+    pub exponent_gap: u32,
 }
 
 /// [`IndexFormat::Nvfp4`].
@@ -118,7 +119,11 @@ impl Fp4Row for Nvfp4Row {
     unsafe fn requantised(vector: Quad) -> Requantised {
         // SAFETY: by this function's own contract.
         let (_, scale, codes) = unsafe { Self::quantise(vector) };
-        Requantised { values: quad_from_fp4(codes).map(|value| value * scale), scale: 1.0, lag: 0 }
+        Requantised {
+            values: quad_from_fp4(codes).map(|value| value * scale),
+            scale: 1.0,
+            exponent_gap: 0,
+        }
     }
 }
 
@@ -137,23 +142,24 @@ impl Fp4Row for Mxfp4Row {
     #[inline(always)]
     unsafe fn requantised(vector: Quad) -> Requantised {
         /// The largest power of two of an integer: 12 times 2^3 fits eight bits.
-        const MOST_LOG2: u32 = 3;
+        const MAX_LOG2: u32 = 3;
         // SAFETY: by this function's own contract.
         unsafe {
             let (scale, _, codes) = Self::quantise(vector);
             let values = quad_from_fp4(codes);
-            // A group of zeros has no say.
+            // A group of zeros fits any scale.
             let is_zero = warp::reduce_max_f32_width::<{ Self::LANES }>(amax(values)) == 0.0;
             let scale = u32::from(scale);
-            let most = warp::reduce_max_u32(if is_zero { 0 } else { scale });
-            let lag = if is_zero { 0 } else { most - scale };
-            let in_powers = warp::all(lag <= MOST_LOG2);
-            let (lag, log2) = if in_powers { (0, MOST_LOG2 - lag) } else { (lag, MOST_LOG2) };
+            let maximum = warp::reduce_max_u32(if is_zero { 0 } else { scale });
+            let exponent_gap = if is_zero { 0 } else { maximum - scale };
+            let in_powers = warp::all(exponent_gap <= MAX_LOG2);
+            let (exponent_gap, log2) =
+                if in_powers { (0, MAX_LOG2 - exponent_gap) } else { (exponent_gap, MAX_LOG2) };
             let power = (2 << log2) as f32;
             Requantised {
                 values: values.map(|value| value * power),
-                scale: Ue8m0(most as u8).to_f32() / (2 << MOST_LOG2) as f32,
-                lag,
+                scale: Ue8m0(maximum as u8).to_f32() / (2 << MAX_LOG2) as f32,
+                exponent_gap,
             }
         }
     }
@@ -215,7 +221,7 @@ impl IndexRowFormat for Fp8Row {
     unsafe fn requantised(vector: Quad) -> Requantised {
         // SAFETY: by this function's own contract.
         let (scale, word) = unsafe { Self::quantise(vector) };
-        Requantised { values: f32x4_from_e4m3(word), scale, lag: 0 }
+        Requantised { values: f32x4_from_e4m3(word), scale, exponent_gap: 0 }
     }
 }
 

@@ -95,16 +95,16 @@ pub const QUERY_HEADS: u32 = 64;
 
 impl IndexFormat {
     /// Bytes from one query to the next, whatever the format.
-    pub const MOST_QUERY_BYTES: u32 = 2 * QUERY_HEADS * INDEX_DIM;
+    pub const MAX_QUERY_BYTES: u32 = 2 * QUERY_HEADS * INDEX_DIM;
 
     /// Bytes of a query of all heads against keys of this format: BF16 for NVFP4, E4M3 for FP8, integers
-    /// and the lags of their groups for MXFP4.
+    /// and the exponent gaps of their groups for MXFP4.
     #[must_use]
     pub const fn query_bytes(self) -> u32 {
         match self {
-            Self::Nvfp4 => Self::MOST_QUERY_BYTES,
-            Self::Mxfp4 => Self::query_lag_byte(QUERY_HEADS, 0),
-            Self::Fp8 => Self::MOST_QUERY_BYTES / 2,
+            Self::Nvfp4 => Self::MAX_QUERY_BYTES,
+            Self::Mxfp4 => Self::query_exponent_gap_byte(QUERY_HEADS, 0),
+            Self::Fp8 => Self::MAX_QUERY_BYTES / 2,
         }
     }
 
@@ -121,15 +121,16 @@ impl IndexFormat {
         16 * (QUERY_HEADS * sixteen + head) + byte
     }
 
-    /// Where the lag of a group, 32 channels of a head, stands in a query against MXFP4 keys, in bytes.
+    /// Byte of the exponent gap of a group, 32 channels of a head, in a query against MXFP4 keys.
     ///
-    /// Such a query holds signed integers: twice an E2M1 value, times a power of two up to 8. An integer
-    /// stands for `integer * 2^-lag`, times a 16th of the largest scale of the head's groups, which is in
-    /// the head's weight. Scales that differ by 8 at most are in the powers, and all lags of the head are
-    /// 0; else every power is 8, and a group's lag is how many binades its scale is below the largest.
+    /// Such a query holds signed 8-bit integers: twice an E2M1 value, times a power of two up to 8. An integer
+    /// stands for `integer * 2^-gap * m / 16`, where `m` is the largest scale of the head's groups; the head's
+    /// weight contains `m / 16`. If the scales of a head differ by a factor of 8 at most, the powers of two
+    /// express them and all gaps are 0. Otherwise every power is 8, and the exponent gap of a group is the
+    /// difference of the exponents of `m` and of the group's scale.
     #[must_use]
-    pub const fn query_lag_byte(head: u32, group: u32) -> u32 {
-        Self::MOST_QUERY_BYTES / 2 + 4 * head + group
+    pub const fn query_exponent_gap_byte(head: u32, group: u32) -> u32 {
+        Self::MAX_QUERY_BYTES / 2 + 4 * head + group
     }
 }
 
@@ -142,9 +143,9 @@ mod tests {
         for format in IndexFormat::ALL {
             let width = if format == IndexFormat::Nvfp4 { 2 } else { 1 };
             let bytes = width * QUERY_HEADS * INDEX_DIM;
-            let lags = if format == IndexFormat::Mxfp4 { 4 * QUERY_HEADS } else { 0 };
-            assert_eq!(format.query_bytes(), bytes + lags);
-            let mut taken = [false; IndexFormat::MOST_QUERY_BYTES as usize];
+            let exponent_gaps = if format == IndexFormat::Mxfp4 { 4 * QUERY_HEADS } else { 0 };
+            assert_eq!(format.query_bytes(), bytes + exponent_gaps);
+            let mut taken = [false; IndexFormat::MAX_QUERY_BYTES as usize];
             for channel in 0..QUERY_HEADS * INDEX_DIM {
                 let byte = format.query_byte(channel / INDEX_DIM, channel % INDEX_DIM);
                 assert!(byte < bytes && byte.is_multiple_of(width), "{format:?}: {byte}");

@@ -127,7 +127,7 @@ impl<D: Device> IndexerWorkspace<D> {
 /// Elements of each buffer for one query, in the order of [`ELEMENT_BYTES`].
 fn elements(heads: u32, columns: u32) -> [u64; 6] {
     let heads = u64::from(heads);
-    let (projected, query) = (heads * u64::from(INDEX_DIM), IndexFormat::MOST_QUERY_BYTES.into());
+    let (projected, query) = (heads * u64::from(INDEX_DIM), IndexFormat::MAX_QUERY_BYTES.into());
     [projected, heads, query, heads, columns.into(), maxima_len(columns)]
 }
 

@@ -215,7 +215,7 @@ impl<D: Device> Layers<D> {
         let rows = nodes * u64::from(blocks) * u64::from(TILE);
         let (codes, scales) = keys(format, &mut random);
         let vectors = queries * HEADS;
-        let bytes = u64::from(queries) * u64::from(IndexFormat::MOST_QUERY_BYTES);
+        let bytes = u64::from(queries) * u64::from(IndexFormat::MAX_QUERY_BYTES);
         let pairs = nodes * u64::from(queries) * u64::from(entries);
         let groups = nodes * u64::from(queries) * maxima_len(entries);
         let positions = vec![(entries * CSA_RATIO) as i32 - 1; queries as usize];

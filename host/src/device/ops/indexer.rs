@@ -32,8 +32,8 @@ pub(super) const WARPS: u32 = 4;
 
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, D: Device> {
-    /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`], and against MXFP4 keys lags at
-    /// [`IndexFormat::query_lag_byte`].
+    /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`]; against MXFP4 keys also exponent gaps,
+    /// at [`IndexFormat::query_exponent_gap_byte`].
     pub query: &'a Buffer<D, u8>,
     /// `[queries, heads]` f32, constants and the scales of the heads' values included.
     pub weight: &'a Buffer<D, f32>,
@@ -45,7 +45,7 @@ impl<D: Device> IndexQueries<'_, D> {
     pub(super) fn check(&self, queries: u32) -> Result<(), DeviceError> {
         check_argument("indexer heads", self.heads, 1, QUERY_HEADS)?;
         let queries = u64::from(queries);
-        check("queries", self.query, queries * u64::from(IndexFormat::MOST_QUERY_BYTES))?;
+        check("queries", self.query, queries * u64::from(IndexFormat::MAX_QUERY_BYTES))?;
         check("head weights", self.weight, queries * u64::from(self.heads))
     }
 }

@@ -51,9 +51,9 @@ pub unsafe fn query<F: IndexRowFormat>(
             return;
         }
         let channel = 4 * lane;
-        let store = |values: Quad, lag: u32| {
+        let store = |values: Quad, exponent_gap: u32| {
             let at = |byte: u32| {
-                u64::from(row) * u64::from(IndexFormat::MOST_QUERY_BYTES) + u64::from(byte)
+                u64::from(row) * u64::from(IndexFormat::MAX_QUERY_BYTES) + u64::from(byte)
             };
             for (i, value) in (0..).zip(values) {
                 let at = at(F::FORMAT.query_byte(head, channel + i));
@@ -66,7 +66,10 @@ pub unsafe fn query<F: IndexRowFormat>(
                 }
             }
             if F::FORMAT == IndexFormat::Mxfp4 && lane.is_multiple_of(GROUP_LANES) {
-                query.store(at(IndexFormat::query_lag_byte(head, lane / GROUP_LANES)), lag as u8);
+                query.store(
+                    at(IndexFormat::query_exponent_gap_byte(head, lane / GROUP_LANES)),
+                    exponent_gap as u8,
+                );
             }
         };
         if head >= params.heads {
@@ -85,8 +88,8 @@ pub unsafe fn query<F: IndexRowFormat>(
         }
         let [a, b, c, d] = values;
         let rounded = quad_from_bf16([bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]);
-        let Requantised { values, scale, lag } = F::requantised(hadamard(rounded, lane));
-        store(values, lag);
+        let Requantised { values, scale, exponent_gap } = F::requantised(hadamard(rounded, lane));
+        store(values, exponent_gap);
         if lane == 0 {
             let constant = 1.0 / sqrt((CHANNELS * params.heads) as f32);
             weight.store(vector, projected_weight.load(vector) * constant * scale);

@@ -1,4 +1,4 @@
-//! Scores of the entries that a query sees, on tensor cores, and the largest of each group of them.
+//! The kernel that writes the scores of all entries that each query sees, and the maximum of each group.
 
 use crate::params::IndexScoreParams;
 use simt::mem::{Global, GlobalMut};
@@ -55,7 +55,7 @@ pub unsafe fn score<K: Keys>(
     }
 }
 
-/// Rows of scores, and of the largest of each group.
+/// Rows of scores and of group maxima in global memory.
 #[derive(Clone, Copy)]
 struct Rows {
     scores: GlobalMut<f32>,
@@ -75,17 +75,17 @@ impl Sink for Rows {
             if is_seen {
                 scores.store(u64::from(row) * u64::from(columns) + u64::from(entry), score);
             }
-            let (lanes, largest) = if group_log2 == 3 {
+            let (lanes, maximum) = if group_log2 == 3 {
                 let two = math::max(score, warp::shuffle_xor_f32(score, 4));
                 let four = math::max(two, warp::shuffle_xor_f32(two, 8));
                 (4, math::max(four, warp::shuffle_xor_f32(four, 16)))
             } else {
                 (1, rank::score(warp::reduce_max_u32(rank::key(score))))
             };
-            // Lane `t` has the first key of the `t`-th eight.
+            // Lane `t` has the first key of the `t`-th group of 8.
             if lane < lanes && is_seen {
                 let groups = u64::from(columns >> group_log2);
-                maxima.store(u64::from(row) * groups + u64::from(entry >> group_log2), largest);
+                maxima.store(u64::from(row) * groups + u64::from(entry >> group_log2), maximum);
             }
         }
     }

@@ -1,11 +1,11 @@
-//! Tiles of a query's entries, scored on tensor cores.
+//! Scores of a query's entries on tensor cores, in tiles of 32 entries.
 //!
-//! A warp scores the 32 entries of one block of the cache at a time, four warps together. Blocks are
-//! copied to shared memory ahead of time; lanes unpack their keys straight into the layout of the matrix
-//! product's left side, while the right side, the query of all heads, stays in shared memory.
+//! Each warp of a warpgroup scores the 32 entries of one cache block at a time. Blocks are copied to
+//! shared memory ahead of time. Lanes unpack keys into fragments of A in registers; B, the query of all
+//! heads, stays in shared memory.
 //!
-//! Half a block is multiplied at a time. While its product is under way, a warp unpacks the next half, and
-//! hands on the scores of the block before.
+//! A product takes half a block. While it is in flight, the warp unpacks the next half and writes the scores
+//! of the block before: a software pipeline.
 
 use kv_layout::index_row::IndexFormat;
 use simt::mem::Global;
@@ -16,17 +16,17 @@ use super::weights::Weights;
 use crate::block_table::TableRow;
 use crate::indexer::TILE;
 
-/// Where scores go.
+/// Where the scores of tiles go.
 pub trait Sink: Copy {
-    /// Takes the scores of a tile, the lane's that of `entry`: NaN where its block is missing or the query
-    /// does not see it (`is_seen`), as is everything before the first tile and behind the last.
+    /// Writes the scores of a tile, one a lane: `score` of `entry`. It is NaN where the block is missing or the
+    /// query does not see the entry (`is_seen`). Entries beyond the last tile are passed too, as not seen.
     ///
     /// # Safety
     /// All lanes of the warp call it together.
     unsafe fn take(self, entry: u32, score: f32, is_seen: bool);
 }
 
-/// What tiles are scored with.
+/// Query and keys of a scoring.
 #[derive(Clone, Copy)]
 pub struct Operands {
     /// `[rows, 16384]`, of `index_query`.
@@ -43,25 +43,25 @@ pub struct Operands {
     pub heads: u32,
 }
 
-/// Tiles of a request.
+/// A range of tiles of a request.
 #[derive(Clone, Copy)]
 pub struct Tiles {
-    /// Where its keys are.
+    /// The request's blocks.
     pub request: TableRow,
     /// The first tile.
     pub first: u32,
-    /// Behind the last tile.
+    /// One past the last tile.
     pub end: u32,
     /// Entries that the query sees.
     pub seen: u32,
 }
 
-/// Scores tiles by a block of `GROUPS` times four warps; a bit for each tile of the warp without a block.
-/// Each four warps have an [`ScoreMemory`], one after the other. Has a barrier; behind another one, and
-/// `wait_for_groups::<0>`, they are free.
+/// Scores tiles by a block of `GROUPS` warpgroups. Returns a bit for each tile of the warp whose cache block
+/// is missing. Each warpgroup has a [`ScoreMemory`], one after the other from byte 0 on. Has a barrier. The
+/// memory is free after `wait_for_groups::<0>` and another barrier.
 ///
 /// # Safety
-/// The operands hold what they name; all threads of the block call it together, with at least one tile and
+/// The operands have their shapes; all threads of the block call it together, with at least one tile and
 /// at most 32 for each warp.
 #[inline(always)]
 pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
@@ -82,7 +82,7 @@ pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
         let lane_tile = first + stride * thread::lane_id() + thread::warp_id();
         let blocks = Blocks::load(request, lane_tile, end);
         let rounds = (end - first).div_ceil(stride);
-        // Of the first group of copies, with the first keys.
+        // In the first copy group, with the first keys.
         copy_query::<K>(memory, query, row);
         let prepared = K::FORMAT.query_bytes() / 4;
         const {
@@ -116,13 +116,13 @@ pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
             seen,
             sink,
         };
-        let far = warp.score_all::<K>();
-        warp.score_far::<K>(far);
+        let by_group = warp.score_all::<K>();
+        warp.score_by_group::<K>(by_group);
         missing
     }
 }
 
-/// Words of shared memory that a block's keys take.
+/// Words of a cache block's keys in shared memory.
 const fn words<K: Keys>() -> u32 {
     TILE * K::FORMAT.row_bytes() as u32 / 4
 }
@@ -133,27 +133,27 @@ struct Warp<S, const GROUPS: u32> {
     planes: Planes,
     blocks: Blocks,
     rounds: u32,
-    /// The entry whose score the lane has in round 0.
+    /// The lane's entry in round 0.
     own_entry: u32,
-    /// The first word of the places in shared memory that its keys take in turn.
+    /// First word of the warp's ring of `STAGES` blocks in shared memory.
     ring: u32,
     weights: Weights,
-    /// A bit for each round whose tile has no block.
+    /// A bit for each round whose cache block is missing.
     missing: u32,
-    /// Behind the last entry that the query sees of those before the end of the block's tiles.
+    /// One past the last entry of the block's tiles that the query sees.
     seen: u32,
     sink: S,
 }
 
 impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
-    /// From a warp's tile to its next one.
+    /// Distance from a warp's tile to its next one.
     const STRIDE: u32 = WARPS * GROUPS;
 
-    /// Scores a tile each round. Which rounds had keys of no use for products, a bit each.
+    /// Scores a tile each round. Returns a bit for each round whose keys need [`Self::score_by_group`].
     ///
     /// # Safety
-    /// Query and weights are there, and copies of the first `STAGES - 1` blocks have been started and the
-    /// first was waited for; all threads of the block call it together.
+    /// Query and weights are in shared memory; the copies of the first `STAGES - 1` blocks were started and
+    /// the first was waited for; all threads of the block call it together.
     #[inline(always)]
     unsafe fn score_all<K: Keys>(self) -> u32 {
         let Self { planes, blocks, rounds, own_entry, ring, weights, .. } = self;
@@ -161,7 +161,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
         let last_place = ring + words::<K>() * (K::STAGES - 1);
         let (mut at, mut last) = (ring, last_place);
         let mut scored = Scored { entry: NO_ENTRY, round: 0, sums: [0.0; 4], factor: 0.0 };
-        let mut far = 0;
+        let mut by_group = 0;
         let mut round = 0;
         // SAFETY: by this function's own contract; no branch holds a product.
         unsafe {
@@ -172,20 +172,22 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
                 let (upper, second) = K::sums(upper, left, weights, || {
                     let second = K::unpack(lower);
                     self.write(scored);
-                    // All lanes are done with the last block.
+                    // All lanes have read the block before.
                     warp::sync_warp();
                     planes.start_copy::<K>(blocks, round + K::STAGES - 1, rounds, last);
                     second
                 });
                 let upper = upper.map(thread::hold_f32);
-                far |= u32::from(K::are_far(left) || K::are_far(second)) << round;
+                by_group |=
+                    u32::from(K::needs_group_scaling(left) || K::needs_group_scaling(second))
+                        << round;
                 last = at;
                 at = if at == last_place { ring } else { at + words::<K>() };
                 let (lower, (next, factor)) = K::sums(lower, second, weights, || {
                     K::wait_for_oldest();
-                    // All lanes have what they copied for each other.
+                    // The copies of all lanes are visible to the warp.
                     warp::sync_warp();
-                    // Behind the last block: one that nobody needs.
+                    // In the last round: a copy that is not used.
                     let next = K::unpack(Half { block: Block { memory, at }, first: 0 });
                     (next, thread::hold_f32(K::factor(block, own_key())))
                 });
@@ -197,32 +199,33 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
             }
             self.write(scored);
         }
-        far
+        by_group
     }
 
-    /// Scores the tiles of rounds with a bit in `far` once more, or all of them if the query is far.
+    /// Scores the tiles of rounds with a bit in `by_group` again, group by group; all rounds if the query
+    /// requires it.
     ///
     /// # Safety
-    /// As [`Self::score_all`], of the warp, but for the copies.
+    /// As [`Self::score_all`], by all lanes of the warp; no copies are needed.
     #[inline(always)]
-    unsafe fn score_far<K: Keys>(self, far: u32) {
+    unsafe fn score_by_group<K: Keys>(self, by_group: u32) {
         let Self { planes, blocks, rounds, own_entry, ring, weights, .. } = self;
         let block = Block { memory: planes.memory, at: ring };
         // SAFETY: by this function's own contract; the branches are the warp's.
         unsafe {
-            let all = K::is_far(planes.memory);
-            if !warp::any(far != 0 || all) {
+            let all = K::query_needs_group_scaling(planes.memory);
+            if !warp::any(by_group != 0 || all) {
                 return;
             }
             copy::wait_for_groups::<0>();
             let mut round = 0;
             while round < rounds {
-                if warp::any(far >> round & 1 != 0 || all) {
+                if warp::any(by_group >> round & 1 != 0 || all) {
                     warp::sync_warp();
                     planes.start_copy::<K>(blocks, round, rounds, ring);
                     copy::wait_for_groups::<0>();
                     warp::sync_warp();
-                    let sums = |first: u32| K::far_sums(Half { block, first }, weights);
+                    let sums = |first: u32| K::sums_by_group(Half { block, first }, weights);
                     let [[a, b], [c, d]] = [sums(0), sums(16)];
                     let factor = K::factor(block, own_key());
                     let entry = own_entry + TILE * Self::STRIDE * round;
@@ -233,7 +236,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
         }
     }
 
-    /// Hands on the scores of a tile.
+    /// Adds up a tile's scores over the lanes and passes them to the sink.
     ///
     /// # Safety
     /// All lanes of the warp call it together.
@@ -244,7 +247,7 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
         let is_seen = entry < self.seen;
         // SAFETY: by this function's own contract.
         unsafe {
-            // Each step gives half of the sums away for the other half of the partner's.
+            // Each step of this butterfly sends half of the sums and receives the other half.
             let give = |bit: u32, low: f32, high: f32| {
                 let upper = lane & bit != 0;
                 let (keep, send) = if upper { (high, low) } else { (low, high) };
@@ -258,25 +261,25 @@ impl<S: Sink, const GROUPS: u32> Warp<S, GROUPS> {
     }
 }
 
-/// The key of a tile whose score a lane has.
+/// The lane's key in a tile.
 #[inline(always)]
 fn own_key() -> u32 {
     let lane = thread::lane_id();
     8 * (lane % 4) + lane / 4
 }
 
-/// Stands for a block that a request does not have.
+/// Marks a missing block.
 const NO_BLOCK: u32 = u32::MAX;
 
-/// Stands for an entry that nobody sees.
+/// Marks an entry that no query sees.
 const NO_ENTRY: u32 = u32::MAX;
 
-/// The blocks of a warp's tiles, a round each; lane `i` knows that of round `i`.
+/// The cache blocks of a warp's tiles; lane `i` holds that of round `i`.
 #[derive(Clone, Copy)]
 struct Blocks(u32);
 
 impl Blocks {
-    /// Those of round `lane_id()`'s `tile`, if it is before `end`.
+    /// Loads the block of `tile`, the warp's tile in round `lane_id()`, if it is before `end`.
     ///
     /// # Safety
     /// The table holds the request's row; no warp has more than 32 rounds.
@@ -299,10 +302,10 @@ impl Blocks {
 /// Starts the copy of a query to shared memory.
 ///
 /// # Safety
-/// `query` holds the row; all threads of the four warps call it.
+/// `query` holds the row; all threads of the warpgroup call it.
 #[inline(always)]
 unsafe fn copy_query<K: Keys>(memory: ScoreMemory, query: Global<u8>, row: u32) {
-    let first = u64::from(row) * u64::from(IndexFormat::MOST_QUERY_BYTES);
+    let first = u64::from(row) * u64::from(IndexFormat::MAX_QUERY_BYTES);
     let copy = |i: u32| {
         let vector = THREADS * i + own_thread();
         if 16 * vector < K::FORMAT.query_bytes() {
@@ -310,7 +313,7 @@ unsafe fn copy_query<K: Keys>(memory: ScoreMemory, query: Global<u8>, row: u32) 
             unsafe { memory.copy_from(4 * vector, query, first + 16 * u64::from(vector)) }
         }
     };
-    const { assert!(8 * 16 * THREADS == IndexFormat::MOST_QUERY_BYTES) };
+    const { assert!(8 * 16 * THREADS == IndexFormat::MAX_QUERY_BYTES) };
     copy(0);
     copy(1);
     copy(2);
@@ -321,7 +324,7 @@ unsafe fn copy_query<K: Keys>(memory: ScoreMemory, query: Global<u8>, row: u32) 
     copy(7);
 }
 
-/// Where keys are, and where they are copied to.
+/// The planes of the keys, and the memory that they are copied to.
 #[derive(Clone, Copy)]
 struct Planes {
     code: Global<u8>,
@@ -330,11 +333,11 @@ struct Planes {
 }
 
 impl Planes {
-    /// Starts the copy of a round's block to word `to`, the first one in place of a missing one; a
-    /// group, empty after the last round.
+    /// Starts the copy of a round's block to word `to` and commits it as a group, which is empty after the last
+    /// round. For a missing block it copies block 0.
     ///
     /// # Safety
-    /// The planes hold the blocks, and one at least; no lane reads the round's place in shared memory;
+    /// The planes hold the blocks, at least one; no lane reads the words from `to` on;
     /// all lanes of the warp call it together.
     #[inline(always)]
     unsafe fn start_copy<K: Keys>(self, blocks: Blocks, round: u32, rounds: u32, to: u32) {
@@ -342,7 +345,7 @@ impl Planes {
         let (code_bytes, scale_bytes) = (K::FORMAT.code_bytes(), K::FORMAT.scale_bytes());
         // SAFETY: by this function's own contract: the block's rows, all of them.
         unsafe {
-            // One more, as that is unpacked with the last: a block that no other warp reads.
+            // One block more than rounds: the last round unpacks it, without use.
             let is_there = round <= rounds;
             let block = blocks.of_round(round.min(rounds - 1));
             let row = u64::from(TILE) * u64::from(if block == NO_BLOCK { 0 } else { block });
@@ -369,14 +372,14 @@ impl Planes {
     }
 }
 
-/// A tile that was scored.
+/// The sums of a tile, before they are added up over the lanes.
 #[derive(Clone, Copy)]
 struct Scored {
-    /// The entry whose score the lane has.
+    /// The lane's entry.
     entry: u32,
     round: u32,
-    /// The lanes' sums over their heads for keys `g`, `g + 8`, `g + 16` and `g + 24`.
+    /// The lane's sums over its heads for keys `g`, `g + 8`, `g + 16` and `g + 24`.
     sums: [f32; 4],
-    /// What the score of the lane's own key is to be multiplied by.
+    /// Factor of the score of the lane's key.
     factor: f32,
 }

@@ -1,4 +1,4 @@
-//! The weights of a query's heads, and what they make of a product.
+//! The weights of a query's heads, and the weighted sums of a product over the heads.
 
 use kv_layout::index_row::QUERY_HEADS;
 use simt::math::mul_add;
@@ -8,8 +8,9 @@ use simt::thread;
 
 use super::keys::{Keys, own_thread};
 
-/// The weights of all heads, times the format's unit, in shared memory: by quarter `t` of a warp's lanes those of heads
-/// `8 i + 2 t` and `8 i + 2 t + 1`, one quarter at word `20 t`, so that all are read at once.
+/// The weights of all heads, times [`Keys::UNIT`], in shared memory. Those of lanes `4 g + t`, of heads
+/// `8 i + 2 t` and `8 i + 2 t + 1`, lie together from word `20 t` on, so that vector loads of the four `t` have
+/// no bank conflicts.
 #[derive(Clone, Copy)]
 pub struct Weights(Shared<f32, 80>);
 
@@ -28,17 +29,17 @@ impl Weights {
         Self(unsafe { Shared::at(byte_offset) })
     }
 
-    /// Puts them there; to be followed by a barrier.
+    /// Writes them to shared memory; a barrier must follow.
     ///
     /// # Safety
-    /// `weight` holds the row; all threads of the four warps call it.
+    /// `weight` holds the row; all threads of the warpgroup call it.
     #[inline(always)]
     pub unsafe fn store<K: Keys>(self, weight: Global<f32>, row: u32, heads: u32) {
         let head = own_thread();
         if head >= QUERY_HEADS {
             return;
         }
-        // SAFETY: a head of the row; each one's place once.
+        // SAFETY: a head of the row; each word is written once.
         unsafe {
             let at = u64::from(row) * u64::from(heads) + u64::from(head);
             let weight = if head < heads { K::UNIT * weight.load(at) } else { 0.0 };
@@ -46,10 +47,10 @@ impl Weights {
         }
     }
 
-    /// The weighted sums, over the lane's heads, of what `positive` makes of the products of two keys.
+    /// The sums over the lane's heads of `weight * positive(product)`, for two keys.
     ///
     /// # Safety
-    /// The weights are there.
+    /// The weights are written, with a barrier since.
     #[inline(always)]
     #[must_use]
     pub unsafe fn sums<T: Copy>(
@@ -58,7 +59,7 @@ impl Weights {
         positive: impl Fn(T) -> f32 + Copy,
     ) -> [f32; 2] {
         let quarter = 20 * (thread::lane_id() % 4);
-        // Spelt out: an array walked by a loop would live in local memory.
+        // Unrolled by hand: an array indexed by a loop variable would go to local memory.
         let add_two = |i: usize, [w, x, y, z]: [f32; 4]| {
             // SAFETY: four weights of the quarter.
             let weights = unsafe { self.0.load_u32x4(quarter + 4 * i as u32) };
@@ -72,10 +73,10 @@ impl Weights {
         [a + b, c + d]
     }
 
-    /// Those of the lane's two heads among the `eight`-th eight.
+    /// Weights of the lane's two heads among heads `8 eight` to `8 eight + 7`.
     ///
     /// # Safety
-    /// The weights are there, `eight < 8`.
+    /// The weights are written, with a barrier since; `eight < 8`.
     #[inline(always)]
     #[must_use]
     pub unsafe fn of_eight(self, eight: u32) -> [f32; 2] {
@@ -85,8 +86,8 @@ impl Weights {
     }
 }
 
-/// Twice the positive part, exactly, and cheaper than the larger of the value and zero: the units that add
-/// are idle, those that compare are not.
+/// Twice the positive part, exact. Cheaper than `max(x, 0)` here: the units that add floats are idle, those
+/// that compare are not.
 #[inline(always)]
 #[must_use]
 pub fn twice_positive(x: f32) -> f32 {

@@ -39,18 +39,18 @@ pub const CANARY: f32 = -12345.0;
 /// Queries of `heads` heads, `[rows, heads, 128]` BF16, as the kernels take them.
 pub fn in_order(format: IndexFormat, queries: &[u16], heads: usize) -> Vec<u8> {
     let arrange = |query: &[u16]| {
-        let mut row = vec![0; IndexFormat::MOST_QUERY_BYTES as usize];
+        let mut row = vec![0; IndexFormat::MAX_QUERY_BYTES as usize];
         let is_mxfp4 = format == IndexFormat::Mxfp4;
         let heads = query.chunks(CHANNELS).filter(|_| is_mxfp4);
-        let lags: Vec<_> = heads.flat_map(lags).collect();
+        let exponent_gaps: Vec<_> = heads.flat_map(exponent_gaps).collect();
         for (at, &bits) in query.iter().enumerate() {
             let place = place(format, at);
             match format {
                 IndexFormat::Nvfp4 => row[place..place + 2].copy_from_slice(&bits.to_le_bytes()),
                 IndexFormat::Mxfp4 => {
-                    let lag = lags[at / GROUP];
-                    row[place] = integer(bits, lag).unwrap().cast_unsigned();
-                    row[lag_place(at)] = lag;
+                    let exponent_gap = exponent_gaps[at / GROUP];
+                    row[place] = integer(bits, exponent_gap).unwrap().cast_unsigned();
+                    row[gap_place(at)] = exponent_gap;
                 }
                 IndexFormat::Fp8 => {
                     let value = bf16::from_bits(bits).to_f32();
@@ -68,25 +68,29 @@ pub fn in_order(format: IndexFormat, queries: &[u16], heads: usize) -> Vec<u8> {
 /// Channels that share a scale of MXFP4.
 pub const GROUP: usize = IndexFormat::Mxfp4.group() as usize;
 
-/// The integer that stands for a channel of a query whose group has that lag.
-fn integer(bits: u16, lag: u8) -> Option<i8> {
-    let value = bf16_value(bits) * 2_f64.powi(lag.into());
+/// The integer that stands for a channel of a query whose group has that exponent gap.
+fn integer(bits: u16, exponent_gap: u8) -> Option<i8> {
+    let value = bf16_value(bits) * 2_f64.powi(exponent_gap.into());
     (value.fract() == 0.0 && value.abs() <= 127.0).then_some(value as i8)
 }
 
-/// The smallest lags of a head's groups with which all channels are integers: none, if that will do.
-fn lags(head: &[u16]) -> Vec<u8> {
-    let fits = |group: &[u16], lag: u8| group.iter().all(|&bits| integer(bits, lag).is_some());
+/// The smallest exponent gaps of a head's groups with which all channels are integers: 0 where possible.
+fn exponent_gaps(head: &[u16]) -> Vec<u8> {
+    let fits = |group: &[u16], exponent_gap: u8| {
+        group.iter().all(|&bits| integer(bits, exponent_gap).is_some())
+    };
     if fits(head, 0) {
         return vec![0; head.len() / GROUP];
     }
-    head.chunks(GROUP).map(|group| (0..64).find(|&lag| fits(group, lag)).unwrap()).collect()
+    head.chunks(GROUP)
+        .map(|group| (0..64).find(|&exponent_gap| fits(group, exponent_gap)).unwrap())
+        .collect()
 }
 
-/// Where the lag of an element of a query, by heads, stands.
-fn lag_place(at: usize) -> usize {
+/// Byte of the exponent gap of element `at` of a query, heads in order.
+fn gap_place(at: usize) -> usize {
     let (head, group) = ((at / CHANNELS) as u32, (at % CHANNELS / GROUP) as u32);
-    IndexFormat::query_lag_byte(head, group) as usize
+    IndexFormat::query_exponent_gap_byte(head, group) as usize
 }
 
 /// Where an element of a query, by heads, stands.
@@ -101,7 +105,7 @@ fn element(format: IndexFormat, query: &[u8], at: usize) -> f64 {
         IndexFormat::Nvfp4 => bf16_value(u16::from_le_bytes([query[place], query[place + 1]])),
         IndexFormat::Mxfp4 => {
             let integer = f64::from(query[place].cast_signed());
-            integer * 0.5_f64.powi(query[lag_place(at)].into())
+            integer * 0.5_f64.powi(query[gap_place(at)].into())
         }
         IndexFormat::Fp8 => E4m3(query[place]).to_f32().into(),
     }
@@ -111,7 +115,7 @@ fn element(format: IndexFormat, query: &[u8], at: usize) -> f64 {
 /// and elsewhere one of the two that a rounding on the way may give.
 pub fn queries_equal_the_oracle<D: Device>(device: &D) {
     const HEADS: usize = 6;
-    const QUERY: usize = IndexFormat::MOST_QUERY_BYTES as usize;
+    const QUERY: usize = IndexFormat::MAX_QUERY_BYTES as usize;
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(7);
     let tokens = [(0, 0), (1, 4095), (-1, -1), (0, 1_000_003)];
@@ -160,8 +164,8 @@ pub fn queries_equal_the_oracle<D: Device>(device: &D) {
         assert!(different <= 2 * HEADS * CHANNELS / 100, "{format:?}: {different} differ");
         let mut missing = HEADS * CHANNELS..64 * CHANNELS;
         let is_zero = |at: usize| {
-            let has_lag = format == IndexFormat::Mxfp4 && found[lag_place(at)] != 0;
-            element(format, &found, at) == 0.0 && !has_lag
+            let has_gap = format == IndexFormat::Mxfp4 && found[gap_place(at)] != 0;
+            element(format, &found, at) == 0.0 && !has_gap
         };
         assert!(missing.all(is_zero), "heads that are not there");
         assert!(found[QUERY..2 * QUERY].iter().all(|&byte| byte == 0x77), "padding was written");
@@ -170,7 +174,7 @@ pub fn queries_equal_the_oracle<D: Device>(device: &D) {
 }
 
 /// Queries against MXFP4 keys whose groups' scales are apart even after the transform: within a factor of
-/// 8 powers take it up, beyond that lags do.
+/// 8 powers express it, beyond that exponent gaps do.
 pub fn queries_of_distant_groups_equal_the_oracle<D: Device>(device: &D) {
     const HEADS: usize = 4;
     let format = IndexFormat::Mxfp4;
@@ -193,7 +197,7 @@ pub fn queries_of_distant_groups_equal_the_oracle<D: Device>(device: &D) {
         first: 0,
         count: 1,
     };
-    let query_out = upload(device, &stream, &vec![0x77_u8; IndexFormat::MOST_QUERY_BYTES as usize]);
+    let query_out = upload(device, &stream, &vec![0x77_u8; IndexFormat::MAX_QUERY_BYTES as usize]);
     let weight_out = upload(device, &stream, &[CANARY; HEADS]);
     let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };
     let (from, weight) = (upload(device, &stream, &values), upload(device, &stream, &[1.0; HEADS]));
@@ -212,8 +216,9 @@ pub fn queries_of_distant_groups_equal_the_oracle<D: Device>(device: &D) {
                 "head {head}: {value}, not {wanted}"
             );
         }
-        let lags = [0, 1, 2, 3].map(|group| found[lag_place(head * CHANNELS + group * GROUP)]);
+        let exponent_gaps =
+            [0, 1, 2, 3].map(|group| found[gap_place(head * CHANNELS + group * GROUP)]);
         let expected = if head == 1 { [0, 4, 1, 0] } else { [0; 4] };
-        assert_eq!(lags, expected, "head {head}");
+        assert_eq!(exponent_gaps, expected, "head {head}");
     }
 }

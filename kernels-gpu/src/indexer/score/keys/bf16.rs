@@ -1,9 +1,9 @@
-//! NVFP4 keys as BF16, which holds the product of a code and its scale exactly.
+//! NVFP4 keys as BF16, which represents the product of a code and its scale exactly.
 //!
-//! Lane `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`: one vector load. The inner index of a
-//! product may run in any order, so channels are taken as they unpack cheapest: step `s` of eight takes
+//! Lane `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`: one vector load. The order of the inner index
+//! of a product is free, so it is the order in which codes are cheapest to unpack: step `s` of eight takes
 //! from each lane the pairs `(c, c + 4)` and `(c + 1, c + 5)` with `c = 8 (s / 2) + 2 (s % 2)`. The
-//! query lies in this order (`kv_layout::index_row::query_byte`).
+//! query is stored in the same order (`kv_layout::index_row::query_byte`).
 
 use kv_layout::index_row::IndexFormat;
 use simt::math::mul_bf16x2;
@@ -14,11 +14,11 @@ use super::{Block, Half, Keys};
 use crate::convert::f32x4_from_e4m3;
 use crate::indexer::score::weights::{Weights, twice_positive};
 
-/// An E2M1 code in a BF16's bits (sign, lowest two exponent bits, highest mantissa bit) is 2^-126
-/// times its value. A BF16 brings it back, but for the part that could overflow when it is multiplied
-/// by a large scale.
+/// An E2M1 code placed in a BF16 (sign, lowest two exponent bits, highest mantissa bit) stands for 2^-126
+/// times its value. The scale is multiplied by this power of two to correct that, except for
+/// [`SMALLER_LOG2`], so that a large scale does not overflow.
 const E2M1_UNIT: u32 = 126 - SMALLER_LOG2;
-/// Keys are held so many times too small.
+/// The factor by which keys are too small; [`Keys::UNIT`] corrects it.
 const SMALLER: f32 = (1_u64 << SMALLER_LOG2) as f32;
 const SMALLER_LOG2: u32 = 32;
 
@@ -31,10 +31,10 @@ pub struct Nvfp4Keys {
 }
 
 impl Nvfp4Keys {
-    /// The channels of a key that are the lane's.
+    /// The lane's channels of a key.
     ///
     /// # Safety
-    /// The block is there, `key < 32`.
+    /// The block is in shared memory, `key < 32`.
     #[inline(always)]
     unsafe fn read(block: Block, key: u32) -> Self {
         let quarter = thread::lane_id() % 4;
@@ -50,7 +50,7 @@ impl Nvfp4Keys {
     /// Channels `8 WORD .. 8 WORD + 8` as BF16 pairs: (0, 4), (1, 5), (2, 6), (3, 7).
     #[inline(always)]
     fn pairs<const WORD: usize>(self) -> [u32; 4] {
-        /// 2^94, exact as the product with it of an E4M3 is.
+        /// 2^94: the product with an E4M3 is exact.
         const UNIT: f32 = f32::from_bits((E2M1_UNIT + 127) << 23);
         let scale = f32x4_from_e4m3(self.scales)[WORD / 2] * UNIT;
         let high = scale.to_bits() & 0xFFFF_0000;
@@ -107,8 +107,7 @@ fn e2m1_pairs(codes: u32, scale: u32) -> [u32; 4] {
     const FIRST: u32 = 0x000F_000F;
     const SECOND: u32 = FIRST << 4;
     const BITS: u32 = 0x81C0_81C0;
-    // A product moves the magnitude to bit 6 and the sign to bit 15 at once; what else it moves is cut
-    // off.
+    // One multiplication shifts the magnitude to bit 6 and the sign to bit 15; the mask removes the rest.
     let pair =
         |code: u32, at: u32| mul_bf16x2((code * (1 << (12 - at) | 1 << (6 - at))) & BITS, scale);
     let upper = codes >> 8;

@@ -1,7 +1,7 @@
-//! FP8 keys as they are, E4M3.
+//! FP8 keys without conversion, E4M3.
 //!
-//! A tensor core adds up E4M3 products with fewer bits than f32 has (about 14 below the largest on
-//! Hopper). So each 32 channels are a product of their own, and the four are added in f32.
+//! Hopper's tensor cores accumulate E4M3 products with about 14 bits below the largest, fewer than f32 has.
+//! So each 32 channels are one product, and the four results are added in f32.
 
 use kv_layout::index_row::IndexFormat;
 use simt::warpgroup::{Fragments, e4m3_m64n64k32};
@@ -57,7 +57,7 @@ impl Keys for Fp8Keys {
                 );
                 e4m3_m64n64k32([a, b, c, d], half.block.memory, group)
             };
-            // Each before the next: there are no registers for two.
+            // One product at a time: there are no registers for two.
             let sum = hold(product(0));
             let sum = hold(add(sum, product(1)));
             let sum = hold(add(sum, product(2)));
@@ -80,7 +80,7 @@ fn add(a: Fragments, b: Fragments) -> Fragments {
     [eight(0), eight(1), eight(2), eight(3), eight(4), eight(5), eight(6), eight(7)]
 }
 
-/// All elements, computed before what follows.
+/// All elements, computed here ([`thread::hold_f32`]).
 #[inline(always)]
 fn hold(fragments: Fragments) -> Fragments {
     fragments.map(|four| four.map(thread::hold_f32))

@@ -1,11 +1,11 @@
-//! Indexer keys as left sides of matrix products: how a format is read from shared memory, unpacked in a
-//! warp's registers, and multiplied by the query.
+//! Indexer keys as the A operand of matrix products: how each format is read from shared memory, unpacked
+//! into fragments in registers, and multiplied by the query, the B operand.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`bf16`] | NVFP4: BF16 operands, scales included |
-//! | [`s8`] | MXFP4: integers of 8 bits, and how far scales are apart included |
-//! | [`e4m3`] | FP8: E4M3 operands, a product for each 32 channels |
+//! | [`s8`] | MXFP4: 8-bit integers, differences of scales included |
+//! | [`e4m3`] | FP8: E4M3 operands, one product for each 32 channels |
 
 pub mod bf16;
 pub mod e4m3;
@@ -17,37 +17,36 @@ use simt::thread;
 
 use super::weights::Weights;
 
-/// Warps that multiply together.
+/// Warps of a warpgroup.
 pub const WARPS: u32 = 4;
-/// Their threads.
+/// Threads of a warpgroup.
 pub const THREADS: u32 = 32 * WARPS;
 
-/// The shared memory of four warps: the query of all heads, the right side of products; then what a
-/// format needs to unpack keys; then keys, as many blocks of the cache for each warp as fit; then the
-/// heads' weights.
+/// The shared memory of a warpgroup: the query of all heads, the B operand; tables to unpack keys, if the
+/// format has any; for each warp a ring of `STAGES` cache blocks of keys; the weights of the heads.
 pub type ScoreMemory = Shared<u32, 11_088>;
 
-/// The thread's number among those of its four warps.
+/// Index of the thread in its warpgroup.
 #[inline(always)]
 #[must_use]
 pub fn own_thread() -> u32 {
     thread::thread_idx_x() % THREADS
 }
 
-/// The keys of a block of the cache in shared memory: the codes of 32, then their scales.
+/// The 32 keys of a cache block in shared memory: their codes, then their scales.
 #[derive(Clone, Copy)]
 pub struct Block {
-    /// Where it is.
+    /// The memory that holds it.
     pub memory: ScoreMemory,
-    /// The word where it begins.
+    /// Its first word.
     pub at: u32,
 }
 
 impl Block {
-    /// Four words of codes, `vector` being their place in the plane's block in units of 16 bytes.
+    /// Four words of codes: the `vector`-th 16 bytes of the block in the code plane.
     ///
     /// # Safety
-    /// The block is there and has them.
+    /// The block is in shared memory and has them.
     #[inline(always)]
     unsafe fn codes<K: Keys>(self, vector: u32) -> [u32; 4] {
         // SAFETY: by this function's own contract.
@@ -57,7 +56,7 @@ impl Block {
     /// A word of the scales.
     ///
     /// # Safety
-    /// The block is there and has it.
+    /// The block is in shared memory and has it.
     #[inline(always)]
     unsafe fn scales<K: Keys>(self, word: u32) -> u32 {
         let first = 32 * K::FORMAT.code_bytes() as u32 / 4;
@@ -69,7 +68,7 @@ impl Block {
 /// 16 keys of a block.
 #[derive(Clone, Copy)]
 pub struct Half {
-    /// Whose half.
+    /// The block.
     pub block: Block,
     /// Its first key, 0 or 16.
     pub first: u32,
@@ -84,49 +83,49 @@ impl Half {
     }
 }
 
-/// A format of keys.
+/// How a format of keys is scored.
 pub trait Keys: Copy {
     /// Its layout in memory.
     const FORMAT: IndexFormat;
-    /// Blocks of a warp in shared memory.
+    /// Cache blocks in a warp's ring in shared memory.
     const STAGES: u32;
-    /// What the weighted sums of these keys are to be multiplied by.
+    /// Factor of the weighted sums of these keys; it is folded into the weights.
     const UNIT: f32;
     /// Words of shared memory behind the query that [`Self::prepare`] writes, a multiple of four.
     const PREPARED_WORDS: u32 = 0;
-    /// What a lane holds of two keys, unpacked.
+    /// A lane's fragments of two keys.
     type Left: Copy;
 
-    /// Where the 16 bytes of codes lie whose place in the plane's block is `vector`: so that lanes which
-    /// read together meet different banks.
+    /// Position in shared memory of the `vector`-th 16 bytes of codes of a block: a swizzle that avoids bank
+    /// conflicts.
     #[inline(always)]
     #[must_use]
     fn place(vector: u32) -> u32 {
         vector
     }
 
-    /// Waits for the copies of the oldest of `STAGES - 1` blocks, a group each.
+    /// Waits for the oldest of the `STAGES - 1` copy groups in flight, one for each block.
     fn wait_for_oldest();
 
-    /// Writes what unpacking needs, from word `at` on; to be followed by a barrier.
+    /// Writes the tables that unpacking needs, from word `at` on; a barrier must follow.
     ///
     /// # Safety
     /// The memory is free; all threads of the four warps call it.
     #[inline(always)]
     unsafe fn prepare(_arena: ScoreMemory, _at: u32) {}
 
-    /// The lane's part of a half of a block.
+    /// The lane's fragments of a half of a block.
     ///
     /// # Safety
-    /// The half is there, and so is what was prepared.
+    /// The half is in shared memory, and [`Self::prepare`] was called, with a barrier since.
     unsafe fn unpack(half: Half) -> Self::Left;
 
-    /// The weighted sums over the lane's heads of keys `first + g` and `first + g + 8` of a half, and what
-    /// `meanwhile` returns, which may run while the product is under way.
+    /// The weighted sums over the lane's heads of keys `first + g` and `first + g + 8` of a half, and the
+    /// result of `meanwhile`, which may run while the product is in flight.
     ///
     /// # Safety
-    /// `left` is [`Self::unpack`]ed from the half, which is still there, with query and weights, and all
-    /// threads of the four warps call it together.
+    /// `left` was [`Self::unpack`]ed from the half; half, query and weights are in shared memory; all threads
+    /// of the warpgroup call it together.
     unsafe fn sums<T>(
         half: Half,
         left: Self::Left,
@@ -134,34 +133,34 @@ pub trait Keys: Copy {
         meanwhile: impl FnOnce() -> T,
     ) -> ([f32; 2], T);
 
-    /// Whether the products of these keys with any query are of no use, and their sums to be had from
-    /// [`Self::far_sums`].
+    /// Whether the scales of a key's groups differ too much for the operands of [`Self::sums`], so that these
+    /// keys must be scored by [`Self::sums_by_group`].
     #[inline(always)]
-    fn are_far(_: Self::Left) -> bool {
+    fn needs_group_scaling(_: Self::Left) -> bool {
         false
     }
 
-    /// Whether the products of a query with any keys are.
+    /// Whether the query requires [`Self::sums_by_group`] for all keys.
     ///
     /// # Safety
-    /// The query is there; all lanes of the warp call it together.
+    /// The query is in shared memory; all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn is_far(_query: ScoreMemory) -> bool {
+    unsafe fn query_needs_group_scaling(_query: ScoreMemory) -> bool {
         false
     }
 
-    /// The sums as [`Self::sums`] has them, of keys or for a query that are far.
+    /// [`Self::sums`] for any scales: one product for each group of channels, scaled in f32.
     ///
     /// # Safety
-    /// The half is there, with query and weights; all lanes of the warp call it together.
+    /// The half, query and weights are in shared memory; all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn far_sums(_: Half, _: Weights) -> [f32; 2] {
+    unsafe fn sums_by_group(_: Half, _: Weights) -> [f32; 2] {
         [f32::NAN; 2]
     }
 
-    /// What the sums of a key are to be multiplied by besides.
+    /// Factor of the sums of a key.
     ///
     /// # Safety
-    /// The block is there, `key < 32`.
+    /// The block is in shared memory, `key < 32`.
     unsafe fn factor(block: Block, key: u32) -> f32;
 }

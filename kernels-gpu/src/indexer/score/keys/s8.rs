@@ -1,14 +1,14 @@
-//! MXFP4 keys as integers of 8 bits, whose products are exact.
+//! MXFP4 keys as 8-bit integers, whose products are exact.
 //!
 //! An integer is four times an E2M1 value, times a power of two: 4 for a group with the largest scale of
-//! its key, 1 for one whose scale is a quarter of it. A lane's channels of a key are one group, so that it
-//! takes one table, made for that power, to unpack them: `prmt` looks four codes up at once. Lane
+//! its key, 2 or 1 for a group whose scale is a half or a quarter of that. A lane's channels of a key are one
+//! group, so one table, that of the group's power, unpacks them: `prmt` looks up four codes at once. Lane
 //! `4 g + t` holds channels `32 t .. 32 t + 32` of key `g`, and step `s` of four takes the eight from `8 s`
 //! on.
 //!
-//! Keys whose groups are further apart, and all keys for queries with lags, are *far*: multiplied once
-//! more, group by group, with scales as numbers. Keys and queries come from a Hadamard transform, which
-//! evens out groups.
+//! Keys whose scales differ by more than a factor of 4, and all keys if the query has exponent gaps, are
+//! scored again group by group, with the scales in f32. That is rare: keys and queries come from a Hadamard
+//! transform, which evens out the groups.
 
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use simt::math::{max, max_u16x2, mul_add, mul_saturated, permute_bytes};
@@ -23,26 +23,26 @@ use crate::indexer::score::weights::Weights;
 #[derive(Clone, Copy)]
 pub struct Mxfp4Keys;
 
-/// A lane's part of two keys.
+/// A lane's fragments of two keys.
 #[derive(Clone, Copy)]
 pub struct Left {
-    /// By steps, as the left side of a product.
+    /// The fragment of A of each step.
     steps: [[u32; 4]; 4],
-    /// Of the keys' groups the larger power of two, as a logarithm in both halves of a word; more than
-    /// `MOST_LOG2` if one would be below 1.
+    /// log2 of the larger power of two of the keys' groups, in both halves of the word; more than
+    /// [`MAX_LOG2`] if a power would be below 1.
     log2: u32,
 }
 
-/// The power of two of a group with the largest scale, as a logarithm.
-const MOST_LOG2: u32 = 2;
-/// An integer is so many times its value over the largest scale.
-const INTEGERS: f32 = (4 << MOST_LOG2) as f32;
-/// The first word of the tables, four each, by powers.
+/// log2 of the power of two of a group with the largest scale.
+const MAX_LOG2: u32 = 2;
+/// The ratio of an integer to the key's value divided by its largest scale.
+const INTEGERS: f32 = (4 << MAX_LOG2) as f32;
+/// The first word of the tables, four words for each power.
 const TABLES: u32 = IndexFormat::Mxfp4.query_bytes() / 4;
-/// The bits of a sum of products, at most 128 * 96 * 96, are those of a subnormal f32, so many times
-/// 2^-149. Times this, 2^127, it is below 1.
+/// A sum of products is at most 128 * 96 * 96, so its bits are those of a subnormal f32: the sum times
+/// 2^-149. Multiplied by this, 2^127, it is below 1.
 const SUM_SCALE: f32 = f32::from_bits((127 + 127) << 23);
-/// And so many times too small.
+/// The factor by which the result is then too small.
 const SUMS: f32 = (1 << (149 - 127)) as f32;
 
 impl Keys for Mxfp4Keys {
@@ -61,7 +61,7 @@ impl Keys for Mxfp4Keys {
     unsafe fn prepare(memory: ScoreMemory, at: u32) {
         let log2 = own_thread();
         if log2 < Self::PREPARED_WORDS / 4 {
-            // SAFETY: four of the words that are there for it, once.
+            // SAFETY: four words of the tables, each written once.
             unsafe { memory.store_u32x4(at + 4 * log2, table(log2)) }
         }
     }
@@ -73,9 +73,9 @@ impl Keys for Mxfp4Keys {
         let log2 = |key: u32| {
             // SAFETY: a key of the block.
             let scales = unsafe { half.block.scales::<Self>(key) };
-            // In both halves; what is below 0 borrows from the upper one.
+            // In both halves; a negative lower half borrows from the upper one.
             let own = permute_bytes(scales, 0, 0x4040 + 0x0101 * quarter);
-            (own + 0x0001_0001 * MOST_LOG2).wrapping_sub(largest(scales))
+            (own + 0x0001_0001 * MAX_LOG2).wrapping_sub(largest(scales))
         };
         let (a, b) = (log2(upper), log2(lower));
         // SAFETY: keys of the block.
@@ -95,7 +95,7 @@ impl Keys for Mxfp4Keys {
         weights: Weights,
         meanwhile: impl FnOnce() -> T,
     ) -> ([f32; 2], T) {
-        // A negative sum's bits are those of a NaN.
+        // The bits of a negative sum are those of a NaN, which saturation turns into 0.
         let positive = |sum: i32| mul_saturated(f32::from_bits(sum.cast_unsigned()), SUM_SCALE);
         // SAFETY: by this function's own contract.
         unsafe {
@@ -105,21 +105,21 @@ impl Keys for Mxfp4Keys {
     }
 
     #[inline(always)]
-    fn are_far(left: Left) -> bool {
-        left.log2 > 0x0001_0001 * MOST_LOG2
+    fn needs_group_scaling(left: Left) -> bool {
+        left.log2 > 0x0001_0001 * MAX_LOG2
     }
 
     #[inline(always)]
-    unsafe fn is_far(query: ScoreMemory) -> bool {
-        let first = IndexFormat::query_lag_byte(0, 0) / 4 + thread::lane_id();
-        // SAFETY: the lags of two heads; all lanes are together.
+    unsafe fn query_needs_group_scaling(query: ScoreMemory) -> bool {
+        let first = IndexFormat::query_exponent_gap_byte(0, 0) / 4 + thread::lane_id();
+        // SAFETY: the exponent gaps of two heads; all lanes are together.
         unsafe { warp::any(query.load(first) | query.load(first + QUERY_HEADS / 2) != 0) }
     }
 
     #[inline(always)]
-    unsafe fn far_sums(half: Half, weights: Weights) -> [f32; 2] {
+    unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
         // SAFETY: by this function's own contract.
-        unsafe { sums_by_group(half, weights) }
+        unsafe { scaled_group_sums(half, weights) }
     }
 
     #[inline(always)]
@@ -129,16 +129,16 @@ impl Keys for Mxfp4Keys {
     }
 }
 
-/// The table of integers that are 2^`log2` times the smallest: what `permute_bytes` takes for positive
-/// codes, then half of the same for negative ones, in seven bits each. Seven, so that it finds the top
-/// bit clear and gives 0 for codes of the other sign.
+/// The table of power 2^`log2` for `permute_bytes`: two words for the codes 0 to 7, and two for the negative
+/// codes, halved, in seven bits. A code with the sign bit makes `permute_bytes` replicate the sign bit of
+/// the selected byte. That bit is clear in both tables, so each table gives 0 for codes of the other sign.
 #[inline(always)]
 fn table(log2: u32) -> [u32; 4] {
     // Twice the values of codes 0 to 3, then 4 to 7; and minus the values, in seven bits.
     let (low, high) = (0x0604_0200, 0x1810_0C08);
     let (minus_low, minus_high) = (0x7D7E_7F00, 0x7478_7A7C);
-    // The last is for groups that are far, whose integers are of no use.
-    let log2 = log2.min(MOST_LOG2);
+    // The last table is for groups scored by `sums_by_group`; the integers are not used.
+    let log2 = log2.min(MAX_LOG2);
     let kept = 0x0101_0101 * (0x7F >> log2);
     [low << log2, high << log2, (minus_low & kept) << log2, (minus_high & kept) << log2]
 }
@@ -146,7 +146,7 @@ fn table(log2: u32) -> [u32; 4] {
 /// The integers of the lane's group of a key, eight a step.
 ///
 /// # Safety
-/// The block is there with its tables, `key < 32`, `log2 < 4`.
+/// The block and the tables are in shared memory, `key < 32`, `log2 < 4`.
 #[inline(always)]
 unsafe fn words(block: Block, key: u32, log2: u32) -> [[u32; 2]; 4] {
     // SAFETY: by this function's own contract: 16 of the key's 64 bytes, and a table.
@@ -156,7 +156,7 @@ unsafe fn words(block: Block, key: u32, log2: u32) -> [[u32; 2]; 4] {
     };
     let four = |codes: u32, opposite: u32| {
         let negative = permute_bytes(minus_low, minus_high, opposite);
-        // Where one is not 0, the other is.
+        // At most one of the two is not 0.
         permute_bytes(low, high, codes).wrapping_add(negative << 1)
     };
     codes.map(|codes| {
@@ -177,29 +177,29 @@ fn largest(bytes: u32) -> u32 {
 #[inline(always)]
 fn power_of_scale(scale: u32) -> f32 {
     let value = max(f32::from_bits(scale << 23), f32::MIN_POSITIVE / 2.0);
-    // Infinity becomes NaN.
+    // 255 gives infinity, which becomes NaN.
     mul_add(value, 0.0, value)
 }
 
-/// `2^-lag`, 0 below the smallest normal f32.
+/// `2^-gap`, 0 below the smallest normal f32.
 #[inline(always)]
-fn power_of_lag(lag: u32) -> f32 {
-    f32::from_bits(127_u32.saturating_sub(lag) << 23)
+fn power_of_gap(exponent_gap: u32) -> f32 {
+    f32::from_bits(127_u32.saturating_sub(exponent_gap) << 23)
 }
 
-/// As [`Keys::sums`], whatever the scales: a product for each group, multiplied by what the group is
-/// below the largest scale on either side.
+/// [`Keys::sums_by_group`]: a product for each group, multiplied by the group's scale relative to the largest,
+/// of key and query.
 ///
 /// # Safety
-/// Keys, query and weights are there; all lanes of the warp call it together.
+/// Keys, query and weights are in shared memory; all lanes of the warp call it together.
 #[inline(always)]
-unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
+unsafe fn scaled_group_sums(half: Half, weights: Weights) -> [f32; 2] {
     let memory = half.block.memory;
     let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
     let [upper, lower] = half.keys();
     // SAFETY: by this function's own contract.
     unsafe {
-        let (a, b) = (words(half.block, upper, MOST_LOG2), words(half.block, lower, MOST_LOG2));
+        let (a, b) = (words(half.block, upper, MAX_LOG2), words(half.block, lower, MAX_LOG2));
         let scales = half.keys().map(|key| half.block.scales::<Mxfp4Keys>(key));
         let mut sums = [0.0; 2];
         let mut eight = 0;
@@ -209,7 +209,7 @@ unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
             while part < 4 {
                 let step = |i: usize, sum: [i32; 4]| {
                     let ([a, c], [b, d]) = (a[i], b[i]);
-                    // The group's channels only.
+                    // Zeros for the channels of other groups.
                     let left = [a, b, c, d].map(|word| if quarter == part { word } else { 0 });
                     let right = |sixteen: u32| {
                         memory.load(right_word(sixteen, 8 * eight + group) + quarter)
@@ -218,12 +218,13 @@ unsafe fn sums_by_group(half: Half, weights: Weights) -> [f32; 2] {
                 };
                 let sum = step(3, step(2, step(1, step(0, [0; 4]))));
                 let key = scales.map(|scales| {
-                    power_of_lag((largest(scales) & 0xFF) - (scales >> (8 * part) & 0xFF))
+                    power_of_gap((largest(scales) & 0xFF) - (scales >> (8 * part) & 0xFF))
                 });
                 let head = [0, 1].map(|i| {
-                    let lags = memory
-                        .load(IndexFormat::query_lag_byte(8 * eight + 2 * quarter + i, 0) / 4);
-                    power_of_lag(lags >> (8 * part) & 0xFF)
+                    let exponent_gaps = memory.load(
+                        IndexFormat::query_exponent_gap_byte(8 * eight + 2 * quarter + i, 0) / 4,
+                    );
+                    power_of_gap(exponent_gaps >> (8 * part) & 0xFF)
                 });
                 let add = |i: usize| mul_add(sum[i] as f32 * key[i / 2], head[i % 2], products[i]);
                 products = [add(0), add(1), add(2), add(3)];
