@@ -1,7 +1,7 @@
 //! The block table: where an entry of a request is.
 
-use crate::params::UpdateTableParams;
-use simt::mem::{Global, GlobalMut};
+use crate::args::UpdateTable;
+use simt::mem::Global;
 use simt::thread;
 
 /// One request's row of the block table.
@@ -47,21 +47,16 @@ impl TableRow {
 /// Pointers and shapes as in the kernel table; no two updates are of one element; all threads of a
 /// launch of 128 threads a block call it.
 #[inline(always)]
-pub unsafe fn update(
-    update_index: Global<i32>,
-    update_block: Global<i32>,
-    table: GlobalMut<i32>,
-    params: UpdateTableParams,
-) {
+pub unsafe fn update(args: UpdateTable) {
     let i = thread::block_idx_x() * 128 + thread::thread_idx_x();
-    if i >= params.count {
+    if i >= args.params.count {
         return;
     }
     // SAFETY: `i < count`; an element of the table.
     unsafe {
-        let at = update_index.load(u64::from(i)) as u32;
-        if at < params.elements {
-            table.store(u64::from(at), update_block.load(u64::from(i)));
+        let at = args.update_index.load(u64::from(i)) as u32;
+        if at < args.params.elements {
+            args.table.store(u64::from(at), args.update_block.load(u64::from(i)));
         }
     }
 }

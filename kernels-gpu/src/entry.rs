@@ -27,7 +27,7 @@ const fn waits_in_body(name: &str) -> bool {
 #[cfg(target_arch = "nvptx64")]
 macro_rules! entries {
     ($(
-        $name:ident (
+        $name:ident of $operation:ident (
             $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
             $params:ident
         )
@@ -49,7 +49,9 @@ macro_rules! entries {
                     }
                     // SAFETY: the launcher passes the pointers of the kernel table, with its shapes,
                     // valid for the whole launch, `const` ones unwritten; all threads run the body.
-                    unsafe { ($body)($( view!($mutability $pointer), )* params) }
+                    unsafe {
+                        ($body)(args::$operation { $( $pointer: view!($mutability $pointer), )* params })
+                    }
                 }
             )*
         }
@@ -69,7 +71,7 @@ macro_rules! view {
 #[cfg(not(target_arch = "nvptx64"))]
 macro_rules! entries {
     ($(
-        $name:ident (
+        $name:ident of $operation:ident (
             $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
             $params:ident
         )
@@ -98,7 +100,8 @@ macro_rules! entries {
                     params: crate::params::$params,
                 ) -> Result<(), Fault> {
                     let [$( $pointer ),*] = addresses;
-                    $( let $pointer = view!($mutability memory $pointer); )*
+                    let arguments =
+                        args::$operation { $( $pointer: view!($mutability memory $pointer), )* params };
                     let shape = Launch {
                         kernel: stringify!($name),
                         grid,
@@ -109,7 +112,7 @@ macro_rules! entries {
                     let cluster = crate::blocks_of_cluster!($($cluster)? $($in_order)?);
                     // SAFETY: every pointer is bound to a live allocation that the emulator checks
                     // each access against; all threads of the launch run the body.
-                    launch_clusters(&shape, cluster, || unsafe { ($body)($( $pointer, )* params) })
+                    launch_clusters(&shape, cluster, || unsafe { ($body)(arguments) })
                 }
             )*
         }

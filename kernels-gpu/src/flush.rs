@@ -1,8 +1,9 @@
 //! Flush: entries and indexer keys, in BF16, quantised into the paged planes.
 
+use crate::args::{FlushCsa, FlushHca};
 use crate::params::FlushParams;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, INDEX_DIM};
-use simt::mem::{Global, GlobalMut};
+use simt::mem::Global;
 use simt::thread;
 
 use crate::block_table::TableRow;
@@ -13,39 +14,45 @@ use crate::row::{Bf16Lane, RowFormat};
 /// Warps of a block.
 const WARPS: u32 = 4;
 
-/// Where the entry of a listed token goes.
-///
-/// # Safety
-/// `plan`, `table` and the token arrays have the shapes of the kernel table; `record < capacity`.
-#[inline(always)]
-unsafe fn destination(
+/// The work list, and what says where the entries of its tokens go.
+#[derive(Clone, Copy)]
+struct Records {
     plan: Global<i32>,
     token_position: Global<i32>,
     token_slot: Global<i32>,
     table: Global<i32>,
-    record: u32,
     ratio: u32,
     params: FlushParams,
-) -> Destination {
-    // SAFETY: by this function's own contract; a slot is checked before its table row is read.
-    unsafe {
-        let token = plan.load(u64::from(record));
-        if token < 0 {
-            return Destination::Padding;
+}
+
+impl Records {
+    /// Where the entry of `record` goes.
+    ///
+    /// # Safety
+    /// The pointers have the shapes of the kernel table; `record < capacity`.
+    #[inline(always)]
+    unsafe fn destination(self, record: u32) -> Destination {
+        let Self { plan, token_position, token_slot, table, ratio, params } = self;
+        // SAFETY: by this function's own contract; a slot is checked before its table row is read.
+        unsafe {
+            let token = plan.load(u64::from(record));
+            if token < 0 {
+                return Destination::Padding;
+            }
+            let slot = token_slot.load(token as u64) as u32;
+            if slot >= params.slots {
+                return Destination::Refused;
+            }
+            let row = TableRow {
+                table,
+                start: u64::from(slot) * u64::from(params.max_blocks),
+                max_blocks: params.max_blocks,
+                num_blocks: params.num_blocks,
+                block_shift: (kv_layout::geometry::BLOCK_TOKENS / ratio).trailing_zeros(),
+            };
+            let entry = token_position.load(token as u64) as u32 / ratio;
+            row.plane_row(entry, true).map_or(Destination::Refused, Destination::Row)
         }
-        let slot = token_slot.load(token as u64) as u32;
-        if slot >= params.slots {
-            return Destination::Refused;
-        }
-        let row = TableRow {
-            table,
-            start: u64::from(slot) * u64::from(params.max_blocks),
-            max_blocks: params.max_blocks,
-            num_blocks: params.num_blocks,
-            block_shift: (kv_layout::geometry::BLOCK_TOKENS / ratio).trailing_zeros(),
-        };
-        let entry = token_position.load(token as u64) as u32 / ratio;
-        row.plane_row(entry, true).map_or(Destination::Refused, Destination::Row)
     }
 }
 
@@ -64,41 +71,34 @@ enum Destination {
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
-    entries: Global<u16>,
-    keys: Global<u16>,
-    plan: Global<i32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    table: Global<i32>,
-    entry_data: GlobalMut<u8>,
-    entry_scale: GlobalMut<u8>,
-    index_code: GlobalMut<u8>,
-    index_scale: GlobalMut<u8>,
-    faults: GlobalMut<u32>,
-    params: FlushParams,
-) {
+pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(args: FlushCsa) {
     let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
     let record = (thread::block_idx_x() * WARPS + warp_id) / 2;
-    if record >= params.capacity {
+    if record >= args.params.capacity {
         return;
     }
     // SAFETY: a warp has one half of one record, so it stays together; rows come from the table.
     unsafe {
-        let to = destination(plan, token_position, token_slot, table, record, CSA_RATIO, params);
-        match to {
+        let records = Records {
+            plan: args.plan,
+            token_position: args.token_position,
+            token_slot: args.token_slot,
+            table: args.table,
+            ratio: CSA_RATIO,
+            params: args.params,
+        };
+        match records.destination(record) {
             Destination::Padding => {}
-            Destination::Refused => fault::count(faults, lane, 1 - warp_id % 2),
+            Destination::Refused => fault::count(args.faults, lane, 1 - warp_id % 2),
             Destination::Row(row) if warp_id.is_multiple_of(2) => {
-                let values = Bf16Lane::load(entries, u64::from(record), lane);
-                values.store_quantised::<F>(entry_data, entry_scale, Some(row), lane);
+                let values = Bf16Lane::load(args.entries, u64::from(record), lane);
+                values.store_quantised::<F>(args.entry_data, args.entry_scale, Some(row), lane);
             }
             Destination::Row(row) => {
                 let at = u64::from(record * INDEX_DIM + 4 * lane);
-                let key = quad_from_bf16(keys.load_u32x2(at));
-                let key = if params.rotate == 1 { hadamard(key, lane) } else { key };
-                I::store(index_code, index_scale, row, lane, key);
+                let key = quad_from_bf16(args.keys.load_u32x2(at));
+                let key = if args.params.rotate == 1 { hadamard(key, lane) } else { key };
+                I::store(args.index_code, args.index_scale, row, lane, key);
             }
         }
     }
@@ -109,32 +109,28 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(
 /// # Safety
 /// As [`csa`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn hca<F: RowFormat>(
-    entries: Global<u16>,
-    plan: Global<i32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    table: Global<i32>,
-    entry_data: GlobalMut<u8>,
-    entry_scale: GlobalMut<u8>,
-    faults: GlobalMut<u32>,
-    params: FlushParams,
-) {
+pub unsafe fn hca<F: RowFormat>(args: FlushHca) {
     let lane = thread::lane_id();
     let record = thread::block_idx_x() * WARPS + thread::warp_id();
-    if record >= params.capacity {
+    if record >= args.params.capacity {
         return;
     }
     // SAFETY: a warp has one record, so it stays together; rows come from the table.
     unsafe {
-        let to = destination(plan, token_position, token_slot, table, record, HCA_RATIO, params);
-        match to {
+        let records = Records {
+            plan: args.plan,
+            token_position: args.token_position,
+            token_slot: args.token_slot,
+            table: args.table,
+            ratio: HCA_RATIO,
+            params: args.params,
+        };
+        match records.destination(record) {
             Destination::Padding => {}
-            Destination::Refused => fault::count(faults, lane, 1),
+            Destination::Refused => fault::count(args.faults, lane, 1),
             Destination::Row(row) => {
-                let values = Bf16Lane::load(entries, u64::from(record), lane);
-                values.store_quantised::<F>(entry_data, entry_scale, Some(row), lane);
+                let values = Bf16Lane::load(args.entries, u64::from(record), lane);
+                values.store_quantised::<F>(args.entry_data, args.entry_scale, Some(row), lane);
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Compressed entries for attention: gathers by list and of all, and how many a query sees.
 //! See docs/specification.md, section 11.
 
-use crate::params::{GatherEntriesParams, ValidLensParams};
+use crate::args::{GatherAll, GatherKv, ValidLens};
+use crate::params::GatherEntriesParams;
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
@@ -24,18 +25,8 @@ const THREADS: u32 = 128;
 /// Pointers and shapes as in the kernel table; all threads of a launch of `tokens` times `rows / 16`
 /// blocks, rounded up, of 4 warps call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn selected<F: RowFormat>(
-    selected: Global<i32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    table: Global<i32>,
-    entry_data: Global<u8>,
-    entry_scale: Global<u8>,
-    tile: GlobalMut<u16>,
-    faults: GlobalMut<u32>,
-    params: GatherEntriesParams,
-) {
+pub unsafe fn selected<F: RowFormat>(args: GatherKv) {
+    let params = args.params;
     let lane = thread::lane_id();
     let (query, first) = query_and_row(params.rows);
     if query >= params.tokens || first >= params.rows {
@@ -46,13 +37,19 @@ pub unsafe fn selected<F: RowFormat>(
         let list = u64::from(query) * u64::from(params.rows);
         // The last index again past the list's end, and the first request's table if there is no
         // slot: without a branch all loads of a stage are on their way together.
-        let index = |i: u32| selected.load(list + u64::from((first + i).min(params.rows - 1)));
+        let index = |i: u32| args.selected.load(list + u64::from((first + i).min(params.rows - 1)));
         let indices = [index(0), index(1), index(2), index(3)];
-        let query = Query::load(token_position, token_slot, table, query, params);
-        let reader = Reader { data: entry_data, scale: entry_scale, tile, faults, lane };
+        let query = Query::load(args.token_position, args.token_slot, args.table, query, params);
+        let reader = Reader {
+            data: args.entry_data,
+            scale: args.entry_scale,
+            tile: args.tile,
+            faults: args.faults,
+            lane,
+        };
         let rows = if query.live { params.rows - first } else { 0 };
         reader.gather::<F>(query, indices, list + u64::from(first), rows);
-        fault::count(faults, lane, u32::from(query.refused && first == 0));
+        fault::count(args.faults, lane, u32::from(query.refused && first == 0));
     }
 }
 
@@ -62,18 +59,8 @@ pub unsafe fn selected<F: RowFormat>(
 /// # Safety
 /// As for [`selected`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn all<F: RowFormat>(
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    table: Global<i32>,
-    entry_data: Global<u8>,
-    entry_scale: Global<u8>,
-    tile: GlobalMut<u16>,
-    lengths: GlobalMut<i32>,
-    faults: GlobalMut<u32>,
-    params: GatherEntriesParams,
-) {
+pub unsafe fn all<F: RowFormat>(args: GatherAll) {
+    let params = args.params;
     let lane = thread::lane_id();
     let (query, first) = query_and_row(params.rows);
     if query >= params.tokens || first >= params.rows {
@@ -81,21 +68,27 @@ pub unsafe fn all<F: RowFormat>(
     }
     // SAFETY: `query < tokens`. The branches depend on query and row, never on the lane.
     unsafe {
-        let state = Query::load(token_position, token_slot, table, query, params);
+        let state = Query::load(args.token_position, args.token_slot, args.table, query, params);
         let Query { visible, refused, .. } = state;
         let length = visible.min(params.rows);
         if first == 0 {
             if lane == 0 {
-                lengths.store(u64::from(query), length as i32);
+                args.lengths.store(u64::from(query), length as i32);
             }
-            fault::count(faults, lane, u32::from(refused || visible > params.rows));
+            fault::count(args.faults, lane, u32::from(refused || visible > params.rows));
         }
         if first >= length {
             return;
         }
         let indices = [first, first + 1, first + 2, first + 3].map(|row| row as i32);
         let at = u64::from(query) * u64::from(params.rows) + u64::from(first);
-        let reader = Reader { data: entry_data, scale: entry_scale, tile, faults, lane };
+        let reader = Reader {
+            data: args.entry_data,
+            scale: args.entry_scale,
+            tile: args.tile,
+            faults: args.faults,
+            lane,
+        };
         reader.gather::<F>(state, indices, at, length - first);
     }
 }
@@ -105,12 +98,8 @@ pub unsafe fn all<F: RowFormat>(
 /// # Safety
 /// Pointers and shapes as in the kernel table; one thread a query.
 #[inline(always)]
-pub unsafe fn valid_lens(
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    lengths: GlobalMut<i32>,
-    params: ValidLensParams,
-) {
+pub unsafe fn valid_lens(args: ValidLens) {
+    let params = args.params;
     let query = thread::block_idx_x() * THREADS + thread::thread_idx_x();
     if query >= params.tokens {
         return;
@@ -118,10 +107,10 @@ pub unsafe fn valid_lens(
     let token = u64::from(params.first + query);
     // SAFETY: `query < tokens`.
     unsafe {
-        let (slot, position) = (token_slot.load(token), token_position.load(token));
+        let (slot, position) = (args.token_slot.load(token), args.token_position.load(token));
         let seen = (position as u32).wrapping_add(1) / params.ratio;
         let visible = if slot >= 0 { seen } else { 0 };
-        lengths.store(u64::from(query), visible as i32);
+        args.lengths.store(u64::from(query), visible as i32);
     }
 }
 

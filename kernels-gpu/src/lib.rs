@@ -16,6 +16,7 @@
 //! | [`mistake`] | what tests do wrong on purpose |
 //! | [`block_table`] | where an entry of a request is |
 //! | [`table`], [`params`] | the kernel table, and the scalars each kernel takes |
+//! | [`args`] | what a body takes, expanded from the kernel table |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
 //! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
@@ -23,6 +24,7 @@
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
+pub mod args;
 pub mod block_table;
 pub mod compress;
 pub mod convert;

@@ -1,9 +1,8 @@
 //! The step's work lists: which tokens close a window. Decision D4; docs/specification.md,
 //! section 10.
 
-use crate::params::BuildPlanParams;
+use crate::args::BuildPlan;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};
-use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
@@ -19,15 +18,10 @@ const WARPS: usize = THREADS as usize / 32;
 /// Pointers and shapes as in the kernel table; all threads of a launch of two blocks of 1024 threads
 /// call it; the lists hold every token that closes a window.
 #[inline(always)]
-pub unsafe fn build(
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    plan_csa: GlobalMut<i32>,
-    plan_hca: GlobalMut<i32>,
-    params: BuildPlanParams,
-) {
+pub unsafe fn build(args: BuildPlan) {
+    let params = args.params;
     let csa = thread::block_idx_x() == 0;
-    let (ratio, plan) = if csa { (CSA_RATIO, plan_csa) } else { (HCA_RATIO, plan_hca) };
+    let (ratio, plan) = if csa { (CSA_RATIO, args.plan_csa) } else { (HCA_RATIO, args.plan_hca) };
     let capacity = if csa { params.csa_capacity } else { params.hca_capacity };
     let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
     // SAFETY: tokens are below `tokens`, list entries below `capacity`; every thread of the block
@@ -38,8 +32,8 @@ pub unsafe fn build(
         while first < params.tokens {
             let token = first + thread::thread_idx_x();
             let closes = token < params.tokens
-                && token_slot.load(u64::from(token)) >= 0
-                && (token_position.load(u64::from(token)) as u32 + 1).is_multiple_of(ratio);
+                && args.token_slot.load(u64::from(token)) >= 0
+                && (args.token_position.load(u64::from(token)) as u32 + 1).is_multiple_of(ratio);
             let closing = warp::ballot(closes);
             if lane == 0 {
                 counts.store(warp_id, closing.count_ones());

@@ -4,6 +4,7 @@
 //! are stored bit for bit, so a row from there has 64 NaN where a token's row has none; so does an
 //! entry that was pooled from such rows.
 
+use crate::args::FindPoison;
 use crate::params::FindPoisonParams;
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
 use simt::atomic::DeviceAtomicU32;
@@ -19,15 +20,8 @@ const WARPS: u32 = 4;
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, any)` with 4
 /// warps a block call it.
 #[inline(always)]
-pub unsafe fn find(
-    tile: Global<u16>,
-    lengths: Global<i32>,
-    selected: Global<i32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    found: GlobalMut<u32>,
-    params: FindPoisonParams,
-) {
+pub unsafe fn find(args: FindPoison) {
+    let params = args.params;
     let (lane, query) = (thread::lane_id(), thread::block_idx_x());
     if query >= params.tokens {
         return;
@@ -36,25 +30,25 @@ pub unsafe fn find(
     // SAFETY: `query < tokens`, rows are below `rows`. The branches depend on query and row, never on
     // the lane, so the warp stays together.
     unsafe {
-        let slot = token_slot.load(token);
+        let slot = args.token_slot.load(token);
         if slot < 0 {
             return;
         }
-        let position = token_position.load(token) as u32;
+        let position = args.token_position.load(token) as u32;
         let list = params.source == FindPoisonParams::LIST;
-        let length =
-            if list { params.rows } else { lengths.load(u64::from(query)) as u32 }.min(params.rows);
+        let length = if list { params.rows } else { args.lengths.load(u64::from(query)) as u32 }
+            .min(params.rows);
         let mut row = thread::block_idx_y() * WARPS + thread::warp_id();
         while row < length {
             let at = u64::from(query) * u64::from(params.rows) + u64::from(row);
-            if is_poison(tile, at, lane) && lane == 0 {
+            if is_poison(args.tile, at, lane) && lane == 0 {
                 let what = match params.source {
                     FindPoisonParams::WINDOW => position.wrapping_add(1 + row).wrapping_sub(length),
-                    FindPoisonParams::LIST => selected.load(at) as u32,
+                    FindPoisonParams::LIST => args.selected.load(at) as u32,
                     _ => row,
                 };
                 let place = params.layer * FindPoisonParams::LAYER + params.source;
-                record(found, [place, slot as u32, position, what], params.capacity);
+                record(args.found, [place, slot as u32, position, what], params.capacity);
             }
             row += thread::grid_dim_y() * WARPS;
         }

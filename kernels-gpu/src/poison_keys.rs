@@ -6,9 +6,10 @@
 //! pooled from poison is NaN in all channels when it is quantised, and what each format makes of that
 //! is known too.
 
+use crate::args::FindPoisonedKeys;
 use crate::params::FindPoisonedKeysParams;
 use kv_layout::index_row::IndexFormat;
-use simt::mem::{Global, GlobalMut};
+use simt::mem::Global;
 use simt::thread;
 
 use crate::index_row::IndexRowFormat;
@@ -30,15 +31,8 @@ const NAN_E4M3: u32 = 0x7F7F_7F7F;
 /// Pointers and shapes as in the kernel table; called by a launch of grid `(tokens, any)` with 128
 /// threads a block.
 #[inline(always)]
-pub unsafe fn find<R: IndexRowFormat>(
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    table: Global<i32>,
-    code: Global<u8>,
-    scale: Global<u8>,
-    found: GlobalMut<u32>,
-    params: FindPoisonedKeysParams,
-) {
+pub unsafe fn find<R: IndexRowFormat>(args: FindPoisonedKeys) {
+    let params = args.params;
     let query = thread::block_idx_x();
     if query >= params.tokens {
         return;
@@ -47,22 +41,24 @@ pub unsafe fn find<R: IndexRowFormat>(
     // the planes do not have.
     unsafe {
         let token = u64::from(params.first + query);
-        let Some((slot, seen)) = visible(token_position, token_slot, token) else { return };
+        let Some((slot, seen)) = visible(args.token_position, args.token_slot, token) else {
+            return;
+        };
         if slot >= params.slots || seen <= params.skip {
             return;
         }
-        let request = keys_of(table, slot, params.max_blocks, params.num_blocks);
+        let request = keys_of(args.table, slot, params.max_blocks, params.num_blocks);
         let seen = seen.min(params.columns);
         let mut entry = thread::block_idx_y() * THREADS + thread::thread_idx_x();
         while entry < seen {
             // An entry without a block is the scores' own fault, and counted there.
             if let Some(row) = request.plane_row(entry, true)
-                && is_poison::<R>(code, scale, row)
+                && is_poison::<R>(args.index_code, args.index_scale, row)
             {
-                let position = token_position.load(token) as u32;
+                let position = args.token_position.load(token) as u32;
                 let place =
                     params.layer * FindPoisonedKeysParams::LAYER + FindPoisonedKeysParams::KEY;
-                record(found, [place, slot, position, entry], params.capacity);
+                record(args.found, [place, slot, position, entry], params.capacity);
             }
             entry += thread::grid_dim_y() * THREADS;
         }

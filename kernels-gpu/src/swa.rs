@@ -1,8 +1,8 @@
 //! The sliding-window ring: append and gather. See docs/specification.md, section 7.
 
-use crate::params::{AppendSwaParams, GatherSwaParams};
+use crate::args::{AppendSwa, GatherSwa};
 use kv_layout::geometry::WINDOW;
-use simt::mem::{Global, GlobalMut};
+use simt::mem::Global;
 use simt::thread;
 
 use crate::fault;
@@ -22,27 +22,20 @@ const _: () = assert!(ROWS_PER_WARP == 4, "`gather` spells its rows out");
 /// Pointers and shapes as in the kernel table; no two tokens share a ring row; all threads of a
 /// launch of 4 warps a block call it.
 #[inline(always)]
-pub unsafe fn append<F: RowFormat>(
-    kv: Global<u16>,
-    token_ring_row: Global<i32>,
-    ring_data: GlobalMut<u8>,
-    ring_scale: GlobalMut<u8>,
-    faults: GlobalMut<u32>,
-    params: AppendSwaParams,
-) {
+pub unsafe fn append<F: RowFormat>(args: AppendSwa) {
     let lane = thread::lane_id();
     let token = thread::block_idx_x() * WARPS + thread::warp_id();
-    if token >= params.tokens {
+    if token >= args.params.tokens {
         return;
     }
     // SAFETY: `token < tokens`. The branches depend on the token alone, so a warp stays together.
     unsafe {
-        let values = Bf16Lane::load(kv, u64::from(token), lane);
-        let row = token_ring_row.load_u32_in_order(u64::from(token)).cast_signed();
-        let wanted = row >= 0 && row.cast_unsigned() < params.rows;
-        fault::count(faults, lane, u32::from(row >= 0 && !wanted));
+        let values = Bf16Lane::load(args.kv, u64::from(token), lane);
+        let row = args.token_ring_row.load_u32_in_order(u64::from(token)).cast_signed();
+        let wanted = row >= 0 && row.cast_unsigned() < args.params.rows;
+        fault::count(args.faults, lane, u32::from(row >= 0 && !wanted));
         let row = wanted.then_some(u64::from(row.cast_unsigned()));
-        values.store_quantised::<F>(ring_data, ring_scale, row, lane);
+        values.store_quantised::<F>(args.ring_data, args.ring_scale, row, lane);
     }
 }
 
@@ -58,19 +51,8 @@ pub unsafe fn append<F: RowFormat>(
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, 8)` with 4
 /// warps a block call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn gather<F: RowFormat>(
-    kv: Global<u16>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    token_index: Global<i32>,
-    ring_data: Global<u8>,
-    ring_scale: Global<u8>,
-    tile: GlobalMut<u16>,
-    lengths: GlobalMut<i32>,
-    faults: GlobalMut<u32>,
-    params: GatherSwaParams,
-) {
+pub unsafe fn gather<F: RowFormat>(args: GatherSwa) {
+    let params = args.params;
     let lane = thread::lane_id();
     let query = thread::block_idx_x();
     if query >= params.tokens {
@@ -81,19 +63,19 @@ pub unsafe fn gather<F: RowFormat>(
     // SAFETY: `query < tokens`; a query's slot is checked before its ring is read, and its own rows
     // are the `index` tokens before it. The branches depend on token and row, never on the lane.
     unsafe {
-        let slot = token_slot.load(u64::from(token));
-        let position = token_position.load(u64::from(token)) as u32;
-        let index = token_index.load(u64::from(token)) as u32;
+        let slot = args.token_slot.load(u64::from(token));
+        let position = args.token_position.load(u64::from(token)) as u32;
+        let index = args.token_index.load(u64::from(token)) as u32;
         let refused = slot >= 0 && slot as u32 >= params.slots;
         let live = slot >= 0 && !refused;
         // Of a position that is none, -1, nothing.
         let length = if live { position.wrapping_add(1).min(WINDOW) } else { 0 };
         if first == 0 {
             if lane == 0 {
-                lengths.store(u64::from(query), length as i32);
+                args.lengths.store(u64::from(query), length as i32);
             }
             if refused {
-                fault::count(faults, lane, 1);
+                fault::count(args.faults, lane, 1);
             }
         }
         if !live {
@@ -110,10 +92,11 @@ pub unsafe fn gather<F: RowFormat>(
             first_in_ring: (oldest + first)
                 % (params.ring - u32::from(mistake::made(Mistake::RingModulus))),
         };
-        let fetch = |i| window.fetch::<F>(kv, ring_data, ring_scale, first + i, lane);
+        let fetch =
+            |i| window.fetch::<F>(args.kv, args.ring_data, args.ring_scale, first + i, lane);
         let store = |i, row: Fetched| {
             let at = u64::from(query) * u64::from(WINDOW) + u64::from(first + i);
-            row.into_bf16::<F>(lane).store(tile, at, lane);
+            row.into_bf16::<F>(lane).store(args.tile, at, lane);
         };
         // Spelt out: an array walked by a loop would live in local memory. All rows are on their way
         // before the first is used.

@@ -1,10 +1,10 @@
 //! HCA entries: ratio 128, no overlap. A window is 512 KB, so its channels are split over blocks.
 
-use crate::params::CompressParams;
+use crate::args::CompressHca;
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
 use simt::atomic::BlockAtomicU32;
 use simt::math::mul_add;
-use simt::mem::{Global, GlobalMut};
+use simt::mem::Global;
 use simt::shared::Shared;
 use simt::{copy, thread, warp};
 
@@ -377,31 +377,24 @@ unsafe fn over_groups(values: Shared<f32, WORDS>, channel: u32) -> f32 {
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn compress(
-    kv: Global<f32>,
-    gate: Global<f32>,
-    ape: Global<f32>,
-    norm: Global<f32>,
-    frequencies: Global<f32>,
-    plan: Global<i32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    token_index: Global<i32>,
-    state: Global<f32>,
-    pooled: GlobalMut<u32>,
-    entries: GlobalMut<u16>,
-    params: CompressParams,
-) {
+pub unsafe fn compress(args: CompressHca) {
+    let params = args.params;
     let (record, split) = (thread::block_idx_x() / SPLITS, thread::block_idx_x() % SPLITS);
     // SAFETY: the grid has SPLITS blocks a record, which leave or stay together; a listed token's
     // rows are in the step or the ring.
     unsafe {
-        let tokens = (token_position, token_slot, token_index);
-        let closing = Closing::of_record(plan, record, tokens, params.slots);
+        let tokens = (args.token_position, args.token_slot, args.token_index);
+        let closing = Closing::of_record(args.plan, record, tokens, params.slots);
         let Some(closing) = closing else { return };
-        let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: HCA_RATIO };
-        let meeting = Meeting { pooled };
+        let projections = Projections {
+            kv: args.kv,
+            gate: args.gate,
+            ape: args.ape,
+            state: args.state,
+            ring: params.ring,
+            ratio: HCA_RATIO,
+        };
+        let meeting = Meeting { pooled: args.pooled };
         let turn = Turn::first();
         let asked = ask(projections, closing, closing.position % params.ring, split);
         thread::sync_threads();
@@ -413,12 +406,12 @@ pub unsafe fn compress(
             return;
         }
         let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
-        let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+        let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
         let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
         let (pooled, squares) = join(meeting, record);
         let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
         if holds_entry() {
-            entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
+            args.entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
         }
     }
 }

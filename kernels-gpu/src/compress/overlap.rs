@@ -1,8 +1,7 @@
 //! CSA, main entries and indexer keys: ratio 4, each window overlapping the one before.
 
-use crate::params::CompressParams;
+use crate::args::Compress;
 use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
-use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
@@ -97,31 +96,24 @@ fn channel<const C: usize>(rows: [(Quad, Quad); 2 * CSA_RATIO as usize]) -> f32 
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn main(
-    kv: Global<f32>,
-    gate: Global<f32>,
-    ape: Global<f32>,
-    norm: Global<f32>,
-    frequencies: Global<f32>,
-    plan: Global<i32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    token_index: Global<i32>,
-    state: Global<f32>,
-    entries: GlobalMut<u16>,
-    params: CompressParams,
-) {
+pub unsafe fn main(args: Compress) {
     let record = thread::block_idx_x();
     let (warp_id, channel) = (thread::warp_id(), 4 * thread::thread_idx_x());
     // SAFETY: the grid has one block a record, so the whole block leaves or stays; channels are
     // below 512, and a listed token's rows are in the step or the ring.
     unsafe {
-        let tokens = (token_position, token_slot, token_index);
-        let closing = Closing::of_record(plan, record, tokens, params.slots);
+        let tokens = (args.token_position, args.token_slot, args.token_index);
+        let closing = Closing::of_record(args.plan, record, tokens, args.params.slots);
         let Some(closing) = closing else { return };
-        let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO };
-        let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
+        let projections = Projections {
+            kv: args.kv,
+            gate: args.gate,
+            ape: args.ape,
+            state: args.state,
+            ring: args.params.ring,
+            ratio: CSA_RATIO,
+        };
+        let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
         let last = load_last(projections, closing, channel);
         let window = load_window::<MAIN_COLUMNS>(projections, closing, channel, last);
         let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
@@ -131,7 +123,7 @@ pub unsafe fn main(
         thread::sync_threads();
         let squares = total_squares(partial);
         let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
-        entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
+        args.entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
     }
 }
 
@@ -140,21 +132,8 @@ pub unsafe fn main(
 /// # Safety
 /// As [`main`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn index(
-    kv: Global<f32>,
-    gate: Global<f32>,
-    ape: Global<f32>,
-    norm: Global<f32>,
-    frequencies: Global<f32>,
-    plan: Global<i32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    token_index: Global<i32>,
-    state: Global<f32>,
-    entries: GlobalMut<u16>,
-    params: CompressParams,
-) {
+pub unsafe fn index(args: Compress) {
+    let params = args.params;
     let record = thread::block_idx_x() * MAIN_WARPS as u32 + thread::warp_id();
     if record >= params.capacity {
         return;
@@ -163,16 +142,23 @@ pub unsafe fn index(
     // SAFETY: a warp has one record, so it leaves or stays together; channels are below 128, and a
     // listed token's rows are in the step or the ring.
     unsafe {
-        let tokens = (token_position, token_slot, token_index);
-        let closing = Closing::of_record(plan, record, tokens, params.slots);
+        let tokens = (args.token_position, args.token_slot, args.token_index);
+        let closing = Closing::of_record(args.plan, record, tokens, params.slots);
         let Some(closing) = closing else { return };
-        let projections = Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO };
-        let finish = Finish::load::<INDEX_DIM>(norm, frequencies, channel);
+        let projections = Projections {
+            kv: args.kv,
+            gate: args.gate,
+            ape: args.ape,
+            state: args.state,
+            ring: params.ring,
+            ratio: CSA_RATIO,
+        };
+        let finish = Finish::load::<INDEX_DIM>(args.norm, args.frequencies, channel);
         let last = load_last(projections, closing, channel);
         let window = load_window::<INDEX_COLUMNS>(projections, closing, channel, last);
         let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
         let words = index_key(window, finish, rotation);
-        entries.store_u32x2(u64::from(record * INDEX_DIM + channel), words);
+        args.entries.store_u32x2(u64::from(record * INDEX_DIM + channel), words);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The state ring: what later windows need of a token, and moving it (decisions D2, D3).
 //! See docs/specification.md, section 6.
 
-use crate::params::{ResetStateParams, RotateStateParams, WriteStateParams};
-use simt::mem::{Global, GlobalMut};
+use crate::args::{ResetState, RotateState, WriteState};
+use crate::params::RotateStateParams;
+use simt::mem::GlobalMut;
 use simt::thread;
 
 use super::{Projections, Quad, Scores};
@@ -18,34 +19,31 @@ const THREADS: u32 = 128;
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn write<const COLUMNS: u32, const RATIO: u32>(
-    kv: Global<f32>,
-    gate: Global<f32>,
-    ape: Global<f32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    token_remaining: Global<i32>,
-    state: GlobalMut<f32>,
-    params: WriteStateParams,
-) {
+pub unsafe fn write<const COLUMNS: u32, const RATIO: u32>(args: WriteState) {
+    let params = args.params;
     let token = thread::block_idx_x();
     // SAFETY: the grid has one block a token; a slot below `slots` has its rows in the ring.
     unsafe {
-        let slot = token_slot.load(u64::from(token));
-        let remaining = token_remaining.load(u64::from(token)) as u32;
+        let slot = args.token_slot.load(u64::from(token));
+        let remaining = args.token_remaining.load(u64::from(token)) as u32;
         if slot < 0 || slot as u32 >= params.slots || remaining >= params.ring {
             return;
         }
-        let position = token_position.load(u64::from(token)) as u32;
-        let projections: Projections<COLUMNS> =
-            Projections { kv, gate, ape, state: kv, ring: params.ring, ratio: RATIO };
+        let position = args.token_position.load(u64::from(token)) as u32;
+        let projections: Projections<COLUMNS> = Projections {
+            kv: args.kv,
+            gate: args.gate,
+            ape: args.ape,
+            state: args.kv,
+            ring: params.ring,
+            ratio: RATIO,
+        };
         let mut column = 4 * thread::thread_idx_x();
         while column < COLUMNS {
             let (key, gate) = projections.own(token, column);
             let score = Scores::of_gate(gate, projections.bias(position, column)).value();
             let (at, row) = ((position, slot as u32), (key, score));
-            store::<COLUMNS>(state, params.ring, at, column, row);
+            store::<COLUMNS>(args.state, params.ring, at, column, row);
             column += 4 * THREADS;
         }
     }
@@ -78,7 +76,8 @@ pub unsafe fn store<const COLUMNS: u32>(
 /// Pointers and shapes as in the kernel table; both slots exist, the positions have distinct ring
 /// rows; all threads of a launch of one block a row call it.
 #[inline(always)]
-pub unsafe fn rotate(image: Global<u32>, state: GlobalMut<u32>, params: RotateStateParams) {
+pub unsafe fn rotate(args: RotateState) {
+    let params = args.params;
     let row = thread::block_idx_x();
     let phase = u64::from((params.position + row) % params.ring);
     let words = u64::from(params.row_words);
@@ -90,11 +89,11 @@ pub unsafe fn rotate(image: Global<u32>, state: GlobalMut<u32>, params: RotateSt
         // a position's row has the same phase in both slots.
         unsafe {
             let values = if params.from == RotateStateParams::IMAGE {
-                image.load_u32x4(u64::from(row) * words + at)
+                args.image.load_u32x4(u64::from(row) * words + at)
             } else {
-                state.load_u32x4(ring_row(params.from) + at)
+                args.state.load_u32x4(ring_row(params.from) + at)
             };
-            state.store_u32x4(ring_row(params.to) + at, values);
+            args.state.store_u32x4(ring_row(params.to) + at, values);
         }
         word += 4 * THREADS;
     }
@@ -106,14 +105,15 @@ pub unsafe fn rotate(image: Global<u32>, state: GlobalMut<u32>, params: RotateSt
 /// Pointers and shapes as in the kernel table; the slot exists; all threads of a launch of one block
 /// a row call it.
 #[inline(always)]
-pub unsafe fn reset(state: GlobalMut<u32>, params: ResetStateParams) {
+pub unsafe fn reset(args: ResetState) {
+    let params = args.params;
     let row = u64::from(params.slot) * u64::from(params.ring) + u64::from(thread::block_idx_x());
     let mut word = 4 * thread::thread_idx_x();
     while word < params.row_words {
         // SAFETY: a row of the slot's ring.
         unsafe {
             let at = row * u64::from(params.row_words) + u64::from(word);
-            state.store_u32x4(at, [params.word; 4]);
+            args.state.store_u32x4(at, [params.word; 4]);
         }
         word += 4 * THREADS;
     }

@@ -1,5 +1,6 @@
 //! One-token decode of a CSA layer: a block for the entry, a block for indexer key and window.
 
+use crate::args::DecodeCsa;
 use crate::params::DecodeParams;
 use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
 use simt::mem::{Global, GlobalMut};
@@ -28,56 +29,52 @@ const WINDOW_WARP: u32 = 1;
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(
-    window_kv: Global<u16>,
-    main_kv: Global<f32>,
-    main_gate: Global<f32>,
-    main_ape: Global<f32>,
-    main_norm: Global<f32>,
-    index_kv: Global<f32>,
-    index_gate: Global<f32>,
-    index_ape: Global<f32>,
-    index_norm: Global<f32>,
-    frequencies: Global<f32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    token_index: Global<i32>,
-    token_ring_row: Global<i32>,
-    table: Global<i32>,
-    ring_data: GlobalMut<u8>,
-    ring_scale: GlobalMut<u8>,
-    main_state: GlobalMut<f32>,
-    index_state: GlobalMut<f32>,
-    entry_data: GlobalMut<u8>,
-    entry_scale: GlobalMut<u8>,
-    index_code: GlobalMut<u8>,
-    index_scale: GlobalMut<u8>,
-    faults: GlobalMut<u32>,
-    params: DecodeParams,
-) {
+pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
+    let params = args.params;
     let step = Step {
-        position: token_position,
-        slot: token_slot,
-        index: token_index,
-        ring_row: token_ring_row,
+        position: args.token_position,
+        slot: args.token_slot,
+        index: args.token_index,
+        ring_row: args.token_ring_row,
     };
     let (row, warp_id) = (thread::block_idx_x(), thread::warp_id());
     // SAFETY: the state rows that are read are of other positions than the one written, so that the
     // reads are of constants; a block or warp has one token and leaves or stays together.
     unsafe {
         if thread::block_idx_y() == 0 {
-            let main: Stream<MAIN_COLUMNS> =
-                Stream::new([main_kv, main_gate, main_ape, main_norm], main_state, params);
-            let place = Place { table, data: entry_data, scale: entry_scale, faults, params };
-            main.entry::<F>(step, row, frequencies, place);
+            let main: Stream<MAIN_COLUMNS> = Stream::new(
+                [args.main_kv, args.main_gate, args.main_ape, args.main_norm],
+                args.main_state,
+                params,
+            );
+            let place = Place {
+                table: args.table,
+                data: args.entry_data,
+                scale: args.entry_scale,
+                faults: args.faults,
+                params,
+            };
+            main.entry::<F>(step, row, args.frequencies, place);
         } else if warp_id == INDEX_WARP {
-            let index: Stream<INDEX_COLUMNS> =
-                Stream::new([index_kv, index_gate, index_ape, index_norm], index_state, params);
-            let place = Place { table, data: index_code, scale: index_scale, faults, params };
-            index.key::<I>(step, row, frequencies, place);
+            let index: Stream<INDEX_COLUMNS> = Stream::new(
+                [args.index_kv, args.index_gate, args.index_ape, args.index_norm],
+                args.index_state,
+                params,
+            );
+            let place = Place {
+                table: args.table,
+                data: args.index_code,
+                scale: args.index_scale,
+                faults: args.faults,
+                params,
+            };
+            index.key::<I>(step, row, args.frequencies, place);
         } else if warp_id == WINDOW_WARP {
-            Appended::load(window_kv, step, row).store::<F>(ring_data, ring_scale, params);
+            Appended::load(args.window_kv, step, row).store::<F>(
+                args.ring_data,
+                args.ring_scale,
+                params,
+            );
         }
     }
 }

@@ -4,10 +4,10 @@
 //! that it has the first window's scores brought to the L2 cache, and, when that launch has ended, asks for
 //! them. If by then the tokens turn out to be others, it starts again with these.
 
+use crate::args::DecodeHca;
 use crate::params::DecodeParams;
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
 use simt::atomic::BlockAtomicU32;
-use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{copy, grid, thread};
 
@@ -132,47 +132,27 @@ impl Told {
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn layer<F: RowFormat>(
-    window_kv: Global<u16>,
-    kv: Global<f32>,
-    gate: Global<f32>,
-    ape: Global<f32>,
-    norm: Global<f32>,
-    frequencies: Global<f32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    token_index: Global<i32>,
-    token_ring_row: Global<i32>,
-    table: Global<i32>,
-    pooled: GlobalMut<u32>,
-    ring_data: GlobalMut<u8>,
-    ring_scale: GlobalMut<u8>,
-    state: GlobalMut<f32>,
-    entry_data: GlobalMut<u8>,
-    entry_scale: GlobalMut<u8>,
-    faults: GlobalMut<u32>,
-    params: DecodeParams,
-) {
+pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
+    let params = args.params;
     let (first, shares) = (thread::block_idx_x() / SPLITS, thread::grid_dim_x() / SPLITS);
     let share = Share { first, shares, tokens: params.tokens };
     let (warp_id, split) = (thread::warp_id(), thread::block_idx_x() % SPLITS);
     let column = column(split);
     let step = Step {
-        position: token_position,
-        slot: token_slot,
-        index: token_index,
-        ring_row: token_ring_row,
+        position: args.token_position,
+        slot: args.token_slot,
+        index: args.token_index,
+        ring_row: args.token_ring_row,
     };
     // SAFETY: the state rows that count are of other positions than the one written; rows come from the
     // table; shared words are written by one thread before a barrier. Tokens that are not what they were
     // are slots below `params.slots` all the same, and what is read for them is thrown away.
     unsafe {
         let projections: Projections<COLUMNS> = Projections {
-            kv,
-            gate,
-            ape,
-            state: state.read_only(),
+            kv: args.kv,
+            gate: args.gate,
+            ape: args.ape,
+            state: args.state.read_only(),
             ring: params.state_ring,
             ratio: HCA_RATIO,
         };
@@ -203,7 +183,7 @@ pub unsafe fn layer<F: RowFormat>(
         let asked = share.has(i).then(|| ask_for(i));
         // The last warps, which have no state rows of small shares, append to the windows.
         let appended = (THREADS / 32 - 1 - warp_id) * SPLITS + split;
-        let append = || Appended::load(window_kv, step, share.row(appended));
+        let append = || Appended::load(args.window_kv, step, share.row(appended));
         let appended = share.has(appended).then(append);
         let group = thread::thread_idx_x() / QUADS;
         let own = share.has(group).then(|| projections.own(share.row(group), column));
@@ -213,7 +193,7 @@ pub unsafe fn layer<F: RowFormat>(
                 changed.store(1);
             }
             if split == 0 {
-                fault::count(faults, 0, u32::from(token.is_refused(params.slots)));
+                fault::count(args.faults, 0, u32::from(token.is_refused(params.slots)));
             }
         }
         let mut begun = asked.map(|asked| asked.begin(turn));
@@ -235,16 +215,16 @@ pub unsafe fn layer<F: RowFormat>(
             if position != NONE && !closes(position) {
                 let score = Scores::of_gate(gate, projections.bias(position, column)).value();
                 let at = (position, told.slots.load(group));
-                store::<COLUMNS>(state, params.state_ring, at, column, (key, score));
+                store::<COLUMNS>(args.state, params.state_ring, at, column, (key, score));
             }
         }
         if begun.is_none() {
             if let Some(appended) = appended {
-                appended.store::<F>(ring_data, ring_scale, params);
+                appended.store::<F>(args.ring_data, args.ring_scale, params);
             }
             return;
         }
-        let meeting = Meeting { pooled };
+        let meeting = Meeting { pooled: args.pooled };
         let entry = Shared::<u32, ROW_WORDS>::at(ENTRY);
         let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
         while let Some(window) = begun {
@@ -253,11 +233,11 @@ pub unsafe fn layer<F: RowFormat>(
             leave(meeting, closing.token, split, turn);
             if holds_last() {
                 let at = (closing.position, closing.slot);
-                store::<COLUMNS>(state, params.state_ring, at, column, last);
+                store::<COLUMNS>(args.state, params.state_ring, at, column, last);
             }
             if joins(split) {
-                let finish = Finish::load::<HEAD_DIM>(norm, frequencies, channel);
-                let plane_row = entry_row(table, closing, HCA_RATIO, params);
+                let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
+                let plane_row = entry_row(args.table, closing, HCA_RATIO, params);
                 let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
                 let (pooled, squares) = join(meeting, closing.token);
                 let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
@@ -267,7 +247,13 @@ pub unsafe fn layer<F: RowFormat>(
                 }
                 thread::sync_threads();
                 if warp_id == 0 {
-                    store_entry::<F>(entry, entry_data, entry_scale, plane_row, faults);
+                    store_entry::<F>(
+                        entry,
+                        args.entry_data,
+                        args.entry_scale,
+                        plane_row,
+                        args.faults,
+                    );
                 }
             }
             i = told.closing_from(i + 1);
@@ -277,7 +263,7 @@ pub unsafe fn layer<F: RowFormat>(
         }
         // Loaded again: it would have been in the way of the windows.
         if appended.is_some() {
-            append().store::<F>(ring_data, ring_scale, params);
+            append().store::<F>(args.ring_data, args.ring_scale, params);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Projections of activations, for the small batches of decode: the product of BF16 rows with a
 //! transposed BF16 weight, in f32.
 
+use crate::args::Project;
 use crate::params::ProjectParams;
-use simt::mem::{Global, GlobalMut};
+use simt::mem::Global;
 use simt::mma::bf16_m16n8k16;
 use simt::shared::Shared;
 use simt::thread;
@@ -29,16 +30,12 @@ type Sums = [[f32; 4]; TILES];
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(columns / 32, rows /
 /// 16 rounded up)` call it.
 #[inline(always)]
-pub unsafe fn project(
-    input: Global<u16>,
-    weight: Global<u16>,
-    output: GlobalMut<f32>,
-    params: ProjectParams,
-) {
+pub unsafe fn project(args: Project) {
+    let params = args.params;
     // SAFETY: by this function's own contract; all threads reach the barrier.
     unsafe {
         let parts: Shared<f32, { (WARPS * ELEMENTS) as usize }> = Shared::at(0);
-        store_part(parts, partial(input, weight, params));
+        store_part(parts, partial(args.input, args.weight, params));
         thread::sync_threads();
         // Parts are added in the order of the inner dimension.
         let mut element = thread::thread_idx_x();
@@ -48,7 +45,8 @@ pub unsafe fn project(
             let row = thread::block_idx_y() * ROWS + element / COLUMNS;
             let column = thread::block_idx_x() * COLUMNS + element % COLUMNS;
             if row < params.rows {
-                output.store(u64::from(row) * u64::from(params.columns) + u64::from(column), sum);
+                args.output
+                    .store(u64::from(row) * u64::from(params.columns) + u64::from(column), sum);
             }
             element += 32 * WARPS;
         }

@@ -1,8 +1,8 @@
 //! Scores of a query's MXFP4 keys and the list of the largest, by one block: scores stay in shared memory.
 
+use crate::args::IndexScoreTopk;
 use crate::params::IndexScoreTopkParams;
 use crate::table::{KERNELS, kernel_index};
-use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{copy, thread};
 
@@ -40,44 +40,40 @@ const _: () = {
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of one block a query call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn list(
-    query: Global<u8>,
-    weight: Global<f32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    table: Global<i32>,
-    code: Global<u8>,
-    scale: Global<u8>,
-    selected: GlobalMut<i32>,
-    faults: GlobalMut<u32>,
-    params: IndexScoreTopkParams,
-) {
-    let IndexScoreTopkParams { first, heads, k, columns, slots, max_blocks, num_blocks } = params;
+pub unsafe fn list(args: IndexScoreTopk) {
+    let IndexScoreTopkParams { first, heads, k, columns, slots, max_blocks, num_blocks } =
+        args.params;
     let number = thread::block_idx_x();
     // SAFETY: by this function's own contract; branches with barriers are the block's.
     unsafe {
         let scores = Scores::at(SCORES_AT);
-        let seen = visible(token_position, token_slot, u64::from(first + number));
+        let seen = visible(args.token_position, args.token_slot, u64::from(first + number));
         let (slot, seen) = seen.unwrap_or((0, 0));
         let refused = slot >= slots;
         if thread::warp_id() == 0 {
-            fault::count(faults, thread::lane_id(), u32::from(refused || seen > columns));
+            fault::count(args.faults, thread::lane_id(), u32::from(refused || seen > columns));
         }
         let length = if refused { 0 } else { seen.min(columns) };
         // Only what is written is read: whole tiles.
         let tiles = length.div_ceil(TILE);
         let row = Row { scores, number, columns: TILE * tiles, group_log2: 0, length };
-        let selection = Selection { row, k, selected };
+        let selection = Selection { row, k, selected: args.selected };
         if length <= k {
             return selection.list_all();
         }
-        let operands = Operands { query, weight, code, scale, row: number, heads };
-        let request = keys_of(table, slot, max_blocks, num_blocks);
+        let operands = Operands {
+            query: args.query,
+            weight: args.weight,
+            code: args.index_code,
+            scale: args.index_scale,
+            row: number,
+            heads,
+        };
+        let request = keys_of(args.table, slot, max_blocks, num_blocks);
         let of_request = Tiles { request, first: 0, end: tiles, seen: length };
         let sink = Kept { scores, end: row.columns };
         let missing = tiles::score::<Mxfp4Keys, _, GROUPS>(operands, of_request, sink);
-        fault::count(faults, thread::lane_id(), missing.count_ones());
+        fault::count(args.faults, thread::lane_id(), missing.count_ones());
         copy::wait_for_groups::<0>();
         thread::sync_threads();
         selection.list();

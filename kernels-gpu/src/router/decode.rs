@@ -7,6 +7,7 @@
 //! at both levels: a result does not depend on who came first. After that, block r of every cluster has
 //! the tokens r, r + 8, ..; the last of those blocks to arrive selects their experts.
 
+use crate::args::{DenseRouterDecode, HashRouterDecode};
 use crate::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
 use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
 use simt::atomic::{DeviceAtomicU32, fence_device};
@@ -270,21 +271,17 @@ impl<const N: usize> Tile<N> {
 /// Pointers and shapes as in the kernel table; all threads of a launch of `experts / 8 N` clusters
 /// of 8 blocks of 8 warps, rounded up, call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn dense<const Q: usize, const N: usize>(
-    x: Global<u16>,
-    gate: Global<u16>,
-    bias: Global<f32>,
-    token_mask: Global<i32>,
-    activations: GlobalMut<f32>,
-    arrivals: GlobalMut<u32>,
-    ids: GlobalMut<i32>,
-    weights: GlobalMut<f32>,
-    faults: GlobalMut<u32>,
-    params: DenseRouterDecodeParams,
-) {
-    let DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits } = params;
-    let gate = Gate::<N> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
+pub unsafe fn dense<const Q: usize, const N: usize>(args: DenseRouterDecode) {
+    let DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits } = args.params;
+    let gate = Gate::<N> {
+        x: args.x,
+        weight: args.gate,
+        activations: args.activations,
+        arrivals: args.arrivals,
+        tokens,
+        experts,
+        hidden,
+    };
     // SAFETY: by this function's own contract; the branches depend on block and warp.
     unsafe {
         let is_last = gate.activate();
@@ -292,16 +289,16 @@ pub unsafe fn dense<const Q: usize, const N: usize>(
         if is_last && token < tokens {
             let lane = thread::lane_id();
             let (first, count) = Experts::<Q>::of_lane(lane, experts);
-            let routed = Routed { ids, weights, selected };
-            let live = token_mask.load(u64::from(token)) >= 0;
+            let routed = Routed { ids: args.ids, weights: args.weights, selected };
+            let live = args.token.load(u64::from(token)) >= 0;
             let row = u64::from(token) * u64::from(experts) + u64::from(first);
-            let raw = load_written::<Q>(activations, row, count);
-            let bias = load::<Q>(bias, u64::from(first), count);
+            let raw = load_written::<Q>(args.activations, row, count);
+            let bias = load::<Q>(args.bias, u64::from(first), count);
             if live {
                 let experts = Experts::new(raw, bias, count);
                 let (id, activation) = experts.select(lane, selected);
                 routed.store(token, lane, id, weight(activation, f32::from_bits(scaling_bits)));
-                fault::count(faults, lane, warp::reduce_add_u32(experts.faults));
+                fault::count(args.faults, lane, warp::reduce_add_u32(experts.faults));
             } else {
                 routed.store(token, lane, -1, 0.0);
             }
@@ -315,36 +312,37 @@ pub unsafe fn dense<const Q: usize, const N: usize>(
 /// # Safety
 /// As [`dense`].
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn hash<const N: usize>(
-    x: Global<u16>,
-    gate: Global<u16>,
-    table: Global<i32>,
-    token_id: Global<i32>,
-    activations: GlobalMut<f32>,
-    arrivals: GlobalMut<u32>,
-    ids: GlobalMut<i32>,
-    weights: GlobalMut<f32>,
-    faults: GlobalMut<u32>,
-    params: HashRouterDecodeParams,
-) {
-    let HashRouterDecodeParams { tokens, experts, hidden, .. } = params;
-    let gate = Gate::<N> { x, weight: gate, activations, arrivals, tokens, experts, hidden };
+pub unsafe fn hash<const N: usize>(args: HashRouterDecode) {
+    let params = args.params;
+    let HashRouterDecodeParams { tokens, experts, hidden, .. } = args.params;
+    let gate = Gate::<N> {
+        x: args.x,
+        weight: args.gate,
+        activations: args.activations,
+        arrivals: args.arrivals,
+        tokens,
+        experts,
+        hidden,
+    };
     // SAFETY: as in `dense`.
     unsafe {
         let is_last = gate.activate();
         let token = token_of(thread::warp_id(), block_rank());
         if is_last && token < tokens {
             let lane = thread::lane_id();
-            let id = token_id.load(u64::from(token));
-            let lookup =
-                Lookup { table, vocabulary: params.vocabulary, experts, selected: params.selected };
+            let id = args.token.load(u64::from(token));
+            let lookup = Lookup {
+                table: args.table,
+                vocabulary: params.vocabulary,
+                experts,
+                selected: params.selected,
+            };
             let row = u64::from(token) * u64::from(experts);
-            let expert = lookup.weigh(id, lane, |expert| activations.load(row + expert));
+            let expert = lookup.weigh(id, lane, |expert| args.activations.load(row + expert));
             let weight = weight(expert.activation, f32::from_bits(params.scaling_bits));
-            let routed = Routed { ids, weights, selected: params.selected };
+            let routed = Routed { ids: args.ids, weights: args.weights, selected: params.selected };
             routed.store(token, lane, expert.id, weight);
-            fault::count(faults, lane, warp::reduce_add_u32(expert.refusals));
+            fault::count(args.faults, lane, warp::reduce_add_u32(expert.refusals));
         }
         cluster_wait();
     }

@@ -1,7 +1,8 @@
 //! `hash_router`: experts by token id, weights by the logits of those experts.
 
+use crate::args::HashRouter;
 use crate::params::HashRouterParams;
-use simt::mem::{Global, GlobalMut};
+use simt::mem::Global;
 use simt::{thread, warp};
 
 use super::activation::activation;
@@ -18,29 +19,22 @@ const THREADS: u32 = 128;
 /// Pointers and shapes as in the kernel table; all threads of a launch with 128 threads a block call
 /// it.
 #[inline(always)]
-pub unsafe fn hash_router(
-    token_id: Global<i32>,
-    table: Global<i32>,
-    logits: Global<f32>,
-    ids: GlobalMut<i32>,
-    weights: GlobalMut<f32>,
-    faults: GlobalMut<u32>,
-    params: HashRouterParams,
-) {
-    let HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits } = params;
+pub unsafe fn hash_router(args: HashRouter) {
+    let HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits } = args.params;
     let thread = thread::block_idx_x() * THREADS + thread::thread_idx_x();
     let (token, place) = (thread / GROUP, thread % GROUP);
     // SAFETY: what is loaded is checked against its extent first; all lanes reach the collectives.
     unsafe {
-        let id = if token < tokens { token_id.load(u64::from(token)) } else { -1 };
-        let lookup = Lookup { table, vocabulary, experts, selected };
+        let id = if token < tokens { args.token.load(u64::from(token)) } else { -1 };
+        let lookup = Lookup { table: args.table, vocabulary, experts, selected };
         let row = u64::from(token) * u64::from(experts);
-        let expert = lookup.weigh(id, place, |expert| activation(logits.load(row + expert)));
+        let expert = lookup.weigh(id, place, |expert| activation(args.logits.load(row + expert)));
         let weight = weight(expert.activation, f32::from_bits(scaling_bits));
         if token < tokens {
-            Routed { ids, weights, selected }.store(token, place, expert.id, weight);
+            Routed { ids: args.ids, weights: args.weights, selected }
+                .store(token, place, expert.id, weight);
         }
-        fault::count(faults, thread::lane_id(), warp::reduce_add_u32(expert.refusals));
+        fault::count(args.faults, thread::lane_id(), warp::reduce_add_u32(expert.refusals));
     }
 }
 

@@ -4,6 +4,7 @@
 //! 64 elements of the hidden state at a time in two buffers: while one is multiplied, the next is on its
 //! way from global memory.
 
+use crate::args::RouterLogits;
 use crate::params::RouterLogitsParams;
 use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
@@ -145,12 +146,8 @@ unsafe fn multiply_half(buffers: Buffers, buffer: u32, first_piece: u32, acc: Su
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens / 128, experts /
 /// 64)`, rounded up, with 256 threads a block call it.
 #[inline(always)]
-pub unsafe fn logits(
-    x: Global<u16>,
-    gate: Global<u16>,
-    logits: GlobalMut<f32>,
-    params: RouterLogitsParams,
-) {
+pub unsafe fn logits(args: RouterLogits) {
+    let RouterLogits { x, gate, logits, params } = args;
     let (first_token, first_expert) =
         (thread::block_idx_x() * TOKENS, thread::block_idx_y() * EXPERTS);
     let tile = Tile { x, gate, first_token, first_expert, params };

@@ -1,7 +1,7 @@
 //! `activation_topk`: from logits to experts and weights.
 
-use crate::params::ActivationTopkParams;
-use simt::mem::{Global, GlobalMut};
+use crate::args::ActivationTopk;
+use simt::mem::GlobalMut;
 use simt::{thread, warp};
 
 use super::select::{Experts, load};
@@ -45,15 +45,8 @@ impl Routed {
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch with 4 warps a block call it.
 #[inline(always)]
-pub unsafe fn activation_topk<const Q: usize>(
-    logits: Global<f32>,
-    bias: Global<f32>,
-    token_mask: Global<i32>,
-    ids: GlobalMut<i32>,
-    weights: GlobalMut<f32>,
-    faults: GlobalMut<u32>,
-    params: ActivationTopkParams,
-) {
+pub unsafe fn activation_topk<const Q: usize>(args: ActivationTopk) {
+    let ActivationTopk { logits, bias, token: token_mask, ids, weights, faults, params } = args;
     let lane = thread::lane_id();
     let token = thread::block_idx_x() * WARPS + thread::warp_id();
     if token >= params.tokens {

@@ -85,7 +85,9 @@ macro_rules! for_each_operation {
 /// Hands the table to the macro named `$callback`, one item a kernel:
 ///
 /// ```text
-/// callback! { $( kernel (pointer: const|mut type, ..; Params) "doc" { block: .., .. } [body] )* }
+/// callback! { $(
+///     kernel of Operation (pointer: const|mut type, ..; Params) "doc" { block: .., .. } [body]
+/// )* }
 /// ```
 #[macro_export]
 macro_rules! for_each_kernel {
@@ -103,13 +105,13 @@ macro_rules! flatten_kernels {
         $doc:literal $arguments:tt $launch:tt
         bodies { $( $case:pat => $name:ident: $body:expr, )* }
     )*) => {
-        $callback! { $( $( $name $arguments $doc $launch [$body] )* )* }
+        $callback! { $( $( $name of $operation $arguments $doc $launch [$body] )* )* }
     };
 }
 
 macro_rules! kernel_infos {
     ($(
-        $name:ident (
+        $name:ident of $operation:ident (
             $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
             $params:ident
         )

@@ -1,11 +1,10 @@
 //! A query of the indexer: rotated, multiplied by the Hadamard matrix, and taken through the format
 //! of the keys, as the released model does to both sides.
 
-use crate::params::IndexQueryParams;
+use crate::args::IndexQuery;
 use kv_layout::geometry::ROPE_DIM;
 use kv_layout::index_row::IndexFormat;
 use simt::math::sqrt;
-use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::compress::{Quad, load_quad, rotate};
@@ -26,17 +25,8 @@ const GROUP_LANES: u32 = IndexFormat::Mxfp4.group() / 4;
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, 16)`
 /// call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn query<F: IndexRowFormat>(
-    projected: Global<f32>,
-    projected_weight: Global<f32>,
-    frequencies: Global<f32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    query: GlobalMut<u8>,
-    weight: GlobalMut<f32>,
-    params: IndexQueryParams,
-) {
+pub unsafe fn query<F: IndexRowFormat>(args: IndexQuery) {
+    let params = args.params;
     let lane = thread::lane_id();
     let row = thread::block_idx_x();
     let head = thread::block_idx_y() * WARPS + thread::warp_id();
@@ -47,7 +37,7 @@ pub unsafe fn query<F: IndexRowFormat>(
     // SAFETY: a token of the step, a head of it, and channels below 128. Branches with collectives
     // are the warp's.
     unsafe {
-        if token_slot.load(token) < 0 {
+        if args.token_slot.load(token) < 0 {
             return;
         }
         let channel = 4 * lane;
@@ -59,14 +49,14 @@ pub unsafe fn query<F: IndexRowFormat>(
                 let at = at(F::FORMAT.query_byte(head, channel + i));
                 match F::FORMAT {
                     IndexFormat::Nvfp4 => {
-                        query.cast::<u16>().store(at / 2, bf16x2_from_f32(value, 0.0) as u16);
+                        args.query.cast::<u16>().store(at / 2, bf16x2_from_f32(value, 0.0) as u16);
                     }
-                    IndexFormat::Mxfp4 => query.store(at, value as i32 as u8),
-                    IndexFormat::Fp8 => query.store(at, e4m3x4_from_f32([value; 4]) as u8),
+                    IndexFormat::Mxfp4 => args.query.store(at, value as i32 as u8),
+                    IndexFormat::Fp8 => args.query.store(at, e4m3x4_from_f32([value; 4]) as u8),
                 }
             }
             if F::FORMAT == IndexFormat::Mxfp4 && lane.is_multiple_of(GROUP_LANES) {
-                query.store(
+                args.query.store(
                     at(IndexFormat::query_exponent_gap_byte(head, lane / GROUP_LANES)),
                     exponent_gap as u8,
                 );
@@ -77,11 +67,12 @@ pub unsafe fn query<F: IndexRowFormat>(
             return;
         }
         let vector = u64::from(row) * u64::from(params.heads) + u64::from(head);
-        let mut values = load_quad(projected, vector * u64::from(CHANNELS) + u64::from(channel));
+        let mut values =
+            load_quad(args.projected, vector * u64::from(CHANNELS) + u64::from(channel));
         if channel >= CHANNELS - ROPE_DIM {
             let pair = u64::from((channel - (CHANNELS - ROPE_DIM)) / 2);
-            let position = token_position.load(token) as u32 as f32;
-            let turn = |i: u64| cos_sin(position * frequencies.load(pair + i));
+            let position = args.token_position.load(token) as u32 as f32;
+            let turn = |i: u64| cos_sin(position * args.frequencies.load(pair + i));
             let [a, b, c, d] = values;
             let ([a, b], [c, d]) = (rotate(a, b, turn(0)), rotate(c, d, turn(1)));
             values = [a, b, c, d];
@@ -92,7 +83,7 @@ pub unsafe fn query<F: IndexRowFormat>(
         store(values, exponent_gap);
         if lane == 0 {
             let constant = 1.0 / sqrt((CHANNELS * params.heads) as f32);
-            weight.store(vector, projected_weight.load(vector) * constant * scale);
+            args.weight.store(vector, args.projected_weight.load(vector) * constant * scale);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The kernel that writes the scores of all entries that each query sees, and the maximum of each group.
 
+use crate::args::IndexScore;
 use crate::params::IndexScoreParams;
-use simt::mem::{Global, GlobalMut};
+use simt::mem::GlobalMut;
 use simt::{math, thread, warp};
 
 use super::keys::Keys;
@@ -15,43 +16,40 @@ use crate::{fault, rank};
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(columns / 32 /
 /// tiles rounded up, tokens)` call it.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one for each pointer of the kernel table")]
-pub unsafe fn score<K: Keys>(
-    query: Global<u8>,
-    weight: Global<f32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    table: Global<i32>,
-    code: Global<u8>,
-    scale: Global<u8>,
-    scores: GlobalMut<f32>,
-    maxima: GlobalMut<f32>,
-    faults: GlobalMut<u32>,
-    params: IndexScoreParams,
-) {
+pub unsafe fn score<K: Keys>(args: IndexScore) {
+    let params = args.params;
     let (chunk, row) = (thread::block_idx_x(), thread::block_idx_y());
     let first = chunk * params.tiles;
     // SAFETY: by this function's own contract; every branch with a barrier is the block's, every
     // other the warp's.
     unsafe {
         let token = u64::from(params.first + row);
-        let Some((slot, seen)) = visible(token_position, token_slot, token) else { return };
+        let Some((slot, seen)) = visible(args.token_position, args.token_slot, token) else {
+            return;
+        };
         let refused = slot >= params.slots;
         if chunk == 0 && thread::warp_id() == 0 {
             let wrong = u32::from(refused || seen > params.columns);
-            fault::count(faults, thread::lane_id(), wrong);
+            fault::count(args.faults, thread::lane_id(), wrong);
         }
         let seen = seen.min(params.columns);
         let tiles = seen.div_ceil(TILE);
         if refused || seen <= params.skip || first >= tiles {
             return;
         }
-        let request = keys_of(table, slot, params.max_blocks, params.num_blocks);
+        let request = keys_of(args.table, slot, params.max_blocks, params.num_blocks);
         let end = tiles.min(first + params.tiles);
-        let operands = Operands { query, weight, code, scale, row, heads: params.heads };
-        let rows = Rows { scores, maxima, row, params };
+        let operands = Operands {
+            query: args.query,
+            weight: args.weight,
+            code: args.index_code,
+            scale: args.index_scale,
+            row,
+            heads: params.heads,
+        };
+        let rows = Rows { scores: args.scores, maxima: args.maxima, row, params };
         let missing = tiles::score::<K, _, 1>(operands, Tiles { request, first, end, seen }, rows);
-        fault::count(faults, thread::lane_id(), missing.count_ones());
+        fault::count(args.faults, thread::lane_id(), missing.count_ones());
     }
 }
 

@@ -1,8 +1,8 @@
 //! The largest score of each group of 8 or 32: what a selection looks at before the scores.
 
+use crate::args::ScoreMaxima;
 use crate::params::ScoreMaximaParams;
 use simt::math;
-use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 
 use crate::unroll::{array_from_fn, unroll};
@@ -18,13 +18,8 @@ const VECTORS: usize = 2;
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(columns / 2048
 /// rounded up, rows)` call it.
 #[inline(always)]
-pub unsafe fn maxima(
-    scores: Global<f32>,
-    lengths: Global<i32>,
-    maxima: GlobalMut<f32>,
-    params: ScoreMaximaParams,
-) {
-    let ScoreMaximaParams { columns, group_log2 } = params;
+pub unsafe fn maxima(args: ScoreMaxima) {
+    let ScoreMaximaParams { columns, group_log2 } = args.params;
     let row = u64::from(thread::block_idx_y());
     let vector = thread::block_idx_x() * VECTORS as u32 * THREADS + thread::thread_idx_x();
     let first = |i: usize| 4 * (vector + i as u32 * THREADS);
@@ -33,8 +28,9 @@ pub unsafe fn maxima(
     // in use are fetched before that is known.
     unsafe {
         let at = |i| start + u64::from(first(i).min(columns - 4));
-        let fetched: [[u32; 4]; VECTORS] = array_from_fn(|i| scores.load_u32x4_in_order(at(i)));
-        let length = (lengths.load(row).max(0) as u32).min(columns);
+        let fetched: [[u32; 4]; VECTORS] =
+            array_from_fn(|i| args.scores.load_u32x4_in_order(at(i)));
+        let length = (args.lengths.load(row).max(0) as u32).min(columns);
         unroll::<VECTORS>(|i| {
             let of = |j: usize| {
                 let score = f32::from_bits(fetched[i][j]);
@@ -48,7 +44,7 @@ pub unsafe fn maxima(
             let lanes = if small { 2 } else { 8 };
             if thread::lane_id().is_multiple_of(lanes) && first(i) < columns {
                 let groups = u64::from(columns >> group_log2);
-                maxima.store(row * groups + u64::from(first(i) >> group_log2), group);
+                args.maxima.store(row * groups + u64::from(first(i) >> group_log2), group);
             }
         });
     }

@@ -5,8 +5,9 @@
 //! long row is thinned out first ([`candidates`](super::candidates)). Where equal or crowded scores fill
 //! a bin over, the row is searched digit by digit ([`search`](super::search)) and the list sorted.
 
-use crate::params::{IndexTopkParams, TopkSelectParams};
-use simt::mem::{Global, GlobalMut};
+use crate::args::{IndexTopkLong, IndexTopkShort, TopkSelectLong, TopkSelectShort};
+use crate::params::IndexTopkParams;
+use simt::mem::Global;
 use simt::thread;
 
 use super::candidates::Finder;
@@ -23,19 +24,15 @@ const MANY: usize = 4 * LONG_VECTORS;
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of one block of [`SHORT_THREADS`] a
-/// row /// call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of one block of [`SHORT_THREADS`] a row
+/// call it.
 #[inline(always)]
-pub unsafe fn select_short(
-    scores: Global<f32>,
-    lengths: Global<i32>,
-    selected: GlobalMut<i32>,
-    params: TopkSelectParams,
-) {
+pub unsafe fn select_short(args: TopkSelectShort) {
     // SAFETY: by this function's own contract.
     unsafe {
-        lengths.precompute_address(u64::from(thread::block_idx_x()));
-        Short::of_row(scores, selected, params).short(|row| length(lengths, row));
+        args.lengths.precompute_address(u64::from(thread::block_idx_x()));
+        Short::of_row(args.scores, args.selected, args.params)
+            .short(|row| length(args.lengths, row));
     }
 }
 
@@ -44,17 +41,12 @@ pub unsafe fn select_short(
 /// # Safety
 /// As [`select_short`], with [`LONG_THREADS`].
 #[inline(always)]
-pub unsafe fn select_long(
-    scores: Global<f32>,
-    maxima: Global<f32>,
-    lengths: Global<i32>,
-    selected: GlobalMut<i32>,
-    params: TopkSelectParams,
-) {
+pub unsafe fn select_long(args: TopkSelectLong) {
     // SAFETY: by this function's own contract.
     unsafe {
-        lengths.precompute_address(u64::from(thread::block_idx_x()));
-        Long::of_row(scores, selected, params).long(maxima, |row| length(lengths, row));
+        args.lengths.precompute_address(u64::from(thread::block_idx_x()));
+        Long::of_row(args.scores, args.selected, args.params)
+            .long(args.maxima, |row| length(args.lengths, row));
     }
 }
 
@@ -63,20 +55,15 @@ pub unsafe fn select_long(
 /// # Safety
 /// As [`select_short`], for one block a query.
 #[inline(always)]
-pub unsafe fn select_entries_short(
-    scores: Global<f32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    selected: GlobalMut<i32>,
-    params: IndexTopkParams,
-) {
+pub unsafe fn select_entries_short(args: IndexTopkShort) {
+    let params = args.params;
     // SAFETY: by this function's own contract.
     unsafe {
         let token = u64::from(params.first + thread::block_idx_x());
-        token_position.precompute_address(token);
-        token_slot.precompute_address(token);
-        let seen = |row| seen(token_position, token_slot, params, row);
-        Short::of_query(scores, selected, params).short(seen);
+        args.token_position.precompute_address(token);
+        args.token_slot.precompute_address(token);
+        let seen = |row| seen(args.token_position, args.token_slot, params, row);
+        Short::of_query(args.scores, args.selected, params).short(seen);
     }
 }
 
@@ -85,21 +72,15 @@ pub unsafe fn select_entries_short(
 /// # Safety
 /// As [`select_long`], for one block a query.
 #[inline(always)]
-pub unsafe fn select_entries_long(
-    scores: Global<f32>,
-    maxima: Global<f32>,
-    token_position: Global<i32>,
-    token_slot: Global<i32>,
-    selected: GlobalMut<i32>,
-    params: IndexTopkParams,
-) {
+pub unsafe fn select_entries_long(args: IndexTopkLong) {
+    let params = args.params;
     // SAFETY: by this function's own contract.
     unsafe {
         let token = u64::from(params.first + thread::block_idx_x());
-        token_position.precompute_address(token);
-        token_slot.precompute_address(token);
-        let seen = |row| seen(token_position, token_slot, params, row);
-        Long::of_query(scores, selected, params).long(maxima, seen);
+        args.token_position.precompute_address(token);
+        args.token_slot.precompute_address(token);
+        let seen = |row| seen(args.token_position, args.token_slot, params, row);
+        Long::of_query(args.scores, args.selected, params).long(args.maxima, seen);
     }
 }
 
