@@ -152,7 +152,7 @@ fn the_tables_name_every_kind_and_every_length() {
         (" HCA ", " 141.4375 "),
         (" all ", " 5031.4375 "),
         ("memory", "180.0 GiB"),
-        ("indexer", "64 queries at once (12.0 MiB)"),
+        ("indexer workspace", "64 queries at once (12.0 MiB)"),
         ("| 131072 ", "| 1024 "),
     ] {
         let row = row(label).split_whitespace().collect::<Vec<_>>().join(" ") + " ";

@@ -45,7 +45,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FORMAT", default_value = IndexFormat::default().name(), value_parser = named(IndexFormat::ALL.map(|format| (format.name(), format))))]
     pub index_format: IndexFormat,
 
-    /// Requests that run at once, 1 to 65536, whether or not their blocks fit.
+    /// Request slots, 1 to 65536: how many requests run at once. Blocks take the memory that is left.
     /// [default: as many as let most requests of --context tokens fit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
     pub max_requests: Option<u32>,

@@ -116,16 +116,17 @@ impl Report {
         table.add_row(["memory", &ByteSize(self.memory).to_string()]);
         table.add_row(["slots", &share(slots, slot_bytes)]);
         table.add_row(["blocks", &share(blocks, block_bytes)]);
-        table.add_row(["steps", &ByteSize(working_bytes).to_string()]);
-        table.add_row(["indexer", &self.indexer.map_or("none".into(), indexer)]);
-        table.add_row(["rounding", &ByteSize(self.rounding).to_string()]);
-        table.add_row(["left over", &ByteSize(self.left_over).to_string()]);
+        table.add_row(["step buffers", &ByteSize(working_bytes).to_string()]);
+        table.add_row(["indexer workspace", &self.indexer.map_or("none".into(), indexer)]);
+        table.add_row(["allocation rounding", &ByteSize(self.rounding).to_string()]);
+        table.add_row(["unused", &ByteSize(self.left_over).to_string()]);
         table.add_row(["longest request", &format!("{} tokens", self.longest_request)]);
         table
     }
 
     fn length_table(&self) -> Table {
-        let mut table = table(["tokens", "blocks", "bytes", "requests", "at best"]);
+        let mut table =
+            table(["tokens", "blocks", "bytes", "requests", "requests if planned for it"]);
         for length in &self.lengths {
             let Length { tokens, blocks, bytes, requests, requests_at_best } = *length;
             let row =
@@ -140,9 +141,16 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CacheConfig { model, main_format, index_format, max_draft, .. } = &self.config;
         let (main, index) = (main_format.name(), index_format.name());
-        writeln!(f, "{}: {main} rows, {index} keys, {max_draft} drafts\n", model.name)?;
+        writeln!(
+            f,
+            "{}: {main} rows, {index} indexer keys, {max_draft} draft tokens\n",
+            model.name
+        )?;
         writeln!(f, "{}\n\n{}\n", self.layer_table(), self.total_table())?;
-        writeln!(f, "Requests that fit at once, as planned and if planned for their length:\n")?;
+        writeln!(
+            f,
+            "Requests of each length that fit at once, in this cache and in one planned for that length:\n"
+        )?;
         write!(f, "{}", self.length_table())
     }
 }

@@ -55,11 +55,11 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
     pub requests: Option<u32>,
 
-    /// Arrivals are this many times faster, 0.000001 to 1000000.
+    /// Speed-up of the arrivals, 0.000001 to 1000000.
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = number(1e-6..=1e6))]
     pub time_scale: f64,
 
-    /// Lengths and times between arrivals are divided by this, 0.001 to 1000000.
+    /// Divisor of lengths and of times between arrivals, 0.001 to 1000000.
     /// [default: 64 for the synthetic load on the CPU, else 1]
     #[arg(long, value_name = "X", value_parser = number(1e-3..=1e6))]
     pub shrink: Option<f64>,
@@ -77,23 +77,23 @@ pub struct ReplayArgs {
 
     /// Memory of the indexer's workspace, as in 16MiB, at most 1PiB; queries that do not fit into it
     /// at once are scored in several batches.
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize::mib(16), value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = size)]
     pub indexer_memory: ByteSize,
 
-    /// Requests that run at once, 1 to 65536.
+    /// Request slots, 1 to 65536: how many requests run at once.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
     pub max_requests: u32,
 
-    /// Most tokens of a step, 1 to 1048576.
+    /// Maximum number of tokens of a step, 1 to 1048576.
     /// [default: 8192, 256 on the CPU]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub token_budget: Option<u32>,
 
-    /// Least virtual time of a step, in milliseconds, 0.001 to 3600000.
+    /// Minimum virtual time of a step, in milliseconds, 0.001 to 3600000.
     #[arg(long, value_name = "MS", default_value_t = 33.0, value_parser = number(1e-3..=3.6e6))]
     pub step_ms: f64,
 
-    /// Most tokens in a second of virtual time, 0.001 to 1000000000000.
+    /// Maximum throughput, in tokens per second of virtual time, 0.001 to 1000000000000.
     #[arg(long, value_name = "TOKENS", default_value_t = 8192.0, value_parser = number(1e-3..=1e12))]
     pub token_rate: f64,
 

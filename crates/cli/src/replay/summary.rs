@@ -21,9 +21,9 @@ pub struct Summary {
     pub requests: u64,
     /// Requests that ran to their end.
     pub finished: u64,
-    /// Requests that had to wait for a slot or for blocks: refused when first tried.
+    /// Requests that waited for a slot or for blocks.
     pub refused_admissions: u64,
-    /// Requests that would not fit into an empty cache.
+    /// Requests that an empty cache does not hold.
     pub rejected: u64,
     /// Tokens written to the cache.
     pub tokens: u64,
@@ -33,11 +33,11 @@ pub struct Summary {
     pub entries: u64,
     /// Steps.
     pub steps: u64,
-    /// Most blocks in use at once.
+    /// Largest number of blocks in use at once.
     pub peak_blocks: u32,
     /// Blocks there are.
     pub blocks: u32,
-    /// Most request slots in use at once.
+    /// Largest number of request slots in use at once.
     pub peak_slots: u32,
     /// Slots there are.
     pub slots: u32,
@@ -61,7 +61,8 @@ pub struct Summary {
     pub verified_lists: u64,
     /// Those of them whose scores were recomputed, as the query sees more than `index_topk` entries.
     pub scored_lists: u64,
-    /// Those of them that differ from the reference's, by scores too near to tell.
+    /// Those of them that differ from the reference's, in entries whose scores are equal within f32
+    /// rounding.
     pub near_lists: u64,
     /// Rows, lengths and lists that were not as expected.
     pub mismatches: u64,
@@ -120,15 +121,15 @@ impl Summary {
             ("model", self.model.clone()),
             ("device", self.device.clone()),
             ("requests", format!("{} ({} finished)", self.requests, self.finished)),
-            ("refused admissions", format!("{} had to wait", self.refused_admissions)),
-            ("rejected", format!("{} can never fit", self.rejected)),
-            ("tokens", format!("{} ({} of prompts)", self.tokens, self.prefill_tokens)),
+            ("waited", format!("{} requests, for a slot or for blocks", self.refused_admissions)),
+            ("rejected", format!("{} requests, longer than the cache holds", self.rejected)),
+            ("tokens", format!("{} ({} prefill)", self.tokens, self.prefill_tokens)),
             ("entries written", self.entries.to_string()),
             ("steps", self.steps.to_string()),
             ("peak blocks", format!("{} of {}", self.peak_blocks, self.blocks)),
             ("peak slots", format!("{} of {}", self.peak_slots, self.slots)),
-            ("prepare p50", format!("{:.1} us", self.prepare_us_p50)),
-            ("prepare p99", format!("{:.1} us", self.prepare_us_p99)),
+            ("prepare_forward p50", format!("{:.1} us", self.prepare_us_p50)),
+            ("prepare_forward p99", format!("{:.1} us", self.prepare_us_p99)),
             ("kernel time", kernel),
             ("virtual time", format!("{:.1} s", self.virtual_s)),
             ("wall time", format!("{:.1} s", self.wall_s)),
@@ -136,11 +137,11 @@ impl Summary {
                 "verified",
                 format!("{} requests, {} rows", self.verified_requests, self.verified_rows),
             ),
-            ("recomputed", format!("{} entries and indexer keys", self.verified_entries)),
+            ("", format!("{} entries and indexer keys", self.verified_entries)),
             (
-                "lists",
+                "",
                 format!(
-                    "{} of the indexer, {} of them recomputed, {} with scores too near to tell",
+                    "{} top-k lists, {} by recomputed scores, {} within f32 rounding",
                     self.verified_lists, self.scored_lists, self.near_lists
                 ),
             ),
