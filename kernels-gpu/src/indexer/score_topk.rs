@@ -1,4 +1,5 @@
-//! Scores of a query's MXFP4 keys and the list of the largest, by one block: scores stay in shared memory.
+//! Scores of a query's MXFP4 keys and the list of the k largest, fused in one block: the scores stay in shared
+//! memory.
 
 use crate::args::IndexScoreTopk;
 use crate::params::IndexScoreTopkParams;
@@ -15,18 +16,18 @@ use super::select::row::{Held, Row};
 use super::{TILE, keys_of, visible};
 use crate::fault;
 
-/// Times four warps of a block.
+/// Warpgroups of a block.
 const GROUPS: u32 = 2;
 /// Threads of a block.
 const THREADS: u32 = GROUPS * keys::THREADS;
-/// Bins that a thread sums up, and scores that it holds.
+/// Bins that a thread sums up; also the scores that it holds.
 const EACH: usize = 8;
 /// Scores of the longest row.
-const MOST: u32 = THREADS * EACH as u32;
+const MAX_SCORES: u32 = THREADS * EACH as u32;
 
 /// The block's row of scores.
-type Scores = Shared<f32, { MOST as usize }>;
-/// Where it is, behind what the scores are made with. The selection takes the place of that.
+type Scores = Shared<f32, { MAX_SCORES as usize }>;
+/// Its offset, behind the memory of scoring, which the selection then reuses.
 const SCORES_AT: u32 = GROUPS * ScoreMemory::BYTES;
 
 const _: () = {
@@ -44,7 +45,7 @@ pub unsafe fn list(args: IndexScoreTopk) {
     let IndexScoreTopkParams { first, heads, k, columns, slots, max_blocks, num_blocks } =
         args.params;
     let number = thread::block_idx_x();
-    // SAFETY: by this function's own contract; branches with barriers are the block's.
+    // SAFETY: by this function's own contract; branches with barriers are uniform in the block.
     unsafe {
         let scores = Scores::at(SCORES_AT);
         let seen = visible(args.token_position, args.token_slot, u64::from(first + number));
@@ -54,7 +55,7 @@ pub unsafe fn list(args: IndexScoreTopk) {
             fault::count(args.faults, thread::lane_id(), u32::from(refused || seen > columns));
         }
         let length = if refused { 0 } else { seen.min(columns) };
-        // Only what is written is read: whole tiles.
+        // The selection reads whole tiles: all of them are written.
         let tiles = length.div_ceil(TILE);
         let row = Row { scores, number, columns: TILE * tiles, group_log2: 0, length };
         let selection = Selection { row, k, selected: args.selected };
@@ -71,7 +72,7 @@ pub unsafe fn list(args: IndexScoreTopk) {
         };
         let request = keys_of(args.table, slot, max_blocks, num_blocks);
         let of_request = Tiles { request, first: 0, end: tiles, seen: length };
-        let sink = Kept { scores, end: row.columns };
+        let sink = SharedRow { scores, end: row.columns };
         let missing = tiles::score::<Mxfp4Keys, _, GROUPS>(operands, of_request, sink);
         fault::count(args.faults, thread::lane_id(), missing.count_ones());
         copy::wait_for_groups::<0>();
@@ -80,15 +81,15 @@ pub unsafe fn list(args: IndexScoreTopk) {
     }
 }
 
-/// A row of scores in shared memory, as far as tiles go.
+/// The block's row of scores in shared memory, as a sink of tiles.
 #[derive(Clone, Copy)]
-struct Kept {
+struct SharedRow {
     scores: Scores,
-    /// Behind the last tile.
+    /// One past the last tile's entries.
     end: u32,
 }
 
-impl Sink for Kept {
+impl Sink for SharedRow {
     #[inline(always)]
     unsafe fn take(self, entry: u32, score: f32, _: bool) {
         if entry < self.end {
@@ -102,11 +103,11 @@ impl Selection<THREADS, EACH, Scores> {
     /// Lists the largest of the block's scores.
     ///
     /// # Safety
-    /// All threads of the block call it together, with a barrier after the scores were written; there are
-    /// more than are listed, and the rest of shared memory is free.
+    /// All threads of the block call it together, with a barrier since the scores were written; there are
+    /// more than `k`, and the rest of shared memory is free.
     #[inline(always)]
     unsafe fn list(self) {
-        // SAFETY: by this function's own contract; branches are the block's.
+        // SAFETY: by this function's own contract; branches are uniform in the block.
         unsafe {
             let memory = SelectMemory::new();
             memory.clear(self.cleared());

@@ -4,10 +4,10 @@ use simt::math::{self, approx};
 
 use crate::unroll::unroll;
 
-/// Bins.
+/// Number of bins.
 pub const BINS: u32 = 2048;
 
-/// The finite scores between which scores lie; the least is above the largest if there are none.
+/// The range of finite scores; the lowest is above the highest if there are none.
 #[derive(Clone, Copy)]
 pub struct ScoreRange {
     /// The lowest.
@@ -17,10 +17,10 @@ pub struct ScoreRange {
 }
 
 impl ScoreRange {
-    /// That of no score.
+    /// The range of no scores.
     pub const NONE: Self = Self { low: f32::INFINITY, high: f32::NEG_INFINITY };
 
-    /// That of some scores.
+    /// The range of `scores`.
     #[inline(always)]
     #[must_use]
     pub fn of<const N: usize>(scores: [f32; N]) -> Self {
@@ -30,86 +30,86 @@ impl ScoreRange {
         Self { low: math::min(a.low, b.low), high: math::max(a.high, b.high) }
     }
 
-    /// Without what is below `least`.
+    /// The part from `bound` on.
     #[inline(always)]
     #[must_use]
-    pub fn above(self, least: f32) -> Self {
-        Self { low: math::max(self.low, least), ..self }
+    pub fn above(self, bound: f32) -> Self {
+        Self { low: math::max(self.low, bound), ..self }
     }
 
-    /// With one more score.
+    /// The range extended by a score.
     #[inline(always)]
     #[must_use]
     pub fn with(self, score: f32) -> Self {
-        // Infinity times zero is NaN, which loses to any number.
+        // Infinity times 0 is NaN, which `min` and `max` ignore.
         let finite = math::mul_add(score, 0.0, score);
         Self { low: math::min(self.low, finite), high: math::max(self.high, finite) }
     }
 }
 
-/// Bins of equal width from the largest score down to the least. What is above belongs to the first; what
-/// is below, and NaN, to the last.
+/// Bins of equal width from the highest score of a range down to the lowest. Scores above the range belong to
+/// the first bin; scores below, and NaN, to the last.
 #[derive(Clone, Copy)]
 pub struct BinMap {
     high: f32,
-    /// Of a distance of one, how many times [`WIDTH`] its bins are.
+    /// Bins in a distance of 1, times [`WIDTH`].
     scale: f32,
-    /// What a score of zero becomes.
+    /// What a score of 0 is mapped to.
     zero: f32,
-    /// How wide a bin is, or more.
+    /// An upper bound on the width of a bin.
     bin: f32,
 }
 
-/// What the largest score becomes: numbers from here on are one [`WIDTH`] apart, so that bits tell bins.
+/// What the highest score is mapped to. From here on floats are one [`WIDTH`] apart, so that the bits of the
+/// mapped score, minus the bits of this, are the bin.
 pub(super) const FIRST: f32 = 2.0;
-/// What a bin is wide then.
+/// The width of a bin after mapping.
 const WIDTH: f32 = FIRST * f32::EPSILON;
-/// The last bin.
+/// What the last bin is mapped to.
 const LAST: f32 = FIRST + (BINS - 1) as f32 * WIDTH;
 
 impl BinMap {
-    /// From the largest score down to the least. If there are none, the last bin has all but infinity.
+    /// The bins of a range. If the range is empty, the last bin takes all scores but infinity.
     #[inline(always)]
     #[must_use]
     pub fn new(extent: ScoreRange) -> Self {
-        // As wide as numbers there are apart, at least: `zero` stays finite.
+        // At least the distance of neighbouring floats there, so that `zero` stays finite.
         let apart = extent.high.abs() * (f32::EPSILON / 2.0);
         let width = math::max(extent.high - extent.low, apart);
-        // A quarter of any width that is a number has an inverse that is one. An approximation does: lists
-        // do not depend on where bins end.
+        // A quarter of any finite width has a finite reciprocal. An approximation is enough: the list does not
+        // depend on the borders of bins.
         let scale = BINS as f32 * WIDTH / 4.0 * approx::rcp_ftz(width / 4.0);
-        // Neither zero nor infinite, so that products with it are no NaN.
+        // Neither 0 nor infinite, so that no product with it is NaN.
         let scale = math::min(math::max(scale, f32::MIN_POSITIVE), f32::MAX);
         let zero = math::mul_add(extent.high, scale, FIRST);
         let bin = math::max(width / BINS as f32, f32::from_bits(1));
         Self { high: extent.high, scale, zero, bin }
     }
 
-    /// The bin of a score. Never rises as the score rises: each step is rounded, which keeps the order.
+    /// The bin of a score. It never increases with the score: every rounding is monotonic.
     #[inline(always)]
     #[must_use]
     pub fn bin(self, score: f32) -> u32 {
         self.bits(score) - FIRST.to_bits()
     }
 
-    /// The bits of what the score becomes: those of [`FIRST`], and the bin.
+    /// The bits of the mapped score: those of [`FIRST`] plus the bin.
     #[inline(always)]
     pub(super) fn bits(self, score: f32) -> u32 {
         let at = math::mul_add(score, -self.scale, self.zero);
-        // NaN loses to any number.
+        // `min` and `max` ignore NaN.
         math::max(math::min(at, LAST), FIRST).to_bits()
     }
 
-    /// A number that no score of the bins up to `bin` is below.
+    /// A lower bound on the scores of bins up to `bin`.
     #[inline(always)]
     #[must_use]
-    pub fn least(self, bin: u32) -> f32 {
+    pub fn lower_bound(self, bin: u32) -> f32 {
         if bin == BINS - 1 {
             return f32::NEG_INFINITY;
         }
-        // Scores are rounded to the nearest bin, half a width away at most; rounding `zero` moves all of
-        // them by half a width, or by what rounding takes from the largest score. The rest is for the
-        // rounding here.
+        // A score is rounded to the nearest bin, at most half a width away. The rounding of `zero` shifts all
+        // scores by half a width, or by the rounding error of the highest score. The rest covers rounding here.
         let distance = (bin as f32 + 1.5) * self.bin;
         self.high - self.high.abs() * (2.0 * f32::EPSILON) - distance
     }
@@ -124,8 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// Extents: wide and narrow, far from zero, too wide for their width to be a number, of one score, of
-    /// none.
+    /// Ranges: wide and narrow, far from 0, with a width that overflows, of one score, of none.
     const EXTENTS: [(f32, f32); 10] = [
         (-3.0, 4.5),
         (0.0, 1e-3),
@@ -139,7 +138,7 @@ mod tests {
         (f32::INFINITY, f32::NEG_INFINITY),
     ];
 
-    /// Numbers in and around an extent, ascending.
+    /// Scores in and around a range, ascending.
     fn scores((low, high): (f32, f32)) -> Vec<f32> {
         let mut scores = vec![f32::NEG_INFINITY, f32::MIN, -1.0, 0.0, 1e-45, 1.0, f32::MAX];
         scores.push(f32::INFINITY);
@@ -164,21 +163,21 @@ mod tests {
     }
 
     #[test]
-    fn no_score_is_below_the_least_of_its_bin() {
+    fn no_score_is_below_the_lower_bound_of_its_bin() {
         for extent in EXTENTS {
             let map = BinMap::new(ScoreRange { low: extent.0, high: extent.1 });
             for score in scores(extent) {
-                let least = map.least(map.bin(score));
-                assert!(score >= least, "{score:?} of {extent:?}: {least:?}");
+                let bound = map.lower_bound(map.bin(score));
+                assert!(score >= bound, "{score:?} of {extent:?}: {bound:?}");
             }
         }
-        // Few more than those of the bins are not below it.
+        // The bound is tight.
         let map = BinMap::new(ScoreRange { low: 0.0, high: 2048.0 });
-        assert!(map.least(7) > 2039.0 && map.least(7) < 2040.0 && map.bin(2039.0) == 9);
+        assert!(map.lower_bound(7) > 2039.0 && map.lower_bound(7) < 2040.0 && map.bin(2039.0) == 9);
     }
 
     #[test]
-    fn an_extent_is_of_finite_scores() {
+    fn a_range_is_of_finite_scores() {
         let ScoreRange { low, high } = ScoreRange::of([f32::INFINITY, 2.0, f32::NAN, -3.0]);
         assert_eq!((low, high), (-3.0, 2.0));
         let none = ScoreRange::of([f32::NAN, f32::NEG_INFINITY]);

@@ -1,5 +1,5 @@
-//! Values counted by bin, the bin of the largest first. From the counts follows in which bin the k-th
-//! largest is, and where each value goes in a list in the order of their bins.
+//! Counts of scores by bin, the bin of the largest first. Prefix sums over the counts give the bin of the k-th
+//! largest score, and each score's place in a list ordered by bin.
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
@@ -11,46 +11,47 @@ use super::scan::inclusive_sum;
 use crate::rank;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Most warps of a block.
-const WARPS: u32 = 32;
-/// Counters behind those of the bins, one a lane, for what is not there: nothing branches around the
-/// count, and no two lanes meet.
+/// The most warps of a block.
+const MAX_WARPS: u32 = 32;
+/// Spare counters behind those of the bins, one a lane: a lane without a score counts there instead of
+/// branching, without contention.
 const SPARE: u32 = 32;
-/// What spare counters begin with: more than any list is long.
+/// Initial value of the spare counters: above the length of any list.
 const SPARE_COUNT: u32 = 1 << 16;
 
-/// The bins of a thread's values, and how many of its bin were counted before each.
+/// The bins of a thread's scores, and how many scores of the same bin were counted before each.
 #[derive(Clone, Copy)]
 pub struct Places<const N: usize> {
-    /// The bins; spare counters for what is not there.
+    /// The bins; a spare counter where there is no score.
     pub bins: [u32; N],
-    /// The numbers before.
+    /// How many of the same bin were counted before.
     pub before: [u32; N],
 }
 
-/// The shared memory of the bins, of which the first threads of a block of `THREADS` sum up `EACH` each.
+/// The bins in shared memory. The first threads of a block of `THREADS` sum up `EACH` bins each.
 #[derive(Clone, Copy)]
 pub struct Bins<const THREADS: u32, const EACH: usize> {
-    /// Counts; later where each bin begins among its warp's. The spare ones last.
+    /// Counts, then the exclusive prefix sums within each warp's bins. The spare counters last.
     counts: Shared<u32, { (BINS + SPARE) as usize }>,
-    /// Values before the bins of each warp.
+    /// Scores in bins before those of each warp.
     before: Shared<u32, 32>,
-    extremes: Shared<u32, { 2 * WARPS as usize }>,
+    /// The lowest scores of the warps, then the highest.
+    extremes: Shared<u32, { 2 * MAX_WARPS as usize }>,
     /// The bin of the k-th largest.
     cut: Shared<u32, 1>,
 }
 
 impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
-    /// Bytes that they take.
+    /// Their bytes.
     pub const BYTES: u32 = Self::CUT_AT + 16;
 
-    /// Threads that sum up.
+    /// Threads that take part in the sums.
     const SUMMING: u32 = BINS / EACH as u32;
-    /// Bins of such a warp.
+    /// Bins of a warp.
     const BINS_PER_WARP: u32 = 32 * EACH as u32;
     const BEFORE_AT: u32 = 4 * (BINS + SPARE);
     const EXTREMES_AT: u32 = Self::BEFORE_AT + 4 * 32;
-    const CUT_AT: u32 = Self::EXTREMES_AT + 8 * WARPS;
+    const CUT_AT: u32 = Self::EXTREMES_AT + 8 * MAX_WARPS;
 
     /// The bins that start at `offset` of the block's shared memory.
     ///
@@ -70,7 +71,7 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         }
     }
 
-    /// Empties the bins for the first time, for whoever comes behind the next barrier.
+    /// Clears the bins for the first time, and sets up the spare counters. A barrier must follow.
     ///
     /// # Safety
     /// All threads of the block call it before anything else.
@@ -86,7 +87,7 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         }
     }
 
-    /// Empties the bins, for whoever comes behind the next barrier.
+    /// Clears the bins. A barrier must follow.
     ///
     /// # Safety
     /// All threads of the block call it, with a barrier since they were used.
@@ -105,7 +106,7 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         }
     }
 
-    /// The extent of all the block's scores. Has a barrier.
+    /// The range of all scores of the block, from each thread's. Has a barrier.
     ///
     /// # Safety
     /// All threads of the block, a power of two, call it together, once.
@@ -114,16 +115,16 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     pub unsafe fn extent(self, mine: ScoreRange) -> ScoreRange {
         let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
         let some = lane % (THREADS / 32);
-        // SAFETY: a word a warp and extreme, read behind the barrier.
+        // SAFETY: each warp writes two words, which are read after the barrier.
         unsafe {
             let low = warp::reduce_min_u32(rank::ordered(mine.low));
             let high = warp::reduce_max_u32(rank::ordered(mine.high));
             if lane == 0 {
                 self.extremes.store(warp_id, low);
-                self.extremes.store(WARPS + warp_id, high);
+                self.extremes.store(MAX_WARPS + warp_id, high);
             }
             thread::sync_threads();
-            let (low, high) = (self.extremes.load(some), self.extremes.load(WARPS + some));
+            let (low, high) = (self.extremes.load(some), self.extremes.load(MAX_WARPS + some));
             ScoreRange {
                 low: rank::score(warp::reduce_min_u32(low)),
                 high: rank::score(warp::reduce_max_u32(high)),
@@ -131,7 +132,7 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         }
     }
 
-    /// Counts one value.
+    /// Counts one score; how many were in the bin before.
     ///
     /// # Safety
     /// The bins were cleared before a barrier; `bin` is one of them.
@@ -151,43 +152,42 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         let spare = FIRST.to_bits() + BINS + thread::lane_id();
         let bits = |i: usize| if held.there[i] { map.bits(held.scores[i]) } else { spare };
         let bins = array_from_fn(|i| bits(i) - FIRST.to_bits());
-        // SAFETY: by this function's own contract; the spare counters are a lane's own.
+        // SAFETY: by this function's own contract; each lane has its own spare counter.
         Places { bins, before: array_from_fn(|i| unsafe { self.add(bins[i]) }) }
     }
 
-    /// Where the bins of the thread's values start in a list of all values in the order of their bins; no
-    /// list goes as far as what is not there. Has two barriers.
+    /// The first place of each of these bins in a list of all scores ordered by bin; past the end of any list
+    /// for spare counters. Has two barriers.
     ///
     /// # Safety
-    /// All threads of the block call it together after [`Self::count`]. The bins are not cleared before
-    /// another barrier.
+    /// All threads of the block call it together after [`Self::count`]. A barrier separates it
+    /// from the next [`Self::clear`].
     #[inline(always)]
     #[must_use]
     pub unsafe fn starts<const N: usize>(self, bins: [u32; N]) -> [u32; N] {
-        // SAFETY: barriers stand between writes and reads. All loads are on their way before the first is
-        // used.
+        // SAFETY: barriers separate writes and reads. All loads are issued before the first result is used.
         unsafe {
             let _ = self.sum(|run| store(self.counts, run.starts));
             let before = self.before.load(thread::lane_id());
             let start: [u32; N] = array_from_fn(|i| self.counts.load(bins[i]));
-            // Of the lane's number the lowest bits count, which are those of the bin's bits too.
+            // A shuffle uses the low five bits of the source lane, so the constant bits of `FIRST` do not matter.
             let lane = |i: usize| (bins[i] + FIRST.to_bits()) / Self::BINS_PER_WARP;
             array_from_fn(|i| start[i] + warp::shuffle_idx_u32(before, lane(i)))
         }
     }
 
-    /// The bin of the k-th largest value, or the last one if there are fewer. Has three barriers.
+    /// The bin of the k-th largest score, or the last one if there are fewer. Has three barriers.
     ///
     /// # Safety
     /// All threads of the block call it together, with the same `k`, at least 1, after [`Self::count`].
     #[inline(always)]
     #[must_use]
-    pub unsafe fn cut(self, k: u32) -> u32 {
-        // SAFETY: the k-th largest value is in one thread's bins; barriers stand between writes and reads.
+    pub unsafe fn bin_of_kth(self, k: u32) -> u32 {
+        // SAFETY: the k-th largest score is in one thread's bins; barriers separate writes and reads.
         unsafe {
             let run = self.sum(|_| ());
             let before = self.before.load(thread::warp_id());
-            if let Some(bin) = run.moved(before).reaching(k) {
+            if let Some(bin) = run.offset_by(before).bin_of_kth(k) {
                 self.cut.store(0, bin);
             }
             thread::sync_threads();
@@ -195,23 +195,23 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
         }
     }
 
-    /// Sums the counts up: the thread's bins among its warp's, which are handed to `keep` too; the sums
-    /// before each warp's are written. Has two barriers.
+    /// Prefix sums over the counts. Returns those of the thread's bins within its warp, after calling `keep` with
+    /// them, and writes the sums before each warp's bins to `before`. Has two barriers.
     ///
     /// # Safety
-    /// All threads of the block call it together, after [`Self::count`]. `keep` touches the thread's own
-    /// bins alone.
+    /// All threads of the block call it together, after [`Self::count`]. `keep` accesses the thread's own bins
+    /// only.
     #[inline(always)]
     unsafe fn sum(self, keep: impl FnOnce(Run<EACH>)) -> Run<EACH> {
         let mut mine = Run { starts: [0; EACH], end: 0 };
-        // SAFETY: a thread reads and writes its own bins between the barriers, and what others write too
-        // are atomics; branches with collectives are the warp's.
+        // SAFETY: between the barriers a thread accesses its own bins only; words that several threads write
+        // are atomics; branches with collectives are uniform in the warp.
         unsafe {
             thread::sync_threads();
             if thread::thread_idx_x() < Self::SUMMING {
                 let counts: [u32; EACH] = load(self.counts);
                 let sum = counts.iter().sum();
-                // A lane for each warp behind this one.
+                // One lane for each later warp.
                 let (total, lane) = (warp::reduce_add_u32(sum), thread::lane_id());
                 if lane > thread::warp_id() {
                     BlockAtomicU32::new(self.before, lane).add(total);
@@ -225,10 +225,10 @@ impl<const THREADS: u32, const EACH: usize> Bins<THREADS, EACH> {
     }
 }
 
-/// The thread's elements of an array.
+/// The thread's `EACH` elements of an array.
 ///
 /// # Safety
-/// It has so many; they were written before a barrier.
+/// They exist and were written before a barrier.
 #[inline(always)]
 unsafe fn load<const EACH: usize, const N: usize>(array: Shared<u32, N>) -> [u32; EACH] {
     const { assert!(EACH == 4 || EACH == 8) };
@@ -241,10 +241,10 @@ unsafe fn load<const EACH: usize, const N: usize>(array: Shared<u32, N>) -> [u32
     }
 }
 
-/// Sets the thread's elements of an array.
+/// Sets the thread's `EACH` elements of an array.
 ///
 /// # Safety
-/// It has so many; no other thread touches them without a barrier between.
+/// They exist; no other thread accesses them without a barrier between.
 #[inline(always)]
 unsafe fn store<const EACH: usize, const N: usize>(array: Shared<u32, N>, words: [u32; EACH]) {
     let at = EACH as u32 * thread::thread_idx_x();
@@ -257,15 +257,17 @@ unsafe fn store<const EACH: usize, const N: usize>(array: Shared<u32, N>, words:
     }
 }
 
-/// Neighbouring bins.
+/// Prefix sums over consecutive bins of a thread.
 #[derive(Clone, Copy)]
 struct Run<const EACH: usize> {
+    /// Scores before each bin.
     starts: [u32; EACH],
+    /// Scores up to the end of the last.
     end: u32,
 }
 
 impl<const EACH: usize> Run<EACH> {
-    /// With these counts, the last of which ends at `end`.
+    /// Of bins with these counts, the last of which ends at `end`.
     #[inline(always)]
     fn ending(end: u32, counts: [u32; EACH]) -> Self {
         let mut starts = [0; EACH];
@@ -279,14 +281,13 @@ impl<const EACH: usize> Run<EACH> {
     }
 
     #[inline(always)]
-    fn moved(self, by: u32) -> Self {
+    fn offset_by(self, by: u32) -> Self {
         Self { starts: array_from_fn(|i| self.starts[i] + by), end: self.end + by }
     }
 
-    /// Which of the block's bins the k-th value is in, or the last of all if there are fewer; nothing if
-    /// it is none of the thread's.
+    /// The bin of the k-th score if it is one of the thread's; the last bin of all if there are fewer scores.
     #[inline(always)]
-    fn reaching(self, k: u32) -> Option<u32> {
+    fn bin_of_kth(self, k: u32) -> Option<u32> {
         let first = EACH as u32 * thread::thread_idx_x();
         let last = first + EACH as u32 == BINS;
         let mine = first < BINS && self.starts[0] < k && (self.end >= k || last);

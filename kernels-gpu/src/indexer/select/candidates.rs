@@ -1,8 +1,8 @@
-//! The scores of a long row that may be among its k largest.
+//! Candidates: the scores of a long row that may be among its k largest.
 //!
-//! What the k-th largest of its groups' maxima reaches, k of its scores reach: only groups that reach it
-//! are read, and of them only scores that reach it become candidates. A row with few groups is read
-//! twice instead.
+//! The k-th largest group maximum is a lower bound on the k-th largest score. Only groups whose maximum
+//! reaches the bound are read, and only their scores that reach it become candidates. A row with fewer than
+//! `2 k` groups is read twice instead: once for a bound from its scores, once for the candidates.
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
@@ -10,62 +10,62 @@ use simt::{math, thread, warp};
 
 use super::bin_map::{BinMap, ScoreRange};
 use super::bins::Bins;
-use super::row::{HELD_GROUPS, Held, LONG_THREADS, Row};
+use super::row::{GROUPS_PER_THREAD, Held, LONG_THREADS, Row};
 use super::scan::inclusive_sum;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Most candidates.
-pub const CANDIDATES: u32 = 3584;
-/// Most groups that are listed: as many as there may be results, and the rest of a bin.
-pub const GROUPS: u32 = 2816;
-/// Longest row that is read twice.
-const TWICE: u32 = 65_535;
-/// Vectors of four scores that a thread has on their way at once. 512 groups of 32 are four a thread, and
-/// a few more than k groups are listed.
-const DEPTH: usize = 5;
-/// The same where fewer are listed, as 1024 groups of 8.
-const MIDDLE: usize = 3;
+/// Capacity of the list of candidates.
+pub const MAX_CANDIDATES: u32 = 3584;
+/// Capacity of the list of groups: the largest k, and the rest of a bin.
+pub const MAX_GROUPS: u32 = 2816;
+/// The longest row that is read twice.
+const MAX_TWO_PASS: u32 = 65_535;
+/// Vector loads of four scores that a thread has in flight. 512 groups of 32 are four a thread, and slightly
+/// more than k groups are listed.
+const IN_FLIGHT: usize = 5;
+/// The same for fewer groups, such as 1024 groups of 8.
+const IN_FLIGHT_MIDDLE: usize = 3;
 /// The same for 512 groups of 8.
-const SHALLOW: usize = 2;
+const IN_FLIGHT_FEW: usize = 2;
 
-/// What candidates are found with.
+/// The row and the shared memory with which candidates are found.
 #[derive(Clone, Copy)]
 pub struct Finder {
     /// The row.
     pub row: Row<LONG_THREADS>,
-    /// How many of its largest scores are looked for.
+    /// How many of the largest scores are wanted.
     pub k: u32,
-    /// Cleared.
+    /// Counts by bin; cleared.
     pub bins: Bins<LONG_THREADS, 4>,
-    /// Where the indices of candidates go.
-    pub candidates: Shared<u32, { CANDIDATES as usize }>,
-    /// Where groups go.
-    pub groups: Shared<u32, { GROUPS as usize }>,
-    /// `[2]`: the candidates and the groups found; cleared.
+    /// Indices of the candidates.
+    pub candidates: Shared<u32, { MAX_CANDIDATES as usize }>,
+    /// Numbers of the groups that reach the bound.
+    pub groups: Shared<u32, { MAX_GROUPS as usize }>,
+    /// `[2]`: numbers of candidates and of groups found; cleared.
     pub counters: Shared<u32, 2>,
 }
 
-/// A bound that the k-th largest score reaches, and few more.
+/// A lower bound on the k-th largest score, close to it.
 #[derive(Clone, Copy)]
-struct Floor {
-    /// The finite scores between which the row's lie, or its groups' largest.
+struct LowerBound {
+    /// Range of the finite scores, or group maxima, that the bound was taken from.
     extent: ScoreRange,
-    /// The bound. If it is the least number of all, NaN reaches it too.
-    least: f32,
+    /// The bound. Minus infinity means that there is none: NaN reaches it too.
+    bound: f32,
 }
 
-impl Floor {
-    /// Which of some scores reach the bound, the first in the lowest bit; NaN may. Where there is no bound,
-    /// all do.
+impl LowerBound {
+    /// A bit for each score that reaches the bound, the first in the lowest bit; NaN may be included. Without a
+    /// bound, all bits.
     #[inline(always)]
-    fn reached<const N: usize>(self, scores: [f32; N]) -> u32 {
-        if self.least == f32::NEG_INFINITY {
+    fn reached_by<const N: usize>(self, scores: [f32; N]) -> u32 {
+        if self.bound == f32::NEG_INFINITY {
             return (1 << N) - 1;
         }
         let mut below = 0;
-        // The sign of each difference is shifted in, one instruction: a comparison takes three.
+        // Shifting in the sign of each difference takes one instruction, a comparison three.
         unroll::<N>(|i| {
-            let difference = scores[N - 1 - i] - self.least;
+            let difference = scores[N - 1 - i] - self.bound;
             below = below << 1 | difference.to_bits() >> 31;
         });
         below ^ ((1 << N) - 1)
@@ -73,85 +73,88 @@ impl Floor {
 }
 
 impl Finder {
-    /// Lists the candidates: how many, and bins for them, which are clear; `None` if there are more than
-    /// fit. `maxima` are the thread's groups.
+    /// Lists the candidates. Returns their number and the bins to count them in, which are cleared; `None` if
+    /// they do not fit. `maxima` are those of the thread's groups.
     ///
     /// # Safety
-    /// All threads of the block call it together; the row is longer than what a block holds.
+    /// All threads of the block call it together; the row is longer than [`MAX_HELD`](super::row::MAX_HELD).
     #[inline(always)]
     #[must_use]
-    pub unsafe fn find(self, maxima: [u32; HELD_GROUPS]) -> Option<(u32, BinMap)> {
+    pub unsafe fn find(self, maxima: [u32; GROUPS_PER_THREAD]) -> Option<(u32, BinMap)> {
         let groups = self.row.groups();
-        let twice = groups < 2 * self.k && self.row.length <= TWICE;
+        let two_pass = groups < 2 * self.k && self.row.length <= MAX_TWO_PASS;
         // SAFETY: branches are the block's; barriers stand between what threads write and others read.
         unsafe {
-            let floor = if twice {
-                self.floor_of_scores()
+            let bound = if two_pass {
+                self.bound_from_scores()
             } else if self.k <= 512 {
-                self.floor_of_groups::<2>(maxima)
+                self.bound_from_groups::<2>(maxima)
             } else if self.k <= 1024 {
-                self.floor_of_groups::<4>(maxima)
+                self.bound_from_groups::<4>(maxima)
             } else {
-                self.floor_of_groups::<HELD_GROUPS>(maxima)
+                self.bound_from_groups::<GROUPS_PER_THREAD>(maxima)
             };
             self.bins.clear();
-            let listed = if twice { groups } else { self.list_groups(maxima, floor) };
-            if !twice && listed > GROUPS {
+            let listed = if two_pass { groups } else { self.list_groups(maxima, bound) };
+            if !two_pass && listed > MAX_GROUPS {
                 return None;
             }
             if self.row.group_log2 == 3 {
                 let places = LONG_THREADS / 2;
-                if listed <= SHALLOW as u32 * places {
-                    self.gather::<2, SHALLOW>((listed, !twice), floor);
-                } else if listed <= MIDDLE as u32 * places {
-                    self.gather::<2, MIDDLE>((listed, !twice), floor);
+                if listed <= IN_FLIGHT_FEW as u32 * places {
+                    self.gather::<2, IN_FLIGHT_FEW>((listed, !two_pass), bound);
+                } else if listed <= IN_FLIGHT_MIDDLE as u32 * places {
+                    self.gather::<2, IN_FLIGHT_MIDDLE>((listed, !two_pass), bound);
                 } else {
-                    self.gather::<2, DEPTH>((listed, !twice), floor);
+                    self.gather::<2, IN_FLIGHT>((listed, !two_pass), bound);
                 }
             } else {
-                self.gather::<8, DEPTH>((listed, !twice), floor);
+                self.gather::<8, IN_FLIGHT>((listed, !two_pass), bound);
             }
             thread::sync_threads();
             let count = self.counters.load(0);
-            (count <= CANDIDATES).then(|| (count, BinMap::new(floor.extent.above(floor.least))))
+            (count <= MAX_CANDIDATES).then(|| (count, BinMap::new(bound.extent.above(bound.bound))))
         }
     }
 
-    /// A bound that the k-th largest score reaches, because k of the thread's `N` largest scores do, each
-    /// of some of its groups. At least `4 k` of those in a block: then the bound takes few scores more
-    /// than one of the groups' own.
+    /// A bound from the group maxima. Each thread folds its maxima to `N`, each the maximum of several groups;
+    /// the k-th largest of these in the block is the bound. There are at least `4 k` of them, so that the bound
+    /// is nearly as tight as the k-th largest group maximum.
     ///
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn floor_of_groups<const N: usize>(self, maxima: [u32; HELD_GROUPS]) -> Floor {
+    unsafe fn bound_from_groups<const N: usize>(
+        self,
+        maxima: [u32; GROUPS_PER_THREAD],
+    ) -> LowerBound {
         let groups = self.row.hold_groups(maxima).scores;
-        let largest = |i: usize| {
-            let mut largest = groups[i];
-            unroll::<HELD_GROUPS>(|j| {
+        let maximum = |i: usize| {
+            let mut maximum = groups[i];
+            unroll::<GROUPS_PER_THREAD>(|j| {
                 if j % N == i {
-                    largest = math::max(largest, groups[j]);
+                    maximum = math::max(maximum, groups[j]);
                 }
             });
-            largest
+            maximum
         };
         let there = array_from_fn(|i| Row::<LONG_THREADS>::strided(i) < self.row.groups());
-        let held: Held<N> = Held::new(array_from_fn(largest), [0; N], there);
+        let held: Held<N> = Held::new(array_from_fn(maximum), [0; N], there);
         // SAFETY: by this function's own contract.
         unsafe {
             let extent = self.bins.extent(ScoreRange::of(held.scores));
             let bins = BinMap::new(extent);
             let _ = self.bins.count(bins, held);
-            Floor { extent, least: bins.least(self.bins.cut(self.k)) }
+            LowerBound { extent, bound: bins.lower_bound(self.bins.bin_of_kth(self.k)) }
         }
     }
 
-    /// A bound that the k-th largest score reaches.
+    /// A bound from all scores of the row.
     ///
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn floor_of_scores(self) -> Floor {
+    unsafe fn bound_from_scores(self) -> LowerBound {
         let mut extent = ScoreRange::NONE;
         // SAFETY: by this function's own contract.
         unsafe {
@@ -161,20 +164,20 @@ impl Finder {
             self.row.each(|score, _| {
                 self.bins.add(bins.bin(score));
             });
-            Floor { extent, least: bins.least(self.bins.cut(self.k)) }
+            LowerBound { extent, bound: bins.lower_bound(self.bins.bin_of_kth(self.k)) }
         }
     }
 
-    /// Lists the groups whose largest score reaches the bound: how many, if more than fit too. Has a
+    /// Lists the groups whose maximum reaches the bound. Returns their number, even if they do not fit. Has a
     /// barrier.
     ///
     /// # Safety
     /// As [`Self::find`].
     #[inline(always)]
-    unsafe fn list_groups(self, maxima: [u32; HELD_GROUPS], floor: Floor) -> u32 {
+    unsafe fn list_groups(self, maxima: [u32; GROUPS_PER_THREAD], bound: LowerBound) -> u32 {
         let thread = thread::thread_idx_x();
         let there = (self.row.groups().saturating_sub(thread)).div_ceil(LONG_THREADS);
-        let hits = floor.reached(self.row.hold_groups(maxima).scores) & ((1 << there) - 1);
+        let hits = bound.reached_by(self.row.hold_groups(maxima).scores) & ((1 << there) - 1);
         // SAFETY: by this function's own contract.
         unsafe {
             let counter = BlockAtomicU32::new(self.counters, 1);
@@ -184,17 +187,17 @@ impl Finder {
         }
     }
 
-    /// Lists those scores of `groups` groups, the listed or the first, that reach the bound, and others of
-    /// the last group that are not in use. `VECTORS` threads share a group, and have `D` vectors of four
-    /// scores on their way at once.
+    /// Lists the scores that reach the bound, of `groups` groups: the listed ones, or the first of the row. May
+    /// also list scores of the last group that are not in use. `VECTORS` threads share a group, with `D` vector
+    /// loads of four scores in flight.
     ///
     /// # Safety
-    /// As [`Self::find`]; groups have so many vectors, and there is one at least.
+    /// As [`Self::find`]; a group has `VECTORS` vectors; there is at least one group.
     #[inline(always)]
     unsafe fn gather<const VECTORS: u32, const D: usize>(
         self,
         (groups, listed): (u32, bool),
-        floor: Floor,
+        bound: LowerBound,
     ) {
         let thread = thread::thread_idx_x();
         let within = 4 * (thread % VECTORS);
@@ -209,17 +212,17 @@ impl Finder {
                 group * (4 * VECTORS) + within
             };
             let start = self.row.start();
-            // All on their way before the first is looked at.
+            // All loads are issued before the first result is used.
             // SAFETY: a group is one of the row, which has a multiple of 32 scores.
             let found: [[u32; 4]; D] = array_from_fn(|i| unsafe {
                 self.row.scores.load_u32x4(start + u64::from(index(i as u32)))
             });
             let hits: [u32; D] = array_from_fn(|i| {
-                let hits = floor.reached::<4>(array_from_fn(|j| f32::from_bits(found[i][j])));
+                let hits = bound.reached_by::<4>(array_from_fn(|j| f32::from_bits(found[i][j])));
                 if place(i as u32) < groups { hits << (4 * i) } else { 0 }
             });
             let hits = hits.iter().fold(0, |all, hits| all | hits);
-            // SAFETY: the loop is the block's.
+            // SAFETY: the trip count is uniform in the block.
             unsafe {
                 let counter = BlockAtomicU32::new(self.counters, 0);
                 append(hits, |bit| index(bit / 4) + bit % 4, self.candidates, counter);
@@ -232,12 +235,12 @@ impl Finder {
     /// The `count` candidates, in registers.
     ///
     /// # Safety
-    /// By all threads of the block after [`Self::find`]; they hold so many, at least one.
+    /// All threads of the block call it after [`Self::find`]; `count` is at least 1 and at most `N` a thread.
     #[inline(always)]
     #[must_use]
     pub unsafe fn held<const N: usize>(self, count: u32) -> Held<N> {
         let at = Row::<LONG_THREADS>::strided;
-        // SAFETY: what is below the count is written, and is of the row.
+        // SAFETY: places below the count are written, with indices of the row.
         unsafe {
             let indices: [u32; N] = array_from_fn(|i| self.candidates.load(at(i).min(count - 1)));
             let start = self.row.start();
@@ -249,12 +252,11 @@ impl Finder {
     }
 }
 
-/// Appends to a list what `index` says of each bit that is set in `hits`, as far as it fits; the counter
-/// counts all.
+/// Appends `index(bit)` to a list for each bit that is set in `hits`, as far as there is room; `counter` counts
+/// all of them.
 ///
 /// # Safety
-/// All lanes of the warp call it together; all that append to the list use this counter, which began at
-/// zero.
+/// All lanes of the warp call it together; all appends to the list use this counter, which started at 0.
 #[inline(always)]
 unsafe fn append<const N: usize>(
     hits: u32,
@@ -263,7 +265,7 @@ unsafe fn append<const N: usize>(
     counter: BlockAtomicU32,
 ) {
     let count = hits.count_ones();
-    // SAFETY: by this function's own contract; places are each lane's own.
+    // SAFETY: by this function's own contract; the prefix sum gives each lane its own places.
     unsafe {
         let upto = inclusive_sum(count);
         let mut first = 0;

@@ -1,22 +1,21 @@
-//! A list of records in shared memory, and a bitonic network that sorts it: work that depends on its
-//! length alone.
+//! A list of records in shared memory, and its bitonic sort, whose running time depends on the length only.
 
 use simt::shared::Shared;
 use simt::thread;
 
 use crate::rank;
 
-/// A score in the order of a list, and what orders equal ones.
+/// A score as a key that ascends in the order of the list, and a word that orders equal scores.
 pub type Record = [u32; 2];
 
-/// Comes after every score.
-pub const NOTHING: Record = [!rank::ABSENT, 0];
+/// An empty record: sorts after every score.
+pub const EMPTY: Record = [!rank::ABSENT, 0];
 
 /// The record of a score.
 #[inline(always)]
 #[must_use]
 pub fn record(score: f32, word: u32) -> Record {
-    // The negation of a greater score is less; both zeros are 0.0 - 0.0.
+    // Negation reverses the order; both zeros become 0.0 - 0.0.
     let high = if score.is_nan() { !rank::key(f32::NAN) } else { rank::ordered(0.0 - score) };
     [high, word]
 }
@@ -29,16 +28,16 @@ pub fn precedes(a: Record, b: Record) -> bool {
     number(a) < number(b)
 }
 
-/// Most records of a list.
-pub const RECORDS: u32 = 4096;
+/// Capacity of a list.
+pub const MAX_RECORDS: u32 = 4096;
 
 /// A list of records.
 #[derive(Clone, Copy)]
-pub struct List(Shared<u32, { 2 * RECORDS as usize }>);
+pub struct List(Shared<u32, { 2 * MAX_RECORDS as usize }>);
 
 impl List {
-    /// Bytes that it takes.
-    pub const BYTES: u32 = 8 * RECORDS;
+    /// Its bytes.
+    pub const BYTES: u32 = 8 * MAX_RECORDS;
 
     /// The list that starts at `offset` of the block's shared memory.
     ///
@@ -55,7 +54,7 @@ impl List {
     /// Record `at`.
     ///
     /// # Safety
-    /// `at < RECORDS`; it was written before a barrier.
+    /// `at < MAX_RECORDS`; it was written before a barrier.
     #[inline(always)]
     #[must_use]
     pub unsafe fn load(self, at: u32) -> Record {
@@ -66,32 +65,32 @@ impl List {
     /// Sets record `at`.
     ///
     /// # Safety
-    /// `at < RECORDS`; no other thread touches it without a barrier between.
+    /// `at < MAX_RECORDS`; no other thread accesses it without a barrier between.
     #[inline(always)]
     pub unsafe fn store(self, at: u32, record: Record) {
         // SAFETY: by this function's own contract.
         unsafe { self.0.store_u32x2(2 * at, record) }
     }
 
-    /// Sets record `at` where `there`.
+    /// Sets record `at` if `there`, without a branch.
     ///
     /// # Safety
-    /// As [`Self::store`], where `there`.
+    /// As [`Self::store`], if `there`.
     #[inline(always)]
     pub unsafe fn store_where(self, there: bool, at: u32, record: Record) {
         // SAFETY: by this function's own contract.
         unsafe { self.0.store_u32x2_where(there, 2 * at, record) }
     }
 
-    /// Sets the first `count` records to [`NOTHING`], and the one behind if their number is odd.
+    /// Sets the first `count` records, rounded up to an even number, to [`EMPTY`].
     ///
     /// # Safety
-    /// All threads of the block call it, with barriers before and behind; `count <= RECORDS`.
+    /// All threads of the block call it, with barriers before and after; `count <= MAX_RECORDS`.
     #[inline(always)]
     pub unsafe fn clear(self, count: u32) {
         let mut at = 2 * thread::thread_idx_x();
         while at < count {
-            let [high, low] = NOTHING;
+            let [high, low] = EMPTY;
             // SAFETY: below an even number of records.
             unsafe { self.0.store_u32x4(2 * at, [high, low, high, low]) };
             at += 2 * thread::block_dim_x();
@@ -101,18 +100,18 @@ impl List {
     /// Sorts the first `count` records. Ends with a barrier.
     ///
     /// # Safety
-    /// All threads of the block call it together, with a barrier after the list was written; it has room
-    /// for the next power of two from `count` on.
+    /// All threads of the block call it together, with a barrier after the list was written; `count`,
+    /// rounded up to a power of two, is at most [`MAX_RECORDS`].
     #[inline(always)]
     pub unsafe fn sort(self, count: u32) {
         let (thread, threads) = (thread::thread_idx_x(), thread::block_dim_x());
         let size = count.next_power_of_two();
-        // SAFETY: indices are below `size`; of each step a thread has pairs of its own, and a barrier
-        // stands between steps. Loops are the block's.
+        // SAFETY: indices are below `size`; in each step every thread has its own pairs, and barriers separate
+        // the steps. Loops with barriers are uniform in the block.
         unsafe {
             let mut at = count + thread;
             while at < size {
-                self.store(at, NOTHING);
+                self.store(at, EMPTY);
                 at += threads;
             }
             thread::sync_threads();
@@ -134,10 +133,10 @@ impl List {
         }
     }
 
-    /// Brings two records in order, or against it.
+    /// Puts two records in ascending order if `forward`, else in descending order.
     ///
     /// # Safety
-    /// Both are in the list, and no other thread touches them.
+    /// Both are in the list, and no other thread accesses them.
     #[inline(always)]
     unsafe fn order(self, a: u32, b: u32, forward: bool) {
         // SAFETY: by this function's own contract.

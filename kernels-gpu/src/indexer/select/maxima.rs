@@ -1,4 +1,5 @@
-//! The largest score of each group of 8 or 32: what a selection looks at before the scores.
+//! The kernel that writes the largest score of each group of 8 or 32, from which a long row's selection
+//! starts.
 
 use crate::args::ScoreMaxima;
 use crate::params::ScoreMaximaParams;
@@ -9,7 +10,7 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Vectors of four scores of a thread.
+/// Vector loads of four scores of a thread.
 const VECTORS: usize = 2;
 
 /// Writes the largest score of each group.
@@ -24,8 +25,8 @@ pub unsafe fn maxima(args: ScoreMaxima) {
     let vector = thread::block_idx_x() * VECTORS as u32 * THREADS + thread::thread_idx_x();
     let first = |i: usize| 4 * (vector + i as u32 * THREADS);
     let start = row * u64::from(columns);
-    // SAFETY: four scores of the row; a lane without any takes part in the reduction. Those that are not
-    // in use are fetched before that is known.
+    // SAFETY: four scores of the row; all lanes take part in the reduction. Scores are loaded before the
+    // row's length is known, in use or not.
     unsafe {
         let at = |i| start + u64::from(first(i).min(columns - 4));
         let fetched: [[u32; 4]; VECTORS] =

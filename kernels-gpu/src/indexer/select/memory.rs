@@ -1,70 +1,69 @@
-//! What a block that selects keeps in shared memory.
+//! The shared memory of a block that selects.
 
 use simt::shared::Shared;
 use simt::{grid, thread};
 
 use super::bins::Bins;
-use super::candidates::{CANDIDATES, GROUPS};
-use super::list::{List, RECORDS};
+use super::candidates::{MAX_CANDIDATES, MAX_GROUPS};
+use super::list::{List, MAX_RECORDS};
 use super::row::MAX_HELD;
 use super::search::Scratch;
 
-/// Values of a bin whose order within it is found by comparing all of them, at most.
-pub const CROWDED: u32 = 127;
-/// Longest list.
-const MOST: u32 = 2048;
+/// The most values of a bin that are ordered by comparing each with all others.
+pub const MAX_IN_BIN: u32 = 127;
+/// The largest k.
+const MAX_K: u32 = 2048;
 
-/// What a block keeps in shared memory.
+/// The arrays of the block's shared memory; some share space.
 #[derive(Clone, Copy)]
 pub struct SelectMemory<const THREADS: u32, const EACH: usize> {
-    /// Counts of values.
+    /// Counts of scores by bin.
     pub bins: Bins<THREADS, EACH>,
-    /// A search begins when the bins are done with.
+    /// Of the radix search; in the space of the bins, which are no longer needed then.
     pub scratch: Scratch,
-    /// Of candidates, of groups.
+    /// Numbers of candidates and of groups.
     pub counters: Shared<u32, 2>,
-    /// Whether a bin that the list needs has more values than [`CROWDED`].
-    pub crowded: Shared<u32, 1>,
-    /// The list in the making.
+    /// 1 if a bin that the list needs has more values than [`MAX_IN_BIN`].
+    pub overflowed: Shared<u32, 1>,
+    /// The list of results.
     pub list: List,
-    /// In the list's place, before it.
-    pub groups: Shared<u32, { GROUPS as usize }>,
-    /// Likewise.
-    pub candidates: Shared<u32, { CANDIDATES as usize }>,
+    /// Groups that reach the bound; in the space of the list, before it is written.
+    pub groups: Shared<u32, { MAX_GROUPS as usize }>,
+    /// Indices of candidates; likewise.
+    pub candidates: Shared<u32, { MAX_CANDIDATES as usize }>,
 }
 
 impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
     const COUNTERS_AT: u32 = Bins::<THREADS, EACH>::BYTES;
     const LIST_AT: u32 = Self::COUNTERS_AT + 16;
-    /// Behind what is cleared of the list while candidates are read.
-    const CANDIDATES_AT: u32 = Self::LIST_AT + 8 * (MOST + CROWDED + 1);
-    /// Bytes that it takes.
+    /// Behind the part of the list that is cleared while candidates are read.
+    const CANDIDATES_AT: u32 = Self::LIST_AT + 8 * (MAX_K + MAX_IN_BIN + 1);
+    /// Its bytes.
     pub const BYTES: u32 = Self::LIST_AT + List::BYTES;
     const CHECKED: () = {
         assert!(Scratch::BYTES <= Bins::<THREADS, EACH>::BYTES);
         assert!(Bins::<THREADS, EACH>::BYTES.is_multiple_of(16));
         assert!(Self::BYTES <= 48_640);
-        assert!(Self::LIST_AT + 4 * GROUPS <= Self::CANDIDATES_AT);
-        assert!(Self::CANDIDATES_AT + 4 * CANDIDATES <= Self::BYTES);
-        assert!(CANDIDATES <= RECORDS && MAX_HELD <= RECORDS);
+        assert!(Self::LIST_AT + 4 * MAX_GROUPS <= Self::CANDIDATES_AT);
+        assert!(Self::CANDIDATES_AT + 4 * MAX_CANDIDATES <= Self::BYTES);
+        assert!(MAX_CANDIDATES <= MAX_RECORDS && MAX_HELD <= MAX_RECORDS);
     };
 
-    /// That at the start of the block's shared memory.
+    /// The memory from byte 0 of the block's shared memory on.
     ///
     /// # Safety
-    /// The block has so much.
+    /// The block has [`Self::BYTES`].
     #[inline(always)]
     #[must_use]
     pub unsafe fn new() -> Self {
         const { Self::CHECKED };
-        // SAFETY: inside the block's memory; what is in one place is there one after the other, with
-        // barriers between.
+        // SAFETY: inside the block's memory; barriers separate the uses of arrays that share space.
         unsafe {
             Self {
                 bins: Bins::at(0),
                 scratch: Scratch::at(0),
                 counters: Shared::at(Self::COUNTERS_AT),
-                crowded: Shared::at(Self::COUNTERS_AT + 8),
+                overflowed: Shared::at(Self::COUNTERS_AT + 8),
                 list: List::at(Self::LIST_AT),
                 groups: Shared::at(Self::LIST_AT),
                 candidates: Shared::at(Self::CANDIDATES_AT),
@@ -72,7 +71,8 @@ impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
         }
     }
 
-    /// As [`Self::clear`], while the launch before may still run. Behind it global memory may be used.
+    /// [`Self::clear`], then waits for the launches that this one depends on: global memory may be accessed
+    /// after it.
     ///
     /// # Safety
     /// All threads of the block call it together, first.
@@ -84,11 +84,10 @@ impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
         grid::launch_dependents();
     }
 
-    /// Clears what is counted with, and the first `records` of the list, for whoever comes behind the next
-    /// barrier.
+    /// Clears the counters and the first `records` of the list. A barrier must follow.
     ///
     /// # Safety
-    /// All threads of the block call it together; the memory is free.
+    /// All threads of the block call it together; no thread uses the memory.
     #[inline(always)]
     pub unsafe fn clear(self, records: u32) {
         // SAFETY: by this function's own contract.
@@ -96,7 +95,7 @@ impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
             self.bins.begin();
             if thread::thread_idx_x() == 0 {
                 self.counters.store_u32x2(0, [0; 2]);
-                self.crowded.store(0, 0);
+                self.overflowed.store(0, 0);
             }
             self.list.clear(records);
         }

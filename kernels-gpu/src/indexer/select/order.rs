@@ -5,17 +5,18 @@ use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use super::bin_map::{BinMap, ScoreRange};
-use super::list::{self, List, NOTHING, Record};
-use super::memory::{CROWDED, SelectMemory};
+use super::list::{self, EMPTY, List, Record};
+use super::memory::{MAX_IN_BIN, SelectMemory};
 use super::row::{Held, Row, Scores};
 use crate::params::{IndexTopkParams, TopkSelectParams};
 use crate::rank;
 use crate::unroll::{array_from_fn, unroll};
 
-/// Where the index is in the word of a record; below is how many of its bin were counted before.
-const INDEX_AT: u32 = CROWDED.count_ones();
+/// Lowest bit of the index in the word of a record. The bits below hold the number of scores of the same bin
+/// that were counted before.
+const INDEX_AT: u32 = MAX_IN_BIN.count_ones();
 
-/// A row, and where its largest scores are listed.
+/// A selection: a row, k, and the list of results.
 #[derive(Clone, Copy)]
 pub struct Selection<const THREADS: u32, const EACH: usize, S = Global<f32>> {
     /// The row.
@@ -27,7 +28,7 @@ pub struct Selection<const THREADS: u32, const EACH: usize, S = Global<f32>> {
 }
 
 impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
-    /// That of the block's row.
+    /// The selection from the block's row.
     #[inline(always)]
     #[must_use]
     pub fn of_row(scores: Global<f32>, selected: GlobalMut<i32>, params: TopkSelectParams) -> Self {
@@ -36,7 +37,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
         Self { row: Row { scores, number, columns, group_log2, length: 0 }, k, selected }
     }
 
-    /// That of the block's query.
+    /// The selection from the scores of the block's query.
     #[inline(always)]
     #[must_use]
     pub fn of_query(
@@ -61,10 +62,10 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
         unsafe { self.selected.store(list + u64::from(at), index) }
     }
 
-    /// Calls `index` for each place of the list from `first` on that is the thread's, and sets it.
+    /// Sets each of the thread's elements from `first` to `end` of the list to `index(element)`.
     ///
     /// # Safety
-    /// `index` may be called for any place from `first` to `end`.
+    /// `index` may be called for any of these elements; `end` is at most `k`.
     #[inline(always)]
     unsafe fn set_all(self, (first, end): (u32, u32), index: impl Fn(u32) -> i32) {
         let mut at = first + thread::thread_idx_x();
@@ -75,10 +76,10 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
         }
     }
 
-    /// Lists every index in order.
+    /// Lists every index in ascending order, then -1.
     ///
     /// # Safety
-    /// The row has no more scores than the list has room for.
+    /// The row has at most `k` scores.
     #[inline(always)]
     pub unsafe fn list_all(self) {
         let index = |at| if at < self.row.length { at as i32 } else { -1 };
@@ -86,18 +87,18 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
         unsafe { self.set_all((0, self.k), index) }
     }
 
-    /// How many records [`Self::order`] looks at.
+    /// How many records [`Self::order`] reads.
     #[inline(always)]
     pub fn cleared(self) -> u32 {
-        self.k + CROWDED + 1
+        self.k + MAX_IN_BIN + 1
     }
 
-    /// Lists the largest of `held`, of which `bins` are the bins; `false`, and nothing, where too many are
-    /// in one bin.
+    /// Lists the largest of `held`, ordered by `bins`. Returns `false` and lists nothing if a bin that the list
+    /// needs has more than [`MAX_IN_BIN`] scores.
     ///
     /// # Safety
-    /// All threads of the block call it together; [`Self::cleared`] records were cleared, and before a
-    /// barrier the bins.
+    /// All threads of the block call it together; [`Self::cleared`] records were cleared, and the bins
+    /// too, with a barrier since.
     #[inline(always)]
     pub unsafe fn order<const N: usize>(
         self,
@@ -105,32 +106,32 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
         held: Held<N>,
         bins: BinMap,
     ) -> bool {
-        let SelectMemory { bins: counted, list, crowded, .. } = memory;
-        // SAFETY: barriers stand between what threads write and others read; all values have places of
-        // their own, below their number, and those of a bin that is not crowded below what is cleared.
+        let SelectMemory { bins: counted, list, overflowed, .. } = memory;
+        // SAFETY: barriers separate writes and reads of different threads. Each score has its own place, below
+        // the number of scores; the places of a bin that has not overflowed are below what is cleared.
         unsafe {
             let places = counted.count(bins, held);
             let starts = counted.starts(places.bins);
-            let mut most = 0;
+            let mut last_in_bin = 0;
             unroll::<N>(|i| {
                 let (start, before) = (starts[i], places.before[i]);
                 let listed = start < self.k;
                 let word = (held.indices[i] << INDEX_AT) + before;
-                // Without branches the four or fewer of them are made together.
+                // Without branches the stores of all scores overlap.
                 list.store_where(listed, start + before, list::record(held.scores[i], word));
-                most = most.max(if listed { before } else { 0 });
+                last_in_bin = last_in_bin.max(if listed { before } else { 0 });
             });
-            if most >= CROWDED {
-                BlockAtomicU32::new(crowded, 0).store(1);
+            if last_in_bin >= MAX_IN_BIN {
+                BlockAtomicU32::new(overflowed, 0).store(1);
             }
             thread::sync_threads();
-            if crowded.load(0) != 0 {
+            if overflowed.load(0) != 0 {
                 return false;
             }
             let mut at = thread::thread_idx_x();
             while at < self.cleared() - 1 {
                 let mine = list.load(at);
-                let (to, index) = if mine[0] == NOTHING[0] {
+                let (to, index) = if mine[0] == EMPTY[0] {
                     (at, -1)
                 } else {
                     (place(list, at, mine), (mine[1] >> INDEX_AT) as i32)
@@ -144,7 +145,7 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
         }
     }
 
-    /// Lists the largest scores of the row, whatever they are.
+    /// Lists the largest scores of the row for any distribution: radix search, then sort.
     ///
     /// # Safety
     /// All threads of the block call it together. The row is not empty.
@@ -154,7 +155,7 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
         SelectMemory { scratch, counters, list, .. }: SelectMemory<THREADS, EACH>,
     ) {
         let count = self.k.min(self.row.length);
-        // SAFETY: barriers stand between what threads write and others read; the cut takes exactly `count`
+        // SAFETY: barriers separate writes and reads of different threads; the cut includes exactly `count`
         // scores.
         unsafe {
             let cut = scratch.cut(self.row, self.k);
@@ -163,7 +164,7 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
             }
             thread::sync_threads();
             self.row.each(|score, index| {
-                if cut.takes(rank::key(score), index) {
+                if cut.includes(rank::key(score), index) {
                     let at = BlockAtomicU32::new(counters, 0).add(1);
                     list.store(at, list::record(score, index));
                 }
@@ -176,7 +177,7 @@ impl<const THREADS: u32, const EACH: usize, S: Scores> Selection<THREADS, EACH, 
     }
 }
 
-/// The bins of what a block holds. Has a barrier.
+/// The bins for the scores that a block holds. Has a barrier.
 ///
 /// # Safety
 /// All threads of the block call it together.
@@ -189,24 +190,24 @@ pub unsafe fn between<const THREADS: u32, const EACH: usize, const N: usize>(
     BinMap::new(unsafe { memory.bins.extent(ScoreRange::of(held.scores)) })
 }
 
-/// The place of record `at` of a list in the order of bins: after those of the bins before, among its bin
-/// by value and index.
+/// The final place of record `at` of a list that is ordered by bin: its rank within its bin, by score and
+/// index.
 ///
 /// # Safety
-/// The list is written as far as bins may go, and `mine` is that record.
+/// The list is written to the end of the record's bin and up to three records more; `mine` is the record.
 #[inline(always)]
 unsafe fn place(list: List, at: u32, mine: Record) -> u32 {
-    /// Records that are looked at together.
+    /// Records that are loaded together.
     const STEP: usize = 4;
-    let first = at - (mine[1] & CROWDED);
+    let first = at - (mine[1] & MAX_IN_BIN);
     let (mut place, mut next) = (first, first);
     loop {
-        // SAFETY: what is behind a bin is written too, and nothing of it precedes.
+        // SAFETY: records behind the bin are written too, and none of them precedes this one.
         let others: [Record; STEP] = array_from_fn(|i| unsafe { list.load(next + i as u32) });
         unroll::<STEP>(|i| place += u32::from(list::precedes(others[i], mine)));
         next += STEP as u32;
-        // Behind the bin numbers are lower.
-        if first + (others[STEP - 1][1] & CROWDED) + 1 != next {
+        // In the next bin the count starts again at 0.
+        if first + (others[STEP - 1][1] & MAX_IN_BIN) + 1 != next {
             return place;
         }
     }

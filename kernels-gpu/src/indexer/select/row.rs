@@ -1,4 +1,4 @@
-//! A row of scores that a block selects from, and the largest of each group of them.
+//! A row of scores that a block selects from, its group maxima, and the scores that a thread holds in registers.
 
 use crate::table::{KERNELS, kernel_index};
 use simt::mem::Global;
@@ -13,12 +13,12 @@ pub const SHORT_THREADS: u32 = 512;
 pub const SHORT_VECTORS: usize = (2048 / (4 * SHORT_THREADS)) as usize;
 /// Threads of a block that selects from a long row.
 pub const LONG_THREADS: u32 = 1024;
-/// Vectors of four scores, of rows that are held whole and of candidates, that a thread holds.
+/// Vectors of four scores that a thread holds, of a whole row or of candidates.
 pub const LONG_VECTORS: usize = (4096 / (4 * LONG_THREADS)) as usize;
 /// Longest row that a block of [`LONG_THREADS`] holds in registers.
 pub const MAX_HELD: u32 = 4 * LONG_VECTORS as u32 * LONG_THREADS;
 /// Groups of the longest row that a thread holds.
-pub const HELD_GROUPS: usize = (8192 / LONG_THREADS) as usize;
+pub const GROUPS_PER_THREAD: usize = (8192 / LONG_THREADS) as usize;
 
 const _: () = {
     assert!(KERNELS[kernel_index("topk_select_long")].block == LONG_THREADS);
@@ -27,15 +27,15 @@ const _: () = {
     assert!(KERNELS[kernel_index("index_topk_short")].block == SHORT_THREADS);
 };
 
-/// Memory of rows of scores.
+/// Rows of scores in global or shared memory.
 pub trait Scores: Copy {
     /// Element number of the first score of row `number`.
     fn start(self, number: u32, columns: u32) -> u64;
 
-    /// Four scores from element `at` on, where the load stands.
+    /// Four scores from element `at` on, by a volatile load.
     ///
     /// # Safety
-    /// They are there, and `at` is a multiple of four.
+    /// They exist, and `at` is a multiple of four.
     unsafe fn fetch_x4(self, at: u64) -> [u32; 4];
 
     /// Four scores from element `at` on.
@@ -45,7 +45,7 @@ pub trait Scores: Copy {
     unsafe fn load_x4(self, at: u64) -> [u32; 4];
 }
 
-/// Rows, one after the other.
+/// Rows in global memory, one after the other.
 impl Scores for Global<f32> {
     #[inline(always)]
     fn start(self, number: u32, columns: u32) -> u64 {
@@ -65,7 +65,7 @@ impl Scores for Global<f32> {
     }
 }
 
-/// The block's own row.
+/// The block's own row in shared memory.
 impl<const N: usize> Scores for Shared<f32, N> {
     #[inline(always)]
     fn start(self, _: u32, _: u32) -> u64 {
@@ -85,14 +85,14 @@ impl<const N: usize> Scores for Shared<f32, N> {
     }
 }
 
-/// A row of scores, before a block of `THREADS`.
+/// A row of scores, and the way a block of `THREADS` divides it.
 #[derive(Clone, Copy)]
 pub struct Row<const THREADS: u32, S = Global<f32>> {
     /// `[rows, columns]`.
     pub scores: S,
-    /// Its number.
+    /// Its index.
     pub number: u32,
-    /// Scores, in use or not: a multiple of 32.
+    /// Scores of the row, in use or not: a multiple of 32.
     pub columns: u32,
     /// log2 of the scores of a group.
     pub group_log2: u32,
@@ -100,19 +100,19 @@ pub struct Row<const THREADS: u32, S = Global<f32>> {
     pub length: u32,
 }
 
-/// Scores of a thread, NaN where it has none, and their indices.
+/// Scores in a thread's registers, NaN where it has none, and their indices.
 #[derive(Clone, Copy)]
 pub struct Held<const N: usize> {
     /// The scores.
     pub scores: [f32; N],
-    /// Their indices; anything where there is none.
+    /// Their indices; undefined where there is none.
     pub indices: [u32; N],
-    /// Whether there is one.
+    /// Whether the thread has this score.
     pub there: [bool; N],
 }
 
 impl<const N: usize> Held<N> {
-    /// These, where they are there.
+    /// `scores` where `there`, NaN elsewhere.
     #[inline(always)]
     #[must_use]
     pub fn new(scores: [f32; N], indices: [u32; N], there: [bool; N]) -> Self {
@@ -132,7 +132,7 @@ impl<const THREADS: u32> Row<THREADS> {
         self.length.div_ceil(1 << self.group_log2)
     }
 
-    /// Has the address of what [`Self::fetch`] fetches first.
+    /// Computes the first address that [`Self::fetch`] loads from.
     ///
     /// # Safety
     /// The row exists.
@@ -142,24 +142,24 @@ impl<const THREADS: u32> Row<THREADS> {
         unsafe { self.scores.precompute_address(self.vector(0)) }
     }
 
-    /// Has the addresses of what [`Self::fetch_groups`] fetches.
+    /// Computes the addresses that [`Self::fetch_groups`] loads from.
     ///
     /// # Safety
     /// The row exists.
     #[inline(always)]
     pub unsafe fn begin_fetch_groups(self, maxima: Global<f32>) {
         // SAFETY: groups of the row.
-        unroll::<HELD_GROUPS>(|i| unsafe { maxima.precompute_address(self.group(i)) });
+        unroll::<GROUPS_PER_THREAD>(|i| unsafe { maxima.precompute_address(self.group(i)) });
     }
 
-    /// Fetches the largest scores of the thread's groups, in use or not, from `maxima`, `[rows, columns >>
+    /// Loads the maxima of the thread's groups, in use or not, from `maxima`, `[rows, columns >>
     /// group_log2]`.
     ///
     /// # Safety
     /// The row exists.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; HELD_GROUPS] {
+    pub unsafe fn fetch_groups(self, maxima: Global<f32>) -> [u32; GROUPS_PER_THREAD] {
         // SAFETY: groups of the row.
         array_from_fn(|i| unsafe { maxima.load_u32_in_order(self.group(i)) })
     }
@@ -171,16 +171,16 @@ impl<const THREADS: u32> Row<THREADS> {
         u64::from(self.number) * u64::from(groups) + u64::from(Self::strided(i).min(groups - 1))
     }
 
-    /// What [`Self::fetch_groups`] fetched, as far as it is in use.
+    /// The maxima from [`Self::fetch_groups`], without groups that are not in use.
     #[inline(always)]
     #[must_use]
-    pub fn hold_groups(self, fetched: [u32; HELD_GROUPS]) -> Held<HELD_GROUPS> {
+    pub fn hold_groups(self, fetched: [u32; GROUPS_PER_THREAD]) -> Held<GROUPS_PER_THREAD> {
         let indices = array_from_fn(Self::strided);
         let scores = array_from_fn(|i| f32::from_bits(fetched[i]));
         Held::new(scores, indices, array_from_fn(|i| indices[i] < self.groups()))
     }
 
-    /// The index of what a thread holds in place `i`, where those of a warp are side by side.
+    /// Index of the thread's element `i` where threads take consecutive elements, for coalesced loads.
     #[inline(always)]
     #[must_use]
     pub fn strided(i: usize) -> u32 {
@@ -196,7 +196,7 @@ impl<const THREADS: u32, S: Scores> Row<THREADS, S> {
         self.scores.start(self.number, self.columns)
     }
 
-    /// Fetches the thread's first vectors of scores, in use or not.
+    /// Loads the thread's first vectors of scores, in use or not.
     ///
     /// # Safety
     /// The row exists.
@@ -213,7 +213,7 @@ impl<const THREADS: u32, S: Scores> Row<THREADS, S> {
         self.start() + u64::from((4 * Row::<THREADS>::strided(i)).min(self.columns - 4))
     }
 
-    /// What [`Self::fetch`] fetched, as far as it is in use.
+    /// The scores from [`Self::fetch`], without those not in use.
     #[inline(always)]
     #[must_use]
     pub fn hold<const V: usize, const N: usize>(self, fetched: [[u32; 4]; V]) -> Held<N> {
@@ -224,7 +224,7 @@ impl<const THREADS: u32, S: Scores> Row<THREADS, S> {
         Held::new(scores, indices, array_from_fn(|i| indices[i] < self.length))
     }
 
-    /// Calls `visit` with each of the thread's scores and its index, in all of the row.
+    /// Calls `visit` with each of the thread's scores of the row in use, and its index.
     ///
     /// # Safety
     /// The row exists.

@@ -1,5 +1,5 @@
-//! The k-th largest score of a row whatever its scores are, by a radix search over counts. Reads the row
-//! again for every digit: for rows with more equal or crowded scores than the bins take.
+//! The k-th largest score of a row by radix search. It reads the row again for every digit, so it is only used
+//! where a bin overflows: for rows with many equal or nearly equal scores.
 
 use simt::atomic::BlockAtomicU32;
 use simt::shared::Shared;
@@ -9,11 +9,10 @@ use super::row::{Row, Scores};
 use super::scan::inclusive_sum;
 use crate::rank::{self, ABSENT};
 
-/// Most warps of a block.
-const WARPS: u32 = 32;
+/// The most warps of a block.
+const MAX_WARPS: u32 = 32;
 
-/// The values that were searched for: those above `least`, and of those equal to it the ones whose
-/// index is at most `last`.
+/// The k largest values: those above `least`, and of those equal to it the ones with an index up to `last`.
 #[derive(Clone, Copy)]
 pub struct Cut {
     /// The least value among them.
@@ -23,28 +22,28 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Whether a value with this index is among them.
+    /// Whether a value with this index is among the k largest.
     #[inline(always)]
     #[must_use]
-    pub fn takes(self, value: u32, index: u32) -> bool {
+    pub fn includes(self, value: u32, index: u32) -> bool {
         value > self.least || (value == self.least && index <= self.last)
     }
 }
 
-/// Shared memory of a search: 1 KiB of counts, and what the warps tell each other.
+/// Shared memory of a search: 1 KiB of counts, and words that the warps exchange.
 #[derive(Clone, Copy)]
 pub struct Scratch {
     counts: Shared<u32, { BINS as usize }>,
-    words: Shared<u32, { 2 * WARPS as usize }>,
+    words: Shared<u32, { 2 * MAX_WARPS as usize }>,
 }
 
-/// Counts of a round: one for each value of a digit.
+/// Counts of a round, one for each value of a digit.
 const BINS: u32 = 256;
 const DIGIT_BITS: u32 = 8;
 
 impl Scratch {
-    /// Bytes that it takes.
-    pub const BYTES: u32 = 4 * (BINS + 2 * WARPS);
+    /// Its bytes.
+    pub const BYTES: u32 = 4 * (BINS + 2 * MAX_WARPS);
 
     /// The scratch that starts at `offset` of the block's shared memory.
     ///
@@ -76,7 +75,7 @@ impl Scratch {
             if missing == 0 {
                 return Cut { least, last: u32::MAX };
             }
-            // The lowest index is the largest of those that tie.
+            // Of equal scores the lower index wins: search again, by inverted index.
             let tied = |value, index: u32| if value == least { !index } else { ABSENT };
             let range = self.extremes(row, tied);
             let (last, _) = self.search(row, tied, range, missing);
@@ -84,9 +83,9 @@ impl Scratch {
         }
     }
 
-    /// The k-th largest of the keys between two bounds, both among them, or a key not above it and
-    /// above the next one; with the number that is missing of the `k` after all those above it, or 0
-    /// if the keys from it on are exactly `k`.
+    /// Searches for the k-th largest of the keys between two bounds, inclusive. Returns a key and how many of
+    /// the `k` are equal to it. If exactly `k` keys are at or above a digit's lower end, it stops there and
+    /// returns that end and 0.
     ///
     /// # Safety
     /// As [`Self::cut`], after [`Self::extremes`], with at least `k` keys between the bounds.
@@ -118,11 +117,11 @@ impl Scratch {
         (low, missing)
     }
 
-    /// Counts the scores that have a digit, which is below [`BINS`]; where the count from above reaches
-    /// `k`.
+    /// Counts the digits of the scores, which are below [`BINS`]. Returns the digit at which the count, summed from
+    /// the highest digit down, reaches `k`.
     ///
     /// # Safety
-    /// As [`Self::cut`]; the counts are clear, and there are at least `k` digits.
+    /// As [`Self::cut`]; the counts are cleared, and at least `k` scores have a digit.
     #[inline(always)]
     unsafe fn round<const THREADS: u32, S: Scores>(
         self,
@@ -130,8 +129,8 @@ impl Scratch {
         k: u32,
         digit: impl Fn(u32, u32) -> Option<u32>,
     ) -> Crossing {
-        // SAFETY: digits are below `BINS`; barriers stand between counting, reading and the clearing
-        // for the next round, by which the words of the last one have been read.
+        // SAFETY: digits are below `BINS`; barriers separate counting, reading and clearing for the next round.
+        // By then the words of this round have been read.
         unsafe {
             row.each(|score, index| {
                 let value = rank::key(score);
@@ -173,7 +172,7 @@ impl Scratch {
         }
     }
 
-    /// The least and the largest of the keys that are there; clears the counts.
+    /// The smallest and the largest of the keys other than [`ABSENT`]; clears the counts.
     ///
     /// # Safety
     /// As [`Self::cut`].
@@ -186,8 +185,8 @@ impl Scratch {
         let (mut low, mut high) = (u32::MAX, ABSENT);
         let lane = thread::lane_id();
         let some = lane % (thread::block_dim_x() / 32);
-        // SAFETY: barriers stand before the words are written, after the last search, and before they
-        // are read; every warp has two of them.
+        // SAFETY: barriers separate the reads of the last search, these writes, and the reads below; every warp
+        // has two words.
         unsafe {
             row.each(|score, index| {
                 let value = rank::key(score);
@@ -200,10 +199,10 @@ impl Scratch {
             self.clear();
             if lane == 0 {
                 self.words.store(thread::warp_id(), low);
-                self.words.store(WARPS + thread::warp_id(), high);
+                self.words.store(MAX_WARPS + thread::warp_id(), high);
             }
             thread::sync_threads();
-            let (low, high) = (self.words.load(some), self.words.load(WARPS + some));
+            let (low, high) = (self.words.load(some), self.words.load(MAX_WARPS + some));
             (warp::reduce_min_u32(low), warp::reduce_max_u32(high))
         }
     }
@@ -214,7 +213,7 @@ impl Scratch {
     /// All lanes of a warp call it together; the counts are written, and sum up to `k` at least.
     #[inline(always)]
     unsafe fn crossing(self, k: u32) -> Crossing {
-        /// Digits of a lane: lane 0 has the highest.
+        /// Digits of a lane; lane 0 has the highest.
         const DIGITS: u32 = BINS / 32;
         let lane = thread::lane_id();
         // SAFETY: by this function's own contract.
@@ -226,7 +225,7 @@ impl Scratch {
             let upto = inclusive_sum(sum);
             let before = upto - sum;
             let owner = warp::ballot(upto >= k).trailing_zeros();
-            // Down the lane's digits, until the count of one reaches.
+            // Goes down the lane's digits until the sum reaches `k`.
             let pass = |at: Crossing, count: u32| {
                 let above = at.above + at.count;
                 if above < k { Crossing { digit: at.digit - 1, above, count } } else { at }
@@ -243,7 +242,7 @@ impl Scratch {
     }
 }
 
-/// Where the sum of counts from above reaches a number.
+/// The digit at which the sum of counts from the highest digit down reaches `k`.
 #[derive(Clone, Copy)]
 struct Crossing {
     digit: u32,

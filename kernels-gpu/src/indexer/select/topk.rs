@@ -1,9 +1,10 @@
-//! The k largest scores of a row, exactly and in order, by one block.
+//! The kernels that list the k largest scores of a row, exactly and in order, one block a row.
 //!
-//! Values are counted by bins between the least and the largest of them. The counts say which bins have
-//! the k largest, and where in the list those of a bin go; within a bin each is compared with all. A
-//! long row is thinned out first ([`candidates`](super::candidates)). Where equal or crowded scores fill
-//! a bin over, the row is searched digit by digit ([`search`](super::search)) and the list sorted.
+//! Scores are counted by bins of equal width between the lowest and the highest. Prefix sums over the counts
+//! tell which bins hold the k largest scores and where each bin starts in the list; within a bin each
+//! score is compared with all others. A long row is reduced to candidates first
+//! ([`candidates`](super::candidates)). If equal or nearly equal scores overflow a bin, a radix search
+//! ([`search`](super::search)) finds the k-th largest score, and the list is sorted.
 
 use crate::args::{IndexTopkLong, IndexTopkShort, TopkSelectLong, TopkSelectShort};
 use crate::params::IndexTopkParams;
@@ -14,18 +15,19 @@ use super::candidates::Finder;
 use super::memory::SelectMemory;
 use super::order::{Selection, between};
 use super::row::{
-    HELD_GROUPS, Held, LONG_THREADS, LONG_VECTORS, MAX_HELD, Row, SHORT_THREADS, SHORT_VECTORS,
+    GROUPS_PER_THREAD, Held, LONG_THREADS, LONG_VECTORS, MAX_HELD, Row, SHORT_THREADS,
+    SHORT_VECTORS,
 };
 use crate::indexer::visible;
 
-/// Scores of a thread of a long row: as many as there may be.
+/// The most scores that a thread of a long row holds.
 const MANY: usize = 4 * LONG_VECTORS;
 
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of one block of [`SHORT_THREADS`] a row
-/// call it.
+/// Pointers and shapes as in the kernel table; all threads of a launch of one block of [`SHORT_THREADS`] a
+/// row call it.
 #[inline(always)]
 pub unsafe fn select_short(args: TopkSelectShort) {
     // SAFETY: by this function's own contract.
@@ -84,7 +86,7 @@ pub unsafe fn select_entries_long(args: IndexTopkLong) {
     }
 }
 
-/// How many scores of a row are in use, and whether all of them are listed as they stand.
+/// How many scores of a row are in use, and whether all of them are listed, in index order.
 #[derive(Clone, Copy)]
 struct Use {
     length: u32,
@@ -115,9 +117,9 @@ unsafe fn seen<const THREADS: u32>(
     Use { length: seen.min(row.columns), all: seen <= k }
 }
 
-/// That of a row that a block holds.
+/// The selection from a row that a block holds in registers.
 type Short = Selection<SHORT_THREADS, { 2048 / SHORT_THREADS as usize }>;
-/// That of any row.
+/// The selection from a row of any length.
 type Long = Selection<LONG_THREADS, 4>;
 
 impl Short {
@@ -125,8 +127,8 @@ impl Short {
     /// All threads of the block call it together; the row has at most 2048 columns.
     #[inline(always)]
     unsafe fn short(mut self, in_use: impl FnOnce(Row<SHORT_THREADS>) -> Use) {
-        // SAFETY: branches are the block's. What is fetched before its use is known is memory of the row;
-        // nothing branches before a barrier, which would fetch it only then.
+        // SAFETY: branches are uniform in the block. Scores are loaded before the length is known, inside the
+        // row. There is no branch before the first barrier: the compiler would sink the loads into it.
         unsafe {
             let memory = SelectMemory::new();
             self.row.begin_fetch();
@@ -169,7 +171,7 @@ impl Long {
         }
     }
 
-    /// As [`Self::order`], of the row, the largest of whose groups are `maxima`.
+    /// [`Self::order`] for a row with these group maxima.
     ///
     /// # Safety
     /// All threads of the block call it together.
@@ -177,11 +179,11 @@ impl Long {
     unsafe fn order_long(
         self,
         memory: SelectMemory<LONG_THREADS, 4>,
-        maxima: [u32; HELD_GROUPS],
+        maxima: [u32; GROUPS_PER_THREAD],
     ) -> bool {
         let SelectMemory { bins, candidates, groups, counters, .. } = memory;
         let finder = Finder { row: self.row, k: self.k, bins, candidates, groups, counters };
-        // SAFETY: by this function's own contract; branches are the block's.
+        // SAFETY: by this function's own contract; branches are uniform in the block.
         unsafe {
             if self.row.length <= MAX_HELD {
                 let held: Held<MANY> = self.row.hold(self.row.fetch::<LONG_VECTORS>());
