@@ -4,42 +4,22 @@
 //! |---|---|
 //! | [`workspace`] | where things are, and how a nested cargo is called |
 //! | [`process`] | runs a program with a progress line |
-//! | [`toolchain`] | finds the compiler that can make PTX |
-//! | [`debian`] | fetches that compiler into `target/`, without root |
-//! | [`build_ptx`] | compiles, patches and commits the PTX |
-//! | [`patch`] | writes the table's launch bounds into PTX |
-//! | [`compressed`] | the form in which PTX is committed |
-//! | [`ptx`] | reads PTX text |
-//! | [`show_ptx`] | prints the PTX of a kernel |
-//! | [`lint`] | the rules PTX must keep |
-//! | [`manifest`] | what the PTX was made from, beside it in `host/ptx/` |
-//! | [`fresh`] | says why committed PTX is stale |
-//! | [`sources`] | hashes of everything the PTX depends on |
-//! | [`ptxas`] | finds NVIDIA's assembler, reads registers and spills |
+//! | [`ptx`] | builds, checks and shows PTX |
+//! | [`circles`] | finds files that import each other in a circle |
 //! | [`mod@test`] | the test command |
 //! | [`stress`] | random operations against a model |
 //! | [`fuzz`] | the fuzz targets under libFuzzer |
 //! | [`sanitize`] | tests under AddressSanitizer |
 //! | [`bundle`] | programs for a GPU machine that has no Rust |
 
-mod build_ptx;
 mod bundle;
-mod compressed;
-mod debian;
-mod fresh;
+mod circles;
 mod fuzz;
-mod lint;
-mod manifest;
-mod patch;
 mod process;
 mod ptx;
-mod ptxas;
 mod sanitize;
-mod show_ptx;
-mod sources;
 mod stress;
 mod test;
-mod toolchain;
 mod workspace;
 
 use std::process::ExitCode;
@@ -73,6 +53,9 @@ enum Task {
         #[arg(long, default_value = "sm_90a")]
         target: String,
     },
+    /// Find files that import each other in a circle, files over 500 lines, and functions with too
+    /// many arguments.
+    Circles,
     /// Set up what is missing, then check and test everything.
     Test {
         /// Leave out clippy, the PTX rebuild and ptxas.
@@ -113,10 +96,11 @@ fn main() -> ExitCode {
 
 fn run(task: &Task) -> Result<()> {
     match task {
-        Task::BuildPtx { check: false } => build_ptx::build(),
-        Task::BuildPtx { check: true } => build_ptx::check(),
-        Task::PtxLint => lint::run(),
-        Task::ShowPtx { kernel, target } => show_ptx::run(kernel.as_deref(), target),
+        Task::BuildPtx { check: false } => ptx::build::run(),
+        Task::BuildPtx { check: true } => ptx::fresh::check(),
+        Task::PtxLint => ptx::lint::run(),
+        Task::ShowPtx { kernel, target } => ptx::show::run(kernel.as_deref(), target),
+        Task::Circles => circles::run(),
         Task::Test { quick } => test::run(*quick),
         Task::Stress { arguments } => stress::run(arguments),
         Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),

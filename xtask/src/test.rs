@@ -5,11 +5,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::build_ptx::{self, Built, Target};
-use crate::manifest::Manifest;
-use crate::{lint, process, ptxas, toolchain, workspace};
+use crate::ptx::{fresh, lint, verify};
+use crate::{circles, process, workspace};
 
 /// Runs every step; `quick` leaves out clippy, the PTX rebuild, ptxas and the mistakes.
 ///
@@ -17,12 +16,13 @@ use crate::{lint, process, ptxas, toolchain, workspace};
 /// A step failed: which, and what to do.
 pub fn run(quick: bool) -> Result<()> {
     step("rustfmt and clippy are there", components)?;
-    step("build-ptx --check", build_ptx::check)?;
+    step("build-ptx --check", fresh::check)?;
     step("ptx-lint", lint::run)?;
+    step("circles", report_circles)?;
     step("fmt", || cargo(&["fmt", "--all", "--check"], "run `cargo fmt --all`"))?;
     if !quick {
-        step("PTX rebuilt and compared", rebuild)?;
-        step("PTX assembled", assemble)?;
+        step("PTX rebuilt and compared", verify::rebuild)?;
+        step("PTX assembled", verify::assemble)?;
         let clippy = ["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
         step("clippy", || cargo(&clippy, "fix what clippy names"))?;
     }
@@ -47,6 +47,14 @@ pub fn run(quick: bool) -> Result<()> {
     }
     println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
     tested
+}
+
+/// Prints what the check of circles finds, without failing: there still are some.
+fn report_circles() -> Result<()> {
+    if let Err(faults) = circles::run() {
+        println!("{faults:#}");
+    }
+    Ok(())
 }
 
 fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -77,50 +85,6 @@ fn cargo(args: &[&str], remedy: &str) -> Result<()> {
     let status = workspace::cargo().args(args).status().context("cannot run cargo")?;
     ensure!(status.success(), "cargo {} failed: {remedy}", args[0]);
     Ok(())
-}
-
-/// Compiles the PTX anew and compares it with the committed one, byte for byte, where the compiler
-/// that made it is installed.
-fn rebuild() -> Result<()> {
-    let manifest = Manifest::read()?;
-    let compiler = match toolchain::find_installed() {
-        Ok(compiler) if compiler.version == manifest.compiler => compiler,
-        Ok(other) => {
-            println!(
-                "not rebuilt: made by {}, here is {}",
-                manifest.compiler.rustc, other.version.rustc
-            );
-            return Ok(());
-        }
-        Err(error) => {
-            println!("not rebuilt: no device compiler here\n{error:#}");
-            return Ok(());
-        }
-    };
-    for (built, record) in build_ptx::compile(&compiler)?.iter().zip(&manifest.targets) {
-        if record.cpu != built.target.cpu || record.read_ptx()? != built.ptx {
-            bail!("{} is not what the compiler makes; run `cargo xtask build-ptx`", record.file);
-        }
-        println!("{}: rebuilt and identical", record.file);
-    }
-    Ok(())
-}
-
-/// Assembles the committed PTX where `ptxas` can be had.
-fn assemble() -> Result<()> {
-    let ptxas = match ptxas::find_or_fetch() {
-        Ok(ptxas) => ptxas,
-        Err(error) => {
-            println!("not run: {error:#}");
-            return Ok(());
-        }
-    };
-    let mut committed = Vec::new();
-    for record in Manifest::read()?.targets {
-        let target = Target::named(&record.cpu).context("build-ptx --check knows the targets")?;
-        committed.push(Built { target, ptx: record.read_ptx()? });
-    }
-    ptxas::report(&ptxas, &committed)
 }
 
 /// Sums of the `test result:` lines.

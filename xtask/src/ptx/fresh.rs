@@ -3,15 +3,28 @@
 
 use std::fs;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use kv_layout::ABI_VERSION;
 
-use crate::build_ptx::{FLAGS, TARGETS};
-use crate::lint;
-use crate::manifest::{Manifest, TargetRecord};
-use crate::ptx::Module;
-use crate::sources::{self, Sources};
+use super::lint;
+use super::manifest::{Manifest, TargetRecord};
+use super::module::Module;
+use super::recipe::{FLAGS, TARGETS};
+use super::sources::{self, Sources};
 use crate::workspace;
+
+/// Says whether the committed PTX is what the sources describe; compiles nothing.
+///
+/// # Errors
+/// It is stale or broken: why, and what to run.
+pub fn check() -> Result<()> {
+    let reasons = stale_reasons()?;
+    if reasons.is_empty() {
+        println!("host/ptx/ is up to date");
+        return Ok(());
+    }
+    bail!("host/ptx/ is stale; run `cargo xtask build-ptx`:\n- {}", reasons.join("\n- "))
+}
 
 /// Why `host/ptx/` is stale or broken, one line each; none when it is neither.
 ///
@@ -80,7 +93,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::toolchain::Version;
+    use crate::ptx::compiler::Version;
 
     fn manifest() -> Manifest {
         let sources = Sources {

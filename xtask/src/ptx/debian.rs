@@ -8,9 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process;
-use crate::toolchain::Compiler;
-use crate::workspace;
+use super::compiler::Compiler;
+use crate::{process, workspace};
 
 /// `rustc-web` is the rustc that Debian keeps recent for its browsers.
 const PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];

@@ -9,9 +9,9 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use kernels_gpu::table::KERNELS;
 use simt::kernel::KernelInfo;
 
-use crate::build_ptx::Target;
-use crate::manifest::{Manifest, TargetRecord};
-use crate::ptx::{Counts, Entry, Module, Param};
+use super::manifest::{Manifest, TargetRecord};
+use super::module::{Counts, Entry, Module, Param};
+use super::recipe::Target;
 
 /// A rule of [`faults`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

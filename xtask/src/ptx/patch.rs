@@ -38,7 +38,7 @@ fn entry_name(line: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ptx::Module;
+    use crate::ptx::module::Module;
 
     const KERNEL: KernelInfo = KernelInfo {
         name: "k",

@@ -1,15 +1,10 @@
-//! Finds the compiler that can make PTX: a rustc of 1.96 or later with the source of `core`.
-//!
-//! The order is: the toolchain in use, Debian's `rustc-web`, a copy of it fetched into `target/`.
-//! Cargo is always the one that runs this task; only the compiler differs.
+//! A compiler that can make PTX: a rustc of 1.96 or later with the source of `core`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-
-use crate::debian;
 
 /// The oldest rustc whose PTX can be trusted, (major, minor). 1.95 does not mark functions
 /// `convergent`, so LLVM may copy a barrier or a shuffle into both sides of a branch.
@@ -73,60 +68,6 @@ impl Compiler {
         command.env("RUSTC", &self.rustc).env("RUSTC_WRAPPER", "");
         set_library_path(command, &self.libraries)
     }
-}
-
-/// The compiler, fetched if none is installed.
-///
-/// # Errors
-/// None is installed and none could be fetched: says why for each, and what to do.
-pub fn find_or_fetch() -> Result<Compiler> {
-    let refused = match find_installed() {
-        Ok(compiler) => return Ok(compiler),
-        Err(refused) => refused,
-    };
-    debian::fetch().map_err(|fetching| no_compiler(&refused, &fetching))
-}
-
-/// A compiler that is already on this machine, a copy fetched earlier included.
-///
-/// # Errors
-/// There is none: why each candidate was refused.
-pub fn find_installed() -> Result<Compiler> {
-    let in_use = toolchain_in_use().and_then(|rustc| Compiler::probe(&rustc, Vec::new()));
-    let in_use = match in_use {
-        Ok(compiler) => return Ok(compiler),
-        Err(refused) => refused,
-    };
-    let debian = match Compiler::probe(Path::new("/usr/bin/rustc"), Vec::new()) {
-        Ok(compiler) => return Ok(compiler),
-        Err(refused) => refused,
-    };
-    debian::fetched().map_err(|fetched| {
-        anyhow!(
-            "- the toolchain in use: {in_use:#}\n- Debian's rustc-web: {debian:#}\n- the fetched \
-             copy: {fetched:#}"
-        )
-    })
-}
-
-fn no_compiler(refused: &anyhow::Error, fetching: &anyhow::Error) -> anyhow::Error {
-    anyhow!(
-        "no compiler that can make PTX (rustc 1.96 or later with rust-src):\n{refused}\n- fetching \
-         one: {fetching:#}\n\nEither install a toolchain with rust-src and use it:\n    rustup \
-         toolchain install 1.96.0 --component rust-src\n    RUSTUP_TOOLCHAIN=1.96.0 cargo xtask \
-         build-ptx\nor, on Debian 12:\n    sudo apt-get install rustc-web rust-web-src"
-    )
-}
-
-/// The rustc behind rustup's proxy, which is the one that cargo uses here.
-fn toolchain_in_use() -> Result<PathBuf> {
-    let output = Command::new("rustc")
-        .args(["--print", "sysroot"])
-        .current_dir(crate::workspace::root())
-        .output()
-        .context("no rustc on the PATH")?;
-    let sysroot = String::from_utf8(output.stdout)?;
-    Ok(Path::new(sysroot.trim()).join("bin/rustc"))
 }
 
 fn require_recent(version: &Version) -> Result<()> {
@@ -204,12 +145,5 @@ mod tests {
     fn a_sysroot_without_core_is_refused() {
         let text = require_core_source(Path::new("/nonexistent")).expect_err("no core").to_string();
         assert!(text.contains("rust-src"), "{text}");
-    }
-
-    #[test]
-    fn the_error_names_both_remedies() {
-        let text = no_compiler(&anyhow!("- a"), &anyhow!("b")).to_string();
-        assert!(text.contains("rustup toolchain install 1.96.0 --component rust-src"), "{text}");
-        assert!(text.contains("apt-get install rustc-web rust-web-src"), "{text}");
     }
 }

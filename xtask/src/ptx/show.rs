@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Write};
 
 use anyhow::{Context, Result, bail};
 
-use crate::manifest::Manifest;
+use super::manifest::Manifest;
 
 /// Prints the kernel called `kernel` as it was built for the target `cpu`, or the whole module.
 ///
@@ -121,7 +121,7 @@ fn identifiers(text: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ptx::Module;
+    use crate::ptx::module::Module;
 
     const PTX: &str = "\
 // Generated

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 
-use crate::build_ptx::{Built, TARGETS};
+use super::recipe::{Built, TARGETS};
 use crate::{process, workspace};
 
 /// The PyPI wheel that holds `ptxas`.

@@ -6,83 +6,21 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use kernels_gpu::table::KERNELS;
 use kv_layout::ABI_VERSION;
-use simt::kernel::KernelInfo;
 
-use crate::manifest::{Manifest, TargetRecord};
-use crate::ptx::Module;
-use crate::sources::Sources;
-use crate::toolchain::{self, Compiler};
-use crate::{compressed, fresh, lint, patch, process, ptxas, workspace};
-
-/// A GPU the kernels are compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Its name, as in `-Ctarget-cpu` and `ptxas -arch`.
-    pub cpu: &'static str,
-    /// Its compute capability times ten.
-    pub sm: u32,
-}
-
-/// H100 and H200; a base target, which all newer GPUs take too; B200. A target with an `a` runs on nothing
-/// else and has instructions of its own: products of four warps, conversion to E2M1.
-pub const TARGETS: [Target; 3] = [
-    Target { cpu: "sm_90a", sm: 90 },
-    Target { cpu: "sm_100", sm: 100 },
-    Target { cpu: "sm_100a", sm: 100 },
-];
-
-impl Target {
-    /// The target called `cpu`.
-    pub fn named(cpu: &str) -> Option<Self> {
-        TARGETS.into_iter().find(|target| target.cpu == cpu)
-    }
-
-    /// The kernels of `table` that it can run.
-    pub fn kernels(self, table: &[KernelInfo]) -> Vec<KernelInfo> {
-        table.iter().copied().filter(|kernel| kernel.min_sm <= self.sm).collect()
-    }
-
-    /// Its PTX file in `host/ptx/`, compressed.
-    pub fn file(self) -> String {
-        format!("{}.ptx.zst", self.cpu)
-    }
-}
-
-/// Compiler flags for every target; `-Ctarget-cpu` and path remapping come on top.
-///
-/// Jump threading is off because it copies barriers and shuffles into branches; panics trap; the
-/// linker is `true` because the assembly of the one fat-LTO module is the PTX.
-pub const FLAGS: [&str; 4] = [
-    "-Clinker=true",
-    "-Zmir-enable-passes=-JumpThreading",
-    "-Zunstable-options",
-    "-Cpanic=immediate-abort",
-];
-
-/// The release profile of the device build, whatever the workspace's own says.
-const PROFILE: [(&str, &str); 6] = [
-    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3"),
-    ("CARGO_PROFILE_RELEASE_LTO", "fat"),
-    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
-    ("CARGO_PROFILE_RELEASE_PANIC", "abort"),
-    ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
-    ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "false"),
-];
-
-/// One target's finished PTX.
-pub struct Built {
-    /// The target.
-    pub target: Target,
-    /// Its PTX, with launch bounds.
-    pub ptx: String,
-}
+use super::compiler::Compiler;
+use super::manifest::{Manifest, TargetRecord};
+use super::module::Module;
+use super::recipe::{Built, FLAGS, PROFILE, TARGETS, Target};
+use super::sources::Sources;
+use super::{compressed, lint, patch, ptxas, toolchain};
+use crate::{process, workspace};
 
 /// Compiles, lints, assembles and writes the PTX and its manifest.
 ///
 /// # Errors
 /// No compiler, a compile error, a broken lint rule, or PTX that `ptxas` refuses; then `host/ptx/`
 /// is as it was.
-pub fn build() -> Result<()> {
+pub fn run() -> Result<()> {
     let compiler = toolchain::find_or_fetch()?;
     println!("{}, LLVM {}", compiler.version.rustc, compiler.version.llvm);
     println!("{}", compiler.rustc.display());
@@ -96,19 +34,6 @@ pub fn build() -> Result<()> {
     write(&compiler, sources, &built)?;
     println!("wrote {}", workspace::ptx_dir().display());
     Ok(())
-}
-
-/// Says whether the committed PTX is what the sources describe; compiles nothing.
-///
-/// # Errors
-/// It is stale or broken: why, and what to run.
-pub fn check() -> Result<()> {
-    let reasons = fresh::stale_reasons()?;
-    if reasons.is_empty() {
-        println!("host/ptx/ is up to date");
-        return Ok(());
-    }
-    bail!("host/ptx/ is stale; run `cargo xtask build-ptx`:\n- {}", reasons.join("\n- "))
 }
 
 /// Compiles every target and lints what comes out.
@@ -190,26 +115,4 @@ fn write(compiler: &Compiler, sources: Sources, built: &[Built]) -> Result<()> {
         targets,
     }
     .write()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_target_takes_the_kernels_it_can_run() {
-        let kernel = KernelInfo {
-            name: "k",
-            pointers: &[],
-            params_size: 4,
-            params_align: 4,
-            block: 32,
-            min_blocks: 1,
-            shared: 0,
-            min_sm: 100,
-            cluster: 1,
-        };
-        let names = |target: Target| target.kernels(&[kernel]).len();
-        assert_eq!(TARGETS.map(names), [0, 1, 1]);
-    }
 }

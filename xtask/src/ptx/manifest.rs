@@ -6,10 +6,11 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::ptx::{Counts, Module};
-use crate::sources::Sources;
-use crate::toolchain::Version;
-use crate::{compressed, workspace};
+use super::compiler::Version;
+use super::compressed;
+use super::module::{Counts, Module};
+use super::sources::{self, Sources};
+use crate::workspace;
 
 const FILE: &str = "manifest.json";
 
@@ -52,7 +53,7 @@ impl TargetRecord {
         Self {
             cpu: cpu.to_owned(),
             file: file.to_owned(),
-            sha256: crate::sources::sha256(ptx.as_bytes()),
+            sha256: sources::sha256(ptx.as_bytes()),
             ptx_version: module.version,
             entries: module.entries.into_iter().map(|entry| (entry.name, entry.counts)).collect(),
         }

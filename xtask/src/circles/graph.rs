@@ -1,0 +1,119 @@
+//! Files and their imports as a graph, and its circles.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
+
+use super::paths::NamedPath;
+
+/// Which file imports which.
+#[derive(Debug, Default)]
+pub struct Graph {
+    /// By file, what it imports, and one path that does so.
+    imports: BTreeMap<PathBuf, BTreeMap<PathBuf, NamedPath>>,
+}
+
+/// Files each of which can reach all others by imports.
+#[derive(Debug)]
+pub struct Circle {
+    /// The files, sorted.
+    pub files: Vec<PathBuf>,
+    /// A shortest way from one of them around to itself.
+    pub way_around: Vec<ImportOf>,
+}
+
+/// One import of one file from another.
+#[derive(Debug)]
+pub struct ImportOf {
+    /// The file that imports.
+    pub from: PathBuf,
+    /// The file imported from.
+    pub to: PathBuf,
+    /// The path that is named.
+    pub path: String,
+    /// The line in `from`.
+    pub line: usize,
+}
+
+impl Graph {
+    /// Adds a file.
+    pub fn add_file(&mut self, file: &Path) {
+        self.imports.entry(file.to_owned()).or_default();
+    }
+
+    /// Adds that `from` imports `to`; a file's own items are no import.
+    pub fn add_import(&mut self, from: &Path, to: &Path, path: &NamedPath) {
+        if from != to {
+            let imports = self.imports.entry(from.to_owned()).or_default();
+            imports.entry(to.to_owned()).or_insert_with(|| path.clone());
+        }
+    }
+
+    /// Number of files.
+    pub fn len(&self) -> usize {
+        self.imports.len()
+    }
+
+    /// All circles. No file is in two.
+    pub fn circles(&self) -> Vec<Circle> {
+        let reached: BTreeMap<&PathBuf, BTreeSet<&PathBuf>> =
+            self.imports.keys().map(|file| (file, self.reached(file))).collect();
+        let mut circles = Vec::new();
+        let mut seen: BTreeSet<&PathBuf> = BTreeSet::new();
+        for (file, others) in &reached {
+            if seen.contains(file) || !others.contains(file) {
+                continue;
+            }
+            let files: Vec<&PathBuf> =
+                others.iter().copied().filter(|other| reached[other].contains(file)).collect();
+            seen.extend(files.iter().copied());
+            circles.push(Circle {
+                way_around: self.way_around(file),
+                files: files.into_iter().cloned().collect(),
+            });
+        }
+        circles
+    }
+
+    /// The files that `file` imports, directly or through others; `file` itself only in a circle.
+    fn reached(&self, file: &PathBuf) -> BTreeSet<&PathBuf> {
+        let mut reached = BTreeSet::new();
+        let mut open: Vec<&PathBuf> = self.imports[file].keys().collect();
+        while let Some(next) = open.pop() {
+            if reached.insert(next) {
+                open.extend(self.imports.get(next).into_iter().flat_map(BTreeMap::keys));
+            }
+        }
+        reached
+    }
+
+    /// A shortest way from `start`, which is in a circle, back to itself.
+    fn way_around(&self, start: &PathBuf) -> Vec<ImportOf> {
+        let mut came_from: BTreeMap<&PathBuf, &PathBuf> = BTreeMap::new();
+        let mut queue = VecDeque::from([start]);
+        while let Some(file) = queue.pop_front().filter(|_| !came_from.contains_key(start)) {
+            for to in self.imports.get(file).into_iter().flat_map(BTreeMap::keys) {
+                came_from.entry(to).or_insert_with(|| {
+                    queue.push_back(to);
+                    file
+                });
+            }
+        }
+        let mut way = Vec::new();
+        let mut at = start;
+        while let Some(from) = came_from.get(at).copied() {
+            let path = &self.imports[from][at];
+            way.push(ImportOf {
+                from: from.clone(),
+                to: at.clone(),
+                path: path.to_string(),
+                line: path.line,
+            });
+            at = from;
+            if at == start {
+                break;
+            }
+        }
+        way.reverse();
+        way
+    }
+}

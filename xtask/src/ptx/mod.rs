@@ -1,0 +1,32 @@
+//! The kernels as PTX: built, checked, committed, shown.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`recipe`] | targets, and the flags they are compiled with |
+//! | [`compiler`], [`toolchain`], [`debian`] | a compiler that can make PTX: what it must be, where it is found, how it is fetched into `target/` without root |
+//! | [`build`] | compiles, patches, lints, assembles and writes the PTX |
+//! | [`patch`] | writes the kernel table's launch bounds into PTX |
+//! | [`module`] | reads PTX text |
+//! | [`lint`] | the rules that PTX must keep |
+//! | [`ptxas`] | finds NVIDIA's assembler, reads registers and spills |
+//! | [`compressed`] | the form in which PTX is committed |
+//! | [`manifest`], [`sources`] | what the PTX was made from: compiler, flags, hashes; beside it in `host/ptx/` |
+//! | [`fresh`] | says why committed PTX is stale |
+//! | [`verify`] | builds and assembles committed PTX once more |
+//! | [`show`] | prints the PTX of a kernel |
+
+pub mod build;
+pub mod compiler;
+pub mod compressed;
+pub mod debian;
+pub mod fresh;
+pub mod lint;
+pub mod manifest;
+pub mod module;
+pub mod patch;
+pub mod ptxas;
+pub mod recipe;
+pub mod show;
+pub mod sources;
+pub mod toolchain;
+pub mod verify;
