@@ -9,7 +9,7 @@ use simt::shared::Shared;
 use simt::{copy, thread, warp};
 
 use super::overlap::{MAIN_WARPS, share_squares, total_squares};
-use super::{Closing, Finish, Meeting, Projections, Quad, Scores, Window};
+use super::{BlockExchange, Closing, Finish, Projections, Quad, Scores, Window};
 use crate::math::exp_nonpositive;
 use crate::rank;
 use crate::unroll::unroll;
@@ -24,17 +24,20 @@ pub const SPLITS: u32 = 8;
 const SPLIT_CHANNELS: u32 = HEAD_DIM / SPLITS;
 /// Threads that hold a block's channels once.
 pub const QUADS: u32 = SPLIT_CHANNELS / 4;
-/// Groups of threads that share the window's tokens, each with consecutive ones.
+/// Groups of threads; each has consecutive tokens of the window.
 pub const GROUPS: u32 = THREADS / QUADS;
 /// Tokens of a group.
 const GROUP_TOKENS: u32 = HCA_RATIO / GROUPS;
 
-const _: () = assert!(GROUP_TOKENS == 8 && GROUPS == 16 && QUADS == 16, "they are spelt out");
+const _: () = assert!(
+    GROUP_TOKENS == 8 && GROUPS == 16 && QUADS == 16,
+    "loops over these are unrolled by hand"
+);
 
 /// Words of shared memory for one number per group and channel.
 const WORDS: usize = (GROUPS * SPLIT_CHANNELS) as usize;
-/// Words of shared memory for the largest score of each channel, in two windows.
-const MOST_WORDS: usize = 2 * SPLIT_CHANNELS as usize;
+/// Words of shared memory for the maximum score of each channel, double-buffered.
+const MAXIMA_WORDS: usize = 2 * SPLIT_CHANNELS as usize;
 
 /// Words of shared memory for the keys of a window.
 const KEY_WORDS: usize = (HCA_RATIO * SPLIT_CHANNELS) as usize;
@@ -42,24 +45,25 @@ const KEY_WORDS: usize = (HCA_RATIO * SPLIT_CHANNELS) as usize;
 /// Weights of a channel's tokens.
 type Weights = [f32; GROUP_TOKENS as usize];
 
-/// Where the arrays of shared memory are, in bytes.
+/// Byte offsets of the arrays in shared memory.
 const WEIGHTS: u32 = 0;
 const SUMS: u32 = WEIGHTS + 4 * WORDS as u32;
-const MOSTS: u32 = SUMS + 4 * WORDS as u32;
-const PARTIAL: u32 = MOSTS + 4 * MOST_WORDS as u32;
+const MAXIMA: u32 = SUMS + 4 * WORDS as u32;
+const PARTIAL: u32 = MAXIMA + 4 * MAXIMA_WORDS as u32;
 const KEYS: u32 = PARTIAL + 4 * MAIN_WARPS as u32;
 
 /// Bytes of shared memory that a pooling uses.
 pub const SHARED_BYTES: u32 = KEYS + 4 * KEY_WORDS as u32;
 
-/// Whether this thread holds four channels of a whole vector; the other half only keep step.
+/// Whether this thread holds four channels of a whole vector. The other half of the threads only take part in
+/// the barriers.
 #[inline(always)]
 #[must_use]
 pub fn holds_entry() -> bool {
     thread::thread_idx_x() < HEAD_DIM / 4
 }
 
-/// Whether this thread's tokens end with the closing one.
+/// Whether this thread's last token is the closing one.
 #[inline(always)]
 #[must_use]
 pub fn holds_last() -> bool {
@@ -73,28 +77,28 @@ pub fn column(split: u32) -> u32 {
     split * SPLIT_CHANNELS + 4 * (thread::thread_idx_x() % QUADS)
 }
 
-/// Which of two arrays the largest scores of a window are in: the other one than those of the window
-/// before, which slower threads still read.
+/// Which of the two buffers holds the maxima of a window. Consecutive windows alternate, because slower threads
+/// may still read those of the window before.
 #[derive(Clone, Copy)]
-pub struct Turn(u32);
+pub struct BufferParity(u32);
 
-impl Turn {
-    /// That of the first window, after a barrier: makes room for both.
+impl BufferParity {
+    /// The parity of the first window; clears both buffers. A barrier must follow.
     ///
     /// # Safety
-    /// All threads of the block call it together; nobody uses the arrays before a barrier.
+    /// All threads of the block call it together; no thread uses the buffers before the barrier.
     #[inline(always)]
     #[must_use]
     pub unsafe fn first() -> Self {
         let word = thread::thread_idx_x();
-        if word < MOST_WORDS as u32 {
+        if word < MAXIMA_WORDS as u32 {
             // SAFETY: one thread a word.
-            unsafe { Self::most(word).store(0) };
+            unsafe { Self::maximum(word).store(0) };
         }
         Self(0)
     }
 
-    /// That of the next window.
+    /// The parity of the next window.
     #[inline(always)]
     #[must_use]
     pub fn next(self) -> Self {
@@ -102,98 +106,98 @@ impl Turn {
     }
 
     /// # Safety
-    /// `word` is one of the arrays'; other than atomic accesses are separated by barriers.
+    /// `word` is one of the buffers'; barriers separate non-atomic accesses.
     #[inline(always)]
-    unsafe fn most(word: u32) -> BlockAtomicU32 {
+    unsafe fn maximum(word: u32) -> BlockAtomicU32 {
         // SAFETY: by this function's own contract.
-        unsafe { BlockAtomicU32::new(Shared::<u32, MOST_WORDS>::at(MOSTS), word) }
+        unsafe { BlockAtomicU32::new(Shared::<u32, MAXIMA_WORDS>::at(MAXIMA), word) }
     }
 }
 
-/// This thread's part of a window, its scores on their way.
+/// This thread's part of a window, with loads of its scores in flight.
 #[derive(Clone, Copy)]
-pub struct Asked {
+pub struct PendingScores {
     window: Window<COLUMNS>,
     scores: [Scores; GROUP_TOKENS as usize],
 }
 
-/// Asks for the scores of the window that `closing` closes, whose row in its ring is `ring_row`.
+/// Loads the scores of the window that `closing` closes, whose row in its ring is `ring_row`.
 ///
 /// # Safety
 /// As [`Window::scores`], for the last 128 tokens.
 #[inline(always)]
 #[must_use]
-pub unsafe fn ask(
+pub unsafe fn load_scores(
     projections: Projections<COLUMNS>,
     closing: Closing,
     ring_row: u32,
     split: u32,
-) -> Asked {
+) -> PendingScores {
     let group = thread::thread_idx_x() / QUADS;
     let back = HCA_RATIO - 1 - group * GROUP_TOKENS;
     let window = Window::new(projections, closing, ring_row, back, column(split));
     // SAFETY: by this function's own contract.
     let score = |i| unsafe { window.scores(i) };
     let scores = [score(0), score(1), score(2), score(3), score(4), score(5), score(6), score(7)];
-    Asked { window, scores }
+    PendingScores { window, scores }
 }
 
-/// This thread's part of a window, its keys on their way.
+/// This thread's part of a window, with copies of its keys in flight.
 #[derive(Clone, Copy)]
-pub struct Begun {
+pub struct PendingKeys {
     scores: [Quad; GROUP_TOKENS as usize],
     keys: Keys,
 }
 
-impl Asked {
-    /// Shares the largest scores with the block, and asks for the keys. A barrier must follow.
+impl PendingScores {
+    /// Combines the maximum scores with the block's, and starts to copy the keys. A barrier must follow.
     ///
     /// # Safety
-    /// As [`ask`]; all threads of the block call it together, after the barrier that follows
-    /// [`Turn::first`] or [`leave`].
+    /// As [`load_scores`]; all threads of the block call it together, after the barrier that follows
+    /// [`BufferParity::first`] or [`publish`].
     #[inline(always)]
     #[must_use]
-    pub unsafe fn begin(self, turn: Turn) -> Begun {
+    pub unsafe fn load_keys(self, parity: BufferParity) -> PendingKeys {
         let scores = self.scores.map(Scores::value);
-        // SAFETY: all lanes are together; words of this window; the tokens are there, and a thread copies
-        // for itself.
+        // SAFETY: all lanes are together; words of this window's buffer; the tokens exist, and each thread copies
+        // its own keys.
         unsafe {
-            // A warp's two groups first.
-            let of_warp = |most: f32| most.max(warp::shuffle_xor_f32(most, QUADS));
-            let [a, b, c, d] = most(scores).map(of_warp);
+            // The two groups of a warp first.
+            let of_warp = |maximum: f32| maximum.max(warp::shuffle_xor_f32(maximum, QUADS));
+            let [a, b, c, d] = maxima_of(scores).map(of_warp);
             if thread::lane_id() < QUADS {
-                let first = turn.0 + 4 * (thread::thread_idx_x() % QUADS);
-                let share = |word, most| Turn::most(word).max(rank::ordered(most));
+                let first = parity.0 + 4 * (thread::thread_idx_x() % QUADS);
+                let share = |word, maximum| BufferParity::maximum(word).max(rank::ordered(maximum));
                 share(first, a);
                 share(first + 1, b);
                 share(first + 2, c);
                 share(first + 3, d);
             }
-            // Not before the scores are there: asked for together, keys would hold up those of others.
+            // Only now that the scores have arrived: loads of keys would delay the scores of other threads.
             let keys = Keys::copy(|i| self.window.keys_at(i));
-            Begun { scores, keys }
+            PendingKeys { scores, keys }
         }
     }
 }
 
-impl Begun {
-    /// Leaves the sums of this thread's tokens, weighted by the softmax of the whole window, in shared
-    /// memory for [`leave`]. The key and the score of its last token.
+impl PendingKeys {
+    /// Sums this thread's tokens, weighted by the softmax of the whole window, into shared memory for
+    /// [`publish`]. Returns the key and the score of its last token.
     ///
     /// # Safety
-    /// All threads of the block call it together, after the barrier that follows [`Asked::begin`].
+    /// All threads of the block call it together, after the barrier that follows [`PendingScores::load_keys`].
     #[inline(always)]
-    pub unsafe fn end(self, turn: Turn) -> (Quad, Quad) {
+    pub unsafe fn sum(self, parity: BufferParity) -> (Quad, Quad) {
         let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
         let Self { scores, keys } = self;
         // SAFETY: shared arrays do not overlap, and each word is written by one thread before a barrier.
         unsafe {
-            let mosts = Shared::<u32, MOST_WORDS>::at(MOSTS);
-            let weights = weights(scores, mosts.load_u32x4(turn.0 + 4 * quad).map(rank::score));
+            let maxima = Shared::<u32, MAXIMA_WORDS>::at(MAXIMA);
+            let weights = weights(scores, maxima.load_u32x4(parity.0 + 4 * quad).map(rank::score));
             let at = group * SPLIT_CHANNELS + 4 * quad;
             let weight =
                 weights.map(|weights| weights.iter().fold(0.0, |sum, weight| sum + weight));
-            // Stored before the keys are waited for, so that the exponentials are taken by then.
+            // Stored before the wait for the keys, so that the exponentials overlap the copies.
             Shared::<f32, WORDS>::at(WEIGHTS).store_u32x4(at, weight.map(f32::to_bits));
             let keys = keys.wait();
             let sum = weighted(weights, keys);
@@ -204,19 +208,19 @@ impl Begun {
     }
 }
 
-/// The keys of a thread's tokens, on their way to shared memory: registers are full of scores.
+/// The keys of a thread's tokens, copied to shared memory because the scores fill the registers.
 #[derive(Clone, Copy)]
 struct Keys {
     words: Shared<u32, KEY_WORDS>,
-    /// Where those of the first token go.
+    /// The first word of the first token's keys.
     first: u32,
 }
 
 impl Keys {
-    /// Starts to copy four channels of each token, which are where `at` says.
+    /// Starts to copy four channels of each token; `at` gives a token's tensor and element.
     ///
     /// # Safety
-    /// They are there; nobody else uses the thread's part of the shared memory.
+    /// The elements exist; no other thread uses this thread's part of the shared memory.
     #[inline(always)]
     unsafe fn copy(at: impl Fn(u32) -> (Global<f32>, u64)) -> Self {
         let (quad, group) = (thread::thread_idx_x() % QUADS, thread::thread_idx_x() / QUADS);
@@ -233,7 +237,7 @@ impl Keys {
         keys
     }
 
-    /// The keys, once they are there.
+    /// Waits for the keys.
     ///
     /// # Safety
     /// As [`Self::copy`].
@@ -251,54 +255,54 @@ impl Keys {
     }
 }
 
-/// Leaves a block's part of the pooled vector of record `record` where its blocks meet; [`join`] must
-/// follow in the last.
+/// Publishes this block's channels of the pooled vector of `record`; [`collect`] must follow in the last
+/// block.
 ///
 /// Tokens are added in a fixed tree: eight consecutive ones in order, then the sixteen groups.
 ///
 /// # Safety
-/// `meeting` has a place for the record; all threads of block `split` call it together, after
-/// [`Begun::end`].
+/// `exchange` has a row for the record; all threads of block `split` call it together, after
+/// [`PendingKeys::sum`].
 #[inline(always)]
-pub unsafe fn leave(meeting: Meeting, record: u32, split: u32, turn: Turn) {
+pub unsafe fn publish(exchange: BlockExchange, record: u32, split: u32, parity: BufferParity) {
     let channel = thread::thread_idx_x();
-    // SAFETY: by this function's own contract; the barrier makes the sums of all threads seen.
+    // SAFETY: by this function's own contract; the barrier makes the sums of all threads visible.
     unsafe {
         thread::sync_threads();
         if channel < SPLIT_CHANNELS {
-            Turn::most(turn.0 + channel).store(0);
+            BufferParity::maximum(parity.0 + channel).store(0);
             let weight = over_groups(Shared::at(WEIGHTS), channel);
             let sum = over_groups(Shared::at(SUMS), channel);
-            meeting.leave(record, split * SPLIT_CHANNELS + channel, sum / weight);
+            exchange.publish(record, split * SPLIT_CHANNELS + channel, sum / weight);
         }
     }
 }
 
-/// Whether block `split` is the one that takes what all blocks of a record leave: the last, because a
-/// block can wait for earlier ones only.
+/// Whether block `split` collects the channels of all blocks of a record: the last one, because a block can
+/// only wait for earlier ones.
 #[inline(always)]
 #[must_use]
-pub fn joins(split: u32) -> bool {
+pub fn collects(split: u32) -> bool {
     split == SPLITS - 1
 }
 
-/// Takes the pooled vector of record `record`: the threads of which [`holds_entry`] is true get four
-/// channels each, and all of them its sum of squares.
+/// Collects the pooled vector of `record`: threads for which [`holds_entry`] is true get four channels each,
+/// and all threads get the sum of squares.
 ///
 /// # Safety
-/// As [`leave`], which the block has called; it is the one that [`joins`].
+/// As [`publish`], which the block has called; [`collects`] is true for it.
 #[inline(always)]
 #[must_use]
-pub unsafe fn join(meeting: Meeting, record: u32) -> (Quad, f32) {
+pub unsafe fn collect(exchange: BlockExchange, record: u32) -> (Quad, f32) {
     // SAFETY: by this function's own contract; each shared word is written by one thread before a
     // barrier.
     unsafe {
         let partial = Shared::<f32, MAIN_WARPS>::at(PARTIAL);
-        // This block's own part is left by other threads of it.
+        // Other threads of this block published its own channels.
         thread::sync_threads();
         let mut pooled = [0.0; 4];
         if holds_entry() {
-            pooled = meeting.take(record, 4 * thread::thread_idx_x());
+            pooled = exchange.collect(record, 4 * thread::thread_idx_x());
             share_squares(partial, thread::warp_id(), pooled);
         }
         thread::sync_threads();
@@ -306,16 +310,21 @@ pub unsafe fn join(meeting: Meeting, record: u32) -> (Quad, f32) {
     }
 }
 
-/// The largest score of each channel. Channels are spelt out: an array walked by a loop would live in
-/// local memory.
+/// The maximum score of each channel. Unrolled by hand: an array indexed by a loop variable would go to local
+/// memory.
 #[inline(always)]
-fn most(scores: [Quad; GROUP_TOKENS as usize]) -> Quad {
-    [most_of::<0>(scores), most_of::<1>(scores), most_of::<2>(scores), most_of::<3>(scores)]
+fn maxima_of(scores: [Quad; GROUP_TOKENS as usize]) -> Quad {
+    [
+        maximum_of::<0>(scores),
+        maximum_of::<1>(scores),
+        maximum_of::<2>(scores),
+        maximum_of::<3>(scores),
+    ]
 }
 
 #[inline(always)]
-fn most_of<const C: usize>(scores: [Quad; GROUP_TOKENS as usize]) -> f32 {
-    scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(score[C]))
+fn maximum_of<const C: usize>(scores: [Quad; GROUP_TOKENS as usize]) -> f32 {
+    scores.iter().fold(f32::NEG_INFINITY, |maximum, score| maximum.max(score[C]))
 }
 
 /// The weights of each channel's tokens.
@@ -326,8 +335,8 @@ fn weights(scores: [Quad; GROUP_TOKENS as usize], [a, b, c, d]: Quad) -> [Weight
 }
 
 #[inline(always)]
-fn weights_of<const C: usize>(scores: [Quad; GROUP_TOKENS as usize], most: f32) -> Weights {
-    scores.map(|score| exp_nonpositive(score[C] - most))
+fn weights_of<const C: usize>(scores: [Quad; GROUP_TOKENS as usize], maximum: f32) -> Weights {
+    scores.map(|score| exp_nonpositive(score[C] - maximum))
 }
 
 /// The sum of each channel's weighted keys.
@@ -342,7 +351,7 @@ fn weighted_of<const C: usize>(weights: Weights, keys: [Quad; GROUP_TOKENS as us
     weights.iter().zip(&keys).fold(0.0, |sum, (&weight, key)| mul_add(weight, key[C], sum))
 }
 
-/// One channel added up over all groups, in their order.
+/// The sum of one channel over all groups, in order.
 ///
 /// # Safety
 /// All words of `values` were written, with a barrier since.
@@ -350,7 +359,7 @@ fn weighted_of<const C: usize>(weights: Weights, keys: [Quad; GROUP_TOKENS as us
 unsafe fn over_groups(values: Shared<f32, WORDS>, channel: u32) -> f32 {
     // SAFETY: by this function's own contract.
     let load = |group: u32| unsafe { values.load(group * SPLIT_CHANNELS + channel) };
-    // Spelt out, so that all are on their way before the first is added.
+    // Unrolled by hand, so that all loads are issued before the first result is used.
     let parts = [
         load(0),
         load(1),
@@ -394,21 +403,21 @@ pub unsafe fn compress(args: CompressHca) {
             ring: params.ring,
             ratio: HCA_RATIO,
         };
-        let meeting = Meeting { pooled: args.pooled };
-        let turn = Turn::first();
-        let asked = ask(projections, closing, closing.position % params.ring, split);
+        let exchange = BlockExchange { pooled: args.pooled };
+        let parity = BufferParity::first();
+        let scores = load_scores(projections, closing, closing.position % params.ring, split);
         thread::sync_threads();
-        let begun = asked.begin(turn);
+        let keys = scores.load_keys(parity);
         thread::sync_threads();
-        begun.end(turn);
-        leave(meeting, record, split, turn);
-        if !joins(split) {
+        keys.sum(parity);
+        publish(exchange, record, split, parity);
+        if !collects(split) {
             return;
         }
         let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
         let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
         let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
-        let (pooled, squares) = join(meeting, record);
+        let (pooled, squares) = collect(exchange, record);
         let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
         if holds_entry() {
             args.entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);

@@ -5,8 +5,8 @@
 //! (decision D7). Orders of addition are fixed by the row, so a result does not depend on how the
 //! tokens were cut into steps.
 
+mod exchange;
 pub mod hca;
-mod meeting;
 mod norm;
 pub mod overlap;
 pub mod state;
@@ -14,7 +14,7 @@ mod window;
 
 use simt::mem::Global;
 
-pub use meeting::Meeting;
+pub use exchange::BlockExchange;
 pub use norm::{Finish, rotate, sum_of_squares};
 pub use window::Window;
 

@@ -1,8 +1,8 @@
-//! One-token decode of an HCA layer: eight blocks a few tokens, each with its channels.
+//! One-token decode of an HCA layer. Eight blocks share a few tokens, each block with its channels.
 //!
-//! While the launch before it runs, a block looks at the step as it is then, most likely as it will be. By
-//! that it has the first window's scores brought to the L2 cache, and, when that launch has ended, asks for
-//! them. If by then the tokens turn out to be others, it starts again with these.
+//! While the launch before still runs, a block reads the step's tokens speculatively. It prefetches the
+//! scores of the first window into the L2 cache, and loads them as soon as that launch has ended. If the
+//! tokens are then different, it discards this and starts again.
 
 use crate::args::DecodeHca;
 use crate::params::DecodeParams;
@@ -13,33 +13,33 @@ use simt::{copy, grid, thread};
 
 use super::{Appended, Step, Token, entry_row, store_entry};
 use crate::compress::hca::{
-    COLUMNS, GROUPS, QUADS, SHARED_BYTES, SPLITS, THREADS, Turn, ask, column, holds_entry,
-    holds_last, join, joins, leave,
+    BufferParity, COLUMNS, GROUPS, QUADS, SHARED_BYTES, SPLITS, THREADS, collect, collects, column,
+    holds_entry, holds_last, load_scores, publish,
 };
 use crate::compress::state::store;
-use crate::compress::{Closing, Finish, Meeting, Projections, Scores, Window};
+use crate::compress::{BlockExchange, Closing, Finish, Projections, Scores, Window};
 use crate::fault;
 use crate::row::{ROW_WORDS, RowFormat};
 
-/// Stands for the position of a token that is not live: one that no token has, and that closes no window.
+/// Position of a token that is not live: no token has it, and it closes no window.
 const NONE: u32 = u32::MAX - 1;
 
-/// Most tokens that eight blocks can have: one for each group of threads.
-const MOST_TOKENS: usize = GROUPS as usize;
+/// The most tokens of eight blocks: one for each group of threads.
+const MAX_TOKENS: usize = GROUPS as usize;
 
-/// Most blocks of a launch that has keys brought to the L2 cache too. With more, they come before the
-/// scores of others, or in the way of the launch before. A multiprocessor of an H200 has room for one such
-/// block beside another; more blocks than multiprocessors are not there before the launch before ends.
-const FEW_BLOCKS: u32 = 128;
+/// The largest grid, in blocks, that prefetches keys too. In a larger one they would delay the scores of other
+/// blocks, or the launch before. A multiprocessor of an H200 has room for one such block beside a block of
+/// another launch; of a grid with more blocks than multiprocessors, some start only after the launch before.
+const MAX_PREFETCH_BLOCKS: u32 = 128;
 
-/// Where the arrays of shared memory are, in bytes.
+/// Byte offsets of the arrays in shared memory.
 const ENTRY: u32 = SHARED_BYTES;
 const POSITIONS: u32 = ENTRY + 4 * ROW_WORDS as u32;
-const SLOTS: u32 = POSITIONS + 4 * MOST_TOKENS as u32;
-const RING_ROWS: u32 = SLOTS + 4 * MOST_TOKENS as u32;
-const CHANGED: u32 = RING_ROWS + 4 * MOST_TOKENS as u32;
+const SLOTS: u32 = POSITIONS + 4 * MAX_TOKENS as u32;
+const RING_ROWS: u32 = SLOTS + 4 * MAX_TOKENS as u32;
+const CHANGED: u32 = RING_ROWS + 4 * MAX_TOKENS as u32;
 
-/// The tokens of a block: every so many of the step.
+/// The tokens of a block: every `shares`-th token of the step, from `first` on.
 #[derive(Clone, Copy)]
 struct Share {
     first: u32,
@@ -61,18 +61,18 @@ impl Share {
     }
 }
 
-/// What all threads of a block know of its tokens, in shared memory.
+/// The tokens of a block in shared memory.
 #[derive(Clone, Copy)]
-struct Told {
+struct SharedTokens {
     share: Share,
-    /// [`NONE`] of a token that is not live.
-    positions: Shared<u32, MOST_TOKENS>,
-    slots: Shared<u32, MOST_TOKENS>,
-    /// Row of the state ring that a token's position has.
-    ring_rows: Shared<u32, MOST_TOKENS>,
+    /// Position of each token; [`NONE`] if it is not live.
+    positions: Shared<u32, MAX_TOKENS>,
+    slots: Shared<u32, MAX_TOKENS>,
+    /// Row in the state ring of each token's position.
+    ring_rows: Shared<u32, MAX_TOKENS>,
 }
 
-impl Told {
+impl SharedTokens {
     /// # Safety
     /// The arrays are those of this kernel.
     #[inline(always)]
@@ -83,12 +83,12 @@ impl Told {
         Self { share, positions, slots, ring_rows }
     }
 
-    /// Tells of the `i`-th token.
+    /// Writes the `i`-th token.
     ///
     /// # Safety
-    /// One thread does, with barriers before and after it; the share has the token.
+    /// One thread calls it for each token, with barriers before and after; the share has the token.
     #[inline(always)]
-    unsafe fn tell(self, i: u32, token: Token, params: &DecodeParams) {
+    unsafe fn write(self, i: u32, token: Token, params: &DecodeParams) {
         let position = if token.is_live(params.slots) { token.position } else { NONE };
         // SAFETY: by this function's own contract.
         unsafe {
@@ -98,10 +98,11 @@ impl Told {
         }
     }
 
-    /// The first token from the `i`-th on that closes a window; none if the share has not so many.
+    /// Index of the first token from the `i`-th on that closes a window; past the share's tokens if there is
+    /// none.
     ///
     /// # Safety
-    /// All tokens were told of, with a barrier since.
+    /// All tokens were written, with a barrier since.
     #[inline(always)]
     unsafe fn closing_from(self, mut i: u32) -> u32 {
         // SAFETY: by this function's own contract.
@@ -126,8 +127,8 @@ impl Told {
     }
 }
 
-/// An HCA layer. Eight consecutive blocks have an equal share of the tokens, at most sixteen, and each 64
-/// of their channels: state rows and windows of all of them at once, then their entries, one by one.
+/// An HCA layer. Eight consecutive blocks have a share of the tokens, at most 16, and each block 64 channels.
+/// They write the state rows of all of their tokens at once, then pool the closing windows one by one.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
@@ -144,9 +145,9 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
         index: args.token_index,
         ring_row: args.token_ring_row,
     };
-    // SAFETY: the state rows that count are of other positions than the one written; rows come from the
-    // table; shared words are written by one thread before a barrier. Tokens that are not what they were
-    // are slots below `params.slots` all the same, and what is read for them is thrown away.
+    // SAFETY: the state rows that are used are of other positions than the one written; rows come from the
+    // table; shared words are written by one thread before a barrier. Speculated tokens have slots below
+    // `params.slots` too, and what is read for wrong ones is discarded.
     unsafe {
         let projections: Projections<COLUMNS> = Projections {
             kv: args.kv,
@@ -156,90 +157,90 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
             ring: params.state_ring,
             ratio: HCA_RATIO,
         };
-        let told = Told::of(share);
+        let tokens = SharedTokens::of(share);
         let changed = BlockAtomicU32::new(Shared::<u32, 1>::at(CHANGED), 0);
-        let teller = thread::thread_idx_x().wrapping_sub(THREADS / 2);
-        let tells = teller < MOST_TOKENS as u32 && share.has(teller);
-        let guess = tells.then(|| step.peek(share.row(teller)));
-        if let Some(guess) = guess {
-            told.tell(teller, guess, &params);
+        let writer = thread::thread_idx_x().wrapping_sub(THREADS / 2);
+        let is_writer = writer < MAX_TOKENS as u32 && share.has(writer);
+        let speculated = is_writer.then(|| step.peek(share.row(writer)));
+        if let Some(speculated) = speculated {
+            tokens.write(writer, speculated, &params);
         }
         if thread::thread_idx_x() == 0 {
             changed.store(0);
         }
-        let mut turn = Turn::first();
+        let mut parity = BufferParity::first();
         thread::sync_threads();
-        let mut i = told.closing_from(0);
+        let mut i = tokens.closing_from(0);
         if share.has(i) {
-            prefetch(projections, told.closing(i), split);
+            prefetch(projections, tokens.closing(i), split);
         }
         grid::wait_for_dependencies();
         grid::launch_dependents();
 
-        let ask_for = |i| {
-            let (closing, ring_row) = told.closing(i);
-            ask(projections, closing, ring_row, split)
+        let load_window = |i| {
+            let (closing, ring_row) = tokens.closing(i);
+            load_scores(projections, closing, ring_row, split)
         };
-        let asked = share.has(i).then(|| ask_for(i));
-        // The last warps, which have no state rows of small shares, append to the windows.
+        let pending = share.has(i).then(|| load_window(i));
+        // The last warps, which have no state rows in small shares, append to the sliding windows.
         let appended = (THREADS / 32 - 1 - warp_id) * SPLITS + split;
         let append = || Appended::load(args.window_kv, step, share.row(appended));
         let appended = share.has(appended).then(append);
         let group = thread::thread_idx_x() / QUADS;
         let own = share.has(group).then(|| projections.own(share.row(group), column));
-        if let Some(guess) = guess {
-            let token = step.token(share.row(teller));
-            if token != guess {
+        if let Some(speculated) = speculated {
+            let token = step.token(share.row(writer));
+            if token != speculated {
                 changed.store(1);
             }
             if split == 0 {
                 fault::count(args.faults, 0, u32::from(token.is_refused(params.slots)));
             }
         }
-        let mut begun = asked.map(|asked| asked.begin(turn));
+        let mut pending_keys = pending.map(|pending| pending.load_keys(parity));
         thread::sync_threads();
         if changed.load() != 0 {
             copy::wait_for_groups::<0>();
-            turn = Turn::first();
-            if tells {
-                told.tell(teller, step.token(share.row(teller)), &params);
+            parity = BufferParity::first();
+            if is_writer {
+                tokens.write(writer, step.token(share.row(writer)), &params);
             }
             thread::sync_threads();
-            i = told.closing_from(0);
-            begun = share.has(i).then(|| ask_for(i).begin(turn));
+            i = tokens.closing_from(0);
+            pending_keys = share.has(i).then(|| load_window(i).load_keys(parity));
             thread::sync_threads();
         }
 
         if let Some((key, gate)) = own {
-            let position = told.positions.load(group);
+            let position = tokens.positions.load(group);
             if position != NONE && !closes(position) {
                 let score = Scores::of_gate(gate, projections.bias(position, column)).value();
-                let at = (position, told.slots.load(group));
+                let at = (position, tokens.slots.load(group));
                 store::<COLUMNS>(args.state, params.state_ring, at, column, (key, score));
             }
         }
-        if begun.is_none() {
+        if pending_keys.is_none() {
             if let Some(appended) = appended {
                 appended.store::<F>(args.ring_data, args.ring_scale, params);
             }
             return;
         }
-        let meeting = Meeting { pooled: args.pooled };
+        let exchange = BlockExchange { pooled: args.pooled };
         let entry = Shared::<u32, ROW_WORDS>::at(ENTRY);
         let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
-        while let Some(window) = begun {
-            let (closing, _) = told.closing(i);
-            let last = window.end(turn);
-            leave(meeting, closing.token, split, turn);
+        while let Some(keys) = pending_keys {
+            let (closing, _) = tokens.closing(i);
+            let last = keys.sum(parity);
+            publish(exchange, closing.token, split, parity);
             if holds_last() {
                 let at = (closing.position, closing.slot);
                 store::<COLUMNS>(args.state, params.state_ring, at, column, last);
             }
-            if joins(split) {
+            if collects(split) {
                 let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
                 let plane_row = entry_row(args.table, closing, HCA_RATIO, params);
                 let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
-                let (pooled, squares) = join(meeting, closing.token);
+                let (pooled, squares) = collect(exchange, closing.token);
                 let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
                 if holds_entry() {
                     entry.store(channel / 2, words[0]);
@@ -256,19 +257,19 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
                     );
                 }
             }
-            i = told.closing_from(i + 1);
-            turn = turn.next();
-            begun = share.has(i).then(|| ask_for(i).begin(turn));
+            i = tokens.closing_from(i + 1);
+            parity = parity.next();
+            pending_keys = share.has(i).then(|| load_window(i).load_keys(parity));
             thread::sync_threads();
         }
-        // Loaded again: it would have been in the way of the windows.
+        // Loaded again: to keep it would take registers from the windows.
         if appended.is_some() {
             append().store::<F>(args.ring_data, args.ring_scale, params);
         }
     }
 }
 
-/// Has what block `split` will read of a window brought to the L2 cache, a token's row by each thread.
+/// Prefetches what block `split` will read of a window into the L2 cache, each thread a token's row.
 ///
 /// # Safety
 /// The slot exists; all threads of the block call it.
@@ -286,7 +287,7 @@ unsafe fn prefetch(
     unsafe {
         if thread::thread_idx_x() < HCA_RATIO {
             row.prefetch_scores(COLUMNS_OF_BLOCK);
-        } else if thread::grid_dim_x() <= FEW_BLOCKS {
+        } else if thread::grid_dim_x() <= MAX_PREFETCH_BLOCKS {
             row.prefetch_keys(COLUMNS_OF_BLOCK);
         }
     }
