@@ -1,13 +1,12 @@
-//! sqrt(softplus(x)) in plain IEEE operations, without a branch: a lane has many experts, and the
-//! branches inside the device's exact division and square root would keep it from working on all of
-//! them at once.
+//! sqrt(softplus(x)) in plain IEEE operations, without branches. A lane has many experts; the branches inside
+//! the device's exact division and square root would serialise them.
 
 use simt::math::mul_add;
 
 use crate::math::exp_nonpositive;
 
-/// sqrt(ln(1 + e^x)) with a relative error below 4e-7 over [-80, 80]. Infinity counts as the largest
-/// f32, NaN stays NaN.
+/// sqrt(ln(1 + e^x)) with a relative error below 4e-7 over [-80, 80]. Infinity is replaced by the
+/// largest f32; NaN stays NaN.
 #[inline(always)]
 #[must_use]
 pub fn activation(logit: f32) -> f32 {

@@ -1,11 +1,11 @@
 //! Routing of a decode batch in one launch, from hidden states to experts and weights.
 //!
-//! A cluster of eight blocks has 24 or 32 experts, each block an eighth of the hidden state. (A cluster
-//! stays within a part of the chip. Of 16 clusters with a block a multiprocessor some would have to wait
-//! for others to end: 12 run at once.) Within a block warps split that eighth
-//! again, and above 32 tokens the tokens in two. Partial sums meet in shared memory, in the order of the hidden state
-//! at both levels: a result does not depend on who came first. After that, block r of every cluster has
-//! the tokens r, r + 8, ..; the last of those blocks to arrive selects their experts.
+//! A cluster of eight blocks computes 24 or 32 experts, each block over an eighth of the hidden state. (A
+//! cluster stays within a GPC. With one block a multiprocessor only 12 clusters run at once; of 16 some would
+//! wait for others to end.) Within a block the warps split that eighth again, and above 32 tokens also the
+//! tokens in two halves. Partial sums are added through shared memory in the order of the hidden state, within
+//! a block and within a cluster, so that the result is deterministic. Then block r of every cluster has the
+//! sums of tokens r, r + 8, ..; the last of these blocks to arrive at a counter selects the tokens' experts.
 
 use crate::args::{DenseRouterDecode, HashRouterDecode};
 use crate::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
@@ -27,27 +27,28 @@ use crate::unroll::{array_from_fn, unroll};
 
 /// Warps of a block.
 const WARPS: u32 = 8;
-/// Tokens whose sums a warp holds: two products of 16.
+/// Tokens whose sums a warp holds: two fragments of 16 rows.
 const WARP_TOKENS: u32 = 32;
-/// Most experts of a cluster, and words from one token's sums to the next one's.
-const MOST_EXPERTS: u32 = 32;
-/// Words from one token's partial sums to the next one's: what a warp writes at once then shares its
-/// banks with one other word at most.
-const STRIDE: u32 = MOST_EXPERTS + 4;
+/// The most experts of a cluster; also the stride of the tokens' sums, in words.
+const MAX_EXPERTS: u32 = 32;
+/// Stride of the tokens' partial sums, in words. With it the stores of a warp have at most two-way bank
+/// conflicts.
+const STRIDE: u32 = MAX_EXPERTS + 4;
 /// Words of the partial sums of all warps, and of the block's sums.
 const PARTIALS: usize = (WARPS * WARP_TOKENS * STRIDE) as usize;
-const SUMS: usize = (DECODE_TOKENS * MOST_EXPERTS) as usize;
+const SUMS: usize = (DECODE_TOKENS * MAX_EXPERTS) as usize;
 /// Bytes of shared memory.
 const SHARED_BYTES: u32 = 4 * (PARTIALS + SUMS) as u32 + 4;
 const _: () = assert!(SHARED_BYTES == 45_060, "as in the kernel table");
 const _: () = assert!(DECODE_SLICES == WARPS, "a warp of a block has one of its tokens");
 
-/// Sums of a warp: two times 16 tokens by `N` times 8 experts.
+/// Accumulators of a warp: two times 16 tokens by `N` times 8 experts.
 type Sums<const N: usize> = [[[f32; 4]; N]; 2];
-/// Pieces of a warp's operands: of two times 16 tokens, and of `N` times 8 experts.
+/// Operands of a warp: pieces of two times 16 tokens and of `N` times 8 experts.
 type Operands<const N: usize> = ([[Piece; 2]; 2], [Piece; N]);
 
-/// The gate's product with a batch, and where its parts meet. A cluster has `8 * N` experts.
+/// The gate's product with a batch, and the global memory through which blocks exchange results. A cluster has
+/// `8 * N` experts.
 #[derive(Clone, Copy)]
 struct Gate<const N: usize> {
     /// `[tokens, hidden]` BF16.
@@ -56,7 +57,7 @@ struct Gate<const N: usize> {
     weight: Global<u16>,
     /// `[64, experts]` f32.
     activations: GlobalMut<f32>,
-    /// `[8]` blocks that have left theirs; zero between launches.
+    /// `[8]` counters of blocks that have stored their activations; 0 between launches.
     arrivals: GlobalMut<u32>,
     tokens: u32,
     experts: u32,
@@ -67,10 +68,10 @@ impl<const N: usize> Gate<N> {
     /// Experts of a cluster.
     const EXPERTS: u32 = 8 * N as u32;
 
-    /// Computes the activations of the cluster's experts, and leaves them for whoever comes last. In the
-    /// block that does, all activations of its tokens are there, and the result is true.
+    /// Computes the activations of the cluster's experts and stores them. Returns true in the last block to
+    /// arrive among those with the same tokens; there all activations of these tokens are visible.
     ///
-    /// The caller must end with [`cluster_wait`].
+    /// The caller must call [`cluster_wait`] before it returns.
     ///
     /// # Safety
     /// Shapes as above; all threads of a launch of `experts / EXPERTS` clusters, rounded up, call it.
@@ -79,7 +80,7 @@ impl<const N: usize> Gate<N> {
         let (lane, warp_id, rank) = (thread::lane_id(), thread::warp_id(), block_rank());
         let first_expert = thread::block_idx_x() / DECODE_SLICES * Self::EXPERTS;
         // SAFETY: words of shared memory are written by one thread each, with a barrier before others
-        // read them; a block is last when all others' stores were fenced before they arrived.
+        // read them; all other blocks fenced their stores before they arrived at the counter.
         unsafe {
             let sums = Shared::<f32, SUMS>::at(4 * PARTIALS as u32);
             let last = Shared::<u32, 1>::at(4 * (PARTIALS + SUMS) as u32);
@@ -87,7 +88,7 @@ impl<const N: usize> Gate<N> {
             sync_cluster();
             let (token, expert) = (token_of(warp_id, rank), first_expert + lane);
             if token < self.tokens && lane < Self::EXPERTS && expert < self.experts {
-                let of_rank = |rank| sums.load_from(rank, token * MOST_EXPERTS + lane);
+                let of_rank = |rank| sums.load_from(rank, token * MAX_EXPERTS + lane);
                 let parts = [0, 1, 2, 3, 4, 5, 6, 7].map(of_rank);
                 let logit = parts.into_iter().fold(0.0, |sum, part| sum + part);
                 let at = u64::from(token) * u64::from(self.experts) + u64::from(expert);
@@ -113,7 +114,7 @@ impl<const N: usize> Gate<N> {
         }
     }
 
-    /// The block's part of the sums of the cluster's experts, `[tokens, 32]`.
+    /// The sums over the block's eighth of the hidden state, for the cluster's experts: `[tokens, 32]`.
     ///
     /// # Safety
     /// As [`Self::activate`].
@@ -123,8 +124,8 @@ impl<const N: usize> Gate<N> {
         let halves = if self.tokens > WARP_TOKENS { 2 } else { 1 };
         let (part, parts) = (warp_id / halves, WARPS / halves);
         let first_token = warp_id % halves * WARP_TOKENS;
-        // SAFETY: by this function's own contract; the partial sums of a part have a row for each of
-        // the half's or whole batch's tokens.
+        // SAFETY: by this function's own contract; each part of the hidden state has a row of
+        // partial sums for each token of the batch.
         unsafe {
             let partial = Shared::<f32, PARTIALS>::at(0);
             let tile = Tile { gate: self, first_expert, first_token };
@@ -144,14 +145,14 @@ impl<const N: usize> Gate<N> {
                     }
                     part += 1;
                 }
-                sums.store(token * MOST_EXPERTS + lane, sum);
+                sums.store(token * MAX_EXPERTS + lane, sum);
                 token += WARPS;
             }
         }
     }
 }
 
-/// The token that warp `warp_id` of the blocks of rank `rank` finishes.
+/// The token that warp `warp_id` of the last block of rank `rank` finishes.
 #[inline(always)]
 fn token_of(warp_id: u32, rank: u32) -> u32 {
     warp_id * DECODE_SLICES + rank
@@ -166,14 +167,14 @@ struct Tile<const N: usize> {
 }
 
 impl<const N: usize> Tile<N> {
-    /// Whether the tile's second 16 tokens hold one.
+    /// Whether there are tokens in the tile's second 16.
     #[inline(always)]
     fn has_second(self) -> bool {
         self.first_token + 16 < self.gate.tokens
     }
 
-    /// The lane's pieces of chunk `chunk` of the hidden state. Beyond the last token and expert it is
-    /// the last one's again: what comes of that is left out of the answer.
+    /// The lane's pieces of chunk `chunk` of the hidden state. Rows past the last token or expert repeat the
+    /// last one; their results are not used.
     ///
     /// # Safety
     /// The chunk exists.
@@ -195,8 +196,8 @@ impl<const N: usize> Tile<N> {
         ([tokens(0), second], experts)
     }
 
-    /// Sums over the chunks `from`, `from + step`, .. below `to`. Four chunks are on their way at once:
-    /// a warp seldom has more.
+    /// Sums over the chunks `from`, `from + step`, .. below `to`. Four chunks are loaded at once: a warp
+    /// rarely has more.
     ///
     /// # Safety
     /// The chunks below `to` exist; all lanes of the warp call it together.
@@ -240,10 +241,10 @@ impl<const N: usize> Tile<N> {
         }
     }
 
-    /// Leaves the sums in rows `row + token` of `partial`.
+    /// Stores the sums in rows `row + token` of `partial`.
     ///
     /// # Safety
-    /// The rows exist and are nobody else's.
+    /// The rows exist; no other warp writes them.
     #[inline(always)]
     unsafe fn store(self, partial: Shared<f32, PARTIALS>, row: u32, acc: Sums<N>) {
         let place = Place::of(thread::lane_id());
@@ -282,7 +283,7 @@ pub unsafe fn dense<const Q: usize, const N: usize>(args: DenseRouterDecode) {
         experts,
         hidden,
     };
-    // SAFETY: by this function's own contract; the branches depend on block and warp.
+    // SAFETY: by this function's own contract; branches are uniform in the warp.
     unsafe {
         let is_last = gate.activate();
         let token = token_of(thread::warp_id(), block_rank());
@@ -307,7 +308,7 @@ pub unsafe fn dense<const Q: usize, const N: usize>(args: DenseRouterDecode) {
     }
 }
 
-/// Weighs the listed experts of up to 64 tokens.
+/// Computes the weights of the listed experts of up to 64 tokens.
 ///
 /// # Safety
 /// As [`dense`].

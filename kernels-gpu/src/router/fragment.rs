@@ -1,11 +1,11 @@
-//! Operands of matrix products straight from global memory, where both matrices lie row by row with
-//! the inner index consecutive.
+//! Fragments of matrix products loaded directly from global memory. Both matrices are row-major, with the inner
+//! index contiguous.
 //!
-//! With `g = lane / 4` and `t = lane % 4`, a lane takes the 8 elements from `8 t` on of row `g` of a
-//! tile 32 elements wide, in one load. Two matrix products use them up: the first the elements 0, 1 of
-//! each lane as the fragment's columns `2 t`, `2 t + 1` and the elements 2, 3 as its columns `2 t + 8`,
-//! `2 t + 9`, the second the elements 4 to 7 likewise. That is another order of the inner index than
-//! memory's, the same for both matrices, and a product only sums over it.
+//! With `g = lane / 4` and `t = lane % 4`, a lane loads the 8 elements from `8 t` on of row `g` of a
+//! tile 32 elements wide, in one vector. Two products consume them: the first takes elements 0, 1 of
+//! each lane as the fragment's columns `2 t`, `2 t + 1` and elements 2, 3 as its columns `2 t + 8`,
+//! `2 t + 9`; the second takes elements 4 to 7 in the same way. This permutes the inner index, equally for both
+//! matrices, which does not change the product.
 
 use simt::mem::Global;
 use simt::mma::bf16_m16n8k16;
@@ -13,7 +13,7 @@ use simt::mma::bf16_m16n8k16;
 /// Elements of the inner index that a lane's loads of a tile cover together.
 pub const DEPTH: u32 = 32;
 
-/// 8 BF16 of a row.
+/// A vector of 8 BF16 of a row.
 pub type Piece = [u32; 4];
 
 /// A lane's place in a tile.
@@ -21,12 +21,12 @@ pub type Piece = [u32; 4];
 pub struct Place {
     /// Row of the tile: 0..8.
     pub row: u32,
-    /// First of its two columns of a result is `2 * pair`; of its 8 elements of a row, `8 * pair`.
+    /// The lane's first column of a result is `2 * pair`; its first element of a row is `8 * pair`.
     pub pair: u32,
 }
 
 impl Place {
-    /// Lane `lane`'s.
+    /// The place of lane `lane`.
     #[inline(always)]
     #[must_use]
     pub fn of(lane: u32) -> Self {
@@ -55,7 +55,7 @@ impl Place {
 #[inline(always)]
 #[must_use]
 pub unsafe fn multiply(low: Piece, high: Piece, other: Piece, sum: [f32; 4]) -> [f32; 4] {
-    // SAFETY: the caller brings all lanes.
+    // SAFETY: by this function's own contract.
     unsafe {
         let first = [low[0], high[0], low[1], high[1]];
         let sum = bf16_m16n8k16(first, [other[0], other[1]], sum);

@@ -1,4 +1,4 @@
-//! `hash_router`: experts by token id, weights by the logits of those experts.
+//! `hash_router`: experts from a table by token id, weights from the logits of those experts.
 
 use crate::args::HashRouter;
 use crate::params::HashRouterParams;
@@ -13,7 +13,7 @@ use crate::fault;
 /// Threads of a block, of which eight share a token.
 const THREADS: u32 = 128;
 
-/// Looks a token's experts up and weighs them, one thread an expert.
+/// Looks up each token's experts and computes their weights, one thread an expert.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch with 128 threads a block call
@@ -23,7 +23,7 @@ pub unsafe fn hash_router(args: HashRouter) {
     let HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits } = args.params;
     let thread = thread::block_idx_x() * THREADS + thread::thread_idx_x();
     let (token, place) = (thread / GROUP, thread % GROUP);
-    // SAFETY: what is loaded is checked against its extent first; all lanes reach the collectives.
+    // SAFETY: indices are checked before the loads; all lanes reach the collectives.
     unsafe {
         let id = if token < tokens { args.token.load(u64::from(token)) } else { -1 };
         let lookup = Lookup { table: args.table, vocabulary, experts, selected };
@@ -38,14 +38,14 @@ pub unsafe fn hash_router(args: HashRouter) {
     }
 }
 
-/// Which experts a token id has.
+/// The table of experts by token id.
 #[derive(Clone, Copy)]
 pub struct Lookup {
     /// `[vocabulary, selected]`.
     pub table: Global<i32>,
-    /// Token ids there are.
+    /// Number of token ids.
     pub vocabulary: u32,
-    /// Experts there are.
+    /// Number of experts.
     pub experts: u32,
     /// Experts of a token.
     pub selected: u32,
@@ -55,16 +55,15 @@ pub struct Lookup {
 pub struct Expert {
     /// -1 if there is none.
     pub id: i32,
-    /// What it weighs; 0 if there is none.
+    /// Its activation; 0 if there is none.
     pub activation: f32,
-    /// How much was refused on the way.
+    /// Number of refused inputs.
     pub refusals: u32,
 }
 
 impl Lookup {
-    /// The expert at `place` of token id `id`, with what `activation` says of it. Refuses a token id
-    /// other than -1 that is out of range (at place 0), an expert out of range, and an activation that
-    /// is no number.
+    /// The expert at `place` of token id `id`, with `activation(expert)`. Refuses a token id out of range other
+    /// than -1 (counted at place 0), an expert out of range, and an activation that is NaN.
     ///
     /// # Safety
     /// The table has its rows.

@@ -1,8 +1,8 @@
 //! The MoE router: experts and weights of each token. See docs/specification.md, section 14.
 //!
-//! A warp has a token, every lane a run of consecutive experts. Everything from the logits on is plain
-//! IEEE arithmetic, so that both devices select the same experts with weights of equal bits. Logits
-//! made here come from tensor cores, whose sums have a fixed order on each device but not the same.
+//! A warp handles a token, each lane consecutive experts. From the logits on, everything is plain IEEE
+//! arithmetic, so GPU and emulator select the same experts with weights of equal bits. The logits themselves
+//! come from tensor cores, whose order of summation is fixed but differs from the emulator's.
 
 pub mod activation;
 pub mod decode;
@@ -14,11 +14,11 @@ pub mod topk;
 
 use simt::warp;
 
-/// Lanes that hold a token's selected experts, at least: a weight's sum runs over as many.
+/// Lanes over which the sum of a token's activations runs; at least its selected experts.
 const GROUP: u32 = kv_layout::router::MAX_SELECTED;
 
-/// The weight of a selected expert: its part of what the experts of its group of eight lanes have
-/// together, times `scaling`. Lanes without an expert give activation 0.
+/// The weight of a selected expert: its activation divided by the sum over its group of eight lanes, times
+/// `scaling`. Lanes without an expert pass activation 0.
 ///
 /// # Safety
 /// All lanes of the warp call it together.

@@ -1,8 +1,8 @@
 //! `router_logits`: the product of many hidden states with the gate, tile by tile.
 //!
-//! A block makes 128 tokens by 64 experts, a warp 32 by 32 of them. Operands pass through shared memory,
-//! 64 elements of the hidden state at a time in two buffers: while one is multiplied, the next is on its
-//! way from global memory.
+//! A block computes a tile of 128 tokens by 64 experts, each warp 32 by 32 of it. Operands go through shared
+//! memory, 64 elements of the hidden state at a time, double-buffered: while one buffer is multiplied, the next
+//! is loaded from global memory.
 
 use crate::args::RouterLogits;
 use crate::params::RouterLogitsParams;
@@ -34,14 +34,14 @@ type Loaded = [Piece; 6];
 /// Sums of a warp: two times 16 tokens by four times 8 experts.
 type Sums = [[[f32; 4]; 4]; 2];
 
-/// Word of a buffer where piece `piece` of row `row` lies. Odd rows have their halves swapped, so that
-/// the pieces that eight lanes read together are in different banks.
+/// First word of piece `piece` of row `row` in a buffer. Odd rows have their halves swapped, a swizzle that
+/// avoids bank conflicts of eight lanes that read together.
 #[inline(always)]
 fn word(row: u32, piece: u32) -> u32 {
     4 * (row * PIECES + (piece ^ (row % 2 * 4)))
 }
 
-/// A block's part of the product.
+/// A block's tile of the product.
 #[derive(Clone, Copy)]
 struct Tile {
     x: Global<u16>,
@@ -52,7 +52,7 @@ struct Tile {
 }
 
 impl Tile {
-    /// The thread's pieces of the stage that starts at `depth`; zeros beyond the matrices.
+    /// Loads the thread's pieces of the stage that starts at `depth`; zeros outside the matrices.
     ///
     /// # Safety
     /// The matrices have their shapes.
@@ -76,17 +76,17 @@ impl Tile {
     }
 }
 
-/// The row and piece of it that the thread loads first; its other rows follow at equal distances.
+/// The first row that the thread loads, and the piece of it; its other rows follow every [`ROWS_AT_ONCE`].
 #[inline(always)]
 fn own() -> (u32, u32) {
     let thread = thread::thread_idx_x();
     (thread / PIECES, thread % PIECES)
 }
 
-/// Writes what a thread has loaded to the buffer that starts at word `buffer`.
+/// Stores the thread's loaded pieces to the buffer that starts at word `buffer`.
 ///
 /// # Safety
-/// Nobody reads the buffer without a barrier between.
+/// A barrier separates it from reads of the buffer.
 #[inline(always)]
 unsafe fn store(buffers: Buffers, buffer: u32, loaded: Loaded) {
     let (own_row, piece) = own();
@@ -118,7 +118,7 @@ unsafe fn multiply_stage(buffers: Buffers, buffer: u32, acc: Sums) -> Sums {
     }
 }
 
-/// As [`multiply_stage`], for the four pieces of every row from `first_piece` on.
+/// [`multiply_stage`] for the four pieces of every row from `first_piece` on.
 ///
 /// # Safety
 /// As [`multiply_stage`].

@@ -7,8 +7,8 @@ use super::activation::activation;
 use crate::rank;
 use crate::unroll::array_from_fn;
 
-/// One number for each expert of a lane, four by four: what is walked by a longer loop than that would
-/// live in local memory.
+/// One number for each expert of a lane, in groups of four: LLVM unrolls loops of that length early enough to
+/// keep the array in registers.
 pub type Quads<T, const Q: usize> = [[T; 4]; Q];
 
 /// The experts of a lane: `4 * Q` consecutive ones from `lane * 4 * Q` on, as far as there are so many.
@@ -16,9 +16,9 @@ pub type Quads<T, const Q: usize> = [[T; 4]; Q];
 pub struct Experts<const Q: usize> {
     /// [`rank::key`] of what they are selected by.
     keys: Quads<u32, Q>,
-    /// What they weigh.
+    /// Their activations.
     activations: Quads<f32, Q>,
-    /// How many of their scores are no numbers.
+    /// How many of their scores are NaN.
     pub faults: u32,
 }
 
@@ -34,10 +34,10 @@ pub unsafe fn load<const Q: usize>(values: Global<f32>, start: u64, count: u32) 
     load_by(count, |at| unsafe { values.load_u32x4(start + at) })
 }
 
-/// As [`load()`], of numbers that other blocks of the launch have written.
+/// [`load()`] of values that other blocks of the launch have written.
 ///
 /// # Safety
-/// As [`load()`]; the numbers are there for this thread to see.
+/// As [`load()`]; the values are visible to this thread.
 #[inline(always)]
 #[must_use]
 pub unsafe fn load_written<const Q: usize>(
@@ -69,8 +69,8 @@ impl<const Q: usize> Experts<Q> {
         (first, experts.saturating_sub(first))
     }
 
-    /// From activations and biases, of which the first `count` exist. An activation that is no number
-    /// weighs nothing, and a score that is none ranks last.
+    /// From activations and biases, of which the first `count` exist. A NaN activation counts as 0; a NaN score
+    /// ranks last.
     #[inline(always)]
     #[must_use]
     pub fn new(raw: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
@@ -84,7 +84,7 @@ impl<const Q: usize> Experts<Q> {
         Self { keys, activations, faults }
     }
 
-    /// As [`Self::new`], from logits.
+    /// [`Self::new`] from logits.
     #[inline(always)]
     #[must_use]
     pub fn of_logits(logits: Quads<f32, Q>, bias: Quads<f32, Q>, count: u32) -> Self {
@@ -104,10 +104,10 @@ impl<const Q: usize> Experts<Q> {
         let mut place = 0;
         while place < selected {
             let best = combine(keys, u32::max);
-            // SAFETY: the caller brings all lanes, as often as each other.
+            // SAFETY: by this function's own contract; the trip count is uniform in the warp.
             let owner = unsafe {
-                let most = warp::reduce_max_u32(best);
-                warp::ballot(best == most).trailing_zeros()
+                let maximum = warp::reduce_max_u32(best);
+                warp::ballot(best == maximum).trailing_zeros()
             };
             // Lanes hold experts in order, so the lowest lane has the lowest of equal experts.
             let at = first_equal(keys, best);
@@ -140,8 +140,7 @@ fn quads<T: Copy + Default, const Q: usize>(value: impl Fn(usize, usize) -> T) -
     array_from_fn(|q| [value(q, 0), value(q, 1), value(q, 2), value(q, 3)])
 }
 
-/// All elements combined, pairwise within a quad: a selection waits for the longest chain. 0 changes
-/// nothing.
+/// All elements combined as a tree, for a short dependency chain. 0 is the neutral element of `pair`.
 #[inline(always)]
 fn combine<const Q: usize>(values: Quads<u32, Q>, pair: impl Fn(u32, u32) -> u32) -> u32 {
     let quad = |q: usize| {

@@ -11,7 +11,7 @@ use crate::fault;
 /// Warps of a block, each with a token.
 const WARPS: u32 = 4;
 
-/// Where a token's experts and weights go.
+/// The outputs: experts and weights of each token.
 #[derive(Clone, Copy)]
 pub struct Routed {
     /// `[tokens, selected]`.
@@ -23,7 +23,7 @@ pub struct Routed {
 }
 
 impl Routed {
-    /// Writes what lane `lane` of a token's lanes has.
+    /// Writes the expert and weight that lane `lane` of a token's lanes holds.
     ///
     /// # Safety
     /// The arrays have the token.
@@ -40,7 +40,7 @@ impl Routed {
     }
 }
 
-/// Selects a token's experts and weighs them, one warp a token.
+/// Selects each token's experts and computes their weights, one warp a token.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch with 4 warps a block call it.
@@ -55,8 +55,8 @@ pub unsafe fn activation_topk<const Q: usize>(args: ActivationTopk) {
     let (first, count) = Experts::<Q>::of_lane(lane, params.experts);
     let row = u64::from(token) * u64::from(params.experts) + u64::from(first);
     let routed = Routed { ids, weights, selected: params.selected };
-    // SAFETY: the token and the lane's first `count` experts exist; rows are multiples of 32 numbers
-    // and runs of 4, so their addresses are multiples of 16. Branches depend on the token alone.
+    // SAFETY: the token and the lane's first `count` experts exist; row lengths are multiples of 32
+    // and lanes' runs of 4, so addresses are multiples of 16. Branches are uniform in the warp.
     unsafe {
         let live = token_mask.load(u64::from(token)) >= 0;
         let logits = load::<Q>(logits, row, count);
