@@ -11,14 +11,14 @@ use crate::math::cos_sin;
 /// Added to the mean square (`rms_norm_eps` of every released checkpoint).
 const EPSILON: f32 = 1e-6;
 
-/// What a thread's four channels add to the sum of squares.
+/// The sum of squares of a thread's four channels.
 #[inline(always)]
 #[must_use]
 pub fn sum_of_squares([a, b, c, d]: Quad) -> f32 {
     ((a * a + b * b) + c * c) + d * d
 }
 
-/// What [`Finish::apply`] needs besides the pooled vector, fetched while that is still on its way.
+/// Norm weights and rotary frequencies for [`Finish::apply`], loaded while the pooled vector is still computed.
 #[derive(Clone, Copy)]
 pub struct Finish {
     weight: Quad,
@@ -27,7 +27,7 @@ pub struct Finish {
 }
 
 impl Finish {
-    /// Loads what four channels of a vector of `DIM` need.
+    /// Loads the weights and frequencies of four channels of a vector of `DIM`.
     ///
     /// # Safety
     /// `norm` holds `DIM` weights, `frequencies` 32; `channel` is a multiple of 4 below `DIM`.
@@ -85,7 +85,7 @@ impl Finish {
     }
 }
 
-/// A pair of channels turned by an angle, given its (cos, sin).
+/// A pair of channels rotated by an angle, given as (cos, sin).
 #[inline(always)]
 #[must_use]
 pub fn rotate(even: f32, odd: f32, (cos, sin): (f32, f32)) -> [f32; 2] {

@@ -1,4 +1,5 @@
-//! The state ring: what later windows need of a token, and moving it (decisions D2, D3).
+//! The state ring: keys and scores of the tokens that later windows need, and moving them between slots
+//! (decisions D2, D3).
 //! See docs/specification.md, section 6.
 
 use crate::args::{ResetState, RotateState, WriteState};
@@ -11,10 +12,10 @@ use super::{Projections, Quad, Scores};
 /// Threads of a block.
 const THREADS: u32 = 128;
 
-/// Writes each token's keys and scores to its ring row; of a chunk longer than the ring only the
-/// last `ring` tokens, which are the only ones that have a row to themselves. One block a token.
+/// Writes each token's keys and scores to its ring row, one block a token. Of a chunk longer than the ring it
+/// writes only the last `ring` tokens, because earlier ones share a row with them.
 ///
-/// Of a chunk it must run after the entries were pooled: it overwrites rows they read.
+/// It must run after the chunk's entries were pooled: it overwrites rows that pooling reads.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.

@@ -1,4 +1,4 @@
-//! Where the rows of a window are, with little to compute for each: a thread's first one is found once.
+//! Addresses of the rows of a window: computed once for a thread's first row, then by addition.
 
 use simt::mem::Global;
 
@@ -10,19 +10,19 @@ pub struct Window<const COLUMNS: u32> {
     projections: Projections<COLUMNS>,
     closing: Closing,
     column: u32,
-    /// How far the first token is behind the closing one.
+    /// Distance from the first token to the closing one, in tokens.
     back: u32,
-    /// Tokens before the one that has the ring's first row.
+    /// Tokens before the ring wraps around to its first row.
     wrap: u32,
-    /// Where the first token's keys are, if it is in the ring.
+    /// Element of the first token's keys in the ring.
     start: u64,
-    /// A ring before that: from here the tokens behind the wrap are counted.
+    /// The same, one ring earlier: the base of tokens after the wrap.
     start_behind_wrap: u64,
 }
 
 impl<const COLUMNS: u32> Window<COLUMNS> {
-    /// Columns `column..column + 4`, from the token on that is `back` before the closing one, for which
-    /// the ring has room. `ring_row` is the closing token's row in its ring.
+    /// Columns `column..column + 4`, starting `back` tokens before the closing one; `back` is below the ring's
+    /// length. `ring_row` is the closing token's row in its ring.
     #[inline(always)]
     #[must_use]
     pub fn new(
@@ -40,7 +40,7 @@ impl<const COLUMNS: u32> Window<COLUMNS> {
         Self { projections, closing, column, back, wrap: ring - row, start, start_behind_wrap }
     }
 
-    /// Where the keys of token `i` are: tensor and element.
+    /// Tensor and element of the keys of token `i`.
     #[inline(always)]
     #[must_use]
     pub fn keys_at(self, i: u32) -> (Global<f32>, u64) {
@@ -74,10 +74,10 @@ impl<const COLUMNS: u32> Window<COLUMNS> {
         }
     }
 
-    /// Has `columns` scores of the first token, as the ring has them, brought to the L2 cache.
+    /// Prefetches `columns` scores of the first token from the ring into the L2 cache.
     ///
     /// # Safety
-    /// The slot exists; the columns do, and are a multiple of 4.
+    /// The slot and the columns exist; `columns` is a multiple of 4.
     #[inline(always)]
     pub unsafe fn prefetch_scores(self, columns: u32) {
         let at = self.start + u64::from(COLUMNS);
@@ -85,7 +85,7 @@ impl<const COLUMNS: u32> Window<COLUMNS> {
         unsafe { self.projections.state.prefetch_l2(at, 4 * columns) }
     }
 
-    /// As [`Self::prefetch_scores`], the keys.
+    /// [`Self::prefetch_scores`] for the keys.
     ///
     /// # Safety
     /// As [`Self::prefetch_scores`].
@@ -95,7 +95,7 @@ impl<const COLUMNS: u32> Window<COLUMNS> {
         unsafe { self.projections.state.prefetch_l2(self.start, 4 * columns) }
     }
 
-    /// The token's row in the step, if it is there.
+    /// Row of token `i` in the step, if it is in the step.
     #[inline(always)]
     fn row_of_step(self, i: u32) -> Option<u32> {
         let back = self.back - i;

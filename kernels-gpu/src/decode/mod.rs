@@ -1,11 +1,11 @@
-//! One-token decode: everything that a layer's cache does for a token in one launch. Window row,
-//! state rows and, when the token closes a window, the entry and the indexer key.
+//! One-token decode: all writes of a layer's cache for a token in one launch. These are the row of the sliding
+//! window, the state rows and, if the token closes a window, the entry and the indexer key.
 //!
-//! The pieces are those of the separate kernels, so the bytes are theirs too. With one token a
-//! request, no ring row that is written is one that is read.
+//! The code is shared with the separate kernels, so the bytes are the same. With one token a request, no
+//! ring row is both written and read.
 //!
-//! A decode step moves little and waits much, so every stage has its loads on their way together, in
-//! order: what a token is, then what it needs, then nothing more.
+//! A decode step is bound by latency, not bandwidth. So each stage issues all of its loads together: first
+//! the token's metadata, then everything that depends on it.
 
 pub mod csa;
 pub mod hca;
@@ -30,7 +30,7 @@ struct Step {
     ring_row: Global<i32>,
 }
 
-/// What StepMeta says of a token.
+/// A token as StepMeta describes it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Token {
     /// Its row in the step.
@@ -43,7 +43,7 @@ struct Token {
 }
 
 impl Step {
-    /// Token `row` as it may have been before this launch's [`grid::wait_for_dependencies`] returns.
+    /// A speculative load of token `row`, before [`grid::wait_for_dependencies`]; see [`grid::peek`].
     ///
     /// # Safety
     /// The arrays have room for the token.
@@ -75,21 +75,21 @@ impl Step {
 }
 
 impl Token {
-    /// Whether there is something to do: no padding, a slot and a position that exist, one token of its
-    /// request.
+    /// Whether the token is processed: it is no padding, its slot and position are valid, and it is the first of
+    /// its request in the step.
     #[inline(always)]
     fn is_live(self, slots: u32) -> bool {
         let exists = self.slot >= 0 && self.slot.cast_unsigned() < slots;
         exists && self.index == 0 && self.position.cast_signed() >= 0
     }
 
-    /// Whether it is one that must not be: neither padding nor live.
+    /// Whether the token is invalid: neither padding nor live.
     #[inline(always)]
     fn is_refused(self, slots: u32) -> bool {
         self.slot >= 0 && !self.is_live(slots)
     }
 
-    /// The token as one that may close a window, if it is live.
+    /// The token as a closing token, if it is live.
     #[inline(always)]
     fn live(self, slots: u32) -> Option<Closing> {
         let Self { row, position, slot, .. } = self;
@@ -98,7 +98,7 @@ impl Token {
     }
 }
 
-/// A token and its window row, on their way.
+/// A token and its row for the sliding window, with loads in flight.
 #[derive(Clone, Copy)]
 struct Appended {
     token: Token,
@@ -121,10 +121,10 @@ impl Appended {
         }
     }
 
-    /// Appends a live token to the window.
+    /// Writes a live token's row to the sliding window's ring.
     ///
     /// # Safety
-    /// The planes have the rows that `params` says; all lanes of the warp call it together, with the
+    /// The planes have `params.window_rows` rows; all lanes of the warp call it together, with the
     /// same token.
     #[inline(always)]
     unsafe fn store<F: RowFormat>(
@@ -141,7 +141,7 @@ impl Appended {
     }
 }
 
-/// The plane row of the entry that `closing` closes.
+/// The plane row of the entry of the window that `closing` closes; `None` if it has no block.
 ///
 /// # Safety
 /// `table` holds the slot's row.
@@ -163,7 +163,7 @@ unsafe fn entry_row(
     unsafe { row.plane_row(closing.position / ratio, true) }
 }
 
-/// Quantises the entry that lies in shared memory into its plane row; without one it is refused.
+/// Quantises the entry in shared memory into its plane row; without a row it is counted as a fault.
 ///
 /// # Safety
 /// The entry was written, with a barrier since; all lanes of the warp call it together.
