@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Result, ensure};
-use dsv4_kv::device::{Buffer, CudaDevice, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv::device::{Backend, Buffer, CudaOptions, Device, EmuDevice, EmuOptions, Stream};
 use dsv4_kv::ids::LayerId;
 use dsv4_kv::router::{Batch, RouterMode, RouterWeights};
 use dsv4_kv::{Router, RouterConfig};
@@ -19,13 +19,13 @@ use safetensors::{Dtype, SafeTensors};
 const TOKENS: u32 = 5;
 
 fn main() -> Result<()> {
-    match CudaDevice::new(CudaOptions::default()) {
+    match dsv4_kv::open_cuda(CudaOptions::default()) {
         Ok(device) => run(&device),
         Err(_) => run(&EmuDevice::new(EmuOptions::default())),
     }
 }
 
-fn run<D: Device>(device: &D) -> Result<()> {
+fn run<B: Backend>(device: &Device<B>) -> Result<()> {
     // Of a real model: RouterConfig::from_json(&fs::read_to_string("config.json")?)?
     let config = RouterConfig::preset("tiny").expect("a preset");
     let model = Model::random(&config);
@@ -34,20 +34,20 @@ fn run<D: Device>(device: &D) -> Result<()> {
     println!("{}: {} of {} experts", device.info().name, config.selected, config.experts);
 
     let stream = device.stream()?;
-    let x = upload(device, &stream, &model.hidden)?;
-    let token = upload(device, &stream, &model.tokens)?;
+    let x = upload(&stream, &model.hidden)?;
+    let token = upload(&stream, &model.tokens)?;
     let answers = u64::from(TOKENS * config.selected);
     let (ids, weights) = (device.allocate("ids", answers)?, device.allocate("weights", answers)?);
     let batch = Batch { tokens: TOKENS, token: &token, ids: &ids, weights: &weights };
     // The last layer that looks experts up by token id, and the first that chooses by score.
     for layer in [config.hash_layers - 1, config.hash_layers].map(LayerId) {
         let gate = RouterWeights::of_layer(&file, &config, layer)?;
-        let router = Router::new(device, &stream, &config, &gate, TOKENS)?;
+        let router = Router::new(&stream, &config, &gate, TOKENS)?;
         router.route(&stream, &x, &batch)?;
         router.check_faults(&stream)?;
         let mut found = (vec![0_i32; answers as usize], vec![0_f32; answers as usize]);
-        device.download(&stream, &ids, 0, &mut found.0)?;
-        device.download(&stream, &weights, 0, &mut found.1)?;
+        stream.download(&ids, 0, &mut found.0)?;
+        stream.download(&weights, 0, &mut found.1)?;
         println!("layer {} ({:?})", layer.0, router.mode());
         let rows = found.0.chunks(config.selected as usize);
         for (token, (ids, weights)) in
@@ -161,12 +161,8 @@ impl Model {
     }
 }
 
-fn upload<D: Device, T: bytemuck::Pod>(
-    device: &D,
-    stream: &D::Stream,
-    values: &[T],
-) -> Result<Buffer<D, T>> {
-    let buffer = device.allocate("input", values.len() as u64)?;
-    device.upload(stream, values, &buffer, 0)?;
+fn upload<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, values: &[T]) -> Result<Buffer<B, T>> {
+    let buffer = stream.device().allocate("input", values.len() as u64)?;
+    stream.upload(values, &buffer, 0)?;
     Ok(buffer)
 }

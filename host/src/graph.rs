@@ -1,20 +1,18 @@
 //! A captured step: one graph for every batch up to a bucket.
 
-use std::sync::Arc;
-
-use crate::device::{Device, DevicePtr, Graph};
+use crate::device::{Backend, DevicePtr, Graph, Memory, Stream};
 use crate::error::KvError;
 use crate::manager::KvCacheManager;
 
 /// A step as a graph, for up to `bucket` tokens. It owns all memory that it touches.
-pub struct CapturedStep<D: Device> {
-    graph: Graph<D>,
+pub struct CapturedStep<B: Backend> {
+    graph: Graph<B>,
     bucket: u32,
     /// StepMeta of the cache it was captured over.
     step: DevicePtr<i32>,
 }
 
-impl<D: Device> CapturedStep<D> {
+impl<B: Backend> CapturedStep<B> {
     /// Most tokens of a step that it can replay.
     #[must_use]
     pub fn bucket(&self) -> u32 {
@@ -23,12 +21,12 @@ impl<D: Device> CapturedStep<D> {
 
     /// The graph itself, to be timed or replayed without a step being prepared.
     #[must_use]
-    pub fn graph(&self) -> &Graph<D> {
+    pub fn graph(&self) -> &Graph<B> {
         &self.graph
     }
 }
 
-impl<D: Device> KvCacheManager<D> {
+impl<B: Backend> KvCacheManager<B> {
     /// Captures a step for up to `bucket` tokens: what `record` queues of handles from
     /// [`Self::layer_for`] and of the caller's own. The graph keeps the cache's memory and `retained`
     /// alive; tokens past those of a prepared step are padding and touch nothing.
@@ -38,18 +36,18 @@ impl<D: Device> KvCacheManager<D> {
     /// [`KvError::Device`] if it allocated, waited, or touched other memory.
     pub fn capture(
         &self,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         bucket: u32,
-        mut retained: Vec<Arc<D::Memory>>,
+        mut retained: Vec<Memory<B>>,
         record: impl FnOnce(&Self) -> Result<(), KvError>,
-    ) -> Result<CapturedStep<D>, KvError> {
+    ) -> Result<CapturedStep<B>, KvError> {
         let most = self.config().max_step_tokens;
         if bucket > most {
             return Err(KvError::StepTooLong { tokens: bucket.into(), most });
         }
         retained.extend(self.memory());
         let mut refused = None;
-        let graph = self.device().capture(stream, retained, || match record(self) {
+        let graph = stream.capture(retained, || match record(self) {
             Ok(()) => Ok(()),
             Err(KvError::Device(error)) => Err(error),
             Err(other) => {
@@ -68,7 +66,7 @@ impl<D: Device> KvCacheManager<D> {
     /// # Errors
     /// [`KvError::ForeignGraph`] if it was captured over another cache; [`KvError::OverBucket`] if the
     /// prepared step has more tokens than its bucket; [`KvError::Device`].
-    pub fn replay(&self, stream: &D::Stream, step: &CapturedStep<D>) -> Result<(), KvError> {
+    pub fn replay(&self, stream: &Stream<B>, step: &CapturedStep<B>) -> Result<(), KvError> {
         if step.step != self.step_address() {
             return Err(KvError::ForeignGraph);
         }
@@ -76,6 +74,6 @@ impl<D: Device> KvCacheManager<D> {
         if tokens > bucket {
             return Err(KvError::OverBucket { tokens, bucket });
         }
-        Ok(self.device().replay(stream, &step.graph)?)
+        Ok(stream.replay(&step.graph)?)
     }
 }

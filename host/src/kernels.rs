@@ -14,38 +14,16 @@ use kv_layout::router::ExpertWidth;
 use simt::emu::{Fault, Memory};
 use simt::kernel::KernelInfo;
 
-use crate::device::DevicePtr;
+use crate::device::{DevicePtr, DevicePtrMut, Operation, Span};
 
-/// The launch arguments of one operation, which exists for every `Variant`.
-pub trait Operation: Copy + Send + Sync + 'static {
-    /// The format or formats that choose among the operation's kernels.
-    type Variant: Copy + Send + Sync + 'static;
-
-    /// Index into the kernel table of the kernel for `variant`.
-    fn kernel(variant: Self::Variant) -> usize;
-
-    /// The kernel for `variant`, as the table has it.
-    fn info(variant: Self::Variant) -> &'static KernelInfo {
-        &KERNELS[Self::kernel(variant)]
-    }
-
-    /// Hands every pointer argument to `visit`: its name and its address.
-    fn for_each_pointer(&self, visit: &mut dyn FnMut(&'static str, u64));
-
-    /// Hands the argument list of `cuLaunchKernel` to `launch`: a pointer to each argument.
-    fn with_arguments<R>(&self, launch: impl FnOnce(&mut [*mut c_void]) -> R) -> R;
-
-    /// Runs the kernel for `variant` on the CPU.
-    ///
-    /// # Errors
-    /// The first fault the emulator met.
-    fn emulate(
-        &self,
-        variant: Self::Variant,
-        memory: &Memory,
-        grid: (u32, u32),
-        seed: u64,
-    ) -> Result<(), Fault>;
+/// The type of a pointer argument.
+macro_rules! pointer {
+    (const $element:ty) => {
+        DevicePtr<$element>
+    };
+    (mut $element:ty) => {
+        DevicePtrMut<$element>
+    };
 }
 
 macro_rules! operations {
@@ -63,7 +41,7 @@ macro_rules! operations {
             #[doc = $doc]
             #[derive(Clone, Copy, Debug)]
             pub struct $operation {
-                $( $(#[$pointer_doc])* pub $pointer: DevicePtr<$element>, )*
+                $( $(#[$pointer_doc])* pub $pointer: pointer!($mutability $element), )*
                 /// The scalars.
                 pub params: kernels_gpu::params::$params,
             }
@@ -75,18 +53,22 @@ macro_rules! operations {
                     match variant { $( $case => const { kernel_index(stringify!($name)) }, )* }
                 }
 
-                fn for_each_pointer(&self, visit: &mut dyn FnMut(&'static str, u64)) {
-                    $( visit(stringify!($pointer), self.$pointer.address()); )*
+                fn info(variant: Self::Variant) -> &'static KernelInfo {
+                    &KERNELS[Self::kernel(variant)]
+                }
+
+                fn pointers(&self) -> impl AsRef<[Span]> {
+                    [$( self.$pointer.span() ),*]
                 }
 
                 fn with_arguments<R>(&self, launch: impl FnOnce(&mut [*mut c_void]) -> R) -> R {
                     launch(&mut [
-                        $( (&raw const self.$pointer).cast_mut().cast(), )*
+                        $( self.$pointer.argument(), )*
                         (&raw const self.params).cast_mut().cast(),
                     ])
                 }
 
-                fn emulate(
+                unsafe fn emulate(
                     &self,
                     variant: Self::Variant,
                     memory: &Memory,
@@ -95,6 +77,7 @@ macro_rules! operations {
                 ) -> Result<(), Fault> {
                     let addresses = [$( self.$pointer.address() ),*];
                     let launch = match variant { $( $case => kernels_gpu::emulated::$name, )* };
+                    // Every access is checked against the allocations that `memory` knows.
                     launch(memory, grid, seed, addresses, self.params)
                 }
             }

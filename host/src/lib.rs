@@ -13,7 +13,8 @@
 //! | [`handle`] | `LayerCacheHandle`: one layer in one step |
 //! | [`indexer`] | `CsaIndexer`: which entries a query attends to |
 //! | [`graph`] | `CapturedStep`: one graph for every batch up to a bucket |
-//! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
+//! | [`device`] | memory, streams, launches, capture: emulated and CUDA; a GPU opened with the kernels |
+//! | [`ops`] | the operations as safe functions: shapes checked, kernels launched |
 //! | [`kernels`] | typed launch arguments, from the kernel table |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
@@ -34,6 +35,7 @@ pub mod indexer;
 pub mod kernels;
 pub mod ledger;
 pub mod manager;
+pub mod ops;
 pub mod plan;
 pub mod poison;
 pub mod ptx;
@@ -46,6 +48,7 @@ mod workspace;
 
 pub use capacity::Capacity;
 pub use config::CacheConfig;
+pub use device::open_cuda;
 pub use error::KvError;
 pub use graph::CapturedStep;
 pub use handle::LayerCacheHandle;

@@ -1,17 +1,15 @@
 //! `KvCacheManager`: the ledger and the device memory it speaks of.
 
-use std::sync::Arc;
-
 use kernels_gpu::mistake::{self, Mistake};
 use kernels_gpu::table::KERNELS;
 
 use crate::config::CacheConfig;
-use crate::device::ops;
-use crate::device::{Buffer, Device, DevicePtr, Staged};
+use crate::device::{Backend, Buffer, Device, DevicePtr, Memory, Staged, Stream};
 use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
 use crate::ids::{BlockId, LayerId, RequestId};
 use crate::ledger::{Ledger, StepPlan, StepRequest};
+use crate::ops;
 use crate::plan::Section;
 use crate::poison::{Freed, POISON};
 use crate::schema::{LayerCacheSchema, Pool, PoolKind, Schema};
@@ -21,15 +19,15 @@ use crate::workspace::Workspace;
 ///
 /// Between steps: [`Self::admit`], [`Self::prepare_forward`], [`Self::commit`], [`Self::release`].
 /// Inside a step: [`Self::layer`], whose handle queues the layer's kernels and allocates nothing.
-pub struct KvCacheManager<D: Device> {
-    device: D,
+pub struct KvCacheManager<B: Backend> {
+    device: Device<B>,
     config: CacheConfig,
     schema: Schema,
     ledger: Ledger,
-    layers: Vec<LayerPools<D>>,
+    layers: Vec<LayerPools<B>>,
     /// StepMeta.
-    step: Staged<D, i32>,
-    workspace: Workspace<D>,
+    step: Staged<B, i32>,
+    workspace: Workspace<B>,
     /// Tokens of the step in `step`.
     tokens: u32,
     /// What is to be poisoned before the next step; empty unless the cache is.
@@ -37,13 +35,13 @@ pub struct KvCacheManager<D: Device> {
 }
 
 /// The device memory of one layer, a buffer per pool of its schema.
-pub(crate) struct LayerPools<D: Device> {
-    buffers: Vec<(PoolKind, Buffer<D, u8>)>,
+pub(crate) struct LayerPools<B: Backend> {
+    buffers: Vec<(PoolKind, Buffer<B, u8>)>,
 }
 
-impl<D: Device> LayerPools<D> {
+impl<B: Backend> LayerPools<B> {
     fn allocate(
-        device: &D,
+        device: &Device<B>,
         schema: &LayerCacheSchema,
         config: &CacheConfig,
     ) -> Result<Self, KvError> {
@@ -56,7 +54,7 @@ impl<D: Device> LayerPools<D> {
     }
 
     /// The buffer of a pool that every layer has, or that the layer's kind has.
-    pub fn get(&self, kind: PoolKind) -> Option<&Buffer<D, u8>> {
+    pub fn get(&self, kind: PoolKind) -> Option<&Buffer<B, u8>> {
         self.buffers.iter().find(|(found, _)| *found == kind).map(|(_, buffer)| buffer)
     }
 }
@@ -78,12 +76,12 @@ fn label(kind: PoolKind) -> &'static str {
     }
 }
 
-impl<D: Device> KvCacheManager<D> {
+impl<B: Backend> KvCacheManager<B> {
     /// Allocates every pool. Nothing is allocated on the device after this.
     ///
     /// # Errors
     /// [`KvError::Config`]; [`KvError::Device`] with the pool that did not fit.
-    pub fn new(device: D, config: CacheConfig) -> Result<Self, KvError> {
+    pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(&config)?;
         let schema = Schema::new(&config);
         let layers = schema.layers.iter();
@@ -93,8 +91,8 @@ impl<D: Device> KvCacheManager<D> {
         if config.poison {
             let stream = device.stream()?;
             let mut pools = layers.iter().flat_map(|layer| &layer.buffers);
-            pools.try_for_each(|(_, pool)| device.fill(&stream, pool, POISON))?;
-            device.synchronize(&stream)?;
+            pools.try_for_each(|(_, pool)| stream.fill(pool, POISON))?;
+            stream.synchronize()?;
         }
         Ok(Self {
             freed: Freed::default(),
@@ -137,17 +135,16 @@ impl<D: Device> KvCacheManager<D> {
     /// As [`Ledger::prepare_forward`]; [`KvError::Device`].
     pub fn prepare_forward(
         &mut self,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         step: &[StepRequest],
     ) -> Result<StepPlan, KvError> {
-        let Self { device, ledger, step: meta, workspace, freed, schema, layers, .. } = self;
-        let plan = meta.update(device, stream, |array| ledger.prepare_forward(step, array))?;
-        freed
-            .poison(device, stream, schema, |layer, pool| layers[layer].buffers[pool].1.clone())?;
+        let Self { ledger, step: meta, workspace, freed, schema, layers, .. } = self;
+        let plan = meta.update(stream, |array| ledger.prepare_forward(step, array))?;
+        freed.poison(stream, schema, |layer, pool| layers[layer].buffers[pool].1.clone())?;
         let [index, block] =
             [Section::TableIndex, Section::TableBlock].map(|s| section(meta.buffer(), ledger, s));
         let entered = if mistake::made(Mistake::StaleTable) { 0 } else { plan.new_blocks };
-        ops::update_table(device, stream, &index, &block, &workspace.table(), entered)?;
+        ops::update_table(stream, &index, &block, &workspace.table(), entered)?;
         self.tokens = plan.tokens;
         Ok(plan)
     }
@@ -157,7 +154,7 @@ impl<D: Device> KvCacheManager<D> {
     ///
     /// # Errors
     /// [`KvError::Device`].
-    pub fn build_plan(&self, stream: &D::Stream) -> Result<(), KvError> {
+    pub fn build_plan(&self, stream: &Stream<B>) -> Result<(), KvError> {
         self.build_plan_for(stream, self.tokens)
     }
 
@@ -165,11 +162,11 @@ impl<D: Device> KvCacheManager<D> {
     ///
     /// # Errors
     /// [`KvError::StepTooLong`] if no step can have that many tokens; [`KvError::Device`].
-    pub fn build_plan_for(&self, stream: &D::Stream, tokens: u32) -> Result<(), KvError> {
+    pub fn build_plan_for(&self, stream: &Stream<B>, tokens: u32) -> Result<(), KvError> {
         let handle = self.layer_for(LayerId(0), tokens)?;
         if tokens > 0 {
             let (csa, hca) = (self.workspace.csa_plan(tokens), self.workspace.hca_plan(tokens));
-            ops::build_plan(&self.device, stream, &handle.step_tokens(), &csa, &hca)?;
+            ops::build_plan(stream, &handle.step_tokens(), &csa, &hca)?;
         }
         Ok(())
     }
@@ -186,7 +183,7 @@ impl<D: Device> KvCacheManager<D> {
     ///
     /// # Errors
     /// [`KvError::NoSuchLayer`].
-    pub fn layer(&self, layer: LayerId) -> Result<LayerCacheHandle<'_, D>, KvError> {
+    pub fn layer(&self, layer: LayerId) -> Result<LayerCacheHandle<'_, B>, KvError> {
         self.layer_for(layer, self.tokens)
     }
 
@@ -198,7 +195,7 @@ impl<D: Device> KvCacheManager<D> {
         &self,
         layer: LayerId,
         tokens: u32,
-    ) -> Result<LayerCacheHandle<'_, D>, KvError> {
+    ) -> Result<LayerCacheHandle<'_, B>, KvError> {
         let layers = self.layers.len() as u32;
         let index = layer.0 as usize;
         if tokens > self.config.max_step_tokens {
@@ -207,7 +204,6 @@ impl<D: Device> KvCacheManager<D> {
         }
         match (self.schema.layers.get(index), self.layers.get(index)) {
             (Some(schema), Some(pools)) => Ok(LayerCacheHandle {
-                device: &self.device,
                 config: &self.config,
                 schema,
                 pools,
@@ -224,16 +220,16 @@ impl<D: Device> KvCacheManager<D> {
     ///
     /// # Errors
     /// [`KvError::KernelRefused`] for the first kernel with refusals; [`KvError::Device`].
-    pub fn check_faults(&self, stream: &D::Stream) -> Result<(), KvError> {
+    pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), KvError> {
         let mut counts = [0; KERNELS.len()];
-        self.device.download(stream, &self.workspace.faults, 0, &mut counts)?;
+        stream.download(&self.workspace.faults, 0, &mut counts)?;
         let Some(index) = counts.iter().position(|&count| count > 0) else { return Ok(()) };
-        self.device.upload(stream, &[0; KERNELS.len()], &self.workspace.faults, 0)?;
+        stream.upload(&[0; KERNELS.len()], &self.workspace.faults, 0)?;
         Err(KvError::KernelRefused { kernel: KERNELS[index].name, count: counts[index] })
     }
 
     /// All device memory of the cache, for a graph to retain.
-    pub(crate) fn memory(&self) -> Vec<Arc<D::Memory>> {
+    pub(crate) fn memory(&self) -> Vec<Memory<B>> {
         let pools = self.layers.iter().flat_map(|layer| &layer.buffers);
         let mut memory: Vec<_> = pools.map(|(_, buffer)| buffer.memory()).collect();
         memory.push(self.step.buffer().memory());
@@ -247,7 +243,7 @@ impl<D: Device> KvCacheManager<D> {
     }
 
     /// What the search for poison found, in a cache that is poisoned.
-    pub(crate) fn poison_records(&self) -> Option<&Buffer<D, u32>> {
+    pub(crate) fn poison_records(&self) -> Option<&Buffer<B, u32>> {
         self.workspace.poison.as_ref()
     }
 
@@ -281,7 +277,7 @@ impl<D: Device> KvCacheManager<D> {
     }
 
     /// The device.
-    pub fn device(&self) -> &D {
+    pub fn device(&self) -> &Device<B> {
         &self.device
     }
 
@@ -302,7 +298,7 @@ impl<D: Device> KvCacheManager<D> {
 }
 
 /// One section of StepMeta.
-fn section<D: Device>(meta: &Buffer<D, i32>, ledger: &Ledger, section: Section) -> Buffer<D, i32> {
+fn section<B: Backend>(meta: &Buffer<B, i32>, ledger: &Ledger, section: Section) -> Buffer<B, i32> {
     let range = ledger.layout().range(section);
     meta.slice(range.start as u64, range.len() as u64).expect("the array has all its sections")
 }

@@ -7,7 +7,7 @@
 
 use kernels_gpu::params::{FindPoisonParams, FindPoisonedKeysParams};
 
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerId, RequestId, SlotId};
 use crate::manager::KvCacheManager;
@@ -21,8 +21,8 @@ const CAPACITY: u64 = 64;
 /// Words of a record.
 const RECORD: usize = FindPoisonParams::RECORD as usize;
 
-/// Words of the memory that [`crate::device::ops::find_poison`] and
-/// [`crate::device::ops::find_poisoned_keys`] write to.
+/// Words of the memory that [`crate::ops::find_poison`] and
+/// [`crate::ops::find_poisoned_keys`] write to.
 pub(crate) const WORDS: u64 = 1 + CAPACITY * RECORD as u64;
 
 /// What a row that nobody wrote was gathered as, or that it was scored.
@@ -60,12 +60,11 @@ pub(crate) struct Freed {
 
 impl Freed {
     /// Queues the poisoning of everything in it, in every layer.
-    pub fn poison<D: Device>(
+    pub fn poison<B: Backend>(
         &mut self,
-        device: &D,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         schema: &Schema,
-        pool: impl Fn(usize, usize) -> Buffer<D, u8>,
+        pool: impl Fn(usize, usize) -> Buffer<B, u8>,
     ) -> Result<(), DeviceError> {
         let slots: Vec<_> = self.slots.drain(..).map(|slot| slot.0).collect();
         let blocks: Vec<_> = self.blocks.drain(..).map(|block| block.0).collect();
@@ -78,7 +77,7 @@ impl Freed {
                 let (buffer, bytes) = (pool(layer, at), kind.unit_bytes());
                 for &unit in units {
                     let unit = buffer.slice(u64::from(unit) * bytes, bytes);
-                    device.fill(stream, &unit.expect("the pool has every unit"), POISON)?;
+                    stream.fill(&unit.expect("the pool has every unit"), POISON)?;
                 }
             }
         }
@@ -86,22 +85,22 @@ impl Freed {
     }
 }
 
-impl<D: Device> KvCacheManager<D> {
+impl<B: Backend> KvCacheManager<B> {
     /// Waits for `stream` and reports gathered rows, and scored keys, that nobody had written, since the
     /// last check.
     /// Without [`crate::CacheConfig::poison`] there is nothing to report.
     ///
     /// # Errors
     /// [`KvError::PoisonRead`]; [`KvError::Device`].
-    pub fn check_poison(&self, stream: &D::Stream) -> Result<(), KvError> {
+    pub fn check_poison(&self, stream: &Stream<B>) -> Result<(), KvError> {
         let Some(found) = self.poison_records() else { return Ok(()) };
         let mut words = [0_u32; WORDS as usize];
-        self.device().download(stream, found, 0, &mut words)?;
+        stream.download(found, 0, &mut words)?;
         let [count, records @ ..] = &words;
         if *count == 0 {
             return Ok(());
         }
-        self.device().upload(stream, &[0], found, 0)?;
+        stream.upload(&[0], found, 0)?;
         let records = records.chunks_exact(RECORD).take(*count as usize);
         let mut rows: Vec<_> = records.map(|record| self.read_record(record)).collect();
         rows.sort_unstable();

@@ -41,7 +41,7 @@ struct Manifest {
 /// [`DeviceError::Manifest`] if it is none; [`DeviceError::AbiVersion`] if it is of another table.
 pub fn check_manifest(json: &str) -> Result<(), DeviceError> {
     let Manifest { abi_version: found } =
-        serde_json::from_str(json).map_err(DeviceError::Manifest)?;
+        serde_json::from_str(json).map_err(|error| DeviceError::Manifest(error.to_string()))?;
     let expected = kv_layout::ABI_VERSION;
     if found == expected { Ok(()) } else { Err(DeviceError::AbiVersion { found, expected }) }
 }

@@ -5,7 +5,7 @@
 
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
 
-use crate::device::Device;
+use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{LayerId, RequestId};
 use crate::manager::KvCacheManager;
@@ -34,7 +34,7 @@ pub struct StateView {
     pub tail_b: Vec<StateRow>,
 }
 
-impl<D: Device> KvCacheManager<D> {
+impl<B: Backend> KvCacheManager<B> {
     /// The state of a request's compressor in `layer`: `pool` is [`PoolKind::MainState`] or, in a CSA
     /// layer, [`PoolKind::IndexState`]. Waits for the device.
     ///
@@ -43,7 +43,7 @@ impl<D: Device> KvCacheManager<D> {
     /// [`KvError::Device`].
     pub fn state_view(
         &self,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         layer: LayerId,
         id: RequestId,
         pool: PoolKind,
@@ -61,7 +61,7 @@ impl<D: Device> KvCacheManager<D> {
             let part = |column: u32| {
                 let mut values = vec![0.0; channels as usize];
                 let at = row * u64::from(2 * columns) + u64::from(column);
-                self.device().download(stream, &state.rows, at, &mut values)?;
+                stream.download(&state.rows, at, &mut values)?;
                 Ok::<_, KvError>(values)
             };
             Ok(StateRow { position, keys: part(column)?, scores: part(columns + column)? })

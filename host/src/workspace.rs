@@ -5,33 +5,33 @@ use kernels_gpu::table::KERNELS;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 
 use crate::config::CacheConfig;
-use crate::device::ops::{BlockTable, HcaScratch, Plan, plan_capacity};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
+use crate::ops::{BlockTable, HcaScratch, Plan, plan_capacity};
 use crate::plan::StepLayout;
 use crate::{poison, rope};
 
 /// The workspace of one cache.
-pub(crate) struct Workspace<D: Device> {
+pub(crate) struct Workspace<B: Backend> {
     /// `[max_requests, max_blocks]`.
-    table: Buffer<D, i32>,
+    table: Buffer<B, i32>,
     slots: u32,
     max_blocks: u32,
     /// Rows of the step's tokens that close a CSA window, then -1.
-    csa_plan: Buffer<D, i32>,
+    csa_plan: Buffer<B, i32>,
     /// As `csa_plan`, for HCA windows.
-    hca_plan: Buffer<D, i32>,
+    hca_plan: Buffer<B, i32>,
     /// `[capacity, 512]` BF16: entries of the layer at work.
-    pub entries: Buffer<D, u16>,
+    pub entries: Buffer<B, u16>,
     /// `[capacity, 128]` BF16: indexer keys of the layer at work.
-    pub keys: Buffer<D, u16>,
+    pub keys: Buffer<B, u16>,
     /// Where the blocks of an HCA window meet.
-    pub hca_scratch: HcaScratch<D>,
+    pub hca_scratch: HcaScratch<B>,
     /// `[32]`, of compressed layers.
-    pub frequencies: Buffer<D, f32>,
+    pub frequencies: Buffer<B, f32>,
     /// One word per kernel of the table: what it refused.
-    pub faults: Buffer<D, u32>,
+    pub faults: Buffer<B, u32>,
     /// What the search for poison found, in a cache that is poisoned.
-    pub poison: Option<Buffer<D, u32>>,
+    pub poison: Option<Buffer<B, u32>>,
 }
 
 /// Elements of each buffer, in the order of the fields.
@@ -68,8 +68,8 @@ pub(crate) fn working_bytes(config: &CacheConfig) -> u64 {
     4 * table + per_csa * csa + per_hca * hca + 4 * words
 }
 
-impl<D: Device> Workspace<D> {
-    pub fn new(device: &D, config: &CacheConfig) -> Result<Self, DeviceError> {
+impl<B: Backend> Workspace<B> {
+    pub fn new(device: &Device<B>, config: &CacheConfig) -> Result<Self, DeviceError> {
         let Sizes { table, csa, hca } = Sizes::of(config);
         let stream = device.stream()?;
         let workspace = Self {
@@ -80,7 +80,7 @@ impl<D: Device> Workspace<D> {
             hca_plan: device.allocate("HCA work list", hca)?,
             entries: device.allocate("entries", csa * u64::from(HEAD_DIM))?,
             keys: device.allocate("indexer keys", csa * u64::from(INDEX_DIM))?,
-            hca_scratch: HcaScratch::new(device, &stream, hca)?,
+            hca_scratch: HcaScratch::new(&stream, hca)?,
             frequencies: device.allocate("rotary frequencies", rope::PAIRS as u64)?,
             faults: device.allocate("fault words", KERNELS.len() as u64)?,
             poison: config
@@ -88,28 +88,28 @@ impl<D: Device> Workspace<D> {
                 .then(|| device.allocate("poison records", poison::WORDS))
                 .transpose()?,
         };
-        device.fill(&stream, &workspace.table, 0xFF)?;
-        device.upload(&stream, &rope::compress_frequencies(), &workspace.frequencies, 0)?;
+        stream.fill(&workspace.table, 0xFF)?;
+        stream.upload(&rope::compress_frequencies(), &workspace.frequencies, 0)?;
         Ok(workspace)
     }
 
     /// The block table.
-    pub fn table(&self) -> BlockTable<'_, D> {
+    pub fn table(&self) -> BlockTable<'_, B> {
         BlockTable { table: &self.table, slots: self.slots, max_blocks: self.max_blocks }
     }
 
     /// The work list of CSA layers, for a step of `tokens` tokens.
-    pub fn csa_plan(&self, tokens: u32) -> Plan<'_, D> {
+    pub fn csa_plan(&self, tokens: u32) -> Plan<'_, B> {
         Plan { records: &self.csa_plan, capacity: plan_capacity(tokens, self.slots, CSA_RATIO) }
     }
 
     /// The work list of HCA layers, for a step of `tokens` tokens.
-    pub fn hca_plan(&self, tokens: u32) -> Plan<'_, D> {
+    pub fn hca_plan(&self, tokens: u32) -> Plan<'_, B> {
         Plan { records: &self.hca_plan, capacity: plan_capacity(tokens, self.slots, HCA_RATIO) }
     }
 
     /// All of it, for a graph to retain.
-    pub fn memory(&self) -> Vec<std::sync::Arc<D::Memory>> {
+    pub fn memory(&self) -> Vec<Memory<B>> {
         let mut memory = vec![
             self.table.memory(),
             self.csa_plan.memory(),
@@ -120,7 +120,7 @@ impl<D: Device> Workspace<D> {
             self.frequencies.memory(),
             self.faults.memory(),
         ];
-        memory.extend(self.poison.iter().map(Buffer::memory));
+        memory.extend(self.poison.iter().map(|found| found.memory()));
         memory
     }
 }

@@ -1,6 +1,6 @@
 //! Inputs of the suite: BF16 rows, seeded, and what the oracle makes of them.
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Stream, View};
 use dsv4_kv_oracle::row::{CHANNELS, RowFormat};
 use half::bf16;
 use kv_layout::main_row::MainFormat;
@@ -51,35 +51,23 @@ pub fn special_rows(seed: u64) -> Vec<Vec<u16>> {
 }
 
 /// A device buffer with these elements.
-pub fn upload<D: Device, T: bytemuck::Pod>(
-    device: &D,
-    stream: &D::Stream,
-    values: &[T],
-) -> Buffer<D, T> {
-    let buffer = device.allocate("test input", values.len() as u64).unwrap();
-    device.upload(stream, values, &buffer, 0).unwrap();
+pub fn upload<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, values: &[T]) -> Buffer<B, T> {
+    let buffer = stream.device().allocate("test input", values.len() as u64).unwrap();
+    stream.upload(values, &buffer, 0).unwrap();
     buffer
 }
 
 /// All elements of a device buffer.
-pub fn download<D: Device, T: bytemuck::Pod>(
-    device: &D,
-    stream: &D::Stream,
-    buffer: &Buffer<D, T>,
-) -> Vec<T> {
+pub fn download<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, buffer: &View<B, T>) -> Vec<T> {
     let mut values = vec![T::zeroed(); buffer.len() as usize];
-    device.download(stream, buffer, 0, &mut values).unwrap();
+    stream.download(buffer, 0, &mut values).unwrap();
     values
 }
 
 /// A buffer of canaries.
-pub fn filled<D: Device, T: bytemuck::Pod>(
-    device: &D,
-    stream: &D::Stream,
-    elements: usize,
-) -> Buffer<D, T> {
-    let buffer = device.allocate("output", elements as u64).unwrap();
-    device.fill(stream, &buffer, 0xA5).unwrap();
+pub fn filled<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, elements: usize) -> Buffer<B, T> {
+    let buffer = stream.device().allocate("output", elements as u64).unwrap();
+    stream.fill(&buffer, 0xA5).unwrap();
     buffer
 }
 

@@ -2,10 +2,10 @@
 //! handles.
 
 use dsv4_kv::SlotId;
-use dsv4_kv::device::ops::{
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::ops::{
     self, CompressorWeights, HcaScratch, Plan, StateRing, StepProjections, StepTokens,
 };
-use dsv4_kv::device::{Buffer, Device};
 use dsv4_kv::plan::{self, Chunk, Section, StepLayout};
 use dsv4_kv_oracle::compressor::{Compressor, Shape};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
@@ -97,84 +97,82 @@ impl History {
 }
 
 /// A step on the device with its work lists.
-pub struct Step<D: Device> {
-    sections: [Buffer<D, i32>; 4],
+pub struct Step<B: Backend> {
+    sections: [Buffer<B, i32>; 4],
     /// The work lists of ratio 4 and 128.
-    pub plans: [Buffer<D, i32>; 2],
+    pub plans: [Buffer<B, i32>; 2],
     /// Tokens, padding included.
     pub count: u32,
 }
 
-impl<D: Device> Step<D> {
+impl<B: Backend> Step<B> {
     /// The step of `chunks`, then `padding` rows of no request.
     ///
     /// # Panics
     /// If the device refuses.
-    pub fn new(device: &D, stream: &D::Stream, padding: u32, chunks: &[Chunk]) -> Self {
+    pub fn new(stream: &Stream<B>, padding: u32, chunks: &[Chunk]) -> Self {
         let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
         let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
         let mut array = vec![0; layout.elements()];
         plan::fill(&mut array, layout, 128, chunks.iter().copied());
         let section = |section| &array[layout.range(section)];
         let sections = [Section::Position, Section::Slot, Section::Index, Section::Remaining]
-            .map(|name| upload(device, stream, section(name)));
+            .map(|name| upload(stream, section(name)));
         let count = tokens + padding;
         let plans = [4, 128].map(|ratio| {
             let capacity = ops::plan_capacity(count, chunks.len() as u32, ratio);
-            upload(device, stream, &vec![77; capacity as usize])
+            upload(stream, &vec![77; capacity as usize])
         });
         let step = Self { sections, plans, count };
         let [csa, hca] = [0, 1].map(|list| step.plan(list));
-        ops::build_plan(device, stream, &step.tokens(), &csa, &hca).unwrap();
+        ops::build_plan(stream, &step.tokens(), &csa, &hca).unwrap();
         step
     }
 
     /// What kernels know of its tokens.
     #[must_use]
-    pub fn tokens(&self) -> StepTokens<D> {
-        let [position, slot, index, remaining] = self.sections.clone();
+    pub fn tokens(&self) -> StepTokens<B> {
+        let [position, slot, index, remaining] = self.sections.clone().map(Into::into);
         StepTokens { position, slot, index, remaining, count: self.count }
     }
 
     /// The work list of ratio 4 (0) or 128 (1).
     #[must_use]
-    pub fn plan(&self, list: usize) -> Plan<'_, D> {
+    pub fn plan(&self, list: usize) -> Plan<'_, B> {
         let records = &self.plans[list];
         Plan { records, capacity: records.len() as u32 }
     }
 }
 
 /// A compressor on a device: weights, state ring, scratch.
-pub struct OnDevice<'a, D: Device> {
-    device: &'a D,
+pub struct OnDevice<B: Backend> {
     /// The stream it works in.
-    pub stream: D::Stream,
+    pub stream: Stream<B>,
     which: StateStream,
-    ape: Buffer<D, f32>,
-    norm: Buffer<D, f32>,
-    frequencies: Buffer<D, f32>,
-    state: Buffer<D, f32>,
+    ape: Buffer<B, f32>,
+    norm: Buffer<B, f32>,
+    frequencies: Buffer<B, f32>,
+    state: Buffer<B, f32>,
     ring: u32,
     slots: u32,
 }
 
-impl<'a, D: Device> OnDevice<'a, D> {
+impl<B: Backend> OnDevice<B> {
     /// The compressor with the weights of `history`, and a state ring of NaN.
     ///
     /// # Panics
     /// If the device refuses.
-    pub fn new(device: &'a D, history: &History, slots: u32, ring: u32) -> Self {
+    pub fn new(device: &Device<B>, history: &History, slots: u32, ring: u32) -> Self {
         let stream = device.stream().unwrap();
         let columns = 2 * shape(history.stream).columns() as u64;
-        let frequencies = upload(device, &stream, &Table::Compress.frequencies());
+        let frequencies = upload(&stream, &Table::Compress.frequencies());
         let state = device.allocate("state", u64::from(slots * ring) * columns).unwrap();
         // NaN wherever nobody wrote: a stale or absent row cannot go unnoticed.
-        device.fill(&stream, &state, 0xFF).unwrap();
+        stream.fill(&state, 0xFF).unwrap();
         Self {
-            ape: upload(device, &stream, &history.ape),
-            norm: upload(device, &stream, &history.norm),
+            ape: upload(&stream, &history.ape),
+            norm: upload(&stream, &history.norm),
             which: history.stream,
-            device,
             stream,
             frequencies,
             state,
@@ -185,9 +183,9 @@ impl<'a, D: Device> OnDevice<'a, D> {
 
     /// Compresses the windows that the step closes, then writes its tokens to the ring; the entries
     /// in the order of the work list.
-    pub fn run(&self, step: &Step<D>, kv: &[f32], gate: &[f32]) -> Vec<Vec<u16>> {
-        let Self { device, stream, ring, slots, .. } = self;
-        let (kv, gate) = (upload(*device, stream, kv), upload(*device, stream, gate));
+    pub fn run(&self, step: &Step<B>, kv: &[f32], gate: &[f32]) -> Vec<Vec<u16>> {
+        let Self { stream, ring, slots, .. } = self;
+        let (kv, gate) = (upload(stream, kv), upload(stream, gate));
         let projections = StepProjections { kv: &kv, gate: &gate };
         let weights =
             CompressorWeights { ape: &self.ape, norm: &self.norm, frequencies: &self.frequencies };
@@ -195,7 +193,8 @@ impl<'a, D: Device> OnDevice<'a, D> {
         let plan = step.plan(usize::from(self.which == StateStream::Hca));
         let channels = shape(self.which).channels;
         let capacity = u64::from(plan.capacity);
-        let entries = device.allocate::<u16>("entries", capacity * channels as u64).unwrap();
+        let entries =
+            stream.device().allocate::<u16>("entries", capacity * channels as u64).unwrap();
         let tokens = step.tokens();
         if let Some(csa) = match self.which {
             StateStream::CsaMain => Some(CsaStream::Main),
@@ -203,31 +202,18 @@ impl<'a, D: Device> OnDevice<'a, D> {
             StateStream::Hca => None,
         } {
             let run = ops::compress;
-            run(*device, stream, csa, &tokens, &projections, &weights, &state, &plan, &entries)
-                .unwrap();
+            run(stream, csa, &tokens, &projections, &weights, &state, &plan, &entries).unwrap();
         } else {
-            let scratch = HcaScratch::new(*device, stream, capacity).unwrap();
+            let scratch = HcaScratch::new(stream, capacity).unwrap();
             let run = ops::compress_hca;
-            run(
-                *device,
-                stream,
-                &tokens,
-                &projections,
-                &weights,
-                &state,
-                &plan,
-                &scratch,
-                &entries,
-            )
-            .unwrap();
-            assert!(
-                download(*device, stream, scratch.pooled()).iter().all(|&word| word == u32::MAX)
-            );
+            run(stream, &tokens, &projections, &weights, &state, &plan, &scratch, &entries)
+                .unwrap();
+            assert!(download(stream, scratch.pooled()).iter().all(|&word| word == u32::MAX));
         }
         let (which, ape) = (self.which, &self.ape);
-        ops::write_state(*device, stream, which, &tokens, &projections, ape, &state).unwrap();
-        let listed = download(*device, stream, plan.records);
-        let entries = download(*device, stream, &entries);
+        ops::write_state(stream, which, &tokens, &projections, ape, &state).unwrap();
+        let listed = download(stream, plan.records);
+        let entries = download(stream, &entries);
         let live = listed.iter().take_while(|&&token| token >= 0).count();
         entries.chunks_exact(channels).take(live).map(<[u16]>::to_vec).collect()
     }
@@ -239,7 +225,7 @@ impl<'a, D: Device> OnDevice<'a, D> {
         for cut in cuts {
             let end = (start + cut).min(history.tokens());
             let chunk = Chunk { slot: SlotId(0), start: start as u32, end: end as u32 };
-            let step = Step::new(self.device, &self.stream, 0, &[chunk]);
+            let step = Step::new(&self.stream, 0, &[chunk]);
             let (kv, gate) = history.projections(start..end);
             entries.extend(self.run(&step, &kv, &gate));
             start = end;

@@ -1,6 +1,6 @@
 //! Sliding-window rings, compared with token histories.
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Stream};
 use dsv4_kv::{KvCacheManager, LayerId, RequestId};
 use dsv4_kv_oracle::swa::Ring;
 use kv_layout::main_row::DATA_BYTES;
@@ -8,18 +8,18 @@ use kv_layout::main_row::DATA_BYTES;
 use crate::inputs::{assert_same, download, oracle};
 
 /// The rows of the request's ring: (data, scale), by ring row.
-fn ring<D: Device>(
-    manager: &KvCacheManager<D>,
-    stream: &D::Stream,
+fn ring<B: Backend>(
+    manager: &KvCacheManager<B>,
+    stream: &Stream<B>,
     layer: LayerId,
     id: RequestId,
 ) -> Vec<(Vec<u8>, Vec<u8>)> {
     let handle = manager.layer(layer).unwrap();
     let swa = handle.swa();
-    let part = |plane: &Buffer<D, u8>, row_bytes: u64| {
+    let part = |plane: &Buffer<B, u8>, row_bytes: u64| {
         let bytes = u64::from(swa.ring) * row_bytes;
         let slot = plane.slice(u64::from(id.slot.0) * bytes, bytes).unwrap();
-        let rows = download(manager.device(), stream, &slot);
+        let rows = download(stream, &slot);
         rows.chunks_exact(row_bytes as usize).map(<[u8]>::to_vec).collect::<Vec<_>>()
     };
     let scales = part(swa.scale, swa.format.scale_bytes());
@@ -27,9 +27,9 @@ fn ring<D: Device>(
 }
 
 /// The layer's ring holds what the token history says, whatever was written on the way.
-pub fn assert_ring<D: Device>(
-    manager: &KvCacheManager<D>,
-    stream: &D::Stream,
+pub fn assert_ring<B: Backend>(
+    manager: &KvCacheManager<B>,
+    stream: &Stream<B>,
     layer: LayerId,
     id: RequestId,
     history: &[Vec<u16>],

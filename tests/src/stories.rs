@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::schema::PoolKind;
@@ -117,7 +117,7 @@ impl Story {
 
     /// What each layer stores of the story: its compressors run alone over all of it in one chunk,
     /// their entries are explained by the oracle's, and the oracle encodes them.
-    pub fn stored<D: Device>(&self, device: &D, formats: Formats) -> Vec<Stored> {
+    pub fn stored<B: Backend>(&self, device: &Device<B>, formats: Formats) -> Vec<Stored> {
         let (main, index) = (oracle(formats.0), KeyFormat::from_name(formats.1.name()).unwrap());
         let of_layer = |seen: &Seen| {
             let mut stored = Stored { entries: Vec::new(), keys: Vec::new() };
@@ -136,7 +136,7 @@ impl Story {
 }
 
 /// The entries of a history fed in one chunk to a compressor of its own.
-pub fn entries_alone<D: Device>(device: &D, history: &History) -> Vec<Vec<u16>> {
+pub fn entries_alone<B: Backend>(device: &Device<B>, history: &History) -> Vec<Vec<u16>> {
     let compressor = OnDevice::new(device, history, 1, window(history.stream));
     let entries = compressor.feed(history, [history.tokens()]);
     assert_eq!(entries.len(), history.tokens() / shape(history.stream).ratio);
@@ -193,50 +193,50 @@ impl<'a> Part<'a> {
 }
 
 /// A compressor's weights, and its projections of the tokens of a step.
-struct ProjectedInputs<D: Device> {
-    kv: Buffer<D, f32>,
-    gate: Buffer<D, f32>,
-    ape: Buffer<D, f32>,
-    norm: Buffer<D, f32>,
+struct ProjectedInputs<B: Backend> {
+    kv: Buffer<B, f32>,
+    gate: Buffer<B, f32>,
+    ape: Buffer<B, f32>,
+    norm: Buffer<B, f32>,
 }
 
-impl<D: Device> ProjectedInputs<D> {
-    fn new(device: &D, stream: &D::Stream, of: StateStream, seed: u64) -> Self {
+impl<B: Backend> ProjectedInputs<B> {
+    fn new(stream: &Stream<B>, of: StateStream, seed: u64) -> Self {
         let History { ape, norm, .. } = History::random(of, 1, seed);
         let elements = u64::from(STEP_TOKENS) * shape(of).columns() as u64;
         Self {
-            kv: device.allocate("key projections", elements).unwrap(),
-            gate: device.allocate("gate projections", elements).unwrap(),
-            ape: upload(device, stream, &ape),
-            norm: upload(device, stream, &norm),
+            kv: stream.device().allocate("key projections", elements).unwrap(),
+            gate: stream.device().allocate("gate projections", elements).unwrap(),
+            ape: upload(stream, &ape),
+            norm: upload(stream, &norm),
         }
     }
 
-    fn projected(&self) -> Projected<'_, D> {
+    fn projected(&self) -> Projected<'_, B> {
         let Self { kv, gate, ape, norm } = self;
         Projected { kv, gate, ape, norm }
     }
 }
 
 /// One layer's tensors of a step, at fixed addresses.
-struct LayerInputs<D: Device> {
+struct LayerInputs<B: Backend> {
     kind: LayerKind,
-    rows: Buffer<D, u16>,
-    compressors: Vec<ProjectedInputs<D>>,
+    rows: Buffer<B, u16>,
+    compressors: Vec<ProjectedInputs<B>>,
 }
 
 /// A cache, and the tensors of its steps.
-pub struct Fed<D: Device> {
+pub struct Fed<B: Backend> {
     /// The cache.
-    pub manager: KvCacheManager<D>,
+    pub manager: KvCacheManager<B>,
     /// The stream of its steps.
-    pub stream: D::Stream,
-    layers: Vec<LayerInputs<D>>,
+    pub stream: Stream<B>,
+    layers: Vec<LayerInputs<B>>,
 }
 
-impl<D: Device> Fed<D> {
+impl<B: Backend> Fed<B> {
     /// An empty cache whose pools are poisoned.
-    pub fn new(device: &D, config: CacheConfig) -> Self {
+    pub fn new(device: &Device<B>, config: CacheConfig) -> Self {
         let stream = device.stream().unwrap();
         let layers = config.model.layers.iter().zip(1000..).map(|(&kind, layer)| {
             let streams = compressors(kind).iter().zip(0..);
@@ -244,7 +244,7 @@ impl<D: Device> Fed<D> {
                 kind,
                 rows: device.allocate("kv", u64::from(STEP_TOKENS) * 512).unwrap(),
                 compressors: streams
-                    .map(|(&of, at)| ProjectedInputs::new(device, &stream, of, 10 * layer + at))
+                    .map(|(&of, at)| ProjectedInputs::new(&stream, of, 10 * layer + at))
                     .collect(),
             }
         });
@@ -258,29 +258,29 @@ impl<D: Device> Fed<D> {
     /// Overwrites every pool, states with NaN: what nobody wrote since cannot go unnoticed.
     pub fn poison(&self) {
         for (_, pool) in self.pools() {
-            self.manager.device().fill(&self.stream, &pool, 0xFF).unwrap();
+            self.stream.fill(&pool, 0xFF).unwrap();
         }
     }
 
     /// All layers.
-    pub fn layer_ids(&self) -> impl Iterator<Item = LayerId> + use<D> {
+    pub fn layer_ids(&self) -> impl Iterator<Item = LayerId> + use<B> {
         (0..self.layers.len() as u32).map(LayerId)
     }
 
     /// The tensors of a layer's update: of its main compressor, and of its indexer's.
-    pub fn projected(&self, layer: LayerId) -> Vec<Projected<'_, D>> {
+    pub fn projected(&self, layer: LayerId) -> Vec<Projected<'_, B>> {
         let compressors = &self.layers[layer.0 as usize].compressors;
         compressors.iter().map(ProjectedInputs::projected).collect()
     }
 
     /// The step's sliding-window keys of a layer.
-    pub fn rows(&self, layer: LayerId) -> &Buffer<D, u16> {
+    pub fn rows(&self, layer: LayerId) -> &Buffer<B, u16> {
         &self.layers[layer.0 as usize].rows
     }
 
     /// Memory of all tensors of a step, for a graph to retain.
-    pub fn inputs(&self) -> Vec<std::sync::Arc<D::Memory>> {
-        let of_layer = |layer: &LayerInputs<D>| {
+    pub fn inputs(&self) -> Vec<Memory<B>> {
+        let of_layer = |layer: &LayerInputs<B>| {
             let projected = layer.compressors.iter().flat_map(|inputs| {
                 let ProjectedInputs { kv, gate, ape, norm } = inputs;
                 [kv, gate, ape, norm].map(Buffer::memory)
@@ -300,7 +300,7 @@ impl<D: Device> Fed<D> {
 
     /// Brings the tensors of a prepared step in place, with padding up to `bucket` tokens.
     pub fn load(&self, parts: &[Part<'_>], bucket: u32) {
-        let (device, stream) = (self.manager.device(), &self.stream);
+        let stream = &self.stream;
         let pieces = || parts.iter().flat_map(|part| part.pieces.iter().cloned());
         for (layer, inputs) in self.layers.iter().enumerate() {
             let of_layer = |(story, range): (&_, Range<usize>)| {
@@ -309,7 +309,7 @@ impl<D: Device> Fed<D> {
             };
             let mut kv: Vec<u16> = pieces().flat_map(of_layer).collect();
             kv.resize(bucket as usize * 512, u16::from_le_bytes([PADDING; 2]));
-            device.upload(stream, &kv, &inputs.rows, 0).unwrap();
+            stream.upload(&kv, &inputs.rows, 0).unwrap();
             for (compressor, to) in inputs.compressors.iter().enumerate() {
                 let (mut kv, mut gate) = (Vec::new(), Vec::new());
                 for (story, range) in pieces() {
@@ -321,7 +321,7 @@ impl<D: Device> Fed<D> {
                 let columns = shape(compressors(inputs.kind)[compressor]).columns();
                 for (mut values, to) in [(kv, &to.kv), (gate, &to.gate)] {
                     values.resize(bucket as usize * columns, f32::from_le_bytes([PADDING; 4]));
-                    device.upload(stream, &values, to, 0).unwrap();
+                    stream.upload(&values, to, 0).unwrap();
                 }
             }
         }
@@ -364,7 +364,7 @@ impl<D: Device> Fed<D> {
         let (device, CacheConfig { model, max_context, .. }) = (manager.device(), manager.config());
         let (count, heads) = (queries.len() as u32, model.index_heads);
         let workspace = IndexerWorkspace::new(device, model, *max_context, count, u64::MAX)?;
-        let ones = |elements: u32| upload(device, stream, &vec![1.0_f32; elements as usize]);
+        let ones = |elements: u32| upload(stream, &vec![1.0_f32; elements as usize]);
         let (projected, weights) = (ones(count * heads * INDEX_DIM), ones(count * heads));
         let lists = device.allocate("lists", u64::from(count * k))?;
         let select = LayerCacheHandle::select_entries;
@@ -382,7 +382,7 @@ impl<D: Device> Fed<D> {
     }
 
     /// Every pool of every layer.
-    pub fn pools(&self) -> Vec<(String, Buffer<D, u8>)> {
+    pub fn pools(&self) -> Vec<(String, Buffer<B, u8>)> {
         let of_layer = |layer| {
             let handle = self.manager.layer(layer).unwrap();
             let pools = pools_of(&handle);
@@ -394,7 +394,7 @@ impl<D: Device> Fed<D> {
 
     /// The bytes of every pool of every layer.
     pub fn pool_bytes(&self) -> Vec<(String, Vec<u8>)> {
-        let bytes = |pool| download(self.manager.device(), &self.stream, pool);
+        let bytes = |pool| download(&self.stream, pool);
         self.pools().iter().map(|(name, pool)| (name.clone(), bytes(pool))).collect()
     }
 
@@ -412,7 +412,7 @@ impl<D: Device> Fed<D> {
             let closed = tokens / ratio as usize;
             let row = |i: usize| blocks[i / per_block] * per_block + i % per_block;
             let what = format!("{layer:?} of {id} at {tokens} tokens");
-            let plane = |plane: &Buffer<D, u8>| download(manager.device(), stream, plane);
+            let plane = |plane: &Buffer<B, u8>| download(stream, plane);
             let entries = handle.entries().unwrap();
             let (data, scale) = (plane(entries.data), plane(entries.scale));
             for (i, entry) in stored.entries[..closed].iter().enumerate() {
@@ -437,7 +437,7 @@ impl<D: Device> Fed<D> {
 }
 
 /// The pools that a handle shows.
-pub fn pools_of<D: Device>(handle: &LayerCacheHandle<'_, D>) -> Vec<(PoolKind, Buffer<D, u8>)> {
+pub fn pools_of<B: Backend>(handle: &LayerCacheHandle<'_, B>) -> Vec<(PoolKind, Buffer<B, u8>)> {
     let swa = handle.swa();
     let mut pools =
         vec![(PoolKind::SwaData, swa.data.clone()), (PoolKind::SwaScale, swa.scale.clone())];
@@ -450,13 +450,13 @@ pub fn pools_of<D: Device>(handle: &LayerCacheHandle<'_, D>) -> Vec<(PoolKind, B
         pools.push((PoolKind::IndexScale, keys.scale.clone()));
     }
     for kind in [PoolKind::MainState, PoolKind::IndexState] {
-        pools.extend(handle.state(kind).ok().map(|state| (kind, state.rows.cast())));
+        pools.extend(handle.state(kind).ok().map(|state| (kind, state.rows.cast().unwrap())));
     }
     pools
 }
 
 /// Every pool holds the bytes that it should.
-pub fn assert_pools<D: Device>(fed: &Fed<D>, want: &[(String, Vec<u8>)], what: &str) {
+pub fn assert_pools<B: Backend>(fed: &Fed<B>, want: &[(String, Vec<u8>)], what: &str) {
     for ((name, got), (_, want)) in fed.pool_bytes().iter().zip(want) {
         assert_same(got, want, &format!("{name}, {what}"));
     }

@@ -1,7 +1,7 @@
 //! A step that cannot have all its blocks gets none, and leaves the whole cache as it was, byte for
 //! byte, wherever the blocks run out.
 
-use dsv4_kv::device::{Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions, Emulator};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::plan::Section;
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
@@ -25,7 +25,7 @@ fn part(request: u32) -> (u32, u32) {
 }
 
 /// A cache of `REQUESTS` requests, ready for the step, and one that holds all but `free` blocks.
-fn cache(free: u32, blocks: u32) -> (KvCacheManager<EmuDevice>, Vec<StepRequest>) {
+fn cache(free: u32, blocks: u32) -> (KvCacheManager<Emulator>, Vec<StepRequest>) {
     let device = EmuDevice::new(EmuOptions::default());
     let config = CacheConfig {
         max_requests: REQUESTS + 1,
@@ -49,7 +49,7 @@ fn cache(free: u32, blocks: u32) -> (KvCacheManager<EmuDevice>, Vec<StepRequest>
 }
 
 /// Gives a request its first tokens.
-fn grow(cache: &mut KvCacheManager<EmuDevice>, id: RequestId, tokens: u32) {
+fn grow(cache: &mut KvCacheManager<Emulator>, id: RequestId, tokens: u32) {
     if tokens > 0 {
         let stream = cache.device().stream().unwrap();
         cache.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
@@ -58,13 +58,13 @@ fn grow(cache: &mut KvCacheManager<EmuDevice>, id: RequestId, tokens: u32) {
 }
 
 /// The cache as bytes: its books, and StepMeta on the device.
-fn state(cache: &KvCacheManager<EmuDevice>) -> (Vec<u8>, Vec<Vec<i32>>) {
+fn state(cache: &KvCacheManager<Emulator>) -> (Vec<u8>, Vec<Vec<i32>>) {
     let stream = cache.device().stream().unwrap();
     let handle = cache.layer(LayerId(0)).unwrap();
     let section = |section| {
         let section = handle.section(section);
         let mut values = vec![0; section.len() as usize];
-        cache.device().download(&stream, &section, 0, &mut values).unwrap();
+        stream.download(&section, 0, &mut values).unwrap();
         values
     };
     let sections = [

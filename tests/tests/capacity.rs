@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use dsv4_kv::capacity::{self, Capacity};
-use dsv4_kv::device::{Device, EmuDevice, EmuOptions};
+use dsv4_kv::device::{EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::index_row::IndexFormat;

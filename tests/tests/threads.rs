@@ -4,7 +4,7 @@
 use std::sync::Barrier;
 use std::thread;
 
-use dsv4_kv::device::{CudaDevice, CudaOptions, Device, DeviceError, EmuDevice, EmuOptions, Graph};
+use dsv4_kv::device::{CudaOptions, DeviceError, EmuDevice, EmuOptions, Graph};
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 3 } else { 200 };
@@ -35,20 +35,19 @@ fn threads_share_a_device() {
         together.wait();
         for round in 0..ROUNDS {
             let byte = (thread * ROUNDS + round) as u8;
-            device.fill(&stream, &shared, byte).unwrap();
-            device.copy(&stream, &shared, &own).unwrap();
-            if allowed(device.download(&stream, &own, 0, &mut told)).is_some() {
+            stream.fill(&shared, byte).unwrap();
+            stream.copy(&shared, &own).unwrap();
+            if allowed(stream.download(&own, 0, &mut told)).is_some() {
                 assert!(told.iter().all(|&word| word == told[0]), "a mixture: {told:08x?}");
             }
             // Any four threads' worth of these do not fit.
             drop(allowed(device.allocate::<u8>("large", MEMORY / 3)));
-            let record = || device.fill(&stream, &own, byte);
-            let graph: Option<Graph<_>> =
-                allowed(device.capture(&stream, vec![own.memory()], record));
+            let record = || stream.fill(&own, byte);
+            let graph: Option<Graph<_>> = allowed(stream.capture(vec![own.memory()], record));
             if let Some(graph) = graph {
                 captured += 1;
-                device.replay(&stream, &graph).unwrap();
-                if allowed(device.download(&stream, &own, 0, &mut told)).is_some() {
+                stream.replay(&graph).unwrap();
+                if allowed(stream.download(&own, 0, &mut told)).is_some() {
                     assert_eq!(told, [u32::from_ne_bytes([byte; 4]); WORDS]);
                 }
             }
@@ -72,7 +71,7 @@ fn threads_look_for_a_gpu_at_once() {
     let together = Barrier::new(THREADS as usize);
     let look = || {
         together.wait();
-        CudaDevice::new(CudaOptions::default()).map(|_| ()).map_err(|error| error.to_string())
+        dsv4_kv::open_cuda(CudaOptions::default()).map(|_| ()).map_err(|error| error.to_string())
     };
     let answers: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(look)).collect();

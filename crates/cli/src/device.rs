@@ -44,7 +44,7 @@ impl DeviceChoice {
     /// The GPU, or `None` for the CPU. With [`Self::Auto`] a note on the error stream says why there
     /// is no GPU.
     pub fn gpu(self) -> Result<Option<CudaDevice>, InputError> {
-        let open = || CudaDevice::new(CudaOptions::default());
+        let open = || dsv4_kv::open_cuda(CudaOptions::default());
         match self {
             Self::Cpu => Ok(None),
             Self::Cuda => open().map(Some).map_err(InputError::NoCuda),

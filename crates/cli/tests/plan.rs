@@ -4,7 +4,7 @@ use std::io::Write;
 
 use assert_cmd::Command;
 use dsv4_kv::IndexerWorkspace;
-use dsv4_kv::device::{Device, EmuDevice, EmuOptions};
+use dsv4_kv::device::{EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use serde_json::Value;
 

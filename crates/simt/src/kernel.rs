@@ -7,6 +7,8 @@ pub struct PointerInfo {
     pub name: &'static str,
     /// The element type it points to, as Rust spells it.
     pub element: &'static str,
+    /// What its address must be a multiple of, in bytes.
+    pub align: u32,
     /// Whether the kernel writes through it.
     pub mutable: bool,
 }

@@ -18,7 +18,7 @@ mod tiles;
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use dsv4_kv::device::{CudaDevice, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 
@@ -34,7 +34,7 @@ const DECODED: usize = 16;
 const CONTEXT: u32 = 3 * BLOCK_TOKENS;
 
 fn main() -> Result<()> {
-    match CudaDevice::new(CudaOptions::default()) {
+    match dsv4_kv::open_cuda(CudaOptions::default()) {
         Ok(device) => run(&device),
         Err(error) => {
             eprintln!("note: running on the CPU, as there is no usable GPU: {error}");
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     }
 }
 
-fn run<D: Device>(device: &D) -> Result<()> {
+fn run<B: Backend>(device: &Device<B>) -> Result<()> {
     let config = ModelConfig::preset("tiny").expect("a preset");
     let model = Model::random(&config.layers, 1);
     let mut tokens: Vec<usize> = (0..PROMPT).map(|at| at * at % model::VOCABULARY).collect();

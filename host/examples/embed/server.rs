@@ -1,7 +1,7 @@
 //! One request and its cache: what a step asks of the cache, and in which order.
 
 use anyhow::Result;
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
@@ -12,19 +12,19 @@ use crate::model::{Compressor, Model, Vectors, normed};
 use crate::tiles::{TILE_QUERIES, Tiles};
 
 /// One request, its cache, and the tensors that live as long.
-pub struct Server<'a, D: Device> {
+pub struct Server<'a, B: Backend> {
     model: &'a Model,
-    cache: KvCacheManager<D>,
-    stream: D::Stream,
+    cache: KvCacheManager<B>,
+    stream: Stream<B>,
     request: RequestId,
     /// Position bias and norm weights of each layer's compressors.
-    weights: Vec<Vec<[Buffer<D, f32>; 2]>>,
-    tiles: Tiles<D>,
+    weights: Vec<Vec<[Buffer<B, f32>; 2]>>,
+    tiles: Tiles<B>,
 }
 
-impl<'a, D: Device> Server<'a, D> {
+impl<'a, B: Backend> Server<'a, B> {
     /// A cache for one request, and the request.
-    pub fn new(device: &D, config: &ModelConfig, model: &'a Model) -> Result<Self> {
+    pub fn new(device: &Device<B>, config: &ModelConfig, model: &'a Model) -> Result<Self> {
         let config = CacheConfig {
             num_blocks: CONTEXT / BLOCK_TOKENS,
             max_context: CONTEXT,
@@ -35,8 +35,8 @@ impl<'a, D: Device> Server<'a, D> {
         let mut cache = KvCacheManager::new(device.clone(), config)?;
         let stream = device.stream()?;
         let on_device = |compressor: &Compressor| -> Result<_> {
-            let ape = upload(device, &stream, &compressor.ape)?;
-            Ok([ape, upload(device, &stream, &compressor.norm)?])
+            let ape = upload(&stream, &compressor.ape)?;
+            Ok([ape, upload(&stream, &compressor.norm)?])
         };
         let layers = model.layers.iter();
         let weights = layers.map(|layer| layer.compressors.iter().map(on_device).collect());
@@ -90,8 +90,8 @@ impl<'a, D: Device> Server<'a, D> {
         let mut outputs = Vectors::new();
         for first in (0..cache.tokens()).step_by(TILE_QUERIES as usize) {
             let queries = first..cache.tokens().min(first + TILE_QUERIES);
-            let (device, stream, tile) = (self.cache.device(), &self.stream, queries.clone());
-            let keys = self.tiles.gather(device, stream, &cache, &kv, start, tile)?;
+            let (stream, tile) = (&self.stream, queries.clone());
+            let keys = self.tiles.gather(stream, &cache, &kv, start, tile)?;
             for (query, keys) in queries.zip(&keys) {
                 let at = query as usize;
                 outputs.push(weights.attend(&inputs[at], start + query, keys, &hidden[at]));
@@ -108,10 +108,10 @@ impl<'a, D: Device> Server<'a, D> {
     /// launch appends it to the window: whether it did.
     fn compress(
         &self,
-        cache: &LayerCacheHandle<'_, D>,
+        cache: &LayerCacheHandle<'_, B>,
         layer: usize,
         inputs: &Vectors,
-        kv: &Buffer<D, u16>,
+        kv: &Buffer<B, u16>,
     ) -> Result<bool> {
         let mut tensors = Vec::new();
         let compressors = &self.model.layers[layer].compressors;
@@ -137,17 +137,13 @@ impl<'a, D: Device> Server<'a, D> {
         Ok(self.cache.release(self.request)?)
     }
 
-    fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Buffer<D, T>> {
-        upload(self.cache.device(), &self.stream, values)
+    fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Buffer<B, T>> {
+        upload(&self.stream, values)
     }
 }
 
-fn upload<D: Device, T: bytemuck::Pod>(
-    device: &D,
-    stream: &D::Stream,
-    values: &[T],
-) -> Result<Buffer<D, T>> {
-    let buffer = device.allocate("model tensor", values.len() as u64)?;
-    device.upload(stream, values, &buffer, 0)?;
+fn upload<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, values: &[T]) -> Result<Buffer<B, T>> {
+    let buffer = stream.device().allocate("model tensor", values.len() as u64)?;
+    stream.upload(values, &buffer, 0)?;
     Ok(buffer)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use anyhow::Result;
 use dsv4_kv::LayerCacheHandle;
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::kv_layout::geometry::{CSA_RATIO, HEAD_DIM, LayerKind, WINDOW};
 use half::bf16;
 
@@ -18,27 +18,27 @@ pub const TILE_QUERIES: u32 = 32;
 const ENTRIES: u32 = CONTEXT / CSA_RATIO;
 
 /// Rows for each query of a tile.
-struct Tile<D: Device> {
+struct Tile<B: Backend> {
     /// `[TILE_QUERIES, rows, 512]` BF16.
-    values: Buffer<D, u16>,
+    values: Buffer<B, u16>,
     /// `[TILE_QUERIES]`: how many of its rows each query has.
-    lengths: Buffer<D, i32>,
+    lengths: Buffer<B, i32>,
     rows: u32,
 }
 
-impl<D: Device> Tile<D> {
-    fn new(device: &D, rows: u32) -> Result<Self> {
+impl<B: Backend> Tile<B> {
+    fn new(device: &Device<B>, rows: u32) -> Result<Self> {
         let elements = u64::from(TILE_QUERIES * rows * HEAD_DIM);
         let values = device.allocate("tile", elements)?;
         Ok(Self { values, lengths: device.allocate("tile lengths", TILE_QUERIES.into())?, rows })
     }
 
     /// The rows of the first `queries` queries, as f32.
-    fn download(&self, device: &D, stream: &D::Stream, queries: usize) -> Result<Vectors> {
+    fn download(&self, stream: &Stream<B>, queries: usize) -> Result<Vectors> {
         let per_query = (self.rows * HEAD_DIM) as usize;
         let (mut values, mut lengths) = (vec![0; queries * per_query], vec![0; queries]);
-        device.download(stream, &self.values, 0, &mut values)?;
-        device.download(stream, &self.lengths, 0, &mut lengths)?;
+        stream.download(&self.values, 0, &mut values)?;
+        stream.download(&self.lengths, 0, &mut lengths)?;
         let queries = values.chunks_exact(per_query).zip(lengths);
         let rows = queries.map(|(values, length)| &values[..length as usize * HEAD_DIM as usize]);
         let value = |&bits: &u16| bf16::from_bits(bits).to_f32();
@@ -47,16 +47,16 @@ impl<D: Device> Tile<D> {
 }
 
 /// The tensors that gathers fill, allocated once and used by all layers in turn.
-pub struct Tiles<D: Device> {
-    window: Tile<D>,
-    entries: Tile<D>,
+pub struct Tiles<B: Backend> {
+    window: Tile<B>,
+    entries: Tile<B>,
     /// `[TILE_QUERIES, ENTRIES]`: the entries that each query of a CSA layer reads, -1 = none.
-    selected: Buffer<D, i32>,
+    selected: Buffer<B, i32>,
 }
 
-impl<D: Device> Tiles<D> {
+impl<B: Backend> Tiles<B> {
     /// Tiles for [`TILE_QUERIES`] queries.
-    pub fn new(device: &D) -> Result<Self> {
+    pub fn new(device: &Device<B>) -> Result<Self> {
         Ok(Self {
             window: Tile::new(device, WINDOW)?,
             entries: Tile::new(device, ENTRIES)?,
@@ -69,23 +69,22 @@ impl<D: Device> Tiles<D> {
     /// `kv` has the step's own rows: those of a chunk are not in the window's ring yet.
     pub fn gather(
         &self,
-        device: &D,
-        stream: &D::Stream,
-        cache: &LayerCacheHandle<'_, D>,
-        kv: &Buffer<D, u16>,
+        stream: &Stream<B>,
+        cache: &LayerCacheHandle<'_, B>,
+        kv: &Buffer<B, u16>,
         start: u32,
         queries: Range<u32>,
     ) -> Result<Vectors> {
         let Self { window, entries, selected } = self;
         cache.gather_swa(stream, kv, queries.clone(), &window.values, &window.lengths)?;
-        let mut keys = window.download(device, stream, queries.len())?;
+        let mut keys = window.download(stream, queries.len())?;
         match cache.schema().kind {
             LayerKind::Swa => return Ok(keys),
             LayerKind::Csa => {
                 let visible = queries.clone().map(|query| ((start + query + 1) / CSA_RATIO) as i32);
                 let visible: Vec<i32> = visible.collect();
-                device.upload(stream, &visible, &entries.lengths, 0)?;
-                device.upload(stream, &select(&visible), selected, 0)?;
+                stream.upload(&visible, &entries.lengths, 0)?;
+                stream.upload(&select(&visible), selected, 0)?;
                 cache.gather_kv(stream, queries.clone(), selected, ENTRIES, &entries.values)?;
             }
             LayerKind::Hca => {
@@ -93,7 +92,7 @@ impl<D: Device> Tiles<D> {
                 cache.gather_all(stream, queries.clone(), ENTRIES, tile, lengths)?;
             }
         }
-        let entries = entries.download(device, stream, queries.len())?;
+        let entries = entries.download(stream, queries.len())?;
         keys.iter_mut().zip(entries).for_each(|(keys, entries)| keys.extend(entries));
         Ok(keys)
     }

@@ -6,13 +6,13 @@ use std::ops::Range;
 use kv_layout::geometry::{CSA_RATIO, CsaStream, HCA_RATIO, LayerKind, StateStream};
 
 use super::LayerCacheHandle;
-use crate::device::ops::{
+use crate::device::{Backend, Buffer, Stream, View};
+use crate::error::KvError;
+use crate::kernels::{DecodeCsa, DecodeHca, FlushCsa, FlushHca, GatherAll, GatherKv};
+use crate::ops::{
     self, CompressorWeights, DecodeStep, DecodeStream, Entries, GatherQueries, GatheredRows,
     IndexKeys, StateRing, StepProjections, StepTokens,
 };
-use crate::device::{Buffer, Device};
-use crate::error::KvError;
-use crate::kernels::{DecodeCsa, DecodeHca, FlushCsa, FlushHca, GatherAll, GatherKv};
 use crate::plan::Section;
 use crate::schema::{PoolKind, state_ring_rows};
 
@@ -20,24 +20,24 @@ use crate::schema::{PoolKind, state_ring_rows};
 ///
 /// `columns` is 1024 for the main entries of a CSA layer (the half that the next window pools, then
 /// its own window's), 256 for its indexer keys, 512 in an HCA layer; `channels` is 512, 128, 512.
-pub struct Projected<'a, D: Device> {
+pub struct Projected<'a, B: Backend> {
     /// `[tokens, columns]` f32, keys.
-    pub kv: &'a Buffer<D, f32>,
+    pub kv: &'a Buffer<B, f32>,
     /// `[tokens, columns]` f32, gates, without the position bias.
-    pub gate: &'a Buffer<D, f32>,
+    pub gate: &'a Buffer<B, f32>,
     /// `[ratio, columns]` f32, the position bias.
-    pub ape: &'a Buffer<D, f32>,
+    pub ape: &'a Buffer<B, f32>,
     /// `[channels]` f32, weights of the RMS norm.
-    pub norm: &'a Buffer<D, f32>,
+    pub norm: &'a Buffer<B, f32>,
 }
 
-impl<D: Device> Projected<'_, D> {
-    fn projections(&self) -> StepProjections<'_, D> {
+impl<B: Backend> Projected<'_, B> {
+    fn projections(&self) -> StepProjections<'_, B> {
         StepProjections { kv: self.kv, gate: self.gate }
     }
 }
 
-impl<D: Device> LayerCacheHandle<'_, D> {
+impl<B: Backend> LayerCacheHandle<'_, B> {
     /// Queues a CSA layer's update: entries and indexer keys of the windows that the step closes are
     /// pooled, normed, rotated, quantised and stored; then the step's tokens go to the state rings.
     ///
@@ -49,16 +49,16 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// a launch failed.
     pub fn update_csa(
         &self,
-        stream: &D::Stream,
-        main: &Projected<'_, D>,
-        index: &Projected<'_, D>,
+        stream: &Stream<B>,
+        main: &Projected<'_, B>,
+        index: &Projected<'_, B>,
     ) -> Result<(), KvError> {
         self.check_kind(LayerKind::Csa)?;
         if self.tokens == 0 {
             return Ok(());
         }
         let (tokens, plan) = (self.step_tokens(), self.workspace.csa_plan(self.tokens));
-        let (device, entries, keys) = (self.device, &self.workspace.entries, &self.workspace.keys);
+        let (entries, keys) = (&self.workspace.entries, &self.workspace.keys);
         let streams = [
             (CsaStream::Main, StateStream::CsaMain, PoolKind::MainState, main, entries),
             (CsaStream::Index, StateStream::CsaIndex, PoolKind::IndexState, index, keys),
@@ -67,12 +67,12 @@ impl<D: Device> LayerCacheHandle<'_, D> {
             let (state, weights) = (self.state(pool)?, self.weights(projected));
             let projections = projected.projections();
             let compress = ops::compress;
-            compress(device, stream, which, &tokens, &projections, &weights, &state, &plan, out)?;
+            compress(stream, which, &tokens, &projections, &weights, &state, &plan, out)?;
         }
         let (table, to, codes) = (self.workspace.table(), self.entries()?, self.index_keys()?);
         let faults = self.fault_word::<FlushCsa>((to.format, codes.format));
         let flush = ops::flush_csa;
-        flush(device, stream, &tokens, &plan, (entries, keys), &table, &to, &codes, &faults)?;
+        flush(stream, &tokens, &plan, (entries, keys), &table, &to, &codes, &faults)?;
         for (_, which, pool, projected, _) in streams {
             self.write_state(stream, which, pool, projected, &tokens)?;
         }
@@ -85,22 +85,22 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// As [`Self::update_csa`].
     pub fn update_hca(
         &self,
-        stream: &D::Stream,
-        projected: &Projected<'_, D>,
+        stream: &Stream<B>,
+        projected: &Projected<'_, B>,
     ) -> Result<(), KvError> {
         self.check_kind(LayerKind::Hca)?;
         if self.tokens == 0 {
             return Ok(());
         }
         let (tokens, plan) = (self.step_tokens(), self.workspace.hca_plan(self.tokens));
-        let (device, out) = (self.device, &self.workspace.entries);
+        let out = &self.workspace.entries;
         let (state, weights) = (self.state(PoolKind::MainState)?, self.weights(projected));
         let (projections, scratch) = (projected.projections(), &self.workspace.hca_scratch);
         let compress = ops::compress_hca;
-        compress(device, stream, &tokens, &projections, &weights, &state, &plan, scratch, out)?;
+        compress(stream, &tokens, &projections, &weights, &state, &plan, scratch, out)?;
         let (table, to) = (self.workspace.table(), self.entries()?);
         let faults = self.fault_word::<FlushHca>(to.format);
-        ops::flush_hca(device, stream, &tokens, &plan, out, &table, &to, &faults)?;
+        ops::flush_hca(stream, &tokens, &plan, out, &table, &to, &faults)?;
         self.write_state(stream, StateStream::Hca, PoolKind::MainState, projected, &tokens)
     }
 
@@ -114,10 +114,10 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// As [`Self::update_csa`].
     pub fn decode_csa(
         &self,
-        stream: &D::Stream,
-        window_kv: &Buffer<D, u16>,
-        main: &Projected<'_, D>,
-        index: &Projected<'_, D>,
+        stream: &Stream<B>,
+        window_kv: &Buffer<B, u16>,
+        main: &Projected<'_, B>,
+        index: &Projected<'_, B>,
     ) -> Result<(), KvError> {
         self.check_kind(LayerKind::Csa)?;
         let keys = self.index_keys()?;
@@ -126,7 +126,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let step = self.decode_step(&tokens, &ring_row, window_kv, &faults)?;
         let main = self.decode_stream(PoolKind::MainState, main)?;
         let index = self.decode_stream(PoolKind::IndexState, index)?;
-        Ok(ops::decode_csa(self.device, stream, &step, &main, &index, &keys)?)
+        Ok(ops::decode_csa(stream, &step, &main, &index, &keys)?)
     }
 
     /// Queues everything an HCA layer does for a step of one token a request, in one launch; see
@@ -137,9 +137,9 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// max_step_tokens / 128` tokens: a step of one token a request has `max_requests` at most.
     pub fn decode_hca(
         &self,
-        stream: &D::Stream,
-        window_kv: &Buffer<D, u16>,
-        main: &Projected<'_, D>,
+        stream: &Stream<B>,
+        window_kv: &Buffer<B, u16>,
+        main: &Projected<'_, B>,
     ) -> Result<(), KvError> {
         self.check_kind(LayerKind::Hca)?;
         let faults = self.fault_word::<DecodeHca>(self.config.main_format);
@@ -147,16 +147,16 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let step = self.decode_step(&tokens, &ring_row, window_kv, &faults)?;
         let main = self.decode_stream(PoolKind::MainState, main)?;
         let scratch = &self.workspace.hca_scratch;
-        Ok(ops::decode_hca(self.device, stream, &step, &main, scratch)?)
+        Ok(ops::decode_hca(stream, &step, &main, scratch)?)
     }
 
     fn decode_step<'b>(
         &'b self,
-        tokens: &'b StepTokens<D>,
-        ring_row: &'b Buffer<D, i32>,
-        window_kv: &'b Buffer<D, u16>,
-        faults: &'b Buffer<D, u32>,
-    ) -> Result<DecodeStep<'b, D>, KvError> {
+        tokens: &'b StepTokens<B>,
+        ring_row: &'b View<B, i32>,
+        window_kv: &'b Buffer<B, u16>,
+        faults: &'b Buffer<B, u32>,
+    ) -> Result<DecodeStep<'b, B>, KvError> {
         let (window, table, entries) = (self.swa(), self.workspace.table(), self.entries()?);
         Ok(DecodeStep { tokens, ring_row, window_kv, window, table, entries, faults })
     }
@@ -164,8 +164,8 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     fn decode_stream<'b>(
         &'b self,
         pool: PoolKind,
-        projected: &'b Projected<'_, D>,
-    ) -> Result<DecodeStream<'b, D>, KvError> {
+        projected: &'b Projected<'_, B>,
+    ) -> Result<DecodeStream<'b, B>, KvError> {
         let (projections, weights) = (projected.projections(), self.weights(projected));
         Ok(DecodeStream { projections, weights, state: self.state(pool)? })
     }
@@ -179,11 +179,11 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// [`KvError::Device`] if a tensor is too short, or the launch failed.
     pub fn gather_kv(
         &self,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         queries: Range<u32>,
-        selected: &Buffer<D, i32>,
+        selected: &Buffer<B, i32>,
         rows: u32,
-        tile: &Buffer<D, u16>,
+        tile: &Buffer<B, u16>,
     ) -> Result<(), KvError> {
         let count = self.check_queries(&queries)?;
         let (tokens, entries, table) =
@@ -191,7 +191,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let queries = gather_queries(&tokens, queries.start, count);
         let faults = self.fault_word::<GatherKv>(entries.format);
         let gather = ops::gather_kv;
-        gather(self.device, stream, &queries, selected, rows, &table, &entries, tile, &faults)?;
+        gather(stream, &queries, selected, rows, &table, &entries, tile, &faults)?;
         self.find_poison(stream, &queries, tile, GatheredRows::List(selected, rows))
     }
 
@@ -202,11 +202,11 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// As [`Self::gather_kv`].
     pub fn gather_all(
         &self,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         queries: Range<u32>,
         rows: u32,
-        tile: &Buffer<D, u16>,
-        lengths: &Buffer<D, i32>,
+        tile: &Buffer<B, u16>,
+        lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let count = self.check_queries(&queries)?;
         let (tokens, entries, table) =
@@ -214,7 +214,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let queries = gather_queries(&tokens, queries.start, count);
         let faults = self.fault_word::<GatherAll>(entries.format);
         let gather = ops::gather_all;
-        gather(self.device, stream, &queries, rows, &table, &entries, tile, lengths, &faults)?;
+        gather(stream, &queries, rows, &table, &entries, tile, lengths, &faults)?;
         self.find_poison(stream, &queries, tile, GatheredRows::All(lengths, rows))
     }
 
@@ -224,9 +224,9 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// As [`Self::gather_kv`].
     pub fn valid_lens(
         &self,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         queries: Range<u32>,
-        lengths: &Buffer<D, i32>,
+        lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let count = self.check_queries(&queries)?;
         let ratio = self.schema.kind.ratio().and_then(NonZeroU32::new);
@@ -234,14 +234,14 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let ratio = ratio.ok_or(KvError::NoSuchPool { layer, pool })?;
         let tokens = self.step_tokens();
         let queries = gather_queries(&tokens, queries.start, count);
-        Ok(ops::valid_lens(self.device, stream, &queries, ratio, lengths)?)
+        Ok(ops::valid_lens(stream, &queries, ratio, lengths)?)
     }
 
     /// The layer's compressed entries, for kernels of the embedder.
     ///
     /// # Errors
     /// [`KvError::NoSuchPool`] in a layer without entries.
-    pub fn entries(&self) -> Result<Entries<'_, D>, KvError> {
+    pub fn entries(&self) -> Result<Entries<'_, B>, KvError> {
         Ok(Entries {
             data: self.pool(PoolKind::EntryData)?,
             scale: self.pool(PoolKind::EntryScale)?,
@@ -255,7 +255,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     ///
     /// # Errors
     /// [`KvError::NoSuchPool`] in a layer without an indexer.
-    pub fn index_keys(&self) -> Result<IndexKeys<'_, D>, KvError> {
+    pub fn index_keys(&self) -> Result<IndexKeys<'_, B>, KvError> {
         Ok(IndexKeys {
             code: self.pool(PoolKind::IndexCode)?,
             scale: self.pool(PoolKind::IndexScale)?,
@@ -268,13 +268,13 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     ///
     /// # Errors
     /// [`KvError::NoSuchPool`] in a layer without that compressor.
-    pub fn state(&self, pool: PoolKind) -> Result<StateRing<D>, KvError> {
+    pub fn state(&self, pool: PoolKind) -> Result<StateRing<B>, KvError> {
         let window = match self.schema.kind {
             LayerKind::Hca => HCA_RATIO,
             LayerKind::Csa | LayerKind::Swa => 2 * CSA_RATIO,
         };
         Ok(StateRing {
-            rows: self.pool(pool)?.cast(),
+            rows: self.pool(pool)?.cast()?,
             ring: state_ring_rows(window, self.config.step_tokens_with_rollback()),
             slots: self.config.max_requests,
         })
@@ -282,18 +282,18 @@ impl<D: Device> LayerCacheHandle<'_, D> {
 
     fn write_state(
         &self,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         which: StateStream,
         pool: PoolKind,
-        projected: &Projected<'_, D>,
-        tokens: &StepTokens<D>,
+        projected: &Projected<'_, B>,
+        tokens: &StepTokens<B>,
     ) -> Result<(), KvError> {
         let (state, projections) = (self.state(pool)?, projected.projections());
         let write = ops::write_state;
-        Ok(write(self.device, stream, which, tokens, &projections, projected.ape, &state)?)
+        Ok(write(stream, which, tokens, &projections, projected.ape, &state)?)
     }
 
-    fn weights<'b>(&'b self, projected: &'b Projected<'_, D>) -> CompressorWeights<'b, D> {
+    fn weights<'b>(&'b self, projected: &'b Projected<'_, B>) -> CompressorWeights<'b, B> {
         let frequencies = &self.workspace.frequencies;
         CompressorWeights { ape: projected.ape, norm: projected.norm, frequencies }
     }
@@ -304,11 +304,11 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     }
 }
 
-fn gather_queries<D: Device>(
-    tokens: &StepTokens<D>,
+fn gather_queries<B: Backend>(
+    tokens: &StepTokens<B>,
     first: u32,
     count: u32,
-) -> GatherQueries<'_, D> {
+) -> GatherQueries<'_, B> {
     let StepTokens { position, slot, index, .. } = tokens;
     GatherQueries { position, slot, index, first, count }
 }

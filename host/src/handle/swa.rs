@@ -5,22 +5,22 @@ use std::ops::Range;
 use kv_layout::geometry::swa_ring_rows;
 
 use super::LayerCacheHandle;
-use crate::device::ops::{self, GatherQueries, GatheredRows, SwaRing};
-use crate::device::{Buffer, Device};
+use crate::device::{Backend, Buffer, Stream};
 use crate::error::KvError;
 use crate::kernels::{AppendSwa, GatherSwa};
+use crate::ops::{self, GatherQueries, GatheredRows, SwaRing};
 use crate::plan::Section;
 use crate::schema::PoolKind;
 
 const EVERY_LAYER: &str = "every layer has a sliding-window ring";
 
-impl<D: Device> LayerCacheHandle<'_, D> {
+impl<B: Backend> LayerCacheHandle<'_, B> {
     /// The sliding-window ring planes, for kernels of the embedder.
     ///
     /// # Panics
     /// Never: every layer has them.
     #[must_use]
-    pub fn swa(&self) -> SwaRing<'_, D> {
+    pub fn swa(&self) -> SwaRing<'_, B> {
         SwaRing {
             data: self.pools.get(PoolKind::SwaData).expect(EVERY_LAYER),
             scale: self.pools.get(PoolKind::SwaScale).expect(EVERY_LAYER),
@@ -38,10 +38,10 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     ///
     /// # Errors
     /// [`KvError::Device`] if `kv` is too short, or the launch failed.
-    pub fn append_swa(&self, stream: &D::Stream, kv: &Buffer<D, u16>) -> Result<(), KvError> {
+    pub fn append_swa(&self, stream: &Stream<B>, kv: &Buffer<B, u16>) -> Result<(), KvError> {
         let (ring, row) = (self.swa(), self.section(Section::RingRow));
         let faults = self.fault_word::<AppendSwa>(ring.format);
-        Ok(ops::append_swa(self.device, stream, kv, &row, &ring, &faults, self.tokens)?)
+        Ok(ops::append_swa(stream, kv, &row, &ring, &faults, self.tokens)?)
     }
 
     /// Queues the gather of the sliding window of queries `first..end` of the step.
@@ -55,11 +55,11 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// [`KvError::NoSuchQueries`]; [`KvError::Device`] if a tensor is too short, or the launch failed.
     pub fn gather_swa(
         &self,
-        stream: &D::Stream,
-        kv: &Buffer<D, u16>,
+        stream: &Stream<B>,
+        kv: &Buffer<B, u16>,
         queries: Range<u32>,
-        tile: &Buffer<D, u16>,
-        lengths: &Buffer<D, i32>,
+        tile: &Buffer<B, u16>,
+        lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let count = self.check_queries(&queries)?;
         let ring = self.swa();
@@ -72,7 +72,7 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         };
         let faults = self.fault_word::<GatherSwa>(ring.format);
         let gather = ops::gather_swa;
-        gather(self.device, stream, kv, &queries, &ring, tile, lengths, &faults)?;
+        gather(stream, kv, &queries, &ring, tile, lengths, &faults)?;
         self.find_poison(stream, &queries, tile, GatheredRows::Window(lengths))
     }
 }

@@ -7,31 +7,29 @@
 mod workspace;
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{INDEX_DIM, LayerKind};
 
-use crate::device::ops::{self, GatherQueries, IndexQueries, Scored, Scores};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Memory, Stream};
 use crate::error::KvError;
 use crate::handle::LayerCacheHandle;
 use crate::kernels::{IndexScore, IndexScoreTopk};
+use crate::ops::{self, GatherQueries, IndexQueries, Scored, Scores};
 
 use workspace::columns;
 pub use workspace::{IndexerWorkspace, WorkspaceSize};
 
 /// The indexer of one CSA layer: its weights.
-pub struct CsaIndexer<D: Device> {
-    device: D,
+pub struct CsaIndexer<B: Backend> {
     heads: u32,
     q_lora_rank: u32,
     hidden_size: u32,
-    query_weight: Buffer<D, u16>,
-    head_weight: Buffer<D, u16>,
+    query_weight: Buffer<B, u16>,
+    head_weight: Buffer<B, u16>,
 }
 
-impl<D: Device> CsaIndexer<D> {
+impl<B: Backend> CsaIndexer<B> {
     /// The indexer with these weights: `query_weight` (`[heads * 128, q_lora_rank]` BF16) and
     /// `head_weight` (`[heads, hidden_size]` BF16), as the checkpoint's `indexer.wq_b` and
     /// `indexer.weights_proj`.
@@ -39,26 +37,18 @@ impl<D: Device> CsaIndexer<D> {
     /// # Errors
     /// [`KvError::Device`] with [`DeviceError::Length`] if a weight is too short for the model.
     pub fn new(
-        device: &D,
         model: &ModelConfig,
-        query_weight: Buffer<D, u16>,
-        head_weight: Buffer<D, u16>,
+        query_weight: Buffer<B, u16>,
+        head_weight: Buffer<B, u16>,
     ) -> Result<Self, KvError> {
         let ModelConfig { index_heads: heads, q_lora_rank, hidden_size, .. } = *model;
-        let needed = |what, buffer: &Buffer<D, u16>, rows: u32, columns: u32| {
+        let needed = |what, buffer: &Buffer<B, u16>, rows: u32, columns: u32| {
             let (found, needed) = (buffer.len(), u64::from(rows) * u64::from(columns));
             if found < needed { Err(DeviceError::Length { what, found, needed }) } else { Ok(()) }
         };
         needed("indexer query weight", &query_weight, heads * INDEX_DIM, q_lora_rank)?;
         needed("indexer head weight", &head_weight, heads, hidden_size)?;
-        Ok(Self {
-            device: device.clone(),
-            heads,
-            q_lora_rank,
-            hidden_size,
-            query_weight,
-            head_weight,
-        })
+        Ok(Self { heads, q_lora_rank, hidden_size, query_weight, head_weight })
     }
 
     /// Queues everything from activations to lists: for each query the `k` entries with the largest
@@ -73,31 +63,31 @@ impl<D: Device> CsaIndexer<D> {
     #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
     pub fn select(
         &self,
-        stream: &D::Stream,
-        layer: &LayerCacheHandle<'_, D>,
-        workspace: &IndexerWorkspace<D>,
+        stream: &Stream<B>,
+        layer: &LayerCacheHandle<'_, B>,
+        workspace: &IndexerWorkspace<B>,
         queries: Range<u32>,
-        (latent, hidden): (&Buffer<D, u16>, &Buffer<D, u16>),
+        (latent, hidden): (&Buffer<B, u16>, &Buffer<B, u16>),
         k: u32,
-        selected: &Buffer<D, i32>,
+        selected: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
-        let Self { device, heads, q_lora_rank, hidden_size, query_weight, head_weight } = self;
+        let Self { heads, q_lora_rank, hidden_size, query_weight, head_weight } = self;
         let (heads, q_lora_rank, hidden_size) = (*heads, *q_lora_rank, *hidden_size);
         layer.in_parts(workspace, queries, (k, selected), |part, list| {
             let (to, to_weight) = (&workspace.projected, &workspace.projected_weight);
             let latent = rows("activations", latent, part, q_lora_rank)?;
             let hidden = rows("activations", hidden, part, hidden_size)?;
             let shape = [part.count, heads * INDEX_DIM, q_lora_rank];
-            ops::project(device, stream, &latent, query_weight, to, shape)?;
+            ops::project(stream, &latent, query_weight, to, shape)?;
             let shape = [part.count, heads, hidden_size];
-            ops::project(device, stream, &hidden, head_weight, to_weight, shape)?;
+            ops::project(stream, &hidden, head_weight, to_weight, shape)?;
             layer.select_part(stream, workspace, part, (to, to_weight), k, list)
         })
     }
 
     /// Its weights, for a graph to retain.
     #[must_use]
-    pub fn memory(&self) -> Vec<Arc<D::Memory>> {
+    pub fn memory(&self) -> Vec<Memory<B>> {
         vec![self.query_weight.memory(), self.head_weight.memory()]
     }
 }
@@ -113,12 +103,12 @@ struct Part {
 }
 
 /// The rows of `buffer` that belong to a part, of `columns` elements each.
-fn rows<D: Device, T: bytemuck::Pod>(
+fn rows<B: Backend, T: bytemuck::Pod>(
     what: &'static str,
-    buffer: &Buffer<D, T>,
+    buffer: &Buffer<B, T>,
     part: Part,
     columns: u32,
-) -> Result<Buffer<D, T>, DeviceError> {
+) -> Result<Buffer<B, T>, DeviceError> {
     let of = |rows: u32| u64::from(rows) * u64::from(columns);
     buffer.slice(of(part.offset), of(part.count)).ok_or(DeviceError::Length {
         what,
@@ -127,7 +117,7 @@ fn rows<D: Device, T: bytemuck::Pod>(
     })
 }
 
-impl<D: Device> LayerCacheHandle<'_, D> {
+impl<B: Backend> LayerCacheHandle<'_, B> {
     /// Queues the choice of the entries that queries `queries` of the step attend to: for each its `k`
     /// entries with the largest scores, largest first, the older entry first among equal ones; all
     /// that it sees, oldest first, if those are no more than `k`. `selected`: `[queries, k]` entries of
@@ -144,13 +134,13 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
     pub fn select_entries(
         &self,
-        stream: &D::Stream,
-        workspace: &IndexerWorkspace<D>,
+        stream: &Stream<B>,
+        workspace: &IndexerWorkspace<B>,
         queries: Range<u32>,
-        projected: &Buffer<D, f32>,
-        projected_weight: &Buffer<D, f32>,
+        projected: &Buffer<B, f32>,
+        projected_weight: &Buffer<B, f32>,
         k: u32,
-        selected: &Buffer<D, i32>,
+        selected: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let heads = workspace.heads;
         self.in_parts(workspace, queries, (k, selected), |part, list| {
@@ -163,10 +153,10 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// Calls `select` with each part of the queries that the workspace holds, and its lists.
     fn in_parts(
         &self,
-        workspace: &IndexerWorkspace<D>,
+        workspace: &IndexerWorkspace<B>,
         queries: Range<u32>,
-        (k, selected): (u32, &Buffer<D, i32>),
-        select: impl Fn(Part, &Buffer<D, i32>) -> Result<(), KvError>,
+        (k, selected): (u32, &Buffer<B, i32>),
+        select: impl Fn(Part, &Buffer<B, i32>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
         self.check_kind(LayerKind::Csa)?;
         let count = self.check_queries(&queries)?;
@@ -198,12 +188,12 @@ impl<D: Device> LayerCacheHandle<'_, D> {
     /// Queues query, scores and lists of a part; see [`Self::select_entries`].
     fn select_part(
         &self,
-        stream: &D::Stream,
-        workspace: &IndexerWorkspace<D>,
+        stream: &Stream<B>,
+        workspace: &IndexerWorkspace<B>,
         part: Part,
-        (projected, projected_weight): (&Buffer<D, f32>, &Buffer<D, f32>),
+        (projected, projected_weight): (&Buffer<B, f32>, &Buffer<B, f32>),
         k: u32,
-        selected: &Buffer<D, i32>,
+        selected: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let (tokens, keys, table) =
             (self.step_tokens(), self.index_keys()?, self.workspace.table());
@@ -217,24 +207,23 @@ impl<D: Device> LayerCacheHandle<'_, D> {
         let IndexerWorkspace { heads, columns, query, weight, scores, maxima, .. } = workspace;
         let quantised = IndexQueries { query, weight, heads: *heads };
         let scores = Scores { scores, maxima, columns: *columns };
-        let device = self.device;
         let planes = (&keys, self.config.num_blocks);
         let (rotary, format) = (&self.workspace.frequencies, keys.format);
         let (from, to) = ((projected, projected_weight), &quantised);
-        ops::index_query(device, stream, &queries, from.0, from.1, rotary, format, to)?;
+        ops::index_query(stream, &queries, from.0, from.1, rotary, format, to)?;
         if let Some(found) = &self.workspace.poison {
             let (find, scored) = (ops::find_poisoned_keys, Scored { skip: k, columns: *columns });
-            find(device, stream, &queries, self.schema.layer, &table, planes, scored, found)?;
+            find(stream, &queries, self.schema.layer, &table, planes, scored, found)?;
         }
         if ops::one_launch_is_faster(format, *columns, part.count) {
             let (list, of) = (ops::index_score_topk, (*columns, k));
             let keys = (keys.code, keys.scale, self.config.num_blocks);
             let faults = self.fault_word::<IndexScoreTopk>(());
-            list(device, stream, &queries, to, &table, keys, of, selected, &faults)?;
+            list(stream, &queries, to, &table, keys, of, selected, &faults)?;
         } else {
             let faults = self.fault_word::<IndexScore>(format);
-            ops::index_score(device, stream, &queries, to, &table, planes, k, &scores, &faults)?;
-            ops::index_topk(device, stream, &queries, &scores, k, selected)?;
+            ops::index_score(stream, &queries, to, &table, planes, k, &scores, &faults)?;
+            ops::index_topk(stream, &queries, &scores, k, selected)?;
         }
         Ok(())
     }

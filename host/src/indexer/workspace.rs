@@ -1,15 +1,13 @@
 //! The memory that the indexers of a model share, and its size before it is allocated.
 
-use std::sync::Arc;
-
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, MAX_CONTEXT};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use serde::Serialize;
 
-use crate::device::ops::maxima_len;
-use crate::device::{Buffer, Device};
+use crate::device::{Backend, Buffer, Device, Memory};
 use crate::error::KvError;
+use crate::ops::maxima_len;
 
 /// Scores are laid out in tiles of so many entries.
 const TILE: u32 = 32;
@@ -62,26 +60,26 @@ impl WorkspaceSize {
 }
 
 /// Memory of the indexers of one model: projections, queries and scores of as many queries as fit.
-pub struct IndexerWorkspace<D: Device> {
+pub struct IndexerWorkspace<B: Backend> {
     pub(super) heads: u32,
     pub(super) columns: u32,
     size: WorkspaceSize,
-    pub(super) projected: Buffer<D, f32>,
-    pub(super) projected_weight: Buffer<D, f32>,
-    pub(super) query: Buffer<D, u8>,
-    pub(super) weight: Buffer<D, f32>,
-    pub(super) scores: Buffer<D, f32>,
-    pub(super) maxima: Buffer<D, f32>,
+    pub(super) projected: Buffer<B, f32>,
+    pub(super) projected_weight: Buffer<B, f32>,
+    pub(super) query: Buffer<B, u8>,
+    pub(super) weight: Buffer<B, f32>,
+    pub(super) scores: Buffer<B, f32>,
+    pub(super) maxima: Buffer<B, f32>,
 }
 
-impl<D: Device> IndexerWorkspace<D> {
+impl<B: Backend> IndexerWorkspace<B> {
     /// A workspace of at most `bytes` for up to `queries` queries at once, for requests of up to
     /// `context` tokens: [`WorkspaceSize::new`] says what it takes.
     ///
     /// # Errors
     /// As [`WorkspaceSize::new`]; [`KvError::Device`] if the memory is not there.
     pub fn new(
-        device: &D,
+        device: &Device<B>,
         model: &ModelConfig,
         context: u32,
         queries: u32,
@@ -112,7 +110,7 @@ impl<D: Device> IndexerWorkspace<D> {
 
     /// All of it, for a graph to retain.
     #[must_use]
-    pub fn memory(&self) -> Vec<Arc<D::Memory>> {
+    pub fn memory(&self) -> Vec<Memory<B>> {
         vec![
             self.projected.memory(),
             self.projected_weight.memory(),

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::RouterError;
 use crate::device::DeviceError;
-use crate::device::ops::Selection;
 use crate::ids::LayerId;
+use crate::ops::Selection;
 
 /// The shape of the routers of a DeepSeek-V4 checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -115,7 +115,13 @@ impl RouterConfig {
         range("layers", self.layers.into(), 1.0, 2048.0)?;
         range("hash_layers", self.hash_layers.into(), 0.0, self.layers.into())?;
         if !self.hidden_size.is_multiple_of(HIDDEN_STEP) {
-            return Err(DeviceError::HiddenSize { hidden: self.hidden_size }.into());
+            return Err(DeviceError::Argument {
+                what: "width of a hidden state",
+                value: self.hidden_size.into(),
+                multiple: HIDDEN_STEP.into(),
+                most: u32::MAX.into(),
+            }
+            .into());
         }
         self.selection()?;
         Ok(())
@@ -137,7 +143,7 @@ impl RouterConfig {
     /// The numbers of experts, as the operations take them.
     ///
     /// # Errors
-    /// [`DeviceError::Selection`].
+    /// [`DeviceError::Argument`].
     pub fn selection(&self) -> Result<Selection, RouterError> {
         Ok(Selection::new(self.experts, self.selected, self.scaling)?)
     }

@@ -8,7 +8,6 @@ mod error;
 mod weights;
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use bytemuck::Pod;
 use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
@@ -17,88 +16,85 @@ pub use config::{RouterConfig, RouterMode};
 pub use error::RouterError;
 pub use weights::{Choice, RouterWeights};
 
-use crate::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Memory, Stream};
+use crate::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
 
 /// Tokens up to which a batch is routed in parts of [`DECODE_TOKENS`]: for more, one tiled product costs
 /// less than so many launches (docs/performance.md).
 const MOST_IN_PARTS: u32 = 512;
 
 /// A layer's router on a device: weights, and all memory its launches need.
-pub struct Router<D: Device> {
-    device: D,
+pub struct Router<B: Backend> {
     selection: Selection,
     hidden: u32,
     max_tokens: u32,
-    gate: Buffer<D, u16>,
-    choice: DeviceChoice<D>,
+    gate: Buffer<B, u16>,
+    choice: DeviceChoice<B>,
     /// `[64, experts]`, where the blocks of a decode launch meet.
-    activations: Buffer<D, f32>,
-    arrivals: Buffer<D, u32>,
+    activations: Buffer<B, f32>,
+    arrivals: Buffer<B, u32>,
     /// `[max_tokens, experts]`, for batches that are no decode batches.
-    logits: Buffer<D, f32>,
-    faults: Buffer<D, u32>,
+    logits: Buffer<B, f32>,
+    faults: Buffer<B, u32>,
 }
 
 /// [`Choice`] on the device.
-enum DeviceChoice<D: Device> {
-    Bias(Buffer<D, f32>),
-    Table { table: Buffer<D, i32>, vocabulary: u32 },
+enum DeviceChoice<B: Backend> {
+    Bias(Buffer<B, f32>),
+    Table { table: Buffer<B, i32>, vocabulary: u32 },
 }
 
 /// A batch to route, and where the answer goes.
-pub struct Batch<'a, D: Device> {
+pub struct Batch<'a, B: Backend> {
     /// Tokens.
     pub tokens: u32,
     /// `[tokens]` token ids, -1 = padding. A router that chooses by score only looks whether it is
     /// negative, so that any per-token array with that meaning will do.
-    pub token: &'a Buffer<D, i32>,
+    pub token: &'a Buffer<B, i32>,
     /// `[tokens, selected]`: each token's experts, best first or as the table lists them; -1 for
     /// padding.
-    pub ids: &'a Buffer<D, i32>,
+    pub ids: &'a Buffer<B, i32>,
     /// `[tokens, selected]` f32: their weights, which add up to the model's scaling; 0 for padding.
-    pub weights: &'a Buffer<D, f32>,
+    pub weights: &'a Buffer<B, f32>,
 }
 
 /// A part of a batch, one launch.
-struct Part<D: Device> {
+struct Part<B: Backend> {
     tokens: u32,
-    x: Buffer<D, u16>,
-    token: Buffer<D, i32>,
-    ids: Buffer<D, i32>,
-    weights: Buffer<D, f32>,
+    x: Buffer<B, u16>,
+    token: Buffer<B, i32>,
+    ids: Buffer<B, i32>,
+    weights: Buffer<B, f32>,
 }
 
-impl<D: Device> Router<D> {
+impl<B: Backend> Router<B> {
     /// A router with these weights, for batches of up to `max_tokens` tokens.
     ///
     /// # Errors
     /// As [`RouterConfig::validate`]; [`RouterError::Shape`] and [`RouterError::NoSuchExpert`] for weights
     /// that are not of that configuration; [`RouterError::Device`].
     pub fn new(
-        device: &D,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         config: &RouterConfig,
         weights: &RouterWeights<'_>,
         max_tokens: u32,
     ) -> Result<Self, RouterError> {
         config.validate()?;
         weights.check(config)?;
-        let experts = u64::from(config.experts);
+        let (device, experts) = (stream.device(), u64::from(config.experts));
         let choice = match &weights.choice {
-            Choice::Bias(bias) => DeviceChoice::Bias(upload(device, stream, "gate bias", bias)?),
+            Choice::Bias(bias) => DeviceChoice::Bias(upload(stream, "gate bias", bias)?),
             Choice::Table(table) => DeviceChoice::Table {
-                table: upload(device, stream, "experts of token ids", table)?,
+                table: upload(stream, "experts of token ids", table)?,
                 vocabulary: config.vocabulary,
             },
         };
         let more = if max_tokens > MOST_IN_PARTS { u64::from(max_tokens) } else { 0 };
         Ok(Self {
-            device: device.clone(),
             selection: config.selection()?,
             hidden: config.hidden_size,
             max_tokens,
-            gate: upload(device, stream, "gate weights", &weights.gate)?,
+            gate: upload(stream, "gate weights", &weights.gate)?,
             choice,
             activations: device
                 .allocate("router activations", u64::from(DECODE_TOKENS) * experts)?,
@@ -119,7 +115,7 @@ impl<D: Device> Router<D> {
 
     /// What a graph that captured [`Self::route`] must retain, besides the batch.
     #[must_use]
-    pub fn memory(&self) -> Vec<Arc<D::Memory>> {
+    pub fn memory(&self) -> Vec<Memory<B>> {
         let choice = match &self.choice {
             DeviceChoice::Bias(bias) => bias.memory(),
             DeviceChoice::Table { table, .. } => table.memory(),
@@ -140,9 +136,9 @@ impl<D: Device> Router<D> {
     /// failed.
     pub fn route(
         &self,
-        stream: &D::Stream,
-        x: &Buffer<D, u16>,
-        batch: &Batch<'_, D>,
+        stream: &Stream<B>,
+        x: &Buffer<B, u16>,
+        batch: &Batch<'_, B>,
     ) -> Result<(), RouterError> {
         let (tokens, most) = (batch.tokens, self.max_tokens);
         if tokens > most {
@@ -151,8 +147,8 @@ impl<D: Device> Router<D> {
         let gate = Gate { weight: &self.gate, hidden: self.hidden };
         ops::check_routed(self.selection, tokens, batch.token, &self.routed(batch))?;
         if tokens > MOST_IN_PARTS {
-            let (device, logits) = (&self.device, &self.logits);
-            ops::router_logits(device, stream, self.selection, tokens, x, &gate, logits)?;
+            let logits = &self.logits;
+            ops::router_logits(stream, self.selection, tokens, x, &gate, logits)?;
             return self.route_logits(stream, logits, batch);
         }
         gate.check(self.selection, x, tokens)?;
@@ -164,7 +160,7 @@ impl<D: Device> Router<D> {
     }
 
     /// What of a batch that was checked the tokens `range` have.
-    fn part(&self, x: &Buffer<D, u16>, batch: &Batch<'_, D>, range: Range<u32>) -> Part<D> {
+    fn part(&self, x: &Buffer<B, u16>, batch: &Batch<'_, B>, range: Range<u32>) -> Part<B> {
         let of = |per_token: u32| {
             let [first, tokens] = [range.start, range.end - range.start].map(u64::from);
             (first * u64::from(per_token), tokens * u64::from(per_token))
@@ -183,22 +179,22 @@ impl<D: Device> Router<D> {
     /// Queues the routing of up to [`DECODE_TOKENS`] tokens.
     fn route_part(
         &self,
-        stream: &D::Stream,
-        gate: &Gate<'_, D>,
-        part: &Part<D>,
+        stream: &Stream<B>,
+        gate: &Gate<'_, B>,
+        part: &Part<B>,
     ) -> Result<(), DeviceError> {
-        let (device, selection) = (&self.device, self.selection);
+        let selection = self.selection;
         let Part { tokens, x, token, ids, weights } = part;
         let scratch = &DecodeScratch { activations: &self.activations, arrivals: &self.arrivals };
         let routed = &Routed { ids, weights, faults: &self.faults };
         match &self.choice {
             DeviceChoice::Bias(bias) => ops::dense_router_decode(
-                device, stream, selection, *tokens, x, gate, bias, token, scratch, routed,
+                stream, selection, *tokens, x, gate, bias, token, scratch, routed,
             ),
             DeviceChoice::Table { table, vocabulary } => {
                 let table = &HashTable { table, vocabulary: *vocabulary };
                 ops::hash_router_decode(
-                    device, stream, selection, *tokens, x, gate, table, token, scratch, routed,
+                    stream, selection, *tokens, x, gate, table, token, scratch, routed,
                 )
             }
         }
@@ -211,19 +207,19 @@ impl<D: Device> Router<D> {
     /// [`RouterError::Device`] if a tensor is too short, or the launch failed.
     pub fn route_logits(
         &self,
-        stream: &D::Stream,
-        logits: &Buffer<D, f32>,
-        batch: &Batch<'_, D>,
+        stream: &Stream<B>,
+        logits: &Buffer<B, f32>,
+        batch: &Batch<'_, B>,
     ) -> Result<(), RouterError> {
-        let (device, selection) = (&self.device, self.selection);
+        let selection = self.selection;
         let (tokens, token, routed) = (batch.tokens, batch.token, self.routed(batch));
         match &self.choice {
-            DeviceChoice::Bias(bias) => ops::activation_topk(
-                device, stream, selection, tokens, logits, bias, token, &routed,
-            ),
+            DeviceChoice::Bias(bias) => {
+                ops::activation_topk(stream, selection, tokens, logits, bias, token, &routed)
+            }
             DeviceChoice::Table { table, vocabulary } => {
                 let table = HashTable { table, vocabulary: *vocabulary };
-                ops::hash_router(device, stream, selection, tokens, logits, &table, token, &routed)
+                ops::hash_router(stream, selection, tokens, logits, &table, token, &routed)
             }
         }?;
         Ok(())
@@ -233,30 +229,29 @@ impl<D: Device> Router<D> {
     ///
     /// # Errors
     /// [`RouterError::Refused`]; [`RouterError::Device`].
-    pub fn check_faults(&self, stream: &D::Stream) -> Result<(), RouterError> {
+    pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), RouterError> {
         let mut count = [0];
-        self.device.download(stream, &self.faults, 0, &mut count)?;
+        stream.download(&self.faults, 0, &mut count)?;
         match count {
             [0] => Ok(()),
             [count] => {
-                self.device.upload(stream, &[0], &self.faults, 0)?;
+                stream.upload(&[0], &self.faults, 0)?;
                 Err(RouterError::Refused { count })
             }
         }
     }
 
-    fn routed<'a>(&'a self, batch: &Batch<'a, D>) -> Routed<'a, D> {
+    fn routed<'a>(&'a self, batch: &Batch<'a, B>) -> Routed<'a, B> {
         Routed { ids: batch.ids, weights: batch.weights, faults: &self.faults }
     }
 }
 
-fn upload<D: Device, T: Pod>(
-    device: &D,
-    stream: &D::Stream,
+fn upload<B: Backend, T: Pod>(
+    stream: &Stream<B>,
     label: &'static str,
     values: &[T],
-) -> Result<Buffer<D, T>, RouterError> {
-    let buffer = device.allocate(label, values.len() as u64)?;
-    device.upload(stream, values, &buffer, 0)?;
+) -> Result<Buffer<B, T>, RouterError> {
+    let buffer = stream.device().allocate(label, values.len() as u64)?;
+    stream.upload(values, &buffer, 0)?;
     Ok(buffer)
 }

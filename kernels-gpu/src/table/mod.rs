@@ -126,6 +126,7 @@ macro_rules! kernel_infos {
             pointers: &[$( PointerInfo {
                 name: stringify!($pointer),
                 element: stringify!($element),
+                align: align_of::<$element>() as u32,
                 mutable: is_mut!($mutability),
             } ),*],
             params_size: size_of::<$crate::params::$params>() as u32,

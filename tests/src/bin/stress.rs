@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use dsv4_kv::device::{CudaDevice, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv_tests::stress::cache::Cache;
 use dsv4_kv_tests::stress::drive::Counts;
 use dsv4_kv_tests::stress::generate::{Manners, config, kernel_config};
@@ -130,7 +130,7 @@ fn run_seeds(options: &Options, seeds: Range<u64>) -> Result<Vec<Ran>> {
     Ok(match options.device {
         // One after the other: a capture forbids other threads to allocate.
         Some(DeviceChoice::Cuda) => {
-            let device = CudaDevice::new(CudaOptions::default())?;
+            let device = dsv4_kv::open_cuda(CudaOptions::default())?;
             seeds.map(|seed| with_kernels(options, &device, seed)).collect()
         }
         Some(DeviceChoice::Cpu) => {
@@ -147,7 +147,7 @@ fn books_alone(options: &Options, seed: u64) -> Ran {
     stress(seed, options.ops, Manners::Any, &config, new)
 }
 
-fn with_kernels<D: Device>(options: &Options, device: &D, seed: u64) -> Ran {
+fn with_kernels<B: Backend>(options: &Options, device: &Device<B>, seed: u64) -> Ran {
     let config = kernel_config(seed);
     let library = Arc::new(Library::new(&config));
     let new = || Cache::new(device, &config, &library, seed);
@@ -161,7 +161,7 @@ fn run_script(options: &Options, path: &Path) -> Result<bool> {
     let with = || Arc::new(Library::new(&script.config));
     let outcome = match options.device {
         Some(DeviceChoice::Cuda) => {
-            let device = CudaDevice::new(CudaOptions::default())?;
+            let device = dsv4_kv::open_cuda(CudaOptions::default())?;
             let library = with();
             try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
         }

@@ -3,10 +3,10 @@
 
 use std::num::NonZeroU32;
 
-use dsv4_kv::device::ops::{
+use dsv4_kv::device::{Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Stream};
+use dsv4_kv::ops::{
     self, BlockTable, Entries, GatherQueries, GatheredRows, IndexKeys, Scored, SwaRing,
 };
-use dsv4_kv::device::{Buffer, Device, DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv::{LayerId, SlotId};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -53,22 +53,22 @@ impl Choices<'_> {
 
 /// A device and where lengths and contents come from.
 struct Case<'a> {
-    device: EmuDevice,
-    stream: <EmuDevice as Device>::Stream,
+    stream: Stream<Emulator>,
     choices: Choices<'a>,
 }
 
 impl Case<'_> {
-    fn buffer<T: bytemuck::Pod>(&mut self, right: u64) -> Buffer<EmuDevice, T> {
+    fn buffer<T: bytemuck::Pod>(&mut self, right: u64) -> Buffer<Emulator, T> {
         let elements = self.choices.length(right);
-        self.device.allocate("argument", elements).expect("little memory")
+        self.stream.device().allocate("argument", elements).expect("little memory")
     }
 
-    fn indices(&mut self, right: u64) -> Buffer<EmuDevice, i32> {
+    fn indices(&mut self, right: u64) -> Buffer<Emulator, i32> {
         let values: Vec<i32> =
             (0..self.choices.length(right)).map(|_| self.choices.index()).collect();
-        let buffer = self.device.allocate("argument", values.len() as u64).expect("little memory");
-        self.device.upload(&self.stream, &values, &buffer, 0).expect("it fits");
+        let buffer =
+            self.stream.device().allocate("argument", values.len() as u64).expect("little memory");
+        self.stream.upload(&values, &buffer, 0).expect("it fits");
         buffer
     }
 }
@@ -80,7 +80,7 @@ impl Case<'_> {
 pub fn arguments(bytes: &[u8]) {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
     let stream = device.stream().expect("the CPU has streams");
-    let mut case = Case { device, stream, choices: Choices(bytes) };
+    let mut case = Case { stream, choices: Choices(bytes) };
     let result = match case.choices.byte() % 6 {
         0 => append(&mut case),
         1 => window(&mut case),
@@ -108,15 +108,15 @@ fn append(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let first = case.choices.index();
     let count = case.choices.length(tokens.into());
     let at: Vec<i32> = (0..count as i32).map(|i| first.wrapping_add(i)).collect();
-    let row = case.device.allocate("rows", at.len() as u64)?;
-    case.device.upload(&case.stream, &at, &row, 0)?;
+    let row = case.stream.device().allocate("rows", at.len() as u64)?;
+    case.stream.upload(&at, &row, 0)?;
     let (data, scale) = (
         case.buffer(rows.saturating_mul(576)),
         case.buffer(rows.saturating_mul(format.scale_bytes())),
     );
     let faults = case.buffer(1);
     let ring = SwaRing { data: &data, scale: &scale, format, ring, slots };
-    ops::append_swa(&case.device, &case.stream, &kv, &row, &ring, &faults, tokens)
+    ops::append_swa(&case.stream, &kv, &row, &ring, &faults, tokens)
 }
 
 fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
@@ -130,24 +130,24 @@ fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
     // Of a step, as the planner lays it out: no query has more tokens before it than there are.
     let index = case.buffer(end);
     let kv = case.buffer(end * 512);
-    let data = case.device.allocate("data", rows * 576)?;
+    let data = case.stream.device().allocate("data", rows * 576)?;
     let scale = case.buffer(rows.saturating_mul(format.scale_bytes()));
-    let tile = case.device.allocate("tile", u64::from(count) * 128 * 512)?;
+    let tile = case.stream.device().allocate("tile", u64::from(count) * 128 * 512)?;
     let (lengths, faults) = (case.buffer(count.into()), case.buffer(1));
     let queries = GatherQueries { position: &position, slot: &slot, index: &index, first, count };
     let ring = SwaRing { data: &data, scale: &scale, format, ring, slots };
-    let (device, stream) = (&case.device, &case.stream);
-    ops::gather_swa(device, stream, &kv, &queries, &ring, &tile, &lengths, &faults)
+    let stream = &case.stream;
+    ops::gather_swa(stream, &kv, &queries, &ring, &tile, &lengths, &faults)
 }
 
 /// The arguments that both gathers of entries share.
 struct Paged {
-    position: Buffer<EmuDevice, i32>,
-    slot: Buffer<EmuDevice, i32>,
-    table: Buffer<EmuDevice, i32>,
-    data: Buffer<EmuDevice, u8>,
-    scale: Buffer<EmuDevice, u8>,
-    faults: Buffer<EmuDevice, u32>,
+    position: Buffer<Emulator, i32>,
+    slot: Buffer<Emulator, i32>,
+    table: Buffer<Emulator, i32>,
+    data: Buffer<Emulator, u8>,
+    scale: Buffer<Emulator, u8>,
+    faults: Buffer<Emulator, u32>,
     format: MainFormat,
     first: u32,
     count: u32,
@@ -171,7 +171,7 @@ impl Paged {
             position: case.indices(end),
             slot: case.indices(end),
             table: case.indices(u64::from(slots) * u64::from(max_blocks)),
-            data: case.device.allocate("data", planes * 576).expect("little memory"),
+            data: case.stream.device().allocate("data", planes * 576).expect("little memory"),
             scale: case.buffer(planes * format.scale_bytes()),
             faults: case.buffer(1),
             format,
@@ -185,24 +185,24 @@ impl Paged {
         }
     }
 
-    fn queries(&self) -> GatherQueries<'_, EmuDevice> {
+    fn queries(&self) -> GatherQueries<'_, Emulator> {
         let Self { position, slot, first, count, .. } = self;
         GatherQueries { position, slot, index: slot, first: *first, count: *count }
     }
 
-    fn table(&self) -> BlockTable<'_, EmuDevice> {
+    fn table(&self) -> BlockTable<'_, Emulator> {
         BlockTable { table: &self.table, slots: self.slots, max_blocks: self.max_blocks }
     }
 
-    fn entries(&self) -> Entries<'_, EmuDevice> {
+    fn entries(&self) -> Entries<'_, Emulator> {
         let Self { data, scale, format, entries_per_block, num_blocks, .. } = self;
         let (format, entries_per_block, num_blocks) = (*format, *entries_per_block, *num_blocks);
         Entries { data, scale, format, entries_per_block, num_blocks }
     }
 
-    fn tile(&self, case: &mut Case<'_>) -> Buffer<EmuDevice, u16> {
+    fn tile(&self, case: &mut Case<'_>) -> Buffer<Emulator, u16> {
         let elements = u64::from(self.count) * u64::from(self.rows) * 512;
-        case.device.allocate("tile", elements.min(64 * MOST)).expect("little memory")
+        case.stream.device().allocate("tile", elements.min(64 * MOST)).expect("little memory")
     }
 }
 
@@ -211,19 +211,19 @@ fn list(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let tile = paged.tile(case);
     let selected = case.indices(u64::from(paged.count) * u64::from(paged.rows));
     let (queries, table, entries) = (paged.queries(), paged.table(), paged.entries());
-    let (device, stream, faults) = (&case.device, &case.stream, &paged.faults);
+    let (stream, faults) = (&case.stream, &paged.faults);
     let gather = ops::gather_kv;
-    gather(device, stream, &queries, &selected, paged.rows, &table, &entries, &tile, faults)?;
+    gather(stream, &queries, &selected, paged.rows, &table, &entries, &tile, faults)?;
     let found = case.buffer(1 + 4 * 2);
     let kind = GatheredRows::List(&selected, paged.rows);
-    ops::find_poison(&case.device, &case.stream, &queries, LayerId(0), &tile, kind, &found)?;
+    ops::find_poison(&case.stream, &queries, LayerId(0), &tile, kind, &found)?;
     poisoned_keys(case, &paged, &found)
 }
 
 fn poisoned_keys(
     case: &mut Case<'_>,
     paged: &Paged,
-    found: &Buffer<EmuDevice, u32>,
+    found: &Buffer<Emulator, u32>,
 ) -> Result<(), DeviceError> {
     let format = IndexFormat::ALL[usize::from(case.choices.byte()) % IndexFormat::ALL.len()];
     let rows = u64::from(paged.num_blocks) * 32;
@@ -233,8 +233,8 @@ fn poisoned_keys(
     let scored =
         Scored { skip: case.choices.number(), columns: case.choices.number().min(1 << 12) };
     let (planes, find) = ((&keys, paged.num_blocks), ops::find_poisoned_keys);
-    let (device, stream, table) = (&case.device, &case.stream, paged.table());
-    find(device, stream, &paged.queries(), LayerId(0), &table, planes, scored, found)
+    let (stream, table) = (&case.stream, paged.table());
+    find(stream, &paged.queries(), LayerId(0), &table, planes, scored, found)
 }
 
 fn all(case: &mut Case<'_>) -> Result<(), DeviceError> {
@@ -242,12 +242,12 @@ fn all(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let tile = paged.tile(case);
     let lengths = case.buffer(paged.count.into());
     let (queries, table, entries) = (paged.queries(), paged.table(), paged.entries());
-    let (device, stream, faults) = (&case.device, &case.stream, &paged.faults);
+    let (stream, faults) = (&case.stream, &paged.faults);
     let gather = ops::gather_all;
-    gather(device, stream, &queries, paged.rows, &table, &entries, &tile, &lengths, faults)?;
+    gather(stream, &queries, paged.rows, &table, &entries, &tile, &lengths, faults)?;
     let found = case.buffer(1 + 4 * 2);
     let kind = GatheredRows::All(&lengths, paged.rows);
-    ops::find_poison(&case.device, &case.stream, &queries, LayerId(0), &tile, kind, &found)
+    ops::find_poison(&case.stream, &queries, LayerId(0), &tile, kind, &found)
 }
 
 fn reset(case: &mut Case<'_>) -> Result<(), DeviceError> {
@@ -258,7 +258,7 @@ fn reset(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let right = rows.saturating_mul(2 * u64::from(columns));
     let rows = case.buffer(right);
     let state = ops::StateRing { rows, ring, slots };
-    ops::reset_state(&case.device, &case.stream, &state, columns, slot, u32::MAX)
+    ops::reset_state(&case.stream, &state, columns, slot, u32::MAX)
 }
 
 fn lengths(case: &mut Case<'_>) -> Result<(), DeviceError> {
@@ -268,5 +268,5 @@ fn lengths(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let (position, slot) = (case.indices(end), case.indices(end));
     let lengths = case.buffer(count.into());
     let queries = GatherQueries { position: &position, slot: &slot, index: &slot, first, count };
-    ops::valid_lens(&case.device, &case.stream, &queries, ratio, &lengths)
+    ops::valid_lens(&case.stream, &queries, ratio, &lengths)
 }

@@ -1,7 +1,7 @@
 //! Number formats against the oracle: single values, and whole rows as the kernels quantise them.
 
-use dsv4_kv::device::ops::{self, SwaRing};
-use dsv4_kv::device::{Device, EmuDevice, EmuOptions};
+use dsv4_kv::device::{EmuDevice, EmuOptions};
+use dsv4_kv::ops::{self, SwaRing};
 use dsv4_kv_oracle::number;
 use kv_layout::format::{E2m1, E4m3, Ue8m0, bf16_from_f32};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
@@ -38,10 +38,10 @@ fn check_row(format: MainFormat, row: &[u16]) {
     let plane = |bytes| device.allocate("plane", bytes).expect("memory");
     let (data, scale) = (plane(DATA_BYTES), plane(format.scale_bytes()));
     let faults = device.allocate("fault word", 1).expect("memory");
-    let (kv, at) = (upload(&device, &stream, row), upload(&device, &stream, &[0]));
+    let (kv, at) = (upload(&stream, row), upload(&stream, &[0]));
     let ring = SwaRing { data: &data, scale: &scale, format, ring: 1, slots: 1 };
-    ops::append_swa(&device, &stream, &kv, &at, &ring, &faults, 1).expect("one row fits");
+    ops::append_swa(&stream, &kv, &at, &ring, &faults, 1).expect("one row fits");
     let want = oracle(format).encode(row);
-    assert_same(&download(&device, &stream, &data), &want.data, format.name());
-    assert_same(&download(&device, &stream, &scale), &want.scale, format.name());
+    assert_same(&download(&stream, &data), &want.data, format.name());
+    assert_same(&download(&stream, &scale), &want.scale, format.name());
 }

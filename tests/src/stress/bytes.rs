@@ -1,6 +1,6 @@
 //! The bytes of one request in one layer, read back and compared.
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer};
 use dsv4_kv::schema::PoolKind;
 use dsv4_kv::state::StateRow;
 use dsv4_kv::{LayerId, RequestId};
@@ -13,7 +13,7 @@ use super::model::Request;
 use crate::inputs::download;
 use crate::model::{History, shape};
 
-impl<D: Device> Cache<D> {
+impl<B: Backend> Cache<B> {
     /// The window, entries, indexer keys and compressor states of a request in `layer`.
     pub(super) fn check_request(
         &self,
@@ -138,10 +138,10 @@ impl<D: Device> Cache<D> {
     }
 
     /// `count` rows of a plane from row `first` on.
-    fn rows(&self, plane: &Buffer<D, u8>, first: usize, count: usize, bytes: u64) -> Vec<Vec<u8>> {
+    fn rows(&self, plane: &Buffer<B, u8>, first: usize, count: usize, bytes: u64) -> Vec<Vec<u8>> {
         let range = plane.slice(first as u64 * bytes, count as u64 * bytes);
         let range = range.expect("the plane has every row");
-        let bytes_read = download(self.fed.manager.device(), &self.fed.stream, &range);
+        let bytes_read = download(&self.fed.stream, &range);
         bytes_read.chunks_exact(bytes as usize).map(<[u8]>::to_vec).collect()
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device};
 use dsv4_kv::plan::{Section, StepLayout};
 use dsv4_kv::{
     BlockId, CacheConfig, CapturedStep, KvError, LayerId, RequestId, StepPlan, StepRequest,
@@ -36,25 +36,25 @@ enum Launches {
 }
 
 /// A cache with its stories.
-pub struct Cache<D: Device> {
-    pub(super) fed: Fed<D>,
+pub struct Cache<B: Backend> {
+    pub(super) fed: Fed<B>,
     pub(super) library: Arc<Library>,
-    graphs: Vec<(Launches, CapturedStep<D>)>,
+    graphs: Vec<(Launches, CapturedStep<B>)>,
     random: SmallRng,
     /// What was wrong with the last step.
     trouble: RefCell<Option<String>>,
 }
 
 /// What the gathers of one layer gave.
-struct Gathered<D: Device> {
+struct Gathered<B: Backend> {
     layer: LayerId,
     /// Rows of `all`.
     rows: u32,
     selected: Vec<i32>,
-    window: Option<Buffer<D, u16>>,
-    listed: Buffer<D, u16>,
-    all: Buffer<D, u16>,
-    lengths: Buffer<D, i32>,
+    window: Option<Buffer<B, u16>>,
+    listed: Buffer<B, u16>,
+    all: Buffer<B, u16>,
+    lengths: Buffer<B, i32>,
 }
 
 impl Launches {
@@ -67,13 +67,18 @@ impl Launches {
     }
 }
 
-impl<D: Device> Cache<D> {
+impl<B: Backend> Cache<B> {
     /// An empty cache whose memory is poison.
     ///
     /// # Panics
     /// If the device refuses, or the configuration is out of range.
     #[must_use]
-    pub fn new(device: &D, config: &CacheConfig, library: &Arc<Library>, seed: u64) -> Self {
+    pub fn new(
+        device: &Device<B>,
+        config: &CacheConfig,
+        library: &Arc<Library>,
+        seed: u64,
+    ) -> Self {
         let fed = Fed::new(device, config.clone());
         let graphs = [Launches::Separate, Launches::Fused]
             .into_iter()
@@ -149,13 +154,13 @@ impl<D: Device> Cache<D> {
         &self,
         model: &Model,
         parts: &[op::Part],
-        gathered: &Gathered<D>,
+        gathered: &Gathered<B>,
     ) -> Result<(), String> {
-        let (device, stream) = (self.fed.manager.device(), &self.fed.stream);
-        let tile = |buffer| -> Vec<u16> { download(device, stream, buffer) };
+        let stream = &self.fed.stream;
+        let tile = |buffer: &Buffer<B, u16>| -> Vec<u16> { download(stream, buffer) };
         let window = gathered.window.as_ref().map(tile);
         let (listed, all) = (tile(&gathered.listed), tile(&gathered.all));
-        let lengths = download(device, stream, &gathered.lengths);
+        let lengths = download(stream, &gathered.lengths);
         let ratio = model.config().model.layers[gathered.layer.0 as usize].ratio();
         let mut query = 0;
         for part in parts {
@@ -194,8 +199,8 @@ impl<D: Device> Cache<D> {
 }
 
 /// Queues a step's kernels as a server does; `between` runs in each layer where attention would.
-fn update<D: Device>(
-    fed: &Fed<D>,
+fn update<B: Backend>(
+    fed: &Fed<B>,
     launches: Launches,
     bucket: u32,
     between: &mut dyn FnMut(LayerId) -> Result<(), KvError>,
@@ -222,14 +227,14 @@ fn update<D: Device>(
 }
 
 /// Gathers everything that attention of a layer can ask for, of every query of the step.
-fn gather<D: Device>(
-    fed: &Fed<D>,
+fn gather<B: Backend>(
+    fed: &Fed<B>,
     model: &Model,
     parts: &[op::Part],
     layer: LayerId,
     tokens: u32,
-) -> Result<Gathered<D>, KvError> {
-    let (device, stream) = (fed.manager.device(), &fed.stream);
+) -> Result<Gathered<B>, KvError> {
+    let stream = &fed.stream;
     let handle = fed.manager.layer(layer)?;
     let ratio = handle.schema().kind.ratio();
     let mut selected = Vec::new();
@@ -246,8 +251,8 @@ fn gather<D: Device>(
     // After the step's own rows have been written, a window that is longer than the ring's slack
     // has lost its oldest rows.
     let whole = parts.iter().all(|part| part.tokens <= model.config().max_draft + 1);
-    let tile = |rows: u32| device.allocate("tile", u64::from(tokens * rows) * 512);
-    let lengths = device.allocate("lengths", tokens.into())?;
+    let tile = |rows: u32| stream.device().allocate("tile", u64::from(tokens * rows) * 512);
+    let lengths = stream.device().allocate("lengths", tokens.into())?;
     let gathered = Gathered {
         layer,
         rows: most,
@@ -261,7 +266,7 @@ fn gather<D: Device>(
         handle.gather_swa(stream, fed.rows(layer), 0..tokens, window, &gathered.lengths)?;
     }
     if ratio.is_some() {
-        let list = upload(device, stream, &gathered.selected);
+        let list = upload(stream, &gathered.selected);
         handle.gather_kv(stream, 0..tokens, &list, LIST, &gathered.listed)?;
         handle.gather_all(stream, 0..tokens, most, &gathered.all, &gathered.lengths)?;
     }
@@ -282,7 +287,7 @@ fn rows_equal<'a>(
     Ok(())
 }
 
-impl<D: Device> Subject for Cache<D> {
+impl<B: Backend> Subject for Cache<B> {
     fn admit(&mut self) -> Result<RequestId, KvError> {
         self.fed.manager.admit()
     }
@@ -323,8 +328,7 @@ impl<D: Device> Subject for Cache<D> {
             Section::TableIndex,
             Section::TableBlock,
         ] {
-            let values =
-                download(self.fed.manager.device(), &self.fed.stream, &handle.section(section));
+            let values = download(&self.fed.stream, &handle.section(section));
             array[layout.range(section)].copy_from_slice(&values);
         }
         array

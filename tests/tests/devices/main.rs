@@ -19,7 +19,9 @@ mod window;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::device::{
+    Cuda, CudaDevice, CudaOptions, DeviceError, EmuDevice, EmuOptions, Emulator,
+};
 use dsv4_kv_tests::{inputs, model, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
@@ -33,7 +35,7 @@ fn main() -> ExitCode {
     let mut trials: Vec<_> = suite().into_iter().map(cpu_trial).collect();
     let by_hand = by_hand().into_iter().chain(long()).chain(large());
     trials.extend(by_hand.map(cpu_trial).map(left_out));
-    match CudaDevice::new(CudaOptions::default()) {
+    match dsv4_kv::open_cuda(CudaOptions::default()) {
         Ok(device) => trials.extend(cuda_trials(&device)),
         Err(error) => trials.extend(no_cuda_trials(&error)),
     }
@@ -45,7 +47,7 @@ fn emulated() -> EmuDevice {
 }
 
 /// A test on the CPU, with a device of its own: tests run side by side.
-fn cpu_trial((test, run): Case<EmuDevice>) -> Trial {
+fn cpu_trial((test, run): Case<Emulator>) -> Trial {
     Trial::test(format!("cpu::{test}"), move || {
         run(&emulated());
         Ok(())
@@ -68,7 +70,7 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
             Ok(())
         })
     };
-    let trial = |(test, run): Case<CudaDevice>| {
+    let trial = |(test, run): Case<Cuda>| {
         let device = device.clone();
         alone(format!("cuda::{test}"), Box::new(move || run(&device)))
     };
@@ -101,7 +103,7 @@ fn no_cuda_trials(error: &DeviceError) -> Vec<Trial> {
         return vec![Trial::test("cuda::device", failed)];
     }
     eprintln!("The CUDA half of this suite is ignored: {reason}");
-    suite::<CudaDevice>()
+    suite::<Cuda>()
         .into_iter()
         .chain(large())
         .map(|(test, _)| {

@@ -1,19 +1,19 @@
 //! The list of tests: what runs on every device, what is run by hand, and what the emulator leaves out.
 
-use dsv4_kv::device::Device;
+use dsv4_kv::device::{Backend, Device};
 
 use crate::{compress, decode, device, gather, indexer, router, step, window};
 
 /// A test of the suite: panics if it fails.
-pub type Case<D> = (&'static str, fn(&D));
+pub type Case<B> = (&'static str, fn(&Device<B>));
 
 macro_rules! suite {
     ($(#[$doc:meta])* $name:ident: $($group:ident::$file:ident { $($test:ident,)* })*) => {
         $(#[$doc])*
-        pub fn $name<D: Device>() -> Vec<Case<D>> {
+        pub fn $name<B: Backend>() -> Vec<Case<B>> {
             vec![$( $( (
                 concat!(stringify!($group), "::", stringify!($file), "::", stringify!($test)),
-                $group::$file::$test::<D>,
+                $group::$file::$test::<B>,
             ), )* )*]
         }
     };
@@ -197,14 +197,14 @@ suite! {
 
 /// Every way to cut a prompt, by size of chunk and quarter of the lengths. Run by hand, on either
 /// device: `cargo test -p dsv4-kv-tests --test devices -- --ignored cpu::step::cuts`.
-pub fn by_hand<D: Device>() -> Vec<Case<D>> {
+pub fn by_hand<B: Backend>() -> Vec<Case<B>> {
     macro_rules! chunks_of {
         ($($chunk:literal)*) => {
             vec![$(
-                (concat!("step::cuts::chunks_of_", $chunk, "_a"), step::cuts::every_length::<D, $chunk, 0>),
-                (concat!("step::cuts::chunks_of_", $chunk, "_b"), step::cuts::every_length::<D, $chunk, 1>),
-                (concat!("step::cuts::chunks_of_", $chunk, "_c"), step::cuts::every_length::<D, $chunk, 2>),
-                (concat!("step::cuts::chunks_of_", $chunk, "_d"), step::cuts::every_length::<D, $chunk, 3>),
+                (concat!("step::cuts::chunks_of_", $chunk, "_a"), step::cuts::every_length::<B, $chunk, 0>),
+                (concat!("step::cuts::chunks_of_", $chunk, "_b"), step::cuts::every_length::<B, $chunk, 1>),
+                (concat!("step::cuts::chunks_of_", $chunk, "_c"), step::cuts::every_length::<B, $chunk, 2>),
+                (concat!("step::cuts::chunks_of_", $chunk, "_d"), step::cuts::every_length::<B, $chunk, 3>),
             )*]
         };
     }

@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    const X: PointerInfo = PointerInfo { name: "x", element: "f32", mutable: true };
+    const X: PointerInfo = PointerInfo { name: "x", element: "f32", align: 4, mutable: true };
     const TABLE: &[KernelInfo] = &[KernelInfo {
         name: "k",
         pointers: &[X],

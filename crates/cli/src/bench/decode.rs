@@ -2,7 +2,7 @@
 //! in one launch. Mid-window and at the boundary.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
@@ -23,7 +23,10 @@ const PROMPT: u32 = 131;
 /// Random numbers; all inputs are cut from repetitions of them.
 const PATTERN: usize = 1 << 22;
 
-pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    progress: &ProgressBar,
+) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
     for kind in [LayerKind::Csa, LayerKind::Hca] {
         for closes in [false, true] {
@@ -77,7 +80,7 @@ impl Case {
         u64::from(self.requests) * (window + own + boundary)
     }
 
-    fn measure<D: Device>(self, device: &D) -> Result<Measurement> {
+    fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
         let config = CacheConfig {
             max_requests: self.requests,
             num_blocks: 2 * self.requests,
@@ -99,24 +102,24 @@ impl Case {
     }
 
     /// A graph with one launch per layer of a cache whose requests stand at the prompt's end.
-    fn graph<D: Device>(
+    fn graph<B: Backend>(
         self,
-        device: &D,
+        device: &Device<B>,
         config: CacheConfig,
         nodes: u64,
-    ) -> Result<CapturedStep<D>> {
+    ) -> Result<CapturedStep<B>> {
         let stream = device.stream()?;
         let mut manager = KvCacheManager::new(device.clone(), config)?;
         let step = u64::from(self.requests) * COLUMNS;
         let fill = FILL_REQUESTS as u64 * u64::from(PROMPT) * COLUMNS;
-        let inputs = Inputs::new(device, &stream, (nodes * step).max(fill))?;
+        let inputs = Inputs::new(&stream, (nodes * step).max(fill))?;
         let ids = (0..self.requests).map(|_| manager.admit()).collect::<Result<Vec<_>, _>>()?;
         for ids in ids.chunks(FILL_REQUESTS) {
             self.prefill(&mut manager, &stream, &inputs, ids)?;
         }
         let part = |&id: &RequestId| StepRequest { id, start: self.prompt(), tokens: 1 };
         manager.prepare_forward(&stream, &ids.iter().map(part).collect::<Vec<_>>())?;
-        device.synchronize(&stream)?;
+        stream.synchronize()?;
         let retained = vec![inputs.values.memory(), inputs.window_kv.memory()];
         let graph = manager.capture(&stream, self.requests, retained, |manager| {
             (0..nodes).try_for_each(|node| {
@@ -133,11 +136,11 @@ impl Case {
         Ok(graph)
     }
 
-    fn prefill<D: Device>(
+    fn prefill<B: Backend>(
         self,
-        manager: &mut KvCacheManager<D>,
-        stream: &D::Stream,
-        inputs: &Inputs<D>,
+        manager: &mut KvCacheManager<B>,
+        stream: &Stream<B>,
+        inputs: &Inputs<B>,
         ids: &[RequestId],
     ) -> Result<()> {
         let tokens = self.prompt();
@@ -160,36 +163,36 @@ impl Case {
 }
 
 /// Random inputs of every node.
-struct Inputs<D: Device> {
-    values: Buffer<D, f32>,
-    window_kv: Buffer<D, u16>,
+struct Inputs<B: Backend> {
+    values: Buffer<B, f32>,
+    window_kv: Buffer<B, u16>,
 }
 
 /// A compressor's inputs.
-struct Compressor<D: Device>([Buffer<D, f32>; 4]);
+struct Compressor<B: Backend>([Buffer<B, f32>; 4]);
 
-impl<D: Device> Compressor<D> {
-    fn borrow(&self) -> Projected<'_, D> {
+impl<B: Backend> Compressor<B> {
+    fn borrow(&self) -> Projected<'_, B> {
         let [kv, gate, ape, norm] = &self.0;
         Projected { kv, gate, ape, norm }
     }
 }
 
-impl<D: Device> Inputs<D> {
+impl<B: Backend> Inputs<B> {
     /// Inputs for nodes that start at elements below `elements`.
-    fn new(device: &D, stream: &D::Stream, elements: u64) -> Result<Self> {
+    fn new(stream: &Stream<B>, elements: u64) -> Result<Self> {
         let mut random = SmallRng::seed_from_u64(1);
         let pattern: Vec<f32> = (0..PATTERN).map(|_| random.random_range(-3.0..3.0)).collect();
         // Gates follow the keys, weights follow the gates.
         let len = 2 * elements + u64::from(HCA_RATIO * HEAD_DIM) + COLUMNS;
-        let values = repeated(device, stream, "projections", len, &pattern)?;
-        let window_kv = values.cast();
+        let values = repeated(stream, "projections", len, &pattern)?;
+        let window_kv = values.cast()?;
         Ok(Self { values, window_kv })
     }
 
     /// The window rows and the compressors' inputs from element `start` on: everything up to the end,
     /// since launches take what they need.
-    fn at(&self, start: u64) -> (Buffer<D, u16>, [Compressor<D>; 2]) {
+    fn at(&self, start: u64) -> (Buffer<B, u16>, [Compressor<B>; 2]) {
         let len = self.values.len();
         let weights = len - u64::from(HCA_RATIO * HEAD_DIM) - COLUMNS;
         let from = |start: u64| self.values.slice(start, len - start).expect("inside the inputs");

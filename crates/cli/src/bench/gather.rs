@@ -5,10 +5,10 @@
 //! that is read.
 
 use anyhow::Result;
-use dsv4_kv::device::ops::{self, BlockTable, Entries, GatherQueries};
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
+use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
@@ -33,7 +33,10 @@ const LISTS: [(u32, u32); 4] = [(512, 32), (512, 256), (1024, 32), (1024, 256)];
 /// Entries that a query sees, and queries.
 const ALL: [(u32, u32); 3] = [(1024, 32), (8192, 1), (8192, 32)];
 
-pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    progress: &ProgressBar,
+) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
     for format in MainFormat::ALL {
         for (rows, requests) in LISTS {
@@ -48,8 +51,8 @@ pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<V
     Ok(results)
 }
 
-fn gather_kv<D: Device>(
-    device: &D,
+fn gather_kv<B: Backend>(
+    device: &Device<B>,
     format: MainFormat,
     rows: u32,
     requests: u32,
@@ -64,19 +67,19 @@ fn gather_kv<D: Device>(
     let list_elements = u64::from(requests * rows);
     let lists = lists(nodes * u64::from(requests), seen, rows);
     let selected = layers.upload("selected entries", &lists)?;
-    let launch = |node: &Node<'_, D>| {
+    let launch = |node: &Node<'_, B>| {
         let Node { index, queries, table, entries, tile } = node;
         let list = selected.slice(index * list_elements, list_elements).expect("a list a query");
         let (stream, faults) = (&layers.stream, &layers.faults);
-        ops::gather_kv(device, stream, queries, &list, rows, table, entries, tile, faults)
+        ops::gather_kv(stream, queries, &list, rows, table, entries, tile, faults)
     };
     let name = format!("gather_kv_{}", format.name());
     let size = format!("{requests} queries, {rows} of {seen} entries");
     layers.measure((name, size), bytes, &selected, launch)
 }
 
-fn gather_all<D: Device>(
-    device: &D,
+fn gather_all<B: Backend>(
+    device: &Device<B>,
     format: MainFormat,
     rows: u32,
     requests: u32,
@@ -87,10 +90,10 @@ fn gather_all<D: Device>(
     let nodes = nodes_for(bytes);
     let layers = Layers::new(device, format, LayerKind::Hca, [requests, rows, rows], nodes)?;
     let lengths = layers.upload("lengths", &vec![0; requests as usize])?;
-    let launch = |node: &Node<'_, D>| {
+    let launch = |node: &Node<'_, B>| {
         let Node { queries, table, entries, tile, .. } = node;
         let (stream, faults) = (&layers.stream, &layers.faults);
-        ops::gather_all(device, stream, queries, rows, table, entries, tile, &lengths, faults)
+        ops::gather_all(stream, queries, rows, table, entries, tile, &lengths, faults)
     };
     let name = format!("gather_all_{}", format.name());
     let size = format!("{requests} queries, {rows} entries");
@@ -106,37 +109,37 @@ fn lists(lists: u64, seen: u32, rows: u32) -> Vec<i32> {
 
 /// As many layers as the graph has nodes, and a step of one query for each of the requests, which
 /// share a block table.
-struct Layers<D: Device> {
-    device: D,
-    stream: D::Stream,
+struct Layers<B: Backend> {
+    device: Device<B>,
+    stream: Stream<B>,
     format: MainFormat,
     entries_per_block: u32,
     requests: u32,
     /// Blocks of a request; a layer has as many for each request.
     blocks: u32,
     nodes: u64,
-    position: Buffer<D, i32>,
-    slot: Buffer<D, i32>,
-    table: Buffer<D, i32>,
-    data: Buffer<D, u8>,
-    scale: Buffer<D, u8>,
-    tiles: Buffer<D, u16>,
-    faults: Buffer<D, u32>,
+    position: Buffer<B, i32>,
+    slot: Buffer<B, i32>,
+    table: Buffer<B, i32>,
+    data: Buffer<B, u8>,
+    scale: Buffer<B, u8>,
+    tiles: Buffer<B, u16>,
+    faults: Buffer<B, u32>,
 }
 
 /// One launch of a graph.
-struct Node<'a, D: Device> {
+struct Node<'a, B: Backend> {
     index: u64,
-    queries: GatherQueries<'a, D>,
-    table: BlockTable<'a, D>,
-    entries: Entries<'a, D>,
-    tile: Buffer<D, u16>,
+    queries: GatherQueries<'a, B>,
+    table: BlockTable<'a, B>,
+    entries: Entries<'a, B>,
+    tile: Buffer<B, u16>,
 }
 
-impl<D: Device> Layers<D> {
+impl<B: Backend> Layers<B> {
     /// Requests that see `seen` entries each, and a tile of `rows` rows a query.
     fn new(
-        device: &D,
+        device: &Device<B>,
         format: MainFormat,
         kind: LayerKind,
         [requests, seen, rows]: [u32; 3],
@@ -147,7 +150,7 @@ impl<D: Device> Layers<D> {
         let entries = nodes * u64::from(requests) * u64::from(seen);
         let tile_elements = u64::from(requests) * u64::from(rows) * u64::from(HEAD_DIM);
         let stream = device.stream()?;
-        let upload = |label, values: &[i32]| upload(device, &stream, label, values);
+        let upload = |label, values: &[i32]| upload(&stream, label, values);
         let position = (blocks * BLOCK_TOKENS) as i32 - 1;
         let mut table: Vec<i32> = (0..(requests * blocks) as i32).collect();
         table.shuffle(&mut SmallRng::seed_from_u64(2));
@@ -155,8 +158,8 @@ impl<D: Device> Layers<D> {
             position: upload("positions", &vec![position; requests as usize])?,
             slot: upload("slots", &(0..requests as i32).collect::<Vec<_>>())?,
             table: upload("block table", &table)?,
-            data: random_plane(device, &stream, "entry data", entries * DATA_BYTES)?,
-            scale: random_plane(device, &stream, "entry scales", entries * format.scale_bytes())?,
+            data: random_plane(&stream, "entry data", entries * DATA_BYTES)?,
+            scale: random_plane(&stream, "entry scales", entries * format.scale_bytes())?,
             tiles: device.allocate("tiles", nodes * tile_elements)?,
             faults: device.allocate("fault word", 1)?,
             device: device.clone(),
@@ -169,8 +172,8 @@ impl<D: Device> Layers<D> {
         })
     }
 
-    fn upload(&self, label: &'static str, values: &[i32]) -> Result<Buffer<D, i32>> {
-        Ok(upload(&self.device, &self.stream, label, values)?)
+    fn upload(&self, label: &'static str, values: &[i32]) -> Result<Buffer<B, i32>> {
+        Ok(upload(&self.stream, label, values)?)
     }
 
     /// Times a graph of one launch a layer; `extra` is what `launch` touches besides.
@@ -178,8 +181,8 @@ impl<D: Device> Layers<D> {
         &self,
         name: (String, String),
         bytes: u64,
-        extra: &Buffer<D, i32>,
-        launch: impl Fn(&Node<'_, D>) -> Result<(), DeviceError>,
+        extra: &Buffer<B, i32>,
+        launch: impl Fn(&Node<'_, B>) -> Result<(), DeviceError>,
     ) -> Result<Measurement> {
         let Self { position, slot, table, data, scale, tiles, faults, .. } = self;
         let mut retained = [position, slot, table, extra].map(Buffer::memory).to_vec();
@@ -202,22 +205,21 @@ impl<D: Device> Layers<D> {
             })
         };
         let record_all = || (0..self.nodes).try_for_each(record);
-        let graph = self.device.capture(&self.stream, retained, record_all)?;
+        let graph = self.stream.capture(retained, record_all)?;
         let result = measurement(&self.device, name, (bytes, self.nodes), &graph)?;
-        ensure_none_refused(&self.device, &self.stream, faults)?;
+        ensure_none_refused(&self.stream, faults)?;
         Ok(result)
     }
 }
 
 /// `bytes` bytes: a random pattern, over and over. Constant rows would cost the memory less power
 /// than real ones do.
-fn random_plane<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+fn random_plane<B: Backend>(
+    stream: &Stream<B>,
     label: &'static str,
     bytes: u64,
-) -> Result<Buffer<D, u8>, DeviceError> {
+) -> Result<Buffer<B, u8>, DeviceError> {
     let mut values = vec![0; PATTERN_BYTES.min(bytes) as usize];
     SmallRng::seed_from_u64(3).fill_bytes(&mut values);
-    repeated(device, stream, label, bytes, &values)
+    repeated(stream, label, bytes, &values)
 }

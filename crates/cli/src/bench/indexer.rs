@@ -3,12 +3,10 @@
 //! Every node is a layer of its own: its keys and its scores are no other node's.
 
 use anyhow::Result;
-use dsv4_kv::device::ops::{
-    self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len,
-};
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, INDEX_DIM};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
+use dsv4_kv::ops::{self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len};
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv_oracle::index::KeyFormat;
 use half::bf16;
@@ -65,7 +63,10 @@ impl Node {
     }
 }
 
-pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    progress: &ProgressBar,
+) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
     for format in [IndexFormat::Mxfp4, IndexFormat::Nvfp4, IndexFormat::Fp8] {
         for size in SCORES {
@@ -94,8 +95,8 @@ pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<V
 }
 
 /// Times scores alone, or with lists.
-fn scores<D: Device>(
-    device: &D,
+fn scores<B: Backend>(
+    device: &Device<B>,
     format: IndexFormat,
     (entries, queries): (u32, u32),
     node: Node,
@@ -126,11 +127,11 @@ fn scores<D: Device>(
         if let Node::One(_) = node {
             let (list, keys) = (ops::index_score_topk, (&code, &scale, num_blocks));
             let of = (entries, k);
-            return list(device, stream, &queries, &from, &table, keys, of, &selected, faults);
+            return list(stream, &queries, &from, &table, keys, of, &selected, faults);
         }
-        ops::index_score(device, stream, &queries, &from, &table, planes, k, &to, faults)?;
+        ops::index_score(stream, &queries, &from, &table, planes, k, &to, faults)?;
         match node {
-            Node::Two(_) => ops::index_topk(device, stream, &queries, &to, k, &selected),
+            Node::Two(_) => ops::index_topk(stream, &queries, &to, k, &selected),
             _ => Ok(()),
         }
     };
@@ -138,7 +139,7 @@ fn scores<D: Device>(
     retained.extend([layers.code.memory(), layers.scale.memory(), query.memory()]);
     retained.extend([weight, &layers.scores, &layers.maxima].map(Buffer::memory));
     retained.push(faults.memory());
-    let graph = device.capture(stream, retained, || (0..nodes).try_for_each(record))?;
+    let graph = stream.capture(retained, || (0..nodes).try_for_each(record))?;
     let format = format.name();
     let name = match node {
         Node::Scores => format!("index_score_{format}"),
@@ -147,13 +148,13 @@ fn scores<D: Device>(
     };
     let size = format!("{entries} entries x {queries} queries");
     let result = measurement(device, (name, size), (bytes, nodes), &graph)?;
-    ensure_none_refused(device, stream, faults)?;
+    ensure_none_refused(stream, faults)?;
     Ok(result)
 }
 
 /// Times the selection of `k` out of rows of random scores, which are multiples of a half if `crowded`.
-fn selection<D: Device>(
-    device: &D,
+fn selection<B: Backend>(
+    device: &Device<B>,
     (columns, rows): (u32, u32),
     k: u32,
     crowded: bool,
@@ -169,40 +170,40 @@ fn selection<D: Device>(
         if crowded { (2.0 * score).round() / 2.0 } else { score }
     };
     let pattern: Vec<f32> = (0..PATTERN.min(4 * scores as usize)).map(|_| score()).collect();
-    let all = repeated(device, &stream, "scores", nodes * scores, &pattern)?;
+    let all = repeated(&stream, "scores", nodes * scores, &pattern)?;
     let maxima = device.allocate("maxima", u64::from(rows) * maxima_len(columns))?;
-    let lengths = upload(device, &stream, "lengths", &vec![columns as i32; rows as usize])?;
+    let lengths = upload(&stream, "lengths", &vec![columns as i32; rows as usize])?;
     let selected = device.allocate("lists", u64::from(rows) * u64::from(k))?;
     let record = |node| {
         let scores = part(&all, node, nodes);
         let from = Scores { scores: &scores, maxima: &maxima, columns };
-        ops::topk_select(device, &stream, &from, &lengths, rows, k, &selected)
+        ops::topk_select(&stream, &from, &lengths, rows, k, &selected)
     };
     let retained = vec![all.memory(), maxima.memory(), lengths.memory(), selected.memory()];
-    let graph = device.capture(&stream, retained, || (0..nodes).try_for_each(record))?;
+    let graph = stream.capture(retained, || (0..nodes).try_for_each(record))?;
     let name = if crowded { "topk_select, crowded" } else { "topk_select" };
     let name = (name.to_owned(), format!("{k} of {columns} scores, {rows} rows"));
     measurement(device, name, (bytes, nodes), &graph)
 }
 
 /// As many layers as the graph has nodes, and a step of one query for each of the requests.
-struct Layers<D: Device> {
-    stream: D::Stream,
-    position: Buffer<D, i32>,
-    slot: Buffer<D, i32>,
-    table: Buffer<D, i32>,
-    query: Buffer<D, u8>,
-    weight: Buffer<D, f32>,
-    code: Buffer<D, u8>,
-    scale: Buffer<D, u8>,
-    scores: Buffer<D, f32>,
-    maxima: Buffer<D, f32>,
-    faults: Buffer<D, u32>,
+struct Layers<B: Backend> {
+    stream: Stream<B>,
+    position: Buffer<B, i32>,
+    slot: Buffer<B, i32>,
+    table: Buffer<B, i32>,
+    query: Buffer<B, u8>,
+    weight: Buffer<B, f32>,
+    code: Buffer<B, u8>,
+    scale: Buffer<B, u8>,
+    scores: Buffer<B, f32>,
+    maxima: Buffer<B, f32>,
+    faults: Buffer<B, u32>,
 }
 
-impl<D: Device> Layers<D> {
+impl<B: Backend> Layers<B> {
     fn new(
-        device: &D,
+        device: &Device<B>,
         format: IndexFormat,
         (entries, queries): (u32, u32),
         nodes: u64,
@@ -220,41 +221,35 @@ impl<D: Device> Layers<D> {
         let groups = nodes * u64::from(queries) * maxima_len(entries);
         let positions = vec![(entries * CSA_RATIO) as i32 - 1; queries as usize];
         let layers = Self {
-            position: upload(device, &stream, "positions", &positions)?,
-            slot: upload(device, &stream, "slots", &(0..queries as i32).collect::<Vec<_>>())?,
-            table: upload(device, &stream, "block table", &table)?,
+            position: upload(&stream, "positions", &positions)?,
+            slot: upload(&stream, "slots", &(0..queries as i32).collect::<Vec<_>>())?,
+            table: upload(&stream, "block table", &table)?,
             query: device.allocate("queries", bytes)?,
             weight: device.allocate("head weights", vectors.into())?,
-            code: repeated(device, &stream, "key codes", rows * format.code_bytes(), &codes)?,
-            scale: repeated(device, &stream, "key scales", rows * format.scale_bytes(), &scales)?,
+            code: repeated(&stream, "key codes", rows * format.code_bytes(), &codes)?,
+            scale: repeated(&stream, "key scales", rows * format.scale_bytes(), &scales)?,
             scores: device.allocate("scores", pairs)?,
             maxima: device.allocate("maxima", groups)?,
             faults: device.allocate("fault word", 1)?,
             stream,
         };
-        layers.make_queries(device, format, queries, &mut random)?;
+        layers.make_queries(format, queries, &mut random)?;
         Ok(layers)
     }
 
     /// Fills queries and weights from random projections.
-    fn make_queries(
-        &self,
-        device: &D,
-        format: IndexFormat,
-        queries: u32,
-        random: &mut SmallRng,
-    ) -> Result<()> {
+    fn make_queries(&self, format: IndexFormat, queries: u32, random: &mut SmallRng) -> Result<()> {
         let Self { stream, position, slot, query, weight, .. } = self;
         let heads = (queries * HEADS) as usize;
         let projected: Vec<f32> = normal(random).take(heads * INDEX_DIM as usize).collect();
-        let projected = upload(device, stream, "projections", &projected)?;
+        let projected = upload(stream, "projections", &projected)?;
         let weights: Vec<f32> = normal(random).take(heads).collect();
-        let weights = upload(device, stream, "projected weights", &weights)?;
-        let frequencies = upload(device, stream, "frequencies", &compress_frequencies())?;
+        let weights = upload(stream, "projected weights", &weights)?;
+        let frequencies = upload(stream, "frequencies", &compress_frequencies())?;
         let of = GatherQueries { position, slot, index: slot, first: 0, count: queries };
         let to = IndexQueries { query, weight, heads: HEADS };
-        ops::index_query(device, stream, &of, &projected, &weights, &frequencies, format, &to)?;
-        device.synchronize(stream)?;
+        ops::index_query(stream, &of, &projected, &weights, &frequencies, format, &to)?;
+        stream.synchronize()?;
         Ok(())
     }
 }

@@ -2,42 +2,40 @@
 
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, DeviceError, Stream};
 
 /// A new buffer that holds `values`.
-pub fn upload<D: Device, T: Pod>(
-    device: &D,
-    stream: &D::Stream,
+pub fn upload<B: Backend, T: Pod>(
+    stream: &Stream<B>,
     label: &'static str,
     values: &[T],
-) -> Result<Buffer<D, T>, DeviceError> {
-    let buffer = device.allocate(label, values.len() as u64)?;
-    device.upload(stream, values, &buffer, 0)?;
+) -> Result<Buffer<B, T>, DeviceError> {
+    let buffer = stream.device().allocate(label, values.len() as u64)?;
+    stream.upload(values, &buffer, 0)?;
     Ok(buffer)
 }
 
 /// A new buffer of `len` elements: `pattern`, over and over, or its beginning.
-pub fn repeated<D: Device, T: Pod>(
-    device: &D,
-    stream: &D::Stream,
+pub fn repeated<B: Backend, T: Pod>(
+    stream: &Stream<B>,
     label: &'static str,
     len: u64,
     pattern: &[T],
-) -> Result<Buffer<D, T>, DeviceError> {
-    let buffer = device.allocate(label, len)?;
+) -> Result<Buffer<B, T>, DeviceError> {
+    let buffer = stream.device().allocate(label, len)?;
     let mut done = len.min(pattern.len() as u64);
-    device.upload(stream, &pattern[..done as usize], &buffer, 0)?;
+    stream.upload(&pattern[..done as usize], &buffer, 0)?;
     while done < len {
         let more = done.min(len - done);
         let part = |start| buffer.slice(start, more).expect("a part of the buffer");
-        device.copy(stream, &part(0), &part(done))?;
+        stream.copy(&part(0), &part(done))?;
         done += more;
     }
     Ok(buffer)
 }
 
 /// What of `buffer` is the `node`-th of `nodes` nodes'.
-pub fn part<D: Device, T: Pod>(buffer: &Buffer<D, T>, node: u64, nodes: u64) -> Buffer<D, T> {
+pub fn part<B: Backend, T: Pod>(buffer: &Buffer<B, T>, node: u64, nodes: u64) -> Buffer<B, T> {
     let len = buffer.len() / nodes;
     buffer.slice(node * len, len).expect("a part for every node")
 }
@@ -46,13 +44,9 @@ pub fn part<D: Device, T: Pod>(buffer: &Buffer<D, T>, node: u64, nodes: u64) -> 
 ///
 /// # Errors
 /// If one did: what was timed is then not the kernel's work.
-pub fn ensure_none_refused<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    faults: &Buffer<D, u32>,
-) -> Result<()> {
+pub fn ensure_none_refused<B: Backend>(stream: &Stream<B>, faults: &Buffer<B, u32>) -> Result<()> {
     let mut refused = [0];
-    device.download(stream, faults, 0, &mut refused)?;
+    stream.download(faults, 0, &mut refused)?;
     ensure!(refused == [0], "the kernel refused {} of its inputs", refused[0]);
     Ok(())
 }

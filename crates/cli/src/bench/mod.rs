@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use comfy_table::Table;
-use dsv4_kv::device::{Buffer, CudaDevice, CudaOptions, Device, Graph};
+use dsv4_kv::device::{Backend, Buffer, CudaOptions, Device, Graph};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -107,7 +107,7 @@ struct Measurement {
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> Result<Outcome> {
-    let device = CudaDevice::new(CudaOptions::default()).map_err(InputError::NoCuda)?;
+    let device = dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NoCuda)?;
     let progress = ProgressBar::new_spinner();
     progress.enable_steady_tick(Duration::from_millis(100));
     let wanted = |suite| args.suite == suite || args.suite == Suite::All;
@@ -164,11 +164,11 @@ fn nodes_for(bytes: u64) -> u64 {
 }
 
 /// One line of the result: `graph` has `nodes` launches of `kernel` that move `bytes` each.
-fn measurement<D: Device>(
-    device: &D,
+fn measurement<B: Backend>(
+    device: &Device<B>,
     (kernel, size): (String, String),
     (bytes, nodes): (u64, u64),
-    graph: &Graph<D>,
+    graph: &Graph<B>,
 ) -> Result<Measurement> {
     let microseconds = time_node(device, graph, (bytes, nodes))?;
     let copy_microseconds = time_copy(device, bytes, nodes)?;
@@ -185,7 +185,11 @@ fn measurement<D: Device>(
 }
 
 /// Median microseconds of one of the `nodes` launches in `graph`, which touch `bytes` each.
-fn time_node<D: Device>(device: &D, graph: &Graph<D>, (bytes, nodes): (u64, u64)) -> Result<f64> {
+fn time_node<B: Backend>(
+    device: &Device<B>,
+    graph: &Graph<B>,
+    (bytes, nodes): (u64, u64),
+) -> Result<f64> {
     let stream = device.stream()?;
     let flush = if bytes * nodes < ROTATION_BYTES {
         Some(device.allocate::<u8>("cache flush", FLUSH_BYTES)?)
@@ -197,32 +201,31 @@ fn time_node<D: Device>(device: &D, graph: &Graph<D>, (bytes, nodes): (u64, u64)
     for replay in 0..2 * REPLAYS {
         // Either hides that it takes the host some time to launch a graph.
         match &flush {
-            Some(flush) => device.fill(&stream, flush, replay as u8)?,
-            None => device.replay(&stream, graph)?,
+            Some(flush) => stream.fill(flush, replay as u8)?,
+            None => stream.replay(graph)?,
         }
-        device.record(&from, &stream)?;
-        device.replay(&stream, graph)?;
-        device.record(&to, &stream)?;
-        let milliseconds = device.elapsed_ms(&from, &to)?;
+        stream.record(&from)?;
+        stream.replay(graph)?;
+        stream.record(&to)?;
+        let milliseconds = to.milliseconds_since(&from)?;
         if replay >= REPLAYS {
             times.push(f64::from(milliseconds) * 1e3 / nodes as f64);
         }
     }
-    device.synchronize(&stream)?;
+    stream.synchronize()?;
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])
 }
 
 /// As [`time_node`], for copies that move `bytes` each between buffers of their own.
-fn time_copy<D: Device>(device: &D, bytes: u64, nodes: u64) -> Result<f64> {
-    let pair = |_| -> Result<[Buffer<D, u8>; 2]> {
+fn time_copy<B: Backend>(device: &Device<B>, bytes: u64, nodes: u64) -> Result<f64> {
+    let pair = |_| -> Result<[Buffer<B, u8>; 2]> {
         Ok([device.allocate("copy source", bytes / 2)?, device.allocate("copy target", bytes / 2)?])
     };
     let pairs = (0..nodes).map(pair).collect::<Result<Vec<_>>>()?;
     let retained = pairs.iter().flatten().map(Buffer::memory).collect();
     let stream = device.stream()?;
-    let graph = device.capture(&stream, retained, || {
-        pairs.iter().try_for_each(|[from, to]| device.copy(&stream, from, to))
-    })?;
+    let graph = stream
+        .capture(retained, || pairs.iter().try_for_each(|[from, to]| stream.copy(from, to)))?;
     time_node(device, &graph, (bytes, nodes))
 }

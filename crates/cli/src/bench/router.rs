@@ -3,9 +3,9 @@
 //! Every node is a layer of its own: no other node's logits, gate or hidden states are its.
 
 use anyhow::Result;
-use dsv4_kv::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Memory, Stream};
 use dsv4_kv::kv_layout::router::DECODE_TOKENS;
+use dsv4_kv::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
 use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
@@ -37,7 +37,10 @@ const DECODE: [(u32, u32, u32); 6] = [
     (7168, 384, 64),
 ];
 
-pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    progress: &ProgressBar,
+) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
     for hash in [false, true] {
         for (experts, tokens) in FROM_LOGITS {
@@ -107,36 +110,36 @@ impl Case {
         tokens * 4 + lookup + logits + tokens * selected * 8
     }
 
-    fn measure<D: Device>(self, device: &D) -> Result<Measurement> {
+    fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
         let (nodes, bytes) = (nodes_for(self.bytes()), self.bytes());
         let inputs = Inputs::new(device, self, nodes)?;
-        let record = || (0..nodes).try_for_each(|node| inputs.launch(device, self, node));
-        let graph = device.capture(&inputs.stream, inputs.memory(), record)?;
+        let record = || (0..nodes).try_for_each(|node| inputs.launch(self, node));
+        let graph = inputs.stream.capture(inputs.memory(), record)?;
         let result = measurement(device, (self.name(), self.size()), (bytes, nodes), &graph)?;
-        ensure_none_refused(device, &inputs.stream, &inputs.faults)?;
+        ensure_none_refused(&inputs.stream, &inputs.faults)?;
         Ok(result)
     }
 }
 
 /// What the nodes of a graph work on.
-struct Inputs<D: Device> {
-    stream: D::Stream,
+struct Inputs<B: Backend> {
+    stream: Stream<B>,
     nodes: u64,
-    logits: Buffer<D, f32>,
-    x: Buffer<D, u16>,
-    gate: Buffer<D, u16>,
-    bias: Buffer<D, f32>,
-    table: Buffer<D, i32>,
-    token: Buffer<D, i32>,
-    activations: Buffer<D, f32>,
-    arrivals: Buffer<D, u32>,
-    ids: Buffer<D, i32>,
-    weights: Buffer<D, f32>,
-    faults: Buffer<D, u32>,
+    logits: Buffer<B, f32>,
+    x: Buffer<B, u16>,
+    gate: Buffer<B, u16>,
+    bias: Buffer<B, f32>,
+    table: Buffer<B, i32>,
+    token: Buffer<B, i32>,
+    activations: Buffer<B, f32>,
+    arrivals: Buffer<B, u32>,
+    ids: Buffer<B, i32>,
+    weights: Buffer<B, f32>,
+    faults: Buffer<B, u32>,
 }
 
-impl<D: Device> Inputs<D> {
-    fn new(device: &D, case: Case, nodes: u64) -> Result<Self> {
+impl<B: Backend> Inputs<B> {
+    fn new(device: &Device<B>, case: Case, nodes: u64) -> Result<Self> {
         let [hidden, experts, tokens] = [case.hidden, case.experts, case.tokens].map(u64::from);
         let stream = device.stream()?;
         let mut random = SmallRng::seed_from_u64(1);
@@ -157,12 +160,12 @@ impl<D: Device> Inputs<D> {
         let selected = nodes * tokens * u64::from(SELECTED);
         Ok(Self {
             nodes,
-            logits: repeated(device, &stream, "logits", rows, &logits)?,
-            x: repeated(device, &stream, "hidden states", nodes * tokens * width, &halves)?,
-            gate: repeated(device, &stream, "gates", nodes * experts * width, &halves)?,
-            bias: repeated(device, &stream, "biases", nodes * experts, &logits)?,
-            table: upload(device, &stream, "table", &table)?,
-            token: upload(device, &stream, "tokens", &token)?,
+            logits: repeated(&stream, "logits", rows, &logits)?,
+            x: repeated(&stream, "hidden states", nodes * tokens * width, &halves)?,
+            gate: repeated(&stream, "gates", nodes * experts * width, &halves)?,
+            bias: repeated(&stream, "biases", nodes * experts, &logits)?,
+            table: upload(&stream, "table", &table)?,
+            token: upload(&stream, "tokens", &token)?,
             activations: device.allocate("activations", nodes * 64 * experts)?,
             arrivals: device.allocate("arrivals", 8)?,
             ids: device.allocate("ids", selected)?,
@@ -172,7 +175,7 @@ impl<D: Device> Inputs<D> {
         })
     }
 
-    fn memory(&self) -> Vec<std::sync::Arc<D::Memory>> {
+    fn memory(&self) -> Vec<Memory<B>> {
         let mut all = [&self.logits, &self.bias, &self.activations, &self.weights]
             .map(Buffer::memory)
             .to_vec();
@@ -182,7 +185,7 @@ impl<D: Device> Inputs<D> {
         all
     }
 
-    fn launch(&self, device: &D, case: Case, node: u64) -> Result<(), DeviceError> {
+    fn launch(&self, case: Case, node: u64) -> Result<(), DeviceError> {
         let Case { hash, hidden, experts, tokens } = case;
         let stream = &self.stream;
         let selection = Selection::new(experts, SELECTED, 1.5)?;
@@ -196,12 +199,10 @@ impl<D: Device> Inputs<D> {
             let logits = part(&self.logits, node, nodes);
             return if hash {
                 let (logits, token) = (&logits, &token);
-                ops::hash_router(device, stream, selection, tokens, logits, &table, token, &routed)
+                ops::hash_router(stream, selection, tokens, logits, &table, token, &routed)
             } else {
                 let (logits, bias) = (&logits, &bias);
-                ops::activation_topk(
-                    device, stream, selection, tokens, logits, bias, &token, &routed,
-                )
+                ops::activation_topk(stream, selection, tokens, logits, bias, &token, &routed)
             };
         }
         let weight = part(&self.gate, node, nodes);
@@ -209,17 +210,17 @@ impl<D: Device> Inputs<D> {
         let x = &part(&self.x, node, nodes);
         if tokens > DECODE_TOKENS {
             let logits = part(&self.logits, node, nodes);
-            return ops::router_logits(device, stream, selection, tokens, x, &gate, &logits);
+            return ops::router_logits(stream, selection, tokens, x, &gate, &logits);
         }
         let activations = part(&self.activations, node, nodes);
         let scratch = &DecodeScratch { activations: &activations, arrivals: &self.arrivals };
         if hash {
             ops::hash_router_decode(
-                device, stream, selection, tokens, x, &gate, &table, &token, scratch, &routed,
+                stream, selection, tokens, x, &gate, &table, &token, scratch, &routed,
             )
         } else {
             ops::dense_router_decode(
-                device, stream, selection, tokens, x, &gate, &bias, &token, scratch, &routed,
+                stream, selection, tokens, x, &gate, &bias, &token, scratch, &routed,
             )
         }
     }

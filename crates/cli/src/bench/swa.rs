@@ -1,7 +1,7 @@
 //! The sliding window: append at decode and prefill sizes, gather at decode sizes.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
@@ -29,7 +29,10 @@ const APPENDS: [(u32, u32); 5] = [(1, 1), (32, 1), (256, 1), (4096, 1), (32, 128
 /// Requests in the step, one query each.
 const GATHERS: [u32; 3] = [1, 32, 256];
 
-pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<Vec<Measurement>> {
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    progress: &ProgressBar,
+) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
     for format in MainFormat::ALL {
         for (requests, tokens) in APPENDS {
@@ -44,8 +47,8 @@ pub(super) fn measure<D: Device>(device: &D, progress: &ProgressBar) -> Result<V
     Ok(results)
 }
 
-fn append<D: Device>(
-    device: &D,
+fn append<B: Backend>(
+    device: &Device<B>,
     format: MainFormat,
     requests: u32,
     tokens: u32,
@@ -62,7 +65,11 @@ fn append<D: Device>(
     measurement(device, (name, size), (bytes, nodes), graph.graph())
 }
 
-fn gather<D: Device>(device: &D, format: MainFormat, requests: u32) -> Result<Measurement> {
+fn gather<B: Backend>(
+    device: &Device<B>,
+    format: MainFormat,
+    requests: u32,
+) -> Result<Measurement> {
     let window = u64::from(WINDOW);
     let read = (window - 1) * format.row_bytes() + ROW_BYTES + GATHER_META_BYTES;
     let bytes = u64::from(requests) * (read + window * ROW_BYTES + 4);
@@ -82,19 +89,18 @@ fn gather<D: Device>(device: &D, format: MainFormat, requests: u32) -> Result<Me
 }
 
 /// A cache of window-only layers, every ring full of random rows, with a step prepared.
-struct Bench<D: Device> {
-    device: D,
-    stream: D::Stream,
-    manager: KvCacheManager<D>,
+struct Bench<B: Backend> {
+    stream: Stream<B>,
+    manager: KvCacheManager<B>,
     layers: u32,
     step_tokens: u32,
     /// `[layers * step_tokens, 512]` BF16.
-    kv: Buffer<D, u16>,
+    kv: Buffer<B, u16>,
 }
 
-impl<D: Device> Bench<D> {
+impl<B: Backend> Bench<B> {
     fn new(
-        device: &D,
+        device: &Device<B>,
         format: MainFormat,
         layers: u32,
         requests: u32,
@@ -114,21 +120,20 @@ impl<D: Device> Bench<D> {
         let stream = device.stream()?;
         let mut manager = KvCacheManager::new(device.clone(), config)?;
         let ids = (0..requests).map(|_| manager.admit()).collect::<Result<Vec<_>, _>>()?;
-        let kv =
-            random_rows(device, &stream, u64::from(layers * step_tokens).max(FILL_TOKENS.into()))?;
+        let kv = random_rows(&stream, u64::from(layers * step_tokens).max(FILL_TOKENS.into()))?;
         fill_rings(&mut manager, &stream, &ids, layers, &kv)?;
         let step = |&id| StepRequest { id, start: WINDOW, tokens };
         manager.prepare_forward(&stream, &ids.iter().map(step).collect::<Vec<_>>())?;
-        device.synchronize(&stream)?;
-        Ok(Self { device: device.clone(), stream, manager, layers, step_tokens, kv })
+        stream.synchronize()?;
+        Ok(Self { stream, manager, layers, step_tokens, kv })
     }
 
     /// One launch per layer, each on its own part of `kv`.
     fn capture(
         &self,
-        mut retained: Vec<std::sync::Arc<D::Memory>>,
-        launch: impl Fn(LayerId, &Buffer<D, u16>, &KvCacheManager<D>, &D::Stream) -> Result<(), KvError>,
-    ) -> Result<CapturedStep<D>> {
+        mut retained: Vec<Memory<B>>,
+        launch: impl Fn(LayerId, &Buffer<B, u16>, &KvCacheManager<B>, &Stream<B>) -> Result<(), KvError>,
+    ) -> Result<CapturedStep<B>> {
         retained.push(self.kv.memory());
         let elements = u64::from(self.step_tokens) * u64::from(HEAD_DIM);
         let graph = self.manager.capture(&self.stream, self.step_tokens, retained, |manager| {
@@ -137,18 +142,18 @@ impl<D: Device> Bench<D> {
                 launch(LayerId(layer), &kv.expect("rows for every layer"), manager, &self.stream)
             })
         })?;
-        self.device.synchronize(&self.stream)?;
+        self.stream.synchronize()?;
         Ok(graph)
     }
 }
 
 /// Gives every request a full window, in steps of at most [`FILL_TOKENS`] tokens.
-fn fill_rings<D: Device>(
-    manager: &mut KvCacheManager<D>,
-    stream: &D::Stream,
+fn fill_rings<B: Backend>(
+    manager: &mut KvCacheManager<B>,
+    stream: &Stream<B>,
     ids: &[RequestId],
     layers: u32,
-    kv: &Buffer<D, u16>,
+    kv: &Buffer<B, u16>,
 ) -> Result<()> {
     for ids in ids.chunks((FILL_TOKENS / WINDOW) as usize) {
         let step = |&id| StepRequest { id, start: 0, tokens: WINDOW };
@@ -162,9 +167,9 @@ fn fill_rings<D: Device>(
 }
 
 /// `[rows, 512]` BF16, uniform in [-4, 4).
-fn random_rows<D: Device>(device: &D, stream: &D::Stream, rows: u64) -> Result<Buffer<D, u16>> {
+fn random_rows<B: Backend>(stream: &Stream<B>, rows: u64) -> Result<Buffer<B, u16>> {
     let mut random = SmallRng::seed_from_u64(1);
     let mut value = || bf16::from_f32(random.random_range(-4.0..4.0)).to_bits();
     let values: Vec<u16> = (0..rows * u64::from(HEAD_DIM)).map(|_| value()).collect();
-    Ok(upload(device, stream, "kv rows", &values)?)
+    Ok(upload(stream, "kv rows", &values)?)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use dsv4_kv::LayerCacheHandle;
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Stream};
 use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
@@ -45,17 +45,17 @@ pub const fn key_format(format: IndexFormat) -> KeyFormat {
 }
 
 /// The planes that a compressor's rows go to.
-pub struct Planes<'a, D: Device> {
-    data: (&'a Buffer<D, u8>, u64),
-    scale: (&'a Buffer<D, u8>, u64),
+pub struct Planes<'a, B: Backend> {
+    data: (&'a Buffer<B, u8>, u64),
+    scale: (&'a Buffer<B, u8>, u64),
     /// Rows of a block.
     per_block: usize,
     codec: Codec,
 }
 
-impl<'a, D: Device> Planes<'a, D> {
+impl<'a, B: Backend> Planes<'a, B> {
     /// The planes of `which` in a layer.
-    pub fn of(handle: &'a LayerCacheHandle<'_, D>, which: StateStream) -> Result<Self> {
+    pub fn of(handle: &'a LayerCacheHandle<'_, B>, which: StateStream) -> Result<Self> {
         let entries = handle.entries()?;
         let per_block = entries.entries_per_block as usize;
         Ok(match which {
@@ -78,13 +78,7 @@ impl<'a, D: Device> Planes<'a, D> {
     }
 
     /// Fetches rows of a request whose blocks, in the order of its tokens, are `blocks`.
-    pub fn fetch(
-        &self,
-        device: &D,
-        stream: &D::Stream,
-        blocks: &[u32],
-        entries: Range<usize>,
-    ) -> Result<Rows> {
+    pub fn fetch(&self, stream: &Stream<B>, blocks: &[u32], entries: Range<usize>) -> Result<Rows> {
         let mut rows = Rows::new(self.codec);
         let mut first = entries.start;
         while first < entries.end {
@@ -97,7 +91,7 @@ impl<'a, D: Device> Planes<'a, D> {
             {
                 let old = plane.len();
                 plane.resize(old + count * row_bytes as usize, 0);
-                device.download(stream, pool, at * row_bytes, &mut plane[old..])?;
+                stream.download(pool, at * row_bytes, &mut plane[old..])?;
             }
             rows.count += count;
             first += count;

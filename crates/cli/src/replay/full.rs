@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Event, Stream};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::geometry::{
     CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, StateStream, WINDOW,
@@ -31,29 +31,29 @@ const TILE_ROWS: u32 = 1 << 15;
 const _: () = assert!(MOST_QUERIES * WINDOW <= TILE_ROWS);
 
 /// The cache on a device, and what a step reads and writes besides.
-pub struct Full<D: Device> {
-    manager: KvCacheManager<D>,
-    stream: D::Stream,
-    begin: D::Event,
-    end: D::Event,
+pub struct Full<B: Backend> {
+    manager: KvCacheManager<B>,
+    stream: Stream<B>,
+    begin: Event<B>,
+    end: Event<B>,
     /// `[rows, 512]` BF16: the source of every step's KV rows.
-    kv: Buffer<D, u16>,
+    kv: Buffer<B, u16>,
     /// The source of projections and of weights.
-    floats: Buffer<D, f32>,
+    floats: Buffer<B, f32>,
     /// Of a model that has CSA layers.
-    indexer: Option<IndexerWorkspace<D>>,
+    indexer: Option<IndexerWorkspace<B>>,
     /// `[MOST_QUERIES, index_topk]`: lists of a batch.
-    selected: Buffer<D, i32>,
+    selected: Buffer<B, i32>,
     /// `[TILE_ROWS, 512]` BF16.
-    tile: Buffer<D, u16>,
+    tile: Buffer<B, u16>,
     /// `[MOST_QUERIES]`
-    lengths: Buffer<D, i32>,
+    lengths: Buffer<B, i32>,
     /// Which queries gather entries.
     queries: Queries,
     /// The step's.
     batches: Vec<Batch>,
     seed: u64,
-    watch: Watch<D>,
+    watch: Watch<B>,
     steps: u64,
     entries: u64,
     kernel_ms: f64,
@@ -74,23 +74,23 @@ fn selected(config: &CacheConfig) -> u64 {
 }
 
 /// The tensors of one compressor.
-struct Tensors<D: Device> {
-    kv: Buffer<D, f32>,
-    gate: Buffer<D, f32>,
-    ape: Buffer<D, f32>,
-    norm: Buffer<D, f32>,
+struct Tensors<B: Backend> {
+    kv: Buffer<B, f32>,
+    gate: Buffer<B, f32>,
+    ape: Buffer<B, f32>,
+    norm: Buffer<B, f32>,
 }
 
-impl<D: Device> Tensors<D> {
-    fn projected(&self) -> Projected<'_, D> {
+impl<B: Backend> Tensors<B> {
+    fn projected(&self) -> Projected<'_, B> {
         Projected { kv: &self.kv, gate: &self.gate, ape: &self.ape, norm: &self.norm }
     }
 }
 
-impl<D: Device> Full<D> {
+impl<B: Backend> Full<B> {
     /// Allocates the cache and the buffers; follows the requests at the places `sample`.
     pub fn new(
-        device: D,
+        device: Device<B>,
         config: CacheConfig,
         indexer: Option<&WorkspaceSize>,
         seed: u64,
@@ -101,9 +101,9 @@ impl<D: Device> Full<D> {
         let source = Source::new(seed, config.max_step_tokens, layers);
         let stream = device.stream()?;
         let kv = device.allocate("KV rows", source.as_slice().len() as u64)?;
-        device.upload(&stream, source.as_slice(), &kv, 0)?;
+        stream.upload(source.as_slice(), &kv, 0)?;
         let floats = device.allocate("projections", source.as_floats().len() as u64)?;
-        device.upload(&stream, source.as_floats(), &floats, 0)?;
+        stream.upload(source.as_floats(), &floats, 0)?;
         let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);
         let verifier = Verifier::new(&config, source);
         let workspace = |size: &WorkspaceSize| {
@@ -147,20 +147,20 @@ impl<D: Device> Full<D> {
         })
     }
 
-    fn gather_windows(&self, handle: &LayerCacheHandle<'_, D>, kv: &Buffer<D, u16>) -> Result<()> {
+    fn gather_windows(&self, handle: &LayerCacheHandle<'_, B>, kv: &Buffer<B, u16>) -> Result<()> {
         let (tokens, layer) = (handle.tokens(), handle.schema().layer);
-        let (tile, lengths, device) = (&self.tile, &self.lengths, self.manager.device());
+        let (tile, lengths) = (&self.tile, &self.lengths);
         for first in (0..tokens).step_by(MOST_QUERIES as usize) {
             let queries = first..tokens.min(first + MOST_QUERIES);
             handle.gather_swa(&self.stream, kv, queries.clone(), tile, lengths)?;
             let gathered = Gathered { tile, names: lengths, shape: WINDOW_SHAPE };
-            self.watch.keep(Tile::Window, device, &self.stream, layer, queries, &gathered)?;
+            self.watch.keep(Tile::Window, &self.stream, layer, queries, &gathered)?;
         }
         Ok(())
     }
 
     /// Queues the compressors of a layer that has any.
-    fn update(&self, handle: &LayerCacheHandle<'_, D>) -> Result<()> {
+    fn update(&self, handle: &LayerCacheHandle<'_, B>) -> Result<()> {
         let tensors = |which| self.tensors(handle, which);
         match handle.schema().kind {
             LayerKind::Swa => {}
@@ -176,7 +176,7 @@ impl<D: Device> Full<D> {
         Ok(())
     }
 
-    fn tensors(&self, handle: &LayerCacheHandle<'_, D>, which: StateStream) -> Result<Tensors<D>> {
+    fn tensors(&self, handle: &LayerCacheHandle<'_, B>, which: StateStream) -> Result<Tensors<B>> {
         let source = self.watch.verifier().source();
         let at = source.offsets(self.steps, handle.schema().layer.0, which);
         let (shape, tokens) = (shape(which), handle.tokens() as usize);
@@ -193,8 +193,8 @@ impl<D: Device> Full<D> {
 
     /// Queues the indexer of a CSA layer for a batch of queries, as many at once as its workspace
     /// holds, and the gather of the entries that it picks.
-    fn gather_listed(&self, handle: &LayerCacheHandle<'_, D>, batch: &Batch) -> Result<()> {
-        let (stream, device) = (&self.stream, self.manager.device());
+    fn gather_listed(&self, handle: &LayerCacheHandle<'_, B>, batch: &Batch) -> Result<()> {
+        let stream = &self.stream;
         let (layer, model) = (handle.schema().layer, &self.manager.config().model);
         let workspace = self.indexer.as_ref().context("a model with CSA layers has an indexer")?;
         let (first, k) = (batch.queries.start, model.index_topk);
@@ -214,19 +214,19 @@ impl<D: Device> Full<D> {
             handle.gather_kv(stream, queries.clone(), &lists, k, &self.tile)?;
             let shape = Shape { rows: k, words: k };
             let gathered = Gathered { tile: &self.tile, names: &lists, shape };
-            self.watch.keep(Tile::Entries, device, stream, layer, queries, &gathered)?;
+            self.watch.keep(Tile::Entries, stream, layer, queries, &gathered)?;
         }
         Ok(())
     }
 
     /// Queues the gather of all entries of an HCA layer for a batch of queries.
-    fn gather_all(&self, handle: &LayerCacheHandle<'_, D>, batch: &Batch) -> Result<()> {
-        let (stream, device, layer) = (&self.stream, self.manager.device(), handle.schema().layer);
+    fn gather_all(&self, handle: &LayerCacheHandle<'_, B>, batch: &Batch) -> Result<()> {
+        let (stream, layer) = (&self.stream, handle.schema().layer);
         let (tile, lengths, rows) = (&self.tile, &self.lengths, batch.hca_rows);
         for queries in batch.tiles(rows, TILE_ROWS) {
             handle.gather_all(stream, queries.clone(), rows, tile, lengths)?;
             let gathered = Gathered { tile, names: lengths, shape: Shape { rows, words: 1 } };
-            self.watch.keep(Tile::Entries, device, stream, layer, queries, &gathered)?;
+            self.watch.keep(Tile::Entries, stream, layer, queries, &gathered)?;
         }
         Ok(())
     }
@@ -245,7 +245,7 @@ impl<D: Device> Full<D> {
     }
 }
 
-impl<D: Device> Execute for Full<D> {
+impl<B: Backend> Execute for Full<B> {
     fn admit(&mut self, index: usize) -> Result<RequestId> {
         let id = self.manager.admit()?;
         self.watch.admit(id, index);
@@ -258,14 +258,13 @@ impl<D: Device> Execute for Full<D> {
         let prepare = started.elapsed();
         self.watch.begin_step(self.steps, step, self.queries, self.seed);
         self.batches = batches(self.queries, step);
-        let device = self.manager.device();
-        device.record(&self.begin, &self.stream)?;
+        self.stream.record(&self.begin)?;
         self.manager.build_plan(&self.stream)?;
         for layer in 0..self.manager.schema().layers.len() as u32 {
             self.layer(LayerId(layer))?;
         }
-        device.record(&self.end, &self.stream)?;
-        self.kernel_ms += f64::from(device.elapsed_ms(&self.begin, &self.end)?);
+        self.stream.record(&self.end)?;
+        self.kernel_ms += f64::from(self.end.milliseconds_since(&self.begin)?);
         self.entries += self.entries_of(step);
         self.watch.check_step(&self.manager, &self.stream, &self.batches)?;
         for part in step {
@@ -299,7 +298,7 @@ impl<D: Device> Execute for Full<D> {
 
 #[cfg(test)]
 mod tests {
-    use dsv4_kv::device::{EmuDevice, EmuOptions};
+    use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
     use dsv4_kv::kv_layout::config::ModelConfig;
 
     use super::*;
@@ -309,7 +308,7 @@ mod tests {
 
     /// Prefills 130 tokens of one sampled request, lets `spoil` have its way with the cache and the
     /// request's first block, decodes one token, and says what verification found.
-    fn replay(queries: Queries, spoil: impl FnOnce(&Full<EmuDevice>, u64)) -> Verification {
+    fn replay(queries: Queries, spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
         let model = ModelConfig::preset("tiny").expect("a preset");
         let config = CacheConfig { max_step_tokens: 130, ..CacheConfig::smallest(model) };
         let config = CacheConfig { max_requests: 2, max_context: 1024, ..config };
@@ -333,11 +332,11 @@ mod tests {
     }
 
     /// Flips a bit of a byte in device memory.
-    fn flip(cache: &Full<EmuDevice>, plane: &Buffer<EmuDevice, u8>, at: u64) {
-        let (device, mut byte) = (cache.manager.device(), [0]);
-        device.download(&cache.stream, plane, at, &mut byte).expect("one byte");
+    fn flip(cache: &Full<Emulator>, plane: &Buffer<Emulator, u8>, at: u64) {
+        let mut byte = [0];
+        cache.stream.download(plane, at, &mut byte).expect("one byte");
         byte[0] ^= 0x80;
-        device.upload(&cache.stream, &byte, plane, at).expect("one byte");
+        cache.stream.upload(&byte, plane, at).expect("one byte");
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! Tiles of sampled queries, kept on the device until the step has run.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::geometry::HEAD_DIM;
 
 /// Room for one tile, and what tells its rows, in each of a number of places.
-pub struct Kept<D: Device> {
+pub struct Kept<B: Backend> {
     /// `[places, rows, 512]` BF16.
-    tiles: Buffer<D, u16>,
+    tiles: Buffer<B, u16>,
     /// `[places, words]`
-    names: Buffer<D, i32>,
+    names: Buffer<B, i32>,
     shape: Shape,
 }
 
@@ -23,11 +23,11 @@ pub struct Shape {
 }
 
 /// What a gather wrote: tiles of several queries, one after the other, and what tells their rows.
-pub struct Gathered<'a, D: Device> {
+pub struct Gathered<'a, B: Backend> {
     /// `[queries, rows, 512]` BF16.
-    pub tile: &'a Buffer<D, u16>,
+    pub tile: &'a Buffer<B, u16>,
     /// `[queries, words]`
-    pub names: &'a Buffer<D, i32>,
+    pub names: &'a Buffer<B, i32>,
     /// Of each query.
     pub shape: Shape,
 }
@@ -41,9 +41,9 @@ fn elements(rows: u32) -> u64 {
     u64::from(rows) * u64::from(HEAD_DIM)
 }
 
-impl<D: Device> Kept<D> {
+impl<B: Backend> Kept<B> {
     /// Room for `places` tiles.
-    pub fn new(device: &D, places: u64, shape: Shape) -> Result<Self, DeviceError> {
+    pub fn new(device: &Device<B>, places: u64, shape: Shape) -> Result<Self, DeviceError> {
         Ok(Self {
             tiles: device.allocate("kept tiles", places * elements(shape.rows))?,
             names: device.allocate("kept lists", places * u64::from(shape.words))?,
@@ -54,10 +54,9 @@ impl<D: Device> Kept<D> {
     /// Queues copies of a query's tile and of what tells its rows, as far as there is room for both.
     pub fn keep(
         &self,
-        device: &D,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         place: u64,
-        gathered: &Gathered<'_, D>,
+        gathered: &Gathered<'_, B>,
         query: u32,
     ) -> Result<()> {
         const INSIDE: &str = "one place per layer and sampled request";
@@ -65,36 +64,30 @@ impl<D: Device> Kept<D> {
         let count = elements(from.rows.min(to.rows));
         let tile = gathered.tile.slice(query * elements(from.rows), count).context(INSIDE)?;
         let kept = self.tiles.slice(place * elements(to.rows), count).context(INSIDE)?;
-        device.copy(stream, &tile, &kept)?;
+        stream.copy(&tile, &kept)?;
         let count = from.words.min(to.words).into();
         let names = gathered.names.slice(query * u64::from(from.words), count).context(INSIDE)?;
         let kept = self.names.slice(place * u64::from(to.words), count).context(INSIDE)?;
-        device.copy(stream, &names, &kept)?;
+        stream.copy(&names, &kept)?;
         Ok(())
     }
 
     /// What tells the rows of a kept tile, `[words]`.
-    pub fn fetch_names(
-        &self,
-        device: &D,
-        stream: &D::Stream,
-        place: u64,
-    ) -> Result<Vec<i32>, DeviceError> {
+    pub fn fetch_names(&self, stream: &Stream<B>, place: u64) -> Result<Vec<i32>, DeviceError> {
         let mut names = vec![0; self.shape.words as usize];
-        device.download(stream, &self.names, place * u64::from(self.shape.words), &mut names)?;
+        stream.download(&self.names, place * u64::from(self.shape.words), &mut names)?;
         Ok(names)
     }
 
     /// The first `rows` rows of a kept tile, `[rows, 512]` BF16, or as many as were kept.
     pub fn fetch_tile(
         &self,
-        device: &D,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         place: u64,
         rows: u32,
     ) -> Result<Vec<u16>, DeviceError> {
         let mut tile = vec![0; elements(rows.min(self.shape.rows)) as usize];
-        device.download(stream, &self.tiles, place * elements(self.shape.rows), &mut tile)?;
+        stream.download(&self.tiles, place * elements(self.shape.rows), &mut tile)?;
         Ok(tile)
     }
 }

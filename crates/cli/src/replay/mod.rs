@@ -38,7 +38,7 @@ use std::time::Instant;
 use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::KvError;
-use dsv4_kv::device::{Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub use args::ReplayArgs;
@@ -106,7 +106,11 @@ fn replay_ledger(setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
 }
 
 /// The replay with its kernels on `device`.
-fn replay_on<D: Device>(device: D, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
+fn replay_on<B: Backend>(
+    device: Device<B>,
+    setup: &Setup,
+    interrupt: &Interrupt,
+) -> Result<Replayed> {
     let (config, indexer) = (setup.config.clone(), setup.indexer.as_ref());
     let cache = Full::new(device, config, indexer, setup.seed, setup.sample.clone(), setup.queries);
     let cache = cache.map_err(|error| match error {

@@ -1,7 +1,7 @@
 //! Where a replay runs, and the defaults that go with it.
 
 use anyhow::Result;
-use dsv4_kv::device::{CudaDevice, Device};
+use dsv4_kv::device::CudaDevice;
 
 use super::args::{Execution, ReplayArgs};
 use super::select::Queries;

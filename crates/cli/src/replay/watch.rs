@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream, WINDOW};
 use dsv4_kv::kv_layout::main_row::DATA_BYTES;
 use dsv4_kv::{CacheConfig, KvCacheManager, LayerCacheHandle, LayerId, RequestId, StepRequest};
@@ -49,7 +49,7 @@ pub enum Tile {
 }
 
 /// The requests that are followed, and the memory for what is kept of a step.
-pub struct Watch<D: Device> {
+pub struct Watch<B: Backend> {
     /// Places in the load of the sampled requests.
     sample: Vec<usize>,
     /// Layers that have an indexer.
@@ -57,9 +57,9 @@ pub struct Watch<D: Device> {
     live: HashMap<RequestId, Watched>,
     checks: Vec<Check>,
     /// Windows of one query of each request.
-    windows: Kept<D>,
+    windows: Kept<B>,
     /// Their gathered entries, of each as many rows as an indexer picks, with its list or a length.
-    gathered: Kept<D>,
+    gathered: Kept<B>,
     verifier: Verifier,
 }
 
@@ -86,17 +86,16 @@ struct Check {
 }
 
 /// Where the request of a check is checked.
-struct At<'a, D: Device> {
-    manager: &'a KvCacheManager<D>,
-    stream: &'a D::Stream,
-    handle: &'a LayerCacheHandle<'a, D>,
+struct At<'a, B: Backend> {
+    stream: &'a Stream<B>,
+    handle: &'a LayerCacheHandle<'a, B>,
     layer: LayerId,
 }
 
-impl<D: Device> Watch<D> {
+impl<B: Backend> Watch<B> {
     /// Follows the requests at the places `sample` of the load.
     pub fn new(
-        device: &D,
+        device: &Device<B>,
         config: &CacheConfig,
         sample: Vec<usize>,
         verifier: Verifier,
@@ -126,8 +125,8 @@ impl<D: Device> Watch<D> {
     /// A request ends: what its blocks hold must still be what they held when it was written.
     pub fn release(
         &mut self,
-        manager: &KvCacheManager<D>,
-        stream: &D::Stream,
+        manager: &KvCacheManager<B>,
+        stream: &Stream<B>,
         id: RequestId,
     ) -> Result<()> {
         let Some(watched) = self.live.remove(&id) else { return Ok(()) };
@@ -136,7 +135,7 @@ impl<D: Device> Watch<D> {
         for (&(layer, which), then) in rows {
             let handle = manager.layer(layer)?;
             let planes = Planes::of(&handle, which)?;
-            let now = planes.fetch(manager.device(), stream, &blocks, 0..then.count())?;
+            let now = planes.fetch(stream, &blocks, 0..then.count())?;
             let place = Place { request: *request, layer, history };
             self.verifier.check_unchanged(place, which, &now, then);
         }
@@ -169,11 +168,10 @@ impl<D: Device> Watch<D> {
     pub fn keep(
         &self,
         tile: Tile,
-        device: &D,
-        stream: &D::Stream,
+        stream: &Stream<B>,
         layer: LayerId,
         queries: Range<u32>,
-        gathered: &Gathered<'_, D>,
+        gathered: &Gathered<'_, B>,
     ) -> Result<()> {
         let kept = match tile {
             Tile::Window => &self.windows,
@@ -182,7 +180,7 @@ impl<D: Device> Watch<D> {
         for (check, of) in self.checks.iter().enumerate() {
             if queries.contains(&of.query) {
                 let query = of.query - queries.start;
-                kept.keep(device, stream, self.place(layer, check), gathered, query)?;
+                kept.keep(stream, self.place(layer, check), gathered, query)?;
             }
         }
         Ok(())
@@ -192,15 +190,15 @@ impl<D: Device> Watch<D> {
     /// entries that closed in it.
     pub fn check_step(
         &mut self,
-        manager: &KvCacheManager<D>,
-        stream: &D::Stream,
+        manager: &KvCacheManager<B>,
+        stream: &Stream<B>,
         batches: &[Batch],
     ) -> Result<()> {
         for place in 0..self.checks.len() {
             let blocks = blocks(manager, self.checks[place].id)?;
             for schema in &manager.schema().layers {
                 let handle = &manager.layer(schema.layer)?;
-                let at = &At { manager, stream, handle, layer: schema.layer };
+                let at = &At { stream, handle, layer: schema.layer };
                 self.check_swa(at, place)?;
                 for &which in entries::compressors(schema.kind) {
                     self.check_closed(at, place, which, &blocks)?;
@@ -216,13 +214,13 @@ impl<D: Device> Watch<D> {
     }
 
     /// The window of the request's query, and its ring.
-    fn check_swa(&mut self, at: &At<'_, D>, check: usize) -> Result<()> {
-        let At { manager, stream, handle, layer } = *at;
-        let (device, Check { id, position, .. }) = (manager.device(), self.checks[check]);
+    fn check_swa(&mut self, at: &At<'_, B>, check: usize) -> Result<()> {
+        let At { stream, handle, layer } = *at;
+        let Check { id, position, .. } = self.checks[check];
         let kept = self.place(layer, check);
-        let tile = self.windows.fetch_tile(device, stream, kept, WINDOW)?;
-        let length = self.windows.fetch_names(device, stream, kept)?[0];
-        let (data, scale) = download_ring(device, stream, handle, id)?;
+        let tile = self.windows.fetch_tile(stream, kept, WINDOW)?;
+        let length = self.windows.fetch_names(stream, kept)?[0];
+        let (data, scale) = download_ring(stream, handle, id)?;
         let rows = handle.swa().ring as usize;
         let Watched { request, history, .. } = &self.live[&id];
         let place = Place { request: *request, layer, history };
@@ -234,12 +232,12 @@ impl<D: Device> Watch<D> {
     /// The rows of a compressor's windows that the step closed.
     fn check_closed(
         &mut self,
-        at: &At<'_, D>,
+        at: &At<'_, B>,
         check: usize,
         which: StateStream,
         blocks: &[u32],
     ) -> Result<()> {
-        let At { manager, stream, handle, layer } = *at;
+        let At { stream, handle, layer } = *at;
         let Check { id, start, .. } = self.checks[check];
         let Some(Watched { request, history, rows }) = self.live.get_mut(&id) else {
             return Ok(());
@@ -250,7 +248,7 @@ impl<D: Device> Watch<D> {
             return Ok(());
         }
         let planes = Planes::of(handle, which)?;
-        let new = planes.fetch(manager.device(), stream, blocks, closed.clone())?;
+        let new = planes.fetch(stream, blocks, closed.clone())?;
         let place = Place { request: *request, layer, history };
         self.verifier.check_closed(place, which, closed.start, &new);
         rows.entry((layer, which)).or_insert_with(|| Rows::new(new.codec())).extend(&new);
@@ -258,12 +256,12 @@ impl<D: Device> Watch<D> {
     }
 
     /// The list of the request's query, and the entries gathered for it.
-    fn check_listed(&mut self, at: &At<'_, D>, check: usize, batches: &[Batch]) -> Result<()> {
-        let At { manager, stream, layer, .. } = *at;
+    fn check_listed(&mut self, at: &At<'_, B>, check: usize, batches: &[Batch]) -> Result<()> {
+        let At { stream, layer, .. } = *at;
         let Check { id, query, position, listed, .. } = self.checks[check];
-        let (device, kept) = (manager.device(), self.place(layer, check));
-        let list = self.gathered.fetch_names(device, stream, kept)?;
-        let tile = self.gathered.fetch_tile(device, stream, kept, list.len() as u32)?;
+        let kept = self.place(layer, check);
+        let list = self.gathered.fetch_names(stream, kept)?;
+        let tile = self.gathered.fetch_tile(stream, kept, list.len() as u32)?;
         let batch = batches.iter().find(|batch| batch.queries.contains(&query));
         let first = batch.context("a query that is kept gathers")?.queries.start;
         let Watched { request, history, rows } = &self.live[&id];
@@ -277,13 +275,13 @@ impl<D: Device> Watch<D> {
     }
 
     /// All entries that the request's query sees, as they were gathered.
-    fn check_all(&mut self, at: &At<'_, D>, check: usize) -> Result<()> {
-        let At { manager, stream, layer, .. } = *at;
+    fn check_all(&mut self, at: &At<'_, B>, check: usize) -> Result<()> {
+        let At { stream, layer, .. } = *at;
         let Check { id, position, .. } = self.checks[check];
-        let (device, kept) = (manager.device(), self.place(layer, check));
+        let kept = self.place(layer, check);
         let all: Vec<i32> = (0..visible(position, shape(StateStream::Hca).ratio) as i32).collect();
-        let tile = self.gathered.fetch_tile(device, stream, kept, all.len() as u32)?;
-        let length = self.gathered.fetch_names(device, stream, kept)?[0];
+        let tile = self.gathered.fetch_tile(stream, kept, all.len() as u32)?;
+        let length = self.gathered.fetch_names(stream, kept)?[0];
         let Watched { request, history, rows } = &self.live[&id];
         let place = Place { request: *request, layer, history };
         self.verifier.check_length(place, position, length, all.len());
@@ -308,22 +306,21 @@ impl<D: Device> Watch<D> {
 }
 
 /// The blocks of a request, in the order of its tokens.
-fn blocks<D: Device>(manager: &KvCacheManager<D>, id: RequestId) -> Result<Vec<u32>> {
+fn blocks<B: Backend>(manager: &KvCacheManager<B>, id: RequestId) -> Result<Vec<u32>> {
     Ok(manager.block_table(id)?.map(|block| block.0).collect())
 }
 
 /// The data and scale planes of the ring of a request in a layer.
-fn download_ring<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    handle: &LayerCacheHandle<'_, D>,
+fn download_ring<B: Backend>(
+    stream: &Stream<B>,
+    handle: &LayerCacheHandle<'_, B>,
     id: RequestId,
 ) -> Result<(Vec<u8>, Vec<u8>), DeviceError> {
     let ring = handle.swa();
     let first = u64::from(id.slot.0) * u64::from(ring.ring);
-    let download = |pool: &Buffer<D, u8>, row_bytes: u64| -> Result<Vec<u8>, DeviceError> {
+    let download = |pool: &Buffer<B, u8>, row_bytes: u64| -> Result<Vec<u8>, DeviceError> {
         let mut plane = vec![0; (u64::from(ring.ring) * row_bytes) as usize];
-        device.download(stream, pool, first * row_bytes, &mut plane)?;
+        stream.download(pool, first * row_bytes, &mut plane)?;
         Ok(plane)
     };
     Ok((download(ring.data, DATA_BYTES)?, download(ring.scale, ring.format.scale_bytes())?))

@@ -27,12 +27,13 @@ impl Memory {
     /// Registers `bytes` bytes at `address` as an allocation, until the result is dropped.
     /// `label` names it in faults.
     ///
-    /// While a launch runs, the owner keeps the memory valid for reads and writes, and only launches access
-    /// it: *unchecked*.
+    /// # Safety
+    /// Until the result is dropped the bytes are valid for reads and writes, and while a launch over this
+    /// registry runs, only launches access them: *unchecked*.
     ///
     /// # Panics
     /// When `bytes` is 0, or when a live allocation overlaps: errors of the caller's allocator.
-    pub fn register(&self, address: u64, bytes: u64, label: &'static str) -> Allocation {
+    pub unsafe fn register(&self, address: u64, bytes: u64, label: &'static str) -> Allocation {
         assert!(bytes > 0, "allocation `{label}` has no bytes");
         let end = address.checked_add(bytes).expect("an allocation ends inside the address space");
         let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);

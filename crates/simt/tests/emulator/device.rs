@@ -27,7 +27,9 @@ impl Tensor {
         let chunks = chunks.into_boxed_slice();
         let memory = Memory::new();
         let address = chunks.as_ptr().expose_provenance() as u64;
-        let _allocation = memory.register(address, 4 * words.len() as u64, "tensor");
+        let bytes = 4 * words.len() as u64;
+        // SAFETY: the chunks live as long as the registration, and are read by the host between launches only.
+        let _allocation = unsafe { memory.register(address, bytes, "tensor") };
         Self { chunks, len: words.len(), memory, _allocation }
     }
 

@@ -86,8 +86,10 @@ fn bounds_are_those_of_the_bound_allocation() {
     let words = Box::new([const { AtomicU32::new(0) }; 8]);
     let address = words.as_ptr().expose_provenance() as u64;
     let memory = Memory::new();
-    let _first = memory.register(address, 16, "first");
-    let _second = memory.register(address + 16, 16, "second");
+    // SAFETY: the words outlive both registrations, and only launches touch them.
+    let _first = unsafe { memory.register(address, 16, "first") };
+    // SAFETY: as above.
+    let _second = unsafe { memory.register(address + 16, 16, "second") };
     let first: Global<u32> = Global::bind(&memory, address + 8, "first").expect("live");
     // SAFETY: element 1 of the pointer is the last of `first`.
     launch(&block_of(32), || _ = unsafe { first.load(1) }).expect("in bounds");
@@ -137,7 +139,8 @@ fn pointer_to_nothing() {
 #[test]
 fn freed_allocation_is_unbound() {
     let memory = Memory::new();
-    let allocation = memory.register(4096, 64, "short-lived");
+    // SAFETY: nothing is launched.
+    let allocation = unsafe { memory.register(4096, 64, "short-lived") };
     assert!(GlobalMut::<u8>::bind(&memory, 4096, "output").is_ok());
     drop(allocation);
     let fault = GlobalMut::<u8>::bind(&memory, 4096, "output").expect_err("freed");
@@ -149,8 +152,10 @@ fn freed_allocation_is_unbound() {
 #[should_panic(expected = "allocation `b` overlaps `a`")]
 fn overlapping_allocations_are_refused() {
     let memory = Memory::new();
-    let _a = memory.register(4096, 64, "a");
-    let _b = memory.register(4096 + 63, 64, "b");
+    // SAFETY: nothing is launched, here and below.
+    let _a = unsafe { memory.register(4096, 64, "a") };
+    // SAFETY: as above.
+    let _b = unsafe { memory.register(4096 + 63, 64, "b") };
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use dsv4_kv::SlotId;
-use dsv4_kv::device::ops::{self, BlockTable, Entries, IndexKeys};
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::ops::{self, BlockTable, Entries, IndexKeys};
 use dsv4_kv::plan::Chunk;
 use dsv4_kv_oracle::compressor;
 use dsv4_kv_oracle::hadamard::hadamard;
@@ -24,7 +24,7 @@ use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
 /// The three compressors.
 const STREAMS: [StateStream; 3] = [StateStream::CsaMain, StateStream::CsaIndex, StateStream::Hca];
 
-pub fn work_lists_name_every_closing_token<D: Device>(device: &D) {
+pub fn work_lists_name_every_closing_token<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(1);
     for padding in [0, 3, 1500] {
@@ -35,12 +35,12 @@ pub fn work_lists_name_every_closing_token<D: Device>(device: &D) {
                 Chunk { slot: SlotId(slot), start, end: start + tokens }
             })
             .collect();
-        let step = Step::new(device, &stream, padding, &chunks);
+        let step = Step::new(&stream, padding, &chunks);
         for (list, ratio) in [4, 128].into_iter().enumerate() {
             let positions = chunks.iter().flat_map(|chunk| chunk.start..chunk.end);
             let closing = positions.enumerate().filter(|(_, p)| (p + 1) % ratio == 0);
             let mut want: Vec<i32> = closing.map(|(token, _)| token as i32).collect();
-            let got = download(device, &stream, &step.plans[list]);
+            let got = download(&stream, &step.plans[list]);
             assert!(want.len() <= got.len(), "the capacity holds every closing token");
             want.resize(got.len(), -1);
             assert_eq!(got, want, "ratio {ratio}, padding {padding}");
@@ -48,7 +48,7 @@ pub fn work_lists_name_every_closing_token<D: Device>(device: &D) {
     }
 }
 
-pub fn entries_equal_transformers<D: Device>(device: &D) {
+pub fn entries_equal_transformers<B: Backend>(device: &Device<B>) {
     for (stream, golden_name, tolerance) in [
         (StateStream::CsaMain, "csa_entry_fp32", 2e-6),
         (StateStream::CsaIndex, "idx_key_fp32", 2e-6),
@@ -69,7 +69,7 @@ pub fn entries_equal_transformers<D: Device>(device: &D) {
 
 /// The control: what the original design's rotation of state would have pooled does not pass for an
 /// entry.
-pub fn the_wrong_rotation_does_not_pass<D: Device>(device: &D) {
+pub fn the_wrong_rotation_does_not_pass<B: Backend>(device: &Device<B>) {
     let history = History::golden(StateStream::CsaMain);
     let wrong = golden::load::<f32>("csa_pooled_seed_rotation_WRONG").unwrap();
     let compressor = OnDevice::new(device, &history, 1, 8);
@@ -85,7 +85,7 @@ pub fn the_wrong_rotation_does_not_pass<D: Device>(device: &D) {
     }
 }
 
-pub fn entries_equal_the_oracle_and_no_cut_matters<D: Device>(device: &D) {
+pub fn entries_equal_the_oracle_and_no_cut_matters<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(2);
     for stream in STREAMS {
         let history = History::random(stream, 290, 3);
@@ -103,7 +103,7 @@ pub fn entries_equal_the_oracle_and_no_cut_matters<D: Device>(device: &D) {
 }
 
 /// NaN of all bits set too, by which blocks tell what is not there yet.
-pub fn a_nan_spoils_its_window_alone<D: Device>(device: &D) {
+pub fn a_nan_spoils_its_window_alone<B: Backend>(device: &Device<B>) {
     let clean = History::random(StateStream::Hca, 256, 9);
     let entries = |history: &History| {
         OnDevice::new(device, history, 1, window(StateStream::Hca)).feed(history, [256])
@@ -122,7 +122,7 @@ pub fn a_nan_spoils_its_window_alone<D: Device>(device: &D) {
 
 /// Steps of up to four tokens of which only the first few or none are accepted, as a draft is
 /// verified: the entries that stay are those of never having drafted.
-pub fn rejected_tokens_change_no_entry<D: Device>(device: &D) {
+pub fn rejected_tokens_change_no_entry<B: Backend>(device: &Device<B>) {
     const STEP: u32 = 4;
     let mut random = StdRng::seed_from_u64(4);
     for stream in STREAMS {
@@ -143,7 +143,7 @@ pub fn rejected_tokens_change_no_entry<D: Device>(device: &D) {
             gate.extend(draft_gate);
             let end = (start + tokens) as u32;
             let chunk = Chunk { slot: SlotId(0), start: start as u32, end };
-            let step = Step::new(device, &compressor.stream, 0, &[chunk]);
+            let step = Step::new(&compressor.stream, 0, &[chunk]);
             let closed = compressor::closed_entries(start, tokens, ratio);
             entries.extend(closed.zip(compressor.run(&step, &kv, &gate)));
             start += accepted;
@@ -154,7 +154,7 @@ pub fn rejected_tokens_change_no_entry<D: Device>(device: &D) {
 }
 
 /// Several requests at different positions in one step, with padding: each as if it were alone.
-pub fn requests_in_one_step_do_not_mix<D: Device>(device: &D) {
+pub fn requests_in_one_step_do_not_mix<B: Backend>(device: &Device<B>) {
     for stream in STREAMS {
         let histories: Vec<History> = (0..3)
             .map(|request| {
@@ -182,7 +182,7 @@ pub fn requests_in_one_step_do_not_mix<D: Device>(device: &D) {
                     done[request] = end;
                 }
             }
-            let step = Step::new(device, &compressor.stream, 5, &chunks);
+            let step = Step::new(&compressor.stream, 5, &chunks);
             let columns = shape(stream).columns();
             kv.resize(step.count as usize * columns, f32::NAN);
             gate.resize(step.count as usize * columns, f32::NAN);
@@ -199,42 +199,37 @@ pub fn requests_in_one_step_do_not_mix<D: Device>(device: &D) {
 }
 
 /// Paged planes of one layer with a fragmented block table: request 0 of two owns blocks 5, 2, 7.
-struct Paged<D: Device> {
-    data: Buffer<D, u8>,
-    scale: Buffer<D, u8>,
-    code: Buffer<D, u8>,
-    index_scale: Buffer<D, u8>,
-    table: Buffer<D, i32>,
-    faults: Buffer<D, u32>,
+struct Paged<B: Backend> {
+    data: Buffer<B, u8>,
+    scale: Buffer<B, u8>,
+    code: Buffer<B, u8>,
+    index_scale: Buffer<B, u8>,
+    table: Buffer<B, i32>,
+    faults: Buffer<B, u32>,
     formats: (MainFormat, IndexFormat),
     per_block: u32,
 }
 
-impl<D: Device> Paged<D> {
+impl<B: Backend> Paged<B> {
     const BLOCKS: u32 = 8;
     const TABLE: [i32; 8] = [-1, -1, -1, -1, 5, 2, 7, -1];
 
-    fn new(
-        device: &D,
-        stream: &D::Stream,
-        formats: (MainFormat, IndexFormat),
-        per_block: u32,
-    ) -> Self {
+    fn new(stream: &Stream<B>, formats: (MainFormat, IndexFormat), per_block: u32) -> Self {
         let rows = u64::from(Self::BLOCKS * per_block);
-        let plane = |row_bytes| device.allocate("plane", rows * row_bytes).unwrap();
+        let plane = |row_bytes| stream.device().allocate("plane", rows * row_bytes).unwrap();
         Self {
             data: plane(DATA_BYTES),
             scale: plane(formats.0.scale_bytes()),
             code: plane(formats.1.code_bytes()),
             index_scale: plane(formats.1.scale_bytes()),
-            table: upload(device, stream, &Self::TABLE),
-            faults: device.allocate("fault word", 1).unwrap(),
+            table: upload(stream, &Self::TABLE),
+            faults: stream.device().allocate("fault word", 1).unwrap(),
             formats,
             per_block,
         }
     }
 
-    fn entries(&self) -> Entries<'_, D> {
+    fn entries(&self) -> Entries<'_, B> {
         Entries {
             data: &self.data,
             scale: &self.scale,
@@ -244,11 +239,11 @@ impl<D: Device> Paged<D> {
         }
     }
 
-    fn table(&self) -> BlockTable<'_, D> {
+    fn table(&self) -> BlockTable<'_, B> {
         BlockTable { table: &self.table, slots: 2, max_blocks: 4 }
     }
 
-    fn keys(&self, rotate: bool) -> IndexKeys<'_, D> {
+    fn keys(&self, rotate: bool) -> IndexKeys<'_, B> {
         IndexKeys { code: &self.code, scale: &self.index_scale, format: self.formats.1, rotate }
     }
 
@@ -259,25 +254,25 @@ impl<D: Device> Paged<D> {
     }
 }
 
-pub fn flush_writes_the_golden_rows<D: Device>(device: &D) {
+pub fn flush_writes_the_golden_rows<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let entries = golden::load::<u16>("row_in_bf16").unwrap();
     let keys = golden::load::<u16>("fp4_in_bf16").unwrap();
     let chunk = Chunk { slot: SlotId(1), start: 4 * 24, end: 4 * 40 };
     for format in IndexFormat::ALL {
         let formats = (MainFormat::Ue8m0, format);
-        let step = Step::new(device, &stream, 0, &[chunk]);
-        let paged = Paged::new(device, &stream, formats, 32);
+        let step = Step::new(&stream, 0, &[chunk]);
+        let paged = Paged::new(&stream, formats, 32);
         let pad = |rows: &[u16], width| {
             let mut rows = rows.to_vec();
             rows.resize(step.plans[0].len() as usize * width, 0);
-            upload(device, &stream, &rows)
+            upload(&stream, &rows)
         };
         let (entries_in, keys_in) = (pad(&entries.data, 512), pad(&keys.data, 128));
         let inputs = (&entries_in, &keys_in);
         let (tokens, plan) = (step.tokens(), step.plan(0));
         let (table, to, index) = (paged.table(), paged.entries(), paged.keys(false));
-        ops::flush_csa(device, &stream, &tokens, &plan, inputs, &table, &to, &index, &paged.faults)
+        ops::flush_csa(&stream, &tokens, &plan, inputs, &table, &to, &index, &paged.faults)
             .unwrap();
         let (name, scale_name) = match format {
             IndexFormat::Nvfp4 => ("nvfp4_packed", "nvfp4_scale"),
@@ -296,7 +291,7 @@ pub fn flush_writes_the_golden_rows<D: Device>(device: &D) {
             golden::load::<u8>("row_v4_scale").unwrap(),
         );
         let planes = [&paged.data, &paged.scale, &paged.code, &paged.index_scale]
-            .map(|plane| download(device, &stream, plane));
+            .map(|plane| download(&stream, plane));
         let rows = data.rows().zip(row_scale.rows()).zip(codes.rows().zip(&scales));
         for (i, ((data, row_scale), (code, scale))) in rows.enumerate() {
             let row = paged.row(24 + i);
@@ -306,42 +301,31 @@ pub fn flush_writes_the_golden_rows<D: Device>(device: &D) {
                 assert_same(plane_row(plane, row, width), want, &format!("{format:?} entry {i}"));
             }
         }
-        assert_eq!(download(device, &stream, &paged.faults), [0]);
+        assert_eq!(download(&stream, &paged.faults), [0]);
     }
 }
 
-pub fn flush_equals_the_oracle_in_every_format<D: Device>(device: &D) {
+pub fn flush_equals_the_oracle_in_every_format<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     // Entries 30 to 95: the end of a block, a whole one, most of the next.
     let chunk = Chunk { slot: SlotId(1), start: 121, end: 382 };
     let closed = compressor::closed_entries(121, 261, 4);
-    let step = Step::new(device, &stream, 0, &[chunk]);
+    let step = Step::new(&stream, 0, &[chunk]);
     let capacity = step.plans[0].len() as usize;
     let entries = rows(capacity, 11);
     let keys: Vec<Vec<u16>> = rows(capacity, 12).iter().map(|row| row[..128].to_vec()).collect();
-    let inputs =
-        (upload(device, &stream, &entries.concat()), upload(device, &stream, &keys.concat()));
+    let inputs = (upload(&stream, &entries.concat()), upload(&stream, &keys.concat()));
     for main in MainFormat::ALL {
         for index in IndexFormat::ALL {
-            let paged = Paged::new(device, &stream, (main, index), 32);
+            let paged = Paged::new(&stream, (main, index), 32);
             let inputs = (&inputs.0, &inputs.1);
             let (tokens, plan) = (step.tokens(), step.plan(0));
             let (table, to, key_planes) = (paged.table(), paged.entries(), paged.keys(true));
             let faults = &paged.faults;
-            ops::flush_csa(
-                device,
-                &stream,
-                &tokens,
-                &plan,
-                inputs,
-                &table,
-                &to,
-                &key_planes,
-                faults,
-            )
-            .unwrap();
+            ops::flush_csa(&stream, &tokens, &plan, inputs, &table, &to, &key_planes, faults)
+                .unwrap();
             let planes = [&paged.data, &paged.scale, &paged.code, &paged.index_scale]
-                .map(|plane| download(device, &stream, plane));
+                .map(|plane| download(&stream, plane));
             for (record, entry) in closed.clone().enumerate() {
                 let row = paged.row(entry);
                 let EncodedRow { data, scale } = oracle(main).encode(&entries[record]);
@@ -360,20 +344,19 @@ pub fn flush_equals_the_oracle_in_every_format<D: Device>(device: &D) {
     }
 }
 
-pub fn flush_of_hca_entries_equals_the_oracle<D: Device>(device: &D) {
+pub fn flush_of_hca_entries_equals_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let chunk = Chunk { slot: SlotId(1), start: 100, end: 384 };
-    let step = Step::new(device, &stream, 7, &[chunk]);
+    let step = Step::new(&stream, 7, &[chunk]);
     let entries = rows(step.plans[1].len() as usize, 13);
-    let input = upload(device, &stream, &entries.concat());
+    let input = upload(&stream, &entries.concat());
     for main in MainFormat::ALL {
-        let paged = Paged::new(device, &stream, (main, IndexFormat::Fp8), 1);
+        let paged = Paged::new(&stream, (main, IndexFormat::Fp8), 1);
         let (tokens, plan) = (step.tokens(), step.plan(1));
         let (table, to) = (paged.table(), paged.entries());
         let faults = &paged.faults;
-        ops::flush_hca(device, &stream, &tokens, &plan, &input, &table, &to, faults).unwrap();
-        let (data, scale) =
-            (download(device, &stream, &paged.data), download(device, &stream, &paged.scale));
+        ops::flush_hca(&stream, &tokens, &plan, &input, &table, &to, faults).unwrap();
+        let (data, scale) = (download(&stream, &paged.data), download(&stream, &paged.scale));
         for (entry, values) in entries.iter().enumerate().take(3) {
             let want = oracle(main).encode(values);
             let row = paged.row(entry);
@@ -384,24 +367,24 @@ pub fn flush_of_hca_entries_equals_the_oracle<D: Device>(device: &D) {
 }
 
 /// Windows whose block the table does not have are left out and counted; nothing else is touched.
-pub fn flush_counts_windows_without_a_block<D: Device>(device: &D) {
+pub fn flush_counts_windows_without_a_block<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     // Slot 0 owns no block; the last window of slot 1 is past its three.
     let chunks = [
         Chunk { slot: SlotId(0), start: 0, end: 8 },
         Chunk { slot: SlotId(1), start: 380, end: 388 },
     ];
-    let step = Step::new(device, &stream, 0, &chunks);
+    let step = Step::new(&stream, 0, &chunks);
     let capacity = step.plans[0].len() as usize;
-    let entries = upload(device, &stream, &rows(capacity, 14).concat());
-    let keys = upload(device, &stream, &vec![0_u16; capacity * 128]);
-    let paged = Paged::new(device, &stream, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 32);
+    let entries = upload(&stream, &rows(capacity, 14).concat());
+    let keys = upload(&stream, &vec![0_u16; capacity * 128]);
+    let paged = Paged::new(&stream, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 32);
     let (tokens, plan) = (step.tokens(), step.plan(0));
     let (table, to, index) = (paged.table(), paged.entries(), paged.keys(true));
     let (inputs, faults) = ((&entries, &keys), &paged.faults);
-    ops::flush_csa(device, &stream, &tokens, &plan, inputs, &table, &to, &index, faults).unwrap();
-    assert_eq!(download(device, &stream, &paged.faults), [3]);
-    let data = download(device, &stream, &paged.data);
+    ops::flush_csa(&stream, &tokens, &plan, inputs, &table, &to, &index, faults).unwrap();
+    assert_eq!(download(&stream, &paged.faults), [3]);
+    let data = download(&stream, &paged.data);
     let written = data.chunks_exact(DATA_BYTES as usize).enumerate();
     let written: Vec<usize> =
         written.filter(|(_, row)| row.iter().any(|&byte| byte != 0)).map(|(row, _)| row).collect();

@@ -1,9 +1,9 @@
 //! Compressor state: what a view shows, and rows that really move.
 
-use dsv4_kv::device::ops::{self, StateRing, StateSource};
-use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::ops::{self, StateRing, StateSource};
 use dsv4_kv::schema::PoolKind;
 use dsv4_kv::state::StateRow;
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, SlotId, StepRequest};
@@ -19,7 +19,7 @@ fn random(count: usize, seed: u64) -> Vec<f32> {
 
 /// The tails of the original design after any number of tokens, in every compressor: open window, previous window,
 /// their halves, gate plus bias.
-pub fn a_view_shows_the_tails<D: Device>(device: &D) {
+pub fn a_view_shows_the_tails<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let model = ModelConfig::preset("tiny").unwrap();
     let config = CacheConfig { num_blocks: 8, ..CacheConfig::smallest(model) };
@@ -34,10 +34,10 @@ pub fn a_view_shows_the_tails<D: Device>(device: &D) {
         manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
         manager.build_plan(&stream).unwrap();
         let input = |columns: usize, seed| random(tokens as usize * columns, seed);
-        let weights = upload(device, &stream, &random(128 * 512, 9));
+        let weights = upload(&stream, &random(128 * 512, 9));
         let [main, index, hca] = [1024, 256, 512].map(|columns| {
             let (kv, gate) = (input(columns, 1), input(columns, 2));
-            (upload(device, &stream, &kv), upload(device, &stream, &gate))
+            (upload(&stream, &kv), upload(&stream, &gate))
         });
         let projected = |(kv, gate)| Projected { kv, gate, ape: &weights, norm: &weights };
         let csa = manager.layer(LayerId(1)).unwrap();
@@ -74,21 +74,21 @@ pub fn a_view_shows_the_tails<D: Device>(device: &D) {
 }
 
 /// Rows move to the ring phase of their positions, from a slot and from an image; others stay.
-pub fn rows_move_to_their_phase<D: Device>(device: &D) {
+pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
     const RING: u32 = 9;
     let stream = device.stream().unwrap();
     for columns in [1024_u32, 256, 512] {
         let words = 2 * columns as usize;
         let before = random(3 * RING as usize * words, 3);
-        let rows = upload(device, &stream, &before);
+        let rows = upload(&stream, &before);
         let state = StateRing { rows, ring: RING, slots: 3 };
         let image = random(4 * words, 4);
-        let uploaded = upload(device, &stream, &image);
+        let uploaded = upload(&stream, &image);
         let rotate = ops::rotate_state;
         let source = StateSource::Slot(SlotId(2));
-        rotate(device, &stream, &state, columns, &source, SlotId(0), 25, 7).unwrap();
+        rotate(&stream, &state, columns, &source, SlotId(0), 25, 7).unwrap();
         let source = StateSource::Image(&uploaded);
-        rotate(device, &stream, &state, columns, &source, SlotId(1), 7, 4).unwrap();
+        rotate(&stream, &state, columns, &source, SlotId(1), 7, 4).unwrap();
         let mut want = before.clone();
         let row = |slot: usize, position: usize| {
             let at = (slot * RING as usize + position % RING as usize) * words;
@@ -100,16 +100,16 @@ pub fn rows_move_to_their_phase<D: Device>(device: &D) {
         for (i, position) in (7..11).enumerate() {
             want[row(1, position)].copy_from_slice(&image[i * words..][..words]);
         }
-        assert_same(&download(device, &stream, &state.rows), &want, "rotated");
-        ops::reset_state(device, &stream, &state, columns, SlotId(1), f32::NAN.to_bits()).unwrap();
-        let after = download(device, &stream, &state.rows);
+        assert_same(&download(&stream, &state.rows), &want, "rotated");
+        ops::reset_state(&stream, &state, columns, SlotId(1), f32::NAN.to_bits()).unwrap();
+        let after = download(&stream, &state.rows);
         for (at, (got, want)) in after.iter().zip(&want).enumerate() {
             let poisoned = at / words / RING as usize == 1;
             assert!(if poisoned { got.is_nan() } else { got == want }, "element {at}");
         }
-        let none = rotate(device, &stream, &state, columns, &source, SlotId(3), 0, 4).unwrap_err();
+        let none = rotate(&stream, &state, columns, &source, SlotId(3), 0, 4).unwrap_err();
         assert!(matches!(none, DeviceError::Length { what: "state slots", .. }), "{none}");
-        let many = rotate(device, &stream, &state, columns, &source, SlotId(0), 0, 10).unwrap_err();
+        let many = rotate(&stream, &state, columns, &source, SlotId(0), 0, 10).unwrap_err();
         assert!(matches!(many, DeviceError::Length { what: "rows of the ring", .. }), "{many}");
     }
 }

@@ -1,8 +1,8 @@
 //! Every BF16 value through every quantiser, in the order of its bits and in no order.
 
 use dsv4_kv::SlotId;
-use dsv4_kv::device::Device;
-use dsv4_kv::device::ops::{self, BlockTable, Entries, IndexKeys, SwaRing};
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::ops::{self, BlockTable, Entries, IndexKeys, SwaRing};
 use dsv4_kv::plan::Chunk;
 use dsv4_kv_oracle::index::KeyFormat;
 use kv_layout::index_row::IndexFormat;
@@ -28,7 +28,7 @@ fn all_values() -> [Vec<u16>; 2] {
     [ordered, shuffled]
 }
 
-pub fn main_rows_equal_the_oracle<D: Device>(device: &D) {
+pub fn main_rows_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     for values in all_values() {
         let rows: Vec<Vec<u16>> = values
@@ -40,16 +40,15 @@ pub fn main_rows_equal_the_oracle<D: Device>(device: &D) {
             })
             .collect();
         let count = rows.len() as u32;
-        let kv = upload(device, &stream, &rows.concat());
-        let at = upload(device, &stream, &(0..count as i32).collect::<Vec<_>>());
+        let kv = upload(&stream, &rows.concat());
+        let at = upload(&stream, &(0..count as i32).collect::<Vec<_>>());
         let faults = device.allocate("fault word", 1).unwrap();
         for format in MainFormat::ALL {
             let plane = |bytes| device.allocate("plane", u64::from(count) * bytes).unwrap();
             let (data, scale) = (plane(DATA_BYTES), plane(format.scale_bytes()));
             let ring = SwaRing { data: &data, scale: &scale, format, ring: count, slots: 1 };
-            ops::append_swa(device, &stream, &kv, &at, &ring, &faults, count).unwrap();
-            let (data, scale) =
-                (download(device, &stream, &data), download(device, &stream, &scale));
+            ops::append_swa(&stream, &kv, &at, &ring, &faults, count).unwrap();
+            let (data, scale) = (download(&stream, &data), download(&stream, &scale));
             for (at, row) in rows.iter().enumerate() {
                 let want = oracle(format).encode(row);
                 let what = format!("{format:?} row {at}");
@@ -60,13 +59,13 @@ pub fn main_rows_equal_the_oracle<D: Device>(device: &D) {
     }
 }
 
-pub fn indexer_keys_equal_the_oracle<D: Device>(device: &D) {
+pub fn indexer_keys_equal_the_oracle<B: Backend>(device: &Device<B>) {
     const KEYS: u32 = (1 << 16) / KEY as u32;
     const BLOCKS: u32 = KEYS / 32;
     let stream = device.stream().unwrap();
-    let step = Step::new(device, &stream, 0, &[Chunk { slot: SlotId(0), start: 0, end: 4 * KEYS }]);
+    let step = Step::new(&stream, 0, &[Chunk { slot: SlotId(0), start: 0, end: 4 * KEYS }]);
     let (tokens, plan) = (step.tokens(), step.plan(0));
-    let table = upload(device, &stream, &(0..BLOCKS as i32).collect::<Vec<_>>());
+    let table = upload(&stream, &(0..BLOCKS as i32).collect::<Vec<_>>());
     let table = BlockTable { table: &table, slots: 1, max_blocks: BLOCKS };
     let faults = device.allocate("fault word", 1).unwrap();
     let capacity = plan.records.len();
@@ -84,15 +83,14 @@ pub fn indexer_keys_equal_the_oracle<D: Device>(device: &D) {
     for values in all_values() {
         let mut padded = values.clone();
         padded.resize(capacity as usize * KEY, 0);
-        let keys = upload(device, &stream, &padded);
+        let keys = upload(&stream, &padded);
         for format in IndexFormat::ALL {
             let (code, scale) = (plane(format.code_bytes()), plane(format.scale_bytes()));
             let planes = IndexKeys { code: &code, scale: &scale, format, rotate: false };
             let inputs = (&entries, &keys);
             let flush = ops::flush_csa;
-            flush(device, &stream, &tokens, &plan, inputs, &table, &to, &planes, &faults).unwrap();
-            let (code, scale) =
-                (download(device, &stream, &code), download(device, &stream, &scale));
+            flush(&stream, &tokens, &plan, inputs, &table, &to, &planes, &faults).unwrap();
+            let (code, scale) = (download(&stream, &code), download(&stream, &scale));
             for (at, key) in values.chunks(KEY).enumerate() {
                 let want = KeyFormat::from_name(format.name()).unwrap().encode(key);
                 let what = format!("{format:?} key {at}");
@@ -101,5 +99,5 @@ pub fn indexer_keys_equal_the_oracle<D: Device>(device: &D) {
             }
         }
     }
-    assert_eq!(download(device, &stream, &faults), [0]);
+    assert_eq!(download(&stream, &faults), [0]);
 }

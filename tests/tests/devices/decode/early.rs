@@ -1,11 +1,11 @@
 //! HCA decode looks at the step before the launch before it has ended. Whatever that launch makes of the
 //! step, it is what counts.
 
-use dsv4_kv::device::ops::{
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::ops::{
     self, BlockTable, CompressorWeights, DecodeStep, DecodeStream, Entries, HcaScratch, StateRing,
     StepProjections, StepTokens, SwaRing,
 };
-use dsv4_kv::device::{Buffer, Device};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -49,19 +49,18 @@ fn before(meta: &Meta, random: &mut StdRng) -> Meta {
 }
 
 /// Everything that a step is run on.
-struct Layer<'a, D: Device> {
-    device: &'a D,
-    stream: D::Stream,
+struct Layer<B: Backend> {
+    stream: Stream<B>,
     tokens: usize,
-    window_kv: Buffer<D, u16>,
-    values: Buffer<D, f32>,
-    weights: Buffer<D, f32>,
-    table: Buffer<D, i32>,
-    scratch: HcaScratch<D>,
+    window_kv: Buffer<B, u16>,
+    values: Buffer<B, f32>,
+    weights: Buffer<B, f32>,
+    table: Buffer<B, i32>,
+    scratch: HcaScratch<B>,
 }
 
-impl<'a, D: Device> Layer<'a, D> {
-    fn new(device: &'a D, tokens: usize, random: &mut StdRng) -> Self {
+impl<B: Backend> Layer<B> {
+    fn new(device: &Device<B>, tokens: usize, random: &mut StdRng) -> Self {
         let stream = device.stream().unwrap();
         let mut values = |count: usize| -> Vec<f32> {
             (0..count).map(|_| random.random_range(-2.0..2.0)).collect()
@@ -69,34 +68,33 @@ impl<'a, D: Device> Layer<'a, D> {
         let all = (tokens * STATE_RING as usize * 1024).max((tokens + 1) * 512);
         let blocks: Vec<i32> = (0..(tokens as u32 * MAX_BLOCKS) as i32).collect();
         Self {
-            device,
             tokens,
-            window_kv: upload(device, &stream, &rows(tokens, 1).concat()),
-            values: upload(device, &stream, &values(all)),
-            weights: upload(device, &stream, &values(128 * 512 + 512 + 32)),
-            table: upload(device, &stream, &blocks),
-            scratch: HcaScratch::new(device, &stream, tokens as u64).unwrap(),
+            window_kv: upload(&stream, &rows(tokens, 1).concat()),
+            values: upload(&stream, &values(all)),
+            weights: upload(&stream, &values(128 * 512 + 512 + 32)),
+            table: upload(&stream, &blocks),
+            scratch: HcaScratch::new(&stream, tokens as u64).unwrap(),
             stream,
         }
     }
 
     /// Decodes a step that is `early` until the launch before makes it `late`: state, window and entries.
     fn run(&self, early: &Meta, late: &Meta) -> Vec<Vec<u8>> {
-        let Self { device, stream, tokens, values, weights, .. } = self;
+        let Self { stream, tokens, values, weights, .. } = self;
         let count = *tokens as u64;
-        let meta = upload(*device, stream, &early.concat());
+        let meta = upload(stream, &early.concat());
         let (index, late_words) = (
-            upload(*device, stream, &(0..3 * *tokens as i32).collect::<Vec<i32>>()),
-            upload(*device, stream, &late.concat()),
+            upload(stream, &(0..3 * *tokens as i32).collect::<Vec<i32>>()),
+            upload(stream, &late.concat()),
         );
         let ring_rows = late[0]
             .iter()
             .zip(&late[1])
             .map(|(position, slot)| slot * WINDOW_RING as i32 + position % WINDOW_RING as i32);
-        let ring_row = upload(*device, stream, &ring_rows.collect::<Vec<i32>>());
+        let ring_row = upload(stream, &ring_rows.collect::<Vec<i32>>());
         let bytes = |rows: u64, bytes: u64| {
-            let plane = device.allocate::<u8>("plane", rows * bytes).unwrap();
-            device.fill(stream, &plane, 0).unwrap();
+            let plane = stream.device().allocate::<u8>("plane", rows * bytes).unwrap();
+            stream.fill(&plane, 0).unwrap();
             plane
         };
         let scale_bytes = MainFormat::Ue8m0.scale_bytes();
@@ -104,15 +102,16 @@ impl<'a, D: Device> Layer<'a, D> {
         let blocks = count * u64::from(MAX_BLOCKS);
         let [ring_data, entry_data] = [window_rows, blocks].map(|rows| bytes(rows, 576));
         let [ring_scale, entry_scale] = [window_rows, blocks].map(|rows| bytes(rows, scale_bytes));
-        let state = device.allocate::<f32>("state", count * u64::from(STATE_RING) * 1024).unwrap();
-        device.copy(stream, &values.slice(0, state.len()).unwrap(), &state).unwrap();
-        let faults = upload(*device, stream, &[0_u32]);
+        let state =
+            stream.device().allocate::<f32>("state", count * u64::from(STATE_RING) * 1024).unwrap();
+        stream.copy(&values.slice(0, state.len()).unwrap(), &state).unwrap();
+        let faults = upload(stream, &[0_u32]);
         let part = |i: u64| meta.slice(i * count, count).unwrap();
         let step_tokens = StepTokens {
-            position: part(0),
-            slot: part(1),
-            index: part(2),
-            remaining: part(2),
+            position: part(0).into(),
+            slot: part(1).into(),
+            index: part(2).into(),
+            remaining: part(2).into(),
             count: *tokens as u32,
         };
         let (kv, gate) =
@@ -148,29 +147,27 @@ impl<'a, D: Device> Layer<'a, D> {
         // A kernel that writes words here and there; a copy would end before the next launch begins.
         let words = BlockTable { table: &meta, slots: 3, max_blocks: *tokens as u32 };
         let record = || {
-            ops::update_table(*device, stream, &index, &late_words, &words, 3 * *tokens as u32)?;
-            ops::decode_hca(*device, stream, &step, &main, &self.scratch)
+            ops::update_table(stream, &index, &late_words, &words, 3 * *tokens as u32)?;
+            ops::decode_hca(stream, &step, &main, &self.scratch)
         };
         let mut retained = vec![meta.memory(), index.memory(), late_words.memory()];
         retained.extend([ring_row.memory(), self.window_kv.memory(), self.table.memory()]);
         retained.extend([values.memory(), weights.memory(), self.scratch.pooled().memory()]);
         retained.extend([state.memory(), faults.memory()]);
         retained.extend([&ring_data, &ring_scale, &entry_data, &entry_scale].map(Buffer::memory));
-        let graph = device.capture(stream, retained, record).unwrap();
-        device.replay(stream, &graph).unwrap();
-        assert_eq!(download(*device, stream, &faults), [0]);
-        assert!(
-            download(*device, stream, self.scratch.pooled()).iter().all(|&word| word == u32::MAX)
-        );
-        let state = download(*device, stream, &state.cast::<u8>());
+        let graph = stream.capture(retained, record).unwrap();
+        stream.replay(&graph).unwrap();
+        assert_eq!(download(stream, &faults), [0]);
+        assert!(download(stream, self.scratch.pooled()).iter().all(|&word| word == u32::MAX));
+        let state = download(stream, &state.cast::<u8>().unwrap());
         let planes = [&ring_data, &ring_scale, &entry_data, &entry_scale];
-        let planes = planes.map(|plane| download(*device, stream, plane));
+        let planes = planes.map(|plane| download(stream, plane));
         [state].into_iter().chain(planes).collect()
     }
 }
 
 /// Steps of few and of many blocks, of one token a share and of several.
-pub fn the_step_is_what_the_launch_before_leaves<D: Device>(device: &D) {
+pub fn the_step_is_what_the_launch_before_leaves<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(17);
     for tokens in [3, 24, 75] {
         let layer = Layer::new(device, tokens, &mut random);

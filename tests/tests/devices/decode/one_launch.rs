@@ -1,6 +1,6 @@
 //! One-token decode in one launch a layer: the bytes of the separate kernels.
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
@@ -17,19 +17,19 @@ use crate::inputs::{assert_same, download, rows, upload};
 const STEP_TOKENS: usize = 160;
 
 /// Projections for every compressor, more than any step needs, and weights.
-struct Inputs<D: Device> {
-    window_kv: Buffer<D, u16>,
-    values: Buffer<D, f32>,
-    weights: Buffer<D, f32>,
+struct Inputs<B: Backend> {
+    window_kv: Buffer<B, u16>,
+    values: Buffer<B, f32>,
+    weights: Buffer<B, f32>,
 }
 
-impl<D: Device> Inputs<D> {
-    fn new(device: &D, stream: &D::Stream, seed: u64) -> Self {
-        Self::around(device, stream, seed, |_| 0.0)
+impl<B: Backend> Inputs<B> {
+    fn new(stream: &Stream<B>, seed: u64) -> Self {
+        Self::around(stream, seed, |_| 0.0)
     }
 
     /// Projections of which the `i`-th row of 512 numbers is around `centre(i)`.
-    fn around(device: &D, stream: &D::Stream, seed: u64, centre: impl Fn(usize) -> f32) -> Self {
+    fn around(stream: &Stream<B>, seed: u64, centre: impl Fn(usize) -> f32) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let mut values = |count: usize, size: f32| -> Vec<f32> {
             (0..count).map(|_| random.random_range(-size..size)).collect()
@@ -39,14 +39,14 @@ impl<D: Device> Inputs<D> {
             row.iter_mut().for_each(|value| *value += centre(i));
         }
         Self {
-            window_kv: upload(device, stream, &rows(STEP_TOKENS, seed).concat()),
-            values: upload(device, stream, &projections),
-            weights: upload(device, stream, &values(128 * 512 + 512, 1.5)),
+            window_kv: upload(stream, &rows(STEP_TOKENS, seed).concat()),
+            values: upload(stream, &projections),
+            weights: upload(stream, &values(128 * 512 + 512, 1.5)),
         }
     }
 
     /// A compressor's inputs of `columns`: overlapping cuts of the same random numbers.
-    fn projected(&self, columns: u64, channels: u64) -> [Buffer<D, f32>; 4] {
+    fn projected(&self, columns: u64, channels: u64) -> [Buffer<B, f32>; 4] {
         let all = STEP_TOKENS as u64 * columns;
         [
             self.values.slice(0, all).unwrap(),
@@ -57,11 +57,15 @@ impl<D: Device> Inputs<D> {
     }
 }
 
-fn borrow<D: Device>([kv, gate, ape, norm]: &[Buffer<D, f32>; 4]) -> Projected<'_, D> {
+fn borrow<B: Backend>([kv, gate, ape, norm]: &[Buffer<B, f32>; 4]) -> Projected<'_, B> {
     Projected { kv, gate, ape, norm }
 }
 
-fn manager<D: Device>(device: &D, main: MainFormat, index: IndexFormat) -> KvCacheManager<D> {
+fn manager<B: Backend>(
+    device: &Device<B>,
+    main: MainFormat,
+    index: IndexFormat,
+) -> KvCacheManager<B> {
     let config = CacheConfig {
         main_format: main,
         index_format: index,
@@ -75,10 +79,10 @@ fn manager<D: Device>(device: &D, main: MainFormat, index: IndexFormat) -> KvCac
 }
 
 /// Runs one step through every layer, by the separate kernels or by the decode kernels.
-fn run_step<D: Device>(
-    manager: &KvCacheManager<D>,
-    stream: &D::Stream,
-    inputs: &Inputs<D>,
+fn run_step<B: Backend>(
+    manager: &KvCacheManager<B>,
+    stream: &Stream<B>,
+    inputs: &Inputs<B>,
     fused: bool,
 ) -> Result<(), KvError> {
     let [main, index, hca] = [(1024, 512), (256, 128), (512, 512)]
@@ -109,12 +113,12 @@ fn run_step<D: Device>(
 }
 
 /// Every pool of every layer.
-fn contents<D: Device>(manager: &KvCacheManager<D>, stream: &D::Stream) -> Vec<(String, Vec<u8>)> {
+fn contents<B: Backend>(manager: &KvCacheManager<B>, stream: &Stream<B>) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     for layer in 0..manager.schema().layers.len() {
         let handle = manager.layer(LayerId(layer as u32)).unwrap();
-        let mut take = |what: &str, buffer: &Buffer<D, u8>| {
-            let bytes = download(manager.device(), stream, buffer);
+        let mut take = |what: &str, buffer: &Buffer<B, u8>| {
+            let bytes = download(stream, buffer);
             all.push((format!("layer {layer} {what}"), bytes));
         };
         take("window data", handle.swa().data);
@@ -129,7 +133,7 @@ fn contents<D: Device>(manager: &KvCacheManager<D>, stream: &D::Stream) -> Vec<(
         }
         for pool in [PoolKind::MainState, PoolKind::IndexState] {
             if let Ok(state) = handle.state(pool) {
-                take("state", &state.rows.cast());
+                take("state", &state.rows.cast().unwrap());
             }
         }
     }
@@ -138,7 +142,7 @@ fn contents<D: Device>(manager: &KvCacheManager<D>, stream: &D::Stream) -> Vec<(
 
 /// Requests that start at 0 to 3 tokens before a boundary of entries, windows and blocks, decoded
 /// past it, in every combination of formats.
-pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
+pub fn one_launch_equals_the_separate_kernels<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let formats = [
         (MainFormat::Ue8m0, IndexFormat::Mxfp4),
@@ -151,7 +155,7 @@ pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
         let mut fused = manager(device, main, index);
         let mut requests: Vec<(RequestId, u32)> = Vec::new();
         for prompt in [1, 124, 127] {
-            let inputs = Inputs::new(device, &stream, u64::from(prompt));
+            let inputs = Inputs::new(&stream, u64::from(prompt));
             let id = separate.admit().unwrap();
             assert_eq!(fused.admit().unwrap(), id);
             for manager in [&mut separate, &mut fused] {
@@ -163,7 +167,7 @@ pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
             requests.push((id, prompt));
         }
         for round in 0..10 {
-            let inputs = Inputs::new(device, &stream, 1000 + round);
+            let inputs = Inputs::new(&stream, 1000 + round);
             let step: Vec<StepRequest> =
                 requests.iter().map(|&(id, start)| StepRequest { id, start, tokens: 1 }).collect();
             for (manager, one_launch) in [(&mut separate, false), (&mut fused, true)] {
@@ -186,7 +190,7 @@ pub fn one_launch_equals_the_separate_kernels<D: Device>(device: &D) {
 
 /// More requests than an HCA layer has shares, so that blocks have several tokens: none or up to three of
 /// which close a window. In the last steps some shares have a token less.
-pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D) {
+pub fn shares_of_several_tokens_equal_the_separate_kernels<B: Backend>(device: &Device<B>) {
     const REQUESTS: usize = 70;
     // Requests of the first two of 32 shares close a window with their first token.
     let prompt = |request: usize| if request % 32 < 2 { 127 } else { 2 };
@@ -202,10 +206,9 @@ pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D
     };
     // Of a share's windows the second has its largest scores in its last token alone, and all those of the
     // third are far below those of the first.
-    let prompts =
-        [0.0, -300.0, -300.0].map(|centre| Inputs::around(device, &stream, 11, |_| centre));
+    let prompts = [0.0, -300.0, -300.0].map(|centre| Inputs::around(&stream, 11, |_| centre));
     let of_request = |row: usize| [0.0, 300.0, -300.0, 0.0][(row / 32).min(3)];
-    let inputs = Inputs::around(device, &stream, 12, of_request);
+    let inputs = Inputs::around(&stream, 12, of_request);
     let [separate, shared] = [false, true].map(|one_launch| {
         let mut manager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
         let ids: Vec<RequestId> = (0..REQUESTS).map(|_| manager.admit().unwrap()).collect();
@@ -240,9 +243,9 @@ pub fn shares_of_several_tokens_equal_the_separate_kernels<D: Device>(device: &D
 
 /// A step with two tokens of a request must not pass for decode: it is refused on the device, in each of
 /// two layers.
-pub fn a_request_with_two_tokens_is_refused<D: Device>(device: &D) {
+pub fn a_request_with_two_tokens_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    let inputs = Inputs::new(device, &stream, 5);
+    let inputs = Inputs::new(&stream, 5);
     let kinds = [(LayerKind::Csa, "decode_csa_ue8m0_mxfp4"), (LayerKind::Hca, "decode_hca_ue8m0")];
     for (kind, refused_by) in kinds {
         let model = ModelConfig { layers: vec![kind; 2], ..ModelConfig::preset("tiny").unwrap() };

@@ -1,6 +1,6 @@
 //! Capture and replay: the same rules on both devices.
 
-use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, StepRequest};
 use kv_layout::main_row::MainFormat;
@@ -10,7 +10,7 @@ use crate::window::swa::Rings;
 
 /// A decode step captured for a bucket of eight, replayed for batches of one to eight at positions
 /// that straddle the window and the ring, against eager launches of a second cache.
-pub fn replays_equal_eager_steps<D: Device>(device: &D) {
+pub fn replays_equal_eager_steps<B: Backend>(device: &Device<B>) {
     const BUCKET: u32 = 8;
     let stream = device.stream().unwrap();
     let config = CacheConfig {
@@ -20,7 +20,7 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
     let config = CacheConfig { num_blocks: 64, ..config };
     let mut eager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
     let mut captured = KvCacheManager::new(device.clone(), config).unwrap();
-    let kv = upload(device, &stream, &rows(160, 3).concat());
+    let kv = upload(&stream, &rows(160, 3).concat());
     let layers: Vec<_> = (0..eager.schema().layers.len() as u32).map(LayerId).collect();
 
     let mut ids = Vec::new();
@@ -70,8 +70,8 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
             step.iter().for_each(|part| manager.commit(part.id, 1).unwrap());
         }
         for (tile, lengths) in [&eager_out, &graph_out] {
-            device.fill(&stream, tile, 0xEE).unwrap();
-            device.fill(&stream, lengths, 0xEE).unwrap();
+            stream.fill(tile, 0xEE).unwrap();
+            stream.fill(lengths, 0xEE).unwrap();
         }
         for &layer in &layers {
             let handle = eager.layer(layer).unwrap();
@@ -81,9 +81,9 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
         }
         captured.replay(&stream, &graph).unwrap();
         let (eager_tile, graph_tile) =
-            (download(device, &stream, &eager_out.0), download(device, &stream, &graph_out.0));
+            (download(&stream, &eager_out.0), download(&stream, &graph_out.0));
         assert_same(&graph_tile, &eager_tile, &format!("tiles of round {round}"));
-        let lengths = download(device, &stream, &graph_out.1);
+        let lengths = download(&stream, &graph_out.1);
         assert!(lengths[..batch].iter().all(|&length| (125..=128).contains(&length)));
         assert!(lengths[batch..].iter().all(|&length| length == 0), "padding has no keys");
     }
@@ -92,32 +92,31 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
         for (eager, captured) in
             [(eager.swa().data, captured.swa().data), (eager.swa().scale, captured.swa().scale)]
         {
-            let (got, want) =
-                (download(device, &stream, captured), download(device, &stream, eager));
+            let (got, want) = (download(&stream, captured), download(&stream, eager));
             assert_same(&got, &want, &format!("ring of {layer:?}"));
         }
     }
     captured.check_faults(&stream).unwrap();
 }
 
-pub fn allocating_or_waiting_is_refused<D: Device>(device: &D) {
+pub fn allocating_or_waiting_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let buffer = device.allocate::<u8>("buffer", 16).unwrap();
     let event = device.event().unwrap();
-    device.record(&event, &stream).unwrap();
+    stream.record(&event).unwrap();
     type Action<'a> = &'a dyn Fn() -> Result<(), DeviceError>;
     let refused: [(&str, Action); 8] = [
         ("allocating device memory", &|| device.allocate::<u8>("more", 1).map(drop)),
         ("allocating pinned memory", &|| device.allocate_pinned::<u8>(1).map(drop)),
         ("creating a stream", &|| device.stream().map(drop)),
         ("creating an event", &|| device.event().map(drop)),
-        ("waiting for a stream", &|| device.synchronize(&stream)),
-        ("waiting for an event", &|| device.elapsed_ms(&event, &event).map(drop)),
-        ("copying from host memory", &|| device.upload(&stream, &[1], &buffer, 0)),
-        ("copying to host memory", &|| device.download(&stream, &buffer, 0, &mut [0])),
+        ("waiting for a stream", &|| stream.synchronize()),
+        ("waiting for an event", &|| event.milliseconds_since(&event).map(drop)),
+        ("copying from host memory", &|| stream.upload(&[1], &buffer, 0)),
+        ("copying to host memory", &|| stream.download(&buffer, 0, &mut [0])),
     ];
     for (name, action) in refused {
-        let Err(error) = device.capture(&stream, Vec::new(), action) else {
+        let Err(error) = stream.capture(Vec::new(), action) else {
             panic!("{name} was possible inside a capture")
         };
         assert!(
@@ -128,26 +127,26 @@ pub fn allocating_or_waiting_is_refused<D: Device>(device: &D) {
     }
 }
 
-pub fn a_swallowed_refusal_still_fails_the_capture<D: Device>(device: &D) {
+pub fn a_swallowed_refusal_still_fails_the_capture<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let swallow = || {
-        assert!(device.synchronize(&stream).is_err());
+        assert!(stream.synchronize().is_err());
         Ok(())
     };
-    let Err(error) = device.capture(&stream, Vec::new(), swallow) else {
+    let Err(error) = stream.capture(Vec::new(), swallow) else {
         panic!("the capture forgot that it waited")
     };
     assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
 }
 
-pub fn memory_must_be_retained<D: Device>(device: &D) {
+pub fn memory_must_be_retained<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let rings = Rings::new(device, MainFormat::Ue8m0, 2, 128);
-    let kv = upload(device, &stream, &rows(4, 1).concat());
-    let row = upload(device, &stream, &[0, 1, 2, -1]);
+    let kv = upload(&stream, &rows(4, 1).concat());
+    let row = upload(&stream, &[0, 1, 2, -1]);
     let all_but_kv = [rings.memory(), vec![row.memory()]].concat();
     let record = || rings.append(&stream, &kv, &row, 4);
-    let Err(error) = device.capture(&stream, all_but_kv.clone(), record) else {
+    let Err(error) = stream.capture(all_but_kv.clone(), record) else {
         panic!("a pointer into memory the graph does not own was captured")
     };
     assert!(
@@ -155,29 +154,29 @@ pub fn memory_must_be_retained<D: Device>(device: &D) {
         "the argument is named: {error}"
     );
     let all = [all_but_kv, vec![kv.memory()]].concat();
-    let graph = device.capture(&stream, all, record).unwrap();
-    device.replay(&stream, &graph).unwrap();
-    device.synchronize(&stream).unwrap();
+    let graph = stream.capture(all, record).unwrap();
+    stream.replay(&graph).unwrap();
+    stream.synchronize().unwrap();
 }
 
 /// The buffers are dropped, others are allocated in their place, and the graph still runs.
-pub fn a_graph_keeps_its_memory<D: Device>(device: &D) {
+pub fn a_graph_keeps_its_memory<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let out = device.allocate::<u8>("out", 4096).unwrap();
-    let input = upload(device, &stream, &[0x5A_u8; 4096]);
+    let input = upload(&stream, &[0x5A_u8; 4096]);
     let retained = vec![out.memory(), input.memory()];
-    let graph = device.capture(&stream, retained, || device.copy(&stream, &input, &out)).unwrap();
-    assert!(download(device, &stream, &out).iter().all(|&byte| byte == 0), "nothing ran yet");
+    let graph = stream.capture(retained, || stream.copy(&input, &out)).unwrap();
+    assert!(download(&stream, &out).iter().all(|&byte| byte == 0), "nothing ran yet");
     drop(input);
-    let _others: Vec<_> = (0..16).map(|_| upload(device, &stream, &[0xFF_u8; 4096])).collect();
-    device.replay(&stream, &graph).unwrap();
-    assert!(download(device, &stream, &out).iter().all(|&byte| byte == 0x5A));
+    let _others: Vec<_> = (0..16).map(|_| upload(&stream, &[0xFF_u8; 4096])).collect();
+    stream.replay(&graph).unwrap();
+    assert!(download(&stream, &out).iter().all(|&byte| byte == 0x5A));
 }
 
-pub fn captures_do_not_nest<D: Device>(device: &D) {
+pub fn captures_do_not_nest<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    let outer = device.capture(&stream, Vec::new(), || {
-        let Err(inner) = device.capture(&stream, Vec::new(), || Ok(())) else {
+    let outer = stream.capture(Vec::new(), || {
+        let Err(inner) = stream.capture(Vec::new(), || Ok(())) else {
             panic!("a capture began inside a capture")
         };
         assert!(matches!(inner, DeviceError::NestedCapture), "{inner}");
@@ -186,11 +185,11 @@ pub fn captures_do_not_nest<D: Device>(device: &D) {
     assert!(outer.is_ok(), "the outer capture goes on");
 }
 
-pub fn what_does_not_fit_is_refused<D: Device>(device: &D) {
+pub fn what_does_not_fit_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let config = CacheConfig::for_memory(ModelConfig::preset("tiny").unwrap(), 1 << 28, 1).unwrap();
     let manager = KvCacheManager::new(device.clone(), config).unwrap();
-    let kv = upload(device, &stream, &[0_u16; 512]);
+    let kv = upload(&stream, &[0_u16; 512]);
     let error = manager.layer(LayerId(99)).err().expect("there is no such layer");
     assert!(matches!(error, KvError::NoSuchLayer { layer: 99, layers: 5 }), "{error}");
     let error = manager.layer_for(LayerId(0), u32::MAX).err().expect("no such step");
@@ -204,15 +203,15 @@ pub fn what_does_not_fit_is_refused<D: Device>(device: &D) {
 }
 
 /// A step over the bucket, and another cache's graph, are refused and run nothing.
-pub fn a_graph_replays_only_what_it_was_captured_for<D: Device>(device: &D) {
+pub fn a_graph_replays_only_what_it_was_captured_for<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let model = ModelConfig::preset("tiny").unwrap();
     let config = CacheConfig { max_requests: 4, num_blocks: 4, ..CacheConfig::smallest(model) };
     let new = || KvCacheManager::new(device.clone(), config.clone()).unwrap();
     let (mut cache, other) = (new(), new());
-    let kv = upload(device, &stream, &rows(4, 8).concat());
+    let kv = upload(&stream, &rows(4, 8).concat());
     let record =
-        |manager: &KvCacheManager<D>| manager.layer_for(LayerId(0), 2)?.append_swa(&stream, &kv);
+        |manager: &KvCacheManager<B>| manager.layer_for(LayerId(0), 2)?.append_swa(&stream, &kv);
     let graph = cache.capture(&stream, 2, vec![kv.memory()], record).unwrap();
     assert_eq!(graph.bucket(), 2);
     let id = cache.admit().unwrap();
@@ -223,11 +222,11 @@ pub fn a_graph_replays_only_what_it_was_captured_for<D: Device>(device: &D) {
     assert!(matches!(error, KvError::ForeignGraph), "{error}");
     let error = cache.capture(&stream, u32::MAX, Vec::new(), |_| Ok(())).err().unwrap();
     assert!(matches!(error, KvError::StepTooLong { .. }), "{error}");
-    let ring = download(device, &stream, cache.layer(LayerId(0)).unwrap().swa().data);
+    let ring = download(&stream, cache.layer(LayerId(0)).unwrap().swa().data);
     assert!(ring.iter().all(|&byte| byte == 0), "nothing ran");
     cache.commit(id, 3).unwrap();
     cache.prepare_forward(&stream, &[StepRequest { id, start: 3, tokens: 1 }]).unwrap();
     cache.replay(&stream, &graph).unwrap();
-    let ring = download(device, &stream, cache.layer(LayerId(0)).unwrap().swa().data);
+    let ring = download(&stream, cache.layer(LayerId(0)).unwrap().swa().data);
     assert!(ring.iter().any(|&byte| byte != 0));
 }

@@ -2,7 +2,7 @@
 
 use cust::context::Context;
 use cust::stream::{Stream, StreamFlags};
-use dsv4_kv::device::{CudaDevice, CudaOptions, Device};
+use dsv4_kv::device::{CudaDevice, CudaOptions, kernels};
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{assert_same, oracle, rows};
@@ -12,7 +12,8 @@ pub fn its_context_and_stream_are_used() {
     let context = Context::new(cust::device::Device::get_device(0).unwrap()).unwrap();
     let own = Stream::new(StreamFlags::DEFAULT, None).unwrap();
     // SAFETY: a live context of GPU 0 that outlives the device, which is dropped first.
-    let device = unsafe { CudaDevice::from_context(context.as_raw(), CudaOptions::default()) };
+    let device =
+        unsafe { CudaDevice::from_context(context.as_raw(), CudaOptions::default(), &kernels()) };
     let device = device.unwrap();
     // SAFETY: a live stream of that context that outlives the handle, which is dropped first.
     let stream = unsafe { device.stream_from_raw(own.as_inner()) };
@@ -23,5 +24,5 @@ pub fn its_context_and_stream_are_used() {
     for (got, value) in rings.contents(&stream).iter().zip(&values) {
         assert_same(&got.data, &oracle(MainFormat::Ue8m0).encode(value).data, "row");
     }
-    device.synchronize(&stream).unwrap();
+    stream.synchronize().unwrap();
 }

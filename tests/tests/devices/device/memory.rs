@@ -1,43 +1,43 @@
 //! Buffers, copies, staging: the same rules on both devices.
 
-use dsv4_kv::device::{Device, DeviceError, Staged};
+use dsv4_kv::device::{Backend, Device, DeviceError, Staged};
 
 use crate::inputs::{download, upload};
 
-pub fn copies_bring_back_what_they_took<D: Device>(device: &D) {
+pub fn copies_bring_back_what_they_took<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let values: Vec<u32> = (0..1000).map(|i| i * 7919).collect();
-    let from = upload(device, &stream, &values);
+    let from = upload(&stream, &values);
     let to = device.allocate::<u32>("copy", 1000).unwrap();
-    assert!(download(device, &stream, &to).iter().all(|&word| word == 0), "zeroed when allocated");
-    device.copy(&stream, &from, &to).unwrap();
-    device.upload(&stream, &[1, 2, 3], &to, 500).unwrap();
+    assert!(download(&stream, &to).iter().all(|&word| word == 0), "zeroed when allocated");
+    stream.copy(&from, &to).unwrap();
+    stream.upload(&[1, 2, 3], &to, 500).unwrap();
     let mut expected = values.clone();
     expected[500..503].copy_from_slice(&[1, 2, 3]);
-    assert_eq!(download(device, &stream, &to), expected);
+    assert_eq!(download(&stream, &to), expected);
     let part = to.slice(499, 5).unwrap();
-    assert_eq!(download(device, &stream, &part), expected[499..504]);
-    device.fill(&stream, &part, 0xAB).unwrap();
+    assert_eq!(download(&stream, &part), expected[499..504]);
+    stream.fill(&part, 0xAB).unwrap();
     expected[499..504].fill(0xABAB_ABAB);
-    assert_eq!(download(device, &stream, &to), expected);
+    assert_eq!(download(&stream, &to), expected);
 }
 
-pub fn ranges_outside_a_buffer_are_refused<D: Device>(device: &D) {
+pub fn ranges_outside_a_buffer_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let buffer = device.allocate::<u16>("short", 10).unwrap();
-    let error = device.upload(&stream, &[0; 4], &buffer, 7).unwrap_err();
+    let error = stream.upload(&[0; 4], &buffer, 7).unwrap_err();
     assert!(matches!(error, DeviceError::Length { found: 3, needed: 4, .. }), "{error}");
-    let error = device.download(&stream, &buffer, 11, &mut [0; 1]).unwrap_err();
+    let error = stream.download(&buffer, 11, &mut [0; 1]).unwrap_err();
     assert!(matches!(error, DeviceError::Length { found: 0, needed: 1, .. }), "{error}");
     let longer = device.allocate::<u16>("long", 11).unwrap();
     for (from, to) in [(&buffer, &longer), (&longer, &buffer)] {
-        let error = device.copy(&stream, from, to).unwrap_err();
+        let error = stream.copy(from, to).unwrap_err();
         assert!(matches!(error, DeviceError::Length { found: 10, needed: 11, .. }), "{error}");
     }
     assert!(buffer.slice(8, 3).is_none() && buffer.slice(u64::MAX, 1).is_none());
 }
 
-pub fn exhausted_memory_is_a_typed_error<D: Device>(device: &D) {
+pub fn exhausted_memory_is_a_typed_error<B: Backend>(device: &Device<B>) {
     let total = device.info().total_memory;
     for len in [total + 1, u64::MAX / 8, u64::MAX] {
         let Err(error) = device.allocate::<u64>("far too much", len) else {
@@ -49,36 +49,36 @@ pub fn exhausted_memory_is_a_typed_error<D: Device>(device: &D) {
     assert!(device.free_memory().unwrap() > 0, "a refusal takes nothing");
 }
 
-pub fn staged_updates_arrive_in_order<D: Device>(device: &D) {
+pub fn staged_updates_arrive_in_order<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    let mut staged = Staged::<D, u32>::new(device, "staged", 256).unwrap();
+    let mut staged = Staged::<B, u32>::new(device, "staged", 256).unwrap();
     let address = staged.buffer().ptr();
     for round in 0..50 {
         let fill = |array: &mut [u32]| {
             array.fill(round);
             Ok::<_, DeviceError>(())
         };
-        staged.update(device, &stream, fill).unwrap();
+        staged.update(&stream, fill).unwrap();
         let refuse = |array: &mut [u32]| {
             array.fill(u32::MAX);
             Err(DeviceError::NestedCapture)
         };
-        assert!(staged.update::<(), _>(device, &stream, refuse).is_err());
-        let device_has = download(device, &stream, staged.buffer());
+        assert!(staged.update::<(), _>(&stream, refuse).is_err());
+        let device_has = download(&stream, staged.buffer());
         assert!(device_has.iter().all(|&word| word == round), "round {round}");
     }
     assert_eq!(staged.buffer().ptr(), address);
 }
 
-pub fn events_time_what_lies_between_them<D: Device>(device: &D) {
+pub fn events_time_what_lies_between_them<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let (from, to) = (device.event().unwrap(), device.event().unwrap());
-    device.wait(&from).unwrap();
-    let error = device.elapsed_ms(&from, &to).unwrap_err();
+    from.wait().unwrap();
+    let error = to.milliseconds_since(&from).unwrap_err();
     assert!(matches!(error, DeviceError::NotRecorded), "{error}");
     let buffer = device.allocate::<u8>("filled", 64 << 20).unwrap();
-    device.record(&from, &stream).unwrap();
-    device.fill(&stream, &buffer, 1).unwrap();
-    device.record(&to, &stream).unwrap();
-    assert!(device.elapsed_ms(&from, &to).unwrap() > 0.0);
+    stream.record(&from).unwrap();
+    stream.fill(&buffer, 1).unwrap();
+    stream.record(&to).unwrap();
+    assert!(to.milliseconds_since(&from).unwrap() > 0.0);
 }

@@ -3,8 +3,8 @@
 
 use std::num::NonZeroU32;
 
-use dsv4_kv::device::ops::{self, BlockTable, Entries};
-use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::ops::{self, BlockTable, Entries};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::geometry::HEAD_DIM;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
@@ -23,7 +23,7 @@ fn each_shape(test: impl Fn(MainFormat, u32)) {
 }
 
 /// Lists of every length class, with gaps and duplicates, for a part of a step with padding.
-pub fn lists_equal_the_oracle<D: Device>(device: &D) {
+pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let seen = [1, 32, 33, 70];
         let pool = Pool::scattered(device, format, entries_per_block, &seen);
@@ -47,7 +47,7 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
 }
 
 /// The list length of the released model: a permutation of entries, as an indexer gives it.
-pub fn a_long_list_equals_the_oracle<D: Device>(device: &D) {
+pub fn a_long_list_equals_the_oracle<B: Backend>(device: &Device<B>) {
     for (format, entries_per_block) in [(MainFormat::Ue8m0, 32), (MainFormat::F32, 1)] {
         let pool = Pool::scattered(device, format, entries_per_block, &[600, 300]);
         let queries = [(0, pool.shape.position(600)), (1, pool.shape.position(300))];
@@ -64,7 +64,7 @@ pub fn a_long_list_equals_the_oracle<D: Device>(device: &D) {
 }
 
 /// Every way an index can be wrong is counted once a row; every wrong slot once a query.
-pub fn lists_count_what_they_refuse<D: Device>(device: &D) {
+pub fn lists_count_what_they_refuse<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let mut pool = Pool::scattered(device, format, entries_per_block, &[70, 70, 70]);
         let per_block = entries_per_block as i32;
@@ -102,7 +102,7 @@ pub fn lists_count_what_they_refuse<D: Device>(device: &D) {
 }
 
 /// A visible entry whose block is past the end of the table's row: refused, not read.
-pub fn a_table_that_is_too_narrow_is_counted<D: Device>(device: &D) {
+pub fn a_table_that_is_too_narrow_is_counted<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let pool = Pool::scattered(device, format, entries_per_block, &[64, 64]);
         let width = pool.shape.max_blocks * entries_per_block;
@@ -112,7 +112,7 @@ pub fn a_table_that_is_too_narrow_is_counted<D: Device>(device: &D) {
     });
 }
 
-pub fn all_equals_the_oracle<D: Device>(device: &D) {
+pub fn all_equals_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let seen = [1, 31, 32, 70];
         let pool = Pool::scattered(device, format, entries_per_block, &seen);
@@ -125,7 +125,7 @@ pub fn all_equals_the_oracle<D: Device>(device: &D) {
     });
 }
 
-pub fn all_counts_what_it_cannot_give<D: Device>(device: &D) {
+pub fn all_counts_what_it_cannot_give<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let mut pool = Pool::scattered(device, format, entries_per_block, &[70, 70, 70]);
         let query = |slot| (slot, pool.shape.position(70));
@@ -145,7 +145,7 @@ pub fn all_counts_what_it_cannot_give<D: Device>(device: &D) {
 }
 
 /// Requests of up to a million tokens, of which a few blocks exist.
-pub fn far_positions_equal_the_oracle<D: Device>(device: &D) {
+pub fn far_positions_equal_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let max_blocks = 8192;
         let shape = Shape { format, entries_per_block, num_blocks: 5, slots: 2, max_blocks };
@@ -168,7 +168,7 @@ pub fn far_positions_equal_the_oracle<D: Device>(device: &D) {
     });
 }
 
-pub fn valid_lens_equal_the_oracle<D: Device>(device: &D) {
+pub fn valid_lens_equal_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let pool = Pool::scattered(device, format, entries_per_block, &[1]);
         let position = |p| if p % 7 == 5 { PADDING } else { (p % 3, p) };
@@ -177,24 +177,24 @@ pub fn valid_lens_equal_the_oracle<D: Device>(device: &D) {
 }
 
 /// Number of entries for queries 1 and on.
-fn check_valid_lens<D: Device>(pool: &Pool<D>, queries: &[Query]) {
-    let (device, stream) = (&pool.device, &pool.stream);
-    let step = Step::new(device, stream, queries);
+fn check_valid_lens<B: Backend>(pool: &Pool<B>, queries: &[Query]) {
+    let stream = &pool.stream;
+    let step = Step::new(stream, queries);
     let count = queries.len() - 1;
-    let lengths = upload(device, stream, &vec![-9_i32; count + 1]);
+    let lengths = upload(stream, &vec![-9_i32; count + 1]);
     let ratio = pool.shape.ratio();
     let nonzero = NonZeroU32::new(ratio).unwrap();
-    ops::valid_lens(device, stream, &step.queries(1, count), nonzero, &lengths).unwrap();
+    ops::valid_lens(stream, &step.queries(1, count), nonzero, &lengths).unwrap();
     let want = |&(slot, position): &Query| {
         if slot < 0 { 0 } else { visible(position as usize, ratio as usize) as i32 }
     };
     let mut want: Vec<i32> = queries[1..].iter().map(want).collect();
     want.push(-9);
-    assert_same(&download(device, stream, &lengths), &want, &format!("ratio {ratio}"));
+    assert_same(&download(stream, &lengths), &want, &format!("ratio {ratio}"));
 }
 
 /// A pool over 4 GiB: its first and last blocks, and those around 2 and 4 GiB.
-pub fn a_pool_over_4_gib_equals_the_oracle<D: Device>(device: &D) {
+pub fn a_pool_over_4_gib_equals_the_oracle<B: Backend>(device: &Device<B>) {
     each_shape(|format, entries_per_block| {
         let block_bytes = u64::from(entries_per_block) * DATA_BYTES;
         let num_blocks = ((1 << 32) / block_bytes + 9) as u32;
@@ -215,14 +215,14 @@ pub fn a_pool_over_4_gib_equals_the_oracle<D: Device>(device: &D) {
     });
 }
 
-pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
+pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     let pool = Pool::scattered(device, MainFormat::Ue8m0, 32, &[40]);
-    let (device, stream) = (&pool.device, &pool.stream);
-    let step = Step::new(device, stream, &[(0, 160), PADDING]);
+    let stream = &pool.stream;
+    let step = Step::new(stream, &[(0, 160), PADDING]);
     let (queries, tile) = (step.queries(0, 2), pool.tile(2, 4));
-    let words = upload(device, stream, &[0_i32; 8]);
+    let words = upload(stream, &[0_i32; 8]);
     let kv = |queries: &_, selected: &_, rows, table: &_, entries: &_, tile: &_| {
-        ops::gather_kv(device, stream, queries, selected, rows, table, entries, tile, &pool.faults)
+        ops::gather_kv(stream, queries, selected, rows, table, entries, tile, &pool.faults)
     };
     let (table, entries) = (pool.table(), pool.entries());
     kv(&queries, &words, 4, &table, &entries, &tile).unwrap();
@@ -264,7 +264,6 @@ pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
         (kv(&queries, &words, 4, &table, &entries, &short_tile), "tile"),
         (
             ops::gather_all(
-                device,
                 stream,
                 &queries,
                 4,
@@ -278,7 +277,6 @@ pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
         ),
         (
             ops::gather_all(
-                device,
                 stream,
                 &queries,
                 4,
@@ -291,7 +289,7 @@ pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
             "lengths",
         ),
         (
-            ops::valid_lens(device, stream, &queries, NonZeroU32::MIN, &words.slice(0, 1).unwrap()),
+            ops::valid_lens(stream, &queries, NonZeroU32::MIN, &words.slice(0, 1).unwrap()),
             "lengths",
         ),
     ];
@@ -303,6 +301,6 @@ pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
     for entries_per_block in [0, 3, 256] {
         let entries = Entries { entries_per_block, ..pool.entries() };
         let result = kv(&queries, &words, 4, &table, &entries, &tile);
-        assert!(matches!(result, Err(DeviceError::EntriesPerBlock { .. })), "{result:?}");
+        assert!(matches!(result, Err(DeviceError::NotADivisor { .. })), "{result:?}");
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use dsv4_kv::device::ops::{self, BlockTable, Entries, GatherQueries};
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::row::{EncodedRow, QUANTISED};
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
@@ -23,13 +23,13 @@ pub type Query = (i32, i32);
 pub const PADDING: Query = (-1, -1);
 
 /// The entry planes of one layer and a block table; every block that is placed is full of entries.
-pub struct Pool<D: Device> {
-    pub device: D,
-    pub stream: D::Stream,
-    pub data: Buffer<D, u8>,
-    pub scale: Buffer<D, u8>,
-    table: Buffer<D, i32>,
-    pub faults: Buffer<D, u32>,
+pub struct Pool<B: Backend> {
+    pub device: Device<B>,
+    pub stream: Stream<B>,
+    pub data: Buffer<B, u8>,
+    pub scale: Buffer<B, u8>,
+    table: Buffer<B, i32>,
+    pub faults: Buffer<B, u32>,
     pub shape: Shape,
     /// What the table says, as far as it says anything: (slot, block of the request) to block.
     placed: HashMap<(u32, u32), i32>,
@@ -57,13 +57,13 @@ impl Shape {
     }
 }
 
-impl<D: Device> Pool<D> {
-    pub fn new(device: &D, shape: Shape) -> Self {
+impl<B: Backend> Pool<B> {
+    pub fn new(device: &Device<B>, shape: Shape) -> Self {
         let Shape { format, entries_per_block, num_blocks, slots, max_blocks } = shape;
         let stream = device.stream().unwrap();
         let rows_of_pool = u64::from(num_blocks) * u64::from(entries_per_block);
         let table = device.allocate("block table", u64::from(slots * max_blocks)).unwrap();
-        device.fill(&stream, &table, 0xFF).unwrap();
+        stream.fill(&table, 0xFF).unwrap();
         let samples = [rows(23, 1), special_rows(2)].concat();
         Self {
             data: device.allocate("entry data", rows_of_pool * DATA_BYTES).unwrap(),
@@ -80,7 +80,7 @@ impl<D: Device> Pool<D> {
 
     /// A request in each slot that sees the given number of entries, its blocks anywhere.
     pub fn scattered(
-        device: &D,
+        device: &Device<B>,
         format: MainFormat,
         entries_per_block: u32,
         visible: &[u32],
@@ -111,16 +111,16 @@ impl<D: Device> Pool<D> {
         let plane = |part: fn(&EncodedRow) -> &Vec<u8>| {
             rows.iter().flat_map(part).copied().collect::<Vec<u8>>()
         };
-        let (device, stream) = (&self.device, &self.stream);
+        let stream = &self.stream;
         let scale = first * format.scale_bytes();
-        device.upload(stream, &plane(|row| &row.data), &self.data, first * DATA_BYTES).unwrap();
-        device.upload(stream, &plane(|row| &row.scale), &self.scale, scale).unwrap();
+        stream.upload(&plane(|row| &row.data), &self.data, first * DATA_BYTES).unwrap();
+        stream.upload(&plane(|row| &row.scale), &self.scale, scale).unwrap();
     }
 
     /// Puts `block` into the table, whether it exists or not.
     pub fn name(&mut self, slot: u32, logical: u32, block: i32) {
         let at = u64::from(slot * self.shape.max_blocks + logical);
-        self.device.upload(&self.stream, &[block], &self.table, at).unwrap();
+        self.stream.upload(&[block], &self.table, at).unwrap();
         self.placed.insert((slot, logical), block);
     }
 
@@ -148,44 +148,44 @@ impl<D: Device> Pool<D> {
         })
     }
 
-    pub fn table(&self) -> BlockTable<'_, D> {
+    pub fn table(&self) -> BlockTable<'_, B> {
         let Shape { slots, max_blocks, .. } = self.shape;
         BlockTable { table: &self.table, slots, max_blocks }
     }
 
-    pub fn entries(&self) -> Entries<'_, D> {
+    pub fn entries(&self) -> Entries<'_, B> {
         let Shape { format, entries_per_block, num_blocks, .. } = self.shape;
         Entries { data: &self.data, scale: &self.scale, format, entries_per_block, num_blocks }
     }
 
     /// A tile of canaries for `queries` queries of `rows` rows, and one row more.
-    pub fn tile(&self, queries: usize, rows: usize) -> Buffer<D, u16> {
+    pub fn tile(&self, queries: usize, rows: usize) -> Buffer<B, u16> {
         let tile = self.device.allocate("tile", ((queries * rows + 1) * ROW) as u64).unwrap();
-        self.device.fill(&self.stream, &tile, CANARY).unwrap();
+        self.stream.fill(&tile, CANARY).unwrap();
         tile
     }
 
     /// The fault word, which is zero afterwards.
     fn take_faults(&self) -> u32 {
-        let faults = download(&self.device, &self.stream, &self.faults)[0];
-        self.device.fill(&self.stream, &self.faults, 0).unwrap();
+        let faults = download(&self.stream, &self.faults)[0];
+        self.stream.fill(&self.faults, 0).unwrap();
         faults
     }
 
     /// Gathers `lists`, those of queries `first` on, and compares the tile with the oracle; what was
     /// counted in the fault word.
     pub fn check_lists(&self, queries: &[Query], first: usize, lists: &[Vec<i32>]) -> u32 {
-        let (device, stream) = (&self.device, &self.stream);
-        let step = Step::new(device, stream, queries);
+        let stream = &self.stream;
+        let step = Step::new(stream, queries);
         let rows = lists[0].len();
         let tile = self.tile(lists.len(), rows);
-        let selected = upload(device, stream, &lists.concat());
+        let selected = upload(stream, &lists.concat());
         let range = step.queries(first, lists.len());
         let (table, entries) = (self.table(), self.entries());
         let (length, faults) = (rows as u32, &self.faults);
         let gather = ops::gather_kv;
-        gather(device, stream, &range, &selected, length, &table, &entries, &tile, faults).unwrap();
-        let got = download(device, stream, &tile);
+        gather(stream, &range, &selected, length, &table, &entries, &tile, faults).unwrap();
+        let got = download(stream, &tile);
         for ((list, &query), got) in lists.iter().zip(&queries[first..]).zip(got.chunks(rows * ROW))
         {
             for (row, (&index, got)) in list.iter().zip(got.chunks(ROW)).enumerate() {
@@ -205,17 +205,17 @@ impl<D: Device> Pool<D> {
     /// Gathers all entries of queries `first..first + count` into tiles of `rows` rows, and compares
     /// tile and lengths with the oracle; what was counted in the fault word.
     pub fn check_all(&self, queries: &[Query], (first, count): (usize, usize), rows: usize) -> u32 {
-        let (device, stream) = (&self.device, &self.stream);
-        let step = Step::new(device, stream, queries);
+        let stream = &self.stream;
+        let step = Step::new(stream, queries);
         let tile = self.tile(count, rows);
-        let lengths = upload(device, stream, &vec![-9_i32; count]);
+        let lengths = upload(stream, &vec![-9_i32; count]);
         let range = step.queries(first, count);
         let (table, entries) = (self.table(), self.entries());
         let (most, faults) = (rows as u32, &self.faults);
         let gather = ops::gather_all;
-        gather(device, stream, &range, most, &table, &entries, &tile, &lengths, faults).unwrap();
-        let got = download(device, stream, &tile);
-        let lengths = download(device, stream, &lengths);
+        gather(stream, &range, most, &table, &entries, &tile, &lengths, faults).unwrap();
+        let got = download(stream, &tile);
+        let lengths = download(stream, &lengths);
         for ((&query, got), length) in
             queries[first..].iter().zip(got.chunks_exact(rows * ROW)).zip(lengths)
         {
@@ -245,18 +245,18 @@ fn canaries(elements: usize) -> Vec<u16> {
 }
 
 /// The arrays of a step.
-pub struct Step<D: Device> {
-    position: Buffer<D, i32>,
-    slot: Buffer<D, i32>,
+pub struct Step<B: Backend> {
+    position: Buffer<B, i32>,
+    slot: Buffer<B, i32>,
 }
 
-impl<D: Device> Step<D> {
-    pub fn new(device: &D, stream: &D::Stream, queries: &[Query]) -> Self {
+impl<B: Backend> Step<B> {
+    pub fn new(stream: &Stream<B>, queries: &[Query]) -> Self {
         let (slot, position): (Vec<i32>, Vec<i32>) = queries.iter().copied().unzip();
-        Self { position: upload(device, stream, &position), slot: upload(device, stream, &slot) }
+        Self { position: upload(stream, &position), slot: upload(stream, &slot) }
     }
 
-    pub fn queries(&self, first: usize, count: usize) -> GatherQueries<'_, D> {
+    pub fn queries(&self, first: usize, count: usize) -> GatherQueries<'_, B> {
         let Self { position, slot } = self;
         // Which of a request's tokens a query is does not matter to entries.
         let index = slot;

@@ -1,8 +1,8 @@
 //! Queries of the indexer: what `index_query` makes of projections, and queries and keys for the tests of
 //! scores.
 
-use dsv4_kv::device::Device;
-use dsv4_kv::device::ops::{self, GatherQueries, IndexQueries};
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::ops::{self, GatherQueries, IndexQueries};
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::KeyFormat;
@@ -113,14 +113,14 @@ fn element(format: IndexFormat, query: &[u8], at: usize) -> f64 {
 
 /// Rotated, transformed and quantised as the oracle does it: the same value in nearly every channel,
 /// and elsewhere one of the two that a rounding on the way may give.
-pub fn queries_equal_the_oracle<D: Device>(device: &D) {
+pub fn queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     const HEADS: usize = 6;
     const QUERY: usize = IndexFormat::MAX_QUERY_BYTES as usize;
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(7);
     let tokens = [(0, 0), (1, 4095), (-1, -1), (0, 1_000_003)];
     let (slot, position): (Vec<i32>, Vec<i32>) = tokens.iter().copied().unzip();
-    let (slot, position) = (upload(device, &stream, &slot), upload(device, &stream, &position));
+    let (slot, position) = (upload(&stream, &slot), upload(&stream, &position));
     let queries =
         GatherQueries { position: &position, slot: &slot, index: &slot, first: 1, count: 3 };
     // BF16 values, so that the oracle sees the same.
@@ -128,16 +128,16 @@ pub fn queries_equal_the_oracle<D: Device>(device: &D) {
     let values: Vec<f32> =
         projected.iter().flatten().map(|&bits| bf16_value(bits) as f32).collect();
     let weights: Vec<f32> = (0..3 * HEADS).map(|_| random.random_range(-2.0..2.0)).collect();
-    let frequencies = upload(device, &stream, &compress_frequencies());
+    let frequencies = upload(&stream, &compress_frequencies());
     for format in IndexFormat::ALL {
-        let query_out = upload(device, &stream, &vec![0x77_u8; 3 * QUERY]);
-        let weight_out = upload(device, &stream, &[CANARY; 3 * HEADS]);
+        let query_out = upload(&stream, &vec![0x77_u8; 3 * QUERY]);
+        let weight_out = upload(&stream, &[CANARY; 3 * HEADS]);
         let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };
-        let (from, weight) = (upload(device, &stream, &values), upload(device, &stream, &weights));
+        let (from, weight) = (upload(&stream, &values), upload(&stream, &weights));
         let run = ops::index_query;
-        run(device, &stream, &queries, &from, &weight, &frequencies, format, &to).unwrap();
-        let found = download(device, &stream, &query_out);
-        let scaled = download(device, &stream, &weight_out);
+        run(&stream, &queries, &from, &weight, &frequencies, format, &to).unwrap();
+        let found = download(&stream, &query_out);
+        let scaled = download(&stream, &weight_out);
         let mut different = 0;
         for row in [0, 2] {
             for head in 0..HEADS {
@@ -175,7 +175,7 @@ pub fn queries_equal_the_oracle<D: Device>(device: &D) {
 
 /// Queries against MXFP4 keys whose groups' scales are apart even after the transform: within a factor of
 /// 8 powers express it, beyond that exponent gaps do.
-pub fn queries_of_distant_groups_equal_the_oracle<D: Device>(device: &D) {
+pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>) {
     const HEADS: usize = 4;
     let format = IndexFormat::Mxfp4;
     let stream = device.stream().unwrap();
@@ -189,7 +189,7 @@ pub fn queries_of_distant_groups_equal_the_oracle<D: Device>(device: &D) {
     let half = (0..CHANNELS).map(|at| if at % (CHANNELS / 2) < 2 { 16.0 } else { 0.0 }).collect();
     let heads = [groups([0, 2, 1, 3]), groups([0, 4, 1, 0]), half, vec![0.0; CHANNELS]];
     let values: Vec<f32> = heads.iter().flatten().map(|&x| x as f32).collect();
-    let position = upload(device, &stream, &[0]);
+    let position = upload(&stream, &[0]);
     let queries = GatherQueries {
         position: &position,
         slot: &position,
@@ -197,15 +197,15 @@ pub fn queries_of_distant_groups_equal_the_oracle<D: Device>(device: &D) {
         first: 0,
         count: 1,
     };
-    let query_out = upload(device, &stream, &vec![0x77_u8; IndexFormat::MAX_QUERY_BYTES as usize]);
-    let weight_out = upload(device, &stream, &[CANARY; HEADS]);
+    let query_out = upload(&stream, &vec![0x77_u8; IndexFormat::MAX_QUERY_BYTES as usize]);
+    let weight_out = upload(&stream, &[CANARY; HEADS]);
     let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };
-    let (from, weight) = (upload(device, &stream, &values), upload(device, &stream, &[1.0; HEADS]));
-    let frequencies = upload(device, &stream, &compress_frequencies());
+    let (from, weight) = (upload(&stream, &values), upload(&stream, &[1.0; HEADS]));
+    let frequencies = upload(&stream, &compress_frequencies());
     let run = ops::index_query;
-    run(device, &stream, &queries, &from, &weight, &frequencies, format, &to).unwrap();
-    let found = download(device, &stream, &query_out);
-    let scaled = download(device, &stream, &weight_out);
+    run(&stream, &queries, &from, &weight, &frequencies, format, &to).unwrap();
+    let found = download(&stream, &query_out);
+    let scaled = download(&stream, &weight_out);
     for head in 0..HEADS {
         let wanted = query(oracle(format), &values[head * CHANNELS..][..CHANNELS], 0);
         let scale = f64::from(scaled[head]) / weight_scale(HEADS);

@@ -1,7 +1,7 @@
 //! Scores and lists in one launch, against a stable sort of the scores of another.
 
-use dsv4_kv::device::ops::{self, Scores, maxima_len};
-use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::ops::{self, Scores, maxima_len};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::indexer::top_k;
 use kv_layout::index_row::IndexFormat;
@@ -13,28 +13,28 @@ const CANARY: i32 = -77;
 
 /// Lists the `case.skip` largest of each query (slot, position) and compares with the oracle's list of the
 /// scores that `index_score` makes of the same; what was counted in the fault word, the same by both.
-fn check<D: Device>(layer: &Layer<D>, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
-    let Layer { device, stream, .. } = layer;
+fn check<B: Backend>(layer: &Layer<B>, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
+    let Layer { stream, .. } = layer;
     let Case { columns, skip: k, .. } = *case;
     let step = layer.step(queries, first, case);
     let (keys, num_blocks) = layer.keys();
     let (from, table, planes) = (step.quantised(), step.table(), (&keys, num_blocks));
 
     let rows = u64::from(step.count);
-    let scores = device.allocate("scores", rows * u64::from(columns)).unwrap();
-    let maxima = device.allocate("maxima", rows * maxima_len(columns)).unwrap();
+    let scores = stream.device().allocate("scores", rows * u64::from(columns)).unwrap();
+    let maxima = stream.device().allocate("maxima", rows * maxima_len(columns)).unwrap();
     let to = Scores { scores: &scores, maxima: &maxima, columns };
-    let counted = [upload(device, stream, &[0]), upload(device, stream, &[0])];
+    let counted = [upload(stream, &[0]), upload(stream, &[0])];
     let score = ops::index_score;
-    score(device, stream, &step.queries(), &from, &table, planes, k, &to, &counted[0]).unwrap();
+    score(stream, &step.queries(), &from, &table, planes, k, &to, &counted[0]).unwrap();
 
     let len = (step.count * k) as usize;
-    let selected = upload(device, stream, &vec![CANARY; len + 1]);
+    let selected = upload(stream, &vec![CANARY; len + 1]);
     let (list, of) = (ops::index_score_topk, (columns, k));
     let (planes, queries_of) = ((keys.code, keys.scale, num_blocks), step.queries());
-    list(device, stream, &queries_of, &from, &table, planes, of, &selected, &counted[1]).unwrap();
+    list(stream, &queries_of, &from, &table, planes, of, &selected, &counted[1]).unwrap();
 
-    let (scores, lists) = (download(device, stream, &scores), download(device, stream, &selected));
+    let (scores, lists) = (download(stream, &scores), download(stream, &selected));
     assert_eq!(lists[len], CANARY, "behind the lists");
     let (columns, k) = (columns as usize, k as usize);
     for (row, &(slot, position)) in queries[first..].iter().enumerate() {
@@ -50,14 +50,14 @@ fn check<D: Device>(layer: &Layer<D>, queries: &[(i32, i32)], first: usize, case
         let what = format!("query {row} of {seen} entries, k {k}");
         assert_same(&lists[row * k..][..k], &want, &what);
     }
-    let [of_scores, of_lists] = counted.map(|word| download(device, stream, &word)[0]);
+    let [of_scores, of_lists] = counted.map(|word| download(stream, &word)[0]);
     assert_eq!(of_lists, of_scores, "faults");
     of_lists
 }
 
 /// Queries of several requests, of whole and broken tiles, with fewer entries than the list has places and
 /// with one more; padding; a block that is missing, whose entries come last.
-pub fn lists_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn lists_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let mut layer = Layer::new(device, format, (3, 5));
     let queries = [
@@ -79,7 +79,7 @@ pub fn lists_equal_a_stable_sort<D: Device>(device: &D) {
 }
 
 /// Rows as long as may be, and queries enough that warps take tiles in turn.
-pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let layer = Layer::new(device, format, (1, 64));
     let queries = [(0, sees(2048)), (0, sees(1990))];
@@ -90,7 +90,7 @@ pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
 }
 
 /// Hundreds of equal scores: as many as a bin holds and more, which are searched digit by digit.
-pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn crowds_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     for distinct in [1, 3, 7, 40] {
         let mut layer = Layer::new(device, format, (1, 22));
@@ -105,7 +105,7 @@ pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
 
 /// Queries whose groups' scales are further apart than integers take, so that all tiles are scored
 /// once more.
-pub fn distant_queries_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn distant_queries_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let layer = Layer::new(device, format, (1, 9));
     let case = Case { heads: 20, columns: 288, skip: 100, format, fall: 9 };
@@ -114,7 +114,7 @@ pub fn distant_queries_equal_a_stable_sort<D: Device>(device: &D) {
 
 /// Slots that do not exist get empty lists, queries that see too much lists of what there is room for; both
 /// are counted. What does not fit is refused by name.
-pub fn bad_input_is_refused<D: Device>(device: &D) {
+pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let layer = Layer::new(device, format, (2, 4));
     let case = |columns, skip| Case { heads: 16, columns, skip, format, fall: 0 };
@@ -132,7 +132,7 @@ pub fn bad_input_is_refused<D: Device>(device: &D) {
         let (from, table) = (step.quantised(), step.table());
         let planes = (keys.code, keys.scale, blocks);
         let to = selected.slice(0, len).unwrap();
-        run(device, stream, &step.queries(), &from, &table, planes, of, &to, &faults)
+        run(stream, &step.queries(), &from, &table, planes, of, &to, &faults)
     };
     list(2048, 2048, num_blocks, 4 * 2048).unwrap();
     for (columns, k, blocks) in [

@@ -1,9 +1,7 @@
 //! The indexer's kernels: projections, queries, and scores over keys of every format.
 
-use dsv4_kv::device::ops::{
-    self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len,
-};
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::ops::{self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::EncodedKey;
 use dsv4_kv_oracle::indexer::{Score, score};
@@ -23,12 +21,11 @@ fn tolerance(format: IndexFormat) -> f64 {
 }
 
 /// One CSA layer's keys and a block table: each slot's blocks anywhere.
-pub struct Layer<D: Device> {
-    pub device: D,
-    pub stream: D::Stream,
+pub struct Layer<B: Backend> {
+    pub stream: Stream<B>,
     pub format: IndexFormat,
-    code: Buffer<D, u8>,
-    scale: Buffer<D, u8>,
+    code: Buffer<B, u8>,
+    scale: Buffer<B, u8>,
     pub table: Vec<i32>,
     max_blocks: u32,
     pub num_blocks: u32,
@@ -37,36 +34,36 @@ pub struct Layer<D: Device> {
 }
 
 /// Queries on the device, quantised, and the table of their blocks.
-pub struct Step<D: Device> {
-    position: Buffer<D, i32>,
-    slot: Buffer<D, i32>,
+pub struct Step<B: Backend> {
+    position: Buffer<B, i32>,
+    slot: Buffer<B, i32>,
     first: u32,
     pub count: u32,
-    query: Buffer<D, u8>,
-    weight: Buffer<D, f32>,
+    query: Buffer<B, u8>,
+    weight: Buffer<B, f32>,
     heads: u32,
-    table: Buffer<D, i32>,
+    table: Buffer<B, i32>,
     slots: u32,
     max_blocks: u32,
 }
 
-impl<D: Device> Step<D> {
-    pub fn queries(&self) -> GatherQueries<'_, D> {
+impl<B: Backend> Step<B> {
+    pub fn queries(&self) -> GatherQueries<'_, B> {
         let Self { position, slot, first, count, .. } = self;
         GatherQueries { position, slot, index: slot, first: *first, count: *count }
     }
 
-    pub fn quantised(&self) -> IndexQueries<'_, D> {
+    pub fn quantised(&self) -> IndexQueries<'_, B> {
         IndexQueries { query: &self.query, weight: &self.weight, heads: self.heads }
     }
 
-    pub fn table(&self) -> BlockTable<'_, D> {
+    pub fn table(&self) -> BlockTable<'_, B> {
         BlockTable { table: &self.table, slots: self.slots, max_blocks: self.max_blocks }
     }
 }
 
-impl<D: Device> Layer<D> {
-    pub fn new(device: &D, format: IndexFormat, (slots, max_blocks): (u32, u32)) -> Self {
+impl<B: Backend> Layer<B> {
+    pub fn new(device: &Device<B>, format: IndexFormat, (slots, max_blocks): (u32, u32)) -> Self {
         let stream = device.stream().unwrap();
         let mut random = StdRng::seed_from_u64(5);
         let num_blocks = slots * max_blocks + 2;
@@ -79,10 +76,9 @@ impl<D: Device> Layer<D> {
         // Every block is used once, in an order that is none.
         let table = (0..(slots * max_blocks) as i32).map(|i| (7 * i + 3) % num_blocks as i32);
         Self {
-            code: upload(device, &stream, &plane(|key| &key.codes)),
-            scale: upload(device, &stream, &plane(|key| &key.scale)),
+            code: upload(&stream, &plane(|key| &key.codes)),
+            scale: upload(&stream, &plane(|key| &key.scale)),
             table: table.collect(),
-            device: device.clone(),
             stream,
             format,
             max_blocks,
@@ -97,32 +93,32 @@ impl<D: Device> Layer<D> {
             self.encoded.iter().flat_map(part).copied().collect::<Vec<u8>>()
         };
         let (codes, scales) = (plane(|key| &key.codes), plane(|key| &key.scale));
-        self.code = upload(&self.device, &self.stream, &codes);
-        self.scale = upload(&self.device, &self.stream, &scales);
+        self.code = upload(&self.stream, &codes);
+        self.scale = upload(&self.stream, &scales);
     }
 
     /// The planes, and their blocks.
-    pub fn keys(&self) -> (IndexKeys<'_, D>, u32) {
+    pub fn keys(&self) -> (IndexKeys<'_, B>, u32) {
         let Self { code, scale, format, .. } = self;
         (IndexKeys { code, scale, format: *format, rotate: true }, self.num_blocks)
     }
 
     /// Queries (slot, position) from `first` on.
-    pub fn step(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> Step<D> {
-        let Self { device, stream, .. } = self;
+    pub fn step(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> Step<B> {
+        let Self { stream, .. } = self;
         let rows = queries.len() - first;
         let (slot, position): (Vec<i32>, Vec<i32>) = queries.iter().copied().unzip();
         let (query, weight) = case.operands(rows);
         let query = in_order(self.format, &query, case.heads as usize);
         Step {
-            position: upload(device, stream, &position),
-            slot: upload(device, stream, &slot),
+            position: upload(stream, &position),
+            slot: upload(stream, &slot),
             first: first as u32,
             count: rows as u32,
-            query: upload(device, stream, &query),
-            weight: upload(device, stream, &weight),
+            query: upload(stream, &query),
+            weight: upload(stream, &weight),
             heads: case.heads,
-            table: upload(device, stream, &self.table),
+            table: upload(stream, &self.table),
             slots: self.table.len() as u32 / self.max_blocks,
             max_blocks: self.max_blocks,
         }
@@ -143,22 +139,21 @@ impl<D: Device> Layer<D> {
     /// Scores queries (slot, position) and checks each score, each maximum, and that nothing else
     /// was written; what was counted in the fault word.
     fn check(&self, queries: &[(i32, i32)], first: usize, case: &Case) -> u32 {
-        let Self { device, stream, .. } = self;
+        let Self { stream, .. } = self;
         let rows = queries.len() - first;
         let step = self.step(queries, first, case);
         let Case { columns, skip, .. } = *case;
-        let scores = upload(device, stream, &vec![CANARY; rows * columns as usize + 1]);
+        let scores = upload(stream, &vec![CANARY; rows * columns as usize + 1]);
         let groups = maxima_len(columns) as usize;
-        let maxima = upload(device, stream, &vec![CANARY; rows * groups]);
+        let maxima = upload(stream, &vec![CANARY; rows * groups]);
         let to = Scores { scores: &scores, maxima: &maxima, columns };
         let (keys, num_blocks) = self.keys();
         let (from, table) = (step.quantised(), step.table());
         let planes = (&keys, num_blocks);
-        let faults = upload(device, stream, &[0]);
+        let faults = upload(stream, &[0]);
         let run = ops::index_score;
-        run(device, stream, &step.queries(), &from, &table, planes, skip, &to, &faults).unwrap();
-        let (scores, maxima) =
-            (download(device, stream, &scores), download(device, stream, &maxima));
+        run(stream, &step.queries(), &from, &table, planes, skip, &to, &faults).unwrap();
+        let (scores, maxima) = (download(stream, &scores), download(stream, &maxima));
         assert_eq!(scores[scores.len() - 1], CANARY, "behind the scores");
         for (row, &(slot, position)) in queries[first..].iter().enumerate() {
             let scores = &scores[row * columns as usize..][..columns as usize];
@@ -179,7 +174,7 @@ impl<D: Device> Layer<D> {
                 );
             }
         }
-        download(device, stream, &faults)[0]
+        download(stream, &faults)[0]
     }
 
     fn check_row(&self, (queries, weights): &(Vec<Vec<f64>>, Vec<f64>), slot: i32, scores: &[f32]) {
@@ -258,7 +253,7 @@ pub fn sees(entries: i32) -> i32 {
 }
 
 /// Queries of several requests at whole and broken tiles, in every format, from blocks anywhere.
-pub fn scores_equal_the_oracle<D: Device>(device: &D) {
+pub fn scores_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for format in IndexFormat::ALL {
         let layer = Layer::new(device, format, (3, 5));
         let queries =
@@ -269,7 +264,7 @@ pub fn scores_equal_the_oracle<D: Device>(device: &D) {
 }
 
 /// Fewer heads than a full set, and a number that is no multiple of a product's.
-pub fn few_heads_equal_the_oracle<D: Device>(device: &D) {
+pub fn few_heads_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for (heads, format) in
         [(1, IndexFormat::Mxfp4), (8, IndexFormat::Nvfp4), (40, IndexFormat::Fp8)]
     {
@@ -281,7 +276,7 @@ pub fn few_heads_equal_the_oracle<D: Device>(device: &D) {
 
 /// Short queries are left out, slots that do not exist and rows that are too short are counted, and a
 /// missing block gives NaN.
-pub fn scores_count_what_they_refuse<D: Device>(device: &D) {
+pub fn scores_count_what_they_refuse<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let mut layer = Layer::new(device, format, (2, 4));
     let case = |columns, skip| Case { heads: 16, columns, skip, format, fall: 0 };
@@ -296,7 +291,7 @@ pub fn scores_count_what_they_refuse<D: Device>(device: &D) {
 
 /// So many queries, padding most of them, that a block takes all tiles of one: eleven for some warps, in
 /// turn in the places that shared memory has for them.
-pub fn blocks_of_many_tiles_equal_the_oracle<D: Device>(device: &D) {
+pub fn blocks_of_many_tiles_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for format in IndexFormat::ALL {
         let layer = Layer::new(device, format, (2, 44));
         let mut queries = vec![(0, sees(1400)), (1, sees(1))];
@@ -307,7 +302,7 @@ pub fn blocks_of_many_tiles_equal_the_oracle<D: Device>(device: &D) {
 }
 
 /// Many tiles: more than one block a query, and groups of 32.
-pub fn long_rows_equal_the_oracle<D: Device>(device: &D) {
+pub fn long_rows_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let layer = Layer::new(device, format, (1, 40));
     for columns in [1280, 65_568] {
@@ -318,7 +313,7 @@ pub fn long_rows_equal_the_oracle<D: Device>(device: &D) {
 
 /// MXFP4 keys and queries whose groups' scales are further apart than integers take, some of them only
 /// and in any round of a block.
-pub fn distant_groups_equal_the_oracle<D: Device>(device: &D) {
+pub fn distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let mut layer = Layer::new(device, format, (1, 11));
     let mut random = StdRng::seed_from_u64(12);
@@ -336,7 +331,7 @@ pub fn distant_groups_equal_the_oracle<D: Device>(device: &D) {
 }
 
 /// Keys of any size that their scale allows are scored exactly; one without a scale scores NaN.
-pub fn scales_of_any_size_are_exact<D: Device>(device: &D) {
+pub fn scales_of_any_size_are_exact<B: Backend>(device: &Device<B>) {
     let format = IndexFormat::Mxfp4;
     let mut layer = Layer::new(device, format, (1, 1));
     let first = 32 * layer.table[0] as usize;
@@ -349,7 +344,7 @@ pub fn scales_of_any_size_are_exact<D: Device>(device: &D) {
 }
 
 /// Products of integers are exact, whatever the order of sums; rows behind the last stay untouched.
-pub fn projections_are_exact_on_integers<D: Device>(device: &D) {
+pub fn projections_are_exact_on_integers<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(8);
     for [rows, columns, inner] in [[1, 32, 128], [16, 64, 256], [35, 96, 384]] {
@@ -359,11 +354,10 @@ pub fn projections_are_exact_on_integers<D: Device>(device: &D) {
         let bits = |values: &[i8]| -> Vec<u16> {
             values.iter().map(|&x| bf16::from_f32(x.into()).to_bits()).collect()
         };
-        let (a, b) =
-            (upload(device, &stream, &bits(&input)), upload(device, &stream, &bits(&weight)));
-        let output = upload(device, &stream, &vec![CANARY; (rows * columns + 1) as usize]);
-        ops::project(device, &stream, &a, &b, &output, [rows, columns, inner]).unwrap();
-        let found = download(device, &stream, &output);
+        let (a, b) = (upload(&stream, &bits(&input)), upload(&stream, &bits(&weight)));
+        let output = upload(&stream, &vec![CANARY; (rows * columns + 1) as usize]);
+        ops::project(&stream, &a, &b, &output, [rows, columns, inner]).unwrap();
+        let found = download(&stream, &output);
         let inner = inner as usize;
         let wanted = input.chunks_exact(inner).flat_map(|row| {
             weight.chunks_exact(inner).map(|column| {
@@ -377,11 +371,11 @@ pub fn projections_are_exact_on_integers<D: Device>(device: &D) {
 }
 
 /// Sizes that the kernels do not take are refused by name.
-pub fn wrong_sizes_are_refused<D: Device>(device: &D) {
+pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let (a, b) = (device.allocate("a", 256).unwrap(), device.allocate("b", 32 * 128).unwrap());
     let output = device.allocate("output", 64).unwrap();
-    let run = |shape| ops::project(device, &stream, &a, &b, &output, shape);
+    let run = |shape| ops::project(&stream, &a, &b, &output, shape);
     run([2, 32, 128]).unwrap();
     for shape in [[2, 33, 128], [2, 32, 64], [2, 32, 0]] {
         assert!(matches!(run(shape), Err(DeviceError::Argument { .. })), "{shape:?}");

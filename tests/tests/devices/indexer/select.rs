@@ -1,8 +1,8 @@
 //! `CsaIndexer` through the cache: activations to lists, in parts and whole, eager and captured.
 
-use dsv4_kv::device::ops::one_launch_is_faster;
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::ops::one_launch_is_faster;
 use dsv4_kv::{CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceSize};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::KeyFormat;
@@ -33,30 +33,30 @@ fn activations(count: u32, random: &mut StdRng) -> Vec<u16> {
 }
 
 /// One layer's indexer and its inputs, on the device and here.
-struct Inputs<D: Device> {
+struct Inputs<B: Backend> {
     bucket: u32,
     model: ModelConfig,
-    indexer: CsaIndexer<D>,
-    latent: Buffer<D, u16>,
-    hidden: Buffer<D, u16>,
+    indexer: CsaIndexer<B>,
+    latent: Buffer<B, u16>,
+    hidden: Buffer<B, u16>,
     values: [Vec<u16>; 4],
 }
 
-impl<D: Device> Inputs<D> {
-    fn new(fed: &Fed<D>, seed: u64, bucket: u32) -> Self {
-        let (device, stream) = (fed.manager.device(), &fed.stream);
+impl<B: Backend> Inputs<B> {
+    fn new(fed: &Fed<B>, seed: u64, bucket: u32) -> Self {
+        let stream = &fed.stream;
         let model = fed.manager.config().model.clone();
         let mut random = StdRng::seed_from_u64(seed);
         let (heads, rank, width) = (model.index_heads, model.q_lora_rank, model.hidden_size);
         let sizes = [heads * 128 * rank, heads * width, bucket * rank, bucket * width];
         let values = sizes.map(|size| activations(size, &mut random));
         let [query, weight, latent, hidden] =
-            values.each_ref().map(|values| upload(device, stream, values));
-        let indexer = CsaIndexer::new(device, &model, query, weight).unwrap();
+            values.each_ref().map(|values| upload(stream, values));
+        let indexer = CsaIndexer::new(&model, query, weight).unwrap();
         Self { bucket, model, indexer, latent, hidden, values }
     }
 
-    fn workspace(&self, fed: &Fed<D>, queries: u32) -> IndexerWorkspace<D> {
+    fn workspace(&self, fed: &Fed<B>, queries: u32) -> IndexerWorkspace<B> {
         let context = fed.manager.config().max_context;
         let one = WorkspaceSize::new(&self.model, context, 1, u64::MAX).unwrap();
         let bytes = u64::from(queries + 1) * one.bytes - 1;
@@ -69,10 +69,10 @@ impl<D: Device> Inputs<D> {
 
     fn select(
         &self,
-        fed: &Fed<D>,
+        fed: &Fed<B>,
         layer: usize,
-        workspace: &IndexerWorkspace<D>,
-        selected: &Buffer<D, i32>,
+        workspace: &IndexerWorkspace<B>,
+        selected: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let handle = fed.manager.layer_for(LayerId(layer as u32), self.bucket)?;
         let activations = (&self.latent, &self.hidden);
@@ -131,7 +131,7 @@ fn check_list(list: &[i32], scores: &[Score], what: &str) {
 
 /// Requests of several lengths, some of whose queries see entries that close in the step: the lists of
 /// every CSA layer, in every format of keys; the same in parts, whole, and from a graph.
-pub fn lists_equal_the_oracle<D: Device>(device: &D) {
+pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for index_format in IndexFormat::ALL {
         let formats: Formats = (MainFormat::Ue8m0, index_format);
         let stories = [(170, 21), (40, 22), (300, 23)]
@@ -149,7 +149,7 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
         fed.update(BUCKET).unwrap();
         for layer in LAYERS {
             let inputs = Inputs::new(&fed, layer as u64, BUCKET);
-            let lists = || filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
+            let lists = || filled::<B, i32>(&fed.stream, (BUCKET * K) as usize);
             let (whole, in_parts, replayed) = (lists(), lists(), lists());
             let (large, small) = (inputs.workspace(&fed, BUCKET), inputs.workspace(&fed, 9));
             inputs.select(&fed, layer, &large, &whole).unwrap();
@@ -159,9 +159,9 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
             let record = |_: &_| inputs.select(&fed, layer, &small, &replayed);
             let graph = fed.manager.capture(&fed.stream, BUCKET, retained, record).unwrap();
             fed.manager.replay(&fed.stream, &graph).unwrap();
-            let found = download(device, &fed.stream, &whole);
-            assert_eq!(download(device, &fed.stream, &in_parts), found);
-            assert_eq!(download(device, &fed.stream, &replayed), found);
+            let found = download(&fed.stream, &whole);
+            assert_eq!(download(&fed.stream, &in_parts), found);
+            assert_eq!(download(&fed.stream, &replayed), found);
             let format = KeyFormat::from_name(index_format.name()).unwrap();
             for (at, &(story, position)) in queries.iter().enumerate() {
                 let scores = inputs.scores(format, at, position, &stored[story][layer]);
@@ -176,7 +176,7 @@ pub fn lists_equal_the_oracle<D: Device>(device: &D) {
 }
 
 /// Queries enough for scores and lists in one launch: as in parts that take two.
-pub fn one_launch_lists_as_two<D: Device>(device: &D) {
+pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     const MANY: u32 = 72;
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
     let mut fed = Fed::new(device, config(&tiny(), formats, 1));
@@ -186,7 +186,7 @@ pub fn one_launch_lists_as_two<D: Device>(device: &D) {
     fed.prepare(&[Part::new(id, &story, 160..230)], MANY);
     fed.update(MANY).unwrap();
     let inputs = Inputs::new(&fed, 3, MANY);
-    let lists = || filled::<D, i32>(device, &fed.stream, (MANY * K) as usize);
+    let lists = || filled::<B, i32>(&fed.stream, (MANY * K) as usize);
     let (whole, in_parts) = (lists(), lists());
     let (large, small) = (inputs.workspace(&fed, MANY), inputs.workspace(&fed, MANY / 2));
     let columns = fed.manager.config().max_context / 4;
@@ -194,15 +194,15 @@ pub fn one_launch_lists_as_two<D: Device>(device: &D) {
     assert!(in_one(MANY) && !in_one(MANY / 2), "the two ways are not compared");
     inputs.select(&fed, LAYERS[0], &large, &whole).unwrap();
     inputs.select(&fed, LAYERS[0], &small, &in_parts).unwrap();
-    let found = download(device, &fed.stream, &whole);
-    assert_eq!(found, download(device, &fed.stream, &in_parts));
+    let found = download(&fed.stream, &whole);
+    assert_eq!(found, download(&fed.stream, &in_parts));
     assert!(found[..K as usize].iter().all(|&entry| entry >= 0), "a query sees more than it lists");
     assert!(found[(70 * K) as usize..].iter().all(|&entry| entry == -1), "padding got entries");
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
 /// What cannot be done is refused by name, before anything is queued.
-pub fn bad_input_is_refused<D: Device>(device: &D) {
+pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
     let mut fed = Fed::new(device, config(&tiny(), formats, 1));
     let story = Story::random(&tiny(), 8, 1);
@@ -210,7 +210,7 @@ pub fn bad_input_is_refused<D: Device>(device: &D) {
     fed.step(&[Part::new(id, &story, 0..8)], BUCKET);
     let inputs = Inputs::new(&fed, 1, BUCKET);
     let workspace = inputs.workspace(&fed, 2);
-    let selected = filled::<D, i32>(device, &fed.stream, (BUCKET * K) as usize);
+    let selected = filled::<B, i32>(&fed.stream, (BUCKET * K) as usize);
     inputs.select(&fed, 1, &workspace, &selected).unwrap();
 
     let needed = WorkspaceSize::new(&inputs.model, 640, 1, u64::MAX).unwrap().bytes;
@@ -237,6 +237,6 @@ pub fn bad_input_is_refused<D: Device>(device: &D) {
     let refused = inputs.select(&fed, 1, &narrow, &selected).unwrap_err();
     assert!(matches!(refused, KvError::Config { value: 32, least: 160, .. }), "{refused}");
     let weight = device.allocate("weight", 64).unwrap();
-    let refused = CsaIndexer::new(device, &inputs.model, weight.clone(), weight).map(|_| ());
+    let refused = CsaIndexer::new(&inputs.model, weight.clone(), weight).map(|_| ());
     assert!(matches!(refused, Err(KvError::Device(_))));
 }

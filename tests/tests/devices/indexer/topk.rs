@@ -1,7 +1,7 @@
 //! `topk_select` against a stable sort, and on the golden scores.
 
-use dsv4_kv::device::ops::{self, Scores, maxima_len};
-use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::ops::{self, Scores, maxima_len};
 use dsv4_kv_oracle::indexer::top_k;
 use dsv4_kv_tests::golden;
 use rand::rngs::StdRng;
@@ -10,7 +10,12 @@ use rand::{Rng, SeedableRng};
 use crate::inputs::{assert_same, download, upload};
 
 /// The lists of rows of scores, of any lengths, and that nothing behind them was written.
-fn select<D: Device>(device: &D, rows: &[Vec<f32>], columns: u32, k: u32) -> Vec<Vec<i32>> {
+fn select<B: Backend>(
+    device: &Device<B>,
+    rows: &[Vec<f32>],
+    columns: u32,
+    k: u32,
+) -> Vec<Vec<i32>> {
     const CANARY: i32 = -77;
     let stream = device.stream().unwrap();
     let padded = rows.iter().flat_map(|row| {
@@ -18,19 +23,19 @@ fn select<D: Device>(device: &D, rows: &[Vec<f32>], columns: u32, k: u32) -> Vec
         let behind = std::iter::repeat_n(f32::INFINITY, columns as usize - row.len());
         row.iter().copied().chain(behind)
     });
-    let scores = upload(device, &stream, &padded.collect::<Vec<_>>());
+    let scores = upload(&stream, &padded.collect::<Vec<_>>());
     let maxima = device.allocate("maxima", rows.len() as u64 * maxima_len(columns)).unwrap();
     let lengths: Vec<i32> = rows.iter().map(|row| row.len() as i32).collect();
-    let lengths = upload(device, &stream, &lengths);
-    let selected = upload(device, &stream, &vec![CANARY; rows.len() * k as usize + 1]);
+    let lengths = upload(&stream, &lengths);
+    let selected = upload(&stream, &vec![CANARY; rows.len() * k as usize + 1]);
     let from = Scores { scores: &scores, maxima: &maxima, columns };
-    ops::topk_select(device, &stream, &from, &lengths, rows.len() as u32, k, &selected).unwrap();
-    let lists = download(device, &stream, &selected);
+    ops::topk_select(&stream, &from, &lengths, rows.len() as u32, k, &selected).unwrap();
+    let lists = download(&stream, &selected);
     assert_eq!(lists[lists.len() - 1], CANARY, "behind the lists");
     lists.chunks_exact(k as usize).map(<[i32]>::to_vec).collect()
 }
 
-fn check<D: Device>(device: &D, rows: &[Vec<f32>], columns: u32, k: u32) {
+fn check<B: Backend>(device: &Device<B>, rows: &[Vec<f32>], columns: u32, k: u32) {
     let lists = select(device, rows, columns, k);
     for (at, (row, list)) in rows.iter().zip(&lists).enumerate() {
         let what = format!("row {at} of {} scores in {columns} columns, k {k}", row.len());
@@ -72,7 +77,7 @@ fn row(kind: u32, length: usize, random: &mut StdRng) -> Vec<f32> {
 
 /// Rows of every kind and of any length up to each number of columns: read whole, thinned out by
 /// groups of 8 and of 32, and with more equal scores than fit.
-pub fn lists_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn lists_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let on_gpu = device.info().sm.is_some();
     let mut random = StdRng::seed_from_u64(1);
     for (columns, rounds) in [(32, 8), (512, 8), (2048, 4), (4096, 2), (4128, 1), (16_384, 1)] {
@@ -92,7 +97,7 @@ pub fn lists_equal_a_stable_sort<D: Device>(device: &D) {
 }
 
 /// The longest rows, of the kinds that take different ways through the selection.
-pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let on_gpu = device.info().sm.is_some();
     let mut random = StdRng::seed_from_u64(2);
     for (columns, k) in
@@ -111,7 +116,7 @@ pub fn long_rows_equal_a_stable_sort<D: Device>(device: &D) {
 
 /// Rows that use little of many columns, as those of a captured step do: the groups of 32 of some are
 /// fewer than the list, or little more.
-pub fn short_uses_of_long_rows_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn short_uses_of_long_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(4);
     for k in [512, 1024, 2048] {
         let lengths = [0, 1, 4096, 4097, 16_384, 20_001, 32_769, 65_535, 65_536, 65_537];
@@ -122,7 +127,7 @@ pub fn short_uses_of_long_rows_equal_a_stable_sort<D: Device>(device: &D) {
 
 /// As many equal scores as are compared with each other, one less and one more: at the top, within the
 /// list and where it ends.
-pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn crowds_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(5);
     for columns in [2048, 4096, 32_768] {
         let mut rows = Vec::new();
@@ -146,7 +151,7 @@ pub fn crowds_equal_a_stable_sort<D: Device>(device: &D) {
 
 /// A hundred thousand rows, by hand on the CPU: most of at most 2048 scores, 5,000 of up to 32,768 and a
 /// hundred of up to 262,144.
-pub fn very_many_rows_equal_a_stable_sort<D: Device>(device: &D) {
+pub fn very_many_rows_equal_a_stable_sort<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(3);
     for round in 0..404 {
         let (tiles, rows) = match round {
@@ -167,7 +172,7 @@ pub fn very_many_rows_equal_a_stable_sort<D: Device>(device: &D) {
 }
 
 /// The golden scores give the golden lists, exactly.
-pub fn golden_scores_give_the_golden_lists<D: Device>(device: &D) {
+pub fn golden_scores_give_the_golden_lists<B: Backend>(device: &Device<B>) {
     let long = golden::load::<f32>("idxlong_score").unwrap().data;
     let wanted = golden::load::<i32>("idxlong_topk").unwrap().data;
     assert_eq!(select(device, &[long], 1024, 512)[0], wanted);
@@ -179,14 +184,14 @@ pub fn golden_scores_give_the_golden_lists<D: Device>(device: &D) {
 }
 
 /// Sizes that the kernels do not take are refused by name.
-pub fn wrong_sizes_are_refused<D: Device>(device: &D) {
+pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let scores = device.allocate("scores", 64).unwrap();
     let maxima = device.allocate("maxima", 8).unwrap();
-    let (lengths, selected) = (upload(device, &stream, &[0]), upload(device, &stream, &[0; 4]));
+    let (lengths, selected) = (upload(&stream, &[0]), upload(&stream, &[0; 4]));
     let run = |columns, rows, k| {
         let from = Scores { scores: &scores, maxima: &maxima, columns };
-        ops::topk_select(device, &stream, &from, &lengths, rows, k, &selected)
+        ops::topk_select(&stream, &from, &lengths, rows, k, &selected)
     };
     run(64, 1, 4).unwrap();
     run(64, 0, 4).unwrap();

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
 use dsv4_kv::ids::LayerId;
 use dsv4_kv::router::{Batch, Choice, RouterMode, RouterWeights};
 use dsv4_kv::{Router, RouterConfig, RouterError};
@@ -56,65 +56,63 @@ fn file(entries: &[Entry]) -> Vec<u8> {
 }
 
 /// A router of `layer` from a file with these tensors.
-fn load<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+fn load<B: Backend>(
+    stream: &Stream<B>,
     entries: &[Entry],
     layer: LayerId,
     max_tokens: u32,
-) -> Result<Router<D>, RouterError> {
+) -> Result<Router<B>, RouterError> {
     let bytes = file(entries);
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let weights = RouterWeights::of_layer(&file, &config(), layer)?;
-    Router::new(device, stream, &config(), &weights, max_tokens)
+    Router::new(stream, &config(), &weights, max_tokens)
 }
 
 /// A batch's tensors.
-struct Tensors<D: Device> {
-    x: Buffer<D, u16>,
-    token: Buffer<D, i32>,
-    ids: Buffer<D, i32>,
-    weights: Buffer<D, f32>,
+struct Tensors<B: Backend> {
+    x: Buffer<B, u16>,
+    token: Buffer<B, i32>,
+    ids: Buffer<B, i32>,
+    weights: Buffer<B, f32>,
     tokens: u32,
 }
 
-impl<D: Device> Tensors<D> {
-    fn new(device: &D, stream: &D::Stream, case: &Case) -> Self {
+impl<B: Backend> Tensors<B> {
+    fn new(stream: &Stream<B>, case: &Case) -> Self {
         let selected = u64::from(case.tokens() * case.selected);
         Self {
-            x: upload(device, stream, &case.x),
-            token: upload(device, stream, &case.token),
-            ids: device.allocate("ids", selected).unwrap(),
-            weights: device.allocate("weights", selected).unwrap(),
+            x: upload(stream, &case.x),
+            token: upload(stream, &case.token),
+            ids: stream.device().allocate("ids", selected).unwrap(),
+            weights: stream.device().allocate("weights", selected).unwrap(),
             tokens: case.tokens(),
         }
     }
 
-    fn batch(&self) -> Batch<'_, D> {
+    fn batch(&self) -> Batch<'_, B> {
         let Self { token, ids, weights, tokens, .. } = self;
         Batch { tokens: *tokens, token, ids, weights }
     }
 
-    fn answer(&self, device: &D, stream: &D::Stream) -> Answer {
-        let (ids, weights) =
-            (download(device, stream, &self.ids), download(device, stream, &self.weights));
+    fn answer(&self, stream: &Stream<B>) -> Answer {
+        let (ids, weights) = (download(stream, &self.ids), download(stream, &self.weights));
         Answer { ids, weights, faults: 0 }
     }
 }
 
 /// One launch, two, and a tiled product with a tile that is not full.
-pub fn batches_of_every_size_equal_the_oracle<D: Device>(device: &D) {
+pub fn batches_of_every_size_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     for (layer, mode) in [(HASHED, RouterMode::Hash), (SCORED, RouterMode::Dense)] {
         for tokens in [1, 64, 65, 520] {
             let case = case(tokens);
-            let router = load(device, &stream, &entries(&case), layer, 520).unwrap();
+            let router = load(&stream, &entries(&case), layer, 520).unwrap();
             assert_eq!(router.mode(), mode);
-            let tensors = Tensors::new(device, &stream, &case);
+            let tensors = Tensors::new(&stream, &case);
             router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
             router.check_faults(&stream).unwrap();
             let hash = mode == RouterMode::Hash;
-            let clear = case.check(&tensors.answer(device, &stream), hash);
+            let clear = case.check(&tensors.answer(&stream), hash);
             assert!(hash || 10 * clear >= 8 * tokens as usize, "{clear} of {tokens} are clear");
         }
     }
@@ -122,7 +120,7 @@ pub fn batches_of_every_size_equal_the_oracle<D: Device>(device: &D) {
 
 /// Widths of the hidden state that end inside a stage of the tiled product, and numbers of experts
 /// that end inside a tile.
-pub fn products_end_where_the_matrices_do<D: Device>(device: &D) {
+pub fn products_end_where_the_matrices_do<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     for (hidden, experts) in [(32, 96), (160, 32), (224, 288)] {
         let config = RouterConfig { hidden_size: hidden, experts, ..config() };
@@ -131,22 +129,22 @@ pub fn products_end_where_the_matrices_do<D: Device>(device: &D) {
             gate: Cow::Borrowed(&case.gate),
             choice: Choice::Bias(Cow::Borrowed(&case.bias)),
         };
-        let router = Router::new(device, &stream, &config, &weights, 513).unwrap();
-        let tensors = Tensors::new(device, &stream, &case);
+        let router = Router::new(&stream, &config, &weights, 513).unwrap();
+        let tensors = Tensors::new(&stream, &case);
         router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
-        case.check(&tensors.answer(device, &stream), false);
+        case.check(&tensors.answer(&stream), false);
     }
 }
 
-pub fn captured_routing_equals_eager<D: Device>(device: &D) {
+pub fn captured_routing_equals_eager<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     for layer in [HASHED, SCORED] {
         for tokens in [33, 70, 513] {
             let case = case(tokens);
-            let router = load(device, &stream, &entries(&case), layer, 513).unwrap();
-            let tensors = Tensors::new(device, &stream, &case);
+            let router = load(&stream, &entries(&case), layer, 513).unwrap();
+            let tensors = Tensors::new(&stream, &case);
             router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
-            let eager = tensors.answer(device, &stream);
+            let eager = tensors.answer(&stream);
             let Tensors { x, token, ids, weights, .. } = &tensors;
             let mut retained = router.memory();
             retained.extend([x.memory(), token.memory(), ids.memory(), weights.memory()]);
@@ -155,12 +153,12 @@ pub fn captured_routing_equals_eager<D: Device>(device: &D) {
                 Err(RouterError::Device(error)) => Err(error),
                 Err(error) => panic!("{error}"),
             };
-            let graph = device.capture(&stream, retained, record).unwrap();
+            let graph = stream.capture(retained, record).unwrap();
             for _ in 0..3 {
-                device.fill(&stream, ids, 0xAB).unwrap();
-                device.fill(&stream, weights, 0xAB).unwrap();
-                device.replay(&stream, &graph).unwrap();
-                assert_eq!(tensors.answer(device, &stream), eager);
+                stream.fill(ids, 0xAB).unwrap();
+                stream.fill(weights, 0xAB).unwrap();
+                stream.replay(&graph).unwrap();
+                assert_eq!(tensors.answer(&stream), eager);
             }
             router.check_faults(&stream).unwrap();
         }
@@ -168,13 +166,13 @@ pub fn captured_routing_equals_eager<D: Device>(device: &D) {
 }
 
 /// What is wrong with a file is named; nothing of it reaches the device.
-pub fn wrong_files_are_refused<D: Device>(device: &D) {
+pub fn wrong_files_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let good = entries(&case(1));
     let refused = |layer: LayerId, break_it: &dyn Fn(&mut Vec<Entry>)| {
         let mut entries = good.clone();
         break_it(&mut entries);
-        load(device, &stream, &entries, layer, 1).err().expect("a refusal")
+        load(&stream, &entries, layer, 1).err().expect("a refusal")
     };
     let [hash_gate, table, dense_gate, bias] = [0, 1, 2, 3];
     for (at, layer) in [(hash_gate, HASHED), (table, HASHED), (dense_gate, SCORED), (bias, SCORED)]
@@ -214,7 +212,7 @@ pub fn wrong_files_are_refused<D: Device>(device: &D) {
     assert!(matches!(error, RouterError::NoSuchLayer { layer: 5, layers: 5 }), "{error}");
 }
 
-pub fn wrong_calls_are_refused<D: Device>(device: &D) {
+pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let case = case(80);
     let weights = |gate: &[u16], bias: &[f32]| RouterWeights {
@@ -223,11 +221,11 @@ pub fn wrong_calls_are_refused<D: Device>(device: &D) {
     };
     let (short_gate, short_bias) = (&case.gate[1..], &case.bias[1..]);
     for weights in [weights(short_gate, &case.bias), weights(&case.gate, short_bias)] {
-        let error = Router::new(device, &stream, &config(), &weights, 8).err().expect("a refusal");
+        let error = Router::new(&stream, &config(), &weights, 8).err().expect("a refusal");
         assert!(matches!(error, RouterError::Shape { .. }), "{error}");
     }
-    let router = load(device, &stream, &entries(&case), SCORED, 79).unwrap();
-    let tensors = Tensors::new(device, &stream, &case);
+    let router = load(&stream, &entries(&case), SCORED, 79).unwrap();
+    let tensors = Tensors::new(&stream, &case);
     let error = router.route(&stream, &tensors.x, &tensors.batch()).unwrap_err();
     assert!(matches!(error, RouterError::TooManyTokens { tokens: 80, most: 79 }), "{error}");
     // A batch whose answer does not fit, with one launch and with two: nothing is written.
@@ -239,11 +237,11 @@ pub fn wrong_calls_are_refused<D: Device>(device: &D) {
             if needed == u64::from(tokens) * 6);
         assert!(named, "{error}");
     }
-    assert!(tensors.answer(device, &stream).ids.iter().all(|&id| id == 0));
+    assert!(tensors.answer(&stream).ids.iter().all(|&id| id == 0));
     // A hidden state that is no number is reported once.
     let mut poisoned = case.x.clone();
     poisoned[0] = 0x7FC0;
-    let x = upload(device, &stream, &poisoned);
+    let x = upload(&stream, &poisoned);
     let batch = Batch { tokens: 8, ..tensors.batch() };
     router.route(&stream, &x, &batch).unwrap();
     let error = router.check_faults(&stream).unwrap_err();

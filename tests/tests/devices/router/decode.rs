@@ -1,7 +1,7 @@
 //! Routing from hidden states: the product with the gate and all after it, against the oracle.
 
-use dsv4_kv::device::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
-use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
 use dsv4_kv_oracle::router as oracle;
 use half::bf16;
 use rand::rngs::StdRng;
@@ -53,15 +53,14 @@ impl Case {
     }
 
     /// Two launches on the same scratch; their answers, which must be one.
-    fn decode<D: Device>(&self, device: &D, hash: bool) -> Answer {
+    fn decode<B: Backend>(&self, device: &Device<B>, hash: bool) -> Answer {
         let stream = device.stream().unwrap();
         let tokens = self.tokens();
         let selection = Selection::new(self.experts, self.selected, SCALING).unwrap();
-        let x = upload(device, &stream, &self.x);
-        let weight = upload(device, &stream, &self.gate);
-        let (bias, table) =
-            (upload(device, &stream, &self.bias), upload(device, &stream, &self.table));
-        let token = upload(device, &stream, &self.token);
+        let x = upload(&stream, &self.x);
+        let weight = upload(&stream, &self.gate);
+        let (bias, table) = (upload(&stream, &self.bias), upload(&stream, &self.table));
+        let token = upload(&stream, &self.token);
         let activations = device.allocate("activations", 64 * u64::from(self.experts)).unwrap();
         let arrivals = device.allocate("arrivals", 8).unwrap();
         let scratch = DecodeScratch { activations: &activations, arrivals: &arrivals };
@@ -71,18 +70,18 @@ impl Case {
                 if hash {
                     let table = HashTable { table: &table, vocabulary: VOCABULARY };
                     ops::hash_router_decode(
-                        device, stream, selection, tokens, &x, &gate, &table, &token, &scratch, to,
+                        stream, selection, tokens, &x, &gate, &table, &token, &scratch, to,
                     )
                 } else {
                     ops::dense_router_decode(
-                        device, stream, selection, tokens, &x, &gate, &bias, &token, &scratch, to,
+                        stream, selection, tokens, &x, &gate, &bias, &token, &scratch, to,
                     )
                 }
             })
         };
         let answer = run();
         assert_eq!(answer, run(), "run to run");
-        assert_eq!(download(device, &stream, &arrivals), [0; 8]);
+        assert_eq!(download(&stream, &arrivals), [0; 8]);
         answer
     }
 
@@ -122,7 +121,7 @@ impl Case {
 
 /// Batches of every number of products of 8 tokens; hidden states of fewer pieces than warps, of one
 /// more than a multiple, and of many.
-pub fn decode_equals_the_oracle<D: Device>(device: &D) {
+pub fn decode_equals_the_oracle<B: Backend>(device: &Device<B>) {
     let (mut clear, mut all) = (0, 0);
     for (tokens, hidden, experts, selected) in [
         (1, 32, 512, 1),
@@ -143,7 +142,7 @@ pub fn decode_equals_the_oracle<D: Device>(device: &D) {
     assert!(10 * clear > 9 * all, "{clear} of {all} selections are clear");
 }
 
-pub fn hashed_decode_equals_the_oracle<D: Device>(device: &D) {
+pub fn hashed_decode_equals_the_oracle<B: Backend>(device: &Device<B>) {
     for (tokens, hidden, experts) in [(1, 64, 64), (13, 512, 256), (64, 288, 384)] {
         let case = Case::random(hidden, experts, 6, tokens, tokens.into());
         case.check(&case.decode(device, true), true);
@@ -151,7 +150,7 @@ pub fn hashed_decode_equals_the_oracle<D: Device>(device: &D) {
 }
 
 /// The widths of the released models.
-pub fn released_widths_equal_the_oracle<D: Device>(device: &D) {
+pub fn released_widths_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for (hidden, experts, tokens) in [(4096, 256, 3), (7168, 384, 2)] {
         let case = Case::random(hidden, experts, 6, tokens, hidden.into());
         case.check(&case.decode(device, false), false);
@@ -160,7 +159,7 @@ pub fn released_widths_equal_the_oracle<D: Device>(device: &D) {
 
 /// Sums of small integers are exact in any order, so that the answer has one set of bits, on a tensor
 /// core as well: the one that the kernels give for the logits.
-pub fn exact_logits_give_the_same_bits<D: Device>(device: &D) {
+pub fn exact_logits_give_the_same_bits<B: Backend>(device: &Device<B>) {
     let mut case = Case::random(480, 288, 6, 37, 1);
     let mut random = StdRng::seed_from_u64(2);
     let mut integers = |values: &mut [u16], least: i32| {
@@ -173,15 +172,15 @@ pub fn exact_logits_give_the_same_bits<D: Device>(device: &D) {
         (0..37).flat_map(|token| case.logits(token)).map(|logit| logit as f32).collect();
     let stream = device.stream().unwrap();
     let selection = Selection::new(288, 6, SCALING).unwrap();
-    let (logits, bias) = (upload(device, &stream, &logits), upload(device, &stream, &case.bias));
-    let token = upload(device, &stream, &case.token);
+    let (logits, bias) = (upload(&stream, &logits), upload(&stream, &case.bias));
+    let token = upload(&stream, &case.token);
     let from_logits = Answer::of(device, (37, 6), |stream, to| {
-        ops::activation_topk(device, stream, selection, 37, &logits, &bias, &token, to)
+        ops::activation_topk(stream, selection, 37, &logits, &bias, &token, to)
     });
     assert_eq!(answer, from_logits);
 }
 
-pub fn padding_in_a_batch_gets_no_expert<D: Device>(device: &D) {
+pub fn padding_in_a_batch_gets_no_expert<B: Backend>(device: &Device<B>) {
     let mut case = Case::random(256, 64, 6, 21, 3);
     for hash in [false, true] {
         let whole = case.decode(device, hash);
@@ -210,7 +209,7 @@ pub fn padding_in_a_batch_gets_no_expert<D: Device>(device: &D) {
     assert_eq!(case.decode(device, false).faults, 64);
 }
 
-pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
+pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let selection = Selection::new(64, 6, SCALING).unwrap();
     let decode = |sizes: [u64; 9], hidden: u32, tokens: u32, hash: bool| {
@@ -218,24 +217,25 @@ pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
         let [x, weight, extra, token, activations, arrivals, ids, weights, faults] =
             sizes.map(buffer);
         // Two BF16 to a word: as many elements as asked for.
-        let of = |len: u64, buffer: &dsv4_kv::device::Buffer<D, u32>| {
-            buffer.cast::<u16>().slice(0, len).unwrap()
+        let of = |len: u64, buffer: &dsv4_kv::device::Buffer<B, u32>| {
+            buffer.cast::<u16>().unwrap().slice(0, len).unwrap()
         };
         let (x, weight) = (of(sizes[0], &x), of(sizes[1], &weight));
         let gate = Gate { weight: &weight, hidden };
-        let (activations, ids, weights) = (activations.cast(), ids.cast(), weights.cast());
+        let (activations, ids, weights) =
+            (activations.cast().unwrap(), ids.cast().unwrap(), weights.cast().unwrap());
         let scratch = DecodeScratch { activations: &activations, arrivals: &arrivals };
         let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
-        let token = token.cast();
+        let token = token.cast().unwrap();
         if hash {
-            let table = HashTable { table: &extra.cast(), vocabulary: 10 };
+            let table = HashTable { table: &extra.cast().unwrap(), vocabulary: 10 };
             ops::hash_router_decode(
-                device, &stream, selection, tokens, &x, &gate, &table, &token, &scratch, &routed,
+                &stream, selection, tokens, &x, &gate, &table, &token, &scratch, &routed,
             )
         } else {
-            let bias = extra.cast();
+            let bias = extra.cast().unwrap();
             ops::dense_router_decode(
-                device, &stream, selection, tokens, &x, &gate, &bias, &token, &scratch, &routed,
+                &stream, selection, tokens, &x, &gate, &bias, &token, &scratch, &routed,
             )
         }
     };
@@ -254,11 +254,11 @@ pub fn wrong_shapes_are_refused<D: Device>(device: &D) {
         for hidden in [0, 16, 80] {
             let error = decode([70 * 96; 9], hidden, 3, hash).unwrap_err();
             assert!(
-                matches!(error, DeviceError::HiddenSize { hidden: h } if h == hidden),
+                matches!(error, DeviceError::Argument { value, multiple: 32, .. } if value == u64::from(hidden)),
                 "{error}"
             );
         }
         let error = decode([70 * 96; 9], 96, 65, hash).unwrap_err();
-        assert!(matches!(error, DeviceError::DecodeTokens { tokens: 65 }), "{error}");
+        assert!(matches!(error, DeviceError::Argument { value: 65, most: 64, .. }), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 //! A prompt may be cut into steps anywhere: the same bytes come out.
 
-use dsv4_kv::device::Device;
+use dsv4_kv::device::{Backend, Device};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -12,7 +12,11 @@ use crate::stories::{Fed, Formats, Part, Story, config};
 const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 
 /// Feeds the first tokens of a story in equal chunks, for each (tokens, chunk) on poisoned pools.
-fn check_cuts<D: Device>(device: &D, most: usize, cases: impl IntoIterator<Item = [usize; 2]>) {
+fn check_cuts<B: Backend>(
+    device: &Device<B>,
+    most: usize,
+    cases: impl IntoIterator<Item = [usize; 2]>,
+) {
     const LAYERS: [LayerKind; 2] = [Csa, Hca];
     let story = Story::random(&LAYERS, most, 31);
     let stored = story.stored(device, FORMATS);
@@ -31,7 +35,7 @@ fn check_cuts<D: Device>(device: &D, most: usize, cases: impl IntoIterator<Item 
 }
 
 /// A sample of [`every_length`].
-pub fn some_lengths<D: Device>(device: &D) {
+pub fn some_lengths<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(32);
     let chunks = [1, 2, 3, 4, 5, 127, 128, 129, 257];
     check_cuts(device, 300, chunks.map(|chunk| [random.random_range(1..=300), chunk]));
@@ -39,6 +43,6 @@ pub fn some_lengths<D: Device>(device: &D) {
 
 /// Every length up to 520 tokens, past four blocks, in chunks of one size: every fourth length, from
 /// `1 + QUARTER` on.
-pub fn every_length<D: Device, const CHUNK: usize, const QUARTER: usize>(device: &D) {
+pub fn every_length<B: Backend, const CHUNK: usize, const QUARTER: usize>(device: &Device<B>) {
     check_cuts(device, 520, (1 + QUARTER..=520).step_by(4).map(|tokens| [tokens, CHUNK]));
 }

@@ -1,9 +1,7 @@
 //! What attention of one layer reads in a step, at fixed addresses: the lists it asks for, and the
 //! gathers.
 
-use std::sync::Arc;
-
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Memory, Stream};
 use dsv4_kv::{KvCacheManager, KvError, LayerId};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::geometry::LayerKind;
@@ -14,30 +12,30 @@ use crate::inputs::{download, filled};
 const LIST: u32 = 3;
 
 /// The lists and the tiles of one layer, for steps of up to `bucket` tokens.
-pub struct Gathered<D: Device> {
+pub struct Gathered<B: Backend> {
     kind: LayerKind,
     /// Rows for all entries of a query.
     all_rows: u32,
-    selected: Buffer<D, i32>,
-    window: Buffer<D, u16>,
-    window_lengths: Buffer<D, i32>,
-    listed: Buffer<D, u16>,
-    all: Buffer<D, u16>,
-    lengths: Buffer<D, i32>,
+    selected: Buffer<B, i32>,
+    window: Buffer<B, u16>,
+    window_lengths: Buffer<B, i32>,
+    listed: Buffer<B, u16>,
+    all: Buffer<B, u16>,
+    lengths: Buffer<B, i32>,
 }
 
-impl<D: Device> Gathered<D> {
+impl<B: Backend> Gathered<B> {
     /// For every layer of a cache, with room for the compressed entries of `tokens` tokens.
     pub fn of_layers(
-        manager: &KvCacheManager<D>,
-        stream: &D::Stream,
+        manager: &KvCacheManager<B>,
+        stream: &Stream<B>,
         bucket: u32,
         tokens: u32,
     ) -> Vec<Self> {
         let of_kind = |&kind: &LayerKind| {
             let all_rows = kind.ratio().map_or(0, |ratio| tokens / ratio);
-            let tile = |rows: u32| filled(manager.device(), stream, (bucket * rows * 512) as usize);
-            let words = |count: u32| filled(manager.device(), stream, (bucket * count) as usize);
+            let tile = |rows: u32| filled(stream, (bucket * rows * 512) as usize);
+            let words = |count: u32| filled(stream, (bucket * count) as usize);
             Self {
                 kind,
                 all_rows,
@@ -54,29 +52,29 @@ impl<D: Device> Gathered<D> {
 
     /// Asks for the newest entry, none, and the oldest, of queries at `positions`; puts canaries into
     /// the tiles, and the lengths of padding into the lengths.
-    pub fn reset(&self, device: &D, stream: &D::Stream, positions: &[usize]) {
+    pub fn reset(&self, stream: &Stream<B>, positions: &[usize]) {
         for tile in [&self.window, &self.listed, &self.all] {
-            device.fill(stream, tile, 0xA5).unwrap();
+            stream.fill(tile, 0xA5).unwrap();
         }
         for lengths in [&self.window_lengths, &self.lengths] {
-            device.fill(stream, lengths, 0).unwrap();
+            stream.fill(lengths, 0).unwrap();
         }
         let Some(ratio) = self.kind.ratio() else { return };
         let newest = |&position: &usize| visible(position, ratio as usize) as i32 - 1;
         let lists: Vec<i32> =
             positions.iter().map(newest).flat_map(|newest| [newest, -1, newest.min(0)]).collect();
-        device.upload(stream, &lists, &self.selected, 0).unwrap();
+        stream.upload(&lists, &self.selected, 0).unwrap();
     }
 
     /// Queues what attention of this layer reads, in launches of `bucket` tokens; `rows` are the
     /// step's own keys.
     pub fn gather(
         &self,
-        manager: &KvCacheManager<D>,
-        stream: &D::Stream,
+        manager: &KvCacheManager<B>,
+        stream: &Stream<B>,
         layer: LayerId,
         bucket: u32,
-        rows: &Buffer<D, u16>,
+        rows: &Buffer<B, u16>,
     ) -> Result<(), KvError> {
         let handle = manager.layer_for(layer, bucket)?;
         handle.gather_swa(stream, rows, 0..bucket, &self.window, &self.window_lengths)?;
@@ -88,7 +86,7 @@ impl<D: Device> Gathered<D> {
     }
 
     /// All memory, for a graph to retain.
-    pub fn memory(&self) -> [Arc<D::Memory>; 6] {
+    pub fn memory(&self) -> [Memory<B>; 6] {
         let Self { selected, window, window_lengths, listed, all, lengths, .. } = self;
         let (selected, lengths) = (selected.memory(), lengths.memory());
         let (window, window_lengths) = (window.memory(), window_lengths.memory());
@@ -96,10 +94,10 @@ impl<D: Device> Gathered<D> {
     }
 
     /// What the gathers wrote.
-    pub fn bytes(&self, device: &D, stream: &D::Stream) -> Vec<u8> {
+    pub fn bytes(&self, stream: &Stream<B>) -> Vec<u8> {
         let Self { window, window_lengths, listed, all, lengths, .. } = self;
         [window.cast(), window_lengths.cast(), listed.cast(), all.cast(), lengths.cast()]
-            .map(|output: Buffer<D, u8>| download(device, stream, &output))
+            .map(|output| download::<_, u8>(stream, &output.unwrap()))
             .concat()
     }
 }

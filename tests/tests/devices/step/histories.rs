@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use dsv4_kv::CacheConfig;
-use dsv4_kv::device::Device;
+use dsv4_kv::device::{Backend, Device};
 use dsv4_kv_tests::stress::cache::Cache;
 use dsv4_kv_tests::stress::drive::Run;
 use dsv4_kv_tests::stress::library::Library;
@@ -23,7 +23,7 @@ const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
 /// Most drafts of a step.
 const DRAFTS: u32 = 8;
 
-fn start<D: Device>(device: &D, requests: u32) -> Run<Cache<D>> {
+fn start<B: Backend>(device: &Device<B>, requests: u32) -> Run<Cache<B>> {
     let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
     let config = CacheConfig {
         max_draft: DRAFTS,
@@ -36,12 +36,12 @@ fn start<D: Device>(device: &D, requests: u32) -> Run<Cache<D>> {
     Run::new(Cache::new(device, &config, &library, 1), Model::new(&config))
 }
 
-fn apply<D: Device>(run: &mut Run<Cache<D>>, op: &Op) {
+fn apply<B: Backend>(run: &mut Run<Cache<B>>, op: &Op) {
     run.apply(op).unwrap_or_else(|divergence| panic!("{op:?}: {}", divergence.what));
 }
 
 /// A step of `tokens` tokens of each request, of which the first `right` are accepted.
-fn verify<D: Device>(run: &mut Run<Cache<D>>, step: &[(Name, u32, u32)]) {
+fn verify<B: Backend>(run: &mut Run<Cache<B>>, step: &[(Name, u32, u32)]) {
     let part = |&(request, tokens, right): &(Name, u32, u32)| Written {
         request,
         ahead: 0,
@@ -56,8 +56,8 @@ fn verify<D: Device>(run: &mut Run<Cache<D>>, step: &[(Name, u32, u32)]) {
 
 /// For each (drafts, accepted drafts): verify steps from every one of `positions` positions behind
 /// the first block; after each step every byte is that of the accepted tokens alone.
-fn check_rollbacks<D: Device>(
-    device: &D,
+fn check_rollbacks<B: Backend>(
+    device: &Device<B>,
     pairs: impl IntoIterator<Item = [u32; 2]>,
     positions: u32,
 ) {
@@ -85,12 +85,12 @@ fn check_rollbacks<D: Device>(
 }
 
 /// A sample of [`every_rollback_leaves_no_trace`].
-pub fn some_rollbacks_leave_no_trace<D: Device>(device: &D) {
+pub fn some_rollbacks_leave_no_trace<B: Backend>(device: &Device<B>) {
     check_rollbacks(device, [[0, 0], [8, 0], [8, 8], [5, 2]], 12);
 }
 
 /// Every position in a block, every number of drafts up to eight, every number of them accepted.
-pub fn every_rollback_leaves_no_trace<D: Device>(device: &D) {
+pub fn every_rollback_leaves_no_trace<B: Backend>(device: &Device<B>) {
     let pairs =
         (0..=DRAFTS).flat_map(|drafts| (0..=drafts).map(move |accepted| [drafts, accepted]));
     check_rollbacks(device, pairs, 128);
@@ -98,7 +98,7 @@ pub fn every_rollback_leaves_no_trace<D: Device>(device: &D) {
 
 /// Requests of random lengths in steps of random requests and sizes, through slots and blocks that
 /// others have used: each holds what it holds alone.
-fn check_interleavings<D: Device>(device: &D, count: u32, seed: u64) {
+fn check_interleavings<B: Backend>(device: &Device<B>, count: u32, seed: u64) {
     const REQUESTS: u32 = 3;
     let mut random = StdRng::seed_from_u64(seed);
     let mut run = start(device, REQUESTS);
@@ -131,24 +131,24 @@ fn check_interleavings<D: Device>(device: &D, count: u32, seed: u64) {
 }
 
 /// A sample of [`ten_thousand_interleavings_do_not_mix`].
-pub fn some_interleavings_do_not_mix<D: Device>(device: &D) {
+pub fn some_interleavings_do_not_mix<B: Backend>(device: &Device<B>) {
     check_interleavings(device, 30, 61);
 }
 
 /// Ten thousand interleavings: minutes.
-pub fn ten_thousand_interleavings_do_not_mix<D: Device>(device: &D) {
+pub fn ten_thousand_interleavings_do_not_mix<B: Backend>(device: &Device<B>) {
     check_interleavings(device, 10_000, 62);
 }
 
 /// How a step's kernels are queued for so many tokens.
-type Update<D> = fn(&Fed<D>, u32) -> Result<(), dsv4_kv::KvError>;
+type Update<B> = fn(&Fed<B>, u32) -> Result<(), dsv4_kv::KvError>;
 
 /// A captured decode step that is replayed again leaves every byte as the first replay did.
-pub fn replaying_a_step_again_changes_nothing<D: Device>(device: &D) {
+pub fn replaying_a_step_again_changes_nothing<B: Backend>(device: &Device<B>) {
     const STARTS: [usize; 4] = [3, 127, 128, 255];
     let formats = (MainFormat::F32, IndexFormat::Nvfp4);
     let stories = STARTS.map(|start| Story::random(&LAYERS, start + 6, 70 + start as u64));
-    let ways: [Update<D>; 2] = [Fed::update, Fed::update_fused];
+    let ways: [Update<B>; 2] = [Fed::update, Fed::update_fused];
     for update in ways {
         let bucket = STARTS.len() as u32;
         let mut fed = Fed::new(device, config(&LAYERS, formats, bucket));

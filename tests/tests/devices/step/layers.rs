@@ -1,6 +1,6 @@
 //! The whole cache: layers of every kind, through `KvCacheManager` and its handles.
 
-use dsv4_kv::device::Device;
+use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::{CacheConfig, KvError, LayerId, RequestId};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::index_row::IndexFormat;
@@ -28,7 +28,7 @@ struct Progress {
 
 /// Four stories through two slots in mixed steps of any sizes, padded: each request's blocks and
 /// windows hold what its tokens give in one chunk, alone, on a fresh cache.
-pub fn every_layer_holds_what_the_history_says<D: Device>(device: &D) {
+pub fn every_layer_holds_what_the_history_says<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(1);
     for formats in FORMATS {
         let stories = [(262, 1), (131, 2), (90, 3), (33, 4)]
@@ -65,7 +65,7 @@ pub fn every_layer_holds_what_the_history_says<D: Device>(device: &D) {
 
 /// The gathers of every compressed layer give each query the entries that it sees, those that close
 /// in the very step included, and padding nothing.
-pub fn gathers_equal_the_oracle<D: Device>(device: &D) {
+pub fn gathers_equal_the_oracle<B: Backend>(device: &Device<B>) {
     const PADDED: u32 = 16;
     for formats in &FORMATS[..2] {
         let stories = [(170, 11), (40, 12), (300, 13)]
@@ -102,14 +102,14 @@ pub fn gathers_equal_the_oracle<D: Device>(device: &D) {
 
 /// Gathers for all queries of a step (story and position each, then padding) against the decoded
 /// entries of each story.
-fn check_gathers<D: Device>(
-    fed: &Fed<D>,
+fn check_gathers<B: Backend>(
+    fed: &Fed<B>,
     layer: LayerId,
     bucket: u32,
     queries: &[(usize, usize)],
     decoded: &[Vec<Vec<u16>>],
 ) {
-    let (device, stream) = (fed.manager.device(), &fed.stream);
+    let stream = &fed.stream;
     let handle = fed.manager.layer_for(layer, bucket).unwrap();
     let ratio = handle.schema().kind.ratio().unwrap() as usize;
     let seen: Vec<usize> = queries.iter().map(|&(_, position)| visible(position, ratio)).collect();
@@ -122,17 +122,17 @@ fn check_gathers<D: Device>(
     };
     let mut lists: Vec<[i32; 6]> = seen.iter().map(list).collect();
     lists.resize(bucket as usize, [0; 6]);
-    let selected = upload(device, stream, lists.as_flattened());
-    let listed = filled::<D, u16>(device, stream, bucket as usize * 6 * 512);
+    let selected = upload(stream, lists.as_flattened());
+    let listed = filled::<B, u16>(stream, bucket as usize * 6 * 512);
     handle.gather_kv(stream, 0..bucket, &selected, 6, &listed).unwrap();
 
-    let all = filled::<D, u16>(device, stream, bucket as usize * rows * 512);
-    let lengths = filled::<D, i32>(device, stream, bucket as usize);
+    let all = filled::<B, u16>(stream, bucket as usize * rows * 512);
+    let lengths = filled::<B, i32>(stream, bucket as usize);
     handle.gather_all(stream, 0..bucket, rows as u32, &all, &lengths).unwrap();
-    let valid = filled::<D, i32>(device, stream, bucket as usize);
+    let valid = filled::<B, i32>(stream, bucket as usize);
     handle.valid_lens(stream, 0..bucket, &valid).unwrap();
 
-    let (listed, all) = (download(device, stream, &listed), download(device, stream, &all));
+    let (listed, all) = (download(stream, &listed), download(stream, &all));
     let mut want = Vec::new();
     for (at, (&(story, position), &seen)) in queries.iter().zip(&seen).enumerate() {
         let what = format!("{layer:?} story {story} position {position}");
@@ -152,8 +152,8 @@ fn check_gathers<D: Device>(
     let untouched = |tile: &[u16], from: usize| tile[from * 512..].iter().all(|&x| x == 0xA5A5);
     assert!(untouched(&listed, queries.len() * 6) && untouched(&all, queries.len() * rows));
     want.resize(bucket as usize, 0);
-    assert_eq!(download(device, stream, &lengths), want);
-    assert_eq!(download(device, stream, &valid), want);
+    assert_eq!(download(stream, &lengths), want);
+    assert_eq!(download(stream, &valid), want);
 }
 
 /// Tokens of the captured step.
@@ -162,7 +162,7 @@ const BUCKET: u32 = 8;
 const MOST: u32 = 268;
 
 /// Queues what attention of every layer reads, in launches of `bucket` tokens.
-fn gather<D: Device>(fed: &Fed<D>, bucket: u32, to: &[Gathered<D>]) -> Result<(), KvError> {
+fn gather<B: Backend>(fed: &Fed<B>, bucket: u32, to: &[Gathered<B>]) -> Result<(), KvError> {
     let rows = |layer| fed.rows(layer);
     let mut layers = fed.layer_ids().zip(to);
     layers.try_for_each(|(layer, to)| {
@@ -170,20 +170,20 @@ fn gather<D: Device>(fed: &Fed<D>, bucket: u32, to: &[Gathered<D>]) -> Result<()
     })
 }
 /// Queues every layer's update for launches of so many tokens.
-type Update<D> = fn(&Fed<D>, u32) -> Result<(), KvError>;
+type Update<B> = fn(&Fed<B>, u32) -> Result<(), KvError>;
 
-pub fn a_captured_step_equals_eager_steps<D: Device>(device: &D) {
+pub fn a_captured_step_equals_eager_steps<B: Backend>(device: &Device<B>) {
     check_capture(device, Fed::update);
 }
 
-pub fn a_captured_fused_step_equals_eager_steps<D: Device>(device: &D) {
+pub fn a_captured_fused_step_equals_eager_steps<B: Backend>(device: &Device<B>) {
     check_capture(device, Fed::update_fused);
 }
 
 /// One graph of `update` and gathers of every layer, replayed for batches of one to eight requests
 /// that cross the ends of entries, windows and blocks, against eager launches of the separate
 /// kernels without padding.
-fn check_capture<D: Device>(device: &D, update: Update<D>) {
+fn check_capture<B: Backend>(device: &Device<B>, update: Update<B>) {
     const STARTS: [usize; BUCKET as usize] = [124, 125, 126, 127, 250, 253, 254, 255];
     let stories = STARTS.map(|start| Story::random(&tiny(), start + 10, start as u64));
     let new = || Fed::new(device, config(&tiny(), FORMATS[0], BUCKET));
@@ -197,7 +197,7 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
         }
         requests.push((id, story, start));
     }
-    let gathered = |fed: &Fed<D>| Gathered::of_layers(&fed.manager, &fed.stream, BUCKET, MOST);
+    let gathered = |fed: &Fed<B>| Gathered::of_layers(&fed.manager, &fed.stream, BUCKET, MOST);
     let (eager_out, graph_out) = (gathered(&eager), gathered(&captured));
     let mut retained = captured.inputs();
     retained.extend(graph_out.iter().flat_map(Gathered::memory));
@@ -220,7 +220,7 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
             [(&mut eager, &eager_out, batch as u32), (&mut captured, &graph_out, BUCKET)]
         {
             fed.prepare(&parts, bucket);
-            out.iter().for_each(|out| out.reset(device, &fed.stream, &positions));
+            out.iter().for_each(|out| out.reset(&fed.stream, &positions));
         }
         eager.update(batch as u32).unwrap();
         gather(&eager, batch as u32, &eager_out).unwrap();
@@ -232,7 +232,7 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
         assert_pools(&captured, &eager.pool_bytes(), &what);
         for (layer, (graph_out, eager_out)) in graph_out.iter().zip(&eager_out).enumerate() {
             let what = format!("gathers of layer {layer} at {what}");
-            let bytes = |out: &Gathered<D>| out.bytes(device, &captured.stream);
+            let bytes = |out: &Gathered<B>| out.bytes(&captured.stream);
             assert_same(&bytes(graph_out), &bytes(eager_out), &what);
         }
     }
@@ -243,7 +243,7 @@ fn check_capture<D: Device>(device: &D, update: Update<D>) {
 
 /// Verify steps of up to three drafts, of which any number of tokens is accepted, or none at all: entries, indexer keys and
 /// windows are those of never having drafted.
-pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
+pub fn rejected_drafts_leave_no_trace<B: Backend>(device: &Device<B>) {
     const MAX_DRAFT: usize = 3;
     let mut random = StdRng::seed_from_u64(21);
     for (formats, prompt) in FORMATS.into_iter().zip([100, 0, 245]) {

@@ -1,8 +1,7 @@
 //! `KvCacheManager` and its handles: chunking, rollback, isolation, accounting, faults.
 
-use dsv4_kv::device::{Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::plan::Section;
 use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -13,7 +12,11 @@ use crate::rings::assert_ring;
 
 const LAYER: LayerId = LayerId(0);
 
-fn manager<D: Device>(device: &D, format: MainFormat, max_draft: u32) -> KvCacheManager<D> {
+fn manager<B: Backend>(
+    device: &Device<B>,
+    format: MainFormat,
+    max_draft: u32,
+) -> KvCacheManager<B> {
     let model = ModelConfig::preset("tiny").unwrap();
     let config = CacheConfig {
         main_format: format,
@@ -26,9 +29,9 @@ fn manager<D: Device>(device: &D, format: MainFormat, max_draft: u32) -> KvCache
 }
 
 /// Feeds `values` to the request as one step of its own and accepts the first `accepted`.
-fn feed<D: Device>(
-    manager: &mut KvCacheManager<D>,
-    stream: &D::Stream,
+fn feed<B: Backend>(
+    manager: &mut KvCacheManager<B>,
+    stream: &Stream<B>,
     id: RequestId,
     values: &[Vec<u16>],
     accepted: usize,
@@ -36,12 +39,12 @@ fn feed<D: Device>(
     let start = manager.ledger().committed(id).unwrap();
     let step = [StepRequest { id, start, tokens: values.len() as u32 }];
     manager.prepare_forward(stream, &step).unwrap();
-    let kv = upload(manager.device(), stream, &values.concat());
+    let kv = upload(stream, &values.concat());
     manager.layer(LAYER).unwrap().append_swa(stream, &kv).unwrap();
     manager.commit(id, accepted as u32).unwrap();
 }
 
-pub fn any_chunking_gives_the_same_rows<D: Device>(device: &D) {
+pub fn any_chunking_gives_the_same_rows<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let history = rows(400, 1);
     for (format, cuts) in [
@@ -64,7 +67,7 @@ pub fn any_chunking_gives_the_same_rows<D: Device>(device: &D) {
 
 /// Verify steps of up to eight drafts with any number accepted leave the window of never having
 /// drafted.
-pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
+pub fn rejected_drafts_leave_no_trace<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(2);
     let mut manager = manager(device, MainFormat::Ue8m0, 8);
@@ -83,7 +86,7 @@ pub fn rejected_drafts_leave_no_trace<D: Device>(device: &D) {
 }
 
 /// Requests in one step, and slots that were used before: each ring holds its own request's rows.
-pub fn interleaved_requests_do_not_mix<D: Device>(device: &D) {
+pub fn interleaved_requests_do_not_mix<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(4);
     let mut manager = manager(device, MainFormat::F32, 0);
@@ -105,7 +108,7 @@ pub fn interleaved_requests_do_not_mix<D: Device>(device: &D) {
             continue;
         }
         manager.prepare_forward(&stream, &step).unwrap();
-        let kv = upload(device, &stream, &kv);
+        let kv = upload(&stream, &kv);
         manager.layer(LAYER).unwrap().append_swa(&stream, &kv).unwrap();
         step.iter().for_each(|part| manager.commit(part.id, part.tokens).unwrap());
         live.iter().for_each(|(id, history)| assert_ring(&manager, &stream, LAYER, *id, history));
@@ -117,7 +120,7 @@ pub fn interleaved_requests_do_not_mix<D: Device>(device: &D) {
     manager.check_faults(&stream).unwrap();
 }
 
-pub fn memory_is_what_the_schema_says<D: Device>(device: &D) {
+pub fn memory_is_what_the_schema_says<B: Backend>(device: &Device<B>) {
     let manager = manager(device, MainFormat::Ue8m0, 3);
     let (config, schema) = (manager.config(), manager.schema());
     let allocated: u64 = manager.memory_bytes().iter().map(|(_, bytes)| bytes).sum();
@@ -126,32 +129,31 @@ pub fn memory_is_what_the_schema_says<D: Device>(device: &D) {
     assert_eq!(allocated, planned);
 }
 
-pub fn faults_name_the_kernel<D: Device>(device: &D) {
+pub fn faults_name_the_kernel<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut small = manager(device, MainFormat::Ue8m0, 0);
     let id = small.admit().unwrap();
-    let kv = upload(device, &stream, &rows(1, 5).concat());
     small.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 1 }]).unwrap();
     small.check_faults(&stream).unwrap();
-    // A StepMeta that names a row the ring does not have, as a broken planner would write it.
-    let handle = small.layer(LAYER).unwrap();
-    device.upload(&stream, &[i32::MAX], &handle.section(Section::RingRow), 0).unwrap();
-    handle.append_swa(&stream, &kv).unwrap();
+    // An entry that the query does not see.
+    let handle = small.layer(LayerId(1)).unwrap();
+    let (selected, tile) = (upload(&stream, &[0]), device.allocate("tile", 512).unwrap());
+    handle.gather_kv(&stream, 0..1, &selected, 1, &tile).unwrap();
     let error = small.check_faults(&stream).unwrap_err();
     assert!(
-        matches!(error, KvError::KernelRefused { kernel: "append_swa_ue8m0", count: 1 }),
+        matches!(error, KvError::KernelRefused { kernel: "gather_kv_ue8m0", count: 1 }),
         "{error}"
     );
     small.check_faults(&stream).unwrap();
 }
 
-pub fn a_step_out_of_range_is_refused<D: Device>(device: &D) {
+pub fn a_step_out_of_range_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut manager = manager(device, MainFormat::Ue8m0, 0);
     let id = manager.admit().unwrap();
     manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 2 }]).unwrap();
     let handle = manager.layer(LAYER).unwrap();
-    let kv = upload(device, &stream, &rows(2, 6).concat());
+    let kv = upload(&stream, &rows(2, 6).concat());
     let tile = device.allocate::<u16>("tile", 2 * 128 * 512).unwrap();
     let lengths = device.allocate::<i32>("lengths", 1).unwrap();
     for (first, end) in [(0, 3), (2, 1)] {

@@ -1,6 +1,6 @@
 //! Requests of 1,048,576 tokens, in pools past 4 GiB.
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::plan::Chunk;
 use dsv4_kv::{BlockId, CacheConfig, KvCacheManager, LayerId, RequestId, SlotId, StepRequest};
@@ -25,7 +25,7 @@ const BLOCK_BYTES: u64 = 32 * DATA_BYTES;
 /// Two requests of a million tokens, one over the offset of 2 GiB in the data plane of CSA entries and
 /// one over that of 4 GiB: their first and last blocks and those around the offset hold what their
 /// tokens give, and gathers of the last query read it.
-pub fn entries_lie_where_they_should<D: Device>(device: &D) {
+pub fn entries_lie_where_they_should<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let requests = ((1_u64 << 32) / BLOCK_BYTES / u64::from(BLOCKS) + 1) as u32;
     let config = CacheConfig {
@@ -39,7 +39,7 @@ pub fn entries_lie_where_they_should<D: Device>(device: &D) {
         })
     };
     let mut manager = KvCacheManager::new(device.clone(), config).unwrap();
-    let tensors = Tensors::random(device, &stream, STEP as usize, LAYERS.len(), 1);
+    let tensors = Tensors::random(&stream, STEP as usize, LAYERS.len(), 1);
     // The emulator takes seconds for a step: there kernels run in the steps of those blocks alone, none of
     // which begins with a block that needs the step before.
     let on_gpu = device.info().sm.is_some();
@@ -76,11 +76,11 @@ pub fn entries_lie_where_they_should<D: Device>(device: &D) {
 }
 
 /// A million tokens in steps, each of which `run` handles by its first token.
-fn feed<D: Device>(
-    manager: &mut KvCacheManager<D>,
-    stream: &D::Stream,
+fn feed<B: Backend>(
+    manager: &mut KvCacheManager<B>,
+    stream: &Stream<B>,
     id: RequestId,
-    run: impl Fn(&KvCacheManager<D>, u32),
+    run: impl Fn(&KvCacheManager<B>, u32),
 ) {
     for start in (0..MAX_CONTEXT).step_by(STEP as usize) {
         manager.prepare_forward(stream, &[StepRequest { id, start, tokens: STEP }]).unwrap();
@@ -91,9 +91,9 @@ fn feed<D: Device>(
 
 /// The request's `logical`-th block holds the entries and keys of its tokens, and the last query
 /// gathers them.
-fn check_block<D: Device>(
-    manager: &KvCacheManager<D>,
-    stream: &D::Stream,
+fn check_block<B: Backend>(
+    manager: &KvCacheManager<B>,
+    stream: &Stream<B>,
     id: RequestId,
     logical: u32,
     histories: &[History; 3],
@@ -115,33 +115,32 @@ fn check_block<D: Device>(
                 let want = made.iter().map(|key| format.encode(&rotated(key)));
                 let (codes, scales): (Vec<_>, Vec<_>) =
                     want.map(|key| (key.codes, key.scale)).unzip();
-                read(device, stream, keys.code, rows, entries, &codes.concat(), &what);
-                read(device, stream, keys.scale, rows, entries, &scales.concat(), &what);
+                read(stream, keys.code, rows, entries, &codes.concat(), &what);
+                read(stream, keys.scale, rows, entries, &scales.concat(), &what);
                 continue;
             }
             let want: Vec<_> =
                 made.iter().map(|entry| oracle(config.main_format).encode(entry)).collect();
             let data: Vec<u8> = want.iter().flat_map(|row| row.data.clone()).collect();
             let scale: Vec<u8> = want.iter().flat_map(|row| row.scale.clone()).collect();
-            read(device, stream, planes.data, rows, entries, &data, &what);
-            read(device, stream, planes.scale, rows, entries, &scale, &what);
+            read(stream, planes.data, rows, entries, &data, &what);
+            read(stream, planes.scale, rows, entries, &scale, &what);
             let decoded: Vec<u16> =
                 want.iter().flat_map(|row| oracle(config.main_format).decode(row)).collect();
             let first = (logical * per_block) as i32;
             let list: Vec<i32> = (first..first + per_block as i32).collect();
-            let tile = filled::<D, u16>(device, stream, decoded.len());
-            let selected = upload(device, stream, &list);
+            let tile = filled::<B, u16>(stream, decoded.len());
+            let selected = upload(stream, &list);
             handle.gather_kv(stream, STEP - 1..STEP, &selected, per_block, &tile).unwrap();
-            assert_same(&download(device, stream, &tile), &decoded, &what);
+            assert_same(&download(stream, &tile), &decoded, &what);
         }
     }
 }
 
 /// Rows of a plane are those of `want`.
-fn read<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    plane: &Buffer<D, u8>,
+fn read<B: Backend>(
+    stream: &Stream<B>,
+    plane: &Buffer<B, u8>,
     first_row: u64,
     rows: usize,
     want: &[u8],
@@ -149,13 +148,18 @@ fn read<D: Device>(
 ) {
     let mut got = vec![0; want.len()];
     let row_bytes = (want.len() / rows) as u64;
-    device.download(stream, plane, first_row * row_bytes, &mut got).unwrap();
+    stream.download(plane, first_row * row_bytes, &mut got).unwrap();
     assert_same(&got, want, what);
 }
 
 /// The entries of one block, made by the single operations from its own tokens and the window before
 /// them, and explained by the oracle.
-fn alone<D: Device>(device: &D, all: &History, layer: LayerId, block: u32) -> Vec<Vec<u16>> {
+fn alone<B: Backend>(
+    device: &Device<B>,
+    all: &History,
+    layer: LayerId,
+    block: u32,
+) -> Vec<Vec<u16>> {
     let shape = shape(all.stream);
     let before = if shape.overlap && block > 0 { shape.ratio as u32 } else { 0 };
     let start = block * BLOCK_TOKENS - before;
@@ -167,7 +171,7 @@ fn alone<D: Device>(device: &D, all: &History, layer: LayerId, block: u32) -> Ve
     };
     let own = History { kv: cut(&all.kv), gate: cut(&all.gate), ..all.clone() };
     let compressor = OnDevice::new(device, &own, 1, window(all.stream));
-    let step = Step::new(device, &compressor.stream, 0, &[Chunk { slot: SlotId(0), start, end }]);
+    let step = Step::new(&compressor.stream, 0, &[Chunk { slot: SlotId(0), start, end }]);
     let mut made = compressor.run(&step, &own.kv, &own.gate);
     let skipped = before as usize / shape.ratio;
     made.drain(..skipped);

@@ -1,6 +1,6 @@
 //! Poisoned caches: what nobody wrote is found in what attention reads, and named.
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device};
 use dsv4_kv::poison::{POISON, PoisonRead, PoisonedRow};
 use dsv4_kv::schema::PoolUnit;
 use dsv4_kv::{CacheConfig, KvError, LayerId};
@@ -18,15 +18,15 @@ const LIST: u32 = 3;
 /// Rows for all entries that a query sees.
 const ALL: u32 = 40;
 
-fn poisoned<D: Device>(device: &D, formats: Formats, requests: u32) -> Fed<D> {
+fn poisoned<B: Backend>(device: &Device<B>, formats: Formats, requests: u32) -> Fed<B> {
     Fed::new(device, CacheConfig { poison: true, ..config(&tiny(), formats, requests) })
 }
 
 /// Gathers window, the list `selected` and all entries of every query in `layer`.
-fn gather<D: Device>(fed: &Fed<D>, layer: LayerId, tokens: u32, selected: &Buffer<D, i32>) {
-    let (device, stream) = (fed.manager.device(), &fed.stream);
-    let tile = |rows: u32| filled::<D, u16>(device, stream, (tokens * rows * 512) as usize);
-    let lengths = filled::<D, i32>(device, stream, tokens as usize);
+fn gather<B: Backend>(fed: &Fed<B>, layer: LayerId, tokens: u32, selected: &Buffer<B, i32>) {
+    let stream = &fed.stream;
+    let tile = |rows: u32| filled::<B, u16>(stream, (tokens * rows * 512) as usize);
+    let lengths = filled::<B, i32>(stream, tokens as usize);
     let handle = fed.manager.layer(layer).unwrap();
     handle.gather_swa(stream, fed.rows(layer), 0..tokens, &tile(128), &lengths).unwrap();
     if handle.schema().kind != LayerKind::Swa {
@@ -42,12 +42,12 @@ fn rows_found(error: &KvError) -> (u32, Vec<PoisonRead>) {
 
 /// Every token written: nothing is found. Then a token that no kernel writes: the window row, and the
 /// entry that it should have closed, are found in every layer that has them, and nothing else.
-pub fn what_nobody_wrote_is_named<D: Device>(device: &D) {
+pub fn what_nobody_wrote_is_named<B: Backend>(device: &Device<B>) {
     for formats in BOTH {
         let story = Story::random(&tiny(), 132, 51);
         let mut fed = poisoned(device, formats, 2);
         let id = fed.manager.admit().unwrap();
-        let list = |entries: [i32; LIST as usize]| upload(device, &fed.stream, &entries);
+        let list = |entries: [i32; LIST as usize]| upload(&fed.stream, &entries);
         let (before, after) = (list([-1, 29, 30]), list([30, -1, 31]));
         fed.step(&[Part::new(id, &story, 0..126)], 126);
         fed.step(&[Part::new(id, &story, 126..127)], 1);
@@ -69,7 +69,7 @@ pub fn what_nobody_wrote_is_named<D: Device>(device: &D) {
                 LayerKind::Csa => want.extend([read(PoisonedRow::Entry(31)); 2]),
                 LayerKind::Hca => want.push(read(PoisonedRow::Entry(0))),
             }
-            let none = upload(device, &fed.stream, &[-1; LIST as usize]);
+            let none = upload(&fed.stream, &[-1; LIST as usize]);
             let csa = kind == LayerKind::Csa;
             gather(&fed, layer, 1, if csa { &after } else { &none });
         }
@@ -80,7 +80,7 @@ pub fn what_nobody_wrote_is_named<D: Device>(device: &D) {
 }
 
 /// What a request held is poison when the next one gets it, and nothing else is.
-pub fn what_is_freed_becomes_poison<D: Device>(device: &D) {
+pub fn what_is_freed_becomes_poison<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 133, 52);
     let mut fed = poisoned(device, BOTH[0], 2);
     let [first, other] = [0, 1].map(|_| fed.manager.admit().unwrap());
@@ -113,7 +113,7 @@ pub fn what_is_freed_becomes_poison<D: Device>(device: &D) {
     // No kernel runs for the new request: it reads its predecessor's window.
     fed.manager.commit(next, 132).unwrap();
     fed.prepare(&[Part::new(next, &story, 132..133)], 1);
-    let none = upload(device, &fed.stream, &[-1; LIST as usize]);
+    let none = upload(&fed.stream, &[-1; LIST as usize]);
     gather(&fed, LayerId(0), 1, &none);
     let error = fed.manager.check_poison(&fed.stream).unwrap_err();
     let (count, rows) = rows_found(&error);
@@ -122,17 +122,17 @@ pub fn what_is_freed_becomes_poison<D: Device>(device: &D) {
 }
 
 /// A cache that is not poisoned looks at nothing.
-pub fn without_poison_nothing_is_looked_at<D: Device>(device: &D) {
+pub fn without_poison_nothing_is_looked_at<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 5, 53);
     let mut fed = Fed::new(device, config(&tiny(), BOTH[0], 1));
     let id = fed.manager.admit().unwrap();
     fed.prepare(&[Part::new(id, &story, 0..4)], 4);
     fed.manager.commit(id, 4).unwrap();
-    let tile = filled::<D, u16>(device, &fed.stream, 128 * 512);
-    let lengths = filled::<D, i32>(device, &fed.stream, 1);
+    let tile = filled::<B, u16>(&fed.stream, 128 * 512);
+    let lengths = filled::<B, i32>(&fed.stream, 1);
     fed.prepare(&[Part::new(id, &story, 4..5)], 1);
     let handle = fed.manager.layer(LayerId(0)).unwrap();
     handle.gather_swa(&fed.stream, fed.rows(LayerId(0)), 0..1, &tile, &lengths).unwrap();
-    assert!(download(device, &fed.stream, &tile)[448..512].iter().all(|&bits| bits == 0xFFFF));
+    assert!(download(&fed.stream, &tile)[448..512].iter().all(|&bits| bits == 0xFFFF));
     fed.manager.check_poison(&fed.stream).unwrap();
 }

@@ -1,6 +1,6 @@
 //! Poisoned caches: what nobody wrote is found in what the indexer scores, and named.
 
-use dsv4_kv::device::Device;
+use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::poison::{PoisonRead, PoisonedRow};
 use dsv4_kv::{CacheConfig, KvError, LayerId};
 use kv_layout::index_row::IndexFormat;
@@ -11,13 +11,13 @@ use crate::stories::{Fed, Part, Story, config, tiny};
 /// The CSA layers of the preset `tiny`.
 const LAYERS: [LayerId; 2] = [LayerId(1), LayerId(3)];
 
-fn poisoned<D: Device>(device: &D, format: IndexFormat) -> Fed<D> {
+fn poisoned<B: Backend>(device: &Device<B>, format: IndexFormat) -> Fed<B> {
     let config = config(&tiny(), (MainFormat::Ue8m0, format), 1);
     Fed::new(device, CacheConfig { poison: true, ..config })
 }
 
 /// What is found after the step's queries were scored, but for those that see no more than `skip`.
-fn found<D: Device>(fed: &Fed<D>, queries: u32, skip: u32) -> (u32, Vec<PoisonRead>) {
+fn found<B: Backend>(fed: &Fed<B>, queries: u32, skip: u32) -> (u32, Vec<PoisonRead>) {
     LAYERS.iter().for_each(|&layer| fed.score(layer, 0..queries, skip).unwrap());
     match fed.manager.check_poison(&fed.stream) {
         Ok(()) => (0, Vec::new()),
@@ -29,7 +29,7 @@ fn found<D: Device>(fed: &Fed<D>, queries: u32, skip: u32) -> (u32, Vec<PoisonRe
 /// Every token written: nothing is found. Then two tokens that no kernel writes. What each should have
 /// closed is found for every query that scores it, and so are the keys that were pooled over the first,
 /// whose state was poison; nothing else is.
-pub fn scores_of_what_nobody_wrote_are_named<D: Device>(device: &D) {
+pub fn scores_of_what_nobody_wrote_are_named<B: Backend>(device: &Device<B>) {
     for format in IndexFormat::ALL {
         let story = Story::random(&tiny(), 136, 61);
         let mut fed = poisoned(device, format);
@@ -70,7 +70,7 @@ pub fn scores_of_what_nobody_wrote_are_named<D: Device>(device: &D) {
 }
 
 /// A request whose table names blocks that another held and gave back: all of its keys are found.
-pub fn scores_of_what_another_held_are_named<D: Device>(device: &D) {
+pub fn scores_of_what_another_held_are_named<B: Backend>(device: &Device<B>) {
     for format in IndexFormat::ALL {
         let story = Story::random(&tiny(), 133, 62);
         let mut fed = poisoned(device, format);

@@ -1,6 +1,6 @@
 //! A captured decode step of V4-Pro: 61 layers and the multi-token-prediction layer.
 
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::{
     CacheConfig, CapturedStep, KvCacheManager, KvError, LayerId, RequestId, StepRequest,
@@ -26,13 +26,13 @@ const INPUTS: usize = 7;
 const PROMPT: u32 = 128;
 
 /// A cache, and what attention reads of it in a step.
-struct Side<D: Device> {
-    manager: KvCacheManager<D>,
-    out: Vec<Gathered<D>>,
+struct Side<B: Backend> {
+    manager: KvCacheManager<B>,
+    out: Vec<Gathered<B>>,
 }
 
-impl<D: Device> Side<D> {
-    fn new(device: &D, stream: &D::Stream, size: &Size) -> Self {
+impl<B: Backend> Side<B> {
+    fn new(stream: &Stream<B>, size: &Size) -> Self {
         let most = PROMPT + size.replays;
         let config = CacheConfig {
             max_requests: size.bucket,
@@ -41,18 +41,18 @@ impl<D: Device> Side<D> {
             max_step_tokens: PROMPT,
             ..CacheConfig::smallest(ModelConfig::preset("pro").unwrap())
         };
-        let manager = KvCacheManager::new(device.clone(), config).unwrap();
+        let manager = KvCacheManager::new(stream.device().clone(), config).unwrap();
         let out = Gathered::of_layers(&manager, stream, size.bucket, most);
         let side = Self { manager, out };
-        side.pools().iter().for_each(|(_, pool)| device.fill(stream, pool, 0xFF).unwrap());
+        side.pools().iter().for_each(|(_, pool)| stream.fill(pool, 0xFF).unwrap());
         side
     }
 
-    fn layers(&self) -> impl Iterator<Item = LayerId> + use<D> {
+    fn layers(&self) -> impl Iterator<Item = LayerId> + use<B> {
         (0..self.out.len() as u32).map(LayerId)
     }
 
-    fn pools(&self) -> Vec<(String, Buffer<D, u8>)> {
+    fn pools(&self) -> Vec<(String, Buffer<B, u8>)> {
         let of_layer = |layer| {
             let pools = pools_of(&self.manager.layer(layer).unwrap());
             pools.into_iter().map(move |(kind, pool)| (format!("{layer:?} {kind:?}"), pool))
@@ -60,7 +60,7 @@ impl<D: Device> Side<D> {
         self.layers().flat_map(of_layer).collect()
     }
 
-    fn gather(&self, stream: &D::Stream, tensors: &Tensors<D>, bucket: u32) -> Result<(), KvError> {
+    fn gather(&self, stream: &Stream<B>, tensors: &Tensors<B>, bucket: u32) -> Result<(), KvError> {
         let mut layers = self.layers().zip(&self.out);
         layers.try_for_each(|(layer, out)| {
             out.gather(&self.manager, stream, layer, bucket, &tensors.kv_of(layer))
@@ -68,17 +68,17 @@ impl<D: Device> Side<D> {
     }
 
     /// Work lists, updates and gathers by the separate kernels, for exactly the step's tokens.
-    fn eager(&self, stream: &D::Stream, tensors: &Tensors<D>, tokens: u32) {
+    fn eager(&self, stream: &Stream<B>, tensors: &Tensors<B>, tokens: u32) {
         self.manager.build_plan_for(stream, tokens).unwrap();
         for layer in self.layers() {
             tensors.update(&self.manager, stream, layer, tokens, false).unwrap();
         }
     }
 
-    fn capture(&self, stream: &D::Stream, tensors: &Tensors<D>, bucket: u32) -> CapturedStep<D> {
+    fn capture(&self, stream: &Stream<B>, tensors: &Tensors<B>, bucket: u32) -> CapturedStep<B> {
         let mut retained = tensors.memory();
         retained.extend(self.out.iter().flat_map(Gathered::memory));
-        let record = |manager: &KvCacheManager<D>| {
+        let record = |manager: &KvCacheManager<B>| {
             for layer in self.layers() {
                 tensors.update(manager, stream, layer, bucket, true)?;
             }
@@ -95,7 +95,7 @@ impl<D: Device> Side<D> {
 /// Replays of a captured decode step, fused and padded to its bucket, leave in every pool and every
 /// gathered tile the bytes of eager launches of the separate kernels without padding, while requests
 /// cross the ends of entries, windows and blocks.
-pub fn replays_equal_eager_steps<D: Device>(device: &D) {
+pub fn replays_equal_eager_steps<B: Backend>(device: &Device<B>) {
     // The emulator takes a tenth of a second for a step.
     let size = match device.info().sm {
         Some(_) => Size { bucket: 32, replays: 1000, compare_every: 50 },
@@ -103,9 +103,9 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
     };
     let stream = device.stream().unwrap();
     let layers = ModelConfig::preset("pro").unwrap().layers.len();
-    let tensors = |seed| Tensors::random(device, &stream, PROMPT as usize, layers, seed);
+    let tensors = |seed| Tensors::random(&stream, PROMPT as usize, layers, seed);
     let (now, inputs): (_, Vec<_>) = (tensors(0), (1..=INPUTS as u64).map(tensors).collect());
-    let mut sides = [(); 2].map(|()| Side::new(device, &stream, &size));
+    let mut sides = [(); 2].map(|()| Side::new(&stream, &size));
     let mut requests = prompts(&stream, &mut sides, &now, &size);
     let graph = sides[1].capture(&stream, &now, size.bucket);
     let mut random = StdRng::seed_from_u64(1);
@@ -119,11 +119,11 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
                 StepRequest { id: *id, start: *start - 1, tokens: 1 }
             })
             .collect();
-        now.copy_rows(device, &stream, &inputs[replay as usize % INPUTS]);
+        now.copy_rows(&stream, &inputs[replay as usize % INPUTS]);
         let positions: Vec<usize> = step.iter().map(|part| part.start as usize).collect();
         for side in &mut sides {
             side.manager.prepare_forward(&stream, &step).unwrap();
-            side.out.iter().for_each(|out| out.reset(device, &stream, &positions));
+            side.out.iter().for_each(|out| out.reset(&stream, &positions));
         }
         let [eager, captured] = &mut sides;
         eager.eager(&stream, &now, batch);
@@ -138,10 +138,10 @@ pub fn replays_equal_eager_steps<D: Device>(device: &D) {
 }
 
 /// Admits a request for each row of the bucket and feeds it up to 128 tokens.
-fn prompts<D: Device>(
-    stream: &D::Stream,
-    sides: &mut [Side<D>; 2],
-    tensors: &Tensors<D>,
+fn prompts<B: Backend>(
+    stream: &Stream<B>,
+    sides: &mut [Side<B>; 2],
+    tensors: &Tensors<B>,
     size: &Size,
 ) -> Vec<(RequestId, u32)> {
     let mut requests = Vec::new();
@@ -160,15 +160,14 @@ fn prompts<D: Device>(
     requests
 }
 
-fn compare<D: Device>(stream: &D::Stream, sides: &[Side<D>; 2], what: &str) {
+fn compare<B: Backend>(stream: &Stream<B>, sides: &[Side<B>; 2], what: &str) {
     let [eager, captured] = sides;
-    let device = eager.manager.device();
     for ((name, want), (_, got)) in eager.pools().iter().zip(captured.pools()) {
-        let (want, got) = (download(device, stream, want), download(device, stream, &got));
+        let (want, got) = (download(stream, want), download(stream, &got));
         assert_same(&got, &want, &format!("{name}, {what}"));
     }
     for (layer, (want, got)) in eager.out.iter().zip(&captured.out).enumerate() {
         let what = format!("gathers of layer {layer}, {what}");
-        assert_same(&got.bytes(device, stream), &want.bytes(device, stream), &what);
+        assert_same(&got.bytes(stream), &want.bytes(stream), &what);
     }
 }

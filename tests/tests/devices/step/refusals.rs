@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::schema::PoolKind;
 use dsv4_kv::{KvError, LayerId};
@@ -16,7 +16,7 @@ use crate::stories::{Fed, Formats, Part, STEP_TOKENS, Story, assert_pools, confi
 const FORMATS: Formats = (MainFormat::F32, IndexFormat::Mxfp4);
 
 /// What a handle cannot do is refused, with the value and the limit, and no pool changes.
-pub fn bad_input_changes_no_pool<D: Device>(device: &D) {
+pub fn bad_input_changes_no_pool<B: Backend>(device: &Device<B>) {
     const TOKENS: u32 = 8;
     let story = Story::random(&tiny(), 136, 41);
     let mut fed = Fed::new(device, config(&tiny(), FORMATS, 2));
@@ -37,7 +37,7 @@ pub fn bad_input_changes_no_pool<D: Device>(device: &D) {
     fed.assert_holds(id, &story, &story.stored(device, FORMATS), 136);
 }
 
-fn refuse_wrong_layers<D: Device>(fed: &Fed<D>) {
+fn refuse_wrong_layers<B: Backend>(fed: &Fed<B>) {
     let (main, hca) = (fed.projected(LayerId(1)), fed.projected(LayerId(2)));
     for (layer, kind) in fed.layer_ids().zip(tiny()) {
         let handle = fed.manager.layer(layer).unwrap();
@@ -75,7 +75,7 @@ fn no_pool(error: &KvError, of: LayerId, kind: PoolKind) -> bool {
 }
 
 /// Each tensor of each compressor one element short of a step of the most tokens.
-fn refuse_short_projections<D: Device>(fed: &Fed<D>) {
+fn refuse_short_projections<B: Backend>(fed: &Fed<B>) {
     for (layer, kind) in fed.layer_ids().zip(tiny()) {
         let whole = fed.projected(layer);
         for (which, Projected { kv, gate, ape, norm }) in whole.iter().enumerate() {
@@ -107,16 +107,16 @@ fn assert_short(result: Result<(), KvError>, name: &str, had: u64, wanted: u64) 
     assert_eq!((what, found, needed), (name, had, wanted));
 }
 
-fn canaries<D: Device, T: bytemuck::Pod>(fed: &Fed<D>, elements: u32) -> Buffer<D, T> {
-    filled(fed.manager.device(), &fed.stream, elements as usize)
+fn canaries<B: Backend, T: bytemuck::Pod>(fed: &Fed<B>, elements: u32) -> Buffer<B, T> {
+    filled(&fed.stream, elements as usize)
 }
 
-fn refuse_bad_gathers<D: Device>(fed: &Fed<D>, count: u32) {
+fn refuse_bad_gathers<B: Backend>(fed: &Fed<B>, count: u32) {
     const ROWS: u32 = 4;
     let stream = &fed.stream;
     let elements = count * ROWS;
     let (words, lengths) = (canaries(fed, elements), canaries(fed, count));
-    let tile = canaries::<D, u16>(fed, elements * 512);
+    let tile = canaries::<B, u16>(fed, elements * 512);
     for layer in [1, 2, 3].map(LayerId) {
         let handle = fed.manager.layer(layer).unwrap();
         let backwards = Range { start: 2, end: 1 };

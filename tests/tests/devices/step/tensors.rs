@@ -1,9 +1,7 @@
 //! Tensors of a step for any number of layers, from one set of random rows: layer `l` reads them from
 //! row `l` on, so that a layer that writes to another's pools writes other bytes.
 
-use std::sync::Arc;
-
-use dsv4_kv::device::{Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Memory, Stream};
 use dsv4_kv::handle::Projected;
 use dsv4_kv::{KvCacheManager, KvError, LayerId};
 use kv_layout::geometry::StateStream;
@@ -15,31 +13,31 @@ use crate::stories::compressors;
 const STREAMS: [StateStream; 3] = [StateStream::CsaMain, StateStream::CsaIndex, StateStream::Hca];
 
 /// Window keys, and the projections and weights of each compressor.
-pub struct Tensors<D: Device> {
+pub struct Tensors<B: Backend> {
     /// What the compressors are fed, one for each of them; `kv` and `gate` of all rows.
     pub histories: [History; 3],
-    kv: Buffer<D, u16>,
-    projections: [[Buffer<D, f32>; 2]; 3],
-    weights: [[Buffer<D, f32>; 2]; 3],
+    kv: Buffer<B, u16>,
+    projections: [[Buffer<B, f32>; 2]; 3],
+    weights: [[Buffer<B, f32>; 2]; 3],
 }
 
 /// One layer's part of [`Tensors`].
-struct LayerTensors<'a, D: Device> {
-    kv: Buffer<D, u16>,
-    projections: Vec<[Buffer<D, f32>; 2]>,
-    weights: Vec<&'a [Buffer<D, f32>; 2]>,
+struct LayerTensors<'a, B: Backend> {
+    kv: Buffer<B, u16>,
+    projections: Vec<[Buffer<B, f32>; 2]>,
+    weights: Vec<&'a [Buffer<B, f32>; 2]>,
 }
 
-impl<D: Device> Tensors<D> {
+impl<B: Backend> Tensors<B> {
     /// Random rows for steps of `tokens` tokens in `layers` layers.
-    pub fn random(device: &D, stream: &D::Stream, tokens: usize, layers: usize, seed: u64) -> Self {
+    pub fn random(stream: &Stream<B>, tokens: usize, layers: usize, seed: u64) -> Self {
         let count = tokens + layers;
         let histories = STREAMS.map(|of| History::random(of, count, seed));
         let each = |of: fn(&History) -> [&[f32]; 2]| {
-            histories.each_ref().map(|history| of(history).map(|x| upload(device, stream, x)))
+            histories.each_ref().map(|history| of(history).map(|x| upload(stream, x)))
         };
         Self {
-            kv: upload(device, stream, &rows(count, seed).concat()),
+            kv: upload(stream, &rows(count, seed).concat()),
             projections: each(|history| [&history.kv, &history.gate]),
             weights: each(|history| [&history.ape, &history.norm]),
             histories,
@@ -47,24 +45,24 @@ impl<D: Device> Tensors<D> {
     }
 
     /// Queues copies of `other`'s rows into these; the weights stay.
-    pub fn copy_rows(&self, device: &D, stream: &D::Stream, other: &Self) {
-        device.copy(stream, &other.kv, &self.kv).unwrap();
+    pub fn copy_rows(&self, stream: &Stream<B>, other: &Self) {
+        stream.copy(&other.kv, &self.kv).unwrap();
         let (from, to) = (other.projections.as_flattened(), self.projections.as_flattened());
-        from.iter().zip(to).for_each(|(from, to)| device.copy(stream, from, to).unwrap());
+        from.iter().zip(to).for_each(|(from, to)| stream.copy(from, to).unwrap());
     }
 
     /// All memory, for a graph to retain.
-    pub fn memory(&self) -> Vec<Arc<D::Memory>> {
+    pub fn memory(&self) -> Vec<Memory<B>> {
         let f32s = [self.projections.as_flattened(), self.weights.as_flattened()].concat();
         [self.kv.memory()].into_iter().chain(f32s.iter().map(Buffer::memory)).collect()
     }
 
     /// Window keys that `layer` reads.
-    pub fn kv_of(&self, layer: LayerId) -> Buffer<D, u16> {
+    pub fn kv_of(&self, layer: LayerId) -> Buffer<B, u16> {
         from_row(&self.kv, layer, 512)
     }
 
-    fn of(&self, manager: &KvCacheManager<D>, layer: LayerId) -> LayerTensors<'_, D> {
+    fn of(&self, manager: &KvCacheManager<B>, layer: LayerId) -> LayerTensors<'_, B> {
         let kind = manager.config().model.layers[layer.0 as usize];
         let streams = STREAMS.iter().enumerate();
         let own = || streams.clone().filter(|(_, of)| compressors(kind).contains(of));
@@ -84,8 +82,8 @@ impl<D: Device> Tensors<D> {
     /// fused, which takes one token a request.
     pub fn update(
         &self,
-        manager: &KvCacheManager<D>,
-        stream: &D::Stream,
+        manager: &KvCacheManager<B>,
+        stream: &Stream<B>,
         layer: LayerId,
         bucket: u32,
         fused: bool,
@@ -105,19 +103,19 @@ impl<D: Device> Tensors<D> {
     }
 }
 
-impl<D: Device> LayerTensors<'_, D> {
-    fn projected(&self) -> Vec<Projected<'_, D>> {
+impl<B: Backend> LayerTensors<'_, B> {
+    fn projected(&self) -> Vec<Projected<'_, B>> {
         let both = self.projections.iter().zip(&self.weights);
         both.map(|([kv, gate], [ape, norm])| Projected { kv, gate, ape, norm }).collect()
     }
 }
 
 /// The rows of a tensor from row `layer` on.
-fn from_row<D: Device, T: bytemuck::Pod>(
-    all: &Buffer<D, T>,
+fn from_row<B: Backend, T: bytemuck::Pod>(
+    all: &Buffer<B, T>,
     layer: LayerId,
     columns: u64,
-) -> Buffer<D, T> {
+) -> Buffer<B, T> {
     let first = u64::from(layer.0) * columns;
     all.slice(first, all.len() - first).unwrap()
 }

@@ -1,10 +1,10 @@
 //! `append_swa` and `gather_swa` against the oracle, byte for byte, in both row formats.
 
-use std::sync::Arc;
-
 use dsv4_kv::SlotId;
-use dsv4_kv::device::ops::{self, GatherQueries, SwaRing};
-use dsv4_kv::device::{Buffer, CudaDevice, Device, DeviceError, EmuDevice};
+use dsv4_kv::device::{
+    Backend, Buffer, CudaDevice, Device, DeviceError, EmuDevice, Memory, Stream,
+};
+use dsv4_kv::ops::{self, GatherQueries, SwaRing};
 use dsv4_kv::plan::{self, Chunk, NONE, Section, StepLayout};
 use dsv4_kv_oracle::row::{EncodedRow, QUANTISED};
 use dsv4_kv_oracle::swa;
@@ -22,18 +22,18 @@ use crate::inputs::{assert_same, download, oracle, rows, special_rows, upload};
 const CANARY: u8 = 0xA5;
 
 /// The ring planes of one layer, full of canaries.
-pub struct Rings<D: Device> {
-    device: D,
-    data: Buffer<D, u8>,
-    scale: Buffer<D, u8>,
-    faults: Buffer<D, u32>,
+pub struct Rings<B: Backend> {
+    device: Device<B>,
+    data: Buffer<B, u8>,
+    scale: Buffer<B, u8>,
+    faults: Buffer<B, u32>,
     format: MainFormat,
     ring: u32,
     slots: u32,
 }
 
-impl<D: Device> Rings<D> {
-    pub fn new(device: &D, format: MainFormat, slots: u32, ring: u32) -> Self {
+impl<B: Backend> Rings<B> {
+    pub fn new(device: &Device<B>, format: MainFormat, slots: u32, ring: u32) -> Self {
         let rows = u64::from(slots * ring);
         let stream = device.stream().unwrap();
         let rings = Self {
@@ -45,42 +45,42 @@ impl<D: Device> Rings<D> {
             ring,
             slots,
         };
-        device.fill(&stream, &rings.data, CANARY).unwrap();
-        device.fill(&stream, &rings.scale, CANARY).unwrap();
-        device.synchronize(&stream).unwrap();
+        stream.fill(&rings.data, CANARY).unwrap();
+        stream.fill(&rings.scale, CANARY).unwrap();
+        stream.synchronize().unwrap();
         rings
     }
 
-    pub fn memory(&self) -> Vec<Arc<D::Memory>> {
+    pub fn memory(&self) -> Vec<Memory<B>> {
         vec![self.data.memory(), self.scale.memory(), self.faults.memory()]
     }
 
-    fn view(&self) -> SwaRing<'_, D> {
+    fn view(&self) -> SwaRing<'_, B> {
         let Self { data, scale, format, ring, slots, .. } = self;
         SwaRing { data, scale, format: *format, ring: *ring, slots: *slots }
     }
 
     pub fn append(
         &self,
-        stream: &D::Stream,
-        kv: &Buffer<D, u16>,
-        row: &Buffer<D, i32>,
+        stream: &Stream<B>,
+        kv: &Buffer<B, u16>,
+        row: &Buffer<B, i32>,
         tokens: u32,
     ) -> Result<(), DeviceError> {
-        ops::append_swa(&self.device, stream, kv, row, &self.view(), &self.faults, tokens)
+        ops::append_swa(stream, kv, row, &self.view(), &self.faults, tokens)
     }
 
     /// Appends `values` to the given rows, from the first on.
-    pub fn append_rows(&self, stream: &D::Stream, values: &[Vec<u16>], rows: &[i32]) {
-        let kv = upload(&self.device, stream, &values.concat());
-        let row = upload(&self.device, stream, rows);
+    pub fn append_rows(&self, stream: &Stream<B>, values: &[Vec<u16>], rows: &[i32]) {
+        let kv = upload(stream, &values.concat());
+        let row = upload(stream, rows);
         self.append(stream, &kv, &row, rows.len() as u32).unwrap();
     }
 
     /// Both planes, row by row.
-    pub fn contents(&self, stream: &D::Stream) -> Vec<EncodedRow> {
-        let data = download(&self.device, stream, &self.data);
-        let scale = download(&self.device, stream, &self.scale);
+    pub fn contents(&self, stream: &Stream<B>) -> Vec<EncodedRow> {
+        let data = download(stream, &self.data);
+        let scale = download(stream, &self.scale);
         let scales = scale.chunks_exact(self.format.scale_bytes() as usize);
         let datas = data.chunks_exact(DATA_BYTES as usize);
         datas
@@ -96,48 +96,48 @@ impl<D: Device> Rings<D> {
         }
     }
 
-    fn fault_count(&self, stream: &D::Stream) -> u32 {
-        download(&self.device, stream, &self.faults)[0]
+    fn fault_count(&self, stream: &Stream<B>) -> u32 {
+        download(stream, &self.faults)[0]
     }
 }
 
 /// A step on the device, and the gather of its queries.
-struct Step<D: Device> {
-    sections: [Buffer<D, i32>; 3],
+struct Step<B: Backend> {
+    sections: [Buffer<B, i32>; 3],
     rows: Vec<i32>,
     tokens: u32,
 }
 
-impl<D: Device> Step<D> {
-    fn new(device: &D, stream: &D::Stream, ring: u32, padding: u32, chunks: &[Chunk]) -> Self {
+impl<B: Backend> Step<B> {
+    fn new(stream: &Stream<B>, ring: u32, padding: u32, chunks: &[Chunk]) -> Self {
         let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
         let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
         let mut array = vec![0; layout.elements()];
         plan::fill(&mut array, layout, ring, chunks.iter().copied());
         let section = |section| &array[layout.range(section)];
         let sections = [Section::Position, Section::Slot, Section::Index]
-            .map(|name| upload(device, stream, section(name)));
+            .map(|name| upload(stream, section(name)));
         Self { sections, rows: section(Section::RingRow).to_vec(), tokens: tokens + padding }
     }
 
     /// Tiles and lengths of queries `first..first + count`.
     fn gather(
         &self,
-        rings: &Rings<D>,
-        stream: &D::Stream,
-        kv: &Buffer<D, u16>,
+        rings: &Rings<B>,
+        stream: &Stream<B>,
+        kv: &Buffer<B, u16>,
         (first, count): (u32, u32),
     ) -> (Vec<u16>, Vec<i32>) {
         let device = &rings.device;
         let tile = device.allocate::<u16>("tile", u64::from(count * WINDOW * HEAD_DIM)).unwrap();
         let lengths = device.allocate::<i32>("lengths", u64::from(count)).unwrap();
-        device.fill(stream, &tile, CANARY).unwrap();
-        device.fill(stream, &lengths, CANARY).unwrap();
+        stream.fill(&tile, CANARY).unwrap();
+        stream.fill(&lengths, CANARY).unwrap();
         let [position, slot, index] = &self.sections;
         let queries = GatherQueries { position, slot, index, first, count };
         let (ring, faults) = (rings.view(), &rings.faults);
-        ops::gather_swa(device, stream, kv, &queries, &ring, &tile, &lengths, faults).unwrap();
-        (download(device, stream, &tile), download(device, stream, &lengths))
+        ops::gather_swa(stream, kv, &queries, &ring, &tile, &lengths, faults).unwrap();
+        (download(stream, &tile), download(stream, &lengths))
     }
 }
 
@@ -146,7 +146,7 @@ fn each_format(test: impl Fn(MainFormat)) {
     MainFormat::ALL.into_iter().for_each(test);
 }
 
-pub fn append_writes_the_golden_rows<D: Device>(device: &D) {
+pub fn append_writes_the_golden_rows<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let input = golden::load::<u16>("row_in_bf16").unwrap();
     let values: Vec<Vec<u16>> = input.rows().map(<[u16]>::to_vec).collect();
@@ -175,7 +175,7 @@ pub fn append_writes_the_golden_rows<D: Device>(device: &D) {
     }
 }
 
-pub fn append_equals_the_oracle_on_random_and_special_rows<D: Device>(device: &D) {
+pub fn append_equals_the_oracle_on_random_and_special_rows<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         let values = [rows(200, 11), special_rows(12)].concat();
@@ -192,7 +192,7 @@ pub fn append_equals_the_oracle_on_random_and_special_rows<D: Device>(device: &D
 
 /// Every BF16 value up to 448 under a scale of exactly one, so that each rounds by itself: all
 /// codes, all ties, both signs, subnormals.
-pub fn append_rounds_every_bf16_value_as_the_oracle<D: Device>(device: &D) {
+pub fn append_rounds_every_bf16_value_as_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let all = (0..=u16::MAX).filter(|&bits| bf16::from_bits(bits).to_f32().abs() <= 448.0);
     let all: Vec<u16> = all.collect();
@@ -227,7 +227,7 @@ pub fn append_rounds_every_bf16_value_as_the_oracle<D: Device>(device: &D) {
 
 /// Chunks of several requests, one longer than the ring, padding between and behind: exactly the
 /// rows that the token history names are written, every other byte is as it was.
-pub fn append_leaves_padding_and_other_rows_alone<D: Device>(device: &D) {
+pub fn append_leaves_padding_and_other_rows_alone<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         for ring in [128, 131] {
@@ -237,7 +237,7 @@ pub fn append_leaves_padding_and_other_rows_alone<D: Device>(device: &D) {
                 Chunk { slot: SlotId(0), start: 126, end: 130 },
                 Chunk { slot: SlotId(2), start: 5, end: 6 },
             ];
-            let step = Step::new(device, &stream, ring, 9, &chunks);
+            let step = Step::new(&stream, ring, 9, &chunks);
             let values = rows(step.rows.len(), 21);
             rings.append_rows(&stream, &values, &step.rows);
             let mut want = vec![rings.canary(); (4 * ring) as usize];
@@ -259,7 +259,7 @@ pub fn append_leaves_padding_and_other_rows_alone<D: Device>(device: &D) {
     });
 }
 
-pub fn append_counts_rows_out_of_range<D: Device>(device: &D) {
+pub fn append_counts_rows_out_of_range<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         let rings = Rings::new(device, format, 1, 128);
@@ -270,7 +270,7 @@ pub fn append_counts_rows_out_of_range<D: Device>(device: &D) {
 }
 
 /// Ring bytes written by hand: all 256 codes, under every scale that encoding can produce.
-pub fn gather_decodes_every_code_under_every_scale<D: Device>(device: &D) {
+pub fn gather_decodes_every_code_under_every_scale<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         let mut random = StdRng::seed_from_u64(41);
@@ -295,12 +295,12 @@ pub fn gather_decodes_every_code_under_every_scale<D: Device>(device: &D) {
         let plane = |part: fn(&EncodedRow) -> &Vec<u8>| {
             stored.iter().flat_map(part).copied().collect::<Vec<_>>()
         };
-        device.upload(&stream, &plane(|row| &row.data), &rings.data, 0).unwrap();
-        device.upload(&stream, &plane(|row| &row.scale), &rings.scale, 0).unwrap();
+        stream.upload(&plane(|row| &row.data), &rings.data, 0).unwrap();
+        stream.upload(&plane(|row| &row.scale), &rings.scale, 0).unwrap();
         // The query's own row comes from the step, the other 127 from the ring.
         let chunk = Chunk { slot: SlotId(0), start: 127, end: 128 };
-        let step = Step::new(device, &stream, 128, 0, &[chunk]);
-        let kv = upload(device, &stream, &[0_u16; 512]);
+        let step = Step::new(&stream, 128, 0, &[chunk]);
+        let kv = upload(&stream, &[0_u16; 512]);
         let (tile, lengths) = step.gather(&rings, &stream, &kv, (0, 1));
         assert_eq!(lengths, [128]);
         for (row, stored) in stored.iter().enumerate().take(127) {
@@ -315,7 +315,7 @@ pub fn gather_decodes_every_code_under_every_scale<D: Device>(device: &D) {
 }
 
 /// Decode of requests at positions that straddle the window, before and after the step's append.
-pub fn gather_equals_the_oracle_in_decode<D: Device>(device: &D) {
+pub fn gather_equals_the_oracle_in_decode<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         let positions = [0_u32, 1, 3, 126, 127, 128, 129, 200];
@@ -325,7 +325,7 @@ pub fn gather_equals_the_oracle_in_decode<D: Device>(device: &D) {
         for (slot, past) in history.iter().enumerate() {
             let chunk = Chunk { slot: SlotId(slot as u32), start: 0, end: past.len() as u32 - 1 };
             if chunk.end > 0 {
-                let step = Step::new(device, &stream, 128, 0, &[chunk]);
+                let step = Step::new(&stream, 128, 0, &[chunk]);
                 rings.append_rows(&stream, &past[..past.len() - 1], &step.rows[..past.len() - 1]);
             }
         }
@@ -334,11 +334,11 @@ pub fn gather_equals_the_oracle_in_decode<D: Device>(device: &D) {
             .enumerate()
             .map(|(slot, &p)| Chunk { slot: SlotId(slot as u32), start: p, end: p + 1 })
             .collect();
-        let step = Step::new(device, &stream, 128, 3, &chunks);
+        let step = Step::new(&stream, 128, 3, &chunks);
         let mut own: Vec<Vec<u16>> =
             history.iter().map(|past| past[past.len() - 1].clone()).collect();
         own.extend(rows(3, 99));
-        let kv = upload(device, &stream, &own.concat());
+        let kv = upload(&stream, &own.concat());
         for appended in [false, true] {
             if appended {
                 rings.append_rows(&stream, &own, &step.rows[..own.len()]);
@@ -355,18 +355,17 @@ pub fn gather_equals_the_oracle_in_decode<D: Device>(device: &D) {
 }
 
 /// A chunk longer than the window behind a prefix, gathered in two parts before the append.
-pub fn gather_equals_the_oracle_in_prefill<D: Device>(device: &D) {
+pub fn gather_equals_the_oracle_in_prefill<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         let rings = Rings::new(device, format, 2, 128);
         let history = rows(300, 61);
         let (prefix, chunk) = history.split_at(77);
-        let first =
-            Step::new(device, &stream, 128, 0, &[Chunk { slot: SlotId(1), start: 0, end: 77 }]);
+        let first = Step::new(&stream, 128, 0, &[Chunk { slot: SlotId(1), start: 0, end: 77 }]);
         rings.append_rows(&stream, prefix, &first.rows[..77]);
         let chunks = [Chunk { slot: SlotId(1), start: 77, end: 300 }];
-        let step = Step::new(device, &stream, 128, 0, &chunks);
-        let kv = upload(device, &stream, &chunk.concat());
+        let step = Step::new(&stream, 128, 0, &chunks);
+        let kv = upload(&stream, &chunk.concat());
         for (first, count) in [(0, 100), (100, 123)] {
             let (tile, lengths) = step.gather(&rings, &stream, &kv, (first, count));
             for query in 0..count as usize {
@@ -380,13 +379,12 @@ pub fn gather_equals_the_oracle_in_prefill<D: Device>(device: &D) {
     });
 }
 
-pub fn gather_leaves_padding_alone<D: Device>(device: &D) {
+pub fn gather_leaves_padding_alone<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         let rings = Rings::new(device, format, 1, 128);
-        let step =
-            Step::new(device, &stream, 128, 3, &[Chunk { slot: SlotId(0), start: 0, end: 1 }]);
-        let kv = upload(device, &stream, &rows(4, 71).concat());
+        let step = Step::new(&stream, 128, 3, &[Chunk { slot: SlotId(0), start: 0, end: 1 }]);
+        let kv = upload(&stream, &rows(4, 71).concat());
         let (tile, lengths) = step.gather(&rings, &stream, &kv, (0, 4));
         assert_eq!(lengths, [1, 0, 0, 0]);
         let canary = u16::from_le_bytes([CANARY; 2]);
@@ -396,7 +394,7 @@ pub fn gather_leaves_padding_alone<D: Device>(device: &D) {
     });
 }
 
-pub fn gather_counts_slots_out_of_range<D: Device>(device: &D) {
+pub fn gather_counts_slots_out_of_range<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     each_format(|format| {
         let rings = Rings::new(device, format, 2, 128);
@@ -404,8 +402,8 @@ pub fn gather_counts_slots_out_of_range<D: Device>(device: &D) {
             Chunk { slot: SlotId(2), start: 9, end: 10 },
             Chunk { slot: SlotId(1), start: 0, end: 1 },
         ];
-        let step = Step::new(device, &stream, 128, 0, &chunks);
-        let kv = upload(device, &stream, &rows(2, 81).concat());
+        let step = Step::new(&stream, 128, 0, &chunks);
+        let kv = upload(&stream, &rows(2, 81).concat());
         let (_, lengths) = step.gather(&rings, &stream, &kv, (0, 2));
         assert_eq!(lengths, [0, 1], "a refused query has no keys");
         assert_eq!(rings.fault_count(&stream), 1, "counted once, not once a block");
@@ -424,7 +422,11 @@ pub fn both_devices_give_equal_bytes(cuda: &CudaDevice, emulated: &EmuDevice) {
 }
 
 /// What a prefill and a gather of random and special rows leave behind.
-fn bytes<D: Device>(device: &D, format: MainFormat, seed: u64) -> (Vec<EncodedRow>, Vec<u16>) {
+fn bytes<B: Backend>(
+    device: &Device<B>,
+    format: MainFormat,
+    seed: u64,
+) -> (Vec<EncodedRow>, Vec<u16>) {
     let stream = device.stream().unwrap();
     let values = [rows(60, seed), special_rows(seed + 100), rows(90, seed + 200)].concat();
     let chunks = [
@@ -432,8 +434,8 @@ fn bytes<D: Device>(device: &D, format: MainFormat, seed: u64) -> (Vec<EncodedRo
         Chunk { slot: SlotId(0), start: 0, end: values.len() as u32 - 150 },
     ];
     let rings = Rings::new(device, format, 2, 130);
-    let step = Step::new(device, &stream, 130, 0, &chunks);
-    let kv = upload(device, &stream, &values.concat());
+    let step = Step::new(&stream, 130, 0, &chunks);
+    let kv = upload(&stream, &values.concat());
     let (tile, _) = step.gather(&rings, &stream, &kv, (0, step.tokens));
     rings.append_rows(&stream, &values, &step.rows[..values.len()]);
     (rings.contents(&stream), tile)

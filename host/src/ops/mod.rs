@@ -35,15 +35,34 @@ pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};
 
 use bytemuck::Pod;
 
-use super::{Buffer, Device, DeviceError};
+use crate::device::{Backend, DeviceError, View};
 
 /// Refuses a tensor with fewer than `needed` elements.
-fn check<D: Device, T: Pod>(
+fn check<B: Backend, T: Pod>(
     what: &'static str,
-    buffer: &Buffer<D, T>,
+    buffer: &View<B, T>,
     needed: u64,
 ) -> Result<(), DeviceError> {
-    super::check_length(what, buffer.len(), needed)
+    check_length(what, buffer.len(), needed)
+}
+
+/// Refuses `what` if it has fewer than needed.
+fn check_length(what: &'static str, found: u64, needed: u64) -> Result<(), DeviceError> {
+    if found < needed { Err(DeviceError::Length { what, found, needed }) } else { Ok(()) }
+}
+
+/// Refuses a number that is 0, above `most`, or no multiple of `multiple`.
+fn check_argument(
+    what: &'static str,
+    value: u32,
+    multiple: u32,
+    most: u32,
+) -> Result<(), DeviceError> {
+    if value == 0 || value > most || !value.is_multiple_of(multiple) {
+        let [value, multiple, most] = [value, multiple, most].map(u64::from);
+        return Err(DeviceError::Argument { what, value, multiple, most });
+    }
+    Ok(())
 }
 
 /// The product of extents, or, where it has no room in 64 bits, more than any buffer has.

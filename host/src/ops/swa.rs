@@ -4,16 +4,16 @@ use kernels_gpu::params::{AppendSwaParams, GatherSwaParams};
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
-use super::{check, product};
-use crate::device::{Buffer, Device, DeviceError, check_length};
+use super::{check, check_length, product};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use crate::kernels::{AppendSwa, GatherSwa};
 
 /// The ring planes of one layer.
-pub struct SwaRing<'a, D: Device> {
+pub struct SwaRing<'a, B: Backend> {
     /// `[slots * ring, 576]` u8.
-    pub data: &'a Buffer<D, u8>,
+    pub data: &'a Buffer<B, u8>,
     /// `[slots * ring, 8]` UE8M0 or `[slots * ring]` f32, as bytes.
-    pub scale: &'a Buffer<D, u8>,
+    pub scale: &'a Buffer<B, u8>,
     /// How rows are scaled.
     pub format: MainFormat,
     /// Rows of one request's ring.
@@ -22,7 +22,7 @@ pub struct SwaRing<'a, D: Device> {
     pub slots: u32,
 }
 
-impl<D: Device> SwaRing<'_, D> {
+impl<B: Backend> SwaRing<'_, B> {
     pub(super) fn check(&self) -> Result<u32, DeviceError> {
         let rows = u64::from(self.slots) * u64::from(self.ring);
         check("ring data", self.data, product([rows, DATA_BYTES]))?;
@@ -34,13 +34,13 @@ impl<D: Device> SwaRing<'_, D> {
 }
 
 /// The queries of a gather: a part of a step.
-pub struct GatherQueries<'a, D: Device> {
+pub struct GatherQueries<'a, B: Backend> {
     /// `[step]` position of each token.
-    pub position: &'a Buffer<D, i32>,
+    pub position: &'a View<B, i32>,
     /// `[step]` slot of each token's request; -1 = padding.
-    pub slot: &'a Buffer<D, i32>,
+    pub slot: &'a View<B, i32>,
     /// `[step]` tokens of the same request that precede it in the step.
-    pub index: &'a Buffer<D, i32>,
+    pub index: &'a View<B, i32>,
     /// First query.
     pub first: u32,
     /// Queries.
@@ -51,14 +51,13 @@ pub struct GatherQueries<'a, D: Device> {
 /// ring row that `row` (`[tokens]`, -1 = none) names. Rows must be distinct.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn append_swa<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    kv: &Buffer<D, u16>,
-    row: &Buffer<D, i32>,
-    ring: &SwaRing<'_, D>,
-    faults: &Buffer<D, u32>,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn append_swa<B: Backend>(
+    stream: &Stream<B>,
+    kv: &Buffer<B, u16>,
+    row: &View<B, i32>,
+    ring: &SwaRing<'_, B>,
+    faults: &Buffer<B, u32>,
     tokens: u32,
 ) -> Result<(), DeviceError> {
     if tokens == 0 {
@@ -71,31 +70,30 @@ pub fn append_swa<D: Device>(
     let operation = AppendSwa {
         kv: kv.ptr(),
         token_ring_row: row.ptr(),
-        ring_data: ring.data.ptr(),
-        ring_scale: ring.scale.ptr(),
-        faults: faults.ptr(),
+        ring_data: ring.data.ptr_mut(),
+        ring_scale: ring.scale.ptr_mut(),
+        faults: faults.ptr_mut(),
         params: AppendSwaParams { tokens, rows },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // rows outside the ring; work of one stream runs in order.
-    unsafe { device.launch(stream, ring.format, (tokens.div_ceil(4), 1), &operation) }
+    unsafe { stream.launch(ring.format, (tokens.div_ceil(4), 1), &operation) }
 }
 
 /// Queues `gather_swa`: the window of each query into `tile` (`[queries, 128, 512]` BF16) and its
 /// number of rows into `lengths` (`[queries]`).
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape, or a ring shorter than a window; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape, or a ring shorter than a window; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn gather_swa<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    kv: &Buffer<D, u16>,
-    queries: &GatherQueries<'_, D>,
-    ring: &SwaRing<'_, D>,
-    tile: &Buffer<D, u16>,
-    lengths: &Buffer<D, i32>,
-    faults: &Buffer<D, u32>,
+pub fn gather_swa<B: Backend>(
+    stream: &Stream<B>,
+    kv: &Buffer<B, u16>,
+    queries: &GatherQueries<'_, B>,
+    ring: &SwaRing<'_, B>,
+    tile: &Buffer<B, u16>,
+    lengths: &Buffer<B, i32>,
+    faults: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     let GatherQueries { position, slot, index, first, count } = *queries;
     if count == 0 {
@@ -119,13 +117,13 @@ pub fn gather_swa<D: Device>(
         token_index: index.ptr(),
         ring_data: ring.data.ptr(),
         ring_scale: ring.scale.ptr(),
-        tile: tile.ptr(),
-        lengths: lengths.ptr(),
-        faults: faults.ptr(),
+        tile: tile.ptr_mut(),
+        lengths: lengths.ptr_mut(),
+        faults: faults.ptr_mut(),
         params: GatherSwaParams { first, tokens: count, ring: ring.ring, slots: ring.slots },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the ring, and reads of `kv` only tokens that precede a query in its request,
     // which the planner lays out before it; work of one stream runs in order.
-    unsafe { device.launch(stream, ring.format, (count, 8), &operation) }
+    unsafe { stream.launch(ring.format, (count, 8), &operation) }
 }

@@ -9,7 +9,7 @@ use super::gather::{BlockTable, Entries};
 use super::{
     CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, SwaRing, check,
 };
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use crate::kernels::{DecodeCsa, DecodeHca};
 
 /// Blocks of a token of a CSA layer: for the entry, and for indexer key and window.
@@ -21,44 +21,47 @@ const HCA_SHARES: u32 = 32;
 const HCA_SHARE_TOKENS: u32 = 16;
 
 /// What every layer's decode step takes: the step, the window, the block table and the entries.
-pub struct DecodeStep<'a, D: Device> {
+pub struct DecodeStep<'a, B: Backend> {
     /// The step's tokens, one a request.
-    pub tokens: &'a StepTokens<D>,
+    pub tokens: &'a StepTokens<B>,
     /// `[tokens]` row of the window each token goes to; -1 = none.
-    pub ring_row: &'a Buffer<D, i32>,
+    pub ring_row: &'a View<B, i32>,
     /// `[tokens, 512]` BF16, the window rows, after norm and RoPE.
-    pub window_kv: &'a Buffer<D, u16>,
+    pub window_kv: &'a Buffer<B, u16>,
     /// The window.
-    pub window: SwaRing<'a, D>,
+    pub window: SwaRing<'a, B>,
     /// The block table.
-    pub table: BlockTable<'a, D>,
+    pub table: BlockTable<'a, B>,
     /// The layer's entries.
-    pub entries: Entries<'a, D>,
+    pub entries: Entries<'a, B>,
     /// `[1]` count of tokens and entries refused.
-    pub faults: &'a Buffer<D, u32>,
+    pub faults: &'a Buffer<B, u32>,
 }
 
 /// One compressor's part of a decode step.
-pub struct DecodeStream<'a, D: Device> {
+pub struct DecodeStream<'a, B: Backend> {
     /// What the model projected.
-    pub projections: StepProjections<'a, D>,
+    pub projections: StepProjections<'a, B>,
     /// The compressor's weights.
-    pub weights: CompressorWeights<'a, D>,
+    pub weights: CompressorWeights<'a, B>,
     /// Its state.
-    pub state: StateRing<D>,
+    pub state: StateRing<B>,
 }
 
-impl<D: Device> DecodeStep<'_, D> {
-    fn check(&self, ratio: u32, state: &StateRing<D>) -> Result<DecodeParams, DeviceError> {
+impl<B: Backend> DecodeStep<'_, B> {
+    fn check(&self, ratio: u32, state: &StateRing<B>) -> Result<DecodeParams, DeviceError> {
         let tokens = u64::from(self.tokens.count);
         let window_rows = self.window.check()?;
         check("window rows", self.window_kv, tokens * u64::from(HEAD_DIM))?;
         check("ring rows of tokens", self.ring_row, tokens)?;
         check("fault word", self.faults, 1)?;
         self.table.check()?;
-        let entries_per_block = self.entries.entries_per_block;
-        if self.entries.check()? != ratio || self.window.format != self.entries.format {
-            return Err(DeviceError::EntriesPerBlock { entries_per_block });
+        self.entries.check_ratio(ratio)?;
+        if self.window.format != self.entries.format {
+            let [value, needed] =
+                [self.window.format, self.entries.format].map(|f| f.scale_bytes());
+            let what = "scale bytes of a row of the window";
+            return Err(DeviceError::Argument { what, value, multiple: needed, most: needed });
         }
         let slots = state.slots.min(self.table.slots);
         Ok(DecodeParams {
@@ -72,8 +75,8 @@ impl<D: Device> DecodeStep<'_, D> {
     }
 }
 
-impl<D: Device> DecodeStream<'_, D> {
-    fn check(&self, which: StateStream, tokens: &StepTokens<D>) -> Result<(), DeviceError> {
+impl<B: Backend> DecodeStream<'_, B> {
+    fn check(&self, which: StateStream, tokens: &StepTokens<B>) -> Result<(), DeviceError> {
         let shape = Shape::of(which);
         shape.check(tokens, &self.projections, self.weights.ape, &self.state)?;
         shape.check_weights(&self.weights)
@@ -84,14 +87,13 @@ impl<D: Device> DecodeStream<'_, D> {
 /// and counted in `faults`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn decode_csa<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    step: &DecodeStep<'_, D>,
-    main: &DecodeStream<'_, D>,
-    index: &DecodeStream<'_, D>,
-    keys: &IndexKeys<'_, D>,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn decode_csa<B: Backend>(
+    stream: &Stream<B>,
+    step: &DecodeStep<'_, B>,
+    main: &DecodeStream<'_, B>,
+    index: &DecodeStream<'_, B>,
+    keys: &IndexKeys<'_, B>,
 ) -> Result<(), DeviceError> {
     let tokens = step.tokens;
     if tokens.count == 0 {
@@ -100,8 +102,8 @@ pub fn decode_csa<D: Device>(
     let params = step.check(CSA_RATIO, &main.state)?;
     main.check(StateStream::CsaMain, tokens)?;
     index.check(StateStream::CsaIndex, tokens)?;
-    super::super::check_length("indexer state", index.state.slots.into(), params.slots.into())?;
-    super::super::check_length("indexer ring", index.state.ring.into(), params.state_ring.into())?;
+    super::check_length("indexer state", index.state.slots.into(), params.slots.into())?;
+    super::check_length("indexer ring", index.state.ring.into(), params.state_ring.into())?;
     check_index_keys(keys, &step.entries)?;
     let operation = DecodeCsa {
         window_kv: step.window_kv.ptr(),
@@ -119,21 +121,21 @@ pub fn decode_csa<D: Device>(
         token_index: tokens.index.ptr(),
         token_ring_row: step.ring_row.ptr(),
         table: step.table.table.ptr(),
-        ring_data: step.window.data.ptr(),
-        ring_scale: step.window.scale.ptr(),
-        main_state: main.state.rows.ptr(),
-        index_state: index.state.rows.ptr(),
-        entry_data: step.entries.data.ptr(),
-        entry_scale: step.entries.scale.ptr(),
-        index_code: keys.code.ptr(),
-        index_scale: keys.scale.ptr(),
-        faults: step.faults.ptr(),
+        ring_data: step.window.data.ptr_mut(),
+        ring_scale: step.window.scale.ptr_mut(),
+        main_state: main.state.rows.ptr_mut(),
+        index_state: index.state.rows.ptr_mut(),
+        entry_data: step.entries.data.ptr_mut(),
+        entry_scale: step.entries.scale.ptr_mut(),
+        index_code: keys.code.ptr_mut(),
+        index_scale: keys.scale.ptr_mut(),
+        faults: step.faults.ptr_mut(),
         params,
     };
     let variant = (step.entries.format, keys.format);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots, ring rows and blocks outside their buffers.
-    unsafe { device.launch(stream, variant, (tokens.count, CSA_PARTS), &operation) }
+    unsafe { stream.launch(variant, (tokens.count, CSA_PARTS), &operation) }
 }
 
 /// Queues `decode_hca_*`; see [`decode_csa`].
@@ -143,12 +145,11 @@ pub fn decode_csa<D: Device>(
 ///
 /// # Errors
 /// As [`decode_csa`]; [`DeviceError::Length`] too for more tokens than `scratch` has places.
-pub fn decode_hca<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    step: &DecodeStep<'_, D>,
-    main: &DecodeStream<'_, D>,
-    scratch: &HcaScratch<D>,
+pub fn decode_hca<B: Backend>(
+    stream: &Stream<B>,
+    step: &DecodeStep<'_, B>,
+    main: &DecodeStream<'_, B>,
+    scratch: &HcaScratch<B>,
 ) -> Result<(), DeviceError> {
     let tokens = step.tokens;
     if tokens.count == 0 {
@@ -169,16 +170,16 @@ pub fn decode_hca<D: Device>(
         token_index: tokens.index.ptr(),
         token_ring_row: step.ring_row.ptr(),
         table: step.table.table.ptr(),
-        pooled: scratch.pooled().ptr(),
-        ring_data: step.window.data.ptr(),
-        ring_scale: step.window.scale.ptr(),
-        state: main.state.rows.ptr(),
-        entry_data: step.entries.data.ptr(),
-        entry_scale: step.entries.scale.ptr(),
-        faults: step.faults.ptr(),
+        pooled: scratch.pooled().ptr_mut(),
+        ring_data: step.window.data.ptr_mut(),
+        ring_scale: step.window.scale.ptr_mut(),
+        state: main.state.rows.ptr_mut(),
+        entry_data: step.entries.data.ptr_mut(),
+        entry_scale: step.entries.scale.ptr_mut(),
+        faults: step.faults.ptr_mut(),
         params,
     };
     let shares = tokens.count.min(HCA_SHARES.max(tokens.count.div_ceil(HCA_SHARE_TOKENS)));
     // SAFETY: as `decode_csa`; the scratch has a place for every token.
-    unsafe { device.launch(stream, step.entries.format, (shares * HCA_SPLITS, 1), &operation) }
+    unsafe { stream.launch(step.entries.format, (shares * HCA_SPLITS, 1), &operation) }
 }

@@ -4,7 +4,7 @@ use kernels_gpu::params::FindPoisonParams;
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 
 use super::{GatherQueries, check, product};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::LayerId;
 use crate::kernels::FindPoison;
 
@@ -13,16 +13,16 @@ const ROW_BLOCKS: u32 = 256;
 
 /// A gathered tile, `[queries, rows, 512]` BF16, by what its rows are.
 #[derive(Clone, Copy)]
-pub enum GatheredRows<'a, D: Device> {
+pub enum GatheredRows<'a, B: Backend> {
     /// The window of each query: 128 rows, of which `[queries]` are in use.
-    Window(&'a Buffer<D, i32>),
+    Window(&'a Buffer<B, i32>),
     /// The entries that the `[queries, rows]` lists name; -1 = none.
-    List(&'a Buffer<D, i32>, u32),
+    List(&'a Buffer<B, i32>, u32),
     /// All entries that a query sees, of which `[queries]` rows are in use.
-    All(&'a Buffer<D, i32>, u32),
+    All(&'a Buffer<B, i32>, u32),
 }
 
-impl<D: Device> GatheredRows<'_, D> {
+impl<B: Backend> GatheredRows<'_, B> {
     fn rows(&self) -> u32 {
         match *self {
             Self::Window(_) => WINDOW,
@@ -35,15 +35,14 @@ impl<D: Device> GatheredRows<'_, D> {
 /// `found` (`[1 + 4 * capacity]`) and, while there is room, recorded.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn find_poison<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn find_poison<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
     layer: LayerId,
-    tile: &Buffer<D, u16>,
-    kind: GatheredRows<'_, D>,
-    found: &Buffer<D, u32>,
+    tile: &Buffer<B, u16>,
+    kind: GatheredRows<'_, B>,
+    found: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     let GatherQueries { position, slot, first, count, .. } = *queries;
     let rows = kind.rows();
@@ -71,7 +70,7 @@ pub fn find_poison<D: Device>(
         selected: of_rows.ptr(),
         token_position: position.ptr(),
         token_slot: slot.ptr(),
-        found: found.ptr(),
+        found: found.ptr_mut(),
         params: FindPoisonParams {
             first,
             tokens: count,
@@ -84,5 +83,5 @@ pub fn find_poison<D: Device>(
     let grid = (count, rows.div_ceil(4).min(ROW_BLOCKS));
     // SAFETY: every buffer has the shape of the kernel table (checked above), of `lengths` and
     // `selected` the one that this source reads; work of one stream runs in order.
-    unsafe { device.launch(stream, (), grid, &operation) }
+    unsafe { stream.launch((), grid, &operation) }
 }

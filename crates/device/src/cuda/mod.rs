@@ -1,6 +1,6 @@
 //! An NVIDIA GPU through `cust`; capture and graphs through its `sys`.
 
-mod device;
+mod backend;
 mod handles;
 mod launched;
 
@@ -12,15 +12,13 @@ use cust::device::DeviceAttribute;
 use cust::error::CudaError;
 use cust::module::Module;
 use cust::sys::{self, CUcontext, CUfunction, CUfunction_attribute, CUresult, CUstream};
-use kernels_gpu::table::KERNELS;
 use simt::kernel::KernelInfo;
 
-pub use handles::CudaStream;
+use handles::CudaStream;
 use launched::Launched;
 
-use super::capture::Captures;
-use super::{DeviceError, DeviceInfo};
-use crate::ptx;
+use crate::capture::domain;
+use crate::{Device, DeviceError, DeviceInfo, Stream};
 
 /// Which GPU, and how it is used.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,9 +29,58 @@ pub struct CudaOptions {
     pub check_every_launch: bool,
 }
 
-/// An NVIDIA GPU with the kernels loaded.
+/// Kernels, and where their PTX is.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    /// The kernels; [`Operation::kernel`](crate::Operation::kernel) is an index into them.
+    pub infos: &'static [KernelInfo],
+    /// The PTX that has all of them, for a GPU and a driver: its version is as `cuDriverGetVersion` says it,
+    /// 12080 for CUDA 12.8.
+    pub ptx: fn(gpu: &DeviceInfo, driver: i32) -> Result<String, DeviceError>,
+}
+
+/// An NVIDIA GPU with kernels loaded.
+pub type CudaDevice = Device<Cuda>;
+
+impl CudaDevice {
+    /// Opens a GPU with its primary context and loads `kernels`.
+    ///
+    /// # Errors
+    /// As [`Cuda::open`].
+    pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
+        Cuda::open(options, kernels).map(Self::from_backend)
+    }
+
+    /// Uses a context that the embedding program owns.
+    ///
+    /// # Safety
+    /// As [`Cuda::from_context`].
+    ///
+    /// # Errors
+    /// As [`Cuda::open`].
+    pub unsafe fn from_context(
+        context: CUcontext,
+        options: CudaOptions,
+        kernels: &Kernels,
+    ) -> Result<Self, DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { Cuda::from_context(context, options, kernels) }.map(Self::from_backend)
+    }
+
+    /// Uses a stream that the embedding program owns.
+    ///
+    /// # Safety
+    /// `handle` is a live stream of this device's context and outlives the result and its clones. To be
+    /// captured it must not be the legacy default stream.
+    #[must_use]
+    pub unsafe fn stream_from_raw(&self, handle: CUstream) -> Stream<Cuda> {
+        Stream::new(self.own(CudaStream::borrowed(handle, self.backend())), self)
+    }
+}
+
+/// The raw calls of an NVIDIA GPU. Cloning gives another handle of the same one.
 #[derive(Clone)]
-pub struct CudaDevice {
+pub struct Cuda {
     shared: Arc<Shared>,
 }
 
@@ -42,7 +89,6 @@ struct Shared {
     check_every_launch: bool,
     /// Whether launches may start before the one before has ended.
     overlap: bool,
-    captures: Captures,
     launched: Launched,
     functions: Vec<CUfunction>,
     context: CUcontext,
@@ -67,24 +113,18 @@ unsafe impl Send for Shared {}
 // SAFETY: as above; driver calls on one context are thread-safe.
 unsafe impl Sync for Shared {}
 
-impl CudaDevice {
-    /// Opens a GPU with its primary context and loads the kernels.
+impl Cuda {
+    /// Opens a GPU with its primary context and loads `kernels`.
     ///
     /// # Errors
-    /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::TooOld`],
-    /// [`DeviceError::PtxTooNew`], [`DeviceError::AbiVersion`] or [`DeviceError::Cuda`].
-    pub fn new(options: CudaOptions) -> Result<Self, DeviceError> {
-        cuda_loader::driver()?;
-        cust::init(cust::CudaFlags::empty()).map_err(during("initialising CUDA"))?;
-        let count = cust::device::Device::num_devices().map_err(during("counting devices"))?;
-        if options.ordinal >= count {
-            return Err(DeviceError::NoDevice { ordinal: options.ordinal, count });
-        }
-        let device = cust::device::Device::get_device(options.ordinal)
-            .map_err(during("opening the device"))?;
+    /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::Cuda`];
+    /// [`DeviceError::ForbiddenInCapture`] while another device captures on the same GPU; those of
+    /// [`Kernels::ptx`].
+    pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
+        let device = initialise(options)?;
         let context = Context::new(device).map_err(during("creating the context"))?;
         let raw = context.as_raw();
-        Self::load(device, raw, Some(context), options)
+        Self::load(device, raw, Some(context), options, kernels)
     }
 
     /// Uses a context that the embedding program owns.
@@ -94,26 +134,13 @@ impl CudaDevice {
     /// everything made from it.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// As [`Self::open`].
     pub unsafe fn from_context(
         context: CUcontext,
         options: CudaOptions,
+        kernels: &Kernels,
     ) -> Result<Self, DeviceError> {
-        cuda_loader::driver()?;
-        cust::init(cust::CudaFlags::empty()).map_err(during("initialising CUDA"))?;
-        let device = cust::device::Device::get_device(options.ordinal)
-            .map_err(during("opening the device"))?;
-        Self::load(device, context, None, options)
-    }
-
-    /// Uses a stream that the embedding program owns.
-    ///
-    /// # Safety
-    /// `handle` is a live stream of this device's context and outlives the result. To be captured
-    /// it must not be the legacy default stream.
-    #[must_use]
-    pub unsafe fn stream_from_raw(&self, handle: CUstream) -> CudaStream {
-        CudaStream { handle, _owned: None }
+        Self::load(initialise(options)?, context, None, options, kernels)
     }
 
     fn load(
@@ -121,29 +148,26 @@ impl CudaDevice {
         context: CUcontext,
         owned_context: Option<Context>,
         options: CudaOptions,
+        kernels: &Kernels,
     ) -> Result<Self, DeviceError> {
         // SAFETY: the context is live: just created, or so promised by the embedder.
         check("making the context current", unsafe { sys::cuCtxSetCurrent(context) })?;
-        let attribute =
-            |which| device.get_attribute(which).map_err(during("reading the compute capability"));
-        let sm = 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
-            + attribute(DeviceAttribute::ComputeCapabilityMinor)?;
-        let info = DeviceInfo {
-            name: device.name().map_err(during("reading the device's name"))?,
-            sm: Some(sm as u32),
-            total_memory: device.total_memory().map_err(during("reading the memory size"))? as u64,
-        };
+        let info = device_info(device)?;
         let driver = driver_version()?;
-        let module = load_module(&info, sm as u32, driver)?;
-        let functions =
-            KERNELS.iter().map(|kernel| find(&module, kernel)).collect::<Result<_, _>>()?;
+        let ptx = (kernels.ptx)(&info, driver)?;
+        let captures = domain(context as u64);
+        let (module, functions) = captures.outside("loading kernels", || {
+            let module = Module::from_ptx(ptx, &[]).map_err(during("loading the kernels"))?;
+            let find = |kernel| find(&module, kernel);
+            let functions = kernels.infos.iter().map(find).collect::<Result<_, _>>()?;
+            Ok((module, functions))
+        })?;
         Ok(Self {
             shared: Arc::new(Shared {
                 info,
                 check_every_launch: options.check_every_launch,
                 overlap: driver >= OVERLAP_DRIVER,
-                captures: Captures::default(),
-                launched: Launched::default(),
+                launched: Launched::new(kernels.infos),
                 functions,
                 context,
                 module: ManuallyDrop::new(module),
@@ -163,7 +187,7 @@ impl CudaDevice {
         if status == CUresult::CUDA_SUCCESS {
             return Ok(());
         }
-        let kernels = self.shared.launched.suspects().names();
+        let kernels = self.shared.launched.suspects();
         Err(DeviceError::KernelFault { kernels, status: status.into() })
     }
 }
@@ -171,19 +195,35 @@ impl CudaDevice {
 /// The first driver that keeps the overlap of launches when it captures them, for CUDA 12.3.
 const OVERLAP_DRIVER: i32 = 12030;
 
+/// Initialises the driver; the GPU that was asked for.
+fn initialise(options: CudaOptions) -> Result<cust::device::Device, DeviceError> {
+    cuda_loader::driver()?;
+    cust::init(cust::CudaFlags::empty()).map_err(during("initialising CUDA"))?;
+    let count = cust::device::Device::num_devices().map_err(during("counting devices"))?;
+    if options.ordinal >= count {
+        return Err(DeviceError::NoDevice { ordinal: options.ordinal, count });
+    }
+    cust::device::Device::get_device(options.ordinal).map_err(during("opening the device"))
+}
+
+fn device_info(device: cust::device::Device) -> Result<DeviceInfo, DeviceError> {
+    let attribute =
+        |which| device.get_attribute(which).map_err(during("reading the compute capability"));
+    let sm = 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
+        + attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+    Ok(DeviceInfo {
+        name: device.name().map_err(during("reading the device's name"))?,
+        sm: Some(sm as u32),
+        total_memory: device.total_memory().map_err(during("reading the memory size"))? as u64,
+    })
+}
+
 /// What `cuDriverGetVersion` says: 12080 is CUDA 12.8.
 fn driver_version() -> Result<i32, DeviceError> {
     let mut version = 0;
     // SAFETY: the call writes one integer.
     check("reading the driver version", unsafe { sys::cuDriverGetVersion(&mut version) })?;
     Ok(version)
-}
-
-/// Loads the PTX for compute capability `sm`, or says why a driver of this version cannot.
-fn load_module(info: &DeviceInfo, sm: u32, driver: i32) -> Result<Module, DeviceError> {
-    let text = ptx::select(&info.name, sm)?.text()?;
-    ptx::check_driver(&text, driver)?;
-    Module::from_ptx(text, &[]).map_err(during("loading the kernels"))
 }
 
 fn find(module: &Module, kernel: &KernelInfo) -> Result<CUfunction, DeviceError> {

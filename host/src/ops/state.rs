@@ -2,17 +2,17 @@
 
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 
-use super::{StateRing, check, product};
-use crate::device::{Buffer, Device, DeviceError, check_length};
+use super::{StateRing, check, check_length, product};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::SlotId;
 use crate::kernels::{ResetState, RotateState};
 
 /// Where state rows come from.
-pub enum StateSource<'a, D: Device> {
+pub enum StateSource<'a, B: Backend> {
     /// Another slot of the same ring.
     Slot(SlotId),
     /// `[rows, 2 * columns]` f32, in order of position.
-    Image(&'a Buffer<D, f32>),
+    Image(&'a Buffer<B, f32>),
 }
 
 /// Queues `csa_rotate_state`, which serves every compressor: the rows of `rows` positions from
@@ -22,14 +22,13 @@ pub enum StateSource<'a, D: Device> {
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape, a slot that does not exist, or more
-/// rows than the ring has; as [`Device::launch`].
+/// rows than the ring has; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "what moves, from where, to where")]
-pub fn rotate_state<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    state: &StateRing<D>,
+pub fn rotate_state<B: Backend>(
+    stream: &Stream<B>,
+    state: &StateRing<B>,
     columns: u32,
-    from: &StateSource<'_, D>,
+    from: &StateSource<'_, B>,
     to: SlotId,
     position: u32,
     rows: u32,
@@ -42,22 +41,23 @@ pub fn rotate_state<D: Device>(
     let (from, image) = match *from {
         StateSource::Slot(slot) => {
             check_state(state, columns, slot)?;
-            (slot.0, &state.rows)
+            // The image is not read: none of the ring, which is written.
+            (slot.0, state.rows.view().slice(0, 0).expect("every buffer has no elements"))
         }
         StateSource::Image(image) => {
             check("state image", image, u64::from(rows) * u64::from(row_words))?;
-            (RotateStateParams::IMAGE, image)
+            (RotateStateParams::IMAGE, image.view())
         }
     };
     let operation = RotateState {
-        image: image.cast().ptr(),
-        state: state.rows.cast().ptr(),
+        image: image.cast()?.ptr(),
+        state: state.rows.cast()?.ptr_mut(),
         params: RotateStateParams { rows, position, from, to: to.0, ring: state.ring, row_words },
     };
     // SAFETY: image and ring have the shape of the kernel table (checked above), both slots exist,
     // and at most a ring of consecutive positions have rows of their own. From a slot the image is
     // not read.
-    unsafe { device.launch(stream, (), (rows, 1), &operation) }
+    unsafe { stream.launch((), (rows, 1), &operation) }
 }
 
 /// Queues `hca_reset_state`, which serves every compressor: all rows of `slot` become `word`, a NaN
@@ -65,27 +65,26 @@ pub fn rotate_state<D: Device>(
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape, or a slot that does not exist; as
-/// [`Device::launch`].
-pub fn reset_state<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    state: &StateRing<D>,
+/// [`Stream::launch`].
+pub fn reset_state<B: Backend>(
+    stream: &Stream<B>,
+    state: &StateRing<B>,
     columns: u32,
     slot: SlotId,
     word: u32,
 ) -> Result<(), DeviceError> {
     let row_words = check_state(state, columns, slot)?;
     let operation = ResetState {
-        state: state.rows.cast().ptr(),
+        state: state.rows.cast()?.ptr_mut(),
         params: ResetStateParams { slot: slot.0, ring: state.ring, row_words, word },
     };
     // SAFETY: the ring has the shape of the kernel table and the slot exists (checked above).
-    unsafe { device.launch(stream, (), (state.ring, 1), &operation) }
+    unsafe { stream.launch((), (state.ring, 1), &operation) }
 }
 
 /// Checks a ring of rows of `columns` keys and as many scores, and a slot of it; the words of a row.
-fn check_state<D: Device>(
-    state: &StateRing<D>,
+fn check_state<B: Backend>(
+    state: &StateRing<B>,
     columns: u32,
     slot: SlotId,
 ) -> Result<u32, DeviceError> {

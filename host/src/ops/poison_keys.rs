@@ -3,7 +3,7 @@
 use kernels_gpu::params::{FindPoisonParams, FindPoisonedKeysParams};
 
 use super::{BlockTable, GatherQueries, IndexKeys, check, product};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::LayerId;
 use crate::kernels::FindPoisonedKeys;
 
@@ -27,17 +27,16 @@ pub struct Scored {
 /// room, recorded. An entry without a block has no key.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn find_poisoned_keys<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
+pub fn find_poisoned_keys<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
     layer: LayerId,
-    table: &BlockTable<'_, D>,
-    (keys, num_blocks): (&IndexKeys<'_, D>, u32),
+    table: &BlockTable<'_, B>,
+    (keys, num_blocks): (&IndexKeys<'_, B>, u32),
     scored: Scored,
-    found: &Buffer<D, u32>,
+    found: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     let GatherQueries { position, slot, first, count, .. } = *queries;
     let Scored { skip, columns } = scored;
@@ -59,7 +58,7 @@ pub fn find_poisoned_keys<D: Device>(
         table: table.table.ptr(),
         index_code: keys.code.ptr(),
         index_scale: keys.scale.ptr(),
-        found: found.ptr(),
+        found: found.ptr_mut(),
         params: FindPoisonedKeysParams {
             first,
             tokens: count,
@@ -75,5 +74,5 @@ pub fn find_poisoned_keys<D: Device>(
     let grid = (count, columns.div_ceil(128).min(ENTRY_BLOCKS));
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes; work of one stream runs in order.
-    unsafe { device.launch(stream, keys.format, grid, &operation) }
+    unsafe { stream.launch(keys.format, grid, &operation) }
 }

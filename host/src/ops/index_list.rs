@@ -6,10 +6,10 @@ use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
 use super::indexer::{
-    MOST_SELECTED, SHORT, TILE, WARPS, check_argument, check_keys, check_queries, tiles_per_block,
+    MOST_SELECTED, SHORT, TILE, WARPS, check_keys, check_queries, tiles_per_block,
 };
-use super::{BlockTable, GatherQueries, IndexQueries, check};
-use crate::device::{Buffer, Device, DeviceError};
+use super::{BlockTable, GatherQueries, IndexQueries, check, check_argument};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::kernels::IndexScoreTopk;
 
 /// Whether [`index_score_topk`] takes less time on an H200 than [`super::index_score`] and
@@ -40,18 +40,17 @@ pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> 
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, columns or entries of a list, or no blocks;
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn index_score_topk<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
-    from: &IndexQueries<'_, D>,
-    table: &BlockTable<'_, D>,
-    (code, scale, num_blocks): (&Buffer<D, u8>, &Buffer<D, u8>, u32),
+pub fn index_score_topk<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
+    from: &IndexQueries<'_, B>,
+    table: &BlockTable<'_, B>,
+    (code, scale, num_blocks): (&Buffer<B, u8>, &Buffer<B, u8>, u32),
     (columns, k): (u32, u32),
-    selected: &Buffer<D, i32>,
-    faults: &Buffer<D, u32>,
+    selected: &Buffer<B, i32>,
+    faults: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     let count = queries.count;
     if count == 0 {
@@ -73,8 +72,8 @@ pub fn index_score_topk<D: Device>(
         table: table.table.ptr(),
         index_code: code.ptr(),
         index_scale: scale.ptr(),
-        selected: selected.ptr(),
-        faults: faults.ptr(),
+        selected: selected.ptr_mut(),
+        faults: faults.ptr_mut(),
         params: IndexScoreTopkParams {
             first: queries.first,
             heads: from.heads,
@@ -87,7 +86,7 @@ pub fn index_score_topk<D: Device>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { device.launch(stream, (), (count, 1), &operation) }
+    unsafe { stream.launch((), (count, 1), &operation) }
 }
 
 #[cfg(test)]

@@ -4,10 +4,12 @@ use kernels_gpu::params::{
     ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
     RouterLogitsParams,
 };
-use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth, HIDDEN_STEP, MAX_SELECTED};
+use kv_layout::router::{
+    DECODE_SLICES, DECODE_TOKENS, EXPERT_STEP, ExpertWidth, HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED,
+};
 
-use super::check;
-use crate::device::{Buffer, Device, DeviceError};
+use super::{check, check_argument};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::kernels::{
     ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
 };
@@ -30,14 +32,16 @@ impl Selection {
     /// `selected` of `experts` experts, with weights that add up to `scaling`.
     ///
     /// # Errors
-    /// [`DeviceError::Selection`] unless `experts` is a multiple of 32 up to 512, and `selected` 1 to 8.
+    /// [`DeviceError::Argument`] unless `experts` is a multiple of 32 up to 512, and `selected` 1 to 8.
     pub fn new(experts: u32, selected: u32, scaling: f32) -> Result<Self, DeviceError> {
-        match ExpertWidth::of(experts) {
-            Some(width) if (1..=MAX_SELECTED).contains(&selected) => {
-                Ok(Self { experts, selected, scaling, width })
-            }
-            _ => Err(DeviceError::Selection { experts, selected }),
-        }
+        let width = ExpertWidth::of(experts).ok_or(DeviceError::Argument {
+            what: "experts of a layer",
+            value: experts.into(),
+            multiple: EXPERT_STEP.into(),
+            most: MAX_EXPERTS.into(),
+        })?;
+        check_argument("experts of a token", selected, 1, MAX_SELECTED)?;
+        Ok(Self { experts, selected, scaling, width })
     }
 
     /// Experts of the layer.
@@ -54,24 +58,24 @@ impl Selection {
 }
 
 /// Where the router's answer goes.
-pub struct Routed<'a, D: Device> {
+pub struct Routed<'a, B: Backend> {
     /// `[tokens, selected]` experts; -1 for padding.
-    pub ids: &'a Buffer<D, i32>,
+    pub ids: &'a Buffer<B, i32>,
     /// `[tokens, selected]` f32; 0 for padding.
-    pub weights: &'a Buffer<D, f32>,
+    pub weights: &'a Buffer<B, f32>,
     /// `[1]` count of what the kernel refused.
-    pub faults: &'a Buffer<D, u32>,
+    pub faults: &'a Buffer<B, u32>,
 }
 
 /// Checks what every launch of the router takes: `token` (`[tokens]`) and the answer.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape.
-pub fn check_routed<D: Device>(
+pub fn check_routed<B: Backend>(
     selection: Selection,
     tokens: u32,
-    token: &Buffer<D, i32>,
-    routed: &Routed<'_, D>,
+    token: &Buffer<B, i32>,
+    routed: &Routed<'_, B>,
 ) -> Result<(), DeviceError> {
     let selected = u64::from(tokens) * u64::from(selection.selected);
     check("tokens", token, tokens.into())?;
@@ -81,20 +85,20 @@ pub fn check_routed<D: Device>(
 }
 
 /// What chooses the experts of a token: their scores with a bias, or a table.
-enum Choice<'a, D: Device> {
+enum Choice<'a, B: Backend> {
     /// `[experts]` f32.
-    Bias(&'a Buffer<D, f32>),
-    Table(&'a HashTable<'a, D>),
+    Bias(&'a Buffer<B, f32>),
+    Table(&'a HashTable<'a, B>),
 }
 
-impl<D: Device> Choice<'_, D> {
+impl<B: Backend> Choice<'_, B> {
     /// Checks what every choice takes: itself, `token` and the answer.
     fn check(
         &self,
         selection: Selection,
         tokens: u32,
-        token: &Buffer<D, i32>,
-        routed: &Routed<'_, D>,
+        token: &Buffer<B, i32>,
+        routed: &Routed<'_, B>,
     ) -> Result<(), DeviceError> {
         match self {
             Self::Bias(bias) => check("expert biases", bias, selection.experts.into())?,
@@ -108,10 +112,10 @@ impl<D: Device> Choice<'_, D> {
 }
 
 /// Checks logits, `[tokens, experts]`.
-fn check_logits<D: Device>(
+fn check_logits<B: Backend>(
     selection: Selection,
     tokens: u32,
-    logits: &Buffer<D, f32>,
+    logits: &Buffer<B, f32>,
 ) -> Result<(), DeviceError> {
     check("logits", logits, u64::from(tokens) * u64::from(selection.experts))
 }
@@ -122,17 +126,16 @@ fn check_logits<D: Device>(
 /// Logits and biases that are no numbers rank last, and are counted in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn activation_topk<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+pub fn activation_topk<B: Backend>(
+    stream: &Stream<B>,
     selection: Selection,
     tokens: u32,
-    logits: &Buffer<D, f32>,
-    bias: &Buffer<D, f32>,
-    token: &Buffer<D, i32>,
-    routed: &Routed<'_, D>,
+    logits: &Buffer<B, f32>,
+    bias: &Buffer<B, f32>,
+    token: &Buffer<B, i32>,
+    routed: &Routed<'_, B>,
 ) -> Result<(), DeviceError> {
     let Selection { experts, selected, scaling, width } = selection;
     if tokens == 0 {
@@ -146,19 +149,19 @@ pub fn activation_topk<D: Device>(
         logits: logits.ptr(),
         bias: bias.ptr(),
         token: token.ptr(),
-        ids: routed.ids.ptr(),
-        weights: routed.weights.ptr(),
-        faults: routed.faults.ptr(),
+        ids: routed.ids.ptr_mut(),
+        weights: routed.weights.ptr_mut(),
+        faults: routed.faults.ptr_mut(),
         params,
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { device.launch(stream, width, (tokens.div_ceil(TOPK_TOKENS), 1), &operation) }
+    unsafe { stream.launch(width, (tokens.div_ceil(TOPK_TOKENS), 1), &operation) }
 }
 
 /// The experts of a hash layer.
-pub struct HashTable<'a, D: Device> {
+pub struct HashTable<'a, B: Backend> {
     /// `[vocabulary, selected]` experts of each token id.
-    pub table: &'a Buffer<D, i32>,
+    pub table: &'a Buffer<B, i32>,
     /// Token ids there are.
     pub vocabulary: u32,
 }
@@ -170,17 +173,16 @@ pub struct HashTable<'a, D: Device> {
 /// such a token or expert gets id -1 and weight 0, such a logit weight 0.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn hash_router<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+pub fn hash_router<B: Backend>(
+    stream: &Stream<B>,
     selection: Selection,
     tokens: u32,
-    logits: &Buffer<D, f32>,
-    table: &HashTable<'_, D>,
-    token: &Buffer<D, i32>,
-    routed: &Routed<'_, D>,
+    logits: &Buffer<B, f32>,
+    table: &HashTable<'_, B>,
+    token: &Buffer<B, i32>,
+    routed: &Routed<'_, B>,
 ) -> Result<(), DeviceError> {
     let Selection { experts, selected, scaling, .. } = selection;
     if tokens == 0 {
@@ -193,36 +195,34 @@ pub fn hash_router<D: Device>(
         token: token.ptr(),
         table: table.table.ptr(),
         logits: logits.ptr(),
-        ids: routed.ids.ptr(),
-        weights: routed.weights.ptr(),
-        faults: routed.faults.ptr(),
+        ids: routed.ids.ptr_mut(),
+        weights: routed.weights.ptr_mut(),
+        faults: routed.faults.ptr_mut(),
         params: HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses token
     // ids and experts outside them.
-    unsafe { device.launch(stream, (), (tokens.div_ceil(HASH_TOKENS), 1), &operation) }
+    unsafe { stream.launch((), (tokens.div_ceil(HASH_TOKENS), 1), &operation) }
 }
 
 /// The gate of a layer: what makes logits of hidden states.
-pub struct Gate<'a, D: Device> {
+pub struct Gate<'a, B: Backend> {
     /// `[experts, hidden]` BF16.
-    pub weight: &'a Buffer<D, u16>,
+    pub weight: &'a Buffer<B, u16>,
     /// Width of the hidden state, a multiple of 32.
     pub hidden: u32,
 }
 
-impl<D: Device> Gate<'_, D> {
+impl<B: Backend> Gate<'_, B> {
     /// Checks the weights, and the hidden states of `tokens` tokens.
     pub(crate) fn check(
         &self,
         selection: Selection,
-        x: &Buffer<D, u16>,
+        x: &Buffer<B, u16>,
         tokens: u32,
     ) -> Result<(), DeviceError> {
+        check_argument("width of a hidden state", self.hidden, HIDDEN_STEP, u32::MAX)?;
         let hidden = u64::from(self.hidden);
-        if hidden == 0 || !hidden.is_multiple_of(HIDDEN_STEP.into()) {
-            return Err(DeviceError::HiddenSize { hidden: self.hidden });
-        }
         check("gate weights", self.weight, u64::from(selection.experts) * hidden)?;
         check("hidden states", x, u64::from(tokens) * hidden)
     }
@@ -235,16 +235,15 @@ const LOGITS_TILE: (u32, u32) = (128, 64);
 /// (`[tokens, experts]` f32).
 ///
 /// # Errors
-/// [`DeviceError::HiddenSize`]; [`DeviceError::Length`] for a buffer shorter than its shape; as
-/// [`Device::launch`].
-pub fn router_logits<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+/// [`DeviceError::Argument`] for a hidden state of no multiple of 32; [`DeviceError::Length`] for a buffer shorter than its shape; as
+/// [`Stream::launch`].
+pub fn router_logits<B: Backend>(
+    stream: &Stream<B>,
     selection: Selection,
     tokens: u32,
-    x: &Buffer<D, u16>,
-    gate: &Gate<'_, D>,
-    logits: &Buffer<D, f32>,
+    x: &Buffer<B, u16>,
+    gate: &Gate<'_, B>,
+    logits: &Buffer<B, f32>,
 ) -> Result<(), DeviceError> {
     let (experts, hidden) = (selection.experts, gate.hidden);
     if tokens == 0 {
@@ -254,33 +253,31 @@ pub fn router_logits<D: Device>(
     check_logits(selection, tokens, logits)?;
     let params = RouterLogitsParams { tokens, experts, hidden };
     let operation =
-        RouterLogits { x: x.ptr(), gate: gate.weight.ptr(), logits: logits.ptr(), params };
+        RouterLogits { x: x.ptr(), gate: gate.weight.ptr(), logits: logits.ptr_mut(), params };
     let grid = (tokens.div_ceil(LOGITS_TILE.0), experts.div_ceil(LOGITS_TILE.1));
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { device.launch(stream, (), grid, &operation) }
+    unsafe { stream.launch((), grid, &operation) }
 }
 
 /// Where the blocks of a decode launch meet. One launch at a time uses it.
-pub struct DecodeScratch<'a, D: Device> {
+pub struct DecodeScratch<'a, B: Backend> {
     /// `[64, experts]` f32.
-    pub activations: &'a Buffer<D, f32>,
+    pub activations: &'a Buffer<B, f32>,
     /// `[8]`, zero before the first launch.
-    pub arrivals: &'a Buffer<D, u32>,
+    pub arrivals: &'a Buffer<B, u32>,
 }
 
-impl<D: Device> DecodeScratch<'_, D> {
+impl<B: Backend> DecodeScratch<'_, B> {
     /// Checks what every decode launch takes: itself, the hidden states and the gate.
     fn check(
         &self,
         selection: Selection,
         tokens: u32,
-        x: &Buffer<D, u16>,
-        gate: &Gate<'_, D>,
+        x: &Buffer<B, u16>,
+        gate: &Gate<'_, B>,
     ) -> Result<(), DeviceError> {
         gate.check(selection, x, tokens)?;
-        if tokens > DECODE_TOKENS {
-            return Err(DeviceError::DecodeTokens { tokens });
-        }
+        check_argument("tokens of the one-launch router", tokens, 1, DECODE_TOKENS)?;
         let experts = u64::from(selection.experts);
         check("activations", self.activations, u64::from(DECODE_TOKENS) * experts)?;
         check("arrivals", self.arrivals, DECODE_SLICES.into())
@@ -296,20 +293,19 @@ fn decode_grid(selection: Selection) -> (u32, u32) {
 /// with the gate, for up to 64 tokens.
 ///
 /// # Errors
-/// [`DeviceError::DecodeTokens`]; [`DeviceError::HiddenSize`]; [`DeviceError::Length`] for a buffer
-/// shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Argument`] for more tokens, or a hidden state of no multiple of 32; [`DeviceError::Length`] for a buffer
+/// shorter than its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn dense_router_decode<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+pub fn dense_router_decode<B: Backend>(
+    stream: &Stream<B>,
     selection: Selection,
     tokens: u32,
-    x: &Buffer<D, u16>,
-    gate: &Gate<'_, D>,
-    bias: &Buffer<D, f32>,
-    token: &Buffer<D, i32>,
-    scratch: &DecodeScratch<'_, D>,
-    routed: &Routed<'_, D>,
+    x: &Buffer<B, u16>,
+    gate: &Gate<'_, B>,
+    bias: &Buffer<B, f32>,
+    token: &Buffer<B, i32>,
+    scratch: &DecodeScratch<'_, B>,
+    routed: &Routed<'_, B>,
 ) -> Result<(), DeviceError> {
     let Selection { experts, selected, scaling, width } = selection;
     if tokens == 0 {
@@ -323,15 +319,15 @@ pub fn dense_router_decode<D: Device>(
         gate: gate.weight.ptr(),
         bias: bias.ptr(),
         token: token.ptr(),
-        activations: scratch.activations.ptr(),
-        arrivals: scratch.arrivals.ptr(),
-        ids: routed.ids.ptr(),
-        weights: routed.weights.ptr(),
-        faults: routed.faults.ptr(),
+        activations: scratch.activations.ptr_mut(),
+        arrivals: scratch.arrivals.ptr_mut(),
+        ids: routed.ids.ptr_mut(),
+        weights: routed.weights.ptr_mut(),
+        faults: routed.faults.ptr_mut(),
         params: DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { device.launch(stream, width, decode_grid(selection), &operation) }
+    unsafe { stream.launch(width, decode_grid(selection), &operation) }
 }
 
 /// Queues `hash_router_decode_*`: [`hash_router`] with the product of `x` (`[tokens, hidden]` BF16) with
@@ -340,17 +336,16 @@ pub fn dense_router_decode<D: Device>(
 /// # Errors
 /// As [`dense_router_decode`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn hash_router_decode<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+pub fn hash_router_decode<B: Backend>(
+    stream: &Stream<B>,
     selection: Selection,
     tokens: u32,
-    x: &Buffer<D, u16>,
-    gate: &Gate<'_, D>,
-    table: &HashTable<'_, D>,
-    token: &Buffer<D, i32>,
-    scratch: &DecodeScratch<'_, D>,
-    routed: &Routed<'_, D>,
+    x: &Buffer<B, u16>,
+    gate: &Gate<'_, B>,
+    table: &HashTable<'_, B>,
+    token: &Buffer<B, i32>,
+    scratch: &DecodeScratch<'_, B>,
+    routed: &Routed<'_, B>,
 ) -> Result<(), DeviceError> {
     let Selection { experts, selected, scaling, width } = selection;
     if tokens == 0 {
@@ -364,11 +359,11 @@ pub fn hash_router_decode<D: Device>(
         gate: gate.weight.ptr(),
         table: table.table.ptr(),
         token: token.ptr(),
-        activations: scratch.activations.ptr(),
-        arrivals: scratch.arrivals.ptr(),
-        ids: routed.ids.ptr(),
-        weights: routed.weights.ptr(),
-        faults: routed.faults.ptr(),
+        activations: scratch.activations.ptr_mut(),
+        arrivals: scratch.arrivals.ptr_mut(),
+        ids: routed.ids.ptr_mut(),
+        weights: routed.weights.ptr_mut(),
+        faults: routed.faults.ptr_mut(),
         params: HashRouterDecodeParams {
             tokens,
             experts,
@@ -380,5 +375,5 @@ pub fn hash_router_decode<D: Device>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses token
     // ids and experts outside them.
-    unsafe { device.launch(stream, width, decode_grid(selection), &operation) }
+    unsafe { stream.launch(width, decode_grid(selection), &operation) }
 }

@@ -7,27 +7,27 @@ use kv_layout::geometry::{
 
 use super::gather::BlockTable;
 use super::{check, product};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use crate::kernels::{BuildPlan, Compress, CompressHca, UpdateTable, WriteState};
 
 /// Blocks that share the channels of an HCA window.
 pub(super) const HCA_SPLITS: u32 = 8;
 
 /// The tokens of a step.
-pub struct StepTokens<D: Device> {
+pub struct StepTokens<B: Backend> {
     /// `[tokens]` position.
-    pub position: Buffer<D, i32>,
+    pub position: View<B, i32>,
     /// `[tokens]` slot of the token's request; -1 = padding.
-    pub slot: Buffer<D, i32>,
+    pub slot: View<B, i32>,
     /// `[tokens]` tokens of the same request that precede it in the step.
-    pub index: Buffer<D, i32>,
+    pub index: View<B, i32>,
     /// `[tokens]` tokens of the same request that follow it in the step.
-    pub remaining: Buffer<D, i32>,
+    pub remaining: View<B, i32>,
     /// Tokens.
     pub count: u32,
 }
 
-impl<D: Device> StepTokens<D> {
+impl<B: Backend> StepTokens<B> {
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         let tokens = u64::from(self.count);
         check("positions", &self.position, tokens)?;
@@ -38,41 +38,41 @@ impl<D: Device> StepTokens<D> {
 }
 
 /// A work list: rows of the step's tokens that close a window, then -1.
-pub struct Plan<'a, D: Device> {
+pub struct Plan<'a, B: Backend> {
     /// `[capacity]`.
-    pub records: &'a Buffer<D, i32>,
+    pub records: &'a Buffer<B, i32>,
     /// Records it has room for.
     pub capacity: u32,
 }
 
-impl<D: Device> Plan<'_, D> {
+impl<B: Backend> Plan<'_, B> {
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         check("work list", self.records, u64::from(self.capacity))
     }
 }
 
 /// A compressor's weights.
-pub struct CompressorWeights<'a, D: Device> {
+pub struct CompressorWeights<'a, B: Backend> {
     /// `[ratio, columns]` f32, the position bias.
-    pub ape: &'a Buffer<D, f32>,
+    pub ape: &'a Buffer<B, f32>,
     /// `[channels]` f32, of the RMS norm.
-    pub norm: &'a Buffer<D, f32>,
+    pub norm: &'a Buffer<B, f32>,
     /// `[32]` f32, the rotary frequencies of compressed layers.
-    pub frequencies: &'a Buffer<D, f32>,
+    pub frequencies: &'a Buffer<B, f32>,
 }
 
 /// The step's projections for a compressor, before the position bias.
-pub struct StepProjections<'a, D: Device> {
+pub struct StepProjections<'a, B: Backend> {
     /// `[tokens, columns]` f32.
-    pub kv: &'a Buffer<D, f32>,
+    pub kv: &'a Buffer<B, f32>,
     /// `[tokens, columns]` f32.
-    pub gate: &'a Buffer<D, f32>,
+    pub gate: &'a Buffer<B, f32>,
 }
 
 /// The ring that keeps what later windows need.
-pub struct StateRing<D: Device> {
+pub struct StateRing<B: Backend> {
     /// `[slots * ring, 2 * columns]` f32.
-    pub rows: Buffer<D, f32>,
+    pub rows: Buffer<B, f32>,
     /// Rows of one request's ring.
     pub ring: u32,
     /// Request slots.
@@ -99,12 +99,12 @@ impl Shape {
         }
     }
 
-    pub(super) fn check<D: Device>(
+    pub(super) fn check<B: Backend>(
         &self,
-        tokens: &StepTokens<D>,
-        projections: &StepProjections<'_, D>,
-        ape: &Buffer<D, f32>,
-        state: &StateRing<D>,
+        tokens: &StepTokens<B>,
+        projections: &StepProjections<'_, B>,
+        ape: &Buffer<B, f32>,
+        state: &StateRing<B>,
     ) -> Result<(), DeviceError> {
         tokens.check()?;
         let columns = u64::from(self.columns);
@@ -115,21 +115,21 @@ impl Shape {
         check("state ring", &state.rows, product([rows, 2, columns]))?;
         // A window's older tokens must be in the ring: as many rows as it pools.
         let window = if self.ratio == CSA_RATIO { 2 * CSA_RATIO } else { self.ratio };
-        super::super::check_length("rows of a state ring", state.ring.into(), window.into())
+        super::check_length("rows of a state ring", state.ring.into(), window.into())
     }
 
-    pub(super) fn check_weights<D: Device>(
+    pub(super) fn check_weights<B: Backend>(
         &self,
-        weights: &CompressorWeights<'_, D>,
+        weights: &CompressorWeights<'_, B>,
     ) -> Result<(), DeviceError> {
         check("norm weights", weights.norm, self.channels.into())?;
         check("rotary frequencies", weights.frequencies, u64::from(ROPE_DIM / 2))
     }
 
-    fn check_entries<D: Device>(
+    fn check_entries<B: Backend>(
         &self,
-        plan: &Plan<'_, D>,
-        entries: &Buffer<D, u16>,
+        plan: &Plan<'_, B>,
+        entries: &Buffer<B, u16>,
     ) -> Result<(), DeviceError> {
         plan.check()?;
         check("entries", entries, u64::from(plan.capacity) * u64::from(self.channels))
@@ -140,13 +140,12 @@ impl Shape {
 /// of them (`[count]` each, elements distinct).
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn update_table<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    index: &Buffer<D, i32>,
-    block: &Buffer<D, i32>,
-    table: &BlockTable<'_, D>,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn update_table<B: Backend>(
+    stream: &Stream<B>,
+    index: &View<B, i32>,
+    block: &View<B, i32>,
+    table: &BlockTable<'_, B>,
     count: u32,
 ) -> Result<(), DeviceError> {
     if count == 0 {
@@ -159,25 +158,24 @@ pub fn update_table<D: Device>(
     let operation = UpdateTable {
         update_index: index.ptr(),
         update_block: block.ptr(),
-        table: table.table.ptr(),
+        table: table.table.ptr_mut(),
         params: UpdateTableParams { count, elements },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves out
     // elements beyond the table.
-    unsafe { device.launch(stream, (), (count.div_ceil(128), 1), &operation) }
+    unsafe { stream.launch((), (count.div_ceil(128), 1), &operation) }
 }
 
 /// Queues `build_plan`: both work lists of the step. Lists must have room for every window that can
 /// close: [`plan_capacity`].
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn build_plan<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    tokens: &StepTokens<D>,
-    csa: &Plan<'_, D>,
-    hca: &Plan<'_, D>,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn build_plan<B: Backend>(
+    stream: &Stream<B>,
+    tokens: &StepTokens<B>,
+    csa: &Plan<'_, B>,
+    hca: &Plan<'_, B>,
 ) -> Result<(), DeviceError> {
     tokens.check()?;
     csa.check()?;
@@ -185,8 +183,8 @@ pub fn build_plan<D: Device>(
     let operation = BuildPlan {
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
-        plan_csa: csa.records.ptr(),
-        plan_hca: hca.records.ptr(),
+        plan_csa: csa.records.ptr_mut(),
+        plan_hca: hca.records.ptr_mut(),
         params: BuildPlanParams {
             tokens: tokens.count,
             csa_capacity: csa.capacity,
@@ -194,7 +192,7 @@ pub fn build_plan<D: Device>(
         },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { device.launch(stream, (), (2, 1), &operation) }
+    unsafe { stream.launch((), (2, 1), &operation) }
 }
 
 /// Most windows of `ratio` tokens that `tokens` tokens of `requests` requests can close.
@@ -210,18 +208,17 @@ pub const fn plan_capacity(tokens: u32, requests: u32, ratio: u32) -> u32 {
 /// Of a chunk it must run before [`write_state`].
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn compress<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+pub fn compress<B: Backend>(
+    stream: &Stream<B>,
     which: CsaStream,
-    tokens: &StepTokens<D>,
-    projections: &StepProjections<'_, D>,
-    weights: &CompressorWeights<'_, D>,
-    state: &StateRing<D>,
-    plan: &Plan<'_, D>,
-    entries: &Buffer<D, u16>,
+    tokens: &StepTokens<B>,
+    projections: &StepProjections<'_, B>,
+    weights: &CompressorWeights<'_, B>,
+    state: &StateRing<B>,
+    plan: &Plan<'_, B>,
+    entries: &Buffer<B, u16>,
 ) -> Result<(), DeviceError> {
     let (shape, records_per_block) = match which {
         CsaStream::Main => (Shape::of(StateStream::CsaMain), 1),
@@ -241,35 +238,35 @@ pub fn compress<D: Device>(
         token_slot: tokens.slot.ptr(),
         token_index: tokens.index.ptr(),
         state: state.rows.ptr(),
-        entries: entries.ptr(),
+        entries: entries.ptr_mut(),
         params: CompressParams { capacity: plan.capacity, ring: state.ring, slots: state.slots },
     };
     let grid = (plan.capacity.div_ceil(records_per_block), 1);
     // SAFETY: every buffer has the shape of the kernel table (checked above); a work list names
     // tokens of the step, whose windows are in the step or the ring; slots are checked.
-    unsafe { device.launch(stream, which, grid, &operation) }
+    unsafe { stream.launch(which, grid, &operation) }
 }
 
 /// Where the blocks of HCA windows meet; scratch of [`compress_hca`] and
 /// [`decode_hca`](super::decode_hca), of one launch at a time.
-pub struct HcaScratch<D: Device> {
+pub struct HcaScratch<B: Backend> {
     /// `[windows, 512]` f32, all bits set before the first launch; every launch leaves them so.
-    pooled: Buffer<D, u32>,
+    pooled: Buffer<B, u32>,
 }
 
-impl<D: Device> HcaScratch<D> {
+impl<B: Backend> HcaScratch<B> {
     /// Room for `windows` windows in a launch; made ready in `stream`.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Cuda`].
-    pub fn new(device: &D, stream: &D::Stream, windows: u64) -> Result<Self, DeviceError> {
-        let pooled = device.allocate("pooled entries", windows * u64::from(HEAD_DIM))?;
-        device.fill(stream, &pooled, 0xFF)?;
+    pub fn new(stream: &Stream<B>, windows: u64) -> Result<Self, DeviceError> {
+        let pooled = stream.device().allocate("pooled entries", windows * u64::from(HEAD_DIM))?;
+        stream.fill(&pooled, 0xFF)?;
         Ok(Self { pooled })
     }
 
     /// The buffer, for a graph to retain.
-    pub fn pooled(&self) -> &Buffer<D, u32> {
+    pub fn pooled(&self) -> &Buffer<B, u32> {
         &self.pooled
     }
 
@@ -284,18 +281,17 @@ impl<D: Device> HcaScratch<D> {
 /// Of a chunk it must run before [`write_state`].
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn compress_hca<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    tokens: &StepTokens<D>,
-    projections: &StepProjections<'_, D>,
-    weights: &CompressorWeights<'_, D>,
-    state: &StateRing<D>,
-    plan: &Plan<'_, D>,
-    scratch: &HcaScratch<D>,
-    entries: &Buffer<D, u16>,
+pub fn compress_hca<B: Backend>(
+    stream: &Stream<B>,
+    tokens: &StepTokens<B>,
+    projections: &StepProjections<'_, B>,
+    weights: &CompressorWeights<'_, B>,
+    state: &StateRing<B>,
+    plan: &Plan<'_, B>,
+    scratch: &HcaScratch<B>,
+    entries: &Buffer<B, u16>,
 ) -> Result<(), DeviceError> {
     let shape = Shape::of(StateStream::Hca);
     shape.check(tokens, projections, weights.ape, state)?;
@@ -313,26 +309,25 @@ pub fn compress_hca<D: Device>(
         token_slot: tokens.slot.ptr(),
         token_index: tokens.index.ptr(),
         state: state.rows.ptr(),
-        pooled: scratch.pooled().ptr(),
-        entries: entries.ptr(),
+        pooled: scratch.pooled().ptr_mut(),
+        entries: entries.ptr_mut(),
         params: CompressParams { capacity: plan.capacity, ring: state.ring, slots: state.slots },
     };
     // SAFETY: as `compress`; the scratch has a place for every record.
-    unsafe { device.launch(stream, (), (plan.capacity * HCA_SPLITS, 1), &operation) }
+    unsafe { stream.launch((), (plan.capacity * HCA_SPLITS, 1), &operation) }
 }
 
 /// Queues `write_state_*`: the step's tokens into a compressor's ring.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn write_state<D: Device>(
-    device: &D,
-    stream: &D::Stream,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn write_state<B: Backend>(
+    stream: &Stream<B>,
     which: StateStream,
-    tokens: &StepTokens<D>,
-    projections: &StepProjections<'_, D>,
-    ape: &Buffer<D, f32>,
-    state: &StateRing<D>,
+    tokens: &StepTokens<B>,
+    projections: &StepProjections<'_, B>,
+    ape: &Buffer<B, f32>,
+    state: &StateRing<B>,
 ) -> Result<(), DeviceError> {
     if tokens.count == 0 {
         return Ok(());
@@ -345,10 +340,10 @@ pub fn write_state<D: Device>(
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         token_remaining: tokens.remaining.ptr(),
-        state: state.rows.ptr(),
+        state: state.rows.ptr_mut(),
         params: WriteStateParams { ring: state.ring, slots: state.slots },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves out
     // slots outside the ring, and tokens whose row a later one takes.
-    unsafe { device.launch(stream, which, (tokens.count, 1), &operation) }
+    unsafe { stream.launch(which, (tokens.count, 1), &operation) }
 }

@@ -5,9 +5,9 @@ use std::ptr;
 
 use cust::error::CudaError;
 use cust::sys::CUresult;
-use kv_layout::geometry::BLOCK_TOKENS;
-use kv_layout::router::{DECODE_TOKENS, EXPERT_STEP, HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
 use simt::emu::Fault;
+
+use crate::DeviceId;
 
 /// What the CUDA driver answered, other than success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,7 +96,7 @@ pub enum DeviceError {
     DamagedPtx(String),
     /// The embedded PTX manifest is unreadable.
     #[error("the embedded PTX manifest is unreadable: {0}; run `cargo xtask build-ptx`")]
-    Manifest(serde_json::Error),
+    Manifest(String),
     /// A driver call failed.
     #[error("{operation} failed: {status}")]
     Cuda {
@@ -115,6 +115,17 @@ pub enum DeviceError {
         /// Bytes that were free.
         free: u64,
     },
+    /// A type of elements that no memory holds.
+    #[error(
+        "elements of {bytes} bytes, aligned to {align}, cannot be in device memory: they must have at \
+         least one byte, and be aligned to at most 16"
+    )]
+    Element {
+        /// Bytes of an element.
+        bytes: usize,
+        /// Its alignment.
+        align: usize,
+    },
     /// A buffer is too short for what was asked of it.
     #[error("{what}: {needed} elements needed, the buffer has {found}")]
     Length {
@@ -125,37 +136,57 @@ pub enum DeviceError {
         /// Elements that were needed.
         needed: u64,
     },
-    /// A number of compressed entries per block that no layer has.
-    #[error("{entries_per_block} entries a block do not divide its {BLOCK_TOKENS} tokens")]
-    EntriesPerBlock {
-        /// Entries of a block, as they were given.
-        entries_per_block: u32,
-    },
-    /// A number of experts that the router kernels are not built for.
+    /// A buffer's bytes are not those of whole elements of another type.
     #[error(
-        "{selected} of {experts} experts: a layer has a multiple of {EXPERT_STEP} up to \
-         {MAX_EXPERTS}, and a token 1 to {MAX_SELECTED} of them"
+        "{bytes} bytes from byte {offset} on cannot be elements of {size} bytes, which are aligned to \
+         {align}"
     )]
-    Selection {
-        /// Experts of the layer.
-        experts: u32,
-        /// Experts of a token.
-        selected: u32,
+    Cast {
+        /// Where the buffer starts in its memory, in bytes.
+        offset: u64,
+        /// Bytes of the buffer.
+        bytes: u64,
+        /// Bytes of an element asked for.
+        size: u64,
+        /// What an element must be aligned to.
+        align: u64,
     },
-    /// A hidden state that the router kernels are not built for.
-    #[error("a hidden state of {hidden}; the router takes multiples of {HIDDEN_STEP}")]
-    HiddenSize {
-        /// Width of the hidden state.
-        hidden: u32,
+    /// Something of one device was used with another.
+    #[error("the {what} is of {found}, and was used with {used}; allocate or create it there")]
+    ForeignDevice {
+        /// What it is: an argument's name, or `stream`, `event`, `graph`, `buffer`.
+        what: &'static str,
+        /// The device it belongs to.
+        found: DeviceId,
+        /// The device it was used with.
+        used: DeviceId,
     },
-    /// More tokens than the one-launch router takes.
-    #[error("{tokens} tokens; the one-launch router takes at most {DECODE_TOKENS}")]
-    DecodeTokens {
-        /// Tokens of the launch.
-        tokens: u32,
+    /// A launch takes a pointer that is not aligned as the kernel needs it.
+    #[error("{kernel}: `{argument}` at {address:#x} is no multiple of {align} bytes")]
+    Misaligned {
+        /// The kernel.
+        kernel: &'static str,
+        /// Its argument.
+        argument: &'static str,
+        /// The argument's address.
+        address: u64,
+        /// What it must be a multiple of.
+        align: u32,
+    },
+    /// What a launch writes overlaps something else that it takes.
+    #[error(
+        "{kernel}: `{argument}`, which is written, overlaps `{other}`; give it memory of its own"
+    )]
+    Aliased {
+        /// The kernel, or `copy`.
+        kernel: &'static str,
+        /// The argument that is written.
+        argument: &'static str,
+        /// The argument that it overlaps.
+        other: &'static str,
     },
     /// A number that a kernel does not take.
-    #[error("{what} is {value}; it must be a multiple of {multiple} from {multiple} to {most}")]
+    #[error("{what} is {value}; it must be {}", Allowed { multiple: *multiple, most: *most })]
     Argument {
         /// What was given.
         what: &'static str,
@@ -165,6 +196,16 @@ pub enum DeviceError {
         multiple: u64,
         /// Greatest value allowed.
         most: u64,
+    },
+    /// A number that must divide another.
+    #[error("{what} is {value}; it must divide {of}")]
+    NotADivisor {
+        /// What was given.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it must divide.
+        of: u64,
     },
     /// A grid with no blocks, or with more than the hardware takes (2^31 - 1 by 65,535).
     #[error("{kernel}: a grid of {x} x {y} blocks is not possible")]
@@ -183,7 +224,7 @@ pub enum DeviceError {
         operation: &'static str,
     },
     /// A second capture was begun inside one.
-    #[error("this stream is already being captured")]
+    #[error("a stream of this device is already being captured")]
     NestedCapture,
     /// The time between two events was asked for before both were recorded.
     #[error("an event was never recorded")]
@@ -215,4 +256,22 @@ pub enum DeviceError {
         /// The driver's answer.
         status: CudaStatus,
     },
+}
+
+/// The values that an argument may have, in words.
+struct Allowed {
+    multiple: u64,
+    most: u64,
+}
+
+impl std::fmt::Display for Allowed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {
+            Self { multiple, most } if multiple == most => write!(f, "{most}"),
+            Self { multiple: 1, most } => write!(f, "from 1 to {most}"),
+            Self { multiple, most } => {
+                write!(f, "a multiple of {multiple} from {multiple} to {most}")
+            }
+        }
+    }
 }

@@ -7,18 +7,18 @@ use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::{GatherQueries, check, product};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::kernels::{GatherAll, GatherKv, ValidLens};
 
 /// Rows of a query's tile that one block of a gather covers.
 const ROWS_PER_BLOCK: u32 = 16;
 
 /// The compressed entries of one layer.
-pub struct Entries<'a, D: Device> {
+pub struct Entries<'a, B: Backend> {
     /// `[num_blocks * entries_per_block, 576]` u8.
-    pub data: &'a Buffer<D, u8>,
+    pub data: &'a Buffer<B, u8>,
     /// `[num_blocks * entries_per_block, 8]` UE8M0 or `[num_blocks * entries_per_block]` f32, as bytes.
-    pub scale: &'a Buffer<D, u8>,
+    pub scale: &'a Buffer<B, u8>,
     /// How rows are scaled.
     pub format: MainFormat,
     /// Entries of one block: 32 in a CSA layer, 1 in an HCA layer.
@@ -27,31 +27,42 @@ pub struct Entries<'a, D: Device> {
     pub num_blocks: u32,
 }
 
-impl<D: Device> Entries<'_, D> {
+impl<B: Backend> Entries<'_, B> {
     /// Checks the planes; the tokens of an entry.
     pub(super) fn check(&self) -> Result<u32, DeviceError> {
         let entries_per_block = self.entries_per_block;
         if entries_per_block == 0 || !BLOCK_TOKENS.is_multiple_of(entries_per_block) {
-            return Err(DeviceError::EntriesPerBlock { entries_per_block });
+            let (value, of) = (entries_per_block.into(), BLOCK_TOKENS.into());
+            return Err(DeviceError::NotADivisor { what: "entries of a block", value, of });
         }
         let rows = u64::from(self.num_blocks) * u64::from(entries_per_block);
         check("entry data", self.data, rows * DATA_BYTES)?;
         check("entry scales", self.scale, rows * self.format.scale_bytes())?;
         Ok(BLOCK_TOKENS / entries_per_block)
     }
+
+    /// As [`Self::check`], and that an entry is of `ratio` tokens.
+    pub(super) fn check_ratio(&self, ratio: u32) -> Result<(), DeviceError> {
+        if self.check()? == ratio {
+            return Ok(());
+        }
+        let (value, needed) = (self.entries_per_block.into(), (BLOCK_TOKENS / ratio).into());
+        let what = "entries of a block";
+        Err(DeviceError::Argument { what, value, multiple: needed, most: needed })
+    }
 }
 
 /// Which block of the pool holds each block of each request.
-pub struct BlockTable<'a, D: Device> {
+pub struct BlockTable<'a, B: Backend> {
     /// `[slots, max_blocks]` block of the pool; -1 = none.
-    pub table: &'a Buffer<D, i32>,
+    pub table: &'a Buffer<B, i32>,
     /// Request slots.
     pub slots: u32,
     /// Most blocks of a request.
     pub max_blocks: u32,
 }
 
-impl<D: Device> BlockTable<'_, D> {
+impl<B: Backend> BlockTable<'_, B> {
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         let blocks = u64::from(self.slots) * u64::from(self.max_blocks);
         // The kernel reads the first element for queries that have no request.
@@ -71,19 +82,18 @@ fn gather_grid(queries: u32, rows: u32) -> (u32, u32) {
 /// in `faults`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; [`DeviceError::EntriesPerBlock`];
-/// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape; [`DeviceError::NotADivisor`];
+/// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn gather_kv<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
-    selected: &Buffer<D, i32>,
+pub fn gather_kv<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
+    selected: &Buffer<B, i32>,
     rows: u32,
-    table: &BlockTable<'_, D>,
-    entries: &Entries<'_, D>,
-    tile: &Buffer<D, u16>,
-    faults: &Buffer<D, u32>,
+    table: &BlockTable<'_, B>,
+    entries: &Entries<'_, B>,
+    tile: &Buffer<B, u16>,
+    faults: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     if queries.count == 0 {
         return Ok(());
@@ -97,14 +107,14 @@ pub fn gather_kv<D: Device>(
         table: table.table.ptr(),
         entry_data: entries.data.ptr(),
         entry_scale: entries.scale.ptr(),
-        tile: tile.ptr(),
-        faults: faults.ptr(),
+        tile: tile.ptr_mut(),
+        faults: faults.ptr_mut(),
         params,
     };
     let grid = gather_grid(queries.count, rows);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes; work of one stream runs in order.
-    unsafe { device.launch(stream, entries.format, grid, &operation) }
+    unsafe { stream.launch(entries.format, grid, &operation) }
 }
 
 /// Queues `gather_all`: for each query all entries that it sees, oldest first, into `tile`
@@ -117,16 +127,15 @@ pub fn gather_kv<D: Device>(
 /// # Errors
 /// As [`gather_kv`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn gather_all<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
+pub fn gather_all<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
     rows: u32,
-    table: &BlockTable<'_, D>,
-    entries: &Entries<'_, D>,
-    tile: &Buffer<D, u16>,
-    lengths: &Buffer<D, i32>,
-    faults: &Buffer<D, u32>,
+    table: &BlockTable<'_, B>,
+    entries: &Entries<'_, B>,
+    tile: &Buffer<B, u16>,
+    lengths: &Buffer<B, i32>,
+    faults: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     if queries.count == 0 {
         return Ok(());
@@ -139,27 +148,26 @@ pub fn gather_all<D: Device>(
         table: table.table.ptr(),
         entry_data: entries.data.ptr(),
         entry_scale: entries.scale.ptr(),
-        tile: tile.ptr(),
-        lengths: lengths.ptr(),
-        faults: faults.ptr(),
+        tile: tile.ptr_mut(),
+        lengths: lengths.ptr_mut(),
+        faults: faults.ptr_mut(),
         params,
     };
     let grid = gather_grid(queries.count, rows);
     // SAFETY: as in `gather_kv`.
-    unsafe { device.launch(stream, entries.format, grid, &operation) }
+    unsafe { stream.launch(entries.format, grid, &operation) }
 }
 
 /// Queues `valid_lens`: how many entries of `ratio` tokens each query sees, 0 for padding, into
 /// `lengths` (`[queries]`).
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn valid_lens<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn valid_lens<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
     ratio: NonZeroU32,
-    lengths: &Buffer<D, i32>,
+    lengths: &Buffer<B, i32>,
 ) -> Result<(), DeviceError> {
     let GatherQueries { position, slot, first, count, .. } = *queries;
     if count == 0 {
@@ -170,22 +178,22 @@ pub fn valid_lens<D: Device>(
     let operation = ValidLens {
         token_position: position.ptr(),
         token_slot: slot.ptr(),
-        lengths: lengths.ptr(),
+        lengths: lengths.ptr_mut(),
         params: ValidLensParams { first, tokens: count, ratio: ratio.get() },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); work of one stream
     // runs in order.
-    unsafe { device.launch(stream, (), (count.div_ceil(128), 1), &operation) }
+    unsafe { stream.launch((), (count.div_ceil(128), 1), &operation) }
 }
 
 /// What both gathers check; their scalars.
-fn check_gather<D: Device>(
-    queries: &GatherQueries<'_, D>,
+fn check_gather<B: Backend>(
+    queries: &GatherQueries<'_, B>,
     rows: u32,
-    table: &BlockTable<'_, D>,
-    entries: &Entries<'_, D>,
-    tile: &Buffer<D, u16>,
-    faults: &Buffer<D, u32>,
+    table: &BlockTable<'_, B>,
+    entries: &Entries<'_, B>,
+    tile: &Buffer<B, u16>,
+    faults: &Buffer<B, u32>,
 ) -> Result<GatherEntriesParams, DeviceError> {
     check_queries(queries)?;
     table.check()?;
@@ -206,7 +214,7 @@ fn check_gather<D: Device>(
     })
 }
 
-fn check_queries<D: Device>(queries: &GatherQueries<'_, D>) -> Result<(), DeviceError> {
+fn check_queries<B: Backend>(queries: &GatherQueries<'_, B>) -> Result<(), DeviceError> {
     let end = u64::from(queries.first) + u64::from(queries.count);
     check("positions", queries.position, end)?;
     check("slots", queries.slot, end)

@@ -7,8 +7,8 @@ use kernels_gpu::params::{
 use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
-use super::{BlockTable, GatherQueries, IndexKeys, check};
-use crate::device::{Buffer, Device, DeviceError};
+use super::{BlockTable, GatherQueries, IndexKeys, check, check_argument};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::kernels::{
     IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, Project, ScoreMaxima, TopkSelectLong,
     TopkSelectShort,
@@ -31,17 +31,17 @@ pub(super) const TILE: u32 = 32;
 pub(super) const WARPS: u32 = 4;
 
 /// The queries of an indexer, in the form that its scores take.
-pub struct IndexQueries<'a, D: Device> {
+pub struct IndexQueries<'a, B: Backend> {
     /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`]; against MXFP4 keys also exponent gaps,
     /// at [`IndexFormat::query_exponent_gap_byte`].
-    pub query: &'a Buffer<D, u8>,
+    pub query: &'a Buffer<B, u8>,
     /// `[queries, heads]` f32, constants and the scales of the heads' values included.
-    pub weight: &'a Buffer<D, f32>,
+    pub weight: &'a Buffer<B, f32>,
     /// Heads, at most 64.
     pub heads: u32,
 }
 
-impl<D: Device> IndexQueries<'_, D> {
+impl<B: Backend> IndexQueries<'_, B> {
     pub(super) fn check(&self, queries: u32) -> Result<(), DeviceError> {
         check_argument("indexer heads", self.heads, 1, QUERY_HEADS)?;
         let queries = u64::from(queries);
@@ -51,16 +51,16 @@ impl<D: Device> IndexQueries<'_, D> {
 }
 
 /// Rows of scores, and the largest of each group of them.
-pub struct Scores<'a, D: Device> {
+pub struct Scores<'a, B: Backend> {
     /// `[rows, columns]` f32.
-    pub scores: &'a Buffer<D, f32>,
+    pub scores: &'a Buffer<B, f32>,
     /// `[rows, maxima_len(columns)]` f32.
-    pub maxima: &'a Buffer<D, f32>,
+    pub maxima: &'a Buffer<B, f32>,
     /// Scores of a row, a multiple of 32, at most 262,144.
     pub columns: u32,
 }
 
-impl<D: Device> Scores<'_, D> {
+impl<B: Backend> Scores<'_, B> {
     fn check(&self, rows: u32) -> Result<(), DeviceError> {
         check_argument("columns of scores", self.columns, TILE, MOST_COLUMNS)?;
         check("scores", self.scores, u64::from(rows) * u64::from(self.columns))?;
@@ -78,32 +78,18 @@ fn group_log2(columns: u32) -> u32 {
     if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
 }
 
-pub(super) fn check_argument(
-    what: &'static str,
-    value: u32,
-    multiple: u32,
-    most: u32,
-) -> Result<(), DeviceError> {
-    if value == 0 || value > most || !value.is_multiple_of(multiple) {
-        let [value, multiple, most] = [value, multiple, most].map(u64::from);
-        return Err(DeviceError::Argument { what, value, multiple, most });
-    }
-    Ok(())
-}
-
 /// Queues `project`: `input` (`[rows, inner]` BF16) times the transposed `weight` (`[columns, inner]`
 /// BF16) into `output` (`[rows, columns]` f32). The order of every sum is fixed. For decode batches:
 /// each 16 rows read all of the weight.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] if `inner` is no multiple of 128 or `columns` none of 32;
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn project<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    input: &Buffer<D, u16>,
-    weight: &Buffer<D, u16>,
-    output: &Buffer<D, f32>,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn project<B: Backend>(
+    stream: &Stream<B>,
+    input: &Buffer<B, u16>,
+    weight: &Buffer<B, u16>,
+    output: &Buffer<B, f32>,
     [rows, columns, inner]: [u32; 3],
 ) -> Result<(), DeviceError> {
     const ROWS: u32 = 16;
@@ -121,12 +107,12 @@ pub fn project<D: Device>(
     let operation = Project {
         input: input.ptr(),
         weight: weight.ptr(),
-        output: output.ptr(),
+        output: output.ptr_mut(),
         params: ProjectParams { rows, columns, inner },
     };
     let grid = (columns / COLUMNS, rows.div_ceil(ROWS));
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { device.launch(stream, (), grid, &operation) }
+    unsafe { stream.launch((), grid, &operation) }
 }
 
 /// Queues `index_query_*`: the projected queries (`[queries, heads * 128]` f32) rotated, transformed
@@ -135,17 +121,16 @@ pub fn project<D: Device>(
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads; [`DeviceError::Length`] for a buffer shorter than
-/// its shape; as [`Device::launch`].
+/// its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn index_query<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
-    projected: &Buffer<D, f32>,
-    projected_weight: &Buffer<D, f32>,
-    frequencies: &Buffer<D, f32>,
+pub fn index_query<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
+    projected: &Buffer<B, f32>,
+    projected_weight: &Buffer<B, f32>,
+    frequencies: &Buffer<B, f32>,
     format: IndexFormat,
-    to: &IndexQueries<'_, D>,
+    to: &IndexQueries<'_, B>,
 ) -> Result<(), DeviceError> {
     const HEADS_PER_BLOCK: u32 = 4;
     let (first, tokens, heads) = (queries.first, queries.count, to.heads);
@@ -164,13 +149,13 @@ pub fn index_query<D: Device>(
         frequencies: frequencies.ptr(),
         token_position: queries.position.ptr(),
         token_slot: queries.slot.ptr(),
-        query: to.query.ptr(),
-        weight: to.weight.ptr(),
+        query: to.query.ptr_mut(),
+        weight: to.weight.ptr_mut(),
         params: IndexQueryParams { first, tokens, heads },
     };
     let grid = (tokens, QUERY_HEADS / HEADS_PER_BLOCK);
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { device.launch(stream, format, grid, &operation) }
+    unsafe { stream.launch(format, grid, &operation) }
 }
 
 /// Queues `index_score_*`: the score of every entry that each query sees, and the largest of each
@@ -183,18 +168,17 @@ pub fn index_query<D: Device>(
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads or columns, or no blocks; [`DeviceError::Length`] for
 /// a buffer shorter than its shape; [`DeviceError::BadGrid`] for more than 65,535 queries; as
-/// [`Device::launch`].
+/// [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn index_score<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
-    from: &IndexQueries<'_, D>,
-    table: &BlockTable<'_, D>,
-    (keys, num_blocks): (&IndexKeys<'_, D>, u32),
+pub fn index_score<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
+    from: &IndexQueries<'_, B>,
+    table: &BlockTable<'_, B>,
+    (keys, num_blocks): (&IndexKeys<'_, B>, u32),
     skip: u32,
-    to: &Scores<'_, D>,
-    faults: &Buffer<D, u32>,
+    to: &Scores<'_, B>,
+    faults: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     let count = queries.count;
     if count == 0 {
@@ -215,9 +199,9 @@ pub fn index_score<D: Device>(
         table: table.table.ptr(),
         index_code: keys.code.ptr(),
         index_scale: keys.scale.ptr(),
-        scores: to.scores.ptr(),
-        maxima: to.maxima.ptr(),
-        faults: faults.ptr(),
+        scores: to.scores.ptr_mut(),
+        maxima: to.maxima.ptr_mut(),
+        faults: faults.ptr_mut(),
         params: IndexScoreParams {
             first: queries.first,
             heads: from.heads,
@@ -233,7 +217,7 @@ pub fn index_score<D: Device>(
     let grid = ((to.columns / TILE).div_ceil(tiles), count);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { device.launch(stream, keys.format, grid, &operation) }
+    unsafe { stream.launch(keys.format, grid, &operation) }
 }
 
 /// Tiles that a block of `index_score` takes: so many that the blocks fill an H200 a whole number of
@@ -255,14 +239,13 @@ pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for `k` of 0 or above 2048, or too many columns;
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
-pub fn index_topk<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    queries: &GatherQueries<'_, D>,
-    from: &Scores<'_, D>,
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn index_topk<B: Backend>(
+    stream: &Stream<B>,
+    queries: &GatherQueries<'_, B>,
+    from: &Scores<'_, B>,
     k: u32,
-    selected: &Buffer<D, i32>,
+    selected: &Buffer<B, i32>,
 ) -> Result<(), DeviceError> {
     let count = queries.count;
     if count == 0 {
@@ -272,18 +255,18 @@ pub fn index_topk<D: Device>(
     check_selection(from, count, k, selected)?;
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
     let (token_position, token_slot) = (queries.position.ptr(), queries.slot.ptr());
-    let (first, columns, selected) = (queries.first, from.columns, selected.ptr());
+    let (first, columns, selected) = (queries.first, from.columns, selected.ptr_mut());
     let params = IndexTopkParams { first, columns, group_log2: group_log2(columns), k };
     let grid = (count, 1);
     // SAFETY: every buffer has the shape of the kernel table (checked above).
     unsafe {
         if columns <= SHORT {
             let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
-            device.launch(stream, (), grid, &short)
+            stream.launch((), grid, &short)
         } else {
             let long =
                 IndexTopkLong { scores, maxima, token_position, token_slot, selected, params };
-            device.launch(stream, (), grid, &long)
+            stream.launch((), grid, &long)
         }
     }
 }
@@ -294,14 +277,13 @@ pub fn index_topk<D: Device>(
 ///
 /// # Errors
 /// As [`index_topk`]; [`DeviceError::BadGrid`] for more than 65,535 rows of more than 4096 scores.
-pub fn topk_select<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    from: &Scores<'_, D>,
-    lengths: &Buffer<D, i32>,
+pub fn topk_select<B: Backend>(
+    stream: &Stream<B>,
+    from: &Scores<'_, B>,
+    lengths: &Buffer<B, i32>,
     rows: u32,
     k: u32,
-    selected: &Buffer<D, i32>,
+    selected: &Buffer<B, i32>,
 ) -> Result<(), DeviceError> {
     const SCORES_PER_BLOCK: u32 = 2048;
     if rows == 0 {
@@ -311,38 +293,39 @@ pub fn topk_select<D: Device>(
     check("lengths", lengths, rows.into())?;
     let (columns, group_log2) = (from.columns, group_log2(from.columns));
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
-    let (lengths, selected) = (lengths.ptr(), selected.ptr());
+    let (lengths, selected) = (lengths.ptr(), selected.ptr_mut());
     let params = TopkSelectParams { columns, group_log2, k };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
     unsafe {
         if columns <= SHORT {
             let short = TopkSelectShort { scores, lengths, selected, params };
-            return device.launch(stream, (), (rows, 1), &short);
+            return stream.launch((), (rows, 1), &short);
         }
         if columns > READ_WHOLE {
             let params = ScoreMaximaParams { columns, group_log2 };
+            let maxima = from.maxima.ptr_mut();
             let grid = (columns.div_ceil(SCORES_PER_BLOCK), rows);
-            device.launch(stream, (), grid, &ScoreMaxima { scores, lengths, maxima, params })?;
+            stream.launch((), grid, &ScoreMaxima { scores, lengths, maxima, params })?;
         }
         let long = TopkSelectLong { scores, maxima, lengths, selected, params };
-        device.launch(stream, (), (rows, 1), &long)
+        stream.launch((), (rows, 1), &long)
     }
 }
 
-fn check_selection<D: Device>(
-    from: &Scores<'_, D>,
+fn check_selection<B: Backend>(
+    from: &Scores<'_, B>,
     rows: u32,
     k: u32,
-    selected: &Buffer<D, i32>,
+    selected: &Buffer<B, i32>,
 ) -> Result<(), DeviceError> {
     from.check(rows)?;
     check_argument("indices of a list", k, 1, MOST_SELECTED)?;
     check("selected entries", selected, u64::from(rows) * u64::from(k))
 }
 
-pub(super) fn check_keys<D: Device>(
+pub(super) fn check_keys<B: Backend>(
     format: IndexFormat,
-    (code, scale): (&Buffer<D, u8>, &Buffer<D, u8>),
+    (code, scale): (&Buffer<B, u8>, &Buffer<B, u8>),
     num_blocks: u32,
 ) -> Result<(), DeviceError> {
     check_argument("blocks of indexer keys", num_blocks, 1, i32::MAX as u32)?;
@@ -351,7 +334,7 @@ pub(super) fn check_keys<D: Device>(
     check("indexer key scales", scale, rows * format.scale_bytes())
 }
 
-pub(super) fn check_queries<D: Device>(queries: &GatherQueries<'_, D>) -> Result<(), DeviceError> {
+pub(super) fn check_queries<B: Backend>(queries: &GatherQueries<'_, B>) -> Result<(), DeviceError> {
     let end = u64::from(queries.first) + u64::from(queries.count);
     check("positions", queries.position, end)?;
     check("slots", queries.slot, end)

@@ -6,15 +6,15 @@ use kv_layout::index_row::IndexFormat;
 
 use super::gather::{BlockTable, Entries};
 use super::{Plan, StepTokens, check};
-use crate::device::{Buffer, Device, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::kernels::{FlushCsa, FlushHca};
 
 /// The indexer keys of one CSA layer.
-pub struct IndexKeys<'a, D: Device> {
+pub struct IndexKeys<'a, B: Backend> {
     /// `[num_blocks * 32, code_bytes]` u8.
-    pub code: &'a Buffer<D, u8>,
+    pub code: &'a Buffer<B, u8>,
     /// `[num_blocks * 32, scale_bytes]` u8.
-    pub scale: &'a Buffer<D, u8>,
+    pub scale: &'a Buffer<B, u8>,
     /// How keys are stored.
     pub format: IndexFormat,
     /// Whether keys are multiplied by the Hadamard matrix before they are quantised, as the released
@@ -27,18 +27,17 @@ pub struct IndexKeys<'a, D: Device> {
 /// window without a block is left out and counted in `faults`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Device::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn flush_csa<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    tokens: &StepTokens<D>,
-    plan: &Plan<'_, D>,
-    (entries, keys): (&Buffer<D, u16>, &Buffer<D, u16>),
-    table: &BlockTable<'_, D>,
-    to: &Entries<'_, D>,
-    index: &IndexKeys<'_, D>,
-    faults: &Buffer<D, u32>,
+pub fn flush_csa<B: Backend>(
+    stream: &Stream<B>,
+    tokens: &StepTokens<B>,
+    plan: &Plan<'_, B>,
+    (entries, keys): (&Buffer<B, u16>, &Buffer<B, u16>),
+    table: &BlockTable<'_, B>,
+    to: &Entries<'_, B>,
+    index: &IndexKeys<'_, B>,
+    faults: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     let params = check_flush(tokens, plan, entries, table, to, CSA_RATIO, faults)?;
     check("indexer keys", keys, u64::from(plan.capacity) * u64::from(INDEX_DIM))?;
@@ -50,17 +49,17 @@ pub fn flush_csa<D: Device>(
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         table: table.table.ptr(),
-        entry_data: to.data.ptr(),
-        entry_scale: to.scale.ptr(),
-        index_code: index.code.ptr(),
-        index_scale: index.scale.ptr(),
-        faults: faults.ptr(),
+        entry_data: to.data.ptr_mut(),
+        entry_scale: to.scale.ptr_mut(),
+        index_code: index.code.ptr_mut(),
+        index_scale: index.scale.ptr_mut(),
+        faults: faults.ptr_mut(),
         params: FlushParams { rotate: index.rotate.into(), ..params },
     };
     let variant = (to.format, index.format);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { device.launch(stream, variant, (plan.capacity.div_ceil(2), 1), &operation) }
+    unsafe { stream.launch(variant, (plan.capacity.div_ceil(2), 1), &operation) }
 }
 
 /// Queues `flush_hca_*`: the entries (`[capacity, 512]` BF16) of the listed windows.
@@ -68,15 +67,14 @@ pub fn flush_csa<D: Device>(
 /// # Errors
 /// As [`flush_csa`].
 #[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
-pub fn flush_hca<D: Device>(
-    device: &D,
-    stream: &D::Stream,
-    tokens: &StepTokens<D>,
-    plan: &Plan<'_, D>,
-    entries: &Buffer<D, u16>,
-    table: &BlockTable<'_, D>,
-    to: &Entries<'_, D>,
-    faults: &Buffer<D, u32>,
+pub fn flush_hca<B: Backend>(
+    stream: &Stream<B>,
+    tokens: &StepTokens<B>,
+    plan: &Plan<'_, B>,
+    entries: &Buffer<B, u16>,
+    table: &BlockTable<'_, B>,
+    to: &Entries<'_, B>,
+    faults: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
     let operation = FlushHca {
         entries: entries.ptr(),
@@ -84,31 +82,29 @@ pub fn flush_hca<D: Device>(
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         table: table.table.ptr(),
-        entry_data: to.data.ptr(),
-        entry_scale: to.scale.ptr(),
-        faults: faults.ptr(),
+        entry_data: to.data.ptr_mut(),
+        entry_scale: to.scale.ptr_mut(),
+        faults: faults.ptr_mut(),
         params: check_flush(tokens, plan, entries, table, to, HCA_RATIO, faults)?,
     };
     // SAFETY: as `flush_csa`.
-    unsafe { device.launch(stream, to.format, (plan.capacity.div_ceil(4), 1), &operation) }
+    unsafe { stream.launch(to.format, (plan.capacity.div_ceil(4), 1), &operation) }
 }
 
 /// Checks what both flushes share.
-fn check_flush<D: Device>(
-    tokens: &StepTokens<D>,
-    plan: &Plan<'_, D>,
-    entries: &Buffer<D, u16>,
-    table: &BlockTable<'_, D>,
-    to: &Entries<'_, D>,
+fn check_flush<B: Backend>(
+    tokens: &StepTokens<B>,
+    plan: &Plan<'_, B>,
+    entries: &Buffer<B, u16>,
+    table: &BlockTable<'_, B>,
+    to: &Entries<'_, B>,
     ratio: u32,
-    faults: &Buffer<D, u32>,
+    faults: &Buffer<B, u32>,
 ) -> Result<FlushParams, DeviceError> {
     tokens.check()?;
     plan.check()?;
     table.check()?;
-    if to.check()? != ratio {
-        return Err(DeviceError::EntriesPerBlock { entries_per_block: to.entries_per_block });
-    }
+    to.check_ratio(ratio)?;
     check("entries", entries, u64::from(plan.capacity) * u64::from(HEAD_DIM))?;
     check("fault word", faults, 1)?;
     Ok(FlushParams {
@@ -121,9 +117,9 @@ fn check_flush<D: Device>(
 }
 
 /// Checks that there is a key for every entry.
-pub(super) fn check_index_keys<D: Device>(
-    index: &IndexKeys<'_, D>,
-    entries: &Entries<'_, D>,
+pub(super) fn check_index_keys<B: Backend>(
+    index: &IndexKeys<'_, B>,
+    entries: &Entries<'_, B>,
 ) -> Result<(), DeviceError> {
     let rows = u64::from(entries.num_blocks) * u64::from(entries.entries_per_block);
     check("indexer key codes", index.code, rows * index.format.code_bytes())?;

@@ -1,0 +1,232 @@
+//! The raw calls of a device, without rules: those are [`Device`](crate::Device)'s.
+
+use crate::{DeviceError, DeviceInfo, Operation};
+
+/// A block of device memory.
+pub trait RawMemory: Send + Sync + 'static {
+    /// Address of its first byte on the device, a multiple of 256.
+    fn address(&self) -> u64;
+    /// Its size in bytes.
+    fn bytes(&self) -> u64;
+}
+
+/// A block of pinned host memory.
+pub trait RawPinned: Send + Sync + 'static {
+    /// Its bytes, aligned to 16.
+    fn bytes(&self) -> &[u8];
+    /// Its bytes, aligned to 16.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+/// The raw calls of a device. Another crate may implement it, around a backend of this one for instance:
+/// [`Device::from_backend`](crate::Device::from_backend).
+///
+/// [`Device`](crate::Device) calls nothing here before it has checked identity, lengths, alignment, overlap
+/// and the rules of captures. Objects of an associated type are only passed to the backend that made them,
+/// or to another of its [domain](Self::capture_domain). They keep alive what they need of the backend, and
+/// give back what they hold when they are dropped, which is never while a capture is active.
+///
+/// # Safety
+/// - Memory is valid on the device from its allocation to its drop, for as many bytes as it says, and
+///   disjoint from all other memory. Dropping memory, or pinned memory, waits for the work that may use it.
+/// - Work of a stream runs in the order in which it was queued. Work that a failed call has queued keeps
+///   that order too.
+/// - When [`synchronize`](Self::synchronize) returns `Ok`, no work that was queued in the stream touches host
+///   memory any more.
+/// - A call touches no memory but what its arguments name.
+pub unsafe trait Backend: Send + Sync + Sized + 'static {
+    /// A block of device memory, freed when dropped.
+    type Memory: RawMemory;
+    /// A block of host memory that copies to and from the device need not stage.
+    type PinnedMemory: RawPinned;
+    /// An in-order queue of work.
+    type Stream: Send + Sync + 'static;
+    /// A point in a stream.
+    type Event: Send + Sync + 'static;
+    /// A captured sequence of work, ready to be replayed once it was [instantiated](Self::instantiate).
+    type Graph: Send + Sync + 'static;
+
+    /// What this device is.
+    fn info(&self) -> &DeviceInfo;
+
+    /// What says that devices share captures: those with equal domains do, as two devices on one CUDA
+    /// context must. `None` for a device that shares with no other.
+    fn capture_domain(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether every launch shall be waited for, so that a fault names the one kernel that caused it.
+    fn waits_for_launches(&self) -> bool {
+        false
+    }
+
+    /// What tells the streams of a domain apart.
+    fn stream_id(&self, stream: &Self::Stream) -> u64;
+
+    /// Bytes that an allocation could take now.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`] if the driver cannot tell.
+    fn free_memory(&self) -> Result<u64, DeviceError>;
+
+    /// `bytes` bytes of device memory, zero before any work of any stream sees them. `label` names them in
+    /// errors.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Cuda`].
+    fn allocate(&self, label: &'static str, bytes: u64) -> Result<Self::Memory, DeviceError>;
+
+    /// At least `bytes` bytes of pinned host memory, zero.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Cuda`].
+    fn allocate_pinned(&self, bytes: u64) -> Result<Self::PinnedMemory, DeviceError>;
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`].
+    fn stream(&self) -> Result<Self::Stream, DeviceError>;
+
+    /// A new event.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`].
+    fn event(&self) -> Result<Self::Event, DeviceError>;
+
+    /// Notes the present end of `stream` in `event`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`].
+    fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<(), DeviceError>;
+
+    /// Waits until `event` has passed; at once if it was never recorded.
+    ///
+    /// # Errors
+    /// [`DeviceError::KernelFault`].
+    fn wait(&self, event: &Self::Event) -> Result<(), DeviceError>;
+
+    /// Lets work that is queued in `stream` from now on wait, on the device, until `event` has passed.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`].
+    fn wait_in_stream(&self, stream: &Self::Stream, event: &Self::Event)
+    -> Result<(), DeviceError>;
+
+    /// Milliseconds between two events that have passed.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotRecorded`]; [`DeviceError::Cuda`].
+    fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32, DeviceError>;
+
+    /// Queues one launch of the kernel of `operation` for `variant`.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`](crate::Stream::launch), and what that checks was checked.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`]; [`DeviceError::Fault`] on the emulator.
+    unsafe fn launch<O: Operation>(
+        &self,
+        stream: &Self::Stream,
+        variant: O::Variant,
+        grid: (u32, u32),
+        operation: &O,
+    ) -> Result<(), DeviceError>;
+
+    /// Queues a copy of `bytes` bytes on the device.
+    ///
+    /// # Safety
+    /// Both ranges are in live memory of this device until the copy is done, and do not overlap.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`].
+    unsafe fn copy(
+        &self,
+        stream: &Self::Stream,
+        from: u64,
+        to: u64,
+        bytes: u64,
+    ) -> Result<(), DeviceError>;
+
+    /// Queues filling `bytes` bytes on the device with `byte`.
+    ///
+    /// # Safety
+    /// The range is in live memory of this device until that is done.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`].
+    unsafe fn fill(
+        &self,
+        stream: &Self::Stream,
+        to: u64,
+        byte: u8,
+        bytes: u64,
+    ) -> Result<(), DeviceError>;
+
+    /// Queues a copy of `bytes` bytes to the device.
+    ///
+    /// # Safety
+    /// Until the copy is done, or the stream was waited for: `from` is valid for reads of `bytes` bytes that
+    /// nobody writes, and `to` is in live memory of this device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`]; the copy may have been queued all the same.
+    unsafe fn upload(
+        &self,
+        stream: &Self::Stream,
+        from: *const u8,
+        to: u64,
+        bytes: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// Queues a copy of `bytes` bytes from the device.
+    ///
+    /// # Safety
+    /// Until the copy is done, or the stream was waited for: `to` is valid for writes of `bytes` bytes that
+    /// nobody else touches, and `from` is in live memory of this device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`]; the copy may have been queued all the same.
+    unsafe fn download(
+        &self,
+        stream: &Self::Stream,
+        from: u64,
+        to: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError>;
+
+    /// Waits until all work of `stream` is done; faults of its kernels surface here.
+    ///
+    /// # Errors
+    /// [`DeviceError::KernelFault`].
+    fn synchronize(&self, stream: &Self::Stream) -> Result<(), DeviceError>;
+
+    /// Begins to capture what is queued into `stream`, instead of running it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`]; then no capture was begun.
+    fn begin_capture(&self, stream: &Self::Stream) -> Result<(), DeviceError>;
+
+    /// Ends the capture of `stream`. On an error too it has ended.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`].
+    fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph, DeviceError>;
+
+    /// Makes a captured graph ready to be replayed.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`].
+    fn instantiate(&self, graph: &mut Self::Graph) -> Result<(), DeviceError>;
+
+    /// Queues everything that `graph` captured.
+    ///
+    /// # Safety
+    /// `graph` was instantiated, no other thread replays it at the same time, and what it touches is live
+    /// until its work is done.
+    ///
+    /// # Errors
+    /// As [`Self::launch`].
+    unsafe fn replay(&self, stream: &Self::Stream, graph: &Self::Graph) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,210 @@
+//! Typed device memory.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+
+use crate::capture::Owned;
+use crate::device::check_element;
+use crate::{Backend, Device, DeviceError, DeviceId, DevicePtr, DevicePtrMut, RawMemory, Span};
+
+/// One allocation of a device, for a graph to keep alive. The last clone frees it.
+pub struct Memory<B: Backend> {
+    shared: Arc<Allocation<B>>,
+}
+
+struct Allocation<B: Backend> {
+    raw: Owned<B::Memory>,
+    device: Device<B>,
+}
+
+impl<B: Backend> Clone for Memory<B> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<B: Backend> Memory<B> {
+    pub(crate) fn new(raw: B::Memory, device: &Device<B>) -> Self {
+        let raw = device.own(raw);
+        Self { shared: Arc::new(Allocation { raw, device: device.clone() }) }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        let raw = &*self.shared.raw;
+        Span { address: raw.address(), bytes: raw.bytes(), device: self.shared.device.id() }
+    }
+}
+
+/// Device memory of `len` elements of `T` that is only read: downloaded, sliced, and passed to `const`
+/// arguments of kernels. Cloning shares it; the last clone frees it.
+///
+/// Made by [`Buffer::view`]. What it shows may change, through the buffer that it is a view of.
+pub struct View<B: Backend, T> {
+    memory: Memory<B>,
+    /// First byte of `memory` that belongs to it.
+    offset: u64,
+    len: u64,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<B: Backend, T> Clone for View<B, T> {
+    fn clone(&self) -> Self {
+        Self { memory: self.memory.clone(), ..*self }
+    }
+}
+
+impl<B: Backend, T: Pod> View<B, T> {
+    /// `len` of its elements from `start` on, sharing the memory; `None` if it has not that many.
+    #[must_use]
+    pub fn slice(&self, start: u64, len: u64) -> Option<Self> {
+        let end = start.checked_add(len)?;
+        let offset = || self.offset + start * size_of::<T>() as u64;
+        (end <= self.len).then(|| Self { offset: offset(), len, ..self.clone() })
+    }
+
+    /// The same bytes as elements of `U`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cast`] unless they are a whole number of elements, the first of them aligned;
+    /// [`DeviceError::Element`].
+    pub fn cast<U: Pod>(&self) -> Result<View<B, U>, DeviceError> {
+        check_element::<U>()?;
+        let (size, align) = (size_of::<U>() as u64, align_of::<U>() as u64);
+        let (bytes, offset) = (self.bytes(), self.offset);
+        // The memory itself is aligned to more than any element.
+        if !bytes.is_multiple_of(size) || !offset.is_multiple_of(align) {
+            return Err(DeviceError::Cast { offset, bytes, size, align });
+        }
+        let memory = self.memory.clone();
+        Ok(View { memory, offset, len: bytes / size, element: PhantomData })
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.len * size_of::<T>() as u64
+    }
+
+    /// Pointer to the elements, for `const` arguments of launches.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr<T> {
+        DevicePtr::new(self.span())
+    }
+
+    /// The range of the device's memory that it is.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        let memory = self.memory.span();
+        Span { address: memory.address + self.offset, bytes: self.bytes(), ..memory }
+    }
+
+    /// The memory itself, for a graph to keep alive.
+    #[must_use]
+    pub fn memory(&self) -> Memory<B> {
+        self.memory.clone()
+    }
+
+    /// The device it is on.
+    #[must_use]
+    pub fn device(&self) -> &Device<B> {
+        &self.memory.shared.device
+    }
+
+    /// The range of `len` elements from `at` on, if this is a buffer of device `used`.
+    pub(crate) fn range(
+        &self,
+        what: &'static str,
+        used: DeviceId,
+        at: u64,
+        len: u64,
+    ) -> Result<Span, DeviceError> {
+        let span = self.span();
+        crate::operation::check_device("buffer", span.device, used)?;
+        let found = self.len.saturating_sub(at);
+        if at > self.len || found < len {
+            return Err(DeviceError::Length { what, found, needed: len });
+        }
+        let size = size_of::<T>() as u64;
+        Ok(Span { address: span.address + at * size, bytes: len * size, ..span })
+    }
+}
+
+/// Device memory of `len` elements of `T` that may be written. It is a [`View`] too. Cloning shares it; the
+/// last clone frees it.
+pub struct Buffer<B: Backend, T>(View<B, T>);
+
+impl<B: Backend, T> Clone for Buffer<B, T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B: Backend, T> Deref for Buffer<B, T> {
+    type Target = View<B, T>;
+
+    fn deref(&self) -> &View<B, T> {
+        &self.0
+    }
+}
+
+impl<B: Backend, T> From<Buffer<B, T>> for View<B, T> {
+    fn from(buffer: Buffer<B, T>) -> Self {
+        buffer.0
+    }
+}
+
+impl<B: Backend, T: Pod> Buffer<B, T> {
+    /// All of `memory`, which has `len` elements.
+    pub(crate) fn new(memory: Memory<B>, len: u64) -> Self {
+        Self(View { memory, offset: 0, len, element: PhantomData })
+    }
+
+    /// The same elements, to read only.
+    #[must_use]
+    pub fn view(&self) -> View<B, T> {
+        self.0.clone()
+    }
+
+    /// As [`View::slice`].
+    #[must_use]
+    pub fn slice(&self, start: u64, len: u64) -> Option<Self> {
+        self.0.slice(start, len).map(Self)
+    }
+
+    /// As [`View::cast`].
+    ///
+    /// # Errors
+    /// As [`View::cast`].
+    pub fn cast<U: Pod>(&self) -> Result<Buffer<B, U>, DeviceError> {
+        self.0.cast().map(Buffer)
+    }
+
+    /// As [`View::memory`].
+    #[must_use]
+    pub fn memory(&self) -> Memory<B> {
+        self.0.memory()
+    }
+
+    /// Pointer to the elements, for `mut` arguments of launches.
+    #[must_use]
+    pub fn ptr_mut(&self) -> DevicePtrMut<T> {
+        DevicePtrMut::new(self.span())
+    }
+}

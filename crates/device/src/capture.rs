@@ -1,0 +1,281 @@
+//! What a capture forbids, whoever's device it is of, and what is put off until it ends.
+
+use std::any::Any;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, PoisonError, Weak};
+
+// Under `--cfg loom` the model checker's own, for the tests at the end.
+#[cfg(loom)]
+use loom::sync::{
+    Mutex, MutexGuard, RwLock, RwLockReadGuard,
+    atomic::{AtomicBool, Ordering},
+};
+#[cfg(not(loom))]
+use std::sync::{
+    Mutex, MutexGuard, RwLock, RwLockReadGuard,
+    atomic::{AtomicBool, Ordering},
+};
+
+use crate::{DeviceError, Span};
+
+/// The one capture that devices of a domain can have at a time.
+#[derive(Default)]
+pub(crate) struct Captures {
+    /// Whether `current` is occupied; read without the lock on every launch.
+    active: AtomicBool,
+    /// Held for reading by calls that a capture forbids, as long as they last; for writing while one begins.
+    gate: RwLock<()>,
+    current: Mutex<Option<Capture>>,
+    /// What was dropped while a capture was active.
+    put_off: Mutex<Vec<Box<dyn Any + Send>>>,
+}
+
+struct Capture {
+    /// The stream being captured, by the backend's own identity of it.
+    stream: u64,
+    /// Ranges that launches may point into.
+    retained: Vec<Span>,
+    /// The first rule that was broken: the capture cannot end well, even if the caller went on.
+    violation: Option<DeviceError>,
+}
+
+impl Captures {
+    /// Begins a capture of `stream`, after every call in flight that a capture forbids.
+    pub fn begin(&self, stream: u64, retained: Vec<Span>) -> Result<(), DeviceError> {
+        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.lock();
+        if current.is_some() {
+            return Err(DeviceError::NestedCapture);
+        }
+        *current = Some(Capture { stream, retained, violation: None });
+        self.active.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends the capture and frees what was put off; the first rule broken in it, if any.
+    pub fn end(&self) -> Result<(), DeviceError> {
+        self.active.store(false, Ordering::Release);
+        let ended = self.lock().take();
+        let put_off =
+            std::mem::take(&mut *self.put_off.lock().unwrap_or_else(PoisonError::into_inner));
+        // One by one, since another capture may begin meanwhile.
+        put_off.into_iter().for_each(|raw| self.free(raw));
+        match ended.and_then(|capture| capture.violation) {
+            Some(violation) => Err(violation),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether `stream` is being captured.
+    pub fn is_capturing(&self, stream: u64) -> bool {
+        self.active.load(Ordering::Acquire)
+            && self.lock().as_ref().is_some_and(|capture| capture.stream == stream)
+    }
+
+    /// Does what a capture forbids, or refuses it while anything is being captured. No capture begins until
+    /// it is done. It must not call anything here, nor drop an [`Owned`].
+    pub fn outside<R>(
+        &self,
+        operation: &'static str,
+        forbidden: impl FnOnce() -> Result<R, DeviceError>,
+    ) -> Result<R, DeviceError> {
+        let _gate = self.enter();
+        if self.active.load(Ordering::Acquire)
+            && let Some(capture) = self.lock().as_mut()
+        {
+            capture.note(DeviceError::ForbiddenInCapture { operation });
+            return Err(DeviceError::ForbiddenInCapture { operation });
+        }
+        forbidden()
+    }
+
+    /// As [`Self::outside`], but while anything is being captured leaves it out.
+    pub fn unless_capturing(
+        &self,
+        forbidden: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let _gate = self.enter();
+        if self.active.load(Ordering::Acquire) { Ok(()) } else { forbidden() }
+    }
+
+    /// Drops `raw`: now, or when the capture ends that is active.
+    fn free<T: Send + 'static>(&self, raw: T) {
+        let _gate = self.enter();
+        if self.active.load(Ordering::Acquire) {
+            let mut put_off = self.put_off.lock().unwrap_or_else(PoisonError::into_inner);
+            put_off.push(Box::new(raw));
+        } else {
+            drop(raw);
+        }
+    }
+
+    /// Checks what is queued into `stream`: while it is captured, every range must be retained.
+    pub fn check_retained<'a>(
+        &self,
+        stream: u64,
+        kernel: &'static str,
+        arguments: impl IntoIterator<Item = (&'static str, &'a Span)>,
+    ) -> Result<(), DeviceError> {
+        if !self.active.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut current = self.lock();
+        let Some(capture) = current.as_mut().filter(|capture| capture.stream == stream) else {
+            return Ok(());
+        };
+        for (argument, &Span { address, bytes, .. }) in arguments {
+            let holds = |memory: &Span| {
+                address >= memory.address && address - memory.address + bytes <= memory.bytes
+            };
+            if !capture.retained.iter().any(holds) {
+                capture.note(DeviceError::NotRetained { kernel, argument, address });
+                return Err(DeviceError::NotRetained { kernel, argument, address });
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(&self) -> RwLockReadGuard<'_, ()> {
+        // The guarded value is `()`: nothing in it can be broken by a panic.
+        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Capture>> {
+        // The state is a plain value, valid even if a holder of the lock panicked.
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Capture {
+    fn note(&mut self, violation: DeviceError) {
+        self.violation.get_or_insert(violation);
+    }
+}
+
+/// The captures that all devices of one domain share.
+pub(crate) fn domain(key: u64) -> Arc<Captures> {
+    static DOMAINS: std::sync::Mutex<Vec<(u64, Weak<Captures>)>> =
+        std::sync::Mutex::new(Vec::new());
+    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    domains.retain(|(_, captures)| captures.strong_count() > 0);
+    let known = domains.iter().find(|(of, _)| *of == key).and_then(|(_, known)| known.upgrade());
+    known.unwrap_or_else(|| {
+        let captures = Arc::<Captures>::default();
+        domains.push((key, Arc::downgrade(&captures)));
+        captures
+    })
+}
+
+/// An object of a backend. It is given back when this is dropped, or after the capture that is active then:
+/// a driver may neither free nor wait while it captures.
+pub(crate) struct Owned<T: Send + 'static> {
+    raw: ManuallyDrop<T>,
+    captures: Arc<Captures>,
+}
+
+impl<T: Send + 'static> Owned<T> {
+    pub fn new(raw: T, captures: &Arc<Captures>) -> Self {
+        Self { raw: ManuallyDrop::new(raw), captures: Arc::clone(captures) }
+    }
+}
+
+impl<T: Send + 'static> Deref for Owned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.raw
+    }
+}
+
+impl<T: Send + 'static> DerefMut for Owned<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.raw
+    }
+}
+
+impl<T: Send + 'static> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: taken here and nowhere else; `self` is not used afterwards.
+        let raw = unsafe { ManuallyDrop::take(&mut self.raw) };
+        self.captures.free(raw);
+    }
+}
+
+/// `RUSTFLAGS="--cfg loom" cargo test --release -p dsv4-kv-device --lib -- loom`: every order in which two
+/// threads can meet here.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::atomic::AtomicUsize;
+    use loom::thread;
+
+    use super::*;
+
+    /// Another thread that is refused during a capture makes that capture fail, and one that is not
+    /// refused does not.
+    #[test]
+    fn a_refusal_and_the_end_of_a_capture_agree() {
+        loom::model(|| {
+            let captures = loom::sync::Arc::new(Captures::default());
+            let other = loom::sync::Arc::clone(&captures);
+            let other = thread::spawn(move || other.outside("allocating", || Ok(())).is_err());
+            captures.begin(1, Vec::new()).unwrap();
+            let failed = captures.end().is_err();
+            assert_eq!(other.join().unwrap(), failed);
+        });
+    }
+
+    /// Of two captures at a time one is refused, and the other ends well.
+    #[test]
+    fn one_of_two_captures_is_refused() {
+        loom::model(|| {
+            let captures = loom::sync::Arc::new(Captures::default());
+            let other = loom::sync::Arc::clone(&captures);
+            let begin = |captures: &Captures, stream| captures.begin(stream, Vec::new()).is_ok();
+            let other = thread::spawn(move || begin(&other, 1));
+            let here = begin(&captures, 2);
+            assert!(here != other.join().unwrap());
+            assert!(captures.is_capturing(if here { 2 } else { 1 }));
+            captures.end().unwrap();
+            assert!(!captures.is_capturing(1) && !captures.is_capturing(2));
+        });
+    }
+
+    /// What a capture forbids never runs between its begin and its end, and neither does a free.
+    #[test]
+    fn forbidden_calls_and_frees_stay_outside() {
+        /// Counts itself when it is dropped, and must not be while anything is captured.
+        struct Freed {
+            captured: loom::sync::Arc<AtomicBool>,
+            count: loom::sync::Arc<AtomicUsize>,
+        }
+
+        impl Drop for Freed {
+            fn drop(&mut self) {
+                assert!(!self.captured.load(Ordering::Acquire));
+                self.count.fetch_add(1, Ordering::AcqRel);
+            }
+        }
+
+        loom::model(|| {
+            let captures = loom::sync::Arc::new(Captures::default());
+            let captured = loom::sync::Arc::new(AtomicBool::new(false));
+            let count = loom::sync::Arc::new(AtomicUsize::new(0));
+            let freed = Freed { captured: captured.clone(), count: count.clone() };
+            let (other, flag) = (captures.clone(), captured.clone());
+            let other = thread::spawn(move || {
+                let _ = other.outside("waiting", || {
+                    assert!(!flag.load(Ordering::Acquire));
+                    Ok(())
+                });
+                other.free(freed);
+            });
+            captures.begin(1, Vec::new()).unwrap();
+            captured.store(true, Ordering::Release);
+            captured.store(false, Ordering::Release);
+            let _ = captures.end();
+            other.join().unwrap();
+            assert_eq!(count.load(Ordering::Acquire), 1);
+        });
+    }
+}

@@ -1,0 +1,264 @@
+//! The raw calls, as calls of the driver.
+
+use std::ffi::c_void;
+use std::mem::{self, ManuallyDrop};
+use std::ptr;
+use std::sync::PoisonError;
+
+use cust::error::CudaError;
+use cust::memory::{DeviceBuffer, LockedBuffer};
+use cust::stream::{Stream, StreamFlags};
+use cust::sys::{self, CUresult};
+
+use super::handles::{CudaEvent, CudaGraph, CudaMemory, CudaPinned, CudaStream};
+use super::{Cuda, check, during};
+use crate::{Backend, DeviceError, DeviceInfo, Operation};
+
+// SAFETY: memory is the driver's, and its drop waits (`CudaMemory`, `CudaPinned`); streams are ordered by the
+// driver, and `cuStreamSynchronize` waits for copies too.
+unsafe impl Backend for Cuda {
+    type Memory = CudaMemory;
+    type PinnedMemory = CudaPinned;
+    type Stream = CudaStream;
+    type Event = CudaEvent;
+    type Graph = CudaGraph;
+
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    /// The context: what the driver forbids in a capture it forbids all users of the context.
+    fn capture_domain(&self) -> Option<u64> {
+        Some(self.shared.context as u64)
+    }
+
+    fn waits_for_launches(&self) -> bool {
+        self.shared.check_every_launch
+    }
+
+    fn stream_id(&self, stream: &CudaStream) -> u64 {
+        stream.id()
+    }
+
+    fn free_memory(&self) -> Result<u64, DeviceError> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the call writes two integers.
+        check("reading the free memory", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free as u64)
+    }
+
+    fn allocate(&self, label: &'static str, bytes: u64) -> Result<CudaMemory, DeviceError> {
+        let free = self.free_memory()?;
+        let refused = || DeviceError::OutOfMemory { label, requested: bytes, free };
+        let size = usize::try_from(bytes).map_err(|_| refused())?.max(1);
+        // SAFETY: the memory is zeroed below, before anything reads it.
+        let buffer = match unsafe { DeviceBuffer::<u8>::uninitialized(size) } {
+            Ok(buffer) => buffer,
+            Err(CudaError::OutOfMemory) => return Err(refused()),
+            Err(error) => return Err(during("allocating device memory")(error)),
+        };
+        let address = buffer.as_device_ptr().as_raw();
+        let (buffer, cuda) = (ManuallyDrop::new(buffer), self.clone());
+        let memory = CudaMemory { buffer, address, bytes, cuda };
+        // SAFETY: the `size` bytes at `address` were just allocated.
+        check("zeroing device memory", unsafe { sys::cuMemsetD8_v2(address, 0, size) })?;
+        // SAFETY: no arguments; waits until the memory is zero, whatever stream comes next.
+        check("zeroing device memory", unsafe { sys::cuCtxSynchronize() })?;
+        Ok(memory)
+    }
+
+    fn allocate_pinned(&self, bytes: u64) -> Result<CudaPinned, DeviceError> {
+        const WORD: u64 = size_of::<u128>() as u64;
+        self.enter()?;
+        let (label, free) = ("pinned memory", 0);
+        let refused = || DeviceError::OutOfMemory { label, requested: bytes, free };
+        let words = usize::try_from(bytes.div_ceil(WORD)).map_err(|_| refused())?.max(1);
+        if words > isize::MAX as usize / WORD as usize {
+            return Err(refused());
+        }
+        // SAFETY: the memory is zeroed below, before anything reads it.
+        let mut buffer = match unsafe { LockedBuffer::<u128>::uninitialized(words) } {
+            Ok(buffer) => ManuallyDrop::new(buffer),
+            Err(CudaError::OutOfMemory) => return Err(refused()),
+            Err(error) => return Err(during("allocating pinned memory")(error)),
+        };
+        // SAFETY: so many words were just allocated, page-locked for the host to write.
+        unsafe { buffer.as_mut_ptr().write_bytes(0, words) };
+        Ok(CudaPinned { buffer, cuda: self.clone() })
+    }
+
+    fn stream(&self) -> Result<CudaStream, DeviceError> {
+        self.enter()?;
+        let stream =
+            Stream::new(StreamFlags::DEFAULT, None).map_err(during("creating a stream"))?;
+        Ok(CudaStream::owned(stream, self))
+    }
+
+    fn event(&self) -> Result<CudaEvent, DeviceError> {
+        self.enter()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the call writes one handle.
+        check("creating an event", unsafe { sys::cuEventCreate(&mut handle, 0) })?;
+        Ok(CudaEvent { handle, cuda: self.clone() })
+    }
+
+    fn record(&self, event: &CudaEvent, stream: &CudaStream) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: both handles are live.
+        check("recording an event", unsafe { sys::cuEventRecord(event.handle, stream.handle) })
+    }
+
+    fn wait(&self, event: &CudaEvent) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: the event is live.
+        self.waited(unsafe { sys::cuEventSynchronize(event.handle) })
+    }
+
+    fn wait_in_stream(&self, stream: &CudaStream, event: &CudaEvent) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: both handles are live.
+        let status = unsafe { sys::cuStreamWaitEvent(stream.handle, event.handle, 0) };
+        check("waiting for an event in a stream", status)
+    }
+
+    fn elapsed_ms(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f32, DeviceError> {
+        self.enter()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are live; the call writes one number.
+        let status = unsafe { sys::cuEventElapsedTime(&mut milliseconds, from.handle, to.handle) };
+        if status == CUresult::CUDA_ERROR_INVALID_HANDLE {
+            return Err(DeviceError::NotRecorded);
+        }
+        check("reading two events", status)?;
+        Ok(milliseconds)
+    }
+
+    unsafe fn launch<O: Operation>(
+        &self,
+        stream: &CudaStream,
+        variant: O::Variant,
+        grid: (u32, u32),
+        operation: &O,
+    ) -> Result<(), DeviceError> {
+        self.enter()?;
+        let (kernel, index) = (O::info(variant), O::kernel(variant));
+        self.shared.launched.insert(stream.id(), index);
+        let launch = cuda_loader::Launch {
+            function: self.shared.functions[index],
+            grid,
+            block: kernel.block,
+            shared_bytes: kernel.shared,
+            stream: stream.handle,
+            overlap: self.shared.overlap,
+        };
+        let status = operation.with_arguments(|arguments: &mut [*mut c_void]| {
+            // SAFETY: the arguments are those of the kernel table, which the PTX was checked
+            // against, as it was that every kernel waits first; that their pointers are good for the
+            // launch is the caller's promise.
+            unsafe { cuda_loader::launch_kernel(&launch, arguments) }
+        });
+        check(kernel.name, status)
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: &CudaStream,
+        from: u64,
+        to: u64,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: two ranges of live memory, by the caller's promise.
+        check("copying on the device", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, stream.handle)
+        })
+    }
+
+    unsafe fn fill(
+        &self,
+        stream: &CudaStream,
+        to: u64,
+        byte: u8,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: a range of live memory, by the caller's promise.
+        check("filling device memory", unsafe {
+            sys::cuMemsetD8Async(to, byte, bytes as usize, stream.handle)
+        })
+    }
+
+    unsafe fn upload(
+        &self,
+        stream: &CudaStream,
+        from: *const u8,
+        to: u64,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: both ranges are valid until the copy is done, by the caller's promise.
+        check("copying to the device", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.handle)
+        })
+    }
+
+    unsafe fn download(
+        &self,
+        stream: &CudaStream,
+        from: u64,
+        to: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: both ranges are valid until the copy is done, by the caller's promise.
+        check("copying from the device", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.handle)
+        })
+    }
+
+    fn synchronize(&self, stream: &CudaStream) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: the stream is live.
+        self.waited(unsafe { sys::cuStreamSynchronize(stream.handle) })?;
+        self.shared.launched.take(stream.id());
+        Ok(())
+    }
+
+    fn begin_capture(&self, stream: &CudaStream) -> Result<(), DeviceError> {
+        self.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // SAFETY: the stream is live.
+        check("beginning a capture", unsafe { sys::cuStreamBeginCapture_v2(stream.handle, mode) })?;
+        let before = self.shared.launched.take(stream.id());
+        *stream.launched_before.lock().unwrap_or_else(PoisonError::into_inner) = before;
+        Ok(())
+    }
+
+    fn end_capture(&self, stream: &CudaStream) -> Result<CudaGraph, DeviceError> {
+        let mut before = stream.launched_before.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernels = self.shared.launched.take(stream.id());
+        self.shared.launched.add(stream.id(), &mem::take(&mut *before));
+        self.enter()?;
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is live; the call writes one handle.
+        check("ending a capture", unsafe { sys::cuStreamEndCapture(stream.handle, &mut graph) })?;
+        Ok(CudaGraph { graph, executable: ptr::null_mut(), kernels, cuda: self.clone() })
+    }
+
+    fn instantiate(&self, graph: &mut CudaGraph) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: a graph from a successful capture; the call writes one handle.
+        check("instantiating a graph", unsafe {
+            sys::cuGraphInstantiateWithFlags(&mut graph.executable, graph.graph, 0)
+        })
+    }
+
+    unsafe fn replay(&self, stream: &CudaStream, graph: &CudaGraph) -> Result<(), DeviceError> {
+        self.enter()?;
+        self.shared.launched.add(stream.id(), &graph.kernels);
+        // SAFETY: the executable is live and this thread has it alone, and what it touches is live, by the
+        // caller's promise.
+        check("replaying a graph", unsafe { sys::cuGraphLaunch(graph.executable, stream.handle) })
+    }
+}

@@ -1,0 +1,89 @@
+//! Graphs: captured, kept together with what they touch, replayed one at a time.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::capture::Owned;
+use crate::operation::check_device;
+use crate::{Backend, Device, DeviceError, Memory, Stream};
+
+/// A captured sequence of launches, copies and fills. It keeps the memory that they touch alive: a replay
+/// can never meet a freed buffer.
+pub struct Graph<B: Backend> {
+    raw: Owned<B::Graph>,
+    device: Device<B>,
+    /// Held while it is being replayed: a driver takes one thread at a time.
+    turn: Mutex<()>,
+    /// Held, not read: the memory of every pointer in `raw`.
+    _retained: Vec<Memory<B>>,
+}
+
+/// Ends the capture that a panic of `record` leaves.
+struct EndOnPanic<'a, B: Backend> {
+    stream: &'a Stream<B>,
+}
+
+impl<B: Backend> Drop for EndOnPanic<'_, B> {
+    fn drop(&mut self) {
+        // The graph is dropped before the capture ends for this crate: nothing else is captured yet.
+        drop(self.stream.backend().end_capture(self.stream.raw()));
+        // What the record broke matters to nobody any more.
+        let _ = self.stream.device().captures().end();
+    }
+}
+
+impl<B: Backend> Stream<B> {
+    /// Captures what `record` queues into the stream; nothing of it runs. If `record` panics, the capture
+    /// ends.
+    ///
+    /// The graph keeps `retained` alive, and every pointer of every captured launch must lie in it.
+    ///
+    /// # Errors
+    /// What `record` returned; [`DeviceError::ForbiddenInCapture`] if it, or another thread, tried to allocate
+    /// or to wait, even if that error was swallowed; [`DeviceError::NotRetained`];
+    /// [`DeviceError::ForeignDevice`]; [`DeviceError::NestedCapture`]; [`DeviceError::Cuda`].
+    pub fn capture(
+        &self,
+        retained: Vec<Memory<B>>,
+        record: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<Graph<B>, DeviceError> {
+        let (device, backend) = (self.device(), self.backend());
+        let spans: Vec<_> = retained.iter().map(Memory::span).collect();
+        spans.iter().try_for_each(|span| check_device("memory", span.device, device.id()))?;
+        device.captures().begin(self.id(), spans)?;
+        if let Err(error) = backend.begin_capture(self.raw()) {
+            // Nothing was recorded that could have broken a rule, but by other threads.
+            let _ = device.captures().end();
+            return Err(error);
+        }
+        let end_on_panic = EndOnPanic { stream: self };
+        let recorded = record();
+        std::mem::forget(end_on_panic);
+        let ended = backend.end_capture(self.raw()).and_then(|mut graph| {
+            // While the capture still counts as active, so that no other begins meanwhile.
+            if recorded.is_ok() {
+                backend.instantiate(&mut graph)?;
+            }
+            Ok(device.own(graph))
+        });
+        let kept = device.captures().end();
+        recorded.and(kept)?;
+        Ok(Graph { raw: ended?, device: device.clone(), turn: Mutex::new(()), _retained: retained })
+    }
+
+    /// Queues everything that `graph` captured. Threads that replay one graph take turns.
+    ///
+    /// # Errors
+    /// [`DeviceError::ForeignDevice`]; [`DeviceError::NestedCapture`] into a stream that is being captured;
+    /// as [`Self::launch`].
+    pub fn replay(&self, graph: &Graph<B>) -> Result<(), DeviceError> {
+        check_device("graph", graph.device.id(), self.device().id())?;
+        if self.device().captures().is_capturing(self.id()) {
+            return Err(DeviceError::NestedCapture);
+        }
+        // The guarded value is `()`: nothing in it can be broken by a panic.
+        let _turn = graph.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: it was instantiated when it was captured, this thread has its turn, and what it touches
+        // is retained in it; its drop waits for its launches.
+        unsafe { self.backend().replay(self.raw(), &graph.raw) }
+    }
+}

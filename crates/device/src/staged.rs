@@ -1,0 +1,89 @@
+//! A device buffer that the host rewrites again and again without waiting for the device.
+
+use bytemuck::Pod;
+
+use crate::{Backend, Buffer, Device, DeviceError, Event, Pinned, Stream};
+
+/// Device memory of `T` at one address for life, and two pinned arrays to write it from, in turn:
+/// the device may still be copying the last one while the host fills the next.
+pub struct Staged<B: Backend, T> {
+    target: Buffer<B, T>,
+    sources: [Source<B, T>; 2],
+    next: usize,
+}
+
+/// A pinned array, and what must have passed before it is written again.
+struct Source<B: Backend, T> {
+    array: Pinned<B, T>,
+    /// Recorded behind the last copy, if that went well.
+    copied: Event<B>,
+    /// The stream of a copy that may be in flight without `copied` behind it.
+    unrecorded: Option<Stream<B>>,
+}
+
+impl<B: Backend, T: Pod> Source<B, T> {
+    fn new(device: &Device<B>, len: usize) -> Result<Self, DeviceError> {
+        let (array, copied) = (device.allocate_pinned(len)?, device.event()?);
+        Ok(Self { array, copied, unrecorded: None })
+    }
+
+    /// Waits until the device has read the array.
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        if let Some(stream) = &self.unrecorded {
+            stream.synchronize()?;
+            self.unrecorded = None;
+        }
+        self.copied.wait()
+    }
+
+    /// Queues a copy of the whole array.
+    fn copy_to(&mut self, target: &Buffer<B, T>, stream: &Stream<B>) -> Result<(), DeviceError> {
+        let len = self.array.as_slice().len();
+        self.unrecorded = Some(stream.clone());
+        // SAFETY: the array is private to this source, and is not written again before `wait`; dropping it
+        // waits for the copy.
+        unsafe { stream.copy_from_pinned(&self.array, target, len)? };
+        stream.record(&self.copied)?;
+        self.unrecorded = None;
+        Ok(())
+    }
+}
+
+impl<B: Backend, T: Pod> Staged<B, T> {
+    /// Zeroed memory of `len` elements.
+    ///
+    /// # Errors
+    /// As [`Device::allocate`].
+    pub fn new(device: &Device<B>, label: &'static str, len: usize) -> Result<Self, DeviceError> {
+        let target = device.allocate(label, len as u64)?;
+        Ok(Self {
+            target,
+            sources: [Source::new(device, len)?, Source::new(device, len)?],
+            next: 0,
+        })
+    }
+
+    /// The device memory.
+    #[must_use]
+    pub fn buffer(&self) -> &Buffer<B, T> {
+        &self.target
+    }
+
+    /// Lets `write` fill the whole array, then queues one copy of it to the device. If `write`
+    /// refuses, nothing is queued and the device keeps what it has.
+    ///
+    /// # Errors
+    /// What `write` returned; [`DeviceError`] of the copy, which may then have been queued all the same.
+    pub fn update<R, E: From<DeviceError>>(
+        &mut self,
+        stream: &Stream<B>,
+        write: impl FnOnce(&mut [T]) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let source = &mut self.sources[self.next];
+        source.wait()?;
+        let result = write(source.array.as_mut_slice())?;
+        source.copy_to(&self.target, stream)?;
+        self.next = 1 - self.next;
+        Ok(result)
+    }
+}

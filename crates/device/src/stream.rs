@@ -1,0 +1,152 @@
+//! Streams and events.
+
+use std::sync::Arc;
+
+use crate::capture::Owned;
+use crate::operation::{check_device, check_grid, check_pointers};
+use crate::{Backend, Device, DeviceError, Operation};
+
+/// An in-order queue of work of one device, which it keeps alive. Cloning gives another handle of the same
+/// stream.
+pub struct Stream<B: Backend> {
+    shared: Arc<Shared<B>>,
+}
+
+struct Shared<B: Backend> {
+    // Dropped before the device.
+    raw: Owned<B::Stream>,
+    device: Device<B>,
+}
+
+impl<B: Backend> Clone for Stream<B> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<B: Backend> Stream<B> {
+    pub(crate) fn new(raw: Owned<B::Stream>, device: &Device<B>) -> Self {
+        Self { shared: Arc::new(Shared { raw, device: device.clone() }) }
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device<B> {
+        &self.shared.device
+    }
+
+    /// What tells it from other streams of its device.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.backend().stream_id(self.raw())
+    }
+
+    /// Queues one launch of the kernel of `operation` for `variant` over `grid` blocks, as (x, y).
+    ///
+    /// # Safety
+    /// - The pointers are good for what the kernel reads and writes, with these scalars and this grid.
+    /// - No work on another stream, and no copy, touches what the kernel writes until it is done, or writes
+    ///   what it reads.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadGrid`]; [`DeviceError::ForeignDevice`]; [`DeviceError::Misaligned`];
+    /// [`DeviceError::Aliased`]; [`DeviceError::NotRetained`] in a capture; [`DeviceError::Cuda`];
+    /// [`DeviceError::Fault`] on the emulator.
+    pub unsafe fn launch<O: Operation>(
+        &self,
+        variant: O::Variant,
+        grid: (u32, u32),
+        operation: &O,
+    ) -> Result<(), DeviceError> {
+        let (kernel, captures) = (O::info(variant), self.device().captures());
+        check_grid(kernel.name, grid)?;
+        let pointers = operation.pointers();
+        check_pointers(kernel, pointers.as_ref(), self.device().id())?;
+        let named = kernel.pointers.iter().map(|info| info.name).zip(pointers.as_ref());
+        captures.check_retained(self.id(), kernel.name, named)?;
+        // SAFETY: checked above, and for the rest the caller's promise.
+        unsafe { self.backend().launch(self.raw(), variant, grid, operation)? };
+        if self.backend().waits_for_launches() {
+            captures.unless_capturing(|| self.backend().synchronize(self.raw()))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all its work is done; faults of its kernels surface here.
+    ///
+    /// # Errors
+    /// [`DeviceError::KernelFault`]; [`DeviceError::ForbiddenInCapture`] while capturing.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        let captures = self.device().captures();
+        captures.outside("waiting for a stream", || self.backend().synchronize(self.raw()))
+    }
+
+    /// Notes the present end of the stream in `event`.
+    ///
+    /// # Errors
+    /// [`DeviceError::ForeignDevice`]; [`DeviceError::ForbiddenInCapture`] while capturing;
+    /// [`DeviceError::Cuda`].
+    pub fn record(&self, event: &Event<B>) -> Result<(), DeviceError> {
+        let raw = event.raw_for(self.device())?;
+        let captures = self.device().captures();
+        captures.outside("recording an event", || self.backend().record(raw, self.raw()))
+    }
+
+    /// Lets work that is queued from now on wait, on the device, until `event` has passed; not at all if it
+    /// was never recorded. The host does not wait.
+    ///
+    /// # Errors
+    /// As [`Self::record`].
+    pub fn wait_for(&self, event: &Event<B>) -> Result<(), DeviceError> {
+        let raw = event.raw_for(self.device())?;
+        let captures = self.device().captures();
+        captures.outside("waiting for an event", || self.backend().wait_in_stream(self.raw(), raw))
+    }
+
+    pub(crate) fn raw(&self) -> &B::Stream {
+        &self.shared.raw
+    }
+
+    pub(crate) fn backend(&self) -> &B {
+        self.device().backend()
+    }
+}
+
+/// A point in a stream.
+pub struct Event<B: Backend> {
+    // Dropped before the device.
+    raw: Owned<B::Event>,
+    device: Device<B>,
+}
+
+impl<B: Backend> Event<B> {
+    pub(crate) fn new(raw: Owned<B::Event>, device: &Device<B>) -> Self {
+        Self { raw, device: device.clone() }
+    }
+
+    /// Waits until it has passed; at once if it was never recorded.
+    ///
+    /// # Errors
+    /// [`DeviceError::KernelFault`]; [`DeviceError::ForbiddenInCapture`] while capturing.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        let captures = self.device.captures();
+        captures.outside("waiting for an event", || self.device.backend().wait(&self.raw))
+    }
+
+    /// Milliseconds from `earlier` to this event; waits for this one.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotRecorded`]; as [`Self::wait`]; [`DeviceError::ForeignDevice`].
+    pub fn milliseconds_since(&self, earlier: &Self) -> Result<f32, DeviceError> {
+        let (backend, from) = (self.device.backend(), earlier.raw_for(&self.device)?);
+        self.device.captures().outside("waiting for an event", || {
+            backend.wait(&self.raw)?;
+            backend.elapsed_ms(from, &self.raw)
+        })
+    }
+
+    fn raw_for(&self, device: &Device<B>) -> Result<&B::Event, DeviceError> {
+        check_device("event", self.device.id(), device.id())?;
+        Ok(&self.raw)
+    }
+}

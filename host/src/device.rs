@@ -1,0 +1,29 @@
+//! The device crate, and a GPU opened with the kernels of this one.
+
+use kernels_gpu::table::KERNELS;
+
+pub use dsv4_kv_device::*;
+
+use crate::ptx;
+
+/// The kernels of the table, and the embedded PTX.
+#[must_use]
+pub fn kernels() -> Kernels {
+    Kernels {
+        infos: KERNELS,
+        ptx: |gpu, driver| {
+            let text = ptx::select(&gpu.name, gpu.sm.unwrap_or(0))?.text()?;
+            ptx::check_driver(&text, driver)?;
+            Ok(text)
+        },
+    }
+}
+
+/// Opens a GPU with its primary context and loads the kernels.
+///
+/// # Errors
+/// As [`Cuda::open`]; [`DeviceError::TooOld`], [`DeviceError::PtxTooNew`] or [`DeviceError::AbiVersion`] if no
+/// embedded PTX fits.
+pub fn open_cuda(options: CudaOptions) -> Result<CudaDevice, DeviceError> {
+    CudaDevice::open(options, &kernels())
+}
