@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`query`] | rotation, Hadamard transform and quantisation of a query |
 //! | [`keys`] | indexer keys as operands of a matrix product, by format |
+//! | [`warpgroup`] | the four warps that multiply together |
 //! | [`weights`] | the heads' weights, and the weighted sums of products |
 //! | [`tiles`] | tiles of 32 entries, scored by four warps |
 //! | [`rows`] | the kernel that writes rows of scores and of group maxima |
@@ -12,4 +13,5 @@ pub mod keys;
 pub mod query;
 pub mod rows;
 pub mod tiles;
+pub mod warpgroup;
 pub mod weights;

@@ -98,7 +98,7 @@ pub unsafe fn score<K: Keys, S: Sink, const GROUPS: u32>(
         }
         K::prepare(memory, prepared);
         let weights = Weights::at(ScoreMemory::BYTES * group + ScoreMemory::BYTES - Weights::BYTES);
-        weights.store::<K>(weight, row, heads);
+        weights.store(K::UNIT, weight, row, heads);
         let missing = warp::ballot(lane_tile < end && blocks.0 == NO_BLOCK);
         K::wait_for_oldest();
         warpgroup::fence_shared();

@@ -6,9 +6,9 @@ use simt::mem::Global;
 use simt::shared::Shared;
 use simt::thread;
 
-use super::keys::{Keys, own_thread};
+use super::warpgroup::own_thread;
 
-/// The weights of all heads, times [`Keys::UNIT`], in shared memory. Those of lanes `4 g + t`, of heads
+/// The weights of all heads, times the format's unit, in shared memory. Those of lanes `4 g + t`, of heads
 /// `8 i + 2 t` and `8 i + 2 t + 1`, lie together from word `20 t` on, so that vector loads of the four `t` have
 /// no bank conflicts.
 #[derive(Clone, Copy)]
@@ -29,12 +29,12 @@ impl Weights {
         Self(unsafe { Shared::at(byte_offset) })
     }
 
-    /// Writes them to shared memory; a barrier must follow.
+    /// Writes them, times `unit`, to shared memory; a barrier must follow.
     ///
     /// # Safety
     /// `weight` holds the row; all threads of the warpgroup call it.
     #[inline(always)]
-    pub unsafe fn store<K: Keys>(self, weight: Global<f32>, row: u32, heads: u32) {
+    pub unsafe fn store(self, unit: f32, weight: Global<f32>, row: u32, heads: u32) {
         let head = own_thread();
         if head >= QUERY_HEADS {
             return;
@@ -42,7 +42,7 @@ impl Weights {
         // SAFETY: a head of the row; each word is written once.
         unsafe {
             let at = u64::from(row) * u64::from(heads) + u64::from(head);
-            let weight = if head < heads { K::UNIT * weight.load(at) } else { 0.0 };
+            let weight = if head < heads { unit * weight.load(at) } else { 0.0 };
             self.0.store(20 * (head / 2 % 4) + head / 8 * 2 + head % 2, weight);
         }
     }

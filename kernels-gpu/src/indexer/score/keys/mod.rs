@@ -15,23 +15,12 @@ use kv_layout::index_row::IndexFormat;
 use simt::shared::Shared;
 use simt::thread;
 
+pub use super::warpgroup::{THREADS, WARPS, own_thread};
 use super::weights::Weights;
-
-/// Warps of a warpgroup.
-pub const WARPS: u32 = 4;
-/// Threads of a warpgroup.
-pub const THREADS: u32 = 32 * WARPS;
 
 /// The shared memory of a warpgroup: the query of all heads, the B operand; tables to unpack keys, if the
 /// format has any; for each warp a ring of `STAGES` cache blocks of keys; the weights of the heads.
 pub type ScoreMemory = Shared<u32, 11_088>;
-
-/// Index of the thread in its warpgroup.
-#[inline(always)]
-#[must_use]
-pub fn own_thread() -> u32 {
-    thread::thread_idx_x() % THREADS
-}
 
 /// The 32 keys of a cache block in shared memory: their codes, then their scales.
 #[derive(Clone, Copy)]
