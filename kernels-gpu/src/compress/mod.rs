@@ -84,12 +84,12 @@ impl Closing {
     }
 }
 
-/// Scores of four columns of a token, on their way.
+/// Scores of four columns of a token, with loads in flight.
 #[derive(Clone, Copy)]
 pub struct Scores {
     /// The score, or the gate of a token of the step.
     stored: Quad,
-    /// What makes a gate a score.
+    /// The position bias that a gate still needs.
     bias: Option<Quad>,
 }
 
@@ -97,7 +97,7 @@ impl Scores {
     /// The scores of a token that does not exist.
     pub const NONE: Self = Self { stored: [f32::NEG_INFINITY; 4], bias: None };
 
-    /// Scores as they are in a ring.
+    /// Scores from the state ring.
     #[inline(always)]
     #[must_use]
     pub fn stored(stored: Quad) -> Self {
@@ -111,7 +111,7 @@ impl Scores {
         Self { stored: gate, bias: Some(bias) }
     }
 
-    /// The scores themselves, once they are there.
+    /// The scores; waits for the loads.
     #[inline(always)]
     #[must_use]
     pub fn value(self) -> Quad {
@@ -203,8 +203,8 @@ impl<const COLUMNS: u32> Projections<COLUMNS> {
     }
 }
 
-/// Elements `at..at + 4`. In order: whoever spells out several of these has them on their way
-/// together, whatever is computed between.
+/// Elements `at..at + 4`, by a volatile load: several of these in a row are in flight together, whatever is
+/// computed in between.
 ///
 /// # Safety
 /// They exist, and their address is a multiple of 16.

@@ -19,8 +19,8 @@ pub const MAIN_WARPS: usize = (HEAD_DIM / WARP_CHANNELS) as usize;
 
 const _: () = assert!(INDEX_DIM == WARP_CHANNELS, "a warp holds one indexer key");
 
-/// Keys and scores of four channels over the tokens of a window and of the one before it, on their
-/// way.
+/// Keys and scores of four channels over the tokens of a window and of the one before it, with loads in
+/// flight.
 pub type Window = [(Quad, Scores); 2 * CSA_RATIO as usize];
 
 /// Loads four channels of the window that `closing` closes, and of the one before it; the first
@@ -50,10 +50,10 @@ pub unsafe fn load_window<const COLUMNS: u32>(
     [previous(7), previous(6), previous(5), previous(4), own(3), own(2), own(1), last]
 }
 
-/// Keys and scores of a token that does not exist: of no weight.
+/// Keys and scores of a token that does not exist: its weight is 0.
 const NO_TOKEN: (Quad, Scores) = ([0.0; 4], Scores::NONE);
 
-/// Keys and scores of the closing token's own window, on their way.
+/// Keys and scores of the closing token in its own window, with loads in flight.
 ///
 /// # Safety
 /// As [`load_window`].
@@ -76,7 +76,7 @@ pub unsafe fn load_last<const COLUMNS: u32>(
 #[inline(always)]
 #[must_use]
 pub fn softmax_sum(rows: Window) -> Quad {
-    // Channels spelt out: an array walked by a loop would live in local memory.
+    // Unrolled by hand: an array indexed by a loop variable would go to local memory.
     let rows = rows.map(|(key, scores)| (key, scores.value()));
     [channel::<0>(rows), channel::<1>(rows), channel::<2>(rows), channel::<3>(rows)]
 }
@@ -84,8 +84,8 @@ pub fn softmax_sum(rows: Window) -> Quad {
 #[inline(always)]
 fn channel<const C: usize>(rows: [(Quad, Quad); 2 * CSA_RATIO as usize]) -> f32 {
     let scores = rows.map(|(_, score)| score[C]);
-    let most = scores.iter().fold(f32::NEG_INFINITY, |most, score| most.max(*score));
-    let weights = scores.map(|score| exp_nonpositive(score - most));
+    let maximum = scores.iter().fold(f32::NEG_INFINITY, |maximum, score| maximum.max(*score));
+    let weights = scores.map(|score| exp_nonpositive(score - maximum));
     let keys = rows.map(|(key, _)| key[C]);
     let sum = weights.iter().zip(&keys).fold(0.0, |sum, (weight, key)| sum + weight * key);
     sum / weights.iter().fold(0.0, |sum, weight| sum + weight)
@@ -175,7 +175,7 @@ pub unsafe fn index_key(window: Window, finish: Finish, rotation: [(f32, f32); 2
     finish.apply::<INDEX_DIM>(pooled, squares, rotation)
 }
 
-/// Leaves a warp's part of the sum of squares in shared memory; a barrier must follow.
+/// Stores a warp's part of the sum of squares in shared memory; a barrier must follow.
 ///
 /// # Safety
 /// All lanes of warp `warp_id` call it together.
