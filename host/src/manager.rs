@@ -1,6 +1,6 @@
 //! `KvCacheManager`: the ledger and the device memory it speaks of.
 
-use kernels_gpu::mistake::{self, Mistake};
+use kernels_gpu::fault_injection;
 use kernels_gpu::table::KERNELS;
 
 use crate::config::CacheConfig;
@@ -143,7 +143,7 @@ impl<B: Backend> KvCacheManager<B> {
         freed.poison(stream, schema, |layer, pool| layers[layer].buffers[pool].1.clone())?;
         let [index, block] =
             [Section::TableIndex, Section::TableBlock].map(|s| section(meta.buffer(), ledger, s));
-        let entered = if mistake::made(Mistake::StaleTable) { 0 } else { plan.new_blocks };
+        let entered = fault_injection::entered_blocks(plan.new_blocks);
         ops::update_table(stream, &index, &block, &workspace.table(), entered)?;
         self.tokens = plan.tokens;
         Ok(plan)

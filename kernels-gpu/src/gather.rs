@@ -8,7 +8,7 @@ use simt::thread;
 
 use crate::block_table::TableRow;
 use crate::fault;
-use crate::mistake::{self, Mistake};
+use crate::fault_injection;
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
 
 /// Warps of a block of either gather.
@@ -153,8 +153,8 @@ impl Query {
         // SAFETY: a query of the launch, by this function's own contract.
         let (slot, position) = unsafe { (slot.load(token), position.load(token)) };
         let live = slot >= 0 && (slot as u32) < slots;
-        let visible = ((position as u32).wrapping_add(1) >> params.ratio_log2)
-            + u32::from(mistake::made(Mistake::Visibility));
+        let seen = (position as u32).wrapping_add(1) >> params.ratio_log2;
+        let visible = fault_injection::visible(seen);
         let start = if live { slot as u64 * u64::from(max_blocks) } else { 0 };
         Self {
             live,

@@ -13,7 +13,7 @@
 //! | [`rank`] | the order that selections keep |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
 //! | [`unroll`] | short loops unrolled in the source |
-//! | [`mistake`] | what tests do wrong on purpose |
+//! | [`fault_injection`] | mistakes that tests make on purpose |
 //! | [`block_table`] | where an entry of a request is |
 //! | [`table`], [`params`] | the kernel table, and the scalars each kernel takes |
 //! | [`args`] | what a body takes, expanded from the kernel table |
@@ -31,12 +31,12 @@ pub mod convert;
 pub mod decode;
 mod entry;
 pub mod fault;
+pub mod fault_injection;
 pub mod flush;
 pub mod gather;
 pub mod index_row;
 pub mod indexer;
 pub mod math;
-pub mod mistake;
 pub mod params;
 pub mod plan;
 pub mod poison;

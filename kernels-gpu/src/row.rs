@@ -13,7 +13,7 @@ use simt::shared::Shared;
 use simt::warp;
 
 use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32, f32x2_from_bf16, f32x4_from_e4m3};
-use crate::mistake::{self, Mistake};
+use crate::fault_injection;
 
 /// Channels of a chunk.
 const CHUNK: u32 = HEAD_DIM / 2;
@@ -351,8 +351,7 @@ fn code_offset(row: u64, lane: u32) -> u64 {
 
 #[inline(always)]
 fn rotary_offset(row: u64, lane: u32) -> u64 {
-    let swapped = 4 * u32::from(mistake::made(Mistake::SwappedHalves));
-    rope_offset(row) + u64::from(((lane - ROPE_LANE) ^ swapped) * LANE * 2)
+    rope_offset(row) + u64::from(fault_injection::rotary_eighth(lane - ROPE_LANE) * LANE * 2)
 }
 
 #[inline(always)]

@@ -6,7 +6,7 @@ use simt::mem::Global;
 use simt::thread;
 
 use crate::fault;
-use crate::mistake::{self, Mistake};
+use crate::fault_injection;
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
 
 /// Warps, and so rows in flight, of a block of either kernel.
@@ -89,8 +89,7 @@ pub unsafe fn gather<F: RowFormat>(args: GatherSwa) {
             first,
             slot: slot as u32,
             ring: params.ring,
-            first_in_ring: (oldest + first)
-                % (params.ring - u32::from(mistake::made(Mistake::RingModulus))),
+            first_in_ring: (oldest + first) % fault_injection::ring_rows(params.ring),
         };
         let fetch =
             |i| window.fetch::<F>(args.kv, args.ring_data, args.ring_scale, first + i, lane);

@@ -13,7 +13,7 @@ use dsv4_kv_tests::stress::drive::Divergence;
 use dsv4_kv_tests::stress::generate::{Manners, kernel_config};
 use dsv4_kv_tests::stress::library::Library;
 use dsv4_kv_tests::stress::random_run;
-use kernels_gpu::mistake::{Mistake, make};
+use kernels_gpu::fault_injection::{Mistake, make};
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;

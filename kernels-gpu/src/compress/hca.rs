@@ -9,7 +9,7 @@ use simt::shared::Shared;
 use simt::{copy, thread, warp};
 
 use super::overlap::{MAIN_WARPS, share_squares, total_squares};
-use super::{BlockExchange, Closing, Finish, Projections, Quad, Scores, Window};
+use super::{BlockExchange, Closing, ClosingTokens, Finish, Projections, Quad, Scores, Window};
 use crate::math::exp_nonpositive;
 use crate::rank;
 use crate::unroll::unroll;
@@ -392,9 +392,14 @@ pub unsafe fn compress(args: CompressHca) {
     // SAFETY: the grid has SPLITS blocks a record, which leave or stay together; a listed token's
     // rows are in the step or the ring.
     unsafe {
-        let tokens = (args.token_position, args.token_slot, args.token_index);
-        let closing = Closing::of_record(args.plan, record, tokens, params.slots);
-        let Some(closing) = closing else { return };
+        let tokens = ClosingTokens {
+            rows: args.plan,
+            position: args.token_position,
+            slot: args.token_slot,
+            index: args.token_index,
+            slots: params.slots,
+        };
+        let Some(closing) = tokens.get(record) else { return };
         let projections = Projections {
             kv: args.kv,
             gate: args.gate,

@@ -54,32 +54,43 @@ pub struct Closing {
     pub slot: u32,
 }
 
-impl Closing {
-    /// The closing token that a work list names; `None` for padding, or a slot that does not exist.
+/// The step's closing tokens, and what the step says of its tokens.
+#[derive(Clone, Copy)]
+pub struct ClosingTokens {
+    /// `[capacity]` row of each closing token in the step; -1 = padding.
+    pub rows: Global<i32>,
+    /// `[step]` absolute position of each token.
+    pub position: Global<i32>,
+    /// `[step]` slot of each token's request; -1 = padding.
+    pub slot: Global<i32>,
+    /// `[step]` tokens of the same request that precede the token in the step.
+    pub index: Global<i32>,
+    /// Request slots.
+    pub slots: u32,
+}
+
+impl ClosingTokens {
+    /// Closing token `record`; `None` for padding, or a slot that does not exist.
     ///
     /// # Safety
-    /// `plan` holds `record`, the token arrays hold every token that it lists.
+    /// `rows` holds `record`, the other arrays every token that it lists.
     #[inline(always)]
-    pub unsafe fn of_record(
-        plan: Global<i32>,
-        record: u32,
-        (token_position, token_slot, token_index): (Global<i32>, Global<i32>, Global<i32>),
-        slots: u32,
-    ) -> Option<Self> {
+    #[must_use]
+    pub unsafe fn get(self, record: u32) -> Option<Closing> {
         // SAFETY: by this function's own contract.
         unsafe {
-            let token = plan.load(u64::from(record));
+            let token = self.rows.load(u64::from(record));
             if token < 0 {
                 return None;
             }
             let at = token as u64;
-            let closing = Self {
+            let closing = Closing {
                 token: token as u32,
-                position: token_position.load(at) as u32,
-                index: token_index.load(at) as u32,
-                slot: token_slot.load(at) as u32,
+                position: self.position.load(at) as u32,
+                index: self.index.load(at) as u32,
+                slot: self.slot.load(at) as u32,
             };
-            (closing.slot < slots).then_some(closing)
+            (closing.slot < self.slots).then_some(closing)
         }
     }
 }

@@ -5,7 +5,7 @@ use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
-use super::{Closing, Finish, Projections, Quad, Scores, sum_of_squares};
+use super::{Closing, ClosingTokens, Finish, Projections, Quad, Scores, sum_of_squares};
 use crate::math::exp_nonpositive;
 
 /// Columns of a token's projections: the half that the next window pools, then its own window's.
@@ -91,6 +91,31 @@ fn channel<const C: usize>(rows: [(Quad, Quad); 2 * CSA_RATIO as usize]) -> f32 
     sum / weights.iter().fold(0.0, |sum, weight| sum + weight)
 }
 
+impl Compress {
+    /// The token that record `record` lists; `None` for padding.
+    ///
+    /// # Safety
+    /// Pointers and shapes as in the kernel table; `record < capacity`.
+    #[inline(always)]
+    unsafe fn closing(self, record: u32) -> Option<Closing> {
+        let tokens = ClosingTokens {
+            rows: self.plan,
+            position: self.token_position,
+            slot: self.token_slot,
+            index: self.token_index,
+            slots: self.params.slots,
+        };
+        // SAFETY: by this function's own contract.
+        unsafe { tokens.get(record) }
+    }
+
+    #[inline(always)]
+    fn projections<const COLUMNS: u32>(self) -> Projections<COLUMNS> {
+        let Self { kv, gate, ape, state, params, .. } = self;
+        Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO }
+    }
+}
+
 /// Main entries: one block of four warps a record. `entries`: `[capacity, 512]` BF16.
 ///
 /// # Safety
@@ -100,22 +125,13 @@ pub unsafe fn main(args: Compress) {
     let record = thread::block_idx_x();
     let (warp_id, channel) = (thread::warp_id(), 4 * thread::thread_idx_x());
     // SAFETY: the grid has one block a record, so the whole block leaves or stays; channels are
-    // below 512, and a listed token's rows are in the step or the ring.
+    // below 512.
     unsafe {
-        let tokens = (args.token_position, args.token_slot, args.token_index);
-        let closing = Closing::of_record(args.plan, record, tokens, args.params.slots);
-        let Some(closing) = closing else { return };
-        let projections = Projections {
-            kv: args.kv,
-            gate: args.gate,
-            ape: args.ape,
-            state: args.state,
-            ring: args.params.ring,
-            ratio: CSA_RATIO,
-        };
+        let Some(closing) = args.closing(record) else { return };
+        let projections = args.projections::<MAIN_COLUMNS>();
         let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
         let last = load_last(projections, closing, channel);
-        let window = load_window::<MAIN_COLUMNS>(projections, closing, channel, last);
+        let window = load_window(projections, closing, channel, last);
         let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
         let pooled = softmax_sum(window);
         let partial = Shared::<f32, MAIN_WARPS>::at(0);
@@ -133,29 +149,18 @@ pub unsafe fn main(args: Compress) {
 /// As [`main`].
 #[inline(always)]
 pub unsafe fn index(args: Compress) {
-    let params = args.params;
     let record = thread::block_idx_x() * MAIN_WARPS as u32 + thread::warp_id();
-    if record >= params.capacity {
+    if record >= args.params.capacity {
         return;
     }
     let channel = 4 * thread::lane_id();
-    // SAFETY: a warp has one record, so it leaves or stays together; channels are below 128, and a
-    // listed token's rows are in the step or the ring.
+    // SAFETY: a warp has one record, so it leaves or stays together; channels are below 128.
     unsafe {
-        let tokens = (args.token_position, args.token_slot, args.token_index);
-        let closing = Closing::of_record(args.plan, record, tokens, params.slots);
-        let Some(closing) = closing else { return };
-        let projections = Projections {
-            kv: args.kv,
-            gate: args.gate,
-            ape: args.ape,
-            state: args.state,
-            ring: params.ring,
-            ratio: CSA_RATIO,
-        };
+        let Some(closing) = args.closing(record) else { return };
+        let projections = args.projections::<INDEX_COLUMNS>();
         let finish = Finish::load::<INDEX_DIM>(args.norm, args.frequencies, channel);
         let last = load_last(projections, closing, channel);
-        let window = load_window::<INDEX_COLUMNS>(projections, closing, channel, last);
+        let window = load_window(projections, closing, channel, last);
         let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
         let words = index_key(window, finish, rotation);
         args.entries.store_u32x2(u64::from(record * INDEX_DIM + channel), words);

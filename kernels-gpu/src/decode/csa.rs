@@ -1,5 +1,7 @@
 //! One-token decode of a CSA layer: a block for the entry, a block for indexer key and window.
 
+use core::marker::PhantomData;
+
 use crate::args::DecodeCsa;
 use crate::params::DecodeParams;
 use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
@@ -9,8 +11,8 @@ use simt::{thread, warp};
 
 use super::{Appended, Step, entry_row, store_entry};
 use crate::compress::overlap::{
-    INDEX_COLUMNS, MAIN_COLUMNS, MAIN_WARPS, index_key, load_window, share_squares, softmax_sum,
-    total_squares,
+    INDEX_COLUMNS, MAIN_COLUMNS, MAIN_WARPS, Window, index_key, load_window, share_squares,
+    softmax_sum, total_squares,
 };
 use crate::compress::state::store;
 use crate::compress::{Finish, Projections, Quad, Scores};
@@ -22,6 +24,12 @@ use crate::row::{ROW_WORDS, RowFormat};
 const INDEX_WARP: u32 = 0;
 /// The warp of a token's second block that appends to the window.
 const WINDOW_WARP: u32 = 1;
+
+/// Where the entry is in shared memory, in bytes: behind the warps' sums of squares.
+const ENTRY: u32 = 4 * MAIN_WARPS as u32;
+
+/// Bytes of shared memory of a block.
+pub const SHARED_BYTES: u32 = ENTRY + 4 * ROW_WORDS as u32;
 
 /// A CSA layer, two blocks of four warps a token: all of the first for the entry; of the second one
 /// for the indexer key, one for the window.
@@ -42,33 +50,41 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
     // reads are of constants; a block or warp has one token and leaves or stays together.
     unsafe {
         if thread::block_idx_y() == 0 {
-            let main: Stream<MAIN_COLUMNS> = Stream::new(
+            let main: Compressor<MAIN_COLUMNS> = Compressor::new(
                 [args.main_kv, args.main_gate, args.main_ape, args.main_norm],
                 args.main_state,
                 params,
             );
             let place = Place {
+                frequencies: args.frequencies,
                 table: args.table,
                 data: args.entry_data,
                 scale: args.entry_scale,
                 faults: args.faults,
                 params,
             };
-            main.entry::<F>(step, row, args.frequencies, place);
+            let product = Entry::<F> {
+                place,
+                partial: Shared::at(0),
+                entry: Shared::at(ENTRY),
+                format: PhantomData,
+            };
+            main.update(step, row, product);
         } else if warp_id == INDEX_WARP {
-            let index: Stream<INDEX_COLUMNS> = Stream::new(
+            let index: Compressor<INDEX_COLUMNS> = Compressor::new(
                 [args.index_kv, args.index_gate, args.index_ape, args.index_norm],
                 args.index_state,
                 params,
             );
             let place = Place {
+                frequencies: args.frequencies,
                 table: args.table,
                 data: args.index_code,
                 scale: args.index_scale,
                 faults: args.faults,
                 params,
             };
-            index.key::<I>(step, row, args.frequencies, place);
+            index.update(step, row, Key::<I>(place, PhantomData));
         } else if warp_id == WINDOW_WARP {
             Appended::load(args.window_kv, step, row).store::<F>(
                 args.ring_data,
@@ -81,7 +97,7 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
 
 /// A compressor of the layer.
 #[derive(Clone, Copy)]
-struct Stream<const COLUMNS: u32> {
+struct Compressor<const COLUMNS: u32> {
     projections: Projections<COLUMNS>,
     norm: Global<f32>,
     state: GlobalMut<f32>,
@@ -90,6 +106,8 @@ struct Stream<const COLUMNS: u32> {
 /// Where an entry or a key goes.
 #[derive(Clone, Copy)]
 struct Place {
+    /// `[32]`, the rotary frequencies.
+    frequencies: Global<f32>,
     table: Global<i32>,
     data: GlobalMut<u8>,
     scale: GlobalMut<u8>,
@@ -100,7 +118,7 @@ struct Place {
 /// A token's projections in both halves of a thread's columns.
 type Halves = [(Quad, Quad); 2];
 
-impl<const COLUMNS: u32> Stream<COLUMNS> {
+impl<const COLUMNS: u32> Compressor<COLUMNS> {
     const HALF: u32 = COLUMNS / 2;
 
     /// # Safety
@@ -164,30 +182,55 @@ impl<const COLUMNS: u32> Stream<COLUMNS> {
     }
 }
 
-impl Stream<MAIN_COLUMNS> {
-    /// State row and, at the end of a window, entry of token `row`.
+/// What is made of a window: an entry or an indexer key.
+trait Product {
+    /// Channels of the vector.
+    const DIM: u32;
+
+    /// Where it goes.
+    fn place(&self) -> Place;
+
+    /// The first of the thread's four channels.
+    fn channel(&self) -> u32;
+
+    /// Whether the warp counts tokens that are refused: one of a token's warps does.
+    fn counts(&self) -> bool;
+
+    /// Makes it of a window, with what its norm and rotation need, and stores it in row `row` of the
+    /// planes, if the request has a block for it.
     ///
     /// # Safety
-    /// Pointers and shapes as in the kernel table; all 128 threads of the block call it.
-    #[inline(always)]
-    unsafe fn entry<F: RowFormat>(
+    /// All threads that have the vector's channels call it together.
+    unsafe fn make(
         self,
-        step: Step,
-        row: u32,
-        frequencies: Global<f32>,
-        place: Place,
-    ) {
-        let Place { table, data, scale, faults, params } = place;
-        let (channel, warp_id) = (4 * thread::thread_idx_x(), thread::warp_id());
-        // SAFETY: rows come from the table; shared words are written by one thread before a barrier.
+        window: Window,
+        finish: Finish,
+        rotation: [(f32, f32); 2],
+        row: Option<u64>,
+    );
+}
+
+impl<const COLUMNS: u32> Compressor<COLUMNS> {
+    /// Writes four channels of token `row` to its state row; makes the product of the window that it
+    /// closes, if it does.
+    ///
+    /// # Safety
+    /// Pointers and shapes as in the kernel table; all threads that have the product's channels call it
+    /// together.
+    #[inline(always)]
+    unsafe fn update<P: Product>(self, step: Step, row: u32, product: P) {
+        let Place { frequencies, table, faults, params, .. } = product.place();
+        let channel = product.channel();
+        // SAFETY: by this function's own contract; a live token has its rows in the ring.
         unsafe {
-            let partial = Shared::<f32, MAIN_WARPS>::at(0);
-            let entry = Shared::<u32, ROW_WORDS>::at(16);
             let token = step.token(row);
             let halves = self.halves(row, channel);
-            let finish = Finish::load::<HEAD_DIM>(self.norm, frequencies, channel);
+            let finish = match P::DIM {
+                HEAD_DIM => Finish::load::<HEAD_DIM>(self.norm, frequencies, channel),
+                _ => Finish::load::<INDEX_DIM>(self.norm, frequencies, channel),
+            };
             let Some(closing) = token.live(params.slots) else {
-                if warp_id == 0 {
+                if product.counts() {
                     let refused = u32::from(token.is_refused(params.slots));
                     fault::count(faults, thread::lane_id(), refused);
                 }
@@ -199,13 +242,58 @@ impl Stream<MAIN_COLUMNS> {
                 self.store(at, channel, halves, bias);
                 return;
             }
-            let plane_row = entry_row(table, closing, CSA_RATIO, params);
+            let row = entry_row(table, closing, CSA_RATIO, params);
             let last = (halves[1].0, Scores::of_gate(halves[1].1, bias[1]));
             let window = load_window(self.projections, closing, channel, last);
             // No load goes below it: all of the above are on their way while the angles are computed.
             warp::sync_warp();
             let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
             self.store(at, channel, halves, bias);
+            product.make(window, finish, rotation, row);
+        }
+    }
+}
+
+/// The entry, by all 128 threads of a block.
+struct Entry<F> {
+    place: Place,
+    /// Sums of squares of the warps.
+    partial: Shared<f32, MAIN_WARPS>,
+    /// The entry, two channels to a word.
+    entry: Shared<u32, ROW_WORDS>,
+    format: PhantomData<F>,
+}
+
+impl<F: RowFormat> Product for Entry<F> {
+    const DIM: u32 = HEAD_DIM;
+
+    #[inline(always)]
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    #[inline(always)]
+    fn channel(&self) -> u32 {
+        4 * thread::thread_idx_x()
+    }
+
+    #[inline(always)]
+    fn counts(&self) -> bool {
+        thread::warp_id() == 0
+    }
+
+    #[inline(always)]
+    unsafe fn make(
+        self,
+        window: Window,
+        finish: Finish,
+        rotation: [(f32, f32); 2],
+        row: Option<u64>,
+    ) {
+        let (channel, warp_id) = (self.channel(), thread::warp_id());
+        let Self { place: Place { data, scale, faults, .. }, partial, entry, .. } = self;
+        // SAFETY: rows come from the table; shared words are written by one thread before a barrier.
+        unsafe {
             let pooled = softmax_sum(window);
             share_squares(partial, warp_id, pooled);
             thread::sync_threads();
@@ -214,50 +302,47 @@ impl Stream<MAIN_COLUMNS> {
             entry.store(channel / 2 + 1, words[1]);
             thread::sync_threads();
             if warp_id == 0 {
-                store_entry::<F>(entry, data, scale, plane_row, faults);
+                store_entry::<F>(entry, data, scale, row, faults);
             }
         }
     }
 }
 
-impl Stream<INDEX_COLUMNS> {
-    /// State row and, at the end of a window, indexer key of token `row`.
-    ///
-    /// # Safety
-    /// Pointers and shapes as in the kernel table; all lanes of the warp call it together.
+/// The indexer key, by one warp.
+struct Key<I>(Place, PhantomData<I>);
+
+impl<I: IndexRowFormat> Product for Key<I> {
+    const DIM: u32 = INDEX_DIM;
+
     #[inline(always)]
-    unsafe fn key<I: IndexRowFormat>(
+    fn place(&self) -> Place {
+        self.0
+    }
+
+    #[inline(always)]
+    fn channel(&self) -> u32 {
+        4 * thread::lane_id()
+    }
+
+    #[inline(always)]
+    fn counts(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    unsafe fn make(
         self,
-        step: Step,
-        row: u32,
-        frequencies: Global<f32>,
-        place: Place,
+        window: Window,
+        finish: Finish,
+        rotation: [(f32, f32); 2],
+        row: Option<u64>,
     ) {
-        let Place { table, data, scale, params, .. } = place;
-        let (lane, channel) = (thread::lane_id(), 4 * thread::lane_id());
-        // SAFETY: rows come from the table.
+        // SAFETY: the lanes are together; rows come from the table.
         unsafe {
-            let token = step.token(row);
-            let halves = self.halves(row, channel);
-            let finish = Finish::load::<INDEX_DIM>(self.norm, frequencies, channel);
-            let Some(closing) = token.live(params.slots) else { return };
-            let at = (closing.position, closing.slot);
-            let bias = self.bias(closing.position, channel);
-            if !(closing.position + 1).is_multiple_of(CSA_RATIO) {
-                self.store(at, channel, halves, bias);
-                return;
-            }
-            let plane_row = entry_row(table, closing, CSA_RATIO, params);
-            let last = (halves[1].0, Scores::of_gate(halves[1].1, bias[1]));
-            let window = load_window(self.projections, closing, channel, last);
-            // No load goes below it: all of the above are on their way while the angles are computed.
-            warp::sync_warp();
-            let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
-            self.store(at, channel, halves, bias);
-            let words = index_key(window, finish, rotation);
-            let key = hadamard(quad_from_bf16(words), lane);
-            if let Some(row) = plane_row {
-                I::store(data, scale, row, lane, key);
+            let lane = thread::lane_id();
+            let key = hadamard(quad_from_bf16(index_key(window, finish, rotation)), lane);
+            if let Some(row) = row {
+                I::store(self.0.data, self.0.scale, row, lane, key);
             }
         }
     }

@@ -13,8 +13,8 @@ use simt::{copy, grid, thread};
 
 use super::{Appended, Step, Token, entry_row, store_entry};
 use crate::compress::hca::{
-    BufferParity, COLUMNS, GROUPS, QUADS, SHARED_BYTES, SPLITS, THREADS, collect, collects, column,
-    holds_entry, holds_last, load_scores, publish,
+    BufferParity, COLUMNS, GROUPS, QUADS, SHARED_BYTES as POOLING_BYTES, SPLITS, THREADS, collect,
+    collects, column, holds_entry, holds_last, load_scores, publish,
 };
 use crate::compress::state::store;
 use crate::compress::{BlockExchange, Closing, Finish, Projections, Scores, Window};
@@ -33,11 +33,14 @@ const MAX_TOKENS: usize = GROUPS as usize;
 const MAX_PREFETCH_BLOCKS: u32 = 128;
 
 /// Byte offsets of the arrays in shared memory.
-const ENTRY: u32 = SHARED_BYTES;
+const ENTRY: u32 = POOLING_BYTES;
 const POSITIONS: u32 = ENTRY + 4 * ROW_WORDS as u32;
 const SLOTS: u32 = POSITIONS + 4 * MAX_TOKENS as u32;
 const RING_ROWS: u32 = SLOTS + 4 * MAX_TOKENS as u32;
 const CHANGED: u32 = RING_ROWS + 4 * MAX_TOKENS as u32;
+
+/// Bytes of shared memory of a block.
+pub const SHARED_BYTES: u32 = CHANGED + 4;
 
 /// The tokens of a block: every `shares`-th token of the step, from `first` on.
 #[derive(Clone, Copy)]

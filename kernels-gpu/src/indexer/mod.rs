@@ -16,7 +16,7 @@ use kv_layout::geometry::CSA_RATIO;
 use simt::mem::Global;
 
 use crate::block_table::TableRow;
-use crate::mistake::{self, Mistake};
+use crate::fault_injection;
 
 /// Entries of a block of the cache: a tile of the scores.
 pub const TILE: u32 = 32;
@@ -32,8 +32,7 @@ pub const CHANNELS: u32 = 128;
 pub unsafe fn visible(position: Global<i32>, slot: Global<i32>, token: u64) -> Option<(u32, u32)> {
     // SAFETY: by this function's own contract.
     let (slot, position) = unsafe { (slot.load(token), position.load(token)) };
-    let seen = (position as u32).wrapping_add(1) / CSA_RATIO
-        + u32::from(mistake::made(Mistake::Visibility));
+    let seen = fault_injection::visible((position as u32).wrapping_add(1) / CSA_RATIO);
     (slot >= 0).then_some((slot as u32, seen))
 }
 
