@@ -1,0 +1,247 @@
+//! A device that fails on demand: whatever its backend is asked for may go wrong.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use dsv4_kv::device::{
+    Backend, CudaStatus, Device, DeviceError, DeviceInfo, EmuOptions, Emulator, Operation,
+};
+
+/// How a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Nothing is done.
+    Instead,
+    /// The call is done and reports an error all the same, as a driver does with the error of earlier work.
+    After,
+}
+
+/// A backend that counts the calls that can fail, and fails the one it was told to.
+///
+/// Counted are allocations, streams, events, records, waits, launches, copies, fills, and the begin, end,
+/// instantiation and replay of captures; not questions ([`Backend::info`], [`Backend::free_memory`],
+/// [`Backend::elapsed_ms`]).
+pub struct Failing<B> {
+    inner: B,
+    /// Calls since the last [`Self::fail`].
+    calls: AtomicU64,
+    plan: Mutex<Plan>,
+}
+
+/// What is to fail, and what has failed.
+#[derive(Clone, Copy, Default)]
+struct Plan {
+    next: Option<(u64, Failure)>,
+    failed: Option<&'static str>,
+}
+
+impl Failing<Emulator> {
+    /// An emulated device that fails on demand.
+    #[must_use]
+    pub fn emulated(options: EmuOptions) -> Device<Self> {
+        Device::from_backend(Self::new(Emulator::new(options)))
+    }
+}
+
+impl<B: Backend> Failing<B> {
+    /// A backend that never fails of itself.
+    #[must_use]
+    pub fn new(inner: B) -> Self {
+        Self { inner, calls: AtomicU64::new(0), plan: Mutex::default() }
+    }
+
+    /// Counts from 0 again, and lets call `call` of those to come fail, once.
+    pub fn fail(&self, call: u64, how: Failure) {
+        self.plan(|plan| *plan = Plan { next: Some((call, how)), failed: None });
+        self.calls.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts from 0 again, and lets nothing fail.
+    pub fn fail_nothing(&self) {
+        self.plan(|plan| *plan = Plan::default());
+        self.calls.store(0, Ordering::Relaxed);
+    }
+
+    /// Calls since the last [`Self::fail`] or [`Self::fail_nothing`].
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// The call that failed since then.
+    #[must_use]
+    pub fn failed(&self) -> Option<&'static str> {
+        self.plan(|plan| plan.failed)
+    }
+
+    fn plan<R>(&self, change: impl FnOnce(&mut Plan) -> R) -> R {
+        change(&mut self.plan.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Does `call`, unless it is the one to fail.
+    fn count<R>(
+        &self,
+        name: &'static str,
+        call: impl FnOnce() -> Result<R, DeviceError>,
+    ) -> Result<R, DeviceError> {
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let fails = self.plan(|plan| match plan.next {
+            Some((at, how)) if at == number => {
+                *plan = Plan { next: None, failed: Some(name) };
+                Some(how)
+            }
+            _ => None,
+        });
+        match fails {
+            None => return call(),
+            Some(Failure::Instead) => {}
+            Some(Failure::After) => drop(call()?),
+        }
+        let status = CudaStatus { code: 999, text: "failed on demand".into() };
+        Err(DeviceError::Cuda { operation: name, status })
+    }
+}
+
+// SAFETY: all objects are the inner backend's, and all that is done is done by it, or not at all.
+unsafe impl<B: Backend> Backend for Failing<B> {
+    type Memory = B::Memory;
+    type PinnedMemory = B::PinnedMemory;
+    type Stream = B::Stream;
+    type Event = B::Event;
+    type Graph = B::Graph;
+
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn capture_domain(&self) -> Option<u64> {
+        self.inner.capture_domain()
+    }
+
+    fn waits_for_launches(&self) -> bool {
+        self.inner.waits_for_launches()
+    }
+
+    fn stream_id(&self, stream: &B::Stream) -> u64 {
+        self.inner.stream_id(stream)
+    }
+
+    fn free_memory(&self) -> Result<u64, DeviceError> {
+        self.inner.free_memory()
+    }
+
+    fn allocate(&self, label: &'static str, bytes: u64) -> Result<B::Memory, DeviceError> {
+        self.count("allocate", || self.inner.allocate(label, bytes))
+    }
+
+    fn allocate_pinned(&self, bytes: u64) -> Result<B::PinnedMemory, DeviceError> {
+        self.count("allocate pinned", || self.inner.allocate_pinned(bytes))
+    }
+
+    fn stream(&self) -> Result<B::Stream, DeviceError> {
+        self.count("stream", || self.inner.stream())
+    }
+
+    fn event(&self) -> Result<B::Event, DeviceError> {
+        self.count("event", || self.inner.event())
+    }
+
+    fn record(&self, event: &B::Event, stream: &B::Stream) -> Result<(), DeviceError> {
+        self.count("record", || self.inner.record(event, stream))
+    }
+
+    fn wait(&self, event: &B::Event) -> Result<(), DeviceError> {
+        self.count("wait", || self.inner.wait(event))
+    }
+
+    fn wait_in_stream(&self, stream: &B::Stream, event: &B::Event) -> Result<(), DeviceError> {
+        self.count("wait in stream", || self.inner.wait_in_stream(stream, event))
+    }
+
+    fn elapsed_ms(&self, from: &B::Event, to: &B::Event) -> Result<f32, DeviceError> {
+        self.inner.elapsed_ms(from, to)
+    }
+
+    unsafe fn launch<O: Operation>(
+        &self,
+        stream: &B::Stream,
+        variant: O::Variant,
+        grid: (u32, u32),
+        operation: &O,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.count("launch", || unsafe { self.inner.launch(stream, variant, grid, operation) })
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: &B::Stream,
+        from: u64,
+        to: u64,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.count("copy", || unsafe { self.inner.copy(stream, from, to, bytes) })
+    }
+
+    unsafe fn fill(
+        &self,
+        stream: &B::Stream,
+        to: u64,
+        byte: u8,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.count("fill", || unsafe { self.inner.fill(stream, to, byte, bytes) })
+    }
+
+    unsafe fn upload(
+        &self,
+        stream: &B::Stream,
+        from: *const u8,
+        to: u64,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.count("upload", || unsafe { self.inner.upload(stream, from, to, bytes) })
+    }
+
+    unsafe fn download(
+        &self,
+        stream: &B::Stream,
+        from: u64,
+        to: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.count("download", || unsafe { self.inner.download(stream, from, to, bytes) })
+    }
+
+    fn synchronize(&self, stream: &B::Stream) -> Result<(), DeviceError> {
+        self.count("synchronize", || self.inner.synchronize(stream))
+    }
+
+    fn begin_capture(&self, stream: &B::Stream) -> Result<(), DeviceError> {
+        let begun = self.count("begin capture", || self.inner.begin_capture(stream));
+        if begun.is_err() {
+            // After an error none is begun.
+            drop(self.inner.end_capture(stream));
+        }
+        begun
+    }
+
+    fn end_capture(&self, stream: &B::Stream) -> Result<B::Graph, DeviceError> {
+        // After an error too it has ended.
+        let ended = self.inner.end_capture(stream);
+        self.count("end capture", || ended)
+    }
+
+    fn instantiate(&self, graph: &mut B::Graph) -> Result<(), DeviceError> {
+        self.count("instantiate", || self.inner.instantiate(graph))
+    }
+
+    unsafe fn replay(&self, stream: &B::Stream, graph: &B::Graph) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.count("replay", || unsafe { self.inner.replay(stream, graph) })
+    }
+}
