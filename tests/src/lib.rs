@@ -12,7 +12,6 @@
 //! | [`model`] | one compressor, fed with a history by single operations |
 //! | [`stories`] | a cache of all kinds of layers, fed with token histories |
 //! | [`rings`] | sliding-window rings |
-//! | [`stress`] | random operations on a cache and on a model of it |
 #![deny(unsafe_code)]
 
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
@@ -23,4 +22,3 @@ pub mod inputs;
 pub mod model;
 pub mod rings;
 pub mod stories;
-pub mod stress;

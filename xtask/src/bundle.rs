@@ -19,7 +19,7 @@ const LIMIT_MB: f64 = 60.0;
 /// The calls of cargo: a name, and what to build.
 const BUILDS: [(&str, &[&str]); 3] = [
     ("the tests that run kernels", &["--package", "dsv4-kv-tests", "--test", "devices"]),
-    ("the stress test", &["--package", "dsv4-kv-tests", "--bin", "stress"]),
+    ("the stress test", &["--package", "dsv4-kv-stress", "--bin", "stress"]),
     ("the CLI", &["--package", "dsv4-kv-cli", "--bins"]),
 ];
 

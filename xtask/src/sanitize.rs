@@ -10,7 +10,16 @@ use crate::workspace;
 const RUNS: [&[&str]; 3] = [
     &["--package", "kv-layout", "--package", "simt", "--package", "cuda-loader"],
     &["--package", "dsv4-kv", "--lib"],
-    &["--package", "dsv4-kv-tests", "--test", "ledger", "--test", "stress", "--test", "fuzz"],
+    &[
+        "--package",
+        "dsv4-kv-tests",
+        "--test",
+        "host",
+        "--package",
+        "dsv4-kv-stress",
+        "--test",
+        "engine",
+    ],
 ];
 /// Of the device suite, the tests whose name has one of these.
 const DEVICE_TESTS: [&str; 4] =

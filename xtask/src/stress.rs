@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace;
 
-/// Hands `arguments` to the program `stress` of the tests.
+/// Hands `arguments` to the program `stress` of the crate dsv4-kv-stress.
 ///
 /// # Errors
 /// It cannot be built, or it found a divergence.
@@ -15,7 +15,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
             "--quiet",
             "--release",
             "--package",
-            "dsv4-kv-tests",
+            "dsv4-kv-stress",
             "--bin",
             "stress",
             "--",

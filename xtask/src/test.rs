@@ -37,7 +37,7 @@ pub fn run(quick: bool) -> Result<()> {
             "test",
             "--locked",
             "-p",
-            "dsv4-kv-tests",
+            "dsv4-kv-stress",
             "--features",
             "mistakes",
             "--test",

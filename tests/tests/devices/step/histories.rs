@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use dsv4_kv::CacheConfig;
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv_tests::stress::cache::Cache;
-use dsv4_kv_tests::stress::drive::Run;
-use dsv4_kv_tests::stress::library::Library;
-use dsv4_kv_tests::stress::model::Model;
-use dsv4_kv_tests::stress::op::{Name, Op, Part as Written};
+use dsv4_kv_stress::cache::Cache;
+use dsv4_kv_stress::drive::Run;
+use dsv4_kv_stress::library::Library;
+use dsv4_kv_stress::model::Model;
+use dsv4_kv_stress::op::{Name, Op, Part as Written};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;

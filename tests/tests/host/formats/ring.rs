@@ -1,5 +1,5 @@
 //! The sliding window: `kv_layout`'s ring against the oracle, chunks and rejected drafts included.
-//! (`index_semantics.rs` holds the oracle against the golden semantics.)
+//! (`golden/semantics.rs` holds the oracle against the golden semantics.)
 
 use dsv4_kv_oracle::row::{CHANNELS, RowFormat};
 use dsv4_kv_oracle::swa::{Ring, WINDOW, gather, window};

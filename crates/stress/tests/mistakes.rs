@@ -7,12 +7,12 @@ use dsv4_kv::device::{EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::poison::{PoisonRead, PoisonedRow};
 use dsv4_kv::{CacheConfig, KvError};
+use dsv4_kv_stress::cache::Cache;
+use dsv4_kv_stress::drive::Divergence;
+use dsv4_kv_stress::generate::{Manners, kernel_config};
+use dsv4_kv_stress::library::Library;
+use dsv4_kv_stress::random_run;
 use dsv4_kv_tests::stories::{self, Fed, Part, Story};
-use dsv4_kv_tests::stress::cache::Cache;
-use dsv4_kv_tests::stress::drive::Divergence;
-use dsv4_kv_tests::stress::generate::{Manners, kernel_config};
-use dsv4_kv_tests::stress::library::Library;
-use dsv4_kv_tests::stress::random_run;
 use kernels_gpu::fault_injection::{Mistake, make};
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
@@ -138,7 +138,7 @@ fn every_mistake_is_found_in_some_runs() {
     every_early_score_is_named(6);
 }
 
-/// Run by hand: `cargo test -p dsv4-kv-tests --features mistakes --test mistakes -- --ignored`.
+/// Run by hand: `cargo test -p dsv4-kv-stress --features mistakes --test mistakes -- --ignored`.
 #[test]
 #[ignore = "minutes; run by hand"]
 fn every_mistake_is_found_in_100_of_100_runs() {

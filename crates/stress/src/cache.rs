@@ -16,8 +16,8 @@ use super::library::Library;
 use super::model::{Model, Request};
 use super::op;
 use super::subject::Subject;
-use crate::inputs::{download, upload};
-use crate::stories::{Fed, Part};
+use dsv4_kv_tests::inputs::{download, upload};
+use dsv4_kv_tests::stories::{Fed, Part};
 
 /// Tokens of the captured steps.
 const BUCKET: u32 = 8;

@@ -2,12 +2,12 @@
 
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::{BlockId, CacheConfig, KvError, RequestId, StepPlan, StepRequest};
-use dsv4_kv_tests::stress::drive::Counts;
-use dsv4_kv_tests::stress::generate::{Manners, config};
-use dsv4_kv_tests::stress::model::Model;
-use dsv4_kv_tests::stress::op::{Op, Part, Script};
-use dsv4_kv_tests::stress::subject::{Books, Subject};
-use dsv4_kv_tests::stress::{stress, try_script};
+use dsv4_kv_stress::drive::Counts;
+use dsv4_kv_stress::generate::{Manners, config};
+use dsv4_kv_stress::model::Model;
+use dsv4_kv_stress::op::{Op, Part, Script};
+use dsv4_kv_stress::subject::{Books, Subject};
+use dsv4_kv_stress::{stress, try_script};
 use include_dir::{Dir, include_dir};
 
 /// A short run of what `cargo xtask stress` does for long; every kind of answer comes about.

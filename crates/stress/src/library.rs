@@ -5,8 +5,8 @@ use dsv4_kv::{CacheConfig, LayerId};
 use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
 
 use super::op::Name;
-use crate::inputs::oracle;
-use crate::stories::{Stored, Story};
+use dsv4_kv_tests::inputs::oracle;
+use dsv4_kv_tests::stories::{Stored, Story};
 
 /// Stories that requests tell; a request tells the one of its name.
 const STORIES: u64 = 5;

@@ -10,8 +10,8 @@ use kv_layout::main_row::DATA_BYTES;
 use super::cache::Cache;
 use super::library::LayerBytes;
 use super::model::Request;
-use crate::inputs::download;
-use crate::model::{History, shape};
+use dsv4_kv_tests::inputs::download;
+use dsv4_kv_tests::model::{History, shape};
 
 impl<B: Backend> Cache<B> {
     /// The window, entries, indexer keys and compressor states of a request in `layer`.

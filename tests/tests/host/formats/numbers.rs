@@ -217,7 +217,7 @@ fn check_every_f32(halfway: &[f64], encode: impl Fn(f32) -> u8, sign: u8, nan: u
     }
 }
 
-/// All 2^32 f32: half a minute. `cargo test -p dsv4-kv-tests --test number_formats -- --ignored`.
+/// All 2^32 f32: half a minute. `cargo test -p dsv4-kv-tests --test host -- --ignored every_f32`.
 #[test]
 #[ignore = "half a minute; run by hand"]
 fn every_f32_rounds_to_the_nearest_code() {

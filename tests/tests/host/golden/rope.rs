@@ -1,5 +1,5 @@
 //! Rotary embedding against transformers: frequencies bit for bit, the oracle's cosines and sines to
-//! one unit in the last place. (`golden_compressor.rs` holds rotated vectors.)
+//! one unit in the last place. (`compressor.rs` holds rotated vectors.)
 
 use anyhow::Result;
 use dsv4_kv_oracle::rope::{PAIRS, Table, angle, cos_sin};

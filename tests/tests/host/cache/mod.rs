@@ -1,0 +1,7 @@
+//! The cache's books, and what it promises when memory runs out or threads share a device.
+
+mod all_or_nothing;
+mod capacity;
+mod ledger;
+mod no_allocation;
+mod threads;

@@ -1,0 +1,4 @@
+//! Configurations of models, as checkpoints have them.
+
+mod model;
+mod router;

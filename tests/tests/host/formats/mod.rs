@@ -1,0 +1,5 @@
+//! Number formats and the layout of rows.
+
+mod layouts;
+mod numbers;
+mod ring;

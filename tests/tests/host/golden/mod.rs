@@ -1,0 +1,9 @@
+//! The oracle against golden vectors.
+
+mod compressor;
+mod files;
+mod indexer;
+mod rope;
+mod router;
+mod rows;
+mod semantics;

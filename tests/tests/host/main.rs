@@ -1,0 +1,8 @@
+//! Tests that launch nothing on a GPU: number formats, configurations, golden vectors, the books of
+//! the cache, and random input bytes. One program, because each program costs a link.
+
+mod cache;
+mod config;
+mod formats;
+mod fuzz;
+mod golden;
