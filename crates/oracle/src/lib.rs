@@ -1,5 +1,6 @@
-//! Slow, plain reference code, from the formulas alone. It shares no code with what it judges, and
-//! depends on nothing: tests compare with it, and so does `replay --verify`.
+//! The specification in `f64`: slow, plain reference code, from the formulas of
+//! docs/specification.md alone. It shares no code with what it judges and depends on nothing. Tests
+//! compare with it, and so does `cargo kv replay`.
 //!
 //! | module | what it answers |
 //! |---|---|
@@ -8,7 +9,7 @@
 //! | [`index`] | indexer keys: BF16 to bytes and back, three formats |
 //! | [`indexer`] | the indexer: queries, scores, the entries it picks |
 //! | [`swa`] | the sliding window: ring contents and gathered tiles from the token history |
-//! | [`router`] | experts and weights of a token
+//! | [`router`] | experts and weights of a token |
 //! | [`rope`] | frequencies, cosines and sines, rotation forward and back |
 //! | [`hadamard`] | the transform of indexer keys and queries |
 //! | [`compressor`] | CSA and HCA entries and indexer keys; which entries close, and which are visible |
