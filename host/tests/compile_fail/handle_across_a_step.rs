@@ -5,7 +5,7 @@ use dsv4_kv::{KvCacheManager, LayerId, RequestId, StepRequest};
 
 fn steps(cache: &mut KvCacheManager<Emulator>, id: RequestId, stream: &Stream<Emulator>) {
     let handle = cache.layer(LayerId(0)).unwrap();
-    cache.prepare_forward(stream, &[StepRequest { id, start: 0, tokens: 1 }]).unwrap();
+    cache.prepare_forward(stream, &[StepRequest { id, start: 0, tokens: 1 }]).unwrap(); //~ E0502
     println!("{}", handle.tokens());
 }
 

@@ -6,5 +6,5 @@ fn main() {
     let mut pool = BlockPool::new(1);
     let block = pool.take().unwrap();
     pool.give_back(block);
-    println!("{:?}", block.id());
+    println!("{:?}", block.id()); //~ E0382
 }
