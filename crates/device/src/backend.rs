@@ -1,6 +1,8 @@
 //! The raw calls of a device, without rules: those are [`Device`](crate::Device)'s.
 
-use crate::{DeviceError, DeviceInfo, Operation};
+use crate::error::DeviceError;
+use crate::identity::DeviceInfo;
+use crate::operation::Operation;
 
 /// A block of device memory.
 pub trait RawMemory: Send + Sync + 'static {

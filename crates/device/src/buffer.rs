@@ -6,9 +6,14 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 
-use crate::capture::Owned;
-use crate::device::check_element;
-use crate::{Backend, Device, DeviceError, DeviceId, DevicePtr, DevicePtrMut, RawMemory, Span};
+use crate::backend::{Backend, RawMemory};
+use crate::checks::{check_device, check_element};
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::identity::DeviceId;
+use crate::owned::Owned;
+use crate::pointer::{DevicePtr, DevicePtrMut};
+use crate::span::Span;
 
 /// One allocation of a device, for a graph to keep alive. The last clone frees it.
 pub struct Memory<B: Backend> {
@@ -136,7 +141,7 @@ impl<B: Backend, T: Pod> View<B, T> {
         len: u64,
     ) -> Result<Span, DeviceError> {
         let span = self.span();
-        crate::operation::check_device("buffer", span.device, used)?;
+        check_device("buffer", span.device, used)?;
         let found = self.len.saturating_sub(at);
         if at > self.len || found < len {
             return Err(DeviceError::Length { what, found, needed: len });
@@ -206,5 +211,30 @@ impl<B: Backend, T: Pod> Buffer<B, T> {
     #[must_use]
     pub fn ptr_mut(&self) -> DevicePtrMut<T> {
         DevicePtrMut::new(self.span())
+    }
+}
+
+impl<B: Backend> Device<B> {
+    /// Zeroed device memory of `len` elements. `label` names it in errors.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Element`] for a type that no buffer holds;
+    /// [`DeviceError::ForbiddenInCapture`] while capturing; [`DeviceError::Cuda`].
+    pub fn allocate<T: Pod>(
+        &self,
+        label: &'static str,
+        len: u64,
+    ) -> Result<Buffer<B, T>, DeviceError> {
+        check_element::<T>()?;
+        let memory = self.captures().outside("allocating device memory", || {
+            match len.checked_mul(size_of::<T>() as u64) {
+                Some(bytes) => self.backend().allocate(label, bytes),
+                None => {
+                    let (requested, free) = (u64::MAX, self.free_memory()?);
+                    Err(DeviceError::OutOfMemory { label, requested, free })
+                }
+            }
+        })?;
+        Ok(Buffer::new(Memory::new(memory, self), len))
     }
 }

@@ -1,8 +1,6 @@
 //! What a capture forbids, whoever's device it is of, and what is put off until it ends.
 
 use std::any::Any;
-use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError, Weak};
 
 // Under `--cfg loom` the model checker's own, for the tests at the end.
@@ -17,7 +15,8 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use crate::{DeviceError, Span};
+use crate::error::DeviceError;
+use crate::span::Span;
 
 /// The one capture that devices of a domain can have at a time.
 #[derive(Default)]
@@ -74,7 +73,7 @@ impl Captures {
     }
 
     /// Does what a capture forbids, or refuses it while anything is being captured. No capture begins until
-    /// it is done. It must not call anything here, nor drop an [`Owned`].
+    /// it is done. It must not call anything here, nor drop an `Owned`.
     pub fn outside<R>(
         &self,
         operation: &'static str,
@@ -100,7 +99,7 @@ impl Captures {
     }
 
     /// Drops `raw`: now, or when the capture ends that is active.
-    fn free<T: Send + 'static>(&self, raw: T) {
+    pub fn free<T: Send + 'static>(&self, raw: T) {
         let _gate = self.enter();
         if self.active.load(Ordering::Acquire) {
             let mut put_off = self.put_off.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,41 +164,6 @@ pub(crate) fn domain(key: u64) -> Arc<Captures> {
         domains.push((key, Arc::downgrade(&captures)));
         captures
     })
-}
-
-/// An object of a backend. It is given back when this is dropped, or after the capture that is active then:
-/// a driver may neither free nor wait while it captures.
-pub(crate) struct Owned<T: Send + 'static> {
-    raw: ManuallyDrop<T>,
-    captures: Arc<Captures>,
-}
-
-impl<T: Send + 'static> Owned<T> {
-    pub fn new(raw: T, captures: &Arc<Captures>) -> Self {
-        Self { raw: ManuallyDrop::new(raw), captures: Arc::clone(captures) }
-    }
-}
-
-impl<T: Send + 'static> Deref for Owned<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.raw
-    }
-}
-
-impl<T: Send + 'static> DerefMut for Owned<T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.raw
-    }
-}
-
-impl<T: Send + 'static> Drop for Owned<T> {
-    fn drop(&mut self) {
-        // SAFETY: taken here and nowhere else; `self` is not used afterwards.
-        let raw = unsafe { ManuallyDrop::take(&mut self.raw) };
-        self.captures.free(raw);
-    }
 }
 
 /// `RUSTFLAGS="--cfg loom" cargo test --release -p dsv4-kv-device --lib -- loom`: every order in which two

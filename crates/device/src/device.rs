@@ -1,42 +1,13 @@
-//! A device: what it allocates, and what all that belongs to it shares.
+//! A device: what all that belongs to it shares.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytemuck::Pod;
-
-use crate::buffer::Memory;
-use crate::capture::{Captures, Owned, domain};
-use crate::{Backend, Buffer, DeviceError, Event, Pinned, Stream};
-
-/// What a device is, for people and reports.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct DeviceInfo {
-    /// Its name, as the driver gives it.
-    pub name: String,
-    /// Compute capability as in `sm_90`; `None` for the emulated device.
-    pub sm: Option<u32>,
-    /// Memory of the device, in bytes.
-    pub total_memory: u64,
-}
-
-/// Which [`Device`] something belongs to. No two devices of a process have the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DeviceId(u64);
-
-impl DeviceId {
-    pub(crate) fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
-impl fmt::Display for DeviceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "device {}", self.0)
-    }
-}
+use crate::backend::Backend;
+use crate::capture::{Captures, domain};
+use crate::error::DeviceError;
+use crate::identity::{DeviceId, DeviceInfo};
+use crate::owned::Owned;
 
 /// A device that runs kernels. Cloning gives another handle of the same device.
 pub struct Device<B: Backend> {
@@ -95,60 +66,6 @@ impl<B: Backend> Device<B> {
         self.backend().free_memory()
     }
 
-    /// Zeroed device memory of `len` elements. `label` names it in errors.
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Element`] for a type that no buffer holds;
-    /// [`DeviceError::ForbiddenInCapture`] while capturing; [`DeviceError::Cuda`].
-    pub fn allocate<T: Pod>(
-        &self,
-        label: &'static str,
-        len: u64,
-    ) -> Result<Buffer<B, T>, DeviceError> {
-        check_element::<T>()?;
-        let memory = self.captures().outside("allocating device memory", || {
-            match len.checked_mul(size_of::<T>() as u64) {
-                Some(bytes) => self.backend().allocate(label, bytes),
-                None => {
-                    let (requested, free) = (u64::MAX, self.free_memory()?);
-                    Err(DeviceError::OutOfMemory { label, requested, free })
-                }
-            }
-        })?;
-        Ok(Buffer::new(Memory::new(memory, self), len))
-    }
-
-    /// Zeroed pinned host memory of `len` elements.
-    ///
-    /// # Errors
-    /// As [`Self::allocate`].
-    pub fn allocate_pinned<T: Pod>(&self, len: usize) -> Result<Pinned<B, T>, DeviceError> {
-        check_element::<T>()?;
-        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-        let memory = self
-            .captures()
-            .outside("allocating pinned memory", || self.backend().allocate_pinned(bytes))?;
-        Ok(Pinned::new(self.own(memory), len, self))
-    }
-
-    /// A new stream.
-    ///
-    /// # Errors
-    /// [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
-    pub fn stream(&self) -> Result<Stream<B>, DeviceError> {
-        let raw = self.captures().outside("creating a stream", || self.backend().stream())?;
-        Ok(Stream::new(self.own(raw), self))
-    }
-
-    /// A new event.
-    ///
-    /// # Errors
-    /// [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
-    pub fn event(&self) -> Result<Event<B>, DeviceError> {
-        let raw = self.captures().outside("creating an event", || self.backend().event())?;
-        Ok(Event::new(self.own(raw), self))
-    }
-
     pub(crate) fn captures(&self) -> &Captures {
         &self.shared.captures
     }
@@ -157,13 +74,4 @@ impl<B: Backend> Device<B> {
     pub(crate) fn own<T: Send + 'static>(&self, raw: T) -> Owned<T> {
         Owned::new(raw, &self.shared.captures)
     }
-}
-
-/// Refuses a type of elements that no memory holds: of no bytes, or aligned more than pinned memory is.
-pub(crate) fn check_element<T: Pod>() -> Result<(), DeviceError> {
-    let (bytes, align) = (size_of::<T>(), align_of::<T>());
-    if bytes == 0 || align > align_of::<u128>() {
-        return Err(DeviceError::Element { bytes, align });
-    }
-    Ok(())
 }

@@ -9,7 +9,11 @@ use std::time::Instant;
 
 use simt::emu::{Allocation, Memory};
 
-use crate::{Backend, Device, DeviceError, DeviceInfo, Operation, RawMemory, RawPinned};
+use crate::backend::{Backend, RawMemory, RawPinned};
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::identity::DeviceInfo;
+use crate::operation::Operation;
 
 /// How the emulated device is set up.
 #[derive(Clone, Copy, Debug)]

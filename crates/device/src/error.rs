@@ -7,7 +7,7 @@ use cust::error::CudaError;
 use cust::sys::CUresult;
 use simt::emu::Fault;
 
-use crate::DeviceId;
+use crate::identity::DeviceId;
 
 /// What the CUDA driver answered, other than success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,9 +2,13 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::capture::Owned;
-use crate::operation::check_device;
-use crate::{Backend, Device, DeviceError, Memory, Stream};
+use crate::backend::Backend;
+use crate::buffer::Memory;
+use crate::checks::check_device;
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::owned::Owned;
+use crate::stream::Stream;
 
 /// A captured sequence of launches, copies and fills. It keeps the memory that they touch alive: a replay
 /// can never meet a freed buffer.

@@ -13,15 +13,17 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `backend` | the trait of raw calls |
+//! | `backend` | [`Backend`]: the raw calls |
 //! | `cuda`, `emulator` | the two backends |
-//! | `device` | [`Device`]: allocation, streams, events |
+//! | `operation` | [`Operation`]: a kernel with its arguments |
+//! | `device`, `identity` | [`Device`], and what belongs to which |
 //! | `buffer`, `pinned` | memory: [`Buffer`], [`View`], [`Pinned`] |
-//! | `pointer` | launch pointers: [`DevicePtr`], [`DevicePtrMut`] |
-//! | `operation` | [`Operation`]: a kernel with its arguments, and what a launch checks of it |
+//! | `span`, `pointer` | ranges of memory; launch pointers: [`DevicePtr`], [`DevicePtrMut`] |
 //! | `stream`, `transfer` | [`Stream`], [`Event`]; copies |
-//! | `capture`, `graph` | what a capture forbids; [`Graph`] |
+//! | `graph` | [`Graph`]: capture and replay |
 //! | `staged` | [`Staged`]: a buffer that the host rewrites without waiting |
+//! | `checks` | what is refused: identity, grids, alignment, overlap |
+//! | `capture`, `owned` | what a capture forbids, and what is put off until it ends |
 //! | `error` | [`DeviceError`] |
 //!
 //! The crate knows no kernel: the list of kernels and their PTX are handed in ([`Kernels`]).
@@ -29,14 +31,18 @@
 mod backend;
 mod buffer;
 mod capture;
+mod checks;
 mod cuda;
 mod device;
 mod emulator;
 mod error;
 mod graph;
+mod identity;
 mod operation;
+mod owned;
 mod pinned;
 mod pointer;
+mod span;
 mod staged;
 mod stream;
 mod transfer;
@@ -44,12 +50,14 @@ mod transfer;
 pub use backend::{Backend, RawMemory, RawPinned};
 pub use buffer::{Buffer, Memory, View};
 pub use cuda::{Cuda, CudaDevice, CudaOptions, Kernels};
-pub use device::{Device, DeviceId, DeviceInfo};
+pub use device::Device;
 pub use emulator::{EmuDevice, EmuOptions, Emulator};
 pub use error::{CudaStatus, DeviceError};
 pub use graph::Graph;
+pub use identity::{DeviceId, DeviceInfo};
 pub use operation::Operation;
 pub use pinned::Pinned;
-pub use pointer::{DevicePtr, DevicePtrMut, Span};
+pub use pointer::{DevicePtr, DevicePtrMut};
+pub use span::Span;
 pub use staged::Staged;
 pub use stream::{Event, Stream};

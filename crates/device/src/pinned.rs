@@ -4,8 +4,11 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-use crate::capture::Owned;
-use crate::{Backend, Device, RawPinned};
+use crate::backend::{Backend, RawPinned};
+use crate::checks::check_element;
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::owned::Owned;
 
 /// Pinned host memory of `T`, the source of copies that do not wait.
 pub struct Pinned<B: Backend, T> {
@@ -37,5 +40,20 @@ impl<B: Backend, T: Pod> Pinned<B, T> {
     #[must_use]
     pub fn device(&self) -> &Device<B> {
         &self.device
+    }
+}
+
+impl<B: Backend> Device<B> {
+    /// Zeroed pinned host memory of `len` elements.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`].
+    pub fn allocate_pinned<T: Pod>(&self, len: usize) -> Result<Pinned<B, T>, DeviceError> {
+        check_element::<T>()?;
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let memory = self
+            .captures()
+            .outside("allocating pinned memory", || self.backend().allocate_pinned(bytes))?;
+        Ok(Pinned::new(self.own(memory), len, self))
     }
 }

@@ -2,7 +2,12 @@
 
 use bytemuck::Pod;
 
-use crate::{Backend, Buffer, Device, DeviceError, Event, Pinned, Stream};
+use crate::backend::Backend;
+use crate::buffer::Buffer;
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::pinned::Pinned;
+use crate::stream::{Event, Stream};
 
 /// Device memory of `T` at one address for life, and two pinned arrays to write it from, in turn:
 /// the device may still be copying the last one while the host fills the next.

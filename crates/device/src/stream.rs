@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::capture::Owned;
-use crate::operation::{check_device, check_grid, check_pointers};
-use crate::{Backend, Device, DeviceError, Operation};
+use crate::backend::Backend;
+use crate::checks::{check_device, check_grid, check_pointers};
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::operation::Operation;
+use crate::owned::Owned;
 
 /// An in-order queue of work of one device, which it keeps alive. Cloning gives another handle of the same
 /// stream.
@@ -148,5 +151,25 @@ impl<B: Backend> Event<B> {
     fn raw_for(&self, device: &Device<B>) -> Result<&B::Event, DeviceError> {
         check_device("event", self.device.id(), device.id())?;
         Ok(&self.raw)
+    }
+}
+
+impl<B: Backend> Device<B> {
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
+    pub fn stream(&self) -> Result<Stream<B>, DeviceError> {
+        let raw = self.captures().outside("creating a stream", || self.backend().stream())?;
+        Ok(Stream::new(self.own(raw), self))
+    }
+
+    /// A new event.
+    ///
+    /// # Errors
+    /// [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
+    pub fn event(&self) -> Result<Event<B>, DeviceError> {
+        let raw = self.captures().outside("creating an event", || self.backend().event())?;
+        Ok(Event::new(self.own(raw), self))
     }
 }

@@ -2,8 +2,12 @@
 
 use bytemuck::Pod;
 
-use crate::operation::check_device;
-use crate::{Backend, Buffer, DeviceError, Pinned, Stream, View};
+use crate::backend::Backend;
+use crate::buffer::{Buffer, View};
+use crate::checks::check_device;
+use crate::error::DeviceError;
+use crate::pinned::Pinned;
+use crate::stream::Stream;
 
 /// Bytes that are copied to or from borrowed host memory at a time.
 const PART: usize = 4 << 20;

@@ -10,9 +10,12 @@ use cust::memory::{DeviceBuffer, LockedBuffer};
 use cust::stream::{Stream, StreamFlags};
 use cust::sys::{self, CUresult};
 
+use super::context::{Cuda, check, during};
 use super::handles::{CudaEvent, CudaGraph, CudaMemory, CudaPinned, CudaStream};
-use super::{Cuda, check, during};
-use crate::{Backend, DeviceError, DeviceInfo, Operation};
+use crate::backend::Backend;
+use crate::error::DeviceError;
+use crate::identity::DeviceInfo;
+use crate::operation::Operation;
 
 // SAFETY: memory is the driver's, and its drop waits (`CudaMemory`, `CudaPinned`); streams are ordered by the
 // driver, and `cuStreamSynchronize` waits for copies too.

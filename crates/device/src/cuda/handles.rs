@@ -8,9 +8,9 @@ use cust::memory::{DeviceBuffer, LockedBuffer};
 use cust::stream::Stream;
 use cust::sys::{self, CUevent, CUgraph, CUgraphExec, CUresult, CUstream};
 
-use super::Cuda;
+use super::context::Cuda;
 use super::launched::KernelSet;
-use crate::{RawMemory, RawPinned};
+use crate::backend::{RawMemory, RawPinned};
 
 /// A CUDA stream: the device's own, or one the embedder handed in.
 pub struct CudaStream {

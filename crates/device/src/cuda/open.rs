@@ -1,0 +1,187 @@
+//! Opening a GPU and loading kernels.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use cust::context::Context;
+use cust::device::DeviceAttribute;
+use cust::module::Module;
+use cust::sys::{self, CUcontext, CUfunction, CUfunction_attribute, CUstream};
+use simt::kernel::KernelInfo;
+
+use super::context::{Cuda, Shared, check, during};
+use super::handles::CudaStream;
+use super::launched::Launched;
+use crate::capture::domain;
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::identity::DeviceInfo;
+use crate::stream::Stream;
+
+/// Which GPU, and how it is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CudaOptions {
+    /// The driver's number of the GPU.
+    pub ordinal: u32,
+    /// Wait after every launch, so that a fault names the one kernel that caused it. Slow.
+    pub check_every_launch: bool,
+}
+
+/// Kernels, and where their PTX is.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    /// The kernels; [`Operation::kernel`](crate::Operation::kernel) is an index into them.
+    pub infos: &'static [KernelInfo],
+    /// The PTX that has all of them, for a GPU and a driver: its version is as `cuDriverGetVersion` says it,
+    /// 12080 for CUDA 12.8.
+    pub ptx: fn(gpu: &DeviceInfo, driver: i32) -> Result<String, DeviceError>,
+}
+
+/// An NVIDIA GPU with kernels loaded.
+pub type CudaDevice = Device<Cuda>;
+
+impl CudaDevice {
+    /// Opens a GPU with its primary context and loads `kernels`.
+    ///
+    /// # Errors
+    /// As [`Cuda::open`].
+    pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
+        Cuda::open(options, kernels).map(Self::from_backend)
+    }
+
+    /// Uses a context that the embedding program owns.
+    ///
+    /// # Safety
+    /// As [`Cuda::from_context`].
+    ///
+    /// # Errors
+    /// As [`Cuda::open`].
+    pub unsafe fn from_context(
+        context: CUcontext,
+        options: CudaOptions,
+        kernels: &Kernels,
+    ) -> Result<Self, DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { Cuda::from_context(context, options, kernels) }.map(Self::from_backend)
+    }
+
+    /// Uses a stream that the embedding program owns.
+    ///
+    /// # Safety
+    /// `handle` is a live stream of this device's context and outlives the result and its clones. To be
+    /// captured it must not be the legacy default stream.
+    #[must_use]
+    pub unsafe fn stream_from_raw(&self, handle: CUstream) -> Stream<Cuda> {
+        Stream::new(self.own(CudaStream::borrowed(handle, self.backend())), self)
+    }
+}
+
+impl Cuda {
+    /// Opens a GPU with its primary context and loads `kernels`.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::Cuda`];
+    /// [`DeviceError::ForbiddenInCapture`] while another device captures on the same GPU; those of
+    /// [`Kernels::ptx`].
+    pub fn open(options: CudaOptions, kernels: &Kernels) -> Result<Self, DeviceError> {
+        let device = initialise(options)?;
+        let context = Context::new(device).map_err(during("creating the context"))?;
+        let raw = context.as_raw();
+        Self::load(device, raw, Some(context), options, kernels)
+    }
+
+    /// Uses a context that the embedding program owns.
+    ///
+    /// # Safety
+    /// `context` is a live CUDA context of device `options.ordinal` and outlives this device and
+    /// everything made from it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub unsafe fn from_context(
+        context: CUcontext,
+        options: CudaOptions,
+        kernels: &Kernels,
+    ) -> Result<Self, DeviceError> {
+        Self::load(initialise(options)?, context, None, options, kernels)
+    }
+
+    fn load(
+        device: cust::device::Device,
+        context: CUcontext,
+        owned_context: Option<Context>,
+        options: CudaOptions,
+        kernels: &Kernels,
+    ) -> Result<Self, DeviceError> {
+        // SAFETY: the context is live: just created, or so promised by the embedder.
+        check("making the context current", unsafe { sys::cuCtxSetCurrent(context) })?;
+        let info = device_info(device)?;
+        let driver = driver_version()?;
+        let ptx = (kernels.ptx)(&info, driver)?;
+        let captures = domain(context as u64);
+        let (module, functions) = captures.outside("loading kernels", || {
+            let module = Module::from_ptx(ptx, &[]).map_err(during("loading the kernels"))?;
+            let find = |kernel| find(&module, kernel);
+            let functions = kernels.infos.iter().map(find).collect::<Result<_, _>>()?;
+            Ok((module, functions))
+        })?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                info,
+                check_every_launch: options.check_every_launch,
+                overlap: driver >= OVERLAP_DRIVER,
+                launched: Launched::new(kernels.infos),
+                functions,
+                context,
+                module: ManuallyDrop::new(module),
+                _owned_context: owned_context,
+            }),
+        })
+    }
+}
+
+/// The first driver that keeps the overlap of launches when it captures them, for CUDA 12.3.
+const OVERLAP_DRIVER: i32 = 12030;
+
+/// Initialises the driver; the GPU that was asked for.
+fn initialise(options: CudaOptions) -> Result<cust::device::Device, DeviceError> {
+    cuda_loader::driver()?;
+    cust::init(cust::CudaFlags::empty()).map_err(during("initialising CUDA"))?;
+    let count = cust::device::Device::num_devices().map_err(during("counting devices"))?;
+    if options.ordinal >= count {
+        return Err(DeviceError::NoDevice { ordinal: options.ordinal, count });
+    }
+    cust::device::Device::get_device(options.ordinal).map_err(during("opening the device"))
+}
+
+fn device_info(device: cust::device::Device) -> Result<DeviceInfo, DeviceError> {
+    let attribute =
+        |which| device.get_attribute(which).map_err(during("reading the compute capability"));
+    let sm = 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
+        + attribute(DeviceAttribute::ComputeCapabilityMinor)?;
+    Ok(DeviceInfo {
+        name: device.name().map_err(during("reading the device's name"))?,
+        sm: Some(sm as u32),
+        total_memory: device.total_memory().map_err(during("reading the memory size"))? as u64,
+    })
+}
+
+/// What `cuDriverGetVersion` says: 12080 is CUDA 12.8.
+fn driver_version() -> Result<i32, DeviceError> {
+    let mut version = 0;
+    // SAFETY: the call writes one integer.
+    check("reading the driver version", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    Ok(version)
+}
+
+fn find(module: &Module, kernel: &KernelInfo) -> Result<CUfunction, DeviceError> {
+    let found =
+        module.get_function(kernel.name).map_err(during("finding a kernel in the module"))?;
+    let function = found.to_raw();
+    let limit = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // Without this a launch with more than 48 KiB is refused.
+    // SAFETY: a function of a loaded module.
+    let status = unsafe { sys::cuFuncSetAttribute(function, limit, kernel.shared as i32) };
+    check("reserving a kernel's shared memory", status)?;
+    Ok(function)
+}
