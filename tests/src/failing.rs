@@ -26,6 +26,7 @@ pub struct Failing<B> {
     /// Calls since the last [`Self::fail`].
     calls: AtomicU64,
     plan: Mutex<Plan>,
+    domain: Option<u64>,
 }
 
 /// What is to fail, and what has failed.
@@ -47,7 +48,14 @@ impl<B: Backend> Failing<B> {
     /// A backend that never fails of itself.
     #[must_use]
     pub fn new(inner: B) -> Self {
-        Self { inner, calls: AtomicU64::new(0), plan: Mutex::default() }
+        let domain = inner.capture_domain();
+        Self { inner, calls: AtomicU64::new(0), plan: Mutex::default(), domain }
+    }
+
+    /// The same in a [domain](Backend::capture_domain) with others, as two devices on one GPU are.
+    #[must_use]
+    pub fn in_domain(self, domain: u64) -> Self {
+        Self { domain: Some(domain), ..self }
     }
 
     /// Counts from 0 again, and lets call `call` of those to come fail, once.
@@ -115,7 +123,7 @@ unsafe impl<B: Backend> Backend for Failing<B> {
     }
 
     fn capture_domain(&self) -> Option<u64> {
-        self.inner.capture_domain()
+        self.domain
     }
 
     fn waits_for_launches(&self) -> bool {

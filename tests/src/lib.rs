@@ -9,6 +9,7 @@
 //! | [`fuzz`] | what fuzzers do with bytes |
 //! | [`golden`] | vectors that other software made |
 //! | [`inputs`] | rows of numbers, and copies to and from a device |
+//! | [`lazy`] | a device that does nothing before it must |
 //! | [`model`] | one compressor, fed with a history by single operations |
 //! | [`stories`] | a cache of all kinds of layers, fed with token histories |
 //! | [`rings`] | sliding-window rings |
@@ -19,6 +20,8 @@ pub mod failing;
 pub mod fuzz;
 pub mod golden;
 pub mod inputs;
+#[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
+pub mod lazy;
 pub mod model;
 pub mod rings;
 pub mod stories;

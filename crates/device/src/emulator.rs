@@ -45,7 +45,6 @@ impl EmuDevice {
 /// The raw calls of the emulated device.
 pub struct Emulator {
     info: DeviceInfo,
-    next_stream: AtomicU64,
     shared: Arc<Shared>,
 }
 
@@ -175,7 +174,6 @@ impl Emulator {
                 sm: None,
                 total_memory: options.memory,
             },
-            next_stream: AtomicU64::new(0),
             shared: Arc::new(Shared {
                 seed: options.seed,
                 used: AtomicU64::new(0),
@@ -260,7 +258,9 @@ unsafe impl Backend for Emulator {
     }
 
     fn stream(&self) -> Result<EmuStream, DeviceError> {
-        let id = self.next_stream.fetch_add(1, Ordering::Relaxed);
+        // Of all emulated devices: a wrapper may put several into one domain.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(EmuStream { id, recording: Mutex::default() })
     }
 

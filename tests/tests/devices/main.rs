@@ -25,7 +25,7 @@ use dsv4_kv::device::{
 use dsv4_kv_tests::{inputs, model, rings, stories};
 use libtest_mimic::{Arguments, Trial};
 
-use crate::suite::{Case, by_hand, large, long, suite};
+use crate::suite::{Case, by_hand, large, long, pairs, suite};
 
 /// A test that compares the two devices.
 type Comparison = (&'static str, fn(&CudaDevice, &EmuDevice));
@@ -35,6 +35,12 @@ fn main() -> ExitCode {
     let mut trials: Vec<_> = suite().into_iter().map(cpu_trial).collect();
     let by_hand = by_hand().into_iter().chain(long()).chain(large());
     trials.extend(by_hand.map(cpu_trial).map(left_out));
+    trials.extend(pairs().into_iter().map(|(test, run)| {
+        Trial::test(format!("cpu::{test}"), move || {
+            run(&emulated(), &emulated());
+            Ok(())
+        })
+    }));
     match dsv4_kv::open_cuda(CudaOptions::default()) {
         Ok(device) => trials.extend(cuda_trials(&device)),
         Err(error) => trials.extend(no_cuda_trials(&error)),
@@ -89,6 +95,11 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
     for (test, run) in both {
         let device = device.clone();
         trials.push(alone(test.into(), Box::new(move || run(&device, &emulated()))));
+    }
+    for (test, run) in pairs() {
+        let device = device.clone();
+        let second = || dsv4_kv::open_cuda(CudaOptions::default()).expect("it was opened once");
+        trials.push(alone(format!("cuda::{test}"), Box::new(move || run(&device, &second()))));
     }
     let embedder = Box::new(device::embedder::its_context_and_stream_are_used);
     trials.push(alone("cuda::device::embedder::its_context_and_stream_are_used".into(), embedder));

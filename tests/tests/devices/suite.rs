@@ -6,6 +6,19 @@ use crate::{compress, decode, device, gather, indexer, router, step, window};
 
 /// A test of the suite: panics if it fails.
 pub type Case<B> = (&'static str, fn(&Device<B>));
+/// A test of two devices of one kind: on one GPU, or both emulated.
+pub type Pair<B> = (&'static str, fn(&Device<B>, &Device<B>));
+
+/// What runs on every two devices.
+pub fn pairs<B: Backend>() -> Vec<Pair<B>> {
+    vec![
+        (
+            "device::identity::foreign_objects_are_refused",
+            device::identity::foreign_objects_are_refused,
+        ),
+        ("device::identity::threads_on_two_devices", device::identity::threads_on_two_devices),
+    ]
+}
 
 macro_rules! suite {
     ($(#[$doc:meta])* $name:ident: $($group:ident::$file:ident { $($test:ident,)* })*) => {
@@ -38,6 +51,15 @@ suite! {
         captures_do_not_nest,
         a_graph_replays_only_what_it_was_captured_for,
         what_does_not_fit_is_refused,
+    }
+    device::rules {
+        casts_keep_every_byte,
+        sizes_of_any_kind_are_typed_errors,
+        outputs_that_overlap_are_refused,
+        a_panic_ends_the_capture,
+        what_is_dropped_in_a_capture_is_freed_after_it,
+        a_stream_waits_for_an_event,
+        threads_replay_one_graph,
     }
     window::swa {
         append_writes_the_golden_rows,

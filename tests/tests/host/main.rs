@@ -3,6 +3,7 @@
 
 mod cache;
 mod config;
+mod failures;
 mod formats;
 mod fuzz;
 mod golden;

@@ -1,5 +1,7 @@
-//! Memory, capture and foreign contexts: the rules of every device.
+//! Memory, capture, identity and foreign contexts: the rules of every device.
 
 pub mod capture;
 pub mod embedder;
+pub mod identity;
 pub mod memory;
+pub mod rules;

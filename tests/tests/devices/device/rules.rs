@@ -1,0 +1,168 @@
+//! What every device refuses, and what it puts off or waits for.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::ops::{self, GatherQueries};
+
+use crate::inputs::{download, upload};
+
+/// A slice that starts or ends inside an element of the other type is no buffer of it.
+pub fn casts_keep_every_byte<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let bytes = upload(&stream, &Vec::from_iter(0..32_u8));
+    let words = bytes.slice(4, 8).unwrap().cast::<u32>().unwrap();
+    assert_eq!(download(&stream, &words), [0x0706_0504, 0x0B0A_0908]);
+    assert_eq!(download(&stream, &words.cast::<u8>().unwrap()), Vec::from_iter(4..12));
+    for (start, len) in [(3, 8), (4, 7), (2, 4)] {
+        let error = bytes.slice(start, len).unwrap().cast::<u32>().err().expect("not whole words");
+        assert!(
+            matches!(error, DeviceError::Cast { offset, bytes, size: 4, align: 4 } if (offset, bytes) == (start, len)),
+            "{error}"
+        );
+    }
+    assert!(matches!(bytes.cast::<()>(), Err(DeviceError::Element { bytes: 0, .. })));
+}
+
+/// Lengths and places of any size are refused in numbers, none of them computed with.
+pub fn sizes_of_any_kind_are_typed_errors<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let buffer = device.allocate::<u32>("short", 4).unwrap();
+    for at in [5, u64::MAX / 4, u64::MAX] {
+        let error = stream.upload(&[], &buffer, at).unwrap_err();
+        assert!(matches!(error, DeviceError::Length { found: 0, needed: 0, .. }), "{error}");
+        let error = stream.download(&buffer, at, &mut []).unwrap_err();
+        assert!(matches!(error, DeviceError::Length { found: 0, needed: 0, .. }), "{error}");
+    }
+    stream.upload(&[], &buffer, 4).unwrap();
+    let error = device.allocate::<()>("nothing", 3).err().expect("no bytes");
+    assert!(matches!(error, DeviceError::Element { bytes: 0, .. }), "{error}");
+    assert!(device.allocate_pinned::<()>(3).is_err());
+    for len in [1 << 56, usize::MAX] {
+        let error = device.allocate_pinned::<u32>(len).err().expect("far too much");
+        assert!(
+            matches!(error, DeviceError::OutOfMemory { label: "pinned memory", .. }),
+            "{error}"
+        );
+    }
+    let odd = device.allocate_pinned::<[u32; 3]>(3).unwrap();
+    assert_eq!(odd.as_slice(), [[0; 3]; 3]);
+}
+
+/// What a kernel or a copy writes must overlap nothing else that it takes.
+pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let memory = device.allocate::<u8>("one for all", 1 << 16).unwrap();
+    let input = memory.slice(0, 1 << 15).unwrap().cast::<u16>().unwrap();
+    let weight = memory.slice(1 << 15, 1 << 15).unwrap().cast::<u16>().unwrap();
+    let project = |from: u64| {
+        let output = memory.slice(from, 4 * 32).unwrap().cast().unwrap();
+        ops::project(&stream, &input, &weight, &output, [1, 32, 128])
+    };
+    for (from, with) in [(0, "input"), ((1 << 15) - 4 * 32, "input"), ((1 << 15) - 64, "input")] {
+        let error = project(from).unwrap_err();
+        let DeviceError::Aliased { kernel: "project", argument: "output", other } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(other, with);
+    }
+    let words = device.allocate::<i32>("positions, then lengths", 8).unwrap();
+    let half = |at| words.slice(at, 4).unwrap();
+    let (position, slot) = (half(0), upload(&stream, &[0; 4]));
+    let queries =
+        GatherQueries { position: &position, slot: &slot, index: &slot, first: 0, count: 4 };
+    let ratio = 4.try_into().unwrap();
+    let error = ops::valid_lens(&stream, &queries, ratio, &half(3)).unwrap_err();
+    assert!(matches!(error, DeviceError::Aliased { argument: "lengths", .. }), "{error}");
+    ops::valid_lens(&stream, &queries, ratio, &half(4)).unwrap();
+    let error = stream.copy(&half(0), &half(3)).unwrap_err();
+    assert!(matches!(error, DeviceError::Aliased { kernel: "copy", .. }), "{error}");
+    stream.copy(&half(0), &half(4)).unwrap();
+}
+
+/// A panic inside a capture ends it: the device goes on, and so does the stream.
+pub fn a_panic_ends_the_capture<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let buffer = upload(&stream, &[1_u32; 16]);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let record = || {
+            stream.fill(&buffer, 0xAB)?;
+            panic!("on purpose")
+        };
+        drop(stream.capture(vec![buffer.memory()], record));
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(download(&stream, &buffer), [1; 16], "nothing of it ran");
+    let graph =
+        stream.capture(vec![buffer.memory()], || stream.fill(&buffer, 0xCD)).expect("no capture");
+    stream.replay(&graph).unwrap();
+    assert_eq!(download(&stream, &buffer), [0xCDCD_CDCD; 16]);
+    device.allocate::<u8>("goes on", 1).unwrap();
+}
+
+/// Whatever is dropped while a graph is captured is freed after it, and breaks nothing.
+pub fn what_is_dropped_in_a_capture_is_freed_after_it<B: Backend>(device: &Device<B>) {
+    const BYTES: u64 = 64 << 20;
+    let stream = device.stream().unwrap();
+    let kept = upload(&stream, &[1_u32; 16]);
+    let old = stream.capture(vec![kept.memory()], || stream.fill(&kept, 0xAB)).unwrap();
+    let dropped = (
+        device.allocate::<u8>("dropped", BYTES).unwrap(),
+        device.allocate_pinned::<u8>(64).unwrap(),
+        (device.stream().unwrap(), device.event().unwrap(), old),
+    );
+    let before = device.free_memory().unwrap();
+    let record = || {
+        drop(dropped);
+        stream.fill(&kept, 0xCD)
+    };
+    let graph = stream.capture(vec![kept.memory()], record).expect("dropping is allowed");
+    assert!(device.free_memory().unwrap() >= before + BYTES, "it was freed");
+    stream.replay(&graph).unwrap();
+    assert_eq!(download(&stream, &kept), [0xCDCD_CDCD; 16]);
+}
+
+/// One stream waits for what another has done, on the device; clones are one stream.
+pub fn a_stream_waits_for_an_event<B: Backend>(device: &Device<B>) {
+    const BYTES: u64 = 256 << 20;
+    let (first, second) = (device.stream().unwrap(), device.stream().unwrap());
+    assert_eq!(first.id(), first.clone().id());
+    assert_ne!(first.id(), second.id());
+    let event = device.event().unwrap();
+    second.wait_for(&event).unwrap();
+    let large = device.allocate::<u8>("slowly filled", BYTES).unwrap();
+    let end = device.allocate::<u8>("its end", 16).unwrap();
+    first.fill(&large, 7).unwrap();
+    first.clone().record(&event).unwrap();
+    second.wait_for(&event).unwrap();
+    second.copy(&large.slice(BYTES - 16, 16).unwrap(), &end).unwrap();
+    assert_eq!(download(&second, &end), [7; 16]);
+    let error = first.capture(vec![large.memory()], || first.wait_for(&event)).err().unwrap();
+    assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
+}
+
+/// Threads may replay one graph at once, each into a stream of its own.
+pub fn threads_replay_one_graph<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let [from, to] = [3, 0].map(|byte| {
+        let buffer = device.allocate::<u8>("buffer", 1 << 20).unwrap();
+        stream.fill(&buffer, byte).unwrap();
+        buffer
+    });
+    stream.synchronize().unwrap();
+    let graph =
+        stream.capture(vec![from.memory(), to.memory()], || stream.copy(&from, &to)).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let stream = device.stream().unwrap();
+                for _ in 0..50 {
+                    stream.replay(&graph).unwrap();
+                }
+                stream.synchronize().unwrap();
+            });
+        }
+    });
+    assert!(download(&stream, &to).iter().all(|&byte| byte == 3));
+}

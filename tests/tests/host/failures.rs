@@ -1,0 +1,178 @@
+//! Devices that fail, and devices that are late: what the rules of `dsv4_kv::device` promise then.
+
+use dsv4_kv::device::{Backend, Device, DeviceError, EmuOptions, Emulator, Staged};
+use dsv4_kv_tests::failing::{Failing, Failure};
+use dsv4_kv_tests::inputs::download;
+use dsv4_kv_tests::lazy::Lazy;
+
+const OPTIONS: EmuOptions = EmuOptions { memory: 1 << 20, seed: 1 };
+
+/// A device that does nothing before it must, and fails on demand.
+fn late() -> Device<Failing<Lazy<Emulator>>> {
+    Device::from_backend(Failing::new(Lazy::new(Emulator::new(OPTIONS))))
+}
+
+/// Lets the first call of that name that `attempt` makes fail.
+fn fail_first<B: Backend, E>(
+    device: &Device<Failing<B>>,
+    name: &str,
+    how: Failure,
+    mut attempt: impl FnMut() -> Result<(), E>,
+) {
+    for call in 0.. {
+        device.backend().fail(call, how);
+        let answer = attempt();
+        let failed = device.backend().failed().expect("no such call");
+        if failed == name {
+            assert!(answer.is_err(), "the failure of {name} was swallowed");
+            break;
+        }
+    }
+    device.backend().fail_nothing();
+}
+
+/// Nothing runs on the late device before it is waited for: the detector of the next tests.
+#[test]
+fn a_late_device_is_late() {
+    let device = late();
+    let stream = device.stream().unwrap();
+    let [from, to] = ["from", "to"].map(|label| device.allocate::<u8>(label, 4).unwrap());
+    stream.fill(&from, 1).unwrap();
+    stream.copy(&from, &to).unwrap();
+    let other = device.stream().unwrap();
+    assert_eq!(download(&other, &to), [0; 4], "nobody waited for the stream");
+    assert_eq!(download(&stream, &to), [1; 4]);
+}
+
+/// If the event behind a copy cannot be recorded, the array in flight is not rewritten before it was copied.
+#[test]
+fn a_staged_array_in_flight_is_not_rewritten() {
+    for (name, how) in
+        [("record", Failure::Instead), ("record", Failure::After), ("upload", Failure::After)]
+    {
+        let device = late();
+        let stream = device.stream().unwrap();
+        let mut staged = Staged::<_, u32>::new(&device, "staged", 64).unwrap();
+        let seen = device.allocate::<u32>("seen", 64).unwrap();
+        let fill = |value: u32| {
+            move |array: &mut [u32]| {
+                array.fill(value);
+                Ok::<_, DeviceError>(())
+            }
+        };
+        let mut value = 0;
+        fail_first(&device, name, how, || {
+            value += 1;
+            staged.update(&stream, fill(value))
+        });
+        stream.copy(staged.buffer(), &seen).unwrap();
+        staged.update(&stream, fill(value + 1)).unwrap();
+        staged.update(&stream, fill(value + 2)).unwrap();
+        assert_eq!(download(&stream, &seen), [value; 64], "{name}, {how:?}");
+        assert_eq!(download(&stream, staged.buffer()), [value + 2; 64], "{name}, {how:?}");
+    }
+}
+
+/// After a failed wait nobody knows whether a copy has ended: it must not see the caller's memory any more.
+#[test]
+fn a_failed_copy_leaves_borrowed_memory_alone() {
+    let device = late();
+    let stream = device.stream().unwrap();
+    let buffer = device.allocate::<u32>("buffer", 64).unwrap();
+    let mut values = [7; 64];
+    fail_first(&device, "synchronize", Failure::Instead, || stream.upload(&values, &buffer, 0));
+    values.fill(9);
+    assert_eq!(download(&stream, &buffer), [7; 64], "the values when they were borrowed");
+    fail_first(&device, "synchronize", Failure::Instead, || {
+        stream.download(&buffer, 0, &mut values)
+    });
+    values.fill(9);
+    stream.synchronize().unwrap();
+    assert_eq!(values, [9; 64], "nobody writes them any more");
+}
+
+/// Whatever call of a capture or a replay fails: the capture has ended, the device goes on, and its memory
+/// comes back.
+#[test]
+fn any_call_may_fail() {
+    for how in [Failure::Instead, Failure::After] {
+        let device = Failing::emulated(OPTIONS);
+        let run = || -> Result<Vec<u32>, DeviceError> {
+            let (stream, event) = (device.stream()?, device.event()?);
+            let buffer = device.allocate::<u32>("buffer", 64)?;
+            let mut staged = Staged::new(&device, "staged", 64)?;
+            staged.update(&stream, |array: &mut [u32]| {
+                array.fill(5);
+                Ok::<_, DeviceError>(())
+            })?;
+            let retained = vec![buffer.memory(), staged.buffer().memory()];
+            let graph = stream.capture(retained, || {
+                stream.fill(&buffer, 1)?;
+                stream.copy(staged.buffer(), &buffer)
+            })?;
+            stream.replay(&graph)?;
+            stream.record(&event)?;
+            stream.wait_for(&event)?;
+            event.wait()?;
+            let mut words = vec![0; 64];
+            stream.download(&buffer, 0, &mut words)?;
+            Ok(words)
+        };
+        device.backend().fail_nothing();
+        assert_eq!(run().unwrap(), [5; 64]);
+        let calls = device.backend().calls();
+        assert!(calls > 15, "{calls} calls");
+        for call in 0..calls {
+            device.backend().fail(call, how);
+            let answer = run();
+            let failed = device.backend().failed();
+            assert!(answer.is_err(), "{failed:?}, call {call}, {how:?}");
+            assert_eq!(device.free_memory().unwrap(), OPTIONS.memory, "{failed:?}, {how:?}");
+            assert_eq!(run().unwrap(), [5; 64], "after {failed:?}, {how:?}");
+        }
+    }
+}
+
+/// Devices of one domain, as those on one GPU are, share what a capture forbids.
+#[test]
+fn devices_of_a_domain_share_captures() {
+    let in_domain =
+        |domain| Device::from_backend(Failing::new(Emulator::new(OPTIONS)).in_domain(domain));
+    let [one, other, apart] = [7, 7, 8].map(in_domain);
+    let [stream, others, aparts] = [&one, &other, &apart].map(|device| device.stream().unwrap());
+    let buffer = one.allocate::<u8>("buffer", 64).unwrap();
+    let dropped = other.allocate::<u8>("dropped in the capture", 64).unwrap();
+    let theirs = other.allocate::<u8>("of the other", 64).unwrap();
+    let graph = stream.capture(vec![buffer.memory()], || {
+        let nested = others.capture(Vec::new(), || Ok(())).err().expect("one at a time");
+        assert!(matches!(nested, DeviceError::NestedCapture), "{nested}");
+        aparts.capture(Vec::new(), || Ok(())).expect("no matter of this domain");
+        drop(dropped);
+        assert_eq!(other.free_memory().unwrap(), OPTIONS.memory - 128, "freed later");
+        others.fill(&theirs, 3)?;
+        stream.fill(&buffer, 1)
+    });
+    assert_eq!(other.free_memory().unwrap(), OPTIONS.memory - 64, "freed");
+    assert_eq!(download(&others, &theirs), [3; 64], "the other device's work ran");
+    stream.replay(&graph.unwrap()).unwrap();
+    assert_eq!(download(&stream, &buffer), [1; 64]);
+
+    let captured = stream.capture(vec![buffer.memory()], || {
+        let refused = other.allocate::<u8>("in its capture", 1).err().expect("forbidden");
+        assert!(matches!(refused, DeviceError::ForbiddenInCapture { .. }), "{refused}");
+        apart.allocate::<u8>("elsewhere", 1).map(drop)
+    });
+    let error = captured.err().expect("the other device broke the capture");
+    assert!(matches!(error, DeviceError::ForbiddenInCapture { .. }), "{error}");
+}
+
+/// A stream works when nothing else of its device is held any more.
+#[test]
+fn a_stream_keeps_its_device() {
+    let device = late();
+    let (stream, buffer) = (device.stream().unwrap(), device.allocate::<u8>("kept", 4).unwrap());
+    drop(device);
+    stream.fill(&buffer, 3).unwrap();
+    assert_eq!(download(&stream.clone(), &buffer), [3; 4]);
+    stream.device().allocate::<u8>("another", 4).unwrap();
+}
