@@ -45,6 +45,11 @@ impl BlockPool {
         self.free.pop()
     }
 
+    /// The free blocks in the order in which [`Self::take`] gives them out.
+    pub(crate) fn next_free(&self) -> impl Iterator<Item = BlockId> {
+        self.free.iter().rev().map(Block::id)
+    }
+
     /// Returns a block to the pool.
     pub fn give_back(&mut self, block: Block) {
         debug_assert!(self.free.len() < self.total as usize, "a block of another pool");

@@ -5,14 +5,16 @@
 //! whatever chunks its tokens come. Tokens are those that are written: drafts past the last accepted
 //! token of a request count, if a scheduler lets it have them.
 
+use kv_layout::config::ModelConfig;
 use kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, LayerKind};
 use serde::Serialize;
 
 use crate::block;
 use crate::config::CacheConfig;
 use crate::error::KvError;
-use crate::schema::{Pool, PoolKind, PoolUnit, Schema};
-use crate::workspace;
+use crate::pool_kind::{PoolKind, PoolUnit};
+use crate::schema::{Pool, Schema};
+use crate::{cache_memory, step_memory};
 
 /// What a cache has room for, and its bytes on the device, exactly.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -67,6 +69,60 @@ pub struct PoolBytes {
     pub bytes: u64,
 }
 
+/// Bytes of device memory that a cache takes besides its pools.
+fn working_bytes(config: &CacheConfig) -> u64 {
+    cache_memory::bytes(config) + step_memory::bytes(config)
+}
+
+/// Configurations made for the memory that there is.
+impl CacheConfig {
+    /// A configuration for `model` with the formats it was trained for, no speculation, and as many
+    /// blocks as `memory` bytes hold beside `max_requests` slots and what steps need.
+    ///
+    /// # Errors
+    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
+    pub fn for_memory(model: ModelConfig, memory: u64, max_requests: u32) -> Result<Self, KvError> {
+        Self { max_requests, ..Self::smallest(model) }.with_memory(memory)
+    }
+
+    /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what
+    /// steps need.
+    ///
+    /// # Errors
+    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
+    pub fn with_memory(mut self, memory: u64) -> Result<Self, KvError> {
+        self.num_blocks = 1;
+        self.num_blocks = self.compute_block_budget(memory)?;
+        Ok(self)
+    }
+
+    /// Blocks that `memory` bytes hold beside the slots and what steps need, up to
+    /// [`Self::MAX_BLOCKS`]; one if no layer stores entries, since then blocks have no bytes and no
+    /// request needs any. A driver may round every allocation up: [`crate::Capacity::buffers`].
+    ///
+    /// # Errors
+    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
+    pub fn compute_block_budget(&self, memory: u64) -> Result<u32, KvError> {
+        self.validate()?;
+        let schema = Schema::new(self);
+        let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
+        let working_bytes = working_bytes(self);
+        let slots = slot_bytes.saturating_mul(u64::from(self.max_requests));
+        let left = memory.checked_sub(slots.saturating_add(working_bytes));
+        match left.map(|left| left.checked_div(block_bytes).unwrap_or(1)) {
+            Some(blocks @ 1..) => Ok(blocks.min(u64::from(Self::MAX_BLOCKS)) as u32),
+            _ => Err(KvError::MemoryTooSmall {
+                memory,
+                slots: self.max_requests,
+                slot_bytes,
+                blocks: 1,
+                block_bytes,
+                working_bytes,
+            }),
+        }
+    }
+}
+
 impl Capacity {
     /// The capacity of a cache of this configuration.
     #[must_use]
@@ -82,9 +138,10 @@ impl Capacity {
             bytes_per_token: bytes_per_token(block_bytes),
             layers: layer_bytes(&schema),
             pools: pool_bytes(&schema, config),
-            working_bytes: workspace::working_bytes(config),
+            working_bytes: working_bytes(config),
             buffers: schema.layers.iter().map(|layer| layer.pools.len() as u32).sum::<u32>()
-                + workspace::working_buffers(config),
+                + cache_memory::buffers(config)
+                + step_memory::buffers(config),
         }
     }
 

@@ -1,14 +1,16 @@
 //! `CacheConfig`: every choice that shapes the cache, in one value that can be printed and stored.
 
+use std::ops::Range;
+
 use kv_layout::config::ModelConfig;
-use kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT};
+use kv_layout::geometry::{BLOCK_TOKENS, LayerKind, MAX_CONTEXT};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::error::KvError;
-use crate::schema::{PoolUnit, Schema};
-use crate::workspace;
+use crate::ids::LayerGroup;
+use crate::pool_kind::PoolUnit;
 
 /// The shape of one cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,15 +44,6 @@ impl CacheConfig {
     /// Most requests: slot times ring rows is 32-bit on the device.
     pub const MAX_REQUESTS: u32 = 1 << 16;
 
-    /// A configuration for `model` with the formats it was trained for, no speculation, and as many
-    /// blocks as `memory` bytes hold beside `max_requests` slots and what steps need.
-    ///
-    /// # Errors
-    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
-    pub fn for_memory(model: ModelConfig, memory: u64, max_requests: u32) -> Result<Self, KvError> {
-        Self { max_requests, ..Self::smallest(model) }.with_memory(memory)
-    }
-
     /// A configuration for `model` with the formats it was trained for, no speculation, one request
     /// and one block: what the others start from.
     #[must_use]
@@ -66,43 +59,6 @@ impl CacheConfig {
             max_context,
             max_step_tokens: 8192,
             poison: false,
-        }
-    }
-
-    /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what
-    /// steps need.
-    ///
-    /// # Errors
-    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
-    pub fn with_memory(mut self, memory: u64) -> Result<Self, KvError> {
-        self.num_blocks = 1;
-        self.num_blocks = self.compute_block_budget(memory)?;
-        Ok(self)
-    }
-
-    /// Blocks that `memory` bytes hold beside the slots and what steps need, up to
-    /// [`Self::MAX_BLOCKS`]; one if no layer stores entries, since then blocks have no bytes and no
-    /// request needs any. A driver may round every allocation up: [`crate::Capacity::buffers`].
-    ///
-    /// # Errors
-    /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
-    pub fn compute_block_budget(&self, memory: u64) -> Result<u32, KvError> {
-        self.validate()?;
-        let schema = Schema::new(self);
-        let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
-        let working_bytes = workspace::working_bytes(self);
-        let slots = slot_bytes.saturating_mul(u64::from(self.max_requests));
-        let left = memory.checked_sub(slots.saturating_add(working_bytes));
-        match left.map(|left| left.checked_div(block_bytes).unwrap_or(1)) {
-            Some(blocks @ 1..) => Ok(blocks.min(u64::from(Self::MAX_BLOCKS)) as u32),
-            _ => Err(KvError::MemoryTooSmall {
-                memory,
-                slots: self.max_requests,
-                slot_bytes,
-                blocks: 1,
-                block_bytes,
-                working_bytes,
-            }),
         }
     }
 
@@ -133,7 +89,30 @@ impl CacheConfig {
         range("max_requests", self.max_requests, 1, Self::MAX_REQUESTS)?;
         range("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
         range("max_context", self.max_context, 1, self.model.max_context.min(MAX_CONTEXT))?;
-        range("max_step_tokens", self.max_step_tokens, 1, 1 << 20)
+        range("max_step_tokens", self.max_step_tokens, 1, 1 << 20)?;
+        range("model.mtp_layers", self.model.mtp_layers, 0, self.model.layers.len() as u32 - 1)?;
+        self.check_draft_layers()
+    }
+
+    /// Draft layers run at positions of their own, for which no block holds entries.
+    fn check_draft_layers(&self) -> Result<(), KvError> {
+        let layers = self.group_layers(LayerGroup::Draft);
+        let kinds = layers.map(|layer| (layer, self.model.layers[layer as usize]));
+        match kinds.into_iter().find(|&(_, kind)| kind != LayerKind::Swa) {
+            Some((layer, kind)) => Err(KvError::DraftLayerKind { layer, kind }),
+            None => Ok(()),
+        }
+    }
+
+    /// The layers of a group, as numbers of [`crate::LayerId`]s.
+    #[must_use]
+    pub fn group_layers(&self, group: LayerGroup) -> Range<u32> {
+        let layers = self.model.layers.len() as u32;
+        let trunk = layers.saturating_sub(self.model.mtp_layers);
+        match group {
+            LayerGroup::Trunk => 0..trunk,
+            LayerGroup::Draft => trunk..layers,
+        }
     }
 
     /// Tokens a request may write in one step and still have part of them rejected: the drafts and

@@ -1,10 +1,12 @@
-//! What the cache answers instead of doing what it was asked. Every refusal leaves all state as it
-//! was.
+//! Why the cache refuses or fails. A refusal leaves all state as it was; what a failed device call
+//! leaves is said by the function that returns it.
 
+use crate::bucket::{Bucket, LimitedBy};
 use crate::device::DeviceError;
-use crate::ids::RequestId;
-use crate::poison::PoisonRead;
-use crate::schema::PoolKind;
+use crate::ids::{LayerGroup, LayerId, RequestId};
+use crate::layer_progress::LayerProgress;
+use crate::poison_read::PoisonRead;
+use crate::pool_kind::PoolKind;
 use kv_layout::geometry::LayerKind;
 
 /// Why the cache refused or failed.
@@ -21,6 +23,26 @@ pub enum KvError {
         least: u64,
         /// Greatest value allowed.
         most: u64,
+    },
+    /// A draft layer that stores compressed entries.
+    #[error(
+        "layer {layer} is a draft (MTP) layer with {kind:?} attention; the cache serves draft layers with a sliding window alone"
+    )]
+    DraftLayerKind {
+        /// The layer.
+        layer: u32,
+        /// Its kind.
+        kind: LayerKind,
+    },
+    /// A field of a bucket outside the range of its cache.
+    #[error("the bucket's {field} is {value}; it must be between 1 and {most}")]
+    Bucket {
+        /// The field of [`crate::Bucket`].
+        field: &'static str,
+        /// Its value.
+        value: u32,
+        /// Greatest value allowed.
+        most: u32,
     },
     /// The memory given does not hold the slots, blocks and buffers that are needed at least.
     #[error(
@@ -62,6 +84,32 @@ pub enum KvError {
         /// The handle.
         request: RequestId,
     },
+    /// The id was given out by another cache.
+    #[error("{request} was admitted by another cache")]
+    ForeignRequest {
+        /// The id.
+        request: RequestId,
+    },
+    /// The request takes part in a step that is open.
+    #[error("{request} takes part in the open {group} step; commit or drop the step first")]
+    RequestInStep {
+        /// The request.
+        request: RequestId,
+        /// The step's layer group.
+        group: LayerGroup,
+    },
+    /// A step that was rejected has overwritten rows that the request would need to go on.
+    #[error(
+        "{request} cannot go on at token {committed}: a rejected {group} step of more than max_draft + 1 tokens has overwritten rows that it needs; release it and prefill again"
+    )]
+    Overwritten {
+        /// The request.
+        request: RequestId,
+        /// The step's layer group.
+        group: LayerGroup,
+        /// Final tokens it has.
+        committed: u32,
+    },
     /// A request appears twice in one step.
     #[error("{request} appears twice in the step")]
     DuplicateRequest {
@@ -85,30 +133,48 @@ pub enum KvError {
         request: RequestId,
     },
     /// The request would outgrow the configured context.
-    #[error("{request} would have {end} tokens; the cache is configured for {most}")]
+    #[error("{request} would have {end} tokens; {by} {limit}")]
     ContextTooLong {
         /// The request.
         request: RequestId,
         /// Tokens it would have.
         end: u64,
-        /// `CacheConfig::max_context`.
-        most: u32,
+        /// The longest context allowed, in tokens.
+        limit: u32,
+        /// Who set it.
+        by: LimitedBy,
     },
     /// More tokens than a step may have.
-    #[error("the step has {tokens} tokens; the cache is configured for {most}")]
+    #[error("the step has {tokens} tokens; {by} {limit}")]
     StepTooLong {
         /// Tokens of the step.
         tokens: u64,
-        /// `CacheConfig::max_step_tokens`.
-        most: u32,
+        /// Most tokens allowed.
+        limit: u32,
+        /// Who set it.
+        by: LimitedBy,
+    },
+    /// More tokens of one request than a step may have.
+    #[error("{request} has {tokens} tokens in the step; {by} {limit} a request")]
+    ChunkTooLong {
+        /// The request.
+        request: RequestId,
+        /// Its tokens in the step.
+        tokens: u32,
+        /// Most tokens allowed.
+        limit: u32,
+        /// Who set it.
+        by: LimitedBy,
     },
     /// More requests than the cache has slots for.
-    #[error("the step has {requests} requests; the cache is configured for {most}")]
+    #[error("the step has {requests} requests; {by} {limit}")]
     TooManyRequests {
         /// Requests of the step.
         requests: usize,
-        /// `CacheConfig::max_requests`.
-        most: u32,
+        /// Most requests allowed.
+        limit: u32,
+        /// Who set it.
+        by: LimitedBy,
     },
     /// More tokens accepted than the last step wrote.
     #[error("{request}: {accepted} tokens accepted, the step wrote {written}")]
@@ -123,7 +189,7 @@ pub enum KvError {
     /// A part of a step's tokens was accepted of a request that wrote too many to be undone.
     #[error(
         "{request}: {accepted} of {written} tokens accepted, but a step that can be rolled back \
-         has at most {most} (max_draft + 1)"
+         has at most {limit} (max_draft + 1)"
     )]
     NotRollbackable {
         /// The request.
@@ -133,7 +199,97 @@ pub enum KvError {
         /// Tokens the last step wrote.
         written: u32,
         /// Most tokens of a step that can be partly rejected.
-        most: u32,
+        limit: u32,
+    },
+    /// No step of the group is open.
+    #[error("no {group} step is open")]
+    NoOpenStep {
+        /// The group.
+        group: LayerGroup,
+    },
+    /// The request takes no part in the open step.
+    #[error("{request} takes no part in the open {group} step")]
+    NotInStep {
+        /// The request.
+        request: RequestId,
+        /// The step's layer group.
+        group: LayerGroup,
+    },
+    /// A commit that does not name every request of the step.
+    #[error(
+        "the commit names {named} requests; the step has {requests}, and each must be named once"
+    )]
+    CommitMismatch {
+        /// Requests that the commit names.
+        named: usize,
+        /// Requests of the step.
+        requests: usize,
+    },
+    /// Token ids that are not those of the accepted tokens.
+    #[error(
+        "{request}: {told} token ids for {accepted} accepted tokens; give one for each, or none"
+    )]
+    TokenCount {
+        /// The request.
+        request: RequestId,
+        /// Tokens accepted.
+        accepted: u32,
+        /// Token ids given.
+        told: usize,
+    },
+    /// A layer that the step left out, or left before its append.
+    #[error("layer {} is {progress}; a step that is committed has finished every layer of its group", layer.0)]
+    LayerUnfinished {
+        /// The first such layer.
+        layer: LayerId,
+        /// How far it is.
+        progress: LayerProgress,
+    },
+    /// A layer that the step has updated already.
+    #[error("layer {} is {progress}; a step updates each layer once", layer.0)]
+    LayerRepeated {
+        /// The layer.
+        layer: LayerId,
+        /// How far it is.
+        progress: LayerProgress,
+    },
+    /// Reads of a layer that the step has not updated.
+    #[error("layer {} is {progress}; update it before its rows are read", layer.0)]
+    LayerNotUpdated {
+        /// The layer.
+        layer: LayerId,
+        /// How far it is.
+        progress: LayerProgress,
+    },
+    /// A layer of another group.
+    #[error("layer {} is not of the {group} group, whose layers are {first}..{end}", layer.0)]
+    WrongLayerGroup {
+        /// The layer.
+        layer: LayerId,
+        /// The step's group.
+        group: LayerGroup,
+        /// First layer of the group.
+        first: u32,
+        /// One past its last layer.
+        end: u32,
+    },
+    /// The sliding window of a long chunk, after the chunk overwrote the oldest rows.
+    #[error(
+        "the windows of a chunk of {tokens} tokens are gathered before the layer's append; after it, of at most {limit} (max_draft + 1)"
+    )]
+    WindowOverwritten {
+        /// Tokens of the longest chunk.
+        tokens: u32,
+        /// Most tokens that leave every window whole.
+        limit: u32,
+    },
+    /// An indexer and a workspace for different numbers of heads.
+    #[error("the indexer has {indexer} heads, its workspace is for {workspace}")]
+    IndexerHeads {
+        /// Heads of the indexer.
+        indexer: u32,
+        /// Heads that the workspace was made for.
+        workspace: u32,
     },
     /// The layer does not exist.
     #[error("layer {layer} does not exist; the model has {layers}")]
@@ -142,6 +298,12 @@ pub enum KvError {
         layer: u32,
         /// Layers there are.
         layers: u32,
+    },
+    /// The model has no layers of the group.
+    #[error("the model has no {group} layers")]
+    NoSuchGroup {
+        /// The group.
+        group: LayerGroup,
     },
     /// The layer has no such pool.
     #[error("layer {layer} has no {pool:?} pool")]
@@ -179,24 +341,25 @@ pub enum KvError {
         /// Tokens of the step, or of the bucket being captured.
         tokens: u32,
     },
-    /// The step is larger than the bucket that was captured.
-    #[error("the step has {tokens} tokens; the graph was captured for at most {bucket}")]
-    OverBucket {
-        /// Tokens of the prepared step.
-        tokens: u32,
-        /// Tokens the graph was captured for.
-        bucket: u32,
+    /// A graph that was captured for another bucket than the step's.
+    #[error("the graph was captured for {captured:?}; the step was begun with {step:?}")]
+    WrongBucket {
+        /// Bucket of the graph.
+        captured: Bucket,
+        /// Bucket of the step; `None` if it was begun for eager launches.
+        step: Option<Bucket>,
     },
-    /// The graph reads another cache's StepMeta.
-    #[error("the graph was captured over another cache")]
+    /// The graph was captured over another cache or layer group.
+    #[error("the graph was captured over another cache, or its other layer group")]
     ForeignGraph,
-    /// A kernel met an index outside its buffers and skipped it. The cache contents are suspect.
-    #[error("{kernel} refused {count} rows whose slot or row is out of range")]
+    /// Kernels met indices outside their buffers and skipped them. The cache contents are suspect.
+    #[error(
+        "kernels refused rows whose slot, row or block is out of range: {}",
+        list_refusals(refusals)
+    )]
     KernelRefused {
-        /// The kernel.
-        kernel: &'static str,
-        /// Rows it refused since the last check.
-        count: u32,
+        /// Every kernel that refused rows since the last check.
+        refusals: Vec<Refusal>,
     },
     /// Attention was given rows, or the indexer scored keys, that nobody wrote. Reported by a cache with `CacheConfig::poison`.
     #[error(
@@ -212,4 +375,18 @@ pub enum KvError {
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+/// Rows that one kernel refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The kernel.
+    pub kernel: &'static str,
+    /// Rows it refused since the last check.
+    pub count: u32,
+}
+
+fn list_refusals(refusals: &[Refusal]) -> String {
+    let one = |refusal: &Refusal| format!("{} of {}", refusal.count, refusal.kernel);
+    refusals.iter().map(one).collect::<Vec<_>>().join(", ")
 }

@@ -1,10 +1,11 @@
 //! The indices of the cache, each a type of its own: no bare integer crosses a module.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// A layer, counted from 0 through the trunk and then the multi-token-prediction layers.
+/// A layer, counted from 0 through the trunk and then the multi-token-prediction (MTP) layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LayerId(pub u32);
 
@@ -16,18 +17,82 @@ pub struct BlockId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotId(pub u32);
 
-/// An admitted request. Slots are reused, generations are not: a handle kept past `release` is
-/// refused instead of reaching the slot's next owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// Which ledger gave out a request id: a number that is unique in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct LedgerId(u64);
+
+impl LedgerId {
+    /// An id that no other ledger of this process has.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// An admitted request. It is valid in the cache that admitted it, until it is released: slots are
+/// reused, generations are not (64 bits), so an id kept past `release` never reaches the slot's next
+/// owner, and an id of another cache is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId {
+    ledger: LedgerId,
+    slot: SlotId,
+    generation: u64,
+}
+
+impl RequestId {
+    pub(crate) const fn new(ledger: LedgerId, slot: SlotId, generation: u64) -> Self {
+        Self { ledger, slot, generation }
+    }
+
     /// Its slot.
-    pub slot: SlotId,
+    #[must_use]
+    pub const fn slot(self) -> SlotId {
+        self.slot
+    }
+
     /// How many requests had the slot before.
-    pub generation: u32,
+    #[must_use]
+    pub const fn generation(self) -> u64 {
+        self.generation
+    }
+
+    pub(crate) const fn ledger(self) -> LedgerId {
+        self.ledger
+    }
 }
 
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "slot {} generation {}", self.slot.0, self.generation)
+    }
+}
+
+/// Layers that a step runs together. Each group has token positions of its own for every request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerGroup {
+    /// The layers of the model.
+    Trunk,
+    /// The multi-token-prediction (MTP) layers, which run ahead of the trunk to propose drafts.
+    Draft,
+}
+
+impl LayerGroup {
+    /// Both groups, in the order of [`Self::index`].
+    pub const ALL: [Self; 2] = [Self::Trunk, Self::Draft];
+
+    /// 0 for the trunk, 1 for the draft layers.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for LayerGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Trunk => "trunk",
+            Self::Draft => "draft",
+        })
     }
 }

@@ -4,58 +4,137 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`config`] | every choice that shapes a cache |
-//! | [`schema`] | which pools a layer has, and their sizes |
-//! | [`block`] | the block pool |
+//! | [`schema`], [`pool_kind`] | which pools a layer has, and their sizes |
 //! | [`capacity`] | what fits: which requests at once, in how many bytes |
-//! | [`ledger`] | who holds which blocks and slots; `prepare_forward` without a device |
-//! | [`plan`] | StepMeta, what the kernels of a step must know |
-//! | [`manager`] | `KvCacheManager`: the ledger and the device memory |
-//! | [`handle`] | `LayerCacheHandle`: one layer in one step |
-//! | [`indexer`] | `CsaIndexer`: which entries a query attends to |
-//! | [`graph`] | `CapturedStep`: one graph for every batch up to a bucket |
-//! | [`device`] | memory, streams, launches, capture: emulated and CUDA; a GPU opened with the kernels |
-//! | [`ops`] | the operations as safe functions: shapes checked, kernels launched |
-//! | [`kernels`] | typed launch arguments, from the kernel table |
+//! | [`block`] | the block pool |
+//! | [`ledger`] | who holds which blocks and slots, and what a step may be |
+//! | [`step_meta`] | StepMeta, what the kernels of a step must know |
+//! | [`manager`] | [`KvCacheManager`]: the ledger and the device memory |
+//! | [`step`] | [`Step`]: its layers, commit, capture and replay |
+//! | [`bucket`] | [`Bucket`]: the largest step that a captured graph serves |
+//! | [`indexer`] | [`CsaIndexer`]: which entries a query attends to |
+//! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
+//! | [`ops`], [`kernels`] | single operations, and their typed launch arguments |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
 //! | [`router`] | `Router`: which experts a token goes to |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
+//!
+//! # A step
+//!
+//! A prompt of five tokens in a model of two layers. The types keep the order: a layer is read after
+//! its update, and its append ends it. `host/examples/embed` is a whole server in small.
+//!
+//! ```
+//! use dsv4_kv::device::{EmuDevice, EmuOptions};
+//! use dsv4_kv::indexer::{ProjectedQueries, Selection};
+//! use dsv4_kv::kv_layout::config::ModelConfig;
+//! use dsv4_kv::kv_layout::geometry::LayerKind;
+//! use dsv4_kv::step::{CompressorInputs, CsaInputs};
+//! use dsv4_kv::{Accepted, CacheConfig, IndexerWorkspace, KvCacheManager, Launches, StepRequest};
+//!
+//! # let layers = vec![LayerKind::Swa, LayerKind::Csa];
+//! # let tiny = ModelConfig::preset("tiny").expect("a preset");
+//! # let model = ModelConfig { layers, mtp_layers: 0, ..tiny };
+//! // On a GPU: dsv4_kv::open_cuda(CudaOptions::default())?
+//! let device = EmuDevice::new(EmuOptions::default());
+//! let stream = device.stream()?;
+//! # let (heads, k) = (u64::from(model.index_heads), model.index_topk);
+//! # let floats = |elements| device.allocate::<f32>("projections", elements);
+//! # let (kv, window) = (device.allocate("rows", 5 * 512)?, device.allocate("window", 5 * 128 * 512)?);
+//! # let (main_kv, main_gate) = (floats(5 * 1024)?, floats(5 * 1024)?);
+//! # let (main_ape, main_norm) = (floats(4 * 1024)?, floats(512)?);
+//! # let (index_kv, index_gate) = (floats(5 * 256)?, floats(5 * 256)?);
+//! # let (index_ape, index_norm) = (floats(4 * 256)?, floats(128)?);
+//! # let (index_queries, head_weights) = (floats(5 * heads * 128)?, floats(5 * heads)?);
+//! # let main = || CompressorInputs { kv: &main_kv, gate: &main_gate, ape: &main_ape, norm: &main_norm };
+//! # let index =
+//! #     || CompressorInputs { kv: &index_kv, gate: &index_gate, ape: &index_ape, norm: &index_norm };
+//! # let projected = ProjectedQueries { queries: &index_queries, weights: &head_weights };
+//! # let (lengths, lists) = (device.allocate("lengths", 5)?, device.allocate("lists", 5 * u64::from(k))?);
+//! # let entries = device.allocate("entries", 5 * u64::from(k) * 512)?;
+//! # let workspace = IndexerWorkspace::new(&device, &model, 512, 5, u64::MAX)?;
+//! let smallest = CacheConfig::smallest(model);
+//! let config = CacheConfig { num_blocks: 16, max_context: 512, max_step_tokens: 64, ..smallest };
+//! let mut cache = KvCacheManager::new(device, config)?;
+//! let id = cache.admit()?;
+//!
+//! let requests = [StepRequest { id, start: 0, tokens: 5 }];
+//! let mut step = cache.begin_step(&stream, Launches::Eager, &requests)?;
+//! for (layer, kind) in step.ids() {
+//!     // The model's projections for the layer are in `kv`, `main()`, `index()` and `projected`.
+//!     match kind {
+//!         LayerKind::Swa => {
+//!             let updated = step.swa(layer)?.update(&kv)?;
+//!             updated.gather_window(0..5, &window, &lengths)?;
+//!             updated.append()?;
+//!         }
+//!         LayerKind::Csa => {
+//!             let inputs = CsaInputs { kv: &kv, main: main(), index: index() };
+//!             let updated = step.csa(layer)?.update(&inputs)?;
+//!             updated.gather_window(0..5, &window, &lengths)?;
+//!             let workspace = &workspace;
+//!             let selection = Selection { workspace, queries: 0..5, k, selected: &lists };
+//!             updated.select_projected(&projected, &selection)?;
+//!             updated.gather_entries(0..5, &lists, k, &entries)?;
+//!             updated.append()?;
+//!         }
+//!         // As CSA, but with `gather_all` in place of an indexer. This model has none.
+//!         LayerKind::Hca => {}
+//!     }
+//!     // Attention reads `window` and `entries`.
+//! }
+//! step.commit(&[Accepted::count(id, 5)])?;
+//! assert_eq!(cache.ledger().committed(id)?, 5);
+//! cache.release(id)?;
+//! # Ok::<(), dsv4_kv::KvError>(())
+//! ```
 
 pub mod block;
+pub mod bucket;
+mod buffer_spec;
+mod cache_memory;
 pub mod capacity;
 pub mod config;
 pub mod device;
 pub mod error;
-pub mod graph;
-pub mod handle;
 pub mod ids;
 pub mod indexer;
 pub mod kernels;
+pub mod layer_progress;
 pub mod ledger;
+mod limits;
 pub mod manager;
 pub mod ops;
-pub mod plan;
 pub mod poison;
+mod poison_read;
+pub mod pool_kind;
+mod pools;
 pub mod ptx;
 mod requests;
 pub mod rope;
 pub mod router;
 pub mod schema;
 pub mod state;
-mod workspace;
+pub mod step;
+mod step_memory;
+pub mod step_meta;
+#[cfg(feature = "testing")]
+pub mod testing;
 
+pub use bucket::Bucket;
 pub use capacity::Capacity;
 pub use config::CacheConfig;
 pub use device::open_cuda;
 pub use error::KvError;
-pub use graph::CapturedStep;
-pub use handle::LayerCacheHandle;
-pub use ids::{BlockId, LayerId, RequestId, SlotId};
+pub use ids::{BlockId, LayerGroup, LayerId, RequestId, SlotId};
 pub use indexer::{CsaIndexer, IndexerWorkspace, WorkspaceSize};
-pub use ledger::{Ledger, StepPlan, StepRequest};
+pub use ledger::{Accepted, Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
+pub use pool_kind::PoolKind;
 pub use router::{Router, RouterConfig, RouterError};
+pub use step::{CapturedStep, Launches, Layers, Step};
 
 pub use kv_layout;

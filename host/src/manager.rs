@@ -1,109 +1,120 @@
-//! `KvCacheManager`: the ledger and the device memory it speaks of.
+//! `KvCacheManager`: the ledger and the device memory it describes.
 
-use kernels_gpu::fault_injection;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use kernels_gpu::table::KERNELS;
 
+use crate::cache_memory::CacheMemory;
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, DevicePtr, Memory, Staged, Stream};
-use crate::error::KvError;
-use crate::handle::LayerCacheHandle;
-use crate::ids::{BlockId, LayerId, RequestId};
-use crate::ledger::{Ledger, StepPlan, StepRequest};
-use crate::ops;
-use crate::plan::Section;
-use crate::poison::{Freed, POISON};
-use crate::schema::{LayerCacheSchema, Pool, PoolKind, Schema};
-use crate::workspace::Workspace;
+use crate::device::{Backend, Device, DeviceError, Stream, View};
+use crate::error::{KvError, Refusal};
+use crate::ids::{BlockId, LayerGroup, LayerId, RequestId};
+use crate::ledger::{Ledger, StepRequest};
+use crate::poison;
+use crate::pool_kind::PoolKind;
+use crate::schema::Schema;
+use crate::step::{Group, Launches, Step};
+use crate::step_memory::StepMemory;
 
 /// The KV cache of one model on one device.
 ///
-/// Between steps: [`Self::admit`], [`Self::prepare_forward`], [`Self::commit`], [`Self::release`].
-/// Inside a step: [`Self::layer`], whose handle queues the layer's kernels and allocates nothing.
+/// Between steps: [`Self::admit`], [`Self::release`]. A step: [`Self::begin_step`], whose [`Step`]
+/// borrows the cache until it is committed or dropped.
 pub struct KvCacheManager<B: Backend> {
-    device: Device<B>,
-    config: CacheConfig,
-    schema: Schema,
-    ledger: Ledger,
-    layers: Vec<LayerPools<B>>,
-    /// StepMeta.
-    step: Staged<B, i32>,
-    workspace: Workspace<B>,
-    /// Tokens of the step in `step`.
-    tokens: u32,
-    /// What is to be poisoned before the next step; empty unless the cache is.
-    freed: Freed,
+    core: Core<B>,
+    trunk: StepMemory<B>,
+    /// Of a model with draft (MTP) layers.
+    draft: Option<StepMemory<B>>,
 }
 
-/// The device memory of one layer, a buffer per pool of its schema.
-pub(crate) struct LayerPools<B: Backend> {
-    buffers: Vec<(PoolKind, Buffer<B, u8>)>,
+/// What the steps of both layer groups share.
+pub(crate) struct Core<B: Backend> {
+    pub device: Device<B>,
+    pub config: CacheConfig,
+    pub schema: Schema,
+    pub memory: CacheMemory<B>,
+    ledger: Mutex<Ledger>,
 }
 
-impl<B: Backend> LayerPools<B> {
-    fn allocate(
-        device: &Device<B>,
-        schema: &LayerCacheSchema,
-        config: &CacheConfig,
-    ) -> Result<Self, KvError> {
-        let allocate = |pool: &Pool| {
-            let buffer = device.allocate(label(pool.kind), pool_bytes(pool, config))?;
-            Ok((pool.kind, buffer))
-        };
-        let buffers = schema.pools.iter().map(allocate).collect::<Result<_, KvError>>()?;
-        Ok(Self { buffers })
-    }
+/// The layer groups of a cache, each of which may have a step open at the same time.
+pub struct Groups<'a, B: Backend> {
+    /// The layers of the model.
+    pub trunk: Group<'a, B>,
+    /// The draft (MTP) layers, if the model has any.
+    pub draft: Option<Group<'a, B>>,
+}
 
-    /// The buffer of a pool that every layer has, or that the layer's kind has.
-    pub fn get(&self, kind: PoolKind) -> Option<&Buffer<B, u8>> {
-        self.buffers.iter().find(|(found, _)| *found == kind).map(|(_, buffer)| buffer)
+impl<'a, B: Backend> IntoIterator for Groups<'a, B> {
+    type Item = Group<'a, B>;
+    type IntoIter =
+        std::iter::Chain<std::iter::Once<Group<'a, B>>, std::option::IntoIter<Group<'a, B>>>;
+
+    /// The trunk, then the draft layers.
+    fn into_iter(self) -> Self::IntoIter {
+        std::iter::once(self.trunk).chain(self.draft)
     }
 }
 
-fn pool_bytes(pool: &Pool, config: &CacheConfig) -> u64 {
-    u64::from(config.units(pool.unit)) * pool.unit_bytes()
-}
+impl<B: Backend> Core<B> {
+    /// The ledger. No device call runs while another thread waits for it but those of a step's begin.
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // Every change of the ledger is made whole before anything can panic.
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
-fn label(kind: PoolKind) -> &'static str {
-    match kind {
-        PoolKind::SwaData => "sliding-window rows",
-        PoolKind::SwaScale => "sliding-window scales",
-        PoolKind::EntryData => "compressed entries",
-        PoolKind::EntryScale => "compressed-entry scales",
-        PoolKind::IndexCode => "indexer keys",
-        PoolKind::IndexScale => "indexer-key scales",
-        PoolKind::MainState => "compressor state",
-        PoolKind::IndexState => "indexer compressor state",
+    /// See [`KvCacheManager::check_faults`].
+    pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), KvError> {
+        let faults = &self.memory.faults;
+        let mut counts = [0; KERNELS.len()];
+        stream.download(&faults.view(), 0, &mut counts)?;
+        let refusals: Vec<_> = KERNELS
+            .iter()
+            .zip(counts)
+            .filter(|&(_, count)| count > 0)
+            .map(|(kernel, count)| Refusal { kernel: kernel.name, count })
+            .collect();
+        if refusals.is_empty() {
+            return Ok(());
+        }
+        // If the counts cannot be cleared, the next check reports them again.
+        let _ = stream.upload(&[0; KERNELS.len()], faults, 0);
+        Err(KvError::KernelRefused { refusals })
+    }
+
+    /// See [`KvCacheManager::check_poison`].
+    pub fn check_poison(&self, stream: &Stream<B>) -> Result<(), KvError> {
+        match &self.memory.poison {
+            Some(found) => poison::read(stream, found, &self.ledger()),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a stream of another device.
+    pub fn check_stream(&self, stream: &Stream<B>) -> Result<(), KvError> {
+        let (found, used) = (stream.device().id(), self.device.id());
+        if found != used {
+            return Err(DeviceError::ForeignDevice { what: "stream", found, used }.into());
+        }
+        Ok(())
     }
 }
 
 impl<B: Backend> KvCacheManager<B> {
-    /// Allocates every pool. Nothing is allocated on the device after this.
+    /// Allocates everything that the cache will ever need on the device.
     ///
     /// # Errors
-    /// [`KvError::Config`]; [`KvError::Device`] with the pool that did not fit.
+    /// [`KvError::Config`]; [`KvError::DraftLayerKind`]; [`KvError::Device`] with the buffer that did
+    /// not fit.
     pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
-        let ledger = Ledger::new(&config)?;
+        let ledger = Mutex::new(Ledger::new(&config)?);
         let schema = Schema::new(&config);
-        let layers = schema.layers.iter();
-        let layers: Vec<_> = layers
-            .map(|layer| LayerPools::allocate(&device, layer, &config))
-            .collect::<Result<_, KvError>>()?;
-        if config.poison {
-            let stream = device.stream()?;
-            let mut pools = layers.iter().flat_map(|layer| &layer.buffers);
-            pools.try_for_each(|(_, pool)| stream.fill(pool, POISON))?;
-            stream.synchronize()?;
-        }
+        let memory = CacheMemory::new(&device, &schema, &config)?;
+        let has_drafts = !config.group_layers(LayerGroup::Draft).is_empty();
+        let steps = |group| StepMemory::new(&device, group, &config);
         Ok(Self {
-            freed: Freed::default(),
-            step: Staged::new(&device, "step metadata", ledger.layout().elements())?,
-            workspace: Workspace::new(&device, &config)?,
-            tokens: 0,
-            device,
-            config,
-            schema,
-            ledger,
-            layers,
+            trunk: steps(LayerGroup::Trunk)?,
+            draft: if has_drafts { Some(steps(LayerGroup::Draft)?) } else { None },
+            core: Core { device, config, schema, memory, ledger },
         })
     }
 
@@ -112,154 +123,121 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::NoFreeSlot`].
     pub fn admit(&mut self) -> Result<RequestId, KvError> {
-        self.ledger.admit()
+        self.core.ledger().admit()
     }
 
-    /// Ends a request and frees what it held.
+    /// Ends a request and frees what it held. Kernels of its last step may still run: a later step is
+    /// ordered behind them.
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`].
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
-        if self.config.poison {
-            self.freed.blocks.extend(self.ledger.block_table(id)?);
-            self.freed.slots.push(id.slot);
+        let Self { core, trunk, draft } = self;
+        let mut ledger = core.ledger();
+        reject_forgotten_steps(&mut ledger);
+        if core.config.poison {
+            for memory in std::iter::once(trunk).chain(draft) {
+                ledger.block_table(id)?.for_each(|block| memory.freed.add_block(block));
+                memory.freed.add_slot(id.slot());
+            }
         }
-        self.ledger.release(id)
+        ledger.release(id)
     }
 
-    /// Allocates for the whole step and queues one copy of its StepMeta; runs between graphs.
-    ///
-    /// All or nothing: on a refusal no block is taken and no request changes.
+    /// Both layer groups, to run a draft step while a trunk step is open.
+    pub fn groups(&mut self) -> Groups<'_, B> {
+        let Self { core, trunk, draft } = self;
+        let group = |memory, group| Group { core, memory, group };
+        Groups {
+            trunk: group(trunk, LayerGroup::Trunk),
+            draft: draft.as_mut().map(|memory| group(memory, LayerGroup::Draft)),
+        }
+    }
+
+    /// One layer group.
     ///
     /// # Errors
-    /// As [`Ledger::prepare_forward`]; [`KvError::Device`].
-    pub fn prepare_forward(
+    /// [`KvError::NoSuchGroup`] for the draft layers of a model that has none.
+    pub fn group(&mut self, group: LayerGroup) -> Result<Group<'_, B>, KvError> {
+        let Groups { trunk, draft } = self.groups();
+        match group {
+            LayerGroup::Trunk => Ok(trunk),
+            LayerGroup::Draft => draft.ok_or(KvError::NoSuchGroup { group }),
+        }
+    }
+
+    /// Begins a step of the trunk; see [`Group::begin_step`].
+    ///
+    /// # Errors
+    /// As [`Group::begin_step`].
+    pub fn begin_step(
         &mut self,
         stream: &Stream<B>,
-        step: &[StepRequest],
-    ) -> Result<StepPlan, KvError> {
-        let Self { ledger, step: meta, workspace, freed, schema, layers, .. } = self;
-        let plan = meta.update(stream, |array| ledger.prepare_forward(step, array))?;
-        freed.poison(stream, schema, |layer, pool| layers[layer].buffers[pool].1.clone())?;
-        let [index, block] =
-            [Section::TableIndex, Section::TableBlock].map(|s| section(meta.buffer(), ledger, s));
-        let entered = fault_injection::entered_blocks(plan.new_blocks);
-        ops::update_table(stream, &index, &block, &workspace.table(), entered)?;
-        self.tokens = plan.tokens;
-        Ok(plan)
+        launches: Launches<'_>,
+        requests: &[StepRequest],
+    ) -> Result<Step<'_, B>, KvError> {
+        self.groups().trunk.into_step(stream, launches, requests)
     }
 
-    /// Queues the work lists of the step that was prepared last: which tokens close a window. Once a
-    /// step, before the first layer's compressor.
+    /// Takes a request's draft layers back to `committed` tokens; see [`Ledger::rewind_draft`].
     ///
     /// # Errors
-    /// [`KvError::Device`].
-    pub fn build_plan(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        self.build_plan_for(stream, self.tokens)
-    }
-
-    /// As [`Self::build_plan`], for launches that cover `tokens` tokens: a bucket being captured.
-    ///
-    /// # Errors
-    /// [`KvError::StepTooLong`] if no step can have that many tokens; [`KvError::Device`].
-    pub fn build_plan_for(&self, stream: &Stream<B>, tokens: u32) -> Result<(), KvError> {
-        let handle = self.layer_for(LayerId(0), tokens)?;
-        if tokens > 0 {
-            let (csa, hca) = (self.workspace.csa_plan(tokens), self.workspace.hca_plan(tokens));
-            ops::build_plan(stream, &handle.step_tokens(), &csa, &hca)?;
-        }
-        Ok(())
-    }
-
-    /// Makes the first `accepted` tokens of the last step final; the others never were.
-    ///
-    /// # Errors
-    /// As [`Ledger::commit`].
-    pub fn commit(&mut self, id: RequestId, accepted: u32) -> Result<(), KvError> {
-        self.ledger.commit(id, accepted)
-    }
-
-    /// The cache of one layer, for the step that was prepared last. Allocates nothing.
-    ///
-    /// # Errors
-    /// [`KvError::NoSuchLayer`].
-    pub fn layer(&self, layer: LayerId) -> Result<LayerCacheHandle<'_, B>, KvError> {
-        self.layer_for(layer, self.tokens)
-    }
-
-    /// The cache of one layer for launches that cover `tokens` tokens: a bucket being captured.
-    ///
-    /// # Errors
-    /// [`KvError::NoSuchLayer`]; [`KvError::StepTooLong`] if no step can have that many tokens.
-    pub fn layer_for(
-        &self,
-        layer: LayerId,
-        tokens: u32,
-    ) -> Result<LayerCacheHandle<'_, B>, KvError> {
-        let layers = self.layers.len() as u32;
-        let index = layer.0 as usize;
-        if tokens > self.config.max_step_tokens {
-            let most = self.config.max_step_tokens;
-            return Err(KvError::StepTooLong { tokens: u64::from(tokens), most });
-        }
-        match (self.schema.layers.get(index), self.layers.get(index)) {
-            (Some(schema), Some(pools)) => Ok(LayerCacheHandle {
-                config: &self.config,
-                schema,
-                pools,
-                step: self.step.buffer(),
-                layout: self.ledger.layout(),
-                workspace: &self.workspace,
-                tokens,
-            }),
-            _ => Err(KvError::NoSuchLayer { layer: layer.0, layers }),
-        }
+    /// As [`Ledger::rewind_draft`].
+    pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
+        self.core.ledger().rewind_draft(id, committed)
     }
 
     /// Waits for `stream` and reports rows that kernels refused since the last check.
     ///
     /// # Errors
-    /// [`KvError::KernelRefused`] for the first kernel with refusals; [`KvError::Device`].
+    /// [`KvError::KernelRefused`] with every kernel that refused rows; [`KvError::Device`].
     pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        let mut counts = [0; KERNELS.len()];
-        stream.download(&self.workspace.faults, 0, &mut counts)?;
-        let Some(index) = counts.iter().position(|&count| count > 0) else { return Ok(()) };
-        stream.upload(&[0; KERNELS.len()], &self.workspace.faults, 0)?;
-        Err(KvError::KernelRefused { kernel: KERNELS[index].name, count: counts[index] })
+        self.core.check_faults(stream)
     }
 
-    /// All device memory of the cache, for a graph to retain.
-    pub(crate) fn memory(&self) -> Vec<Memory<B>> {
-        let pools = self.layers.iter().flat_map(|layer| &layer.buffers);
-        let mut memory: Vec<_> = pools.map(|(_, buffer)| buffer.memory()).collect();
-        memory.push(self.step.buffer().memory());
-        memory.extend(self.workspace.memory());
-        memory
+    /// Waits for `stream` and reports gathered rows, and scored keys, that nobody had written, since
+    /// the last check. Without [`CacheConfig::poison`] there is nothing to report.
+    ///
+    /// # Errors
+    /// [`KvError::PoisonRead`]; [`KvError::Device`].
+    pub fn check_poison(&self, stream: &Stream<B>) -> Result<(), KvError> {
+        self.core.check_poison(stream)
     }
 
-    /// Where StepMeta is on the device: what a graph was captured over.
-    pub(crate) fn step_address(&self) -> DevicePtr<i32> {
-        self.step.buffer().ptr()
+    /// The pools of a layer, read-only, for inspection.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchLayer`].
+    pub fn pools(
+        &self,
+        layer: LayerId,
+    ) -> Result<impl Iterator<Item = (PoolKind, View<B, u8>)>, KvError> {
+        Ok(self.core.memory.pools.layer(layer)?.views())
     }
 
-    /// What the search for poison found, in a cache that is poisoned.
-    pub(crate) fn poison_records(&self) -> Option<&Buffer<B, u32>> {
-        self.workspace.poison.as_ref()
+    /// One pool of a layer, read-only, for inspection.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchLayer`]; [`KvError::NoSuchPool`] if layers of its kind have none.
+    pub fn pool(&self, layer: LayerId, kind: PoolKind) -> Result<View<B, u8>, KvError> {
+        Ok(self.core.memory.pools.layer(layer)?.get(kind)?.view())
     }
 
-    /// Tokens of the step that was prepared last.
-    pub(crate) fn step_tokens(&self) -> u32 {
-        self.tokens
+    /// The block table on the device, read-only: `[max_requests, max_blocks]` block of each logical
+    /// block, -1 = none. Elements past a request's blocks may be stale.
+    #[must_use]
+    pub fn device_block_table(&self) -> View<B, i32> {
+        self.core.memory.table().table.view()
     }
 
     /// Bytes on the device, per kind of pool, over all layers.
     #[must_use]
     pub fn memory_bytes(&self) -> Vec<(PoolKind, u64)> {
         let mut totals: Vec<(PoolKind, u64)> = Vec::new();
-        for (kind, buffer) in self.layers.iter().flat_map(|layer| &layer.buffers) {
-            match totals.iter_mut().find(|(found, _)| found == kind) {
+        for (pool, buffer) in self.core.memory.pools.all() {
+            match totals.iter_mut().find(|(found, _)| *found == pool.kind) {
                 Some((_, bytes)) => *bytes += buffer.bytes(),
-                None => totals.push((*kind, buffer.bytes())),
+                None => totals.push((pool.kind, buffer.bytes())),
             }
         }
         totals
@@ -268,57 +246,39 @@ impl<B: Backend> KvCacheManager<B> {
     /// Blocks of a request, in the order of its tokens.
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`].
-    pub fn block_table(
-        &self,
-        id: RequestId,
-    ) -> Result<impl ExactSizeIterator<Item = BlockId>, KvError> {
-        self.ledger.block_table(id)
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
+    pub fn block_table(&self, id: RequestId) -> Result<Vec<BlockId>, KvError> {
+        Ok(self.core.ledger().block_table(id)?.collect())
     }
 
     /// The device.
     pub fn device(&self) -> &Device<B> {
-        &self.device
+        &self.core.device
     }
 
     /// The configuration.
     pub fn config(&self) -> &CacheConfig {
-        &self.config
+        &self.core.config
     }
 
     /// The pools of every layer.
     pub fn schema(&self) -> &Schema {
-        &self.schema
+        &self.core.schema
     }
 
     /// Who holds what.
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.core.ledger()
+    }
+
+    pub(crate) fn core(&self) -> &Core<B> {
+        &self.core
     }
 }
 
-/// One section of StepMeta.
-fn section<B: Backend>(meta: &Buffer<B, i32>, ledger: &Ledger, section: Section) -> Buffer<B, i32> {
-    let range = ledger.layout().range(section);
-    meta.slice(range.start as u64, range.len() as u64).expect("the array has all its sections")
-}
-
-#[cfg(test)]
-mod tests {
-    use kv_layout::config::ModelConfig;
-
-    use super::*;
-    use crate::Capacity;
-    use crate::device::{EmuDevice, EmuOptions};
-
-    #[test]
-    fn every_buffer_is_counted() {
-        for poison in [false, true] {
-            let model = ModelConfig::preset("tiny").expect("a preset");
-            let config = CacheConfig { poison, ..CacheConfig::smallest(model) };
-            let device = EmuDevice::new(EmuOptions::default());
-            let manager = KvCacheManager::new(device, config.clone()).expect("it is small");
-            assert_eq!(manager.memory().len(), Capacity::new(&config).buffers as usize);
-        }
+/// Rejects steps whose [`Step`] was leaked (`std::mem::forget`): no step borrows the cache any more.
+fn reject_forgotten_steps(ledger: &mut Ledger) {
+    for group in LayerGroup::ALL {
+        ledger.reject_step(group, crate::ledger::Written::Rows);
     }
 }

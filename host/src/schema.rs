@@ -1,4 +1,4 @@
-//! The schema: which pools a layer has, and how large they are. Source: decisions D1, D2, D6.
+//! The schema: which pools a layer has, and how large they are (decisions D1, D2, D6).
 
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, swa_ring_rows};
 use kv_layout::main_row::DATA_BYTES;
@@ -6,38 +6,7 @@ use serde::Serialize;
 
 use crate::config::CacheConfig;
 use crate::ids::LayerId;
-
-/// What a pool holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PoolKind {
-    /// Data plane of the sliding-window ring.
-    SwaData,
-    /// Scale plane of the sliding-window ring.
-    SwaScale,
-    /// Data plane of the compressed entries.
-    EntryData,
-    /// Scale plane of the compressed entries.
-    EntryScale,
-    /// Code plane of the indexer keys.
-    IndexCode,
-    /// Scale plane of the indexer keys.
-    IndexScale,
-    /// Compressor rows of the main entries, f32.
-    MainState,
-    /// Compressor rows of the indexer keys, f32.
-    IndexState,
-}
-
-/// What a pool has one of: a request slot, or a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PoolUnit {
-    /// One per request slot.
-    Slot,
-    /// One per block of 128 tokens.
-    Block,
-}
+pub use crate::pool_kind::{PoolKind, PoolUnit};
 
 /// One pool of one layer: `[units, rows, row_bytes]` bytes, contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,7 +1,7 @@
-//! `StateView`: a compressor's state as the seed names it, for inspection and tests.
+//! `StateView`: a compressor's state as open and previous window, for inspection and tests.
 //!
-//! Nothing is stored that way (decision D3): rows lie in a ring by position, and become "the previous
-//! window" by the window's closing, without being moved.
+//! Nothing is stored that way (decision D3): rows lie in a ring by position, and become the previous
+//! window when their window closes, without being moved.
 
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
 
@@ -9,7 +9,7 @@ use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{LayerId, RequestId};
 use crate::manager::KvCacheManager;
-use crate::schema::PoolKind;
+use crate::pool_kind::PoolKind;
 
 /// What one token left in a compressor's state, of the half that a tail is about.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,8 +39,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// layer, [`PoolKind::IndexState`]. Waits for the device.
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`], [`KvError::NoSuchLayer`], [`KvError::NoSuchPool`],
-    /// [`KvError::Device`].
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoSuchLayer`],
+    /// [`KvError::NoSuchPool`], [`KvError::Device`].
     pub fn state_view(
         &self,
         stream: &Stream<B>,
@@ -49,15 +49,15 @@ impl<B: Backend> KvCacheManager<B> {
         pool: PoolKind,
     ) -> Result<StateView, KvError> {
         let end = self.ledger().committed(id)?;
-        let handle = self.layer(layer)?;
-        let state = handle.state(pool)?;
+        let pools = self.core().memory.pools.layer(layer)?;
+        let state = pools.state(pool, self.config())?;
         let channels = if pool == PoolKind::IndexState { INDEX_DIM } else { HEAD_DIM };
-        let overlaps = handle.schema().kind == LayerKind::Csa;
+        let overlaps = pools.schema.kind == LayerKind::Csa;
         let (ratio, columns) =
             if overlaps { (CSA_RATIO, 2 * channels) } else { (HCA_RATIO, channels) };
+        let ring = u64::from(state.ring);
         let row = |position: u32, column: u32| {
-            let row =
-                u64::from(id.slot.0) * u64::from(state.ring) + u64::from(position % state.ring);
+            let row = u64::from(id.slot().0) * ring + u64::from(position) % ring;
             let part = |column: u32| {
                 let mut values = vec![0.0; channels as usize];
                 let at = row * u64::from(2 * columns) + u64::from(column);

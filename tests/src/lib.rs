@@ -11,12 +11,15 @@
 //! | [`inputs`] | rows of numbers, and copies to and from a device |
 //! | [`lazy`] | a device that does nothing before it must |
 //! | [`model`] | one compressor, fed with a history by single operations |
-//! | [`stories`] | a cache of all kinds of layers, fed with token histories |
+//! | [`stories`] | token histories of all layers, and what is stored of them |
+//! | [`fed`] | a cache of all kinds of layers, fed with stories |
+//! | [`updated`] | a layer of any kind, after its update |
 //! | [`rings`] | sliding-window rings |
 #![deny(unsafe_code)]
 
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
 pub mod failing;
+pub mod fed;
 pub mod fuzz;
 pub mod golden;
 pub mod inputs;
@@ -25,3 +28,4 @@ pub mod lazy;
 pub mod model;
 pub mod rings;
 pub mod stories;
+pub mod updated;

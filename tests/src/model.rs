@@ -6,7 +6,7 @@ use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::ops::{
     self, CompressorWeights, HcaScratch, Plan, StateRing, StepProjections, StepTokens,
 };
-use dsv4_kv::plan::{self, Chunk, Section, StepLayout};
+use dsv4_kv::step_meta::{self, Chunk, Section, StepLayout};
 use dsv4_kv_oracle::compressor::{Compressor, Shape};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::rope::Table;
@@ -114,7 +114,7 @@ impl<B: Backend> Step<B> {
         let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
         let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
         let mut array = vec![0; layout.elements()];
-        plan::fill(&mut array, layout, 128, chunks.iter().copied());
+        step_meta::fill(&mut array, layout, 128, chunks.iter().copied());
         let section = |section| &array[layout.range(section)];
         let sections = [Section::Position, Section::Slot, Section::Index, Section::Remaining]
             .map(|name| upload(stream, section(name)));

@@ -1,11 +1,24 @@
 //! Sliding-window rings, compared with token histories.
 
-use dsv4_kv::device::{Backend, Buffer, Stream};
-use dsv4_kv::{KvCacheManager, LayerId, RequestId};
+use dsv4_kv::device::{Backend, Stream, View};
+use dsv4_kv::{KvCacheManager, LayerId, PoolKind, RequestId};
 use dsv4_kv_oracle::swa::Ring;
 use kv_layout::main_row::DATA_BYTES;
 
 use crate::inputs::{assert_same, download, oracle};
+
+/// A pool of a layer, to be looked at.
+///
+/// # Panics
+/// If the layer has none of that kind.
+pub fn pool<B: Backend>(
+    manager: &KvCacheManager<B>,
+    layer: LayerId,
+    kind: PoolKind,
+) -> View<B, u8> {
+    let mut pools = manager.pools(layer).unwrap();
+    pools.find(|(found, _)| *found == kind).expect("the layer has the pool").1
+}
 
 /// The rows of the request's ring: (data, scale), by ring row.
 fn ring<B: Backend>(
@@ -14,19 +27,22 @@ fn ring<B: Backend>(
     layer: LayerId,
     id: RequestId,
 ) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let handle = manager.layer(layer).unwrap();
-    let swa = handle.swa();
-    let part = |plane: &Buffer<B, u8>, row_bytes: u64| {
-        let bytes = u64::from(swa.ring) * row_bytes;
-        let slot = plane.slice(u64::from(id.slot.0) * bytes, bytes).unwrap();
+    let part = |kind: PoolKind, row_bytes: u64| {
+        let schema = &manager.schema().layers[layer.0 as usize];
+        let bytes = schema.pool(kind).expect("every layer has a window").unit_bytes();
+        let plane = pool(manager, layer, kind);
+        let slot = plane.slice(u64::from(id.slot().0) * bytes, bytes).unwrap();
         let rows = download(stream, &slot);
         rows.chunks_exact(row_bytes as usize).map(<[u8]>::to_vec).collect::<Vec<_>>()
     };
-    let scales = part(swa.scale, swa.format.scale_bytes());
-    part(swa.data, DATA_BYTES).into_iter().zip(scales).collect()
+    let scales = part(PoolKind::SwaScale, manager.config().main_format.scale_bytes());
+    part(PoolKind::SwaData, DATA_BYTES).into_iter().zip(scales).collect()
 }
 
 /// The layer's ring holds what the token history says, whatever was written on the way.
+///
+/// # Panics
+/// If it does not.
 pub fn assert_ring<B: Backend>(
     manager: &KvCacheManager<B>,
     stream: &Stream<B>,
@@ -41,7 +57,7 @@ pub fn assert_ring<B: Backend>(
     for position in needed {
         let (data, scale) = &got[slots.slot(position)];
         let want = oracle(manager.config().main_format).encode(&history[position]);
-        assert_same(data, &want.data, &format!("{id}: position {position}"));
-        assert_same(scale, &want.scale, &format!("{id}: scale of position {position}"));
+        assert_same(data, &want.data, &format!("{layer:?}, {id}: position {position}"));
+        assert_same(scale, &want.scale, &format!("{layer:?}, {id}: scale of {position}"));
     }
 }

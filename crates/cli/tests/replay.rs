@@ -172,7 +172,7 @@ fn the_report_has_its_plots_inside_and_loads_nothing() {
     assert!(String::from_utf8_lossy(&output).contains("peak blocks"));
     let page = std::fs::read_to_string(&path).expect("the report was written");
     assert_eq!(page.matches("<svg").count(), 3);
-    for title in ["Occupancy (%)", "Batch (tokens per step)", "prepare_forward"] {
+    for title in ["Occupancy (%)", "Batch (tokens per step)", "begin_step"] {
         assert!(page.contains(title), "{title}");
     }
     let without_namespace = page.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");

@@ -126,6 +126,16 @@ impl<B: Backend, T: Pod> View<B, T> {
         self.memory.clone()
     }
 
+    /// The same elements, writable: for tests that spoil memory to see that it is noticed.
+    ///
+    /// # Safety
+    /// The owner of the memory allows writes at these places at this time. Nothing may rest on what it
+    /// holds that a kernel does not check, and no queued work may touch it while it is written.
+    #[must_use]
+    pub unsafe fn writable(&self) -> Buffer<B, T> {
+        Buffer(self.clone())
+    }
+
     /// The device it is on.
     #[must_use]
     pub fn device(&self) -> &Device<B> {

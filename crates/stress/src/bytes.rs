@@ -1,34 +1,42 @@
 //! The bytes of one request in one layer, read back and compared.
 
-use dsv4_kv::device::{Backend, Buffer};
-use dsv4_kv::schema::PoolKind;
+use dsv4_kv::device::Backend;
 use dsv4_kv::state::StateRow;
-use dsv4_kv::{LayerId, RequestId};
-use kv_layout::geometry::StateStream;
-use kv_layout::main_row::DATA_BYTES;
+use dsv4_kv::{LayerGroup, LayerId, PoolKind, RequestId};
+use kv_layout::geometry::{LayerKind, StateStream};
 
 use super::cache::Cache;
 use super::library::LayerBytes;
-use super::model::Request;
+use super::model::{Progress, Request};
+use dsv4_kv_tests::fed::Fed;
 use dsv4_kv_tests::inputs::download;
 use dsv4_kv_tests::model::{History, shape};
+use dsv4_kv_tests::rings::pool;
 
 impl<B: Backend> Cache<B> {
-    /// The window, entries, indexer keys and compressor states of a request in `layer`.
+    /// The window, entries, indexer keys and compressor states of a request in `layer`, if they are
+    /// known.
     pub(super) fn check_request(
         &self,
         id: RequestId,
         request: &Request,
         layer: LayerId,
     ) -> Result<(), String> {
-        let what = format!("{layer:?} of request {} at {} tokens", request.name, request.tokens);
-        let told = self.library.of(request.name);
-        self.check_entries(request, layer, told.layer(layer), &what)?;
-        // A long step that is not committed has overwritten what came before it.
-        if request.written > self.fed.manager.config().max_draft + 1 {
+        let config = self.fed.manager.config();
+        let is_draft = config.group_layers(LayerGroup::Draft).contains(&layer.0);
+        let group = if is_draft { LayerGroup::Draft } else { LayerGroup::Trunk };
+        let progress @ Progress { tokens, .. } = request.group(group);
+        if !progress.is_known() {
             return Ok(());
         }
-        self.check_window(id, request.tokens as usize, layer, told.layer(layer), &what)?;
+        let what = format!("{layer:?} of request {} at {tokens} tokens", request.name);
+        let told = self.library.of(request.name);
+        self.check_entries(request, tokens, layer, told.layer(layer), &what)?;
+        // A long step that was rejected has overwritten what came before it.
+        if !progress.is_whole_at(tokens, config.max_draft + 1) {
+            return Ok(());
+        }
+        self.check_window(id, tokens as usize, layer, told.layer(layer), &what)?;
         told.story
             .histories(layer)
             .iter()
@@ -45,16 +53,12 @@ impl<B: Backend> Cache<B> {
         told: &LayerBytes,
         what: &str,
     ) -> Result<(), String> {
-        let handle = self.fed.manager.layer(layer).map_err(|error| error.to_string())?;
-        let swa = handle.swa();
-        let ring = swa.ring as usize;
-        let first = id.slot.0 as usize * ring;
-        let data = self.rows(swa.data, first, ring, DATA_BYTES);
-        let scale = self.rows(swa.scale, first, ring, swa.format.scale_bytes());
+        let data = self.rows(layer, PoolKind::SwaData, id.slot().0);
+        let scale = self.rows(layer, PoolKind::SwaScale, id.slot().0);
         for (position, want) in
             told.rows.iter().enumerate().take(tokens).skip(tokens.saturating_sub(127))
         {
-            let row = position % ring;
+            let row = position % data.len();
             if data[row] != want.data || scale[row] != want.scale {
                 return Err(format!("{what}: the window row of position {position} differs"));
             }
@@ -66,23 +70,18 @@ impl<B: Backend> Cache<B> {
     fn check_entries(
         &self,
         request: &Request,
+        tokens: u32,
         layer: LayerId,
         told: &LayerBytes,
         what: &str,
     ) -> Result<(), String> {
-        let handle = self.fed.manager.layer(layer).map_err(|error| error.to_string())?;
-        let kind = handle.schema().kind;
+        let kind = self.fed.kind(layer);
         let Some(ratio) = kind.ratio() else { return Ok(()) };
-        let (per_block, closed) =
-            (kind.entries_per_block() as usize, (request.tokens / ratio) as usize);
-        let entries = handle.entries().map_err(|error| error.to_string())?;
-        let keys = handle.index_keys().ok();
+        let (per_block, closed) = (kind.entries_per_block() as usize, (tokens / ratio) as usize);
         for (at, block) in request.blocks.iter().enumerate() {
             let own = at * per_block..closed.min((at + 1) * per_block);
-            let first = block.0 as usize * per_block;
-            let rows = |plane, bytes| self.rows(plane, first, per_block, bytes);
-            let data = rows(entries.data, DATA_BYTES);
-            let scale = rows(entries.scale, entries.format.scale_bytes());
+            let rows = |kind| self.rows(layer, kind, block.0);
+            let (data, scale) = (rows(PoolKind::EntryData), rows(PoolKind::EntryScale));
             for (i, want) in
                 own.clone().zip(told.stored.entries.get(own.clone()).unwrap_or_default())
             {
@@ -91,9 +90,10 @@ impl<B: Backend> Cache<B> {
                     return Err(format!("{what}: entry {i} differs"));
                 }
             }
-            let Some(keys) = &keys else { continue };
-            let code = rows(keys.code, keys.format.code_bytes());
-            let scale = rows(keys.scale, keys.format.scale_bytes());
+            if kind != LayerKind::Csa {
+                continue;
+            }
+            let (code, scale) = (rows(PoolKind::IndexCode), rows(PoolKind::IndexScale));
             for (i, want) in own.clone().zip(told.stored.keys.get(own).unwrap_or_default()) {
                 let row = i % per_block;
                 if code[row] != want.codes || scale[row] != want.scale {
@@ -137,12 +137,15 @@ impl<B: Backend> Cache<B> {
         Ok(())
     }
 
-    /// `count` rows of a plane from row `first` on.
-    fn rows(&self, plane: &Buffer<B, u8>, first: usize, count: usize, bytes: u64) -> Vec<Vec<u8>> {
-        let range = plane.slice(first as u64 * bytes, count as u64 * bytes);
-        let range = range.expect("the plane has every row");
-        let bytes_read = download(&self.fed.stream, &range);
-        bytes_read.chunks_exact(bytes as usize).map(<[u8]>::to_vec).collect()
+    /// The rows of one slot or block in a pool.
+    fn rows(&self, layer: LayerId, kind: PoolKind, unit: u32) -> Vec<Vec<u8>> {
+        let Fed { manager, stream, .. } = &self.fed;
+        let schema = manager.schema().layers[layer.0 as usize].pool(kind);
+        let schema = schema.expect("layers of this kind have the pool");
+        let bytes = schema.unit_bytes();
+        let range = pool(manager, layer, kind).slice(u64::from(unit) * bytes, bytes);
+        let read = download(stream, &range.expect("the pool has every unit"));
+        read.chunks_exact(schema.row_bytes as usize).map(<[u8]>::to_vec).collect()
     }
 }
 

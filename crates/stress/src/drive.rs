@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use dsv4_kv::{KvError, LayerGroup};
 use serde::Serialize;
 
 use super::model::Model;
-use super::op::Op;
-use super::subject::Subject;
+use super::op::{Launches, Op, Step};
+use super::subject::{Report, Subject};
 
 /// Where a subject and the model part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -83,33 +84,53 @@ impl<S: Subject> Run<S> {
         match op {
             Op::Admit(name) => {
                 let got = self.subject.admit();
-                self.count("admit", &got);
+                self.count("admit", &answer_name(&got));
                 self.model.admitted(*name, got)
             }
             Op::Release(name) => {
                 let got = self.subject.release(self.model.handle(*name));
-                self.count("release", &got);
+                self.count("release", &answer_name(&got));
                 self.model.released(*name, got)
             }
-            Op::Commit { request, accepted } => {
-                let written = self.model.named(*request).map_or(0, |request| request.written);
-                let got = self.subject.commit(self.model.handle(*request), *accepted);
-                self.count("commit", &got);
-                if got.is_ok() {
-                    self.add("tokens accepted", (*accepted).into());
-                    self.add("tokens rejected", (written - accepted).into());
-                }
-                self.model.committed(*request, *accepted, got)
+            Op::RewindDraft { request, committed } => {
+                let got = self.subject.rewind_draft(self.model.handle(*request), *committed);
+                self.count("rewind", &answer_name(&got));
+                self.model.rewound(*request, *committed, got)
             }
-            Op::Prepare(parts) => {
-                let step = self.model.requests_of(parts);
-                let got = self.subject.prepare(&self.model, parts, &step);
-                self.count("prepare", &got);
-                let array = self.subject.array();
-                let Self { subject, model, .. } = self;
-                model.prepared(parts, got, &array, |id| subject.blocks(id))
+            Op::Step(step) => {
+                let report = self.subject.step(&self.model, step);
+                self.count_step(step, &report);
+                self.model.stepped(step, &report, S::HAS_LAYERS)
             }
         }
+    }
+
+    /// Counts what came of a step.
+    fn count_step(&mut self, step: &Step, report: &Report) {
+        let group = step.group;
+        self.count(&format!("{group} step"), &refusal(&report.begun));
+        let Ok(plan) = &report.begun else { return };
+        match step.launches {
+            Launches::Eager => {}
+            Launches::Bucket(_) => self.add("steps in a bucket", 1),
+            Launches::Replay(_) => self.add("steps in a captured bucket", 1),
+        }
+        if let (Some(other), Some(report)) = (step.meanwhile(), &report.meanwhile) {
+            self.add("steps during another", 1);
+            self.count_step(other, report);
+        }
+        for (commit, got) in step.commits.iter().zip(&report.commits) {
+            self.count("commit", &refusal(got));
+            if got.is_ok() {
+                let accepted: u64 = commit.iter().map(|part| u64::from(part.accepted)).sum();
+                self.add("tokens accepted", accepted);
+                self.add("tokens rejected", u64::from(plan.tokens).saturating_sub(accepted));
+                return;
+            }
+        }
+        let touched = if self.model.touches(step) { "after kernels" } else { "untouched" };
+        self.add(&format!("dropped {touched}"), 1);
+        self.add("blocks given back by a drop", plan.new_blocks.into());
     }
 
     /// No block is lost, none has two owners, and every request is as long as its history.
@@ -126,8 +147,11 @@ impl<S: Subject> Run<S> {
             if blocks != request.blocks {
                 return Err(format!("{id} holds {blocks:?}, should hold {:?}", request.blocks));
             }
-            if self.subject.tokens(id) != Some(request.tokens) {
-                return Err(format!("{id} does not have {} tokens", request.tokens));
+            for group in LayerGroup::ALL {
+                let (got, want) = (self.subject.tokens(group, id), request.group(group).tokens);
+                if got != Some(want) {
+                    return Err(format!("{id} has {got:?} {group} tokens, should have {want}"));
+                }
             }
             for block in blocks {
                 if std::mem::replace(&mut owned[block.0 as usize], true) {
@@ -143,16 +167,11 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    fn count<T: std::fmt::Debug, E: std::fmt::Debug>(&mut self, op: &str, got: &Result<T, E>) {
-        let kind = match got {
-            Ok(_) => op.to_owned(),
-            Err(error) => {
-                let error = format!("{error:?}");
-                let name = error.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
-                format!("{op} refused: {name}")
-            }
-        };
-        self.add(&kind, 1);
+    fn count(&mut self, what: &str, refused: &Option<String>) {
+        match refused {
+            None => self.add(what, 1),
+            Some(name) => self.add(&format!("{what} refused: {name}"), 1),
+        }
     }
 
     fn add(&mut self, what: &str, count: u64) {
@@ -163,4 +182,14 @@ impl<S: Subject> Run<S> {
             }
         }
     }
+}
+
+/// The name of a refusal.
+fn answer_name<T>(got: &Result<T, KvError>) -> Option<String> {
+    refusal(&got.as_ref().map_err(|error| format!("{error:?}")))
+}
+
+fn refusal<T, E: AsRef<str>>(got: &Result<T, E>) -> Option<String> {
+    let error = got.as_ref().err()?.as_ref();
+    error.split(|c: char| !c.is_alphanumeric()).next().map(str::to_owned)
 }

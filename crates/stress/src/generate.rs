@@ -1,6 +1,6 @@
 //! Random caches and random operations: mostly what a server does, sometimes what it must not.
 
-use dsv4_kv::CacheConfig;
+use dsv4_kv::{Bucket, CacheConfig, LayerGroup};
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
@@ -9,8 +9,9 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::model::{Model, Request};
-use super::op::{Name, Op, Part};
+use super::cache::buckets;
+use super::model::{Model, Progress, Request};
+use super::op::{Accept, Launches, Layers, Name, Op, Part, Step};
 
 /// What is asked of a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +36,15 @@ pub struct Generator {
 pub fn config(seed: u64) -> CacheConfig {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut model = ModelConfig::preset("tiny").expect("a preset");
-    if random.random_ratio(1, 16) {
-        model.layers = vec![LayerKind::Swa; 2];
+    match random.random_range(0..16) {
+        0 => model.layers = vec![LayerKind::Swa; 2],
+        // No layers for drafts.
+        1 => model.mtp_layers = 0,
+        2 => {
+            model.layers.push(LayerKind::Swa);
+            model.mtp_layers = 2;
+        }
+        _ => {}
     }
     CacheConfig {
         max_draft: *[0, 1, 3, 8].choose(&mut random).expect("not empty"),
@@ -74,18 +82,11 @@ impl Generator {
 
     /// The next operation, given where the last ones led.
     pub fn next(&mut self, model: &Model) -> Op {
-        let open: Vec<_> = model
-            .live()
-            .map(|(_, request)| request)
-            .filter(|request| request.written > 0)
-            .collect();
-        let open = open.choose(&mut self.random).copied();
         match self.random.random_range(0..100) {
-            0..70 if open.is_some() => self.commit(open),
-            70..77 if self.manners == Manners::Any => self.commit(None),
-            77..83 => self.release(model),
-            83..90 => self.admit(),
-            _ => self.prepare(model),
+            0..12 => self.admit(),
+            12..22 => self.release(model),
+            22..30 => self.rewind(model),
+            _ => Op::Step(self.step(model)),
         }
     }
 
@@ -100,55 +101,85 @@ impl Generator {
         let stale = self.random.random_ratio(1, 30);
         match live.choose(&mut self.random) {
             Some(&name) if !stale => name,
+            // Nobody was ever called 0.
+            _ if self.random.random_ratio(1, 4) => 0,
             _ => self.gone.choose(&mut self.random).copied().unwrap_or(0),
         }
     }
 
+    /// Releases anyone, sooner if it cannot go on.
     fn release(&mut self, model: &Model) -> Op {
-        let name = self.anyone(model);
+        let is_stuck = |request: &Request| {
+            let Progress { tokens, .. } = request.group(LayerGroup::Trunk);
+            let groups = LayerGroup::ALL.map(|group| request.group(group));
+            let whole = |of: Progress| of.is_whole_at(of.tokens, model.rollback());
+            tokens == model.config().max_context || !groups.into_iter().all(whole)
+        };
+        let stuck = model.live().map(|(_, request)| request).find(|&request| is_stuck(request));
+        let stuck = stuck.filter(|_| self.random.random_ratio(2, 3));
+        let name = stuck.map_or_else(|| self.anyone(model), |request| request.name);
         self.gone.truncate(15);
         self.gone.insert(0, name);
         Op::Release(name)
     }
 
-    /// Accepts a part of a step, or anything of anyone.
-    fn commit(&mut self, of: Option<&Request>) -> Op {
-        let Some(&Request { name, written, genuine, .. }) = of else {
-            let request = self.gone.choose(&mut self.random).copied().unwrap_or(self.names);
-            return Op::Commit { request, accepted: self.random.random_range(0..4) };
+    /// Takes draft layers back by a few tokens, now and then by too many.
+    fn rewind(&mut self, model: &Model) -> Op {
+        let request = self.anyone(model);
+        let draft = model.named(request).map(|of| of.group(LayerGroup::Draft));
+        let Progress { tokens, .. } = draft.unwrap_or_default();
+        let back = match self.random.random_range(0..10) {
+            0 => return Op::RewindDraft { request, committed: tokens + 1 },
+            1 => self.random.random_range(0..=tokens),
+            _ => self.random.random_range(0..=model.config().max_draft + 1),
         };
-        let accepted = match self.manners {
-            Manners::Genuine => genuine,
-            Manners::Any if self.random.random_ratio(1, 20) => written + 1,
-            Manners::Any if self.random.random_ratio(1, 3) => self.random.random_range(0..=written),
-            Manners::Any => written,
-        };
-        Op::Commit { request: name, accepted }
+        Op::RewindDraft { request, committed: tokens.saturating_sub(back) }
     }
 
-    fn prepare(&mut self, model: &Model) -> Op {
+    /// A step, and now and then one of the other group while it is open.
+    fn step(&mut self, model: &Model) -> Step {
+        let group =
+            if self.random.random_ratio(1, 4) { LayerGroup::Draft } else { LayerGroup::Trunk };
+        let other = if group == LayerGroup::Trunk { LayerGroup::Draft } else { LayerGroup::Trunk };
+        let mut step = self.step_of(model, group);
+        if self.random.random_ratio(1, 10) {
+            step.meanwhile = Some(Box::new(self.step_of(model, other)));
+        }
+        step
+    }
+
+    fn step_of(&mut self, model: &Model, group: LayerGroup) -> Step {
         let mut requests: Vec<_> = model.live().map(|(_, request)| request).collect();
-        let most = requests.len().max(1);
-        let wanted = self.random.random_range(1..=most);
+        let wanted = self.random.random_range(1..=requests.len().max(1));
         let mut parts = Vec::new();
         for _ in 0..wanted.min(requests.len()) {
             let request = requests.swap_remove(self.random.random_range(0..requests.len()));
-            parts.extend(self.part(model, request));
+            parts.extend(self.part(model, group, request));
         }
+        let commits = self.commits(model, &parts);
         if self.random.random_ratio(1, 12) {
             self.spoil(model, &mut parts);
         }
-        Op::Prepare(parts)
+        let launches = self.launches(model, group, &parts);
+        let some = self.random.random_range(0..8);
+        let layers = match self.random.random_range(0..24) {
+            0 | 1 => Layers::None,
+            2 | 3 => Layers::Without(some),
+            4 => Layers::Unappended(some),
+            _ => Layers::All,
+        };
+        Step { group, launches, parts, layers, meanwhile: None, commits }
     }
 
     /// What a server would let the request do, within the limits of a request alone.
-    fn part(&mut self, model: &Model, request: &Request) -> Option<Part> {
-        let config = model.config();
-        let most = config.max_draft + 1;
-        if request.written > most {
+    fn part(&mut self, model: &Model, group: LayerGroup, request: &Request) -> Option<Part> {
+        let (config, most) = (model.config(), model.rollback());
+        let progress = request.group(group);
+        let whole = progress.is_whole_at(progress.tokens, most);
+        if !whole && !self.random.random_ratio(1, 20) {
             return None;
         }
-        let room = (config.max_context - request.tokens).min(config.max_step_tokens);
+        let room = (config.max_context - progress.tokens).min(config.max_step_tokens);
         let tokens = match self.random.random_range(0..20) {
             0..9 => 1,
             9..14 => self.random.random_range(1..=most),
@@ -158,8 +189,105 @@ impl Generator {
             _ => room,
         };
         let tokens = tokens.min(room);
-        let genuine = if tokens <= most { self.random.random_range(0..=tokens) } else { tokens };
+        let back = if tokens <= most { tokens } else { most };
+        let genuine = tokens - self.random.random_range(0..=back);
         (tokens > 0).then_some(Part { request: request.name, ahead: 0, tokens, genuine })
+    }
+
+    /// How a step of these parts is launched: one by one, or in a bucket that fits, or one that
+    /// does not.
+    fn launches(&mut self, model: &Model, group: LayerGroup, parts: &[Part]) -> Launches {
+        let end = |part: &Part| {
+            let start = model.named(part.request).map_or(0, |of| of.group(group).tokens);
+            start.saturating_add(part.tokens)
+        };
+        let tight = Bucket {
+            tokens: parts.iter().fold(0, |sum, part| part.tokens.saturating_add(sum)),
+            tokens_per_request: parts.iter().map(|part| part.tokens).max().unwrap_or(0),
+            requests: parts.len() as u32,
+            context: parts.iter().map(end).max().unwrap_or(0),
+        };
+        let [decode, verify] = buckets(model.config());
+        let fits = |bucket: &Bucket| {
+            tight.tokens <= bucket.tokens
+                && tight.tokens_per_request <= bucket.tokens_per_request
+                && tight.requests <= bucket.requests
+        };
+        let captured = [decode, verify].into_iter().find(fits);
+        match (self.random.random_range(0..12), captured) {
+            (0..4, Some(bucket)) => Launches::Replay(bucket),
+            (0..4, None) | (4, _) => Launches::Bucket(tight),
+            (5, Some(bucket)) => Launches::Bucket(bucket),
+            (6, _) => Launches::Replay(*[decode, verify].choose(&mut self.random).expect("two")),
+            (7, _) => {
+                let mut bucket = tight;
+                self.shrunk_or_grown(&mut bucket);
+                Launches::Bucket(bucket)
+            }
+            _ => Launches::Eager,
+        }
+    }
+
+    /// A bucket that is larger in some way, or too small.
+    fn shrunk_or_grown(&mut self, bucket: &mut Bucket) {
+        let Bucket { tokens, tokens_per_request, requests, context } = bucket;
+        let fields = [tokens, tokens_per_request, requests, context];
+        for field in fields {
+            *field = match self.random.random_range(0..8) {
+                0 => field.saturating_sub(1),
+                1..4 => field.saturating_add(self.random.random_range(1..9)),
+                4 => field.saturating_mul(2),
+                _ => continue,
+            };
+        }
+    }
+
+    /// Commits to try: mostly one that is right, sometimes a wrong one before it, sometimes none.
+    fn commits(&mut self, model: &Model, parts: &[Part]) -> Vec<Vec<Accept>> {
+        let mut commits = Vec::new();
+        if self.random.random_ratio(1, 9) {
+            commits.push(self.wrong_commit(model, parts));
+        }
+        if self.random.random_ratio(7, 8) {
+            commits.push(parts.iter().map(|part| self.accept(model, part)).collect());
+        }
+        commits
+    }
+
+    /// Accepts what is right, or with bad manners any part of what can be accepted.
+    fn accept(&mut self, model: &Model, part: &Part) -> Accept {
+        let Part { request, tokens, genuine, .. } = *part;
+        let back = self.random.random_range(0..=model.rollback().min(tokens));
+        let accepted = match self.manners {
+            Manners::Genuine => genuine,
+            Manners::Any if self.random.random_ratio(1, 3) => tokens - back,
+            Manners::Any => tokens,
+        };
+        let told = if self.random.random_ratio(1, 4) { accepted } else { 0 };
+        Accept { request, accepted, told }
+    }
+
+    /// A commit that is likely to be refused.
+    fn wrong_commit(&mut self, model: &Model, parts: &[Part]) -> Vec<Accept> {
+        let mut commit: Vec<_> = parts.iter().map(|part| self.accept(model, part)).collect();
+        let at = self.random.random_range(0..commit.len().max(1));
+        let someone = self.anyone(model);
+        // Nobody was ever called 0.
+        let gone = self.gone.choose(&mut self.random).copied().unwrap_or(0);
+        let gone = if self.random.random() { gone } else { 0 };
+        let first = commit.first().map(|accept| accept.request);
+        let Some(accept) = commit.get_mut(at) else { return commit };
+        match self.random.random_range(0..8) {
+            0 => accept.accepted = parts[at].tokens + 1,
+            1 => accept.told = accept.accepted + 1,
+            2 => accept.accepted = 0,
+            3 => accept.request = someone,
+            7 => accept.request = gone,
+            4 => accept.request = first.unwrap_or(someone),
+            5 => drop(commit.remove(at)),
+            _ => commit.push(Accept { request: someone, accepted: 1, told: 0 }),
+        }
+        commit
     }
 
     /// Makes a step that is likely to be refused.

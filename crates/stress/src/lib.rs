@@ -7,7 +7,7 @@
 //! | [`generate`] | random caches and operations |
 //! | [`model`] | the reference model |
 //! | [`subject`] | what is put to the test |
-//! | [`cache`] | a cache with its kernels as such, `bytes` what is read back of it |
+//! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it |
 //! | [`library`] | what its requests say |
 //! | [`drive`] | both side by side |
 //! | [`shrink`] | a failing script made short |
@@ -15,10 +15,12 @@
 mod bytes;
 pub mod cache;
 pub mod drive;
+mod gathered;
 pub mod generate;
 pub mod library;
 pub mod model;
 pub mod op;
+mod run;
 pub mod shrink;
 pub mod subject;
 

@@ -1,7 +1,7 @@
 //! What a script is made of. Requests go by name, so that a script still means something when
 //! operations are taken out of it.
 
-use dsv4_kv::CacheConfig;
+use dsv4_kv::{Bucket, CacheConfig, LayerGroup};
 use serde::{Deserialize, Serialize};
 
 /// The name of a request: the number that its [`Op::Admit`] carries.
@@ -13,17 +13,90 @@ pub type Name = u32;
 pub enum Op {
     /// Admit a request and call it so.
     Admit(Name),
-    /// Release it. A name that is free already stands for a handle that was kept too long.
+    /// Release it. A name that is free already stands for a handle that was kept too long, a name
+    /// that nobody had for a request of another cache.
     Release(Name),
-    /// Prepare a step, and with a device run it.
-    Prepare(Vec<Part>),
-    /// Accept the first tokens of the last step.
-    Commit {
+    /// Begin a step, run it, and commit or drop it.
+    Step(Step),
+    /// Take a request's draft layers back.
+    RewindDraft {
         /// The request.
         request: Name,
-        /// Tokens that become final.
-        accepted: u32,
+        /// Tokens that stay final.
+        committed: u32,
     },
+}
+
+/// A step of one layer group, from its begin to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// The group.
+    #[serde(default = "trunk")]
+    pub group: LayerGroup,
+    /// How its kernels are launched.
+    #[serde(default)]
+    pub launches: Launches,
+    /// What each request does.
+    pub parts: Vec<Part>,
+    /// The layers that are run before the first commit is tried; before the second, the others are.
+    #[serde(default)]
+    pub layers: Layers,
+    /// A step of the other group that begins and ends after this one has begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meanwhile: Option<Box<Step>>,
+    /// Commits to try until one is not refused. If there is none the step is dropped.
+    pub commits: Vec<Vec<Accept>>,
+}
+
+fn trunk() -> LayerGroup {
+    LayerGroup::Trunk
+}
+
+impl Step {
+    /// The step to run while this one is open: one of its own group cannot be.
+    #[must_use]
+    pub fn meanwhile(&self) -> Option<&Self> {
+        self.meanwhile.as_deref().filter(|other| other.group != self.group)
+    }
+}
+
+/// How the kernels of a step are launched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Launches {
+    /// One by one, for exactly the step's tokens.
+    #[default]
+    Eager,
+    /// One by one, for all tokens of a bucket.
+    Bucket(Bucket),
+    /// By the graph that was captured for a bucket, if there is one and all layers are run.
+    Replay(Bucket),
+}
+
+impl Launches {
+    /// The bucket.
+    #[must_use]
+    pub fn bucket(&self) -> Option<&Bucket> {
+        match self {
+            Self::Eager => None,
+            Self::Bucket(bucket) | Self::Replay(bucket) => Some(bucket),
+        }
+    }
+}
+
+/// Which layers of a step are run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layers {
+    /// All of the group.
+    #[default]
+    All,
+    /// None.
+    None,
+    /// All but one, counted from the group's first, around its end.
+    Without(u32),
+    /// All, but one of them lacks its append.
+    Unappended(u32),
 }
 
 /// What one request does in a step.
@@ -38,6 +111,18 @@ pub struct Part {
     pub tokens: u32,
     /// Leading tokens that are its own story; the others are drafts that were never right.
     pub genuine: u32,
+}
+
+/// What a commit says of one request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accept {
+    /// The request.
+    pub request: Name,
+    /// Tokens that become final.
+    pub accepted: u32,
+    /// Token ids that are told; none if 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub told: u32,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::drive::Divergence;
-use super::op::{Op, Part, Script};
+use super::op::{Launches, Layers, Op, Part, Script, Step};
 
 /// The shortest script found within `budget` that still fails, and how. `fails` runs a script.
 pub fn shrink(
@@ -46,7 +46,7 @@ fn without_runs(
     }
 }
 
-/// Takes parts out of steps, and makes those that stay short.
+/// Makes every step simpler that need not be as it is.
 fn simpler_steps(
     script: &mut Script,
     divergence: &mut Divergence,
@@ -55,39 +55,71 @@ fn simpler_steps(
 ) {
     let mut at = 0;
     while at < script.ops.len() && Instant::now() < end {
-        let mut part = 0;
-        while let Some(found) = part_of(&script.ops, at, part) {
-            let mut without = script.ops.clone();
-            if let Op::Prepare(parts) = &mut without[at] {
-                parts.remove(part);
-            }
-            if keep_if_failing(script, divergence, without, fails) {
-                continue;
-            }
-            for tokens in [1, found.tokens / 2, found.tokens.saturating_sub(1)] {
-                if tokens == 0 || tokens >= found.tokens {
-                    continue;
-                }
-                let mut shorter = script.ops.clone();
-                if let Op::Prepare(parts) = &mut shorter[at] {
-                    let genuine = found.genuine.min(tokens);
-                    parts[part] = Part { tokens, genuine, ..found.clone() };
-                }
-                if keep_if_failing(script, divergence, shorter, fails) {
-                    break;
-                }
-            }
-            part += 1;
+        let mut turn = 0;
+        // As long as one way of making it simpler is left: each starts over if it helps.
+        while let Some(Op::Step(step)) = script.ops.get(at) {
+            let Some(simpler) = simpler(step).into_iter().nth(turn) else { break };
+            let mut ops = script.ops.clone();
+            ops[at] = Op::Step(simpler);
+            let kept = keep_if_failing(script, divergence, ops, fails);
+            turn = if kept { 0 } else { turn + 1 };
         }
         at += 1;
     }
 }
 
-fn part_of(ops: &[Op], at: usize, part: usize) -> Option<Part> {
-    match ops.get(at)? {
-        Op::Prepare(parts) => parts.get(part).cloned(),
-        _ => None,
+/// All ways to make a step a little simpler.
+fn simpler(step: &Step) -> Vec<Step> {
+    let mut all = Vec::new();
+    if let Some(other) = &step.meanwhile {
+        all.push(Step { meanwhile: None, ..step.clone() });
+        let with = |other| Step { meanwhile: Some(Box::new(other)), ..step.clone() };
+        all.extend(simpler(other).into_iter().map(with));
     }
+    for commit in 0..step.commits.len() {
+        let mut fewer = step.clone();
+        fewer.commits.remove(commit);
+        all.push(fewer);
+    }
+    for part in 0..step.parts.len() {
+        all.push(without_part(step, part));
+        let tokens = step.parts[part].tokens;
+        for shorter in [1, tokens / 2, tokens.saturating_sub(1)] {
+            if (1..tokens).contains(&shorter) {
+                all.push(shorter_part(step, part, shorter));
+            }
+        }
+    }
+    if step.layers != Layers::All {
+        all.push(Step { layers: Layers::All, ..step.clone() });
+    }
+    if step.launches != Launches::Eager {
+        all.push(Step { launches: Launches::Eager, ..step.clone() });
+    }
+    all
+}
+
+/// The step without one of its parts.
+fn without_part(step: &Step, part: usize) -> Step {
+    let mut fewer = step.clone();
+    let Part { request, .. } = fewer.parts.remove(part);
+    for commit in &mut fewer.commits {
+        commit.retain(|accept| accept.request != request);
+    }
+    fewer
+}
+
+/// The step with fewer tokens of one of its parts.
+fn shorter_part(step: &Step, part: usize, tokens: u32) -> Step {
+    let mut shorter = step.clone();
+    let Part { request, tokens: before, genuine, .. } = step.parts[part].clone();
+    let (part, less) = (&mut shorter.parts[part], before - tokens);
+    (part.tokens, part.genuine) = (tokens, genuine.min(tokens));
+    let accepts = shorter.commits.iter_mut().flatten();
+    for accept in accepts.filter(|accept| accept.request == request) {
+        accept.accepted = accept.accepted.saturating_sub(less);
+    }
+    shorter
 }
 
 /// Replaces the script's operations if it fails with the new ones, too.

@@ -1,12 +1,78 @@
-//! What is put to the test: something that answers like a ledger.
+//! What is put to the test: something that answers like a cache.
 
-use dsv4_kv::{BlockId, CacheConfig, KvError, Ledger, RequestId, StepPlan, StepRequest};
+use dsv4_kv::ledger::Written;
+use dsv4_kv::{Accepted, BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId, StepPlan};
 
 use super::model::Model;
-use super::op::Part;
+use super::op::{Accept, Step};
+
+/// An answer; a refusal as its `Debug` text.
+pub type Answer<T> = Result<T, String>;
+
+/// An answer of the cache as one that can be kept and compared.
+pub fn answer<T>(result: Result<T, KvError>) -> Answer<T> {
+    result.map_err(|error| format!("{error:?}"))
+}
+
+/// What came of a step.
+#[derive(Debug)]
+pub struct Report {
+    /// The answer to its begin. If it was refused there is nothing else, but maybe the array.
+    pub begun: Answer<StepPlan>,
+    /// StepMeta of the group afterwards, if it can be read.
+    pub array: Option<Vec<i32>>,
+    /// The device's block table while it was open, if there is a device.
+    pub table: Option<Vec<i32>>,
+    /// Blocks that were free while it was open, if that can be asked.
+    pub free: Option<u32>,
+    /// The answers to a release of each of its requests while it was open, if that can be tried.
+    pub releases: Vec<Answer<()>>,
+    /// The step of the other group that ran while it was open.
+    pub meanwhile: Option<Box<Report>>,
+    /// The answers to the commits that were tried.
+    pub commits: Vec<Answer<()>>,
+}
+
+impl Report {
+    /// Of a step that was not begun.
+    #[must_use]
+    pub fn refused(error: &KvError, array: Option<Vec<i32>>) -> Self {
+        Self { array, ..Self::begun(Err(format!("{error:?}"))) }
+    }
+
+    /// Of a step that was begun, and nothing more so far.
+    #[must_use]
+    pub fn begun(begun: Answer<StepPlan>) -> Self {
+        Self {
+            begun,
+            array: None,
+            table: None,
+            free: None,
+            releases: Vec::new(),
+            meanwhile: None,
+            commits: Vec::new(),
+        }
+    }
+}
+
+/// Token ids for commits to tell.
+pub(super) const TOKEN_IDS: [u32; 1024] = [7; 1024];
+
+/// What a commit names.
+pub(super) fn accepted(model: &Model, commit: &[Accept]) -> Vec<Accepted<'static>> {
+    let one = |accept: &Accept| Accepted {
+        id: model.handle(accept.request),
+        accepted: accept.accepted,
+        tokens: &TOKEN_IDS[..(accept.told as usize).min(TOKEN_IDS.len())],
+    };
+    commit.iter().map(one).collect()
+}
 
 /// A cache, or only its books.
 pub trait Subject {
+    /// Whether it runs layers and knows buckets, and answers for them.
+    const HAS_LAYERS: bool;
+
     /// Admits a request.
     ///
     /// # Errors
@@ -19,31 +85,20 @@ pub trait Subject {
     /// The cache's refusal.
     fn release(&mut self, id: RequestId) -> Result<(), KvError>;
 
-    /// Prepares a step and runs it; `parts` says what its tokens are, `step` what the cache is told.
+    /// Takes a request's draft layers back.
     ///
     /// # Errors
     /// The cache's refusal.
-    fn prepare(
-        &mut self,
-        model: &Model,
-        parts: &[Part],
-        step: &[StepRequest],
-    ) -> Result<StepPlan, KvError>;
+    fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError>;
 
-    /// Accepts tokens of the last step.
-    ///
-    /// # Errors
-    /// The cache's refusal.
-    fn commit(&mut self, id: RequestId, accepted: u32) -> Result<(), KvError>;
-
-    /// StepMeta as it is now.
-    fn array(&self) -> Vec<i32>;
+    /// Begins a step, runs it and ends it. `model`: before the step.
+    fn step(&mut self, model: &Model, step: &Step) -> Report;
 
     /// The block table of a request.
     fn blocks(&self, id: RequestId) -> Option<Vec<BlockId>>;
 
-    /// Final tokens of a request.
-    fn tokens(&self, id: RequestId) -> Option<u32>;
+    /// Final tokens of a request in a layer group.
+    fn tokens(&self, group: LayerGroup, id: RequestId) -> Option<u32>;
 
     /// Blocks that are free, and requests that are admitted, as the subject counts them.
     fn counts(&self) -> (u32, u32);
@@ -57,13 +112,13 @@ pub trait Subject {
     }
 }
 
-/// The books alone: [`Ledger`] and StepMeta in host memory.
+/// The books alone: [`Ledger`], and each group's StepMeta in host memory.
 #[derive(Debug)]
 pub struct Books {
     /// The ledger.
     pub ledger: Ledger,
-    /// StepMeta.
-    pub array: Vec<i32>,
+    /// StepMeta, by [`LayerGroup::index`].
+    pub arrays: [Vec<i32>; 2],
 }
 
 impl Books {
@@ -73,11 +128,14 @@ impl Books {
     /// As [`Ledger::new`].
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(config)?;
-        Ok(Self { array: vec![0; ledger.layout().elements()], ledger })
+        let arrays = LayerGroup::ALL.map(|_| vec![0; ledger.layout().elements()]);
+        Ok(Self { ledger, arrays })
     }
 }
 
 impl Subject for Books {
+    const HAS_LAYERS: bool = false;
+
     fn admit(&mut self) -> Result<RequestId, KvError> {
         self.ledger.admit()
     }
@@ -86,29 +144,45 @@ impl Subject for Books {
         self.ledger.release(id)
     }
 
-    fn prepare(
-        &mut self,
-        _: &Model,
-        _: &[Part],
-        step: &[StepRequest],
-    ) -> Result<StepPlan, KvError> {
-        self.ledger.prepare_forward(step, &mut self.array)
+    fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
+        self.ledger.rewind_draft(id, committed)
     }
 
-    fn commit(&mut self, id: RequestId, accepted: u32) -> Result<(), KvError> {
-        self.ledger.commit(id, accepted)
-    }
-
-    fn array(&self) -> Vec<i32> {
-        self.array.clone()
+    fn step(&mut self, model: &Model, step: &Step) -> Report {
+        let (group, requests) = (step.group, model.requests_of(step));
+        let Self { ledger, arrays } = self;
+        let begun = ledger.begin_step(group, &requests, &mut arrays[group.index()]);
+        let array = Some(arrays[group.index()].clone());
+        let plan = match begun {
+            Ok(plan) => plan,
+            Err(error) => return Report::refused(&error, array),
+        };
+        let mut report = Report {
+            array,
+            free: Some(ledger.free_blocks()),
+            releases: requests.iter().map(|part| answer(ledger.release(part.id))).collect(),
+            ..Report::begun(Ok(plan))
+        };
+        let meanwhile = step.meanwhile().map(|other| Box::new(self.step(model, other)));
+        report.meanwhile = meanwhile;
+        for commit in &step.commits {
+            let result = self.ledger.commit_step(group, &accepted(model, commit));
+            report.commits.push(answer(result));
+            if report.commits.last().is_some_and(Result::is_ok) {
+                return report;
+            }
+        }
+        let touched = model.touches(step);
+        self.ledger.reject_step(group, if touched { Written::Rows } else { Written::Nothing });
+        report
     }
 
     fn blocks(&self, id: RequestId) -> Option<Vec<BlockId>> {
         self.ledger.block_table(id).ok().map(Iterator::collect)
     }
 
-    fn tokens(&self, id: RequestId) -> Option<u32> {
-        self.ledger.committed(id).ok()
+    fn tokens(&self, group: LayerGroup, id: RequestId) -> Option<u32> {
+        self.ledger.committed_in(group, id).ok()
     }
 
     fn counts(&self) -> (u32, u32) {

@@ -1,12 +1,13 @@
 //! The stress test's engine: the books pass it, and books with any of these mistakes do not.
 
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{BlockId, CacheConfig, KvError, RequestId, StepPlan, StepRequest};
+use dsv4_kv::step_meta::{Section, StepLayout};
+use dsv4_kv::{BlockId, CacheConfig, KvError, LayerGroup, RequestId};
 use dsv4_kv_stress::drive::Counts;
 use dsv4_kv_stress::generate::{Manners, config};
 use dsv4_kv_stress::model::Model;
-use dsv4_kv_stress::op::{Op, Part, Script};
-use dsv4_kv_stress::subject::{Books, Subject};
+use dsv4_kv_stress::op::{Accept, Layers, Op, Part, Script, Step};
+use dsv4_kv_stress::subject::{Books, Report, Subject};
 use dsv4_kv_stress::{stress, try_script};
 use include_dir::{Dir, include_dir};
 
@@ -23,40 +24,79 @@ fn the_books_never_leave_the_model() {
     for what in [
         "admit",
         "admit refused: NoFreeSlot",
+        "blocks given back by a drop",
         "commit",
         "commit refused: AcceptedTooMany",
+        "commit refused: CommitMismatch",
+        "commit refused: DuplicateRequest",
+        "commit refused: ForeignRequest",
+        "commit refused: NotInStep",
         "commit refused: NotRollbackable",
+        "commit refused: TokenCount",
         "commit refused: UnknownRequest",
-        "prepare",
-        "prepare refused: ContextTooLong",
-        "prepare refused: DuplicateRequest",
-        "prepare refused: NotRollbackable",
-        "prepare refused: NoTokens",
-        "prepare refused: OutOfBlocks",
-        "prepare refused: StepTooLong",
-        "prepare refused: TooManyRequests",
-        "prepare refused: UnknownRequest",
-        "prepare refused: WrongStart",
+        "draft step",
+        "draft step refused: ContextTooLong",
+        "draft step refused: Overwritten",
+        "dropped after kernels",
+        "dropped untouched",
         "release",
+        "release refused: ForeignRequest",
         "release refused: UnknownRequest",
+        "rewind",
+        "rewind refused: AcceptedTooMany",
+        "rewind refused: ForeignRequest",
+        "rewind refused: NotRollbackable",
+        "rewind refused: UnknownRequest",
+        "steps during another",
         "tokens accepted",
         "tokens rejected",
+        "trunk step",
+        "trunk step refused: ContextTooLong",
+        "trunk step refused: DuplicateRequest",
+        "trunk step refused: ForeignRequest",
+        "trunk step refused: NoTokens",
+        "trunk step refused: OutOfBlocks",
+        "trunk step refused: Overwritten",
+        "trunk step refused: StepTooLong",
+        "trunk step refused: TooManyRequests",
+        "trunk step refused: UnknownRequest",
+        "trunk step refused: WrongStart",
     ] {
         assert!(counts.get(what).is_some_and(|&count| count > 100), "{what}: {counts:#?}");
     }
 }
 
 /// A mistake in the books.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     /// A released block never comes back.
     LeakedBlock,
+    /// Blocks of a step that was dropped never come back.
+    DropKeepsBlocks,
     /// The second request is shown a block of the first.
     SharedBlock,
     /// A request gets a block twice.
     RepeatedBlock,
     /// Rejected tokens become final.
     RejectedTokensKept,
+    /// Tokens of a step that was dropped become final.
+    DroppedTokensKept,
+    /// A dropped step is taken for one whose kernels never ran.
+    WrittenForgotten,
+    /// Every dropped step is taken for one whose kernels ran.
+    WrittenAlways,
+    /// Steps of the draft layers are entered as steps of the trunk.
+    WrongGroup,
+    /// The answer about one group is that of the other.
+    MixedGroups,
+    /// A commit that was refused ends the step.
+    RefusedCommitEnds,
+    /// A commit need not name every request.
+    HalfACommit,
+    /// The draft layers are taken back further than they hold.
+    RewoundTooFar,
+    /// A request can be released while a step with it is open.
+    ReleasedInStep,
     /// The ring has one row less than the drafts need.
     ShortRing,
     /// A refused step leaves something behind in StepMeta.
@@ -67,8 +107,36 @@ enum Mistake {
     StaleHandle,
     /// Releasing twice is accepted.
     DoubleRelease,
+    /// A handle of another cache is taken for one that was kept too long.
+    ForeignHandle,
     /// A refusal names the wrong number.
     WrongShortfall,
+}
+
+impl Mistake {
+    const ALL: [Self; 21] = [
+        Self::LeakedBlock,
+        Self::DropKeepsBlocks,
+        Self::SharedBlock,
+        Self::RepeatedBlock,
+        Self::RejectedTokensKept,
+        Self::DroppedTokensKept,
+        Self::WrittenForgotten,
+        Self::WrittenAlways,
+        Self::WrongGroup,
+        Self::MixedGroups,
+        Self::RefusedCommitEnds,
+        Self::HalfACommit,
+        Self::RewoundTooFar,
+        Self::ReleasedInStep,
+        Self::ShortRing,
+        Self::HalfAStep,
+        Self::StaleTable,
+        Self::StaleHandle,
+        Self::DoubleRelease,
+        Self::ForeignHandle,
+        Self::WrongShortfall,
+    ];
 }
 
 /// Books with a mistake.
@@ -84,21 +152,95 @@ impl Broken {
         Self { books: Books::new(config).unwrap(), mistake, leaked: 0, given: Vec::new() }
     }
 
-    /// Changes the ring rows of a step.
-    fn shorten_ring(&mut self) {
-        use dsv4_kv::plan::Section;
-        let layout = self.books.ledger.layout();
-        let (at, positions) = (layout.range(Section::RingRow), layout.range(Section::Position));
-        for (row, position) in at.zip(positions) {
-            let (row_now, position) = (self.books.array[row], self.books.array[position]);
-            if row_now >= 0 && position >= 128 {
-                self.books.array[row] = row_now - row_now % 128 + position % 128;
+    /// What the books are told of a step.
+    fn told(&self, step: &Step) -> Step {
+        let mut told = step.clone();
+        match self.mistake {
+            Mistake::RejectedTokensKept => {
+                for accept in told.commits.iter_mut().flatten() {
+                    let mut parts = step.parts.iter();
+                    let part = parts.find(|part| part.request == accept.request);
+                    accept.accepted = part.map_or(accept.accepted, |part| part.tokens);
+                }
             }
+            Mistake::DroppedTokensKept if told.commits.is_empty() => {
+                let all =
+                    |part: &Part| Accept { request: part.request, accepted: part.tokens, told: 0 };
+                told.commits.push(step.parts.iter().map(all).collect());
+            }
+            Mistake::WrittenForgotten if told.commits.len() < 2 => told.layers = Layers::None,
+            Mistake::WrittenAlways => told.layers = Layers::All,
+            Mistake::WrongGroup => told.group = LayerGroup::Trunk,
+            Mistake::RefusedCommitEnds => told.commits.truncate(1),
+            Mistake::HalfACommit => {
+                let names = |commit: &[Accept], part: &Part| {
+                    commit.iter().any(|accept| accept.request == part.request)
+                };
+                for commit in &mut told.commits {
+                    let missing = step.parts.iter().filter(|part| !names(commit, part));
+                    let missing = missing.map(|part| (part.request, part.tokens));
+                    for (request, accepted) in missing.collect::<Vec<_>>() {
+                        commit.push(Accept { request, accepted, told: 0 });
+                    }
+                }
+            }
+            _ => {}
+        }
+        told
+    }
+
+    /// What is changed in the answer.
+    fn change(&mut self, step: &Step, report: &mut Report) {
+        let group = step.group.index();
+        let layout = self.books.ledger.layout();
+        let Ok(plan) = report.begun.clone() else {
+            match (self.mistake, &mut report.begun) {
+                (Mistake::HalfAStep, _) => {
+                    self.books.arrays[group][0] += 1;
+                    report.array = Some(self.books.arrays[group].clone());
+                }
+                (Mistake::WrongShortfall, Err(error)) => {
+                    *error = error.replace("needed: ", "needed: 1");
+                }
+                _ => {}
+            }
+            return;
+        };
+        let dropped = !report.commits.iter().any(Result::is_ok);
+        let array = report.array.as_mut().unwrap();
+        match self.mistake {
+            Mistake::DropKeepsBlocks if dropped => self.leaked += plan.new_blocks,
+            Mistake::RefusedCommitEnds => {
+                let refused = Err(format!("{:?}", KvError::NoOpenStep { group: step.group }));
+                let tried = step.commits.len();
+                if dropped {
+                    report.commits.resize(tried, refused);
+                }
+            }
+            Mistake::ReleasedInStep => report.releases.fill(Ok(())),
+            Mistake::ShortRing => shorten_ring(array, layout),
+            Mistake::StaleTable if plan.new_blocks > 0 => {
+                array[layout.range(Section::TableBlock).start] = -1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Changes the ring rows of a step.
+fn shorten_ring(array: &mut [i32], layout: StepLayout) {
+    let (at, positions) = (layout.range(Section::RingRow), layout.range(Section::Position));
+    for (row, position) in at.zip(positions) {
+        let (row_now, position) = (array[row], array[position]);
+        if row_now >= 0 && position >= 128 {
+            array[row] = row_now - row_now % 128 + position % 128;
         }
     }
 }
 
 impl Subject for Broken {
+    const HAS_LAYERS: bool = false;
+
     fn admit(&mut self) -> Result<RequestId, KvError> {
         let id = self.books.admit()?;
         self.given.push(id);
@@ -106,56 +248,39 @@ impl Subject for Broken {
     }
 
     fn release(&mut self, id: RequestId) -> Result<(), KvError> {
-        let newest = self.given.iter().rfind(|given| given.slot == id.slot);
+        let newest = self.given.iter().rfind(|given| given.slot() == id.slot());
         let id = match self.mistake {
             Mistake::StaleHandle => newest.copied().unwrap_or(id),
             _ => id,
         };
-        match self.books.release(id) {
-            Err(_) if matches!(self.mistake, Mistake::DoubleRelease) => Ok(()),
-            Ok(()) if matches!(self.mistake, Mistake::LeakedBlock) => {
+        match (self.books.release(id), self.mistake) {
+            (Err(_), Mistake::DoubleRelease) => Ok(()),
+            (Err(KvError::ForeignRequest { request }), Mistake::ForeignHandle) => {
+                Err(KvError::UnknownRequest { request })
+            }
+            (Ok(()), Mistake::LeakedBlock) => {
                 self.leaked += 1;
+                Ok(())
+            }
+            (result, _) => result,
+        }
+    }
+
+    fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
+        match self.books.rewind_draft(id, committed) {
+            Err(KvError::NotRollbackable { .. })
+                if matches!(self.mistake, Mistake::RewoundTooFar) =>
+            {
                 Ok(())
             }
             result => result,
         }
     }
 
-    fn prepare(
-        &mut self,
-        model: &Model,
-        parts: &[Part],
-        step: &[StepRequest],
-    ) -> Result<StepPlan, KvError> {
-        use dsv4_kv::plan::Section;
-        let result = self.books.prepare(model, parts, step);
-        let layout = self.books.ledger.layout();
-        match (self.mistake, result) {
-            (Mistake::HalfAStep, Err(error)) => {
-                self.books.array[0] += 1;
-                Err(error)
-            }
-            (Mistake::WrongShortfall, Err(KvError::OutOfBlocks { needed, free })) => {
-                Err(KvError::OutOfBlocks { needed: needed + 1, free })
-            }
-            (Mistake::ShortRing, Ok(plan)) => {
-                self.shorten_ring();
-                Ok(plan)
-            }
-            (Mistake::StaleTable, Ok(plan)) if plan.new_blocks > 0 => {
-                self.books.array[layout.range(Section::TableBlock).start] = -1;
-                Ok(plan)
-            }
-            (_, result) => result,
-        }
-    }
-
-    fn commit(&mut self, id: RequestId, accepted: u32) -> Result<(), KvError> {
-        self.books.commit(id, accepted)
-    }
-
-    fn array(&self) -> Vec<i32> {
-        self.books.array()
+    fn step(&mut self, model: &Model, step: &Step) -> Report {
+        let mut report = self.books.step(model, &self.told(step));
+        self.change(step, &mut report);
+        report
     }
 
     fn blocks(&self, id: RequestId) -> Option<Vec<BlockId>> {
@@ -174,9 +299,9 @@ impl Subject for Broken {
         Some(blocks)
     }
 
-    fn tokens(&self, id: RequestId) -> Option<u32> {
-        let tokens = self.books.tokens(id)?;
-        Some(tokens + u32::from(matches!(self.mistake, Mistake::RejectedTokensKept) && tokens > 2))
+    fn tokens(&self, group: LayerGroup, id: RequestId) -> Option<u32> {
+        let group = if self.mistake == Mistake::MixedGroups { LayerGroup::Draft } else { group };
+        self.books.tokens(group, id)
     }
 
     fn counts(&self) -> (u32, u32) {
@@ -188,20 +313,7 @@ impl Subject for Broken {
 /// Each mistake is found from every seed, and comes down to a script a person can read.
 #[test]
 fn every_mistake_is_found_and_shrunk() {
-    use Mistake::*;
-    let all = [
-        LeakedBlock,
-        SharedBlock,
-        RepeatedBlock,
-        RejectedTokensKept,
-        ShortRing,
-        HalfAStep,
-        StaleTable,
-        StaleHandle,
-        DoubleRelease,
-        WrongShortfall,
-    ];
-    for mistake in all {
+    for mistake in Mistake::ALL {
         for seed in 0..10 {
             let config = CacheConfig {
                 max_draft: 3,
@@ -234,7 +346,7 @@ fn the_scripts_pass() {
         let path = file.path().display();
         let script: Script = serde_json::from_slice(file.contents())
             .unwrap_or_else(|error| panic!("{path}: {error}"));
-        assert!(script.ops.iter().any(|op| matches!(op, Op::Prepare(_))));
+        assert!(script.ops.iter().any(|op| matches!(op, Op::Step(_))));
         try_script(|| Books::new(&script.config).unwrap(), &script)
             .unwrap_or_else(|divergence| panic!("{path}: {divergence:?}"));
     }

@@ -12,7 +12,8 @@ use dsv4_kv_stress::drive::Divergence;
 use dsv4_kv_stress::generate::{Manners, kernel_config};
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::random_run;
-use dsv4_kv_tests::stories::{self, Fed, Part, Story};
+use dsv4_kv_tests::fed::{Fed, Padding, Part};
+use dsv4_kv_tests::stories::{self, Story};
 use kernels_gpu::fault_injection::{Mistake, make};
 use kv_layout::geometry::LayerKind;
 use kv_layout::index_row::IndexFormat;
@@ -93,22 +94,25 @@ fn scored(seed: u64) -> [Vec<PoisonRead>; 2] {
     let (tokens, chunk) = (128 * block + last, random.random_range(1..5));
     let story = Story::random(&layers, tokens, seed);
     let id = fed.manager.admit().unwrap();
-    for part in [0..tokens - chunk, tokens - chunk..tokens] {
-        let count = part.len() as u32;
-        fed.step(&[Part::new(id, &story, part)], count);
-    }
+    fed.step(&[Part::new(id, &story, 0..tokens - chunk)], Padding::None);
+    let parts = [Part::new(id, &story, tokens - chunk..tokens)];
+    let csa = fed.layer_ids().zip(layers).filter(|(_, kind)| *kind == LayerKind::Csa);
     let mut want = Vec::new();
-    for (layer, _) in fed.layer_ids().zip(layers).filter(|(_, kind)| *kind == LayerKind::Csa) {
-        fed.score(layer, 0..chunk as u32, 1).unwrap();
+    for (layer, _) in csa {
         let early = |position: &usize| (position + 1) / 4 == tokens / 4;
         want.extend((tokens - chunk..tokens).filter(early).map(|position| PoisonRead {
             layer,
-            slot: id.slot,
+            slot: id.slot(),
             request: Some(id),
             position: position as u32,
             row: PoisonedRow::Key((position as u32 + 1) / 4),
         }));
     }
+    let config = fed.manager.config().clone();
+    // Nothing in layers without an indexer.
+    fed.run(&parts, Padding::None, &[chunk as u32], &mut |_, updated| {
+        updated.score(&config, 0..chunk as u32, 1)
+    });
     fed.manager.check_faults(&fed.stream).unwrap();
     match fed.manager.check_poison(&fed.stream) {
         Ok(()) => [Vec::new(), want],

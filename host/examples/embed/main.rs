@@ -20,7 +20,7 @@ use std::ops::Range;
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
 
 use model::{Model, Vectors};
 use server::Server;
@@ -44,7 +44,10 @@ fn main() -> Result<()> {
 }
 
 fn run<B: Backend>(device: &Device<B>) -> Result<()> {
-    let config = ModelConfig::preset("tiny").expect("a preset");
+    // Without draft layers, so that a step is one of all layers.
+    let layers = vec![LayerKind::Swa, LayerKind::Csa, LayerKind::Hca, LayerKind::Csa];
+    let tiny = ModelConfig::preset("tiny").expect("a preset");
+    let config = ModelConfig { layers, mtp_layers: 0, ..tiny };
     let model = Model::random(&config.layers, 1);
     let mut tokens: Vec<usize> = (0..PROMPT).map(|at| at * at % model::VOCABULARY).collect();
 

@@ -1,5 +1,5 @@
 //! A model of random weights with the dataflow of a DeepSeek-V4 attention layer: small hidden state,
-//! few heads, no experts, no indexer. What it says means nothing, but every output depends on every
+//! few heads, no experts. What it says means nothing, but every output depends on every
 //! row that the cache gives back.
 
 use dsv4_kv::kv_layout::geometry::{
@@ -14,6 +14,8 @@ use rand::{Rng, SeedableRng};
 pub const VOCABULARY: usize = 100;
 const HIDDEN: usize = 64;
 const HEADS: usize = 4;
+/// Heads of the indexer, as in the preset.
+const INDEX_HEADS: u32 = 64;
 const CHANNELS: usize = HEAD_DIM as usize;
 
 /// A vector for each of several tokens.
@@ -77,6 +79,8 @@ pub struct Layer {
     frequencies: [f32; rope::PAIRS],
     /// None with a window alone; main entries and indexer keys with CSA; main entries with HCA.
     pub compressors: Vec<Compressor>,
+    /// The indexer's queries, and a weight for each of its heads.
+    indexer: [Matrix; 2],
 }
 
 impl Layer {
@@ -105,7 +109,16 @@ impl Layer {
                     Compressor::random(random, ratio, columns, channels)
                 })
                 .collect(),
+            indexer: [INDEX_HEADS * INDEX_DIM, INDEX_HEADS]
+                .map(|outputs| Matrix::random(random, HIDDEN, outputs as usize)),
         }
+    }
+
+    /// What the indexer scores entries with: a vector for each of its heads, `[tokens, 64 * 128]`, and
+    /// a weight for each, `[tokens, 64]`.
+    pub fn index_queries(&self, inputs: &Vectors) -> (Vec<f32>, Vec<f32>) {
+        let [vectors, weights] = &self.indexer;
+        (vectors.times_each(inputs), weights.times_each(inputs))
     }
 
     /// The token's key, which is its value too: `[512]` BF16.

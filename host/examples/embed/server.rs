@@ -1,38 +1,73 @@
 //! One request and its cache: what a step asks of the cache, and in which order.
 
+use std::ops::Range;
+
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
-use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
-use dsv4_kv::{CacheConfig, KvCacheManager, LayerCacheHandle, LayerId, RequestId, StepRequest};
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
+use dsv4_kv::step::{CompressorInputs, CsaInputs, HcaInputs, UpdatedLayer};
+use dsv4_kv::{
+    Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, RequestId,
+    StepRequest,
+};
 
 use crate::CONTEXT;
-use crate::model::{Compressor, Model, Vectors, normed};
+use crate::model::{Compressor, Layer, Model, Vectors, normed};
 use crate::tiles::{TILE_QUERIES, Tiles};
 
-/// One request, its cache, and the tensors that live as long.
+/// One request and its cache.
 pub struct Server<'a, B: Backend> {
-    model: &'a Model,
     cache: KvCacheManager<B>,
     stream: Stream<B>,
     request: RequestId,
+    attention: Attention<'a, B>,
+}
+
+/// What attention works with, beside the cache, which a step borrows.
+struct Attention<'a, B: Backend> {
+    model: &'a Model,
     /// Position bias and norm weights of each layer's compressors.
     weights: Vec<Vec<[Buffer<B, f32>; 2]>>,
     tiles: Tiles<B>,
 }
 
+/// The tokens of a step in one layer.
+struct Tokens<'t> {
+    layer: &'t Layer,
+    /// Position of the first.
+    start: u32,
+    /// The residual stream.
+    hidden: &'t Vectors,
+    /// The same, normed.
+    inputs: Vectors,
+}
+
+/// What a compressor reads on the device.
+struct Compressed<'w, B: Backend> {
+    kv: Buffer<B, f32>,
+    gate: Buffer<B, f32>,
+    weights: &'w [Buffer<B, f32>; 2],
+}
+
+impl<B: Backend> Compressed<'_, B> {
+    fn inputs(&self) -> CompressorInputs<'_, B> {
+        let [ape, norm] = self.weights;
+        CompressorInputs { kv: &self.kv, gate: &self.gate, ape, norm }
+    }
+}
+
 impl<'a, B: Backend> Server<'a, B> {
     /// A cache for one request, and the request.
     pub fn new(device: &Device<B>, config: &ModelConfig, model: &'a Model) -> Result<Self> {
-        let config = CacheConfig {
+        let cache_config = CacheConfig {
             num_blocks: CONTEXT / BLOCK_TOKENS,
             max_context: CONTEXT,
             max_step_tokens: CONTEXT,
             ..CacheConfig::smallest(config.clone())
         };
         // Takes all device memory that the cache will ever have.
-        let mut cache = KvCacheManager::new(device.clone(), config)?;
+        let mut cache = KvCacheManager::new(device.clone(), cache_config)?;
         let stream = device.stream()?;
         let on_device = |compressor: &Compressor| -> Result<_> {
             let ape = upload(&stream, &compressor.ape)?;
@@ -40,105 +75,122 @@ impl<'a, B: Backend> Server<'a, B> {
         };
         let layers = model.layers.iter();
         let weights = layers.map(|layer| layer.compressors.iter().map(on_device).collect());
-        Ok(Self {
-            request: cache.admit()?,
-            weights: weights.collect::<Result<_>>()?,
-            tiles: Tiles::new(device)?,
-            model,
-            cache,
-            stream,
-        })
+        let weights = weights.collect::<Result<_>>()?;
+        let attention = Attention { model, weights, tiles: Tiles::new(device, config)? };
+        Ok(Self { request: cache.admit()?, cache, stream, attention })
     }
 
     /// Runs the model over the request's next tokens, a chunk of the prompt or one to decode; the
     /// model's output for each.
     pub fn step(&mut self, tokens: &[usize]) -> Result<Vectors> {
-        let start = self.cache.ledger().committed(self.request)?;
+        let Self { cache, stream, request, attention } = self;
+        let start = cache.ledger().committed(*request)?;
         let count = tokens.len() as u32;
-        // Takes the blocks of the step, all or none, and tells the device which tokens are whose. Of
-        // several requests, each would have its part here.
-        let step = [StepRequest { id: self.request, start, tokens: count }];
-        self.cache.prepare_forward(&self.stream, &step)?;
-        // Lists the windows that a chunk closes, for the compressors of all layers. One token needs
-        // no list. A server captures this and the layers as a graph.
-        if count > 1 {
-            self.cache.build_plan(&self.stream)?;
+        // Begin: takes the blocks of the step, all or none, and tells the device which tokens are
+        // whose. Of several requests, each would have its part here. From here to the commit the step
+        // borrows the cache: nothing is admitted or released meanwhile.
+        let parts = [StepRequest { id: *request, start, tokens: count }];
+        let mut step = cache.begin_step(stream, Launches::Eager, &parts)?;
+        // Run: each layer once. A server captures this loop as a graph, and replays it in every step.
+        let embedded = tokens.iter().map(|&token| attention.model.embed(token));
+        let mut hidden: Vectors = embedded.collect();
+        for (layer, kind) in step.ids() {
+            hidden = attention.layer(&mut step, (layer, kind), start, &hidden)?;
         }
-        let mut hidden: Vectors = tokens.iter().map(|&token| self.model.embed(token)).collect();
-        for layer in 0..self.model.layers.len() {
-            hidden = self.layer(layer, start, &hidden)?;
-        }
+        // Commit: all of the tokens are final. Of drafts fewer may be: the others never were. A step
+        // that is dropped instead, as by the `?` above, leaves the request with the tokens it had.
+        step.commit(&[Accepted::count(*request, count)]).map_err(KvError::from)?;
         // A kernel that met a row it could not read or write says so here.
-        self.cache.check_faults(&self.stream)?;
-        // Of drafts fewer than `count` may be accepted: the others never were.
-        self.cache.commit(self.request, count)?;
+        cache.check_faults(stream)?;
         Ok(hidden)
-    }
-
-    /// One layer over the step's tokens, of which the first is at position `start`.
-    fn layer(&self, layer: usize, start: u32, hidden: &Vectors) -> Result<Vectors> {
-        let cache = self.cache.layer(LayerId(layer as u32))?;
-        let weights = &self.model.layers[layer];
-        let inputs: Vectors = hidden.iter().map(|hidden| normed(hidden)).collect();
-        let rows =
-            (start..).zip(&inputs).flat_map(|(position, input)| weights.key(input, position));
-        let kv = self.upload(&rows.collect::<Vec<u16>>())?;
-
-        // First the compressors: the queries of this step see the entries that close in it.
-        let appended = self.compress(&cache, layer, &inputs, &kv)?;
-        // Then attention, a tile of queries at a time: the keys of a long chunk would fill the memory.
-        let mut outputs = Vectors::new();
-        for first in (0..cache.tokens()).step_by(TILE_QUERIES as usize) {
-            let queries = first..cache.tokens().min(first + TILE_QUERIES);
-            let (stream, tile) = (&self.stream, queries.clone());
-            let keys = self.tiles.gather(stream, &cache, &kv, start, tile)?;
-            for (query, keys) in queries.zip(&keys) {
-                let at = query as usize;
-                outputs.push(weights.attend(&inputs[at], start + query, keys, &hidden[at]));
-            }
-        }
-        // The window last: the first queries of a chunk needed the rows that it replaces.
-        if !appended {
-            cache.append_swa(&self.stream, &kv)?;
-        }
-        Ok(outputs)
-    }
-
-    /// Gives the layer's compressors what the model projects for them. To decode one token, the same
-    /// launch appends it to the window: whether it did.
-    fn compress(
-        &self,
-        cache: &LayerCacheHandle<'_, B>,
-        layer: usize,
-        inputs: &Vectors,
-        kv: &Buffer<B, u16>,
-    ) -> Result<bool> {
-        let mut tensors = Vec::new();
-        let compressors = &self.model.layers[layer].compressors;
-        for (compressor, [ape, norm]) in compressors.iter().zip(&self.weights[layer]) {
-            let kv = self.upload(&compressor.kv.times_each(inputs))?;
-            tensors.push((kv, self.upload(&compressor.gate.times_each(inputs))?, ape, norm));
-        }
-        let projected: Vec<_> =
-            tensors.iter().map(|(kv, gate, ape, norm)| Projected { kv, gate, ape, norm }).collect();
-        let (stream, decode) = (&self.stream, cache.tokens() == 1);
-        match projected.as_slice() {
-            [main, index] if decode => cache.decode_csa(stream, kv, main, index)?,
-            [main, index] => cache.update_csa(stream, main, index)?,
-            [main] if decode => cache.decode_hca(stream, kv, main)?,
-            [main] => cache.update_hca(stream, main)?,
-            _ => return Ok(false), // a layer with a window alone
-        }
-        Ok(decode)
     }
 
     /// Ends the request: its blocks and its slot are free for the next one.
     pub fn finish(mut self) -> Result<()> {
         Ok(self.cache.release(self.request)?)
     }
+}
 
-    fn upload<T: bytemuck::Pod>(&self, values: &[T]) -> Result<Buffer<B, T>> {
-        upload(&self.stream, values)
+impl<B: Backend> Attention<'_, B> {
+    /// One layer over the step's tokens, of which the first is at position `start`.
+    fn layer(
+        &self,
+        step: &mut Layers<'_, B>,
+        (id, kind): (LayerId, LayerKind),
+        start: u32,
+        hidden: &Vectors,
+    ) -> Result<Vectors> {
+        let layer = &self.model.layers[id.0 as usize];
+        let inputs = hidden.iter().map(|hidden| normed(hidden)).collect();
+        let tokens = Tokens { layer, start, hidden, inputs };
+        let rows = (start..).zip(&tokens.inputs);
+        let rows = rows.flat_map(|(position, input)| layer.key(input, position));
+        let kv = &upload(step.stream(), &rows.collect::<Vec<u16>>())?;
+        let compressed = self.project(step.stream(), id, &tokens)?;
+        // First the update: the queries of this step see the entries that close in it.
+        match (kind, compressed.as_slice()) {
+            (LayerKind::Csa, [main, index]) => {
+                let inputs = CsaInputs { kv, main: main.inputs(), index: index.inputs() };
+                let updated = step.csa(id)?.update(&inputs)?;
+                self.attend(&tokens, updated, |updated, queries| {
+                    let of = |at: u32| &tokens.inputs[at as usize];
+                    let inputs: Vectors = queries.clone().map(|at| of(at).clone()).collect();
+                    let (vectors, weights) = layer.index_queries(&inputs);
+                    let vectors = upload(updated.stream(), &vectors)?;
+                    let weights = upload(updated.stream(), &weights)?;
+                    self.tiles.selected(updated, &vectors, &weights, queries)
+                })
+            }
+            (LayerKind::Hca, [main]) => {
+                let updated = step.hca(id)?.update(&HcaInputs { kv, main: main.inputs() })?;
+                self.attend(&tokens, updated, |updated, queries| self.tiles.all(updated, queries))
+            }
+            _ => {
+                let updated = step.swa(id)?.update(kv)?;
+                self.attend(&tokens, updated, |_, queries| Ok(vec![Vec::new(); queries.len()]))
+            }
+        }
+    }
+
+    /// What the model projects for the layer's compressors, and their weights.
+    fn project(
+        &self,
+        stream: &Stream<B>,
+        id: LayerId,
+        tokens: &Tokens<'_>,
+    ) -> Result<Vec<Compressed<'_, B>>> {
+        let compressors = tokens.layer.compressors.iter().zip(&self.weights[id.0 as usize]);
+        let project = |(compressor, weights): (&Compressor, _)| {
+            let kv = upload(stream, &compressor.kv.times_each(&tokens.inputs))?;
+            let gate = upload(stream, &compressor.gate.times_each(&tokens.inputs))?;
+            Ok(Compressed { kv, gate, weights })
+        };
+        compressors.map(project).collect()
+    }
+
+    /// Attention to the window and to what `entries` gathers, a tile of queries at a time: the keys of
+    /// a long chunk would fill the memory. Then the append, which ends the layer: the window comes
+    /// last, since the first queries of a chunk need the rows that it replaces.
+    fn attend<K>(
+        &self,
+        tokens: &Tokens<'_>,
+        updated: UpdatedLayer<'_, B, K>,
+        entries: impl Fn(&UpdatedLayer<'_, B, K>, Range<u32>) -> Result<Vectors>,
+    ) -> Result<Vectors> {
+        let Tokens { layer, start, hidden, inputs } = tokens;
+        let mut outputs = Vectors::new();
+        for first in (0..updated.tokens()).step_by(TILE_QUERIES as usize) {
+            let queries = first..updated.tokens().min(first + TILE_QUERIES);
+            let window = self.tiles.window(&updated, queries.clone())?;
+            let entries = entries(&updated, queries.clone())?;
+            for ((query, window), entries) in queries.zip(window).zip(entries) {
+                let (at, position) = (query as usize, start + query);
+                let keys = [window, entries].concat();
+                outputs.push(layer.attend(&inputs[at], position, &keys, &hidden[at]));
+            }
+        }
+        updated.append()?;
+        Ok(outputs)
     }
 }
 

@@ -4,9 +4,12 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use dsv4_kv::LayerCacheHandle;
+use dsv4_kv::IndexerWorkspace;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
-use dsv4_kv::kv_layout::geometry::{CSA_RATIO, HEAD_DIM, LayerKind, WINDOW};
+use dsv4_kv::indexer::{ProjectedQueries, Selection};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, WINDOW};
+use dsv4_kv::step::{Csa, Hca, UpdatedLayer};
 use half::bf16;
 
 use crate::CONTEXT;
@@ -14,8 +17,8 @@ use crate::model::Vectors;
 
 /// Queries of a tile.
 pub const TILE_QUERIES: u32 = 32;
-/// Compressed entries of a query: as many as there can be.
-const ENTRIES: u32 = CONTEXT / CSA_RATIO;
+/// Entries of an HCA layer: as many as there can be.
+const HCA_ENTRIES: u32 = CONTEXT / HCA_RATIO;
 
 /// Rows for each query of a tile.
 struct Tile<B: Backend> {
@@ -49,59 +52,66 @@ impl<B: Backend> Tile<B> {
 /// The tensors that gathers fill, allocated once and used by all layers in turn.
 pub struct Tiles<B: Backend> {
     window: Tile<B>,
-    entries: Tile<B>,
-    /// `[TILE_QUERIES, ENTRIES]`: the entries that each query of a CSA layer reads, -1 = none.
-    selected: Buffer<B, i32>,
+    all: Tile<B>,
+    selected: Tile<B>,
+    /// `[TILE_QUERIES, k]`: the entries that the indexer picks for each query, -1 = none.
+    lists: Buffer<B, i32>,
+    /// Memory for scores, which all layers share.
+    workspace: IndexerWorkspace<B>,
 }
 
 impl<B: Backend> Tiles<B> {
     /// Tiles for [`TILE_QUERIES`] queries.
-    pub fn new(device: &Device<B>) -> Result<Self> {
+    pub fn new(device: &Device<B>, model: &ModelConfig) -> Result<Self> {
+        let k = model.index_topk;
         Ok(Self {
             window: Tile::new(device, WINDOW)?,
-            entries: Tile::new(device, ENTRIES)?,
-            selected: device.allocate("selected", (TILE_QUERIES * ENTRIES).into())?,
+            all: Tile::new(device, HCA_ENTRIES)?,
+            selected: Tile::new(device, k)?,
+            lists: device.allocate("lists", (TILE_QUERIES * k).into())?,
+            workspace: IndexerWorkspace::new(device, model, CONTEXT, TILE_QUERIES, u64::MAX)?,
         })
     }
 
-    /// What each of `queries` attends to, `[rows, 512]`: its window, then its compressed entries.
-    ///
-    /// `kv` has the step's own rows: those of a chunk are not in the window's ring yet.
-    pub fn gather(
+    /// The window of each of `queries`, `[rows, 512]`: with keys of the step itself, which a chunk has
+    /// not appended yet.
+    pub fn window<K>(
         &self,
-        stream: &Stream<B>,
-        cache: &LayerCacheHandle<'_, B>,
-        kv: &Buffer<B, u16>,
-        start: u32,
+        layer: &UpdatedLayer<'_, B, K>,
         queries: Range<u32>,
     ) -> Result<Vectors> {
-        let Self { window, entries, selected } = self;
-        cache.gather_swa(stream, kv, queries.clone(), &window.values, &window.lengths)?;
-        let mut keys = window.download(stream, queries.len())?;
-        match cache.schema().kind {
-            LayerKind::Swa => return Ok(keys),
-            LayerKind::Csa => {
-                let visible = queries.clone().map(|query| ((start + query + 1) / CSA_RATIO) as i32);
-                let visible: Vec<i32> = visible.collect();
-                stream.upload(&visible, &entries.lengths, 0)?;
-                stream.upload(&select(&visible), selected, 0)?;
-                cache.gather_kv(stream, queries.clone(), selected, ENTRIES, &entries.values)?;
-            }
-            LayerKind::Hca => {
-                let (tile, lengths) = (&entries.values, &entries.lengths);
-                cache.gather_all(stream, queries.clone(), ENTRIES, tile, lengths)?;
-            }
-        }
-        let entries = entries.download(stream, queries.len())?;
-        keys.iter_mut().zip(entries).for_each(|(keys, entries)| keys.extend(entries));
-        Ok(keys)
+        let Tile { values, lengths, .. } = &self.window;
+        layer.gather_window(queries.clone(), values, lengths)?;
+        self.window.download(layer.stream(), queries.len())
     }
-}
 
-/// The entries that each query reads of those it sees: all. An indexer picks no fewer while they are
-/// at most its top k, 512 and more; in a longer context it would score the layer's indexer keys here.
-fn select(visible: &[i32]) -> Vec<i32> {
-    let entries =
-        |&visible: &i32| (0..ENTRIES as i32).map(move |i| if i < visible { i } else { -1 });
-    visible.iter().flat_map(entries).collect()
+    /// All entries that each of `queries` sees, `[rows, 512]`.
+    pub fn all(&self, layer: &UpdatedLayer<'_, B, Hca>, queries: Range<u32>) -> Result<Vectors> {
+        let Tile { values, lengths, rows } = &self.all;
+        layer.gather_all(queries.clone(), *rows, values, lengths)?;
+        self.all.download(layer.stream(), queries.len())
+    }
+
+    /// The entries that the indexer picks for each of `queries`, `[rows, 512]`, from their projected
+    /// vectors (`[queries, heads * 128]`) and weights (`[queries, heads]`).
+    pub fn selected(
+        &self,
+        layer: &UpdatedLayer<'_, B, Csa>,
+        vectors: &Buffer<B, f32>,
+        weights: &Buffer<B, f32>,
+        queries: Range<u32>,
+    ) -> Result<Vectors> {
+        let Self { workspace, lists, selected: Tile { values, lengths, rows: k }, .. } = self;
+        let projected = ProjectedQueries { queries: vectors, weights };
+        let to = Selection { workspace, queries: queries.clone(), k: *k, selected: lists };
+        layer.select_projected(&projected, &to)?;
+        layer.gather_entries(queries.clone(), lists, *k, values)?;
+        // A list ends where no entry follows. An attention kernel looks at it itself.
+        let mut list = vec![0; queries.len() * *k as usize];
+        layer.stream().download(lists, 0, &mut list)?;
+        let length = |list: &[i32]| list.iter().filter(|&&entry| entry >= 0).count() as i32;
+        let counts: Vec<i32> = list.chunks_exact(*k as usize).map(length).collect();
+        layer.stream().upload(&counts, lengths, 0)?;
+        self.selected.download(layer.stream(), queries.len())
+    }
 }

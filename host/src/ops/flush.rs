@@ -66,7 +66,6 @@ pub fn flush_csa<B: Backend>(
 ///
 /// # Errors
 /// As [`flush_csa`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn flush_hca<B: Backend>(
     stream: &Stream<B>,
     tokens: &StepTokens<B>,

@@ -122,7 +122,6 @@ pub fn project<B: Backend>(
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads; [`DeviceError::Length`] for a buffer shorter than
 /// its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn index_query<B: Backend>(
     stream: &Stream<B>,
     queries: &GatherQueries<'_, B>,

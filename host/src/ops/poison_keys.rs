@@ -28,7 +28,6 @@ pub struct Scored {
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn find_poisoned_keys<B: Backend>(
     stream: &Stream<B>,
     queries: &GatherQueries<'_, B>,

@@ -127,7 +127,6 @@ fn check_logits<B: Backend>(
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn activation_topk<B: Backend>(
     stream: &Stream<B>,
     selection: Selection,
@@ -174,7 +173,6 @@ pub struct HashTable<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn hash_router<B: Backend>(
     stream: &Stream<B>,
     selection: Selection,

@@ -23,7 +23,6 @@ pub enum StateSource<'a, B: Backend> {
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape, a slot that does not exist, or more
 /// rows than the ring has; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "what moves, from where, to where")]
 pub fn rotate_state<B: Backend>(
     stream: &Stream<B>,
     state: &StateRing<B>,

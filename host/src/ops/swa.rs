@@ -85,7 +85,6 @@ pub fn append_swa<B: Backend>(
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape, or a ring shorter than a window; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn gather_swa<B: Backend>(
     stream: &Stream<B>,
     kv: &Buffer<B, u16>,

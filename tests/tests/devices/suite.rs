@@ -43,14 +43,11 @@ suite! {
         events_time_what_lies_between_them,
     }
     device::capture {
-        replays_equal_eager_steps,
         allocating_or_waiting_is_refused,
         a_swallowed_refusal_still_fails_the_capture,
         memory_must_be_retained,
         a_graph_keeps_its_memory,
         captures_do_not_nest,
-        a_graph_replays_only_what_it_was_captured_for,
-        what_does_not_fit_is_refused,
     }
     device::rules {
         casts_keep_every_byte,
@@ -97,7 +94,7 @@ suite! {
     decode::one_launch {
         one_launch_equals_the_separate_kernels,
         shares_of_several_tokens_equal_the_separate_kernels,
-        a_request_with_two_tokens_is_refused,
+        a_second_token_of_a_request_is_refused,
     }
     decode::early {
         the_step_is_what_the_launch_before_leaves,
@@ -179,7 +176,7 @@ suite! {
         rejected_drafts_leave_no_trace,
         interleaved_requests_do_not_mix,
         memory_is_what_the_schema_says,
-        faults_name_the_kernel,
+        faults_name_every_kernel,
         a_step_out_of_range_is_refused,
     }
     step::layers {
@@ -195,10 +192,15 @@ suite! {
     step::histories {
         some_rollbacks_leave_no_trace,
         some_interleavings_do_not_mix,
-        replaying_a_step_again_changes_nothing,
+    }
+    step::capture {
+        a_step_takes_its_own_graph_once,
+        what_exceeds_a_bucket_is_refused,
+        queueing_a_step_again_changes_nothing,
     }
     step::refusals {
         bad_input_changes_no_pool,
+        windows_of_a_long_chunk_are_gathered_before_its_append,
     }
     step::poison {
         what_nobody_wrote_is_named,

@@ -3,16 +3,19 @@
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
-use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
-use dsv4_kv::{CacheConfig, CapturedStep, KvCacheManager, LayerId, RequestId, StepRequest};
+use dsv4_kv::step::{CompressorInputs, CsaInputs, HcaInputs};
+use dsv4_kv::{
+    Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, RequestId,
+    StepRequest,
+};
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::repeated;
-use super::{Measurement, measurement, nodes_for};
+use super::{Measurement, measure_replay, nodes_for};
 
 /// Columns of the widest compressor, a CSA layer's main one.
 const COLUMNS: u64 = 2 * HEAD_DIM as u64;
@@ -91,74 +94,85 @@ impl Case {
         let bytes = self.bytes(&config);
         let nodes = nodes_for(bytes);
         let layers = vec![self.kind; nodes as usize];
-        let model = ModelConfig { layers, ..config.model.clone() };
-        let graph = self.graph(device, CacheConfig { model, ..config }, nodes)?;
-        measurement(
-            device,
-            (self.name(), format!("{} requests", self.requests)),
-            (bytes, nodes),
-            graph.graph(),
-        )
+        let model = ModelConfig { layers, mtp_layers: 0, ..config.model.clone() };
+        self.measure_cache(device, CacheConfig { model, ..config }, (bytes, nodes))
     }
 
-    /// A graph with one launch per layer of a cache whose requests stand at the prompt's end.
-    fn graph<B: Backend>(
+    /// Times a step of one token of each request in a cache of `nodes` layers: one launch per layer.
+    fn measure_cache<B: Backend>(
         self,
         device: &Device<B>,
         config: CacheConfig,
-        nodes: u64,
-    ) -> Result<CapturedStep<B>> {
+        (bytes, nodes): (u64, u64),
+    ) -> Result<Measurement> {
         let stream = device.stream()?;
-        let mut manager = KvCacheManager::new(device.clone(), config)?;
+        let bucket = Bucket {
+            tokens: self.requests,
+            tokens_per_request: 1,
+            requests: self.requests,
+            context: config.max_context,
+        };
+        let mut cache = KvCacheManager::new(device.clone(), config)?;
         let step = u64::from(self.requests) * COLUMNS;
         let fill = FILL_REQUESTS as u64 * u64::from(PROMPT) * COLUMNS;
         let inputs = Inputs::new(&stream, (nodes * step).max(fill))?;
-        let ids = (0..self.requests).map(|_| manager.admit()).collect::<Result<Vec<_>, _>>()?;
+        let ids = (0..self.requests).map(|_| cache.admit()).collect::<Result<Vec<_>, _>>()?;
         for ids in ids.chunks(FILL_REQUESTS) {
-            self.prefill(&mut manager, &stream, &inputs, ids)?;
+            self.prefill(&mut cache, &stream, &inputs, ids)?;
         }
-        let part = |&id: &RequestId| StepRequest { id, start: self.prompt(), tokens: 1 };
-        manager.prepare_forward(&stream, &ids.iter().map(part).collect::<Vec<_>>())?;
-        stream.synchronize()?;
         let retained = vec![inputs.values.memory(), inputs.window_kv.memory()];
-        let graph = manager.capture(&stream, self.requests, retained, |manager| {
-            (0..nodes).try_for_each(|node| {
-                let handle = manager.layer(LayerId(node as u32))?;
-                let (kv, [main, index]) = inputs.at(node * step);
-                if self.kind == LayerKind::Csa {
-                    handle.decode_csa(&stream, &kv, &main.borrow(), &index.borrow())
-                } else {
-                    handle.decode_hca(&stream, &kv, &main.borrow())
-                }
+        let graph = cache.capture(&stream, &bucket, retained, |layers| {
+            let ids = layers.ids();
+            ids.zip(0..).try_for_each(|((layer, _), node)| {
+                self.run_layer(layers, layer, &inputs, node * step)
             })
         })?;
-        manager.check_faults(&stream)?;
-        Ok(graph)
+        let part = |&id: &RequestId| StepRequest { id, start: self.prompt(), tokens: 1 };
+        let parts: Vec<_> = ids.iter().map(part).collect();
+        let mut step = cache.begin_step(&stream, Launches::Bucket(&bucket), &parts)?;
+        step.replay(&graph)?;
+        let names = (self.name(), format!("{} requests", self.requests));
+        let repeat = || Ok(step.repeat(&graph)?);
+        let result = measure_replay(&stream, names, (bytes, nodes), repeat)?;
+        drop(step);
+        cache.check_faults(&stream)?;
+        Ok(result)
     }
 
     fn prefill<B: Backend>(
         self,
-        manager: &mut KvCacheManager<B>,
+        cache: &mut KvCacheManager<B>,
         stream: &Stream<B>,
         inputs: &Inputs<B>,
         ids: &[RequestId],
-    ) -> Result<()> {
+    ) -> Result<(), KvError> {
         let tokens = self.prompt();
         let part = |&id: &RequestId| StepRequest { id, start: 0, tokens };
-        manager.prepare_forward(stream, &ids.iter().map(part).collect::<Vec<_>>())?;
-        manager.build_plan(stream)?;
-        for layer in 0..manager.schema().layers.len() {
-            let handle = manager.layer(LayerId(layer as u32))?;
-            let (kv, [main, index]) = inputs.at(0);
-            handle.append_swa(stream, &kv)?;
-            if self.kind == LayerKind::Csa {
-                handle.update_csa(stream, &main.borrow(), &index.borrow())?;
-            } else {
-                handle.update_hca(stream, &main.borrow())?;
-            }
+        let parts: Vec<_> = ids.iter().map(part).collect();
+        let mut step = cache.begin_step(stream, Launches::Eager, &parts)?;
+        for (layer, _) in step.ids() {
+            self.run_layer(&mut step, layer, inputs, 0)?;
         }
-        ids.iter().try_for_each(|&id| manager.commit(id, tokens))?;
-        Ok(())
+        let accepted: Vec<_> = ids.iter().map(|&id| Accepted::count(id, tokens)).collect();
+        Ok(step.commit(&accepted)?)
+    }
+
+    /// Queues one layer, whose inputs begin at element `start`.
+    fn run_layer<B: Backend>(
+        self,
+        layers: &mut Layers<'_, B>,
+        layer: LayerId,
+        inputs: &Inputs<B>,
+        start: u64,
+    ) -> Result<(), KvError> {
+        let (kv, [main, index]) = &inputs.at(start);
+        let main = main.inputs();
+        if self.kind == LayerKind::Csa {
+            let index = index.inputs();
+            layers.csa(layer)?.update(&CsaInputs { kv, main, index })?.append()
+        } else {
+            layers.hca(layer)?.update(&HcaInputs { kv, main })?.append()
+        }
     }
 }
 
@@ -172,9 +186,9 @@ struct Inputs<B: Backend> {
 struct Compressor<B: Backend>([Buffer<B, f32>; 4]);
 
 impl<B: Backend> Compressor<B> {
-    fn borrow(&self) -> Projected<'_, B> {
+    fn inputs(&self) -> CompressorInputs<'_, B> {
         let [kv, gate, ape, norm] = &self.0;
-        Projected { kv, gate, ape, norm }
+        CompressorInputs { kv, gate, ape, norm }
     }
 }
 

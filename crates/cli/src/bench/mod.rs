@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use comfy_table::Table;
-use dsv4_kv::device::{Backend, Buffer, CudaOptions, Device, Graph};
+use dsv4_kv::device::{Backend, Buffer, CudaOptions, Device, Graph, Stream};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -166,12 +166,23 @@ fn nodes_for(bytes: u64) -> u64 {
 /// One line of the result: `graph` has `nodes` launches of `kernel` that move `bytes` each.
 fn measurement<B: Backend>(
     device: &Device<B>,
-    (kernel, size): (String, String),
-    (bytes, nodes): (u64, u64),
+    name: (String, String),
+    sizes: (u64, u64),
     graph: &Graph<B>,
 ) -> Result<Measurement> {
-    let microseconds = time_node(device, graph, (bytes, nodes))?;
-    let copy_microseconds = time_copy(device, bytes, nodes)?;
+    let stream = device.stream()?;
+    measure_replay(&stream, name, sizes, || Ok(stream.replay(graph)?))
+}
+
+/// As [`measurement`], of the graph that `replay` queues in `stream`.
+fn measure_replay<B: Backend>(
+    stream: &Stream<B>,
+    (kernel, size): (String, String),
+    (bytes, nodes): (u64, u64),
+    replay: impl FnMut() -> Result<()>,
+) -> Result<Measurement> {
+    let microseconds = time_node(stream, (bytes, nodes), replay)?;
+    let copy_microseconds = time_copy(stream, (bytes, nodes))?;
     let gigabytes_per_second = bytes as f64 / microseconds / 1e3;
     Ok(Measurement {
         kernel,
@@ -184,13 +195,14 @@ fn measurement<B: Backend>(
     })
 }
 
-/// Median microseconds of one of the `nodes` launches in `graph`, which touch `bytes` each.
+/// Median microseconds of one of the `nodes` launches of the graph that `replay` queues in `stream`,
+/// which touch `bytes` each.
 fn time_node<B: Backend>(
-    device: &Device<B>,
-    graph: &Graph<B>,
+    stream: &Stream<B>,
     (bytes, nodes): (u64, u64),
+    mut replay: impl FnMut() -> Result<()>,
 ) -> Result<f64> {
-    let stream = device.stream()?;
+    let device = stream.device();
     let flush = if bytes * nodes < ROTATION_BYTES {
         Some(device.allocate::<u8>("cache flush", FLUSH_BYTES)?)
     } else {
@@ -198,17 +210,17 @@ fn time_node<B: Backend>(
     };
     let (from, to) = (device.event()?, device.event()?);
     let mut times = Vec::with_capacity(REPLAYS);
-    for replay in 0..2 * REPLAYS {
+    for number in 0..2 * REPLAYS {
         // Either hides that it takes the host some time to launch a graph.
         match &flush {
-            Some(flush) => stream.fill(flush, replay as u8)?,
-            None => stream.replay(graph)?,
+            Some(flush) => stream.fill(flush, number as u8)?,
+            None => replay()?,
         }
         stream.record(&from)?;
-        stream.replay(graph)?;
+        replay()?;
         stream.record(&to)?;
         let milliseconds = to.milliseconds_since(&from)?;
-        if replay >= REPLAYS {
+        if number >= REPLAYS {
             times.push(f64::from(milliseconds) * 1e3 / nodes as f64);
         }
     }
@@ -218,14 +230,14 @@ fn time_node<B: Backend>(
 }
 
 /// As [`time_node`], for copies that move `bytes` each between buffers of their own.
-fn time_copy<B: Backend>(device: &Device<B>, bytes: u64, nodes: u64) -> Result<f64> {
+fn time_copy<B: Backend>(stream: &Stream<B>, (bytes, nodes): (u64, u64)) -> Result<f64> {
+    let device = stream.device();
     let pair = |_| -> Result<[Buffer<B, u8>; 2]> {
         Ok([device.allocate("copy source", bytes / 2)?, device.allocate("copy target", bytes / 2)?])
     };
     let pairs = (0..nodes).map(pair).collect::<Result<Vec<_>>>()?;
     let retained = pairs.iter().flatten().map(Buffer::memory).collect();
-    let stream = device.stream()?;
     let graph = stream
         .capture(retained, || pairs.iter().try_for_each(|[from, to]| stream.copy(from, to)))?;
-    time_node(device, &graph, (bytes, nodes))
+    time_node(stream, (bytes, nodes), || Ok(stream.replay(&graph)?))
 }

@@ -1,19 +1,18 @@
 //! The sliding window: append at decode and prefill sizes, gather at decode sizes.
+//!
+//! Every node is a layer of its own: its rings, its rows and its tile are no other node's.
 
-use anyhow::{Context, Result};
-use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
-use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::kv_layout::geometry::{HEAD_DIM, LayerKind, WINDOW};
-use dsv4_kv::kv_layout::main_row::MainFormat;
-use dsv4_kv::{
-    CacheConfig, CapturedStep, KvCacheManager, KvError, LayerId, RequestId, StepRequest,
-};
+use anyhow::Result;
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Memory, Stream};
+use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW, swa_ring_rows};
+use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
+use dsv4_kv::ops::{self, GatherQueries, SwaRing};
 use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::inputs::upload;
+use super::inputs::{ensure_none_refused, part, upload};
 use super::{Measurement, measurement, nodes_for};
 
 /// Bytes of a BF16 row.
@@ -21,8 +20,10 @@ const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
 /// Bytes of StepMeta that append reads per token, and gather per query.
 const APPEND_META_BYTES: u64 = 4;
 const GATHER_META_BYTES: u64 = 16;
-/// Most tokens of one of the steps that fill the rings.
+/// Most tokens of one of the launches that fill the rings.
 const FILL_TOKENS: u32 = 8192;
+/// Rows of a ring.
+const RING: u32 = swa_ring_rows(1);
 
 /// Requests in the step, and tokens of each.
 const APPENDS: [(u32, u32); 5] = [(1, 1), (32, 1), (256, 1), (4096, 1), (32, 128)];
@@ -55,14 +56,14 @@ fn append<B: Backend>(
 ) -> Result<Measurement> {
     let rows = u64::from(requests * tokens);
     let bytes = rows * (ROW_BYTES + format.row_bytes() + APPEND_META_BYTES);
-    let nodes = nodes_for(bytes);
-    let bench = Bench::new(device, format, nodes as u32, requests, tokens)?;
-    let graph = bench.capture(Vec::new(), |layer, kv, manager, stream| {
-        manager.layer(layer)?.append_swa(stream, kv)
-    })?;
+    let layers = Layers::new(device, format, nodes_for(bytes), requests, tokens)?;
     let name = format!("append_swa_{}", format.name());
     let size = format!("{requests} x {tokens} tokens");
-    measurement(device, (name, size), (bytes, nodes), graph.graph())
+    layers.measure((name, size), bytes, Vec::new(), |node| {
+        let Node { kv, rings, .. } = node;
+        let Layers { stream, ring_row, faults, .. } = &layers;
+        ops::append_swa(stream, kv, ring_row, rings, faults, requests * tokens)
+    })
 }
 
 fn gather<B: Backend>(
@@ -74,96 +75,138 @@ fn gather<B: Backend>(
     let read = (window - 1) * format.row_bytes() + ROW_BYTES + GATHER_META_BYTES;
     let bytes = u64::from(requests) * (read + window * ROW_BYTES + 4);
     let nodes = nodes_for(bytes);
-    let bench = Bench::new(device, format, nodes as u32, requests, 1)?;
+    let layers = Layers::new(device, format, nodes, requests, 1)?;
     let tile_elements = u64::from(requests) * window * u64::from(HEAD_DIM);
     let tiles = device.allocate::<u16>("tiles", nodes * tile_elements)?;
     let lengths = device.allocate::<i32>("lengths", u64::from(requests))?;
     let retained = vec![tiles.memory(), lengths.memory()];
-    let graph = bench.capture(retained, |layer, kv, manager, stream| {
-        let tile = tiles.slice(u64::from(layer.0) * tile_elements, tile_elements);
-        let tile = tile.expect("one tile a node");
-        manager.layer(layer)?.gather_swa(stream, kv, 0..requests, &tile, &lengths)
-    })?;
     let name = format!("gather_swa_{}", format.name());
-    measurement(device, (name, format!("{requests} queries")), (bytes, nodes), graph.graph())
+    layers.measure((name, format!("{requests} queries")), bytes, retained, |node| {
+        let Node { index, kv, rings } = node;
+        let Layers { stream, position, slot, index_in_step, faults, .. } = &layers;
+        let (first, count) = (0, requests);
+        let queries = GatherQueries { position, slot, index: index_in_step, first, count };
+        let tile = part(&tiles, *index, nodes);
+        ops::gather_swa(stream, kv, &queries, rings, &tile, &lengths, faults)
+    })
 }
 
-/// A cache of window-only layers, every ring full of random rows, with a step prepared.
-struct Bench<B: Backend> {
+/// As many layers as the graph has nodes, every ring full of random rows, and a step of tokens that
+/// follow them.
+struct Layers<B: Backend> {
+    device: Device<B>,
     stream: Stream<B>,
-    manager: KvCacheManager<B>,
-    layers: u32,
-    step_tokens: u32,
-    /// `[layers * step_tokens, 512]` BF16.
+    format: MainFormat,
+    requests: u32,
+    nodes: u64,
+    /// `[step]` each.
+    position: Buffer<B, i32>,
+    slot: Buffer<B, i32>,
+    index_in_step: Buffer<B, i32>,
+    ring_row: Buffer<B, i32>,
+    /// At least `[nodes * step, 512]` BF16.
     kv: Buffer<B, u16>,
+    /// Elements of `kv` that are one node's.
+    kv_elements: u64,
+    /// `[nodes * requests * RING, 576]`
+    data: Buffer<B, u8>,
+    /// `[nodes * requests * RING, scale_bytes]`
+    scale: Buffer<B, u8>,
+    faults: Buffer<B, u32>,
 }
 
-impl<B: Backend> Bench<B> {
+/// One launch of a graph.
+struct Node<'a, B: Backend> {
+    index: u64,
+    /// `[step, 512]` BF16.
+    kv: Buffer<B, u16>,
+    rings: SwaRing<'a, B>,
+}
+
+impl<B: Backend> Layers<B> {
     fn new(
         device: &Device<B>,
         format: MainFormat,
-        layers: u32,
+        nodes: u64,
         requests: u32,
         tokens: u32,
     ) -> Result<Self> {
-        let model = ModelConfig {
-            layers: vec![LayerKind::Swa; layers as usize],
-            ..ModelConfig::preset("tiny").context("a preset")?
-        };
-        let step_tokens = requests * tokens;
-        let config = CacheConfig {
-            main_format: format,
-            max_requests: requests,
-            max_step_tokens: step_tokens.max(FILL_TOKENS),
-            ..CacheConfig::smallest(model)
-        };
         let stream = device.stream()?;
-        let mut manager = KvCacheManager::new(device.clone(), config)?;
-        let ids = (0..requests).map(|_| manager.admit()).collect::<Result<Vec<_>, _>>()?;
-        let kv = random_rows(&stream, u64::from(layers * step_tokens).max(FILL_TOKENS.into()))?;
-        fill_rings(&mut manager, &stream, &ids, layers, &kv)?;
-        let step = |&id| StepRequest { id, start: WINDOW, tokens };
-        manager.prepare_forward(&stream, &ids.iter().map(step).collect::<Vec<_>>())?;
-        stream.synchronize()?;
-        Ok(Self { stream, manager, layers, step_tokens, kv })
+        let of_tokens = |value: fn(u32, u32) -> u32| {
+            let tokens = (0..requests).flat_map(|slot| (0..tokens).map(move |index| (slot, index)));
+            let values: Vec<i32> = tokens.map(|(slot, index)| value(slot, index) as i32).collect();
+            upload(&stream, "step", &values)
+        };
+        let step = u64::from(requests * tokens);
+        let rings = nodes * u64::from(requests) * u64::from(RING);
+        let layers = Self {
+            position: of_tokens(|_, index| WINDOW + index)?,
+            slot: of_tokens(|slot, _| slot)?,
+            index_in_step: of_tokens(|_, index| index)?,
+            ring_row: of_tokens(|slot, index| slot * RING + (WINDOW + index) % RING)?,
+            kv: random_rows(&stream, (nodes * step).max(FILL_TOKENS.into()))?,
+            kv_elements: step * u64::from(HEAD_DIM),
+            data: device.allocate("ring data", rings * DATA_BYTES)?,
+            scale: device.allocate("ring scales", rings * format.scale_bytes())?,
+            faults: device.allocate("fault word", 1)?,
+            device: device.clone(),
+            stream,
+            format,
+            requests,
+            nodes,
+        };
+        layers.fill_rings()?;
+        Ok(layers)
     }
 
-    /// One launch per layer, each on its own part of `kv`.
-    fn capture(
-        &self,
-        mut retained: Vec<Memory<B>>,
-        launch: impl Fn(LayerId, &Buffer<B, u16>, &KvCacheManager<B>, &Stream<B>) -> Result<(), KvError>,
-    ) -> Result<CapturedStep<B>> {
-        retained.push(self.kv.memory());
-        let elements = u64::from(self.step_tokens) * u64::from(HEAD_DIM);
-        let graph = self.manager.capture(&self.stream, self.step_tokens, retained, |manager| {
-            (0..self.layers).try_for_each(|layer| {
-                let kv = self.kv.slice(u64::from(layer) * elements, elements);
-                launch(LayerId(layer), &kv.expect("rows for every layer"), manager, &self.stream)
-            })
-        })?;
-        self.stream.synchronize()?;
-        Ok(graph)
-    }
-}
-
-/// Gives every request a full window, in steps of at most [`FILL_TOKENS`] tokens.
-fn fill_rings<B: Backend>(
-    manager: &mut KvCacheManager<B>,
-    stream: &Stream<B>,
-    ids: &[RequestId],
-    layers: u32,
-    kv: &Buffer<B, u16>,
-) -> Result<()> {
-    for ids in ids.chunks((FILL_TOKENS / WINDOW) as usize) {
-        let step = |&id| StepRequest { id, start: 0, tokens: WINDOW };
-        manager.prepare_forward(stream, &ids.iter().map(step).collect::<Vec<_>>())?;
-        for layer in 0..layers {
-            manager.layer(LayerId(layer))?.append_swa(stream, kv)?;
+    /// Gives every request of every layer a full window.
+    fn fill_rings(&self) -> Result<()> {
+        let rows = self.requests * RING;
+        let all: Vec<i32> = (0..rows as i32).collect();
+        let all = upload(&self.stream, "ring rows", &all)?;
+        for index in 0..self.nodes {
+            let (data, scale) = self.planes(index);
+            let rings = self.rings(&data, &scale);
+            for first in (0..rows).step_by(FILL_TOKENS as usize) {
+                let tokens = FILL_TOKENS.min(rows - first);
+                let row = all.slice(first.into(), tokens.into()).expect("rows of the rings");
+                ops::append_swa(&self.stream, &self.kv, &row, &rings, &self.faults, tokens)?;
+            }
         }
-        ids.iter().try_for_each(|&id| manager.commit(id, WINDOW))?;
+        Ok(self.stream.synchronize()?)
     }
-    Ok(())
+
+    /// The planes of a node's rings.
+    fn planes(&self, index: u64) -> (Buffer<B, u8>, Buffer<B, u8>) {
+        (part(&self.data, index, self.nodes), part(&self.scale, index, self.nodes))
+    }
+
+    fn rings<'p>(&self, data: &'p Buffer<B, u8>, scale: &'p Buffer<B, u8>) -> SwaRing<'p, B> {
+        SwaRing { data, scale, format: self.format, ring: RING, slots: self.requests }
+    }
+
+    /// Times a graph of one launch a layer; `retained` is what `launch` touches besides.
+    fn measure(
+        &self,
+        name: (String, String),
+        bytes: u64,
+        mut retained: Vec<Memory<B>>,
+        launch: impl Fn(&Node<'_, B>) -> Result<(), DeviceError>,
+    ) -> Result<Measurement> {
+        let Self { position, slot, index_in_step, ring_row, kv, data, scale, faults, .. } = self;
+        retained.extend([position, slot, index_in_step, ring_row].map(Buffer::memory));
+        retained.extend([kv.memory(), data.memory(), scale.memory(), faults.memory()]);
+        let record = |index| {
+            let kv = kv.slice(index * self.kv_elements, self.kv_elements);
+            let (data, scale) = self.planes(index);
+            let rings = self.rings(&data, &scale);
+            launch(&Node { index, kv: kv.expect("rows for every node"), rings })
+        };
+        let graph = self.stream.capture(retained, || (0..self.nodes).try_for_each(record))?;
+        let result = measurement(&self.device, name, (bytes, self.nodes), &graph)?;
+        ensure_none_refused(&self.stream, faults)?;
+        Ok(result)
+    }
 }
 
 /// `[rows, 512]` BF16, uniform in [-4, 4).

@@ -4,11 +4,11 @@
 use std::ops::Range;
 
 use anyhow::{Context, Result};
-use dsv4_kv::LayerCacheHandle;
-use dsv4_kv::device::{Backend, Buffer, Stream};
+use dsv4_kv::device::{Backend, Stream, View};
 use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
+use dsv4_kv::{KvCacheManager, KvError, LayerId, PoolKind};
 use dsv4_kv_oracle::compressor::Compressor;
 use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
 use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
@@ -45,36 +45,38 @@ pub const fn key_format(format: IndexFormat) -> KeyFormat {
 }
 
 /// The planes that a compressor's rows go to.
-pub struct Planes<'a, B: Backend> {
-    data: (&'a Buffer<B, u8>, u64),
-    scale: (&'a Buffer<B, u8>, u64),
+pub struct Planes<B: Backend> {
+    data: (View<B, u8>, u64),
+    scale: (View<B, u8>, u64),
     /// Rows of a block.
     per_block: usize,
     codec: Codec,
 }
 
-impl<'a, B: Backend> Planes<'a, B> {
+impl<B: Backend> Planes<B> {
     /// The planes of `which` in a layer.
-    pub fn of(handle: &'a LayerCacheHandle<'_, B>, which: StateStream) -> Result<Self> {
-        let entries = handle.entries()?;
-        let per_block = entries.entries_per_block as usize;
-        Ok(match which {
-            StateStream::CsaMain | StateStream::Hca => Self {
-                data: (entries.data, DATA_BYTES),
-                scale: (entries.scale, entries.format.scale_bytes()),
-                per_block,
-                codec: Codec::Row(row_format(entries.format)),
-            },
-            StateStream::CsaIndex => {
-                let keys = handle.index_keys()?;
-                Self {
-                    data: (keys.code, keys.format.code_bytes()),
-                    scale: (keys.scale, keys.format.scale_bytes()),
-                    per_block,
-                    codec: Codec::Key(key_format(keys.format)),
-                }
-            }
-        })
+    pub fn of(
+        manager: &KvCacheManager<B>,
+        layer: LayerId,
+        which: StateStream,
+    ) -> Result<Self, KvError> {
+        let config = manager.config();
+        let (main, index) = (config.main_format, config.index_format);
+        let pool = |kind, row_bytes| Ok::<_, KvError>((manager.pool(layer, kind)?, row_bytes));
+        let (data, scale, codec) = match which {
+            StateStream::CsaMain | StateStream::Hca => (
+                pool(PoolKind::EntryData, DATA_BYTES)?,
+                pool(PoolKind::EntryScale, main.scale_bytes())?,
+                Codec::Row(row_format(main)),
+            ),
+            StateStream::CsaIndex => (
+                pool(PoolKind::IndexCode, index.code_bytes())?,
+                pool(PoolKind::IndexScale, index.scale_bytes())?,
+                Codec::Key(key_format(index)),
+            ),
+        };
+        let kind = config.model.layers[layer.0 as usize];
+        Ok(Self { data, scale, per_block: kind.entries_per_block() as usize, codec })
     }
 
     /// Fetches rows of a request whose blocks, in the order of its tokens, are `blocks`.
@@ -87,10 +89,10 @@ impl<'a, B: Backend> Planes<'a, B> {
             let block = *blocks.get(block).context("every entry has its block")?;
             let at = u64::from(block) * self.per_block as u64 + row as u64;
             for ((pool, row_bytes), plane) in
-                [(self.data, &mut rows.data), (self.scale, &mut rows.scale)]
+                [(&self.data, &mut rows.data), (&self.scale, &mut rows.scale)]
             {
                 let old = plane.len();
-                plane.resize(old + count * row_bytes as usize, 0);
+                plane.resize(old + count * *row_bytes as usize, 0);
                 stream.download(pool, at * row_bytes, &mut plane[old..])?;
             }
             rows.count += count;

@@ -1,9 +1,10 @@
 //! What a step is made to do: [`Bookkeeping`] here, the kernels as well in [`super::full`].
 
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use dsv4_kv::{CacheConfig, KvError, Ledger, RequestId, StepRequest};
+use dsv4_kv::{Accepted, CacheConfig, KvError, LayerGroup, Ledger, RequestId, StepRequest};
 
 use super::verify::Verification;
 
@@ -12,14 +13,15 @@ pub trait Execute {
     /// Admits the request at `index` of the load.
     fn admit(&mut self, index: usize) -> Result<RequestId>;
 
-    /// Prepares, runs and commits a step; how long `prepare_forward` took.
+    /// Begins a step of every layer group, runs it and commits all of its tokens; how long it took to
+    /// begin it.
     fn step(&mut self, step: &[StepRequest]) -> Result<Duration>;
 
     /// Ends a request.
     fn release(&mut self, id: RequestId) -> Result<()>;
 
     /// Who holds what.
-    fn ledger(&self) -> &Ledger;
+    fn ledger(&self) -> impl Deref<Target = Ledger>;
 
     /// Checks what can only be checked in the end; what the kernels did.
     fn finish(self) -> Result<KernelWork>;
@@ -36,18 +38,28 @@ pub struct KernelWork {
     pub verification: Verification,
 }
 
+/// All tokens of a step, accepted.
+pub fn accept_all(step: &[StepRequest]) -> Vec<Accepted<'static>> {
+    step.iter().map(|part| Accepted::count(part.id, part.tokens)).collect()
+}
+
 /// The allocator and the planner alone.
 pub struct Bookkeeping {
     ledger: Ledger,
-    step: Vec<i32>,
+    /// Those that have layers.
+    groups: Vec<LayerGroup>,
+    /// StepMeta of a step.
+    step_meta: Vec<i32>,
 }
 
 impl Bookkeeping {
     /// An empty cache of the given shape, with no memory behind it.
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(config)?;
-        let step = vec![0; ledger.layout().elements()];
-        Ok(Self { ledger, step })
+        let groups = LayerGroup::ALL.into_iter();
+        let groups = groups.filter(|&group| !config.group_layers(group).is_empty()).collect();
+        let step_meta = vec![0; ledger.layout().elements()];
+        Ok(Self { ledger, groups, step_meta })
     }
 }
 
@@ -57,20 +69,21 @@ impl Execute for Bookkeeping {
     }
 
     fn step(&mut self, step: &[StepRequest]) -> Result<Duration> {
-        let begin = Instant::now();
-        self.ledger.prepare_forward(step, &mut self.step)?;
-        let prepare = begin.elapsed();
-        for part in step {
-            self.ledger.commit(part.id, part.tokens)?;
+        let started = Instant::now();
+        for &group in &self.groups {
+            self.ledger.begin_step(group, step, &mut self.step_meta)?;
         }
-        Ok(prepare)
+        let begin = started.elapsed();
+        let accepted = accept_all(step);
+        self.groups.iter().try_for_each(|&group| self.ledger.commit_step(group, &accepted))?;
+        Ok(begin)
     }
 
     fn release(&mut self, id: RequestId) -> Result<()> {
         Ok(self.ledger.release(id)?)
     }
 
-    fn ledger(&self) -> &Ledger {
+    fn ledger(&self) -> impl Deref<Target = Ledger> {
         &self.ledger
     }
 

@@ -5,6 +5,7 @@
 //! | [`args`], [`place`], [`setup`] | options, where it runs, all that follows from both |
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
+//! | [`tensors`] | what the kernels of a step read and write, and the launches of a layer |
 //! | [`source`], [`select`] | the kernels' input: random values, and which queries gather entries |
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`], [`explain`] | their comparison with the reference |
@@ -29,6 +30,7 @@ mod select;
 mod setup;
 mod source;
 mod summary;
+mod tensors;
 mod timeline;
 mod verify;
 mod watch;

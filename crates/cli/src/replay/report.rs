@@ -85,7 +85,7 @@ fn lines<L: Display>(title: &str, series: [(L, Vec<(f64, f64)>); 2]) -> Result<S
     })
 }
 
-/// How often `prepare_forward` took how long, up to the 99.9th percentile.
+/// How often `begin_step` took how long, up to the 99.9th percentile.
 fn prepare(sorted_times: &[f32]) -> Result<String> {
     let last = sorted_times.len().saturating_sub(1);
     let right = sorted_times.get(last * 999 / 1000).map_or(1.0, |&time| f64::from(time));
@@ -99,7 +99,7 @@ fn prepare(sorted_times: &[f32]) -> Result<String> {
     let top = f64::from(counts.into_iter().max().unwrap_or(0)) * 1.05;
     draw(|area| {
         let ranges = (0.0..width * BARS as f64, 0.0..top.max(1.0));
-        let mut chart = chart("prepare_forward (steps by time)", &area, ranges)?;
+        let mut chart = chart("begin_step (steps by time)", &area, ranges)?;
         mesh(&mut chart, "microseconds")?;
         chart.draw_series(counts.into_iter().enumerate().map(|(bar, count)| {
             let left = bar as f64 * width;

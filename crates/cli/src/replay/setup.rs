@@ -9,11 +9,11 @@ use rand_chacha::ChaCha8Rng;
 
 use super::args::ReplayArgs;
 use super::clock::Clock;
-use super::full;
 use super::load;
 use super::place::{Defaults, Place};
 use super::scheduler::Limits;
 use super::select::{MOST_QUERIES, Queries};
+use super::tensors;
 use crate::device;
 use crate::error::InputError;
 use crate::model;
@@ -54,7 +54,7 @@ impl Setup {
             device::indexer(&smallest, MOST_QUERIES, most).map_err(InputError::Indexer)?;
         let working = match place {
             Place::Ledger => 0,
-            _ => full::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32),
+            _ => tensors::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32),
         };
         let rounding = match place {
             Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),

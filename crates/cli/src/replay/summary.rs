@@ -41,9 +41,9 @@ pub struct Summary {
     pub peak_slots: u32,
     /// Slots there are.
     pub slots: u32,
-    /// Median time of `prepare_forward`, in microseconds.
+    /// Median time of `begin_step`, in microseconds.
     pub prepare_us_p50: f32,
-    /// The time of `prepare_forward` that one call in a hundred exceeds.
+    /// The time of `begin_step` that one call in a hundred exceeds.
     pub prepare_us_p99: f32,
     /// Time of the steps' kernels, in milliseconds; none in bookkeeping.
     pub kernel_ms: Option<f64>,

@@ -2,7 +2,7 @@
 
 /// Most points over time. With more steps a point stands for several: 2, 4, 8 ...
 const MAX_POINTS: usize = 4096;
-/// Most times of `prepare_forward` that are kept. Of more steps every 2nd, 4th, 8th ... is.
+/// Most times of `begin_step` that are kept. Of more steps every 2nd, 4th, 8th ... is.
 const MAX_TIMES: usize = 1 << 20;
 
 /// One step, or the largest values of several that follow each other.
@@ -18,7 +18,7 @@ pub struct Sample {
     pub prefill: u32,
     /// Generated tokens of the step.
     pub decode: u32,
-    /// Time of `prepare_forward`, in microseconds.
+    /// Time of `begin_step`, in microseconds.
     pub prepare_us: f32,
 }
 
@@ -106,7 +106,7 @@ impl Timeline {
         self.steps_per_point
     }
 
-    /// Times of `prepare_forward` in microseconds, the shortest first: of every step, or of steps at
+    /// Times of `begin_step` in microseconds, the shortest first: of every step, or of steps at
     /// equal distances if there are more than a million.
     pub fn sorted_times(&self) -> Vec<f32> {
         let mut times = self.times.clone();

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream, WINDOW};
-use dsv4_kv::kv_layout::main_row::DATA_BYTES;
-use dsv4_kv::{CacheConfig, KvCacheManager, LayerCacheHandle, LayerId, RequestId, StepRequest};
+use dsv4_kv::{CacheConfig, KvCacheManager, LayerId, PoolKind, RequestId, StepRequest};
 use dsv4_kv_oracle::compressor::visible;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -87,8 +86,8 @@ struct Check {
 
 /// Where the request of a check is checked.
 struct At<'a, B: Backend> {
+    manager: &'a KvCacheManager<B>,
     stream: &'a Stream<B>,
-    handle: &'a LayerCacheHandle<'a, B>,
     layer: LayerId,
 }
 
@@ -133,8 +132,7 @@ impl<B: Backend> Watch<B> {
         let blocks = blocks(manager, id)?;
         let Watched { request, history, rows } = &watched;
         for (&(layer, which), then) in rows {
-            let handle = manager.layer(layer)?;
-            let planes = Planes::of(&handle, which)?;
+            let planes = Planes::of(manager, layer, which)?;
             let now = planes.fetch(stream, &blocks, 0..then.count())?;
             let place = Place { request: *request, layer, history };
             self.verifier.check_unchanged(place, which, &now, then);
@@ -197,8 +195,7 @@ impl<B: Backend> Watch<B> {
         for place in 0..self.checks.len() {
             let blocks = blocks(manager, self.checks[place].id)?;
             for schema in &manager.schema().layers {
-                let handle = &manager.layer(schema.layer)?;
-                let at = &At { stream, handle, layer: schema.layer };
+                let at = &At { manager, stream, layer: schema.layer };
                 self.check_swa(at, place)?;
                 for &which in entries::compressors(schema.kind) {
                     self.check_closed(at, place, which, &blocks)?;
@@ -215,13 +212,13 @@ impl<B: Backend> Watch<B> {
 
     /// The window of the request's query, and its ring.
     fn check_swa(&mut self, at: &At<'_, B>, check: usize) -> Result<()> {
-        let At { stream, handle, layer } = *at;
+        let At { stream, layer, .. } = *at;
         let Check { id, position, .. } = self.checks[check];
         let kept = self.place(layer, check);
         let tile = self.windows.fetch_tile(stream, kept, WINDOW)?;
         let length = self.windows.fetch_names(stream, kept)?[0];
-        let (data, scale) = download_ring(stream, handle, id)?;
-        let rows = handle.swa().ring as usize;
+        let (rows, data) = download_ring(at, PoolKind::SwaData, id)?;
+        let (_, scale) = download_ring(at, PoolKind::SwaScale, id)?;
         let Watched { request, history, .. } = &self.live[&id];
         let place = Place { request: *request, layer, history };
         self.verifier.check_window(place, position, &tile, length);
@@ -237,7 +234,7 @@ impl<B: Backend> Watch<B> {
         which: StateStream,
         blocks: &[u32],
     ) -> Result<()> {
-        let At { stream, handle, layer } = *at;
+        let At { manager, stream, layer } = *at;
         let Check { id, start, .. } = self.checks[check];
         let Some(Watched { request, history, rows }) = self.live.get_mut(&id) else {
             return Ok(());
@@ -247,7 +244,7 @@ impl<B: Backend> Watch<B> {
         if closed.is_empty() {
             return Ok(());
         }
-        let planes = Planes::of(handle, which)?;
+        let planes = Planes::of(manager, layer, which)?;
         let new = planes.fetch(stream, blocks, closed.clone())?;
         let place = Place { request: *request, layer, history };
         self.verifier.check_closed(place, which, closed.start, &new);
@@ -307,21 +304,20 @@ impl<B: Backend> Watch<B> {
 
 /// The blocks of a request, in the order of its tokens.
 fn blocks<B: Backend>(manager: &KvCacheManager<B>, id: RequestId) -> Result<Vec<u32>> {
-    Ok(manager.block_table(id)?.map(|block| block.0).collect())
+    Ok(manager.block_table(id)?.into_iter().map(|block| block.0).collect())
 }
 
-/// The data and scale planes of the ring of a request in a layer.
+/// The rows that a request's ring has, and one of its planes.
 fn download_ring<B: Backend>(
-    stream: &Stream<B>,
-    handle: &LayerCacheHandle<'_, B>,
+    at: &At<'_, B>,
+    plane: PoolKind,
     id: RequestId,
-) -> Result<(Vec<u8>, Vec<u8>), DeviceError> {
-    let ring = handle.swa();
-    let first = u64::from(id.slot.0) * u64::from(ring.ring);
-    let download = |pool: &Buffer<B, u8>, row_bytes: u64| -> Result<Vec<u8>, DeviceError> {
-        let mut plane = vec![0; (u64::from(ring.ring) * row_bytes) as usize];
-        stream.download(pool, first * row_bytes, &mut plane)?;
-        Ok(plane)
-    };
-    Ok((download(ring.data, DATA_BYTES)?, download(ring.scale, ring.format.scale_bytes())?))
+) -> Result<(usize, Vec<u8>)> {
+    let At { manager, stream, layer } = *at;
+    let schema = manager.schema().layers[layer.0 as usize].pool(plane);
+    let ring = schema.context("every layer has a window")?;
+    let mut bytes = vec![0; ring.unit_bytes() as usize];
+    let first = u64::from(id.slot().0) * ring.unit_bytes();
+    stream.download(&manager.pool(layer, plane)?, first, &mut bytes)?;
+    Ok((ring.rows as usize, bytes))
 }

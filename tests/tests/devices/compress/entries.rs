@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::ops::{self, BlockTable, Entries, IndexKeys};
-use dsv4_kv::plan::Chunk;
+use dsv4_kv::step_meta::Chunk;
 use dsv4_kv_oracle::compressor;
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::KeyFormat;

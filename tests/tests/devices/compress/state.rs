@@ -1,15 +1,19 @@
 //! Compressor state: what a view shows, and rows that really move.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
-use dsv4_kv::handle::Projected;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ops::{self, StateRing, StateSource};
-use dsv4_kv::schema::PoolKind;
 use dsv4_kv::state::StateRow;
-use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, SlotId, StepRequest};
+use dsv4_kv::step::CompressorInputs;
+use dsv4_kv::{
+    Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerId, PoolKind, SlotId,
+    StepRequest,
+};
+use kv_layout::geometry::LayerKind;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::fed::update;
 use crate::inputs::{assert_same, download, upload};
 
 fn random(count: usize, seed: u64) -> Vec<f32> {
@@ -31,21 +35,27 @@ pub fn a_view_shows_the_tails<B: Backend>(device: &Device<B>) {
     for tokens in [3_u32, 4, 6, 131] {
         let mut manager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
         let id = manager.admit().unwrap();
-        manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
-        manager.build_plan(&stream).unwrap();
         let input = |columns: usize, seed| random(tokens as usize * columns, seed);
         let weights = upload(&stream, &random(128 * 512, 9));
         let [main, index, hca] = [1024, 256, 512].map(|columns| {
             let (kv, gate) = (input(columns, 1), input(columns, 2));
             (upload(&stream, &kv), upload(&stream, &gate))
         });
-        let projected = |(kv, gate)| Projected { kv, gate, ape: &weights, norm: &weights };
-        let csa = manager.layer(LayerId(1)).unwrap();
-        let (main, index) = (projected((&main.0, &main.1)), projected((&index.0, &index.1)));
-        csa.update_csa(&stream, &main, &index).unwrap();
-        let layer = manager.layer(LayerId(2)).unwrap();
-        layer.update_hca(&stream, &projected((&hca.0, &hca.1))).unwrap();
-        manager.commit(id, tokens).unwrap();
+        let kv = upload(&stream, &vec![0_u16; tokens as usize * 512]);
+        let inputs = |(kv, gate)| CompressorInputs { kv, gate, ape: &weights, norm: &weights };
+        let (main, index) = (inputs((&main.0, &main.1)), inputs((&index.0, &index.1)));
+        let hca = inputs((&hca.0, &hca.1));
+        let step = [StepRequest { id, start: 0, tokens }];
+        let mut step = manager.begin_step(&stream, Launches::Eager, &step).unwrap();
+        for (layer, kind) in step.ids() {
+            let compressors = match kind {
+                LayerKind::Swa => vec![],
+                LayerKind::Csa => vec![main, index],
+                LayerKind::Hca => vec![hca],
+            };
+            update(&mut step, layer, &kv, &compressors).unwrap().append().unwrap();
+        }
+        step.commit(&[Accepted::count(id, tokens)]).unwrap();
         let bias = random(128 * 512, 9);
         for (layer, pool, columns, channels, ratio) in cases {
             let (kv, gate) = (input(columns, 1), input(columns, 2));

@@ -3,7 +3,7 @@
 use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{self, BlockTable, Entries, IndexKeys, SwaRing};
-use dsv4_kv::plan::Chunk;
+use dsv4_kv::step_meta::Chunk;
 use dsv4_kv_oracle::index::KeyFormat;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};

@@ -1,16 +1,21 @@
 //! One-token decode in one launch a layer: the bytes of the separate kernels.
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
-use dsv4_kv::handle::Projected;
+use dsv4_kv::error::Refusal;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::schema::PoolKind;
-use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
+use dsv4_kv::step::CompressorInputs;
+use dsv4_kv::step_meta::Section;
+use dsv4_kv::{
+    Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerGroup, LayerId, Layers,
+    RequestId, StepRequest,
+};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::fed::{Padding, begin_requests, update};
 use crate::inputs::{assert_same, download, rows, upload};
 
 /// Tokens of the longest step.
@@ -57,8 +62,8 @@ impl<B: Backend> Inputs<B> {
     }
 }
 
-fn borrow<B: Backend>([kv, gate, ape, norm]: &[Buffer<B, f32>; 4]) -> Projected<'_, B> {
-    Projected { kv, gate, ape, norm }
+fn borrow<B: Backend>([kv, gate, ape, norm]: &[Buffer<B, f32>; 4]) -> CompressorInputs<'_, B> {
+    CompressorInputs { kv, gate, ape, norm }
 }
 
 fn manager<B: Backend>(
@@ -78,66 +83,52 @@ fn manager<B: Backend>(
     KvCacheManager::new(device.clone(), config).unwrap()
 }
 
-/// Runs one step through every layer, by the separate kernels or by the decode kernels.
+/// Runs one step through every layer, by the separate kernels or, with one token a request, by the
+/// decode kernels, and accepts all of it.
 fn run_step<B: Backend>(
-    manager: &KvCacheManager<B>,
+    manager: &mut KvCacheManager<B>,
     stream: &Stream<B>,
     inputs: &Inputs<B>,
+    parts: &[StepRequest],
     fused: bool,
-) -> Result<(), KvError> {
+) {
+    let config = manager.config();
+    let bucket = Bucket {
+        tokens: parts.iter().map(|part| part.tokens).sum(),
+        tokens_per_request: if fused { 1 } else { STEP_TOKENS as u32 },
+        requests: config.max_requests,
+        context: config.max_context,
+    };
+    let all: Vec<_> = parts.iter().map(|part| Accepted::count(part.id, part.tokens)).collect();
+    for mut step in begin_requests(manager, stream, parts, &Padding::Bucket(bucket)).unwrap() {
+        run_layers(&mut step, inputs).unwrap();
+        step.commit(&all).unwrap();
+    }
+    manager.check_faults(stream).unwrap();
+}
+
+fn run_layers<B: Backend>(layers: &mut Layers<'_, B>, inputs: &Inputs<B>) -> Result<(), KvError> {
     let [main, index, hca] = [(1024, 512), (256, 128), (512, 512)]
         .map(|(columns, channels)| inputs.projected(columns, channels));
-    if !fused {
-        manager.build_plan(stream)?;
-    }
-    for layer in 0..manager.schema().layers.len() {
-        let handle = manager.layer(LayerId(layer as u32))?;
-        let kv = &inputs.window_kv;
-        match (handle.schema().kind, fused) {
-            (LayerKind::Swa, _) => handle.append_swa(stream, kv)?,
-            (LayerKind::Csa, true) => {
-                handle.decode_csa(stream, kv, &borrow(&main), &borrow(&index))?;
-            }
-            (LayerKind::Hca, true) => handle.decode_hca(stream, kv, &borrow(&hca))?,
-            (LayerKind::Csa, false) => {
-                handle.append_swa(stream, kv)?;
-                handle.update_csa(stream, &borrow(&main), &borrow(&index))?;
-            }
-            (LayerKind::Hca, false) => {
-                handle.append_swa(stream, kv)?;
-                handle.update_hca(stream, &borrow(&hca))?;
-            }
-        }
+    for (layer, kind) in layers.ids() {
+        let compressors = match kind {
+            LayerKind::Swa => vec![],
+            LayerKind::Csa => vec![borrow(&main), borrow(&index)],
+            LayerKind::Hca => vec![borrow(&hca)],
+        };
+        update(layers, layer, &inputs.window_kv, &compressors)?.append()?;
     }
     Ok(())
 }
 
 /// Every pool of every layer.
 fn contents<B: Backend>(manager: &KvCacheManager<B>, stream: &Stream<B>) -> Vec<(String, Vec<u8>)> {
-    let mut all = Vec::new();
-    for layer in 0..manager.schema().layers.len() {
-        let handle = manager.layer(LayerId(layer as u32)).unwrap();
-        let mut take = |what: &str, buffer: &Buffer<B, u8>| {
-            let bytes = download(stream, buffer);
-            all.push((format!("layer {layer} {what}"), bytes));
-        };
-        take("window data", handle.swa().data);
-        take("window scale", handle.swa().scale);
-        if let Ok(entries) = handle.entries() {
-            take("entry data", entries.data);
-            take("entry scale", entries.scale);
-        }
-        if let Ok(keys) = handle.index_keys() {
-            take("key code", keys.code);
-            take("key scale", keys.scale);
-        }
-        for pool in [PoolKind::MainState, PoolKind::IndexState] {
-            if let Ok(state) = handle.state(pool) {
-                take("state", &state.rows.cast().unwrap());
-            }
-        }
-    }
-    all
+    let layers = (0..manager.schema().layers.len() as u32).map(LayerId);
+    let of_layer = |layer| {
+        let pools = manager.pools(layer).unwrap();
+        pools.map(move |(kind, pool)| (format!("{layer:?} {kind:?}"), download(stream, &pool)))
+    };
+    layers.flat_map(of_layer).collect()
 }
 
 /// Requests that start at 0 to 3 tokens before a boundary of entries, windows and blocks, decoded
@@ -153,28 +144,26 @@ pub fn one_launch_equals_the_separate_kernels<B: Backend>(device: &Device<B>) {
     for (main, index) in formats {
         let mut separate = manager(device, main, index);
         let mut fused = manager(device, main, index);
-        let mut requests: Vec<(RequestId, u32)> = Vec::new();
+        let mut requests: Vec<([RequestId; 2], u32)> = Vec::new();
         for prompt in [1, 124, 127] {
             let inputs = Inputs::new(&stream, u64::from(prompt));
-            let id = separate.admit().unwrap();
-            assert_eq!(fused.admit().unwrap(), id);
-            for manager in [&mut separate, &mut fused] {
+            let ids = [separate.admit().unwrap(), fused.admit().unwrap()];
+            for (manager, id) in [&mut separate, &mut fused].into_iter().zip(ids) {
                 let step = [StepRequest { id, start: 0, tokens: prompt }];
-                manager.prepare_forward(&stream, &step).unwrap();
-                run_step(manager, &stream, &inputs, false).unwrap();
-                manager.commit(id, prompt).unwrap();
+                run_step(manager, &stream, &inputs, &step, false);
             }
-            requests.push((id, prompt));
+            requests.push((ids, prompt));
         }
         for round in 0..10 {
             let inputs = Inputs::new(&stream, 1000 + round);
-            let step: Vec<StepRequest> =
-                requests.iter().map(|&(id, start)| StepRequest { id, start, tokens: 1 }).collect();
-            for (manager, one_launch) in [(&mut separate, false), (&mut fused, true)] {
-                manager.prepare_forward(&stream, &step).unwrap();
-                run_step(manager, &stream, &inputs, one_launch).unwrap();
-                step.iter().for_each(|part| manager.commit(part.id, 1).unwrap());
-                manager.check_faults(&stream).unwrap();
+            for (at, manager) in [&mut separate, &mut fused].into_iter().enumerate() {
+                let part = |&(ids, start): &([RequestId; 2], u32)| StepRequest {
+                    id: ids[at],
+                    start,
+                    tokens: 1,
+                };
+                let step: Vec<_> = requests.iter().map(part).collect();
+                run_step(manager, &stream, &inputs, &step, at == 1);
             }
             requests.iter_mut().for_each(|(_, tokens)| *tokens += 1);
         }
@@ -183,7 +172,7 @@ pub fn one_launch_equals_the_separate_kernels<B: Backend>(device: &Device<B>) {
             assert_same(got, want, &format!("{main:?} {index:?} {name}"));
         }
         assert!(want.iter().any(|(name, bytes)| {
-            name.contains("entry data") && bytes.iter().any(|&byte| byte != 0)
+            name.contains("EntryData") && bytes.iter().any(|&byte| byte != 0)
         }));
     }
 }
@@ -195,8 +184,11 @@ pub fn shares_of_several_tokens_equal_the_separate_kernels<B: Backend>(device: &
     // Requests of the first two of 32 shares close a window with their first token.
     let prompt = |request: usize| if request % 32 < 2 { 127 } else { 2 };
     let stream = device.stream().unwrap();
-    let model =
-        ModelConfig { layers: vec![LayerKind::Hca], ..ModelConfig::preset("tiny").unwrap() };
+    let model = ModelConfig {
+        layers: vec![LayerKind::Hca],
+        mtp_layers: 0,
+        ..ModelConfig::preset("tiny").unwrap()
+    };
     let config = CacheConfig {
         max_requests: REQUESTS as u32,
         num_blocks: REQUESTS as u32 + 16,
@@ -214,9 +206,8 @@ pub fn shares_of_several_tokens_equal_the_separate_kernels<B: Backend>(device: &
         let ids: Vec<RequestId> = (0..REQUESTS).map(|_| manager.admit().unwrap()).collect();
         for (request, &id) in ids.iter().enumerate() {
             let tokens = prompt(request);
-            manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
-            run_step(&manager, &stream, &prompts[request / 32], false).unwrap();
-            manager.commit(id, tokens).unwrap();
+            let step = [StepRequest { id, start: 0, tokens }];
+            run_step(&mut manager, &stream, &prompts[request / 32], &step, false);
         }
         for step in 0..3 {
             let part = |(request, &id): (usize, &RequestId)| StepRequest {
@@ -226,10 +217,7 @@ pub fn shares_of_several_tokens_equal_the_separate_kernels<B: Backend>(device: &
             };
             let last = REQUESTS - step as usize;
             let parts: Vec<StepRequest> = ids.iter().enumerate().take(last).map(part).collect();
-            manager.prepare_forward(&stream, &parts).unwrap();
-            run_step(&manager, &stream, &inputs, one_launch).unwrap();
-            parts.iter().for_each(|part| manager.commit(part.id, 1).unwrap());
-            manager.check_faults(&stream).unwrap();
+            run_step(&mut manager, &stream, &inputs, &parts, one_launch);
         }
         contents(&manager, &stream)
     });
@@ -237,26 +225,32 @@ pub fn shares_of_several_tokens_equal_the_separate_kernels<B: Backend>(device: &
         assert_same(got, want, name);
     }
     assert!(separate.iter().any(|(name, bytes)| {
-        name.contains("entry data") && bytes.iter().any(|&byte| byte != 0)
+        name.contains("EntryData") && bytes.iter().any(|&byte| byte != 0)
     }));
 }
 
-/// A step with two tokens of a request must not pass for decode: it is refused on the device, in each of
-/// two layers.
-pub fn a_request_with_two_tokens_is_refused<B: Backend>(device: &Device<B>) {
+/// A token that follows another of its request must not pass for decode: it is refused on the device,
+/// in each of two layers.
+pub fn a_second_token_of_a_request_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let inputs = Inputs::new(&stream, 5);
     let kinds = [(LayerKind::Csa, "decode_csa_ue8m0_mxfp4"), (LayerKind::Hca, "decode_hca_ue8m0")];
     for (kind, refused_by) in kinds {
-        let model = ModelConfig { layers: vec![kind; 2], ..ModelConfig::preset("tiny").unwrap() };
+        let tiny = ModelConfig::preset("tiny").unwrap();
+        let model = ModelConfig { layers: vec![kind; 2], mtp_layers: 0, ..tiny };
         let config =
             CacheConfig { max_requests: 2, max_step_tokens: 2, ..CacheConfig::smallest(model) };
         let mut manager = KvCacheManager::new(device.clone(), config).unwrap();
         let id = manager.admit().unwrap();
-        manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 2 }]).unwrap();
-        run_step(&manager, &stream, &inputs, true).unwrap();
+        let index = manager.ledger().layout().range(Section::Index).start as u64;
+        let step_meta = manager.writable_step_meta(LayerGroup::Trunk).unwrap();
+        let step = [StepRequest { id, start: 0, tokens: 1 }];
+        let mut step = manager.begin_step(&stream, Launches::Eager, &step).unwrap();
+        stream.upload(&[1], &step_meta, index).unwrap();
+        run_layers(&mut step, &inputs).unwrap();
+        step.commit(&[Accepted::count(id, 1)]).unwrap();
         let error = manager.check_faults(&stream).unwrap_err();
-        let KvError::KernelRefused { kernel, count } = error else { panic!("{error}") };
-        assert_eq!((kernel, count), (refused_by, 2));
+        let KvError::KernelRefused { refusals } = error else { panic!("{error}") };
+        assert_eq!(refusals, [Refusal { kernel: refused_by, count: 2 }]);
     }
 }

@@ -1,103 +1,10 @@
 //! Capture and replay: the same rules on both devices.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
-use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, StepRequest};
 use kv_layout::main_row::MainFormat;
 
-use crate::inputs::{assert_same, download, rows, upload};
+use crate::inputs::{download, rows, upload};
 use crate::window::swa::Rings;
-
-/// A decode step captured for a bucket of eight, replayed for batches of one to eight at positions
-/// that straddle the window and the ring, against eager launches of a second cache.
-pub fn replays_equal_eager_steps<B: Backend>(device: &Device<B>) {
-    const BUCKET: u32 = 8;
-    let stream = device.stream().unwrap();
-    let config = CacheConfig {
-        max_step_tokens: 160,
-        ..CacheConfig::for_memory(ModelConfig::preset("tiny").unwrap(), 1 << 30, BUCKET).unwrap()
-    };
-    let config = CacheConfig { num_blocks: 64, ..config };
-    let mut eager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
-    let mut captured = KvCacheManager::new(device.clone(), config).unwrap();
-    let kv = upload(&stream, &rows(160, 3).concat());
-    let layers: Vec<_> = (0..eager.schema().layers.len() as u32).map(LayerId).collect();
-
-    let mut ids = Vec::new();
-    for request in 0..BUCKET {
-        let prompt = 124 + request;
-        let id = eager.admit().unwrap();
-        assert_eq!(captured.admit().unwrap(), id, "both caches go the same way");
-        for manager in [&mut eager, &mut captured] {
-            let step = [StepRequest { id, start: 0, tokens: prompt }];
-            manager.prepare_forward(&stream, &step).unwrap();
-            for &layer in &layers {
-                manager.layer(layer).unwrap().append_swa(&stream, &kv).unwrap();
-            }
-            manager.commit(id, prompt).unwrap();
-        }
-        ids.push((id, prompt));
-    }
-
-    let tile_elements = u64::from(BUCKET) * 128 * 512;
-    let output = || {
-        let tile = device.allocate::<u16>("tile", tile_elements).unwrap();
-        (tile, device.allocate::<i32>("lengths", u64::from(BUCKET)).unwrap())
-    };
-    let (eager_out, graph_out) = (output(), output());
-    let retained = vec![kv.memory(), graph_out.0.memory(), graph_out.1.memory()];
-    let graph = captured
-        .capture(&stream, BUCKET, retained, |manager| {
-            for &layer in &layers {
-                let handle = manager.layer_for(layer, BUCKET)?;
-                handle.append_swa(&stream, &kv)?;
-                handle.gather_swa(&stream, &kv, 0..BUCKET, &graph_out.0, &graph_out.1)?;
-            }
-            Ok(())
-        })
-        .unwrap();
-
-    for round in 0..24_usize {
-        let batch = 1 + round % BUCKET as usize;
-        let mut step = Vec::new();
-        ids.rotate_left(3);
-        for (id, length) in &mut ids[..batch] {
-            step.push(StepRequest { id: *id, start: *length, tokens: 1 });
-            *length += 1;
-        }
-        for manager in [&mut eager, &mut captured] {
-            manager.prepare_forward(&stream, &step).unwrap();
-            step.iter().for_each(|part| manager.commit(part.id, 1).unwrap());
-        }
-        for (tile, lengths) in [&eager_out, &graph_out] {
-            stream.fill(tile, 0xEE).unwrap();
-            stream.fill(lengths, 0xEE).unwrap();
-        }
-        for &layer in &layers {
-            let handle = eager.layer(layer).unwrap();
-            handle.append_swa(&stream, &kv).unwrap();
-            let queries = 0..batch as u32;
-            handle.gather_swa(&stream, &kv, queries, &eager_out.0, &eager_out.1).unwrap();
-        }
-        captured.replay(&stream, &graph).unwrap();
-        let (eager_tile, graph_tile) =
-            (download(&stream, &eager_out.0), download(&stream, &graph_out.0));
-        assert_same(&graph_tile, &eager_tile, &format!("tiles of round {round}"));
-        let lengths = download(&stream, &graph_out.1);
-        assert!(lengths[..batch].iter().all(|&length| (125..=128).contains(&length)));
-        assert!(lengths[batch..].iter().all(|&length| length == 0), "padding has no keys");
-    }
-    for &layer in &layers {
-        let (eager, captured) = (eager.layer(layer).unwrap(), captured.layer(layer).unwrap());
-        for (eager, captured) in
-            [(eager.swa().data, captured.swa().data), (eager.swa().scale, captured.swa().scale)]
-        {
-            let (got, want) = (download(&stream, captured), download(&stream, eager));
-            assert_same(&got, &want, &format!("ring of {layer:?}"));
-        }
-    }
-    captured.check_faults(&stream).unwrap();
-}
 
 pub fn allocating_or_waiting_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
@@ -183,50 +90,4 @@ pub fn captures_do_not_nest<B: Backend>(device: &Device<B>) {
         Ok(())
     });
     assert!(outer.is_ok(), "the outer capture goes on");
-}
-
-pub fn what_does_not_fit_is_refused<B: Backend>(device: &Device<B>) {
-    let stream = device.stream().unwrap();
-    let config = CacheConfig::for_memory(ModelConfig::preset("tiny").unwrap(), 1 << 28, 1).unwrap();
-    let manager = KvCacheManager::new(device.clone(), config).unwrap();
-    let kv = upload(&stream, &[0_u16; 512]);
-    let error = manager.layer(LayerId(99)).err().expect("there is no such layer");
-    assert!(matches!(error, KvError::NoSuchLayer { layer: 99, layers: 5 }), "{error}");
-    let error = manager.layer_for(LayerId(0), u32::MAX).err().expect("no such step");
-    assert!(matches!(error, KvError::StepTooLong { .. }), "{error}");
-    let handle = manager.layer_for(LayerId(0), 2).unwrap();
-    let error = handle.append_swa(&stream, &kv).unwrap_err();
-    let KvError::Device(DeviceError::Length { what: "kv", found: 512, needed: 1024 }) = error
-    else {
-        panic!("the short tensor is named: {error}")
-    };
-}
-
-/// A step over the bucket, and another cache's graph, are refused and run nothing.
-pub fn a_graph_replays_only_what_it_was_captured_for<B: Backend>(device: &Device<B>) {
-    let stream = device.stream().unwrap();
-    let model = ModelConfig::preset("tiny").unwrap();
-    let config = CacheConfig { max_requests: 4, num_blocks: 4, ..CacheConfig::smallest(model) };
-    let new = || KvCacheManager::new(device.clone(), config.clone()).unwrap();
-    let (mut cache, other) = (new(), new());
-    let kv = upload(&stream, &rows(4, 8).concat());
-    let record =
-        |manager: &KvCacheManager<B>| manager.layer_for(LayerId(0), 2)?.append_swa(&stream, &kv);
-    let graph = cache.capture(&stream, 2, vec![kv.memory()], record).unwrap();
-    assert_eq!(graph.bucket(), 2);
-    let id = cache.admit().unwrap();
-    cache.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 3 }]).unwrap();
-    let error = cache.replay(&stream, &graph).unwrap_err();
-    assert!(matches!(error, KvError::OverBucket { tokens: 3, bucket: 2 }), "{error}");
-    let error = other.replay(&stream, &graph).unwrap_err();
-    assert!(matches!(error, KvError::ForeignGraph), "{error}");
-    let error = cache.capture(&stream, u32::MAX, Vec::new(), |_| Ok(())).err().unwrap();
-    assert!(matches!(error, KvError::StepTooLong { .. }), "{error}");
-    let ring = download(&stream, cache.layer(LayerId(0)).unwrap().swa().data);
-    assert!(ring.iter().all(|&byte| byte == 0), "nothing ran");
-    cache.commit(id, 3).unwrap();
-    cache.prepare_forward(&stream, &[StepRequest { id, start: 3, tokens: 1 }]).unwrap();
-    cache.replay(&stream, &graph).unwrap();
-    let ring = download(&stream, cache.layer(LayerId(0)).unwrap().swa().data);
-    assert!(ring.iter().any(|&byte| byte != 0));
 }

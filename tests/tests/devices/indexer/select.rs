@@ -1,9 +1,10 @@
 //! `CsaIndexer` through the cache: activations to lists, in parts and whole, eager and captured.
 
 use dsv4_kv::device::{Backend, Buffer, Device};
+use dsv4_kv::indexer::{Activations, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ops::one_launch_is_faster;
-use dsv4_kv::{CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceSize};
+use dsv4_kv::{CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceSize};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::indexer::{Score, query, score, weight_scale};
@@ -14,8 +15,9 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::fed::{Fed, Padding, Part, Updated, begin};
 use crate::inputs::{download, filled, upload};
-use crate::stories::{Fed, Formats, Part, Stored, Story, config, tiny};
+use crate::stories::{Formats, Stored, Story, config, tiny};
 
 /// Tokens of a step, padding included.
 const BUCKET: u32 = 16;
@@ -69,15 +71,14 @@ impl<B: Backend> Inputs<B> {
 
     fn select(
         &self,
-        fed: &Fed<B>,
-        layer: usize,
+        updated: &Updated<'_, B>,
         workspace: &IndexerWorkspace<B>,
         selected: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
-        let handle = fed.manager.layer_for(LayerId(layer as u32), self.bucket)?;
-        let activations = (&self.latent, &self.hidden);
+        let Updated::Csa(layer) = updated else { panic!("a CSA layer") };
+        let activations = Activations { latent: &self.latent, hidden: &self.hidden };
         let queries = 0..self.bucket;
-        self.indexer.select(&fed.stream, &handle, workspace, queries, activations, K, selected)
+        layer.select(&self.indexer, &activations, &Selection { workspace, queries, k: K, selected })
     }
 
     /// The product of row `at` of an input with a weight, which has `inner` columns.
@@ -137,34 +138,56 @@ pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
         let stories = [(170, 21), (40, 22), (300, 23)]
             .map(|(tokens, seed)| Story::random(&tiny(), tokens, seed));
         let stored = stories.each_ref().map(|story| story.stored(device, formats));
-        let mut fed = Fed::new(device, config(&tiny(), formats, 3));
+        let config = CacheConfig { max_draft: 7, ..config(&tiny(), formats, 3) };
+        let mut fed = Fed::new(device, config);
         let (mut parts, mut queries) = (Vec::new(), Vec::new());
         for (story, (prompt, chunk)) in [(152, 5), (30, 6), (292, 4)].into_iter().enumerate() {
             let id = fed.manager.admit().unwrap();
-            fed.step(&[Part::new(id, &stories[story], 0..prompt)], prompt as u32);
+            fed.step(&[Part::new(id, &stories[story], 0..prompt)], Padding::None);
             parts.push(Part::new(id, &stories[story], prompt..prompt + chunk));
             queries.extend((prompt..prompt + chunk).map(|position| (story, position)));
         }
-        fed.prepare(&parts, BUCKET);
-        fed.update(BUCKET).unwrap();
-        for layer in LAYERS {
+        let lists = || filled::<B, i32>(&fed.stream, (BUCKET * K) as usize);
+        let of_layer = |layer| {
             let inputs = Inputs::new(&fed, layer as u64, BUCKET);
-            let lists = || filled::<B, i32>(&fed.stream, (BUCKET * K) as usize);
-            let (whole, in_parts, replayed) = (lists(), lists(), lists());
-            let (large, small) = (inputs.workspace(&fed, BUCKET), inputs.workspace(&fed, 9));
-            inputs.select(&fed, layer, &large, &whole).unwrap();
-            inputs.select(&fed, layer, &small, &in_parts).unwrap();
-            let mut retained = [inputs.indexer.memory(), small.memory()].concat();
+            let workspaces = [inputs.workspace(&fed, BUCKET), inputs.workspace(&fed, 9)];
+            (layer, inputs, workspaces, [lists(), lists(), lists()])
+        };
+        let layers = LAYERS.map(of_layer);
+        let of = |layer: LayerId| layers.iter().find(|(of, ..)| *of == layer.0 as usize);
+        let bucket = fed.bucket(BUCKET, BUCKET);
+        let mut retained = Vec::new();
+        for (_, inputs, [_, small], [.., replayed]) in &layers {
+            retained.extend([inputs.indexer.memory(), small.memory()].concat());
             retained.extend([inputs.latent.memory(), inputs.hidden.memory(), replayed.memory()]);
-            let record = |_: &_| inputs.select(&fed, layer, &small, &replayed);
-            let graph = fed.manager.capture(&fed.stream, BUCKET, retained, record).unwrap();
-            fed.manager.replay(&fed.stream, &graph).unwrap();
-            let found = download(&fed.stream, &whole);
-            assert_eq!(download(&fed.stream, &in_parts), found);
-            assert_eq!(download(&fed.stream, &replayed), found);
+        }
+        let graphs = fed.capture(bucket, &retained, &mut |layer, updated| match of(layer) {
+            Some((_, inputs, [_, small], [.., replayed])) => {
+                inputs.select(updated, small, replayed)
+            }
+            None => Ok(()),
+        });
+        // The same step twice: rejected, then by the graph.
+        let mut steps = begin(&mut fed.manager, &fed.stream, &parts, bucket).unwrap();
+        fed.inputs.load(&fed.stream, &parts, BUCKET);
+        let run = fed.inputs.run(&mut steps[0], &mut |layer, updated| match of(layer) {
+            Some((_, inputs, [large, small], [whole, in_parts, _])) => {
+                inputs.select(updated, large, whole)?;
+                inputs.select(updated, small, in_parts)
+            }
+            None => Ok(()),
+        });
+        run.unwrap();
+        drop(steps);
+        let all: Vec<_> = parts.iter().map(|part| part.request().tokens).collect();
+        fed.replay(&parts, bucket, &graphs, &all);
+        for (layer, inputs, _, [whole, in_parts, replayed]) in &layers {
+            let found = download(&fed.stream, whole);
+            assert_eq!(download(&fed.stream, in_parts), found);
+            assert_eq!(download(&fed.stream, replayed), found);
             let format = KeyFormat::from_name(index_format.name()).unwrap();
             for (at, &(story, position)) in queries.iter().enumerate() {
-                let scores = inputs.scores(format, at, position, &stored[story][layer]);
+                let scores = inputs.scores(format, at, position, &stored[story][*layer]);
                 let list = &found[at * K as usize..][..K as usize];
                 check_list(list, &scores, &format!("{index_format:?} story {story} at {position}"));
             }
@@ -182,9 +205,7 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     let mut fed = Fed::new(device, config(&tiny(), formats, 1));
     let story = Story::random(&tiny(), 230, 24);
     let id = fed.manager.admit().unwrap();
-    fed.step(&[Part::new(id, &story, 0..160)], 160);
-    fed.prepare(&[Part::new(id, &story, 160..230)], MANY);
-    fed.update(MANY).unwrap();
+    fed.step(&[Part::new(id, &story, 0..160)], Padding::None);
     let inputs = Inputs::new(&fed, 3, MANY);
     let lists = || filled::<B, i32>(&fed.stream, (MANY * K) as usize);
     let (whole, in_parts) = (lists(), lists());
@@ -192,8 +213,14 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     let columns = fed.manager.config().max_context / 4;
     let in_one = |queries| one_launch_is_faster(IndexFormat::Mxfp4, columns, queries);
     assert!(in_one(MANY) && !in_one(MANY / 2), "the two ways are not compared");
-    inputs.select(&fed, LAYERS[0], &large, &whole).unwrap();
-    inputs.select(&fed, LAYERS[0], &small, &in_parts).unwrap();
+    let (parts, bucket) = ([Part::new(id, &story, 160..230)], fed.bucket(MANY, MANY));
+    fed.run(&parts, bucket, &[70], &mut |layer, updated| {
+        if layer.0 as usize == LAYERS[0] {
+            inputs.select(updated, &large, &whole)?;
+            inputs.select(updated, &small, &in_parts)?;
+        }
+        Ok(())
+    });
     let found = download(&fed.stream, &whole);
     assert_eq!(found, download(&fed.stream, &in_parts));
     assert!(found[..K as usize].iter().all(|&entry| entry >= 0), "a query sees more than it lists");
@@ -207,11 +234,28 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let mut fed = Fed::new(device, config(&tiny(), formats, 1));
     let story = Story::random(&tiny(), 8, 1);
     let id = fed.manager.admit().unwrap();
-    fed.step(&[Part::new(id, &story, 0..8)], BUCKET);
     let inputs = Inputs::new(&fed, 1, BUCKET);
     let workspace = inputs.workspace(&fed, 2);
     let selected = filled::<B, i32>(&fed.stream, (BUCKET * K) as usize);
-    inputs.select(&fed, 1, &workspace, &selected).unwrap();
+    let short = selected.slice(0, u64::from(BUCKET * K) - 1).unwrap();
+    let narrow = IndexerWorkspace::new(device, &inputs.model, 128, 4, 1 << 20).unwrap();
+    let few = ModelConfig { index_heads: 32, ..inputs.model.clone() };
+    let few = IndexerWorkspace::new(device, &few, 640, 4, 1 << 24).unwrap();
+    let bucket = fed.bucket(BUCKET, BUCKET);
+    fed.run(&[Part::new(id, &story, 0..8)], bucket, &[8], &mut |layer, updated| {
+        if layer.0 as usize != LAYERS[0] {
+            return Ok(());
+        }
+        inputs.select(updated, &workspace, &selected).unwrap();
+        let refused = inputs.select(updated, &workspace, &short).unwrap_err();
+        assert!(matches!(refused, KvError::Device(_)), "{refused}");
+        let refused = inputs.select(updated, &narrow, &selected).unwrap_err();
+        assert!(matches!(refused, KvError::Config { value: 32, least: 160, .. }), "{refused}");
+        let refused = inputs.select(updated, &few, &selected).unwrap_err();
+        let heads = matches!(refused, KvError::IndexerHeads { indexer: 64, workspace: 32 });
+        assert!(heads, "{refused}");
+        Ok(())
+    });
 
     let needed = WorkspaceSize::new(&inputs.model, 640, 1, u64::MAX).unwrap().bytes;
     let make = |context, bytes| {
@@ -228,14 +272,6 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let refused = IndexerWorkspace::new(device, &many, 640, 4, 1 << 20).map(|_| ());
     assert!(matches!(refused, Err(KvError::Config { value: 65, most: 64, .. })));
 
-    let refused = inputs.select(&fed, 2, &workspace, &selected).unwrap_err();
-    assert!(matches!(refused, KvError::WrongLayerKind { layer: 2, .. }), "{refused}");
-    let short = selected.slice(0, u64::from(BUCKET * K) - 1).unwrap();
-    let refused = inputs.select(&fed, 1, &workspace, &short).unwrap_err();
-    assert!(matches!(refused, KvError::Device(_)), "{refused}");
-    let narrow = IndexerWorkspace::new(device, &inputs.model, 128, 4, 1 << 20).unwrap();
-    let refused = inputs.select(&fed, 1, &narrow, &selected).unwrap_err();
-    assert!(matches!(refused, KvError::Config { value: 32, least: 160, .. }), "{refused}");
     let weight = device.allocate("weight", 64).unwrap();
     let refused = CsaIndexer::new(&inputs.model, weight.clone(), weight).map(|_| ());
     assert!(matches!(refused, Err(KvError::Device(_))));

@@ -7,7 +7,8 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::stories::{Fed, Formats, Part, Story, config};
+use crate::fed::{Fed, Padding, Part};
+use crate::stories::{Formats, Story, config};
 
 const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 
@@ -26,7 +27,7 @@ fn check_cuts<B: Backend>(
         let id = fed.manager.admit().unwrap();
         for start in (0..tokens).step_by(chunk) {
             let end = (start + chunk).min(tokens);
-            fed.step(&[Part::new(id, &story, start..end)], (end - start) as u32);
+            fed.step(&[Part::new(id, &story, start..end)], Padding::None);
         }
         fed.assert_holds(id, &story, &stored, tokens);
         fed.manager.release(id).unwrap();

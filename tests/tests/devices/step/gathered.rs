@@ -2,10 +2,11 @@
 //! gathers.
 
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream};
-use dsv4_kv::{KvCacheManager, KvError, LayerId};
+use dsv4_kv::{KvCacheManager, KvError};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::geometry::LayerKind;
 
+use crate::fed::Updated;
 use crate::inputs::{download, filled};
 
 /// Entries of a query's list.
@@ -66,23 +67,11 @@ impl<B: Backend> Gathered<B> {
         stream.upload(&lists, &self.selected, 0).unwrap();
     }
 
-    /// Queues what attention of this layer reads, in launches of `bucket` tokens; `rows` are the
-    /// step's own keys.
-    pub fn gather(
-        &self,
-        manager: &KvCacheManager<B>,
-        stream: &Stream<B>,
-        layer: LayerId,
-        bucket: u32,
-        rows: &Buffer<B, u16>,
-    ) -> Result<(), KvError> {
-        let handle = manager.layer_for(layer, bucket)?;
-        handle.gather_swa(stream, rows, 0..bucket, &self.window, &self.window_lengths)?;
-        if self.kind != LayerKind::Swa {
-            handle.gather_kv(stream, 0..bucket, &self.selected, LIST, &self.listed)?;
-            handle.gather_all(stream, 0..bucket, self.all_rows, &self.all, &self.lengths)?;
-        }
-        Ok(())
+    /// Queues what attention of this layer reads, in launches of `bucket` tokens.
+    pub fn gather(&self, layer: &Updated<'_, B>, bucket: u32) -> Result<(), KvError> {
+        layer.gather_window(0..bucket, &self.window, &self.window_lengths)?;
+        layer.gather_entries(0..bucket, &self.selected, LIST, &self.listed)?;
+        layer.gather_all(0..bucket, self.all_rows, &self.all, &self.lengths)
     }
 
     /// All memory, for a graph to retain.

@@ -3,20 +3,20 @@
 
 use std::sync::Arc;
 
-use dsv4_kv::CacheConfig;
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv_stress::cache::Cache;
+use dsv4_kv::{Bucket, CacheConfig, LayerGroup};
+use dsv4_kv_stress::cache::{Cache, buckets};
 use dsv4_kv_stress::drive::Run;
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::model::Model;
-use dsv4_kv_stress::op::{Name, Op, Part as Written};
+use dsv4_kv_stress::op::{Accept, Launches as Launched, Layers, Name, Op, Part as Written, Step};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::stories::{Fed, Part, Story, config};
+use crate::stories::config;
 
 /// A layer of every kind.
 const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
@@ -40,18 +40,35 @@ fn apply<B: Backend>(run: &mut Run<Cache<B>>, op: &Op) {
     run.apply(op).unwrap_or_else(|divergence| panic!("{op:?}: {}", divergence.what));
 }
 
-/// A step of `tokens` tokens of each request, of which the first `right` are accepted.
-fn verify<B: Backend>(run: &mut Run<Cache<B>>, step: &[(Name, u32, u32)]) {
+/// A step of so many tokens of each request, of which the first `right` are accepted. `by_graph`:
+/// replayed, if there is a graph that serves it.
+fn verify<B: Backend>(run: &mut Run<Cache<B>>, step: &[(Name, u32, u32)], by_graph: bool) {
     let part = |&(request, tokens, right): &(Name, u32, u32)| Written {
         request,
         ahead: 0,
         tokens,
         genuine: right,
     };
-    apply(run, &Op::Prepare(step.iter().map(part).collect()));
-    for &(request, _, accepted) in step {
-        apply(run, &Op::Commit { request, accepted });
-    }
+    let accept = |&(request, _, accepted): &(Name, u32, u32)| Accept { request, accepted, told: 0 };
+    let tokens: u32 = step.iter().map(|part| part.1).sum();
+    let most = step.iter().map(|part| part.1).max().unwrap_or(0);
+    let serves = |bucket: &Bucket| {
+        tokens <= bucket.tokens
+            && most <= bucket.tokens_per_request
+            && step.len() <= bucket.requests as usize
+    };
+    let bucket = buckets(run.model().config()).into_iter().find(serves);
+    apply(
+        run,
+        &Op::Step(Step {
+            group: LayerGroup::Trunk,
+            launches: bucket.filter(|_| by_graph).map_or(Launched::Eager, Launched::Replay),
+            parts: step.iter().map(part).collect(),
+            layers: Layers::All,
+            meanwhile: None,
+            commits: vec![step.iter().map(accept).collect()],
+        }),
+    );
 }
 
 /// For each (drafts, accepted drafts): verify steps from every one of `positions` positions behind
@@ -71,11 +88,11 @@ fn check_rollbacks<B: Backend>(
         name += stride;
         for (ahead, &request) in (0..).zip(&names) {
             apply(&mut run, &Op::Admit(request));
-            verify(&mut run, &[(request, 128 + ahead, 128 + ahead)]);
+            verify(&mut run, &[(request, 128 + ahead, 128 + ahead)], false);
         }
         let step: Vec<_> = names.iter().map(|&request| (request, drafts + 1, stride)).collect();
-        for _ in 0..positions.div_ceil(stride) {
-            verify(&mut run, &step);
+        for round in 0..positions.div_ceil(stride) {
+            verify(&mut run, &step, round % 2 == 0);
             run.subject().check_all(run.model()).unwrap_or_else(|what| {
                 panic!("{accepted} of {drafts} drafts accepted: {what}");
             });
@@ -122,7 +139,7 @@ fn check_interleavings<B: Backend>(device: &Device<B>, count: u32, seed: u64) {
                     *left -= tokens;
                 }
             }
-            verify(&mut run, &step);
+            verify(&mut run, &step, random.random());
             left.retain(|&(_, left)| left > 0);
         }
         run.subject().check_all(run.model()).unwrap_or_else(|what| panic!("round {round}: {what}"));
@@ -138,45 +155,4 @@ pub fn some_interleavings_do_not_mix<B: Backend>(device: &Device<B>) {
 /// Ten thousand interleavings: minutes.
 pub fn ten_thousand_interleavings_do_not_mix<B: Backend>(device: &Device<B>) {
     check_interleavings(device, 10_000, 62);
-}
-
-/// How a step's kernels are queued for so many tokens.
-type Update<B> = fn(&Fed<B>, u32) -> Result<(), dsv4_kv::KvError>;
-
-/// A captured decode step that is replayed again leaves every byte as the first replay did.
-pub fn replaying_a_step_again_changes_nothing<B: Backend>(device: &Device<B>) {
-    const STARTS: [usize; 4] = [3, 127, 128, 255];
-    let formats = (MainFormat::F32, IndexFormat::Nvfp4);
-    let stories = STARTS.map(|start| Story::random(&LAYERS, start + 6, 70 + start as u64));
-    let ways: [Update<B>; 2] = [Fed::update, Fed::update_fused];
-    for update in ways {
-        let bucket = STARTS.len() as u32;
-        let mut fed = Fed::new(device, config(&LAYERS, formats, bucket));
-        let mut requests = Vec::new();
-        for (story, start) in stories.iter().zip(STARTS) {
-            let id = fed.manager.admit().unwrap();
-            fed.step(&[Part::new(id, story, 0..start)], start as u32);
-            requests.push((id, story));
-        }
-        let record = |_: &_| update(&fed, bucket);
-        let graph = fed.manager.capture(&fed.stream, bucket, fed.inputs(), record).unwrap();
-        for step in 0..5 {
-            let parts = requests
-                .iter()
-                .zip(STARTS)
-                .map(|(&(id, story), start)| Part::new(id, story, start + step..start + step + 1));
-            let parts: Vec<_> = parts.collect();
-            let before = fed.pool_bytes();
-            fed.prepare(&parts, bucket);
-            fed.manager.replay(&fed.stream, &graph).unwrap();
-            let once = fed.pool_bytes();
-            assert!(once != before, "the step wrote something");
-            for _ in 0..3 {
-                fed.manager.replay(&fed.stream, &graph).unwrap();
-            }
-            assert!(fed.pool_bytes() == once, "step {step} replayed again");
-            parts.iter().for_each(|part| fed.manager.commit(part.id, 1).unwrap());
-        }
-        fed.manager.check_faults(&fed.stream).unwrap();
-    }
 }

@@ -1,16 +1,17 @@
 //! The whole cache: layers of every kind, through `KvCacheManager` and its handles.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::{CacheConfig, KvError, LayerId, RequestId};
+use dsv4_kv::{CacheConfig, LayerId, RequestId};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::fed::{Fed, Padding, Part, Updated, assert_pools};
 use crate::inputs::{assert_same, download, filled, oracle, upload};
 use crate::step::gathered::Gathered;
-use crate::stories::{Fed, Formats, Part, Stored, Story, assert_pools, config, tiny};
+use crate::stories::{Formats, STEP_TOKENS, Stored, Story, config, tiny};
 
 /// Every format of main rows and of indexer keys at least once.
 const FORMATS: [Formats; 3] = [
@@ -49,7 +50,8 @@ pub fn every_layer_holds_what_the_history_says<B: Backend>(device: &Device<B>) {
                 *done = end;
             }
             let tokens: u32 = parts.iter().map(|part| part.request().tokens).sum();
-            fed.step(&parts, tokens.next_power_of_two());
+            let bucket = fed.bucket(tokens.next_power_of_two().min(STEP_TOKENS), STEP_TOKENS);
+            fed.step(&parts, bucket);
             live.retain(|&Progress { id, story, done }| {
                 let over = done == stories[story].tokens();
                 if over {
@@ -75,7 +77,7 @@ pub fn gathers_equal_the_oracle<B: Backend>(device: &Device<B>) {
         let mut requests = Vec::new();
         for (story, prompt) in stories.iter().zip([122, 1, 252]) {
             let id = fed.manager.admit().unwrap();
-            fed.step(&[Part::new(id, story, 0..prompt)], prompt as u32);
+            fed.step(&[Part::new(id, story, 0..prompt)], Padding::None);
             requests.push((id, prompt));
         }
         for chunks in [[5, 3, 4], [1, 6, 1], [9, 1, 5]] {
@@ -86,32 +88,37 @@ pub fn gathers_equal_the_oracle<B: Backend>(device: &Device<B>) {
                 queries.extend((*done..*done + chunk).map(|position| (story, position)));
                 *done += chunk;
             }
-            fed.step(&parts, PADDED);
-            for layer in [1, 2, 3] {
-                let decode = |stored: &Vec<Stored>| -> Vec<Vec<u16>> {
-                    let entries = stored[layer].entries.iter();
-                    entries.map(|entry| oracle(formats.0).decode(entry)).collect()
-                };
-                let decoded = stored.each_ref().map(decode);
-                check_gathers(&fed, LayerId(layer as u32), PADDED, &queries, &decoded);
-            }
+            let decoded: Vec<[Vec<Vec<u16>>; 3]> = (0..tiny().len())
+                .map(|layer| stored.each_ref().map(|stored| decode(formats.0, &stored[layer])))
+                .collect();
+            let all: Vec<_> = parts.iter().map(|part| part.request().tokens).collect();
+            let bucket = fed.bucket(PADDED, PADDED);
+            fed.run(&parts, bucket, &all, &mut |layer, updated| {
+                if let Updated::Csa(_) | Updated::Hca(_) = updated {
+                    check_gathers(layer, updated, PADDED, &queries, &decoded[layer.0 as usize]);
+                }
+                Ok(())
+            });
         }
         fed.manager.check_faults(&fed.stream).unwrap();
     }
 }
 
+fn decode(format: MainFormat, stored: &Stored) -> Vec<Vec<u16>> {
+    stored.entries.iter().map(|entry| oracle(format).decode(entry)).collect()
+}
+
 /// Gathers for all queries of a step (story and position each, then padding) against the decoded
 /// entries of each story.
 fn check_gathers<B: Backend>(
-    fed: &Fed<B>,
     layer: LayerId,
+    updated: &Updated<'_, B>,
     bucket: u32,
     queries: &[(usize, usize)],
     decoded: &[Vec<Vec<u16>>],
 ) {
-    let stream = &fed.stream;
-    let handle = fed.manager.layer_for(layer, bucket).unwrap();
-    let ratio = handle.schema().kind.ratio().unwrap() as usize;
+    let stream = updated.stream();
+    let ratio = updated.schema().kind.ratio().unwrap() as usize;
     let seen: Vec<usize> = queries.iter().map(|&(_, position)| visible(position, ratio)).collect();
     let rows = *seen.iter().max().unwrap();
 
@@ -124,13 +131,13 @@ fn check_gathers<B: Backend>(
     lists.resize(bucket as usize, [0; 6]);
     let selected = upload(stream, lists.as_flattened());
     let listed = filled::<B, u16>(stream, bucket as usize * 6 * 512);
-    handle.gather_kv(stream, 0..bucket, &selected, 6, &listed).unwrap();
+    updated.gather_entries(0..bucket, &selected, 6, &listed).unwrap();
 
     let all = filled::<B, u16>(stream, bucket as usize * rows * 512);
     let lengths = filled::<B, i32>(stream, bucket as usize);
-    handle.gather_all(stream, 0..bucket, rows as u32, &all, &lengths).unwrap();
+    updated.gather_all(0..bucket, rows as u32, &all, &lengths).unwrap();
     let valid = filled::<B, i32>(stream, bucket as usize);
-    handle.valid_lens(stream, 0..bucket, &valid).unwrap();
+    updated.entry_counts(0..bucket, &valid).unwrap();
 
     let (listed, all) = (download(stream, &listed), download(stream, &all));
     let mut want = Vec::new();
@@ -161,29 +168,20 @@ const BUCKET: u32 = 8;
 /// No request of it reaches so many tokens.
 const MOST: u32 = 268;
 
-/// Queues what attention of every layer reads, in launches of `bucket` tokens.
-fn gather<B: Backend>(fed: &Fed<B>, bucket: u32, to: &[Gathered<B>]) -> Result<(), KvError> {
-    let rows = |layer| fed.rows(layer);
-    let mut layers = fed.layer_ids().zip(to);
-    layers.try_for_each(|(layer, to)| {
-        to.gather(&fed.manager, &fed.stream, layer, bucket, rows(layer))
-    })
-}
-/// Queues every layer's update for launches of so many tokens.
-type Update<B> = fn(&Fed<B>, u32) -> Result<(), KvError>;
-
+/// Launches of one layer's operations one by one.
 pub fn a_captured_step_equals_eager_steps<B: Backend>(device: &Device<B>) {
-    check_capture(device, Fed::update);
+    check_capture(device, 2);
 }
 
+/// One launch a layer.
 pub fn a_captured_fused_step_equals_eager_steps<B: Backend>(device: &Device<B>) {
-    check_capture(device, Fed::update_fused);
+    check_capture(device, 1);
 }
 
-/// One graph of `update` and gathers of every layer, replayed for batches of one to eight requests
-/// that cross the ends of entries, windows and blocks, against eager launches of the separate
-/// kernels without padding.
-fn check_capture<B: Backend>(device: &Device<B>, update: Update<B>) {
+/// One graph of every layer's update and gathers, captured for `tokens_per_request` tokens a request
+/// and replayed for batches of one to eight requests that cross the ends of entries, windows and
+/// blocks, against eager launches of the separate kernels without padding.
+fn check_capture<B: Backend>(device: &Device<B>, tokens_per_request: u32) {
     const STARTS: [usize; BUCKET as usize] = [124, 125, 126, 127, 250, 253, 254, 255];
     let stories = STARTS.map(|start| Story::random(&tiny(), start + 10, start as u64));
     let new = || Fed::new(device, config(&tiny(), FORMATS[0], BUCKET));
@@ -191,43 +189,39 @@ fn check_capture<B: Backend>(device: &Device<B>, update: Update<B>) {
     let mut requests = Vec::new();
     for (story, start) in stories.iter().zip(STARTS) {
         let id = eager.manager.admit().unwrap();
-        assert_eq!(captured.manager.admit().unwrap(), id, "both caches go the same way");
-        for fed in [&mut eager, &mut captured] {
-            fed.step(&[Part::new(id, story, 0..start)], start as u32);
+        let twin = captured.manager.admit().unwrap();
+        for (fed, id) in [(&mut eager, id), (&mut captured, twin)] {
+            fed.step(&[Part::new(id, story, 0..start)], Padding::None);
         }
-        requests.push((id, story, start));
+        requests.push(([id, twin], story, start));
     }
     let gathered = |fed: &Fed<B>| Gathered::of_layers(&fed.manager, &fed.stream, BUCKET, MOST);
     let (eager_out, graph_out) = (gathered(&eager), gathered(&captured));
-    let mut retained = captured.inputs();
-    retained.extend(graph_out.iter().flat_map(Gathered::memory));
-    let record = |_: &_| {
-        update(&captured, BUCKET)?;
-        gather(&captured, BUCKET, &graph_out)
-    };
-    let graph = captured.manager.capture(&captured.stream, BUCKET, retained, record).unwrap();
+    let padding = captured.bucket(BUCKET, tokens_per_request);
+    let retained: Vec<_> = graph_out.iter().flat_map(Gathered::memory).collect();
+    let graphs = captured.capture(padding, &retained, &mut |layer, updated| {
+        graph_out[layer.0 as usize].gather(updated, BUCKET)
+    });
 
     let free = captured.manager.ledger().free_blocks();
     for batch in [8, 3, 8, 1, 8, 8, 5, 8, 8, 7] {
         requests.rotate_left(3);
-        let (mut parts, mut positions) = (Vec::new(), Vec::new());
-        for (id, story, done) in &mut requests[..batch] {
-            parts.push(Part::new(*id, story, *done..*done + 1));
+        let (mut parts, mut positions) = ([Vec::new(), Vec::new()], Vec::new());
+        for (ids, story, done) in &mut requests[..batch] {
+            for (parts, &id) in parts.iter_mut().zip(&*ids) {
+                parts.push(Part::new(id, story, *done..*done + 1));
+            }
             positions.push(*done);
             *done += 1;
         }
-        for (fed, out, bucket) in
-            [(&mut eager, &eager_out, batch as u32), (&mut captured, &graph_out, BUCKET)]
-        {
-            fed.prepare(&parts, bucket);
-            out.iter().for_each(|out| out.reset(&fed.stream, &positions));
-        }
-        eager.update(batch as u32).unwrap();
-        gather(&eager, batch as u32, &eager_out).unwrap();
-        captured.manager.replay(&captured.stream, &graph).unwrap();
-        for fed in [&mut eager, &mut captured] {
-            parts.iter().for_each(|part| fed.manager.commit(part.id, 1).unwrap());
-        }
+        eager_out.iter().for_each(|out| out.reset(&eager.stream, &positions));
+        graph_out.iter().for_each(|out| out.reset(&captured.stream, &positions));
+        let ones = vec![1; batch];
+        let separate = eager.bucket(batch as u32, 2);
+        eager.run(&parts[0], separate, &ones, &mut |layer, updated| {
+            eager_out[layer.0 as usize].gather(updated, batch as u32)
+        });
+        captured.replay(&parts[1], padding, &graphs, &ones);
         let what = format!("positions {positions:?}");
         assert_pools(&captured, &eager.pool_bytes(), &what);
         for (layer, (graph_out, eager_out)) in graph_out.iter().zip(&eager_out).enumerate() {
@@ -254,16 +248,15 @@ pub fn rejected_drafts_leave_no_trace<B: Backend>(device: &Device<B>) {
         let mut fed = Fed::new(device, CacheConfig { max_draft, ..config(&tiny(), formats, 1) });
         let id = fed.manager.admit().unwrap();
         if prompt > 0 {
-            fed.step(&[Part::new(id, &story, 0..prompt)], prompt as u32);
+            fed.step(&[Part::new(id, &story, 0..prompt)], Padding::None);
         }
         let (mut done, mut rejected) = (prompt, 0);
         while done < tokens {
             let end = (done + 1 + random.random_range(0..=MAX_DRAFT)).min(tokens);
             let accepted = random.random_range(done..=end);
             let pieces = vec![(&story, done..accepted), (&drafts, accepted..end)];
-            fed.prepare(&[Part { id, pieces }], MAX_DRAFT as u32 + 1);
-            fed.update(MAX_DRAFT as u32 + 1).unwrap();
-            fed.manager.commit(id, (accepted - done) as u32).unwrap();
+            let (bucket, count) = (fed.bucket(max_draft + 1, max_draft + 1), accepted - done);
+            fed.run(&[Part { id, pieces }], bucket, &[count as u32], &mut |_, _| Ok(()));
             rejected += end - accepted;
             done = accepted;
         }

@@ -1,8 +1,13 @@
-//! `KvCacheManager` and its handles: chunking, rollback, isolation, accounting, faults.
+//! `KvCacheManager` and its steps: chunking, rollback, isolation, accounting, faults.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
+use dsv4_kv::step_meta::Section;
+use dsv4_kv::{
+    Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerGroup, LayerId, RequestId,
+    StepRequest,
+};
+use kv_layout::geometry::LayerKind;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -12,12 +17,14 @@ use crate::rings::assert_ring;
 
 const LAYER: LayerId = LayerId(0);
 
+/// A cache of one layer with a sliding window alone.
 fn manager<B: Backend>(
     device: &Device<B>,
     format: MainFormat,
     max_draft: u32,
 ) -> KvCacheManager<B> {
-    let model = ModelConfig::preset("tiny").unwrap();
+    let tiny = ModelConfig::preset("tiny").unwrap();
+    let model = ModelConfig { layers: vec![LayerKind::Swa], mtp_layers: 0, ..tiny };
     let config = CacheConfig {
         main_format: format,
         max_draft,
@@ -26,6 +33,22 @@ fn manager<B: Backend>(
         ..CacheConfig::for_memory(model, 1 << 30, 4).unwrap()
     };
     KvCacheManager::new(device.clone(), config).unwrap()
+}
+
+/// Runs a step of the layer and commits the first `accepted` tokens of each request.
+fn run<B: Backend>(
+    manager: &mut KvCacheManager<B>,
+    stream: &Stream<B>,
+    step: &[StepRequest],
+    kv: &[u16],
+    accepted: &[u32],
+) {
+    let kv = upload(stream, kv);
+    let parts = step.iter().zip(accepted);
+    let accepted: Vec<_> = parts.map(|(part, &count)| Accepted::count(part.id, count)).collect();
+    let mut step = manager.begin_step(stream, Launches::Eager, step).unwrap();
+    step.swa(LAYER).unwrap().update(&kv).unwrap().append().unwrap();
+    step.commit(&accepted).unwrap();
 }
 
 /// Feeds `values` to the request as one step of its own and accepts the first `accepted`.
@@ -38,10 +61,7 @@ fn feed<B: Backend>(
 ) {
     let start = manager.ledger().committed(id).unwrap();
     let step = [StepRequest { id, start, tokens: values.len() as u32 }];
-    manager.prepare_forward(stream, &step).unwrap();
-    let kv = upload(stream, &values.concat());
-    manager.layer(LAYER).unwrap().append_swa(stream, &kv).unwrap();
-    manager.commit(id, accepted as u32).unwrap();
+    run(manager, stream, &step, &values.concat(), &[accepted as u32]);
 }
 
 pub fn any_chunking_gives_the_same_rows<B: Backend>(device: &Device<B>) {
@@ -107,10 +127,8 @@ pub fn interleaved_requests_do_not_mix<B: Backend>(device: &Device<B>) {
         if step.is_empty() {
             continue;
         }
-        manager.prepare_forward(&stream, &step).unwrap();
-        let kv = upload(&stream, &kv);
-        manager.layer(LAYER).unwrap().append_swa(&stream, &kv).unwrap();
-        step.iter().for_each(|part| manager.commit(part.id, part.tokens).unwrap());
+        let all: Vec<_> = step.iter().map(|part| part.tokens).collect();
+        run(&mut manager, &stream, &step, &kv, &all);
         live.iter().for_each(|(id, history)| assert_ring(&manager, &stream, LAYER, *id, history));
         if random.random_bool(0.3) {
             let (id, _) = live.swap_remove(random.random_range(0..live.len()));
@@ -129,21 +147,35 @@ pub fn memory_is_what_the_schema_says<B: Backend>(device: &Device<B>) {
     assert_eq!(allocated, planned);
 }
 
-pub fn faults_name_the_kernel<B: Backend>(device: &Device<B>) {
+/// Two kernels meet rows that the ring does not have, as a broken planner would write them: one check
+/// names both, the next one neither.
+pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut small = manager(device, MainFormat::Ue8m0, 0);
     let id = small.admit().unwrap();
-    small.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 1 }]).unwrap();
+    let kv = upload(&stream, &rows(1, 5).concat());
     small.check_faults(&stream).unwrap();
-    // An entry that the query does not see.
-    let handle = small.layer(LayerId(1)).unwrap();
-    let (selected, tile) = (upload(&stream, &[0]), device.allocate("tile", 512).unwrap());
-    handle.gather_kv(&stream, 0..1, &selected, 1, &tile).unwrap();
+    let step_meta = small.writable_step_meta(LayerGroup::Trunk).unwrap();
+    let layout = small.ledger().layout();
+    let damage = |section, value| {
+        let section = layout.range(section).start as u64;
+        stream.upload(&[value], &step_meta, section).unwrap();
+    };
+    let tile = device.allocate::<u16>("tile", 128 * 512).unwrap();
+    let lengths = device.allocate::<i32>("lengths", 1).unwrap();
+    let step = [StepRequest { id, start: 0, tokens: 1 }];
+    let mut step = small.begin_step(&stream, Launches::Eager, &step).unwrap();
+    damage(Section::RingRow, i32::MAX);
+    damage(Section::Slot, 77);
+    let layer = step.swa(LAYER).unwrap().update(&kv).unwrap();
+    layer.gather_window(0..1, &tile, &lengths).unwrap();
+    layer.append().unwrap();
+    step.commit(&[Accepted::count(id, 1)]).unwrap();
     let error = small.check_faults(&stream).unwrap_err();
-    assert!(
-        matches!(error, KvError::KernelRefused { kernel: "gather_kv_ue8m0", count: 1 }),
-        "{error}"
-    );
+    let KvError::KernelRefused { refusals } = error else { panic!("{error}") };
+    let want = ["append_swa_ue8m0", "gather_swa_ue8m0"];
+    assert!(refusals.iter().map(|refusal| refusal.kernel).eq(want), "{refusals:?}");
+    assert!(refusals.iter().all(|refusal| refusal.count > 0), "{refusals:?}");
     small.check_faults(&stream).unwrap();
 }
 
@@ -151,20 +183,21 @@ pub fn a_step_out_of_range_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut manager = manager(device, MainFormat::Ue8m0, 0);
     let id = manager.admit().unwrap();
-    manager.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens: 2 }]).unwrap();
-    let handle = manager.layer(LAYER).unwrap();
     let kv = upload(&stream, &rows(2, 6).concat());
     let tile = device.allocate::<u16>("tile", 2 * 128 * 512).unwrap();
     let lengths = device.allocate::<i32>("lengths", 1).unwrap();
+    let step = [StepRequest { id, start: 0, tokens: 2 }];
+    let mut step = manager.begin_step(&stream, Launches::Eager, &step).unwrap();
+    let layer = step.swa(LAYER).unwrap().update(&kv).unwrap();
     for (first, end) in [(0, 3), (2, 1)] {
-        let error = handle.gather_swa(&stream, &kv, first..end, &tile, &lengths).unwrap_err();
+        let error = layer.gather_window(first..end, &tile, &lengths).unwrap_err();
         assert!(matches!(error, KvError::NoSuchQueries { tokens: 2, .. }), "{error}");
     }
-    let error = handle.gather_swa(&stream, &kv, 0..2, &tile, &lengths).unwrap_err();
+    let error = layer.gather_window(0..2, &tile, &lengths).unwrap_err();
     let KvError::Device(DeviceError::Length { what: "lengths", found: 1, needed: 2 }) = error
     else {
         panic!("the short tensor is named: {error}")
     };
-    handle.gather_swa(&stream, &kv, 1..2, &tile, &lengths).unwrap();
-    handle.gather_swa(&stream, &kv, 1..1, &tile, &lengths).unwrap();
+    layer.gather_window(1..2, &tile, &lengths).unwrap();
+    layer.gather_window(1..1, &tile, &lengths).unwrap();
 }

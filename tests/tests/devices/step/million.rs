@@ -1,16 +1,21 @@
 //! Requests of 1,048,576 tokens, in pools past 4 GiB.
 
-use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::device::{Backend, Device, Stream, View};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::plan::Chunk;
-use dsv4_kv::{BlockId, CacheConfig, KvCacheManager, LayerId, RequestId, SlotId, StepRequest};
+use dsv4_kv::step_meta::Chunk;
+use dsv4_kv::{
+    Accepted, BlockId, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, PoolKind,
+    RequestId, SlotId, StepRequest,
+};
 use dsv4_kv_oracle::index::KeyFormat;
 use kv_layout::geometry::LayerKind::{self, Csa, Hca};
 use kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT, StateStream};
 use kv_layout::main_row::DATA_BYTES;
 
+use crate::fed::resume;
 use crate::inputs::{assert_same, download, filled, oracle, upload};
 use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
+use crate::rings::pool;
 use crate::step::tensors::Tensors;
 use crate::stories::{compressors, rotated};
 
@@ -35,6 +40,7 @@ pub fn entries_lie_where_they_should<B: Backend>(device: &Device<B>) {
         max_step_tokens: STEP,
         ..CacheConfig::smallest(ModelConfig {
             layers: LAYERS.into(),
+            mtp_layers: 0,
             ..ModelConfig::preset("tiny").unwrap()
         })
     };
@@ -50,24 +56,20 @@ pub fn entries_lie_where_they_should<B: Backend>(device: &Device<B>) {
         let blocks = request * BLOCKS..(request + 1) * BLOCKS;
         let Some(boundary) = next.filter(|boundary| blocks.contains(boundary)) else {
             // It only takes its blocks.
-            feed(&mut manager, &stream, id, |_, _| {});
+            feed(&mut manager, &stream, id, |_| None, |_| {});
             continue;
         };
         let at = boundary - blocks.start;
         let checked = [0, at - 1, at, at + 1, BLOCKS - 1];
         let holds_one =
             |start| checked.iter().any(|block| block * BLOCK_TOKENS / STEP == start / STEP);
-        feed(&mut manager, &stream, id, |manager, start| {
-            if !on_gpu && !holds_one(start) {
-                return;
-            }
-            manager.build_plan(&stream).unwrap();
-            for layer in [0, 1].map(LayerId) {
-                tensors.update(manager, &stream, layer, STEP, false).unwrap();
-            }
+        let run = |start| (on_gpu || holds_one(start)).then_some(&tensors);
+        let mut gathered = Vec::new();
+        feed(&mut manager, &stream, id, run, |layers| {
+            gathered = checked.map(|logical| gather_block(layers, &tensors, logical)).into();
         });
-        for logical in checked {
-            check_block(&manager, &stream, id, logical, &tensors.histories);
+        for (logical, gathered) in checked.into_iter().zip(&gathered) {
+            check_block(&manager, &stream, id, logical, &tensors.histories, gathered);
         }
         next = boundaries.next();
     }
@@ -75,64 +77,95 @@ pub fn entries_lie_where_they_should<B: Backend>(device: &Device<B>) {
     manager.check_faults(&stream).unwrap();
 }
 
-/// A million tokens in steps, each of which `run` handles by its first token.
-fn feed<B: Backend>(
+/// A million tokens in steps, whose kernels run if `tensors` has some for their first token; `last` sees
+/// the last step after its layers.
+fn feed<'t, B: Backend>(
     manager: &mut KvCacheManager<B>,
     stream: &Stream<B>,
     id: RequestId,
-    run: impl Fn(&KvCacheManager<B>, u32),
+    tensors: impl Fn(u32) -> Option<&'t Tensors<B>>,
+    last: impl FnOnce(&mut Layers<'_, B>),
 ) {
+    let mut last = Some(last);
     for start in (0..MAX_CONTEXT).step_by(STEP as usize) {
-        manager.prepare_forward(stream, &[StepRequest { id, start, tokens: STEP }]).unwrap();
-        run(manager, start);
-        manager.commit(id, STEP).unwrap();
+        let step = [StepRequest { id, start, tokens: STEP }];
+        let mut step = manager.begin_step(stream, Launches::Eager, &step).unwrap();
+        match tensors(start) {
+            Some(tensors) => run_layers(&mut step, tensors).unwrap(),
+            None => step.skip_kernels(),
+        }
+        if start + STEP == MAX_CONTEXT {
+            last.take().expect("there is one last step")(&mut step);
+        }
+        step.commit(&[Accepted::count(id, STEP)]).unwrap();
     }
 }
 
+fn run_layers<B: Backend>(layers: &mut Layers<'_, B>, tensors: &Tensors<B>) -> Result<(), KvError> {
+    for (layer, kind) in layers.ids() {
+        tensors.update(layers, layer, kind)?.append()?;
+    }
+    Ok(())
+}
+
+/// What the step's last query gathers of the request's `logical`-th block, in each layer.
+fn gather_block<B: Backend>(
+    layers: &mut Layers<'_, B>,
+    tensors: &Tensors<B>,
+    logical: u32,
+) -> Vec<Vec<u16>> {
+    let stream = layers.stream().clone();
+    let mut gathered = Vec::new();
+    for (layer, kind) in layers.ids() {
+        let per_block = kind.entries_per_block();
+        let first = (logical * per_block) as i32;
+        let list: Vec<i32> = (first..first + per_block as i32).collect();
+        let (tile, selected) = (filled(&stream, list.len() * 512), upload(&stream, &list));
+        let (queries, kv) = (STEP - 1..STEP, tensors.kv_of(layer));
+        let updated = resume(layers, layer, kind, &kv).unwrap();
+        updated.gather_entries(queries, &selected, per_block, &tile).unwrap();
+        gathered.push(download(&stream, &tile));
+    }
+    gathered
+}
+
 /// The request's `logical`-th block holds the entries and keys of its tokens, and the last query
-/// gathers them.
+/// gathered them.
 fn check_block<B: Backend>(
     manager: &KvCacheManager<B>,
     stream: &Stream<B>,
     id: RequestId,
     logical: u32,
     histories: &[History; 3],
+    gathered: &[Vec<u16>],
 ) {
-    let device = manager.device();
-    let config = manager.config();
-    let BlockId(block) = manager.block_table(id).unwrap().nth(logical as usize).unwrap();
+    let (device, config) = (manager.device(), manager.config());
+    let BlockId(block) = manager.block_table(id).unwrap()[logical as usize];
     for (layer, &kind) in (0..).map(LayerId).zip(&LAYERS) {
-        let handle = manager.layer(layer).unwrap();
         let per_block = kind.entries_per_block();
-        let rows = u64::from(block) * u64::from(per_block);
-        let (entries, planes) = (per_block as usize, handle.entries().unwrap());
+        let rows = (u64::from(block) * u64::from(per_block), per_block as usize);
+        let same = |kind, want: Vec<Vec<u8>>, what: &str| {
+            read(stream, &pool(manager, layer, kind), rows, &want.concat(), what);
+        };
         for history in histories.iter().filter(|one| compressors(kind).contains(&one.stream)) {
             let made = alone(device, history, layer, logical);
             let what = format!("{:?} of block {logical}", history.stream);
             if history.stream == StateStream::CsaIndex {
-                let keys = handle.index_keys().unwrap();
                 let format = KeyFormat::from_name(config.index_format.name()).unwrap();
                 let want = made.iter().map(|key| format.encode(&rotated(key)));
-                let (codes, scales): (Vec<_>, Vec<_>) =
-                    want.map(|key| (key.codes, key.scale)).unzip();
-                read(stream, keys.code, rows, entries, &codes.concat(), &what);
-                read(stream, keys.scale, rows, entries, &scales.concat(), &what);
+                let (codes, scales) = want.map(|key| (key.codes, key.scale)).unzip();
+                same(PoolKind::IndexCode, codes, &what);
+                same(PoolKind::IndexScale, scales, &what);
                 continue;
             }
             let want: Vec<_> =
                 made.iter().map(|entry| oracle(config.main_format).encode(entry)).collect();
-            let data: Vec<u8> = want.iter().flat_map(|row| row.data.clone()).collect();
-            let scale: Vec<u8> = want.iter().flat_map(|row| row.scale.clone()).collect();
-            read(stream, planes.data, rows, entries, &data, &what);
-            read(stream, planes.scale, rows, entries, &scale, &what);
             let decoded: Vec<u16> =
                 want.iter().flat_map(|row| oracle(config.main_format).decode(row)).collect();
-            let first = (logical * per_block) as i32;
-            let list: Vec<i32> = (first..first + per_block as i32).collect();
-            let tile = filled::<B, u16>(stream, decoded.len());
-            let selected = upload(stream, &list);
-            handle.gather_kv(stream, STEP - 1..STEP, &selected, per_block, &tile).unwrap();
-            assert_same(&download(stream, &tile), &decoded, &what);
+            let (data, scale) = want.into_iter().map(|row| (row.data, row.scale)).unzip();
+            same(PoolKind::EntryData, data, &what);
+            same(PoolKind::EntryScale, scale, &what);
+            assert_same(&gathered[layer.0 as usize], &decoded, &what);
         }
     }
 }
@@ -140,9 +173,8 @@ fn check_block<B: Backend>(
 /// Rows of a plane are those of `want`.
 fn read<B: Backend>(
     stream: &Stream<B>,
-    plane: &Buffer<B, u8>,
-    first_row: u64,
-    rows: usize,
+    plane: &View<B, u8>,
+    (first_row, rows): (u64, usize),
     want: &[u8],
     what: &str,
 ) {

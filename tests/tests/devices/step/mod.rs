@@ -1,5 +1,6 @@
 //! Whole steps through the cache: layers of every kind, requests side by side, poison.
 
+pub mod capture;
 pub mod cuts;
 pub mod gathered;
 pub mod histories;

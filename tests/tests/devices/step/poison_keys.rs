@@ -6,19 +6,29 @@ use dsv4_kv::{CacheConfig, KvError, LayerId};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
-use crate::stories::{Fed, Part, Story, config, tiny};
+use crate::fed::{Fed, Padding, Part};
+use crate::stories::{Story, config, tiny};
 
 /// The CSA layers of the preset `tiny`.
 const LAYERS: [LayerId; 2] = [LayerId(1), LayerId(3)];
 
 fn poisoned<B: Backend>(device: &Device<B>, format: IndexFormat) -> Fed<B> {
     let config = config(&tiny(), (MainFormat::Ue8m0, format), 1);
-    Fed::new(device, CacheConfig { poison: true, ..config })
+    Fed::new(device, CacheConfig { poison: true, max_draft: 7, ..config })
 }
 
-/// What is found after the step's queries were scored, but for those that see no more than `skip`.
-fn found<B: Backend>(fed: &Fed<B>, queries: u32, skip: u32) -> (u32, Vec<PoisonRead>) {
-    LAYERS.iter().for_each(|&layer| fed.score(layer, 0..queries, skip).unwrap());
+/// Runs a step in which every CSA layer scores its queries, but for those that see no more than `skip`;
+/// what is found.
+fn found<B: Backend>(
+    fed: &mut Fed<B>,
+    part: Part<'_>,
+    accepted: u32,
+    skip: u32,
+) -> (u32, Vec<PoisonRead>) {
+    let (config, queries) = (fed.manager.config().clone(), part.request().tokens);
+    fed.run(&[part], Padding::None, &[accepted], &mut |_, updated| {
+        updated.score(&config, 0..queries, skip)
+    });
     match fed.manager.check_poison(&fed.stream) {
         Ok(()) => (0, Vec::new()),
         Err(KvError::PoisonRead { count, rows }) => (count, rows),
@@ -34,18 +44,15 @@ pub fn scores_of_what_nobody_wrote_are_named<B: Backend>(device: &Device<B>) {
         let story = Story::random(&tiny(), 136, 61);
         let mut fed = poisoned(device, format);
         let id = fed.manager.admit().unwrap();
-        fed.step(&[Part::new(id, &story, 0..127)], 127);
-        assert_eq!(found(&fed, 127, 1), (0, Vec::new()), "{format:?}");
+        let clean = found(&mut fed, Part::new(id, &story, 0..127), 127, 1);
+        assert_eq!(clean, (0, Vec::new()), "{format:?}");
         fed.manager.release(id).unwrap();
 
         let id = fed.manager.admit().unwrap();
         for (written, lost) in [(0..2, 2), (3..127, 127)] {
-            let tokens = written.len() as u32;
-            fed.step(&[Part::new(id, &story, written)], tokens);
-            fed.prepare(&[Part::new(id, &story, lost..lost + 1)], 1);
-            fed.manager.commit(id, 1).unwrap();
+            fed.step(&[Part::new(id, &story, written)], Padding::None);
+            fed.lose(&[Part::new(id, &story, lost..lost + 1)]);
         }
-        fed.step(&[Part::new(id, &story, 128..136)], 8);
         let want = |first| -> Vec<_> {
             let queries =
                 LAYERS.iter().flat_map(|&layer| (first..136).map(move |query| (layer, query)));
@@ -54,7 +61,7 @@ pub fn scores_of_what_nobody_wrote_are_named<B: Backend>(device: &Device<B>) {
                 .flat_map(|(layer, position)| {
                     [0, 1, 31].map(|entry| PoisonRead {
                         layer,
-                        slot: id.slot,
+                        slot: id.slot(),
                         request: Some(id),
                         position,
                         row: PoisonedRow::Key(entry),
@@ -62,9 +69,10 @@ pub fn scores_of_what_nobody_wrote_are_named<B: Backend>(device: &Device<B>) {
                 })
                 .collect()
         };
-        assert_eq!(found(&fed, 8, 1), (48, want(128)), "{format:?}");
+        let part = || Part::new(id, &story, 128..136);
+        assert_eq!(found(&mut fed, part(), 0, 1), (48, want(128)), "{format:?}");
         // The other queries see 32 and 33 entries, and are not scored.
-        assert_eq!(found(&fed, 8, 33), (6, want(135)), "{format:?}");
+        assert_eq!(found(&mut fed, part(), 8, 33), (6, want(135)), "{format:?}");
         fed.manager.check_faults(&fed.stream).unwrap();
     }
 }
@@ -75,15 +83,13 @@ pub fn scores_of_what_another_held_are_named<B: Backend>(device: &Device<B>) {
         let story = Story::random(&tiny(), 133, 62);
         let mut fed = poisoned(device, format);
         let first = fed.manager.admit().unwrap();
-        fed.step(&[Part::new(first, &story, 0..132)], 132);
-        assert_eq!(found(&fed, 132, 1), (0, Vec::new()), "{format:?}");
+        let clean = found(&mut fed, Part::new(first, &story, 0..132), 132, 1);
+        assert_eq!(clean, (0, Vec::new()), "{format:?}");
         fed.manager.release(first).unwrap();
 
         let next = fed.manager.admit().unwrap();
-        fed.prepare(&[Part::new(next, &story, 0..132)], 132);
-        fed.manager.commit(next, 132).unwrap();
-        fed.prepare(&[Part::new(next, &story, 132..133)], 1);
-        let (count, rows) = found(&fed, 1, 1);
+        fed.lose(&[Part::new(next, &story, 0..132)]);
+        let (count, rows) = found(&mut fed, Part::new(next, &story, 132..133), 1, 1);
         // 33 in each of two layers, of which 64 are recorded.
         assert_eq!((count, rows.len()), (66, 64), "{format:?}");
         assert!(rows.iter().all(|read| read.request == Some(next) && read.position == 132));

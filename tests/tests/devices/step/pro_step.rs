@@ -1,17 +1,20 @@
 //! A captured decode step of V4-Pro: 61 layers and the multi-token-prediction layer.
 
-use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::device::{Backend, Device, Stream, View};
 use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::manager::Groups;
+use dsv4_kv::step::Group;
 use dsv4_kv::{
-    CacheConfig, CapturedStep, KvCacheManager, KvError, LayerId, RequestId, StepRequest,
+    Accepted, Bucket, CacheConfig, CapturedStep, KvCacheManager, KvError, LayerId, Layers,
+    RequestId, StepRequest,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::fed::{Padding, begin_requests};
 use crate::inputs::{assert_same, download};
 use crate::step::gathered::Gathered;
 use crate::step::tensors::Tensors;
-use crate::stories::pools_of;
 
 /// Requests, replays, and replays between two comparisons of all bytes.
 struct Size {
@@ -43,53 +46,96 @@ impl<B: Backend> Side<B> {
         };
         let manager = KvCacheManager::new(stream.device().clone(), config).unwrap();
         let out = Gathered::of_layers(&manager, stream, size.bucket, most);
-        let side = Self { manager, out };
-        side.pools().iter().for_each(|(_, pool)| stream.fill(pool, 0xFF).unwrap());
-        side
+        // What nobody writes is NaN.
+        for (layer, schema) in (0..).map(LayerId).zip(&manager.schema().layers) {
+            for pool in &schema.pools {
+                stream.fill(&manager.writable_pool(layer, pool.kind).unwrap(), 0xFF).unwrap();
+            }
+        }
+        Self { manager, out }
     }
 
-    fn layers(&self) -> impl Iterator<Item = LayerId> + use<B> {
-        (0..self.out.len() as u32).map(LayerId)
-    }
-
-    fn pools(&self) -> Vec<(String, Buffer<B, u8>)> {
+    fn pools(&self) -> Vec<(String, View<B, u8>)> {
         let of_layer = |layer| {
-            let pools = pools_of(&self.manager.layer(layer).unwrap());
-            pools.into_iter().map(move |(kind, pool)| (format!("{layer:?} {kind:?}"), pool))
+            let pools = self.manager.pools(layer).unwrap();
+            pools.map(move |(kind, pool)| (format!("{layer:?} {kind:?}"), pool))
         };
-        self.layers().flat_map(of_layer).collect()
+        (0..self.out.len() as u32).map(LayerId).flat_map(of_layer).collect()
     }
 
-    fn gather(&self, stream: &Stream<B>, tensors: &Tensors<B>, bucket: u32) -> Result<(), KvError> {
-        let mut layers = self.layers().zip(&self.out);
-        layers.try_for_each(|(layer, out)| {
-            out.gather(&self.manager, stream, layer, bucket, &tensors.kv_of(layer))
-        })
-    }
-
-    /// Work lists, updates and gathers by the separate kernels, for exactly the step's tokens.
-    fn eager(&self, stream: &Stream<B>, tensors: &Tensors<B>, tokens: u32) {
-        self.manager.build_plan_for(stream, tokens).unwrap();
-        for layer in self.layers() {
-            tensors.update(&self.manager, stream, layer, tokens, false).unwrap();
+    /// Updates by the separate kernels, for exactly the step's tokens, and gathers.
+    fn eager(
+        &mut self,
+        stream: &Stream<B>,
+        tensors: &Tensors<B>,
+        parts: &[StepRequest],
+        gather: bool,
+    ) {
+        let config = self.manager.config();
+        let tokens = parts.iter().map(|part| part.tokens).sum();
+        let (requests, context) = (config.max_requests, config.max_context);
+        let bucket = Bucket { tokens, tokens_per_request: PROMPT, requests, context };
+        let Self { manager, out } = self;
+        for mut step in begin_requests(manager, stream, parts, &Padding::Bucket(bucket)).unwrap() {
+            run_layers(&mut step, tensors, out, gather).unwrap();
+            step.commit(&all(parts)).unwrap();
         }
     }
 
-    fn capture(&self, stream: &Stream<B>, tensors: &Tensors<B>, bucket: u32) -> CapturedStep<B> {
+    /// Fused updates and gathers of both layer groups, captured.
+    fn capture(
+        &mut self,
+        stream: &Stream<B>,
+        tensors: &Tensors<B>,
+        bucket: &Bucket,
+    ) -> Vec<CapturedStep<B>> {
+        let Self { manager, out } = self;
         let mut retained = tensors.memory();
-        retained.extend(self.out.iter().flat_map(Gathered::memory));
-        let record = |manager: &KvCacheManager<B>| {
-            for layer in self.layers() {
-                tensors.update(manager, stream, layer, bucket, true)?;
-            }
-            self.gather(stream, tensors, bucket)
+        retained.extend(out.iter().flat_map(Gathered::memory));
+        let Groups { trunk, draft } = manager.groups();
+        let groups = std::iter::once(trunk).chain(draft);
+        let capture = |mut group: Group<'_, B>| {
+            let record = |layers: &mut Layers<'_, B>| run_layers(layers, tensors, out, true);
+            group.capture(stream, bucket, retained.clone(), record).unwrap()
         };
-        self.manager.capture(stream, bucket, retained, record).unwrap()
+        groups.map(capture).collect()
     }
 
-    fn commit(&mut self, step: &[StepRequest]) {
-        step.iter().for_each(|part| self.manager.commit(part.id, part.tokens).unwrap());
+    fn replay(
+        &mut self,
+        stream: &Stream<B>,
+        parts: &[StepRequest],
+        bucket: Bucket,
+        graphs: &[CapturedStep<B>],
+    ) {
+        let padding = Padding::Bucket(bucket);
+        let steps = begin_requests(&mut self.manager, stream, parts, &padding).unwrap();
+        for (mut step, graph) in steps.into_iter().zip(graphs) {
+            step.replay(graph).unwrap();
+            step.commit(&all(parts)).unwrap();
+        }
     }
+}
+
+fn all(parts: &[StepRequest]) -> Vec<Accepted<'static>> {
+    parts.iter().map(|part| Accepted::count(part.id, part.tokens)).collect()
+}
+
+fn run_layers<B: Backend>(
+    layers: &mut Layers<'_, B>,
+    tensors: &Tensors<B>,
+    out: &[Gathered<B>],
+    gather: bool,
+) -> Result<(), KvError> {
+    let tokens = layers.tokens();
+    for (layer, kind) in layers.ids() {
+        let updated = tensors.update(layers, layer, kind)?;
+        if gather {
+            out[layer.0 as usize].gather(&updated, tokens)?;
+        }
+        updated.append()?;
+    }
+    Ok(())
 }
 
 /// Replays of a captured decode step, fused and padded to its bucket, leave in every pool and every
@@ -107,29 +153,27 @@ pub fn replays_equal_eager_steps<B: Backend>(device: &Device<B>) {
     let (now, inputs): (_, Vec<_>) = (tensors(0), (1..=INPUTS as u64).map(tensors).collect());
     let mut sides = [(); 2].map(|()| Side::new(&stream, &size));
     let mut requests = prompts(&stream, &mut sides, &now, &size);
-    let graph = sides[1].capture(&stream, &now, size.bucket);
+    let bucket = Bucket::decode(sides[1].manager.config(), size.bucket);
+    let graphs = sides[1].capture(&stream, &now, &bucket);
     let mut random = StdRng::seed_from_u64(1);
     for replay in 0..size.replays {
         let batch = random.random_range(1..=size.bucket);
         requests.rotate_left(3);
-        let step: Vec<_> = requests[..batch as usize]
-            .iter_mut()
-            .map(|(id, start)| {
-                *start += 1;
-                StepRequest { id: *id, start: *start - 1, tokens: 1 }
-            })
-            .collect();
+        let mut parts = [Vec::new(), Vec::new()];
+        for (ids, start) in &mut requests[..batch as usize] {
+            for (parts, id) in parts.iter_mut().zip(*ids) {
+                parts.push(StepRequest { id, start: *start, tokens: 1 });
+            }
+            *start += 1;
+        }
         now.copy_rows(&stream, &inputs[replay as usize % INPUTS]);
-        let positions: Vec<usize> = step.iter().map(|part| part.start as usize).collect();
-        for side in &mut sides {
-            side.manager.prepare_forward(&stream, &step).unwrap();
+        let positions: Vec<usize> = parts[0].iter().map(|part| part.start as usize).collect();
+        for side in &sides {
             side.out.iter().for_each(|out| out.reset(&stream, &positions));
         }
         let [eager, captured] = &mut sides;
-        eager.eager(&stream, &now, batch);
-        eager.gather(&stream, &now, batch).unwrap();
-        captured.manager.replay(&stream, &graph).unwrap();
-        sides.iter_mut().for_each(|side| side.commit(&step));
+        eager.eager(&stream, &now, &parts[0], true);
+        captured.replay(&stream, &parts[1], bucket, &graphs);
         if (replay + 1) % size.compare_every == 0 {
             compare(&stream, &sides, &format!("replay {replay}, positions {positions:?}"));
         }
@@ -137,25 +181,21 @@ pub fn replays_equal_eager_steps<B: Backend>(device: &Device<B>) {
     sides.iter().for_each(|side| side.manager.check_faults(&stream).unwrap());
 }
 
-/// Admits a request for each row of the bucket and feeds it up to 128 tokens.
+/// Admits a request for each row of the bucket to both sides and feeds it up to 128 tokens.
 fn prompts<B: Backend>(
     stream: &Stream<B>,
     sides: &mut [Side<B>; 2],
     tensors: &Tensors<B>,
     size: &Size,
-) -> Vec<(RequestId, u32)> {
+) -> Vec<([RequestId; 2], u32)> {
     let mut requests = Vec::new();
-    for start in PROMPT - size.bucket..PROMPT {
+    for tokens in PROMPT - size.bucket..PROMPT {
         let ids = sides.each_mut().map(|side| {
             let id = side.manager.admit().unwrap();
-            let step = [StepRequest { id, start: 0, tokens: start }];
-            side.manager.prepare_forward(stream, &step).unwrap();
-            side.eager(stream, tensors, start);
-            side.commit(&step);
+            side.eager(stream, tensors, &[StepRequest { id, start: 0, tokens }], false);
             id
         });
-        assert_eq!(ids[0], ids[1], "both caches go the same way");
-        requests.push((ids[0], start));
+        requests.push((ids, tokens));
     }
     requests
 }

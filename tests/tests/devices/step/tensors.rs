@@ -2,10 +2,11 @@
 //! row `l` on, so that a layer that writes to another's pools writes other bytes.
 
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream};
-use dsv4_kv::handle::Projected;
-use dsv4_kv::{KvCacheManager, KvError, LayerId};
-use kv_layout::geometry::StateStream;
+use dsv4_kv::step::CompressorInputs;
+use dsv4_kv::{KvError, LayerId, Layers};
+use kv_layout::geometry::{LayerKind, StateStream};
 
+use crate::fed::{self, Updated};
 use crate::inputs::{rows, upload};
 use crate::model::{History, shape};
 use crate::stories::compressors;
@@ -19,13 +20,6 @@ pub struct Tensors<B: Backend> {
     kv: Buffer<B, u16>,
     projections: [[Buffer<B, f32>; 2]; 3],
     weights: [[Buffer<B, f32>; 2]; 3],
-}
-
-/// One layer's part of [`Tensors`].
-struct LayerTensors<'a, B: Backend> {
-    kv: Buffer<B, u16>,
-    projections: Vec<[Buffer<B, f32>; 2]>,
-    weights: Vec<&'a [Buffer<B, f32>; 2]>,
 }
 
 impl<B: Backend> Tensors<B> {
@@ -62,51 +56,25 @@ impl<B: Backend> Tensors<B> {
         from_row(&self.kv, layer, 512)
     }
 
-    fn of(&self, manager: &KvCacheManager<B>, layer: LayerId) -> LayerTensors<'_, B> {
-        let kind = manager.config().model.layers[layer.0 as usize];
-        let streams = STREAMS.iter().enumerate();
-        let own = || streams.clone().filter(|(_, of)| compressors(kind).contains(of));
-        LayerTensors {
-            kv: self.kv_of(layer),
-            projections: own()
-                .map(|(at, &of)| {
-                    let columns = shape(of).columns() as u64;
-                    self.projections[at].each_ref().map(|all| from_row(all, layer, columns))
-                })
-                .collect(),
-            weights: own().map(|(at, _)| &self.weights[at]).collect(),
-        }
-    }
-
-    /// Queues one layer's append and update in launches of `bucket` tokens: by the separate kernels, or
-    /// fused, which takes one token a request.
-    pub fn update(
+    /// Queues one layer's update.
+    pub fn update<'s>(
         &self,
-        manager: &KvCacheManager<B>,
-        stream: &Stream<B>,
+        layers: &'s mut Layers<'_, B>,
         layer: LayerId,
-        bucket: u32,
-        fused: bool,
-    ) -> Result<(), KvError> {
-        let (tensors, handle) = (self.of(manager, layer), manager.layer_for(layer, bucket)?);
-        let (kv, projected) = (&tensors.kv, tensors.projected());
-        match projected.as_slice() {
-            [hca] if fused => return handle.decode_hca(stream, kv, hca),
-            [main, index] if fused => return handle.decode_csa(stream, kv, main, index),
-            _ => handle.append_swa(stream, kv)?,
-        }
-        match projected.as_slice() {
-            [] => Ok(()),
-            [hca] => handle.update_hca(stream, hca),
-            [main, index, ..] => handle.update_csa(stream, main, index),
-        }
-    }
-}
-
-impl<B: Backend> LayerTensors<'_, B> {
-    fn projected(&self) -> Vec<Projected<'_, B>> {
-        let both = self.projections.iter().zip(&self.weights);
-        both.map(|([kv, gate], [ape, norm])| Projected { kv, gate, ape, norm }).collect()
+        kind: LayerKind,
+    ) -> Result<Updated<'s, B>, KvError> {
+        let own = STREAMS.iter().enumerate().filter(|(_, of)| compressors(kind).contains(of));
+        let tensors: Vec<_> = own
+            .map(|(at, &of)| {
+                let columns = shape(of).columns() as u64;
+                (self.projections[at].each_ref().map(|all| from_row(all, layer, columns)), at)
+            })
+            .collect();
+        let inputs = tensors.iter().map(|([kv, gate], at)| {
+            let [ape, norm] = &self.weights[*at];
+            CompressorInputs { kv, gate, ape, norm }
+        });
+        fed::update(layers, layer, &self.kv_of(layer), &inputs.collect::<Vec<_>>())
     }
 }
 

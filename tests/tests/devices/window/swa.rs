@@ -5,7 +5,7 @@ use dsv4_kv::device::{
     Backend, Buffer, CudaDevice, Device, DeviceError, EmuDevice, Memory, Stream,
 };
 use dsv4_kv::ops::{self, GatherQueries, SwaRing};
-use dsv4_kv::plan::{self, Chunk, NONE, Section, StepLayout};
+use dsv4_kv::step_meta::{self, Chunk, NONE, Section, StepLayout};
 use dsv4_kv_oracle::row::{EncodedRow, QUANTISED};
 use dsv4_kv_oracle::swa;
 use dsv4_kv_tests::golden;
@@ -113,7 +113,7 @@ impl<B: Backend> Step<B> {
         let tokens: u32 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
         let layout = StepLayout::new(tokens + padding, chunks.len() as u32);
         let mut array = vec![0; layout.elements()];
-        plan::fill(&mut array, layout, ring, chunks.iter().copied());
+        step_meta::fill(&mut array, layout, ring, chunks.iter().copied());
         let section = |section| &array[layout.range(section)];
         let sections = [Section::Position, Section::Slot, Section::Index]
             .map(|name| upload(stream, section(name)));

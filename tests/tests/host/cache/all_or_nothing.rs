@@ -3,8 +3,11 @@
 
 use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions, Emulator};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::plan::Section;
-use dsv4_kv::{CacheConfig, KvCacheManager, KvError, LayerId, RequestId, StepRequest};
+use dsv4_kv::{
+    Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerGroup, RequestId, StepPlan,
+    StepRequest,
+};
+use dsv4_kv_tests::inputs::download;
 
 /// Requests of the step.
 const REQUESTS: u32 = 64;
@@ -48,61 +51,55 @@ fn cache(free: u32, blocks: u32) -> (KvCacheManager<Emulator>, Vec<StepRequest>)
     (cache, step)
 }
 
-/// Gives a request its first tokens.
+/// Gives a request its first tokens; no kernel runs.
 fn grow(cache: &mut KvCacheManager<Emulator>, id: RequestId, tokens: u32) {
     if tokens > 0 {
         let stream = cache.device().stream().unwrap();
-        cache.prepare_forward(&stream, &[StepRequest { id, start: 0, tokens }]).unwrap();
-        cache.commit(id, tokens).unwrap();
+        let step = [StepRequest { id, start: 0, tokens }];
+        let mut step = cache.begin_step(&stream, Launches::Eager, &step).unwrap();
+        step.skip_kernels();
+        step.commit(&[Accepted::count(id, tokens)]).unwrap();
     }
 }
 
-/// The cache as bytes: its books, and StepMeta on the device.
-fn state(cache: &KvCacheManager<Emulator>) -> (Vec<u8>, Vec<Vec<i32>>) {
+/// The cache as bytes: its ledger, and StepMeta and the block table on the device.
+fn state(cache: &mut KvCacheManager<Emulator>) -> (Vec<u8>, Vec<i32>, Vec<i32>) {
     let stream = cache.device().stream().unwrap();
-    let handle = cache.layer(LayerId(0)).unwrap();
-    let section = |section| {
-        let section = handle.section(section);
-        let mut values = vec![0; section.len() as usize];
-        stream.download(&section, 0, &mut values).unwrap();
-        values
-    };
-    let sections = [
-        Section::Position,
-        Section::Slot,
-        Section::Index,
-        Section::Remaining,
-        Section::RingRow,
-        Section::TableIndex,
-        Section::TableBlock,
-    ];
-    (serde_json::to_vec(cache.ledger()).unwrap(), sections.map(section).to_vec())
+    let step_meta = cache.writable_step_meta(LayerGroup::Trunk).unwrap();
+    let table = download(&stream, &cache.device_block_table());
+    (serde_json::to_vec(&*cache.ledger()).unwrap(), download(&stream, &step_meta), table)
+}
+
+/// Begins a step and leaves it open, as its effect is what is looked at: the next one rejects it.
+fn begin(cache: &mut KvCacheManager<Emulator>, step: &[StepRequest]) -> Result<StepPlan, KvError> {
+    let stream = cache.device().stream().unwrap();
+    let step = cache.begin_step(&stream, Launches::Eager, step)?;
+    let plan = step.plan();
+    std::mem::forget(step);
+    Ok(plan)
 }
 
 #[test]
 fn a_step_gets_all_its_blocks_or_none() {
     const BLOCKS: u32 = 400;
     let (mut enough, step) = cache(300, BLOCKS);
-    let stream = enough.device().stream().unwrap();
-    let before = state(&enough);
-    let needed = enough.prepare_forward(&stream, &step).unwrap().new_blocks;
-    assert_ne!(state(&enough), before, "a step that runs is seen in the bytes");
+    let before = state(&mut enough);
+    let needed = begin(&mut enough, &step).unwrap().new_blocks;
+    assert_ne!(state(&mut enough), before, "a step that runs is seen in the bytes");
     assert!(needed > 40, "a mixed step takes blocks of many requests: {needed}");
 
     for free in 0..needed {
         let (mut cache, step) = cache(free, BLOCKS);
-        let stream = cache.device().stream().unwrap();
-        let before = state(&cache);
-        let error = cache.prepare_forward(&stream, &step).unwrap_err();
+        let before = state(&mut cache);
+        let error = begin(&mut cache, &step).unwrap_err();
         assert!(
             matches!(error, KvError::OutOfBlocks { needed: n, free: f } if (n, f) == (needed, free)),
             "{error}"
         );
-        assert_eq!(state(&cache), before, "the step failed at block {free} of {needed}");
+        assert_eq!(state(&mut cache), before, "the step failed at block {free} of {needed}");
     }
     let (mut cache, step) = cache(needed, BLOCKS);
-    let stream = cache.device().stream().unwrap();
-    let plan = cache.prepare_forward(&stream, &step).unwrap();
+    let plan = begin(&mut cache, &step).unwrap();
     assert_eq!((plan.new_blocks, cache.ledger().free_blocks()), (needed, 0));
 }
 

@@ -9,7 +9,9 @@ use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::schema::{PoolUnit, Schema};
-use dsv4_kv::{CacheConfig, KvCacheManager, KvError, Ledger, RequestId, StepRequest};
+use dsv4_kv::{
+    Accepted, CacheConfig, KvCacheManager, KvError, LayerGroup, Ledger, RequestId, StepRequest,
+};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
@@ -22,8 +24,11 @@ const LONGEST: u32 = 1500;
 
 fn model() -> impl Strategy<Value = ModelConfig> {
     let kinds = select(vec![LayerKind::Swa, LayerKind::Csa, LayerKind::Hca]);
-    prop::collection::vec(kinds, 1..6)
-        .prop_map(|layers| ModelConfig { layers, ..ModelConfig::preset("tiny").unwrap() })
+    prop::collection::vec(kinds, 1..6).prop_map(|layers| {
+        // The last layer may be a draft layer, which has a sliding window alone.
+        let mtp_layers = u32::from(layers.len() > 1 && layers.last() == Some(&LayerKind::Swa));
+        ModelConfig { layers, mtp_layers, ..ModelConfig::preset("tiny").unwrap() }
+    })
 }
 
 fn config() -> impl Strategy<Value = CacheConfig> {
@@ -75,8 +80,11 @@ impl Cache {
             return true;
         }
         let step = [StepRequest { id, start, tokens }];
-        match self.ledger.prepare_forward(&step, &mut self.array) {
-            Ok(_) => self.ledger.commit(id, tokens).unwrap(),
+        match self.ledger.begin_step(LayerGroup::Trunk, &step, &mut self.array) {
+            Ok(_) => {
+                let all = [Accepted::count(id, tokens)];
+                self.ledger.commit_step(LayerGroup::Trunk, &all).unwrap();
+            }
             Err(KvError::OutOfBlocks { .. } | KvError::ContextTooLong { .. }) => return false,
             Err(error) => panic!("{error}"),
         }

@@ -1,7 +1,10 @@
 //! The ledger by itself: every refusal is typed, names value and limit, and changes nothing.
 
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{BlockId, CacheConfig, KvError, Ledger, RequestId, SlotId, StepRequest};
+use dsv4_kv::ledger::Written;
+use dsv4_kv::{
+    Accepted, BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId, StepPlan, StepRequest,
+};
 
 fn config() -> CacheConfig {
     CacheConfig {
@@ -39,6 +42,21 @@ fn state(ledger: &Ledger, ids: &[RequestId]) -> State {
     }
 }
 
+/// Begins a step of the trunk.
+fn begin(
+    ledger: &mut Ledger,
+    array: &mut [i32],
+    step: &[StepRequest],
+) -> Result<StepPlan, KvError> {
+    ledger.begin_step(LayerGroup::Trunk, step, array)
+}
+
+/// Commits a step of the trunk: the first so many tokens of each request.
+fn commit(ledger: &mut Ledger, accepted: &[(RequestId, u32)]) -> Result<(), KvError> {
+    let accepted: Vec<_> = accepted.iter().map(|&(id, n)| Accepted::count(id, n)).collect();
+    ledger.commit_step(LayerGroup::Trunk, &accepted)
+}
+
 /// The step is refused, and neither the ledger nor the array changed.
 fn refused(
     ledger: &mut Ledger,
@@ -47,7 +65,7 @@ fn refused(
     step: &[StepRequest],
 ) -> KvError {
     let before = (state(ledger, ids), array.to_vec());
-    let error = ledger.prepare_forward(step, array).unwrap_err();
+    let error = begin(ledger, array, step).unwrap_err();
     assert_eq!(before, (state(ledger, ids), array.to_vec()), "{error}");
     error
 }
@@ -68,14 +86,15 @@ fn a_request_keeps_its_blocks_and_gives_them_back() {
     let (a, b) = (ledger.admit().unwrap(), ledger.admit().unwrap());
     let step =
         [StepRequest { id: a, start: 0, tokens: 300 }, StepRequest { id: b, start: 0, tokens: 3 }];
-    let plan = ledger.prepare_forward(&step, &mut array).unwrap();
-    assert_eq!((plan.tokens, plan.requests, plan.new_blocks), (303, 2, 3));
-    ledger.commit(a, 300).unwrap();
-    ledger.commit(b, 3).unwrap();
+    let plan = begin(&mut ledger, &mut array, &step).unwrap();
+    let want = StepPlan { tokens: 303, tokens_per_request: 300, requests: 2, new_blocks: 3 };
+    assert_eq!(plan, want);
+    commit(&mut ledger, &[(b, 3), (a, 300)]).unwrap();
     let held: Vec<_> = ledger.block_table(a).unwrap().collect();
     assert_eq!(held, [BlockId(0), BlockId(1), BlockId(2)]);
     let step = [StepRequest { id: b, start: 3, tokens: 1 }];
-    assert_eq!(ledger.prepare_forward(&step, &mut array).unwrap().new_blocks, 1);
+    assert_eq!(begin(&mut ledger, &mut array, &step).unwrap().new_blocks, 1);
+    commit(&mut ledger, &[(b, 1)]).unwrap();
     assert_eq!(ledger.block_table(b).unwrap().collect::<Vec<_>>(), [BlockId(3)]);
     ledger.release(a).unwrap();
     assert_eq!(ledger.free_blocks(), 9);
@@ -88,12 +107,44 @@ fn rejected_tokens_keep_their_blocks_for_the_next_step() {
     let (mut ledger, mut array) = ledger();
     let id = ledger.admit().unwrap();
     let step = |start, tokens| [StepRequest { id, start, tokens }];
-    ledger.prepare_forward(&step(0, 130), &mut array).unwrap();
-    ledger.commit(id, 130).unwrap();
-    assert_eq!(ledger.prepare_forward(&step(130, 3), &mut array).unwrap().new_blocks, 1);
-    ledger.commit(id, 1).unwrap();
+    begin(&mut ledger, &mut array, &step(0, 130)).unwrap();
+    commit(&mut ledger, &[(id, 130)]).unwrap();
+    assert_eq!(begin(&mut ledger, &mut array, &step(130, 3)).unwrap().new_blocks, 1);
+    commit(&mut ledger, &[(id, 1)]).unwrap();
     assert_eq!(ledger.committed(id).unwrap(), 131);
-    assert_eq!(ledger.prepare_forward(&step(131, 1), &mut array).unwrap().new_blocks, 0);
+    assert_eq!(begin(&mut ledger, &mut array, &step(131, 1)).unwrap().new_blocks, 0);
+}
+
+/// A rejected step leaves the books as they were, to the order of the free list.
+#[test]
+fn a_rejected_step_never_was() {
+    let (mut ledger, mut array) = ledger();
+    let (a, b) = (ledger.admit().unwrap(), ledger.admit().unwrap());
+    let step = |id, start, tokens| StepRequest { id, start, tokens };
+    begin(&mut ledger, &mut array, &[step(a, 0, 200), step(b, 0, 130)]).unwrap();
+    commit(&mut ledger, &[(a, 200), (b, 130)]).unwrap();
+    let books = |ledger: &Ledger| serde_json::to_value(ledger).unwrap();
+    let before = books(&ledger);
+    for _ in 0..3 {
+        begin(&mut ledger, &mut array, &[step(b, 130, 600), step(a, 200, 200)]).unwrap();
+        assert_ne!(books(&ledger), before);
+        ledger.reject_step(LayerGroup::Trunk, Written::Nothing);
+        assert_eq!(books(&ledger), before);
+    }
+    // Rows of at most `max_draft` + 1 tokens of a request may have been written.
+    begin(&mut ledger, &mut array, &[step(b, 130, 3), step(a, 200, 3)]).unwrap();
+    ledger.reject_step(LayerGroup::Trunk, Written::Rows);
+    assert_eq!(state(&ledger, &[a, b]).free_blocks, 10 - 2 - 1);
+    begin(&mut ledger, &mut array, &[step(b, 130, 2), step(a, 200, 3)]).unwrap();
+    // Of more, the request can only be released.
+    ledger.reject_step(LayerGroup::Trunk, Written::Rows);
+    begin(&mut ledger, &mut array, &[step(b, 130, 1), step(a, 200, 4)]).unwrap();
+    ledger.reject_step(LayerGroup::Trunk, Written::Rows);
+    let error = refused(&mut ledger, &mut array, &[a, b], &[step(a, 200, 1)]);
+    assert!(matches!(error, KvError::Overwritten { request, .. } if request == a), "{error}");
+    begin(&mut ledger, &mut array, &[step(b, 130, 1)]).unwrap();
+    commit(&mut ledger, &[(b, 1)]).unwrap();
+    ledger.release(a).unwrap();
 }
 
 #[test]
@@ -103,7 +154,7 @@ fn slots_run_out_and_come_back_with_a_new_generation() {
     assert!(matches!(ledger.admit(), Err(KvError::NoFreeSlot { slots: 3 })));
     ledger.release(ids[1]).unwrap();
     let again = ledger.admit().unwrap();
-    assert_eq!((again.slot, again.generation), (ids[1].slot, ids[1].generation + 1));
+    assert_eq!((again.slot(), again.generation()), (ids[1].slot(), ids[1].generation() + 1));
 }
 
 #[test]
@@ -112,17 +163,27 @@ fn a_stale_handle_reaches_nobody() {
     let old = ledger.admit().unwrap();
     ledger.release(old).unwrap();
     let new = ledger.admit().unwrap();
-    assert_eq!(old.slot, new.slot);
-    let nobody = RequestId { slot: SlotId(77), generation: 0 };
-    for id in [old, nobody] {
-        let step = [StepRequest { id, start: 0, tokens: 1 }];
-        let error = refused(&mut ledger, &mut array, &[new], &step);
-        assert!(matches!(error, KvError::UnknownRequest { request } if request == id), "{error}");
-        assert!(matches!(ledger.release(id), Err(KvError::UnknownRequest { .. })));
-        assert!(matches!(ledger.commit(id, 0), Err(KvError::UnknownRequest { .. })));
-        assert!(matches!(ledger.committed(id), Err(KvError::UnknownRequest { .. })));
-        assert!(ledger.block_table(id).is_err());
-    }
+    assert_eq!(old.slot(), new.slot());
+    let step = [StepRequest { id: old, start: 0, tokens: 1 }];
+    let error = refused(&mut ledger, &mut array, &[new], &step);
+    assert!(matches!(error, KvError::UnknownRequest { request } if request == old), "{error}");
+    assert!(matches!(ledger.release(old), Err(KvError::UnknownRequest { .. })));
+    assert!(matches!(ledger.committed(old), Err(KvError::UnknownRequest { .. })));
+    assert!(ledger.block_table(old).is_err());
+    assert_eq!(ledger.live_requests(), 1);
+}
+
+/// An id of another ledger is refused, though slot and generation are those of a live request.
+#[test]
+fn an_id_of_another_ledger_is_refused() {
+    let ((mut ledger, mut array), (mut other, _)) = (self::ledger(), self::ledger());
+    let (own, foreign) = (ledger.admit().unwrap(), other.admit().unwrap());
+    assert_eq!((own.slot(), own.generation()), (foreign.slot(), foreign.generation()));
+    let step = [StepRequest { id: foreign, start: 0, tokens: 1 }];
+    let error = refused(&mut ledger, &mut array, &[own], &step);
+    assert!(matches!(error, KvError::ForeignRequest { request } if request == foreign), "{error}");
+    assert!(matches!(ledger.release(foreign), Err(KvError::ForeignRequest { .. })));
+    assert!(matches!(ledger.committed(foreign), Err(KvError::ForeignRequest { .. })));
     assert_eq!(ledger.live_requests(), 1);
 }
 
@@ -140,35 +201,82 @@ fn a_step_that_cannot_be_is_refused_whole() {
     let error = refuse(&[good, part(0, 0)]);
     assert!(matches!(error, KvError::NoTokens { .. }), "{error}");
     let error = refuse(&[good, part(0, 2001)]);
-    assert!(matches!(error, KvError::ContextTooLong { end: 2001, most: 2000, .. }), "{error}");
+    assert!(matches!(error, KvError::ContextTooLong { end: 2001, limit: 2000, .. }), "{error}");
     let error = refuse(&[good, part(0, u32::MAX)]);
     assert!(matches!(error, KvError::ContextTooLong { .. }), "{error}");
     let error = refuse(&[good, part(0, 1301)]);
-    assert!(matches!(error, KvError::StepTooLong { tokens: 1501, most: 1500 }), "{error}");
+    assert!(matches!(error, KvError::StepTooLong { tokens: 1501, limit: 1500, .. }), "{error}");
     let error = refuse(&[good, good]);
     assert!(matches!(error, KvError::DuplicateRequest { request } if request == a), "{error}");
     let error = refuse(&[good, part(0, 1), good, part(0, 1)]);
-    assert!(matches!(error, KvError::TooManyRequests { requests: 4, most: 3 }), "{error}");
+    assert!(matches!(error, KvError::TooManyRequests { requests: 4, limit: 3, .. }), "{error}");
     let error = refuse(&[good, part(0, 1200)]);
     assert!(matches!(error, KvError::OutOfBlocks { needed: 12, free: 10 }), "{error}");
     assert!(error.to_string().contains("2 short"), "{error}");
 }
 
+/// A commit that is refused leaves the step open, and changes nothing.
 #[test]
 fn commit_takes_what_was_written_and_no_more() {
     let (mut ledger, mut array) = ledger();
-    let id = ledger.admit().unwrap();
-    ledger.prepare_forward(&[StepRequest { id, start: 0, tokens: 3 }], &mut array).unwrap();
-    let error = ledger.commit(id, 4).unwrap_err();
+    let (id, other) = (ledger.admit().unwrap(), ledger.admit().unwrap());
+    let error = commit(&mut ledger, &[]).unwrap_err();
+    assert!(matches!(error, KvError::NoOpenStep { group: LayerGroup::Trunk }), "{error}");
+    let step = |start, tokens| [StepRequest { id, start, tokens }];
+    begin(&mut ledger, &mut array, &step(0, 3)).unwrap();
+    let books = serde_json::to_value(&ledger).unwrap();
+    let mut refuse = |accepted: &[Accepted<'_>]| {
+        let error = ledger.commit_step(LayerGroup::Trunk, accepted).unwrap_err();
+        assert_eq!(serde_json::to_value(&ledger).unwrap(), books, "{error}");
+        error
+    };
+    let error = refuse(&[Accepted::count(id, 4)]);
     assert!(matches!(error, KvError::AcceptedTooMany { accepted: 4, written: 3, .. }), "{error}");
-    ledger.commit(id, 2).unwrap();
+    let error = refuse(&[]);
+    assert!(matches!(error, KvError::CommitMismatch { named: 0, requests: 1 }), "{error}");
+    let error = refuse(&[Accepted::count(id, 1), Accepted::count(id, 1)]);
+    assert!(matches!(error, KvError::CommitMismatch { named: 2, requests: 1 }), "{error}");
+    let error = refuse(&[Accepted::count(other, 0)]);
+    assert!(matches!(error, KvError::NotInStep { request, .. } if request == other), "{error}");
+    let error = refuse(&[Accepted { id, accepted: 2, tokens: &[7] }]);
+    assert!(matches!(error, KvError::TokenCount { accepted: 2, told: 1, .. }), "{error}");
+    assert!(matches!(ledger.release(id), Err(KvError::RequestInStep { .. })));
+
+    let told = Accepted { id, accepted: 2, tokens: &[7, 8] };
+    ledger.commit_step(LayerGroup::Trunk, &[told]).unwrap();
     assert_eq!(ledger.committed(id).unwrap(), 2);
-    assert!(matches!(ledger.commit(id, 1), Err(KvError::AcceptedTooMany { written: 0, .. })));
-    ledger.prepare_forward(&[StepRequest { id, start: 2, tokens: 4 }], &mut array).unwrap();
-    let error = ledger.commit(id, 3).unwrap_err();
-    assert!(matches!(error, KvError::NotRollbackable { written: 4, most: 3, .. }), "{error}");
-    ledger.commit(id, 4).unwrap();
+    begin(&mut ledger, &mut array, &step(2, 4)).unwrap();
+    let error = commit(&mut ledger, &[(id, 0)]).unwrap_err();
+    assert!(matches!(error, KvError::NotRollbackable { written: 4, limit: 3, .. }), "{error}");
+    commit(&mut ledger, &[(id, 4)]).unwrap();
     assert_eq!(ledger.committed(id).unwrap(), 6);
+}
+
+/// Draft layers have positions of their own, need no blocks, and go back as far as their rings allow.
+#[test]
+fn draft_layers_run_ahead_and_back() {
+    let (mut ledger, mut array) = ledger();
+    let id = ledger.admit().unwrap();
+    let group = LayerGroup::Draft;
+    let mut draft = |ledger: &mut Ledger, start, tokens| {
+        let step = [StepRequest { id, start, tokens }];
+        let plan = ledger.begin_step(group, &step, &mut array).unwrap();
+        assert_eq!(plan.new_blocks, 0);
+        ledger.commit_step(group, &[Accepted::count(id, tokens)]).unwrap();
+    };
+    draft(&mut ledger, 0, 200);
+    (200..203).for_each(|position| draft(&mut ledger, position, 1));
+    let at = |ledger: &Ledger| ledger.committed_in(group, id).unwrap();
+    assert_eq!((at(&ledger), ledger.committed(id).unwrap(), ledger.free_blocks()), (203, 0, 10));
+    assert!(matches!(ledger.rewind_draft(id, 204), Err(KvError::AcceptedTooMany { .. })));
+    assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::NotRollbackable { limit: 3, .. })));
+    ledger.rewind_draft(id, 201).unwrap();
+    // What was written counts, not what was final: 203 tokens were.
+    assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::NotRollbackable { .. })));
+    ledger.rewind_draft(id, 200).unwrap();
+    draft(&mut ledger, 200, 2);
+    assert_eq!(at(&ledger), 202);
+    assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::NotRollbackable { .. })));
 }
 
 #[test]
@@ -198,7 +306,7 @@ fn memory_decides_the_blocks() {
     assert!(matches!(error, KvError::MemoryTooSmall { slots: 64, .. }), "{error}");
 }
 
-/// Spec section 3.4: bytes per token of context over all layers, window excluded.
+/// Bytes per block over all layers, window excluded.
 #[test]
 fn bytes_per_block_are_those_of_the_released_models() {
     for (model, per_block) in

@@ -2,6 +2,7 @@
 
 mod all_or_nothing;
 mod capacity;
+mod device_failures;
 mod ledger;
 mod no_allocation;
 mod threads;

@@ -1,0 +1,238 @@
+//! What the steps of a replay read and write beside the cache, and the launches of a layer: its update,
+//! the windows of all queries, the gathers of compressed entries, in a CSA layer of those that its
+//! indexer picks, and the append.
+
+use anyhow::{Context, Result};
+use dsv4_kv::device::{Backend, Buffer, Stream};
+use dsv4_kv::indexer::{ProjectedQueries, Selection};
+use dsv4_kv::kv_layout::geometry::{HEAD_DIM, INDEX_DIM, LayerKind, StateStream, WINDOW};
+use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer};
+use dsv4_kv::{
+    CacheConfig, IndexerWorkspace, KvCacheManager, KvError, LayerId, Layers, StepRequest,
+    WorkspaceSize,
+};
+
+use super::kept::{Gathered, Shape};
+use super::select::{Batch, MOST_QUERIES, Queries, batches};
+use super::source::{Source, shape};
+use super::verify::Verifier;
+use super::watch::{self, Tile, WINDOW_SHAPE, Watch};
+
+const IN_POOL: &str = "a step's tensors lie inside the pools";
+
+/// Rows of the buffer that gathers write to.
+const TILE_ROWS: u32 = 1 << 15;
+
+const _: () = assert!(MOST_QUERIES * WINDOW <= TILE_ROWS);
+
+/// The tensors of a replay's steps, and the requests that are followed.
+pub struct Tensors<B: Backend> {
+    /// `[rows, 512]` BF16: the source of every step's KV rows.
+    kv: Buffer<B, u16>,
+    /// The source of projections and of weights.
+    floats: Buffer<B, f32>,
+    /// Of a model that has CSA layers.
+    indexer: Option<IndexerWorkspace<B>>,
+    /// `[MOST_QUERIES, index_topk]`: lists of a batch.
+    selected: Buffer<B, i32>,
+    /// `[TILE_ROWS, 512]` BF16.
+    tile: Buffer<B, u16>,
+    /// `[MOST_QUERIES]`
+    lengths: Buffer<B, i32>,
+    /// Heads of the indexer.
+    heads: u32,
+    /// Entries that the indexer picks for a query.
+    topk: u32,
+    /// Which queries gather entries.
+    queries: Queries,
+    /// Those of the step.
+    batches: Vec<Batch>,
+    /// The step's number.
+    step: u64,
+    seed: u64,
+    /// The requests that are followed.
+    pub watch: Watch<B>,
+}
+
+/// Bytes of device memory that a replay needs beside its cache.
+pub fn working_bytes(config: &CacheConfig, indexer: Option<&WorkspaceSize>, sample: u32) -> u64 {
+    let (row, step_tokens) = (2 * u64::from(HEAD_DIM), config.max_step_tokens);
+    let source = u64::from(Source::rows(step_tokens)) * row + 4 * Source::floats(step_tokens);
+    let tile = u64::from(TILE_ROWS) * row + 4 * u64::from(MOST_QUERIES);
+    let indexer = indexer.map_or(0, |indexer| indexer.bytes) + 4 * selected(config);
+    source + tile + indexer + watch::bytes(config, sample)
+}
+
+/// Elements of the lists of the largest batch.
+fn selected(config: &CacheConfig) -> u64 {
+    u64::from(MOST_QUERIES) * u64::from(config.model.index_topk)
+}
+
+/// The tensors of one compressor.
+struct Compressor<B: Backend> {
+    kv: Buffer<B, f32>,
+    gate: Buffer<B, f32>,
+    ape: Buffer<B, f32>,
+    norm: Buffer<B, f32>,
+}
+
+impl<B: Backend> Compressor<B> {
+    fn inputs(&self) -> CompressorInputs<'_, B> {
+        let Self { kv, gate, ape, norm } = self;
+        CompressorInputs { kv, gate, ape, norm }
+    }
+}
+
+impl<B: Backend> Tensors<B> {
+    /// Allocates the tensors and fills the sources; follows the requests at the places `sample`.
+    pub fn new(
+        stream: &Stream<B>,
+        config: &CacheConfig,
+        indexer: Option<&WorkspaceSize>,
+        seed: u64,
+        sample: Vec<usize>,
+        queries: Queries,
+    ) -> Result<Self, KvError> {
+        let (device, model) = (stream.device(), &config.model);
+        let source = Source::new(seed, config.max_step_tokens, model.layers.len() as u32);
+        let kv = device.allocate("KV rows", source.as_slice().len() as u64)?;
+        stream.upload(source.as_slice(), &kv, 0)?;
+        let floats = device.allocate("projections", source.as_floats().len() as u64)?;
+        stream.upload(source.as_floats(), &floats, 0)?;
+        let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);
+        let verifier = Verifier::new(config, source);
+        let workspace = |size: &WorkspaceSize| {
+            IndexerWorkspace::new(device, model, config.max_context, size.queries, size.bytes)
+        };
+        Ok(Self {
+            indexer: indexer.map(workspace).transpose()?,
+            kv,
+            floats,
+            selected: device.allocate("selected entries", selected(config))?,
+            tile: device.allocate("gathered rows", tile)?,
+            lengths: device.allocate("gathered lengths", u64::from(MOST_QUERIES))?,
+            heads: model.index_heads,
+            topk: model.index_topk,
+            queries,
+            batches: Vec::new(),
+            step: 0,
+            seed,
+            watch: Watch::new(device, config, sample, verifier)?,
+        })
+    }
+
+    /// Turns to step `number`.
+    pub fn begin_step(&mut self, number: u64, step: &[StepRequest]) {
+        self.step = number;
+        self.watch.begin_step(number, step, self.queries, self.seed);
+        self.batches = batches(self.queries, step);
+    }
+
+    /// Compares what the step left behind; see [`Watch::check_step`].
+    pub fn check_step(&mut self, cache: &KvCacheManager<B>, stream: &Stream<B>) -> Result<()> {
+        self.watch.check_step(cache, stream, &self.batches)
+    }
+
+    /// Queues all of one layer.
+    pub fn run_layer(
+        &self,
+        layers: &mut Layers<'_, B>,
+        layer: LayerId,
+        kind: LayerKind,
+    ) -> Result<()> {
+        let (tokens, row) = (layers.tokens(), u64::from(HEAD_DIM));
+        let first = u64::from(self.watch.verifier().source().first_row(self.step, layer.0));
+        let kv = &self.kv.slice(first * row, u64::from(tokens) * row).context(IN_POOL)?;
+        let compressor = |which| self.compressor(layer, tokens, which);
+        match kind {
+            LayerKind::Swa => {
+                let updated = layers.swa(layer)?.update(kv)?;
+                self.gather_windows(&updated)?;
+                updated.append()?;
+            }
+            LayerKind::Csa => {
+                let main = compressor(StateStream::CsaMain)?;
+                let index = compressor(StateStream::CsaIndex)?;
+                let inputs = CsaInputs { kv, main: main.inputs(), index: index.inputs() };
+                let updated = layers.csa(layer)?.update(&inputs)?;
+                self.gather_windows(&updated)?;
+                self.batches.iter().try_for_each(|batch| self.gather_listed(&updated, batch))?;
+                updated.append()?;
+            }
+            LayerKind::Hca => {
+                let main = compressor(StateStream::Hca)?;
+                let updated = layers.hca(layer)?.update(&HcaInputs { kv, main: main.inputs() })?;
+                self.gather_windows(&updated)?;
+                self.batches.iter().try_for_each(|batch| self.gather_all(&updated, batch))?;
+                updated.append()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compressor(&self, layer: LayerId, tokens: u32, which: StateStream) -> Result<Compressor<B>> {
+        let at = self.watch.verifier().source().offsets(self.step, layer.0, which);
+        let (shape, tokens) = (shape(which), tokens as usize);
+        let columns = shape.columns();
+        let slice =
+            |start: usize, len: usize| self.floats.slice(start as u64, len as u64).context(IN_POOL);
+        Ok(Compressor {
+            kv: slice(at.kv, tokens * columns)?,
+            gate: slice(at.gate, tokens * columns)?,
+            ape: slice(at.ape, shape.ratio * columns)?,
+            norm: slice(at.norm, shape.channels)?,
+        })
+    }
+
+    /// Queues the gathers of the windows of all queries.
+    fn gather_windows<K>(&self, updated: &UpdatedLayer<'_, B, K>) -> Result<()> {
+        let (tokens, layer) = (updated.tokens(), updated.schema().layer);
+        let (tile, lengths) = (&self.tile, &self.lengths);
+        for first in (0..tokens).step_by(MOST_QUERIES as usize) {
+            let queries = first..tokens.min(first + MOST_QUERIES);
+            updated.gather_window(queries.clone(), tile, lengths)?;
+            let gathered = Gathered { tile, names: lengths, shape: WINDOW_SHAPE };
+            self.watch.keep(Tile::Window, updated.stream(), layer, queries, &gathered)?;
+        }
+        Ok(())
+    }
+
+    /// Queues the indexer of a CSA layer for a batch of queries, as many at once as its workspace
+    /// holds, and the gather of the entries that it picks.
+    fn gather_listed(&self, updated: &UpdatedLayer<'_, B, Csa>, batch: &Batch) -> Result<()> {
+        let (layer, first, k) = (updated.schema().layer, batch.queries.start, self.topk);
+        let workspace = self.indexer.as_ref().context("a model with CSA layers has an indexer")?;
+        let at = self.watch.verifier().source().query_offsets(self.step, layer.0, first);
+        let of = |queries: u32, columns: u32| u64::from(queries) * u64::from(columns);
+        let floats = |start: usize, columns: u32| {
+            let len = of(batch.queries.len() as u32, columns);
+            self.floats.slice(start as u64, len).context(IN_POOL)
+        };
+        let vectors = floats(at.query, self.heads * INDEX_DIM)?;
+        let weights = floats(at.weight, self.heads)?;
+        let projected = ProjectedQueries { queries: &vectors, weights: &weights };
+        let (queries, selected) = (batch.queries.clone(), &self.selected);
+        updated.select_projected(&projected, &Selection { workspace, queries, k, selected })?;
+        for queries in batch.tiles(k, TILE_ROWS) {
+            let (begin, len) = (of(queries.start - first, k), of(queries.len() as u32, k));
+            let lists = selected.slice(begin, len).context("a list for each query")?;
+            updated.gather_entries(queries.clone(), &lists, k, &self.tile)?;
+            let shape = Shape { rows: k, words: k };
+            let gathered = Gathered { tile: &self.tile, names: &lists, shape };
+            self.watch.keep(Tile::Entries, updated.stream(), layer, queries, &gathered)?;
+        }
+        Ok(())
+    }
+
+    /// Queues the gather of all entries of an HCA layer for a batch of queries.
+    fn gather_all(&self, updated: &UpdatedLayer<'_, B, Hca>, batch: &Batch) -> Result<()> {
+        let (stream, layer) = (updated.stream(), updated.schema().layer);
+        let (tile, lengths, rows) = (&self.tile, &self.lengths, batch.hca_rows);
+        for queries in batch.tiles(rows, TILE_ROWS) {
+            updated.gather_all(queries.clone(), rows, tile, lengths)?;
+            let gathered = Gathered { tile, names: lengths, shape: Shape { rows, words: 1 } };
+            self.watch.keep(Tile::Entries, stream, layer, queries, &gathered)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,271 @@
+//! The reference model: what a cache must answer and hold, from the history of tokens alone.
+//!
+//! It knows no free list and no kernel. What it cannot know, which slot or block is taken, it takes
+//! from the answer and checks that nobody had it.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `mod.rs` | requests: admission, release, rewinding |
+//! | `refusals.rs` | which steps and commits are refused, and why |
+//! | `step.rs` | a step from its begin to its end |
+//! | `step_meta.rs` | StepMeta and the device's block table |
+
+mod refusals;
+mod step;
+mod step_meta;
+
+use std::collections::{BTreeMap, HashMap};
+
+use dsv4_kv::step_meta::{NONE, StepLayout};
+use dsv4_kv::{BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId, SlotId, StepRequest};
+use kv_layout::geometry::LayerKind;
+
+use super::op::{Name, Part, Step};
+use super::subject::{Answer, answer};
+
+/// A request as the model sees it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Its name in the script.
+    pub name: Name,
+    /// Its blocks, oldest first.
+    pub blocks: Vec<BlockId>,
+    groups: [Progress; 2],
+}
+
+/// A request in one layer group.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Final tokens.
+    pub tokens: u32,
+    /// One past the last position that was ever written.
+    pub written_to: u32,
+    /// Leading tokens that are of its own story.
+    pub genuine: u32,
+}
+
+impl Progress {
+    /// Whether all final tokens are of its own story; else its bytes are nobody's business.
+    #[must_use]
+    pub fn is_known(self) -> bool {
+        self.tokens <= self.genuine
+    }
+
+    /// Whether what is left at token `at` is whole: at most `most` positions are taken back.
+    #[must_use]
+    pub fn is_whole_at(self, at: u32, most: u32) -> bool {
+        self.written_to <= at + most
+    }
+}
+
+impl Request {
+    /// How far it is in a layer group.
+    #[must_use]
+    pub fn group(&self, group: LayerGroup) -> Progress {
+        self.groups[group.index()]
+    }
+}
+
+/// One request's part of a step that is open.
+#[derive(Clone, Copy, Debug)]
+struct OpenPart {
+    id: RequestId,
+    tokens: u32,
+    genuine: u32,
+    /// Blocks that it held before.
+    held: usize,
+}
+
+/// The model of one cache.
+#[derive(Debug)]
+pub struct Model {
+    config: CacheConfig,
+    /// Rows of a slot's window: 128, and one for each token a step may take back but one.
+    ring: u32,
+    has_entries: bool,
+    names: HashMap<Name, RequestId>,
+    live: BTreeMap<RequestId, Request>,
+    /// The last generation that each slot was given with.
+    generations: HashMap<SlotId, u64>,
+    /// A request of another cache.
+    stranger: RequestId,
+    /// The parts of each group's open step.
+    open: [Option<Vec<OpenPart>>; 2],
+    /// The block table on the device: `[max_requests, max_blocks]`.
+    table: Vec<i32>,
+    /// StepMeta as the last step of each group left it.
+    arrays: [Vec<i32>; 2],
+}
+
+impl Model {
+    /// The model of an empty cache.
+    ///
+    /// # Panics
+    /// If the configuration is out of range.
+    #[must_use]
+    pub fn new(config: &CacheConfig) -> Self {
+        let layout = StepLayout::new(config.max_step_tokens, config.max_requests);
+        let blocks = config.max_context.div_ceil(128);
+        let stranger = Ledger::new(config).and_then(|mut other| other.admit());
+        Self {
+            ring: 128 + config.max_draft,
+            has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
+            names: HashMap::new(),
+            live: BTreeMap::new(),
+            generations: HashMap::new(),
+            stranger: stranger.expect("a valid configuration with a slot"),
+            open: [None, None],
+            table: vec![NONE; (config.max_requests * blocks) as usize],
+            arrays: LayerGroup::ALL.map(|_| vec![0; layout.elements()]),
+            config: config.clone(),
+        }
+    }
+
+    /// The configuration of the cache.
+    #[must_use]
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// The requests that are admitted.
+    pub fn live(&self) -> impl ExactSizeIterator<Item = (RequestId, &Request)> {
+        self.live.iter().map(|(&id, request)| (id, request))
+    }
+
+    /// The handle a name stands for, of a request that may be gone; of another cache, if there was
+    /// none of that name.
+    #[must_use]
+    pub fn handle(&self, name: Name) -> RequestId {
+        self.names.get(&name).copied().unwrap_or(self.stranger)
+    }
+
+    /// The request of that name, if it is admitted.
+    #[must_use]
+    pub fn named(&self, name: Name) -> Option<&Request> {
+        self.live.get(&self.handle(name))
+    }
+
+    /// Blocks that nobody holds.
+    #[must_use]
+    pub fn free_blocks(&self) -> u32 {
+        let held: usize = self.live.values().map(|request| request.blocks.len()).sum();
+        self.config.num_blocks - held as u32
+    }
+
+    /// Tokens of a request that a step may take back.
+    #[must_use]
+    pub fn rollback(&self) -> u32 {
+        self.config.max_draft + 1
+    }
+
+    /// What a cache is told of a step.
+    #[must_use]
+    pub fn requests_of(&self, step: &Step) -> Vec<StepRequest> {
+        let request = |part: &Part| {
+            let tokens = self.named(part.request).map_or(0, |of| of.group(step.group).tokens);
+            let start = tokens.wrapping_add(part.ahead);
+            StepRequest { id: self.handle(part.request), start, tokens: part.tokens }
+        };
+        step.parts.iter().map(request).collect()
+    }
+
+    /// Judges the answer to an admission.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn admitted(&mut self, name: Name, got: Result<RequestId, KvError>) -> Result<(), String> {
+        if self.live.len() as u32 == self.config.max_requests {
+            let want = KvError::NoFreeSlot { slots: self.config.max_requests };
+            return same(&answer(got), &answer(Err(want))).map(drop);
+        }
+        let id = got.map_err(|error| format!("admission refused with a slot free: {error}"))?;
+        let slot = id.slot();
+        if slot.0 >= self.config.max_requests {
+            return Err(format!("{id} is not a slot of the cache"));
+        }
+        if let Some(other) = self.live.keys().find(|other| other.slot() == slot) {
+            return Err(format!("{id} was given to two requests; the other is {other}"));
+        }
+        let last = self.generations.insert(slot, id.generation());
+        if last.is_some_and(|last| last >= id.generation()) {
+            return Err(format!("{id} was given before"));
+        }
+        let groups = [Progress::default(); 2];
+        self.live.insert(id, Request { name, blocks: Vec::new(), groups });
+        self.names.insert(name, id);
+        Ok(())
+    }
+
+    /// Judges the answer to a release.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn released(&mut self, name: Name, got: Result<(), KvError>) -> Result<(), String> {
+        let id = self.handle(name);
+        let want = self.check_known(id);
+        same(&answer(got), &answer(want))?;
+        self.live.remove(&id);
+        Ok(())
+    }
+
+    /// Judges the answer to the rewinding of a request's draft layers.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn rewound(
+        &mut self,
+        name: Name,
+        committed: u32,
+        got: Result<(), KvError>,
+    ) -> Result<(), String> {
+        let (id, limit) = (self.handle(name), self.rollback());
+        let now = self.live.get(&id).map(|request| request.group(LayerGroup::Draft));
+        let (request, accepted) = (id, committed);
+        let want = match now {
+            None => self.check_known(id),
+            Some(now) if committed > now.tokens => {
+                Err(KvError::AcceptedTooMany { request, accepted, written: now.tokens })
+            }
+            Some(now) if !now.is_whole_at(committed, limit) => {
+                let written = now.written_to;
+                Err(KvError::NotRollbackable { request, accepted, written, limit })
+            }
+            Some(_) => Ok(()),
+        };
+        if same(&answer(got), &answer(want))?
+            && let Some(request) = self.live.get_mut(&id)
+        {
+            request.groups[LayerGroup::Draft.index()].tokens = committed;
+        }
+        Ok(())
+    }
+
+    /// Refuses a handle of no request that is admitted.
+    fn check_known(&self, id: RequestId) -> Result<(), KvError> {
+        if self.live.contains_key(&id) {
+            Ok(())
+        } else if id == self.stranger {
+            Err(KvError::ForeignRequest { request: id })
+        } else {
+            Err(KvError::UnknownRequest { request: id })
+        }
+    }
+}
+
+/// Both answers are the same; whether they are no refusal.
+fn same<T: std::fmt::Debug>(got: &Answer<T>, want: &Answer<T>) -> Result<bool, String> {
+    let (answer, expected) = (format!("{got:?}"), format!("{want:?}"));
+    if answer == expected {
+        Ok(got.is_ok())
+    } else {
+        let text = format!("the answer is {answer}, should be {expected}");
+        Err(without_ledgers(&text))
+    }
+}
+
+/// The text without the numbers of ledgers, which are others in every run.
+fn without_ledgers(text: &str) -> String {
+    let mut parts = text.split("ledger: LedgerId(");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |done, part| done + part.split_once("), ").map_or(part, |(_, rest)| rest))
+}

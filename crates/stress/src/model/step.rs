@@ -1,0 +1,127 @@
+//! A step from its begin to its end.
+
+use dsv4_kv::{KvError, LayerGroup, RequestId, StepPlan, StepRequest};
+
+use super::{Model, OpenPart, same};
+use crate::op::{Accept, Step};
+use crate::subject::{Report, answer};
+
+impl Model {
+    /// Judges what came of a step. `has_layers`: whether the subject runs layers.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn stepped(
+        &mut self,
+        step: &Step,
+        report: &Report,
+        has_layers: bool,
+    ) -> Result<(), String> {
+        let (group, requests) = (step.group, self.requests_of(step));
+        let refusal = self.begin_refusal(step, &requests, has_layers);
+        let want = refusal.map_or_else(|| Ok(self.plan_of(group, &requests)), Err);
+        let want = answer(want);
+        same(&report.begun, &want)?;
+        let Ok(plan) = want else { return self.check_untouched(group, report) };
+        self.begun(step, &requests, plan, report)?;
+        if let Some(other) = step.meanwhile() {
+            let report =
+                report.meanwhile.as_deref().ok_or("the other group's step was left out")?;
+            self.stepped(other, report, has_layers)?;
+        }
+        self.ended(step, plan, report, has_layers)
+    }
+
+    /// The step was begun: its blocks are new, its StepMeta is right, and its requests are in it.
+    fn begun(
+        &mut self,
+        step: &Step,
+        requests: &[StepRequest],
+        plan: StepPlan,
+        report: &Report,
+    ) -> Result<(), String> {
+        let held =
+            |part: &StepRequest| self.live.get(&part.id).map_or(0, |request| request.blocks.len());
+        let parts = step.parts.iter().zip(requests).map(|(part, request)| OpenPart {
+            id: request.id,
+            tokens: part.tokens,
+            genuine: part.genuine.min(part.tokens),
+            held: held(request),
+        });
+        let parts = parts.collect();
+        let array = report.array.as_deref().ok_or("StepMeta cannot be read")?;
+        self.check_step_meta(requests, array)?;
+        self.take_blocks(step.group, requests, plan.new_blocks as usize, array)?;
+        self.arrays[step.group.index()].clear();
+        self.arrays[step.group.index()].extend_from_slice(array);
+        self.check_table(report.table.as_deref())?;
+        if let Some(free) = report.free.filter(|&free| free != self.free_blocks()) {
+            let should = self.free_blocks();
+            return Err(format!("{free} blocks are free while a step is open, should be {should}"));
+        }
+        self.open[step.group.index()] = Some(parts);
+        for (part, released) in requests.iter().zip(&report.releases) {
+            let group = self.step_with(part.id);
+            let want = KvError::RequestInStep { request: part.id, group };
+            same(released, &answer(Err(want)))?;
+        }
+        Ok(())
+    }
+
+    /// The first group whose open step the request takes part in.
+    fn step_with(&self, id: RequestId) -> LayerGroup {
+        let takes_part = |group: &LayerGroup| {
+            let open = self.open[group.index()].as_ref();
+            open.is_some_and(|open| open.iter().any(|part| part.id == id))
+        };
+        LayerGroup::ALL.into_iter().find(takes_part).unwrap_or(LayerGroup::Draft)
+    }
+
+    /// Every commit was answered rightly, the first right one was accepted, or the step dropped.
+    fn ended(
+        &mut self,
+        step: &Step,
+        plan: StepPlan,
+        report: &Report,
+        has_layers: bool,
+    ) -> Result<(), String> {
+        let mut answers = report.commits.iter();
+        for tried in step.commits.iter().enumerate() {
+            let (turn, commit) = tried;
+            let refusal = self.commit_refusal(step, plan, (turn, commit), has_layers);
+            let got = answers.next().ok_or("a commit was left out")?;
+            if same(got, &answer(refusal.map_or(Ok(()), Err)))? {
+                self.commit(step.group, commit);
+                return if answers.next().is_none() { Ok(()) } else { Err("a commit more".into()) };
+            }
+        }
+        let touched = self.touches(step);
+        self.reject(step.group, touched);
+        Ok(())
+    }
+
+    fn commit(&mut self, group: LayerGroup, commit: &[Accept]) {
+        for part in self.open[group.index()].take().into_iter().flatten() {
+            let named = commit.iter().find(|accept| self.handle(accept.request) == part.id);
+            let accepted = named.map_or(0, |accept| accept.accepted);
+            let Some(request) = self.live.get_mut(&part.id) else { continue };
+            let progress = &mut request.groups[group.index()];
+            if progress.is_known() {
+                progress.genuine = progress.tokens + accepted.min(part.genuine);
+            }
+            progress.written_to = progress.written_to.max(progress.tokens + part.tokens);
+            progress.tokens += accepted;
+        }
+    }
+
+    fn reject(&mut self, group: LayerGroup, touched: bool) {
+        for part in self.open[group.index()].take().into_iter().flatten() {
+            let Some(request) = self.live.get_mut(&part.id) else { continue };
+            request.blocks.truncate(part.held);
+            let progress = &mut request.groups[group.index()];
+            if touched {
+                progress.written_to = progress.written_to.max(progress.tokens + part.tokens);
+            }
+        }
+    }
+}

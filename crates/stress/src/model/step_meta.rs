@@ -1,0 +1,100 @@
+//! StepMeta, the blocks that it names, and the block table on the device.
+
+use dsv4_kv::step_meta::{NONE, Section, StepLayout};
+use dsv4_kv::{BlockId, LayerGroup, StepRequest};
+
+use super::Model;
+use crate::subject::Report;
+
+impl Model {
+    fn layout(&self) -> StepLayout {
+        StepLayout::new(self.config.max_step_tokens, self.config.max_requests)
+    }
+
+    /// A step that was refused left StepMeta as it was.
+    pub(super) fn check_untouched(&self, group: LayerGroup, report: &Report) -> Result<(), String> {
+        let Some(array) = &report.array else { return Ok(()) };
+        differs(array, &self.arrays[group.index()], "StepMeta after a refusal")
+    }
+
+    /// StepMeta says of every token what its history says.
+    pub(super) fn check_step_meta(
+        &self,
+        step: &[StepRequest],
+        array: &[i32],
+    ) -> Result<(), String> {
+        let layout = self.layout();
+        let mut tokens = Vec::new();
+        for &StepRequest { id, start, tokens: count } in step {
+            let slot = id.slot().0;
+            for index in 0..count {
+                let (position, after) = (start + index, count - 1 - index);
+                // Of more tokens than the ring has rows, the last ones stay.
+                let row = slot * self.ring + position % self.ring;
+                let row = if after < self.ring { row as i32 } else { NONE };
+                tokens.push([position as i32, slot as i32, index as i32, after as i32, row]);
+            }
+        }
+        let sections = [
+            Section::Position,
+            Section::Slot,
+            Section::Index,
+            Section::Remaining,
+            Section::RingRow,
+        ];
+        tokens.resize(layout.capacity(Section::Slot) as usize, [0, NONE, 0, 0, NONE]);
+        for (at, section) in sections.into_iter().enumerate() {
+            let want: Vec<_> = tokens.iter().map(|token| token[at]).collect();
+            differs(&array[layout.range(section)], &want, &format!("StepMeta, {section:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// StepMeta names as many blocks as the step needs, in the order of its requests, each of which
+    /// nobody held; now they do.
+    pub(super) fn take_blocks(
+        &mut self,
+        group: LayerGroup,
+        step: &[StepRequest],
+        new: usize,
+        array: &[i32],
+    ) -> Result<(), String> {
+        let (layout, width) = (self.layout(), self.config.max_context.div_ceil(128));
+        let updates = |section| array[layout.range(section)].iter().copied();
+        let mut updates = updates(Section::TableIndex).zip(updates(Section::TableBlock)).take(new);
+        for part in step {
+            let held = self.live.get(&part.id).map_or(0, |request| request.blocks.len() as u32);
+            for logical in held..self.blocks_of(group, part.start + part.tokens) {
+                let (id, index) = (part.id, part.id.slot().0 * width + logical);
+                let (at, block) = updates.next().ok_or("StepMeta has too few blocks")?;
+                if at != index as i32 {
+                    return Err(format!("{id}: a block for element {at}, should be {index}"));
+                }
+                let taken = BlockId(block as u32);
+                let owned = self.live.values().any(|request| request.blocks.contains(&taken));
+                if owned || taken.0 >= self.config.num_blocks {
+                    return Err(format!("{id}: {taken:?} was not free"));
+                }
+                self.table[index as usize] = block;
+                if let Some(request) = self.live.get_mut(&id) {
+                    request.blocks.push(taken);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The table on the device has every block that was ever entered.
+    pub(super) fn check_table(&self, table: Option<&[i32]>) -> Result<(), String> {
+        table.map_or(Ok(()), |table| differs(table, &self.table, "the device's block table"))
+    }
+}
+
+/// Both are the same.
+fn differs(got: &[i32], want: &[i32], what: &str) -> Result<(), String> {
+    let at = (0..got.len().max(want.len())).find(|&at| got.get(at) != want.get(at));
+    at.map_or(Ok(()), |at| {
+        let (got, want) = (got.get(at), want.get(at));
+        Err(format!("{what}: element {at} is {got:?}, should be {want:?}"))
+    })
+}

@@ -1,0 +1,101 @@
+//! The device memory of a cache that all its steps share: pools, block table, rotary frequencies,
+//! fault words.
+
+use kernels_gpu::table::KERNELS;
+
+use crate::buffer_spec::{Allocator, BufferSpec};
+use crate::config::CacheConfig;
+use crate::device::{Backend, Buffer, Device, Memory};
+use crate::error::KvError;
+use crate::ops::BlockTable;
+use crate::poison::{self, POISON};
+use crate::pools::Pools;
+use crate::rope;
+use crate::schema::Schema;
+
+/// The buffers besides the pools, each once.
+struct Specs {
+    table: BufferSpec<i32>,
+    frequencies: BufferSpec<f32>,
+    faults: BufferSpec<u32>,
+    poison: Option<BufferSpec<u32>>,
+}
+
+impl Specs {
+    fn of(config: &CacheConfig) -> Self {
+        let blocks = u64::from(config.max_requests) * u64::from(config.max_blocks_per_request());
+        let poison = BufferSpec::new("poison records", poison::WORDS);
+        Self {
+            table: BufferSpec::new("block table", blocks),
+            frequencies: BufferSpec::new("rotary frequencies", rope::PAIRS as u64),
+            faults: BufferSpec::new("fault words", KERNELS.len() as u64),
+            poison: config.poison.then_some(poison),
+        }
+    }
+
+    /// Bytes of each buffer.
+    fn bytes(&self) -> impl Iterator<Item = u64> {
+        let always = [self.table.bytes(), self.frequencies.bytes(), self.faults.bytes()];
+        always.into_iter().chain(self.poison.map(|poison| poison.bytes()))
+    }
+}
+
+/// How many buffers there are besides the pools and those of steps.
+pub(crate) fn buffers(config: &CacheConfig) -> u32 {
+    Specs::of(config).bytes().count() as u32
+}
+
+/// Their bytes.
+pub(crate) fn bytes(config: &CacheConfig) -> u64 {
+    Specs::of(config).bytes().sum()
+}
+
+/// What all steps of a cache share on the device.
+pub(crate) struct CacheMemory<B: Backend> {
+    pub pools: Pools<B>,
+    /// `[max_requests, max_blocks]`.
+    table: Buffer<B, i32>,
+    slots: u32,
+    max_blocks: u32,
+    /// `[32]`, of compressed layers.
+    pub frequencies: Buffer<B, f32>,
+    /// One word per kernel of the table: what it refused.
+    pub faults: Buffer<B, u32>,
+    /// What the search for poison found, in a cache that is poisoned.
+    pub poison: Option<Buffer<B, u32>>,
+    memory: Vec<Memory<B>>,
+}
+
+impl<B: Backend> CacheMemory<B> {
+    /// Allocates all of it and waits until it is ready: pools are zero, or poison if the
+    /// configuration says so; the block table is empty.
+    pub fn new(device: &Device<B>, schema: &Schema, config: &CacheConfig) -> Result<Self, KvError> {
+        let pools = Pools::new(device, schema, config)?;
+        let (specs, mut allocator) = (Specs::of(config), Allocator::new(device));
+        let table = allocator.allocate(specs.table)?;
+        let frequencies = allocator.allocate(specs.frequencies)?;
+        let faults = allocator.allocate(specs.faults)?;
+        let poison = specs.poison.map(|spec| allocator.allocate(spec)).transpose()?;
+        let stream = device.stream()?;
+        if config.poison {
+            pools.all().try_for_each(|(_, pool)| stream.fill(pool, POISON))?;
+        }
+        stream.fill(&table, 0xFF)?;
+        stream.upload(&rope::compress_frequencies(), &frequencies, 0)?;
+        stream.synchronize()?;
+        let mut memory = allocator.memory();
+        memory.extend(pools.memory());
+        let (slots, max_blocks) = (config.max_requests, config.max_blocks_per_request());
+        Ok(Self { pools, table, slots, max_blocks, frequencies, faults, poison, memory })
+    }
+
+    /// The block table.
+    pub fn table(&self) -> BlockTable<'_, B> {
+        BlockTable { table: &self.table, slots: self.slots, max_blocks: self.max_blocks }
+    }
+
+    /// All of it, for a graph to retain.
+    pub fn memory(&self) -> &[Memory<B>] {
+        &self.memory
+    }
+}

@@ -1,0 +1,187 @@
+//! From activations, or from projections, to the list of entries of each query.
+
+use std::ops::Range;
+
+use kv_layout::geometry::INDEX_DIM;
+
+use super::workspace::columns;
+use super::{CsaIndexer, IndexerWorkspace};
+use crate::device::{Backend, Buffer, DeviceError};
+use crate::error::KvError;
+use crate::kernels::{IndexScore, IndexScoreTopk};
+use crate::ops::{self, IndexQueries, Scored, Scores};
+use crate::step::{Csa, UpdatedLayer};
+
+/// Which queries pick how many entries, and where the lists go.
+pub struct Selection<'i, B: Backend> {
+    /// Memory for projections and scores.
+    pub workspace: &'i IndexerWorkspace<B>,
+    /// The queries, by their tokens' places in the step.
+    pub queries: Range<u32>,
+    /// Entries of a list, at most 2,048.
+    pub k: u32,
+    /// `[queries, k]` i32: entries of the query's request, -1 behind the last.
+    pub selected: &'i Buffer<B, i32>,
+}
+
+/// What the indexer projects.
+pub struct Activations<'i, B: Backend> {
+    /// `[queries, q_lora_rank]` BF16: the normed latent that the query projection takes too.
+    pub latent: &'i Buffer<B, u16>,
+    /// `[queries, hidden_size]` BF16: the layer's input.
+    pub hidden: &'i Buffer<B, u16>,
+}
+
+/// The indexer's projections, without rotation and constants.
+pub struct ProjectedQueries<'i, B: Backend> {
+    /// `[queries, heads * 128]` f32.
+    pub queries: &'i Buffer<B, f32>,
+    /// `[queries, heads]` f32: a weight for each head.
+    pub weights: &'i Buffer<B, f32>,
+}
+
+/// Queries of the step that are taken together.
+#[derive(Clone, Copy)]
+struct Part {
+    /// The first, by its place in the step.
+    first: u32,
+    /// The first, by its place among the queries asked for.
+    offset: u32,
+    count: u32,
+}
+
+/// The rows of `buffer` that belong to a part, of `columns` elements each.
+fn rows<B: Backend, T: bytemuck::Pod>(
+    what: &'static str,
+    buffer: &Buffer<B, T>,
+    part: Part,
+    columns: u32,
+) -> Result<Buffer<B, T>, DeviceError> {
+    let of = |rows: u32| u64::from(rows) * u64::from(columns);
+    buffer.slice(of(part.offset), of(part.count)).ok_or(DeviceError::Length {
+        what,
+        found: buffer.len(),
+        needed: of(part.offset) + of(part.count),
+    })
+}
+
+impl<B: Backend> UpdatedLayer<'_, B, Csa> {
+    /// Queues everything from activations to lists: for each query the `k` entries with the largest
+    /// scores, largest first, the older entry first among equal ones; all that it sees, oldest first,
+    /// if those are no more than `k`. [`Self::gather_entries`] takes the lists.
+    ///
+    /// Each 16 queries read all of the weights: a long chunk is better projected by the caller, for
+    /// [`Self::select_projected`].
+    ///
+    /// # Errors
+    /// [`KvError::IndexerHeads`]; as [`Self::select_projected`].
+    pub fn select(
+        &self,
+        indexer: &CsaIndexer<B>,
+        activations: &Activations<'_, B>,
+        selection: &Selection<'_, B>,
+    ) -> Result<(), KvError> {
+        let CsaIndexer { heads, q_lora_rank, hidden_size, query_weight, head_weight } = indexer;
+        let workspace = selection.workspace;
+        if *heads != workspace.heads {
+            return Err(KvError::IndexerHeads { indexer: *heads, workspace: workspace.heads });
+        }
+        let (to, to_weight) = (&workspace.projected, &workspace.projected_weight);
+        self.in_parts(selection, |part, list| {
+            let latent = rows("activations", activations.latent, part, *q_lora_rank)?;
+            let hidden = rows("activations", activations.hidden, part, *hidden_size)?;
+            let shape = [part.count, heads * INDEX_DIM, *q_lora_rank];
+            ops::project(self.stream(), &latent, query_weight, to, shape)?;
+            let shape = [part.count, *heads, *hidden_size];
+            ops::project(self.stream(), &hidden, head_weight, to_weight, shape)?;
+            let projected = ProjectedQueries { queries: to, weights: to_weight };
+            self.select_part(selection, part, &projected, list)
+        })
+    }
+
+    /// As [`Self::select`], from projections that the caller has made.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchQueries`]; [`KvError::Config`] if the workspace is for shorter requests than
+    /// the cache; [`KvError::Device`] if a tensor is too short, `k` is above 2048, or a launch failed.
+    pub fn select_projected(
+        &self,
+        projected: &ProjectedQueries<'_, B>,
+        selection: &Selection<'_, B>,
+    ) -> Result<(), KvError> {
+        let heads = selection.workspace.heads;
+        self.in_parts(selection, |part, list| {
+            let queries = rows("projected queries", projected.queries, part, heads * INDEX_DIM)?;
+            let weights = rows("projected head weights", projected.weights, part, heads)?;
+            let projected = ProjectedQueries { queries: &queries, weights: &weights };
+            self.select_part(selection, part, &projected, list)
+        })
+    }
+
+    /// Calls `select` with each part of the queries that the workspace holds, and its lists.
+    fn in_parts(
+        &self,
+        selection: &Selection<'_, B>,
+        select: impl Fn(Part, &Buffer<B, i32>) -> Result<(), KvError>,
+    ) -> Result<(), KvError> {
+        let Selection { workspace, queries, k, selected } = selection;
+        let tokens = self.access.step_tokens();
+        let count = self.access.queries(&tokens, queries.clone())?.count;
+        let needed = columns(self.access.core.config.max_context);
+        if workspace.columns < needed {
+            return Err(KvError::Config {
+                setting: "context of the indexer's workspace, in entries",
+                value: workspace.columns.into(),
+                least: needed.into(),
+                most: u32::MAX.into(),
+            });
+        }
+        let whole = Part { first: queries.start, offset: 0, count };
+        rows("selected entries", selected, whole, *k)?;
+        for offset in (0..count).step_by(workspace.size().queries as usize) {
+            let count = workspace.size().queries.min(count - offset);
+            let part = Part { first: queries.start + offset, offset, count };
+            select(part, &rows("selected entries", selected, part, *k)?)?;
+        }
+        Ok(())
+    }
+
+    /// Queues query, scores and lists of a part.
+    fn select_part(
+        &self,
+        selection: &Selection<'_, B>,
+        part: Part,
+        projected: &ProjectedQueries<'_, B>,
+        selected: &Buffer<B, i32>,
+    ) -> Result<(), KvError> {
+        let (access, k) = (&self.access, selection.k);
+        let (stream, memory, config) = (access.stream, &access.core.memory, &access.core.config);
+        let tokens = access.step_tokens();
+        let queries = access.queries(&tokens, part.first..part.first + part.count)?;
+        let (keys, table) = (access.pools.index_keys(config)?, memory.table());
+        let workspace = selection.workspace;
+        let IndexerWorkspace { heads, columns, query, weight, scores, maxima, .. } = workspace;
+        let quantised = IndexQueries { query, weight, heads: *heads };
+        let scores = Scores { scores, maxima, columns: *columns };
+        let planes = (&keys, config.num_blocks);
+        let (rotary, format) = (&memory.frequencies, keys.format);
+        let (from, from_weight) = (projected.queries, projected.weights);
+        ops::index_query(stream, &queries, from, from_weight, rotary, format, &quantised)?;
+        if let Some(found) = &memory.poison {
+            let (layer, scored) = (self.schema().layer, Scored { skip: k, columns: *columns });
+            ops::find_poisoned_keys(stream, &queries, layer, &table, planes, scored, found)?;
+        }
+        if ops::one_launch_is_faster(format, *columns, part.count) {
+            let faults = access.fault_word::<IndexScoreTopk>(());
+            let keys = (keys.code, keys.scale, config.num_blocks);
+            let (list, of) = (ops::index_score_topk, (*columns, k));
+            list(stream, &queries, &quantised, &table, keys, of, selected, &faults)?;
+        } else {
+            let faults = access.fault_word::<IndexScore>(format);
+            let score = ops::index_score;
+            score(stream, &queries, &quantised, &table, planes, k, &scores, &faults)?;
+            ops::index_topk(stream, &queries, &scores, k, selected)?;
+        }
+        Ok(())
+    }
+}

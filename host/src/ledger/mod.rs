@@ -1,0 +1,209 @@
+//! The ledger: blocks and requests, without a device. `KvCacheManager` keeps one; a scheduler that
+//! only wants to know what would fit can keep one by itself.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `mod.rs` | admission, release, and what can be asked |
+//! | `check.rs` | which steps are refused, before anything changes |
+//! | `step.rs` | a step: begin, commit, reject |
+
+mod check;
+mod step;
+
+use kv_layout::geometry::{LayerKind, swa_ring_rows};
+use serde::Serialize;
+
+pub use step::{Accepted, StepPlan, StepRequest, Written};
+
+use crate::block::{self, BlockPool};
+use crate::config::CacheConfig;
+use crate::error::KvError;
+use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
+use crate::limits::StepLimits;
+use crate::requests::{Progress, Request, Requests};
+use crate::step_meta::StepLayout;
+use step::OpenStep;
+
+/// Who holds what. Serialised it is all of that, to be stored in a report or compared.
+#[derive(Debug, Serialize)]
+pub struct Ledger {
+    blocks: BlockPool,
+    requests: Requests,
+    /// The step that each group runs, by [`LayerGroup::index`].
+    open: [OpenStep; 2],
+    layout: StepLayout,
+    /// Rows of a slot's sliding-window ring.
+    ring: u32,
+    /// Whether any layer stores entries, that is, whether requests need blocks.
+    has_entries: bool,
+    /// One bit a slot: seen in the step being checked. Scratch, so that checking allocates nothing.
+    #[serde(skip)]
+    seen: Vec<u64>,
+    /// Blocks in a request's row of the block table.
+    max_blocks: u32,
+    /// What the cache is configured for.
+    limits: StepLimits,
+    /// Positions that can be taken back: `max_draft` + 1.
+    rollback_tokens: u32,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    ///
+    /// # Errors
+    /// [`KvError::Config`] or [`KvError::DraftLayerKind`] if a setting is out of range.
+    pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
+        config.validate()?;
+        Ok(Self {
+            blocks: BlockPool::new(config.num_blocks),
+            requests: Requests::new(config.max_requests),
+            open: LayerGroup::ALL.map(|_| OpenStep::new(config.max_requests)),
+            layout: StepLayout::new(config.max_step_tokens, config.max_requests),
+            max_blocks: config.max_blocks_per_request(),
+            ring: swa_ring_rows(config.step_tokens_with_rollback()),
+            has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
+            seen: vec![0; config.max_requests.div_ceil(u64::BITS) as usize],
+            limits: StepLimits::of_cache(config),
+            rollback_tokens: config.step_tokens_with_rollback(),
+        })
+    }
+
+    /// Admits a request with no tokens.
+    ///
+    /// # Errors
+    /// [`KvError::NoFreeSlot`].
+    pub fn admit(&mut self) -> Result<RequestId, KvError> {
+        self.requests.admit().ok_or(KvError::NoFreeSlot { slots: self.limits.requests })
+    }
+
+    /// Ends a request and frees what it held.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`]; [`KvError::RequestInStep`] while a
+    /// step that it takes part in is open.
+    pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
+        self.request(id)?;
+        if let Some(group) = LayerGroup::ALL.into_iter().find(|&group| self.is_in_step(group, id)) {
+            return Err(KvError::RequestInStep { request: id, group });
+        }
+        if let Some(request) = self.requests.release(id) {
+            // In reverse, so that the block taken last is the one taken next.
+            request.blocks.into_iter().rev().for_each(|block| self.blocks.give_back(block));
+        }
+        Ok(())
+    }
+
+    /// Takes a request of the draft group back to `committed` tokens: the drafts behind them were
+    /// rejected by the trunk.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`];
+    /// [`KvError::AcceptedTooMany`] if it has fewer tokens; [`KvError::NotRollbackable`] if they are
+    /// more than `max_draft` + 1 behind the last one written.
+    pub fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
+        let group = LayerGroup::Draft;
+        let (rollback, is_open) = (self.rollback_tokens, self.is_in_step(group, id));
+        let request = self.request_mut(id)?;
+        let progress = &mut request.groups[group.index()];
+        if is_open {
+            return Err(KvError::RequestInStep { request: id, group });
+        }
+        let Progress { committed: written, written_to, .. } = *progress;
+        if committed > written {
+            return Err(KvError::AcceptedTooMany { request: id, accepted: committed, written });
+        }
+        if !progress.can_resume_at(committed, rollback) {
+            let written = written_to;
+            let limit = rollback;
+            return Err(KvError::NotRollbackable {
+                request: id,
+                accepted: committed,
+                written,
+                limit,
+            });
+        }
+        progress.committed = committed;
+        Ok(())
+    }
+
+    /// Blocks a request of `end` tokens holds: one for each 128 tokens of which an entry exists.
+    #[must_use]
+    pub fn blocks_of(&self, end: u32) -> u32 {
+        if self.has_entries { block::blocks_of(end) } else { 0 }
+    }
+
+    /// The layout of the StepMeta array.
+    #[must_use]
+    pub fn layout(&self) -> StepLayout {
+        self.layout
+    }
+
+    /// Final tokens of a request in the trunk.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
+    pub fn committed(&self, id: RequestId) -> Result<u32, KvError> {
+        self.committed_in(LayerGroup::Trunk, id)
+    }
+
+    /// Final tokens of a request in a layer group.
+    ///
+    /// # Errors
+    /// As [`Self::committed`].
+    pub fn committed_in(&self, group: LayerGroup, id: RequestId) -> Result<u32, KvError> {
+        self.request(id).map(|request| request.groups[group.index()].committed)
+    }
+
+    /// Blocks of a request, in the order of its tokens: its block table.
+    ///
+    /// # Errors
+    /// As [`Self::committed`].
+    pub fn block_table(
+        &self,
+        id: RequestId,
+    ) -> Result<impl ExactSizeIterator<Item = BlockId>, KvError> {
+        self.request(id).map(|request| request.blocks.iter().map(block::Block::id))
+    }
+
+    /// Blocks that are free.
+    #[must_use]
+    pub fn free_blocks(&self) -> u32 {
+        self.blocks.free()
+    }
+
+    /// Blocks there are.
+    #[must_use]
+    pub fn total_blocks(&self) -> u32 {
+        self.blocks.total()
+    }
+
+    /// The request that has the slot.
+    #[must_use]
+    pub fn request_in(&self, slot: SlotId) -> Option<RequestId> {
+        self.requests.in_slot(slot)
+    }
+
+    /// Requests that are admitted.
+    #[must_use]
+    pub fn live_requests(&self) -> u32 {
+        self.requests.live()
+    }
+
+    fn request(&self, id: RequestId) -> Result<&Request, KvError> {
+        self.requests.get(id).ok_or_else(|| self.refused(id))
+    }
+
+    fn request_mut(&mut self, id: RequestId) -> Result<&mut Request, KvError> {
+        let refused = self.refused(id);
+        self.requests.get_mut(id).ok_or(refused)
+    }
+
+    /// Why an id names no request.
+    fn refused(&self, id: RequestId) -> KvError {
+        if self.requests.is_foreign(id) {
+            KvError::ForeignRequest { request: id }
+        } else {
+            KvError::UnknownRequest { request: id }
+        }
+    }
+}

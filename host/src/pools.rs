@@ -1,0 +1,140 @@
+//! The device memory of the layers: a buffer for each pool of the schema.
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use kv_layout::geometry::swa_ring_rows;
+
+use crate::config::CacheConfig;
+use crate::device::{Backend, Buffer, Device, Memory, View};
+use crate::error::KvError;
+use crate::ids::LayerId;
+use crate::ops::{Entries, IndexKeys, StateRing, SwaRing};
+use crate::schema::{LayerCacheSchema, Pool, PoolKind, Schema};
+
+/// The pools of one layer.
+pub(crate) struct LayerPools<B: Backend> {
+    pub schema: LayerCacheSchema,
+    buffers: Vec<Buffer<B, u8>>,
+}
+
+/// The pools of every layer.
+pub(crate) struct Pools<B: Backend> {
+    layers: Vec<LayerPools<B>>,
+}
+
+impl<B: Backend> Pools<B> {
+    /// Allocates every pool of `schema`; zero.
+    pub fn new(device: &Device<B>, schema: &Schema, config: &CacheConfig) -> Result<Self, KvError> {
+        let allocate = |pool: &Pool| {
+            let bytes = u64::from(config.units(pool.unit)) * pool.unit_bytes();
+            device.allocate(label(pool.kind), bytes)
+        };
+        let layer = |schema: &LayerCacheSchema| {
+            let buffers = schema.pools.iter().map(allocate).collect::<Result<_, _>>()?;
+            Ok(LayerPools { schema: schema.clone(), buffers })
+        };
+        Ok(Self { layers: schema.layers.iter().map(layer).collect::<Result<_, KvError>>()? })
+    }
+
+    /// The pools of a layer.
+    pub fn layer(&self, layer: LayerId) -> Result<&LayerPools<B>, KvError> {
+        let layers = self.layers.len() as u32;
+        let found = self.layers.get(layer.0 as usize);
+        found.ok_or(KvError::NoSuchLayer { layer: layer.0, layers })
+    }
+
+    /// Every pool of every layer.
+    pub fn all(&self) -> impl Iterator<Item = (&Pool, &Buffer<B, u8>)> {
+        self.layers.iter().flat_map(|layer| layer.schema.pools.iter().zip(&layer.buffers))
+    }
+
+    /// The pools of some layers.
+    pub fn of_layers(&self, layers: Range<u32>) -> impl Iterator<Item = (&Pool, &Buffer<B, u8>)> {
+        let layers = layers.start as usize..layers.end as usize;
+        let layers = self.layers.get(layers).unwrap_or_default().iter();
+        layers.flat_map(|layer| layer.schema.pools.iter().zip(&layer.buffers))
+    }
+
+    /// All of the memory, for a graph to retain.
+    pub fn memory(&self) -> impl Iterator<Item = Memory<B>> {
+        self.all().map(|(_, buffer)| buffer.memory())
+    }
+}
+
+impl<B: Backend> LayerPools<B> {
+    /// The pool of a kind.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchPool`] if layers of this kind have none.
+    pub fn get(&self, kind: PoolKind) -> Result<&Buffer<B, u8>, KvError> {
+        let layer = self.schema.layer.0;
+        let mut pools = self.schema.pools.iter().zip(&self.buffers);
+        let found = pools.find(|(pool, _)| pool.kind == kind);
+        found.map(|(_, buffer)| buffer).ok_or(KvError::NoSuchPool { layer, pool: kind })
+    }
+
+    /// The sliding-window ring.
+    pub fn window(&self, config: &CacheConfig) -> Result<SwaRing<'_, B>, KvError> {
+        Ok(SwaRing {
+            data: self.get(PoolKind::SwaData)?,
+            scale: self.get(PoolKind::SwaScale)?,
+            format: config.main_format,
+            ring: swa_ring_rows(config.step_tokens_with_rollback()),
+            slots: config.max_requests,
+        })
+    }
+
+    /// The compressed entries.
+    pub fn entries(&self, config: &CacheConfig) -> Result<Entries<'_, B>, KvError> {
+        Ok(Entries {
+            data: self.get(PoolKind::EntryData)?,
+            scale: self.get(PoolKind::EntryScale)?,
+            format: config.main_format,
+            entries_per_block: self.schema.kind.entries_per_block(),
+            num_blocks: config.num_blocks,
+        })
+    }
+
+    /// The indexer keys.
+    pub fn index_keys(&self, config: &CacheConfig) -> Result<IndexKeys<'_, B>, KvError> {
+        Ok(IndexKeys {
+            code: self.get(PoolKind::IndexCode)?,
+            scale: self.get(PoolKind::IndexScale)?,
+            format: config.index_format,
+            rotate: true,
+        })
+    }
+
+    /// The state ring of a compressor: `pool` is `MainState` or `IndexState`.
+    pub fn state(&self, pool: PoolKind, config: &CacheConfig) -> Result<StateRing<B>, KvError> {
+        let no_such_pool = KvError::NoSuchPool { layer: self.schema.layer.0, pool };
+        let rows = self.schema.pool(pool).filter(|_| pool.is_state()).ok_or(no_such_pool)?.rows;
+        Ok(StateRing { rows: self.get(pool)?.cast()?, ring: rows, slots: config.max_requests })
+    }
+
+    /// Tokens of one compressed entry.
+    pub fn ratio(&self) -> Result<NonZeroU32, KvError> {
+        let (layer, pool) = (self.schema.layer.0, PoolKind::EntryData);
+        let ratio = self.schema.kind.ratio().and_then(NonZeroU32::new);
+        ratio.ok_or(KvError::NoSuchPool { layer, pool })
+    }
+
+    /// Every pool, read-only.
+    pub fn views(&self) -> impl Iterator<Item = (PoolKind, View<B, u8>)> {
+        self.schema.pools.iter().zip(&self.buffers).map(|(pool, buffer)| (pool.kind, buffer.view()))
+    }
+}
+
+fn label(kind: PoolKind) -> &'static str {
+    match kind {
+        PoolKind::SwaData => "sliding-window rows",
+        PoolKind::SwaScale => "sliding-window scales",
+        PoolKind::EntryData => "compressed entries",
+        PoolKind::EntryScale => "compressed-entry scales",
+        PoolKind::IndexCode => "indexer keys",
+        PoolKind::IndexScale => "indexer-key scales",
+        PoolKind::MainState => "compressor state",
+        PoolKind::IndexState => "indexer compressor state",
+    }
+}

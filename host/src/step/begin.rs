@@ -1,0 +1,136 @@
+//! How a step begins: everything is checked and queued before the ledger changes.
+
+use kernels_gpu::fault_injection;
+
+use super::{Layers, Step, StepShape};
+use crate::bucket::Bucket;
+use crate::device::{Backend, Buffer, Stream, View};
+use crate::error::KvError;
+use crate::ids::LayerGroup;
+use crate::ledger::{Ledger, StepPlan, StepRequest};
+use crate::limits::StepLimits;
+use crate::manager::Core;
+use crate::ops;
+use crate::step_memory::StepMemory;
+use crate::step_meta::{Section, StepLayout};
+
+/// How the kernels of a step are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launches<'b> {
+    /// One by one, for exactly the step's tokens.
+    Eager,
+    /// For all tokens of a bucket, the rest being padding: by a graph that was captured for it, or
+    /// one by one.
+    Bucket(&'b Bucket),
+}
+
+/// One layer group of a cache, ready for a step. It borrows what the group's steps share, so that two
+/// steps of a group are never open at once.
+pub struct Group<'a, B: Backend> {
+    pub(crate) core: &'a Core<B>,
+    pub(crate) memory: &'a mut StepMemory<B>,
+    pub(crate) group: LayerGroup,
+}
+
+impl<'a, B: Backend> Group<'a, B> {
+    /// Begins a step: takes the blocks that it needs, sends its StepMeta, enters new blocks into the
+    /// device's block table and builds the work lists, all queued in `stream`.
+    ///
+    /// All or nothing: on any error, of the device too, no block is taken and no request changes. If
+    /// the group's last step ran in another stream, `stream` waits for it on the device.
+    ///
+    /// # Errors
+    /// As [`Ledger::begin_step`]; [`KvError::Bucket`] for a bucket out of the cache's range, and the
+    /// refusals of a step that exceeds its bucket; [`KvError::Device`].
+    pub fn begin_step(
+        &mut self,
+        stream: &Stream<B>,
+        launches: Launches<'_>,
+        requests: &[StepRequest],
+    ) -> Result<Step<'_, B>, KvError> {
+        let Self { core, memory, group } = self;
+        Group { core, memory, group: *group }.into_step(stream, launches, requests)
+    }
+
+    /// As [`Self::begin_step`], for as long as the cache is borrowed.
+    ///
+    /// # Errors
+    /// As [`Self::begin_step`].
+    pub fn into_step(
+        self,
+        stream: &Stream<B>,
+        launches: Launches<'_>,
+        requests: &[StepRequest],
+    ) -> Result<Step<'a, B>, KvError> {
+        let Self { core, memory, group } = self;
+        core.check_stream(stream)?;
+        let bucket = match launches {
+            Launches::Eager => None,
+            Launches::Bucket(bucket) => Some(*bucket),
+        };
+        bucket.map_or(Ok(()), |bucket| bucket.validate(&core.config))?;
+        let mut ledger = core.ledger();
+        let plan = stage(core, memory, group, stream, bucket.as_ref(), requests, &mut ledger)?;
+        let shape = bucket.map_or(StepShape::of_plan(plan), |bucket| StepShape::of_bucket(&bucket));
+        memory.build_work_lists(stream, shape)?;
+        memory.update_block_table(stream, core, plan)?;
+        // Nothing can fail from here on.
+        ledger.enter_step(group, requests);
+        memory.freed.clear();
+        drop(ledger);
+        let layers = Layers::new(core, memory, group, stream, shape);
+        Ok(Step { layers, plan, bucket, committed: false })
+    }
+}
+
+/// Checks the step, and queues StepMeta and what has to be poisoned before it.
+fn stage<B: Backend>(
+    core: &Core<B>,
+    memory: &mut StepMemory<B>,
+    group: LayerGroup,
+    stream: &Stream<B>,
+    bucket: Option<&Bucket>,
+    requests: &[StepRequest],
+    ledger: &mut Ledger,
+) -> Result<StepPlan, KvError> {
+    let limits = bucket.map(StepLimits::of_bucket);
+    memory.follow(stream)?;
+    let write = |array: &mut [i32]| ledger.stage_step(group, limits.as_ref(), requests, array);
+    let plan = memory.step_meta.update(stream, write)?;
+    let layers = core.config.group_layers(group);
+    memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
+    Ok(plan)
+}
+
+/// One section of StepMeta.
+pub(super) fn section<B: Backend>(
+    step_meta: &Buffer<B, i32>,
+    layout: StepLayout,
+    section: Section,
+) -> View<B, i32> {
+    let range = layout.range(section);
+    let found = step_meta.view().slice(range.start as u64, range.len() as u64);
+    found.expect("the array has all its sections")
+}
+
+impl<B: Backend> StepMemory<B> {
+    fn build_work_lists(&self, stream: &Stream<B>, shape: StepShape) -> Result<(), KvError> {
+        let Some(compressed) = self.compressed.as_ref().filter(|_| !shape.is_fused()) else {
+            return Ok(());
+        };
+        let (csa, hca) = (compressed.csa_closing(shape), compressed.hca_closing(shape));
+        Ok(ops::build_plan(stream, &self.step_tokens(shape.tokens), &csa, &hca)?)
+    }
+
+    fn update_block_table(
+        &self,
+        stream: &Stream<B>,
+        core: &Core<B>,
+        plan: StepPlan,
+    ) -> Result<(), KvError> {
+        let part = |which| section(self.step_meta.buffer(), self.layout, which);
+        let entered = fault_injection::entered_blocks(plan.new_blocks);
+        let (index, block) = (part(Section::TableIndex), part(Section::TableBlock));
+        Ok(ops::update_table(stream, &index, &block, &core.memory.table(), entered)?)
+    }
+}

@@ -1,0 +1,121 @@
+//! The update of a CSA layer.
+
+use kv_layout::geometry::{CSA_RATIO, CsaStream, StateStream};
+
+use super::StepShape;
+use super::layer::{CompressorInputs, CompressorShape, Csa, Layer, UpdatedLayer};
+use crate::device::{Backend, Buffer};
+use crate::error::KvError;
+use crate::kernels::{DecodeCsa, FlushCsa};
+use crate::layer_progress::LayerProgress;
+use crate::ops::{self, Plan, plan_capacity};
+use crate::pool_kind::PoolKind;
+use crate::step_memory::Compressed;
+
+/// What a CSA layer's update reads.
+pub struct CsaInputs<'i, B: Backend> {
+    /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step.
+    pub kv: &'i Buffer<B, u16>,
+    /// The compressor of the entries.
+    pub main: CompressorInputs<'i, B>,
+    /// The compressor of the indexer keys.
+    pub index: CompressorInputs<'i, B>,
+}
+
+impl<'s, B: Backend> Layer<'s, B, Csa> {
+    /// Queues the layer's update: entries and indexer keys of the windows that the step closes are
+    /// pooled, normed, rotated, quantised and stored; then the step's tokens go to the state rings.
+    /// Where every request has one token, one launch does that and the append, with the same bytes.
+    ///
+    /// # Errors
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, or a launch failed.
+    pub fn update(
+        mut self,
+        inputs: &CsaInputs<'_, B>,
+    ) -> Result<UpdatedLayer<'s, B, Csa>, KvError> {
+        let tokens = self.access.shape.tokens;
+        self.tracker.check_not_started()?;
+        self.access.check_rows(inputs.kv)?;
+        inputs.main.check(CompressorShape::CSA_MAIN, tokens)?;
+        inputs.index.check(CompressorShape::CSA_INDEX, tokens)?;
+        if self.access.shape.is_fused() {
+            self.decode(inputs)?;
+            self.tracker.reached(LayerProgress::Finished);
+        } else {
+            self.compress(inputs)?;
+            self.flush()?;
+            self.write_states(inputs)?;
+            self.tracker.reached(LayerProgress::Updated);
+        }
+        Ok(self.updated(inputs.kv))
+    }
+
+    /// Everything in one launch.
+    fn decode(&mut self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
+        let access = &self.access;
+        let keys = access.pools.index_keys(&access.core.config)?;
+        let faults = access.fault_word::<DecodeCsa>((access.core.config.main_format, keys.format));
+        let parts = access.decode_parts();
+        let step = access.decode_step(&parts, inputs.kv, &faults)?;
+        let main = access.decode_stream(PoolKind::MainState, &inputs.main)?;
+        let index = access.decode_stream(PoolKind::IndexState, &inputs.index)?;
+        self.tracker.queued(ops::decode_csa(access.stream, &step, &main, &index, &keys))
+    }
+
+    /// Entries and keys of the windows that close, into scratch memory.
+    fn compress(&self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
+        let access = &self.access;
+        let (tokens, scratch) = (access.step_tokens(), access.compressed());
+        let closing = scratch.csa_closing(access.shape);
+        for (which, pool, inputs, out) in [
+            (CsaStream::Main, PoolKind::MainState, &inputs.main, &scratch.entries),
+            (CsaStream::Index, PoolKind::IndexState, &inputs.index, &scratch.keys),
+        ] {
+            let state = access.pools.state(pool, &access.core.config)?;
+            let (projections, weights) = (inputs.projections(), access.weights(inputs));
+            let compress = ops::compress;
+            compress(access.stream, which, &tokens, &projections, &weights, &state, &closing, out)?;
+        }
+        Ok(())
+    }
+
+    /// Entries and keys into their blocks.
+    fn flush(&mut self) -> Result<(), KvError> {
+        let access = &self.access;
+        let (config, scratch) = (&access.core.config, access.compressed());
+        let (to, keys) = (access.pools.entries(config)?, access.pools.index_keys(config)?);
+        let (tokens, closing) = (access.step_tokens(), scratch.csa_closing(access.shape));
+        let (table, from) = (access.core.memory.table(), (&scratch.entries, &scratch.keys));
+        let faults = access.fault_word::<FlushCsa>((to.format, keys.format));
+        let flush = ops::flush_csa;
+        self.tracker.queued(flush(
+            access.stream,
+            &tokens,
+            &closing,
+            from,
+            &table,
+            &to,
+            &keys,
+            &faults,
+        ))
+    }
+
+    /// The step's tokens into both state rings.
+    fn write_states(&mut self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
+        for (which, pool, inputs) in [
+            (StateStream::CsaMain, PoolKind::MainState, &inputs.main),
+            (StateStream::CsaIndex, PoolKind::IndexState, &inputs.index),
+        ] {
+            self.tracker.queued(self.access.write_state(which, pool, inputs))?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Compressed<B> {
+    /// The tokens of the step that close a CSA window.
+    pub(super) fn csa_closing(&self, shape: StepShape) -> Plan<'_, B> {
+        let capacity = plan_capacity(shape.tokens, shape.requests, CSA_RATIO);
+        Plan { records: &self.csa_closing, capacity }
+    }
+}

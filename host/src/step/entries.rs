@@ -1,0 +1,145 @@
+//! What layers with compressed entries share: the parts of their updates, and the gathers of entries.
+
+use std::ops::Range;
+
+use kv_layout::geometry::StateStream;
+
+use super::layer::{Access, CompressorInputs, Csa, Hca, UpdatedLayer};
+use crate::device::{Backend, Buffer, View};
+use crate::error::KvError;
+use crate::kernels::{GatherAll, GatherKv};
+use crate::ops::{
+    self, CompressorWeights, DecodeStep, DecodeStream, GatheredRows, StepProjections, StepTokens,
+};
+use crate::pool_kind::PoolKind;
+use crate::step_meta::Section;
+
+impl<B: Backend> CompressorInputs<'_, B> {
+    pub(super) fn projections(&self) -> StepProjections<'_, B> {
+        StepProjections { kv: self.kv, gate: self.gate }
+    }
+}
+
+/// StepMeta as a decode launch reads it.
+pub(super) struct DecodeParts<B: Backend> {
+    tokens: StepTokens<B>,
+    ring_row: View<B, i32>,
+}
+
+impl<B: Backend> Access<'_, B> {
+    pub(super) fn weights<'i>(
+        &'i self,
+        inputs: &CompressorInputs<'i, B>,
+    ) -> CompressorWeights<'i, B> {
+        let frequencies = &self.core.memory.frequencies;
+        CompressorWeights { ape: inputs.ape, norm: inputs.norm, frequencies }
+    }
+
+    pub(super) fn decode_parts(&self) -> DecodeParts<B> {
+        DecodeParts { tokens: self.step_tokens(), ring_row: self.section(Section::RingRow) }
+    }
+
+    pub(super) fn decode_step<'p>(
+        &'p self,
+        parts: &'p DecodeParts<B>,
+        window_kv: &'p Buffer<B, u16>,
+        faults: &'p Buffer<B, u32>,
+    ) -> Result<DecodeStep<'p, B>, KvError> {
+        let DecodeParts { tokens, ring_row } = parts;
+        let entries = self.pools.entries(&self.core.config)?;
+        let (window, table) = (self.window()?, self.core.memory.table());
+        Ok(DecodeStep { tokens, ring_row, window_kv, window, table, entries, faults })
+    }
+
+    pub(super) fn decode_stream<'i>(
+        &'i self,
+        pool: PoolKind,
+        inputs: &'i CompressorInputs<'_, B>,
+    ) -> Result<DecodeStream<'i, B>, KvError> {
+        let (projections, weights) = (inputs.projections(), self.weights(inputs));
+        Ok(DecodeStream { projections, weights, state: self.pools.state(pool, &self.core.config)? })
+    }
+
+    pub(super) fn write_state(
+        &self,
+        which: StateStream,
+        pool: PoolKind,
+        inputs: &CompressorInputs<'_, B>,
+    ) -> Result<(), KvError> {
+        let state = self.pools.state(pool, &self.core.config)?;
+        let (tokens, projections) = (self.step_tokens(), inputs.projections());
+        let write = ops::write_state;
+        Ok(write(self.stream, which, &tokens, &projections, inputs.ape, &state)?)
+    }
+}
+
+mod sealed {
+    /// Layers that store compressed entries.
+    pub trait HasEntries {}
+    impl HasEntries for super::Csa {}
+    impl HasEntries for super::Hca {}
+}
+
+impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
+    /// Queues the gather of the entries that each query's row of `selected` names (`[queries, rows]`
+    /// i32 entry indices, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is
+    /// none).
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchQueries`]; [`KvError::Device`] if a tensor is too short, or the launch failed.
+    pub fn gather_entries(
+        &self,
+        queries: Range<u32>,
+        selected: &Buffer<B, i32>,
+        rows: u32,
+        tile: &Buffer<B, u16>,
+    ) -> Result<(), KvError> {
+        let access = &self.access;
+        let tokens = access.step_tokens();
+        let queries = access.queries(&tokens, queries)?;
+        let entries = access.pools.entries(&access.core.config)?;
+        let (table, faults) =
+            (access.core.memory.table(), access.fault_word::<GatherKv>(entries.format));
+        let gather = ops::gather_kv;
+        gather(access.stream, &queries, selected, rows, &table, &entries, tile, &faults)?;
+        access.find_poison(&queries, tile, GatheredRows::List(selected, rows))
+    }
+
+    /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
+    /// BF16) and their number into `lengths` (`[queries]`). Rows past the length keep what they held.
+    ///
+    /// # Errors
+    /// As [`Self::gather_entries`].
+    pub fn gather_all(
+        &self,
+        queries: Range<u32>,
+        rows: u32,
+        tile: &Buffer<B, u16>,
+        lengths: &Buffer<B, i32>,
+    ) -> Result<(), KvError> {
+        let access = &self.access;
+        let tokens = access.step_tokens();
+        let queries = access.queries(&tokens, queries)?;
+        let entries = access.pools.entries(&access.core.config)?;
+        let (table, faults) =
+            (access.core.memory.table(), access.fault_word::<GatherAll>(entries.format));
+        let gather = ops::gather_all;
+        gather(access.stream, &queries, rows, &table, &entries, tile, lengths, &faults)?;
+        access.find_poison(&queries, tile, GatheredRows::All(lengths, rows))
+    }
+
+    /// Queues the number of entries that each query sees into `lengths` (`[queries]`); 0 for padding.
+    ///
+    /// # Errors
+    /// As [`Self::gather_entries`].
+    pub fn entry_counts(
+        &self,
+        queries: Range<u32>,
+        lengths: &Buffer<B, i32>,
+    ) -> Result<(), KvError> {
+        let access = &self.access;
+        let tokens = access.step_tokens();
+        let queries = access.queries(&tokens, queries)?;
+        Ok(ops::valid_lens(access.stream, &queries, access.pools.ratio()?, lengths)?)
+    }
+}

@@ -1,0 +1,219 @@
+//! One layer of a step: [`Layer`] before its update, [`UpdatedLayer`] after it.
+//!
+//! The types are the order of a layer: update, then reads, then append. Entries are pooled before the
+//! step's tokens enter the state ring, since a chunk overwrites rows that its own first tokens need;
+//! a layer is updated before its entries are read, since a token that closes a window sees its entry;
+//! and windows are gathered before the step's rows enter the window ring.
+
+use std::marker::PhantomData;
+
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
+
+use super::begin::section;
+use super::{StepShape, Tracker};
+use crate::device::Operation;
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::error::KvError;
+use crate::layer_progress::LayerProgress;
+use crate::manager::Core;
+use crate::ops;
+use crate::pools::LayerPools;
+use crate::schema::LayerCacheSchema;
+use crate::step_memory::Compressed;
+use crate::step_meta::{Section, StepLayout};
+
+/// A layer with a sliding window alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Swa;
+/// A CSA layer: a window, an entry for every 4 tokens, and an indexer that picks among them.
+#[derive(Clone, Copy, Debug)]
+pub struct Csa;
+/// An HCA layer: a window, and an entry for every 128 tokens, all of which are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Hca;
+
+/// What a layer's launches reach: its pools, StepMeta, scratch, and the stream.
+pub(crate) struct Access<'s, B: Backend> {
+    pub core: &'s Core<B>,
+    pub pools: &'s LayerPools<B>,
+    pub step_meta: &'s Buffer<B, i32>,
+    pub layout: StepLayout,
+    pub compressed: Option<&'s Compressed<B>>,
+    pub stream: &'s Stream<B>,
+    pub shape: StepShape,
+}
+
+/// A layer of a step that is not updated yet.
+pub struct Layer<'s, B: Backend, K> {
+    pub(super) access: Access<'s, B>,
+    pub(super) tracker: Tracker<'s>,
+    kind: PhantomData<K>,
+}
+
+/// A layer whose update is queued: what attention reads can be gathered, and the step's rows are still
+/// to be appended to its window, unless the update did that too.
+pub struct UpdatedLayer<'s, B: Backend, K> {
+    pub(crate) access: Access<'s, B>,
+    pub(super) tracker: Tracker<'s>,
+    /// `[tokens, 512]` BF16: the step's window rows.
+    pub(super) kv: Buffer<B, u16>,
+    kind: PhantomData<K>,
+}
+
+/// A compressor's weights, and what the model projected for the step's tokens.
+///
+/// `columns` is 1024 for the main entries of a CSA layer (the half that the next window pools, then
+/// its own window's), 256 for its indexer keys, 512 in an HCA layer; `channels` is 512, 128, 512.
+pub struct CompressorInputs<'i, B: Backend> {
+    /// `[tokens, columns]` f32, keys.
+    pub kv: &'i Buffer<B, f32>,
+    /// `[tokens, columns]` f32, gates, without the position bias.
+    pub gate: &'i Buffer<B, f32>,
+    /// `[ratio, columns]` f32, the position bias.
+    pub ape: &'i Buffer<B, f32>,
+    /// `[channels]` f32, weights of the RMS norm.
+    pub norm: &'i Buffer<B, f32>,
+}
+
+impl<B: Backend> Clone for CompressorInputs<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for CompressorInputs<'_, B> {}
+
+impl<'s, B: Backend, K> Layer<'s, B, K> {
+    pub(super) fn new(access: Access<'s, B>, tracker: Tracker<'s>) -> Self {
+        Self { access, tracker, kind: PhantomData }
+    }
+
+    /// The layer's pools and their sizes.
+    #[must_use]
+    pub fn schema(&self) -> &LayerCacheSchema {
+        &self.access.pools.schema
+    }
+
+    /// Goes on with a layer that this step has updated before, by a captured graph or through a handle
+    /// that was dropped. `kv`: as in the update.
+    ///
+    /// # Errors
+    /// [`KvError::LayerNotUpdated`]; [`KvError::Device`] if `kv` is too short.
+    pub fn resume(self, kv: &Buffer<B, u16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
+        let (layer, progress) = (self.tracker.layer, *self.tracker.progress);
+        match progress {
+            LayerProgress::Updated | LayerProgress::Finished => {
+                self.access.check_rows(kv)?;
+                Ok(self.updated(kv))
+            }
+            _ => Err(KvError::LayerNotUpdated { layer, progress }),
+        }
+    }
+
+    pub(super) fn updated(self, kv: &Buffer<B, u16>) -> UpdatedLayer<'s, B, K> {
+        let Self { access, tracker, kind } = self;
+        UpdatedLayer { access, tracker, kv: kv.clone(), kind }
+    }
+}
+
+impl<B: Backend, K> UpdatedLayer<'_, B, K> {
+    /// The layer's pools and their sizes.
+    #[must_use]
+    pub fn schema(&self) -> &LayerCacheSchema {
+        &self.access.pools.schema
+    }
+
+    /// Tokens that launches cover.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.access.shape.tokens
+    }
+
+    /// The stream of the step.
+    #[must_use]
+    pub fn stream(&self) -> &Stream<B> {
+        self.access.stream
+    }
+
+    /// Queues the quantisation of the step's rows into the sliding-window ring, unless the update has
+    /// done that, and finishes the layer. Of a chunk longer than the ring only the last rows are
+    /// written.
+    ///
+    /// # Errors
+    /// [`KvError::Device`] if the launch failed. The layer can then be resumed.
+    pub fn append(mut self) -> Result<(), KvError> {
+        if *self.tracker.progress == LayerProgress::Finished {
+            return Ok(());
+        }
+        let access = &self.access;
+        let (ring, row) = (access.window()?, access.section(Section::RingRow));
+        let faults = access.fault_word::<crate::kernels::AppendSwa>(ring.format);
+        let tokens = access.shape.tokens;
+        let append = ops::append_swa;
+        self.tracker.appended(append(access.stream, &self.kv, &row, &ring, &faults, tokens))?;
+        self.tracker.reached(LayerProgress::Finished);
+        Ok(())
+    }
+}
+
+impl<B: Backend> Access<'_, B> {
+    /// One array of StepMeta.
+    pub fn section(&self, which: Section) -> View<B, i32> {
+        section(self.step_meta, self.layout, which)
+    }
+
+    /// The word in which a kernel counts what it refuses.
+    pub fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<B, u32> {
+        let word = O::kernel(variant) as u64;
+        self.core.memory.faults.slice(word, 1).expect("there is a word per kernel")
+    }
+
+    /// The sliding-window ring.
+    pub fn window(&self) -> Result<ops::SwaRing<'_, B>, KvError> {
+        self.pools.window(&self.core.config)
+    }
+
+    /// Refuses window rows that do not cover the step.
+    pub fn check_rows(&self, kv: &Buffer<B, u16>) -> Result<(), KvError> {
+        check("window rows", kv.len(), self.shape.tokens, HEAD_DIM)
+    }
+
+    /// Work lists and scratch, which every group with compressed layers has.
+    pub fn compressed(&self) -> &Compressed<B> {
+        self.compressed.expect("draft layers have no compressor: `CacheConfig::validate`")
+    }
+}
+
+/// Which compressor a [`CompressorInputs`] is for.
+#[derive(Clone, Copy)]
+pub(super) struct CompressorShape {
+    ratio: u32,
+    columns: u32,
+    channels: u32,
+}
+
+impl CompressorShape {
+    pub const CSA_MAIN: Self = Self { ratio: CSA_RATIO, columns: 2 * HEAD_DIM, channels: HEAD_DIM };
+    pub const CSA_INDEX: Self =
+        Self { ratio: CSA_RATIO, columns: 2 * INDEX_DIM, channels: INDEX_DIM };
+    pub const HCA: Self = Self { ratio: HCA_RATIO, columns: HEAD_DIM, channels: HEAD_DIM };
+}
+
+impl<B: Backend> CompressorInputs<'_, B> {
+    /// Refuses tensors that do not cover the step, before anything is queued.
+    pub(super) fn check(&self, shape: CompressorShape, tokens: u32) -> Result<(), KvError> {
+        let CompressorShape { ratio, columns, channels } = shape;
+        check("key projections", self.kv.len(), tokens, columns)?;
+        check("gate projections", self.gate.len(), tokens, columns)?;
+        check("position bias", self.ape.len(), ratio, columns)?;
+        check("norm weights", self.norm.len(), 1, channels)
+    }
+}
+
+fn check(what: &'static str, found: u64, rows: u32, columns: u32) -> Result<(), KvError> {
+    let needed = u64::from(rows) * u64::from(columns);
+    if found < needed {
+        return Err(DeviceError::Length { what, found, needed }.into());
+    }
+    Ok(())
+}

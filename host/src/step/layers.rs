@@ -1,0 +1,244 @@
+//! The layers of a step, or of a step that is being captured.
+
+use kv_layout::geometry::LayerKind;
+use std::ops::Range;
+
+use super::layer::{Csa, Hca, Layer, Swa};
+use super::{CapturedStep, StepShape, Tracker};
+use crate::device::{Backend, Stream, View};
+use crate::error::KvError;
+use crate::ids::{LayerGroup, LayerId};
+use crate::layer_progress::LayerProgress;
+use crate::ledger::Written;
+use crate::manager::Core;
+use crate::step_memory::StepMemory;
+use crate::step_meta::Section;
+
+/// The layers of one group in one step, each to be updated once, in any order. Everything is queued
+/// in the stream that the step was begun with.
+pub struct Layers<'a, B: Backend> {
+    core: &'a Core<B>,
+    memory: &'a mut StepMemory<B>,
+    group: LayerGroup,
+    ids: Range<u32>,
+    stream: Stream<B>,
+    shape: StepShape,
+    /// Whether a kernel of a layer was queued.
+    touched: bool,
+}
+
+impl<'a, B: Backend> Layers<'a, B> {
+    /// No layer started.
+    pub(super) fn new(
+        core: &'a Core<B>,
+        memory: &'a mut StepMemory<B>,
+        group: LayerGroup,
+        stream: &Stream<B>,
+        shape: StepShape,
+    ) -> Self {
+        memory.progress.fill(LayerProgress::NotStarted);
+        let (ids, stream) = (core.config.group_layers(group), stream.clone());
+        Self { core, memory, group, ids, stream, shape, touched: false }
+    }
+
+    /// Tokens that launches cover: the step's, or those of its bucket.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.shape.tokens
+    }
+
+    /// The layer group.
+    #[must_use]
+    pub fn group(&self) -> LayerGroup {
+        self.group
+    }
+
+    /// The layers of the group, in order, with their kinds.
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = (LayerId, LayerKind)> + use<'a, B> {
+        let kinds = &self.core.config.model.layers;
+        self.ids.clone().map(|layer| (LayerId(layer), kinds[layer as usize]))
+    }
+
+    /// The stream of the step.
+    #[must_use]
+    pub fn stream(&self) -> &Stream<B> {
+        &self.stream
+    }
+
+    /// One array of the step's StepMeta, `[capacity]` i32, for kernels of the embedder.
+    #[must_use]
+    pub fn section(&self, section: Section) -> View<B, i32> {
+        super::begin::section(self.memory.step_meta.buffer(), self.memory.layout, section)
+    }
+
+    /// How far a layer is.
+    ///
+    /// # Errors
+    /// [`KvError::WrongLayerGroup`].
+    pub fn progress(&self, layer: LayerId) -> Result<LayerProgress, KvError> {
+        self.index(layer).map(|index| self.memory.progress[index])
+    }
+
+    /// A layer with a sliding window alone.
+    ///
+    /// # Errors
+    /// [`KvError::WrongLayerGroup`], [`KvError::WrongLayerKind`].
+    pub fn swa(&mut self, layer: LayerId) -> Result<Layer<'_, B, Swa>, KvError> {
+        self.layer(layer, LayerKind::Swa)
+    }
+
+    /// A CSA layer.
+    ///
+    /// # Errors
+    /// As [`Self::swa`].
+    pub fn csa(&mut self, layer: LayerId) -> Result<Layer<'_, B, Csa>, KvError> {
+        self.layer(layer, LayerKind::Csa)
+    }
+
+    /// An HCA layer.
+    ///
+    /// # Errors
+    /// As [`Self::swa`].
+    pub fn hca(&mut self, layer: LayerId) -> Result<Layer<'_, B, Hca>, KvError> {
+        self.layer(layer, LayerKind::Hca)
+    }
+
+    fn layer<K>(&mut self, layer: LayerId, needed: LayerKind) -> Result<Layer<'_, B, K>, KvError> {
+        let index = self.index(layer)?;
+        let found = self.core.config.model.layers[layer.0 as usize];
+        if found != needed {
+            return Err(KvError::WrongLayerKind { layer: layer.0, found, needed });
+        }
+        let StepMemory { step_meta, layout, compressed, progress, .. } = &mut *self.memory;
+        let progress = &mut progress[index];
+        Ok(Layer::new(
+            super::layer::Access {
+                core: self.core,
+                pools: self.core.memory.pools.layer(layer)?,
+                step_meta: step_meta.buffer(),
+                layout: *layout,
+                compressed: compressed.as_ref(),
+                stream: &self.stream,
+                shape: self.shape,
+            },
+            Tracker { layer, progress, touched: &mut self.touched },
+        ))
+    }
+
+    /// A layer's place in the group.
+    fn index(&self, layer: LayerId) -> Result<usize, KvError> {
+        let Range { start: first, end } = self.ids;
+        let group = self.group;
+        if self.ids.contains(&layer.0) {
+            Ok((layer.0 - first) as usize)
+        } else {
+            Err(KvError::WrongLayerGroup { layer, group, first, end })
+        }
+    }
+
+    /// Waits for the step's stream and reports rows that kernels refused since the last check: a step
+    /// with refusals is better dropped than committed.
+    ///
+    /// # Errors
+    /// As [`crate::KvCacheManager::check_faults`].
+    pub fn check_faults(&self) -> Result<(), KvError> {
+        self.core.check_faults(&self.stream)
+    }
+
+    /// Waits for the step's stream and reports reads of rows that nobody had written.
+    ///
+    /// # Errors
+    /// As [`crate::KvCacheManager::check_poison`].
+    pub fn check_poison(&self) -> Result<(), KvError> {
+        self.core.check_poison(&self.stream)
+    }
+
+    pub(super) fn core(&self) -> &Core<B> {
+        self.core
+    }
+
+    pub(super) fn touched(&self) -> bool {
+        self.touched
+    }
+
+    /// Refuses a step of which a layer is not finished.
+    pub(super) fn check_finished(&self) -> Result<(), KvError> {
+        let mut layers = self.ids.clone().zip(&self.memory.progress);
+        match layers.find(|&(_, &progress)| progress != LayerProgress::Finished) {
+            Some((layer, &progress)) => {
+                Err(KvError::LayerUnfinished { layer: LayerId(layer), progress })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a graph was captured over the memory of these layers.
+    pub(super) fn is_captured_in(&self, graph: &CapturedStep<B>) -> bool {
+        self.memory.step_meta.buffer().ptr() == graph.step_meta()
+    }
+
+    /// Queues a graph, and takes over how far it brings each layer.
+    pub(super) fn replay(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
+        if !self.is_captured_in(graph) {
+            return Err(KvError::ForeignGraph);
+        }
+        let states = graph.progress().iter().zip(&self.memory.progress);
+        for (layer, (&recorded, &progress)) in self.ids.clone().zip(states) {
+            let covered = recorded != LayerProgress::NotStarted;
+            if covered && progress != LayerProgress::NotStarted {
+                return Err(KvError::LayerRepeated { layer: LayerId(layer), progress });
+            }
+        }
+        // The emulator runs a graph node by node: where one fails, those before it have run.
+        self.touched = true;
+        let replayed = self.stream.replay(graph.graph());
+        for (now, &recorded) in self.memory.progress.iter_mut().zip(graph.progress()) {
+            if recorded != LayerProgress::NotStarted {
+                *now = if replayed.is_ok() { recorded } else { LayerProgress::Failed };
+            }
+        }
+        Ok(replayed?)
+    }
+
+    /// Queues a graph again whose layers are all finished.
+    pub(super) fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
+        if !self.is_captured_in(graph) {
+            return Err(KvError::ForeignGraph);
+        }
+        let limit = self.core.config.step_tokens_with_rollback();
+        let tokens = graph.bucket().tokens_per_request;
+        if tokens > limit {
+            return Err(KvError::WindowOverwritten { tokens, limit });
+        }
+        let states = graph.progress().iter().zip(&self.memory.progress);
+        for (layer, (&recorded, &progress)) in self.ids.clone().zip(states) {
+            let covered = recorded != LayerProgress::NotStarted;
+            if covered && progress != LayerProgress::Finished {
+                return Err(KvError::LayerNotUpdated { layer: LayerId(layer), progress });
+            }
+        }
+        Ok(self.stream.replay(graph.graph())?)
+    }
+
+    /// How far each layer is.
+    pub(super) fn all_progress(&self) -> &[LayerProgress] {
+        &self.memory.progress
+    }
+
+    /// Marks every layer that was not started as finished.
+    #[cfg(feature = "testing")]
+    pub(crate) fn mark_finished(&mut self) {
+        let layers = self.memory.progress.iter_mut();
+        layers
+            .filter(|progress| **progress == LayerProgress::NotStarted)
+            .for_each(|progress| *progress = LayerProgress::Finished);
+        self.touched = true;
+    }
+
+    /// Rejects the step of these layers.
+    pub(super) fn reject(&mut self, written: Written) {
+        let freed = &mut self.memory.freed;
+        let returned = |block| freed.add_block(block);
+        self.core.ledger().reject_step_with(self.group, written, returned);
+    }
+}

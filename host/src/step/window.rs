@@ -1,0 +1,112 @@
+//! The sliding window: layers that have nothing else, and its gather in all layers.
+
+use std::ops::Range;
+
+use super::layer::{Layer, Swa, UpdatedLayer};
+use crate::device::{Backend, Buffer, View};
+use crate::error::KvError;
+use crate::kernels::GatherSwa;
+use crate::layer_progress::LayerProgress;
+use crate::ops::{self, GatherQueries, GatheredRows, StepTokens};
+use crate::step_memory::StepMemory;
+use crate::step_meta::{Section, StepLayout};
+
+use super::layer::Access;
+
+impl<'s, B: Backend> Layer<'s, B, Swa> {
+    /// Takes the step's window rows: `[tokens, 512]` BF16, after norm and RoPE, in the order of the
+    /// step. There is nothing to pool; [`UpdatedLayer::append`] stores them.
+    ///
+    /// # Errors
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short.
+    pub fn update(mut self, kv: &Buffer<B, u16>) -> Result<UpdatedLayer<'s, B, Swa>, KvError> {
+        self.tracker.check_not_started()?;
+        self.access.check_rows(kv)?;
+        self.tracker.reached(LayerProgress::Updated);
+        Ok(self.updated(kv))
+    }
+}
+
+impl<B: Backend, K> UpdatedLayer<'_, B, K> {
+    /// Queues the gather of the sliding window of queries `first..end` of the step.
+    ///
+    /// Keys of the step itself are read from its window rows, through the quantisation that the cache
+    /// applies. `tile`: `[queries, 128, 512]` BF16, row j of a query its j-th oldest key, rows past its
+    /// length zero. `lengths`: `[queries]` i32, 1 to 128, and 0 for padding, whose tile stays
+    /// untouched.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more
+    /// than `max_draft` + 1 tokens of a request; [`KvError::Device`] if a tensor is too short, or the
+    /// launch failed.
+    pub fn gather_window(
+        &self,
+        queries: Range<u32>,
+        tile: &Buffer<B, u16>,
+        lengths: &Buffer<B, i32>,
+    ) -> Result<(), KvError> {
+        let access = &self.access;
+        let limit = access.core.config.step_tokens_with_rollback();
+        let tokens = access.shape.tokens_per_request;
+        if *self.tracker.progress == LayerProgress::Finished && tokens > limit {
+            return Err(KvError::WindowOverwritten { tokens, limit });
+        }
+        let step = access.step_tokens();
+        let queries = access.queries(&step, queries)?;
+        let ring = access.window()?;
+        let faults = access.fault_word::<GatherSwa>(ring.format);
+        ops::gather_swa(access.stream, &self.kv, &queries, &ring, tile, lengths, &faults)?;
+        access.find_poison(&queries, tile, GatheredRows::Window(lengths))
+    }
+}
+
+impl<B: Backend> Access<'_, B> {
+    /// The step's tokens.
+    pub fn step_tokens(&self) -> StepTokens<B> {
+        step_tokens(|which| self.section(which), self.shape.tokens)
+    }
+
+    /// A part of the step's tokens as queries.
+    pub fn queries<'t>(
+        &self,
+        tokens: &'t StepTokens<B>,
+        queries: Range<u32>,
+    ) -> Result<GatherQueries<'t, B>, KvError> {
+        let Range { start: first, end } = queries;
+        if first > end || end > tokens.count {
+            return Err(KvError::NoSuchQueries { first, end, tokens: tokens.count });
+        }
+        let StepTokens { position, slot, index, .. } = tokens;
+        Ok(GatherQueries { position, slot, index, first, count: end - first })
+    }
+
+    /// In a poisoned cache, queues the search of a gathered tile for rows that nobody wrote.
+    pub fn find_poison(
+        &self,
+        queries: &GatherQueries<'_, B>,
+        tile: &Buffer<B, u16>,
+        rows: GatheredRows<'_, B>,
+    ) -> Result<(), KvError> {
+        let Some(found) = &self.core.memory.poison else { return Ok(()) };
+        let layer = self.pools.schema.layer;
+        Ok(ops::find_poison(self.stream, queries, layer, tile, rows, found)?)
+    }
+}
+
+impl<B: Backend> StepMemory<B> {
+    /// The step's tokens, for launches that cover `count` of them.
+    pub(super) fn step_tokens(&self, count: u32) -> StepTokens<B> {
+        let layout: StepLayout = self.layout;
+        step_tokens(|which| super::begin::section(self.step_meta.buffer(), layout, which), count)
+    }
+}
+
+fn step_tokens<B: Backend>(section: impl Fn(Section) -> View<B, i32>, count: u32) -> StepTokens<B> {
+    StepTokens {
+        position: section(Section::Position),
+        slot: section(Section::Slot),
+        index: section(Section::Index),
+        remaining: section(Section::Remaining),
+        count,
+    }
+}

@@ -1,0 +1,168 @@
+//! The device memory of the steps of one layer group: StepMeta, work lists, and entries on their way
+//! from a compressor to the flush. A group has one step at a time, so it is that step's alone.
+
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
+
+use crate::buffer_spec::{Allocator, BufferSpec};
+use crate::config::CacheConfig;
+use crate::device::{Backend, Buffer, Device, Event, Memory, Staged, Stream};
+use crate::error::KvError;
+use crate::ids::LayerGroup;
+use crate::layer_progress::LayerProgress;
+use crate::ops::{HcaScratch, plan_capacity};
+use crate::poison::Freed;
+use crate::step_meta::StepLayout;
+
+/// The buffers of one group, each once.
+struct Specs {
+    step_meta: BufferSpec<i32>,
+    compressed: Option<CompressedSpecs>,
+}
+
+/// The buffers that only layers with compressed entries need.
+struct CompressedSpecs {
+    csa_closing: BufferSpec<i32>,
+    hca_closing: BufferSpec<i32>,
+    entries: BufferSpec<u16>,
+    keys: BufferSpec<u16>,
+    hca_pooled: BufferSpec<u32>,
+}
+
+impl Specs {
+    fn of(group: LayerGroup, config: &CacheConfig) -> Self {
+        let (tokens, requests) = (config.max_step_tokens, config.max_requests);
+        let capacity = |ratio| u64::from(plan_capacity(tokens, requests, ratio));
+        let (csa, hca) = (capacity(CSA_RATIO), capacity(HCA_RATIO));
+        let step_meta = StepLayout::new(tokens, requests).elements() as u64;
+        let compressed = CompressedSpecs {
+            csa_closing: BufferSpec::new("CSA work list", csa),
+            hca_closing: BufferSpec::new("HCA work list", hca),
+            entries: BufferSpec::new("entries", csa * u64::from(HEAD_DIM)),
+            keys: BufferSpec::new("indexer keys", csa * u64::from(INDEX_DIM)),
+            hca_pooled: BufferSpec::new("pooled entries", hca * u64::from(HEAD_DIM)),
+        };
+        Self {
+            step_meta: BufferSpec::new("step metadata", step_meta),
+            compressed: (group == LayerGroup::Trunk).then_some(compressed),
+        }
+    }
+
+    /// Bytes of each buffer.
+    fn bytes(&self) -> impl Iterator<Item = u64> {
+        let compressed = self.compressed.iter().flat_map(|specs| {
+            [
+                specs.csa_closing.bytes(),
+                specs.hca_closing.bytes(),
+                specs.entries.bytes(),
+                specs.keys.bytes(),
+                specs.hca_pooled.bytes(),
+            ]
+        });
+        std::iter::once(self.step_meta.bytes()).chain(compressed)
+    }
+
+    /// Of every group that has layers.
+    fn of_groups(config: &CacheConfig) -> impl Iterator<Item = Self> {
+        let groups = LayerGroup::ALL.into_iter();
+        let groups = groups.filter(|&group| !config.group_layers(group).is_empty());
+        groups.map(|group| Self::of(group, config))
+    }
+}
+
+/// How many buffers the steps of a cache need.
+pub(crate) fn buffers(config: &CacheConfig) -> u32 {
+    Specs::of_groups(config).map(|specs| specs.bytes().count() as u32).sum()
+}
+
+/// Their bytes.
+pub(crate) fn bytes(config: &CacheConfig) -> u64 {
+    Specs::of_groups(config).map(|specs| specs.bytes().sum::<u64>()).sum()
+}
+
+/// What the steps of one group need on the device, and where its layers are.
+pub(crate) struct StepMemory<B: Backend> {
+    pub step_meta: Staged<B, i32>,
+    pub layout: StepLayout,
+    pub compressed: Option<Compressed<B>>,
+    /// One for each layer of the group.
+    pub progress: Vec<LayerProgress>,
+    /// What is to be poisoned before the next step; empty unless the cache is.
+    pub freed: Freed,
+    /// The stream of the last step, and an event to wait for its end in another.
+    last: Option<Stream<B>>,
+    ended: Event<B>,
+    memory: Vec<Memory<B>>,
+}
+
+/// Work lists and scratch of layers with compressed entries.
+pub(crate) struct Compressed<B: Backend> {
+    /// Rows of the step's tokens that close a CSA window, then -1.
+    pub csa_closing: Buffer<B, i32>,
+    /// As `csa_closing`, for HCA windows.
+    pub hca_closing: Buffer<B, i32>,
+    /// `[capacity, 512]` BF16: entries of the layer at work.
+    pub entries: Buffer<B, u16>,
+    /// `[capacity, 128]` BF16: indexer keys of the layer at work.
+    pub keys: Buffer<B, u16>,
+    /// Exchange between the blocks of an HCA window.
+    pub hca_scratch: HcaScratch<B>,
+}
+
+impl<B: Backend> StepMemory<B> {
+    /// Allocates all of it and waits until it is ready.
+    pub fn new(
+        device: &Device<B>,
+        group: LayerGroup,
+        config: &CacheConfig,
+    ) -> Result<Self, KvError> {
+        let (specs, mut allocator) = (Specs::of(group, config), Allocator::new(device));
+        let stream = device.stream()?;
+        let compressed = match specs.compressed {
+            None => None,
+            Some(specs) => Some(Compressed {
+                csa_closing: allocator.allocate(specs.csa_closing)?,
+                hca_closing: allocator.allocate(specs.hca_closing)?,
+                entries: allocator.allocate(specs.entries)?,
+                keys: allocator.allocate(specs.keys)?,
+                hca_scratch: allocator.keep(
+                    HcaScratch::new(&stream, specs.hca_pooled.len() / u64::from(HEAD_DIM))?,
+                    |scratch| scratch.pooled().memory(),
+                ),
+            }),
+        };
+        let BufferSpec { label, .. } = specs.step_meta;
+        let step_meta = Staged::new(device, label, specs.step_meta.len() as usize)?;
+        let step_meta = allocator.keep(step_meta, |staged| staged.buffer().memory());
+        stream.synchronize()?;
+        Ok(Self {
+            step_meta,
+            layout: StepLayout::new(config.max_step_tokens, config.max_requests),
+            compressed,
+            progress: vec![LayerProgress::NotStarted; config.group_layers(group).len()],
+            freed: if config.poison {
+                Freed::new(config.max_requests, config.num_blocks)
+            } else {
+                Freed::default()
+            },
+            last: None,
+            ended: device.event()?,
+            memory: allocator.memory(),
+        })
+    }
+
+    /// Orders `stream` behind the group's last step, if that ran in another stream: both use this
+    /// memory, and the rings and blocks of the same requests.
+    pub fn follow(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+        if let Some(last) = self.last.as_ref().filter(|last| last.id() != stream.id()) {
+            last.record(&self.ended)?;
+            stream.wait_for(&self.ended)?;
+        }
+        self.last = Some(stream.clone());
+        Ok(())
+    }
+
+    /// All of it, for a graph to retain.
+    pub fn memory(&self) -> &[Memory<B>] {
+        &self.memory
+    }
+}

@@ -1,0 +1,34 @@
+//! What tests need and a server must not have: memory that only kernels write, and steps without
+//! kernels. Only with the feature `testing`.
+
+use crate::device::{Backend, Buffer};
+use crate::error::KvError;
+use crate::ids::{LayerGroup, LayerId};
+use crate::manager::KvCacheManager;
+use crate::pool_kind::PoolKind;
+use crate::step::Layers;
+
+impl<B: Backend> KvCacheManager<B> {
+    /// A pool of a layer, to be damaged.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchLayer`], [`KvError::NoSuchPool`].
+    pub fn writable_pool(&self, layer: LayerId, kind: PoolKind) -> Result<Buffer<B, u8>, KvError> {
+        self.core().memory.pools.layer(layer)?.get(kind).cloned()
+    }
+
+    /// StepMeta of a layer group, `[elements]` i32, to be damaged.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchGroup`].
+    pub fn writable_step_meta(&mut self, group: LayerGroup) -> Result<Buffer<B, i32>, KvError> {
+        Ok(self.group(group)?.memory.step_meta.buffer().clone())
+    }
+}
+
+impl<B: Backend> Layers<'_, B> {
+    /// Marks every layer that was not started as finished, as if its kernels had run.
+    pub fn skip_kernels(&mut self) {
+        self.mark_finished();
+    }
+}

@@ -1,0 +1,11 @@
+//! What is captured cannot be committed: it runs when the graph is replayed.
+
+use dsv4_kv::device::Emulator;
+use dsv4_kv::step::Layers;
+use dsv4_kv::KvError;
+
+fn record(layers: &mut Layers<'_, Emulator>) -> Result<(), KvError> {
+    layers.commit(&[]) //~ E0599
+}
+
+fn main() {}

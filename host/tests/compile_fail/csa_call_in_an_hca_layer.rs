@@ -1,0 +1,19 @@
+//! An HCA layer has no indexer.
+
+use dsv4_kv::indexer::{ProjectedQueries, Selection};
+use dsv4_kv::device::Emulator;
+use dsv4_kv::step::{HcaInputs, Layers};
+use dsv4_kv::{KvError, LayerId};
+
+fn layer(
+    layers: &mut Layers<'_, Emulator>,
+    inputs: &HcaInputs<'_, Emulator>,
+    projected: &ProjectedQueries<'_, Emulator>,
+    selection: &Selection<'_, Emulator>,
+) -> Result<(), KvError> {
+    let layer = layers.hca(LayerId(0))?.update(inputs)?;
+    layer.select_projected(projected, selection)?; //~ E0599
+    layer.append()
+}
+
+fn main() {}

@@ -1,0 +1,16 @@
+//! A committed step is gone.
+
+use dsv4_kv::device::{Buffer, Emulator, Stream};
+use dsv4_kv::{KvCacheManager, KvError, Launches, LayerId};
+
+fn step(
+    cache: &mut KvCacheManager<Emulator>,
+    stream: &Stream<Emulator>,
+    kv: &Buffer<Emulator, u16>,
+) -> Result<(), KvError> {
+    let mut step = cache.begin_step(stream, Launches::Eager, &[])?;
+    step.commit(&[])?;
+    step.swa(LayerId(0))?.update(kv)?.append() //~ E0382
+}
+
+fn main() {}

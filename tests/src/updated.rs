@@ -1,0 +1,190 @@
+//! A layer of any kind, after its update.
+
+use std::ops::Range;
+
+use dsv4_kv::device::{Backend, Buffer, Stream};
+use dsv4_kv::indexer::{ProjectedQueries, Selection};
+use dsv4_kv::schema::LayerCacheSchema;
+use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer};
+use dsv4_kv::{CacheConfig, IndexerWorkspace, KvError, LayerId, Layers};
+use kv_layout::geometry::{INDEX_DIM, LayerKind};
+
+use crate::inputs::upload;
+
+/// A layer between its update and its append.
+pub enum Updated<'s, B: Backend> {
+    /// With a window alone.
+    Swa(UpdatedLayer<'s, B, Swa>),
+    /// With an indexer.
+    Csa(UpdatedLayer<'s, B, Csa>),
+    /// With all entries.
+    Hca(UpdatedLayer<'s, B, Hca>),
+}
+
+impl<B: Backend> Updated<'_, B> {
+    /// As [`UpdatedLayer::gather_window`].
+    ///
+    /// # Errors
+    /// As that.
+    pub fn gather_window(
+        &self,
+        queries: Range<u32>,
+        tile: &Buffer<B, u16>,
+        lengths: &Buffer<B, i32>,
+    ) -> Result<(), KvError> {
+        match self {
+            Self::Swa(layer) => layer.gather_window(queries, tile, lengths),
+            Self::Csa(layer) => layer.gather_window(queries, tile, lengths),
+            Self::Hca(layer) => layer.gather_window(queries, tile, lengths),
+        }
+    }
+
+    /// As [`UpdatedLayer::gather_entries`]; nothing in a layer without entries.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn gather_entries(
+        &self,
+        queries: Range<u32>,
+        selected: &Buffer<B, i32>,
+        rows: u32,
+        tile: &Buffer<B, u16>,
+    ) -> Result<(), KvError> {
+        match self {
+            Self::Swa(_) => Ok(()),
+            Self::Csa(layer) => layer.gather_entries(queries, selected, rows, tile),
+            Self::Hca(layer) => layer.gather_entries(queries, selected, rows, tile),
+        }
+    }
+
+    /// As [`UpdatedLayer::gather_all`]; nothing in a layer without entries.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn gather_all(
+        &self,
+        queries: Range<u32>,
+        rows: u32,
+        tile: &Buffer<B, u16>,
+        lengths: &Buffer<B, i32>,
+    ) -> Result<(), KvError> {
+        match self {
+            Self::Swa(_) => Ok(()),
+            Self::Csa(layer) => layer.gather_all(queries, rows, tile, lengths),
+            Self::Hca(layer) => layer.gather_all(queries, rows, tile, lengths),
+        }
+    }
+
+    /// As [`UpdatedLayer::entry_counts`]; nothing in a layer without entries.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn entry_counts(
+        &self,
+        queries: Range<u32>,
+        lengths: &Buffer<B, i32>,
+    ) -> Result<(), KvError> {
+        match self {
+            Self::Swa(_) => Ok(()),
+            Self::Csa(layer) => layer.entry_counts(queries, lengths),
+            Self::Hca(layer) => layer.entry_counts(queries, lengths),
+        }
+    }
+
+    /// The stream of the step.
+    #[must_use]
+    pub fn stream(&self) -> &Stream<B> {
+        match self {
+            Self::Swa(layer) => layer.stream(),
+            Self::Csa(layer) => layer.stream(),
+            Self::Hca(layer) => layer.stream(),
+        }
+    }
+
+    /// The layer's pools.
+    #[must_use]
+    pub fn schema(&self) -> &LayerCacheSchema {
+        match self {
+            Self::Swa(layer) => layer.schema(),
+            Self::Csa(layer) => layer.schema(),
+            Self::Hca(layer) => layer.schema(),
+        }
+    }
+
+    /// Queues the scores of `queries` of the step, of some query or other, and their lists of `k`
+    /// entries; nothing in a layer without an indexer.
+    ///
+    /// # Errors
+    /// As [`UpdatedLayer::select_projected`].
+    pub fn score(&self, config: &CacheConfig, queries: Range<u32>, k: u32) -> Result<(), KvError> {
+        let Self::Csa(layer) = self else { return Ok(()) };
+        let (stream, count, heads) =
+            (layer.stream(), queries.len() as u32, config.model.index_heads);
+        let workspace = workspace(stream, config, count)?;
+        let ones = |elements: u32| upload(stream, &vec![1.0_f32; elements as usize]);
+        let (projected, weights) = (ones(count * heads * INDEX_DIM), ones(count * heads));
+        let lists = stream.device().allocate("lists", u64::from(count * k))?;
+        let projected = ProjectedQueries { queries: &projected, weights: &weights };
+        let selection = Selection { workspace: &workspace, queries, k, selected: &lists };
+        layer.select_projected(&projected, &selection)
+    }
+
+    /// As [`UpdatedLayer::append`].
+    ///
+    /// # Errors
+    /// As that.
+    pub fn append(self) -> Result<(), KvError> {
+        match self {
+            Self::Swa(layer) => layer.append(),
+            Self::Csa(layer) => layer.append(),
+            Self::Hca(layer) => layer.append(),
+        }
+    }
+}
+
+/// The memory of an indexer for `queries` queries at once, of requests as long as the cache allows.
+fn workspace<B: Backend>(
+    stream: &Stream<B>,
+    config: &CacheConfig,
+    queries: u32,
+) -> Result<IndexerWorkspace<B>, KvError> {
+    let CacheConfig { model, max_context, .. } = config;
+    IndexerWorkspace::new(stream.device(), model, *max_context, queries, u64::MAX)
+}
+
+/// Queues a layer's update: in a CSA layer with two compressors, the main one first, in an HCA layer
+/// with one, else with none.
+///
+/// # Errors
+/// The cache's refusal.
+pub fn update<'s, B: Backend>(
+    layers: &'s mut Layers<'_, B>,
+    layer: LayerId,
+    kv: &Buffer<B, u16>,
+    compressors: &[CompressorInputs<'_, B>],
+) -> Result<Updated<'s, B>, KvError> {
+    Ok(match *compressors {
+        [main, index, ..] => {
+            Updated::Csa(layers.csa(layer)?.update(&CsaInputs { kv, main, index })?)
+        }
+        [main] => Updated::Hca(layers.hca(layer)?.update(&HcaInputs { kv, main })?),
+        [] => Updated::Swa(layers.swa(layer)?.update(kv)?),
+    })
+}
+
+/// A layer that the step has updated already.
+///
+/// # Errors
+/// The cache's refusal.
+pub fn resume<'s, B: Backend>(
+    layers: &'s mut Layers<'_, B>,
+    layer: LayerId,
+    kind: LayerKind,
+    kv: &Buffer<B, u16>,
+) -> Result<Updated<'s, B>, KvError> {
+    Ok(match kind {
+        LayerKind::Swa => Updated::Swa(layers.swa(layer)?.resume(kv)?),
+        LayerKind::Csa => Updated::Csa(layers.csa(layer)?.resume(kv)?),
+        LayerKind::Hca => Updated::Hca(layers.hca(layer)?.resume(kv)?),
+    })
+}
