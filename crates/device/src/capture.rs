@@ -26,8 +26,6 @@ pub(crate) struct Captures {
     /// Held for reading by calls that a capture forbids, as long as they last; for writing while one begins.
     gate: RwLock<()>,
     current: Mutex<Option<Capture>>,
-    /// What was dropped while a capture was active.
-    put_off: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
 struct Capture {
@@ -37,6 +35,8 @@ struct Capture {
     retained: Vec<Span>,
     /// The first rule that was broken: the capture cannot end well, even if the caller went on.
     violation: Option<DeviceError>,
+    /// What was dropped meanwhile.
+    put_off: Vec<Box<dyn Any + Send>>,
 }
 
 impl Captures {
@@ -47,7 +47,7 @@ impl Captures {
         if current.is_some() {
             return Err(DeviceError::NestedCapture);
         }
-        *current = Some(Capture { stream, retained, violation: None });
+        *current = Some(Capture { stream, retained, violation: None, put_off: Vec::new() });
         self.active.store(true, Ordering::Release);
         Ok(())
     }
@@ -55,15 +55,10 @@ impl Captures {
     /// Ends the capture and frees what was put off; the first rule broken in it, if any.
     pub fn end(&self) -> Result<(), DeviceError> {
         self.active.store(false, Ordering::Release);
-        let ended = self.lock().take();
-        let put_off =
-            std::mem::take(&mut *self.put_off.lock().unwrap_or_else(PoisonError::into_inner));
+        let Some(Capture { violation, put_off, .. }) = self.lock().take() else { return Ok(()) };
         // One by one, since another capture may begin meanwhile.
         put_off.into_iter().for_each(|raw| self.free(raw));
-        match ended.and_then(|capture| capture.violation) {
-            Some(violation) => Err(violation),
-            None => Ok(()),
-        }
+        violation.map_or(Ok(()), Err)
     }
 
     /// Whether `stream` is being captured.
@@ -101,12 +96,13 @@ impl Captures {
     /// Drops `raw`: now, or when the capture ends that is active.
     pub fn free<T: Send + 'static>(&self, raw: T) {
         let _gate = self.enter();
-        if self.active.load(Ordering::Acquire) {
-            let mut put_off = self.put_off.lock().unwrap_or_else(PoisonError::into_inner);
-            put_off.push(Box::new(raw));
-        } else {
-            drop(raw);
+        if self.active.load(Ordering::Acquire)
+            && let Some(capture) = self.lock().as_mut()
+        {
+            capture.put_off.push(Box::new(raw));
+            return;
         }
+        drop(raw);
     }
 
     /// Checks what is queued into `stream`: while it is captured, every range must be retained.
