@@ -96,7 +96,7 @@ pub struct Chunk {
 /// Writes the token sections for `chunks`, padding included; returns the number of tokens.
 ///
 /// `ring` is the rows of a slot's ring. Of a chunk longer than that only the last `ring` tokens are
-/// written: earlier ones would share a row with later ones (spec section 6).
+/// written: earlier ones would share a row with later ones.
 ///
 /// # Panics
 /// If `array` is shorter than the layout, or the chunks have more tokens than its capacity.

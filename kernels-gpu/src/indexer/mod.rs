@@ -1,4 +1,4 @@
-//! The indexer: which compressed entries a query attends to. Source: spec section 5.
+//! The indexer: which compressed entries a query attends to. See docs/specification.md, section 12.
 //!
 //! | module | what it holds |
 //! |---|---|
