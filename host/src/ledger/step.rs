@@ -66,7 +66,8 @@ pub enum Written {
 #[derive(Debug, Serialize)]
 pub(super) struct OpenStep {
     is_open: bool,
-    /// Each request's part, and the blocks that it held before.
+    /// Each request's part, and how many blocks it took. Not how many it held before: a step of the
+    /// other group may take more while this one is open.
     parts: Vec<(StepRequest, u32)>,
 }
 
@@ -160,8 +161,9 @@ impl Ledger {
             let held = request.blocks.len();
             let new = std::iter::from_fn(|| self.blocks.take());
             request.blocks.extend(new.take(needed.saturating_sub(held)));
+            let taken = (request.blocks.len() - held) as u32;
             request.groups[group.index()].in_step = part.tokens;
-            self.open[group.index()].parts.push((*part, held as u32));
+            self.open[group.index()].parts.push((*part, taken));
         }
     }
 
@@ -246,9 +248,9 @@ impl Ledger {
         mut returned: impl FnMut(crate::ids::BlockId),
     ) {
         let Self { open, requests, blocks, .. } = self;
-        for (part, held) in open[group.index()].parts.iter().rev() {
+        for (part, taken) in open[group.index()].parts.iter().rev() {
             let Some(request) = requests.get_mut(part.id) else { continue };
-            while request.blocks.len() > *held as usize {
+            for _ in 0..*taken {
                 let Some(block) = request.blocks.pop() else { break };
                 returned(block.id());
                 blocks.give_back(block);
