@@ -72,8 +72,8 @@ struct OpenPart {
     id: RequestId,
     tokens: u32,
     genuine: u32,
-    /// Blocks that it held before.
-    held: usize,
+    /// Blocks that it took for the step.
+    taken: usize,
 }
 
 /// The model of one cache.

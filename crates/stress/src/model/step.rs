@@ -40,13 +40,16 @@ impl Model {
         plan: StepPlan,
         report: &Report,
     ) -> Result<(), String> {
-        let held =
-            |part: &StepRequest| self.live.get(&part.id).map_or(0, |request| request.blocks.len());
+        let taken = |part: &StepRequest| {
+            let held = self.live.get(&part.id).map_or(0, |request| request.blocks.len());
+            let needed = self.blocks_of(step.group, part.start + part.tokens) as usize;
+            needed.saturating_sub(held)
+        };
         let parts = step.parts.iter().zip(requests).map(|(part, request)| OpenPart {
             id: request.id,
             tokens: part.tokens,
             genuine: part.genuine.min(part.tokens),
-            held: held(request),
+            taken: taken(request),
         });
         let parts = parts.collect();
         let array = report.array.as_deref().ok_or("StepMeta cannot be read")?;
@@ -117,7 +120,7 @@ impl Model {
     fn reject(&mut self, group: LayerGroup, touched: bool) {
         for part in self.open[group.index()].take().into_iter().flatten() {
             let Some(request) = self.live.get_mut(&part.id) else { continue };
-            request.blocks.truncate(part.held);
+            request.blocks.truncate(request.blocks.len() - part.taken);
             let progress = &mut request.groups[group.index()];
             if touched {
                 progress.written_to = progress.written_to.max(progress.tokens + part.tokens);
