@@ -98,6 +98,7 @@ mod buffer_spec;
 mod cache_memory;
 pub mod capacity;
 pub mod config;
+mod core;
 pub mod device;
 pub mod error;
 pub mod ids;

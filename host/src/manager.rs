@@ -1,19 +1,17 @@
 //! `KvCacheManager`: the ledger and the device memory it describes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
-use kernels_gpu::table::KERNELS;
-
-use crate::cache_memory::CacheMemory;
+use crate::bucket::Bucket;
 use crate::config::CacheConfig;
-use crate::device::{Backend, Device, DeviceError, Stream, View};
-use crate::error::{KvError, Refusal};
+use crate::core::Core;
+use crate::device::{Backend, Device, Memory, Stream, View};
+use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, LayerId, RequestId};
 use crate::ledger::{Ledger, StepRequest};
-use crate::poison;
 use crate::pool_kind::PoolKind;
 use crate::schema::Schema;
-use crate::step::{Group, Launches, Step};
+use crate::step::{CapturedStep, Group, Launches, Layers, Step};
 use crate::step_memory::StepMemory;
 
 /// The KV cache of one model on one device.
@@ -25,15 +23,6 @@ pub struct KvCacheManager<B: Backend> {
     trunk: StepMemory<B>,
     /// Of a model with draft (MTP) layers.
     draft: Option<StepMemory<B>>,
-}
-
-/// What the steps of both layer groups share.
-pub(crate) struct Core<B: Backend> {
-    pub device: Device<B>,
-    pub config: CacheConfig,
-    pub schema: Schema,
-    pub memory: CacheMemory<B>,
-    ledger: Mutex<Ledger>,
 }
 
 /// The layer groups of a cache, each of which may have a step open at the same time.
@@ -55,50 +44,6 @@ impl<'a, B: Backend> IntoIterator for Groups<'a, B> {
     }
 }
 
-impl<B: Backend> Core<B> {
-    /// The ledger. No device call runs while another thread waits for it but those of a step's begin.
-    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Every change of the ledger is made whole before anything can panic.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// See [`KvCacheManager::check_faults`].
-    pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        let faults = &self.memory.faults;
-        let mut counts = [0; KERNELS.len()];
-        stream.download(&faults.view(), 0, &mut counts)?;
-        let refusals: Vec<_> = KERNELS
-            .iter()
-            .zip(counts)
-            .filter(|&(_, count)| count > 0)
-            .map(|(kernel, count)| Refusal { kernel: kernel.name, count })
-            .collect();
-        if refusals.is_empty() {
-            return Ok(());
-        }
-        // If the counts cannot be cleared, the next check reports them again.
-        let _ = stream.upload(&[0; KERNELS.len()], faults, 0);
-        Err(KvError::KernelRefused { refusals })
-    }
-
-    /// See [`KvCacheManager::check_poison`].
-    pub fn check_poison(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        match &self.memory.poison {
-            Some(found) => poison::read(stream, found, &self.ledger()),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses a stream of another device.
-    pub fn check_stream(&self, stream: &Stream<B>) -> Result<(), KvError> {
-        let (found, used) = (stream.device().id(), self.device.id());
-        if found != used {
-            return Err(DeviceError::ForeignDevice { what: "stream", found, used }.into());
-        }
-        Ok(())
-    }
-}
-
 impl<B: Backend> KvCacheManager<B> {
     /// Allocates everything that the cache will ever need on the device.
     ///
@@ -106,15 +51,13 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`KvError::Config`]; [`KvError::DraftLayerKind`]; [`KvError::Device`] with the buffer that did
     /// not fit.
     pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
-        let ledger = Mutex::new(Ledger::new(&config)?);
-        let schema = Schema::new(&config);
-        let memory = CacheMemory::new(&device, &schema, &config)?;
-        let has_drafts = !config.group_layers(LayerGroup::Draft).is_empty();
-        let steps = |group| StepMemory::new(&device, group, &config);
+        let core = Core::new(device, config)?;
+        let has_drafts = !core.config.group_layers(LayerGroup::Draft).is_empty();
+        let steps = |group| StepMemory::new(&core.device, group, &core.config);
         Ok(Self {
             trunk: steps(LayerGroup::Trunk)?,
             draft: if has_drafts { Some(steps(LayerGroup::Draft)?) } else { None },
-            core: Core { device, config, schema, memory, ledger },
+            core,
         })
     }
 
@@ -134,9 +77,10 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
         let Self { core, trunk, draft } = self;
         let mut ledger = core.ledger();
-        reject_forgotten_steps(&mut ledger);
-        if core.config.poison {
-            for memory in std::iter::once(trunk).chain(draft) {
+        for (group, memory) in LayerGroup::ALL.into_iter().zip(std::iter::once(trunk).chain(draft))
+        {
+            memory.reject_leaked_step(&mut ledger, group);
+            if core.config.poison {
                 ledger.block_table(id)?.for_each(|block| memory.freed.add_block(block));
                 memory.freed.add_slot(id.slot());
             }
@@ -177,6 +121,20 @@ impl<B: Backend> KvCacheManager<B> {
         requests: &[StepRequest],
     ) -> Result<Step<'_, B>, KvError> {
         self.groups().trunk.into_step(stream, launches, requests)
+    }
+
+    /// Captures a step of the trunk; see [`Group::capture`].
+    ///
+    /// # Errors
+    /// As [`Group::capture`].
+    pub fn capture(
+        &mut self,
+        stream: &Stream<B>,
+        bucket: &Bucket,
+        retained: Vec<Memory<B>>,
+        record: impl FnOnce(&mut Layers<'_, B>) -> Result<(), KvError>,
+    ) -> Result<CapturedStep<B>, KvError> {
+        self.groups().trunk.capture(stream, bucket, retained, record)
     }
 
     /// Takes a request's draft layers back to `committed` tokens; see [`Ledger::rewind_draft`].
@@ -273,12 +231,5 @@ impl<B: Backend> KvCacheManager<B> {
 
     pub(crate) fn core(&self) -> &Core<B> {
         &self.core
-    }
-}
-
-/// Rejects steps whose [`Step`] was leaked (`std::mem::forget`): no step borrows the cache any more.
-fn reject_forgotten_steps(ledger: &mut Ledger) {
-    for group in LayerGroup::ALL {
-        ledger.reject_step(group, crate::ledger::Written::Rows);
     }
 }

@@ -5,13 +5,14 @@ use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, Event, Memory, Staged, Stream};
+use crate::device::{Backend, Buffer, Device, Event, Memory, Staged, Stream, View};
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
-use crate::ops::{HcaScratch, plan_capacity};
+use crate::ledger::{Ledger, Written};
+use crate::ops::{HcaScratch, StepTokens, plan_capacity};
 use crate::poison::Freed;
-use crate::step_meta::StepLayout;
+use crate::step_meta::{Section, StepLayout};
 
 /// The buffers of one group, each once.
 struct Specs {
@@ -161,8 +162,44 @@ impl<B: Backend> StepMemory<B> {
         Ok(())
     }
 
+    /// Rejects a step that was leaked (`std::mem::forget`): no step borrows this memory any more.
+    pub fn reject_leaked_step(&mut self, ledger: &mut Ledger, group: LayerGroup) {
+        let freed = &mut self.freed;
+        ledger.reject_step_with(group, Written::Rows, |block| freed.add_block(block));
+    }
+
+    /// One array of StepMeta, `[capacity]`.
+    pub fn section(&self, section: Section) -> View<B, i32> {
+        self::section(self.step_meta.buffer(), self.layout, section)
+    }
+
     /// All of it, for a graph to retain.
     pub fn memory(&self) -> &[Memory<B>] {
         &self.memory
+    }
+}
+
+/// One array of StepMeta, `[capacity]`.
+pub(crate) fn section<B: Backend>(
+    step_meta: &Buffer<B, i32>,
+    layout: StepLayout,
+    section: Section,
+) -> View<B, i32> {
+    let range = layout.range(section);
+    let found = step_meta.view().slice(range.start as u64, range.len() as u64);
+    found.expect("the array has all its sections")
+}
+
+/// The step's tokens, for launches that cover `count` of them; `section` gives an array of StepMeta.
+pub(crate) fn step_tokens<B: Backend>(
+    section: impl Fn(Section) -> View<B, i32>,
+    count: u32,
+) -> StepTokens<B> {
+    StepTokens {
+        position: section(Section::Position),
+        slot: section(Section::Slot),
+        index: section(Section::Index),
+        remaining: section(Section::Remaining),
+        count,
     }
 }

@@ -1,6 +1,7 @@
 //! Which steps are refused. Checking changes nothing but scratch memory.
 
-use super::{Ledger, StepRequest};
+use super::Ledger;
+use super::open_step::StepRequest;
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::limits::StepLimits;
@@ -13,6 +14,9 @@ impl Ledger {
         limits: &StepLimits,
         step: &[StepRequest],
     ) -> Result<u32, KvError> {
+        if group == LayerGroup::Draft && !self.has_drafts {
+            return Err(KvError::NoSuchGroup { group });
+        }
         let by = limits.by;
         if step.len() > limits.requests as usize {
             let limit = limits.requests;

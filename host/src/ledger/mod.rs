@@ -5,15 +5,17 @@
 //! |---|---|
 //! | `mod.rs` | admission, release, and what can be asked |
 //! | `check.rs` | which steps are refused, before anything changes |
+//! | `open_step.rs` | what a step is to the ledger |
 //! | `step.rs` | a step: begin, commit, reject |
 
 mod check;
+mod open_step;
 mod step;
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
 use serde::Serialize;
 
-pub use step::{Accepted, StepPlan, StepRequest, Written};
+pub use open_step::{Accepted, StepPlan, StepRequest, Written};
 
 use crate::block::{self, BlockPool};
 use crate::config::CacheConfig;
@@ -22,7 +24,7 @@ use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::limits::StepLimits;
 use crate::requests::{Progress, Request, Requests};
 use crate::step_meta::StepLayout;
-use step::OpenStep;
+use open_step::OpenStep;
 
 /// Who holds what. Serialised it is all of that, to be stored in a report or compared.
 #[derive(Debug, Serialize)]
@@ -36,6 +38,8 @@ pub struct Ledger {
     ring: u32,
     /// Whether any layer stores entries, that is, whether requests need blocks.
     has_entries: bool,
+    /// Whether the model has draft layers.
+    has_drafts: bool,
     /// One bit a slot: seen in the step being checked. Scratch, so that checking allocates nothing.
     #[serde(skip)]
     seen: Vec<u64>,
@@ -62,6 +66,7 @@ impl Ledger {
             max_blocks: config.max_blocks_per_request(),
             ring: swa_ring_rows(config.step_tokens_with_rollback()),
             has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
+            has_drafts: !config.group_layers(LayerGroup::Draft).is_empty(),
             seen: vec![0; config.max_requests.div_ceil(u64::BITS) as usize],
             limits: StepLimits::of_cache(config),
             rollback_tokens: config.step_tokens_with_rollback(),

@@ -1,82 +1,11 @@
 //! A step in the ledger: begun, then committed or rejected.
 
-use serde::Serialize;
-
 use super::Ledger;
+use super::open_step::{Accepted, StepPlan, StepRequest, Written};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
 use crate::limits::StepLimits;
 use crate::step_meta::{self, Chunk, Section};
-
-/// What one request does in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct StepRequest {
-    /// The request.
-    #[serde(skip)]
-    pub id: RequestId,
-    /// Tokens it has in the step's layer group before the step; must be what it has.
-    pub start: u32,
-    /// Tokens it adds: 1 in decode, a chunk in prefill, drafts + 1 in verification.
-    pub tokens: u32,
-}
-
-/// What becomes of one request's tokens when its step is committed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Accepted<'t> {
-    /// The request.
-    pub id: RequestId,
-    /// How many of its tokens in the step become final, counted from the first.
-    pub accepted: u32,
-    /// Token ids of those, for later reuse of the prefix: `accepted` of them, or none if the caller
-    /// does not tell.
-    pub tokens: &'t [u32],
-}
-
-impl Accepted<'_> {
-    /// The first `accepted` tokens of `id` become final; what they are is not told.
-    #[must_use]
-    pub const fn count(id: RequestId, accepted: u32) -> Self {
-        Self { id, accepted, tokens: &[] }
-    }
-}
-
-/// A step in numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepPlan {
-    /// Tokens of all requests.
-    pub tokens: u32,
-    /// Most tokens of one request.
-    pub tokens_per_request: u32,
-    /// Requests that take part.
-    pub requests: u32,
-    /// Blocks taken for the step.
-    pub new_blocks: u32,
-}
-
-/// Whether kernels may have written rows of a step that is rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// No kernel of a layer was queued.
-    Nothing,
-    /// A kernel of a layer was queued.
-    Rows,
-}
-
-/// The step that a group runs, if any.
-#[derive(Debug, Serialize)]
-pub(super) struct OpenStep {
-    is_open: bool,
-    /// Each request's part, and how many blocks it took. Not how many it held before: a step of the
-    /// other group may take more while this one is open.
-    parts: Vec<(StepRequest, u32)>,
-}
-
-impl OpenStep {
-    /// No step; room for one of `requests` requests.
-    pub fn new(requests: u32) -> Self {
-        Self { is_open: false, parts: Vec::with_capacity(requests as usize) }
-    }
-}
 
 impl Ledger {
     /// Begins a step of `group`: takes the blocks that it needs and writes its StepMeta into `array`.

@@ -2,17 +2,19 @@
 
 use kernels_gpu::fault_injection;
 
-use super::{Layers, Step, StepShape};
+use super::layers::Layers;
+use super::open_step::Step;
+use super::shape::StepShape;
 use crate::bucket::Bucket;
-use crate::device::{Backend, Buffer, Stream, View};
+use crate::core::Core;
+use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::ledger::{Ledger, StepPlan, StepRequest};
 use crate::limits::StepLimits;
-use crate::manager::Core;
 use crate::ops;
-use crate::step_memory::StepMemory;
-use crate::step_meta::{Section, StepLayout};
+use crate::step_memory::{StepMemory, step_tokens};
+use crate::step_meta::Section;
 
 /// How the kernels of a step are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,7 @@ impl<'a, B: Backend> Group<'a, B> {
         };
         bucket.map_or(Ok(()), |bucket| bucket.validate(&core.config))?;
         let mut ledger = core.ledger();
+        memory.reject_leaked_step(&mut ledger, group);
         let plan = stage(core, memory, group, stream, bucket.as_ref(), requests, &mut ledger)?;
         let shape = bucket.map_or(StepShape::of_plan(plan), |bucket| StepShape::of_bucket(&bucket));
         memory.build_work_lists(stream, shape)?;
@@ -79,7 +82,7 @@ impl<'a, B: Backend> Group<'a, B> {
         memory.freed.clear();
         drop(ledger);
         let layers = Layers::new(core, memory, group, stream, shape);
-        Ok(Step { layers, plan, bucket, committed: false })
+        Ok(Step::new(layers, plan, bucket))
     }
 }
 
@@ -102,24 +105,14 @@ fn stage<B: Backend>(
     Ok(plan)
 }
 
-/// One section of StepMeta.
-pub(super) fn section<B: Backend>(
-    step_meta: &Buffer<B, i32>,
-    layout: StepLayout,
-    section: Section,
-) -> View<B, i32> {
-    let range = layout.range(section);
-    let found = step_meta.view().slice(range.start as u64, range.len() as u64);
-    found.expect("the array has all its sections")
-}
-
 impl<B: Backend> StepMemory<B> {
     fn build_work_lists(&self, stream: &Stream<B>, shape: StepShape) -> Result<(), KvError> {
         let Some(compressed) = self.compressed.as_ref().filter(|_| !shape.is_fused()) else {
             return Ok(());
         };
         let (csa, hca) = (compressed.csa_closing(shape), compressed.hca_closing(shape));
-        Ok(ops::build_plan(stream, &self.step_tokens(shape.tokens), &csa, &hca)?)
+        let tokens = step_tokens(|which| self.section(which), shape.tokens);
+        Ok(ops::build_plan(stream, &tokens, &csa, &hca)?)
     }
 
     fn update_block_table(
@@ -128,9 +121,8 @@ impl<B: Backend> StepMemory<B> {
         core: &Core<B>,
         plan: StepPlan,
     ) -> Result<(), KvError> {
-        let part = |which| section(self.step_meta.buffer(), self.layout, which);
         let entered = fault_injection::entered_blocks(plan.new_blocks);
-        let (index, block) = (part(Section::TableIndex), part(Section::TableBlock));
+        let (index, block) = (self.section(Section::TableIndex), self.section(Section::TableBlock));
         Ok(ops::update_table(stream, &index, &block, &core.memory.table(), entered)?)
     }
 }

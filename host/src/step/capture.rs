@@ -1,20 +1,20 @@
 //! A captured step: one graph for every step of a bucket.
 
-use super::{Group, Layers, StepShape};
+use super::layers::Layers;
 use crate::bucket::Bucket;
-use crate::device::{Backend, DevicePtr, Graph, Memory, Stream};
+use crate::device::{Backend, DevicePtr, Graph};
 use crate::error::KvError;
+use crate::ids::LayerId;
 use crate::layer_progress::LayerProgress;
-use crate::manager::KvCacheManager;
 
 /// The launches of a step as a graph, for every step of a bucket. It owns all memory that it touches.
 pub struct CapturedStep<B: Backend> {
-    graph: Graph<B>,
-    bucket: Bucket,
+    pub(super) graph: Graph<B>,
+    pub(super) bucket: Bucket,
     /// How far it brings each layer of its group.
-    progress: Vec<LayerProgress>,
+    pub(super) progress: Vec<LayerProgress>,
     /// StepMeta of the group that it was captured over, which no other group has.
-    step_meta: DevicePtr<i32>,
+    pub(super) step_meta: DevicePtr<i32>,
 }
 
 impl<B: Backend> CapturedStep<B> {
@@ -23,70 +23,54 @@ impl<B: Backend> CapturedStep<B> {
     pub fn bucket(&self) -> Bucket {
         self.bucket
     }
-
-    pub(super) fn graph(&self) -> &Graph<B> {
-        &self.graph
-    }
-
-    pub(super) fn progress(&self) -> &[LayerProgress] {
-        &self.progress
-    }
-
-    pub(super) fn step_meta(&self) -> DevicePtr<i32> {
-        self.step_meta
-    }
 }
 
-impl<B: Backend> Group<'_, B> {
-    /// Captures what `record` queues, of the layers it is handed and of the caller's own, as a graph
-    /// for steps of `bucket`; nothing of it runs. The graph keeps the cache's memory and `retained`
-    /// alive. It may cover some of the layers only. [`super::Step::replay`] queues it.
-    ///
-    /// # Errors
-    /// [`KvError::Bucket`] for a bucket out of the cache's range; what `record` returned;
-    /// [`KvError::Device`] if it allocated, waited, or touched memory that is not retained.
-    pub fn capture(
-        &mut self,
-        stream: &Stream<B>,
-        bucket: &Bucket,
-        mut retained: Vec<Memory<B>>,
-        record: impl FnOnce(&mut Layers<'_, B>) -> Result<(), KvError>,
-    ) -> Result<CapturedStep<B>, KvError> {
-        let Self { core, memory, group } = self;
-        core.check_stream(stream)?;
-        bucket.validate(&core.config)?;
-        retained.extend(core.memory.memory().iter().chain(memory.memory()).cloned());
-        let step_meta = memory.step_meta.buffer().ptr();
-        let mut layers = Layers::new(core, memory, *group, stream, StepShape::of_bucket(bucket));
-        let mut refused = None;
-        let graph = stream.capture(retained, || match record(&mut layers) {
-            Ok(()) => Ok(()),
-            Err(KvError::Device(error)) => Err(error),
-            Err(other) => {
-                refused = Some(other);
-                Ok(())
-            }
-        });
-        if let Some(error) = refused {
-            return Err(error);
+impl<B: Backend> Layers<'_, B> {
+    /// Whether a graph was captured over the memory of these layers.
+    pub(super) fn is_captured_in(&self, graph: &CapturedStep<B>) -> bool {
+        self.memory.step_meta.buffer().ptr() == graph.step_meta
+    }
+
+    /// Queues a graph, and takes over how far it brings each layer.
+    pub(super) fn replay(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
+        if !self.is_captured_in(graph) {
+            return Err(KvError::ForeignGraph);
         }
-        let progress = layers.all_progress().to_vec();
-        Ok(CapturedStep { graph: graph?, bucket: *bucket, progress, step_meta })
+        let states = graph.progress.iter().zip(&self.memory.progress);
+        for (layer, (&recorded, &progress)) in self.ids.clone().zip(states) {
+            let covered = recorded != LayerProgress::NotStarted;
+            if covered && progress != LayerProgress::NotStarted {
+                return Err(KvError::LayerRepeated { layer: LayerId(layer), progress });
+            }
+        }
+        // The emulator runs a graph node by node: where one fails, those before it have run.
+        self.touched = true;
+        let replayed = self.stream.replay(&graph.graph);
+        for (now, &recorded) in self.memory.progress.iter_mut().zip(&graph.progress) {
+            if recorded != LayerProgress::NotStarted {
+                *now = if replayed.is_ok() { recorded } else { LayerProgress::Failed };
+            }
+        }
+        Ok(replayed?)
     }
-}
 
-impl<B: Backend> KvCacheManager<B> {
-    /// Captures a step of the trunk; see [`Group::capture`].
-    ///
-    /// # Errors
-    /// As [`Group::capture`].
-    pub fn capture(
-        &mut self,
-        stream: &Stream<B>,
-        bucket: &Bucket,
-        retained: Vec<Memory<B>>,
-        record: impl FnOnce(&mut Layers<'_, B>) -> Result<(), KvError>,
-    ) -> Result<CapturedStep<B>, KvError> {
-        self.groups().trunk.capture(stream, bucket, retained, record)
+    /// Queues a graph again whose layers are all finished.
+    pub(super) fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
+        if !self.is_captured_in(graph) {
+            return Err(KvError::ForeignGraph);
+        }
+        let limit = self.core.config.step_tokens_with_rollback();
+        let tokens = graph.bucket().tokens_per_request;
+        if tokens > limit {
+            return Err(KvError::WindowOverwritten { tokens, limit });
+        }
+        let states = graph.progress.iter().zip(&self.memory.progress);
+        for (layer, (&recorded, &progress)) in self.ids.clone().zip(states) {
+            let covered = recorded != LayerProgress::NotStarted;
+            if covered && progress != LayerProgress::Finished {
+                return Err(KvError::LayerNotUpdated { layer: LayerId(layer), progress });
+            }
+        }
+        Ok(self.stream.replay(&graph.graph)?)
     }
 }

@@ -2,8 +2,8 @@
 
 use kv_layout::geometry::{CSA_RATIO, CsaStream, StateStream};
 
-use super::StepShape;
 use super::layer::{CompressorInputs, CompressorShape, Csa, Layer, UpdatedLayer};
+use super::shape::StepShape;
 use crate::device::{Backend, Buffer};
 use crate::error::KvError;
 use crate::kernels::{DecodeCsa, FlushCsa};

@@ -2,8 +2,8 @@
 
 use kv_layout::geometry::{HCA_RATIO, StateStream};
 
-use super::StepShape;
 use super::layer::{CompressorInputs, CompressorShape, Hca, Layer, UpdatedLayer};
+use super::shape::StepShape;
 use crate::device::{Backend, Buffer};
 use crate::error::KvError;
 use crate::kernels::{DecodeHca, FlushHca};

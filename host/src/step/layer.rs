@@ -9,17 +9,17 @@ use std::marker::PhantomData;
 
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 
-use super::begin::section;
-use super::{StepShape, Tracker};
+use super::shape::StepShape;
+use super::tracker::Tracker;
+use crate::core::Core;
 use crate::device::Operation;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
-use crate::manager::Core;
 use crate::ops;
 use crate::pools::LayerPools;
 use crate::schema::LayerCacheSchema;
-use crate::step_memory::Compressed;
+use crate::step_memory::{Compressed, section};
 use crate::step_meta::{Section, StepLayout};
 
 /// A layer with a sliding window alone.

@@ -4,27 +4,28 @@ use kv_layout::geometry::LayerKind;
 use std::ops::Range;
 
 use super::layer::{Csa, Hca, Layer, Swa};
-use super::{CapturedStep, StepShape, Tracker};
+use super::shape::StepShape;
+use super::tracker::Tracker;
+use crate::core::Core;
 use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, LayerId};
 use crate::layer_progress::LayerProgress;
 use crate::ledger::Written;
-use crate::manager::Core;
 use crate::step_memory::StepMemory;
 use crate::step_meta::Section;
 
 /// The layers of one group in one step, each to be updated once, in any order. Everything is queued
 /// in the stream that the step was begun with.
 pub struct Layers<'a, B: Backend> {
-    core: &'a Core<B>,
-    memory: &'a mut StepMemory<B>,
-    group: LayerGroup,
-    ids: Range<u32>,
-    stream: Stream<B>,
-    shape: StepShape,
+    pub(super) core: &'a Core<B>,
+    pub(super) memory: &'a mut StepMemory<B>,
+    pub(super) group: LayerGroup,
+    pub(super) ids: Range<u32>,
+    pub(super) stream: Stream<B>,
+    pub(super) shape: StepShape,
     /// Whether a kernel of a layer was queued.
-    touched: bool,
+    pub(super) touched: bool,
 }
 
 impl<'a, B: Backend> Layers<'a, B> {
@@ -68,7 +69,7 @@ impl<'a, B: Backend> Layers<'a, B> {
     /// One array of the step's StepMeta, `[capacity]` i32, for kernels of the embedder.
     #[must_use]
     pub fn section(&self, section: Section) -> View<B, i32> {
-        super::begin::section(self.memory.step_meta.buffer(), self.memory.layout, section)
+        self.memory.section(section)
     }
 
     /// How far a layer is.
@@ -170,54 +171,6 @@ impl<'a, B: Backend> Layers<'a, B> {
             }
             None => Ok(()),
         }
-    }
-
-    /// Whether a graph was captured over the memory of these layers.
-    pub(super) fn is_captured_in(&self, graph: &CapturedStep<B>) -> bool {
-        self.memory.step_meta.buffer().ptr() == graph.step_meta()
-    }
-
-    /// Queues a graph, and takes over how far it brings each layer.
-    pub(super) fn replay(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
-        if !self.is_captured_in(graph) {
-            return Err(KvError::ForeignGraph);
-        }
-        let states = graph.progress().iter().zip(&self.memory.progress);
-        for (layer, (&recorded, &progress)) in self.ids.clone().zip(states) {
-            let covered = recorded != LayerProgress::NotStarted;
-            if covered && progress != LayerProgress::NotStarted {
-                return Err(KvError::LayerRepeated { layer: LayerId(layer), progress });
-            }
-        }
-        // The emulator runs a graph node by node: where one fails, those before it have run.
-        self.touched = true;
-        let replayed = self.stream.replay(graph.graph());
-        for (now, &recorded) in self.memory.progress.iter_mut().zip(graph.progress()) {
-            if recorded != LayerProgress::NotStarted {
-                *now = if replayed.is_ok() { recorded } else { LayerProgress::Failed };
-            }
-        }
-        Ok(replayed?)
-    }
-
-    /// Queues a graph again whose layers are all finished.
-    pub(super) fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
-        if !self.is_captured_in(graph) {
-            return Err(KvError::ForeignGraph);
-        }
-        let limit = self.core.config.step_tokens_with_rollback();
-        let tokens = graph.bucket().tokens_per_request;
-        if tokens > limit {
-            return Err(KvError::WindowOverwritten { tokens, limit });
-        }
-        let states = graph.progress().iter().zip(&self.memory.progress);
-        for (layer, (&recorded, &progress)) in self.ids.clone().zip(states) {
-            let covered = recorded != LayerProgress::NotStarted;
-            if covered && progress != LayerProgress::Finished {
-                return Err(KvError::LayerNotUpdated { layer: LayerId(layer), progress });
-            }
-        }
-        Ok(self.stream.replay(graph.graph())?)
     }
 
     /// How far each layer is.

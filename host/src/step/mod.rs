@@ -2,12 +2,13 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `mod.rs` | [`Step`]: commit, or rejection when it is dropped |
 //! | `begin.rs` | [`Group`]: how a step begins |
+//! | `open_step.rs` | [`Step`]: commit, or rejection when it is dropped |
 //! | `layers.rs` | [`Layers`]: the layers of a step, or of a capture |
 //! | `layer.rs` | [`Layer`], [`UpdatedLayer`]: one layer, before and after its update |
-//! | `window.rs`, `csa.rs`, `hca.rs` | what layers of each kind do |
-//! | `capture.rs` | [`CapturedStep`]: a step as a graph |
+//! | `window.rs`, `csa.rs`, `hca.rs`, `entries.rs` | what layers of each kind do |
+//! | `record.rs`, `capture.rs` | a step as a graph: [`Group::capture`], [`CapturedStep`] |
+//! | `shape.rs`, `tracker.rs` | what launches cover, and what was queued |
 
 mod begin;
 mod capture;
@@ -16,10 +17,11 @@ mod entries;
 mod hca;
 mod layer;
 mod layers;
+mod open_step;
+mod record;
+mod shape;
+mod tracker;
 mod window;
-
-use std::fmt;
-use std::ops::{Deref, DerefMut};
 
 pub use begin::{Group, Launches};
 pub use capture::CapturedStep;
@@ -27,224 +29,4 @@ pub use csa::CsaInputs;
 pub use hca::HcaInputs;
 pub use layer::{CompressorInputs, Csa, Hca, Layer, Swa, UpdatedLayer};
 pub use layers::Layers;
-
-use crate::bucket::Bucket;
-use crate::device::{Backend, DeviceError};
-use crate::error::KvError;
-use crate::ids::LayerId;
-use crate::layer_progress::LayerProgress;
-use crate::ledger::{Accepted, StepPlan, Written};
-
-/// An open step of one layer group. Its StepMeta, blocks and work lists are queued on the device; what
-/// is left is each layer's update, reads and append, through [`Layers`], to which it dereferences.
-///
-/// [`Self::commit`] makes tokens final. Dropping the step rejects it: every request has the tokens and
-/// blocks that it had before. Until the first kernel of a layer was queued that is all. After it, the
-/// rows of other requests are untouched, and a request that had at most `max_draft` + 1 tokens in the
-/// step may run them again; one with more has lost rows that it needs, and is refused by later steps
-/// with [`KvError::Overwritten`] until it is released.
-pub struct Step<'a, B: Backend> {
-    layers: Layers<'a, B>,
-    plan: StepPlan,
-    bucket: Option<Bucket>,
-    /// Whether it was committed, and so is not to be rejected.
-    committed: bool,
-}
-
-impl<'a, B: Backend> Step<'a, B> {
-    /// The step in numbers.
-    #[must_use]
-    pub fn plan(&self) -> StepPlan {
-        self.plan
-    }
-
-    /// Queues a captured step, and marks the layers that it covers as finished.
-    ///
-    /// # Errors
-    /// [`KvError::ForeignGraph`] if it was captured over another cache or layer group;
-    /// [`KvError::WrongBucket`] unless the step was begun with its bucket;
-    /// [`KvError::LayerRepeated`] if the step has updated one of its layers already;
-    /// [`KvError::Device`].
-    pub fn replay(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
-        if self.bucket != Some(graph.bucket()) && self.layers.is_captured_in(graph) {
-            return Err(KvError::WrongBucket { captured: graph.bucket(), step: self.bucket });
-        }
-        self.layers.replay(graph)
-    }
-
-    /// Queues a captured step that [`Self::replay`] has queued before. It writes the same bytes again
-    /// if its inputs are the same: for benchmarks.
-    ///
-    /// # Errors
-    /// [`KvError::ForeignGraph`]; [`KvError::LayerNotUpdated`] if the step has not finished one of
-    /// its layers; [`KvError::WindowOverwritten`] for a bucket of more than `max_draft` + 1 tokens a
-    /// request, which would read rows that it has overwritten; [`KvError::Device`].
-    pub fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
-        self.layers.repeat(graph)
-    }
-
-    /// Ends the step: of each request the first `accepted` tokens become final; the others never
-    /// were. Waits for nothing: the device may still run the step.
-    ///
-    /// # Errors
-    /// [`CommitRefused`], which holds the step, unchanged: [`KvError::LayerUnfinished`];
-    /// [`KvError::CommitMismatch`] unless every request of the step is named once;
-    /// [`KvError::NotInStep`]; [`KvError::AcceptedTooMany`]; [`KvError::NotRollbackable`];
-    /// [`KvError::TokenCount`].
-    pub fn commit(mut self, accepted: &[Accepted<'_>]) -> Result<(), CommitRefused<'a, B>> {
-        let group = self.layers.group();
-        let checked = self.layers.check_finished();
-        let result =
-            checked.and_then(|()| self.layers.core().ledger().commit_step(group, accepted));
-        match result {
-            Ok(()) => {
-                self.committed = true;
-                Ok(())
-            }
-            Err(error) => Err(CommitRefused(Box::new((self, error)))),
-        }
-    }
-}
-
-impl<'a, B: Backend> Deref for Step<'a, B> {
-    type Target = Layers<'a, B>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.layers
-    }
-}
-
-impl<B: Backend> DerefMut for Step<'_, B> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.layers
-    }
-}
-
-impl<B: Backend> Drop for Step<'_, B> {
-    fn drop(&mut self) {
-        if !self.committed {
-            let written = if self.layers.touched() { Written::Rows } else { Written::Nothing };
-            self.layers.reject(written);
-        }
-    }
-}
-
-/// A commit that was refused: the step, still open, and why. Converted to [`KvError`] (by `?`) it
-/// drops the step.
-pub struct CommitRefused<'a, B: Backend>(Box<(Step<'a, B>, KvError)>);
-
-impl<'a, B: Backend> CommitRefused<'a, B> {
-    /// Why.
-    #[must_use]
-    pub fn error(&self) -> &KvError {
-        &self.0.1
-    }
-
-    /// The step, to finish it or to commit it otherwise.
-    #[must_use]
-    pub fn into_step(self) -> Step<'a, B> {
-        self.0.0
-    }
-}
-
-impl<B: Backend> From<CommitRefused<'_, B>> for KvError {
-    fn from(refused: CommitRefused<'_, B>) -> Self {
-        refused.0.1
-    }
-}
-
-impl<B: Backend> fmt::Debug for CommitRefused<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CommitRefused").field(self.error()).finish()
-    }
-}
-
-impl<B: Backend> fmt::Display for CommitRefused<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error().fmt(f)
-    }
-}
-
-impl<B: Backend> std::error::Error for CommitRefused<'_, B> {}
-
-/// What launches of a step look like, with padding.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepShape {
-    /// Tokens that launches cover.
-    pub tokens: u32,
-    /// Most tokens of one request.
-    pub tokens_per_request: u32,
-    /// Most requests.
-    pub requests: u32,
-}
-
-impl StepShape {
-    fn of_bucket(bucket: &Bucket) -> Self {
-        let Bucket { tokens, tokens_per_request, requests, .. } = *bucket;
-        Self { tokens, tokens_per_request, requests }
-    }
-
-    fn of_plan(plan: StepPlan) -> Self {
-        let StepPlan { tokens, tokens_per_request, requests, .. } = plan;
-        Self { tokens, tokens_per_request, requests }
-    }
-
-    /// Whether a layer's update and append are one launch, without a work list.
-    fn is_fused(&self) -> bool {
-        self.tokens_per_request <= 1
-    }
-}
-
-/// Whether a launch was queued, or may have been. A driver may report the error of earlier work for a
-/// launch that it has queued, and the emulator runs a kernel up to the fault that it meets.
-fn may_have_run(launch: &Result<(), KvError>) -> bool {
-    use DeviceError::{Cuda, Fault, KernelFault};
-    match launch {
-        Ok(()) => true,
-        Err(KvError::Device(error)) => {
-            matches!(error, Cuda { .. } | Fault(_) | KernelFault { .. })
-        }
-        Err(_) => false,
-    }
-}
-
-/// What was queued of a layer, and what that means for the step.
-pub(crate) struct Tracker<'s> {
-    layer: LayerId,
-    progress: &'s mut LayerProgress,
-    touched: &'s mut bool,
-}
-
-impl Tracker<'_> {
-    /// Refuses a layer that was updated already.
-    fn check_not_started(&self) -> Result<(), KvError> {
-        let (layer, progress) = (self.layer, *self.progress);
-        match progress {
-            LayerProgress::NotStarted => Ok(()),
-            _ => Err(KvError::LayerRepeated { layer, progress }),
-        }
-    }
-
-    /// Takes note of a launch that writes rows of the cache. Where it or a later one of the same update
-    /// fails, the layer is half updated.
-    fn queued(&mut self, launch: Result<(), impl Into<KvError>>) -> Result<(), KvError> {
-        let launch = launch.map_err(Into::into);
-        if may_have_run(&launch) {
-            *self.touched = true;
-            *self.progress = LayerProgress::Failed;
-        }
-        launch
-    }
-
-    /// Takes note of an append, which can be repeated if it fails.
-    fn appended(&mut self, launch: Result<(), DeviceError>) -> Result<(), KvError> {
-        let launch = launch.map_err(Into::into);
-        *self.touched |= may_have_run(&launch);
-        launch
-    }
-
-    /// All launches up to here were queued.
-    fn reached(&mut self, progress: LayerProgress) {
-        *self.progress = progress;
-    }
-}
+pub use open_step::{CommitRefused, Step};

@@ -2,16 +2,13 @@
 
 use std::ops::Range;
 
-use super::layer::{Layer, Swa, UpdatedLayer};
-use crate::device::{Backend, Buffer, View};
+use super::layer::{Access, Layer, Swa, UpdatedLayer};
+use crate::device::{Backend, Buffer};
 use crate::error::KvError;
 use crate::kernels::GatherSwa;
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, GatherQueries, GatheredRows, StepTokens};
-use crate::step_memory::StepMemory;
-use crate::step_meta::{Section, StepLayout};
-
-use super::layer::Access;
+use crate::step_memory::step_tokens;
 
 impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// Takes the step's window rows: `[tokens, 512]` BF16, after norm and RoPE, in the order of the
@@ -90,23 +87,5 @@ impl<B: Backend> Access<'_, B> {
         let Some(found) = &self.core.memory.poison else { return Ok(()) };
         let layer = self.pools.schema.layer;
         Ok(ops::find_poison(self.stream, queries, layer, tile, rows, found)?)
-    }
-}
-
-impl<B: Backend> StepMemory<B> {
-    /// The step's tokens, for launches that cover `count` of them.
-    pub(super) fn step_tokens(&self, count: u32) -> StepTokens<B> {
-        let layout: StepLayout = self.layout;
-        step_tokens(|which| super::begin::section(self.step_meta.buffer(), layout, which), count)
-    }
-}
-
-fn step_tokens<B: Backend>(section: impl Fn(Section) -> View<B, i32>, count: u32) -> StepTokens<B> {
-    StepTokens {
-        position: section(Section::Position),
-        slot: section(Section::Slot),
-        index: section(Section::Index),
-        remaining: section(Section::Remaining),
-        count,
     }
 }

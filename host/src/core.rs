@@ -1,0 +1,74 @@
+//! What the steps of both layer groups share: configuration, device memory, ledger.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kernels_gpu::table::KERNELS;
+
+use crate::cache_memory::CacheMemory;
+use crate::config::CacheConfig;
+use crate::device::{Backend, Device, DeviceError, Stream};
+use crate::error::{KvError, Refusal};
+use crate::ledger::Ledger;
+use crate::poison;
+use crate::schema::Schema;
+
+/// What the steps of both layer groups share.
+pub(crate) struct Core<B: Backend> {
+    pub device: Device<B>,
+    pub config: CacheConfig,
+    pub schema: Schema,
+    pub memory: CacheMemory<B>,
+    ledger: Mutex<Ledger>,
+}
+
+impl<B: Backend> Core<B> {
+    /// Allocates what all steps share.
+    pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
+        let ledger = Mutex::new(Ledger::new(&config)?);
+        let schema = Schema::new(&config);
+        let memory = CacheMemory::new(&device, &schema, &config)?;
+        Ok(Self { device, config, schema, memory, ledger })
+    }
+
+    /// The ledger. No device call runs while another thread waits for it but those of a step's begin.
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // Every change of the ledger is made whole before anything can panic.
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See [`KvCacheManager::check_faults`].
+    pub fn check_faults(&self, stream: &Stream<B>) -> Result<(), KvError> {
+        let faults = &self.memory.faults;
+        let mut counts = [0; KERNELS.len()];
+        stream.download(&faults.view(), 0, &mut counts)?;
+        let refusals: Vec<_> = KERNELS
+            .iter()
+            .zip(counts)
+            .filter(|&(_, count)| count > 0)
+            .map(|(kernel, count)| Refusal { kernel: kernel.name, count })
+            .collect();
+        if refusals.is_empty() {
+            return Ok(());
+        }
+        // If the counts cannot be cleared, the next check reports them again.
+        let _ = stream.upload(&[0; KERNELS.len()], faults, 0);
+        Err(KvError::KernelRefused { refusals })
+    }
+
+    /// See [`KvCacheManager::check_poison`].
+    pub fn check_poison(&self, stream: &Stream<B>) -> Result<(), KvError> {
+        match &self.memory.poison {
+            Some(found) => poison::read(stream, found, &self.ledger()),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a stream of another device.
+    pub fn check_stream(&self, stream: &Stream<B>) -> Result<(), KvError> {
+        let (found, used) = (stream.device().id(), self.device.id());
+        if found != used {
+            return Err(DeviceError::ForeignDevice { what: "stream", found, used }.into());
+        }
+        Ok(())
+    }
+}

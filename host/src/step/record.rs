@@ -1,0 +1,47 @@
+//! How a step is captured as a graph.
+
+use super::begin::Group;
+use super::capture::CapturedStep;
+use super::layers::Layers;
+use super::shape::StepShape;
+use crate::bucket::Bucket;
+use crate::device::{Backend, Memory, Stream};
+use crate::error::KvError;
+
+impl<B: Backend> Group<'_, B> {
+    /// Captures what `record` queues, of the layers it is handed and of the caller's own, as a graph
+    /// for steps of `bucket`; nothing of it runs. The graph keeps the cache's memory and `retained`
+    /// alive. It may cover some of the layers only. [`super::Step::replay`] queues it.
+    ///
+    /// # Errors
+    /// [`KvError::Bucket`] for a bucket out of the cache's range; what `record` returned;
+    /// [`KvError::Device`] if it allocated, waited, or touched memory that is not retained.
+    pub fn capture(
+        &mut self,
+        stream: &Stream<B>,
+        bucket: &Bucket,
+        mut retained: Vec<Memory<B>>,
+        record: impl FnOnce(&mut Layers<'_, B>) -> Result<(), KvError>,
+    ) -> Result<CapturedStep<B>, KvError> {
+        let Self { core, memory, group } = self;
+        core.check_stream(stream)?;
+        bucket.validate(&core.config)?;
+        retained.extend(core.memory.memory().iter().chain(memory.memory()).cloned());
+        let step_meta = memory.step_meta.buffer().ptr();
+        let mut layers = Layers::new(core, memory, *group, stream, StepShape::of_bucket(bucket));
+        let mut refused = None;
+        let graph = stream.capture(retained, || match record(&mut layers) {
+            Ok(()) => Ok(()),
+            Err(KvError::Device(error)) => Err(error),
+            Err(other) => {
+                refused = Some(other);
+                Ok(())
+            }
+        });
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        let progress = layers.all_progress().to_vec();
+        Ok(CapturedStep { graph: graph?, bucket: *bucket, progress, step_meta })
+    }
+}

@@ -1,0 +1,60 @@
+//! What was queued of a layer in a step.
+
+use crate::device::DeviceError;
+use crate::error::KvError;
+use crate::ids::LayerId;
+use crate::layer_progress::LayerProgress;
+
+/// Whether a launch was queued, or may have been. A driver may report the error of earlier work for a
+/// launch that it has queued, and the emulator runs a kernel up to the fault that it meets.
+fn may_have_run(launch: &Result<(), KvError>) -> bool {
+    use DeviceError::{Cuda, Fault, KernelFault};
+    match launch {
+        Ok(()) => true,
+        Err(KvError::Device(error)) => {
+            matches!(error, Cuda { .. } | Fault(_) | KernelFault { .. })
+        }
+        Err(_) => false,
+    }
+}
+
+/// What was queued of a layer, and what that means for the step.
+pub(crate) struct Tracker<'s> {
+    pub layer: LayerId,
+    pub progress: &'s mut LayerProgress,
+    pub touched: &'s mut bool,
+}
+
+impl Tracker<'_> {
+    /// Refuses a layer that was updated already.
+    pub fn check_not_started(&self) -> Result<(), KvError> {
+        let (layer, progress) = (self.layer, *self.progress);
+        match progress {
+            LayerProgress::NotStarted => Ok(()),
+            _ => Err(KvError::LayerRepeated { layer, progress }),
+        }
+    }
+
+    /// Takes note of a launch that writes rows of the cache. Where it or a later one of the same update
+    /// fails, the layer is half updated.
+    pub fn queued(&mut self, launch: Result<(), impl Into<KvError>>) -> Result<(), KvError> {
+        let launch = launch.map_err(Into::into);
+        if may_have_run(&launch) {
+            *self.touched = true;
+            *self.progress = LayerProgress::Failed;
+        }
+        launch
+    }
+
+    /// Takes note of an append, which can be repeated if it fails.
+    pub fn appended(&mut self, launch: Result<(), DeviceError>) -> Result<(), KvError> {
+        let launch = launch.map_err(Into::into);
+        *self.touched |= may_have_run(&launch);
+        launch
+    }
+
+    /// All launches up to here were queued.
+    pub fn reached(&mut self, progress: LayerProgress) {
+        *self.progress = progress;
+    }
+}
