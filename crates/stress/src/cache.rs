@@ -9,11 +9,12 @@ use dsv4_kv::{
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
+use super::answer::Report;
 use super::library::Library;
 use super::model::{Model, Request};
 use super::op::Step;
 use super::run::Runner;
-use super::subject::{Report, Subject};
+use super::subject::Subject;
 use dsv4_kv_tests::fed::Fed;
 
 /// Tokens of the captured steps.

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use dsv4_kv::{KvError, LayerGroup};
 use serde::Serialize;
 
+use super::answer::Report;
 use super::model::Model;
 use super::op::{Launches, Op, Step};
-use super::subject::{Report, Subject};
+use super::subject::Subject;
 
 /// Where a subject and the model part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

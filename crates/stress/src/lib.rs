@@ -6,12 +6,14 @@
 //! | [`op`] | operations and scripts |
 //! | [`generate`] | random caches and operations |
 //! | [`model`] | the reference model |
+//! | [`answer`] | answers, as something that can be compared |
 //! | [`subject`] | what is put to the test |
 //! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it |
 //! | [`library`] | what its requests say |
 //! | [`drive`] | both side by side |
 //! | [`shrink`] | a failing script made short |
 
+pub mod answer;
 mod bytes;
 pub mod cache;
 pub mod drive;

@@ -7,11 +7,12 @@ use dsv4_kv::step_meta::{Section, StepLayout};
 use dsv4_kv::{CacheConfig, CapturedStep, KvError, Launches, LayerGroup, Step};
 use rand::rngs::SmallRng;
 
+use super::answer::Report;
 use super::gathered::{Gathered, Watch};
 use super::library::Library;
 use super::model::Model;
 use super::op::{self, Layers};
-use super::subject::{Report, accepted};
+use super::subject::accepted;
 use dsv4_kv_tests::fed::{Inputs, Part};
 use dsv4_kv_tests::inputs::download;
 

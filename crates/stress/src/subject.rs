@@ -1,62 +1,11 @@
 //! What is put to the test: something that answers like a cache.
 
 use dsv4_kv::ledger::Written;
-use dsv4_kv::{Accepted, BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId, StepPlan};
+use dsv4_kv::{Accepted, BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId};
 
+use super::answer::{Report, TOKEN_IDS, answer};
 use super::model::Model;
 use super::op::{Accept, Step};
-
-/// An answer; a refusal as its `Debug` text.
-pub type Answer<T> = Result<T, String>;
-
-/// An answer of the cache as one that can be kept and compared.
-pub fn answer<T>(result: Result<T, KvError>) -> Answer<T> {
-    result.map_err(|error| format!("{error:?}"))
-}
-
-/// What came of a step.
-#[derive(Debug)]
-pub struct Report {
-    /// The answer to its begin. If it was refused there is nothing else, but maybe the array.
-    pub begun: Answer<StepPlan>,
-    /// StepMeta of the group afterwards, if it can be read.
-    pub array: Option<Vec<i32>>,
-    /// The device's block table while it was open, if there is a device.
-    pub table: Option<Vec<i32>>,
-    /// Blocks that were free while it was open, if that can be asked.
-    pub free: Option<u32>,
-    /// The answers to a release of each of its requests while it was open, if that can be tried.
-    pub releases: Vec<Answer<()>>,
-    /// The step of the other group that ran while it was open.
-    pub meanwhile: Option<Box<Report>>,
-    /// The answers to the commits that were tried.
-    pub commits: Vec<Answer<()>>,
-}
-
-impl Report {
-    /// Of a step that was not begun.
-    #[must_use]
-    pub fn refused(error: &KvError, array: Option<Vec<i32>>) -> Self {
-        Self { array, ..Self::begun(Err(format!("{error:?}"))) }
-    }
-
-    /// Of a step that was begun, and nothing more so far.
-    #[must_use]
-    pub fn begun(begun: Answer<StepPlan>) -> Self {
-        Self {
-            begun,
-            array: None,
-            table: None,
-            free: None,
-            releases: Vec::new(),
-            meanwhile: None,
-            commits: Vec::new(),
-        }
-    }
-}
-
-/// Token ids for commits to tell.
-pub(super) const TOKEN_IDS: [u32; 1024] = [7; 1024];
 
 /// What a commit names.
 pub(super) fn accepted(model: &Model, commit: &[Accept]) -> Vec<Accepted<'static>> {

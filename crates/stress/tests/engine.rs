@@ -3,11 +3,12 @@
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::step_meta::{Section, StepLayout};
 use dsv4_kv::{BlockId, CacheConfig, KvError, LayerGroup, RequestId};
+use dsv4_kv_stress::answer::Report;
 use dsv4_kv_stress::drive::Counts;
 use dsv4_kv_stress::generate::{Manners, config};
 use dsv4_kv_stress::model::Model;
 use dsv4_kv_stress::op::{Accept, Layers, Op, Part, Script, Step};
-use dsv4_kv_stress::subject::{Books, Report, Subject};
+use dsv4_kv_stress::subject::{Books, Subject};
 use dsv4_kv_stress::{stress, try_script};
 use include_dir::{Dir, include_dir};
 

@@ -20,7 +20,7 @@ use std::ops::Range;
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
+use dsv4_kv::kv_layout::geometry::LayerKind;
 
 use model::{Model, Vectors};
 use server::Server;
@@ -30,8 +30,6 @@ use server::Server;
 const PROMPT: usize = 250;
 const CHUNK: usize = 100;
 const DECODED: usize = 16;
-/// Most tokens of the request: three blocks.
-const CONTEXT: u32 = 3 * BLOCK_TOKENS;
 
 fn main() -> Result<()> {
     match dsv4_kv::open_cuda(CudaOptions::default()) {

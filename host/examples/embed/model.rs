@@ -3,7 +3,7 @@
 //! row that the cache gives back.
 
 use dsv4_kv::kv_layout::geometry::{
-    CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, NOPE_DIM, ROPE_DIM,
+    BLOCK_TOKENS, CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, NOPE_DIM, ROPE_DIM,
 };
 use dsv4_kv::rope;
 use half::bf16;
@@ -12,6 +12,8 @@ use rand::{Rng, SeedableRng};
 
 /// Different tokens.
 pub const VOCABULARY: usize = 100;
+/// Most tokens of the request: three blocks.
+pub const CONTEXT: u32 = 3 * BLOCK_TOKENS;
 const HIDDEN: usize = 64;
 const HEADS: usize = 4;
 /// Heads of the indexer, as in the preset.

@@ -12,8 +12,7 @@ use dsv4_kv::{
     StepRequest,
 };
 
-use crate::CONTEXT;
-use crate::model::{Compressor, Layer, Model, Vectors, normed};
+use crate::model::{CONTEXT, Compressor, Layer, Model, Vectors, normed};
 use crate::tiles::{TILE_QUERIES, Tiles};
 
 /// One request and its cache.

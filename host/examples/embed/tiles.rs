@@ -12,8 +12,7 @@ use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, WINDOW};
 use dsv4_kv::step::{Csa, Hca, UpdatedLayer};
 use half::bf16;
 
-use crate::CONTEXT;
-use crate::model::Vectors;
+use crate::model::{CONTEXT, Vectors};
 
 /// Queries of a tile.
 pub const TILE_QUERIES: u32 = 32;

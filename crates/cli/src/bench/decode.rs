@@ -15,7 +15,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::repeated;
-use super::{Measurement, measure_replay, nodes_for};
+use super::timing::{Measurement, measure_replay, nodes_for};
 
 /// Columns of the widest compressor, a CSA layer's main one.
 const COLUMNS: u64 = 2 * HEAD_DIM as u64;

@@ -15,7 +15,7 @@ use rand::seq::{SliceRandom, index};
 use rand::{RngCore, SeedableRng};
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
-use super::{Measurement, measurement, nodes_for};
+use super::timing::{Measurement, measurement, nodes_for};
 
 /// Bytes of a BF16 row.
 const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;

@@ -17,7 +17,7 @@ use rand::{Rng, SeedableRng};
 use rand_distr::StandardNormal;
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
-use super::{Measurement, measurement, nodes_for};
+use super::timing::{Measurement, measurement, nodes_for};
 
 const HEADS: u32 = 64;
 /// Entries of a block of the cache.

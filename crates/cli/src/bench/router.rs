@@ -12,7 +12,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
-use super::{Measurement, measurement, nodes_for};
+use super::timing::{Measurement, measurement, nodes_for};
 
 /// Experts of a token, in both released models.
 const SELECTED: u32 = 6;

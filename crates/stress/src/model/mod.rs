@@ -20,8 +20,8 @@ use dsv4_kv::step_meta::{NONE, StepLayout};
 use dsv4_kv::{BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId, SlotId, StepRequest};
 use kv_layout::geometry::LayerKind;
 
+use super::answer::{Answer, answer};
 use super::op::{Name, Part, Step};
-use super::subject::{Answer, answer};
 
 /// A request as the model sees it.
 #[derive(Clone, Debug)]

@@ -8,8 +8,8 @@ use dsv4_kv::{Bucket, CacheConfig, KvError, LayerGroup, LayerId, StepPlan, StepR
 use kv_layout::geometry::LayerKind;
 
 use super::{Model, OpenPart};
+use crate::answer::TOKEN_IDS;
 use crate::op::{Accept, Layers, Step};
-use crate::subject::TOKEN_IDS;
 
 impl Model {
     /// Why the step cannot begin. `has_layers`: whether the subject knows buckets and groups.

@@ -3,8 +3,8 @@
 use dsv4_kv::{KvError, LayerGroup, RequestId, StepPlan, StepRequest};
 
 use super::{Model, OpenPart, same};
+use crate::answer::{Report, answer};
 use crate::op::{Accept, Step};
-use crate::subject::{Report, answer};
 
 impl Model {
     /// Judges what came of a step. `has_layers`: whether the subject runs layers.

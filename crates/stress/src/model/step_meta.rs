@@ -4,7 +4,7 @@ use dsv4_kv::step_meta::{NONE, Section, StepLayout};
 use dsv4_kv::{BlockId, LayerGroup, StepRequest};
 
 use super::Model;
-use crate::subject::Report;
+use crate::answer::Report;
 
 impl Model {
     fn layout(&self) -> StepLayout {

@@ -1,0 +1,120 @@
+//! How a kernel is timed: by graph replay, beside a copy of the same bytes.
+
+use std::ops::RangeInclusive;
+
+use anyhow::Result;
+use dsv4_kv::device::{Backend, Buffer, Device, Graph, Stream};
+use serde::Serialize;
+
+/// Bytes that the nodes of a graph touch together: several times the L2 of an H200.
+const ROTATION_BYTES: u64 = 400 << 20;
+/// Bytes written before a replay of a graph that touches less, to push its own out of the L2 cache. They
+/// are written back while the replay runs: half a microsecond a node where nodes are few.
+const FLUSH_BYTES: u64 = 256 << 20;
+/// Fewest and most nodes of a graph.
+const NODES: RangeInclusive<u64> = 20..=200;
+/// Replays that are timed, after as many that warm up.
+const REPLAYS: usize = 50;
+
+/// One measured case.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measurement {
+    /// The kernel.
+    pub kernel: String,
+    /// Its size, in words.
+    pub size: String,
+    /// Bytes one launch must move: every input read once, every output written once.
+    pub bytes: u64,
+    /// Nodes of the graph.
+    pub nodes: u64,
+    /// Median microseconds of a launch, as a graph node.
+    pub microseconds: f64,
+    /// `bytes` over that time, in GB/s.
+    pub gigabytes_per_second: f64,
+    /// Median microseconds of a device-to-device copy of the same bytes, as a graph node.
+    pub copy_microseconds: f64,
+}
+
+/// Nodes of a graph whose launches move `bytes` each.
+pub fn nodes_for(bytes: u64) -> u64 {
+    ROTATION_BYTES.div_ceil(bytes).clamp(*NODES.start(), *NODES.end())
+}
+
+/// One line of the result: `graph` has `nodes` launches of `kernel` that move `bytes` each.
+pub fn measurement<B: Backend>(
+    device: &Device<B>,
+    name: (String, String),
+    sizes: (u64, u64),
+    graph: &Graph<B>,
+) -> Result<Measurement> {
+    let stream = device.stream()?;
+    measure_replay(&stream, name, sizes, || Ok(stream.replay(graph)?))
+}
+
+/// As [`measurement`], of the graph that `replay` queues in `stream`.
+pub fn measure_replay<B: Backend>(
+    stream: &Stream<B>,
+    (kernel, size): (String, String),
+    (bytes, nodes): (u64, u64),
+    replay: impl FnMut() -> Result<()>,
+) -> Result<Measurement> {
+    let microseconds = time_node(stream, (bytes, nodes), replay)?;
+    let copy_microseconds = time_copy(stream, (bytes, nodes))?;
+    let gigabytes_per_second = bytes as f64 / microseconds / 1e3;
+    Ok(Measurement {
+        kernel,
+        size,
+        bytes,
+        nodes,
+        microseconds,
+        gigabytes_per_second,
+        copy_microseconds,
+    })
+}
+
+/// Median microseconds of one of the `nodes` launches of the graph that `replay` queues in `stream`,
+/// which touch `bytes` each.
+fn time_node<B: Backend>(
+    stream: &Stream<B>,
+    (bytes, nodes): (u64, u64),
+    mut replay: impl FnMut() -> Result<()>,
+) -> Result<f64> {
+    let device = stream.device();
+    let flush = if bytes * nodes < ROTATION_BYTES {
+        Some(device.allocate::<u8>("cache flush", FLUSH_BYTES)?)
+    } else {
+        None
+    };
+    let (from, to) = (device.event()?, device.event()?);
+    let mut times = Vec::with_capacity(REPLAYS);
+    for number in 0..2 * REPLAYS {
+        // Either hides that it takes the host some time to launch a graph.
+        match &flush {
+            Some(flush) => stream.fill(flush, number as u8)?,
+            None => replay()?,
+        }
+        stream.record(&from)?;
+        replay()?;
+        stream.record(&to)?;
+        let milliseconds = to.milliseconds_since(&from)?;
+        if number >= REPLAYS {
+            times.push(f64::from(milliseconds) * 1e3 / nodes as f64);
+        }
+    }
+    stream.synchronize()?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+/// As [`time_node`], for copies that move `bytes` each between buffers of their own.
+fn time_copy<B: Backend>(stream: &Stream<B>, (bytes, nodes): (u64, u64)) -> Result<f64> {
+    let device = stream.device();
+    let pair = |_| -> Result<[Buffer<B, u8>; 2]> {
+        Ok([device.allocate("copy source", bytes / 2)?, device.allocate("copy target", bytes / 2)?])
+    };
+    let pairs = (0..nodes).map(pair).collect::<Result<Vec<_>>>()?;
+    let retained = pairs.iter().flatten().map(Buffer::memory).collect();
+    let graph = stream
+        .capture(retained, || pairs.iter().try_for_each(|[from, to]| stream.copy(from, to)))?;
+    time_node(stream, (bytes, nodes), || Ok(stream.replay(&graph)?))
+}
