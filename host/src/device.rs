@@ -22,7 +22,7 @@ pub fn kernels() -> Kernels {
 /// Opens a GPU with its primary context and loads the kernels.
 ///
 /// # Errors
-/// As [`Cuda::open`]; [`DeviceError::TooOld`], [`DeviceError::PtxTooNew`] or [`DeviceError::AbiVersion`] if no
+/// As [`Cuda::open`]; [`DeviceError::TooOld`], [`DeviceError::PtxTooNew`] or [`DeviceError::AbiHash`] if no
 /// embedded PTX fits.
 pub fn open_cuda(options: CudaOptions) -> Result<CudaDevice, DeviceError> {
     CudaDevice::open(options, &kernels())

@@ -14,7 +14,7 @@
 //! | [`bucket`] | [`Bucket`]: the largest step that a captured graph serves |
 //! | [`indexer`] | [`CsaIndexer`]: which entries a query attends to |
 //! | [`device`] | memory, streams, launches, capture: emulated and CUDA |
-//! | [`ops`], [`kernels`] | single operations, and their typed launch arguments |
+//! | [`ops`] | single operations: shapes checked, kernels launched |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
 //! | [`router`] | `Router`: which experts a token goes to |
@@ -103,7 +103,6 @@ pub mod device;
 pub mod error;
 pub mod ids;
 pub mod indexer;
-pub mod kernels;
 pub mod layer_progress;
 pub mod ledger;
 mod limits;

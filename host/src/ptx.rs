@@ -32,24 +32,24 @@ const MANIFEST: &str = include_str!("../ptx/manifest.json");
 /// The part of the PTX manifest that matters at run time.
 #[derive(Deserialize)]
 struct Manifest {
-    abi_version: u32,
+    abi_hash: u64,
 }
 
 /// Checks that a manifest is of modules for this kernel table.
 ///
 /// # Errors
-/// [`DeviceError::Manifest`] if it is none; [`DeviceError::AbiVersion`] if it is of another table.
+/// [`DeviceError::Manifest`] if it is none; [`DeviceError::AbiHash`] if it is of another table.
 pub fn check_manifest(json: &str) -> Result<(), DeviceError> {
-    let Manifest { abi_version: found } =
+    let Manifest { abi_hash: found } =
         serde_json::from_str(json).map_err(|error| DeviceError::Manifest(error.to_string()))?;
-    let expected = kv_layout::ABI_VERSION;
-    if found == expected { Ok(()) } else { Err(DeviceError::AbiVersion { found, expected }) }
+    let expected = kernels_gpu::table::ABI_HASH;
+    if found == expected { Ok(()) } else { Err(DeviceError::AbiHash { found, expected }) }
 }
 
 /// The most particular module that runs on compute capability `sm` of the GPU called `name`.
 ///
 /// # Errors
-/// [`DeviceError::TooOld`] below the oldest module, [`DeviceError::AbiVersion`] if the modules were
+/// [`DeviceError::TooOld`] below the oldest module, [`DeviceError::AbiHash`] if the modules were
 /// built for another kernel table.
 pub fn select(name: &str, sm: u32) -> Result<PtxModule, DeviceError> {
     check_manifest(MANIFEST)?;

@@ -15,10 +15,11 @@ macro_rules! view_type {
 
 macro_rules! arguments {
     ($(
-        $operation:ident<$variant:ty>
+        $operation:ident<$variant:ty> |$p:ident, $f:ident|
         $doc:literal
         (
-            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
+            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ident
+               $(align $align:literal)? [$($extent:tt)+] ),* ;
             $params:ident
         )
         $launch:tt

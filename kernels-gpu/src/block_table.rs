@@ -41,6 +41,9 @@ impl TableRow {
     }
 }
 
+/// Threads of a block of [`update`], each for one element.
+pub const THREADS: u32 = 128;
+
 /// Enters blocks into the table.
 ///
 /// # Safety
@@ -48,7 +51,7 @@ impl TableRow {
 /// launch of 128 threads a block call it.
 #[inline(always)]
 pub unsafe fn update(args: UpdateTable) {
-    let i = thread::block_idx_x() * 128 + thread::thread_idx_x();
+    let i = thread::block_idx_x() * THREADS + thread::thread_idx_x();
     if i >= args.params.count {
         return;
     }

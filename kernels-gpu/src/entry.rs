@@ -11,29 +11,18 @@ macro_rules! view {
     };
 }
 
-/// Whether a kernel waits for the launch before it in its body, after what needs no global memory.
-#[cfg(target_arch = "nvptx64")]
-const fn waits_in_body(name: &str) -> bool {
-    use crate::table::kernel_index;
-    let kernel = kernel_index(name);
-    kernel == kernel_index("decode_hca_ue8m0")
-        || kernel == kernel_index("decode_hca_f32")
-        || kernel == kernel_index("topk_select_short")
-        || kernel == kernel_index("topk_select_long")
-        || kernel == kernel_index("index_topk_short")
-        || kernel == kernel_index("index_topk_long")
-}
-
 #[cfg(target_arch = "nvptx64")]
 macro_rules! entries {
     ($(
-        $name:ident of $operation:ident (
-            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
+        $name:ident of $operation:ident<$variant:ty> [$($case:tt)+] |$p:ident, $f:ident| (
+            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ident
+               $(align $align:literal)? [$($extent:tt)+] ),* ;
             $params:ident
         )
         $doc:literal $launch:tt [$body:expr]
     )*) => {
         mod ptx {
+            use super::info;
             use crate::*;
             $(
                 #[doc = $doc]
@@ -43,7 +32,7 @@ macro_rules! entries {
                     params: crate::params::$params,
                 ) {
                     // Its launch may overlap the one before, and the next one this one.
-                    if !const { $crate::entry::waits_in_body(stringify!($name)) } {
+                    if !const { info(stringify!($name)).waits_in_body } {
                         simt::grid::wait_for_dependencies();
                         simt::grid::launch_dependents();
                     }
@@ -71,13 +60,15 @@ macro_rules! view {
 #[cfg(not(target_arch = "nvptx64"))]
 macro_rules! entries {
     ($(
-        $name:ident of $operation:ident (
-            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
+        $name:ident of $operation:ident<$variant:ty> [$($case:tt)+] |$p:ident, $f:ident| (
+            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ident
+               $(align $align:literal)? [$($extent:tt)+] ),* ;
             $params:ident
         )
         $doc:literal
-        { block: $block:literal, min_blocks: $min_blocks:literal, shared: $shared:literal,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? $(, in_order: $in_order:literal)? }
+        { block: $block:expr, min_blocks: $min_blocks:literal, shared: $shared:expr,
+          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? $(, in_order: $in_order:literal)?
+          $(, waits_in_body: $waits:literal)?, grid: [$($grid:tt)+] }
         [$body:expr]
     )*) => {
         /// The kernels on the CPU: one launcher each. `addresses` are the pointer arguments in the
@@ -85,7 +76,10 @@ macro_rules! entries {
         /// against the allocation its pointer was bound to.
         pub mod emulated {
             use simt::emu::{Fault, Launch, Memory, launch_clusters};
+            use simt::kernel::KernelInfo;
 
+            use super::info;
+            use crate::table::shape::*;
             use crate::*;
             $(
                 #[doc = $doc]
@@ -94,7 +88,6 @@ macro_rules! entries {
                 /// The first [`Fault`] the emulator met; the launch stops there.
                 pub fn $name(
                     memory: &Memory,
-                    grid: (u32, u32),
                     seed: u64,
                     addresses: [u64; [$( stringify!($pointer) ),*].len()],
                     params: crate::params::$params,
@@ -102,21 +95,30 @@ macro_rules! entries {
                     let [$( $pointer ),*] = addresses;
                     let arguments =
                         args::$operation { $( $pointer: view!($mutability memory $pointer), )* params };
+                    let ($p, $f): (_, $variant) = (&params, $($case)+);
+                    let _ = (&$p, &$f);
+                    let [x, y]: [u32; 2] = [$($grid)+];
+                    const INFO: KernelInfo = info(stringify!($name));
                     let shape = Launch {
-                        kernel: stringify!($name),
-                        grid,
-                        block: $block,
-                        shared_bytes: $shared,
+                        kernel: INFO.name,
+                        grid: (x, y),
+                        block: INFO.block,
+                        shared_bytes: INFO.shared,
                         seed,
                     };
-                    let cluster = crate::blocks_of_cluster!($($cluster)? $($in_order)?);
+                    let group = INFO.cluster.max(INFO.in_order);
                     // SAFETY: every pointer is bound to a live allocation that the emulator checks
                     // each access against; all threads of the launch run the body.
-                    launch_clusters(&shape, cluster, || unsafe { ($body)(arguments) })
+                    launch_clusters(&shape, group, || unsafe { ($body)(arguments) })
                 }
             )*
         }
     };
+}
+
+/// The kernel called `name`.
+const fn info(name: &str) -> simt::kernel::KernelInfo {
+    crate::table::KERNELS[crate::table::kernel_index(name)]
 }
 
 crate::for_each_kernel!(entries);

@@ -13,6 +13,10 @@ use crate::row::{Bf16Lane, RowFormat};
 
 /// Warps of a block.
 const WARPS: u32 = 4;
+/// Records of a block of [`csa`], two warps each.
+pub const CSA_RECORDS: u32 = WARPS / 2;
+/// Records of a block of [`hca`], a warp each.
+pub const HCA_RECORDS: u32 = WARPS;
 
 /// The work list, and what says where the entries of its tokens go.
 #[derive(Clone, Copy)]

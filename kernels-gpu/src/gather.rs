@@ -15,8 +15,10 @@ use crate::row::{Bf16Lane, RowFormat, StoredRow};
 const WARPS: u32 = 4;
 /// Rows of a tile that one warp fetches, all at once.
 const ROWS_PER_WARP: u32 = 4;
+/// Rows of a tile that one block fetches.
+pub const BLOCK_ROWS: u32 = WARPS * ROWS_PER_WARP;
 /// Threads of a block of [`valid_lens`].
-const THREADS: u32 = 128;
+pub const THREADS: u32 = 128;
 
 /// Gathers the entries that each query's list names, dequantised to BF16, into the tile row of the
 /// same index; index -1 gives a zero row.
@@ -119,7 +121,7 @@ pub unsafe fn valid_lens(args: ValidLens) {
 /// memory.
 #[inline(always)]
 fn query_and_row(rows: u32) -> (u32, u32) {
-    let parts = rows.div_ceil(WARPS * ROWS_PER_WARP);
+    let parts = rows.div_ceil(BLOCK_ROWS);
     let (query, part) = (thread::block_idx_x() / parts, thread::block_idx_x() % parts);
     (query, (part * WARPS + thread::warp_id()) * ROWS_PER_WARP)
 }

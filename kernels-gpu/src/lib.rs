@@ -17,11 +17,12 @@
 //! | [`block_table`] | where an entry of a request is |
 //! | [`table`], [`params`] | the kernel table, and the scalars each kernel takes |
 //! | [`args`] | what a body takes, expanded from the kernel table |
+//! | `launch` | typed launch arguments for the host (feature `launch`), expanded from the kernel table |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
 //!
 //! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
 //! pointers stand in the kernel table (`crate::table`).
-#![no_std]
+#![cfg_attr(not(feature = "launch"), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 pub mod args;
@@ -36,6 +37,8 @@ pub mod flush;
 pub mod gather;
 pub mod index_row;
 pub mod indexer;
+#[cfg(feature = "launch")]
+pub mod launch;
 pub mod math;
 pub mod params;
 pub mod plan;

@@ -10,6 +10,8 @@ use simt::{thread, warp};
 const THREADS: u32 = 1024;
 /// Warps of that block.
 const WARPS: usize = THREADS as usize / 32;
+/// Bytes of shared memory: a count for each warp.
+pub const SHARED_BYTES: u32 = Shared::<u32, WARPS>::BYTES;
 
 /// Lists, in order, the tokens that close a window: block 0 of ratio 4, block 1 of ratio 128. The
 /// rest of each list is -1. No atomics: the order is the tokens' own.

@@ -12,7 +12,9 @@ use simt::mem::{Global, GlobalMut};
 use simt::{thread, warp};
 
 /// Warps, and so rows at a time, of a block.
-const WARPS: u32 = 4;
+pub const WARPS: u32 = 4;
+/// Most blocks for the rows of one query; each goes on to further rows.
+pub const MAX_ROW_BLOCKS: u32 = 256;
 
 /// Counts and records the rows in use of each query's tile whose rotary channels are all NaN.
 ///

@@ -17,7 +17,7 @@ use crate::indexer::{keys_of, visible};
 use crate::poison::record;
 
 /// Threads of a block, each of which looks at one key at a time.
-const THREADS: u32 = 128;
+pub const THREADS: u32 = 128;
 /// Four scales of a key of nothing but NaN, in both FP4 formats: the least that there is.
 const LEAST_SCALES: u32 = 0x0101_0101;
 /// Eight of its E2M1 codes.

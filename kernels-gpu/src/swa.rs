@@ -10,9 +10,11 @@ use crate::fault_injection;
 use crate::row::{Bf16Lane, RowFormat, StoredRow};
 
 /// Warps, and so rows in flight, of a block of either kernel.
-const WARPS: u32 = 4;
+pub const WARPS: u32 = 4;
+/// Blocks that share a window.
+pub const GATHER_BLOCKS: u32 = 8;
 /// Rows of a window that one warp of [`gather`] fetches, all at once: a block does an eighth.
-const ROWS_PER_WARP: u32 = WINDOW / 8 / WARPS;
+const ROWS_PER_WARP: u32 = WINDOW / GATHER_BLOCKS / WARPS;
 
 const _: () = assert!(ROWS_PER_WARP == 4, "`gather` spells its rows out");
 

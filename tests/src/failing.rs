@@ -174,11 +174,10 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         &self,
         stream: &B::Stream,
         variant: O::Variant,
-        grid: (u32, u32),
         operation: &O,
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
-        self.count("launch", || unsafe { self.inner.launch(stream, variant, grid, operation) })
+        self.count("launch", || unsafe { self.inner.launch(stream, variant, operation) })
     }
 
     unsafe fn copy(

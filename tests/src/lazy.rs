@@ -198,13 +198,11 @@ unsafe impl<B: Backend> Backend for Lazy<B> {
         &self,
         stream: &LazyStream<B>,
         variant: O::Variant,
-        grid: (u32, u32),
         operation: &O,
     ) -> Result<(), DeviceError> {
         let operation = *operation;
         // SAFETY: the caller's promise, which holds until the work is done.
-        stream
-            .queue(move |inner, stream| unsafe { inner.launch(stream, variant, grid, &operation) })
+        stream.queue(move |inner, stream| unsafe { inner.launch(stream, variant, &operation) })
     }
 
     unsafe fn copy(

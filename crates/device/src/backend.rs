@@ -132,7 +132,6 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
         &self,
         stream: &Self::Stream,
         variant: O::Variant,
-        grid: (u32, u32),
         operation: &O,
     ) -> Result<(), DeviceError>;
 

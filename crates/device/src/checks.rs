@@ -15,20 +15,24 @@ pub(crate) fn check_grid(kernel: &'static str, (x, y): (u32, u32)) -> Result<(),
     Ok(())
 }
 
-/// Refuses pointers of another device, misaligned ones, and those of a kernel's outputs that overlap any
-/// other.
+/// Refuses pointers of another device, misaligned ones, those with fewer bytes than the launch may touch
+/// (`extents`), and those of a kernel's outputs that overlap any other.
 pub(crate) fn check_pointers(
     kernel: &'static KernelInfo,
     spans: &[Span],
+    extents: &[u64],
     device: DeviceId,
 ) -> Result<(), DeviceError> {
     let arguments = || kernel.pointers.iter().zip(spans);
     let kernel = kernel.name;
-    for (info, span) in arguments() {
+    for ((info, span), &needed) in arguments().zip(extents) {
         let (argument, address, align) = (info.name, span.address, info.align);
         check_device(argument, span.device, device)?;
         if !address.is_multiple_of(u64::from(align)) {
             return Err(DeviceError::Misaligned { kernel, argument, address, align });
+        }
+        if span.bytes < needed {
+            return Err(DeviceError::TooShort { kernel, argument, found: span.bytes, needed });
         }
     }
     for (at, (info, span)) in arguments().enumerate().filter(|(_, (info, _))| info.mutable) {

@@ -294,14 +294,13 @@ unsafe impl Backend for Emulator {
         &self,
         stream: &EmuStream,
         variant: O::Variant,
-        grid: (u32, u32),
         operation: &O,
     ) -> Result<(), DeviceError> {
         let (shared, operation) = (Arc::clone(&self.shared), *operation);
         self.queue(stream, move || {
             // SAFETY: the registry knows all memory of this device, as the launch was checked to be of, and
             // `Shared::execution` keeps other work away.
-            let run = unsafe { operation.emulate(variant, &shared.memory, grid, shared.seed) };
+            let run = unsafe { operation.emulate(variant, &shared.memory, shared.seed) };
             run.map_err(DeviceError::from)
         })
     }

@@ -80,16 +80,16 @@ pub enum DeviceError {
         /// CUDA version of the installed driver.
         driver: String,
     },
-    /// The embedded PTX was built for another version of the kernel table.
+    /// The embedded PTX was built for another kernel table, or for other row layouts.
     #[error(
-        "the embedded PTX has ABI version {found}, the library {expected}; run `cargo xtask \
-         build-ptx`"
+        "the embedded PTX was built for ABI {found:016x}, the library is {expected:016x}; run `cargo \
+         xtask build-ptx`"
     )]
-    AbiVersion {
-        /// Version in the PTX manifest.
-        found: u32,
-        /// Version of the library.
-        expected: u32,
+    AbiHash {
+        /// Hash in the PTX manifest.
+        found: u64,
+        /// Hash of the library.
+        expected: u64,
     },
     /// The embedded PTX cannot be decompressed.
     #[error("the embedded PTX is damaged: {0}; run `cargo xtask build-ptx`")]
@@ -134,6 +134,18 @@ pub enum DeviceError {
         /// Elements the buffer has.
         found: u64,
         /// Elements that were needed.
+        needed: u64,
+    },
+    /// A launch may touch more of an argument than there is.
+    #[error("{kernel}: {argument} has {found} bytes, of which the launch may touch {needed}")]
+    TooShort {
+        /// The kernel.
+        kernel: &'static str,
+        /// The pointer, as the kernel table names it.
+        argument: &'static str,
+        /// Bytes from the pointer on.
+        found: u64,
+        /// Bytes that the launch may touch.
         needed: u64,
     },
     /// A buffer's bytes are not those of whole elements of another type.

@@ -18,6 +18,12 @@ pub trait Operation: Copy + Send + Sync + 'static {
     /// The kernel for `variant`.
     fn info(variant: Self::Variant) -> &'static KernelInfo;
 
+    /// Blocks of the launch, as (x, y).
+    fn grid(&self, variant: Self::Variant) -> (u32, u32);
+
+    /// Bytes that the launch may touch from each pointer on, in the order of [`KernelInfo::pointers`].
+    fn extents(&self, variant: Self::Variant) -> impl AsRef<[u64]>;
+
     /// The pointer arguments, in the order of [`KernelInfo::pointers`].
     fn pointers(&self) -> impl AsRef<[Span]>;
 
@@ -35,7 +41,6 @@ pub trait Operation: Copy + Send + Sync + 'static {
         &self,
         variant: Self::Variant,
         memory: &Memory,
-        grid: (u32, u32),
         seed: u64,
     ) -> Result<(), Fault>;
 }

@@ -44,31 +44,31 @@ impl<B: Backend> Stream<B> {
         self.backend().stream_id(self.raw())
     }
 
-    /// Queues one launch of the kernel of `operation` for `variant` over `grid` blocks, as (x, y).
+    /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
+    /// states.
     ///
     /// # Safety
-    /// - The pointers are good for what the kernel reads and writes, with these scalars and this grid.
+    /// - The pointers are good for what the kernel reads and writes, with these scalars.
     /// - No work on another stream, and no copy, touches what the kernel writes until it is done, or writes
     ///   what it reads.
     ///
     /// # Errors
     /// [`DeviceError::BadGrid`]; [`DeviceError::ForeignDevice`]; [`DeviceError::Misaligned`];
-    /// [`DeviceError::Aliased`]; [`DeviceError::NotRetained`] in a capture; [`DeviceError::Cuda`];
+    /// [`DeviceError::TooShort`]; [`DeviceError::Aliased`]; [`DeviceError::NotRetained`] in a capture; [`DeviceError::Cuda`];
     /// [`DeviceError::Fault`] on the emulator.
     pub unsafe fn launch<O: Operation>(
         &self,
         variant: O::Variant,
-        grid: (u32, u32),
         operation: &O,
     ) -> Result<(), DeviceError> {
         let (kernel, captures) = (O::info(variant), self.device().captures());
-        check_grid(kernel.name, grid)?;
-        let pointers = operation.pointers();
-        check_pointers(kernel, pointers.as_ref(), self.device().id())?;
+        check_grid(kernel.name, operation.grid(variant))?;
+        let (pointers, extents) = (operation.pointers(), operation.extents(variant));
+        check_pointers(kernel, pointers.as_ref(), extents.as_ref(), self.device().id())?;
         let named = kernel.pointers.iter().map(|info| info.name).zip(pointers.as_ref());
         captures.check_retained(self.id(), kernel.name, named)?;
         // SAFETY: checked above, and for the rest the caller's promise.
-        unsafe { self.backend().launch(self.raw(), variant, grid, operation)? };
+        unsafe { self.backend().launch(self.raw(), variant, operation)? };
         if self.backend().waits_for_launches() {
             captures.unless_capturing(|| self.backend().synchronize(self.raw()))?;
         }

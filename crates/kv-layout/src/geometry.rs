@@ -66,6 +66,17 @@ pub enum CsaStream {
     Index,
 }
 
+impl CsaStream {
+    /// Channels of what it makes. A token has twice as many columns of keys, and of gates.
+    #[must_use]
+    pub const fn channels(self) -> u32 {
+        match self {
+            Self::Main => HEAD_DIM,
+            Self::Index => INDEX_DIM,
+        }
+    }
+}
+
 /// The compressors that keep state, by what their rows look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StateStream {
@@ -75,6 +86,27 @@ pub enum StateStream {
     CsaIndex,
     /// Entries of an HCA layer: 512 columns.
     Hca,
+}
+
+impl StateStream {
+    /// Tokens of a window.
+    #[must_use]
+    pub const fn ratio(self) -> u32 {
+        match self {
+            Self::CsaMain | Self::CsaIndex => CSA_RATIO,
+            Self::Hca => HCA_RATIO,
+        }
+    }
+
+    /// Columns of keys of a token, and of gates.
+    #[must_use]
+    pub const fn columns(self) -> u32 {
+        match self {
+            Self::CsaMain => 2 * HEAD_DIM,
+            Self::CsaIndex => 2 * INDEX_DIM,
+            Self::Hca => HEAD_DIM,
+        }
+    }
 }
 
 /// Rows of the sliding-window ring of one request, for steps that write up to `step_tokens` tokens

@@ -25,8 +25,3 @@ pub mod geometry;
 pub mod index_row;
 pub mod main_row;
 pub mod router;
-
-/// Version of the host/device contract: row layouts, parameter structs and the kernel table.
-///
-/// Written into the PTX manifest; the host refuses PTX built for another version.
-pub const ABI_VERSION: u32 = 1;

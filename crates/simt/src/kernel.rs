@@ -11,6 +11,8 @@ pub struct PointerInfo {
     pub align: u32,
     /// Whether the kernel writes through it.
     pub mutable: bool,
+    /// How many elements a launch may touch: the product of these dimensions, as the table writes them.
+    pub extent: &'static str,
 }
 
 /// One kernel: what a launch and the PTX must agree on.
@@ -20,6 +22,8 @@ pub struct KernelInfo {
     pub name: &'static str,
     /// The pointer arguments, in order; each is one 64-bit `.param`.
     pub pointers: &'static [PointerInfo],
+    /// The names of the parameter struct's fields, in order.
+    pub params: &'static [&'static str],
     /// Bytes of the parameter struct, the last `.param`.
     pub params_size: u32,
     /// Alignment of the parameter struct.
@@ -35,4 +39,32 @@ pub struct KernelInfo {
     /// Consecutive blocks of a row of the grid that run as a cluster; 1 = none. Patched in as
     /// `.reqnctapercluster`.
     pub cluster: u32,
+    /// Consecutive blocks of a row of the grid of which later ones may wait for earlier ones; 1 = none.
+    pub in_order: u32,
+    /// Whether its body waits for the launch before it; of other kernels the entry does, first.
+    pub waits_in_body: bool,
+    /// Blocks along x and y, as the table writes them.
+    pub grid: &'static str,
+}
+
+impl KernelInfo {
+    /// The kernel called `name`, in blocks of a warp, without pointers, scalars or shared memory.
+    #[must_use]
+    pub const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            pointers: &[],
+            params: &[],
+            params_size: 0,
+            params_align: 1,
+            block: 32,
+            min_blocks: 1,
+            shared: 0,
+            min_sm: 90,
+            cluster: 1,
+            in_order: 1,
+            waits_in_body: false,
+            grid: "1, 1",
+        }
+    }
 }

@@ -8,9 +8,9 @@ use super::workspace::columns;
 use super::{CsaIndexer, IndexerWorkspace};
 use crate::device::{Backend, Buffer, DeviceError};
 use crate::error::KvError;
-use crate::kernels::{IndexScore, IndexScoreTopk};
 use crate::ops::{self, IndexQueries, Scored, Scores};
 use crate::step::{Csa, UpdatedLayer};
+use kernels_gpu::launch::{IndexScore, IndexScoreTopk};
 
 /// Which queries pick how many entries, and where the lists go.
 pub struct Selection<'i, B: Backend> {

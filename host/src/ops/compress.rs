@@ -8,10 +8,7 @@ use kv_layout::geometry::{
 use super::gather::BlockTable;
 use super::{check, product};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
-use crate::kernels::{BuildPlan, Compress, CompressHca, UpdateTable, WriteState};
-
-/// Blocks that share the channels of an HCA window.
-pub(super) const HCA_SPLITS: u32 = 8;
+use kernels_gpu::launch::{BuildPlan, Compress, CompressHca, UpdateTable, WriteState};
 
 /// The tokens of a step.
 pub struct StepTokens<B: Backend> {
@@ -163,7 +160,7 @@ pub fn update_table<B: Backend>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves out
     // elements beyond the table.
-    unsafe { stream.launch((), (count.div_ceil(128), 1), &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// Queues `build_plan`: both work lists of the step. Lists must have room for every window that can
@@ -192,7 +189,7 @@ pub fn build_plan<B: Backend>(
         },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { stream.launch((), (2, 1), &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// Most windows of `ratio` tokens that `tokens` tokens of `requests` requests can close.
@@ -220,10 +217,10 @@ pub fn compress<B: Backend>(
     plan: &Plan<'_, B>,
     entries: &Buffer<B, u16>,
 ) -> Result<(), DeviceError> {
-    let (shape, records_per_block) = match which {
-        CsaStream::Main => (Shape::of(StateStream::CsaMain), 1),
-        CsaStream::Index => (Shape::of(StateStream::CsaIndex), 4),
-    };
+    let shape = Shape::of(match which {
+        CsaStream::Main => StateStream::CsaMain,
+        CsaStream::Index => StateStream::CsaIndex,
+    });
     shape.check(tokens, projections, weights.ape, state)?;
     shape.check_weights(weights)?;
     shape.check_entries(plan, entries)?;
@@ -239,12 +236,16 @@ pub fn compress<B: Backend>(
         token_index: tokens.index.ptr(),
         state: state.rows.ptr(),
         entries: entries.ptr_mut(),
-        params: CompressParams { capacity: plan.capacity, ring: state.ring, slots: state.slots },
+        params: CompressParams {
+            capacity: plan.capacity,
+            ring: state.ring,
+            slots: state.slots,
+            tokens: tokens.count,
+        },
     };
-    let grid = (plan.capacity.div_ceil(records_per_block), 1);
     // SAFETY: every buffer has the shape of the kernel table (checked above); a work list names
     // tokens of the step, whose windows are in the step or the ring; slots are checked.
-    unsafe { stream.launch(which, grid, &operation) }
+    unsafe { stream.launch(which, &operation) }
 }
 
 /// Where the blocks of HCA windows meet; scratch of [`compress_hca`] and
@@ -311,10 +312,15 @@ pub fn compress_hca<B: Backend>(
         state: state.rows.ptr(),
         pooled: scratch.pooled().ptr_mut(),
         entries: entries.ptr_mut(),
-        params: CompressParams { capacity: plan.capacity, ring: state.ring, slots: state.slots },
+        params: CompressParams {
+            capacity: plan.capacity,
+            ring: state.ring,
+            slots: state.slots,
+            tokens: tokens.count,
+        },
     };
     // SAFETY: as `compress`; the scratch has a place for every record.
-    unsafe { stream.launch((), (plan.capacity * HCA_SPLITS, 1), &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// Queues `write_state_*`: the step's tokens into a compressor's ring.
@@ -341,9 +347,9 @@ pub fn write_state<B: Backend>(
         token_slot: tokens.slot.ptr(),
         token_remaining: tokens.remaining.ptr(),
         state: state.rows.ptr_mut(),
-        params: WriteStateParams { ring: state.ring, slots: state.slots },
+        params: WriteStateParams { ring: state.ring, slots: state.slots, tokens: tokens.count },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves out
     // slots outside the ring, and tokens whose row a later one takes.
-    unsafe { stream.launch(which, (tokens.count, 1), &operation) }
+    unsafe { stream.launch(which, &operation) }
 }

@@ -3,22 +3,14 @@
 use kernels_gpu::params::DecodeParams;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, StateStream};
 
-use super::compress::{HCA_SPLITS, Shape};
+use super::compress::Shape;
 use super::flush::{IndexKeys, check_index_keys};
 use super::gather::{BlockTable, Entries};
 use super::{
     CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, SwaRing, check,
 };
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
-use crate::kernels::{DecodeCsa, DecodeHca};
-
-/// Blocks of a token of a CSA layer: for the entry, and for indexer key and window.
-const CSA_PARTS: u32 = 2;
-/// Shares that the tokens of an HCA layer are cut into: about as many groups of eight blocks as run at
-/// once on an H200, two blocks on each of 132 multiprocessors.
-const HCA_SHARES: u32 = 32;
-/// Most tokens of a share.
-const HCA_SHARE_TOKENS: u32 = 16;
+use kernels_gpu::launch::{DecodeCsa, DecodeHca};
 
 /// What every layer's decode step takes: the step, the window, the block table and the entries.
 pub struct DecodeStep<'a, B: Backend> {
@@ -135,7 +127,7 @@ pub fn decode_csa<B: Backend>(
     let variant = (step.entries.format, keys.format);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots, ring rows and blocks outside their buffers.
-    unsafe { stream.launch(variant, (tokens.count, CSA_PARTS), &operation) }
+    unsafe { stream.launch(variant, &operation) }
 }
 
 /// Queues `decode_hca_*`; see [`decode_csa`].
@@ -179,7 +171,6 @@ pub fn decode_hca<B: Backend>(
         faults: step.faults.ptr_mut(),
         params,
     };
-    let shares = tokens.count.min(HCA_SHARES.max(tokens.count.div_ceil(HCA_SHARE_TOKENS)));
     // SAFETY: as `decode_csa`; the scratch has a place for every token.
-    unsafe { stream.launch(step.entries.format, (shares * HCA_SPLITS, 1), &operation) }
+    unsafe { stream.launch(step.entries.format, &operation) }
 }

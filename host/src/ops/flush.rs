@@ -7,7 +7,7 @@ use kv_layout::index_row::IndexFormat;
 use super::gather::{BlockTable, Entries};
 use super::{Plan, StepTokens, check};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
-use crate::kernels::{FlushCsa, FlushHca};
+use kernels_gpu::launch::{FlushCsa, FlushHca};
 
 /// The indexer keys of one CSA layer.
 pub struct IndexKeys<'a, B: Backend> {
@@ -59,7 +59,7 @@ pub fn flush_csa<B: Backend>(
     let variant = (to.format, index.format);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { stream.launch(variant, (plan.capacity.div_ceil(2), 1), &operation) }
+    unsafe { stream.launch(variant, &operation) }
 }
 
 /// Queues `flush_hca_*`: the entries (`[capacity, 512]` BF16) of the listed windows.
@@ -87,7 +87,7 @@ pub fn flush_hca<B: Backend>(
         params: check_flush(tokens, plan, entries, table, to, HCA_RATIO, faults)?,
     };
     // SAFETY: as `flush_csa`.
-    unsafe { stream.launch(to.format, (plan.capacity.div_ceil(4), 1), &operation) }
+    unsafe { stream.launch(to.format, &operation) }
 }
 
 /// Checks what both flushes share.
@@ -112,6 +112,7 @@ fn check_flush<B: Backend>(
         max_blocks: table.max_blocks,
         num_blocks: to.num_blocks,
         rotate: 0,
+        tokens: tokens.count,
     })
 }
 

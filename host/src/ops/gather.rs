@@ -8,10 +8,7 @@ use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::{GatherQueries, check, product};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
-use crate::kernels::{GatherAll, GatherKv, ValidLens};
-
-/// Rows of a query's tile that one block of a gather covers.
-const ROWS_PER_BLOCK: u32 = 16;
+use kernels_gpu::launch::{GatherAll, GatherKv, ValidLens};
 
 /// The compressed entries of one layer.
 pub struct Entries<'a, B: Backend> {
@@ -70,11 +67,6 @@ impl<B: Backend> BlockTable<'_, B> {
     }
 }
 
-/// A block for each 16 rows of each query; too many of them are no grid.
-fn gather_grid(queries: u32, rows: u32) -> (u32, u32) {
-    (queries.saturating_mul(rows.div_ceil(ROWS_PER_BLOCK)), 1)
-}
-
 /// Queues `gather_kv`: for each query the entries that its row of `selected` names (`[queries,
 /// rows]`, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is none).
 ///
@@ -111,10 +103,9 @@ pub fn gather_kv<B: Backend>(
         faults: faults.ptr_mut(),
         params,
     };
-    let grid = gather_grid(queries.count, rows);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes; work of one stream runs in order.
-    unsafe { stream.launch(entries.format, grid, &operation) }
+    unsafe { stream.launch(entries.format, &operation) }
 }
 
 /// Queues `gather_all`: for each query all entries that it sees, oldest first, into `tile`
@@ -153,9 +144,8 @@ pub fn gather_all<B: Backend>(
         faults: faults.ptr_mut(),
         params,
     };
-    let grid = gather_grid(queries.count, rows);
     // SAFETY: as in `gather_kv`.
-    unsafe { stream.launch(entries.format, grid, &operation) }
+    unsafe { stream.launch(entries.format, &operation) }
 }
 
 /// Queues `valid_lens`: how many entries of `ratio` tokens each query sees, 0 for padding, into
@@ -183,7 +173,7 @@ pub fn valid_lens<B: Backend>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); work of one stream
     // runs in order.
-    unsafe { stream.launch((), (count.div_ceil(128), 1), &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// What both gathers check; their scalars.

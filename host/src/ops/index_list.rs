@@ -5,12 +5,13 @@ use std::ops::RangeInclusive;
 use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
-use super::indexer::{
-    MOST_SELECTED, SHORT, TILE, WARPS, check_keys, check_queries, tiles_per_block,
-};
+use super::indexer::{MOST_SELECTED, SHORT, check_keys, check_queries, tiles_per_block};
 use super::{BlockTable, GatherQueries, IndexQueries, check, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
-use crate::kernels::IndexScoreTopk;
+use kernels_gpu::indexer::TILE;
+use kernels_gpu::indexer::score::keys::WARPS;
+use kernels_gpu::launch::IndexScoreTopk;
+use kernels_gpu::table::MULTIPROCESSORS;
 
 /// Whether [`index_score_topk`] takes less time on an H200 than [`super::index_score`] and
 /// [`super::index_topk`], as measured with 67 to 396 queries (docs/performance.md): where a multiprocessor
@@ -19,7 +20,6 @@ use crate::kernels::IndexScoreTopk;
 #[must_use]
 pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> bool {
     const MEASURED: RangeInclusive<u32> = 67..=396;
-    const MULTIPROCESSORS: u32 = 132;
     /// Warps of a multiprocessor at a time, and those of a query.
     const AT_ONCE: u32 = 16;
     const OF_QUERY: u32 = 8;
@@ -82,11 +82,12 @@ pub fn index_score_topk<B: Backend>(
             slots: table.slots,
             max_blocks: table.max_blocks,
             num_blocks,
+            tokens: count,
         },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { stream.launch((), (count, 1), &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 #[cfg(test)]

@@ -1,15 +1,18 @@
 //! The indexer: projections, queries, scores, and the largest of them.
 
+use kernels_gpu::indexer::TILE;
+use kernels_gpu::indexer::score::keys::WARPS;
 use kernels_gpu::params::{
     IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, ScoreMaximaParams,
     TopkSelectParams,
 };
+use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
 use super::{BlockTable, GatherQueries, IndexKeys, check, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
-use crate::kernels::{
+use kernels_gpu::launch::{
     IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, Project, ScoreMaxima, TopkSelectLong,
     TopkSelectShort,
 };
@@ -24,12 +27,6 @@ pub(super) const SHORT: u32 = 2048;
 const READ_WHOLE: u32 = 4096;
 /// Most groups of a row that a selection holds.
 const MOST_GROUPS: u32 = 8192;
-/// Entries of a tile of `index_score`.
-pub(super) const TILE: u32 = 32;
-
-/// Warps of a block of `index_score`.
-pub(super) const WARPS: u32 = 4;
-
 /// The queries of an indexer, in the form that its scores take.
 pub struct IndexQueries<'a, B: Backend> {
     /// `[queries, 16384]` u8: values at [`IndexFormat::query_byte`]; against MXFP4 keys also exponent gaps,
@@ -92,7 +89,6 @@ pub fn project<B: Backend>(
     output: &Buffer<B, f32>,
     [rows, columns, inner]: [u32; 3],
 ) -> Result<(), DeviceError> {
-    const ROWS: u32 = 16;
     const COLUMNS: u32 = 32;
     const INNER: u32 = 128;
     if rows == 0 {
@@ -110,9 +106,8 @@ pub fn project<B: Backend>(
         output: output.ptr_mut(),
         params: ProjectParams { rows, columns, inner },
     };
-    let grid = (columns / COLUMNS, rows.div_ceil(ROWS));
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { stream.launch((), grid, &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// Queues `index_query_*`: the projected queries (`[queries, heads * 128]` f32) rotated, transformed
@@ -131,7 +126,6 @@ pub fn index_query<B: Backend>(
     format: IndexFormat,
     to: &IndexQueries<'_, B>,
 ) -> Result<(), DeviceError> {
-    const HEADS_PER_BLOCK: u32 = 4;
     let (first, tokens, heads) = (queries.first, queries.count, to.heads);
     if tokens == 0 {
         return Ok(());
@@ -152,9 +146,8 @@ pub fn index_query<B: Backend>(
         weight: to.weight.ptr_mut(),
         params: IndexQueryParams { first, tokens, heads },
     };
-    let grid = (tokens, QUERY_HEADS / HEADS_PER_BLOCK);
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { stream.launch(format, grid, &operation) }
+    unsafe { stream.launch(format, &operation) }
 }
 
 /// Queues `index_score_*`: the score of every entry that each query sees, and the largest of each
@@ -211,19 +204,19 @@ pub fn index_score<B: Backend>(
             slots: table.slots,
             max_blocks: table.max_blocks,
             num_blocks,
+            tokens: count,
         },
     };
-    let grid = ((to.columns / TILE).div_ceil(tiles), count);
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes.
-    unsafe { stream.launch(keys.format, grid, &operation) }
+    unsafe { stream.launch(keys.format, &operation) }
 }
 
 /// Tiles that a block of `index_score` takes: so many that the blocks fill an H200 a whole number of
 /// times, and that fetching the query does not show.
 pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
-    /// Blocks that run at once: four on each of 132 multiprocessors.
-    const AT_ONCE: u32 = 4 * 132;
+    /// Blocks that run at once: four on each multiprocessor.
+    const AT_ONCE: u32 = 4 * MULTIPROCESSORS;
     /// A warp knows the blocks of 32 tiles, one a lane.
     const MOST: u32 = 32 * WARPS;
     let tiles = columns / TILE;
@@ -255,17 +248,17 @@ pub fn index_topk<B: Backend>(
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
     let (token_position, token_slot) = (queries.position.ptr(), queries.slot.ptr());
     let (first, columns, selected) = (queries.first, from.columns, selected.ptr_mut());
-    let params = IndexTopkParams { first, columns, group_log2: group_log2(columns), k };
-    let grid = (count, 1);
+    let params =
+        IndexTopkParams { first, columns, group_log2: group_log2(columns), k, tokens: count };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
     unsafe {
         if columns <= SHORT {
             let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
-            stream.launch((), grid, &short)
+            stream.launch((), &short)
         } else {
             let long =
                 IndexTopkLong { scores, maxima, token_position, token_slot, selected, params };
-            stream.launch((), grid, &long)
+            stream.launch((), &long)
         }
     }
 }
@@ -284,7 +277,6 @@ pub fn topk_select<B: Backend>(
     k: u32,
     selected: &Buffer<B, i32>,
 ) -> Result<(), DeviceError> {
-    const SCORES_PER_BLOCK: u32 = 2048;
     if rows == 0 {
         return Ok(());
     }
@@ -293,21 +285,20 @@ pub fn topk_select<B: Backend>(
     let (columns, group_log2) = (from.columns, group_log2(from.columns));
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
     let (lengths, selected) = (lengths.ptr(), selected.ptr_mut());
-    let params = TopkSelectParams { columns, group_log2, k };
+    let params = TopkSelectParams { columns, group_log2, k, rows };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
     unsafe {
         if columns <= SHORT {
             let short = TopkSelectShort { scores, lengths, selected, params };
-            return stream.launch((), (rows, 1), &short);
+            return stream.launch((), &short);
         }
         if columns > READ_WHOLE {
-            let params = ScoreMaximaParams { columns, group_log2 };
+            let params = ScoreMaximaParams { columns, group_log2, rows };
             let maxima = from.maxima.ptr_mut();
-            let grid = (columns.div_ceil(SCORES_PER_BLOCK), rows);
-            stream.launch((), grid, &ScoreMaxima { scores, lengths, maxima, params })?;
+            stream.launch((), &ScoreMaxima { scores, lengths, maxima, params })?;
         }
         let long = TopkSelectLong { scores, maxima, lengths, selected, params };
-        stream.launch((), (rows, 1), &long)
+        stream.launch((), &long)
     }
 }
 

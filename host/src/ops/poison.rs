@@ -6,10 +6,7 @@ use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use super::{GatherQueries, check, product};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::LayerId;
-use crate::kernels::FindPoison;
-
-/// Blocks of a launch in its second dimension at most; each goes on to further rows.
-const ROW_BLOCKS: u32 = 256;
+use kernels_gpu::launch::FindPoison;
 
 /// A gathered tile, `[queries, rows, 512]` BF16, by what its rows are.
 #[derive(Clone, Copy)]
@@ -80,8 +77,7 @@ pub fn find_poison<B: Backend>(
             capacity: u32::try_from(capacity).unwrap_or(u32::MAX),
         },
     };
-    let grid = (count, rows.div_ceil(4).min(ROW_BLOCKS));
     // SAFETY: every buffer has the shape of the kernel table (checked above), of `lengths` and
     // `selected` the one that this source reads; work of one stream runs in order.
-    unsafe { stream.launch((), grid, &operation) }
+    unsafe { stream.launch((), &operation) }
 }

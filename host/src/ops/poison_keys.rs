@@ -5,13 +5,10 @@ use kernels_gpu::params::{FindPoisonParams, FindPoisonedKeysParams};
 use super::{BlockTable, GatherQueries, IndexKeys, check, product};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::LayerId;
-use crate::kernels::FindPoisonedKeys;
+use kernels_gpu::launch::FindPoisonedKeys;
 
 /// Entries of a block of the cache.
 const ENTRIES: u64 = 32;
-/// Blocks of a launch in its second dimension at most; each goes on to further entries.
-const ENTRY_BLOCKS: u32 = 256;
-
 /// The scores that [`super::index_score`] made: of queries that see more than `skip` entries, of the
 /// first `columns` of them.
 #[derive(Clone, Copy)]
@@ -70,8 +67,7 @@ pub fn find_poisoned_keys<B: Backend>(
             num_blocks,
         },
     };
-    let grid = (count, columns.div_ceil(128).min(ENTRY_BLOCKS));
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the table and blocks outside the planes; work of one stream runs in order.
-    unsafe { stream.launch(keys.format, grid, &operation) }
+    unsafe { stream.launch(keys.format, &operation) }
 }

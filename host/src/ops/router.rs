@@ -10,14 +10,9 @@ use kv_layout::router::{
 
 use super::{check, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
-use crate::kernels::{
+use kernels_gpu::launch::{
     ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
 };
-
-/// Tokens of a block of `activation_topk`.
-const TOPK_TOKENS: u32 = 4;
-/// Tokens of a block of `hash_router`.
-const HASH_TOKENS: u32 = 16;
 
 /// How many experts there are, how many a token gets, and what their weights add up to.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -154,7 +149,7 @@ pub fn activation_topk<B: Backend>(
         params,
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { stream.launch(width, (tokens.div_ceil(TOPK_TOKENS), 1), &operation) }
+    unsafe { stream.launch(width, &operation) }
 }
 
 /// The experts of a hash layer.
@@ -200,7 +195,7 @@ pub fn hash_router<B: Backend>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses token
     // ids and experts outside them.
-    unsafe { stream.launch((), (tokens.div_ceil(HASH_TOKENS), 1), &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// The gate of a layer: what makes logits of hidden states.
@@ -226,9 +221,6 @@ impl<B: Backend> Gate<'_, B> {
     }
 }
 
-/// Tokens and experts of a block of `router_logits`.
-const LOGITS_TILE: (u32, u32) = (128, 64);
-
 /// Queues `router_logits`: the product of `x` (`[tokens, hidden]` BF16) with the gate, into `logits`
 /// (`[tokens, experts]` f32).
 ///
@@ -252,9 +244,8 @@ pub fn router_logits<B: Backend>(
     let params = RouterLogitsParams { tokens, experts, hidden };
     let operation =
         RouterLogits { x: x.ptr(), gate: gate.weight.ptr(), logits: logits.ptr_mut(), params };
-    let grid = (tokens.div_ceil(LOGITS_TILE.0), experts.div_ceil(LOGITS_TILE.1));
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { stream.launch((), grid, &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// Where the blocks of a decode launch meet. One launch at a time uses it.
@@ -280,11 +271,6 @@ impl<B: Backend> DecodeScratch<'_, B> {
         check("activations", self.activations, u64::from(DECODE_TOKENS) * experts)?;
         check("arrivals", self.arrivals, DECODE_SLICES.into())
     }
-}
-
-/// Blocks of a decode launch.
-fn decode_grid(selection: Selection) -> (u32, u32) {
-    (selection.experts.div_ceil(selection.width.decode_experts()) * DECODE_SLICES, 1)
 }
 
 /// Queues `dense_router_decode_*`: [`activation_topk`] of the product of `x` (`[tokens, hidden]` BF16)
@@ -325,7 +311,7 @@ pub fn dense_router_decode<B: Backend>(
         params: DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above).
-    unsafe { stream.launch(width, decode_grid(selection), &operation) }
+    unsafe { stream.launch(width, &operation) }
 }
 
 /// Queues `hash_router_decode_*`: [`hash_router`] with the product of `x` (`[tokens, hidden]` BF16) with
@@ -373,5 +359,5 @@ pub fn hash_router_decode<B: Backend>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses token
     // ids and experts outside them.
-    unsafe { stream.launch(width, decode_grid(selection), &operation) }
+    unsafe { stream.launch(width, &operation) }
 }

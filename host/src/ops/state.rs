@@ -5,7 +5,7 @@ use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 use super::{StateRing, check, check_length, product};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::SlotId;
-use crate::kernels::{ResetState, RotateState};
+use kernels_gpu::launch::{ResetState, RotateState};
 
 /// Where state rows come from.
 pub enum StateSource<'a, B: Backend> {
@@ -56,7 +56,7 @@ pub fn rotate_state<B: Backend>(
     // SAFETY: image and ring have the shape of the kernel table (checked above), both slots exist,
     // and at most a ring of consecutive positions have rows of their own. From a slot the image is
     // not read.
-    unsafe { stream.launch((), (rows, 1), &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// Queues `hca_reset_state`, which serves every compressor: all rows of `slot` become `word`, a NaN
@@ -78,7 +78,7 @@ pub fn reset_state<B: Backend>(
         params: ResetStateParams { slot: slot.0, ring: state.ring, row_words, word },
     };
     // SAFETY: the ring has the shape of the kernel table and the slot exists (checked above).
-    unsafe { stream.launch((), (state.ring, 1), &operation) }
+    unsafe { stream.launch((), &operation) }
 }
 
 /// Checks a ring of rows of `columns` keys and as many scores, and a slot of it; the words of a row.

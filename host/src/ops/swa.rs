@@ -6,7 +6,7 @@ use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::{check, check_length, product};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
-use crate::kernels::{AppendSwa, GatherSwa};
+use kernels_gpu::launch::{AppendSwa, GatherSwa};
 
 /// The ring planes of one layer.
 pub struct SwaRing<'a, B: Backend> {
@@ -77,7 +77,7 @@ pub fn append_swa<B: Backend>(
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // rows outside the ring; work of one stream runs in order.
-    unsafe { stream.launch(ring.format, (tokens.div_ceil(4), 1), &operation) }
+    unsafe { stream.launch(ring.format, &operation) }
 }
 
 /// Queues `gather_swa`: the window of each query into `tile` (`[queries, 128, 512]` BF16) and its
@@ -124,5 +124,5 @@ pub fn gather_swa<B: Backend>(
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
     // slots outside the ring, and reads of `kv` only tokens that precede a query in its request,
     // which the planner lays out before it; work of one stream runs in order.
-    unsafe { stream.launch(ring.format, (count, 8), &operation) }
+    unsafe { stream.launch(ring.format, &operation) }
 }

@@ -6,11 +6,11 @@ use super::layer::{CompressorInputs, CompressorShape, Csa, Layer, UpdatedLayer};
 use super::shape::StepShape;
 use crate::device::{Backend, Buffer};
 use crate::error::KvError;
-use crate::kernels::{DecodeCsa, FlushCsa};
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, Plan, plan_capacity};
 use crate::pool_kind::PoolKind;
 use crate::step_memory::Compressed;
+use kernels_gpu::launch::{DecodeCsa, FlushCsa};
 
 /// What a CSA layer's update reads.
 pub struct CsaInputs<'i, B: Backend> {

@@ -7,12 +7,12 @@ use kv_layout::geometry::StateStream;
 use super::layer::{Access, CompressorInputs, Csa, Hca, UpdatedLayer};
 use crate::device::{Backend, Buffer, View};
 use crate::error::KvError;
-use crate::kernels::{GatherAll, GatherKv};
 use crate::ops::{
     self, CompressorWeights, DecodeStep, DecodeStream, GatheredRows, StepProjections, StepTokens,
 };
 use crate::pool_kind::PoolKind;
 use crate::step_meta::Section;
+use kernels_gpu::launch::{GatherAll, GatherKv};
 
 impl<B: Backend> CompressorInputs<'_, B> {
     pub(super) fn projections(&self) -> StepProjections<'_, B> {

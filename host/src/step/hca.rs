@@ -6,11 +6,11 @@ use super::layer::{CompressorInputs, CompressorShape, Hca, Layer, UpdatedLayer};
 use super::shape::StepShape;
 use crate::device::{Backend, Buffer};
 use crate::error::KvError;
-use crate::kernels::{DecodeHca, FlushHca};
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, Plan, plan_capacity};
 use crate::pool_kind::PoolKind;
 use crate::step_memory::Compressed;
+use kernels_gpu::launch::{DecodeHca, FlushHca};
 
 /// What an HCA layer's update reads.
 pub struct HcaInputs<'i, B: Backend> {

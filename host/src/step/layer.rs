@@ -147,7 +147,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         }
         let access = &self.access;
         let (ring, row) = (access.window()?, access.section(Section::RingRow));
-        let faults = access.fault_word::<crate::kernels::AppendSwa>(ring.format);
+        let faults = access.fault_word::<kernels_gpu::launch::AppendSwa>(ring.format);
         let tokens = access.shape.tokens;
         let append = ops::append_swa;
         self.tracker.appended(append(access.stream, &self.kv, &row, &ring, &faults, tokens))?;

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use kernels_gpu::launch::GatherSwa;
+
 use super::layer::{Access, Layer, Swa, UpdatedLayer};
 use crate::device::{Backend, Buffer};
 use crate::error::KvError;
-use crate::kernels::GatherSwa;
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, GatherQueries, GatheredRows, StepTokens};
 use crate::step_memory::step_tokens;

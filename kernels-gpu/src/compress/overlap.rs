@@ -1,7 +1,7 @@
 //! CSA, main entries and indexer keys: ratio 4, each window overlapping the one before.
 
 use crate::args::Compress;
-use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::geometry::{CSA_RATIO, CsaStream, HEAD_DIM, INDEX_DIM};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
@@ -16,6 +16,14 @@ pub const INDEX_COLUMNS: u32 = 2 * INDEX_DIM;
 const WARP_CHANNELS: u32 = 128;
 /// Warps that hold one main vector.
 pub const MAIN_WARPS: usize = (HEAD_DIM / WARP_CHANNELS) as usize;
+
+/// Bytes of shared memory: the warps' sums of squares.
+pub const SHARED_BYTES: u32 = Shared::<f32, MAIN_WARPS>::BYTES;
+
+/// Records that a block takes: a main vector is all of its warps', an indexer key one's.
+pub const fn records_of_block(compressor: CsaStream) -> u32 {
+    MAIN_WARPS as u32 * WARP_CHANNELS / compressor.channels()
+}
 
 const _: () = assert!(INDEX_DIM == WARP_CHANNELS, "a warp holds one indexer key");
 

@@ -25,6 +25,9 @@ const INDEX_WARP: u32 = 0;
 /// The warp of a token's second block that appends to the window.
 const WINDOW_WARP: u32 = 1;
 
+/// Blocks of a token: for the entry, and for indexer key and window.
+pub const PARTS: u32 = 2;
+
 /// Where the entry is in shared memory, in bytes: behind the warps' sums of squares.
 const ENTRY: u32 = 4 * MAIN_WARPS as u32;
 

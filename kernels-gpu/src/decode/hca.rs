@@ -20,6 +20,7 @@ use crate::compress::state::store;
 use crate::compress::{BlockExchange, Closing, Finish, Projections, Scores, Window};
 use crate::fault;
 use crate::row::{ROW_WORDS, RowFormat};
+use crate::table::shape::MULTIPROCESSORS;
 
 /// Position of a token that is not live: no token has it, and it closes no window.
 const NONE: u32 = u32::MAX - 1;
@@ -31,6 +32,18 @@ const MAX_TOKENS: usize = GROUPS as usize;
 /// blocks, or the launch before. A multiprocessor of an H200 has room for one such block beside a block of
 /// another launch; of a grid with more blocks than multiprocessors, some start only after the launch before.
 const MAX_PREFETCH_BLOCKS: u32 = 128;
+
+/// Shares that the tokens are cut into, if that many do: about as many groups of [`SPLITS`] blocks as run at
+/// once, two blocks on each multiprocessor.
+const SHARES: u32 = 32;
+const _: () = assert!(SHARES * SPLITS <= 2 * MULTIPROCESSORS);
+
+/// Blocks of a launch for `tokens` tokens.
+pub const fn blocks(tokens: u32) -> u32 {
+    let needed = tokens.div_ceil(MAX_TOKENS as u32);
+    let shares = if needed > SHARES { needed } else { SHARES };
+    SPLITS.saturating_mul(if tokens < shares { tokens } else { shares })
+}
 
 /// Byte offsets of the arrays in shared memory.
 const ENTRY: u32 = POOLING_BYTES;

@@ -11,15 +11,17 @@ use simt::thread;
 /// Warps of a block: each sums a part of the inner dimension.
 const WARPS: u32 = 4;
 /// Rows of a block.
-const ROWS: u32 = 16;
+pub const ROWS: u32 = 16;
 /// Columns of a block.
-const COLUMNS: u32 = 32;
+pub const COLUMNS: u32 = 32;
 /// Products side by side.
 const TILES: usize = (COLUMNS / 8) as usize;
 /// Channels that a warp takes at a time: eight in a row from each of four lanes.
 const CHUNK: u32 = 32;
 /// Elements of a block's product.
 const ELEMENTS: u32 = ROWS * COLUMNS;
+/// Bytes of shared memory: a product for each warp.
+pub const SHARED_BYTES: u32 = 4 * WARPS * ELEMENTS;
 
 /// A lane's part of a 16 x 32 product.
 type Sums = [[f32; 4]; TILES];

@@ -3,7 +3,6 @@
 
 use crate::args::IndexScoreTopk;
 use crate::params::IndexScoreTopkParams;
-use crate::table::{KERNELS, kernel_index};
 use simt::shared::Shared;
 use simt::{copy, thread};
 
@@ -19,7 +18,7 @@ use crate::fault;
 /// Warpgroups of a block.
 const GROUPS: u32 = 2;
 /// Threads of a block.
-const THREADS: u32 = GROUPS * keys::THREADS;
+pub const THREADS: u32 = GROUPS * keys::THREADS;
 /// Bins that a thread sums up; also the scores that it holds.
 const EACH: usize = 8;
 /// Scores of the longest row.
@@ -30,11 +29,9 @@ type Scores = Shared<f32, { MAX_SCORES as usize }>;
 /// Its offset, behind the memory of scoring, which the selection then reuses.
 const SCORES_AT: u32 = GROUPS * ScoreMemory::BYTES;
 
-const _: () = {
-    let kernel = KERNELS[kernel_index("index_score_topk")];
-    assert!(kernel.block == THREADS && kernel.shared == SCORES_AT + Scores::BYTES);
-    assert!(SelectMemory::<THREADS, EACH>::BYTES <= SCORES_AT);
-};
+/// Bytes of shared memory.
+pub const SHARED_BYTES: u32 = SCORES_AT + Scores::BYTES;
+const _: () = assert!(SelectMemory::<THREADS, EACH>::BYTES <= SCORES_AT);
 
 /// Lists the entries of the largest scores of each query, from rows of at most 2048 columns.
 ///
@@ -42,7 +39,7 @@ const _: () = {
 /// Pointers and shapes as in the kernel table; all threads of a launch of one block a query call it.
 #[inline(always)]
 pub unsafe fn list(args: IndexScoreTopk) {
-    let IndexScoreTopkParams { first, heads, k, columns, slots, max_blocks, num_blocks } =
+    let IndexScoreTopkParams { first, heads, k, columns, slots, max_blocks, num_blocks, .. } =
         args.params;
     let number = thread::block_idx_x();
     // SAFETY: by this function's own contract; branches with barriers are uniform in the block.

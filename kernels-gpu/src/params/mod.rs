@@ -2,130 +2,156 @@
 //!
 //! `u32` only, no implicit padding, no `bool`: the struct is the PTX `.param` byte for byte.
 
-mod indexer;
-
 use bytemuck::{Pod, Zeroable};
+
+/// A parameter struct, field by field.
+pub trait Parameters: Pod {
+    /// The names of its fields, each a `u32`, in order.
+    const FIELDS: &'static [&'static str];
+}
+
+/// Defines a parameter struct of `u32` fields.
+macro_rules! parameters {
+    ($(#[$doc:meta])* $name:ident { $( $(#[$field_doc:meta])* $field:ident ),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+        #[repr(C)]
+        pub struct $name {
+            $( $(#[$field_doc])* pub $field: u32, )*
+        }
+
+        impl Parameters for $name {
+            const FIELDS: &'static [&'static str] = &[$( stringify!($field) ),*];
+        }
+    };
+}
+
+mod indexer;
 
 pub use indexer::*;
 
-/// Scalars of `append_swa_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct AppendSwaParams {
-    /// Rows of `kv` that the launch covers: the token capacity of the step's bucket.
-    pub tokens: u32,
-    /// Rows of the ring planes, slots times ring; a row beyond them is a fault, not a write.
-    pub rows: u32,
+parameters! {
+    /// Scalars of `append_swa_*`.
+    AppendSwaParams {
+        /// Rows of `kv` that the launch covers: the token capacity of the step's bucket.
+        tokens,
+        /// Rows of the ring planes, slots times ring; a row beyond them is a fault, not a write.
+        rows,
+    }
 }
 
-/// Scalars of `gather_swa_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct GatherSwaParams {
-    /// The first query token of the launch; its tile row is 0.
-    pub first: u32,
-    /// Query tokens that the launch covers, from `first` on.
-    pub tokens: u32,
-    /// Rows of one request's ring, `R` (see [`kv_layout::geometry::swa_ring_rows`]).
-    pub ring: u32,
-    /// Request slots the ring planes hold; a slot beyond them is a fault, not a read.
-    pub slots: u32,
+parameters! {
+    /// Scalars of `gather_swa_*`.
+    GatherSwaParams {
+        /// The first query token of the launch; its tile row is 0.
+        first,
+        /// Query tokens that the launch covers, from `first` on.
+        tokens,
+        /// Rows of one request's ring, `R` (see [`kv_layout::geometry::swa_ring_rows`]).
+        ring,
+        /// Request slots the ring planes hold; a slot beyond them is a fault, not a read.
+        slots,
+    }
 }
 
-/// Scalars of `gather_kv_*` and `gather_all_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct GatherEntriesParams {
-    /// The first query token of the launch; its tile is the first one.
-    pub first: u32,
-    /// Query tokens that the launch covers, from `first` on.
-    pub tokens: u32,
-    /// Rows of a query's tile: the length of its list, or the most entries that are gathered.
-    pub rows: u32,
-    /// log2 of the tokens of an entry: a shift, because the kernel waits for the quotient.
-    pub ratio_log2: u32,
-    /// log2 of the entries of a block.
-    pub entries_log2: u32,
-    /// Rows of the block table; a slot beyond them is a fault, not a read.
-    pub slots: u32,
-    /// Blocks in a row of the block table.
-    pub max_blocks: u32,
-    /// Blocks of the entry planes; one beyond them is a fault, not a read.
-    pub num_blocks: u32,
+parameters! {
+    /// Scalars of `gather_kv_*` and `gather_all_*`.
+    GatherEntriesParams {
+        /// The first query token of the launch; its tile is the first one.
+        first,
+        /// Query tokens that the launch covers, from `first` on.
+        tokens,
+        /// Rows of a query's tile: the length of its list, or the most entries that are gathered.
+        rows,
+        /// log2 of the tokens of an entry: a shift, because the kernel waits for the quotient.
+        ratio_log2,
+        /// log2 of the entries of a block.
+        entries_log2,
+        /// Rows of the block table; a slot beyond them is a fault, not a read.
+        slots,
+        /// Blocks in a row of the block table.
+        max_blocks,
+        /// Blocks of the entry planes; one beyond them is a fault, not a read.
+        num_blocks,
+    }
 }
 
-/// Scalars of `valid_lens`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct ValidLensParams {
-    /// The first query token of the launch.
-    pub first: u32,
-    /// Query tokens that the launch covers, from `first` on.
-    pub tokens: u32,
-    /// Tokens per entry, not 0.
-    pub ratio: u32,
+parameters! {
+    /// Scalars of `valid_lens`.
+    ValidLensParams {
+        /// The first query token of the launch.
+        first,
+        /// Query tokens that the launch covers, from `first` on.
+        tokens,
+        /// Tokens per entry, not 0.
+        ratio,
+    }
 }
 
-/// Scalars of `update_table`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct UpdateTableParams {
-    /// Blocks to enter.
-    pub count: u32,
-    /// Elements of the table; an index beyond them is left out.
-    pub elements: u32,
+parameters! {
+    /// Scalars of `update_table`.
+    UpdateTableParams {
+        /// Blocks to enter.
+        count,
+        /// Elements of the table; an index beyond them is left out.
+        elements,
+    }
 }
 
-/// Scalars of `build_plan`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct BuildPlanParams {
-    /// Tokens of the step, or of the bucket being captured.
-    pub tokens: u32,
-    /// Entries of the list of ratio 4.
-    pub csa_capacity: u32,
-    /// Entries of the list of ratio 128.
-    pub hca_capacity: u32,
+parameters! {
+    /// Scalars of `build_plan`.
+    BuildPlanParams {
+        /// Tokens of the step, or of the bucket being captured.
+        tokens,
+        /// Entries of the list of ratio 4.
+        csa_capacity,
+        /// Entries of the list of ratio 128.
+        hca_capacity,
+    }
 }
 
-/// Scalars of `compress_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct CompressParams {
-    /// Records that the launch covers: entries of the work list.
-    pub capacity: u32,
-    /// Rows of one request's state ring.
-    pub ring: u32,
-    /// Request slots the state holds; a token beyond them is left out.
-    pub slots: u32,
+parameters! {
+    /// Scalars of `compress_*`.
+    CompressParams {
+        /// Records that the launch covers: entries of the work list.
+        capacity,
+        /// Rows of one request's state ring.
+        ring,
+        /// Request slots the state holds; a token beyond them is left out.
+        slots,
+        /// Tokens of the step; a record that names one beyond them is left out.
+        tokens,
+    }
 }
 
-/// Scalars of `write_state_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct WriteStateParams {
-    /// Rows of one request's state ring.
-    pub ring: u32,
-    /// Request slots the state holds; a token beyond them is left out.
-    pub slots: u32,
+parameters! {
+    /// Scalars of `write_state_*`.
+    WriteStateParams {
+        /// Rows of one request's state ring.
+        ring,
+        /// Request slots the state holds; a token beyond them is left out.
+        slots,
+        /// Tokens of the step.
+        tokens,
+    }
 }
 
-/// Scalars of `csa_rotate_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct RotateStateParams {
-    /// Rows to move.
-    pub rows: u32,
-    /// Position of the first of them; the others follow.
-    pub position: u32,
-    /// Slot they come from; [`Self::IMAGE`] = from the image.
-    pub from: u32,
-    /// Slot they go to.
-    pub to: u32,
-    /// Rows of one request's ring.
-    pub ring: u32,
-    /// 32-bit words of a row, a multiple of 4.
-    pub row_words: u32,
+parameters! {
+    /// Scalars of `csa_rotate_state`.
+    RotateStateParams {
+        /// Rows to move.
+        rows,
+        /// Position of the first of them; the others follow.
+        position,
+        /// Slot they come from; [`Self::IMAGE`] = from the image.
+        from,
+        /// Slot they go to.
+        to,
+        /// Rows of one request's ring.
+        ring,
+        /// 32-bit words of a row, a multiple of 4.
+        row_words,
+    }
 }
 
 impl RotateStateParams {
@@ -133,70 +159,72 @@ impl RotateStateParams {
     pub const IMAGE: u32 = u32::MAX;
 }
 
-/// Scalars of `hca_reset_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct ResetStateParams {
-    /// The slot whose rows are overwritten.
-    pub slot: u32,
-    /// Rows of one request's ring.
-    pub ring: u32,
-    /// 32-bit words of a row, a multiple of 4.
-    pub row_words: u32,
-    /// What every word becomes.
-    pub word: u32,
+parameters! {
+    /// Scalars of `hca_reset_state`.
+    ResetStateParams {
+        /// The slot whose rows are overwritten.
+        slot,
+        /// Rows of one request's ring.
+        ring,
+        /// 32-bit words of a row, a multiple of 4.
+        row_words,
+        /// What every word becomes.
+        word,
+    }
 }
 
-/// Scalars of `decode_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct DecodeParams {
-    /// Tokens of the step.
-    pub tokens: u32,
-    /// Request slots; a slot beyond them is a fault.
-    pub slots: u32,
-    /// Rows of the sliding-window planes, slots times ring.
-    pub window_rows: u32,
-    /// Rows of one request's state ring.
-    pub state_ring: u32,
-    /// Blocks in a row of the block table.
-    pub max_blocks: u32,
-    /// Blocks of the planes; one beyond them is a fault, not a write.
-    pub num_blocks: u32,
+parameters! {
+    /// Scalars of `decode_*`.
+    DecodeParams {
+        /// Tokens of the step.
+        tokens,
+        /// Request slots; a slot beyond them is a fault.
+        slots,
+        /// Rows of the sliding-window planes, slots times ring.
+        window_rows,
+        /// Rows of one request's state ring.
+        state_ring,
+        /// Blocks in a row of the block table.
+        max_blocks,
+        /// Blocks of the planes; one beyond them is a fault, not a write.
+        num_blocks,
+    }
 }
 
-/// Scalars of `flush_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct FlushParams {
-    /// Records that the launch covers: entries of the work list.
-    pub capacity: u32,
-    /// Rows of the block table; a slot beyond them is a fault, not a read.
-    pub slots: u32,
-    /// Blocks in a row of the block table.
-    pub max_blocks: u32,
-    /// Blocks of the planes; one beyond them is a fault, not a write.
-    pub num_blocks: u32,
-    /// 1 = multiply indexer keys by the Hadamard matrix first, as the released model does; else 0.
-    pub rotate: u32,
+parameters! {
+    /// Scalars of `flush_*`.
+    FlushParams {
+        /// Records that the launch covers: entries of the work list.
+        capacity,
+        /// Rows of the block table; a slot beyond them is a fault, not a read.
+        slots,
+        /// Blocks in a row of the block table.
+        max_blocks,
+        /// Blocks of the planes; one beyond them is a fault, not a write.
+        num_blocks,
+        /// 1 = multiply indexer keys by the Hadamard matrix first, as the released model does; else 0.
+        rotate,
+        /// Tokens of the step; a record that names one beyond them is a fault, not a read.
+        tokens,
+    }
 }
 
-/// Scalars of `find_poison`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct FindPoisonParams {
-    /// The first query token of the launch; its tile is the first one.
-    pub first: u32,
-    /// Query tokens that the launch covers, from `first` on.
-    pub tokens: u32,
-    /// Rows of a query's tile.
-    pub rows: u32,
-    /// The layer, for the record.
-    pub layer: u32,
-    /// What the tile's rows are: [`Self::WINDOW`], [`Self::LIST`] or [`Self::ALL`].
-    pub source: u32,
-    /// Rows that can be recorded; more are only counted.
-    pub capacity: u32,
+parameters! {
+    /// Scalars of `find_poison`.
+    FindPoisonParams {
+        /// The first query token of the launch; its tile is the first one.
+        first,
+        /// Query tokens that the launch covers, from `first` on.
+        tokens,
+        /// Rows of a query's tile.
+        rows,
+        /// The layer, for the record.
+        layer,
+        /// What the tile's rows are: [`Self::WINDOW`], [`Self::LIST`] or [`Self::ALL`].
+        source,
+        /// Rows that can be recorded; more are only counted.
+        capacity,
+    }
 }
 
 impl FindPoisonParams {
@@ -212,28 +240,28 @@ impl FindPoisonParams {
     pub const LAYER: u32 = 4;
 }
 
-/// Scalars of `find_poisoned_keys_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct FindPoisonedKeysParams {
-    /// The first query token of the launch.
-    pub first: u32,
-    /// Query tokens that the launch covers, from `first` on.
-    pub tokens: u32,
-    /// Queries that see no more entries than this have no scores.
-    pub skip: u32,
-    /// Scores of a query; it may see more, which have none.
-    pub columns: u32,
-    /// The layer, for the record.
-    pub layer: u32,
-    /// Keys that can be recorded; more are only counted.
-    pub capacity: u32,
-    /// Slots of the block table.
-    pub slots: u32,
-    /// Blocks of a slot's row of the table.
-    pub max_blocks: u32,
-    /// Blocks of the planes.
-    pub num_blocks: u32,
+parameters! {
+    /// Scalars of `find_poisoned_keys_*`.
+    FindPoisonedKeysParams {
+        /// The first query token of the launch.
+        first,
+        /// Query tokens that the launch covers, from `first` on.
+        tokens,
+        /// Queries that see no more entries than this have no scores.
+        skip,
+        /// Scores of a query; it may see more, which have none.
+        columns,
+        /// The layer, for the record.
+        layer,
+        /// Keys that can be recorded; more are only counted.
+        capacity,
+        /// Slots of the block table.
+        slots,
+        /// Blocks of a slot's row of the table.
+        max_blocks,
+        /// Blocks of the planes.
+        num_blocks,
+    }
 }
 
 impl FindPoisonedKeysParams {
@@ -244,78 +272,78 @@ impl FindPoisonedKeysParams {
     pub const LAYER: u32 = FindPoisonParams::LAYER;
 }
 
-/// Scalars of `activation_topk_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct ActivationTopkParams {
-    /// Tokens that the launch covers.
-    pub tokens: u32,
-    /// Experts of the layer.
-    pub experts: u32,
-    /// Experts of a token, at most 8.
-    pub selected: u32,
-    /// Bits of the f32 that the weights of a token add up to.
-    pub scaling_bits: u32,
+parameters! {
+    /// Scalars of `activation_topk_*`.
+    ActivationTopkParams {
+        /// Tokens that the launch covers.
+        tokens,
+        /// Experts of the layer.
+        experts,
+        /// Experts of a token, at most 8.
+        selected,
+        /// Bits of the f32 that the weights of a token add up to.
+        scaling_bits,
+    }
 }
 
-/// Scalars of `hash_router`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct HashRouterParams {
-    /// Tokens that the launch covers.
-    pub tokens: u32,
-    /// Experts of the layer; a table element beyond them is a fault, not a read.
-    pub experts: u32,
-    /// Experts of a token, at most 8.
-    pub selected: u32,
-    /// Rows of the table; a token id beyond them is a fault, not a read.
-    pub vocabulary: u32,
-    /// Bits of the f32 that the weights of a token add up to.
-    pub scaling_bits: u32,
+parameters! {
+    /// Scalars of `hash_router`.
+    HashRouterParams {
+        /// Tokens that the launch covers.
+        tokens,
+        /// Experts of the layer; a table element beyond them is a fault, not a read.
+        experts,
+        /// Experts of a token, at most 8.
+        selected,
+        /// Rows of the table; a token id beyond them is a fault, not a read.
+        vocabulary,
+        /// Bits of the f32 that the weights of a token add up to.
+        scaling_bits,
+    }
 }
 
-/// Scalars of `dense_router_decode_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct DenseRouterDecodeParams {
-    /// Tokens that the launch covers, at most 64.
-    pub tokens: u32,
-    /// Experts of the layer.
-    pub experts: u32,
-    /// Width of the hidden state, a multiple of 32.
-    pub hidden: u32,
-    /// Experts of a token, at most 8.
-    pub selected: u32,
-    /// Bits of the f32 that the weights of a token add up to.
-    pub scaling_bits: u32,
+parameters! {
+    /// Scalars of `dense_router_decode_*`.
+    DenseRouterDecodeParams {
+        /// Tokens that the launch covers, at most 64.
+        tokens,
+        /// Experts of the layer.
+        experts,
+        /// Width of the hidden state, a multiple of 32.
+        hidden,
+        /// Experts of a token, at most 8.
+        selected,
+        /// Bits of the f32 that the weights of a token add up to.
+        scaling_bits,
+    }
 }
 
-/// Scalars of `hash_router_decode_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct HashRouterDecodeParams {
-    /// Tokens that the launch covers, at most 64.
-    pub tokens: u32,
-    /// Experts of the layer; a table element beyond them is a fault, not a read.
-    pub experts: u32,
-    /// Width of the hidden state, a multiple of 32.
-    pub hidden: u32,
-    /// Experts of a token, at most 8.
-    pub selected: u32,
-    /// Rows of the table; a token id beyond them is a fault, not a read.
-    pub vocabulary: u32,
-    /// Bits of the f32 that the weights of a token add up to.
-    pub scaling_bits: u32,
+parameters! {
+    /// Scalars of `hash_router_decode_*`.
+    HashRouterDecodeParams {
+        /// Tokens that the launch covers, at most 64.
+        tokens,
+        /// Experts of the layer; a table element beyond them is a fault, not a read.
+        experts,
+        /// Width of the hidden state, a multiple of 32.
+        hidden,
+        /// Experts of a token, at most 8.
+        selected,
+        /// Rows of the table; a token id beyond them is a fault, not a read.
+        vocabulary,
+        /// Bits of the f32 that the weights of a token add up to.
+        scaling_bits,
+    }
 }
 
-/// Scalars of `router_logits`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct RouterLogitsParams {
-    /// Tokens that the launch covers.
-    pub tokens: u32,
-    /// Experts of the layer.
-    pub experts: u32,
-    /// Width of the hidden state, a multiple of 32.
-    pub hidden: u32,
+parameters! {
+    /// Scalars of `router_logits`.
+    RouterLogitsParams {
+        /// Tokens that the launch covers.
+        tokens,
+        /// Experts of the layer.
+        experts,
+        /// Width of the hidden state, a multiple of 32.
+        hidden,
+    }
 }

@@ -12,6 +12,8 @@ use crate::fault;
 
 /// Threads of a block, of which eight share a token.
 const THREADS: u32 = 128;
+/// Tokens of a block.
+pub const BLOCK_TOKENS: u32 = THREADS / GROUP;
 
 /// Looks up each token's experts and computes their weights, one thread an expert.
 ///

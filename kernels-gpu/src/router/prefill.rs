@@ -14,9 +14,10 @@ use super::fragment::{DEPTH, Piece, Place, multiply};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Tokens and experts of a block.
-const TOKENS: u32 = 128;
-const EXPERTS: u32 = 64;
+/// Tokens of a block.
+pub const TOKENS: u32 = 128;
+/// Experts of a block.
+pub const EXPERTS: u32 = 64;
 /// Elements of the hidden state in a buffer, and the pieces of a row of them.
 const STAGE: u32 = 2 * DEPTH;
 const PIECES: u32 = STAGE / 8;
@@ -24,7 +25,8 @@ const PIECES: u32 = STAGE / 8;
 const ROWS_AT_ONCE: u32 = THREADS / PIECES;
 /// Words of a buffer: the tokens' rows, then the experts'.
 const BUFFER: u32 = 4 * PIECES * (TOKENS + EXPERTS);
-const _: () = assert!(2 * 4 * BUFFER == 49_152, "as in the kernel table");
+/// Bytes of shared memory: two buffers.
+pub const SHARED_BYTES: u32 = Buffers::BYTES;
 /// Warps side by side along the experts.
 const WARP_COLUMNS: u32 = EXPERTS / 32;
 

@@ -9,7 +9,7 @@ use super::weight;
 use crate::fault;
 
 /// Warps of a block, each with a token.
-const WARPS: u32 = 4;
+pub const WARPS: u32 = 4;
 
 /// The outputs: experts and weights of each token.
 #[derive(Clone, Copy)]

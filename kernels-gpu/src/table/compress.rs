@@ -6,74 +6,75 @@
 macro_rules! compress_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            Compress<CsaStream>
-            "Pools, norms and rotates the CSA entries (512 channels of 1024 columns) or indexer keys \
-             (128 of 256) that the step closes. Grid: one block a record, or four records a block."
+            Compress<CsaStream> |p, f|
+            "Pools, norms and rotates the CSA entries (512 channels of 1024 columns) or indexer \
+             keys (128 of 256) that the step closes."
             (
                 /// `[step, columns]` f32, the step's key projections.
-                kv: const f32,
+                kv: const f32 align 16 [p.tokens, 2 * f.channels()],
                 /// `[step, columns]` f32, the step's gate projections, without `ape`.
-                gate: const f32,
+                gate: const f32 align 16 [p.tokens, 2 * f.channels()],
                 /// `[ratio, columns]` f32.
-                ape: const f32,
+                ape: const f32 align 16 [CSA_RATIO, 2 * f.channels()],
                 /// `[channels]` f32.
-                norm: const f32,
+                norm: const f32 align 16 [f.channels()],
                 /// `[32]` f32, the rotary frequencies of compressed layers.
-                frequencies: const f32,
+                frequencies: const f32 [ROPE_DIM / 2],
                 /// `[capacity]` rows of the step's closing tokens; -1 = padding.
-                plan: const i32,
+                plan: const i32 [p.capacity],
                 /// `[step]` absolute position of each token.
-                token_position: const i32,
+                token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [p.tokens],
                 /// `[step]` tokens of the same request that precede the token in the step.
-                token_index: const i32,
+                token_index: const i32 [p.tokens],
                 /// `[slots * ring, 2 * columns]` f32.
-                state: const f32,
+                state: const f32 align 16 [p.slots, p.ring, 2, 2 * f.channels()],
                 /// `[capacity, channels]` BF16.
-                entries: mut u16;
+                entries: mut u16 align 8 [p.capacity, f.channels()];
                 CompressParams
             )
-            { block: 128, min_blocks: 4, shared: 16, min_sm: 90 }
+            { block: 128, min_blocks: 4, shared: compress::overlap::SHARED_BYTES, min_sm: 90,
+              grid: [p.capacity.div_ceil(compress::overlap::records_of_block(f)), 1] }
             bodies {
-                CsaStream::Main => compress_csa: compress::overlap::main,
-                CsaStream::Index => compress_index: compress::overlap::index,
+                [CsaStream::Main] => compress_csa: compress::overlap::main,
+                [CsaStream::Index] => compress_index: compress::overlap::index,
             }
 
-            CompressHca<()>
-            "Pools, norms and rotates the HCA entries that the step closes. Grid: eight blocks a record, \
-             each with its channels."
+            CompressHca<()> |p, f|
+            "Pools, norms and rotates the HCA entries that the step closes."
             (
                 /// `[step, columns]` f32, the step's key projections.
-                kv: const f32,
+                kv: const f32 align 16 [p.tokens, HEAD_DIM],
                 /// `[step, columns]` f32, the step's gate projections, without `ape`.
-                gate: const f32,
+                gate: const f32 align 16 [p.tokens, HEAD_DIM],
                 /// `[ratio, columns]` f32.
-                ape: const f32,
+                ape: const f32 align 16 [HCA_RATIO, HEAD_DIM],
                 /// `[channels]` f32.
-                norm: const f32,
+                norm: const f32 align 16 [HEAD_DIM],
                 /// `[32]` f32, the rotary frequencies of compressed layers.
-                frequencies: const f32,
+                frequencies: const f32 [ROPE_DIM / 2],
                 /// `[capacity]` rows of the step's closing tokens; -1 = padding.
-                plan: const i32,
+                plan: const i32 [p.capacity],
                 /// `[step]` absolute position of each token.
-                token_position: const i32,
+                token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [p.tokens],
                 /// `[step]` tokens of the same request that precede the token in the step.
-                token_index: const i32,
+                token_index: const i32 [p.tokens],
                 /// `[slots * ring, 2 * columns]` f32.
-                state: const f32,
+                state: const f32 align 16 [p.slots, p.ring, 2, HEAD_DIM],
                 /// `[capacity, 512]` f32, where the blocks of a record leave what they pooled; all bits set
                 /// before and after.
-                pooled: mut u32,
+                pooled: mut u32 align 16 [p.capacity, HEAD_DIM],
                 /// `[capacity, channels]` BF16.
-                entries: mut u16;
+                entries: mut u16 align 8 [p.capacity, HEAD_DIM];
                 CompressParams
             )
-            { block: 256, min_blocks: 2, shared: 41488, min_sm: 90, in_order: 8 }
+            { block: 256, min_blocks: 2, shared: compress::hca::SHARED_BYTES, min_sm: 90, in_order: 8,
+              grid: [p.capacity.saturating_mul(compress::hca::SPLITS), 1] }
             bodies {
-                () => compress_hca: compress::hca::compress,
+                [()] => compress_hca: compress::hca::compress,
             }
         } }
     };

@@ -6,79 +6,80 @@
 macro_rules! gather_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            GatherKv<MainFormat>
-            "Gathers the compressed entries that each query's list names, dequantised to BF16. Grid: \
-             16 rows of a token's tile a block, one warp for four rows."
+            GatherKv<MainFormat> |p, f|
+            "Gathers the compressed entries that each query's list names, dequantised to BF16."
             (
                 /// `[tokens, rows]` entry of the query's request for each row of its tile; -1 = none.
-                selected: const i32,
+                selected: const i32 [p.tokens, p.rows],
                 /// `[step]` absolute position of each query.
-                token_position: const i32,
+                token_position: const i32 [end(p.first, p.tokens)],
                 /// `[step]` slot of each query's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
-                table: const i32,
+                table: const i32 [p.slots, p.max_blocks],
                 /// `[num_blocks * entries_per_block, 576]` u8, the data plane.
-                entry_data: const u8,
+                entry_data: const u8 align 16 [p.num_blocks, 1 << p.entries_log2, DATA_BYTES],
                 /// `[num_blocks * entries_per_block, scale_bytes]` u8, the scale plane.
-                entry_scale: const u8,
+                entry_scale: const u8 align 8 [p.num_blocks, 1 << p.entries_log2, f.scale_bytes() as u32],
                 /// `[tokens, rows, 512]` BF16; a row without an entry is zero, padding untouched.
-                tile: mut u16,
+                tile: mut u16 align 16 [p.tokens, p.rows, HEAD_DIM],
                 /// `[1]` count of slots out of range, of entries beyond the query's position, and of
                 /// entries whose block is missing or out of range.
-                faults: mut u32;
+                faults: mut u32 [1];
                 GatherEntriesParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.tokens.saturating_mul(p.rows.div_ceil(gather::BLOCK_ROWS)), 1] }
             bodies {
-                MainFormat::Ue8m0 => gather_kv_ue8m0: gather::selected::<row::Ue8m0Row>,
-                MainFormat::F32 => gather_kv_f32: gather::selected::<row::F32Row>,
+                [MainFormat::Ue8m0] => gather_kv_ue8m0: gather::selected::<row::Ue8m0Row>,
+                [MainFormat::F32] => gather_kv_f32: gather::selected::<row::F32Row>,
             }
 
-            GatherAll<MainFormat>
-            "Gathers all compressed entries that each query sees, oldest first, dequantised to BF16. \
-             Grid: 16 rows of a token's tile a block, one warp for four rows."
+            GatherAll<MainFormat> |p, f|
+            "Gathers all compressed entries that each query sees, oldest first, dequantised to \
+             BF16."
             (
                 /// `[step]` absolute position of each query.
-                token_position: const i32,
+                token_position: const i32 [end(p.first, p.tokens)],
                 /// `[step]` slot of each query's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
-                table: const i32,
+                table: const i32 [p.slots, p.max_blocks],
                 /// `[num_blocks * entries_per_block, 576]` u8, the data plane.
-                entry_data: const u8,
+                entry_data: const u8 align 16 [p.num_blocks, 1 << p.entries_log2, DATA_BYTES],
                 /// `[num_blocks * entries_per_block, scale_bytes]` u8, the scale plane.
-                entry_scale: const u8,
+                entry_scale: const u8 align 8 [p.num_blocks, 1 << p.entries_log2, f.scale_bytes() as u32],
                 /// `[tokens, rows, 512]` BF16; row j is entry j, rows past the length untouched.
-                tile: mut u16,
+                tile: mut u16 align 16 [p.tokens, p.rows, HEAD_DIM],
                 /// `[tokens]` rows of the tile in use, at most `rows`; 0 for padding.
-                lengths: mut i32,
+                lengths: mut i32 [p.tokens],
                 /// `[1]` count of slots out of range, of queries that see more than `rows` entries,
                 /// and of entries whose block is missing or out of range.
-                faults: mut u32;
+                faults: mut u32 [1];
                 GatherEntriesParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.tokens.saturating_mul(p.rows.div_ceil(gather::BLOCK_ROWS)), 1] }
             bodies {
-                MainFormat::Ue8m0 => gather_all_ue8m0: gather::all::<row::Ue8m0Row>,
-                MainFormat::F32 => gather_all_f32: gather::all::<row::F32Row>,
+                [MainFormat::Ue8m0] => gather_all_ue8m0: gather::all::<row::Ue8m0Row>,
+                [MainFormat::F32] => gather_all_f32: gather::all::<row::F32Row>,
             }
 
-            ValidLens<()>
-            "Writes how many compressed entries each query sees. Grid: 128 queries a block, one \
-             thread each."
+            ValidLens<()> |p, f|
+            "Writes how many compressed entries each query sees."
             (
                 /// `[step]` absolute position of each query.
-                token_position: const i32,
+                token_position: const i32 [end(p.first, p.tokens)],
                 /// `[step]` slot of each query's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[tokens]` entries that the query sees; 0 for padding.
-                lengths: mut i32;
+                lengths: mut i32 [p.tokens];
                 ValidLensParams
             )
-            { block: 128, min_blocks: 1, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 1, shared: 0, min_sm: 90,
+              grid: [p.tokens.div_ceil(gather::THREADS), 1] }
             bodies {
-                () => valid_lens: gather::valid_lens,
+                [()] => valid_lens: gather::valid_lens,
             }
         } }
     };

@@ -8,14 +8,20 @@
 //! (decision D6). The table is handed to callback macros, and so expanded into
 //! - the `extern "ptx-kernel"` entries and the emulator's launchers (`entry.rs`), by
 //!   [`for_each_kernel!`](crate::for_each_kernel);
-//! - the typed launch arguments of the host (`host/src/kernels.rs`), by
+//! - the arguments of bodies (`args.rs`) and the typed launch arguments of the host (`launch.rs`), by
 //!   [`for_each_operation!`](crate::for_each_operation);
 //! - [`KERNELS`], which `xtask` compares with the built PTX and the host checks at load.
+//!
+//! It is the whole contract of a launch: of each pointer its element, what its address must be a multiple
+//! of, and how many elements the launch may touch, as a product of dimensions; the scalars; threads, blocks
+//! and shared memory. Dimensions and grid are functions of the scalars and the format, so that no launch
+//! states them again. [`ABI_HASH`] is a hash of all of it.
 //!
 //! The order of arguments is fixed: flat device pointers first, so that the PTX backend knows they
 //! are global memory, then one [`crate::params`] struct by value. `const` pointers are read-only
 //! for the whole launch; no other thread writes what they point to.
 
+mod abi;
 mod compress;
 mod decode;
 mod flush;
@@ -24,11 +30,15 @@ mod index_list;
 mod indexer;
 mod poison;
 mod router;
+pub mod shape;
 mod state;
 mod step;
 mod window;
 
 use simt::kernel::{KernelInfo, PointerInfo};
+
+pub use abi::ABI_HASH;
+pub use shape::MULTIPROCESSORS;
 
 /// The table. `$to! { $extra.. row.. }` is what it becomes.
 #[doc(hidden)]
@@ -51,15 +61,13 @@ macro_rules! end_of_rows {
     };
 }
 
-/// Blocks of a cluster, or those that wait for earlier ones, as the table may leave them out.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! blocks_of_cluster {
-    () => {
-        1
+/// The value that the table gives, or the default where it leaves it out.
+macro_rules! or_default {
+    ($default:expr;) => {
+        $default
     };
-    ($cluster:literal) => {
-        $cluster
+    ($default:expr; $value:expr) => {
+        $value
     };
 }
 
@@ -67,14 +75,21 @@ macro_rules! blocks_of_cluster {
 ///
 /// ```text
 /// callback! { $(
-///     Operation<Variant> "doc" (pointer: const|mut type, ..; Params)
-///     { block: .., .. [, cluster: ..] [, in_order: ..] }
-///     bodies { variant => kernel: body, .. }
+///     Operation<Variant> |p, f| "doc"
+///     (pointer: const|mut type [align bytes] [dimension, ..], ..; Params)
+///     { block: .., min_blocks: .., shared: .., min_sm: ..
+///       [, cluster: ..] [, in_order: ..] [, waits_in_body: true], grid: [x, y] }
+///     bodies { [variant] => kernel: body, .. }
 /// )* }
 /// ```
 ///
-/// `in_order`: of so many consecutive blocks of a row of the grid later ones may wait for earlier ones, which
-/// every device starts first. The emulator runs them one after the other.
+/// - `|p, f|`: the names that scalars and variant have in dimensions and grid.
+/// - `align`: what the pointer's address is a multiple of, if that is more than its element's size: the
+///   widest access through it.
+/// - `in_order`: of so many consecutive blocks of a row of the grid later ones may wait for earlier ones,
+///   which every device starts first. The emulator runs them one after the other.
+/// - `waits_in_body`: the body waits for the launch before it (`simt::grid::wait_for_dependencies`); of
+///   other kernels the entry does.
 #[macro_export]
 macro_rules! for_each_operation {
     ($callback:ident) => {
@@ -86,7 +101,7 @@ macro_rules! for_each_operation {
 ///
 /// ```text
 /// callback! { $(
-///     kernel of Operation (pointer: const|mut type, ..; Params) "doc" { block: .., .. } [body]
+///     kernel of Operation<Variant> [variant] |p, f| (pointer: ..; Params) "doc" { block: .., .. } [body]
 /// )* }
 /// ```
 #[macro_export]
@@ -101,42 +116,54 @@ macro_rules! for_each_kernel {
 #[macro_export]
 macro_rules! flatten_kernels {
     ($callback:ident; $(
-        $operation:ident<$variant:ty>
+        $operation:ident<$variant:ty> |$p:ident, $f:ident|
         $doc:literal $arguments:tt $launch:tt
-        bodies { $( $case:pat => $name:ident: $body:expr, )* }
+        bodies { $( $case:tt => $name:ident: $body:expr, )* }
     )*) => {
-        $callback! { $( $( $name of $operation $arguments $doc $launch [$body] )* )* }
+        $callback! { $( $(
+            $name of $operation<$variant> $case |$p, $f| $arguments $doc $launch [$body]
+        )* )* }
     };
 }
 
 macro_rules! kernel_infos {
     ($(
-        $name:ident of $operation:ident (
-            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ty ),* ;
+        $name:ident of $operation:ident<$variant:ty> $case:tt |$p:ident, $f:ident| (
+            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ident
+               $(align $align:literal)? [$($extent:tt)+] ),* ;
             $params:ident
         )
         $doc:literal
-        { block: $block:literal, min_blocks: $min_blocks:literal, shared: $shared:literal,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? $(, in_order: $in_order:literal)? }
+        { block: $block:expr, min_blocks: $min_blocks:literal, shared: $shared:expr,
+          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? $(, in_order: $in_order:literal)?
+          $(, waits_in_body: $waits:literal)?, grid: [$($grid:tt)+] }
         [$body:expr]
     )*) => {
         /// The kernel table as data.
-        pub const KERNELS: &[KernelInfo] = &[$( KernelInfo {
-            name: stringify!($name),
-            pointers: &[$( PointerInfo {
-                name: stringify!($pointer),
-                element: stringify!($element),
-                align: align_of::<$element>() as u32,
-                mutable: is_mut!($mutability),
-            } ),*],
-            params_size: size_of::<$crate::params::$params>() as u32,
-            params_align: align_of::<$crate::params::$params>() as u32,
-            block: $block,
-            min_blocks: $min_blocks,
-            shared: $shared,
-            min_sm: $min_sm,
-            cluster: $crate::blocks_of_cluster!($($cluster)?),
-        } ),*];
+        pub const KERNELS: &[KernelInfo] = {
+            use crate::*;
+            &[$( KernelInfo {
+                name: stringify!($name),
+                pointers: &[$( PointerInfo {
+                    name: stringify!($pointer),
+                    element: stringify!($element),
+                    align: or_default!(size_of::<$element>() as u32; $($align)?),
+                    mutable: is_mut!($mutability),
+                    extent: stringify!($($extent)+),
+                } ),*],
+                params: <params::$params as params::Parameters>::FIELDS,
+                params_size: size_of::<params::$params>() as u32,
+                params_align: align_of::<params::$params>() as u32,
+                block: $block,
+                min_blocks: $min_blocks,
+                shared: $shared,
+                min_sm: $min_sm,
+                cluster: or_default!(1; $($cluster)?),
+                in_order: or_default!(1; $($in_order)?),
+                waits_in_body: or_default!(false; $($waits)?),
+                grid: stringify!($($grid)+),
+            } ),*]
+        };
     };
 }
 

@@ -6,53 +6,54 @@
 macro_rules! poison_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            FindPoison<()>
-            "Counts and records the rows of gathered tiles whose rotary channels are all NaN. Grid: \
-             (token, 4 rows of its tile at a time), one warp a row."
+            FindPoison<()> |p, f|
+            "Counts and records the rows of gathered tiles whose rotary channels are all NaN."
             (
                 /// `[tokens, rows, 512]` BF16, the tile of each query.
-                tile: const u16,
+                tile: const u16 align 4 [p.tokens, p.rows, HEAD_DIM],
                 /// `[tokens]` rows of each tile in use; not read for lists.
-                lengths: const i32,
+                lengths: const i32 [if p.source == params::FindPoisonParams::LIST { 0 } else { p.tokens }],
                 /// `[tokens, rows]` entry of each row, -1 = none; read for lists only.
-                selected: const i32,
+                selected: const i32 [if p.source == params::FindPoisonParams::LIST { p.tokens } else { 0 }, p.rows],
                 /// `[step]` absolute position of each query.
-                token_position: const i32,
+                token_position: const i32 [end(p.first, p.tokens)],
                 /// `[step]` slot of each query's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[1 + 4 * capacity]` rows found, then of the first `capacity` of them: layer and
                 /// source, slot, position of the query, and what the row is (see `FindPoisonParams`).
-                found: mut u32;
+                found: mut u32 [1 + params::FindPoisonParams::RECORD * p.capacity];
                 FindPoisonParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.tokens, p.rows.div_ceil(poison::WARPS).min(poison::MAX_ROW_BLOCKS)] }
             bodies {
-                () => find_poison: poison::find,
+                [()] => find_poison: poison::find,
             }
 
-            FindPoisonedKeys<IndexFormat>
-            "Counts and records the indexer keys that a query's scores take and that nobody wrote. \
-             Grid: (token, 128 entries at a time), one thread an entry."
+            FindPoisonedKeys<IndexFormat> |p, f|
+            "Counts and records the indexer keys that a query's scores take and that nobody \
+             wrote."
             (
                 /// `[step]` absolute position of each query.
-                token_position: const i32,
+                token_position: const i32 [end(p.first, p.tokens)],
                 /// `[step]` slot of each query's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
-                table: const i32,
+                table: const i32 [p.slots, p.max_blocks],
                 /// `[num_blocks * 32, code_bytes]` u8, the code plane.
-                index_code: const u8,
+                index_code: const u8 align 4 [p.num_blocks, indexer::TILE, f.code_bytes() as u32],
                 /// `[num_blocks * 32, scale_bytes]` u8, the scale plane.
-                index_scale: const u8,
+                index_scale: const u8 align 4 [p.num_blocks, indexer::TILE, f.scale_bytes() as u32],
                 /// `[1 + 4 * capacity]`, as of `find_poison`.
-                found: mut u32;
+                found: mut u32 [1 + params::FindPoisonParams::RECORD * p.capacity];
                 FindPoisonedKeysParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.tokens, p.columns.div_ceil(poison_keys::THREADS).min(poison::MAX_ROW_BLOCKS)] }
             bodies {
-                IndexFormat::Nvfp4 => find_poisoned_keys_nvfp4: poison_keys::find::<index_row::Nvfp4Row>,
-                IndexFormat::Mxfp4 => find_poisoned_keys_mxfp4: poison_keys::find::<index_row::Mxfp4Row>,
-                IndexFormat::Fp8 => find_poisoned_keys_fp8: poison_keys::find::<index_row::Fp8Row>,
+                [IndexFormat::Nvfp4] => find_poisoned_keys_nvfp4: poison_keys::find::<index_row::Nvfp4Row>,
+                [IndexFormat::Mxfp4] => find_poisoned_keys_mxfp4: poison_keys::find::<index_row::Mxfp4Row>,
+                [IndexFormat::Fp8] => find_poisoned_keys_fp8: poison_keys::find::<index_row::Fp8Row>,
             }
         } }
     };

@@ -6,57 +6,60 @@
 macro_rules! state_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            WriteState<StateStream>
-            "Writes each token's keys and scores to the compressor's ring. Grid: one block a token."
+            WriteState<StateStream> |p, f|
+            "Writes each token's keys and scores to the compressor's ring."
             (
                 /// `[step, columns]` f32, the step's key projections.
-                kv: const f32,
+                kv: const f32 align 16 [p.tokens, f.columns()],
                 /// `[step, columns]` f32, the step's gate projections, without `ape`.
-                gate: const f32,
+                gate: const f32 align 16 [p.tokens, f.columns()],
                 /// `[ratio, columns]` f32.
-                ape: const f32,
+                ape: const f32 align 16 [f.ratio(), f.columns()],
                 /// `[step]` absolute position of each token.
-                token_position: const i32,
+                token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [p.tokens],
                 /// `[step]` tokens of the same request that follow the token in the step.
-                token_remaining: const i32,
+                token_remaining: const i32 [p.tokens],
                 /// `[slots * ring, 2 * columns]` f32.
-                state: mut f32;
+                state: mut f32 align 16 [p.slots, p.ring, 2, f.columns()];
                 WriteStateParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.tokens, 1] }
             bodies {
-                StateStream::CsaMain => write_state_csa: compress::state::write::<1024, 4>,
-                StateStream::CsaIndex => write_state_index: compress::state::write::<256, 4>,
-                StateStream::Hca => write_state_hca: compress::state::write::<512, 128>,
+                [StateStream::CsaMain] => write_state_csa: compress::state::write::<1024, 4>,
+                [StateStream::CsaIndex] => write_state_index: compress::state::write::<256, 4>,
+                [StateStream::Hca] => write_state_hca: compress::state::write::<512, 128>,
             }
 
-            RotateState<()>
-            "Moves state rows of consecutive positions into another slot's ring, from a slot or from an \
-             image in order of position. Grid: one block a row."
+            RotateState<()> |p, f|
+            "Moves state rows of consecutive positions into another slot's ring, from a slot or \
+             from an image in order of position."
             (
                 /// `[rows, row_words]` u32, the image; not read if the rows come from a slot.
-                image: const u32,
+                image: const u32 align 16 [if p.from == params::RotateStateParams::IMAGE { p.rows } else { 0 }, p.row_words],
                 /// `[slots * ring, row_words]` u32.
-                state: mut u32;
+                state: mut u32 align 16 [1 + if p.from == params::RotateStateParams::IMAGE { p.to } else { p.to.max(p.from) }, p.ring, p.row_words];
                 RotateStateParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.rows, 1] }
             bodies {
-                () => csa_rotate_state: compress::state::rotate,
+                [()] => csa_rotate_state: compress::state::rotate,
             }
 
-            ResetState<()>
-            "Overwrites all state rows of a slot with one word. Grid: one block a row."
+            ResetState<()> |p, f|
+            "Overwrites all state rows of a slot with one word."
             (
                 /// `[slots * ring, row_words]` u32.
-                state: mut u32;
+                state: mut u32 align 16 [1 + p.slot, p.ring, p.row_words];
                 ResetStateParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.ring, 1] }
             bodies {
-                () => hca_reset_state: compress::state::reset,
+                [()] => hca_reset_state: compress::state::reset,
             }
         } }
     };

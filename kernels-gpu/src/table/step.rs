@@ -6,39 +6,40 @@
 macro_rules! step_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            UpdateTable<()>
-            "Enters the blocks that a step was given into the block table. Grid: one thread a block."
+            UpdateTable<()> |p, f|
+            "Enters the blocks that a step was given into the block table."
             (
                 /// `[count]` elements of the table, slot times `max_blocks` plus logical block.
-                update_index: const i32,
+                update_index: const i32 [p.count],
                 /// `[count]` the physical block each gets.
-                update_block: const i32,
+                update_block: const i32 [p.count],
                 /// `[slots, max_blocks]`.
-                table: mut i32;
+                table: mut i32 [p.elements];
                 UpdateTableParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90 }
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.count.div_ceil(block_table::THREADS), 1] }
             bodies {
-                () => update_table: block_table::update,
+                [()] => update_table: block_table::update,
             }
 
-            BuildPlan<()>
-            "Lists the tokens that close a window of ratio 4 and of ratio 128, in order. Grid: one \
-             block a list."
+            BuildPlan<()> |p, f|
+            "Lists the tokens that close a window of ratio 4 and of ratio 128, in order."
             (
                 /// `[tokens]` absolute position of each token.
-                token_position: const i32,
+                token_position: const i32 [p.tokens],
                 /// `[tokens]` slot of each token's request; -1 = padding.
-                token_slot: const i32,
+                token_slot: const i32 [p.tokens],
                 /// `[csa_capacity]` rows of the step's closing tokens, then -1.
-                plan_csa: mut i32,
+                plan_csa: mut i32 [p.csa_capacity],
                 /// `[hca_capacity]` rows of the step's closing tokens, then -1.
-                plan_hca: mut i32;
+                plan_hca: mut i32 [p.hca_capacity];
                 BuildPlanParams
             )
-            { block: 1024, min_blocks: 1, shared: 128, min_sm: 90 }
+            { block: 1024, min_blocks: 1, shared: plan::SHARED_BYTES, min_sm: 90,
+              grid: [2, 1] }
             bodies {
-                () => build_plan: plan::build,
+                [()] => build_plan: plan::build,
             }
         } }
     };

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use kernels_gpu::table::ABI_HASH;
 use kernels_gpu::table::KERNELS;
-use kv_layout::ABI_VERSION;
 
 use super::compiler::Compiler;
 use super::manifest::{Manifest, TargetRecord};
@@ -107,7 +107,7 @@ fn write(compiler: &Compiler, sources: Sources, built: &[Built]) -> Result<()> {
         targets.push(TargetRecord::new(target.cpu, &file, ptx));
     }
     Manifest {
-        abi_version: ABI_VERSION,
+        abi_hash: ABI_HASH,
         compiler: compiler.version.clone(),
         flags: FLAGS.map(ToOwned::to_owned).to_vec(),
         source_hash: sources.hash(),

@@ -4,7 +4,7 @@
 use std::fs;
 
 use anyhow::{Result, bail};
-use kv_layout::ABI_VERSION;
+use kernels_gpu::table::ABI_HASH;
 
 use super::lint;
 use super::manifest::{Manifest, TargetRecord};
@@ -46,8 +46,9 @@ fn recipe_changes(manifest: &Manifest, now: &Sources) -> Vec<String> {
     if reasons.is_empty() && now.hash() != manifest.source_hash {
         reasons.push("the manifest's source hash is not that of the sources it lists".to_owned());
     }
-    if manifest.abi_version != ABI_VERSION {
-        reasons.push(format!("the ABI version was {} and is {ABI_VERSION}", manifest.abi_version));
+    if manifest.abi_hash != ABI_HASH {
+        let found = manifest.abi_hash;
+        reasons.push(format!("the hash of the ABI was {found:016x} and is {ABI_HASH:016x}"));
     }
     if manifest.flags != FLAGS {
         reasons.push(format!("the compiler flags were {:?} and are {FLAGS:?}", manifest.flags));
@@ -101,7 +102,7 @@ mod tests {
             packages: vec!["half 2.7.1".to_owned()],
         };
         Manifest {
-            abi_version: ABI_VERSION,
+            abi_hash: ABI_HASH,
             compiler: Version { rustc: "rustc 1.96.0".to_owned(), llvm: "22".to_owned() },
             flags: FLAGS.map(ToOwned::to_owned).to_vec(),
             source_hash: sources.hash(),
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn each_change_of_the_recipe_is_seen() {
         assert_eq!(changed(|_| {}), "");
-        assert!(changed(|manifest| manifest.abi_version += 1).contains("ABI"));
+        assert!(changed(|manifest| manifest.abi_hash ^= 1).contains("ABI"));
         assert!(changed(|manifest| manifest.flags.truncate(1)).contains("flags"));
         assert!(changed(|manifest| manifest.targets.truncate(1)).contains("targets"));
         assert!(changed(|manifest| manifest.source_hash.clear()).contains("source hash"));

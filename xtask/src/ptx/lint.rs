@@ -213,17 +213,15 @@ mod tests {
 
     use super::*;
 
-    const X: PointerInfo = PointerInfo { name: "x", element: "f32", align: 4, mutable: true };
+    const X: PointerInfo =
+        PointerInfo { name: "x", element: "f32", align: 4, mutable: true, extent: "1" };
     const TABLE: &[KernelInfo] = &[KernelInfo {
-        name: "k",
         pointers: &[X],
         params_size: 12,
         params_align: 4,
         block: 128,
         min_blocks: 8,
-        shared: 0,
-        min_sm: 90,
-        cluster: 1,
+        ..KernelInfo::new("k")
     }];
     const PTX: &str = "\
 .version 7.8

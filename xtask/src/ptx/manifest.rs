@@ -17,8 +17,8 @@ const FILE: &str = "manifest.json";
 /// The manifest.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`kv_layout::ABI_VERSION`] of the build.
-    pub abi_version: u32,
+    /// [`kernels_gpu::table::ABI_HASH`] of the build.
+    pub abi_hash: u64,
     /// The compiler that made the PTX.
     pub compiler: Version,
     /// Its flags, those that do not depend on the machine.

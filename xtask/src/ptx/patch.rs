@@ -41,15 +41,11 @@ mod tests {
     use crate::ptx::module::Module;
 
     const KERNEL: KernelInfo = KernelInfo {
-        name: "k",
-        pointers: &[],
         params_size: 4,
         params_align: 4,
         block: 256,
         min_blocks: 3,
-        shared: 0,
-        min_sm: 90,
-        cluster: 1,
+        ..KernelInfo::new("k")
     };
     const PTX: &str = "\
 .visible .entry k(

@@ -16,7 +16,7 @@ use crate::workspace;
 const CRATES: [(&str, &[&str]); 3] = [
     ("crates/kv-layout", &["crates/kv-layout/src/config.rs"]),
     ("crates/simt", &["crates/simt/src/emu"]),
-    ("kernels-gpu", &[]),
+    ("kernels-gpu", &["kernels-gpu/src/launch.rs"]),
 ];
 
 /// What the PTX is compiled from.

@@ -141,7 +141,6 @@ unsafe impl Backend for Cuda {
         &self,
         stream: &CudaStream,
         variant: O::Variant,
-        grid: (u32, u32),
         operation: &O,
     ) -> Result<(), DeviceError> {
         self.enter()?;
@@ -149,7 +148,7 @@ unsafe impl Backend for Cuda {
         self.shared.launched.insert(stream.id(), index);
         let launch = cuda_loader::Launch {
             function: self.shared.functions[index],
-            grid,
+            grid: operation.grid(variant),
             block: kernel.block,
             shared_bytes: kernel.shared,
             stream: stream.handle,

@@ -90,26 +90,12 @@ impl Launched {
 mod tests {
     use super::*;
 
-    const fn kernel(name: &'static str) -> KernelInfo {
-        KernelInfo {
-            name,
-            pointers: &[],
-            params_size: 0,
-            params_align: 1,
-            block: 32,
-            min_blocks: 1,
-            shared: 0,
-            min_sm: 90,
-            cluster: 1,
-        }
-    }
-
     #[test]
     fn a_wait_clears_the_suspects_of_its_own_stream_only() {
         static KERNELS: [KernelInfo; 70] = {
-            let mut kernels = [kernel("between"); 70];
-            kernels[0] = kernel("first");
-            kernels[69] = kernel("last");
+            let mut kernels = [KernelInfo::new("between"); 70];
+            kernels[0] = KernelInfo::new("first");
+            kernels[69] = KernelInfo::new("last");
             kernels
         };
         let launched = Launched::new(&KERNELS);

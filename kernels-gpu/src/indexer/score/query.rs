@@ -14,7 +14,7 @@ use crate::indexer::CHANNELS;
 use crate::math::cos_sin;
 
 /// Heads of a block, one warp each.
-const WARPS: u32 = 4;
+pub const WARPS: u32 = 4;
 
 /// Lanes that hold a group of MXFP4.
 const GROUP_LANES: u32 = IndexFormat::Mxfp4.group() / 4;

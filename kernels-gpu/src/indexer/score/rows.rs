@@ -5,10 +5,13 @@ use crate::params::IndexScoreParams;
 use simt::mem::GlobalMut;
 use simt::{math, thread, warp};
 
-use super::keys::Keys;
+use super::keys::{Keys, ScoreMemory};
 use super::tiles::{self, Operands, Sink, Tiles};
 use crate::indexer::{TILE, keys_of, visible};
 use crate::{fault, rank};
+
+/// Bytes of shared memory.
+pub const SHARED_BYTES: u32 = ScoreMemory::BYTES;
 
 /// Writes the scores of each query's entries, and the largest of each group.
 ///

@@ -12,6 +12,8 @@ use crate::unroll::{array_from_fn, unroll};
 const THREADS: u32 = 256;
 /// Vector loads of four scores of a thread.
 const VECTORS: usize = 2;
+/// Scores of a block.
+pub const BLOCK_SCORES: u32 = 4 * VECTORS as u32 * THREADS;
 
 /// Writes the largest score of each group.
 ///
@@ -20,7 +22,7 @@ const VECTORS: usize = 2;
 /// rounded up, rows)` call it.
 #[inline(always)]
 pub unsafe fn maxima(args: ScoreMaxima) {
-    let ScoreMaximaParams { columns, group_log2 } = args.params;
+    let ScoreMaximaParams { columns, group_log2, .. } = args.params;
     let row = u64::from(thread::block_idx_y());
     let vector = thread::block_idx_x() * VECTORS as u32 * THREADS + thread::thread_idx_x();
     let first = |i: usize| 4 * (vector + i as u32 * THREADS);

@@ -43,7 +43,6 @@ impl<const THREADS: u32, const EACH: usize> SelectMemory<THREADS, EACH> {
     const CHECKED: () = {
         assert!(Scratch::BYTES <= Bins::<THREADS, EACH>::BYTES);
         assert!(Bins::<THREADS, EACH>::BYTES.is_multiple_of(16));
-        assert!(Self::BYTES <= 48_640);
         assert!(Self::LIST_AT + 4 * MAX_GROUPS <= Self::CANDIDATES_AT);
         assert!(Self::CANDIDATES_AT + 4 * MAX_CANDIDATES <= Self::BYTES);
         assert!(MAX_CANDIDATES <= MAX_RECORDS && MAX_HELD <= MAX_RECORDS);

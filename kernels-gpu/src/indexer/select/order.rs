@@ -32,7 +32,7 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
     #[inline(always)]
     #[must_use]
     pub fn of_row(scores: Global<f32>, selected: GlobalMut<i32>, params: TopkSelectParams) -> Self {
-        let TopkSelectParams { columns, group_log2, k } = params;
+        let TopkSelectParams { columns, group_log2, k, .. } = params;
         let number = thread::block_idx_x();
         Self { row: Row { scores, number, columns, group_log2, length: 0 }, k, selected }
     }
@@ -45,8 +45,8 @@ impl<const THREADS: u32, const EACH: usize> Selection<THREADS, EACH> {
         selected: GlobalMut<i32>,
         params: IndexTopkParams,
     ) -> Self {
-        let IndexTopkParams { columns, group_log2, k, .. } = params;
-        Self::of_row(scores, selected, TopkSelectParams { columns, group_log2, k })
+        let IndexTopkParams { columns, group_log2, k, tokens: rows, .. } = params;
+        Self::of_row(scores, selected, TopkSelectParams { columns, group_log2, k, rows })
     }
 }
 

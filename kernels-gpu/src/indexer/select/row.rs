@@ -1,6 +1,5 @@
 //! A row of scores that a block selects from, its group maxima, and the scores that a thread holds in registers.
 
-use crate::table::{KERNELS, kernel_index};
 use simt::mem::Global;
 use simt::shared::Shared;
 use simt::thread;
@@ -19,13 +18,6 @@ pub const LONG_VECTORS: usize = (4096 / (4 * LONG_THREADS)) as usize;
 pub const MAX_HELD: u32 = 4 * LONG_VECTORS as u32 * LONG_THREADS;
 /// Groups of the longest row that a thread holds.
 pub const GROUPS_PER_THREAD: usize = (8192 / LONG_THREADS) as usize;
-
-const _: () = {
-    assert!(KERNELS[kernel_index("topk_select_long")].block == LONG_THREADS);
-    assert!(KERNELS[kernel_index("index_topk_long")].block == LONG_THREADS);
-    assert!(KERNELS[kernel_index("topk_select_short")].block == SHORT_THREADS);
-    assert!(KERNELS[kernel_index("index_topk_short")].block == SHORT_THREADS);
-};
 
 /// Rows of scores in global or shared memory.
 pub trait Scores: Copy {

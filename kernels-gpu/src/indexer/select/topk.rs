@@ -23,6 +23,15 @@ use crate::indexer::visible;
 /// The most scores that a thread of a long row holds.
 const MANY: usize = 4 * LONG_VECTORS;
 
+/// Scores of a thread's part of the bins of a short row.
+const SHORT_EACH: usize = 2048 / SHORT_THREADS as usize;
+/// The same of a long row.
+const LONG_EACH: usize = 4;
+/// Bytes of shared memory of a block that selects from a short row.
+pub const SHORT_SHARED_BYTES: u32 = SelectMemory::<SHORT_THREADS, SHORT_EACH>::BYTES;
+/// Bytes of shared memory of a block that selects from a long row.
+pub const LONG_SHARED_BYTES: u32 = SelectMemory::<LONG_THREADS, LONG_EACH>::BYTES;
+
 /// Lists the largest scores of each row of at most 2048 columns.
 ///
 /// # Safety
@@ -118,9 +127,9 @@ unsafe fn seen<const THREADS: u32>(
 }
 
 /// The selection from a row that a block holds in registers.
-type Short = Selection<SHORT_THREADS, { 2048 / SHORT_THREADS as usize }>;
+type Short = Selection<SHORT_THREADS, SHORT_EACH>;
 /// The selection from a row of any length.
-type Long = Selection<LONG_THREADS, 4>;
+type Long = Selection<LONG_THREADS, LONG_EACH>;
 
 impl Short {
     /// # Safety
@@ -178,7 +187,7 @@ impl Long {
     #[inline(always)]
     unsafe fn order_long(
         self,
-        memory: SelectMemory<LONG_THREADS, 4>,
+        memory: SelectMemory<LONG_THREADS, LONG_EACH>,
         maxima: [u32; GROUPS_PER_THREAD],
     ) -> bool {
         let SelectMemory { bins, candidates, groups, counters, .. } = memory;

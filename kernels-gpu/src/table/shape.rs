@@ -1,0 +1,27 @@
+//! What dimensions and grids of the kernel table are written with.
+
+pub use kv_layout::geometry::{
+    BLOCK_TOKENS, CSA_RATIO, CsaStream, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM, StateStream,
+    WINDOW,
+};
+pub use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
+pub use kv_layout::main_row::MainFormat;
+pub use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth};
+
+/// Bytes of a row of a data plane.
+pub const DATA_BYTES: u32 = kv_layout::main_row::DATA_BYTES as u32;
+
+/// Multiprocessors of the GPU that shapes are tuned for, an H100 SXM or H200.
+pub const MULTIPROCESSORS: u32 = 132;
+
+/// Rows of a step's arrays of which `count` from `first` on are used.
+#[must_use]
+pub const fn end(first: u32, count: u32) -> u32 {
+    first.saturating_add(count)
+}
+
+/// The product of `dimensions`.
+#[must_use]
+pub fn product(dimensions: &[u32]) -> u64 {
+    dimensions.iter().fold(1, |product: u64, &dimension| product.saturating_mul(dimension.into()))
+}
