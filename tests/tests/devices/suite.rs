@@ -193,6 +193,10 @@ suite! {
         some_rollbacks_leave_no_trace,
         some_interleavings_do_not_mix,
     }
+    step::draft {
+        drafts_run_ahead_of_an_open_step,
+        groups_are_kept_apart,
+    }
     step::capture {
         a_step_takes_its_own_graph_once,
         what_exceeds_a_bucket_is_refused,

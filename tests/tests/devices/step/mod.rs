@@ -2,6 +2,7 @@
 
 pub mod capture;
 pub mod cuts;
+pub mod draft;
 pub mod gathered;
 pub mod histories;
 pub mod layers;

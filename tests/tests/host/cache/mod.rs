@@ -3,6 +3,7 @@
 mod all_or_nothing;
 mod capacity;
 mod device_failures;
+mod identity;
 mod ledger;
 mod no_allocation;
 mod threads;

@@ -1,0 +1,97 @@
+//! Streams, tensors, graphs and requests belong to one device and one cache; two caches share a device.
+
+use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions, Emulator};
+use dsv4_kv::{
+    Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerId, StepRequest,
+};
+use dsv4_kv_tests::fed::{Fed, Padding, Part};
+use dsv4_kv_tests::inputs::{rows, upload};
+use dsv4_kv_tests::stories::{Story, config};
+use kv_layout::geometry::LayerKind::{Csa, Hca, Swa};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+
+const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+
+fn device() -> EmuDevice {
+    EmuDevice::new(EmuOptions::default())
+}
+
+fn cache(device: &EmuDevice) -> KvCacheManager<Emulator> {
+    let config = CacheConfig { max_step_tokens: 8, ..config(&[Swa], FORMATS, 2) };
+    KvCacheManager::new(device.clone(), config).unwrap()
+}
+
+fn foreign(result: Result<(), KvError>, name: &str) {
+    let error = result.expect_err("it is of another device");
+    assert!(
+        matches!(error, KvError::Device(DeviceError::ForeignDevice { what, .. }) if what == name),
+        "{error}"
+    );
+}
+
+/// A stream, a tensor and memory of another device are refused, and the cache goes on.
+#[test]
+fn what_is_of_another_device_is_refused() {
+    let (own, other) = (device(), device());
+    let mut cache = cache(&own);
+    let (stream, strange) = (own.stream().unwrap(), other.stream().unwrap());
+    let id = cache.admit().unwrap();
+    let step = [StepRequest { id, start: 0, tokens: 1 }];
+    foreign(cache.begin_step(&strange, Launches::Eager, &step).map(drop), "stream");
+    let bucket = Bucket::decode(cache.config(), 1);
+    foreign(cache.capture(&strange, &bucket, Vec::new(), |_| Ok(())).map(drop), "stream");
+    let kv = upload(&strange, &rows(1, 1).concat());
+    let retained = vec![kv.memory()];
+    foreign(cache.capture(&stream, &bucket, retained, |_| Ok(())).map(drop), "memory");
+    foreign(cache.check_faults(&strange), "buffer");
+
+    let mut open = cache.begin_step(&stream, Launches::Eager, &step).unwrap();
+    let layer = open.swa(LayerId(0)).unwrap().update(&kv).unwrap();
+    foreign(layer.append(), "kv");
+    let kv = upload(&stream, &rows(1, 1).concat());
+    open.swa(LayerId(0)).unwrap().resume(&kv).unwrap().append().unwrap();
+    open.commit(&[Accepted::count(id, 1)]).unwrap();
+}
+
+/// Requests of one cache are unknown to another one, whatever their slots and generations.
+#[test]
+fn a_request_is_of_its_cache() {
+    let device = device();
+    let (mut one, mut two) = (cache(&device), cache(&device));
+    let stream = device.stream().unwrap();
+    let (own, foreign) = (one.admit().unwrap(), two.admit().unwrap());
+    assert_eq!((own.slot(), own.generation()), (foreign.slot(), foreign.generation()));
+    assert!(matches!(one.release(foreign), Err(KvError::ForeignRequest { .. })));
+    let step = [StepRequest { id: foreign, start: 0, tokens: 1 }];
+    let error = one.begin_step(&stream, Launches::Eager, &step).err().unwrap();
+    assert!(matches!(error, KvError::ForeignRequest { request } if request == foreign), "{error}");
+    assert!(matches!(one.rewind_draft(foreign, 0), Err(KvError::ForeignRequest { .. })));
+    one.release(own).unwrap();
+}
+
+/// Two caches of one device, driven by two threads and by steps of several streams: each holds what its
+/// own requests say.
+#[test]
+fn two_caches_share_a_device() {
+    let device = device();
+    let layers = [Swa, Csa, Hca];
+    std::thread::scope(|scope| {
+        for seed in [1, 2] {
+            let device = device.clone();
+            scope.spawn(move || {
+                let story = Story::random(&layers, 140, seed);
+                let stored = story.stored(&device, FORMATS);
+                let mut fed = Fed::new(&device, config(&layers, FORMATS, 1));
+                let id = fed.manager.admit().unwrap();
+                for range in [0..120, 120..127, 127..128, 128..129, 129..140] {
+                    // Each step in a stream of its own: the cache orders them.
+                    fed.stream = device.stream().unwrap();
+                    fed.step(&[Part::new(id, &story, range)], Padding::None);
+                }
+                fed.assert_holds(id, &story, &stored, 140);
+                fed.manager.check_faults(&fed.stream).unwrap();
+            });
+        }
+    });
+}
