@@ -81,8 +81,7 @@ impl<'a, B: Backend> Group<'a, B> {
         ledger.enter_step(group, requests);
         memory.freed.clear();
         drop(ledger);
-        let layers = Layers::new(core, memory, group, stream, shape);
-        Ok(Step::new(layers, plan, bucket))
+        Ok(Step::new(Layers::new(core, memory, group, stream, (shape, plan, bucket))))
     }
 }
 

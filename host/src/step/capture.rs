@@ -26,16 +26,21 @@ impl<B: Backend> CapturedStep<B> {
 }
 
 impl<B: Backend> Layers<'_, B> {
-    /// Whether a graph was captured over the memory of these layers.
-    pub(super) fn is_captured_in(&self, graph: &CapturedStep<B>) -> bool {
-        self.memory.step_meta.buffer().ptr() == graph.step_meta
+    /// Refuses a graph that was captured over other memory, or for another bucket.
+    fn check_graph(&self, graph: &CapturedStep<B>) -> Result<(), KvError> {
+        if self.memory.step_meta.buffer().ptr() != graph.step_meta {
+            return Err(KvError::ForeignGraph);
+        }
+        let (captured, step) = (graph.bucket, self.bucket);
+        if step != Some(captured) {
+            return Err(KvError::WrongBucket { captured, step });
+        }
+        Ok(())
     }
 
     /// Queues a graph, and takes over how far it brings each layer.
     pub(super) fn replay(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
-        if !self.is_captured_in(graph) {
-            return Err(KvError::ForeignGraph);
-        }
+        self.check_graph(graph)?;
         let states = graph.progress.iter().zip(&self.memory.progress);
         for (layer, (&recorded, &progress)) in self.ids.clone().zip(states) {
             let covered = recorded != LayerProgress::NotStarted;
@@ -56,9 +61,7 @@ impl<B: Backend> Layers<'_, B> {
 
     /// Queues a graph again whose layers are all finished.
     pub(super) fn repeat(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
-        if !self.is_captured_in(graph) {
-            return Err(KvError::ForeignGraph);
-        }
+        self.check_graph(graph)?;
         let limit = self.core.config.step_tokens_with_rollback();
         let tokens = graph.bucket().tokens_per_request;
         if tokens > limit {

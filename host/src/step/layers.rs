@@ -6,12 +6,13 @@ use std::ops::Range;
 use super::layer::{Csa, Hca, Layer, Swa};
 use super::shape::StepShape;
 use super::tracker::Tracker;
+use crate::bucket::Bucket;
 use crate::core::Core;
 use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, LayerId};
 use crate::layer_progress::LayerProgress;
-use crate::ledger::Written;
+use crate::ledger::{StepPlan, Written};
 use crate::step_memory::StepMemory;
 use crate::step_meta::Section;
 
@@ -24,6 +25,8 @@ pub struct Layers<'a, B: Backend> {
     pub(super) ids: Range<u32>,
     pub(super) stream: Stream<B>,
     pub(super) shape: StepShape,
+    pub(super) plan: StepPlan,
+    pub(super) bucket: Option<Bucket>,
     /// Whether a kernel of a layer was queued.
     pub(super) touched: bool,
 }
@@ -35,11 +38,11 @@ impl<'a, B: Backend> Layers<'a, B> {
         memory: &'a mut StepMemory<B>,
         group: LayerGroup,
         stream: &Stream<B>,
-        shape: StepShape,
+        (shape, plan, bucket): (StepShape, StepPlan, Option<Bucket>),
     ) -> Self {
         memory.progress.fill(LayerProgress::NotStarted);
         let (ids, stream) = (core.config.group_layers(group), stream.clone());
-        Self { core, memory, group, ids, stream, shape, touched: false }
+        Self { core, memory, group, ids, stream, shape, plan, bucket, touched: false }
     }
 
     /// Tokens that launches cover: the step's, or those of its bucket.

@@ -5,7 +5,6 @@ use std::ops::{Deref, DerefMut};
 
 use super::capture::CapturedStep;
 use super::layers::Layers;
-use crate::bucket::Bucket;
 use crate::device::Backend;
 use crate::error::KvError;
 use crate::ledger::{Accepted, StepPlan, Written};
@@ -19,22 +18,21 @@ use crate::ledger::{Accepted, StepPlan, Written};
 /// step may run them again; one with more has lost rows that it needs, and is refused by later steps
 /// with [`KvError::Overwritten`] until it is released.
 pub struct Step<'a, B: Backend> {
+    // All that the step is, so that two steps whose layers were exchanged are two steps again.
     layers: Layers<'a, B>,
-    plan: StepPlan,
-    bucket: Option<Bucket>,
     /// Whether it was committed, and so is not to be rejected.
     committed: bool,
 }
 
 impl<'a, B: Backend> Step<'a, B> {
-    pub(super) fn new(layers: Layers<'a, B>, plan: StepPlan, bucket: Option<Bucket>) -> Self {
-        Self { layers, plan, bucket, committed: false }
+    pub(super) fn new(layers: Layers<'a, B>) -> Self {
+        Self { layers, committed: false }
     }
 
     /// The step in numbers.
     #[must_use]
     pub fn plan(&self) -> StepPlan {
-        self.plan
+        self.layers.plan
     }
 
     /// Queues a captured step, and marks the layers that it covers as finished.
@@ -45,9 +43,6 @@ impl<'a, B: Backend> Step<'a, B> {
     /// [`KvError::LayerRepeated`] if the step has updated one of its layers already;
     /// [`KvError::Device`].
     pub fn replay(&mut self, graph: &CapturedStep<B>) -> Result<(), KvError> {
-        if self.bucket != Some(graph.bucket()) && self.layers.is_captured_in(graph) {
-            return Err(KvError::WrongBucket { captured: graph.bucket(), step: self.bucket });
-        }
         self.layers.replay(graph)
     }
 

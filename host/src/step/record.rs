@@ -7,6 +7,7 @@ use super::shape::StepShape;
 use crate::bucket::Bucket;
 use crate::device::{Backend, Memory, Stream};
 use crate::error::KvError;
+use crate::ledger::StepPlan;
 
 impl<B: Backend> Group<'_, B> {
     /// Captures what `record` queues, of the layers it is handed and of the caller's own, as a graph
@@ -28,7 +29,8 @@ impl<B: Backend> Group<'_, B> {
         bucket.validate(&core.config)?;
         retained.extend(core.memory.memory().iter().chain(memory.memory()).cloned());
         let step_meta = memory.step_meta.buffer().ptr();
-        let mut layers = Layers::new(core, memory, *group, stream, StepShape::of_bucket(bucket));
+        let whole = (StepShape::of_bucket(bucket), StepPlan::default(), Some(*bucket));
+        let mut layers = Layers::new(core, memory, *group, stream, whole);
         let mut refused = None;
         let graph = stream.capture(retained, || match record(&mut layers) {
             Ok(()) => Ok(()),
