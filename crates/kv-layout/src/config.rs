@@ -5,7 +5,10 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, ROPE_DIM, WINDOW};
+use crate::geometry::{
+    COMPRESS_ROPE_THETA, CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, NORM_EPSILON,
+    ROPE_DIM, WINDOW, YARN_BETA_FAST, YARN_BETA_SLOW, YARN_FACTOR, YARN_TRAINED_CONTEXT,
+};
 
 /// The shape of a DeepSeek-V4 checkpoint, as far as its cache depends on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,6 +71,22 @@ pub enum ConfigError {
         /// The only value supported.
         expected: u32,
     },
+    /// A constant of the compressors or of their rotary embedding that the kernels are not built for.
+    #[error("{field} is {value}; the kernels are built for {expected}")]
+    BadConstant {
+        /// The field of `config.json`.
+        field: &'static str,
+        /// The value found.
+        value: f64,
+        /// The only value supported.
+        expected: f64,
+    },
+    /// Another scaling of the rotary embedding than YaRN.
+    #[error("rope_scaling.type is {found:?}; the kernels are built for \"yarn\"")]
+    BadScaling {
+        /// The type found.
+        found: String,
+    },
     /// A count outside the range the cache can address.
     #[error("{field} is {value}; it must be between {least} and {most}")]
     OutOfRange {
@@ -101,6 +120,51 @@ struct RawConfig {
     index_head_dim: u32,
     index_topk: u32,
     max_position_embeddings: u32,
+    #[serde(default)]
+    compress_rope_theta: Option<f64>,
+    #[serde(default)]
+    rms_norm_eps: Option<f64>,
+    #[serde(default)]
+    rope_scaling: Option<RawScaling>,
+}
+
+/// YaRN's constants, which apply to layers with compressed entries.
+#[derive(Deserialize)]
+struct RawScaling {
+    #[serde(rename = "type", alias = "rope_type", default)]
+    kind: Option<String>,
+    #[serde(default)]
+    factor: Option<f64>,
+    #[serde(default)]
+    beta_fast: Option<f64>,
+    #[serde(default)]
+    beta_slow: Option<f64>,
+    #[serde(default)]
+    original_max_position_embeddings: Option<f64>,
+}
+
+impl RawConfig {
+    /// Refuses constants other than those that kernels and rotary frequencies are built for. A field
+    /// that is absent has the released models' value.
+    fn check_constants(&self) -> Result<(), ConfigError> {
+        let check = |field, found: Option<f64>, expected: f64| match found {
+            Some(value) if value != expected => {
+                Err(ConfigError::BadConstant { field, value, expected })
+            }
+            _ => Ok(()),
+        };
+        check("compress_rope_theta", self.compress_rope_theta, COMPRESS_ROPE_THETA)?;
+        check("rms_norm_eps", self.rms_norm_eps, NORM_EPSILON)?;
+        let Some(scaling) = &self.rope_scaling else { return Ok(()) };
+        if let Some(found) = scaling.kind.clone().filter(|kind| kind != "yarn") {
+            return Err(ConfigError::BadScaling { found });
+        }
+        let trained = scaling.original_max_position_embeddings;
+        check("rope_scaling.factor", scaling.factor, YARN_FACTOR)?;
+        check("rope_scaling.beta_fast", scaling.beta_fast, YARN_BETA_FAST)?;
+        check("rope_scaling.beta_slow", scaling.beta_slow, YARN_BETA_SLOW)?;
+        check("rope_scaling.original_max_position_embeddings", trained, YARN_TRAINED_CONTEXT)
+    }
 }
 
 impl ModelConfig {
@@ -120,6 +184,7 @@ impl ModelConfig {
                 Err(ConfigError::BadDimension { field, value, expected })
             }
         };
+        raw.check_constants()?;
         fixed("head_dim", raw.head_dim, HEAD_DIM)?;
         fixed("qk_rope_head_dim", raw.qk_rope_head_dim, ROPE_DIM)?;
         fixed("sliding_window", raw.sliding_window, WINDOW)?;

@@ -1,6 +1,6 @@
 //! From a pooled vector to an entry: RMS norm over all channels, rotary embedding on the last 64.
 
-use kv_layout::geometry::ROPE_DIM;
+use kv_layout::geometry::{NORM_EPSILON, ROPE_DIM};
 use simt::math::sqrt;
 use simt::mem::Global;
 
@@ -9,7 +9,7 @@ use crate::convert::bf16x2_from_f32;
 use crate::math::cos_sin;
 
 /// Added to the mean square (`rms_norm_eps` of every released checkpoint).
-const EPSILON: f32 = 1e-6;
+const EPSILON: f32 = NORM_EPSILON as f32;
 
 /// The sum of squares of a thread's four channels.
 #[inline(always)]

@@ -80,6 +80,8 @@ pub fn a_view_shows_the_tails<B: Backend>(device: &Device<B>) {
         }
         let error = manager.state_view(&stream, LayerId(0), id, PoolKind::MainState).unwrap_err();
         assert!(matches!(error, KvError::NoSuchPool { layer: 0, .. }), "{error}");
+        let error = manager.state_view(&stream, LayerId(1), id, PoolKind::EntryData).unwrap_err();
+        assert!(matches!(error, KvError::NoSuchPool { layer: 1, .. }), "{error}");
     }
 }
 

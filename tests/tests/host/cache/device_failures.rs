@@ -212,6 +212,29 @@ fn admission_and_release_make_no_device_call() {
     assert_eq!(device.backend().calls(), 0);
 }
 
+/// However often slots change hands between two steps of a poisoned cache, the next step poisons each
+/// once.
+#[test]
+fn a_slot_that_changes_hands_is_poisoned_once() {
+    let calls_after = |releases: usize| {
+        let device = Failing::emulated(EmuOptions::default());
+        let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+        let config = CacheConfig { poison: true, ..config(&LAYERS[..3], formats, 3) };
+        let mut fed = Fed::new(&device, config);
+        for _ in 0..releases {
+            let id = fed.manager.admit().unwrap();
+            fed.manager.release(id).unwrap();
+        }
+        let Fed { manager, stream, .. } = &mut fed;
+        device.backend().fail_nothing();
+        drop(begin(manager, stream, &[], Padding::None).unwrap());
+        device.backend().calls()
+    };
+    let (none, one, many) = (calls_after(0), calls_after(1), calls_after(100_000));
+    assert!(one > none, "a slot is poisoned: {none} calls, then {one}");
+    assert_eq!(one, many);
+}
+
 /// A capture that fails leaves the cache as it was, and a replay that fails a step that runs again.
 #[test]
 fn a_capture_or_a_replay_that_fails_can_be_repeated() {

@@ -199,3 +199,48 @@ fn layer_kinds_keep_their_names_in_files() {
     let names = [Swa, Csa, Hca].map(|kind: LayerKind| serde_json::to_string(&kind).unwrap());
     assert_eq!(names, ["\"swa\"", "\"csa\"", "\"hca\""]);
 }
+
+/// Constants that kernels and rotary frequencies are built for: the released values are taken, and any
+/// other is refused by field and value.
+#[test]
+fn other_constants_are_refused() {
+    let released = |config: &mut Value| {
+        config["rms_norm_eps"] = json!(1e-6);
+        config["compress_rope_theta"] = json!(160_000);
+        config["rope_scaling"] = json!({
+            "type": "yarn",
+            "factor": 16,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "original_max_position_embeddings": 65_536,
+        });
+    };
+    let parse = |change: &dyn Fn(&mut Value)| {
+        let mut config = flash_json();
+        released(&mut config);
+        change(&mut config);
+        ModelConfig::from_json(&config.to_string())
+    };
+    parse(&|_| ()).expect("the released constants");
+    for (field, value) in [("rms_norm_eps", 1e-5), ("compress_rope_theta", 10_000.0)] {
+        let error = parse(&|config| config[field] = json!(value)).unwrap_err();
+        assert!(
+            matches!(error, ConfigError::BadConstant { field: f, value: v, .. } if (f, v) == (field, value)),
+            "{error}"
+        );
+    }
+    for (field, name) in [
+        ("factor", "rope_scaling.factor"),
+        ("beta_fast", "rope_scaling.beta_fast"),
+        ("beta_slow", "rope_scaling.beta_slow"),
+        ("original_max_position_embeddings", "rope_scaling.original_max_position_embeddings"),
+    ] {
+        let error = parse(&|config| config["rope_scaling"][field] = json!(4)).unwrap_err();
+        assert!(
+            matches!(error, ConfigError::BadConstant { field: f, value: 4.0, .. } if f == name),
+            "{error}"
+        );
+    }
+    let error = parse(&|config| config["rope_scaling"]["type"] = json!("linear")).unwrap_err();
+    assert!(matches!(error, ConfigError::BadScaling { found } if found == "linear"));
+}
