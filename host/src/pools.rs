@@ -103,6 +103,7 @@ impl<B: Backend> LayerPools<B> {
             scale: self.get(PoolKind::IndexScale)?,
             format: config.index_format,
             rotate: true,
+            num_blocks: config.num_blocks,
         })
     }
 

@@ -4,7 +4,7 @@
 use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::ops::{
-    self, CompressorWeights, HcaScratch, Plan, StateRing, StepProjections, StepTokens,
+    self, CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, WorkList,
 };
 use dsv4_kv::step_meta::{self, Chunk, Section, StepLayout};
 use dsv4_kv_oracle::compressor::{Compressor, Shape};
@@ -125,7 +125,8 @@ impl<B: Backend> Step<B> {
         });
         let step = Self { sections, plans, count };
         let [csa, hca] = [0, 1].map(|list| step.plan(list));
-        ops::build_plan(stream, &step.tokens(), &csa, &hca).unwrap();
+        ops::build_plan(stream, &ops::WorkLists { tokens: &step.tokens(), csa: &csa, hca: &hca })
+            .unwrap();
         step
     }
 
@@ -138,9 +139,9 @@ impl<B: Backend> Step<B> {
 
     /// The work list of ratio 4 (0) or 128 (1).
     #[must_use]
-    pub fn plan(&self, list: usize) -> Plan<'_, B> {
+    pub fn plan(&self, list: usize) -> WorkList<'_, B> {
         let records = &self.plans[list];
-        Plan { records, capacity: records.len() as u32 }
+        WorkList { records, capacity: records.len() as u32 }
     }
 }
 
@@ -201,17 +202,43 @@ impl<B: Backend> OnDevice<B> {
             StateStream::CsaIndex => Some(CsaStream::Index),
             StateStream::Hca => None,
         } {
-            let run = ops::compress;
-            run(stream, csa, &tokens, &projections, &weights, &state, &plan, &entries).unwrap();
+            ops::compress(
+                stream,
+                csa,
+                &ops::Compression {
+                    tokens: &tokens,
+                    projections: &projections,
+                    weights: &weights,
+                    state: &state,
+                    closing: &plan,
+                    entries: &entries,
+                },
+            )
+            .unwrap();
         } else {
             let scratch = HcaScratch::new(stream, capacity).unwrap();
-            let run = ops::compress_hca;
-            run(stream, &tokens, &projections, &weights, &state, &plan, &scratch, &entries)
-                .unwrap();
+            ops::compress_hca(
+                stream,
+                &scratch,
+                &ops::Compression {
+                    tokens: &tokens,
+                    projections: &projections,
+                    weights: &weights,
+                    state: &state,
+                    closing: &plan,
+                    entries: &entries,
+                },
+            )
+            .unwrap();
             assert!(download(stream, scratch.pooled()).iter().all(|&word| word == u32::MAX));
         }
         let (which, ape) = (self.which, &self.ape);
-        ops::write_state(stream, which, &tokens, &projections, ape, &state).unwrap();
+        ops::write_state(
+            stream,
+            which,
+            &ops::StateUpdate { tokens: &tokens, projections: &projections, ape, state: &state },
+        )
+        .unwrap();
         let listed = download(stream, plan.records);
         let entries = download(stream, &entries);
         let live = listed.iter().take_while(|&&token| token >= 0).count();

@@ -8,7 +8,10 @@ use super::workspace::columns;
 use super::{CsaIndexer, IndexerWorkspace};
 use crate::device::{Backend, Buffer, DeviceError};
 use crate::error::KvError;
-use crate::ops::{self, IndexQueries, Scored, Scores};
+use crate::ops::{
+    self, EntrySelection, IndexQueries, KeyScores, PoisonedKeySearch, Projection,
+    QueryQuantisation, ScoreSelection, Scored, Scores,
+};
 use crate::step::{Csa, UpdatedLayer};
 use kernels_gpu::launch::{IndexScore, IndexScoreTopk};
 
@@ -90,10 +93,24 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         self.in_parts(selection, |part, list| {
             let latent = rows("activations", activations.latent, part, *q_lora_rank)?;
             let hidden = rows("activations", activations.hidden, part, *hidden_size)?;
-            let shape = [part.count, heads * INDEX_DIM, *q_lora_rank];
-            ops::project(self.stream(), &latent, query_weight, to, shape)?;
-            let shape = [part.count, *heads, *hidden_size];
-            ops::project(self.stream(), &hidden, head_weight, to_weight, shape)?;
+            let query = Projection {
+                input: &latent,
+                weight: query_weight,
+                output: to,
+                rows: part.count,
+                columns: heads * INDEX_DIM,
+                inner: *q_lora_rank,
+            };
+            ops::project(self.stream(), &query)?;
+            let head = Projection {
+                input: &hidden,
+                weight: head_weight,
+                output: to_weight,
+                columns: *heads,
+                inner: *hidden_size,
+                ..query
+            };
+            ops::project(self.stream(), &head)?;
             let projected = ProjectedQueries { queries: to, weights: to_weight };
             self.select_part(selection, part, &projected, list)
         })
@@ -163,24 +180,34 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let IndexerWorkspace { heads, columns, query, weight, scores, maxima, .. } = workspace;
         let quantised = IndexQueries { query, weight, heads: *heads };
         let scores = Scores { scores, maxima, columns: *columns };
-        let planes = (&keys, config.num_blocks);
-        let (rotary, format) = (&memory.frequencies, keys.format);
-        let (from, from_weight) = (projected.queries, projected.weights);
-        ops::index_query(stream, &queries, from, from_weight, rotary, format, &quantised)?;
+        let (queries, from, table, keys) = (&queries, &quantised, &table, &keys);
+        let (columns, format) = (*columns, keys.format);
+        let quantisation = QueryQuantisation {
+            queries,
+            projected: projected.queries,
+            projected_weight: projected.weights,
+            frequencies: &memory.frequencies,
+            format,
+            to: from,
+        };
+        ops::index_query(stream, &quantisation)?;
         if let Some(found) = &memory.poison {
-            let (layer, scored) = (self.schema().layer, Scored { skip: k, columns: *columns });
-            ops::find_poisoned_keys(stream, &queries, layer, &table, planes, scored, found)?;
+            let (layer, scored) = (self.schema().layer, Scored { skip: k, columns });
+            let search = PoisonedKeySearch { queries, layer, table, keys, scored, found };
+            ops::find_poisoned_keys(stream, &search)?;
         }
-        if ops::one_launch_is_faster(format, *columns, part.count) {
-            let faults = access.fault_word::<IndexScoreTopk>(());
-            let keys = (keys.code, keys.scale, config.num_blocks);
-            let (list, of) = (ops::index_score_topk, (*columns, k));
-            list(stream, &queries, &quantised, &table, keys, of, selected, &faults)?;
+        if ops::one_launch_is_faster(format, columns, part.count) {
+            let faults = &access.fault_word::<IndexScoreTopk>(());
+            let lists = ScoreSelection { queries, from, table, keys, columns, k, selected, faults };
+            ops::index_score_topk(stream, &lists)?;
         } else {
-            let faults = access.fault_word::<IndexScore>(format);
-            let score = ops::index_score;
-            score(stream, &queries, &quantised, &table, planes, k, &scores, &faults)?;
-            ops::index_topk(stream, &queries, &scores, k, selected)?;
+            let faults = &access.fault_word::<IndexScore>(format);
+            let to = &scores;
+            ops::index_score(
+                stream,
+                &KeyScores { queries, from, table, keys, skip: k, to, faults },
+            )?;
+            ops::index_topk(stream, &EntrySelection { queries, from: to, k, selected })?;
         }
         Ok(())
     }

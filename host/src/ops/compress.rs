@@ -35,14 +35,14 @@ impl<B: Backend> StepTokens<B> {
 }
 
 /// A work list: rows of the step's tokens that close a window, then -1.
-pub struct Plan<'a, B: Backend> {
+pub struct WorkList<'a, B: Backend> {
     /// `[capacity]`.
     pub records: &'a Buffer<B, i32>,
     /// Records it has room for.
     pub capacity: u32,
 }
 
-impl<B: Backend> Plan<'_, B> {
+impl<B: Backend> WorkList<'_, B> {
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         check("work list", self.records, u64::from(self.capacity))
     }
@@ -51,19 +51,19 @@ impl<B: Backend> Plan<'_, B> {
 /// A compressor's weights.
 pub struct CompressorWeights<'a, B: Backend> {
     /// `[ratio, columns]` f32, the position bias.
-    pub ape: &'a Buffer<B, f32>,
+    pub ape: &'a View<B, f32>,
     /// `[channels]` f32, of the RMS norm.
-    pub norm: &'a Buffer<B, f32>,
+    pub norm: &'a View<B, f32>,
     /// `[32]` f32, the rotary frequencies of compressed layers.
-    pub frequencies: &'a Buffer<B, f32>,
+    pub frequencies: &'a View<B, f32>,
 }
 
 /// The step's projections for a compressor, before the position bias.
 pub struct StepProjections<'a, B: Backend> {
     /// `[tokens, columns]` f32.
-    pub kv: &'a Buffer<B, f32>,
+    pub kv: &'a View<B, f32>,
     /// `[tokens, columns]` f32.
-    pub gate: &'a Buffer<B, f32>,
+    pub gate: &'a View<B, f32>,
 }
 
 /// The ring that keeps what later windows need.
@@ -100,7 +100,7 @@ impl Shape {
         &self,
         tokens: &StepTokens<B>,
         projections: &StepProjections<'_, B>,
-        ape: &Buffer<B, f32>,
+        ape: &View<B, f32>,
         state: &StateRing<B>,
     ) -> Result<(), DeviceError> {
         tokens.check()?;
@@ -125,7 +125,7 @@ impl Shape {
 
     fn check_entries<B: Backend>(
         &self,
-        plan: &Plan<'_, B>,
+        plan: &WorkList<'_, B>,
         entries: &Buffer<B, u16>,
     ) -> Result<(), DeviceError> {
         plan.check()?;
@@ -133,18 +133,27 @@ impl Shape {
     }
 }
 
-/// Queues `update_table`: block `block[i]` into element `index[i]` of the table, for the first `count`
-/// of them (`[count]` each, elements distinct).
+/// Blocks on their way into the block table.
+pub struct TableUpdate<'a, B: Backend> {
+    /// `[count]` element of the table, distinct.
+    pub index: &'a View<B, i32>,
+    /// `[count]` block of the pool.
+    pub block: &'a View<B, i32>,
+    /// The table.
+    pub table: &'a BlockTable<'a, B>,
+    /// Blocks.
+    pub count: u32,
+}
+
+/// Queues `update_table`: each block into its element of the table.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn update_table<B: Backend>(
     stream: &Stream<B>,
-    index: &View<B, i32>,
-    block: &View<B, i32>,
-    table: &BlockTable<'_, B>,
-    count: u32,
+    update: &TableUpdate<'_, B>,
 ) -> Result<(), DeviceError> {
+    let TableUpdate { index, block, table, count } = *update;
     if count == 0 {
         return Ok(());
     }
@@ -163,17 +172,25 @@ pub fn update_table<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// Queues `build_plan`: both work lists of the step. Lists must have room for every window that can
-/// close: [`plan_capacity`].
+/// The work lists of a step. They must have room for every window that can close: [`plan_capacity`].
+pub struct WorkLists<'a, B: Backend> {
+    /// The step's tokens.
+    pub tokens: &'a StepTokens<B>,
+    /// Tokens that close a CSA window.
+    pub csa: &'a WorkList<'a, B>,
+    /// Tokens that close an HCA window.
+    pub hca: &'a WorkList<'a, B>,
+}
+
+/// Queues `build_plan`: both work lists of the step.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn build_plan<B: Backend>(
     stream: &Stream<B>,
-    tokens: &StepTokens<B>,
-    csa: &Plan<'_, B>,
-    hca: &Plan<'_, B>,
+    lists: &WorkLists<'_, B>,
 ) -> Result<(), DeviceError> {
+    let WorkLists { tokens, csa, hca } = *lists;
     tokens.check()?;
     csa.check()?;
     hca.check()?;
@@ -199,24 +216,35 @@ pub const fn plan_capacity(tokens: u32, requests: u32, ratio: u32) -> u32 {
     if most < tokens { most } else { tokens }
 }
 
-/// Queues `compress_csa` or `compress_index`: the entries (`[capacity, 512]` BF16) or indexer keys
-/// before the Hadamard rotation (`[capacity, 128]` BF16) of the listed windows.
+/// The windows that a step closes, on their way to entries.
+pub struct Compression<'a, B: Backend> {
+    /// The step's tokens.
+    pub tokens: &'a StepTokens<B>,
+    /// What the model projected for them.
+    pub projections: &'a StepProjections<'a, B>,
+    /// The compressor's weights.
+    pub weights: &'a CompressorWeights<'a, B>,
+    /// Its state.
+    pub state: &'a StateRing<B>,
+    /// Which tokens close a window.
+    pub closing: &'a WorkList<'a, B>,
+    /// `[capacity, 512]` BF16 entries, or `[capacity, 128]` BF16 indexer keys.
+    pub entries: &'a Buffer<B, u16>,
+}
+
+/// Queues `compress_csa` or `compress_index`: the entries, or the indexer keys before the Hadamard
+/// rotation, of the listed windows.
 ///
 /// Of a chunk it must run before [`write_state`].
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn compress<B: Backend>(
     stream: &Stream<B>,
     which: CsaStream,
-    tokens: &StepTokens<B>,
-    projections: &StepProjections<'_, B>,
-    weights: &CompressorWeights<'_, B>,
-    state: &StateRing<B>,
-    plan: &Plan<'_, B>,
-    entries: &Buffer<B, u16>,
+    windows: &Compression<'_, B>,
 ) -> Result<(), DeviceError> {
+    let Compression { tokens, projections, weights, state, closing: plan, entries } = *windows;
     let shape = Shape::of(match which {
         CsaStream::Main => StateStream::CsaMain,
         CsaStream::Index => StateStream::CsaIndex,
@@ -277,23 +305,18 @@ impl<B: Backend> HcaScratch<B> {
     }
 }
 
-/// Queues `compress_hca`: the entries (`[capacity, 512]` BF16) of the listed windows.
+/// Queues `compress_hca`: the entries of the listed windows.
 ///
 /// Of a chunk it must run before [`write_state`].
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn compress_hca<B: Backend>(
     stream: &Stream<B>,
-    tokens: &StepTokens<B>,
-    projections: &StepProjections<'_, B>,
-    weights: &CompressorWeights<'_, B>,
-    state: &StateRing<B>,
-    plan: &Plan<'_, B>,
     scratch: &HcaScratch<B>,
-    entries: &Buffer<B, u16>,
+    windows: &Compression<'_, B>,
 ) -> Result<(), DeviceError> {
+    let Compression { tokens, projections, weights, state, closing: plan, entries } = *windows;
     let shape = Shape::of(StateStream::Hca);
     shape.check(tokens, projections, weights.ape, state)?;
     shape.check_weights(weights)?;
@@ -323,18 +346,28 @@ pub fn compress_hca<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// Queues `write_state_*`: the step's tokens into a compressor's ring.
+/// A step's tokens, on their way into a compressor's state.
+pub struct StateUpdate<'a, B: Backend> {
+    /// The step's tokens.
+    pub tokens: &'a StepTokens<B>,
+    /// What the model projected for them.
+    pub projections: &'a StepProjections<'a, B>,
+    /// `[ratio, columns]` f32, the position bias.
+    pub ape: &'a View<B, f32>,
+    /// The state.
+    pub state: &'a StateRing<B>,
+}
+
+/// Queues `write_state_*`: the step's tokens into the ring of compressor `which`.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn write_state<B: Backend>(
     stream: &Stream<B>,
     which: StateStream,
-    tokens: &StepTokens<B>,
-    projections: &StepProjections<'_, B>,
-    ape: &Buffer<B, f32>,
-    state: &StateRing<B>,
+    update: &StateUpdate<'_, B>,
 ) -> Result<(), DeviceError> {
+    let StateUpdate { tokens, projections, ape, state } = *update;
     if tokens.count == 0 {
         return Ok(());
     }

@@ -19,7 +19,7 @@ pub struct DecodeStep<'a, B: Backend> {
     /// `[tokens]` row of the window each token goes to; -1 = none.
     pub ring_row: &'a View<B, i32>,
     /// `[tokens, 512]` BF16, the window rows, after norm and RoPE.
-    pub window_kv: &'a Buffer<B, u16>,
+    pub window_kv: &'a View<B, u16>,
     /// The window.
     pub window: SwaRing<'a, B>,
     /// The block table.
@@ -31,7 +31,7 @@ pub struct DecodeStep<'a, B: Backend> {
 }
 
 /// One compressor's part of a decode step.
-pub struct DecodeStream<'a, B: Backend> {
+pub struct DecodeCompressor<'a, B: Backend> {
     /// What the model projected.
     pub projections: StepProjections<'a, B>,
     /// The compressor's weights.
@@ -67,12 +67,34 @@ impl<B: Backend> DecodeStep<'_, B> {
     }
 }
 
-impl<B: Backend> DecodeStream<'_, B> {
+impl<B: Backend> DecodeCompressor<'_, B> {
     fn check(&self, which: StateStream, tokens: &StepTokens<B>) -> Result<(), DeviceError> {
         let shape = Shape::of(which);
         shape.check(tokens, &self.projections, self.weights.ape, &self.state)?;
         shape.check_weights(&self.weights)
     }
+}
+
+/// A CSA layer's decode step.
+pub struct CsaDecode<'a, B: Backend> {
+    /// What every layer takes.
+    pub step: &'a DecodeStep<'a, B>,
+    /// The compressor of the entries.
+    pub main: &'a DecodeCompressor<'a, B>,
+    /// The compressor of the indexer keys.
+    pub index: &'a DecodeCompressor<'a, B>,
+    /// The indexer keys.
+    pub keys: &'a IndexKeys<'a, B>,
+}
+
+/// An HCA layer's decode step.
+pub struct HcaDecode<'a, B: Backend> {
+    /// What every layer takes.
+    pub step: &'a DecodeStep<'a, B>,
+    /// The compressor of the entries.
+    pub main: &'a DecodeCompressor<'a, B>,
+    /// Exchange between the blocks of a window.
+    pub scratch: &'a HcaScratch<B>,
 }
 
 /// Queues `decode_csa_*`. A request with more than one token in the step is refused on the device
@@ -82,11 +104,9 @@ impl<B: Backend> DecodeStream<'_, B> {
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn decode_csa<B: Backend>(
     stream: &Stream<B>,
-    step: &DecodeStep<'_, B>,
-    main: &DecodeStream<'_, B>,
-    index: &DecodeStream<'_, B>,
-    keys: &IndexKeys<'_, B>,
+    decode: &CsaDecode<'_, B>,
 ) -> Result<(), DeviceError> {
+    let CsaDecode { step, main, index, keys } = *decode;
     let tokens = step.tokens;
     if tokens.count == 0 {
         return Ok(());
@@ -139,10 +159,9 @@ pub fn decode_csa<B: Backend>(
 /// As [`decode_csa`]; [`DeviceError::Length`] too for more tokens than `scratch` has places.
 pub fn decode_hca<B: Backend>(
     stream: &Stream<B>,
-    step: &DecodeStep<'_, B>,
-    main: &DecodeStream<'_, B>,
-    scratch: &HcaScratch<B>,
+    decode: &HcaDecode<'_, B>,
 ) -> Result<(), DeviceError> {
+    let HcaDecode { step, main, scratch } = *decode;
     let tokens = step.tokens;
     if tokens.count == 0 {
         return Ok(());

@@ -5,8 +5,8 @@ use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 use kv_layout::index_row::IndexFormat;
 
 use super::gather::{BlockTable, Entries};
-use super::{Plan, StepTokens, check};
-use crate::device::{Backend, Buffer, DeviceError, Stream};
+use super::{StepTokens, WorkList, check};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{FlushCsa, FlushHca};
 
 /// The indexer keys of one CSA layer.
@@ -20,26 +20,47 @@ pub struct IndexKeys<'a, B: Backend> {
     /// Whether keys are multiplied by the Hadamard matrix before they are quantised, as the released
     /// model does.
     pub rotate: bool,
+    /// Blocks.
+    pub num_blocks: u32,
 }
 
-/// Queues `flush_csa_*`: the entries (`[capacity, 512]` BF16) and indexer keys (`[capacity, 128]`
-/// BF16, not yet rotated) of the listed windows, each to the row that the block table gives it. A
-/// window without a block is left out and counted in `faults`.
+/// Entries on their way into the pool.
+pub struct Flush<'a, B: Backend> {
+    /// The step's tokens.
+    pub tokens: &'a StepTokens<B>,
+    /// Which of them close a window.
+    pub closing: &'a WorkList<'a, B>,
+    /// `[capacity, 512]` BF16.
+    pub entries: &'a View<B, u16>,
+    /// Which block holds each window.
+    pub table: &'a BlockTable<'a, B>,
+    /// The pool.
+    pub to: &'a Entries<'a, B>,
+    /// `[1]` count of windows without a block.
+    pub faults: &'a Buffer<B, u32>,
+}
+
+/// Indexer keys on their way into the pool, with the entries of the same windows.
+pub struct KeyFlush<'a, B: Backend> {
+    /// `[capacity, 128]` BF16, not yet rotated.
+    pub keys: &'a View<B, u16>,
+    /// The pool.
+    pub to: &'a IndexKeys<'a, B>,
+}
+
+/// Queues `flush_csa_*`: entries and indexer keys of the listed windows, each to the row that the block
+/// table gives it. A window without a block is left out and counted in the fault word.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn flush_csa<B: Backend>(
     stream: &Stream<B>,
-    tokens: &StepTokens<B>,
-    plan: &Plan<'_, B>,
-    (entries, keys): (&Buffer<B, u16>, &Buffer<B, u16>),
-    table: &BlockTable<'_, B>,
-    to: &Entries<'_, B>,
-    index: &IndexKeys<'_, B>,
-    faults: &Buffer<B, u32>,
+    flush: &Flush<'_, B>,
+    keys: &KeyFlush<'_, B>,
 ) -> Result<(), DeviceError> {
-    let params = check_flush(tokens, plan, entries, table, to, CSA_RATIO, faults)?;
+    let Flush { tokens, closing: plan, entries, table, to, faults } = *flush;
+    let KeyFlush { keys, to: index } = *keys;
+    let params = flush.check(CSA_RATIO)?;
     check("indexer keys", keys, u64::from(plan.capacity) * u64::from(INDEX_DIM))?;
     check_index_keys(index, to)?;
     let operation = FlushCsa {
@@ -62,19 +83,12 @@ pub fn flush_csa<B: Backend>(
     unsafe { stream.launch(variant, &operation) }
 }
 
-/// Queues `flush_hca_*`: the entries (`[capacity, 512]` BF16) of the listed windows.
+/// Queues `flush_hca_*`: the entries of the listed windows.
 ///
 /// # Errors
 /// As [`flush_csa`].
-pub fn flush_hca<B: Backend>(
-    stream: &Stream<B>,
-    tokens: &StepTokens<B>,
-    plan: &Plan<'_, B>,
-    entries: &Buffer<B, u16>,
-    table: &BlockTable<'_, B>,
-    to: &Entries<'_, B>,
-    faults: &Buffer<B, u32>,
-) -> Result<(), DeviceError> {
+pub fn flush_hca<B: Backend>(stream: &Stream<B>, flush: &Flush<'_, B>) -> Result<(), DeviceError> {
+    let Flush { tokens, closing: plan, entries, table, to, faults } = *flush;
     let operation = FlushHca {
         entries: entries.ptr(),
         plan: plan.records.ptr(),
@@ -84,36 +98,31 @@ pub fn flush_hca<B: Backend>(
         entry_data: to.data.ptr_mut(),
         entry_scale: to.scale.ptr_mut(),
         faults: faults.ptr_mut(),
-        params: check_flush(tokens, plan, entries, table, to, HCA_RATIO, faults)?,
+        params: flush.check(HCA_RATIO)?,
     };
     // SAFETY: as `flush_csa`.
     unsafe { stream.launch(to.format, &operation) }
 }
 
-/// Checks what both flushes share.
-fn check_flush<B: Backend>(
-    tokens: &StepTokens<B>,
-    plan: &Plan<'_, B>,
-    entries: &Buffer<B, u16>,
-    table: &BlockTable<'_, B>,
-    to: &Entries<'_, B>,
-    ratio: u32,
-    faults: &Buffer<B, u32>,
-) -> Result<FlushParams, DeviceError> {
-    tokens.check()?;
-    plan.check()?;
-    table.check()?;
-    to.check_ratio(ratio)?;
-    check("entries", entries, u64::from(plan.capacity) * u64::from(HEAD_DIM))?;
-    check("fault word", faults, 1)?;
-    Ok(FlushParams {
-        capacity: plan.capacity,
-        slots: table.slots,
-        max_blocks: table.max_blocks,
-        num_blocks: to.num_blocks,
-        rotate: 0,
-        tokens: tokens.count,
-    })
+impl<B: Backend> Flush<'_, B> {
+    /// Checks what both flushes take, of entries of `ratio` tokens; their scalars.
+    fn check(&self, ratio: u32) -> Result<FlushParams, DeviceError> {
+        let Self { tokens, closing: plan, entries, table, to, faults } = *self;
+        tokens.check()?;
+        plan.check()?;
+        table.check()?;
+        to.check_ratio(ratio)?;
+        check("entries", entries, u64::from(plan.capacity) * u64::from(HEAD_DIM))?;
+        check("fault word", faults, 1)?;
+        Ok(FlushParams {
+            capacity: plan.capacity,
+            slots: table.slots,
+            max_blocks: table.max_blocks,
+            num_blocks: to.num_blocks,
+            rotate: 0,
+            tokens: tokens.count,
+        })
+    }
 }
 
 /// Checks that there is a key for every entry.

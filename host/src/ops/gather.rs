@@ -7,7 +7,7 @@ use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::{GatherQueries, check, product};
-use crate::device::{Backend, Buffer, DeviceError, Stream};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{GatherAll, GatherKv, ValidLens};
 
 /// The compressed entries of one layer.
@@ -67,30 +67,42 @@ impl<B: Backend> BlockTable<'_, B> {
     }
 }
 
+/// Compressed entries of queries, and where they go.
+pub struct EntryGather<'a, B: Backend> {
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// The blocks of their requests.
+    pub table: &'a BlockTable<'a, B>,
+    /// The layer's entries.
+    pub entries: &'a Entries<'a, B>,
+    /// Rows of a query's tile.
+    pub rows: u32,
+    /// `[queries, rows, 512]` BF16.
+    pub tile: &'a Buffer<B, u16>,
+    /// `[1]` count of what is refused.
+    pub faults: &'a Buffer<B, u32>,
+}
+
 /// Queues `gather_kv`: for each query the entries that its row of `selected` names (`[queries,
-/// rows]`, -1 = none) into `tile` (`[queries, rows, 512]` BF16, zero where there is none).
+/// rows]`, -1 = none), zero where there is none.
 ///
 /// An index that the query may not see, or whose block is missing, gives a zero row and is counted
-/// in `faults`.
+/// in the fault word.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; [`DeviceError::NotADivisor`];
-/// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+/// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as
+/// [`Stream::launch`].
 pub fn gather_kv<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    selected: &Buffer<B, i32>,
-    rows: u32,
-    table: &BlockTable<'_, B>,
-    entries: &Entries<'_, B>,
-    tile: &Buffer<B, u16>,
-    faults: &Buffer<B, u32>,
+    gather: &EntryGather<'_, B>,
+    selected: &View<B, i32>,
 ) -> Result<(), DeviceError> {
+    let EntryGather { queries, table, entries, rows, tile, faults } = *gather;
     if queries.count == 0 {
         return Ok(());
     }
-    let params = check_gather(queries, rows, table, entries, tile, faults)?;
+    let params = gather.check()?;
     check("selected entries", selected, u64::from(queries.count) * u64::from(rows))?;
     let operation = GatherKv {
         selected: selected.ptr(),
@@ -108,30 +120,24 @@ pub fn gather_kv<B: Backend>(
     unsafe { stream.launch(entries.format, &operation) }
 }
 
-/// Queues `gather_all`: for each query all entries that it sees, oldest first, into `tile`
-/// (`[queries, rows, 512]` BF16) and their number into `lengths` (`[queries]`). Rows of the tile past
-/// the length keep what they held.
+/// Queues `gather_all`: for each query all entries that it sees, oldest first, and their number into
+/// `lengths` (`[queries]`). Rows of the tile past the length keep what they held.
 ///
-/// A query that sees more than `rows` entries gets the first `rows` of them and is counted in
-/// `faults`; an entry whose block is missing gives a zero row and is counted too.
+/// A query that sees more than `rows` entries gets the first `rows` of them and is counted in the fault
+/// word; an entry whose block is missing gives a zero row and is counted too.
 ///
 /// # Errors
 /// As [`gather_kv`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn gather_all<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    rows: u32,
-    table: &BlockTable<'_, B>,
-    entries: &Entries<'_, B>,
-    tile: &Buffer<B, u16>,
+    gather: &EntryGather<'_, B>,
     lengths: &Buffer<B, i32>,
-    faults: &Buffer<B, u32>,
 ) -> Result<(), DeviceError> {
+    let EntryGather { queries, table, entries, tile, faults, .. } = *gather;
     if queries.count == 0 {
         return Ok(());
     }
-    let params = check_gather(queries, rows, table, entries, tile, faults)?;
+    let params = gather.check()?;
     check("lengths", lengths, u64::from(queries.count))?;
     let operation = GatherAll {
         token_position: queries.position.ptr(),
@@ -148,17 +154,25 @@ pub fn gather_all<B: Backend>(
     unsafe { stream.launch(entries.format, &operation) }
 }
 
-/// Queues `valid_lens`: how many entries of `ratio` tokens each query sees, 0 for padding, into
-/// `lengths` (`[queries]`).
+/// How many entries queries see.
+pub struct EntryCounts<'a, B: Backend> {
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// Tokens of an entry.
+    pub ratio: NonZeroU32,
+    /// `[queries]` entries that each sees; 0 for padding.
+    pub lengths: &'a Buffer<B, i32>,
+}
+
+/// Queues `valid_lens`: how many entries each query sees.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn valid_lens<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    ratio: NonZeroU32,
-    lengths: &Buffer<B, i32>,
+    counts: &EntryCounts<'_, B>,
 ) -> Result<(), DeviceError> {
+    let EntryCounts { queries, ratio, lengths } = *counts;
     let GatherQueries { position, slot, first, count, .. } = *queries;
     if count == 0 {
         return Ok(());
@@ -176,32 +190,28 @@ pub fn valid_lens<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// What both gathers check; their scalars.
-fn check_gather<B: Backend>(
-    queries: &GatherQueries<'_, B>,
-    rows: u32,
-    table: &BlockTable<'_, B>,
-    entries: &Entries<'_, B>,
-    tile: &Buffer<B, u16>,
-    faults: &Buffer<B, u32>,
-) -> Result<GatherEntriesParams, DeviceError> {
-    check_queries(queries)?;
-    table.check()?;
-    let ratio = entries.check()?;
-    let tile_elements = product([queries.count, rows, HEAD_DIM].map(u64::from));
-    check("tile", tile, tile_elements)?;
-    check("fault word", faults, 1)?;
-    Ok(GatherEntriesParams {
-        first: queries.first,
-        tokens: queries.count,
-        rows,
-        // Both are powers of two: they divide the tokens of a block.
-        ratio_log2: ratio.ilog2(),
-        entries_log2: entries.entries_per_block.ilog2(),
-        slots: table.slots,
-        max_blocks: table.max_blocks,
-        num_blocks: entries.num_blocks,
-    })
+impl<B: Backend> EntryGather<'_, B> {
+    /// Checks what both gathers take; their scalars.
+    fn check(&self) -> Result<GatherEntriesParams, DeviceError> {
+        let Self { queries, table, entries, rows, tile, faults } = *self;
+        check_queries(queries)?;
+        table.check()?;
+        let ratio = entries.check()?;
+        let tile_elements = product([queries.count, rows, HEAD_DIM].map(u64::from));
+        check("tile", tile, tile_elements)?;
+        check("fault word", faults, 1)?;
+        Ok(GatherEntriesParams {
+            first: queries.first,
+            tokens: queries.count,
+            rows,
+            // Both are powers of two: they divide the tokens of a block.
+            ratio_log2: ratio.ilog2(),
+            entries_log2: entries.entries_per_block.ilog2(),
+            slots: table.slots,
+            max_blocks: table.max_blocks,
+            num_blocks: entries.num_blocks,
+        })
+    }
 }
 
 fn check_queries<B: Backend>(queries: &GatherQueries<'_, B>) -> Result<(), DeviceError> {

@@ -6,7 +6,7 @@ use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
 use super::indexer::{MOST_SELECTED, SHORT, check_keys, check_queries, tiles_per_block};
-use super::{BlockTable, GatherQueries, IndexQueries, check, check_argument};
+use super::{BlockTable, GatherQueries, IndexKeys, IndexQueries, check, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use kernels_gpu::indexer::TILE;
 use kernels_gpu::indexer::score::keys::WARPS;
@@ -30,28 +30,41 @@ pub fn one_launch_is_faster(format: IndexFormat, columns: u32, queries: u32) -> 
     measured && OF_QUERY * one <= AT_ONCE * two
 }
 
+/// Keys to score, and lists to make of the scores.
+pub struct ScoreSelection<'a, B: Backend> {
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// The queries as scores take them.
+    pub from: &'a IndexQueries<'a, B>,
+    /// The blocks of their requests.
+    pub table: &'a BlockTable<'a, B>,
+    /// The layer's keys, MXFP4.
+    pub keys: &'a IndexKeys<'a, B>,
+    /// Most entries of a query, at most 2048.
+    pub columns: u32,
+    /// Entries of a list.
+    pub k: u32,
+    /// `[queries, k]`, -1 behind the last and for a slot outside the table.
+    pub selected: &'a Buffer<B, i32>,
+    /// `[1]` count of what is refused.
+    pub faults: &'a Buffer<B, u32>,
+}
+
 /// Queues `index_score_topk`: the lists over MXFP4 keys that [`super::index_score`], with `k` entries to
-/// skip, and [`super::index_topk`] make, in one launch without scores in memory. The keys are `code`
-/// (`[num_blocks * 32, 64]` u8) and `scale` (`[num_blocks * 32, 4]` u8). `columns`: most entries of a query,
-/// at most 2048; `selected`: `[queries, k]`, -1 behind the last and for a slot outside the table.
+/// skip, and [`super::index_topk`] make, in one launch without scores in memory.
 ///
-/// A query that sees more than `columns` entries is counted in `faults` and its list made of the first of
-/// them; an entry whose block is missing comes last and is counted too.
+/// A query that sees more than `columns` entries is counted in the fault word and its list made of the first
+/// of them; an entry whose block is missing comes last and is counted too.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads, columns or entries of a list, or no blocks;
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+/// [`DeviceError::Argument`] for too many heads, columns or entries of a list, no blocks, or keys of another
+/// format; [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn index_score_topk<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    from: &IndexQueries<'_, B>,
-    table: &BlockTable<'_, B>,
-    (code, scale, num_blocks): (&Buffer<B, u8>, &Buffer<B, u8>, u32),
-    (columns, k): (u32, u32),
-    selected: &Buffer<B, i32>,
-    faults: &Buffer<B, u32>,
+    selection: &ScoreSelection<'_, B>,
 ) -> Result<(), DeviceError> {
+    let ScoreSelection { queries, from, table, keys, columns, k, selected, faults } = *selection;
+    let IndexKeys { code, scale, num_blocks, .. } = *keys;
     let count = queries.count;
     if count == 0 {
         return Ok(());
@@ -63,7 +76,9 @@ pub fn index_score_topk<B: Backend>(
     check_argument("indices of a list", k, 1, MOST_SELECTED)?;
     check("selected entries", selected, u64::from(count) * u64::from(k))?;
     check("fault word", faults, 1)?;
-    check_keys(IndexFormat::Mxfp4, (code, scale), num_blocks)?;
+    let needed = IndexFormat::Mxfp4.row_bytes() as u32;
+    check_argument("bytes of an indexer key", keys.format.row_bytes() as u32, needed, needed)?;
+    check_keys(keys)?;
     let operation = IndexScoreTopk {
         query: from.query.ptr(),
         weight: from.weight.ptr(),

@@ -11,7 +11,7 @@ use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
 use super::{BlockTable, GatherQueries, IndexKeys, check, check_argument};
-use crate::device::{Backend, Buffer, DeviceError, Stream};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{
     IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, Project, ScoreMaxima, TopkSelectLong,
     TopkSelectShort,
@@ -75,20 +75,33 @@ fn group_log2(columns: u32) -> u32 {
     if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
 }
 
-/// Queues `project`: `input` (`[rows, inner]` BF16) times the transposed `weight` (`[columns, inner]`
-/// BF16) into `output` (`[rows, columns]` f32). The order of every sum is fixed. For decode batches:
-/// each 16 rows read all of the weight.
+/// A product with a transposed weight.
+pub struct Projection<'a, B: Backend> {
+    /// `[rows, inner]` BF16.
+    pub input: &'a View<B, u16>,
+    /// `[columns, inner]` BF16.
+    pub weight: &'a View<B, u16>,
+    /// `[rows, columns]` f32.
+    pub output: &'a Buffer<B, f32>,
+    /// Rows.
+    pub rows: u32,
+    /// Columns, a multiple of 32.
+    pub columns: u32,
+    /// What is added up, a multiple of 128.
+    pub inner: u32,
+}
+
+/// Queues `project`. The order of every sum is fixed. For decode batches: each 16 rows read all of the
+/// weight.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] if `inner` is no multiple of 128 or `columns` none of 32;
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn project<B: Backend>(
     stream: &Stream<B>,
-    input: &Buffer<B, u16>,
-    weight: &Buffer<B, u16>,
-    output: &Buffer<B, f32>,
-    [rows, columns, inner]: [u32; 3],
+    projection: &Projection<'_, B>,
 ) -> Result<(), DeviceError> {
+    let Projection { input, weight, output, rows, columns, inner } = *projection;
     const COLUMNS: u32 = 32;
     const INNER: u32 = 128;
     if rows == 0 {
@@ -110,22 +123,34 @@ pub fn project<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// Queues `index_query_*`: the projected queries (`[queries, heads * 128]` f32) rotated, transformed
-/// and taken through the `format` of the keys, and the projected weights of the heads (`[queries,
-/// heads]` f32) scaled. Padding stays untouched.
+/// Projected queries on their way into the form that scores take.
+pub struct QueryQuantisation<'a, B: Backend> {
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// `[queries, heads * 128]` f32.
+    pub projected: &'a View<B, f32>,
+    /// `[queries, heads]` f32.
+    pub projected_weight: &'a View<B, f32>,
+    /// `[32]` f32, the rotary frequencies of compressed layers.
+    pub frequencies: &'a View<B, f32>,
+    /// The format of the keys.
+    pub format: IndexFormat,
+    /// Where they go.
+    pub to: &'a IndexQueries<'a, B>,
+}
+
+/// Queues `index_query_*`: projected queries rotated, transformed and taken through the format of the keys,
+/// and the projected weights of the heads scaled. Padding stays untouched.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads; [`DeviceError::Length`] for a buffer shorter than
 /// its shape; as [`Stream::launch`].
 pub fn index_query<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    projected: &Buffer<B, f32>,
-    projected_weight: &Buffer<B, f32>,
-    frequencies: &Buffer<B, f32>,
-    format: IndexFormat,
-    to: &IndexQueries<'_, B>,
+    quantisation: &QueryQuantisation<'_, B>,
 ) -> Result<(), DeviceError> {
+    let QueryQuantisation { queries, projected, projected_weight, frequencies, format, to } =
+        *quantisation;
     let (first, tokens, heads) = (queries.first, queries.count, to.heads);
     if tokens == 0 {
         return Ok(());
@@ -150,28 +175,41 @@ pub fn index_query<B: Backend>(
     unsafe { stream.launch(format, &operation) }
 }
 
+/// Scores to make of keys.
+pub struct KeyScores<'a, B: Backend> {
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// The queries as scores take them.
+    pub from: &'a IndexQueries<'a, B>,
+    /// The blocks of their requests.
+    pub table: &'a BlockTable<'a, B>,
+    /// The layer's keys.
+    pub keys: &'a IndexKeys<'a, B>,
+    /// Queries that see no more entries are left out.
+    pub skip: u32,
+    /// A row for each query.
+    pub to: &'a Scores<'a, B>,
+    /// `[1]` count of what is refused.
+    pub faults: &'a Buffer<B, u32>,
+}
+
 /// Queues `index_score_*`: the score of every entry that each query sees, and the largest of each
-/// group, into the query's row of `to`. Queries that see no more than `skip` entries are left out, and
-/// so is padding.
+/// group, into the query's row. Queries that see no more than `skip` entries are left out, and so is
+/// padding.
 ///
-/// A query that sees more entries than a row has columns is counted in `faults` and scored as far as
+/// A query that sees more entries than a row has columns is counted in the fault word and scored as far as
 /// they go; an entry whose block is missing scores NaN and is counted too.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads or columns, or no blocks; [`DeviceError::Length`] for
 /// a buffer shorter than its shape; [`DeviceError::BadGrid`] for more than 65,535 queries; as
 /// [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn index_score<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    from: &IndexQueries<'_, B>,
-    table: &BlockTable<'_, B>,
-    (keys, num_blocks): (&IndexKeys<'_, B>, u32),
-    skip: u32,
-    to: &Scores<'_, B>,
-    faults: &Buffer<B, u32>,
+    scores: &KeyScores<'_, B>,
 ) -> Result<(), DeviceError> {
+    let KeyScores { queries, from, table, keys, skip, to, faults } = *scores;
+    let num_blocks = keys.num_blocks;
     let count = queries.count;
     if count == 0 {
         return Ok(());
@@ -181,7 +219,7 @@ pub fn index_score<B: Backend>(
     table.check()?;
     to.check(count)?;
     check("fault word", faults, 1)?;
-    check_keys(keys.format, (keys.code, keys.scale), num_blocks)?;
+    check_keys(keys)?;
     let tiles = tiles_per_block(to.columns, count);
     let operation = IndexScore {
         query: from.query.ptr(),
@@ -225,20 +263,29 @@ pub(super) fn tiles_per_block(columns: u32, queries: u32) -> u32 {
     fitting.unwrap_or(MOST).next_multiple_of(WARPS)
 }
 
+/// The entries with the largest scores, on their way into lists.
+pub struct EntrySelection<'a, B: Backend> {
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// A row of scores for each.
+    pub from: &'a Scores<'a, B>,
+    /// Entries of a list, at most 2048.
+    pub k: u32,
+    /// `[queries, k]`, -1 behind the last.
+    pub selected: &'a Buffer<B, i32>,
+}
+
 /// Queues `index_topk`: for each query the `k` entries of the largest scores, largest first, the lower
 /// entry first among equal ones, NaN last; or all entries, oldest first, if it sees no more than `k`.
-/// `selected`: `[queries, k]`, -1 behind the last.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for `k` of 0 or above 2048, or too many columns;
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn index_topk<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    from: &Scores<'_, B>,
-    k: u32,
-    selected: &Buffer<B, i32>,
+    selection: &EntrySelection<'_, B>,
 ) -> Result<(), DeviceError> {
+    let EntrySelection { queries, from, k, selected } = *selection;
     let count = queries.count;
     if count == 0 {
         return Ok(());
@@ -263,20 +310,30 @@ pub fn index_topk<B: Backend>(
     }
 }
 
-/// Queues `topk_select`, after `score_maxima` where rows are long: for each of `rows` rows the indices
-/// of the `k` largest of its first `lengths[row]` scores, largest first, the lower index first among
-/// equal ones, NaN last. `selected`: `[rows, k]`, -1 behind the last.
+/// The largest scores of rows, on their way into lists.
+pub struct RowSelection<'a, B: Backend> {
+    /// The scores.
+    pub from: &'a Scores<'a, B>,
+    /// `[rows]` scores of each row that count.
+    pub lengths: &'a View<B, i32>,
+    /// Rows.
+    pub rows: u32,
+    /// Scores of a list, at most 2048.
+    pub k: u32,
+    /// `[rows, k]`, -1 behind the last.
+    pub selected: &'a Buffer<B, i32>,
+}
+
+/// Queues `topk_select`, after `score_maxima` where rows are long: for each row the indices of the `k` largest
+/// of its scores, largest first, the lower index first among equal ones, NaN last.
 ///
 /// # Errors
 /// As [`index_topk`]; [`DeviceError::BadGrid`] for more than 65,535 rows of more than 4096 scores.
 pub fn topk_select<B: Backend>(
     stream: &Stream<B>,
-    from: &Scores<'_, B>,
-    lengths: &Buffer<B, i32>,
-    rows: u32,
-    k: u32,
-    selected: &Buffer<B, i32>,
+    selection: &RowSelection<'_, B>,
 ) -> Result<(), DeviceError> {
+    let RowSelection { from, lengths, rows, k, selected } = *selection;
     if rows == 0 {
         return Ok(());
     }
@@ -313,15 +370,11 @@ fn check_selection<B: Backend>(
     check("selected entries", selected, u64::from(rows) * u64::from(k))
 }
 
-pub(super) fn check_keys<B: Backend>(
-    format: IndexFormat,
-    (code, scale): (&Buffer<B, u8>, &Buffer<B, u8>),
-    num_blocks: u32,
-) -> Result<(), DeviceError> {
-    check_argument("blocks of indexer keys", num_blocks, 1, i32::MAX as u32)?;
-    let rows = u64::from(num_blocks) * u64::from(TILE);
-    check("indexer key codes", code, rows * format.code_bytes())?;
-    check("indexer key scales", scale, rows * format.scale_bytes())
+pub(super) fn check_keys<B: Backend>(keys: &IndexKeys<'_, B>) -> Result<(), DeviceError> {
+    check_argument("blocks of indexer keys", keys.num_blocks, 1, i32::MAX as u32)?;
+    let rows = u64::from(keys.num_blocks) * u64::from(TILE);
+    check("indexer key codes", keys.code, rows * keys.format.code_bytes())?;
+    check("indexer key scales", keys.scale, rows * keys.format.scale_bytes())
 }
 
 pub(super) fn check_queries<B: Backend>(queries: &GatherQueries<'_, B>) -> Result<(), DeviceError> {

@@ -14,24 +14,28 @@ mod state;
 mod swa;
 
 pub use compress::{
-    CompressorWeights, HcaScratch, Plan, StateRing, StepProjections, StepTokens, build_plan,
-    compress, compress_hca, plan_capacity, update_table, write_state,
+    Compression, CompressorWeights, HcaScratch, StateRing, StateUpdate, StepProjections,
+    StepTokens, TableUpdate, WorkList, WorkLists, build_plan, compress, compress_hca,
+    plan_capacity, update_table, write_state,
 };
-pub use decode::{DecodeStep, DecodeStream, decode_csa, decode_hca};
-pub use flush::{IndexKeys, flush_csa, flush_hca};
-pub use gather::{BlockTable, Entries, gather_all, gather_kv, valid_lens};
-pub use index_list::{index_score_topk, one_launch_is_faster};
+pub use decode::{CsaDecode, DecodeCompressor, DecodeStep, HcaDecode, decode_csa, decode_hca};
+pub use flush::{Flush, IndexKeys, KeyFlush, flush_csa, flush_hca};
+pub use gather::{
+    BlockTable, Entries, EntryCounts, EntryGather, gather_all, gather_kv, valid_lens,
+};
+pub use index_list::{ScoreSelection, index_score_topk, one_launch_is_faster};
 pub use indexer::{
-    IndexQueries, Scores, index_query, index_score, index_topk, maxima_len, project, topk_select,
+    EntrySelection, IndexQueries, KeyScores, Projection, QueryQuantisation, RowSelection, Scores,
+    index_query, index_score, index_topk, maxima_len, project, topk_select,
 };
-pub use poison::{GatheredRows, find_poison};
-pub use poison_keys::{Scored, find_poisoned_keys};
+pub use poison::{GatheredRows, PoisonSearch, find_poison};
+pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
 pub use router::{
-    DecodeScratch, Gate, HashTable, Routed, Selection, activation_topk, check_routed,
-    dense_router_decode, hash_router, hash_router_decode, router_logits,
+    DecodeRouting, DecodeScratch, Gate, GateProduct, HashTable, LogitsRouting, Routed, Selection,
+    activation_topk, dense_router_decode, hash_router, hash_router_decode, router_logits,
 };
-pub use state::{StateSource, reset_state, rotate_state};
-pub use swa::{GatherQueries, SwaRing, append_swa, gather_swa};
+pub use state::{StateMove, StateSlot, StateSource, reset_state, rotate_state};
+pub use swa::{GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, gather_swa};
 
 use bytemuck::Pod;
 

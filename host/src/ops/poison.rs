@@ -4,7 +4,7 @@ use kernels_gpu::params::FindPoisonParams;
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 
 use super::{GatherQueries, check, product};
-use crate::device::{Backend, Buffer, DeviceError, Stream};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use crate::ids::LayerId;
 use kernels_gpu::launch::FindPoison;
 
@@ -12,11 +12,11 @@ use kernels_gpu::launch::FindPoison;
 #[derive(Clone, Copy)]
 pub enum GatheredRows<'a, B: Backend> {
     /// The window of each query: 128 rows, of which `[queries]` are in use.
-    Window(&'a Buffer<B, i32>),
+    Window(&'a View<B, i32>),
     /// The entries that the `[queries, rows]` lists name; -1 = none.
-    List(&'a Buffer<B, i32>, u32),
+    List(&'a View<B, i32>, u32),
     /// All entries that a query sees, of which `[queries]` rows are in use.
-    All(&'a Buffer<B, i32>, u32),
+    All(&'a View<B, i32>, u32),
 }
 
 impl<B: Backend> GatheredRows<'_, B> {
@@ -28,19 +28,30 @@ impl<B: Backend> GatheredRows<'_, B> {
     }
 }
 
-/// Queues `find_poison`: rows of `tile` that nobody wrote since the cache was poisoned are counted in
-/// `found` (`[1 + 4 * capacity]`) and, while there is room, recorded.
+/// A gathered tile to look at.
+pub struct PoisonSearch<'a, B: Backend> {
+    /// Who gathered.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// In which layer.
+    pub layer: LayerId,
+    /// `[queries, rows, 512]` BF16.
+    pub tile: &'a View<B, u16>,
+    /// What its rows are.
+    pub rows: GatheredRows<'a, B>,
+    /// `[1 + 4 * capacity]` how many were found, and the first of them.
+    pub found: &'a Buffer<B, u32>,
+}
+
+/// Queues `find_poison`: rows of the tile that nobody wrote since the cache was poisoned are counted and,
+/// while there is room, recorded.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn find_poison<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    layer: LayerId,
-    tile: &Buffer<B, u16>,
-    kind: GatheredRows<'_, B>,
-    found: &Buffer<B, u32>,
+    search: &PoisonSearch<'_, B>,
 ) -> Result<(), DeviceError> {
+    let PoisonSearch { queries, layer, tile, rows: ref kind, found } = *search;
     let GatherQueries { position, slot, first, count, .. } = *queries;
     let rows = kind.rows();
     if count == 0 || rows == 0 {
@@ -54,7 +65,7 @@ pub fn find_poison<B: Backend>(
     let record = FindPoisonParams::RECORD;
     check("poison records", found, 1)?;
     let capacity = (found.len() - 1) / u64::from(record);
-    let (source, of_rows) = match kind {
+    let (source, of_rows) = match *kind {
         GatheredRows::Window(lengths) => (FindPoisonParams::WINDOW, lengths),
         GatheredRows::List(selected, _) => (FindPoisonParams::LIST, selected),
         GatheredRows::All(lengths, _) => (FindPoisonParams::ALL, lengths),

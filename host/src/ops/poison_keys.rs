@@ -19,21 +19,34 @@ pub struct Scored {
     pub columns: u32,
 }
 
+/// Scored keys to look at.
+pub struct PoisonedKeySearch<'a, B: Backend> {
+    /// Whose scores.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// In which layer.
+    pub layer: LayerId,
+    /// The blocks of their requests.
+    pub table: &'a BlockTable<'a, B>,
+    /// The layer's keys.
+    pub keys: &'a IndexKeys<'a, B>,
+    /// Which scores were made.
+    pub scored: Scored,
+    /// `[1 + 4 * capacity]` how many were found, and the first of them.
+    pub found: &'a Buffer<B, u32>,
+}
+
 /// Queues `find_poisoned_keys_*`: keys that were scored and that nobody wrote since the cache was
-/// poisoned are counted in `found` (`[1 + 4 * capacity]`), once for each query, and, while there is
-/// room, recorded. An entry without a block has no key.
+/// poisoned are counted, once for each query, and, while there is room, recorded. An entry without a block
+/// has no key.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn find_poisoned_keys<B: Backend>(
     stream: &Stream<B>,
-    queries: &GatherQueries<'_, B>,
-    layer: LayerId,
-    table: &BlockTable<'_, B>,
-    (keys, num_blocks): (&IndexKeys<'_, B>, u32),
-    scored: Scored,
-    found: &Buffer<B, u32>,
+    search: &PoisonedKeySearch<'_, B>,
 ) -> Result<(), DeviceError> {
+    let PoisonedKeySearch { queries, layer, table, keys, scored, found } = *search;
+    let num_blocks = keys.num_blocks;
     let GatherQueries { position, slot, first, count, .. } = *queries;
     let Scored { skip, columns } = scored;
     if count == 0 || columns <= skip {

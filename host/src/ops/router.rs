@@ -9,7 +9,7 @@ use kv_layout::router::{
 };
 
 use super::{check, check_argument};
-use crate::device::{Backend, Buffer, DeviceError, Stream};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{
     ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
 };
@@ -62,61 +62,65 @@ pub struct Routed<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-/// Checks what every launch of the router takes: `token` (`[tokens]`) and the answer.
-///
-/// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape.
-pub fn check_routed<B: Backend>(
-    selection: Selection,
-    tokens: u32,
-    token: &Buffer<B, i32>,
-    routed: &Routed<'_, B>,
-) -> Result<(), DeviceError> {
-    let selected = u64::from(tokens) * u64::from(selection.selected);
-    check("tokens", token, tokens.into())?;
-    check("expert ids", routed.ids, selected)?;
-    check("expert weights", routed.weights, selected)?;
-    check("fault word", routed.faults, 1)
-}
-
-/// What chooses the experts of a token: their scores with a bias, or a table.
-enum Choice<'a, B: Backend> {
-    /// `[experts]` f32.
-    Bias(&'a Buffer<B, f32>),
-    Table(&'a HashTable<'a, B>),
-}
-
-impl<B: Backend> Choice<'_, B> {
-    /// Checks what every choice takes: itself, `token` and the answer.
-    fn check(
+impl<B: Backend> Routed<'_, B> {
+    /// Checks the answer of `tokens` tokens, and `token` (`[tokens]`).
+    pub(crate) fn check(
         &self,
         selection: Selection,
         tokens: u32,
-        token: &Buffer<B, i32>,
-        routed: &Routed<'_, B>,
+        token: &View<B, i32>,
     ) -> Result<(), DeviceError> {
-        match self {
-            Self::Bias(bias) => check("expert biases", bias, selection.experts.into())?,
-            Self::Table(HashTable { table, vocabulary }) => {
-                let elements = u64::from(*vocabulary) * u64::from(selection.selected);
-                check("experts of token ids", table, elements)?;
-            }
-        }
-        check_routed(selection, tokens, token, routed)
+        let selected = u64::from(tokens) * u64::from(selection.selected);
+        check("tokens", token, tokens.into())?;
+        check("expert ids", self.ids, selected)?;
+        check("expert weights", self.weights, selected)?;
+        check("fault word", self.faults, 1)
     }
 }
 
-/// Checks logits, `[tokens, experts]`.
-fn check_logits<B: Backend>(
-    selection: Selection,
-    tokens: u32,
-    logits: &Buffer<B, f32>,
-) -> Result<(), DeviceError> {
-    check("logits", logits, u64::from(tokens) * u64::from(selection.experts))
+/// The experts of a hash layer.
+pub struct HashTable<'a, B: Backend> {
+    /// `[vocabulary, selected]` experts of each token id.
+    pub table: &'a View<B, i32>,
+    /// Token ids there are.
+    pub vocabulary: u32,
 }
 
-/// Queues `activation_topk_*` over `logits` (`[tokens, experts]` f32) with `bias` (`[experts]` f32).
-/// Tokens whose element of `token` is negative are padding.
+impl<B: Backend> HashTable<'_, B> {
+    fn check(&self, selection: Selection) -> Result<(), DeviceError> {
+        let elements = u64::from(self.vocabulary) * u64::from(selection.selected);
+        check("experts of token ids", self.table, elements)
+    }
+}
+
+/// Checks the biases of a layer that chooses by score, `[experts]`.
+fn check_bias<B: Backend>(selection: Selection, bias: &View<B, f32>) -> Result<(), DeviceError> {
+    check("expert biases", bias, selection.experts.into())
+}
+
+/// Tokens to route by their logits.
+pub struct LogitsRouting<'a, B: Backend> {
+    /// How many experts there are and a token gets.
+    pub selection: Selection,
+    /// Tokens.
+    pub tokens: u32,
+    /// `[tokens, experts]` f32.
+    pub logits: &'a View<B, f32>,
+    /// `[tokens]` token ids; negative for padding.
+    pub token: &'a View<B, i32>,
+    /// Where the answer goes.
+    pub routed: &'a Routed<'a, B>,
+}
+
+impl<B: Backend> LogitsRouting<'_, B> {
+    fn check(&self) -> Result<(), DeviceError> {
+        let logits = u64::from(self.tokens) * u64::from(self.selection.experts);
+        check("logits", self.logits, logits)?;
+        self.routed.check(self.selection, self.tokens, self.token)
+    }
+}
+
+/// Queues `activation_topk_*`: the experts with the largest scores, of which `bias` (`[experts]` f32) is a part.
 ///
 /// Logits and biases that are no numbers rank last, and are counted in the fault word.
 ///
@@ -124,19 +128,16 @@ fn check_logits<B: Backend>(
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn activation_topk<B: Backend>(
     stream: &Stream<B>,
-    selection: Selection,
-    tokens: u32,
-    logits: &Buffer<B, f32>,
-    bias: &Buffer<B, f32>,
-    token: &Buffer<B, i32>,
-    routed: &Routed<'_, B>,
+    routing: &LogitsRouting<'_, B>,
+    bias: &View<B, f32>,
 ) -> Result<(), DeviceError> {
+    let LogitsRouting { selection, tokens, logits, token, routed } = *routing;
     let Selection { experts, selected, scaling, width } = selection;
     if tokens == 0 {
         return Ok(());
     }
-    check_logits(selection, tokens, logits)?;
-    Choice::Bias(bias).check(selection, tokens, token, routed)?;
+    routing.check()?;
+    check_bias(selection, bias)?;
     let params =
         ActivationTopkParams { tokens, experts, selected, scaling_bits: scaling.to_bits() };
     let operation = ActivationTopk {
@@ -152,16 +153,7 @@ pub fn activation_topk<B: Backend>(
     unsafe { stream.launch(width, &operation) }
 }
 
-/// The experts of a hash layer.
-pub struct HashTable<'a, B: Backend> {
-    /// `[vocabulary, selected]` experts of each token id.
-    pub table: &'a Buffer<B, i32>,
-    /// Token ids there are.
-    pub vocabulary: u32,
-}
-
-/// Queues `hash_router`: the experts that `table` lists for each token id, weighed by `logits`
-/// (`[tokens, experts]` f32). Token id -1 is padding.
+/// Queues `hash_router`: the experts that `table` lists for each token id, weighed by the logits.
 ///
 /// A token id or an expert out of range, and a logit that is no number, is counted in the fault word;
 /// such a token or expert gets id -1 and weight 0, such a logit weight 0.
@@ -170,19 +162,16 @@ pub struct HashTable<'a, B: Backend> {
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn hash_router<B: Backend>(
     stream: &Stream<B>,
-    selection: Selection,
-    tokens: u32,
-    logits: &Buffer<B, f32>,
+    routing: &LogitsRouting<'_, B>,
     table: &HashTable<'_, B>,
-    token: &Buffer<B, i32>,
-    routed: &Routed<'_, B>,
 ) -> Result<(), DeviceError> {
+    let LogitsRouting { selection, tokens, logits, token, routed } = *routing;
     let Selection { experts, selected, scaling, .. } = selection;
     if tokens == 0 {
         return Ok(());
     }
-    check_logits(selection, tokens, logits)?;
-    Choice::Table(table).check(selection, tokens, token, routed)?;
+    routing.check()?;
+    table.check(selection)?;
     let (vocabulary, scaling_bits) = (table.vocabulary, scaling.to_bits());
     let operation = HashRouter {
         token: token.ptr(),
@@ -201,7 +190,7 @@ pub fn hash_router<B: Backend>(
 /// The gate of a layer: what makes logits of hidden states.
 pub struct Gate<'a, B: Backend> {
     /// `[experts, hidden]` BF16.
-    pub weight: &'a Buffer<B, u16>,
+    pub weight: &'a View<B, u16>,
     /// Width of the hidden state, a multiple of 32.
     pub hidden: u32,
 }
@@ -211,7 +200,7 @@ impl<B: Backend> Gate<'_, B> {
     pub(crate) fn check(
         &self,
         selection: Selection,
-        x: &Buffer<B, u16>,
+        x: &View<B, u16>,
         tokens: u32,
     ) -> Result<(), DeviceError> {
         check_argument("width of a hidden state", self.hidden, HIDDEN_STEP, u32::MAX)?;
@@ -221,26 +210,36 @@ impl<B: Backend> Gate<'_, B> {
     }
 }
 
-/// Queues `router_logits`: the product of `x` (`[tokens, hidden]` BF16) with the gate, into `logits`
-/// (`[tokens, experts]` f32).
+/// Logits to make of hidden states.
+pub struct GateProduct<'a, B: Backend> {
+    /// How many experts there are.
+    pub selection: Selection,
+    /// Tokens.
+    pub tokens: u32,
+    /// `[tokens, hidden]` BF16.
+    pub x: &'a View<B, u16>,
+    /// The gate.
+    pub gate: &'a Gate<'a, B>,
+    /// `[tokens, experts]` f32.
+    pub logits: &'a Buffer<B, f32>,
+}
+
+/// Queues `router_logits`: the product of hidden states with the gate.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for a hidden state of no multiple of 32; [`DeviceError::Length`] for a buffer shorter than its shape; as
-/// [`Stream::launch`].
+/// [`DeviceError::Argument`] for a hidden state of no multiple of 32; [`DeviceError::Length`] for a buffer
+/// shorter than its shape; as [`Stream::launch`].
 pub fn router_logits<B: Backend>(
     stream: &Stream<B>,
-    selection: Selection,
-    tokens: u32,
-    x: &Buffer<B, u16>,
-    gate: &Gate<'_, B>,
-    logits: &Buffer<B, f32>,
+    product: &GateProduct<'_, B>,
 ) -> Result<(), DeviceError> {
+    let GateProduct { selection, tokens, x, gate, logits } = *product;
     let (experts, hidden) = (selection.experts, gate.hidden);
     if tokens == 0 {
         return Ok(());
     }
     gate.check(selection, x, tokens)?;
-    check_logits(selection, tokens, logits)?;
+    check("logits", logits, u64::from(tokens) * u64::from(experts))?;
     let params = RouterLogitsParams { tokens, experts, hidden };
     let operation =
         RouterLogits { x: x.ptr(), gate: gate.weight.ptr(), logits: logits.ptr_mut(), params };
@@ -256,47 +255,53 @@ pub struct DecodeScratch<'a, B: Backend> {
     pub arrivals: &'a Buffer<B, u32>,
 }
 
-impl<B: Backend> DecodeScratch<'_, B> {
-    /// Checks what every decode launch takes: itself, the hidden states and the gate.
-    fn check(
-        &self,
-        selection: Selection,
-        tokens: u32,
-        x: &Buffer<B, u16>,
-        gate: &Gate<'_, B>,
-    ) -> Result<(), DeviceError> {
+/// Tokens to route by their hidden states, up to 64.
+pub struct DecodeRouting<'a, B: Backend> {
+    /// How many experts there are and a token gets.
+    pub selection: Selection,
+    /// Tokens.
+    pub tokens: u32,
+    /// `[tokens, hidden]` BF16.
+    pub x: &'a View<B, u16>,
+    /// The gate.
+    pub gate: &'a Gate<'a, B>,
+    /// `[tokens]` token ids; negative for padding.
+    pub token: &'a View<B, i32>,
+    /// Where the blocks meet.
+    pub scratch: &'a DecodeScratch<'a, B>,
+    /// Where the answer goes.
+    pub routed: &'a Routed<'a, B>,
+}
+
+impl<B: Backend> DecodeRouting<'_, B> {
+    fn check(&self) -> Result<(), DeviceError> {
+        let Self { selection, tokens, x, gate, token, scratch, routed } = *self;
         gate.check(selection, x, tokens)?;
         check_argument("tokens of the one-launch router", tokens, 1, DECODE_TOKENS)?;
         let experts = u64::from(selection.experts);
-        check("activations", self.activations, u64::from(DECODE_TOKENS) * experts)?;
-        check("arrivals", self.arrivals, DECODE_SLICES.into())
+        check("activations", scratch.activations, u64::from(DECODE_TOKENS) * experts)?;
+        check("arrivals", scratch.arrivals, DECODE_SLICES.into())?;
+        routed.check(selection, tokens, token)
     }
 }
 
-/// Queues `dense_router_decode_*`: [`activation_topk`] of the product of `x` (`[tokens, hidden]` BF16)
-/// with the gate, for up to 64 tokens.
+/// Queues `dense_router_decode_*`: [`activation_topk`] of the product of the hidden states with the gate.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for more tokens, or a hidden state of no multiple of 32; [`DeviceError::Length`] for a buffer
-/// shorter than its shape; as [`Stream::launch`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
+/// [`DeviceError::Argument`] for more than 64 tokens, or a hidden state of no multiple of 32;
+/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn dense_router_decode<B: Backend>(
     stream: &Stream<B>,
-    selection: Selection,
-    tokens: u32,
-    x: &Buffer<B, u16>,
-    gate: &Gate<'_, B>,
-    bias: &Buffer<B, f32>,
-    token: &Buffer<B, i32>,
-    scratch: &DecodeScratch<'_, B>,
-    routed: &Routed<'_, B>,
+    routing: &DecodeRouting<'_, B>,
+    bias: &View<B, f32>,
 ) -> Result<(), DeviceError> {
+    let DecodeRouting { selection, tokens, x, gate, token, scratch, routed } = *routing;
     let Selection { experts, selected, scaling, width } = selection;
     if tokens == 0 {
         return Ok(());
     }
-    scratch.check(selection, tokens, x, gate)?;
-    Choice::Bias(bias).check(selection, tokens, token, routed)?;
+    routing.check()?;
+    check_bias(selection, bias)?;
     let (hidden, scaling_bits) = (gate.hidden, scaling.to_bits());
     let operation = DenseRouterDecode {
         x: x.ptr(),
@@ -314,30 +319,23 @@ pub fn dense_router_decode<B: Backend>(
     unsafe { stream.launch(width, &operation) }
 }
 
-/// Queues `hash_router_decode_*`: [`hash_router`] with the product of `x` (`[tokens, hidden]` BF16) with
-/// the gate, for up to 64 tokens.
+/// Queues `hash_router_decode_*`: [`hash_router`] with the product of the hidden states with the gate.
 ///
 /// # Errors
 /// As [`dense_router_decode`].
-#[expect(clippy::too_many_arguments, reason = "one for each tensor of the operation")]
 pub fn hash_router_decode<B: Backend>(
     stream: &Stream<B>,
-    selection: Selection,
-    tokens: u32,
-    x: &Buffer<B, u16>,
-    gate: &Gate<'_, B>,
+    routing: &DecodeRouting<'_, B>,
     table: &HashTable<'_, B>,
-    token: &Buffer<B, i32>,
-    scratch: &DecodeScratch<'_, B>,
-    routed: &Routed<'_, B>,
 ) -> Result<(), DeviceError> {
+    let DecodeRouting { selection, tokens, x, gate, token, scratch, routed } = *routing;
     let Selection { experts, selected, scaling, width } = selection;
     if tokens == 0 {
         return Ok(());
     }
     let (hidden, vocabulary, scaling_bits) = (gate.hidden, table.vocabulary, scaling.to_bits());
-    scratch.check(selection, tokens, x, gate)?;
-    Choice::Table(table).check(selection, tokens, token, routed)?;
+    routing.check()?;
+    table.check(selection)?;
     let operation = HashRouterDecode {
         x: x.ptr(),
         gate: gate.weight.ptr(),

@@ -3,7 +3,7 @@
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 
 use super::{StateRing, check, check_length, product};
-use crate::device::{Backend, Buffer, DeviceError, Stream};
+use crate::device::{Backend, DeviceError, Stream, View};
 use crate::ids::SlotId;
 use kernels_gpu::launch::{ResetState, RotateState};
 
@@ -12,26 +12,42 @@ pub enum StateSource<'a, B: Backend> {
     /// Another slot of the same ring.
     Slot(SlotId),
     /// `[rows, 2 * columns]` f32, in order of position.
-    Image(&'a Buffer<B, f32>),
+    Image(&'a View<B, f32>),
 }
 
-/// Queues `csa_rotate_state`, which serves every compressor: the rows of `rows` positions from
-/// `position` on into slot `to`, each to the ring row of its position.
-///
-/// `columns` is the compressor's: 1024, 256 or 512.
+/// The state of one request's compressor.
+pub struct StateSlot<'a, B: Backend> {
+    /// The ring of all slots.
+    pub state: &'a StateRing<B>,
+    /// Columns of the compressor: 1024, 256 or 512.
+    pub columns: u32,
+    /// The request's slot.
+    pub slot: SlotId,
+}
+
+/// State rows on their way into another slot.
+pub struct StateMove<'a, B: Backend> {
+    /// From where.
+    pub from: StateSource<'a, B>,
+    /// Position of the first row.
+    pub position: u32,
+    /// Rows, at most as many as the ring has.
+    pub rows: u32,
+}
+
+/// Queues `csa_rotate_state`, which serves every compressor: rows into slot `to`, each to the ring row of its
+/// position.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape, a slot that does not exist, or more
 /// rows than the ring has; as [`Stream::launch`].
 pub fn rotate_state<B: Backend>(
     stream: &Stream<B>,
-    state: &StateRing<B>,
-    columns: u32,
-    from: &StateSource<'_, B>,
-    to: SlotId,
-    position: u32,
-    rows: u32,
+    to: &StateSlot<'_, B>,
+    moved: &StateMove<'_, B>,
 ) -> Result<(), DeviceError> {
+    let StateSlot { state, columns, slot: to } = *to;
+    let StateMove { ref from, position, rows } = *moved;
     if rows == 0 {
         return Ok(());
     }
@@ -45,7 +61,7 @@ pub fn rotate_state<B: Backend>(
         }
         StateSource::Image(image) => {
             check("state image", image, u64::from(rows) * u64::from(row_words))?;
-            (RotateStateParams::IMAGE, image.view())
+            (RotateStateParams::IMAGE, image.clone())
         }
     };
     let operation = RotateState {
@@ -59,7 +75,7 @@ pub fn rotate_state<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// Queues `hca_reset_state`, which serves every compressor: all rows of `slot` become `word`, a NaN
+/// Queues `hca_reset_state`, which serves every compressor: all rows of a slot become `word`, a NaN
 /// pattern to poison them or 0 to clear them.
 ///
 /// # Errors
@@ -67,11 +83,10 @@ pub fn rotate_state<B: Backend>(
 /// [`Stream::launch`].
 pub fn reset_state<B: Backend>(
     stream: &Stream<B>,
-    state: &StateRing<B>,
-    columns: u32,
-    slot: SlotId,
+    of: &StateSlot<'_, B>,
     word: u32,
 ) -> Result<(), DeviceError> {
+    let StateSlot { state, columns, slot } = *of;
     let row_words = check_state(state, columns, slot)?;
     let operation = ResetState {
         state: state.rows.cast()?.ptr_mut(),

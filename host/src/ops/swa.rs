@@ -47,19 +47,29 @@ pub struct GatherQueries<'a, B: Backend> {
     pub count: u32,
 }
 
-/// Queues `append_swa`: each of `tokens` rows of `kv` (`[tokens, 512]` BF16) is quantised into the
-/// ring row that `row` (`[tokens]`, -1 = none) names. Rows must be distinct.
+/// Rows of the window on their way into the ring.
+pub struct WindowAppend<'a, B: Backend> {
+    /// `[tokens, 512]` BF16.
+    pub kv: &'a View<B, u16>,
+    /// `[tokens]` ring row of each token, distinct; -1 = none.
+    pub row: &'a View<B, i32>,
+    /// The ring.
+    pub ring: &'a SwaRing<'a, B>,
+    /// `[1]` count of rows refused.
+    pub faults: &'a Buffer<B, u32>,
+    /// Tokens.
+    pub tokens: u32,
+}
+
+/// Queues `append_swa`: each row of `kv` is quantised into the ring row that `row` names.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn append_swa<B: Backend>(
     stream: &Stream<B>,
-    kv: &Buffer<B, u16>,
-    row: &View<B, i32>,
-    ring: &SwaRing<'_, B>,
-    faults: &Buffer<B, u32>,
-    tokens: u32,
+    append: &WindowAppend<'_, B>,
 ) -> Result<(), DeviceError> {
+    let WindowAppend { kv, row, ring, faults, tokens } = *append;
     if tokens == 0 {
         return Ok(());
     }
@@ -80,20 +90,32 @@ pub fn append_swa<B: Backend>(
     unsafe { stream.launch(ring.format, &operation) }
 }
 
-/// Queues `gather_swa`: the window of each query into `tile` (`[queries, 128, 512]` BF16) and its
-/// number of rows into `lengths` (`[queries]`).
+/// The windows of queries, and where they go.
+pub struct WindowGather<'a, B: Backend> {
+    /// `[step, 512]` BF16, the step's own rows.
+    pub kv: &'a View<B, u16>,
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// The ring.
+    pub ring: &'a SwaRing<'a, B>,
+    /// `[queries, 128, 512]` BF16.
+    pub tile: &'a Buffer<B, u16>,
+    /// `[queries]` rows of each window.
+    pub lengths: &'a Buffer<B, i32>,
+    /// `[1]` count of queries refused.
+    pub faults: &'a Buffer<B, u32>,
+}
+
+/// Queues `gather_swa`: the window of each query into its tile, and its number of rows.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape, or a ring shorter than a window; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a buffer shorter than its shape, or a ring shorter than a window; as
+/// [`Stream::launch`].
 pub fn gather_swa<B: Backend>(
     stream: &Stream<B>,
-    kv: &Buffer<B, u16>,
-    queries: &GatherQueries<'_, B>,
-    ring: &SwaRing<'_, B>,
-    tile: &Buffer<B, u16>,
-    lengths: &Buffer<B, i32>,
-    faults: &Buffer<B, u32>,
+    gather: &WindowGather<'_, B>,
 ) -> Result<(), DeviceError> {
+    let WindowGather { kv, queries, ring, tile, lengths, faults } = *gather;
     let GatherQueries { position, slot, index, first, count } = *queries;
     if count == 0 {
         return Ok(());

@@ -17,7 +17,10 @@ pub use error::RouterError;
 pub use weights::{Choice, RouterWeights};
 
 use crate::device::{Backend, Buffer, DeviceError, Memory, Stream};
-use crate::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
+use crate::ops::{
+    self, DecodeRouting, DecodeScratch, Gate, GateProduct, HashTable, LogitsRouting, Routed,
+    Selection,
+};
 
 /// Tokens up to which a batch is routed in parts of [`DECODE_TOKENS`]: for more, one tiled product costs
 /// less than so many launches (docs/performance.md).
@@ -145,10 +148,10 @@ impl<B: Backend> Router<B> {
             return Err(RouterError::TooManyTokens { tokens, most });
         }
         let gate = Gate { weight: &self.gate, hidden: self.hidden };
-        ops::check_routed(self.selection, tokens, batch.token, &self.routed(batch))?;
+        self.routed(batch).check(self.selection, tokens, batch.token)?;
         if tokens > MOST_IN_PARTS {
-            let logits = &self.logits;
-            ops::router_logits(stream, self.selection, tokens, x, &gate, logits)?;
+            let (selection, gate, logits) = (self.selection, &gate, &self.logits);
+            ops::router_logits(stream, &GateProduct { selection, tokens, x, gate, logits })?;
             return self.route_logits(stream, logits, batch);
         }
         gate.check(self.selection, x, tokens)?;
@@ -183,19 +186,16 @@ impl<B: Backend> Router<B> {
         gate: &Gate<'_, B>,
         part: &Part<B>,
     ) -> Result<(), DeviceError> {
-        let selection = self.selection;
         let Part { tokens, x, token, ids, weights } = part;
         let scratch = &DecodeScratch { activations: &self.activations, arrivals: &self.arrivals };
         let routed = &Routed { ids, weights, faults: &self.faults };
+        let (selection, tokens) = (self.selection, *tokens);
+        let routing = DecodeRouting { selection, tokens, x, gate, token, scratch, routed };
         match &self.choice {
-            DeviceChoice::Bias(bias) => ops::dense_router_decode(
-                stream, selection, *tokens, x, gate, bias, token, scratch, routed,
-            ),
+            DeviceChoice::Bias(bias) => ops::dense_router_decode(stream, &routing, bias),
             DeviceChoice::Table { table, vocabulary } => {
-                let table = &HashTable { table, vocabulary: *vocabulary };
-                ops::hash_router_decode(
-                    stream, selection, *tokens, x, gate, table, token, scratch, routed,
-                )
+                let table = HashTable { table, vocabulary: *vocabulary };
+                ops::hash_router_decode(stream, &routing, &table)
             }
         }
     }
@@ -211,15 +211,14 @@ impl<B: Backend> Router<B> {
         logits: &Buffer<B, f32>,
         batch: &Batch<'_, B>,
     ) -> Result<(), RouterError> {
-        let selection = self.selection;
-        let (tokens, token, routed) = (batch.tokens, batch.token, self.routed(batch));
+        let (selection, routed) = (self.selection, &self.routed(batch));
+        let (tokens, token) = (batch.tokens, batch.token);
+        let routing = LogitsRouting { selection, tokens, logits, token, routed };
         match &self.choice {
-            DeviceChoice::Bias(bias) => {
-                ops::activation_topk(stream, selection, tokens, logits, bias, token, &routed)
-            }
+            DeviceChoice::Bias(bias) => ops::activation_topk(stream, &routing, bias),
             DeviceChoice::Table { table, vocabulary } => {
                 let table = HashTable { table, vocabulary: *vocabulary };
-                ops::hash_router(stream, selection, tokens, logits, &table, token, &routed)
+                ops::hash_router(stream, &routing, &table)
             }
         }?;
         Ok(())

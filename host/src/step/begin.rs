@@ -12,7 +12,7 @@ use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::ledger::{Ledger, StepPlan, StepRequest};
 use crate::limits::StepLimits;
-use crate::ops;
+use crate::ops::{self, TableUpdate, WorkLists};
 use crate::step_memory::{StepMemory, step_tokens};
 use crate::step_meta::Section;
 
@@ -109,9 +109,12 @@ impl<B: Backend> StepMemory<B> {
         let Some(compressed) = self.compressed.as_ref().filter(|_| !shape.is_fused()) else {
             return Ok(());
         };
-        let (csa, hca) = (compressed.csa_closing(shape), compressed.hca_closing(shape));
-        let tokens = step_tokens(|which| self.section(which), shape.tokens);
-        Ok(ops::build_plan(stream, &tokens, &csa, &hca)?)
+        let lists = WorkLists {
+            tokens: &step_tokens(|which| self.section(which), shape.tokens),
+            csa: &compressed.csa_closing(shape),
+            hca: &compressed.hca_closing(shape),
+        };
+        Ok(ops::build_plan(stream, &lists)?)
     }
 
     fn update_block_table(
@@ -121,7 +124,12 @@ impl<B: Backend> StepMemory<B> {
         plan: StepPlan,
     ) -> Result<(), KvError> {
         let entered = fault_injection::entered_blocks(plan.new_blocks);
-        let (index, block) = (self.section(Section::TableIndex), self.section(Section::TableBlock));
-        Ok(ops::update_table(stream, &index, &block, &core.memory.table(), entered)?)
+        let update = TableUpdate {
+            index: &self.section(Section::TableIndex),
+            block: &self.section(Section::TableBlock),
+            table: &core.memory.table(),
+            count: entered,
+        };
+        Ok(ops::update_table(stream, &update)?)
     }
 }

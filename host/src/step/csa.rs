@@ -7,7 +7,7 @@ use super::shape::StepShape;
 use crate::device::{Backend, Buffer};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
-use crate::ops::{self, Plan, plan_capacity};
+use crate::ops::{self, Compression, CsaDecode, Flush, KeyFlush, WorkList, plan_capacity};
 use crate::pool_kind::PoolKind;
 use crate::step_memory::Compressed;
 use kernels_gpu::launch::{DecodeCsa, FlushCsa};
@@ -57,9 +57,11 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         let faults = access.fault_word::<DecodeCsa>((access.core.config.main_format, keys.format));
         let parts = access.decode_parts();
         let step = access.decode_step(&parts, inputs.kv, &faults)?;
-        let main = access.decode_stream(PoolKind::MainState, &inputs.main)?;
-        let index = access.decode_stream(PoolKind::IndexState, &inputs.index)?;
-        self.tracker.queued(ops::decode_csa(access.stream, &step, &main, &index, &keys))
+        let main = access.decode_compressor(PoolKind::MainState, &inputs.main)?;
+        let index = access.decode_compressor(PoolKind::IndexState, &inputs.index)?;
+        let (step, main, index, keys) = (&step, &main, &index, &keys);
+        let decode = CsaDecode { step, main, index, keys };
+        self.tracker.queued(ops::decode_csa(access.stream, &decode))
     }
 
     /// Entries and keys of the windows that close, into scratch memory.
@@ -72,9 +74,15 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
             (CsaStream::Index, PoolKind::IndexState, &inputs.index, &scratch.keys),
         ] {
             let state = access.pools.state(pool, &access.core.config)?;
-            let (projections, weights) = (inputs.projections(), access.weights(inputs));
-            let compress = ops::compress;
-            compress(access.stream, which, &tokens, &projections, &weights, &state, &closing, out)?;
+            let windows = Compression {
+                tokens: &tokens,
+                projections: &inputs.projections(),
+                weights: &access.weights(inputs),
+                state: &state,
+                closing: &closing,
+                entries: out,
+            };
+            ops::compress(access.stream, which, &windows)?;
         }
         Ok(())
     }
@@ -85,19 +93,16 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         let (config, scratch) = (&access.core.config, access.compressed());
         let (to, keys) = (access.pools.entries(config)?, access.pools.index_keys(config)?);
         let (tokens, closing) = (access.step_tokens(), scratch.csa_closing(access.shape));
-        let (table, from) = (access.core.memory.table(), (&scratch.entries, &scratch.keys));
-        let faults = access.fault_word::<FlushCsa>((to.format, keys.format));
-        let flush = ops::flush_csa;
-        self.tracker.queued(flush(
-            access.stream,
-            &tokens,
-            &closing,
-            from,
-            &table,
-            &to,
-            &keys,
-            &faults,
-        ))
+        let flush = Flush {
+            tokens: &tokens,
+            closing: &closing,
+            entries: &scratch.entries,
+            table: &access.core.memory.table(),
+            to: &to,
+            faults: &access.fault_word::<FlushCsa>((to.format, keys.format)),
+        };
+        let keys = KeyFlush { keys: &scratch.keys, to: &keys };
+        self.tracker.queued(ops::flush_csa(access.stream, &flush, &keys))
     }
 
     /// The step's tokens into both state rings.
@@ -114,8 +119,8 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
 
 impl<B: Backend> Compressed<B> {
     /// The tokens of the step that close a CSA window.
-    pub(super) fn csa_closing(&self, shape: StepShape) -> Plan<'_, B> {
+    pub(super) fn csa_closing(&self, shape: StepShape) -> WorkList<'_, B> {
         let capacity = plan_capacity(shape.tokens, shape.requests, CSA_RATIO);
-        Plan { records: &self.csa_closing, capacity }
+        WorkList { records: &self.csa_closing, capacity }
     }
 }

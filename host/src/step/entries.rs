@@ -8,7 +8,8 @@ use super::layer::{Access, CompressorInputs, Csa, Hca, UpdatedLayer};
 use crate::device::{Backend, Buffer, View};
 use crate::error::KvError;
 use crate::ops::{
-    self, CompressorWeights, DecodeStep, DecodeStream, GatheredRows, StepProjections, StepTokens,
+    self, CompressorWeights, DecodeCompressor, DecodeStep, EntryCounts, EntryGather, GatheredRows,
+    StateUpdate, StepProjections, StepTokens,
 };
 use crate::pool_kind::PoolKind;
 use crate::step_meta::Section;
@@ -51,13 +52,17 @@ impl<B: Backend> Access<'_, B> {
         Ok(DecodeStep { tokens, ring_row, window_kv, window, table, entries, faults })
     }
 
-    pub(super) fn decode_stream<'i>(
+    pub(super) fn decode_compressor<'i>(
         &'i self,
         pool: PoolKind,
         inputs: &'i CompressorInputs<'_, B>,
-    ) -> Result<DecodeStream<'i, B>, KvError> {
+    ) -> Result<DecodeCompressor<'i, B>, KvError> {
         let (projections, weights) = (inputs.projections(), self.weights(inputs));
-        Ok(DecodeStream { projections, weights, state: self.pools.state(pool, &self.core.config)? })
+        Ok(DecodeCompressor {
+            projections,
+            weights,
+            state: self.pools.state(pool, &self.core.config)?,
+        })
     }
 
     pub(super) fn write_state(
@@ -67,9 +72,13 @@ impl<B: Backend> Access<'_, B> {
         inputs: &CompressorInputs<'_, B>,
     ) -> Result<(), KvError> {
         let state = self.pools.state(pool, &self.core.config)?;
-        let (tokens, projections) = (self.step_tokens(), inputs.projections());
-        let write = ops::write_state;
-        Ok(write(self.stream, which, &tokens, &projections, inputs.ape, &state)?)
+        let update = StateUpdate {
+            tokens: &self.step_tokens(),
+            projections: &inputs.projections(),
+            ape: inputs.ape,
+            state: &state,
+        };
+        Ok(ops::write_state(self.stream, which, &update)?)
     }
 }
 
@@ -100,9 +109,10 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let entries = access.pools.entries(&access.core.config)?;
         let (table, faults) =
             (access.core.memory.table(), access.fault_word::<GatherKv>(entries.format));
-        let gather = ops::gather_kv;
-        gather(access.stream, &queries, selected, rows, &table, &entries, tile, &faults)?;
-        access.find_poison(&queries, tile, GatheredRows::List(selected, rows))
+        let (queries, table, entries, faults) = (&queries, &table, &entries, &faults);
+        let gather = EntryGather { queries, table, entries, rows, tile, faults };
+        ops::gather_kv(access.stream, &gather, selected)?;
+        access.find_poison(queries, tile, GatheredRows::List(selected, rows))
     }
 
     /// Queues the gather of all entries that each query sees into `tile` (`[queries, rows, 512]`
@@ -123,9 +133,10 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let entries = access.pools.entries(&access.core.config)?;
         let (table, faults) =
             (access.core.memory.table(), access.fault_word::<GatherAll>(entries.format));
-        let gather = ops::gather_all;
-        gather(access.stream, &queries, rows, &table, &entries, tile, lengths, &faults)?;
-        access.find_poison(&queries, tile, GatheredRows::All(lengths, rows))
+        let (queries, table, entries, faults) = (&queries, &table, &entries, &faults);
+        let gather = EntryGather { queries, table, entries, rows, tile, faults };
+        ops::gather_all(access.stream, &gather, lengths)?;
+        access.find_poison(queries, tile, GatheredRows::All(lengths, rows))
     }
 
     /// Queues the number of entries that each query sees into `lengths` (`[queries]`); 0 for padding.
@@ -140,6 +151,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         let access = &self.access;
         let tokens = access.step_tokens();
         let queries = access.queries(&tokens, queries)?;
-        Ok(ops::valid_lens(access.stream, &queries, access.pools.ratio()?, lengths)?)
+        let counts = EntryCounts { queries: &queries, ratio: access.pools.ratio()?, lengths };
+        Ok(ops::valid_lens(access.stream, &counts)?)
     }
 }

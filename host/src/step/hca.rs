@@ -7,7 +7,7 @@ use super::shape::StepShape;
 use crate::device::{Backend, Buffer};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
-use crate::ops::{self, Plan, plan_capacity};
+use crate::ops::{self, Compression, Flush, HcaDecode, WorkList, plan_capacity};
 use crate::pool_kind::PoolKind;
 use crate::step_memory::Compressed;
 use kernels_gpu::launch::{DecodeHca, FlushHca};
@@ -53,9 +53,10 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         let faults = access.fault_word::<DecodeHca>(access.core.config.main_format);
         let parts = access.decode_parts();
         let step = access.decode_step(&parts, inputs.kv, &faults)?;
-        let main = access.decode_stream(PoolKind::MainState, &inputs.main)?;
+        let main = access.decode_compressor(PoolKind::MainState, &inputs.main)?;
         let scratch = &access.compressed().hca_scratch;
-        self.tracker.queued(ops::decode_hca(access.stream, &step, &main, scratch))
+        let decode = HcaDecode { step: &step, main: &main, scratch };
+        self.tracker.queued(ops::decode_hca(access.stream, &decode))
     }
 
     /// Entries of the windows that close, into scratch memory.
@@ -63,19 +64,15 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         let access = &self.access;
         let (tokens, scratch) = (access.step_tokens(), access.compressed());
         let state = access.pools.state(PoolKind::MainState, &access.core.config)?;
-        let (projections, weights) = (inputs.main.projections(), access.weights(&inputs.main));
-        let closing = scratch.hca_closing(access.shape);
-        let compress = ops::compress_hca;
-        Ok(compress(
-            access.stream,
-            &tokens,
-            &projections,
-            &weights,
-            &state,
-            &closing,
-            &scratch.hca_scratch,
-            &scratch.entries,
-        )?)
+        let windows = Compression {
+            tokens: &tokens,
+            projections: &inputs.main.projections(),
+            weights: &access.weights(&inputs.main),
+            state: &state,
+            closing: &scratch.hca_closing(access.shape),
+            entries: &scratch.entries,
+        };
+        Ok(ops::compress_hca(access.stream, &scratch.hca_scratch, &windows)?)
     }
 
     /// Entries into their blocks.
@@ -83,26 +80,22 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         let access = &self.access;
         let scratch = access.compressed();
         let to = access.pools.entries(&access.core.config)?;
-        let (tokens, closing) = (access.step_tokens(), scratch.hca_closing(access.shape));
-        let (table, faults) =
-            (access.core.memory.table(), access.fault_word::<FlushHca>(to.format));
-        let flush = ops::flush_hca;
-        self.tracker.queued(flush(
-            access.stream,
-            &tokens,
-            &closing,
-            &scratch.entries,
-            &table,
-            &to,
-            &faults,
-        ))
+        let flush = Flush {
+            tokens: &access.step_tokens(),
+            closing: &scratch.hca_closing(access.shape),
+            entries: &scratch.entries,
+            table: &access.core.memory.table(),
+            to: &to,
+            faults: &access.fault_word::<FlushHca>(to.format),
+        };
+        self.tracker.queued(ops::flush_hca(access.stream, &flush))
     }
 }
 
 impl<B: Backend> Compressed<B> {
     /// The tokens of the step that close an HCA window.
-    pub(super) fn hca_closing(&self, shape: StepShape) -> Plan<'_, B> {
+    pub(super) fn hca_closing(&self, shape: StepShape) -> WorkList<'_, B> {
         let capacity = plan_capacity(shape.tokens, shape.requests, HCA_RATIO);
-        Plan { records: &self.hca_closing, capacity }
+        WorkList { records: &self.hca_closing, capacity }
     }
 }

@@ -149,8 +149,9 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let (ring, row) = (access.window()?, access.section(Section::RingRow));
         let faults = access.fault_word::<kernels_gpu::launch::AppendSwa>(ring.format);
         let tokens = access.shape.tokens;
-        let append = ops::append_swa;
-        self.tracker.appended(append(access.stream, &self.kv, &row, &ring, &faults, tokens))?;
+        let (kv, row, ring, faults) = (&self.kv, &row, &ring, &faults);
+        let append = ops::WindowAppend { kv, row, ring, faults, tokens };
+        self.tracker.appended(ops::append_swa(access.stream, &append))?;
         self.tracker.reached(LayerProgress::Finished);
         Ok(())
     }

@@ -53,8 +53,10 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let queries = access.queries(&step, queries)?;
         let ring = access.window()?;
         let faults = access.fault_word::<GatherSwa>(ring.format);
-        ops::gather_swa(access.stream, &self.kv, &queries, &ring, tile, lengths, &faults)?;
-        access.find_poison(&queries, tile, GatheredRows::Window(lengths))
+        let (kv, queries, ring, faults) = (&self.kv, &queries, &ring, &faults);
+        let gather = ops::WindowGather { kv, queries, ring, tile, lengths, faults };
+        ops::gather_swa(access.stream, &gather)?;
+        access.find_poison(queries, tile, GatheredRows::Window(lengths))
     }
 }
 
@@ -87,6 +89,7 @@ impl<B: Backend> Access<'_, B> {
     ) -> Result<(), KvError> {
         let Some(found) = &self.core.memory.poison else { return Ok(()) };
         let layer = self.pools.schema.layer;
-        Ok(ops::find_poison(self.stream, queries, layer, tile, rows, found)?)
+        let search = ops::PoisonSearch { queries, layer, tile, rows, found };
+        Ok(ops::find_poison(self.stream, &search)?)
     }
 }

@@ -116,7 +116,10 @@ fn append(case: &mut Case<'_>) -> Result<(), DeviceError> {
     );
     let faults = case.buffer(1);
     let ring = SwaRing { data: &data, scale: &scale, format, ring, slots };
-    ops::append_swa(&case.stream, &kv, &row, &ring, &faults, tokens)
+    ops::append_swa(
+        &case.stream,
+        &ops::WindowAppend { kv: &kv, row: &row, ring: &ring, faults: &faults, tokens },
+    )
 }
 
 fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
@@ -137,7 +140,17 @@ fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let queries = GatherQueries { position: &position, slot: &slot, index: &index, first, count };
     let ring = SwaRing { data: &data, scale: &scale, format, ring, slots };
     let stream = &case.stream;
-    ops::gather_swa(stream, &kv, &queries, &ring, &tile, &lengths, &faults)
+    ops::gather_swa(
+        stream,
+        &ops::WindowGather {
+            kv: &kv,
+            queries: &queries,
+            ring: &ring,
+            tile: &tile,
+            lengths: &lengths,
+            faults: &faults,
+        },
+    )
 }
 
 /// The arguments that both gathers of entries share.
@@ -212,11 +225,30 @@ fn list(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let selected = case.indices(u64::from(paged.count) * u64::from(paged.rows));
     let (queries, table, entries) = (paged.queries(), paged.table(), paged.entries());
     let (stream, faults) = (&case.stream, &paged.faults);
-    let gather = ops::gather_kv;
-    gather(stream, &queries, &selected, paged.rows, &table, &entries, &tile, faults)?;
+    ops::gather_kv(
+        stream,
+        &ops::EntryGather {
+            queries: &queries,
+            rows: paged.rows,
+            table: &table,
+            entries: &entries,
+            tile: &tile,
+            faults,
+        },
+        &selected,
+    )?;
     let found = case.buffer(1 + 4 * 2);
     let kind = GatheredRows::List(&selected, paged.rows);
-    ops::find_poison(&case.stream, &queries, LayerId(0), &tile, kind, &found)?;
+    ops::find_poison(
+        &case.stream,
+        &ops::PoisonSearch {
+            queries: &queries,
+            layer: LayerId(0),
+            tile: &tile,
+            rows: kind,
+            found: &found,
+        },
+    )?;
     poisoned_keys(case, &paged, &found)
 }
 
@@ -229,12 +261,19 @@ fn poisoned_keys(
     let rows = u64::from(paged.num_blocks) * 32;
     let code = case.buffer(rows * format.code_bytes());
     let scale = case.buffer(rows * format.scale_bytes());
-    let keys = IndexKeys { code: &code, scale: &scale, format, rotate: true };
+    let num_blocks = paged.num_blocks;
+    let keys = IndexKeys { code: &code, scale: &scale, format, rotate: true, num_blocks };
     let scored =
         Scored { skip: case.choices.number(), columns: case.choices.number().min(1 << 12) };
-    let (planes, find) = ((&keys, paged.num_blocks), ops::find_poisoned_keys);
-    let (stream, table) = (&case.stream, paged.table());
-    find(stream, &paged.queries(), LayerId(0), &table, planes, scored, found)
+    let search = ops::PoisonedKeySearch {
+        queries: &paged.queries(),
+        layer: LayerId(0),
+        table: &paged.table(),
+        keys: &keys,
+        scored,
+        found,
+    };
+    ops::find_poisoned_keys(&case.stream, &search)
 }
 
 fn all(case: &mut Case<'_>) -> Result<(), DeviceError> {
@@ -243,11 +282,30 @@ fn all(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let lengths = case.buffer(paged.count.into());
     let (queries, table, entries) = (paged.queries(), paged.table(), paged.entries());
     let (stream, faults) = (&case.stream, &paged.faults);
-    let gather = ops::gather_all;
-    gather(stream, &queries, paged.rows, &table, &entries, &tile, &lengths, faults)?;
+    ops::gather_all(
+        stream,
+        &ops::EntryGather {
+            queries: &queries,
+            rows: paged.rows,
+            table: &table,
+            entries: &entries,
+            tile: &tile,
+            faults,
+        },
+        &lengths,
+    )?;
     let found = case.buffer(1 + 4 * 2);
     let kind = GatheredRows::All(&lengths, paged.rows);
-    ops::find_poison(&case.stream, &queries, LayerId(0), &tile, kind, &found)
+    ops::find_poison(
+        &case.stream,
+        &ops::PoisonSearch {
+            queries: &queries,
+            layer: LayerId(0),
+            tile: &tile,
+            rows: kind,
+            found: &found,
+        },
+    )
 }
 
 fn reset(case: &mut Case<'_>) -> Result<(), DeviceError> {
@@ -258,7 +316,7 @@ fn reset(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let right = rows.saturating_mul(2 * u64::from(columns));
     let rows = case.buffer(right);
     let state = ops::StateRing { rows, ring, slots };
-    ops::reset_state(&case.stream, &state, columns, slot, u32::MAX)
+    ops::reset_state(&case.stream, &ops::StateSlot { state: &state, columns, slot }, u32::MAX)
 }
 
 fn lengths(case: &mut Case<'_>) -> Result<(), DeviceError> {
@@ -268,5 +326,5 @@ fn lengths(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let (position, slot) = (case.indices(end), case.indices(end));
     let lengths = case.buffer(count.into());
     let queries = GatherQueries { position: &position, slot: &slot, index: &slot, first, count };
-    ops::valid_lens(&case.stream, &queries, ratio, &lengths)
+    ops::valid_lens(&case.stream, &ops::EntryCounts { queries: &queries, ratio, lengths: &lengths })
 }

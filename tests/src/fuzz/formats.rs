@@ -40,7 +40,11 @@ fn check_row(format: MainFormat, row: &[u16]) {
     let faults = device.allocate("fault word", 1).expect("memory");
     let (kv, at) = (upload(&stream, row), upload(&stream, &[0]));
     let ring = SwaRing { data: &data, scale: &scale, format, ring: 1, slots: 1 };
-    ops::append_swa(&stream, &kv, &at, &ring, &faults, 1).expect("one row fits");
+    ops::append_swa(
+        &stream,
+        &ops::WindowAppend { kv: &kv, row: &at, ring: &ring, faults: &faults, tokens: 1 },
+    )
+    .expect("one row fits");
     let want = oracle(format).encode(row);
     assert_same(&download(&stream, &data), &want.data, format.name());
     assert_same(&download(&stream, &scale), &want.scale, format.name());

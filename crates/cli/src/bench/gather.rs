@@ -71,7 +71,11 @@ fn gather_kv<B: Backend>(
         let Node { index, queries, table, entries, tile } = node;
         let list = selected.slice(index * list_elements, list_elements).expect("a list a query");
         let (stream, faults) = (&layers.stream, &layers.faults);
-        ops::gather_kv(stream, queries, &list, rows, table, entries, tile, faults)
+        ops::gather_kv(
+            stream,
+            &ops::EntryGather { queries, rows, table, entries, tile, faults },
+            &list,
+        )
     };
     let name = format!("gather_kv_{}", format.name());
     let size = format!("{requests} queries, {rows} of {seen} entries");
@@ -93,7 +97,11 @@ fn gather_all<B: Backend>(
     let launch = |node: &Node<'_, B>| {
         let Node { queries, table, entries, tile, .. } = node;
         let (stream, faults) = (&layers.stream, &layers.faults);
-        ops::gather_all(stream, queries, rows, table, entries, tile, &lengths, faults)
+        ops::gather_all(
+            stream,
+            &ops::EntryGather { queries, rows, table, entries, tile, faults },
+            &lengths,
+        )
     };
     let name = format!("gather_all_{}", format.name());
     let size = format!("{requests} queries, {rows} entries");

@@ -6,7 +6,10 @@ use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, INDEX_DIM};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
-use dsv4_kv::ops::{self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len};
+use dsv4_kv::ops::{
+    self, BlockTable, EntrySelection, GatherQueries, IndexKeys, IndexQueries, KeyScores,
+    ScoreSelection, Scores, maxima_len,
+};
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv_oracle::index::KeyFormat;
 use half::bf16;
@@ -119,21 +122,20 @@ fn scores<B: Backend>(
         let (all, maxima) =
             (part(&layers.scores, layer, nodes), part(&layers.maxima, layer, nodes));
         let to = Scores { scores: &all, maxima: &maxima, columns: entries };
-        let keys = IndexKeys { code: &code, scale: &scale, format, rotate: true };
-        let queries = GatherQueries { position, slot, index: slot, first: 0, count: slots };
-        let table = BlockTable { table, slots, max_blocks };
-        let from = IndexQueries { query, weight, heads: HEADS };
-        let planes = (&keys, num_blocks);
+        let keys = &IndexKeys { code: &code, scale: &scale, format, rotate: true, num_blocks };
+        let queries = &GatherQueries { position, slot, index: slot, first: 0, count: slots };
+        let table = &BlockTable { table, slots, max_blocks };
+        let from = &IndexQueries { query, weight, heads: HEADS };
+        let (columns, selected, to) = (entries, &selected, &to);
         if let Node::One(_) = node {
-            let (list, keys) = (ops::index_score_topk, (&code, &scale, num_blocks));
-            let of = (entries, k);
-            return list(stream, &queries, &from, &table, keys, of, &selected, faults);
+            let lists = ScoreSelection { queries, from, table, keys, columns, k, selected, faults };
+            return ops::index_score_topk(stream, &lists);
         }
-        ops::index_score(stream, &queries, &from, &table, planes, k, &to, faults)?;
-        match node {
-            Node::Two(_) => ops::index_topk(stream, &queries, &to, k, &selected),
-            _ => Ok(()),
+        ops::index_score(stream, &KeyScores { queries, from, table, keys, skip: k, to, faults })?;
+        if let Node::Two(_) = node {
+            ops::index_topk(stream, &EntrySelection { queries, from: to, k, selected })?;
         }
+        Ok(())
     };
     let mut retained = [position, slot, table, &selected].map(Buffer::memory).to_vec();
     retained.extend([layers.code.memory(), layers.scale.memory(), query.memory()]);
@@ -177,7 +179,10 @@ fn selection<B: Backend>(
     let record = |node| {
         let scores = part(&all, node, nodes);
         let from = Scores { scores: &scores, maxima: &maxima, columns };
-        ops::topk_select(&stream, &from, &lengths, rows, k, &selected)
+        ops::topk_select(
+            &stream,
+            &ops::RowSelection { from: &from, lengths: &lengths, rows, k, selected: &selected },
+        )
     };
     let retained = vec![all.memory(), maxima.memory(), lengths.memory(), selected.memory()];
     let graph = stream.capture(retained, || (0..nodes).try_for_each(record))?;
@@ -248,7 +253,17 @@ impl<B: Backend> Layers<B> {
         let frequencies = upload(stream, "frequencies", &compress_frequencies())?;
         let of = GatherQueries { position, slot, index: slot, first: 0, count: queries };
         let to = IndexQueries { query, weight, heads: HEADS };
-        ops::index_query(stream, &of, &projected, &weights, &frequencies, format, &to)?;
+        ops::index_query(
+            stream,
+            &ops::QueryQuantisation {
+                queries: &of,
+                projected: &projected,
+                projected_weight: &weights,
+                frequencies: &frequencies,
+                format,
+                to: &to,
+            },
+        )?;
         stream.synchronize()?;
         Ok(())
     }

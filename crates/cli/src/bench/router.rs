@@ -199,10 +199,24 @@ impl<B: Backend> Inputs<B> {
             let logits = part(&self.logits, node, nodes);
             return if hash {
                 let (logits, token) = (&logits, &token);
-                ops::hash_router(stream, selection, tokens, logits, &table, token, &routed)
+                ops::hash_router(
+                    stream,
+                    &ops::LogitsRouting { selection, tokens, logits, token, routed: &routed },
+                    &table,
+                )
             } else {
                 let (logits, bias) = (&logits, &bias);
-                ops::activation_topk(stream, selection, tokens, logits, bias, &token, &routed)
+                ops::activation_topk(
+                    stream,
+                    &ops::LogitsRouting {
+                        selection,
+                        tokens,
+                        logits,
+                        token: &token,
+                        routed: &routed,
+                    },
+                    bias,
+                )
             };
         }
         let weight = part(&self.gate, node, nodes);
@@ -210,17 +224,40 @@ impl<B: Backend> Inputs<B> {
         let x = &part(&self.x, node, nodes);
         if tokens > DECODE_TOKENS {
             let logits = part(&self.logits, node, nodes);
-            return ops::router_logits(stream, selection, tokens, x, &gate, &logits);
+            return ops::router_logits(
+                stream,
+                &ops::GateProduct { selection, tokens, x, gate: &gate, logits: &logits },
+            );
         }
         let activations = part(&self.activations, node, nodes);
         let scratch = &DecodeScratch { activations: &activations, arrivals: &self.arrivals };
         if hash {
             ops::hash_router_decode(
-                stream, selection, tokens, x, &gate, &table, &token, scratch, &routed,
+                stream,
+                &ops::DecodeRouting {
+                    selection,
+                    tokens,
+                    x,
+                    gate: &gate,
+                    token: &token,
+                    scratch,
+                    routed: &routed,
+                },
+                &table,
             )
         } else {
             ops::dense_router_decode(
-                stream, selection, tokens, x, &gate, &bias, &token, scratch, &routed,
+                stream,
+                &ops::DecodeRouting {
+                    selection,
+                    tokens,
+                    x,
+                    gate: &gate,
+                    token: &token,
+                    scratch,
+                    routed: &routed,
+                },
+                &bias,
             )
         }
     }

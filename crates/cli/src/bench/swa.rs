@@ -62,7 +62,16 @@ fn append<B: Backend>(
     layers.measure((name, size), bytes, Vec::new(), |node| {
         let Node { kv, rings, .. } = node;
         let Layers { stream, ring_row, faults, .. } = &layers;
-        ops::append_swa(stream, kv, ring_row, rings, faults, requests * tokens)
+        ops::append_swa(
+            stream,
+            &ops::WindowAppend {
+                kv,
+                row: ring_row,
+                ring: rings,
+                faults,
+                tokens: requests * tokens,
+            },
+        )
     })
 }
 
@@ -87,7 +96,17 @@ fn gather<B: Backend>(
         let (first, count) = (0, requests);
         let queries = GatherQueries { position, slot, index: index_in_step, first, count };
         let tile = part(&tiles, *index, nodes);
-        ops::gather_swa(stream, kv, &queries, rings, &tile, &lengths, faults)
+        ops::gather_swa(
+            stream,
+            &ops::WindowGather {
+                kv,
+                queries: &queries,
+                ring: rings,
+                tile: &tile,
+                lengths: &lengths,
+                faults,
+            },
+        )
     })
 }
 
@@ -170,7 +189,16 @@ impl<B: Backend> Layers<B> {
             for first in (0..rows).step_by(FILL_TOKENS as usize) {
                 let tokens = FILL_TOKENS.min(rows - first);
                 let row = all.slice(first.into(), tokens.into()).expect("rows of the rings");
-                ops::append_swa(&self.stream, &self.kv, &row, &rings, &self.faults, tokens)?;
+                ops::append_swa(
+                    &self.stream,
+                    &ops::WindowAppend {
+                        kv: &self.kv,
+                        row: &row,
+                        ring: &rings,
+                        faults: &self.faults,
+                        tokens,
+                    },
+                )?;
             }
         }
         Ok(self.stream.synchronize()?)

@@ -244,7 +244,8 @@ impl<B: Backend> Paged<B> {
     }
 
     fn keys(&self, rotate: bool) -> IndexKeys<'_, B> {
-        IndexKeys { code: &self.code, scale: &self.index_scale, format: self.formats.1, rotate }
+        let (code, scale, format) = (&self.code, &self.index_scale, self.formats.1);
+        IndexKeys { code, scale, format, rotate, num_blocks: Self::BLOCKS }
     }
 
     /// Plane row of entry `i` of the request in slot 1.
@@ -269,11 +270,21 @@ pub fn flush_writes_the_golden_rows<B: Backend>(device: &Device<B>) {
             upload(&stream, &rows)
         };
         let (entries_in, keys_in) = (pad(&entries.data, 512), pad(&keys.data, 128));
-        let inputs = (&entries_in, &keys_in);
         let (tokens, plan) = (step.tokens(), step.plan(0));
         let (table, to, index) = (paged.table(), paged.entries(), paged.keys(false));
-        ops::flush_csa(&stream, &tokens, &plan, inputs, &table, &to, &index, &paged.faults)
-            .unwrap();
+        ops::flush_csa(
+            &stream,
+            &ops::Flush {
+                tokens: &tokens,
+                closing: &plan,
+                entries: &entries_in,
+                table: &table,
+                to: &to,
+                faults: &paged.faults,
+            },
+            &ops::KeyFlush { keys: &keys_in, to: &index },
+        )
+        .unwrap();
         let (name, scale_name) = match format {
             IndexFormat::Nvfp4 => ("nvfp4_packed", "nvfp4_scale"),
             IndexFormat::Mxfp4 => ("mxfp4_packed", "mxfp4_scale"),
@@ -318,12 +329,22 @@ pub fn flush_equals_the_oracle_in_every_format<B: Backend>(device: &Device<B>) {
     for main in MainFormat::ALL {
         for index in IndexFormat::ALL {
             let paged = Paged::new(&stream, (main, index), 32);
-            let inputs = (&inputs.0, &inputs.1);
             let (tokens, plan) = (step.tokens(), step.plan(0));
             let (table, to, key_planes) = (paged.table(), paged.entries(), paged.keys(true));
             let faults = &paged.faults;
-            ops::flush_csa(&stream, &tokens, &plan, inputs, &table, &to, &key_planes, faults)
-                .unwrap();
+            ops::flush_csa(
+                &stream,
+                &ops::Flush {
+                    tokens: &tokens,
+                    closing: &plan,
+                    entries: &inputs.0,
+                    table: &table,
+                    to: &to,
+                    faults,
+                },
+                &ops::KeyFlush { keys: &inputs.1, to: &key_planes },
+            )
+            .unwrap();
             let planes = [&paged.data, &paged.scale, &paged.code, &paged.index_scale]
                 .map(|plane| download(&stream, plane));
             for (record, entry) in closed.clone().enumerate() {
@@ -355,7 +376,18 @@ pub fn flush_of_hca_entries_equals_the_oracle<B: Backend>(device: &Device<B>) {
         let (tokens, plan) = (step.tokens(), step.plan(1));
         let (table, to) = (paged.table(), paged.entries());
         let faults = &paged.faults;
-        ops::flush_hca(&stream, &tokens, &plan, &input, &table, &to, faults).unwrap();
+        ops::flush_hca(
+            &stream,
+            &ops::Flush {
+                tokens: &tokens,
+                closing: &plan,
+                entries: &input,
+                table: &table,
+                to: &to,
+                faults,
+            },
+        )
+        .unwrap();
         let (data, scale) = (download(&stream, &paged.data), download(&stream, &paged.scale));
         for (entry, values) in entries.iter().enumerate().take(3) {
             let want = oracle(main).encode(values);
@@ -381,8 +413,20 @@ pub fn flush_counts_windows_without_a_block<B: Backend>(device: &Device<B>) {
     let paged = Paged::new(&stream, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 32);
     let (tokens, plan) = (step.tokens(), step.plan(0));
     let (table, to, index) = (paged.table(), paged.entries(), paged.keys(true));
-    let (inputs, faults) = ((&entries, &keys), &paged.faults);
-    ops::flush_csa(&stream, &tokens, &plan, inputs, &table, &to, &index, faults).unwrap();
+    let faults = &paged.faults;
+    ops::flush_csa(
+        &stream,
+        &ops::Flush {
+            tokens: &tokens,
+            closing: &plan,
+            entries: &entries,
+            table: &table,
+            to: &to,
+            faults,
+        },
+        &ops::KeyFlush { keys: &keys, to: &index },
+    )
+    .unwrap();
     assert_eq!(download(&stream, &paged.faults), [3]);
     let data = download(&stream, &paged.data);
     let written = data.chunks_exact(DATA_BYTES as usize).enumerate();

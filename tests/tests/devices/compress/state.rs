@@ -96,11 +96,13 @@ pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
         let state = StateRing { rows, ring: RING, slots: 3 };
         let image = random(4 * words, 4);
         let uploaded = upload(&stream, &image);
-        let rotate = ops::rotate_state;
-        let source = StateSource::Slot(SlotId(2));
-        rotate(&stream, &state, columns, &source, SlotId(0), 25, 7).unwrap();
-        let source = StateSource::Image(&uploaded);
-        rotate(&stream, &state, columns, &source, SlotId(1), 7, 4).unwrap();
+        let rotate = |from, slot, position, rows| {
+            let to = ops::StateSlot { state: &state, columns, slot };
+            ops::rotate_state(&stream, &to, &ops::StateMove { from, position, rows })
+        };
+        rotate(StateSource::Slot(SlotId(2)), SlotId(0), 25, 7).unwrap();
+        let image_of = || StateSource::Image(&uploaded);
+        rotate(image_of(), SlotId(1), 7, 4).unwrap();
         let mut want = before.clone();
         let row = |slot: usize, position: usize| {
             let at = (slot * RING as usize + position % RING as usize) * words;
@@ -113,15 +115,20 @@ pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
             want[row(1, position)].copy_from_slice(&image[i * words..][..words]);
         }
         assert_same(&download(&stream, &state.rows), &want, "rotated");
-        ops::reset_state(&stream, &state, columns, SlotId(1), f32::NAN.to_bits()).unwrap();
+        ops::reset_state(
+            &stream,
+            &ops::StateSlot { state: &state, columns, slot: SlotId(1) },
+            f32::NAN.to_bits(),
+        )
+        .unwrap();
         let after = download(&stream, &state.rows);
         for (at, (got, want)) in after.iter().zip(&want).enumerate() {
             let poisoned = at / words / RING as usize == 1;
             assert!(if poisoned { got.is_nan() } else { got == want }, "element {at}");
         }
-        let none = rotate(&stream, &state, columns, &source, SlotId(3), 0, 4).unwrap_err();
+        let none = rotate(image_of(), SlotId(3), 0, 4).unwrap_err();
         assert!(matches!(none, DeviceError::Length { what: "state slots", .. }), "{none}");
-        let many = rotate(&stream, &state, columns, &source, SlotId(0), 0, 10).unwrap_err();
+        let many = rotate(image_of(), SlotId(0), 0, 10).unwrap_err();
         assert!(matches!(many, DeviceError::Length { what: "rows of the ring", .. }), "{many}");
     }
 }

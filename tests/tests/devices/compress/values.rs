@@ -47,7 +47,17 @@ pub fn main_rows_equal_the_oracle<B: Backend>(device: &Device<B>) {
             let plane = |bytes| device.allocate("plane", u64::from(count) * bytes).unwrap();
             let (data, scale) = (plane(DATA_BYTES), plane(format.scale_bytes()));
             let ring = SwaRing { data: &data, scale: &scale, format, ring: count, slots: 1 };
-            ops::append_swa(&stream, &kv, &at, &ring, &faults, count).unwrap();
+            ops::append_swa(
+                &stream,
+                &ops::WindowAppend {
+                    kv: &kv,
+                    row: &at,
+                    ring: &ring,
+                    faults: &faults,
+                    tokens: count,
+                },
+            )
+            .unwrap();
             let (data, scale) = (download(&stream, &data), download(&stream, &scale));
             for (at, row) in rows.iter().enumerate() {
                 let want = oracle(format).encode(row);
@@ -86,10 +96,26 @@ pub fn indexer_keys_equal_the_oracle<B: Backend>(device: &Device<B>) {
         let keys = upload(&stream, &padded);
         for format in IndexFormat::ALL {
             let (code, scale) = (plane(format.code_bytes()), plane(format.scale_bytes()));
-            let planes = IndexKeys { code: &code, scale: &scale, format, rotate: false };
-            let inputs = (&entries, &keys);
-            let flush = ops::flush_csa;
-            flush(&stream, &tokens, &plan, inputs, &table, &to, &planes, &faults).unwrap();
+            let planes = IndexKeys {
+                code: &code,
+                scale: &scale,
+                format,
+                rotate: false,
+                num_blocks: to.num_blocks,
+            };
+            ops::flush_csa(
+                &stream,
+                &ops::Flush {
+                    tokens: &tokens,
+                    closing: &plan,
+                    entries: &entries,
+                    table: &table,
+                    to: &to,
+                    faults: &faults,
+                },
+                &ops::KeyFlush { keys: &keys, to: &planes },
+            )
+            .unwrap();
             let (code, scale) = (download(&stream, &code), download(&stream, &scale));
             for (at, key) in values.chunks(KEY).enumerate() {
                 let want = KeyFormat::from_name(format.name()).unwrap().encode(key);

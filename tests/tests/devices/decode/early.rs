@@ -3,8 +3,8 @@
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::ops::{
-    self, BlockTable, CompressorWeights, DecodeStep, DecodeStream, Entries, HcaScratch, StateRing,
-    StepProjections, StepTokens, SwaRing,
+    self, BlockTable, CompressorWeights, DecodeCompressor, DecodeStep, Entries, HcaScratch,
+    StateRing, StepProjections, StepTokens, SwaRing,
 };
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -139,7 +139,7 @@ impl<B: Backend> Layer<B> {
             },
             faults: &faults,
         };
-        let main = DecodeStream {
+        let main = DecodeCompressor {
             projections: StepProjections { kv: &kv, gate: &gate },
             weights: CompressorWeights { ape: &ape, norm: &norm, frequencies: &frequencies },
             state: StateRing { rows: state.clone(), ring: STATE_RING, slots: *tokens as u32 },
@@ -147,8 +147,19 @@ impl<B: Backend> Layer<B> {
         // A kernel that writes words here and there; a copy would end before the next launch begins.
         let words = BlockTable { table: &meta, slots: 3, max_blocks: *tokens as u32 };
         let record = || {
-            ops::update_table(stream, &index, &late_words, &words, 3 * *tokens as u32)?;
-            ops::decode_hca(stream, &step, &main, &self.scratch)
+            ops::update_table(
+                stream,
+                &ops::TableUpdate {
+                    index: &index,
+                    block: &late_words,
+                    table: &words,
+                    count: 3 * *tokens as u32,
+                },
+            )?;
+            ops::decode_hca(
+                stream,
+                &ops::HcaDecode { step: &step, main: &main, scratch: &self.scratch },
+            )
         };
         let mut retained = vec![meta.memory(), index.memory(), late_words.memory()];
         retained.extend([ring_row.memory(), self.window_kv.memory(), self.table.memory()]);

@@ -43,7 +43,10 @@ pub fn foreign_objects_are_refused<B: Backend>(one: &Device<B>, other: &Device<B
     let index = upload(&own, &[0; 4]);
     let queries =
         GatherQueries { position: &index, slot: &index, index: &index, first: 0, count: 4 };
-    let launch = ops::valid_lens(&stream, &queries, 4.try_into().unwrap(), &selected);
+    let launch = ops::valid_lens(
+        &stream,
+        &ops::EntryCounts { queries: &queries, ratio: 4.try_into().unwrap(), lengths: &selected },
+    );
     is_foreign(launch, "token_position", pair);
     assert_eq!(download(&own, &theirs), [1; 16], "nothing ran");
     own.replay(&graph).unwrap();

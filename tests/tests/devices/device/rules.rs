@@ -1,6 +1,6 @@
 //! What every device refuses, and what it puts off or waits for.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
@@ -58,7 +58,17 @@ pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
     let weight = memory.slice(1 << 15, 1 << 15).unwrap().cast::<u16>().unwrap();
     let project = |from: u64| {
         let output = memory.slice(from, 4 * 32).unwrap().cast().unwrap();
-        ops::project(&stream, &input, &weight, &output, [1, 32, 128])
+        ops::project(
+            &stream,
+            &ops::Projection {
+                input: &input,
+                weight: &weight,
+                output: &output,
+                rows: 1,
+                columns: 32,
+                inner: 128,
+            },
+        )
     };
     for (from, with) in [(0, "input"), ((1 << 15) - 4 * 32, "input"), ((1 << 15) - 64, "input")] {
         let error = project(from).unwrap_err();
@@ -73,9 +83,12 @@ pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
     let queries =
         GatherQueries { position: &position, slot: &slot, index: &slot, first: 0, count: 4 };
     let ratio = 4.try_into().unwrap();
-    let error = ops::valid_lens(&stream, &queries, ratio, &half(3)).unwrap_err();
+    let error =
+        ops::valid_lens(&stream, &ops::EntryCounts { queries: &queries, ratio, lengths: &half(3) })
+            .unwrap_err();
     assert!(matches!(error, DeviceError::Aliased { argument: "lengths", .. }), "{error}");
-    ops::valid_lens(&stream, &queries, ratio, &half(4)).unwrap();
+    ops::valid_lens(&stream, &ops::EntryCounts { queries: &queries, ratio, lengths: &half(4) })
+        .unwrap();
     let error = stream.copy(&half(0), &half(3)).unwrap_err();
     assert!(matches!(error, DeviceError::Aliased { kernel: "copy", .. }), "{error}");
     stream.copy(&half(0), &half(4)).unwrap();
@@ -88,7 +101,7 @@ pub fn a_panic_ends_the_capture<B: Backend>(device: &Device<B>) {
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let record = || {
             stream.fill(&buffer, 0xAB)?;
-            panic!("on purpose")
+            resume_unwind(Box::new("on purpose"))
         };
         drop(stream.capture(vec![buffer.memory()], record));
     }));

@@ -184,7 +184,11 @@ fn check_valid_lens<B: Backend>(pool: &Pool<B>, queries: &[Query]) {
     let lengths = upload(stream, &vec![-9_i32; count + 1]);
     let ratio = pool.shape.ratio();
     let nonzero = NonZeroU32::new(ratio).unwrap();
-    ops::valid_lens(stream, &step.queries(1, count), nonzero, &lengths).unwrap();
+    ops::valid_lens(
+        stream,
+        &ops::EntryCounts { queries: &step.queries(1, count), ratio: nonzero, lengths: &lengths },
+    )
+    .unwrap();
     let want = |&(slot, position): &Query| {
         if slot < 0 { 0 } else { visible(position as usize, ratio as usize) as i32 }
     };
@@ -222,7 +226,11 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     let (queries, tile) = (step.queries(0, 2), pool.tile(2, 4));
     let words = upload(stream, &[0_i32; 8]);
     let kv = |queries: &_, selected: &_, rows, table: &_, entries: &_, tile: &_| {
-        ops::gather_kv(stream, queries, selected, rows, table, entries, tile, &pool.faults)
+        ops::gather_kv(
+            stream,
+            &ops::EntryGather { queries, rows, table, entries, tile, faults: &pool.faults },
+            selected,
+        )
     };
     let (table, entries) = (pool.table(), pool.entries());
     kv(&queries, &words, 4, &table, &entries, &tile).unwrap();
@@ -265,31 +273,42 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
         (
             ops::gather_all(
                 stream,
-                &queries,
-                4,
-                &table,
-                &entries,
-                &short_tile,
+                &ops::EntryGather {
+                    queries: &queries,
+                    rows: 4,
+                    table: &table,
+                    entries: &entries,
+                    tile: &short_tile,
+                    faults: &pool.faults,
+                },
                 &words,
-                &pool.faults,
             ),
             "tile",
         ),
         (
             ops::gather_all(
                 stream,
-                &queries,
-                4,
-                &table,
-                &entries,
-                &tile,
+                &ops::EntryGather {
+                    queries: &queries,
+                    rows: 4,
+                    table: &table,
+                    entries: &entries,
+                    tile: &tile,
+                    faults: &pool.faults,
+                },
                 &words.slice(0, 1).unwrap(),
-                &pool.faults,
             ),
             "lengths",
         ),
         (
-            ops::valid_lens(stream, &queries, NonZeroU32::MIN, &words.slice(0, 1).unwrap()),
+            ops::valid_lens(
+                stream,
+                &ops::EntryCounts {
+                    queries: &queries,
+                    ratio: NonZeroU32::MIN,
+                    lengths: &words.slice(0, 1).unwrap(),
+                },
+            ),
             "lengths",
         ),
     ];

@@ -183,8 +183,19 @@ impl<B: Backend> Pool<B> {
         let range = step.queries(first, lists.len());
         let (table, entries) = (self.table(), self.entries());
         let (length, faults) = (rows as u32, &self.faults);
-        let gather = ops::gather_kv;
-        gather(stream, &range, &selected, length, &table, &entries, &tile, faults).unwrap();
+        ops::gather_kv(
+            stream,
+            &ops::EntryGather {
+                queries: &range,
+                rows: length,
+                table: &table,
+                entries: &entries,
+                tile: &tile,
+                faults,
+            },
+            &selected,
+        )
+        .unwrap();
         let got = download(stream, &tile);
         for ((list, &query), got) in lists.iter().zip(&queries[first..]).zip(got.chunks(rows * ROW))
         {
@@ -212,8 +223,19 @@ impl<B: Backend> Pool<B> {
         let range = step.queries(first, count);
         let (table, entries) = (self.table(), self.entries());
         let (most, faults) = (rows as u32, &self.faults);
-        let gather = ops::gather_all;
-        gather(stream, &range, most, &table, &entries, &tile, &lengths, faults).unwrap();
+        ops::gather_all(
+            stream,
+            &ops::EntryGather {
+                queries: &range,
+                rows: most,
+                table: &table,
+                entries: &entries,
+                tile: &tile,
+                faults,
+            },
+            &lengths,
+        )
+        .unwrap();
         let got = download(stream, &tile);
         let lengths = download(stream, &lengths);
         for ((&query, got), length) in

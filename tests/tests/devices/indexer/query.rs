@@ -134,8 +134,18 @@ pub fn queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
         let weight_out = upload(&stream, &[CANARY; 3 * HEADS]);
         let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };
         let (from, weight) = (upload(&stream, &values), upload(&stream, &weights));
-        let run = ops::index_query;
-        run(&stream, &queries, &from, &weight, &frequencies, format, &to).unwrap();
+        ops::index_query(
+            &stream,
+            &ops::QueryQuantisation {
+                queries: &queries,
+                projected: &from,
+                projected_weight: &weight,
+                frequencies: &frequencies,
+                format,
+                to: &to,
+            },
+        )
+        .unwrap();
         let found = download(&stream, &query_out);
         let scaled = download(&stream, &weight_out);
         let mut different = 0;
@@ -202,8 +212,18 @@ pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>
     let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };
     let (from, weight) = (upload(&stream, &values), upload(&stream, &[1.0; HEADS]));
     let frequencies = upload(&stream, &compress_frequencies());
-    let run = ops::index_query;
-    run(&stream, &queries, &from, &weight, &frequencies, format, &to).unwrap();
+    ops::index_query(
+        &stream,
+        &ops::QueryQuantisation {
+            queries: &queries,
+            projected: &from,
+            projected_weight: &weight,
+            frequencies: &frequencies,
+            format,
+            to: &to,
+        },
+    )
+    .unwrap();
     let found = download(&stream, &query_out);
     let scaled = download(&stream, &weight_out);
     for head in 0..HEADS {

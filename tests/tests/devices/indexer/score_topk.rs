@@ -1,7 +1,7 @@
 //! Scores and lists in one launch, against a stable sort of the scores of another.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
-use dsv4_kv::ops::{self, Scores, maxima_len};
+use dsv4_kv::ops::{self, IndexKeys, Scores, maxima_len};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::indexer::top_k;
 use kv_layout::index_row::IndexFormat;
@@ -17,22 +17,43 @@ fn check<B: Backend>(layer: &Layer<B>, queries: &[(i32, i32)], first: usize, cas
     let Layer { stream, .. } = layer;
     let Case { columns, skip: k, .. } = *case;
     let step = layer.step(queries, first, case);
-    let (keys, num_blocks) = layer.keys();
-    let (from, table, planes) = (step.quantised(), step.table(), (&keys, num_blocks));
+    let (from, table, keys) = (step.quantised(), step.table(), layer.keys());
 
     let rows = u64::from(step.count);
     let scores = stream.device().allocate("scores", rows * u64::from(columns)).unwrap();
     let maxima = stream.device().allocate("maxima", rows * maxima_len(columns)).unwrap();
     let to = Scores { scores: &scores, maxima: &maxima, columns };
     let counted = [upload(stream, &[0]), upload(stream, &[0])];
-    let score = ops::index_score;
-    score(stream, &step.queries(), &from, &table, planes, k, &to, &counted[0]).unwrap();
+    ops::index_score(
+        stream,
+        &ops::KeyScores {
+            queries: &step.queries(),
+            from: &from,
+            table: &table,
+            keys: &keys,
+            skip: k,
+            to: &to,
+            faults: &counted[0],
+        },
+    )
+    .unwrap();
 
     let len = (step.count * k) as usize;
     let selected = upload(stream, &vec![CANARY; len + 1]);
-    let (list, of) = (ops::index_score_topk, (columns, k));
-    let (planes, queries_of) = ((keys.code, keys.scale, num_blocks), step.queries());
-    list(stream, &queries_of, &from, &table, planes, of, &selected, &counted[1]).unwrap();
+    ops::index_score_topk(
+        stream,
+        &ops::ScoreSelection {
+            queries: &step.queries(),
+            from: &from,
+            table: &table,
+            keys: &keys,
+            columns,
+            k,
+            selected: &selected,
+            faults: &counted[1],
+        },
+    )
+    .unwrap();
 
     let (scores, lists) = (download(stream, &scores), download(stream, &selected));
     assert_eq!(lists[len], CANARY, "behind the lists");
@@ -124,15 +145,21 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
 
     let Layer { stream, .. } = &layer;
     let step = layer.step(&queries, 0, &case(64, 20));
-    let (keys, num_blocks) = layer.keys();
+    let num_blocks = layer.keys().num_blocks;
     let faults = device.allocate("fault word", 1).unwrap();
     let selected = device.allocate("lists", 4 * 2048).unwrap();
     let list = |columns, k, blocks, len| {
-        let (run, of) = (ops::index_score_topk, (columns, k));
-        let (from, table) = (step.quantised(), step.table());
-        let planes = (keys.code, keys.scale, blocks);
-        let to = selected.slice(0, len).unwrap();
-        run(stream, &step.queries(), &from, &table, planes, of, &to, &faults)
+        let selection = ops::ScoreSelection {
+            queries: &step.queries(),
+            from: &step.quantised(),
+            table: &step.table(),
+            keys: &IndexKeys { num_blocks: blocks, ..layer.keys() },
+            columns,
+            k,
+            selected: &selected.slice(0, len).unwrap(),
+            faults: &faults,
+        };
+        ops::index_score_topk(stream, &selection)
     };
     list(2048, 2048, num_blocks, 4 * 2048).unwrap();
     for (columns, k, blocks) in [

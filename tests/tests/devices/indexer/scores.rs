@@ -97,10 +97,11 @@ impl<B: Backend> Layer<B> {
         self.scale = upload(&self.stream, &scales);
     }
 
-    /// The planes, and their blocks.
-    pub fn keys(&self) -> (IndexKeys<'_, B>, u32) {
-        let Self { code, scale, format, .. } = self;
-        (IndexKeys { code, scale, format: *format, rotate: true }, self.num_blocks)
+    /// The planes.
+    pub fn keys(&self) -> IndexKeys<'_, B> {
+        let Self { code, scale, format, num_blocks, .. } = self;
+        let (format, num_blocks) = (*format, *num_blocks);
+        IndexKeys { code, scale, format, rotate: true, num_blocks }
     }
 
     /// Queries (slot, position) from `first` on.
@@ -147,12 +148,21 @@ impl<B: Backend> Layer<B> {
         let groups = maxima_len(columns) as usize;
         let maxima = upload(stream, &vec![CANARY; rows * groups]);
         let to = Scores { scores: &scores, maxima: &maxima, columns };
-        let (keys, num_blocks) = self.keys();
         let (from, table) = (step.quantised(), step.table());
-        let planes = (&keys, num_blocks);
         let faults = upload(stream, &[0]);
-        let run = ops::index_score;
-        run(stream, &step.queries(), &from, &table, planes, skip, &to, &faults).unwrap();
+        ops::index_score(
+            stream,
+            &ops::KeyScores {
+                queries: &step.queries(),
+                from: &from,
+                table: &table,
+                keys: &self.keys(),
+                skip,
+                to: &to,
+                faults: &faults,
+            },
+        )
+        .unwrap();
         let (scores, maxima) = (download(stream, &scores), download(stream, &maxima));
         assert_eq!(scores[scores.len() - 1], CANARY, "behind the scores");
         for (row, &(slot, position)) in queries[first..].iter().enumerate() {
@@ -356,7 +366,11 @@ pub fn projections_are_exact_on_integers<B: Backend>(device: &Device<B>) {
         };
         let (a, b) = (upload(&stream, &bits(&input)), upload(&stream, &bits(&weight)));
         let output = upload(&stream, &vec![CANARY; (rows * columns + 1) as usize]);
-        ops::project(&stream, &a, &b, &output, [rows, columns, inner]).unwrap();
+        ops::project(
+            &stream,
+            &ops::Projection { input: &a, weight: &b, output: &output, rows, columns, inner },
+        )
+        .unwrap();
         let found = download(&stream, &output);
         let inner = inner as usize;
         let wanted = input.chunks_exact(inner).flat_map(|row| {
@@ -375,7 +389,12 @@ pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let (a, b) = (device.allocate("a", 256).unwrap(), device.allocate("b", 32 * 128).unwrap());
     let output = device.allocate("output", 64).unwrap();
-    let run = |shape| ops::project(&stream, &a, &b, &output, shape);
+    let run = |[rows, columns, inner]: [u32; 3]| {
+        ops::project(
+            &stream,
+            &ops::Projection { input: &a, weight: &b, output: &output, rows, columns, inner },
+        )
+    };
     run([2, 32, 128]).unwrap();
     for shape in [[2, 33, 128], [2, 32, 64], [2, 32, 0]] {
         assert!(matches!(run(shape), Err(DeviceError::Argument { .. })), "{shape:?}");

@@ -29,7 +29,17 @@ fn select<B: Backend>(
     let lengths = upload(&stream, &lengths);
     let selected = upload(&stream, &vec![CANARY; rows.len() * k as usize + 1]);
     let from = Scores { scores: &scores, maxima: &maxima, columns };
-    ops::topk_select(&stream, &from, &lengths, rows.len() as u32, k, &selected).unwrap();
+    ops::topk_select(
+        &stream,
+        &ops::RowSelection {
+            from: &from,
+            lengths: &lengths,
+            rows: rows.len() as u32,
+            k,
+            selected: &selected,
+        },
+    )
+    .unwrap();
     let lists = download(&stream, &selected);
     assert_eq!(lists[lists.len() - 1], CANARY, "behind the lists");
     lists.chunks_exact(k as usize).map(<[i32]>::to_vec).collect()
@@ -191,7 +201,10 @@ pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     let (lengths, selected) = (upload(&stream, &[0]), upload(&stream, &[0; 4]));
     let run = |columns, rows, k| {
         let from = Scores { scores: &scores, maxima: &maxima, columns };
-        ops::topk_select(&stream, &from, &lengths, rows, k, &selected)
+        ops::topk_select(
+            &stream,
+            &ops::RowSelection { from: &from, lengths: &lengths, rows, k, selected: &selected },
+        )
     };
     run(64, 1, 4).unwrap();
     run(64, 0, 4).unwrap();

@@ -70,11 +70,31 @@ impl Case {
                 if hash {
                     let table = HashTable { table: &table, vocabulary: VOCABULARY };
                     ops::hash_router_decode(
-                        stream, selection, tokens, &x, &gate, &table, &token, &scratch, to,
+                        stream,
+                        &ops::DecodeRouting {
+                            selection,
+                            tokens,
+                            x: &x,
+                            gate: &gate,
+                            token: &token,
+                            scratch: &scratch,
+                            routed: to,
+                        },
+                        &table,
                     )
                 } else {
                     ops::dense_router_decode(
-                        stream, selection, tokens, &x, &gate, &bias, &token, &scratch, to,
+                        stream,
+                        &ops::DecodeRouting {
+                            selection,
+                            tokens,
+                            x: &x,
+                            gate: &gate,
+                            token: &token,
+                            scratch: &scratch,
+                            routed: to,
+                        },
+                        &bias,
                     )
                 }
             })
@@ -175,7 +195,17 @@ pub fn exact_logits_give_the_same_bits<B: Backend>(device: &Device<B>) {
     let (logits, bias) = (upload(&stream, &logits), upload(&stream, &case.bias));
     let token = upload(&stream, &case.token);
     let from_logits = Answer::of(device, (37, 6), |stream, to| {
-        ops::activation_topk(stream, selection, 37, &logits, &bias, &token, to)
+        ops::activation_topk(
+            stream,
+            &ops::LogitsRouting {
+                selection,
+                tokens: 37,
+                logits: &logits,
+                token: &token,
+                routed: to,
+            },
+            &bias,
+        )
     });
     assert_eq!(answer, from_logits);
 }
@@ -230,12 +260,32 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
         if hash {
             let table = HashTable { table: &extra.cast().unwrap(), vocabulary: 10 };
             ops::hash_router_decode(
-                &stream, selection, tokens, &x, &gate, &table, &token, &scratch, &routed,
+                &stream,
+                &ops::DecodeRouting {
+                    selection,
+                    tokens,
+                    x: &x,
+                    gate: &gate,
+                    token: &token,
+                    scratch: &scratch,
+                    routed: &routed,
+                },
+                &table,
             )
         } else {
             let bias = extra.cast().unwrap();
             ops::dense_router_decode(
-                &stream, selection, tokens, &x, &gate, &bias, &token, &scratch, &routed,
+                &stream,
+                &ops::DecodeRouting {
+                    selection,
+                    tokens,
+                    x: &x,
+                    gate: &gate,
+                    token: &token,
+                    scratch: &scratch,
+                    routed: &routed,
+                },
+                &bias,
             )
         }
     };

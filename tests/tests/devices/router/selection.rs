@@ -97,10 +97,30 @@ impl Case {
                 let table = upload(stream, &self.table);
                 let vocabulary = self.table.len() as u32 / self.selected;
                 let table = HashTable { table: &table, vocabulary };
-                ops::hash_router(stream, selection, tokens, &logits, &table, &token, to)
+                ops::hash_router(
+                    stream,
+                    &ops::LogitsRouting {
+                        selection,
+                        tokens,
+                        logits: &logits,
+                        token: &token,
+                        routed: to,
+                    },
+                    &table,
+                )
             } else {
                 let bias = upload(stream, &self.bias);
-                ops::activation_topk(stream, selection, tokens, &logits, &bias, &token, to)
+                ops::activation_topk(
+                    stream,
+                    &ops::LogitsRouting {
+                        selection,
+                        tokens,
+                        logits: &logits,
+                        token: &token,
+                        routed: to,
+                    },
+                    &bias,
+                )
             }
         })
     }
@@ -331,10 +351,30 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
             let (logits, token) = (logits.cast().unwrap(), token.cast().unwrap());
             let result = if hash {
                 let table = HashTable { table: &extra.cast().unwrap(), vocabulary: 10 };
-                ops::hash_router(&stream, selection, 3, &logits, &table, &token, &routed)
+                ops::hash_router(
+                    &stream,
+                    &ops::LogitsRouting {
+                        selection,
+                        tokens: 3,
+                        logits: &logits,
+                        token: &token,
+                        routed: &routed,
+                    },
+                    &table,
+                )
             } else {
                 let bias = extra.cast().unwrap();
-                ops::activation_topk(&stream, selection, 3, &logits, &bias, &token, &routed)
+                ops::activation_topk(
+                    &stream,
+                    &ops::LogitsRouting {
+                        selection,
+                        tokens: 3,
+                        logits: &logits,
+                        token: &token,
+                        routed: &routed,
+                    },
+                    &bias,
+                )
             };
             match result {
                 Ok(()) => assert_eq!(short, needed.len()),

@@ -67,7 +67,10 @@ impl<B: Backend> Rings<B> {
         row: &Buffer<B, i32>,
         tokens: u32,
     ) -> Result<(), DeviceError> {
-        ops::append_swa(stream, kv, row, &self.view(), &self.faults, tokens)
+        ops::append_swa(
+            stream,
+            &ops::WindowAppend { kv, row, ring: &self.view(), faults: &self.faults, tokens },
+        )
     }
 
     /// Appends `values` to the given rows, from the first on.
@@ -136,7 +139,18 @@ impl<B: Backend> Step<B> {
         let [position, slot, index] = &self.sections;
         let queries = GatherQueries { position, slot, index, first, count };
         let (ring, faults) = (rings.view(), &rings.faults);
-        ops::gather_swa(stream, kv, &queries, &ring, &tile, &lengths, faults).unwrap();
+        ops::gather_swa(
+            stream,
+            &ops::WindowGather {
+                kv,
+                queries: &queries,
+                ring: &ring,
+                tile: &tile,
+                lengths: &lengths,
+                faults,
+            },
+        )
+        .unwrap();
         (download(stream, &tile), download(stream, &lengths))
     }
 }
