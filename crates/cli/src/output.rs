@@ -33,7 +33,7 @@ pub fn print(text: impl Display) -> Result<(), OutputError> {
 /// What a failure to write to standard output means.
 ///
 /// # Errors
-/// As of [`print`].
+/// As of [`print()`].
 pub fn check(written: io::Result<()>) -> Result<(), OutputError> {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

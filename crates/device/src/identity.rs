@@ -14,7 +14,7 @@ pub struct DeviceInfo {
     pub total_memory: u64,
 }
 
-/// Which [`Device`] something belongs to. No two devices of a process have the same.
+/// Which [`Device`](crate::Device) something belongs to. No two devices of a process have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceId(u64);
 

@@ -193,7 +193,9 @@ impl Ledger {
         self.close(group);
     }
 
-    /// As [`Self::reject_step_with`], for callers that need not know which blocks came back.
+    /// Rejects the open step of `group`, if there is one: every request has the tokens and blocks that it
+    /// had before. If kernels wrote rows, a request with more than `max_draft` + 1 tokens in the step has
+    /// lost rows that it needs ([`KvError::Overwritten`]).
     pub fn reject_step(&mut self, group: LayerGroup, written: Written) {
         self.reject_step_with(group, written, drop);
     }

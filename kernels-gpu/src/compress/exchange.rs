@@ -17,7 +17,7 @@ const SENTINEL: u32 = u32::MAX;
 /// Pooled vectors in global memory, one for each window.
 #[derive(Clone, Copy)]
 pub struct BlockExchange {
-    /// `[capacity, 512]` words: the pooled vectors, f32; [`SENTINEL`] between launches.
+    /// `[capacity, 512]` words: the pooled vectors, f32; `SENTINEL` between launches.
     pub pooled: GlobalMut<u32>,
 }
 

@@ -9,7 +9,7 @@
 //! | [`source`], [`select`] | the kernels' input: random values, and which queries gather entries |
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`], [`explain`] | their comparison with the reference |
-//! | [`drive`], [`timeline`] | the loop, and what is kept of its steps |
+//! | [`mod@drive`], [`timeline`] | the loop, and what is kept of its steps |
 //! | [`summary`], [`report`] | the result: table and JSON, and the HTML page |
 
 mod args;
