@@ -43,6 +43,9 @@ impl Records {
             if token < 0 {
                 return Destination::Padding;
             }
+            if token as u32 >= params.tokens {
+                return Destination::Refused;
+            }
             let slot = token_slot.load(token as u64) as u32;
             if slot >= params.slots {
                 return Destination::Refused;

@@ -50,6 +50,17 @@ macro_rules! operations {
             impl $operation {
                 /// Every variant of the operation, in the order of the kernel table.
                 pub const VARIANTS: &[$variant] = &[$( $($case)+ ),*];
+
+                /// Bytes that a launch with these scalars may touch from each pointer on, in order.
+                #[must_use]
+                pub fn bytes(
+                    params: &params::$params,
+                    variant: $variant,
+                ) -> [u64; [$( stringify!($pointer) ),*].len()] {
+                    let ($p, $f) = (params, variant);
+                    let _ = (&$p, &$f);
+                    [$( product(&[$($extent)+]).saturating_mul(size_of::<$element>() as u64) ),*]
+                }
             }
 
             impl Operation for $operation {
@@ -71,9 +82,7 @@ macro_rules! operations {
                 }
 
                 fn extents(&self, variant: Self::Variant) -> impl AsRef<[u64]> {
-                    let ($p, $f) = (&self.params, variant);
-                    let _ = (&$p, &$f);
-                    [$( product(&[$($extent)+]).saturating_mul(size_of::<$element>() as u64) ),*]
+                    Self::bytes(&self.params, variant)
                 }
 
                 fn pointers(&self) -> impl AsRef<[Span]> {

@@ -35,7 +35,9 @@ pub unsafe fn build(args: BuildPlan) {
             let token = first + thread::thread_idx_x();
             let closes = token < params.tokens
                 && args.token_slot.load(u64::from(token)) >= 0
-                && (args.token_position.load(u64::from(token)) as u32 + 1).is_multiple_of(ratio);
+                && (args.token_position.load(u64::from(token)) as u32)
+                    .wrapping_add(1)
+                    .is_multiple_of(ratio);
             let closing = warp::ballot(closes);
             if lane == 0 {
                 counts.store(warp_id, closing.count_ones());

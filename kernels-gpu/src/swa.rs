@@ -62,13 +62,13 @@ pub unsafe fn gather<F: RowFormat>(args: GatherSwa) {
     }
     let token = params.first + query;
     let first = (thread::block_idx_y() * WARPS + thread::warp_id()) * ROWS_PER_WARP;
-    // SAFETY: `query < tokens`; a query's slot is checked before its ring is read, and its own rows
-    // are the `index` tokens before it. The branches depend on token and row, never on the lane.
+    // SAFETY: `query < tokens`; a query's slot is checked before its ring is read, and that the step
+    // has the `index` tokens before it, its own rows. The branches depend on token and row, never on the lane.
     unsafe {
         let slot = args.token_slot.load(u64::from(token));
         let position = args.token_position.load(u64::from(token)) as u32;
         let index = args.token_index.load(u64::from(token)) as u32;
-        let refused = slot >= 0 && slot as u32 >= params.slots;
+        let refused = slot >= 0 && (slot as u32 >= params.slots || index > token);
         let live = slot >= 0 && !refused;
         // Of a position that is none, -1, nothing.
         let length = if live { position.wrapping_add(1).min(WINDOW) } else { 0 };

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::{process, workspace};
 
 /// Every target, as `dsv4_kv_tests::fuzz::TARGETS` has them.
-const TARGETS: [&str; 5] = ["config", "trace", "manifest", "arguments", "formats"];
+const TARGETS: [&str; 6] = ["config", "trace", "manifest", "arguments", "kernels", "formats"];
 /// The cargo-fuzz that is fetched where none is installed.
 const CARGO_FUZZ: &str = "0.13.2";
 

@@ -271,8 +271,8 @@ pub fn compress<B: Backend>(
             tokens: tokens.count,
         },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); a work list names
-    // tokens of the step, whose windows are in the step or the ring; slots are checked.
+    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves
+    // out what a work list names that is no token of the step, and slots that do not exist.
     unsafe { stream.launch(which, &operation) }
 }
 

@@ -144,7 +144,6 @@ pub fn gather_swa<B: Backend>(
         params: GatherSwaParams { first, tokens: count, ring: ring.ring, slots: ring.slots },
     };
     // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
-    // slots outside the ring, and reads of `kv` only tokens that precede a query in its request,
-    // which the planner lays out before it; work of one stream runs in order.
+    // slots outside the ring and queries with more tokens before them than there are; work of one stream runs in order.
     unsafe { stream.launch(ring.format, &operation) }
 }

@@ -397,7 +397,9 @@ pub unsafe fn compress(args: CompressHca) {
             position: args.token_position,
             slot: args.token_slot,
             index: args.token_index,
+            tokens: params.tokens,
             slots: params.slots,
+            ratio: HCA_RATIO,
         };
         let Some(closing) = tokens.get(record) else { return };
         let projections = Projections {

@@ -65,32 +65,39 @@ pub struct ClosingTokens {
     pub slot: Global<i32>,
     /// `[step]` tokens of the same request that precede the token in the step.
     pub index: Global<i32>,
+    /// Tokens of the step.
+    pub tokens: u32,
     /// Request slots.
     pub slots: u32,
+    /// Tokens of a window.
+    pub ratio: u32,
 }
 
 impl ClosingTokens {
-    /// Closing token `record`; `None` for padding, or a slot that does not exist.
+    /// Closing token `record`; `None` for padding, and for a record or a token that cannot be right: a row
+    /// that the step does not have, more tokens before it than there are, a slot that does not exist, a
+    /// position that closes no window.
     ///
     /// # Safety
-    /// `rows` holds `record`, the other arrays every token that it lists.
+    /// `rows` holds `record`, the other arrays `tokens` tokens.
     #[inline(always)]
     #[must_use]
     pub unsafe fn get(self, record: u32) -> Option<Closing> {
-        // SAFETY: by this function's own contract.
+        // SAFETY: by this function's own contract; a token is one of the step.
         unsafe {
-            let token = self.rows.load(u64::from(record));
-            if token < 0 {
+            // Padding, -1, is larger than any number of tokens.
+            let token = self.rows.load(u64::from(record)) as u32;
+            if token >= self.tokens {
                 return None;
             }
-            let at = token as u64;
-            let closing = Closing {
-                token: token as u32,
-                position: self.position.load(at) as u32,
-                index: self.index.load(at) as u32,
-                slot: self.slot.load(at) as u32,
-            };
-            (closing.slot < self.slots).then_some(closing)
+            let at = u64::from(token);
+            let position = self.position.load(at) as u32;
+            let index = self.index.load(at) as u32;
+            let slot = self.slot.load(at) as u32;
+            let closes =
+                position.wrapping_add(1).is_multiple_of(self.ratio) && position.cast_signed() > 0;
+            let exists = index <= token && slot < self.slots;
+            (closes && exists).then_some(Closing { token, position, index, slot })
         }
     }
 }

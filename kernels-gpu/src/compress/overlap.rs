@@ -111,7 +111,9 @@ impl Compress {
             position: self.token_position,
             slot: self.token_slot,
             index: self.token_index,
+            tokens: self.params.tokens,
             slots: self.params.slots,
+            ratio: CSA_RATIO,
         };
         // SAFETY: by this function's own contract.
         unsafe { tokens.get(record) }

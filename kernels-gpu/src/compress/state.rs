@@ -80,7 +80,7 @@ pub unsafe fn store<const COLUMNS: u32>(
 pub unsafe fn rotate(args: RotateState) {
     let params = args.params;
     let row = thread::block_idx_x();
-    let phase = u64::from((params.position + row) % params.ring);
+    let phase = u64::from(params.position.wrapping_add(row) % params.ring);
     let words = u64::from(params.row_words);
     let ring_row = |slot: u32| (u64::from(slot) * u64::from(params.ring) + phase) * words;
     let mut word = 4 * thread::thread_idx_x();

@@ -39,7 +39,7 @@ macro_rules! decode_rows {
                 /// `[tokens]` row of the ring planes each token goes to.
                 token_ring_row: const i32 [p.tokens],
                 /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
-                table: const i32 [p.slots, p.max_blocks],
+                table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
                 /// `[slots * window ring, 576]` u8, the data plane of the window.
                 ring_data: mut u8 align 16 [p.window_rows, DATA_BYTES],
                 /// `[slots * window ring, scale_bytes]` u8, its scale plane.
@@ -102,7 +102,7 @@ macro_rules! decode_rows {
                 /// `[tokens]` row of the ring planes each token goes to.
                 token_ring_row: const i32 [p.tokens],
                 /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
-                table: const i32 [p.slots, p.max_blocks],
+                table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
                 /// `[tokens, 512]` f32, where the blocks of a token leave what they pooled; all bits set
                 /// before and after.
                 pooled: mut u32 align 16 [p.tokens, HEAD_DIM],

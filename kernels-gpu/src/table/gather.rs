@@ -16,7 +16,7 @@ macro_rules! gather_rows {
                 /// `[step]` slot of each query's request; -1 = padding.
                 token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
-                table: const i32 [p.slots, p.max_blocks],
+                table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
                 /// `[num_blocks * entries_per_block, 576]` u8, the data plane.
                 entry_data: const u8 align 16 [p.num_blocks, 1 << p.entries_log2, DATA_BYTES],
                 /// `[num_blocks * entries_per_block, scale_bytes]` u8, the scale plane.
@@ -44,7 +44,7 @@ macro_rules! gather_rows {
                 /// `[step]` slot of each query's request; -1 = padding.
                 token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
-                table: const i32 [p.slots, p.max_blocks],
+                table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
                 /// `[num_blocks * entries_per_block, 576]` u8, the data plane.
                 entry_data: const u8 align 16 [p.num_blocks, 1 << p.entries_log2, DATA_BYTES],
                 /// `[num_blocks * entries_per_block, scale_bytes]` u8, the scale plane.

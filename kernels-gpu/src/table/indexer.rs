@@ -66,7 +66,7 @@ macro_rules! indexer_rows {
                 /// `[step]` slot of each query's request; -1 = padding.
                 token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
-                table: const i32 [p.slots, p.max_blocks],
+                table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
                 /// `[num_blocks * 32, code_bytes]` u8, the code plane.
                 index_code: const u8 align 16 [p.num_blocks, indexer::TILE, f.code_bytes() as u32],
                 /// `[num_blocks * 32, scale_bytes]` u8, the scale plane.

@@ -48,7 +48,7 @@ macro_rules! window_rows {
                 tile: mut u16 align 16 [p.tokens, WINDOW, HEAD_DIM],
                 /// `[tokens]` rows of the tile in use; 0 for padding.
                 lengths: mut i32 [p.tokens],
-                /// `[1]` count of queries refused because their slot is out of range.
+                /// `[1]` count of queries refused: their slot is out of range, or more tokens precede them than there are.
                 faults: mut u32 [1];
                 GatherSwaParams
             )

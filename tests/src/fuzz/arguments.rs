@@ -130,8 +130,7 @@ fn window(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let format = format(&mut case.choices);
     let (end, rows) = (u64::from(first + count), u64::from(ring.min(300)) * u64::from(slots));
     let (position, slot) = (case.indices(end), case.indices(end));
-    // Of a step, as the planner lays it out: no query has more tokens before it than there are.
-    let index = case.buffer(end);
+    let index = case.indices(end);
     let kv = case.buffer(end * 512);
     let data = case.stream.device().allocate("data", rows * 576)?;
     let scale = case.buffer(rows.saturating_mul(format.scale_bytes()));

@@ -1,6 +1,6 @@
 //! The fuzz targets without a fuzzer: every file of the corpus, and mutations of it.
 
-use dsv4_kv_tests::fuzz::TARGETS;
+use dsv4_kv_tests::fuzz::{TARGETS, refuses_misplaced_arguments};
 use include_dir::{Dir, include_dir};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
@@ -43,12 +43,36 @@ fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut SmallRng) {
 
 #[test]
 fn the_corpus_and_mutations_of_it_find_nothing() {
-    for (name, run) in TARGETS {
+    run_targets(|name| name != "kernels", MUTATIONS);
+}
+
+/// Garbage in all memory of every kernel of the table.
+#[test]
+fn kernels_keep_to_their_memory() {
+    run_targets(|name| name == "kernels", MUTATIONS);
+}
+
+/// `cargo test -p dsv4-kv-tests --test host -- --ignored kernels_keep`: a longer run, of some minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn kernels_keep_to_their_memory_for_long() {
+    run_targets(|name| name == "kernels", 40 * MUTATIONS);
+}
+
+/// Misaligned by an element, and an element short: every argument of every kernel.
+#[test]
+fn no_kernel_takes_a_misplaced_argument() {
+    let refused = refuses_misplaced_arguments();
+    assert!(refused > 63 * 3, "{refused} refused");
+}
+
+fn run_targets(chosen: impl Fn(&str) -> bool, mutations: u64) {
+    for (name, run) in TARGETS.into_iter().filter(|(name, _)| chosen(name)) {
         let corpus = corpus(name);
         corpus.iter().for_each(|bytes| run(bytes));
         run(&[]);
         let mut random = SmallRng::seed_from_u64(90);
-        for _ in 0..MUTATIONS {
+        for _ in 0..mutations {
             let mut bytes = corpus.choose(&mut random).unwrap().clone();
             let other = corpus.choose(&mut random).unwrap();
             mutate(&mut bytes, other, &mut random);

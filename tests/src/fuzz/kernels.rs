@@ -1,0 +1,421 @@
+//! Every kernel of the table with garbage in every array: indices, work lists, lengths, block tables, rings
+//! and planes. A kernel may make garbage of it. It must not touch what is not its own, overflow or loop: the
+//! emulator sees every access, against allocations of exactly the bytes that the table says.
+//!
+//! Scalars come from the host and are such as `dsv4_kv::ops` lets through. A kernel that is new in the table
+//! does not compile here before it has a [`Scalars`].
+
+use bytemuck::Pod;
+use dsv4_kv::device::{Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Operation, Stream};
+use kernels_gpu::launch::*;
+use kernels_gpu::params::*;
+use kernels_gpu::table::shape::*;
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+/// What a case is decided by: the bytes while they last, then numbers that they are the seed of.
+pub struct Choices<'a> {
+    bytes: &'a [u8],
+    random: SmallRng,
+}
+
+impl<'a> Choices<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        let seed = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Self { bytes, random: SmallRng::seed_from_u64(seed) }
+    }
+
+    fn byte(&mut self) -> u8 {
+        match self.bytes.split_first() {
+            Some((&first, rest)) => {
+                self.bytes = rest;
+                first
+            }
+            None => self.random.random(),
+        }
+    }
+
+    /// A number from `least` to `most`.
+    fn range(&mut self, least: u32, most: u32) -> u32 {
+        least + u32::from(self.byte()) % (most - least + 1)
+    }
+
+    /// One of some numbers.
+    fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
+        values[usize::from(self.byte()) % values.len()]
+    }
+}
+
+/// What an element of an array may be.
+trait Garbage: Pod {
+    fn garbage(random: &mut SmallRng) -> Self;
+}
+
+impl Garbage for u8 {
+    fn garbage(random: &mut SmallRng) -> Self {
+        random.random()
+    }
+}
+
+impl Garbage for u16 {
+    fn garbage(random: &mut SmallRng) -> Self {
+        random.random()
+    }
+}
+
+impl Garbage for u32 {
+    fn garbage(random: &mut SmallRng) -> Self {
+        match random.random_range(0..4) {
+            0 => random.random_range(0..4),
+            1 => Self::MAX,
+            _ => random.random(),
+        }
+    }
+}
+
+/// Indices, positions, lengths: near those that there are, ends of windows, and any at all.
+impl Garbage for i32 {
+    fn garbage(random: &mut SmallRng) -> Self {
+        const EDGES: [i32; 16] = [
+            -1,
+            -2,
+            3,
+            7,
+            11,
+            31,
+            32,
+            127,
+            128,
+            255,
+            383,
+            1 << 20,
+            i32::MAX,
+            i32::MIN,
+            2_147_483_619,
+            -128,
+        ];
+        match random.random_range(0..16) {
+            0..8 => random.random_range(0..4),
+            8..10 => random.random_range(0..300),
+            10..15 => *EDGES.choose(random).expect("some"),
+            _ => random.random(),
+        }
+    }
+}
+
+impl Garbage for f32 {
+    fn garbage(random: &mut SmallRng) -> Self {
+        match random.random_range(0..8) {
+            0 => Self::from_bits(random.random()),
+            1 => Self::NAN,
+            2 => Self::INFINITY,
+            _ => random.random_range(-4.0..4.0),
+        }
+    }
+}
+
+/// A device, and where a case comes from.
+pub struct Case<'a> {
+    stream: Stream<Emulator>,
+    choices: Choices<'a>,
+}
+
+impl Case<'_> {
+    /// `bytes` bytes of garbage, and room for `more` elements.
+    fn array<T: Garbage>(&mut self, bytes: u64, more: u64) -> Buffer<Emulator, T> {
+        let count = bytes / size_of::<T>() as u64 + more;
+        let device = self.stream.device();
+        let buffer = device.allocate("argument", count).expect("little memory");
+        let random = &mut self.choices.random;
+        // Large planes repeat a part.
+        let part: Vec<T> = (0..count.min(4099)).map(|_| T::garbage(random)).collect();
+        let values: Vec<T> = part.iter().copied().cycle().take(count as usize).collect();
+        self.stream.upload(&values, &buffer, 0).expect("it fits");
+        buffer
+    }
+}
+
+/// The scalars of an operation, such as the host lets through.
+trait Scalars: Operation {
+    /// The parameter struct.
+    type Params;
+
+    fn choose(choices: &mut Choices<'_>, variant: Self::Variant) -> Self::Params;
+}
+
+macro_rules! scalars {
+    ($( $operation:ident: |$choices:ident, $variant:pat_param| $params:ident $fields:tt )*) => {
+        $(
+            impl Scalars for $operation {
+                type Params = $params;
+
+                fn choose($choices: &mut Choices<'_>, $variant: Self::Variant) -> $params {
+                    $params $fields
+                }
+            }
+        )*
+    };
+}
+
+scalars! {
+    AppendSwa: |c, _| AppendSwaParams { tokens: c.range(0, 9), rows: c.range(0, 300) }
+    GatherSwa: |c, _| GatherSwaParams {
+        first: c.range(0, 3), tokens: c.range(0, 4), ring: c.range(128, 140), slots: c.range(0, 3),
+    }
+    UpdateTable: |c, _| UpdateTableParams { count: c.range(0, 200), elements: c.range(0, 60) }
+    BuildPlan: |c, _| BuildPlanParams {
+        tokens: c.range(0, 40), csa_capacity: c.range(0, 12), hca_capacity: c.range(0, 4),
+    }
+    Compress: |c, _| CompressParams {
+        capacity: c.range(0, 5), ring: c.range(8, 12), slots: c.range(0, 3), tokens: c.range(0, 9),
+    }
+    CompressHca: |c, _| CompressParams {
+        capacity: c.range(0, 3), ring: c.range(128, 133), slots: c.range(0, 2), tokens: c.range(0, 9),
+    }
+    WriteState: |c, v| WriteStateParams {
+        ring: c.range(2 * v.ratio(), 2 * v.ratio() + 3), slots: c.range(0, 2), tokens: c.range(0, 9),
+    }
+    RotateState: |c, _| RotateStateParams {
+        rows: c.range(0, 8),
+        position: c.one_of(&[0, 3, 127, 1 << 20, i32::MAX as u32, u32::MAX]),
+        from: c.one_of(&[RotateStateParams::IMAGE, 0, 1, 2]),
+        to: c.range(0, 2),
+        ring: c.range(8, 12),
+        row_words: c.one_of(&[512, 1024, 2048]),
+    }
+    ResetState: |c, _| ResetStateParams {
+        slot: c.range(0, 2), ring: c.range(0, 9), row_words: c.one_of(&[512, 1024, 2048]), word: u32::MAX,
+    }
+    FlushCsa: |c, _| FlushParams {
+        capacity: c.range(0, 5), slots: c.range(0, 3), max_blocks: c.range(0, 4),
+        num_blocks: c.range(0, 4), rotate: c.range(0, 1), tokens: c.range(0, 9),
+    }
+    FlushHca: |c, _| FlushParams {
+        capacity: c.range(0, 9), slots: c.range(0, 3), max_blocks: c.range(0, 4),
+        num_blocks: c.range(0, 4), rotate: 0, tokens: c.range(0, 9),
+    }
+    DecodeCsa: |c, _| DecodeParams {
+        tokens: c.range(0, 4), slots: c.range(0, 3), window_rows: c.range(0, 300),
+        state_ring: c.range(8, 12), max_blocks: c.range(0, 4), num_blocks: c.range(0, 4),
+    }
+    DecodeHca: |c, _| DecodeParams {
+        tokens: c.range(0, 20), slots: c.range(0, 2), window_rows: c.range(0, 300),
+        state_ring: c.range(128, 133), max_blocks: c.range(0, 4), num_blocks: c.range(0, 4),
+    }
+    GatherKv: |c, _| GatherEntriesParams { ..entries(c) }
+    GatherAll: |c, _| GatherEntriesParams { ..entries(c) }
+    ValidLens: |c, _| ValidLensParams {
+        first: c.range(0, 3), tokens: c.range(0, 200), ratio: c.one_of(&[1, 4, 128]),
+    }
+    Project: |c, _| ProjectParams {
+        rows: c.range(1, 33), columns: 32 * c.range(1, 3), inner: 128 * c.range(1, 2),
+    }
+    IndexQuery: |c, _| IndexQueryParams {
+        first: c.range(0, 3), tokens: c.range(0, 3), heads: c.range(1, 64),
+    }
+    IndexScore: |c, _| IndexScoreParams {
+        first: c.range(0, 3), heads: c.range(1, 64), skip: c.one_of(&[0, 1, 40, 512]),
+        columns: 32 * c.range(1, 20), group_log2: c.one_of(&[3, 5]), tiles: 4 * c.range(1, 6),
+        slots: c.range(0, 3), max_blocks: c.range(0, 5), num_blocks: c.range(1, 4), tokens: c.range(0, 3),
+    }
+    ScoreMaxima: |c, _| ScoreMaximaParams {
+        columns: 32 * c.range(1, 200), group_log2: c.one_of(&[3, 5]), rows: c.range(0, 3),
+    }
+    TopkSelectShort: |c, _| TopkSelectParams {
+        columns: 32 * c.range(1, 64), group_log2: 3, k: k(c), rows: c.range(0, 2),
+    }
+    TopkSelectLong: |c, _| TopkSelectParams {
+        columns: long(c), group_log2: 3, k: k(c), rows: c.range(0, 2),
+    }
+    IndexTopkShort: |c, _| IndexTopkParams {
+        first: c.range(0, 3), columns: 32 * c.range(1, 64), group_log2: 3, k: k(c), tokens: c.range(0, 2),
+    }
+    IndexTopkLong: |c, _| IndexTopkParams {
+        first: c.range(0, 3), columns: long(c), group_log2: 3, k: k(c), tokens: c.range(0, 2),
+    }
+    IndexScoreTopk: |c, _| IndexScoreTopkParams {
+        first: c.range(0, 3), heads: c.range(1, 64), k: k(c), columns: 32 * c.range(1, 64),
+        slots: c.range(0, 3), max_blocks: c.range(0, 5), num_blocks: c.range(1, 4), tokens: c.range(0, 2),
+    }
+    FindPoison: |c, _| FindPoisonParams {
+        first: c.range(0, 3), tokens: c.range(0, 3), rows: c.range(0, 40), layer: c.range(0, 60),
+        source: c.range(0, 2), capacity: c.range(0, 3),
+    }
+    FindPoisonedKeys: |c, _| FindPoisonedKeysParams {
+        first: c.range(0, 3), tokens: c.range(0, 3), skip: c.one_of(&[0, 5]), columns: 32 * c.range(1, 9),
+        layer: c.range(0, 60), capacity: c.range(0, 3), slots: c.range(0, 3), max_blocks: c.range(0, 4),
+        num_blocks: c.range(1, 4),
+    }
+    ActivationTopk: |c, v| ActivationTopkParams {
+        tokens: c.range(0, 9), experts: experts(c, v), selected: c.range(1, 8), scaling_bits: 1.5f32.to_bits(),
+    }
+    HashRouter: |c, _| HashRouterParams {
+        tokens: c.range(0, 20), experts: 32 * c.range(1, 16), selected: c.range(1, 8),
+        vocabulary: c.range(0, 9), scaling_bits: 1.5f32.to_bits(),
+    }
+    DenseRouterDecode: |c, v| DenseRouterDecodeParams {
+        tokens: c.range(1, 64), experts: experts(c, v), hidden: 32 * c.range(1, 4), selected: c.range(1, 8),
+        scaling_bits: 1.5f32.to_bits(),
+    }
+    HashRouterDecode: |c, v| HashRouterDecodeParams {
+        tokens: c.range(1, 64), experts: experts(c, v), hidden: 32 * c.range(1, 4), selected: c.range(1, 8),
+        vocabulary: c.range(0, 9), scaling_bits: 1.5f32.to_bits(),
+    }
+    RouterLogits: |c, _| RouterLogitsParams {
+        tokens: c.range(0, 140), experts: 32 * c.range(1, 3), hidden: 32 * c.range(1, 5),
+    }
+}
+
+fn entries(c: &mut Choices<'_>) -> GatherEntriesParams {
+    let (ratio_log2, entries_log2) = c.one_of(&[(2, 5), (7, 0)]);
+    GatherEntriesParams {
+        first: c.range(0, 3),
+        tokens: c.range(0, 4),
+        rows: c.range(0, 40),
+        ratio_log2,
+        entries_log2,
+        slots: c.range(0, 3),
+        max_blocks: c.range(0, 4),
+        num_blocks: c.range(0, 4),
+    }
+}
+
+/// Entries of a list.
+fn k(c: &mut Choices<'_>) -> u32 {
+    c.one_of(&[1, 2, 31, 512, 1024, 2048])
+}
+
+/// Columns of a row of any length.
+fn long(c: &mut Choices<'_>) -> u32 {
+    c.one_of(&[32, 2080, 4096, 4128, 20_000 / 32 * 32, 65_536])
+}
+
+/// Experts of a kernel.
+fn experts(c: &mut Choices<'_>, width: ExpertWidth) -> u32 {
+    let fits: Vec<u32> =
+        (1..=16).map(|n| 32 * n).filter(|&n| ExpertWidth::of(n) == Some(width)).collect();
+    c.one_of(&fits)
+}
+
+/// What may be wrong with an argument besides its contents.
+#[derive(Clone, Copy)]
+enum Wrong {
+    Nothing,
+    /// The pointer in this place starts an element late.
+    Shifted(usize),
+    /// The pointer in this place has an element less than the launch may touch.
+    Short(usize),
+}
+
+/// An operation of the table.
+struct Entry {
+    run: fn(&mut Case<'_>, usize, Wrong) -> Result<(), DeviceError>,
+    /// Its variants, in order: of each the kernel's index.
+    kernels: fn() -> Vec<usize>,
+}
+
+macro_rules! pointer {
+    (const $buffer:expr) => {
+        $buffer.ptr()
+    };
+    (mut $buffer:expr) => {
+        $buffer.ptr_mut()
+    };
+}
+
+macro_rules! operations {
+    ($(
+        $operation:ident<$variant:ty> |$p:ident, $f:ident|
+        $doc:literal
+        (
+            $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ident
+               $(align $align:literal)? [$($extent:tt)+] ),* ;
+            $params:ident
+        )
+        $launch:tt
+        bodies $bodies:tt
+    )*) => {
+        /// Every operation of the table.
+        const OPERATIONS: &[Entry] = &[$( Entry {
+            run: |case, variant, wrong| {
+                let variant = $operation::VARIANTS[variant];
+                let params: $params = $operation::choose(&mut case.choices, variant);
+                let mut bytes = $operation::bytes(&params, variant).into_iter().enumerate();
+                $(
+                    let (place, bytes_of) = bytes.next().expect("one for each pointer");
+                    let more = u64::from(matches!(wrong, Wrong::Shifted(at) if at == place));
+                    let less = u64::from(matches!(wrong, Wrong::Short(at) if at == place && bytes_of > 0));
+                    let $pointer = case.array::<$element>(bytes_of, more);
+                    let $pointer = $pointer.slice(more, $pointer.len() - more - less).expect("inside");
+                )*
+                let operation = $operation { $( $pointer: pointer!($mutability $pointer), )* params };
+                // SAFETY: the emulator checks every access; nothing else runs.
+                unsafe { case.stream.launch(variant, &operation) }
+            },
+            kernels: || $operation::VARIANTS.iter().map(|&v| $operation::kernel(v)).collect(),
+        } ),*];
+    };
+}
+
+kernels_gpu::for_each_operation!(operations);
+
+fn case(bytes: &[u8]) -> Case<'_> {
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    Case { stream: device.stream().expect("the CPU has streams"), choices: Choices::new(bytes) }
+}
+
+/// Chooses a kernel and its scalars by the bytes, and runs it on garbage.
+///
+/// # Panics
+/// If the kernel touched what is not its own.
+pub fn kernels(bytes: &[u8]) {
+    let mut case = case(bytes);
+    let operation = &OPERATIONS[usize::from(case.choices.byte()) % OPERATIONS.len()];
+    let variant = usize::from(case.choices.byte()) % (operation.kernels)().len();
+    match (operation.run)(&mut case, variant, Wrong::Nothing) {
+        Ok(()) | Err(DeviceError::BadGrid { .. }) => {}
+        Err(error) => panic!("garbage in memory: {error}"),
+    }
+}
+
+/// Offers every kernel of the table each of its arguments an element off its place, where the table asks for
+/// more than an element's alignment, and each an element short. How many it refused.
+///
+/// # Panics
+/// If one was not refused with [`DeviceError::Misaligned`], or [`DeviceError::TooShort`].
+pub fn refuses_misplaced_arguments() -> usize {
+    let mut refused = 0;
+    for operation in OPERATIONS {
+        for (variant, kernel) in (operation.kernels)().into_iter().enumerate() {
+            let kernel = &kernels_gpu::table::KERNELS[kernel];
+            for (place, pointer) in kernel.pointers.iter().enumerate() {
+                // Numbers other than 0 wherever there is a choice.
+                let bytes = [1; 16];
+                let element = match pointer.element {
+                    "u8" => 1,
+                    "u16" => 2,
+                    _ => 4,
+                };
+                if pointer.align > element {
+                    let result = (operation.run)(&mut case(&bytes), variant, Wrong::Shifted(place));
+                    let found = matches!(result, Err(DeviceError::Misaligned { argument, .. })
+                        if argument == pointer.name);
+                    assert!(found, "{}, {} off: {result:?}", kernel.name, pointer.name);
+                    refused += 1;
+                }
+                let result = (operation.run)(&mut case(&bytes), variant, Wrong::Short(place));
+                if pointer.extent.contains("if p.") && result.is_ok() {
+                    continue;
+                }
+                let found = matches!(result, Err(DeviceError::TooShort { argument, .. })
+                    if argument == pointer.name);
+                assert!(found, "{}, {} short: {result:?}", kernel.name, pointer.name);
+                refused += 1;
+            }
+        }
+    }
+    refused
+}
