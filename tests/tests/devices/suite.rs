@@ -52,6 +52,7 @@ suite! {
     device::rules {
         casts_keep_every_byte,
         sizes_of_any_kind_are_typed_errors,
+        misaligned_operands_are_refused,
         outputs_that_overlap_are_refused,
         a_panic_ends_the_capture,
         what_is_dropped_in_a_capture_is_freed_after_it,

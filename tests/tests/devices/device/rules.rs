@@ -5,6 +5,7 @@ use std::thread;
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::ops::{self, GatherQueries};
+use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{download, upload};
 
@@ -48,6 +49,36 @@ pub fn sizes_of_any_kind_are_typed_errors<B: Backend>(device: &Device<B>) {
     }
     let odd = device.allocate_pinned::<[u32; 3]>(3).unwrap();
     assert_eq!(odd.as_slice(), [[0; 3]; 3]);
+}
+
+/// A slice that is aligned as its elements are, and not as the kernel loads them.
+pub fn misaligned_operands_are_refused<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let bf16 = device.allocate::<u16>("rows", 1 << 12).unwrap();
+    let ring = device.allocate::<u8>("ring", 1 << 14).unwrap();
+    let (row, faults) = (upload(&stream, &[0]), device.allocate("fault word", 1).unwrap());
+    let append = |kv: u64, data: u64| {
+        let ring = ops::SwaRing {
+            data: &ring.slice(data, 576).unwrap(),
+            scale: &ring.slice(1 << 12, 64).unwrap(),
+            format: MainFormat::Ue8m0,
+            ring: 1,
+            slots: 1,
+        };
+        let kv = bf16.slice(kv, 512).unwrap();
+        let (kv, row, ring, faults) = (&kv, &row, &ring, &faults);
+        ops::append_swa(&stream, &ops::WindowAppend { kv, row, ring, faults, tokens: 1 })
+    };
+    append(0, 0).unwrap();
+    append(8, 16).unwrap();
+    for (kv, data, named) in [(1, 0, "kv"), (0, 1, "ring_data")] {
+        let error = append(kv, data).unwrap_err();
+        let DeviceError::Misaligned { argument, address, align, .. } = error else {
+            panic!("{error}")
+        };
+        assert!(argument == named && !address.is_multiple_of(align.into()), "{argument}");
+    }
+    assert_eq!(download(&stream, &faults), [0]);
 }
 
 /// What a kernel or a copy writes must overlap nothing else that it takes.
