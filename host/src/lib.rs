@@ -33,7 +33,8 @@
 //! use dsv4_kv::kv_layout::config::ModelConfig;
 //! use dsv4_kv::kv_layout::geometry::LayerKind;
 //! use dsv4_kv::step::{CompressorInputs, CsaInputs};
-//! use dsv4_kv::{Accepted, CacheConfig, IndexerWorkspace, KvCacheManager, Launches, StepRequest};
+//! use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, StepRequest};
+//! # use dsv4_kv::{IndexerWorkspace, WorkspaceLimits};
 //!
 //! # let layers = vec![LayerKind::Swa, LayerKind::Csa];
 //! # let tiny = ModelConfig::preset("tiny").expect("a preset");
@@ -55,7 +56,8 @@
 //! # let projected = ProjectedQueries { queries: &index_queries, weights: &head_weights };
 //! # let (lengths, lists) = (device.allocate("lengths", 5)?, device.allocate("lists", 5 * u64::from(k))?);
 //! # let entries = device.allocate("entries", 5 * u64::from(k) * 512)?;
-//! # let workspace = IndexerWorkspace::new(&device, &model, 512, 5, u64::MAX)?;
+//! # let limits = WorkspaceLimits { context: 512, queries: 5, bytes: u64::MAX };
+//! # let workspace = IndexerWorkspace::new(&device, &model, limits)?;
 //! let smallest = CacheConfig::smallest(model);
 //! let config = CacheConfig { num_blocks: 16, max_context: 512, max_step_tokens: 64, ..smallest };
 //! let mut cache = KvCacheManager::new(device, config)?;
@@ -130,7 +132,7 @@ pub use config::CacheConfig;
 pub use device::open_cuda;
 pub use error::KvError;
 pub use ids::{BlockId, LayerGroup, LayerId, RequestId, SlotId};
-pub use indexer::{CsaIndexer, IndexerWorkspace, WorkspaceSize};
+pub use indexer::{CsaIndexer, IndexerWorkspace, WorkspaceLimits, WorkspaceSize};
 pub use ledger::{Accepted, Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
 pub use pool_kind::PoolKind;

@@ -6,7 +6,7 @@ use dsv4_kv::device::{Backend, Buffer, Stream};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::schema::LayerCacheSchema;
 use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer};
-use dsv4_kv::{CacheConfig, IndexerWorkspace, KvError, LayerId, Layers};
+use dsv4_kv::{CacheConfig, IndexerWorkspace, KvError, LayerId, Layers, WorkspaceLimits};
 use kv_layout::geometry::{INDEX_DIM, LayerKind};
 
 use crate::inputs::upload;
@@ -149,7 +149,8 @@ fn workspace<B: Backend>(
     queries: u32,
 ) -> Result<IndexerWorkspace<B>, KvError> {
     let CacheConfig { model, max_context, .. } = config;
-    IndexerWorkspace::new(stream.device(), model, *max_context, queries, u64::MAX)
+    let limits = WorkspaceLimits { context: *max_context, queries, bytes: u64::MAX };
+    IndexerWorkspace::new(stream.device(), model, limits)
 }
 
 /// Queues a layer's update: in a CSA layer with two compressors, the main one first, in an HCA layer

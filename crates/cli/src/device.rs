@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use dsv4_kv::device::{CudaDevice, CudaOptions};
 use dsv4_kv::kv_layout::geometry::LayerKind;
-use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize};
+use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceLimits, WorkspaceSize};
 
 use crate::error::InputError;
 use crate::output;
@@ -18,7 +18,8 @@ pub fn indexer(
     queries: u32,
     bytes: u64,
 ) -> Result<Option<WorkspaceSize>, KvError> {
-    let size = || WorkspaceSize::new(&config.model, config.max_context, queries, bytes);
+    let limits = WorkspaceLimits { context: config.max_context, queries, bytes };
+    let size = || WorkspaceSize::new(&config.model, limits);
     (config.model.count(LayerKind::Csa) > 0).then(size).transpose()
 }
 

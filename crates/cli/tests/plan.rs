@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use assert_cmd::Command;
-use dsv4_kv::IndexerWorkspace;
 use dsv4_kv::device::{EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::{IndexerWorkspace, WorkspaceLimits};
 use serde_json::Value;
 
 /// `dsv4-kv plan` with the given options, separated by blanks.
@@ -105,8 +105,12 @@ fn the_indexer_takes_the_planned_bytes() {
         let bytes = plan["indexer"]["bytes"].as_u64().expect("bytes");
         let device = EmuDevice::new(EmuOptions { memory: bytes, ..EmuOptions::default() });
         let workspace = |most, bytes| {
-            IndexerWorkspace::new(&device, &model, context, most, bytes)
-                .map(|workspace| workspace.size())
+            IndexerWorkspace::new(
+                &device,
+                &model,
+                WorkspaceLimits { context, queries: most, bytes },
+            )
+            .map(|workspace| workspace.size())
         };
         let size = workspace(queries, bytes).expect("the planned bytes hold it");
         assert_eq!(serde_json::to_value(size).expect("it is plain"), plan["indexer"]);
@@ -114,7 +118,8 @@ fn the_indexer_takes_the_planned_bytes() {
             Ok(size) => assert_eq!(size.queries, queries - 1),
             Err(error) => assert!(queries == 1, "{error}"),
         }
-        let _held = IndexerWorkspace::new(&device, &model, context, queries, bytes);
+        let _held =
+            IndexerWorkspace::new(&device, &model, WorkspaceLimits { context, queries, bytes });
         assert_eq!(device.free_memory().expect("an emulated device"), 0);
     }
     let swa = r#"{"num_hidden_layers": 2, "compress_ratios": [0, 128], "hidden_size": 256,

@@ -4,12 +4,12 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use dsv4_kv::IndexerWorkspace;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, WINDOW};
 use dsv4_kv::step::{Csa, Hca, UpdatedLayer};
+use dsv4_kv::{IndexerWorkspace, WorkspaceLimits};
 use half::bf16;
 
 use crate::model::{CONTEXT, Vectors};
@@ -68,7 +68,11 @@ impl<B: Backend> Tiles<B> {
             all: Tile::new(device, HCA_ENTRIES)?,
             selected: Tile::new(device, k)?,
             lists: device.allocate("lists", (TILE_QUERIES * k).into())?,
-            workspace: IndexerWorkspace::new(device, model, CONTEXT, TILE_QUERIES, u64::MAX)?,
+            workspace: IndexerWorkspace::new(
+                device,
+                model,
+                WorkspaceLimits { context: CONTEXT, queries: TILE_QUERIES, bytes: u64::MAX },
+            )?,
         })
     }
 

@@ -20,7 +20,7 @@ use crate::device::{Backend, Buffer, DeviceError, Memory};
 use crate::error::KvError;
 
 pub use select::{Activations, ProjectedQueries, Selection};
-pub use workspace::{IndexerWorkspace, WorkspaceSize};
+pub use workspace::{IndexerWorkspace, WorkspaceLimits, WorkspaceSize};
 
 /// The indexer of one CSA layer: its weights.
 pub struct CsaIndexer<B: Backend> {

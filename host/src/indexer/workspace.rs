@@ -5,15 +5,24 @@ use kv_layout::geometry::{CSA_RATIO, INDEX_DIM, MAX_CONTEXT};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use serde::Serialize;
 
+use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::device::{Backend, Buffer, Device, Memory};
 use crate::error::KvError;
 use crate::ops::maxima_len;
 
 /// Scores are laid out in tiles of so many entries.
 const TILE: u32 = 32;
-/// Bytes of an element of each buffer: projected queries and weights, queries and weights as scores
-/// take them, scores and their maxima.
-const ELEMENT_BYTES: [u64; 6] = [4, 4, 1, 4, 4, 4];
+
+/// What a workspace shall hold, and in how much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkspaceLimits {
+    /// Tokens of the longest request.
+    pub context: u32,
+    /// Queries that are to be scored at once, at most.
+    pub queries: u32,
+    /// Bytes that it may take; fewer queries are scored at once if they do not hold that many.
+    pub bytes: u64,
+}
 
 /// What a workspace takes on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -29,33 +38,63 @@ pub struct WorkspaceSize {
 }
 
 impl WorkspaceSize {
-    /// The size for up to `queries` queries at once, of requests of up to `context` tokens, as far as
-    /// at most `bytes` bytes hold them.
+    /// The size of the workspace with these limits.
     ///
     /// # Errors
-    /// [`KvError::WorkspaceTooSmall`] if `bytes` do not hold one query; [`KvError::Config`] for more
+    /// [`KvError::WorkspaceTooSmall`] if the bytes do not hold one query; [`KvError::Config`] for more
     /// than 64 heads, a context of 0 or beyond 1,048,576, or no queries or more than 65,535.
-    pub fn new(
-        model: &ModelConfig,
-        context: u32,
-        queries: u32,
-        bytes: u64,
-    ) -> Result<Self, KvError> {
+    pub fn new(model: &ModelConfig, limits: WorkspaceLimits) -> Result<Self, KvError> {
+        let WorkspaceLimits { context, queries, bytes } = limits;
         check("index_n_heads", model.index_heads, QUERY_HEADS)?;
         check("context", context, MAX_CONTEXT)?;
         check("queries", queries, u32::from(u16::MAX))?;
-        let elements = elements(model.index_heads, columns(context));
-        let needed: u64 =
-            elements.iter().zip(ELEMENT_BYTES).map(|(count, bytes)| count * bytes).sum();
+        let of_a_query = Specs::of(model.index_heads, columns(context), 1).bytes();
+        let needed: u64 = of_a_query.iter().sum();
         match (bytes / needed).min(queries.into()) {
             0 => Err(KvError::WorkspaceTooSmall { bytes, needed }),
             queries => Ok(Self {
                 queries: queries as u32,
                 bytes_per_query: needed,
                 bytes: queries * needed,
-                buffers: ELEMENT_BYTES.len() as u32,
+                buffers: of_a_query.len() as u32,
             }),
         }
+    }
+}
+
+/// The buffers, each once.
+struct Specs {
+    projected: BufferSpec<f32>,
+    projected_weight: BufferSpec<f32>,
+    query: BufferSpec<u8>,
+    weight: BufferSpec<f32>,
+    scores: BufferSpec<f32>,
+    maxima: BufferSpec<f32>,
+}
+
+impl Specs {
+    /// For `queries` queries of `heads` heads, with `columns` scores each.
+    fn of(heads: u32, columns: u32, queries: u32) -> Self {
+        let of = |elements: u64| elements * u64::from(queries);
+        let heads = u64::from(heads);
+        let projected = heads * u64::from(INDEX_DIM);
+        let query = IndexFormat::MAX_QUERY_BYTES.into();
+        Self {
+            projected: BufferSpec::new("projected queries", of(projected)),
+            projected_weight: BufferSpec::new("projected head weights", of(heads)),
+            query: BufferSpec::new("indexer queries", of(query)),
+            weight: BufferSpec::new("indexer head weights", of(heads)),
+            scores: BufferSpec::new("indexer scores", of(columns.into())),
+            maxima: BufferSpec::new("maxima of scores", of(maxima_len(columns))),
+        }
+    }
+
+    /// Bytes of each buffer.
+    fn bytes(&self) -> [u64; 6] {
+        let Self { projected, projected_weight, query, weight, scores, maxima } = self;
+        let floats = [projected, projected_weight, weight, scores, maxima].map(BufferSpec::bytes);
+        let [projected, projected_weight, weight, scores, maxima] = floats;
+        [projected, projected_weight, query.bytes(), weight, scores, maxima]
     }
 }
 
@@ -70,35 +109,34 @@ pub struct IndexerWorkspace<B: Backend> {
     pub(super) weight: Buffer<B, f32>,
     pub(super) scores: Buffer<B, f32>,
     pub(super) maxima: Buffer<B, f32>,
+    memory: Vec<Memory<B>>,
 }
 
 impl<B: Backend> IndexerWorkspace<B> {
-    /// A workspace of at most `bytes` for up to `queries` queries at once, for requests of up to
-    /// `context` tokens: [`WorkspaceSize::new`] says what it takes.
+    /// A workspace with these limits: [`WorkspaceSize::new`] says what it takes.
     ///
     /// # Errors
     /// As [`WorkspaceSize::new`]; [`KvError::Device`] if the memory is not there.
     pub fn new(
         device: &Device<B>,
         model: &ModelConfig,
-        context: u32,
-        queries: u32,
-        bytes: u64,
+        limits: WorkspaceLimits,
     ) -> Result<Self, KvError> {
-        let size = WorkspaceSize::new(model, context, queries, bytes)?;
-        let (heads, columns) = (model.index_heads, columns(context));
-        let [projected, projected_weight, query, weight, scores, maxima] =
-            elements(heads, columns).map(|count| count * u64::from(size.queries));
+        let size = WorkspaceSize::new(model, limits)?;
+        let (heads, columns) = (model.index_heads, columns(limits.context));
+        let specs = Specs::of(heads, columns, size.queries);
+        let mut allocator = Allocator::new(device);
         Ok(Self {
             heads,
             columns,
             size,
-            projected: device.allocate("projected queries", projected)?,
-            projected_weight: device.allocate("projected head weights", projected_weight)?,
-            query: device.allocate("indexer queries", query)?,
-            weight: device.allocate("indexer head weights", weight)?,
-            scores: device.allocate("indexer scores", scores)?,
-            maxima: device.allocate("maxima of scores", maxima)?,
+            projected: allocator.allocate(specs.projected)?,
+            projected_weight: allocator.allocate(specs.projected_weight)?,
+            query: allocator.allocate(specs.query)?,
+            weight: allocator.allocate(specs.weight)?,
+            scores: allocator.allocate(specs.scores)?,
+            maxima: allocator.allocate(specs.maxima)?,
+            memory: allocator.memory(),
         })
     }
 
@@ -111,22 +149,8 @@ impl<B: Backend> IndexerWorkspace<B> {
     /// All of it, for a graph to retain.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
-        vec![
-            self.projected.memory(),
-            self.projected_weight.memory(),
-            self.query.memory(),
-            self.weight.memory(),
-            self.scores.memory(),
-            self.maxima.memory(),
-        ]
+        self.memory.clone()
     }
-}
-
-/// Elements of each buffer for one query, in the order of [`ELEMENT_BYTES`].
-fn elements(heads: u32, columns: u32) -> [u64; 6] {
-    let heads = u64::from(heads);
-    let (projected, query) = (heads * u64::from(INDEX_DIM), IndexFormat::MAX_QUERY_BYTES.into());
-    [projected, heads, query, heads, columns.into(), maxima_len(columns)]
 }
 
 /// Scores of a row: the entries of a request of `context` tokens, in whole tiles.

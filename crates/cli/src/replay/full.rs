@@ -136,6 +136,8 @@ mod tests {
     use dsv4_kv::kv_layout::config::ModelConfig;
     use dsv4_kv::{LayerId, PoolKind};
 
+    use dsv4_kv::WorkspaceLimits;
+
     use super::*;
     use crate::replay::tensors::working_bytes;
     use crate::replay::verify::Verification;
@@ -149,7 +151,11 @@ mod tests {
         let config = CacheConfig { max_step_tokens: 130, ..CacheConfig::smallest(model) };
         let config = CacheConfig { max_requests: 2, max_context: 1024, ..config };
         let memory = 1 << 27;
-        let indexer = WorkspaceSize::new(&config.model, 1024, 3, u64::MAX).expect("a size");
+        let indexer = WorkspaceSize::new(
+            &config.model,
+            WorkspaceLimits { context: 1024, queries: 3, bytes: u64::MAX },
+        )
+        .expect("a size");
         let left = memory - working_bytes(&config, Some(&indexer), 1);
         let config = config.with_memory(left).expect("a block and two slots");
         let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });

@@ -9,7 +9,7 @@ use dsv4_kv::kv_layout::geometry::{HEAD_DIM, INDEX_DIM, LayerKind, StateStream, 
 use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer};
 use dsv4_kv::{
     CacheConfig, IndexerWorkspace, KvCacheManager, KvError, LayerId, Layers, StepRequest,
-    WorkspaceSize,
+    WorkspaceLimits, WorkspaceSize,
 };
 
 use super::kept::{Gathered, Shape};
@@ -102,7 +102,9 @@ impl<B: Backend> Tensors<B> {
         let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);
         let verifier = Verifier::new(config, source);
         let workspace = |size: &WorkspaceSize| {
-            IndexerWorkspace::new(device, model, config.max_context, size.queries, size.bytes)
+            let WorkspaceSize { queries, bytes, .. } = *size;
+            let limits = WorkspaceLimits { context: config.max_context, queries, bytes };
+            IndexerWorkspace::new(device, model, limits)
         };
         Ok(Self {
             indexer: indexer.map(workspace).transpose()?,

@@ -4,7 +4,9 @@ use dsv4_kv::device::{Backend, Buffer, Device};
 use dsv4_kv::indexer::{Activations, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ops::one_launch_is_faster;
-use dsv4_kv::{CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceSize};
+use dsv4_kv::{
+    CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceLimits, WorkspaceSize,
+};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::indexer::{Score, query, score, weight_scale};
@@ -60,10 +62,13 @@ impl<B: Backend> Inputs<B> {
 
     fn workspace(&self, fed: &Fed<B>, queries: u32) -> IndexerWorkspace<B> {
         let context = fed.manager.config().max_context;
-        let one = WorkspaceSize::new(&self.model, context, 1, u64::MAX).unwrap();
+        let one = WorkspaceSize::new(&self.model, limits(context, 1, u64::MAX)).unwrap();
         let bytes = u64::from(queries + 1) * one.bytes - 1;
-        let workspace =
-            IndexerWorkspace::new(fed.manager.device(), &self.model, context, self.bucket, bytes);
+        let workspace = IndexerWorkspace::new(
+            fed.manager.device(),
+            &self.model,
+            limits(context, self.bucket, bytes),
+        );
         let workspace = workspace.unwrap();
         assert_eq!(workspace.size().queries, queries);
         workspace
@@ -228,6 +233,10 @@ pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
+fn limits(context: u32, queries: u32, bytes: u64) -> WorkspaceLimits {
+    WorkspaceLimits { context, queries, bytes }
+}
+
 /// What cannot be done is refused by name, before anything is queued.
 pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
@@ -238,9 +247,9 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     let workspace = inputs.workspace(&fed, 2);
     let selected = filled::<B, i32>(&fed.stream, (BUCKET * K) as usize);
     let short = selected.slice(0, u64::from(BUCKET * K) - 1).unwrap();
-    let narrow = IndexerWorkspace::new(device, &inputs.model, 128, 4, 1 << 20).unwrap();
+    let narrow = IndexerWorkspace::new(device, &inputs.model, limits(128, 4, 1 << 20)).unwrap();
     let few = ModelConfig { index_heads: 32, ..inputs.model.clone() };
-    let few = IndexerWorkspace::new(device, &few, 640, 4, 1 << 24).unwrap();
+    let few = IndexerWorkspace::new(device, &few, limits(640, 4, 1 << 24)).unwrap();
     let bucket = fed.bucket(BUCKET, BUCKET);
     fed.run(&[Part::new(id, &story, 0..8)], bucket, &[8], &mut |layer, updated| {
         if layer.0 as usize != LAYERS[0] {
@@ -257,9 +266,9 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
         Ok(())
     });
 
-    let needed = WorkspaceSize::new(&inputs.model, 640, 1, u64::MAX).unwrap().bytes;
+    let needed = WorkspaceSize::new(&inputs.model, limits(640, 1, u64::MAX)).unwrap().bytes;
     let make = |context, bytes| {
-        IndexerWorkspace::new(device, &inputs.model, context, 4, bytes).map(|_| ())
+        IndexerWorkspace::new(device, &inputs.model, limits(context, 4, bytes)).map(|_| ())
     };
     let refused = make(640, needed - 1).unwrap_err();
     assert!(matches!(refused, KvError::WorkspaceTooSmall { bytes, needed: most }
@@ -269,7 +278,7 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
         assert!(matches!(make(context, needed), Err(KvError::Config { .. })));
     }
     let many = ModelConfig { index_heads: 65, ..inputs.model.clone() };
-    let refused = IndexerWorkspace::new(device, &many, 640, 4, 1 << 20).map(|_| ());
+    let refused = IndexerWorkspace::new(device, &many, limits(640, 4, 1 << 20)).map(|_| ());
     assert!(matches!(refused, Err(KvError::Config { value: 65, most: 64, .. })));
 
     let weight = device.allocate("weight", 64).unwrap();
