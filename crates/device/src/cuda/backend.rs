@@ -83,7 +83,8 @@ unsafe impl Backend for Cuda {
         // SAFETY: the memory is zeroed below, before anything reads it.
         let mut buffer = match unsafe { LockedBuffer::<u128>::uninitialized(words) } {
             Ok(buffer) => ManuallyDrop::new(buffer),
-            Err(CudaError::OutOfMemory) => return Err(refused()),
+            // A size beyond the address space is an invalid value to the driver.
+            Err(CudaError::OutOfMemory | CudaError::InvalidValue) => return Err(refused()),
             Err(error) => return Err(during("allocating pinned memory")(error)),
         };
         // SAFETY: so many words were just allocated, page-locked for the host to write.
