@@ -17,7 +17,7 @@ use crate::compress::hca::{
     collects, column, holds_entry, holds_last, load_scores, publish,
 };
 use crate::compress::state::store;
-use crate::compress::{BlockExchange, Closing, Finish, Projections, Scores, Window};
+use crate::compress::{BlockExchange, Closing, Finish, Projections, Quad, Scores, Window};
 use crate::fault;
 use crate::row::{ROW_WORDS, RowFormat};
 use crate::table::shape::MULTIPROCESSORS;
@@ -155,24 +155,12 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
     let share = Share { first, shares, tokens: params.tokens };
     let (warp_id, split) = (thread::warp_id(), thread::block_idx_x() % SPLITS);
     let column = column(split);
-    let step = Step {
-        position: args.token_position,
-        slot: args.token_slot,
-        index: args.token_index,
-        ring_row: args.token_ring_row,
-    };
+    let step = step(args);
     // SAFETY: the state rows that are used are of other positions than the one written; rows come from the
     // table; shared words are written by one thread before a barrier. Speculated tokens have slots below
     // `params.slots` too, and what is read for wrong ones is discarded.
     unsafe {
-        let projections: Projections<COLUMNS> = Projections {
-            kv: args.kv,
-            gate: args.gate,
-            ape: args.ape,
-            state: args.state.read_only(),
-            ring: params.state_ring,
-            ratio: HCA_RATIO,
-        };
+        let projections = projections(args);
         let tokens = SharedTokens::of(share);
         let changed = BlockAtomicU32::new(Shared::<u32, 1>::at(CHANGED), 0);
         let writer = thread::thread_idx_x().wrapping_sub(THREADS / 2);
@@ -206,12 +194,7 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
         let own = share.has(group).then(|| projections.own(share.row(group), column));
         if let Some(speculated) = speculated {
             let token = step.token(share.row(writer));
-            if token != speculated {
-                changed.store(1);
-            }
-            if split == 0 {
-                fault::count(args.faults, 0, u32::from(token.is_refused(params.slots)));
-            }
+            revalidate(args, token, speculated, changed, split);
         }
         let mut pending_keys = pending.map(|pending| pending.load_keys(parity));
         thread::sync_threads();
@@ -227,13 +210,8 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
             thread::sync_threads();
         }
 
-        if let Some((key, gate)) = own {
-            let position = tokens.positions.load(group);
-            if position != NONE && !closes(position) {
-                let score = Scores::of_gate(gate, projections.bias(position, column)).value();
-                let at = (position, tokens.slots.load(group));
-                store::<COLUMNS>(args.state, params.state_ring, at, column, (key, score));
-            }
+        if let Some(own) = own {
+            store_state_row(args, projections, tokens, column, own);
         }
         if pending_keys.is_none() {
             if let Some(appended) = appended {
@@ -243,7 +221,6 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
         }
         let exchange = BlockExchange { pooled: args.pooled };
         let entry = Shared::<u32, ROW_WORDS>::at(ENTRY);
-        let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
         while let Some(keys) = pending_keys {
             let (closing, _) = tokens.closing(i);
             let last = keys.sum(parity);
@@ -253,25 +230,7 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
                 store::<COLUMNS>(args.state, params.state_ring, at, column, last);
             }
             if collects(split) {
-                let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
-                let plane_row = entry_row(args.table, closing, HCA_RATIO, params);
-                let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
-                let (pooled, squares) = collect(exchange, closing.token);
-                let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
-                if holds_entry() {
-                    entry.store(channel / 2, words[0]);
-                    entry.store(channel / 2 + 1, words[1]);
-                }
-                thread::sync_threads();
-                if warp_id == 0 {
-                    store_entry::<F>(
-                        entry,
-                        args.entry_data,
-                        args.entry_scale,
-                        plane_row,
-                        args.faults,
-                    );
-                }
+                collect_entry::<F>(args, exchange, entry, closing);
             }
             i = tokens.closing_from(i + 1);
             parity = parity.next();
@@ -281,6 +240,112 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
         // Loaded again: to keep it would take registers from the windows.
         if appended.is_some() {
             append().store::<F>(args.ring_data, args.ring_scale, params);
+        }
+    }
+}
+
+/// The step's arrays.
+#[inline(always)]
+fn step(args: DecodeHca) -> Step {
+    Step {
+        position: args.token_position,
+        slot: args.token_slot,
+        index: args.token_index,
+        ring_row: args.token_ring_row,
+    }
+}
+
+/// The compressor's tensors, its state to be read.
+///
+/// # Safety
+/// No state row is read that this launch writes.
+#[inline(always)]
+unsafe fn projections(args: DecodeHca) -> Projections<COLUMNS> {
+    Projections {
+        kv: args.kv,
+        gate: args.gate,
+        ape: args.ape,
+        // SAFETY: by this function's own contract.
+        state: unsafe { args.state.read_only() },
+        ring: args.params.state_ring,
+        ratio: HCA_RATIO,
+    }
+}
+
+/// Notes in `changed` that a token is not what it was speculated to be; counts it if it is refused.
+///
+/// # Safety
+/// One thread a token calls it; a barrier follows.
+#[inline(always)]
+unsafe fn revalidate(
+    args: DecodeHca,
+    token: Token,
+    speculated: Token,
+    changed: BlockAtomicU32,
+    split: u32,
+) {
+    if token != speculated {
+        changed.store(1);
+    }
+    if split == 0 {
+        // SAFETY: the fault word, accessed atomically.
+        unsafe { fault::count(args.faults, 0, u32::from(token.is_refused(args.params.slots))) }
+    }
+}
+
+/// Writes the state row of the token of this thread's group, unless the token closes a window: then its row is
+/// written with the window's entry.
+///
+/// # Safety
+/// The share has the token, and all tokens were written, with a barrier since.
+#[inline(always)]
+unsafe fn store_state_row(
+    args: DecodeHca,
+    projections: Projections<COLUMNS>,
+    tokens: SharedTokens,
+    column: u32,
+    (key, gate): (Quad, Quad),
+) {
+    let group = thread::thread_idx_x() / QUADS;
+    // SAFETY: by this function's own contract; a live token has its row in the ring.
+    unsafe {
+        let position = tokens.positions.load(group);
+        if position != NONE && !closes(position) {
+            let score = Scores::of_gate(gate, projections.bias(position, column)).value();
+            let at = (position, tokens.slots.load(group));
+            store::<COLUMNS>(args.state, args.params.state_ring, at, column, (key, score));
+        }
+    }
+}
+
+/// Collects the pooled window that `closing` closes; norms, rotates and stores its entry. `entry` is shared memory
+/// for it.
+///
+/// # Safety
+/// All threads of the block call it together, the one that [`collects`], after [`publish`].
+#[inline(always)]
+unsafe fn collect_entry<F: RowFormat>(
+    args: DecodeHca,
+    exchange: BlockExchange,
+    entry: Shared<u32, ROW_WORDS>,
+    closing: Closing,
+) {
+    let channel = 4 * (thread::thread_idx_x() % (HEAD_DIM / 4));
+    // SAFETY: by this function's own contract; rows come from the table; each word of the entry is written by
+    // one thread before a barrier.
+    unsafe {
+        let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
+        let plane_row = entry_row(args.table, closing, HCA_RATIO, args.params);
+        let rotation = finish.rotation(closing.position + 1 - HCA_RATIO);
+        let (pooled, squares) = collect(exchange, closing.token);
+        let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
+        if holds_entry() {
+            entry.store(channel / 2, words[0]);
+            entry.store(channel / 2 + 1, words[1]);
+        }
+        thread::sync_threads();
+        if thread::warp_id() == 0 {
+            store_entry::<F>(entry, args.entry_data, args.entry_scale, plane_row, args.faults);
         }
     }
 }
