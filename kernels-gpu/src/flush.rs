@@ -21,7 +21,7 @@ pub const HCA_RECORDS: u32 = WARPS;
 /// The work list, and what says where the entries of its tokens go.
 #[derive(Clone, Copy)]
 struct Records {
-    plan: Global<i32>,
+    closing: Global<i32>,
     token_position: Global<i32>,
     token_slot: Global<i32>,
     table: Global<i32>,
@@ -36,10 +36,10 @@ impl Records {
     /// The pointers have the shapes of the kernel table; `record < capacity`.
     #[inline(always)]
     unsafe fn destination(self, record: u32) -> Destination {
-        let Self { plan, token_position, token_slot, table, ratio, params } = self;
+        let Self { closing, token_position, token_slot, table, ratio, params } = self;
         // SAFETY: by this function's own contract; a slot is checked before its table row is read.
         unsafe {
-            let token = plan.load(u64::from(record));
+            let token = closing.load(u64::from(record));
             if token < 0 {
                 return Destination::Padding;
             }
@@ -87,7 +87,7 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(args: FlushCsa) {
     // SAFETY: a warp has one half of one record, so it stays together; rows come from the table.
     unsafe {
         let records = Records {
-            plan: args.plan,
+            closing: args.closing,
             token_position: args.token_position,
             token_slot: args.token_slot,
             table: args.table,
@@ -125,7 +125,7 @@ pub unsafe fn hca<F: RowFormat>(args: FlushHca) {
     // SAFETY: a warp has one record, so it stays together; rows come from the table.
     unsafe {
         let records = Records {
-            plan: args.plan,
+            closing: args.closing,
             token_position: args.token_position,
             token_slot: args.token_slot,
             table: args.table,

@@ -27,6 +27,7 @@
 
 pub mod args;
 pub mod block_table;
+pub mod closing_tokens;
 pub mod compress;
 pub mod convert;
 pub mod decode;
@@ -41,7 +42,7 @@ pub mod indexer;
 pub mod launch;
 pub mod math;
 pub mod params;
-pub mod plan;
+
 pub mod poison;
 pub mod poison_keys;
 pub mod rank;

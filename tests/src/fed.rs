@@ -9,7 +9,7 @@ use dsv4_kv::{
     Accepted, Bucket, CacheConfig, CapturedStep, KvCacheManager, KvError, Launches, LayerId,
     Layers, PoolKind, RequestId, Step, StepRequest,
 };
-use kv_layout::geometry::{LayerKind, StateStream};
+use kv_layout::geometry::{CompressorKind, LayerKind};
 
 use crate::inputs::{assert_same, download, plane_row, upload};
 use crate::model::{History, shape};
@@ -56,7 +56,7 @@ struct ProjectedInputs<B: Backend> {
 }
 
 impl<B: Backend> ProjectedInputs<B> {
-    fn new(stream: &Stream<B>, of: StateStream, seed: u64) -> Self {
+    fn new(stream: &Stream<B>, of: CompressorKind, seed: u64) -> Self {
         let History { ape, norm, .. } = History::random(of, 1, seed);
         let elements = u64::from(STEP_TOKENS) * shape(of).columns() as u64;
         let device = stream.device();

@@ -10,7 +10,7 @@ use dsv4_kv::step_meta::{self, Chunk, Section, StepLayout};
 use dsv4_kv_oracle::compressor::{Compressor, Shape};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::rope::Table;
-use kv_layout::geometry::{CsaStream, StateStream};
+use kv_layout::geometry::{CompressorKind, CsaCompressor};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -18,11 +18,11 @@ use crate::golden;
 use crate::inputs::{download, upload};
 
 /// Its shape in the oracle.
-pub fn shape(stream: StateStream) -> Shape {
+pub fn shape(stream: CompressorKind) -> Shape {
     match stream {
-        StateStream::CsaMain => Shape::CSA,
-        StateStream::CsaIndex => Shape::INDEX,
-        StateStream::Hca => Shape::HCA,
+        CompressorKind::CsaMain => Shape::CSA,
+        CompressorKind::CsaIndex => Shape::INDEX,
+        CompressorKind::Hca => Shape::HCA,
     }
 }
 
@@ -30,7 +30,7 @@ pub fn shape(stream: StateStream) -> Shape {
 #[derive(Clone)]
 pub struct History {
     /// Which compressor reads it.
-    pub stream: StateStream,
+    pub stream: CompressorKind,
     /// `[tokens, columns]`: keys.
     pub kv: Vec<f32>,
     /// `[tokens, columns]`: gates.
@@ -47,11 +47,11 @@ impl History {
     /// # Panics
     /// If they cannot be read.
     #[must_use]
-    pub fn golden(stream: StateStream) -> Self {
+    pub fn golden(stream: CompressorKind) -> Self {
         let name = match stream {
-            StateStream::CsaMain => "csa",
-            StateStream::CsaIndex => "idx",
-            StateStream::Hca => "hca",
+            CompressorKind::CsaMain => "csa",
+            CompressorKind::CsaIndex => "idx",
+            CompressorKind::Hca => "hca",
         };
         let load = |what: &str| golden::load::<f32>(&format!("{name}_{what}")).unwrap().data;
         let (kv, gate) = (load("kv"), load("gate"));
@@ -59,7 +59,7 @@ impl History {
     }
 
     /// Random projections and weights.
-    pub fn random(stream: StateStream, tokens: usize, seed: u64) -> Self {
+    pub fn random(stream: CompressorKind, tokens: usize, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let Shape { ratio, channels, .. } = shape(stream);
         let columns = shape(stream).columns();
@@ -125,8 +125,11 @@ impl<B: Backend> Step<B> {
         });
         let step = Self { sections, plans, count };
         let [csa, hca] = [0, 1].map(|list| step.plan(list));
-        ops::build_plan(stream, &ops::WorkLists { tokens: &step.tokens(), csa: &csa, hca: &hca })
-            .unwrap();
+        ops::list_closing_tokens(
+            stream,
+            &ops::WorkLists { tokens: &step.tokens(), csa: &csa, hca: &hca },
+        )
+        .unwrap();
         step
     }
 
@@ -149,7 +152,7 @@ impl<B: Backend> Step<B> {
 pub struct OnDevice<B: Backend> {
     /// The stream it works in.
     pub stream: Stream<B>,
-    which: StateStream,
+    which: CompressorKind,
     ape: Buffer<B, f32>,
     norm: Buffer<B, f32>,
     frequencies: Buffer<B, f32>,
@@ -191,16 +194,16 @@ impl<B: Backend> OnDevice<B> {
         let weights =
             CompressorWeights { ape: &self.ape, norm: &self.norm, frequencies: &self.frequencies };
         let state = StateRing { rows: self.state.clone(), ring: *ring, slots: *slots };
-        let plan = step.plan(usize::from(self.which == StateStream::Hca));
+        let plan = step.plan(usize::from(self.which == CompressorKind::Hca));
         let channels = shape(self.which).channels;
         let capacity = u64::from(plan.capacity);
         let entries =
             stream.device().allocate::<u16>("entries", capacity * channels as u64).unwrap();
         let tokens = step.tokens();
         if let Some(csa) = match self.which {
-            StateStream::CsaMain => Some(CsaStream::Main),
-            StateStream::CsaIndex => Some(CsaStream::Index),
-            StateStream::Hca => None,
+            CompressorKind::CsaMain => Some(CsaCompressor::Main),
+            CompressorKind::CsaIndex => Some(CsaCompressor::Index),
+            CompressorKind::Hca => None,
         } {
             ops::compress(
                 stream,
@@ -266,8 +269,8 @@ impl<B: Backend> OnDevice<B> {
 }
 
 /// Rows of the least ring, without speculation.
-pub fn window(stream: StateStream) -> u32 {
-    if stream == StateStream::Hca { 128 } else { 8 }
+pub fn window(stream: CompressorKind) -> u32 {
+    if stream == CompressorKind::Hca { 128 } else { 8 }
 }
 
 /// `got` is the rounding of some vector within `tolerance * max|want|` of `want`.

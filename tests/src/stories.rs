@@ -7,7 +7,7 @@ use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::row::EncodedRow;
-use kv_layout::geometry::{LayerKind, StateStream};
+use kv_layout::geometry::{CompressorKind, LayerKind};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
@@ -46,11 +46,11 @@ pub fn config(layers: &[LayerKind], formats: Formats, max_requests: u32) -> Cach
 }
 
 /// The compressors of a layer.
-pub fn compressors(kind: LayerKind) -> &'static [StateStream] {
+pub fn compressors(kind: LayerKind) -> &'static [CompressorKind] {
     match kind {
         LayerKind::Swa => &[],
-        LayerKind::Csa => &[StateStream::CsaMain, StateStream::CsaIndex],
-        LayerKind::Hca => &[StateStream::Hca],
+        LayerKind::Csa => &[CompressorKind::CsaMain, CompressorKind::CsaIndex],
+        LayerKind::Hca => &[CompressorKind::Hca],
     }
 }
 
@@ -80,7 +80,7 @@ impl Story {
     /// A story of random tokens; stories of different seeds share nothing but the weights.
     pub fn random(layers: &[LayerKind], tokens: usize, seed: u64) -> Self {
         let layers = layers.iter().zip(1000..).map(|(&kind, layer)| {
-            let history = |(&stream, at): (&StateStream, u64)| {
+            let history = |(&stream, at): (&CompressorKind, u64)| {
                 let History { ape, norm, .. } = History::random(stream, 1, 10 * layer + at);
                 let own = History::random(stream, tokens, 10 * (1000 * seed + layer) + at);
                 History { ape, norm, ..own }
@@ -117,7 +117,7 @@ impl Story {
             let mut stored = Stored { entries: Vec::new(), keys: Vec::new() };
             for history in &seen.histories {
                 let entries = entries_alone(device, history);
-                if history.stream == StateStream::CsaIndex {
+                if history.stream == CompressorKind::CsaIndex {
                     stored.keys = entries.iter().map(|key| index.encode(&rotated(key))).collect();
                 } else {
                     stored.entries = entries.iter().map(|entry| main.encode(entry)).collect();

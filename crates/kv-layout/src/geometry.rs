@@ -74,14 +74,14 @@ impl LayerKind {
 
 /// The two compressors of a CSA layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CsaStream {
+pub enum CsaCompressor {
     /// Main entries.
     Main,
     /// Indexer keys.
     Index,
 }
 
-impl CsaStream {
+impl CsaCompressor {
     /// Channels of what it makes. A token has twice as many columns of keys, and of gates.
     #[must_use]
     pub const fn channels(self) -> u32 {
@@ -94,7 +94,7 @@ impl CsaStream {
 
 /// The compressors that keep state, by what their rows look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StateStream {
+pub enum CompressorKind {
     /// Main entries of a CSA layer: 1024 columns.
     CsaMain,
     /// Indexer keys of a CSA layer: 256 columns.
@@ -103,7 +103,7 @@ pub enum StateStream {
     Hca,
 }
 
-impl StateStream {
+impl CompressorKind {
     /// Tokens of a window.
     #[must_use]
     pub const fn ratio(self) -> u32 {

@@ -3,7 +3,7 @@
 use dsv4_kv::device::Backend;
 use dsv4_kv::state::StateRow;
 use dsv4_kv::{LayerGroup, LayerId, PoolKind, RequestId};
-use kv_layout::geometry::{LayerKind, StateStream};
+use kv_layout::geometry::{CompressorKind, LayerKind};
 
 use super::cache::Cache;
 use super::library::LayerBytes;
@@ -113,8 +113,8 @@ impl<B: Backend> Cache<B> {
         what: &str,
     ) -> Result<(), String> {
         let pool = match history.stream {
-            StateStream::CsaIndex => PoolKind::IndexState,
-            StateStream::CsaMain | StateStream::Hca => PoolKind::MainState,
+            CompressorKind::CsaIndex => PoolKind::IndexState,
+            CompressorKind::CsaMain | CompressorKind::Hca => PoolKind::MainState,
         };
         let view = self.fed.manager.state_view(&self.fed.stream, layer, id, pool);
         let view = view.map_err(|error| error.to_string())?;

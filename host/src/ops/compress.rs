@@ -1,14 +1,16 @@
 //! The compressors: work lists, entries, state rings.
 
-use kernels_gpu::params::{BuildPlanParams, CompressParams, UpdateTableParams, WriteStateParams};
+use kernels_gpu::params::{
+    CompressParams, ListClosingTokensParams, UpdateTableParams, WriteStateParams,
+};
 use kv_layout::geometry::{
-    CSA_RATIO, CsaStream, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM, StateStream,
+    CSA_RATIO, CompressorKind, CsaCompressor, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM,
 };
 
 use super::gather::BlockTable;
 use super::{check, product};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View};
-use kernels_gpu::launch::{BuildPlan, Compress, CompressHca, UpdateTable, WriteState};
+use kernels_gpu::launch::{Compress, CompressHca, ListClosingTokens, UpdateTable, WriteState};
 
 /// The tokens of a step.
 pub struct StepTokens<B: Backend> {
@@ -84,15 +86,15 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) const fn of(stream: StateStream) -> Self {
+    pub(super) const fn of(stream: CompressorKind) -> Self {
         match stream {
-            StateStream::CsaMain => {
+            CompressorKind::CsaMain => {
                 Self { ratio: CSA_RATIO, columns: 2 * HEAD_DIM, channels: HEAD_DIM }
             }
-            StateStream::CsaIndex => {
+            CompressorKind::CsaIndex => {
                 Self { ratio: CSA_RATIO, columns: 2 * INDEX_DIM, channels: INDEX_DIM }
             }
-            StateStream::Hca => Self { ratio: HCA_RATIO, columns: HEAD_DIM, channels: HEAD_DIM },
+            CompressorKind::Hca => Self { ratio: HCA_RATIO, columns: HEAD_DIM, channels: HEAD_DIM },
         }
     }
 
@@ -125,11 +127,11 @@ impl Shape {
 
     fn check_entries<B: Backend>(
         &self,
-        plan: &WorkList<'_, B>,
+        closing: &WorkList<'_, B>,
         entries: &Buffer<B, u16>,
     ) -> Result<(), DeviceError> {
-        plan.check()?;
-        check("entries", entries, u64::from(plan.capacity) * u64::from(self.channels))
+        closing.check()?;
+        check("entries", entries, u64::from(closing.capacity) * u64::from(self.channels))
     }
 }
 
@@ -182,11 +184,11 @@ pub struct WorkLists<'a, B: Backend> {
     pub hca: &'a WorkList<'a, B>,
 }
 
-/// Queues `build_plan`: both work lists of the step.
+/// Queues `list_closing_tokens`: both work lists of the step.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn build_plan<B: Backend>(
+pub fn list_closing_tokens<B: Backend>(
     stream: &Stream<B>,
     lists: &WorkLists<'_, B>,
 ) -> Result<(), DeviceError> {
@@ -194,12 +196,12 @@ pub fn build_plan<B: Backend>(
     tokens.check()?;
     csa.check()?;
     hca.check()?;
-    let operation = BuildPlan {
+    let operation = ListClosingTokens {
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
-        plan_csa: csa.records.ptr_mut(),
-        plan_hca: hca.records.ptr_mut(),
-        params: BuildPlanParams {
+        closing_csa: csa.records.ptr_mut(),
+        closing_hca: hca.records.ptr_mut(),
+        params: ListClosingTokensParams {
             tokens: tokens.count,
             csa_capacity: csa.capacity,
             hca_capacity: hca.capacity,
@@ -241,31 +243,31 @@ pub struct Compression<'a, B: Backend> {
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn compress<B: Backend>(
     stream: &Stream<B>,
-    which: CsaStream,
+    which: CsaCompressor,
     windows: &Compression<'_, B>,
 ) -> Result<(), DeviceError> {
-    let Compression { tokens, projections, weights, state, closing: plan, entries } = *windows;
+    let Compression { tokens, projections, weights, state, closing, entries } = *windows;
     let shape = Shape::of(match which {
-        CsaStream::Main => StateStream::CsaMain,
-        CsaStream::Index => StateStream::CsaIndex,
+        CsaCompressor::Main => CompressorKind::CsaMain,
+        CsaCompressor::Index => CompressorKind::CsaIndex,
     });
     shape.check(tokens, projections, weights.ape, state)?;
     shape.check_weights(weights)?;
-    shape.check_entries(plan, entries)?;
+    shape.check_entries(closing, entries)?;
     let operation = Compress {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
         ape: weights.ape.ptr(),
         norm: weights.norm.ptr(),
         frequencies: weights.frequencies.ptr(),
-        plan: plan.records.ptr(),
+        closing: closing.records.ptr(),
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         token_index: tokens.index.ptr(),
         state: state.rows.ptr(),
         entries: entries.ptr_mut(),
         params: CompressParams {
-            capacity: plan.capacity,
+            capacity: closing.capacity,
             ring: state.ring,
             slots: state.slots,
             tokens: tokens.count,
@@ -316,19 +318,19 @@ pub fn compress_hca<B: Backend>(
     scratch: &HcaScratch<B>,
     windows: &Compression<'_, B>,
 ) -> Result<(), DeviceError> {
-    let Compression { tokens, projections, weights, state, closing: plan, entries } = *windows;
-    let shape = Shape::of(StateStream::Hca);
+    let Compression { tokens, projections, weights, state, closing, entries } = *windows;
+    let shape = Shape::of(CompressorKind::Hca);
     shape.check(tokens, projections, weights.ape, state)?;
     shape.check_weights(weights)?;
-    shape.check_entries(plan, entries)?;
-    scratch.check(plan.capacity)?;
+    shape.check_entries(closing, entries)?;
+    scratch.check(closing.capacity)?;
     let operation = CompressHca {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
         ape: weights.ape.ptr(),
         norm: weights.norm.ptr(),
         frequencies: weights.frequencies.ptr(),
-        plan: plan.records.ptr(),
+        closing: closing.records.ptr(),
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         token_index: tokens.index.ptr(),
@@ -336,7 +338,7 @@ pub fn compress_hca<B: Backend>(
         pooled: scratch.pooled().ptr_mut(),
         entries: entries.ptr_mut(),
         params: CompressParams {
-            capacity: plan.capacity,
+            capacity: closing.capacity,
             ring: state.ring,
             slots: state.slots,
             tokens: tokens.count,
@@ -364,7 +366,7 @@ pub struct StateUpdate<'a, B: Backend> {
 /// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn write_state<B: Backend>(
     stream: &Stream<B>,
-    which: StateStream,
+    which: CompressorKind,
     update: &StateUpdate<'_, B>,
 ) -> Result<(), DeviceError> {
     let StateUpdate { tokens, projections, ape, state } = *update;

@@ -1,7 +1,7 @@
 //! One-token decode: a layer's whole update in one launch.
 
 use kernels_gpu::params::DecodeParams;
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, StateStream};
+use kv_layout::geometry::{CSA_RATIO, CompressorKind, HCA_RATIO, HEAD_DIM};
 
 use super::compress::Shape;
 use super::flush::{IndexKeys, check_index_keys};
@@ -68,7 +68,7 @@ impl<B: Backend> DecodeStep<'_, B> {
 }
 
 impl<B: Backend> DecodeCompressor<'_, B> {
-    fn check(&self, which: StateStream, tokens: &StepTokens<B>) -> Result<(), DeviceError> {
+    fn check(&self, which: CompressorKind, tokens: &StepTokens<B>) -> Result<(), DeviceError> {
         let shape = Shape::of(which);
         shape.check(tokens, &self.projections, self.weights.ape, &self.state)?;
         shape.check_weights(&self.weights)
@@ -112,8 +112,8 @@ pub fn decode_csa<B: Backend>(
         return Ok(());
     }
     let params = step.check(CSA_RATIO, &main.state)?;
-    main.check(StateStream::CsaMain, tokens)?;
-    index.check(StateStream::CsaIndex, tokens)?;
+    main.check(CompressorKind::CsaMain, tokens)?;
+    index.check(CompressorKind::CsaIndex, tokens)?;
     super::check_length("indexer state", index.state.slots.into(), params.slots.into())?;
     super::check_length("indexer ring", index.state.ring.into(), params.state_ring.into())?;
     check_index_keys(keys, &step.entries)?;
@@ -167,7 +167,7 @@ pub fn decode_hca<B: Backend>(
         return Ok(());
     }
     let params = step.check(HCA_RATIO, &main.state)?;
-    main.check(StateStream::Hca, tokens)?;
+    main.check(CompressorKind::Hca, tokens)?;
     scratch.check(tokens.count)?;
     let operation = DecodeHca {
         window_kv: step.window_kv.ptr(),

@@ -58,15 +58,15 @@ pub fn flush_csa<B: Backend>(
     flush: &Flush<'_, B>,
     keys: &KeyFlush<'_, B>,
 ) -> Result<(), DeviceError> {
-    let Flush { tokens, closing: plan, entries, table, to, faults } = *flush;
+    let Flush { tokens, closing, entries, table, to, faults } = *flush;
     let KeyFlush { keys, to: index } = *keys;
     let params = flush.check(CSA_RATIO)?;
-    check("indexer keys", keys, u64::from(plan.capacity) * u64::from(INDEX_DIM))?;
+    check("indexer keys", keys, u64::from(closing.capacity) * u64::from(INDEX_DIM))?;
     check_index_keys(index, to)?;
     let operation = FlushCsa {
         entries: entries.ptr(),
         keys: keys.ptr(),
-        plan: plan.records.ptr(),
+        closing: closing.records.ptr(),
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         table: table.table.ptr(),
@@ -88,10 +88,10 @@ pub fn flush_csa<B: Backend>(
 /// # Errors
 /// As [`flush_csa`].
 pub fn flush_hca<B: Backend>(stream: &Stream<B>, flush: &Flush<'_, B>) -> Result<(), DeviceError> {
-    let Flush { tokens, closing: plan, entries, table, to, faults } = *flush;
+    let Flush { tokens, closing, entries, table, to, faults } = *flush;
     let operation = FlushHca {
         entries: entries.ptr(),
-        plan: plan.records.ptr(),
+        closing: closing.records.ptr(),
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         table: table.table.ptr(),
@@ -107,15 +107,15 @@ pub fn flush_hca<B: Backend>(stream: &Stream<B>, flush: &Flush<'_, B>) -> Result
 impl<B: Backend> Flush<'_, B> {
     /// Checks what both flushes take, of entries of `ratio` tokens; their scalars.
     fn check(&self, ratio: u32) -> Result<FlushParams, DeviceError> {
-        let Self { tokens, closing: plan, entries, table, to, faults } = *self;
+        let Self { tokens, closing, entries, table, to, faults } = *self;
         tokens.check()?;
-        plan.check()?;
+        closing.check()?;
         table.check()?;
         to.check_ratio(ratio)?;
-        check("entries", entries, u64::from(plan.capacity) * u64::from(HEAD_DIM))?;
+        check("entries", entries, u64::from(closing.capacity) * u64::from(HEAD_DIM))?;
         check("fault word", faults, 1)?;
         Ok(FlushParams {
-            capacity: plan.capacity,
+            capacity: closing.capacity,
             slots: table.slots,
             max_blocks: table.max_blocks,
             num_blocks: to.num_blocks,

@@ -15,7 +15,7 @@ mod swa;
 
 pub use compress::{
     Compression, CompressorWeights, HcaScratch, StateRing, StateUpdate, StepProjections,
-    StepTokens, TableUpdate, WorkList, WorkLists, build_plan, compress, compress_hca,
+    StepTokens, TableUpdate, WorkList, WorkLists, compress, compress_hca, list_closing_tokens,
     plan_capacity, update_table, write_state,
 };
 pub use decode::{CsaDecode, DecodeCompressor, DecodeStep, HcaDecode, decode_csa, decode_hca};

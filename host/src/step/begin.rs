@@ -114,7 +114,7 @@ impl<B: Backend> StepMemory<B> {
             csa: &compressed.csa_closing(shape),
             hca: &compressed.hca_closing(shape),
         };
-        Ok(ops::build_plan(stream, &lists)?)
+        Ok(ops::list_closing_tokens(stream, &lists)?)
     }
 
     fn update_block_table(

@@ -1,6 +1,6 @@
 //! The update of a CSA layer.
 
-use kv_layout::geometry::{CSA_RATIO, CsaStream, StateStream};
+use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor};
 
 use super::layer::{CompressorInputs, CompressorShape, Csa, Layer, UpdatedLayer};
 use super::shape::StepShape;
@@ -70,8 +70,8 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         let (tokens, scratch) = (access.step_tokens(), access.compressed());
         let closing = scratch.csa_closing(access.shape);
         for (which, pool, inputs, out) in [
-            (CsaStream::Main, PoolKind::MainState, &inputs.main, &scratch.entries),
-            (CsaStream::Index, PoolKind::IndexState, &inputs.index, &scratch.keys),
+            (CsaCompressor::Main, PoolKind::MainState, &inputs.main, &scratch.entries),
+            (CsaCompressor::Index, PoolKind::IndexState, &inputs.index, &scratch.keys),
         ] {
             let state = access.pools.state(pool, &access.core.config)?;
             let windows = Compression {
@@ -108,8 +108,8 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
     /// The step's tokens into both state rings.
     fn write_states(&mut self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
         for (which, pool, inputs) in [
-            (StateStream::CsaMain, PoolKind::MainState, &inputs.main),
-            (StateStream::CsaIndex, PoolKind::IndexState, &inputs.index),
+            (CompressorKind::CsaMain, PoolKind::MainState, &inputs.main),
+            (CompressorKind::CsaIndex, PoolKind::IndexState, &inputs.index),
         ] {
             self.tracker.queued(self.access.write_state(which, pool, inputs))?;
         }

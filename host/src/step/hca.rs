@@ -1,6 +1,6 @@
 //! The update of an HCA layer.
 
-use kv_layout::geometry::{HCA_RATIO, StateStream};
+use kv_layout::geometry::{CompressorKind, HCA_RATIO};
 
 use super::layer::{CompressorInputs, CompressorShape, Hca, Layer, UpdatedLayer};
 use super::shape::StepShape;
@@ -40,7 +40,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         } else {
             self.compress(inputs)?;
             self.flush()?;
-            let (which, pool) = (StateStream::Hca, PoolKind::MainState);
+            let (which, pool) = (CompressorKind::Hca, PoolKind::MainState);
             self.tracker.queued(self.access.write_state(which, pool, &inputs.main))?;
             self.tracker.reached(LayerProgress::Updated);
         }

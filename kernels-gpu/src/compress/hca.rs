@@ -393,7 +393,7 @@ pub unsafe fn compress(args: CompressHca) {
     // rows are in the step or the ring.
     unsafe {
         let tokens = ClosingTokens {
-            rows: args.plan,
+            rows: args.closing,
             position: args.token_position,
             slot: args.token_slot,
             index: args.token_index,

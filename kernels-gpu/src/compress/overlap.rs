@@ -1,7 +1,7 @@
 //! CSA, main entries and indexer keys: ratio 4, each window overlapping the one before.
 
 use crate::args::Compress;
-use kv_layout::geometry::{CSA_RATIO, CsaStream, HEAD_DIM, INDEX_DIM};
+use kv_layout::geometry::{CSA_RATIO, CsaCompressor, HEAD_DIM, INDEX_DIM};
 use simt::shared::Shared;
 use simt::{thread, warp};
 
@@ -21,7 +21,7 @@ pub const MAIN_WARPS: usize = (HEAD_DIM / WARP_CHANNELS) as usize;
 pub const SHARED_BYTES: u32 = Shared::<f32, MAIN_WARPS>::BYTES;
 
 /// Records that a block takes: a main vector is all of its warps', an indexer key one's.
-pub const fn records_of_block(compressor: CsaStream) -> u32 {
+pub const fn records_of_block(compressor: CsaCompressor) -> u32 {
     MAIN_WARPS as u32 * WARP_CHANNELS / compressor.channels()
 }
 
@@ -107,7 +107,7 @@ impl Compress {
     #[inline(always)]
     unsafe fn closing(self, record: u32) -> Option<Closing> {
         let tokens = ClosingTokens {
-            rows: self.plan,
+            rows: self.closing,
             position: self.token_position,
             slot: self.token_slot,
             index: self.token_index,

@@ -99,8 +99,8 @@ parameters! {
 }
 
 parameters! {
-    /// Scalars of `build_plan`.
-    BuildPlanParams {
+    /// Scalars of `list_closing_tokens`.
+    ListClosingTokensParams {
         /// Tokens of the step, or of the bucket being captured.
         tokens,
         /// Entries of the list of ratio 4.

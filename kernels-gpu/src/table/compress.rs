@@ -6,7 +6,7 @@
 macro_rules! compress_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            Compress<CsaStream> |p, f|
+            Compress<CsaCompressor> |p, f|
             "Pools, norms and rotates the CSA entries (512 channels of 1024 columns) or indexer \
              keys (128 of 256) that the step closes."
             (
@@ -21,7 +21,7 @@ macro_rules! compress_rows {
                 /// `[32]` f32, the rotary frequencies of compressed layers.
                 frequencies: const f32 [ROPE_DIM / 2],
                 /// `[capacity]` rows of the step's closing tokens; -1 = padding.
-                plan: const i32 [p.capacity],
+                closing: const i32 [p.capacity],
                 /// `[step]` absolute position of each token.
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
@@ -37,8 +37,8 @@ macro_rules! compress_rows {
             { block: 128, min_blocks: 4, shared: compress::overlap::SHARED_BYTES, min_sm: 90,
               grid: [p.capacity.div_ceil(compress::overlap::records_of_block(f)), 1] }
             bodies {
-                [CsaStream::Main] => compress_csa: compress::overlap::main,
-                [CsaStream::Index] => compress_index: compress::overlap::index,
+                [CsaCompressor::Main] => compress_csa: compress::overlap::main,
+                [CsaCompressor::Index] => compress_index: compress::overlap::index,
             }
 
             CompressHca<()> |p, f|
@@ -55,7 +55,7 @@ macro_rules! compress_rows {
                 /// `[32]` f32, the rotary frequencies of compressed layers.
                 frequencies: const f32 [ROPE_DIM / 2],
                 /// `[capacity]` rows of the step's closing tokens; -1 = padding.
-                plan: const i32 [p.capacity],
+                closing: const i32 [p.capacity],
                 /// `[step]` absolute position of each token.
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.

@@ -15,7 +15,7 @@ macro_rules! flush_rows {
                 /// `[capacity, 128]` BF16.
                 keys: const u16 align 8 [p.capacity, INDEX_DIM],
                 /// `[capacity]` rows of the step's closing tokens; -1 = padding.
-                plan: const i32 [p.capacity],
+                closing: const i32 [p.capacity],
                 /// `[step]` absolute position of each token.
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
@@ -57,7 +57,7 @@ macro_rules! flush_rows {
                 /// `[capacity, 512]` BF16.
                 entries: const u16 align 16 [p.capacity, HEAD_DIM],
                 /// `[capacity]` rows of the step's closing tokens; -1 = padding.
-                plan: const i32 [p.capacity],
+                closing: const i32 [p.capacity],
                 /// `[step]` absolute position of each token.
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.

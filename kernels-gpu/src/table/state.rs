@@ -6,7 +6,7 @@
 macro_rules! state_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            WriteState<StateStream> |p, f|
+            WriteState<CompressorKind> |p, f|
             "Writes each token's keys and scores to the compressor's ring."
             (
                 /// `[step, columns]` f32, the step's key projections.
@@ -28,9 +28,9 @@ macro_rules! state_rows {
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
               grid: [p.tokens, 1] }
             bodies {
-                [StateStream::CsaMain] => write_state_csa: compress::state::write::<1024, 4>,
-                [StateStream::CsaIndex] => write_state_index: compress::state::write::<256, 4>,
-                [StateStream::Hca] => write_state_hca: compress::state::write::<512, 128>,
+                [CompressorKind::CsaMain] => write_state_csa: compress::state::write::<1024, 4>,
+                [CompressorKind::CsaIndex] => write_state_index: compress::state::write::<256, 4>,
+                [CompressorKind::Hca] => write_state_hca: compress::state::write::<512, 128>,
             }
 
             RotateState<()> |p, f|

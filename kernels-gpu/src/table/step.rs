@@ -23,7 +23,7 @@ macro_rules! step_rows {
                 [()] => update_table: block_table::update,
             }
 
-            BuildPlan<()> |p, f|
+            ListClosingTokens<()> |p, f|
             "Lists the tokens that close a window of ratio 4 and of ratio 128, in order."
             (
                 /// `[tokens]` absolute position of each token.
@@ -31,15 +31,15 @@ macro_rules! step_rows {
                 /// `[tokens]` slot of each token's request; -1 = padding.
                 token_slot: const i32 [p.tokens],
                 /// `[csa_capacity]` rows of the step's closing tokens, then -1.
-                plan_csa: mut i32 [p.csa_capacity],
+                closing_csa: mut i32 [p.csa_capacity],
                 /// `[hca_capacity]` rows of the step's closing tokens, then -1.
-                plan_hca: mut i32 [p.hca_capacity];
-                BuildPlanParams
+                closing_hca: mut i32 [p.hca_capacity];
+                ListClosingTokensParams
             )
-            { block: 1024, min_blocks: 1, shared: plan::SHARED_BYTES, min_sm: 90,
+            { block: 1024, min_blocks: 1, shared: closing_tokens::SHARED_BYTES, min_sm: 90,
               grid: [2, 1] }
             bodies {
-                [()] => build_plan: plan::build,
+                [()] => list_closing_tokens: closing_tokens::list,
             }
         } }
     };

@@ -166,7 +166,7 @@ scalars! {
         first: c.range(0, 3), tokens: c.range(0, 4), ring: c.range(128, 140), slots: c.range(0, 3),
     }
     UpdateTable: |c, _| UpdateTableParams { count: c.range(0, 200), elements: c.range(0, 60) }
-    BuildPlan: |c, _| BuildPlanParams {
+    ListClosingTokens: |c, _| ListClosingTokensParams {
         tokens: c.range(0, 40), csa_capacity: c.range(0, 12), hca_capacity: c.range(0, 4),
     }
     Compress: |c, _| CompressParams {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Stream, View};
-use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream};
+use dsv4_kv::kv_layout::geometry::{CompressorKind, LayerKind};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::{KvCacheManager, KvError, LayerId, PoolKind};
@@ -19,11 +19,11 @@ use super::history::Place;
 use super::source::{Source, shape};
 
 /// The compressors of a layer.
-pub const fn compressors(kind: LayerKind) -> &'static [StateStream] {
+pub const fn compressors(kind: LayerKind) -> &'static [CompressorKind] {
     match kind {
         LayerKind::Swa => &[],
-        LayerKind::Csa => &[StateStream::CsaMain, StateStream::CsaIndex],
-        LayerKind::Hca => &[StateStream::Hca],
+        LayerKind::Csa => &[CompressorKind::CsaMain, CompressorKind::CsaIndex],
+        LayerKind::Hca => &[CompressorKind::Hca],
     }
 }
 
@@ -58,18 +58,18 @@ impl<B: Backend> Planes<B> {
     pub fn of(
         manager: &KvCacheManager<B>,
         layer: LayerId,
-        which: StateStream,
+        which: CompressorKind,
     ) -> Result<Self, KvError> {
         let config = manager.config();
         let (main, index) = (config.main_format, config.index_format);
         let pool = |kind, row_bytes| Ok::<_, KvError>((manager.pool(layer, kind)?, row_bytes));
         let (data, scale, codec) = match which {
-            StateStream::CsaMain | StateStream::Hca => (
+            CompressorKind::CsaMain | CompressorKind::Hca => (
                 pool(PoolKind::EntryData, DATA_BYTES)?,
                 pool(PoolKind::EntryScale, main.scale_bytes())?,
                 Codec::Row(row_format(main)),
             ),
-            StateStream::CsaIndex => (
+            CompressorKind::CsaIndex => (
                 pool(PoolKind::IndexCode, index.code_bytes())?,
                 pool(PoolKind::IndexScale, index.scale_bytes())?,
                 Codec::Key(key_format(index)),
@@ -176,7 +176,7 @@ impl Rows {
 pub fn judge(
     source: &Source,
     place: Place<'_>,
-    which: StateStream,
+    which: CompressorKind,
     first: usize,
     rows: &Rows,
 ) -> Vec<Option<String>> {
@@ -207,7 +207,7 @@ fn describe(codec: Codec, entry: usize, got: &Stored, want: &[f64]) -> String {
 ///
 /// An entry pools no tokens but those of its window and, with overlap, of the one before. So a
 /// history that begins with them gives the same, as its first or second entry.
-pub fn entry(source: &Source, place: Place<'_>, which: StateStream, entry: usize) -> Vec<f64> {
+pub fn entry(source: &Source, place: Place<'_>, which: CompressorKind, entry: usize) -> Vec<f64> {
     let shape = shape(which);
     let before = if shape.overlap { entry.min(1) } else { 0 };
     let tokens = &place.history[(entry - before) * shape.ratio..(entry + 1) * shape.ratio];
@@ -233,7 +233,7 @@ impl Rows {
     pub fn reference(
         source: &Source,
         place: Place<'_>,
-        (which, codec): (StateStream, Codec),
+        (which, codec): (CompressorKind, Codec),
         count: usize,
     ) -> Self {
         let mut rows = Self::new(codec);
@@ -254,7 +254,7 @@ mod tests {
 
     /// What a check finds of a compressor's first rows, as the reference stores them for a request
     /// of 270 tokens in chunks of 70, after `spoil` had its way with them.
-    fn check(which: StateStream, codec: Codec, spoil: impl FnOnce(&mut Rows)) -> Vec<String> {
+    fn check(which: CompressorKind, codec: Codec, spoil: impl FnOnce(&mut Rows)) -> Vec<String> {
         let source = Source::new(11, 80, 3);
         let history: Vec<Token> =
             (0..270).map(|p| Token { step: p / 70, row: 5 + (p % 70) as u32 }).collect();
@@ -267,11 +267,11 @@ mod tests {
 
     const ROW: Codec = Codec::Row(RowFormat::Ue8m0);
     const KEY: Codec = Codec::Key(KeyFormat::Mxfp4);
-    const KINDS: [(StateStream, Codec); 4] = [
-        (StateStream::CsaMain, ROW),
-        (StateStream::CsaMain, Codec::Row(RowFormat::F32)),
-        (StateStream::CsaIndex, KEY),
-        (StateStream::Hca, ROW),
+    const KINDS: [(CompressorKind, Codec); 4] = [
+        (CompressorKind::CsaMain, ROW),
+        (CompressorKind::CsaMain, Codec::Row(RowFormat::F32)),
+        (CompressorKind::CsaIndex, KEY),
+        (CompressorKind::Hca, ROW),
     ];
 
     #[test]
@@ -283,11 +283,11 @@ mod tests {
 
     #[test]
     fn a_flipped_byte_of_an_entry_and_of_a_key_is_found() {
-        let found = check(StateStream::CsaMain, ROW, |rows| rows.data[3 * 576 + 40] ^= 0x10);
+        let found = check(CompressorKind::CsaMain, ROW, |rows| rows.data[3 * 576 + 40] ^= 0x10);
         assert_eq!(found, ["entry 3, byte 40: not what its tokens give"]);
-        let found = check(StateStream::CsaMain, ROW, |rows| rows.scale[4 * 8 + 2] ^= 1);
+        let found = check(CompressorKind::CsaMain, ROW, |rows| rows.scale[4 * 8 + 2] ^= 1);
         assert_eq!(found, ["entry 4, scale byte 2: not what its tokens give"]);
-        let found = check(StateStream::CsaIndex, KEY, |rows| rows.data[5 * 64 + 9] ^= 0x02);
+        let found = check(CompressorKind::CsaIndex, KEY, |rows| rows.data[5 * 64 + 9] ^= 0x02);
         assert_eq!(found, ["key 5, byte 9: not what its tokens give"]);
     }
 

@@ -5,7 +5,7 @@
 //! layer to layer and from tensor to tensor, so that a row taken from the wrong one is noticed.
 
 use dsv4_kv::kv_layout::format::bf16_from_f32;
-use dsv4_kv::kv_layout::geometry::{HEAD_DIM, INDEX_DIM, StateStream};
+use dsv4_kv::kv_layout::geometry::{CompressorKind, HEAD_DIM, INDEX_DIM};
 use dsv4_kv::kv_layout::index_row::QUERY_HEADS;
 use dsv4_kv_oracle::compressor::Shape;
 use rand::{Rng, SeedableRng};
@@ -61,11 +61,11 @@ pub struct QueryOffsets {
 }
 
 /// What a compressor's tensors look like.
-pub const fn shape(which: StateStream) -> Shape {
+pub const fn shape(which: CompressorKind) -> Shape {
     match which {
-        StateStream::CsaMain => Shape::CSA,
-        StateStream::CsaIndex => Shape::INDEX,
-        StateStream::Hca => Shape::HCA,
+        CompressorKind::CsaMain => Shape::CSA,
+        CompressorKind::CsaIndex => Shape::INDEX,
+        CompressorKind::Hca => Shape::HCA,
     }
 }
 
@@ -122,11 +122,11 @@ impl Source {
     }
 
     /// Where the tensors of a compressor begin. Weights are the same in every step.
-    pub fn offsets(&self, step: u64, layer: u32, which: StateStream) -> Offsets {
+    pub fn offsets(&self, step: u64, layer: u32, which: CompressorKind) -> Offsets {
         let first: u64 = match which {
-            StateStream::CsaMain => 1,
-            StateStream::CsaIndex => 5,
-            StateStream::Hca => 9,
+            CompressorKind::CsaMain => 1,
+            CompressorKind::CsaIndex => 5,
+            CompressorKind::Hca => 9,
         };
         let columns = shape(which).columns();
         let at = |step, tensor: u64| self.start(step, layer, first + tensor) as usize * columns;
@@ -179,7 +179,7 @@ mod tests {
     fn tensors_of_compressors_lie_inside_the_pool_and_weights_stay() {
         let source = Source::new(3, 16, 5);
         let floats = source.as_floats().len();
-        for which in [StateStream::CsaMain, StateStream::CsaIndex, StateStream::Hca] {
+        for which in [CompressorKind::CsaMain, CompressorKind::CsaIndex, CompressorKind::Hca] {
             let shape = shape(which);
             let first = source.offsets(0, 2, which);
             for step in 0..200 {

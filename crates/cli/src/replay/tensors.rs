@@ -5,7 +5,7 @@
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Stream};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
-use dsv4_kv::kv_layout::geometry::{HEAD_DIM, INDEX_DIM, LayerKind, StateStream, WINDOW};
+use dsv4_kv::kv_layout::geometry::{CompressorKind, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer};
 use dsv4_kv::{
     CacheConfig, IndexerWorkspace, KvCacheManager, KvError, LayerId, Layers, StepRequest,
@@ -153,8 +153,8 @@ impl<B: Backend> Tensors<B> {
                 updated.append()?;
             }
             LayerKind::Csa => {
-                let main = compressor(StateStream::CsaMain)?;
-                let index = compressor(StateStream::CsaIndex)?;
+                let main = compressor(CompressorKind::CsaMain)?;
+                let index = compressor(CompressorKind::CsaIndex)?;
                 let inputs = CsaInputs { kv, main: main.inputs(), index: index.inputs() };
                 let updated = layers.csa(layer)?.update(&inputs)?;
                 self.gather_windows(&updated)?;
@@ -162,7 +162,7 @@ impl<B: Backend> Tensors<B> {
                 updated.append()?;
             }
             LayerKind::Hca => {
-                let main = compressor(StateStream::Hca)?;
+                let main = compressor(CompressorKind::Hca)?;
                 let updated = layers.hca(layer)?.update(&HcaInputs { kv, main: main.inputs() })?;
                 self.gather_windows(&updated)?;
                 self.batches.iter().try_for_each(|batch| self.gather_all(&updated, batch))?;
@@ -172,7 +172,12 @@ impl<B: Backend> Tensors<B> {
         Ok(())
     }
 
-    fn compressor(&self, layer: LayerId, tokens: u32, which: StateStream) -> Result<Compressor<B>> {
+    fn compressor(
+        &self,
+        layer: LayerId,
+        tokens: u32,
+        which: CompressorKind,
+    ) -> Result<Compressor<B>> {
         let at = self.watch.verifier().source().offsets(self.step, layer.0, which);
         let (shape, tokens) = (shape(which), tokens as usize);
         let columns = shape.columns();

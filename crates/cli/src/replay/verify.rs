@@ -6,7 +6,7 @@
 use std::fmt;
 
 use dsv4_kv::CacheConfig;
-use dsv4_kv::kv_layout::geometry::StateStream;
+use dsv4_kv::kv_layout::geometry::CompressorKind;
 use dsv4_kv_oracle::compressor::{Shape, visible};
 use dsv4_kv_oracle::index::{self, KeyFormat};
 use dsv4_kv_oracle::row::{CHANNELS, EncodedRow, QUANTISED, RowFormat};
@@ -160,7 +160,7 @@ impl Verifier {
     pub fn check_closed(
         &mut self,
         place: Place<'_>,
-        which: StateStream,
+        which: CompressorKind,
         first: usize,
         rows: &Rows,
     ) {
@@ -176,7 +176,7 @@ impl Verifier {
     pub fn check_unchanged(
         &mut self,
         place: Place<'_>,
-        which: StateStream,
+        which: CompressorKind,
         now: &Rows,
         then: &Rows,
     ) {
@@ -391,7 +391,7 @@ mod tests {
     fn check_gathered(spoil: impl FnOnce(&mut [i32], &mut [u16], &mut usize)) -> Verification {
         let (history, source) = (history(), Source::new(11, 80, 3));
         let place = Place { request: 9, layer: LayerId(1), history: &history };
-        let kind = (StateStream::CsaMain, Codec::Row(RowFormat::Ue8m0));
+        let kind = (CompressorKind::CsaMain, Codec::Row(RowFormat::Ue8m0));
         let all = Rows::reference(&source, place, kind, 12);
         let mut list = [7, 0, 11, -1];
         let row = |entry: i32| match usize::try_from(entry) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
-use dsv4_kv::kv_layout::geometry::{LayerKind, StateStream, WINDOW};
+use dsv4_kv::kv_layout::geometry::{CompressorKind, LayerKind, WINDOW};
 use dsv4_kv::{CacheConfig, KvCacheManager, LayerId, PoolKind, RequestId, StepRequest};
 use dsv4_kv_oracle::compressor::visible;
 use rand::seq::IndexedRandom;
@@ -67,7 +67,7 @@ struct Watched {
     request: usize,
     history: Vec<Token>,
     /// What was found in its blocks when it was new.
-    rows: HashMap<(LayerId, StateStream), Rows>,
+    rows: HashMap<(LayerId, CompressorKind), Rows>,
 }
 
 /// A sampled request that takes part in the step: one of its queries is kept.
@@ -231,7 +231,7 @@ impl<B: Backend> Watch<B> {
         &mut self,
         at: &At<'_, B>,
         check: usize,
-        which: StateStream,
+        which: CompressorKind,
         blocks: &[u32],
     ) -> Result<()> {
         let At { manager, stream, layer } = *at;
@@ -265,9 +265,9 @@ impl<B: Backend> Watch<B> {
         let place = Place { request: *request, layer, history };
         let of = |which| rows.get(&(layer, which));
         if listed == Some(layer) {
-            self.verifier.check_list(place, position, first, &list, of(StateStream::CsaIndex));
+            self.verifier.check_list(place, position, first, &list, of(CompressorKind::CsaIndex));
         }
-        self.verifier.check_gathered(place, position, &list, &tile, of(StateStream::CsaMain));
+        self.verifier.check_gathered(place, position, &list, &tile, of(CompressorKind::CsaMain));
         Ok(())
     }
 
@@ -276,13 +276,14 @@ impl<B: Backend> Watch<B> {
         let At { stream, layer, .. } = *at;
         let Check { id, position, .. } = self.checks[check];
         let kept = self.place(layer, check);
-        let all: Vec<i32> = (0..visible(position, shape(StateStream::Hca).ratio) as i32).collect();
+        let all: Vec<i32> =
+            (0..visible(position, shape(CompressorKind::Hca).ratio) as i32).collect();
         let tile = self.gathered.fetch_tile(stream, kept, all.len() as u32)?;
         let length = self.gathered.fetch_names(stream, kept)?[0];
         let Watched { request, history, rows } = &self.live[&id];
         let place = Place { request: *request, layer, history };
         self.verifier.check_length(place, position, length, all.len());
-        let rows = rows.get(&(layer, StateStream::Hca));
+        let rows = rows.get(&(layer, CompressorKind::Hca));
         self.verifier.check_gathered(place, position, &all, &tile, rows);
         Ok(())
     }

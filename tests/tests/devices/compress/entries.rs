@@ -12,7 +12,7 @@ use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::number::{bf16_nearest_f64, bf16_value};
 use dsv4_kv_oracle::row::EncodedRow;
 use dsv4_kv_tests::golden;
-use kv_layout::geometry::StateStream;
+use kv_layout::geometry::CompressorKind;
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 use rand::rngs::StdRng;
@@ -22,7 +22,8 @@ use crate::inputs::{assert_same, download, oracle, plane_row, rows, upload};
 use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
 
 /// The three compressors.
-const STREAMS: [StateStream; 3] = [StateStream::CsaMain, StateStream::CsaIndex, StateStream::Hca];
+const STREAMS: [CompressorKind; 3] =
+    [CompressorKind::CsaMain, CompressorKind::CsaIndex, CompressorKind::Hca];
 
 pub fn work_lists_name_every_closing_token<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
@@ -50,9 +51,9 @@ pub fn work_lists_name_every_closing_token<B: Backend>(device: &Device<B>) {
 
 pub fn entries_equal_transformers<B: Backend>(device: &Device<B>) {
     for (stream, golden_name, tolerance) in [
-        (StateStream::CsaMain, "csa_entry_fp32", 2e-6),
-        (StateStream::CsaIndex, "idx_key_fp32", 2e-6),
-        (StateStream::Hca, "hca_entry_fp32", 5e-6),
+        (CompressorKind::CsaMain, "csa_entry_fp32", 2e-6),
+        (CompressorKind::CsaIndex, "idx_key_fp32", 2e-6),
+        (CompressorKind::Hca, "hca_entry_fp32", 5e-6),
     ] {
         let history = History::golden(stream);
         let want = golden::load::<f32>(golden_name).unwrap();
@@ -70,7 +71,7 @@ pub fn entries_equal_transformers<B: Backend>(device: &Device<B>) {
 /// The control: what the original design's rotation of state would have pooled does not pass for an
 /// entry.
 pub fn the_wrong_rotation_does_not_pass<B: Backend>(device: &Device<B>) {
-    let history = History::golden(StateStream::CsaMain);
+    let history = History::golden(CompressorKind::CsaMain);
     let wrong = golden::load::<f32>("csa_pooled_seed_rotation_WRONG").unwrap();
     let compressor = OnDevice::new(device, &history, 1, 8);
     let entries = compressor.feed(&history, [27]);
@@ -104,9 +105,9 @@ pub fn entries_equal_the_oracle_and_no_cut_matters<B: Backend>(device: &Device<B
 
 /// NaN of all bits set too, by which blocks tell what is not there yet.
 pub fn a_nan_spoils_its_window_alone<B: Backend>(device: &Device<B>) {
-    let clean = History::random(StateStream::Hca, 256, 9);
+    let clean = History::random(CompressorKind::Hca, 256, 9);
     let entries = |history: &History| {
-        OnDevice::new(device, history, 1, window(StateStream::Hca)).feed(history, [256])
+        OnDevice::new(device, history, 1, window(CompressorKind::Hca)).feed(history, [256])
     };
     let want = entries(&clean);
     for nan in [f32::from_bits(u32::MAX), f32::NAN] {

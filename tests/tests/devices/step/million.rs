@@ -9,7 +9,7 @@ use dsv4_kv::{
 };
 use dsv4_kv_oracle::index::KeyFormat;
 use kv_layout::geometry::LayerKind::{self, Csa, Hca};
-use kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT, StateStream};
+use kv_layout::geometry::{BLOCK_TOKENS, CompressorKind, MAX_CONTEXT};
 use kv_layout::main_row::DATA_BYTES;
 
 use crate::fed::resume;
@@ -150,7 +150,7 @@ fn check_block<B: Backend>(
         for history in histories.iter().filter(|one| compressors(kind).contains(&one.stream)) {
             let made = alone(device, history, layer, logical);
             let what = format!("{:?} of block {logical}", history.stream);
-            if history.stream == StateStream::CsaIndex {
+            if history.stream == CompressorKind::CsaIndex {
                 let format = KeyFormat::from_name(config.index_format.name()).unwrap();
                 let want = made.iter().map(|key| format.encode(&rotated(key)));
                 let (codes, scales) = want.map(|key| (key.codes, key.scale)).unzip();

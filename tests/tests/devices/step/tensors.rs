@@ -4,14 +4,15 @@
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream};
 use dsv4_kv::step::CompressorInputs;
 use dsv4_kv::{KvError, LayerId, Layers};
-use kv_layout::geometry::{LayerKind, StateStream};
+use kv_layout::geometry::{CompressorKind, LayerKind};
 
 use crate::fed::{self, Updated};
 use crate::inputs::{rows, upload};
 use crate::model::{History, shape};
 use crate::stories::compressors;
 
-const STREAMS: [StateStream; 3] = [StateStream::CsaMain, StateStream::CsaIndex, StateStream::Hca];
+const STREAMS: [CompressorKind; 3] =
+    [CompressorKind::CsaMain, CompressorKind::CsaIndex, CompressorKind::Hca];
 
 /// Window keys, and the projections and weights of each compressor.
 pub struct Tensors<B: Backend> {

@@ -1,7 +1,7 @@
 //! The step's work lists: which tokens close a window. Decision D4; docs/specification.md,
 //! section 10.
 
-use crate::args::BuildPlan;
+use crate::args::ListClosingTokens;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};
 use simt::shared::Shared;
 use simt::{thread, warp};
@@ -20,10 +20,11 @@ pub const SHARED_BYTES: u32 = Shared::<u32, WARPS>::BYTES;
 /// Pointers and shapes as in the kernel table; all threads of a launch of two blocks of 1024 threads
 /// call it; the lists hold every token that closes a window.
 #[inline(always)]
-pub unsafe fn build(args: BuildPlan) {
+pub unsafe fn list(args: ListClosingTokens) {
     let params = args.params;
     let csa = thread::block_idx_x() == 0;
-    let (ratio, plan) = if csa { (CSA_RATIO, args.plan_csa) } else { (HCA_RATIO, args.plan_hca) };
+    let (ratio, list) =
+        if csa { (CSA_RATIO, args.closing_csa) } else { (HCA_RATIO, args.closing_hca) };
     let capacity = if csa { params.csa_capacity } else { params.hca_capacity };
     let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
     // SAFETY: tokens are below `tokens`, list entries below `capacity`; every thread of the block
@@ -53,14 +54,14 @@ pub unsafe fn build(args: BuildPlan) {
             }
             let at = before + (closing & ((1 << lane) - 1)).count_ones();
             if closes && at < capacity {
-                plan.store(u64::from(at), token as i32);
+                list.store(u64::from(at), token as i32);
             }
             thread::sync_threads();
             first += THREADS;
         }
         let mut at = total + thread::thread_idx_x();
         while at < capacity {
-            plan.store(u64::from(at), -1);
+            list.store(u64::from(at), -1);
             at += THREADS;
         }
     }
