@@ -31,6 +31,7 @@ pub mod closing_tokens;
 pub mod compress;
 pub mod convert;
 pub mod decode;
+#[cfg(any(target_arch = "nvptx64", feature = "launch"))]
 mod entry;
 pub mod fault;
 pub mod fault_injection;
@@ -52,7 +53,7 @@ pub mod swa;
 pub mod table;
 pub mod unroll;
 
-#[cfg(not(target_arch = "nvptx64"))]
+#[cfg(all(feature = "launch", not(target_arch = "nvptx64")))]
 pub use entry::emulated;
 
 #[cfg(target_arch = "nvptx64")]

@@ -3,15 +3,14 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
-use serde::Deserialize;
 
-use crate::{process, workspace};
+use crate::{process, programs, workspace};
 
 /// The most the bundle may weigh.
 const LIMIT_MB: f64 = 60.0;
@@ -33,8 +32,9 @@ pub fn run() -> Result<()> {
         fs::remove_dir_all(&bundle)?;
     }
     for (name, what) in BUILDS {
-        for program in build(name, what)? {
-            let folder = bundle.join(program.folder());
+        let arguments = [&["build", "--locked", "--release"], what].concat();
+        for program in programs::build(&format!("building {name}"), &arguments)? {
+            let folder = bundle.join(if program.is("bin") { "bin" } else { "tests" });
             fs::create_dir_all(&folder)?;
             let copy = folder.join(&program.target.name);
             fs::copy(&program.executable, &copy)?;
@@ -46,43 +46,6 @@ pub fn run() -> Result<()> {
     fs::write(&script, include_str!("run.sh"))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     report(&bundle)
-}
-
-/// A program that cargo built: a line of its JSON messages. Other lines lack these fields.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
-struct Program {
-    executable: PathBuf,
-    target: Target,
-}
-
-/// The cargo target it was built from.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
-struct Target {
-    name: String,
-    kind: Vec<String>,
-}
-
-impl Program {
-    /// The bundle's folder that it goes to. A library's program is its unit tests.
-    fn folder(&self) -> &'static str {
-        match self.target.kind.first().map(String::as_str) {
-            Some("bin") => "bin",
-            _ => "tests",
-        }
-    }
-}
-
-fn build(name: &str, what: &[&str]) -> Result<Vec<Program>> {
-    let mut cargo = workspace::cargo();
-    cargo.args(["build", "--locked", "--release", "--message-format=json-render-diagnostics"]);
-    let printed = process::run(&format!("building {name}"), cargo.args(what))?;
-    let programs = parse_programs(&printed);
-    ensure!(!programs.is_empty(), "cargo built no program of {name}");
-    Ok(programs)
-}
-
-fn parse_programs(printed: &str) -> Vec<Program> {
-    printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 fn copy_folder(from: &Path, to: &Path) -> Result<()> {
@@ -128,28 +91,4 @@ fn weigh(folder: &Path) -> Result<(u64, u64)> {
         bytes += inner_bytes;
     }
     Ok((files, bytes))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_found_in_cargos_messages() {
-        let printed = r#"   Compiling x
-{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"half"},"executable":null}
-{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"x"},"executable":"/t/x-1"}
-{"reason":"compiler-artifact","target":{"kind":["test"],"name":"suite"},"executable":"/t/suite-2"}
-{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"cli"},"executable":"/t/cli"}
-{"reason":"build-finished","success":true}
-"#;
-        let found: Vec<_> = parse_programs(printed)
-            .into_iter()
-            .map(|program| (program.folder(), program.target.name.clone(), program.executable))
-            .collect();
-        let expected =
-            [("tests", "x", "/t/x-1"), ("tests", "suite", "/t/suite-2"), ("bin", "cli", "/t/cli")];
-        let expected = expected.map(|(folder, name, path)| (folder, name.to_owned(), path.into()));
-        assert_eq!(found, expected);
-    }
 }

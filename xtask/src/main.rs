@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`workspace`] | where things are, and how a nested cargo is called |
 //! | [`process`] | runs a program with a progress line |
+//! | [`programs`] | the programs that cargo built |
+//! | [`cpu_time`] | CPU time of this process and its children |
 //! | [`ptx`] | builds, checks and shows PTX |
 //! | [`circles`] | finds files that import each other in a circle |
 //! | [`mod@test`] | the test command |
@@ -14,8 +16,10 @@
 
 mod bundle;
 mod circles;
+mod cpu_time;
 mod fuzz;
 mod process;
+mod programs;
 mod ptx;
 mod sanitize;
 mod stress;
@@ -58,7 +62,8 @@ enum Task {
     Circles,
     /// Set up what is missing, then check and test everything.
     Test {
-        /// Leave out clippy, the PTX rebuild and ptxas.
+        /// Leave out what takes long: clippy, the PTX rebuild, ptxas, examples, the tests of the
+        /// programs, the stress test, and the largest cases of the other tests.
         #[arg(long)]
         quick: bool,
     },

@@ -3,50 +3,88 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use comfy_table::Table;
+use comfy_table::presets::ASCII_MARKDOWN;
 
+use crate::programs::{self, Program};
 use crate::ptx::{fresh, lint, verify};
-use crate::{circles, process, workspace};
+use crate::{circles, cpu_time, process, workspace};
 
-/// Runs every step; `quick` leaves out clippy, the PTX rebuild, ptxas and the mistakes.
+/// All tests, in one build: with the feature of the tests that make mistakes on purpose, which
+/// changes nothing as long as none is made. A build without it would compile every kernel twice.
+const ALL: [&str; 5] = ["test", "--locked", "--workspace", "--features", "dsv4-kv-stress/mistakes"];
+
+/// The quick tests: neither those of the programs nor the stress test.
+const QUICK: [&str; 9] = [
+    "test",
+    "--locked",
+    "--workspace",
+    "--exclude",
+    "dsv4-kv-cli",
+    "--exclude",
+    "dsv4-kv-stress",
+    "--lib",
+    "--tests",
+];
+
+/// Of the quick tests, what takes seconds each: the largest cases of what others test too.
+const NOT_QUICK: [&str; 10] = [
+    "device_failures",
+    "all_or_nothing",
+    "no_number_of_slots_admits_more_than_the_planned",
+    "step::million",
+    "step::pro_step",
+    "step::poison",
+    "step::histories",
+    "gather_equals_the_oracle_in_prefill",
+    "select::lists_equal_the_oracle",
+    "decode::early",
+];
+
+/// The examples that are run.
+const EXAMPLES: [&str; 2] = ["embed", "route"];
+
+/// Runs every step; `quick` leaves out what takes long: clippy, the PTX rebuild, ptxas, examples,
+/// the tests of the programs, the stress test, and the largest cases of the others.
 ///
 /// # Errors
 /// A step failed: which, and what to do.
 pub fn run(quick: bool) -> Result<()> {
-    step("rustfmt and clippy are there", components)?;
-    step("build-ptx --check", fresh::check)?;
-    step("ptx-lint", lint::run)?;
-    step("circles", report_circles)?;
-    step("fmt", || cargo(&["fmt", "--all", "--check"], "run `cargo fmt --all`"))?;
-    if !quick {
-        step("PTX rebuilt and compared", verify::rebuild)?;
-        step("PTX assembled", verify::assemble)?;
-        let clippy = ["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
-        step("clippy", || cargo(&clippy, "fix what clippy names"))?;
+    let mut steps = Steps::default();
+    let done = run_steps(quick, &mut steps);
+    println!("{}", steps.table());
+    done
+}
+
+fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
+    steps.run("rustfmt and clippy are there", components)?;
+    steps.run("build-ptx --check", fresh::check)?;
+    steps.run("ptx-lint", lint::run)?;
+    steps.run("circles", report_circles)?;
+    steps.run("fmt", || cargo(&["fmt", "--all", "--check"], "run `cargo fmt --all`"))?;
+    if quick {
+        let arguments: Vec<&str> = ["--"]
+            .into_iter()
+            .chain(NOT_QUICK.into_iter().flat_map(|name| ["--skip", name]))
+            .collect();
+        return steps.run("tests", || run_tests(&QUICK, &arguments));
     }
-    for example in ["embed", "route"] {
-        let run = ["run", "--locked", "--example", example, "-p", "dsv4-kv"];
-        step(&format!("example {example}"), || cargo(&run, "see what it says above"))?;
+    steps.run("PTX rebuilt and compared", verify::rebuild)?;
+    steps.run("PTX assembled", verify::assemble)?;
+    let clippy = ["clippy", "--locked", "--workspace", "--all-targets"];
+    let lints = [&clippy[..], &ALL[3..], &["--", "-D", "warnings"]].concat();
+    steps.run("clippy", || cargo(&lints, "fix what clippy names"))?;
+    let built = steps.run("tests built", || {
+        programs::build("building all tests", &[&ALL[..], &["--no-run"]].concat())
+    })?;
+    steps.run("tests", || run_tests(&ALL, &["--no-fail-fast"]))?;
+    for example in EXAMPLES {
+        steps.run(&format!("example {example}"), || run_example(&built, example))?;
     }
-    let mut totals = Totals::default();
-    let tested = step("tests", || run_tests(&mut totals));
-    if !quick && tested.is_ok() {
-        let mistakes = [
-            "test",
-            "--locked",
-            "-p",
-            "dsv4-kv-stress",
-            "--features",
-            "mistakes",
-            "--test",
-            "mistakes",
-        ];
-        step("mistakes made on purpose", || cargo(&mistakes, "a mistake went unnoticed"))?;
-    }
-    println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
-    tested
+    Ok(())
 }
 
 /// Prints what the check of circles finds, without failing: there still are some.
@@ -57,12 +95,38 @@ fn report_circles() -> Result<()> {
     Ok(())
 }
 
-fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
-    println!("== {name}");
-    let start = Instant::now();
-    work().with_context(|| format!("step `{name}` failed"))?;
-    println!("== {name}: ok, {:.1} s\n", start.elapsed().as_secs_f64());
-    Ok(())
+/// What each step took.
+#[derive(Default)]
+struct Steps {
+    took: Vec<(String, Duration, Duration)>,
+}
+
+impl Steps {
+    /// Runs a step under its name.
+    fn run<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        println!("== {name}");
+        let (start, cpu) = (Instant::now(), cpu_time::so_far());
+        let done = work().with_context(|| format!("step `{name}` failed"));
+        let took = (start.elapsed(), cpu_time::so_far().saturating_sub(cpu));
+        self.took.push((name.to_owned(), took.0, took.1));
+        let result = if done.is_ok() { "ok" } else { "failed" };
+        println!("== {name}: {result}, {:.1} s\n", took.0.as_secs_f64());
+        done
+    }
+
+    /// One row a step, and their sum.
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(ASCII_MARKDOWN).set_header(["step", "s", "CPU s"]);
+        let sum =
+            |of: fn(&(String, Duration, Duration)) -> Duration| self.took.iter().map(of).sum();
+        let total = ("all".to_owned(), sum(|step| step.1), sum(|step| step.2));
+        for (name, wall, cpu) in self.took.iter().chain([&total]) {
+            let seconds = |time: &Duration| format!("{:.1}", time.as_secs_f64());
+            table.add_row([name.clone(), seconds(wall), seconds(cpu)]);
+        }
+        table
+    }
 }
 
 /// Adds rustfmt and clippy to the toolchain in use where they are missing.
@@ -113,20 +177,36 @@ impl Totals {
     }
 }
 
-/// Runs all tests of the workspace, printing what they print.
-fn run_tests(totals: &mut Totals) -> Result<()> {
+/// Runs tests, printing what they print, and then how many there were.
+fn run_tests(cargo_arguments: &[&str], more: &[&str]) -> Result<()> {
     let mut child = workspace::cargo()
-        .args(["test", "--locked", "--workspace", "--no-fail-fast"])
+        .args(cargo_arguments)
+        .args(more)
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot run cargo test")?;
+    let mut totals = Totals::default();
     let mut out = std::io::stdout();
     for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
         let line = line?;
         totals.add(&line);
         writeln!(out, "{line}")?;
     }
-    ensure!(child.wait()?.success(), "cargo test failed: see the tests named above");
+    let status = child.wait()?;
+    println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
+    ensure!(status.success(), "cargo test failed: see the tests named above");
+    Ok(())
+}
+
+/// Runs an example that was built with the tests.
+fn run_example(built: &[Program], name: &str) -> Result<()> {
+    let example = built.iter().find(|program| program.is("example") && program.target.name == name);
+    let example = example.with_context(|| format!("cargo built no example {name}"))?;
+    let status = Command::new(&example.executable)
+        .current_dir(workspace::root())
+        .status()
+        .with_context(|| format!("cannot run {}", example.executable.display()))?;
+    ensure!(status.success(), "the example {name} failed: see what it says above");
     Ok(())
 }
 
