@@ -17,7 +17,6 @@
 //! | [`ops`] | single operations: shapes checked, kernels launched |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
-//! | [`router`] | `Router`: which experts a token goes to |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -117,7 +116,6 @@ mod pools;
 pub mod ptx;
 mod requests;
 pub mod rope;
-pub mod router;
 pub mod schema;
 pub mod state;
 pub mod step;
@@ -136,7 +134,6 @@ pub use indexer::{CsaIndexer, IndexerWorkspace, WorkspaceLimits, WorkspaceSize};
 pub use ledger::{Accepted, Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
 pub use pool_kind::PoolKind;
-pub use router::{Router, RouterConfig, RouterError};
 pub use step::{CapturedStep, Launches, Layers, Step};
 
 pub use kv_layout;

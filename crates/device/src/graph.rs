@@ -40,16 +40,17 @@ impl<B: Backend> Stream<B> {
     /// ends.
     ///
     /// The graph keeps `retained` alive, and every pointer of every captured launch must lie in it.
+    /// `record` may fail with any error that is made of a [`DeviceError`].
     ///
     /// # Errors
     /// What `record` returned; [`DeviceError::ForbiddenInCapture`] if it, or another thread, tried to allocate
     /// or to wait, even if that error was swallowed; [`DeviceError::NotRetained`];
     /// [`DeviceError::ForeignDevice`]; [`DeviceError::NestedCapture`]; [`DeviceError::Cuda`].
-    pub fn capture(
+    pub fn capture<E: From<DeviceError>>(
         &self,
         retained: Vec<Memory<B>>,
-        record: impl FnOnce() -> Result<(), DeviceError>,
-    ) -> Result<Graph<B>, DeviceError> {
+        record: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph<B>, E> {
         let (device, backend) = (self.device(), self.backend());
         let spans: Vec<_> = retained.iter().map(Memory::span).collect();
         spans.iter().try_for_each(|span| check_device("memory", span.device, device.id()))?;
@@ -57,7 +58,7 @@ impl<B: Backend> Stream<B> {
         if let Err(error) = backend.begin_capture(self.raw()) {
             // Nothing was recorded that could have broken a rule, but by other threads.
             let _ = device.captures().end();
-            return Err(error);
+            return Err(error.into());
         }
         let end_on_panic = EndOnPanic { stream: self };
         let recorded = record();
@@ -70,7 +71,8 @@ impl<B: Backend> Stream<B> {
             Ok(device.own(graph))
         });
         let kept = device.captures().end();
-        recorded.and(kept)?;
+        recorded?;
+        kept?;
         Ok(Graph { raw: ended?, device: device.clone(), turn: Mutex::new(()), _retained: retained })
     }
 
@@ -81,7 +83,7 @@ impl<B: Backend> Stream<B> {
     /// as [`Self::launch`].
     pub fn replay(&self, graph: &Graph<B>) -> Result<(), DeviceError> {
         check_device("graph", graph.device.id(), self.device().id())?;
-        if self.device().captures().is_capturing(self.id()) {
+        if self.is_capturing() {
             return Err(DeviceError::NestedCapture);
         }
         // The guarded value is `()`: nothing in it can be broken by a panic.

@@ -22,6 +22,7 @@
 //! | `stream`, `transfer` | [`Stream`], [`Event`]; copies |
 //! | `graph` | [`Graph`]: capture and replay |
 //! | `staged` | [`Staged`]: a buffer that the host rewrites without waiting |
+//! | [`shape`] | lengths of tensors, for the functions that make launches safe |
 //! | `checks` | what is refused: identity, grids, alignment, lengths, overlap |
 //! | `capture`, `owned` | what a capture forbids, and what is put off until it ends |
 //! | `error` | [`DeviceError`] |
@@ -42,6 +43,7 @@ mod operation;
 mod owned;
 mod pinned;
 mod pointer;
+pub mod shape;
 mod span;
 mod staged;
 mod stream;

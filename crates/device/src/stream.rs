@@ -44,6 +44,12 @@ impl<B: Backend> Stream<B> {
         self.backend().stream_id(self.raw())
     }
 
+    /// Whether it is being captured: nothing that is queued into it runs.
+    #[must_use]
+    pub fn is_capturing(&self) -> bool {
+        self.device().captures().is_capturing(self.id())
+    }
+
     /// Queues one launch of the kernel of `operation` for `variant`, over the grid that the operation
     /// states.
     ///

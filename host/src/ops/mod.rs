@@ -9,7 +9,6 @@ mod index_list;
 mod indexer;
 mod poison;
 mod poison_keys;
-mod router;
 mod state;
 mod swa;
 
@@ -30,30 +29,11 @@ pub use indexer::{
 };
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
-pub use router::{
-    DecodeRouting, DecodeScratch, Gate, GateProduct, HashTable, LogitsRouting, Routed, Selection,
-    activation_topk, dense_router_decode, hash_router, hash_router_decode, router_logits,
-};
 pub use state::{StateMove, StateSlot, StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, gather_swa};
 
-use bytemuck::Pod;
-
-use crate::device::{Backend, DeviceError, View};
-
-/// Refuses a tensor with fewer than `needed` elements.
-fn check<B: Backend, T: Pod>(
-    what: &'static str,
-    buffer: &View<B, T>,
-    needed: u64,
-) -> Result<(), DeviceError> {
-    check_length(what, buffer.len(), needed)
-}
-
-/// Refuses `what` if it has fewer than needed.
-fn check_length(what: &'static str, found: u64, needed: u64) -> Result<(), DeviceError> {
-    if found < needed { Err(DeviceError::Length { what, found, needed }) } else { Ok(()) }
-}
+use crate::device::DeviceError;
+use crate::device::shape::{check, check_length, product};
 
 /// Refuses a number that is 0, above `most`, or no multiple of `multiple`.
 fn check_argument(
@@ -67,9 +47,4 @@ fn check_argument(
         return Err(DeviceError::Argument { what, value, multiple, most });
     }
     Ok(())
-}
-
-/// The product of extents, or, where it has no room in 64 bits, more than any buffer has.
-fn product<const N: usize>(extents: [u64; N]) -> u64 {
-    extents.into_iter().fold(1, u64::saturating_mul)
 }

@@ -31,19 +31,8 @@ impl<B: Backend> Group<'_, B> {
         let step_meta = memory.step_meta.buffer().ptr();
         let whole = (StepShape::of_bucket(bucket), StepPlan::default(), Some(*bucket));
         let mut layers = Layers::new(core, memory, *group, stream, whole);
-        let mut refused = None;
-        let graph = stream.capture(retained, || match record(&mut layers) {
-            Ok(()) => Ok(()),
-            Err(KvError::Device(error)) => Err(error),
-            Err(other) => {
-                refused = Some(other);
-                Ok(())
-            }
-        });
-        if let Some(error) = refused {
-            return Err(error);
-        }
+        let graph = stream.capture(retained, || record(&mut layers))?;
         let progress = layers.all_progress().to_vec();
-        Ok(CapturedStep { graph: graph?, bucket: *bucket, progress, step_meta })
+        Ok(CapturedStep { graph, bucket: *bucket, progress, step_meta })
     }
 }

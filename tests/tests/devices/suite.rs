@@ -169,6 +169,7 @@ suite! {
         batches_of_every_size_equal_the_oracle,
         products_end_where_the_matrices_do,
         captured_routing_equals_eager,
+        streams_follow_each_other,
         wrong_files_are_refused,
         wrong_calls_are_refused,
     }

@@ -146,7 +146,7 @@ fn devices_of_a_domain_share_captures() {
     let graph = stream.capture(vec![buffer.memory()], || {
         let nested = others.capture(Vec::new(), || Ok(())).err().expect("one at a time");
         assert!(matches!(nested, DeviceError::NestedCapture), "{nested}");
-        aparts.capture(Vec::new(), || Ok(())).expect("no matter of this domain");
+        aparts.capture(Vec::new(), || Ok::<_, DeviceError>(())).expect("no matter of this domain");
         drop(dropped);
         assert_eq!(other.free_memory().unwrap(), OPTIONS.memory - 128, "freed later");
         others.fill(&theirs, 3)?;

@@ -3,9 +3,10 @@
 //! Every node is a layer of its own: no other node's logits, gate or hidden states are its.
 
 use anyhow::Result;
-use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Memory, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
 use dsv4_kv::kv_layout::router::DECODE_TOKENS;
-use dsv4_kv::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
+use dsv4_kv_router::ops::{self, DecodeScratch, DeviceChoice, GateProduct, HashTable, Routing};
+use dsv4_kv_router::{RouterError, Selection};
 use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
@@ -185,80 +186,35 @@ impl<B: Backend> Inputs<B> {
         all
     }
 
-    fn launch(&self, case: Case, node: u64) -> Result<(), DeviceError> {
+    fn launch(&self, case: Case, node: u64) -> Result<(), RouterError> {
         let Case { hash, hidden, experts, tokens } = case;
-        let stream = &self.stream;
+        let (stream, nodes) = (&self.stream, self.nodes);
         let selection = Selection::new(experts, SELECTED, 1.5)?;
-        let nodes = self.nodes;
-        let (ids, weights) = (part(&self.ids, node, nodes), part(&self.weights, node, nodes));
-        let routed = Routed { ids: &ids, weights: &weights, faults: &self.faults };
-        let token = part(&self.token, node, nodes);
-        let bias = part(&self.bias, node, nodes);
-        let table = HashTable { table: &self.table, vocabulary: VOCABULARY };
+        let choice = if hash {
+            DeviceChoice::Table(HashTable { table: self.table.view(), vocabulary: VOCABULARY })
+        } else {
+            DeviceChoice::Bias(part(&self.bias, node, nodes).into())
+        };
+        let routing = Routing {
+            selection,
+            choice: &choice,
+            tokens,
+            token: &part(&self.token, node, nodes),
+            ids: &part(&self.ids, node, nodes),
+            weights: &part(&self.weights, node, nodes),
+            faults: &self.faults,
+        };
+        let logits = || part(&self.logits, node, nodes);
         if hidden == 0 {
-            let logits = part(&self.logits, node, nodes);
-            return if hash {
-                let (logits, token) = (&logits, &token);
-                ops::hash_router(
-                    stream,
-                    &ops::LogitsRouting { selection, tokens, logits, token, routed: &routed },
-                    &table,
-                )
-            } else {
-                let (logits, bias) = (&logits, &bias);
-                ops::activation_topk(
-                    stream,
-                    &ops::LogitsRouting {
-                        selection,
-                        tokens,
-                        logits,
-                        token: &token,
-                        routed: &routed,
-                    },
-                    bias,
-                )
-            };
+            return ops::route_logits(stream, &routing, &logits());
         }
-        let weight = part(&self.gate, node, nodes);
-        let gate = Gate { weight: &weight, hidden };
-        let x = &part(&self.x, node, nodes);
+        let (x, gate) = (&part(&self.x, node, nodes), &part(&self.gate, node, nodes));
+        let product = GateProduct { x, gate, hidden };
         if tokens > DECODE_TOKENS {
-            let logits = part(&self.logits, node, nodes);
-            return ops::router_logits(
-                stream,
-                &ops::GateProduct { selection, tokens, x, gate: &gate, logits: &logits },
-            );
+            return ops::gate_logits(stream, selection, tokens, &product, &logits());
         }
         let activations = part(&self.activations, node, nodes);
-        let scratch = &DecodeScratch { activations: &activations, arrivals: &self.arrivals };
-        if hash {
-            ops::hash_router_decode(
-                stream,
-                &ops::DecodeRouting {
-                    selection,
-                    tokens,
-                    x,
-                    gate: &gate,
-                    token: &token,
-                    scratch,
-                    routed: &routed,
-                },
-                &table,
-            )
-        } else {
-            ops::dense_router_decode(
-                stream,
-                &ops::DecodeRouting {
-                    selection,
-                    tokens,
-                    x,
-                    gate: &gate,
-                    token: &token,
-                    scratch,
-                    routed: &routed,
-                },
-                &bias,
-            )
-        }
+        let scratch = DecodeScratch { activations, arrivals: self.arrivals.clone() };
+        ops::route_decode(stream, &routing, &product, &scratch)
     }
 }

@@ -87,7 +87,7 @@ pub fn captures_do_not_nest<B: Backend>(device: &Device<B>) {
             panic!("a capture began inside a capture")
         };
         assert!(matches!(inner, DeviceError::NestedCapture), "{inner}");
-        Ok(())
+        Ok::<_, DeviceError>(())
     });
     assert!(outer.is_ok(), "the outer capture goes on");
 }

@@ -130,7 +130,7 @@ pub fn a_panic_ends_the_capture<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let buffer = upload(&stream, &[1_u32; 16]);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let record = || {
+        let record = || -> Result<(), DeviceError> {
             stream.fill(&buffer, 0xAB)?;
             resume_unwind(Box::new("on purpose"))
         };

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
-use dsv4_kv::ids::LayerId;
-use dsv4_kv::router::{Batch, Choice, RouterMode, RouterWeights};
-use dsv4_kv::{Router, RouterConfig, RouterError};
+use dsv4_kv_router::{
+    Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterMode, RouterWeights,
+};
 use dsv4_kv_tests::inputs::{download, upload};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -13,8 +13,8 @@ use safetensors::{Dtype, SafeTensors};
 use crate::router::decode::Case;
 use crate::router::selection::Answer;
 
-const HASHED: LayerId = LayerId(1);
-const SCORED: LayerId = LayerId(2);
+const HASHED: u32 = 1;
+const SCORED: u32 = 2;
 
 fn config() -> RouterConfig {
     RouterConfig { vocabulary: 40, scaling: 2.5, ..RouterConfig::preset("tiny").unwrap() }
@@ -34,7 +34,7 @@ fn entries(case: &Case) -> Vec<Entry> {
     let wide: Vec<i64> = case.table.iter().map(|&id| id.into()).collect();
     let mut entries = Vec::new();
     for layer in [HASHED, SCORED] {
-        let name = |tensor: &str| format!("layers.{}.ffn.gate.{tensor}", layer.0);
+        let name = |tensor: &str| format!("layers.{layer}.ffn.gate.{tensor}");
         let gate = bytemuck::cast_slice(&case.gate).to_vec();
         entries.push((name("weight"), Dtype::BF16, vec![experts, hidden], gate));
         if layer == HASHED {
@@ -59,7 +59,7 @@ fn file(entries: &[Entry]) -> Vec<u8> {
 fn load<B: Backend>(
     stream: &Stream<B>,
     entries: &[Entry],
-    layer: LayerId,
+    layer: u32,
     max_tokens: u32,
 ) -> Result<Router<B>, RouterError> {
     let bytes = file(entries);
@@ -106,7 +106,7 @@ pub fn batches_of_every_size_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for (layer, mode) in [(HASHED, RouterMode::Hash), (SCORED, RouterMode::Dense)] {
         for tokens in [1, 64, 65, 520] {
             let case = case(tokens);
-            let router = load(&stream, &entries(&case), layer, 520).unwrap();
+            let mut router = load(&stream, &entries(&case), layer, 520).unwrap();
             assert_eq!(router.mode(), mode);
             let tensors = Tensors::new(&stream, &case);
             router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
@@ -127,9 +127,9 @@ pub fn products_end_where_the_matrices_do<B: Backend>(device: &Device<B>) {
         let case = Case::random(hidden, experts, config.selected, 513, hidden.into());
         let weights = RouterWeights {
             gate: Cow::Borrowed(&case.gate),
-            choice: Choice::Bias(Cow::Borrowed(&case.bias)),
+            choice: ChoiceWeights::Bias(Cow::Borrowed(&case.bias)),
         };
-        let router = Router::new(&stream, &config, &weights, 513).unwrap();
+        let mut router = Router::new(&stream, &config, &weights, 513).unwrap();
         let tensors = Tensors::new(&stream, &case);
         router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
         case.check(&tensors.answer(&stream), false);
@@ -141,18 +141,14 @@ pub fn captured_routing_equals_eager<B: Backend>(device: &Device<B>) {
     for layer in [HASHED, SCORED] {
         for tokens in [33, 70, 513] {
             let case = case(tokens);
-            let router = load(&stream, &entries(&case), layer, 513).unwrap();
+            let mut router = load(&stream, &entries(&case), layer, 513).unwrap();
             let tensors = Tensors::new(&stream, &case);
             router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
             let eager = tensors.answer(&stream);
             let Tensors { x, token, ids, weights, .. } = &tensors;
             let mut retained = router.memory();
             retained.extend([x.memory(), token.memory(), ids.memory(), weights.memory()]);
-            let record = || match router.route(&stream, x, &tensors.batch()) {
-                Ok(()) => Ok(()),
-                Err(RouterError::Device(error)) => Err(error),
-                Err(error) => panic!("{error}"),
-            };
+            let record = || router.route(&stream, x, &tensors.batch());
             let graph = stream.capture(retained, record).unwrap();
             for _ in 0..3 {
                 stream.fill(ids, 0xAB).unwrap();
@@ -169,7 +165,7 @@ pub fn captured_routing_equals_eager<B: Backend>(device: &Device<B>) {
 pub fn wrong_files_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let good = entries(&case(1));
-    let refused = |layer: LayerId, break_it: &dyn Fn(&mut Vec<Entry>)| {
+    let refused = |layer: u32, break_it: &dyn Fn(&mut Vec<Entry>)| {
         let mut entries = good.clone();
         break_it(&mut entries);
         load(&stream, &entries, layer, 1).err().expect("a refusal")
@@ -208,7 +204,7 @@ pub fn wrong_files_are_refused<B: Backend>(device: &Device<B>) {
             if e == expert);
         assert!(named, "{error}");
     }
-    let error = refused(LayerId(5), &|_| ());
+    let error = refused(5, &|_| ());
     assert!(matches!(error, RouterError::NoSuchLayer { layer: 5, layers: 5 }), "{error}");
 }
 
@@ -217,14 +213,14 @@ pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
     let case = case(80);
     let weights = |gate: &[u16], bias: &[f32]| RouterWeights {
         gate: Cow::Owned(gate.to_vec()),
-        choice: Choice::Bias(Cow::Owned(bias.to_vec())),
+        choice: ChoiceWeights::Bias(Cow::Owned(bias.to_vec())),
     };
     let (short_gate, short_bias) = (&case.gate[1..], &case.bias[1..]);
     for weights in [weights(short_gate, &case.bias), weights(&case.gate, short_bias)] {
         let error = Router::new(&stream, &config(), &weights, 8).err().expect("a refusal");
         assert!(matches!(error, RouterError::Shape { .. }), "{error}");
     }
-    let router = load(&stream, &entries(&case), SCORED, 79).unwrap();
+    let mut router = load(&stream, &entries(&case), SCORED, 79).unwrap();
     let tensors = Tensors::new(&stream, &case);
     let error = router.route(&stream, &tensors.x, &tensors.batch()).unwrap_err();
     assert!(matches!(error, RouterError::TooManyTokens { tokens: 80, most: 79 }), "{error}");
@@ -247,4 +243,36 @@ pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
     let error = router.check_faults(&stream).unwrap_err();
     assert!(matches!(error, RouterError::Refused { count: 64 }), "{error}");
     router.check_faults(&stream).unwrap();
+}
+
+/// Calls in two streams by turns, and replays in a third: each is ordered behind the one before, so that
+/// the blocks of none count those of another.
+pub fn streams_follow_each_other<B: Backend>(device: &Device<B>) {
+    let streams = [(); 3].map(|()| device.stream().unwrap());
+    let [one, other, replayed] = &streams;
+    for layer in [HASHED, SCORED] {
+        let case = case(450);
+        let mut router = load(one, &entries(&case), layer, 450).unwrap();
+        let tensors = Tensors::new(one, &case);
+        router.route(one, &tensors.x, &tensors.batch()).unwrap();
+        let alone = tensors.answer(one);
+        let answers: Vec<_> = (0..6).map(|_| Tensors::new(one, &case)).collect();
+        for (call, tensors) in answers.iter().enumerate() {
+            let stream = if call % 2 == 0 { one } else { other };
+            router.route(stream, &tensors.x, &tensors.batch()).unwrap();
+        }
+        let mut retained = router.memory();
+        let Tensors { x, token, ids, weights, .. } = &tensors;
+        retained.extend([x.memory(), token.memory(), ids.memory(), weights.memory()]);
+        let record = || router.route(replayed, x, &tensors.batch());
+        let graph = replayed.capture(retained, record).unwrap();
+        for stream in [replayed, one, replayed] {
+            router.follow(stream).unwrap();
+            stream.replay(&graph).unwrap();
+        }
+        router.check_faults(other).unwrap();
+        for tensors in answers.iter().chain([&tensors]) {
+            assert_eq!(tensors.answer(other), alone);
+        }
+    }
 }

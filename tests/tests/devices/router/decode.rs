@@ -1,15 +1,16 @@
 //! Routing from hidden states: the product with the gate and all after it, against the oracle.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
-use dsv4_kv::ops::{self, DecodeScratch, Gate, HashTable, Routed, Selection};
 use dsv4_kv_oracle::router as oracle;
+use dsv4_kv_router::ops::{self, DecodeScratch, DeviceChoice, GateProduct, HashTable, Routing};
+use dsv4_kv_router::{RouterError, Selection};
 use half::bf16;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use dsv4_kv_tests::inputs::{download, upload};
 
-use crate::router::selection::{Answer, assert_same_set};
+use crate::router::selection::{Answer, assert_same_set, choice};
 
 const SCALING: f32 = 2.5;
 /// Token ids of a hash table.
@@ -54,54 +55,23 @@ impl Case {
 
     /// Two launches on the same scratch; their answers, which must be one.
     fn decode<B: Backend>(&self, device: &Device<B>, hash: bool) -> Answer {
-        let stream = device.stream().unwrap();
-        let tokens = self.tokens();
+        let stream = &device.stream().unwrap();
         let selection = Selection::new(self.experts, self.selected, SCALING).unwrap();
-        let x = upload(&stream, &self.x);
-        let weight = upload(&stream, &self.gate);
-        let (bias, table) = (upload(&stream, &self.bias), upload(&stream, &self.table));
-        let token = upload(&stream, &self.token);
-        let activations = device.allocate("activations", 64 * u64::from(self.experts)).unwrap();
-        let arrivals = device.allocate("arrivals", 8).unwrap();
-        let scratch = DecodeScratch { activations: &activations, arrivals: &arrivals };
-        let gate = Gate { weight: &weight, hidden: self.hidden };
+        let choice = choice(stream, selection, hash, (&self.bias, &self.table));
+        let (x, gate) = (&upload(stream, &self.x), &upload(stream, &self.gate));
+        let product = GateProduct { x, gate, hidden: self.hidden };
+        let scratch = DecodeScratch {
+            activations: device.allocate("activations", 64 * u64::from(self.experts)).unwrap(),
+            arrivals: device.allocate("arrivals", 8).unwrap(),
+        };
         let run = || {
-            Answer::of(device, (tokens, self.selected), |stream, to| {
-                if hash {
-                    let table = HashTable { table: &table, vocabulary: VOCABULARY };
-                    ops::hash_router_decode(
-                        stream,
-                        &ops::DecodeRouting {
-                            selection,
-                            tokens,
-                            x: &x,
-                            gate: &gate,
-                            token: &token,
-                            scratch: &scratch,
-                            routed: to,
-                        },
-                        &table,
-                    )
-                } else {
-                    ops::dense_router_decode(
-                        stream,
-                        &ops::DecodeRouting {
-                            selection,
-                            tokens,
-                            x: &x,
-                            gate: &gate,
-                            token: &token,
-                            scratch: &scratch,
-                            routed: to,
-                        },
-                        &bias,
-                    )
-                }
+            Answer::of(stream, selection, &choice, &self.token, |routing| {
+                ops::route_decode(stream, routing, &product, &scratch)
             })
         };
         let answer = run();
         assert_eq!(answer, run(), "run to run");
-        assert_eq!(download(&stream, &arrivals), [0; 8]);
+        assert_eq!(download(stream, &scratch.arrivals), [0; 8]);
         answer
     }
 
@@ -192,20 +162,10 @@ pub fn exact_logits_give_the_same_bits<B: Backend>(device: &Device<B>) {
         (0..37).flat_map(|token| case.logits(token)).map(|logit| logit as f32).collect();
     let stream = device.stream().unwrap();
     let selection = Selection::new(288, 6, SCALING).unwrap();
-    let (logits, bias) = (upload(&stream, &logits), upload(&stream, &case.bias));
-    let token = upload(&stream, &case.token);
-    let from_logits = Answer::of(device, (37, 6), |stream, to| {
-        ops::activation_topk(
-            stream,
-            &ops::LogitsRouting {
-                selection,
-                tokens: 37,
-                logits: &logits,
-                token: &token,
-                routed: to,
-            },
-            &bias,
-        )
+    let logits = upload(&stream, &logits);
+    let choice = choice(&stream, selection, false, (&case.bias, &case.table));
+    let from_logits = Answer::of(&stream, selection, &choice, &case.token, |routing| {
+        ops::route_logits(&stream, routing, &logits)
     });
     assert_eq!(answer, from_logits);
 }
@@ -250,44 +210,21 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
         let of = |len: u64, buffer: &dsv4_kv::device::Buffer<B, u32>| {
             buffer.cast::<u16>().unwrap().slice(0, len).unwrap()
         };
-        let (x, weight) = (of(sizes[0], &x), of(sizes[1], &weight));
-        let gate = Gate { weight: &weight, hidden };
-        let (activations, ids, weights) =
-            (activations.cast().unwrap(), ids.cast().unwrap(), weights.cast().unwrap());
-        let scratch = DecodeScratch { activations: &activations, arrivals: &arrivals };
-        let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
-        let token = token.cast().unwrap();
-        if hash {
-            let table = HashTable { table: &extra.cast().unwrap(), vocabulary: 10 };
-            ops::hash_router_decode(
-                &stream,
-                &ops::DecodeRouting {
-                    selection,
-                    tokens,
-                    x: &x,
-                    gate: &gate,
-                    token: &token,
-                    scratch: &scratch,
-                    routed: &routed,
-                },
-                &table,
-            )
+        let (x, gate) = (&of(sizes[0], &x), &of(sizes[1], &weight));
+        let (ids, weights) = (&ids.cast().unwrap(), &weights.cast().unwrap());
+        let choice = if hash {
+            let table = extra.cast().unwrap().into();
+            DeviceChoice::Table(HashTable { table, vocabulary: 10 })
         } else {
-            let bias = extra.cast().unwrap();
-            ops::dense_router_decode(
-                &stream,
-                &ops::DecodeRouting {
-                    selection,
-                    tokens,
-                    x: &x,
-                    gate: &gate,
-                    token: &token,
-                    scratch: &scratch,
-                    routed: &routed,
-                },
-                &bias,
-            )
-        }
+            DeviceChoice::Bias(extra.cast().unwrap().into())
+        };
+        let (choice, token, faults) = (&choice, &token.cast().unwrap(), &faults);
+        ops::route_decode(
+            &stream,
+            &Routing { selection, choice, tokens, token, ids, weights, faults },
+            &GateProduct { x, gate, hidden },
+            &DecodeScratch { activations: activations.cast().unwrap(), arrivals },
+        )
     };
     for hash in [false, true] {
         let second = if hash { 60 } else { 64 };
@@ -295,7 +232,8 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
         for short in 0..needed.len() {
             let sizes = core::array::from_fn(|i| needed[i] - u64::from(i == short));
             let error = decode(sizes, 96, 3, hash).unwrap_err();
-            let DeviceError::Length { found, needed: wanted, .. } = error else {
+            let RouterError::Device(DeviceError::Length { found, needed: wanted, .. }) = error
+            else {
                 panic!("{error}")
             };
             assert_eq!((found + 1, wanted), (needed[short], needed[short]));
@@ -304,11 +242,11 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
         for hidden in [0, 16, 80] {
             let error = decode([70 * 96; 9], hidden, 3, hash).unwrap_err();
             assert!(
-                matches!(error, DeviceError::Argument { value, multiple: 32, .. } if value == u64::from(hidden)),
+                matches!(error, RouterError::HiddenSize { hidden: found, multiple: 32 } if found == hidden),
                 "{error}"
             );
         }
         let error = decode([70 * 96; 9], 96, 65, hash).unwrap_err();
-        assert!(matches!(error, DeviceError::Argument { value: 65, most: 64, .. }), "{error}");
+        assert!(matches!(error, RouterError::DecodeTokens { tokens: 65, most: 64 }), "{error}");
     }
 }

@@ -1,8 +1,9 @@
 //! The router kernels against the oracle: ids exact, weights to 1e-6, and bits equal on both devices.
 
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
-use dsv4_kv::ops::{self, HashTable, Routed, Selection};
 use dsv4_kv_oracle::router as oracle;
+use dsv4_kv_router::ops::{self, DeviceChoice, HashTable, Routing};
+use dsv4_kv_router::{RouterError, Selection};
 use dsv4_kv_tests::golden;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -24,25 +25,43 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What `launch` answers for `tokens` tokens of `selected` experts. There is room for one more,
-    /// whose row must stay as it is.
+    /// What `launch` answers for these token ids. There is room for one token more, whose row must stay as
+    /// it is.
     pub fn of<B: Backend>(
-        device: &Device<B>,
-        (tokens, selected): (u32, u32),
-        launch: impl FnOnce(&Stream<B>, &Routed<'_, B>) -> Result<(), DeviceError>,
+        stream: &Stream<B>,
+        selection: Selection,
+        choice: &DeviceChoice<B>,
+        token: &[i32],
+        launch: impl FnOnce(&Routing<'_, B>) -> Result<(), RouterError>,
     ) -> Self {
-        let stream = device.stream().unwrap();
-        let room = ((tokens + 1) * selected) as usize;
-        let ids = upload(&stream, &vec![CANARY; room]);
-        let weights = upload(&stream, &vec![CANARY as f32; room]);
-        let faults = device.allocate::<u32>("faults", 1).unwrap();
-        let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
-        launch(&stream, &routed).unwrap();
-        let (mut ids, mut weights) = (download(&stream, &ids), download(&stream, &weights));
-        let used = (tokens * selected) as usize;
+        let (tokens, selected) = (token.len(), selection.selected() as usize);
+        let room = (tokens + 1) * selected;
+        let ids = &upload(stream, &vec![CANARY; room]);
+        let weights = &upload(stream, &vec![CANARY as f32; room]);
+        let faults = &upload(stream, &[0]);
+        let (tokens, token) = (tokens as u32, &upload(stream, token));
+        let routing = Routing { selection, choice, tokens, token, ids, weights, faults };
+        launch(&routing).unwrap();
+        let (mut ids, mut weights) = (download(stream, ids), download(stream, weights));
+        let used = token.len() as usize * selected;
         assert!(ids.split_off(used).iter().all(|&id| id == CANARY));
         assert!(weights.split_off(used).iter().all(|&weight| weight == CANARY as f32));
-        Self { ids, weights, faults: download(&stream, &faults)[0] }
+        Self { ids, weights, faults: download(stream, faults)[0] }
+    }
+}
+
+/// What chooses among experts: the table (`[vocabulary, selected]`) if `hash`, else the bias.
+pub fn choice<B: Backend>(
+    stream: &Stream<B>,
+    selection: Selection,
+    hash: bool,
+    (bias, table): (&[f32], &[i32]),
+) -> DeviceChoice<B> {
+    if hash {
+        let vocabulary = table.len() as u32 / selection.selected();
+        DeviceChoice::Table(HashTable { table: upload(stream, table).into(), vocabulary })
+    } else {
+        DeviceChoice::Bias(upload(stream, bias).into())
     }
 }
 
@@ -78,50 +97,18 @@ impl Case {
         Self { experts, selected, token, logits, bias, table }
     }
 
-    fn tokens(&self) -> u32 {
-        self.token.len() as u32
-    }
-
     fn row(&self, token: usize) -> Vec<f64> {
         let experts = self.experts as usize;
         self.logits[token * experts..][..experts].iter().map(|&x| f64::from(x)).collect()
     }
 
     fn run<B: Backend>(&self, device: &Device<B>, hash: bool) -> Answer {
+        let stream = &device.stream().unwrap();
         let selection = Selection::new(self.experts, self.selected, SCALING).unwrap();
-        let tokens = self.tokens();
-        Answer::of(device, (tokens, self.selected), |stream, to| {
-            let logits = upload(stream, &self.logits);
-            let token = upload(stream, &self.token);
-            if hash {
-                let table = upload(stream, &self.table);
-                let vocabulary = self.table.len() as u32 / self.selected;
-                let table = HashTable { table: &table, vocabulary };
-                ops::hash_router(
-                    stream,
-                    &ops::LogitsRouting {
-                        selection,
-                        tokens,
-                        logits: &logits,
-                        token: &token,
-                        routed: to,
-                    },
-                    &table,
-                )
-            } else {
-                let bias = upload(stream, &self.bias);
-                ops::activation_topk(
-                    stream,
-                    &ops::LogitsRouting {
-                        selection,
-                        tokens,
-                        logits: &logits,
-                        token: &token,
-                        routed: to,
-                    },
-                    &bias,
-                )
-            }
+        let choice = choice(stream, selection, hash, (&self.bias, &self.table));
+        let logits = upload(stream, &self.logits);
+        Answer::of(stream, selection, &choice, &self.token, |routing| {
+            ops::route_logits(stream, routing, &logits)
         })
     }
 
@@ -332,8 +319,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     for (experts, selected) in [(0, 6), (31, 6), (48, 6), (544, 6), (256, 0), (256, 9)] {
         let error = Selection::new(experts, selected, SCALING).unwrap_err();
         let wrong = if selected == 6 { experts } else { selected };
-        let named =
-            matches!(error, DeviceError::Argument { value, .. } if value == u64::from(wrong));
+        let named = matches!(error, RouterError::Selection { value, .. } if value == wrong);
         assert!(named, "{error}");
     }
     let stream = device.stream().unwrap();
@@ -347,38 +333,29 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
             let sizes = core::array::from_fn(|i| needed[i] - u64::from(i == short));
             let [logits, extra, token, ids, weights, faults] = sizes.map(buffer);
             let (ids, weights) = (ids.cast().unwrap(), weights.cast().unwrap());
-            let routed = Routed { ids: &ids, weights: &weights, faults: &faults };
             let (logits, token) = (logits.cast().unwrap(), token.cast().unwrap());
-            let result = if hash {
-                let table = HashTable { table: &extra.cast().unwrap(), vocabulary: 10 };
-                ops::hash_router(
-                    &stream,
-                    &ops::LogitsRouting {
-                        selection,
-                        tokens: 3,
-                        logits: &logits,
-                        token: &token,
-                        routed: &routed,
-                    },
-                    &table,
-                )
+            let choice = if hash {
+                let table = extra.cast().unwrap().into();
+                DeviceChoice::Table(HashTable { table, vocabulary: 10 })
             } else {
-                let bias = extra.cast().unwrap();
-                ops::activation_topk(
-                    &stream,
-                    &ops::LogitsRouting {
-                        selection,
-                        tokens: 3,
-                        logits: &logits,
-                        token: &token,
-                        routed: &routed,
-                    },
-                    &bias,
-                )
+                DeviceChoice::Bias(extra.cast().unwrap().into())
             };
+            let result = ops::route_logits(
+                &stream,
+                &Routing {
+                    selection,
+                    choice: &choice,
+                    tokens: 3,
+                    token: &token,
+                    ids: &ids,
+                    weights: &weights,
+                    faults: &faults,
+                },
+                &logits,
+            );
             match result {
                 Ok(()) => assert_eq!(short, needed.len()),
-                Err(DeviceError::Length { found, needed: wanted, .. }) => {
+                Err(RouterError::Device(DeviceError::Length { found, needed: wanted, .. })) => {
                     assert_eq!((found + 1, wanted), (needed[short], needed[short]));
                 }
                 Err(error) => panic!("{error}"),

@@ -1,8 +1,6 @@
 //! `RouterConfig` from a checkpoint's `config.json`.
 
-use dsv4_kv::ids::LayerId;
-use dsv4_kv::router::RouterMode;
-use dsv4_kv::{RouterConfig, RouterError};
+use dsv4_kv_router::{RouterConfig, RouterError, RouterMode};
 use serde_json::{Value, json};
 
 /// The fields of V4-Flash's `config.json` that matter, and one that does not; written by hand, as are
@@ -40,10 +38,10 @@ fn flash_and_pro_are_read_as_their_presets() {
     let config = read(&flash()).unwrap();
     assert_eq!(Some(&config), RouterConfig::preset("flash").as_ref());
     for (layer, mode) in [(0, RouterMode::Hash), (2, RouterMode::Hash), (3, RouterMode::Dense)] {
-        assert_eq!(config.mode(LayerId(layer)).unwrap(), mode);
+        assert_eq!(config.mode(layer).unwrap(), mode);
     }
-    assert_eq!(config.mode(LayerId(43)).unwrap(), RouterMode::Dense, "the MTP layer");
-    let error = config.mode(LayerId(44)).unwrap_err();
+    assert_eq!(config.mode(43).unwrap(), RouterMode::Dense, "the MTP layer");
+    let error = config.mode(44).unwrap_err();
     assert!(matches!(error, RouterError::NoSuchLayer { layer: 44, layers: 44 }), "{error}");
     RouterConfig::preset("tiny").unwrap().validate().unwrap();
     assert_eq!(RouterConfig::preset("other"), None);
@@ -68,10 +66,10 @@ fn every_field_is_checked() {
     }
     let mut config = flash();
     config["n_routed_experts"] = json!(250);
-    assert!(matches!(read(&config).unwrap_err(), RouterError::Device(_)));
+    assert!(matches!(read(&config).unwrap_err(), RouterError::Selection { value: 250, .. }));
     config = flash();
     config["hidden_size"] = json!(4100);
-    assert!(matches!(read(&config).unwrap_err(), RouterError::Device(_)));
+    assert!(matches!(read(&config).unwrap_err(), RouterError::HiddenSize { hidden: 4100, .. }));
 }
 
 #[test]

@@ -1,15 +1,13 @@
 //! Routes a batch through the first layers of a small model, from a checkpoint file to experts and
 //! weights, and checks the answer against the formula.
 //!
-//! `cargo run --example route -p dsv4-kv` runs on a GPU where there is one, else on the CPU.
+//! `cargo run --example route -p dsv4-kv-router` runs on a GPU where there is one, else on the CPU.
 
 use std::collections::HashMap;
 
 use anyhow::{Result, ensure};
-use dsv4_kv::device::{Backend, Buffer, CudaOptions, Device, EmuDevice, EmuOptions, Stream};
-use dsv4_kv::ids::LayerId;
-use dsv4_kv::router::{Batch, RouterMode, RouterWeights};
-use dsv4_kv::{Router, RouterConfig};
+use dsv4_kv_device::{Backend, Buffer, CudaOptions, Device, EmuDevice, EmuOptions, Stream};
+use dsv4_kv_router::{Batch, Router, RouterConfig, RouterMode, RouterWeights};
 use half::bf16;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -40,15 +38,15 @@ fn run<B: Backend>(device: &Device<B>) -> Result<()> {
     let (ids, weights) = (device.allocate("ids", answers)?, device.allocate("weights", answers)?);
     let batch = Batch { tokens: TOKENS, token: &token, ids: &ids, weights: &weights };
     // The last layer that looks experts up by token id, and the first that chooses by score.
-    for layer in [config.hash_layers - 1, config.hash_layers].map(LayerId) {
+    for layer in [config.hash_layers - 1, config.hash_layers] {
         let gate = RouterWeights::of_layer(&file, &config, layer)?;
-        let router = Router::new(&stream, &config, &gate, TOKENS)?;
+        let mut router = Router::new(&stream, &config, &gate, TOKENS)?;
         router.route(&stream, &x, &batch)?;
         router.check_faults(&stream)?;
         let mut found = (vec![0_i32; answers as usize], vec![0_f32; answers as usize]);
         stream.download(&ids, 0, &mut found.0)?;
         stream.download(&weights, 0, &mut found.1)?;
-        println!("layer {} ({:?})", layer.0, router.mode());
+        println!("layer {layer} ({:?})", router.mode());
         let rows = found.0.chunks(config.selected as usize);
         for (token, (ids, weights)) in
             rows.zip(found.1.chunks(config.selected as usize)).enumerate()

@@ -1,8 +1,8 @@
 //! What the router answers instead of doing what it was asked. Every refusal leaves all as it was.
 
+use dsv4_kv_device::DeviceError;
+use kv_layout::router::DECODE_SLICES;
 use safetensors::{Dtype, SafeTensorError};
-
-use crate::device::DeviceError;
 
 /// Why the router refused or failed.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +31,34 @@ pub enum RouterError {
         least: f64,
         /// Greatest value allowed.
         most: f64,
+    },
+    /// Numbers of experts that no kernel is made for.
+    #[error("{what}: {value}; it must be from {multiple} to {most}, in steps of {multiple}")]
+    Selection {
+        /// `experts of a layer` or `experts of a token`.
+        what: &'static str,
+        /// How many.
+        value: u32,
+        /// What it must be a multiple of, and the least allowed.
+        multiple: u32,
+        /// Most allowed.
+        most: u32,
+    },
+    /// A width of the hidden state that no kernel is made for.
+    #[error("the hidden state has {hidden} elements; it must be a multiple of {multiple}")]
+    HiddenSize {
+        /// Its width.
+        hidden: u32,
+        /// What it must be a multiple of.
+        multiple: u32,
+    },
+    /// More tokens than one launch routes from hidden states.
+    #[error("{tokens} tokens in one launch; it routes at most {most}. Split the batch")]
+    DecodeTokens {
+        /// Tokens of the call.
+        tokens: u32,
+        /// Most that one launch routes.
+        most: u32,
     },
     /// The layer does not exist.
     #[error("layer {layer} does not exist; the model has {layers}")]
@@ -93,6 +121,16 @@ pub enum RouterError {
     Refused {
         /// How many since the last check.
         count: u32,
+    },
+    /// Launches of the router did not end, or two ran at once: the experts since the last check may be
+    /// those of earlier batches. The router can be used again.
+    #[error(
+        "launches of the router did not end, or two ran at once (blocks left over: {counts:?}); let \
+         replays in several streams follow each other, and route again"
+    )]
+    Unfinished {
+        /// Blocks that were counted, and not taken back by a launch's last block.
+        counts: [u32; DECODE_SLICES as usize],
     },
     /// The device refused or failed.
     #[error(transparent)]

@@ -3,10 +3,9 @@
 use kv_layout::router::{HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
 use serde::{Deserialize, Serialize};
 
-use super::RouterError;
-use crate::device::DeviceError;
-use crate::ids::LayerId;
-use crate::ops::Selection;
+use crate::error::RouterError;
+use crate::ops::check_hidden;
+use crate::selection::Selection;
 
 /// The shape of the routers of a DeepSeek-V4 checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -97,8 +96,8 @@ impl RouterConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`RouterError::Config`], or [`RouterError::Device`] with the device's limit, names the field, the
-    /// value and the limit.
+    /// [`RouterError::Config`] names the field, its value and its limits; [`RouterError::HiddenSize`] and
+    /// [`RouterError::Selection`] for numbers that are no multiples of 32.
     pub fn validate(&self) -> Result<(), RouterError> {
         let range = |setting, value: f64, least: f64, most: f64| {
             if (least..=most).contains(&value) {
@@ -114,25 +113,18 @@ impl RouterConfig {
         range("vocabulary", self.vocabulary.into(), 1.0, f64::from(1 << 28))?;
         range("layers", self.layers.into(), 1.0, 2048.0)?;
         range("hash_layers", self.hash_layers.into(), 0.0, self.layers.into())?;
-        if !self.hidden_size.is_multiple_of(HIDDEN_STEP) {
-            return Err(DeviceError::Argument {
-                what: "width of a hidden state",
-                value: self.hidden_size.into(),
-                multiple: HIDDEN_STEP.into(),
-                most: u32::MAX.into(),
-            }
-            .into());
-        }
+        check_hidden(self.hidden_size)?;
         self.selection()?;
         Ok(())
     }
 
-    /// How layer `layer` chooses experts.
+    /// How layer `layer` chooses experts; layers are counted from 0 through the trunk, then through the
+    /// multi-token-prediction layers.
     ///
     /// # Errors
     /// [`RouterError::NoSuchLayer`].
-    pub fn mode(&self, layer: LayerId) -> Result<RouterMode, RouterError> {
-        let (layer, layers) = (layer.0, self.layers);
+    pub fn mode(&self, layer: u32) -> Result<RouterMode, RouterError> {
+        let layers = self.layers;
         match layer {
             _ if layer >= layers => Err(RouterError::NoSuchLayer { layer, layers }),
             _ if layer < self.hash_layers => Ok(RouterMode::Hash),
@@ -143,8 +135,8 @@ impl RouterConfig {
     /// The numbers of experts, as the operations take them.
     ///
     /// # Errors
-    /// [`DeviceError::Argument`].
+    /// [`RouterError::Selection`].
     pub fn selection(&self) -> Result<Selection, RouterError> {
-        Ok(Selection::new(self.experts, self.selected, self.scaling)?)
+        Selection::new(self.experts, self.selected, self.scaling)
     }
 }

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::{RouterConfig, RouterError, RouterMode};
-use crate::ids::LayerId;
+use crate::config::{RouterConfig, RouterMode};
+use crate::error::RouterError;
 
 /// The weights of one layer's router. What chooses the experts is fixed by what is given.
 #[derive(Clone, Debug)]
@@ -14,12 +14,12 @@ pub struct RouterWeights<'a> {
     /// `[experts, hidden]` BF16 bits: `gate.weight`.
     pub gate: Cow<'a, [u16]>,
     /// What chooses the experts.
-    pub choice: Choice<'a>,
+    pub choice: ChoiceWeights<'a>,
 }
 
-/// What chooses a token's experts.
+/// What chooses a token's experts, in host memory.
 #[derive(Clone, Debug)]
-pub enum Choice<'a> {
+pub enum ChoiceWeights<'a> {
     /// `[experts]` f32, added to the scores: `gate.bias`.
     Bias(Cow<'a, [f32]>),
     /// `[vocabulary, selected]` experts of each token id: `gate.tid2eid`.
@@ -35,10 +35,10 @@ impl<'a> RouterWeights<'a> {
     pub fn of_layer(
         file: &SafeTensors<'a>,
         config: &RouterConfig,
-        layer: LayerId,
+        layer: u32,
     ) -> Result<Self, RouterError> {
         let mode = config.mode(layer)?;
-        Self::named(file, config, mode, &format!("layers.{}.ffn.gate", layer.0))
+        Self::named(file, config, mode, &format!("layers.{}.ffn.gate", layer))
     }
 
     /// The tensors `{prefix}.weight` and, by `mode`, `{prefix}.bias` or `{prefix}.tid2eid`.
@@ -60,12 +60,12 @@ impl<'a> RouterWeights<'a> {
         let choice = match mode {
             RouterMode::Dense => {
                 let bias = Tensor::find(file, format!("{prefix}.bias"), &[experts])?;
-                Choice::Bias(bias.f32()?)
+                ChoiceWeights::Bias(bias.f32()?)
             }
             RouterMode::Hash => {
                 let table =
                     Tensor::find(file, format!("{prefix}.tid2eid"), &[vocabulary, selected])?;
-                Choice::Table(table.experts(config)?)
+                ChoiceWeights::Table(table.experts(config)?)
             }
         };
         Ok(Self { gate, choice })
@@ -75,7 +75,7 @@ impl<'a> RouterWeights<'a> {
     ///
     /// # Errors
     /// [`RouterError::Shape`]; [`RouterError::NoSuchExpert`].
-    pub(super) fn check(&self, config: &RouterConfig) -> Result<(), RouterError> {
+    pub(crate) fn check(&self, config: &RouterConfig) -> Result<(), RouterError> {
         let length = |name: &str, found: usize, expected: &[u32]| {
             let expected: Vec<usize> = expected.iter().map(|&extent| extent as usize).collect();
             if found == expected.iter().product::<usize>() {
@@ -85,8 +85,8 @@ impl<'a> RouterWeights<'a> {
         };
         length("gate.weight", self.gate.len(), &[config.experts, config.hidden_size])?;
         match &self.choice {
-            Choice::Bias(bias) => length("gate.bias", bias.len(), &[config.experts]),
-            Choice::Table(table) => {
+            ChoiceWeights::Bias(bias) => length("gate.bias", bias.len(), &[config.experts]),
+            ChoiceWeights::Table(table) => {
                 length("gate.tid2eid", table.len(), &[config.vocabulary, config.selected])?;
                 check_experts("gate.tid2eid", table.iter().map(|&id| id.into()), config)
             }

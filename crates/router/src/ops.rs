@@ -1,0 +1,274 @@
+//! Single launches as safe functions: every buffer is checked against the shape that the kernel table gives
+//! it, then the kernel is launched.
+
+use dsv4_kv_device::shape::check;
+use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View};
+use kernels_gpu::launch::{
+    ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
+};
+use kernels_gpu::params::{
+    ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
+    RouterLogitsParams,
+};
+use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, HIDDEN_STEP};
+
+use crate::error::RouterError;
+use crate::selection::Selection;
+
+/// What chooses a token's experts, on a device.
+#[derive(Clone)]
+pub enum DeviceChoice<B: Backend> {
+    /// Their scores: the activations of the logits plus this bias, `[experts]` f32.
+    Bias(View<B, f32>),
+    /// A table by token id.
+    Table(HashTable<B>),
+}
+
+/// The experts of a layer that looks them up by token id.
+#[derive(Clone)]
+pub struct HashTable<B: Backend> {
+    /// `[vocabulary, selected]` i32: the experts of each token id.
+    pub table: View<B, i32>,
+    /// Token ids there are.
+    pub vocabulary: u32,
+}
+
+impl<B: Backend> DeviceChoice<B> {
+    /// Its memory, for a graph to retain.
+    #[must_use]
+    pub fn memory(&self) -> Memory<B> {
+        match self {
+            Self::Bias(bias) => bias.memory(),
+            Self::Table(HashTable { table, .. }) => table.memory(),
+        }
+    }
+
+    fn check(&self, selection: Selection) -> Result<(), RouterError> {
+        match self {
+            Self::Bias(bias) => check("expert biases", bias, selection.of_experts(1))?,
+            Self::Table(HashTable { table, vocabulary }) => {
+                check("experts of token ids", table, selection.of_selected(*vocabulary))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tokens to route, what chooses their experts, and where the answer goes.
+///
+/// What a kernel refuses it counts in `faults`: logits and biases that are no numbers, which rank last;
+/// token ids and experts of a table that are out of range, which get expert -1 and weight 0.
+pub struct Routing<'a, B: Backend> {
+    /// How many experts there are and a token gets.
+    pub selection: Selection,
+    /// What chooses.
+    pub choice: &'a DeviceChoice<B>,
+    /// Tokens.
+    pub tokens: u32,
+    /// `[tokens]` i32: token ids; -1 for padding. Where scores choose, only the sign matters.
+    pub token: &'a View<B, i32>,
+    /// `[tokens, selected]` i32: experts, best first or as the table lists them; -1 for padding.
+    pub ids: &'a Buffer<B, i32>,
+    /// `[tokens, selected]` f32: their weights; 0 for padding.
+    pub weights: &'a Buffer<B, f32>,
+    /// `[1]` u32: what kernels refused is added to it.
+    pub faults: &'a Buffer<B, u32>,
+}
+
+impl<B: Backend> Routing<'_, B> {
+    /// Checks every buffer.
+    pub(crate) fn check(&self) -> Result<(), RouterError> {
+        let selected = self.selection.of_selected(self.tokens);
+        self.choice.check(self.selection)?;
+        check("tokens", self.token, self.tokens.into())?;
+        check("expert ids", self.ids, selected)?;
+        check("expert weights", self.weights, selected)?;
+        Ok(check("fault word", self.faults, 1)?)
+    }
+}
+
+/// Queues the routing of tokens by their `logits` (`[tokens, experts]` f32): `activation_topk_*` or
+/// `hash_router`.
+///
+/// # Errors
+/// [`RouterError::Device`] for a buffer shorter than its shape, and as [`Stream::launch`].
+pub fn route_logits<B: Backend>(
+    stream: &Stream<B>,
+    routing: &Routing<'_, B>,
+    logits: &View<B, f32>,
+) -> Result<(), RouterError> {
+    let Routing { selection, tokens, choice, .. } = *routing;
+    if tokens == 0 {
+        return Ok(());
+    }
+    routing.check()?;
+    check("logits", logits, selection.of_experts(tokens))?;
+    let (experts, selected) = (selection.experts(), selection.selected());
+    let (logits, token, faults) = (logits.ptr(), routing.token.ptr(), routing.faults.ptr_mut());
+    let (ids, weights) = (routing.ids.ptr_mut(), routing.weights.ptr_mut());
+    let scaling_bits = selection.scaling_bits();
+    match choice {
+        DeviceChoice::Bias(bias) => {
+            let (bias, width) = (bias.ptr(), selection.width());
+            let params = ActivationTopkParams { tokens, experts, selected, scaling_bits };
+            let operation = ActivationTopk { logits, bias, token, ids, weights, faults, params };
+            // SAFETY: every buffer has the shape of the kernel table (checked above).
+            unsafe { stream.launch(width, &operation)? };
+        }
+        DeviceChoice::Table(HashTable { table, vocabulary }) => {
+            let (table, vocabulary) = (table.ptr(), *vocabulary);
+            let params = HashRouterParams { tokens, experts, selected, vocabulary, scaling_bits };
+            let operation = HashRouter { token, table, logits, ids, weights, faults, params };
+            // SAFETY: as above; the kernel refuses token ids and experts that the shapes do not have.
+            unsafe { stream.launch((), &operation)? };
+        }
+    }
+    Ok(())
+}
+
+/// The hidden states of a batch, and the gate of a layer: their product is the logits.
+pub struct GateProduct<'a, B: Backend> {
+    /// `[tokens, hidden]` BF16.
+    pub x: &'a View<B, u16>,
+    /// `[experts, hidden]` BF16.
+    pub gate: &'a View<B, u16>,
+    /// Width of the hidden state, a multiple of 32.
+    pub hidden: u32,
+}
+
+impl<B: Backend> GateProduct<'_, B> {
+    /// Checks the gate, and the hidden states of `tokens` tokens.
+    pub(crate) fn check(&self, selection: Selection, tokens: u32) -> Result<(), RouterError> {
+        check_hidden(self.hidden)?;
+        let hidden = u64::from(self.hidden);
+        check("gate weights", self.gate, selection.of_experts(1) * hidden)?;
+        Ok(check("hidden states", self.x, u64::from(tokens) * hidden)?)
+    }
+}
+
+/// Refuses a width of the hidden state that the kernels do not take.
+pub(crate) fn check_hidden(hidden: u32) -> Result<(), RouterError> {
+    if hidden == 0 || !hidden.is_multiple_of(HIDDEN_STEP) {
+        return Err(RouterError::HiddenSize { hidden, multiple: HIDDEN_STEP });
+    }
+    Ok(())
+}
+
+/// Queues `router_logits`: the product of the hidden states of `tokens` tokens with the gate, into `logits`
+/// (`[tokens, experts]` f32).
+///
+/// # Errors
+/// [`RouterError::HiddenSize`]; [`RouterError::Device`] for a buffer shorter than its shape, and as
+/// [`Stream::launch`].
+pub fn gate_logits<B: Backend>(
+    stream: &Stream<B>,
+    selection: Selection,
+    tokens: u32,
+    product: &GateProduct<'_, B>,
+    logits: &Buffer<B, f32>,
+) -> Result<(), RouterError> {
+    if tokens == 0 {
+        return Ok(());
+    }
+    product.check(selection, tokens)?;
+    check("logits", logits, selection.of_experts(tokens))?;
+    let (x, gate, logits) = (product.x.ptr(), product.gate.ptr(), logits.ptr_mut());
+    let params =
+        RouterLogitsParams { tokens, experts: selection.experts(), hidden: product.hidden };
+    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    unsafe { stream.launch((), &RouterLogits { x, gate, logits, params })? };
+    Ok(())
+}
+
+/// Where the blocks of a decode launch exchange results. One launch at a time uses it: of two that overlap,
+/// neither is right, nor is any after them until `arrivals` is zeroed.
+pub struct DecodeScratch<B: Backend> {
+    /// `[64, experts]` f32: activations.
+    pub activations: Buffer<B, f32>,
+    /// `[8]` u32: blocks that have stored their activations. Zero before and after a launch.
+    pub arrivals: Buffer<B, u32>,
+}
+
+impl<B: Backend> DecodeScratch<B> {
+    /// Checks it, and that one launch routes `tokens` tokens.
+    fn check(&self, selection: Selection, tokens: u32) -> Result<(), RouterError> {
+        if tokens > DECODE_TOKENS {
+            return Err(RouterError::DecodeTokens { tokens, most: DECODE_TOKENS });
+        }
+        check("activations", &self.activations, selection.of_experts(DECODE_TOKENS))?;
+        Ok(check("arrivals", &self.arrivals, DECODE_SLICES.into())?)
+    }
+}
+
+/// Queues the routing of up to 64 tokens by their hidden states, in one launch: `dense_router_decode_*` or
+/// `hash_router_decode_*`.
+///
+/// # Errors
+/// [`RouterError::DecodeTokens`]; [`RouterError::HiddenSize`]; [`RouterError::Device`] for a buffer shorter
+/// than its shape, and as [`Stream::launch`].
+pub fn route_decode<B: Backend>(
+    stream: &Stream<B>,
+    routing: &Routing<'_, B>,
+    product: &GateProduct<'_, B>,
+    scratch: &DecodeScratch<B>,
+) -> Result<(), RouterError> {
+    let Routing { selection, tokens, choice, .. } = *routing;
+    if tokens == 0 {
+        return Ok(());
+    }
+    scratch.check(selection, tokens)?;
+    routing.check()?;
+    product.check(selection, tokens)?;
+    let (experts, selected, hidden) = (selection.experts(), selection.selected(), product.hidden);
+    let (x, gate, token) = (product.x.ptr(), product.gate.ptr(), routing.token.ptr());
+    let (activations, arrivals) = (scratch.activations.ptr_mut(), scratch.arrivals.ptr_mut());
+    let (ids, weights) = (routing.ids.ptr_mut(), routing.weights.ptr_mut());
+    let (faults, scaling_bits) = (routing.faults.ptr_mut(), selection.scaling_bits());
+    match choice {
+        DeviceChoice::Bias(bias) => {
+            let bias = bias.ptr();
+            let params =
+                DenseRouterDecodeParams { tokens, experts, hidden, selected, scaling_bits };
+            let operation = DenseRouterDecode {
+                x,
+                gate,
+                bias,
+                token,
+                activations,
+                arrivals,
+                ids,
+                weights,
+                faults,
+                params,
+            };
+            // SAFETY: every buffer has the shape of the kernel table (checked above).
+            unsafe { stream.launch(selection.width(), &operation)? };
+        }
+        DeviceChoice::Table(HashTable { table, vocabulary }) => {
+            let (table, vocabulary) = (table.ptr(), *vocabulary);
+            let params = HashRouterDecodeParams {
+                tokens,
+                experts,
+                hidden,
+                selected,
+                vocabulary,
+                scaling_bits,
+            };
+            let operation = HashRouterDecode {
+                x,
+                gate,
+                table,
+                token,
+                activations,
+                arrivals,
+                ids,
+                weights,
+                faults,
+                params,
+            };
+            // SAFETY: as above; the kernel refuses token ids and experts that the shapes do not have.
+            unsafe { stream.launch(selection.width(), &operation)? };
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! A layer's router on a device.
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View};
+use kv_layout::router::DECODE_TOKENS;
+
+use crate::config::{RouterConfig, RouterMode};
+use crate::error::RouterError;
+use crate::ops::{self, DeviceChoice, GateProduct, HashTable, Routing};
+use crate::scratch::Scratch;
+use crate::selection::Selection;
+use crate::weights::{ChoiceWeights, RouterWeights};
+
+/// Tokens up to which a batch is routed in parts of [`DECODE_TOKENS`]: for more, one tiled product costs
+/// less than so many launches (docs/performance.md).
+const MOST_IN_PARTS: u32 = 512;
+
+/// A layer's router on a device: weights, and all memory its launches need.
+///
+/// Its launches share memory, so that a call takes `&mut self`. A call in another stream than the last is
+/// ordered behind the last on the device; the host waits for neither.
+pub struct Router<B: Backend> {
+    selection: Selection,
+    hidden: u32,
+    max_tokens: u32,
+    /// `[experts, hidden]` BF16.
+    gate: View<B, u16>,
+    choice: DeviceChoice<B>,
+    scratch: Scratch<B>,
+    /// `[1]` u32: what kernels refused.
+    faults: Buffer<B, u32>,
+}
+
+/// A batch to route, and where the answer goes.
+pub struct Batch<'a, B: Backend> {
+    /// Tokens.
+    pub tokens: u32,
+    /// `[tokens]` i32: token ids, -1 = padding. A router that chooses by score only looks whether it is
+    /// negative, so that any per-token array with that meaning will do.
+    pub token: &'a View<B, i32>,
+    /// `[tokens, selected]` i32: each token's experts, best first or as the table lists them; -1 for
+    /// padding.
+    pub ids: &'a Buffer<B, i32>,
+    /// `[tokens, selected]` f32: their weights, which add up to the model's scaling; 0 for padding.
+    pub weights: &'a Buffer<B, f32>,
+}
+
+impl<B: Backend> Router<B> {
+    /// A router with these weights, for batches of up to `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// As [`RouterConfig::validate`]; [`RouterError::Shape`] and [`RouterError::NoSuchExpert`] for weights
+    /// that are not of that configuration; [`RouterError::Device`].
+    pub fn new(
+        stream: &Stream<B>,
+        config: &RouterConfig,
+        weights: &RouterWeights<'_>,
+        max_tokens: u32,
+    ) -> Result<Self, RouterError> {
+        config.validate()?;
+        weights.check(config)?;
+        let choice = match &weights.choice {
+            ChoiceWeights::Bias(bias) => DeviceChoice::Bias(upload(stream, "gate bias", bias)?),
+            ChoiceWeights::Table(table) => DeviceChoice::Table(HashTable {
+                table: upload(stream, "experts of token ids", table)?,
+                vocabulary: config.vocabulary,
+            }),
+        };
+        let selection = config.selection()?;
+        let logits = if max_tokens > MOST_IN_PARTS { max_tokens } else { 0 };
+        Ok(Self {
+            selection,
+            hidden: config.hidden_size,
+            max_tokens,
+            gate: upload(stream, "gate weights", &weights.gate)?,
+            choice,
+            scratch: Scratch::new(stream, selection, logits)?,
+            faults: stream.device().allocate("router fault word", 1)?,
+        })
+    }
+
+    /// How it chooses.
+    #[must_use]
+    pub fn mode(&self) -> RouterMode {
+        match self.choice {
+            DeviceChoice::Bias(_) => RouterMode::Dense,
+            DeviceChoice::Table(_) => RouterMode::Hash,
+        }
+    }
+
+    /// What a graph that captured [`Self::route`] must retain, besides the batch.
+    #[must_use]
+    pub fn memory(&self) -> Vec<Memory<B>> {
+        let constant = [self.gate.memory(), self.choice.memory(), self.faults.memory()];
+        constant.into_iter().chain(self.scratch.memory()).collect()
+    }
+
+    /// Queues the routing of a batch from its hidden states, `x` (`[tokens, hidden]` BF16). Allocates
+    /// nothing and waits for nothing.
+    ///
+    /// Up to 64 tokens are one launch, up to 512 one for each 64. A larger batch takes the logits from a
+    /// tiled product first.
+    ///
+    /// A graph that captured it uses the router's memory at each replay: see [`Self::follow`].
+    ///
+    /// # Errors
+    /// [`RouterError::TooManyTokens`]; [`RouterError::Device`] if a tensor is too short, or a launch
+    /// failed. The router can be used after that.
+    pub fn route(
+        &mut self,
+        stream: &Stream<B>,
+        x: &View<B, u16>,
+        batch: &Batch<'_, B>,
+    ) -> Result<(), RouterError> {
+        let (tokens, most) = (batch.tokens, self.max_tokens);
+        if tokens > most {
+            return Err(RouterError::TooManyTokens { tokens, most });
+        }
+        let Self { selection, hidden, gate, choice, scratch, faults, .. } = self;
+        let (selection, hidden) = (*selection, *hidden);
+        let &Batch { token, ids, weights, .. } = batch;
+        let routing = Routing { selection, choice, tokens, token, ids, weights, faults };
+        let product = GateProduct { x, gate, hidden };
+        routing.check()?;
+        product.check(selection, tokens)?;
+        scratch.queue(stream, |scratch| {
+            if tokens > MOST_IN_PARTS {
+                let logits = scratch.logits();
+                ops::gate_logits(stream, selection, tokens, &product, logits)?;
+                return ops::route_logits(stream, &routing, logits);
+            }
+            for first in (0..tokens).step_by(DECODE_TOKENS as usize) {
+                let part = Part::of(&routing, &product, first..tokens.min(first + DECODE_TOKENS));
+                let Part { tokens, x, token, ids, weights } = &part;
+                let routing = Routing { tokens: *tokens, token, ids, weights, ..routing };
+                ops::route_decode(
+                    stream,
+                    &routing,
+                    &GateProduct { x, ..product },
+                    scratch.decode(),
+                )?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Queues the routing of a batch of any size from logits (`[tokens, experts]` f32) that the caller
+    /// made.
+    ///
+    /// # Errors
+    /// [`RouterError::Device`] if a tensor is too short, or the launch failed.
+    pub fn route_logits(
+        &mut self,
+        stream: &Stream<B>,
+        logits: &View<B, f32>,
+        batch: &Batch<'_, B>,
+    ) -> Result<(), RouterError> {
+        let Self { selection, choice, scratch, faults, .. } = self;
+        let (selection, &Batch { tokens, token, ids, weights }) = (*selection, batch);
+        let routing = Routing { selection, choice, tokens, token, ids, weights, faults };
+        scratch.queue(stream, |_| ops::route_logits(stream, &routing, logits))
+    }
+
+    /// Lets what is queued in `stream` from now on run after the router's last call, if that was in another
+    /// stream, and counts as a call in it. [`Self::route`] does so by itself; a graph that captured it does
+    /// not, so that this comes before each replay in another stream.
+    ///
+    /// # Errors
+    /// [`RouterError::Device`], while a stream of the device is captured too.
+    pub fn follow(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
+        self.scratch.follow(stream)
+    }
+
+    /// Waits for the router's calls, and for `stream`, and reports what kernels refused since the last
+    /// check.
+    ///
+    /// # Errors
+    /// [`RouterError::Unfinished`] if the answers since the last check cannot be trusted: route these batches
+    /// again; [`RouterError::Refused`]; [`RouterError::Device`]. A call reports one of them, once; the next
+    /// call the next.
+    pub fn check_faults(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
+        self.scratch.follow(stream)?;
+        self.scratch.check(stream)?;
+        let mut count = [0];
+        stream.download(&self.faults, 0, &mut count)?;
+        match count {
+            [0] => Ok(()),
+            [count] => {
+                stream.upload(&[0], &self.faults, 0)?;
+                Err(RouterError::Refused { count })
+            }
+        }
+    }
+}
+
+/// The tensors of a part of a batch, one launch.
+struct Part<B: Backend> {
+    tokens: u32,
+    x: View<B, u16>,
+    token: View<B, i32>,
+    ids: Buffer<B, i32>,
+    weights: Buffer<B, f32>,
+}
+
+impl<B: Backend> Part<B> {
+    /// What of a batch, whose tensors were checked, the tokens `range` have.
+    fn of(routing: &Routing<'_, B>, product: &GateProduct<'_, B>, range: Range<u32>) -> Self {
+        const CHECKED: &str = "the batch was checked";
+        let tokens = range.end - range.start;
+        let of = |per_token: u32| {
+            [range.start, tokens].map(|count| u64::from(count) * u64::from(per_token))
+        };
+        let ([at_x, x], [at, answers]) = (of(product.hidden), of(routing.selection.selected()));
+        Self {
+            tokens,
+            x: product.x.slice(at_x, x).expect(CHECKED),
+            token: routing.token.slice(range.start.into(), tokens.into()).expect(CHECKED),
+            ids: routing.ids.slice(at, answers).expect(CHECKED),
+            weights: routing.weights.slice(at, answers).expect(CHECKED),
+        }
+    }
+}
+
+fn upload<B: Backend, T: Pod>(
+    stream: &Stream<B>,
+    label: &'static str,
+    values: &[T],
+) -> Result<View<B, T>, RouterError> {
+    let buffer = stream.device().allocate(label, values.len() as u64)?;
+    stream.upload(values, &buffer, 0)?;
+    Ok(buffer.into())
+}

@@ -1,0 +1,188 @@
+//! Memory that a router's launches share, one at a time.
+
+use dsv4_kv_device::{Backend, Buffer, Event, Memory, Stream};
+use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS};
+
+use crate::error::RouterError;
+use crate::ops::DecodeScratch;
+use crate::selection::Selection;
+
+/// Scratch memory of a router, and who used it last. A use takes `&mut self`, and is ordered behind the
+/// last one if that was in another stream.
+pub(crate) struct Scratch<B: Backend> {
+    decode: DecodeScratch<B>,
+    /// `[max_tokens, experts]` f32, for batches that are no decode batches.
+    logits: Buffer<B, f32>,
+    /// The stream of the last use, and an event to wait for its end in another.
+    last: Stream<B>,
+    ended: Event<B>,
+    /// Whether the counters must be zeroed before the next use.
+    unclean: bool,
+}
+
+impl<B: Backend> Scratch<B> {
+    /// Allocates it, with room for the logits of `logits` tokens.
+    pub fn new(stream: &Stream<B>, selection: Selection, logits: u32) -> Result<Self, RouterError> {
+        let device = stream.device();
+        Ok(Self {
+            decode: DecodeScratch {
+                activations: device
+                    .allocate("router activations", selection.of_experts(DECODE_TOKENS))?,
+                arrivals: device.allocate("router arrivals", DECODE_SLICES.into())?,
+            },
+            logits: device.allocate("router logits", selection.of_experts(logits))?,
+            last: stream.clone(),
+            ended: device.event()?,
+            unclean: false,
+        })
+    }
+
+    /// Where the blocks of a decode launch exchange results.
+    pub fn decode(&self) -> &DecodeScratch<B> {
+        &self.decode
+    }
+
+    /// `[max_tokens, experts]` f32.
+    pub fn logits(&self) -> &Buffer<B, f32> {
+        &self.logits
+    }
+
+    /// All of it, for a graph to retain.
+    pub fn memory(&self) -> [Memory<B>; 3] {
+        let DecodeScratch { activations, arrivals } = &self.decode;
+        [activations.memory(), arrivals.memory(), self.logits.memory()]
+    }
+
+    /// Orders `stream` behind the last use, if that was in another stream.
+    pub fn follow(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
+        if self.last.id() != stream.id() {
+            self.last.record(&self.ended)?;
+            stream.wait_for(&self.ended)?;
+            self.last = stream.clone();
+        }
+        Ok(())
+    }
+
+    /// Queues `launches`, which may use all of it. While `stream` is captured nothing runs and so nothing
+    /// is ordered.
+    pub fn queue(
+        &mut self,
+        stream: &Stream<B>,
+        launches: impl FnOnce(&Self) -> Result<(), RouterError>,
+    ) -> Result<(), RouterError> {
+        if stream.is_capturing() {
+            return launches(self);
+        }
+        self.follow(stream)?;
+        if self.unclean {
+            self.clean(stream)?;
+        }
+        let queued = launches(self);
+        // A launch that began and did not end leaves counts behind.
+        self.unclean = queued.is_err() && self.clean(stream).is_err();
+        queued
+    }
+
+    /// Waits for `stream` and looks whether every launch counted all its blocks. If not, the counters are
+    /// zeroed.
+    pub fn check(&mut self, stream: &Stream<B>) -> Result<(), RouterError> {
+        let mut counts = [0; DECODE_SLICES as usize];
+        stream.download(&self.decode.arrivals, 0, &mut counts)?;
+        if counts == [0; DECODE_SLICES as usize] {
+            return Ok(());
+        }
+        self.clean(stream)?;
+        Err(RouterError::Unfinished { counts })
+    }
+
+    fn clean(&self, stream: &Stream<B>) -> Result<(), RouterError> {
+        Ok(stream.fill(&self.decode.arrivals, 0)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv_device::{DeviceError, EmuDevice, EmuOptions, Emulator};
+
+    use super::*;
+
+    type Emulated = (Stream<Emulator>, Scratch<Emulator>);
+
+    fn scratch() -> Emulated {
+        let stream = EmuDevice::new(EmuOptions::default()).stream().unwrap();
+        let scratch = Scratch::new(&stream, Selection::new(64, 6, 1.0).unwrap(), 0).unwrap();
+        (stream, scratch)
+    }
+
+    fn counts((stream, scratch): &Emulated) -> [u32; 8] {
+        let mut counts = [0; 8];
+        stream.download(&scratch.decode.arrivals, 0, &mut counts).unwrap();
+        counts
+    }
+
+    /// A launch that counted some of its blocks and failed.
+    fn fail(stream: &Stream<Emulator>, scratch: &Scratch<Emulator>) -> Result<(), RouterError> {
+        stream.upload(&[3, 1], &scratch.decode.arrivals, 2)?;
+        Err(DeviceError::NestedCapture.into())
+    }
+
+    #[test]
+    fn a_launch_that_failed_leaves_counters_at_zero() {
+        let (stream, mut scratch) = scratch();
+        let error = scratch.queue(&stream, |scratch| fail(&stream, scratch)).unwrap_err();
+        assert!(matches!(error, RouterError::Device(DeviceError::NestedCapture)), "{error}");
+        assert!(!scratch.unclean);
+        assert_eq!(counts(&(stream, scratch)), [0; 8]);
+    }
+
+    #[test]
+    fn counters_that_could_not_be_zeroed_are_before_the_next_use() {
+        let (stream, mut scratch) = scratch();
+        fail(&stream, &scratch).unwrap_err();
+        scratch.unclean = true;
+        scratch
+            .queue(&stream, |scratch| {
+                let mut counts = [1; 8];
+                stream.download(&scratch.decode.arrivals, 0, &mut counts)?;
+                assert_eq!(counts, [0; 8]);
+                Ok(())
+            })
+            .unwrap();
+        assert!(!scratch.unclean);
+    }
+
+    #[test]
+    fn counts_left_behind_are_reported_once() {
+        let (stream, mut scratch) = scratch();
+        scratch.check(&stream).unwrap();
+        fail(&stream, &scratch).unwrap_err();
+        let error = scratch.check(&stream).unwrap_err();
+        let counted = matches!(error, RouterError::Unfinished { counts: [0, 0, 3, 1, 0, 0, 0, 0] });
+        assert!(counted, "{error}");
+        scratch.check(&stream).unwrap();
+    }
+
+    #[test]
+    fn a_stream_of_another_device_changes_nothing() {
+        let (stream, mut scratch) = scratch();
+        let (other, _) = self::scratch();
+        let error = scratch.queue(&other, |_| Ok(())).unwrap_err();
+        assert!(matches!(error, RouterError::Device(DeviceError::ForeignDevice { .. })), "{error}");
+        scratch.queue(&stream, |_| Ok(())).unwrap();
+    }
+
+    /// The last use is that of another stream: so it is while a graph is captured, which orders nothing.
+    #[test]
+    fn a_capture_does_not_wait_for_the_last_use() {
+        let (stream, mut scratch) = scratch();
+        let other = stream.device().stream().unwrap();
+        let captured = other.capture(scratch.memory().to_vec(), || {
+            let decode = scratch.decode.activations.clone();
+            scratch.queue(&other, |_| Ok(other.fill(&decode, 1)?))
+        });
+        captured.unwrap();
+        assert_eq!(scratch.last.id(), stream.id());
+        scratch.queue(&other, |_| Ok(())).unwrap();
+        assert_eq!(scratch.last.id(), other.id());
+    }
+}

@@ -1,0 +1,65 @@
+//! How many experts there are, how many a token gets, and what their weights add up to.
+
+use kv_layout::router::{EXPERT_STEP, ExpertWidth, MAX_EXPERTS, MAX_SELECTED};
+
+use crate::error::RouterError;
+
+/// How many experts there are, how many a token gets, and what their weights add up to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Selection {
+    experts: u32,
+    selected: u32,
+    scaling: f32,
+    width: ExpertWidth,
+}
+
+impl Selection {
+    /// `selected` of `experts` experts, with weights that add up to `scaling`.
+    ///
+    /// # Errors
+    /// [`RouterError::Selection`] unless `experts` is a multiple of 32 up to 512, and `selected` 1 to 8.
+    pub fn new(experts: u32, selected: u32, scaling: f32) -> Result<Self, RouterError> {
+        let refused = |what, value, multiple, most| {
+            Err(RouterError::Selection { what, value, multiple, most })
+        };
+        let Some(width) = ExpertWidth::of(experts) else {
+            return refused("experts of a layer", experts, EXPERT_STEP, MAX_EXPERTS);
+        };
+        if !(1..=MAX_SELECTED).contains(&selected) {
+            return refused("experts of a token", selected, 1, MAX_SELECTED);
+        }
+        Ok(Self { experts, selected, scaling, width })
+    }
+
+    /// Experts of the layer.
+    #[must_use]
+    pub fn experts(self) -> u32 {
+        self.experts
+    }
+
+    /// Experts of a token.
+    #[must_use]
+    pub fn selected(self) -> u32 {
+        self.selected
+    }
+
+    /// The bits of the sum of a token's weights, as the kernels take them.
+    pub(crate) fn scaling_bits(self) -> u32 {
+        self.scaling.to_bits()
+    }
+
+    /// The kernels that have room for the experts.
+    pub(crate) fn width(self) -> ExpertWidth {
+        self.width
+    }
+
+    /// Elements of `[rows, experts]`.
+    pub(crate) fn of_experts(self, rows: u32) -> u64 {
+        u64::from(rows) * u64::from(self.experts)
+    }
+
+    /// Elements of `[rows, selected]`.
+    pub(crate) fn of_selected(self, rows: u32) -> u64 {
+        u64::from(rows) * u64::from(self.selected)
+    }
+}
