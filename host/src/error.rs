@@ -15,7 +15,7 @@ pub enum KvError {
     /// A setting outside its range.
     #[error("{setting} is {value}; it must be between {least} and {most}")]
     Config {
-        /// The field of `CacheConfig`.
+        /// A field of `CacheConfig`, or what else was set.
         setting: &'static str,
         /// Its value.
         value: u64,

@@ -1,4 +1,4 @@
-//! The indices of the cache, each a type of its own: no bare integer crosses a module.
+//! What the cache counts: layers, blocks, slots and requests, each a type of its own.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

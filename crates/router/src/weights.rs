@@ -27,8 +27,9 @@ pub enum ChoiceWeights<'a> {
 }
 
 impl<'a> RouterWeights<'a> {
-    /// The weights of layer `layer` out of a safetensors file, under their names in released
-    /// checkpoints: `layers.{layer}.ffn.gate.{weight, bias, tid2eid}`.
+    /// The weights of layer `layer` out of a safetensors file, under the names that the model's layers
+    /// have in released checkpoints: `layers.{layer}.ffn.gate.{weight, bias, tid2eid}`. Draft (MTP)
+    /// layers have other names there: [`Self::named`].
     ///
     /// # Errors
     /// As [`Self::named`]; [`RouterError::NoSuchLayer`].

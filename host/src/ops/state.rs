@@ -1,4 +1,4 @@
-//! State rows that really move: into another slot (fork, resume, import), or out of the way.
+//! Whole state rows: copied into another slot (fork, resume, import), or overwritten with one word.
 
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 
