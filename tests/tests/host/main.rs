@@ -7,3 +7,4 @@ mod failures;
 mod formats;
 mod fuzz;
 mod golden;
+mod router;

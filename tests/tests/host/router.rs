@@ -1,0 +1,119 @@
+//! A router in several streams, on a device that does nothing before it must and fails on demand.
+
+use std::borrow::Cow;
+
+use dsv4_kv::device::{Backend, Buffer, Device, EmuOptions, Emulator, Stream};
+use dsv4_kv_router::{Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterWeights};
+use dsv4_kv_tests::failing::{Failing, Failure};
+use dsv4_kv_tests::inputs::{download, upload};
+use dsv4_kv_tests::lazy::Lazy;
+use half::bf16;
+
+const OPTIONS: EmuOptions = EmuOptions { memory: 1 << 20, seed: 1 };
+/// Two launches.
+const TOKENS: u32 = 70;
+const EXPERTS: u32 = 32;
+
+fn late() -> Device<Failing<Lazy<Emulator>>> {
+    Device::from_backend(Failing::new(Lazy::new(Emulator::new(OPTIONS))))
+}
+
+/// Rows of zeros but for one 1: row `i` at `at(i)`.
+fn one_hot(rows: u32, at: impl Fn(u32) -> u32) -> Vec<u16> {
+    let mut values = vec![0; (rows * EXPERTS) as usize];
+    (0..rows).for_each(|row| values[(row * EXPERTS + at(row)) as usize] = bf16::ONE.to_bits());
+    values
+}
+
+/// A router whose gate is the identity: the expert of a token is the place of its 1.
+fn router<B: Backend>(stream: &Stream<B>) -> Router<B> {
+    let config = RouterConfig {
+        hidden_size: EXPERTS,
+        experts: EXPERTS,
+        selected: 1,
+        scaling: 1.0,
+        vocabulary: 1,
+        layers: 1,
+        hash_layers: 0,
+    };
+    let weights = RouterWeights {
+        gate: Cow::Owned(one_hot(EXPERTS, |expert| expert)),
+        choice: ChoiceWeights::Bias(Cow::Owned(vec![0.0; EXPERTS as usize])),
+    };
+    Router::new(stream, &config, &weights, TOKENS).unwrap()
+}
+
+/// A batch that goes to experts `first`, `first + 1`, ..
+struct Tensors<B: Backend> {
+    first: u32,
+    x: Buffer<B, u16>,
+    token: Buffer<B, i32>,
+    ids: Buffer<B, i32>,
+    weights: Buffer<B, f32>,
+}
+
+impl<B: Backend> Tensors<B> {
+    fn new(stream: &Stream<B>, first: u32) -> Self {
+        let tokens = TOKENS as usize;
+        Self {
+            first,
+            x: upload(stream, &one_hot(TOKENS, |token| (first + token) % EXPERTS)),
+            token: upload(stream, &vec![0; tokens]),
+            ids: upload(stream, &vec![-2; tokens]),
+            weights: upload(stream, &vec![0.0; tokens]),
+        }
+    }
+
+    fn route(&self, router: &mut Router<B>, stream: &Stream<B>) -> Result<(), RouterError> {
+        let Self { x, token, ids, weights, .. } = self;
+        router.route(stream, x, &Batch { tokens: TOKENS, token, ids, weights })
+    }
+
+    /// Whether its experts are there, as a stream sees it that waits for no other.
+    fn is_routed(&self, aside: &Stream<B>) -> bool {
+        let expert = |token| ((self.first + token) % EXPERTS) as i32;
+        download(aside, &self.ids).into_iter().eq((0..TOKENS).map(expert))
+    }
+}
+
+#[test]
+fn a_call_in_another_stream_waits_for_the_last() {
+    let device = late();
+    let [one, other, aside] = [(); 3].map(|()| device.stream().unwrap());
+    let mut router = router(&one);
+    let [first, second] = [3, 8].map(|first| Tensors::new(&aside, first));
+    first.route(&mut router, &one).unwrap();
+    assert!(!first.is_routed(&aside), "nobody waited for it");
+    second.route(&mut router, &other).unwrap();
+    assert!(first.is_routed(&aside), "the second call waits for the first");
+    assert!(!second.is_routed(&aside), "nobody waited for it");
+    router.check_faults(&one).unwrap();
+    assert!(second.is_routed(&aside), "the check waits for the last call, in whatever stream");
+}
+
+/// Whatever call of the device fails under a router, the next batch is routed.
+#[test]
+fn a_router_goes_on_after_every_failure() {
+    let device = late();
+    let [one, other, aside] = [(); 3].map(|()| device.stream().unwrap());
+    let mut failed = Vec::new();
+    for how in [Failure::Instead, Failure::After] {
+        for call in 0.. {
+            let mut router = router(&one);
+            let [first, second] = [3, 8].map(|first| Tensors::new(&aside, first));
+            device.backend().fail(call, how);
+            let answer = first.route(&mut router, &other);
+            let name = device.backend().failed();
+            device.backend().fail_nothing();
+            assert_eq!(answer.is_err(), name.is_some(), "{name:?}");
+            second.route(&mut router, &one).unwrap();
+            router.check_faults(&other).unwrap();
+            assert!(second.is_routed(&aside), "after a failure of {name:?}");
+            let Some(name) = name else { break };
+            failed.push(name);
+        }
+    }
+    for name in ["record", "wait in stream", "launch"] {
+        assert!(failed.contains(&name), "{name} is not in {failed:?}");
+    }
+}
