@@ -17,7 +17,7 @@ use crate::compress::hca::{
     collects, column, holds_entry, holds_last, load_scores, publish,
 };
 use crate::compress::state::store;
-use crate::compress::{BlockExchange, Closing, Finish, Projections, Quad, Scores, Window};
+use crate::compress::{BlockExchange, Closing, Finish, Projections, Scores, Window};
 use crate::fault;
 use crate::row::{ROW_WORDS, RowFormat};
 use crate::table::shape::MULTIPROCESSORS;
@@ -210,8 +210,14 @@ pub unsafe fn layer<F: RowFormat>(args: DecodeHca) {
             thread::sync_threads();
         }
 
-        if let Some(own) = own {
-            store_state_row(args, projections, tokens, column, own);
+        if let Some((key, gate)) = own {
+            // Here, not in a function of its own: on sm_100a registers would spill.
+            let position = tokens.positions.load(group);
+            if position != NONE && !closes(position) {
+                let score = Scores::of_gate(gate, projections.bias(position, column)).value();
+                let at = (position, tokens.slots.load(group));
+                store::<COLUMNS>(args.state, params.state_ring, at, column, (key, score));
+            }
         }
         if pending_keys.is_none() {
             if let Some(appended) = appended {
@@ -290,31 +296,6 @@ unsafe fn revalidate(
     if split == 0 {
         // SAFETY: the fault word, accessed atomically.
         unsafe { fault::count(args.faults, 0, u32::from(token.is_refused(args.params.slots))) }
-    }
-}
-
-/// Writes the state row of the token of this thread's group, unless the token closes a window: then its row is
-/// written with the window's entry.
-///
-/// # Safety
-/// The share has the token, and all tokens were written, with a barrier since.
-#[inline(always)]
-unsafe fn store_state_row(
-    args: DecodeHca,
-    projections: Projections<COLUMNS>,
-    tokens: SharedTokens,
-    column: u32,
-    (key, gate): (Quad, Quad),
-) {
-    let group = thread::thread_idx_x() / QUADS;
-    // SAFETY: by this function's own contract; a live token has its row in the ring.
-    unsafe {
-        let position = tokens.positions.load(group);
-        if position != NONE && !closes(position) {
-            let score = Scores::of_gate(gate, projections.bias(position, column)).value();
-            let at = (position, tokens.slots.load(group));
-            store::<COLUMNS>(args.state, args.params.state_ring, at, column, (key, score));
-        }
     }
 }
 
