@@ -2,23 +2,27 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`swa`] | the sliding-window ring: append, gather |
-//! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
-//! | [`indexer`] | projections, queries, scores and the largest of them |
-//! | [`fault`] | the fault word: what a kernel refused |
-//! | [`poison`], [`poison_keys`] | the search for rows, and for scores of keys, that nobody wrote |
-//! | [`row`] | a main row in a warp's registers: quantise, store, load, dequantise |
-//! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
-//! | [`router`] | the MoE router: activation, top-k, hash |
-//! | [`rank`] | the order that selections keep |
-//! | [`math`] | exp, sine and cosine with equal bits on both devices |
-//! | [`unroll`] | short loops unrolled in the source |
-//! | [`fault_injection`] | mistakes that tests make on purpose |
-//! | [`block_table`] | where an entry of a request is |
 //! | [`table`], [`params`] | the kernel table, and the scalars each kernel takes |
 //! | [`args`] | what a body takes, expanded from the kernel table |
 //! | `launch` | typed launch arguments for the host (feature `launch`), expanded from the kernel table |
 //! | `entry` | the PTX entries, or the emulator's launchers, expanded from the kernel table |
+//! | [`closing_tokens`] | the work lists of a step: which tokens close a window |
+//! | [`block_table`] | where an entry of a request is |
+//! | [`swa`] | the sliding-window ring: append, gather |
+//! | [`compress`] | entries and indexer keys of the windows that close; the state rings |
+//! | [`flush`] | entries and indexer keys into their blocks |
+//! | [`decode`] | all that a layer does for one token per request, in one launch |
+//! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
+//! | [`indexer`] | projections, queries, scores and the largest of them |
+//! | [`router`] | the MoE router: activation, top-k, hash |
+//! | [`row`], [`index_row`] | a main row, and an indexer key, in a warp's registers: quantise, store, load, dequantise |
+//! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
+//! | [`math`] | exp, sine and cosine with equal bits on both devices |
+//! | [`rank`] | the order that selections keep |
+//! | [`fault`] | the fault word: what a kernel refused |
+//! | [`poison`], [`poison_keys`] | the search for rows, and for scores of keys, that were never written |
+//! | [`unroll`] | short loops unrolled in the source |
+//! | [`fault_injection`] | mistakes that tests make on purpose |
 //!
 //! Bodies are generic over the row format and know nothing of launches; shapes and dtypes of their
 //! pointers stand in the kernel table (`crate::table`).

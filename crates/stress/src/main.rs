@@ -16,7 +16,7 @@ use dsv4_kv_stress::drive::Counts;
 use dsv4_kv_stress::generate::{Manners, config, kernel_config};
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::op::Script;
-use dsv4_kv_stress::subject::Books;
+use dsv4_kv_stress::subject::LedgerOnly;
 use dsv4_kv_stress::{Failure, stress, try_script};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -38,7 +38,7 @@ struct Options {
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     first_seed: u64,
-    /// What runs the kernels; without it only the books are kept.
+    /// What runs the kernels; without it only the ledger is kept.
     #[arg(long)]
     device: Option<DeviceChoice>,
     /// Run this script instead.
@@ -107,7 +107,7 @@ fn run(options: &Options) -> Result<bool> {
         }
     }
     let mut outcome = Outcome {
-        device: options.device.map_or("the books alone", DeviceChoice::label),
+        device: options.device.map_or("the ledger alone", DeviceChoice::label),
         ops: options.ops,
         seeds: results.len() as u64,
         seconds: start.elapsed().as_secs_f64(),
@@ -137,13 +137,13 @@ fn run_seeds(options: &Options, seeds: Range<u64>) -> Result<Vec<Ran>> {
             let emulated = |seed| EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
             seeds.into_par_iter().map(|seed| with_kernels(options, &emulated(seed), seed)).collect()
         }
-        None => seeds.into_par_iter().map(|seed| books_alone(options, seed)).collect(),
+        None => seeds.into_par_iter().map(|seed| ledger_alone(options, seed)).collect(),
     })
 }
 
-fn books_alone(options: &Options, seed: u64) -> Ran {
+fn ledger_alone(options: &Options, seed: u64) -> Ran {
     let config = config(seed);
-    let new = || Books::new(&config).expect("a valid configuration");
+    let new = || LedgerOnly::new(&config).expect("a valid configuration");
     stress(seed, options.ops, Manners::Any, &config, new)
 }
 
@@ -170,7 +170,7 @@ fn run_script(options: &Options, path: &Path) -> Result<bool> {
             let library = with();
             try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
         }
-        None => try_script(|| Books::new(&script.config).expect("validated"), &script),
+        None => try_script(|| LedgerOnly::new(&script.config).expect("validated"), &script),
     };
     match outcome {
         Ok(_) => println!("{}: no divergence", path.display()),

@@ -17,7 +17,7 @@ pub(super) fn accepted(model: &Model, commit: &[Accept]) -> Vec<Accepted<'static
     commit.iter().map(one).collect()
 }
 
-/// A cache, or only its books.
+/// A cache, or its ledger alone.
 pub trait Subject {
     /// Whether it runs layers and knows buckets, and answers for them.
     const HAS_LAYERS: bool;
@@ -61,17 +61,17 @@ pub trait Subject {
     }
 }
 
-/// The books alone: [`Ledger`], and each group's StepMeta in host memory.
+/// The ledger alone: [`Ledger`], and each group's StepMeta in host memory.
 #[derive(Debug)]
-pub struct Books {
+pub struct LedgerOnly {
     /// The ledger.
     pub ledger: Ledger,
     /// StepMeta, by [`LayerGroup::index`].
     pub arrays: [Vec<i32>; 2],
 }
 
-impl Books {
-    /// Empty books.
+impl LedgerOnly {
+    /// An empty ledger.
     ///
     /// # Errors
     /// As [`Ledger::new`].
@@ -82,7 +82,7 @@ impl Books {
     }
 }
 
-impl Subject for Books {
+impl Subject for LedgerOnly {
     const HAS_LAYERS: bool = false;
 
     fn admit(&mut self) -> Result<RequestId, KvError> {

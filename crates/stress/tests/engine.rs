@@ -1,4 +1,4 @@
-//! The stress test's engine: the books pass it, and books with any of these mistakes do not.
+//! The stress test's engine: the ledger passes it, and a ledger with any of these mistakes do not.
 
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::step_meta::{Section, StepLayout};
@@ -8,17 +8,18 @@ use dsv4_kv_stress::drive::Counts;
 use dsv4_kv_stress::generate::{Manners, config};
 use dsv4_kv_stress::model::Model;
 use dsv4_kv_stress::op::{Accept, Layers, Op, Part, Script, Step};
-use dsv4_kv_stress::subject::{Books, Subject};
+use dsv4_kv_stress::subject::{LedgerOnly, Subject};
 use dsv4_kv_stress::{stress, try_script};
 use include_dir::{Dir, include_dir};
 
 /// A short run of what `cargo xtask stress` does for long; every kind of answer comes about.
 #[test]
-fn the_books_never_leave_the_model() {
+fn the_ledger_never_leaves_the_model() {
     let mut counts = Counts::new();
     for seed in 0..16 {
         let config = config(seed);
-        let done = stress(seed, 20_000, Manners::Any, &config, || Books::new(&config).unwrap());
+        let done =
+            stress(seed, 20_000, Manners::Any, &config, || LedgerOnly::new(&config).unwrap());
         let done = done.unwrap_or_else(|failure| panic!("{failure:#?}"));
         done.into_iter().for_each(|(what, count)| *counts.entry(what).or_default() += count);
     }
@@ -67,7 +68,7 @@ fn the_books_never_leave_the_model() {
     }
 }
 
-/// A mistake in the books.
+/// A mistake in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     /// A released block never comes back.
@@ -140,9 +141,9 @@ impl Mistake {
     ];
 }
 
-/// Books with a mistake.
+/// A ledger with a mistake.
 struct Broken {
-    books: Books,
+    ledger: LedgerOnly,
     mistake: Mistake,
     leaked: u32,
     given: Vec<RequestId>,
@@ -150,10 +151,10 @@ struct Broken {
 
 impl Broken {
     fn new(config: &CacheConfig, mistake: Mistake) -> Self {
-        Self { books: Books::new(config).unwrap(), mistake, leaked: 0, given: Vec::new() }
+        Self { ledger: LedgerOnly::new(config).unwrap(), mistake, leaked: 0, given: Vec::new() }
     }
 
-    /// What the books are told of a step.
+    /// What the ledger is told of a step.
     fn told(&self, step: &Step) -> Step {
         let mut told = step.clone();
         match self.mistake {
@@ -193,12 +194,12 @@ impl Broken {
     /// What is changed in the answer.
     fn change(&mut self, step: &Step, report: &mut Report) {
         let group = step.group.index();
-        let layout = self.books.ledger.layout();
+        let layout = self.ledger.ledger.layout();
         let Ok(plan) = report.begun.clone() else {
             match (self.mistake, &mut report.begun) {
                 (Mistake::HalfAStep, _) => {
-                    self.books.arrays[group][0] += 1;
-                    report.array = Some(self.books.arrays[group].clone());
+                    self.ledger.arrays[group][0] += 1;
+                    report.array = Some(self.ledger.arrays[group].clone());
                 }
                 (Mistake::WrongShortfall, Err(error)) => {
                     *error = error.replace("needed: ", "needed: 1");
@@ -243,7 +244,7 @@ impl Subject for Broken {
     const HAS_LAYERS: bool = false;
 
     fn admit(&mut self) -> Result<RequestId, KvError> {
-        let id = self.books.admit()?;
+        let id = self.ledger.admit()?;
         self.given.push(id);
         Ok(id)
     }
@@ -254,7 +255,7 @@ impl Subject for Broken {
             Mistake::StaleHandle => newest.copied().unwrap_or(id),
             _ => id,
         };
-        match (self.books.release(id), self.mistake) {
+        match (self.ledger.release(id), self.mistake) {
             (Err(_), Mistake::DoubleRelease) => Ok(()),
             (Err(KvError::ForeignRequest { request }), Mistake::ForeignHandle) => {
                 Err(KvError::UnknownRequest { request })
@@ -268,7 +269,7 @@ impl Subject for Broken {
     }
 
     fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
-        match self.books.rewind_draft(id, committed) {
+        match self.ledger.rewind_draft(id, committed) {
             Err(KvError::NotRollbackable { .. })
                 if matches!(self.mistake, Mistake::RewoundTooFar) =>
             {
@@ -279,17 +280,17 @@ impl Subject for Broken {
     }
 
     fn step(&mut self, model: &Model, step: &Step) -> Report {
-        let mut report = self.books.step(model, &self.told(step));
+        let mut report = self.ledger.step(model, &self.told(step));
         self.change(step, &mut report);
         report
     }
 
     fn blocks(&self, id: RequestId) -> Option<Vec<BlockId>> {
-        let mut blocks = self.books.blocks(id)?;
+        let mut blocks = self.ledger.blocks(id)?;
         match self.mistake {
             Mistake::SharedBlock => {
                 let others = self.given.iter().filter(|&&other| other != id);
-                let other = others.filter_map(|&other| self.books.blocks(other)).flatten().next();
+                let other = others.filter_map(|&other| self.ledger.blocks(other)).flatten().next();
                 if let (Some(block), Some(other)) = (blocks.last_mut(), other) {
                     *block = other;
                 }
@@ -302,11 +303,11 @@ impl Subject for Broken {
 
     fn tokens(&self, group: LayerGroup, id: RequestId) -> Option<u32> {
         let group = if self.mistake == Mistake::MixedGroups { LayerGroup::Draft } else { group };
-        self.books.tokens(group, id)
+        self.ledger.tokens(group, id)
     }
 
     fn counts(&self) -> (u32, u32) {
-        let (free, live) = self.books.counts();
+        let (free, live) = self.ledger.counts();
         (free.saturating_sub(self.leaked), live)
     }
 }
@@ -331,8 +332,8 @@ fn every_mistake_is_found_and_shrunk() {
             let ops = failure.script.ops.len();
             assert!(ops <= 25, "{mistake:?}, seed {seed}: {ops} operations: {failure:#?}");
             assert_eq!(try_script(new, &failure.script).unwrap_err(), failure.shrunk);
-            let books = try_script(|| Books::new(&config).unwrap(), &failure.script);
-            books.unwrap_or_else(|divergence| panic!("the books pass: {divergence:?}"));
+            let ledger = try_script(|| LedgerOnly::new(&config).unwrap(), &failure.script);
+            ledger.unwrap_or_else(|divergence| panic!("the ledger passes: {divergence:?}"));
         }
     }
 }
@@ -348,7 +349,7 @@ fn the_scripts_pass() {
         let script: Script = serde_json::from_slice(file.contents())
             .unwrap_or_else(|error| panic!("{path}: {error}"));
         assert!(script.ops.iter().any(|op| matches!(op, Op::Step(_))));
-        try_script(|| Books::new(&script.config).unwrap(), &script)
+        try_script(|| LedgerOnly::new(&script.config).unwrap(), &script)
             .unwrap_or_else(|divergence| panic!("{path}: {divergence:?}"));
     }
 }

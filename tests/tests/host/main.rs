@@ -1,4 +1,4 @@
-//! Tests that launch nothing on a GPU: number formats, configurations, golden vectors, the books of
+//! Tests that launch nothing on a GPU: number formats, configurations, golden vectors, the ledger of
 //! the cache, and random input bytes. One program, because each program costs a link.
 
 mod cache;

@@ -125,7 +125,7 @@ impl Scheduler {
         }
     }
 
-    /// Books a step that was planned and run; hands every request that it finished to `finish`.
+    /// Records a step that was planned and run; hands every request that it finished to `finish`.
     pub fn complete(&mut self, parts: &[Part], mut finish: impl FnMut(usize)) {
         for part in parts {
             self.running[part.place].done += part.tokens;

@@ -12,7 +12,7 @@ use crate::answer::TOKEN_IDS;
 use crate::op::{Accept, Layers, Step};
 
 impl Model {
-    /// Why the step cannot begin. `has_layers`: whether the subject knows buckets and groups.
+    /// Why the step cannot begin. `has_layers`: whether the subject knows buckets.
     pub(super) fn begin_refusal(
         &self,
         step: &Step,
@@ -27,7 +27,7 @@ impl Model {
             context: max_context,
         };
         let group = step.group;
-        if has_layers && self.config.group_layers(group).is_empty() {
+        if self.config.group_layers(group).is_empty() {
             return Some(KvError::NoSuchGroup { group });
         }
         match step.launches.bucket().filter(|_| has_layers) {

@@ -62,10 +62,10 @@ impl Cache {
     }
 
     /// The ledger, without what only says that kernels may have written rows.
-    fn books(&self) -> serde_json::Value {
-        let mut books = serde_json::to_value(&*self.fed.manager.ledger()).unwrap();
-        remove(&mut books, "written_to");
-        books
+    fn ledger(&self) -> serde_json::Value {
+        let mut ledger = serde_json::to_value(&*self.fed.manager.ledger()).unwrap();
+        remove(&mut ledger, "written_to");
+        ledger
     }
 
     /// The device's block table, as far as requests hold blocks.
@@ -139,10 +139,10 @@ fn check(start: usize, tokens: usize) {
         let mut failures = [0, 0];
         let mut id = cache.request();
         for call in 0.. {
-            let (books, table) = (cache.books(), cache.table());
+            let (ledger, table) = (cache.ledger(), cache.table());
             let before = serde_json::to_value(&*cache.fed.manager.ledger()).unwrap();
             let Some(left) = cache.fail(id, tokens, call, how) else { break };
-            assert_eq!(cache.books(), books, "{how:?}, call {call}");
+            assert_eq!(cache.ledger(), ledger, "{how:?}, call {call}");
             assert_eq!(cache.table(), table, "{how:?}, call {call}");
             let next = [Part::new(id, &cache.stories[1], start..start + 1)];
             let Fed { manager, stream, .. } = &mut cache.fed;
@@ -244,7 +244,7 @@ fn a_capture_or_a_replay_that_fails_can_be_repeated() {
         let id = cache.request();
         let padding = cache.fed.bucket(2, 1);
         let Padding::Bucket(bucket) = padding else { unreachable!() };
-        let (books, table, bytes) = (cache.books(), cache.table(), cache.fed.pool_bytes());
+        let (ledger, table, bytes) = (cache.ledger(), cache.table(), cache.fed.pool_bytes());
         let device = cache.fed.manager.device().clone();
         let retained = cache.fed.inputs.memory();
         let mut failed = 0;
@@ -260,7 +260,7 @@ fn a_capture_or_a_replay_that_fails_can_be_repeated() {
                 Err(KvError::Device(_)) => failed += 1,
                 Err(other) => panic!("{other}"),
             }
-            assert_eq!((cache.books(), cache.table()), (books.clone(), table.clone()));
+            assert_eq!((cache.ledger(), cache.table()), (ledger.clone(), table.clone()));
             assert!(cache.fed.pool_bytes() == bytes, "a capture runs nothing");
         };
         assert!(failed > 4, "{failed}");
@@ -272,7 +272,7 @@ fn a_capture_or_a_replay_that_fails_can_be_repeated() {
         assert!(matches!(steps[0].replay(&graph), Err(KvError::Device(_))));
         device.backend().fail_nothing();
         drop(steps);
-        assert_eq!((cache.books(), cache.table()), (books, table));
+        assert_eq!((cache.ledger(), cache.table()), (ledger, table));
         cache.fed.step(&parts, padding);
         cache.holds(id, 1, start + 1);
         cache.holds(cache.other, 0, OTHER);

@@ -115,7 +115,7 @@ fn rejected_tokens_keep_their_blocks_for_the_next_step() {
     assert_eq!(begin(&mut ledger, &mut array, &step(131, 1)).unwrap().new_blocks, 0);
 }
 
-/// A rejected step leaves the books as they were, to the order of the free list.
+/// A rejected step leaves the ledger as it was, to the order of the free list.
 #[test]
 fn a_rejected_step_never_was() {
     let (mut ledger, mut array) = ledger();
@@ -123,13 +123,13 @@ fn a_rejected_step_never_was() {
     let step = |id, start, tokens| StepRequest { id, start, tokens };
     begin(&mut ledger, &mut array, &[step(a, 0, 200), step(b, 0, 130)]).unwrap();
     commit(&mut ledger, &[(a, 200), (b, 130)]).unwrap();
-    let books = |ledger: &Ledger| serde_json::to_value(ledger).unwrap();
-    let before = books(&ledger);
+    let record = |ledger: &Ledger| serde_json::to_value(ledger).unwrap();
+    let before = record(&ledger);
     for _ in 0..3 {
         begin(&mut ledger, &mut array, &[step(b, 130, 600), step(a, 200, 200)]).unwrap();
-        assert_ne!(books(&ledger), before);
+        assert_ne!(record(&ledger), before);
         ledger.reject_step(LayerGroup::Trunk, Written::Nothing);
-        assert_eq!(books(&ledger), before);
+        assert_eq!(record(&ledger), before);
     }
     // Rows of at most `max_draft` + 1 tokens of a request may have been written.
     begin(&mut ledger, &mut array, &[step(b, 130, 3), step(a, 200, 3)]).unwrap();
@@ -224,10 +224,10 @@ fn commit_takes_what_was_written_and_no_more() {
     assert!(matches!(error, KvError::NoOpenStep { group: LayerGroup::Trunk }), "{error}");
     let step = |start, tokens| [StepRequest { id, start, tokens }];
     begin(&mut ledger, &mut array, &step(0, 3)).unwrap();
-    let books = serde_json::to_value(&ledger).unwrap();
+    let before = serde_json::to_value(&ledger).unwrap();
     let mut refuse = |accepted: &[Accepted<'_>]| {
         let error = ledger.commit_step(LayerGroup::Trunk, accepted).unwrap_err();
-        assert_eq!(serde_json::to_value(&ledger).unwrap(), books, "{error}");
+        assert_eq!(serde_json::to_value(&ledger).unwrap(), before, "{error}");
         error
     };
     let error = refuse(&[Accepted::count(id, 4)]);

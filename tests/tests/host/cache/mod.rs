@@ -1,4 +1,4 @@
-//! The cache's books, and what it promises when memory runs out or threads share a device.
+//! The cache's ledger, and what it promises when memory runs out or threads share a device.
 
 mod all_or_nothing;
 mod capacity;
