@@ -1,6 +1,6 @@
 //! A device that fails on demand: whatever its backend is asked for may go wrong.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use dsv4_kv::device::{
@@ -26,6 +26,7 @@ pub struct Failing<B> {
     /// Calls since the last [`Self::fail`].
     calls: AtomicU64,
     plan: Mutex<Plan>,
+    skips_launches: AtomicBool,
     domain: Option<u64>,
 }
 
@@ -49,7 +50,13 @@ impl<B: Backend> Failing<B> {
     #[must_use]
     pub fn new(inner: B) -> Self {
         let domain = inner.capture_domain();
-        Self { inner, calls: AtomicU64::new(0), plan: Mutex::default(), domain }
+        Self {
+            inner,
+            calls: AtomicU64::new(0),
+            plan: Mutex::default(),
+            skips_launches: AtomicBool::new(false),
+            domain,
+        }
     }
 
     /// The same in a [domain](Backend::capture_domain) with others, as two devices on one GPU are.
@@ -68,6 +75,11 @@ impl<B: Backend> Failing<B> {
     pub fn fail_nothing(&self) {
         self.plan(|plan| *plan = Plan::default());
         self.calls.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether launches from now on succeed without running their kernel.
+    pub fn skip_launches(&self, skip: bool) {
+        self.skips_launches.store(skip, Ordering::Relaxed);
     }
 
     /// Calls since the last [`Self::fail`] or [`Self::fail_nothing`].
@@ -176,6 +188,9 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         variant: O::Variant,
         operation: &O,
     ) -> Result<(), DeviceError> {
+        if self.skips_launches.load(Ordering::Relaxed) {
+            return self.count("launch", || Ok(()));
+        }
         // SAFETY: the caller's promise.
         self.count("launch", || unsafe { self.inner.launch(stream, variant, operation) })
     }

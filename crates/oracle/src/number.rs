@@ -1,4 +1,4 @@
-//! Number formats by definition: each code's value in f64, and encoding as a search for the nearest.
+//! Number formats by definition: each code's value in f64, and encoding as a search for the nearest value.
 //!
 //! Every f32, and every value of these formats, is exact in f64, and so is the distance between
 //! neighbours that a tie is decided by. Ties go to the even code.
@@ -12,9 +12,9 @@ pub fn e4m3_value(code: u8) -> f64 {
         return f64::NAN;
     }
     let magnitude = if exponent == 0 {
-        mantissa * 2f64.powi(-9)
+        mantissa * two_to(-9)
     } else {
-        (8.0 + mantissa) * 2f64.powi(exponent - 10)
+        (8.0 + mantissa) * two_to(exponent - 10)
     };
     if code >= 0x80 { -magnitude } else { magnitude }
 }
@@ -25,7 +25,7 @@ pub fn e4m3_nearest(x: f32) -> u8 {
     if x.is_nan() {
         return 0x7F;
     }
-    let code = nearest(f64::from(x.abs()), (0..=0x7E).map(e4m3_value));
+    let code = nearest(f64::from(x.abs()), 0x7E, |code| e4m3_value(code as u8)) as u8;
     code | if x.is_sign_negative() { 0x80 } else { 0 }
 }
 
@@ -35,7 +35,7 @@ pub fn e2m1_value(code: u8) -> f64 {
     let exponent = i32::from(code >> 1 & 3);
     let mantissa = f64::from(code & 1);
     let magnitude =
-        if exponent == 0 { mantissa * 0.5 } else { (2.0 + mantissa) * 2f64.powi(exponent - 2) };
+        if exponent == 0 { mantissa * 0.5 } else { (2.0 + mantissa) * two_to(exponent - 2) };
     if code & 8 != 0 { -magnitude } else { magnitude }
 }
 
@@ -45,14 +45,14 @@ pub fn e2m1_nearest(x: f32) -> u8 {
     if x.is_nan() {
         return 7;
     }
-    let code = nearest(f64::from(x.abs()), (0..=7).map(e2m1_value));
+    let code = nearest(f64::from(x.abs()), 7, |code| e2m1_value(code as u8)) as u8;
     code | if x.is_sign_negative() { 8 } else { 0 }
 }
 
 /// UE8M0: the value of a byte, 2^(byte - 127). Byte 255 is NaN.
 #[must_use]
 pub fn ue8m0_value(byte: u8) -> f64 {
-    if byte == 255 { f64::NAN } else { 2f64.powi(i32::from(byte) - 127) }
+    if byte == 255 { f64::NAN } else { two_to(i32::from(byte) - 127) }
 }
 
 /// The least UE8M0 byte in 1..=254 whose value is not below `scale`; 254 if none is.
@@ -69,8 +69,8 @@ pub fn bf16_value(bits: u16) -> f64 {
     let magnitude = match exponent {
         255 if mantissa != 0.0 => return f64::NAN,
         255 => f64::INFINITY,
-        0 => mantissa * 2f64.powi(-133),
-        _ => (128.0 + mantissa) * 2f64.powi(exponent - 134),
+        0 => mantissa * two_to(-133),
+        _ => (128.0 + mantissa) * two_to(exponent - 134),
     };
     if bits >= 0x8000 { -magnitude } else { magnitude }
 }
@@ -90,33 +90,30 @@ pub fn bf16_nearest_f64(x: f64) -> u16 {
         return 0x7FFF;
     }
     let sign = if x.is_sign_negative() { 0x8000 } else { 0 };
-    let a = x.abs();
     // For rounding, infinity stands one step above the largest finite value.
-    let value = |bits: u16| if bits == INFINITY { 2f64.powi(128) } else { bf16_value(bits) };
-    // The codes 0..=INFINITY rise with their values: halve the range down to two neighbours.
-    let (mut below, mut above) = (0, INFINITY);
+    let value = |bits: u16| if bits == INFINITY { two_to(128) } else { bf16_value(bits) };
+    sign | nearest(x.abs(), INFINITY, value)
+}
+
+/// The code in `0..=last` whose value is nearest to `a >= 0`; ties go to the even code, what is larger
+/// than all values to the last code. Values rise with their codes.
+fn nearest(a: f64, last: u16, value: impl Fn(u16) -> f64) -> u16 {
+    // Halve the range down to two neighbours.
+    let (mut below, mut above) = (0, last);
+    if a >= value(last) {
+        return last;
+    }
     while above - below > 1 {
         let middle = below + (above - below) / 2;
         if value(middle) <= a { below = middle } else { above = middle }
     }
     let (down, up) = (a - value(below), value(above) - a);
     let to_below = down < up || (down == up && below % 2 == 0);
-    sign | if to_below { below } else { above }
+    if to_below { below } else { above }
 }
 
-/// Position of the value in `grid`, which rises, that is nearest to `a >= 0`; ties to even.
-fn nearest(a: f64, grid: impl Iterator<Item = f64>) -> u8 {
-    let mut best = (f64::INFINITY, 0);
-    let mut code = 0;
-    let mut last = 0.0;
-    for value in grid {
-        let distance = (a - value).abs();
-        if distance < best.0 || (distance == best.0 && code % 2 == 0) {
-            best = (distance, code);
-        }
-        last = value;
-        code += 1;
-    }
-    // Beyond the last value distances may be too large to differ: saturate.
-    if a >= last { code - 1 } else { best.1 }
+/// 2^`exponent`, for exponents of normal f64.
+fn two_to(exponent: i32) -> f64 {
+    assert!((-1022..=1023).contains(&exponent), "2^{exponent} is no normal f64");
+    f64::from_bits(((1023 + exponent) as u64) << 52)
 }

@@ -251,9 +251,12 @@ suite! {
 }
 
 suite! {
-    /// Seconds on a GPU and hours on the emulator, where it is run by hand.
+    /// Seconds on a GPU, and much longer on the emulator, where it is run by hand.
     large:
     indexer::topk {
         very_many_rows_equal_a_stable_sort,
+    }
+    window::swa {
+        gather_equals_the_oracle_for_every_query,
     }
 }
