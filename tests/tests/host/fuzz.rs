@@ -1,5 +1,7 @@
 //! The fuzz targets without a fuzzer: every file of the corpus, and mutations of it.
 
+use std::time::{Duration, Instant};
+
 use dsv4_kv_tests::fuzz::{TARGETS, refuses_misplaced_arguments};
 use include_dir::{Dir, include_dir};
 use rand::rngs::SmallRng;
@@ -52,11 +54,22 @@ fn kernels_keep_to_their_memory() {
     run_targets(|name| name == "kernels", MUTATIONS);
 }
 
-/// `cargo test -p dsv4-kv-tests --test host -- --ignored kernels_keep`: a longer run, of some minutes.
+/// `cargo test -p dsv4-kv-tests --test host -- --ignored kernels_keep`: for `DSV4_FUZZ_SECONDS` (120),
+/// from `DSV4_FUZZ_SEED` (91).
 #[test]
 #[ignore = "takes minutes"]
 fn kernels_keep_to_their_memory_for_long() {
-    run_targets(|name| name == "kernels", 40 * MUTATIONS);
+    let setting = |name, default: u64| match std::env::var(name) {
+        Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")),
+        Err(_) => default,
+    };
+    let end = Instant::now() + Duration::from_secs(setting("DSV4_FUZZ_SECONDS", 120));
+    let (mut seed, mut cases) = (setting("DSV4_FUZZ_SEED", 91), 0);
+    while Instant::now() < end {
+        run_target("kernels", seed, MUTATIONS);
+        (seed, cases) = (seed + 1_000_000, cases + MUTATIONS);
+    }
+    println!("{cases} cases");
 }
 
 /// Misaligned by an element, and an element short: every argument of every kernel.
@@ -67,16 +80,21 @@ fn no_kernel_takes_a_misplaced_argument() {
 }
 
 fn run_targets(chosen: impl Fn(&str) -> bool, mutations: u64) {
-    for (name, run) in TARGETS.into_iter().filter(|(name, _)| chosen(name)) {
-        let corpus = corpus(name);
-        corpus.iter().for_each(|bytes| run(bytes));
-        run(&[]);
-        let mut random = SmallRng::seed_from_u64(90);
-        for _ in 0..mutations {
-            let mut bytes = corpus.choose(&mut random).unwrap().clone();
-            let other = corpus.choose(&mut random).unwrap();
-            mutate(&mut bytes, other, &mut random);
-            run(&bytes);
-        }
+    let names = TARGETS.iter().map(|(name, _)| name);
+    names.filter(|name| chosen(name)).for_each(|name| run_target(name, 90, mutations));
+}
+
+/// The corpus of a target, and mutations of it.
+fn run_target(name: &str, seed: u64, mutations: u64) {
+    let (_, run) = TARGETS.iter().find(|(found, _)| *found == name).expect("a target");
+    let corpus = corpus(name);
+    corpus.iter().for_each(|bytes| run(bytes));
+    run(&[]);
+    let mut random = SmallRng::seed_from_u64(seed);
+    for _ in 0..mutations {
+        let mut bytes = corpus.choose(&mut random).unwrap().clone();
+        let other = corpus.choose(&mut random).unwrap();
+        mutate(&mut bytes, other, &mut random);
+        run(&bytes);
     }
 }
