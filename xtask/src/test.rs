@@ -17,8 +17,9 @@ use crate::{circles, cpu_time, process, workspace};
 /// changes nothing as long as none is made. A build without it would compile every kernel twice.
 const ALL: [&str; 5] = ["test", "--locked", "--workspace", "--features", "dsv4-kv-stress/mistakes"];
 
-/// The quick tests: of the libraries, without the stress test.
-const QUICK: [&str; 11] = [
+/// The quick tests: of the libraries, without the stress test. With the same feature, so that after
+/// all tests these need no build.
+const QUICK: [&str; 13] = [
     "test",
     "--locked",
     "--workspace",
@@ -30,6 +31,8 @@ const QUICK: [&str; 11] = [
     "xtask",
     "--lib",
     "--tests",
+    "--features",
+    "dsv4-kv/mistakes",
 ];
 
 /// Of the quick tests, what takes seconds each: the largest cases of what others test too.

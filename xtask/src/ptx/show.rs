@@ -21,7 +21,7 @@ pub fn run(kernel: Option<&str>, cpu: &str) -> Result<()> {
     })?;
     let ptx = record.read_ptx()?;
     match kernel {
-        Some(kernel) => print(&extract(&ptx, kernel)?),
+        Some(kernel) => print(&extract(&ptx, &items(&ptx), kernel)?),
         None => print(&ptx),
     }
 }
@@ -36,8 +36,7 @@ fn print(text: &str) -> Result<()> {
 
 /// The module's directives, the entry `kernel`, and the functions and variables that it refers to,
 /// directly or through each other; a module that `ptxas` accepts.
-fn extract(ptx: &str, kernel: &str) -> Result<String> {
-    let items = items(ptx);
+fn extract(ptx: &str, items: &[Item<'_>], kernel: &str) -> Result<String> {
     let Some(entry) = items.iter().position(|item| item.is_entry() && item.name == kernel) else {
         let entries = items.iter().filter(|item| item.is_entry()).map(|item| item.name);
         bail!("no kernel {kernel:?}; there is: {}", entries.collect::<Vec<_>>().join(", "));
@@ -163,20 +162,22 @@ mod tests {
 
     #[test]
     fn a_kernel_comes_with_what_it_refers_to() {
-        let one = extract(PTX, "one").expect("an entry");
+        let items = items(PTX);
+        let one = extract(PTX, &items, "one").expect("an entry");
         for part in [".version 8.0\n", ".func (.param", ".func deeper", "table_$_0[8]"] {
             assert!(one.contains(part), "{part} is missing:\n{one}");
         }
         assert!(!one.contains("arena") && !one.contains("other") && !one.contains("two"), "{one}");
-        let two = extract(PTX, "two").expect("an entry");
+        let two = extract(PTX, &items, "two").expect("an entry");
         assert!(two.contains("arena") && !two.contains("helper"), "{two}");
     }
 
     #[test]
     fn an_unknown_kernel_is_answered_with_the_list() {
-        let error = extract(PTX, "three").expect_err("no entry").to_string();
+        let items = items(PTX);
+        let error = extract(PTX, &items, "three").expect_err("no entry").to_string();
         assert!(error.contains("one, two"), "{error}");
-        let function = extract(PTX, "helper").expect_err("no entry").to_string();
+        let function = extract(PTX, &items, "helper").expect_err("no entry").to_string();
         assert!(function.contains("no kernel"), "{function}");
     }
 
@@ -184,8 +185,9 @@ mod tests {
     fn every_committed_kernel_is_found_alone() {
         for record in Manifest::read().expect("a manifest").targets {
             let ptx = record.read_ptx().expect("committed PTX");
+            let items = items(&ptx);
             for kernel in record.entries.keys() {
-                let alone = Module::parse(&extract(&ptx, kernel).expect("an entry"));
+                let alone = Module::parse(&extract(&ptx, &items, kernel).expect("an entry"));
                 assert_eq!(alone.target, record.cpu);
                 let names: Vec<_> = alone.entries.iter().map(|entry| &entry.name).collect();
                 assert_eq!(names, [kernel]);
