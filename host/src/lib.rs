@@ -127,7 +127,7 @@ pub mod testing;
 pub use bucket::Bucket;
 pub use capacity::Capacity;
 pub use config::CacheConfig;
-pub use device::open_cuda;
+pub use device::{bf16, open_cuda};
 pub use error::KvError;
 pub use ids::{BlockId, LayerGroup, LayerId, RequestId, SlotId};
 pub use indexer::{CsaIndexer, IndexerWorkspace, WorkspaceLimits, WorkspaceSize};

@@ -5,7 +5,7 @@ use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, Event, Memory, Staged, Stream, View};
+use crate::device::{Backend, Buffer, Device, Event, Memory, Staged, Stream, View, bf16};
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
@@ -24,8 +24,8 @@ struct Specs {
 struct CompressedSpecs {
     csa_closing: BufferSpec<i32>,
     hca_closing: BufferSpec<i32>,
-    entries: BufferSpec<u16>,
-    keys: BufferSpec<u16>,
+    entries: BufferSpec<bf16>,
+    keys: BufferSpec<bf16>,
     hca_pooled: BufferSpec<u32>,
 }
 
@@ -102,9 +102,9 @@ pub(crate) struct Compressed<B: Backend> {
     /// As `csa_closing`, for HCA windows.
     pub hca_closing: Buffer<B, i32>,
     /// `[capacity, 512]` BF16: entries of the layer at work.
-    pub entries: Buffer<B, u16>,
+    pub entries: Buffer<B, bf16>,
     /// `[capacity, 128]` BF16: indexer keys of the layer at work.
-    pub keys: Buffer<B, u16>,
+    pub keys: Buffer<B, bf16>,
     /// Exchange between the blocks of an HCA window.
     pub hca_scratch: HcaScratch<B>,
 }

@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use dsv4_kv_device::{DevicePtr, DevicePtrMut, Operation, Span};
+use dsv4_kv_device::{DevicePtr, DevicePtrMut, Operation, Span, bf16};
 use simt::emu::{Fault, Memory};
 use simt::kernel::KernelInfo;
 
@@ -14,8 +14,14 @@ use crate::table::shape::*;
 use crate::table::{KERNELS, kernel_index};
 use crate::*;
 
-/// The type of a pointer argument.
+/// The type of a pointer argument. Kernels take BF16 as its bits; every `u16` of the table is one.
 macro_rules! pointer {
+    (const u16) => {
+        DevicePtr<bf16>
+    };
+    (mut u16) => {
+        DevicePtrMut<bf16>
+    };
     (const $element:ident) => {
         DevicePtr<$element>
     };

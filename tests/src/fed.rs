@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream, View};
+use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream, View, bf16};
 use dsv4_kv::manager::Groups;
 use dsv4_kv::step::{CompressorInputs, Group};
 use dsv4_kv::{
@@ -77,7 +77,7 @@ impl<B: Backend> ProjectedInputs<B> {
 /// One layer's tensors of a step, at fixed addresses.
 struct LayerInputs<B: Backend> {
     kind: LayerKind,
-    rows: Buffer<B, u16>,
+    rows: Buffer<B, bf16>,
     compressors: Vec<ProjectedInputs<B>>,
 }
 
@@ -107,7 +107,7 @@ impl<B: Backend> Inputs<B> {
 
     /// The step's sliding-window keys of a layer.
     #[must_use]
-    pub fn rows(&self, layer: LayerId) -> &Buffer<B, u16> {
+    pub fn rows(&self, layer: LayerId) -> &Buffer<B, bf16> {
         &self.layers[layer.0 as usize].rows
     }
 
@@ -140,7 +140,7 @@ impl<B: Backend> Inputs<B> {
             };
             let mut kv: Vec<u16> = pieces().flat_map(of_layer).collect();
             kv.resize(bucket as usize * 512, u16::from_le_bytes([PADDING; 2]));
-            stream.upload(&kv, &inputs.rows, 0).unwrap();
+            stream.upload(bytemuck::cast_slice(&kv), &inputs.rows, 0).unwrap();
             for (compressor, to) in inputs.compressors.iter().enumerate() {
                 let (mut kv, mut gate) = (Vec::new(), Vec::new());
                 for (story, range) in pieces() {

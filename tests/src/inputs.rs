@@ -64,6 +64,16 @@ pub fn download<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, buffer: &View<
     values
 }
 
+/// A device buffer of the BF16 numbers with these bits.
+pub fn upload_bf16<B: Backend>(stream: &Stream<B>, bits: &[u16]) -> Buffer<B, bf16> {
+    upload(stream, bytemuck::cast_slice(bits))
+}
+
+/// The bits of all numbers of a device buffer. As bits, zeros of both signs differ, and NaN equals itself.
+pub fn download_bits<B: Backend>(stream: &Stream<B>, buffer: &View<B, bf16>) -> Vec<u16> {
+    bytemuck::cast_vec(download(stream, buffer))
+}
+
 /// A buffer of canaries.
 pub fn filled<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, elements: usize) -> Buffer<B, T> {
     let buffer = stream.device().allocate("output", elements as u64).unwrap();

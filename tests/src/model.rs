@@ -2,7 +2,7 @@
 //! handles.
 
 use dsv4_kv::SlotId;
-use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{
     self, CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, WorkList,
 };
@@ -15,7 +15,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::golden;
-use crate::inputs::{download, upload};
+use crate::inputs::{download, download_bits, upload};
 
 /// Its shape in the oracle.
 pub fn shape(stream: CompressorKind) -> Shape {
@@ -198,7 +198,7 @@ impl<B: Backend> OnDevice<B> {
         let channels = shape(self.which).channels;
         let capacity = u64::from(plan.capacity);
         let entries =
-            stream.device().allocate::<u16>("entries", capacity * channels as u64).unwrap();
+            stream.device().allocate::<bf16>("entries", capacity * channels as u64).unwrap();
         let tokens = step.tokens();
         if let Some(csa) = match self.which {
             CompressorKind::CsaMain => Some(CsaCompressor::Main),
@@ -243,7 +243,7 @@ impl<B: Backend> OnDevice<B> {
         )
         .unwrap();
         let listed = download(stream, plan.records);
-        let entries = download(stream, &entries);
+        let entries = download_bits(stream, &entries);
         let live = listed.iter().take_while(|&&token| token >= 0).count();
         entries.chunks_exact(channels).take(live).map(<[u16]>::to_vec).collect()
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Backend, Buffer, Stream};
+use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::schema::LayerCacheSchema;
 use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer};
@@ -29,7 +29,7 @@ impl<B: Backend> Updated<'_, B> {
     pub fn gather_window(
         &self,
         queries: Range<u32>,
-        tile: &Buffer<B, u16>,
+        tile: &Buffer<B, bf16>,
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         match self {
@@ -48,7 +48,7 @@ impl<B: Backend> Updated<'_, B> {
         queries: Range<u32>,
         selected: &Buffer<B, i32>,
         rows: u32,
-        tile: &Buffer<B, u16>,
+        tile: &Buffer<B, bf16>,
     ) -> Result<(), KvError> {
         match self {
             Self::Swa(_) => Ok(()),
@@ -65,7 +65,7 @@ impl<B: Backend> Updated<'_, B> {
         &self,
         queries: Range<u32>,
         rows: u32,
-        tile: &Buffer<B, u16>,
+        tile: &Buffer<B, bf16>,
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         match self {
@@ -161,7 +161,7 @@ fn workspace<B: Backend>(
 pub fn update<'s, B: Backend>(
     layers: &'s mut Layers<'_, B>,
     layer: LayerId,
-    kv: &Buffer<B, u16>,
+    kv: &Buffer<B, bf16>,
     compressors: &[CompressorInputs<'_, B>],
 ) -> Result<Updated<'s, B>, KvError> {
     Ok(match *compressors {
@@ -181,7 +181,7 @@ pub fn resume<'s, B: Backend>(
     layers: &'s mut Layers<'_, B>,
     layer: LayerId,
     kind: LayerKind,
-    kv: &Buffer<B, u16>,
+    kv: &Buffer<B, bf16>,
 ) -> Result<Updated<'s, B>, KvError> {
     Ok(match kind {
         LayerKind::Swa => Updated::Swa(layers.swa(layer)?.resume(kv)?),

@@ -56,6 +56,8 @@ pub use device::Device;
 pub use emulator::{EmuDevice, EmuOptions, Emulator};
 pub use error::{CudaStatus, DeviceError};
 pub use graph::Graph;
+/// The element of BF16 tensors. A buffer of `u16` is none.
+pub use half::bf16;
 pub use identity::{DeviceId, DeviceInfo};
 pub use operation::Operation;
 pub use pinned::Pinned;

@@ -7,8 +7,7 @@ use std::collections::HashMap;
 
 use anyhow::{Result, ensure};
 use dsv4_kv_device::{Backend, Buffer, CudaOptions, Device, EmuDevice, EmuOptions, Stream};
-use dsv4_kv_router::{Batch, Router, RouterConfig, RouterMode, RouterWeights};
-use half::bf16;
+use dsv4_kv_router::{Batch, Router, RouterConfig, RouterMode, RouterWeights, bf16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use safetensors::tensor::TensorView;
@@ -61,10 +60,10 @@ fn run<B: Backend>(device: &Device<B>) -> Result<()> {
 /// A layer's router and a batch, random.
 struct Model {
     /// `[TOKENS, hidden]` BF16.
-    hidden: Vec<u16>,
+    hidden: Vec<bf16>,
     tokens: Vec<i32>,
     /// `[experts, hidden]` BF16.
-    gate: Vec<u16>,
+    gate: Vec<bf16>,
     bias: Vec<f32>,
     /// `[vocabulary, selected]`.
     table: Vec<i64>,
@@ -73,8 +72,8 @@ struct Model {
 impl Model {
     fn random(config: &RouterConfig) -> Self {
         let mut random = StdRng::seed_from_u64(7);
-        let mut bf16s = |count: u32| -> Vec<u16> {
-            (0..count).map(|_| bf16::from_f32(random.random_range(-0.5..0.5)).to_bits()).collect()
+        let mut bf16s = |count: u32| -> Vec<bf16> {
+            (0..count).map(|_| bf16::from_f32(random.random_range(-0.5..0.5))).collect()
         };
         let (hidden, gate) =
             (bf16s(TOKENS * config.hidden_size), bf16s(config.experts * config.hidden_size));
@@ -115,10 +114,10 @@ impl Model {
 
     /// sqrt(softplus(x . w)) of an expert.
     fn activation(&self, config: &RouterConfig, token: usize, expert: usize) -> f32 {
-        let row = |values: &'_ [u16], row: usize| -> Vec<f32> {
+        let row = |values: &[bf16], row: usize| -> Vec<f32> {
             let hidden = config.hidden_size as usize;
             let row = &values[row * hidden..][..hidden];
-            row.iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect()
+            row.iter().map(|x| x.to_f32()).collect()
         };
         let (x, w) = (row(&self.hidden, token), row(&self.gate, expert));
         let logit: f32 = x.iter().zip(&w).map(|(x, w)| x * w).sum();

@@ -24,6 +24,7 @@ mod selection;
 mod weights;
 
 pub use config::{RouterConfig, RouterMode};
+pub use dsv4_kv_device::bf16;
 pub use error::RouterError;
 pub use router::{Batch, Router};
 pub use selection::Selection;

@@ -2,7 +2,7 @@
 //! it, then the kernel is launched.
 
 use dsv4_kv_device::shape::check;
-use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View};
+use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
 use kernels_gpu::launch::{
     ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
 };
@@ -129,9 +129,9 @@ pub fn route_logits<B: Backend>(
 /// The hidden states of a batch, and the gate of a layer: their product is the logits.
 pub struct GateProduct<'a, B: Backend> {
     /// `[tokens, hidden]` BF16.
-    pub x: &'a View<B, u16>,
+    pub x: &'a View<B, bf16>,
     /// `[experts, hidden]` BF16.
-    pub gate: &'a View<B, u16>,
+    pub gate: &'a View<B, bf16>,
     /// Width of the hidden state, a multiple of 32.
     pub hidden: u32,
 }

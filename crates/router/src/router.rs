@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
-use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View};
+use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
 use kv_layout::router::DECODE_TOKENS;
 
 use crate::config::{RouterConfig, RouterMode};
@@ -26,7 +26,7 @@ pub struct Router<B: Backend> {
     hidden: u32,
     max_tokens: u32,
     /// `[experts, hidden]` BF16.
-    gate: View<B, u16>,
+    gate: View<B, bf16>,
     choice: DeviceChoice<B>,
     scratch: Scratch<B>,
     /// `[1]` u32: what kernels refused.
@@ -111,7 +111,7 @@ impl<B: Backend> Router<B> {
     pub fn route(
         &mut self,
         stream: &Stream<B>,
-        x: &View<B, u16>,
+        x: &View<B, bf16>,
         batch: &Batch<'_, B>,
     ) -> Result<(), RouterError> {
         let (tokens, most) = (batch.tokens, self.max_tokens);
@@ -198,7 +198,7 @@ impl<B: Backend> Router<B> {
 /// The tensors of a part of a batch, one launch.
 struct Part<B: Backend> {
     tokens: u32,
-    x: View<B, u16>,
+    x: View<B, bf16>,
     token: View<B, i32>,
     ids: Buffer<B, i32>,
     weights: Buffer<B, f32>,

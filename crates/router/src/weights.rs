@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use dsv4_kv_device::bf16;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -11,8 +12,8 @@ use crate::error::RouterError;
 /// The weights of one layer's router. What chooses the experts is fixed by what is given.
 #[derive(Clone, Debug)]
 pub struct RouterWeights<'a> {
-    /// `[experts, hidden]` BF16 bits: `gate.weight`.
-    pub gate: Cow<'a, [u16]>,
+    /// `[experts, hidden]` BF16: `gate.weight`.
+    pub gate: Cow<'a, [bf16]>,
     /// What chooses the experts.
     pub choice: ChoiceWeights<'a>,
 }
@@ -134,9 +135,9 @@ impl<'a> Tensor<'a> {
         RouterError::Type { name: self.name, found: self.view.dtype(), expected }
     }
 
-    fn bf16(self) -> Result<Cow<'a, [u16]>, RouterError> {
+    fn bf16(self) -> Result<Cow<'a, [bf16]>, RouterError> {
         match self.view.dtype() {
-            Dtype::BF16 => Ok(elements(self.view.data(), u16::from_le_bytes)),
+            Dtype::BF16 => Ok(elements(self.view.data(), bf16::from_le_bytes)),
             _ => Err(self.wrong_type("BF16")),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Backend, Buffer, Stream};
+use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
 use dsv4_kv::{KvError, LayerId};
 use kv_layout::geometry::LayerKind;
 use rand::Rng;
@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 use super::library::Library;
 use super::model::Model;
 use super::op::{self, Name};
-use dsv4_kv_tests::inputs::{download, upload};
+use dsv4_kv_tests::inputs::{download, download_bits, upload};
 use dsv4_kv_tests::updated::Updated;
 
 /// Entries of a query's list.
@@ -56,9 +56,9 @@ pub(super) struct Gathered<B: Backend> {
     /// Rows of `all`.
     rows: u32,
     selected: Vec<i32>,
-    window: Option<Buffer<B, u16>>,
-    listed: Buffer<B, u16>,
-    all: Buffer<B, u16>,
+    window: Option<Buffer<B, bf16>>,
+    listed: Buffer<B, bf16>,
+    all: Buffer<B, bf16>,
     lengths: Buffer<B, i32>,
 }
 
@@ -116,7 +116,7 @@ impl<B: Backend> Gathered<B> {
         library: &Library,
         model: &Model,
     ) -> Result<(), String> {
-        let tile = |buffer: &Buffer<B, u16>| -> Vec<u16> { download(stream, &buffer.view()) };
+        let tile = |buffer: &Buffer<B, bf16>| -> Vec<u16> { download_bits(stream, &buffer.view()) };
         let window = self.window.as_ref().map(tile);
         let (listed, all) = (tile(&self.listed), tile(&self.all));
         let lengths = download(stream, &self.lengths.view());

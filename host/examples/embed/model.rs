@@ -5,8 +5,7 @@
 use dsv4_kv::kv_layout::geometry::{
     BLOCK_TOKENS, CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, NOPE_DIM, ROPE_DIM,
 };
-use dsv4_kv::rope;
-use half::bf16;
+use dsv4_kv::{bf16, rope};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -124,10 +123,10 @@ impl Layer {
     }
 
     /// The token's key, which is its value too: `[512]` BF16.
-    pub fn key(&self, input: &[f32], position: u32) -> Vec<u16> {
+    pub fn key(&self, input: &[f32], position: u32) -> Vec<bf16> {
         let mut key = normed(&self.kv.times(input));
         self.rotate(&mut key, position as f32);
-        key.into_iter().map(|value| bf16::from_f32(value).to_bits()).collect()
+        key.into_iter().map(bf16::from_f32).collect()
     }
 
     /// Attention of one token to `keys` (`[rows, 512]`), added to its hidden state.

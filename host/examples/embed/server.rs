@@ -124,7 +124,7 @@ impl<B: Backend> Attention<'_, B> {
         let tokens = Tokens { layer, start, hidden, inputs };
         let rows = (start..).zip(&tokens.inputs);
         let rows = rows.flat_map(|(position, input)| layer.key(input, position));
-        let kv = &upload(step.stream(), &rows.collect::<Vec<u16>>())?;
+        let kv = &upload(step.stream(), &rows.collect::<Vec<_>>())?;
         let compressed = self.project(step.stream(), id, &tokens)?;
         // First the update: the queries of this step see the entries that close in it.
         match (kind, compressed.as_slice()) {

@@ -4,13 +4,12 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, WINDOW};
 use dsv4_kv::step::{Csa, Hca, UpdatedLayer};
 use dsv4_kv::{IndexerWorkspace, WorkspaceLimits};
-use half::bf16;
 
 use crate::model::{CONTEXT, Vectors};
 
@@ -22,7 +21,7 @@ const HCA_ENTRIES: u32 = CONTEXT / HCA_RATIO;
 /// Rows for each query of a tile.
 struct Tile<B: Backend> {
     /// `[TILE_QUERIES, rows, 512]` BF16.
-    values: Buffer<B, u16>,
+    values: Buffer<B, bf16>,
     /// `[TILE_QUERIES]`: how many of its rows each query has.
     lengths: Buffer<B, i32>,
     rows: u32,
@@ -38,13 +37,12 @@ impl<B: Backend> Tile<B> {
     /// The rows of the first `queries` queries, as f32.
     fn download(&self, stream: &Stream<B>, queries: usize) -> Result<Vectors> {
         let per_query = (self.rows * HEAD_DIM) as usize;
-        let (mut values, mut lengths) = (vec![0; queries * per_query], vec![0; queries]);
+        let (mut values, mut lengths) = (vec![bf16::ZERO; queries * per_query], vec![0; queries]);
         stream.download(&self.values, 0, &mut values)?;
         stream.download(&self.lengths, 0, &mut lengths)?;
         let queries = values.chunks_exact(per_query).zip(lengths);
         let rows = queries.map(|(values, length)| &values[..length as usize * HEAD_DIM as usize]);
-        let value = |&bits: &u16| bf16::from_bits(bits).to_f32();
-        Ok(rows.map(|values| values.iter().map(value).collect()).collect())
+        Ok(rows.map(|values| values.iter().map(|x| x.to_f32()).collect()).collect())
     }
 }
 

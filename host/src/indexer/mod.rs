@@ -16,7 +16,7 @@ mod workspace;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::INDEX_DIM;
 
-use crate::device::{Backend, Buffer, DeviceError, Memory};
+use crate::device::{Backend, Buffer, DeviceError, Memory, bf16};
 use crate::error::KvError;
 
 pub use select::{Activations, ProjectedQueries, Selection};
@@ -27,8 +27,8 @@ pub struct CsaIndexer<B: Backend> {
     heads: u32,
     q_lora_rank: u32,
     hidden_size: u32,
-    query_weight: Buffer<B, u16>,
-    head_weight: Buffer<B, u16>,
+    query_weight: Buffer<B, bf16>,
+    head_weight: Buffer<B, bf16>,
 }
 
 impl<B: Backend> CsaIndexer<B> {
@@ -40,8 +40,8 @@ impl<B: Backend> CsaIndexer<B> {
     /// [`KvError::Device`] with [`DeviceError::Length`] if a weight is too short for the model.
     pub fn new(
         model: &ModelConfig,
-        query_weight: Buffer<B, u16>,
-        head_weight: Buffer<B, u16>,
+        query_weight: Buffer<B, bf16>,
+        head_weight: Buffer<B, bf16>,
     ) -> Result<Self, KvError> {
         let ModelConfig { index_heads: heads, q_lora_rank, hidden_size, .. } = *model;
         let check = |what, found: u64, rows: u64, columns: u32| {

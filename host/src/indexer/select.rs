@@ -6,7 +6,7 @@ use kv_layout::geometry::INDEX_DIM;
 
 use super::workspace::columns;
 use super::{CsaIndexer, IndexerWorkspace};
-use crate::device::{Backend, Buffer, DeviceError};
+use crate::device::{Backend, Buffer, DeviceError, bf16};
 use crate::error::KvError;
 use crate::ops::{
     self, EntrySelection, IndexQueries, KeyScores, PoisonedKeySearch, Projection,
@@ -30,9 +30,9 @@ pub struct Selection<'i, B: Backend> {
 /// What the indexer projects.
 pub struct Activations<'i, B: Backend> {
     /// `[queries, q_lora_rank]` BF16: the normed latent that the query projection takes too.
-    pub latent: &'i Buffer<B, u16>,
+    pub latent: &'i Buffer<B, bf16>,
     /// `[queries, hidden_size]` BF16: the layer's input.
-    pub hidden: &'i Buffer<B, u16>,
+    pub hidden: &'i Buffer<B, bf16>,
 }
 
 /// The indexer's projections, without rotation and constants.

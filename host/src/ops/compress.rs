@@ -9,7 +9,7 @@ use kv_layout::geometry::{
 
 use super::gather::BlockTable;
 use super::{check, product};
-use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Compress, CompressHca, ListClosingTokens, UpdateTable, WriteState};
 
 /// The tokens of a step.
@@ -128,7 +128,7 @@ impl Shape {
     fn check_entries<B: Backend>(
         &self,
         closing: &WorkList<'_, B>,
-        entries: &Buffer<B, u16>,
+        entries: &Buffer<B, bf16>,
     ) -> Result<(), DeviceError> {
         closing.check()?;
         check("entries", entries, u64::from(closing.capacity) * u64::from(self.channels))
@@ -231,7 +231,7 @@ pub struct Compression<'a, B: Backend> {
     /// Which tokens close a window.
     pub closing: &'a WorkList<'a, B>,
     /// `[capacity, 512]` BF16 entries, or `[capacity, 128]` BF16 indexer keys.
-    pub entries: &'a Buffer<B, u16>,
+    pub entries: &'a Buffer<B, bf16>,
 }
 
 /// Queues `compress_csa` or `compress_index`: the entries, or the indexer keys before the Hadamard

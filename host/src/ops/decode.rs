@@ -9,7 +9,7 @@ use super::gather::{BlockTable, Entries};
 use super::{
     CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, SwaRing, check,
 };
-use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{DecodeCsa, DecodeHca};
 
 /// What every layer's decode step takes: the step, the window, the block table and the entries.
@@ -19,7 +19,7 @@ pub struct DecodeStep<'a, B: Backend> {
     /// `[tokens]` row of the window each token goes to; -1 = none.
     pub ring_row: &'a View<B, i32>,
     /// `[tokens, 512]` BF16, the window rows, after norm and RoPE.
-    pub window_kv: &'a View<B, u16>,
+    pub window_kv: &'a View<B, bf16>,
     /// The window.
     pub window: SwaRing<'a, B>,
     /// The block table.

@@ -6,7 +6,7 @@ use kv_layout::index_row::IndexFormat;
 
 use super::gather::{BlockTable, Entries};
 use super::{StepTokens, WorkList, check};
-use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{FlushCsa, FlushHca};
 
 /// The indexer keys of one CSA layer.
@@ -31,7 +31,7 @@ pub struct Flush<'a, B: Backend> {
     /// Which of them close a window.
     pub closing: &'a WorkList<'a, B>,
     /// `[capacity, 512]` BF16.
-    pub entries: &'a View<B, u16>,
+    pub entries: &'a View<B, bf16>,
     /// Which block holds each window.
     pub table: &'a BlockTable<'a, B>,
     /// The pool.
@@ -43,7 +43,7 @@ pub struct Flush<'a, B: Backend> {
 /// Indexer keys on their way into the pool, with the entries of the same windows.
 pub struct KeyFlush<'a, B: Backend> {
     /// `[capacity, 128]` BF16, not yet rotated.
-    pub keys: &'a View<B, u16>,
+    pub keys: &'a View<B, bf16>,
     /// The pool.
     pub to: &'a IndexKeys<'a, B>,
 }

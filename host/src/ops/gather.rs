@@ -7,7 +7,7 @@ use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::{GatherQueries, check, product};
-use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{GatherAll, GatherKv, ValidLens};
 
 /// The compressed entries of one layer.
@@ -78,7 +78,7 @@ pub struct EntryGather<'a, B: Backend> {
     /// Rows of a query's tile.
     pub rows: u32,
     /// `[queries, rows, 512]` BF16.
-    pub tile: &'a Buffer<B, u16>,
+    pub tile: &'a Buffer<B, bf16>,
     /// `[1]` count of what is refused.
     pub faults: &'a Buffer<B, u32>,
 }

@@ -11,7 +11,7 @@ use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
 use super::{BlockTable, GatherQueries, IndexKeys, check, check_argument};
-use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{
     IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, Project, ScoreMaxima, TopkSelectLong,
     TopkSelectShort,
@@ -78,9 +78,9 @@ fn group_log2(columns: u32) -> u32 {
 /// A product with a transposed weight.
 pub struct Projection<'a, B: Backend> {
     /// `[rows, inner]` BF16.
-    pub input: &'a View<B, u16>,
+    pub input: &'a View<B, bf16>,
     /// `[columns, inner]` BF16.
-    pub weight: &'a View<B, u16>,
+    pub weight: &'a View<B, bf16>,
     /// `[rows, columns]` f32.
     pub output: &'a Buffer<B, f32>,
     /// Rows.

@@ -4,7 +4,7 @@ use kernels_gpu::params::FindPoisonParams;
 use kv_layout::geometry::{HEAD_DIM, WINDOW};
 
 use super::{GatherQueries, check, product};
-use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use crate::ids::LayerId;
 use kernels_gpu::launch::FindPoison;
 
@@ -35,7 +35,7 @@ pub struct PoisonSearch<'a, B: Backend> {
     /// In which layer.
     pub layer: LayerId,
     /// `[queries, rows, 512]` BF16.
-    pub tile: &'a View<B, u16>,
+    pub tile: &'a View<B, bf16>,
     /// What its rows are.
     pub rows: GatheredRows<'a, B>,
     /// `[1 + 4 * capacity]` how many were found, and the first of them.

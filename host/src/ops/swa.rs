@@ -5,7 +5,7 @@ use kv_layout::geometry::{HEAD_DIM, WINDOW};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::{check, check_length, product};
-use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{AppendSwa, GatherSwa};
 
 /// The ring planes of one layer.
@@ -50,7 +50,7 @@ pub struct GatherQueries<'a, B: Backend> {
 /// Rows of the window on their way into the ring.
 pub struct WindowAppend<'a, B: Backend> {
     /// `[tokens, 512]` BF16.
-    pub kv: &'a View<B, u16>,
+    pub kv: &'a View<B, bf16>,
     /// `[tokens]` ring row of each token, distinct; -1 = none.
     pub row: &'a View<B, i32>,
     /// The ring.
@@ -93,13 +93,13 @@ pub fn append_swa<B: Backend>(
 /// The windows of queries, and where they go.
 pub struct WindowGather<'a, B: Backend> {
     /// `[step, 512]` BF16, the step's own rows.
-    pub kv: &'a View<B, u16>,
+    pub kv: &'a View<B, bf16>,
     /// The queries.
     pub queries: &'a GatherQueries<'a, B>,
     /// The ring.
     pub ring: &'a SwaRing<'a, B>,
     /// `[queries, 128, 512]` BF16.
-    pub tile: &'a Buffer<B, u16>,
+    pub tile: &'a Buffer<B, bf16>,
     /// `[queries]` rows of each window.
     pub lengths: &'a Buffer<B, i32>,
     /// `[1]` count of queries refused.

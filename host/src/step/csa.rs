@@ -4,7 +4,7 @@ use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor};
 
 use super::layer::{CompressorInputs, CompressorShape, Csa, Layer, UpdatedLayer};
 use super::shape::StepShape;
-use crate::device::{Backend, Buffer};
+use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, Compression, CsaDecode, Flush, KeyFlush, WorkList, plan_capacity};
@@ -15,7 +15,7 @@ use kernels_gpu::launch::{DecodeCsa, FlushCsa};
 /// What a CSA layer's update reads.
 pub struct CsaInputs<'i, B: Backend> {
     /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step.
-    pub kv: &'i Buffer<B, u16>,
+    pub kv: &'i Buffer<B, bf16>,
     /// The compressor of the entries.
     pub main: CompressorInputs<'i, B>,
     /// The compressor of the indexer keys.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kv_layout::geometry::CompressorKind;
 
 use super::layer::{Access, CompressorInputs, Csa, Hca, UpdatedLayer};
-use crate::device::{Backend, Buffer, View};
+use crate::device::{Backend, Buffer, View, bf16};
 use crate::error::KvError;
 use crate::ops::{
     self, CompressorWeights, DecodeCompressor, DecodeStep, EntryCounts, EntryGather, GatheredRows,
@@ -43,7 +43,7 @@ impl<B: Backend> Access<'_, B> {
     pub(super) fn decode_step<'p>(
         &'p self,
         parts: &'p DecodeParts<B>,
-        window_kv: &'p Buffer<B, u16>,
+        window_kv: &'p Buffer<B, bf16>,
         faults: &'p Buffer<B, u32>,
     ) -> Result<DecodeStep<'p, B>, KvError> {
         let DecodeParts { tokens, ring_row } = parts;
@@ -101,7 +101,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         queries: Range<u32>,
         selected: &Buffer<B, i32>,
         rows: u32,
-        tile: &Buffer<B, u16>,
+        tile: &Buffer<B, bf16>,
     ) -> Result<(), KvError> {
         let access = &self.access;
         let tokens = access.step_tokens();
@@ -124,7 +124,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         &self,
         queries: Range<u32>,
         rows: u32,
-        tile: &Buffer<B, u16>,
+        tile: &Buffer<B, bf16>,
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let access = &self.access;

@@ -4,7 +4,7 @@ use kv_layout::geometry::{CompressorKind, HCA_RATIO};
 
 use super::layer::{CompressorInputs, CompressorShape, Hca, Layer, UpdatedLayer};
 use super::shape::StepShape;
-use crate::device::{Backend, Buffer};
+use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, Compression, Flush, HcaDecode, WorkList, plan_capacity};
@@ -15,7 +15,7 @@ use kernels_gpu::launch::{DecodeHca, FlushHca};
 /// What an HCA layer's update reads.
 pub struct HcaInputs<'i, B: Backend> {
     /// `[tokens, 512]` BF16: the step's window rows, after norm and RoPE, in the order of the step.
-    pub kv: &'i Buffer<B, u16>,
+    pub kv: &'i Buffer<B, bf16>,
     /// The compressor of the entries.
     pub main: CompressorInputs<'i, B>,
 }

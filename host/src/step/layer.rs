@@ -13,7 +13,7 @@ use super::shape::StepShape;
 use super::tracker::Tracker;
 use crate::core::Core;
 use crate::device::Operation;
-use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::ops;
@@ -56,7 +56,7 @@ pub struct UpdatedLayer<'s, B: Backend, K> {
     pub(crate) access: Access<'s, B>,
     pub(super) tracker: Tracker<'s>,
     /// `[tokens, 512]` BF16: the step's window rows.
-    pub(super) kv: Buffer<B, u16>,
+    pub(super) kv: Buffer<B, bf16>,
     kind: PhantomData<K>,
 }
 
@@ -99,7 +99,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
     ///
     /// # Errors
     /// [`KvError::LayerNotUpdated`]; [`KvError::Device`] if `kv` is too short.
-    pub fn resume(self, kv: &Buffer<B, u16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
+    pub fn resume(self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, K>, KvError> {
         let (layer, progress) = (self.tracker.layer, *self.tracker.progress);
         match progress {
             LayerProgress::Updated | LayerProgress::Finished => {
@@ -110,7 +110,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
         }
     }
 
-    pub(super) fn updated(self, kv: &Buffer<B, u16>) -> UpdatedLayer<'s, B, K> {
+    pub(super) fn updated(self, kv: &Buffer<B, bf16>) -> UpdatedLayer<'s, B, K> {
         let Self { access, tracker, kind } = self;
         UpdatedLayer { access, tracker, kv: kv.clone(), kind }
     }
@@ -175,7 +175,7 @@ impl<B: Backend> Access<'_, B> {
     }
 
     /// Refuses window rows that do not cover the step.
-    pub fn check_rows(&self, kv: &Buffer<B, u16>) -> Result<(), KvError> {
+    pub fn check_rows(&self, kv: &Buffer<B, bf16>) -> Result<(), KvError> {
         check("window rows", kv.len(), self.shape.tokens, HEAD_DIM)
     }
 

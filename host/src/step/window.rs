@@ -5,7 +5,7 @@ use std::ops::Range;
 use kernels_gpu::launch::GatherSwa;
 
 use super::layer::{Access, Layer, Swa, UpdatedLayer};
-use crate::device::{Backend, Buffer};
+use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, GatherQueries, GatheredRows, StepTokens};
@@ -17,7 +17,7 @@ impl<'s, B: Backend> Layer<'s, B, Swa> {
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short.
-    pub fn update(mut self, kv: &Buffer<B, u16>) -> Result<UpdatedLayer<'s, B, Swa>, KvError> {
+    pub fn update(mut self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, Swa>, KvError> {
         self.tracker.check_not_started()?;
         self.access.check_rows(kv)?;
         self.tracker.reached(LayerProgress::Updated);
@@ -40,7 +40,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
     pub fn gather_window(
         &self,
         queries: Range<u32>,
-        tile: &Buffer<B, u16>,
+        tile: &Buffer<B, bf16>,
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let access = &self.access;
@@ -84,7 +84,7 @@ impl<B: Backend> Access<'_, B> {
     pub fn find_poison(
         &self,
         queries: &GatherQueries<'_, B>,
-        tile: &Buffer<B, u16>,
+        tile: &Buffer<B, bf16>,
         rows: GatheredRows<'_, B>,
     ) -> Result<(), KvError> {
         let Some(found) = &self.core.memory.poison else { return Ok(()) };

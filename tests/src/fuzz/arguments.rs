@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 
-use dsv4_kv::device::{Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Stream};
+use dsv4_kv::device::{Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Stream, bf16};
 use dsv4_kv::ops::{
     self, BlockTable, Entries, GatherQueries, GatheredRows, IndexKeys, Scored, SwaRing,
 };
@@ -212,7 +212,7 @@ impl Paged {
         Entries { data, scale, format, entries_per_block, num_blocks }
     }
 
-    fn tile(&self, case: &mut Case<'_>) -> Buffer<Emulator, u16> {
+    fn tile(&self, case: &mut Case<'_>) -> Buffer<Emulator, bf16> {
         let elements = u64::from(self.count) * u64::from(self.rows) * 512;
         case.stream.device().allocate("tile", elements.min(64 * MOST)).expect("little memory")
     }

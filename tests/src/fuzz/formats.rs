@@ -6,7 +6,7 @@ use dsv4_kv_oracle::number;
 use kv_layout::format::{E2m1, E4m3, Ue8m0, bf16_from_f32};
 use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
-use crate::inputs::{assert_same, download, oracle, upload};
+use crate::inputs::{assert_same, download, oracle, upload, upload_bf16};
 
 /// Reads the bytes as f32, and as one row of BF16.
 ///
@@ -38,7 +38,7 @@ fn check_row(format: MainFormat, row: &[u16]) {
     let plane = |bytes| device.allocate("plane", bytes).expect("memory");
     let (data, scale) = (plane(DATA_BYTES), plane(format.scale_bytes()));
     let faults = device.allocate("fault word", 1).expect("memory");
-    let (kv, at) = (upload(&stream, row), upload(&stream, &[0]));
+    let (kv, at) = (upload_bf16(&stream, row), upload(&stream, &[0]));
     let ring = SwaRing { data: &data, scale: &scale, format, ring: 1, slots: 1 };
     ops::append_swa(
         &stream,

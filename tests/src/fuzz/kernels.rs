@@ -6,7 +6,9 @@
 //! does not compile here before it has a [`Scalars`].
 
 use bytemuck::Pod;
-use dsv4_kv::device::{Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Operation, Stream};
+use dsv4_kv::device::{
+    Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Operation, Stream, bf16,
+};
 use kernels_gpu::launch::*;
 use kernels_gpu::params::*;
 use kernels_gpu::table::shape::*;
@@ -60,9 +62,9 @@ impl Garbage for u8 {
     }
 }
 
-impl Garbage for u16 {
+impl Garbage for bf16 {
     fn garbage(random: &mut SmallRng) -> Self {
-        random.random()
+        Self::from_bits(random.random())
     }
 }
 
@@ -348,7 +350,7 @@ macro_rules! operations {
                     let (place, bytes_of) = bytes.next().expect("one for each pointer");
                     let more = u64::from(matches!(wrong, Wrong::Shifted(at) if at == place));
                     let less = u64::from(matches!(wrong, Wrong::Short(at) if at == place && bytes_of > 0));
-                    let $pointer = case.array::<$element>(bytes_of, more);
+                    let $pointer = case.array(bytes_of, more);
                     let $pointer = $pointer.slice(more, $pointer.len() - more - less).expect("inside");
                 )*
                 let operation = $operation { $( $pointer: pointer!($mutability $pointer), )* params };

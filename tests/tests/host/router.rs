@@ -19,9 +19,9 @@ fn late() -> Device<Failing<Lazy<Emulator>>> {
 }
 
 /// Rows of zeros but for one 1: row `i` at `at(i)`.
-fn one_hot(rows: u32, at: impl Fn(u32) -> u32) -> Vec<u16> {
-    let mut values = vec![0; (rows * EXPERTS) as usize];
-    (0..rows).for_each(|row| values[(row * EXPERTS + at(row)) as usize] = bf16::ONE.to_bits());
+fn one_hot(rows: u32, at: impl Fn(u32) -> u32) -> Vec<bf16> {
+    let mut values = vec![bf16::ZERO; (rows * EXPERTS) as usize];
+    (0..rows).for_each(|row| values[(row * EXPERTS + at(row)) as usize] = bf16::ONE);
     values
 }
 
@@ -46,7 +46,7 @@ fn router<B: Backend>(stream: &Stream<B>) -> Router<B> {
 /// A batch that goes to experts `first`, `first + 1`, ..
 struct Tensors<B: Backend> {
     first: u32,
-    x: Buffer<B, u16>,
+    x: Buffer<B, bf16>,
     token: Buffer<B, i32>,
     ids: Buffer<B, i32>,
     weights: Buffer<B, f32>,

@@ -2,7 +2,7 @@
 //! in one launch. Mid-window and at the boundary.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
 use dsv4_kv::step::{CompressorInputs, CsaInputs, HcaInputs};
@@ -179,7 +179,7 @@ impl Case {
 /// Random inputs of every node.
 struct Inputs<B: Backend> {
     values: Buffer<B, f32>,
-    window_kv: Buffer<B, u16>,
+    window_kv: Buffer<B, bf16>,
 }
 
 /// A compressor's inputs.
@@ -206,7 +206,7 @@ impl<B: Backend> Inputs<B> {
 
     /// The window rows and the compressors' inputs from element `start` on: everything up to the end,
     /// since launches take what they need.
-    fn at(&self, start: u64) -> (Buffer<B, u16>, [Compressor<B>; 2]) {
+    fn at(&self, start: u64) -> (Buffer<B, bf16>, [Compressor<B>; 2]) {
         let len = self.values.len();
         let weights = len - u64::from(HCA_RATIO * HEAD_DIM) - COLUMNS;
         let from = |start: u64| self.values.slice(start, len - start).expect("inside the inputs");

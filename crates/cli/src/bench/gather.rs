@@ -5,7 +5,7 @@
 //! that is read.
 
 use anyhow::Result;
-use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
@@ -131,7 +131,7 @@ struct Layers<B: Backend> {
     table: Buffer<B, i32>,
     data: Buffer<B, u8>,
     scale: Buffer<B, u8>,
-    tiles: Buffer<B, u16>,
+    tiles: Buffer<B, bf16>,
     faults: Buffer<B, u32>,
 }
 
@@ -141,7 +141,7 @@ struct Node<'a, B: Backend> {
     queries: GatherQueries<'a, B>,
     table: BlockTable<'a, B>,
     entries: Entries<'a, B>,
-    tile: Buffer<B, u16>,
+    tile: Buffer<B, bf16>,
 }
 
 impl<B: Backend> Layers<B> {

@@ -127,8 +127,8 @@ struct Inputs<B: Backend> {
     stream: Stream<B>,
     nodes: u64,
     logits: Buffer<B, f32>,
-    x: Buffer<B, u16>,
-    gate: Buffer<B, u16>,
+    x: Buffer<B, bf16>,
+    gate: Buffer<B, bf16>,
     bias: Buffer<B, f32>,
     table: Buffer<B, i32>,
     token: Buffer<B, i32>,
@@ -145,7 +145,7 @@ impl<B: Backend> Inputs<B> {
         let stream = device.stream()?;
         let mut random = SmallRng::seed_from_u64(1);
         let logits: Vec<f32> = (0..PATTERN).map(|_| random.random_range(-4.0..4.0)).collect();
-        let halves: Vec<u16> = logits.iter().map(|&x| bf16::from_f32(x / 64.0).to_bits()).collect();
+        let halves: Vec<bf16> = logits.iter().map(|&x| bf16::from_f32(x / 64.0)).collect();
         let mut integers = |count: u64, most: u32| -> Vec<i32> {
             (0..count).map(|_| random.random_range(0..most as i32)).collect()
         };

@@ -86,7 +86,7 @@ fn gather<B: Backend>(
     let nodes = nodes_for(bytes);
     let layers = Layers::new(device, format, nodes, requests, 1)?;
     let tile_elements = u64::from(requests) * window * u64::from(HEAD_DIM);
-    let tiles = device.allocate::<u16>("tiles", nodes * tile_elements)?;
+    let tiles = device.allocate::<bf16>("tiles", nodes * tile_elements)?;
     let lengths = device.allocate::<i32>("lengths", u64::from(requests))?;
     let retained = vec![tiles.memory(), lengths.memory()];
     let name = format!("gather_swa_{}", format.name());
@@ -124,7 +124,7 @@ struct Layers<B: Backend> {
     index_in_step: Buffer<B, i32>,
     ring_row: Buffer<B, i32>,
     /// At least `[nodes * step, 512]` BF16.
-    kv: Buffer<B, u16>,
+    kv: Buffer<B, bf16>,
     /// Elements of `kv` that are one node's.
     kv_elements: u64,
     /// `[nodes * requests * RING, 576]`
@@ -138,7 +138,7 @@ struct Layers<B: Backend> {
 struct Node<'a, B: Backend> {
     index: u64,
     /// `[step, 512]` BF16.
-    kv: Buffer<B, u16>,
+    kv: Buffer<B, bf16>,
     rings: SwaRing<'a, B>,
 }
 
@@ -238,9 +238,9 @@ impl<B: Backend> Layers<B> {
 }
 
 /// `[rows, 512]` BF16, uniform in [-4, 4).
-fn random_rows<B: Backend>(stream: &Stream<B>, rows: u64) -> Result<Buffer<B, u16>> {
+fn random_rows<B: Backend>(stream: &Stream<B>, rows: u64) -> Result<Buffer<B, bf16>> {
     let mut random = SmallRng::seed_from_u64(1);
-    let mut value = || bf16::from_f32(random.random_range(-4.0..4.0)).to_bits();
-    let values: Vec<u16> = (0..rows * u64::from(HEAD_DIM)).map(|_| value()).collect();
+    let mut value = || bf16::from_f32(random.random_range(-4.0..4.0));
+    let values: Vec<bf16> = (0..rows * u64::from(HEAD_DIM)).map(|_| value()).collect();
     Ok(upload(stream, "kv rows", &values)?)
 }

@@ -1,13 +1,13 @@
 //! Tiles of sampled queries, kept on the device until the step has run.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::HEAD_DIM;
 
 /// Room for one tile, and what tells its rows, in each of a number of places.
 pub struct Kept<B: Backend> {
     /// `[places, rows, 512]` BF16.
-    tiles: Buffer<B, u16>,
+    tiles: Buffer<B, bf16>,
     /// `[places, words]`
     names: Buffer<B, i32>,
     shape: Shape,
@@ -25,7 +25,7 @@ pub struct Shape {
 /// What a gather wrote: tiles of several queries, one after the other, and what tells their rows.
 pub struct Gathered<'a, B: Backend> {
     /// `[queries, rows, 512]` BF16.
-    pub tile: &'a Buffer<B, u16>,
+    pub tile: &'a Buffer<B, bf16>,
     /// `[queries, words]`
     pub names: &'a Buffer<B, i32>,
     /// Of each query.
@@ -79,7 +79,7 @@ impl<B: Backend> Kept<B> {
         Ok(names)
     }
 
-    /// The first `rows` rows of a kept tile, `[rows, 512]` BF16, or as many as were kept.
+    /// The first `rows` rows of a kept tile, `[rows, 512]` BF16 bits, or as many as were kept.
     pub fn fetch_tile(
         &self,
         stream: &Stream<B>,
@@ -87,7 +87,8 @@ impl<B: Backend> Kept<B> {
         rows: u32,
     ) -> Result<Vec<u16>, DeviceError> {
         let mut tile = vec![0; elements(rows.min(self.shape.rows)) as usize];
-        stream.download(&self.tiles, place * elements(self.shape.rows), &mut tile)?;
+        let numbers: &mut [bf16] = bytemuck::cast_slice_mut(&mut tile);
+        stream.download(&self.tiles, place * elements(self.shape.rows), numbers)?;
         Ok(tile)
     }
 }

@@ -3,7 +3,7 @@
 //! indexer picks, and the append.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Backend, Buffer, Stream};
+use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::kv_layout::geometry::{CompressorKind, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer};
@@ -28,7 +28,7 @@ const _: () = assert!(MOST_QUERIES * WINDOW <= TILE_ROWS);
 /// The tensors of a replay's steps, and the requests that are followed.
 pub struct Tensors<B: Backend> {
     /// `[rows, 512]` BF16: the source of every step's KV rows.
-    kv: Buffer<B, u16>,
+    kv: Buffer<B, bf16>,
     /// The source of projections and of weights.
     floats: Buffer<B, f32>,
     /// Of a model that has CSA layers.
@@ -36,7 +36,7 @@ pub struct Tensors<B: Backend> {
     /// `[MOST_QUERIES, index_topk]`: lists of a batch.
     selected: Buffer<B, i32>,
     /// `[TILE_ROWS, 512]` BF16.
-    tile: Buffer<B, u16>,
+    tile: Buffer<B, bf16>,
     /// `[MOST_QUERIES]`
     lengths: Buffer<B, i32>,
     /// Heads of the indexer.
@@ -96,7 +96,7 @@ impl<B: Backend> Tensors<B> {
         let (device, model) = (stream.device(), &config.model);
         let source = Source::new(seed, config.max_step_tokens, model.layers.len() as u32);
         let kv = device.allocate("KV rows", source.as_slice().len() as u64)?;
-        stream.upload(source.as_slice(), &kv, 0)?;
+        stream.upload(bytemuck::cast_slice(source.as_slice()), &kv, 0)?;
         let floats = device.allocate("projections", source.as_floats().len() as u64)?;
         stream.upload(source.as_floats(), &floats, 0)?;
         let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);

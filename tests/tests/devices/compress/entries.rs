@@ -18,7 +18,7 @@ use kv_layout::main_row::{DATA_BYTES, MainFormat};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{assert_same, download, oracle, plane_row, rows, upload};
+use crate::inputs::{assert_same, download, oracle, plane_row, rows, upload, upload_bf16};
 use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
 
 /// The three compressors.
@@ -268,7 +268,7 @@ pub fn flush_writes_the_golden_rows<B: Backend>(device: &Device<B>) {
         let pad = |rows: &[u16], width| {
             let mut rows = rows.to_vec();
             rows.resize(step.plans[0].len() as usize * width, 0);
-            upload(&stream, &rows)
+            upload_bf16(&stream, &rows)
         };
         let (entries_in, keys_in) = (pad(&entries.data, 512), pad(&keys.data, 128));
         let (tokens, plan) = (step.tokens(), step.plan(0));
@@ -326,7 +326,7 @@ pub fn flush_equals_the_oracle_in_every_format<B: Backend>(device: &Device<B>) {
     let capacity = step.plans[0].len() as usize;
     let entries = rows(capacity, 11);
     let keys: Vec<Vec<u16>> = rows(capacity, 12).iter().map(|row| row[..128].to_vec()).collect();
-    let inputs = (upload(&stream, &entries.concat()), upload(&stream, &keys.concat()));
+    let inputs = (upload_bf16(&stream, &entries.concat()), upload_bf16(&stream, &keys.concat()));
     for main in MainFormat::ALL {
         for index in IndexFormat::ALL {
             let paged = Paged::new(&stream, (main, index), 32);
@@ -371,7 +371,7 @@ pub fn flush_of_hca_entries_equals_the_oracle<B: Backend>(device: &Device<B>) {
     let chunk = Chunk { slot: SlotId(1), start: 100, end: 384 };
     let step = Step::new(&stream, 7, &[chunk]);
     let entries = rows(step.plans[1].len() as usize, 13);
-    let input = upload(&stream, &entries.concat());
+    let input = upload_bf16(&stream, &entries.concat());
     for main in MainFormat::ALL {
         let paged = Paged::new(&stream, (main, IndexFormat::Fp8), 1);
         let (tokens, plan) = (step.tokens(), step.plan(1));
@@ -409,8 +409,8 @@ pub fn flush_counts_windows_without_a_block<B: Backend>(device: &Device<B>) {
     ];
     let step = Step::new(&stream, 0, &chunks);
     let capacity = step.plans[0].len() as usize;
-    let entries = upload(&stream, &rows(capacity, 14).concat());
-    let keys = upload(&stream, &vec![0_u16; capacity * 128]);
+    let entries = upload_bf16(&stream, &rows(capacity, 14).concat());
+    let keys = upload_bf16(&stream, &vec![0; capacity * 128]);
     let paged = Paged::new(&stream, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 32);
     let (tokens, plan) = (step.tokens(), step.plan(0));
     let (table, to, index) = (paged.table(), paged.entries(), paged.keys(true));

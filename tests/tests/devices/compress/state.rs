@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::fed::update;
-use crate::inputs::{assert_same, download, upload};
+use crate::inputs::{assert_same, download, upload, upload_bf16};
 
 fn random(count: usize, seed: u64) -> Vec<f32> {
     let mut random = StdRng::seed_from_u64(seed);
@@ -41,7 +41,7 @@ pub fn a_view_shows_the_tails<B: Backend>(device: &Device<B>) {
             let (kv, gate) = (input(columns, 1), input(columns, 2));
             (upload(&stream, &kv), upload(&stream, &gate))
         });
-        let kv = upload(&stream, &vec![0_u16; tokens as usize * 512]);
+        let kv = upload_bf16(&stream, &vec![0; tokens as usize * 512]);
         let inputs = |(kv, gate)| CompressorInputs { kv, gate, ape: &weights, norm: &weights };
         let (main, index) = (inputs((&main.0, &main.1)), inputs((&index.0, &index.1)));
         let hca = inputs((&hca.0, &hca.1));

@@ -11,7 +11,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use crate::inputs::{assert_same, download, oracle, plane_row, upload};
+use crate::inputs::{assert_same, download, oracle, plane_row, upload, upload_bf16};
 use crate::model::Step;
 
 /// Channels of a main row that are quantised.
@@ -40,7 +40,7 @@ pub fn main_rows_equal_the_oracle<B: Backend>(device: &Device<B>) {
             })
             .collect();
         let count = rows.len() as u32;
-        let kv = upload(&stream, &rows.concat());
+        let kv = upload_bf16(&stream, &rows.concat());
         let at = upload(&stream, &(0..count as i32).collect::<Vec<_>>());
         let faults = device.allocate("fault word", 1).unwrap();
         for format in MainFormat::ALL {
@@ -93,7 +93,7 @@ pub fn indexer_keys_equal_the_oracle<B: Backend>(device: &Device<B>) {
     for values in all_values() {
         let mut padded = values.clone();
         padded.resize(capacity as usize * KEY, 0);
-        let keys = upload(&stream, &padded);
+        let keys = upload_bf16(&stream, &padded);
         for format in IndexFormat::ALL {
             let (code, scale) = (plane(format.code_bytes()), plane(format.scale_bytes()));
             let planes = IndexKeys {

@@ -1,7 +1,7 @@
 //! HCA decode looks at the step before the launch before it has ended. Whatever that launch makes of the
 //! step, it is what counts.
 
-use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{
     self, BlockTable, CompressorWeights, DecodeCompressor, DecodeStep, Entries, HcaScratch,
     StateRing, StepProjections, StepTokens, SwaRing,
@@ -10,7 +10,7 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{assert_same, download, rows, upload};
+use crate::inputs::{assert_same, download, rows, upload, upload_bf16};
 
 /// Rows of a request's state ring.
 const STATE_RING: u32 = 132;
@@ -52,7 +52,7 @@ fn before(meta: &Meta, random: &mut StdRng) -> Meta {
 struct Layer<B: Backend> {
     stream: Stream<B>,
     tokens: usize,
-    window_kv: Buffer<B, u16>,
+    window_kv: Buffer<B, bf16>,
     values: Buffer<B, f32>,
     weights: Buffer<B, f32>,
     table: Buffer<B, i32>,
@@ -69,7 +69,7 @@ impl<B: Backend> Layer<B> {
         let blocks: Vec<i32> = (0..(tokens as u32 * MAX_BLOCKS) as i32).collect();
         Self {
             tokens,
-            window_kv: upload(&stream, &rows(tokens, 1).concat()),
+            window_kv: upload_bf16(&stream, &rows(tokens, 1).concat()),
             values: upload(&stream, &values(all)),
             weights: upload(&stream, &values(128 * 512 + 512 + 32)),
             table: upload(&stream, &blocks),

@@ -1,6 +1,6 @@
 //! One-token decode in one launch a layer: the bytes of the separate kernels.
 
-use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::error::Refusal;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
@@ -16,14 +16,14 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::fed::{Padding, begin_requests, update};
-use crate::inputs::{assert_same, download, rows, upload};
+use crate::inputs::{assert_same, download, rows, upload, upload_bf16};
 
 /// Tokens of the longest step.
 const STEP_TOKENS: usize = 160;
 
 /// Projections for every compressor, more than any step needs, and weights.
 struct Inputs<B: Backend> {
-    window_kv: Buffer<B, u16>,
+    window_kv: Buffer<B, bf16>,
     values: Buffer<B, f32>,
     weights: Buffer<B, f32>,
 }
@@ -44,7 +44,7 @@ impl<B: Backend> Inputs<B> {
             row.iter_mut().for_each(|value| *value += centre(i));
         }
         Self {
-            window_kv: upload(stream, &rows(STEP_TOKENS, seed).concat()),
+            window_kv: upload_bf16(stream, &rows(STEP_TOKENS, seed).concat()),
             values: upload(stream, &projections),
             weights: upload(stream, &values(128 * 512 + 512, 1.5)),
         }

@@ -3,7 +3,7 @@
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use kv_layout::main_row::MainFormat;
 
-use crate::inputs::{download, rows, upload};
+use crate::inputs::{download, rows, upload, upload_bf16};
 use crate::window::swa::Rings;
 
 pub fn allocating_or_waiting_is_refused<B: Backend>(device: &Device<B>) {
@@ -49,7 +49,7 @@ pub fn a_swallowed_refusal_still_fails_the_capture<B: Backend>(device: &Device<B
 pub fn memory_must_be_retained<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let rings = Rings::new(device, MainFormat::Ue8m0, 2, 128);
-    let kv = upload(&stream, &rows(4, 1).concat());
+    let kv = upload_bf16(&stream, &rows(4, 1).concat());
     let row = upload(&stream, &[0, 1, 2, -1]);
     let all_but_kv = [rings.memory(), vec![row.memory()]].concat();
     let record = || rings.append(&stream, &kv, &row, 4);

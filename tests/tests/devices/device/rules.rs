@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
-use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::ops::{self, GatherQueries};
 use kv_layout::main_row::MainFormat;
 
@@ -54,7 +54,7 @@ pub fn sizes_of_any_kind_are_typed_errors<B: Backend>(device: &Device<B>) {
 /// A slice that is aligned as its elements are, and not as the kernel loads them.
 pub fn misaligned_operands_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    let bf16 = device.allocate::<u16>("rows", 1 << 12).unwrap();
+    let bf16 = device.allocate::<bf16>("rows", 1 << 12).unwrap();
     let ring = device.allocate::<u8>("ring", 1 << 14).unwrap();
     let (row, faults) = (upload(&stream, &[0]), device.allocate("fault word", 1).unwrap());
     let append = |kv: u64, data: u64| {
@@ -85,8 +85,8 @@ pub fn misaligned_operands_are_refused<B: Backend>(device: &Device<B>) {
 pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let memory = device.allocate::<u8>("one for all", 1 << 16).unwrap();
-    let input = memory.slice(0, 1 << 15).unwrap().cast::<u16>().unwrap();
-    let weight = memory.slice(1 << 15, 1 << 15).unwrap().cast::<u16>().unwrap();
+    let input = memory.slice(0, 1 << 15).unwrap().cast::<bf16>().unwrap();
+    let weight = memory.slice(1 << 15, 1 << 15).unwrap().cast::<bf16>().unwrap();
     let project = |from: u64| {
         let output = memory.slice(from, 4 * 32).unwrap().cast().unwrap();
         ops::project(

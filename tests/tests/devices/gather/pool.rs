@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dsv4_kv::device::{Backend, Buffer, Device, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::row::{EncodedRow, QUANTISED};
@@ -12,7 +12,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use crate::inputs::{assert_same, download, oracle, rows, special_rows, upload};
+use crate::inputs::{assert_same, download, download_bits, oracle, rows, special_rows, upload};
 
 /// What elements of a tile hold that nobody should write.
 const CANARY: u8 = 0xA5;
@@ -159,7 +159,7 @@ impl<B: Backend> Pool<B> {
     }
 
     /// A tile of canaries for `queries` queries of `rows` rows, and one row more.
-    pub fn tile(&self, queries: usize, rows: usize) -> Buffer<B, u16> {
+    pub fn tile(&self, queries: usize, rows: usize) -> Buffer<B, bf16> {
         let tile = self.device.allocate("tile", ((queries * rows + 1) * ROW) as u64).unwrap();
         self.stream.fill(&tile, CANARY).unwrap();
         tile
@@ -196,7 +196,7 @@ impl<B: Backend> Pool<B> {
             &selected,
         )
         .unwrap();
-        let got = download(stream, &tile);
+        let got = download_bits(stream, &tile);
         for ((list, &query), got) in lists.iter().zip(&queries[first..]).zip(got.chunks(rows * ROW))
         {
             for (row, (&index, got)) in list.iter().zip(got.chunks(ROW)).enumerate() {
@@ -236,7 +236,7 @@ impl<B: Backend> Pool<B> {
             &lengths,
         )
         .unwrap();
-        let got = download(stream, &tile);
+        let got = download_bits(stream, &tile);
         let lengths = download(stream, &lengths);
         for ((&query, got), length) in
             queries[first..].iter().zip(got.chunks_exact(rows * ROW)).zip(lengths)

@@ -361,10 +361,8 @@ pub fn projections_are_exact_on_integers<B: Backend>(device: &Device<B>) {
         let mut integers =
             |count: u32| -> Vec<i8> { (0..count).map(|_| random.random_range(-9..=9)).collect() };
         let (input, weight) = (integers(rows * inner), integers(columns * inner));
-        let bits = |values: &[i8]| -> Vec<u16> {
-            values.iter().map(|&x| bf16::from_f32(x.into()).to_bits()).collect()
-        };
-        let (a, b) = (upload(&stream, &bits(&input)), upload(&stream, &bits(&weight)));
+        let wide = |values: &[i8]| -> Vec<bf16> { values.iter().map(|&x| x.into()).collect() };
+        let (a, b) = (upload(&stream, &wide(&input)), upload(&stream, &wide(&weight)));
         let output = upload(&stream, &vec![CANARY; (rows * columns + 1) as usize]);
         ops::project(
             &stream,

@@ -18,7 +18,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::fed::{Fed, Padding, Part, Updated, begin};
-use crate::inputs::{download, filled, upload};
+use crate::inputs::{download, filled, upload_bf16};
 use crate::stories::{Formats, Stored, Story, config, tiny};
 
 /// Tokens of a step, padding included.
@@ -41,8 +41,8 @@ struct Inputs<B: Backend> {
     bucket: u32,
     model: ModelConfig,
     indexer: CsaIndexer<B>,
-    latent: Buffer<B, u16>,
-    hidden: Buffer<B, u16>,
+    latent: Buffer<B, bf16>,
+    hidden: Buffer<B, bf16>,
     values: [Vec<u16>; 4],
 }
 
@@ -55,7 +55,7 @@ impl<B: Backend> Inputs<B> {
         let sizes = [heads * 128 * rank, heads * width, bucket * rank, bucket * width];
         let values = sizes.map(|size| activations(size, &mut random));
         let [query, weight, latent, hidden] =
-            values.each_ref().map(|values| upload(stream, values));
+            values.each_ref().map(|values| upload_bf16(stream, values));
         let indexer = CsaIndexer::new(&model, query, weight).unwrap();
         Self { bucket, model, indexer, latent, hidden, values }
     }

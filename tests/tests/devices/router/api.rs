@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
-use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv_router::{
     Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterMode, RouterWeights,
 };
-use dsv4_kv_tests::inputs::{download, upload};
+use dsv4_kv_tests::inputs::{download, upload, upload_bf16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -70,7 +70,7 @@ fn load<B: Backend>(
 
 /// A batch's tensors.
 struct Tensors<B: Backend> {
-    x: Buffer<B, u16>,
+    x: Buffer<B, bf16>,
     token: Buffer<B, i32>,
     ids: Buffer<B, i32>,
     weights: Buffer<B, f32>,
@@ -81,7 +81,7 @@ impl<B: Backend> Tensors<B> {
     fn new(stream: &Stream<B>, case: &Case) -> Self {
         let selected = u64::from(case.tokens() * case.selected);
         Self {
-            x: upload(stream, &case.x),
+            x: upload_bf16(stream, &case.x),
             token: upload(stream, &case.token),
             ids: stream.device().allocate("ids", selected).unwrap(),
             weights: stream.device().allocate("weights", selected).unwrap(),
@@ -126,7 +126,7 @@ pub fn products_end_where_the_matrices_do<B: Backend>(device: &Device<B>) {
         let config = RouterConfig { hidden_size: hidden, experts, ..config() };
         let case = Case::random(hidden, experts, config.selected, 513, hidden.into());
         let weights = RouterWeights {
-            gate: Cow::Borrowed(&case.gate),
+            gate: Cow::Borrowed(bytemuck::cast_slice(&case.gate)),
             choice: ChoiceWeights::Bias(Cow::Borrowed(&case.bias)),
         };
         let mut router = Router::new(&stream, &config, &weights, 513).unwrap();
@@ -212,7 +212,7 @@ pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let case = case(80);
     let weights = |gate: &[u16], bias: &[f32]| RouterWeights {
-        gate: Cow::Owned(gate.to_vec()),
+        gate: Cow::Owned(bytemuck::cast_slice(gate).to_vec()),
         choice: ChoiceWeights::Bias(Cow::Owned(bias.to_vec())),
     };
     let (short_gate, short_bias) = (&case.gate[1..], &case.bias[1..]);
@@ -237,7 +237,7 @@ pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
     // A hidden state that is no number is reported once.
     let mut poisoned = case.x.clone();
     poisoned[0] = 0x7FC0;
-    let x = upload(&stream, &poisoned);
+    let x = upload_bf16(&stream, &poisoned);
     let batch = Batch { tokens: 8, ..tensors.batch() };
     router.route(&stream, &x, &batch).unwrap();
     let error = router.check_faults(&stream).unwrap_err();

@@ -8,7 +8,7 @@ use half::bf16;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use dsv4_kv_tests::inputs::{download, upload};
+use dsv4_kv_tests::inputs::{download, upload, upload_bf16};
 
 use crate::router::selection::{Answer, assert_same_set, choice};
 
@@ -58,7 +58,7 @@ impl Case {
         let stream = &device.stream().unwrap();
         let selection = Selection::new(self.experts, self.selected, SCALING).unwrap();
         let choice = choice(stream, selection, hash, (&self.bias, &self.table));
-        let (x, gate) = (&upload(stream, &self.x), &upload(stream, &self.gate));
+        let (x, gate) = (&upload_bf16(stream, &self.x), &upload_bf16(stream, &self.gate));
         let product = GateProduct { x, gate, hidden: self.hidden };
         let scratch = DecodeScratch {
             activations: device.allocate("activations", 64 * u64::from(self.experts)).unwrap(),
@@ -208,7 +208,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
             sizes.map(buffer);
         // Two BF16 to a word: as many elements as asked for.
         let of = |len: u64, buffer: &dsv4_kv::device::Buffer<B, u32>| {
-            buffer.cast::<u16>().unwrap().slice(0, len).unwrap()
+            buffer.cast::<bf16>().unwrap().slice(0, len).unwrap()
         };
         let (x, gate) = (&of(sizes[0], &x), &of(sizes[1], &weight));
         let (ids, weights) = (&ids.cast().unwrap(), &weights.cast().unwrap());

@@ -11,7 +11,7 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 use crate::fed::{Fed, Padding, Part, begin};
-use crate::inputs::{download, rows, upload};
+use crate::inputs::{download, rows, upload_bf16};
 use crate::rings::pool;
 use crate::stories::{Story, config};
 
@@ -29,7 +29,7 @@ const LAYERS: [LayerId; 2] = [LayerId(0), LayerId(1)];
 pub fn a_step_takes_its_own_graph_once<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let (mut cache, mut other) = (cache(device), cache(device));
-    let kv = upload(&stream, &rows(8, 8).concat());
+    let kv = upload_bf16(&stream, &rows(8, 8).concat());
     let bucket = Bucket { tokens: 4, tokens_per_request: 2, requests: 2, context: 100 };
     let mut capture = |layer| {
         let record = |layers: &mut dsv4_kv::Layers<'_, B>| layers.swa(layer)?.update(&kv)?.append();

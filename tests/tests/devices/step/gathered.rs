@@ -1,7 +1,7 @@
 //! What attention of one layer reads in a step, at fixed addresses: the lists it asks for, and the
 //! gathers.
 
-use dsv4_kv::device::{Backend, Buffer, Memory, Stream};
+use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
 use dsv4_kv::{KvCacheManager, KvError};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::geometry::LayerKind;
@@ -18,10 +18,10 @@ pub struct Gathered<B: Backend> {
     /// Rows for all entries of a query.
     all_rows: u32,
     selected: Buffer<B, i32>,
-    window: Buffer<B, u16>,
+    window: Buffer<B, bf16>,
     window_lengths: Buffer<B, i32>,
-    listed: Buffer<B, u16>,
-    all: Buffer<B, u16>,
+    listed: Buffer<B, bf16>,
+    all: Buffer<B, bf16>,
     lengths: Buffer<B, i32>,
 }
 

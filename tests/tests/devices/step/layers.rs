@@ -1,6 +1,6 @@
 //! The whole cache: layers of every kind, through `KvCacheManager` and its handles.
 
-use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::device::{Backend, Device, bf16};
 use dsv4_kv::{CacheConfig, LayerId, RequestId};
 use dsv4_kv_oracle::compressor::visible;
 use kv_layout::index_row::IndexFormat;
@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::fed::{Fed, Padding, Part, Updated, assert_pools};
-use crate::inputs::{assert_same, download, filled, oracle, upload};
+use crate::inputs::{assert_same, download, download_bits, filled, oracle, upload};
 use crate::step::gathered::Gathered;
 use crate::stories::{Formats, STEP_TOKENS, Stored, Story, config, tiny};
 
@@ -130,16 +130,16 @@ fn check_gathers<B: Backend>(
     let mut lists: Vec<[i32; 6]> = seen.iter().map(list).collect();
     lists.resize(bucket as usize, [0; 6]);
     let selected = upload(stream, lists.as_flattened());
-    let listed = filled::<B, u16>(stream, bucket as usize * 6 * 512);
+    let listed = filled::<B, bf16>(stream, bucket as usize * 6 * 512);
     updated.gather_entries(0..bucket, &selected, 6, &listed).unwrap();
 
-    let all = filled::<B, u16>(stream, bucket as usize * rows * 512);
+    let all = filled::<B, bf16>(stream, bucket as usize * rows * 512);
     let lengths = filled::<B, i32>(stream, bucket as usize);
     updated.gather_all(0..bucket, rows as u32, &all, &lengths).unwrap();
     let valid = filled::<B, i32>(stream, bucket as usize);
     updated.entry_counts(0..bucket, &valid).unwrap();
 
-    let (listed, all) = (download(stream, &listed), download(stream, &all));
+    let (listed, all) = (download_bits(stream, &listed), download_bits(stream, &all));
     let mut want = Vec::new();
     for (at, (&(story, position), &seen)) in queries.iter().zip(&seen).enumerate() {
         let what = format!("{layer:?} story {story} position {position}");

@@ -1,6 +1,6 @@
 //! `KvCacheManager` and its steps: chunking, rollback, isolation, accounting, faults.
 
-use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
+use dsv4_kv::device::{Backend, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::step_meta::Section;
 use dsv4_kv::{
@@ -12,7 +12,7 @@ use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{rows, upload};
+use crate::inputs::{rows, upload_bf16};
 use crate::rings::assert_ring;
 
 const LAYER: LayerId = LayerId(0);
@@ -43,7 +43,7 @@ fn run<B: Backend>(
     kv: &[u16],
     accepted: &[u32],
 ) {
-    let kv = upload(stream, kv);
+    let kv = upload_bf16(stream, kv);
     let parts = step.iter().zip(accepted);
     let accepted: Vec<_> = parts.map(|(part, &count)| Accepted::count(part.id, count)).collect();
     let mut step = manager.begin_step(stream, Launches::Eager, step).unwrap();
@@ -153,7 +153,7 @@ pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut small = manager(device, MainFormat::Ue8m0, 0);
     let id = small.admit().unwrap();
-    let kv = upload(&stream, &rows(1, 5).concat());
+    let kv = upload_bf16(&stream, &rows(1, 5).concat());
     small.check_faults(&stream).unwrap();
     let step_meta = small.writable_step_meta(LayerGroup::Trunk).unwrap();
     let layout = small.ledger().layout();
@@ -161,7 +161,7 @@ pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
         let section = layout.range(section).start as u64;
         stream.upload(&[value], &step_meta, section).unwrap();
     };
-    let tile = device.allocate::<u16>("tile", 128 * 512).unwrap();
+    let tile = device.allocate::<bf16>("tile", 128 * 512).unwrap();
     let lengths = device.allocate::<i32>("lengths", 1).unwrap();
     let step = [StepRequest { id, start: 0, tokens: 1 }];
     let mut step = small.begin_step(&stream, Launches::Eager, &step).unwrap();
@@ -183,8 +183,8 @@ pub fn a_step_out_of_range_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut manager = manager(device, MainFormat::Ue8m0, 0);
     let id = manager.admit().unwrap();
-    let kv = upload(&stream, &rows(2, 6).concat());
-    let tile = device.allocate::<u16>("tile", 2 * 128 * 512).unwrap();
+    let kv = upload_bf16(&stream, &rows(2, 6).concat());
+    let tile = device.allocate::<bf16>("tile", 2 * 128 * 512).unwrap();
     let lengths = device.allocate::<i32>("lengths", 1).unwrap();
     let step = [StepRequest { id, start: 0, tokens: 2 }];
     let mut step = manager.begin_step(&stream, Launches::Eager, &step).unwrap();

@@ -14,7 +14,7 @@ use kv_layout::geometry::{BLOCK_TOKENS, CompressorKind, MAX_CONTEXT};
 use kv_layout::main_row::DATA_BYTES;
 
 use crate::fed::resume;
-use crate::inputs::{assert_same, download, filled, oracle, upload};
+use crate::inputs::{assert_same, download_bits, filled, oracle, upload};
 use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
 use crate::rings::pool;
 use crate::step::tensors::Tensors;
@@ -139,7 +139,7 @@ fn gather_block<B: Backend>(
         let (queries, kv) = (STEP - 1..STEP, tensors.kv_of(layer));
         let updated = resume(layers, layer, kind, &kv).unwrap();
         updated.gather_entries(queries, &selected, per_block, &tile).unwrap();
-        gathered.push(download(&stream, &tile));
+        gathered.push(download_bits(&stream, &tile));
     }
     gathered
 }

@@ -1,6 +1,6 @@
 //! Poisoned caches: what nobody wrote is found in what attention reads, and named.
 
-use dsv4_kv::device::{Backend, Buffer, Device};
+use dsv4_kv::device::{Backend, Buffer, Device, bf16};
 use dsv4_kv::poison::{POISON, PoisonRead, PoisonedRow};
 use dsv4_kv::schema::PoolUnit;
 use dsv4_kv::{CacheConfig, KvError, LayerId};
@@ -9,7 +9,7 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 use crate::fed::{Fed, Padding, Part, Updated};
-use crate::inputs::{download, filled, upload};
+use crate::inputs::{download_bits, filled, upload};
 use crate::stories::{Formats, Story, config, tiny};
 
 const BOTH: [Formats; 2] =
@@ -30,7 +30,7 @@ fn gather<B: Backend>(
     selected: &Buffer<B, i32>,
 ) -> Result<(), KvError> {
     let stream = layer.stream();
-    let tile = |rows: u32| filled::<B, u16>(stream, (tokens * rows * 512) as usize);
+    let tile = |rows: u32| filled::<B, bf16>(stream, (tokens * rows * 512) as usize);
     let lengths = filled::<B, i32>(stream, tokens as usize);
     layer.gather_window(0..tokens, &tile(128), &lengths)?;
     layer.gather_entries(0..tokens, selected, LIST, &tile(LIST))?;
@@ -131,13 +131,13 @@ pub fn without_poison_nothing_is_looked_at<B: Backend>(device: &Device<B>) {
     let mut fed = Fed::new(device, config(&tiny(), BOTH[0], 1));
     let id = fed.manager.admit().unwrap();
     fed.lose(&[Part::new(id, &story, 0..4)]);
-    let tile = filled::<B, u16>(&fed.stream, 128 * 512);
+    let tile = filled::<B, bf16>(&fed.stream, 128 * 512);
     let lengths = filled::<B, i32>(&fed.stream, 1);
     let part = [Part::new(id, &story, 4..5)];
     fed.run(&part, Padding::None, &[1], &mut |layer, updated| match layer {
         LayerId(0) => updated.gather_window(0..1, &tile, &lengths),
         _ => Ok(()),
     });
-    assert!(download(&fed.stream, &tile)[448..512].iter().all(|&bits| bits == 0xFFFF));
+    assert!(download_bits(&fed.stream, &tile)[448..512].iter().all(|&bits| bits == 0xFFFF));
     fed.manager.check_poison(&fed.stream).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Backend, Buffer, Device, DeviceError};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, bf16};
 use dsv4_kv::step::CompressorInputs;
 use dsv4_kv::{Accepted, KvError, LayerGroup, LayerId, Layers};
 use kv_layout::geometry::LayerKind;
@@ -113,7 +113,7 @@ fn refuse_bad_gathers<B: Backend>(layer: &Updated<'_, B>, count: u32) {
     }
     let elements = count * ROWS;
     let (words, lengths) = (canaries(layer, elements), canaries(layer, count));
-    let tile = canaries::<B, u16>(layer, elements * 512);
+    let tile = canaries::<B, bf16>(layer, elements * 512);
     let backwards = Range { start: 2, end: 1 };
     for queries in [0..count + 1, count..u32::MAX, backwards] {
         let listed = layer.gather_entries(queries.clone(), &words, ROWS, &tile);

@@ -1,13 +1,13 @@
 //! Tensors of a step for any number of layers, from one set of random rows: layer `l` reads them from
 //! row `l` on, so that a layer that writes to another's pools writes other bytes.
 
-use dsv4_kv::device::{Backend, Buffer, Memory, Stream};
+use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
 use dsv4_kv::step::CompressorInputs;
 use dsv4_kv::{KvError, LayerId, Layers};
 use kv_layout::geometry::{CompressorKind, LayerKind};
 
 use crate::fed::{self, Updated};
-use crate::inputs::{rows, upload};
+use crate::inputs::{rows, upload, upload_bf16};
 use crate::model::{History, shape};
 use crate::stories::compressors;
 
@@ -18,7 +18,7 @@ const STREAMS: [CompressorKind; 3] =
 pub struct Tensors<B: Backend> {
     /// What the compressors are fed, one for each of them; `kv` and `gate` of all rows.
     pub histories: [History; 3],
-    kv: Buffer<B, u16>,
+    kv: Buffer<B, bf16>,
     projections: [[Buffer<B, f32>; 2]; 3],
     weights: [[Buffer<B, f32>; 2]; 3],
 }
@@ -32,7 +32,7 @@ impl<B: Backend> Tensors<B> {
             histories.each_ref().map(|history| of(history).map(|x| upload(stream, x)))
         };
         Self {
-            kv: upload(stream, &rows(count, seed).concat()),
+            kv: upload_bf16(stream, &rows(count, seed).concat()),
             projections: each(|history| [&history.kv, &history.gate]),
             weights: each(|history| [&history.ape, &history.norm]),
             histories,
@@ -53,7 +53,7 @@ impl<B: Backend> Tensors<B> {
     }
 
     /// Window keys that `layer` reads.
-    pub fn kv_of(&self, layer: LayerId) -> Buffer<B, u16> {
+    pub fn kv_of(&self, layer: LayerId) -> Buffer<B, bf16> {
         from_row(&self.kv, layer, 512)
     }
 

@@ -16,7 +16,9 @@ use kv_layout::main_row::{DATA_BYTES, MainFormat};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{assert_same, download, oracle, rows, special_rows, upload};
+use crate::inputs::{
+    assert_same, download, download_bits, oracle, rows, special_rows, upload, upload_bf16,
+};
 
 /// What a byte nobody should write is filled with.
 const CANARY: u8 = 0xA5;
@@ -63,7 +65,7 @@ impl<B: Backend> Rings<B> {
     pub fn append(
         &self,
         stream: &Stream<B>,
-        kv: &Buffer<B, u16>,
+        kv: &Buffer<B, bf16>,
         row: &Buffer<B, i32>,
         tokens: u32,
     ) -> Result<(), DeviceError> {
@@ -75,7 +77,7 @@ impl<B: Backend> Rings<B> {
 
     /// Appends `values` to the given rows, from the first on.
     pub fn append_rows(&self, stream: &Stream<B>, values: &[Vec<u16>], rows: &[i32]) {
-        let kv = upload(stream, &values.concat());
+        let kv = upload_bf16(stream, &values.concat());
         let row = upload(stream, rows);
         self.append(stream, &kv, &row, rows.len() as u32).unwrap();
     }
@@ -128,11 +130,11 @@ impl<B: Backend> Step<B> {
         &self,
         rings: &Rings<B>,
         stream: &Stream<B>,
-        kv: &Buffer<B, u16>,
+        kv: &Buffer<B, bf16>,
         (first, count): (u32, u32),
     ) -> (Vec<u16>, Vec<i32>) {
         let device = &rings.device;
-        let tile = device.allocate::<u16>("tile", u64::from(count * WINDOW * HEAD_DIM)).unwrap();
+        let tile = device.allocate::<bf16>("tile", u64::from(count * WINDOW * HEAD_DIM)).unwrap();
         let lengths = device.allocate::<i32>("lengths", u64::from(count)).unwrap();
         stream.fill(&tile, CANARY).unwrap();
         stream.fill(&lengths, CANARY).unwrap();
@@ -151,7 +153,7 @@ impl<B: Backend> Step<B> {
             },
         )
         .unwrap();
-        (download(stream, &tile), download(stream, &lengths))
+        (download_bits(stream, &tile), download(stream, &lengths))
     }
 }
 
@@ -314,7 +316,7 @@ pub fn gather_decodes_every_code_under_every_scale<B: Backend>(device: &Device<B
         // The query's own row comes from the step, the other 127 from the ring.
         let chunk = Chunk { slot: SlotId(0), start: 127, end: 128 };
         let step = Step::new(&stream, 128, 0, &[chunk]);
-        let kv = upload(&stream, &[0_u16; 512]);
+        let kv = upload_bf16(&stream, &[0; 512]);
         let (tile, lengths) = step.gather(&rings, &stream, &kv, (0, 1));
         assert_eq!(lengths, [128]);
         for (row, stored) in stored.iter().enumerate().take(127) {
@@ -352,7 +354,7 @@ pub fn gather_equals_the_oracle_in_decode<B: Backend>(device: &Device<B>) {
         let mut own: Vec<Vec<u16>> =
             history.iter().map(|past| past[past.len() - 1].clone()).collect();
         own.extend(rows(3, 99));
-        let kv = upload(&stream, &own.concat());
+        let kv = upload_bf16(&stream, &own.concat());
         for appended in [false, true] {
             if appended {
                 rings.append_rows(&stream, &own, &step.rows[..own.len()]);
@@ -391,7 +393,7 @@ fn check_prefill<B: Backend>(device: &Device<B>, parts: &[(u32, u32)]) {
         rings.append_rows(&stream, prefix, &first.rows[..77]);
         let chunks = [Chunk { slot: SlotId(1), start: 77, end: 300 }];
         let step = Step::new(&stream, 128, 0, &chunks);
-        let kv = upload(&stream, &chunk.concat());
+        let kv = upload_bf16(&stream, &chunk.concat());
         for &(first, count) in parts {
             let (tile, lengths) = step.gather(&rings, &stream, &kv, (first, count));
             for query in 0..count as usize {
@@ -410,7 +412,7 @@ pub fn gather_leaves_padding_alone<B: Backend>(device: &Device<B>) {
     each_format(|format| {
         let rings = Rings::new(device, format, 1, 128);
         let step = Step::new(&stream, 128, 3, &[Chunk { slot: SlotId(0), start: 0, end: 1 }]);
-        let kv = upload(&stream, &rows(4, 71).concat());
+        let kv = upload_bf16(&stream, &rows(4, 71).concat());
         let (tile, lengths) = step.gather(&rings, &stream, &kv, (0, 4));
         assert_eq!(lengths, [1, 0, 0, 0]);
         let canary = u16::from_le_bytes([CANARY; 2]);
@@ -429,7 +431,7 @@ pub fn gather_counts_slots_out_of_range<B: Backend>(device: &Device<B>) {
             Chunk { slot: SlotId(1), start: 0, end: 1 },
         ];
         let step = Step::new(&stream, 128, 0, &chunks);
-        let kv = upload(&stream, &rows(2, 81).concat());
+        let kv = upload_bf16(&stream, &rows(2, 81).concat());
         let (_, lengths) = step.gather(&rings, &stream, &kv, (0, 2));
         assert_eq!(lengths, [0, 1], "a refused query has no keys");
         assert_eq!(rings.fault_count(&stream), 1, "counted once, not once a block");
@@ -461,7 +463,7 @@ fn bytes<B: Backend>(
     ];
     let rings = Rings::new(device, format, 2, 130);
     let step = Step::new(&stream, 130, 0, &chunks);
-    let kv = upload(&stream, &values.concat());
+    let kv = upload_bf16(&stream, &values.concat());
     let (tile, _) = step.gather(&rings, &stream, &kv, (0, step.tokens));
     rings.append_rows(&stream, &values, &step.rows[..values.len()]);
     (rings.contents(&stream), tile)

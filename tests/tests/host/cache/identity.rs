@@ -5,7 +5,7 @@ use dsv4_kv::{
     Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerId, StepRequest,
 };
 use dsv4_kv_tests::fed::{Fed, Padding, Part};
-use dsv4_kv_tests::inputs::{rows, upload};
+use dsv4_kv_tests::inputs::{rows, upload_bf16};
 use dsv4_kv_tests::stories::{Story, config};
 use kv_layout::geometry::LayerKind::{Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
@@ -41,7 +41,7 @@ fn what_is_of_another_device_is_refused() {
     foreign(cache.begin_step(&strange, Launches::Eager, &step).map(drop), "stream");
     let bucket = Bucket::decode(cache.config(), 1);
     foreign(cache.capture(&strange, &bucket, Vec::new(), |_| Ok(())).map(drop), "stream");
-    let kv = upload(&strange, &rows(1, 1).concat());
+    let kv = upload_bf16(&strange, &rows(1, 1).concat());
     let retained = vec![kv.memory()];
     foreign(cache.capture(&stream, &bucket, retained, |_| Ok(())).map(drop), "memory");
     foreign(cache.check_faults(&strange), "buffer");
@@ -49,7 +49,7 @@ fn what_is_of_another_device_is_refused() {
     let mut open = cache.begin_step(&stream, Launches::Eager, &step).unwrap();
     let layer = open.swa(LayerId(0)).unwrap().update(&kv).unwrap();
     foreign(layer.append(), "kv");
-    let kv = upload(&stream, &rows(1, 1).concat());
+    let kv = upload_bf16(&stream, &rows(1, 1).concat());
     open.swa(LayerId(0)).unwrap().resume(&kv).unwrap().append().unwrap();
     open.commit(&[Accepted::count(id, 1)]).unwrap();
 }
