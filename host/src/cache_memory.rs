@@ -81,7 +81,7 @@ impl<B: Backend> CacheMemory<B> {
             pools.all().try_for_each(|(_, pool)| stream.fill(pool, POISON))?;
         }
         stream.fill(&table, 0xFF)?;
-        stream.upload(&rope::compress_frequencies(), &frequencies, 0)?;
+        stream.upload(&rope::compress_frequencies(&config.model.compress_rope), &frequencies, 0)?;
         stream.synchronize()?;
         let mut memory = allocator.memory();
         memory.extend(pools.memory());

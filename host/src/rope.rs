@@ -1,28 +1,44 @@
 //! The rotary frequencies, as the released models compute them (docs/specification.md, section 4).
 
-use kv_layout::geometry::{COMPRESS_ROPE_THETA, ROPE_DIM, YARN_FACTOR};
+use std::f64::consts::TAU;
+
+use kv_layout::config::CompressRope;
+use kv_layout::geometry::ROPE_DIM;
 
 /// Pairs of channels that are rotated, and so frequencies.
 pub const PAIRS: usize = ROPE_DIM as usize / 2;
-
-/// YaRN's factor.
-const FACTOR: f32 = YARN_FACTOR as f32;
-/// YaRN: pairs below this keep their frequency, pairs from `HIGH` on are slowed by [`FACTOR`]. These
-/// are the bounds for 65,536 trained positions, `beta_fast` 32 and `beta_slow` 1.
-const LOW: f32 = 15.0;
-/// See [`LOW`].
-const HIGH: f32 = 25.0;
 
 /// Frequencies of every layer with compressed entries: of its entries, keys, queries and window.
 ///
 /// Rounded to f32 after every step, as the models do: at position 2^20 a frequency that is one unit in
 /// the last place off turns a pair by up to 0.06 rad.
 #[must_use]
-pub fn compress_frequencies() -> [f32; PAIRS] {
+pub fn compress_frequencies(rope: &CompressRope) -> [f32; PAIRS] {
+    let factor = rope.factor as f32;
+    let (low, high) = (bound(rope, rope.beta_fast).floor(), bound(rope, rope.beta_slow).ceil());
+    let (low, high) = (low.max(0.0) as f32, high.min(f64::from(ROPE_DIM - 1)) as f32);
+    // Bounds that coincide would divide by zero.
+    let high = if low == high { high + 0.001 } else { high };
     std::array::from_fn(|pair| {
-        let exponent = (2 * pair) as f64 / f64::from(ROPE_DIM);
-        let frequency = 1.0 / (COMPRESS_ROPE_THETA.powf(exponent) as f32);
-        let slowed = ((pair as f32 - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
-        frequency / FACTOR * slowed + frequency * (1.0 - slowed)
+        let frequency = plain_frequency(rope.theta, pair);
+        let slowed = ((pair as f32 - low) / (high - low)).clamp(0.0, 1.0);
+        frequency / factor * slowed + frequency * (1.0 - slowed)
     })
+}
+
+/// Frequencies of a layer without compressed entries, of base `theta`.
+#[must_use]
+pub fn plain_frequencies(theta: f64) -> [f32; PAIRS] {
+    std::array::from_fn(|pair| plain_frequency(theta, pair))
+}
+
+fn plain_frequency(theta: f64, pair: usize) -> f32 {
+    let exponent = (2 * pair) as f64 / f64::from(ROPE_DIM);
+    1.0 / (theta.powf(exponent) as f32)
+}
+
+/// The pair, as a fraction, that turns `turns` times over the context trained on.
+fn bound(rope: &CompressRope, turns: f64) -> f64 {
+    let ratio = rope.trained_context / (turns * TAU);
+    f64::from(ROPE_DIM) * ratio.ln() / (2.0 * rope.theta.ln())
 }

@@ -125,7 +125,9 @@ fn the_indexer_takes_the_planned_bytes() {
     let swa = r#"{"num_hidden_layers": 2, "compress_ratios": [0, 128], "hidden_size": 256,
         "head_dim": 512, "qk_rope_head_dim": 64, "sliding_window": 128, "q_lora_rank": 128,
         "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
-        "max_position_embeddings": 4096}"#;
+        "max_position_embeddings": 4096, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000, "compress_rope_theta": 160000, "rope_scaling": {"type": "yarn",
+        "factor": 16, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 65536}}"#;
     let mut file = tempfile::Builder::new().suffix(".json").tempfile().expect("a temporary file");
     file.write_all(swa.as_bytes()).expect("room for a few lines");
     let plan = json(&format!("--model {} --gpu-mem 1GiB", file.path().display()));

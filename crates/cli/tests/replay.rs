@@ -134,7 +134,7 @@ fn a_model_file_is_checked() {
     file.write_all(b"{\"hidden_size\": 4096}").expect("room for a line");
     let mut command = replay("--execute bookkeeping");
     let message = refusal(command.arg("--model").arg(file.path()));
-    assert!(message.contains("missing field `num_hidden_layers`"), "{message}");
+    assert!(message.contains("config.json has no `head_dim`"), "{message}");
 }
 
 #[test]

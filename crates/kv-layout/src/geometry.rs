@@ -21,18 +21,6 @@ pub const MAX_CONTEXT: u32 = 1 << 20;
 
 /// Added to the mean square by the RMS norm of entries and keys (`rms_norm_eps`).
 pub const NORM_EPSILON: f64 = 1e-6;
-/// Base of the rotary embedding of layers with compressed entries (`compress_rope_theta`).
-pub const COMPRESS_ROPE_THETA: f64 = 160_000.0;
-/// YaRN: how many times longer the context is than the one trained on (`rope_scaling.factor`).
-pub const YARN_FACTOR: f64 = 16.0;
-/// YaRN: the context trained on, in tokens (`rope_scaling.original_max_position_embeddings`).
-pub const YARN_TRAINED_CONTEXT: f64 = 65_536.0;
-/// YaRN: pairs that turn more often than this over the context trained on keep their frequency
-/// (`rope_scaling.beta_fast`).
-pub const YARN_BETA_FAST: f64 = 32.0;
-/// YaRN: pairs that turn less often than this are slowed by the whole factor
-/// (`rope_scaling.beta_slow`).
-pub const YARN_BETA_SLOW: f64 = 1.0;
 
 const _: () = assert!(NOPE_DIM + ROPE_DIM == HEAD_DIM);
 const _: () =

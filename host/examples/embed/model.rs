@@ -2,6 +2,7 @@
 //! few heads, no experts. What it says means nothing, but every output depends on every
 //! row that the cache gives back.
 
+use dsv4_kv::kv_layout::config::CompressRope;
 use dsv4_kv::kv_layout::geometry::{
     BLOCK_TOKENS, CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, NOPE_DIM, ROPE_DIM,
 };
@@ -102,7 +103,9 @@ impl Layer {
             sinks: std::array::from_fn(|_| random.random_range(-1.0..1.0)),
             frequencies: match kind {
                 LayerKind::Swa => std::array::from_fn(main_frequency),
-                LayerKind::Csa | LayerKind::Hca => rope::compress_frequencies(),
+                LayerKind::Csa | LayerKind::Hca => {
+                    rope::compress_frequencies(&CompressRope::RELEASED)
+                }
             },
             compressors: shapes
                 .iter()

@@ -2,6 +2,7 @@
 //! the cache, and random input bytes. One program, because each program costs a link.
 
 mod cache;
+mod checkpoint;
 mod config;
 mod failures;
 mod formats;

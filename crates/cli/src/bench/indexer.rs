@@ -4,6 +4,7 @@
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::kv_layout::config::CompressRope;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CSA_RATIO, INDEX_DIM};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::ops::{
@@ -250,7 +251,8 @@ impl<B: Backend> Layers<B> {
         let projected = upload(stream, "projections", &projected)?;
         let weights: Vec<f32> = normal(random).take(heads).collect();
         let weights = upload(stream, "projected weights", &weights)?;
-        let frequencies = upload(stream, "frequencies", &compress_frequencies())?;
+        let frequencies =
+            upload(stream, "frequencies", &compress_frequencies(&CompressRope::RELEASED))?;
         let of = GatherQueries { position, slot, index: slot, first: 0, count: queries };
         let to = IndexQueries { query, weight, heads: HEADS };
         ops::index_query(

@@ -9,6 +9,7 @@ use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::indexer::{query, weight_scale};
 use dsv4_kv_oracle::number::bf16_value;
 use half::bf16;
+use kv_layout::config::CompressRope;
 use kv_layout::format::E4m3;
 use kv_layout::index_row::IndexFormat;
 use rand::rngs::StdRng;
@@ -128,7 +129,7 @@ pub fn queries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let values: Vec<f32> =
         projected.iter().flatten().map(|&bits| bf16_value(bits) as f32).collect();
     let weights: Vec<f32> = (0..3 * HEADS).map(|_| random.random_range(-2.0..2.0)).collect();
-    let frequencies = upload(&stream, &compress_frequencies());
+    let frequencies = upload(&stream, &compress_frequencies(&CompressRope::RELEASED));
     for format in IndexFormat::ALL {
         let query_out = upload(&stream, &vec![0x77_u8; 3 * QUERY]);
         let weight_out = upload(&stream, &[CANARY; 3 * HEADS]);
@@ -211,7 +212,7 @@ pub fn queries_of_distant_groups_equal_the_oracle<B: Backend>(device: &Device<B>
     let weight_out = upload(&stream, &[CANARY; HEADS]);
     let to = IndexQueries { query: &query_out, weight: &weight_out, heads: HEADS as u32 };
     let (from, weight) = (upload(&stream, &values), upload(&stream, &[1.0; HEADS]));
-    let frequencies = upload(&stream, &compress_frequencies());
+    let frequencies = upload(&stream, &compress_frequencies(&CompressRope::RELEASED));
     ops::index_query(
         &stream,
         &ops::QueryQuantisation {

@@ -4,6 +4,8 @@ use kv_layout::config::{ConfigError, ModelConfig};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use serde_json::{Value, json};
 
+use super::{file, with};
+
 fn counts(config: &ModelConfig) -> [u32; 3] {
     [Swa, Csa, Hca].map(|kind| config.count(kind))
 }
@@ -44,111 +46,152 @@ fn every_preset_exists_and_nothing_else_does() {
     assert_eq!(ModelConfig::preset("v3"), None);
 }
 
-/// The fields of V4-Flash's `config.json` that matter, and one that does not; written by hand, as are
-/// the presets.
-fn flash_json() -> Value {
-    json!({
-        "model_type": "deepseek_v4",
-        "num_hidden_layers": 43,
-        "num_nextn_predict_layers": 1,
-        "compress_ratios": ratios([0, 0], 20),
-        "hidden_size": 4096,
-        "head_dim": 512,
-        "qk_rope_head_dim": 64,
-        "sliding_window": 128,
-        "q_lora_rank": 1024,
-        "index_n_heads": 64,
-        "index_head_dim": 128,
-        "index_topk": 512,
-        "max_position_embeddings": 1_048_576,
-        "vocab_size": 129_280,
-    })
-}
-
-/// The same of V4-Pro.
-fn pro_json() -> Value {
-    let mut config = flash_json();
-    for (field, value) in [
-        ("num_hidden_layers", json!(61)),
-        ("compress_ratios", json!(ratios([128, 128], 29))),
-        ("hidden_size", json!(7168)),
-        ("q_lora_rank", json!(1536)),
-        ("index_topk", json!(1024)),
-    ] {
-        config[field] = value;
-    }
-    config
-}
-
-/// Two layers, `pairs` of a CSA and an HCA layer, a CSA layer, and the MTP layer.
-fn ratios(first: [u32; 2], pairs: usize) -> Vec<u32> {
-    let mut ratios = first.to_vec();
-    ratios.extend((0..pairs).flat_map(|_| [4, 128]));
-    ratios.extend([4, 0]);
-    ratios
-}
-
 /// Flash's configuration with one field replaced, or taken away (`Value::Null`).
 fn read_with(field: &str, value: Value) -> Result<ModelConfig, ConfigError> {
-    let mut config = flash_json();
-    let fields = config.as_object_mut().unwrap();
-    match value {
-        Value::Null => drop(fields.remove(field)),
-        value => drop(fields.insert(field.to_owned(), value)),
-    }
-    ModelConfig::from_json(&config.to_string())
+    ModelConfig::from_json(&with(&file("flash"), field, value).to_string())
+}
+
+/// The configuration that transformers wrote, with one field replaced or taken away.
+fn written_with(field: &str, value: Value) -> Result<ModelConfig, ConfigError> {
+    ModelConfig::from_json(&with(&file("transformers"), field, value).to_string())
 }
 
 #[test]
 fn flash_and_pro_are_read_as_their_presets() {
-    for (json, name) in [(flash_json(), "flash"), (pro_json(), "pro")] {
-        let read = ModelConfig::from_json(&json.to_string()).unwrap();
+    for name in ["flash", "pro"] {
+        let read = ModelConfig::from_json(&file(name).to_string()).unwrap();
         assert_eq!(read, ModelConfig { name: "deepseek_v4".into(), ..preset(name) });
     }
     let nameless = read_with("model_type", Value::Null).unwrap();
     assert_eq!(nameless.name, "checkpoint");
 }
 
+/// Flash of 2026-07-31 is Flash with a block drafter of three stages instead of one MTP layer.
+#[test]
+fn flash_0731_has_43_layers_and_3_draft_layers() {
+    let read = ModelConfig::from_json(&file("flash-0731").to_string()).unwrap();
+    let mut layers = preset("flash").layers;
+    layers.extend([Swa, Swa]);
+    let name = "deepseek_v4".into();
+    assert_eq!(read, ModelConfig { name, layers, mtp_layers: 3, ..preset("flash") });
+}
+
+#[test]
+fn what_transformers_writes_is_read() {
+    let read = ModelConfig::from_json(&file("transformers").to_string()).unwrap();
+    let name = "deepseek_v4".into();
+    let (layers, mtp_layers) = (vec![Swa, Csa, Hca, Csa], 0);
+    let same = preset("flash");
+    assert_eq!(
+        read,
+        ModelConfig { name, layers, mtp_layers, hidden_size: 64, q_lora_rank: 32, ..same }
+    );
+}
+
+#[test]
+fn a_nested_text_config_is_read_as_if_it_were_not_nested() {
+    for name in ["flash", "flash-0731", "pro", "transformers"] {
+        let flat = file(name);
+        let nested = json!({ "text_config": flat, "architectures": ["Other"], "hidden_size": flat["hidden_size"] });
+        let read = |json: &Value| ModelConfig::from_json(&json.to_string());
+        assert_eq!(read(&nested).unwrap(), read(&flat).unwrap());
+        let error = read(&with(&nested, "hidden_size", json!(4128))).unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::Disagree { first, .. } if first == "text_config.hidden_size"),
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn text_that_is_not_a_configuration() {
     assert!(matches!(ModelConfig::from_json("{"), Err(ConfigError::Json(_))));
-    assert!(matches!(read_with("head_dim", json!("512")), Err(ConfigError::Json(_))));
+    assert!(matches!(ModelConfig::from_json("[]"), Err(ConfigError::Json(_))));
+    let error = read_with("head_dim", json!("512")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "head_dim is \"512\"; it must be an integer from 0 to 4294967295"
+    );
     let error = read_with("sliding_window", Value::Null).unwrap_err();
-    assert!(error.to_string().contains("sliding_window"), "{error}");
+    assert!(
+        matches!(&error, ConfigError::Missing { field } if field == "sliding_window"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_schedule_is_never_guessed() {
     let error = read_with("compress_ratios", Value::Null).unwrap_err();
-    assert!(matches!(error, ConfigError::NoCompressRatios), "{error}");
+    assert!(matches!(error, ConfigError::NoSchedule), "{error}");
+    let error = written_with("layer_types", Value::Null).unwrap_err();
+    assert!(matches!(error, ConfigError::NoSchedule), "{error}");
 }
 
 #[test]
-fn a_ratio_that_no_layer_has() {
+fn two_schedules_must_agree() {
+    written_with("compress_ratios", json!([0, 4, 128, 4])).expect("the same as `layer_types`");
+    let error = written_with("compress_ratios", json!([0, 4, 4, 4])).unwrap_err();
+    assert!(matches!(error, ConfigError::Disagree { .. }), "{error}");
+}
+
+#[test]
+fn a_kind_of_layer_that_is_none() {
     for value in [1, 2, -4, 64] {
-        let mut ratios = flash_json()["compress_ratios"].clone();
+        let mut ratios = file("flash")["compress_ratios"].clone();
         ratios[7] = json!(value);
         match read_with("compress_ratios", ratios) {
             Err(ConfigError::BadRatio { layer: 7, value: found }) => assert_eq!(found, value),
             other => panic!("{value}: {other:?}"),
         }
     }
+    let mut types = file("transformers")["layer_types"].clone();
+    types[2] = json!("full_attention");
+    let error = written_with("layer_types", types).unwrap_err();
+    assert!(
+        matches!(&error, ConfigError::BadLayerType { field: "layer_types", layer: 2, .. }),
+        "{error}"
+    );
+    for (field, value) in
+        [("compressed_sparse_attention", json!(8)), ("heavily_compressed_attention", json!(64))]
+    {
+        let mut rates = file("transformers")["compress_rates"].clone();
+        rates[field] = value;
+        let error = written_with("compress_rates", rates).unwrap_err();
+        let named = matches!(&error, ConfigError::BadDimension { field: found, .. }
+            if *found == format!("compress_rates.{field}"));
+        assert!(named, "{error}");
+    }
 }
 
 #[test]
 fn a_schedule_of_the_wrong_length() {
-    let mut ratios = flash_json()["compress_ratios"].as_array().unwrap().clone();
+    let mut ratios = file("flash")["compress_ratios"].as_array().unwrap().clone();
     ratios.pop();
     let error = read_with("compress_ratios", ratios.into()).unwrap_err();
+    let field = "compress_ratios";
     assert!(
-        matches!(error, ConfigError::BadLength { found: 43, layers: 43, mtp_layers: 1 }),
+        matches!(error, ConfigError::BadLength { field: f, found: 43, layers: 43, mtp_layers: 1 } if f == field),
         "{error}"
     );
     assert!(error.to_string().contains("need 44"), "{error}");
     // Without MTP layers the same schedule is one entry too long.
     let error = read_with("num_nextn_predict_layers", Value::Null).unwrap_err();
     assert!(
-        matches!(error, ConfigError::BadLength { found: 44, layers: 43, mtp_layers: 0 }),
+        matches!(error, ConfigError::BadLength { found: 44, layers: 43, mtp_layers: 0, .. }),
+        "{error}"
+    );
+    // Only a drafter has more ratios than `num_nextn_predict_layers` says.
+    let drafter = file("flash-0731");
+    for (field, value) in
+        [("dspark_block_size", Value::Null), ("num_nextn_predict_layers", json!(2))]
+    {
+        let changed = with(&drafter, field, value).to_string();
+        let error = ModelConfig::from_json(&changed).unwrap_err();
+        assert!(matches!(error, ConfigError::BadLength { found: 46, .. }), "{error}");
+    }
+    let error = written_with("layer_types", json!(["sliding_attention"])).unwrap_err();
+    assert!(
+        matches!(error, ConfigError::BadLength { field: "layer_types", found: 1, layers: 4, .. }),
         "{error}"
     );
 }
@@ -160,10 +203,11 @@ fn dimensions_the_kernels_are_not_built_for() {
         ("qk_rope_head_dim", 32, 64),
         ("sliding_window", 4096, 128),
         ("index_head_dim", 64, 128),
+        ("num_key_value_heads", 8, 1),
     ] {
         match read_with(name, json!(wrong)) {
             Err(ConfigError::BadDimension { field, value, expected }) => {
-                assert_eq!((field, value, expected), (name, wrong, right));
+                assert_eq!((&*field, value, expected), (name, wrong, right));
             }
             other => panic!("{name}: {other:?}"),
         }
@@ -175,10 +219,10 @@ fn counts_out_of_range() {
     for (name, wrong) in [
         ("num_hidden_layers", 0),
         ("num_hidden_layers", 4_000_000_000_u32),
-        ("num_nextn_predict_layers", 65),
         ("hidden_size", 0),
         ("q_lora_rank", 0),
         ("index_n_heads", 0),
+        ("index_n_heads", 96),
         ("index_topk", 0),
         ("index_topk", 2049),
         ("max_position_embeddings", 0),
@@ -186,12 +230,15 @@ fn counts_out_of_range() {
     ] {
         match read_with(name, json!(wrong)) {
             Err(ConfigError::OutOfRange { field, value, least, most }) => {
-                assert_eq!((field, value), (name, wrong));
+                assert_eq!((&*field, value), (name, f64::from(wrong)));
                 assert!(!(least..=most).contains(&value));
             }
             other => panic!("{name} = {wrong}: {other:?}"),
         }
     }
+    let error = read_with("index_n_heads", json!(48)).unwrap_err();
+    assert!(matches!(error, ConfigError::NotMultiple { value: 48, multiple: 32, .. }), "{error}");
+    assert_eq!(read_with("index_n_heads", json!(32)).unwrap().index_heads, 32);
 }
 
 #[test]
@@ -200,47 +247,37 @@ fn layer_kinds_keep_their_names_in_files() {
     assert_eq!(names, ["\"swa\"", "\"csa\"", "\"hca\""]);
 }
 
-/// Constants that kernels and rotary frequencies are built for: the released values are taken, and any
-/// other is refused by field and value.
+/// The epsilon is compiled into the kernels. Rotary constants are used.
 #[test]
-fn other_constants_are_refused() {
-    let released = |config: &mut Value| {
-        config["rms_norm_eps"] = json!(1e-6);
-        config["compress_rope_theta"] = json!(160_000);
-        config["rope_scaling"] = json!({
-            "type": "yarn",
-            "factor": 16,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "original_max_position_embeddings": 65_536,
-        });
-    };
-    let parse = |change: &dyn Fn(&mut Value)| {
-        let mut config = flash_json();
-        released(&mut config);
-        change(&mut config);
-        ModelConfig::from_json(&config.to_string())
-    };
-    parse(&|_| ()).expect("the released constants");
-    for (field, value) in [("rms_norm_eps", 1e-5), ("compress_rope_theta", 10_000.0)] {
-        let error = parse(&|config| config[field] = json!(value)).unwrap_err();
-        assert!(
-            matches!(error, ConfigError::BadConstant { field: f, value: v, .. } if (f, v) == (field, value)),
-            "{error}"
-        );
-    }
-    for (field, name) in [
-        ("factor", "rope_scaling.factor"),
-        ("beta_fast", "rope_scaling.beta_fast"),
-        ("beta_slow", "rope_scaling.beta_slow"),
-        ("original_max_position_embeddings", "rope_scaling.original_max_position_embeddings"),
+fn other_constants() {
+    let error = read_with("rms_norm_eps", json!(1e-5)).unwrap_err();
+    assert!(
+        matches!(&error, ConfigError::BadConstant { field, value: 1e-5, .. } if field == "rms_norm_eps"),
+        "{error}"
+    );
+    assert_eq!(read_with("compress_rope_theta", json!(5e4)).unwrap().compress_rope.theta, 5e4);
+    let flash = file("flash")["rope_scaling"].clone();
+    let scaled = |field: &str, value| read_with("rope_scaling", with(&flash, field, value));
+    let rope = |field| scaled(field, json!(4)).unwrap().compress_rope;
+    assert_eq!(rope("factor").factor, 4.0);
+    assert_eq!(rope("beta_fast").beta_fast, 4.0);
+    assert_eq!(rope("beta_slow").beta_slow, 4.0);
+    assert_eq!(rope("original_max_position_embeddings").trained_context, 4.0);
+    for (field, value) in [
+        ("type", json!("linear")),
+        ("attention_factor", json!(1.277)),
+        ("mscale", json!(1)),
+        ("truncate", json!(false)),
     ] {
-        let error = parse(&|config| config["rope_scaling"][field] = json!(4)).unwrap_err();
-        assert!(
-            matches!(error, ConfigError::BadConstant { field: f, value: 4.0, .. } if f == name),
-            "{error}"
-        );
+        let error = scaled(field, value).unwrap_err().to_string();
+        assert!(error.contains(&format!("rope_scaling.{field}")), "{error}");
     }
-    let error = parse(&|config| config["rope_scaling"]["type"] = json!("linear")).unwrap_err();
-    assert!(matches!(error, ConfigError::BadScaling { found } if found == "linear"));
+    for field in ["type", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"] {
+        let error = scaled(field, Value::Null).unwrap_err();
+        assert!(matches!(error, ConfigError::Missing { .. }), "{field}: {error}");
+    }
+    for theta in [json!(1.0), json!(0), json!(-5), json!(1e300)] {
+        let error = read_with("compress_rope_theta", theta).unwrap_err();
+        assert!(matches!(error, ConfigError::OutOfRange { .. }), "{error}");
+    }
 }

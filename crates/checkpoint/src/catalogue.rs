@@ -1,0 +1,179 @@
+//! What tensors the weight files hold, under released names.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use kv_layout::router::MAX_EXPERTS;
+use safetensors::tensor::Metadata;
+use safetensors::{Dtype, SafeTensorError};
+
+use crate::error::CheckpointError;
+use crate::files::Files;
+use crate::mapped::Mapped;
+use crate::names::{self, Merged};
+
+/// Bytes of the length of a header, before it.
+const LENGTH: usize = 8;
+/// Most bytes of a header (the format's own limit).
+const MOST_HEADER: u64 = 100_000_000;
+
+/// Where a tensor is, and what it holds. `bytes` is inside its file.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    file: usize,
+    /// Its name in the file.
+    written: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    bytes: Range<usize>,
+}
+
+impl Tensor {
+    /// What it takes in its file.
+    fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+}
+
+/// All weight files of a checkpoint, in memory, and what they hold.
+pub(crate) struct Catalogue {
+    files: Vec<(PathBuf, Mapped)>,
+    /// By released name.
+    tensors: HashMap<String, Tensor>,
+    bytes: u64,
+}
+
+impl Catalogue {
+    /// Opens all files and reads their headers.
+    pub(crate) fn open(files: &Files) -> Result<Self, CheckpointError> {
+        let mut catalogue = Self { files: Vec::new(), tensors: HashMap::new(), bytes: 0 };
+        for (path, indexed) in &files.shards {
+            catalogue.add(path, indexed)?;
+        }
+        catalogue.bytes = catalogue.tensors.values().map(Tensor::len).sum();
+        Ok(catalogue)
+    }
+
+    /// Bytes of all tensors together.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
+    }
+
+    /// All released names, in no order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The bytes of a tensor of this catalogue.
+    pub(crate) fn bytes_of(&self, tensor: &Tensor) -> &[u8] {
+        &self.files[tensor.file].1.bytes()[tensor.bytes.clone()]
+    }
+
+    fn add(&mut self, path: &Path, indexed: &[String]) -> Result<(), CheckpointError> {
+        let mapped = Mapped::open(path)?;
+        let (start, metadata) = header(path, mapped.bytes())?;
+        let absent = indexed.iter().find(|name| metadata.info(name).is_none());
+        if let Some(tensor) = absent {
+            return Err(CheckpointError::NotInShard { path: path.into(), tensor: tensor.clone() });
+        }
+        let file = self.files.len();
+        self.files.push((path.into(), mapped));
+        for (written, info) in metadata.tensors() {
+            // Inside the file, because `header` has compared the last end with its length.
+            let (first, end) = info.data_offsets;
+            let tensor = Tensor {
+                file,
+                dtype: info.dtype,
+                shape: info.shape.iter().map(|&extent| extent as u64).collect(),
+                bytes: start + first..start + end,
+                written,
+            };
+            self.insert(tensor)?;
+        }
+        Ok(())
+    }
+
+    /// Enters a tensor under its released name, or the experts of a merged one each under theirs.
+    fn insert(&mut self, tensor: Tensor) -> Result<(), CheckpointError> {
+        let name = names::released(&tensor.written);
+        match names::merged(&name).and_then(|(start, merged)| experts(&tensor, start, merged)) {
+            Some(parts) => parts.into_iter().try_for_each(|(name, part)| self.enter(name, part)),
+            None => self.enter(name, tensor),
+        }
+    }
+
+    fn enter(&mut self, name: String, tensor: Tensor) -> Result<(), CheckpointError> {
+        match self.tensors.entry(name) {
+            MapEntry::Vacant(place) => {
+                place.insert(tensor);
+                Ok(())
+            }
+            MapEntry::Occupied(other) => {
+                let place = |tensor: &Tensor| {
+                    format!("{} of {}", tensor.written, self.files[tensor.file].0.display())
+                };
+                let (first, second) = (place(other.get()), place(&tensor));
+                Err(CheckpointError::Duplicate { name: other.key().clone(), first, second })
+            }
+        }
+    }
+}
+
+/// The weights of each expert in a tensor that has those of all, which are as many rows of it.
+/// `None` unless it is `[experts, rows, columns]` of whole bytes.
+fn experts(tensor: &Tensor, start: &str, merged: Merged) -> Option<Vec<(String, Tensor)>> {
+    let [experts, rows, columns] = tensor.shape[..] else { return None };
+    let weights: &[&str] = match merged {
+        Merged::GateUp => &["w1", "w3"],
+        Merged::Down => &["w2"],
+    };
+    let each = weights.len() as u64;
+    let whole = tensor.dtype.bitsize().is_multiple_of(8) && rows.is_multiple_of(each);
+    if !whole || !(1..=u64::from(MAX_EXPERTS)).contains(&experts) {
+        return None;
+    }
+    let bytes = tensor.bytes.len() / (experts * each) as usize;
+    let parts = (0..experts).flat_map(|expert| weights.iter().map(move |weight| (expert, weight)));
+    let place = |(at, (expert, weight)): (usize, (u64, &&str))| {
+        let first = tensor.bytes.start + at * bytes;
+        let part = Tensor {
+            shape: vec![rows / each, columns],
+            bytes: first..first + bytes,
+            ..tensor.clone()
+        };
+        (format!("{start}{expert}.{weight}.weight"), part)
+    };
+    Some(parts.enumerate().map(place).collect())
+}
+
+/// Where the data of a file starts, and what its header says of it, checked against its length.
+fn header(path: &Path, bytes: &[u8]) -> Result<(usize, Metadata), CheckpointError> {
+    let corrupt = |source| CheckpointError::Corrupt { path: path.into(), source };
+    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH>() else {
+        return Err(corrupt(SafeTensorError::HeaderTooSmall));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MOST_HEADER {
+        return Err(corrupt(SafeTensorError::HeaderTooLarge));
+    }
+    let Some((header, data)) = rest.split_at_checked(length as usize) else {
+        return Err(corrupt(SafeTensorError::InvalidHeaderLength));
+    };
+    let metadata: Metadata = serde_json::from_slice(header)
+        .map_err(|error| corrupt(SafeTensorError::InvalidHeaderDeserialization(error)))?;
+    if metadata.data_len() != data.len() {
+        let expected = (LENGTH as u128) + u128::from(length) + metadata.data_len() as u128;
+        return Err(CheckpointError::Length {
+            path: path.into(),
+            found: bytes.len() as u64,
+            expected,
+        });
+    }
+    Ok((LENGTH + header.len(), metadata))
+}

@@ -1,0 +1,267 @@
+//! `Checkpoint`: tensors by released name, shape and type.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use half::bf16;
+use safetensors::Dtype;
+
+use crate::catalogue::{Catalogue, Tensor};
+use crate::config::Config;
+use crate::dequantise::{
+    self, Codes, E4M3_BLOCK, MXFP4_GROUP, NVFP4_GROUP, Scaled, Weight, elements,
+};
+use crate::error::CheckpointError;
+use crate::files::{self, Files};
+
+/// A checkpoint's directory: its configuration, and its weight files in memory.
+///
+/// Files are mapped, so that opening costs their headers alone and a tensor is read when it is asked for.
+/// Nobody may change them meanwhile.
+///
+/// Tensors have their released names (`layers.0.attn.wq_a.weight`), whatever the files call them. Weights
+/// of MTP layers are under `mtp.0.` and so on.
+pub struct Checkpoint {
+    config: Config,
+    catalogue: Catalogue,
+    progress: Box<dyn Fn(u64, u64) + Send + Sync>,
+    /// Bytes of the tensors that were asked for.
+    read: AtomicU64,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `directory`: `config.json`, and `model.safetensors` or the shards that
+    /// `model.safetensors.index.json` lists.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] names the file and what is wrong with it.
+    pub fn open(directory: &Path) -> Result<Self, CheckpointError> {
+        Self::open_with(directory, |_, _| ())
+    }
+
+    /// As [`Self::open`]. `progress` is called with the bytes read so far and those of all tensors,
+    /// whenever a tensor has been read.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(
+        directory: &Path,
+        progress: impl Fn(u64, u64) + Send + Sync + 'static,
+    ) -> Result<Self, CheckpointError> {
+        let path = directory.join("config.json");
+        let json = files::read_config(&path)?;
+        let config =
+            Config::from_json(&json).map_err(|source| CheckpointError::Config { path, source })?;
+        let catalogue = Catalogue::open(&Files::find(directory)?)?;
+        Ok(Self { config, catalogue, progress: Box::new(progress), read: AtomicU64::new(0) })
+    }
+
+    /// Its configuration.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Whether there is a tensor with this released name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.catalogue.find(name).is_some()
+    }
+
+    /// The released names of all tensors, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.catalogue.names()
+    }
+
+    /// The shape of a tensor as it is in its file, where FP4 has two elements a byte; `None` where it is not.
+    #[must_use]
+    pub fn shape(&self, name: &str) -> Option<Vec<u64>> {
+        self.catalogue.find(name).map(|tensor| tensor.shape.clone())
+    }
+
+    /// The tensor as f32: BF16, F32, E4M3 with UE8M0 scales, MXFP4 or NVFP4 in the file. Exact, except that
+    /// a product with NVFP4's f32 scale of the whole tensor is rounded to f32.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Missing`], also for scales; [`CheckpointError::Shape`]; [`CheckpointError::Type`];
+    /// [`CheckpointError::BadScale`]; [`CheckpointError::WouldRound`] for a product that leaves f32's range.
+    pub fn f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, CheckpointError> {
+        let values = self.weight(name, shape)?.to_f32(name)?;
+        self.has_read(name);
+        Ok(values)
+    }
+
+    /// As [`Self::f32`], as BF16, which holds every product of an E4M3 value and a power of two in its range.
+    ///
+    /// # Errors
+    /// As [`Self::f32`]; [`CheckpointError::WouldRound`] for a value that BF16 cannot hold.
+    pub fn bf16(&self, name: &str, shape: &[u64]) -> Result<Vec<bf16>, CheckpointError> {
+        let values = self.weight(name, shape)?.to_bf16(name)?;
+        self.has_read(name);
+        Ok(values)
+    }
+
+    /// A tensor of integers: I64 or I32 in the file.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Missing`]; [`CheckpointError::Shape`]; [`CheckpointError::Type`].
+    pub fn i64(&self, name: &str, shape: &[u64]) -> Result<Vec<i64>, CheckpointError> {
+        let tensor = self.find(name)?;
+        check_shape(name, &tensor.shape, shape)?;
+        let bytes = self.catalogue.bytes_of(tensor);
+        let values = match tensor.dtype {
+            Dtype::I64 => elements(bytes, i64::from_le_bytes),
+            Dtype::I32 => elements(bytes, |element| i32::from_le_bytes(element).into()),
+            found => return Err(wrong_type(name, found, "I64 or I32")),
+        };
+        self.has_read(name);
+        Ok(values)
+    }
+
+    fn find(&self, name: &str) -> Result<&Tensor, CheckpointError> {
+        self.catalogue.find(name).ok_or_else(|| CheckpointError::Missing { name: name.to_owned() })
+    }
+
+    /// The bytes of a weight, and of its scales.
+    fn weight(&self, name: &str, shape: &[u64]) -> Result<Weight<'_>, CheckpointError> {
+        let tensor = self.find(name)?;
+        let bytes = self.catalogue.bytes_of(tensor);
+        match tensor.dtype {
+            Dtype::BF16 | Dtype::F32 | Dtype::F8_E4M3 | Dtype::F4 => {
+                check_shape(name, &tensor.shape, shape)?;
+            }
+            // Two codes a byte: half as many columns.
+            Dtype::I8 | Dtype::U8 => {
+                let &[rows, columns] = shape else { return Err(wrong_shape(name, tensor, shape)) };
+                if tensor.shape != [rows, columns / 2] || !columns.is_multiple_of(2) {
+                    return Err(wrong_shape(name, tensor, shape));
+                }
+            }
+            found => {
+                let expected = "BF16, F32, F8_E4M3, or FP4 in I8, U8 or F4";
+                return Err(wrong_type(name, found, expected));
+            }
+        }
+        match tensor.dtype {
+            Dtype::BF16 => Ok(Weight::Bf16(bytes)),
+            Dtype::F32 => Ok(Weight::F32(bytes)),
+            Dtype::F8_E4M3 => {
+                let scaled = self.block_scaled(name, shape, Codes::E4m3(bytes))?;
+                Ok(Weight::Scaled(scaled))
+            }
+            _ => Ok(Weight::Scaled(self.fp4(name, shape, Codes::E2m1(bytes))?)),
+        }
+    }
+
+    /// E4M3 with a UE8M0 scale for each block of 128 x 128.
+    fn block_scaled<'a>(
+        &self,
+        name: &str,
+        shape: &[u64],
+        codes: Codes<'a>,
+    ) -> Result<Scaled<'a>, CheckpointError> {
+        let scale = scale_name(name, "scale");
+        let (rows, columns) = self.matrix(name, shape)?;
+        let blocks = [rows.div_ceil(E4M3_BLOCK), columns.div_ceil(E4M3_BLOCK)];
+        let bytes = self.scales(&scale, &blocks, Dtype::F8_E8M0, "F8_E8M0")?;
+        let group = E4M3_BLOCK as usize;
+        Ok(Scaled {
+            codes,
+            columns: columns as usize,
+            group_rows: group,
+            group_columns: group,
+            scales: dequantise::ue8m0_scales(&scale, bytes)?,
+            rounds: false,
+        })
+    }
+
+    /// MXFP4, or NVFP4 where there is a `.weight_scale`.
+    fn fp4<'a>(
+        &self,
+        name: &str,
+        shape: &[u64],
+        codes: Codes<'a>,
+    ) -> Result<Scaled<'a>, CheckpointError> {
+        let (rows, columns) = self.matrix(name, shape)?;
+        let nvfp4 = scale_name(name, "weight_scale");
+        let of = |group: u64, scales, rounds| Scaled {
+            codes,
+            columns: columns as usize,
+            group_rows: 1,
+            group_columns: group as usize,
+            scales,
+            rounds,
+        };
+        if !self.contains(&nvfp4) {
+            let scale = scale_name(name, "scale");
+            let groups = [rows, columns.div_ceil(MXFP4_GROUP)];
+            let bytes = self.scales(&scale, &groups, Dtype::F8_E8M0, "F8_E8M0")?;
+            return Ok(of(MXFP4_GROUP, dequantise::ue8m0_scales(&scale, bytes)?, false));
+        }
+        let groups = [rows, columns.div_ceil(NVFP4_GROUP)];
+        let bytes = self.scales(&nvfp4, &groups, Dtype::F8_E4M3, "F8_E4M3")?;
+        let mut scales = dequantise::e4m3_scales(&nvfp4, bytes)?;
+        let whole = scale_name(name, "weight_scale_2");
+        let one: &[u64] = if self.find(&whole)?.shape.is_empty() { &[] } else { &[1] };
+        let bytes = self.scales(&whole, one, Dtype::F32, "F32")?;
+        let factor = dequantise::f32_scales(&whole, bytes)?[0];
+        scales.iter_mut().for_each(|scale| *scale *= factor);
+        Ok(of(NVFP4_GROUP, scales, true))
+    }
+
+    /// Rows and columns: scales are of matrices only.
+    fn matrix(&self, name: &str, shape: &[u64]) -> Result<(u64, u64), CheckpointError> {
+        match *shape {
+            [rows, columns] => Ok((rows, columns)),
+            _ => Err(wrong_shape(name, self.find(name)?, shape)),
+        }
+    }
+
+    fn scales(
+        &self,
+        name: &str,
+        shape: &[u64],
+        dtype: Dtype,
+        expected: &'static str,
+    ) -> Result<&[u8], CheckpointError> {
+        let tensor = self.find(name)?;
+        check_shape(name, &tensor.shape, shape)?;
+        if tensor.dtype != dtype {
+            return Err(wrong_type(name, tensor.dtype, expected));
+        }
+        Ok(self.catalogue.bytes_of(tensor))
+    }
+
+    /// Tells how far it is: the bytes of the tensor and of its scales.
+    fn has_read(&self, name: &str) {
+        let scales = ["scale", "weight_scale", "weight_scale_2"].map(|end| scale_name(name, end));
+        let names = std::iter::once(name).chain(scales.iter().map(String::as_str));
+        let tensors = names.filter_map(|name| self.catalogue.find(name));
+        let bytes: u64 = tensors.map(|tensor| self.catalogue.bytes_of(tensor).len() as u64).sum();
+        let total = self.catalogue.bytes();
+        let done = self.read.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        (self.progress)(done.min(total), total);
+    }
+}
+
+/// The name of a weight's scales: with another end than `weight`.
+fn scale_name(weight: &str, end: &str) -> String {
+    format!("{}.{end}", weight.strip_suffix(".weight").unwrap_or(weight))
+}
+
+fn check_shape(name: &str, found: &[u64], expected: &[u64]) -> Result<(), CheckpointError> {
+    if found == expected {
+        return Ok(());
+    }
+    let (found, expected) = (found.to_vec(), expected.to_vec());
+    Err(CheckpointError::Shape { name: name.to_owned(), found, expected })
+}
+
+fn wrong_shape(name: &str, tensor: &Tensor, expected: &[u64]) -> CheckpointError {
+    let (found, expected) = (tensor.shape.clone(), expected.to_vec());
+    CheckpointError::Shape { name: name.to_owned(), found, expected }
+}
+
+fn wrong_type(name: &str, found: Dtype, expected: &'static str) -> CheckpointError {
+    CheckpointError::Type { name: name.to_owned(), found, expected }
+}

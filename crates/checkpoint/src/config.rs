@@ -1,0 +1,220 @@
+//! `Config`: all of a `config.json` that a forward pass of the model needs.
+
+use kv_layout::config::{ConfigError, Fields, ModelConfig, RopeConstants};
+use kv_layout::geometry::NORM_EPSILON;
+use kv_layout::router::{HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
+use serde_json::{Value, json};
+
+pub use kv_layout::config::CompressRope;
+
+/// All of a DeepSeek-V4 `config.json`, released or as transformers' `save_pretrained` writes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What the cache needs: kinds of layers, MTP layers, indexer, longest context.
+    pub cache: ModelConfig,
+    /// Token ids there are.
+    pub vocab_size: u32,
+    /// Width of a residual stream.
+    pub hidden_size: u32,
+    /// Query heads, of 512 channels each.
+    pub heads: u32,
+    /// Rank of the query projection, whose normed latent the indexer reads too.
+    pub q_lora_rank: u32,
+    /// Groups of heads in the output projection.
+    pub o_groups: u32,
+    /// Rank of each group's output projection.
+    pub o_lora_rank: u32,
+    /// Added to the mean square by every RMS norm.
+    pub norm_eps: f32,
+    /// Base of the rotary embedding of sliding-window layers.
+    pub rope_theta: f64,
+    /// Rotary embedding of layers with compressed entries.
+    pub compress_rope: CompressRope,
+    /// Residual streams.
+    pub hyper: HyperConnections,
+    /// Mixture of experts.
+    pub experts: Experts,
+    /// The token that begins a text.
+    pub bos: Option<u32>,
+    /// The tokens that end a text; there may be none.
+    pub eos: Vec<u32>,
+}
+
+/// Manifold-constrained hyper-connections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HyperConnections {
+    /// Residual streams (`hc_mult`).
+    pub streams: u32,
+    /// Iterations of Sinkhorn's normalisation (`hc_sinkhorn_iters`).
+    pub sinkhorn_iterations: u32,
+    /// Added to gates and to the sums that Sinkhorn divides by (`hc_eps`).
+    pub eps: f32,
+}
+
+/// The mixture of experts of every layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// Routed experts of a layer, a multiple of 32 up to 512.
+    pub routed: u32,
+    /// Routed experts of a token, 1 to 8.
+    pub per_token: u32,
+    /// Experts that every token goes to; they are one of so many times the width.
+    pub shared: u32,
+    /// Channels inside an expert.
+    pub intermediate_size: u32,
+    /// What the weights of a token's routed experts add up to (`routed_scaling_factor`).
+    pub scaling: f32,
+    /// Limit of gate (above) and value (both sides) inside a routed expert.
+    pub swiglu_limit: f32,
+    /// How each layer chooses, one for each of `Config::cache.layers`: MTP layers choose by score.
+    pub routing: Vec<Routing>,
+}
+
+/// How a layer chooses its experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// By token id, from a table (`gate.tid2eid`).
+    Hash,
+    /// By score, with a bias (`gate.bias`).
+    Learned,
+}
+
+impl Config {
+    /// Reads a `config.json`. Fields are used, or refused by name and value; none is guessed.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the field, its value and what it must be.
+    pub fn from_json(json: &str) -> Result<Self, ConfigError> {
+        let fields = Fields::parse(json)?;
+        let cache = ModelConfig::read(&fields)?;
+        check_unsupported(&fields)?;
+        check_quantisation(&fields)?;
+        let RopeConstants { theta, compress } = RopeConstants::read(&fields)?;
+        let heads = fields.count("num_attention_heads", 1, 1024)?;
+        let o_groups = fields.count("o_groups", 1, 1024)?;
+        multiple("num_attention_heads (in o_groups groups)", heads, o_groups)?;
+        multiple("hidden_size", cache.hidden_size, HIDDEN_STEP)?;
+        Ok(Self {
+            vocab_size: fields.count("vocab_size", 1, 1 << 28)?,
+            hidden_size: cache.hidden_size,
+            heads,
+            q_lora_rank: cache.q_lora_rank,
+            o_groups,
+            o_lora_rank: fields.count("o_lora_rank", 1, 1 << 20)?,
+            norm_eps: NORM_EPSILON as f32,
+            rope_theta: theta,
+            compress_rope: compress,
+            hyper: HyperConnections {
+                streams: fields.count("hc_mult", 1, 64)?,
+                sinkhorn_iterations: fields.count("hc_sinkhorn_iters", 1, 1000)?,
+                eps: fields.number("hc_eps", 1e-30, 1.0)? as f32,
+            },
+            experts: Experts::read(&fields, &cache)?,
+            bos: fields.find("bos_token_id")?,
+            eos: end_tokens(&fields)?,
+            cache,
+        })
+    }
+}
+
+impl Experts {
+    fn read(fields: &Fields, cache: &ModelConfig) -> Result<Self, ConfigError> {
+        let routed = fields.count("n_routed_experts", 1, MAX_EXPERTS)?;
+        multiple("n_routed_experts", routed, 32)?;
+        Ok(Self {
+            routed,
+            per_token: fields.count("num_experts_per_tok", 1, MAX_SELECTED.min(routed))?,
+            shared: fields.count("n_shared_experts", 1, 64)?,
+            intermediate_size: fields.count("moe_intermediate_size", 1, 1 << 20)?,
+            scaling: fields.number("routed_scaling_factor", f32::MIN_POSITIVE.into(), 1e6)? as f32,
+            swiglu_limit: fields.number("swiglu_limit", f32::MIN_POSITIVE.into(), 1e30)? as f32,
+            routing: routing(fields, cache)?,
+        })
+    }
+}
+
+/// How each layer chooses: released files say how many layers do by table, transformers names each layer.
+fn routing(fields: &Fields, cache: &ModelConfig) -> Result<Vec<Routing>, ConfigError> {
+    let layers = cache.layers.len() as u32;
+    let trunk = layers - cache.mtp_layers;
+    let counted = match fields.find::<u32>("num_hash_layers")? {
+        None => None,
+        Some(_) => {
+            let hash = fields.count("num_hash_layers", 0, trunk)?;
+            let of = |layer| if layer < hash { Routing::Hash } else { Routing::Learned };
+            Some((0..trunk).map(of).collect::<Vec<_>>())
+        }
+    };
+    let named = named_routing(fields, trunk)?;
+    let mut routing = match (counted, named) {
+        (Some(counted), Some(named)) if counted != named => {
+            let [first, second] = ["mlp_layer_types", "num_hash_layers"].map(String::from);
+            return Err(ConfigError::Disagree { first, second });
+        }
+        (Some(routing), _) | (None, Some(routing)) => routing,
+        (None, None) => return Err(fields.missing("num_hash_layers")),
+    };
+    routing.resize(layers as usize, Routing::Learned);
+    Ok(routing)
+}
+
+fn named_routing(fields: &Fields, trunk: u32) -> Result<Option<Vec<Routing>>, ConfigError> {
+    let field = "mlp_layer_types";
+    let Some(types) = fields.find::<Vec<String>>(field)? else { return Ok(None) };
+    if types.len() != trunk as usize {
+        let found = types.len();
+        return Err(ConfigError::BadLength { field, found, layers: trunk, mtp_layers: 0 });
+    }
+    let of = |(layer, found): (usize, String)| match found.as_str() {
+        "hash_moe" => Ok(Routing::Hash),
+        "moe" => Ok(Routing::Learned),
+        _ => Err(ConfigError::BadLayerType { field, layer, found, expected: "hash_moe, moe" }),
+    };
+    types.into_iter().enumerate().map(of).collect::<Result<_, _>>().map(Some)
+}
+
+/// No token, one, or a list.
+fn end_tokens(fields: &Fields) -> Result<Vec<u32>, ConfigError> {
+    let name = "eos_token_id";
+    match fields.find::<Value>(name)? {
+        Some(Value::Array(_)) => fields.need(name),
+        Some(_) => Ok(vec![fields.need(name)?]),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Variants of the architecture that no released checkpoint has: where the field is there, it must say so.
+fn check_unsupported(fields: &Fields) -> Result<(), ConfigError> {
+    for (name, supported) in [
+        ("attention_bias", json!(false)),
+        ("mlp_bias", json!(false)),
+        ("tie_word_embeddings", json!(false)),
+        ("norm_topk_prob", json!(true)),
+        ("hidden_act", json!("silu")),
+        ("scoring_func", json!("sqrtsoftplus")),
+        ("topk_method", json!("noaux_tc")),
+    ] {
+        fields.one_of(name, &[supported])?;
+    }
+    Ok(())
+}
+
+/// How weights are quantised. Types and scales are in the weight files themselves; what is checked is the
+/// block that an E4M3 scale is for, and that it is no other format.
+fn check_quantisation(fields: &Fields) -> Result<(), ConfigError> {
+    fields
+        .one_of("expert_dtype", &[json!("fp4"), json!("fp8"), json!("bf16"), json!("bfloat16")])?;
+    let Some(section) = fields.section("quantization_config")? else { return Ok(()) };
+    section.one_of("quant_method", &[json!("fp8"), json!("modelopt"), json!("modelopt_fp4")])?;
+    section.one_of("quant_algo", &[json!("NVFP4")])?;
+    section.one_of("fmt", &[json!("e4m3")])?;
+    section.one_of("scale_fmt", &[json!("ue8m0")])?;
+    section.one_of("weight_block_size", &[json!([128, 128])])
+}
+
+fn multiple(field: &str, value: u32, multiple: u32) -> Result<(), ConfigError> {
+    if value.is_multiple_of(multiple) {
+        return Ok(());
+    }
+    Err(ConfigError::NotMultiple { field: field.to_owned(), value, multiple })
+}

@@ -1,0 +1,151 @@
+//! What a checkpoint answers where it cannot give what it was asked for.
+
+use std::path::PathBuf;
+
+use kv_layout::config::ConfigError;
+use safetensors::{Dtype, SafeTensorError};
+
+/// Why a checkpoint was refused, or a tensor of it.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// A file cannot be opened or read.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// `config.json` is refused.
+    #[error("{}: {source}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: ConfigError,
+    },
+    /// A text file that is larger than any of its kind.
+    #[error("{} has more than {most} bytes", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Most bytes that are read.
+        most: u64,
+    },
+    /// The directory has neither `model.safetensors` nor `model.safetensors.index.json`.
+    #[error(
+        "{} has neither model.safetensors nor model.safetensors.index.json; weights in other formats are \
+         not read",
+        path.display()
+    )]
+    NoWeights {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The index is not what it should be.
+    #[error("{}: {reason}", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The index names a file that is not in the checkpoint's directory.
+    #[error("{}: {shard:?} is not the name of a file beside it", path.display())]
+    OutsideDirectory {
+        /// The index.
+        path: PathBuf,
+        /// What it names.
+        shard: String,
+    },
+    /// The index names a file that is not there.
+    #[error("{} names {shard:?}, which is not there: the download is not complete", path.display())]
+    NoShard {
+        /// The index.
+        path: PathBuf,
+        /// The file.
+        shard: String,
+    },
+    /// The index says that a shard has a tensor, and the shard has not.
+    #[error("{} has no tensor {tensor:?}, although the index says so", path.display())]
+    NotInShard {
+        /// The shard.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A file is truncated, or not in the safetensors format.
+    #[error("{} is truncated or no safetensors file: {source}", path.display())]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What the reader says.
+        source: SafeTensorError,
+    },
+    /// A file is shorter or longer than its header says.
+    #[error("{} has {found} bytes; its header says {expected}: it is truncated or damaged", path.display())]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        found: u64,
+        /// The length that its header says.
+        expected: u128,
+    },
+    /// A tensor is in the checkpoint twice.
+    #[error("{name} is there twice: as {first:?} and as {second:?}")]
+    Duplicate {
+        /// The released name of both.
+        name: String,
+        /// One, with its file.
+        first: String,
+        /// The other, with its file.
+        second: String,
+    },
+    /// No tensor has this name.
+    #[error("the checkpoint has no tensor {name}")]
+    Missing {
+        /// The released name.
+        name: String,
+    },
+    /// A tensor of another shape.
+    #[error("{name} has the shape {found:?}; it should have {expected:?}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        found: Vec<u64>,
+        /// The shape asked for, or the one that its weight needs.
+        expected: Vec<u64>,
+    },
+    /// A tensor of another type.
+    #[error("{name} holds {found:?}; it should hold {expected}")]
+    Type {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: Dtype,
+        /// Types that it may have.
+        expected: &'static str,
+    },
+    /// A value cannot be given without a rounding.
+    #[error("{name}[{index}] is {value:e}, which {to} cannot hold; ask for it as f32")]
+    WouldRound {
+        /// The tensor.
+        name: String,
+        /// The element, counted through the whole tensor.
+        index: usize,
+        /// Its value.
+        value: f64,
+        /// The type asked for.
+        to: &'static str,
+    },
+    /// A scale that is no number.
+    #[error("{name}[{index}] is the code for NaN; a scale must be a number")]
+    BadScale {
+        /// The tensor of scales.
+        name: String,
+        /// The element.
+        index: usize,
+    },
+}

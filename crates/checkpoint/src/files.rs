@@ -1,0 +1,87 @@
+//! Which files a checkpoint has: one, or shards that an index lists.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::CheckpointError;
+
+/// Most bytes of a `config.json`.
+const CONFIG_BYTES: u64 = 1 << 20;
+/// Most bytes of an index: 200 for each of a million tensors. That of V4-Pro has 145,000.
+const INDEX_BYTES: u64 = 200 << 20;
+
+/// The weight files of a checkpoint.
+pub(crate) struct Files {
+    /// Each once, in order of name, with the tensors that the index says it has.
+    pub(crate) shards: BTreeMap<PathBuf, Vec<String>>,
+}
+
+impl Files {
+    /// Finds `model.safetensors`, or the shards of `model.safetensors.index.json`.
+    pub(crate) fn find(directory: &Path) -> Result<Self, CheckpointError> {
+        let single = directory.join("model.safetensors");
+        if single.exists() {
+            return Ok(Self { shards: BTreeMap::from([(single, Vec::new())]) });
+        }
+        let index = directory.join("model.safetensors.index.json");
+        if !index.exists() {
+            return Err(CheckpointError::NoWeights { path: directory.into() });
+        }
+        let json = read_text(&index, INDEX_BYTES)?;
+        let invalid = |reason: String| CheckpointError::Index { path: index.clone(), reason };
+        let object: Map<String, Value> =
+            serde_json::from_str(&json).map_err(|error| invalid(error.to_string()))?;
+        let Some(map) = object.get("weight_map").and_then(Value::as_object) else {
+            return Err(invalid("it has no object `weight_map`".to_owned()));
+        };
+        let mut shards = BTreeMap::<PathBuf, Vec<String>>::new();
+        for (tensor, shard) in map {
+            let Some(shard) = shard.as_str() else {
+                return Err(invalid(format!("the file of {tensor:?} is {shard}, not a text")));
+            };
+            shards.entry(beside(&index, shard)?).or_default().push(tensor.clone());
+        }
+        if shards.is_empty() {
+            return Err(invalid("`weight_map` is empty".to_owned()));
+        }
+        Ok(Self { shards })
+    }
+}
+
+/// The path of the shard, a file in the index's own directory.
+fn beside(index: &Path, shard: &str) -> Result<PathBuf, CheckpointError> {
+    let name = Path::new(shard);
+    let mut parts = name.components();
+    // Compared as text, since paths are equal without a slash at the end.
+    let plain = matches!(
+        (parts.next(), parts.next()),
+        (Some(Component::Normal(part)), None) if part == shard
+    );
+    if !plain {
+        return Err(CheckpointError::OutsideDirectory { path: index.into(), shard: shard.into() });
+    }
+    let path = index.with_file_name(name);
+    if !path.is_file() {
+        return Err(CheckpointError::NoShard { path: index.into(), shard: shard.into() });
+    }
+    Ok(path)
+}
+
+/// The `config.json` of a checkpoint.
+pub(crate) fn read_config(path: &Path) -> Result<String, CheckpointError> {
+    read_text(path, CONFIG_BYTES)
+}
+
+fn read_text(path: &Path, most: u64) -> Result<String, CheckpointError> {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(most + 1).read_to_string(&mut text));
+    read.map_err(|source| CheckpointError::File { path: path.into(), source })?;
+    if text.len() as u64 > most {
+        return Err(CheckpointError::TooLarge { path: path.into(), most });
+    }
+    Ok(text)
+}

@@ -1,0 +1,85 @@
+//! From the names in a file to released names: the only place that knows transformers' names.
+//!
+//! transformers writes released names with `model.` before all but the head, some of them changed
+//! ([`WHOLE`], [`ENDS`]). Names of its modules ([`PARTS`]) are taken too: converters write those.
+
+/// Whole names without `model.`, and what they are released as.
+const WHOLE: [(&str, &str); 5] = [
+    ("embed_tokens.weight", "embed.weight"),
+    ("lm_head.weight", "head.weight"),
+    ("hc_head.hc_fn", "hc_head_fn"),
+    ("hc_head.hc_base", "hc_head_base"),
+    ("hc_head.hc_scale", "hc_head_scale"),
+];
+
+/// How a layer's tensors end, and what those ends are released as. The first that fits is taken.
+const ENDS: [(&str, &str); 2] = [
+    (".attn.norm.weight", ".attn.kv_norm.weight"),
+    (".compressor.kv_norm.weight", ".compressor.norm.weight"),
+];
+
+/// Parts of the names of transformers' modules, between dots, in the order in which they are replaced.
+const PARTS: [(&str, &str); 27] = [
+    ("self_attn", "attn"),
+    ("mlp", "ffn"),
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("attn_hc.fn", "hc_attn_fn"),
+    ("attn_hc.base", "hc_attn_base"),
+    ("attn_hc.scale", "hc_attn_scale"),
+    ("ffn_hc.fn", "hc_ffn_fn"),
+    ("ffn_hc.base", "hc_ffn_base"),
+    ("ffn_hc.scale", "hc_ffn_scale"),
+    ("attn.sinks", "attn.attn_sink"),
+    ("q_a_norm", "q_norm"),
+    ("compressor.indexer.q_b_proj", "indexer.wq_b"),
+    ("compressor.indexer.scorer.weights_proj", "indexer.weights_proj"),
+    ("compressor.indexer.kv_norm", "indexer.compressor.norm"),
+    ("compressor.indexer", "indexer.compressor"),
+    ("shared_experts.gate_proj", "shared_experts.w1"),
+    ("shared_experts.down_proj", "shared_experts.w2"),
+    ("shared_experts.up_proj", "shared_experts.w3"),
+    ("position_bias", "ape"),
+    ("q_a_proj", "wq_a"),
+    ("q_b_proj", "wq_b"),
+    ("kv_proj", "wkv"),
+    ("gate_proj", "wgate"),
+    ("o_a_proj", "wo_a"),
+    ("o_b_proj", "wo_b"),
+    ("gate.e_score_correction_bias", "gate.bias"),
+];
+
+/// The released name of a file's tensor.
+pub(crate) fn released(name: &str) -> String {
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    if let Some((_, released)) = WHOLE.iter().find(|(whole, _)| *whole == name) {
+        return (*released).to_owned();
+    }
+    // Dots at both ends let every part be found between two.
+    let mut dotted = format!(".{name}.");
+    for (part, replacement) in PARTS {
+        dotted = dotted.replace(&format!(".{part}."), &format!(".{replacement}."));
+    }
+    let name = &dotted[1..dotted.len() - 1];
+    match ENDS.iter().find_map(|(end, released)| Some((name.strip_suffix(end)?, released))) {
+        Some((start, released)) => format!("{start}{released}"),
+        None => name.to_owned(),
+    }
+}
+
+/// A tensor in which transformers keeps one weight of all experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Merged {
+    /// `[experts, 2 * intermediate, hidden]`: rows of `w1`, then of `w3`.
+    GateUp,
+    /// `[experts, hidden, intermediate]`: `w2`.
+    Down,
+}
+
+/// The name before `.experts.`, with it, and what is merged, if a released name is one of those.
+pub(crate) fn merged(released: &str) -> Option<(&str, Merged)> {
+    let experts = |end, merged| Some((released.strip_suffix(end)?, merged));
+    experts("gate_up_proj", Merged::GateUp)
+        .or_else(|| experts("down_proj", Merged::Down))
+        .filter(|(start, _)| start.ends_with(".ffn.experts."))
+}

@@ -1,0 +1,236 @@
+//! Weights in every type: exact values, checked against the formats' own arithmetic in `f64`.
+
+use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
+use half::bf16;
+use safetensors::Dtype;
+use tempfile::TempDir;
+
+use super::made::{Made, one_file, tensors};
+
+const NAME: &str = "layers.0.attn.wq_a.weight";
+const SCALE: &str = "layers.0.attn.wq_a.scale";
+
+/// E4M3 by its definition: 1-4-3, bias 7, no infinity.
+fn e4m3(code: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 0xF), f64::from(code & 7));
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => mantissa * 2_f64.powi(-9),
+        _ => (1.0 + mantissa / 8.0) * 2_f64.powi(exponent - 7),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// E2M1 by its definition: 1-2-1, bias 1.
+fn e2m1(code: u8) -> f64 {
+    let magnitude = match code & 7 {
+        low @ 0..=1 => f64::from(low) / 2.0,
+        high => (1.0 + f64::from(high & 1) / 2.0) * 2_f64.powi(i32::from(high >> 1) - 1),
+    };
+    if code & 8 == 0 { magnitude } else { -magnitude }
+}
+
+fn power(byte: u8) -> f64 {
+    2_f64.powi(i32::from(byte) - 127)
+}
+
+/// `[256]` columns of all codes in one row, with the scale `byte`.
+fn all_codes(byte: u8) -> (TempDir, Checkpoint) {
+    one_file(&tensors([
+        (NAME, Made::new(Dtype::F8_E4M3, &[1, 256], (0..=255).collect())),
+        (SCALE, Made::new(Dtype::F8_E8M0, &[1, 2], vec![byte; 2])),
+    ]))
+}
+
+/// Every E4M3 code by every UE8M0 scale: BF16 has the product's bits, or names the value that leaves its
+/// range.
+#[test]
+fn e4m3_by_ue8m0_is_exact_in_bf16_or_refused() {
+    let mut exact = 0;
+    for byte in 0..=254 {
+        let (_directory, checkpoint) = all_codes(byte);
+        let want: Vec<f64> = (0..=255).map(|code| e4m3(code) * power(byte)).collect();
+        let holds = |value: f64| value.is_nan() || f64::from(value as f32) == value;
+        let bf16_holds = |value: f64| {
+            value.is_nan() || f64::from(bf16::from_f32(value as f32).to_f32()) == value
+        };
+        match (checkpoint.f32(NAME, &[1, 256]), want.iter().position(|&value| !holds(value))) {
+            (Ok(found), None) => assert_equal(found.iter().map(|&value| value.into()), &want),
+            (Err(error), Some(at)) => assert_refused(&error, at, want[at], "f32"),
+            (found, at) => panic!("scale {byte}: {found:?}, {at:?}"),
+        }
+        match (checkpoint.bf16(NAME, &[1, 256]), want.iter().position(|&value| !bf16_holds(value)))
+        {
+            (Ok(found), None) => {
+                exact += 1;
+                assert_equal(found.iter().map(|value| value.to_f64()), &want);
+            }
+            (Err(error), Some(at)) => assert_refused(&error, at, want[at], "bf16"),
+            (found, at) => panic!("scale {byte}: {found:?}, {at:?}"),
+        }
+    }
+    // From 2^-124, by which 2^-9 is BF16's least subnormal 2^-133, to 2^119, by which 448 is below 2^128.
+    assert_eq!(exact, 119 + 124 + 1);
+}
+
+fn assert_equal(found: impl Iterator<Item = f64>, want: &[f64]) {
+    let bits = |value: f64| if value.is_nan() { 0 } else { value.to_bits() };
+    assert!(found.map(bits).eq(want.iter().copied().map(bits)));
+}
+
+fn assert_refused(error: &CheckpointError, at: usize, wanted: f64, type_name: &str) {
+    match error {
+        CheckpointError::WouldRound { name, index, value, to } => {
+            assert_eq!((name.as_str(), *index, *value, *to), (NAME, at, wanted, type_name));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn each_block_has_its_scale() {
+    // Three rows of blocks by two columns of blocks, the last of both cut.
+    let (rows, columns) = (300, 200);
+    let codes: Vec<u8> = (0..rows * columns).map(|at| (at * 7 % 126) as u8).collect();
+    let scales = vec![120, 121, 122, 123, 124, 125];
+    let (_directory, checkpoint) = one_file(&tensors([
+        (NAME, Made::new(Dtype::F8_E4M3, &[rows, columns], codes.clone())),
+        (SCALE, Made::new(Dtype::F8_E8M0, &[3, 2], scales.clone())),
+    ]));
+    let found = checkpoint.f32(NAME, &[300, 200]).unwrap();
+    for (at, &value) in found.iter().enumerate() {
+        let scale = scales[at / columns / 128 * 2 + at % columns / 128];
+        assert_eq!(f64::from(value), e4m3(codes[at]) * power(scale), "{at}");
+    }
+    assert_eq!(checkpoint.bf16(NAME, &[300, 200]).unwrap()[5].to_f32(), found[5]);
+}
+
+#[test]
+fn mxfp4_has_a_scale_for_32_columns_of_a_row() {
+    let (rows, columns) = (3, 96);
+    let bytes: Vec<u8> = (0..rows * columns / 2).map(|at| (at * 37 % 256) as u8).collect();
+    let scales: Vec<u8> = (0..9).map(|at| 118 + at).collect();
+    for (dtype, shape) in [(Dtype::I8, [3, 48]), (Dtype::U8, [3, 48]), (Dtype::F4, [3, 96])] {
+        let (_directory, checkpoint) = one_file(&tensors([
+            (NAME, Made::new(dtype, &shape, bytes.clone())),
+            (SCALE, Made::new(Dtype::F8_E8M0, &[3, 3], scales.clone())),
+        ]));
+        let found = checkpoint.f32(NAME, &[3, 96]).unwrap();
+        let exact = checkpoint.bf16(NAME, &[3, 96]).unwrap();
+        assert_eq!(found.len(), rows * columns);
+        for (at, &value) in found.iter().enumerate() {
+            // The even column is in the low four bits.
+            let code = bytes[at / 2] >> (4 * (at % 2)) & 0xF;
+            let want = e2m1(code) * power(scales[at / columns * 3 + at % columns / 32]);
+            assert_eq!((f64::from(value), exact[at].to_f64()), (want, want), "{at}");
+        }
+    }
+}
+
+#[test]
+fn nvfp4_has_a_scale_for_16_columns_and_one_for_all() {
+    let bytes: Vec<u8> = (0..2 * 32).map(|at| (at * 41 % 256) as u8).collect();
+    let scales: Vec<u8> = (0..8).map(|at| 0x30 + 3 * at).collect();
+    for whole in [0.25_f32, 0.1] {
+        for shape in [&[][..], &[1]] {
+            let (_directory, checkpoint) = one_file(&tensors([
+                (NAME, Made::new(Dtype::U8, &[2, 32], bytes.clone())),
+                (
+                    "layers.0.attn.wq_a.weight_scale",
+                    Made::new(Dtype::F8_E4M3, &[2, 4], scales.clone()),
+                ),
+                ("layers.0.attn.wq_a.weight_scale_2", Made::f32(shape, &[whole])),
+            ]));
+            let found = checkpoint.f32(NAME, &[2, 64]).unwrap();
+            for (at, &value) in found.iter().enumerate() {
+                let code = bytes[at / 2] >> (4 * (at % 2)) & 0xF;
+                let want = e2m1(code) * e4m3(scales[at / 64 * 4 + at % 64 / 16]) * f64::from(whole);
+                assert_eq!(value, want as f32, "{at}");
+            }
+            // A power of two leaves the products exact; another factor does not.
+            match (whole == 0.25, checkpoint.bf16(NAME, &[2, 64])) {
+                (true, Ok(exact)) => {
+                    assert!(exact.iter().map(|value| value.to_f32()).eq(found));
+                }
+                (false, Err(CheckpointError::WouldRound { to: "bf16", .. })) => (),
+                (_, other) => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_and_f32_are_what_they_were() {
+    let values = [1.0, -2.5, f32::MIN_POSITIVE, 0.0, -0.0, 3.25];
+    let (_directory, checkpoint) = one_file(&tensors([
+        ("a", Made::bf16(&[2, 3], &values)),
+        ("b", Made::f32(&[6], &values)),
+        ("c", Made::f32(&[3], &[1.0, 1.0 + f32::EPSILON, 2.0])),
+        (
+            "d",
+            Made::new(Dtype::BF16, &[65_536], (0..=u16::MAX).flat_map(u16::to_le_bytes).collect()),
+        ),
+    ]));
+    assert_eq!(checkpoint.f32("a", &[2, 3]).unwrap(), values);
+    assert_eq!(checkpoint.f32("b", &[6]).unwrap(), values);
+    assert_eq!(checkpoint.bf16("b", &[6]).unwrap(), values.map(bf16::from_f32));
+    let error = checkpoint.bf16("c", &[3]).unwrap_err();
+    assert!(matches!(error, CheckpointError::WouldRound { index: 1, to: "bf16", .. }), "{error}");
+    let bits = checkpoint.bf16("d", &[65_536]).unwrap();
+    assert!(bits.iter().map(|value| value.to_bits()).eq(0..=u16::MAX), "NaN included");
+}
+
+#[test]
+fn integers() {
+    let (_directory, checkpoint) = one_file(&tensors([
+        ("a", Made::i64(&[2, 2], &[0, -1, i64::MAX, 5])),
+        (
+            "b",
+            Made::new(Dtype::I32, &[2], [7_i32, -8].iter().flat_map(|x| x.to_le_bytes()).collect()),
+        ),
+        ("c", Made::f32(&[1], &[1.0])),
+    ]));
+    assert_eq!(checkpoint.i64("a", &[2, 2]).unwrap(), [0, -1, i64::MAX, 5]);
+    assert_eq!(checkpoint.i64("b", &[2]).unwrap(), [7, -8]);
+    assert!(matches!(checkpoint.i64("c", &[1]), Err(CheckpointError::Type { .. })));
+    assert!(matches!(checkpoint.f32("a", &[2, 2]), Err(CheckpointError::Type { .. })));
+}
+
+#[test]
+fn what_a_weight_lacks_is_named() {
+    let codes = |dtype, columns| Made::new(dtype, &[1, columns], vec![0x11; columns]);
+    let scale = |dtype, columns| Made::new(dtype, &[1, columns], vec![0x38; columns]);
+    let read = |pairs: &[(&str, Made)], shape: [u64; 2]| {
+        let written = pairs.iter().map(|(name, made)| ((*name).to_owned(), made.clone())).collect();
+        one_file(&written).1.f32(NAME, &shape)
+    };
+    use CheckpointError as Error;
+    let missing = |found: Result<Vec<f32>, Error>, wanted: &str| match found {
+        Err(Error::Missing { name }) => assert_eq!(name, wanted),
+        other => panic!("{other:?}"),
+    };
+    missing(read(&[], [1, 64]), NAME);
+    missing(read(&[(NAME, codes(Dtype::F8_E4M3, 64))], [1, 64]), SCALE);
+    missing(read(&[(NAME, codes(Dtype::I8, 32))], [1, 64]), SCALE);
+    let first = "layers.0.attn.wq_a.weight_scale";
+    let half = [(NAME, codes(Dtype::U8, 32)), (first, scale(Dtype::F8_E4M3, 4))];
+    missing(read(&half, [1, 64]), "layers.0.attn.wq_a.weight_scale_2");
+    let wrong = [(NAME, codes(Dtype::F8_E4M3, 64)), (SCALE, scale(Dtype::F8_E8M0, 2))];
+    match read(&wrong, [1, 64]) {
+        Err(Error::Shape { name, found, expected }) => {
+            assert_eq!((&*name, found, expected), (SCALE, vec![1, 2], vec![1, 1]));
+        }
+        other => panic!("{other:?}"),
+    }
+    let wrong = [(NAME, codes(Dtype::I8, 32)), (SCALE, scale(Dtype::F8_E4M3, 2))];
+    assert!(matches!(read(&wrong, [1, 64]), Err(Error::Type { name, .. }) if name == SCALE));
+    for shape in [[1, 32], [1, 63], [2, 64], [64, 1]] {
+        let right = [(NAME, codes(Dtype::I8, 32)), (SCALE, scale(Dtype::F8_E8M0, 2))];
+        assert!(matches!(read(&right, shape), Err(Error::Shape { .. })), "{shape:?}");
+    }
+    let nan = Made::new(Dtype::F8_E8M0, &[1, 2], vec![0x7F, 0xFF]);
+    match read(&[(NAME, codes(Dtype::I8, 32)), (SCALE, nan)], [1, 64]) {
+        Err(Error::BadScale { name, index: 1 }) => assert_eq!(name, SCALE),
+        other => panic!("{other:?}"),
+    }
+}
