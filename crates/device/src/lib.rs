@@ -22,7 +22,7 @@
 //! | `stream`, `transfer` | [`Stream`], [`Event`]; copies |
 //! | `graph` | [`Graph`]: capture and replay |
 //! | `staged` | [`Staged`]: a buffer that the host rewrites without waiting |
-//! | [`shape`] | lengths of tensors, for the functions that make launches safe |
+//! | [`shape`] | lengths of tensors, for operations of several launches |
 //! | `checks` | what is refused: identity, grids, alignment, lengths, overlap |
 //! | `capture`, `owned` | what a capture forbids, and what is put off until it ends |
 //! | `error` | [`DeviceError`] |

@@ -59,26 +59,39 @@ impl<B: Backend> Stream<B> {
     ///   what it reads.
     ///
     /// # Errors
-    /// [`DeviceError::BadGrid`]; [`DeviceError::ForeignDevice`]; [`DeviceError::Misaligned`];
-    /// [`DeviceError::TooShort`]; [`DeviceError::Aliased`]; [`DeviceError::NotRetained`] in a capture; [`DeviceError::Cuda`];
-    /// [`DeviceError::Fault`] on the emulator.
+    /// As [`Self::check`]; [`DeviceError::Cuda`]; [`DeviceError::Fault`] on the emulator.
     pub unsafe fn launch<O: Operation>(
         &self,
         variant: O::Variant,
         operation: &O,
     ) -> Result<(), DeviceError> {
-        let (kernel, captures) = (O::info(variant), self.device().captures());
+        self.check(variant, operation)?;
+        // SAFETY: checked above, and for the rest the caller's promise.
+        unsafe { self.backend().launch(self.raw(), variant, operation)? };
+        if self.backend().waits_for_launches() {
+            let captures = self.device().captures();
+            captures.unless_capturing(|| self.backend().synchronize(self.raw()))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses what a launch would refuse before it is queued: for operations of several launches, of
+    /// which all or none are to be queued.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadGrid`]; [`DeviceError::ForeignDevice`]; [`DeviceError::Misaligned`];
+    /// [`DeviceError::TooShort`]; [`DeviceError::Aliased`]; [`DeviceError::NotRetained`] in a capture.
+    pub fn check<O: Operation>(
+        &self,
+        variant: O::Variant,
+        operation: &O,
+    ) -> Result<(), DeviceError> {
+        let kernel = O::info(variant);
         check_grid(kernel.name, operation.grid(variant))?;
         let (pointers, extents) = (operation.pointers(), operation.extents(variant));
         check_pointers(kernel, pointers.as_ref(), extents.as_ref(), self.device().id())?;
         let named = kernel.pointers.iter().map(|info| info.name).zip(pointers.as_ref());
-        captures.check_retained(self.id(), kernel.name, named)?;
-        // SAFETY: checked above, and for the rest the caller's promise.
-        unsafe { self.backend().launch(self.raw(), variant, operation)? };
-        if self.backend().waits_for_launches() {
-            captures.unless_capturing(|| self.backend().synchronize(self.raw()))?;
-        }
-        Ok(())
+        self.device().captures().check_retained(self.id(), kernel.name, named)
     }
 
     /// Waits until all its work is done; faults of its kernels surface here.

@@ -1,7 +1,6 @@
-//! Single launches as safe functions: every buffer is checked against the shape that the kernel table gives
-//! it, then the kernel is launched.
+//! Single launches as safe functions. What the kernel table says of a kernel's arguments, their lengths
+//! included, [`Stream::launch`] checks; what else a kernel relies on is checked here.
 
-use dsv4_kv_device::shape::check;
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
 use kernels_gpu::launch::{
     ActivationTopk, DenseRouterDecode, HashRouter, HashRouterDecode, RouterLogits,
@@ -10,7 +9,7 @@ use kernels_gpu::params::{
     ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
     RouterLogitsParams,
 };
-use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, HIDDEN_STEP};
+use kv_layout::router::{DECODE_TOKENS, HIDDEN_STEP};
 
 use crate::error::RouterError;
 use crate::selection::Selection;
@@ -42,16 +41,6 @@ impl<B: Backend> DeviceChoice<B> {
             Self::Table(HashTable { table, .. }) => table.memory(),
         }
     }
-
-    fn check(&self, selection: Selection) -> Result<(), RouterError> {
-        match self {
-            Self::Bias(bias) => check("expert biases", bias, selection.of_experts(1))?,
-            Self::Table(HashTable { table, vocabulary }) => {
-                check("experts of token ids", table, selection.of_selected(*vocabulary))?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Tokens to route, what chooses their experts, and where the answer goes.
@@ -75,18 +64,6 @@ pub struct Routing<'a, B: Backend> {
     pub faults: &'a Buffer<B, u32>,
 }
 
-impl<B: Backend> Routing<'_, B> {
-    /// Checks every buffer.
-    pub(crate) fn check(&self) -> Result<(), RouterError> {
-        let selected = self.selection.of_selected(self.tokens);
-        self.choice.check(self.selection)?;
-        check("tokens", self.token, self.tokens.into())?;
-        check("expert ids", self.ids, selected)?;
-        check("expert weights", self.weights, selected)?;
-        Ok(check("fault word", self.faults, 1)?)
-    }
-}
-
 /// Queues the routing of tokens by their `logits` (`[tokens, experts]` f32): `activation_topk_*` or
 /// `hash_router`.
 ///
@@ -101,8 +78,6 @@ pub fn route_logits<B: Backend>(
     if tokens == 0 {
         return Ok(());
     }
-    routing.check()?;
-    check("logits", logits, selection.of_experts(tokens))?;
     let (experts, selected) = (selection.experts(), selection.selected());
     let (logits, token, faults) = (logits.ptr(), routing.token.ptr(), routing.faults.ptr_mut());
     let (ids, weights) = (routing.ids.ptr_mut(), routing.weights.ptr_mut());
@@ -112,7 +87,7 @@ pub fn route_logits<B: Backend>(
             let (bias, width) = (bias.ptr(), selection.width());
             let params = ActivationTopkParams { tokens, experts, selected, scaling_bits };
             let operation = ActivationTopk { logits, bias, token, ids, weights, faults, params };
-            // SAFETY: every buffer has the shape of the kernel table (checked above).
+            // SAFETY: the launch checks every buffer.
             unsafe { stream.launch(width, &operation)? };
         }
         DeviceChoice::Table(HashTable { table, vocabulary }) => {
@@ -134,16 +109,6 @@ pub struct GateProduct<'a, B: Backend> {
     pub gate: &'a View<B, bf16>,
     /// Width of the hidden state, a multiple of 32.
     pub hidden: u32,
-}
-
-impl<B: Backend> GateProduct<'_, B> {
-    /// Checks the gate, and the hidden states of `tokens` tokens.
-    pub(crate) fn check(&self, selection: Selection, tokens: u32) -> Result<(), RouterError> {
-        check_hidden(self.hidden)?;
-        let hidden = u64::from(self.hidden);
-        check("gate weights", self.gate, selection.of_experts(1) * hidden)?;
-        Ok(check("hidden states", self.x, u64::from(tokens) * hidden)?)
-    }
 }
 
 /// Refuses a width of the hidden state that the kernels do not take.
@@ -170,12 +135,11 @@ pub fn gate_logits<B: Backend>(
     if tokens == 0 {
         return Ok(());
     }
-    product.check(selection, tokens)?;
-    check("logits", logits, selection.of_experts(tokens))?;
+    check_hidden(product.hidden)?;
     let (x, gate, logits) = (product.x.ptr(), product.gate.ptr(), logits.ptr_mut());
     let params =
         RouterLogitsParams { tokens, experts: selection.experts(), hidden: product.hidden };
-    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    // SAFETY: the launch checks every buffer.
     unsafe { stream.launch((), &RouterLogits { x, gate, logits, params })? };
     Ok(())
 }
@@ -187,17 +151,6 @@ pub struct DecodeScratch<B: Backend> {
     pub activations: Buffer<B, f32>,
     /// `[8]` u32: blocks that have stored their activations. Zero before and after a launch.
     pub arrivals: Buffer<B, u32>,
-}
-
-impl<B: Backend> DecodeScratch<B> {
-    /// Checks it, and that one launch routes `tokens` tokens.
-    fn check(&self, selection: Selection, tokens: u32) -> Result<(), RouterError> {
-        if tokens > DECODE_TOKENS {
-            return Err(RouterError::DecodeTokens { tokens, most: DECODE_TOKENS });
-        }
-        check("activations", &self.activations, selection.of_experts(DECODE_TOKENS))?;
-        Ok(check("arrivals", &self.arrivals, DECODE_SLICES.into())?)
-    }
 }
 
 /// Queues the routing of up to 64 tokens by their hidden states, in one launch: `dense_router_decode_*` or
@@ -216,9 +169,10 @@ pub fn route_decode<B: Backend>(
     if tokens == 0 {
         return Ok(());
     }
-    scratch.check(selection, tokens)?;
-    routing.check()?;
-    product.check(selection, tokens)?;
+    if tokens > DECODE_TOKENS {
+        return Err(RouterError::DecodeTokens { tokens, most: DECODE_TOKENS });
+    }
+    check_hidden(product.hidden)?;
     let (experts, selected, hidden) = (selection.experts(), selection.selected(), product.hidden);
     let (x, gate, token) = (product.x.ptr(), product.gate.ptr(), routing.token.ptr());
     let (activations, arrivals) = (scratch.activations.ptr_mut(), scratch.arrivals.ptr_mut());
@@ -241,7 +195,7 @@ pub fn route_decode<B: Backend>(
                 faults,
                 params,
             };
-            // SAFETY: every buffer has the shape of the kernel table (checked above).
+            // SAFETY: the launch checks every buffer.
             unsafe { stream.launch(selection.width(), &operation)? };
         }
         DeviceChoice::Table(HashTable { table, vocabulary }) => {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
+use dsv4_kv_device::shape::check_length;
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
 use kv_layout::router::DECODE_TOKENS;
 
@@ -123,8 +124,11 @@ impl<B: Backend> Router<B> {
         let &Batch { token, ids, weights, .. } = batch;
         let routing = Routing { selection, choice, tokens, token, ids, weights, faults };
         let product = GateProduct { x, gate, hidden };
-        routing.check()?;
-        product.check(selection, tokens)?;
+        // All launches or none.
+        check_length("hidden states", x.len(), u64::from(tokens) * u64::from(hidden))?;
+        check_length("tokens", token.len(), tokens.into())?;
+        check_length("expert ids", ids.len(), selection.of_selected(tokens))?;
+        check_length("expert weights", weights.len(), selection.of_selected(tokens))?;
         scratch.queue(stream, |scratch| {
             if tokens > MOST_IN_PARTS {
                 let logits = scratch.logits();

@@ -16,7 +16,8 @@ mod workspace;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::INDEX_DIM;
 
-use crate::device::{Backend, Buffer, DeviceError, Memory, bf16};
+use crate::device::shape::check_length;
+use crate::device::{Backend, Buffer, Memory, bf16};
 use crate::error::KvError;
 
 pub use select::{Activations, ProjectedQueries, Selection};
@@ -37,20 +38,17 @@ impl<B: Backend> CsaIndexer<B> {
     /// checkpoints store as E4M3 with UE8M0 scales, and `indexer.weights_proj`.
     ///
     /// # Errors
-    /// [`KvError::Device`] with [`DeviceError::Length`] if a weight is too short for the model.
+    /// [`KvError::Device`] if a weight is too short for the model.
     pub fn new(
         model: &ModelConfig,
         query_weight: Buffer<B, bf16>,
         head_weight: Buffer<B, bf16>,
     ) -> Result<Self, KvError> {
         let ModelConfig { index_heads: heads, q_lora_rank, hidden_size, .. } = *model;
-        let check = |what, found: u64, rows: u64, columns: u32| {
-            let needed = rows.saturating_mul(u64::from(columns));
-            if found < needed { Err(DeviceError::Length { what, found, needed }) } else { Ok(()) }
-        };
-        let rows = u64::from(heads) * u64::from(INDEX_DIM);
-        check("indexer query weight", query_weight.len(), rows, q_lora_rank)?;
-        check("indexer head weight", head_weight.len(), heads.into(), hidden_size)?;
+        let of_heads = |columns: u32| u64::from(heads) * u64::from(columns);
+        let query = of_heads(INDEX_DIM).saturating_mul(q_lora_rank.into());
+        check_length("indexer query weight", query_weight.len(), query)?;
+        check_length("indexer head weight", head_weight.len(), of_heads(hidden_size))?;
         Ok(Self { heads, q_lora_rank, hidden_size, query_weight, head_weight })
     }
 

@@ -3,12 +3,10 @@
 use kernels_gpu::params::{
     CompressParams, ListClosingTokensParams, UpdateTableParams, WriteStateParams,
 };
-use kv_layout::geometry::{
-    CSA_RATIO, CompressorKind, CsaCompressor, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM,
-};
+use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor, HCA_RATIO, HEAD_DIM};
 
+use super::check_length;
 use super::gather::BlockTable;
-use super::{check, product};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Compress, CompressHca, ListClosingTokens, UpdateTable, WriteState};
 
@@ -26,28 +24,12 @@ pub struct StepTokens<B: Backend> {
     pub count: u32,
 }
 
-impl<B: Backend> StepTokens<B> {
-    pub(super) fn check(&self) -> Result<(), DeviceError> {
-        let tokens = u64::from(self.count);
-        check("positions", &self.position, tokens)?;
-        check("slots", &self.slot, tokens)?;
-        check("indices", &self.index, tokens)?;
-        check("remaining tokens", &self.remaining, tokens)
-    }
-}
-
 /// A work list: rows of the step's tokens that close a window, then -1.
 pub struct WorkList<'a, B: Backend> {
     /// `[capacity]`.
     pub records: &'a Buffer<B, i32>,
     /// Records it has room for.
     pub capacity: u32,
-}
-
-impl<B: Backend> WorkList<'_, B> {
-    pub(super) fn check(&self) -> Result<(), DeviceError> {
-        check("work list", self.records, u64::from(self.capacity))
-    }
 }
 
 /// A compressor's weights.
@@ -78,60 +60,14 @@ pub struct StateRing<B: Backend> {
     pub slots: u32,
 }
 
-/// What a compressor's tensors look like.
-pub(super) struct Shape {
-    ratio: u32,
-    columns: u32,
-    channels: u32,
-}
-
-impl Shape {
-    pub(super) const fn of(stream: CompressorKind) -> Self {
-        match stream {
-            CompressorKind::CsaMain => {
-                Self { ratio: CSA_RATIO, columns: 2 * HEAD_DIM, channels: HEAD_DIM }
-            }
-            CompressorKind::CsaIndex => {
-                Self { ratio: CSA_RATIO, columns: 2 * INDEX_DIM, channels: INDEX_DIM }
-            }
-            CompressorKind::Hca => Self { ratio: HCA_RATIO, columns: HEAD_DIM, channels: HEAD_DIM },
-        }
-    }
-
-    pub(super) fn check<B: Backend>(
-        &self,
-        tokens: &StepTokens<B>,
-        projections: &StepProjections<'_, B>,
-        ape: &View<B, f32>,
-        state: &StateRing<B>,
-    ) -> Result<(), DeviceError> {
-        tokens.check()?;
-        let columns = u64::from(self.columns);
-        check("key projections", projections.kv, u64::from(tokens.count) * columns)?;
-        check("gate projections", projections.gate, u64::from(tokens.count) * columns)?;
-        check("position bias", ape, u64::from(self.ratio) * columns)?;
-        let rows = u64::from(state.slots) * u64::from(state.ring);
-        check("state ring", &state.rows, product([rows, 2, columns]))?;
-        // A window's older tokens must be in the ring: as many rows as it pools.
-        let window = if self.ratio == CSA_RATIO { 2 * CSA_RATIO } else { self.ratio };
-        super::check_length("rows of a state ring", state.ring.into(), window.into())
-    }
-
-    pub(super) fn check_weights<B: Backend>(
-        &self,
-        weights: &CompressorWeights<'_, B>,
-    ) -> Result<(), DeviceError> {
-        check("norm weights", weights.norm, self.channels.into())?;
-        check("rotary frequencies", weights.frequencies, u64::from(ROPE_DIM / 2))
-    }
-
-    fn check_entries<B: Backend>(
-        &self,
-        closing: &WorkList<'_, B>,
-        entries: &Buffer<B, bf16>,
-    ) -> Result<(), DeviceError> {
-        closing.check()?;
-        check("entries", entries, u64::from(closing.capacity) * u64::from(self.channels))
+impl<B: Backend> StateRing<B> {
+    /// Refuses a ring with fewer rows than a window pools: its older tokens must be there.
+    pub(super) fn check(&self, which: CompressorKind) -> Result<(), DeviceError> {
+        let window = match which {
+            CompressorKind::CsaMain | CompressorKind::CsaIndex => 2 * CSA_RATIO,
+            CompressorKind::Hca => HCA_RATIO,
+        };
+        check_length("rows of a state ring", self.ring.into(), window.into())
     }
 }
 
@@ -150,7 +86,7 @@ pub struct TableUpdate<'a, B: Backend> {
 /// Queues `update_table`: each block into its element of the table.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn update_table<B: Backend>(
     stream: &Stream<B>,
     update: &TableUpdate<'_, B>,
@@ -159,9 +95,6 @@ pub fn update_table<B: Backend>(
     if count == 0 {
         return Ok(());
     }
-    table.check()?;
-    check("table elements", index, count.into())?;
-    check("new blocks", block, count.into())?;
     let elements = table.slots.saturating_mul(table.max_blocks);
     let operation = UpdateTable {
         update_index: index.ptr(),
@@ -169,7 +102,7 @@ pub fn update_table<B: Backend>(
         table: table.table.ptr_mut(),
         params: UpdateTableParams { count, elements },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves out
+    // SAFETY: the launch checks every buffer; the kernel leaves out
     // elements beyond the table.
     unsafe { stream.launch((), &operation) }
 }
@@ -187,15 +120,12 @@ pub struct WorkLists<'a, B: Backend> {
 /// Queues `list_closing_tokens`: both work lists of the step.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn list_closing_tokens<B: Backend>(
     stream: &Stream<B>,
     lists: &WorkLists<'_, B>,
 ) -> Result<(), DeviceError> {
     let WorkLists { tokens, csa, hca } = *lists;
-    tokens.check()?;
-    csa.check()?;
-    hca.check()?;
     let operation = ListClosingTokens {
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
@@ -207,7 +137,7 @@ pub fn list_closing_tokens<B: Backend>(
             hca_capacity: hca.capacity,
         },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    // SAFETY: the launch checks every buffer.
     unsafe { stream.launch((), &operation) }
 }
 
@@ -240,20 +170,18 @@ pub struct Compression<'a, B: Backend> {
 /// Of a chunk it must run before [`write_state`].
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a state ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter
+/// than its shape; as [`Stream::launch`].
 pub fn compress<B: Backend>(
     stream: &Stream<B>,
     which: CsaCompressor,
     windows: &Compression<'_, B>,
 ) -> Result<(), DeviceError> {
     let Compression { tokens, projections, weights, state, closing, entries } = *windows;
-    let shape = Shape::of(match which {
+    state.check(match which {
         CsaCompressor::Main => CompressorKind::CsaMain,
         CsaCompressor::Index => CompressorKind::CsaIndex,
-    });
-    shape.check(tokens, projections, weights.ape, state)?;
-    shape.check_weights(weights)?;
-    shape.check_entries(closing, entries)?;
+    })?;
     let operation = Compress {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
@@ -273,7 +201,7 @@ pub fn compress<B: Backend>(
             tokens: tokens.count,
         },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves
+    // SAFETY: the launch checks every buffer; the kernel leaves
     // out what a work list names that is no token of the step, and slots that do not exist.
     unsafe { stream.launch(which, &operation) }
 }
@@ -300,11 +228,6 @@ impl<B: Backend> HcaScratch<B> {
     pub fn pooled(&self) -> &Buffer<B, u32> {
         &self.pooled
     }
-
-    /// Checks that there is a place for each of `records` windows.
-    pub(super) fn check(&self, records: u32) -> Result<(), DeviceError> {
-        check("pooled entries", &self.pooled, u64::from(records) * u64::from(HEAD_DIM))
-    }
 }
 
 /// Queues `compress_hca`: the entries of the listed windows.
@@ -312,18 +235,15 @@ impl<B: Backend> HcaScratch<B> {
 /// Of a chunk it must run before [`write_state`].
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a state ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter
+/// than its shape; as [`Stream::launch`].
 pub fn compress_hca<B: Backend>(
     stream: &Stream<B>,
     scratch: &HcaScratch<B>,
     windows: &Compression<'_, B>,
 ) -> Result<(), DeviceError> {
     let Compression { tokens, projections, weights, state, closing, entries } = *windows;
-    let shape = Shape::of(CompressorKind::Hca);
-    shape.check(tokens, projections, weights.ape, state)?;
-    shape.check_weights(weights)?;
-    shape.check_entries(closing, entries)?;
-    scratch.check(closing.capacity)?;
+    state.check(CompressorKind::Hca)?;
     let operation = CompressHca {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
@@ -344,7 +264,7 @@ pub fn compress_hca<B: Backend>(
             tokens: tokens.count,
         },
     };
-    // SAFETY: as `compress`; the scratch has a place for every record.
+    // SAFETY: as `compress`.
     unsafe { stream.launch((), &operation) }
 }
 
@@ -363,7 +283,8 @@ pub struct StateUpdate<'a, B: Backend> {
 /// Queues `write_state_*`: the step's tokens into the ring of compressor `which`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a state ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter
+/// than its shape; as [`Stream::launch`].
 pub fn write_state<B: Backend>(
     stream: &Stream<B>,
     which: CompressorKind,
@@ -373,7 +294,7 @@ pub fn write_state<B: Backend>(
     if tokens.count == 0 {
         return Ok(());
     }
-    Shape::of(which).check(tokens, projections, ape, state)?;
+    state.check(which)?;
     let operation = WriteState {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
@@ -384,7 +305,7 @@ pub fn write_state<B: Backend>(
         state: state.rows.ptr_mut(),
         params: WriteStateParams { ring: state.ring, slots: state.slots, tokens: tokens.count },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel leaves out
+    // SAFETY: the launch checks every buffer; the kernel leaves out
     // slots outside the ring, and tokens whose row a later one takes.
     unsafe { stream.launch(which, &operation) }
 }

@@ -1,13 +1,12 @@
 //! One-token decode: a layer's whole update in one launch.
 
 use kernels_gpu::params::DecodeParams;
-use kv_layout::geometry::{CSA_RATIO, CompressorKind, HCA_RATIO, HEAD_DIM};
+use kv_layout::geometry::{CSA_RATIO, CompressorKind, HCA_RATIO};
 
-use super::compress::Shape;
-use super::flush::{IndexKeys, check_index_keys};
+use super::flush::IndexKeys;
 use super::gather::{BlockTable, Entries};
 use super::{
-    CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, SwaRing, check,
+    CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, SwaRing, check_length,
 };
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{DecodeCsa, DecodeHca};
@@ -42,12 +41,7 @@ pub struct DecodeCompressor<'a, B: Backend> {
 
 impl<B: Backend> DecodeStep<'_, B> {
     fn check(&self, ratio: u32, state: &StateRing<B>) -> Result<DecodeParams, DeviceError> {
-        let tokens = u64::from(self.tokens.count);
-        let window_rows = self.window.check()?;
-        check("window rows", self.window_kv, tokens * u64::from(HEAD_DIM))?;
-        check("ring rows of tokens", self.ring_row, tokens)?;
-        check("fault word", self.faults, 1)?;
-        self.table.check()?;
+        let window_rows = self.window.rows()?;
         self.entries.check_ratio(ratio)?;
         if self.window.format != self.entries.format {
             let [value, needed] =
@@ -64,14 +58,6 @@ impl<B: Backend> DecodeStep<'_, B> {
             max_blocks: self.table.max_blocks,
             num_blocks: self.entries.num_blocks,
         })
-    }
-}
-
-impl<B: Backend> DecodeCompressor<'_, B> {
-    fn check(&self, which: CompressorKind, tokens: &StepTokens<B>) -> Result<(), DeviceError> {
-        let shape = Shape::of(which);
-        shape.check(tokens, &self.projections, self.weights.ape, &self.state)?;
-        shape.check_weights(&self.weights)
     }
 }
 
@@ -101,7 +87,8 @@ pub struct HcaDecode<'a, B: Backend> {
 /// and counted in `faults`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a state ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter
+/// than its shape; as [`Stream::launch`].
 pub fn decode_csa<B: Backend>(
     stream: &Stream<B>,
     decode: &CsaDecode<'_, B>,
@@ -112,11 +99,9 @@ pub fn decode_csa<B: Backend>(
         return Ok(());
     }
     let params = step.check(CSA_RATIO, &main.state)?;
-    main.check(CompressorKind::CsaMain, tokens)?;
-    index.check(CompressorKind::CsaIndex, tokens)?;
-    super::check_length("indexer state", index.state.slots.into(), params.slots.into())?;
-    super::check_length("indexer ring", index.state.ring.into(), params.state_ring.into())?;
-    check_index_keys(keys, &step.entries)?;
+    main.state.check(CompressorKind::CsaMain)?;
+    check_length("indexer state", index.state.slots.into(), params.slots.into())?;
+    check_length("indexer ring", index.state.ring.into(), params.state_ring.into())?;
     let operation = DecodeCsa {
         window_kv: step.window_kv.ptr(),
         main_kv: main.projections.kv.ptr(),
@@ -145,7 +130,7 @@ pub fn decode_csa<B: Backend>(
         params,
     };
     let variant = (step.entries.format, keys.format);
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // SAFETY: the launch checks every buffer; the kernel refuses
     // slots, ring rows and blocks outside their buffers.
     unsafe { stream.launch(variant, &operation) }
 }
@@ -156,7 +141,7 @@ pub fn decode_csa<B: Backend>(
 /// of one token a request never has more tokens than the cache has requests, for which there is room.
 ///
 /// # Errors
-/// As [`decode_csa`]; [`DeviceError::Length`] too for more tokens than `scratch` has places.
+/// As [`decode_csa`].
 pub fn decode_hca<B: Backend>(
     stream: &Stream<B>,
     decode: &HcaDecode<'_, B>,
@@ -167,8 +152,7 @@ pub fn decode_hca<B: Backend>(
         return Ok(());
     }
     let params = step.check(HCA_RATIO, &main.state)?;
-    main.check(CompressorKind::Hca, tokens)?;
-    scratch.check(tokens.count)?;
+    main.state.check(CompressorKind::Hca)?;
     let operation = DecodeHca {
         window_kv: step.window_kv.ptr(),
         kv: main.projections.kv.ptr(),
@@ -190,6 +174,6 @@ pub fn decode_hca<B: Backend>(
         faults: step.faults.ptr_mut(),
         params,
     };
-    // SAFETY: as `decode_csa`; the scratch has a place for every token.
+    // SAFETY: as `decode_csa`.
     unsafe { stream.launch(step.entries.format, &operation) }
 }

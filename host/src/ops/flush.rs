@@ -1,11 +1,11 @@
 //! Flush: entries and indexer keys into the paged planes.
 
 use kernels_gpu::params::FlushParams;
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};
 use kv_layout::index_row::IndexFormat;
 
 use super::gather::{BlockTable, Entries};
-use super::{StepTokens, WorkList, check};
+use super::{StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{FlushCsa, FlushHca};
 
@@ -52,7 +52,7 @@ pub struct KeyFlush<'a, B: Backend> {
 /// table gives it. A window without a block is left out and counted in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn flush_csa<B: Backend>(
     stream: &Stream<B>,
     flush: &Flush<'_, B>,
@@ -60,9 +60,7 @@ pub fn flush_csa<B: Backend>(
 ) -> Result<(), DeviceError> {
     let Flush { tokens, closing, entries, table, to, faults } = *flush;
     let KeyFlush { keys, to: index } = *keys;
-    let params = flush.check(CSA_RATIO)?;
-    check("indexer keys", keys, u64::from(closing.capacity) * u64::from(INDEX_DIM))?;
-    check_index_keys(index, to)?;
+    let params = flush.params(CSA_RATIO)?;
     let operation = FlushCsa {
         entries: entries.ptr(),
         keys: keys.ptr(),
@@ -78,7 +76,7 @@ pub fn flush_csa<B: Backend>(
         params: FlushParams { rotate: index.rotate.into(), ..params },
     };
     let variant = (to.format, index.format);
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes.
     unsafe { stream.launch(variant, &operation) }
 }
@@ -98,22 +96,17 @@ pub fn flush_hca<B: Backend>(stream: &Stream<B>, flush: &Flush<'_, B>) -> Result
         entry_data: to.data.ptr_mut(),
         entry_scale: to.scale.ptr_mut(),
         faults: faults.ptr_mut(),
-        params: flush.check(HCA_RATIO)?,
+        params: flush.params(HCA_RATIO)?,
     };
     // SAFETY: as `flush_csa`.
     unsafe { stream.launch(to.format, &operation) }
 }
 
 impl<B: Backend> Flush<'_, B> {
-    /// Checks what both flushes take, of entries of `ratio` tokens; their scalars.
-    fn check(&self, ratio: u32) -> Result<FlushParams, DeviceError> {
-        let Self { tokens, closing, entries, table, to, faults } = *self;
-        tokens.check()?;
-        closing.check()?;
-        table.check()?;
+    /// The scalars of both flushes, of entries of `ratio` tokens.
+    fn params(&self, ratio: u32) -> Result<FlushParams, DeviceError> {
+        let Self { tokens, closing, table, to, .. } = *self;
         to.check_ratio(ratio)?;
-        check("entries", entries, u64::from(closing.capacity) * u64::from(HEAD_DIM))?;
-        check("fault word", faults, 1)?;
         Ok(FlushParams {
             capacity: closing.capacity,
             slots: table.slots,
@@ -123,14 +116,4 @@ impl<B: Backend> Flush<'_, B> {
             tokens: tokens.count,
         })
     }
-}
-
-/// Checks that there is a key for every entry.
-pub(super) fn check_index_keys<B: Backend>(
-    index: &IndexKeys<'_, B>,
-    entries: &Entries<'_, B>,
-) -> Result<(), DeviceError> {
-    let rows = u64::from(entries.num_blocks) * u64::from(entries.entries_per_block);
-    check("indexer key codes", index.code, rows * index.format.code_bytes())?;
-    check("indexer key scales", index.scale, rows * index.format.scale_bytes())
 }

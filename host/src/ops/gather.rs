@@ -3,10 +3,10 @@
 use std::num::NonZeroU32;
 
 use kernels_gpu::params::{GatherEntriesParams, ValidLensParams};
-use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM};
-use kv_layout::main_row::{DATA_BYTES, MainFormat};
+use kv_layout::geometry::BLOCK_TOKENS;
+use kv_layout::main_row::MainFormat;
 
-use super::{GatherQueries, check, product};
+use super::GatherQueries;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{GatherAll, GatherKv, ValidLens};
 
@@ -25,22 +25,19 @@ pub struct Entries<'a, B: Backend> {
 }
 
 impl<B: Backend> Entries<'_, B> {
-    /// Checks the planes; the tokens of an entry.
-    pub(super) fn check(&self) -> Result<u32, DeviceError> {
+    /// The tokens of an entry.
+    fn ratio(&self) -> Result<u32, DeviceError> {
         let entries_per_block = self.entries_per_block;
         if entries_per_block == 0 || !BLOCK_TOKENS.is_multiple_of(entries_per_block) {
             let (value, of) = (entries_per_block.into(), BLOCK_TOKENS.into());
             return Err(DeviceError::NotADivisor { what: "entries of a block", value, of });
         }
-        let rows = u64::from(self.num_blocks) * u64::from(entries_per_block);
-        check("entry data", self.data, rows * DATA_BYTES)?;
-        check("entry scales", self.scale, rows * self.format.scale_bytes())?;
         Ok(BLOCK_TOKENS / entries_per_block)
     }
 
-    /// As [`Self::check`], and that an entry is of `ratio` tokens.
+    /// Refuses entries of other than `ratio` tokens.
     pub(super) fn check_ratio(&self, ratio: u32) -> Result<(), DeviceError> {
-        if self.check()? == ratio {
+        if self.ratio()? == ratio {
             return Ok(());
         }
         let (value, needed) = (self.entries_per_block.into(), (BLOCK_TOKENS / ratio).into());
@@ -57,14 +54,6 @@ pub struct BlockTable<'a, B: Backend> {
     pub slots: u32,
     /// Most blocks of a request.
     pub max_blocks: u32,
-}
-
-impl<B: Backend> BlockTable<'_, B> {
-    pub(super) fn check(&self) -> Result<(), DeviceError> {
-        let blocks = u64::from(self.slots) * u64::from(self.max_blocks);
-        // The kernel reads the first element for queries that have no request.
-        check("block table", self.table, blocks.max(1))
-    }
 }
 
 /// Compressed entries of queries, and where they go.
@@ -90,7 +79,7 @@ pub struct EntryGather<'a, B: Backend> {
 /// in the fault word.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; [`DeviceError::NotADivisor`];
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; [`DeviceError::NotADivisor`];
 /// [`DeviceError::BadGrid`] if `rows` is 0, or if all queries have more than 2^31 times 16 rows; as
 /// [`Stream::launch`].
 pub fn gather_kv<B: Backend>(
@@ -98,12 +87,11 @@ pub fn gather_kv<B: Backend>(
     gather: &EntryGather<'_, B>,
     selected: &View<B, i32>,
 ) -> Result<(), DeviceError> {
-    let EntryGather { queries, table, entries, rows, tile, faults } = *gather;
+    let EntryGather { queries, table, entries, tile, faults, .. } = *gather;
     if queries.count == 0 {
         return Ok(());
     }
-    let params = gather.check()?;
-    check("selected entries", selected, u64::from(queries.count) * u64::from(rows))?;
+    let params = gather.params()?;
     let operation = GatherKv {
         selected: selected.ptr(),
         token_position: queries.position.ptr(),
@@ -115,7 +103,7 @@ pub fn gather_kv<B: Backend>(
         faults: faults.ptr_mut(),
         params,
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes; work of one stream runs in order.
     unsafe { stream.launch(entries.format, &operation) }
 }
@@ -137,8 +125,7 @@ pub fn gather_all<B: Backend>(
     if queries.count == 0 {
         return Ok(());
     }
-    let params = gather.check()?;
-    check("lengths", lengths, u64::from(queries.count))?;
+    let params = gather.params()?;
     let operation = GatherAll {
         token_position: queries.position.ptr(),
         token_slot: queries.slot.ptr(),
@@ -167,7 +154,7 @@ pub struct EntryCounts<'a, B: Backend> {
 /// Queues `valid_lens`: how many entries each query sees.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn valid_lens<B: Backend>(
     stream: &Stream<B>,
     counts: &EntryCounts<'_, B>,
@@ -177,29 +164,24 @@ pub fn valid_lens<B: Backend>(
     if count == 0 {
         return Ok(());
     }
-    check_queries(queries)?;
-    check("lengths", lengths, u64::from(count))?;
+    queries.check()?;
     let operation = ValidLens {
         token_position: position.ptr(),
         token_slot: slot.ptr(),
         lengths: lengths.ptr_mut(),
         params: ValidLensParams { first, tokens: count, ratio: ratio.get() },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); work of one stream
+    // SAFETY: the launch checks every buffer; work of one stream
     // runs in order.
     unsafe { stream.launch((), &operation) }
 }
 
 impl<B: Backend> EntryGather<'_, B> {
-    /// Checks what both gathers take; their scalars.
-    fn check(&self) -> Result<GatherEntriesParams, DeviceError> {
-        let Self { queries, table, entries, rows, tile, faults } = *self;
-        check_queries(queries)?;
-        table.check()?;
-        let ratio = entries.check()?;
-        let tile_elements = product([queries.count, rows, HEAD_DIM].map(u64::from));
-        check("tile", tile, tile_elements)?;
-        check("fault word", faults, 1)?;
+    /// The scalars of both gathers.
+    fn params(&self) -> Result<GatherEntriesParams, DeviceError> {
+        let Self { queries, table, entries, rows, .. } = *self;
+        queries.check()?;
+        let ratio = entries.ratio()?;
         Ok(GatherEntriesParams {
             first: queries.first,
             tokens: queries.count,
@@ -212,10 +194,4 @@ impl<B: Backend> EntryGather<'_, B> {
             num_blocks: entries.num_blocks,
         })
     }
-}
-
-fn check_queries<B: Backend>(queries: &GatherQueries<'_, B>) -> Result<(), DeviceError> {
-    let end = u64::from(queries.first) + u64::from(queries.count);
-    check("positions", queries.position, end)?;
-    check("slots", queries.slot, end)
 }

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use kernels_gpu::params::IndexScoreTopkParams;
 use kv_layout::index_row::IndexFormat;
 
-use super::indexer::{MOST_SELECTED, SHORT, check_keys, check_queries, tiles_per_block};
-use super::{BlockTable, GatherQueries, IndexKeys, IndexQueries, check, check_argument};
+use super::indexer::{MOST_SELECTED, SHORT, tiles_per_block};
+use super::{BlockTable, GatherQueries, IndexKeys, IndexQueries, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use kernels_gpu::indexer::TILE;
 use kernels_gpu::indexer::score::keys::WARPS;
@@ -58,7 +58,7 @@ pub struct ScoreSelection<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, columns or entries of a list, no blocks, or keys of another
-/// format; [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// format; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn index_score_topk<B: Backend>(
     stream: &Stream<B>,
     selection: &ScoreSelection<'_, B>,
@@ -69,16 +69,13 @@ pub fn index_score_topk<B: Backend>(
     if count == 0 {
         return Ok(());
     }
-    check_queries(queries)?;
-    from.check(count)?;
-    table.check()?;
+    queries.check()?;
+    from.check()?;
     check_argument("columns of scores in one launch", columns, TILE, SHORT)?;
     check_argument("indices of a list", k, 1, MOST_SELECTED)?;
-    check("selected entries", selected, u64::from(count) * u64::from(k))?;
-    check("fault word", faults, 1)?;
     let needed = IndexFormat::Mxfp4.row_bytes() as u32;
     check_argument("bytes of an indexer key", keys.format.row_bytes() as u32, needed, needed)?;
-    check_keys(keys)?;
+    keys.check_blocks()?;
     let operation = IndexScoreTopk {
         query: from.query.ptr(),
         weight: from.weight.ptr(),
@@ -100,7 +97,7 @@ pub fn index_score_topk<B: Backend>(
             tokens: count,
         },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes.
     unsafe { stream.launch((), &operation) }
 }

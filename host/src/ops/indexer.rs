@@ -7,10 +7,9 @@ use kernels_gpu::params::{
     TopkSelectParams,
 };
 use kernels_gpu::table::MULTIPROCESSORS;
-use kv_layout::geometry::{INDEX_DIM, ROPE_DIM};
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
-use super::{BlockTable, GatherQueries, IndexKeys, check, check_argument};
+use super::{BlockTable, GatherQueries, IndexKeys, check_argument};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{
     IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, Project, ScoreMaxima, TopkSelectLong,
@@ -39,11 +38,8 @@ pub struct IndexQueries<'a, B: Backend> {
 }
 
 impl<B: Backend> IndexQueries<'_, B> {
-    pub(super) fn check(&self, queries: u32) -> Result<(), DeviceError> {
-        check_argument("indexer heads", self.heads, 1, QUERY_HEADS)?;
-        let queries = u64::from(queries);
-        check("queries", self.query, queries * u64::from(IndexFormat::MAX_QUERY_BYTES))?;
-        check("head weights", self.weight, queries * u64::from(self.heads))
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        check_argument("indexer heads", self.heads, 1, QUERY_HEADS)
     }
 }
 
@@ -58,10 +54,8 @@ pub struct Scores<'a, B: Backend> {
 }
 
 impl<B: Backend> Scores<'_, B> {
-    fn check(&self, rows: u32) -> Result<(), DeviceError> {
-        check_argument("columns of scores", self.columns, TILE, MOST_COLUMNS)?;
-        check("scores", self.scores, u64::from(rows) * u64::from(self.columns))?;
-        check("maxima of scores", self.maxima, u64::from(rows) * maxima_len(self.columns))
+    fn check(&self) -> Result<(), DeviceError> {
+        check_argument("columns of scores", self.columns, TILE, MOST_COLUMNS)
     }
 }
 
@@ -96,7 +90,7 @@ pub struct Projection<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] if `inner` is no multiple of 128 or `columns` none of 32;
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn project<B: Backend>(
     stream: &Stream<B>,
     projection: &Projection<'_, B>,
@@ -109,17 +103,13 @@ pub fn project<B: Backend>(
     }
     check_argument("columns of a projection", columns, COLUMNS, u32::MAX)?;
     check_argument("inner dimension of a projection", inner, INNER, u32::MAX)?;
-    let of = |rows: u32, columns: u32| u64::from(rows) * u64::from(columns);
-    check("activations", input, of(rows, inner))?;
-    check("weight", weight, of(columns, inner))?;
-    check("projection", output, of(rows, columns))?;
     let operation = Project {
         input: input.ptr(),
         weight: weight.ptr(),
         output: output.ptr_mut(),
         params: ProjectParams { rows, columns, inner },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    // SAFETY: the launch checks every buffer.
     unsafe { stream.launch((), &operation) }
 }
 
@@ -143,7 +133,7 @@ pub struct QueryQuantisation<'a, B: Backend> {
 /// and the projected weights of the heads scaled. Padding stays untouched.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads; [`DeviceError::Length`] for a buffer shorter than
+/// [`DeviceError::Argument`] for too many heads; [`DeviceError::TooShort`] for a buffer shorter than
 /// its shape; as [`Stream::launch`].
 pub fn index_query<B: Backend>(
     stream: &Stream<B>,
@@ -155,12 +145,8 @@ pub fn index_query<B: Backend>(
     if tokens == 0 {
         return Ok(());
     }
-    check_queries(queries)?;
-    to.check(tokens)?;
-    let vectors = u64::from(tokens) * u64::from(heads);
-    check("projected queries", projected, vectors * u64::from(INDEX_DIM))?;
-    check("projected head weights", projected_weight, vectors)?;
-    check("rotary frequencies", frequencies, u64::from(ROPE_DIM / 2))?;
+    queries.check()?;
+    to.check()?;
     let operation = IndexQuery {
         projected: projected.ptr(),
         projected_weight: projected_weight.ptr(),
@@ -171,7 +157,7 @@ pub fn index_query<B: Backend>(
         weight: to.weight.ptr_mut(),
         params: IndexQueryParams { first, tokens, heads },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    // SAFETY: the launch checks every buffer.
     unsafe { stream.launch(format, &operation) }
 }
 
@@ -201,7 +187,7 @@ pub struct KeyScores<'a, B: Backend> {
 /// they go; an entry whose block is missing scores NaN and is counted too.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] for too many heads or columns, or no blocks; [`DeviceError::Length`] for
+/// [`DeviceError::Argument`] for too many heads or columns, or no blocks; [`DeviceError::TooShort`] for
 /// a buffer shorter than its shape; [`DeviceError::BadGrid`] for more than 65,535 queries; as
 /// [`Stream::launch`].
 pub fn index_score<B: Backend>(
@@ -214,12 +200,10 @@ pub fn index_score<B: Backend>(
     if count == 0 {
         return Ok(());
     }
-    check_queries(queries)?;
-    from.check(count)?;
-    table.check()?;
-    to.check(count)?;
-    check("fault word", faults, 1)?;
-    check_keys(keys)?;
+    queries.check()?;
+    from.check()?;
+    to.check()?;
+    keys.check_blocks()?;
     let tiles = tiles_per_block(to.columns, count);
     let operation = IndexScore {
         query: from.query.ptr(),
@@ -245,7 +229,7 @@ pub fn index_score<B: Backend>(
             tokens: count,
         },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes.
     unsafe { stream.launch(keys.format, &operation) }
 }
@@ -280,7 +264,7 @@ pub struct EntrySelection<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for `k` of 0 or above 2048, or too many columns;
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn index_topk<B: Backend>(
     stream: &Stream<B>,
     selection: &EntrySelection<'_, B>,
@@ -290,14 +274,15 @@ pub fn index_topk<B: Backend>(
     if count == 0 {
         return Ok(());
     }
-    check_queries(queries)?;
-    check_selection(from, count, k, selected)?;
+    queries.check()?;
+    from.check()?;
+    check_argument("indices of a list", k, 1, MOST_SELECTED)?;
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
     let (token_position, token_slot) = (queries.position.ptr(), queries.slot.ptr());
     let (first, columns, selected) = (queries.first, from.columns, selected.ptr_mut());
     let params =
         IndexTopkParams { first, columns, group_log2: group_log2(columns), k, tokens: count };
-    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    // SAFETY: the launch checks every buffer.
     unsafe {
         if columns <= SHORT {
             let short = IndexTopkShort { scores, token_position, token_slot, selected, params };
@@ -337,48 +322,33 @@ pub fn topk_select<B: Backend>(
     if rows == 0 {
         return Ok(());
     }
-    check_selection(from, rows, k, selected)?;
-    check("lengths", lengths, rows.into())?;
+    from.check()?;
+    check_argument("indices of a list", k, 1, MOST_SELECTED)?;
     let (columns, group_log2) = (from.columns, group_log2(from.columns));
     let (scores, maxima) = (from.scores.ptr(), from.maxima.ptr());
     let (lengths, selected) = (lengths.ptr(), selected.ptr_mut());
     let params = TopkSelectParams { columns, group_log2, k, rows };
-    // SAFETY: every buffer has the shape of the kernel table (checked above).
+    // SAFETY: the launch checks every buffer.
     unsafe {
         if columns <= SHORT {
             let short = TopkSelectShort { scores, lengths, selected, params };
             return stream.launch((), &short);
         }
+        let long = TopkSelectLong { scores, maxima, lengths, selected, params };
         if columns > READ_WHOLE {
+            // Both launches or none.
+            stream.check((), &long)?;
             let params = ScoreMaximaParams { columns, group_log2, rows };
             let maxima = from.maxima.ptr_mut();
             stream.launch((), &ScoreMaxima { scores, lengths, maxima, params })?;
         }
-        let long = TopkSelectLong { scores, maxima, lengths, selected, params };
         stream.launch((), &long)
     }
 }
 
-fn check_selection<B: Backend>(
-    from: &Scores<'_, B>,
-    rows: u32,
-    k: u32,
-    selected: &Buffer<B, i32>,
-) -> Result<(), DeviceError> {
-    from.check(rows)?;
-    check_argument("indices of a list", k, 1, MOST_SELECTED)?;
-    check("selected entries", selected, u64::from(rows) * u64::from(k))
-}
-
-pub(super) fn check_keys<B: Backend>(keys: &IndexKeys<'_, B>) -> Result<(), DeviceError> {
-    check_argument("blocks of indexer keys", keys.num_blocks, 1, i32::MAX as u32)?;
-    let rows = u64::from(keys.num_blocks) * u64::from(TILE);
-    check("indexer key codes", keys.code, rows * keys.format.code_bytes())?;
-    check("indexer key scales", keys.scale, rows * keys.format.scale_bytes())
-}
-
-pub(super) fn check_queries<B: Backend>(queries: &GatherQueries<'_, B>) -> Result<(), DeviceError> {
-    let end = u64::from(queries.first) + u64::from(queries.count);
-    check("positions", queries.position, end)?;
-    check("slots", queries.slot, end)
+impl<B: Backend> IndexKeys<'_, B> {
+    /// Refuses keys of no block.
+    pub(super) fn check_blocks(&self) -> Result<(), DeviceError> {
+        check_argument("blocks of indexer keys", self.num_blocks, 1, i32::MAX as u32)
+    }
 }

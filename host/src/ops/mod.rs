@@ -1,5 +1,6 @@
-//! The operations as safe functions: every buffer is checked against the shape the kernel table
-//! gives it, then the kernel is launched.
+//! The operations as safe functions. What the kernel table says of a kernel's arguments, their lengths
+//! included, [`Stream::launch`](crate::device::Stream::launch) checks; what else a kernel relies on is
+//! checked here.
 
 mod compress;
 mod decode;
@@ -33,7 +34,7 @@ pub use state::{StateMove, StateSlot, StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, gather_swa};
 
 use crate::device::DeviceError;
-use crate::device::shape::{check, check_length, product};
+use crate::device::shape::check_length;
 
 /// Refuses a number that is 0, above `most`, or no multiple of `multiple`.
 fn check_argument(

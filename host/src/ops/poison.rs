@@ -1,9 +1,9 @@
 //! The search for rows that nobody wrote, in what attention is about to read.
 
 use kernels_gpu::params::FindPoisonParams;
-use kv_layout::geometry::{HEAD_DIM, WINDOW};
+use kv_layout::geometry::WINDOW;
 
-use super::{GatherQueries, check, product};
+use super::GatherQueries;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use crate::ids::LayerId;
 use kernels_gpu::launch::FindPoison;
@@ -46,7 +46,7 @@ pub struct PoisonSearch<'a, B: Backend> {
 /// while there is room, recorded.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn find_poison<B: Backend>(
     stream: &Stream<B>,
     search: &PoisonSearch<'_, B>,
@@ -57,21 +57,12 @@ pub fn find_poison<B: Backend>(
     if count == 0 || rows == 0 {
         return Ok(());
     }
-    let (queries, tile_rows) = (u64::from(count), u64::from(count) * u64::from(rows));
-    check("tile", tile, product([tile_rows, HEAD_DIM.into()]))?;
-    let end = u64::from(first) + queries;
-    check("positions", position, end)?;
-    check("slots", slot, end)?;
-    let record = FindPoisonParams::RECORD;
-    check("poison records", found, 1)?;
-    let capacity = (found.len() - 1) / u64::from(record);
+    queries.check()?;
     let (source, of_rows) = match *kind {
         GatheredRows::Window(lengths) => (FindPoisonParams::WINDOW, lengths),
         GatheredRows::List(selected, _) => (FindPoisonParams::LIST, selected),
         GatheredRows::All(lengths, _) => (FindPoisonParams::ALL, lengths),
     };
-    let list = source == FindPoisonParams::LIST;
-    check("lengths or list", of_rows, if list { tile_rows } else { queries })?;
     let operation = FindPoison {
         tile: tile.ptr(),
         lengths: of_rows.ptr(),
@@ -85,10 +76,17 @@ pub fn find_poison<B: Backend>(
             rows,
             layer: layer.0,
             source,
-            capacity: u32::try_from(capacity).unwrap_or(u32::MAX),
+            capacity: capacity(found),
         },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above), of `lengths` and
-    // `selected` the one that this source reads; work of one stream runs in order.
+    // SAFETY: the launch checks every buffer, of `lengths` and `selected` the one that this source reads;
+    // work of one stream runs in order.
     unsafe { stream.launch((), &operation) }
+}
+
+/// Records that `found` has room for, behind their count.
+pub(super) fn capacity<B: Backend>(found: &Buffer<B, u32>) -> u32 {
+    const MOST: u32 = (u32::MAX - 1) / FindPoisonParams::RECORD;
+    let records = found.len().saturating_sub(1) / u64::from(FindPoisonParams::RECORD);
+    u32::try_from(records).unwrap_or(MOST).min(MOST)
 }

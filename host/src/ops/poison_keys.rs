@@ -1,14 +1,13 @@
 //! The search for scores of indexer keys that nobody wrote.
 
-use kernels_gpu::params::{FindPoisonParams, FindPoisonedKeysParams};
+use kernels_gpu::params::FindPoisonedKeysParams;
 
-use super::{BlockTable, GatherQueries, IndexKeys, check, product};
+use super::poison::capacity;
+use super::{BlockTable, GatherQueries, IndexKeys};
 use crate::device::{Backend, Buffer, DeviceError, Stream};
 use crate::ids::LayerId;
 use kernels_gpu::launch::FindPoisonedKeys;
 
-/// Entries of a block of the cache.
-const ENTRIES: u64 = 32;
 /// The scores that [`super::index_score`] made: of queries that see more than `skip` entries, of the
 /// first `columns` of them.
 #[derive(Clone, Copy)]
@@ -40,7 +39,7 @@ pub struct PoisonedKeySearch<'a, B: Backend> {
 /// has no key.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn find_poisoned_keys<B: Backend>(
     stream: &Stream<B>,
     search: &PoisonedKeySearch<'_, B>,
@@ -52,15 +51,7 @@ pub fn find_poisoned_keys<B: Backend>(
     if count == 0 || columns <= skip {
         return Ok(());
     }
-    let end = u64::from(first) + u64::from(count);
-    check("positions", position, end)?;
-    check("slots", slot, end)?;
-    table.check()?;
-    let plane = |row_bytes| product([num_blocks.into(), ENTRIES, row_bytes]);
-    check("indexer key codes", keys.code, plane(keys.format.code_bytes()))?;
-    check("indexer key scales", keys.scale, plane(keys.format.scale_bytes()))?;
-    check("poison records", found, 1)?;
-    let capacity = (found.len() - 1) / u64::from(FindPoisonParams::RECORD);
+    queries.check()?;
     let operation = FindPoisonedKeys {
         token_position: position.ptr(),
         token_slot: slot.ptr(),
@@ -74,13 +65,13 @@ pub fn find_poisoned_keys<B: Backend>(
             skip,
             columns,
             layer: layer.0,
-            capacity: u32::try_from(capacity).unwrap_or(u32::MAX),
+            capacity: capacity(found),
             slots: table.slots,
             max_blocks: table.max_blocks,
             num_blocks,
         },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes; work of one stream runs in order.
     unsafe { stream.launch(keys.format, &operation) }
 }

@@ -2,7 +2,7 @@
 
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
 
-use super::{StateRing, check, check_length, product};
+use super::{StateRing, check_length};
 use crate::device::{Backend, DeviceError, Stream, View};
 use crate::ids::SlotId;
 use kernels_gpu::launch::{ResetState, RotateState};
@@ -39,8 +39,8 @@ pub struct StateMove<'a, B: Backend> {
 /// position.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape, a slot that does not exist, or more
-/// rows than the ring has; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a slot that does not exist, or more rows than the ring has;
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn rotate_state<B: Backend>(
     stream: &Stream<B>,
     to: &StateSlot<'_, B>,
@@ -59,17 +59,14 @@ pub fn rotate_state<B: Backend>(
             // The image is not read: none of the ring, which is written.
             (slot.0, state.rows.view().slice(0, 0).expect("every buffer has no elements"))
         }
-        StateSource::Image(image) => {
-            check("state image", image, u64::from(rows) * u64::from(row_words))?;
-            (RotateStateParams::IMAGE, image.clone())
-        }
+        StateSource::Image(image) => (RotateStateParams::IMAGE, image.clone()),
     };
     let operation = RotateState {
         image: image.cast()?.ptr(),
         state: state.rows.cast()?.ptr_mut(),
         params: RotateStateParams { rows, position, from, to: to.0, ring: state.ring, row_words },
     };
-    // SAFETY: image and ring have the shape of the kernel table (checked above), both slots exist,
+    // SAFETY: the launch checks image and ring, both slots exist,
     // and at most a ring of consecutive positions have rows of their own. From a slot the image is
     // not read.
     unsafe { stream.launch((), &operation) }
@@ -79,8 +76,8 @@ pub fn rotate_state<B: Backend>(
 /// pattern to poison them or 0 to clear them.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape, or a slot that does not exist; as
-/// [`Stream::launch`].
+/// [`DeviceError::Length`] for a slot that does not exist; [`DeviceError::TooShort`] for a buffer shorter than its
+/// shape; as [`Stream::launch`].
 pub fn reset_state<B: Backend>(
     stream: &Stream<B>,
     of: &StateSlot<'_, B>,
@@ -92,7 +89,7 @@ pub fn reset_state<B: Backend>(
         state: state.rows.cast()?.ptr_mut(),
         params: ResetStateParams { slot: slot.0, ring: state.ring, row_words, word },
     };
-    // SAFETY: the ring has the shape of the kernel table and the slot exists (checked above).
+    // SAFETY: the launch checks the ring.
     unsafe { stream.launch((), &operation) }
 }
 
@@ -104,8 +101,6 @@ fn check_state<B: Backend>(
 ) -> Result<u32, DeviceError> {
     check_length("columns", columns.into(), 4)?;
     let row_words = columns.checked_next_multiple_of(4).unwrap_or(u32::MAX).saturating_mul(2);
-    let rows = u64::from(state.slots) * u64::from(state.ring);
-    check("state ring", &state.rows, product([rows, row_words.into()]))?;
     check_length("state slots", state.slots.into(), u64::from(slot.0) + 1)?;
     Ok(row_words)
 }

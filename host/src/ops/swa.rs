@@ -1,10 +1,10 @@
 //! The sliding-window ring: append and gather.
 
 use kernels_gpu::params::{AppendSwaParams, GatherSwaParams};
-use kv_layout::geometry::{HEAD_DIM, WINDOW};
-use kv_layout::main_row::{DATA_BYTES, MainFormat};
+use kv_layout::geometry::WINDOW;
+use kv_layout::main_row::MainFormat;
 
-use super::{check, check_length, product};
+use super::check_length;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{AppendSwa, GatherSwa};
 
@@ -23,10 +23,9 @@ pub struct SwaRing<'a, B: Backend> {
 }
 
 impl<B: Backend> SwaRing<'_, B> {
-    pub(super) fn check(&self) -> Result<u32, DeviceError> {
+    /// Rows of all slots, which an index of 32 bits counts.
+    pub(super) fn rows(&self) -> Result<u32, DeviceError> {
         let rows = u64::from(self.slots) * u64::from(self.ring);
-        check("ring data", self.data, product([rows, DATA_BYTES]))?;
-        check("ring scales", self.scale, product([rows, self.format.scale_bytes()]))?;
         let most = i32::MAX as u64;
         let fits = u32::try_from(rows).ok().filter(|&rows| u64::from(rows) <= most);
         fits.ok_or(DeviceError::Length { what: "ring rows", found: most, needed: rows })
@@ -47,6 +46,14 @@ pub struct GatherQueries<'a, B: Backend> {
     pub count: u32,
 }
 
+impl<B: Backend> GatherQueries<'_, B> {
+    /// Refuses queries whose places in the step 32 bits do not count.
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        let end = u64::from(self.first) + u64::from(self.count);
+        check_length("places of a step", u32::MAX.into(), end)
+    }
+}
+
 /// Rows of the window on their way into the ring.
 pub struct WindowAppend<'a, B: Backend> {
     /// `[tokens, 512]` BF16.
@@ -64,7 +71,7 @@ pub struct WindowAppend<'a, B: Backend> {
 /// Queues `append_swa`: each row of `kv` is quantised into the ring row that `row` names.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn append_swa<B: Backend>(
     stream: &Stream<B>,
     append: &WindowAppend<'_, B>,
@@ -73,10 +80,7 @@ pub fn append_swa<B: Backend>(
     if tokens == 0 {
         return Ok(());
     }
-    let rows = ring.check()?;
-    check("kv", kv, u64::from(tokens) * u64::from(HEAD_DIM))?;
-    check("ring rows of tokens", row, u64::from(tokens))?;
-    check("fault word", faults, 1)?;
+    let rows = ring.rows()?;
     let operation = AppendSwa {
         kv: kv.ptr(),
         token_ring_row: row.ptr(),
@@ -85,7 +89,7 @@ pub fn append_swa<B: Backend>(
         faults: faults.ptr_mut(),
         params: AppendSwaParams { tokens, rows },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // SAFETY: the launch checks every buffer; the kernel refuses
     // rows outside the ring; work of one stream runs in order.
     unsafe { stream.launch(ring.format, &operation) }
 }
@@ -109,8 +113,8 @@ pub struct WindowGather<'a, B: Backend> {
 /// Queues `gather_swa`: the window of each query into its tile, and its number of rows.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a buffer shorter than its shape, or a ring shorter than a window; as
-/// [`Stream::launch`].
+/// [`DeviceError::Length`] for a ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter than its
+/// shape; as [`Stream::launch`].
 pub fn gather_swa<B: Backend>(
     stream: &Stream<B>,
     gather: &WindowGather<'_, B>,
@@ -120,17 +124,10 @@ pub fn gather_swa<B: Backend>(
     if count == 0 {
         return Ok(());
     }
-    ring.check()?;
+    ring.rows()?;
+    queries.check()?;
     // A warp's rows wrap round at most once.
     check_length("rows of the ring", ring.ring.into(), WINDOW.into())?;
-    let end = u64::from(first) + u64::from(count);
-    check("kv", kv, end * u64::from(HEAD_DIM))?;
-    check("positions", position, end)?;
-    check("slots", slot, end)?;
-    check("indices", index, end)?;
-    check("tile", tile, u64::from(count) * u64::from(WINDOW * HEAD_DIM))?;
-    check("lengths", lengths, u64::from(count))?;
-    check("fault word", faults, 1)?;
     let operation = GatherSwa {
         kv: kv.ptr(),
         token_position: position.ptr(),
@@ -143,7 +140,7 @@ pub fn gather_swa<B: Backend>(
         faults: faults.ptr_mut(),
         params: GatherSwaParams { first, tokens: count, ring: ring.ring, slots: ring.slots },
     };
-    // SAFETY: every buffer has the shape of the kernel table (checked above); the kernel refuses
+    // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the ring and queries with more tokens before them than there are; work of one stream runs in order.
     unsafe { stream.launch(ring.format, &operation) }
 }

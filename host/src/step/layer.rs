@@ -13,7 +13,8 @@ use super::shape::StepShape;
 use super::tracker::Tracker;
 use crate::core::Core;
 use crate::device::Operation;
-use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
+use crate::device::shape::check_length;
+use crate::device::{Backend, Buffer, Stream, View, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::ops;
@@ -212,9 +213,5 @@ impl<B: Backend> CompressorInputs<'_, B> {
 }
 
 fn check(what: &'static str, found: u64, rows: u32, columns: u32) -> Result<(), KvError> {
-    let needed = u64::from(rows) * u64::from(columns);
-    if found < needed {
-        return Err(DeviceError::Length { what, found, needed }.into());
-    }
-    Ok(())
+    Ok(check_length(what, found, u64::from(rows) * u64::from(columns))?)
 }

@@ -236,17 +236,17 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
     kv(&queries, &words, 4, &table, &entries, &tile).unwrap();
     let short_tile = tile.slice(0, 8 * u64::from(HEAD_DIM) - 1).unwrap();
     let short_words = words.slice(0, 7).unwrap();
-    let short_data = pool.data.slice(1, pool.data.len() - 1).unwrap();
-    let short_scale = pool.scale.slice(1, pool.scale.len() - 1).unwrap();
+    let short_data = pool.data.slice(0, pool.data.len() - 1).unwrap();
+    let short_scale = pool.scale.slice(0, pool.scale.len() - 1).unwrap();
     let wide = BlockTable { max_blocks: table.max_blocks + 1, ..pool.table() };
     let lengths = |result| match result {
-        Err(DeviceError::Length { what, .. }) => what,
+        Err(DeviceError::TooShort { argument, .. }) => argument,
         other => panic!("{other:?}"),
     };
     let refused = [
-        (kv(&step.queries(1, 2), &words, 4, &table, &entries, &tile), "positions"),
-        (kv(&queries, &short_words, 4, &table, &entries, &tile), "selected entries"),
-        (kv(&queries, &words, 4, &wide, &entries, &tile), "block table"),
+        (kv(&step.queries(1, 2), &words, 4, &table, &entries, &tile), "token_position"),
+        (kv(&queries, &short_words, 4, &table, &entries, &tile), "selected"),
+        (kv(&queries, &words, 4, &wide, &entries, &tile), "table"),
         (
             kv(
                 &queries,
@@ -256,7 +256,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
                 &Entries { data: &short_data, ..pool.entries() },
                 &tile,
             ),
-            "entry data",
+            "entry_data",
         ),
         (
             kv(
@@ -267,7 +267,7 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
                 &Entries { scale: &short_scale, ..pool.entries() },
                 &tile,
             ),
-            "entry scales",
+            "entry_scale",
         ),
         (kv(&queries, &words, 4, &table, &entries, &short_tile), "tile"),
         (

@@ -173,8 +173,11 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
         let refused = list(columns, k, blocks, 4 * 2048).unwrap_err();
         assert!(matches!(refused, DeviceError::Argument { .. }), "{refused}");
     }
-    let refused = list(64, 20, num_blocks + 1, 4 * 20).unwrap_err();
-    assert!(matches!(refused, DeviceError::Length { .. }), "{refused}");
-    let refused = list(64, 20, num_blocks, 4 * 20 - 1).unwrap_err();
-    assert!(matches!(refused, DeviceError::Length { .. }), "{refused}");
+    for (blocks, len, short) in
+        [(num_blocks + 1, 4 * 20, "index_code"), (num_blocks, 4 * 20 - 1, "selected")]
+    {
+        let refused = list(64, 20, blocks, len).unwrap_err();
+        let named = matches!(refused, DeviceError::TooShort { argument, .. } if argument == short);
+        assert!(named, "{refused}");
+    }
 }

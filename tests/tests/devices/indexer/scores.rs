@@ -397,7 +397,11 @@ pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
     for shape in [[2, 33, 128], [2, 32, 64], [2, 32, 0]] {
         assert!(matches!(run(shape), Err(DeviceError::Argument { .. })), "{shape:?}");
     }
-    for shape in [[3, 32, 128], [1, 64, 128], [1, 32, 256]] {
-        assert!(matches!(run(shape), Err(DeviceError::Length { .. })), "{shape:?}");
+    for (shape, short) in
+        [([3, 32, 128], "input"), ([1, 64, 128], "weight"), ([1, 32, 256], "weight")]
+    {
+        let refused = run(shape).unwrap_err();
+        let named = matches!(refused, DeviceError::TooShort { argument, .. } if argument == short);
+        assert!(named, "{shape:?}: {refused}");
     }
 }

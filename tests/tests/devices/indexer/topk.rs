@@ -216,7 +216,29 @@ pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
         );
     }
     assert!(matches!(run(64, 1, 2049), Err(DeviceError::Argument { value: 2049, most: 2048, .. })));
-    for (columns, rows, k) in [(96, 1, 4), (64, 2, 4), (64, 1, 5)] {
-        assert!(matches!(run(columns, rows, k), Err(DeviceError::Length { .. })));
+    for (columns, rows, k, short) in
+        [(96, 1, 4, "scores"), (64, 2, 4, "scores"), (64, 1, 5, "selected")]
+    {
+        let refused = run(columns, rows, k).unwrap_err();
+        let named = matches!(refused, DeviceError::TooShort { argument, .. } if argument == short);
+        assert!(named, "{refused}");
     }
+}
+
+/// Long rows take two launches, of which none is queued if the second would be refused.
+pub fn a_refused_selection_writes_no_maxima<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let (scores, lengths) = (upload(&stream, &[1.0; 8192]), upload(&stream, &[8192]));
+    let maxima = upload(&stream, &[7.0; 1024]);
+    let from = Scores { scores: &scores, maxima: &maxima, columns: 8192 };
+    let run = |len| {
+        let selected = device.allocate("lists", len).unwrap();
+        let (from, lengths, selected) = (&from, &lengths, &selected);
+        ops::topk_select(&stream, &ops::RowSelection { from, lengths, rows: 1, k: 4, selected })
+    };
+    let refused = run(3).unwrap_err();
+    assert!(matches!(refused, DeviceError::TooShort { argument: "selected", .. }), "{refused}");
+    assert_eq!(download(&stream, &maxima), [7.0; 1024]);
+    run(4).unwrap();
+    assert_eq!(download(&stream, &maxima), [1.0; 1024]);
 }

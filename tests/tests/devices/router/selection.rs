@@ -355,8 +355,10 @@ pub fn wrong_shapes_are_refused<B: Backend>(device: &Device<B>) {
             );
             match result {
                 Ok(()) => assert_eq!(short, needed.len()),
-                Err(RouterError::Device(DeviceError::Length { found, needed: wanted, .. })) => {
-                    assert_eq!((found + 1, wanted), (needed[short], needed[short]));
+                Err(RouterError::Device(DeviceError::TooShort {
+                    found, needed: wanted, ..
+                })) => {
+                    assert_eq!((found + 4, wanted), (wanted, 4 * needed[short]));
                 }
                 Err(error) => panic!("{error}"),
             }

@@ -194,7 +194,8 @@ pub fn a_step_out_of_range_is_refused<B: Backend>(device: &Device<B>) {
         assert!(matches!(error, KvError::NoSuchQueries { tokens: 2, .. }), "{error}");
     }
     let error = layer.gather_window(0..2, &tile, &lengths).unwrap_err();
-    let KvError::Device(DeviceError::Length { what: "lengths", found: 1, needed: 2 }) = error
+    let KvError::Device(DeviceError::TooShort { argument: "lengths", found: 4, needed: 8, .. }) =
+        error
     else {
         panic!("the short tensor is named: {error}")
     };
