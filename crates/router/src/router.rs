@@ -1,7 +1,5 @@
 //! A layer's router on a device.
 
-use std::ops::Range;
-
 use bytemuck::Pod;
 use dsv4_kv_device::shape::check_length;
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
@@ -13,10 +11,6 @@ use crate::ops::{self, DeviceChoice, GateProduct, HashTable, Routing};
 use crate::scratch::Scratch;
 use crate::selection::Selection;
 use crate::weights::{ChoiceWeights, RouterWeights};
-
-/// Tokens up to which a batch is routed in parts of [`DECODE_TOKENS`]: for more, one tiled product costs
-/// less than so many launches (docs/performance.md).
-const MOST_IN_PARTS: u32 = 512;
 
 /// A layer's router on a device: weights, and all memory its launches need.
 ///
@@ -70,7 +64,7 @@ impl<B: Backend> Router<B> {
             }),
         };
         let selection = config.selection()?;
-        let logits = if max_tokens > MOST_IN_PARTS { max_tokens } else { 0 };
+        let logits = if max_tokens > DECODE_TOKENS { max_tokens } else { 0 };
         Ok(Self {
             selection,
             hidden: config.hidden_size,
@@ -101,8 +95,8 @@ impl<B: Backend> Router<B> {
     /// Queues the routing of a batch from its hidden states, `x` (`[tokens, hidden]` BF16). Allocates
     /// nothing and waits for nothing.
     ///
-    /// Up to 64 tokens are one launch, up to 512 one for each 64. A larger batch takes the logits from a
-    /// tiled product first.
+    /// Up to 64 tokens are one launch. A larger batch takes the logits from a tiled product first. On one
+    /// device a token gets the same experts, and weights of the same bits, in every batch.
     ///
     /// A graph that captured it uses the router's memory at each replay: see [`Self::follow`].
     ///
@@ -130,23 +124,12 @@ impl<B: Backend> Router<B> {
         check_length("expert ids", ids.len(), selection.of_selected(tokens))?;
         check_length("expert weights", weights.len(), selection.of_selected(tokens))?;
         scratch.queue(stream, |scratch| {
-            if tokens > MOST_IN_PARTS {
-                let logits = scratch.logits();
-                ops::gate_logits(stream, selection, tokens, &product, logits)?;
-                return ops::route_logits(stream, &routing, logits);
+            if tokens <= DECODE_TOKENS {
+                return ops::route_decode(stream, &routing, &product, scratch.decode());
             }
-            for first in (0..tokens).step_by(DECODE_TOKENS as usize) {
-                let part = Part::of(&routing, &product, first..tokens.min(first + DECODE_TOKENS));
-                let Part { tokens, x, token, ids, weights } = &part;
-                let routing = Routing { tokens: *tokens, token, ids, weights, ..routing };
-                ops::route_decode(
-                    stream,
-                    &routing,
-                    &GateProduct { x, ..product },
-                    scratch.decode(),
-                )?;
-            }
-            Ok(())
+            let logits = scratch.logits();
+            ops::gate_logits(stream, selection, tokens, &product, logits)?;
+            ops::route_logits(stream, &routing, logits)
         })
     }
 
@@ -195,34 +178,6 @@ impl<B: Backend> Router<B> {
                 stream.upload(&[0], &self.faults, 0)?;
                 Err(RouterError::Refused { count })
             }
-        }
-    }
-}
-
-/// The tensors of a part of a batch, one launch.
-struct Part<B: Backend> {
-    tokens: u32,
-    x: View<B, bf16>,
-    token: View<B, i32>,
-    ids: Buffer<B, i32>,
-    weights: Buffer<B, f32>,
-}
-
-impl<B: Backend> Part<B> {
-    /// What of a batch, whose tensors were checked, the tokens `range` have.
-    fn of(routing: &Routing<'_, B>, product: &GateProduct<'_, B>, range: Range<u32>) -> Self {
-        const CHECKED: &str = "the batch was checked";
-        let tokens = range.end - range.start;
-        let of = |per_token: u32| {
-            [range.start, tokens].map(|count| u64::from(count) * u64::from(per_token))
-        };
-        let ([at_x, x], [at, answers]) = (of(product.hidden), of(routing.selection.selected()));
-        Self {
-            tokens,
-            x: product.x.slice(at_x, x).expect(CHECKED),
-            token: routing.token.slice(range.start.into(), tokens.into()).expect(CHECKED),
-            ids: routing.ids.slice(at, answers).expect(CHECKED),
-            weights: routing.weights.slice(at, answers).expect(CHECKED),
         }
     }
 }

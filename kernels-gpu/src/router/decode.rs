@@ -2,10 +2,10 @@
 //!
 //! A cluster of eight blocks computes 24 or 32 experts, each block over an eighth of the hidden state. (A
 //! cluster stays within a GPC. With one block a multiprocessor only 12 clusters run at once; of 16 some would
-//! wait for others to end.) Within a block the warps split that eighth again, and above 32 tokens also the
-//! tokens in two halves. Partial sums are added through shared memory in the order of the hidden state, within
-//! a block and within a cluster, so that the result is deterministic. Then block r of every cluster has the
-//! sums of tokens r, r + 8, ..; the last of these blocks to arrive at a counter selects the tokens' experts.
+//! wait for others to end.) Within a block each warp sums a part of that eighth; above 32 tokens it sums two
+//! parts, for one half of the tokens. Sums are added through shared memory, within a block and within a cluster,
+//! in the order that [`super::order`] fixes. Then block r of every cluster has the sums of tokens r, r + 8, ..;
+//! the last of these blocks to arrive at a counter selects the tokens' experts.
 
 use crate::args::{DenseRouterDecode, HashRouterDecode};
 use crate::params::{DenseRouterDecodeParams, HashRouterDecodeParams};
@@ -19,6 +19,7 @@ use simt::{thread, warp};
 use super::activation::activation;
 use super::fragment::{DEPTH, Piece, Place, multiply};
 use super::hash::Lookup;
+use super::order::{PARTS, Slice};
 use super::select::{Experts, load, load_written};
 use super::topk::Routed;
 use super::weight;
@@ -31,15 +32,15 @@ const WARPS: u32 = 8;
 const WARP_TOKENS: u32 = 32;
 /// The most experts of a cluster; also the stride of the tokens' sums, in words.
 const MAX_EXPERTS: u32 = 32;
-/// Stride of the tokens' partial sums, in words. With it the stores of a warp have at most two-way bank
-/// conflicts.
-const STRIDE: u32 = MAX_EXPERTS + 4;
-/// Words of the partial sums of all warps, and of the block's sums.
-const PARTIALS: usize = (WARPS * WARP_TOKENS * STRIDE) as usize;
+/// Stride of the tokens' partial sums, in words. With it the stores of pairs by a warp have no bank conflicts.
+const STRIDE: u32 = MAX_EXPERTS + 8;
+/// Words of the sums of all parts, and of the block's sums.
+const PARTIALS: usize = (PARTS * DECODE_TOKENS * STRIDE) as usize;
 const SUMS: usize = (DECODE_TOKENS * MAX_EXPERTS) as usize;
 /// Bytes of shared memory.
 pub const SHARED_BYTES: u32 = 4 * (PARTIALS + SUMS) as u32 + 4;
 const _: () = assert!(DECODE_SLICES == WARPS, "a warp of a block has one of its tokens");
+const _: () = assert!(PARTS == WARPS, "a warp has a part, or two for half of the tokens");
 
 /// Accumulators of a warp: two times 16 tokens by `N` times 8 experts.
 type Sums<const N: usize> = [[[f32; 4]; N]; 2];
@@ -120,31 +121,31 @@ impl<const N: usize> Gate<N> {
     #[inline(always)]
     unsafe fn sum_slice(self, sums: Shared<f32, SUMS>, first_expert: u32, rank: u32) {
         let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
-        let halves = if self.tokens > WARP_TOKENS { 2 } else { 1 };
-        let (part, parts) = (warp_id / halves, WARPS / halves);
-        let first_token = warp_id % halves * WARP_TOKENS;
-        // SAFETY: by this function's own contract; each part of the hidden state has a row of
-        // partial sums for each token of the batch.
+        let slice = Slice::of(rank, self.hidden);
+        // SAFETY: by this function's own contract; each part of the slice has a row of sums for each token of
+        // the batch, which one warp writes; the branch is the block's.
         unsafe {
             let partial = Shared::<f32, PARTIALS>::at(0);
-            let tile = Tile { gate: self, first_expert, first_token };
-            let chunks = self.hidden / DEPTH;
-            let (from, to) = (rank * chunks / DECODE_SLICES, (rank + 1) * chunks / DECODE_SLICES);
-            let acc = tile.sum(from + part, to, parts);
-            tile.store(partial, part * halves * WARP_TOKENS, acc);
+            if self.tokens > WARP_TOKENS {
+                let (part, first_token) = (warp_id / 2, warp_id % 2 * WARP_TOKENS);
+                let tile = Tile { gate: self, first_expert, first_token };
+                let [low, high] = tile.sum::<2>(slice.from + part, slice.to);
+                tile.store(partial, part, low);
+                tile.store(partial, part + PARTS / 2, high);
+            } else {
+                let tile = Tile { gate: self, first_expert, first_token: 0 };
+                let [sums] = tile.sum::<1>(slice.from + warp_id, slice.to);
+                tile.store(partial, warp_id, sums);
+            }
             thread::sync_threads();
             let mut token = warp_id;
             while token < self.tokens {
-                let mut sum = 0.0;
-                let mut part = 0;
-                while part < parts {
-                    let row = part * halves * WARP_TOKENS + token;
-                    if lane < Self::EXPERTS {
-                        sum += partial.load(row * STRIDE + lane);
-                    }
-                    part += 1;
+                let part = |part: u32| partial.load((part * DECODE_TOKENS + token) * STRIDE + lane);
+                if lane < Self::EXPERTS {
+                    let parts = [0, 1, 2, 3, 4, 5, 6, 7].map(part);
+                    let sum = parts.into_iter().fold(0.0, |sum, part| sum + part);
+                    sums.store(token * MAX_EXPERTS + lane, sum);
                 }
-                sums.store(token * MAX_EXPERTS + lane, sum);
                 token += WARPS;
             }
         }
@@ -195,29 +196,31 @@ impl<const N: usize> Tile<N> {
         ([tokens(0), second], experts)
     }
 
-    /// Sums over the chunks `from`, `from + step`, .. below `to`. Four chunks are loaded at once: a warp
-    /// rarely has more.
+    /// The sums of `P` parts, 1 or 2 that are four apart: of the first from chunk `from` on, below chunk `to`.
+    /// Four chunks are loaded at once: a warp rarely has more.
     ///
     /// # Safety
     /// The chunks below `to` exist; all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn sum(self, from: u32, to: u32, step: u32) -> Sums<N> {
-        let mut acc = [[[0.0; 4]; N]; 2];
+    unsafe fn sum<const P: usize>(self, from: u32, to: u32) -> [Sums<N>; P] {
+        const { assert!(P == 1 || P == 2) };
+        let step = PARTS / P as u32;
+        let mut acc = [[[[0.0; 4]; N]; 2]; P];
         let mut chunk = from;
         while chunk < to {
             // SAFETY: by this function's own contract; the branches depend on the warp alone.
             unsafe {
                 let load = |i: u32| self.load((chunk + i * step).min(to - 1));
                 let [a, b, c, d] = [load(0), load(1), load(2), load(3)];
-                acc = self.multiply(a, acc);
+                acc[0] = self.multiply(a, acc[0]);
                 if chunk + step < to {
-                    acc = self.multiply(b, acc);
+                    acc[1 % P] = self.multiply(b, acc[1 % P]);
                 }
                 if chunk + 2 * step < to {
-                    acc = self.multiply(c, acc);
+                    acc[0] = self.multiply(c, acc[0]);
                 }
                 if chunk + 3 * step < to {
-                    acc = self.multiply(d, acc);
+                    acc[1 % P] = self.multiply(d, acc[1 % P]);
                 }
             }
             chunk += 4 * step;
@@ -240,22 +243,21 @@ impl<const N: usize> Tile<N> {
         }
     }
 
-    /// Stores the sums in rows `row + token` of `partial`.
+    /// Stores the sums of part `part`.
     ///
     /// # Safety
-    /// The rows exist; no other warp writes them.
+    /// No other warp writes the part's sums of these tokens.
     #[inline(always)]
-    unsafe fn store(self, partial: Shared<f32, PARTIALS>, row: u32, acc: Sums<N>) {
+    unsafe fn store(self, partial: Shared<f32, PARTIALS>, part: u32, acc: Sums<N>) {
         let place = Place::of(thread::lane_id());
         let store = |token: u32, acc: [[f32; 4]; N]| {
-            let at = (row + self.first_token + token + place.row) * STRIDE + 2 * place.pair;
-            // SAFETY: by this function's own contract.
+            let row = part * DECODE_TOKENS + self.first_token + token + place.row;
+            let at = row * STRIDE + 2 * place.pair;
+            // SAFETY: by this function's own contract; rows and pairs start at multiples of 8 bytes.
             unroll::<N>(|n| unsafe {
-                let (at, [a, b, c, d]) = (at + 8 * n as u32, acc[n]);
-                partial.store(at, a);
-                partial.store(at + 1, b);
-                partial.store(at + 8 * STRIDE, c);
-                partial.store(at + 8 * STRIDE + 1, d);
+                let (at, [a, b, c, d]) = (at + 8 * n as u32, acc[n].map(f32::to_bits));
+                partial.store_u32x2(at, [a, b]);
+                partial.store_u32x2(at + 8 * STRIDE, [c, d]);
             });
         };
         store(0, acc[0]);

@@ -2,12 +2,15 @@
 //!
 //! A warp handles a token, each lane consecutive experts. From the logits on, everything is plain IEEE
 //! arithmetic, so GPU and emulator select the same experts with weights of equal bits. The logits themselves
-//! come from tensor cores, whose order of summation is fixed but differs from the emulator's.
+//! come from tensor cores, which add the products of a few elements in an order of their own, another one than
+//! the emulator's. All else of the order is fixed ([`order`]), so that on one device a token's logits have the
+//! same bits in every batch.
 
 pub mod activation;
 pub mod decode;
 pub mod fragment;
 pub mod hash;
+pub mod order;
 pub mod prefill;
 pub mod select;
 pub mod topk;

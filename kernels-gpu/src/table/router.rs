@@ -129,11 +129,11 @@ macro_rules! router_rows {
                 /// `[experts, hidden]` BF16.
                 gate: const u16 align 16 [p.experts, p.hidden],
                 /// `[tokens, experts]` f32.
-                logits: mut f32 align 8 [p.tokens, p.experts];
+                logits: mut f32 [p.tokens, p.experts];
                 RouterLogitsParams
             )
-            { block: 256, min_blocks: 2, shared: router::prefill::SHARED_BYTES, min_sm: 90,
-              grid: [p.tokens.div_ceil(router::prefill::TOKENS), p.experts.div_ceil(router::prefill::EXPERTS)] }
+            { block: 256, min_blocks: 2, shared: router::prefill::SHARED_BYTES, min_sm: 90, cluster: 8,
+              grid: [p.tokens.div_ceil(router::prefill::TOKENS) * router::prefill::SLICES, p.experts.div_ceil(router::prefill::EXPERTS)] }
             bodies {
                 [()] => router_logits: router::prefill::logits,
             }

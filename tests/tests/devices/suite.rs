@@ -166,6 +166,9 @@ suite! {
         padding_in_a_batch_gets_no_expert,
         wrong_shapes_are_refused,
     }
+    router::batches {
+        a_token_has_the_same_bits_in_every_batch,
+    }
     router::api {
         batches_of_every_size_equal_the_oracle,
         products_end_where_the_matrices_do,
@@ -254,6 +257,9 @@ suite! {
 suite! {
     /// Seconds on a GPU, and much longer on the emulator, where it is run by hand.
     large:
+    router::batches {
+        every_shape_has_the_same_bits_in_every_batch,
+    }
     indexer::topk {
         very_many_rows_equal_a_stable_sort,
     }
