@@ -13,9 +13,11 @@
 //! | [`rope`] | frequencies, cosines and sines, rotation forward and back |
 //! | [`hadamard`] | the transform of indexer keys and queries |
 //! | [`compressor`] | CSA and HCA entries and indexer keys; which entries close, and which are visible |
+//! | [`explain`] | whether stored bytes are what a vector known up to f32 arithmetic becomes |
 #![forbid(unsafe_code)]
 
 pub mod compressor;
+pub mod explain;
 pub mod hadamard;
 pub mod index;
 pub mod indexer;

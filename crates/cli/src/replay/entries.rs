@@ -9,12 +9,12 @@ use dsv4_kv::kv_layout::geometry::{CompressorKind, LayerKind};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::{KvCacheManager, KvError, LayerId, PoolKind};
+use dsv4_kv_oracle::explain::{Codec, Stored};
 use dsv4_kv_oracle::compressor::Compressor;
 use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
 use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
 use rayon::prelude::*;
 
-use super::explain::{Codec, Stored};
 use super::history::Place;
 use super::source::{Source, shape};
 

@@ -4,6 +4,7 @@
 //! may change places, and no others. The query goes through four or eight bits before: where a value
 //! on the way lies on the edge of two codes, both are right, and a score is known as far as both tell.
 
+use dsv4_kv_oracle::explain::roundings;
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::{CHANNELS, KeyFormat};
 use dsv4_kv_oracle::indexer::{score, weight_scale};
@@ -11,7 +12,6 @@ use dsv4_kv_oracle::number::bf16_nearest_f64;
 use dsv4_kv_oracle::rope::Table;
 use rayon::prelude::*;
 
-use super::explain::roundings;
 
 /// How far a score in f32 may be from the exact one, as a part of `sum |w q K|`.
 const TOLERANCE: f64 = 1e-5;

@@ -8,7 +8,7 @@
 //! | [`tensors`] | what the kernels of a step read and write, and the launches of a layer |
 //! | [`source`], [`select`] | the kernels' input: random values, and which queries gather entries |
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
-//! | [`verify`], [`entries`], [`lists`], [`explain`] | their comparison with the reference |
+//! | [`verify`], [`entries`], [`lists`] | their comparison with the reference |
 //! | [`mod@drive`], [`timeline`] | the loop, and what is kept of its steps |
 //! | [`summary`], [`report`] | the result: table and JSON, and the HTML page |
 
@@ -17,7 +17,6 @@ mod clock;
 mod drive;
 mod entries;
 mod execute;
-mod explain;
 mod full;
 mod history;
 mod kept;

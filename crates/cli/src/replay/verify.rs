@@ -286,7 +286,7 @@ mod tests {
     use dsv4_kv::kv_layout::config::ModelConfig;
 
     use super::*;
-    use crate::replay::explain::Codec;
+    use dsv4_kv_oracle::explain::Codec;
 
     const ROWS: usize = 128;
 

@@ -4,10 +4,10 @@
 //! The kernels compute an entry in f32, the reference in f64. Both then round to BF16, and where the
 //! two lie on different sides of the middle between two BF16 values, both roundings are right.
 
-use dsv4_kv_oracle::hadamard::hadamard;
-use dsv4_kv_oracle::index::{EncodedKey, KeyFormat};
-use dsv4_kv_oracle::number::{bf16_nearest_f64, bf16_value};
-use dsv4_kv_oracle::row::{EncodedRow, QUANTISED, RowFormat};
+use crate::hadamard::hadamard;
+use crate::index::{EncodedKey, KeyFormat};
+use crate::number::{bf16_nearest_f64, bf16_value};
+use crate::row::{EncodedRow, QUANTISED, RowFormat};
 
 /// How far f32 may be from f64, as a part of the entry's largest magnitude.
 const TOLERANCE: f64 = 5e-6;
@@ -35,6 +35,7 @@ pub struct Stored {
 
 impl Codec {
     /// What the reference stores for an entry (`[512]` or `[128]`).
+    #[must_use]
     pub fn store(self, entry: &[f64]) -> Stored {
         let bf16 = round(entry, 0.0);
         match self {
@@ -46,9 +47,17 @@ impl Codec {
         }
     }
 
-    /// Whether `stored` is what some vector becomes that is within the tolerance of `entry`.
+    /// Whether `stored` is what some vector becomes that is as near to `entry` as f32 arithmetic.
+    #[must_use]
     pub fn explains(self, stored: &Stored, entry: &[f64]) -> bool {
-        let slack = TOLERANCE * entry.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        self.explains_within(TOLERANCE, stored, entry)
+    }
+
+    /// Whether `stored` is what some vector becomes whose channels are nearer to those of `entry` than
+    /// `tolerance` times its largest magnitude.
+    #[must_use]
+    pub fn explains_within(self, tolerance: f64, stored: &Stored, entry: &[f64]) -> bool {
+        let slack = tolerance * entry.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
         match self {
             Self::Row(_) => self.quantises(stored, entry, slack),
             Self::Key(_) => roundings(entry, slack)

@@ -1,0 +1,259 @@
+//! The tensors that go to the device and back. All layers use the same, one after another.
+
+use std::ops::Range;
+
+use dsv4_kv::indexer::{IndexerWorkspace, WorkspaceLimits};
+use dsv4_kv::{CacheConfig, KvError};
+use dsv4_kv_device::{Backend, Buffer, Device, Memory, Stream};
+use half::bf16;
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
+use ndarray::{Array2, ArrayView2, Axis};
+
+use crate::error::ModelError;
+use crate::layer::{Compressed, Compressor};
+
+/// Queries whose rows are gathered at once.
+pub const TILE_QUERIES: u32 = 32;
+
+/// Channels of a row.
+const CHANNELS: usize = HEAD_DIM as usize;
+
+/// What a compressor's projections give for the step's tokens, `[step tokens, columns]`.
+pub struct Projections<B: Backend> {
+    /// Keys.
+    pub kv: Buffer<B, f32>,
+    /// Gates.
+    pub gate: Buffer<B, f32>,
+}
+
+/// Rows for each query of a tile.
+pub struct Tile<B: Backend> {
+    /// `[TILE_QUERIES, most, 512]`.
+    pub rows: Buffer<B, bf16>,
+    /// `[TILE_QUERIES]`: how many rows each query has.
+    pub lengths: Buffer<B, i32>,
+}
+
+/// All tensors of an engine.
+pub struct Buffers<B: Backend> {
+    /// `[step tokens, 512]`: window rows.
+    pub kv: Buffer<B, bf16>,
+    /// For entries.
+    pub main: Projections<B>,
+    /// For indexer keys.
+    pub index: Projections<B>,
+    /// `[step tokens, latent width]`.
+    latent: Buffer<B, bf16>,
+    /// `[step tokens, hidden width]`.
+    hidden: Buffer<B, bf16>,
+    /// The window of each query.
+    pub window: Tile<B>,
+    /// The entries of each query.
+    pub entries: Tile<B>,
+    /// `[TILE_QUERIES, most_selected]`: the entries that the indexer picks, -1 behind the last.
+    pub lists: Buffer<B, i32>,
+    /// Memory for scores.
+    pub workspace: IndexerWorkspace<B>,
+    /// Entries of a list.
+    pub most_selected: u32,
+    /// Entries of the longest request in an HCA layer.
+    pub most_all: u32,
+    widths: Widths,
+}
+
+/// What the indexer's projection reads of a token: its products take multiples of 128 values, so that both
+/// are filled up with zeros.
+#[derive(Clone, Copy)]
+struct Widths {
+    latent: u32,
+    hidden: u32,
+}
+
+/// What attention of some queries reads.
+pub struct Gathered {
+    /// For each query `[rows, 512]`: its window, oldest first, then its entries.
+    pub keys: Vec<Vec<f32>>,
+    /// `[queries, most_selected]`: what the indexer picked.
+    pub lists: Option<Array2<i32>>,
+}
+
+impl<B: Backend> Buffers<B> {
+    /// Tensors for the steps of a cache.
+    pub fn new(device: &Device<B>, config: &CacheConfig) -> Result<Self, ModelError> {
+        let tokens = u64::from(config.max_step_tokens);
+        let model = &config.model;
+        let projections = |columns: u32| -> Result<_, ModelError> {
+            let elements = tokens * u64::from(columns);
+            let kv = device.allocate("projected keys", elements)?;
+            Ok(Projections { kv, gate: device.allocate("projected gates", elements)? })
+        };
+        let tile = |rows: u32| -> Result<_, ModelError> {
+            let elements = u64::from(TILE_QUERIES) * u64::from(rows) * u64::from(HEAD_DIM);
+            let rows = device.allocate("tile", elements)?;
+            Ok(Tile { rows, lengths: device.allocate("tile lengths", TILE_QUERIES.into())? })
+        };
+        let most_all = (config.max_context / HCA_RATIO).max(1);
+        let most_selected = model.index_topk.min((config.max_context / CSA_RATIO).max(1));
+        let widths = Widths {
+            latent: indexer_width(model.q_lora_rank),
+            hidden: indexer_width(model.hidden_size),
+        };
+        let limits =
+            WorkspaceLimits { context: config.max_context, queries: TILE_QUERIES, bytes: u64::MAX };
+        Ok(Self {
+            kv: device.allocate("window rows", tokens * u64::from(HEAD_DIM))?,
+            main: projections(2 * HEAD_DIM)?,
+            index: projections(2 * INDEX_DIM)?,
+            latent: device.allocate("query latent", tokens * u64::from(widths.latent))?,
+            hidden: device.allocate("layer input", tokens * u64::from(widths.hidden))?,
+            window: tile(WINDOW)?,
+            entries: tile(most_all.max(most_selected))?,
+            lists: device.allocate("lists", u64::from(TILE_QUERIES * most_selected))?,
+            workspace: IndexerWorkspace::new(device, model, limits)?,
+            most_selected,
+            most_all,
+            widths,
+        })
+    }
+
+    /// Brings a layer's inputs to the device: window rows, and what its compressors and its indexer read of
+    /// `x` and `latent`.
+    pub fn upload(
+        &self,
+        stream: &Stream<B>,
+        compressed: &Compressed,
+        rows: &[bf16],
+        x: ArrayView2<'_, f32>,
+        latent: ArrayView2<'_, f32>,
+    ) -> Result<(), ModelError> {
+        stream.upload(rows, &self.kv, 0)?;
+        let project = |compressor: &Compressor, to: &Projections<B>| -> Result<_, ModelError> {
+            stream.upload(&flat(&compressor.kv.apply(x)), &to.kv, 0)?;
+            Ok(stream.upload(&flat(&compressor.gate.apply(x)), &to.gate, 0)?)
+        };
+        match compressed {
+            Compressed::Swa => Ok(()),
+            Compressed::Hca { main } => project(main, &self.main),
+            Compressed::Csa { main, index, .. } => {
+                project(main, &self.main)?;
+                project(index, &self.index)?;
+                let Widths { latent: latent_width, hidden } = self.widths;
+                stream.upload(&rounded(latent, latent_width as usize), &self.latent, 0)?;
+                Ok(stream.upload(&rounded(x, hidden as usize), &self.hidden, 0)?)
+            }
+        }
+    }
+
+    /// The latents and layer inputs of some of the step's tokens.
+    pub fn activations(&self, queries: Range<u32>) -> (Buffer<B, bf16>, Buffer<B, bf16>) {
+        let rows = |buffer: &Buffer<B, bf16>, width: u32| {
+            let of = |rows: u32| u64::from(rows) * u64::from(width);
+            buffer.slice(of(queries.start), of(queries.end - queries.start))
+        };
+        let latent = rows(&self.latent, self.widths.latent);
+        let hidden = rows(&self.hidden, self.widths.hidden);
+        latent.zip(hidden).expect("queries of a step, for which there is room")
+    }
+
+    /// Waits for the gathers of the first `queries` queries of the tiles, and brings back what they gave.
+    pub fn download(
+        &self,
+        stream: &Stream<B>,
+        kind: LayerKind,
+        queries: usize,
+    ) -> Result<Gathered, KvError> {
+        let mut keys = vec![Vec::new(); queries];
+        let window = lengths(stream, &self.window.lengths, queries)?;
+        append_rows(stream, &self.window.rows, WINDOW, &window, &mut keys)?;
+        let mut lists = None;
+        match kind {
+            LayerKind::Swa => {}
+            LayerKind::Hca => {
+                let entries = lengths(stream, &self.entries.lengths, queries)?;
+                append_rows(stream, &self.entries.rows, self.most_all, &entries, &mut keys)?;
+            }
+            LayerKind::Csa => {
+                let mut picked = Array2::zeros((queries, self.most_selected as usize));
+                let values = picked.as_slice_mut().expect("a new array is contiguous");
+                stream.download(&self.lists, 0, values)?;
+                let count = |list: &i32| *list >= 0;
+                let entries: Vec<usize> = picked
+                    .axis_iter(Axis(0))
+                    .map(|l| l.iter().filter(|e| count(e)).count())
+                    .collect();
+                append_rows(stream, &self.entries.rows, self.most_selected, &entries, &mut keys)?;
+                lists = Some(picked);
+            }
+        }
+        Ok(Gathered { keys, lists })
+    }
+
+    /// All of it, for a graph to retain.
+    pub fn memory(&self) -> Vec<Memory<B>> {
+        let Self { kv, main, index, latent, hidden, window, entries, lists, workspace, .. } = self;
+        let projections = [main, index].into_iter().flat_map(|p| [p.kv.memory(), p.gate.memory()]);
+        let tiles =
+            [window, entries].into_iter().flat_map(|t| [t.rows.memory(), t.lengths.memory()]);
+        let rest = [kv.memory(), latent.memory(), hidden.memory(), lists.memory()];
+        projections.chain(tiles).chain(rest).chain(workspace.memory()).collect()
+    }
+}
+
+/// How many rows each query has.
+fn lengths<B: Backend>(
+    stream: &Stream<B>,
+    from: &Buffer<B, i32>,
+    queries: usize,
+) -> Result<Vec<usize>, KvError> {
+    let mut lengths = vec![0; queries];
+    stream.download(from, 0, &mut lengths)?;
+    Ok(lengths.into_iter().map(|length| length as usize).collect())
+}
+
+/// Appends the first rows of each query to its keys: `lengths` of the `most` that there is room for.
+fn append_rows<B: Backend>(
+    stream: &Stream<B>,
+    from: &Buffer<B, bf16>,
+    most: u32,
+    lengths: &[usize],
+    keys: &mut [Vec<f32>],
+) -> Result<(), KvError> {
+    let per_query = most as usize * CHANNELS;
+    let mut rows = Vec::new();
+    for (query, (&length, keys)) in lengths.iter().zip(keys).enumerate() {
+        rows.resize(length * CHANNELS, bf16::ZERO);
+        stream.download(from, (query * per_query) as u64, &mut rows)?;
+        keys.extend(rows.iter().map(|value| value.to_f32()));
+    }
+    Ok(())
+}
+
+/// How wide the indexer's projection reads vectors of `width` values: its products take multiples of 128.
+pub fn indexer_width(width: u32) -> u32 {
+    width.next_multiple_of(128)
+}
+
+/// A new buffer with these values.
+pub fn upload<B: Backend, T: bytemuck::Pod>(
+    stream: &Stream<B>,
+    label: &'static str,
+    values: &[T],
+) -> Result<Buffer<B, T>, ModelError> {
+    let buffer = stream.device().allocate(label, values.len() as u64)?;
+    stream.upload(values, &buffer, 0)?;
+    Ok(buffer)
+}
+
+/// The rows of `x` in BF16, filled up with zeros to `width`.
+pub fn rounded(x: ArrayView2<'_, f32>, width: usize) -> Vec<bf16> {
+    let fill = width - x.ncols();
+    let row = |row: ndarray::ArrayView1<'_, f32>| {
+        let values: Vec<bf16> = row.iter().map(|&value| bf16::from_f32(value)).collect();
+        values.into_iter().chain(std::iter::repeat_n(bf16::ZERO, fill))
+    };
+    x.outer_iter().flat_map(row).collect()
+}
+
+fn flat(x: &Array2<f32>) -> Vec<f32> {
+    x.iter().copied().collect()
+}

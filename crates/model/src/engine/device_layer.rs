@@ -1,0 +1,171 @@
+//! A layer's weights on the device.
+
+use dsv4_kv::CsaIndexer;
+use dsv4_kv::step::CompressorInputs;
+use dsv4_kv_device::{Backend, Buffer, Memory, Stream};
+use dsv4_kv_router::{Batch, Router};
+use half::bf16;
+use kv_layout::config::ModelConfig;
+use ndarray::{Array2, ArrayView2};
+
+use super::buffers::{Projections, indexer_width, rounded, upload};
+use crate::error::ModelError;
+use crate::experts::Choice;
+use crate::layer::{Compressed, Compressor, Indexer, Layer};
+use crate::model::Model;
+
+/// A compressor's weights that the cache's kernels read.
+pub struct DeviceCompressor<B: Backend> {
+    position_bias: Buffer<B, f32>,
+    norm: Buffer<B, f32>,
+}
+
+impl<B: Backend> DeviceCompressor<B> {
+    fn new(stream: &Stream<B>, compressor: &Compressor) -> Result<Self, ModelError> {
+        Ok(Self {
+            position_bias: upload(stream, "position bias", &compressor.position_bias)?,
+            norm: upload(stream, "norm weights", &compressor.norm)?,
+        })
+    }
+
+    /// With the step's projections.
+    pub fn inputs<'i>(&'i self, projections: &'i Projections<B>) -> CompressorInputs<'i, B> {
+        let Projections { kv, gate } = projections;
+        CompressorInputs { kv, gate, ape: &self.position_bias, norm: &self.norm }
+    }
+
+    fn memory(&self) -> [Memory<B>; 2] {
+        [self.position_bias.memory(), self.norm.memory()]
+    }
+}
+
+/// What a layer's compressed entries need.
+pub enum DeviceCompressed<B: Backend> {
+    Swa,
+    Csa { main: DeviceCompressor<B>, index: DeviceCompressor<B>, indexer: CsaIndexer<B> },
+    Hca { main: DeviceCompressor<B> },
+}
+
+/// What the router reads and writes, for the tokens of a step.
+struct Routed<B: Backend> {
+    /// `[step tokens, hidden]`.
+    x: Buffer<B, bf16>,
+    /// `[step tokens]`.
+    token: Buffer<B, i32>,
+    /// `[step tokens, experts of a token]`.
+    ids: Buffer<B, i32>,
+    /// `[step tokens, experts of a token]`.
+    weights: Buffer<B, f32>,
+}
+
+/// One layer.
+pub struct DeviceLayer<B: Backend> {
+    compressed: DeviceCompressed<B>,
+    router: Router<B>,
+    routed: Routed<B>,
+    /// Experts of a token.
+    selected: usize,
+}
+
+impl<B: Backend> DeviceLayer<B> {
+    /// Copies the weights of layer `index`, for steps of up to `step_tokens` tokens.
+    pub fn new(
+        stream: &Stream<B>,
+        model: &Model,
+        layer: &Layer,
+        step_tokens: u32,
+    ) -> Result<Self, ModelError> {
+        let compressed = match &layer.compressed {
+            Compressed::Swa => DeviceCompressed::Swa,
+            Compressed::Csa { main, index, indexer } => DeviceCompressed::Csa {
+                main: DeviceCompressor::new(stream, main)?,
+                index: DeviceCompressor::new(stream, index)?,
+                indexer: device_indexer(stream, model, indexer)?,
+            },
+            Compressed::Hca { main } => {
+                DeviceCompressed::Hca { main: DeviceCompressor::new(stream, main)? }
+            }
+        };
+        let hidden = u64::from(model.config.hidden_size);
+        let tokens = u64::from(step_tokens);
+        let device = stream.device();
+        let per_token = model.config.experts.per_token;
+        let selected = tokens * u64::from(per_token);
+        Ok(Self {
+            selected: per_token as usize,
+            compressed,
+            router: Router::new(stream, &model.router, &layer.router, step_tokens)?,
+            routed: Routed {
+                x: device.allocate("router input", tokens * hidden)?,
+                token: device.allocate("router tokens", tokens)?,
+                ids: device.allocate("experts", selected)?,
+                weights: device.allocate("weights of experts", selected)?,
+            },
+        })
+    }
+
+    /// What its compressed entries need.
+    pub fn compressed(&self) -> &DeviceCompressed<B> {
+        &self.compressed
+    }
+
+    /// Chooses experts for the step's tokens by `x`, `[tokens, hidden]`, which the router reads in BF16.
+    pub fn route(
+        &mut self,
+        stream: &Stream<B>,
+        x: ArrayView2<'_, f32>,
+        tokens: &[u32],
+    ) -> Result<Choice, ModelError> {
+        let Self { router, routed, selected, .. } = self;
+        let Routed { x: to, token, ids, weights } = routed;
+        stream.upload(&rounded(x, x.ncols()), to, 0)?;
+        let tokens: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+        stream.upload(&tokens, token, 0)?;
+        let batch = Batch { tokens: tokens.len() as u32, token, ids, weights };
+        router.route(stream, to, &batch)?;
+        router.check_faults(stream)?;
+        let shape = (tokens.len(), *selected);
+        let mut choice = Choice { experts: Array2::zeros(shape), weights: Array2::zeros(shape) };
+        stream.download(ids, 0, contiguous(&mut choice.experts))?;
+        stream.download(weights, 0, contiguous(&mut choice.weights))?;
+        Ok(choice)
+    }
+
+    /// What a graph of the layer's launches retains.
+    pub fn memory(&self) -> Vec<Memory<B>> {
+        match &self.compressed {
+            DeviceCompressed::Swa => Vec::new(),
+            DeviceCompressed::Csa { main, index, indexer } => {
+                [main, index].into_iter().flat_map(|c| c.memory()).chain(indexer.memory()).collect()
+            }
+            DeviceCompressed::Hca { main } => main.memory().to_vec(),
+        }
+    }
+}
+
+/// The indexer's weights, their columns filled up with zeros to the width that its products take.
+fn device_indexer<B: Backend>(
+    stream: &Stream<B>,
+    model: &Model,
+    indexer: &Indexer,
+) -> Result<CsaIndexer<B>, ModelError> {
+    let config = &model.config.cache;
+    let fill = |weights: &[bf16], columns: u32| -> Vec<bf16> {
+        let fill = (indexer_width(columns) - columns) as usize;
+        let rows = weights.chunks_exact(columns as usize);
+        rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(bf16::ZERO, fill)))
+            .collect()
+    };
+    let query = upload(stream, "indexer query weights", &fill(&indexer.query, config.q_lora_rank))?;
+    let head = upload(stream, "indexer head weights", &fill(&indexer.head, config.hidden_size))?;
+    let wide = ModelConfig {
+        q_lora_rank: indexer_width(config.q_lora_rank),
+        hidden_size: indexer_width(config.hidden_size),
+        ..config.clone()
+    };
+    Ok(CsaIndexer::new(&wide, query, head)?)
+}
+
+fn contiguous<T>(array: &mut Array2<T>) -> &mut [T] {
+    array.as_slice_mut().expect("a new array is contiguous")
+}

@@ -1,0 +1,173 @@
+//! A step through all layers, to logits.
+
+use dsv4_kv::{Accepted, KvError, Launches, RequestId, Step, StepRequest};
+use dsv4_kv_device::Backend;
+use ndarray::{Array2, ArrayView2, s};
+
+use super::Engine;
+use super::attention::{LayerRun, attend};
+use crate::error::ModelError;
+use crate::probe::Probe;
+
+/// Tokens of one request in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk<'t> {
+    /// The request.
+    pub id: RequestId,
+    /// Its next tokens: of a prompt, or the last token that was decided on and drafts behind it.
+    pub tokens: &'t [u32],
+    /// Which of them logits are wanted for.
+    pub logits: Logits,
+}
+
+/// Tokens of a chunk that logits are computed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// None: another chunk of the prompt follows.
+    None,
+    /// The last.
+    Last,
+    /// Every one.
+    All,
+}
+
+impl Logits {
+    /// How many of a chunk's tokens those are.
+    fn count(self, tokens: usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Last => tokens.min(1),
+            Self::All => tokens,
+        }
+    }
+}
+
+/// A step that has run, with its logits. [`Self::commit`] makes tokens final; dropped, the requests have
+/// the tokens that they had before.
+pub struct Forward<'e, B: Backend> {
+    step: Step<'e, B>,
+    /// Requests and tokens of the chunks.
+    chunks: Vec<(RequestId, u32)>,
+    logits: Array2<f32>,
+    /// Rows of `logits` where each chunk's begin, and where the last one's end.
+    offsets: Vec<usize>,
+}
+
+impl<B: Backend> Engine<B> {
+    /// Runs the model over the next tokens of some requests, all in one step. A token's logits have the same
+    /// bits in every batch and however a prompt is cut.
+    ///
+    /// # Errors
+    /// [`ModelError::TokenOutOfVocabulary`]; [`ModelError::Cache`], as
+    /// [`dsv4_kv::KvCacheManager::begin_step`]: among them [`KvError::OutOfBlocks`], after which nothing has
+    /// changed. The step is rejected on every error.
+    pub fn forward(&mut self, chunks: &[Chunk<'_>]) -> Result<Forward<'_, B>, ModelError> {
+        self.forward_with(chunks, &mut ())
+    }
+
+    /// As [`Self::forward`], and lets `probe` see and replace activations.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_with(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        probe: &mut impl Probe,
+    ) -> Result<Forward<'_, B>, ModelError> {
+        let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
+        self.check_tokens(&tokens)?;
+        let requests = self.requests(chunks)?;
+        let positions: Vec<u32> =
+            requests.iter().flat_map(|r| r.start..r.start + r.tokens).collect();
+        let Self { model, cache, stream, layers, buffers, captured } = self;
+        let graphs = captured.as_ref().filter(|captured| captured.serves(&requests));
+        let launches = graphs.map_or(Launches::Eager, |graphs| Launches::Bucket(graphs.bucket()));
+        let mut step = cache.begin_step(stream, launches, &requests)?;
+        let mut streams = model.embed(&tokens);
+        for (id, _) in step.ids() {
+            let index = id.0 as usize;
+            let (weights, device) = (&model.layers[index], &mut layers[index]);
+            probe.layer_input(index, &mut streams);
+            let (collapsed, mixing) = weights.attention_streams.collapse(&streams);
+            let mut x = weights.attention_norm.apply(collapsed);
+            probe.attention_input(index, &mut x);
+            let graph = graphs.map(|graphs| graphs.layer(index));
+            let run = LayerRun { id, weights, device, buffers, graph };
+            let attended = attend(&mut step, &run, x.view(), &positions, probe)?;
+            streams = mixing.expand(attended.view(), &streams);
+            let (collapsed, mixing) = weights.experts_streams.collapse(&streams);
+            let x = weights.experts_norm.apply(collapsed);
+            let choice = device.route(stream, x.view(), &tokens)?;
+            probe.routed(index, &choice);
+            let result = weights.experts.apply(x.view(), &choice);
+            streams = mixing.expand(result.view(), &streams);
+            probe.layer_output(index, &streams);
+        }
+        step.check_faults()?;
+        let (rows, offsets) = wanted_rows(chunks);
+        let logits = model.logits(&streams, &rows);
+        let chunks = requests.iter().map(|request| (request.id, request.tokens)).collect();
+        Ok(Forward { step, chunks, logits, offsets })
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<(), ModelError> {
+        let vocabulary = self.model.config.vocab_size;
+        match tokens.iter().find(|&&token| token >= vocabulary) {
+            Some(&token) => Err(ModelError::TokenOutOfVocabulary { token, vocabulary }),
+            None => Ok(()),
+        }
+    }
+
+    /// The chunks as the cache takes them: each from its request's last final token on.
+    fn requests(&self, chunks: &[Chunk<'_>]) -> Result<Vec<StepRequest>, KvError> {
+        let ledger = self.cache.ledger();
+        let request = |chunk: &Chunk<'_>| {
+            let (id, tokens) = (chunk.id, chunk.tokens.len() as u32);
+            Ok(StepRequest { id, start: ledger.committed(id)?, tokens })
+        };
+        chunks.iter().map(request).collect()
+    }
+}
+
+impl<B: Backend> Forward<'_, B> {
+    /// The logits of chunk `index`, `[tokens asked for, vocabulary]`.
+    ///
+    /// # Panics
+    /// If the step has no such chunk.
+    #[must_use]
+    pub fn logits(&self, index: usize) -> ArrayView2<'_, f32> {
+        self.logits.slice(s![self.offsets[index]..self.offsets[index + 1], ..])
+    }
+
+    /// Makes all tokens of the step final.
+    ///
+    /// # Errors
+    /// As [`Step::commit`].
+    pub fn commit(self) -> Result<(), ModelError> {
+        let all: Vec<u32> = self.chunks.iter().map(|&(_, tokens)| tokens).collect();
+        self.commit_some(&all)
+    }
+
+    /// Makes the first `accepted` tokens of each chunk final; the others never were.
+    ///
+    /// # Errors
+    /// [`KvError::CommitMismatch`] unless there is a count for each chunk; as [`Step::commit`].
+    pub fn commit_some(self, accepted: &[u32]) -> Result<(), ModelError> {
+        let counts = self.chunks.iter().zip(accepted);
+        let accepted: Vec<_> =
+            counts.map(|(&(id, _), &count)| Accepted::count(id, count)).collect();
+        self.step.commit(&accepted).map_err(KvError::from)?;
+        Ok(())
+    }
+}
+
+/// Places in the step of the tokens that logits are wanted for, and where each chunk's begin.
+fn wanted_rows(chunks: &[Chunk<'_>]) -> (Vec<usize>, Vec<usize>) {
+    let (mut rows, mut offsets, mut end) = (Vec::new(), vec![0], 0);
+    for chunk in chunks {
+        end += chunk.tokens.len();
+        rows.extend(end - chunk.logits.count(chunk.tokens.len())..end);
+        offsets.push(rows.len());
+    }
+    (rows, offsets)
+}

@@ -1,0 +1,121 @@
+//! The model on a device: the cache, the indexer and the router run there, dense mathematics on the host.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `mod.rs` | [`Engine`]: requests, and what a step may be |
+//! | `forward.rs` | a step through all layers, to logits; [`Forward`], open until it is committed |
+//! | `attention.rs` | attention of a layer: inputs to the device, update, gathers, rows back |
+//! | `updated.rs` | a layer of any kind behind its update |
+//! | `captured.rs` | each layer's launches as a graph |
+//! | `device_layer.rs` | a layer's weights on the device |
+//! | `buffers.rs` | the tensors that go there and back |
+
+mod attention;
+mod buffers;
+mod captured;
+mod device_layer;
+mod forward;
+mod updated;
+
+use std::sync::Arc;
+
+use dsv4_kv::{CacheConfig, KvCacheManager, RequestId};
+use dsv4_kv_device::{Backend, Device, Stream};
+use kv_layout::config::ModelConfig;
+use kv_layout::geometry::BLOCK_TOKENS;
+
+use crate::error::ModelError;
+use crate::model::Model;
+use buffers::Buffers;
+use captured::Captured;
+use device_layer::DeviceLayer;
+
+pub use forward::{Chunk, Forward, Logits};
+
+/// The largest loads of an [`Engine`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineLimits {
+    /// Requests that can be admitted at once.
+    pub requests: u32,
+    /// Longest context of a request, in tokens.
+    pub context: u32,
+    /// Tokens of all requests together that there is memory for.
+    pub cached_tokens: u32,
+    /// Tokens of a step, over all its requests.
+    pub step_tokens: u32,
+    /// Drafts of a request and step that may be rejected.
+    pub max_draft: u32,
+}
+
+/// A model, its cache, and the requests in it.
+pub struct Engine<B: Backend> {
+    model: Arc<Model>,
+    cache: KvCacheManager<B>,
+    stream: Stream<B>,
+    layers: Vec<DeviceLayer<B>>,
+    buffers: Buffers<B>,
+    captured: Option<Captured<B>>,
+}
+
+impl<B: Backend> Engine<B> {
+    /// A cache for these limits, and what the device needs of the model's weights.
+    ///
+    /// # Errors
+    /// [`ModelError`]: limits that the cache refuses, or too little device memory.
+    pub fn new(
+        device: &Device<B>,
+        model: Arc<Model>,
+        limits: EngineLimits,
+    ) -> Result<Self, ModelError> {
+        let config = CacheConfig {
+            max_draft: limits.max_draft,
+            max_requests: limits.requests,
+            num_blocks: limits.cached_tokens.div_ceil(BLOCK_TOKENS),
+            max_context: limits.context,
+            max_step_tokens: limits.step_tokens,
+            ..CacheConfig::smallest(trunk(&model.config.cache))
+        };
+        let cache = KvCacheManager::new(device.clone(), config)?;
+        let stream = device.stream()?;
+        let layers = model.layers.iter();
+        let layers =
+            layers.map(|layer| DeviceLayer::new(&stream, &model, layer, limits.step_tokens));
+        let layers = layers.collect::<Result<_, _>>()?;
+        let buffers = Buffers::new(device, cache.config())?;
+        Ok(Self { model, cache, stream, layers, buffers, captured: None })
+    }
+
+    /// Admits a request without tokens.
+    ///
+    /// # Errors
+    /// [`dsv4_kv::KvError::NoFreeSlot`].
+    pub fn admit(&mut self) -> Result<RequestId, ModelError> {
+        Ok(self.cache.admit()?)
+    }
+
+    /// Ends a request and frees what it held.
+    ///
+    /// # Errors
+    /// [`dsv4_kv::KvError::UnknownRequest`], [`dsv4_kv::KvError::ForeignRequest`].
+    pub fn release(&mut self, id: RequestId) -> Result<(), ModelError> {
+        Ok(self.cache.release(id)?)
+    }
+
+    /// The cache, for its configuration and its ledger.
+    #[must_use]
+    pub fn cache(&self) -> &KvCacheManager<B> {
+        &self.cache
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+}
+
+/// The configuration without draft (MTP) layers, which an engine does not run.
+fn trunk(config: &ModelConfig) -> ModelConfig {
+    let layers = config.layers.len() - config.mtp_layers as usize;
+    ModelConfig { layers: config.layers[..layers].to_vec(), mtp_layers: 0, ..config.clone() }
+}

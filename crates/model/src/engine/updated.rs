@@ -1,0 +1,103 @@
+//! A layer of any kind behind its update.
+
+use std::ops::Range;
+
+use dsv4_kv::indexer::{Activations, Selection};
+use dsv4_kv::step::{Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer};
+use dsv4_kv::{KvError, LayerId, Layers};
+use dsv4_kv_device::{Backend, Stream};
+use kv_layout::geometry::LayerKind;
+
+use super::buffers::Buffers;
+use super::device_layer::{DeviceCompressed, DeviceLayer};
+
+/// A layer whose update is queued.
+pub enum Updated<'s, B: Backend> {
+    /// With a window alone.
+    Swa(UpdatedLayer<'s, B, Swa>),
+    /// With entries that the indexer picks from.
+    Csa(UpdatedLayer<'s, B, Csa>),
+    /// With entries that are all read.
+    Hca(UpdatedLayer<'s, B, Hca>),
+}
+
+impl<'s, B: Backend> Updated<'s, B> {
+    /// Queues the update of layer `id` from what is in the buffers.
+    pub fn update(
+        layers: &'s mut Layers<'_, B>,
+        id: LayerId,
+        device: &DeviceLayer<B>,
+        buffers: &Buffers<B>,
+    ) -> Result<Self, KvError> {
+        let kv = &buffers.kv;
+        Ok(match device.compressed() {
+            DeviceCompressed::Swa => Self::Swa(layers.swa(id)?.update(kv)?),
+            DeviceCompressed::Csa { main, index, .. } => {
+                let main = main.inputs(&buffers.main);
+                let index = index.inputs(&buffers.index);
+                Self::Csa(layers.csa(id)?.update(&CsaInputs { kv, main, index })?)
+            }
+            DeviceCompressed::Hca { main } => {
+                let main = main.inputs(&buffers.main);
+                Self::Hca(layers.hca(id)?.update(&HcaInputs { kv, main })?)
+            }
+        })
+    }
+
+    /// Queues what attention of these queries reads, into the buffers' tiles.
+    pub fn gather(
+        &self,
+        device: &DeviceLayer<B>,
+        buffers: &Buffers<B>,
+        queries: Range<u32>,
+    ) -> Result<(), KvError> {
+        let (window, entries) = (&buffers.window, &buffers.entries);
+        match self {
+            Self::Swa(layer) => layer.gather_window(queries, &window.rows, &window.lengths),
+            Self::Hca(layer) => {
+                layer.gather_window(queries.clone(), &window.rows, &window.lengths)?;
+                layer.gather_all(queries, buffers.most_all, &entries.rows, &entries.lengths)
+            }
+            Self::Csa(layer) => {
+                layer.gather_window(queries.clone(), &window.rows, &window.lengths)?;
+                let DeviceCompressed::Csa { indexer, .. } = device.compressed() else {
+                    unreachable!("a CSA layer has a CSA layer's weights")
+                };
+                let (latent, hidden) = buffers.activations(queries.clone());
+                let activations = Activations { latent: &latent, hidden: &hidden };
+                let (workspace, k) = (&buffers.workspace, buffers.most_selected);
+                let selected = &buffers.lists;
+                let selection = Selection { workspace, queries: queries.clone(), k, selected };
+                layer.select(indexer, &activations, &selection)?;
+                layer.gather_entries(queries, selected, k, &entries.rows)
+            }
+        }
+    }
+
+    /// Queues the append, which ends the layer.
+    pub fn append(self) -> Result<(), KvError> {
+        match self {
+            Self::Swa(layer) => layer.append(),
+            Self::Csa(layer) => layer.append(),
+            Self::Hca(layer) => layer.append(),
+        }
+    }
+
+    /// The layer's kind.
+    pub fn kind(&self) -> LayerKind {
+        match self {
+            Self::Swa(_) => LayerKind::Swa,
+            Self::Csa(_) => LayerKind::Csa,
+            Self::Hca(_) => LayerKind::Hca,
+        }
+    }
+
+    /// The stream of the step.
+    pub fn stream(&self) -> &Stream<B> {
+        match self {
+            Self::Swa(layer) => layer.stream(),
+            Self::Csa(layer) => layer.stream(),
+            Self::Hca(layer) => layer.stream(),
+        }
+    }
+}

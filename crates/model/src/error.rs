@@ -1,0 +1,38 @@
+//! What a model refuses.
+
+use dsv4_kv::KvError;
+use dsv4_kv_device::DeviceError;
+use dsv4_kv_router::RouterError;
+
+/// Why a step, or an engine, was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A token id that the embedding does not have.
+    #[error("token {token} is outside the vocabulary of {vocabulary} tokens")]
+    TokenOutOfVocabulary {
+        /// The token.
+        token: u32,
+        /// Tokens there are.
+        vocabulary: u32,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt is empty; a request needs a token to begin with")]
+    EmptyPrompt,
+    /// Graphs for more tokens than are gathered at once.
+    #[error("a bucket of {tokens} tokens is larger than the {most} that a layer's graph gathers")]
+    BucketTooLarge {
+        /// Tokens asked for.
+        tokens: u32,
+        /// The most.
+        most: u32,
+    },
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] KvError),
+    /// A router.
+    #[error(transparent)]
+    Router(#[from] RouterError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}

@@ -1,0 +1,75 @@
+//! The experts of a layer: of each token the routed ones that the router chose, and the shared ones.
+
+use ndarray::{Array2, ArrayView2, Axis};
+
+use crate::linear::Linear;
+
+/// A feed-forward network with a gate: `w2 (silu(w1 x) * w3 x)`.
+#[derive(Clone, Debug)]
+pub struct Expert {
+    /// `w1`, `[intermediate, hidden]`.
+    pub gate: Linear,
+    /// `w3`, `[intermediate, hidden]`.
+    pub up: Linear,
+    /// `w2`, `[hidden, intermediate]`.
+    pub down: Linear,
+    /// Most of the gate before its silu, and of the size of the other factor. Routed experts have it, shared
+    /// ones do not.
+    pub limit: Option<f32>,
+}
+
+impl Expert {
+    /// `[tokens, hidden]` to `[tokens, hidden]`.
+    #[must_use]
+    pub fn apply(&self, x: ArrayView2<'_, f32>) -> Array2<f32> {
+        let (mut gate, up) = (self.gate.apply(x), self.up.apply(x));
+        let limit = self.limit.unwrap_or(f32::INFINITY);
+        gate.zip_mut_with(&up, |gate, up| {
+            let limited = gate.min(limit);
+            *gate = limited / (1.0 + (-limited).exp()) * up.clamp(-limit, limit);
+        });
+        self.down.apply(gate.view())
+    }
+}
+
+/// The experts of a layer.
+#[derive(Clone, Debug)]
+pub struct Experts {
+    /// By number.
+    pub routed: Vec<Expert>,
+    /// For every token.
+    pub shared: Expert,
+}
+
+/// Which experts each token has, and their weights: `[tokens, per_token]`.
+#[derive(Debug)]
+pub struct Choice {
+    /// Experts, best first, or as the table lists them.
+    pub experts: Array2<i32>,
+    /// They add up to the model's scaling.
+    pub weights: Array2<f32>,
+}
+
+impl Experts {
+    /// The weighted sum of each token's experts, and the shared one: `[tokens, hidden]`. A token's experts
+    /// are added in the order of their numbers, so that its bits do not depend on other tokens.
+    #[must_use]
+    pub fn apply(&self, x: ArrayView2<'_, f32>, choice: &Choice) -> Array2<f32> {
+        let mut tokens_of: Vec<Vec<(usize, f32)>> = vec![Vec::new(); self.routed.len()];
+        for ((token, place), &expert) in choice.experts.indexed_iter() {
+            tokens_of[expert as usize].push((token, choice.weights[[token, place]]));
+        }
+        let mut sums = Array2::zeros(x.raw_dim());
+        for (expert, tokens) in self.routed.iter().zip(&tokens_of) {
+            if tokens.is_empty() {
+                continue;
+            }
+            let rows: Vec<usize> = tokens.iter().map(|&(token, _)| token).collect();
+            let results = expert.apply(x.select(Axis(0), &rows).view());
+            for (&(token, weight), result) in tokens.iter().zip(results.outer_iter()) {
+                sums.row_mut(token).scaled_add(weight, &result);
+            }
+        }
+        sums + self.shared.apply(x)
+    }
+}

@@ -1,0 +1,97 @@
+//! One request from prompt to end.
+
+use std::time::{Duration, Instant};
+
+use dsv4_kv_device::Backend;
+use ndarray::ArrayView2;
+
+use crate::engine::{Chunk, Engine};
+use crate::error::ModelError;
+use crate::sequence::{Continuation, Finish, Generated, Sequence, Work};
+
+/// How a request went.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The tokens behind the prompt.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// From the call to the first token.
+    pub time_to_first_token: Duration,
+    /// From the first token to the last.
+    pub decode_time: Duration,
+    /// Steps that ran.
+    pub steps: u32,
+    /// Drafts that were verified.
+    pub drafts: u32,
+    /// Drafts that were accepted.
+    pub accepted: u32,
+}
+
+/// Sees a request's tokens while they come.
+pub trait Observer {
+    /// The logits of some tokens, `[tokens, vocabulary]`, of which `accepted` are final.
+    fn logits(&mut self, _work: &Work, _logits: ArrayView2<'_, f32>, _accepted: u32) {}
+
+    /// A generated token. `false` ends the request.
+    fn token(&mut self, token: &Generated) -> bool;
+}
+
+impl<B: Backend> Engine<B> {
+    /// Continues a prompt, in chunks of up to `chunk` tokens, and releases the request.
+    ///
+    /// # Errors
+    /// [`ModelError::EmptyPrompt`]; as [`Engine::forward`].
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        continuation: Continuation,
+        chunk: usize,
+        observer: &mut impl Observer,
+    ) -> Result<Summary, ModelError> {
+        let sequence = Sequence::new(prompt.to_vec(), continuation);
+        let mut sequence = sequence.ok_or(ModelError::EmptyPrompt)?;
+        let id = self.admit()?;
+        let summary = self.run_to_end(id, &mut sequence, chunk, observer);
+        self.release(id)?;
+        summary
+    }
+
+    fn run_to_end(
+        &mut self,
+        id: dsv4_kv::RequestId,
+        sequence: &mut Sequence,
+        chunk: usize,
+        observer: &mut impl Observer,
+    ) -> Result<Summary, ModelError> {
+        let begin = Instant::now();
+        let mut first = None;
+        let (mut steps, mut drafts, mut accepted) = (0, 0, 0);
+        let mut stopped = false;
+        while sequence.finish().is_none() && !stopped {
+            let work = sequence.next(chunk.max(1));
+            let forward =
+                self.forward(&[Chunk { id, tokens: &work.tokens, logits: work.logits }])?;
+            let (count, generated) = sequence.advance(&work, forward.logits(0));
+            observer.logits(&work, forward.logits(0), count);
+            forward.commit_some(&[count])?;
+            steps += 1;
+            drafts += work.drafts as u32;
+            accepted += count - (work.tokens.len() - work.drafts) as u32;
+            for token in &generated {
+                first.get_or_insert_with(Instant::now);
+                stopped |= !observer.token(token);
+            }
+        }
+        let first = first.unwrap_or(begin);
+        Ok(Summary {
+            tokens: sequence.generated().to_vec(),
+            finish: sequence.finish().unwrap_or(Finish::End),
+            time_to_first_token: first - begin,
+            decode_time: first.elapsed(),
+            steps,
+            drafts,
+            accepted,
+        })
+    }
+}

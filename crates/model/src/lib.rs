@@ -1,0 +1,64 @@
+//! DeepSeek-V4, from token ids to logits.
+//!
+//! ```text
+//! streams = the token's embedding, in each of 4 streams
+//! for each layer:
+//!     x       = norm(weighted sum of the streams)                 hyper.rs, norm.rs
+//!     streams = mixed streams + attention(x)                      attention.rs, engine/
+//!     x       = norm(weighted sum of the streams)
+//!     streams = mixed streams + experts(x)                        experts.rs
+//! logits = head(norm(weighted sum of the streams))                model.rs
+//!
+//! attention(x):
+//!     latent  = norm(Wqa x)                                       [q_lora_rank]
+//!     queries = rotate(norm of each head(Wqb latent))             [heads, 512]
+//!     row     = rotate(norm(Wkv x))                               [512], key and value in one, to the cache
+//!     keys    = the rows of the last 128 tokens, and
+//!               in a CSA layer the entries that the indexer picks, of one for every 4 tokens
+//!               in an HCA layer all entries, one for every 128 tokens
+//!     sums    = softmax(queries . keys / sqrt(512), sink) keys    one softmax over all
+//!     result  = Wob (Woa of each group of heads (rotate back(sums)))
+//!
+//! experts(x):
+//!     6 of the routed experts, chosen by a table (the first layers) or by score, and the shared one
+//! ```
+//!
+//! The cache ([`dsv4_kv`]) holds rows and entries and pools, quantises, scores and gathers them; the router
+//! ([`dsv4_kv_router`]) chooses experts: both on a GPU or on the CPU. What is dense is in this crate, in f32 on
+//! the host: exact and readable before fast.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`model`], [`layer`], [`load`] | the weights, and how they are read from a checkpoint |
+//! | [`hyper`] | the residual streams |
+//! | [`attention`], [`rotary`] | attention around the cache |
+//! | [`experts`] | the experts |
+//! | [`linear`], [`norm`] | products and norms |
+//! | [`engine`] | the model on a device: requests, steps, graphs |
+//! | [`generate`], [`sequence`] | one request from prompt to end; its tokens and what it runs next |
+//! | [`sample`], [`prompt_lookup`] | the next token, and guesses at those behind it |
+//! | [`text`] | text to tokens and back |
+//! | [`probe`] | a look into a forward pass |
+//! | [`error`] | typed refusals |
+
+pub mod attention;
+pub mod engine;
+pub mod error;
+pub mod experts;
+pub mod generate;
+pub mod hyper;
+pub mod layer;
+pub mod linear;
+pub mod load;
+pub mod model;
+pub mod norm;
+pub mod probe;
+pub mod prompt_lookup;
+pub mod rotary;
+pub mod sample;
+pub mod sequence;
+pub mod text;
+
+pub use engine::{Chunk, Engine, EngineLimits, Forward, Logits};
+pub use error::ModelError;
+pub use model::Model;

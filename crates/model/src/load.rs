@@ -1,0 +1,258 @@
+//! A model from a checkpoint.
+
+use dsv4_kv::rope;
+use dsv4_kv_checkpoint::{Checkpoint, CheckpointError, Config, Routing};
+use dsv4_kv_router::{ChoiceWeights, RouterConfig, RouterWeights};
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
+use ndarray::{Array1, Array2};
+
+use crate::attention::Attention;
+use crate::experts::{Expert, Experts};
+use crate::hyper::{HyperConnection, HyperConstants, HyperHead};
+use crate::layer::{Compressed, Compressor, Indexer, Layer};
+use crate::linear::Linear;
+use crate::model::Model;
+use crate::norm::RmsNorm;
+use crate::rotary::Rotary;
+
+impl Model {
+    /// Reads all weights of a checkpoint, layer by layer; `progress` is called behind each with the number
+    /// of layers read.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] names the tensor.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        mut progress: impl FnMut(usize),
+    ) -> Result<Self, CheckpointError> {
+        let config = checkpoint.config();
+        let root = Tensors { checkpoint, config, prefix: String::new() };
+        let hidden = config.hidden_size;
+        let trunk = config.cache.layers.len() - config.cache.mtp_layers as usize;
+        let layers = (0..trunk).map(|index| {
+            let tensors = root.at(&format!("layers.{index}."));
+            let layer = tensors.layer(config.cache.layers[index], config.experts.routing[index]);
+            progress(index + 1);
+            layer
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
+        Ok(Self {
+            embedding: root.matrix("embed.weight", config.vocab_size, hidden)?,
+            layers,
+            head_streams: root.hyper_head()?,
+            norm: root.norm("norm.weight", hidden)?,
+            head: root.linear("head.weight", config.vocab_size, hidden)?,
+            router: router_config(config),
+            config: config.clone(),
+        })
+    }
+}
+
+fn router_config(config: &Config) -> RouterConfig {
+    let hash = config.experts.routing.iter().filter(|routing| **routing == Routing::Hash).count();
+    RouterConfig {
+        hidden_size: config.hidden_size,
+        experts: config.experts.routed,
+        selected: config.experts.per_token,
+        scaling: config.experts.scaling,
+        vocabulary: config.vocab_size,
+        layers: config.cache.layers.len() as u32,
+        hash_layers: hash as u32,
+    }
+}
+
+/// The tensors of a checkpoint whose names begin with `prefix`.
+struct Tensors<'c> {
+    checkpoint: &'c Checkpoint,
+    config: &'c Config,
+    prefix: String,
+}
+
+impl<'c> Tensors<'c> {
+    fn at(&self, prefix: &str) -> Self {
+        Self { prefix: format!("{}{prefix}", self.prefix), ..*self }
+    }
+
+    fn f32(&self, name: &str, shape: &[u64]) -> Result<Vec<f32>, CheckpointError> {
+        self.checkpoint.f32(&format!("{}{name}", self.prefix), shape)
+    }
+
+    fn vector(&self, name: &str, length: u32) -> Result<Array1<f32>, CheckpointError> {
+        Ok(Array1::from_vec(self.f32(name, &[length.into()])?))
+    }
+
+    fn matrix(&self, name: &str, rows: u32, columns: u32) -> Result<Array2<f32>, CheckpointError> {
+        let values = self.f32(name, &[rows.into(), columns.into()])?;
+        let shape = (rows as usize, columns as usize);
+        Ok(Array2::from_shape_vec(shape, values).expect("the shape was checked"))
+    }
+
+    fn linear(&self, name: &str, outputs: u32, inputs: u32) -> Result<Linear, CheckpointError> {
+        Ok(Linear::new(self.matrix(name, outputs, inputs)?))
+    }
+
+    fn norm(&self, name: &str, channels: u32) -> Result<RmsNorm, CheckpointError> {
+        Ok(RmsNorm::new(self.vector(name, channels)?, self.config.norm_eps))
+    }
+
+    fn layer(&self, kind: LayerKind, routing: Routing) -> Result<Layer, CheckpointError> {
+        let hidden = self.config.hidden_size;
+        Ok(Layer {
+            attention_streams: self.hyper_connection("hc_attn_")?,
+            attention_norm: self.norm("attn_norm.weight", hidden)?,
+            attention: self.at("attn.").attention(kind)?,
+            compressed: self.at("attn.").compressed(kind)?,
+            experts_streams: self.hyper_connection("hc_ffn_")?,
+            experts_norm: self.norm("ffn_norm.weight", hidden)?,
+            router: self.at("ffn.gate.").router(routing)?,
+            experts: self.at("ffn.").experts()?,
+        })
+    }
+
+    fn constants(&self) -> HyperConstants {
+        let hyper = &self.config.hyper;
+        HyperConstants {
+            streams: hyper.streams as usize,
+            iterations: hyper.sinkhorn_iterations as usize,
+            epsilon: hyper.eps,
+            norm_epsilon: self.config.norm_eps,
+        }
+    }
+
+    fn hyper_connection(&self, prefix: &str) -> Result<HyperConnection, CheckpointError> {
+        let (streams, tensors) = (self.config.hyper.streams, self.at(prefix));
+        let weights = 2 * streams + streams * streams;
+        let scale = tensors.f32("scale", &[3])?;
+        Ok(HyperConnection {
+            projection: tensors.linear("fn", weights, streams * self.config.hidden_size)?,
+            base: tensors.vector("base", weights)?,
+            scale: [scale[0], scale[1], scale[2]],
+            constants: self.constants(),
+        })
+    }
+
+    fn hyper_head(&self) -> Result<HyperHead, CheckpointError> {
+        let streams = self.config.hyper.streams;
+        Ok(HyperHead {
+            projection: self.linear("hc_head_fn", streams, streams * self.config.hidden_size)?,
+            base: self.vector("hc_head_base", streams)?,
+            scale: self.f32("hc_head_scale", &[1])?[0],
+            constants: self.constants(),
+        })
+    }
+
+    fn attention(&self, kind: LayerKind) -> Result<Attention, CheckpointError> {
+        let Config { hidden_size, heads, q_lora_rank, o_groups, o_lora_rank, .. } = *self.config;
+        let width = heads * HEAD_DIM;
+        let groups = self.matrix("wo_a.weight", o_groups * o_lora_rank, width / o_groups)?;
+        let groups = groups.exact_chunks((o_lora_rank as usize, groups.ncols()));
+        let groups = groups.into_iter().map(|group| Linear::new(group.to_owned()));
+        let rotary = match kind {
+            LayerKind::Swa => Rotary::new(rope::plain_frequencies(self.config.rope_theta)),
+            LayerKind::Csa | LayerKind::Hca => {
+                Rotary::new(rope::compress_frequencies(&self.config.compress_rope))
+            }
+        };
+        Ok(Attention {
+            latent: self.linear("wq_a.weight", q_lora_rank, hidden_size)?,
+            latent_norm: self.norm("q_norm.weight", q_lora_rank)?,
+            query: self.linear("wq_b.weight", width, q_lora_rank)?,
+            kv: self.linear("wkv.weight", HEAD_DIM, hidden_size)?,
+            kv_norm: self.norm("kv_norm.weight", HEAD_DIM)?,
+            sinks: self.vector("attn_sink", heads)?,
+            output_groups: groups.collect(),
+            output: self.linear("wo_b.weight", hidden_size, o_groups * o_lora_rank)?,
+            rotary,
+            output_rotary: rotary,
+            norm_epsilon: self.config.norm_eps,
+        })
+    }
+
+    fn compressed(&self, kind: LayerKind) -> Result<Compressed, CheckpointError> {
+        let main = |ratio, columns| self.at("compressor.").compressor(ratio, columns, HEAD_DIM);
+        Ok(match kind {
+            LayerKind::Swa => Compressed::Swa,
+            // A CSA window overlaps the one before it: each token has keys and gates for both.
+            LayerKind::Csa => {
+                let indexer = self.at("indexer.");
+                Compressed::Csa {
+                    main: main(CSA_RATIO, 2 * HEAD_DIM)?,
+                    index: indexer.at("compressor.").compressor(
+                        CSA_RATIO,
+                        2 * INDEX_DIM,
+                        INDEX_DIM,
+                    )?,
+                    indexer: indexer.indexer()?,
+                }
+            }
+            LayerKind::Hca => Compressed::Hca { main: main(HCA_RATIO, HEAD_DIM)? },
+        })
+    }
+
+    fn compressor(
+        &self,
+        ratio: u32,
+        columns: u32,
+        channels: u32,
+    ) -> Result<Compressor, CheckpointError> {
+        let hidden = self.config.hidden_size;
+        Ok(Compressor {
+            kv: self.linear("wkv.weight", columns, hidden)?,
+            gate: self.linear("wgate.weight", columns, hidden)?,
+            position_bias: self.f32("ape", &[ratio.into(), columns.into()])?,
+            norm: self.f32("norm.weight", &[channels.into()])?,
+        })
+    }
+
+    fn indexer(&self) -> Result<Indexer, CheckpointError> {
+        let Config { hidden_size, q_lora_rank, ref cache, .. } = *self.config;
+        let heads = u64::from(cache.index_heads);
+        let bf16 = |name: &str, rows: u64, columns: u32| {
+            self.checkpoint.bf16(&format!("{}{name}", self.prefix), &[rows, columns.into()])
+        };
+        Ok(Indexer {
+            query: bf16("wq_b.weight", heads * u64::from(INDEX_DIM), q_lora_rank)?,
+            head: bf16("weights_proj.weight", heads, hidden_size)?,
+        })
+    }
+
+    fn router(&self, routing: Routing) -> Result<RouterWeights<'static>, CheckpointError> {
+        let Config { hidden_size, vocab_size, ref experts, .. } = *self.config;
+        let name = |name: &str| format!("{}{name}", self.prefix);
+        let shape = [experts.routed.into(), hidden_size.into()];
+        let gate = self.checkpoint.bf16(&name("weight"), &shape)?;
+        let choice = match routing {
+            Routing::Learned => {
+                ChoiceWeights::Bias(self.f32("bias", &[experts.routed.into()])?.into())
+            }
+            Routing::Hash => {
+                let shape = [vocab_size.into(), experts.per_token.into()];
+                let table = self.checkpoint.i64(&name("tid2eid"), &shape)?;
+                // A number that is no expert is refused by the router.
+                let expert = |id: i64| i32::try_from(id).unwrap_or(i32::MAX);
+                ChoiceWeights::Table(table.into_iter().map(expert).collect())
+            }
+        };
+        Ok(RouterWeights { gate: gate.into(), choice })
+    }
+
+    fn experts(&self) -> Result<Experts, CheckpointError> {
+        let experts = &self.config.experts;
+        let expert = |prefix: &str, intermediate: u32, limit| {
+            let (tensors, hidden) = (self.at(prefix), self.config.hidden_size);
+            Ok::<_, CheckpointError>(Expert {
+                gate: tensors.linear("w1.weight", intermediate, hidden)?,
+                up: tensors.linear("w3.weight", intermediate, hidden)?,
+                down: tensors.linear("w2.weight", hidden, intermediate)?,
+                limit,
+            })
+        };
+        let (intermediate, limit) = (experts.intermediate_size, Some(experts.swiglu_limit));
+        let routed = (0..experts.routed)
+            .map(|index| expert(&format!("experts.{index}."), intermediate, limit))
+            .collect::<Result<_, _>>()?;
+        // The shared experts are stored as one, as wide as all of them.
+        let shared = expert("shared_experts.", experts.shared * intermediate, None)?;
+        Ok(Experts { routed, shared })
+    }
+}

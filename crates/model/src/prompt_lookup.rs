@@ -1,0 +1,33 @@
+//! Drafts by prompt lookup: what followed the last tokens when they occurred before.
+
+/// Most tokens that must have occurred before; fewer if so many have not.
+const LONGEST: usize = 3;
+
+/// Up to `count` guesses at the tokens behind `tokens`: those that followed the latest earlier occurrence of
+/// the last three tokens, or two, or one. None if the last token is new.
+#[must_use]
+pub fn drafts(tokens: &[u32], count: usize) -> &[u32] {
+    for length in (1..=LONGEST.min(tokens.len())).rev() {
+        let (earlier, last) = (&tokens[..tokens.len() - 1], &tokens[tokens.len() - length..]);
+        if let Some(at) = earlier.windows(length).rposition(|window| window == last) {
+            let following = &tokens[at + length..];
+            return &following[..count.min(following.len())];
+        }
+    }
+    &[]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::drafts;
+
+    #[test]
+    fn the_latest_occurrence_of_the_longest_match_counts() {
+        assert_eq!(drafts(&[1, 2, 3, 9, 2, 3, 7, 1, 2, 3], 2), [9, 2]);
+        assert_eq!(drafts(&[2, 3, 7, 2, 3, 8, 5, 2, 3], 1), [8]);
+        assert_eq!(drafts(&[4, 4], 3), [4]);
+        assert!(drafts(&[1, 2], 3).is_empty());
+        assert!(drafts(&[], 3).is_empty());
+        assert!(drafts(&[1, 1], 0).is_empty());
+    }
+}

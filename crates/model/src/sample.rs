@@ -1,0 +1,159 @@
+//! The next token, from logits.
+
+use ndarray::ArrayView1;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// How tokens are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits. 0 takes the most likely token.
+    pub temperature: f32,
+    /// Only the most likely tokens are taken whose probabilities add up to this; 1 for all.
+    pub top_p: f32,
+    /// With the position, the seed of a token's draw: a token does not depend on how many were drawn before
+    /// it in this process, so that drafts and recomputed requests give the same.
+    pub seed: u64,
+}
+
+/// The most likely token, always.
+pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, seed: 0 };
+
+/// A token that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Picked {
+    /// The token.
+    pub token: u32,
+    /// The logarithm of its probability under the logits as they are, without temperature.
+    pub logprob: f32,
+}
+
+impl Sampling {
+    /// Chooses the token at `position` from the logits of the one before it, `[vocabulary]`. Among equal
+    /// logits the lower token comes first; one that is not a number is never taken while another is left.
+    ///
+    /// # Panics
+    /// If there are no logits.
+    #[must_use]
+    pub fn pick(&self, logits: ArrayView1<'_, f32>, position: u32) -> Picked {
+        let token = if self.temperature > 0.0 {
+            self.draw(logits, position)
+        } else {
+            most_likely(logits).next().expect("a vocabulary")
+        };
+        Picked { token, logprob: logprob(logits, token) }
+    }
+
+    fn draw(&self, logits: ArrayView1<'_, f32>, position: u32) -> u32 {
+        let most = maximum(logits);
+        let weight = |token: u32| {
+            let above = (logits[token as usize] - most) / self.temperature;
+            if above.is_nan() { 0.0 } else { f64::from(above).exp() }
+        };
+        let all: f64 = (0..logits.len() as u32).map(weight).sum();
+        let mut kept = Vec::new();
+        let mut sum = 0.0;
+        for token in most_likely(logits) {
+            kept.push(token);
+            sum += weight(token);
+            if sum >= all * f64::from(self.top_p) {
+                break;
+            }
+        }
+        let mut random = StdRng::seed_from_u64(mixed(self.seed, position));
+        let mut left = random.random::<f64>() * sum;
+        for &token in &kept {
+            left -= weight(token);
+            if left < 0.0 {
+                return token;
+            }
+        }
+        kept[0]
+    }
+}
+
+/// The seed of a position, so that neighbouring seeds and positions have nothing in common.
+fn mixed(seed: u64, position: u32) -> u64 {
+    StdRng::seed_from_u64(seed).random::<u64>()
+        ^ StdRng::seed_from_u64(position.into()).random::<u64>()
+}
+
+/// Tokens, most likely first.
+fn most_likely(logits: ArrayView1<'_, f32>) -> impl Iterator<Item = u32> {
+    let key = |token: &u32| {
+        let logit = logits[*token as usize];
+        if logit.is_nan() { f32::NEG_INFINITY } else { logit }
+    };
+    let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
+    tokens.sort_by(|a, b| key(b).total_cmp(&key(a)));
+    tokens.into_iter()
+}
+
+/// The `count` most likely tokens with the logarithms of their probabilities, most likely first.
+#[must_use]
+pub fn top_logprobs(logits: ArrayView1<'_, f32>, count: usize) -> Vec<Picked> {
+    let picked = |token| Picked { token, logprob: logprob(logits, token) };
+    most_likely(logits).take(count).map(picked).collect()
+}
+
+fn maximum(logits: ArrayView1<'_, f32>) -> f32 {
+    logits.fold(f32::NEG_INFINITY, |most, &logit| most.max(logit))
+}
+
+fn logprob(logits: ArrayView1<'_, f32>, token: u32) -> f32 {
+    let most = maximum(logits);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+    (f64::from(logits[token as usize] - most) - sum.ln()) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::array;
+
+    use super::{GREEDY, Sampling, top_logprobs};
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest() {
+        let logits = array![0.5, f32::NAN, 2.0, 2.0];
+        assert_eq!(GREEDY.pick(logits.view(), 7).token, 2);
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_and_position_alone() {
+        let logits = array![0.0, 0.0, 0.0, 0.0];
+        let draw = |seed, position| {
+            Sampling { temperature: 1.0, top_p: 1.0, seed }.pick(logits.view(), position).token
+        };
+        assert_eq!(draw(1, 5), draw(1, 5));
+        let drawn = |seed| (0..64).map(|position| draw(seed, position)).collect::<Vec<_>>();
+        assert_ne!(drawn(1), drawn(2));
+        for token in 0..4 {
+            assert!(drawn(1).contains(&token), "token {token} is never drawn");
+        }
+    }
+
+    #[test]
+    fn draws_have_the_probabilities_of_the_softmax() {
+        let logits = array![1.0f32, 3.0f32.ln(), 0.0];
+        let total = 1f32.exp() + 3.0 + 1.0;
+        let sampling = |seed| Sampling { temperature: 1.0, top_p: 1.0, seed };
+        let draws = 20_000;
+        let count = (0..draws).filter(|&p| sampling(3).pick(logits.view(), p).token == 1).count();
+        let (share, expected) = (count as f32 / draws as f32, 3.0 / total);
+        assert!((share - expected).abs() < 0.015, "{share} instead of {expected}");
+        let logprob = sampling(3).pick(logits.view(), 0);
+        let expected = (logits[logprob.token as usize].exp() / total).ln();
+        assert!((logprob.logprob - expected).abs() < 1e-6);
+    }
+
+    #[test]
+    fn top_p_keeps_the_most_likely() {
+        let logits = array![0.0, 5.0, 0.0];
+        let sampling = Sampling { temperature: 1.0, top_p: 0.5, seed: 9 };
+        assert!((0..200).all(|position| sampling.pick(logits.view(), position).token == 1));
+        assert_eq!(
+            top_logprobs(logits.view(), 2).iter().map(|p| p.token).collect::<Vec<_>>(),
+            [1, 0]
+        );
+    }
+}

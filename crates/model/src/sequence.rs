@@ -1,0 +1,157 @@
+//! One request's tokens: which to run next, and which follow from the logits.
+
+use ndarray::{ArrayView2, s};
+
+use crate::engine::Logits;
+use crate::prompt_lookup;
+use crate::sample::{Picked, Sampling, top_logprobs};
+
+/// How a request is continued.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Continuation {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Tokens that end the request; they are generated too.
+    pub end: Vec<u32>,
+    /// Drafts of a step, by prompt lookup: the tokens are the same with and without.
+    pub drafts: usize,
+    /// How many of the most likely tokens are reported with each.
+    pub top_logprobs: usize,
+    /// Whether logits are computed for every token of the prompt too.
+    pub prompt_logits: bool,
+}
+
+/// A generated token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generated {
+    /// The token and its probability.
+    pub picked: Picked,
+    /// The most likely tokens at its place.
+    pub top: Vec<Picked>,
+}
+
+/// Why a request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// It has as many tokens as were asked for.
+    Length,
+    /// It has generated a token that ends it.
+    End,
+}
+
+/// The tokens of a request: the prompt and what was generated, and how many of them are in the cache.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    tokens: Vec<u32>,
+    prompt: usize,
+    cached: usize,
+    continuation: Continuation,
+    finish: Option<Finish>,
+}
+
+/// What a request runs in the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The tokens, drafts last.
+    pub tokens: Vec<u32>,
+    /// Which logits are needed.
+    pub logits: Logits,
+    /// How many of the tokens are drafts.
+    pub drafts: usize,
+}
+
+impl Sequence {
+    /// A request with this prompt. None without a token to begin with.
+    #[must_use]
+    pub fn new(prompt: Vec<u32>, continuation: Continuation) -> Option<Self> {
+        if prompt.is_empty() {
+            return None;
+        }
+        let finish = (continuation.max_tokens == 0).then_some(Finish::Length);
+        Some(Self { prompt: prompt.len(), tokens: prompt, cached: 0, continuation, finish })
+    }
+
+    /// What it runs next, of at most `budget` tokens: a chunk of what is not in the cache yet, or its last
+    /// token and drafts.
+    #[must_use]
+    pub fn next(&self, budget: usize) -> Work {
+        let left = &self.tokens[self.cached..];
+        if left.len() > 1 || budget <= 1 {
+            let chunk = left.len().min(budget);
+            let logits = match chunk == left.len() {
+                _ if self.continuation.prompt_logits => Logits::All,
+                true => Logits::Last,
+                false => Logits::None,
+            };
+            return Work { tokens: left[..chunk].to_vec(), logits, drafts: 0 };
+        }
+        // A draft behind the last token that is asked for would be of no use.
+        let wanted = self.continuation.max_tokens.saturating_sub(self.generated().len() + 1);
+        let most = self.continuation.drafts.min(budget - 1).min(wanted);
+        let drafts = prompt_lookup::drafts(&self.tokens, most);
+        let tokens = [left, drafts].concat();
+        Work { tokens, logits: Logits::All, drafts: drafts.len() }
+    }
+
+    /// Takes the logits of `work` (`[tokens asked for, vocabulary]`): how many of its tokens are final, and
+    /// the tokens that were generated. Of drafts those are final that were generated too.
+    pub fn advance(&mut self, work: &Work, logits: ArrayView2<'_, f32>) -> (u32, Vec<Generated>) {
+        let undrafted = work.tokens.len() - work.drafts;
+        let mut final_tokens = undrafted;
+        let mut generated = Vec::new();
+        // Logits of tokens that are followed by known ones are for the caller.
+        let is_last_chunk = self.cached + undrafted == self.tokens.len();
+        let deciding = if is_last_chunk { work.drafts + 1 } else { 0 };
+        let decided = logits.slice(s![logits.nrows() - deciding.., ..]);
+        for (row, logits) in decided.outer_iter().enumerate() {
+            let Continuation { sampling, max_tokens, end, top_logprobs: top, .. } =
+                &self.continuation;
+            let picked = sampling.pick(logits, self.tokens.len() as u32);
+            generated.push(Generated { picked, top: top_logprobs(logits, *top) });
+            self.tokens.push(picked.token);
+            if end.contains(&picked.token) {
+                self.finish = Some(Finish::End);
+            } else if self.tokens.len() - self.prompt >= *max_tokens {
+                self.finish = Some(Finish::Length);
+            }
+            let draft = work.tokens.get(undrafted + row);
+            if self.finish.is_some() || draft != Some(&picked.token) {
+                break;
+            }
+            final_tokens += 1;
+        }
+        self.cached += final_tokens;
+        (final_tokens as u32, generated)
+    }
+
+    /// Forgets what is in the cache: the request was taken out of it, and is computed again.
+    pub fn restart(&mut self) {
+        self.cached = 0;
+    }
+
+    /// Prompt and generated tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The tokens behind the prompt.
+    #[must_use]
+    pub fn generated(&self) -> &[u32] {
+        &self.tokens[self.prompt..]
+    }
+
+    /// How many of its tokens are in the cache.
+    #[must_use]
+    pub fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// Whether it has ended, and why.
+    #[must_use]
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+}

@@ -1,0 +1,172 @@
+//! Text to tokens and back.
+
+use std::path::{Path, PathBuf};
+
+/// How text becomes tokens.
+#[derive(Clone, Debug)]
+pub enum Text {
+    /// A token for each byte: models of 256 tokens.
+    Bytes,
+    /// As the checkpoint's `tokenizer.json` says.
+    #[cfg(feature = "tokenizers")]
+    Tokenizer(Box<tokenizers::Tokenizer>),
+}
+
+/// Why text and tokens cannot be exchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// A vocabulary of more than bytes, and no tokenizer.
+    #[error(
+        "{path} does not exist, and a vocabulary of {vocabulary} tokens is not one of bytes; \
+         give token ids instead of text",
+        path = path.display()
+    )]
+    NoTokenizer {
+        /// Where it would be.
+        path: PathBuf,
+        /// Tokens there are.
+        vocabulary: u32,
+    },
+    /// This program was built without the feature that reads it.
+    #[error("{path} needs the feature `tokenizers`, without which this program was built", path = path.display())]
+    NotBuiltIn {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that is no tokenizer, or text or tokens that it refuses.
+    #[error("{path}: {reason}", path = path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        reason: String,
+    },
+}
+
+impl Text {
+    /// The tokenizer of the checkpoint in `folder`: its `tokenizer.json`, or bytes for a vocabulary of 256.
+    ///
+    /// # Errors
+    /// [`TextError`].
+    pub fn of_checkpoint(folder: &Path, vocabulary: u32) -> Result<Self, TextError> {
+        let path = folder.join("tokenizer.json");
+        match path.exists() {
+            true => Self::from_file(path),
+            false if vocabulary == 256 => Ok(Self::Bytes),
+            false => Err(TextError::NoTokenizer { path, vocabulary }),
+        }
+    }
+
+    #[cfg(feature = "tokenizers")]
+    fn from_file(path: PathBuf) -> Result<Self, TextError> {
+        match tokenizers::Tokenizer::from_file(&path) {
+            Ok(tokenizer) => Ok(Self::Tokenizer(Box::new(tokenizer))),
+            Err(reason) => Err(TextError::Refused { path, reason: reason.to_string() }),
+        }
+    }
+
+    #[cfg(not(feature = "tokenizers"))]
+    fn from_file(path: PathBuf) -> Result<Self, TextError> {
+        Err(TextError::NotBuiltIn { path })
+    }
+
+    /// The tokens of a text.
+    ///
+    /// # Errors
+    /// [`TextError::Refused`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        match self {
+            Self::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            #[cfg(feature = "tokenizers")]
+            Self::Tokenizer(tokenizer) => match tokenizer.encode(text, true) {
+                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                Err(reason) => {
+                    Err(TextError::Refused { path: "text".into(), reason: reason.to_string() })
+                }
+            },
+        }
+    }
+
+    /// The bytes of a text that begins with `tokens`; the last character may still be incomplete.
+    fn bytes(&self, tokens: &[u32]) -> Vec<u8> {
+        match self {
+            Self::Bytes => tokens.iter().map(|&token| token as u8).collect(),
+            #[cfg(feature = "tokenizers")]
+            Self::Tokenizer(tokenizer) => {
+                tokenizer.decode(tokens, true).unwrap_or_default().into_bytes()
+            }
+        }
+    }
+}
+
+/// The text of tokens that come one by one. A character is given once it is complete.
+#[derive(Debug, Default)]
+pub struct TextStream {
+    tokens: Vec<u32>,
+    /// Tokens whose text was given, and with which the next text is decoded: what a token says may depend on the
+    /// one before it.
+    given: usize,
+    context: usize,
+}
+
+impl TextStream {
+    /// Takes a token; the text that is complete with it, which may be empty.
+    pub fn push(&mut self, text: &Text, token: u32) -> String {
+        self.tokens.push(token);
+        let decoded = self.pending(text);
+        match complete(&decoded) {
+            Some(complete) => {
+                self.context = self.given;
+                self.given = self.tokens.len();
+                complete
+            }
+            None => String::new(),
+        }
+    }
+
+    /// The text that is left in the end, with replacement characters for what is no text.
+    pub fn finish(&mut self, text: &Text) -> String {
+        let decoded = self.pending(text);
+        self.given = self.tokens.len();
+        String::from_utf8_lossy(&decoded).into_owned()
+    }
+
+    /// The bytes of the tokens whose text was not given yet.
+    fn pending(&self, text: &Text) -> Vec<u8> {
+        let before = text.bytes(&self.tokens[self.context..self.given]);
+        let all = text.bytes(&self.tokens[self.context..]);
+        all.get(before.len()..).unwrap_or_default().to_vec()
+    }
+}
+
+/// The text, unless it ends within a character. Bytes that begin no character are replaced.
+fn complete(bytes: &[u8]) -> Option<String> {
+    let last = bytes.utf8_chunks().last()?;
+    let ends_open =
+        matches!(std::str::from_utf8(last.invalid()), Err(error) if error.error_len().is_none());
+    let replaced = last.valid().ends_with(char::REPLACEMENT_CHARACTER) && last.invalid().is_empty();
+    (!ends_open && !replaced).then(|| String::from_utf8_lossy(bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Text, TextStream};
+
+    #[test]
+    fn characters_come_whole() {
+        let (text, mut stream) = (Text::Bytes, TextStream::default());
+        let tokens = text.encode("aé€😀z").expect("text");
+        let parts: Vec<String> = tokens.iter().map(|&t| stream.push(&text, t)).collect();
+        assert_eq!(parts, ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]);
+        assert_eq!(stream.finish(&text), "");
+    }
+
+    #[test]
+    fn what_is_no_text_is_replaced() {
+        let (text, mut stream) = (Text::Bytes, TextStream::default());
+        let parts: Vec<String> =
+            [0xFF, 0xC3, 0x41, 0xE2, 0x82].map(|t| stream.push(&text, t)).into();
+        assert_eq!(parts.concat(), "\u{FFFD}\u{FFFD}A");
+        assert_eq!(stream.finish(&text), "\u{FFFD}");
+    }
+}

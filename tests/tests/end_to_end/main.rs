@@ -1,0 +1,89 @@
+//! The model against what transformers makes of the same checkpoint.
+//!
+//! `DSV4_E2E_DIR=DIR` takes a folder made by the generator of docs/end-to-end.md, or a folder of such
+//! folders, instead of the two small ones in `tests/e2e`. Every test runs on the CPU, and on a GPU where one is
+//! found; `DSV4_REQUIRE_GPU=1` insists on it. Tests are called `DEVICE::FOLDER::TEST`.
+//!
+//! | file | what is compared |
+//! |---|---|
+//! | `tier1.rs` | logits, end to end, where nothing is chosen by score |
+//! | `tier2.rs` | each layer, fed with the reference: entries, keys, lists, experts, streams |
+//! | `tier3.rs` | batches, chunks, drafts and graphs: the same bits; and logits with the reference's tokens |
+//! | `mutations.rs` | models with one part broken: tiers 1 or 2 must fail |
+//! | `reference.rs` | a folder of reference vectors |
+//! | `run.rs` | a model's run over the reference's tokens, and what it recorded |
+
+mod layers;
+mod mutations;
+mod reference;
+mod run;
+mod stored;
+mod tier1;
+mod tier2;
+mod tier3;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use reference::Reference;
+
+/// A test of one folder.
+type Test<B> = fn(&Device<B>, &Reference) -> Result<(), Failed>;
+
+fn tests<B: Backend>(reference: &Reference) -> Vec<(&'static str, Test<B>)> {
+    let mut tests: Vec<(&'static str, Test<B>)> = vec![
+        ("tier2::prefilled_whole", tier2::prefilled_whole),
+        ("tier2::prefilled_in_odd_chunks", tier2::prefilled_in_odd_chunks),
+        ("tier2::token_by_token", tier2::token_by_token),
+        ("tier3::logits_with_the_tokens_of_the_reference", tier3::reference_tokens),
+        ("tier3::a_batch_and_its_chunks_give_the_bits_of_a_request_alone", tier3::batches),
+        ("tier3::drafts_that_are_rejected_leave_no_trace", tier3::drafts),
+        ("tier3::graphs_give_the_bits_of_single_launches", tier3::graphs),
+        ("mutations::each_is_seen", mutations::each_is_seen),
+    ];
+    if reference.chooses_nothing_by_score() {
+        tests.push(("tier1::decodes_the_same_tokens", tier1::decodes_the_same_tokens));
+        tests.push(("tier1::logits", tier1::logits));
+    }
+    tests
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let references = match Reference::all() {
+        Ok(references) => references.into_iter().map(Arc::new).collect::<Vec<_>>(),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let emulated = || EmuDevice::new(EmuOptions { memory: 8 << 30, seed: 1 });
+    let mut trials = Vec::new();
+    for reference in &references {
+        for (name, test) in tests(reference) {
+            let (reference, name) = (Arc::clone(reference), format!("cpu::{}::{name}", reference.name));
+            trials.push(Trial::test(name, move || test(&emulated(), &reference)));
+        }
+    }
+    match dsv4_kv::open_cuda(CudaOptions::default()) {
+        Ok(device) => {
+            for reference in &references {
+                for (name, test) in tests(reference) {
+                    let name = format!("cuda::{}::{name}", reference.name);
+                    let (reference, device) = (Arc::clone(reference), device.clone());
+                    trials.push(Trial::test(name, move || test(&device, &reference)));
+                }
+            }
+        }
+        Err(error) => {
+            let required = std::env::var_os("DSV4_REQUIRE_GPU").is_some_and(|value| value == "1");
+            let reason = error.to_string();
+            let trial = Trial::test("cuda", move || Err(Failed::from(reason)));
+            trials.push(trial.with_ignored_flag(!required));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

@@ -1,0 +1,204 @@
+//! A model's run over tokens that are known, and what it recorded.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use anyhow::Result;
+use dsv4_kv::RequestId;
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv_model::experts::Choice;
+use dsv4_kv_model::hyper::Streams;
+use dsv4_kv_model::probe::Probe;
+use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits, Model};
+use ndarray::{Array1, Array2, Axis, s};
+
+use crate::layers::LayerReference;
+use crate::reference::Reference;
+
+/// A token: its request and its position.
+pub type Place = (usize, usize);
+
+/// How each request's tokens are cut into steps.
+#[derive(Clone, Copy, Debug)]
+pub enum Cut {
+    /// One step.
+    Whole,
+    /// Steps of odd sizes, other ones for each request.
+    Odd,
+    /// A step for each token.
+    Single,
+}
+
+impl Cut {
+    /// Tokens of a request's next chunk, in step `step`, of `left`.
+    fn chunk(self, request: usize, step: usize, left: usize) -> usize {
+        const ODD: [usize; 7] = [37, 1, 129, 5, 3, 61, 2];
+        let size = match self {
+            Self::Whole => left,
+            Self::Odd => ODD[(step + 3 * request) % ODD.len()],
+            Self::Single => 1,
+        };
+        size.min(left)
+    }
+}
+
+/// What was recorded of one token in one layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// What the indexer picked, best first; none in layers without.
+    pub selected: Vec<i32>,
+    /// Experts and weights.
+    pub experts: Vec<(i32, f32)>,
+    /// The streams behind the layer, one after another.
+    pub streams: Vec<f32>,
+}
+
+/// Records every layer, and feeds it with the reference if there is one.
+pub struct Recorder<'r> {
+    feed: Option<(&'r Reference, &'r [LayerReference])>,
+    /// The tokens of the step.
+    places: Vec<Place>,
+    /// Queries of the step whose lists have come, of the layer at hand.
+    listed: usize,
+    /// By layer and token.
+    pub seen: HashMap<(usize, Place), Seen>,
+}
+
+impl<'r> Recorder<'r> {
+    /// Nothing yet.
+    pub fn new(feed: Option<(&'r Reference, &'r [LayerReference])>) -> Self {
+        Self { feed, places: Vec::new(), listed: 0, seen: HashMap::new() }
+    }
+
+    fn seen(&mut self, layer: usize, row: usize) -> &mut Seen {
+        self.seen.entry((layer, self.places[row])).or_default()
+    }
+}
+
+impl Probe for Recorder<'_> {
+    fn layer_input(&mut self, layer: usize, streams: &mut Streams) {
+        self.listed = 0;
+        let Some((reference, layers)) = self.feed.filter(|_| layer > 0) else { return };
+        for (&(request, position), mut row) in self.places.iter().zip(streams.outer_iter_mut()) {
+            if let Some(at) = reference.positions.iter().position(|&stored| stored == position) {
+                row.assign(&layers[layer - 1].hidden.slice(s![request, at, .., ..]));
+            }
+        }
+    }
+
+    fn attention_input(&mut self, layer: usize, x: &mut Array2<f32>) {
+        let Some(fed) = self.feed.and_then(|(_, layers)| layers[layer].x.as_ref()) else { return };
+        for (&(request, position), mut row) in self.places.iter().zip(x.outer_iter_mut()) {
+            row.assign(&fed.slice(s![request, position, ..]));
+        }
+    }
+
+    fn selected(&mut self, layer: usize, lists: &Array2<i32>) {
+        for list in lists.outer_iter() {
+            let row = self.listed;
+            self.seen(layer, row).selected = list.iter().copied().filter(|&e| e >= 0).collect();
+            self.listed += 1;
+        }
+    }
+
+    fn routed(&mut self, layer: usize, choice: &Choice) {
+        let rows = choice.experts.outer_iter().zip(choice.weights.outer_iter());
+        for (row, (experts, weights)) in rows.enumerate() {
+            let experts = experts.iter().copied().zip(weights.iter().copied()).collect();
+            self.seen(layer, row).experts = experts;
+        }
+    }
+
+    fn layer_output(&mut self, layer: usize, streams: &Streams) {
+        for (row, streams) in streams.outer_iter().enumerate() {
+            self.seen(layer, row).streams = streams.iter().copied().collect();
+        }
+    }
+}
+
+/// An engine, and requests that are run over known tokens.
+pub struct Run<B: Backend> {
+    /// The engine.
+    pub engine: Engine<B>,
+    /// The requests.
+    pub ids: Vec<RequestId>,
+    /// Logits of each token.
+    pub logits: HashMap<Place, Array1<f32>>,
+}
+
+/// Drafts that a run's cache has room for.
+pub const MAX_DRAFT: u32 = 3;
+
+impl<B: Backend> Run<B> {
+    /// Requests of up to `tokens` tokens, without any yet.
+    pub fn new(
+        device: &Device<B>,
+        model: &Arc<Model>,
+        requests: usize,
+        tokens: usize,
+    ) -> Result<Self> {
+        let (requests, tokens) = (requests as u32, tokens as u32 + MAX_DRAFT);
+        let limits = EngineLimits {
+            requests,
+            context: tokens,
+            cached_tokens: requests * tokens.next_multiple_of(128),
+            step_tokens: requests * tokens,
+            max_draft: MAX_DRAFT,
+        };
+        let mut engine = Engine::new(device, Arc::clone(model), limits)?;
+        let ids = (0..requests).map(|_| engine.admit()).collect::<Result<_, _>>()?;
+        Ok(Self { engine, ids, logits: HashMap::new() })
+    }
+
+    /// Runs all tokens of all requests, cut as asked; logits of every token are kept.
+    pub fn feed(&mut self, requests: &[Vec<u32>], cut: Cut, recorder: &mut Recorder<'_>) -> Result<()> {
+        let mut done = vec![0; requests.len()];
+        for step in 0.. {
+            let mut chunks = Vec::new();
+            for (index, tokens) in requests.iter().enumerate() {
+                let left = tokens.len() - done[index];
+                let count = cut.chunk(index, step, left);
+                if count > 0 {
+                    chunks.push((index, done[index]..done[index] + count));
+                    done[index] += count;
+                }
+            }
+            if chunks.is_empty() {
+                return Ok(());
+            }
+            let step: Vec<(usize, &[u32])> =
+                chunks.iter().map(|(index, range)| (*index, &requests[*index][range.clone()])).collect();
+            let starts: Vec<usize> = chunks.iter().map(|(_, range)| range.start).collect();
+            let accepted: Vec<u32> = step.iter().map(|(_, tokens)| tokens.len() as u32).collect();
+            self.step(&step, &starts, &accepted, recorder)?;
+        }
+        Ok(())
+    }
+
+    /// One step: of each request some tokens from `starts` on, of which the first `accepted` stay.
+    pub fn step(
+        &mut self,
+        requests: &[(usize, &[u32])],
+        starts: &[usize],
+        accepted: &[u32],
+        recorder: &mut Recorder<'_>,
+    ) -> Result<()> {
+        let places = requests.iter().zip(starts);
+        let places: Vec<Vec<Place>> = places
+            .map(|(&(index, tokens), &start)| (start..start + tokens.len()).map(|p| (index, p)).collect())
+            .collect();
+        recorder.places = places.concat();
+        let chunks: Vec<Chunk<'_>> = requests
+            .iter()
+            .map(|&(index, tokens)| Chunk { id: self.ids[index], tokens, logits: Logits::All })
+            .collect();
+        let forward = self.engine.forward_with(&chunks, recorder)?;
+        for (chunk, (places, &accepted)) in places.iter().zip(accepted).enumerate() {
+            let rows = forward.logits(chunk);
+            for (place, row) in places.iter().zip(rows.axis_iter(Axis(0))).take(accepted as usize) {
+                self.logits.insert(*place, row.to_owned());
+            }
+        }
+        Ok(forward.commit_some(accepted)?)
+    }
+}

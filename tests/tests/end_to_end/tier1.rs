@@ -1,0 +1,87 @@
+//! End to end, where nothing is chosen by score: every difference is arithmetic.
+
+use anyhow::{Result, ensure};
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv_model::generate::Observer;
+use dsv4_kv_model::sample::GREEDY;
+use dsv4_kv_model::sequence::{Continuation, Generated};
+use libtest_mimic::Failed;
+
+use crate::reference::{Reference, three};
+use crate::run::{Cut, Recorder, Run};
+
+/// Most that a logit may be off, and the median over positions of the largest.
+const MOST: f32 = 0.02;
+const MEDIAN: f32 = 0.004;
+
+/// Ignores the tokens.
+struct Silent;
+
+impl Observer for Silent {
+    fn token(&mut self, _token: &Generated) -> bool {
+        true
+    }
+}
+
+/// Free greedy decoding gives the reference's tokens.
+pub fn decodes_the_same_tokens<B: Backend>(
+    device: &Device<B>,
+    reference: &Reference,
+) -> Result<(), Failed> {
+    for index in 0..reference.requests() {
+        let tokens = reference.request(index);
+        let (prompt, expected) = tokens.split_at(reference.prompt);
+        let mut run = Run::new(device, &reference.model, 1, tokens.len())?;
+        run.engine.release(run.ids[0])?;
+        let continuation = Continuation {
+            sampling: GREEDY,
+            max_tokens: expected.len(),
+            end: Vec::new(),
+            drafts: 0,
+            top_logprobs: 0,
+            prompt_logits: false,
+        };
+        let summary = run.engine.generate(prompt, continuation, 100, &mut Silent)?;
+        if summary.tokens != expected {
+            return Err(format!("{:?} instead of {expected:?}", summary.tokens).into());
+        }
+    }
+    Ok(())
+}
+
+/// Logits are within the bounds.
+pub fn logits<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    check(device, reference)?;
+    Ok(())
+}
+
+/// The same, for mutations.
+pub fn check<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<()> {
+    let off = largest_differences(device, reference)?;
+    let most = off.last().copied().unwrap_or_default();
+    let median = off[off.len() / 2];
+    println!("{}: logits off by at most {most}, median {median}", reference.name);
+    ensure!(most <= MOST && median <= MEDIAN, "logits off by {most}, median {median}");
+    Ok(())
+}
+
+/// For each stored position the largest difference of a logit, ascending.
+pub fn largest_differences<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<Vec<f32>> {
+    let requests: Vec<_> = (0..reference.requests()).map(|index| reference.request(index)).collect();
+    let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
+    run.feed(&requests, Cut::Odd, &mut Recorder::new(None))?;
+    let expected = reference.floats("logits")?;
+    let expected = three(&expected)?;
+    let mut off = Vec::new();
+    for request in 0..requests.len() {
+        for (at, &position) in reference.positions.iter().enumerate() {
+            let got = &run.logits[&(request, position)];
+            let expected = expected.slice(ndarray::s![request, at, ..]);
+            let largest = got.iter().zip(expected).map(|(got, want)| (got - want).abs());
+            // NaN is larger than all.
+            off.push(largest.fold(0.0, |most: f32, x| if x <= most { most } else { x }));
+        }
+    }
+    off.sort_by(f32::total_cmp);
+    Ok(off)
+}

@@ -1,0 +1,229 @@
+//! The same bits in every batch, chunk, with drafts and by graphs; and logits with the reference's tokens fed.
+
+use anyhow::{Result, ensure};
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv_model::generate::Observer;
+use dsv4_kv_model::sample::{GREEDY, Sampling};
+use dsv4_kv_model::sequence::{Continuation, Generated};
+use libtest_mimic::Failed;
+use ndarray::s;
+
+use crate::reference::{Reference, three};
+use crate::run::{Cut, MAX_DRAFT, Recorder, Run};
+use crate::{stored, tier1};
+
+/// The median over positions of the largest difference of a logit.
+const MEDIAN: f32 = 0.02;
+/// The part of positions at which the most likely token may be another.
+const OTHER_TOKENS: f64 = 0.02;
+
+/// With its tokens fed, logits are those of the reference, but for lists and experts that are nearly tied.
+pub fn reference_tokens<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    let off = tier1::largest_differences(device, reference)?;
+    let median = off[off.len() / 2];
+    let requests = requests(reference, 0);
+    let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
+    run.feed(&requests, Cut::Whole, &mut Recorder::new(None))?;
+    let logits = reference.floats("logits")?;
+    let logits = three(&logits)?;
+    let best = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a)));
+    let (mut other, mut of) = (0, 0);
+    for request in 0..requests.len() {
+        for (at, &position) in reference.positions.iter().enumerate() {
+            let expected = logits.slice(s![request, at, ..]).to_vec();
+            of += 1;
+            other += usize::from(best(&run.logits[&(request, position)].to_vec()) != best(&expected));
+        }
+    }
+    println!("{}: median {median}, {other} of {of} tokens differ", reference.name);
+    let most = (f64::from(of) * OTHER_TOKENS).ceil() as usize;
+    if median > MEDIAN || other > most {
+        return Err(format!("median {median}, {other} of {of} tokens differ").into());
+    }
+    Ok(())
+}
+
+/// The reference's requests, and others made of them until there are at least `least`.
+fn requests(reference: &Reference, least: usize) -> Vec<Vec<u32>> {
+    let mut requests: Vec<_> =
+        (0..reference.requests()).map(|index| reference.request(index)).collect();
+    while requests.len() < least {
+        let mut other = requests[0].clone();
+        let by = 17 * requests.len() % other.len();
+        other.rotate_left(by);
+        requests.push(other);
+    }
+    requests
+}
+
+/// What must have the same bits.
+fn check_equal<B: Backend>(
+    (alone, seen): (&Run<B>, &Recorder<'_>),
+    (other, other_seen): (&Run<B>, &Recorder<'_>),
+    request: usize,
+    tokens: usize,
+) -> Result<()> {
+    let bits = |run: &Run<B>, request, position| -> Vec<u32> {
+        run.logits[&(request, position)].iter().map(|logit| logit.to_bits()).collect()
+    };
+    let layers = alone.engine.model().layers.len();
+    for position in 0..tokens {
+        for layer in 0..layers {
+            let (one, two) =
+                (&seen.seen[&(layer, (0, position))], &other_seen.seen[&(layer, (request, position))]);
+            ensure!(one == two, "layer {layer}, position {position} of request {request} differs");
+        }
+        ensure!(
+            bits(alone, 0, position) == bits(other, request, position),
+            "logits at {position} of request {request} differ"
+        );
+    }
+    for layer in 0..layers {
+        let stored = |run: &Run<B>, request: usize| -> Result<_> {
+            let (engine, id) = (&run.engine, run.ids[request]);
+            let kind = engine.cache().config().model.layers[layer];
+            let has_keys = kind == kv_layout::geometry::LayerKind::Csa;
+            let keys = if has_keys { stored::keys(engine, layer, id)? } else { Vec::new() };
+            Ok((stored::entries(engine, layer, id)?, keys))
+        };
+        let same = stored(alone, 0)? == stored(other, request)?;
+        ensure!(same, "layer {layer} of request {request}: bytes in the cache differ");
+    }
+    Ok(())
+}
+
+/// Each request alone in one step, and all of them together, in chunks of many sizes and token by token.
+pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    let requests = requests(reference, 3);
+    let tokens = requests[0].len();
+    for cut in [Cut::Odd, Cut::Whole, Cut::Single] {
+        let mut together = Run::new(device, &reference.model, requests.len(), tokens)?;
+        let mut seen = Recorder::new(None);
+        together.feed(&requests, cut, &mut seen)?;
+        for (index, request) in requests.iter().enumerate() {
+            let (alone, alone_seen) = alone(device, reference, request)?;
+            check_equal((&alone, &alone_seen), (&together, &seen), index, tokens)?;
+        }
+    }
+    Ok(())
+}
+
+fn alone<'r, B: Backend>(
+    device: &Device<B>,
+    reference: &Reference,
+    request: &[u32],
+) -> Result<(Run<B>, Recorder<'r>)> {
+    let mut run = Run::new(device, &reference.model, 1, request.len())?;
+    let mut seen = Recorder::new(None);
+    run.feed(&[request.to_vec()], Cut::Whole, &mut seen)?;
+    Ok((run, seen))
+}
+
+/// Drafts of which none, some or all are right, in batches; and prompt lookup, greedy and sampled.
+pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    let requests = requests(reference, 2);
+    let tokens = requests[0].len();
+    let mut run = Run::new(device, &reference.model, requests.len(), tokens)?;
+    let mut seen = Recorder::new(None);
+    let prompt = tokens - 40.min(tokens / 2);
+    let first: Vec<(usize, &[u32])> =
+        requests.iter().enumerate().map(|(index, r)| (index, &r[..prompt])).collect();
+    run.step(&first, &vec![0; requests.len()], &vec![prompt as u32; requests.len()], &mut seen)?;
+    let mut done = vec![prompt; requests.len()];
+    let vocabulary = reference.model.config.vocab_size;
+    for step in 0.. {
+        let mut parts = Vec::new();
+        for (index, request) in requests.iter().enumerate() {
+            let right = (step + index) % (MAX_DRAFT as usize + 1);
+            let accepted = (right + 1).min(request.len() - done[index]);
+            if accepted == 0 {
+                continue;
+            }
+            // The next tokens, and wrong ones behind them.
+            let wrong = |place: usize| (request[place % tokens] + 1) % vocabulary;
+            let drafted: Vec<u32> = (0..=MAX_DRAFT as usize)
+                .map(|place| (done[index] + place, place))
+                .map(|(at, place)| if place < accepted { request[at] } else { wrong(at) })
+                .collect();
+            parts.push((index, drafted, done[index], accepted as u32));
+            done[index] += accepted;
+        }
+        if parts.is_empty() {
+            break;
+        }
+        let step: Vec<(usize, &[u32])> = parts.iter().map(|(i, t, ..)| (*i, t.as_slice())).collect();
+        let starts: Vec<usize> = parts.iter().map(|part| part.2).collect();
+        let accepted: Vec<u32> = parts.iter().map(|part| part.3).collect();
+        // What was recorded of a rejected token is recorded again when the right one runs.
+        run.step(&step, &starts, &accepted, &mut seen)?;
+    }
+    for (index, request) in requests.iter().enumerate() {
+        let (alone, alone_seen) = alone(device, reference, request)?;
+        check_equal((&alone, &alone_seen), (&run, &seen), index, tokens)?;
+    }
+    prompt_lookup(device, reference)
+}
+
+/// Keeps nothing.
+struct Silent;
+
+impl Observer for Silent {
+    fn token(&mut self, _token: &Generated) -> bool {
+        true
+    }
+}
+
+/// The same tokens with drafts as without.
+fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    let request = reference.request(0);
+    let prompt = &request[..reference.prompt];
+    for sampling in [GREEDY, Sampling { temperature: 0.8, top_p: 0.95, seed: 5 }] {
+        let mut tokens = Vec::new();
+        for drafts in [0, 1, MAX_DRAFT as usize] {
+            let mut run = Run::new(device, &reference.model, 1, request.len())?;
+            run.engine.release(run.ids[0])?;
+            let continuation = Continuation {
+                sampling,
+                max_tokens: request.len() - prompt.len(),
+                end: Vec::new(),
+                drafts,
+                top_logprobs: 0,
+                prompt_logits: false,
+            };
+            tokens.push(run.engine.generate(prompt, continuation, 64, &mut Silent)?.tokens);
+        }
+        if tokens.iter().any(|other| *other != tokens[0]) {
+            return Err(format!("drafts change the tokens: {tokens:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// Decoding by a graph for each layer, with and without drafts.
+pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    let requests = requests(reference, 3);
+    let tokens = requests[0].len();
+    for per_request in [1, MAX_DRAFT as usize + 1] {
+        let mut run = Run::new(device, &reference.model, requests.len(), tokens)?;
+        run.engine.capture(requests.len() as u32, per_request as u32)?;
+        let mut seen = Recorder::new(None);
+        let prompt = tokens - 24.min(tokens / 2);
+        let first: Vec<(usize, &[u32])> =
+            requests.iter().enumerate().map(|(index, r)| (index, &r[..prompt])).collect();
+        run.step(&first, &vec![0; requests.len()], &vec![prompt as u32; requests.len()], &mut seen)?;
+        let mut done = prompt;
+        while done < tokens {
+            let count = per_request.min(tokens - done);
+            let step: Vec<(usize, &[u32])> =
+                requests.iter().enumerate().map(|(i, r)| (i, &r[done..done + count])).collect();
+            let starts = vec![done; requests.len()];
+            run.step(&step, &starts, &vec![count as u32; requests.len()], &mut seen)?;
+            done += count;
+        }
+        for (index, request) in requests.iter().enumerate() {
+            let (alone, alone_seen) = alone(device, reference, request)?;
+            check_equal((&alone, &alone_seen), (&run, &seen), index, tokens)?;
+        }
+    }
+    Ok(())
+}
