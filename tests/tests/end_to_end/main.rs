@@ -64,7 +64,8 @@ fn main() -> ExitCode {
     let mut trials = Vec::new();
     for reference in &references {
         for (name, test) in tests(reference) {
-            let (reference, name) = (Arc::clone(reference), format!("cpu::{}::{name}", reference.name));
+            let (reference, name) =
+                (Arc::clone(reference), format!("cpu::{}::{name}", reference.name));
             trials.push(Trial::test(name, move || test(&emulated(), &reference)));
         }
     }

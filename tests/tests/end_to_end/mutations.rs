@@ -61,7 +61,9 @@ fn mutations() -> Vec<Mutation> {
         ("no weights of the query's norm", |model| {
             layers(model, |l| l.attention.latent_norm.weight.fill(1.0));
         }),
-        ("no weights of the keys' norm", |model| layers(model, |l| l.attention.kv_norm.weight.fill(1.0))),
+        ("no weights of the keys' norm", |model| {
+            layers(model, |l| l.attention.kv_norm.weight.fill(1.0))
+        }),
         ("no limit of the experts' swiglu", |model| {
             layers(model, |l| l.experts.routed.iter_mut().for_each(|e| e.limit = None));
         }),

@@ -47,7 +47,8 @@ impl Reference {
             folders.sort();
         }
         ensure!(!folders.is_empty(), "{}: no folder has a reference.safetensors", root.display());
-        let open = |folder: &PathBuf| Self::open(folder).with_context(|| folder.display().to_string());
+        let open =
+            |folder: &PathBuf| Self::open(folder).with_context(|| folder.display().to_string());
         folders.iter().map(open).collect()
     }
 
@@ -57,8 +58,10 @@ impl Reference {
         let meta: serde_json::Value = serde_json::from_str(&meta)?;
         let prompt = meta["options"]["prompt_len"].as_u64().context("options.prompt_len")?;
         let model = Arc::new(Model::load(&Checkpoint::open(folder)?, |_| {})?);
-        let tensors = SafeTensorsOwned(Arc::new(std::fs::read(folder.join("reference.safetensors"))?));
-        let tokens = tensors.integers("tokens")?.mapv(|token| token as u32).into_dimensionality()?;
+        let tensors =
+            SafeTensorsOwned(Arc::new(std::fs::read(folder.join("reference.safetensors"))?));
+        let tokens =
+            tensors.integers("tokens")?.mapv(|token| token as u32).into_dimensionality()?;
         let positions = tensors.integers("positions")?.iter().map(|&p| p as usize).collect();
         Ok(Self { name, model, tokens, prompt: prompt as usize, positions, tensors })
     }

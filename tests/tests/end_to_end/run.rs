@@ -151,7 +151,12 @@ impl<B: Backend> Run<B> {
     }
 
     /// Runs all tokens of all requests, cut as asked; logits of every token are kept.
-    pub fn feed(&mut self, requests: &[Vec<u32>], cut: Cut, recorder: &mut Recorder<'_>) -> Result<()> {
+    pub fn feed(
+        &mut self,
+        requests: &[Vec<u32>],
+        cut: Cut,
+        recorder: &mut Recorder<'_>,
+    ) -> Result<()> {
         let mut done = vec![0; requests.len()];
         for step in 0.. {
             let mut chunks = Vec::new();
@@ -166,8 +171,10 @@ impl<B: Backend> Run<B> {
             if chunks.is_empty() {
                 return Ok(());
             }
-            let step: Vec<(usize, &[u32])> =
-                chunks.iter().map(|(index, range)| (*index, &requests[*index][range.clone()])).collect();
+            let step: Vec<(usize, &[u32])> = chunks
+                .iter()
+                .map(|(index, range)| (*index, &requests[*index][range.clone()]))
+                .collect();
             let starts: Vec<usize> = chunks.iter().map(|(_, range)| range.start).collect();
             let accepted: Vec<u32> = step.iter().map(|(_, tokens)| tokens.len() as u32).collect();
             self.step(&step, &starts, &accepted, recorder)?;
@@ -185,7 +192,9 @@ impl<B: Backend> Run<B> {
     ) -> Result<()> {
         let places = requests.iter().zip(starts);
         let places: Vec<Vec<Place>> = places
-            .map(|(&(index, tokens), &start)| (start..start + tokens.len()).map(|p| (index, p)).collect())
+            .map(|(&(index, tokens), &start)| {
+                (start..start + tokens.len()).map(|p| (index, p)).collect()
+            })
             .collect();
         recorder.places = places.concat();
         let chunks: Vec<Chunk<'_>> = requests

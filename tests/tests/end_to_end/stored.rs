@@ -9,11 +9,7 @@ use dsv4_kv_model::Engine;
 use dsv4_kv_oracle::explain::Stored;
 
 /// The entries of a layer, oldest first; none in layers without.
-pub fn entries<B: Backend>(
-    engine: &Engine<B>,
-    layer: usize,
-    id: RequestId,
-) -> Result<Vec<Stored>> {
+pub fn entries<B: Backend>(engine: &Engine<B>, layer: usize, id: RequestId) -> Result<Vec<Stored>> {
     let scale = engine.cache().config().main_format.scale_bytes();
     let planes = [(PoolKind::EntryData, DATA_BYTES), (PoolKind::EntryScale, scale)];
     rows(engine, layer, id, planes)

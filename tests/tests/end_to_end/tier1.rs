@@ -66,8 +66,12 @@ pub fn check<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<()
 }
 
 /// For each stored position the largest difference of a logit, ascending.
-pub fn largest_differences<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<Vec<f32>> {
-    let requests: Vec<_> = (0..reference.requests()).map(|index| reference.request(index)).collect();
+pub fn largest_differences<B: Backend>(
+    device: &Device<B>,
+    reference: &Reference,
+) -> Result<Vec<f32>> {
+    let requests: Vec<_> =
+        (0..reference.requests()).map(|index| reference.request(index)).collect();
     let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
     run.feed(&requests, Cut::Odd, &mut Recorder::new(None))?;
     let expected = reference.floats("logits")?;

@@ -31,7 +31,10 @@ const WEIGHT: [f32; 2] = [1.5e-3, 2e-5];
 const HIDDEN: [f32; 2] = [4e-3, 1e-5];
 
 /// All requests in one step.
-pub fn prefilled_whole<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+pub fn prefilled_whole<B: Backend>(
+    device: &Device<B>,
+    reference: &Reference,
+) -> Result<(), Failed> {
     Ok(check(device, reference, Cut::Whole)?)
 }
 
@@ -75,7 +78,8 @@ impl Choices {
 /// Runs the reference's tokens through a model that is fed, and compares.
 pub fn check<B: Backend>(device: &Device<B>, reference: &Reference, cut: Cut) -> Result<()> {
     let layers = LayerReference::all(reference)?;
-    let requests: Vec<_> = (0..reference.requests()).map(|index| reference.request(index)).collect();
+    let requests: Vec<_> =
+        (0..reference.requests()).map(|index| reference.request(index)).collect();
     let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
     let mut recorder = Recorder::new(Some((reference, &layers)));
     run.feed(&requests, cut, &mut recorder)?;
@@ -149,7 +153,10 @@ fn compare(
         let same = set(seen.selected.iter()) == set(expected.iter().filter(|&&entry| entry >= 0));
         found.lists.of += usize::from(margin.is_finite());
         found.lists.differ += usize::from(!same);
-        ensure!(same || margin < MARGIN, "a list differs at {position}, where its margin is {margin}");
+        ensure!(
+            same || margin < MARGIN,
+            "a list differs at {position}, where its margin is {margin}"
+        );
         if !same {
             return Ok(());
         }
@@ -174,9 +181,15 @@ fn compare(
 }
 
 /// The largest difference of a weight, expert by expert.
-fn weights_off(seen: &[(i32, f32)], experts: ArrayView1<'_, i32>, weights: ArrayView1<'_, f32>) -> f32 {
+fn weights_off(
+    seen: &[(i32, f32)],
+    experts: ArrayView1<'_, i32>,
+    weights: ArrayView1<'_, f32>,
+) -> f32 {
     let expected = |expert: i32| experts.iter().position(|&e| e == expert).map(|at| weights[at]);
-    seen.iter().map(|&(e, w)| expected(e).map_or(f32::INFINITY, |x| (x - w).abs())).fold(0.0, larger)
+    seen.iter()
+        .map(|&(e, w)| expected(e).map_or(f32::INFINITY, |x| (x - w).abs()))
+        .fold(0.0, larger)
 }
 
 /// NaN is larger than all.

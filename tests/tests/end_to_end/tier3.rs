@@ -18,7 +18,10 @@ const MEDIAN: f32 = 0.02;
 const OTHER_TOKENS: f64 = 0.02;
 
 /// With its tokens fed, logits are those of the reference, but for lists and experts that are nearly tied.
-pub fn reference_tokens<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+pub fn reference_tokens<B: Backend>(
+    device: &Device<B>,
+    reference: &Reference,
+) -> Result<(), Failed> {
     let off = tier1::largest_differences(device, reference)?;
     let median = off[off.len() / 2];
     let requests = requests(reference, 0);
@@ -26,13 +29,15 @@ pub fn reference_tokens<B: Backend>(device: &Device<B>, reference: &Reference) -
     run.feed(&requests, Cut::Whole, &mut Recorder::new(None))?;
     let logits = reference.floats("logits")?;
     let logits = three(&logits)?;
-    let best = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a)));
+    let best =
+        |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a)));
     let (mut other, mut of) = (0, 0);
     for request in 0..requests.len() {
         for (at, &position) in reference.positions.iter().enumerate() {
             let expected = logits.slice(s![request, at, ..]).to_vec();
             of += 1;
-            other += usize::from(best(&run.logits[&(request, position)].to_vec()) != best(&expected));
+            other +=
+                usize::from(best(&run.logits[&(request, position)].to_vec()) != best(&expected));
         }
     }
     println!("{}: median {median}, {other} of {of} tokens differ", reference.name);
@@ -69,8 +74,10 @@ fn check_equal<B: Backend>(
     let layers = alone.engine.model().layers.len();
     for position in 0..tokens {
         for layer in 0..layers {
-            let (one, two) =
-                (&seen.seen[&(layer, (0, position))], &other_seen.seen[&(layer, (request, position))]);
+            let (one, two) = (
+                &seen.seen[&(layer, (0, position))],
+                &other_seen.seen[&(layer, (request, position))],
+            );
             ensure!(one == two, "layer {layer}, position {position} of request {request} differs");
         }
         ensure!(
@@ -151,7 +158,8 @@ pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
         if parts.is_empty() {
             break;
         }
-        let step: Vec<(usize, &[u32])> = parts.iter().map(|(i, t, ..)| (*i, t.as_slice())).collect();
+        let step: Vec<(usize, &[u32])> =
+            parts.iter().map(|(i, t, ..)| (*i, t.as_slice())).collect();
         let starts: Vec<usize> = parts.iter().map(|part| part.2).collect();
         let accepted: Vec<u32> = parts.iter().map(|part| part.3).collect();
         // What was recorded of a rejected token is recorded again when the right one runs.
@@ -210,7 +218,12 @@ pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
         let prompt = tokens - 24.min(tokens / 2);
         let first: Vec<(usize, &[u32])> =
             requests.iter().enumerate().map(|(index, r)| (index, &r[..prompt])).collect();
-        run.step(&first, &vec![0; requests.len()], &vec![prompt as u32; requests.len()], &mut seen)?;
+        run.step(
+            &first,
+            &vec![0; requests.len()],
+            &vec![prompt as u32; requests.len()],
+            &mut seen,
+        )?;
         let mut done = prompt;
         while done < tokens {
             let count = per_request.min(tokens - done);

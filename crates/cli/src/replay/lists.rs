@@ -12,7 +12,6 @@ use dsv4_kv_oracle::number::bf16_nearest_f64;
 use dsv4_kv_oracle::rope::Table;
 use rayon::prelude::*;
 
-
 /// How far a score in f32 may be from the exact one, as a part of `sum |w q K|`.
 const TOLERANCE: f64 = 1e-5;
 /// Half the distance of 1 and the next f32.
