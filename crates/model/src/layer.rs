@@ -32,25 +32,26 @@ pub struct Indexer {
     pub head: Vec<bf16>,
 }
 
+/// What a CSA layer has beside its window.
+#[derive(Clone, Debug)]
+pub struct Csa {
+    /// Makes entries.
+    pub main: Compressor,
+    /// Makes the indexer's keys.
+    pub index: Compressor,
+    /// Picks entries.
+    pub indexer: Indexer,
+}
+
 /// What a layer has beside its window.
 #[derive(Clone, Debug)]
 pub enum Compressed {
     /// Nothing.
     Swa,
     /// An entry for every 4 tokens, of which the indexer picks.
-    Csa {
-        /// Makes entries.
-        main: Compressor,
-        /// Makes the indexer's keys.
-        index: Compressor,
-        /// Picks.
-        indexer: Indexer,
-    },
-    /// An entry for every 128 tokens.
-    Hca {
-        /// Makes entries.
-        main: Compressor,
-    },
+    Csa(Box<Csa>),
+    /// An entry for every 128 tokens, made by this.
+    Hca(Compressor),
 }
 
 impl Compressed {
@@ -59,8 +60,8 @@ impl Compressed {
     pub fn kind(&self) -> LayerKind {
         match self {
             Self::Swa => LayerKind::Swa,
-            Self::Csa { .. } => LayerKind::Csa,
-            Self::Hca { .. } => LayerKind::Hca,
+            Self::Csa(_) => LayerKind::Csa,
+            Self::Hca(_) => LayerKind::Hca,
         }
     }
 }

@@ -9,7 +9,7 @@ use ndarray::{Array1, Array2};
 use crate::attention::Attention;
 use crate::experts::{Expert, Experts};
 use crate::hyper::{HyperConnection, HyperConstants, HyperHead};
-use crate::layer::{Compressed, Compressor, Indexer, Layer};
+use crate::layer::{Compressed, Compressor, Csa, Indexer, Layer};
 use crate::linear::Linear;
 use crate::model::Model;
 use crate::norm::RmsNorm;
@@ -175,7 +175,7 @@ impl<'c> Tensors<'c> {
             // A CSA window overlaps the one before it: each token has keys and gates for both.
             LayerKind::Csa => {
                 let indexer = self.at("indexer.");
-                Compressed::Csa {
+                Compressed::Csa(Box::new(Csa {
                     main: main(CSA_RATIO, 2 * HEAD_DIM)?,
                     index: indexer.at("compressor.").compressor(
                         CSA_RATIO,
@@ -183,9 +183,9 @@ impl<'c> Tensors<'c> {
                         INDEX_DIM,
                     )?,
                     indexer: indexer.indexer()?,
-                }
+                }))
             }
-            LayerKind::Hca => Compressed::Hca { main: main(HCA_RATIO, HEAD_DIM)? },
+            LayerKind::Hca => Compressed::Hca(main(HCA_RATIO, HEAD_DIM)?),
         })
     }
 

@@ -53,9 +53,8 @@ fn mutations() -> Vec<Mutation> {
         ("no position bias of gates", |model| {
             layers(model, |l| match &mut l.compressed {
                 Compressed::Swa => {}
-                Compressed::Csa { main, .. } | Compressed::Hca { main } => {
-                    main.position_bias.fill(0.0);
-                }
+                Compressed::Csa(csa) => csa.main.position_bias.fill(0.0),
+                Compressed::Hca(main) => main.position_bias.fill(0.0),
             });
         }),
         ("no weights of the query's norm", |model| {

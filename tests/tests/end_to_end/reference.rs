@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use dsv4_kv_checkpoint::{Checkpoint, Routing};
 use dsv4_kv_model::Model;
-use ndarray::{Array2, ArrayD, ArrayView3, ArrayView4, Ix3, Ix4};
+use ndarray::{Array2, ArrayD, ArrayView3, Ix3};
 use safetensors::{Dtype, SafeTensors};
 
 /// A checkpoint and what is known of it.
@@ -114,11 +114,6 @@ impl Reference {
 /// A tensor with three axes.
 pub fn three<T>(tensor: &ArrayD<T>) -> Result<ArrayView3<'_, T>> {
     Ok(tensor.view().into_dimensionality::<Ix3>()?)
-}
-
-/// A tensor with four axes.
-pub fn four<T>(tensor: &ArrayD<T>) -> Result<ArrayView4<'_, T>> {
-    Ok(tensor.view().into_dimensionality::<Ix4>()?)
 }
 
 impl SafeTensorsOwned {

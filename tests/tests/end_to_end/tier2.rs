@@ -86,8 +86,8 @@ pub fn check<B: Backend>(device: &Device<B>, reference: &Reference, cut: Cut) ->
     let mut found = Found::default();
     for (index, layer) in layers.iter().enumerate() {
         check_stored(&run, index, layer)?;
-        for request in 0..requests.len() {
-            for position in 0..requests[request].len() {
+        for (request, tokens) in requests.iter().enumerate() {
+            for position in 0..tokens.len() {
                 let seen = &recorder.seen[&(index, (request, position))];
                 let at = reference.positions.iter().position(|&stored| stored == position);
                 compare(&mut found, layer, (request, position, at), seen)?;

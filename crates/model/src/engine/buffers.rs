@@ -133,10 +133,10 @@ impl<B: Backend> Buffers<B> {
         };
         match compressed {
             Compressed::Swa => Ok(()),
-            Compressed::Hca { main } => project(main, &self.main),
-            Compressed::Csa { main, index, .. } => {
-                project(main, &self.main)?;
-                project(index, &self.index)?;
+            Compressed::Hca(main) => project(main, &self.main),
+            Compressed::Csa(csa) => {
+                project(&csa.main, &self.main)?;
+                project(&csa.index, &self.index)?;
                 let Widths { latent: latent_width, hidden } = self.widths;
                 stream.upload(&rounded(latent, latent_width as usize), &self.latent, 0)?;
                 Ok(stream.upload(&rounded(x, hidden as usize), &self.hidden, 0)?)

@@ -77,12 +77,12 @@ impl<B: Backend> DeviceLayer<B> {
     ) -> Result<Self, ModelError> {
         let compressed = match &layer.compressed {
             Compressed::Swa => DeviceCompressed::Swa,
-            Compressed::Csa { main, index, indexer } => DeviceCompressed::Csa {
-                main: DeviceCompressor::new(stream, main)?,
-                index: DeviceCompressor::new(stream, index)?,
-                indexer: device_indexer(stream, model, indexer)?,
+            Compressed::Csa(csa) => DeviceCompressed::Csa {
+                main: DeviceCompressor::new(stream, &csa.main)?,
+                index: DeviceCompressor::new(stream, &csa.index)?,
+                indexer: device_indexer(stream, model, &csa.indexer)?,
             },
-            Compressed::Hca { main } => {
+            Compressed::Hca(main) => {
                 DeviceCompressed::Hca { main: DeviceCompressor::new(stream, main)? }
             }
         };
