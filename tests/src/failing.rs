@@ -30,6 +30,12 @@ pub struct Failing<B> {
     domain: Option<u64>,
 }
 
+/// A graph of a [`Failing`] device: it knows whether a thread replays it.
+pub struct FailingGraph<G> {
+    inner: G,
+    replayed: Mutex<()>,
+}
+
 /// What is to fail, and what has failed.
 #[derive(Clone, Copy, Default)]
 struct Plan {
@@ -128,7 +134,7 @@ unsafe impl<B: Backend> Backend for Failing<B> {
     type PinnedMemory = B::PinnedMemory;
     type Stream = B::Stream;
     type Event = B::Event;
-    type Graph = B::Graph;
+    type Graph = FailingGraph<B::Graph>;
 
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
@@ -252,18 +258,22 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         begun
     }
 
-    fn end_capture(&self, stream: &B::Stream) -> Result<B::Graph, DeviceError> {
+    fn end_capture(&self, stream: &B::Stream) -> Result<Self::Graph, DeviceError> {
         // After an error too it has ended.
         let ended = self.inner.end_capture(stream);
+        let ended = ended.map(|inner| FailingGraph { inner, replayed: Mutex::default() });
         self.count("end capture", || ended)
     }
 
-    fn instantiate(&self, graph: &mut B::Graph) -> Result<(), DeviceError> {
-        self.count("instantiate", || self.inner.instantiate(graph))
+    fn instantiate(&self, graph: &mut Self::Graph) -> Result<(), DeviceError> {
+        self.count("instantiate", || self.inner.instantiate(&mut graph.inner))
     }
 
-    unsafe fn replay(&self, stream: &B::Stream, graph: &B::Graph) -> Result<(), DeviceError> {
+    /// # Panics
+    /// While another thread replays the same graph, which the trait forbids.
+    unsafe fn replay(&self, stream: &B::Stream, graph: &Self::Graph) -> Result<(), DeviceError> {
+        let _alone = graph.replayed.try_lock().expect("one thread at a time replays a graph");
         // SAFETY: the caller's promise.
-        self.count("replay", || unsafe { self.inner.replay(stream, graph) })
+        self.count("replay", || unsafe { self.inner.replay(stream, &graph.inner) })
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Barrier;
 use std::thread;
 
 use dsv4_kv::device::{CudaOptions, DeviceError, EmuDevice, EmuOptions, Graph};
+use dsv4_kv_tests::failing::Failing;
+use dsv4_kv_tests::inputs::download;
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 3 } else { 200 };
@@ -62,6 +64,27 @@ fn threads_share_a_device() {
     assert!(captures.iter().sum::<u64>() > 0, "nothing was captured");
     drop(shared);
     assert_eq!(device.free_memory().unwrap(), MEMORY, "memory was lost");
+}
+
+/// Threads that replay one graph take turns: a driver takes one of them at a time, and so does this backend.
+#[test]
+fn threads_take_turns_with_a_graph() {
+    let device = Failing::emulated(EmuOptions { memory: MEMORY, seed: 1 });
+    let buffer = device.allocate::<u8>("filled", MEMORY / 2).unwrap();
+    let stream = device.stream().unwrap();
+    let record = || (0..8).try_for_each(|byte| stream.fill(&buffer, byte));
+    let graph = stream.capture(vec![buffer.memory()], record).unwrap();
+    let together = Barrier::new(THREADS as usize);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let stream = device.stream().unwrap();
+                together.wait();
+                (0..ROUNDS).for_each(|_| stream.replay(&graph).unwrap());
+            });
+        }
+    });
+    assert_eq!(download(&stream, &buffer.slice(0, 1).unwrap()), [7]);
 }
 
 /// Threads that look for a GPU at the same time get the same answer.
