@@ -207,26 +207,42 @@ pub fn compress<B: Backend>(
 }
 
 /// Where the blocks of HCA windows meet; scratch of [`compress_hca`] and
-/// [`decode_hca`](super::decode_hca), of one launch at a time.
+/// [`decode_hca`](super::decode_hca), of one launch at a time, and so of one stream: blocks of launches that
+/// overlap would wait for each other without end.
 pub struct HcaScratch<B: Backend> {
     /// `[windows, 512]` f32, all bits set before the first launch; every launch leaves them so.
     pooled: Buffer<B, u32>,
+    stream: Stream<B>,
 }
 
 impl<B: Backend> HcaScratch<B> {
-    /// Room for `windows` windows in a launch; made ready in `stream`.
+    /// Room for `windows` windows in a launch into `stream`.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Cuda`].
     pub fn new(stream: &Stream<B>, windows: u64) -> Result<Self, DeviceError> {
         let pooled = stream.device().allocate("pooled entries", windows * u64::from(HEAD_DIM))?;
         stream.fill(&pooled, 0xFF)?;
-        Ok(Self { pooled })
+        Ok(Self { pooled, stream: stream.clone() })
     }
 
     /// The buffer, for a graph to retain.
-    pub fn pooled(&self) -> &Buffer<B, u32> {
+    pub fn pooled(&self) -> &View<B, u32> {
         &self.pooled
+    }
+
+    /// Gives it to `stream`, which what was queued with it so far must precede.
+    pub(crate) fn give_to(&mut self, stream: &Stream<B>) {
+        self.stream = stream.clone();
+    }
+
+    /// The buffer, for a launch into `stream`. What is captured runs when its graph is replayed.
+    pub(super) fn used_in(&self, stream: &Stream<B>) -> Result<&Buffer<B, u32>, DeviceError> {
+        let (found, used) = (self.stream.id(), stream.id());
+        if found != used && !stream.is_capturing() {
+            return Err(DeviceError::ForeignStream { what: "scratch of HCA windows", found, used });
+        }
+        Ok(&self.pooled)
     }
 }
 
@@ -235,8 +251,7 @@ impl<B: Backend> HcaScratch<B> {
 /// Of a chunk it must run before [`write_state`].
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a state ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter
-/// than its shape; as [`Stream::launch`].
+/// [`DeviceError::ForeignStream`] unless `scratch` was made for `stream`; as [`compress`].
 pub fn compress_hca<B: Backend>(
     stream: &Stream<B>,
     scratch: &HcaScratch<B>,
@@ -244,6 +259,7 @@ pub fn compress_hca<B: Backend>(
 ) -> Result<(), DeviceError> {
     let Compression { tokens, projections, weights, state, closing, entries } = *windows;
     state.check(CompressorKind::Hca)?;
+    let pooled = scratch.used_in(stream)?;
     let operation = CompressHca {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
@@ -255,7 +271,7 @@ pub fn compress_hca<B: Backend>(
         token_slot: tokens.slot.ptr(),
         token_index: tokens.index.ptr(),
         state: state.rows.ptr(),
-        pooled: scratch.pooled().ptr_mut(),
+        pooled: pooled.ptr_mut(),
         entries: entries.ptr_mut(),
         params: CompressParams {
             capacity: closing.capacity,

@@ -141,7 +141,7 @@ pub fn decode_csa<B: Backend>(
 /// of one token a request never has more tokens than the cache has requests, for which there is room.
 ///
 /// # Errors
-/// As [`decode_csa`].
+/// As [`decode_csa`]; [`DeviceError::ForeignStream`] unless the scratch was made for `stream`.
 pub fn decode_hca<B: Backend>(
     stream: &Stream<B>,
     decode: &HcaDecode<'_, B>,
@@ -153,6 +153,7 @@ pub fn decode_hca<B: Backend>(
     }
     let params = step.check(HCA_RATIO, &main.state)?;
     main.state.check(CompressorKind::Hca)?;
+    let pooled = scratch.used_in(stream)?;
     let operation = DecodeHca {
         window_kv: step.window_kv.ptr(),
         kv: main.projections.kv.ptr(),
@@ -165,7 +166,7 @@ pub fn decode_hca<B: Backend>(
         token_index: tokens.index.ptr(),
         token_ring_row: step.ring_row.ptr(),
         table: step.table.table.ptr(),
-        pooled: scratch.pooled().ptr_mut(),
+        pooled: pooled.ptr_mut(),
         ring_data: step.window.data.ptr_mut(),
         ring_scale: step.window.scale.ptr_mut(),
         state: main.state.rows.ptr_mut(),

@@ -97,6 +97,9 @@ suite! {
         shares_of_several_tokens_equal_the_separate_kernels,
         a_second_token_of_a_request_is_refused,
     }
+    decode::scratch {
+        scratch_serves_one_stream,
+    }
     decode::early {
         the_step_is_what_the_launch_before_leaves,
     }
