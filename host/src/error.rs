@@ -7,6 +7,7 @@ use crate::ids::{LayerGroup, LayerId, RequestId};
 use crate::layer_progress::LayerProgress;
 use crate::poison_read::PoisonRead;
 use crate::pool_kind::PoolKind;
+use dsv4_kv_checkpoint::CheckpointError;
 use kv_layout::geometry::LayerKind;
 
 /// Why the cache refused or failed.
@@ -24,6 +25,9 @@ pub enum KvError {
         /// Greatest value allowed.
         most: u64,
     },
+    /// The checkpoint lacks a tensor, or has it in another shape or type.
+    #[error(transparent)]
+    Checkpoint(Box<CheckpointError>),
     /// A draft layer that stores compressed entries.
     #[error(
         "layer {layer} is a draft (MTP) layer with {kind:?} attention; the cache serves draft layers with a sliding window alone"
@@ -389,4 +393,10 @@ pub struct Refusal {
 fn list_refusals(refusals: &[Refusal]) -> String {
     let one = |refusal: &Refusal| format!("{} of {}", refusal.count, refusal.kernel);
     refusals.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+impl From<CheckpointError> for KvError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
 }

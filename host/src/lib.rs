@@ -123,6 +123,7 @@ mod step_memory;
 pub mod step_meta;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod weights;
 
 pub use bucket::Bucket;
 pub use capacity::Capacity;
@@ -135,5 +136,7 @@ pub use ledger::{Accepted, Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
 pub use pool_kind::PoolKind;
 pub use step::{CapturedStep, Launches, Layers, Step};
+pub use weights::Compressor;
 
+pub use dsv4_kv_checkpoint as checkpoint;
 pub use kv_layout;

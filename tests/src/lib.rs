@@ -5,6 +5,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`checkpoint`] | checkpoints made by a test |
 //! | [`failing`] | a device that fails on demand |
 //! | [`fuzz`] | what fuzzers do with bytes |
 //! | [`golden`] | vectors that other software made |
@@ -17,6 +18,7 @@
 //! | [`rings`] | sliding-window rings |
 #![deny(unsafe_code)]
 
+pub mod checkpoint;
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
 pub mod failing;
 pub mod fed;

@@ -62,6 +62,18 @@ impl Checkpoint {
         &self.config
     }
 
+    /// How the names of a layer's tensors start: `layers.3`, or `mtp.0` of the first MTP layer. Layers are
+    /// counted through the trunk, then through the MTP layers.
+    #[must_use]
+    pub fn layer_prefix(&self, layer: u32) -> String {
+        let cache = &self.config.cache;
+        let trunk = cache.layers.len() as u32 - cache.mtp_layers;
+        match layer.checked_sub(trunk) {
+            None => format!("layers.{layer}"),
+            Some(draft) => format!("mtp.{draft}"),
+        }
+    }
+
     /// Whether there is a tensor with this released name.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {

@@ -101,6 +101,15 @@ impl CompressorKind {
         }
     }
 
+    /// Channels of what it makes.
+    #[must_use]
+    pub const fn channels(self) -> u32 {
+        match self {
+            Self::CsaMain | Self::Hca => HEAD_DIM,
+            Self::CsaIndex => INDEX_DIM,
+        }
+    }
+
     /// Columns of keys of a token, and of gates.
     #[must_use]
     pub const fn columns(self) -> u32 {

@@ -1,19 +1,26 @@
-//! Routes a batch through the first layers of a small model, from a checkpoint file to experts and
-//! weights, and checks the answer against the formula.
+//! Routes a batch through two layers of a small model, from a checkpoint to experts and weights, and checks
+//! the answer against the formula.
 //!
 //! `cargo run --example route -p dsv4-kv-router` runs on a GPU where there is one, else on the CPU.
 
 use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
 
 use anyhow::{Result, ensure};
+use dsv4_kv_checkpoint::Checkpoint;
 use dsv4_kv_device::{Backend, Buffer, CudaOptions, Device, EmuDevice, EmuOptions, Stream};
-use dsv4_kv_router::{Batch, Router, RouterConfig, RouterMode, RouterWeights, bf16};
+use dsv4_kv_router::{Batch, Router, RouterConfig, Routing, bf16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
 
 const TOKENS: u32 = 5;
+/// A layer that looks experts up by token id, and one that chooses by score.
+const HASHED: u32 = 0;
+const SCORED: u32 = 1;
 
 fn main() -> Result<()> {
     match dsv4_kv::open_cuda(CudaOptions::default()) {
@@ -23,11 +30,11 @@ fn main() -> Result<()> {
 }
 
 fn run<B: Backend>(device: &Device<B>) -> Result<()> {
-    // Of a real model: RouterConfig::from_json(&fs::read_to_string("config.json")?)?
-    let config = RouterConfig::preset("tiny").expect("a preset");
-    let model = Model::random(&config);
-    let checkpoint = model.checkpoint(&config)?;
-    let file = SafeTensors::deserialize(&checkpoint)?;
+    // Of a real model: Checkpoint::open of its directory.
+    let directory = tempfile::tempdir()?;
+    let model = write_checkpoint(directory.path())?;
+    let checkpoint = Checkpoint::open(directory.path())?;
+    let config = RouterConfig::from(checkpoint.config());
     println!("{}: {} of {} experts", device.info().name, config.selected, config.experts);
 
     let stream = device.stream()?;
@@ -36,10 +43,8 @@ fn run<B: Backend>(device: &Device<B>) -> Result<()> {
     let answers = u64::from(TOKENS * config.selected);
     let (ids, weights) = (device.allocate("ids", answers)?, device.allocate("weights", answers)?);
     let batch = Batch { tokens: TOKENS, token: &token, ids: &ids, weights: &weights };
-    // The last layer that looks experts up by token id, and the first that chooses by score.
-    for layer in [config.hash_layers - 1, config.hash_layers] {
-        let gate = RouterWeights::of_layer(&file, &config, layer)?;
-        let mut router = Router::new(&stream, &config, &gate, TOKENS)?;
+    for layer in [HASHED, SCORED] {
+        let mut router = Router::of_layer(&stream, &checkpoint, layer, TOKENS)?;
         router.route(&stream, &x, &batch)?;
         router.check_faults(&stream)?;
         let mut found = (vec![0_i32; answers as usize], vec![0_f32; answers as usize]);
@@ -55,6 +60,20 @@ fn run<B: Backend>(device: &Device<B>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Writes the checkpoint of a random model.
+fn write_checkpoint(directory: &Path) -> Result<Model> {
+    // As transformers wrote it for a tiny model.
+    let json = include_str!("../../../tests/configs/transformers.json");
+    let mut json: Value = serde_json::from_str(json)?;
+    json["mlp_layer_types"] = json!(["hash_moe", "moe", "moe", "moe"]);
+    let json = json.to_string();
+    let config = RouterConfig::from(&dsv4_kv_checkpoint::Config::from_json(&json)?);
+    let model = Model::random(&config);
+    fs::write(directory.join("config.json"), json)?;
+    fs::write(directory.join("model.safetensors"), model.weights(&config)?)?;
+    Ok(model)
 }
 
 /// A layer's router and a batch, random.
@@ -88,8 +107,8 @@ impl Model {
         }
     }
 
-    /// The file that a checkpoint would be; both layers have the same gate.
-    fn checkpoint(&self, config: &RouterConfig) -> Result<Vec<u8>> {
+    /// The weight file; both layers have the same gate.
+    fn weights(&self, config: &RouterConfig) -> Result<Vec<u8>> {
         let [experts, hidden, vocabulary, selected] =
             [config.experts, config.hidden_size, config.vocabulary, config.selected]
                 .map(|extent| extent as usize);
@@ -101,8 +120,7 @@ impl Model {
             vec![vocabulary, selected],
             bytemuck::cast_slice(&self.table),
         )?;
-        let [hashed, scored] = [config.hash_layers - 1, config.hash_layers]
-            .map(|layer| format!("layers.{layer}.ffn.gate"));
+        let [hashed, scored] = [HASHED, SCORED].map(|layer| format!("layers.{layer}.ffn.gate"));
         let tensors = HashMap::from([
             (format!("{hashed}.weight"), gate.clone()),
             (format!("{hashed}.tid2eid"), table),
@@ -127,7 +145,7 @@ impl Model {
     fn check(
         &self,
         config: &RouterConfig,
-        mode: RouterMode,
+        mode: Routing,
         token: usize,
         ids: &[i32],
         weights: &[f32],
@@ -136,12 +154,12 @@ impl Model {
             .map(|expert| self.activation(config, token, expert))
             .collect();
         let want: Vec<i32> = match mode {
-            RouterMode::Hash => {
+            Routing::Hash => {
                 let selected = config.selected as usize;
                 let at = self.tokens[token] as usize * selected;
                 self.table[at..at + selected].iter().map(|&id| id as i32).collect()
             }
-            RouterMode::Dense => {
+            Routing::Learned => {
                 let score = |&id: &i32| all[id as usize] + self.bias[id as usize];
                 let mut order: Vec<i32> = (0..config.experts as i32).collect();
                 order.sort_by(|a, b| score(b).total_cmp(&score(a)));

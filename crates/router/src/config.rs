@@ -1,14 +1,14 @@
-//! The shape of a model's routers, from its `config.json`.
+//! The shape of a model's routers, from its configuration.
 
+use dsv4_kv_checkpoint::{Config, Routing};
 use kv_layout::router::{HIDDEN_STEP, MAX_EXPERTS, MAX_SELECTED};
-use serde::{Deserialize, Serialize};
 
 use crate::error::RouterError;
 use crate::ops::check_hidden;
 use crate::selection::Selection;
 
 /// The shape of the routers of a DeepSeek-V4 checkpoint.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RouterConfig {
     /// Width of the hidden state, a multiple of 32.
     pub hidden_size: u32,
@@ -20,67 +20,25 @@ pub struct RouterConfig {
     pub scaling: f32,
     /// Token ids there are.
     pub vocabulary: u32,
-    /// Layers, the multi-token-prediction layers included.
-    pub layers: u32,
-    /// How many of them, from the first on, look experts up by token id.
-    pub hash_layers: u32,
+    /// How each layer chooses, the multi-token-prediction layers last.
+    pub routing: Vec<Routing>,
 }
 
-/// How a layer chooses experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RouterMode {
-    /// By score.
-    Dense,
-    /// By token id.
-    Hash,
-}
-
-/// The fields of `config.json` that matter here, under their names there.
-#[derive(Deserialize)]
-struct RawConfig {
-    hidden_size: u32,
-    n_routed_experts: u32,
-    num_experts_per_tok: u32,
-    routed_scaling_factor: f32,
-    vocab_size: u32,
-    num_hidden_layers: u32,
-    #[serde(default)]
-    num_nextn_predict_layers: u32,
-    num_hash_layers: u32,
-    #[serde(default)]
-    scoring_func: Option<String>,
-    #[serde(default)]
-    norm_topk_prob: Option<bool>,
+impl From<&Config> for RouterConfig {
+    fn from(config: &Config) -> Self {
+        let experts = &config.experts;
+        Self {
+            hidden_size: config.hidden_size,
+            experts: experts.routed,
+            selected: experts.per_token,
+            scaling: experts.scaling,
+            vocabulary: config.vocab_size,
+            routing: experts.routing.clone(),
+        }
+    }
 }
 
 impl RouterConfig {
-    /// Reads a checkpoint's `config.json`.
-    ///
-    /// # Errors
-    /// [`RouterError::Json`]; [`RouterError::OtherRouter`] for another scoring function than
-    /// `sqrtsoftplus`, or weights that are not normalised; as [`Self::validate`].
-    pub fn from_json(json: &str) -> Result<Self, RouterError> {
-        let raw: RawConfig = serde_json::from_str(json)?;
-        let other = |field, found, expected| RouterError::OtherRouter { field, found, expected };
-        if let Some(found) = raw.scoring_func.filter(|found| found != "sqrtsoftplus") {
-            return Err(other("scoring_func", found, "sqrtsoftplus"));
-        }
-        if raw.norm_topk_prob == Some(false) {
-            return Err(other("norm_topk_prob", "false".to_owned(), "true"));
-        }
-        let config = Self {
-            hidden_size: raw.hidden_size,
-            experts: raw.n_routed_experts,
-            selected: raw.num_experts_per_tok,
-            scaling: raw.routed_scaling_factor,
-            vocabulary: raw.vocab_size,
-            layers: raw.num_hidden_layers.saturating_add(raw.num_nextn_predict_layers),
-            hash_layers: raw.num_hash_layers,
-        };
-        config.validate()?;
-        Ok(config)
-    }
-
     /// A model by name: `flash` (V4-Flash), `pro` (V4-Pro), or `tiny`, for tests and CPUs.
     #[must_use]
     pub fn preset(name: &str) -> Option<Self> {
@@ -90,7 +48,9 @@ impl RouterConfig {
             "tiny" => (256, 64, 1.5, 1024, 5, 2),
             _ => return None,
         };
-        Some(Self { hidden_size, experts, selected: 6, scaling, vocabulary, layers, hash_layers })
+        let mut routing = vec![Routing::Hash; hash_layers];
+        routing.resize(layers, Routing::Learned);
+        Some(Self { hidden_size, experts, selected: 6, scaling, vocabulary, routing })
     }
 
     /// Checks every field.
@@ -111,8 +71,7 @@ impl RouterConfig {
         range("selected", self.selected.into(), 1.0, MAX_SELECTED.into())?;
         range("scaling", self.scaling.into(), f64::from(f32::MIN_POSITIVE), f64::from(1 << 20))?;
         range("vocabulary", self.vocabulary.into(), 1.0, f64::from(1 << 28))?;
-        range("layers", self.layers.into(), 1.0, 2048.0)?;
-        range("hash_layers", self.hash_layers.into(), 0.0, self.layers.into())?;
+        range("layers", self.routing.len() as f64, 1.0, 2048.0)?;
         check_hidden(self.hidden_size)?;
         self.selection()?;
         Ok(())
@@ -123,13 +82,10 @@ impl RouterConfig {
     ///
     /// # Errors
     /// [`RouterError::NoSuchLayer`].
-    pub fn mode(&self, layer: u32) -> Result<RouterMode, RouterError> {
-        let layers = self.layers;
-        match layer {
-            _ if layer >= layers => Err(RouterError::NoSuchLayer { layer, layers }),
-            _ if layer < self.hash_layers => Ok(RouterMode::Hash),
-            _ => Ok(RouterMode::Dense),
-        }
+    pub fn mode(&self, layer: u32) -> Result<Routing, RouterError> {
+        let layers = self.routing.len() as u32;
+        let found = self.routing.get(layer as usize);
+        found.copied().ok_or(RouterError::NoSuchLayer { layer, layers })
     }
 
     /// The numbers of experts, as the operations take them.

@@ -1,25 +1,12 @@
 //! What the router answers instead of doing what it was asked. Every refusal leaves all as it was.
 
+use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_device::DeviceError;
 use kv_layout::router::DECODE_SLICES;
-use safetensors::{Dtype, SafeTensorError};
 
 /// Why the router refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RouterError {
-    /// Not JSON, or a field that is missing or of the wrong type.
-    #[error("config.json cannot be read: {0}")]
-    Json(#[from] serde_json::Error),
-    /// Another way of scoring than this router's.
-    #[error("{field} is {found}; this router is for {expected}")]
-    OtherRouter {
-        /// The field of `config.json`.
-        field: &'static str,
-        /// What it says.
-        found: String,
-        /// What it must say.
-        expected: &'static str,
-    },
     /// A setting outside its range.
     #[error("{setting} is {value}; it must be between {least} and {most}")]
     Config {
@@ -68,15 +55,10 @@ pub enum RouterError {
         /// Layers there are.
         layers: u32,
     },
-    /// The file is not in the safetensors format, or lacks a tensor.
-    #[error("{name}: {error}")]
-    SafeTensors {
-        /// The tensor that was looked for.
-        name: String,
-        /// What the reader says.
-        error: SafeTensorError,
-    },
-    /// A tensor of another shape than the configuration's.
+    /// The checkpoint lacks a tensor, or has it in another shape or type.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Weights of another shape than the configuration's.
     #[error("{name} has the shape {found:?}; the configuration says {expected:?}")]
     Shape {
         /// The tensor.
@@ -85,16 +67,6 @@ pub enum RouterError {
         found: Vec<usize>,
         /// The shape it must have.
         expected: Vec<usize>,
-    },
-    /// A tensor of another element type.
-    #[error("{name} holds {found:?}; it must hold {expected}")]
-    Type {
-        /// The tensor.
-        name: String,
-        /// Its element type.
-        found: Dtype,
-        /// The types it may have.
-        expected: &'static str,
     },
     /// A table that lists an expert the layer has not.
     #[error("{name} lists expert {expert} for token {token}; the layer has {experts}")]

@@ -8,8 +8,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `router` | [`Router`], [`Batch`] |
-//! | `config` | [`RouterConfig`]: the shape of a model's routers, from `config.json` |
-//! | `weights` | [`RouterWeights`]: the weights of a layer, from a checkpoint file |
+//! | `config` | [`RouterConfig`]: the shape of a model's routers, from its configuration |
+//! | `weights` | [`RouterWeights`]: the weights of a layer, as slices or from a checkpoint |
 //! | `selection` | [`Selection`]: how many experts there are and a token gets |
 //! | `scratch` | memory that launches share, one at a time |
 //! | [`ops`] | single launches: shapes checked, kernels launched |
@@ -23,7 +23,8 @@ mod scratch;
 mod selection;
 mod weights;
 
-pub use config::{RouterConfig, RouterMode};
+pub use config::RouterConfig;
+pub use dsv4_kv_checkpoint::Routing;
 pub use dsv4_kv_device::bf16;
 pub use error::RouterError;
 pub use router::{Batch, Router};

@@ -1,11 +1,12 @@
 //! A layer's router on a device.
 
 use bytemuck::Pod;
+use dsv4_kv_checkpoint::{self as checkpoint, Checkpoint};
 use dsv4_kv_device::shape::check_length;
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream, View, bf16};
 use kv_layout::router::DECODE_TOKENS;
 
-use crate::config::{RouterConfig, RouterMode};
+use crate::config::RouterConfig;
 use crate::error::RouterError;
 use crate::ops::{self, DeviceChoice, GateProduct, HashTable, Routing};
 use crate::scratch::Scratch;
@@ -76,12 +77,26 @@ impl<B: Backend> Router<B> {
         })
     }
 
+    /// The router of layer `layer` of a checkpoint, for batches of up to `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// As [`RouterWeights::of_layer`] and [`Self::new`].
+    pub fn of_layer(
+        stream: &Stream<B>,
+        checkpoint: &Checkpoint,
+        layer: u32,
+        max_tokens: u32,
+    ) -> Result<Self, RouterError> {
+        let weights = RouterWeights::of_layer(checkpoint, layer)?;
+        Self::new(stream, &RouterConfig::from(checkpoint.config()), &weights, max_tokens)
+    }
+
     /// How it chooses.
     #[must_use]
-    pub fn mode(&self) -> RouterMode {
+    pub fn mode(&self) -> checkpoint::Routing {
         match self.choice {
-            DeviceChoice::Bias(_) => RouterMode::Dense,
-            DeviceChoice::Table(_) => RouterMode::Hash,
+            DeviceChoice::Bias(_) => checkpoint::Routing::Learned,
+            DeviceChoice::Table(_) => checkpoint::Routing::Hash,
         }
     }
 

@@ -2,11 +2,10 @@
 
 use std::borrow::Cow;
 
+use dsv4_kv_checkpoint::{Checkpoint, Routing};
 use dsv4_kv_device::bf16;
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
 
-use crate::config::{RouterConfig, RouterMode};
+use crate::config::RouterConfig;
 use crate::error::RouterError;
 
 /// The weights of one layer's router. What chooses the experts is fixed by what is given.
@@ -27,50 +26,34 @@ pub enum ChoiceWeights<'a> {
     Table(Cow<'a, [i32]>),
 }
 
-impl<'a> RouterWeights<'a> {
-    /// The weights of layer `layer` out of a safetensors file, under the names that the model's layers
-    /// have in released checkpoints: `layers.{layer}.ffn.gate.{weight, bias, tid2eid}`. Draft (MTP)
-    /// layers have other names there: [`Self::named`].
+impl RouterWeights<'_> {
+    /// The weights of layer `layer` of a checkpoint, whose configuration says how the layer chooses. Layers
+    /// are counted through the trunk, then through the multi-token-prediction layers.
     ///
     /// # Errors
-    /// As [`Self::named`]; [`RouterError::NoSuchLayer`].
-    pub fn of_layer(
-        file: &SafeTensors<'a>,
-        config: &RouterConfig,
-        layer: u32,
-    ) -> Result<Self, RouterError> {
+    /// [`RouterError::NoSuchLayer`]; [`RouterError::Checkpoint`] for a tensor that is missing, or of another
+    /// shape or type; [`RouterError::NoSuchExpert`].
+    pub fn of_layer(checkpoint: &Checkpoint, layer: u32) -> Result<Self, RouterError> {
+        let config = RouterConfig::from(checkpoint.config());
         let mode = config.mode(layer)?;
-        Self::named(file, config, mode, &format!("layers.{}.ffn.gate", layer))
-    }
-
-    /// The tensors `{prefix}.weight` and, by `mode`, `{prefix}.bias` or `{prefix}.tid2eid`.
-    ///
-    /// # Errors
-    /// [`RouterError::SafeTensors`] for a missing tensor; [`RouterError::Shape`]; [`RouterError::Type`]
-    /// unless the gate is BF16, the bias F32 and the table I64 or I32; [`RouterError::NoSuchExpert`].
-    pub fn named(
-        file: &SafeTensors<'a>,
-        config: &RouterConfig,
-        mode: RouterMode,
-        prefix: &str,
-    ) -> Result<Self, RouterError> {
-        let [experts, hidden, vocabulary, selected] =
-            [config.experts, config.hidden_size, config.vocabulary, config.selected]
-                .map(|extent| extent as usize);
-        let gate = Tensor::find(file, format!("{prefix}.weight"), &[experts, hidden])?;
-        let gate = gate.bf16()?;
+        let prefix = format!("{}.ffn.gate", checkpoint.layer_prefix(layer));
+        let RouterConfig { hidden_size, experts, selected, vocabulary, .. } = config;
+        let [hidden, experts, selected, vocabulary] =
+            [hidden_size, experts, selected, vocabulary].map(u64::from);
+        let gate = checkpoint.bf16(&format!("{prefix}.weight"), &[experts, hidden])?;
         let choice = match mode {
-            RouterMode::Dense => {
-                let bias = Tensor::find(file, format!("{prefix}.bias"), &[experts])?;
-                ChoiceWeights::Bias(bias.f32()?)
+            Routing::Learned => {
+                let bias = checkpoint.f32(&format!("{prefix}.bias"), &[experts])?;
+                ChoiceWeights::Bias(bias.into())
             }
-            RouterMode::Hash => {
-                let table =
-                    Tensor::find(file, format!("{prefix}.tid2eid"), &[vocabulary, selected])?;
-                ChoiceWeights::Table(table.experts(config)?)
+            Routing::Hash => {
+                let name = format!("{prefix}.tid2eid");
+                let table = checkpoint.i64(&name, &[vocabulary, selected])?;
+                check_experts(&name, table.iter().copied(), &config)?;
+                ChoiceWeights::Table(table.into_iter().map(|expert| expert as i32).collect())
             }
         };
-        Ok(Self { gate, choice })
+        Ok(Self { gate: gate.into(), choice })
     }
 
     /// Checks lengths, and that a table lists experts there are.
@@ -110,71 +93,4 @@ fn check_experts(
         }
     }
     Ok(())
-}
-
-/// A tensor of a file, of the right shape.
-struct Tensor<'a> {
-    name: String,
-    view: TensorView<'a>,
-}
-
-impl<'a> Tensor<'a> {
-    fn find(file: &SafeTensors<'a>, name: String, expected: &[usize]) -> Result<Self, RouterError> {
-        let view = match file.tensor(&name) {
-            Ok(view) => view,
-            Err(error) => return Err(RouterError::SafeTensors { name, error }),
-        };
-        if view.shape() != expected {
-            let (found, expected) = (view.shape().to_vec(), expected.to_vec());
-            return Err(RouterError::Shape { name, found, expected });
-        }
-        Ok(Self { name, view })
-    }
-
-    fn wrong_type(self, expected: &'static str) -> RouterError {
-        RouterError::Type { name: self.name, found: self.view.dtype(), expected }
-    }
-
-    fn bf16(self) -> Result<Cow<'a, [bf16]>, RouterError> {
-        match self.view.dtype() {
-            Dtype::BF16 => Ok(elements(self.view.data(), bf16::from_le_bytes)),
-            _ => Err(self.wrong_type("BF16")),
-        }
-    }
-
-    fn f32(self) -> Result<Cow<'a, [f32]>, RouterError> {
-        match self.view.dtype() {
-            Dtype::F32 => Ok(elements(self.view.data(), f32::from_le_bytes)),
-            _ => Err(self.wrong_type("F32")),
-        }
-    }
-
-    /// A table of experts, checked to list only those there are.
-    fn experts(self, config: &RouterConfig) -> Result<Cow<'a, [i32]>, RouterError> {
-        let data = self.view.data();
-        match self.view.dtype() {
-            Dtype::I32 => {
-                let table = elements(data, i32::from_le_bytes);
-                check_experts(&self.name, table.iter().map(|&id| id.into()), config)?;
-                Ok(table)
-            }
-            Dtype::I64 => {
-                let table = elements(data, i64::from_le_bytes);
-                check_experts(&self.name, table.iter().copied(), config)?;
-                Ok(table.iter().map(|&id| id as i32).collect())
-            }
-            _ => Err(self.wrong_type("I64 or I32")),
-        }
-    }
-}
-
-/// The elements of little-endian `data`: in place where they are aligned, else copied.
-fn elements<T: bytemuck::Pod, const BYTES: usize>(
-    data: &[u8],
-    decode: impl Fn([u8; BYTES]) -> T,
-) -> Cow<'_, [T]> {
-    match bytemuck::try_cast_slice(data) {
-        Ok(slice) if cfg!(target_endian = "little") => Cow::Borrowed(slice),
-        _ => data.as_chunks().0.iter().map(|&bytes| decode(bytes)).collect(),
-    }
 }

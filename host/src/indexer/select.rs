@@ -29,9 +29,9 @@ pub struct Selection<'i, B: Backend> {
 
 /// What the indexer projects.
 pub struct Activations<'i, B: Backend> {
-    /// `[queries, q_lora_rank]` BF16: the normed latent that the query projection takes too.
+    /// `[queries, CsaIndexer::latent_columns]` BF16: the normed latent that the query projection takes too.
     pub latent: &'i Buffer<B, bf16>,
-    /// `[queries, hidden_size]` BF16: the layer's input.
+    /// `[queries, CsaIndexer::hidden_columns]` BF16: the layer's input.
     pub hidden: &'i Buffer<B, bf16>,
 }
 
@@ -84,22 +84,23 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         activations: &Activations<'_, B>,
         selection: &Selection<'_, B>,
     ) -> Result<(), KvError> {
-        let CsaIndexer { heads, q_lora_rank, hidden_size, query_weight, head_weight } = indexer;
+        let CsaIndexer { heads, latent_columns, hidden_columns, query_weight, head_weight } =
+            indexer;
         let workspace = selection.workspace;
         if *heads != workspace.heads {
             return Err(KvError::IndexerHeads { indexer: *heads, workspace: workspace.heads });
         }
         let (to, to_weight) = (&workspace.projected, &workspace.projected_weight);
         self.in_parts(selection, |part, list| {
-            let latent = rows("activations", activations.latent, part, *q_lora_rank)?;
-            let hidden = rows("activations", activations.hidden, part, *hidden_size)?;
+            let latent = rows("activations", activations.latent, part, *latent_columns)?;
+            let hidden = rows("activations", activations.hidden, part, *hidden_columns)?;
             let query = Projection {
                 input: &latent,
                 weight: query_weight,
                 output: to,
                 rows: part.count,
                 columns: heads * INDEX_DIM,
-                inner: *q_lora_rank,
+                inner: *latent_columns,
             };
             ops::project(self.stream(), &query)?;
             let head = Projection {
@@ -107,7 +108,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
                 weight: head_weight,
                 output: to_weight,
                 columns: *heads,
-                inner: *hidden_size,
+                inner: *hidden_columns,
                 ..query
             };
             ops::project(self.stream(), &head)?;

@@ -69,6 +69,9 @@ fn group_log2(columns: u32) -> u32 {
     if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
 }
 
+/// What a projection adds up is a multiple of this: a step of its kernel.
+pub const PROJECTION_STEP: u32 = 128;
+
 /// A product with a transposed weight.
 pub struct Projection<'a, B: Backend> {
     /// `[rows, inner]` BF16.
@@ -97,12 +100,11 @@ pub fn project<B: Backend>(
 ) -> Result<(), DeviceError> {
     let Projection { input, weight, output, rows, columns, inner } = *projection;
     const COLUMNS: u32 = 32;
-    const INNER: u32 = 128;
     if rows == 0 {
         return Ok(());
     }
     check_argument("columns of a projection", columns, COLUMNS, u32::MAX)?;
-    check_argument("inner dimension of a projection", inner, INNER, u32::MAX)?;
+    check_argument("inner dimension of a projection", inner, PROJECTION_STEP, u32::MAX)?;
     let operation = Project {
         input: input.ptr(),
         weight: weight.ptr(),

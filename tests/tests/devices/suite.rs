@@ -146,6 +146,10 @@ suite! {
         distant_queries_equal_a_stable_sort,
         bad_input_is_refused,
     }
+    indexer::loaded {
+        an_indexer_is_exact_and_padded,
+        compressors_are_loaded,
+    }
     indexer::select {
         lists_equal_the_oracle,
         one_launch_lists_as_two,

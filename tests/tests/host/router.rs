@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 
 use dsv4_kv::device::{Backend, Buffer, Device, EmuOptions, Emulator, Stream};
-use dsv4_kv_router::{Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterWeights};
+use dsv4_kv_router::{
+    Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterWeights, Routing,
+};
 use dsv4_kv_tests::failing::{Failing, Failure};
 use dsv4_kv_tests::inputs::{download, upload};
 use dsv4_kv_tests::lazy::Lazy;
@@ -33,8 +35,7 @@ fn router<B: Backend>(stream: &Stream<B>) -> Router<B> {
         selected: 1,
         scaling: 1.0,
         vocabulary: 1,
-        layers: 1,
-        hash_layers: 0,
+        routing: vec![Routing::Learned],
     };
     let weights = RouterWeights {
         gate: Cow::Owned(one_hot(EXPERTS, |expert| expert)),

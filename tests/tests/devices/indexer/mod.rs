@@ -1,5 +1,6 @@
 //! The indexer: queries, scores, lists, and all of it through the cache.
 
+pub mod loaded;
 pub mod query;
 pub mod score_topk;
 pub mod scores;

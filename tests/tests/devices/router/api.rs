@@ -1,14 +1,16 @@
-//! `Router`: weights out of a file, batches of every size, capture, and typed refusals.
+//! `Router`: weights out of a checkpoint, batches of every size, capture, and typed refusals.
 
 use std::borrow::Cow;
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
+use dsv4_kv_checkpoint::{CheckpointError, Config};
 use dsv4_kv_router::{
-    Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterMode, RouterWeights,
+    Batch, ChoiceWeights, Router, RouterConfig, RouterError, RouterWeights, Routing,
 };
+use dsv4_kv_tests::checkpoint::{self, Made, Tensors as Weights};
 use dsv4_kv_tests::inputs::{download, upload, upload_bf16};
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
+use serde_json::{Value, json};
 
 use crate::router::decode::Case;
 use crate::router::selection::Answer;
@@ -16,8 +18,23 @@ use crate::router::selection::Answer;
 const HASHED: u32 = 1;
 const SCORED: u32 = 2;
 
+/// Four layers, the first two of which look experts up by token id.
+fn file() -> Value {
+    let mut config = checkpoint::config();
+    for (field, value) in [
+        ("hidden_size", json!(256)),
+        ("n_routed_experts", json!(64)),
+        ("routed_scaling_factor", json!(2.5)),
+        ("vocab_size", json!(40)),
+        ("mlp_layer_types", json!(["hash_moe", "hash_moe", "moe", "moe"])),
+    ] {
+        config[field] = value;
+    }
+    config
+}
+
 fn config() -> RouterConfig {
-    RouterConfig { vocabulary: 40, scaling: 2.5, ..RouterConfig::preset("tiny").unwrap() }
+    RouterConfig::from(&Config::from_json(&file().to_string()).unwrap())
 }
 
 fn case(tokens: u32) -> Case {
@@ -25,47 +42,36 @@ fn case(tokens: u32) -> Case {
     Case::random(config.hidden_size, config.experts, config.selected, tokens, tokens.into())
 }
 
-/// A tensor of a file: name, type, shape, bytes.
-type Entry = (String, Dtype, Vec<usize>, Vec<u8>);
+/// Names of the tensors of both layers' routers.
+const NAMES: [(&str, u32); 4] = [
+    ("layers.1.ffn.gate.weight", HASHED),
+    ("layers.1.ffn.gate.tid2eid", HASHED),
+    ("layers.2.ffn.gate.weight", SCORED),
+    ("layers.2.ffn.gate.bias", SCORED),
+];
 
 /// The routers of both layers as a checkpoint has them.
-fn entries(case: &Case) -> Vec<Entry> {
-    let (experts, hidden) = (case.experts as usize, case.hidden as usize);
+fn tensors(case: &Case) -> Weights {
+    let (experts, hidden, selected) =
+        (case.experts as usize, case.hidden as usize, case.selected as usize);
     let wide: Vec<i64> = case.table.iter().map(|&id| id.into()).collect();
-    let mut entries = Vec::new();
-    for layer in [HASHED, SCORED] {
-        let name = |tensor: &str| format!("layers.{layer}.ffn.gate.{tensor}");
-        let gate = bytemuck::cast_slice(&case.gate).to_vec();
-        entries.push((name("weight"), Dtype::BF16, vec![experts, hidden], gate));
-        if layer == HASHED {
-            let table = bytemuck::cast_slice(&wide).to_vec();
-            entries.push((name("tid2eid"), Dtype::I64, vec![40, case.selected as usize], table));
-        } else {
-            let bias = bytemuck::cast_slice(&case.bias).to_vec();
-            entries.push((name("bias"), Dtype::F32, vec![experts], bias));
-        }
-    }
-    entries
+    let gate = bytemuck::cast_slice(&case.gate).to_vec();
+    let gate = Made::new(Dtype::BF16, &[experts, hidden], gate);
+    let table = Made::i64(&[40, selected], &wide);
+    let bias = Made::f32(&[experts], &case.bias);
+    let made = [gate.clone(), table, gate, bias];
+    NAMES.iter().zip(made).map(|(&(name, _), made)| (name.to_owned(), made)).collect()
 }
 
-fn file(entries: &[Entry]) -> Vec<u8> {
-    let views = entries.iter().map(|(name, dtype, shape, bytes)| {
-        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("bytes of its shape"))
-    });
-    safetensors::serialize(views, None).unwrap()
-}
-
-/// A router of `layer` from a file with these tensors.
+/// A router of `layer` from a checkpoint with these tensors.
 fn load<B: Backend>(
     stream: &Stream<B>,
-    entries: &[Entry],
+    weights: &Weights,
     layer: u32,
     max_tokens: u32,
 ) -> Result<Router<B>, RouterError> {
-    let bytes = file(entries);
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let weights = RouterWeights::of_layer(&file, &config(), layer)?;
-    Router::new(stream, &config(), &weights, max_tokens)
+    let checkpoint = checkpoint::one_file(&file(), weights);
+    Router::of_layer(stream, &checkpoint, layer, max_tokens)
 }
 
 /// A batch's tensors.
@@ -103,15 +109,15 @@ impl<B: Backend> Tensors<B> {
 /// One launch, and a tiled product with a tile that is not full.
 pub fn batches_of_every_size_equal_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    for (layer, mode) in [(HASHED, RouterMode::Hash), (SCORED, RouterMode::Dense)] {
+    for (layer, mode) in [(HASHED, Routing::Hash), (SCORED, Routing::Learned)] {
         for tokens in [1, 64, 65, 260] {
             let case = case(tokens);
-            let mut router = load(&stream, &entries(&case), layer, 260).unwrap();
+            let mut router = load(&stream, &tensors(&case), layer, 260).unwrap();
             assert_eq!(router.mode(), mode);
             let tensors = Tensors::new(&stream, &case);
             router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
             router.check_faults(&stream).unwrap();
-            let hash = mode == RouterMode::Hash;
+            let hash = mode == Routing::Hash;
             let clear = case.check(&tensors.answer(&stream), hash);
             assert!(hash || 10 * clear >= 8 * tokens as usize, "{clear} of {tokens} are clear");
         }
@@ -141,7 +147,7 @@ pub fn captured_routing_equals_eager<B: Backend>(device: &Device<B>) {
     for layer in [HASHED, SCORED] {
         for tokens in [33, 70] {
             let case = case(tokens);
-            let mut router = load(&stream, &entries(&case), layer, 70).unwrap();
+            let mut router = load(&stream, &tensors(&case), layer, 70).unwrap();
             let tensors = Tensors::new(&stream, &case);
             router.route(&stream, &tensors.x, &tensors.batch()).unwrap();
             let eager = tensors.answer(&stream);
@@ -161,51 +167,50 @@ pub fn captured_routing_equals_eager<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// What is wrong with a file is named; nothing of it reaches the device.
+/// What is wrong with a checkpoint is named; nothing of it reaches the device.
 pub fn wrong_files_are_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    let good = entries(&case(1));
-    let refused = |layer: u32, break_it: &dyn Fn(&mut Vec<Entry>)| {
-        let mut entries = good.clone();
-        break_it(&mut entries);
-        load(&stream, &entries, layer, 1).err().expect("a refusal")
+    let good = tensors(&case(1));
+    let refused = |layer: u32, break_it: &dyn Fn(&mut Weights)| {
+        let mut weights = good.clone();
+        break_it(&mut weights);
+        load(&stream, &weights, layer, 1).err().expect("a refusal")
     };
-    let [hash_gate, table, dense_gate, bias] = [0, 1, 2, 3];
-    for (at, layer) in [(hash_gate, HASHED), (table, HASHED), (dense_gate, SCORED), (bias, SCORED)]
-    {
-        let name = good[at].0.clone();
-        let error = refused(layer, &|entries| drop(entries.remove(at)));
-        assert!(
-            matches!(&error, RouterError::SafeTensors { name: n, .. } if *n == name),
-            "{error}"
-        );
-        let error = refused(layer, &|entries| {
-            let (_, dtype, shape, bytes) = &mut entries[at];
+    for (name, layer) in NAMES {
+        let error = refused(layer, &|weights| drop(weights.remove(name)));
+        let missing = matches!(&error, RouterError::Checkpoint(CheckpointError::Missing { name: n })
+            if n == name);
+        assert!(missing, "{error}");
+        let error = refused(layer, &|weights| {
+            let Made { dtype, shape, bytes } = weights.get_mut(name).unwrap();
             shape[0] -= 1;
             bytes.truncate(shape.iter().product::<usize>() * dtype.bitsize() / 8);
         });
-        let shaped = matches!(&error, RouterError::Shape { name: n, found, expected }
-            if *n == name && found[0] + 1 == expected[0]);
+        let shaped = matches!(&error,
+            RouterError::Checkpoint(CheckpointError::Shape { name: n, found, expected })
+            if n == name && found[0] + 1 == expected[0]);
         assert!(shaped, "{error}");
-        let error = refused(layer, &|entries| {
-            let (_, dtype, _, bytes) = &mut entries[at];
+        let error = refused(layer, &|weights| {
+            let Made { dtype, bytes, .. } = weights.get_mut(name).unwrap();
             let half = bytes.len() * 8 / dtype.bitsize();
             (*dtype, *bytes) = (Dtype::F16, vec![0; 2 * half]);
         });
-        let typed = matches!(&error, RouterError::Type { name: n, found: Dtype::F16, .. }
-            if *n == name);
+        let typed = matches!(&error,
+            RouterError::Checkpoint(CheckpointError::Type { name: n, found: Dtype::F16, .. })
+            if n == name);
         assert!(typed, "{error}");
     }
     for expert in [-1_i64, 64, i64::MAX] {
-        let error = refused(HASHED, &|entries| {
-            entries[table].3[8 * (6 * 7 + 2)..][..8].copy_from_slice(&expert.to_le_bytes());
+        let error = refused(HASHED, &|weights| {
+            let table = &mut weights.get_mut(NAMES[1].0).unwrap().bytes;
+            table[8 * (6 * 7 + 2)..][..8].copy_from_slice(&expert.to_le_bytes());
         });
         let named = matches!(error, RouterError::NoSuchExpert { token: 7, expert: e, experts: 64, .. }
             if e == expert);
         assert!(named, "{error}");
     }
-    let error = refused(5, &|_| ());
-    assert!(matches!(error, RouterError::NoSuchLayer { layer: 5, layers: 5 }), "{error}");
+    let error = refused(4, &|_| ());
+    assert!(matches!(error, RouterError::NoSuchLayer { layer: 4, layers: 4 }), "{error}");
 }
 
 pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
@@ -220,7 +225,7 @@ pub fn wrong_calls_are_refused<B: Backend>(device: &Device<B>) {
         let error = Router::new(&stream, &config(), &weights, 8).err().expect("a refusal");
         assert!(matches!(error, RouterError::Shape { .. }), "{error}");
     }
-    let mut router = load(&stream, &entries(&case), SCORED, 79).unwrap();
+    let mut router = load(&stream, &tensors(&case), SCORED, 79).unwrap();
     let tensors = Tensors::new(&stream, &case);
     let error = router.route(&stream, &tensors.x, &tensors.batch()).unwrap_err();
     assert!(matches!(error, RouterError::TooManyTokens { tokens: 80, most: 79 }), "{error}");
@@ -252,7 +257,7 @@ pub fn streams_follow_each_other<B: Backend>(device: &Device<B>) {
     let [one, other, replayed] = &streams;
     for layer in [HASHED, SCORED] {
         let case = case(50);
-        let mut router = load(one, &entries(&case), layer, 50).unwrap();
+        let mut router = load(one, &tensors(&case), layer, 50).unwrap();
         let tensors = Tensors::new(one, &case);
         router.route(one, &tensors.x, &tensors.batch()).unwrap();
         let alone = tensors.answer(one);

@@ -9,7 +9,9 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::made::{Made, Tensors, directory, refusal, serialized, sharded, tensors};
+use dsv4_kv_tests::checkpoint::{
+    Made, Tensors, config, directory, refusal, serialized, sharded, tensors,
+};
 
 /// A file with each type and with merged experts.
 fn small() -> Tensors {
@@ -48,16 +50,17 @@ fn read_all(directory: &TempDir) -> Result<(), CheckpointError> {
 #[test]
 fn a_file_cut_anywhere_is_refused() {
     let whole = serialized(&small());
-    read_all(&directory(&[("model.safetensors", &whole)])).expect("the whole file");
+    read_all(&directory(&config(), &[("model.safetensors", &whole)])).expect("the whole file");
     for length in 0..whole.len() {
-        let error = refusal(directory(&[("model.safetensors", &whole[..length])]).path());
+        let error =
+            refusal(directory(&config(), &[("model.safetensors", &whole[..length])]).path());
         let right =
             matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Length { .. });
         assert!(right, "{length} bytes: {error}");
     }
     let mut longer = whole.clone();
     longer.push(0);
-    let error = refusal(directory(&[("model.safetensors", &longer)]).path());
+    let error = refusal(directory(&config(), &[("model.safetensors", &longer)]).path());
     assert!(matches!(error, CheckpointError::Length { .. }), "{error}");
 }
 
@@ -68,7 +71,7 @@ fn damaged_headers_never_panic() {
     let whole = serialized(&small());
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     let mut random = StdRng::seed_from_u64(11);
-    let directory = directory(&[]);
+    let directory = directory(&config(), &[]);
     let path = directory.path().join("model.safetensors");
     let mut opened = 0;
     for _ in 0..2000 {
@@ -95,7 +98,7 @@ fn extreme_numbers_in_headers() {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
         bytes.extend([0; 16]);
-        read_all(&directory(&[("model.safetensors", &bytes)]))
+        read_all(&directory(&config(), &[("model.safetensors", &bytes)]))
     };
     let tensor = |dtype: &str, shape: Value, offsets: Value| json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets });
     let large = 1_u64 << 61;
@@ -161,7 +164,7 @@ fn an_index_names_files_beside_it() {
         let error = open(map);
         assert!(matches!(error, CheckpointError::Index { .. }), "{error}");
     }
-    let directory = directory(&[("model.safetensors.index.json", b"{")]);
+    let directory = directory(&config(), &[("model.safetensors.index.json", b"{")]);
     assert!(matches!(refusal(directory.path()), CheckpointError::Index { .. }));
 }
 
@@ -173,13 +176,13 @@ fn a_directory_without_what_it_needs() {
         matches!(&error, CheckpointError::File { path, .. } if path.ends_with("config.json")),
         "{error}"
     );
-    assert!(matches!(refusal(directory(&[]).path()), CheckpointError::NoWeights { .. }));
+    assert!(matches!(refusal(directory(&config(), &[]).path()), CheckpointError::NoWeights { .. }));
     assert!(matches!(refusal(&empty.path().join("nowhere")), CheckpointError::File { .. }));
-    let wrong = directory(&[("config.json", b"{\"hidden_size\": 7}")]);
+    let wrong = directory(&config(), &[("config.json", b"{\"hidden_size\": 7}")]);
     let error = refusal(wrong.path());
     assert!(matches!(&error, CheckpointError::Config { .. }), "{error}");
-    let long = directory(&[("config.json", &vec![b' '; (1 << 20) + 1])]);
+    let long = directory(&config(), &[("config.json", &vec![b' '; (1 << 20) + 1])]);
     assert!(matches!(refusal(long.path()), CheckpointError::TooLarge { .. }));
-    let not_text = directory(&[("config.json", &[0xFF, 0xFE])]);
+    let not_text = directory(&config(), &[("config.json", &[0xFF, 0xFE])]);
     assert!(matches!(refusal(not_text.path()), CheckpointError::File { .. }));
 }

@@ -1,6 +1,5 @@
 //! `Checkpoint`: weights in every spelling and type, and files that are not what they should be.
 
 mod damaged;
-mod made;
 mod quantised;
 mod spellings;

@@ -3,9 +3,8 @@
 use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
 use half::bf16;
 use safetensors::Dtype;
-use tempfile::TempDir;
 
-use super::made::{Made, one_file, tensors};
+use dsv4_kv_tests::checkpoint::{Made, config, one_file, tensors};
 
 const NAME: &str = "layers.0.attn.wq_a.weight";
 const SCALE: &str = "layers.0.attn.wq_a.scale";
@@ -35,11 +34,14 @@ fn power(byte: u8) -> f64 {
 }
 
 /// `[256]` columns of all codes in one row, with the scale `byte`.
-fn all_codes(byte: u8) -> (TempDir, Checkpoint) {
-    one_file(&tensors([
-        (NAME, Made::new(Dtype::F8_E4M3, &[1, 256], (0..=255).collect())),
-        (SCALE, Made::new(Dtype::F8_E8M0, &[1, 2], vec![byte; 2])),
-    ]))
+fn all_codes(byte: u8) -> Checkpoint {
+    one_file(
+        &config(),
+        &tensors([
+            (NAME, Made::new(Dtype::F8_E4M3, &[1, 256], (0..=255).collect())),
+            (SCALE, Made::new(Dtype::F8_E8M0, &[1, 2], vec![byte; 2])),
+        ]),
+    )
 }
 
 /// Every E4M3 code by every UE8M0 scale: BF16 has the product's bits, or names the value that leaves its
@@ -48,7 +50,7 @@ fn all_codes(byte: u8) -> (TempDir, Checkpoint) {
 fn e4m3_by_ue8m0_is_exact_in_bf16_or_refused() {
     let mut exact = 0;
     for byte in 0..=254 {
-        let (_directory, checkpoint) = all_codes(byte);
+        let checkpoint = all_codes(byte);
         let want: Vec<f64> = (0..=255).map(|code| e4m3(code) * power(byte)).collect();
         let holds = |value: f64| value.is_nan() || f64::from(value as f32) == value;
         let bf16_holds = |value: f64| {
@@ -93,10 +95,13 @@ fn each_block_has_its_scale() {
     let (rows, columns) = (300, 200);
     let codes: Vec<u8> = (0..rows * columns).map(|at| (at * 7 % 126) as u8).collect();
     let scales = vec![120, 121, 122, 123, 124, 125];
-    let (_directory, checkpoint) = one_file(&tensors([
-        (NAME, Made::new(Dtype::F8_E4M3, &[rows, columns], codes.clone())),
-        (SCALE, Made::new(Dtype::F8_E8M0, &[3, 2], scales.clone())),
-    ]));
+    let checkpoint = one_file(
+        &config(),
+        &tensors([
+            (NAME, Made::new(Dtype::F8_E4M3, &[rows, columns], codes.clone())),
+            (SCALE, Made::new(Dtype::F8_E8M0, &[3, 2], scales.clone())),
+        ]),
+    );
     let found = checkpoint.f32(NAME, &[300, 200]).unwrap();
     for (at, &value) in found.iter().enumerate() {
         let scale = scales[at / columns / 128 * 2 + at % columns / 128];
@@ -111,10 +116,13 @@ fn mxfp4_has_a_scale_for_32_columns_of_a_row() {
     let bytes: Vec<u8> = (0..rows * columns / 2).map(|at| (at * 37 % 256) as u8).collect();
     let scales: Vec<u8> = (0..9).map(|at| 118 + at).collect();
     for (dtype, shape) in [(Dtype::I8, [3, 48]), (Dtype::U8, [3, 48]), (Dtype::F4, [3, 96])] {
-        let (_directory, checkpoint) = one_file(&tensors([
-            (NAME, Made::new(dtype, &shape, bytes.clone())),
-            (SCALE, Made::new(Dtype::F8_E8M0, &[3, 3], scales.clone())),
-        ]));
+        let checkpoint = one_file(
+            &config(),
+            &tensors([
+                (NAME, Made::new(dtype, &shape, bytes.clone())),
+                (SCALE, Made::new(Dtype::F8_E8M0, &[3, 3], scales.clone())),
+            ]),
+        );
         let found = checkpoint.f32(NAME, &[3, 96]).unwrap();
         let exact = checkpoint.bf16(NAME, &[3, 96]).unwrap();
         assert_eq!(found.len(), rows * columns);
@@ -133,14 +141,17 @@ fn nvfp4_has_a_scale_for_16_columns_and_one_for_all() {
     let scales: Vec<u8> = (0..8).map(|at| 0x30 + 3 * at).collect();
     for whole in [0.25_f32, 0.1] {
         for shape in [&[][..], &[1]] {
-            let (_directory, checkpoint) = one_file(&tensors([
-                (NAME, Made::new(Dtype::U8, &[2, 32], bytes.clone())),
-                (
-                    "layers.0.attn.wq_a.weight_scale",
-                    Made::new(Dtype::F8_E4M3, &[2, 4], scales.clone()),
-                ),
-                ("layers.0.attn.wq_a.weight_scale_2", Made::f32(shape, &[whole])),
-            ]));
+            let checkpoint = one_file(
+                &config(),
+                &tensors([
+                    (NAME, Made::new(Dtype::U8, &[2, 32], bytes.clone())),
+                    (
+                        "layers.0.attn.wq_a.weight_scale",
+                        Made::new(Dtype::F8_E4M3, &[2, 4], scales.clone()),
+                    ),
+                    ("layers.0.attn.wq_a.weight_scale_2", Made::f32(shape, &[whole])),
+                ]),
+            );
             let found = checkpoint.f32(NAME, &[2, 64]).unwrap();
             for (at, &value) in found.iter().enumerate() {
                 let code = bytes[at / 2] >> (4 * (at % 2)) & 0xF;
@@ -162,15 +173,22 @@ fn nvfp4_has_a_scale_for_16_columns_and_one_for_all() {
 #[test]
 fn bf16_and_f32_are_what_they_were() {
     let values = [1.0, -2.5, f32::MIN_POSITIVE, 0.0, -0.0, 3.25];
-    let (_directory, checkpoint) = one_file(&tensors([
-        ("a", Made::bf16(&[2, 3], &values)),
-        ("b", Made::f32(&[6], &values)),
-        ("c", Made::f32(&[3], &[1.0, 1.0 + f32::EPSILON, 2.0])),
-        (
-            "d",
-            Made::new(Dtype::BF16, &[65_536], (0..=u16::MAX).flat_map(u16::to_le_bytes).collect()),
-        ),
-    ]));
+    let checkpoint = one_file(
+        &config(),
+        &tensors([
+            ("a", Made::bf16(&[2, 3], &values)),
+            ("b", Made::f32(&[6], &values)),
+            ("c", Made::f32(&[3], &[1.0, 1.0 + f32::EPSILON, 2.0])),
+            (
+                "d",
+                Made::new(
+                    Dtype::BF16,
+                    &[65_536],
+                    (0..=u16::MAX).flat_map(u16::to_le_bytes).collect(),
+                ),
+            ),
+        ]),
+    );
     assert_eq!(checkpoint.f32("a", &[2, 3]).unwrap(), values);
     assert_eq!(checkpoint.f32("b", &[6]).unwrap(), values);
     assert_eq!(checkpoint.bf16("b", &[6]).unwrap(), values.map(bf16::from_f32));
@@ -182,14 +200,21 @@ fn bf16_and_f32_are_what_they_were() {
 
 #[test]
 fn integers() {
-    let (_directory, checkpoint) = one_file(&tensors([
-        ("a", Made::i64(&[2, 2], &[0, -1, i64::MAX, 5])),
-        (
-            "b",
-            Made::new(Dtype::I32, &[2], [7_i32, -8].iter().flat_map(|x| x.to_le_bytes()).collect()),
-        ),
-        ("c", Made::f32(&[1], &[1.0])),
-    ]));
+    let checkpoint = one_file(
+        &config(),
+        &tensors([
+            ("a", Made::i64(&[2, 2], &[0, -1, i64::MAX, 5])),
+            (
+                "b",
+                Made::new(
+                    Dtype::I32,
+                    &[2],
+                    [7_i32, -8].iter().flat_map(|x| x.to_le_bytes()).collect(),
+                ),
+            ),
+            ("c", Made::f32(&[1], &[1.0])),
+        ]),
+    );
     assert_eq!(checkpoint.i64("a", &[2, 2]).unwrap(), [0, -1, i64::MAX, 5]);
     assert_eq!(checkpoint.i64("b", &[2]).unwrap(), [7, -8]);
     assert!(matches!(checkpoint.i64("c", &[1]), Err(CheckpointError::Type { .. })));
@@ -202,7 +227,7 @@ fn what_a_weight_lacks_is_named() {
     let scale = |dtype, columns| Made::new(dtype, &[1, columns], vec![0x38; columns]);
     let read = |pairs: &[(&str, Made)], shape: [u64; 2]| {
         let written = pairs.iter().map(|(name, made)| ((*name).to_owned(), made.clone())).collect();
-        one_file(&written).1.f32(NAME, &shape)
+        one_file(&config(), &written).f32(NAME, &shape)
     };
     use CheckpointError as Error;
     let missing = |found: Result<Vec<f32>, Error>, wanted: &str| match found {

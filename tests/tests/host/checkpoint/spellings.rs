@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
 use serde_json::json;
 
-use super::made::{Made, Tensors, directory, one_file, refusal, serialized, sharded, tensors};
+use dsv4_kv_tests::checkpoint::{
+    Made, Tensors, config, directory, one_file, refusal, serialized, sharded, tensors,
+};
 
 /// Names of a layer as released, as transformers writes them, and as its modules call them.
 const SPELLINGS: [[&str; 3]; 34] = [
@@ -143,7 +145,7 @@ fn every_spelling_has_a_released_name() {
             .enumerate()
             .map(|(place, names)| (names[spelling].to_owned(), at(place)))
             .collect();
-        let (_directory, checkpoint) = one_file(&written);
+        let checkpoint = one_file(&config(), &written);
         assert_eq!(checkpoint.names().count(), SPELLINGS.len());
         for (place, names) in SPELLINGS.iter().enumerate() {
             assert!(checkpoint.contains(names[0]), "{}", names[spelling]);
@@ -159,10 +161,13 @@ fn experts_of_one_tensor_are_split() {
     let gate_up = of(experts * 2 * intermediate * hidden);
     let down = of(experts * hidden * intermediate);
     for make in [Made::bf16, Made::f32] {
-        let (_directory, checkpoint) = one_file(&tensors([
-            ("model.layers.0.mlp.experts.gate_up_proj", make(&[3, 4, 4], &gate_up)),
-            ("model.layers.0.ffn.experts.down_proj", make(&[3, 4, 2], &down)),
-        ]));
+        let checkpoint = one_file(
+            &config(),
+            &tensors([
+                ("model.layers.0.mlp.experts.gate_up_proj", make(&[3, 4, 4], &gate_up)),
+                ("model.layers.0.ffn.experts.down_proj", make(&[3, 4, 2], &down)),
+            ]),
+        );
         assert_eq!(checkpoint.names().count(), 9);
         for expert in 0..experts {
             let weight = |name: &str, shape: &[u64]| {
@@ -205,7 +210,7 @@ fn shards_are_read_as_one() {
 #[test]
 fn a_tensor_is_there_once() {
     let both = tensors([("embed.weight", at(0)), ("model.embed_tokens.weight", at(1))]);
-    let error = refusal(directory(&[("model.safetensors", &serialized(&both))]).path());
+    let error = refusal(directory(&config(), &[("model.safetensors", &serialized(&both))]).path());
     assert!(
         matches!(&error, CheckpointError::Duplicate { name, .. } if name == "embed.weight"),
         "{error}"
@@ -223,7 +228,8 @@ fn a_tensor_is_there_once() {
         ("layers.0.ffn.experts.0.w2.weight", Made::f32(&[1, 1], &[1.0])),
         ("layers.0.ffn.experts.down_proj", Made::f32(&[1, 1, 1], &[1.0])),
     ]);
-    let error = refusal(directory(&[("model.safetensors", &serialized(&merged))]).path());
+    let error =
+        refusal(directory(&config(), &[("model.safetensors", &serialized(&merged))]).path());
     assert!(matches!(error, CheckpointError::Duplicate { .. }), "{error}");
 }
 
@@ -231,7 +237,7 @@ fn a_tensor_is_there_once() {
 fn progress_goes_from_nothing_to_all() {
     let written =
         tensors([("a", at(0)), ("b", Made::f32(&[4], &[0.0; 4])), ("c", Made::i64(&[1], &[7]))]);
-    let directory = directory(&[("model.safetensors", &serialized(&written))]);
+    let directory = directory(&config(), &[("model.safetensors", &serialized(&written))]);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&seen);
     let checkpoint = Checkpoint::open_with(directory.path(), move |done, total| {

@@ -1,88 +1,73 @@
-//! `RouterConfig` from a checkpoint's `config.json`.
+//! `RouterConfig` from a checkpoint's configuration.
 
-use dsv4_kv_router::{RouterConfig, RouterError, RouterMode};
+use dsv4_kv_checkpoint::Config;
+use dsv4_kv_router::{RouterConfig, RouterError, Routing};
 use serde_json::{Value, json};
 
-/// The fields of V4-Flash's `config.json` that matter, and one that does not; written by hand, as are
-/// the presets.
-fn flash() -> Value {
-    json!({
-        "hidden_size": 4096, "n_routed_experts": 256, "num_experts_per_tok": 6,
-        "routed_scaling_factor": 1.5, "vocab_size": 129_280, "num_hidden_layers": 43,
-        "num_nextn_predict_layers": 1, "num_hash_layers": 3, "scoring_func": "sqrtsoftplus",
-        "norm_topk_prob": true, "topk_method": "noaux_tc",
-    })
-}
+use super::{file, with};
 
-/// The same of V4-Pro.
-fn pro() -> Value {
-    let mut config = flash();
-    for (field, value) in [
-        ("hidden_size", json!(7168)),
-        ("n_routed_experts", json!(384)),
-        ("routed_scaling_factor", json!(2.5)),
-        ("num_hidden_layers", json!(61)),
-    ] {
-        config[field] = value;
-    }
-    config
-}
-
-fn read(value: &Value) -> Result<RouterConfig, RouterError> {
-    RouterConfig::from_json(&value.to_string())
+fn read(value: &Value) -> RouterConfig {
+    RouterConfig::from(&Config::from_json(&value.to_string()).unwrap())
 }
 
 #[test]
 fn flash_and_pro_are_read_as_their_presets() {
-    assert_eq!(Some(read(&pro()).unwrap()), RouterConfig::preset("pro"));
-    let config = read(&flash()).unwrap();
+    assert_eq!(Some(read(&file("pro"))), RouterConfig::preset("pro"));
+    let config = read(&file("flash"));
     assert_eq!(Some(&config), RouterConfig::preset("flash").as_ref());
-    for (layer, mode) in [(0, RouterMode::Hash), (2, RouterMode::Hash), (3, RouterMode::Dense)] {
+    for (layer, mode) in [(0, Routing::Hash), (2, Routing::Hash), (3, Routing::Learned)] {
         assert_eq!(config.mode(layer).unwrap(), mode);
     }
-    assert_eq!(config.mode(43).unwrap(), RouterMode::Dense, "the MTP layer");
+    assert_eq!(config.mode(43).unwrap(), Routing::Learned, "the MTP layer");
     let error = config.mode(44).unwrap_err();
     assert!(matches!(error, RouterError::NoSuchLayer { layer: 44, layers: 44 }), "{error}");
     RouterConfig::preset("tiny").unwrap().validate().unwrap();
     assert_eq!(RouterConfig::preset("other"), None);
 }
 
+/// What a `config.json` may say and no kernel does is refused when it is read, not at a launch.
 #[test]
-fn every_field_is_checked() {
-    for (field, setting, value) in [
-        ("hidden_size", "hidden_size", json!(16)),
-        ("n_routed_experts", "experts", json!(544)),
-        ("num_experts_per_tok", "selected", json!(0)),
-        ("num_experts_per_tok", "selected", json!(9)),
-        ("routed_scaling_factor", "scaling", json!(0.0)),
-        ("vocab_size", "vocabulary", json!(0)),
-        ("num_hash_layers", "hash_layers", json!(45)),
-    ] {
-        let mut config = flash();
-        config[field] = value;
-        let error = read(&config).unwrap_err();
-        let named = matches!(error, RouterError::Config { setting: found, .. } if found == setting);
-        assert!(named, "{field}: {error}");
+fn every_configuration_that_is_read_is_valid() {
+    for name in ["flash", "flash-0731", "pro", "transformers"] {
+        read(&file(name)).validate().expect(name);
     }
-    let mut config = flash();
-    config["n_routed_experts"] = json!(250);
-    assert!(matches!(read(&config).unwrap_err(), RouterError::Selection { value: 250, .. }));
-    config = flash();
-    config["hidden_size"] = json!(4100);
-    assert!(matches!(read(&config).unwrap_err(), RouterError::HiddenSize { hidden: 4100, .. }));
+    for (field, value) in [
+        ("hidden_size", json!(16)),
+        ("hidden_size", json!(4100)),
+        ("n_routed_experts", json!(544)),
+        ("n_routed_experts", json!(250)),
+        ("num_experts_per_tok", json!(0)),
+        ("num_experts_per_tok", json!(9)),
+        ("routed_scaling_factor", json!(0.0)),
+        ("vocab_size", json!(0)),
+        ("num_hash_layers", json!(45)),
+        ("scoring_func", json!("sigmoid")),
+        ("norm_topk_prob", json!(false)),
+    ] {
+        let changed = with(&file("flash"), field, value).to_string();
+        let error = Config::from_json(&changed).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+    }
 }
 
 #[test]
-fn another_router_is_refused() {
-    for (field, value) in [("scoring_func", json!("sigmoid")), ("norm_topk_prob", json!(false))] {
-        let mut config = flash();
-        config[field] = value;
-        let error = read(&config).unwrap_err();
-        let named =
-            matches!(error, RouterError::OtherRouter { field: found, .. } if found == field);
-        assert!(named, "{error}");
+fn every_field_is_checked() {
+    let tiny = || RouterConfig::preset("tiny").unwrap();
+    for (setting, config) in [
+        ("hidden_size", RouterConfig { hidden_size: 16, ..tiny() }),
+        ("experts", RouterConfig { experts: 544, ..tiny() }),
+        ("selected", RouterConfig { selected: 0, ..tiny() }),
+        ("selected", RouterConfig { selected: 9, ..tiny() }),
+        ("scaling", RouterConfig { scaling: 0.0, ..tiny() }),
+        ("vocabulary", RouterConfig { vocabulary: 0, ..tiny() }),
+        ("layers", RouterConfig { routing: Vec::new(), ..tiny() }),
+    ] {
+        let error = config.validate().unwrap_err();
+        let named = matches!(error, RouterError::Config { setting: found, .. } if found == setting);
+        assert!(named, "{setting}: {error}");
     }
-    let mut config = flash();
-    config.as_object_mut().unwrap().remove("num_hash_layers");
-    assert!(matches!(read(&config).unwrap_err(), RouterError::Json(_)), "never guessed");
+    let error = RouterConfig { experts: 250, ..tiny() }.validate().unwrap_err();
+    assert!(matches!(error, RouterError::Selection { value: 250, .. }), "{error}");
+    let error = RouterConfig { hidden_size: 4100, ..tiny() }.validate().unwrap_err();
+    assert!(matches!(error, RouterError::HiddenSize { hidden: 4100, .. }), "{error}");
 }

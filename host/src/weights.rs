@@ -1,0 +1,74 @@
+//! Weights of a checkpoint on a device.
+
+use bytemuck::Pod;
+use dsv4_kv_checkpoint::Checkpoint;
+use kv_layout::geometry::CompressorKind;
+
+use crate::device::{Backend, Buffer, Memory, Stream};
+use crate::error::KvError;
+use crate::step::CompressorInputs;
+
+/// The weights of a layer's compressor that the cache applies: position bias and RMS norm. What projects keys
+/// and gates is the embedder's.
+pub struct Compressor<B: Backend> {
+    /// `[ratio, columns]` f32.
+    pub ape: Buffer<B, f32>,
+    /// `[channels]` f32.
+    pub norm: Buffer<B, f32>,
+}
+
+impl<B: Backend> Compressor<B> {
+    /// The compressor of this kind in layer `layer` of a checkpoint.
+    ///
+    /// # Errors
+    /// [`KvError::Checkpoint`] for a tensor that is missing, or of another shape or type, as where the layer
+    /// has no such compressor; [`KvError::Device`].
+    pub fn of_layer(
+        stream: &Stream<B>,
+        checkpoint: &Checkpoint,
+        layer: u32,
+        kind: CompressorKind,
+    ) -> Result<Self, KvError> {
+        let layer = checkpoint.layer_prefix(layer);
+        let prefix = match kind {
+            CompressorKind::CsaMain | CompressorKind::Hca => format!("{layer}.attn.compressor"),
+            CompressorKind::CsaIndex => format!("{layer}.attn.indexer.compressor"),
+        };
+        let [ratio, columns, channels] =
+            [kind.ratio(), kind.columns(), kind.channels()].map(u64::from);
+        let ape = checkpoint.f32(&format!("{prefix}.ape"), &[ratio, columns])?;
+        let norm = checkpoint.f32(&format!("{prefix}.norm.weight"), &[channels])?;
+        Ok(Self {
+            ape: upload(stream, "position bias", &ape)?,
+            norm: upload(stream, "norm weights", &norm)?,
+        })
+    }
+
+    /// What a layer's update takes, with the projections of the step's tokens: both `[tokens, columns]` f32,
+    /// the gates without the position bias.
+    #[must_use]
+    pub fn inputs<'i>(
+        &'i self,
+        kv: &'i Buffer<B, f32>,
+        gate: &'i Buffer<B, f32>,
+    ) -> CompressorInputs<'i, B> {
+        CompressorInputs { kv, gate, ape: &self.ape, norm: &self.norm }
+    }
+
+    /// Its weights, for a graph to retain.
+    #[must_use]
+    pub fn memory(&self) -> Vec<Memory<B>> {
+        vec![self.ape.memory(), self.norm.memory()]
+    }
+}
+
+/// A buffer with these values.
+pub(crate) fn upload<B: Backend, T: Pod>(
+    stream: &Stream<B>,
+    what: &'static str,
+    values: &[T],
+) -> Result<Buffer<B, T>, KvError> {
+    let buffer = stream.device().allocate(what, values.len() as u64)?;
+    stream.upload(values, &buffer, 0)?;
+    Ok(buffer)
+}

@@ -1,0 +1,110 @@
+//! Weights of the indexer and of the compressors out of a checkpoint: exact, and padded with zeros.
+
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::ops::{self, Projection};
+use dsv4_kv::{Compressor, CsaIndexer, KvError};
+use dsv4_kv_checkpoint::CheckpointError;
+use dsv4_kv_tests::checkpoint::{Made, config, one_file, tensors};
+use half::bf16;
+use kv_layout::format::E4m3;
+use kv_layout::geometry::CompressorKind;
+use safetensors::Dtype;
+
+use crate::inputs::{download, upload};
+
+/// Of the configuration: CSA layers are 1 and 3, layer 2 is an HCA layer.
+const LAYER: u32 = 1;
+const HEADS: usize = 64;
+const LATENT: usize = 32;
+const HIDDEN: usize = 64;
+/// What both are padded to.
+const PADDED: usize = 128;
+
+/// Codes of E4M3 values other than NaN, and scales from 2^-7 to 2^8 for each 128 rows.
+fn quantised() -> (Made, Made, Vec<f32>) {
+    let codes: Vec<u8> = (0..HEADS * 128 * LATENT).map(|at| (at * 31 % 127) as u8).collect();
+    let scales: Vec<u8> = (0..HEADS).map(|block| 120 + (block % 16) as u8).collect();
+    let value = |(at, &code): (usize, &u8)| {
+        let power = i32::from(scales[at / LATENT / 128]) - 127;
+        E4m3(code).to_f32() * 2_f32.powi(power)
+    };
+    let values = codes.iter().enumerate().map(value).collect();
+    let codes = Made::new(Dtype::F8_E4M3, &[HEADS * 128, LATENT], codes);
+    (codes, Made::new(Dtype::F8_E8M0, &[HEADS, 1], scales), values)
+}
+
+/// What was downloaded is rows of these values, and zeros behind each.
+fn assert_padded(found: &[bf16], values: &[f32], columns: usize) {
+    assert_eq!(found.len(), values.len() / columns * PADDED);
+    for (found, values) in found.chunks(PADDED).zip(values.chunks(columns)) {
+        assert!(found[..columns].iter().map(|value| value.to_f32()).eq(values.iter().copied()));
+        assert!(found[columns..].iter().all(|value| value.to_bits() == 0));
+    }
+}
+
+pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let (codes, scales, query) = quantised();
+    let head: Vec<f32> = (0..HEADS * HIDDEN).map(|at| (at % 251) as f32 - 125.0).collect();
+    let prefix = "layers.1.attn.indexer";
+    let written = tensors([
+        (&format!("{prefix}.wq_b.weight"), codes),
+        (&format!("{prefix}.wq_b.scale"), scales),
+        (&format!("model.{prefix}.weights_proj.weight"), Made::bf16(&[HEADS, HIDDEN], &head)),
+    ]);
+    let checkpoint = one_file(&config(), &written);
+    let indexer = CsaIndexer::of_layer(&stream, &checkpoint, LAYER).unwrap();
+    assert_eq!([indexer.latent_columns(), indexer.hidden_columns()], [PADDED as u32; 2]);
+    assert_padded(&download(&stream, indexer.query_weight()), &query, LATENT);
+    assert_padded(&download(&stream, indexer.head_weight()), &head, HIDDEN);
+    // A product with padded activations is that of the model.
+    let mut input = vec![bf16::ZERO; PADDED];
+    (0..HIDDEN).for_each(|at| input[at] = bf16::from_f32((at % 7) as f32 - 3.0));
+    let output = device.allocate("products", HEADS as u64).unwrap();
+    let projection = Projection {
+        input: &upload(&stream, &input),
+        weight: indexer.head_weight(),
+        output: &output,
+        rows: 1,
+        columns: HEADS as u32,
+        inner: indexer.hidden_columns(),
+    };
+    ops::project(&stream, &projection).unwrap();
+    let product = |row: &[f32]| row.iter().zip(&input).map(|(w, x)| w * x.to_f32()).sum::<f32>();
+    let products: Vec<f32> = head.chunks(HIDDEN).map(product).collect();
+    assert_eq!(download(&stream, &output), products, "sums of integers are exact");
+    let error = CsaIndexer::of_layer(&stream, &checkpoint, 2).err().expect("an HCA layer");
+    let missing = matches!(&error, KvError::Checkpoint(error)
+        if matches!(&**error, CheckpointError::Missing { name } if name.starts_with("layers.2.")));
+    assert!(missing, "{error}");
+}
+
+pub fn compressors_are_loaded<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let of = |count: usize, first: usize| -> Vec<f32> {
+        (0..count).map(|at| ((at + first) % 100) as f32 / 4.0).collect()
+    };
+    let kinds = [
+        (CompressorKind::CsaMain, 1, "layers.1.attn.compressor", [4, 1024, 512]),
+        (CompressorKind::CsaIndex, 1, "layers.1.attn.indexer.compressor", [4, 256, 128]),
+        (CompressorKind::Hca, 2, "layers.2.attn.compressor", [128, 512, 512]),
+    ];
+    let mut written = tensors([]);
+    for (_, layer, prefix, [ratio, columns, channels]) in kinds {
+        let ape = Made::f32(&[ratio, columns], &of(ratio * columns, layer));
+        let norm = Made::bf16(&[channels], &of(channels, layer + 7));
+        written.extend([(format!("{prefix}.ape"), ape), (format!("{prefix}.norm.weight"), norm)]);
+    }
+    let checkpoint = one_file(&config(), &written);
+    for (kind, layer, _, [ratio, columns, channels]) in kinds {
+        let loaded = Compressor::of_layer(&stream, &checkpoint, layer as u32, kind).unwrap();
+        assert_eq!(download(&stream, &loaded.ape), of(ratio * columns, layer));
+        assert_eq!(download(&stream, &loaded.norm), of(channels, layer + 7));
+        assert_eq!(loaded.memory().len(), 2);
+    }
+    let wrong = Compressor::of_layer(&stream, &checkpoint, 2, CompressorKind::CsaMain);
+    let error = wrong.err().expect("an HCA layer");
+    let shape = matches!(&error, KvError::Checkpoint(error)
+        if matches!(&**error, CheckpointError::Shape { expected, .. } if expected == &[4, 1024]));
+    assert!(shape, "{error}");
+}
