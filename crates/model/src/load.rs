@@ -42,22 +42,9 @@ impl Model {
             head_streams: root.hyper_head()?,
             norm: root.norm("norm.weight", hidden)?,
             head: root.linear("head.weight", config.vocab_size, hidden)?,
-            router: router_config(config),
+            router: RouterConfig::from(config),
             config: config.clone(),
         })
-    }
-}
-
-fn router_config(config: &Config) -> RouterConfig {
-    let hash = config.experts.routing.iter().filter(|routing| **routing == Routing::Hash).count();
-    RouterConfig {
-        hidden_size: config.hidden_size,
-        experts: config.experts.routed,
-        selected: config.experts.per_token,
-        scaling: config.experts.scaling,
-        vocabulary: config.vocab_size,
-        layers: config.cache.layers.len() as u32,
-        hash_layers: hash as u32,
     }
 }
 
