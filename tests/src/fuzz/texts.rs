@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use dsv4_kv::{CacheConfig, KvError, Ledger, ptx};
+use dsv4_kv_checkpoint::Config;
 use dsv4_kv_cli::trace::TraceReader;
+use dsv4_kv_router::RouterConfig;
 use kv_layout::config::ModelConfig;
 
 /// A `config.json`: refused with a reason, or a model of which a cache can be planned.
@@ -12,13 +14,21 @@ use kv_layout::config::ModelConfig;
 /// If a model that was accepted cannot be planned, or does not survive JSON.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let whole = Config::from_json(text);
     let model = match ModelConfig::from_json(text) {
         Ok(model) => model,
         Err(error) => {
-            assert!(!error.to_string().is_empty());
+            let error = error.to_string();
+            assert!(!error.is_empty());
+            assert_eq!(whole.expect_err("the cache's part is refused").to_string(), error);
             return;
         }
     };
+    if let Ok(whole) = whole {
+        assert_eq!(whole.cache, model);
+        assert_eq!(whole.experts.routing.len(), model.layers.len());
+        RouterConfig::from(&whole).validate().expect("what is read is valid");
+    }
     let json = serde_json::to_string(&model).expect("a model is JSON");
     assert_eq!(serde_json::from_str::<ModelConfig>(&json).expect("and back"), model);
     let config = CacheConfig { max_context: 4096, ..CacheConfig::smallest(model) };

@@ -206,6 +206,9 @@ suite! {
         some_rollbacks_leave_no_trace,
         some_interleavings_do_not_mix,
     }
+    step::rotary {
+        entries_turn_by_the_models_frequencies,
+    }
     step::draft {
         drafts_run_ahead_of_an_open_step,
         groups_are_kept_apart,

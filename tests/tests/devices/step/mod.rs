@@ -12,4 +12,5 @@ pub mod poison;
 pub mod poison_keys;
 pub mod pro_step;
 pub mod refusals;
+pub mod rotary;
 pub mod tensors;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use dsv4_kv_tests::checkpoint::{
     Made, Tensors, config, directory, one_file, refusal, serialized, sharded, tensors,
@@ -231,6 +231,17 @@ fn a_tensor_is_there_once() {
     let error =
         refusal(directory(&config(), &[("model.safetensors", &serialized(&merged))]).path());
     assert!(matches!(error, CheckpointError::Duplicate { .. }), "{error}");
+}
+
+/// Draft layers have names of their own.
+#[test]
+fn layers_behind_the_trunk_are_mtp_layers() {
+    let newer: Value =
+        serde_json::from_str(include_str!("../../../configs/flash-0731.json")).unwrap();
+    let checkpoint = one_file(&newer, &tensors([("mtp.2.norm.weight", at(0))]));
+    let prefixes = [0, 42, 43, 45].map(|layer| checkpoint.layer_prefix(layer));
+    assert_eq!(prefixes, ["layers.0", "layers.42", "mtp.0", "mtp.2"]);
+    assert!(checkpoint.contains(&format!("{}.norm.weight", prefixes[3])));
 }
 
 #[test]

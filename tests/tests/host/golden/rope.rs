@@ -105,3 +105,42 @@ fn turning_back_restores_the_vector() {
         }
     }
 }
+
+/// The formula of YaRN in f64, for constants that no released model has.
+#[test]
+fn frequencies_of_other_constants_follow_the_formula() {
+    let released = CompressRope::RELEASED;
+    for rope in [
+        released,
+        CompressRope { theta: 1e4, ..released },
+        CompressRope { theta: 5e6, factor: 40.0, ..released },
+        CompressRope { beta_fast: 2.0, beta_slow: 0.25, ..released },
+        // Bounds beyond the first and the last pair, and bounds that coincide.
+        CompressRope { trained_context: 8.0, ..released },
+        CompressRope { theta: 10.0, ..released },
+    ] {
+        let bound = |turns: f64| {
+            32.0 * (rope.trained_context / (turns * std::f64::consts::TAU)).ln() / rope.theta.ln()
+        };
+        let low = bound(rope.beta_fast).floor().max(0.0);
+        let high = bound(rope.beta_slow).ceil().min(63.0);
+        let found = dsv4_kv::rope::compress_frequencies(&rope);
+        for (pair, found) in found.into_iter().enumerate() {
+            let plain = rope.theta.powf(-(pair as f64) / 32.0);
+            let at = pair as f64 - low;
+            let slowed =
+                if high == low { f64::from(at > 0.0) } else { (at / (high - low)).clamp(0.0, 1.0) };
+            let want = plain / rope.factor * slowed + plain * (1.0 - slowed);
+            assert!(
+                (f64::from(found) - want).abs() <= 1e-6 * want,
+                "{rope:?} {pair}: {found} {want}"
+            );
+        }
+        let plain = dsv4_kv::rope::plain_frequencies(rope.theta);
+        let want = |pair: usize| rope.theta.powf(-(pair as f64) / 32.0);
+        let near = |(pair, &found): (usize, &f32)| {
+            (f64::from(found) - want(pair)).abs() <= 1e-7 * want(pair)
+        };
+        assert!(plain.iter().enumerate().all(near), "{plain:?}");
+    }
+}
