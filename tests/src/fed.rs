@@ -452,8 +452,7 @@ pub fn begin_requests<'a, B: Backend>(
     requests: &[StepRequest],
     padding: &Padding,
 ) -> Result<Vec<Step<'a, B>>, KvError> {
-    let groups = manager.groups();
-    let groups = std::iter::once(groups.trunk).chain(groups.draft);
+    let groups = manager.groups().into_iter();
     groups.map(|group| group.into_step(stream, padding.launches(), requests)).collect()
 }
 

@@ -58,8 +58,7 @@ impl<B: Backend> Full<B> {
     fn run(&mut self, requests: &[StepRequest]) -> Result<Duration> {
         let Self { cache, tensors, stream, begin, end, .. } = self;
         let started = Instant::now();
-        let groups = cache.groups();
-        let groups = std::iter::once(groups.trunk).chain(groups.draft);
+        let groups = cache.groups().into_iter();
         let begun = groups.map(|group| group.into_step(stream, Launches::Eager, requests));
         let mut steps = begun.collect::<Result<Vec<Step<'_, B>>, KvError>>()?;
         let took = started.elapsed();
