@@ -93,7 +93,7 @@ pub fn each_is_seen<B: Backend>(device: &Device<B>, reference: &Reference) -> Re
     for (name, mutate) in mutations() {
         let mut model = Model::clone(&reference.model);
         mutate(&mut model);
-        let mutated = reference.with_model(Arc::new(model));
+        let mutated = reference.mutated(Arc::new(model));
         let by_layer: Result<()> = tier2::check(device, &mutated, Cut::Whole);
         let seen = match by_layer {
             Err(error) => Some(error),

@@ -25,20 +25,37 @@ pub enum Cut {
     Whole,
     /// Steps of odd sizes, other ones for each request.
     Odd,
-    /// A step for each token.
+    /// A step for each of the first tokens, of those around the last multiple of 128, where an HCA window
+    /// closes, and of the last; what lies between in one.
     Single,
 }
 
+/// Tokens at either end of what [`Cut::Single`] runs one by one.
+const SINGLE: usize = 6;
+
 impl Cut {
-    /// Tokens of a request's next chunk, in step `step`, of `left`.
-    fn chunk(self, request: usize, step: usize, left: usize) -> usize {
+    /// Tokens of a request's next chunk, in step `step`: `done` of `all` have run.
+    fn chunk(self, request: usize, step: usize, done: usize, all: usize) -> usize {
         const ODD: [usize; 7] = [37, 1, 129, 5, 3, 61, 2];
-        let size = match self {
+        let left = all - done;
+        match self {
             Self::Whole => left,
-            Self::Odd => ODD[(step + 3 * request) % ODD.len()],
-            Self::Single => 1,
-        };
-        size.min(left)
+            Self::Odd => ODD[(step + 3 * request) % ODD.len()].min(left),
+            Self::Single => {
+                let window = all / 128 * 128;
+                let ranges = [
+                    0..SINGLE,
+                    window.saturating_sub(SINGLE)..window + 2,
+                    all.saturating_sub(SINGLE)..all,
+                ];
+                if ranges.iter().any(|range| range.contains(&done)) {
+                    return 1.min(left);
+                }
+                let next =
+                    ranges.iter().map(|range| range.start).filter(|&start| start > done).min();
+                next.map_or(left, |next| next - done)
+            }
+        }
     }
 }
 
@@ -161,8 +178,7 @@ impl<B: Backend> Run<B> {
         for step in 0.. {
             let mut chunks = Vec::new();
             for (index, tokens) in requests.iter().enumerate() {
-                let left = tokens.len() - done[index];
-                let count = cut.chunk(index, step, left);
+                let count = cut.chunk(index, step, done[index], tokens.len());
                 if count > 0 {
                     chunks.push((index, done[index]..done[index] + count));
                     done[index] += count;

@@ -57,7 +57,11 @@ pub fn logits<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
 
 /// The same, for mutations.
 pub fn check<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<()> {
-    let off = largest_differences(device, reference)?;
+    let requests: Vec<_> =
+        (0..reference.requests()).map(|index| reference.request(index)).collect();
+    let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
+    run.feed(&requests, Cut::Odd, &mut Recorder::new(None))?;
+    let off = largest_differences(&run, reference)?;
     let most = off.last().copied().unwrap_or_default();
     let median = off[off.len() / 2];
     println!("{}: logits off by at most {most}, median {median}", reference.name);
@@ -66,18 +70,11 @@ pub fn check<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<()
 }
 
 /// For each stored position the largest difference of a logit, ascending.
-pub fn largest_differences<B: Backend>(
-    device: &Device<B>,
-    reference: &Reference,
-) -> Result<Vec<f32>> {
-    let requests: Vec<_> =
-        (0..reference.requests()).map(|index| reference.request(index)).collect();
-    let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
-    run.feed(&requests, Cut::Odd, &mut Recorder::new(None))?;
+pub fn largest_differences<B: Backend>(run: &Run<B>, reference: &Reference) -> Result<Vec<f32>> {
     let expected = reference.floats("logits")?;
     let expected = three(&expected)?;
     let mut off = Vec::new();
-    for request in 0..requests.len() {
+    for request in 0..reference.requests() {
         for (at, &position) in reference.positions.iter().enumerate() {
             let got = &run.logits[&(request, position)];
             let expected = expected.slice(ndarray::s![request, at, ..]);

@@ -5,11 +5,13 @@ use dsv4_kv::device::{Backend, Device};
 use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::sample::{GREEDY, Sampling};
 use dsv4_kv_model::sequence::{Continuation, Generated};
+use dsv4_kv_oracle::explain::Stored;
+use kv_layout::geometry::LayerKind;
 use libtest_mimic::Failed;
 use ndarray::s;
 
 use crate::reference::{Reference, three};
-use crate::run::{Cut, MAX_DRAFT, Recorder, Run};
+use crate::run::{Cut, MAX_DRAFT, Recorder, Run, Seen};
 use crate::{stored, tier1};
 
 /// The median over positions of the largest difference of a logit.
@@ -22,11 +24,11 @@ pub fn reference_tokens<B: Backend>(
     device: &Device<B>,
     reference: &Reference,
 ) -> Result<(), Failed> {
-    let off = tier1::largest_differences(device, reference)?;
-    let median = off[off.len() / 2];
     let requests = requests(reference, 0);
     let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
-    run.feed(&requests, Cut::Whole, &mut Recorder::new(None))?;
+    run.feed(&requests, Cut::Odd, &mut Recorder::new(None))?;
+    let off = tier1::largest_differences(&run, reference)?;
+    let median = off[off.len() / 2];
     let logits = reference.floats("logits")?;
     let logits = three(&logits)?;
     let best =
@@ -61,69 +63,92 @@ fn requests(reference: &Reference, least: usize) -> Vec<Vec<u32>> {
     requests
 }
 
-/// What must have the same bits.
-fn check_equal<B: Backend>(
-    (alone, seen): (&Run<B>, &Recorder<'_>),
-    (other, other_seen): (&Run<B>, &Recorder<'_>),
-    request: usize,
-    tokens: usize,
-) -> Result<()> {
-    let bits = |run: &Run<B>, request, position| -> Vec<u32> {
-        run.logits[&(request, position)].iter().map(|logit| logit.to_bits()).collect()
-    };
-    let layers = alone.engine.model().layers.len();
-    for position in 0..tokens {
-        for layer in 0..layers {
-            let (one, two) = (
-                &seen.seen[&(layer, (0, position))],
-                &other_seen.seen[&(layer, (request, position))],
-            );
-            ensure!(one == two, "layer {layer}, position {position} of request {request} differs");
-        }
-        ensure!(
-            bits(alone, 0, position) == bits(other, request, position),
-            "logits at {position} of request {request} differ"
-        );
-    }
-    for layer in 0..layers {
-        let stored = |run: &Run<B>, request: usize| -> Result<_> {
-            let (engine, id) = (&run.engine, run.ids[request]);
-            let kind = engine.cache().config().model.layers[layer];
-            let has_keys = kind == kv_layout::geometry::LayerKind::Csa;
-            let keys = if has_keys { stored::keys(engine, layer, id)? } else { Vec::new() };
-            Ok((stored::entries(engine, layer, id)?, keys))
+/// What must have the same bits, of one request.
+#[derive(PartialEq)]
+pub struct Bits {
+    /// Of each token, logits and what was recorded in each layer.
+    tokens: Vec<(Vec<u32>, Vec<Seen>)>,
+    /// Of each layer, entries and keys in the cache.
+    stored: Vec<[Vec<Stored>; 2]>,
+}
+
+impl Bits {
+    fn of<B: Backend>(
+        run: &Run<B>,
+        seen: &Recorder<'_>,
+        request: usize,
+        tokens: usize,
+    ) -> Result<Self> {
+        let kinds = &run.engine.cache().config().model.layers;
+        let token = |position: usize| {
+            let logits = run.logits[&(request, position)].iter().map(|logit| logit.to_bits());
+            let seen =
+                (0..kinds.len()).map(|layer| seen.seen[&(layer, (request, position))].clone());
+            (logits.collect(), seen.collect())
         };
-        let same = stored(alone, 0)? == stored(other, request)?;
-        ensure!(same, "layer {layer} of request {request}: bytes in the cache differ");
+        let stored = |(layer, &kind): (usize, &LayerKind)| -> Result<_> {
+            let (engine, id) = (&run.engine, run.ids[request]);
+            let has_keys = kind == LayerKind::Csa;
+            let keys = if has_keys { stored::keys(engine, layer, id)? } else { Vec::new() };
+            Ok([stored::entries(engine, layer, id)?, keys])
+        };
+        Ok(Self {
+            tokens: (0..tokens).map(token).collect(),
+            stored: kinds.iter().enumerate().map(stored).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Refuses other bits.
+    fn check_equal(&self, other: &Self, request: usize) -> Result<()> {
+        for (position, (one, two)) in self.tokens.iter().zip(&other.tokens).enumerate() {
+            for (layer, (one, two)) in one.1.iter().zip(&two.1).enumerate() {
+                ensure!(
+                    one == two,
+                    "layer {layer}, position {position} of request {request} differs"
+                );
+            }
+            ensure!(one.0 == two.0, "logits at {position} of request {request} differ");
+        }
+        let layers = self.stored.iter().zip(&other.stored);
+        for (layer, (one, two)) in layers.enumerate() {
+            ensure!(one == two, "layer {layer} of request {request}: bytes in the cache differ");
+        }
+        ensure!(self == other, "request {request} differs");
+        Ok(())
+    }
+}
+
+/// Compares each request of a run with the same request alone, in one step.
+fn check_all<B: Backend>(
+    device: &Device<B>,
+    reference: &Reference,
+    requests: &[Vec<u32>],
+    run: &Run<B>,
+    seen: &Recorder<'_>,
+) -> Result<()> {
+    for (index, request) in requests.iter().enumerate() {
+        let alone = reference.alone(&device.info().name, request, || {
+            let mut run = Run::new(device, &reference.model, 1, request.len())?;
+            let mut seen = Recorder::new(None);
+            run.feed(std::slice::from_ref(request), Cut::Whole, &mut seen)?;
+            Bits::of(&run, &seen, 0, request.len())
+        })?;
+        alone.check_equal(&Bits::of(run, seen, index, request.len())?, index)?;
     }
     Ok(())
 }
 
-/// Each request alone in one step, and all of them together, in chunks of many sizes and token by token.
+/// All requests together, in chunks of many sizes and token by token.
 pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let requests = requests(reference, 3);
     let tokens = requests[0].len();
-    for cut in [Cut::Odd, Cut::Whole, Cut::Single] {
+    for cut in [Cut::Odd, Cut::Single] {
         let mut together = Run::new(device, &reference.model, requests.len(), tokens)?;
         let mut seen = Recorder::new(None);
         together.feed(&requests, cut, &mut seen)?;
-        for (index, request) in requests.iter().enumerate() {
-            let (alone, alone_seen) = alone(device, reference, request)?;
-            check_equal((&alone, &alone_seen), (&together, &seen), index, tokens)?;
-        }
+        check_all(device, reference, &requests, &together, &seen)?;
     }
     Ok(())
-}
-
-fn alone<'r, B: Backend>(
-    device: &Device<B>,
-    reference: &Reference,
-    request: &[u32],
-) -> Result<(Run<B>, Recorder<'r>)> {
-    let mut run = Run::new(device, &reference.model, 1, request.len())?;
-    let mut seen = Recorder::new(None);
-    run.feed(&[request.to_vec()], Cut::Whole, &mut seen)?;
-    Ok((run, seen))
 }
 
 /// Drafts of which none, some or all are right, in batches; and prompt lookup, greedy and sampled.
@@ -165,10 +190,7 @@ pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
         // What was recorded of a rejected token is recorded again when the right one runs.
         run.step(&step, &starts, &accepted, &mut seen)?;
     }
-    for (index, request) in requests.iter().enumerate() {
-        let (alone, alone_seen) = alone(device, reference, request)?;
-        check_equal((&alone, &alone_seen), (&run, &seen), index, tokens)?;
-    }
+    check_all(device, reference, &requests, &run, &seen)?;
     prompt_lookup(device, reference)
 }
 
@@ -187,7 +209,7 @@ fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> Resul
     let prompt = &request[..reference.prompt];
     for sampling in [GREEDY, Sampling { temperature: 0.8, top_p: 0.95, seed: 5 }] {
         let mut tokens = Vec::new();
-        for drafts in [0, 1, MAX_DRAFT as usize] {
+        for drafts in [0, MAX_DRAFT as usize] {
             let mut run = Run::new(device, &reference.model, 1, request.len())?;
             run.engine.release(run.ids[0])?;
             let continuation = Continuation {
@@ -233,10 +255,7 @@ pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
             run.step(&step, &starts, &vec![count as u32; requests.len()], &mut seen)?;
             done += count;
         }
-        for (index, request) in requests.iter().enumerate() {
-            let (alone, alone_seen) = alone(device, reference, request)?;
-            check_equal((&alone, &alone_seen), (&run, &seen), index, tokens)?;
-        }
+        check_all(device, reference, &requests, &run, &seen)?;
     }
     Ok(())
 }
