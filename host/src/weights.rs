@@ -38,9 +38,18 @@ impl<B: Backend> Compressor<B> {
             [kind.ratio(), kind.columns(), kind.channels()].map(u64::from);
         let ape = checkpoint.f32(&format!("{prefix}.ape"), &[ratio, columns])?;
         let norm = checkpoint.f32(&format!("{prefix}.norm.weight"), &[channels])?;
+        Self::from_host(stream, &ape, &norm)
+    }
+
+    /// The compressor with weights in host memory: `[ratio, columns]` and `[channels]`. A layer's update refuses
+    /// those that are too short for it.
+    ///
+    /// # Errors
+    /// [`KvError::Device`] if there is no memory.
+    pub fn from_host(stream: &Stream<B>, ape: &[f32], norm: &[f32]) -> Result<Self, KvError> {
         Ok(Self {
-            ape: upload(stream, "position bias", &ape)?,
-            norm: upload(stream, "norm weights", &norm)?,
+            ape: upload(stream, "position bias", ape)?,
+            norm: upload(stream, "norm weights", norm)?,
         })
     }
 

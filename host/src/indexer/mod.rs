@@ -52,7 +52,7 @@ impl<B: Backend> CsaIndexer<B> {
         head_weight: Buffer<B, bf16>,
     ) -> Result<Self, KvError> {
         let ModelConfig { index_heads: heads, q_lora_rank, hidden_size, .. } = *model;
-        let [latent_columns, hidden_columns] = [q_lora_rank, hidden_size].map(padded);
+        let [latent_columns, hidden_columns] = [q_lora_rank, hidden_size].map(padded_columns);
         let of_heads = |columns: u32| u64::from(heads) * u64::from(columns);
         let query = of_heads(INDEX_DIM).saturating_mul(latent_columns.into());
         check_length("indexer query weight", query_weight.len(), query)?;
@@ -73,15 +73,30 @@ impl<B: Backend> CsaIndexer<B> {
     ) -> Result<Self, KvError> {
         let model = &checkpoint.config().cache;
         let prefix = format!("{}.attn.indexer", checkpoint.layer_prefix(layer));
-        let load = |what, name: &str, rows: u32, columns: u32| {
+        let load = |name: &str, rows: u32, columns: u32| {
             let name = format!("{prefix}.{name}.weight");
-            let weight = checkpoint.bf16(&name, &[rows.into(), columns.into()])?;
-            upload(stream, what, &padded_rows(weight, columns as usize))
+            checkpoint.bf16(&name, &[rows.into(), columns.into()])
         };
         let rows = model.index_heads.saturating_mul(INDEX_DIM);
-        let query = load("indexer query weight", "wq_b", rows, model.q_lora_rank)?;
-        let head =
-            load("indexer head weight", "weights_proj", model.index_heads, model.hidden_size)?;
+        let query = load("wq_b", rows, model.q_lora_rank)?;
+        let head = load("weights_proj", model.index_heads, model.hidden_size)?;
+        Self::from_host(stream, model, &query, &head)
+    }
+
+    /// The indexer with weights in host memory, `[heads * 128, q_lora_rank]` and `[heads, hidden_size]`, which
+    /// are copied and padded.
+    ///
+    /// # Errors
+    /// [`KvError::Device`] if a weight is too short for the model, or there is no memory.
+    pub fn from_host(
+        stream: &Stream<B>,
+        model: &ModelConfig,
+        query_weight: &[bf16],
+        head_weight: &[bf16],
+    ) -> Result<Self, KvError> {
+        let (query, head) = ("indexer query weight", "indexer head weight");
+        let query = upload(stream, query, &padded_rows(query_weight, model.q_lora_rank))?;
+        let head = upload(stream, head, &padded_rows(head_weight, model.hidden_size))?;
         Self::new(model, query, head)
     }
 
@@ -117,17 +132,14 @@ impl<B: Backend> CsaIndexer<B> {
     }
 }
 
-/// Columns in whole steps of the products.
-fn padded(columns: u32) -> u32 {
+/// Columns of activations that the products take for a model with these: the next multiple of 128.
+#[must_use]
+pub const fn padded_columns(columns: u32) -> u32 {
     columns.next_multiple_of(ops::PROJECTION_STEP)
 }
 
 /// Rows of `columns`, with zeros behind each.
-fn padded_rows(weight: Vec<bf16>, columns: usize) -> Vec<bf16> {
-    let zeros = padded(columns as u32) as usize - columns;
-    if zeros == 0 {
-        return weight;
-    }
-    let row = |row: &[bf16]| [row, &vec![bf16::ZERO; zeros]].concat();
-    weight.chunks_exact(columns).flat_map(row).collect()
+fn padded_rows(weight: &[bf16], columns: u32) -> Vec<bf16> {
+    let zeros = vec![bf16::ZERO; (padded_columns(columns) - columns) as usize];
+    weight.chunks_exact(columns as usize).flat_map(|row| [row, &zeros].concat()).collect()
 }

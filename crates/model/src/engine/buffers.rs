@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::indexer::{IndexerWorkspace, WorkspaceLimits};
+use dsv4_kv::indexer::{IndexerWorkspace, WorkspaceLimits, padded_columns};
 use dsv4_kv::{CacheConfig, KvError};
 use dsv4_kv_device::{Backend, Buffer, Device, Memory, Stream};
 use half::bf16;
@@ -95,8 +95,8 @@ impl<B: Backend> Buffers<B> {
         let most_all = (config.max_context / HCA_RATIO).max(1);
         let most_selected = model.index_topk.min((config.max_context / CSA_RATIO).max(1));
         let widths = Widths {
-            latent: indexer_width(model.q_lora_rank),
-            hidden: indexer_width(model.hidden_size),
+            latent: padded_columns(model.q_lora_rank),
+            hidden: padded_columns(model.hidden_size),
         };
         let limits =
             WorkspaceLimits { context: config.max_context, queries: TILE_QUERIES, bytes: u64::MAX };
@@ -226,22 +226,6 @@ fn append_rows<B: Backend>(
         keys.extend(rows.iter().map(|value| value.to_f32()));
     }
     Ok(())
-}
-
-/// How wide the indexer's projection reads vectors of `width` values: its products take multiples of 128.
-pub fn indexer_width(width: u32) -> u32 {
-    width.next_multiple_of(128)
-}
-
-/// A new buffer with these values.
-pub fn upload<B: Backend, T: bytemuck::Pod>(
-    stream: &Stream<B>,
-    label: &'static str,
-    values: &[T],
-) -> Result<Buffer<B, T>, ModelError> {
-    let buffer = stream.device().allocate(label, values.len() as u64)?;
-    stream.upload(values, &buffer, 0)?;
-    Ok(buffer)
 }
 
 /// The rows of `x` in BF16, filled up with zeros to `width`.

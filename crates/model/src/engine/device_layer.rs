@@ -1,49 +1,22 @@
 //! A layer's weights on the device.
 
 use dsv4_kv::CsaIndexer;
-use dsv4_kv::step::CompressorInputs;
 use dsv4_kv_device::{Backend, Buffer, Memory, Stream};
 use dsv4_kv_router::{Batch, Router};
 use half::bf16;
-use kv_layout::config::ModelConfig;
 use ndarray::{Array2, ArrayView2};
 
-use super::buffers::{Projections, indexer_width, rounded, upload};
+use super::buffers::rounded;
 use crate::error::ModelError;
 use crate::experts::Choice;
 use crate::layer::{Compressed, Compressor, Indexer, Layer};
 use crate::model::Model;
 
-/// A compressor's weights that the cache's kernels read.
-pub struct DeviceCompressor<B: Backend> {
-    position_bias: Buffer<B, f32>,
-    norm: Buffer<B, f32>,
-}
-
-impl<B: Backend> DeviceCompressor<B> {
-    fn new(stream: &Stream<B>, compressor: &Compressor) -> Result<Self, ModelError> {
-        Ok(Self {
-            position_bias: upload(stream, "position bias", &compressor.position_bias)?,
-            norm: upload(stream, "norm weights", &compressor.norm)?,
-        })
-    }
-
-    /// With the step's projections.
-    pub fn inputs<'i>(&'i self, projections: &'i Projections<B>) -> CompressorInputs<'i, B> {
-        let Projections { kv, gate } = projections;
-        CompressorInputs { kv, gate, ape: &self.position_bias, norm: &self.norm }
-    }
-
-    fn memory(&self) -> [Memory<B>; 2] {
-        [self.position_bias.memory(), self.norm.memory()]
-    }
-}
-
 /// What a layer's compressed entries need.
 pub enum DeviceCompressed<B: Backend> {
     Swa,
-    Csa { main: DeviceCompressor<B>, index: DeviceCompressor<B>, indexer: CsaIndexer<B> },
-    Hca { main: DeviceCompressor<B> },
+    Csa { main: dsv4_kv::Compressor<B>, index: dsv4_kv::Compressor<B>, indexer: CsaIndexer<B> },
+    Hca { main: dsv4_kv::Compressor<B> },
 }
 
 /// What the router reads and writes, for the tokens of a step.
@@ -78,12 +51,12 @@ impl<B: Backend> DeviceLayer<B> {
         let compressed = match &layer.compressed {
             Compressed::Swa => DeviceCompressed::Swa,
             Compressed::Csa(csa) => DeviceCompressed::Csa {
-                main: DeviceCompressor::new(stream, &csa.main)?,
-                index: DeviceCompressor::new(stream, &csa.index)?,
+                main: device_compressor(stream, &csa.main)?,
+                index: device_compressor(stream, &csa.index)?,
                 indexer: device_indexer(stream, model, &csa.indexer)?,
             },
             Compressed::Hca(main) => {
-                DeviceCompressed::Hca { main: DeviceCompressor::new(stream, main)? }
+                DeviceCompressed::Hca { main: device_compressor(stream, main)? }
             }
         };
         let hidden = u64::from(model.config.hidden_size);
@@ -138,32 +111,27 @@ impl<B: Backend> DeviceLayer<B> {
             DeviceCompressed::Csa { main, index, indexer } => {
                 [main, index].into_iter().flat_map(|c| c.memory()).chain(indexer.memory()).collect()
             }
-            DeviceCompressed::Hca { main } => main.memory().to_vec(),
+            DeviceCompressed::Hca { main } => main.memory(),
         }
     }
 }
 
-/// The indexer's weights, their columns filled up with zeros to the width that its products take.
+/// The weights that the cache's kernels read.
+fn device_compressor<B: Backend>(
+    stream: &Stream<B>,
+    compressor: &Compressor,
+) -> Result<dsv4_kv::Compressor<B>, ModelError> {
+    let Compressor { position_bias, norm, .. } = compressor;
+    Ok(dsv4_kv::Compressor::from_host(stream, position_bias, norm)?)
+}
+
 fn device_indexer<B: Backend>(
     stream: &Stream<B>,
     model: &Model,
     indexer: &Indexer,
 ) -> Result<CsaIndexer<B>, ModelError> {
-    let config = &model.config.cache;
-    let fill = |weights: &[bf16], columns: u32| -> Vec<bf16> {
-        let fill = (indexer_width(columns) - columns) as usize;
-        let rows = weights.chunks_exact(columns as usize);
-        rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(bf16::ZERO, fill)))
-            .collect()
-    };
-    let query = upload(stream, "indexer query weights", &fill(&indexer.query, config.q_lora_rank))?;
-    let head = upload(stream, "indexer head weights", &fill(&indexer.head, config.hidden_size))?;
-    let wide = ModelConfig {
-        q_lora_rank: indexer_width(config.q_lora_rank),
-        hidden_size: indexer_width(config.hidden_size),
-        ..config.clone()
-    };
-    Ok(CsaIndexer::new(&wide, query, head)?)
+    let Indexer { query, head } = indexer;
+    Ok(CsaIndexer::from_host(stream, &model.config.cache, query, head)?)
 }
 
 fn contiguous<T>(array: &mut Array2<T>) -> &mut [T] {

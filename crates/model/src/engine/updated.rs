@@ -33,12 +33,12 @@ impl<'s, B: Backend> Updated<'s, B> {
         Ok(match device.compressed() {
             DeviceCompressed::Swa => Self::Swa(layers.swa(id)?.update(kv)?),
             DeviceCompressed::Csa { main, index, .. } => {
-                let main = main.inputs(&buffers.main);
-                let index = index.inputs(&buffers.index);
+                let main = main.inputs(&buffers.main.kv, &buffers.main.gate);
+                let index = index.inputs(&buffers.index.kv, &buffers.index.gate);
                 Self::Csa(layers.csa(id)?.update(&CsaInputs { kv, main, index })?)
             }
             DeviceCompressed::Hca { main } => {
-                let main = main.inputs(&buffers.main);
+                let main = main.inputs(&buffers.main.kv, &buffers.main.gate);
                 Self::Hca(layers.hca(id)?.update(&HcaInputs { kv, main })?)
             }
         })
