@@ -266,17 +266,11 @@ fn progress_goes_from_nothing_to_all() {
 
 /// `DSV4_E2E_DIR` names a checkpoint that transformers wrote, with the same as released in `released/`.
 #[test]
+#[ignore = "compares DSV4_E2E_DIR with DSV4_E2E_DIR/released"]
 fn both_spellings_of_a_real_file_are_equal() {
-    let Some(directory) = std::env::var_os("DSV4_E2E_DIR").map(PathBuf::from) else {
-        println!("DSV4_E2E_DIR is not set: nothing to compare");
-        return;
-    };
+    let directory = PathBuf::from(std::env::var_os("DSV4_E2E_DIR").expect("DSV4_E2E_DIR"));
     let written = Checkpoint::open(&directory).expect("a checkpoint");
     let released = directory.join("released");
-    if !released.is_dir() {
-        println!("{} is not there: nothing to compare", released.display());
-        return;
-    }
     let released = Checkpoint::open(&released).expect("a checkpoint");
     assert_eq!(written.config(), released.config());
     let sorted = |checkpoint: &Checkpoint| {
