@@ -287,6 +287,17 @@ pub enum KvError {
         /// Most tokens that leave every window whole.
         limit: u32,
     },
+    /// A query weight of the indexer that is not of the model's shape.
+    #[error(
+        "the indexer's query weight is {} x {}; the model's is {} x {} (heads * 128 x q_lora_rank)",
+        found[0], found[1], expected[0], expected[1]
+    )]
+    QueryWeight {
+        /// Columns of the product, and values of a row.
+        found: [u64; 2],
+        /// Those of the model.
+        expected: [u64; 2],
+    },
     /// An indexer and a workspace for different numbers of heads.
     #[error("the indexer has {indexer} heads, its workspace is for {workspace}")]
     IndexerHeads {

@@ -2,6 +2,8 @@
 //! it), else the codecs of `kv-layout`; the two give equal bits for every input (tested over all
 //! codes and ties).
 
+use simt::math::mul_bf16x2;
+
 /// Four E4M3 codes, the first value in the lowest byte. Nearest even, saturating, NaN -> `0x7F`.
 #[inline(always)]
 #[must_use]
@@ -24,6 +26,31 @@ pub fn f32x4_from_e4m3(codes: u32) -> [f32; 4] {
 #[must_use]
 pub fn f32x2_from_bf16(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xFFFF_0000)]
+}
+
+/// log2 of what the bits of an E2M1 code must be multiplied by where they stand in a BF16: sign, lowest two
+/// exponent bits, highest mantissa bit.
+pub const E2M1_BITS_LOG2: u32 = 126;
+
+/// Eight E2M1 codes as BF16 pairs (0, 4), (1, 5), (2, 6), (3, 7): each 2^-126 times its value, times the BF16
+/// pair `scale`, rounded.
+#[inline(always)]
+#[must_use]
+pub fn bf16x8_from_e2m1(codes: u32, scale: u32) -> [u32; 4] {
+    /// Codes 0 and 4 of a word, then 1 and 5.
+    const FIRST: u32 = 0x000F_000F;
+    const SECOND: u32 = FIRST << 4;
+    const BITS: u32 = 0x81C0_81C0;
+    // One multiplication shifts the magnitude to bit 6 and the sign to bit 15; the mask removes the rest.
+    let pair =
+        |code: u32, at: u32| mul_bf16x2((code * (1 << (12 - at) | 1 << (6 - at))) & BITS, scale);
+    let upper = codes >> 8;
+    [
+        pair(codes & FIRST, 0),
+        pair(codes & SECOND, 4),
+        pair(upper & FIRST, 0),
+        pair(upper & SECOND, 4),
+    ]
 }
 
 /// Two E2M1 codes in one byte, `low` in the low four bits. Nearest even, saturating, NaN -> +6.

@@ -15,6 +15,8 @@
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
 //! | [`indexer`] | projections, queries, scores and the largest of them |
 //! | [`router`] | the MoE router: activation, top-k, hash |
+//! | [`linear`] | products of activations with weights in NVFP4 or BF16 |
+//! | [`fragment`] | fragments of matrix products of a warp |
 //! | [`row`], [`index_row`] | a main row, and an indexer key, in a warp's registers: quantise, store, load, dequantise |
 //! | [`convert`] | number conversions: hardware on the GPU, the codecs of `kv-layout` on the CPU |
 //! | [`math`] | exp, sine and cosine with equal bits on both devices |
@@ -40,11 +42,13 @@ mod entry;
 pub mod fault;
 pub mod fault_injection;
 pub mod flush;
+pub mod fragment;
 pub mod gather;
 pub mod index_row;
 pub mod indexer;
 #[cfg(feature = "launch")]
 pub mod launch;
+pub mod linear;
 pub mod math;
 pub mod params;
 

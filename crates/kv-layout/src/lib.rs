@@ -10,6 +10,7 @@
 //! | [`geometry`] | the constants of a DeepSeek-V4 attention layer |
 //! | [`main_row`] | SWA and compressed-entry rows: 448 E4M3 + 64 BF16 + scales |
 //! | [`index_row`] | indexer keys: NVFP4, MXFP4, FP8 |
+//! | [`linear`] | NVFP4 weights, and the kernels for numbers of tokens |
 //! | [`router`] | limits of the router kernels |
 //! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
 #![no_std]
@@ -23,5 +24,6 @@ pub mod config;
 pub mod format;
 pub mod geometry;
 pub mod index_row;
+pub mod linear;
 pub mod main_row;
 pub mod router;

@@ -8,6 +8,7 @@
 //! | [`row`] | main rows: BF16 to bytes and back, both formats |
 //! | [`index`] | indexer keys: BF16 to bytes and back, three formats |
 //! | [`indexer`] | the indexer: queries, scores, the entries it picks |
+//! | [`linear`] | NVFP4 weights, and products with them |
 //! | [`swa`] | the sliding window: ring contents and gathered tiles from the token history |
 //! | [`router`] | experts and weights of a token |
 //! | [`rope`] | frequencies, cosines and sines, rotation forward and back |
@@ -21,6 +22,7 @@ pub mod explain;
 pub mod hadamard;
 pub mod index;
 pub mod indexer;
+pub mod linear;
 pub mod number;
 pub mod rope;
 pub mod router;

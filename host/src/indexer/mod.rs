@@ -6,7 +6,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `mod.rs` | [`CsaIndexer`]: the weights |
+//! | `mod.rs` | [`CsaIndexer`], [`QueryWeight`]: the weights |
 //! | `select.rs` | from activations or projections to lists, in an updated CSA layer |
 //! | `workspace.rs` | [`IndexerWorkspace`]: the memory |
 
@@ -14,6 +14,7 @@ mod select;
 mod workspace;
 
 use dsv4_kv_checkpoint::Checkpoint;
+use dsv4_kv_linear::Nvfp4Linear;
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::INDEX_DIM;
 
@@ -26,36 +27,85 @@ use crate::weights::upload;
 pub use select::{Activations, ProjectedQueries, Selection};
 pub use workspace::{IndexerWorkspace, WorkspaceLimits, WorkspaceSize};
 
+/// The weight of the query projection, `[heads * 128, q_lora_rank]`, with zeros behind each row up to a multiple
+/// of 32.
+#[derive(Clone)]
+pub enum QueryWeight<B: Backend> {
+    /// In BF16: projected, then rotated and quantised.
+    Bf16(Buffer<B, bf16>),
+    /// In NVFP4: one launch from activations to queries.
+    Nvfp4(Nvfp4Linear<B>),
+}
+
+impl<B: Backend> From<Buffer<B, bf16>> for QueryWeight<B> {
+    fn from(weight: Buffer<B, bf16>) -> Self {
+        Self::Bf16(weight)
+    }
+}
+
+impl<B: Backend> From<Nvfp4Linear<B>> for QueryWeight<B> {
+    fn from(weight: Nvfp4Linear<B>) -> Self {
+        Self::Nvfp4(weight)
+    }
+}
+
+impl<B: Backend> QueryWeight<B> {
+    fn check(&self, columns: u64, inner: u32) -> Result<(), KvError> {
+        match self {
+            Self::Bf16(weight) => {
+                let needed = columns.saturating_mul(inner.into());
+                Ok(check_length("indexer query weight", weight.len(), needed)?)
+            }
+            Self::Nvfp4(weight) => {
+                let found = [u64::from(weight.columns()), weight.inner().into()];
+                let expected = [columns, inner.into()];
+                if found == expected {
+                    return Ok(());
+                }
+                Err(KvError::QueryWeight { found, expected })
+            }
+        }
+    }
+
+    fn memory(&self) -> Vec<Memory<B>> {
+        match self {
+            Self::Bf16(weight) => vec![weight.memory()],
+            Self::Nvfp4(weight) => weight.memory().to_vec(),
+        }
+    }
+}
+
 /// The indexer of one CSA layer: its weights.
 ///
-/// The products take columns in steps of 128. A model with others has zeros behind its weights, and
+/// The products take columns in steps of 32. A model with others has zeros behind its weights, and
 /// activations of [`Self::latent_columns`] and [`Self::hidden_columns`] columns, with zeros behind theirs: the
 /// sums are the same. Released models need none.
 pub struct CsaIndexer<B: Backend> {
     heads: u32,
     latent_columns: u32,
     hidden_columns: u32,
-    query_weight: Buffer<B, bf16>,
+    query_weight: QueryWeight<B>,
     head_weight: Buffer<B, bf16>,
 }
 
 impl<B: Backend> CsaIndexer<B> {
-    /// The indexer with these weights: `query_weight` (`[heads * 128, q_lora_rank]` BF16) and
+    /// The indexer with these weights: `query_weight` (`[heads * 128, q_lora_rank]` BF16 or NVFP4) and
     /// `head_weight` (`[heads, hidden_size]` BF16), the checkpoint's `indexer.wq_b` and
-    /// `indexer.weights_proj`, with zeros behind each row up to a multiple of 128.
+    /// `indexer.weights_proj`, with zeros behind each row up to a multiple of 32.
     ///
     /// # Errors
-    /// [`KvError::Device`] if a weight is too short for the model.
+    /// [`KvError::Device`] if a weight in BF16 is too short for the model; [`KvError::QueryWeight`] for one in
+    /// NVFP4 of another shape.
     pub fn new(
         model: &ModelConfig,
-        query_weight: Buffer<B, bf16>,
+        query_weight: impl Into<QueryWeight<B>>,
         head_weight: Buffer<B, bf16>,
     ) -> Result<Self, KvError> {
         let ModelConfig { index_heads: heads, q_lora_rank, hidden_size, .. } = *model;
         let [latent_columns, hidden_columns] = [q_lora_rank, hidden_size].map(padded_columns);
         let of_heads = |columns: u32| u64::from(heads) * u64::from(columns);
-        let query = of_heads(INDEX_DIM).saturating_mul(latent_columns.into());
-        check_length("indexer query weight", query_weight.len(), query)?;
+        let query_weight = query_weight.into();
+        query_weight.check(of_heads(INDEX_DIM), latent_columns)?;
         check_length("indexer head weight", head_weight.len(), of_heads(hidden_columns))?;
         Ok(Self { heads, latent_columns, hidden_columns, query_weight, head_weight })
     }
@@ -100,10 +150,10 @@ impl<B: Backend> CsaIndexer<B> {
         Self::new(model, query, head)
     }
 
-    /// `[heads * 128, latent_columns]` BF16: for callers who project, as [`crate::step`]'s
+    /// `[heads * 128, latent_columns]`: for callers who project, as [`crate::step`]'s
     /// `select_projected` takes it.
     #[must_use]
-    pub fn query_weight(&self) -> &Buffer<B, bf16> {
+    pub fn query_weight(&self) -> &QueryWeight<B> {
         &self.query_weight
     }
 
@@ -113,13 +163,13 @@ impl<B: Backend> CsaIndexer<B> {
         &self.head_weight
     }
 
-    /// Columns of [`Activations::latent`]: the model's, and zeros up to a multiple of 128.
+    /// Columns of [`Activations::latent`]: the model's, and zeros up to a multiple of 32.
     #[must_use]
     pub fn latent_columns(&self) -> u32 {
         self.latent_columns
     }
 
-    /// Columns of [`Activations::hidden`]: the model's, and zeros up to a multiple of 128.
+    /// Columns of [`Activations::hidden`]: the model's, and zeros up to a multiple of 32.
     #[must_use]
     pub fn hidden_columns(&self) -> u32 {
         self.hidden_columns
@@ -128,7 +178,9 @@ impl<B: Backend> CsaIndexer<B> {
     /// Its weights, for a graph to retain.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
-        vec![self.query_weight.memory(), self.head_weight.memory()]
+        let mut memory = self.query_weight.memory();
+        memory.push(self.head_weight.memory());
+        memory
     }
 }
 

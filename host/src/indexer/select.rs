@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
+use dsv4_kv_linear::Nvfp4Linear;
 use kv_layout::geometry::INDEX_DIM;
 
 use super::workspace::columns;
-use super::{CsaIndexer, IndexerWorkspace};
-use crate::device::{Backend, Buffer, DeviceError, bf16};
+use super::{CsaIndexer, IndexerWorkspace, QueryWeight};
+use crate::device::{Backend, Buffer, DeviceError, View, bf16};
 use crate::error::KvError;
 use crate::ops::{
-    self, EntrySelection, IndexQueries, KeyScores, PoisonedKeySearch, Projection,
+    self, EntrySelection, KeyScores, PoisonedKeySearch, Projection, QueryProduct,
     QueryQuantisation, ScoreSelection, Scored, Scores,
 };
 use crate::step::{Csa, UpdatedLayer};
@@ -94,26 +95,34 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         self.in_parts(selection, |part, list| {
             let latent = rows("activations", activations.latent, part, *latent_columns)?;
             let hidden = rows("activations", activations.hidden, part, *hidden_columns)?;
-            let query = Projection {
-                input: &latent,
-                weight: query_weight,
-                output: to,
-                rows: part.count,
-                columns: heads * INDEX_DIM,
-                inner: *latent_columns,
-            };
-            ops::project(self.stream(), &query)?;
             let head = Projection {
                 input: &hidden,
                 weight: head_weight,
                 output: to_weight,
+                rows: part.count,
                 columns: *heads,
                 inner: *hidden_columns,
-                ..query
             };
             ops::project(self.stream(), &head)?;
-            let projected = ProjectedQueries { queries: to, weights: to_weight };
-            self.select_part(selection, part, &projected, list)
+            match query_weight {
+                QueryWeight::Bf16(weight) => {
+                    let query = Projection {
+                        input: &latent,
+                        weight,
+                        output: to,
+                        columns: heads * INDEX_DIM,
+                        inner: *latent_columns,
+                        ..head
+                    };
+                    ops::project(self.stream(), &query)?;
+                    let projected = ProjectedQueries { queries: to, weights: to_weight };
+                    self.quantise(workspace, part, &projected)?;
+                }
+                QueryWeight::Nvfp4(weight) => {
+                    self.quantise_product(workspace, part, &latent, weight)?;
+                }
+            }
+            self.list_part(selection, part, list)
         })
     }
 
@@ -132,7 +141,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             let queries = rows("projected queries", projected.queries, part, heads * INDEX_DIM)?;
             let weights = rows("projected head weights", projected.weights, part, heads)?;
             let projected = ProjectedQueries { queries: &queries, weights: &weights };
-            self.select_part(selection, part, &projected, list)
+            self.quantise(selection.workspace, part, &projected)?;
+            self.list_part(selection, part, list)
         })
     }
 
@@ -164,12 +174,55 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         Ok(())
     }
 
-    /// Queues query, scores and lists of a part.
-    fn select_part(
+    /// Queues the queries of a part, from projections to the form that scores take.
+    fn quantise(
+        &self,
+        workspace: &IndexerWorkspace<B>,
+        part: Part,
+        projected: &ProjectedQueries<'_, B>,
+    ) -> Result<(), KvError> {
+        let access = &self.access;
+        let (memory, config) = (&access.core.memory, &access.core.config);
+        let tokens = access.step_tokens();
+        let quantisation = QueryQuantisation {
+            queries: &access.queries(&tokens, part.first..part.first + part.count)?,
+            projected: projected.queries,
+            projected_weight: projected.weights,
+            frequencies: &memory.frequencies,
+            format: access.pools.index_keys(config)?.format,
+            to: &workspace.queries(),
+        };
+        Ok(ops::index_query(access.stream, &quantisation)?)
+    }
+
+    /// Queues the queries of a part, from `latent` to the form that scores take. The heads' weights are projected.
+    fn quantise_product(
+        &self,
+        workspace: &IndexerWorkspace<B>,
+        part: Part,
+        latent: &View<B, bf16>,
+        weight: &Nvfp4Linear<B>,
+    ) -> Result<(), KvError> {
+        let access = &self.access;
+        let (memory, config) = (&access.core.memory, &access.core.config);
+        let tokens = access.step_tokens();
+        let product = QueryProduct {
+            queries: &access.queries(&tokens, part.first..part.first + part.count)?,
+            latent,
+            weight,
+            projected_weight: &workspace.projected_weight,
+            frequencies: &memory.frequencies,
+            format: access.pools.index_keys(config)?.format,
+            to: &workspace.queries(),
+        };
+        Ok(ops::nvfp4_index_query(access.stream, &product)?)
+    }
+
+    /// Queues scores and lists of a part whose queries are made.
+    fn list_part(
         &self,
         selection: &Selection<'_, B>,
         part: Part,
-        projected: &ProjectedQueries<'_, B>,
         selected: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let (access, k) = (&self.access, selection.k);
@@ -178,20 +231,11 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let queries = access.queries(&tokens, part.first..part.first + part.count)?;
         let (keys, table) = (access.pools.index_keys(config)?, memory.table());
         let workspace = selection.workspace;
-        let IndexerWorkspace { heads, columns, query, weight, scores, maxima, .. } = workspace;
-        let quantised = IndexQueries { query, weight, heads: *heads };
+        let IndexerWorkspace { columns, scores, maxima, .. } = workspace;
+        let quantised = workspace.queries();
         let scores = Scores { scores, maxima, columns: *columns };
         let (queries, from, table, keys) = (&queries, &quantised, &table, &keys);
         let (columns, format) = (*columns, keys.format);
-        let quantisation = QueryQuantisation {
-            queries,
-            projected: projected.queries,
-            projected_weight: projected.weights,
-            frequencies: &memory.frequencies,
-            format,
-            to: from,
-        };
-        ops::index_query(stream, &quantisation)?;
         if let Some(found) = &memory.poison {
             let (layer, scored) = (self.schema().layer, Scored { skip: k, columns });
             let search = PoisonedKeySearch { queries, layer, table, keys, scored, found };

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::device::{Backend, Buffer, Device, Memory};
 use crate::error::KvError;
-use crate::ops::maxima_len;
+use crate::ops::{IndexQueries, maxima_len};
 
 /// Scores are laid out in tiles of so many entries.
 const TILE: u32 = 32;
@@ -144,6 +144,11 @@ impl<B: Backend> IndexerWorkspace<B> {
     #[must_use]
     pub fn size(&self) -> WorkspaceSize {
         self.size
+    }
+
+    /// Where queries go.
+    pub(super) fn queries(&self) -> IndexQueries<'_, B> {
+        IndexQueries { query: &self.query, weight: &self.weight, heads: self.heads }
     }
 
     /// All of it, for a graph to retain.

@@ -70,7 +70,7 @@ fn group_log2(columns: u32) -> u32 {
 }
 
 /// What a projection adds up is a multiple of this: a step of its kernel.
-pub const PROJECTION_STEP: u32 = 128;
+pub const PROJECTION_STEP: u32 = 32;
 
 /// A product with a transposed weight.
 pub struct Projection<'a, B: Backend> {
@@ -82,9 +82,9 @@ pub struct Projection<'a, B: Backend> {
     pub output: &'a Buffer<B, f32>,
     /// Rows.
     pub rows: u32,
-    /// Columns, a multiple of 32.
+    /// Columns, at least one.
     pub columns: u32,
-    /// What is added up, a multiple of 128.
+    /// What is added up, a multiple of 32.
     pub inner: u32,
 }
 
@@ -92,18 +92,17 @@ pub struct Projection<'a, B: Backend> {
 /// weight.
 ///
 /// # Errors
-/// [`DeviceError::Argument`] if `inner` is no multiple of 128 or `columns` none of 32;
+/// [`DeviceError::Argument`] if `inner` is no multiple of 32 or there are no columns;
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn project<B: Backend>(
     stream: &Stream<B>,
     projection: &Projection<'_, B>,
 ) -> Result<(), DeviceError> {
     let Projection { input, weight, output, rows, columns, inner } = *projection;
-    const COLUMNS: u32 = 32;
     if rows == 0 {
         return Ok(());
     }
-    check_argument("columns of a projection", columns, COLUMNS, u32::MAX)?;
+    check_argument("columns of a projection", columns, 1, u32::MAX)?;
     check_argument("inner dimension of a projection", inner, PROJECTION_STEP, u32::MAX)?;
     let operation = Project {
         input: input.ptr(),

@@ -10,6 +10,7 @@ mod index_list;
 mod indexer;
 mod poison;
 mod poison_keys;
+mod query_product;
 mod state;
 mod swa;
 
@@ -30,6 +31,7 @@ pub use indexer::{
 };
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
+pub use query_product::{QueryProduct, nvfp4_index_query};
 pub use state::{StateMove, StateSlot, StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, gather_swa};
 

@@ -30,7 +30,7 @@ type Sums = [[f32; 4]; TILES];
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of grid `(columns / 32, rows /
-/// 16 rounded up)` call it.
+/// 16)`, rounded up, call it.
 #[inline(always)]
 pub unsafe fn project(args: Project) {
     let params = args.params;
@@ -46,7 +46,7 @@ pub unsafe fn project(args: Project) {
             let sum = ((part(0) + part(1)) + part(2)) + part(3);
             let row = thread::block_idx_y() * ROWS + element / COLUMNS;
             let column = thread::block_idx_x() * COLUMNS + element % COLUMNS;
-            if row < params.rows {
+            if row < params.rows && column < params.columns {
                 args.output
                     .store(u64::from(row) * u64::from(params.columns) + u64::from(column), sum);
             }
@@ -62,18 +62,21 @@ pub unsafe fn project(args: Project) {
 #[inline(always)]
 unsafe fn partial(input: Global<u16>, weight: Global<u16>, params: ProjectParams) -> Sums {
     let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
-    let share = params.inner / WARPS;
-    let mut channel = thread::warp_id() * share;
-    let end = channel + share;
+    let chunks = params.inner / CHUNK;
+    let part = |warp: u32| warp * chunks / WARPS * CHUNK;
+    let mut channel = part(thread::warp_id());
+    let end = part(thread::warp_id() + 1);
     let row = thread::block_idx_y() * ROWS + group;
     let column = thread::block_idx_x() * COLUMNS + group;
-    // A row past the end reads the last one and is not written.
+    // A row or a column past the end reads the last one and is not written.
     let at = |row: u32| {
         u64::from(row.min(params.rows - 1)) * u64::from(params.inner) + u64::from(8 * quarter)
     };
     let (upper, lower) = (at(row), at(row + 8));
-    let right_at =
-        |tile: u32| u64::from(column + 8 * tile) * u64::from(params.inner) + u64::from(8 * quarter);
+    let right_at = |tile: u32| {
+        u64::from((column + 8 * tile).min(params.columns - 1)) * u64::from(params.inner)
+            + u64::from(8 * quarter)
+    };
     let right = [right_at(0), right_at(1), right_at(2), right_at(3)];
     let mut sums = [[0.0; 4]; TILES];
     while channel < end {

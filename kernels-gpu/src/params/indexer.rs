@@ -9,9 +9,9 @@ parameters! {
     ProjectParams {
         /// Rows of the product, at least one.
         rows,
-        /// Columns of the product, a multiple of 32.
+        /// Columns of the product, at least one.
         columns,
-        /// Columns of `input` and of `weight`, a multiple of 128.
+        /// Columns of `input` and of `weight`, a multiple of 32.
         inner,
     }
 }

@@ -27,8 +27,10 @@ macro_rules! parameters {
 }
 
 mod indexer;
+mod linear;
 
 pub use indexer::*;
+pub use linear::*;
 
 parameters! {
     /// Scalars of `append_swa_*`.

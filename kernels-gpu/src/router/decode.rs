@@ -17,13 +17,13 @@ use simt::shared::Shared;
 use simt::{thread, warp};
 
 use super::activation::activation;
-use super::fragment::{DEPTH, Piece, Place, multiply};
 use super::hash::Lookup;
 use super::order::{PARTS, Slice};
 use super::select::{Experts, load, load_written};
 use super::topk::Routed;
 use super::weight;
 use crate::fault;
+use crate::fragment::{DEPTH, Piece, Place, multiply};
 use crate::unroll::{array_from_fn, unroll};
 
 /// Warps of a block.

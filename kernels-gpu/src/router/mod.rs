@@ -8,7 +8,6 @@
 
 pub mod activation;
 pub mod decode;
-pub mod fragment;
 pub mod hash;
 pub mod order;
 pub mod prefill;

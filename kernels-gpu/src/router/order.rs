@@ -8,7 +8,7 @@
 
 use kv_layout::router::DECODE_SLICES;
 
-use super::fragment::DEPTH;
+use crate::fragment::DEPTH;
 
 /// Parts of a slice.
 pub const PARTS: u32 = 8;

@@ -14,8 +14,8 @@ use simt::mem::{Global, GlobalMut};
 use simt::shared::Shared;
 use simt::{copy, thread};
 
-use super::fragment::{DEPTH, Place, multiply};
 use super::order::{Slice, Walk};
+use crate::fragment::{DEPTH, Place, multiply};
 
 /// Threads of a block.
 const THREADS: u32 = 256;

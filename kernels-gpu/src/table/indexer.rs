@@ -18,7 +18,7 @@ macro_rules! indexer_rows {
                 ProjectParams
             )
             { block: 128, min_blocks: 4, shared: indexer::project::SHARED_BYTES, min_sm: 90,
-              grid: [p.columns / indexer::project::COLUMNS, p.rows.div_ceil(indexer::project::ROWS)] }
+              grid: [p.columns.div_ceil(indexer::project::COLUMNS), p.rows.div_ceil(indexer::project::ROWS)] }
             bodies {
                 [()] => project: indexer::project::project,
             }

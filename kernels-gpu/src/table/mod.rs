@@ -28,6 +28,7 @@ mod flush;
 mod gather;
 mod index_list;
 mod indexer;
+mod linear;
 mod poison;
 mod router;
 pub mod shape;
@@ -47,7 +48,7 @@ macro_rules! kernel_table {
     ([$($to:tt)*] $($extra:tt)*) => {
         $crate::window_rows! {
             [step_rows compress_rows state_rows flush_rows decode_rows gather_rows
-             indexer_rows index_list_rows poison_rows router_rows end_of_rows [$($to)*] $($extra)*] {}
+             indexer_rows index_list_rows poison_rows router_rows linear_rows end_of_rows [$($to)*] $($extra)*] {}
         }
     };
 }
@@ -83,7 +84,7 @@ macro_rules! or_default {
 /// )* }
 /// ```
 ///
-/// - `|p, f|`: the names that scalars and variant have in dimensions and grid.
+/// - `|p, f|`: the names that scalars and variant have in dimensions and grid, and the variant in `shared`.
 /// - `align`: what the pointer's address is a multiple of, if that is more than its element's size: the
 ///   widest access through it.
 /// - `in_order`: of so many consecutive blocks of a row of the grid later ones may wait for earlier ones,
@@ -128,7 +129,7 @@ macro_rules! flatten_kernels {
 
 macro_rules! kernel_infos {
     ($(
-        $name:ident of $operation:ident<$variant:ty> $case:tt |$p:ident, $f:ident| (
+        $name:ident of $operation:ident<$variant:ty> [$($case:tt)+] |$p:ident, $f:ident| (
             $( $(#[$pointer_doc:meta])* $pointer:ident: $mutability:ident $element:ident
                $(align $align:literal)? [$($extent:tt)+] ),* ;
             $params:ident
@@ -141,6 +142,8 @@ macro_rules! kernel_infos {
     )*) => {
         /// The kernel table as data.
         pub const KERNELS: &[KernelInfo] = {
+            use shape::*;
+
             use crate::*;
             &[$( KernelInfo {
                 name: stringify!($name),
@@ -156,7 +159,11 @@ macro_rules! kernel_infos {
                 params_align: align_of::<params::$params>() as u32,
                 block: $block,
                 min_blocks: $min_blocks,
-                shared: $shared,
+                shared: {
+                    let $f: $variant = $($case)+;
+                    let _ = &$f;
+                    $shared
+                },
                 min_sm: $min_sm,
                 cluster: or_default!(1; $($cluster)?),
                 in_order: or_default!(1; $($in_order)?),

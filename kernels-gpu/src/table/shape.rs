@@ -5,6 +5,7 @@ pub use kv_layout::geometry::{
     ROPE_DIM, WINDOW,
 };
 pub use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
+pub use kv_layout::linear::{GROUP as SCALE_GROUP, LinearOutput, LinearTile};
 pub use kv_layout::main_row::MainFormat;
 pub use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth};
 

@@ -213,7 +213,7 @@ scalars! {
         first: c.range(0, 3), tokens: c.range(0, 200), ratio: c.one_of(&[1, 4, 128]),
     }
     Project: |c, _| ProjectParams {
-        rows: c.range(1, 33), columns: 32 * c.range(1, 3), inner: 128 * c.range(1, 2),
+        rows: c.range(1, 33), columns: c.range(1, 70), inner: 32 * c.range(1, 9),
     }
     IndexQuery: |c, _| IndexQueryParams {
         first: c.range(0, 3), tokens: c.range(0, 3), heads: c.range(1, 64),
@@ -265,6 +265,16 @@ scalars! {
     HashRouterDecode: |c, v| HashRouterDecodeParams {
         tokens: c.range(1, 64), experts: experts(c, v), hidden: 32 * c.range(1, 4), selected: c.range(1, 8),
         vocabulary: c.range(0, 9), scaling_bits: 1.5f32.to_bits(),
+    }
+    Bf16Linear: |c, _| Bf16LinearParams {
+        tokens: c.range(1, 70), columns: c.range(1, 130), inner: 32 * c.range(1, 18),
+    }
+    Nvfp4Linear: |c, _| Nvfp4LinearParams {
+        tokens: c.range(1, 70), columns: c.range(1, 130), inner: 32 * c.range(1, 18), scale_bits: 1.5f32.to_bits(),
+    }
+    Nvfp4IndexQuery: |c, _| Nvfp4IndexQueryParams {
+        first: c.range(0, 3), tokens: c.range(1, 9), heads: c.range(1, 64), inner: 32 * c.range(1, 4),
+        scale_bits: 1.5f32.to_bits(),
     }
     RouterLogits: |c, _| RouterLogitsParams {
         tokens: c.range(0, 140), experts: 32 * c.range(1, 3), hidden: 32 * c.range(1, 5),

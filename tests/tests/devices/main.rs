@@ -11,6 +11,7 @@ mod decode;
 mod device;
 mod gather;
 mod indexer;
+mod linear;
 mod router;
 mod step;
 mod suite;

@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device};
 
-use crate::{compress, decode, device, gather, indexer, router, step, window};
+use crate::{compress, decode, device, gather, indexer, linear, router, step, window};
 
 /// A test of the suite: panics if it fails.
 pub type Case<B> = (&'static str, fn(&Device<B>));
@@ -119,6 +119,14 @@ suite! {
         queries_equal_the_oracle,
         queries_of_distant_groups_equal_the_oracle,
     }
+    indexer::query_product {
+        one_launch_equals_two,
+        wrong_weights_are_refused,
+    }
+    indexer::batches {
+        projections_have_the_same_bits,
+        scores_and_lists_have_the_same_bits,
+    }
     indexer::scores {
         projections_are_exact_on_integers,
         scores_equal_the_oracle,
@@ -152,8 +160,21 @@ suite! {
     }
     indexer::select {
         lists_equal_the_oracle,
+        lists_by_four_bit_weights_equal_the_oracle,
         one_launch_lists_as_two,
         bad_input_is_refused,
+    }
+    linear::product {
+        products_equal_the_oracle,
+        every_code_under_every_scale_is_exact,
+        a_token_has_the_same_bits_in_every_batch,
+        what_is_no_number_stays_in_its_row,
+        wrong_sizes_are_refused,
+    }
+    linear::quantise {
+        quantisation_equals_the_oracle,
+        decoded_weights_are_quantised_to_themselves,
+        wrong_weights_are_refused,
     }
     router::selection {
         selection_equals_the_golden_rows,

@@ -10,6 +10,7 @@ mod decode;
 mod gather;
 mod indexer;
 mod inputs;
+mod linear;
 mod router;
 mod swa;
 mod timing;
@@ -62,6 +63,8 @@ enum Suite {
     Router,
     /// The indexer: scores, selection of the largest, both.
     Indexer,
+    /// Products with a weight in NVFP4, and in BF16.
+    Linear,
     /// All of these.
     All,
 }
@@ -98,6 +101,9 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     }
     if wanted(Suite::Indexer) {
         measurements.extend(indexer::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Linear) {
+        measurements.extend(linear::measure(&device, &progress)?);
     }
     progress.finish_and_clear();
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();

@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{self, Projection};
-use dsv4_kv::{Compressor, CsaIndexer, KvError};
+use dsv4_kv::{Compressor, CsaIndexer, KvError, QueryWeight};
 use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_tests::checkpoint::{Made, config, one_file, tensors};
 use half::bf16;
@@ -15,10 +15,11 @@ use crate::inputs::{download, upload};
 /// Of the configuration: CSA layers are 1 and 3, layer 2 is an HCA layer.
 const LAYER: u32 = 1;
 const HEADS: usize = 64;
-const LATENT: usize = 32;
-const HIDDEN: usize = 64;
-/// What both are padded to.
-const PADDED: usize = 128;
+const LATENT: usize = 48;
+const HIDDEN: usize = 96;
+/// What they are padded to: a hidden size is a multiple of it.
+const PADDED_LATENT: usize = 64;
+const PADDED: usize = 96;
 
 /// Codes of E4M3 values other than NaN, and scales from 2^-7 to 2^8 for each 128 rows.
 fn quantised() -> (Made, Made, Vec<f32>) {
@@ -34,9 +35,9 @@ fn quantised() -> (Made, Made, Vec<f32>) {
 }
 
 /// What was downloaded is rows of these values, and zeros behind each.
-fn assert_padded(found: &[bf16], values: &[f32], columns: usize) {
-    assert_eq!(found.len(), values.len() / columns * PADDED);
-    for (found, values) in found.chunks(PADDED).zip(values.chunks(columns)) {
+fn assert_padded(found: &[bf16], values: &[f32], [columns, padded]: [usize; 2]) {
+    assert_eq!(found.len(), values.len() / columns * padded);
+    for (found, values) in found.chunks(padded).zip(values.chunks(columns)) {
         assert!(found[..columns].iter().map(|value| value.to_f32()).eq(values.iter().copied()));
         assert!(found[columns..].iter().all(|value| value.to_bits() == 0));
     }
@@ -52,11 +53,15 @@ pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
         (&format!("{prefix}.wq_b.scale"), scales),
         (&format!("model.{prefix}.weights_proj.weight"), Made::bf16(&[HEADS, HIDDEN], &head)),
     ]);
-    let checkpoint = one_file(&config(), &written);
+    let mut wide = config();
+    (wide["q_lora_rank"], wide["hidden_size"]) = (LATENT.into(), HIDDEN.into());
+    let checkpoint = one_file(&wide, &written);
     let indexer = CsaIndexer::of_layer(&stream, &checkpoint, LAYER).unwrap();
-    assert_eq!([indexer.latent_columns(), indexer.hidden_columns()], [PADDED as u32; 2]);
-    assert_padded(&download(&stream, indexer.query_weight()), &query, LATENT);
-    assert_padded(&download(&stream, indexer.head_weight()), &head, HIDDEN);
+    let columns = [indexer.latent_columns(), indexer.hidden_columns()];
+    assert_eq!(columns, [PADDED_LATENT as u32, PADDED as u32]);
+    let QueryWeight::Bf16(weight) = indexer.query_weight() else { panic!("no weight in BF16") };
+    assert_padded(&download(&stream, weight), &query, [LATENT, PADDED_LATENT]);
+    assert_padded(&download(&stream, indexer.head_weight()), &head, [HIDDEN, PADDED]);
     // A product with padded activations is that of the model.
     let mut input = vec![bf16::ZERO; PADDED];
     (0..HIDDEN).for_each(|at| input[at] = bf16::from_f32((at % 7) as f32 - 3.0));

@@ -1,7 +1,9 @@
 //! The indexer: queries, scores, lists, and all of it through the cache.
 
+pub mod batches;
 pub mod loaded;
 pub mod query;
+pub mod query_product;
 pub mod score_topk;
 pub mod scores;
 pub mod select;

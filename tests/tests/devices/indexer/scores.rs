@@ -357,7 +357,9 @@ pub fn scales_of_any_size_are_exact<B: Backend>(device: &Device<B>) {
 pub fn projections_are_exact_on_integers<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(8);
-    for [rows, columns, inner] in [[1, 32, 128], [16, 64, 256], [35, 96, 384]] {
+    for [rows, columns, inner] in
+        [[1, 32, 128], [16, 64, 256], [35, 96, 384], [3, 5, 32], [2, 40, 96], [17, 33, 160]]
+    {
         let mut integers =
             |count: u32| -> Vec<i8> { (0..count).map(|_| random.random_range(-9..=9)).collect() };
         let (input, weight) = (integers(rows * inner), integers(columns * inner));
@@ -394,7 +396,7 @@ pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
         )
     };
     run([2, 32, 128]).unwrap();
-    for shape in [[2, 33, 128], [2, 32, 64], [2, 32, 0]] {
+    for shape in [[2, 0, 128], [2, 32, 80], [2, 32, 0]] {
         assert!(matches!(run(shape), Err(DeviceError::Argument { .. })), "{shape:?}");
     }
     for (shape, short) in

@@ -5,8 +5,10 @@ use dsv4_kv::indexer::{Activations, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ops::one_launch_is_faster;
 use dsv4_kv::{
-    CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, WorkspaceLimits, WorkspaceSize,
+    CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, QueryWeight, WorkspaceLimits,
+    WorkspaceSize,
 };
+use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::indexer::{Score, query, score, weight_scale};
@@ -46,16 +48,39 @@ struct Inputs<B: Backend> {
     values: [Vec<u16>; 4],
 }
 
+/// The weight in NVFP4, and what it decodes to: with a power of two as its scale BF16 holds that.
+fn four_bits(values: &[u16], columns: u32, inner: u32) -> (Nvfp4Matrix, Vec<u16>) {
+    let wide: Vec<f32> = values.iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect();
+    let weight = Nvfp4Matrix::quantise(&wide, columns, inner).unwrap();
+    let (codes, scales) = (weight.codes().to_vec(), weight.scales().to_vec());
+    let weight = Nvfp4Matrix::from_parts(columns, inner, codes, scales, 0.5_f32.powi(11)).unwrap();
+    let decoded = weight.decode();
+    let bits: Vec<u16> = decoded.iter().map(|&value| bf16::from_f32(value).to_bits()).collect();
+    assert!(bits.iter().zip(decoded).all(|(&bits, value)| bf16_value(bits) == f64::from(value)));
+    (weight, bits)
+}
+
 impl<B: Backend> Inputs<B> {
     fn new(fed: &Fed<B>, seed: u64, bucket: u32) -> Self {
+        Self::of(fed, seed, bucket, false)
+    }
+
+    /// With the query weight in NVFP4 if `is_nvfp4`.
+    fn of(fed: &Fed<B>, seed: u64, bucket: u32, is_nvfp4: bool) -> Self {
         let stream = &fed.stream;
         let model = fed.manager.config().model.clone();
         let mut random = StdRng::seed_from_u64(seed);
         let (heads, rank, width) = (model.index_heads, model.q_lora_rank, model.hidden_size);
         let sizes = [heads * 128 * rank, heads * width, bucket * rank, bucket * width];
-        let values = sizes.map(|size| activations(size, &mut random));
+        let mut values = sizes.map(|size| activations(size, &mut random));
         let [query, weight, latent, hidden] =
             values.each_ref().map(|values| upload_bf16(stream, values));
+        let mut query = QueryWeight::from(query);
+        if is_nvfp4 {
+            let (weight, decoded) = four_bits(&values[0], heads * 128, rank);
+            query = Nvfp4Linear::new(stream, &weight).unwrap().into();
+            values[0] = decoded;
+        }
         let indexer = CsaIndexer::new(&model, query, weight).unwrap();
         Self { bucket, model, indexer, latent, hidden, values }
     }
@@ -138,69 +163,74 @@ fn check_list(list: &[i32], scores: &[Score], what: &str) {
 /// Requests of several lengths, some of whose queries see entries that close in the step: the lists of
 /// every CSA layer, in every format of keys; the same in parts, whole, and from a graph.
 pub fn lists_equal_the_oracle<B: Backend>(device: &Device<B>) {
-    for index_format in IndexFormat::ALL {
-        let formats: Formats = (MainFormat::Ue8m0, index_format);
-        let stories = [(170, 21), (40, 22), (300, 23)]
-            .map(|(tokens, seed)| Story::random(&tiny(), tokens, seed));
-        let stored = stories.each_ref().map(|story| story.stored(device, formats));
-        let config = CacheConfig { max_draft: 7, ..config(&tiny(), formats, 3) };
-        let mut fed = Fed::new(device, config);
-        let (mut parts, mut queries) = (Vec::new(), Vec::new());
-        for (story, (prompt, chunk)) in [(152, 5), (30, 6), (292, 4)].into_iter().enumerate() {
-            let id = fed.manager.admit().unwrap();
-            fed.step(&[Part::new(id, &stories[story], 0..prompt)], Padding::None);
-            parts.push(Part::new(id, &stories[story], prompt..prompt + chunk));
-            queries.extend((prompt..prompt + chunk).map(|position| (story, position)));
-        }
-        let lists = || filled::<B, i32>(&fed.stream, (BUCKET * K) as usize);
-        let of_layer = |layer| {
-            let inputs = Inputs::new(&fed, layer as u64, BUCKET);
-            let workspaces = [inputs.workspace(&fed, BUCKET), inputs.workspace(&fed, 9)];
-            (layer, inputs, workspaces, [lists(), lists(), lists()])
-        };
-        let layers = LAYERS.map(of_layer);
-        let of = |layer: LayerId| layers.iter().find(|(of, ..)| *of == layer.0 as usize);
-        let bucket = fed.bucket(BUCKET, BUCKET);
-        let mut retained = Vec::new();
-        for (_, inputs, [_, small], [.., replayed]) in &layers {
-            retained.extend([inputs.indexer.memory(), small.memory()].concat());
-            retained.extend([inputs.latent.memory(), inputs.hidden.memory(), replayed.memory()]);
-        }
-        let graphs = fed.capture(bucket, &retained, &mut |layer, updated| match of(layer) {
-            Some((_, inputs, [_, small], [.., replayed])) => {
-                inputs.select(updated, small, replayed)
-            }
-            None => Ok(()),
-        });
-        // The same step twice: rejected, then by the graph.
-        let mut steps = begin(&mut fed.manager, &fed.stream, &parts, bucket).unwrap();
-        fed.inputs.load(&fed.stream, &parts, BUCKET);
-        let run = fed.inputs.run(&mut steps[0], &mut |layer, updated| match of(layer) {
-            Some((_, inputs, [large, small], [whole, in_parts, _])) => {
-                inputs.select(updated, large, whole)?;
-                inputs.select(updated, small, in_parts)
-            }
-            None => Ok(()),
-        });
-        run.unwrap();
-        drop(steps);
-        let all: Vec<_> = parts.iter().map(|part| part.request().tokens).collect();
-        fed.replay(&parts, bucket, &graphs, &all);
-        for (layer, inputs, _, [whole, in_parts, replayed]) in &layers {
-            let found = download(&fed.stream, whole);
-            assert_eq!(download(&fed.stream, in_parts), found);
-            assert_eq!(download(&fed.stream, replayed), found);
-            let format = KeyFormat::from_name(index_format.name()).unwrap();
-            for (at, &(story, position)) in queries.iter().enumerate() {
-                let scores = inputs.scores(format, at, position, &stored[story][*layer]);
-                let list = &found[at * K as usize..][..K as usize];
-                check_list(list, &scores, &format!("{index_format:?} story {story} at {position}"));
-            }
-            let padding = &found[queries.len() * K as usize..];
-            assert!(padding.iter().all(|&entry| entry == -1), "padding got entries");
-        }
-        fed.manager.check_faults(&fed.stream).unwrap();
+    IndexFormat::ALL.into_iter().for_each(|format| check_lists(device, format, false));
+}
+
+/// The same with the query weight in NVFP4.
+pub fn lists_by_four_bit_weights_equal_the_oracle<B: Backend>(device: &Device<B>) {
+    IndexFormat::ALL.into_iter().for_each(|format| check_lists(device, format, true));
+}
+
+fn check_lists<B: Backend>(device: &Device<B>, index_format: IndexFormat, is_nvfp4: bool) {
+    let formats: Formats = (MainFormat::Ue8m0, index_format);
+    let stories =
+        [(170, 21), (40, 22), (300, 23)].map(|(tokens, seed)| Story::random(&tiny(), tokens, seed));
+    let stored = stories.each_ref().map(|story| story.stored(device, formats));
+    let config = CacheConfig { max_draft: 7, ..config(&tiny(), formats, 3) };
+    let mut fed = Fed::new(device, config);
+    let (mut parts, mut queries) = (Vec::new(), Vec::new());
+    for (story, (prompt, chunk)) in [(152, 5), (30, 6), (292, 4)].into_iter().enumerate() {
+        let id = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(id, &stories[story], 0..prompt)], Padding::None);
+        parts.push(Part::new(id, &stories[story], prompt..prompt + chunk));
+        queries.extend((prompt..prompt + chunk).map(|position| (story, position)));
     }
+    let lists = || filled::<B, i32>(&fed.stream, (BUCKET * K) as usize);
+    let of_layer = |layer| {
+        let inputs = Inputs::of(&fed, layer as u64, BUCKET, is_nvfp4);
+        let workspaces = [inputs.workspace(&fed, BUCKET), inputs.workspace(&fed, 9)];
+        (layer, inputs, workspaces, [lists(), lists(), lists()])
+    };
+    let layers = LAYERS.map(of_layer);
+    let of = |layer: LayerId| layers.iter().find(|(of, ..)| *of == layer.0 as usize);
+    let bucket = fed.bucket(BUCKET, BUCKET);
+    let mut retained = Vec::new();
+    for (_, inputs, [_, small], [.., replayed]) in &layers {
+        retained.extend([inputs.indexer.memory(), small.memory()].concat());
+        retained.extend([inputs.latent.memory(), inputs.hidden.memory(), replayed.memory()]);
+    }
+    let graphs = fed.capture(bucket, &retained, &mut |layer, updated| match of(layer) {
+        Some((_, inputs, [_, small], [.., replayed])) => inputs.select(updated, small, replayed),
+        None => Ok(()),
+    });
+    // The same step twice: rejected, then by the graph.
+    let mut steps = begin(&mut fed.manager, &fed.stream, &parts, bucket).unwrap();
+    fed.inputs.load(&fed.stream, &parts, BUCKET);
+    let run = fed.inputs.run(&mut steps[0], &mut |layer, updated| match of(layer) {
+        Some((_, inputs, [large, small], [whole, in_parts, _])) => {
+            inputs.select(updated, large, whole)?;
+            inputs.select(updated, small, in_parts)
+        }
+        None => Ok(()),
+    });
+    run.unwrap();
+    drop(steps);
+    let all: Vec<_> = parts.iter().map(|part| part.request().tokens).collect();
+    fed.replay(&parts, bucket, &graphs, &all);
+    for (layer, inputs, _, [whole, in_parts, replayed]) in &layers {
+        let found = download(&fed.stream, whole);
+        assert_eq!(download(&fed.stream, in_parts), found);
+        assert_eq!(download(&fed.stream, replayed), found);
+        let format = KeyFormat::from_name(index_format.name()).unwrap();
+        for (at, &(story, position)) in queries.iter().enumerate() {
+            let scores = inputs.scores(format, at, position, &stored[story][*layer]);
+            let list = &found[at * K as usize..][..K as usize];
+            check_list(list, &scores, &format!("{index_format:?} story {story} at {position}"));
+        }
+        let padding = &found[queries.len() * K as usize..];
+        assert!(padding.iter().all(|&entry| entry == -1), "padding got entries");
+    }
+    fed.manager.check_faults(&fed.stream).unwrap();
 }
 
 /// Queries enough for scores and lists in one launch: as in parts that take two.
@@ -282,6 +312,10 @@ pub fn bad_input_is_refused<B: Backend>(device: &Device<B>) {
     assert!(matches!(refused, Err(KvError::Config { value: 65, most: 64, .. })));
 
     let weight = device.allocate("weight", 64).unwrap();
-    let refused = CsaIndexer::new(&inputs.model, weight.clone(), weight).map(|_| ());
+    let refused = CsaIndexer::new(&inputs.model, weight.clone(), weight.clone()).map(|_| ());
     assert!(matches!(refused, Err(KvError::Device(_))));
+    let matrix = Nvfp4Matrix::quantise(&[1.0_f32; 64], 2, 32).unwrap();
+    let narrow = Nvfp4Linear::new(&fed.stream, &matrix).unwrap();
+    let refused = CsaIndexer::new(&inputs.model, narrow, weight).map(|_| ());
+    assert!(matches!(refused, Err(KvError::QueryWeight { found: [2, 32], .. })));
 }

@@ -6,18 +6,16 @@
 //! query is stored in the same order (`kv_layout::index_row::query_byte`).
 
 use kv_layout::index_row::IndexFormat;
-use simt::math::mul_bf16x2;
 use simt::warpgroup::bf16_m64n64k128;
 use simt::{copy, thread};
 
 use super::{Block, Half, Keys};
-use crate::convert::f32x4_from_e4m3;
+use crate::convert::{E2M1_BITS_LOG2, bf16x8_from_e2m1, f32x4_from_e4m3};
 use crate::indexer::score::weights::{Weights, twice_positive};
 
-/// An E2M1 code placed in a BF16 (sign, lowest two exponent bits, highest mantissa bit) stands for 2^-126
-/// times its value. The scale is multiplied by this power of two to correct that, except for
-/// [`SMALLER_LOG2`], so that a large scale does not overflow.
-const E2M1_UNIT: u32 = 126 - SMALLER_LOG2;
+/// log2 of what a scale is multiplied by, so that a code's bits times it are the key, but for
+/// [`SMALLER_LOG2`]: a large scale must not overflow.
+const E2M1_UNIT: u32 = E2M1_BITS_LOG2 - SMALLER_LOG2;
 /// The factor by which keys are too small; [`Keys::UNIT`] corrects it.
 const SMALLER: f32 = (1_u64 << SMALLER_LOG2) as f32;
 const SMALLER_LOG2: u32 = 32;
@@ -54,7 +52,7 @@ impl Nvfp4Keys {
         const UNIT: f32 = f32::from_bits((E2M1_UNIT + 127) << 23);
         let scale = f32x4_from_e4m3(self.scales)[WORD / 2] * UNIT;
         let high = scale.to_bits() & 0xFFFF_0000;
-        e2m1_pairs(self.codes[WORD], high | high >> 16)
+        bf16x8_from_e2m1(self.codes[WORD], high | high >> 16)
     }
 }
 
@@ -98,23 +96,4 @@ impl Keys for Nvfp4Keys {
     unsafe fn factor(_: Block, _: u32) -> f32 {
         1.0
     }
-}
-
-/// Eight E2M1 codes as BF16 pairs, each times the BF16 pair `scale`.
-#[inline(always)]
-fn e2m1_pairs(codes: u32, scale: u32) -> [u32; 4] {
-    /// Codes 0 and 4 of a word, then 1 and 5.
-    const FIRST: u32 = 0x000F_000F;
-    const SECOND: u32 = FIRST << 4;
-    const BITS: u32 = 0x81C0_81C0;
-    // One multiplication shifts the magnitude to bit 6 and the sign to bit 15; the mask removes the rest.
-    let pair =
-        |code: u32, at: u32| mul_bf16x2((code * (1 << (12 - at) | 1 << (6 - at))) & BITS, scale);
-    let upper = codes >> 8;
-    [
-        pair(codes & FIRST, 0),
-        pair(codes & SECOND, 4),
-        pair(upper & FIRST, 0),
-        pair(upper & SECOND, 4),
-    ]
 }

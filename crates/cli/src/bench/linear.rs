@@ -1,0 +1,166 @@
+//! Products of a decode batch with a weight in NVFP4, beside the same with the weight in BF16: by the same kernel
+//! body, and by the indexer's projection.
+//!
+//! Every node is a layer of its own: no other node's weight, activations or product are its.
+
+use anyhow::Result;
+use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
+use dsv4_kv::ops::{Projection, project};
+use dsv4_kv_linear::ops::{self, Bf16Weight};
+use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
+use half::bf16;
+use indicatif::ProgressBar;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::inputs::{part, repeated};
+use super::timing::{Measurement, measurement, nodes_for};
+
+/// Columns and values of a row: the query projection of the indexer in V4-Flash and V4-Pro.
+const SHAPES: [(u32, u32); 2] = [(8192, 1024), (8192, 1536)];
+/// Tokens of a batch.
+const TOKENS: [u32; 6] = [1, 4, 8, 16, 32, 64];
+/// Random numbers; all inputs in BF16 are cut from repetitions of them.
+const PATTERN: usize = 1 << 22;
+
+/// The kernel.
+#[derive(Clone, Copy, PartialEq)]
+enum Kernel {
+    Nvfp4,
+    Bf16,
+    Project,
+}
+
+impl Kernel {
+    const ALL: [Self; 3] = [Self::Nvfp4, Self::Bf16, Self::Project];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nvfp4 => "nvfp4_linear",
+            Self::Bf16 => "bf16_linear",
+            Self::Project => "project",
+        }
+    }
+}
+
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    progress: &ProgressBar,
+) -> Result<Vec<Measurement>> {
+    let mut results = Vec::new();
+    for (columns, inner) in SHAPES {
+        for kernel in Kernel::ALL {
+            for tokens in TOKENS {
+                progress.set_message(kernel.name());
+                results.push(Case { kernel, columns, inner, tokens }.measure(device)?);
+            }
+        }
+    }
+    Ok(results)
+}
+
+/// One measurement.
+#[derive(Clone, Copy)]
+struct Case {
+    kernel: Kernel,
+    columns: u32,
+    inner: u32,
+    tokens: u32,
+}
+
+impl Case {
+    fn weight_bytes(self) -> u64 {
+        let values = u64::from(self.columns) * u64::from(self.inner);
+        if self.kernel == Kernel::Nvfp4 { values / 2 + values / 16 } else { 2 * values }
+    }
+
+    /// Bytes one launch must move: weight, activations, product.
+    fn bytes(self) -> u64 {
+        let [columns, inner, tokens] = [self.columns, self.inner, self.tokens].map(u64::from);
+        self.weight_bytes() + 2 * tokens * inner + 4 * tokens * columns
+    }
+
+    fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
+        let (bytes, nodes) = (self.bytes(), nodes_for(self.bytes()));
+        let inputs = Inputs::new(device, self, nodes)?;
+        let record = || (0..nodes).try_for_each(|node| inputs.launch(self, node));
+        let graph = inputs.stream.capture(inputs.memory(), record)?;
+        let Self { columns, inner, tokens, .. } = self;
+        let size = format!("{tokens} tokens, {columns} x {inner}");
+        measurement(device, (self.kernel.name().to_owned(), size), (bytes, nodes), &graph)
+    }
+}
+
+/// What the nodes of a graph work on.
+struct Inputs<B: Backend> {
+    stream: Stream<B>,
+    nodes: u64,
+    x: Buffer<B, bf16>,
+    nvfp4: Vec<Nvfp4Linear<B>>,
+    bf16: Buffer<B, bf16>,
+    y: Buffer<B, f32>,
+}
+
+impl<B: Backend> Inputs<B> {
+    fn new(device: &Device<B>, case: Case, nodes: u64) -> Result<Self> {
+        let Case { kernel, columns, inner, tokens } = case;
+        let stream = device.stream()?;
+        let mut random = SmallRng::seed_from_u64(1);
+        let values: Vec<bf16> =
+            (0..PATTERN).map(|_| bf16::from_f32(random.random_range(-1.0..1.0))).collect();
+        let of = |rows: u32| nodes * u64::from(rows) * u64::from(inner);
+        // Nothing is read of what a case does not need, but there must be a buffer.
+        let (mut nvfp4, mut weights) = (Vec::new(), nodes);
+        if kernel == Kernel::Nvfp4 {
+            let values = (columns * inner) as usize;
+            let codes = (0..values / 2).map(|_| random.random()).collect();
+            let scales = (0..values / 16).map(|_| random.random_range(0x20..0x60)).collect();
+            let matrix = Nvfp4Matrix::from_parts(columns, inner, codes, scales, 1e-3)?;
+            let each = (0..nodes).map(|_| Nvfp4Linear::new(&stream, &matrix));
+            nvfp4 = each.collect::<Result<_, _>>()?;
+        } else {
+            weights = of(columns);
+        }
+        Ok(Self {
+            nodes,
+            x: repeated(&stream, "activations", of(tokens), &values)?,
+            nvfp4,
+            bf16: repeated(&stream, "weights", weights, &values)?,
+            y: device.allocate("products", nodes * u64::from(tokens) * u64::from(columns))?,
+            stream,
+        })
+    }
+
+    fn memory(&self) -> Vec<Memory<B>> {
+        let weights = self.nvfp4.iter().flat_map(Nvfp4Linear::memory);
+        weights.chain([self.x.memory(), self.bf16.memory(), self.y.memory()]).collect()
+    }
+
+    fn launch(&self, case: Case, node: u64) -> Result<()> {
+        let Case { kernel, columns, inner, tokens } = case;
+        let (stream, x, y) =
+            (&self.stream, &part(&self.x, node, self.nodes), &part(&self.y, node, self.nodes));
+        let values = || part(&self.bf16, node, self.nodes);
+        match kernel {
+            Kernel::Nvfp4 => {
+                self.nvfp4[node as usize].multiply(stream, x, tokens, y)?;
+            }
+            Kernel::Bf16 => {
+                let weight = Bf16Weight { values: &values(), columns, inner };
+                ops::multiply_bf16(stream, weight, x, tokens, y)?;
+            }
+            Kernel::Project => project(
+                stream,
+                &Projection {
+                    input: x,
+                    weight: &values(),
+                    output: y,
+                    rows: tokens,
+                    columns,
+                    inner,
+                },
+            )?,
+        }
+        Ok(())
+    }
+}

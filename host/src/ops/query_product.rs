@@ -1,0 +1,71 @@
+//! Queries of the indexer from activations, with a query weight in NVFP4.
+
+use dsv4_kv_linear::Nvfp4Linear;
+use kernels_gpu::launch::Nvfp4IndexQuery;
+use kernels_gpu::params::Nvfp4IndexQueryParams;
+use kv_layout::geometry::INDEX_DIM;
+use kv_layout::index_row::IndexFormat;
+use kv_layout::linear::LinearTile;
+
+use super::{GatherQueries, IndexQueries, check_argument};
+use crate::device::{Backend, DeviceError, Stream, View, bf16};
+
+/// Activations on their way to queries in the form that scores take.
+pub struct QueryProduct<'a, B: Backend> {
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// `[queries, inner]` BF16: the normed latent.
+    pub latent: &'a View<B, bf16>,
+    /// `[heads * 128, inner]`.
+    pub weight: &'a Nvfp4Linear<B>,
+    /// `[queries, heads]` f32: the heads' weights, projected.
+    pub projected_weight: &'a View<B, f32>,
+    /// `[32]` f32, the rotary frequencies of compressed layers.
+    pub frequencies: &'a View<B, f32>,
+    /// The format of the keys.
+    pub format: IndexFormat,
+    /// Where they go.
+    pub to: &'a IndexQueries<'a, B>,
+}
+
+/// Queues `nvfp4_index_query_*`: the product with the query weight, then as [`super::index_query`], in one launch.
+/// Padding stays untouched. Each 64 queries read all of the weight.
+///
+/// # Errors
+/// [`DeviceError::Argument`] for too many heads, or a weight that does not have 128 columns a head;
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn nvfp4_index_query<B: Backend>(
+    stream: &Stream<B>,
+    product: &QueryProduct<'_, B>,
+) -> Result<(), DeviceError> {
+    let QueryProduct { queries, latent, weight, projected_weight, frequencies, format, to } =
+        *product;
+    let (first, tokens, heads) = (queries.first, queries.count, to.heads);
+    if tokens == 0 {
+        return Ok(());
+    }
+    queries.check()?;
+    to.check()?;
+    let columns = heads * INDEX_DIM;
+    check_argument("columns of the query weight", weight.columns(), columns, columns)?;
+    let operation = Nvfp4IndexQuery {
+        input: latent.ptr(),
+        codes: weight.codes().ptr(),
+        scales: weight.scales().ptr(),
+        projected_weight: projected_weight.ptr(),
+        frequencies: frequencies.ptr(),
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        query: to.query.ptr_mut(),
+        weight: to.weight.ptr_mut(),
+        params: Nvfp4IndexQueryParams {
+            first,
+            tokens,
+            heads,
+            inner: weight.inner(),
+            scale_bits: weight.scale().to_bits(),
+        },
+    };
+    // SAFETY: the launch checks every buffer.
+    unsafe { stream.launch((format, LinearTile::of(tokens)), &operation) }
+}

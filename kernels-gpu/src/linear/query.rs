@@ -1,0 +1,91 @@
+//! `nvfp4_index_query_*`: queries of the indexer, from activations to the form that scores take, in one launch.
+//!
+//! A head is 128 columns: two blocks of a cluster, 64 each. The blocks exchange their sums, and each finishes the
+//! head's queries of every other token as `index_query` does.
+
+use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
+use simt::shared::Shared;
+use simt::thread;
+
+use super::product::{Block, COLUMNS, SUM_ROW, THREADS, sums_at};
+use super::weights::Nvfp4Weights;
+use crate::args::Nvfp4IndexQuery;
+use crate::index_row::IndexRowFormat;
+use crate::indexer::CHANNELS;
+use crate::indexer::score::query::Queries;
+use crate::params::Nvfp4IndexQueryParams;
+
+/// Blocks of a head.
+pub const HEAD_BLOCKS: u32 = CHANNELS / COLUMNS;
+/// Warps of a block.
+const WARPS: u32 = THREADS / 32;
+
+/// Makes the queries of each token's heads, and their weights.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(2 * 64, tokens / 8 N)`, rounded
+/// up, call it.
+#[inline(always)]
+pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvfp4IndexQuery) {
+    let Nvfp4IndexQueryParams { first, tokens, heads, inner, scale_bits } = args.params;
+    let block = Block::<_, N, M> {
+        weights: Nvfp4Weights { codes: args.codes, scales: args.scales, inner },
+        input: args.input,
+        tokens,
+        columns: heads * CHANNELS,
+        inner,
+        first_token: thread::block_idx_y() * Block::<Nvfp4Weights, N, M>::TOKENS,
+        first_column: thread::block_idx_x() * COLUMNS,
+    };
+    let queries = Queries {
+        projected_weight: args.projected_weight,
+        frequencies: args.frequencies,
+        token_position: args.token_position,
+        token_slot: args.token_slot,
+        query: args.query,
+        weight: args.weight,
+        first,
+        heads,
+    };
+    let head = thread::block_idx_x() / HEAD_BLOCKS;
+    // SAFETY: by this function's own contract; the branches with barriers are the cluster's, the others the warp's.
+    unsafe {
+        if head >= heads {
+            finish(block.first_token, block.rows(), |_, row| {
+                if !queries.is_padding(row) {
+                    queries.store_zeros::<F>(row, head);
+                }
+            });
+            return;
+        }
+        let memory = Shared::<u32, M>::at(0);
+        let sums = sums_at(Block::<Nvfp4Weights, N, M>::TOKENS);
+        let scale = f32::from_bits(scale_bits);
+        block.sums(memory, |token, column, sum| {
+            memory.store(sums + token * SUM_ROW + column, (sum * scale).to_bits());
+        });
+        sync_cluster();
+        let channel = 4 * thread::lane_id();
+        finish(block.first_token, block.rows(), |token, row| {
+            let at = sums + token * SUM_ROW + channel % COLUMNS;
+            let load = |i: u32| f32::from_bits(memory.load_from(channel / COLUMNS, at + i));
+            let projected = [load(0), load(1), load(2), load(3)];
+            if !queries.is_padding(row) {
+                queries.store::<F>(row, head, projected);
+            }
+        });
+        cluster_arrive();
+        cluster_wait();
+    }
+}
+
+/// Calls `finish` with the tokens that the warp finishes, of the `tokens` that the cluster has, and their rows of
+/// the launch, which start at `first`.
+#[inline(always)]
+fn finish(first: u32, tokens: u32, mut finish: impl FnMut(u32, u32)) {
+    let mut token = thread::warp_id() * HEAD_BLOCKS + block_rank();
+    while token < tokens {
+        finish(token, first + token);
+        token += WARPS * HEAD_BLOCKS;
+    }
+}

@@ -1,0 +1,97 @@
+//! Products of activations with a weight.
+
+/// Adds its rows and hands all to `$next`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! linear_rows {
+    ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
+        $crate::$next! { [$($rest)*] { $($done)*
+            Bf16Linear<LinearTile> |p, f|
+            "Multiplies activations by the transposed weight in BF16."
+            (
+                /// `[tokens, inner]` BF16.
+                input: const u16 align 16 [p.tokens, p.inner],
+                /// `[columns, inner]` BF16.
+                weight: const u16 align 16 [p.columns, p.inner],
+                /// `[tokens, columns]` f32.
+                output: mut f32 [p.tokens, p.columns];
+                Bf16LinearParams
+            )
+            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.tokens()), min_sm: 90,
+              grid: [p.columns.div_ceil(linear::product::COLUMNS), p.tokens.div_ceil(f.tokens())] }
+            bodies {
+                [LinearTile::T8] => bf16_linear_8: linear::output::bf16::<1, { linear::product::words(8) }>,
+                [LinearTile::T16] => bf16_linear_16: linear::output::bf16::<2, { linear::product::words(16) }>,
+                [LinearTile::T32] => bf16_linear_32: linear::output::bf16::<4, { linear::product::words(32) }>,
+                [LinearTile::T64] => bf16_linear_64: linear::output::bf16::<8, { linear::product::words(64) }>,
+            }
+
+            Nvfp4Linear<(LinearTile, LinearOutput)> |p, f|
+            "Multiplies activations by the transposed weight in NVFP4."
+            (
+                /// `[tokens, inner]` BF16.
+                input: const u16 align 16 [p.tokens, p.inner],
+                /// `[columns, inner / 2]` u8: E2M1 codes, of each eight in the order of `kv_layout::linear::device_nibble`.
+                codes: const u8 align 16 [p.columns, p.inner / 2],
+                /// `[columns, inner / 16]` u8: E4M3 scales.
+                scales: const u8 align 2 [p.columns, p.inner / SCALE_GROUP],
+                /// `[tokens, columns]` f32 or BF16.
+                output: mut u8 align 4 [p.tokens, p.columns, f.1.bytes()];
+                Nvfp4LinearParams
+            )
+            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.0.tokens()), min_sm: 90,
+              grid: [p.columns.div_ceil(linear::product::COLUMNS), p.tokens.div_ceil(f.0.tokens())] }
+            bodies {
+                [(LinearTile::T8, LinearOutput::F32)] => nvfp4_linear_8_f32: linear::output::nvfp4::<linear::output::F32, 1, { linear::product::words(8) }>,
+                [(LinearTile::T16, LinearOutput::F32)] => nvfp4_linear_16_f32: linear::output::nvfp4::<linear::output::F32, 2, { linear::product::words(16) }>,
+                [(LinearTile::T32, LinearOutput::F32)] => nvfp4_linear_32_f32: linear::output::nvfp4::<linear::output::F32, 4, { linear::product::words(32) }>,
+                [(LinearTile::T64, LinearOutput::F32)] => nvfp4_linear_64_f32: linear::output::nvfp4::<linear::output::F32, 8, { linear::product::words(64) }>,
+                [(LinearTile::T8, LinearOutput::Bf16)] => nvfp4_linear_8_bf16: linear::output::nvfp4::<linear::output::Bf16, 1, { linear::product::words(8) }>,
+                [(LinearTile::T16, LinearOutput::Bf16)] => nvfp4_linear_16_bf16: linear::output::nvfp4::<linear::output::Bf16, 2, { linear::product::words(16) }>,
+                [(LinearTile::T32, LinearOutput::Bf16)] => nvfp4_linear_32_bf16: linear::output::nvfp4::<linear::output::Bf16, 4, { linear::product::words(32) }>,
+                [(LinearTile::T64, LinearOutput::Bf16)] => nvfp4_linear_64_bf16: linear::output::nvfp4::<linear::output::Bf16, 8, { linear::product::words(64) }>,
+            }
+
+            Nvfp4IndexQuery<(IndexFormat, LinearTile)> |p, f|
+            "Queries of the indexer from activations, in one launch: product with the weight in \
+             NVFP4, then as `index_query`."
+            (
+                /// `[tokens, inner]` BF16.
+                input: const u16 align 16 [p.tokens, p.inner],
+                /// `[heads * 128, inner / 2]` u8: as of `nvfp4_linear`.
+                codes: const u8 align 16 [p.heads, INDEX_DIM, p.inner / 2],
+                /// `[heads * 128, inner / 16]` u8: E4M3 scales.
+                scales: const u8 align 2 [p.heads, INDEX_DIM, p.inner / SCALE_GROUP],
+                /// `[tokens, heads]` f32, projected.
+                projected_weight: const f32 [p.tokens, p.heads],
+                /// `[32]` radians per token of each rotated pair.
+                frequencies: const f32 [ROPE_DIM / 2],
+                /// `[step]` absolute position of each query.
+                token_position: const i32 [end(p.first, p.tokens)],
+                /// `[step]` slot of each query's request; -1 = padding, which stays untouched.
+                token_slot: const i32 [end(p.first, p.tokens)],
+                /// `[tokens, 16384]` u8, as of `index_query`.
+                query: mut u8 align 2 [p.tokens, IndexFormat::MAX_QUERY_BYTES],
+                /// `[tokens, heads]` f32, as of `index_query`.
+                weight: mut f32 [p.tokens, p.heads];
+                Nvfp4IndexQueryParams
+            )
+            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.1.tokens()), min_sm: 90, cluster: 2,
+              grid: [QUERY_HEADS * linear::query::HEAD_BLOCKS, p.tokens.div_ceil(f.1.tokens())] }
+            bodies {
+                [(IndexFormat::Nvfp4, LinearTile::T8)] => nvfp4_index_query_nvfp4_8: linear::query::query::<index_row::Nvfp4Row, 1, { linear::product::words(8) }>,
+                [(IndexFormat::Nvfp4, LinearTile::T16)] => nvfp4_index_query_nvfp4_16: linear::query::query::<index_row::Nvfp4Row, 2, { linear::product::words(16) }>,
+                [(IndexFormat::Nvfp4, LinearTile::T32)] => nvfp4_index_query_nvfp4_32: linear::query::query::<index_row::Nvfp4Row, 4, { linear::product::words(32) }>,
+                [(IndexFormat::Nvfp4, LinearTile::T64)] => nvfp4_index_query_nvfp4_64: linear::query::query::<index_row::Nvfp4Row, 8, { linear::product::words(64) }>,
+                [(IndexFormat::Mxfp4, LinearTile::T8)] => nvfp4_index_query_mxfp4_8: linear::query::query::<index_row::Mxfp4Row, 1, { linear::product::words(8) }>,
+                [(IndexFormat::Mxfp4, LinearTile::T16)] => nvfp4_index_query_mxfp4_16: linear::query::query::<index_row::Mxfp4Row, 2, { linear::product::words(16) }>,
+                [(IndexFormat::Mxfp4, LinearTile::T32)] => nvfp4_index_query_mxfp4_32: linear::query::query::<index_row::Mxfp4Row, 4, { linear::product::words(32) }>,
+                [(IndexFormat::Mxfp4, LinearTile::T64)] => nvfp4_index_query_mxfp4_64: linear::query::query::<index_row::Mxfp4Row, 8, { linear::product::words(64) }>,
+                [(IndexFormat::Fp8, LinearTile::T8)] => nvfp4_index_query_fp8_8: linear::query::query::<index_row::Fp8Row, 1, { linear::product::words(8) }>,
+                [(IndexFormat::Fp8, LinearTile::T16)] => nvfp4_index_query_fp8_16: linear::query::query::<index_row::Fp8Row, 2, { linear::product::words(16) }>,
+                [(IndexFormat::Fp8, LinearTile::T32)] => nvfp4_index_query_fp8_32: linear::query::query::<index_row::Fp8Row, 4, { linear::product::words(32) }>,
+                [(IndexFormat::Fp8, LinearTile::T64)] => nvfp4_index_query_fp8_64: linear::query::query::<index_row::Fp8Row, 8, { linear::product::words(64) }>,
+            }
+        } }
+    };
+}

@@ -1,0 +1,101 @@
+//! A query has the same projections, scores and list in every batch.
+
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::ops::{
+    self, EntrySelection, GatherQueries, IndexQueries, KeyScores, Scores, maxima_len,
+};
+use half::bf16;
+use kv_layout::index_row::IndexFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::indexer::query::CANARY;
+use crate::indexer::scores::{Case, Layer, Step, sees};
+use crate::inputs::{download, upload};
+
+fn bits(values: Vec<f32>) -> Vec<u32> {
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+/// The same rows in launches of every size, at several places.
+pub fn projections_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    const ROWS: u32 = 70;
+    let stream = &device.stream().unwrap();
+    let mut random = StdRng::seed_from_u64(11);
+    for (columns, inner) in [(40, 1056), (64, 96)] {
+        let mut values = |count: u32| -> Vec<bf16> {
+            (0..count).map(|_| bf16::from_f32(random.random_range(-1.0..1.0))).collect()
+        };
+        let (input, weight) = (values(ROWS * inner), values(columns * inner));
+        let (input, weight) = (upload(stream, &input), &upload(stream, &weight));
+        let run = |first: u32, rows: u32| {
+            let of = |rows: u32| u64::from(rows) * u64::from(inner);
+            let input = &input.slice(of(first), of(rows)).unwrap();
+            let output = &upload(stream, &vec![CANARY; (rows * columns) as usize]);
+            let projection = ops::Projection { input, weight, output, rows, columns, inner };
+            ops::project(stream, &projection).unwrap();
+            bits(download(stream, output))
+        };
+        let whole = run(0, ROWS);
+        for rows in [1, 2, 15, 16, 17, 31, 33, 64, 69] {
+            for first in [0, 1, ROWS - rows] {
+                let range = (first * columns) as usize..((first + rows) * columns) as usize;
+                assert_eq!(run(first, rows), whole[range], "{rows} rows from {first} on");
+            }
+        }
+    }
+}
+
+/// Scores, the largest of their groups, and the list of queries that are taken together.
+fn selected<B: Backend>(
+    layer: &Layer<B>,
+    step: &Step<B>,
+    case: &Case,
+    (from, count): (u32, u32),
+) -> [Vec<u32>; 2] {
+    const K: u32 = 24;
+    let stream = &layer.stream;
+    let all = step.quantised();
+    let of = |elements: u32| [from, count].map(|rows| u64::from(rows) * u64::from(elements));
+    let [at, len] = of(IndexFormat::MAX_QUERY_BYTES);
+    let query = &all.query.slice(at, len).unwrap();
+    let [at, len] = of(case.heads);
+    let weight = &all.weight.slice(at, len).unwrap();
+    let quantised = &IndexQueries { query, weight, heads: case.heads };
+    let queries = step.queries();
+    let queries = &GatherQueries { first: queries.first + from, count, ..queries };
+    let columns = case.columns;
+    let scores = &upload(stream, &vec![CANARY; (count * columns) as usize]);
+    let maxima = &upload(stream, &vec![CANARY; count as usize * maxima_len(columns) as usize]);
+    let to = &Scores { scores, maxima, columns };
+    let (table, keys, faults) = (&step.table(), &layer.keys(), &upload(stream, &[0]));
+    let skip = case.skip;
+    let launch = KeyScores { queries, from: quantised, table, keys, skip, to, faults };
+    ops::index_score(stream, &launch).unwrap();
+    let list = &upload(stream, &vec![0; (count * K) as usize]);
+    ops::index_topk(stream, &EntrySelection { queries, from: to, k: K, selected: list }).unwrap();
+    let list = download(stream, list).into_iter().map(i32::cast_unsigned).collect();
+    [bits(download(stream, scores)), list]
+}
+
+/// In every format of keys; so many queries that the blocks of the largest launch have several tiles.
+pub fn scores_and_lists_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    const QUERIES: u32 = 40;
+    for format in IndexFormat::ALL {
+        let layer = Layer::new(device, format, (3, 12));
+        let case = Case { heads: 16, columns: 384, skip: 0, format, fall: 0 };
+        let entries = |i: i32| 1 + i * 37 % 383;
+        let queries: Vec<(i32, i32)> =
+            (0..QUERIES as i32).map(|i| (i % 3, sees(entries(i)))).collect();
+        let step = layer.step(&queries, 0, &case);
+        let whole = selected(&layer, &step, &case, (0, QUERIES));
+        let width = whole.each_ref().map(|values| values.len() / QUERIES as usize);
+        for (first, count) in [(0, 1), (39, 1), (5, 2), (8, 31), (0, 33), (7, 33)] {
+            let part = selected(&layer, &step, &case, (first, count));
+            for ((part, whole), width) in part.iter().zip(&whole).zip(width) {
+                let range = first as usize * width..(first + count) as usize * width;
+                assert_eq!(part[..], whole[range], "{format:?}: {count} queries from {first} on");
+            }
+        }
+    }
+}

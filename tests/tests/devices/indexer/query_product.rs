@@ -1,0 +1,128 @@
+//! Queries from activations in one launch, with a query weight in NVFP4: byte for byte those of the product and
+//! then `index_query`.
+
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::ops::{self, GatherQueries, IndexQueries, QueryProduct, QueryQuantisation};
+use dsv4_kv::rope::compress_frequencies;
+use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
+use half::bf16;
+use kv_layout::config::CompressRope;
+use kv_layout::index_row::IndexFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::indexer::query::{CANARY, CHANNELS};
+use crate::inputs::{download, upload, upload_bf16};
+
+/// A batch of queries, some of them padding, and an indexer's weight.
+struct Case<B: Backend> {
+    stream: Stream<B>,
+    tokens: u32,
+    heads: u32,
+    latent: Buffer<B, bf16>,
+    weight: Nvfp4Linear<B>,
+    projected_weight: Buffer<B, f32>,
+    frequencies: Buffer<B, f32>,
+    position: Buffer<B, i32>,
+    slot: Buffer<B, i32>,
+}
+
+impl<B: Backend> Case<B> {
+    fn new(device: &Device<B>, [tokens, heads, inner]: [u32; 3]) -> Self {
+        let stream = device.stream().unwrap();
+        let mut random = StdRng::seed_from_u64(tokens.into());
+        let mut values = |count: u32, size: f32| -> Vec<f32> {
+            (0..count).map(|_| random.random_range(-size..size)).collect()
+        };
+        let columns = heads * CHANNELS as u32;
+        let weight = Nvfp4Matrix::quantise(&values(columns * inner, 0.2), columns, inner).unwrap();
+        let latent = values(tokens * inner, 2.0);
+        let latent: Vec<u16> = latent.into_iter().map(|x| bf16::from_f32(x).to_bits()).collect();
+        let weights = values(tokens * heads, 1.0);
+        // The step has a token before the queries.
+        let position = (0..=tokens as i32).map(|i| i * 1017 % 70_000);
+        let slot = (0..=tokens as i32).map(|i| if i % 5 == 3 { -1 } else { i });
+        Self {
+            tokens,
+            heads,
+            latent: upload_bf16(&stream, &latent),
+            weight: Nvfp4Linear::new(&stream, &weight).unwrap(),
+            projected_weight: upload(&stream, &weights),
+            frequencies: upload(&stream, &compress_frequencies(&CompressRope::RELEASED)),
+            position: upload(&stream, &position.collect::<Vec<_>>()),
+            slot: upload(&stream, &slot.collect::<Vec<_>>()),
+            stream,
+        }
+    }
+
+    /// What `launch` makes of the queries: their bytes, and the bits of the weights.
+    fn made(
+        &self,
+        launch: impl FnOnce(&GatherQueries<'_, B>, &IndexQueries<'_, B>) -> Result<(), DeviceError>,
+    ) -> (Vec<u8>, Vec<u32>) {
+        let Self { stream, tokens, heads, position, slot, .. } = self;
+        let bytes = tokens * IndexFormat::MAX_QUERY_BYTES + 16;
+        let query = &upload(stream, &vec![0x77_u8; bytes as usize]);
+        let weight = &upload(stream, &vec![CANARY; (tokens * heads + 1) as usize]);
+        let queries = GatherQueries { position, slot, index: slot, first: 1, count: *tokens };
+        launch(&queries, &IndexQueries { query, weight, heads: *heads }).unwrap();
+        let bits = |weight: f32| weight.to_bits();
+        (download(stream, query), download(stream, weight).into_iter().map(bits).collect())
+    }
+
+    fn check(&self, format: IndexFormat) {
+        let Self { stream, latent, weight, projected_weight, frequencies, .. } = self;
+        let in_two = self.made(|queries, to| {
+            let columns = u64::from(weight.columns());
+            let projected =
+                &stream.device().allocate("projected", u64::from(self.tokens) * columns).unwrap();
+            weight.multiply(stream, latent, self.tokens, projected).unwrap();
+            let quantisation =
+                QueryQuantisation { queries, projected, projected_weight, frequencies, format, to };
+            ops::index_query(stream, &quantisation)
+        });
+        let in_one = self.made(|queries, to| {
+            let product =
+                QueryProduct { queries, latent, weight, projected_weight, frequencies, format, to };
+            ops::nvfp4_index_query(stream, &product)
+        });
+        let [tokens, heads, inner] = [self.tokens, self.heads, weight.inner()];
+        let what = format!("{format:?}, {tokens} tokens, {heads} heads, {inner} values");
+        assert!(in_one.0 == in_two.0, "queries of {what}");
+        assert_eq!(in_one.1, in_two.1, "weights of {what}");
+    }
+}
+
+/// Batches of every kernel, and of more than one block's tokens; all heads, one, and some.
+pub fn one_launch_equals_two<B: Backend>(device: &Device<B>) {
+    for shape in [[1, 64, 96], [9, 3, 544], [17, 2, 32], [33, 1, 1056], [70, 1, 160]] {
+        let case = Case::new(device, shape);
+        for format in IndexFormat::ALL {
+            case.check(format);
+        }
+    }
+}
+
+pub fn wrong_weights_are_refused<B: Backend>(device: &Device<B>) {
+    let case = Case::new(device, [2, 2, 64]);
+    let Case { stream, latent, weight, projected_weight, frequencies, position, slot, .. } = &case;
+    let buffer = device.allocate("queries", 2 * 16384).unwrap();
+    let run = |heads: u32, latent: &Buffer<B, bf16>| {
+        let product = QueryProduct {
+            queries: &GatherQueries { position, slot, index: slot, first: 0, count: 2 },
+            latent,
+            weight,
+            projected_weight,
+            frequencies,
+            format: IndexFormat::Mxfp4,
+            to: &IndexQueries { query: &buffer, weight: projected_weight, heads },
+        };
+        ops::nvfp4_index_query(stream, &product).unwrap_err()
+    };
+    for heads in [1, 3, 65] {
+        let error = run(heads, latent);
+        assert!(matches!(error, DeviceError::Argument { .. }), "{heads}: {error}");
+    }
+    let error = run(2, &latent.slice(0, 127).unwrap());
+    assert!(matches!(error, DeviceError::TooShort { argument: "input", .. }), "{error}");
+}

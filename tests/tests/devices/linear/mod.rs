@@ -1,0 +1,4 @@
+//! Products of activations with weights in NVFP4 and BF16.
+
+pub mod product;
+pub mod quantise;
