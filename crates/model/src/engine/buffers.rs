@@ -61,7 +61,7 @@ pub struct Buffers<B: Backend> {
     widths: Widths,
 }
 
-/// What the indexer's projection reads of a token: its products take multiples of 128 values, so that both
+/// What the indexer's projection reads of a token: its products take multiples of 32 values, so that both
 /// are filled up with zeros.
 #[derive(Clone, Copy)]
 struct Widths {
