@@ -85,6 +85,36 @@ pub enum InputError {
     /// Verification without anything to verify.
     #[error("--verify needs --execute full: bookkeeping stores no rows")]
     NothingToVerify,
+    /// A checkpoint that cannot be read.
+    #[cfg(feature = "generate")]
+    #[error("--checkpoint: {0}")]
+    Checkpoint(#[source] dsv4_kv_checkpoint::CheckpointError),
+    /// Text without a tokenizer for it.
+    #[cfg(feature = "generate")]
+    #[error("--prompt: {0}")]
+    Text(String),
+    /// A prompt without tokens.
+    #[cfg(feature = "generate")]
+    #[error("the prompt is empty; a request needs a token to begin with")]
+    EmptyPrompt,
+    /// A file that holds no token ids.
+    #[cfg(feature = "generate")]
+    #[error("--prompt-tokens {}: {reason}", path.display())]
+    PromptTokens {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file of logits that cannot be opened.
+    #[cfg(feature = "generate")]
+    #[error("--logits {}: {source}", path.display())]
+    Logits {
+        /// The file.
+        path: PathBuf,
+        /// Why it cannot be opened.
+        source: std::io::Error,
+    },
     /// A report that cannot be opened.
     #[error("--report {}: {source}", path.display())]
     Report {

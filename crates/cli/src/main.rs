@@ -3,6 +3,8 @@
 mod bench;
 mod device;
 mod error;
+#[cfg(feature = "generate")]
+mod generate;
 mod interrupt;
 mod model;
 mod options;
@@ -28,6 +30,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::BenchArgs),
+    #[cfg(feature = "generate")]
+    Generate(Box<generate::GenerateArgs>),
     Plan(plan::PlanArgs),
     Replay(Box<replay::ReplayArgs>),
 }
@@ -44,6 +48,8 @@ fn main() -> ExitCode {
     };
     let outcome = match command {
         Command::Bench(args) => bench::run(&args),
+        #[cfg(feature = "generate")]
+        Command::Generate(args) => generate::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Replay(args) => replay::run(&args),
     };

@@ -30,6 +30,16 @@ pub fn print(text: impl Display) -> Result<(), OutputError> {
     check(writeln!(stdout, "{text}").and_then(|()| stdout.flush()))
 }
 
+/// Writes `text` to standard output, without a line end, and shows it at once.
+///
+/// # Errors
+/// As of [`print()`].
+#[cfg(feature = "generate")]
+pub fn print_part(text: &str) -> Result<(), OutputError> {
+    let mut stdout = io::stdout().lock();
+    check(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+}
+
 /// What a failure to write to standard output means.
 ///
 /// # Errors

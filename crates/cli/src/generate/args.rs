@@ -1,0 +1,73 @@
+//! The options of `dsv4-kv generate`.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args};
+
+use crate::device::DeviceChoice;
+use crate::options::number;
+use crate::outcome::EXIT_CODES;
+
+/// Continues a prompt with a checkpoint's model.
+///
+/// Tokens are printed as they come, then a table: time to first token, tokens a second, bytes of the cache.
+/// The cache, the indexer and the router run on the device, dense mathematics in f32 on the host: made to be
+/// exact, for models that fit the host's memory at four bytes a parameter.
+#[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
+#[command(group(ArgGroup::new("input").required(true)))]
+pub struct GenerateArgs {
+    /// The checkpoint: a folder with config.json and safetensors files.
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: PathBuf,
+
+    /// The prompt as text: through the checkpoint's tokenizer.json, or a token for each byte if its vocabulary
+    /// has 256 tokens.
+    #[arg(long, value_name = "TEXT", group = "input")]
+    pub prompt: Option<String>,
+
+    /// The prompt as token ids, in a file: numbers with anything but digits between them.
+    #[arg(long, value_name = "FILE", group = "input")]
+    pub prompt_tokens: Option<PathBuf>,
+
+    /// Most tokens to generate.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub max_tokens: u32,
+
+    /// Divides the logits before a token is drawn; 0 takes the most likely token.
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = number(0.0..=100.0))]
+    pub temperature: f64,
+
+    /// Draws from the most likely tokens alone whose probabilities add up to this.
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = number(0.000_001..=1.0))]
+    pub top_p: f64,
+
+    /// Seed of the draws.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+
+    /// Tokens that prompt lookup proposes and one step verifies; the output is the same with and without.
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=31))]
+    pub draft: u32,
+
+    /// Tokens of the prompt in one step; the output does not depend on it.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub chunk: u32,
+
+    /// Replay each layer's launches as a graph while decoding.
+    #[arg(long)]
+    pub graphs: bool,
+
+    /// Write the logits of every token, of the prompt too, to a safetensors file: `logits` [tokens, vocabulary]
+    /// f32 and `tokens` [tokens] i64, without the last token, which was not fed.
+    #[arg(long, value_name = "FILE")]
+    pub logits: Option<PathBuf>,
+
+    /// Where the kernels run.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+
+    /// Print the result as JSON instead of text and a table.
+    #[arg(long)]
+    pub json: bool,
+}

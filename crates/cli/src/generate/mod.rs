@@ -1,0 +1,172 @@
+//! `dsv4-kv generate`: continues a prompt.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`args`] | options |
+//! | [`prompt`] | the prompt's tokens |
+//! | [`load`] | the checkpoint's model, with progress |
+//! | [`report`] | the result: table and JSON |
+//! | [`logits`] | the file of `--logits` |
+
+mod args;
+mod load;
+mod logits;
+mod prompt;
+mod report;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
+use dsv4_kv_model::generate::Observer;
+use dsv4_kv_model::sample::Sampling;
+use dsv4_kv_model::sequence::{Continuation, Generated, Work};
+use dsv4_kv_model::text::{Text, TextStream};
+use dsv4_kv_model::{Engine, EngineLimits, Model};
+use ndarray::ArrayView2;
+
+pub use args::GenerateArgs;
+pub use load::load;
+
+use crate::interrupt::Interrupt;
+use crate::outcome::Outcome;
+use crate::output;
+use logits::Logits;
+use report::Report;
+
+/// Memory of the emulated device, which takes only what is used.
+const EMULATED_MEMORY: u64 = 64 << 30;
+
+/// Runs the command and prints its result.
+///
+/// # Errors
+/// Input that is refused; a device that fails; output that cannot be written.
+pub fn run(args: &GenerateArgs) -> Result<Outcome> {
+    let model = Arc::new(load(&args.checkpoint)?);
+    let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
+    let tokens = prompt::tokens(args, &text)?;
+    match args.device.gpu()? {
+        Some(device) => on_device(&device, args, model, text.ok(), &tokens),
+        None => {
+            let device = EmuDevice::new(EmuOptions { memory: EMULATED_MEMORY, seed: 0 });
+            on_device(&device, args, model, text.ok(), &tokens)
+        }
+    }
+}
+
+fn on_device<B: Backend>(
+    device: &Device<B>,
+    args: &GenerateArgs,
+    model: Arc<Model>,
+    text: Option<Text>,
+    prompt: &[u32],
+) -> Result<Outcome> {
+    let interrupt = Interrupt::listen()?;
+    let mut engine = Engine::new(device, Arc::clone(&model), limits(args, prompt))?;
+    if args.graphs {
+        engine.capture(1, args.draft + 1)?;
+    }
+    let logits = args.logits.as_deref().map(|path| Logits::open(path, &model)).transpose()?;
+    let mut console = Console {
+        text,
+        stream: TextStream::default(),
+        written: String::new(),
+        print: !args.json,
+        interrupt,
+        logits,
+        failed: None,
+    };
+    let summary =
+        engine.generate(prompt, continuation(args, &model), args.chunk as usize, &mut console)?;
+    if let Some(error) = console.failed.take() {
+        return Err(error);
+    }
+    console.finish()?;
+    let Console { written, interrupt, logits, text, .. } = console;
+    if let Some(logits) = logits {
+        logits.write()?;
+    }
+    let report = Report::new(&engine, device, prompt, &summary, text.map(|_| written));
+    if args.json {
+        output::print(serde_json::to_string_pretty(&report)?)?;
+    } else {
+        output::print(format_args!("\n\n{report}"))?;
+    }
+    Ok(if interrupt.is_requested() { Outcome::Interrupted } else { Outcome::Passed })
+}
+
+fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
+    let context = (prompt.len() as u64 + u64::from(args.max_tokens) + u64::from(args.draft))
+        .min(u64::from(u32::MAX - BLOCK_TOKENS)) as u32;
+    EngineLimits {
+        requests: 1,
+        context,
+        cached_tokens: context.next_multiple_of(BLOCK_TOKENS),
+        step_tokens: args.chunk.max(args.draft + 1),
+        max_draft: args.draft,
+    }
+}
+
+fn continuation(args: &GenerateArgs, model: &Model) -> Continuation {
+    let (temperature, top_p) = (args.temperature as f32, args.top_p as f32);
+    Continuation {
+        sampling: Sampling { temperature, top_p, seed: args.seed },
+        max_tokens: args.max_tokens as usize,
+        end: model.config.eos.clone(),
+        drafts: args.draft as usize,
+        top_logprobs: 0,
+        prompt_logits: args.logits.is_some(),
+    }
+}
+
+/// Prints tokens as they come, and keeps what is asked for.
+struct Console {
+    /// None: token ids are printed.
+    text: Option<Text>,
+    stream: TextStream,
+    written: String,
+    print: bool,
+    interrupt: Interrupt,
+    logits: Option<Logits>,
+    failed: Option<anyhow::Error>,
+}
+
+impl Console {
+    fn write(&mut self, part: &str) -> Result<()> {
+        self.written.push_str(part);
+        if self.print {
+            output::print_part(part)?;
+        }
+        Ok(())
+    }
+
+    /// The text that is left of an incomplete character.
+    fn finish(&mut self) -> Result<()> {
+        let Some(text) = &self.text else { return Ok(()) };
+        let rest = self.stream.finish(text);
+        self.write(&rest)
+    }
+}
+
+impl Observer for Console {
+    fn logits(&mut self, work: &Work, logits: ArrayView2<'_, f32>, accepted: u32) {
+        if let Some(file) = &mut self.logits {
+            file.push(work, logits, accepted);
+        }
+    }
+
+    fn token(&mut self, token: &Generated) -> bool {
+        let id = token.picked.token;
+        let part = match &self.text {
+            Some(text) => self.stream.push(text, id),
+            None => format!("{id} "),
+        };
+        let written = self.write(&part);
+        let goes_on = written.is_ok() && !self.interrupt.is_requested();
+        if let Err(error) = written {
+            self.failed = Some(error);
+        }
+        goes_on
+    }
+}
