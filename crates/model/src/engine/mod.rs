@@ -19,7 +19,7 @@ mod updated;
 
 use std::sync::Arc;
 
-use dsv4_kv::{CacheConfig, KvCacheManager, RequestId};
+use dsv4_kv::{Bucket, CacheConfig, KvCacheManager, RequestId};
 use dsv4_kv_device::{Backend, Device, Stream};
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::BLOCK_TOKENS;
@@ -99,6 +99,21 @@ impl<B: Backend> Engine<B> {
     /// [`dsv4_kv::KvError::UnknownRequest`], [`dsv4_kv::KvError::ForeignRequest`].
     pub fn release(&mut self, id: RequestId) -> Result<(), ModelError> {
         Ok(self.cache.release(id)?)
+    }
+
+    /// Captures each layer's launches for steps of up to `requests` requests with up to `tokens_per_request`
+    /// tokens each. From then on steps that fit replay the graphs, with the same bits as without.
+    ///
+    /// # Errors
+    /// [`ModelError::BucketTooLarge`] for more tokens than are gathered at once;
+    /// [`ModelError::Cache`], as [`KvCacheManager::capture`].
+    pub fn capture(&mut self, requests: u32, tokens_per_request: u32) -> Result<(), ModelError> {
+        let tokens = requests.saturating_mul(tokens_per_request);
+        let context = self.cache.config().max_context;
+        let bucket = Bucket { tokens, tokens_per_request, requests, context };
+        let Self { cache, stream, layers, buffers, captured, .. } = self;
+        *captured = Some(Captured::record(cache, stream, layers, buffers, bucket)?);
+        Ok(())
     }
 
     /// The cache, for its configuration and its ledger.
