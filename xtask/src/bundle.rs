@@ -16,10 +16,11 @@ use crate::{process, programs, workspace};
 const LIMIT_MB: f64 = 60.0;
 
 /// The calls of cargo: a name, and what to build.
-const BUILDS: [(&str, &[&str]); 3] = [
+const BUILDS: [(&str, &[&str]); 4] = [
     ("the tests that run kernels", &["--package", "dsv4-kv-tests", "--test", "devices"]),
+    ("the end-to-end tests", &["--package", "dsv4-kv-tests", "--test", "end_to_end"]),
     ("the stress test", &["--package", "dsv4-kv-stress", "--bin", "stress"]),
-    ("the CLI", &["--package", "dsv4-kv-cli", "--bins"]),
+    ("the CLI", &["--package", "dsv4-kv-cli", "--bins", "--features", "generate"]),
 ];
 
 /// Builds the bundle and prints its sizes.
@@ -42,6 +43,7 @@ pub fn run() -> Result<()> {
         }
     }
     copy_folder(&workspace::root().join("tests/golden"), &bundle.join("golden"))?;
+    copy_folder(&workspace::root().join("tests/e2e"), &bundle.join("e2e"))?;
     let script = bundle.join("run.sh");
     fs::write(&script, include_str!("run.sh"))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
@@ -67,7 +69,7 @@ fn report(bundle: &Path) -> Result<()> {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN).set_header(["folder", "files", "MB"]);
     let mut total = 0.0;
-    for folder in ["bin", "tests", "golden"] {
+    for folder in ["bin", "tests", "golden", "e2e"] {
         let (files, bytes) = weigh(&bundle.join(folder))?;
         let megabytes = bytes as f64 / 1e6;
         total += megabytes;

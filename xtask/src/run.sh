@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 export DSV4_REQUIRE_GPU=1 DSV4_GOLDEN_DIR="$PWD/golden"
+export DSV4_E2E_DIR="${DSV4_E2E_DIR:-$PWD/e2e}"
 
 for test in tests/*; do
     echo "== $test"

@@ -36,10 +36,13 @@ const QUICK: [&str; 13] = [
 ];
 
 /// Of the quick tests, what takes seconds each: the largest cases of what others test too.
-const NOT_QUICK: [&str; 13] = [
+const NOT_QUICK: [&str; 16] = [
     "device_failures",
     "all_or_nothing",
     "no_number_of_slots_admits_more_than_the_planned",
+    "tier2::",
+    "tier3::",
+    "mutations::",
     "step::million",
     "step::pro_step",
     "step::poison",

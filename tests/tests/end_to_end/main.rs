@@ -10,9 +10,11 @@
 //! | `tier2.rs` | each layer, fed with the reference: entries, keys, lists, experts, streams |
 //! | `tier3.rs` | batches, chunks, drafts and graphs: the same bits; and logits with the reference's tokens |
 //! | `mutations.rs` | models with one part broken: tiers 1 or 2 must fail |
-//! | `reference.rs` | a folder of reference vectors |
+//! | `bits.rs`, `stored.rs` | what must be equal, bit for bit; what lies in the cache |
+//! | `reference.rs`, `layers.rs` | a folder of reference vectors |
 //! | `run.rs` | a model's run over the reference's tokens, and what it recorded |
 
+mod bits;
 mod layers;
 mod mutations;
 mod reference;

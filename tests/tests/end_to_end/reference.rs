@@ -1,16 +1,13 @@
 //! A folder of reference vectors: a checkpoint, and what transformers computes with it.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use dsv4_kv_checkpoint::{Checkpoint, Routing};
 use dsv4_kv_model::Model;
 use ndarray::{Array2, ArrayD, ArrayView3, Ix3, s};
 use safetensors::{Dtype, SafeTensors};
-
-use crate::tier3::Bits;
 
 /// A checkpoint and what is known of it.
 #[derive(Clone)]
@@ -25,14 +22,9 @@ pub struct Reference {
     pub prompt: usize,
     /// Positions that logits and streams are stored for.
     pub positions: Vec<usize>,
-    /// What requests give that run alone, by device and tokens.
-    alone: Arc<Mutex<Alone>>,
     /// All tensors but those two, in f32 or as integers.
     tensors: SafeTensorsOwned,
 }
-
-/// Bits of requests, by device and tokens.
-type Alone = HashMap<(String, Vec<u32>), Arc<Bits>>;
 
 /// A file of tensors in memory.
 #[derive(Clone)]
@@ -71,15 +63,7 @@ impl Reference {
         let tokens =
             tensors.integers("tokens")?.mapv(|token| token as u32).into_dimensionality()?;
         let positions = tensors.integers("positions")?.iter().map(|&p| p as usize).collect();
-        Ok(Self {
-            name,
-            model,
-            tokens,
-            prompt: prompt as usize,
-            positions,
-            alone: Arc::default(),
-            tensors,
-        })
+        Ok(Self { name, model, tokens, prompt: prompt as usize, positions, tensors })
     }
 
     /// Whether every expert comes from a table and every list holds all entries.
@@ -94,24 +78,7 @@ impl Reference {
     #[must_use]
     pub fn mutated(&self, model: Arc<Model>) -> Self {
         let tokens = self.tokens.slice(s![..1, ..]).to_owned();
-        Self { model, tokens, alone: Arc::default(), ..self.clone() }
-    }
-
-    /// What a request gives that runs alone; computed once.
-    pub fn alone(
-        &self,
-        device: &str,
-        tokens: &[u32],
-        compute: impl FnOnce() -> Result<Bits>,
-    ) -> Result<Arc<Bits>> {
-        let key = (device.to_owned(), tokens.to_vec());
-        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bits) = alone.get(&key) {
-            return Ok(Arc::clone(bits));
-        }
-        let bits = Arc::new(compute()?);
-        alone.insert(key, Arc::clone(&bits));
-        Ok(bits)
+        Self { model, tokens, ..self.clone() }
     }
 
     /// Requests.

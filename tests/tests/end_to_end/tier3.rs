@@ -1,18 +1,17 @@
 //! The same bits in every batch, chunk, with drafts and by graphs; and logits with the reference's tokens fed.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::sample::{GREEDY, Sampling};
 use dsv4_kv_model::sequence::{Continuation, Generated};
-use dsv4_kv_oracle::explain::Stored;
-use kv_layout::geometry::LayerKind;
 use libtest_mimic::Failed;
 use ndarray::s;
 
+use crate::bits::Bits;
 use crate::reference::{Reference, three};
-use crate::run::{Cut, MAX_DRAFT, Recorder, Run, Seen};
-use crate::{stored, tier1};
+use crate::run::{Cut, MAX_DRAFT, Recorder, Run};
+use crate::tier1;
 
 /// The median over positions of the largest difference of a logit.
 const MEDIAN: f32 = 0.02;
@@ -63,61 +62,6 @@ fn requests(reference: &Reference, least: usize) -> Vec<Vec<u32>> {
     requests
 }
 
-/// What must have the same bits, of one request.
-#[derive(PartialEq)]
-pub struct Bits {
-    /// Of each token, logits and what was recorded in each layer.
-    tokens: Vec<(Vec<u32>, Vec<Seen>)>,
-    /// Of each layer, entries and keys in the cache.
-    stored: Vec<[Vec<Stored>; 2]>,
-}
-
-impl Bits {
-    fn of<B: Backend>(
-        run: &Run<B>,
-        seen: &Recorder<'_>,
-        request: usize,
-        tokens: usize,
-    ) -> Result<Self> {
-        let kinds = &run.engine.cache().config().model.layers;
-        let token = |position: usize| {
-            let logits = run.logits[&(request, position)].iter().map(|logit| logit.to_bits());
-            let seen =
-                (0..kinds.len()).map(|layer| seen.seen[&(layer, (request, position))].clone());
-            (logits.collect(), seen.collect())
-        };
-        let stored = |(layer, &kind): (usize, &LayerKind)| -> Result<_> {
-            let (engine, id) = (&run.engine, run.ids[request]);
-            let has_keys = kind == LayerKind::Csa;
-            let keys = if has_keys { stored::keys(engine, layer, id)? } else { Vec::new() };
-            Ok([stored::entries(engine, layer, id)?, keys])
-        };
-        Ok(Self {
-            tokens: (0..tokens).map(token).collect(),
-            stored: kinds.iter().enumerate().map(stored).collect::<Result<_>>()?,
-        })
-    }
-
-    /// Refuses other bits.
-    fn check_equal(&self, other: &Self, request: usize) -> Result<()> {
-        for (position, (one, two)) in self.tokens.iter().zip(&other.tokens).enumerate() {
-            for (layer, (one, two)) in one.1.iter().zip(&two.1).enumerate() {
-                ensure!(
-                    one == two,
-                    "layer {layer}, position {position} of request {request} differs"
-                );
-            }
-            ensure!(one.0 == two.0, "logits at {position} of request {request} differ");
-        }
-        let layers = self.stored.iter().zip(&other.stored);
-        for (layer, (one, two)) in layers.enumerate() {
-            ensure!(one == two, "layer {layer} of request {request}: bytes in the cache differ");
-        }
-        ensure!(self == other, "request {request} differs");
-        Ok(())
-    }
-}
-
 /// Compares each request of a run with the same request alone, in one step.
 fn check_all<B: Backend>(
     device: &Device<B>,
@@ -127,7 +71,8 @@ fn check_all<B: Backend>(
     seen: &Recorder<'_>,
 ) -> Result<()> {
     for (index, request) in requests.iter().enumerate() {
-        let alone = reference.alone(&device.info().name, request, || {
+        let key = (device.info().name.clone(), reference.name.clone(), request.clone());
+        let alone = Bits::once(key, || {
             let mut run = Run::new(device, &reference.model, 1, request.len())?;
             let mut seen = Recorder::new(None);
             run.feed(std::slice::from_ref(request), Cut::Whole, &mut seen)?;
