@@ -87,6 +87,22 @@ impl Text {
         }
     }
 
+    /// A token by itself: its text, or, where that is no text, its bytes or its name in the vocabulary.
+    #[must_use]
+    pub fn name(&self, token: u32) -> String {
+        match self {
+            Self::Bytes => match String::from_utf8(self.bytes(&[token])) {
+                Ok(text) => text,
+                Err(_) => format!("bytes:\\x{token:02x}"),
+            },
+            #[cfg(feature = "tokenizers")]
+            Self::Tokenizer(tokenizer) => match tokenizer.decode(&[token], false) {
+                Ok(text) if !text.contains(char::REPLACEMENT_CHARACTER) => text,
+                _ => tokenizer.id_to_token(token).unwrap_or_else(|| format!("token:{token}")),
+            },
+        }
+    }
+
     /// The bytes of a text that begins with `tokens`; the last character may still be incomplete.
     fn bytes(&self, tokens: &[u32]) -> Vec<u8> {
         match self {
@@ -159,6 +175,11 @@ mod tests {
         let parts: Vec<String> = tokens.iter().map(|&t| stream.push(&text, t)).collect();
         assert_eq!(parts, ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]);
         assert_eq!(stream.finish(&text), "");
+    }
+
+    #[test]
+    fn tokens_have_names() {
+        assert_eq!([0x41, 0xC3].map(|token| Text::Bytes.name(token)), ["A", "bytes:\\xc3"]);
     }
 
     #[test]

@@ -1,0 +1,188 @@
+//! One completion: from tokens to the pieces of text that a client gets.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dsv4_kv_model::sample::Picked;
+use dsv4_kv_model::sequence::{Finish, Generated};
+use dsv4_kv_model::text::{Text, TextStream};
+use futures_util::stream::{self, Stream};
+
+use crate::error::Failure;
+use crate::queue::{Event, Events};
+use crate::stop::StopFilter;
+
+/// How tokens become pieces.
+#[derive(Clone, Debug)]
+pub struct Style {
+    /// How tokens become text.
+    pub text: Arc<Text>,
+    /// Texts that end a completion.
+    pub stops: Vec<String>,
+    /// Tokens that end it.
+    pub end: Vec<u32>,
+    /// Whether tokens are told with their probabilities.
+    pub logprobs: bool,
+}
+
+/// Why a completion has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// By a stop text, or a token that ends it.
+    Stop,
+    /// It has as many tokens as were asked for.
+    Length,
+}
+
+/// A token, its probability, and others at its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenInfo {
+    /// Its text.
+    pub token: String,
+    /// The logarithm of its probability.
+    pub logprob: f32,
+    /// The most likely tokens there, and the token itself.
+    pub top: Vec<(String, f32)>,
+    /// Characters of the completion before it.
+    pub offset: usize,
+}
+
+/// What is new of a completion.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Piece {
+    /// Which of the request's completions.
+    pub index: usize,
+    /// Text behind that of the pieces before.
+    pub text: String,
+    /// Tokens whose text has begun.
+    pub tokens: Vec<TokenInfo>,
+    /// Tokens that were generated for it, the end and what was held back included.
+    pub generated: usize,
+    /// Set in the last piece.
+    pub finish: Option<Reason>,
+}
+
+/// The pieces of completion `index`, from its events.
+pub fn pieces(
+    index: usize,
+    style: Arc<Style>,
+    events: Events,
+) -> impl Stream<Item = Result<Piece, Failure>> + Send {
+    let choice = Choice::new(index, style);
+    stream::unfold(Some((choice, events)), |state| async {
+        let (mut choice, mut events) = state?;
+        loop {
+            let piece = match events.recv().await {
+                Some(Event::Token(token)) => choice.token(&token),
+                Some(Event::Finished(finish)) => choice.finish(finish),
+                Some(Event::Failed(failure)) => return Some((Err(failure), None)),
+                None => return Some((Err(Failure::ShutDown), None)),
+            };
+            if piece.finish.is_some() {
+                // The receiver is dropped: what a stop text has ended runs no further.
+                return Some((Ok(piece), None));
+            }
+            if !piece.text.is_empty() || !piece.tokens.is_empty() {
+                return Some((Ok(piece), Some((choice, events))));
+            }
+        }
+    })
+}
+
+/// A completion that is under way.
+struct Choice {
+    index: usize,
+    style: Arc<Style>,
+    stream: TextStream,
+    filter: StopFilter,
+    /// Characters that were decoded, and that were let through.
+    decoded: usize,
+    passed: usize,
+    /// Tokens whose text has not begun.
+    tokens: VecDeque<TokenInfo>,
+    /// Tokens since the last piece.
+    generated: usize,
+}
+
+impl Choice {
+    fn new(index: usize, style: Arc<Style>) -> Self {
+        let filter = StopFilter::new(&style.stops);
+        Self {
+            index,
+            style,
+            stream: TextStream::default(),
+            filter,
+            decoded: 0,
+            passed: 0,
+            tokens: VecDeque::new(),
+            generated: 0,
+        }
+    }
+
+    fn token(&mut self, token: &Generated) -> Piece {
+        self.generated += 1;
+        let id = token.picked.token;
+        if self.style.end.contains(&id) {
+            return Piece::default();
+        }
+        if self.style.logprobs {
+            self.tokens.push_back(self.info(token));
+        }
+        let text = self.stream.push(&self.style.text, id);
+        self.push(&text)
+    }
+
+    fn finish(&mut self, finish: Finish) -> Piece {
+        let text = self.stream.finish(&self.style.text);
+        let mut last = self.push(&text);
+        if last.finish.is_none() {
+            let held = self.filter.finish();
+            let reason = match finish {
+                Finish::Length => Reason::Length,
+                Finish::End => Reason::Stop,
+            };
+            let rest = self.piece(held, Some(reason));
+            last.text += &rest.text;
+            last.tokens.extend(rest.tokens);
+            last.generated += rest.generated;
+            last.finish = rest.finish;
+            last.tokens.extend(self.tokens.drain(..));
+        }
+        last
+    }
+
+    /// Takes decoded text.
+    fn push(&mut self, text: &str) -> Piece {
+        self.decoded += text.chars().count();
+        let passed = self.filter.push(text);
+        self.piece(passed.text, passed.stopped.then_some(Reason::Stop))
+    }
+
+    fn piece(&mut self, text: String, finish: Option<Reason>) -> Piece {
+        self.passed += text.chars().count();
+        let begun = self.tokens.iter().take_while(|token| token.offset < self.passed).count();
+        let generated = match text.is_empty() && begun == 0 && finish.is_none() {
+            // A piece that is not sent.
+            true => 0,
+            false => std::mem::take(&mut self.generated),
+        };
+        Piece {
+            index: self.index,
+            text,
+            tokens: self.tokens.drain(..begun).collect(),
+            generated,
+            finish,
+        }
+    }
+
+    fn info(&self, token: &Generated) -> TokenInfo {
+        let text = |picked: &Picked| self.style.text.name(picked.token);
+        let Generated { picked, top } = token;
+        let mut top: Vec<_> = top.iter().map(|picked| (text(picked), picked.logprob)).collect();
+        let own = (text(picked), picked.logprob);
+        if !top.contains(&own) {
+            top.push(own.clone());
+        }
+        TokenInfo { token: own.0, logprob: own.1, top, offset: self.decoded }
+    }
+}

@@ -1,0 +1,234 @@
+//! `POST /v1/completions`: whole, or piece by piece.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::extract::rejection::JsonRejection;
+use axum::http::StatusCode;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use dsv4_kv_model::sample::Sampling;
+use dsv4_kv_model::sequence::Continuation;
+use futures_util::stream::{self, BoxStream, SelectAll, StreamExt};
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::answer::{Answer, AnswerChoice, Head, Logprobs, Usage, finish_reason};
+use crate::api_error::ApiError;
+use crate::app::App;
+use crate::choice::{Piece, Style, pieces};
+use crate::error::{Failure, Refusal};
+use crate::outcome::Outcome;
+use crate::queue::Submission;
+use crate::request::{CompletionRequest, Prompt};
+
+/// A request that was taken.
+struct Taken {
+    head: Head,
+    pieces: SelectAll<BoxStream<'static, Result<Piece, Failure>>>,
+    choices: usize,
+    prompt_tokens: usize,
+    logprobs: bool,
+    stream: bool,
+    include_usage: bool,
+}
+
+/// Answers a request. A client that leaves drops the answer, and with it what was submitted.
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    body: Result<Json<Map<String, Value>>, JsonRejection>,
+) -> Response {
+    let outcome = Outcome::new(&app.metrics);
+    match take(&app, body).await {
+        Ok(taken) if taken.stream => in_pieces(taken, outcome),
+        Ok(taken) => match whole(taken).await {
+            Ok(answer) => {
+                outcome.completed();
+                answer
+            }
+            Err(failure) => outcome.error(failure.into()).into_response(),
+        },
+        Err(error) => outcome.error(error).into_response(),
+    }
+}
+
+async fn take(
+    app: &Arc<App>,
+    body: Result<Json<Map<String, Value>>, JsonRejection>,
+) -> Result<Taken, ApiError> {
+    let Json(object) = body.map_err(unreadable)?;
+    let request = CompletionRequest::read(object)?;
+    app.check_model(&request.model)?;
+    let reading = (Arc::clone(app), request);
+    // A long prompt takes its time, and the threads of connections have others to serve.
+    let submitted = tokio::task::spawn_blocking(move || submissions(&reading.0, reading.1)).await;
+    let (request, submissions) = submitted.map_err(|error| {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("the prompt: {error}"))
+    })??;
+    let prompts = submissions.iter().step_by(request.n as usize);
+    let prompt_tokens = prompts.map(|submission| submission.prompt.len()).sum();
+    let events = app.queue.submit(submissions)?;
+    let style = Arc::new(Style {
+        text: Arc::clone(&app.text),
+        stops: request.stop,
+        end: app.end.clone(),
+        logprobs: request.logprobs.is_some(),
+    });
+    let choices = events.len();
+    let pieces = events.into_iter().enumerate();
+    let pieces = pieces.map(|(index, events)| pieces_of(index, &style, events));
+    Ok(Taken {
+        head: Head::new(&app.model, OsRng.try_next_u64().unwrap_or_default()),
+        pieces: pieces.collect(),
+        choices,
+        prompt_tokens,
+        logprobs: style.logprobs,
+        stream: request.stream,
+        include_usage: request.include_usage,
+    })
+}
+
+fn pieces_of(
+    index: usize,
+    style: &Arc<Style>,
+    events: crate::queue::Events,
+) -> BoxStream<'static, Result<Piece, Failure>> {
+    pieces(index, Arc::clone(style), events).boxed()
+}
+
+fn unreadable(rejection: JsonRejection) -> ApiError {
+    let status = match rejection.status() {
+        StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
+        status => status,
+    };
+    ApiError::new(status, rejection.body_text())
+}
+
+/// Every completion of every prompt: `n` of the first, then those of the second.
+fn submissions(
+    app: &App,
+    request: CompletionRequest,
+) -> Result<(CompletionRequest, Vec<Submission>), ApiError> {
+    let (most, sequences) =
+        (app.queue.limits().waiting, request.prompts.len() * request.n as usize);
+    if sequences > most {
+        return Err(Refusal::TooManySequences { sequences, most }.into());
+    }
+    let mut submissions = Vec::new();
+    for prompt in &request.prompts {
+        let prompt = match prompt {
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Text(text) => {
+                let refused = |error: dsv4_kv_model::text::TextError| error.to_string();
+                let tokens = app.text.encode(text).map_err(refused);
+                tokens.map_err(|error| ApiError::invalid("prompt", error))?
+            }
+        };
+        // Before it is copied.
+        app.queue.check(&prompt, request.max_tokens)?;
+        submissions.extend((0..request.n).map(|choice| Submission {
+            prompt: prompt.clone(),
+            continuation: continuation(app, &request, choice),
+        }));
+    }
+    Ok((request, submissions))
+}
+
+fn continuation(app: &App, request: &CompletionRequest, choice: u32) -> Continuation {
+    let CompletionRequest { temperature, top_p, seed, max_tokens, logprobs, .. } = *request;
+    Continuation {
+        sampling: Sampling { temperature, top_p, seed: seed.wrapping_add(choice.into()) },
+        max_tokens,
+        end: app.end.clone(),
+        drafts: app.drafts,
+        top_logprobs: logprobs.unwrap_or(0),
+        prompt_logits: false,
+    }
+}
+
+/// All completions, in one answer.
+async fn whole(mut taken: Taken) -> Result<Response, Failure> {
+    let logprobs = taken.logprobs.then(Logprobs::default);
+    let choice = |index| AnswerChoice { index, logprobs: logprobs.clone(), ..Default::default() };
+    let mut choices: Vec<_> = (0..taken.choices).map(choice).collect();
+    let mut generated = 0;
+    while let Some(piece) = taken.pieces.next().await {
+        let piece = piece?;
+        generated += piece.generated;
+        choices[piece.index].add(piece);
+    }
+    let usage = Some(Some(Usage::new(taken.prompt_tokens, generated)));
+    Ok(Json(Answer { head: &taken.head, choices, usage }).into_response())
+}
+
+impl AnswerChoice {
+    fn add(&mut self, piece: Piece) {
+        self.text += &piece.text;
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.extend(piece.tokens);
+        }
+        self.finish_reason = piece.finish.map(finish_reason);
+    }
+}
+
+/// The completions as server-sent events, each with what is new of one.
+fn in_pieces(taken: Taken, outcome: Outcome) -> Response {
+    let stream = stream::unfold(Streaming::Pieces { taken, outcome, generated: 0 }, next_event);
+    Sse::new(stream).keep_alive(KeepAlive::default()).into_response()
+}
+
+/// What comes next in a stream.
+enum Streaming {
+    Pieces { taken: Taken, outcome: Outcome, generated: usize },
+    Done { outcome: Outcome },
+    End,
+}
+
+async fn next_event(state: Streaming) -> Option<(Result<Event, Infallible>, Streaming)> {
+    let (event, next) = match state {
+        Streaming::Pieces { mut taken, outcome, mut generated } => {
+            match taken.pieces.next().await {
+                Some(Ok(piece)) => {
+                    generated += piece.generated;
+                    let event = taken.event_of(piece);
+                    (event, Streaming::Pieces { taken, outcome, generated })
+                }
+                Some(Err(failure)) => {
+                    (event(&outcome.error(failure.into()).body()), Streaming::End)
+                }
+                None if taken.include_usage => {
+                    let usage = Some(Some(Usage::new(taken.prompt_tokens, generated)));
+                    let answer = Answer { head: &taken.head, choices: Vec::new(), usage };
+                    (event(&answer), Streaming::Done { outcome })
+                }
+                None => done(outcome),
+            }
+        }
+        Streaming::Done { outcome } => done(outcome),
+        Streaming::End => return None,
+    };
+    Some((Ok(event), next))
+}
+
+fn done(outcome: Outcome) -> (Event, Streaming) {
+    outcome.completed();
+    (Event::default().data("[DONE]"), Streaming::End)
+}
+
+impl Taken {
+    fn event_of(&self, piece: Piece) -> Event {
+        let logprobs = self.logprobs.then(Logprobs::default);
+        let mut choice = AnswerChoice { index: piece.index, logprobs, ..Default::default() };
+        choice.add(piece);
+        let usage = self.include_usage.then_some(None);
+        event(&Answer { head: &self.head, choices: vec![choice], usage })
+    }
+}
+
+fn event(value: &impl Serialize) -> Event {
+    Event::default().data(serde_json::to_string(value).expect("keys of the maps are strings"))
+}

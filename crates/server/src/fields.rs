@@ -1,0 +1,104 @@
+//! The fields of a request, one by one: of a wrong one the answer names it.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+
+/// Fields that were not read yet.
+pub struct Fields(Map<String, Value>);
+
+impl Fields {
+    /// The fields of a JSON object.
+    pub fn new(object: Map<String, Value>) -> Self {
+        Self(object)
+    }
+
+    /// A field, as it is. `null` is as good as none.
+    pub fn value(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// A field of type `T`; `what` says what it should be.
+    ///
+    /// # Errors
+    /// [`ApiError`] for another type.
+    pub fn get<T: DeserializeOwned>(
+        &mut self,
+        name: &'static str,
+        what: &str,
+    ) -> Result<Option<T>, ApiError> {
+        self.value(name).map(|value| read(value, name, what)).transpose()
+    }
+
+    /// A number in a range.
+    ///
+    /// # Errors
+    /// [`ApiError`] for another type, or outside the range.
+    pub fn number<T: DeserializeOwned + PartialOrd + std::fmt::Display + Copy>(
+        &mut self,
+        name: &'static str,
+        [least, most]: [T; 2],
+    ) -> Result<Option<T>, ApiError> {
+        let what = format!("a number from {least} to {most}");
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let given = shortened(&value);
+        let number: T = read(value, name, &what)?;
+        if number >= least && number <= most {
+            return Ok(Some(number));
+        }
+        Err(ApiError::invalid(name, format!("`{name}` is {given}; it must be {what}")))
+    }
+
+    /// A field that this server does not know how to serve. Values that change nothing are let pass.
+    ///
+    /// # Errors
+    /// [`ApiError`] for all others.
+    pub fn unsupported(&mut self, name: &'static str, neutral: &[Value]) -> Result<(), ApiError> {
+        match self.value(name) {
+            Some(value) if !neutral.iter().any(|neutral| is_same(neutral, &value)) => {
+                let text = format!("`{name}` is not supported: leave it out");
+                Err(ApiError::invalid(name, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what was not read.
+    ///
+    /// # Errors
+    /// [`ApiError`] names the first.
+    pub fn end(self) -> Result<(), ApiError> {
+        match self.0.into_iter().find(|(_, value)| !value.is_null()) {
+            Some((name, _)) => {
+                let text = format!("`{name}` is no field of a completion that this server knows");
+                Err(ApiError::invalid(&name, text))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(value: Value, name: &str, what: &str) -> Result<T, ApiError> {
+    let given = shortened(&value);
+    serde_json::from_value(value)
+        .map_err(|_| ApiError::invalid(name, format!("`{name}` is {given}; it must be {what}")))
+}
+
+/// A value for a message.
+fn shortened(value: &Value) -> String {
+    match value {
+        Value::Array(_) => "an array".into(),
+        Value::Object(_) => "an object".into(),
+        Value::String(text) if text.len() > 40 => "a long string".into(),
+        other => other.to_string(),
+    }
+}
+
+/// Whether two values are the same, be a number written with or without a fraction.
+fn is_same(one: &Value, other: &Value) -> bool {
+    match (one.as_f64(), other.as_f64()) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}

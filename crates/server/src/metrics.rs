@@ -1,0 +1,145 @@
+//! What the server counts, as Prometheus reads it.
+
+use std::sync::Arc;
+
+use metrics::{Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge};
+use metrics::{describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::error::ServerError;
+
+/// Upper bounds of the histograms' buckets, in seconds.
+const SECONDS: [f64; 16] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
+
+const REQUESTS: &str = "dsv4_requests_total";
+const TIME_TO_FIRST_TOKEN: &str = "dsv4_time_to_first_token_seconds";
+const INTER_TOKEN: &str = "dsv4_inter_token_seconds";
+
+/// The metrics of one server.
+#[derive(Clone)]
+pub struct Metrics {
+    /// Requests that were answered.
+    pub completed: Counter,
+    /// Requests whose client left before the end.
+    pub cancelled: Counter,
+    /// Requests that were refused, with a 4xx or 503.
+    pub refused: Counter,
+    /// Requests that ended with an error of the server.
+    pub failed: Counter,
+    /// Sequences in the cache.
+    pub running: Gauge,
+    /// Sequences that wait, preempted ones too.
+    pub waiting: Gauge,
+    /// Tokens of prompts whose first token has come.
+    pub prompt_tokens: Counter,
+    /// Tokens that were generated.
+    pub generated_tokens: Counter,
+    /// From submission to the first token, in seconds.
+    pub time_to_first_token: Histogram,
+    /// From a token to the next, in seconds.
+    pub inter_token: Histogram,
+    /// Sequences that were taken out of the cache, to be computed again.
+    pub preemptions: Counter,
+    /// Blocks of the cache that are free.
+    pub free_blocks: Gauge,
+    /// Blocks of the cache.
+    pub total_blocks: Gauge,
+    /// Steps that have run.
+    pub steps: Counter,
+    /// Steps that have failed.
+    pub failed_steps: Counter,
+    rendering: Arc<PrometheusHandle>,
+}
+
+impl Metrics {
+    /// Metrics at zero, in a recorder of their own: two servers in a process share none.
+    ///
+    /// # Errors
+    /// [`ServerError::Metrics`] if the recorder refuses its buckets.
+    pub fn new() -> Result<Self, ServerError> {
+        let refused = |error: metrics_exporter_prometheus::BuildError| {
+            ServerError::Metrics(error.to_string())
+        };
+        let buckets = |builder: PrometheusBuilder, name: &str| {
+            builder.set_buckets_for_metric(Matcher::Full(name.into()), &SECONDS).map_err(refused)
+        };
+        let builder = buckets(PrometheusBuilder::new(), TIME_TO_FIRST_TOKEN)?;
+        let recorder = buckets(builder, INTER_TOKEN)?.build_recorder();
+        let rendering = Arc::new(recorder.handle());
+        Ok(metrics::with_local_recorder(&recorder, || Self::registered(rendering)))
+    }
+
+    fn registered(rendering: Arc<PrometheusHandle>) -> Self {
+        let counted = |name: &'static str, what: &'static str| {
+            describe_counter!(name, what);
+            counter!(name)
+        };
+        let gauged = |name: &'static str, what: &'static str| {
+            describe_gauge!(name, what);
+            gauge!(name)
+        };
+        let timed = |name: &'static str, what: &'static str| {
+            describe_histogram!(name, Unit::Seconds, what);
+            histogram!(name)
+        };
+        let outcome = |outcome: &'static str| counter!(REQUESTS, "outcome" => outcome);
+        describe_counter!(REQUESTS, "Requests for completions, by outcome");
+        let metrics = Self {
+            completed: outcome("completed"),
+            cancelled: outcome("cancelled"),
+            refused: outcome("refused"),
+            failed: outcome("failed"),
+            running: gauged("dsv4_sequences_running", "Sequences in the cache"),
+            waiting: gauged("dsv4_sequences_waiting", "Sequences that wait, preempted ones too"),
+            prompt_tokens: counted(
+                "dsv4_prompt_tokens_total",
+                "Tokens of prompts whose first token has come",
+            ),
+            generated_tokens: counted("dsv4_generated_tokens_total", "Tokens that were generated"),
+            time_to_first_token: timed(TIME_TO_FIRST_TOKEN, "From submission to the first token"),
+            inter_token: timed(INTER_TOKEN, "From a token to the next"),
+            preemptions: counted(
+                "dsv4_preemptions_total",
+                "Sequences that were taken out of the cache, to be computed again",
+            ),
+            free_blocks: gauged("dsv4_cache_blocks_free", "Blocks of the cache that are free"),
+            total_blocks: gauged("dsv4_cache_blocks_total", "Blocks of the cache"),
+            steps: counted("dsv4_steps_total", "Steps that have run"),
+            failed_steps: counted("dsv4_failed_steps_total", "Steps that have failed"),
+            rendering,
+        };
+        metrics.begin_at_zero();
+        metrics
+    }
+
+    /// Shows counters before they have counted anything.
+    fn begin_at_zero(&self) {
+        for counter in [
+            &self.completed,
+            &self.cancelled,
+            &self.refused,
+            &self.failed,
+            &self.prompt_tokens,
+            &self.generated_tokens,
+            &self.preemptions,
+            &self.steps,
+            &self.failed_steps,
+        ] {
+            counter.absolute(0);
+        }
+    }
+
+    /// All of them in Prometheus' text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.rendering.render()
+    }
+
+    /// Moves what histograms have recorded into their buckets; without it their memory grows between calls
+    /// of [`Self::render`].
+    pub fn tidy(&self) {
+        self.rendering.run_upkeep();
+    }
+}

@@ -1,0 +1,42 @@
+//! What became of a request, counted once.
+
+use crate::api_error::ApiError;
+use crate::metrics::Metrics;
+
+/// A request that is being answered. Dropped without a word, its client has left.
+pub struct Outcome {
+    metrics: Metrics,
+    is_counted: bool,
+}
+
+impl Outcome {
+    /// A request that has just come.
+    #[must_use]
+    pub fn new(metrics: &Metrics) -> Self {
+        Self { metrics: metrics.clone(), is_counted: false }
+    }
+
+    /// It was answered.
+    pub fn completed(mut self) {
+        self.is_counted = true;
+        self.metrics.completed.increment(1);
+    }
+
+    /// It gets an error.
+    #[must_use]
+    pub fn error(mut self, error: ApiError) -> ApiError {
+        self.is_counted = true;
+        let is_refusal = error.status.is_client_error() || error.status.as_u16() == 503;
+        let counter = if is_refusal { &self.metrics.refused } else { &self.metrics.failed };
+        counter.increment(1);
+        error
+    }
+}
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        if !self.is_counted {
+            self.metrics.cancelled.increment(1);
+        }
+    }
+}

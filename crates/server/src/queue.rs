@@ -1,0 +1,201 @@
+//! Requests that wait, between the threads that take them and the scheduler's.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use dsv4_kv_model::sequence::{Continuation, Finish, Generated, Sequence};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::error::{Failure, Refusal};
+
+/// What becomes of a sequence, in order. A receiver that is dropped cancels its sequence; a sender that is
+/// dropped without [`Event::Finished`] means [`Failure::ShutDown`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A token.
+    Token(Generated),
+    /// The end; nothing follows.
+    Finished(Finish),
+    /// The end, for another reason than its tokens; nothing follows.
+    Failed(Failure),
+}
+
+/// The events of one sequence. Its channel has no limit: `max_tokens` is one.
+pub type Events = UnboundedReceiver<Event>;
+
+/// A prompt and how it is continued.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// How it is continued.
+    pub continuation: Continuation,
+}
+
+/// What a queue takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Tokens that the model has.
+    pub vocabulary: u32,
+    /// Most tokens of a sequence, prompt and generated: it always fits if it is alone.
+    pub longest: u32,
+    /// Most sequences that may wait.
+    pub waiting: usize,
+}
+
+/// A sequence that waits or runs.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub sequence: Sequence,
+    pub events: UnboundedSender<Event>,
+    /// When the last token came, or the request.
+    pub last: Instant,
+}
+
+/// Sequences in the order in which they came. A request that gets no place is refused at once.
+#[derive(Debug)]
+pub struct Queue {
+    limits: QueueLimits,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Request>,
+    phase: Phase,
+}
+
+/// How far the server is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd)]
+pub(crate) enum Phase {
+    /// It takes requests.
+    #[default]
+    Open,
+    /// It takes none, and ends those that it has taken.
+    Closed,
+    /// It ends.
+    Aborted,
+}
+
+impl Queue {
+    /// An empty queue.
+    #[must_use]
+    pub fn new(limits: QueueLimits) -> Self {
+        Self { limits, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Takes all of these, or none.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn submit(&self, submissions: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
+        let (mut requests, mut events) = (Vec::new(), Vec::new());
+        for Submission { prompt, continuation } in submissions {
+            self.check(&prompt, continuation.max_tokens)?;
+            let sequence = Sequence::new(prompt, continuation).ok_or(Refusal::EmptyPrompt)?;
+            let (sender, receiver) = unbounded_channel();
+            requests.push(Request { sequence, events: sender, last: Instant::now() });
+            events.push(receiver);
+        }
+        let most = self.limits.waiting;
+        if requests.len() > most {
+            return Err(Refusal::TooManySequences { sequences: requests.len(), most });
+        }
+        let mut state = self.lock();
+        if state.phase != Phase::Open {
+            return Err(Refusal::ShuttingDown);
+        }
+        let waiting = state.waiting.len();
+        if waiting + requests.len() > most {
+            return Err(Refusal::QueueFull { waiting, most });
+        }
+        state.waiting.extend(requests);
+        self.changed.notify_all();
+        Ok(events)
+    }
+
+    /// What it takes.
+    #[must_use]
+    pub fn limits(&self) -> QueueLimits {
+        self.limits
+    }
+
+    /// Whether it would take a sequence, were there room.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check(&self, prompt: &[u32], max_tokens: usize) -> Result<(), Refusal> {
+        let QueueLimits { vocabulary, longest, .. } = self.limits;
+        if prompt.is_empty() {
+            return Err(Refusal::EmptyPrompt);
+        }
+        if let Some(&token) = prompt.iter().find(|&&token| token >= vocabulary) {
+            return Err(Refusal::TokenOutOfVocabulary { token, vocabulary });
+        }
+        if prompt.len().saturating_add(max_tokens) > longest as usize {
+            return Err(Refusal::TooLong { prompt: prompt.len(), max_tokens, longest });
+        }
+        Ok(())
+    }
+
+    /// Takes no more requests.
+    pub fn close(&self) {
+        self.enter(Phase::Closed);
+    }
+
+    /// Takes no more requests, and ends those that are not done yet.
+    pub fn abort(&self) {
+        self.enter(Phase::Aborted);
+    }
+
+    fn enter(&self, phase: Phase) {
+        let mut state = self.lock();
+        if phase > state.phase {
+            state.phase = phase;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether requests are taken.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.phase() == Phase::Open
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.lock().phase
+    }
+
+    /// How many wait, without those whose client has left.
+    pub(crate) fn waiting(&self) -> usize {
+        let mut state = self.lock();
+        state.waiting.retain(|request| !request.events.is_closed());
+        state.waiting.len()
+    }
+
+    /// The oldest, if `fits` says so.
+    pub(crate) fn pop_if(&self, fits: impl FnOnce(&Sequence) -> bool) -> Option<Request> {
+        let mut state = self.lock();
+        let first = state.waiting.front()?;
+        if fits(&first.sequence) { state.waiting.pop_front() } else { None }
+    }
+
+    /// Takes all that wait.
+    pub(crate) fn drain(&self) -> Vec<Request> {
+        self.lock().waiting.drain(..).collect()
+    }
+
+    /// Waits until there is something to do: `false` once the queue is closed and empty.
+    pub(crate) fn wait(&self) -> bool {
+        let state = self.lock();
+        let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
+        let state = self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+        !state.waiting.is_empty() && state.phase != Phase::Aborted
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,261 @@
+//! A request for completions, read and checked field by field.
+
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use serde_json::{Map, Value, json};
+
+use crate::api_error::ApiError;
+use crate::fields::Fields;
+
+/// Most completions of a prompt.
+const MAX_N: u32 = 128;
+/// Most texts that end a completion.
+const MAX_STOPS: usize = 4;
+/// Most bytes of one: so much text may be held back.
+const MAX_STOP_BYTES: usize = 1024;
+/// Most tokens that are told beside each.
+const MAX_LOGPROBS: u32 = 5;
+
+/// What `POST /v1/completions` asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompletionRequest {
+    /// The model's name.
+    pub model: String,
+    /// One or more.
+    pub prompts: Vec<Prompt>,
+    /// Most tokens of each completion.
+    pub max_tokens: usize,
+    /// Divides the logits; 0 is greedy.
+    pub temperature: f32,
+    /// The part of the probability that is kept.
+    pub top_p: f32,
+    /// Completions of each prompt.
+    pub n: u32,
+    /// The seed of the first completion of a prompt; each further one has the next.
+    pub seed: u64,
+    /// Texts that end a completion.
+    pub stop: Vec<String>,
+    /// How many of the most likely tokens are told with each; none are told without.
+    pub logprobs: Option<usize>,
+    /// Whether pieces are sent as they come.
+    pub stream: bool,
+    /// Whether the last event of a stream says how many tokens there were.
+    pub include_usage: bool,
+}
+
+/// What is continued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+impl CompletionRequest {
+    /// Reads the fields of a request.
+    ///
+    /// # Errors
+    /// [`ApiError`] names the field: one that is missing, has a wrong type or a value out of range, is not
+    /// supported, or is unknown.
+    pub fn read(object: Map<String, Value>) -> Result<Self, ApiError> {
+        let mut fields = Fields::new(object);
+        let missing = |name: &str| ApiError::invalid(name, format!("`{name}` is missing"));
+        let model = fields.get("model", "the name of a model")?;
+        let n = fields.number("n", [1, MAX_N])?.unwrap_or(1);
+        // What these are by default; other values would change the result.
+        fields.unsupported("best_of", &[json!(1)])?;
+        fields.unsupported("echo", &[json!(false)])?;
+        fields.unsupported("frequency_penalty", &[json!(0)])?;
+        fields.unsupported("logit_bias", &[json!({})])?;
+        fields.unsupported("presence_penalty", &[json!(0)])?;
+        fields.unsupported("suffix", &[json!("")])?;
+        let _user: Option<String> = fields.get("user", "a string")?;
+        let stream = fields.get("stream", "true or false")?.unwrap_or(false);
+        let request = Self {
+            model: model.ok_or_else(|| missing("model"))?,
+            prompts: prompts(fields.value("prompt").ok_or_else(|| missing("prompt"))?)?,
+            max_tokens: fields.number("max_tokens", [0, 1 << 32])?.unwrap_or(16),
+            temperature: fields.number("temperature", [0.0, 2.0])?.unwrap_or(1.0),
+            top_p: fields.number("top_p", [0.0, 1.0])?.unwrap_or(1.0),
+            n,
+            seed: seed(fields.value("seed"))?,
+            stop: stops(fields.value("stop"))?,
+            logprobs: fields.number("logprobs", [0, MAX_LOGPROBS])?.map(|most| most as usize),
+            stream,
+            include_usage: include_usage(fields.value("stream_options"), stream)?,
+        };
+        fields.end()?;
+        Ok(request)
+    }
+}
+
+fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
+    let refused = || {
+        let text = "`prompt` must be a string, an array of strings, an array of token ids, or an array of such";
+        ApiError::invalid("prompt", text.into())
+    };
+    let parts = match value {
+        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
+        Value::Array(parts) if !parts.is_empty() => parts,
+        _ => return Err(refused()),
+    };
+    if parts[0].is_number() {
+        return Ok(vec![Prompt::Tokens(tokens(&parts)?)]);
+    }
+    let prompt = |part| match part {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) => Ok(Prompt::Tokens(tokens(&ids)?)),
+        _ => Err(refused()),
+    };
+    parts.into_iter().map(prompt).collect()
+}
+
+fn tokens(ids: &[Value]) -> Result<Vec<u32>, ApiError> {
+    let token = |id: &Value| {
+        let token = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        token.ok_or_else(|| {
+            ApiError::invalid("prompt", "`prompt` has a token id that is none".into())
+        })
+    };
+    ids.iter().map(token).collect()
+}
+
+/// The seed, or a random one.
+fn seed(value: Option<Value>) -> Result<u64, ApiError> {
+    let Some(value) = value else {
+        // Without a source of randomness there is no seed to hope for.
+        return Ok(OsRng.try_next_u64().unwrap_or_default());
+    };
+    let signed = value.as_i64().map(i64::cast_unsigned);
+    let refused =
+        || ApiError::invalid("seed", format!("`seed` is {value}; it must be a 64-bit integer"));
+    value.as_u64().or(signed).ok_or_else(refused)
+}
+
+fn stops(value: Option<Value>) -> Result<Vec<String>, ApiError> {
+    let refused = |text: String| Err(ApiError::invalid("stop", text));
+    let stops = match value {
+        None => Vec::new(),
+        Some(Value::String(stop)) => vec![stop],
+        Some(value) => match serde_json::from_value(value) {
+            Ok(stops) => stops,
+            Err(_) => return refused("`stop` must be a string or an array of strings".into()),
+        },
+    };
+    if stops.len() > MAX_STOPS {
+        return refused(format!("`stop` has {} strings; it may have {MAX_STOPS}", stops.len()));
+    }
+    if let Some(stop) = stops.iter().find(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
+        let bytes = stop.len();
+        return refused(format!(
+            "`stop` has a string of {bytes} bytes; they must have from 1 to {MAX_STOP_BYTES}"
+        ));
+    }
+    Ok(stops)
+}
+
+fn include_usage(value: Option<Value>, stream: bool) -> Result<bool, ApiError> {
+    let name = "stream_options";
+    match value {
+        None => Ok(false),
+        Some(_) if !stream => {
+            Err(ApiError::invalid(name, format!("`{name}` needs `stream` to be true")))
+        }
+        Some(Value::Object(options)) => {
+            let mut options = Fields::new(options);
+            let usage = options.get("include_usage", "true or false")?.unwrap_or(false);
+            options.end()?;
+            Ok(usage)
+        }
+        Some(_) => Err(ApiError::invalid(name, format!("`{name}` must be an object"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{CompletionRequest, Prompt};
+
+    /// A request with the model, a prompt and these fields.
+    fn read(fields: Value) -> Result<CompletionRequest, String> {
+        let mut object = json!({ "model": "m", "prompt": "p" });
+        for (name, value) in fields.as_object().expect("an object") {
+            object[name] = value.clone();
+        }
+        let object = object.as_object().expect("an object").clone();
+        CompletionRequest::read(object).map_err(|error| {
+            assert_eq!(error.status, 400, "{error:?}");
+            error.param.expect("the field is named")
+        })
+    }
+
+    #[test]
+    fn what_is_left_out_is_as_openai_says() {
+        let request = read(json!({ "user": "u", "presence_penalty": 0.0, "best_of": null }));
+        let request = request.expect("a request");
+        assert_eq!((request.max_tokens, request.n, request.stream), (16, 1, false));
+        assert_eq!((request.temperature, request.top_p), (1.0, 1.0));
+        assert_eq!((request.stop.len(), request.logprobs), (0, None));
+        let other = read(json!({})).expect("a request");
+        assert_ne!(request.seed, other.seed, "without a seed it is random");
+    }
+
+    #[test]
+    fn prompts_come_in_four_forms() {
+        let prompts = |prompt| read(json!({ "prompt": prompt })).map(|request| request.prompts);
+        let text = |text: &str| Prompt::Text(text.into());
+        assert_eq!(prompts(json!("a")), Ok(vec![text("a")]));
+        assert_eq!(prompts(json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
+        assert_eq!(prompts(json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
+        let both = vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
+        assert_eq!(prompts(json!([[1], [2, 3]])), Ok(both));
+        for wrong in [json!([]), json!(1), json!([1, "a"]), json!([-1]), json!([1.5]), json!({})] {
+            assert_eq!(prompts(wrong.clone()), Err("prompt".into()), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_would_be_ignored_is_refused_by_name() {
+        let fields = [
+            ("best_of", json!(2)),
+            ("echo", json!(true)),
+            ("frequency_penalty", json!(0.1)),
+            ("logit_bias", json!({ "1": 2 })),
+            ("presence_penalty", json!(-1)),
+            ("suffix", json!("x")),
+            ("top_k", json!(5)),
+            ("stream_options", json!({ "include_usage": true })),
+            ("max_tokens", json!(-1)),
+            ("max_tokens", json!("9")),
+            ("temperature", json!(2.1)),
+            ("top_p", json!(-0.1)),
+            ("n", json!(0)),
+            ("n", json!(129)),
+            ("logprobs", json!(6)),
+            ("seed", json!(0.5)),
+            ("stop", json!([1])),
+            ("stop", json!("")),
+            ("stop", json!(["a", "b", "c", "d", "e"])),
+            ("stop", json!("x".repeat(1025))),
+            ("stream", json!("yes")),
+            ("model", json!(3)),
+            ("user", json!(3)),
+        ];
+        for (name, value) in fields {
+            assert_eq!(read(json!({ name: value })).err(), Some(name.into()), "{value}");
+        }
+        for name in ["model", "prompt"] {
+            assert_eq!(read(json!({ name: null })).err(), Some(name.into()));
+        }
+    }
+
+    #[test]
+    fn seeds_have_64_bits() {
+        let seed = |seed| read(json!({ "seed": seed })).map(|request| request.seed);
+        assert_eq!(seed(json!(u64::MAX)), Ok(u64::MAX));
+        assert_eq!(seed(json!(-1)), Ok(u64::MAX));
+        assert_eq!(seed(json!(7)), Ok(7));
+    }
+}

@@ -1,0 +1,381 @@
+//! Continuous batching: which tokens of which requests run in a step, on the one engine there is.
+//!
+//! ```text
+//! each step   requests whose client has left are released
+//!             requests that wait are admitted, in order, while a slot and the blocks of their tokens are free
+//!             one token (and drafts) of every request that decodes, then chunks of prompts, oldest first
+//!             out of blocks: the newest request is released, waits again before all others, and the step is
+//!             made anew
+//! ```
+//!
+//! A request that is computed again gets the same tokens: a token's logits have the same bits in every batch
+//! and chunk, and a draw depends on seed and position alone. The oldest request is never taken out, and fits if
+//! it is alone ([`QueueLimits::longest`]): there is always one that comes to its end.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dsv4_kv::{KvError, RequestId};
+use dsv4_kv_device::Backend;
+use dsv4_kv_model::sequence::{Generated, Sequence, Work};
+use dsv4_kv_model::{Chunk, Engine, ModelError};
+use kv_layout::geometry::BLOCK_TOKENS;
+
+use crate::error::{Failure, ServerError};
+use crate::metrics::Metrics;
+use crate::queue::{Event, Phase, Queue, QueueLimits, Request};
+
+/// Steps in a row that may fail before the scheduler ends.
+const FAILED_STEPS: u32 = 3;
+
+/// How steps are filled. Their tokens and requests are limited by the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerLimits {
+    /// Most tokens of a prompt in one step.
+    pub chunk: usize,
+    /// Most sequences that may wait.
+    pub waiting: usize,
+}
+
+/// What a call of [`Scheduler::step`] has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It has run a step, or tried to.
+    Ran,
+    /// There was nothing to run.
+    Idle,
+}
+
+/// Requests that wait and that run, and the engine.
+pub struct Scheduler<B: Backend> {
+    engine: Engine<B>,
+    limits: SchedulerLimits,
+    queue: Arc<Queue>,
+    /// Requests that were taken out of the cache; they come before those of the queue.
+    preempted: VecDeque<Request>,
+    /// Oldest first.
+    running: Vec<Running>,
+    metrics: Metrics,
+    failed_steps: u32,
+}
+
+/// A request in the cache.
+struct Running {
+    id: RequestId,
+    request: Request,
+}
+
+/// A request's part of a step.
+struct Part {
+    /// Its place in `running`.
+    index: usize,
+    work: Work,
+}
+
+impl<B: Backend> Scheduler<B> {
+    /// A scheduler without requests.
+    ///
+    /// # Errors
+    /// [`ServerError::StepTooShort`].
+    pub fn new(
+        engine: Engine<B>,
+        limits: SchedulerLimits,
+        metrics: Metrics,
+    ) -> Result<Self, ServerError> {
+        let config = engine.cache().config();
+        let (step_tokens, requests) = (config.max_step_tokens as usize, config.max_requests);
+        if step_tokens < requests as usize {
+            return Err(ServerError::StepTooShort { step_tokens, requests });
+        }
+        let longest = longest(&engine);
+        let vocabulary = engine.model().config.vocab_size;
+        let queue = Queue::new(QueueLimits { vocabulary, longest, waiting: limits.waiting });
+        let scheduler = Self {
+            engine,
+            limits,
+            queue: Arc::new(queue),
+            preempted: VecDeque::new(),
+            running: Vec::new(),
+            metrics,
+            failed_steps: 0,
+        };
+        scheduler.report();
+        Ok(scheduler)
+    }
+
+    /// Where requests are submitted.
+    #[must_use]
+    pub fn queue(&self) -> Arc<Queue> {
+        Arc::clone(&self.queue)
+    }
+
+    /// The engine.
+    #[must_use]
+    pub fn engine(&self) -> &Engine<B> {
+        &self.engine
+    }
+
+    /// Runs until the queue is closed and everything that was taken is done, or until it is aborted.
+    ///
+    /// # Errors
+    /// As [`Self::step`]. Whatever the end is, the queue takes nothing any more, and every request that was
+    /// not done is told.
+    pub fn run(&mut self) -> Result<(), ServerError> {
+        let _ended = CloseOnDrop(self.queue());
+        while self.queue.phase() != Phase::Aborted {
+            match self.step() {
+                Ok(Progress::Ran) => {}
+                Ok(Progress::Idle) if self.queue.wait() => {}
+                Ok(Progress::Idle) => break,
+                Err(error) => {
+                    self.end_all(&Failure::Step(error.to_string()));
+                    return Err(error);
+                }
+            }
+        }
+        self.end_all(&Failure::ShutDown);
+        Ok(())
+    }
+
+    /// Admits what fits, and runs a step of all that is running.
+    ///
+    /// # Errors
+    /// [`ServerError::StepsFail`] after several steps in a row that failed. Until then a step that fails ends
+    /// the requests in it, and no other.
+    pub fn step(&mut self) -> Result<Progress, ServerError> {
+        self.drop_cancelled()?;
+        self.admit()?;
+        let progress = if self.running.is_empty() { Progress::Idle } else { Progress::Ran };
+        while !self.running.is_empty() {
+            let parts = self.plan();
+            match self.run_parts(&parts) {
+                Ok(()) => {
+                    self.failed_steps = 0;
+                    self.metrics.steps.increment(1);
+                    break;
+                }
+                Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running.len() > 1 => {
+                    self.preempt_newest()?;
+                }
+                Err(error) => {
+                    self.fail(&parts, error)?;
+                    break;
+                }
+            }
+        }
+        self.release_finished()?;
+        self.report();
+        Ok(progress)
+    }
+
+    /// Releases requests that nobody waits for any more.
+    fn drop_cancelled(&mut self) -> Result<(), ModelError> {
+        self.preempted.retain(|request| !request.events.is_closed());
+        let Self { engine, running, .. } = self;
+        for gone in running.extract_if(.., |running| running.request.events.is_closed()) {
+            engine.release(gone.id)?;
+        }
+        Ok(())
+    }
+
+    /// Admits requests, oldest first, while there are a slot and blocks for the tokens that they have. One that
+    /// does not fit is not overtaken.
+    fn admit(&mut self) -> Result<(), ModelError> {
+        while self.running.len() < self.engine.cache().config().max_requests as usize {
+            let Some(request) = self.next_that_fits()? else { break };
+            if let Some(finish) = request.sequence.finish() {
+                let _ = request.events.send(Event::Finished(finish));
+            } else if !request.events.is_closed() {
+                self.running.push(Running { id: self.engine.admit()?, request });
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest that waits, if blocks are free for the tokens that it has.
+    fn next_that_fits(&mut self) -> Result<Option<Request>, KvError> {
+        let free = self.unpromised_blocks()?;
+        let ledger = self.engine.cache().ledger();
+        let fits = |sequence: &Sequence| ledger.blocks_of(sequence.tokens().len() as u32) <= free;
+        Ok(match self.preempted.front() {
+            Some(first) if fits(&first.sequence) => self.preempted.pop_front(),
+            Some(_) => None,
+            None => self.queue.pop_if(fits),
+        })
+    }
+
+    /// Free blocks that no running request needs for the tokens that it has.
+    fn unpromised_blocks(&self) -> Result<u32, KvError> {
+        let ledger = self.engine.cache().ledger();
+        let mut free = ledger.free_blocks();
+        for Running { id, request } in &self.running {
+            let needed = ledger.blocks_of(request.sequence.tokens().len() as u32);
+            let held = ledger.block_table(*id)?.len() as u32;
+            free = free.saturating_sub(needed.saturating_sub(held));
+        }
+        Ok(free)
+    }
+
+    /// The next step: requests that decode, then chunks of prompts.
+    fn plan(&self) -> Vec<Part> {
+        let left = |index: usize| {
+            let sequence = &self.running[index].request.sequence;
+            sequence.tokens().len() - sequence.cached()
+        };
+        let (decoding, prompts): (Vec<_>, Vec<_>) =
+            (0..self.running.len()).partition(|&index| left(index) == 1);
+        let mut budget = self.engine.cache().config().max_step_tokens as usize;
+        let mut parts = Vec::new();
+        let mut add = |index: usize, most: usize, budget: &mut usize| {
+            let work = self.running[index].request.sequence.next(most);
+            *budget -= work.tokens.len();
+            parts.push(Part { index, work });
+        };
+        for (at, &index) in decoding.iter().enumerate() {
+            let others = decoding.len() - at - 1;
+            // A step has a token of every request.
+            let most = budget - others;
+            add(index, most, &mut budget);
+        }
+        for index in prompts {
+            if budget > 0 {
+                let most = self.limits.chunk.max(1).min(budget);
+                add(index, most, &mut budget);
+            }
+        }
+        parts
+    }
+
+    /// Runs a step and tells its tokens.
+    fn run_parts(&mut self, parts: &[Part]) -> Result<(), ModelError> {
+        let Self { engine, running, metrics, .. } = self;
+        let mut chunks = Vec::new();
+        for Part { index, work } in parts {
+            let id = running[*index].id;
+            chunks.push(Chunk { id, tokens: &work.tokens, logits: work.logits });
+        }
+        let forward = engine.forward(&chunks)?;
+        let advance = |(at, part): (usize, &Part)| {
+            let sequence = &mut running[part.index].request.sequence;
+            sequence.advance(&part.work, forward.logits(at))
+        };
+        let (accepted, generated): (Vec<_>, Vec<_>) = parts.iter().enumerate().map(advance).unzip();
+        forward.commit_some(&accepted)?;
+        for (part, generated) in parts.iter().zip(generated) {
+            running[part.index].request.tell(generated, metrics);
+        }
+        Ok(())
+    }
+
+    /// Takes the newest request out of the cache; it is computed again, before all that wait.
+    fn preempt_newest(&mut self) -> Result<(), ModelError> {
+        if let Some(Running { id, mut request }) = self.running.pop() {
+            self.engine.release(id)?;
+            request.sequence.restart();
+            self.preempted.push_front(request);
+            self.metrics.preemptions.increment(1);
+        }
+        Ok(())
+    }
+
+    /// Ends the requests of a step that has failed.
+    fn fail(&mut self, parts: &[Part], error: ModelError) -> Result<(), ServerError> {
+        let failure = Failure::Step(error.to_string());
+        // From the back, so that the places before it stay.
+        let mut failed: Vec<_> = parts.iter().map(|part| part.index).collect();
+        failed.sort_unstable();
+        for index in failed.into_iter().rev() {
+            let Running { id, request } = self.running.remove(index);
+            let _ = request.events.send(Event::Failed(failure.clone()));
+            self.engine.release(id)?;
+        }
+        self.metrics.failed_steps.increment(1);
+        self.failed_steps += 1;
+        if self.failed_steps < FAILED_STEPS {
+            return Ok(());
+        }
+        Err(ServerError::StepsFail { steps: self.failed_steps, error })
+    }
+
+    /// Releases requests that are done, and tells it.
+    fn release_finished(&mut self) -> Result<(), ModelError> {
+        let Self { engine, running, .. } = self;
+        let is_done = |running: &mut Running| running.request.sequence.finish().is_some();
+        for Running { id, request } in running.extract_if(.., is_done) {
+            engine.release(id)?;
+            if let Some(finish) = request.sequence.finish() {
+                let _ = request.events.send(Event::Finished(finish));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends everything. What the device says of it changes nothing any more.
+    fn end_all(&mut self, failure: &Failure) {
+        for Running { id, request } in self.running.drain(..) {
+            let _ = request.events.send(Event::Failed(failure.clone()));
+            let _ = self.engine.release(id);
+        }
+        for request in self.preempted.drain(..).chain(self.queue.drain()) {
+            let _ = request.events.send(Event::Failed(failure.clone()));
+        }
+        self.report();
+    }
+
+    /// Sets what the metrics say of now.
+    fn report(&self) {
+        let ledger = self.engine.cache().ledger();
+        let waiting = self.queue.waiting() + self.preempted.len();
+        self.metrics.running.set(self.running.len() as f64);
+        self.metrics.waiting.set(waiting as f64);
+        self.metrics.free_blocks.set(ledger.free_blocks());
+        self.metrics.total_blocks.set(ledger.total_blocks());
+    }
+}
+
+/// Most tokens of a sequence: the context, or what the cache holds if that is less.
+fn longest<B: Backend>(engine: &Engine<B>) -> u32 {
+    let context = engine.cache().config().max_context;
+    let ledger = engine.cache().ledger();
+    if ledger.blocks_of(context) <= ledger.total_blocks() {
+        context
+    } else {
+        ledger.total_blocks().saturating_mul(BLOCK_TOKENS)
+    }
+}
+
+impl Request {
+    /// Sends tokens to the client. One that has left is found before the next step.
+    fn tell(&mut self, generated: Vec<Generated>, metrics: &Metrics) {
+        let new = generated.len();
+        if new == 0 {
+            return;
+        }
+        let before = self.sequence.generated().len() - new;
+        let passed = self.last.elapsed();
+        self.last = Instant::now();
+        if before == 0 {
+            metrics.prompt_tokens.increment((self.sequence.tokens().len() - new) as u64);
+            metrics.time_to_first_token.record(passed);
+        }
+        // Tokens that one step has verified came together: each took a part of its time.
+        for _ in before.max(1)..before + new {
+            metrics.inter_token.record(passed / new as u32);
+        }
+        metrics.generated_tokens.increment(new as u64);
+        for token in generated {
+            let _ = self.events.send(Event::Token(token));
+        }
+    }
+}
+
+/// Closes the queue when the scheduler ends, by a panic too. What still waits then is dropped with its senders.
+struct CloseOnDrop(Arc<Queue>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+        self.0.drain();
+    }
+}

@@ -1,0 +1,177 @@
+//! The server as a whole: the scheduler's thread, the connections, and how both end.
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use axum::serve::ListenerExt;
+use dsv4_kv_device::Backend;
+use dsv4_kv_model::Engine;
+use dsv4_kv_model::text::Text;
+use tokio::sync::oneshot;
+
+use crate::answer::unix_time;
+use crate::app::App;
+use crate::error::ServerError;
+use crate::metrics::Metrics;
+use crate::routes::router;
+use crate::scheduler::{Scheduler, SchedulerLimits};
+
+/// How often is looked whether the server should end.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long an aborted scheduler may take for its last step, and connections for what they still have to send.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// How a server serves.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name under which the model is asked for.
+    pub model: String,
+    /// Tokens that end a completion.
+    pub end: Vec<u32>,
+    /// Drafts of a step and sequence; the engine must have been made for them.
+    pub drafts: usize,
+    /// How steps are filled, and how many may wait.
+    pub scheduler: SchedulerLimits,
+    /// Most bytes of a request's body.
+    pub body_bytes: usize,
+    /// How long requests may take to their end when the server shuts down.
+    pub patience: Duration,
+}
+
+/// A server that listens, and answers once it runs.
+pub struct Server<B: Backend> {
+    listener: TcpListener,
+    scheduler: Scheduler<B>,
+    app: Arc<App>,
+    settings: Settings,
+}
+
+/// How a server that was told to end has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All requests came to their end.
+    Done,
+    /// Some took longer than it had patience for, and were ended.
+    Cut,
+}
+
+impl<B: Backend> Server<B> {
+    /// A server of this engine that listens at `address`.
+    ///
+    /// # Errors
+    /// [`ServerError`] for an address that cannot be had, or settings that do not fit the engine.
+    pub fn bind(
+        address: impl ToSocketAddrs,
+        engine: Engine<B>,
+        text: Text,
+        settings: Settings,
+    ) -> Result<Self, ServerError> {
+        let (drafts, most) = (settings.drafts, engine.cache().config().max_draft);
+        if drafts > most as usize {
+            return Err(ServerError::TooManyDrafts { drafts, most });
+        }
+        let system = |error| ServerError::System { doing: "the address to listen at", error };
+        let listener = TcpListener::bind(address).map_err(system)?;
+        listener.set_nonblocking(true).map_err(system)?;
+        let metrics = Metrics::new()?;
+        let scheduler = Scheduler::new(engine, settings.scheduler, metrics.clone())?;
+        let app = App {
+            queue: scheduler.queue(),
+            text: Arc::new(text),
+            model: settings.model.clone(),
+            created: unix_time(),
+            end: settings.end.clone(),
+            drafts,
+            metrics,
+        };
+        Ok(Self { listener, scheduler, app: Arc::new(app), settings })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// [`ServerError::System`].
+    pub fn address(&self) -> Result<SocketAddr, ServerError> {
+        let system =
+            |error| ServerError::System { doing: "the address that is listened at", error };
+        self.listener.local_addr().map_err(system)
+    }
+
+    /// Serves until `stop` says so: then new requests get 503, and those that were taken come to their end, or
+    /// to that of [`Settings::patience`].
+    ///
+    /// # Errors
+    /// [`ServerError`]: the scheduler has ended by itself, or the system refuses threads.
+    pub fn run(self, stop: impl Fn() -> bool) -> Result<Ended, ServerError> {
+        let Self { listener, mut scheduler, app, settings } = self;
+        let system = |error| ServerError::System { doing: "threads to serve with", error };
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        let runtime = runtime.map_err(system)?;
+        let thread = thread::Builder::new().name("scheduler".into());
+        let thread = thread.spawn(move || scheduler.run()).map_err(system)?;
+        let ended = runtime.block_on(serve(listener, &app, &settings, &thread, stop));
+        runtime.shutdown_background();
+        // Whatever the reason, nothing is taken any more.
+        app.queue.abort();
+        let ended = ended?;
+        if !thread.is_finished() {
+            // It is in a call of the device that does not return.
+            return Ok(Ended::Cut);
+        }
+        thread.join().map_err(|_| ServerError::Panicked)??;
+        Ok(ended)
+    }
+}
+
+/// Serves until the end, and waits for what is under way.
+async fn serve(
+    listener: TcpListener,
+    app: &Arc<App>,
+    settings: &Settings,
+    scheduler: &JoinHandle<Result<(), ServerError>>,
+    stop: impl Fn() -> bool,
+) -> Result<Ended, ServerError> {
+    let system = |error| ServerError::System { doing: "the address to listen at", error };
+    let listener = tokio::net::TcpListener::from_std(listener).map_err(system)?;
+    // A token is to go out when it comes.
+    let listener = listener.tap_io(|connection| {
+        let _ = connection.set_nodelay(true);
+    });
+    let (close, closed) = oneshot::channel::<()>();
+    let serving = axum::serve(listener, router(Arc::clone(app), settings.body_bytes));
+    let serving = serving.with_graceful_shutdown(async { closed.await.unwrap_or_default() });
+    let connections = tokio::spawn(serving.into_future());
+    let tidying = tokio::spawn(tidy(app.metrics.clone()));
+    while !stop() && !scheduler.is_finished() {
+        tokio::time::sleep(LOOK).await;
+    }
+    // The listener stays open meanwhile: new requests are told that there is no use.
+    app.queue.close();
+    let is_done = wait_for(scheduler, settings.patience).await;
+    if !is_done {
+        app.queue.abort();
+        wait_for(scheduler, LAST_WORDS).await;
+    }
+    let _ = close.send(());
+    let _ = tokio::time::timeout(LAST_WORDS, connections).await;
+    tidying.abort();
+    Ok(if is_done { Ended::Done } else { Ended::Cut })
+}
+
+/// Whether the thread ends within this time.
+async fn wait_for<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
+    let begin = Instant::now();
+    while !thread.is_finished() && begin.elapsed() < patience {
+        tokio::time::sleep(LOOK).await;
+    }
+    thread.is_finished()
+}
+
+async fn tidy(metrics: Metrics) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        metrics.tidy();
+    }
+}

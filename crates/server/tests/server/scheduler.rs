@@ -1,0 +1,273 @@
+//! The scheduler without HTTP: every answer is that of a request alone, and nothing stays in the cache.
+
+use std::sync::Arc;
+use std::thread;
+
+use dsv4_kv_device::{Backend, EmuOptions};
+use dsv4_kv_model::Model;
+use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
+use dsv4_kv_server::error::{Failure, Refusal, ServerError};
+use dsv4_kv_server::metrics::Metrics;
+use dsv4_kv_server::queue::{Event, Events, Queue, Submission};
+use dsv4_kv_server::scheduler::{Progress, Scheduler, SchedulerLimits};
+use dsv4_kv_tests::failing::{self, Failing};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::small::{self, DRAFTS, HASH, SCORED};
+
+const LIMITS: SchedulerLimits = SchedulerLimits { chunk: 24, waiting: 64 };
+
+fn scheduler(model: &Arc<Model>, requests: u32, blocks: u32) -> (Scheduler<impl Backend>, Metrics) {
+    let metrics = Metrics::new().expect("metrics");
+    let engine = small::engine(&small::emulated(), model, small::limits(requests, blocks));
+    (Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler"), metrics)
+}
+
+/// The value of a counter or gauge.
+fn value(metrics: &Metrics, name: &str) -> u64 {
+    let text = metrics.render();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.parse::<f64>().ok())
+        .unwrap_or_else(|| panic!("no {name} in {text}")) as u64
+}
+
+fn submit(queue: &Queue, submission: &Submission) -> Events {
+    let mut events = queue.submit(vec![submission.clone()]).expect("it is taken");
+    events.pop().expect("one for each")
+}
+
+/// What has come of a sequence.
+fn received(events: &mut Events) -> (Vec<Generated>, Option<Event>) {
+    let mut tokens = Vec::new();
+    while let Ok(event) = events.try_recv() {
+        match event {
+            Event::Token(token) => tokens.push(token),
+            end => return (tokens, Some(end)),
+        }
+    }
+    (tokens, None)
+}
+
+fn assert_empty<B: Backend>(scheduler: &Scheduler<B>) {
+    let ledger = scheduler.engine().cache().ledger();
+    assert_eq!(ledger.free_blocks(), ledger.total_blocks(), "blocks are held by nobody");
+    assert_eq!(ledger.live_requests(), 0);
+}
+
+/// Prompts of less than four tokens, which hold no block until they grow, others, and one that grows into its
+/// second block.
+fn submissions(random: &mut StdRng, count: usize) -> Vec<Submission> {
+    let submission = |index| {
+        let length = match random.random_bool(0.6) {
+            _ if index == 5 => 126,
+            true => random.random_range(1..4),
+            false => random.random_range(4..30),
+        };
+        // Few different tokens, so that prompt lookup has something to propose.
+        let prompt = (0..length).map(|_| random.random_range(0..6)).collect();
+        let max_tokens = random.random_range(1..14);
+        let continuation = match random.random_bool(0.5) {
+            true => small::sampled(random.random(), max_tokens),
+            false => small::continuation(max_tokens),
+        };
+        let drafts = random.random_range(0..=DRAFTS as usize);
+        let end = if random.random_bool(0.3) { (0..16).collect() } else { Vec::new() };
+        Submission { prompt, continuation: Continuation { drafts, end, ..continuation } }
+    };
+    (0..count).map(submission).collect()
+}
+
+#[test]
+fn sixty_four_requests_with_preemption_and_cancellation_equal_each_alone() {
+    for (model, seed) in [(&HASH, 1), (&SCORED, 2)] {
+        let mut random = StdRng::seed_from_u64(seed);
+        let (mut scheduler, metrics) = scheduler(model, 8, 4);
+        let queue = scheduler.queue();
+        let submissions = submissions(&mut random, 32);
+        let mut events: Vec<_> =
+            submissions.iter().map(|submission| Some(submit(&queue, submission))).collect();
+        let mut answers = vec![Vec::new(); submissions.len()];
+        let mut ends = vec![None; submissions.len()];
+        let mut cancelled = 0;
+        while scheduler.step().expect("no step fails") == Progress::Ran {
+            for (index, slot) in events.iter_mut().enumerate() {
+                let Some(receiver) = slot else { continue };
+                let (tokens, end) = received(receiver);
+                answers[index].extend(tokens);
+                ends[index] = end;
+                if ends[index].is_some() {
+                    *slot = None;
+                } else if random.random_bool(0.01) {
+                    *slot = None;
+                    cancelled += 1;
+                }
+            }
+        }
+        assert!(value(&metrics, "dsv4_preemptions_total") > 0, "none was preempted");
+        assert!((1..20).contains(&cancelled), "{cancelled} were cancelled");
+        assert_empty(&scheduler);
+        let mut engine = small::engine(&small::emulated(), model, small::limits(1, 2));
+        let mut finished = 0;
+        for ((submission, answer), end) in submissions.iter().zip(answers).zip(ends) {
+            let Some(end) = end else { continue };
+            finished += 1;
+            let (tokens, finish) = small::alone(&mut engine, submission);
+            assert_eq!(answer, tokens, "{submission:?}");
+            assert_eq!(end, Event::Finished(finish));
+        }
+        assert_eq!(finished + cancelled, submissions.len());
+    }
+}
+
+#[test]
+fn sequences_that_need_the_whole_cache_come_to_their_end_one_by_one() {
+    let (mut scheduler, metrics) = scheduler(&HASH, 4, 1);
+    let queue = scheduler.queue();
+    // Each grows into a block, and one is all there is.
+    let submission =
+        |first| Submission { prompt: vec![first; 2], continuation: small::continuation(6) };
+    let submissions = [1, 2, 3, 4].map(submission);
+    let mut events = submissions.each_ref().map(|submission| submit(&queue, submission));
+    while scheduler.step().expect("no step fails") == Progress::Ran {}
+    assert!(value(&metrics, "dsv4_preemptions_total") > 0, "none was preempted");
+    assert_empty(&scheduler);
+    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 1));
+    for (submission, events) in submissions.iter().zip(&mut events) {
+        let (tokens, end) = received(events);
+        assert_eq!(tokens, small::alone(&mut engine, submission).0);
+        assert_eq!(end, Some(Event::Finished(Finish::Length)));
+    }
+}
+
+#[test]
+fn what_never_fits_is_refused_before_it_waits() {
+    let (scheduler, _) = scheduler(&HASH, 2, 2);
+    let queue = scheduler.queue();
+    let submit = |prompt: usize, max_tokens| {
+        let continuation = small::continuation(max_tokens);
+        queue.submit(vec![Submission { prompt: vec![0; prompt], continuation }]).err()
+    };
+    let longest = 256;
+    assert_eq!(submit(200, 56), None);
+    assert_eq!(submit(200, 57), Some(Refusal::TooLong { prompt: 200, max_tokens: 57, longest }));
+    let max_tokens = usize::MAX;
+    assert_eq!(submit(1, max_tokens), Some(Refusal::TooLong { prompt: 1, max_tokens, longest }));
+    assert_eq!(submit(0, 1), Some(Refusal::EmptyPrompt));
+    let continuation = small::continuation(1);
+    let unknown = Submission { prompt: vec![255, 256], continuation: continuation.clone() };
+    let vocabulary = 256;
+    let refusal = Refusal::TokenOutOfVocabulary { token: 256, vocabulary };
+    assert_eq!(queue.submit(vec![unknown]).err(), Some(refusal));
+    // One waits already: all of a request, or nothing.
+    let one = Submission { prompt: vec![0], continuation };
+    let most = LIMITS.waiting;
+    assert_eq!(
+        queue.submit(vec![one.clone(); 65]).err(),
+        Some(Refusal::TooManySequences { sequences: 65, most })
+    );
+    assert_eq!(
+        queue.submit(vec![one.clone(); 64]).err(),
+        Some(Refusal::QueueFull { waiting: 1, most })
+    );
+    assert_eq!(queue.submit(vec![one.clone(); 63]).map(|events| events.len()), Ok(63));
+    queue.close();
+    assert_eq!(queue.submit(vec![one]).err(), Some(Refusal::ShuttingDown));
+}
+
+#[test]
+fn steps_hold_a_token_of_every_request() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = small::limits(49, 2);
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let refused = Scheduler::new(engine, LIMITS, metrics);
+    let error = refused.err().expect("steps of 48 tokens are too short");
+    assert!(
+        matches!(error, ServerError::StepTooShort { step_tokens: 48, requests: 49 }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_step_that_fails_ends_its_requests_and_no_other() {
+    let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+    let engine = small::engine(&device, &HASH, small::limits(2, 8));
+    let metrics = Metrics::new().expect("metrics");
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    let submission =
+        |first| Submission { prompt: vec![first; 9], continuation: small::continuation(3) };
+    let submissions = [1, 2, 3, 4].map(submission);
+    let [mut one, mut two, mut three, mut four] =
+        submissions.each_ref().map(|submission| submit(&queue, submission));
+    // The first two run, the others wait.
+    device.backend().fail(20, failing::Failure::Instead);
+    assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    assert!(device.backend().failed().is_some(), "nothing failed");
+    for events in [&mut one, &mut two] {
+        let (tokens, end) = received(events);
+        assert!(
+            tokens.is_empty() && matches!(end, Some(Event::Failed(Failure::Step(_)))),
+            "{end:?}"
+        );
+    }
+    while scheduler.step().expect("no step fails any more") == Progress::Ran {}
+    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 8));
+    for (events, submission) in [&mut three, &mut four].into_iter().zip(&submissions[2..]) {
+        assert_eq!(received(events).0, small::alone(&mut engine, submission).0);
+    }
+    assert_eq!(value(&metrics, "dsv4_failed_steps_total"), 1);
+    assert_empty(&scheduler);
+}
+
+#[test]
+fn a_device_that_always_fails_ends_the_server() {
+    let device = Failing::emulated(EmuOptions { memory: 2 << 30, seed: 1 });
+    let engine = small::engine(&device, &HASH, small::limits(1, 8));
+    let metrics = Metrics::new().expect("metrics");
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
+    let queue = scheduler.queue();
+    let submission = Submission { prompt: vec![1], continuation: small::continuation(3) };
+    let mut events: Vec<_> = (0..4).map(|_| submit(&queue, &submission)).collect();
+    for _ in 0..2 {
+        device.backend().fail(5, failing::Failure::Instead);
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    }
+    device.backend().fail(5, failing::Failure::Instead);
+    let error = scheduler.run().expect_err("three steps in a row have failed");
+    assert!(matches!(error, ServerError::StepsFail { steps: 3, .. }), "{error}");
+    // The last one never ran, and is told.
+    for events in &mut events {
+        let (_, end) = received(events);
+        assert!(matches!(end, Some(Event::Failed(Failure::Step(_)))), "{end:?}");
+    }
+    assert_eq!(queue.submit(vec![submission]).err(), Some(Refusal::ShuttingDown));
+    assert_empty(&scheduler);
+}
+
+#[test]
+fn a_closed_queue_is_emptied_and_an_aborted_one_is_not() {
+    let submission = Submission { prompt: vec![1, 2, 3], continuation: small::continuation(5) };
+    for aborted in [false, true] {
+        let (mut scheduler, _) = scheduler(&HASH, 1, 2);
+        let queue = scheduler.queue();
+        let mut events = [submit(&queue, &submission), submit(&queue, &submission)];
+        if aborted {
+            queue.abort()
+        } else {
+            queue.close()
+        }
+        let end = thread::spawn(move || {
+            scheduler.run().expect("no step fails");
+            assert_empty(&scheduler);
+        });
+        end.join().expect("it ends by itself");
+        for events in &mut events {
+            let expected = match aborted {
+                true => Event::Failed(Failure::ShutDown),
+                false => Event::Finished(Finish::Length),
+            };
+            assert_eq!(received(events).1, Some(expected));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! A small model, and what it answers alone.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+
+use dsv4_kv_checkpoint::Checkpoint;
+use dsv4_kv_device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv_model::generate::Observer;
+use dsv4_kv_model::sample::{GREEDY, Sampling};
+use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
+use dsv4_kv_model::{Engine, EngineLimits, Model};
+use dsv4_kv_server::queue::Submission;
+
+/// Most drafts of a step.
+pub const DRAFTS: u32 = 2;
+
+pub static HASH: LazyLock<Arc<Model>> = LazyLock::new(|| load("hash"));
+pub static SCORED: LazyLock<Arc<Model>> = LazyLock::new(|| load("scored"));
+
+pub fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e").join(name)
+}
+
+fn load(name: &str) -> Arc<Model> {
+    let checkpoint = Checkpoint::open(&folder(name)).expect("a committed checkpoint");
+    Arc::new(Model::load(&checkpoint, |_| ()).expect("a complete checkpoint"))
+}
+
+pub fn emulated() -> EmuDevice {
+    EmuDevice::new(EmuOptions { memory: 2 << 30, seed: 1 })
+}
+
+/// Blocks of 128 tokens, as many as are asked for.
+pub fn limits(requests: u32, blocks: u32) -> EngineLimits {
+    EngineLimits {
+        requests,
+        context: 1024,
+        cached_tokens: 128 * blocks,
+        step_tokens: 48,
+        max_draft: DRAFTS,
+    }
+}
+
+pub fn engine<B: Backend>(
+    device: &Device<B>,
+    model: &Arc<Model>,
+    limits: EngineLimits,
+) -> Engine<B> {
+    Engine::new(device, Arc::clone(model), limits).expect("an engine")
+}
+
+pub fn continuation(max_tokens: usize) -> Continuation {
+    Continuation {
+        sampling: GREEDY,
+        max_tokens,
+        end: Vec::new(),
+        drafts: 0,
+        top_logprobs: 2,
+        prompt_logits: false,
+    }
+}
+
+pub fn sampled(seed: u64, max_tokens: usize) -> Continuation {
+    let sampling = Sampling { temperature: 1.0, top_p: 0.9, seed };
+    Continuation { sampling, ..continuation(max_tokens) }
+}
+
+/// All tokens of an answer.
+struct Collected(Vec<Generated>);
+
+impl Observer for Collected {
+    fn token(&mut self, token: &Generated) -> bool {
+        self.0.push(token.clone());
+        true
+    }
+}
+
+/// What the model answers if nothing else runs.
+pub fn alone<B: Backend>(
+    engine: &mut Engine<B>,
+    Submission { prompt, continuation }: &Submission,
+) -> (Vec<Generated>, Finish) {
+    let mut tokens = Collected(Vec::new());
+    let summary = engine.generate(prompt, continuation.clone(), 48, &mut tokens);
+    (tokens.0, summary.expect("an answer").finish)
+}
