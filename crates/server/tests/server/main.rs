@@ -3,7 +3,11 @@
 //! | file | what it tests |
 //! |---|---|
 //! | `scheduler.rs` | batches, preemption, cancellation and failures, without HTTP |
+//! | `http.rs` | completions over HTTP, refusals, clients that leave, shutting down |
+//! | `client.rs` | a server in a thread, and a client |
 //! | `small.rs` | a small model, and what it answers alone |
 
+mod client;
+mod http;
 mod scheduler;
 mod small;

@@ -60,13 +60,13 @@ fn assert_empty<B: Backend>(scheduler: &Scheduler<B>) {
 fn submissions(random: &mut StdRng, count: usize) -> Vec<Submission> {
     let submission = |index| {
         let length = match random.random_bool(0.6) {
-            _ if index == 5 => 126,
+            _ if index == 5 => 127,
             true => random.random_range(1..4),
-            false => random.random_range(4..30),
+            false => random.random_range(4..20),
         };
         // Few different tokens, so that prompt lookup has something to propose.
         let prompt = (0..length).map(|_| random.random_range(0..6)).collect();
-        let max_tokens = random.random_range(1..14);
+        let max_tokens = random.random_range(1..12);
         let continuation = match random.random_bool(0.5) {
             true => small::sampled(random.random(), max_tokens),
             false => small::continuation(max_tokens),

@@ -1,0 +1,262 @@
+//! Completions over HTTP: what clients get is what the model answers alone.
+
+use dsv4_kv_model::sequence::Finish;
+use dsv4_kv_model::text::{Text, TextStream};
+use dsv4_kv_server::queue::Submission;
+use dsv4_kv_server::scheduler::SchedulerLimits;
+use dsv4_kv_server::{Ended, Settings};
+use serde_json::{Value, json};
+
+use crate::client::{Running, settings};
+use crate::small::{self, HASH};
+
+/// A request for a completion of the small model with these fields.
+fn request(fields: Value) -> Value {
+    let mut request = json!({ "model": "small/hash", "prompt": "ab", "temperature": 0 });
+    for (name, value) in fields.as_object().expect("an object") {
+        request[name] = value.clone();
+    }
+    request
+}
+
+/// The text that the model answers alone.
+fn alone(prompt: &str, seed: Option<u64>, max_tokens: usize) -> String {
+    let continuation = match seed {
+        None => small::continuation(max_tokens),
+        Some(seed) => small::sampled(seed, max_tokens),
+    };
+    let prompt = prompt.bytes().map(u32::from).collect();
+    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 8));
+    let (tokens, finish) = small::alone(&mut engine, &Submission { prompt, continuation });
+    assert_eq!(finish, Finish::Length);
+    let mut stream = TextStream::default();
+    let text: String =
+        tokens.iter().map(|token| stream.push(&Text::Bytes, token.picked.token)).collect();
+    text + &stream.finish(&Text::Bytes)
+}
+
+/// The completions of a stream: texts, reasons, logprobs, and the usage.
+fn streamed(events: &[String]) -> (Vec<Value>, Value) {
+    let (end, events) = events.split_last().expect("events");
+    assert_eq!(end, "[DONE]");
+    let mut choices: Vec<Value> = Vec::new();
+    let mut usage = Value::Null;
+    for event in events {
+        let event: Value = serde_json::from_str(event).expect("JSON");
+        assert_eq!(event["object"], "text_completion");
+        usage = event["usage"].clone();
+        for piece in event["choices"].as_array().expect("an array") {
+            let index = piece["index"].as_u64().expect("a number") as usize;
+            choices.resize(choices.len().max(index + 1), Value::Null);
+            match &mut choices[index] {
+                Value::Null => choices[index] = piece.clone(),
+                choice => append(choice, piece),
+            }
+        }
+    }
+    (choices, usage)
+}
+
+/// Appends a piece of a completion to those before it.
+fn append(choice: &mut Value, piece: &Value) {
+    assert_eq!(choice["finish_reason"], Value::Null, "a piece behind the last");
+    let text = |value: &Value| value["text"].as_str().expect("text").to_owned();
+    choice["text"] = (text(choice) + &text(piece)).into();
+    choice["finish_reason"] = piece["finish_reason"].clone();
+    for (name, more) in piece["logprobs"].as_object().into_iter().flatten() {
+        let more = more.as_array().expect("an array").clone();
+        choice["logprobs"][name].as_array_mut().expect("an array").extend(more);
+    }
+}
+
+#[test]
+fn whole_and_streamed_completions_are_those_of_the_model_alone() {
+    let server = Running::start(4, settings());
+    let sampled = json!({
+        "prompt": ["ab", "c"], "n": 2, "seed": 7, "temperature": 1.0, "top_p": 0.9,
+        "max_tokens": 9, "logprobs": 2,
+    });
+    let whole = server.complete(&request(sampled.clone()));
+    let choices = whole["choices"].as_array().expect("an array");
+    assert_eq!(choices.len(), 4);
+    for (index, (prompt, seed)) in [("ab", 7), ("ab", 8), ("c", 7), ("c", 8)].iter().enumerate() {
+        let choice = &choices[index];
+        assert_eq!(choice["index"], index);
+        assert_eq!(choice["text"], alone(prompt, Some(*seed), 9));
+        assert_eq!(choice["finish_reason"], "length");
+        check_logprobs(choice);
+    }
+    let usage = json!({ "prompt_tokens": 3, "completion_tokens": 36, "total_tokens": 39 });
+    assert_eq!(whole["usage"], usage);
+
+    let mut asked = request(sampled);
+    asked["stream"] = true.into();
+    asked["stream_options"] = json!({ "include_usage": true });
+    let answer = server.send("POST", "/v1/completions", &asked.to_string());
+    assert!(answer.head.contains("content-type: text/event-stream"), "{}", answer.head);
+    let (streamed, streamed_usage) = streamed(&answer.events());
+    assert_eq!(Value::from(streamed), whole["choices"]);
+    assert_eq!(streamed_usage, usage);
+    assert_eq!(server.metric("dsv4_requests_total{outcome=\"completed\"}"), 2);
+    assert_eq!(server.ended(), Ended::Done);
+}
+
+/// Each token begins where the text before it ends.
+fn check_logprobs(choice: &Value) {
+    let logprobs = &choice["logprobs"];
+    let length = choice["text"].as_str().expect("text").chars().count() as u64;
+    let tokens = logprobs["tokens"].as_array().expect("an array");
+    assert_eq!(tokens.len(), 9);
+    let mut last = 0;
+    for (index, token) in tokens.iter().enumerate() {
+        let offset = logprobs["text_offset"][index].as_u64().expect("a number");
+        assert!((last..=length).contains(&offset), "{choice}");
+        last = offset;
+        let token = token.as_str().expect("text");
+        let top = logprobs["top_logprobs"][index].as_object().expect("an object");
+        assert_eq!(top[token], logprobs["token_logprobs"][index]);
+        assert!((2..=3).contains(&top.len()), "{choice}");
+        if !token.starts_with("bytes:") {
+            let text = choice["text"].as_str().expect("text");
+            let there: String = text.chars().skip(offset as usize).take(1).collect();
+            assert!(there == token || there == "\u{FFFD}", "{choice}");
+        }
+    }
+}
+
+#[test]
+fn a_stop_ends_a_completion_and_is_never_sent() {
+    let server = Running::start(2, settings());
+    let text = alone("ab", None, 16);
+    let characters: Vec<char> = text.chars().collect();
+    // Of two tokens, so that it lies across their border.
+    let stop: String = characters[6..8].iter().collect();
+    let before = &text[..text.find(&stop).expect("it is in the text")];
+    for stream in [false, true] {
+        let asked = request(json!({
+            "stop": [stop, "never in it"], "max_tokens": 16, "stream": stream, "logprobs": 0,
+        }));
+        let answer = server.send("POST", "/v1/completions", &asked.to_string());
+        let choice = match stream {
+            true => streamed(&answer.events()).0[0].clone(),
+            false => answer.json()["choices"][0].clone(),
+        };
+        assert_eq!(choice["text"], before);
+        assert_eq!(choice["finish_reason"], "stop");
+        let offsets = choice["logprobs"]["text_offset"].as_array().expect("an array");
+        let length = before.chars().count() as u64;
+        assert!(offsets.iter().all(|offset| offset.as_u64() < Some(length)), "{choice}");
+    }
+    server.wait_for("dsv4_sequences_running", 0);
+    assert_eq!(server.ended(), Ended::Done);
+}
+
+#[test]
+fn what_is_wrong_is_refused_in_openais_shape() {
+    let server = Running::start(1, settings());
+    let post = |fields| ("POST", "/v1/completions", request(fields).to_string());
+    let cases = [
+        (post(json!({ "model": "other" })), 404, json!("model"), json!("model_not_found")),
+        (post(json!({ "prompt": "" })), 400, json!("prompt"), Value::Null),
+        (post(json!({ "prompt": [1, 256] })), 400, json!("prompt"), Value::Null),
+        (post(json!({ "presence_penalty": 1 })), 400, json!("presence_penalty"), Value::Null),
+        (
+            post(json!({ "max_tokens": 1023 })),
+            400,
+            json!("max_tokens"),
+            json!("context_length_exceeded"),
+        ),
+        (post(json!({ "n": 9 })), 400, json!("n"), Value::Null),
+        (post(json!({ "prompt": "x".repeat(5000) })), 413, Value::Null, Value::Null),
+        (("POST", "/v1/completions", "{".into()), 400, Value::Null, Value::Null),
+        (("POST", "/v1/completions", "[]".into()), 400, Value::Null, Value::Null),
+        (("GET", "/v1/completions", String::new()), 405, Value::Null, Value::Null),
+        (("GET", "/v1/models/other", String::new()), 404, json!("model"), json!("model_not_found")),
+        (("POST", "/v1/chat/completions", "{}".into()), 404, Value::Null, Value::Null),
+    ];
+    for ((method, path, body), status, param, code) in cases {
+        let answer = server.send(method, path, &body);
+        assert_eq!(answer.status, status, "{body}");
+        let error = &answer.json()["error"];
+        assert_eq!((&error["param"], &error["code"]), (&param, &code), "{error}");
+        assert_eq!(error["type"], "invalid_request_error");
+        assert!(error["message"].as_str().is_some_and(|text| !text.is_empty()), "{error}");
+    }
+    let answer = server.send_as("text/plain", "POST", "/v1/completions", "{}");
+    assert_eq!(answer.status, 415);
+    assert!(answer.json()["error"]["message"].is_string());
+
+    let models = server.send("GET", "/v1/models", "").json();
+    assert_eq!(models["data"][0]["id"], "small/hash");
+    assert_eq!(server.send("GET", "/v1/models/small/hash", "").json(), models["data"][0]);
+    assert_eq!(server.send("GET", "/health", "").status, 200);
+    let nothing = server.complete(&request(json!({ "max_tokens": 0 })));
+    assert_eq!(nothing["choices"][0]["text"], "");
+    assert_eq!(nothing["choices"][0]["finish_reason"], "length");
+    assert_eq!(server.metric("dsv4_generated_tokens_total"), 0);
+    assert_eq!(server.ended(), Ended::Done);
+}
+
+#[test]
+fn who_leaves_is_forgotten_and_a_full_queue_refuses() {
+    let scheduler = SchedulerLimits { chunk: 24, waiting: 1 };
+    let server = Running::start(1, Settings { scheduler, ..settings() });
+    let blocks = server.metric("dsv4_cache_blocks_total");
+    let long = |stream| request(json!({ "max_tokens": 900, "stream": stream })).to_string();
+    let begin = |stream| server.begin("application/json", "POST", "/v1/completions", &long(stream));
+    let running = begin(true);
+    server.wait_for("dsv4_sequences_running", 1);
+    let waiting = begin(false);
+    server.wait_for("dsv4_sequences_waiting", 1);
+    let refused = server.send("POST", "/v1/completions", &long(false));
+    assert_eq!(refused.status, 429);
+    assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
+    let error = refused.json();
+    assert_eq!(
+        (&error["error"]["code"], &error["error"]["type"]),
+        (&json!("queue_full"), &json!("rate_limit_error"))
+    );
+    drop(waiting);
+    server.wait_for("dsv4_sequences_waiting", 0);
+    // The last is one that runs, and whose answer has not begun.
+    drop(running);
+    server.wait_for("dsv4_sequences_running", 0);
+    let running = begin(false);
+    server.wait_for("dsv4_sequences_running", 1);
+    drop(running);
+    server.wait_for("dsv4_sequences_running", 0);
+    assert_eq!(server.metric("dsv4_cache_blocks_free"), blocks);
+    server.wait_for("dsv4_requests_total{outcome=\"cancelled\"}", 3);
+    assert_eq!(server.metric("dsv4_requests_total{outcome=\"refused\"}"), 1);
+    assert_eq!(server.ended(), Ended::Done);
+}
+
+#[test]
+fn shutting_down_ends_what_was_taken_and_takes_nothing() {
+    let server = Running::start(1, settings());
+    let asked = request(json!({ "max_tokens": 60, "stream": true }));
+    let mut answer = server.send("POST", "/v1/completions", &asked.to_string());
+    let first = answer.chunk().expect("an event");
+    server.stop();
+    while server.send("GET", "/health", "").status == 200 {}
+    let refused = server.send("POST", "/v1/completions", &request(json!({})).to_string());
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.json()["error"]["code"], "shutting_down");
+    let rest = answer.text();
+    assert!(rest.ends_with("data: [DONE]\n\n"), "{first}{rest}");
+    assert_eq!(server.ended(), Ended::Done);
+}
+
+#[test]
+fn patience_has_an_end() {
+    let patience = std::time::Duration::from_millis(1);
+    let server = Running::start(1, Settings { patience, ..settings() });
+    let asked = request(json!({ "max_tokens": 900, "stream": true }));
+    let mut answer = server.send("POST", "/v1/completions", &asked.to_string());
+    answer.chunk().expect("an event");
+    server.stop();
+    let events = answer.events();
+    let last: Value = serde_json::from_str(events.last().expect("events")).expect("JSON");
+    assert_eq!(last["error"]["code"], "shutting_down");
+    assert_eq!(server.ended(), Ended::Cut);
+}
