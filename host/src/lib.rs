@@ -24,7 +24,7 @@
 //! # A step
 //!
 //! A prompt of five tokens in a model of two layers. The types keep the order: a layer is read after
-//! its update, and its append ends it. `host/examples/embed` is a whole server in small.
+//! its update, and its append ends it. `crates/model` is a whole model on it.
 //!
 //! ```
 //! use dsv4_kv::device::{EmuDevice, EmuOptions};
