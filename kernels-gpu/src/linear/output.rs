@@ -94,6 +94,7 @@ unsafe fn store<W: Weights, O: Output, const N: usize, const M: usize>(
     let Block { first_token, first_column, columns, .. } = block;
     // SAFETY: by this function's own contract; shared memory is the block's.
     unsafe {
+        block.wait();
         block.sums(Shared::at(0), |token, column, sum| {
             let row = u64::from(first_token + token) * u64::from(columns);
             O::store(output, row + u64::from(first_column + column), sum * scale);

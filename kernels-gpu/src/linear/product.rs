@@ -9,7 +9,7 @@
 
 use simt::mem::Global;
 use simt::shared::Shared;
-use simt::{copy, thread};
+use simt::{copy, grid, thread};
 
 use super::weights::{CHUNK_PIECES, Weights};
 use crate::fragment::{Piece, Place, multiply};
@@ -28,6 +28,9 @@ const PIECES: u32 = PARTS * CHUNK_PIECES;
 const ROW: u32 = 4 * PIECES + 16;
 /// Stride of a token's sums, in words: stores of fragments have no bank conflicts.
 pub const SUM_ROW: u32 = COLUMNS + 4;
+
+/// Longest rows that are prefetched: of longer ones all blocks together would fill the L2 cache.
+const MOST_PREFETCHED: u32 = 2048;
 
 /// Words of shared memory for `tokens` tokens: two stages of activations. The sums of the parts, and those of the
 /// block behind them, take their place.
@@ -77,6 +80,22 @@ impl<W: Weights, const N: usize, const M: usize> Block<W, N, M> {
     #[must_use]
     pub fn rows(self) -> u32 {
         (self.tokens - self.first_token).min(Self::TOKENS)
+    }
+
+    /// Prefetches the block's part of the weight, a hint, and waits for the launch before.
+    ///
+    /// # Safety
+    /// Shapes as above, but that the first column need not exist.
+    #[inline(always)]
+    pub unsafe fn wait(self) {
+        let Self { weights, columns, inner, first_column, .. } = self;
+        let is_wanted = first_column < columns && inner <= MOST_PREFETCHED;
+        if thread::thread_idx_x() == 0 && is_wanted {
+            // SAFETY: rows of the weight.
+            unsafe { weights.prefetch(first_column, (columns - first_column).min(COLUMNS)) }
+        }
+        grid::wait_for_dependencies();
+        grid::launch_dependents();
     }
 
     /// Calls `take` with token and column, both counted from the block's first, and the sum of each that exists:

@@ -50,6 +50,7 @@ pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvf
     let head = thread::block_idx_x() / HEAD_BLOCKS;
     // SAFETY: by this function's own contract; the branches with barriers are the cluster's, the others the warp's.
     unsafe {
+        block.wait();
         if head >= heads {
             finish(block.first_token, block.rows(), |_, row| {
                 if !queries.is_padding(row) {

@@ -24,6 +24,12 @@ pub trait Weights: Copy {
     /// The row exists.
     unsafe fn load(self, row: u32, chunk: u32, t: u32) -> Self::Run;
 
+    /// Prefetches `rows` rows from row `first` on, a multiple of 64.
+    ///
+    /// # Safety
+    /// The rows exist.
+    unsafe fn prefetch(self, first: u32, rows: u32);
+
     /// Piece `PIECE` of four as BF16 pairs.
     fn piece<const PIECE: usize>(run: Self::Run) -> Piece;
 
@@ -55,6 +61,14 @@ impl Weights for Bf16Weights {
             // SAFETY: eight elements of the row, at a multiple of eight.
             unsafe { self.values.load_u32x4(at) }
         })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(self, first: u32, rows: u32) {
+        // SAFETY: rows of a multiple of 64 bytes.
+        unsafe {
+            self.values.prefetch_l2(u64::from(first) * u64::from(self.inner), 2 * rows * self.inner)
+        }
     }
 
     #[inline(always)]
@@ -106,6 +120,19 @@ impl Weights for Nvfp4Weights {
             Nvfp4Run {
                 codes: self.codes.load_u32x4(at / 2),
                 scales: self.scales.cast::<u16>().load(at / u64::from(2 * GROUP)).into(),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(self, first: u32, rows: u32) {
+        let at = u64::from(first) * u64::from(self.inner);
+        let scales = rows * self.inner / GROUP / 16 * 16;
+        // SAFETY: rows of a multiple of 16 bytes of codes; scales from a multiple of 128 bytes on.
+        unsafe {
+            self.codes.prefetch_l2(at / 2, rows * self.inner / 2);
+            if scales > 0 {
+                self.scales.prefetch_l2(at / u64::from(GROUP), scales);
             }
         }
     }

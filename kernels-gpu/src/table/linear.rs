@@ -17,7 +17,7 @@ macro_rules! linear_rows {
                 output: mut f32 [p.tokens, p.columns];
                 Bf16LinearParams
             )
-            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.tokens()), min_sm: 90,
+            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.tokens()), min_sm: 90, waits_in_body: true,
               grid: [p.columns.div_ceil(linear::product::COLUMNS), p.tokens.div_ceil(f.tokens())] }
             bodies {
                 [LinearTile::T8] => bf16_linear_8: linear::output::bf16::<1, { linear::product::words(8) }>,
@@ -34,12 +34,12 @@ macro_rules! linear_rows {
                 /// `[columns, inner / 2]` u8: E2M1 codes, of each eight in the order of `kv_layout::linear::device_nibble`.
                 codes: const u8 align 16 [p.columns, p.inner / 2],
                 /// `[columns, inner / 16]` u8: E4M3 scales.
-                scales: const u8 align 2 [p.columns, p.inner / SCALE_GROUP],
+                scales: const u8 align 16 [p.columns, p.inner / SCALE_GROUP],
                 /// `[tokens, columns]` f32 or BF16.
                 output: mut u8 align 4 [p.tokens, p.columns, f.1.bytes()];
                 Nvfp4LinearParams
             )
-            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.0.tokens()), min_sm: 90,
+            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.0.tokens()), min_sm: 90, waits_in_body: true,
               grid: [p.columns.div_ceil(linear::product::COLUMNS), p.tokens.div_ceil(f.0.tokens())] }
             bodies {
                 [(LinearTile::T8, LinearOutput::F32)] => nvfp4_linear_8_f32: linear::output::nvfp4::<linear::output::F32, 1, { linear::product::words(8) }>,
@@ -61,7 +61,7 @@ macro_rules! linear_rows {
                 /// `[heads * 128, inner / 2]` u8: as of `nvfp4_linear`.
                 codes: const u8 align 16 [p.heads, INDEX_DIM, p.inner / 2],
                 /// `[heads * 128, inner / 16]` u8: E4M3 scales.
-                scales: const u8 align 2 [p.heads, INDEX_DIM, p.inner / SCALE_GROUP],
+                scales: const u8 align 16 [p.heads, INDEX_DIM, p.inner / SCALE_GROUP],
                 /// `[tokens, heads]` f32, projected.
                 projected_weight: const f32 [p.tokens, p.heads],
                 /// `[32]` radians per token of each rotated pair.
@@ -76,7 +76,7 @@ macro_rules! linear_rows {
                 weight: mut f32 [p.tokens, p.heads];
                 Nvfp4IndexQueryParams
             )
-            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.1.tokens()), min_sm: 90, cluster: 2,
+            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.1.tokens()), min_sm: 90, cluster: 2, waits_in_body: true,
               grid: [QUERY_HEADS * linear::query::HEAD_BLOCKS, p.tokens.div_ceil(f.1.tokens())] }
             bodies {
                 [(IndexFormat::Nvfp4, LinearTile::T8)] => nvfp4_index_query_nvfp4_8: linear::query::query::<index_row::Nvfp4Row, 1, { linear::product::words(8) }>,
