@@ -1,5 +1,5 @@
-//! The step's work lists: which tokens close a window. Decision D4; docs/specification.md,
-//! section 10.
+//! The step's work lists: which tokens close a CSA window, and which end an HCA run. Decision D4;
+//! docs/specification.md, section 10.
 
 use crate::args::ListClosingTokens;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};
@@ -13,18 +13,18 @@ const WARPS: usize = THREADS as usize / 32;
 /// Bytes of shared memory: a count for each warp.
 pub const SHARED_BYTES: u32 = Shared::<u32, WARPS>::BYTES;
 
-/// Lists, in order, the tokens that close a window: block 0 of ratio 4, block 1 of ratio 128. The
-/// rest of each list is -1. No atomics: the order is the tokens' own.
+/// Lists tokens, in order: block 0 those that close a CSA window, block 1 those that close an HCA window or
+/// are their request's last in the step. The rest of each list is -1. No atomics: the order is the tokens' own.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of a launch of two blocks of 1024 threads
-/// call it; the lists hold every token that closes a window.
+/// call it.
 #[inline(always)]
 pub unsafe fn list(args: ListClosingTokens) {
     let params = args.params;
     let csa = thread::block_idx_x() == 0;
     let (ratio, list) =
-        if csa { (CSA_RATIO, args.closing_csa) } else { (HCA_RATIO, args.closing_hca) };
+        if csa { (CSA_RATIO, args.closing_csa) } else { (HCA_RATIO, args.runs_hca) };
     let capacity = if csa { params.csa_capacity } else { params.hca_capacity };
     let (lane, warp_id) = (thread::lane_id(), thread::warp_id());
     // SAFETY: tokens are below `tokens`, list entries below `capacity`; every thread of the block
@@ -34,14 +34,16 @@ pub unsafe fn list(args: ListClosingTokens) {
         let (mut first, mut total) = (0, 0);
         while first < params.tokens {
             let token = first + thread::thread_idx_x();
-            let closes = token < params.tokens
-                && args.token_slot.load(u64::from(token)) >= 0
-                && (args.token_position.load(u64::from(token)) as u32)
-                    .wrapping_add(1)
-                    .is_multiple_of(ratio);
-            let closing = warp::ballot(closes);
+            let ends = || {
+                let next = (args.token_position.load(u64::from(token)) as u32).wrapping_add(1);
+                let is_last = || args.token_remaining.load(u64::from(token)) == 0;
+                next.is_multiple_of(ratio) || !csa && is_last()
+            };
+            let is_listed =
+                token < params.tokens && args.token_slot.load(u64::from(token)) >= 0 && ends();
+            let listed = warp::ballot(is_listed);
             if lane == 0 {
-                counts.store(warp_id, closing.count_ones());
+                counts.store(warp_id, listed.count_ones());
             }
             thread::sync_threads();
             let mut before = total;
@@ -52,8 +54,8 @@ pub unsafe fn list(args: ListClosingTokens) {
                 total += count;
                 w += 1;
             }
-            let at = before + (closing & ((1 << lane) - 1)).count_ones();
-            if closes && at < capacity {
+            let at = before + (listed & ((1 << lane) - 1)).count_ones();
+            if is_listed && at < capacity {
                 list.store(u64::from(at), token as i32);
             }
             thread::sync_threads();

@@ -1,8 +1,9 @@
-//! Flush: entries and indexer keys, in BF16, quantised into the paged planes.
+//! Flush: CSA entries and indexer keys, in BF16, and pooled HCA windows become rows of the paged planes.
 
 use crate::args::{FlushCsa, FlushHca};
+use crate::compress::{EntryMemory, Finish, load_quad};
 use crate::params::FlushParams;
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, INDEX_DIM};
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 use simt::mem::Global;
 use simt::thread;
 
@@ -11,12 +12,12 @@ use crate::fault;
 use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
 use crate::row::{Bf16Lane, RowFormat};
 
-/// Warps of a block.
+/// Warps of a block of [`csa`].
 const WARPS: u32 = 4;
 /// Records of a block of [`csa`], two warps each.
 pub const CSA_RECORDS: u32 = WARPS / 2;
-/// Records of a block of [`hca`], a warp each.
-pub const HCA_RECORDS: u32 = WARPS;
+/// Bytes of shared memory of a block of [`hca`].
+pub const HCA_SHARED_BYTES: u32 = EntryMemory::BYTES;
 
 /// The work list, and what says where the entries of its tokens go.
 #[derive(Clone, Copy)]
@@ -41,10 +42,14 @@ impl Records {
         unsafe {
             let token = closing.load(u64::from(record));
             if token < 0 {
-                return Destination::Padding;
+                return Destination::Nothing;
             }
             if token as u32 >= params.tokens {
                 return Destination::Refused;
+            }
+            let position = token_position.load(token as u64) as u32;
+            if !position.wrapping_add(1).is_multiple_of(ratio) {
+                return Destination::Nothing;
             }
             let slot = token_slot.load(token as u64) as u32;
             if slot >= params.slots {
@@ -57,20 +62,21 @@ impl Records {
                 num_blocks: params.num_blocks,
                 block_shift: (kv_layout::geometry::BLOCK_TOKENS / ratio).trailing_zeros(),
             };
-            let entry = token_position.load(token as u64) as u32 / ratio;
-            row.plane_row(entry, true).map_or(Destination::Refused, Destination::Row)
+            let entry = position / ratio;
+            let row = row.plane_row(entry, true);
+            row.map_or(Destination::Refused, |row| Destination::Row { row, entry })
         }
     }
 }
 
 /// What becomes of a record.
 enum Destination {
-    /// No record.
-    Padding,
-    /// Its slot or block does not exist.
+    /// No record, or one that closes no window.
+    Nothing,
+    /// Its token, slot or block does not exist.
     Refused,
-    /// The plane row it goes to.
-    Row(u64),
+    /// The plane row it goes to, and the number of the entry.
+    Row { row: u64, entry: u32 },
 }
 
 /// CSA: the entry by one warp, the indexer key by the next; two records a block.
@@ -95,13 +101,13 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(args: FlushCsa) {
             params: args.params,
         };
         match records.destination(record) {
-            Destination::Padding => {}
+            Destination::Nothing => {}
             Destination::Refused => fault::count(args.faults, lane, 1 - warp_id % 2),
-            Destination::Row(row) if warp_id.is_multiple_of(2) => {
+            Destination::Row { row, .. } if warp_id.is_multiple_of(2) => {
                 let values = Bf16Lane::load(args.entries, u64::from(record), lane);
                 values.store_quantised::<F>(args.entry_data, args.entry_scale, Some(row), lane);
             }
-            Destination::Row(row) => {
+            Destination::Row { row, .. } => {
                 let at = u64::from(record * INDEX_DIM + 4 * lane);
                 let key = quad_from_bf16(args.keys.load_u32x2(at));
                 let key = if args.params.rotate == 1 { hadamard(key, lane) } else { key };
@@ -111,21 +117,20 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(args: FlushCsa) {
     }
 }
 
-/// HCA: one warp a record.
+/// HCA: one block a record, which norms and rotates what a run pooled before it quantises. Runs that close
+/// no window are left alone.
 ///
 /// # Safety
 /// As [`csa`].
 #[inline(always)]
 pub unsafe fn hca<F: RowFormat>(args: FlushHca) {
-    let lane = thread::lane_id();
-    let record = thread::block_idx_x() * WARPS + thread::warp_id();
-    if record >= args.params.capacity {
-        return;
-    }
-    // SAFETY: a warp has one record, so it stays together; rows come from the table.
+    let record = thread::block_idx_x();
+    let channel = 4 * thread::thread_idx_x();
+    // SAFETY: the grid has one block a record, which stays together; channels are below 512; rows come from
+    // the table.
     unsafe {
         let records = Records {
-            closing: args.closing,
+            closing: args.runs,
             token_position: args.token_position,
             token_slot: args.token_slot,
             table: args.table,
@@ -133,11 +138,19 @@ pub unsafe fn hca<F: RowFormat>(args: FlushHca) {
             params: args.params,
         };
         match records.destination(record) {
-            Destination::Padding => {}
-            Destination::Refused => fault::count(args.faults, lane, 1),
-            Destination::Row(row) => {
-                let values = Bf16Lane::load(args.entries, u64::from(record), lane);
-                values.store_quantised::<F>(args.entry_data, args.entry_scale, Some(row), lane);
+            Destination::Nothing => {}
+            Destination::Refused => {
+                let lane = thread::thread_idx_x();
+                fault::count(args.faults, lane, 1);
+            }
+            Destination::Row { row, entry } => {
+                let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
+                let at = u64::from(record) * u64::from(HEAD_DIM) + u64::from(channel);
+                let pooled = load_quad(args.pooled, at);
+                let rotation = finish.rotation(entry * HCA_RATIO);
+                let planes = [args.entry_data, args.entry_scale];
+                let finish = (finish, rotation);
+                EntryMemory::new().store::<F>(pooled, finish, planes, Some(row), args.faults);
             }
         }
     }

@@ -119,6 +119,15 @@ impl CompressorKind {
             Self::Hca => HEAD_DIM,
         }
     }
+
+    /// Floats of a state row: keys and scores of half the columns, or maximum, sum and weighted sum.
+    #[must_use]
+    pub const fn row_floats(self) -> u32 {
+        match self {
+            Self::CsaMain | Self::CsaIndex => self.columns(),
+            Self::Hca => 3 * HEAD_DIM,
+        }
+    }
 }
 
 /// Rows of the sliding-window ring of one request, for steps that write up to `step_tokens` tokens
@@ -129,4 +138,46 @@ impl CompressorKind {
 #[must_use]
 pub const fn swa_ring_rows(step_tokens: u32) -> u32 {
     WINDOW + step_tokens.saturating_sub(1)
+}
+
+/// Rows of the ring of one request that keeps the own halves of a CSA compressor's tokens, for steps as in
+/// [`swa_ring_rows`].
+///
+/// A window's own half is needed until it closes, from 3 positions back on (docs/specification.md,
+/// section 6).
+#[must_use]
+pub const fn csa_own_rows(step_tokens: u32) -> u32 {
+    CSA_RATIO + step_tokens.saturating_sub(1)
+}
+
+/// Rows of the ring that keeps the previous halves, beside one of `own_rows` for the own halves: they are
+/// needed until the next window closes, 4 tokens longer.
+#[must_use]
+pub const fn csa_previous_rows(own_rows: u32) -> u32 {
+    own_rows.saturating_add(CSA_RATIO)
+}
+
+/// Rows of both rings of a CSA compressor.
+#[must_use]
+pub const fn csa_state_rows(own_rows: u32) -> u32 {
+    own_rows.saturating_add(csa_previous_rows(own_rows))
+}
+
+/// Tokens that a step may write into a request's CSA state of `own_rows` rows and still have rejected.
+#[must_use]
+pub const fn csa_step_tokens(own_rows: u32) -> u32 {
+    own_rows.saturating_sub(CSA_RATIO - 1)
+}
+
+/// Rows of the ring of one request that keeps the running sums of an HCA layer, for steps as in
+/// [`swa_ring_rows`]: after each token of the step, and before it. One row less fails.
+#[must_use]
+pub const fn hca_state_rows(step_tokens: u32) -> u32 {
+    step_tokens.saturating_add(1)
+}
+
+/// Tokens that a step may write into a request's HCA state of `rows` rows and still have rejected.
+#[must_use]
+pub const fn hca_step_tokens(rows: u32) -> u32 {
+    rows.saturating_sub(1)
 }

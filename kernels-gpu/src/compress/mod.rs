@@ -5,26 +5,24 @@
 //! (decision D7). Orders of addition are fixed by the row, so a result does not depend on how the
 //! tokens were cut into steps.
 
-mod exchange;
+mod entry;
+mod halves;
 pub mod hca;
 mod norm;
 pub mod overlap;
 pub mod state;
-mod window;
+pub mod sums;
 
 use simt::mem::Global;
 
-pub use exchange::BlockExchange;
+pub use entry::{EntryMemory, MAIN_WARPS};
+pub use halves::{Behind, Half, HalfRows};
 pub use norm::{Finish, rotate, sum_of_squares};
-pub use window::Window;
 
 /// Four channels in a thread's registers.
 pub type Quad = [f32; 4];
 
-/// Where a window's projections are: the step's own rows, or the state ring for older tokens.
-///
-/// A token has `COLUMNS` columns of keys and as many of gates. In the ring a row is
-/// `[keys | scores]`, a score being the gate with the position bias `ape` already added.
+/// The step's projections for a compressor: a token has `COLUMNS` columns of keys and as many of gates.
 #[derive(Clone, Copy)]
 pub struct Projections<const COLUMNS: u32> {
     /// `[step, COLUMNS]` f32.
@@ -33,10 +31,6 @@ pub struct Projections<const COLUMNS: u32> {
     pub gate: Global<f32>,
     /// `[ratio, COLUMNS]` f32.
     pub ape: Global<f32>,
-    /// `[slots * ring, 2 * COLUMNS]` f32.
-    pub state: Global<f32>,
-    /// Rows of one request's ring.
-    pub ring: u32,
     /// Tokens of a window.
     pub ratio: u32,
 }
@@ -142,53 +136,10 @@ impl Scores {
 }
 
 impl<const COLUMNS: u32> Projections<COLUMNS> {
-    /// Keys of columns `column..column + 4` of the token `back` positions before the closing one.
-    /// `ring_row` is the closing token's row in its ring.
-    ///
-    /// # Safety
-    /// The token is in the step or in the ring, `back` is below `ring`; `column` is a multiple of 4
-    /// below `COLUMNS`.
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn keys(self, closing: Closing, ring_row: u32, back: u32, column: u32) -> Quad {
-        // SAFETY: a row of the step (the closing token's own or one of the `index` before it in its
-        // request), or a row of the slot's ring.
-        unsafe {
-            let (tensor, at) = if back <= closing.index {
-                (self.kv, self.step_at(closing.token - back, column))
-            } else {
-                (self.state, self.ring_at(closing, ring_row, back, column))
-            };
-            load_quad(tensor, at)
-        }
-    }
-
-    /// Scores of the same columns and token.
-    ///
-    /// # Safety
-    /// As [`Self::keys`].
-    #[inline(always)]
-    #[must_use]
-    pub unsafe fn scores(self, closing: Closing, ring_row: u32, back: u32, column: u32) -> Scores {
-        // SAFETY: as for the keys, which the scores follow in a row of the ring.
-        unsafe {
-            let own = back <= closing.index;
-            let (tensor, at) = if own {
-                (self.gate, self.step_at(closing.token - back, column))
-            } else {
-                let at = self.ring_at(closing, ring_row, back, column);
-                (self.state, at + u64::from(COLUMNS))
-            };
-            let stored = load_quad(tensor, at);
-            let bias = if own { Some(self.bias(closing.position - back, column)) } else { None };
-            Scores { stored, bias }
-        }
-    }
-
     /// Key and gate of four columns of row `token` of the step.
     ///
     /// # Safety
-    /// The step holds the token; `column` as in [`Self::keys`].
+    /// The step holds the token; `column` is a multiple of 4 below `COLUMNS`.
     #[inline(always)]
     #[must_use]
     pub unsafe fn own(self, token: u32, column: u32) -> (Quad, Quad) {
@@ -200,7 +151,7 @@ impl<const COLUMNS: u32> Projections<COLUMNS> {
     /// Position bias of four columns of the token at `position`.
     ///
     /// # Safety
-    /// `column` as in [`Self::keys`].
+    /// `column` as in [`Self::own`].
     #[inline(always)]
     #[must_use]
     pub unsafe fn bias(self, position: u32, column: u32) -> Quad {
@@ -208,16 +159,11 @@ impl<const COLUMNS: u32> Projections<COLUMNS> {
         unsafe { load_quad(self.ape, u64::from(position % self.ratio * COLUMNS + column)) }
     }
 
+    /// Element of a column of row `token` of the step.
     #[inline(always)]
-    fn step_at(self, token: u32, column: u32) -> u64 {
+    #[must_use]
+    pub fn step_at(self, token: u32, column: u32) -> u64 {
         u64::from(token) * u64::from(COLUMNS) + u64::from(column)
-    }
-
-    #[inline(always)]
-    fn ring_at(self, closing: Closing, ring_row: u32, back: u32, column: u32) -> u64 {
-        let row = if back <= ring_row { ring_row - back } else { ring_row + self.ring - back };
-        let row = u64::from(closing.slot) * u64::from(self.ring) + u64::from(row);
-        row * u64::from(2 * COLUMNS) + u64::from(column)
     }
 }
 

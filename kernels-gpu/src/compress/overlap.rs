@@ -2,10 +2,13 @@
 
 use crate::args::Compress;
 use kv_layout::geometry::{CSA_RATIO, CsaCompressor, HEAD_DIM, INDEX_DIM};
-use simt::shared::Shared;
+use simt::mem::Global;
 use simt::{thread, warp};
 
-use super::{Closing, ClosingTokens, Finish, Projections, Quad, Scores, sum_of_squares};
+use super::{
+    Behind, Closing, ClosingTokens, EntryMemory, Finish, Half, HalfRows, MAIN_WARPS, Projections,
+    Quad, Scores, load_quad, sum_of_squares,
+};
 use crate::math::exp_nonpositive;
 
 /// Columns of a token's projections: the half that the next window pools, then its own window's.
@@ -14,11 +17,9 @@ pub const MAIN_COLUMNS: u32 = 2 * HEAD_DIM;
 pub const INDEX_COLUMNS: u32 = 2 * INDEX_DIM;
 /// Channels of a warp: four a lane.
 const WARP_CHANNELS: u32 = 128;
-/// Warps that hold one main vector.
-pub const MAIN_WARPS: usize = (HEAD_DIM / WARP_CHANNELS) as usize;
 
-/// Bytes of shared memory: the warps' sums of squares.
-pub const SHARED_BYTES: u32 = Shared::<f32, MAIN_WARPS>::BYTES;
+/// Bytes of shared memory.
+pub const SHARED_BYTES: u32 = EntryMemory::BYTES;
 
 /// Records that a block takes: a main vector is all of its warps', an indexer key one's.
 pub const fn records_of_block(compressor: CsaCompressor) -> u32 {
@@ -31,31 +32,66 @@ const _: () = assert!(INDEX_DIM == WARP_CHANNELS, "a warp holds one indexer key"
 /// flight.
 pub type Window = [(Quad, Scores); 2 * CSA_RATIO as usize];
 
-/// Loads four channels of the window that `closing` closes, and of the one before it; the first
-/// window has no other before it. `last` are those of the closing token itself.
-///
-/// # Safety
-/// As [`Projections::keys`], for the last eight tokens.
-#[inline(always)]
-#[must_use]
-pub unsafe fn load_window<const COLUMNS: u32>(
-    projections: Projections<COLUMNS>,
-    closing: Closing,
-    channel: u32,
-    last: (Quad, Scores),
-) -> Window {
-    let ring_row = closing.position % projections.ring;
-    let first = closing.position + 1 < 2 * CSA_RATIO;
-    let load = |back: u32, column: u32| {
+/// Where the tokens of windows are: in the step, or in the state rings for older ones.
+#[derive(Clone, Copy)]
+pub struct Windows<const COLUMNS: u32> {
+    /// The step's projections.
+    pub projections: Projections<COLUMNS>,
+    /// `[slots, rows of both rings, COLUMNS]` f32.
+    pub state: Global<f32>,
+    /// Where the rings' rows are in it.
+    pub rows: HalfRows<COLUMNS>,
+}
+
+impl<const COLUMNS: u32> Windows<COLUMNS> {
+    /// Loads four channels of the window that `closing` closes, and of the one before it; the first
+    /// window has no other before it. `last` are those of the closing token itself.
+    ///
+    /// # Safety
+    /// The step has the `index` tokens before the closing one in its request; the state has the slot, and
+    /// rows enough for a window's older tokens; `channel` is a multiple of 4 below half the columns.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load(self, closing: Closing, channel: u32, last: (Quad, Scores)) -> Window {
+        let first = closing.position + 1 < 2 * CSA_RATIO;
+        let behind = |half| Behind::new(self.rows, closing.slot, closing.position, half);
+        let (own, previous) = (behind(Half::Own), behind(Half::Previous));
         // SAFETY: by this function's own contract.
+        let own = |back| unsafe { self.token(closing, own, Half::Own, back, channel) };
+        // SAFETY: as above.
+        let token = |back| unsafe { self.token(closing, previous, Half::Previous, back, channel) };
+        let previous = |back| if first { NO_TOKEN } else { token(back) };
+        [previous(7), previous(6), previous(5), previous(4), own(3), own(2), own(1), last]
+    }
+
+    /// Key and scores of four channels of a half of the token `back` positions before the closing one.
+    ///
+    /// # Safety
+    /// As [`Self::load`]; `behind` is the half's ring, of more than `back` rows.
+    #[inline(always)]
+    unsafe fn token(
+        self,
+        closing: Closing,
+        behind: Behind<COLUMNS>,
+        half: Half,
+        back: u32,
+        channel: u32,
+    ) -> (Quad, Scores) {
+        let Self { projections, state, .. } = self;
+        // SAFETY: a row of the step (one of the `index` before the closing one in its request), or a row of
+        // the slot's ring.
         unsafe {
-            let keys = projections.keys(closing, ring_row, back, column);
-            (keys, projections.scores(closing, ring_row, back, column))
+            if back <= closing.index {
+                let column = half.first_column(COLUMNS) + channel;
+                let (key, gate) = projections.own(closing.token - back, column);
+                (key, Scores::of_gate(gate, projections.bias(closing.position - back, column)))
+            } else {
+                let at = behind.at(back) + u64::from(channel);
+                let scores = load_quad(state, at + u64::from(COLUMNS / 2));
+                (load_quad(state, at), Scores::stored(scores))
+            }
         }
-    };
-    let previous = |back: u32| if first { NO_TOKEN } else { load(back, channel) };
-    let own = |back: u32| load(back, channel + COLUMNS / 2);
-    [previous(7), previous(6), previous(5), previous(4), own(3), own(2), own(1), last]
+    }
 }
 
 /// Keys and scores of a token that does not exist: its weight is 0.
@@ -64,7 +100,7 @@ const NO_TOKEN: (Quad, Scores) = ([0.0; 4], Scores::NONE);
 /// Keys and scores of the closing token in its own window, with loads in flight.
 ///
 /// # Safety
-/// As [`load_window`].
+/// As [`Windows::load`].
 #[inline(always)]
 #[must_use]
 pub unsafe fn load_last<const COLUMNS: u32>(
@@ -120,9 +156,10 @@ impl Compress {
     }
 
     #[inline(always)]
-    fn projections<const COLUMNS: u32>(self) -> Projections<COLUMNS> {
+    fn windows<const COLUMNS: u32>(self) -> Windows<COLUMNS> {
         let Self { kv, gate, ape, state, params, .. } = self;
-        Projections { kv, gate, ape, state, ring: params.ring, ratio: CSA_RATIO }
+        let projections = Projections { kv, gate, ape, ratio: CSA_RATIO };
+        Windows { projections, state, rows: HalfRows { own_ring: params.ring } }
     }
 }
 
@@ -133,21 +170,18 @@ impl Compress {
 #[inline(always)]
 pub unsafe fn main(args: Compress) {
     let record = thread::block_idx_x();
-    let (warp_id, channel) = (thread::warp_id(), 4 * thread::thread_idx_x());
+    let channel = 4 * thread::thread_idx_x();
     // SAFETY: the grid has one block a record, so the whole block leaves or stays; channels are
     // below 512.
     unsafe {
         let Some(closing) = args.closing(record) else { return };
-        let projections = args.projections::<MAIN_COLUMNS>();
+        let windows = args.windows::<MAIN_COLUMNS>();
         let finish = Finish::load::<HEAD_DIM>(args.norm, args.frequencies, channel);
-        let last = load_last(projections, closing, channel);
-        let window = load_window(projections, closing, channel, last);
+        let last = load_last(windows.projections, closing, channel);
+        let window = windows.load(closing, channel, last);
         let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
         let pooled = softmax_sum(window);
-        let partial = Shared::<f32, MAIN_WARPS>::at(0);
-        share_squares(partial, warp_id, pooled);
-        thread::sync_threads();
-        let squares = total_squares(partial);
+        let squares = EntryMemory::new().sum_of_squares(pooled);
         let words = finish.apply::<HEAD_DIM>(pooled, squares, rotation);
         args.entries.store_u32x2(u64::from(record * HEAD_DIM + channel), words);
     }
@@ -167,10 +201,10 @@ pub unsafe fn index(args: Compress) {
     // SAFETY: a warp has one record, so it leaves or stays together; channels are below 128.
     unsafe {
         let Some(closing) = args.closing(record) else { return };
-        let projections = args.projections::<INDEX_COLUMNS>();
+        let windows = args.windows::<INDEX_COLUMNS>();
         let finish = Finish::load::<INDEX_DIM>(args.norm, args.frequencies, channel);
-        let last = load_last(projections, closing, channel);
-        let window = load_window(projections, closing, channel, last);
+        let last = load_last(windows.projections, closing, channel);
+        let window = windows.load(closing, channel, last);
         let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
         let words = index_key(window, finish, rotation);
         args.entries.store_u32x2(u64::from(record * INDEX_DIM + channel), words);
@@ -188,30 +222,4 @@ pub unsafe fn index_key(window: Window, finish: Finish, rotation: [(f32, f32); 2
     // SAFETY: by this function's own contract.
     let squares = unsafe { warp::reduce_add_f32(sum_of_squares(pooled)) };
     finish.apply::<INDEX_DIM>(pooled, squares, rotation)
-}
-
-/// Stores a warp's part of the sum of squares in shared memory; a barrier must follow.
-///
-/// # Safety
-/// All lanes of warp `warp_id` call it together.
-#[inline(always)]
-pub unsafe fn share_squares(partial: Shared<f32, MAIN_WARPS>, warp_id: u32, pooled: Quad) {
-    // SAFETY: by this function's own contract; each warp writes its own word.
-    unsafe {
-        let squares = warp::reduce_add_f32(sum_of_squares(pooled));
-        if thread::lane_id() == 0 {
-            partial.store(warp_id, squares);
-        }
-    }
-}
-
-/// The sum over all channels of a main vector, in a fixed order.
-///
-/// # Safety
-/// All four words were shared, with a barrier since.
-#[inline(always)]
-#[must_use]
-pub unsafe fn total_squares(partial: Shared<f32, MAIN_WARPS>) -> f32 {
-    // SAFETY: by this function's own contract.
-    unsafe { ((partial.load(0) + partial.load(1)) + partial.load(2)) + partial.load(3) }
 }

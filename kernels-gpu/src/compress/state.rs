@@ -1,73 +1,49 @@
-//! The state ring: keys and scores of the tokens that later windows need, and moving them between slots
-//! (decisions D2, D3).
+//! State rows: those of CSA compressors written, and any moved between slots or overwritten (decisions D2, D3).
 //! See docs/specification.md, section 6.
 
 use crate::args::{ResetState, RotateState, WriteState};
 use crate::params::RotateStateParams;
-use simt::mem::GlobalMut;
+use kv_layout::geometry::CSA_RATIO;
 use simt::thread;
 
-use super::{Projections, Quad, Scores};
+use super::{Half, HalfRows, Projections, Scores};
 
 /// Threads of a block.
 const THREADS: u32 = 128;
 
-/// Writes each token's keys and scores to its ring row, one block a token. Of a chunk longer than the ring it
-/// writes only the last `ring` tokens, because earlier ones share a row with them.
+/// Writes each token's keys and scores to the rows of its halves, one block a token. Of a chunk longer than a
+/// half's ring it writes only the last rows, because earlier tokens share them.
 ///
 /// It must run after the chunk's entries were pooled: it overwrites rows that pooling reads.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the launch call it.
 #[inline(always)]
-pub unsafe fn write<const COLUMNS: u32, const RATIO: u32>(args: WriteState) {
+pub unsafe fn write<const COLUMNS: u32>(args: WriteState) {
     let params = args.params;
     let token = thread::block_idx_x();
-    // SAFETY: the grid has one block a token; a slot below `slots` has its rows in the ring.
+    let rows = HalfRows::<COLUMNS> { own_ring: params.ring };
+    let projections =
+        Projections::<COLUMNS> { kv: args.kv, gate: args.gate, ape: args.ape, ratio: CSA_RATIO };
+    // SAFETY: the grid has one block a token; a slot below `slots` has its rows in the rings.
     unsafe {
         let slot = args.token_slot.load(u64::from(token));
         let remaining = args.token_remaining.load(u64::from(token)) as u32;
-        if slot < 0 || slot as u32 >= params.slots || remaining >= params.ring {
+        if slot < 0 || slot as u32 >= params.slots || remaining >= rows.ring(Half::Previous) {
             return;
         }
-        let position = args.token_position.load(u64::from(token)) as u32;
-        let projections: Projections<COLUMNS> = Projections {
-            kv: args.kv,
-            gate: args.gate,
-            ape: args.ape,
-            state: args.kv,
-            ring: params.ring,
-            ratio: RATIO,
-        };
+        let at = (args.token_position.load(u64::from(token)) as u32, slot as u32);
         let mut column = 4 * thread::thread_idx_x();
         while column < COLUMNS {
             let (key, gate) = projections.own(token, column);
-            let score = Scores::of_gate(gate, projections.bias(position, column)).value();
-            let (at, row) = ((position, slot as u32), (key, score));
-            store::<COLUMNS>(args.state, params.ring, at, column, row);
+            let score = Scores::of_gate(gate, projections.bias(at.0, column)).value();
+            let half = if column < COLUMNS / 2 { Half::Previous } else { Half::Own };
+            if remaining < rows.ring(half) && half.is_kept(at.0) {
+                let channel = column % (COLUMNS / 2);
+                rows.store(args.state, at, half, channel, (key, score));
+            }
             column += 4 * THREADS;
         }
-    }
-}
-
-/// Writes four columns of the token at `position` of the request in `slot` to its ring row.
-///
-/// # Safety
-/// The ring holds the row; `column` is a multiple of 4 below `COLUMNS`.
-#[inline(always)]
-pub unsafe fn store<const COLUMNS: u32>(
-    state: GlobalMut<f32>,
-    ring: u32,
-    (position, slot): (u32, u32),
-    column: u32,
-    (key, score): (Quad, Quad),
-) {
-    let row = u64::from(slot) * u64::from(ring) + u64::from(position % ring);
-    let to = row * u64::from(2 * COLUMNS) + u64::from(column);
-    // SAFETY: by this function's own contract.
-    unsafe {
-        state.store_u32x4(to, key.map(f32::to_bits));
-        state.store_u32x4(to + u64::from(COLUMNS), score.map(f32::to_bits));
     }
 }
 
@@ -81,8 +57,9 @@ pub unsafe fn rotate(args: RotateState) {
     let params = args.params;
     let row = thread::block_idx_x();
     let phase = u64::from(params.position.wrapping_add(row) % params.ring);
-    let words = u64::from(params.row_words);
-    let ring_row = |slot: u32| (u64::from(slot) * u64::from(params.ring) + phase) * words;
+    let (first, words) = (u64::from(params.first_row), u64::from(params.row_words));
+    let ring_row =
+        |slot: u32| (u64::from(slot) * u64::from(params.slot_rows) + first + phase) * words;
     let mut word = 4 * thread::thread_idx_x();
     while word < params.row_words {
         let at = u64::from(word);
@@ -108,7 +85,8 @@ pub unsafe fn rotate(args: RotateState) {
 #[inline(always)]
 pub unsafe fn reset(args: ResetState) {
     let params = args.params;
-    let row = u64::from(params.slot) * u64::from(params.ring) + u64::from(thread::block_idx_x());
+    let row =
+        u64::from(params.slot) * u64::from(params.slot_rows) + u64::from(thread::block_idx_x());
     let mut word = 4 * thread::thread_idx_x();
     while word < params.row_words {
         // SAFETY: a row of the slot's ring.

@@ -1,24 +1,21 @@
-//! One-token decode of a CSA layer: a block for the entry, a block for indexer key and window.
+//! Decode of a CSA layer: for each token a block for the entry, and one for indexer key and window.
 
 use core::marker::PhantomData;
 
 use crate::args::DecodeCsa;
 use crate::params::DecodeParams;
-use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM, csa_step_tokens};
 use simt::mem::{Global, GlobalMut};
-use simt::shared::Shared;
 use simt::{thread, warp};
 
-use super::{Appended, Step, entry_row, store_entry};
+use super::{Appended, Step, entry_row};
 use crate::compress::overlap::{
-    INDEX_COLUMNS, MAIN_COLUMNS, MAIN_WARPS, Window, index_key, load_window, share_squares,
-    softmax_sum, total_squares,
+    INDEX_COLUMNS, MAIN_COLUMNS, Window, Windows, index_key, softmax_sum,
 };
-use crate::compress::state::store;
-use crate::compress::{Finish, Projections, Quad, Scores};
+use crate::compress::{Closing, EntryMemory, Finish, Half, HalfRows, Projections, Quad, Scores};
 use crate::fault;
 use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
-use crate::row::{ROW_WORDS, RowFormat};
+use crate::row::RowFormat;
 
 /// The warp of a token's second block that makes the indexer key.
 const INDEX_WARP: u32 = 0;
@@ -28,11 +25,8 @@ const WINDOW_WARP: u32 = 1;
 /// Blocks of a token: for the entry, and for indexer key and window.
 pub const PARTS: u32 = 2;
 
-/// Where the entry is in shared memory, in bytes: behind the warps' sums of squares.
-const ENTRY: u32 = 4 * MAIN_WARPS as u32;
-
 /// Bytes of shared memory of a block.
-pub const SHARED_BYTES: u32 = ENTRY + 4 * ROW_WORDS as u32;
+pub const SHARED_BYTES: u32 = EntryMemory::BYTES;
 
 /// A CSA layer, two blocks of four warps a token: all of the first for the entry; of the second one
 /// for the indexer key, one for the window.
@@ -46,10 +40,14 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
         position: args.token_position,
         slot: args.token_slot,
         index: args.token_index,
+        remaining: args.token_remaining,
         ring_row: args.token_ring_row,
+        tokens: params.tokens,
+        slots: params.slots,
+        most: csa_step_tokens(params.state_ring),
     };
     let (row, warp_id) = (thread::block_idx_x(), thread::warp_id());
-    // SAFETY: the state rows that are read are of other positions than the one written, so that the
+    // SAFETY: the state rows that are read are of other positions than those written, so that the
     // reads are of constants; a block or warp has one token and leaves or stays together.
     unsafe {
         if thread::block_idx_y() == 0 {
@@ -66,13 +64,7 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
                 faults: args.faults,
                 params,
             };
-            let product = Entry::<F> {
-                place,
-                partial: Shared::at(0),
-                entry: Shared::at(ENTRY),
-                format: PhantomData,
-            };
-            main.update(step, row, product);
+            main.update(step, row, Entry::<F>(place, PhantomData));
         } else if warp_id == INDEX_WARP {
             let index: Compressor<INDEX_COLUMNS> = Compressor::new(
                 [args.index_kv, args.index_gate, args.index_ape, args.index_norm],
@@ -101,7 +93,7 @@ pub unsafe fn layer<F: RowFormat, I: IndexRowFormat>(args: DecodeCsa) {
 /// A compressor of the layer.
 #[derive(Clone, Copy)]
 struct Compressor<const COLUMNS: u32> {
-    projections: Projections<COLUMNS>,
+    windows: Windows<COLUMNS>,
     norm: Global<f32>,
     state: GlobalMut<f32>,
 }
@@ -134,9 +126,9 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
     ) -> Self {
         // SAFETY: by this function's own contract.
         let read = unsafe { state.read_only() };
-        let ring = params.state_ring;
-        let projections = Projections { kv, gate, ape, state: read, ring, ratio: CSA_RATIO };
-        Self { projections, norm, state }
+        let projections = Projections { kv, gate, ape, ratio: CSA_RATIO };
+        let rows = HalfRows { own_ring: params.state_ring };
+        Self { windows: Windows { projections, state: read, rows }, norm, state }
     }
 
     /// Four channels of token `row`, on their way before it is known what is to be done with them.
@@ -145,27 +137,28 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
     /// The step holds the token; `channel` is a multiple of 4 below half the columns.
     #[inline(always)]
     unsafe fn halves(self, row: u32, channel: u32) -> Halves {
+        let projections = self.windows.projections;
         // SAFETY: by this function's own contract.
-        unsafe {
-            [self.projections.own(row, channel), self.projections.own(row, channel + Self::HALF)]
-        }
+        unsafe { [projections.own(row, channel), projections.own(row, channel + Self::HALF)] }
     }
 
-    /// Writes four channels of the token, in both halves, to its state row.
+    /// Writes four channels of the token's halves to their state rows, if a later step needs them.
     ///
     /// # Safety
-    /// The ring holds the token's row; `channel` as in [`Self::halves`].
+    /// The state has the slot; `channel` as in [`Self::halves`].
     #[inline(always)]
     unsafe fn store(self, at: (u32, u32), channel: u32, halves: Halves, bias: [Quad; 2]) {
-        let ring = self.projections.ring;
         let row = |half: usize| {
             let (key, gate) = halves[half];
             (key, Scores::of_gate(gate, bias[half]).value())
         };
+        let rows = self.windows.rows;
         // SAFETY: by this function's own contract.
         unsafe {
-            store::<COLUMNS>(self.state, ring, at, channel, row(0));
-            store::<COLUMNS>(self.state, ring, at, channel + Self::HALF, row(1));
+            rows.store(self.state, at, Half::Previous, channel, row(0));
+            if Half::Own.is_kept(at.0) {
+                rows.store(self.state, at, Half::Own, channel, row(1));
+            }
         }
     }
 
@@ -175,11 +168,12 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
     /// `channel` as in [`Self::halves`].
     #[inline(always)]
     unsafe fn bias(self, position: u32, channel: u32) -> [Quad; 2] {
+        let projections = self.windows.projections;
         // SAFETY: by this function's own contract.
         unsafe {
             [
-                self.projections.bias(position, channel),
-                self.projections.bias(position, channel + Self::HALF),
+                projections.bias(position, channel),
+                projections.bias(position, channel + Self::HALF),
             ]
         }
     }
@@ -232,25 +226,26 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
                 HEAD_DIM => Finish::load::<HEAD_DIM>(self.norm, frequencies, channel),
                 _ => Finish::load::<INDEX_DIM>(self.norm, frequencies, channel),
             };
-            let Some(closing) = token.live(params.slots) else {
+            if !step.is_live(token) {
                 if product.counts() {
-                    let refused = u32::from(token.is_refused(params.slots));
+                    let refused = u32::from(step.is_refused(token));
                     fault::count(faults, thread::lane_id(), refused);
                 }
                 return;
-            };
-            let at = (closing.position, closing.slot);
-            let bias = self.bias(closing.position, channel);
-            if !(closing.position + 1).is_multiple_of(CSA_RATIO) {
+            }
+            let at @ (position, slot) = (token.position, token.slot.cast_unsigned());
+            let bias = self.bias(position, channel);
+            if !(position + 1).is_multiple_of(CSA_RATIO) {
                 self.store(at, channel, halves, bias);
                 return;
             }
-            let row = entry_row(table, closing, CSA_RATIO, params);
+            let closing = Closing { token: row, position, index: token.index, slot };
+            let row = entry_row(table, at, CSA_RATIO, params);
             let last = (halves[1].0, Scores::of_gate(halves[1].1, bias[1]));
-            let window = load_window(self.projections, closing, channel, last);
+            let window = self.windows.load(closing, channel, last);
             // No load goes below it: all of the above are on their way while the angles are computed.
             warp::sync_warp();
-            let rotation = finish.rotation(closing.position + 1 - CSA_RATIO);
+            let rotation = finish.rotation(position + 1 - CSA_RATIO);
             self.store(at, channel, halves, bias);
             product.make(window, finish, rotation, row);
         }
@@ -258,21 +253,14 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
 }
 
 /// The entry, by all 128 threads of a block.
-struct Entry<F> {
-    place: Place,
-    /// Sums of squares of the warps.
-    partial: Shared<f32, MAIN_WARPS>,
-    /// The entry, two channels to a word.
-    entry: Shared<u32, ROW_WORDS>,
-    format: PhantomData<F>,
-}
+struct Entry<F>(Place, PhantomData<F>);
 
 impl<F: RowFormat> Product for Entry<F> {
     const DIM: u32 = HEAD_DIM;
 
     #[inline(always)]
     fn place(&self) -> Place {
-        self.place
+        self.0
     }
 
     #[inline(always)]
@@ -293,20 +281,11 @@ impl<F: RowFormat> Product for Entry<F> {
         rotation: [(f32, f32); 2],
         row: Option<u64>,
     ) {
-        let (channel, warp_id) = (self.channel(), thread::warp_id());
-        let Self { place: Place { data, scale, faults, .. }, partial, entry, .. } = self;
-        // SAFETY: rows come from the table; shared words are written by one thread before a barrier.
+        let Place { data, scale, faults, .. } = self.0;
+        // SAFETY: rows come from the table; the block's shared memory is the entry's.
         unsafe {
             let pooled = softmax_sum(window);
-            share_squares(partial, warp_id, pooled);
-            thread::sync_threads();
-            let words = finish.apply::<HEAD_DIM>(pooled, total_squares(partial), rotation);
-            entry.store(channel / 2, words[0]);
-            entry.store(channel / 2 + 1, words[1]);
-            thread::sync_threads();
-            if warp_id == 0 {
-                store_entry::<F>(entry, data, scale, row, faults);
-            }
+            EntryMemory::new().store::<F>(pooled, (finish, rotation), [data, scale], row, faults);
         }
     }
 }

@@ -1,8 +1,9 @@
-//! One-token decode: all writes of a layer's cache for a token in one launch. These are the row of the sliding
-//! window, the state rows and, if the token closes a window, the entry and the indexer key.
+//! Decode: all writes of a layer's cache for a step in one launch. These are the rows of the sliding window,
+//! the state rows and, of tokens that close a window, the entry and the indexer key.
 //!
-//! The code is shared with the separate kernels, so the bytes are the same. With one token a request, no
-//! ring row is both written and read.
+//! A request has one token, or a token and drafts, as many as the rings let it lose again. So no ring row
+//! that a step needs is among those that it writes. The code is shared with the separate kernels, so the
+//! bytes are the same.
 //!
 //! A decode step is bound by latency, not bandwidth. So each stage issues all of its loads together: first
 //! the token's metadata, then everything that depends on it.
@@ -13,13 +14,10 @@ pub mod hca;
 use crate::params::DecodeParams;
 use kv_layout::geometry::BLOCK_TOKENS;
 use simt::mem::{Global, GlobalMut};
-use simt::shared::Shared;
-use simt::{grid, thread};
+use simt::thread;
 
 use crate::block_table::TableRow;
-use crate::compress::Closing;
-use crate::fault;
-use crate::row::{Bf16Lane, ROW_WORDS, RowFormat};
+use crate::row::{Bf16Lane, RowFormat};
 
 /// StepMeta's arrays, one element a token.
 #[derive(Clone, Copy)]
@@ -27,11 +25,18 @@ struct Step {
     position: Global<i32>,
     slot: Global<i32>,
     index: Global<i32>,
+    remaining: Global<i32>,
     ring_row: Global<i32>,
+    /// Tokens of the step.
+    tokens: u32,
+    /// Request slots.
+    slots: u32,
+    /// Most tokens of a request.
+    most: u32,
 }
 
 /// A token as StepMeta describes it.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Token {
     /// Its row in the step.
     row: u32,
@@ -40,24 +45,11 @@ struct Token {
     slot: i32,
     /// Tokens of its request that precede it in the step.
     index: u32,
+    /// Tokens of its request that follow it in the step.
+    remaining: u32,
 }
 
 impl Step {
-    /// A speculative load of token `row`, before [`grid::wait_for_dependencies`]; see [`grid::peek`].
-    ///
-    /// # Safety
-    /// The arrays have room for the token.
-    #[inline(always)]
-    unsafe fn peek(self, row: u32) -> Token {
-        let at = u64::from(row);
-        // SAFETY: by this function's own contract.
-        unsafe {
-            let slot = grid::peek(self.slot, at).cast_signed();
-            let index = grid::peek(self.index, at);
-            Token { row, position: grid::peek(self.position, at), slot, index }
-        }
-    }
-
     /// Loads token `row`.
     ///
     /// # Safety
@@ -69,39 +61,33 @@ impl Step {
         unsafe {
             let slot = self.slot.load_u32_in_order(at).cast_signed();
             let index = self.index.load_u32_in_order(at);
-            Token { row, position: self.position.load_u32_in_order(at), slot, index }
+            let remaining = self.remaining.load_u32_in_order(at);
+            let position = self.position.load_u32_in_order(at);
+            Token { row, position, slot, index, remaining }
         }
     }
-}
 
-impl Token {
-    /// Whether the token is processed: it is no padding, its slot and position are valid, and it is the first of
-    /// its request in the step.
+    /// Whether a token is processed: it is no padding, its slot and position are valid, and the step has the
+    /// tokens before and after it, which are not more than a request may have.
     #[inline(always)]
-    fn is_live(self, slots: u32) -> bool {
-        let exists = self.slot >= 0 && self.slot.cast_unsigned() < slots;
-        exists && self.index == 0 && self.position.cast_signed() >= 0
+    fn is_live(self, token: Token) -> bool {
+        let Token { row, position, slot, index, remaining } = token;
+        let exists = slot >= 0 && slot.cast_unsigned() < self.slots && position.cast_signed() >= 0;
+        let others = index <= row && remaining < self.tokens - row;
+        exists && others && index.saturating_add(remaining) < self.most
     }
 
-    /// Whether the token is invalid: neither padding nor live.
+    /// Whether a token is invalid: neither padding nor live.
     #[inline(always)]
-    fn is_refused(self, slots: u32) -> bool {
-        self.slot >= 0 && !self.is_live(slots)
-    }
-
-    /// The token as a closing token, if it is live.
-    #[inline(always)]
-    fn live(self, slots: u32) -> Option<Closing> {
-        let Self { row, position, slot, .. } = self;
-        let closing = Closing { token: row, position, index: 0, slot: slot.cast_unsigned() };
-        self.is_live(slots).then_some(closing)
+    fn is_refused(self, token: Token) -> bool {
+        token.slot >= 0 && !self.is_live(token)
     }
 }
 
 /// A token and its row for the sliding window, with loads in flight.
 #[derive(Clone, Copy)]
 struct Appended {
-    token: Token,
+    is_live: bool,
     values: Bf16Lane,
     ring_row: u32,
 }
@@ -117,7 +103,8 @@ impl Appended {
         unsafe {
             let token = step.token(row);
             let ring_row = step.ring_row.load_u32_in_order(u64::from(row));
-            Self { token, values: Bf16Lane::load(kv, u64::from(row), thread::lane_id()), ring_row }
+            let values = Bf16Lane::load(kv, u64::from(row), thread::lane_id());
+            Self { is_live: step.is_live(token), values, ring_row }
         }
     }
 
@@ -133,52 +120,33 @@ impl Appended {
         scale: GlobalMut<u8>,
         params: DecodeParams,
     ) {
-        let Self { token, values, ring_row } = self;
-        let wanted = token.is_live(params.slots) && ring_row < params.window_rows;
+        let Self { is_live, values, ring_row } = self;
+        let wanted = is_live && ring_row < params.window_rows;
         let row = wanted.then_some(u64::from(ring_row));
         // SAFETY: the row exists, and the lanes are together.
         unsafe { values.store_quantised::<F>(data, scale, row, thread::lane_id()) }
     }
 }
 
-/// The plane row of the entry of the window that `closing` closes; `None` if it has no block.
+/// The plane row of the entry of the window that the token at `position` of the request in `slot` closes;
+/// `None` if it has no block.
 ///
 /// # Safety
 /// `table` holds the slot's row.
 #[inline(always)]
 unsafe fn entry_row(
     table: Global<i32>,
-    closing: Closing,
+    (position, slot): (u32, u32),
     ratio: u32,
     params: DecodeParams,
 ) -> Option<u64> {
     let row = TableRow {
         table,
-        start: u64::from(closing.slot) * u64::from(params.max_blocks),
+        start: u64::from(slot) * u64::from(params.max_blocks),
         max_blocks: params.max_blocks,
         num_blocks: params.num_blocks,
         block_shift: (BLOCK_TOKENS / ratio).trailing_zeros(),
     };
     // SAFETY: by this function's own contract.
-    unsafe { row.plane_row(closing.position / ratio, true) }
-}
-
-/// Quantises the entry in shared memory into its plane row; without a row it is counted as a fault.
-///
-/// # Safety
-/// The entry was written, with a barrier since; all lanes of the warp call it together.
-#[inline(always)]
-unsafe fn store_entry<F: RowFormat>(
-    entry: Shared<u32, ROW_WORDS>,
-    data: GlobalMut<u8>,
-    scale: GlobalMut<u8>,
-    row: Option<u64>,
-    faults: GlobalMut<u32>,
-) {
-    let lane = thread::lane_id();
-    // SAFETY: by this function's own contract; rows come from the table.
-    unsafe {
-        Bf16Lane::from_shared(entry, lane).store_quantised::<F>(data, scale, row, lane);
-        fault::count(faults, lane, u32::from(row.is_none()));
-    }
+    unsafe { row.plane_row(position / ratio, true) }
 }

@@ -107,17 +107,17 @@ parameters! {
         tokens,
         /// Entries of the list of ratio 4.
         csa_capacity,
-        /// Entries of the list of ratio 128.
+        /// Entries of the list of HCA runs.
         hca_capacity,
     }
 }
 
 parameters! {
-    /// Scalars of `compress_*`.
+    /// Scalars of `compress_csa` and `compress_index`.
     CompressParams {
         /// Records that the launch covers: entries of the work list.
         capacity,
-        /// Rows of one request's state ring.
+        /// Rows of one request's ring of own halves.
         ring,
         /// Request slots the state holds; a token beyond them is left out.
         slots,
@@ -127,9 +127,32 @@ parameters! {
 }
 
 parameters! {
+    /// Scalars of `compress_hca`.
+    CompressHcaParams {
+        /// Records that the launch covers: entries of the list of runs.
+        capacity,
+        /// Rows of one request's ring.
+        ring,
+        /// Request slots the state holds; a run beyond them is left out.
+        slots,
+        /// Tokens of the step; a record that names one beyond them is left out.
+        tokens,
+        /// Which runs: [`Self::GOING_ON`] or [`Self::STARTING`].
+        part,
+    }
+}
+
+impl CompressHcaParams {
+    /// Runs that go on from a state row.
+    pub const GOING_ON: u32 = 1;
+    /// Runs that start a window.
+    pub const STARTING: u32 = 0;
+}
+
+parameters! {
     /// Scalars of `write_state_*`.
     WriteStateParams {
-        /// Rows of one request's state ring.
+        /// Rows of one request's ring of own halves.
         ring,
         /// Request slots the state holds; a token beyond them is left out.
         slots,
@@ -149,8 +172,12 @@ parameters! {
         from,
         /// Slot they go to.
         to,
-        /// Rows of one request's ring.
+        /// Rows of the ring that they are in.
         ring,
+        /// Rows of a slot, all its rings.
+        slot_rows,
+        /// The ring's first row in a slot.
+        first_row,
         /// 32-bit words of a row, a multiple of 4.
         row_words,
     }
@@ -166,8 +193,8 @@ parameters! {
     ResetStateParams {
         /// The slot whose rows are overwritten.
         slot,
-        /// Rows of one request's ring.
-        ring,
+        /// Rows of a slot.
+        slot_rows,
         /// 32-bit words of a row, a multiple of 4.
         row_words,
         /// What every word becomes.
@@ -184,7 +211,8 @@ parameters! {
         slots,
         /// Rows of the sliding-window planes, slots times ring.
         window_rows,
-        /// Rows of one request's state ring.
+        /// Rows of one request's state ring; in a CSA layer of that of own halves. It says how many tokens a
+        /// request may have in the step.
         state_ring,
         /// Blocks in a row of the block table.
         max_blocks,

@@ -28,8 +28,8 @@ macro_rules! compress_rows {
                 token_slot: const i32 [p.tokens],
                 /// `[step]` tokens of the same request that precede the token in the step.
                 token_index: const i32 [p.tokens],
-                /// `[slots * ring, 2 * columns]` f32.
-                state: const f32 align 16 [p.slots, p.ring, 2, 2 * f.channels()],
+                /// `[slots, rows of both rings, columns]` f32.
+                state: const f32 align 16 [p.slots, csa_state_rows(p.ring), 2 * f.channels()],
                 /// `[capacity, channels]` BF16.
                 entries: mut u16 align 8 [p.capacity, f.channels()];
                 CompressParams
@@ -42,37 +42,33 @@ macro_rules! compress_rows {
             }
 
             CompressHca<()> |p, f|
-            "Pools, norms and rotates the HCA entries that the step closes."
+            "Folds the HCA runs of the step into running sums: pools those that close a window, and stores \
+             the sums that a later step may go on from."
             (
-                /// `[step, columns]` f32, the step's key projections.
+                /// `[step, 512]` f32, the step's key projections.
                 kv: const f32 align 16 [p.tokens, HEAD_DIM],
-                /// `[step, columns]` f32, the step's gate projections, without `ape`.
+                /// `[step, 512]` f32, the step's gate projections, without `ape`.
                 gate: const f32 align 16 [p.tokens, HEAD_DIM],
-                /// `[ratio, columns]` f32.
+                /// `[128, 512]` f32.
                 ape: const f32 align 16 [HCA_RATIO, HEAD_DIM],
-                /// `[channels]` f32.
-                norm: const f32 align 16 [HEAD_DIM],
-                /// `[32]` f32, the rotary frequencies of compressed layers.
-                frequencies: const f32 [ROPE_DIM / 2],
-                /// `[capacity]` rows of the step's closing tokens; -1 = padding.
-                closing: const i32 [p.capacity],
+                /// `[capacity]` rows of the last tokens of runs; -1 = padding.
+                runs: const i32 [p.capacity],
                 /// `[step]` absolute position of each token.
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
                 token_slot: const i32 [p.tokens],
                 /// `[step]` tokens of the same request that precede the token in the step.
                 token_index: const i32 [p.tokens],
-                /// `[slots * ring, 2 * columns]` f32.
-                state: const f32 align 16 [p.slots, p.ring, 2, HEAD_DIM],
-                /// `[capacity, 512]` f32, where the blocks of a record leave what they pooled; all bits set
-                /// before and after.
-                pooled: mut u32 align 16 [p.capacity, HEAD_DIM],
-                /// `[capacity, channels]` BF16.
-                entries: mut u16 align 8 [p.capacity, HEAD_DIM];
-                CompressParams
+                /// `[step]` tokens of the same request that follow the token in the step.
+                token_remaining: const i32 [p.tokens],
+                /// `[slots * ring, 3 * 512]` f32: maximum, sum and weighted sum.
+                state: mut f32 align 16 [p.slots, p.ring, 3 * HEAD_DIM],
+                /// `[capacity, 512]` f32, the weighted means of runs that close a window.
+                pooled: mut f32 align 16 [p.capacity, HEAD_DIM];
+                CompressHcaParams
             )
-            { block: 256, min_blocks: 2, shared: compress::hca::SHARED_BYTES, min_sm: 90, in_order: 8,
-              grid: [p.capacity.saturating_mul(compress::hca::SPLITS), 1] }
+            { block: 128, min_blocks: 4, shared: 0, min_sm: 90,
+              grid: [p.capacity, compress::hca::SPLITS] }
             bodies {
                 [()] => compress_hca: compress::hca::compress,
             }

@@ -1,4 +1,4 @@
-//! One-token decode: a layer in one launch.
+//! Decode, drafts included: a layer in one launch.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]
@@ -7,8 +7,8 @@ macro_rules! decode_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
             DecodeCsa<(MainFormat, IndexFormat)> |p, f|
-            "One-token decode of a CSA layer: window row, state rows, and at the end of a window \
-             its entry and indexer key."
+            "Decode of a CSA layer: window rows, state rows, and at the end of a window its entry and \
+             indexer key."
             (
                 /// `[tokens, 512]` BF16, after norm and RoPE.
                 window_kv: const u16 align 16 [p.tokens, HEAD_DIM],
@@ -34,8 +34,10 @@ macro_rules! decode_rows {
                 token_position: const i32 [p.tokens],
                 /// `[tokens]` slot of each token's request; -1 = padding.
                 token_slot: const i32 [p.tokens],
-                /// `[tokens]` tokens of the same request that precede it in the step: 0.
+                /// `[tokens]` tokens of the same request that precede the token in the step.
                 token_index: const i32 [p.tokens],
+                /// `[tokens]` tokens of the same request that follow the token in the step.
+                token_remaining: const i32 [p.tokens],
                 /// `[tokens]` row of the ring planes each token goes to.
                 token_ring_row: const i32 [p.tokens],
                 /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
@@ -44,10 +46,10 @@ macro_rules! decode_rows {
                 ring_data: mut u8 align 16 [p.window_rows, DATA_BYTES],
                 /// `[slots * window ring, scale_bytes]` u8, its scale plane.
                 ring_scale: mut u8 align 4 [p.window_rows, f.0.scale_bytes() as u32],
-                /// `[slots * state ring, 2048]` f32.
-                main_state: mut f32 align 16 [p.slots, p.state_ring, 4 * HEAD_DIM],
-                /// `[slots * state ring, 512]` f32.
-                index_state: mut f32 align 16 [p.slots, p.state_ring, 4 * INDEX_DIM],
+                /// `[slots, rows of both rings, 1024]` f32.
+                main_state: mut f32 align 16 [p.slots, csa_state_rows(p.state_ring), 2 * HEAD_DIM],
+                /// `[slots, rows of both rings, 256]` f32.
+                index_state: mut f32 align 16 [p.slots, csa_state_rows(p.state_ring), 2 * INDEX_DIM],
                 /// `[num_blocks * 32, 576]` u8, the data plane of the entries.
                 entry_data: mut u8 align 16 [p.num_blocks, BLOCK_TOKENS / CSA_RATIO, DATA_BYTES],
                 /// `[num_blocks * 32, scale_bytes]` u8, their scale plane.
@@ -78,8 +80,7 @@ macro_rules! decode_rows {
             }
 
             DecodeHca<MainFormat> |p, f|
-            "One-token decode of an HCA layer: window row, state row, and at the end of a window \
-             its entry."
+            "Decode of an HCA layer: window rows, running sums, and at the end of a window its entry."
             (
                 /// `[tokens, 512]` BF16, after norm and RoPE.
                 window_kv: const u16 align 16 [p.tokens, HEAD_DIM],
@@ -97,21 +98,20 @@ macro_rules! decode_rows {
                 token_position: const i32 [p.tokens],
                 /// `[tokens]` slot of each token's request; -1 = padding.
                 token_slot: const i32 [p.tokens],
-                /// `[tokens]` tokens of the same request that precede it in the step: 0.
+                /// `[tokens]` tokens of the same request that precede the token in the step.
                 token_index: const i32 [p.tokens],
+                /// `[tokens]` tokens of the same request that follow the token in the step.
+                token_remaining: const i32 [p.tokens],
                 /// `[tokens]` row of the ring planes each token goes to.
                 token_ring_row: const i32 [p.tokens],
                 /// `[slots, max_blocks]` physical block of each logical block; -1 = none.
                 table: const i32 [p.slots.max(1), p.max_blocks.max(1)],
-                /// `[tokens, 512]` f32, where the blocks of a token leave what they pooled; all bits set
-                /// before and after.
-                pooled: mut u32 align 16 [p.tokens, HEAD_DIM],
                 /// `[slots * window ring, 576]` u8, the data plane of the window.
                 ring_data: mut u8 align 16 [p.window_rows, DATA_BYTES],
                 /// `[slots * window ring, scale_bytes]` u8, its scale plane.
                 ring_scale: mut u8 align 4 [p.window_rows, f.scale_bytes() as u32],
-                /// `[slots * state ring, 1024]` f32.
-                state: mut f32 align 16 [p.slots, p.state_ring, 2 * HEAD_DIM],
+                /// `[slots * state ring, 3 * 512]` f32: maximum, sum and weighted sum.
+                state: mut f32 align 16 [p.slots, p.state_ring, 3 * HEAD_DIM],
                 /// `[num_blocks, 576]` u8, the data plane of the entries.
                 entry_data: mut u8 align 16 [p.num_blocks, BLOCK_TOKENS / HCA_RATIO, DATA_BYTES],
                 /// `[num_blocks, scale_bytes]` u8, their scale plane.
@@ -120,7 +120,7 @@ macro_rules! decode_rows {
                 faults: mut u32 [1];
                 DecodeParams
             )
-            { block: 256, min_blocks: 2, shared: decode::hca::SHARED_BYTES, min_sm: 90, in_order: 8, waits_in_body: true,
+            { block: 128, min_blocks: 4, shared: decode::hca::SHARED_BYTES, min_sm: 90, waits_in_body: true,
               grid: [decode::hca::blocks(p.tokens), 1] }
             bodies {
                 [MainFormat::Ue8m0] => decode_hca_ue8m0: decode::hca::layer::<row::Ue8m0Row>,

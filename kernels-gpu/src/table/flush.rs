@@ -52,12 +52,16 @@ macro_rules! flush_rows {
             }
 
             FlushHca<MainFormat> |p, f|
-            "Quantises HCA entries into the paged planes."
+            "Norms, rotates and quantises the HCA windows that closed into the paged planes."
             (
-                /// `[capacity, 512]` BF16.
-                entries: const u16 align 16 [p.capacity, HEAD_DIM],
-                /// `[capacity]` rows of the step's closing tokens; -1 = padding.
-                closing: const i32 [p.capacity],
+                /// `[capacity, 512]` f32, the weighted means of runs that close a window.
+                pooled: const f32 align 16 [p.capacity, HEAD_DIM],
+                /// `[512]` f32, weights of the norm.
+                norm: const f32 align 16 [HEAD_DIM],
+                /// `[32]` f32, the rotary frequencies of compressed layers.
+                frequencies: const f32 [ROPE_DIM / 2],
+                /// `[capacity]` rows of the last tokens of runs; -1 = padding.
+                runs: const i32 [p.capacity],
                 /// `[step]` absolute position of each token.
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
@@ -72,8 +76,8 @@ macro_rules! flush_rows {
                 faults: mut u32 [1];
                 FlushParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
-              grid: [p.capacity.div_ceil(flush::HCA_RECORDS), 1] }
+            { block: 128, min_blocks: 8, shared: flush::HCA_SHARED_BYTES, min_sm: 90,
+              grid: [p.capacity, 1] }
             bodies {
                 [MainFormat::Ue8m0] => flush_hca_ue8m0: flush::hca::<row::Ue8m0Row>,
                 [MainFormat::F32] => flush_hca_f32: flush::hca::<row::F32Row>,

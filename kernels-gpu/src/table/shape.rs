@@ -1,8 +1,8 @@
 //! What dimensions and grids of the kernel table are written with.
 
 pub use kv_layout::geometry::{
-    BLOCK_TOKENS, CSA_RATIO, CompressorKind, CsaCompressor, HCA_RATIO, HEAD_DIM, INDEX_DIM,
-    ROPE_DIM, WINDOW,
+    BLOCK_TOKENS, CSA_RATIO, CsaCompressor, HCA_RATIO, HEAD_DIM, INDEX_DIM, ROPE_DIM, WINDOW,
+    csa_state_rows,
 };
 pub use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 pub use kv_layout::linear::{GROUP as SCALE_GROUP, LinearOutput, LinearTile};

@@ -6,31 +6,30 @@
 macro_rules! state_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            WriteState<CompressorKind> |p, f|
-            "Writes each token's keys and scores to the compressor's ring."
+            WriteState<CsaCompressor> |p, f|
+            "Writes each token's keys and scores to the rings of a CSA compressor."
             (
                 /// `[step, columns]` f32, the step's key projections.
-                kv: const f32 align 16 [p.tokens, f.columns()],
+                kv: const f32 align 16 [p.tokens, 2 * f.channels()],
                 /// `[step, columns]` f32, the step's gate projections, without `ape`.
-                gate: const f32 align 16 [p.tokens, f.columns()],
+                gate: const f32 align 16 [p.tokens, 2 * f.channels()],
                 /// `[ratio, columns]` f32.
-                ape: const f32 align 16 [f.ratio(), f.columns()],
+                ape: const f32 align 16 [CSA_RATIO, 2 * f.channels()],
                 /// `[step]` absolute position of each token.
                 token_position: const i32 [p.tokens],
                 /// `[step]` slot of each token's request; -1 = padding.
                 token_slot: const i32 [p.tokens],
                 /// `[step]` tokens of the same request that follow the token in the step.
                 token_remaining: const i32 [p.tokens],
-                /// `[slots * ring, 2 * columns]` f32.
-                state: mut f32 align 16 [p.slots, p.ring, 2, f.columns()];
+                /// `[slots, rows of both rings, columns]` f32.
+                state: mut f32 align 16 [p.slots, csa_state_rows(p.ring), 2 * f.channels()];
                 WriteStateParams
             )
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
               grid: [p.tokens, 1] }
             bodies {
-                [CompressorKind::CsaMain] => write_state_csa: compress::state::write::<1024, 4>,
-                [CompressorKind::CsaIndex] => write_state_index: compress::state::write::<256, 4>,
-                [CompressorKind::Hca] => write_state_hca: compress::state::write::<512, 128>,
+                [CsaCompressor::Main] => write_state_csa: compress::state::write::<1024>,
+                [CsaCompressor::Index] => write_state_index: compress::state::write::<256>,
             }
 
             RotateState<()> |p, f|
@@ -39,8 +38,8 @@ macro_rules! state_rows {
             (
                 /// `[rows, row_words]` u32, the image; not read if the rows come from a slot.
                 image: const u32 align 16 [if p.from == params::RotateStateParams::IMAGE { p.rows } else { 0 }, p.row_words],
-                /// `[slots * ring, row_words]` u32.
-                state: mut u32 align 16 [1 + if p.from == params::RotateStateParams::IMAGE { p.to } else { p.to.max(p.from) }, p.ring, p.row_words];
+                /// `[slots, slot_rows, row_words]` u32.
+                state: mut u32 align 16 [1 + if p.from == params::RotateStateParams::IMAGE { p.to } else { p.to.max(p.from) }, p.slot_rows, p.row_words];
                 RotateStateParams
             )
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
@@ -52,12 +51,12 @@ macro_rules! state_rows {
             ResetState<()> |p, f|
             "Overwrites all state rows of a slot with one word."
             (
-                /// `[slots * ring, row_words]` u32.
-                state: mut u32 align 16 [1 + p.slot, p.ring, p.row_words];
+                /// `[slots, slot_rows, row_words]` u32.
+                state: mut u32 align 16 [1 + p.slot, p.slot_rows, p.row_words];
                 ResetStateParams
             )
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
-              grid: [p.ring, 1] }
+              grid: [p.slot_rows, 1] }
             bodies {
                 [()] => hca_reset_state: compress::state::reset,
             }

@@ -24,16 +24,18 @@ macro_rules! step_rows {
             }
 
             ListClosingTokens<()> |p, f|
-            "Lists the tokens that close a window of ratio 4 and of ratio 128, in order."
+            "Lists the tokens that close a CSA window, and those that end an HCA run, in order."
             (
                 /// `[tokens]` absolute position of each token.
                 token_position: const i32 [p.tokens],
                 /// `[tokens]` slot of each token's request; -1 = padding.
                 token_slot: const i32 [p.tokens],
+                /// `[tokens]` tokens of the same request that follow the token in the step.
+                token_remaining: const i32 [p.tokens],
                 /// `[csa_capacity]` rows of the step's closing tokens, then -1.
                 closing_csa: mut i32 [p.csa_capacity],
-                /// `[hca_capacity]` rows of the step's closing tokens, then -1.
-                closing_hca: mut i32 [p.hca_capacity];
+                /// `[hca_capacity]` rows of the last tokens of runs, then -1.
+                runs_hca: mut i32 [p.hca_capacity];
                 ListClosingTokensParams
             )
             { block: 1024, min_blocks: 1, shared: closing_tokens::SHARED_BYTES, min_sm: 90,
