@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Bucket {
     /// Tokens of the step.
     pub tokens: u32,
-    /// Tokens of one request: 1 for decode, `max_draft` + 1 to verify drafts. With 1, a layer's update
+    /// Tokens of one request: 1 for decode, `max_draft` + 1 to verify drafts. Up to that, a layer's update
     /// is one launch.
     pub tokens_per_request: u32,
     /// Requests.

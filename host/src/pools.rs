@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-use kv_layout::geometry::swa_ring_rows;
+use kv_layout::geometry::{LayerKind, csa_own_rows, hca_state_rows, swa_ring_rows};
 
 use crate::config::CacheConfig;
 use crate::device::{Backend, Buffer, Device, Memory, View};
@@ -107,11 +107,16 @@ impl<B: Backend> LayerPools<B> {
         })
     }
 
-    /// The state ring of a compressor: `pool` is `MainState` or `IndexState`.
+    /// The state of a compressor: `pool` is `MainState` or `IndexState`.
     pub fn state(&self, pool: PoolKind, config: &CacheConfig) -> Result<StateRing<B>, KvError> {
         let no_such_pool = KvError::NoSuchPool { layer: self.schema.layer.0, pool };
-        let rows = self.schema.pool(pool).filter(|_| pool.is_state()).ok_or(no_such_pool)?.rows;
-        Ok(StateRing { rows: self.get(pool)?.cast()?, ring: rows, slots: config.max_requests })
+        let step = config.step_tokens_with_rollback();
+        let ring = match self.schema.kind {
+            LayerKind::Hca => hca_state_rows(step),
+            _ => csa_own_rows(step),
+        };
+        let rows = self.get(pool).ok().filter(|_| pool.is_state()).ok_or(no_such_pool)?;
+        Ok(StateRing { rows: rows.cast()?, ring, slots: config.max_requests })
     }
 
     /// Tokens of one compressed entry.

@@ -1,6 +1,8 @@
 //! The schema: which pools a layer has, and how large they are (decisions D1, D2, D6).
 
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, swa_ring_rows};
+use kv_layout::geometry::{
+    CompressorKind, LayerKind, csa_own_rows, csa_state_rows, hca_state_rows, swa_ring_rows,
+};
 use kv_layout::main_row::DATA_BYTES;
 use serde::Serialize;
 
@@ -44,8 +46,9 @@ impl LayerCacheSchema {
     fn new(layer: LayerId, kind: LayerKind, config: &CacheConfig) -> Self {
         let step = config.step_tokens_with_rollback();
         let pool = |kind, unit, rows, row_bytes| Pool { kind, unit, rows, row_bytes };
-        let state =
-            |kind, rows, floats: u32| pool(kind, PoolUnit::Slot, rows, 4 * u64::from(floats));
+        let state = |kind, rows, which: CompressorKind| {
+            pool(kind, PoolUnit::Slot, rows, 4 * u64::from(which.row_floats()))
+        };
         let (main, index) = (config.main_format, config.index_format);
         let ring = swa_ring_rows(step);
         let mut pools = vec![
@@ -67,14 +70,12 @@ impl LayerCacheSchema {
                     entries,
                     index.scale_bytes(),
                 ));
-                // Keys and gates of both halves of a token: the previous window's and its own.
-                let rows = state_ring_rows(2 * CSA_RATIO, step);
-                pools.push(state(PoolKind::MainState, rows, 4 * HEAD_DIM));
-                pools.push(state(PoolKind::IndexState, rows, 4 * INDEX_DIM));
+                let rows = csa_state_rows(csa_own_rows(step));
+                pools.push(state(PoolKind::MainState, rows, CompressorKind::CsaMain));
+                pools.push(state(PoolKind::IndexState, rows, CompressorKind::CsaIndex));
             }
             LayerKind::Hca => {
-                let rows = state_ring_rows(HCA_RATIO, step);
-                pools.push(state(PoolKind::MainState, rows, 2 * HEAD_DIM));
+                pools.push(state(PoolKind::MainState, hca_state_rows(step), CompressorKind::Hca));
             }
         }
         Self { layer, kind, pools }
@@ -91,16 +92,6 @@ impl LayerCacheSchema {
     pub fn unit_bytes(&self, unit: PoolUnit) -> u64 {
         self.pools.iter().filter(|pool| pool.unit == unit).map(Pool::unit_bytes).sum()
     }
-}
-
-/// Compressor rows of one request: the `window` rows one entry is made of, and enough more that all
-/// of a step of `step_tokens` can be rejected.
-///
-/// The next step may close a window whose oldest row is `window - 1` positions back, and a rejected
-/// draft may have been written `step_tokens - 1` positions ahead: as in the sliding window's ring.
-#[must_use]
-pub const fn state_ring_rows(window: u32, step_tokens: u32) -> u32 {
-    window + step_tokens.saturating_sub(1)
 }
 
 /// The pools of every layer.

@@ -1,17 +1,24 @@
-//! `StateView`: a compressor's state as open and previous window, for inspection and tests.
+//! `StateView`: a compressor's state for inspection and tests: the tails of a CSA layer's windows, the running
+//! sums of an HCA layer's.
 //!
-//! Nothing is stored that way (decision D3): rows lie in a ring by position, and become the previous
-//! window when their window closes, without being moved.
+//! The original design kept two tails for every compressor, `tail_a` with the open window's tokens and `tail_b`
+//! with those of the window before. Of a CSA compressor they can still be shown, though nothing is stored that
+//! way (decision D3): rows lie in rings by position, and become the previous window when their window closes,
+//! without being moved. An HCA compressor has no tail any more: its tokens are folded into running sums as
+//! they come.
 
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
+use kv_layout::geometry::{
+    CSA_RATIO, CompressorKind, HCA_RATIO, HEAD_DIM, LayerKind, csa_previous_rows, csa_state_rows,
+};
 
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
-use crate::ids::{LayerId, RequestId};
+use crate::ids::{LayerId, RequestId, SlotId};
 use crate::manager::KvCacheManager;
+use crate::ops::StateRing;
 use crate::pool_kind::PoolKind;
 
-/// What one token left in a compressor's state, of the half that a tail is about.
+/// What one token left in a CSA compressor's state, of the half that a tail is about.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateRow {
     /// The token's position.
@@ -22,16 +29,32 @@ pub struct StateRow {
     pub scores: Vec<f32>,
 }
 
+/// What the tokens of an open HCA window left in the state, per channel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunningSums {
+    /// Position of the last of them.
+    pub position: u32,
+    /// `[512]` the largest score: gate with the position bias added.
+    pub maximum: Vec<f32>,
+    /// `[512]` the sum of the weights, `exp(score - maximum)`.
+    pub sum: Vec<f32>,
+    /// `[512]` the sum of the weighted keys.
+    pub weighted: Vec<f32>,
+}
+
 /// The state of one compressor of one request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct StateView {
-    /// Tokens of the open window.
-    pub tail_len: u32,
-    /// The open window's tokens: the half that their own window pools.
-    pub tail_a: Vec<StateRow>,
-    /// The last closed window's tokens: the half that the next window pools. Empty where windows do
-    /// not overlap, and before the first has closed.
-    pub tail_b: Vec<StateRow>,
+pub enum StateView {
+    /// Of a CSA compressor.
+    Tails {
+        /// The open window's tokens: the half that their own window pools.
+        tail_a: Vec<StateRow>,
+        /// The last closed window's tokens: the half that the next window pools. Empty before the first
+        /// has closed.
+        tail_b: Vec<StateRow>,
+    },
+    /// Of an HCA compressor; `None` if its open window has no token.
+    Sums(Option<RunningSums>),
 }
 
 impl<B: Backend> KvCacheManager<B> {
@@ -51,30 +74,63 @@ impl<B: Backend> KvCacheManager<B> {
         let end = self.ledger().committed(id)?;
         let pools = self.core().memory.pools.layer(layer)?;
         let state = pools.state(pool, self.config())?;
-        let channels = if pool == PoolKind::IndexState { INDEX_DIM } else { HEAD_DIM };
-        let overlaps = pools.schema.kind == LayerKind::Csa;
-        let (ratio, columns) =
-            if overlaps { (CSA_RATIO, 2 * channels) } else { (HCA_RATIO, channels) };
-        let ring = u64::from(state.ring);
-        let row = |position: u32, column: u32| {
-            let row = u64::from(id.slot().0) * ring + u64::from(position) % ring;
-            let part = |column: u32| {
-                let mut values = vec![0.0; channels as usize];
-                let at = row * u64::from(2 * columns) + u64::from(column);
-                stream.download(&state.rows, at, &mut values)?;
-                Ok::<_, KvError>(values)
-            };
-            Ok(StateRow { position, keys: part(column)?, scores: part(columns + column)? })
+        let which = match (pools.schema.kind, pool) {
+            (LayerKind::Hca, _) => CompressorKind::Hca,
+            (_, PoolKind::IndexState) => CompressorKind::CsaIndex,
+            _ => CompressorKind::CsaMain,
         };
-        let open = end - end % ratio;
-        let own = columns - channels;
-        let previous = if overlaps { open.saturating_sub(ratio)..open } else { 0..0 };
-        Ok(StateView {
-            tail_len: end - open,
-            tail_a: (open..end)
-                .map(|position| row(position, own))
-                .collect::<Result<_, KvError>>()?,
-            tail_b: previous.map(|position| row(position, 0)).collect::<Result<_, KvError>>()?,
+        let rows = Rows { stream, state, slot: id.slot(), which };
+        if which == CompressorKind::Hca {
+            let is_open = !end.is_multiple_of(HCA_RATIO);
+            return Ok(StateView::Sums(is_open.then(|| rows.sums(end - 1)).transpose()?));
+        }
+        let open = end - end % CSA_RATIO;
+        let (own, previous) = (open..end, open.saturating_sub(CSA_RATIO)..open);
+        Ok(StateView::Tails {
+            tail_a: own.map(|position| rows.own(position)).collect::<Result<_, _>>()?,
+            tail_b: previous.map(|position| rows.previous(position)).collect::<Result<_, _>>()?,
         })
+    }
+}
+
+/// The state rows of one request.
+struct Rows<'s, B: Backend> {
+    stream: &'s Stream<B>,
+    state: StateRing<B>,
+    slot: SlotId,
+    which: CompressorKind,
+}
+
+impl<B: Backend> Rows<'_, B> {
+    /// Row `row` of the slot, which has `rows` of them.
+    fn row(&self, rows: u32, row: u32) -> Result<Vec<f32>, KvError> {
+        let floats = self.which.row_floats();
+        let row = u64::from(self.slot.0) * u64::from(rows) + u64::from(row);
+        let mut values = vec![0.0; floats as usize];
+        self.stream.download(&self.state.rows, row * u64::from(floats), &mut values)?;
+        Ok(values)
+    }
+
+    fn own(&self, position: u32) -> Result<StateRow, KvError> {
+        self.half(position, position % self.state.ring)
+    }
+
+    fn previous(&self, position: u32) -> Result<StateRow, KvError> {
+        let ring = self.state.ring;
+        self.half(position, ring + position % csa_previous_rows(ring))
+    }
+
+    fn half(&self, position: u32, row: u32) -> Result<StateRow, KvError> {
+        let mut keys = self.row(csa_state_rows(self.state.ring), row)?;
+        let scores = keys.split_off(keys.len() / 2);
+        Ok(StateRow { position, keys, scores })
+    }
+
+    fn sums(&self, position: u32) -> Result<RunningSums, KvError> {
+        let ring = self.state.ring;
+        let mut maximum = self.row(ring, position % ring)?;
+        let mut sum = maximum.split_off(HEAD_DIM as usize);
+        let weighted = sum.split_off(HEAD_DIM as usize);
+        Ok(RunningSums { position, maximum, sum, weighted })
     }
 }

@@ -1,7 +1,7 @@
 //! The device memory of the steps of one layer group: StepMeta, work lists, and entries on their way
 //! from a compressor to the flush. A group has one step at a time, so it is that step's alone.
 
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
 
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
@@ -10,7 +10,7 @@ use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
 use crate::ledger::{Ledger, Written};
-use crate::ops::{HcaScratch, StepTokens, plan_capacity};
+use crate::ops::{StepTokens, plan_capacity, run_capacity};
 use crate::poison::Freed;
 use crate::step_meta::{Section, StepLayout};
 
@@ -23,24 +23,24 @@ struct Specs {
 /// The buffers that only layers with compressed entries need.
 struct CompressedSpecs {
     csa_closing: BufferSpec<i32>,
-    hca_closing: BufferSpec<i32>,
+    hca_runs: BufferSpec<i32>,
     entries: BufferSpec<bf16>,
     keys: BufferSpec<bf16>,
-    hca_pooled: BufferSpec<u32>,
+    hca_pooled: BufferSpec<f32>,
 }
 
 impl Specs {
     fn of(group: LayerGroup, config: &CacheConfig) -> Self {
         let (tokens, requests) = (config.max_step_tokens, config.max_requests);
-        let capacity = |ratio| u64::from(plan_capacity(tokens, requests, ratio));
-        let (csa, hca) = (capacity(CSA_RATIO), capacity(HCA_RATIO));
+        let csa = u64::from(plan_capacity(tokens, requests, CSA_RATIO));
+        let runs = u64::from(run_capacity(tokens, requests));
         let step_meta = StepLayout::new(tokens, requests).elements() as u64;
         let compressed = CompressedSpecs {
             csa_closing: BufferSpec::new("CSA work list", csa),
-            hca_closing: BufferSpec::new("HCA work list", hca),
+            hca_runs: BufferSpec::new("HCA work list", runs),
             entries: BufferSpec::new("entries", csa * u64::from(HEAD_DIM)),
             keys: BufferSpec::new("indexer keys", csa * u64::from(INDEX_DIM)),
-            hca_pooled: BufferSpec::new("pooled entries", hca * u64::from(HEAD_DIM)),
+            hca_pooled: BufferSpec::new("pooled entries", runs * u64::from(HEAD_DIM)),
         };
         Self {
             step_meta: BufferSpec::new("step metadata", step_meta),
@@ -53,7 +53,7 @@ impl Specs {
         let compressed = self.compressed.iter().flat_map(|specs| {
             [
                 specs.csa_closing.bytes(),
-                specs.hca_closing.bytes(),
+                specs.hca_runs.bytes(),
                 specs.entries.bytes(),
                 specs.keys.bytes(),
                 specs.hca_pooled.bytes(),
@@ -99,14 +99,14 @@ pub(crate) struct StepMemory<B: Backend> {
 pub(crate) struct Compressed<B: Backend> {
     /// Rows of the step's tokens that close a CSA window, then -1.
     pub csa_closing: Buffer<B, i32>,
-    /// As `csa_closing`, for HCA windows.
-    pub hca_closing: Buffer<B, i32>,
-    /// `[capacity, 512]` BF16: entries of the layer at work.
+    /// Rows of the step's tokens that end an HCA run, then -1.
+    pub hca_runs: Buffer<B, i32>,
+    /// `[capacity, 512]` BF16: CSA entries of the layer at work.
     pub entries: Buffer<B, bf16>,
     /// `[capacity, 128]` BF16: indexer keys of the layer at work.
     pub keys: Buffer<B, bf16>,
-    /// Exchange between the blocks of an HCA window.
-    pub hca_scratch: HcaScratch<B>,
+    /// `[capacity, 512]` f32: what the runs of the layer at work pooled.
+    pub hca_pooled: Buffer<B, f32>,
 }
 
 impl<B: Backend> StepMemory<B> {
@@ -122,13 +122,10 @@ impl<B: Backend> StepMemory<B> {
             None => None,
             Some(specs) => Some(Compressed {
                 csa_closing: allocator.allocate(specs.csa_closing)?,
-                hca_closing: allocator.allocate(specs.hca_closing)?,
+                hca_runs: allocator.allocate(specs.hca_runs)?,
                 entries: allocator.allocate(specs.entries)?,
                 keys: allocator.allocate(specs.keys)?,
-                hca_scratch: allocator.keep(
-                    HcaScratch::new(&stream, specs.hca_pooled.len() / u64::from(HEAD_DIM))?,
-                    |scratch| scratch.pooled().memory(),
-                ),
+                hca_pooled: allocator.allocate(specs.hca_pooled)?,
             }),
         };
         let BufferSpec { label, .. } = specs.step_meta;

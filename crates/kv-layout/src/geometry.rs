@@ -91,6 +91,15 @@ pub enum CompressorKind {
     Hca,
 }
 
+impl From<CsaCompressor> for CompressorKind {
+    fn from(compressor: CsaCompressor) -> Self {
+        match compressor {
+            CsaCompressor::Main => Self::CsaMain,
+            CsaCompressor::Index => Self::CsaIndex,
+        }
+    }
+}
+
 impl CompressorKind {
     /// Tokens of a window.
     #[must_use]

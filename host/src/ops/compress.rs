@@ -3,12 +3,12 @@
 use kernels_gpu::params::{
     CompressParams, ListClosingTokensParams, UpdateTableParams, WriteStateParams,
 };
-use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor, HCA_RATIO, HEAD_DIM};
+use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_own_rows, hca_state_rows};
 
 use super::check_length;
 use super::gather::BlockTable;
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
-use kernels_gpu::launch::{Compress, CompressHca, ListClosingTokens, UpdateTable, WriteState};
+use kernels_gpu::launch::{Compress, ListClosingTokens, UpdateTable, WriteState};
 
 /// The tokens of a step.
 pub struct StepTokens<B: Backend> {
@@ -24,7 +24,7 @@ pub struct StepTokens<B: Backend> {
     pub count: u32,
 }
 
-/// A work list: rows of the step's tokens that close a window, then -1.
+/// A work list: rows of the step's tokens that close a window, or end a run, then -1.
 pub struct WorkList<'a, B: Backend> {
     /// `[capacity]`.
     pub records: &'a Buffer<B, i32>,
@@ -50,24 +50,26 @@ pub struct StepProjections<'a, B: Backend> {
     pub gate: &'a View<B, f32>,
 }
 
-/// The ring that keeps what later windows need.
+/// What a compressor keeps for later windows.
 pub struct StateRing<B: Backend> {
-    /// `[slots * ring, 2 * columns]` f32.
+    /// `[slots, rows, row]` f32. Of a CSA compressor the rows are the ring of own halves, then that of previous
+    /// halves, and a row is half the columns of keys, then of scores. Of an HCA compressor the rows are one
+    /// ring, and a row is maximum, sum and weighted sum.
     pub rows: Buffer<B, f32>,
-    /// Rows of one request's ring.
+    /// Rows of one request's ring; of a CSA compressor of that of own halves.
     pub ring: u32,
     /// Request slots.
     pub slots: u32,
 }
 
 impl<B: Backend> StateRing<B> {
-    /// Refuses a ring with fewer rows than a window pools: its older tokens must be there.
+    /// Refuses a ring with fewer rows than a step of one token needs.
     pub(super) fn check(&self, which: CompressorKind) -> Result<(), DeviceError> {
-        let window = match which {
-            CompressorKind::CsaMain | CompressorKind::CsaIndex => 2 * CSA_RATIO,
-            CompressorKind::Hca => HCA_RATIO,
+        let needed = match which {
+            CompressorKind::CsaMain | CompressorKind::CsaIndex => csa_own_rows(1),
+            CompressorKind::Hca => hca_state_rows(1),
         };
-        check_length("rows of a state ring", self.ring.into(), window.into())
+        check_length("rows of a state ring", self.ring.into(), needed.into())
     }
 }
 
@@ -107,13 +109,14 @@ pub fn update_table<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// The work lists of a step. They must have room for every window that can close: [`plan_capacity`].
+/// The work lists of a step. They must have room for whatever it may list: [`plan_capacity`],
+/// [`run_capacity`](super::run_capacity).
 pub struct WorkLists<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<B>,
     /// Tokens that close a CSA window.
     pub csa: &'a WorkList<'a, B>,
-    /// Tokens that close an HCA window.
+    /// Tokens that close an HCA window, or are their request's last: the ends of runs.
     pub hca: &'a WorkList<'a, B>,
 }
 
@@ -129,8 +132,9 @@ pub fn list_closing_tokens<B: Backend>(
     let operation = ListClosingTokens {
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
+        token_remaining: tokens.remaining.ptr(),
         closing_csa: csa.records.ptr_mut(),
-        closing_hca: hca.records.ptr_mut(),
+        runs_hca: hca.records.ptr_mut(),
         params: ListClosingTokensParams {
             tokens: tokens.count,
             csa_capacity: csa.capacity,
@@ -148,7 +152,7 @@ pub const fn plan_capacity(tokens: u32, requests: u32, ratio: u32) -> u32 {
     if most < tokens { most } else { tokens }
 }
 
-/// The windows that a step closes, on their way to entries.
+/// The CSA windows that a step closes, on their way to entries.
 pub struct Compression<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<B>,
@@ -170,18 +174,15 @@ pub struct Compression<'a, B: Backend> {
 /// Of a chunk it must run before [`write_state`].
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a state ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter
-/// than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn compress<B: Backend>(
     stream: &Stream<B>,
     which: CsaCompressor,
     windows: &Compression<'_, B>,
 ) -> Result<(), DeviceError> {
     let Compression { tokens, projections, weights, state, closing, entries } = *windows;
-    state.check(match which {
-        CsaCompressor::Main => CompressorKind::CsaMain,
-        CsaCompressor::Index => CompressorKind::CsaIndex,
-    })?;
+    state.check(which.into())?;
     let operation = Compress {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
@@ -206,85 +207,7 @@ pub fn compress<B: Backend>(
     unsafe { stream.launch(which, &operation) }
 }
 
-/// Where the blocks of HCA windows meet; scratch of [`compress_hca`] and
-/// [`decode_hca`](super::decode_hca), of one launch at a time, and so of one stream: blocks of launches that
-/// overlap would wait for each other without end.
-pub struct HcaScratch<B: Backend> {
-    /// `[windows, 512]` f32, all bits set before the first launch; every launch leaves them so.
-    pooled: Buffer<B, u32>,
-    stream: Stream<B>,
-}
-
-impl<B: Backend> HcaScratch<B> {
-    /// Room for `windows` windows in a launch into `stream`.
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Cuda`].
-    pub fn new(stream: &Stream<B>, windows: u64) -> Result<Self, DeviceError> {
-        let pooled = stream.device().allocate("pooled entries", windows * u64::from(HEAD_DIM))?;
-        stream.fill(&pooled, 0xFF)?;
-        Ok(Self { pooled, stream: stream.clone() })
-    }
-
-    /// The buffer, for a graph to retain.
-    pub fn pooled(&self) -> &View<B, u32> {
-        &self.pooled
-    }
-
-    /// Gives it to `stream`, which what was queued with it so far must precede.
-    pub(crate) fn give_to(&mut self, stream: &Stream<B>) {
-        self.stream = stream.clone();
-    }
-
-    /// The buffer, for a launch into `stream`. What is captured runs when its graph is replayed.
-    pub(super) fn used_in(&self, stream: &Stream<B>) -> Result<&Buffer<B, u32>, DeviceError> {
-        let (found, used) = (self.stream.id(), stream.id());
-        if found != used && !stream.is_capturing() {
-            return Err(DeviceError::ForeignStream { what: "scratch of HCA windows", found, used });
-        }
-        Ok(&self.pooled)
-    }
-}
-
-/// Queues `compress_hca`: the entries of the listed windows.
-///
-/// Of a chunk it must run before [`write_state`].
-///
-/// # Errors
-/// [`DeviceError::ForeignStream`] unless `scratch` was made for `stream`; as [`compress`].
-pub fn compress_hca<B: Backend>(
-    stream: &Stream<B>,
-    scratch: &HcaScratch<B>,
-    windows: &Compression<'_, B>,
-) -> Result<(), DeviceError> {
-    let Compression { tokens, projections, weights, state, closing, entries } = *windows;
-    state.check(CompressorKind::Hca)?;
-    let pooled = scratch.used_in(stream)?;
-    let operation = CompressHca {
-        kv: projections.kv.ptr(),
-        gate: projections.gate.ptr(),
-        ape: weights.ape.ptr(),
-        norm: weights.norm.ptr(),
-        frequencies: weights.frequencies.ptr(),
-        closing: closing.records.ptr(),
-        token_position: tokens.position.ptr(),
-        token_slot: tokens.slot.ptr(),
-        token_index: tokens.index.ptr(),
-        state: state.rows.ptr(),
-        pooled: pooled.ptr_mut(),
-        entries: entries.ptr_mut(),
-        params: CompressParams {
-            capacity: closing.capacity,
-            ring: state.ring,
-            slots: state.slots,
-            tokens: tokens.count,
-        },
-    };
-    // SAFETY: as `compress`.
-    unsafe { stream.launch((), &operation) }
-}
-
-/// A step's tokens, on their way into a compressor's state.
+/// A step's tokens, on their way into a CSA compressor's state.
 pub struct StateUpdate<'a, B: Backend> {
     /// The step's tokens.
     pub tokens: &'a StepTokens<B>,
@@ -296,21 +219,21 @@ pub struct StateUpdate<'a, B: Backend> {
     pub state: &'a StateRing<B>,
 }
 
-/// Queues `write_state_*`: the step's tokens into the ring of compressor `which`.
+/// Queues `write_state_*`: the step's tokens into the rings of compressor `which`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a state ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter
-/// than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn write_state<B: Backend>(
     stream: &Stream<B>,
-    which: CompressorKind,
+    which: CsaCompressor,
     update: &StateUpdate<'_, B>,
 ) -> Result<(), DeviceError> {
     let StateUpdate { tokens, projections, ape, state } = *update;
     if tokens.count == 0 {
         return Ok(());
     }
-    state.check(which)?;
+    state.check(which.into())?;
     let operation = WriteState {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),

@@ -1,19 +1,17 @@
-//! One-token decode: a layer's whole update in one launch.
+//! Decode, drafts included: a layer's whole update in one launch.
 
 use kernels_gpu::params::DecodeParams;
 use kv_layout::geometry::{CSA_RATIO, CompressorKind, HCA_RATIO};
 
 use super::flush::IndexKeys;
 use super::gather::{BlockTable, Entries};
-use super::{
-    CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, SwaRing, check_length,
-};
+use super::{CompressorWeights, StateRing, StepProjections, StepTokens, SwaRing, check_argument, check_length};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{DecodeCsa, DecodeHca};
 
 /// What every layer's decode step takes: the step, the window, the block table and the entries.
 pub struct DecodeStep<'a, B: Backend> {
-    /// The step's tokens, one a request.
+    /// The step's tokens, of each request as many as its rings let it lose again.
     pub tokens: &'a StepTokens<B>,
     /// `[tokens]` row of the window each token goes to; -1 = none.
     pub ring_row: &'a View<B, i32>,
@@ -79,16 +77,15 @@ pub struct HcaDecode<'a, B: Backend> {
     pub step: &'a DecodeStep<'a, B>,
     /// The compressor of the entries.
     pub main: &'a DecodeCompressor<'a, B>,
-    /// Exchange between the blocks of a window.
-    pub scratch: &'a HcaScratch<B>,
 }
 
-/// Queues `decode_csa_*`. A request with more than one token in the step is refused on the device
-/// and counted in `faults`.
+/// Queues `decode_csa_*`. A request may have as many tokens in the step as its state rings let it lose again
+/// ([`csa_step_tokens`](kv_layout::geometry::csa_step_tokens)); those of one with more are refused on the
+/// device and counted in `faults`.
 ///
 /// # Errors
-/// [`DeviceError::Length`] for a state ring shorter than a window; [`DeviceError::TooShort`] for a buffer shorter
-/// than its shape; as [`Stream::launch`].
+/// [`DeviceError::Length`] for a ring that has not even the rows of a step of one token;
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn decode_csa<B: Backend>(
     stream: &Stream<B>,
     decode: &CsaDecode<'_, B>,
@@ -101,7 +98,8 @@ pub fn decode_csa<B: Backend>(
     let params = step.check(CSA_RATIO, &main.state)?;
     main.state.check(CompressorKind::CsaMain)?;
     check_length("indexer state", index.state.slots.into(), params.slots.into())?;
-    check_length("indexer ring", index.state.ring.into(), params.state_ring.into())?;
+    // Both are addressed by the same number.
+    check_argument("rows of the indexer's ring", index.state.ring, params.state_ring, params.state_ring)?;
     let operation = DecodeCsa {
         window_kv: step.window_kv.ptr(),
         main_kv: main.projections.kv.ptr(),
@@ -116,6 +114,7 @@ pub fn decode_csa<B: Backend>(
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         token_index: tokens.index.ptr(),
+        token_remaining: tokens.remaining.ptr(),
         token_ring_row: step.ring_row.ptr(),
         table: step.table.table.ptr(),
         ring_data: step.window.data.ptr_mut(),
@@ -135,18 +134,16 @@ pub fn decode_csa<B: Backend>(
     unsafe { stream.launch(variant, &operation) }
 }
 
-/// Queues `decode_hca_*`; see [`decode_csa`].
-///
-/// `scratch` needs a place for every token, padded ones too: only the device knows which are. A step
-/// of one token a request never has more tokens than the cache has requests, for which there is room.
+/// Queues `decode_hca_*`; see [`decode_csa`], and
+/// [`hca_step_tokens`](kv_layout::geometry::hca_step_tokens).
 ///
 /// # Errors
-/// As [`decode_csa`]; [`DeviceError::ForeignStream`] unless the scratch was made for `stream`.
+/// As [`decode_csa`].
 pub fn decode_hca<B: Backend>(
     stream: &Stream<B>,
     decode: &HcaDecode<'_, B>,
 ) -> Result<(), DeviceError> {
-    let HcaDecode { step, main, scratch } = *decode;
+    let HcaDecode { step, main } = *decode;
     let tokens = step.tokens;
     if tokens.count == 0 {
         return Ok(());
@@ -164,9 +161,9 @@ pub fn decode_hca<B: Backend>(
         token_position: tokens.position.ptr(),
         token_slot: tokens.slot.ptr(),
         token_index: tokens.index.ptr(),
+        token_remaining: tokens.remaining.ptr(),
         token_ring_row: step.ring_row.ptr(),
         table: step.table.table.ptr(),
-        pooled: pooled.ptr_mut(),
         ring_data: step.window.data.ptr_mut(),
         ring_scale: step.window.scale.ptr_mut(),
         state: main.state.rows.ptr_mut(),

@@ -1,13 +1,13 @@
-//! Flush: entries and indexer keys into the paged planes.
+//! Flush: CSA entries and indexer keys into the paged planes.
 
 use kernels_gpu::params::FlushParams;
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO};
+use kv_layout::geometry::CSA_RATIO;
 use kv_layout::index_row::IndexFormat;
 
 use super::gather::{BlockTable, Entries};
 use super::{StepTokens, WorkList};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
-use kernels_gpu::launch::{FlushCsa, FlushHca};
+use kernels_gpu::launch::FlushCsa;
 
 /// The indexer keys of one CSA layer.
 pub struct IndexKeys<'a, B: Backend> {
@@ -60,7 +60,7 @@ pub fn flush_csa<B: Backend>(
 ) -> Result<(), DeviceError> {
     let Flush { tokens, closing, entries, table, to, faults } = *flush;
     let KeyFlush { keys, to: index } = *keys;
-    let params = flush.params(CSA_RATIO)?;
+    to.check_ratio(CSA_RATIO)?;
     let operation = FlushCsa {
         entries: entries.ptr(),
         keys: keys.ptr(),
@@ -73,47 +73,17 @@ pub fn flush_csa<B: Backend>(
         index_code: index.code.ptr_mut(),
         index_scale: index.scale.ptr_mut(),
         faults: faults.ptr_mut(),
-        params: FlushParams { rotate: index.rotate.into(), ..params },
+        params: FlushParams {
+            capacity: closing.capacity,
+            slots: table.slots,
+            max_blocks: table.max_blocks,
+            num_blocks: to.num_blocks,
+            rotate: index.rotate.into(),
+            tokens: tokens.count,
+        },
     };
     let variant = (to.format, index.format);
     // SAFETY: the launch checks every buffer; the kernel refuses
     // slots outside the table and blocks outside the planes.
     unsafe { stream.launch(variant, &operation) }
-}
-
-/// Queues `flush_hca_*`: the entries of the listed windows.
-///
-/// # Errors
-/// As [`flush_csa`].
-pub fn flush_hca<B: Backend>(stream: &Stream<B>, flush: &Flush<'_, B>) -> Result<(), DeviceError> {
-    let Flush { tokens, closing, entries, table, to, faults } = *flush;
-    let operation = FlushHca {
-        entries: entries.ptr(),
-        closing: closing.records.ptr(),
-        token_position: tokens.position.ptr(),
-        token_slot: tokens.slot.ptr(),
-        table: table.table.ptr(),
-        entry_data: to.data.ptr_mut(),
-        entry_scale: to.scale.ptr_mut(),
-        faults: faults.ptr_mut(),
-        params: flush.params(HCA_RATIO)?,
-    };
-    // SAFETY: as `flush_csa`.
-    unsafe { stream.launch(to.format, &operation) }
-}
-
-impl<B: Backend> Flush<'_, B> {
-    /// The scalars of both flushes, of entries of `ratio` tokens.
-    fn params(&self, ratio: u32) -> Result<FlushParams, DeviceError> {
-        let Self { tokens, closing, table, to, .. } = *self;
-        to.check_ratio(ratio)?;
-        Ok(FlushParams {
-            capacity: closing.capacity,
-            slots: table.slots,
-            max_blocks: table.max_blocks,
-            num_blocks: to.num_blocks,
-            rotate: 0,
-            tokens: tokens.count,
-        })
-    }
 }

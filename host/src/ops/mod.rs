@@ -6,6 +6,7 @@ mod compress;
 mod decode;
 mod flush;
 mod gather;
+mod hca;
 mod index_list;
 mod indexer;
 mod poison;
@@ -15,15 +16,16 @@ mod state;
 mod swa;
 
 pub use compress::{
-    Compression, CompressorWeights, HcaScratch, StateRing, StateUpdate, StepProjections,
-    StepTokens, TableUpdate, WorkList, WorkLists, compress, compress_hca, list_closing_tokens,
-    plan_capacity, update_table, write_state,
+    Compression, CompressorWeights, StateRing, StateUpdate, StepProjections, StepTokens,
+    TableUpdate, WorkList, WorkLists, compress, list_closing_tokens, plan_capacity, update_table,
+    write_state,
 };
 pub use decode::{CsaDecode, DecodeCompressor, DecodeStep, HcaDecode, decode_csa, decode_hca};
-pub use flush::{Flush, IndexKeys, KeyFlush, flush_csa, flush_hca};
+pub use flush::{Flush, IndexKeys, KeyFlush, flush_csa};
 pub use gather::{
     BlockTable, Entries, EntryCounts, EntryGather, gather_all, gather_kv, valid_lens,
 };
+pub use hca::{HcaCompression, HcaFlush, compress_hca, flush_hca, run_capacity};
 pub use index_list::{ScoreSelection, index_score_topk, one_launch_is_faster};
 pub use indexer::{
     EntrySelection, IndexQueries, KeyScores, PROJECTION_STEP, Projection, QueryQuantisation,
@@ -32,7 +34,7 @@ pub use indexer::{
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
 pub use query_product::{QueryProduct, nvfp4_index_query};
-pub use state::{StateMove, StateSlot, StateSource, reset_state, rotate_state};
+pub use state::{StateMove, StatePart, StateSlot, StateSource, reset_state, rotate_state};
 pub use swa::{GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, gather_swa};
 
 use crate::device::DeviceError;

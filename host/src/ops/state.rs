@@ -1,6 +1,7 @@
 //! Whole state rows: copied into another slot (fork, resume, import), or overwritten with one word.
 
 use kernels_gpu::params::{ResetStateParams, RotateStateParams};
+use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_previous_rows, csa_state_rows};
 
 use super::{StateRing, check_length};
 use crate::device::{Backend, DeviceError, Stream, View};
@@ -11,16 +12,50 @@ use kernels_gpu::launch::{ResetState, RotateState};
 pub enum StateSource<'a, B: Backend> {
     /// Another slot of the same ring.
     Slot(SlotId),
-    /// `[rows, 2 * columns]` f32, in order of position.
+    /// `[rows, row]` f32, in order of position.
     Image(&'a View<B, f32>),
+}
+
+/// One of the rings of a compressor's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatePart {
+    /// What a CSA token's own window pools.
+    Own(CsaCompressor),
+    /// What the window after a CSA token's own pools.
+    Previous(CsaCompressor),
+    /// The running sums of an HCA layer.
+    Sums,
+}
+
+/// Where a ring is in a slot.
+struct Place {
+    ring: u32,
+    slot_rows: u32,
+    first_row: u32,
+    row_words: u32,
+}
+
+impl StatePart {
+    /// Its place in a state whose `StateRing::ring` is `ring`.
+    fn place(self, ring: u32) -> Place {
+        let (first_row, rows) = match self {
+            Self::Own(_) | Self::Sums => (0, ring),
+            Self::Previous(_) => (ring, csa_previous_rows(ring)),
+        };
+        let (which, slot_rows) = match self {
+            Self::Own(which) | Self::Previous(which) => (which.into(), csa_state_rows(ring)),
+            Self::Sums => (CompressorKind::Hca, ring),
+        };
+        Place { ring: rows, slot_rows, first_row, row_words: which.row_floats() }
+    }
 }
 
 /// The state of one request's compressor.
 pub struct StateSlot<'a, B: Backend> {
-    /// The ring of all slots.
+    /// The state of all slots.
     pub state: &'a StateRing<B>,
-    /// Columns of the compressor: 1024, 256 or 512.
-    pub columns: u32,
+    /// Which of its rings.
+    pub part: StatePart,
     /// The request's slot.
     pub slot: SlotId,
 }
@@ -46,16 +81,17 @@ pub fn rotate_state<B: Backend>(
     to: &StateSlot<'_, B>,
     moved: &StateMove<'_, B>,
 ) -> Result<(), DeviceError> {
-    let StateSlot { state, columns, slot: to } = *to;
+    let StateSlot { state, part, slot: to } = *to;
     let StateMove { ref from, position, rows } = *moved;
     if rows == 0 {
         return Ok(());
     }
-    let row_words = check_state(state, columns, to)?;
-    check_length("rows of the ring", state.ring.into(), rows.into())?;
+    let Place { ring, slot_rows, first_row, row_words } = part.place(state.ring);
+    check_slot(state, to)?;
+    check_length("rows of the ring", ring.into(), rows.into())?;
     let (from, image) = match *from {
         StateSource::Slot(slot) => {
-            check_state(state, columns, slot)?;
+            check_slot(state, slot)?;
             // The image is not read: none of the ring, which is written.
             (slot.0, state.rows.view().slice(0, 0).expect("every buffer has no elements"))
         }
@@ -64,7 +100,16 @@ pub fn rotate_state<B: Backend>(
     let operation = RotateState {
         image: image.cast()?.ptr(),
         state: state.rows.cast()?.ptr_mut(),
-        params: RotateStateParams { rows, position, from, to: to.0, ring: state.ring, row_words },
+        params: RotateStateParams {
+            rows,
+            position,
+            from,
+            to: to.0,
+            ring,
+            slot_rows,
+            first_row,
+            row_words,
+        },
     };
     // SAFETY: the launch checks image and ring, both slots exist,
     // and at most a ring of consecutive positions have rows of their own. From a slot the image is
@@ -72,8 +117,8 @@ pub fn rotate_state<B: Backend>(
     unsafe { stream.launch((), &operation) }
 }
 
-/// Queues `hca_reset_state`, which serves every compressor: all rows of a slot become `word`, a NaN
-/// pattern to poison them or 0 to clear them.
+/// Queues `hca_reset_state`, which serves every compressor: all rows of a slot, of all its rings, become `word`,
+/// a NaN pattern to poison them or 0 to clear them.
 ///
 /// # Errors
 /// [`DeviceError::Length`] for a slot that does not exist; [`DeviceError::TooShort`] for a buffer shorter than its
@@ -83,24 +128,18 @@ pub fn reset_state<B: Backend>(
     of: &StateSlot<'_, B>,
     word: u32,
 ) -> Result<(), DeviceError> {
-    let StateSlot { state, columns, slot } = *of;
-    let row_words = check_state(state, columns, slot)?;
+    let StateSlot { state, part, slot } = *of;
+    let Place { slot_rows, row_words, .. } = part.place(state.ring);
+    check_slot(state, slot)?;
     let operation = ResetState {
         state: state.rows.cast()?.ptr_mut(),
-        params: ResetStateParams { slot: slot.0, ring: state.ring, row_words, word },
+        params: ResetStateParams { slot: slot.0, slot_rows, row_words, word },
     };
-    // SAFETY: the launch checks the ring.
+    // SAFETY: the launch checks the rows.
     unsafe { stream.launch((), &operation) }
 }
 
-/// Checks a ring of rows of `columns` keys and as many scores, and a slot of it; the words of a row.
-fn check_state<B: Backend>(
-    state: &StateRing<B>,
-    columns: u32,
-    slot: SlotId,
-) -> Result<u32, DeviceError> {
-    check_length("columns", columns.into(), 4)?;
-    let row_words = columns.checked_next_multiple_of(4).unwrap_or(u32::MAX).saturating_mul(2);
-    check_length("state slots", state.slots.into(), u64::from(slot.0) + 1)?;
-    Ok(row_words)
+/// Refuses a slot that the state does not have.
+fn check_slot<B: Backend>(state: &StateRing<B>, slot: SlotId) -> Result<(), DeviceError> {
+    check_length("state slots", state.slots.into(), u64::from(slot.0) + 1)
 }

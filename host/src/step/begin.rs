@@ -74,7 +74,11 @@ impl<'a, B: Backend> Group<'a, B> {
         let mut ledger = core.ledger();
         memory.reject_leaked_step(&mut ledger, group);
         let plan = stage(core, memory, group, stream, bucket.as_ref(), requests, &mut ledger)?;
-        let shape = bucket.map_or(StepShape::of_plan(plan), |bucket| StepShape::of_bucket(&bucket));
+        let config = &core.config;
+        let shape = match &bucket {
+            None => StepShape::of_plan(plan, config),
+            Some(bucket) => StepShape::of_bucket(bucket, config),
+        };
         memory.build_work_lists(stream, shape)?;
         memory.update_block_table(stream, core, plan)?;
         // Nothing can fail from here on.
@@ -112,7 +116,7 @@ impl<B: Backend> StepMemory<B> {
         let lists = WorkLists {
             tokens: &step_tokens(|which| self.section(which), shape.tokens),
             csa: &compressed.csa_closing(shape),
-            hca: &compressed.hca_closing(shape),
+            hca: &compressed.hca_runs(shape),
         };
         Ok(ops::list_closing_tokens(stream, &lists)?)
     }

@@ -1,6 +1,6 @@
 //! The update of a CSA layer.
 
-use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor};
+use kv_layout::geometry::{CSA_RATIO, CsaCompressor};
 
 use super::layer::{CompressorInputs, CompressorShape, Csa, Layer, UpdatedLayer};
 use super::shape::StepShape;
@@ -25,7 +25,8 @@ pub struct CsaInputs<'i, B: Backend> {
 impl<'s, B: Backend> Layer<'s, B, Csa> {
     /// Queues the layer's update: entries and indexer keys of the windows that the step closes are
     /// pooled, normed, rotated, quantised and stored; then the step's tokens go to the state rings.
-    /// Where every request has one token, one launch does that and the append, with the same bytes.
+    /// Where no request has more than `max_draft` + 1 tokens, one launch does that and the append, with the
+    /// same bytes.
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, or a launch failed.
@@ -108,8 +109,8 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
     /// The step's tokens into both state rings.
     fn write_states(&mut self, inputs: &CsaInputs<'_, B>) -> Result<(), KvError> {
         for (which, pool, inputs) in [
-            (CompressorKind::CsaMain, PoolKind::MainState, &inputs.main),
-            (CompressorKind::CsaIndex, PoolKind::IndexState, &inputs.index),
+            (CsaCompressor::Main, PoolKind::MainState, &inputs.main),
+            (CsaCompressor::Index, PoolKind::IndexState, &inputs.index),
         ] {
             self.tracker.queued(self.access.write_state(which, pool, inputs))?;
         }

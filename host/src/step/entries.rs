@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_layout::geometry::CompressorKind;
+use kv_layout::geometry::CsaCompressor;
 
 use super::layer::{Access, CompressorInputs, Csa, Hca, UpdatedLayer};
 use crate::device::{Backend, Buffer, View, bf16};
@@ -67,7 +67,7 @@ impl<B: Backend> Access<'_, B> {
 
     pub(super) fn write_state(
         &self,
-        which: CompressorKind,
+        which: CsaCompressor,
         pool: PoolKind,
         inputs: &CompressorInputs<'_, B>,
     ) -> Result<(), KvError> {

@@ -1,13 +1,11 @@
 //! The update of an HCA layer.
 
-use kv_layout::geometry::{CompressorKind, HCA_RATIO};
-
 use super::layer::{CompressorInputs, CompressorShape, Hca, Layer, UpdatedLayer};
 use super::shape::StepShape;
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
-use crate::ops::{self, Compression, Flush, HcaDecode, WorkList, plan_capacity};
+use crate::ops::{self, HcaCompression, HcaDecode, HcaFlush, WorkList, run_capacity};
 use crate::pool_kind::PoolKind;
 use crate::step_memory::Compressed;
 use kernels_gpu::launch::{DecodeHca, FlushHca};
@@ -21,9 +19,9 @@ pub struct HcaInputs<'i, B: Backend> {
 }
 
 impl<'s, B: Backend> Layer<'s, B, Hca> {
-    /// Queues the layer's update: entries of the windows that the step closes are pooled, normed,
-    /// rotated, quantised and stored; then the step's tokens go to the state ring. Where every request
-    /// has one token, one launch does that and the append, with the same bytes.
+    /// Queues the layer's update: the step's tokens are folded into the running sums; entries of the
+    /// windows that close are normed, rotated, quantised and stored. Where no request has more than
+    /// `max_draft` + 1 tokens, one launch does that and the append, with the same bytes.
     ///
     /// # Errors
     /// [`KvError::LayerRepeated`]; [`KvError::Device`] if a tensor is too short, or a launch failed.
@@ -39,9 +37,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
             self.tracker.reached(LayerProgress::Finished);
         } else {
             self.compress(inputs)?;
-            self.flush()?;
-            let (which, pool) = (CompressorKind::Hca, PoolKind::MainState);
-            self.tracker.queued(self.access.write_state(which, pool, &inputs.main))?;
+            self.flush(inputs)?;
             self.tracker.reached(LayerProgress::Updated);
         }
         Ok(self.updated(inputs.kv))
@@ -54,36 +50,36 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
         let parts = access.decode_parts();
         let step = access.decode_step(&parts, inputs.kv, &faults)?;
         let main = access.decode_compressor(PoolKind::MainState, &inputs.main)?;
-        let scratch = &access.compressed().hca_scratch;
-        let decode = HcaDecode { step: &step, main: &main, scratch };
+        let decode = HcaDecode { step: &step, main: &main };
         self.tracker.queued(ops::decode_hca(access.stream, &decode))
     }
 
-    /// Entries of the windows that close, into scratch memory.
-    fn compress(&self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
+    /// The step's tokens into the running sums; what windows pooled that close, into scratch memory.
+    fn compress(&mut self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
-        let (tokens, scratch) = (access.step_tokens(), access.compressed());
-        let state = access.pools.state(PoolKind::MainState, &access.core.config)?;
-        let windows = Compression {
-            tokens: &tokens,
+        let scratch = access.compressed();
+        let windows = HcaCompression {
+            tokens: &access.step_tokens(),
             projections: &inputs.main.projections(),
-            weights: &access.weights(&inputs.main),
-            state: &state,
-            closing: &scratch.hca_closing(access.shape),
-            entries: &scratch.entries,
+            ape: inputs.main.ape,
+            state: &access.pools.state(PoolKind::MainState, &access.core.config)?,
+            runs: &scratch.hca_runs(access.shape),
+            pooled: &scratch.hca_pooled,
         };
-        Ok(ops::compress_hca(access.stream, &scratch.hca_scratch, &windows)?)
+        self.tracker.queued(ops::compress_hca(access.stream, &windows))
     }
 
     /// Entries into their blocks.
-    fn flush(&mut self) -> Result<(), KvError> {
+    fn flush(&mut self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let scratch = access.compressed();
         let to = access.pools.entries(&access.core.config)?;
-        let flush = Flush {
+        let flush = HcaFlush {
             tokens: &access.step_tokens(),
-            closing: &scratch.hca_closing(access.shape),
-            entries: &scratch.entries,
+            runs: &scratch.hca_runs(access.shape),
+            pooled: &scratch.hca_pooled,
+            norm: inputs.main.norm,
+            frequencies: &access.core.memory.frequencies,
             table: &access.core.memory.table(),
             to: &to,
             faults: &access.fault_word::<FlushHca>(to.format),
@@ -93,9 +89,9 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
 }
 
 impl<B: Backend> Compressed<B> {
-    /// The tokens of the step that close an HCA window.
-    pub(super) fn hca_closing(&self, shape: StepShape) -> WorkList<'_, B> {
-        let capacity = plan_capacity(shape.tokens, shape.requests, HCA_RATIO);
-        WorkList { records: &self.hca_closing, capacity }
+    /// The tokens of the step that end an HCA run.
+    pub(super) fn hca_runs(&self, shape: StepShape) -> WorkList<'_, B> {
+        let capacity = run_capacity(shape.tokens, shape.requests);
+        WorkList { records: &self.hca_runs, capacity }
     }
 }

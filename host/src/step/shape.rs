@@ -1,6 +1,7 @@
 //! What launches of a step look like, with padding.
 
 use crate::bucket::Bucket;
+use crate::config::CacheConfig;
 use crate::ledger::StepPlan;
 
 /// What launches of a step look like, with padding.
@@ -12,21 +13,26 @@ pub(crate) struct StepShape {
     pub tokens_per_request: u32,
     /// Most requests.
     pub requests: u32,
+    /// Tokens that a request may write and lose again: `max_draft` + 1.
+    pub rollback: u32,
 }
 
 impl StepShape {
-    pub fn of_bucket(bucket: &Bucket) -> Self {
+    pub fn of_bucket(bucket: &Bucket, config: &CacheConfig) -> Self {
         let Bucket { tokens, tokens_per_request, requests, .. } = *bucket;
-        Self { tokens, tokens_per_request, requests }
+        let rollback = config.step_tokens_with_rollback();
+        Self { tokens, tokens_per_request, requests, rollback }
     }
 
-    pub fn of_plan(plan: StepPlan) -> Self {
+    pub fn of_plan(plan: StepPlan, config: &CacheConfig) -> Self {
         let StepPlan { tokens, tokens_per_request, requests, .. } = plan;
-        Self { tokens, tokens_per_request, requests }
+        let rollback = config.step_tokens_with_rollback();
+        Self { tokens, tokens_per_request, requests, rollback }
     }
 
-    /// Whether a layer's update and append are one launch, without a work list.
+    /// Whether a layer's update and append are one launch, without a work list: no request has so many
+    /// tokens that it writes a ring row which the step reads.
     pub fn is_fused(&self) -> bool {
-        self.tokens_per_request <= 1
+        self.tokens_per_request <= self.rollback
     }
 }

@@ -239,15 +239,47 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
                 self.store(at, channel, halves, bias);
                 return;
             }
+            let plane_row = entry_row(table, at, CSA_RATIO, params);
             let closing = Closing { token: row, position, index: token.index, slot };
-            let row = entry_row(table, at, CSA_RATIO, params);
-            let last = (halves[1].0, Scores::of_gate(halves[1].1, bias[1]));
-            let window = self.windows.load(closing, channel, last);
-            // No load goes below it: all of the above are on their way while the angles are computed.
-            warp::sync_warp();
-            let rotation = finish.rotation(position + 1 - CSA_RATIO);
+            let (window, rotation) = self.close(closing, channel, finish, (halves, bias));
+            product.make(window, finish, rotation, plane_row);
+        }
+    }
+
+    /// Loads the window that a token closes, and writes the token's own halves to the state.
+    ///
+    /// # Safety
+    /// As [`Self::update`].
+    #[inline(always)]
+    unsafe fn close(
+        self,
+        closing: Closing,
+        channel: u32,
+        finish: Finish,
+        (halves, bias): (Halves, [Quad; 2]),
+    ) -> (Window, [(f32, f32); 2]) {
+        let at = (closing.position, closing.slot);
+        let position = closing.position + 1 - CSA_RATIO;
+        let last = (halves[1].0, Scores::of_gate(halves[1].1, bias[1]));
+        // SAFETY: by this function's own contract.
+        unsafe {
+            if closing.index == 0 {
+                // All older tokens are in the rings, where scores have their bias.
+                let closing = Closing { index: 0, ..closing };
+                let window = self.windows.load(closing, channel, last);
+                // No load goes below it: all of the above are on their way while the angles are computed.
+                warp::sync_warp();
+                let rotation = finish.rotation(position);
+                self.store(at, channel, halves, bias);
+                return (window, rotation);
+            }
+            // First, so that registers of the token's halves are free for biases.
             self.store(at, channel, halves, bias);
-            product.make(window, finish, rotation, row);
+            let rotation = finish.rotation(position);
+            let window = self.windows.load(closing, channel, last);
+            let mut window = window.map(|(key, score)| (key, Scores::stored(score.value())));
+            window[7] = last;
+            (window, rotation)
         }
     }
 }
