@@ -53,15 +53,62 @@ impl<const COLUMNS: u32> Windows<COLUMNS> {
     #[inline(always)]
     #[must_use]
     pub unsafe fn load(self, closing: Closing, channel: u32, last: (Quad, Scores)) -> Window {
-        let first = closing.position + 1 < 2 * CSA_RATIO;
-        let behind = |half| Behind::new(self.rows, closing.slot, closing.position, half);
-        let (own, previous) = (behind(Half::Own), behind(Half::Previous));
         // SAFETY: by this function's own contract.
-        let own = |back| unsafe { self.token(closing, own, Half::Own, back, channel) };
-        // SAFETY: as above.
-        let token = |back| unsafe { self.token(closing, previous, Half::Previous, back, channel) };
-        let previous = |back| if first { NO_TOKEN } else { token(back) };
-        [previous(7), previous(6), previous(5), previous(4), own(3), own(2), own(1), last]
+        let (previous, own) = unsafe { (self.previous(closing, channel), self.own(closing, channel)) };
+        let ([a, b, c, d], [e, f, g]) = (previous, own);
+        [a, b, c, d, e, f, g, last]
+    }
+
+    /// [`Self::load`] in two parts, with the bias added to the scores of each before the next is loaded: for
+    /// kernels that have no registers for all biases.
+    ///
+    /// # Safety
+    /// As [`Self::load`]; all lanes of the warp call it together.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn load_in_parts(
+        self,
+        closing: Closing,
+        channel: u32,
+        last: (Quad, Scores),
+    ) -> Window {
+        let added = |(key, score): (Quad, Scores)| (key, Scores::stored(score.value()));
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let [a, b, c, d] = self.previous(closing, channel);
+            let (a, b, c, d) = (added(a), added(b), added(c), added(d));
+            // No load goes above it.
+            warp::sync_warp();
+            let [e, f, g] = self.own(closing, channel);
+            [a, b, c, d, added(e), added(f), added(g), added(last)]
+        }
+    }
+
+    /// The previous halves of the window before; the first window has no other before it.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    #[inline(always)]
+    unsafe fn previous(self, closing: Closing, channel: u32) -> [(Quad, Scores); 4] {
+        if closing.position + 1 < 2 * CSA_RATIO {
+            return [NO_TOKEN; 4];
+        }
+        let behind = Behind::new(self.rows, closing.slot, closing.position, Half::Previous);
+        // SAFETY: by this function's own contract.
+        let token = |back| unsafe { self.token(closing, behind, Half::Previous, back, channel) };
+        [token(7), token(6), token(5), token(4)]
+    }
+
+    /// The own halves of the window's older tokens.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    #[inline(always)]
+    unsafe fn own(self, closing: Closing, channel: u32) -> [(Quad, Scores); 3] {
+        let behind = Behind::new(self.rows, closing.slot, closing.position, Half::Own);
+        // SAFETY: by this function's own contract.
+        let token = |back| unsafe { self.token(closing, behind, Half::Own, back, channel) };
+        [token(3), token(2), token(1)]
     }
 
     /// Key and scores of four channels of a half of the token `back` positions before the closing one.

@@ -263,22 +263,23 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
         let last = (halves[1].0, Scores::of_gate(halves[1].1, bias[1]));
         // SAFETY: by this function's own contract.
         unsafe {
-            if closing.index == 0 {
+            let has_drafts = closing.index > 0;
+            let window = if has_drafts {
+                // Stored first, so that registers of the token's halves are free for biases.
+                self.store(at, channel, halves, bias);
+                self.windows.load_in_parts(closing, channel, last)
+            } else {
                 // All older tokens are in the rings, where scores have their bias.
                 let closing = Closing { index: 0, ..closing };
                 let window = self.windows.load(closing, channel, last);
                 // No load goes below it: all of the above are on their way while the angles are computed.
                 warp::sync_warp();
-                let rotation = finish.rotation(position);
-                self.store(at, channel, halves, bias);
-                return (window, rotation);
-            }
-            // First, so that registers of the token's halves are free for biases.
-            self.store(at, channel, halves, bias);
+                window
+            };
             let rotation = finish.rotation(position);
-            let window = self.windows.load(closing, channel, last);
-            let mut window = window.map(|(key, score)| (key, Scores::stored(score.value())));
-            window[7] = last;
+            if !has_drafts {
+                self.store(at, channel, halves, bias);
+            }
             (window, rotation)
         }
     }
