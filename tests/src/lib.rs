@@ -9,6 +9,7 @@
 //! | [`failing`] | a device that fails on demand |
 //! | [`fuzz`] | what fuzzers do with bytes |
 //! | [`golden`] | vectors that other software made |
+//! | [`hca`] | HCA entries and running sums in the operations of the kernels |
 //! | [`inputs`] | rows of numbers, and copies to and from a device |
 //! | [`lazy`] | a device that does nothing before it must |
 //! | [`model`] | one compressor, fed with a history by single operations |
@@ -24,6 +25,7 @@ pub mod failing;
 pub mod fed;
 pub mod fuzz;
 pub mod golden;
+pub mod hca;
 pub mod inputs;
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
 pub mod lazy;

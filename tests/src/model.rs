@@ -3,18 +3,19 @@
 
 use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
-use dsv4_kv::ops::{
-    self, CompressorWeights, HcaScratch, StateRing, StepProjections, StepTokens, WorkList,
-};
+use dsv4_kv::ops::{self, CompressorWeights, StateRing, StepProjections, StepTokens, WorkList};
 use dsv4_kv::step_meta::{self, Chunk, Section, StepLayout};
 use dsv4_kv_oracle::compressor::{Compressor, Shape};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::rope::Table;
-use kv_layout::geometry::{CompressorKind, CsaCompressor};
+use kv_layout::geometry::{
+    CompressorKind, CsaCompressor, csa_own_rows, csa_state_rows, hca_state_rows,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::golden;
+use crate::hca;
 use crate::inputs::{download, download_bits, upload};
 
 /// Its shape in the oracle.
@@ -99,7 +100,7 @@ impl History {
 /// A step on the device with its work lists.
 pub struct Step<B: Backend> {
     sections: [Buffer<B, i32>; 4],
-    /// The work lists of ratio 4 and 128.
+    /// The work lists: tokens that close a CSA window, and ends of HCA runs.
     pub plans: [Buffer<B, i32>; 2],
     /// Tokens, padding included.
     pub count: u32,
@@ -119,10 +120,10 @@ impl<B: Backend> Step<B> {
         let sections = [Section::Position, Section::Slot, Section::Index, Section::Remaining]
             .map(|name| upload(stream, section(name)));
         let count = tokens + padding;
-        let plans = [4, 128].map(|ratio| {
-            let capacity = ops::plan_capacity(count, chunks.len() as u32, ratio);
-            upload(stream, &vec![77; capacity as usize])
-        });
+        let requests = chunks.len() as u32;
+        let capacities =
+            [ops::plan_capacity(count, requests, 4), ops::run_capacity(count, requests)];
+        let plans = capacities.map(|capacity| upload(stream, &vec![77; capacity as usize]));
         let step = Self { sections, plans, count };
         let [csa, hca] = [0, 1].map(|list| step.plan(list));
         ops::list_closing_tokens(
@@ -140,7 +141,7 @@ impl<B: Backend> Step<B> {
         StepTokens { position, slot, index, remaining, count: self.count }
     }
 
-    /// The work list of ratio 4 (0) or 128 (1).
+    /// The work list of CSA (0) or HCA (1).
     #[must_use]
     pub fn plan(&self, list: usize) -> WorkList<'_, B> {
         let records = &self.plans[list];
@@ -168,9 +169,13 @@ impl<B: Backend> OnDevice<B> {
     /// If the device refuses.
     pub fn new(device: &Device<B>, history: &History, slots: u32, ring: u32) -> Self {
         let stream = device.stream().unwrap();
-        let columns = 2 * shape(history.stream).columns() as u64;
         let frequencies = upload(&stream, &Table::Compress.frequencies());
-        let state = device.allocate("state", u64::from(slots * ring) * columns).unwrap();
+        let rows = match history.stream {
+            CompressorKind::Hca => ring,
+            _ => csa_state_rows(ring),
+        };
+        let elements = u64::from(slots * rows) * u64::from(history.stream.row_floats());
+        let state = device.allocate("state", elements).unwrap();
         // NaN wherever nobody wrote: a stale or absent row cannot go unnoticed.
         stream.fill(&state, 0xFF).unwrap();
         Self {
@@ -185,67 +190,73 @@ impl<B: Backend> OnDevice<B> {
         }
     }
 
-    /// Compresses the windows that the step closes, then writes its tokens to the ring; the entries
-    /// in the order of the work list.
+    /// Brings the step's tokens into the state; the entries of the windows that it closes, in the order of
+    /// the tokens.
     pub fn run(&self, step: &Step<B>, kv: &[f32], gate: &[f32]) -> Vec<Vec<u16>> {
-        let Self { stream, ring, slots, .. } = self;
-        let (kv, gate) = (upload(stream, kv), upload(stream, gate));
+        let (kv, gate) = (upload(&self.stream, kv), upload(&self.stream, gate));
         let projections = StepProjections { kv: &kv, gate: &gate };
-        let weights =
-            CompressorWeights { ape: &self.ape, norm: &self.norm, frequencies: &self.frequencies };
-        let state = StateRing { rows: self.state.clone(), ring: *ring, slots: *slots };
-        let plan = step.plan(usize::from(self.which == CompressorKind::Hca));
-        let channels = shape(self.which).channels;
-        let capacity = u64::from(plan.capacity);
-        let entries =
-            stream.device().allocate::<bf16>("entries", capacity * channels as u64).unwrap();
-        let tokens = step.tokens();
-        if let Some(csa) = match self.which {
-            CompressorKind::CsaMain => Some(CsaCompressor::Main),
-            CompressorKind::CsaIndex => Some(CsaCompressor::Index),
-            CompressorKind::Hca => None,
-        } {
-            ops::compress(
-                stream,
-                csa,
-                &ops::Compression {
-                    tokens: &tokens,
-                    projections: &projections,
-                    weights: &weights,
-                    state: &state,
-                    closing: &plan,
-                    entries: &entries,
-                },
-            )
-            .unwrap();
-        } else {
-            let scratch = HcaScratch::new(stream, capacity).unwrap();
-            ops::compress_hca(
-                stream,
-                &scratch,
-                &ops::Compression {
-                    tokens: &tokens,
-                    projections: &projections,
-                    weights: &weights,
-                    state: &state,
-                    closing: &plan,
-                    entries: &entries,
-                },
-            )
-            .unwrap();
-            assert!(download(stream, scratch.pooled()).iter().all(|&word| word == u32::MAX));
+        match self.which {
+            CompressorKind::CsaMain => self.run_csa(CsaCompressor::Main, step, &projections),
+            CompressorKind::CsaIndex => self.run_csa(CsaCompressor::Index, step, &projections),
+            CompressorKind::Hca => self.run_hca(step, &projections),
         }
-        let (which, ape) = (self.which, &self.ape);
-        ops::write_state(
-            stream,
-            which,
-            &ops::StateUpdate { tokens: &tokens, projections: &projections, ape, state: &state },
-        )
-        .unwrap();
+    }
+
+    fn state(&self) -> StateRing<B> {
+        StateRing { rows: self.state.clone(), ring: self.ring, slots: self.slots }
+    }
+
+    fn run_csa(
+        &self,
+        csa: CsaCompressor,
+        step: &Step<B>,
+        projections: &StepProjections<'_, B>,
+    ) -> Vec<Vec<u16>> {
+        let Self { stream, ape, norm, frequencies, .. } = self;
+        let (plan, channels) = (step.plan(0), shape(self.which).channels);
+        let len = u64::from(plan.capacity) * channels as u64;
+        let entries = stream.device().allocate::<bf16>("entries", len).unwrap();
+        let (tokens, state) = (step.tokens(), self.state());
+        let windows = ops::Compression {
+            tokens: &tokens,
+            projections,
+            weights: &CompressorWeights { ape, norm, frequencies },
+            state: &state,
+            closing: &plan,
+            entries: &entries,
+        };
+        ops::compress(stream, csa, &windows).unwrap();
+        let update = ops::StateUpdate { tokens: &tokens, projections, ape, state: &state };
+        ops::write_state(stream, csa, &update).unwrap();
         let listed = download(stream, plan.records);
         let entries = download_bits(stream, &entries);
         let live = listed.iter().take_while(|&&token| token >= 0).count();
         entries.chunks_exact(channels).take(live).map(<[u16]>::to_vec).collect()
+    }
+
+    fn run_hca(&self, step: &Step<B>, projections: &StepProjections<'_, B>) -> Vec<Vec<u16>> {
+        let Self { stream, ape, norm, .. } = self;
+        let (runs, tokens) = (step.plan(1), step.tokens());
+        let len = u64::from(runs.capacity) * 512;
+        let pooled = stream.device().allocate::<f32>("pooled", len).unwrap();
+        let windows = ops::HcaCompression {
+            tokens: &tokens,
+            projections,
+            ape,
+            state: &self.state(),
+            runs: &runs,
+            pooled: &pooled,
+        };
+        ops::compress_hca(stream, &windows).unwrap();
+        let position = download(stream, &tokens.position);
+        let norm = download(stream, norm);
+        let pooled = download(stream, &pooled);
+        let listed = download(stream, runs.records).into_iter().take_while(|&token| token >= 0);
+        let closing = listed.zip(pooled.chunks_exact(512)).filter_map(|(token, pooled)| {
+            let next = position[token as usize] as usize + 1;
+            next.is_multiple_of(128).then(|| hca::finish(pooled, &norm, next / 128 - 1))
+        });
+        closing.collect()
     }
 
     /// Feeds one request's whole history in chunks of the given sizes; the entries in order.
@@ -268,9 +279,13 @@ impl<B: Backend> OnDevice<B> {
     }
 }
 
-/// Rows of the least ring, without speculation.
-pub fn window(stream: CompressorKind) -> u32 {
-    if stream == CompressorKind::Hca { 128 } else { 8 }
+/// `StateRing::ring` for steps of up to `step_tokens` tokens that may be rejected.
+#[must_use]
+pub fn ring(stream: CompressorKind, step_tokens: u32) -> u32 {
+    match stream {
+        CompressorKind::CsaMain | CompressorKind::CsaIndex => csa_own_rows(step_tokens),
+        CompressorKind::Hca => hca_state_rows(step_tokens),
+    }
 }
 
 /// `got` is the rounding of some vector within `tolerance * max|want|` of `want`.

@@ -12,7 +12,7 @@ use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{oracle, rows};
-use crate::model::{History, OnDevice, assert_rounds, shape, window};
+use crate::model::{History, OnDevice, assert_rounds, ring, shape};
 
 /// Most tokens of a step of [`config`].
 pub const STEP_TOKENS: u32 = 512;
@@ -131,7 +131,7 @@ impl Story {
 
 /// The entries of a history fed in one chunk to a compressor of its own.
 pub fn entries_alone<B: Backend>(device: &Device<B>, history: &History) -> Vec<Vec<u16>> {
-    let compressor = OnDevice::new(device, history, 1, window(history.stream));
+    let compressor = OnDevice::new(device, history, 1, ring(history.stream, 1));
     let entries = compressor.feed(history, [history.tokens()]);
     assert_eq!(entries.len(), history.tokens() / shape(history.stream).ratio);
     for (i, entry) in entries.iter().enumerate() {

@@ -1,12 +1,15 @@
 //! What requests of a stress test say, and what a cache must hold and gather of it.
 
 use dsv4_kv::device::EmuDevice;
+use dsv4_kv::state::RunningSums;
 use dsv4_kv::{CacheConfig, LayerId};
 use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
 
 use super::op::Name;
+use dsv4_kv_tests::hca::running_sums;
 use dsv4_kv_tests::inputs::oracle;
 use dsv4_kv_tests::stories::{Stored, Story};
+use kv_layout::geometry::CompressorKind;
 
 /// Stories that requests tell; a request tells the one of its name.
 const STORIES: u64 = 5;
@@ -21,6 +24,8 @@ pub struct LayerBytes {
     pub entries: Vec<Vec<u16>>,
     /// Entries and keys as they are stored.
     pub stored: Stored,
+    /// In an HCA layer the running sums after each number of tokens; empty in others.
+    sums: Vec<Option<RunningSums>>,
 }
 
 /// A story, and what each layer makes of it.
@@ -39,7 +44,10 @@ impl Told {
         let layers = stored.into_iter().zip(0..).map(|(stored, layer)| {
             let rows = story.window_rows(LayerId(layer));
             let rows: Vec<_> = rows.iter().map(|row| format.encode(row)).collect();
+            let histories = story.histories(LayerId(layer)).iter();
+            let hca = histories.filter(|history| history.stream == CompressorKind::Hca);
             LayerBytes {
+                sums: hca.flat_map(running_sums).collect(),
                 window: decoded(format, &rows),
                 entries: decoded(format, &stored.entries),
                 rows,
@@ -53,6 +61,12 @@ impl Told {
     #[must_use]
     pub fn layer(&self, layer: LayerId) -> &LayerBytes {
         &self.layers[layer.0 as usize]
+    }
+
+    /// The running sums of an HCA layer after `tokens` tokens, if a window is open.
+    #[must_use]
+    pub fn sums(&self, layer: LayerId, tokens: u32) -> Option<&RunningSums> {
+        self.layer(layer).sums.get(tokens as usize)?.as_ref()
     }
 }
 

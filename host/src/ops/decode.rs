@@ -5,7 +5,10 @@ use kv_layout::geometry::{CSA_RATIO, CompressorKind, HCA_RATIO};
 
 use super::flush::IndexKeys;
 use super::gather::{BlockTable, Entries};
-use super::{CompressorWeights, StateRing, StepProjections, StepTokens, SwaRing, check_argument, check_length};
+use super::{
+    CompressorWeights, StateRing, StepProjections, StepTokens, SwaRing, check_argument,
+    check_length,
+};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{DecodeCsa, DecodeHca};
 
@@ -99,7 +102,12 @@ pub fn decode_csa<B: Backend>(
     main.state.check(CompressorKind::CsaMain)?;
     check_length("indexer state", index.state.slots.into(), params.slots.into())?;
     // Both are addressed by the same number.
-    check_argument("rows of the indexer's ring", index.state.ring, params.state_ring, params.state_ring)?;
+    check_argument(
+        "rows of the indexer's ring",
+        index.state.ring,
+        params.state_ring,
+        params.state_ring,
+    )?;
     let operation = DecodeCsa {
         window_kv: step.window_kv.ptr(),
         main_kv: main.projections.kv.ptr(),

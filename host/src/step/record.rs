@@ -29,7 +29,8 @@ impl<B: Backend> Group<'_, B> {
         bucket.validate(&core.config)?;
         retained.extend(core.memory.memory().iter().chain(memory.memory()).cloned());
         let step_meta = memory.step_meta.buffer().ptr();
-        let whole = (StepShape::of_bucket(bucket, &core.config), StepPlan::default(), Some(*bucket));
+        let whole =
+            (StepShape::of_bucket(bucket, &core.config), StepPlan::default(), Some(*bucket));
         let mut layers = Layers::new(core, memory, *group, stream, whole);
         let graph = stream.capture(retained, || record(&mut layers))?;
         let progress = layers.all_progress().to_vec();

@@ -33,7 +33,9 @@ impl EntryMemory {
     #[must_use]
     pub unsafe fn new() -> Self {
         // SAFETY: by this function's own contract.
-        unsafe { Self { squares: Shared::at(0), words: Shared::at(Shared::<f32, MAIN_WARPS>::BYTES) } }
+        unsafe {
+            Self { squares: Shared::at(0), words: Shared::at(Shared::<f32, MAIN_WARPS>::BYTES) }
+        }
     }
 
     /// The sum of squares of a vector of which each thread has four channels, in a fixed order.

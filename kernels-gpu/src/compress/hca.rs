@@ -167,7 +167,9 @@ unsafe fn fold_run(args: CompressHca, run: Run, channel: u32) -> Sums {
     };
     let batch = |first: u32| {
         // SAFETY: by this function's own contract.
-        array_from_fn::<Loaded, BATCH>(|i| unsafe { Loaded::new(args, run, first + i as u32, channel) })
+        array_from_fn::<Loaded, BATCH>(|i| unsafe {
+            Loaded::new(args, run, first + i as u32, channel)
+        })
     };
     let mut next = batch(0);
     let mut sums = Sums::EMPTY;

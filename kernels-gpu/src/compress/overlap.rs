@@ -54,7 +54,8 @@ impl<const COLUMNS: u32> Windows<COLUMNS> {
     #[must_use]
     pub unsafe fn load(self, closing: Closing, channel: u32, last: (Quad, Scores)) -> Window {
         // SAFETY: by this function's own contract.
-        let (previous, own) = unsafe { (self.previous(closing, channel), self.own(closing, channel)) };
+        let (previous, own) =
+            unsafe { (self.previous(closing, channel), self.own(closing, channel)) };
         let ([a, b, c, d], [e, f, g]) = (previous, own);
         [a, b, c, d, e, f, g, last]
     }

@@ -171,10 +171,7 @@ impl<const COLUMNS: u32> Compressor<COLUMNS> {
         let projections = self.windows.projections;
         // SAFETY: by this function's own contract.
         unsafe {
-            [
-                projections.bias(position, channel),
-                projections.bias(position, channel + Self::HALF),
-            ]
+            [projections.bias(position, channel), projections.bias(position, channel + Self::HALF)]
         }
     }
 }

@@ -7,7 +7,9 @@ use simt::{grid, thread};
 
 use super::{Appended, Step, Token, entry_row};
 use crate::compress::hca::{COLUMNS, Run};
-use crate::compress::sums::{QuadSums, Sums, SumRows, fold_quad, load_sums, prefetch_sums, store_sums};
+use crate::compress::sums::{
+    QuadSums, SumRows, Sums, fold_quad, load_sums, prefetch_sums, store_sums,
+};
 use crate::compress::{EntryMemory, Finish, MAIN_WARPS, Projections, Quad, Scores};
 use crate::fault;
 use crate::row::RowFormat;

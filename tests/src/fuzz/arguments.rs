@@ -5,9 +5,10 @@ use std::num::NonZeroU32;
 
 use dsv4_kv::device::{Buffer, DeviceError, EmuDevice, EmuOptions, Emulator, Stream, bf16};
 use dsv4_kv::ops::{
-    self, BlockTable, Entries, GatherQueries, GatheredRows, IndexKeys, Scored, SwaRing,
+    self, BlockTable, Entries, GatherQueries, GatheredRows, IndexKeys, Scored, StatePart, SwaRing,
 };
 use dsv4_kv::{LayerId, SlotId};
+use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_state_rows};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
@@ -310,12 +311,18 @@ fn all(case: &mut Case<'_>) -> Result<(), DeviceError> {
 fn reset(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let choices = &mut case.choices;
     let (ring, slots) = (choices.number(), choices.number());
-    let (columns, slot) = (choices.number(), SlotId(choices.number()));
-    let rows = u64::from(ring) * u64::from(slots);
-    let right = rows.saturating_mul(2 * u64::from(columns));
-    let rows = case.buffer(right);
+    let (which, slot) = (usize::from(choices.byte()), SlotId(choices.number()));
+    let parts = [
+        (StatePart::Own(CsaCompressor::Main), CompressorKind::CsaMain),
+        (StatePart::Previous(CsaCompressor::Index), CompressorKind::CsaIndex),
+        (StatePart::Sums, CompressorKind::Hca),
+    ];
+    let (part, kind) = parts[which % parts.len()];
+    let rows = if kind == CompressorKind::Hca { ring } else { csa_state_rows(ring) };
+    let right = u64::from(rows) * u64::from(slots);
+    let rows = case.buffer(right.saturating_mul(kind.row_floats().into()));
     let state = ops::StateRing { rows, ring, slots };
-    ops::reset_state(&case.stream, &ops::StateSlot { state: &state, columns, slot }, u32::MAX)
+    ops::reset_state(&case.stream, &ops::StateSlot { state: &state, part, slot }, u32::MAX)
 }
 
 fn lengths(case: &mut Case<'_>) -> Result<(), DeviceError> {

@@ -172,13 +172,14 @@ scalars! {
         tokens: c.range(0, 40), csa_capacity: c.range(0, 12), hca_capacity: c.range(0, 4),
     }
     Compress: |c, _| CompressParams {
-        capacity: c.range(0, 5), ring: c.range(8, 12), slots: c.range(0, 3), tokens: c.range(0, 9),
+        capacity: c.range(0, 5), ring: c.range(4, 8), slots: c.range(0, 3), tokens: c.range(0, 9),
     }
-    CompressHca: |c, _| CompressParams {
-        capacity: c.range(0, 3), ring: c.range(128, 133), slots: c.range(0, 2), tokens: c.range(0, 9),
+    CompressHca: |c, _| CompressHcaParams {
+        capacity: c.range(0, 3), ring: c.range(2, 7), slots: c.range(0, 2), tokens: c.range(0, 9),
+        part: c.one_of(&[CompressHcaParams::GOING_ON, CompressHcaParams::STARTING]),
     }
-    WriteState: |c, v| WriteStateParams {
-        ring: c.range(2 * v.ratio(), 2 * v.ratio() + 3), slots: c.range(0, 2), tokens: c.range(0, 9),
+    WriteState: |c, _| WriteStateParams {
+        ring: c.range(4, 8), slots: c.range(0, 2), tokens: c.range(0, 9),
     }
     RotateState: |c, _| RotateStateParams {
         rows: c.range(0, 8),
@@ -186,10 +187,12 @@ scalars! {
         from: c.one_of(&[RotateStateParams::IMAGE, 0, 1, 2]),
         to: c.range(0, 2),
         ring: c.range(8, 12),
-        row_words: c.one_of(&[512, 1024, 2048]),
+        slot_rows: c.range(24, 26),
+        first_row: c.range(0, 12),
+        row_words: c.one_of(&[256, 1024, 1536]),
     }
     ResetState: |c, _| ResetStateParams {
-        slot: c.range(0, 2), ring: c.range(0, 9), row_words: c.one_of(&[512, 1024, 2048]), word: u32::MAX,
+        slot: c.range(0, 2), slot_rows: c.range(0, 9), row_words: c.one_of(&[256, 1024, 1536]), word: u32::MAX,
     }
     FlushCsa: |c, _| FlushParams {
         capacity: c.range(0, 5), slots: c.range(0, 3), max_blocks: c.range(0, 4),
@@ -201,11 +204,11 @@ scalars! {
     }
     DecodeCsa: |c, _| DecodeParams {
         tokens: c.range(0, 4), slots: c.range(0, 3), window_rows: c.range(0, 300),
-        state_ring: c.range(8, 12), max_blocks: c.range(0, 4), num_blocks: c.range(0, 4),
+        state_ring: c.range(4, 9), max_blocks: c.range(0, 4), num_blocks: c.range(0, 4),
     }
     DecodeHca: |c, _| DecodeParams {
         tokens: c.range(0, 20), slots: c.range(0, 2), window_rows: c.range(0, 300),
-        state_ring: c.range(128, 133), max_blocks: c.range(0, 4), num_blocks: c.range(0, 4),
+        state_ring: c.range(2, 7), max_blocks: c.range(0, 4), num_blocks: c.range(0, 4),
     }
     GatherKv: |c, _| GatherEntriesParams { ..entries(c) }
     GatherAll: |c, _| GatherEntriesParams { ..entries(c) }

@@ -85,7 +85,7 @@ suite! {
         flush_counts_windows_without_a_block,
     }
     compress::state {
-        a_view_shows_the_tails,
+        a_view_shows_the_state,
         rows_move_to_their_phase,
     }
     compress::values {
@@ -94,7 +94,7 @@ suite! {
     }
     decode::one_launch {
         one_launch_equals_the_separate_kernels,
-        shares_of_several_tokens_equal_the_separate_kernels,
+        drafts_across_every_boundary,
         a_second_token_of_a_request_is_refused,
     }
     decode::scratch {

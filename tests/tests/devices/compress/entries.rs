@@ -10,6 +10,7 @@ use dsv4_kv_oracle::compressor;
 use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::index::KeyFormat;
 use dsv4_kv_oracle::number::{bf16_nearest_f64, bf16_value};
+use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::EncodedRow;
 use dsv4_kv_tests::golden;
 use kv_layout::geometry::CompressorKind;
@@ -18,13 +19,15 @@ use kv_layout::main_row::{DATA_BYTES, MainFormat};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::hca;
 use crate::inputs::{assert_same, download, oracle, plane_row, rows, upload, upload_bf16};
-use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
+use crate::model::{History, OnDevice, Step, assert_rounds, ring, shape};
 
 /// The three compressors.
 const STREAMS: [CompressorKind; 3] =
     [CompressorKind::CsaMain, CompressorKind::CsaIndex, CompressorKind::Hca];
 
+/// Tokens that close a CSA window; those that close an HCA window or are their request's last.
 pub fn work_lists_name_every_closing_token<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let mut random = StdRng::seed_from_u64(1);
@@ -38,11 +41,14 @@ pub fn work_lists_name_every_closing_token<B: Backend>(device: &Device<B>) {
             .collect();
         let step = Step::new(&stream, padding, &chunks);
         for (list, ratio) in [4, 128].into_iter().enumerate() {
-            let positions = chunks.iter().flat_map(|chunk| chunk.start..chunk.end);
-            let closing = positions.enumerate().filter(|(_, p)| (p + 1) % ratio == 0);
-            let mut want: Vec<i32> = closing.map(|(token, _)| token as i32).collect();
+            let listed = chunks.iter().flat_map(|chunk| {
+                let ends = move |p: &u32| list == 1 && p + 1 == chunk.end;
+                (chunk.start..chunk.end).map(move |p| (p + 1) % ratio == 0 || ends(&p))
+            });
+            let listed = listed.enumerate().filter(|&(_, listed)| listed);
+            let mut want: Vec<i32> = listed.map(|(token, _)| token as i32).collect();
             let got = download(&stream, &step.plans[list]);
-            assert!(want.len() <= got.len(), "the capacity holds every closing token");
+            assert!(want.len() <= got.len(), "the capacity holds every token that is listed");
             want.resize(got.len(), -1);
             assert_eq!(got, want, "ratio {ratio}, padding {padding}");
         }
@@ -58,7 +64,7 @@ pub fn entries_equal_transformers<B: Backend>(device: &Device<B>) {
         let history = History::golden(stream);
         let want = golden::load::<f32>(golden_name).unwrap();
         for cut in [history.tokens(), 1, 5] {
-            let compressor = OnDevice::new(device, &history, 1, window(stream));
+            let compressor = OnDevice::new(device, &history, 1, ring(stream, 1));
             let entries = compressor.feed(&history, std::iter::repeat(cut));
             assert_eq!(entries.len(), want.shape[0], "{golden_name}");
             for (i, (got, want)) in entries.iter().zip(want.rows()).enumerate() {
@@ -90,24 +96,24 @@ pub fn entries_equal_the_oracle_and_no_cut_matters<B: Backend>(device: &Device<B
     let mut random = StdRng::seed_from_u64(2);
     for stream in STREAMS {
         let history = History::random(stream, 290, 3);
-        let whole = OnDevice::new(device, &history, 1, window(stream)).feed(&history, [290]);
+        let whole = OnDevice::new(device, &history, 1, ring(stream, 1)).feed(&history, [290]);
         for (i, got) in whole.iter().enumerate() {
             let want: Vec<f32> = history.oracle().entry(i).iter().map(|&x| x as f32).collect();
             assert_rounds(got, &want, 5e-6, &format!("{stream:?} entry {i}"));
         }
         for most in [4, 9, 140] {
             let cuts: Vec<usize> = (0..290).map(|_| random.random_range(1..=most)).collect();
-            let cut = OnDevice::new(device, &history, 1, window(stream)).feed(&history, cuts);
+            let cut = OnDevice::new(device, &history, 1, ring(stream, 1)).feed(&history, cuts);
             assert_same(&cut, &whole, &format!("{stream:?} in chunks of up to {most}"));
         }
     }
 }
 
-/// NaN of all bits set too, by which blocks tell what is not there yet.
+/// NaN of any bits.
 pub fn a_nan_spoils_its_window_alone<B: Backend>(device: &Device<B>) {
     let clean = History::random(CompressorKind::Hca, 256, 9);
     let entries = |history: &History| {
-        OnDevice::new(device, history, 1, window(CompressorKind::Hca)).feed(history, [256])
+        OnDevice::new(device, history, 1, ring(CompressorKind::Hca, 1)).feed(history, [256])
     };
     let want = entries(&clean);
     for nan in [f32::from_bits(u32::MAX), f32::NAN] {
@@ -129,9 +135,8 @@ pub fn rejected_tokens_change_no_entry<B: Backend>(device: &Device<B>) {
     for stream in STREAMS {
         let history = History::random(stream, 270, 5);
         let drafts = History::random(stream, 400, 6);
-        let whole = OnDevice::new(device, &history, 1, window(stream)).feed(&history, [270]);
-        let ring = dsv4_kv::schema::state_ring_rows(window(stream), STEP);
-        let compressor = OnDevice::new(device, &history, 1, ring);
+        let whole = OnDevice::new(device, &history, 1, ring(stream, 1)).feed(&history, [270]);
+        let compressor = OnDevice::new(device, &history, 1, ring(stream, STEP));
         let ratio = shape(stream).ratio;
         let mut entries = BTreeMap::new();
         let mut start = 0;
@@ -164,7 +169,7 @@ pub fn requests_in_one_step_do_not_mix<B: Backend>(device: &Device<B>) {
                 History { ape, norm, ..own }
             })
             .collect();
-        let compressor = OnDevice::new(device, &histories[0], 3, window(stream));
+        let compressor = OnDevice::new(device, &histories[0], 3, ring(stream, 1));
         let mut entries = vec![Vec::new(); 3];
         let mut done = [0; 3];
         while (0..3).any(|r| done[r] < histories[r].tokens()) {
@@ -192,7 +197,7 @@ pub fn requests_in_one_step_do_not_mix<B: Backend>(device: &Device<B>) {
             }
         }
         for (history, entries) in histories.iter().zip(entries) {
-            let alone = OnDevice::new(device, history, 1, window(stream));
+            let alone = OnDevice::new(device, history, 1, ring(stream, 1));
             let alone = alone.feed(history, [history.tokens()]);
             assert_same(&entries, &alone, &format!("{stream:?}"));
         }
@@ -366,33 +371,49 @@ pub fn flush_equals_the_oracle_in_every_format<B: Backend>(device: &Device<B>) {
     }
 }
 
+/// Pooled windows become the rows of their entries: of runs that close one, in the middle of a list where
+/// others do not.
 pub fn flush_of_hca_entries_equals_the_oracle<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
-    let chunk = Chunk { slot: SlotId(1), start: 100, end: 384 };
-    let step = Step::new(&stream, 7, &[chunk]);
-    let entries = rows(step.plans[1].len() as usize, 13);
-    let input = upload_bf16(&stream, &entries.concat());
+    let chunks = [
+        Chunk { slot: SlotId(0), start: 3, end: 9 },
+        Chunk { slot: SlotId(1), start: 100, end: 300 },
+        Chunk { slot: SlotId(1), start: 300, end: 384 },
+    ];
+    let step = Step::new(&stream, 7, &chunks);
+    let mut random = StdRng::seed_from_u64(13);
+    let mut values = |count: usize, size: f32| -> Vec<f32> {
+        (0..count).map(|_| random.random_range(-size..size)).collect()
+    };
+    let (norm, pooled) = (values(512, 2.0), values(step.plans[1].len() as usize * 512, 3.0));
+    let (norm_in, pooled_in) = (upload(&stream, &norm), upload(&stream, &pooled));
+    let frequencies = upload(&stream, &Table::Compress.frequencies());
     for main in MainFormat::ALL {
         let paged = Paged::new(&stream, (main, IndexFormat::Fp8), 1);
-        let (tokens, plan) = (step.tokens(), step.plan(1));
-        let (table, to) = (paged.table(), paged.entries());
-        let faults = &paged.faults;
-        ops::flush_hca(
-            &stream,
-            &ops::Flush {
-                tokens: &tokens,
-                closing: &plan,
-                entries: &input,
-                table: &table,
-                to: &to,
-                faults,
-            },
-        )
-        .unwrap();
+        let flush = ops::HcaFlush {
+            tokens: &step.tokens(),
+            runs: &step.plan(1),
+            pooled: &pooled_in,
+            norm: &norm_in,
+            frequencies: &frequencies,
+            table: &paged.table(),
+            to: &paged.entries(),
+            faults: &paged.faults,
+        };
+        ops::flush_hca(&stream, &flush).unwrap();
+        assert_eq!(download(&stream, &paged.faults), [0]);
         let (data, scale) = (download(&stream, &paged.data), download(&stream, &paged.scale));
-        for (entry, values) in entries.iter().enumerate().take(3) {
-            let want = oracle(main).encode(values);
-            let row = paged.row(entry);
+        // Runs: the first request's; then those that end at 127, 255, 299 and 383.
+        for (entry, record) in [1, 2, 4].into_iter().enumerate() {
+            let pooled = &pooled[record * 512..][..512];
+            let finished = hca::finish(pooled, &norm, entry);
+            let exact: Vec<f64> = pooled.iter().map(|&x| x.into()).collect();
+            let history = History::random(CompressorKind::Hca, 1, 1);
+            let exact =
+                History { norm: norm.clone(), ..history }.oracle().norm_and_rotate(&exact, entry);
+            let exact: Vec<f32> = exact.iter().map(|&x| x as f32).collect();
+            assert_rounds(&finished, &exact, 2e-6, &format!("entry {entry}"));
+            let (want, row) = (oracle(main).encode(&finished), paged.row(entry));
             assert_same(plane_row(&data, row, DATA_BYTES), &want.data, "data");
             assert_same(plane_row(&scale, row, main.scale_bytes()), &want.scale, "scale");
         }

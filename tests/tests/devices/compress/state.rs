@@ -2,37 +2,38 @@
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::ops::{self, StateRing, StateSource};
-use dsv4_kv::state::StateRow;
+use dsv4_kv::ops::{self, StatePart, StateRing, StateSource};
+use dsv4_kv::state::{StateRow, StateView};
 use dsv4_kv::step::CompressorInputs;
 use dsv4_kv::{
     Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerId, PoolKind, SlotId,
     StepRequest,
 };
-use kv_layout::geometry::LayerKind;
+use kv_layout::geometry::{CompressorKind, CsaCompressor, LayerKind};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::fed::update;
+use crate::hca;
 use crate::inputs::{assert_same, download, upload, upload_bf16};
+use crate::model::History;
 
 fn random(count: usize, seed: u64) -> Vec<f32> {
     let mut random = StdRng::seed_from_u64(seed);
     (0..count).map(|_| random.random_range(-4.0..4.0)).collect()
 }
 
-/// The tails of the original design after any number of tokens, in every compressor: open window, previous window,
-/// their halves, gate plus bias.
-pub fn a_view_shows_the_tails<B: Backend>(device: &Device<B>) {
+/// The tails of CSA compressors after any number of tokens, open window and previous window, their halves,
+/// gate plus bias; and the running sums of the HCA compressor.
+pub fn a_view_shows_the_state<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let model = ModelConfig::preset("tiny").unwrap();
     let config = CacheConfig { num_blocks: 8, ..CacheConfig::smallest(model) };
     let cases = [
-        (LayerId(1), PoolKind::MainState, 1024, 512, 4_u32),
-        (LayerId(1), PoolKind::IndexState, 256, 128, 4),
-        (LayerId(2), PoolKind::MainState, 512, 512, 128),
+        (LayerId(1), PoolKind::MainState, 1024, 512),
+        (LayerId(1), PoolKind::IndexState, 256, 128),
     ];
-    for tokens in [3_u32, 4, 6, 131] {
+    for tokens in [1_u32, 3, 4, 6, 128, 131] {
         let mut manager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
         let id = manager.admit().unwrap();
         let input = |columns: usize, seed| random(tokens as usize * columns, seed);
@@ -57,11 +58,11 @@ pub fn a_view_shows_the_tails<B: Backend>(device: &Device<B>) {
         }
         step.commit(&[Accepted::count(id, tokens)]).unwrap();
         let bias = random(128 * 512, 9);
-        for (layer, pool, columns, channels, ratio) in cases {
+        for (layer, pool, columns, channels) in cases {
             let (kv, gate) = (input(columns, 1), input(columns, 2));
             let row = |position: u32, column: usize| {
                 let at = position as usize * columns + column;
-                let bias = &bias[(position % ratio) as usize * columns + column..][..channels];
+                let bias = &bias[(position % 4) as usize * columns + column..][..channels];
                 let scores = gate[at..].iter().zip(bias).map(|(gate, bias)| gate + bias);
                 StateRow {
                     position,
@@ -70,14 +71,22 @@ pub fn a_view_shows_the_tails<B: Backend>(device: &Device<B>) {
                 }
             };
             let view = manager.state_view(&stream, layer, id, pool).unwrap();
-            let open = tokens - tokens % ratio;
-            assert_eq!(view.tail_len, tokens % ratio, "{layer:?} {pool:?} after {tokens}");
+            let StateView::Tails { tail_a, tail_b } = view else { panic!("{view:?}") };
+            let open = tokens - tokens % 4;
             let own: Vec<_> = (open..tokens).map(|p| row(p, columns - channels)).collect();
-            assert_same(&view.tail_a, &own, "tail_a");
-            let overlaps = columns != channels;
-            let previous = if overlaps { open.saturating_sub(ratio)..open } else { 0..0 };
-            assert_same(&view.tail_b, &previous.map(|p| row(p, 0)).collect::<Vec<_>>(), "tail_b");
+            assert_same(&tail_a, &own, "tail_a");
+            let previous = open.saturating_sub(4)..open;
+            assert_same(&tail_b, &previous.map(|p| row(p, 0)).collect::<Vec<_>>(), "tail_b");
         }
+        let history = History {
+            stream: CompressorKind::Hca,
+            kv: input(512, 1),
+            gate: input(512, 2),
+            ape: bias,
+            norm: Vec::new(),
+        };
+        let view = manager.state_view(&stream, LayerId(2), id, PoolKind::MainState).unwrap();
+        assert_eq!(view, StateView::Sums(hca::running_sums(&history)[tokens as usize].clone()));
         let error = manager.state_view(&stream, LayerId(0), id, PoolKind::MainState).unwrap_err();
         assert!(matches!(error, KvError::NoSuchPool { layer: 0, .. }), "{error}");
         let error = manager.state_view(&stream, LayerId(1), id, PoolKind::EntryData).unwrap_err();
@@ -89,15 +98,21 @@ pub fn a_view_shows_the_tails<B: Backend>(device: &Device<B>) {
 pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
     const RING: u32 = 9;
     let stream = device.stream().unwrap();
-    for columns in [1024_u32, 256, 512] {
-        let words = 2 * columns as usize;
-        let before = random(3 * RING as usize * words, 3);
+    let parts = [
+        (StatePart::Own(CsaCompressor::Main), 1024, (0, RING, 2 * RING + 4)),
+        (StatePart::Previous(CsaCompressor::Main), 1024, (RING, RING + 4, 2 * RING + 4)),
+        (StatePart::Previous(CsaCompressor::Index), 256, (RING, RING + 4, 2 * RING + 4)),
+        (StatePart::Sums, 1536, (0, RING, RING)),
+    ];
+    for (part, words, (first, ring, slot_rows)) in parts {
+        let [first, ring, slot_rows] = [first, ring, slot_rows].map(|rows| rows as usize);
+        let before = random(3 * slot_rows * words, 3);
         let rows = upload(&stream, &before);
         let state = StateRing { rows, ring: RING, slots: 3 };
         let image = random(4 * words, 4);
         let uploaded = upload(&stream, &image);
         let rotate = |from, slot, position, rows| {
-            let to = ops::StateSlot { state: &state, columns, slot };
+            let to = ops::StateSlot { state: &state, part, slot };
             ops::rotate_state(&stream, &to, &ops::StateMove { from, position, rows })
         };
         rotate(StateSource::Slot(SlotId(2)), SlotId(0), 25, 7).unwrap();
@@ -105,7 +120,7 @@ pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
         rotate(image_of(), SlotId(1), 7, 4).unwrap();
         let mut want = before.clone();
         let row = |slot: usize, position: usize| {
-            let at = (slot * RING as usize + position % RING as usize) * words;
+            let at = (slot * slot_rows + first + position % ring) * words;
             at..at + words
         };
         for position in 25..32 {
@@ -117,18 +132,18 @@ pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
         assert_same(&download(&stream, &state.rows), &want, "rotated");
         ops::reset_state(
             &stream,
-            &ops::StateSlot { state: &state, columns, slot: SlotId(1) },
+            &ops::StateSlot { state: &state, part, slot: SlotId(1) },
             f32::NAN.to_bits(),
         )
         .unwrap();
         let after = download(&stream, &state.rows);
         for (at, (got, want)) in after.iter().zip(&want).enumerate() {
-            let poisoned = at / words / RING as usize == 1;
+            let poisoned = at / words / slot_rows == 1;
             assert!(if poisoned { got.is_nan() } else { got == want }, "element {at}");
         }
         let none = rotate(image_of(), SlotId(3), 0, 4).unwrap_err();
         assert!(matches!(none, DeviceError::Length { what: "state slots", .. }), "{none}");
-        let many = rotate(image_of(), SlotId(0), 0, 10).unwrap_err();
+        let many = rotate(image_of(), SlotId(0), 0, ring as u32 + 1).unwrap_err();
         assert!(matches!(many, DeviceError::Length { what: "rows of the ring", .. }), "{many}");
     }
 }

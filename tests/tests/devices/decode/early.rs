@@ -3,8 +3,8 @@
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{
-    self, BlockTable, CompressorWeights, DecodeCompressor, DecodeStep, Entries, HcaScratch,
-    StateRing, StepProjections, StepTokens, SwaRing,
+    self, BlockTable, CompressorWeights, DecodeCompressor, DecodeStep, Entries, StateRing,
+    StepProjections, StepTokens, SwaRing,
 };
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
@@ -13,7 +13,7 @@ use rand::{Rng, SeedableRng};
 use crate::inputs::{assert_same, download, rows, upload, upload_bf16};
 
 /// Rows of a request's state ring.
-const STATE_RING: u32 = 132;
+const STATE_RING: u32 = 5;
 /// Rows of a request's window ring.
 const WINDOW_RING: u32 = 128;
 /// Blocks of a request.
@@ -56,7 +56,6 @@ struct Layer<B: Backend> {
     values: Buffer<B, f32>,
     weights: Buffer<B, f32>,
     table: Buffer<B, i32>,
-    scratch: HcaScratch<B>,
 }
 
 impl<B: Backend> Layer<B> {
@@ -65,7 +64,7 @@ impl<B: Backend> Layer<B> {
         let mut values = |count: usize| -> Vec<f32> {
             (0..count).map(|_| random.random_range(-2.0..2.0)).collect()
         };
-        let all = (tokens * STATE_RING as usize * 1024).max((tokens + 1) * 512);
+        let all = (tokens * STATE_RING as usize * 1536).max((tokens + 1) * 512);
         let blocks: Vec<i32> = (0..(tokens as u32 * MAX_BLOCKS) as i32).collect();
         Self {
             tokens,
@@ -73,7 +72,6 @@ impl<B: Backend> Layer<B> {
             values: upload(&stream, &values(all)),
             weights: upload(&stream, &values(128 * 512 + 512 + 32)),
             table: upload(&stream, &blocks),
-            scratch: HcaScratch::new(&stream, tokens as u64).unwrap(),
             stream,
         }
     }
@@ -103,7 +101,7 @@ impl<B: Backend> Layer<B> {
         let [ring_data, entry_data] = [window_rows, blocks].map(|rows| bytes(rows, 576));
         let [ring_scale, entry_scale] = [window_rows, blocks].map(|rows| bytes(rows, scale_bytes));
         let state =
-            stream.device().allocate::<f32>("state", count * u64::from(STATE_RING) * 1024).unwrap();
+            stream.device().allocate::<f32>("state", count * u64::from(STATE_RING) * 1536).unwrap();
         stream.copy(&values.slice(0, state.len()).unwrap(), &state).unwrap();
         let faults = upload(stream, &[0_u32]);
         let part = |i: u64| meta.slice(i * count, count).unwrap();
@@ -156,20 +154,16 @@ impl<B: Backend> Layer<B> {
                     count: 3 * *tokens as u32,
                 },
             )?;
-            ops::decode_hca(
-                stream,
-                &ops::HcaDecode { step: &step, main: &main, scratch: &self.scratch },
-            )
+            ops::decode_hca(stream, &ops::HcaDecode { step: &step, main: &main })
         };
         let mut retained = vec![meta.memory(), index.memory(), late_words.memory()];
         retained.extend([ring_row.memory(), self.window_kv.memory(), self.table.memory()]);
-        retained.extend([values.memory(), weights.memory(), self.scratch.pooled().memory()]);
+        retained.extend([values.memory(), weights.memory()]);
         retained.extend([state.memory(), faults.memory()]);
         retained.extend([&ring_data, &ring_scale, &entry_data, &entry_scale].map(Buffer::memory));
         let graph = stream.capture(retained, record).unwrap();
         stream.replay(&graph).unwrap();
         assert_eq!(download(stream, &faults), [0]);
-        assert!(download(stream, self.scratch.pooled()).iter().all(|&word| word == u32::MAX));
         let state = download(stream, &state.cast::<u8>().unwrap());
         let planes = [&ring_data, &ring_scale, &entry_data, &entry_scale];
         let planes = planes.map(|plane| download(stream, plane));
@@ -177,7 +171,7 @@ impl<B: Backend> Layer<B> {
     }
 }
 
-/// Steps of few and of many blocks, of one token a share and of several.
+/// Steps of few and of many blocks.
 pub fn the_step_is_what_the_launch_before_leaves<B: Backend>(device: &Device<B>) {
     let mut random = StdRng::seed_from_u64(17);
     for tokens in [3, 24, 75] {

@@ -1,4 +1,4 @@
-//! One-token decode in one launch a layer: the bytes of the separate kernels.
+//! Decode in one launch a layer, drafts included: the bytes of the separate kernels.
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::error::Refusal;
@@ -20,6 +20,8 @@ use crate::inputs::{assert_same, download, rows, upload, upload_bf16};
 
 /// Tokens of the longest step.
 const STEP_TOKENS: usize = 160;
+/// Most drafts of a request.
+const DRAFTS: u32 = 4;
 
 /// Projections for every compressor, more than any step needs, and weights.
 struct Inputs<B: Backend> {
@@ -30,19 +32,11 @@ struct Inputs<B: Backend> {
 
 impl<B: Backend> Inputs<B> {
     fn new(stream: &Stream<B>, seed: u64) -> Self {
-        Self::around(stream, seed, |_| 0.0)
-    }
-
-    /// Projections of which the `i`-th row of 512 numbers is around `centre(i)`.
-    fn around(stream: &Stream<B>, seed: u64, centre: impl Fn(usize) -> f32) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let mut values = |count: usize, size: f32| -> Vec<f32> {
             (0..count).map(|_| random.random_range(-size..size)).collect()
         };
-        let mut projections = values((STEP_TOKENS + 1) * 1024, 4.0);
-        for (i, row) in projections.chunks_exact_mut(512).enumerate() {
-            row.iter_mut().for_each(|value| *value += centre(i));
-        }
+        let projections = values((STEP_TOKENS + 1) * 1024, 4.0);
         Self {
             window_kv: upload_bf16(stream, &rows(STEP_TOKENS, seed).concat()),
             values: upload(stream, &projections),
@@ -74,8 +68,9 @@ fn manager<B: Backend>(
     let config = CacheConfig {
         main_format: main,
         index_format: index,
+        max_draft: DRAFTS,
         max_requests: 4,
-        num_blocks: 12,
+        num_blocks: 16,
         max_context: 1024,
         max_step_tokens: STEP_TOKENS as u32,
         ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
@@ -83,24 +78,35 @@ fn manager<B: Backend>(
     KvCacheManager::new(device.clone(), config).unwrap()
 }
 
-/// Runs one step through every layer, by the separate kernels or, with one token a request, by the
-/// decode kernels, and accepts all of it.
+/// What a request does in a step: its tokens before, those of the step, and how many of these are accepted.
+#[derive(Clone, Copy)]
+struct Verified {
+    id: RequestId,
+    start: u32,
+    tokens: u32,
+    accepted: u32,
+}
+
+/// Runs one step through every layer, by the separate kernels or, with few tokens a request, by the decode
+/// kernels.
 fn run_step<B: Backend>(
     manager: &mut KvCacheManager<B>,
     stream: &Stream<B>,
     inputs: &Inputs<B>,
-    parts: &[StepRequest],
+    verified: &[Verified],
     fused: bool,
 ) {
     let config = manager.config();
     let bucket = Bucket {
-        tokens: parts.iter().map(|part| part.tokens).sum(),
-        tokens_per_request: if fused { 1 } else { STEP_TOKENS as u32 },
+        tokens: verified.iter().map(|part| part.tokens).sum(),
+        tokens_per_request: if fused { DRAFTS + 1 } else { STEP_TOKENS as u32 },
         requests: config.max_requests,
         context: config.max_context,
     };
-    let all: Vec<_> = parts.iter().map(|part| Accepted::count(part.id, part.tokens)).collect();
-    for mut step in begin_requests(manager, stream, parts, &Padding::Bucket(bucket)).unwrap() {
+    let part = |&Verified { id, start, tokens, .. }: &_| StepRequest { id, start, tokens };
+    let parts: Vec<_> = verified.iter().map(part).collect();
+    let all: Vec<_> = verified.iter().map(|of| Accepted::count(of.id, of.accepted)).collect();
+    for mut step in begin_requests(manager, stream, &parts, &Padding::Bucket(bucket)).unwrap() {
         run_layers(&mut step, inputs).unwrap();
         step.commit(&all).unwrap();
     }
@@ -131,8 +137,50 @@ fn contents<B: Backend>(manager: &KvCacheManager<B>, stream: &Stream<B>) -> Vec<
     layers.flat_map(of_layer).collect()
 }
 
-/// Requests that start at 0 to 3 tokens before a boundary of entries, windows and blocks, decoded
-/// past it, in every combination of formats.
+/// The pools of two caches after the same prompts and `rounds`, of which one is decoded by the separate
+/// kernels and one in one launch a layer. A round gives each request's tokens and how many are accepted.
+fn both<B: Backend>(
+    stream: &Stream<B>,
+    config: &CacheConfig,
+    prompts: &[u32],
+    rounds: &[Vec<(u32, u32)>],
+) -> [Vec<(String, Vec<u8>)>; 2] {
+    [false, true].map(|fused| {
+        let mut manager = KvCacheManager::new(stream.device().clone(), config.clone()).unwrap();
+        let admit = |_: &u32| manager.admit().unwrap();
+        let ids: Vec<RequestId> = prompts.iter().map(admit).collect();
+        let mut starts = prompts.to_vec();
+        for (at, (&id, &prompt)) in ids.iter().zip(prompts).enumerate() {
+            let inputs = Inputs::new(stream, at as u64);
+            let whole = Verified { id, start: 0, tokens: prompt, accepted: prompt };
+            run_step(&mut manager, stream, &inputs, &[whole], false);
+        }
+        for (round, tokens) in (1000..).zip(rounds) {
+            let inputs = Inputs::new(stream, round);
+            let parts = ids.iter().zip(&starts).zip(tokens);
+            let part = |((&id, &start), &(tokens, accepted)): ((&RequestId, &u32), &(u32, u32))| {
+                Verified { id, start, tokens, accepted }
+            };
+            let step: Vec<_> = parts.map(part).filter(|part| part.tokens > 0).collect();
+            run_step(&mut manager, stream, &inputs, &step, fused);
+            starts.iter_mut().zip(tokens).for_each(|(start, (_, accepted))| *start += accepted);
+        }
+        contents(&manager, stream)
+    })
+}
+
+fn assert_same_pools([want, got]: &[Vec<(String, Vec<u8>)>; 2], what: &str) {
+    for ((name, got), (_, want)) in got.iter().zip(want) {
+        assert_same(got, want, &format!("{what} {name}"));
+    }
+    let is_written = |(name, bytes): &(String, Vec<u8>)| {
+        name.contains("EntryData") && bytes.iter().any(|&byte| byte != 0)
+    };
+    assert!(want.iter().any(is_written), "{what}: no entry");
+}
+
+/// Requests that start at 0 to 3 tokens before a boundary of entries, windows and blocks, decoded past it one
+/// by one and with drafts of which some are rejected, in every combination of formats.
 pub fn one_launch_equals_the_separate_kernels<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let formats = [
@@ -141,96 +189,44 @@ pub fn one_launch_equals_the_separate_kernels<B: Backend>(device: &Device<B>) {
         (MainFormat::F32, IndexFormat::Fp8),
         (MainFormat::F32, IndexFormat::Mxfp4),
     ];
+    let mut random = StdRng::seed_from_u64(7);
     for (main, index) in formats {
-        let mut separate = manager(device, main, index);
-        let mut fused = manager(device, main, index);
-        let mut requests: Vec<([RequestId; 2], u32)> = Vec::new();
-        for prompt in [1, 124, 127] {
-            let inputs = Inputs::new(&stream, u64::from(prompt));
-            let ids = [separate.admit().unwrap(), fused.admit().unwrap()];
-            for (manager, id) in [&mut separate, &mut fused].into_iter().zip(ids) {
-                let step = [StepRequest { id, start: 0, tokens: prompt }];
-                run_step(manager, &stream, &inputs, &step, false);
-            }
-            requests.push((ids, prompt));
-        }
-        for round in 0..10 {
-            let inputs = Inputs::new(&stream, 1000 + round);
-            for (at, manager) in [&mut separate, &mut fused].into_iter().enumerate() {
-                let part = |&(ids, start): &([RequestId; 2], u32)| StepRequest {
-                    id: ids[at],
-                    start,
-                    tokens: 1,
-                };
-                let step: Vec<_> = requests.iter().map(part).collect();
-                run_step(manager, &stream, &inputs, &step, at == 1);
-            }
-            requests.iter_mut().for_each(|(_, tokens)| *tokens += 1);
-        }
-        let (got, want) = (contents(&fused, &stream), contents(&separate, &stream));
-        for ((name, got), (_, want)) in got.iter().zip(&want) {
-            assert_same(got, want, &format!("{main:?} {index:?} {name}"));
-        }
-        assert!(want.iter().any(|(name, bytes)| {
-            name.contains("EntryData") && bytes.iter().any(|&byte| byte != 0)
-        }));
+        let config = manager(device, main, index).config().clone();
+        let mut round = |most: u32| {
+            let mut tokens = |_| random.random_range(1..=most);
+            let tokens: Vec<u32> = (0..3).map(&mut tokens).collect();
+            tokens.into_iter().map(|n| (n, random.random_range(1..=n))).collect::<Vec<_>>()
+        };
+        let alone = (0..6).map(|_| vec![(1, 1); 3]);
+        let rounds: Vec<_> = alone.chain((0..8).map(|_| round(DRAFTS + 1))).collect();
+        let pools = both(&stream, &config, &[1, 124, 127], &rounds);
+        assert_same_pools(&pools, &format!("{main:?} {index:?}"));
     }
 }
 
-/// More requests than an HCA layer has shares, so that blocks have several tokens: none or up to three of
-/// which close a window. In the last steps some shares have a token less.
-pub fn shares_of_several_tokens_equal_the_separate_kernels<B: Backend>(device: &Device<B>) {
-    const REQUESTS: usize = 70;
-    // Requests of the first two of 32 shares close a window with their first token.
-    let prompt = |request: usize| if request % 32 < 2 { 127 } else { 2 };
+/// Every number of drafts, at every distance from the end of a window: one window that closes in the middle of
+/// the step, or at its end, or two of them.
+pub fn drafts_across_every_boundary<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
+    let tiny = manager(device, MainFormat::Ue8m0, IndexFormat::Mxfp4).config().clone();
     let model = ModelConfig {
-        layers: vec![LayerKind::Hca],
+        layers: vec![LayerKind::Csa, LayerKind::Hca],
         mtp_layers: 0,
         ..ModelConfig::preset("tiny").unwrap()
     };
-    let config = CacheConfig {
-        max_requests: REQUESTS as u32,
-        num_blocks: REQUESTS as u32 + 16,
-        max_context: 256,
-        max_step_tokens: STEP_TOKENS as u32,
-        ..CacheConfig::smallest(model)
-    };
-    // Of a share's windows the second has its largest scores in its last token alone, and all those of the
-    // third are far below those of the first.
-    let prompts = [0.0, -300.0, -300.0].map(|centre| Inputs::around(&stream, 11, |_| centre));
-    let of_request = |row: usize| [0.0, 300.0, -300.0, 0.0][(row / 32).min(3)];
-    let inputs = Inputs::around(&stream, 12, of_request);
-    let [separate, shared] = [false, true].map(|one_launch| {
-        let mut manager = KvCacheManager::new(device.clone(), config.clone()).unwrap();
-        let ids: Vec<RequestId> = (0..REQUESTS).map(|_| manager.admit().unwrap()).collect();
-        for (request, &id) in ids.iter().enumerate() {
-            let tokens = prompt(request);
-            let step = [StepRequest { id, start: 0, tokens }];
-            run_step(&mut manager, &stream, &prompts[request / 32], &step, false);
+    let config = CacheConfig { max_requests: 7, num_blocks: 16, model, ..tiny };
+    for tokens in 2..=DRAFTS + 1 {
+        let prompts: Vec<u32> = (122..129).collect();
+        for accepted in [0, tokens / 2, tokens] {
+            let rounds = [vec![(tokens, accepted); 7], vec![(DRAFTS + 1, 1); 7]];
+            let pools = both(&stream, &config, &prompts, &rounds);
+            assert_same_pools(&pools, &format!("{accepted} of {tokens} accepted"));
         }
-        for step in 0..3 {
-            let part = |(request, &id): (usize, &RequestId)| StepRequest {
-                id,
-                start: prompt(request) + step,
-                tokens: 1,
-            };
-            let last = REQUESTS - step as usize;
-            let parts: Vec<StepRequest> = ids.iter().enumerate().take(last).map(part).collect();
-            run_step(&mut manager, &stream, &inputs, &parts, one_launch);
-        }
-        contents(&manager, &stream)
-    });
-    for ((name, got), (_, want)) in shared.iter().zip(&separate) {
-        assert_same(got, want, name);
     }
-    assert!(separate.iter().any(|(name, bytes)| {
-        name.contains("EntryData") && bytes.iter().any(|&byte| byte != 0)
-    }));
 }
 
-/// A token that follows another of its request must not pass for decode: it is refused on the device,
-/// in each of two layers.
+/// A token that follows more of its request than the rings let it lose must not pass for decode: it is refused
+/// on the device, in each of two layers.
 pub fn a_second_token_of_a_request_is_refused<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let inputs = Inputs::new(&stream, 5);

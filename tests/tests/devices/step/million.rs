@@ -15,7 +15,7 @@ use kv_layout::main_row::DATA_BYTES;
 
 use crate::fed::resume;
 use crate::inputs::{assert_same, download_bits, filled, oracle, upload};
-use crate::model::{History, OnDevice, Step, assert_rounds, shape, window};
+use crate::model::{History, OnDevice, Step, assert_rounds, ring, shape};
 use crate::rings::pool;
 use crate::step::tensors::Tensors;
 use crate::stories::{compressors, rotated};
@@ -217,7 +217,7 @@ fn alone<B: Backend>(
         (start..end).flat_map(|position| x[token(position)..][..columns].to_vec()).collect()
     };
     let own = History { kv: cut(&all.kv), gate: cut(&all.gate), ..all.clone() };
-    let compressor = OnDevice::new(device, &own, 1, window(all.stream));
+    let compressor = OnDevice::new(device, &own, 1, ring(all.stream, 1));
     let step = Step::new(&compressor.stream, 0, &[Chunk { slot: SlotId(0), start, end }]);
     let mut made = compressor.run(&step, &own.kv, &own.gate);
     let skipped = before as usize / shape.ratio;
