@@ -1,10 +1,10 @@
-//! One-token decode of a layer: window, state and, at the end of a window, entry and indexer key, all
-//! in one launch. Mid-window and at the boundary.
+//! Decode of a layer: window, state and, at the end of a window, entry and indexer key, all in one launch. One
+//! token a request, mid-window, at the boundary and at random phases; and a token with four drafts.
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
+use dsv4_kv::kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
 use dsv4_kv::step::{CompressorInputs, CsaInputs, HcaInputs};
 use dsv4_kv::{
     Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, RequestId,
@@ -23,6 +23,8 @@ const COLUMNS: u64 = 2 * HEAD_DIM as u64;
 const FILL_REQUESTS: usize = 32;
 /// Tokens of the longest prompt.
 const PROMPT: u32 = 131;
+/// Drafts of a request, where it has any.
+const DRAFTS: u32 = 4;
 /// Random numbers; all inputs are cut from repetitions of them.
 const PATTERN: usize = 1 << 22;
 
@@ -32,9 +34,15 @@ pub(super) fn measure<B: Backend>(
 ) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
     for kind in [LayerKind::Csa, LayerKind::Hca] {
-        for closes in [false, true] {
+        for (phase, drafts) in [
+            (Phase::Middle, 0),
+            (Phase::Boundary, 0),
+            (Phase::Random, 0),
+            (Phase::Middle, DRAFTS),
+            (Phase::Boundary, DRAFTS),
+        ] {
             for requests in [1, 32, 256] {
-                let case = Case { kind, closes, requests };
+                let case = Case { kind, phase, drafts, requests };
                 progress.set_message(case.name());
                 results.push(case.measure(device)?);
             }
@@ -43,62 +51,106 @@ pub(super) fn measure<B: Backend>(
     Ok(results)
 }
 
+/// Where in its window a request's step is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// No window closes, but for CSA windows among drafts.
+    Middle,
+    /// The only token, or one in the middle of the drafts, closes a window.
+    Boundary,
+    /// Every request is somewhere else.
+    Random,
+}
+
 /// One measurement.
 #[derive(Clone, Copy)]
 struct Case {
     kind: LayerKind,
-    /// Whether the step's token closes a window.
-    closes: bool,
+    phase: Phase,
+    /// Drafts behind the token of each request.
+    drafts: u32,
     requests: u32,
 }
 
 impl Case {
     fn name(self) -> String {
         let kind = if self.kind == LayerKind::Csa { "decode_csa" } else { "decode_hca" };
-        format!("{kind} {}", if self.closes { "boundary" } else { "mid-window" })
-    }
-
-    /// Tokens of a request before the step.
-    fn prompt(self) -> u32 {
-        match (self.kind, self.closes) {
-            (_, false) => 128,
-            (LayerKind::Hca, true) => 127,
-            (_, true) => PROMPT,
+        let phase = match self.phase {
+            Phase::Middle => "mid-window",
+            Phase::Boundary => "boundary",
+            Phase::Random => "random phases",
+        };
+        match self.drafts {
+            0 => format!("{kind} {phase}"),
+            drafts => format!("{kind} {phase}, {drafts} drafts"),
         }
     }
 
-    /// Bytes one launch must move: rows of f32 keys and gates in, state out, at a boundary the older
-    /// rows of the window in and the entry out; the window's BF16 row in, its stored row out.
-    fn bytes(self, config: &CacheConfig) -> u64 {
+    /// Tokens of a request in the step.
+    fn tokens(self) -> u32 {
+        self.drafts + 1
+    }
+
+    /// Tokens of each request before the step.
+    fn prompts(self) -> Vec<u32> {
+        let mut random = SmallRng::seed_from_u64(2);
+        let mut prompt = || match (self.kind, self.phase) {
+            (_, Phase::Random) => random.random_range(1..=HCA_RATIO),
+            (LayerKind::Hca, Phase::Boundary) => HCA_RATIO - 1 - self.drafts / 2,
+            (_, Phase::Boundary) => PROMPT - self.drafts / 2,
+            (_, Phase::Middle) => HCA_RATIO + 1,
+        };
+        (0..self.requests).map(|_| prompt()).collect()
+    }
+
+    /// Bytes that the step of a request of `prompt` tokens must move: projections in, state in and out, of
+    /// windows that close the entry out; window rows in as BF16 and out as they are stored.
+    fn request_bytes(self, config: &CacheConfig, prompt: u32) -> u64 {
         let (main, index) = (u64::from(HEAD_DIM) * 8, u64::from(INDEX_DIM) * 8);
         let row = config.main_format.row_bytes();
-        let window = 2 * u64::from(HEAD_DIM) + row;
-        let (own, older, out) = match self.kind {
-            LayerKind::Csa => {
-                (4 * (main + index), 7 * (main + index), row + config.index_format.row_bytes())
-            }
-            _ => (2 * main, u64::from(HCA_RATIO - 1) * main, row),
+        let positions = prompt..prompt + self.tokens();
+        let tokens = u64::from(self.tokens());
+        let closed = |ratio: u32| {
+            let closing = positions.clone().filter(|position| (position + 1).is_multiple_of(ratio));
+            closing.count() as u64
         };
-        let boundary = if self.closes { older + out } else { 0 };
-        u64::from(self.requests) * (window + own + boundary)
+        let window = tokens * (2 * u64::from(HEAD_DIM) + row);
+        window
+            + match self.kind {
+                LayerKind::Csa => {
+                    let half = main + index;
+                    let closed = closed(CSA_RATIO);
+                    // Halves of tokens before the step are read once, whatever closes.
+                    let older = if closed > 0 { 4 + u64::from(prompt % CSA_RATIO) } else { 0 };
+                    let halves = 2 * tokens + (2 * tokens - closed) + older;
+                    halves * half + closed * (row + config.index_format.row_bytes())
+                }
+                _ => {
+                    let (sums, closed) = (main + main / 2, closed(HCA_RATIO));
+                    let goes_on = u64::from(!prompt.is_multiple_of(HCA_RATIO));
+                    tokens * main + (goes_on + tokens - closed) * sums + closed * row
+                }
+            }
     }
 
     fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
         let config = CacheConfig {
+            max_draft: self.drafts,
             max_requests: self.requests,
             num_blocks: 2 * self.requests,
             max_context: 1024,
             max_step_tokens: FILL_REQUESTS as u32 * PROMPT,
             ..CacheConfig::smallest(ModelConfig::preset("tiny").context("a preset")?)
         };
-        let bytes = self.bytes(&config);
+        let of_request = |prompt| self.request_bytes(&config, prompt);
+        let bytes = self.prompts().into_iter().map(of_request).sum();
         let nodes = nodes_for(bytes);
         let layers = vec![self.kind; nodes as usize];
         let model = ModelConfig { layers, mtp_layers: 0, ..config.model.clone() };
         self.measure_cache(device, CacheConfig { model, ..config }, (bytes, nodes))
     }
 
-    /// Times a step of one token of each request in a cache of `nodes` layers: one launch per layer.
+    /// Times a step of each request in a cache of `nodes` layers: one launch per layer.
     fn measure_cache<B: Backend>(
         self,
         device: &Device<B>,
@@ -107,18 +159,19 @@ impl Case {
     ) -> Result<Measurement> {
         let stream = device.stream()?;
         let bucket = Bucket {
-            tokens: self.requests,
-            tokens_per_request: 1,
+            tokens: self.requests * self.tokens(),
+            tokens_per_request: self.tokens(),
             requests: self.requests,
             context: config.max_context,
         };
         let mut cache = KvCacheManager::new(device.clone(), config)?;
-        let step = u64::from(self.requests) * COLUMNS;
+        let step = u64::from(bucket.tokens) * COLUMNS;
         let fill = FILL_REQUESTS as u64 * u64::from(PROMPT) * COLUMNS;
         let inputs = Inputs::new(&stream, (nodes * step).max(fill))?;
         let ids = (0..self.requests).map(|_| cache.admit()).collect::<Result<Vec<_>, _>>()?;
-        for ids in ids.chunks(FILL_REQUESTS) {
-            self.prefill(&mut cache, &stream, &inputs, ids)?;
+        let prompts: Vec<_> = ids.into_iter().zip(self.prompts()).collect();
+        for prompts in prompts.chunks(FILL_REQUESTS) {
+            self.prefill(&mut cache, &stream, &inputs, prompts)?;
         }
         let retained = vec![inputs.values.memory(), inputs.window_kv.memory()];
         let graph = cache.capture(&stream, &bucket, retained, |layers| {
@@ -127,8 +180,9 @@ impl Case {
                 self.run_layer(layers, layer, &inputs, node * step)
             })
         })?;
-        let part = |&id: &RequestId| StepRequest { id, start: self.prompt(), tokens: 1 };
-        let parts: Vec<_> = ids.iter().map(part).collect();
+        let tokens = self.tokens();
+        let part = |&(id, start): &(RequestId, u32)| StepRequest { id, start, tokens };
+        let parts: Vec<_> = prompts.iter().map(part).collect();
         let mut step = cache.begin_step(&stream, Launches::Bucket(&bucket), &parts)?;
         step.replay(&graph)?;
         let names = (self.name(), format!("{} requests", self.requests));
@@ -144,17 +198,16 @@ impl Case {
         cache: &mut KvCacheManager<B>,
         stream: &Stream<B>,
         inputs: &Inputs<B>,
-        ids: &[RequestId],
+        prompts: &[(RequestId, u32)],
     ) -> Result<(), KvError> {
-        let tokens = self.prompt();
-        let part = |&id: &RequestId| StepRequest { id, start: 0, tokens };
-        let parts: Vec<_> = ids.iter().map(part).collect();
+        let part = |&(id, tokens): &(RequestId, u32)| StepRequest { id, start: 0, tokens };
+        let parts: Vec<_> = prompts.iter().map(part).collect();
         let mut step = cache.begin_step(stream, Launches::Eager, &parts)?;
         for (layer, _) in step.ids() {
             self.run_layer(&mut step, layer, inputs, 0)?;
         }
-        let accepted: Vec<_> = ids.iter().map(|&id| Accepted::count(id, tokens)).collect();
-        Ok(step.commit(&accepted)?)
+        let accept = |&(id, tokens): &(RequestId, u32)| Accepted::count(id, tokens);
+        Ok(step.commit(&prompts.iter().map(accept).collect::<Vec<_>>())?)
     }
 
     /// Queues one layer, whose inputs begin at element `start`.
