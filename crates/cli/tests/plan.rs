@@ -42,9 +42,10 @@ fn the_most_requests_of_the_context_fit() {
         value.unwrap_or_else(|| panic!("no number at {pointer}"))
     };
     // Rows of 584 bytes and keys of 68; a ring of 128 + 4 rows in each of the 62 layers; 30 CSA
-    // layers with states of 8 + 4 rows of 4 * (512 + 128) floats, 31 HCA layers with 128 + 4 rows
-    // of 2 * 512.
-    let slot = 62 * 132 * 584 + 30 * 12 * 4 * 640 * 4 + 31 * 132 * 1024 * 4;
+    // layers with rings of 4 + 4 own and 8 + 4 previous halves, 2 * (512 + 128) floats each; 31 HCA
+    // layers with 4 + 2 rows of 3 * 512.
+    let slot = 62 * 132 * 584 + 30 * (8 + 12) * 2 * 640 * 4 + 31 * 6 * 1536 * 4;
+    assert_eq!(slot, 8_994_240);
     let block = 30 * 32 * (584 + 68) + 31 * 584;
     // Pools of two planes of window rows a layer, and of entries, keys and states; ten more buffers,
     // and six of the indexer.
@@ -79,7 +80,7 @@ fn the_most_requests_of_the_context_fit() {
 fn given_slots_are_kept_and_blocks_fill_the_rest() {
     let options = "--context 300000 --max-requests 3 --indexer-queries 2";
     let plan = json(&format!("--model tiny --gpu-mem 96MiB {options}"));
-    let slots = 3 * (5 * 128 * 584 + 2 * 8 * 4 * 640 * 4 + 128 * 1024 * 4);
+    let slots = 3 * (5 * 128 * 584 + 2 * (4 + 8) * 2 * 640 * 4 + 2 * 1536 * 4);
     let working = plan["capacity"]["working_bytes"].as_u64().expect("bytes");
     let rounding = (5 * 2 + 2 * 6 + 3 + 10 + 6) << 21;
     let indexer = plan["indexer"]["bytes"].as_u64().expect("bytes");

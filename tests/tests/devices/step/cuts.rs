@@ -1,5 +1,6 @@
 //! A prompt may be cut into steps anywhere: the same bytes come out.
 
+use dsv4_kv::CacheConfig;
 use dsv4_kv::device::{Backend, Device};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca};
 use kv_layout::index_row::IndexFormat;
@@ -12,7 +13,8 @@ use crate::stories::{Formats, Story, config};
 
 const FORMATS: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 
-/// Feeds the first tokens of a story in equal chunks, for each (tokens, chunk) on poisoned pools.
+/// Feeds the first tokens of a story in equal chunks, for each (tokens, chunk) on poisoned pools; with the shortest
+/// rings, and with rings for four drafts, where short chunks are one launch a layer.
 fn check_cuts<B: Backend>(
     device: &Device<B>,
     most: usize,
@@ -21,18 +23,24 @@ fn check_cuts<B: Backend>(
     const LAYERS: [LayerKind; 2] = [Csa, Hca];
     let story = Story::random(&LAYERS, most, 31);
     let stored = story.stored(device, FORMATS);
-    let mut fed = Fed::new(device, config(&LAYERS, FORMATS, 1));
+    let mut caches = [0, 4].map(|max_draft| {
+        Fed::new(device, CacheConfig { max_draft, ..config(&LAYERS, FORMATS, 1) })
+    });
     for [tokens, chunk] in cases {
-        fed.poison();
-        let id = fed.manager.admit().unwrap();
-        for start in (0..tokens).step_by(chunk) {
-            let end = (start + chunk).min(tokens);
-            fed.step(&[Part::new(id, &story, start..end)], Padding::None);
+        for fed in &mut caches {
+            fed.poison();
+            let id = fed.manager.admit().unwrap();
+            for start in (0..tokens).step_by(chunk) {
+                let end = (start + chunk).min(tokens);
+                fed.step(&[Part::new(id, &story, start..end)], Padding::None);
+            }
+            fed.assert_holds(id, &story, &stored, tokens);
+            fed.manager.release(id).unwrap();
         }
-        fed.assert_holds(id, &story, &stored, tokens);
-        fed.manager.release(id).unwrap();
     }
-    fed.manager.check_faults(&fed.stream).unwrap();
+    for fed in caches {
+        fed.manager.check_faults(&fed.stream).unwrap();
+    }
 }
 
 /// A sample of [`every_length`].
