@@ -155,9 +155,6 @@ impl<B: Backend> StepMemory<B> {
             last.record(&self.ended)?;
             stream.wait_for(&self.ended)?;
         }
-        if let Some(compressed) = &mut self.compressed {
-            compressed.hca_scratch.give_to(stream);
-        }
         self.last = Some(stream.clone());
         Ok(())
     }

@@ -67,7 +67,7 @@ macro_rules! entries {
         )
         $doc:literal
         { block: $block:expr, min_blocks: $min_blocks:literal, shared: $shared:expr,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? $(, in_order: $in_order:literal)?
+          min_sm: $min_sm:literal $(, cluster: $cluster:literal)?
           $(, waits_in_body: $waits:literal)?, grid: [$($grid:tt)+] }
         [$body:expr]
     )*) => {
@@ -106,10 +106,9 @@ macro_rules! entries {
                         shared_bytes: INFO.shared,
                         seed,
                     };
-                    let group = INFO.cluster.max(INFO.in_order);
                     // SAFETY: every pointer is bound to a live allocation that the emulator checks
                     // each access against; all threads of the launch run the body.
-                    launch_clusters(&shape, group, || unsafe { ($body)(arguments) })
+                    launch_clusters(&shape, INFO.cluster, || unsafe { ($body)(arguments) })
                 }
             )*
         }

@@ -173,18 +173,6 @@ pub enum DeviceError {
         /// The device it was used with.
         used: DeviceId,
     },
-    /// Memory that launches of one stream share was used in another.
-    #[error(
-        "the {what} is of stream {found}, and was used in stream {used}; make one for each stream"
-    )]
-    ForeignStream {
-        /// What it is.
-        what: &'static str,
-        /// The stream that it belongs to ([`Stream::id`](crate::Stream::id)).
-        found: u64,
-        /// The stream that it was used in.
-        used: u64,
-    },
     /// A launch takes a pointer that is not aligned as the kernel needs it.
     #[error("{kernel}: `{argument}` at {address:#x} is no multiple of {align} bytes")]
     Misaligned {

@@ -5,8 +5,7 @@
 //! and its loads and stores are system-scoped.
 //!
 //! Do not spin on a value that another thread writes: the emulator runs a thread until its next
-//! collective, and CUDA guarantees no progress between blocks. To wait for data of earlier blocks there is
-//! [`crate::grid::wait_for_earlier_blocks`].
+//! collective, and CUDA guarantees no progress between blocks.
 
 use crate::imp;
 use crate::mem::GlobalMut;
@@ -63,19 +62,6 @@ impl DeviceAtomicU32 {
     #[must_use]
     pub fn load(self) -> u32 {
         imp::atomic::global_load(self.word)
-    }
-
-    /// Elements `index..index + 4` of `memory`, each as by [`Self::load`], in no order
-    /// (`ld.relaxed.gpu.global.v4.u32`).
-    ///
-    /// # Safety
-    /// - As [`Self::new`], for each of them; the address of the first is a multiple of 16.
-    #[inline(always)]
-    #[track_caller]
-    #[must_use]
-    pub unsafe fn load_x4(memory: GlobalMut<u32>, index: u64) -> [u32; 4] {
-        // SAFETY: in bounds and aligned by the caller's promise.
-        unsafe { imp::atomic::global_load_x4(memory.0, index) }
     }
 
     /// Sets the value (`st.relaxed.gpu.global.u32`).

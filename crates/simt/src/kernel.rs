@@ -39,8 +39,6 @@ pub struct KernelInfo {
     /// Consecutive blocks of a row of the grid that run as a cluster; 1 = none. Patched in as
     /// `.reqnctapercluster`.
     pub cluster: u32,
-    /// Consecutive blocks of a row of the grid of which later ones may wait for earlier ones; 1 = none.
-    pub in_order: u32,
     /// Whether its body waits for the launch before it; of other kernels the entry does, first.
     pub waits_in_body: bool,
     /// Blocks along x and y, as the table writes them.
@@ -62,7 +60,6 @@ impl KernelInfo {
             shared: 0,
             min_sm: 90,
             cluster: 1,
-            in_order: 1,
             waits_in_body: false,
             grid: "1, 1",
         }

@@ -57,7 +57,6 @@
 //! | [`warpgroup::bf16_m64n64k128`], `e4m3`, `s8` | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of B as of shared memory |
 //! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
 //! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that trusts the value: half of the blocks get a wrong one |
-//! | [`grid::wait_for_earlier_blocks`] | a loop | a wait that cannot end |
 //! | [`math`] | one instruction each | nothing; bit-equal except in [`math::approx`] |
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(

@@ -158,7 +158,6 @@ pub fn decode_hca<B: Backend>(
     }
     let params = step.check(HCA_RATIO, &main.state)?;
     main.state.check(CompressorKind::Hca)?;
-    let pooled = scratch.used_in(stream)?;
     let operation = DecodeHca {
         window_kv: step.window_kv.ptr(),
         kv: main.projections.kv.ptr(),

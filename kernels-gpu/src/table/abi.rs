@@ -68,7 +68,6 @@ impl Hash {
             .number(kernel.shared as u64)
             .number(kernel.min_sm as u64)
             .number(kernel.cluster as u64)
-            .number(kernel.in_order as u64)
             .number(kernel.waits_in_body as u64)
     }
 }
@@ -145,7 +144,6 @@ mod tests {
             KernelInfo { block: kernel.block + 32, ..kernel },
             KernelInfo { shared: kernel.shared + 4, ..kernel },
             KernelInfo { cluster: 2, ..kernel },
-            KernelInfo { in_order: 2, ..kernel },
             KernelInfo { waits_in_body: !kernel.waits_in_body, ..kernel },
             KernelInfo { grid: "1, 1", ..kernel },
         ];

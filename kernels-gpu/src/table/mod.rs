@@ -79,7 +79,7 @@ macro_rules! or_default {
 ///     Operation<Variant> |p, f| "doc"
 ///     (pointer: const|mut type [align bytes] [dimension, ..], ..; Params)
 ///     { block: .., min_blocks: .., shared: .., min_sm: ..
-///       [, cluster: ..] [, in_order: ..] [, waits_in_body: true], grid: [x, y] }
+///       [, cluster: ..] [, waits_in_body: true], grid: [x, y] }
 ///     bodies { [variant] => kernel: body, .. }
 /// )* }
 /// ```
@@ -87,8 +87,6 @@ macro_rules! or_default {
 /// - `|p, f|`: the names that scalars and variant have in dimensions and grid, and the variant in `shared`.
 /// - `align`: what the pointer's address is a multiple of, if that is more than its element's size: the
 ///   widest access through it.
-/// - `in_order`: of so many consecutive blocks of a row of the grid later ones may wait for earlier ones,
-///   which every device starts first. The emulator runs them one after the other.
 /// - `waits_in_body`: the body waits for the launch before it (`simt::grid::wait_for_dependencies`); of
 ///   other kernels the entry does.
 #[macro_export]
@@ -136,7 +134,7 @@ macro_rules! kernel_infos {
         )
         $doc:literal
         { block: $block:expr, min_blocks: $min_blocks:literal, shared: $shared:expr,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)? $(, in_order: $in_order:literal)?
+          min_sm: $min_sm:literal $(, cluster: $cluster:literal)?
           $(, waits_in_body: $waits:literal)?, grid: [$($grid:tt)+] }
         [$body:expr]
     )*) => {
@@ -166,7 +164,6 @@ macro_rules! kernel_infos {
                 },
                 min_sm: $min_sm,
                 cluster: or_default!(1; $($cluster)?),
-                in_order: or_default!(1; $($in_order)?),
                 waits_in_body: or_default!(false; $($waits)?),
                 grid: stringify!($($grid)+),
             } ),*]

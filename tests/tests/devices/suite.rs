@@ -97,9 +97,6 @@ suite! {
         drafts_across_every_boundary,
         a_second_token_of_a_request_is_refused,
     }
-    decode::scratch {
-        scratch_serves_one_stream,
-    }
     decode::early {
         the_step_is_what_the_launch_before_leaves,
     }

@@ -56,14 +56,6 @@ pub fn global_load(word: GlobalWord) -> u32 {
     word.get().load(Ordering::Relaxed)
 }
 
-#[track_caller]
-pub unsafe fn global_load_x4(memory: Pointer<u32>, index: u64) -> [u32; 4] {
-    // SAFETY: in bounds and aligned by the caller's promise, and checked.
-    let first = GlobalWord(memory.at(index, 16));
-    // SAFETY: the four words were checked.
-    std::array::from_fn(|i| global_load(GlobalWord(unsafe { first.0.add(i) })))
-}
-
 pub fn global_store(word: GlobalWord, value: u32) {
     word.get().store(value, Ordering::Relaxed);
 }

@@ -25,12 +25,3 @@ pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     let draw = Order::new(seed ^ i, block).shuffled(others.len() as u32)[0];
     others[usize::from(draw)]
 }
-
-#[track_caller]
-pub fn wait_for_earlier_blocks<T>(poll: impl Fn() -> Option<T>) -> T {
-    match poll() {
-        Some(found) => found,
-        // All earlier blocks of the group have returned.
-        None => panic!("waits for ever: no earlier block of its group has left that"),
-    }
-}

@@ -108,24 +108,6 @@ pub fn global_load(word: GlobalWord) -> u32 {
 }
 
 #[inline(always)]
-pub unsafe fn global_load_x4(memory: Pointer<u32>, index: u64) -> [u32; 4] {
-    let (a, b, c, d): (u32, u32, u32, u32);
-    // SAFETY: in bounds and aligned by the caller's promise. Not `readonly`, as above.
-    unsafe {
-        asm!(
-            "ld.relaxed.gpu.global.v4.u32 {{{a}, {b}, {c}, {d}}}, [{address}];",
-            a = out(reg32) a,
-            b = out(reg32) b,
-            c = out(reg32) c,
-            d = out(reg32) d,
-            address = in(reg64) memory.global_address(index),
-            options(nostack),
-        );
-    }
-    [a, b, c, d]
-}
-
-#[inline(always)]
 pub fn shared_load(address: u32) -> u32 {
     let value: u32;
     // SAFETY: `BlockAtomicU32::new` was promised an element of a shared array. Not `readonly`: each

@@ -30,12 +30,3 @@ pub unsafe fn peek<T: Access>(memory: Pointer<T>, i: u64) -> u32 {
     }
     word
 }
-
-#[inline(always)]
-pub fn wait_for_earlier_blocks<T>(poll: impl Fn() -> Option<T>) -> T {
-    loop {
-        if let Some(found) = poll() {
-            return found;
-        }
-    }
-}

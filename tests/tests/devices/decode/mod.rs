@@ -2,4 +2,3 @@
 
 pub mod early;
 pub mod one_launch;
-pub mod scratch;
