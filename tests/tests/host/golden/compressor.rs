@@ -7,6 +7,9 @@ use dsv4_kv_oracle::hadamard::hadamard;
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_nearest_f64, bf16_value};
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_tests::golden::{self, Array};
+use dsv4_kv_tests::hca;
+use dsv4_kv_tests::model::History;
+use kv_layout::geometry::CompressorKind;
 
 /// Of the largest magnitude in the array; the golden values are f32 sums of 8 terms.
 const TOLERANCE: f64 = 2e-6;
@@ -96,6 +99,50 @@ fn hca_entries() -> Result<()> {
     let hca = inputs.compressor();
     assert_entries("hca_pooled", HCA_TOLERANCE, |i| hca.pooled(i))?;
     assert_entries("hca_entry_fp32", HCA_TOLERANCE, |i| hca.entry(i))
+}
+
+/// The order in which the kernels fold a window, in f32, is as exact as sums of 128 terms in any order: against the
+/// golden windows, and against f64 for gates that rise, fall, and jump.
+#[test]
+fn hca_windows_folded_token_by_token() -> Result<()> {
+    let golden = golden::load::<f32>("hca_pooled")?;
+    let history = History::golden(CompressorKind::Hca);
+    for (entry, want) in golden.rows().enumerate() {
+        let folded: Vec<f64> = hca::pooled(&history, entry).iter().map(|&x| x.into()).collect();
+        let difference = difference(&folded, want);
+        assert!(difference <= 1e-6, "golden window {entry}: {difference:e}");
+    }
+    let random = History::random(CompressorKind::Hca, 128, 21);
+    let sorted = |rises: bool| {
+        let mut history = random.clone();
+        for channel in 0..512 {
+            let mut gates: Vec<f32> = (0..128).map(|p| history.gate[p * 512 + channel]).collect();
+            gates.sort_by(|a, b| if rises { a.total_cmp(b) } else { b.total_cmp(a) });
+            gates.into_iter().enumerate().for_each(|(p, gate)| {
+                history.gate[p * 512 + channel] = gate;
+            });
+        }
+        history
+    };
+    let far = {
+        let mut history = random.clone();
+        history.gate.iter_mut().for_each(|gate| *gate *= 40.0);
+        // The sum of gate and bias would be off by more than the fold.
+        history.ape.fill(0.0);
+        history
+    };
+    for (name, history) in [
+        ("random", random.clone()),
+        ("rising", sorted(true)),
+        ("falling", sorted(false)),
+        ("far", far),
+    ] {
+        let exact: Vec<f32> = history.oracle().pooled(0).iter().map(|&x| x as f32).collect();
+        let folded: Vec<f64> = hca::pooled(&history, 0).iter().map(|&x| x.into()).collect();
+        let difference = difference(&folded, &exact);
+        assert!(difference <= 2e-6, "{name}: {difference:e}");
+    }
+    Ok(())
 }
 
 #[test]
