@@ -93,6 +93,20 @@ pub enum InputError {
     #[cfg(feature = "generate")]
     #[error("--prompt: {0}")]
     Text(String),
+    /// A server that cannot be as asked.
+    #[cfg(feature = "serve")]
+    #[error("serve: {0}")]
+    Serve(String),
+    /// A command that this program was built without.
+    #[cfg(not(feature = "serve"))]
+    #[error(
+        "this program was built without `{command}`: run `cargo kv {command}`, or build it with \
+         `cargo build --release --package dsv4-kv-cli --features {command}`"
+    )]
+    NotBuiltIn {
+        /// The command; the feature is called as it is.
+        command: &'static str,
+    },
     /// A prompt without tokens.
     #[cfg(feature = "generate")]
     #[error("the prompt is empty; a request needs a token to begin with")]

@@ -12,6 +12,8 @@ mod outcome;
 mod output;
 mod plan;
 mod replay;
+#[cfg(feature = "serve")]
+mod serve;
 
 use std::process::ExitCode;
 
@@ -32,8 +34,26 @@ enum Command {
     Bench(bench::BenchArgs),
     #[cfg(feature = "generate")]
     Generate(Box<generate::GenerateArgs>),
+    /// Continues a prompt with a checkpoint's model; this program was built without it.
+    #[cfg(not(feature = "generate"))]
+    #[command(disable_help_flag = true)]
+    Generate(Unread),
     Plan(plan::PlanArgs),
     Replay(Box<replay::ReplayArgs>),
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeArgs>),
+    /// Serves a checkpoint's model over HTTP; this program was built without it.
+    #[cfg(not(feature = "serve"))]
+    #[command(disable_help_flag = true)]
+    Serve(Unread),
+}
+
+/// Options of a command that is not there.
+#[cfg(not(feature = "serve"))]
+#[derive(clap::Args)]
+struct Unread {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    _options: Vec<std::ffi::OsString>,
 }
 
 fn main() -> ExitCode {
@@ -50,8 +70,14 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         #[cfg(feature = "generate")]
         Command::Generate(args) => generate::run(&args),
+        #[cfg(not(feature = "generate"))]
+        Command::Generate(_) => Err(InputError::NotBuiltIn { command: "generate" }.into()),
         Command::Plan(args) => plan::run(&args),
         Command::Replay(args) => replay::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(&args),
+        #[cfg(not(feature = "serve"))]
+        Command::Serve(_) => Err(InputError::NotBuiltIn { command: "serve" }.into()),
     };
     outcome.map_or_else(fail, ExitCode::from)
 }

@@ -5,13 +5,17 @@ use std::process::ExitCode;
 /// The exit codes of every command, as its `--help` lists them.
 pub const EXIT_CODES: &str = "\
 Exit codes:
-  0    done, nothing wrong
+  0    done, nothing wrong; a server that a signal has ended, with all that it had taken
   1    a mismatch was found, a device failed, or a result could not be written
   2    an option, a file or a model was refused, or the cache does not fit
-  130  interrupted by SIGINT (Ctrl-C); a replay first prints the result of the steps it has run";
+  130  interrupted by SIGINT (Ctrl-C); a replay first prints the result of the steps it has run. A server that
+       a signal has ended before all was done
+  143  a server that a second SIGTERM has ended at once";
 
-/// Exit code of a command that SIGINT ended: 128 and the signal's number.
-pub const INTERRUPTED: u8 = 130;
+/// Exit code of a command that a signal ended, less the signal's number.
+pub const SIGNALLED: i32 = 128;
+/// Exit code of a command that SIGINT ended.
+const INTERRUPTED: u8 = 130;
 
 /// How a command ended that was not refused and did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

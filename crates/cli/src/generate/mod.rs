@@ -36,7 +36,7 @@ use logits::Logits;
 use report::Report;
 
 /// Memory of the emulated device, which takes only what is used.
-const EMULATED_MEMORY: u64 = 64 << 30;
+pub const EMULATED_MEMORY: u64 = 64 << 30;
 
 /// Runs the command and prints its result.
 ///

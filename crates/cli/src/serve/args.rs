@@ -1,0 +1,82 @@
+//! The options of `dsv4-kv serve`.
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+
+use crate::device::DeviceChoice;
+use crate::options::{number, size};
+use crate::outcome::EXIT_CODES;
+
+/// Serves a checkpoint's model over HTTP, as OpenAI's /v1/completions.
+///
+/// Also /v1/models, /health and /metrics; docs/serving.md describes all of it. SIGINT and SIGTERM end the server
+/// once the requests that it has taken are done; a second one ends it at once.
+#[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
+pub struct ServeArgs {
+    /// The checkpoint: a folder with config.json and safetensors files, and tokenizer.json unless its vocabulary
+    /// has 256 tokens, which are bytes then.
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: PathBuf,
+
+    /// Where to listen. Whoever reaches it may use it: there are no keys.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
+    pub listen: String,
+
+    /// The model's name for clients [default: the name of the checkpoint's folder]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+
+    /// Where the kernels run.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+
+    /// Completions in the cache at once; more wait.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count(1, 1 << 16))]
+    pub max_requests: u32,
+
+    /// Most tokens of a completion, prompt included [default: 8192, or what the model can]
+    #[arg(long, value_name = "TOKENS", value_parser = count(1, 1 << 20))]
+    pub context: Option<u32>,
+
+    /// Tokens of all completions together that there is memory for; what needs more is computed again later
+    /// [default: a quarter of --max-requests times --context]
+    #[arg(long, value_name = "N", value_parser = count(1, 1 << 31))]
+    pub cached_tokens: Option<u32>,
+
+    /// Most tokens of a step, over all completions; at least --max-requests.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1, 1 << 20))]
+    pub step_tokens: u32,
+
+    /// Most tokens of one prompt in a step.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1, 1 << 20))]
+    pub chunk: u32,
+
+    /// Tokens that prompt lookup proposes and one step verifies; completions are the same with and without.
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = count(0, 31))]
+    pub draft: u32,
+
+    /// Completions that may wait; a request for more gets 429.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count(1, 1 << 20))]
+    pub max_waiting: u32,
+
+    /// Largest body of a request; more gets 413.
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = size)]
+    pub max_body: ByteSize,
+
+    /// How long completions may take to their end when the server shuts down.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = number(0.0..=86400.0))]
+    pub shutdown_timeout: f64,
+
+    /// Replay each layer's launches as a graph while decoding.
+    #[arg(long)]
+    pub graphs: bool,
+}
+
+/// A parser of counts from `least` to `most`.
+fn count(least: u64, most: u64) -> RangedU64ValueParser<u32> {
+    RangedU64ValueParser::new().range(least..=most)
+}

@@ -1,0 +1,123 @@
+//! `dsv4-kv serve`: completions over HTTP.
+
+mod args;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use dsv4_kv::KvError;
+use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv_model::text::Text;
+use dsv4_kv_model::{Engine, EngineLimits, Model, ModelError};
+use dsv4_kv_server::scheduler::SchedulerLimits;
+use dsv4_kv_server::{Ended, Server, ServerError, Settings};
+
+pub use args::ServeArgs;
+
+use crate::error::InputError;
+use crate::generate::{EMULATED_MEMORY, load};
+use crate::interrupt::Interrupt;
+use crate::outcome::Outcome;
+use crate::output;
+
+/// The context, if the model can do as much.
+const CONTEXT: u32 = 8192;
+/// Most tokens of a step that is replayed.
+const GRAPH_TOKENS: u32 = 32;
+
+/// Serves until a signal ends it.
+///
+/// # Errors
+/// Input that is refused; a device that fails.
+pub fn run(args: &ServeArgs) -> Result<Outcome> {
+    let interrupt = Interrupt::listen_to_both()?;
+    let model = Arc::new(load(&args.checkpoint)?);
+    let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
+    let text = text.map_err(|error| InputError::Serve(error.to_string()))?;
+    match args.device.gpu()? {
+        Some(device) => on_device(&device, args, model, text, &interrupt),
+        None => {
+            let device = EmuDevice::new(EmuOptions { memory: EMULATED_MEMORY, seed: 0 });
+            on_device(&device, args, model, text, &interrupt)
+        }
+    }
+}
+
+fn on_device<B: Backend>(
+    device: &Device<B>,
+    args: &ServeArgs,
+    model: Arc<Model>,
+    text: Text,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
+    let settings = settings(args, &model);
+    let mut engine =
+        Engine::new(device, Arc::clone(&model), limits(args, &model)).map_err(refused_engine)?;
+    if args.graphs {
+        let tokens = args.draft + 1;
+        engine.capture((GRAPH_TOKENS / tokens).min(args.max_requests), tokens)?;
+    }
+    let name = settings.model.clone();
+    let server = Server::bind(&args.listen, engine, text, settings).map_err(refused)?;
+    let (address, device) = (server.address()?, &device.info().name);
+    output::print(format_args!("serving `{name}` at http://{address} on {device}"))?;
+    match server.run(|| interrupt.is_requested())? {
+        Ended::Done => Ok(Outcome::Passed),
+        Ended::Cut => {
+            output::note("note: some completions took longer than --shutdown-timeout");
+            Ok(Outcome::Interrupted)
+        }
+    }
+}
+
+fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
+    let context = args.context.unwrap_or_else(|| CONTEXT.min(model.config.cache.max_context));
+    let quarter = u64::from(args.max_requests) * u64::from(context) / 4;
+    let cached = quarter.max(context.into()).min(1 << 31) as u32;
+    EngineLimits {
+        requests: args.max_requests,
+        context,
+        cached_tokens: args.cached_tokens.unwrap_or(cached),
+        step_tokens: args.step_tokens,
+        max_draft: args.draft,
+    }
+}
+
+fn settings(args: &ServeArgs, model: &Model) -> Settings {
+    let (chunk, waiting) = (args.chunk as usize, args.max_waiting as usize);
+    Settings {
+        model: args.model_name.clone().unwrap_or_else(|| folder_name(&args.checkpoint)),
+        end: model.config.eos.clone(),
+        drafts: args.draft as usize,
+        scheduler: SchedulerLimits { chunk, waiting },
+        body_bytes: usize::try_from(args.max_body.as_u64()).unwrap_or(usize::MAX),
+        patience: Duration::from_secs_f64(args.shutdown_timeout),
+    }
+}
+
+fn folder_name(folder: &Path) -> String {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.into());
+    folder.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Limits that the cache refuses are options; all else is a failure.
+fn refused_engine(error: ModelError) -> anyhow::Error {
+    match error {
+        ModelError::Cache(KvError::Config { .. } | KvError::MemoryTooSmall { .. }) => {
+            InputError::Serve(error.to_string()).into()
+        }
+        error => error.into(),
+    }
+}
+
+/// Settings that do not fit each other, and an address that cannot be had.
+fn refused(error: ServerError) -> anyhow::Error {
+    match error {
+        ServerError::StepTooShort { .. }
+        | ServerError::TooManyDrafts { .. }
+        | ServerError::System { .. } => InputError::Serve(error.to_string()).into(),
+        error => error.into(),
+    }
+}
