@@ -15,9 +15,11 @@ use crate::{circles, cpu_time, process, workspace};
 
 /// All tests, in one build: with the feature of the tests that make mistakes on purpose, which
 /// changes nothing as long as none is made. A build without it would compile every kernel twice.
-const ALL: [&str; 5] = ["test", "--locked", "--workspace", "--features", "dsv4-kv-stress/mistakes"];
+/// And with all commands of the CLI.
+const ALL: [&str; 5] =
+    ["test", "--locked", "--workspace", "--features", "dsv4-kv-stress/mistakes,dsv4-kv-cli/serve"];
 
-/// The quick tests: of the libraries, without the stress test. With the same feature, so that after
+/// The quick tests: of the libraries, without the stress test. With the same features, so that after
 /// all tests these need no build.
 const QUICK: [&str; 13] = [
     "test",
@@ -32,11 +34,11 @@ const QUICK: [&str; 13] = [
     "--lib",
     "--tests",
     "--features",
-    "dsv4-kv/mistakes",
+    "dsv4-kv/mistakes,dsv4-kv-model/tokenizers",
 ];
 
 /// Of the quick tests, what takes seconds each: the largest cases of what others test too.
-const NOT_QUICK: [&str; 16] = [
+const NOT_QUICK: [&str; 17] = [
     "device_failures",
     "all_or_nothing",
     "no_number_of_slots_admits_more_than_the_planned",
@@ -53,6 +55,7 @@ const NOT_QUICK: [&str; 16] = [
     "interleaved_requests_do_not_mix",
     "drafts_run_ahead_of_an_open_step",
     "kernels_keep_to_their_memory",
+    "sixty_four_requests",
 ];
 
 /// The examples that are run.

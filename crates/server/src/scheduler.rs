@@ -3,7 +3,7 @@
 //! ```text
 //! each step   requests whose client has left are released
 //!             requests that wait are admitted, in order, while a slot and the blocks of their tokens are free
-//!             one token (and drafts) of every request that decodes, then chunks of prompts, oldest first
+//!             one token of every request; what is left goes to drafts, then to chunks of prompts, oldest first
 //!             out of blocks: the newest request is released, waits again before all others, and the step is
 //!             made anew
 //! ```
@@ -226,23 +226,14 @@ impl<B: Backend> Scheduler<B> {
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             (0..self.running.len()).partition(|&index| left(index) == 1);
         let mut budget = self.engine.cache().config().max_step_tokens as usize;
-        let mut parts = Vec::new();
-        let mut add = |index: usize, most: usize, budget: &mut usize| {
-            let work = self.running[index].request.sequence.next(most);
-            *budget -= work.tokens.len();
+        let mut parts: Vec<Part> = Vec::new();
+        for index in decoding.iter().chain(&prompts).copied() {
+            // A step has a token of every request: drafts and chunks take what is left.
+            let others = self.running.len() - parts.len() - 1;
+            let chunk = if left(index) == 1 { budget } else { self.limits.chunk.max(1) };
+            let work = self.running[index].request.sequence.next(chunk.min(budget - others));
+            budget -= work.tokens.len();
             parts.push(Part { index, work });
-        };
-        for (at, &index) in decoding.iter().enumerate() {
-            let others = decoding.len() - at - 1;
-            // A step has a token of every request.
-            let most = budget - others;
-            add(index, most, &mut budget);
-        }
-        for index in prompts {
-            if budget > 0 {
-                let most = self.limits.chunk.max(1).min(budget);
-                add(index, most, &mut budget);
-            }
         }
         parts
     }
