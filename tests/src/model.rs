@@ -202,6 +202,13 @@ impl<B: Backend> OnDevice<B> {
         }
     }
 
+    /// Every state row, of all slots.
+    #[must_use]
+    pub fn state_rows(&self) -> Vec<Vec<f32>> {
+        let rows = download(&self.stream, &self.state);
+        rows.chunks_exact(self.which.row_floats() as usize).map(<[f32]>::to_vec).collect()
+    }
+
     fn state(&self) -> StateRing<B> {
         StateRing { rows: self.state.clone(), ring: self.ring, slots: self.slots }
     }

@@ -76,6 +76,7 @@ suite! {
         entries_equal_transformers,
         the_wrong_rotation_does_not_pass,
         entries_equal_the_oracle_and_no_cut_matters,
+        a_chunk_writes_the_rows_that_steps_need,
         a_nan_spoils_its_window_alone,
         rejected_tokens_change_no_entry,
         requests_in_one_step_do_not_mix,

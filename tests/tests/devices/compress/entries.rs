@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::ops::{self, BlockTable, Entries, IndexKeys};
+use dsv4_kv::state::RunningSums;
 use dsv4_kv::step_meta::Chunk;
 use dsv4_kv_oracle::compressor;
 use dsv4_kv_oracle::hadamard::hadamard;
@@ -105,6 +106,57 @@ pub fn entries_equal_the_oracle_and_no_cut_matters<B: Backend>(device: &Device<B
             let cuts: Vec<usize> = (0..290).map(|_| random.random_range(1..=most)).collect();
             let cut = OnDevice::new(device, &history, 1, ring(stream, 1)).feed(&history, cuts);
             assert_same(&cut, &whole, &format!("{stream:?} in chunks of up to {most}"));
+        }
+    }
+}
+
+/// What a state row is to hold after the first `tokens` of a history, a row for each position that a later step
+/// may need: (row, floats).
+fn kept_rows(history: &History, tokens: usize, ring: usize) -> Vec<(usize, Vec<f32>)> {
+    let last = |rows: usize| tokens.saturating_sub(rows)..tokens;
+    if history.stream == CompressorKind::Hca {
+        let sums = hca::running_sums(history);
+        let rows = last(ring).filter_map(|position| {
+            let RunningSums { maximum, sum, weighted, .. } = sums[position + 1].clone()?;
+            Some((position % ring, [maximum, sum, weighted].concat()))
+        });
+        return rows.collect();
+    }
+    let (columns, channels) = (shape(history.stream).columns(), shape(history.stream).channels);
+    let half = |position: usize, first: usize| {
+        let at = position * columns + first..position * columns + first + channels;
+        let bias = &history.ape[position % 4 * columns + first..];
+        let scores = history.gate[at.clone()].iter().zip(bias).map(|(gate, bias)| gate + bias);
+        history.kv[at].iter().copied().chain(scores).collect::<Vec<f32>>()
+    };
+    let own = last(ring).filter(|position| position % 4 != 3);
+    let own = own.map(|position| (position % ring, half(position, channels)));
+    let previous = last(ring + 4).map(|position| (ring + position % (ring + 4), half(position, 0)));
+    own.chain(previous).collect()
+}
+
+/// A chunk of any length writes the state rows that a later step may go on from, and no other: not those of
+/// earlier tokens, whose rows are the last ones' too, nor of tokens that close a window.
+pub fn a_chunk_writes_the_rows_that_steps_need<B: Backend>(device: &Device<B>) {
+    for (stream, step_tokens) in STREAMS.into_iter().flat_map(|stream| [(stream, 1), (stream, 5)]) {
+        let history = History::random(stream, 300, 15);
+        for tokens in [1, 2, 3, 4, 5, 8, 9, 126, 127, 128, 129, 130, 133, 256, 258, 300] {
+            let ring = ring(stream, step_tokens);
+            let compressor = OnDevice::new(device, &history, 1, ring);
+            let end = tokens as u32;
+            let step =
+                Step::new(&compressor.stream, 0, &[Chunk { slot: SlotId(0), start: 0, end }]);
+            let (kv, gate) = history.projections(0..tokens);
+            compressor.run(&step, &kv, &gate);
+            let rows = compressor.state_rows();
+            let mut want = vec![vec![f32::from_bits(u32::MAX); rows[0].len()]; rows.len()];
+            for (row, floats) in kept_rows(&history, tokens, ring as usize) {
+                want[row] = floats;
+            }
+            let bits = |rows: Vec<Vec<f32>>| -> Vec<u32> {
+                rows.concat().into_iter().map(f32::to_bits).collect()
+            };
+            assert_same(&bits(rows), &bits(want), &format!("{stream:?} of {tokens}, ring {ring}"));
         }
     }
 }
