@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::thread;
 
 use dsv4_kv_device::{Backend, EmuOptions};
-use dsv4_kv_model::Model;
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
+use dsv4_kv_model::{EngineLimits, Model};
 use dsv4_kv_server::error::{Failure, Refusal, ServerError};
 use dsv4_kv_server::metrics::Metrics;
 use dsv4_kv_server::queue::{Event, Events, Queue, Submission};
@@ -173,6 +173,28 @@ fn what_never_fits_is_refused_before_it_waits() {
     assert_eq!(queue.submit(vec![one.clone(); 63]).map(|events| events.len()), Ok(63));
     queue.close();
     assert_eq!(queue.submit(vec![one]).err(), Some(Refusal::ShuttingDown));
+}
+
+#[test]
+fn drafts_do_not_hold_up_a_prompt() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits { step_tokens: 2, ..small::limits(2, 8) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
+    let queue = scheduler.queue();
+    // Whatever it answers, there are drafts for it: every token was in the prompt.
+    let continuation = Continuation { drafts: 2, ..small::continuation(500) };
+    let mut decoding = submit(&queue, &Submission { prompt: (0..256).collect(), continuation });
+    while received(&mut decoding).0.is_empty() {
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    }
+    let continuation = small::continuation(1);
+    let mut prompt = submit(&queue, &Submission { prompt: vec![7; 5], continuation });
+    for _ in 0..5 {
+        assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
+    }
+    assert_eq!(received(&mut prompt).1, Some(Event::Finished(Finish::Length)));
+    assert_eq!(received(&mut decoding).1, None, "the other still decodes");
 }
 
 #[test]
