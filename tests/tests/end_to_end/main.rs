@@ -25,7 +25,7 @@ mod tier2;
 mod tier3;
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -63,10 +63,18 @@ fn trials_on<B: Backend>(
     mutate: bool,
     open: impl Fn() -> Device<B> + Clone + Send + 'static,
 ) -> Vec<Trial> {
+    // One test of a GPU at a time: while one captures, nobody may copy on its device.
+    static GPU: Mutex<()> = Mutex::new(());
+    let one_by_one = kind == "cuda";
     let trial = |(name, test): (&str, Test<B>)| {
         let (reference, open) = (Arc::clone(reference), open.clone());
         let name = format!("{kind}::{}::{name}", reference.name);
-        Trial::test(name, move || test(&open(), &reference))
+        Trial::test(name, move || {
+            let turn = one_by_one.then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner));
+            let done = test(&open(), &reference);
+            drop(turn);
+            done
+        })
     };
     tests(reference, mutate).into_iter().map(trial).collect()
 }

@@ -13,8 +13,10 @@ use crate::reference::{Reference, three};
 use crate::run::{Cut, MAX_DRAFT, Recorder, Run};
 use crate::tier1;
 
-/// The median over positions of the largest difference of a logit.
-const MEDIAN: f32 = 0.02;
+/// The median over positions of the largest difference of a logit. Of sets with five layers that choose by score,
+/// another right order of sums gives up to 0.02 over all positions and more over the last; the least that showed
+/// with a part left out was 0.06.
+const MEDIAN: f32 = 0.04;
 /// The part of positions at which the most likely token may be another.
 const OTHER_TOKENS: f64 = 0.02;
 
