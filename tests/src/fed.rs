@@ -11,8 +11,8 @@ use dsv4_kv::{
 };
 use kv_layout::geometry::{CompressorKind, LayerKind};
 
+use crate::history::{History, shape};
 use crate::inputs::{assert_same, download, plane_row, upload};
-use crate::model::{History, shape};
 use crate::rings::{assert_ring, pool};
 use crate::stories::{STEP_TOKENS, Stored, Story, compressors};
 pub use crate::updated::{Updated, resume, update};

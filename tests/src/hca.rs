@@ -8,7 +8,7 @@ use dsv4_kv_oracle::number::bf16_nearest;
 use dsv4_kv_oracle::rope::Table;
 use kernels_gpu::math::{cos_sin, exp_nonpositive};
 
-use crate::model::History;
+use crate::history::History;
 
 /// Channels of an entry.
 const CHANNELS: usize = HEAD_DIM as usize;

@@ -9,6 +9,7 @@
 //! | [`failing`] | a device that fails on demand |
 //! | [`fuzz`] | what fuzzers do with bytes |
 //! | [`golden`] | vectors that other software made |
+//! | [`history`] | what a compressor reads |
 //! | [`hca`] | HCA entries and running sums in the operations of the kernels |
 //! | [`inputs`] | rows of numbers, and copies to and from a device |
 //! | [`lazy`] | a device that does nothing before it must |
@@ -26,6 +27,7 @@ pub mod fed;
 pub mod fuzz;
 pub mod golden;
 pub mod hca;
+pub mod history;
 pub mod inputs;
 #[expect(unsafe_code, reason = "a device trusts its backend, this one too")]
 pub mod lazy;

@@ -5,97 +5,15 @@ use dsv4_kv::SlotId;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{self, CompressorWeights, StateRing, StepProjections, StepTokens, WorkList};
 use dsv4_kv::step_meta::{self, Chunk, Section, StepLayout};
-use dsv4_kv_oracle::compressor::{Compressor, Shape};
 use dsv4_kv_oracle::number::{bf16_nearest, bf16_value};
 use dsv4_kv_oracle::rope::Table;
 use kv_layout::geometry::{
     CompressorKind, CsaCompressor, csa_own_rows, csa_state_rows, hca_state_rows,
 };
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
-use crate::golden;
 use crate::hca;
+use crate::history::{History, shape};
 use crate::inputs::{download, download_bits, upload};
-
-/// Its shape in the oracle.
-pub fn shape(stream: CompressorKind) -> Shape {
-    match stream {
-        CompressorKind::CsaMain => Shape::CSA,
-        CompressorKind::CsaIndex => Shape::INDEX,
-        CompressorKind::Hca => Shape::HCA,
-    }
-}
-
-/// What a compressor reads: a token history from position 0, and weights.
-#[derive(Clone)]
-pub struct History {
-    /// Which compressor reads it.
-    pub stream: CompressorKind,
-    /// `[tokens, columns]`: keys.
-    pub kv: Vec<f32>,
-    /// `[tokens, columns]`: gates.
-    pub gate: Vec<f32>,
-    /// `[ratio, columns]`: the position bias.
-    pub ape: Vec<f32>,
-    /// `[channels]`: weights of the norm.
-    pub norm: Vec<f32>,
-}
-
-impl History {
-    /// The history of the golden vectors.
-    ///
-    /// # Panics
-    /// If they cannot be read.
-    #[must_use]
-    pub fn golden(stream: CompressorKind) -> Self {
-        let name = match stream {
-            CompressorKind::CsaMain => "csa",
-            CompressorKind::CsaIndex => "idx",
-            CompressorKind::Hca => "hca",
-        };
-        let load = |what: &str| golden::load::<f32>(&format!("{name}_{what}")).unwrap().data;
-        let (kv, gate) = (load("kv"), load("gate"));
-        Self { stream, kv, gate, ape: load("ape"), norm: load("norm_w") }
-    }
-
-    /// Random projections and weights.
-    pub fn random(stream: CompressorKind, tokens: usize, seed: u64) -> Self {
-        let mut random = StdRng::seed_from_u64(seed);
-        let Shape { ratio, channels, .. } = shape(stream);
-        let columns = shape(stream).columns();
-        let mut values = |count, size: f32| -> Vec<f32> {
-            (0..count).map(|_| random.random_range(-size..size)).collect()
-        };
-        Self {
-            stream,
-            kv: values(tokens * columns, 4.0),
-            gate: values(tokens * columns, 6.0),
-            ape: values(ratio * columns, 1.0),
-            norm: values(channels, 2.0),
-        }
-    }
-
-    /// Tokens of the history.
-    #[must_use]
-    pub fn tokens(&self) -> usize {
-        self.kv.len() / shape(self.stream).columns()
-    }
-
-    /// The same for the oracle.
-    #[must_use]
-    pub fn oracle(&self) -> Compressor<'_> {
-        let Self { stream, kv, gate, ape, norm } = self;
-        Compressor { shape: shape(*stream), kv, gate, ape, norm_w: norm }
-    }
-
-    /// Projections of the tokens `range`.
-    pub fn projections(&self, range: std::ops::Range<usize>) -> (Vec<f32>, Vec<f32>) {
-        let columns = shape(self.stream).columns();
-        let cut = range.start * columns..range.end * columns;
-        (self.kv[cut.clone()].to_vec(), self.gate[cut].to_vec())
-    }
-}
 
 /// A step on the device with its work lists.
 pub struct Step<B: Backend> {

@@ -11,8 +11,9 @@ use kv_layout::geometry::{CompressorKind, LayerKind};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
+use crate::history::{History, shape};
 use crate::inputs::{oracle, rows};
-use crate::model::{History, OnDevice, assert_rounds, ring, shape};
+use crate::model::{OnDevice, assert_rounds, ring};
 
 /// Most tokens of a step of [`config`].
 pub const STEP_TOKENS: u32 = 512;

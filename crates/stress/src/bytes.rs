@@ -9,8 +9,8 @@ use super::cache::Cache;
 use super::library::{LayerBytes, Told};
 use super::model::{Progress, Request};
 use dsv4_kv_tests::fed::Fed;
+use dsv4_kv_tests::history::{History, shape};
 use dsv4_kv_tests::inputs::download;
-use dsv4_kv_tests::model::{History, shape};
 use dsv4_kv_tests::rings::pool;
 
 impl<B: Backend> Cache<B> {

@@ -80,6 +80,8 @@ suite! {
         a_nan_spoils_its_window_alone,
         rejected_tokens_change_no_entry,
         requests_in_one_step_do_not_mix,
+    }
+    compress::flush {
         flush_writes_the_golden_rows,
         flush_equals_the_oracle_in_every_format,
         flush_of_hca_entries_equals_the_oracle,

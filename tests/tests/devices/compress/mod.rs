@@ -1,5 +1,6 @@
-//! Compressors: pooled entries, compressor state, every value through every quantiser.
+//! Compressors: pooled entries, their flush, compressor state, every value through every quantiser.
 
 pub mod entries;
+pub mod flush;
 pub mod state;
 pub mod values;

@@ -15,8 +15,8 @@ use rand::{Rng, SeedableRng};
 
 use crate::fed::update;
 use crate::hca;
+use crate::history::History;
 use crate::inputs::{assert_same, download, upload, upload_bf16};
-use crate::model::History;
 
 fn random(count: usize, seed: u64) -> Vec<f32> {
     let mut random = StdRng::seed_from_u64(seed);

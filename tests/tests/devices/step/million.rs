@@ -14,8 +14,9 @@ use kv_layout::geometry::{BLOCK_TOKENS, CompressorKind, MAX_CONTEXT};
 use kv_layout::main_row::DATA_BYTES;
 
 use crate::fed::resume;
+use crate::history::{History, shape};
 use crate::inputs::{assert_same, download_bits, filled, oracle, upload};
-use crate::model::{History, OnDevice, Step, assert_rounds, ring, shape};
+use crate::model::{OnDevice, Step, assert_rounds, ring};
 use crate::rings::pool;
 use crate::step::tensors::Tensors;
 use crate::stories::{compressors, rotated};

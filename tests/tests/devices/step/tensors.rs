@@ -7,8 +7,8 @@ use dsv4_kv::{KvError, LayerId, Layers};
 use kv_layout::geometry::{CompressorKind, LayerKind};
 
 use crate::fed::{self, Updated};
+use crate::history::{History, shape};
 use crate::inputs::{rows, upload, upload_bf16};
-use crate::model::{History, shape};
 use crate::stories::compressors;
 
 const STREAMS: [CompressorKind; 3] =

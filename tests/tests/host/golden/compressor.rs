@@ -8,7 +8,7 @@ use dsv4_kv_oracle::number::{bf16_nearest, bf16_nearest_f64, bf16_value};
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_tests::golden::{self, Array};
 use dsv4_kv_tests::hca;
-use dsv4_kv_tests::model::History;
+use dsv4_kv_tests::history::History;
 use kv_layout::geometry::CompressorKind;
 
 /// Of the largest magnitude in the array; the golden values are f32 sums of 8 terms.
