@@ -170,9 +170,11 @@ impl Model {
                     .launches
                     .bucket()
                     .map_or(plan.tokens_per_request, |bucket| bucket.tokens_per_request);
-                // With one token a request the update is all there is, where there is one.
+                // With tokens that may all be lost again the update is all there is, where there is one.
                 let kind = |layer: LayerId| self.config.model.layers[layer.0 as usize];
-                let left = left.filter(|&layer| most > 1 || kind(layer) == LayerKind::Swa);
+                let left = left.filter(|&layer| {
+                    most > self.config.step_tokens_with_rollback() || kind(layer) == LayerKind::Swa
+                });
                 left.map(|layer| (layer, LayerProgress::Updated))
             }
             Layers::None | Layers::Without(_) => {
