@@ -15,6 +15,9 @@ pub enum ModelError {
         /// Tokens there are.
         vocabulary: u32,
     },
+    /// A step without a chunk.
+    #[error("the step has no tokens; give at least one chunk")]
+    EmptyStep,
     /// A prompt without tokens.
     #[error("the prompt is empty; a request needs a token to begin with")]
     EmptyPrompt,

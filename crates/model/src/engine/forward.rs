@@ -58,7 +58,7 @@ impl<B: Backend> Engine<B> {
     /// bits in every batch and however a prompt is cut.
     ///
     /// # Errors
-    /// [`ModelError::TokenOutOfVocabulary`]; [`ModelError::Cache`], as
+    /// [`ModelError::EmptyStep`]; [`ModelError::TokenOutOfVocabulary`]; [`ModelError::Cache`], as
     /// [`dsv4_kv::KvCacheManager::begin_step`]: among them [`KvError::OutOfBlocks`], after which nothing has
     /// changed. The step is rejected on every error.
     pub fn forward(&mut self, chunks: &[Chunk<'_>]) -> Result<Forward<'_, B>, ModelError> {
@@ -75,6 +75,9 @@ impl<B: Backend> Engine<B> {
         probe: &mut impl Probe,
     ) -> Result<Forward<'_, B>, ModelError> {
         let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
+        if tokens.is_empty() {
+            return Err(ModelError::EmptyStep);
+        }
         self.check_tokens(&tokens)?;
         let requests = self.requests(chunks)?;
         let positions: Vec<u32> =
