@@ -11,11 +11,12 @@ use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
-use rand::seq::{SliceRandom, index};
+use rand::seq::index;
 use rand::{RngCore, SeedableRng};
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
-use super::timing::{Measurement, measurement, nodes_for};
+use super::placement::{Placement, nodes};
+use super::timing::{Measurement, measurement};
 
 /// Bytes of a BF16 row.
 const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
@@ -41,29 +42,32 @@ pub(super) fn measure<B: Backend>(
     for format in MainFormat::ALL {
         for (rows, requests) in LISTS {
             progress.set_message(format!("gather_kv {} {rows} x {requests}", format.name()));
-            results.push(gather_kv(device, format, rows, requests)?);
+            results.push(gather_kv(device, format, (rows, requests), None)?);
         }
         for (rows, requests) in ALL {
             progress.set_message(format!("gather_all {} {rows} x {requests}", format.name()));
-            results.push(gather_all(device, format, rows, requests)?);
+            results.push(gather_all(device, format, (rows, requests), None)?);
         }
     }
     Ok(results)
 }
 
-fn gather_kv<B: Backend>(
+/// Times the gather of lists of `rows` entries. Without `placement` every layer's blocks lie together, as
+/// many as the requests have.
+pub(super) fn gather_kv<B: Backend>(
     device: &Device<B>,
     format: MainFormat,
-    rows: u32,
-    requests: u32,
+    (rows, requests): (u32, u32),
+    placement: Option<Placement>,
 ) -> Result<Measurement> {
     let seen = rows * SEEN_PER_LISTED;
     let blocks = seen / LayerKind::Csa.entries_per_block();
     let per_row = format.row_bytes() + WORD_BYTES + ROW_BYTES;
     let per_query = META_BYTES + u64::from(blocks) * WORD_BYTES + u64::from(rows) * per_row;
     let bytes = u64::from(requests) * per_query;
-    let nodes = nodes_for(bytes);
-    let layers = Layers::new(device, format, LayerKind::Csa, [requests, seen, rows], nodes)?;
+    let nodes = nodes(bytes, placement);
+    let sizes = [requests, seen, rows];
+    let layers = Layers::new(device, (format, LayerKind::Csa), sizes, nodes, placement)?;
     let list_elements = u64::from(requests * rows);
     let lists = lists(nodes * u64::from(requests), seen, rows);
     let selected = layers.upload("selected entries", &lists)?;
@@ -82,17 +86,19 @@ fn gather_kv<B: Backend>(
     layers.measure((name, size), bytes, &selected, launch)
 }
 
-fn gather_all<B: Backend>(
+/// Times the gather of all of `rows` entries; `placement` as for [`gather_kv`].
+pub(super) fn gather_all<B: Backend>(
     device: &Device<B>,
     format: MainFormat,
-    rows: u32,
-    requests: u32,
+    (rows, requests): (u32, u32),
+    placement: Option<Placement>,
 ) -> Result<Measurement> {
     let per_row = format.row_bytes() + WORD_BYTES + ROW_BYTES;
     let per_query = META_BYTES + WORD_BYTES + u64::from(rows) * per_row;
     let bytes = u64::from(requests) * per_query;
-    let nodes = nodes_for(bytes);
-    let layers = Layers::new(device, format, LayerKind::Hca, [requests, rows, rows], nodes)?;
+    let nodes = nodes(bytes, placement);
+    let sizes = [requests, rows, rows];
+    let layers = Layers::new(device, (format, LayerKind::Hca), sizes, nodes, placement)?;
     let lengths = layers.upload("lengths", &vec![0; requests as usize])?;
     let launch = |node: &Node<'_, B>| {
         let Node { queries, table, entries, tile, .. } = node;
@@ -123,8 +129,9 @@ struct Layers<B: Backend> {
     format: MainFormat,
     entries_per_block: u32,
     requests: u32,
-    /// Blocks of a request; a layer has as many for each request.
+    /// Blocks of a request.
     blocks: u32,
+    placement: Placement,
     nodes: u64,
     position: Buffer<B, i32>,
     slot: Buffer<B, i32>,
@@ -148,24 +155,24 @@ impl<B: Backend> Layers<B> {
     /// Requests that see `seen` entries each, and a tile of `rows` rows a query.
     fn new(
         device: &Device<B>,
-        format: MainFormat,
-        kind: LayerKind,
+        (format, kind): (MainFormat, LayerKind),
         [requests, seen, rows]: [u32; 3],
         nodes: u64,
+        placement: Option<Placement>,
     ) -> Result<Self> {
         let entries_per_block = kind.entries_per_block();
         let blocks = seen / entries_per_block;
-        let entries = nodes * u64::from(requests) * u64::from(seen);
+        let used = u64::from(requests) * u64::from(blocks);
+        let placement = placement.unwrap_or(Placement::packed(used, nodes));
+        let entries = placement.len() * u64::from(entries_per_block);
         let tile_elements = u64::from(requests) * u64::from(rows) * u64::from(HEAD_DIM);
         let stream = device.stream()?;
         let upload = |label, values: &[i32]| upload(&stream, label, values);
         let position = (blocks * BLOCK_TOKENS) as i32 - 1;
-        let mut table: Vec<i32> = (0..(requests * blocks) as i32).collect();
-        table.shuffle(&mut SmallRng::seed_from_u64(2));
         Ok(Self {
             position: upload("positions", &vec![position; requests as usize])?,
             slot: upload("slots", &(0..requests as i32).collect::<Vec<_>>())?,
-            table: upload("block table", &table)?,
+            table: upload("block table", &placement.random(used))?,
             data: random_plane(&stream, "entry data", entries * DATA_BYTES)?,
             scale: random_plane(&stream, "entry scales", entries * format.scale_bytes())?,
             tiles: device.allocate("tiles", nodes * tile_elements)?,
@@ -176,6 +183,7 @@ impl<B: Backend> Layers<B> {
             entries_per_block,
             requests,
             blocks,
+            placement,
             nodes,
         })
     }
@@ -203,11 +211,11 @@ impl<B: Backend> Layers<B> {
                 queries: GatherQueries { position, slot, index: slot, first: 0, count: slots },
                 table: BlockTable { table, slots, max_blocks },
                 entries: Entries {
-                    data: &part(data, index, self.nodes),
-                    scale: &part(scale, index, self.nodes),
+                    data: &self.placement.part(data, index),
+                    scale: &self.placement.part(scale, index),
                     format: self.format,
                     entries_per_block: self.entries_per_block,
-                    num_blocks: slots * max_blocks,
+                    num_blocks: self.placement.span() as u32,
                 },
                 tile: part(tiles, index, self.nodes),
             })

@@ -6,13 +6,17 @@
 //! replay. The time of a node is the median replay over the number of nodes, by device
 //! events. The copy is measured the same way and moves the same bytes: half read, half written.
 
+mod arena;
 mod decode;
 mod gather;
 mod indexer;
 mod inputs;
 mod linear;
+mod placement;
 mod router;
 mod swa;
+#[cfg(test)]
+mod tests;
 mod timing;
 
 use std::fmt;
@@ -67,6 +71,8 @@ enum Suite {
     Linear,
     /// All of these.
     All,
+    /// Kernels whose blocks or slots lie packed by layer, or apart in one arena. Needs 110 GB of memory.
+    Arena,
 }
 
 /// What was measured where.
@@ -104,6 +110,9 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     }
     if wanted(Suite::Linear) {
         measurements.extend(linear::measure(&device, &progress)?);
+    }
+    if args.suite == Suite::Arena {
+        measurements.extend(arena::measure(&device, &progress)?);
     }
     progress.finish_and_clear();
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();

@@ -6,15 +6,17 @@ use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Graph, Stream};
 use serde::Serialize;
 
+/// Whether all that the tests of this program do on the CPU: the same calls, few of them.
+const SMALL: bool = cfg!(test);
 /// Bytes that the nodes of a graph touch together: several times the L2 of an H200.
-const ROTATION_BYTES: u64 = 400 << 20;
+const ROTATION_BYTES: u64 = if SMALL { 1 << 10 } else { 400 << 20 };
 /// Bytes written before a replay of a graph that touches less, to push its own out of the L2 cache. They
 /// are written back while the replay runs: half a microsecond a node where nodes are few.
-const FLUSH_BYTES: u64 = 256 << 20;
+const FLUSH_BYTES: u64 = if SMALL { 1 << 10 } else { 256 << 20 };
 /// Fewest and most nodes of a graph.
-const NODES: RangeInclusive<u64> = 20..=200;
+const NODES: RangeInclusive<u64> = if SMALL { 2..=3 } else { 20..=200 };
 /// Replays that are timed, after as many that warm up.
-const REPLAYS: usize = 50;
+const REPLAYS: usize = if SMALL { 1 } else { 50 };
 
 /// One measured case.
 #[derive(Clone, Debug, Serialize)]
