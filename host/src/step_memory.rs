@@ -34,7 +34,7 @@ impl Specs {
         let (tokens, requests) = (config.max_step_tokens, config.max_requests);
         let csa = u64::from(plan_capacity(tokens, requests, CSA_RATIO));
         let runs = u64::from(run_capacity(tokens, requests));
-        let step_meta = StepLayout::new(tokens, requests).elements() as u64;
+        let step_meta = StepLayout::largest(tokens, requests).elements() as u64;
         let compressed = CompressedSpecs {
             csa_closing: BufferSpec::new("CSA work list", csa),
             hca_runs: BufferSpec::new("HCA work list", runs),
@@ -82,7 +82,9 @@ pub(crate) fn bytes(config: &CacheConfig) -> u64 {
 
 /// What the steps of one group need on the device, and where its layers are.
 pub(crate) struct StepMemory<B: Backend> {
+    /// As long as the longest step needs.
     pub step_meta: Staged<B, i32>,
+    /// Of the last step that was sent, or of the bucket that is captured.
     pub layout: StepLayout,
     pub compressed: Option<Compressed<B>>,
     /// One for each layer of the group.
@@ -134,7 +136,7 @@ impl<B: Backend> StepMemory<B> {
         stream.synchronize()?;
         Ok(Self {
             step_meta,
-            layout: StepLayout::new(config.max_step_tokens, config.max_requests),
+            layout: StepLayout::new(0, 0),
             compressed,
             progress: vec![LayerProgress::NotStarted; config.group_layers(group).len()],
             freed: if config.poison {

@@ -3,6 +3,8 @@
 //!
 //! Five sections have one entry a token, tokens of a request adjacent and in order; entries past the
 //! step's tokens are padding: slot -1, row -1. Two more have one entry a block that the step was given.
+//! Sections follow each other without a gap, so that the array is as long as the step needs: a
+//! [`StepLayout`] for its tokens, or for those of its bucket, and its new blocks.
 
 use std::ops::Range;
 
@@ -34,7 +36,8 @@ pub enum Section {
     TableBlock,
 }
 
-/// Where the sections are.
+/// Where the sections of one step are. Token sections come first, so that where they are depends on the
+/// number of tokens alone: a captured graph finds them in every step of its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepLayout {
     tokens: u32,
@@ -47,16 +50,21 @@ impl StepLayout {
     /// Sections with one entry a new block.
     const UPDATE_SECTIONS: usize = 2;
 
-    /// The layout for steps of up to `tokens` tokens of `requests` requests; sections are aligned to
-    /// 16 bytes.
+    /// The layout of a step of `tokens` tokens, padding included, that is given `new_blocks` blocks; sections
+    /// are aligned to 16 bytes.
     #[must_use]
-    pub const fn new(tokens: u32, requests: u32) -> Self {
-        // A request of n tokens needs at most one block more than n / 128.
-        let updates = tokens / BLOCK_TOKENS + requests;
-        Self { tokens: tokens.next_multiple_of(4), updates: updates.next_multiple_of(4) }
+    pub const fn new(tokens: u32, new_blocks: u32) -> Self {
+        Self { tokens: tokens.next_multiple_of(4), updates: new_blocks.next_multiple_of(4) }
     }
 
-    /// Entries of a section.
+    /// The largest layout of steps of up to `tokens` tokens of up to `requests` requests.
+    #[must_use]
+    pub const fn largest(tokens: u32, requests: u32) -> Self {
+        // A request of n tokens needs at most one block more than n / 128.
+        Self::new(tokens, tokens / BLOCK_TOKENS + requests)
+    }
+
+    /// Entries of a section, padding included.
     #[must_use]
     pub const fn capacity(self, section: Section) -> u32 {
         if (section as usize) < Self::TOKEN_SECTIONS { self.tokens } else { self.updates }
@@ -93,7 +101,8 @@ pub struct Chunk {
     pub end: u32,
 }
 
-/// Writes the token sections for `chunks`, padding included; returns the number of tokens.
+/// Writes the token sections of `layout` for `chunks`, padding included; returns the number of tokens.
+/// The rest of `array` is left as it is.
 ///
 /// `ring` is the rows of a slot's ring. Of a chunk longer than that only the last `ring` tokens are
 /// written: earlier ones would share a row with later ones.
@@ -145,6 +154,7 @@ mod tests {
     fn chunks_are_laid_out_in_order_and_padded() {
         let layout = StepLayout::new(6, 2);
         assert_eq!(layout.capacity(Section::Slot), 8);
+        assert_eq!(layout.elements(), 48);
         assert_eq!(layout.range(Section::TableIndex), 40..44);
         let mut array = vec![7; layout.elements()];
         let chunks = [
@@ -158,6 +168,29 @@ mod tests {
         assert_eq!(section(&array, layout, Section::Remaining), [2, 1, 0, 0, 0, 0, 0, 0]);
         let rows = [256 + 127, 256, 257, 5, -1, -1, -1, -1];
         assert_eq!(section(&array, layout, Section::RingRow), rows);
+    }
+
+    /// A layout is as long as its step, and the largest has room for every step.
+    #[test]
+    fn a_layout_is_as_long_as_its_step() {
+        assert_eq!(StepLayout::new(0, 0).elements(), 0);
+        assert_eq!(StepLayout::new(32, 0).elements(), 5 * 32);
+        assert_eq!(StepLayout::new(33, 3).elements(), 5 * 36 + 2 * 4);
+        let largest = StepLayout::largest(8192, 256);
+        assert_eq!(largest, StepLayout::new(8192, 64 + 256));
+        for (tokens, new_blocks) in [(1, 1), (256, 256), (8192, 64 + 256)] {
+            assert!(StepLayout::new(tokens, new_blocks).elements() <= largest.elements());
+        }
+    }
+
+    /// What lies behind the token sections belongs to others.
+    #[test]
+    fn nothing_behind_the_sections_is_written() {
+        let layout = StepLayout::new(1, 0);
+        let mut array = vec![7; 100];
+        let chunk = Chunk { slot: SlotId(0), start: 0, end: 1 };
+        fill(&mut array, layout, 128, [chunk].into_iter());
+        assert!(array[layout.elements()..].iter().all(|&word| word == 7));
     }
 
     #[test]

@@ -17,7 +17,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().memory.pools.layer(layer)?.get(kind).cloned()
     }
 
-    /// StepMeta of a layer group, `[elements]` i32, to be damaged.
+    /// StepMeta of a layer group, `[elements of the largest layout]` i32, to be damaged.
     ///
     /// # Errors
     /// [`KvError::NoSuchGroup`].

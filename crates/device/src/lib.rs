@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `backend` | [`Backend`]: the raw calls |
 //! | `cuda`, `emulator` | the two backends |
+//! | `null` | [`Null`]: a backend that does nothing, to measure the host's work |
 //! | `operation` | [`Operation`]: a kernel with its arguments |
 //! | `device`, `identity` | [`Device`], and what belongs to which |
 //! | `buffer`, `pinned` | memory: [`Buffer`], [`View`], [`Pinned`] |
@@ -39,6 +40,7 @@ mod emulator;
 mod error;
 mod graph;
 mod identity;
+mod null;
 mod operation;
 mod owned;
 mod pinned;
@@ -59,6 +61,7 @@ pub use graph::Graph;
 /// The element of BF16 tensors. A buffer of `u16` is none.
 pub use half::bf16;
 pub use identity::{DeviceId, DeviceInfo};
+pub use null::{Null, NullCalls, NullDevice};
 pub use operation::Operation;
 pub use pinned::Pinned;
 pub use pointer::{DevicePtr, DevicePtrMut};

@@ -41,9 +41,13 @@ impl<B: Backend, T: Pod> Source<B, T> {
         self.copied.wait()
     }
 
-    /// Queues a copy of the whole array.
-    fn copy_to(&mut self, target: &Buffer<B, T>, stream: &Stream<B>) -> Result<(), DeviceError> {
-        let len = self.array.as_slice().len();
+    /// Queues a copy of the first `len` elements.
+    fn copy_to(
+        &mut self,
+        target: &Buffer<B, T>,
+        len: usize,
+        stream: &Stream<B>,
+    ) -> Result<(), DeviceError> {
         self.unrecorded = Some(stream.clone());
         // SAFETY: the array is private to this source, and is not written again before `wait`; dropping it
         // waits for the copy.
@@ -74,20 +78,22 @@ impl<B: Backend, T: Pod> Staged<B, T> {
         &self.target
     }
 
-    /// Lets `write` fill the whole array, then queues one copy of it to the device. If `write`
-    /// refuses, nothing is queued and the device keeps what it has.
+    /// Lets `write` fill the beginning of an array of all elements, and queues one copy of as many elements as it
+    /// says to the device, which keeps its others. What the array held before means nothing. If `write` refuses,
+    /// nothing is queued and the device keeps what it has.
     ///
     /// # Errors
-    /// What `write` returned; [`DeviceError`] of the copy, which may then have been queued all the same.
+    /// What `write` returned; [`DeviceError::Length`] if it says more than there are; [`DeviceError`] of the copy,
+    /// which may then have been queued all the same.
     pub fn update<R, E: From<DeviceError>>(
         &mut self,
         stream: &Stream<B>,
-        write: impl FnOnce(&mut [T]) -> Result<R, E>,
+        write: impl FnOnce(&mut [T]) -> Result<(usize, R), E>,
     ) -> Result<R, E> {
         let source = &mut self.sources[self.next];
         source.wait()?;
-        let result = write(source.array.as_mut_slice())?;
-        source.copy_to(&self.target, stream)?;
+        let (len, result) = write(source.array.as_mut_slice())?;
+        source.copy_to(&self.target, len, stream)?;
         self.next = 1 - self.next;
         Ok(result)
     }

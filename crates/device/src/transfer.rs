@@ -158,6 +158,9 @@ impl<B: Backend> Stream<B> {
         let target = to.range(WHAT, self.device().id(), 0, needed)?;
         let bytes = len * size_of::<T>();
         self.device().captures().outside("copying from host memory", || {
+            if bytes == 0 {
+                return Ok(());
+            }
             // SAFETY: both ranges exist by the checks above; that `from` stays as it is until the copy is
             // done is the caller's promise.
             unsafe {

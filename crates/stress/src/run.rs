@@ -3,8 +3,8 @@
 use dsv4_kv::device::{Backend, Stream, View};
 use dsv4_kv::layer_progress::LayerProgress;
 use dsv4_kv::step::Group;
-use dsv4_kv::step_meta::{Section, StepLayout};
-use dsv4_kv::{CacheConfig, CapturedStep, KvError, Launches, LayerGroup, Step};
+use dsv4_kv::step_meta::Section;
+use dsv4_kv::{CapturedStep, KvError, Launches, LayerGroup, Step};
 use rand::rngs::SmallRng;
 
 use super::answer::Report;
@@ -155,12 +155,9 @@ impl<B: Backend> Runner<'_, B> {
         self.inputs.load(self.stream, &parts, open.tokens());
     }
 
-    /// StepMeta on the device.
+    /// StepMeta on the device: its sections, one behind the other.
     fn array(&self, open: &Step<'_, B>) -> Vec<i32> {
-        let CacheConfig { max_step_tokens, max_requests, .. } = *self.model.config();
-        let layout = StepLayout::new(max_step_tokens, max_requests);
-        let mut array = vec![0; layout.elements()];
-        for section in [
+        let sections = [
             Section::Position,
             Section::Slot,
             Section::Index,
@@ -168,11 +165,9 @@ impl<B: Backend> Runner<'_, B> {
             Section::RingRow,
             Section::TableIndex,
             Section::TableBlock,
-        ] {
-            let values = download(self.stream, &open.section(section));
-            array[layout.range(section)].copy_from_slice(&values);
-        }
-        array
+        ];
+        let section = |section| download(self.stream, &open.section(section));
+        sections.into_iter().flat_map(section).collect()
     }
 }
 

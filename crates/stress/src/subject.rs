@@ -77,7 +77,7 @@ impl LedgerOnly {
     /// As [`Ledger::new`].
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(config)?;
-        let arrays = LayerGroup::ALL.map(|_| vec![0; ledger.layout().elements()]);
+        let arrays = LayerGroup::ALL.map(|_| vec![0; ledger.largest_layout().elements()]);
         Ok(Self { ledger, arrays })
     }
 }

@@ -194,7 +194,6 @@ impl Broken {
     /// What is changed in the answer.
     fn change(&mut self, step: &Step, report: &mut Report) {
         let group = step.group.index();
-        let layout = self.ledger.ledger.layout();
         let Ok(plan) = report.begun.clone() else {
             match (self.mistake, &mut report.begun) {
                 (Mistake::HalfAStep, _) => {
@@ -208,6 +207,7 @@ impl Broken {
             }
             return;
         };
+        let layout = plan.layout();
         let dropped = !report.commits.iter().any(Result::is_ok);
         let array = report.array.as_mut().unwrap();
         match self.mistake {

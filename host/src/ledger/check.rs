@@ -1,19 +1,19 @@
 //! Which steps are refused. Checking changes nothing but scratch memory.
 
 use super::Ledger;
-use super::open_step::StepRequest;
+use super::open_step::{StepPlan, StepRequest};
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::limits::StepLimits;
 
 impl Ledger {
-    /// Checks a step of `group` against `limits` and counts the blocks it needs.
+    /// Checks a step of `group` against `limits`; its numbers.
     pub(super) fn check(
         &mut self,
         group: LayerGroup,
         limits: &StepLimits,
         step: &[StepRequest],
-    ) -> Result<u32, KvError> {
+    ) -> Result<StepPlan, KvError> {
         if group == LayerGroup::Draft && !self.has_drafts {
             return Err(KvError::NoSuchGroup { group });
         }
@@ -23,7 +23,7 @@ impl Ledger {
             return Err(KvError::TooManyRequests { requests: step.len(), limit, by });
         }
         self.seen.fill(0);
-        let (mut tokens, mut new_blocks) = (0, 0);
+        let (mut tokens, mut tokens_per_request, mut new_blocks) = (0, 0, 0);
         for part in step {
             let held = self.check_request(group, limits, part)?;
             let slot = part.id.slot().0;
@@ -33,6 +33,7 @@ impl Ledger {
             }
             *seen |= 1 << (slot % u64::BITS);
             tokens += u64::from(part.tokens);
+            tokens_per_request = tokens_per_request.max(part.tokens);
             new_blocks += self.needed_blocks(group, part).saturating_sub(held);
         }
         if tokens > u64::from(limits.tokens) {
@@ -41,7 +42,8 @@ impl Ledger {
         if new_blocks > self.blocks.free() {
             return Err(KvError::OutOfBlocks { needed: new_blocks, free: self.blocks.free() });
         }
-        Ok(new_blocks)
+        let requests = step.len() as u32;
+        Ok(StepPlan { tokens: tokens as u32, tokens_per_request, requests, new_blocks })
     }
 
     /// Checks one request's part; the blocks it holds.

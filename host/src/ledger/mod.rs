@@ -33,7 +33,7 @@ pub struct Ledger {
     requests: Requests,
     /// The step that each group runs, by [`LayerGroup::index`].
     open: [OpenStep; 2],
-    layout: StepLayout,
+    largest_layout: StepLayout,
     /// Rows of a slot's sliding-window ring.
     ring: u32,
     /// Whether any layer stores entries, that is, whether requests need blocks.
@@ -62,7 +62,7 @@ impl Ledger {
             blocks: BlockPool::new(config.num_blocks),
             requests: Requests::new(config.max_requests),
             open: LayerGroup::ALL.map(|_| OpenStep::new(config.max_requests)),
-            layout: StepLayout::new(config.max_step_tokens, config.max_requests),
+            largest_layout: StepLayout::largest(config.max_step_tokens, config.max_requests),
             max_blocks: config.max_blocks_per_request(),
             ring: swa_ring_rows(config.step_tokens_with_rollback()),
             has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
@@ -137,10 +137,11 @@ impl Ledger {
         if self.has_entries { block::blocks_of(end) } else { 0 }
     }
 
-    /// The layout of the StepMeta array.
+    /// The largest layout that the StepMeta of a step can have: an array of so many elements holds every step.
+    /// That of one step is [`StepPlan::layout`].
     #[must_use]
-    pub fn layout(&self) -> StepLayout {
-        self.layout
+    pub fn largest_layout(&self) -> StepLayout {
+        self.largest_layout
     }
 
     /// Final tokens of a request in the trunk.

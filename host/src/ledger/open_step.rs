@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
+use crate::bucket::Bucket;
 use crate::ids::RequestId;
+use crate::step_meta::StepLayout;
 
 /// What one request does in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -47,6 +49,19 @@ pub struct StepPlan {
     pub requests: u32,
     /// Blocks taken for the step.
     pub new_blocks: u32,
+}
+
+impl StepPlan {
+    /// Where the sections of its StepMeta are, if launches cover its tokens and no more.
+    #[must_use]
+    pub const fn layout(self) -> StepLayout {
+        StepLayout::new(self.tokens, self.new_blocks)
+    }
+
+    /// Where they are if launches cover the tokens of `bucket`, if there is one.
+    pub(crate) fn layout_in(self, bucket: Option<&Bucket>) -> StepLayout {
+        bucket.map_or(self.layout(), |bucket| StepLayout::new(bucket.tokens, self.new_blocks))
+    }
 }
 
 /// Whether kernels may have written rows of a step that is rejected.

@@ -2,13 +2,15 @@
 
 use super::Ledger;
 use super::open_step::{Accepted, StepPlan, StepRequest, Written};
+use crate::bucket::Bucket;
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
 use crate::limits::StepLimits;
-use crate::step_meta::{self, Chunk, Section};
+use crate::step_meta::{self, Chunk, NONE, Section, StepLayout};
 
 impl Ledger {
-    /// Begins a step of `group`: takes the blocks that it needs and writes its StepMeta into `array`.
+    /// Begins a step of `group`: takes the blocks that it needs and writes its StepMeta to the beginning of
+    /// `array`, by [`StepPlan::layout`]; what lies behind stays.
     ///
     /// All or nothing: on an error no block is taken, no request changes, and `array` is as it was.
     /// A step of the group that is still open is rejected first, as if its rows had been written.
@@ -19,7 +21,7 @@ impl Ledger {
     /// [`KvError::OutOfBlocks`] with the shortfall of the whole step.
     ///
     /// # Panics
-    /// If `array` is shorter than [`Self::layout`] says.
+    /// If `array` is shorter than that; [`Self::largest_layout`] says what is long enough for every step.
     pub fn begin_step(
         &mut self,
         group: LayerGroup,
@@ -31,8 +33,8 @@ impl Ledger {
         Ok(plan)
     }
 
-    /// Checks a step and writes its StepMeta into `array`, without taking anything. `limits`: of a
-    /// bucket, or `None` for those of the cache.
+    /// Checks a step and writes its StepMeta to the beginning of `array`, by [`StepPlan::layout_in`], without
+    /// taking anything.
     ///
     /// # Errors
     /// As [`Self::begin_step`].
@@ -42,30 +44,37 @@ impl Ledger {
     pub(crate) fn stage_step(
         &mut self,
         group: LayerGroup,
-        limits: Option<&StepLimits>,
+        bucket: Option<&Bucket>,
         step: &[StepRequest],
         array: &mut [i32],
     ) -> Result<StepPlan, KvError> {
         if self.open[group.index()].is_open {
             self.reject_step(group, Written::Rows);
         }
-        let limits = *limits.unwrap_or(&self.limits);
-        let new_blocks = self.check(group, &limits, step)?;
-        self.write_table_updates(group, step, array);
+        let limits = bucket.map_or(self.limits, StepLimits::of_bucket);
+        let plan = self.check(group, &limits, step)?;
+        let layout = plan.layout_in(bucket);
+        let array = &mut array[..layout.elements()];
+        self.write_table_updates(group, step, layout, array);
         let chunks = step.iter().map(|part| Chunk {
             slot: part.id.slot(),
             start: part.start,
             end: part.start + part.tokens,
         });
-        let tokens = step_meta::fill(array, self.layout, self.ring, chunks);
-        let tokens_per_request = step.iter().map(|part| part.tokens).max().unwrap_or(0);
-        Ok(StepPlan { tokens, tokens_per_request, requests: step.len() as u32, new_blocks })
+        step_meta::fill(array, layout, self.ring, chunks);
+        Ok(plan)
     }
 
     /// Names the blocks that [`Self::enter_step`] will take, in its order.
-    fn write_table_updates(&self, group: LayerGroup, step: &[StepRequest], array: &mut [i32]) {
-        let updates = array[self.layout.range(Section::TableIndex).start..]
-            .split_at_mut(self.layout.capacity(Section::TableIndex) as usize);
+    fn write_table_updates(
+        &self,
+        group: LayerGroup,
+        step: &[StepRequest],
+        layout: StepLayout,
+        array: &mut [i32],
+    ) {
+        let updates = array[layout.range(Section::TableIndex).start..]
+            .split_at_mut(layout.capacity(Section::TableIndex) as usize);
         let mut entries = updates.0.iter_mut().zip(updates.1);
         let mut free = self.blocks.next_free();
         for part in step {
@@ -78,6 +87,7 @@ impl Ledger {
                 *entry = block.0 as i32;
             }
         }
+        entries.for_each(|(index, entry)| (*index, *entry) = (NONE, NONE));
     }
 
     /// Takes the blocks of a step that [`Self::stage_step`] accepted, with nothing in between, and

@@ -11,7 +11,6 @@ use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::ledger::{Ledger, StepPlan, StepRequest};
-use crate::limits::StepLimits;
 use crate::ops::{self, TableUpdate, WorkLists};
 use crate::step_memory::{StepMemory, step_tokens};
 use crate::step_meta::Section;
@@ -99,10 +98,14 @@ fn stage<B: Backend>(
     requests: &[StepRequest],
     ledger: &mut Ledger,
 ) -> Result<StepPlan, KvError> {
-    let limits = bucket.map(StepLimits::of_bucket);
     memory.follow(stream)?;
-    let write = |array: &mut [i32]| ledger.stage_step(group, limits.as_ref(), requests, array);
-    let plan = memory.step_meta.update(stream, write)?;
+    let write = |array: &mut [i32]| {
+        let plan = ledger.stage_step(group, bucket, requests, array)?;
+        let layout = plan.layout_in(bucket);
+        Ok::<_, KvError>((layout.elements(), (plan, layout)))
+    };
+    let (plan, layout) = memory.step_meta.update(stream, write)?;
+    memory.layout = layout;
     let layers = core.config.group_layers(group);
     memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
     Ok(plan)

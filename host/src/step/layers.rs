@@ -69,7 +69,9 @@ impl<'a, B: Backend> Layers<'a, B> {
         &self.stream
     }
 
-    /// One array of the step's StepMeta, `[capacity]` i32, for kernels of the embedder.
+    /// One array of the step's StepMeta, i32, for kernels of the embedder: `[tokens]`, padded to a multiple of
+    /// four, at the same address in every step of a bucket; of the table's sections `[new blocks]`, padded in
+    /// the same way, and empty in a capture.
     #[must_use]
     pub fn section(&self, section: Section) -> View<B, i32> {
         self.memory.section(section)

@@ -211,6 +211,7 @@ suite! {
         interleaved_requests_do_not_mix,
         memory_is_what_the_schema_says,
         faults_name_every_kernel,
+        nothing_behind_a_steps_sections_is_read,
         a_step_out_of_range_is_refused,
     }
     step::layers {

@@ -57,7 +57,7 @@ fn a_staged_array_in_flight_is_not_rewritten() {
         let fill = |value: u32| {
             move |array: &mut [u32]| {
                 array.fill(value);
-                Ok::<_, DeviceError>(())
+                Ok::<_, DeviceError>((array.len(), ()))
             }
         };
         let mut value = 0;
@@ -103,7 +103,7 @@ fn any_call_may_fail() {
             let mut staged = Staged::new(&device, "staged", 64)?;
             staged.update(&stream, |array: &mut [u32]| {
                 array.fill(5);
-                Ok::<_, DeviceError>(())
+                Ok::<_, DeviceError>((array.len(), ()))
             })?;
             let retained = vec![buffer.memory(), staged.buffer().memory()];
             let graph = stream.capture(retained, || {

@@ -58,7 +58,7 @@ impl Bookkeeping {
         let ledger = Ledger::new(config)?;
         let groups = LayerGroup::ALL.into_iter();
         let groups = groups.filter(|&group| !config.group_layers(group).is_empty()).collect();
-        let step_meta = vec![0; ledger.layout().elements()];
+        let step_meta = vec![0; ledger.largest_layout().elements()];
         Ok(Self { ledger, groups, step_meta })
     }
 }

@@ -104,7 +104,7 @@ impl Model {
     /// If the configuration is out of range.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
-        let layout = StepLayout::new(config.max_step_tokens, config.max_requests);
+        let layout = StepLayout::largest(config.max_step_tokens, config.max_requests);
         let blocks = config.max_context.div_ceil(128);
         let stranger = Ledger::new(config).and_then(|mut other| other.admit());
         Self {

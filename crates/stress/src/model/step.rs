@@ -1,5 +1,6 @@
 //! A step from its begin to its end.
 
+use dsv4_kv::step_meta::StepLayout;
 use dsv4_kv::{KvError, LayerGroup, RequestId, StepPlan, StepRequest};
 
 use super::{Model, OpenPart, same};
@@ -23,7 +24,10 @@ impl Model {
         let want = answer(want);
         same(&report.begun, &want)?;
         let Ok(plan) = want else { return self.check_untouched(group, report) };
-        self.begun(step, &requests, plan, report)?;
+        let bucket = step.launches.bucket().filter(|_| has_layers);
+        let tokens = bucket.map_or(plan.tokens, |bucket| bucket.tokens);
+        let layout = StepLayout::new(tokens, plan.new_blocks);
+        self.begun(step, &requests, layout, report)?;
         if let Some(other) = step.meanwhile() {
             let report =
                 report.meanwhile.as_deref().ok_or("the other group's step was left out")?;
@@ -37,7 +41,7 @@ impl Model {
         &mut self,
         step: &Step,
         requests: &[StepRequest],
-        plan: StepPlan,
+        layout: StepLayout,
         report: &Report,
     ) -> Result<(), String> {
         let taken = |part: &StepRequest| {
@@ -53,8 +57,8 @@ impl Model {
         });
         let parts = parts.collect();
         let array = report.array.as_deref().ok_or("StepMeta cannot be read")?;
-        self.check_step_meta(requests, array)?;
-        self.take_blocks(step.group, requests, plan.new_blocks as usize, array)?;
+        self.check_step_meta(requests, layout, array)?;
+        self.take_blocks(step.group, requests, layout, array)?;
         self.arrays[step.group.index()].clear();
         self.arrays[step.group.index()].extend_from_slice(array);
         self.check_table(report.table.as_deref())?;

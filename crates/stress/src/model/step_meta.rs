@@ -7,23 +7,26 @@ use super::Model;
 use crate::answer::Report;
 
 impl Model {
-    fn layout(&self) -> StepLayout {
-        StepLayout::new(self.config.max_step_tokens, self.config.max_requests)
-    }
-
     /// A step that was refused left StepMeta as it was.
     pub(super) fn check_untouched(&self, group: LayerGroup, report: &Report) -> Result<(), String> {
         let Some(array) = &report.array else { return Ok(()) };
         differs(array, &self.arrays[group.index()], "StepMeta after a refusal")
     }
 
-    /// StepMeta says of every token what its history says.
+    /// StepMeta says of every token what its history says, and nothing of others.
     pub(super) fn check_step_meta(
         &self,
         step: &[StepRequest],
+        layout: StepLayout,
         array: &[i32],
     ) -> Result<(), String> {
-        let layout = self.layout();
+        if array.len() < layout.elements() {
+            return Err(format!(
+                "StepMeta has {} words, should have {}",
+                array.len(),
+                layout.elements()
+            ));
+        }
         let mut tokens = Vec::new();
         for &StepRequest { id, start, tokens: count } in step {
             let slot = id.slot().0;
@@ -56,12 +59,12 @@ impl Model {
         &mut self,
         group: LayerGroup,
         step: &[StepRequest],
-        new: usize,
+        layout: StepLayout,
         array: &[i32],
     ) -> Result<(), String> {
-        let (layout, width) = (self.layout(), self.config.max_context.div_ceil(128));
+        let width = self.config.max_context.div_ceil(128);
         let updates = |section| array[layout.range(section)].iter().copied();
-        let mut updates = updates(Section::TableIndex).zip(updates(Section::TableBlock)).take(new);
+        let mut updates = updates(Section::TableIndex).zip(updates(Section::TableBlock));
         for part in step {
             let held = self.live.get(&part.id).map_or(0, |request| request.blocks.len() as u32);
             for logical in held..self.blocks_of(group, part.start + part.tokens) {
@@ -80,6 +83,9 @@ impl Model {
                     request.blocks.push(taken);
                 }
             }
+        }
+        if updates.any(|update| update != (NONE, NONE)) {
+            return Err("StepMeta has too many blocks".into());
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use dsv4_kv::error::Refusal;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::step::CompressorInputs;
-use dsv4_kv::step_meta::Section;
+use dsv4_kv::step_meta::{Section, StepLayout};
 use dsv4_kv::{
     Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerGroup, LayerId, Layers,
     RequestId, StepRequest,
@@ -238,7 +238,7 @@ pub fn a_second_token_of_a_request_is_refused<B: Backend>(device: &Device<B>) {
             CacheConfig { max_requests: 2, max_step_tokens: 2, ..CacheConfig::smallest(model) };
         let mut manager = KvCacheManager::new(device.clone(), config).unwrap();
         let id = manager.admit().unwrap();
-        let index = manager.ledger().layout().range(Section::Index).start as u64;
+        let index = StepLayout::new(1, 0).range(Section::Index).start as u64;
         let step_meta = manager.writable_step_meta(LayerGroup::Trunk).unwrap();
         let step = [StepRequest { id, start: 0, tokens: 1 }];
         let mut step = manager.begin_step(&stream, Launches::Eager, &step).unwrap();

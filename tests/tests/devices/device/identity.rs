@@ -36,7 +36,7 @@ pub fn foreign_objects_are_refused<B: Backend>(one: &Device<B>, other: &Device<B
     let mut staged = Staged::new(one, "staged", 4).unwrap();
     let update = staged.update(&stream, |words: &mut [u32]| {
         words.fill(1);
-        Ok::<_, DeviceError>(())
+        Ok::<_, DeviceError>((4, ()))
     });
     is_foreign(update, "pinned memory", pair);
     let selected = other.allocate::<i32>("lengths", 4).unwrap();

@@ -56,7 +56,7 @@ pub fn staged_updates_arrive_in_order<B: Backend>(device: &Device<B>) {
     for round in 0..50 {
         let fill = |array: &mut [u32]| {
             array.fill(round);
-            Ok::<_, DeviceError>(())
+            Ok::<_, DeviceError>((256, ()))
         };
         staged.update(&stream, fill).unwrap();
         let refuse = |array: &mut [u32]| {

@@ -2,18 +2,21 @@
 
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::step_meta::Section;
+use dsv4_kv::step_meta::{Section, StepLayout};
 use dsv4_kv::{
     Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerGroup, LayerId, RequestId,
     StepRequest,
 };
 use kv_layout::geometry::LayerKind;
+use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{rows, upload_bf16};
+use crate::fed::{Fed, Padding, Part};
+use crate::inputs::{assert_same, rows, upload_bf16};
 use crate::rings::assert_ring;
+use crate::stories::{Story, config, tiny};
 
 const LAYER: LayerId = LayerId(0);
 
@@ -156,7 +159,7 @@ pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
     let kv = upload_bf16(&stream, &rows(1, 5).concat());
     small.check_faults(&stream).unwrap();
     let step_meta = small.writable_step_meta(LayerGroup::Trunk).unwrap();
-    let layout = small.ledger().layout();
+    let layout = StepLayout::new(1, 0);
     let damage = |section, value| {
         let section = layout.range(section).start as u64;
         stream.upload(&[value], &step_meta, section).unwrap();
@@ -177,6 +180,45 @@ pub fn faults_name_every_kernel<B: Backend>(device: &Device<B>) {
     assert!(refusals.iter().map(|refusal| refusal.kernel).eq(want), "{refusals:?}");
     assert!(refusals.iter().all(|refusal| refusal.count > 0), "{refusals:?}");
     small.check_faults(&stream).unwrap();
+}
+
+/// What the last steps left in the buffer of StepMeta behind a step's own, or nobody ever wrote, is not read: one
+/// by one and for a bucket, pools end as over a buffer of zeros.
+pub fn nothing_behind_a_steps_sections_is_read<B: Backend>(device: &Device<B>) {
+    let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+    let stories = [1, 2].map(|seed| Story::random(&tiny(), 300, seed));
+    let pools = |garbage: u8| {
+        let mut fed = Fed::new(device, CacheConfig { max_draft: 2, ..config(&tiny(), formats, 2) });
+        let ids = [(); 2].map(|()| fed.manager.admit().unwrap());
+        for group in LayerGroup::ALL {
+            let step_meta = fed.manager.writable_step_meta(group).unwrap();
+            fed.stream.fill(&step_meta, garbage).unwrap();
+        }
+        let bucket = fed.bucket(6, 3);
+        let mut starts = [0, 0];
+        // Chunks, tokens at the ends of windows and blocks, drafts, and a request that is left out.
+        for (tokens, padding) in [
+            ([130, 126], Padding::None),
+            ([1, 1], Padding::None),
+            ([3, 1], bucket),
+            ([0, 3], bucket),
+            ([5, 0], Padding::None),
+            ([2, 3], Padding::None),
+        ] {
+            let parts = (0..2).filter(|&at| tokens[at] > 0);
+            let range = |at: usize| starts[at]..starts[at] + tokens[at];
+            let parts: Vec<_> =
+                parts.map(|at| Part::new(ids[at], &stories[at], range(at))).collect();
+            fed.step(&parts, padding);
+            (0..2).for_each(|at| starts[at] += tokens[at]);
+        }
+        fed.manager.check_faults(&fed.stream).unwrap();
+        fed.pool_bytes()
+    };
+    let (zeros, ones) = (pools(0), pools(1));
+    for ((name, zeros), (_, ones)) in zeros.iter().zip(&ones) {
+        assert_same(ones, zeros, name);
+    }
 }
 
 pub fn a_step_out_of_range_is_refused<B: Backend>(device: &Device<B>) {

@@ -59,7 +59,7 @@ struct Cache {
 impl Cache {
     fn new(config: &CacheConfig) -> Self {
         let ledger = Ledger::new(config).unwrap();
-        let array = vec![0; ledger.layout().elements()];
+        let array = vec![0; ledger.largest_layout().elements()];
         Self { ledger, array, chunk: config.max_step_tokens }
     }
 

@@ -19,7 +19,7 @@ fn config() -> CacheConfig {
 
 fn ledger() -> (Ledger, Vec<i32>) {
     let ledger = Ledger::new(&config()).unwrap();
-    let array = vec![0; ledger.layout().elements()];
+    let array = vec![0; ledger.largest_layout().elements()];
     (ledger, array)
 }
 

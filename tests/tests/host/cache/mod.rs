@@ -6,4 +6,5 @@ mod device_failures;
 mod identity;
 mod ledger;
 mod no_allocation;
+mod sent;
 mod threads;

@@ -51,7 +51,7 @@ fn a_decode_step_in_the_ledger_allocates_nothing() {
     let model = ModelConfig::preset("tiny").unwrap();
     let config = CacheConfig::for_memory(model, 1 << 28, 4).unwrap();
     let mut ledger = dsv4_kv::Ledger::new(&config).unwrap();
-    let mut array = vec![0; ledger.layout().elements()];
+    let mut array = vec![0; ledger.largest_layout().elements()];
     let id = ledger.admit().unwrap();
     let group = LayerGroup::Trunk;
     let mut step = |start, tokens| {
