@@ -188,6 +188,14 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.memory.table().table.view()
     }
 
+    /// All of its device memory, for a graph to retain that is captured from an open step.
+    #[must_use]
+    pub fn memory(&self) -> Vec<Memory<B>> {
+        let steps = std::iter::once(&self.trunk).chain(&self.draft);
+        let shared = self.core.memory.memory().iter();
+        shared.chain(steps.flat_map(StepMemory::memory)).cloned().collect()
+    }
+
     /// Bytes on the device, per kind of pool, over all layers.
     #[must_use]
     pub fn memory_bytes(&self) -> Vec<(PoolKind, u64)> {

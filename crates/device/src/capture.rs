@@ -33,6 +33,8 @@ struct Capture {
     stream: u64,
     /// Ranges that launches may point into.
     retained: Vec<Span>,
+    /// Launches, copies and fills that were queued.
+    nodes: u64,
     /// The first rule that was broken: the capture cannot end well, even if the caller went on.
     violation: Option<DeviceError>,
     /// What was dropped meanwhile.
@@ -47,18 +49,31 @@ impl Captures {
         if current.is_some() {
             return Err(DeviceError::NestedCapture);
         }
-        *current = Some(Capture { stream, retained, violation: None, put_off: Vec::new() });
+        *current =
+            Some(Capture { stream, retained, nodes: 0, violation: None, put_off: Vec::new() });
         self.active.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Ends the capture and frees what was put off; the first rule broken in it, if any.
-    pub fn end(&self) -> Result<(), DeviceError> {
+    /// Ends the capture and frees what was put off: how much was queued, or the first rule broken in it.
+    pub fn end(&self) -> Result<u64, DeviceError> {
         self.active.store(false, Ordering::Release);
-        let Some(Capture { violation, put_off, .. }) = self.lock().take() else { return Ok(()) };
+        let Some(Capture { nodes, violation, put_off, .. }) = self.lock().take() else {
+            return Ok(0);
+        };
         // One by one, since another capture may begin meanwhile.
         put_off.into_iter().for_each(|raw| self.free(raw));
-        violation.map_or(Ok(()), Err)
+        violation.map_or(Ok(nodes), Err)
+    }
+
+    /// Counts what was queued into `stream`, while it is captured.
+    pub fn queued(&self, stream: u64) {
+        if self.active.load(Ordering::Acquire)
+            && let Some(capture) = self.lock().as_mut()
+            && capture.stream == stream
+        {
+            capture.nodes += 1;
+        }
     }
 
     /// Whether `stream` is being captured.

@@ -14,6 +14,7 @@ use crate::stream::Stream;
 /// can never meet a freed buffer.
 pub struct Graph<B: Backend> {
     raw: Owned<B::Graph>,
+    nodes: u64,
     device: Device<B>,
     /// Held while it is being replayed: a driver takes one thread at a time.
     turn: Mutex<()>,
@@ -32,6 +33,14 @@ impl<B: Backend> Drop for EndOnPanic<'_, B> {
         drop(self.stream.backend().end_capture(self.stream.raw()));
         // What the record broke matters to nobody any more.
         let _ = self.stream.device().captures().end();
+    }
+}
+
+impl<B: Backend> Graph<B> {
+    /// Launches, copies and fills of which it consists.
+    #[must_use]
+    pub fn nodes(&self) -> u64 {
+        self.nodes
     }
 }
 
@@ -72,8 +81,9 @@ impl<B: Backend> Stream<B> {
         });
         let kept = device.captures().end();
         recorded?;
-        kept?;
-        Ok(Graph { raw: ended?, device: device.clone(), turn: Mutex::new(()), _retained: retained })
+        let nodes = kept?;
+        let (raw, device) = (ended?, device.clone());
+        Ok(Graph { raw, nodes, device, turn: Mutex::new(()), _retained: retained })
     }
 
     /// Queues everything that `graph` captured. Threads that replay one graph take turns.

@@ -68,6 +68,7 @@ impl<B: Backend> Stream<B> {
         self.check(variant, operation)?;
         // SAFETY: checked above, and for the rest the caller's promise.
         unsafe { self.backend().launch(self.raw(), variant, operation)? };
+        self.device().captures().queued(self.id());
         if self.backend().waits_for_launches() {
             let captures = self.device().captures();
             captures.unless_capturing(|| self.backend().synchronize(self.raw()))?;

@@ -32,7 +32,9 @@ impl<B: Backend> Stream<B> {
         }
         // SAFETY: two ranges of live buffers of this device, which do not overlap; freeing one waits for
         // the copy, and a graph keeps both.
-        unsafe { self.backend().copy(self.raw(), source.address, target.address, source.bytes) }
+        unsafe { self.backend().copy(self.raw(), source.address, target.address, source.bytes)? };
+        self.device().captures().queued(self.id());
+        Ok(())
     }
 
     /// Queues filling all of `to` with one byte.
@@ -46,7 +48,9 @@ impl<B: Backend> Stream<B> {
             return Ok(());
         }
         // SAFETY: all of a live buffer of this device; freeing it waits, and a graph keeps it.
-        unsafe { self.backend().fill(self.raw(), target.address, byte, target.bytes) }
+        unsafe { self.backend().fill(self.raw(), target.address, byte, target.bytes)? };
+        self.device().captures().queued(self.id());
+        Ok(())
     }
 
     /// Copies `values` to elements `at..` of `to` and waits for all work of the stream.

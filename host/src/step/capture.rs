@@ -23,6 +23,12 @@ impl<B: Backend> CapturedStep<B> {
     pub fn bucket(&self) -> Bucket {
         self.bucket
     }
+
+    /// Launches, copies and fills of which it consists.
+    #[must_use]
+    pub fn nodes(&self) -> u64 {
+        self.graph.nodes()
+    }
 }
 
 impl<B: Backend> Layers<'_, B> {

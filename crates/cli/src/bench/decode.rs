@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
-use dsv4_kv::step::{CompressorInputs, CsaInputs, HcaInputs};
+use dsv4_kv::step::{CsaInputs, HcaInputs};
 use dsv4_kv::{
     Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, RequestId,
     StepRequest,
@@ -15,6 +15,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::repeated;
+use super::projections::Compressor;
 use super::timing::{Measurement, measure_replay, nodes_for};
 
 /// Columns of the widest compressor, a CSA layer's main one.
@@ -233,16 +234,6 @@ impl Case {
 struct Inputs<B: Backend> {
     values: Buffer<B, f32>,
     window_kv: Buffer<B, bf16>,
-}
-
-/// A compressor's inputs.
-struct Compressor<B: Backend>([Buffer<B, f32>; 4]);
-
-impl<B: Backend> Compressor<B> {
-    fn inputs(&self) -> CompressorInputs<'_, B> {
-        let [kv, gate, ape, norm] = &self.0;
-        CompressorInputs { kv, gate, ape, norm }
-    }
 }
 
 impl<B: Backend> Inputs<B> {

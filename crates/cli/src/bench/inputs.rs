@@ -3,6 +3,9 @@
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
 use dsv4_kv::device::{Backend, Buffer, DeviceError, Stream};
+use dsv4_kv_linear::Nvfp4Matrix;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 /// A new buffer that holds `values`.
 pub fn upload<B: Backend, T: Pod>(
@@ -38,6 +41,15 @@ pub fn repeated<B: Backend, T: Pod>(
 pub fn part<B: Backend, T: Pod>(buffer: &Buffer<B, T>, node: u64, nodes: u64) -> Buffer<B, T> {
     let len = buffer.len() / nodes;
     buffer.slice(node * len, len).expect("a part for every node")
+}
+
+/// A random weight in NVFP4.
+pub fn random_nvfp4(columns: u32, inner: u32) -> Result<Nvfp4Matrix> {
+    let mut random = SmallRng::seed_from_u64(4);
+    let values = (columns * inner) as usize;
+    let codes = (0..values / 2).map(|_| random.random()).collect();
+    let scales = (0..values / 16).map(|_| random.random_range(0x20..0x60)).collect();
+    Ok(Nvfp4Matrix::from_parts(columns, inner, codes, scales, 1e-3)?)
 }
 
 /// Checks that no launch counted a refused input in `faults`, `[1]`.

@@ -6,14 +6,14 @@
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
 use dsv4_kv::ops::{Projection, project};
+use dsv4_kv_linear::Nvfp4Linear;
 use dsv4_kv_linear::ops::{self, Bf16Weight};
-use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
 use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::inputs::{part, repeated};
+use super::inputs::{part, random_nvfp4, repeated};
 use super::timing::{Measurement, measurement, nodes_for};
 
 /// Columns and values of a row: the query projection of the indexer in V4-Flash and V4-Pro.
@@ -112,10 +112,7 @@ impl<B: Backend> Inputs<B> {
         // Nothing is read of what a case does not need, but there must be a buffer.
         let (mut nvfp4, mut weights) = (Vec::new(), nodes);
         if kernel == Kernel::Nvfp4 {
-            let values = (columns * inner) as usize;
-            let codes = (0..values / 2).map(|_| random.random()).collect();
-            let scales = (0..values / 16).map(|_| random.random_range(0x20..0x60)).collect();
-            let matrix = Nvfp4Matrix::from_parts(columns, inner, codes, scales, 1e-3)?;
+            let matrix = random_nvfp4(columns, inner)?;
             let each = (0..nodes).map(|_| Nvfp4Linear::new(&stream, &matrix));
             nvfp4 = each.collect::<Result<_, _>>()?;
         } else {

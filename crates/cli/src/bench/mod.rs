@@ -12,8 +12,11 @@ mod gather;
 mod indexer;
 mod inputs;
 mod linear;
+mod load;
 mod placement;
+mod projections;
 mod router;
+mod step;
 mod swa;
 #[cfg(test)]
 mod tests;
@@ -42,12 +45,21 @@ use timing::Measurement;
 /// after 50 to warm up, by CUDA events, over the number of launches. `MB` is what a launch must move:
 /// every input read once, every output written once. `copy us` is a copy that moves as many bytes, half
 /// read and half written, measured the same way; `of copy` is its time over the kernel's.
+///
+/// `step` and `arena` are measured only when they are asked for. A row of `step` is one decode step of a model:
+/// medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch alone.
+/// `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
+/// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
+/// the host's, launch by launch.
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
 pub struct BenchArgs {
     /// What to measure.
     #[arg(value_enum, default_value_t = Suite::All)]
     suite: Suite,
+
+    #[command(flatten)]
+    load: load::LoadArgs,
 
     /// Print device, date (UTC) and rows as JSON instead of a table.
     #[arg(long)]
@@ -73,6 +85,8 @@ enum Suite {
     All,
     /// Kernels whose blocks or slots lie packed by layer, or apart in one arena. Needs 110 GB of memory.
     Arena,
+    /// A model's whole decode step as one graph: in all, by kind of launch, and on the host.
+    Step,
 }
 
 /// What was measured where.
@@ -83,7 +97,11 @@ struct Report {
     /// When it was measured: UTC, as in `2026-01-31T12:00:00Z`.
     date: String,
     /// The command's cases.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     measurements: Vec<Measurement>,
+    /// Whole steps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    steps: Vec<step::Row>,
 }
 
 /// Runs the command.
@@ -114,9 +132,13 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     if args.suite == Suite::Arena {
         measurements.extend(arena::measure(&device, &progress)?);
     }
+    let steps = match args.suite {
+        Suite::Step => step::measure(&device, &args.load, &progress)?,
+        _ => Vec::new(),
+    };
     progress.finish_and_clear();
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let report = Report { device: device.info().name.clone(), date, measurements };
+    let report = Report { device: device.info().name.clone(), date, measurements, steps };
     if args.json {
         output::print(serde_json::to_string_pretty(&report)?)?;
     } else {
@@ -127,6 +149,14 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.steps.is_empty() {
+            let table = step::table(&self.steps);
+            return write!(
+                f,
+                "{}, {}, graph replay, caches flushed\n{table}",
+                self.device, self.date
+            );
+        }
         let mut table = Table::new();
         table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
         table.set_header(["kernel", "size", "MB", "us", "GB/s", "copy us", "of copy"]);

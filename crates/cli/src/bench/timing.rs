@@ -13,6 +13,8 @@ const ROTATION_BYTES: u64 = if SMALL { 1 << 10 } else { 400 << 20 };
 /// Bytes written before a replay of a graph that touches less, to push its own out of the L2 cache. They
 /// are written back while the replay runs: half a microsecond a node where nodes are few.
 const FLUSH_BYTES: u64 = if SMALL { 1 << 10 } else { 256 << 20 };
+/// Flushes before a graph of hundreds of nodes: they hide that it takes the host some time to launch it.
+const COLD_FLUSHES: u8 = 4;
 /// Fewest and most nodes of a graph.
 const NODES: RangeInclusive<u64> = if SMALL { 2..=3 } else { 20..=200 };
 /// Replays that are timed, after as many that warm up.
@@ -104,8 +106,40 @@ fn time_node<B: Backend>(
         }
     }
     stream.synchronize()?;
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(median(times))
+}
+
+/// The median.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// Runs of a host's work that are timed, after as many that warm up.
+pub const HOST_RUNS: usize = if SMALL { 1 } else { 30 };
+
+/// Median microseconds of what `replay` queues in `stream`, with nothing of it in the L2 cache.
+pub fn time_cold<B: Backend>(
+    stream: &Stream<B>,
+    mut replay: impl FnMut() -> Result<()>,
+) -> Result<f64> {
+    let device = stream.device();
+    let flush = device.allocate::<u8>("cache flush", FLUSH_BYTES)?;
+    let (from, to) = (device.event()?, device.event()?);
+    let mut times = Vec::with_capacity(REPLAYS);
+    for number in 0..2 * REPLAYS {
+        for byte in 0..COLD_FLUSHES {
+            stream.fill(&flush, byte)?;
+        }
+        stream.record(&from)?;
+        replay()?;
+        stream.record(&to)?;
+        let milliseconds = to.milliseconds_since(&from)?;
+        if number >= REPLAYS {
+            times.push(f64::from(milliseconds) * 1e3);
+        }
+    }
+    Ok(median(times))
 }
 
 /// As [`time_node`], for copies that move `bytes` each between buffers of their own.

@@ -62,6 +62,7 @@ pub fn memory_must_be_retained<B: Backend>(device: &Device<B>) {
     );
     let all = [all_but_kv, vec![kv.memory()]].concat();
     let graph = stream.capture(all, record).unwrap();
+    assert_eq!(graph.nodes(), 1);
     stream.replay(&graph).unwrap();
     stream.synchronize().unwrap();
 }

@@ -1,0 +1,55 @@
+//! Options of the suites that measure whole models: which, and under what load.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
+use dsv4_kv::CacheConfig;
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT};
+use serde::Serialize;
+
+/// How the weight of the indexer's query projection is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Weight {
+    /// In BF16, as a released checkpoint is loaded.
+    Bf16,
+    /// In NVFP4.
+    Nvfp4,
+}
+
+/// Models and loads of the suite `step`. Each option may be given several times, and each combination is measured.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Options of step")]
+pub struct LoadArgs {
+    /// The model.
+    #[arg(long, value_name = "NAME", default_values = ["flash", "pro"], value_parser = PossibleValuesParser::new(ModelConfig::PRESETS))]
+    pub model: Vec<String>,
+
+    /// Tokens of each request: a multiple of 128 from 256 to 1048576.
+    #[arg(long, value_name = "TOKENS", default_values_t = [8192, 131_072], value_parser = context)]
+    pub context: Vec<u32>,
+
+    /// Requests of a step, a token each.
+    #[arg(long, value_name = "N", default_values_t = [1, 32, 256], value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS / 2)))]
+    pub batch: Vec<u32>,
+
+    /// How the weight of the indexer's query projection is stored.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Weight::Bf16)]
+    pub index_weight: Weight,
+}
+
+/// A context at whose end both kinds of windows close.
+fn context(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(tokens)
+            if (2 * BLOCK_TOKENS..=MAX_CONTEXT).contains(&tokens)
+                && tokens.is_multiple_of(BLOCK_TOKENS) =>
+        {
+            Ok(tokens)
+        }
+        _ => Err(format!(
+            "it must be a multiple of {BLOCK_TOKENS} from {} to {MAX_CONTEXT}",
+            2 * BLOCK_TOKENS
+        )),
+    }
+}

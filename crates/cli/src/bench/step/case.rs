@@ -1,0 +1,44 @@
+//! A cache and its load, and where in their windows its requests are.
+
+use dsv4_kv::kv_layout::geometry::HCA_RATIO;
+use serde::Serialize;
+
+use super::super::load::Weight;
+
+/// Drafts that the cache has room for; the steps have none.
+pub const DRAFTS: u32 = 4;
+
+/// Where in their windows all requests are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// No window closes.
+    MidWindow,
+    /// A CSA window and an HCA window close.
+    Boundary,
+}
+
+impl Phase {
+    /// Tokens of a request before its step, so that it has `context` tokens behind the later phase's.
+    pub fn start(self, context: u32) -> u32 {
+        match self {
+            Self::MidWindow => context - HCA_RATIO / 2 + 1,
+            Self::Boundary => context - 1,
+        }
+    }
+}
+
+/// A cache and its load.
+#[derive(Clone, Debug, Serialize)]
+pub struct Case {
+    /// A preset.
+    pub model: String,
+    /// Tokens of each request, its step's included.
+    pub context: u32,
+    /// Longest context that the cache is for.
+    pub max_context: u32,
+    /// Requests in the step, a token each.
+    pub requests: u32,
+    /// The indexer's.
+    pub weight: Weight,
+}

@@ -1,0 +1,225 @@
+//! Whole decode steps: the cache's part of a step of all layers as one captured graph, and where its time goes.
+//!
+//! A graph has the updates with their appends, the indexer from activations to lists, and the gathers of every
+//! layer, through the library's own calls. Beside it there is a graph for each kind of launch alone, of all
+//! layers. Two kinds are not alone in any graph: the indexer's queries are `select` less `select_projected`, with
+//! `index_query` added; scores and lists are `select_projected` less `index_query`.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `mod.rs` | what is measured |
+//! | `case.rs` | a cache and its load |
+//! | `setup.rs` | a cache whose requests have long contexts |
+//! | `tensors.rs` | what its layers read besides, and write |
+//! | `parts.rs` | the parts of a step |
+//! | `row.rs` | a step's measurements, and as a table |
+
+mod case;
+mod parts;
+mod row;
+mod setup;
+mod tensors;
+
+use std::time::Instant;
+
+use anyhow::{Error, Result};
+use dsv4_kv::device::{Backend, Device, DeviceError, Graph, Memory};
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::{Bucket, CapturedStep, KvError, Launches, StepRequest};
+use indicatif::ProgressBar;
+
+use super::load::LoadArgs;
+use super::timing::{HOST_RUNS, median, time_cold};
+pub use case::{Case, Phase};
+use parts::{Part, STEP, queue};
+pub use row::{Host, Kind, Measured, Row, Timed, table};
+use setup::Setup;
+
+/// Longest context that the caches are for, if no longer one is measured.
+const MAX_CONTEXT: u32 = 131_072;
+
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    load: &LoadArgs,
+    progress: &ProgressBar,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for model in &load.model {
+        for &context in &load.context {
+            for &requests in &load.batch {
+                let (model, weight) = (model.clone(), load.index_weight);
+                let case = Case { model, context, max_context: MAX_CONTEXT, requests, weight };
+                progress.set_message(format!("step: {case:?}"));
+                rows.extend(measure_case(device, &case)?);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Both phases of a case, or that it does not fit.
+pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row>> {
+    match measure_phases(device, case) {
+        Err(error) if is_out_of_memory(&error) => {
+            Ok(vec![Row { case: case.clone(), measured: Err(format!("does not fit: {error}")) }])
+        }
+        rows => rows,
+    }
+}
+
+fn measure_phases<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row>> {
+    let mut setup = Setup::new(device, case)?;
+    let mut rows = Vec::new();
+    for phase in [Phase::MidWindow, Phase::Boundary] {
+        let start = phase.start(case.context);
+        setup.advance(start)?;
+        let measured = setup.measure(phase, start)?;
+        rows.push(Row { case: case.clone(), measured: Ok(measured) });
+    }
+    Ok(rows)
+}
+
+/// Whether the device had not the memory.
+fn is_out_of_memory(error: &Error) -> bool {
+    let of_device = |error: &DeviceError| matches!(error, DeviceError::OutOfMemory { .. });
+    match error.downcast_ref::<KvError>() {
+        Some(KvError::Device(error)) => of_device(error),
+        _ => error.downcast_ref::<DeviceError>().is_some_and(of_device),
+    }
+}
+
+/// Graphs that the cache captures: of whole layers.
+struct Graphs<B: Backend> {
+    step: CapturedStep<B>,
+    routed: CapturedStep<B>,
+    updates: CapturedStep<B>,
+    kinds: Vec<(&'static str, CapturedStep<B>)>,
+}
+
+/// The updates of each kind of layer.
+const UPDATES: [(&str, Part); 3] = [
+    ("swa append", Part::Update(LayerKind::Swa)),
+    ("csa update", Part::Update(LayerKind::Csa)),
+    ("hca update", Part::Update(LayerKind::Hca)),
+];
+/// What is read in layers that are updated.
+const READS: [(&str, Part); 6] = [
+    ("windows", Part::Windows),
+    ("csa gather", Part::Entries),
+    ("hca gather", Part::All),
+    ("select", Part::Select),
+    ("select projected", Part::SelectProjected),
+    ("index query", Part::Quantise),
+];
+
+impl<B: Backend> Setup<B> {
+    /// Everything of a step at which each request has `start` tokens.
+    fn measure(&mut self, phase: Phase, start: u32) -> Result<Measured> {
+        let requests: Vec<_> =
+            self.ids.iter().map(|&id| StepRequest { id, start, tokens: 1 }).collect();
+        let host = self.time_host(&requests)?;
+        let bucket = self.bucket();
+        let graphs = self.capture(&bucket)?;
+        let router = self.capture_router()?;
+        let memory = self.memory();
+        let Self { stream, cache, tensors, routers, .. } = self;
+        let mut step = cache.begin_step(stream, Launches::Bucket(&bucket), &requests)?;
+        step.replay(&graphs.step)?;
+        let mut time = |graph: &CapturedStep<B>| -> Result<Timed> {
+            let microseconds = time_cold(stream, || Ok(step.repeat(graph)?))?;
+            Ok(Timed { nodes: graph.nodes(), microseconds })
+        };
+        let whole = time(&graphs.step)?;
+        let routed = time(&graphs.routed)?;
+        let updates = time(&graphs.updates)?;
+        let mut kinds = Vec::new();
+        for (name, graph) in &graphs.kinds {
+            kinds.push(Kind { name, timed: time(graph)? });
+        }
+        let time = |graph: &Graph<B>| -> Result<Timed> {
+            let microseconds = time_cold(stream, || Ok(stream.replay(graph)?))?;
+            Ok(Timed { nodes: graph.nodes(), microseconds })
+        };
+        for (name, part) in READS {
+            let record = || queue(tensors, &mut step, &[part], None);
+            let graph = stream.capture(memory.clone(), record)?;
+            kinds.push(Kind { name, timed: time(&graph)? });
+        }
+        kinds.push(Kind { name: "router", timed: time(&router)? });
+        drop(step);
+        cache.check_faults(stream)?;
+        routers.check(stream)?;
+        Ok(Measured { phase, step: whole, routed, updates, kinds: row::alone(&kinds), host })
+    }
+
+    fn bucket(&self) -> Bucket {
+        let (requests, context) = (self.tensors.tokens, self.cache.config().max_context);
+        Bucket { tokens: requests, tokens_per_request: 1, requests, context }
+    }
+
+    /// All that launches of a step touch.
+    fn memory(&self) -> Vec<Memory<B>> {
+        let own = self.tensors.memory().into_iter().chain(self.routers.memory());
+        own.chain(self.cache.memory()).collect()
+    }
+
+    /// Captures whole layers.
+    fn capture(&mut self, bucket: &Bucket) -> Result<Graphs<B>> {
+        let all: Vec<Part> = UPDATES.iter().map(|&(_, part)| part).collect();
+        let mut kinds = Vec::new();
+        for (name, part) in UPDATES {
+            kinds.push((name, self.capture_parts(bucket, &[part], false)?));
+        }
+        Ok(Graphs {
+            step: self.capture_parts(bucket, STEP, false)?,
+            routed: self.capture_parts(bucket, STEP, true)?,
+            updates: self.capture_parts(bucket, &all, false)?,
+            kinds,
+        })
+    }
+
+    fn capture_parts(
+        &mut self,
+        bucket: &Bucket,
+        parts: &[Part],
+        routed: bool,
+    ) -> Result<CapturedStep<B>> {
+        let memory = self.memory();
+        let Self { stream, cache, tensors, routers, .. } = self;
+        let mut queued = Ok(());
+        let graph = cache.capture(stream, bucket, memory, |layers| {
+            queued = queue(tensors, layers, parts, routed.then_some(routers));
+            Ok(())
+        })?;
+        queued.map(|()| graph)
+    }
+
+    /// Captures the routers of all layers.
+    fn capture_router(&mut self) -> Result<Graph<B>> {
+        let memory = self.memory();
+        let Self { stream, cache, tensors, routers, .. } = self;
+        let layers = cache.schema().layers.iter();
+        stream.capture(memory, || {
+            layers.clone().try_for_each(|of| routers.queue(stream, tensors, of.layer))
+        })
+    }
+
+    /// The host's time for the step, launch by launch, without waiting for the device.
+    fn time_host(&mut self, requests: &[StepRequest]) -> Result<Host> {
+        let Self { stream, cache, tensors, .. } = self;
+        let (mut begin, mut launches) = (Vec::new(), Vec::new());
+        for number in 0..2 * HOST_RUNS {
+            stream.synchronize()?;
+            let started = Instant::now();
+            let mut step = cache.begin_step(stream, Launches::Eager, requests)?;
+            let begun = Instant::now();
+            queue(tensors, &mut step, STEP, None)?;
+            let queued = Instant::now();
+            if number >= HOST_RUNS {
+                begin.push((begun - started).as_secs_f64() * 1e6);
+                launches.push((queued - begun).as_secs_f64() * 1e6);
+            }
+        }
+        Ok(Host { begin_microseconds: median(begin), microseconds: median(launches) })
+    }
+}

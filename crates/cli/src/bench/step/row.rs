@@ -1,0 +1,141 @@
+//! The measurements of a step, and as a table.
+
+use comfy_table::Table;
+use serde::Serialize;
+
+use super::super::load::Weight;
+use super::case::{Case, Phase};
+
+/// A step of a case.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// The cache and its load.
+    pub case: Case,
+    /// What was measured, or why nothing was.
+    pub measured: Result<Measured, String>,
+}
+
+/// What was measured of a step.
+#[derive(Debug, Serialize)]
+pub struct Measured {
+    /// Where the requests are in their windows.
+    pub phase: Phase,
+    /// Updates with appends, indexer, lists and gathers of all layers: one graph.
+    pub step: Timed,
+    /// The same with the routers.
+    pub routed: Timed,
+    /// Updates and appends of all layers: one graph.
+    pub updates: Timed,
+    /// The step's launches by kind. Without the router they add up to a step that does not overlap.
+    pub kinds: Vec<Kind>,
+    /// The host's time for the same step, launch by launch.
+    pub host: Host,
+}
+
+/// A graph.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Timed {
+    /// Its nodes.
+    pub nodes: u64,
+    /// Median microseconds of a replay.
+    pub microseconds: f64,
+}
+
+/// The launches of one kind in all layers.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Kind {
+    /// The kind.
+    pub name: &'static str,
+    /// Its graph.
+    #[serde(flatten)]
+    pub timed: Timed,
+}
+
+/// What the host does in an eager step. It waits for nothing.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Host {
+    /// Median microseconds of `begin_step`.
+    pub begin_microseconds: f64,
+    /// Median microseconds of queueing the launches of all layers, as many as the step's graph has nodes.
+    pub microseconds: f64,
+}
+
+/// The kinds, of which two are differences: see the documentation of the module above.
+pub fn alone(measured: &[Kind]) -> Vec<Kind> {
+    const SELECT: &str = "select";
+    const PROJECTED: &str = "select projected";
+    const QUERY: &str = "index query";
+    let of = |name| {
+        let found = measured.iter().find(|kind| kind.name == name);
+        found.map_or(Timed { nodes: 0, microseconds: 0.0 }, |kind| kind.timed)
+    };
+    let (select, projected, query) = (of(SELECT), of(PROJECTED), of(QUERY));
+    let lists = Timed {
+        nodes: projected.nodes.saturating_sub(query.nodes),
+        microseconds: projected.microseconds - query.microseconds,
+    };
+    let queries = Timed {
+        nodes: select.nodes.saturating_sub(lists.nodes),
+        microseconds: select.microseconds - lists.microseconds,
+    };
+    let kept = measured.iter().filter(|kind| ![SELECT, PROJECTED, QUERY].contains(&kind.name));
+    let differences = [("queries", queries), ("scores + lists", lists)];
+    let differences = differences.map(|(name, timed)| Kind { name, timed });
+    kept.copied().chain(differences).collect()
+}
+
+/// The kinds in the order of the table.
+const KINDS: [&str; 9] = [
+    "csa update",
+    "hca update",
+    "swa append",
+    "queries",
+    "scores + lists",
+    "windows",
+    "csa gather",
+    "hca gather",
+    "router",
+];
+
+/// The rows as a table.
+pub fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
+    let head = ["model", "context", "requests", "phase", "nodes", "step us", "with router"];
+    let head = head.into_iter().chain(["updates + append"]).chain(KINDS);
+    table.set_header(head.chain(["sum of kinds", "begin us", "host us", "ns a launch"]));
+    for Row { case, measured } in rows {
+        let weight = if case.weight == Weight::Nvfp4 { " (NVFP4)" } else { "" };
+        let mut cells = vec![
+            format!("{}{weight}", case.model),
+            case.context.to_string(),
+            case.requests.to_string(),
+        ];
+        match measured {
+            Ok(measured) => cells.extend(measured.cells()),
+            Err(why) => cells.push(why.clone()),
+        }
+        table.add_row(cells);
+    }
+    table
+}
+
+impl Measured {
+    fn cells(&self) -> Vec<String> {
+        let Self { phase, step, routed, updates, kinds, host } = self;
+        let microseconds = |of: f64| format!("{of:.1}");
+        let kind = |name| kinds.iter().find(|kind| kind.name == name);
+        let of_kind = |name| kind(name).map_or(0.0, |kind| kind.timed.microseconds);
+        let sum: f64 = KINDS.into_iter().filter(|&name| name != "router").map(of_kind).sum();
+        let phase = match phase {
+            Phase::MidWindow => "mid-window",
+            Phase::Boundary => "boundary",
+        };
+        let mut cells = vec![phase.to_owned(), step.nodes.to_string()];
+        let graphs = [step, routed, updates].map(|timed| timed.microseconds);
+        cells.extend(graphs.into_iter().chain(KINDS.map(of_kind)).map(microseconds));
+        cells.extend([sum, host.begin_microseconds, host.microseconds].map(microseconds));
+        cells.push(format!("{:.0}", 1e3 * host.microseconds / step.nodes as f64));
+        cells
+    }
+}

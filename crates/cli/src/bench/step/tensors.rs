@@ -1,0 +1,193 @@
+//! The tensors of a model's layers: what a step reads besides the cache, and what it writes.
+
+use anyhow::Result;
+use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
+use dsv4_kv::indexer::{Activations, ProjectedQueries, Selection};
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
+use dsv4_kv::kv_layout::index_row::IndexFormat;
+use dsv4_kv::rope::compress_frequencies;
+use dsv4_kv::{CacheConfig, CsaIndexer, IndexerWorkspace, LayerId, QueryWeight, WorkspaceLimits};
+use dsv4_kv_linear::Nvfp4Linear;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::super::inputs::{part, random_nvfp4, upload};
+use super::super::load::Weight;
+use super::super::projections::{LayerProjections, Projections, random_bf16};
+
+/// Prefill chunks whose projections differ.
+const CHUNKS: u64 = 4;
+
+/// The tensors of a model's layers, in steps of up to so many queries.
+pub struct Tensors<B: Backend> {
+    /// Tokens of the step.
+    pub tokens: u32,
+    /// Entries of a list.
+    pub k: u32,
+    /// Entries of an HCA layer that a query sees.
+    pub all: u32,
+    /// Heads of the indexer.
+    pub heads: u32,
+    /// How its keys are stored.
+    pub format: IndexFormat,
+    layers: Vec<LayerTensors<B>>,
+    projections: Projections<B>,
+    workspace: IndexerWorkspace<B>,
+    /// `[tokens, heads * 128]`, `[tokens, heads]`: what `select_projected` takes.
+    projected: [Buffer<B, f32>; 2],
+    /// What `index_query` makes of them.
+    pub query: Buffer<B, u8>,
+    /// Likewise.
+    pub query_weight: Buffer<B, f32>,
+    /// `[32]`.
+    pub frequencies: Buffer<B, f32>,
+    /// `[tokens, k]`.
+    pub lists: Buffer<B, i32>,
+    /// `[tokens, 128, 512]`.
+    pub window: Buffer<B, bf16>,
+    /// `[tokens, k or all, 512]`.
+    pub entries: Buffer<B, bf16>,
+    /// `[tokens]`.
+    pub window_lengths: Buffer<B, i32>,
+    /// `[tokens]`.
+    pub entry_lengths: Buffer<B, i32>,
+}
+
+/// What a layer reads in the step.
+pub struct LayerTensors<B: Backend> {
+    /// For its update.
+    pub projections: LayerProjections<B>,
+    /// `[tokens, latent columns]` and `[tokens, hidden]`: what an indexer and a router project.
+    pub activations: [Buffer<B, bf16>; 2],
+    /// Of a CSA layer.
+    pub indexer: Option<CsaIndexer<B>>,
+}
+
+impl<B: Backend> Tensors<B> {
+    /// Random tensors for the trunk of a model, for steps of `tokens` tokens of which each sees `context`
+    /// tokens, and for prefill chunks of as many as the cache takes.
+    pub fn new(
+        stream: &Stream<B>,
+        config: &CacheConfig,
+        (tokens, context): (u32, u32),
+        weight: Weight,
+    ) -> Result<Self> {
+        let (device, model) = (stream.device(), &config.model);
+        let count = model.layers.len() as u64;
+        let rows = |columns: u32| u64::from(tokens) * u64::from(columns);
+        let (k, all) = (model.index_topk, context / BLOCK_TOKENS);
+        let sizes = [(count, tokens.into()), (CHUNKS, config.max_step_tokens.into())];
+        let projections = Projections::new(stream, &sizes)?;
+        let latent = random_bf16(stream, "latents", count * rows(model.q_lora_rank))?;
+        let hidden = random_bf16(stream, "hidden states", count * rows(model.hidden_size))?;
+        let layer = |(layer, indexer)| LayerTensors {
+            projections: projections.layer(layer, tokens.into()),
+            activations: [&latent, &hidden].map(|of| part(of, layer, count)),
+            indexer,
+        };
+        let layers = (0..).zip(indexers(stream, config, weight)?).map(layer).collect();
+        let heads = model.index_heads;
+        let limits =
+            WorkspaceLimits { context: config.max_context, queries: tokens, bytes: u64::MAX };
+        let projected = |columns| -> Result<Buffer<B, f32>> {
+            let mut random = SmallRng::seed_from_u64(3);
+            let values: Vec<f32> =
+                (0..rows(columns)).map(|_| random.random_range(-1.0..1.0)).collect();
+            Ok(upload(stream, "projected queries", &values)?)
+        };
+        let tile = |rows_of_query| rows(rows_of_query) * u64::from(HEAD_DIM);
+        Ok(Self {
+            tokens,
+            k,
+            all,
+            heads,
+            format: config.index_format,
+            layers,
+            projections,
+            workspace: IndexerWorkspace::new(device, model, limits)?,
+            projected: [projected(heads * INDEX_DIM)?, projected(heads)?],
+            query: device.allocate("queries", rows(IndexFormat::MAX_QUERY_BYTES))?,
+            query_weight: device.allocate("head weights", rows(heads))?,
+            frequencies: upload(
+                stream,
+                "frequencies",
+                &compress_frequencies(&model.compress_rope),
+            )?,
+            lists: device.allocate("lists", rows(k))?,
+            window: device.allocate("window tile", tile(WINDOW))?,
+            entries: device.allocate("entry tile", tile(k.max(all)))?,
+            window_lengths: device.allocate("window lengths", tokens.into())?,
+            entry_lengths: device.allocate("entry lengths", tokens.into())?,
+        })
+    }
+
+    /// What a layer reads.
+    pub fn layer(&self, layer: LayerId) -> &LayerTensors<B> {
+        &self.layers[layer.0 as usize]
+    }
+
+    /// Projections of a prefill chunk: `number` counts layers and chunks.
+    pub fn chunk(&self, number: u64, tokens: u32) -> LayerProjections<B> {
+        self.projections.layer(number % CHUNKS, tokens.into())
+    }
+
+    /// All queries of the step.
+    pub fn selection(&self) -> Selection<'_, B> {
+        let Self { workspace, tokens, k, lists: selected, .. } = self;
+        Selection { workspace, queries: 0..*tokens, k: *k, selected }
+    }
+
+    /// What `select_projected` takes.
+    pub fn projected(&self) -> ProjectedQueries<'_, B> {
+        let [queries, weights] = &self.projected;
+        ProjectedQueries { queries, weights }
+    }
+
+    /// All of it, for a graph to retain.
+    pub fn memory(&self) -> Vec<Memory<B>> {
+        let of_layer = |layer: &LayerTensors<B>| {
+            let indexer = layer.indexer.iter().flat_map(CsaIndexer::memory);
+            indexer.chain(layer.activations.iter().map(|of| of.memory())).collect::<Vec<_>>()
+        };
+        let layers = self.layers.iter().flat_map(of_layer);
+        let [queries, weights] = &self.projected;
+        let f32 = [queries, weights, &self.query_weight, &self.frequencies].map(Buffer::memory);
+        let i32 = [&self.lists, &self.window_lengths, &self.entry_lengths].map(Buffer::memory);
+        let tiles = [&self.window, &self.entries].map(Buffer::memory);
+        let all = layers.chain(self.workspace.memory()).chain(self.projections.memory());
+        all.chain(f32).chain(i32).chain(tiles).chain([self.query.memory()]).collect()
+    }
+}
+
+impl<B: Backend> LayerTensors<B> {
+    /// As `select` takes them.
+    pub fn activations(&self) -> Activations<'_, B> {
+        let [latent, hidden] = &self.activations;
+        Activations { latent, hidden }
+    }
+}
+
+/// The indexer of every CSA layer, with weights of its own.
+fn indexers<B: Backend>(
+    stream: &Stream<B>,
+    config: &CacheConfig,
+    weight: Weight,
+) -> Result<Vec<Option<CsaIndexer<B>>>> {
+    let model = &config.model;
+    let (columns, inner) = (model.index_heads * INDEX_DIM, model.q_lora_rank);
+    let values = u64::from(columns) * u64::from(inner);
+    let matrix = random_nvfp4(columns, inner)?;
+    let indexer = |&kind: &LayerKind| -> Result<Option<CsaIndexer<B>>> {
+        if kind != LayerKind::Csa {
+            return Ok(None);
+        }
+        let query: QueryWeight<B> = match weight {
+            Weight::Bf16 => random_bf16(stream, "query weight", values)?.into(),
+            Weight::Nvfp4 => Nvfp4Linear::new(stream, &matrix)?.into(),
+        };
+        let heads = u64::from(model.index_heads) * u64::from(model.hidden_size);
+        let heads = random_bf16(stream, "weight of head weights", heads)?;
+        Ok(Some(CsaIndexer::new(model, query, heads)?))
+    };
+    model.layers.iter().map(indexer).collect()
+}
