@@ -58,12 +58,12 @@ pub struct BenchArgs {
     #[arg(value_enum, default_value_t = Suite::All)]
     suite: Suite,
 
-    #[command(flatten)]
-    load: load::LoadArgs,
-
     /// Print device, date (UTC) and rows as JSON instead of a table.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    load: load::LoadArgs,
 }
 
 /// A group of kernels.
