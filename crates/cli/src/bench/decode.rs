@@ -54,7 +54,7 @@ pub(super) fn measure<B: Backend>(
 
 /// Where in its window a request's step is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     /// No window closes, but for CSA windows among drafts.
     Middle,
     /// The only token, or one in the middle of the drafts, closes a window.
@@ -65,12 +65,12 @@ enum Phase {
 
 /// One measurement.
 #[derive(Clone, Copy)]
-struct Case {
-    kind: LayerKind,
-    phase: Phase,
+pub(super) struct Case {
+    pub kind: LayerKind,
+    pub phase: Phase,
     /// Drafts behind the token of each request.
-    drafts: u32,
-    requests: u32,
+    pub drafts: u32,
+    pub requests: u32,
 }
 
 impl Case {
@@ -134,7 +134,7 @@ impl Case {
             }
     }
 
-    fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
+    pub fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
         let config = CacheConfig {
             max_draft: self.drafts,
             max_requests: self.requests,

@@ -160,7 +160,7 @@ pub(super) fn scores<B: Backend>(
 }
 
 /// Times the selection of `k` out of rows of random scores, which are multiples of a half if `crowded`.
-fn selection<B: Backend>(
+pub(super) fn selection<B: Backend>(
     device: &Device<B>,
     (columns, rows): (u32, u32),
     k: u32,

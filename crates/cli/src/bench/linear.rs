@@ -25,14 +25,14 @@ const PATTERN: usize = 1 << 22;
 
 /// The kernel.
 #[derive(Clone, Copy, PartialEq)]
-enum Kernel {
+pub(super) enum Kernel {
     Nvfp4,
     Bf16,
     Project,
 }
 
 impl Kernel {
-    const ALL: [Self; 3] = [Self::Nvfp4, Self::Bf16, Self::Project];
+    pub const ALL: [Self; 3] = [Self::Nvfp4, Self::Bf16, Self::Project];
 
     fn name(self) -> &'static str {
         match self {
@@ -61,11 +61,11 @@ pub(super) fn measure<B: Backend>(
 
 /// One measurement.
 #[derive(Clone, Copy)]
-struct Case {
-    kernel: Kernel,
-    columns: u32,
-    inner: u32,
-    tokens: u32,
+pub(super) struct Case {
+    pub kernel: Kernel,
+    pub columns: u32,
+    pub inner: u32,
+    pub tokens: u32,
 }
 
 impl Case {
@@ -80,7 +80,7 @@ impl Case {
         self.weight_bytes() + 2 * tokens * inner + 4 * tokens * columns
     }
 
-    fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
+    pub fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
         let (bytes, nodes) = (self.bytes(), nodes_for(self.bytes()));
         let inputs = Inputs::new(device, self, nodes)?;
         let record = || (0..nodes).try_for_each(|node| inputs.launch(self, node));

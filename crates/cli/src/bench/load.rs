@@ -17,21 +17,30 @@ pub enum Weight {
     Nvfp4,
 }
 
-/// Models and loads of the suite `step`. Each option may be given several times, and each combination is measured.
+/// Models and loads of the suites `step` and `prefill`. Options may be given several times; each combination is
+/// measured.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Options of step")]
+#[command(next_help_heading = "Options of step and prefill, which may be given several times")]
 pub struct LoadArgs {
     /// The model.
     #[arg(long, value_name = "NAME", default_values = ["flash", "pro"], value_parser = PossibleValuesParser::new(ModelConfig::PRESETS))]
     pub model: Vec<String>,
 
-    /// Tokens of each request: a multiple of 128 from 256 to 1048576.
+    /// Of step: tokens of each request, a multiple of 128 from 256 to 1048576.
     #[arg(long, value_name = "TOKENS", default_values_t = [8192, 131_072], value_parser = context)]
     pub context: Vec<u32>,
 
-    /// Requests of a step, a token each.
+    /// Of step: requests, a token each.
     #[arg(long, value_name = "N", default_values_t = [1, 32, 256], value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS / 2)))]
     pub batch: Vec<u32>,
+
+    /// Of prefill: tokens of a chunk, 128 to 65536.
+    #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = clap::value_parser!(u32).range(128..=65_536))]
+    pub chunk: Vec<u32>,
+
+    /// Of prefill: tokens before the chunk, 0 to 983040.
+    #[arg(long, value_name = "TOKENS", default_values_t = [0, 32_768, 131_072], value_parser = clap::value_parser!(u32).range(0..=983_040))]
+    pub past: Vec<u32>,
 
     /// How the weight of the indexer's query projection is stored.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Weight::Bf16)]

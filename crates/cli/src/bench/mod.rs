@@ -14,6 +14,7 @@ mod inputs;
 mod linear;
 mod load;
 mod placement;
+mod prefill;
 mod projections;
 mod router;
 mod step;
@@ -21,6 +22,7 @@ mod swa;
 #[cfg(test)]
 mod tests;
 mod timing;
+mod trunk;
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -46,11 +48,15 @@ use timing::Measurement;
 /// every input read once, every output written once. `copy us` is a copy that moves as many bytes, half
 /// read and half written, measured the same way; `of copy` is its time over the kernel's.
 ///
-/// `step` and `arena` are measured only when they are asked for. A row of `step` is one decode step of a model:
+/// `step`, `prefill` and `arena` are measured only when they are asked for. A row of `step` is one decode step of a model:
 /// medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch alone.
 /// `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
 /// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
 /// the host's, launch by launch.
+///
+/// A row of `prefill` is one layer's part of a chunk: the median of 6 replays of several layers. `floor` is a
+/// measured copy of the bytes, or the products at the rate of the tensor cores. `projections` is `select` less
+/// `select_projected`; with a weight in NVFP4 `index_query` is added, which is then part of the product's launch.
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
 pub struct BenchArgs {
@@ -87,6 +93,8 @@ enum Suite {
     Arena,
     /// A model's whole decode step as one graph: in all, by kind of launch, and on the host.
     Step,
+    /// A chunk of a prompt in a layer of each kind, kernel by kernel, and per token for the whole model.
+    Prefill,
 }
 
 /// What was measured where.
@@ -102,6 +110,9 @@ struct Report {
     /// Whole steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     steps: Vec<step::Row>,
+    /// Chunks of prompts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    prefill: Vec<prefill::Row>,
 }
 
 /// Runs the command.
@@ -136,9 +147,13 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         Suite::Step => step::measure(&device, &args.load, &progress)?,
         _ => Vec::new(),
     };
+    let prefill = match args.suite {
+        Suite::Prefill => prefill::measure(&device, &args.load, &progress)?,
+        _ => Vec::new(),
+    };
     progress.finish_and_clear();
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let report = Report { device: device.info().name.clone(), date, measurements, steps };
+    let report = Report { device: device.info().name.clone(), date, measurements, steps, prefill };
     if args.json {
         output::print(serde_json::to_string_pretty(&report)?)?;
     } else {
@@ -156,6 +171,11 @@ impl fmt::Display for Report {
                 "{}, {}, graph replay, caches flushed\n{table}",
                 self.device, self.date
             );
+        }
+        if !self.prefill.is_empty() {
+            let (table, summary) = (prefill::table(&self.prefill), prefill::summary(&self.prefill));
+            writeln!(f, "{}, {}, a chunk in one layer\n{table}\n", self.device, self.date)?;
+            return write!(f, "nanoseconds a token, all layers of the model\n{summary}");
         }
         let mut table = Table::new();
         table.load_preset(comfy_table::presets::ASCII_MARKDOWN);

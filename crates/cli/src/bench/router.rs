@@ -73,12 +73,12 @@ pub(super) fn measure<B: Backend>(
 
 /// One measurement.
 #[derive(Clone, Copy)]
-struct Case {
-    hash: bool,
+pub(super) struct Case {
+    pub hash: bool,
     /// Width of the hidden state; 0 = from logits.
-    hidden: u32,
-    experts: u32,
-    tokens: u32,
+    pub hidden: u32,
+    pub experts: u32,
+    pub tokens: u32,
 }
 
 impl Case {
@@ -119,7 +119,7 @@ impl Case {
         tokens * 4 + lookup + logits + tokens * selected * 8
     }
 
-    fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
+    pub fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
         let (nodes, bytes) = (nodes_for(self.bytes()), self.bytes());
         let inputs = Inputs::new(device, self, nodes)?;
         let record = || (0..nodes).try_for_each(|node| inputs.launch(self, node));

@@ -1,15 +1,18 @@
 //! Every suite's calls on the CPU, at small sizes: what a GPU is to run must have run before.
 
 use dsv4_kv::device::{EmuDevice, EmuOptions};
+use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 
 use super::arena::{Arena, Kernel};
+use super::decode::Phase;
 use super::indexer::Node;
 use super::load::Weight;
+use super::prefill::{self, Chunk};
 use super::step::{self, Case, Row};
 use super::timing::Measurement;
-use super::{gather, indexer, swa};
+use super::{decode, gather, indexer, linear, router, swa};
 
 fn check(measured: &Measurement) {
     assert!(measured.microseconds > 0.0 && measured.copy_microseconds > 0.0, "{measured:?}");
@@ -27,6 +30,27 @@ fn kernels_of_one_layer_run() {
     }
     for node in [Node::Scores, Node::Two(16), Node::One(16)] {
         check(&indexer::scores(&device, IndexFormat::Mxfp4, (64, 2), node, None).unwrap());
+    }
+    check(&indexer::selection(&device, (64, 2), 16, true).unwrap());
+    for kernel in linear::Kernel::ALL {
+        let case = linear::Case { kernel, columns: 128, inner: 128, tokens: 2 };
+        check(&case.measure(&device).unwrap());
+    }
+    for (hash, hidden, tokens) in [(false, 0, 2), (true, 0, 2), (false, 256, 2), (false, 256, 65)] {
+        let case = router::Case { hash, hidden, experts: 64, tokens };
+        check(&case.measure(&device).unwrap());
+    }
+}
+
+#[test]
+fn a_layers_decode_is_measured() {
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    for (kind, phase, drafts) in [
+        (LayerKind::Csa, Phase::Boundary, 0),
+        (LayerKind::Csa, Phase::Middle, 2),
+        (LayerKind::Hca, Phase::Random, 0),
+    ] {
+        check(&decode::Case { kind, phase, drafts, requests: 2 }.measure(&device).unwrap());
     }
 }
 
@@ -49,44 +73,58 @@ fn arenas_are_measured_packed_and_apart() {
     }
 }
 
-fn measure_step(case: &Case) -> Vec<Row> {
+fn measure_step(requests: u32) -> Vec<Row> {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
-    step::measure_case(&device, case).unwrap()
-}
-
-fn tiny(weight: Weight) -> Case {
-    Case { model: "tiny".into(), context: 256, max_context: 256, requests: 2, weight }
+    let (model, context, weight) = ("tiny".into(), 256, Weight::Bf16);
+    step::measure_case(&device, &Case { model, context, max_context: context, requests, weight })
+        .unwrap()
 }
 
 #[test]
 fn steps_are_measured_by_kind() {
-    for weight in [Weight::Bf16, Weight::Nvfp4] {
-        let rows = measure_step(&tiny(weight));
-        assert_eq!(rows.len(), 2);
-        for row in &rows {
-            let measured = row.measured.as_ref().unwrap();
-            // The trunk is swa, csa, hca, csa: a launch a layer, and one or two more for each gather and list.
-            assert_eq!(measured.updates.nodes, 4);
-            let nodes = |name: &str| {
-                let kind = measured.kinds.iter().find(|kind| kind.name == name).unwrap();
-                assert!(kind.timed.microseconds.is_finite());
-                kind.timed.nodes
-            };
-            let reads = ["queries", "scores + lists", "windows", "csa gather", "hca gather"];
-            let reads: u64 = reads.into_iter().map(nodes).sum();
-            assert_eq!(measured.step.nodes, measured.updates.nodes + reads);
-            assert_eq!(measured.routed.nodes, measured.step.nodes + nodes("router"));
-            assert!(measured.step.microseconds > 0.0 && measured.host.microseconds > 0.0);
-        }
-        let table = step::table(&rows).to_string();
-        assert!(table.contains("mid-window") && table.contains("boundary"), "{table}");
+    let rows = measure_step(2);
+    assert_eq!(rows.len(), 2);
+    for row in &rows {
+        let measured = row.measured.as_ref().unwrap();
+        // The trunk is swa, csa, hca, csa: a launch a layer.
+        assert_eq!(measured.updates.nodes, 4);
+        let nodes = |name: &str| {
+            let kind = measured.kinds.iter().find(|kind| kind.name == name).unwrap();
+            assert!(kind.timed.microseconds.is_finite());
+            kind.timed.nodes
+        };
+        let reads = ["queries", "scores + lists", "windows", "csa gather", "hca gather"];
+        let reads: u64 = reads.into_iter().map(nodes).sum();
+        assert_eq!(measured.step.nodes, measured.updates.nodes + reads);
+        assert_eq!(measured.routed.nodes, measured.step.nodes + nodes("router"));
+        assert!(measured.step.microseconds > 0.0 && measured.host.microseconds > 0.0);
     }
+    let table = step::table(&rows).to_string();
+    assert!(table.contains("mid-window") && table.contains("boundary"), "{table}");
 }
 
 #[test]
 fn a_load_that_does_not_fit_is_a_row() {
-    let case = Case { requests: 1 << 14, ..tiny(Weight::Bf16) };
-    let rows = measure_step(&case);
+    let rows = measure_step(1 << 14);
     assert!(rows[0].measured.as_ref().unwrap_err().starts_with("does not fit"), "{rows:?}");
     assert!(step::table(&rows).to_string().contains("does not fit"));
+}
+
+#[test]
+fn chunks_are_measured_by_kernel() {
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    // Both kinds of windows close in it.
+    let chunk = Chunk { tokens: 12, past: 120 };
+    for (weight, kernels) in [(Weight::Bf16, 7), (Weight::Nvfp4, 6)] {
+        let rows = prefill::measure_chunk(&device, "tiny", chunk, weight).unwrap();
+        assert_eq!(rows.len(), kernels);
+        for row in &rows {
+            assert!(row.microseconds.is_finite() && row.floor_microseconds > 0.0, "{row:?}");
+        }
+        // The trunk of four layers has two CSA layers and one HCA layer.
+        let layers: Vec<u32> = rows.iter().map(|row| row.layers).collect();
+        assert_eq!((layers[0], layers[1], layers[kernels - 1]), (2, 1, 4));
+        assert_eq!(prefill::table(&rows).row_iter().count(), kernels);
+        assert_eq!(prefill::summary(&rows).row_iter().count(), 1);
+    }
 }

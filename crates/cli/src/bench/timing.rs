@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use anyhow::Result;
-use dsv4_kv::device::{Backend, Buffer, Device, Graph, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Event, Graph, Stream};
 use serde::Serialize;
 
 /// Whether all that the tests of this program do on the CPU: the same calls, few of them.
@@ -18,7 +18,7 @@ const COLD_FLUSHES: u8 = 4;
 /// Fewest and most nodes of a graph.
 const NODES: RangeInclusive<u64> = if SMALL { 2..=3 } else { 20..=200 };
 /// Replays that are timed, after as many that warm up.
-const REPLAYS: usize = if SMALL { 1 } else { 50 };
+pub const REPLAYS: usize = if SMALL { 1 } else { 50 };
 
 /// One measured case.
 #[derive(Clone, Debug, Serialize)]
@@ -115,35 +115,53 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
+/// Runs of a kernel that takes milliseconds, after as many that warm up.
+pub const LONG_RUNS: usize = if SMALL { 1 } else { 6 };
 /// Runs of a host's work that are timed, after as many that warm up.
 pub const HOST_RUNS: usize = if SMALL { 1 } else { 30 };
 
-/// Median microseconds of what `replay` queues in `stream`, with nothing of it in the L2 cache.
-pub fn time_cold<B: Backend>(
-    stream: &Stream<B>,
-    mut replay: impl FnMut() -> Result<()>,
-) -> Result<f64> {
-    let device = stream.device();
-    let flush = device.allocate::<u8>("cache flush", FLUSH_BYTES)?;
-    let (from, to) = (device.event()?, device.event()?);
-    let mut times = Vec::with_capacity(REPLAYS);
-    for number in 0..2 * REPLAYS {
-        for byte in 0..COLD_FLUSHES {
-            stream.fill(&flush, byte)?;
-        }
-        stream.record(&from)?;
-        replay()?;
-        stream.record(&to)?;
-        let milliseconds = to.milliseconds_since(&from)?;
-        if number >= REPLAYS {
-            times.push(f64::from(milliseconds) * 1e3);
-        }
+/// Times work that finds nothing in the L2 cache.
+pub struct ColdTimer<B: Backend> {
+    flush: Buffer<B, u8>,
+    from: Event<B>,
+    to: Event<B>,
+}
+
+impl<B: Backend> ColdTimer<B> {
+    /// Of work on `device`.
+    pub fn new(device: &Device<B>) -> Result<Self> {
+        let flush = device.allocate("cache flush", FLUSH_BYTES)?;
+        Ok(Self { flush, from: device.event()?, to: device.event()? })
     }
-    Ok(median(times))
+
+    /// Microseconds of what `launch` queues in `stream`.
+    pub fn time(&self, stream: &Stream<B>, launch: impl FnOnce() -> Result<()>) -> Result<f64> {
+        for byte in 0..COLD_FLUSHES {
+            stream.fill(&self.flush, byte)?;
+        }
+        stream.record(&self.from)?;
+        launch()?;
+        stream.record(&self.to)?;
+        Ok(f64::from(self.to.milliseconds_since(&self.from)?) * 1e3)
+    }
+
+    /// The median of `runs`, after as many that warm up.
+    pub fn median(
+        &self,
+        stream: &Stream<B>,
+        runs: usize,
+        mut replay: impl FnMut() -> Result<()>,
+    ) -> Result<f64> {
+        let mut times = Vec::with_capacity(2 * runs);
+        for _ in 0..2 * runs {
+            times.push(self.time(stream, &mut replay)?);
+        }
+        Ok(median(times.split_off(runs)))
+    }
 }
 
 /// As [`time_node`], for copies that move `bytes` each between buffers of their own.
-fn time_copy<B: Backend>(stream: &Stream<B>, (bytes, nodes): (u64, u64)) -> Result<f64> {
+pub fn time_copy<B: Backend>(stream: &Stream<B>, (bytes, nodes): (u64, u64)) -> Result<f64> {
     let device = stream.device();
     let pair = |_| -> Result<[Buffer<B, u8>; 2]> {
         Ok([device.allocate("copy source", bytes / 2)?, device.allocate("copy target", bytes / 2)?])

@@ -1,12 +1,15 @@
 //! A cache and its load, and where in their windows its requests are.
 
-use dsv4_kv::kv_layout::geometry::HCA_RATIO;
+use anyhow::Result;
+use dsv4_kv::CacheConfig;
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HCA_RATIO};
 use serde::Serialize;
 
 use super::super::load::Weight;
+use super::super::trunk::{PREFILL_TOKENS, trunk_of};
 
 /// Drafts that the cache has room for; the steps have none.
-pub const DRAFTS: u32 = 4;
+const DRAFTS: u32 = 4;
 
 /// Where in their windows all requests are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -41,4 +44,18 @@ pub struct Case {
     pub requests: u32,
     /// The indexer's.
     pub weight: Weight,
+}
+
+impl Case {
+    /// The configuration of the cache: the model's trunk, and blocks for all requests.
+    pub fn config(&self) -> Result<CacheConfig> {
+        Ok(CacheConfig {
+            max_draft: DRAFTS,
+            max_requests: self.requests,
+            num_blocks: self.requests * self.context.div_ceil(BLOCK_TOKENS),
+            max_context: self.max_context.max(self.context),
+            max_step_tokens: PREFILL_TOKENS.max(self.requests),
+            ..CacheConfig::smallest(trunk_of(&self.model)?)
+        })
+    }
 }

@@ -9,31 +9,27 @@
 //! |---|---|
 //! | `mod.rs` | what is measured |
 //! | `case.rs` | a cache and its load |
-//! | `setup.rs` | a cache whose requests have long contexts |
-//! | `tensors.rs` | what its layers read besides, and write |
-//! | `parts.rs` | the parts of a step |
+//! | `routers.rs` | the routers of its layers |
 //! | `row.rs` | a step's measurements, and as a table |
 
 mod case;
-mod parts;
+mod routers;
 mod row;
-mod setup;
-mod tensors;
 
 use std::time::Instant;
 
 use anyhow::{Error, Result};
 use dsv4_kv::device::{Backend, Device, DeviceError, Graph, Memory};
-use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
 use dsv4_kv::{Bucket, CapturedStep, KvError, Launches, StepRequest};
 use indicatif::ProgressBar;
 
 use super::load::LoadArgs;
-use super::timing::{HOST_RUNS, median, time_cold};
+use super::timing::{ColdTimer, HOST_RUNS, REPLAYS, median};
+use super::trunk::{Filled, Part, Size, queue, queue_layer};
 pub use case::{Case, Phase};
-use parts::{Part, STEP, queue};
+use routers::Routers;
 pub use row::{Host, Kind, Measured, Row, Timed, table};
-use setup::Setup;
 
 /// Longest context that the caches are for, if no longer one is measured.
 const MAX_CONTEXT: u32 = 131_072;
@@ -72,7 +68,7 @@ fn measure_phases<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row
     let mut rows = Vec::new();
     for phase in [Phase::MidWindow, Phase::Boundary] {
         let start = phase.start(case.context);
-        setup.advance(start)?;
+        setup.filled.advance(start)?;
         let measured = setup.measure(phase, start)?;
         rows.push(Row { case: case.clone(), measured: Ok(measured) });
     }
@@ -97,11 +93,13 @@ struct Graphs<B: Backend> {
 }
 
 /// The updates of each kind of layer.
-const UPDATES: [(&str, Part); 3] = [
-    ("swa append", Part::Update(LayerKind::Swa)),
-    ("csa update", Part::Update(LayerKind::Csa)),
-    ("hca update", Part::Update(LayerKind::Hca)),
+const UPDATES: [(&str, [Part; 2]); 3] = [
+    ("swa append", [Part::Update(LayerKind::Swa), Part::Append(LayerKind::Swa)]),
+    ("csa update", [Part::Update(LayerKind::Csa), Part::Append(LayerKind::Csa)]),
+    ("hca update", [Part::Update(LayerKind::Hca), Part::Append(LayerKind::Hca)]),
 ];
+/// What a step reads behind its updates.
+const GATHERS: [Part; 4] = [Part::Windows, Part::Select, Part::Entries, Part::All];
 /// What is read in layers that are updated.
 const READS: [(&str, Part); 6] = [
     ("windows", Part::Windows),
@@ -112,21 +110,55 @@ const READS: [(&str, Part); 6] = [
     ("index query", Part::Quantise),
 ];
 
+/// A cache with its requests, and the routers.
+struct Setup<B: Backend> {
+    context: u32,
+    filled: Filled<B>,
+    routers: Routers<B>,
+}
+
+/// The updates of all layers.
+fn updates() -> Vec<Part> {
+    UPDATES.iter().flat_map(|(_, parts)| parts).copied().collect()
+}
+
+/// Everything but the routers.
+fn step() -> Vec<Part> {
+    updates().into_iter().chain(GATHERS).collect()
+}
+
 impl<B: Backend> Setup<B> {
+    fn new(device: &Device<B>, case: &Case) -> Result<Self> {
+        let config = case.config()?;
+        let all = case.context / BLOCK_TOKENS;
+        let size = Size {
+            tokens: case.requests,
+            all,
+            entry_rows: all.max(config.model.index_topk),
+            workspace_bytes: u64::MAX,
+            weight: case.weight,
+        };
+        let layers = config.model.layers.len();
+        let filled = Filled::new(device, config, size)?;
+        let routers = Routers::new(&filled.stream, &case.model, layers, case.requests)?;
+        Ok(Self { context: case.context, filled, routers })
+    }
+
     /// Everything of a step at which each request has `start` tokens.
     fn measure(&mut self, phase: Phase, start: u32) -> Result<Measured> {
         let requests: Vec<_> =
-            self.ids.iter().map(|&id| StepRequest { id, start, tokens: 1 }).collect();
+            self.filled.ids.iter().map(|&id| StepRequest { id, start, tokens: 1 }).collect();
         let host = self.time_host(&requests)?;
         let bucket = self.bucket();
         let graphs = self.capture(&bucket)?;
         let router = self.capture_router()?;
         let memory = self.memory();
-        let Self { stream, cache, tensors, routers, .. } = self;
+        let Self { filled: Filled { stream, cache, tensors, .. }, routers, .. } = self;
+        let timer = ColdTimer::new(stream.device())?;
         let mut step = cache.begin_step(stream, Launches::Bucket(&bucket), &requests)?;
         step.replay(&graphs.step)?;
         let mut time = |graph: &CapturedStep<B>| -> Result<Timed> {
-            let microseconds = time_cold(stream, || Ok(step.repeat(graph)?))?;
+            let microseconds = timer.median(stream, REPLAYS, || Ok(step.repeat(graph)?))?;
             Ok(Timed { nodes: graph.nodes(), microseconds })
         };
         let whole = time(&graphs.step)?;
@@ -137,11 +169,11 @@ impl<B: Backend> Setup<B> {
             kinds.push(Kind { name, timed: time(graph)? });
         }
         let time = |graph: &Graph<B>| -> Result<Timed> {
-            let microseconds = time_cold(stream, || Ok(stream.replay(graph)?))?;
+            let microseconds = timer.median(stream, REPLAYS, || Ok(stream.replay(graph)?))?;
             Ok(Timed { nodes: graph.nodes(), microseconds })
         };
         for (name, part) in READS {
-            let record = || queue(tensors, &mut step, &[part], None);
+            let record = || queue(tensors, &mut step, &[part]);
             let graph = stream.capture(memory.clone(), record)?;
             kinds.push(Kind { name, timed: time(&graph)? });
         }
@@ -153,26 +185,25 @@ impl<B: Backend> Setup<B> {
     }
 
     fn bucket(&self) -> Bucket {
-        let (requests, context) = (self.tensors.tokens, self.cache.config().max_context);
+        let (requests, context) = (self.filled.ids.len() as u32, self.context);
         Bucket { tokens: requests, tokens_per_request: 1, requests, context }
     }
 
     /// All that launches of a step touch.
     fn memory(&self) -> Vec<Memory<B>> {
-        let own = self.tensors.memory().into_iter().chain(self.routers.memory());
-        own.chain(self.cache.memory()).collect()
+        self.filled.memory().into_iter().chain(self.routers.memory()).collect()
     }
 
     /// Captures whole layers.
     fn capture(&mut self, bucket: &Bucket) -> Result<Graphs<B>> {
-        let all: Vec<Part> = UPDATES.iter().map(|&(_, part)| part).collect();
+        let (all, step) = (updates(), step());
         let mut kinds = Vec::new();
-        for (name, part) in UPDATES {
-            kinds.push((name, self.capture_parts(bucket, &[part], false)?));
+        for (name, parts) in UPDATES {
+            kinds.push((name, self.capture_parts(bucket, &parts, false)?));
         }
         Ok(Graphs {
-            step: self.capture_parts(bucket, STEP, false)?,
-            routed: self.capture_parts(bucket, STEP, true)?,
+            step: self.capture_parts(bucket, &step, false)?,
+            routed: self.capture_parts(bucket, &step, true)?,
             updates: self.capture_parts(bucket, &all, false)?,
             kinds,
         })
@@ -185,10 +216,13 @@ impl<B: Backend> Setup<B> {
         routed: bool,
     ) -> Result<CapturedStep<B>> {
         let memory = self.memory();
-        let Self { stream, cache, tensors, routers, .. } = self;
+        let Self { filled: Filled { stream, cache, tensors, .. }, routers, .. } = self;
         let mut queued = Ok(());
         let graph = cache.capture(stream, bucket, memory, |layers| {
-            queued = queue(tensors, layers, parts, routed.then_some(routers));
+            queued = layers.ids().try_for_each(|(layer, kind)| {
+                queue_layer(tensors, layers, (layer, kind), parts)?;
+                if routed { routers.queue(layers.stream(), tensors, layer) } else { Ok(()) }
+            });
             Ok(())
         })?;
         queued.map(|()| graph)
@@ -197,7 +231,7 @@ impl<B: Backend> Setup<B> {
     /// Captures the routers of all layers.
     fn capture_router(&mut self) -> Result<Graph<B>> {
         let memory = self.memory();
-        let Self { stream, cache, tensors, routers, .. } = self;
+        let Self { filled: Filled { stream, cache, tensors, .. }, routers, .. } = self;
         let layers = cache.schema().layers.iter();
         stream.capture(memory, || {
             layers.clone().try_for_each(|of| routers.queue(stream, tensors, of.layer))
@@ -206,14 +240,15 @@ impl<B: Backend> Setup<B> {
 
     /// The host's time for the step, launch by launch, without waiting for the device.
     fn time_host(&mut self, requests: &[StepRequest]) -> Result<Host> {
-        let Self { stream, cache, tensors, .. } = self;
+        let Filled { stream, cache, tensors, .. } = &mut self.filled;
+        let step_parts = step();
         let (mut begin, mut launches) = (Vec::new(), Vec::new());
         for number in 0..2 * HOST_RUNS {
             stream.synchronize()?;
             let started = Instant::now();
             let mut step = cache.begin_step(stream, Launches::Eager, requests)?;
             let begun = Instant::now();
-            queue(tensors, &mut step, STEP, None)?;
+            queue(tensors, &mut step, &step_parts)?;
             let queued = Instant::now();
             if number >= HOST_RUNS {
                 begin.push((begun - started).as_secs_f64() * 1e6);

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
 use dsv4_kv::indexer::{Activations, ProjectedQueries, Selection};
-use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
+use dsv4_kv::kv_layout::geometry::{HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv::{CacheConfig, CsaIndexer, IndexerWorkspace, LayerId, QueryWeight, WorkspaceLimits};
@@ -11,14 +11,31 @@ use dsv4_kv_linear::Nvfp4Linear;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::super::inputs::{part, random_nvfp4, upload};
+use super::super::inputs::{part, random_nvfp4, repeated, upload};
 use super::super::load::Weight;
 use super::super::projections::{LayerProjections, Projections, random_bf16};
 
+/// Random numbers that are repeated.
+const PATTERN: u64 = (1 << 20) + 4;
 /// Prefill chunks whose projections differ.
 const CHUNKS: u64 = 4;
 
-/// The tensors of a model's layers, in steps of up to so many queries.
+/// The size of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Its tokens.
+    pub tokens: u32,
+    /// Entries of an HCA layer that each sees.
+    pub all: u32,
+    /// Entries of a token that are gathered at most.
+    pub entry_rows: u32,
+    /// Most bytes of the indexer's workspace.
+    pub workspace_bytes: u64,
+    /// How the indexer's query weight is stored.
+    pub weight: Weight,
+}
+
+/// The tensors of a cache's layers, in steps of a size.
 pub struct Tensors<B: Backend> {
     /// Tokens of the step.
     pub tokens: u32,
@@ -45,7 +62,7 @@ pub struct Tensors<B: Backend> {
     pub lists: Buffer<B, i32>,
     /// `[tokens, 128, 512]`.
     pub window: Buffer<B, bf16>,
-    /// `[tokens, k or all, 512]`.
+    /// `[tokens, entry rows, 512]`.
     pub entries: Buffer<B, bf16>,
     /// `[tokens]`.
     pub window_lengths: Buffer<B, i32>,
@@ -64,18 +81,14 @@ pub struct LayerTensors<B: Backend> {
 }
 
 impl<B: Backend> Tensors<B> {
-    /// Random tensors for the trunk of a model, for steps of `tokens` tokens of which each sees `context`
-    /// tokens, and for prefill chunks of as many as the cache takes.
-    pub fn new(
-        stream: &Stream<B>,
-        config: &CacheConfig,
-        (tokens, context): (u32, u32),
-        weight: Weight,
-    ) -> Result<Self> {
+    /// Random tensors for the layers of a cache, for steps of this size, and for prefill chunks of as many tokens
+    /// as the cache takes.
+    pub fn new(stream: &Stream<B>, config: &CacheConfig, size: Size) -> Result<Self> {
+        let Size { tokens, all, entry_rows, workspace_bytes, weight } = size;
         let (device, model) = (stream.device(), &config.model);
         let count = model.layers.len() as u64;
         let rows = |columns: u32| u64::from(tokens) * u64::from(columns);
-        let (k, all) = (model.index_topk, context / BLOCK_TOKENS);
+        let k = model.index_topk;
         let sizes = [(count, tokens.into()), (CHUNKS, config.max_step_tokens.into())];
         let projections = Projections::new(stream, &sizes)?;
         let latent = random_bf16(stream, "latents", count * rows(model.q_lora_rank))?;
@@ -87,13 +100,16 @@ impl<B: Backend> Tensors<B> {
         };
         let layers = (0..).zip(indexers(stream, config, weight)?).map(layer).collect();
         let heads = model.index_heads;
-        let limits =
-            WorkspaceLimits { context: config.max_context, queries: tokens, bytes: u64::MAX };
+        let limits = WorkspaceLimits {
+            context: config.max_context,
+            queries: tokens,
+            bytes: workspace_bytes,
+        };
         let projected = |columns| -> Result<Buffer<B, f32>> {
             let mut random = SmallRng::seed_from_u64(3);
-            let values: Vec<f32> =
-                (0..rows(columns)).map(|_| random.random_range(-1.0..1.0)).collect();
-            Ok(upload(stream, "projected queries", &values)?)
+            let len = rows(columns).min(PATTERN);
+            let values: Vec<f32> = (0..len).map(|_| random.random_range(-1.0..1.0)).collect();
+            Ok(repeated(stream, "projected queries", rows(columns), &values)?)
         };
         let tile = |rows_of_query| rows(rows_of_query) * u64::from(HEAD_DIM);
         Ok(Self {
@@ -115,7 +131,7 @@ impl<B: Backend> Tensors<B> {
             )?,
             lists: device.allocate("lists", rows(k))?,
             window: device.allocate("window tile", tile(WINDOW))?,
-            entries: device.allocate("entry tile", tile(k.max(all)))?,
+            entries: device.allocate("entry tile", tile(entry_rows))?,
             window_lengths: device.allocate("window lengths", tokens.into())?,
             entry_lengths: device.allocate("entry lengths", tokens.into())?,
         })

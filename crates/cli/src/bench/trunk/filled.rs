@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Backend, Device, Stream};
+use dsv4_kv::device::{Backend, Device, Memory, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
+use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::step::{CsaInputs, HcaInputs};
 use dsv4_kv::{
     Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, RequestId,
@@ -13,48 +13,44 @@ use dsv4_kv::{
 };
 
 use super::super::projections::LayerProjections;
-use super::case::{Case, DRAFTS};
-use super::parts::Routers;
-use super::tensors::Tensors;
+use super::tensors::{Size, Tensors};
 
 /// Most tokens of a request in a prefill step: several requests take turns, and so do their blocks.
 const CHUNK: u32 = 2048;
 /// Most tokens of a prefill step.
-const STEP: u32 = 8192;
+pub const PREFILL_TOKENS: u32 = 8192;
+
+/// The model called `name`, without its draft layers.
+pub fn trunk_of(name: &str) -> Result<ModelConfig> {
+    let preset = ModelConfig::preset(name).context("a preset")?;
+    let layers = preset.layers[..preset.layers.len() - preset.mtp_layers as usize].to_vec();
+    Ok(ModelConfig { layers, mtp_layers: 0, ..preset })
+}
 
 /// A cache, its requests, and what its layers read.
-pub struct Setup<B: Backend> {
+pub struct Filled<B: Backend> {
     pub stream: Stream<B>,
     pub cache: KvCacheManager<B>,
     pub tensors: Tensors<B>,
-    pub routers: Routers<B>,
     pub ids: Vec<RequestId>,
     /// Chunks that were prefilled.
     chunks: u64,
 }
 
-impl<B: Backend> Setup<B> {
-    /// The cache of a case, its requests admitted and without tokens.
-    pub fn new(device: &Device<B>, case: &Case) -> Result<Self> {
-        let preset = ModelConfig::preset(&case.model).context("a preset")?;
-        let trunk = preset.layers.len() - preset.mtp_layers as usize;
-        let model =
-            ModelConfig { layers: preset.layers[..trunk].to_vec(), mtp_layers: 0, ..preset };
-        let config = CacheConfig {
-            max_draft: DRAFTS,
-            max_requests: case.requests,
-            num_blocks: case.requests * case.context.div_ceil(BLOCK_TOKENS),
-            max_context: case.max_context.max(case.context),
-            max_step_tokens: STEP.max(case.requests),
-            ..CacheConfig::smallest(model)
-        };
+impl<B: Backend> Filled<B> {
+    /// The cache of this configuration, as many requests admitted as it takes, without tokens.
+    pub fn new(device: &Device<B>, config: CacheConfig, size: Size) -> Result<Self> {
         let mut cache = KvCacheManager::new(device.clone(), config)?;
         let stream = device.stream()?;
-        let size = (case.requests, case.context);
-        let tensors = Tensors::new(&stream, cache.config(), size, case.weight)?;
-        let routers = Routers::new(&stream, &case.model, trunk, case.requests)?;
-        let ids = (0..case.requests).map(|_| cache.admit()).collect::<Result<_, _>>()?;
-        Ok(Self { stream, cache, tensors, routers, ids, chunks: 0 })
+        let tensors = Tensors::new(&stream, cache.config(), size)?;
+        let requests = cache.config().max_requests;
+        let ids = (0..requests).map(|_| cache.admit()).collect::<Result<_, _>>()?;
+        Ok(Self { stream, cache, tensors, ids, chunks: 0 })
+    }
+
+    /// All that launches of a step touch.
+    pub fn memory(&self) -> Vec<Memory<B>> {
+        self.tensors.memory().into_iter().chain(self.cache.memory()).collect()
     }
 
     /// Prefills every request up to `tokens` tokens.

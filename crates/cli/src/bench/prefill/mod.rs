@@ -1,0 +1,206 @@
+//! Prefill: what a layer of each kind takes for a chunk of one request, kernel by kernel, and what that is per token
+//! for the whole model.
+//!
+//! A cache has some layers of each kind and several requests. An update overwrites what it reads, so that each request
+//! is measured once; everything else is measured in the last request's step, again and again. `projections` are
+//! `select` less `select_projected`; scores and lists are `select_projected` less `index_query`.
+
+mod floor;
+mod row;
+
+use anyhow::{Context, Result};
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
+use dsv4_kv::{Bucket, CacheConfig, CapturedStep, Launches, StepRequest};
+use indicatif::ProgressBar;
+
+use super::load::{LoadArgs, Weight};
+use super::timing::{ColdTimer, LONG_RUNS, median};
+use super::trunk::{Filled, PREFILL_TOKENS, Part, Size, queue, trunk_of};
+pub use floor::Chunk;
+use floor::Floor;
+pub use row::{Row, summary, table};
+
+/// Layers of each kind that the cache has: the launches of a graph.
+const LAYERS: usize = 4;
+/// Requests, of which each runs one chunk.
+const REQUESTS: usize = 2 * LONG_RUNS;
+/// Drafts that the cache has room for.
+const DRAFTS: u32 = 4;
+/// Most bytes of the indexer's workspace: a chunk that needs more is taken in parts.
+const WORKSPACE_BYTES: u64 = 1 << 30;
+
+/// What is read in the layers of an updated chunk, and the append, in this order.
+const READS: [(Read, Part, usize); 5] = [
+    (Read::Windows, Part::Windows, 2 * LAYERS),
+    (Read::Select, Part::Select, LAYERS),
+    (Read::Projected, Part::SelectProjected, LAYERS),
+    (Read::Query, Part::Quantise, LAYERS),
+    (Read::Append, Part::Append(LayerKind::Csa), LAYERS),
+];
+
+/// What has a graph of its own besides updates.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Read {
+    Windows,
+    Select,
+    Projected,
+    Query,
+    Append,
+}
+
+/// Microseconds of a layer.
+struct Times {
+    update_csa: f64,
+    update_hca: f64,
+    reads: [f64; READS.len()],
+}
+
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    load: &LoadArgs,
+    progress: &ProgressBar,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for model in &load.model {
+        for &past in &load.past {
+            for &tokens in &load.chunk {
+                let chunk = Chunk { tokens, past };
+                progress.set_message(format!("prefill: {model}, {tokens} tokens behind {past}"));
+                rows.extend(measure_chunk(device, model, chunk, load.index_weight)?);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Every kernel of a chunk.
+pub(super) fn measure_chunk<B: Backend>(
+    device: &Device<B>,
+    name: &str,
+    chunk: Chunk,
+    weight: Weight,
+) -> Result<Vec<Row>> {
+    let model = trunk_of(name)?;
+    let times = measure_layers(device, &model, chunk, weight)?;
+    let stream = device.stream()?;
+    let of = |read| {
+        let found = READS.iter().position(|(of, ..)| *of == read);
+        found.map_or(0.0, |index| times.reads[index])
+    };
+    let (select, projected, query) = (of(Read::Select), of(Read::Projected), of(Read::Query));
+    let mut kernels = vec![
+        ("update_csa", LayerKind::Csa, times.update_csa, chunk.update_csa()),
+        ("update_hca", LayerKind::Hca, times.update_hca, chunk.update_hca()),
+    ];
+    match weight {
+        Weight::Bf16 => kernels.extend([
+            ("projections", LayerKind::Csa, select - projected, chunk.projections(&model)),
+            ("index_query", LayerKind::Csa, query, chunk.index_query(&model)),
+        ]),
+        // Product and quantisation are one launch.
+        Weight::Nvfp4 => {
+            let queries = select - projected + query;
+            kernels.push(("queries", LayerKind::Csa, queries, chunk.projections(&model)));
+        }
+    }
+    kernels.extend([
+        ("scores + lists", LayerKind::Csa, projected - query, chunk.scores(&model)),
+        // In every layer; the kind does not matter.
+        ("window gather", LayerKind::Swa, of(Read::Windows), chunk.windows()),
+        ("append", LayerKind::Swa, of(Read::Append), chunk.append(DRAFTS)),
+    ]);
+    let row = |(kernel, kind, microseconds, floor): (_, _, _, Floor)| {
+        let layers = match kind {
+            LayerKind::Swa => model.layers.len() as u32,
+            kind => model.count(kind),
+        };
+        let floor_microseconds = floor.microseconds(&stream, LAYERS as u64)?;
+        Ok(Row {
+            model: name.to_owned(),
+            kernel,
+            tokens: chunk.tokens,
+            past: chunk.past,
+            microseconds,
+            floor: floor.to_string(),
+            floor_microseconds,
+            layers,
+            nanoseconds_per_token: 1e3 * microseconds * f64::from(layers) / f64::from(chunk.tokens),
+        })
+    };
+    kernels.into_iter().map(row).collect()
+}
+
+/// The times of a layer of each kind.
+fn measure_layers<B: Backend>(
+    device: &Device<B>,
+    model: &ModelConfig,
+    chunk: Chunk,
+    weight: Weight,
+) -> Result<Times> {
+    let Chunk { tokens, past } = chunk;
+    let end = past + tokens;
+    let layers = [[LayerKind::Csa; LAYERS], [LayerKind::Hca; LAYERS]].concat();
+    let config = CacheConfig {
+        max_draft: DRAFTS,
+        max_requests: REQUESTS as u32,
+        num_blocks: REQUESTS as u32 * end.div_ceil(BLOCK_TOKENS),
+        max_context: end,
+        max_step_tokens: PREFILL_TOKENS.max(tokens),
+        ..CacheConfig::smallest(ModelConfig { layers, ..model.clone() })
+    };
+    let size = Size { tokens, all: 0, entry_rows: 1, workspace_bytes: WORKSPACE_BYTES, weight };
+    let mut filled = Filled::new(device, config, size)?;
+    filled.advance(past)?;
+    let timer = ColdTimer::new(device)?;
+    let bucket = Bucket { tokens, tokens_per_request: tokens, requests: 1, context: end };
+    let updates = [LayerKind::Csa, LayerKind::Hca]
+        .map(|kind| capture(&mut filled, &bucket, Part::Update(kind)));
+    let [csa, hca] = updates;
+    let (csa, hca) = (csa?, hca?);
+    let memory = filled.memory();
+    let Filled { stream, cache, tensors, ids, .. } = &mut filled;
+    let (mut update_csa, mut update_hca) = (Vec::new(), Vec::new());
+    let mut times = None;
+    for (number, &id) in ids.iter().enumerate() {
+        let requests = [StepRequest { id, start: past, tokens }];
+        let mut step = cache.begin_step(stream, Launches::Bucket(&bucket), &requests)?;
+        update_csa.push(timer.time(stream, || Ok(step.replay(&csa)?))?);
+        update_hca.push(timer.time(stream, || Ok(step.replay(&hca)?))?);
+        if number + 1 < ids.len() {
+            continue;
+        }
+        let mut reads = [0.0; READS.len()];
+        for (time, (_, part, layers)) in reads.iter_mut().zip(READS) {
+            let record = || queue(tensors, &mut step, &[part]);
+            let graph = stream.capture(memory.clone(), record)?;
+            let replay = || Ok(stream.replay(&graph)?);
+            *time = timer.median(stream, LONG_RUNS, replay)? / layers as f64;
+        }
+        times = Some(reads);
+    }
+    cache.check_faults(stream)?;
+    let of_updates = |mut all: Vec<f64>| median(all.split_off(LONG_RUNS)) / LAYERS as f64;
+    Ok(Times {
+        update_csa: of_updates(update_csa),
+        update_hca: of_updates(update_hca),
+        reads: times.context("a chunk")?,
+    })
+}
+
+/// A part of all layers that have it, for steps of `bucket`.
+fn capture<B: Backend>(
+    filled: &mut Filled<B>,
+    bucket: &Bucket,
+    part: Part,
+) -> Result<CapturedStep<B>> {
+    let memory = filled.memory();
+    let Filled { stream, cache, tensors, .. } = filled;
+    let mut queued = Ok(());
+    let graph = cache.capture(stream, bucket, memory, |layers| {
+        queued = queue(tensors, layers, &[part]);
+        Ok(())
+    })?;
+    queued.map(|()| graph)
+}
