@@ -52,7 +52,7 @@ use timing::Measurement;
 /// medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch alone.
 /// `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
 /// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
-/// the host's, launch by launch.
+/// the host's, launch by launch; `own` is the same on a device that does nothing, so without the driver.
 ///
 /// A row of `prefill` is one layer's part of a chunk: the median of 6 replays of several layers. `floor` is a
 /// measured copy of the bytes, or the products at the rate of the tensor cores. `projections` is `select` less

@@ -97,7 +97,7 @@ fn steps_are_measured_by_kind() {
         let reads: u64 = reads.into_iter().map(nodes).sum();
         assert_eq!(measured.step.nodes, measured.updates.nodes + reads);
         assert_eq!(measured.routed.nodes, measured.step.nodes + nodes("router"));
-        assert!(measured.step.microseconds > 0.0 && measured.host.microseconds > 0.0);
+        assert!(measured.step.microseconds > 0.0 && measured.host.own.microseconds > 0.0);
     }
     let table = step::table(&rows).to_string();
     assert!(table.contains("mid-window") && table.contains("boundary"), "{table}");

@@ -19,7 +19,7 @@ mod row;
 use std::time::Instant;
 
 use anyhow::{Error, Result};
-use dsv4_kv::device::{Backend, Device, DeviceError, Graph, Memory};
+use dsv4_kv::device::{Backend, Device, DeviceError, Graph, Memory, NullDevice};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
 use dsv4_kv::{Bucket, CapturedStep, KvError, Launches, StepRequest};
 use indicatif::ProgressBar;
@@ -29,8 +29,10 @@ use super::timing::{ColdTimer, HOST_RUNS, REPLAYS, median};
 use super::trunk::{Filled, Part, Size, queue, queue_layer};
 pub use case::{Case, Phase};
 use routers::Routers;
-pub use row::{Host, Kind, Measured, Row, Timed, table};
+pub use row::{Host, Hosts, Kind, Measured, Row, Timed, table};
 
+/// Memory of the device that does nothing: more than any cache needs.
+const NULL_BYTES: u64 = 1 << 42;
 /// Longest context that the caches are for, if no longer one is measured.
 const MAX_CONTEXT: u32 = 131_072;
 
@@ -65,11 +67,14 @@ pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Resul
 
 fn measure_phases<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row>> {
     let mut setup = Setup::new(device, case)?;
+    let mut alone = Setup::new(&NullDevice::null(NULL_BYTES), case)?;
     let mut rows = Vec::new();
     for phase in [Phase::MidWindow, Phase::Boundary] {
         let start = phase.start(case.context);
         setup.filled.advance(start)?;
-        let measured = setup.measure(phase, start)?;
+        alone.filled.advance(start)?;
+        let host = Hosts { device: setup.time_host(start)?, own: alone.time_host(start)? };
+        let measured = setup.measure(phase, start, host)?;
         rows.push(Row { case: case.clone(), measured: Ok(measured) });
     }
     Ok(rows)
@@ -145,10 +150,8 @@ impl<B: Backend> Setup<B> {
     }
 
     /// Everything of a step at which each request has `start` tokens.
-    fn measure(&mut self, phase: Phase, start: u32) -> Result<Measured> {
-        let requests: Vec<_> =
-            self.filled.ids.iter().map(|&id| StepRequest { id, start, tokens: 1 }).collect();
-        let host = self.time_host(&requests)?;
+    fn measure(&mut self, phase: Phase, start: u32, host: Hosts) -> Result<Measured> {
+        let requests = self.requests(start);
         let bucket = self.bucket();
         let graphs = self.capture(&bucket)?;
         let router = self.capture_router()?;
@@ -182,6 +185,12 @@ impl<B: Backend> Setup<B> {
         cache.check_faults(stream)?;
         routers.check(stream)?;
         Ok(Measured { phase, step: whole, routed, updates, kinds: row::alone(&kinds), host })
+    }
+
+    /// A token of each request, which has `start` tokens.
+    fn requests(&self, start: u32) -> Vec<StepRequest> {
+        let ids = self.filled.ids.iter();
+        ids.map(|&id| StepRequest { id, start, tokens: 1 }).collect()
     }
 
     fn bucket(&self) -> Bucket {
@@ -239,14 +248,15 @@ impl<B: Backend> Setup<B> {
     }
 
     /// The host's time for the step, launch by launch, without waiting for the device.
-    fn time_host(&mut self, requests: &[StepRequest]) -> Result<Host> {
+    fn time_host(&mut self, start: u32) -> Result<Host> {
+        let requests = self.requests(start);
         let Filled { stream, cache, tensors, .. } = &mut self.filled;
         let step_parts = step();
         let (mut begin, mut launches) = (Vec::new(), Vec::new());
         for number in 0..2 * HOST_RUNS {
             stream.synchronize()?;
             let started = Instant::now();
-            let mut step = cache.begin_step(stream, Launches::Eager, requests)?;
+            let mut step = cache.begin_step(stream, Launches::Eager, &requests)?;
             let begun = Instant::now();
             queue(tensors, &mut step, &step_parts)?;
             let queued = Instant::now();

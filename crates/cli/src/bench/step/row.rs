@@ -29,7 +29,7 @@ pub struct Measured {
     /// The step's launches by kind. Without the router they add up to a step that does not overlap.
     pub kinds: Vec<Kind>,
     /// The host's time for the same step, launch by launch.
-    pub host: Host,
+    pub host: Hosts,
 }
 
 /// A graph.
@@ -52,6 +52,15 @@ pub struct Kind {
 }
 
 /// What the host does in an eager step. It waits for nothing.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Hosts {
+    /// With the driver.
+    pub device: Host,
+    /// The library's own: on a device that does nothing.
+    pub own: Host,
+}
+
+/// The host's time for an eager step.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Host {
     /// Median microseconds of `begin_step`.
@@ -103,7 +112,15 @@ pub fn table(rows: &[Row]) -> Table {
     table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
     let head = ["model", "context", "requests", "phase", "nodes", "step us", "with router"];
     let head = head.into_iter().chain(["updates + append"]).chain(KINDS);
-    table.set_header(head.chain(["sum of kinds", "begin us", "host us", "ns a launch"]));
+    table.set_header(head.chain([
+        "sum of kinds",
+        "begin us",
+        "own begin us",
+        "host us",
+        "own host us",
+        "ns a launch",
+        "own ns a launch",
+    ]));
     for Row { case, measured } in rows {
         let weight = if case.weight == Weight::Nvfp4 { " (NVFP4)" } else { "" };
         let mut cells = vec![
@@ -134,8 +151,12 @@ impl Measured {
         let mut cells = vec![phase.to_owned(), step.nodes.to_string()];
         let graphs = [step, routed, updates].map(|timed| timed.microseconds);
         cells.extend(graphs.into_iter().chain(KINDS.map(of_kind)).map(microseconds));
-        cells.extend([sum, host.begin_microseconds, host.microseconds].map(microseconds));
-        cells.push(format!("{:.0}", 1e3 * host.microseconds / step.nodes as f64));
+        let Hosts { device, own } = host;
+        let begin = [device.begin_microseconds, own.begin_microseconds];
+        let launches = [device.microseconds, own.microseconds];
+        cells.push(microseconds(sum));
+        cells.extend(begin.into_iter().chain(launches).map(microseconds));
+        cells.extend(launches.map(|of| format!("{:.0}", 1e3 * of / step.nodes as f64)));
         cells
     }
 }
