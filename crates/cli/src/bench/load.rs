@@ -34,8 +34,8 @@ pub struct LoadArgs {
     #[arg(long, value_name = "N", default_values_t = [1, 32, 256], value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS / 2)))]
     pub batch: Vec<u32>,
 
-    /// Of prefill: tokens of a chunk, 128 to 65536.
-    #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = clap::value_parser!(u32).range(128..=65_536))]
+    /// Of prefill: tokens of a chunk, 128 to 32768.
+    #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = clap::value_parser!(u32).range(128..=32_768))]
     pub chunk: Vec<u32>,
 
     /// Of prefill: tokens before the chunk, 0 to 983040.
