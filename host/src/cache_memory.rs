@@ -61,6 +61,8 @@ pub(crate) struct CacheMemory<B: Backend> {
     pub frequencies: Buffer<B, f32>,
     /// One word per kernel of the table: what it refused.
     pub faults: Buffer<B, u32>,
+    /// The same, each by itself.
+    pub fault_words: Vec<Buffer<B, u32>>,
     /// What the search for poison found, in a cache that is poisoned.
     pub poison: Option<Buffer<B, u32>>,
     memory: Vec<Memory<B>>,
@@ -86,7 +88,19 @@ impl<B: Backend> CacheMemory<B> {
         let mut memory = allocator.memory();
         memory.extend(pools.memory());
         let (slots, max_blocks) = (config.max_requests, config.max_blocks_per_request());
-        Ok(Self { pools, table, slots, max_blocks, frequencies, faults, poison, memory })
+        let word = |at| faults.slice(at, 1).expect("there is a word per kernel");
+        let fault_words = (0..KERNELS.len() as u64).map(word).collect();
+        Ok(Self {
+            pools,
+            table,
+            slots,
+            max_blocks,
+            frequencies,
+            faults,
+            fault_words,
+            poison,
+            memory,
+        })
     }
 
     /// The block table.

@@ -35,6 +35,18 @@ pub enum PoolUnit {
 }
 
 impl PoolKind {
+    /// All kinds, in order.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::SwaData,
+        Self::SwaScale,
+        Self::EntryData,
+        Self::EntryScale,
+        Self::IndexCode,
+        Self::IndexScale,
+        Self::MainState,
+        Self::IndexState,
+    ];
+
     /// Whether it holds the rows of a compressor, f32.
     #[must_use]
     pub const fn is_state(self) -> bool {

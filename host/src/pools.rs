@@ -6,7 +6,7 @@ use std::ops::Range;
 use kv_layout::geometry::{LayerKind, csa_own_rows, hca_state_rows, swa_ring_rows};
 
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, Memory, View};
+use crate::device::{Backend, Buffer, Device, DeviceError, Memory, View};
 use crate::error::KvError;
 use crate::ids::LayerId;
 use crate::ops::{Entries, IndexKeys, StateRing, SwaRing};
@@ -16,6 +16,10 @@ use crate::schema::{LayerCacheSchema, Pool, PoolKind, Schema};
 pub(crate) struct LayerPools<B: Backend> {
     pub schema: LayerCacheSchema,
     buffers: Vec<Buffer<B, u8>>,
+    /// Where in `buffers` the pool of each kind is, in the order of [`PoolKind::ALL`].
+    places: [Option<u8>; PoolKind::ALL.len()],
+    /// Those that hold the state of a compressor, as what they hold.
+    states: Vec<(PoolKind, Buffer<B, f32>)>,
 }
 
 /// The pools of every layer.
@@ -31,8 +35,14 @@ impl<B: Backend> Pools<B> {
             device.allocate(label(pool.kind), bytes)
         };
         let layer = |schema: &LayerCacheSchema| {
-            let buffers = schema.pools.iter().map(allocate).collect::<Result<_, _>>()?;
-            Ok(LayerPools { schema: schema.clone(), buffers })
+            let buffers = schema.pools.iter().map(allocate).collect::<Result<Vec<_>, _>>()?;
+            let pools = schema.pools.iter().zip(&buffers);
+            let states = pools.filter(|(pool, _)| pool.kind.is_state());
+            let states = states.map(|(pool, buffer)| Ok((pool.kind, buffer.cast()?)));
+            let states = states.collect::<Result<_, DeviceError>>()?;
+            let place = |kind| schema.pools.iter().position(|pool| pool.kind == kind);
+            let places = PoolKind::ALL.map(|kind| place(kind).map(|place| place as u8));
+            Ok(LayerPools { schema: schema.clone(), buffers, places, states })
         };
         Ok(Self { layers: schema.layers.iter().map(layer).collect::<Result<_, KvError>>()? })
     }
@@ -68,10 +78,8 @@ impl<B: Backend> LayerPools<B> {
     /// # Errors
     /// [`KvError::NoSuchPool`] if layers of this kind have none.
     pub fn get(&self, kind: PoolKind) -> Result<&Buffer<B, u8>, KvError> {
-        let layer = self.schema.layer.0;
-        let mut pools = self.schema.pools.iter().zip(&self.buffers);
-        let found = pools.find(|(pool, _)| pool.kind == kind);
-        found.map(|(_, buffer)| buffer).ok_or(KvError::NoSuchPool { layer, pool: kind })
+        let found = self.places[kind as usize].and_then(|place| self.buffers.get(place as usize));
+        found.ok_or_else(|| self.no_such_pool(kind))
     }
 
     /// The sliding-window ring.
@@ -108,22 +116,26 @@ impl<B: Backend> LayerPools<B> {
     }
 
     /// The state of a compressor: `pool` is `MainState` or `IndexState`.
-    pub fn state(&self, pool: PoolKind, config: &CacheConfig) -> Result<StateRing<B>, KvError> {
-        let no_such_pool = KvError::NoSuchPool { layer: self.schema.layer.0, pool };
+    pub fn state(&self, pool: PoolKind, config: &CacheConfig) -> Result<StateRing<'_, B>, KvError> {
         let step = config.step_tokens_with_rollback();
         let ring = match self.schema.kind {
             LayerKind::Hca => hca_state_rows(step),
             _ => csa_own_rows(step),
         };
-        let rows = self.get(pool).ok().filter(|_| pool.is_state()).ok_or(no_such_pool)?;
-        Ok(StateRing { rows: rows.cast()?, ring, slots: config.max_requests })
+        let found = self.states.iter().find(|(kind, _)| *kind == pool);
+        let (_, rows) = found.ok_or_else(|| self.no_such_pool(pool))?;
+        Ok(StateRing { rows, ring, slots: config.max_requests })
     }
 
     /// Tokens of one compressed entry.
     pub fn ratio(&self) -> Result<NonZeroU32, KvError> {
-        let (layer, pool) = (self.schema.layer.0, PoolKind::EntryData);
         let ratio = self.schema.kind.ratio().and_then(NonZeroU32::new);
-        ratio.ok_or(KvError::NoSuchPool { layer, pool })
+        ratio.ok_or_else(|| self.no_such_pool(PoolKind::EntryData))
+    }
+
+    #[cold]
+    fn no_such_pool(&self, pool: PoolKind) -> KvError {
+        KvError::NoSuchPool { layer: self.schema.layer.0, pool }
     }
 
     /// Every pool, read-only.

@@ -96,7 +96,7 @@ impl<B: Backend> KvCacheManager<B> {
 /// The state rows of one request.
 struct Rows<'s, B: Backend> {
     stream: &'s Stream<B>,
-    state: StateRing<B>,
+    state: StateRing<'s, B>,
     slot: SlotId,
     which: CompressorKind,
 }
@@ -107,7 +107,7 @@ impl<B: Backend> Rows<'_, B> {
         let floats = self.which.row_floats();
         let row = u64::from(self.slot.0) * u64::from(rows) + u64::from(row);
         let mut values = vec![0.0; floats as usize];
-        self.stream.download(&self.state.rows, row * u64::from(floats), &mut values)?;
+        self.stream.download(self.state.rows, row * u64::from(floats), &mut values)?;
         Ok(values)
     }
 

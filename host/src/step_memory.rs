@@ -85,7 +85,7 @@ pub(crate) struct StepMemory<B: Backend> {
     /// As long as the longest step needs.
     pub step_meta: Staged<B, i32>,
     /// Of the last step that was sent, or of the bucket that is captured.
-    pub layout: StepLayout,
+    pub sections: Sections<B>,
     pub compressed: Option<Compressed<B>>,
     /// One for each layer of the group.
     pub progress: Vec<LayerProgress>,
@@ -135,8 +135,8 @@ impl<B: Backend> StepMemory<B> {
         let step_meta = allocator.keep(step_meta, |staged| staged.buffer().memory());
         stream.synchronize()?;
         Ok(Self {
+            sections: Sections::new(step_meta.buffer(), StepLayout::new(0, 0)),
             step_meta,
-            layout: StepLayout::new(0, 0),
             compressed,
             progress: vec![LayerProgress::NotStarted; config.group_layers(group).len()],
             freed: if config.poison {
@@ -167,9 +167,11 @@ impl<B: Backend> StepMemory<B> {
         ledger.reject_step_with(group, Written::Rows, |block| freed.add_block(block));
     }
 
-    /// One array of StepMeta, `[capacity]`.
-    pub fn section(&self, section: Section) -> View<B, i32> {
-        self::section(self.step_meta.buffer(), self.layout, section)
+    /// From now on the sections are where `layout` says.
+    pub fn lay_out(&mut self, layout: StepLayout) {
+        if self.sections.layout != layout {
+            self.sections = Sections::new(self.step_meta.buffer(), layout);
+        }
     }
 
     /// All of it, for a graph to retain.
@@ -178,27 +180,35 @@ impl<B: Backend> StepMemory<B> {
     }
 }
 
-/// One array of StepMeta, `[capacity]`.
-pub(crate) fn section<B: Backend>(
-    step_meta: &Buffer<B, i32>,
+/// The arrays of a step's StepMeta. They are made when the layout changes, not for each launch.
+pub(crate) struct Sections<B: Backend> {
     layout: StepLayout,
-    section: Section,
-) -> View<B, i32> {
-    let range = layout.range(section);
-    let found = step_meta.view().slice(range.start as u64, range.len() as u64);
-    found.expect("the array has all its sections")
+    views: [View<B, i32>; Section::ALL.len()],
 }
 
-/// The step's tokens, for launches that cover `count` of them; `section` gives an array of StepMeta.
-pub(crate) fn step_tokens<B: Backend>(
-    section: impl Fn(Section) -> View<B, i32>,
-    count: u32,
-) -> StepTokens<B> {
-    StepTokens {
-        position: section(Section::Position),
-        slot: section(Section::Slot),
-        index: section(Section::Index),
-        remaining: section(Section::Remaining),
-        count,
+impl<B: Backend> Sections<B> {
+    fn new(step_meta: &Buffer<B, i32>, layout: StepLayout) -> Self {
+        let view = |section| {
+            let range = layout.range(section);
+            let found = step_meta.view().slice(range.start as u64, range.len() as u64);
+            found.expect("the array has all its sections")
+        };
+        Self { layout, views: Section::ALL.map(view) }
+    }
+
+    /// One of them.
+    pub fn get(&self, section: Section) -> &View<B, i32> {
+        &self.views[section as usize]
+    }
+
+    /// The step's tokens, for launches that cover `count` of them.
+    pub fn tokens(&self, count: u32) -> StepTokens<'_, B> {
+        StepTokens {
+            position: self.get(Section::Position),
+            slot: self.get(Section::Slot),
+            index: self.get(Section::Index),
+            remaining: self.get(Section::Remaining),
+            count,
+        }
     }
 }

@@ -9,7 +9,6 @@
 use std::ops::Range;
 
 use kv_layout::geometry::BLOCK_TOKENS;
-use kv_layout::main_row::ring_row;
 use serde::Serialize;
 
 use crate::ids::SlotId;
@@ -34,6 +33,19 @@ pub enum Section {
     TableIndex,
     /// The new block.
     TableBlock,
+}
+
+impl Section {
+    /// All sections, in the order of the array.
+    pub const ALL: [Self; 7] = [
+        Self::Position,
+        Self::Slot,
+        Self::Index,
+        Self::Remaining,
+        Self::RingRow,
+        Self::TableIndex,
+        Self::TableBlock,
+    ];
 }
 
 /// Where the sections of one step are. Token sections come first, so that where they are depends on the
@@ -115,31 +127,145 @@ pub fn fill(
     ring: u32,
     chunks: impl Iterator<Item = Chunk>,
 ) -> u32 {
-    let mut sections = array.chunks_exact_mut(layout.tokens.max(1) as usize);
-    let mut next = || sections.next().unwrap_or_default();
-    let (position, slot, index) = (next(), next(), next());
-    let (remaining, row) = (next(), next());
-    let mut token = 0;
+    let (mut sections, ring) = (TokenSections::of(array, layout), Ring::new(ring));
+    let (mut token, mut single) = (0, 0);
     for chunk in chunks {
         let tokens = (chunk.end - chunk.start) as usize;
-        let span: Range<usize> = token..token + tokens;
-        slot[span.clone()].fill(chunk.slot.0 as i32);
-        for (i, at) in span.enumerate() {
-            let p = chunk.start + i as u32;
-            position[at] = p as i32;
-            index[at] = i as i32;
-            remaining[at] = (chunk.end - 1 - p) as i32;
-            row[at] =
-                if chunk.end - p <= ring { ring_row(chunk.slot.0, ring, p) as i32 } else { NONE };
+        if tokens == 1 {
+            sections.fill_single(token, ring, chunk);
+        } else {
+            sections.nothing_around(single..token);
+            single = token + tokens;
+            if tokens <= SHORT {
+                sections.fill_short(token, ring, chunk);
+            } else {
+                sections.fill_long(token, ring, chunk);
+            }
         }
         token += tokens;
     }
-    position[token..].fill(0);
-    slot[token..].fill(NONE);
-    index[token..].fill(0);
-    remaining[token..].fill(0);
-    row[token..].fill(NONE);
+    sections.nothing_around(single..token);
+    sections.pad(token);
     token as u32
+}
+
+/// Tokens of a chunk that is written token by token; a longer one goes section by section, each of which is
+/// then one run of vector stores.
+const SHORT: usize = 8;
+
+/// The rows of the rings of all slots.
+#[derive(Clone, Copy)]
+struct Ring {
+    /// Of one slot.
+    rows: u32,
+    /// 2^64 / `rows`, rounded up.
+    reciprocal: u64,
+}
+
+impl Ring {
+    const fn new(rows: u32) -> Self {
+        Self { rows, reciprocal: (u64::MAX / rows as u64).wrapping_add(1) }
+    }
+
+    /// [`kv_layout::main_row::ring_row`] by multiplications: a division a request is a fifth of what StepMeta of a
+    /// decode step costs. The remainder is exact for all 32-bit numbers (D. Lemire, O. Kaser, N. Kurz, "Faster
+    /// remainder by direct computation", 2019).
+    const fn row(self, slot: u32, position: u32) -> u32 {
+        let fraction = self.reciprocal.wrapping_mul(position as u64);
+        slot * self.rows + ((fraction as u128 * self.rows as u128) >> u64::BITS) as u32
+    }
+}
+
+/// The token sections, of equal length.
+struct TokenSections<'a> {
+    position: &'a mut [i32],
+    slot: &'a mut [i32],
+    index: &'a mut [i32],
+    remaining: &'a mut [i32],
+    row: &'a mut [i32],
+}
+
+impl<'a> TokenSections<'a> {
+    fn of(array: &'a mut [i32], layout: StepLayout) -> Self {
+        let mut rest = array;
+        let mut next = || {
+            let (section, behind) = std::mem::take(&mut rest).split_at_mut(layout.tokens as usize);
+            rest = behind;
+            section
+        };
+        let (position, slot, index) = (next(), next(), next());
+        let (remaining, row) = (next(), next());
+        Self { position, slot, index, remaining, row }
+    }
+
+    /// Writes a chunk of one token to token `at`; what is around it is left to [`Self::nothing_around`].
+    #[inline]
+    fn fill_single(&mut self, at: usize, ring: Ring, chunk: Chunk) {
+        let Chunk { slot: SlotId(slot), start, .. } = chunk;
+        self.position[at] = start as i32;
+        self.slot[at] = slot as i32;
+        self.row[at] = ring.row(slot, start) as i32;
+    }
+
+    /// Tokens in `span` are alone: each is its request's only one. Those of a decode step are written together.
+    fn nothing_around(&mut self, span: Range<usize>) {
+        self.index[span.clone()].fill(0);
+        self.remaining[span].fill(0);
+    }
+
+    /// Writes a chunk to tokens `first..`.
+    #[inline]
+    fn fill_short(&mut self, first: usize, ring: Ring, chunk: Chunk) {
+        let Chunk { slot: SlotId(slot), start, end } = chunk;
+        let Self { position, slot: slots, index, remaining, row } = self;
+        let len = position.len();
+        // Once for all sections, so that no store checks its place.
+        let (slots, index) = (&mut slots[..len], &mut index[..len]);
+        let (remaining, row) = (&mut remaining[..len], &mut row[..len]);
+        let mut place = ring.row(slot, start);
+        let (first_row, behind) = (slot * ring.rows, (slot + 1) * ring.rows);
+        for (at, p) in (first..len).zip(start..end) {
+            position[at] = p as i32;
+            slots[at] = slot as i32;
+            index[at] = (p - start) as i32;
+            remaining[at] = (end - 1 - p) as i32;
+            row[at] = if end - p <= ring.rows { place as i32 } else { NONE };
+            place = if place + 1 == behind { first_row } else { place + 1 };
+        }
+    }
+
+    /// As [`Self::fill_short`].
+    fn fill_long(&mut self, first: usize, ring: Ring, chunk: Chunk) {
+        let Chunk { slot: SlotId(slot), start, end } = chunk;
+        let span = first..first + (end - start) as usize;
+        let upwards = |section: &mut [i32], from: u32| {
+            section.iter_mut().zip(from..).for_each(|(word, value)| *word = value as i32);
+        };
+        upwards(&mut self.position[span.clone()], start);
+        self.slot[span.clone()].fill(slot as i32);
+        upwards(&mut self.index[span.clone()], 0);
+        let downwards = self.remaining[span.clone()].iter_mut().zip((0..end - start).rev());
+        downwards.for_each(|(word, value)| *word = value as i32);
+        let written = (end - start).min(ring.rows);
+        let (lost, kept) = self.row[span].split_at_mut((end - start - written) as usize);
+        lost.fill(NONE);
+        // At most once round the ring: to its end, then from its beginning.
+        let place = ring.row(slot, end - written);
+        let (to_end, wrapped) =
+            kept.split_at_mut(written.min((slot + 1) * ring.rows - place) as usize);
+        upwards(to_end, place);
+        upwards(wrapped, slot * ring.rows);
+    }
+
+    /// Marks the tokens from `first` on as padding.
+    fn pad(&mut self, first: usize) {
+        let Self { position, slot, index, remaining, row } = self;
+        for section in [position, index, remaining] {
+            section[first..].fill(0);
+        }
+        slot[first..].fill(NONE);
+        row[first..].fill(NONE);
+    }
 }
 
 #[cfg(test)]
@@ -191,6 +317,46 @@ mod tests {
         let chunk = Chunk { slot: SlotId(0), start: 0, end: 1 };
         fill(&mut array, layout, 128, [chunk].into_iter());
         assert!(array[layout.elements()..].iter().all(|&word| word == 7));
+    }
+
+    #[test]
+    fn rows_are_those_of_the_layout() {
+        for rows in (1..=255).chain([1023, 65_535]) {
+            let ring = Ring::new(rows);
+            let near = |multiple: u32| (multiple.saturating_sub(2)..).take(5);
+            let positions = (0..1000).flat_map(|n| near((1_u32 << 20) / 1000 * n / rows * rows));
+            for position in positions.chain((u32::MAX - 1000)..=u32::MAX) {
+                let want = kv_layout::main_row::ring_row(3, rows, position);
+                assert_eq!(u64::from(ring.row(3, position)), want, "{position} in {rows} rows");
+            }
+        }
+    }
+
+    /// Chunks of every length say of each token what its position and its request say.
+    #[test]
+    fn short_and_long_chunks_say_the_same() {
+        for ring in [128, 132] {
+            for (start, tokens) in (0..300).map(|n| (7 * n, 1 + n)) {
+                let chunks = [
+                    Chunk { slot: SlotId(3), start: 5, end: 7 },
+                    Chunk { slot: SlotId(1), start, end: start + tokens },
+                ];
+                let layout = StepLayout::new(tokens + 2, 0);
+                let mut array = vec![7; layout.elements()];
+                assert_eq!(fill(&mut array, layout, ring, chunks.into_iter()), tokens + 2);
+                for at in 0..tokens {
+                    let (p, after) = (start + at, tokens - 1 - at);
+                    let row = if after < ring { (ring + p % ring) as i32 } else { NONE };
+                    let want = [p as i32, 1, at as i32, after as i32, row];
+                    let got = array.chunks(layout.capacity(Section::Slot) as usize);
+                    let got: Vec<_> = got.map(|section| section[at as usize + 2]).collect();
+                    assert_eq!(
+                        got, want,
+                        "token {at} of {tokens} from {start} in a ring of {ring}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

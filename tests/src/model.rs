@@ -54,8 +54,8 @@ impl<B: Backend> Step<B> {
 
     /// What kernels know of its tokens.
     #[must_use]
-    pub fn tokens(&self) -> StepTokens<B> {
-        let [position, slot, index, remaining] = self.sections.clone().map(Into::into);
+    pub fn tokens(&self) -> StepTokens<'_, B> {
+        let [position, slot, index, remaining] = &self.sections;
         StepTokens { position, slot, index, remaining, count: self.count }
     }
 
@@ -127,8 +127,8 @@ impl<B: Backend> OnDevice<B> {
         rows.chunks_exact(self.which.row_floats() as usize).map(<[f32]>::to_vec).collect()
     }
 
-    fn state(&self) -> StateRing<B> {
-        StateRing { rows: self.state.clone(), ring: self.ring, slots: self.slots }
+    fn state(&self) -> StateRing<'_, B> {
+        StateRing { rows: &self.state, ring: self.ring, slots: self.slots }
     }
 
     fn run_csa(
@@ -173,7 +173,7 @@ impl<B: Backend> OnDevice<B> {
             pooled: &pooled,
         };
         ops::compress_hca(stream, &windows).unwrap();
-        let position = download(stream, &tokens.position);
+        let position = download(stream, tokens.position);
         let norm = download(stream, norm);
         let pooled = download(stream, &pooled);
         let listed = download(stream, runs.records).into_iter().take_while(|&token| token >= 0);

@@ -1,5 +1,7 @@
 //! What is refused before a backend is asked.
 
+use std::ops::Range;
+
 use bytemuck::Pod;
 use simt::kernel::KernelInfo;
 
@@ -23,9 +25,68 @@ pub(crate) fn check_pointers(
     extents: &[u64],
     device: DeviceId,
 ) -> Result<(), DeviceError> {
-    let arguments = || kernel.pointers.iter().zip(spans);
+    // Every launch comes through here: first whether anything is wrong, without a branch; then what. Alignments
+    // are powers of two.
+    let (mut wrong, mut first, mut end) = (false, u64::MAX, 0);
+    for (info, (span, needed)) in kernel.pointers.iter().zip(spans.iter().zip(extents)) {
+        wrong |= (span.device != device)
+            | (span.address & u64::from(info.align).wrapping_sub(1) != 0)
+            | (span.bytes < *needed);
+        first = first.min(span.address);
+        end = end.max(span.end());
+    }
+    if wrong {
+        refuse_argument(kernel, spans, extents, device)?;
+    }
+    let all = first..end;
+    if outputs_may_overlap(kernel, spans, all) { refuse_overlap(kernel, spans) } else { Ok(()) }
+}
+
+/// Most pointers of a kernel that [`outputs_may_overlap`] compares.
+const LANES: usize = 32;
+
+/// Whether an output may overlap another pointer: `false` if none does, `true` if one does or is close to one.
+///
+/// It compares places in units of which there are fewer than 2^30 in `all`, where all pointers are: 32-bit numbers,
+/// which vector instructions compare four at a time.
+fn outputs_may_overlap(kernel: &'static KernelInfo, spans: &[Span], all: Range<u64>) -> bool {
+    if spans.len() > LANES {
+        return true;
+    }
+    let base = all.start;
+    let unit = (u64::BITS - all.end.saturating_sub(base).leading_zeros()).saturating_sub(30);
+    // The first and the last unit of each; of an empty one none.
+    let (mut first, mut last) = ([i32::MAX; LANES], [-1; LANES]);
+    for (span, (first, last)) in spans.iter().zip(first.iter_mut().zip(&mut last)) {
+        if span.bytes > 0 {
+            *first = ((span.address - base) >> unit) as i32;
+            *last = ((span.end() - 1 - base) >> unit) as i32;
+        }
+    }
+    let mut shared = 0;
+    for (at, info) in kernel.pointers.iter().enumerate().take(spans.len()) {
+        if info.mutable {
+            let (from, to) = (first[at], last[at]);
+            let meets = |(first, last): (&i32, &i32)| i32::from((*first <= to) & (from <= *last));
+            // It meets itself, unless it is empty.
+            let met: i32 = first.iter().zip(&last).map(meets).sum();
+            shared |= met - i32::from(to >= 0);
+        }
+    }
+    shared != 0
+}
+
+/// Says which pointer is of another device, misaligned or too short.
+#[cold]
+fn refuse_argument(
+    kernel: &'static KernelInfo,
+    spans: &[Span],
+    extents: &[u64],
+    device: DeviceId,
+) -> Result<(), DeviceError> {
+    let arguments = kernel.pointers.iter().zip(spans).zip(extents);
     let kernel = kernel.name;
-    for ((info, span), &needed) in arguments().zip(extents) {
+    for ((info, span), &needed) in arguments {
         let (argument, address, align) = (info.name, span.address, info.align);
         check_device(argument, span.device, device)?;
         if !address.is_multiple_of(u64::from(align)) {
@@ -35,6 +96,14 @@ pub(crate) fn check_pointers(
             return Err(DeviceError::TooShort { kernel, argument, found: span.bytes, needed });
         }
     }
+    Ok(())
+}
+
+/// Says which output overlaps what.
+#[cold]
+fn refuse_overlap(kernel: &'static KernelInfo, spans: &[Span]) -> Result<(), DeviceError> {
+    let arguments = || kernel.pointers.iter().zip(spans);
+    let kernel = kernel.name;
     for (at, (info, span)) in arguments().enumerate().filter(|(_, (info, _))| info.mutable) {
         let overlaps =
             |(other, (_, with)): &(usize, (_, &Span))| *other != at && span.overlaps(with);
@@ -61,4 +130,47 @@ pub(crate) fn check_element<T: Pod>() -> Result<(), DeviceError> {
         return Err(DeviceError::Element { bytes, align });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use simt::kernel::PointerInfo;
+
+    use super::*;
+
+    /// Pointers of which the first two are outputs.
+    static KERNEL: KernelInfo = {
+        const fn pointer(name: &'static str, mutable: bool) -> PointerInfo {
+            PointerInfo { name, element: "u8", extent: "1", align: 1, mutable }
+        }
+        const POINTERS: &[PointerInfo] =
+            &[pointer("a", true), pointer("b", true), pointer("c", false), pointer("d", false)];
+        KernelInfo { pointers: POINTERS, ..KernelInfo::new("kernel") }
+    };
+
+    /// Wherever four spans lie, and however far apart: refused if and only if an output shares a byte with another.
+    #[test]
+    fn an_overlap_is_found_wherever_it_is() {
+        let device = DeviceId::new();
+        let mut refused = 0;
+        for far in [0, 1 << 20, 1 << 37, 1 << 62] {
+            for case in 0_u64..4096 {
+                let spans: Vec<_> = (0..4)
+                    .map(|at| {
+                        let place = case >> (3 * at) & 7;
+                        // Next to each other, or one far from the others; one may be empty.
+                        let address = 1000 + 3 * place + if at == case % 4 { far } else { 0 };
+                        Span { address, bytes: case % 5, device }
+                    })
+                    .collect();
+                let pairs = (0..2).flat_map(|a| (0..4).map(move |b| (a, b)));
+                let mut pairs = pairs.filter(|(a, b)| a != b);
+                let overlap = pairs.any(|(a, b)| spans[a].overlaps(&spans[b]));
+                let checked = check_pointers(&KERNEL, &spans, &[0; 4], device);
+                assert_eq!(checked.is_err(), overlap, "{spans:?}");
+                refused += u32::from(overlap);
+            }
+        }
+        assert!((4096..3 * 4096).contains(&refused), "{refused}");
+    }
 }

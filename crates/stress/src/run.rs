@@ -157,17 +157,8 @@ impl<B: Backend> Runner<'_, B> {
 
     /// StepMeta on the device: its sections, one behind the other.
     fn array(&self, open: &Step<'_, B>) -> Vec<i32> {
-        let sections = [
-            Section::Position,
-            Section::Slot,
-            Section::Index,
-            Section::Remaining,
-            Section::RingRow,
-            Section::TableIndex,
-            Section::TableBlock,
-        ];
         let section = |section| download(self.stream, &open.section(section));
-        sections.into_iter().flat_map(section).collect()
+        Section::ALL.into_iter().flat_map(section).collect()
     }
 }
 

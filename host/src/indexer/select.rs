@@ -153,8 +153,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         select: impl Fn(Part, &Buffer<B, i32>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
         let Selection { workspace, queries, k, selected } = selection;
-        let tokens = self.access.step_tokens();
-        let count = self.access.queries(&tokens, queries.clone())?.count;
+        let count = self.access.queries(queries.clone())?.count;
         let needed = columns(self.access.core.config.max_context);
         if workspace.columns < needed {
             return Err(KvError::Config {
@@ -183,9 +182,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     ) -> Result<(), KvError> {
         let access = &self.access;
         let (memory, config) = (&access.core.memory, &access.core.config);
-        let tokens = access.step_tokens();
         let quantisation = QueryQuantisation {
-            queries: &access.queries(&tokens, part.first..part.first + part.count)?,
+            queries: &access.queries(part.first..part.first + part.count)?,
             projected: projected.queries,
             projected_weight: projected.weights,
             frequencies: &memory.frequencies,
@@ -205,9 +203,8 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     ) -> Result<(), KvError> {
         let access = &self.access;
         let (memory, config) = (&access.core.memory, &access.core.config);
-        let tokens = access.step_tokens();
         let product = QueryProduct {
-            queries: &access.queries(&tokens, part.first..part.first + part.count)?,
+            queries: &access.queries(part.first..part.first + part.count)?,
             latent,
             weight,
             projected_weight: &workspace.projected_weight,
@@ -227,8 +224,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     ) -> Result<(), KvError> {
         let (access, k) = (&self.access, selection.k);
         let (stream, memory, config) = (access.stream, &access.core.memory, &access.core.config);
-        let tokens = access.step_tokens();
-        let queries = access.queries(&tokens, part.first..part.first + part.count)?;
+        let queries = access.queries(part.first..part.first + part.count)?;
         let (keys, table) = (access.pools.index_keys(config)?, memory.table());
         let workspace = selection.workspace;
         let IndexerWorkspace { columns, scores, maxima, .. } = workspace;
@@ -242,11 +238,11 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             ops::find_poisoned_keys(stream, &search)?;
         }
         if ops::one_launch_is_faster(format, columns, part.count) {
-            let faults = &access.fault_word::<IndexScoreTopk>(());
+            let faults = access.fault_word::<IndexScoreTopk>(());
             let lists = ScoreSelection { queries, from, table, keys, columns, k, selected, faults };
             ops::index_score_topk(stream, &lists)?;
         } else {
-            let faults = &access.fault_word::<IndexScore>(format);
+            let faults = access.fault_word::<IndexScore>(format);
             let to = &scores;
             ops::index_score(
                 stream,

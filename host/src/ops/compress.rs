@@ -11,15 +11,15 @@ use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Compress, ListClosingTokens, UpdateTable, WriteState};
 
 /// The tokens of a step.
-pub struct StepTokens<B: Backend> {
+pub struct StepTokens<'a, B: Backend> {
     /// `[tokens]` position.
-    pub position: View<B, i32>,
+    pub position: &'a View<B, i32>,
     /// `[tokens]` slot of the token's request; -1 = padding.
-    pub slot: View<B, i32>,
+    pub slot: &'a View<B, i32>,
     /// `[tokens]` tokens of the same request that precede it in the step.
-    pub index: View<B, i32>,
+    pub index: &'a View<B, i32>,
     /// `[tokens]` tokens of the same request that follow it in the step.
-    pub remaining: View<B, i32>,
+    pub remaining: &'a View<B, i32>,
     /// Tokens.
     pub count: u32,
 }
@@ -51,18 +51,18 @@ pub struct StepProjections<'a, B: Backend> {
 }
 
 /// What a compressor keeps for later windows.
-pub struct StateRing<B: Backend> {
+pub struct StateRing<'a, B: Backend> {
     /// `[slots, rows, row]` f32. Of a CSA compressor the rows are the ring of own halves, then that of previous
     /// halves, and a row is half the columns of keys, then of scores. Of an HCA compressor the rows are one
     /// ring, and a row is maximum, sum and weighted sum.
-    pub rows: Buffer<B, f32>,
+    pub rows: &'a Buffer<B, f32>,
     /// Rows of one request's ring; of a CSA compressor of that of own halves.
     pub ring: u32,
     /// Request slots.
     pub slots: u32,
 }
 
-impl<B: Backend> StateRing<B> {
+impl<B: Backend> StateRing<'_, B> {
     /// Refuses a ring with fewer rows than a step of one token needs.
     pub(super) fn check(&self, which: CompressorKind) -> Result<(), DeviceError> {
         let needed = match which {
@@ -113,7 +113,7 @@ pub fn update_table<B: Backend>(
 /// [`run_capacity`](super::run_capacity).
 pub struct WorkLists<'a, B: Backend> {
     /// The step's tokens.
-    pub tokens: &'a StepTokens<B>,
+    pub tokens: &'a StepTokens<'a, B>,
     /// Tokens that close a CSA window.
     pub csa: &'a WorkList<'a, B>,
     /// Tokens that close an HCA window, or are their request's last: the ends of runs.
@@ -155,13 +155,13 @@ pub const fn plan_capacity(tokens: u32, requests: u32, ratio: u32) -> u32 {
 /// The CSA windows that a step closes, on their way to entries.
 pub struct Compression<'a, B: Backend> {
     /// The step's tokens.
-    pub tokens: &'a StepTokens<B>,
+    pub tokens: &'a StepTokens<'a, B>,
     /// What the model projected for them.
     pub projections: &'a StepProjections<'a, B>,
     /// The compressor's weights.
     pub weights: &'a CompressorWeights<'a, B>,
     /// Its state.
-    pub state: &'a StateRing<B>,
+    pub state: &'a StateRing<'a, B>,
     /// Which tokens close a window.
     pub closing: &'a WorkList<'a, B>,
     /// `[capacity, 512]` BF16 entries, or `[capacity, 128]` BF16 indexer keys.
@@ -210,13 +210,13 @@ pub fn compress<B: Backend>(
 /// A step's tokens, on their way into a CSA compressor's state.
 pub struct StateUpdate<'a, B: Backend> {
     /// The step's tokens.
-    pub tokens: &'a StepTokens<B>,
+    pub tokens: &'a StepTokens<'a, B>,
     /// What the model projected for them.
     pub projections: &'a StepProjections<'a, B>,
     /// `[ratio, columns]` f32, the position bias.
     pub ape: &'a View<B, f32>,
     /// The state.
-    pub state: &'a StateRing<B>,
+    pub state: &'a StateRing<'a, B>,
 }
 
 /// Queues `write_state_*`: the step's tokens into the rings of compressor `which`.

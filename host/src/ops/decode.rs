@@ -15,7 +15,7 @@ use kernels_gpu::launch::{DecodeCsa, DecodeHca};
 /// What every layer's decode step takes: the step, the window, the block table and the entries.
 pub struct DecodeStep<'a, B: Backend> {
     /// The step's tokens, of each request as many as its rings let it lose again.
-    pub tokens: &'a StepTokens<B>,
+    pub tokens: &'a StepTokens<'a, B>,
     /// `[tokens]` row of the window each token goes to; -1 = none.
     pub ring_row: &'a View<B, i32>,
     /// `[tokens, 512]` BF16, the window rows, after norm and RoPE.
@@ -37,11 +37,11 @@ pub struct DecodeCompressor<'a, B: Backend> {
     /// The compressor's weights.
     pub weights: CompressorWeights<'a, B>,
     /// Its state.
-    pub state: StateRing<B>,
+    pub state: StateRing<'a, B>,
 }
 
 impl<B: Backend> DecodeStep<'_, B> {
-    fn check(&self, ratio: u32, state: &StateRing<B>) -> Result<DecodeParams, DeviceError> {
+    fn check(&self, ratio: u32, state: &StateRing<'_, B>) -> Result<DecodeParams, DeviceError> {
         let window_rows = self.window.rows()?;
         self.entries.check_ratio(ratio)?;
         if self.window.format != self.entries.format {

@@ -27,7 +27,7 @@ pub struct IndexKeys<'a, B: Backend> {
 /// Entries on their way into the pool.
 pub struct Flush<'a, B: Backend> {
     /// The step's tokens.
-    pub tokens: &'a StepTokens<B>,
+    pub tokens: &'a StepTokens<'a, B>,
     /// Which of them close a window.
     pub closing: &'a WorkList<'a, B>,
     /// `[capacity, 512]` BF16.

@@ -21,13 +21,13 @@ pub const fn run_capacity(tokens: u32, requests: u32) -> u32 {
 /// A step's runs, on their way into the running sums.
 pub struct HcaCompression<'a, B: Backend> {
     /// The step's tokens.
-    pub tokens: &'a StepTokens<B>,
+    pub tokens: &'a StepTokens<'a, B>,
     /// What the model projected for them.
     pub projections: &'a StepProjections<'a, B>,
     /// `[128, 512]` f32, the position bias.
     pub ape: &'a View<B, f32>,
     /// The running sums.
-    pub state: &'a StateRing<B>,
+    pub state: &'a StateRing<'a, B>,
     /// The last tokens of the runs.
     pub runs: &'a WorkList<'a, B>,
     /// `[capacity, 512]` f32: what runs that close a window pooled.
@@ -76,7 +76,7 @@ pub fn compress_hca<B: Backend>(
 /// Pooled windows on their way into the pool.
 pub struct HcaFlush<'a, B: Backend> {
     /// The step's tokens.
-    pub tokens: &'a StepTokens<B>,
+    pub tokens: &'a StepTokens<'a, B>,
     /// The last tokens of the runs.
     pub runs: &'a WorkList<'a, B>,
     /// `[capacity, 512]` f32: what runs that close a window pooled.

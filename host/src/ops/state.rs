@@ -53,7 +53,7 @@ impl StatePart {
 /// The state of one request's compressor.
 pub struct StateSlot<'a, B: Backend> {
     /// The state of all slots.
-    pub state: &'a StateRing<B>,
+    pub state: &'a StateRing<'a, B>,
     /// Which of its rings.
     pub part: StatePart,
     /// The request's slot.
@@ -140,6 +140,6 @@ pub fn reset_state<B: Backend>(
 }
 
 /// Refuses a slot that the state does not have.
-fn check_slot<B: Backend>(state: &StateRing<B>, slot: SlotId) -> Result<(), DeviceError> {
+fn check_slot<B: Backend>(state: &StateRing<'_, B>, slot: SlotId) -> Result<(), DeviceError> {
     check_length("state slots", state.slots.into(), u64::from(slot.0) + 1)
 }

@@ -12,7 +12,7 @@ use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::ledger::{Ledger, StepPlan, StepRequest};
 use crate::ops::{self, TableUpdate, WorkLists};
-use crate::step_memory::{StepMemory, step_tokens};
+use crate::step_memory::StepMemory;
 use crate::step_meta::Section;
 
 /// How the kernels of a step are launched.
@@ -105,7 +105,7 @@ fn stage<B: Backend>(
         Ok::<_, KvError>((layout.elements(), (plan, layout)))
     };
     let (plan, layout) = memory.step_meta.update(stream, write)?;
-    memory.layout = layout;
+    memory.lay_out(layout);
     let layers = core.config.group_layers(group);
     memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
     Ok(plan)
@@ -117,7 +117,7 @@ impl<B: Backend> StepMemory<B> {
             return Ok(());
         };
         let lists = WorkLists {
-            tokens: &step_tokens(|which| self.section(which), shape.tokens),
+            tokens: &self.sections.tokens(shape.tokens),
             csa: &compressed.csa_closing(shape),
             hca: &compressed.hca_runs(shape),
         };
@@ -132,8 +132,8 @@ impl<B: Backend> StepMemory<B> {
     ) -> Result<(), KvError> {
         let entered = fault_injection::entered_blocks(plan.new_blocks);
         let update = TableUpdate {
-            index: &self.section(Section::TableIndex),
-            block: &self.section(Section::TableBlock),
+            index: self.sections.get(Section::TableIndex),
+            block: self.sections.get(Section::TableBlock),
             table: &core.memory.table(),
             count: entered,
         };

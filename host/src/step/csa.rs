@@ -56,8 +56,8 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
         let access = &self.access;
         let keys = access.pools.index_keys(&access.core.config)?;
         let faults = access.fault_word::<DecodeCsa>((access.core.config.main_format, keys.format));
-        let parts = access.decode_parts();
-        let step = access.decode_step(&parts, inputs.kv, &faults)?;
+        let tokens = access.step_tokens();
+        let step = access.decode_step(&tokens, inputs.kv, faults)?;
         let main = access.decode_compressor(PoolKind::MainState, &inputs.main)?;
         let index = access.decode_compressor(PoolKind::IndexState, &inputs.index)?;
         let (step, main, index, keys) = (&step, &main, &index, &keys);
@@ -100,7 +100,7 @@ impl<'s, B: Backend> Layer<'s, B, Csa> {
             entries: &scratch.entries,
             table: &access.core.memory.table(),
             to: &to,
-            faults: &access.fault_word::<FlushCsa>((to.format, keys.format)),
+            faults: access.fault_word::<FlushCsa>((to.format, keys.format)),
         };
         let keys = KeyFlush { keys: &scratch.keys, to: &keys };
         self.tracker.queued(ops::flush_csa(access.stream, &flush, &keys))

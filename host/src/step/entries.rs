@@ -5,7 +5,7 @@ use std::ops::Range;
 use kv_layout::geometry::CsaCompressor;
 
 use super::layer::{Access, CompressorInputs, Csa, Hca, UpdatedLayer};
-use crate::device::{Backend, Buffer, View, bf16};
+use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::ops::{
     self, CompressorWeights, DecodeCompressor, DecodeStep, EntryCounts, EntryGather, GatheredRows,
@@ -21,12 +21,6 @@ impl<B: Backend> CompressorInputs<'_, B> {
     }
 }
 
-/// StepMeta as a decode launch reads it.
-pub(super) struct DecodeParts<B: Backend> {
-    tokens: StepTokens<B>,
-    ring_row: View<B, i32>,
-}
-
 impl<B: Backend> Access<'_, B> {
     pub(super) fn weights<'i>(
         &'i self,
@@ -36,18 +30,14 @@ impl<B: Backend> Access<'_, B> {
         CompressorWeights { ape: inputs.ape, norm: inputs.norm, frequencies }
     }
 
-    pub(super) fn decode_parts(&self) -> DecodeParts<B> {
-        DecodeParts { tokens: self.step_tokens(), ring_row: self.section(Section::RingRow) }
-    }
-
     pub(super) fn decode_step<'p>(
         &'p self,
-        parts: &'p DecodeParts<B>,
+        tokens: &'p StepTokens<'p, B>,
         window_kv: &'p Buffer<B, bf16>,
         faults: &'p Buffer<B, u32>,
     ) -> Result<DecodeStep<'p, B>, KvError> {
-        let DecodeParts { tokens, ring_row } = parts;
-        let entries = self.pools.entries(&self.core.config)?;
+        let (ring_row, entries) =
+            (self.section(Section::RingRow), self.pools.entries(&self.core.config)?);
         let (window, table) = (self.window()?, self.core.memory.table());
         Ok(DecodeStep { tokens, ring_row, window_kv, window, table, entries, faults })
     }
@@ -104,12 +94,11 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         tile: &Buffer<B, bf16>,
     ) -> Result<(), KvError> {
         let access = &self.access;
-        let tokens = access.step_tokens();
-        let queries = access.queries(&tokens, queries)?;
+        let queries = access.queries(queries)?;
         let entries = access.pools.entries(&access.core.config)?;
         let (table, faults) =
             (access.core.memory.table(), access.fault_word::<GatherKv>(entries.format));
-        let (queries, table, entries, faults) = (&queries, &table, &entries, &faults);
+        let (queries, table, entries) = (&queries, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         ops::gather_kv(access.stream, &gather, selected)?;
         access.find_poison(queries, tile, GatheredRows::List(selected, rows))
@@ -128,12 +117,11 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let access = &self.access;
-        let tokens = access.step_tokens();
-        let queries = access.queries(&tokens, queries)?;
+        let queries = access.queries(queries)?;
         let entries = access.pools.entries(&access.core.config)?;
         let (table, faults) =
             (access.core.memory.table(), access.fault_word::<GatherAll>(entries.format));
-        let (queries, table, entries, faults) = (&queries, &table, &entries, &faults);
+        let (queries, table, entries) = (&queries, &table, &entries);
         let gather = EntryGather { queries, table, entries, rows, tile, faults };
         ops::gather_all(access.stream, &gather, lengths)?;
         access.find_poison(queries, tile, GatheredRows::All(lengths, rows))
@@ -149,8 +137,7 @@ impl<B: Backend, K: sealed::HasEntries> UpdatedLayer<'_, B, K> {
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
         let access = &self.access;
-        let tokens = access.step_tokens();
-        let queries = access.queries(&tokens, queries)?;
+        let queries = access.queries(queries)?;
         let counts = EntryCounts { queries: &queries, ratio: access.pools.ratio()?, lengths };
         Ok(ops::valid_lens(access.stream, &counts)?)
     }

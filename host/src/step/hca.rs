@@ -47,8 +47,8 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
     fn decode(&mut self, inputs: &HcaInputs<'_, B>) -> Result<(), KvError> {
         let access = &self.access;
         let faults = access.fault_word::<DecodeHca>(access.core.config.main_format);
-        let parts = access.decode_parts();
-        let step = access.decode_step(&parts, inputs.kv, &faults)?;
+        let tokens = access.step_tokens();
+        let step = access.decode_step(&tokens, inputs.kv, faults)?;
         let main = access.decode_compressor(PoolKind::MainState, &inputs.main)?;
         let decode = HcaDecode { step: &step, main: &main };
         self.tracker.queued(ops::decode_hca(access.stream, &decode))
@@ -82,7 +82,7 @@ impl<'s, B: Backend> Layer<'s, B, Hca> {
             frequencies: &access.core.memory.frequencies,
             table: &access.core.memory.table(),
             to: &to,
-            faults: &access.fault_word::<FlushHca>(to.format),
+            faults: access.fault_word::<FlushHca>(to.format),
         };
         self.tracker.queued(ops::flush_hca(access.stream, &flush))
     }

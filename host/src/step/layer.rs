@@ -20,8 +20,8 @@ use crate::layer_progress::LayerProgress;
 use crate::ops;
 use crate::pools::LayerPools;
 use crate::schema::LayerCacheSchema;
-use crate::step_memory::{Compressed, section};
-use crate::step_meta::{Section, StepLayout};
+use crate::step_memory::{Compressed, Sections};
+use crate::step_meta::Section;
 
 /// A layer with a sliding window alone.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +37,7 @@ pub struct Hca;
 pub(crate) struct Access<'s, B: Backend> {
     pub core: &'s Core<B>,
     pub pools: &'s LayerPools<B>,
-    pub step_meta: &'s Buffer<B, i32>,
-    pub layout: StepLayout,
+    pub sections: &'s Sections<B>,
     pub compressed: Option<&'s Compressed<B>>,
     pub stream: &'s Stream<B>,
     pub shape: StepShape,
@@ -150,7 +149,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let (ring, row) = (access.window()?, access.section(Section::RingRow));
         let faults = access.fault_word::<kernels_gpu::launch::AppendSwa>(ring.format);
         let tokens = access.shape.tokens;
-        let (kv, row, ring, faults) = (&self.kv, &row, &ring, &faults);
+        let (kv, ring) = (&self.kv, &ring);
         let append = ops::WindowAppend { kv, row, ring, faults, tokens };
         self.tracker.appended(ops::append_swa(access.stream, &append))?;
         self.tracker.reached(LayerProgress::Finished);
@@ -160,14 +159,13 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
 
 impl<B: Backend> Access<'_, B> {
     /// One array of StepMeta.
-    pub fn section(&self, which: Section) -> View<B, i32> {
-        section(self.step_meta, self.layout, which)
+    pub fn section(&self, which: Section) -> &View<B, i32> {
+        self.sections.get(which)
     }
 
     /// The word in which a kernel counts what it refuses.
-    pub fn fault_word<O: Operation>(&self, variant: O::Variant) -> Buffer<B, u32> {
-        let word = O::kernel(variant) as u64;
-        self.core.memory.faults.slice(word, 1).expect("there is a word per kernel")
+    pub fn fault_word<O: Operation>(&self, variant: O::Variant) -> &Buffer<B, u32> {
+        &self.core.memory.fault_words[O::kernel(variant)]
     }
 
     /// The sliding-window ring.

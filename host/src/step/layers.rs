@@ -74,7 +74,7 @@ impl<'a, B: Backend> Layers<'a, B> {
     /// the same way, and empty in a capture.
     #[must_use]
     pub fn section(&self, section: Section) -> View<B, i32> {
-        self.memory.section(section)
+        self.memory.sections.get(section).clone()
     }
 
     /// How far a layer is.
@@ -115,14 +115,13 @@ impl<'a, B: Backend> Layers<'a, B> {
         if found != needed {
             return Err(KvError::WrongLayerKind { layer: layer.0, found, needed });
         }
-        let StepMemory { step_meta, layout, compressed, progress, .. } = &mut *self.memory;
+        let StepMemory { sections, compressed, progress, .. } = &mut *self.memory;
         let progress = &mut progress[index];
         Ok(Layer::new(
             super::layer::Access {
                 core: self.core,
                 pools: self.core.memory.pools.layer(layer)?,
-                step_meta: step_meta.buffer(),
-                layout: *layout,
+                sections,
                 compressed: compressed.as_ref(),
                 stream: &self.stream,
                 shape: self.shape,

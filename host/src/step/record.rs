@@ -29,7 +29,7 @@ impl<B: Backend> Group<'_, B> {
         bucket.validate(&core.config)?;
         retained.extend(core.memory.memory().iter().chain(memory.memory()).cloned());
         let step_meta = memory.step_meta.buffer().ptr();
-        memory.layout = StepPlan::default().layout_in(Some(bucket));
+        memory.lay_out(StepPlan::default().layout_in(Some(bucket)));
         let whole =
             (StepShape::of_bucket(bucket, &core.config), StepPlan::default(), Some(*bucket));
         let mut layers = Layers::new(core, memory, *group, stream, whole);

@@ -9,7 +9,6 @@ use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
 use crate::ops::{self, GatherQueries, GatheredRows, StepTokens};
-use crate::step_memory::step_tokens;
 
 impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// Takes the step's window rows: `[tokens, 512]` BF16, after norm and RoPE, in the order of the
@@ -49,11 +48,10 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         if *self.tracker.progress == LayerProgress::Finished && tokens > limit {
             return Err(KvError::WindowOverwritten { tokens, limit });
         }
-        let step = access.step_tokens();
-        let queries = access.queries(&step, queries)?;
+        let queries = access.queries(queries)?;
         let ring = access.window()?;
         let faults = access.fault_word::<GatherSwa>(ring.format);
-        let (kv, queries, ring, faults) = (&self.kv, &queries, &ring, &faults);
+        let (kv, queries, ring) = (&self.kv, &queries, &ring);
         let gather = ops::WindowGather { kv, queries, ring, tile, lengths, faults };
         ops::gather_swa(access.stream, &gather)?;
         access.find_poison(queries, tile, GatheredRows::Window(lengths))
@@ -62,21 +60,17 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
 
 impl<B: Backend> Access<'_, B> {
     /// The step's tokens.
-    pub fn step_tokens(&self) -> StepTokens<B> {
-        step_tokens(|which| self.section(which), self.shape.tokens)
+    pub fn step_tokens(&self) -> StepTokens<'_, B> {
+        self.sections.tokens(self.shape.tokens)
     }
 
     /// A part of the step's tokens as queries.
-    pub fn queries<'t>(
-        &self,
-        tokens: &'t StepTokens<B>,
-        queries: Range<u32>,
-    ) -> Result<GatherQueries<'t, B>, KvError> {
+    pub fn queries(&self, queries: Range<u32>) -> Result<GatherQueries<'_, B>, KvError> {
+        let StepTokens { position, slot, index, count: tokens, .. } = self.step_tokens();
         let Range { start: first, end } = queries;
-        if first > end || end > tokens.count {
-            return Err(KvError::NoSuchQueries { first, end, tokens: tokens.count });
+        if first > end || end > tokens {
+            return Err(KvError::NoSuchQueries { first, end, tokens });
         }
-        let StepTokens { position, slot, index, .. } = tokens;
         Ok(GatherQueries { position, slot, index, first, count: end - first })
     }
 

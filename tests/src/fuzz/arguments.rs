@@ -321,7 +321,7 @@ fn reset(case: &mut Case<'_>) -> Result<(), DeviceError> {
     let rows = if kind == CompressorKind::Hca { ring } else { csa_state_rows(ring) };
     let right = u64::from(rows) * u64::from(slots);
     let rows = case.buffer(right.saturating_mul(kind.row_floats().into()));
-    let state = ops::StateRing { rows, ring, slots };
+    let state = ops::StateRing { rows: &rows, ring, slots };
     ops::reset_state(&case.stream, &ops::StateSlot { state: &state, part, slot }, u32::MAX)
 }
 

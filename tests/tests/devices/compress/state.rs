@@ -108,7 +108,7 @@ pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
         let [first, ring, slot_rows] = [first, ring, slot_rows].map(|rows| rows as usize);
         let before = random(3 * slot_rows * words, 3);
         let rows = upload(&stream, &before);
-        let state = StateRing { rows, ring: RING, slots: 3 };
+        let state = StateRing { rows: &rows, ring: RING, slots: 3 };
         let image = random(4 * words, 4);
         let uploaded = upload(&stream, &image);
         let rotate = |from, slot, position, rows| {
@@ -129,14 +129,14 @@ pub fn rows_move_to_their_phase<B: Backend>(device: &Device<B>) {
         for (i, position) in (7..11).enumerate() {
             want[row(1, position)].copy_from_slice(&image[i * words..][..words]);
         }
-        assert_same(&download(&stream, &state.rows), &want, "rotated");
+        assert_same(&download(&stream, state.rows), &want, "rotated");
         ops::reset_state(
             &stream,
             &ops::StateSlot { state: &state, part, slot: SlotId(1) },
             f32::NAN.to_bits(),
         )
         .unwrap();
-        let after = download(&stream, &state.rows);
+        let after = download(&stream, state.rows);
         for (at, (got, want)) in after.iter().zip(&want).enumerate() {
             let poisoned = at / words / slot_rows == 1;
             assert!(if poisoned { got.is_nan() } else { got == want }, "element {at}");

@@ -104,12 +104,12 @@ impl<B: Backend> Layer<B> {
             stream.device().allocate::<f32>("state", count * u64::from(STATE_RING) * 1536).unwrap();
         stream.copy(&values.slice(0, state.len()).unwrap(), &state).unwrap();
         let faults = upload(stream, &[0_u32]);
-        let part = |i: u64| meta.slice(i * count, count).unwrap();
+        let parts = [0, 1, 2].map(|i| meta.slice(i * count, count).unwrap());
         let step_tokens = StepTokens {
-            position: part(0).into(),
-            slot: part(1).into(),
-            index: part(2).into(),
-            remaining: part(2).into(),
+            position: &parts[0],
+            slot: &parts[1],
+            index: &parts[2],
+            remaining: &parts[2],
             count: *tokens as u32,
         };
         let (kv, gate) =
@@ -140,7 +140,7 @@ impl<B: Backend> Layer<B> {
         let main = DecodeCompressor {
             projections: StepProjections { kv: &kv, gate: &gate },
             weights: CompressorWeights { ape: &ape, norm: &norm, frequencies: &frequencies },
-            state: StateRing { rows: state.clone(), ring: STATE_RING, slots: *tokens as u32 },
+            state: StateRing { rows: &state, ring: STATE_RING, slots: *tokens as u32 },
         };
         // A kernel that writes words here and there; a copy would end before the next launch begins.
         let words = BlockTable { table: &meta, slots: 3, max_blocks: *tokens as u32 };
