@@ -42,11 +42,30 @@ pub(crate) struct Request {
     pub groups: [Progress; 2],
 }
 
-/// A slot, taken or free.
-#[derive(Debug, Serialize)]
+/// A slot, taken or free: a cache line, since the checks of a step read it whole.
+#[derive(Debug, Default, Serialize)]
+#[repr(align(64))]
 struct Slot {
-    generation: u64,
-    request: Option<Request>,
+    /// Admissions and releases so far: odd while it is taken.
+    turns: u64,
+    /// The last check that met its request; see [`Check::meet`].
+    #[serde(skip)]
+    met_in: u64,
+    /// Of whom it is; of a free slot, nobody's: no tokens, no blocks.
+    request: Request,
+}
+
+const _: () = assert!(size_of::<Slot>() == 64);
+
+impl Slot {
+    fn is_taken(&self) -> bool {
+        self.turns % 2 == 1
+    }
+
+    /// Whether the request of that generation has it.
+    fn is_of(&self, generation: u64) -> bool {
+        self.turns == 2 * generation + 1
+    }
 }
 
 /// All request slots.
@@ -56,45 +75,86 @@ pub(crate) struct Requests {
     ledger: LedgerId,
     slots: Vec<Slot>,
     free: Vec<SlotId>,
+    /// Most blocks of a request.
+    max_blocks: u32,
+    /// Checks so far.
+    #[serde(skip)]
+    checks: u64,
+}
+
+/// A check of several requests, which notices one that is named twice.
+pub(crate) struct Check<'r> {
+    slots: &'r mut [Slot],
+    ledger: LedgerId,
+    number: u64,
+}
+
+impl Check<'_> {
+    /// The request, if the id is of this ledger and current, and whether the check has met it before. From now on
+    /// it has.
+    #[inline]
+    pub fn meet(&mut self, id: RequestId) -> Option<(&Request, bool)> {
+        let entry = self.slots.get_mut(id.slot().0 as usize)?;
+        if !entry.is_of(id.generation()) | (id.ledger() != self.ledger) {
+            return None;
+        }
+        let met = entry.met_in == self.number;
+        entry.met_in = self.number;
+        Some((&entry.request, met))
+    }
 }
 
 impl Requests {
-    /// `total` free slots; the lowest is taken first.
-    pub fn new(total: u32) -> Self {
-        let slots = (0..total).map(|_| Slot { generation: 0, request: None }).collect();
+    /// `total` free slots for requests of up to `max_blocks` blocks; the lowest is taken first.
+    pub fn new(total: u32, max_blocks: u32) -> Self {
+        let slots = (0..total).map(|_| Slot::default()).collect();
         let free = (0..total).rev().map(SlotId).collect();
-        Self { ledger: LedgerId::unique(), slots, free }
+        Self { ledger: LedgerId::unique(), slots, free, max_blocks, checks: 0 }
     }
 
-    /// Takes a slot, or `None` when all are taken.
+    /// Takes a slot, or `None` when all are taken. It has room for all blocks that the request can ever hold, so
+    /// that no step allocates; a slot that is used again has it already.
     pub fn admit(&mut self) -> Option<RequestId> {
         let slot = self.free.pop()?;
         let entry = &mut self.slots[slot.0 as usize];
-        entry.request = Some(Request::default());
-        Some(RequestId::new(self.ledger, slot, entry.generation))
+        let generation = entry.turns / 2;
+        entry.turns += 1;
+        entry.request.blocks.reserve_exact(self.max_blocks as usize);
+        Some(RequestId::new(self.ledger, slot, generation))
     }
 
-    /// Gives the slot up; the request's last state, or `None` if there is no such request.
-    pub fn release(&mut self, id: RequestId) -> Option<Request> {
+    /// Gives the slot up; the request's blocks, the last one first, or `None` if there is no such request.
+    pub fn release(&mut self, id: RequestId) -> Option<impl Iterator<Item = Block>> {
         self.get(id)?;
-        let entry = &mut self.slots[id.slot().0 as usize];
-        entry.generation += 1;
         self.free.push(id.slot());
-        entry.request.take()
+        let Slot { turns, request, .. } = &mut self.slots[id.slot().0 as usize];
+        *turns += 1;
+        request.groups = Default::default();
+        Some(request.blocks.drain(..).rev())
     }
 
     /// The request, if the id is of this ledger and current.
     pub fn get(&self, id: RequestId) -> Option<&Request> {
         let entry = self.slots.get(id.slot().0 as usize)?;
-        let current = entry.generation == id.generation() && id.ledger() == self.ledger;
-        entry.request.as_ref().filter(|_| current)
+        let current = entry.is_of(id.generation()) & (id.ledger() == self.ledger);
+        current.then_some(&entry.request)
     }
 
     /// As [`Self::get`], to change it.
     pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Request> {
-        let entry = self.slots.get_mut(id.slot().0 as usize)?;
-        let current = entry.generation == id.generation() && id.ledger() == self.ledger;
-        entry.request.as_mut().filter(|_| current)
+        self.get(id)?;
+        self.of_slot_mut(id.slot())
+    }
+
+    /// Whoever has the slot, to change it.
+    pub fn of_slot_mut(&mut self, slot: SlotId) -> Option<&mut Request> {
+        self.slots.get_mut(slot.0 as usize).map(|entry| &mut entry.request)
+    }
+
+    /// Begins a check: it has met nobody.
+    pub fn check(&mut self) -> Check<'_> {
+        self.checks += 1;
+        Check { slots: &mut self.slots, ledger: self.ledger, number: self.checks }
     }
 
     /// Whether the id was given out by another ledger.
@@ -105,7 +165,7 @@ impl Requests {
     /// The request in a slot.
     pub fn in_slot(&self, slot: SlotId) -> Option<RequestId> {
         let entry = self.slots.get(slot.0 as usize)?;
-        entry.request.as_ref().map(|_| RequestId::new(self.ledger, slot, entry.generation))
+        entry.is_taken().then(|| RequestId::new(self.ledger, slot, entry.turns / 2))
     }
 
     /// Slots that are taken.

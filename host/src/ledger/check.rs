@@ -1,10 +1,12 @@
 //! Which steps are refused. Checking changes nothing but scratch memory.
 
 use super::Ledger;
-use super::open_step::{StepPlan, StepRequest};
+use super::open_step::{Growth, StepPlan, StepRequest};
+use crate::block;
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::limits::StepLimits;
+use crate::requests::Progress;
 
 impl Ledger {
     /// Checks a step of `group` against `limits`; its numbers.
@@ -22,19 +24,27 @@ impl Ledger {
             let limit = limits.requests;
             return Err(KvError::TooManyRequests { requests: step.len(), limit, by });
         }
-        self.seen.fill(0);
         let (mut tokens, mut tokens_per_request, mut new_blocks) = (0, 0, 0);
+        self.growing.clear();
+        // What the loop asks for again and again lies in registers: nothing here is behind `self`.
+        let (needs, rollback) = (self.block_needs(group), self.rollback_tokens);
+        let Self { requests, growing, .. } = self;
+        let mut check = requests.check();
         for part in step {
-            let held = self.check_request(group, limits, part)?;
-            let slot = part.id.slot().0;
-            let seen = &mut self.seen[(slot / u64::BITS) as usize];
-            if *seen >> (slot % u64::BITS) & 1 == 1 {
-                return Err(KvError::DuplicateRequest { request: part.id });
+            let Some((request, met)) = check.meet(part.id) else {
+                return Err(self.refused(part.id));
+            };
+            let (progress, held) = (request.groups[group.index()], request.blocks.len() as u32);
+            if met | !takes_part(limits, rollback, part, progress) {
+                return Err(refusal(group, limits, rollback, part, progress));
             }
-            *seen |= 1 << (slot % u64::BITS);
             tokens += u64::from(part.tokens);
             tokens_per_request = tokens_per_request.max(part.tokens);
-            new_blocks += self.needed_blocks(group, part).saturating_sub(held);
+            let needed = needs.of(part.start + part.tokens);
+            if needed > held {
+                new_blocks += needed - held;
+                growing.push(Growth { slot: part.id.slot(), held, needed });
+            }
         }
         if tokens > u64::from(limits.tokens) {
             return Err(KvError::StepTooLong { tokens, limit: limits.tokens, by });
@@ -46,42 +56,64 @@ impl Ledger {
         Ok(StepPlan { tokens: tokens as u32, tokens_per_request, requests, new_blocks })
     }
 
-    /// Checks one request's part; the blocks it holds.
-    fn check_request(
-        &self,
-        group: LayerGroup,
-        limits: &StepLimits,
-        part: &StepRequest,
-    ) -> Result<u32, KvError> {
-        let (id, by) = (part.id, limits.by);
-        let request = self.request(id)?;
-        let progress = request.groups[group.index()];
-        let committed = progress.committed;
-        if !progress.can_resume_at(committed, self.rollback_tokens) {
-            return Err(KvError::Overwritten { request: id, group, committed });
-        }
-        if part.start != committed {
-            return Err(KvError::WrongStart { request: id, committed, start: part.start });
-        }
-        if part.tokens == 0 {
-            return Err(KvError::NoTokens { request: id });
-        }
-        let end = u64::from(part.start) + u64::from(part.tokens);
-        if end > u64::from(limits.context) {
-            return Err(KvError::ContextTooLong { request: id, end, limit: limits.context, by });
-        }
-        if part.tokens > limits.tokens_per_request {
-            let (tokens, limit) = (part.tokens, limits.tokens_per_request);
-            return Err(KvError::ChunkTooLong { request: id, tokens, limit, by });
-        }
-        Ok(request.blocks.len() as u32)
+    /// How many blocks requests need for a step of `group`. Draft layers store no entries.
+    fn block_needs(&self, group: LayerGroup) -> BlockNeeds {
+        BlockNeeds { none: !self.has_entries || group == LayerGroup::Draft }
     }
+}
 
-    /// Blocks that a request needs for its part of a step. Draft layers store no entries.
-    pub(super) fn needed_blocks(&self, group: LayerGroup, part: &StepRequest) -> u32 {
-        match group {
-            LayerGroup::Trunk => self.blocks_of(part.start + part.tokens),
-            LayerGroup::Draft => 0,
-        }
+/// How many blocks requests need.
+#[derive(Clone, Copy)]
+struct BlockNeeds {
+    none: bool,
+}
+
+impl BlockNeeds {
+    /// Of a request of `end` tokens.
+    fn of(self, end: u32) -> u32 {
+        if self.none { 0 } else { block::blocks_of(end) }
     }
+}
+
+/// Whether a request with this progress can do its part: [`refusal`], without the words.
+#[inline]
+fn takes_part(limits: &StepLimits, rollback: u32, part: &StepRequest, progress: Progress) -> bool {
+    let end = u64::from(part.start) + u64::from(part.tokens);
+    // All of it without a branch: whatever is compared here is in registers.
+    progress.can_resume_at(progress.committed, rollback)
+        & (part.start == progress.committed)
+        & (part.tokens != 0)
+        & (end <= u64::from(limits.context))
+        & (part.tokens <= limits.tokens_per_request)
+}
+
+/// Why a request cannot do its part: the first reason, or that it has another part.
+#[cold]
+fn refusal(
+    group: LayerGroup,
+    limits: &StepLimits,
+    rollback: u32,
+    part: &StepRequest,
+    progress: Progress,
+) -> KvError {
+    let (request, by) = (part.id, limits.by);
+    let committed = progress.committed;
+    if !progress.can_resume_at(committed, rollback) {
+        return KvError::Overwritten { request, group, committed };
+    }
+    if part.start != committed {
+        return KvError::WrongStart { request, committed, start: part.start };
+    }
+    if part.tokens == 0 {
+        return KvError::NoTokens { request };
+    }
+    let end = u64::from(part.start) + u64::from(part.tokens);
+    if end > u64::from(limits.context) {
+        return KvError::ContextTooLong { request, end, limit: limits.context, by };
+    }
+    if part.tokens > limits.tokens_per_request {
+        let (tokens, limit) = (part.tokens, limits.tokens_per_request);
+        return KvError::ChunkTooLong { request, tokens, limit, by };
+    }
+    KvError::DuplicateRequest { request }
 }

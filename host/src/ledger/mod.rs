@@ -24,7 +24,7 @@ use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::limits::StepLimits;
 use crate::requests::{Progress, Request, Requests};
 use crate::step_meta::StepLayout;
-use open_step::OpenStep;
+use open_step::{Growth, OpenStep};
 
 /// Who holds what. Serialised it is all of that, to be stored in a report or compared.
 #[derive(Debug, Serialize)]
@@ -40,9 +40,10 @@ pub struct Ledger {
     has_entries: bool,
     /// Whether the model has draft layers.
     has_drafts: bool,
-    /// One bit a slot: seen in the step being checked. Scratch, so that checking allocates nothing.
+    /// The requests that need blocks for the step that was checked last. Scratch, so that checking allocates
+    /// nothing.
     #[serde(skip)]
-    seen: Vec<u64>,
+    growing: Vec<Growth>,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,
     /// What the cache is configured for.
@@ -58,16 +59,17 @@ impl Ledger {
     /// [`KvError::Config`] or [`KvError::DraftLayerKind`] if a setting is out of range.
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         config.validate()?;
+        let most_blocks = config.max_blocks_per_request().min(config.num_blocks);
         Ok(Self {
             blocks: BlockPool::new(config.num_blocks),
-            requests: Requests::new(config.max_requests),
+            requests: Requests::new(config.max_requests, most_blocks),
             open: LayerGroup::ALL.map(|_| OpenStep::new(config.max_requests)),
             largest_layout: StepLayout::largest(config.max_step_tokens, config.max_requests),
             max_blocks: config.max_blocks_per_request(),
             ring: swa_ring_rows(config.step_tokens_with_rollback()),
             has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
             has_drafts: !config.group_layers(LayerGroup::Draft).is_empty(),
-            seen: vec![0; config.max_requests.div_ceil(u64::BITS) as usize],
+            growing: Vec::with_capacity(config.max_requests as usize),
             limits: StepLimits::of_cache(config),
             rollback_tokens: config.step_tokens_with_rollback(),
         })
@@ -91,10 +93,9 @@ impl Ledger {
         if let Some(group) = LayerGroup::ALL.into_iter().find(|&group| self.is_in_step(group, id)) {
             return Err(KvError::RequestInStep { request: id, group });
         }
-        if let Some(request) = self.requests.release(id) {
-            // In reverse, so that the block taken last is the one taken next.
-            request.blocks.into_iter().rev().for_each(|block| self.blocks.give_back(block));
-        }
+        let Self { requests, blocks, .. } = self;
+        // In reverse, so that the block taken last is the one taken next.
+        requests.release(id).into_iter().flatten().for_each(|block| blocks.give_back(block));
         Ok(())
     }
 
@@ -205,6 +206,7 @@ impl Ledger {
     }
 
     /// Why an id names no request.
+    #[cold]
     fn refused(&self, id: RequestId) -> KvError {
         if self.requests.is_foreign(id) {
             KvError::ForeignRequest { request: id }

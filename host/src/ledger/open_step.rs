@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::bucket::Bucket;
-use crate::ids::RequestId;
+use crate::ids::{RequestId, SlotId};
 use crate::step_meta::StepLayout;
 
 /// What one request does in a step.
@@ -77,14 +77,25 @@ pub enum Written {
 #[derive(Debug, Serialize)]
 pub(super) struct OpenStep {
     pub is_open: bool,
-    /// Each request's part, and how many blocks it took. Not how many it held before: a step of the
-    /// other group may take more while this one is open.
-    pub parts: Vec<(StepRequest, u32)>,
+    /// The slot of each of its requests.
+    pub slots: Vec<SlotId>,
+    /// Which of them took how many blocks. Not how many each held before: a step of the other group may take
+    /// more while this one is open.
+    pub taken: Vec<(SlotId, u32)>,
+}
+
+/// A request that needs more blocks than it holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth {
+    pub slot: SlotId,
+    pub held: u32,
+    pub needed: u32,
 }
 
 impl OpenStep {
     /// No step; room for one of `requests` requests.
     pub fn new(requests: u32) -> Self {
-        Self { is_open: false, parts: Vec::with_capacity(requests as usize) }
+        let room = requests as usize;
+        Self { is_open: false, slots: Vec::with_capacity(room), taken: Vec::with_capacity(room) }
     }
 }

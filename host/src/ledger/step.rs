@@ -1,11 +1,12 @@
 //! A step in the ledger: begun, then committed or rejected.
 
 use super::Ledger;
-use super::open_step::{Accepted, StepPlan, StepRequest, Written};
+use super::open_step::{Accepted, Growth, OpenStep, StepPlan, StepRequest, Written};
 use crate::bucket::Bucket;
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
 use crate::limits::StepLimits;
+use crate::requests::Progress;
 use crate::step_meta::{self, Chunk, NONE, Section, StepLayout};
 
 impl Ledger {
@@ -55,7 +56,7 @@ impl Ledger {
         let plan = self.check(group, &limits, step)?;
         let layout = plan.layout_in(bucket);
         let array = &mut array[..layout.elements()];
-        self.write_table_updates(group, step, layout, array);
+        self.write_table_updates(layout, array);
         let chunks = step.iter().map(|part| Chunk {
             slot: part.id.slot(),
             start: part.start,
@@ -66,24 +67,17 @@ impl Ledger {
     }
 
     /// Names the blocks that [`Self::enter_step`] will take, in its order.
-    fn write_table_updates(
-        &self,
-        group: LayerGroup,
-        step: &[StepRequest],
-        layout: StepLayout,
-        array: &mut [i32],
-    ) {
+    fn write_table_updates(&self, layout: StepLayout, array: &mut [i32]) {
         let updates = array[layout.range(Section::TableIndex).start..]
             .split_at_mut(layout.capacity(Section::TableIndex) as usize);
         let mut entries = updates.0.iter_mut().zip(updates.1);
         let mut free = self.blocks.next_free();
-        for part in step {
-            let held = self.requests.get(part.id).map_or(0, |request| request.blocks.len() as u32);
-            for logical in held..self.needed_blocks(group, part) {
+        for &Growth { slot, held, needed } in &self.growing {
+            for logical in held..needed {
                 let Some(((index, entry), block)) = entries.next().zip(free.next()) else {
                     unreachable!("counted by `check`, and the layout has room for every new block")
                 };
-                *index = (part.id.slot().0 * self.max_blocks + logical) as i32;
+                *index = (slot.0 * self.max_blocks + logical) as i32;
                 *entry = block.0 as i32;
             }
         }
@@ -93,16 +87,20 @@ impl Ledger {
     /// Takes the blocks of a step that [`Self::stage_step`] accepted, with nothing in between, and
     /// opens it.
     pub(crate) fn enter_step(&mut self, group: LayerGroup, step: &[StepRequest]) {
-        self.open[group.index()].is_open = true;
+        let Self { blocks, requests, open, growing, .. } = self;
+        let open = &mut open[group.index()];
+        open.is_open = true;
         for part in step {
-            let needed = self.needed_blocks(group, part) as usize;
-            let Some(request) = self.requests.get_mut(part.id) else { continue };
-            let held = request.blocks.len();
-            let new = std::iter::from_fn(|| self.blocks.take());
-            request.blocks.extend(new.take(needed.saturating_sub(held)));
-            let taken = (request.blocks.len() - held) as u32;
-            request.groups[group.index()].in_step = part.tokens;
-            self.open[group.index()].parts.push((*part, taken));
+            if let Some(request) = requests.of_slot_mut(part.id.slot()) {
+                request.groups[group.index()].in_step = part.tokens;
+            }
+        }
+        open.slots.extend(step.iter().map(|part| part.id.slot()));
+        for Growth { slot, held, needed } in growing.drain(..) {
+            let Some(request) = requests.of_slot_mut(slot) else { continue };
+            let new = std::iter::from_fn(|| blocks.take());
+            request.blocks.extend(new.take((needed - held) as usize));
+            open.taken.push((slot, needed - held));
         }
     }
 
@@ -121,9 +119,10 @@ impl Ledger {
     ) -> Result<(), KvError> {
         self.check_commit(group, accepted)?;
         for part in accepted {
-            let Some(request) = self.requests.get_mut(part.id) else { continue };
-            let progress = &mut request.groups[group.index()];
-            *progress = progress.after_step(part.accepted);
+            if let Some(request) = self.requests.of_slot_mut(part.id.slot()) {
+                let progress = &mut request.groups[group.index()];
+                *progress = progress.after_step(part.accepted);
+            }
         }
         self.close(group);
         Ok(())
@@ -138,39 +137,20 @@ impl Ledger {
         if !open.is_open {
             return Err(KvError::NoOpenStep { group });
         }
-        if accepted.len() != open.parts.len() {
-            let (named, requests) = (accepted.len(), open.parts.len());
+        if accepted.len() != open.slots.len() {
+            let (named, requests) = (accepted.len(), open.slots.len());
             return Err(KvError::CommitMismatch { named, requests });
         }
-        self.seen.fill(0);
+        let rollback = self.rollback_tokens;
+        let mut check = self.requests.check();
         for part in accepted {
-            self.check_accepted(group, part)?;
-            let slot = part.id.slot().0;
-            let seen = &mut self.seen[(slot / u64::BITS) as usize];
-            if *seen >> (slot % u64::BITS) & 1 == 1 {
-                return Err(KvError::DuplicateRequest { request: part.id });
+            let Some((request, met)) = check.meet(part.id) else {
+                return Err(self.refused(part.id));
+            };
+            let progress = request.groups[group.index()];
+            if met | !is_acceptable(rollback, part, progress) {
+                return Err(commit_refusal(group, rollback, part, progress));
             }
-            *seen |= 1 << (slot % u64::BITS);
-        }
-        Ok(())
-    }
-
-    fn check_accepted(&self, group: LayerGroup, part: &Accepted<'_>) -> Result<(), KvError> {
-        let Accepted { id, accepted, tokens } = *part;
-        let progress = self.request(id)?.groups[group.index()];
-        let written = progress.in_step;
-        if written == 0 {
-            return Err(KvError::NotInStep { request: id, group });
-        }
-        if accepted > written {
-            return Err(KvError::AcceptedTooMany { request: id, accepted, written });
-        }
-        let (after, limit) = (progress.after_step(accepted), self.rollback_tokens);
-        if !after.can_resume_at(after.committed, limit) {
-            return Err(KvError::NotRollbackable { request: id, accepted, written, limit });
-        }
-        if !tokens.is_empty() && tokens.len() != accepted as usize {
-            return Err(KvError::TokenCount { request: id, accepted, told: tokens.len() });
         }
         Ok(())
     }
@@ -187,13 +167,17 @@ impl Ledger {
         mut returned: impl FnMut(crate::ids::BlockId),
     ) {
         let Self { open, requests, blocks, .. } = self;
-        for (part, taken) in open[group.index()].parts.iter().rev() {
-            let Some(request) = requests.get_mut(part.id) else { continue };
-            for _ in 0..*taken {
+        let OpenStep { slots, taken, .. } = &open[group.index()];
+        for &(slot, taken) in taken.iter().rev() {
+            let Some(request) = requests.of_slot_mut(slot) else { continue };
+            for _ in 0..taken {
                 let Some(block) = request.blocks.pop() else { break };
                 returned(block.id());
                 blocks.give_back(block);
             }
+        }
+        for &slot in slots {
+            let Some(request) = requests.of_slot_mut(slot) else { continue };
             let progress = &mut request.groups[group.index()];
             match written {
                 Written::Nothing => progress.in_step = 0,
@@ -218,6 +202,44 @@ impl Ledger {
     fn close(&mut self, group: LayerGroup) {
         let open = &mut self.open[group.index()];
         open.is_open = false;
-        open.parts.clear();
+        open.slots.clear();
+        open.taken.clear();
     }
+}
+
+/// Whether so many tokens of a request with this progress can become final: [`commit_refusal`], without the words.
+#[inline]
+fn is_acceptable(rollback: u32, part: &Accepted<'_>, progress: Progress) -> bool {
+    let Accepted { accepted, tokens, .. } = *part;
+    let after = progress.after_step(accepted.min(progress.in_step));
+    (progress.in_step != 0)
+        & (accepted <= progress.in_step)
+        & after.can_resume_at(after.committed, rollback)
+        & (tokens.is_empty() | (tokens.len() == accepted as usize))
+}
+
+/// Why they cannot: the first reason, or that the request is named twice.
+#[cold]
+fn commit_refusal(
+    group: LayerGroup,
+    limit: u32,
+    part: &Accepted<'_>,
+    progress: Progress,
+) -> KvError {
+    let Accepted { id: request, accepted, tokens } = *part;
+    let written = progress.in_step;
+    if written == 0 {
+        return KvError::NotInStep { request, group };
+    }
+    if accepted > written {
+        return KvError::AcceptedTooMany { request, accepted, written };
+    }
+    let after = progress.after_step(accepted);
+    if !after.can_resume_at(after.committed, limit) {
+        return KvError::NotRollbackable { request, accepted, written, limit };
+    }
+    if !tokens.is_empty() && tokens.len() != accepted as usize {
+        return KvError::TokenCount { request, accepted, told: tokens.len() };
+    }
+    KvError::DuplicateRequest { request }
 }
