@@ -43,7 +43,8 @@ struct FreedUnits {
 
 impl FreedUnits {
     fn new(units: u32) -> Self {
-        Self { units: Vec::new(), listed: vec![false; units as usize] }
+        let room = units as usize;
+        Self { units: Vec::with_capacity(room), listed: vec![false; room] }
     }
 
     fn add(&mut self, unit: u32) {
@@ -54,8 +55,9 @@ impl FreedUnits {
     }
 
     fn clear(&mut self) {
-        self.units.clear();
-        self.listed.fill(false);
+        for unit in self.units.drain(..) {
+            self.listed[unit as usize] = false;
+        }
     }
 }
 
@@ -81,6 +83,9 @@ impl Freed {
         stream: &Stream<B>,
         pools: impl Iterator<Item = (&'p Pool, &'p Buffer<B, u8>)>,
     ) -> Result<(), KvError> {
+        if self.slots.units.is_empty() && self.blocks.units.is_empty() {
+            return Ok(());
+        }
         for (pool, buffer) in pools {
             let (freed, bytes) = match pool.unit {
                 PoolUnit::Slot => (&self.slots, pool.unit_bytes()),

@@ -7,6 +7,7 @@
 //! events. The copy is measured the same way and moves the same bytes: half read, half written.
 
 mod arena;
+mod books;
 mod decode;
 mod gather;
 mod indexer;
@@ -95,6 +96,8 @@ enum Suite {
     Step,
     /// A chunk of a prompt in a layer of each kind, kernel by kernel, and per token for the whole model.
     Prefill,
+    /// What a step costs the host, without the driver. Needs no GPU.
+    Books,
 }
 
 /// What was measured where.
@@ -117,6 +120,9 @@ struct Report {
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> Result<Outcome> {
+    if args.suite == Suite::Books {
+        return books::run(args.json).map(|()| Outcome::Passed);
+    }
     let device = dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NoCuda)?;
     let progress = ProgressBar::new_spinner();
     progress.enable_steady_tick(Duration::from_millis(100));

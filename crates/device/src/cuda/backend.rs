@@ -224,7 +224,7 @@ unsafe impl Backend for Cuda {
         self.enter()?;
         // SAFETY: the stream is live.
         self.waited(unsafe { sys::cuStreamSynchronize(stream.handle) })?;
-        self.shared.launched.take(stream.id());
+        self.shared.launched.clear(stream.id());
         Ok(())
     }
 

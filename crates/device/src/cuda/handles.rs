@@ -47,6 +47,7 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
+        self.cuda.shared.launched.remove_clear(self.id());
         let Some(stream) = &mut self.owned else { return };
         // Without its context (the process is ending, or a fault lost it) the stream is gone anyway.
         if self.cuda.enter().is_ok() {

@@ -70,6 +70,20 @@ impl Launched {
         }
     }
 
+    /// Forgets what ran on `stream`. Its place stays, so that the next launch allocates nothing.
+    pub fn clear(&self, stream: u64) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, set)) = streams.iter_mut().find(|(id, _)| *id == stream) {
+            set.0.fill(0);
+        }
+    }
+
+    /// Gives up the place of a stream that is gone, unless something ran on it that nobody waited for.
+    pub fn remove_clear(&self, stream: u64) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|(id, set)| *id != stream || set.0.iter().any(|&word| word != 0));
+    }
+
     /// Forgets what ran on `stream`, and returns it.
     pub fn take(&self, stream: u64) -> KernelSet {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,5 +121,14 @@ mod tests {
         assert_eq!(launched.take(1), KernelSet::default());
         launched.add(2, &first);
         assert_eq!(launched.suspects(), "first, last");
+        launched.remove_clear(2);
+        assert_eq!(launched.suspects(), "first, last", "nobody waited for it");
+        launched.clear(2);
+        assert_eq!(launched.suspects(), "");
+        launched.insert(2, 69);
+        assert_eq!(launched.suspects(), "last");
+        launched.clear(2);
+        launched.remove_clear(2);
+        assert_eq!(launched.streams.lock().unwrap().len(), 0);
     }
 }

@@ -5,6 +5,5 @@ mod capacity;
 mod device_failures;
 mod identity;
 mod ledger;
-mod no_allocation;
 mod sent;
 mod threads;

@@ -1,0 +1,26 @@
+//! The cache that is measured, and how often.
+
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::{CacheConfig, KvError};
+
+/// Bytes of the device that does nothing.
+pub const MEMORY: u64 = 1 << 50;
+/// Tokens of a request before the steps that are measured.
+pub const CONTEXT: u32 = 8192;
+/// Steps that are timed of each case.
+pub const STEPS: usize = 2000;
+/// Drafts of a request, where it has any.
+pub const DRAFTS: u32 = 4;
+
+/// The cache that is measured: DeepSeek-V4-Flash with draft layers, for `requests` requests.
+pub fn config(requests: u32) -> Result<CacheConfig, KvError> {
+    let model = ModelConfig::preset("flash").expect("a preset");
+    Ok(CacheConfig {
+        max_draft: DRAFTS,
+        max_requests: requests,
+        num_blocks: requests * 128,
+        max_context: 131_072,
+        max_step_tokens: 8192,
+        ..CacheConfig::smallest(model)
+    })
+}
