@@ -7,8 +7,10 @@ use anyhow::Result;
 use dsv4_kv::RequestId;
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv_model::experts::Choice;
+use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::hyper::Streams;
 use dsv4_kv_model::probe::Probe;
+use dsv4_kv_model::sequence::Generated;
 use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits, Model};
 use ndarray::{Array1, Array2, Axis, s};
 
@@ -130,6 +132,15 @@ impl Probe for Recorder<'_> {
         for (row, streams) in streams.outer_iter().enumerate() {
             self.seen(layer, row).streams = streams.iter().copied().collect();
         }
+    }
+}
+
+/// Watches a generation without doing anything.
+pub struct Silent;
+
+impl Observer for Silent {
+    fn token(&mut self, _token: &Generated) -> bool {
+        true
     }
 }
 

@@ -2,26 +2,16 @@
 
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::sample::GREEDY;
-use dsv4_kv_model::sequence::{Continuation, Generated};
+use dsv4_kv_model::sequence::Continuation;
 use libtest_mimic::Failed;
 
 use crate::reference::{Reference, three};
-use crate::run::{Cut, Recorder, Run};
+use crate::run::{Cut, Recorder, Run, Silent};
 
 /// Most that a logit may be off, and the median over positions of the largest.
 const MOST: f32 = 0.02;
 const MEDIAN: f32 = 0.004;
-
-/// Ignores the tokens.
-struct Silent;
-
-impl Observer for Silent {
-    fn token(&mut self, _token: &Generated) -> bool {
-        true
-    }
-}
 
 /// Free greedy decoding gives the reference's tokens.
 pub fn decodes_the_same_tokens<B: Backend>(

@@ -2,15 +2,14 @@
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::sample::{GREEDY, Sampling};
-use dsv4_kv_model::sequence::{Continuation, Generated};
+use dsv4_kv_model::sequence::Continuation;
 use libtest_mimic::Failed;
 use ndarray::s;
 
 use crate::bits::Bits;
 use crate::reference::{Reference, three};
-use crate::run::{Cut, MAX_DRAFT, Recorder, Run};
+use crate::run::{Cut, MAX_DRAFT, Recorder, Run, Silent};
 use crate::tier1;
 
 /// The median over positions of the largest difference of a logit. Of sets with five layers that choose by score,
@@ -139,15 +138,6 @@ pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
     }
     check_all(device, reference, &requests, &run, &seen)?;
     prompt_lookup(device, reference)
-}
-
-/// Keeps nothing.
-struct Silent;
-
-impl Observer for Silent {
-    fn token(&mut self, _token: &Generated) -> bool {
-        true
-    }
 }
 
 /// The same tokens with drafts as without.
