@@ -1,0 +1,212 @@
+//! A checkpoint with a `tokenizer.json`: `generate` and `serve` from outside. In builds with the feature `serve`.
+//!
+//! The model is the small one of `tests/e2e`. Which tokens it draws is known from a run without a tokenizer; then
+//! those tokens get the bytes of characters that several tokens make up, and one becomes a special token.
+#![cfg(feature = "serve")]
+
+mod serving;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::Command;
+
+use assert_cmd::cargo::cargo_bin;
+use serde_json::{Value, json};
+use serving::Serving;
+use tempfile::TempDir;
+
+/// Tokens of the prompt: the first stands before every text, the others are [`PROMPT`].
+const PROMPT_TOKENS: [u32; 5] = [7, 100, 3, 200, 41];
+/// A token of the vocabulary each, the last two by a merge of "l" and "o".
+const PROMPT: &str = "h\u{e9}lo";
+/// How the model draws: often another token, the same in every run.
+const DRAWN: [&str; 6] = ["--temperature", "1.5", "--seed", "11", "--max-tokens", "48"];
+/// What the first tokens that are drawn spell, a byte each.
+const SPELLED: &str = "\u{20ac}\u{1f600} \u{e9}A\u{4f60}\n";
+
+/// What each token of the vocabulary stands for.
+type Vocabulary = BTreeMap<u32, Vec<u8>>;
+
+/// A copy of the small checkpoint.
+fn copy() -> TempDir {
+    let folder = tempfile::tempdir().expect("a directory");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(serving::checkpoint().join(file), folder.path().join(file)).expect("room");
+    }
+    folder
+}
+
+/// What `generate` prints as JSON.
+fn generate(folder: &Path, prompt: [&str; 2]) -> Value {
+    let mut command = Command::new(cargo_bin("dsv4-kv"));
+    command.args(["generate", "--device", "cpu", "--json", "--checkpoint"]).arg(folder);
+    let output = command.args(prompt).args(DRAWN).output().expect("a program");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn tokens(report: &Value) -> Vec<u32> {
+    let tokens = report["tokens"].as_array().expect("tokens").iter();
+    tokens.map(|token| token.as_u64().expect("an id") as u32).collect()
+}
+
+/// The character that a byte is written as in a byte-level vocabulary: printable ones as they are in Latin-1, the
+/// others from U+0100 on, in order.
+fn written(byte: u8) -> char {
+    let is_printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    if is_printable(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|&other| !is_printable(other)).count() as u32;
+    char::from_u32(0x100 + before).expect("a character")
+}
+
+fn name(bytes: &[u8]) -> String {
+    bytes.iter().map(|&byte| written(byte)).collect()
+}
+
+/// A byte-level BPE with these tokens, and with special tokens: one that stands before a text, and another.
+fn tokenizer(vocabulary: &Vocabulary, before: u32, special: u32) -> Value {
+    let mut names: BTreeMap<String, u32> =
+        vocabulary.iter().map(|(&id, bytes)| (name(bytes), id)).collect();
+    let added = [("<before>", before), ("<special>", special)];
+    names.extend(added.map(|(content, id)| (content.to_owned(), id)));
+    let added = added.map(|(content, id)| {
+        json!({ "id": id, "content": content, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true })
+    });
+    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                        "use_regex": true });
+    let sequence = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    let first = json!({ "SpecialToken": { "id": "<before>", "type_id": 0 } });
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        "normalizer": null, "pre_tokenizer": bytes, "decoder": bytes,
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [first, sequence], "pair": [sequence, sequence],
+            "special_tokens": { "<before>": { "id": "<before>", "ids": [before], "tokens": ["<before>"] } },
+        },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": false, "vocab": names, "merges": ["l o"],
+        },
+    })
+}
+
+/// Gives each of the model's 256 tokens something to stand for. Of those drawn, the second kind is special.
+fn vocabulary(drawn: &[u32]) -> (Vocabulary, u32) {
+    let mut vocabulary = Vocabulary::new();
+    let [before, prompt @ ..] = PROMPT_TOKENS;
+    for (id, bytes) in prompt.into_iter().zip([&b"h"[..], b"\xc3", b"\xa9", b"lo"]) {
+        vocabulary.insert(id, bytes.to_vec());
+    }
+    let mut others: Vec<u32> = Vec::new();
+    for &id in drawn {
+        if id != before && !vocabulary.contains_key(&id) && !others.contains(&id) {
+            others.push(id);
+        }
+    }
+    let special = others.remove(1);
+    others.extend((0..=255).filter(|id| !drawn.contains(id) && !PROMPT_TOKENS.contains(id)));
+    // Bytes that no text has are left out, for the special tokens and the merge.
+    let spelled = SPELLED.bytes();
+    let more = (0..=0xF4).filter(|byte| !matches!(byte, 0xC0 | 0xC1));
+    for byte in spelled.chain(more) {
+        if !vocabulary.values().any(|bytes| *bytes == [byte])
+            && let Some(id) = (!others.is_empty()).then(|| others.remove(0))
+        {
+            vocabulary.insert(id, vec![byte]);
+        }
+    }
+    (vocabulary, special)
+}
+
+/// The text of tokens, of which special ones have none.
+fn text(vocabulary: &Vocabulary, tokens: &[u32]) -> String {
+    let bytes = tokens.iter().filter_map(|id| vocabulary.get(id)).flatten().copied();
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+}
+
+/// A stream's text, part by part, and why it ended.
+fn streamed(serving: &Serving, model: &str) -> (Vec<String>, String) {
+    let body = json!({ "model": model, "prompt": PROMPT, "max_tokens": 48, "temperature": 1.5,
+                       "seed": 11, "stream": true });
+    let mut answer = String::new();
+    serving.complete(&body.to_string()).read_to_string(&mut answer).expect("valid UTF-8");
+    let (mut parts, mut finish) = (Vec::new(), String::new());
+    for event in answer.lines().filter_map(|line| line.strip_prefix("data: {")) {
+        let event: Value = serde_json::from_str(&format!("{{{event}")).expect("JSON");
+        let choice = &event["choices"][0];
+        parts.push(choice["text"].as_str().expect("text").to_owned());
+        finish.extend(choice["finish_reason"].as_str());
+    }
+    (parts, finish)
+}
+
+/// The small checkpoint with a tokenizer.
+struct Small {
+    folder: TempDir,
+    vocabulary: Vocabulary,
+    /// The tokens that are drawn behind the prompt.
+    drawn: Vec<u32>,
+    /// One of them, which has no text.
+    special: u32,
+}
+
+impl Small {
+    fn new() -> Self {
+        let folder = copy();
+        let ids = folder.path().join("prompt.txt");
+        fs::write(&ids, format!("{PROMPT_TOKENS:?}")).expect("room");
+        let by_ids = ["--prompt-tokens", ids.to_str().expect("a path")];
+        let drawn = tokens(&generate(folder.path(), by_ids));
+        let (vocabulary, special) = vocabulary(&drawn);
+        let json = tokenizer(&vocabulary, PROMPT_TOKENS[0], special).to_string();
+        fs::write(folder.path().join("tokenizer.json"), json).expect("room");
+        Self { folder, vocabulary, drawn, special }
+    }
+
+    /// Generates from text, and asks a server for the same; both end as `finish` says, `[generate's, the server's]`,
+    /// behind the first `count` tokens that have text.
+    fn check(&self, count: usize, finish: [&str; 2]) {
+        let Self { folder, vocabulary, drawn, .. } = self;
+        let expected = text(vocabulary, &drawn[..count]);
+        let report = generate(folder.path(), ["--prompt", PROMPT]);
+        assert_eq!(report["prompt_tokens"], PROMPT_TOKENS.len());
+        assert_eq!(tokens(&report)[..count], drawn[..count], "the prompt has other tokens");
+        assert_eq!((&report["text"], &report["finish"]), (&json!(expected), &json!(finish[0])));
+        let name = folder.path().file_name().expect("a name").to_string_lossy();
+        let serving = Serving::start(folder.path(), "");
+        let (parts, found) = streamed(&serving, &name);
+        assert_eq!((parts.concat(), &found[..]), (expected, finish[1]));
+        assert!(parts.len() * 2 > count, "{parts:?}");
+        serving.signal("TERM");
+        assert_eq!(serving.exit_code(), Some(0));
+    }
+}
+
+/// The text of a prompt, of generated tokens and of a stream is what the vocabulary says.
+#[test]
+fn text_goes_through_the_tokenizer() {
+    let small = Small::new();
+    let all = text(&small.vocabulary, &small.drawn);
+    assert!(SPELLED.chars().take(3).all(|character| all.contains(character)), "{all}");
+    small.check(small.drawn.len(), ["length", "length"]);
+}
+
+/// A token that ends a text ends it, and is no part of it.
+#[test]
+fn the_end_is_a_special_token() {
+    let small = Small::new();
+    let config = small.folder.path().join("config.json");
+    let mut fields: Value =
+        serde_json::from_slice(&fs::read(&config).expect("a file")).expect("JSON");
+    fields["eos_token_id"] = small.special.into();
+    fs::write(&config, fields.to_string()).expect("room");
+    let end = small.drawn.iter().position(|&id| id == small.special).expect("it is drawn");
+    small.check(end, ["end", "stop"]);
+}
