@@ -8,6 +8,7 @@ use crate::layer_progress::LayerProgress;
 use crate::poison_read::PoisonRead;
 use crate::pool_kind::PoolKind;
 use dsv4_kv_checkpoint::CheckpointError;
+use dsv4_kv_linear::LinearError;
 use kv_layout::geometry::LayerKind;
 
 /// Why the cache refused or failed.
@@ -28,6 +29,9 @@ pub enum KvError {
     /// The checkpoint lacks a tensor, or has it in another shape or type.
     #[error(transparent)]
     Checkpoint(Box<CheckpointError>),
+    /// A weight in NVFP4 that no product takes.
+    #[error(transparent)]
+    Linear(#[from] LinearError),
     /// A draft layer that stores compressed entries.
     #[error(
         "layer {layer} is a draft (MTP) layer with {kind:?} attention; the cache serves draft layers with a sliding window alone"

@@ -131,7 +131,10 @@ pub use config::CacheConfig;
 pub use device::{bf16, open_cuda};
 pub use error::KvError;
 pub use ids::{BlockId, LayerGroup, LayerId, RequestId, SlotId};
-pub use indexer::{CsaIndexer, IndexerWorkspace, QueryWeight, WorkspaceLimits, WorkspaceSize};
+pub use indexer::{
+    CsaIndexer, IndexerWeights, IndexerWorkspace, QueryValues, QueryWeight, WorkspaceLimits,
+    WorkspaceSize,
+};
 pub use ledger::{Accepted, Ledger, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
 pub use pool_kind::PoolKind;

@@ -14,6 +14,17 @@ use crate::dequantise::{
 use crate::error::CheckpointError;
 use crate::files::{self, Files};
 
+/// A matrix `[rows, columns]` in NVFP4: value `c` of a row is `code * scale of its group of 16 * scale`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Nvfp4Parts {
+    /// `[rows, columns / 2]`: E2M1 codes, the even column in the low four bits.
+    pub codes: Vec<u8>,
+    /// `[rows, columns / 16]`, rounded up: E4M3 scales, none of them NaN.
+    pub scales: Vec<u8>,
+    /// What every value is multiplied by, finite.
+    pub scale: f32,
+}
+
 /// A checkpoint's directory: its configuration, and its weight files in memory.
 ///
 /// Files are mapped, so that opening costs their headers alone and a tensor is read when it is asked for.
@@ -113,6 +124,28 @@ impl Checkpoint {
         Ok(values)
     }
 
+    /// The parts of a matrix that is NVFP4 in the file, as they are; `None` of one of another type.
+    ///
+    /// # Errors
+    /// As [`Self::f32`], but that every product is taken.
+    pub fn nvfp4(
+        &self,
+        name: &str,
+        shape: [u64; 2],
+    ) -> Result<Option<Nvfp4Parts>, CheckpointError> {
+        if !self.contains(&scale_name(name, "weight_scale")) {
+            return Ok(None);
+        }
+        let Weight::Scaled(Scaled { codes: Codes::E2m1(codes), .. }) = self.weight(name, &shape)?
+        else {
+            return Ok(None);
+        };
+        let (scales, scale) = self.nvfp4_scales(name, shape[0], shape[1])?;
+        let parts = Nvfp4Parts { codes: codes.to_vec(), scales: scales.to_vec(), scale };
+        self.has_read(name);
+        Ok(Some(parts))
+    }
+
     /// A tensor of integers: I64 or I32 in the file.
     ///
     /// # Errors
@@ -210,15 +243,34 @@ impl Checkpoint {
             let bytes = self.scales(&scale, &groups, Dtype::F8_E8M0, "F8_E8M0")?;
             return Ok(of(MXFP4_GROUP, dequantise::ue8m0_scales(&scale, bytes)?, false));
         }
-        let groups = [rows, columns.div_ceil(NVFP4_GROUP)];
-        let bytes = self.scales(&nvfp4, &groups, Dtype::F8_E4M3, "F8_E4M3")?;
+        let (bytes, factor) = self.nvfp4_scales(name, rows, columns)?;
         let mut scales = dequantise::e4m3_scales(&nvfp4, bytes)?;
-        let whole = scale_name(name, "weight_scale_2");
-        let one: &[u64] = if self.find(&whole)?.shape.is_empty() { &[] } else { &[1] };
-        let bytes = self.scales(&whole, one, Dtype::F32, "F32")?;
-        let factor = dequantise::f32_scales(&whole, bytes)?[0];
-        scales.iter_mut().for_each(|scale| *scale *= factor);
+        scales.iter_mut().for_each(|scale| *scale *= f64::from(factor));
         Ok(of(NVFP4_GROUP, scales, true))
+    }
+
+    /// E4M3 scales of an NVFP4 weight, and the factor of the whole weight.
+    fn nvfp4_scales(
+        &self,
+        name: &str,
+        rows: u64,
+        columns: u64,
+    ) -> Result<(&[u8], f32), CheckpointError> {
+        let groups = [rows, columns.div_ceil(NVFP4_GROUP)];
+        let scale = scale_name(name, "weight_scale");
+        let bytes = self.scales(&scale, &groups, Dtype::F8_E4M3, "F8_E4M3")?;
+        // What ModelOpt multiplies by, and what compressed-tensors divides by.
+        let [factor, divisor] =
+            ["weight_scale_2", "weight_global_scale"].map(|end| scale_name(name, end));
+        let is_divisor = !self.contains(&factor) && self.contains(&divisor);
+        let whole = if is_divisor { divisor } else { factor };
+        let one: &[u64] = if self.find(&whole)?.shape.is_empty() { &[] } else { &[1] };
+        let found = elements(self.scales(&whole, one, Dtype::F32, "F32")?, f32::from_le_bytes)[0];
+        let factor = if is_divisor { 1.0 / found } else { found };
+        if !factor.is_finite() {
+            return Err(CheckpointError::BadScale { name: whole, index: 0 });
+        }
+        Ok((bytes, factor))
     }
 
     /// Rows and columns: scales are of matrices only.
@@ -246,7 +298,8 @@ impl Checkpoint {
 
     /// Tells how far it is: the bytes of the tensor and of its scales.
     fn has_read(&self, name: &str) {
-        let scales = ["scale", "weight_scale", "weight_scale_2"].map(|end| scale_name(name, end));
+        let ends = ["scale", "weight_scale", "weight_scale_2", "weight_global_scale"];
+        let scales = ends.map(|end| scale_name(name, end));
         let names = std::iter::once(name).chain(scales.iter().map(String::as_str));
         let tensors = names.filter_map(|name| self.catalogue.find(name));
         let bytes: u64 = tensors.map(|tensor| self.catalogue.bytes_of(tensor).len() as u64).sum();

@@ -205,8 +205,10 @@ fn check_quantisation(fields: &Fields) -> Result<(), ConfigError> {
     fields
         .one_of("expert_dtype", &[json!("fp4"), json!("fp8"), json!("bf16"), json!("bfloat16")])?;
     let Some(section) = fields.section("quantization_config")? else { return Ok(()) };
-    section.one_of("quant_method", &[json!("fp8"), json!("modelopt"), json!("modelopt_fp4")])?;
+    let methods = ["fp8", "modelopt", "modelopt_fp4", "compressed-tensors"];
+    section.one_of("quant_method", &methods.map(|method| json!(method)))?;
     section.one_of("quant_algo", &[json!("NVFP4")])?;
+    section.one_of("format", &[json!("nvfp4-pack-quantized")])?;
     section.one_of("fmt", &[json!("e4m3")])?;
     section.one_of("scale_fmt", &[json!("ue8m0")])?;
     section.one_of("weight_block_size", &[json!([128, 128])])

@@ -6,6 +6,7 @@
 //! | E4M3 `[r, c]` | UE8M0 `[r / 128, c / 128]` (rounded up), `.scale` | code * scale |
 //! | E2M1 `[r, c / 2]`, two codes a byte (MXFP4) | UE8M0 `[r, c / 32]`, `.scale` | code * scale |
 //! | the same (NVFP4) | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_scale_2` | code * scale * scale |
+//! | the same | E4M3 `[r, c / 16]`, `.weight_scale`; F32, one, `.weight_global_scale` | code * scale * (1 / scale in F32) |
 
 use half::bf16;
 use kv_layout::format::{E2m1, E4m3, Ue8m0};
@@ -146,11 +147,6 @@ pub(crate) fn ue8m0_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, Checkpo
 /// E4M3 scales as numbers.
 pub(crate) fn e4m3_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, CheckpointError> {
     scales(name, bytes.iter().map(|&byte| E4m3(byte).to_f32()))
-}
-
-/// F32 scales as numbers.
-pub(crate) fn f32_scales(name: &str, bytes: &[u8]) -> Result<Vec<f64>, CheckpointError> {
-    scales(name, elements(bytes, f32::from_le_bytes).into_iter())
 }
 
 fn scales(name: &str, values: impl Iterator<Item = f32>) -> Result<Vec<f64>, CheckpointError> {

@@ -140,8 +140,8 @@ pub enum CheckpointError {
         /// The type asked for.
         to: &'static str,
     },
-    /// A scale that is no number.
-    #[error("{name}[{index}] is the code for NaN; a scale must be a number")]
+    /// A scale that is no number, or has no finite inverse where it is divided by.
+    #[error("{name}[{index}] is no finite number, or 0 where it is divided by")]
     BadScale {
         /// The tensor of scales.
         name: String,

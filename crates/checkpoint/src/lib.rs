@@ -33,7 +33,7 @@ mod files;
 mod mapped;
 mod names;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, Nvfp4Parts};
 pub use config::{CompressRope, Config, Experts, HyperConnections, Routing};
 pub use error::CheckpointError;
 pub use kv_layout::config::{ConfigError, ModelConfig};

@@ -12,10 +12,12 @@ const WHOLE: [(&str, &str); 5] = [
     ("hc_head.hc_scale", "hc_head_scale"),
 ];
 
-/// How a layer's tensors end, and what those ends are released as. The first that fits is taken.
-const ENDS: [(&str, &str); 2] = [
+/// How tensors end, and what those ends are released as. The first that fits is taken.
+const ENDS: [(&str, &str); 3] = [
     (".attn.norm.weight", ".attn.kv_norm.weight"),
     (".compressor.kv_norm.weight", ".compressor.norm.weight"),
+    // Two codes a byte, as compressed-tensors names them.
+    (".weight_packed", ".weight"),
 ];
 
 /// Parts of the names of transformers' modules, between dots, in the order in which they are replaced.

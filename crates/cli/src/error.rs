@@ -88,7 +88,7 @@ pub enum InputError {
     /// A checkpoint that cannot be read.
     #[cfg(feature = "generate")]
     #[error("--checkpoint: {0}")]
-    Checkpoint(#[source] dsv4_kv_checkpoint::CheckpointError),
+    Checkpoint(#[source] dsv4_kv_model::ModelError),
     /// Text without a tokenizer for it.
     #[cfg(feature = "generate")]
     #[error("--prompt: {0}")]

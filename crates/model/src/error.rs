@@ -1,10 +1,11 @@
 //! What a model refuses.
 
 use dsv4_kv::KvError;
+use dsv4_kv_checkpoint::CheckpointError;
 use dsv4_kv_device::DeviceError;
 use dsv4_kv_router::RouterError;
 
-/// Why a step, or an engine, was refused.
+/// Why a model, an engine or a step was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A token id that the embedding does not have.
@@ -29,6 +30,9 @@ pub enum ModelError {
         /// The most.
         most: u32,
     },
+    /// The checkpoint lacks a tensor, or has it in another shape or type.
+    #[error(transparent)]
+    Checkpoint(Box<CheckpointError>),
     /// The cache.
     #[error(transparent)]
     Cache(#[from] KvError),
@@ -38,4 +42,10 @@ pub enum ModelError {
     /// The device.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+impl From<CheckpointError> for ModelError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
 }

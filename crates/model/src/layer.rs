@@ -1,7 +1,7 @@
 //! The weights of a layer on the host.
 
+use dsv4_kv::IndexerWeights;
 use dsv4_kv_router::RouterWeights;
-use half::bf16;
 use kv_layout::geometry::LayerKind;
 
 use crate::attention::Attention;
@@ -23,15 +23,6 @@ pub struct Compressor {
     pub norm: Vec<f32>,
 }
 
-/// What makes the queries of a CSA layer's indexer; the library runs it.
-#[derive(Clone, Debug)]
-pub struct Indexer {
-    /// `wq_b`, `[heads * 128, q_lora_rank]`.
-    pub query: Vec<bf16>,
-    /// `weights_proj`, `[heads, hidden]`.
-    pub head: Vec<bf16>,
-}
-
 /// What a CSA layer has beside its window.
 #[derive(Clone, Debug)]
 pub struct Csa {
@@ -40,7 +31,7 @@ pub struct Csa {
     /// Makes the indexer's keys.
     pub index: Compressor,
     /// Picks entries.
-    pub indexer: Indexer,
+    pub indexer: IndexerWeights,
 }
 
 /// What a layer has beside its window.

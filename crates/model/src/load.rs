@@ -1,15 +1,16 @@
 //! A model from a checkpoint.
 
-use dsv4_kv::rope;
-use dsv4_kv_checkpoint::{Checkpoint, CheckpointError, Config, Routing};
-use dsv4_kv_router::{ChoiceWeights, RouterConfig, RouterWeights};
+use dsv4_kv::{IndexerWeights, rope};
+use dsv4_kv_checkpoint::{Checkpoint, CheckpointError, Config};
+use dsv4_kv_router::{RouterConfig, RouterWeights};
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind};
 use ndarray::{Array1, Array2};
 
 use crate::attention::Attention;
+use crate::error::ModelError;
 use crate::experts::{Expert, Experts};
 use crate::hyper::{HyperConnection, HyperConstants, HyperHead};
-use crate::layer::{Compressed, Compressor, Csa, Indexer, Layer};
+use crate::layer::{Compressed, Compressor, Csa, Layer};
 use crate::linear::Linear;
 use crate::model::Model;
 use crate::norm::RmsNorm;
@@ -20,18 +21,17 @@ impl Model {
     /// of layers read.
     ///
     /// # Errors
-    /// [`CheckpointError`] names the tensor.
+    /// [`ModelError::Checkpoint`], [`ModelError::Cache`] or [`ModelError::Router`] names the tensor.
     pub fn load(
         checkpoint: &Checkpoint,
         mut progress: impl FnMut(usize),
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self, ModelError> {
         let config = checkpoint.config();
         let root = Tensors { checkpoint, config, prefix: String::new() };
         let hidden = config.hidden_size;
         let trunk = config.cache.layers.len() - config.cache.mtp_layers as usize;
         let layers = (0..trunk).map(|index| {
-            let tensors = root.at(&format!("layers.{index}."));
-            let layer = tensors.layer(config.cache.layers[index], config.experts.routing[index]);
+            let layer = root.at(&format!("layers.{index}.")).layer(index as u32);
             progress(index + 1);
             layer
         });
@@ -82,16 +82,18 @@ impl<'c> Tensors<'c> {
         Ok(RmsNorm::new(self.vector(name, channels)?, self.config.norm_eps))
     }
 
-    fn layer(&self, kind: LayerKind, routing: Routing) -> Result<Layer, CheckpointError> {
+    /// Layer `index`, whose tensors these are.
+    fn layer(&self, index: u32) -> Result<Layer, ModelError> {
         let hidden = self.config.hidden_size;
+        let kind = self.config.cache.layers[index as usize];
         Ok(Layer {
             attention_streams: self.hyper_connection("hc_attn_")?,
             attention_norm: self.norm("attn_norm.weight", hidden)?,
             attention: self.at("attn.").attention(kind)?,
-            compressed: self.at("attn.").compressed(kind)?,
+            compressed: self.at("attn.").compressed(kind, index)?,
             experts_streams: self.hyper_connection("hc_ffn_")?,
             experts_norm: self.norm("ffn_norm.weight", hidden)?,
-            router: self.at("ffn.gate.").router(routing)?,
+            router: RouterWeights::of_layer(self.checkpoint, index)?,
             experts: self.at("ffn.").experts()?,
         })
     }
@@ -155,21 +157,17 @@ impl<'c> Tensors<'c> {
         })
     }
 
-    fn compressed(&self, kind: LayerKind) -> Result<Compressed, CheckpointError> {
+    fn compressed(&self, kind: LayerKind, index: u32) -> Result<Compressed, ModelError> {
         let main = |ratio, columns| self.at("compressor.").compressor(ratio, columns, HEAD_DIM);
         Ok(match kind {
             LayerKind::Swa => Compressed::Swa,
             // A CSA window overlaps the one before it: each token has keys and gates for both.
             LayerKind::Csa => {
-                let indexer = self.at("indexer.");
+                let keys = self.at("indexer.compressor.");
                 Compressed::Csa(Box::new(Csa {
                     main: main(CSA_RATIO, 2 * HEAD_DIM)?,
-                    index: indexer.at("compressor.").compressor(
-                        CSA_RATIO,
-                        2 * INDEX_DIM,
-                        INDEX_DIM,
-                    )?,
-                    indexer: indexer.indexer()?,
+                    index: keys.compressor(CSA_RATIO, 2 * INDEX_DIM, INDEX_DIM)?,
+                    indexer: IndexerWeights::of_layer(self.checkpoint, index)?,
                 }))
             }
             LayerKind::Hca => Compressed::Hca(main(HCA_RATIO, HEAD_DIM)?),
@@ -189,38 +187,6 @@ impl<'c> Tensors<'c> {
             position_bias: self.f32("ape", &[ratio.into(), columns.into()])?,
             norm: self.f32("norm.weight", &[channels.into()])?,
         })
-    }
-
-    fn indexer(&self) -> Result<Indexer, CheckpointError> {
-        let Config { hidden_size, q_lora_rank, ref cache, .. } = *self.config;
-        let heads = u64::from(cache.index_heads);
-        let bf16 = |name: &str, rows: u64, columns: u32| {
-            self.checkpoint.bf16(&format!("{}{name}", self.prefix), &[rows, columns.into()])
-        };
-        Ok(Indexer {
-            query: bf16("wq_b.weight", heads * u64::from(INDEX_DIM), q_lora_rank)?,
-            head: bf16("weights_proj.weight", heads, hidden_size)?,
-        })
-    }
-
-    fn router(&self, routing: Routing) -> Result<RouterWeights<'static>, CheckpointError> {
-        let Config { hidden_size, vocab_size, ref experts, .. } = *self.config;
-        let name = |name: &str| format!("{}{name}", self.prefix);
-        let shape = [experts.routed.into(), hidden_size.into()];
-        let gate = self.checkpoint.bf16(&name("weight"), &shape)?;
-        let choice = match routing {
-            Routing::Learned => {
-                ChoiceWeights::Bias(self.f32("bias", &[experts.routed.into()])?.into())
-            }
-            Routing::Hash => {
-                let shape = [vocab_size.into(), experts.per_token.into()];
-                let table = self.checkpoint.i64(&name("tid2eid"), &shape)?;
-                // A number that is no expert is refused by the router.
-                let expert = |id: i64| i32::try_from(id).unwrap_or(i32::MAX);
-                ChoiceWeights::Table(table.into_iter().map(expert).collect())
-            }
-        };
-        Ok(RouterWeights { gate: gate.into(), choice })
     }
 
     fn experts(&self) -> Result<Experts, CheckpointError> {

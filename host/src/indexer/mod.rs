@@ -8,9 +8,11 @@
 //! |---|---|
 //! | `mod.rs` | [`CsaIndexer`], [`QueryWeight`]: the weights |
 //! | `select.rs` | from activations or projections to lists, in an updated CSA layer |
+//! | `weights.rs` | [`IndexerWeights`]: the weights in host memory, of a checkpoint |
 //! | `workspace.rs` | [`IndexerWorkspace`]: the memory |
 
 mod select;
+mod weights;
 mod workspace;
 
 use dsv4_kv_checkpoint::Checkpoint;
@@ -21,10 +23,10 @@ use kv_layout::geometry::INDEX_DIM;
 use crate::device::shape::check_length;
 use crate::device::{Backend, Buffer, Memory, Stream, bf16};
 use crate::error::KvError;
-use crate::ops;
 use crate::weights::upload;
 
 pub use select::{Activations, ProjectedQueries, Selection};
+pub use weights::{IndexerWeights, QueryValues, padded_columns};
 pub use workspace::{IndexerWorkspace, WorkspaceLimits, WorkspaceSize};
 
 /// The weight of the query projection, `[heads * 128, q_lora_rank]`, with zeros behind each row up to a multiple
@@ -110,44 +112,37 @@ impl<B: Backend> CsaIndexer<B> {
         Ok(Self { heads, latent_columns, hidden_columns, query_weight, head_weight })
     }
 
-    /// The indexer of CSA layer `layer` of a checkpoint, padded. Released checkpoints have `indexer.wq_b` as
-    /// E4M3 with UE8M0 scales, which BF16 holds exactly.
+    /// The indexer of CSA layer `layer` of a checkpoint, padded.
     ///
     /// # Errors
-    /// [`KvError::Checkpoint`] for a tensor that is missing, of another shape or type, or not exact in BF16;
-    /// [`KvError::Device`].
+    /// As [`IndexerWeights::of_layer`]; [`KvError::Device`].
     pub fn of_layer(
         stream: &Stream<B>,
         checkpoint: &Checkpoint,
         layer: u32,
     ) -> Result<Self, KvError> {
-        let model = &checkpoint.config().cache;
-        let prefix = format!("{}.attn.indexer", checkpoint.layer_prefix(layer));
-        let load = |name: &str, rows: u32, columns: u32| {
-            let name = format!("{prefix}.{name}.weight");
-            checkpoint.bf16(&name, &[rows.into(), columns.into()])
-        };
-        let rows = model.index_heads.saturating_mul(INDEX_DIM);
-        let query = load("wq_b", rows, model.q_lora_rank)?;
-        let head = load("weights_proj", model.index_heads, model.hidden_size)?;
-        Self::from_host(stream, model, &query, &head)
+        let weights = IndexerWeights::of_layer(checkpoint, layer)?;
+        Self::from_host(stream, &checkpoint.config().cache, &weights)
     }
 
-    /// The indexer with weights in host memory, `[heads * 128, q_lora_rank]` and `[heads, hidden_size]`, which
-    /// are copied and padded.
+    /// The indexer with weights in host memory, which are copied and padded.
     ///
     /// # Errors
-    /// [`KvError::Device`] if a weight is too short for the model, or there is no memory.
+    /// As [`Self::new`]; [`KvError::Device`] if there is no memory.
     pub fn from_host(
         stream: &Stream<B>,
         model: &ModelConfig,
-        query_weight: &[bf16],
-        head_weight: &[bf16],
+        weights: &IndexerWeights,
     ) -> Result<Self, KvError> {
-        let (query, head) = ("indexer query weight", "indexer head weight");
-        let query = upload(stream, query, &padded_rows(query_weight, model.q_lora_rank))?;
-        let head = upload(stream, head, &padded_rows(head_weight, model.hidden_size))?;
-        Self::new(model, query, head)
+        let query = match &weights.query {
+            QueryValues::Bf16(values) => {
+                let padded = padded_rows(values, model.q_lora_rank);
+                QueryWeight::Bf16(upload(stream, "indexer query weight", &padded)?)
+            }
+            QueryValues::Nvfp4(matrix) => QueryWeight::Nvfp4(Nvfp4Linear::new(stream, matrix)?),
+        };
+        let head = padded_rows(&weights.head, model.hidden_size);
+        Self::new(model, query, upload(stream, "indexer head weight", &head)?)
     }
 
     /// `[heads * 128, latent_columns]`: for callers who project, as [`crate::step`]'s
@@ -182,12 +177,6 @@ impl<B: Backend> CsaIndexer<B> {
         memory.push(self.head_weight.memory());
         memory
     }
-}
-
-/// Columns of activations that the products take for a model with these: the next multiple of 128.
-#[must_use]
-pub const fn padded_columns(columns: u32) -> u32 {
-    columns.next_multiple_of(ops::PROJECTION_STEP)
 }
 
 /// Rows of `columns`, with zeros behind each.

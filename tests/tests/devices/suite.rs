@@ -156,6 +156,7 @@ suite! {
     }
     indexer::loaded {
         an_indexer_is_exact_and_padded,
+        an_indexer_in_nvfp4_stays_so,
         compressors_are_loaded,
     }
     indexer::select {

@@ -9,6 +9,7 @@
 //! | `tier1.rs` | logits, end to end, where nothing is chosen by score |
 //! | `tier2.rs` | each layer, fed with the reference: entries, keys, lists, experts, streams |
 //! | `tier3.rs` | batches, chunks, drafts and graphs: the same bits; and logits with the reference's tokens |
+//! | `nvfp4.rs` | indexers with weights in NVFP4: as with their values in BF16 |
 //! | `mutations.rs` | models with one part broken: tiers 1 or 2 must fail |
 //! | `bits.rs`, `stored.rs` | what must be equal, bit for bit; what lies in the cache |
 //! | `reference.rs`, `layers.rs` | a folder of reference vectors |
@@ -17,6 +18,7 @@
 mod bits;
 mod layers;
 mod mutations;
+mod nvfp4;
 mod reference;
 mod run;
 mod stored;
@@ -46,6 +48,10 @@ fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, 
         ("tier3::drafts_that_are_rejected_leave_no_trace", tier3::drafts),
         ("tier3::graphs_give_the_bits_of_single_launches", tier3::graphs),
     ];
+    if reference.has_indexers() && !reference.chooses_nothing_by_score() {
+        let test = nvfp4::decodes_as_its_values_in_bf16;
+        tests.push(("nvfp4::decodes_as_its_values_in_bf16", test));
+    }
     if mutate {
         tests.push(("mutations::each_is_seen", mutations::each_is_seen));
     }

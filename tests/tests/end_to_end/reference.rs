@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use dsv4_kv_checkpoint::{Checkpoint, Routing};
 use dsv4_kv_model::Model;
+use dsv4_kv_model::layer::Compressed;
 use ndarray::{Array2, ArrayD, ArrayView3, Ix3, s};
 use safetensors::{Dtype, SafeTensors};
 
@@ -72,6 +73,12 @@ impl Reference {
         let config = &self.model.config;
         let by_table = config.experts.routing.iter().all(|routing| *routing == Routing::Hash);
         by_table && self.tokens.ncols() / 4 <= config.cache.index_topk as usize
+    }
+
+    /// Whether a layer has an indexer.
+    #[must_use]
+    pub fn has_indexers(&self) -> bool {
+        self.model.layers.iter().any(|layer| matches!(layer.compressed, Compressed::Csa(_)))
     }
 
     /// The first request alone, with another model.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use dsv4_kv_checkpoint::Checkpoint;
-use dsv4_kv_model::Model;
+use dsv4_kv_model::{Model, ModelError};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::InputError;
@@ -22,6 +22,7 @@ pub fn load(folder: &Path) -> Result<Model> {
         shown.set_position(done);
     };
     let model = Checkpoint::open_with(folder, progress)
+        .map_err(ModelError::from)
         .and_then(|checkpoint| Model::load(&checkpoint, |_| {}))
         .map_err(InputError::Checkpoint)?;
     bar.finish_and_clear();

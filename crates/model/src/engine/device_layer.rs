@@ -9,7 +9,7 @@ use ndarray::{Array2, ArrayView2};
 use super::buffers::rounded;
 use crate::error::ModelError;
 use crate::experts::Choice;
-use crate::layer::{Compressed, Compressor, Indexer, Layer};
+use crate::layer::{Compressed, Compressor, Layer};
 use crate::model::Model;
 
 /// What a layer's compressed entries need.
@@ -53,7 +53,7 @@ impl<B: Backend> DeviceLayer<B> {
             Compressed::Csa(csa) => DeviceCompressed::Csa {
                 main: device_compressor(stream, &csa.main)?,
                 index: device_compressor(stream, &csa.index)?,
-                indexer: device_indexer(stream, model, &csa.indexer)?,
+                indexer: CsaIndexer::from_host(stream, &model.config.cache, &csa.indexer)?,
             },
             Compressed::Hca(main) => {
                 DeviceCompressed::Hca { main: device_compressor(stream, main)? }
@@ -123,15 +123,6 @@ fn device_compressor<B: Backend>(
 ) -> Result<dsv4_kv::Compressor<B>, ModelError> {
     let Compressor { position_bias, norm, .. } = compressor;
     Ok(dsv4_kv::Compressor::from_host(stream, position_bias, norm)?)
-}
-
-fn device_indexer<B: Backend>(
-    stream: &Stream<B>,
-    model: &Model,
-    indexer: &Indexer,
-) -> Result<CsaIndexer<B>, ModelError> {
-    let Indexer { query, head } = indexer;
-    Ok(CsaIndexer::from_host(stream, &model.config.cache, query, head)?)
 }
 
 fn contiguous<T>(array: &mut Array2<T>) -> &mut [T] {

@@ -1,16 +1,20 @@
 //! Weights of the indexer and of the compressors out of a checkpoint: exact, and padded with zeros.
 
-use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::ops::{self, Projection};
+use dsv4_kv::device::{Backend, Device, Stream};
+use dsv4_kv::ops::{self, GatherQueries, IndexQueries, Projection, QueryProduct};
+use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv::{Compressor, CsaIndexer, KvError, QueryWeight};
 use dsv4_kv_checkpoint::CheckpointError;
+use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
 use dsv4_kv_tests::checkpoint::{Made, config, one_file, tensors};
 use half::bf16;
+use kv_layout::config::CompressRope;
 use kv_layout::format::E4m3;
 use kv_layout::geometry::CompressorKind;
+use kv_layout::index_row::IndexFormat;
 use safetensors::Dtype;
 
-use crate::inputs::{download, upload};
+use crate::inputs::{download, upload, upload_bf16};
 
 /// Of the configuration: CSA layers are 1 and 3, layer 2 is an HCA layer.
 const LAYER: u32 = 1;
@@ -82,6 +86,86 @@ pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
     let missing = matches!(&error, KvError::Checkpoint(error)
         if matches!(&**error, CheckpointError::Missing { name } if name.starts_with("layers.2.")));
     assert!(missing, "{error}");
+}
+
+/// What a checkpoint has in NVFP4 is what products read, byte for byte, whoever wrote it.
+pub fn an_indexer_in_nvfp4_stays_so<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let codes: Vec<u8> = (0..HEADS * 128 * LATENT / 2).map(|at| (at * 41 % 256) as u8).collect();
+    let scales: Vec<u8> = (0..HEADS * 128 * LATENT / 16).map(|at| (at * 7 % 127) as u8).collect();
+    let pad = |bytes: &[u8], of: usize| -> Vec<u8> {
+        let rows = bytes.chunks_exact(LATENT / of);
+        rows.flat_map(|row| [row, &vec![0; (PADDED_LATENT - LATENT) / of]].concat()).collect()
+    };
+    let [columns, inner] = [HEADS * 128, PADDED_LATENT].map(|extent| extent as u32);
+    let (padded, groups) = (pad(&codes, 2), pad(&scales, 16));
+    let matrix = Nvfp4Matrix::from_parts(columns, inner, padded, groups, 0.125).unwrap();
+    let expected = Nvfp4Linear::new(&stream, &matrix).unwrap();
+    let prefix = "layers.1.attn.indexer";
+    let head = Made::bf16(&[HEADS, HIDDEN], &vec![1.0; HEADS * HIDDEN]);
+    let mut wide = config();
+    (wide["q_lora_rank"], wide["hidden_size"]) = (LATENT.into(), HIDDEN.into());
+    // ModelOpt multiplies by the last scale, compressed-tensors divides by it.
+    for (weight, last, value) in
+        [("weight", "weight_scale_2", 0.125), ("weight_packed", "weight_global_scale", 8.0)]
+    {
+        let written = tensors([
+            (
+                &format!("{prefix}.wq_b.{weight}"),
+                Made::new(Dtype::U8, &[HEADS * 128, LATENT / 2], codes.clone()),
+            ),
+            (
+                &format!("{prefix}.wq_b.weight_scale"),
+                Made::new(Dtype::F8_E4M3, &[HEADS * 128, LATENT / 16], scales.clone()),
+            ),
+            (&format!("{prefix}.wq_b.{last}"), Made::f32(&[1], &[value])),
+            (&format!("{prefix}.weights_proj.weight"), head.clone()),
+        ]);
+        let indexer = CsaIndexer::of_layer(&stream, &one_file(&wide, &written), LAYER).unwrap();
+        let QueryWeight::Nvfp4(found) = indexer.query_weight() else { panic!("no NVFP4: {last}") };
+        assert_eq!(found.scale().to_bits(), expected.scale().to_bits(), "{last}");
+        for (found, expected) in
+            [(found.codes(), expected.codes()), (found.scales(), expected.scales())]
+        {
+            assert!(download(&stream, found) == download(&stream, expected), "{last}");
+        }
+        assert_eq!(queries(&stream, found), queries(&stream, &expected), "{last}");
+    }
+}
+
+/// The bytes of the queries that a weight makes of three tokens.
+fn queries<B: Backend>(stream: &Stream<B>, weight: &Nvfp4Linear<B>) -> Vec<u8> {
+    let latent: Vec<u16> = (0..3 * PADDED_LATENT)
+        .map(|at| {
+            bf16::from_f32(if at % PADDED_LATENT < LATENT { (at % 23) as f32 - 9.0 } else { 0.0 })
+                .to_bits()
+        })
+        .collect();
+    let (slot, position) = (upload(stream, &[0, 1, 2]), upload(stream, &[5, 700, 81]));
+    let query = upload(stream, &vec![0_u8; 3 * IndexFormat::MAX_QUERY_BYTES as usize]);
+    let product = QueryProduct {
+        queries: &GatherQueries {
+            position: &position,
+            slot: &slot,
+            index: &slot,
+            first: 0,
+            count: 3,
+        },
+        latent: &upload_bf16(stream, &latent),
+        weight,
+        projected_weight: &upload(stream, &vec![1.0_f32; 3 * HEADS]),
+        frequencies: &upload(stream, &compress_frequencies(&CompressRope::RELEASED)),
+        format: IndexFormat::Mxfp4,
+        to: &IndexQueries {
+            query: &query,
+            weight: &upload(stream, &vec![0.0_f32; 3 * HEADS]),
+            heads: HEADS as u32,
+        },
+    };
+    ops::nvfp4_index_query(stream, &product).unwrap();
+    let found = download(stream, &query);
+    assert!(found.iter().any(|&byte| byte != 0));
+    found
 }
 
 pub fn compressors_are_loaded<B: Backend>(device: &Device<B>) {

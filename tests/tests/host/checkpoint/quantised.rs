@@ -1,6 +1,6 @@
 //! Weights in every type: exact values, checked against the formats' own arithmetic in `f64`.
 
-use dsv4_kv_checkpoint::{Checkpoint, CheckpointError};
+use dsv4_kv_checkpoint::{Checkpoint, CheckpointError, Nvfp4Parts};
 use half::bf16;
 use safetensors::Dtype;
 
@@ -168,6 +168,50 @@ fn nvfp4_has_a_scale_for_16_columns_and_one_for_all() {
             }
         }
     }
+}
+
+#[test]
+fn nvfp4_is_given_as_it_is() {
+    let bytes: Vec<u8> = (0..2 * 32).map(|at| (at * 41 % 256) as u8).collect();
+    let scales: Vec<u8> = (0..8).map(|at| 0x30 + 3 * at).collect();
+    let weight = |name: &str, last: &str, value: f32| {
+        one_file(
+            &config(),
+            &tensors([
+                (
+                    &format!("layers.0.attn.wq_a.{name}"),
+                    Made::new(Dtype::U8, &[2, 32], bytes.clone()),
+                ),
+                (
+                    "layers.0.attn.wq_a.weight_scale",
+                    Made::new(Dtype::F8_E4M3, &[2, 4], scales.clone()),
+                ),
+                (&format!("layers.0.attn.wq_a.{last}"), Made::f32(&[1], &[value])),
+            ]),
+        )
+    };
+    let multiplied = weight("weight", "weight_scale_2", 0.1);
+    let divided = weight("weight_packed", "weight_global_scale", 3.0);
+    for (checkpoint, scale) in [(&multiplied, 0.1_f32), (&divided, 1.0_f32 / 3.0)] {
+        let parts = checkpoint.nvfp4(NAME, [2, 64]).unwrap().expect("NVFP4");
+        assert_eq!(parts, Nvfp4Parts { codes: bytes.clone(), scales: scales.clone(), scale });
+        let values = checkpoint.f32(NAME, &[2, 64]).unwrap();
+        for (at, &value) in values.iter().enumerate() {
+            let code = bytes[at / 2] >> (4 * (at % 2)) & 0xF;
+            let want = e2m1(code) * e4m3(scales[at / 64 * 4 + at % 64 / 16]) * f64::from(scale);
+            assert_eq!(value, want as f32, "{at}");
+        }
+        let error = checkpoint.nvfp4(NAME, [2, 32]).unwrap_err();
+        assert!(matches!(error, CheckpointError::Shape { .. }), "{error}");
+    }
+    for (last, value) in [("weight_scale_2", f32::NAN), ("weight_global_scale", 0.0)] {
+        let error = weight("weight", last, value).nvfp4(NAME, [2, 64]).unwrap_err();
+        let named =
+            matches!(&error, CheckpointError::BadScale { name, .. } if name.ends_with(last));
+        assert!(named, "{error}");
+    }
+    let other = one_file(&config(), &tensors([(NAME, Made::bf16(&[1, 2], &[1.0, 2.0]))]));
+    assert_eq!(other.nvfp4(NAME, [1, 2]).unwrap(), None);
 }
 
 #[test]

@@ -1,0 +1,70 @@
+//! [`IndexerWeights`]: the weights of an indexer in host memory.
+
+use dsv4_kv_checkpoint::{Checkpoint, Nvfp4Parts};
+use dsv4_kv_linear::Nvfp4Matrix;
+use kv_layout::geometry::INDEX_DIM;
+use kv_layout::linear::GROUP;
+
+use crate::device::bf16;
+use crate::error::KvError;
+use crate::ops;
+
+/// The weights of one layer's indexer in host memory.
+#[derive(Clone, Debug)]
+pub struct IndexerWeights {
+    /// `indexer.wq_b`.
+    pub query: QueryValues,
+    /// `[heads, hidden_size]`: `indexer.weights_proj`.
+    pub head: Vec<bf16>,
+}
+
+/// The weight of the query projection in host memory.
+#[derive(Clone, Debug)]
+pub enum QueryValues {
+    /// `[heads * 128, q_lora_rank]`.
+    Bf16(Vec<bf16>),
+    /// `[heads * 128, CsaIndexer::latent_columns]`: with zeros behind each row.
+    Nvfp4(Nvfp4Matrix),
+}
+
+impl IndexerWeights {
+    /// Those of CSA layer `layer` of a checkpoint, counted through the trunk, then through the MTP layers. The query
+    /// projection stays in NVFP4 if the checkpoint has it so. Released ones have it as E4M3 with UE8M0 scales, which
+    /// BF16 holds exactly.
+    ///
+    /// # Errors
+    /// [`KvError::Checkpoint`] for a tensor that is missing, of another shape or type, or not exact in BF16;
+    /// [`KvError::Linear`] for one in NVFP4 that no product takes.
+    pub fn of_layer(checkpoint: &Checkpoint, layer: u32) -> Result<Self, KvError> {
+        let model = &checkpoint.config().cache;
+        let prefix = format!("{}.attn.indexer", checkpoint.layer_prefix(layer));
+        let (rows, columns) = (model.index_heads.saturating_mul(INDEX_DIM), model.q_lora_rank);
+        let (query, shape) = (format!("{prefix}.wq_b.weight"), [rows, columns].map(u64::from));
+        let query = match checkpoint.nvfp4(&query, shape)? {
+            Some(parts) => QueryValues::Nvfp4(padded(rows, columns, &parts)?),
+            None => QueryValues::Bf16(checkpoint.bf16(&query, &shape)?),
+        };
+        let shape = [model.index_heads, model.hidden_size].map(u64::from);
+        let head = checkpoint.bf16(&format!("{prefix}.weights_proj.weight"), &shape)?;
+        Ok(Self { query, head })
+    }
+}
+
+/// The matrix of these parts, with zeros behind each row.
+fn padded(rows: u32, columns: u32, parts: &Nvfp4Parts) -> Result<Nvfp4Matrix, KvError> {
+    let Nvfp4Parts { codes, scales, scale } = parts;
+    let inner = padded_columns(columns);
+    let pad = |bytes: &[u8], found: u32, needed: u32| -> Vec<u8> {
+        let zeros = vec![0; (needed - found) as usize];
+        bytes.chunks_exact(found as usize).flat_map(|row| [row, &zeros].concat()).collect()
+    };
+    let codes = pad(codes, columns / 2, inner / 2);
+    let scales = pad(scales, columns.div_ceil(GROUP), inner / GROUP);
+    Ok(Nvfp4Matrix::from_parts(rows, inner, codes, scales, *scale)?)
+}
+
+/// Columns of activations that the products take for a model with these: the next multiple of 128.
+#[must_use]
+pub const fn padded_columns(columns: u32) -> u32 {
+    columns.next_multiple_of(ops::PROJECTION_STEP)
+}
