@@ -2,19 +2,70 @@
 //!
 //! A weight `[columns, inner]` has one column of the product a row. Its values are E2M1 codes, two a byte, times
 //! an E4M3 scale for each [`GROUP`] of them, times one f32 for the whole weight.
+//!
+//! On a device it lies by tiles of [`TILE_COLUMNS`] by [`TILE_INNER`] values, `[columns / 64, inner / 128]`, rounded
+//! up, with zeros where the weight has ended: [`TILE_CODES`] bytes of codes a tile, and [`TILE_SCALES`] of scales. In a
+//! tile everything lies as the lanes of a warp take it ([`tile_word`], [`tile_scale`]), so that each load of a warp
+//! is 512 bytes in a row.
 
 /// Values of a row that share a scale.
 pub const GROUP: u32 = 16;
-/// The length of a row is a multiple of this: what a lane of a matrix product takes at once.
+/// The length of a row is a multiple of this.
 pub const INNER_STEP: u32 = 32;
 /// Most tokens that one read of the weight serves.
-pub const MOST_TOKENS: u32 = 64;
+pub const MOST_TOKENS: u32 = 32;
+/// Rows of a weight in a tile.
+pub const TILE_COLUMNS: u32 = 64;
+/// Values of a row in a tile.
+pub const TILE_INNER: u32 = 128;
+/// Bytes of codes in a tile.
+pub const TILE_CODES: u32 = TILE_COLUMNS * TILE_INNER / 2;
+/// Bytes of scales in a tile.
+pub const TILE_SCALES: u32 = TILE_COLUMNS * TILE_INNER / GROUP;
 
-/// Where code `i` of eight, the codes of a word, stands on a device: four bits, counted from the lowest. Codes of
-/// an even and the next odd value are 16 bits apart, as the BF16 pairs that they become.
+/// Where the [`device_word`] of a column's eight values from `8 * eight` on stands in a tile, in words. Of every
+/// eight columns a lane has one, and of that 32 values.
 #[must_use]
-pub const fn device_nibble(i: u32) -> u32 {
-    i / 2 + i % 2 * 4
+pub const fn tile_word(column: u32, eight: u32) -> u32 {
+    column / 8 * 128 + (column % 8 * 4 + eight / 4) * 4 + eight % 4
+}
+
+/// Where the scale of a column's values from `16 * group` on stands in a tile, in bytes: those of a lane's columns
+/// one after the other.
+#[must_use]
+pub const fn tile_scale(column: u32, group: u32) -> u32 {
+    (column % 8 * 4 + group / 2) * 16 + column / 8 * 2 + group % 2
+}
+
+/// Where the bits of the first code of pair `pair` of four stand in a word of a device: mantissa, exponent, sign.
+/// Those of the second are 16 bits above, modulo 32.
+const fn word_bits(pair: usize) -> [u32; 4] {
+    const BITS: [[u32; 4]; 4] = [[6, 7, 8, 15], [2, 3, 4, 11], [12, 13, 14, 21], [0, 1, 10, 9]];
+    BITS[pair]
+}
+
+/// Eight E2M1 codes as they stand in a word of a device, from those of a checkpoint, which has the first one in the
+/// lowest four bits. Their bits are placed so that [`device_pairs`] takes few instructions.
+#[must_use]
+pub const fn device_word(codes: u32) -> u32 {
+    let (mut word, mut i) = (0, 0);
+    while i < 32 {
+        let (code, bit) = (i / 4, i % 4);
+        let to = word_bits(code / 2)[bit] + code as u32 % 2 * 16;
+        word |= (codes >> i & 1) << (to % 32);
+        i += 1;
+    }
+    word
+}
+
+/// The eight codes of a [`device_word`] as BF16 pairs (0, 1), (2, 3), (4, 5), (6, 7), each 2^-126 times its value.
+#[inline(always)]
+#[must_use]
+pub const fn device_pairs(word: u32) -> [u32; 4] {
+    const ALL: u32 = 0x81C0_81C0;
+    const EXPONENT: u32 = 0x0100_0100;
+    let last = (word << 6) & (ALL - EXPONENT) | (word >> 2) & EXPONENT;
+    [word & ALL, (word << 4) & ALL, word.rotate_right(6) & ALL, last]
 }
 
 /// How many tokens a kernel has room for: one kernel each.
@@ -24,10 +75,8 @@ pub enum LinearTile {
     T8,
     /// 16 tokens.
     T16,
-    /// 32 tokens.
+    /// 32 tokens; more are taken 32 by 32.
     T32,
-    /// 64 tokens; more are taken 64 by 64.
-    T64,
 }
 
 impl LinearTile {
@@ -37,8 +86,7 @@ impl LinearTile {
         match tokens {
             0..=8 => Self::T8,
             9..=16 => Self::T16,
-            17..=32 => Self::T32,
-            _ => Self::T64,
+            _ => Self::T32,
         }
     }
 
@@ -48,8 +96,7 @@ impl LinearTile {
         match self {
             Self::T8 => 8,
             Self::T16 => 16,
-            Self::T32 => 32,
-            Self::T64 => MOST_TOKENS,
+            Self::T32 => MOST_TOKENS,
         }
     }
 }
@@ -70,6 +117,25 @@ impl LinearOutput {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{E2m1, bf16_to_f32};
+
+    #[test]
+    fn pairs_are_the_codes_times_a_power_of_two() {
+        for word in (0..=u32::MAX).step_by(65_521) {
+            for (i, pair) in device_pairs(device_word(word)).into_iter().enumerate() {
+                let value = |half: u32| bf16_to_f32((pair >> (16 * half)) as u16) * 2_f32.powi(126);
+                let code = |half: u32| E2m1((word >> (8 * i as u32 + 4 * half)) as u8 & 0xF);
+                for half in [0, 1] {
+                    assert_eq!(value(half).to_bits(), code(half).to_f32().to_bits(), "{word:x}");
+                }
+            }
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | `matrix` | [`Nvfp4Matrix`]: codes and scales |
 //! | `quantise` | from numbers to codes and scales, exactly rounded |
 //! | `linear` | [`Nvfp4Linear`] |
+//! | `tiles` | a weight as it lies on a device |
 //! | [`ops`] | products with a weight in BF16, to compare with |
 //! | `error` | [`LinearError`] |
 
@@ -18,6 +19,7 @@ mod linear;
 mod matrix;
 pub mod ops;
 mod quantise;
+mod tiles;
 
 pub use dsv4_kv_device::bf16;
 pub use error::LinearError;

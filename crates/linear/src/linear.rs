@@ -8,6 +8,7 @@ use kv_layout::linear::{LinearOutput, LinearTile};
 
 use crate::error::LinearError;
 use crate::matrix::Nvfp4Matrix;
+use crate::tiles::tiles;
 
 /// A weight in NVFP4 on a device. It is never written again, so that any number of streams may use it.
 #[derive(Clone)]
@@ -25,11 +26,12 @@ impl<B: Backend> Nvfp4Linear<B> {
     /// # Errors
     /// [`LinearError::Device`].
     pub fn new(stream: &Stream<B>, weight: &Nvfp4Matrix) -> Result<Self, LinearError> {
+        let (codes, scales) = tiles(weight);
         Ok(Self {
             columns: weight.columns(),
             inner: weight.inner(),
-            codes: upload(stream, "NVFP4 codes", &weight.device_codes())?,
-            scales: upload(stream, "NVFP4 scales", weight.scales())?,
+            codes: upload(stream, "NVFP4 codes", &codes)?,
+            scales: upload(stream, "NVFP4 scales", &scales)?,
             scale: weight.scale(),
         })
     }
@@ -46,14 +48,13 @@ impl<B: Backend> Nvfp4Linear<B> {
         self.inner
     }
 
-    /// `[columns, inner / 2]` u8: the codes, of each eight in the order of
-    /// [`kv_layout::linear::device_nibble`].
+    /// `[columns / 64, inner / 128, 4096]` u8, rounded up: codes by the tiles of [`kv_layout::linear`].
     #[must_use]
     pub fn codes(&self) -> &View<B, u8> {
         &self.codes
     }
 
-    /// `[columns, inner / 16]` u8: E4M3 scales.
+    /// `[columns / 64, inner / 128, 512]` u8, rounded up: E4M3 scales by tiles.
     #[must_use]
     pub fn scales(&self) -> &View<B, u8> {
         &self.scales
@@ -72,7 +73,7 @@ impl<B: Backend> Nvfp4Linear<B> {
     }
 
     /// Queues the product of `tokens` rows of `x` (`[tokens, inner]` BF16) with the weight, into `y` (`[tokens,
-    /// columns]` f32). For decode batches: each 64 rows read all of the weight.
+    /// columns]` f32). For decode batches: each 32 rows read all of the weight.
     ///
     /// # Errors
     /// [`LinearError::Device`] if a tensor is too short, or the launch failed.

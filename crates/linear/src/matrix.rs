@@ -1,7 +1,7 @@
 //! A weight in NVFP4 on the host.
 
 use kv_layout::format::{E2m1, E4m3};
-use kv_layout::linear::{GROUP, INNER_STEP, device_nibble};
+use kv_layout::linear::{GROUP, INNER_STEP};
 
 use crate::error::LinearError;
 use crate::quantise;
@@ -110,16 +110,6 @@ impl Nvfp4Matrix {
         let of_group = |index: usize| E4m3(self.scales[index / GROUP as usize]).to_f32();
         let value = |(index, code): (usize, E2m1)| code.to_f32() * of_group(index) * self.scale;
         codes.enumerate().map(value).collect()
-    }
-
-    /// The codes in the order that kernels take.
-    pub(crate) fn device_codes(&self) -> Vec<u8> {
-        let word = |bytes: &[u8; 4]| {
-            let codes = u32::from_le_bytes(*bytes);
-            let moved = |i: u32| (codes >> (4 * i) & 0xF) << (4 * device_nibble(i));
-            (0..8).fold(0, |word, i| word | moved(i)).to_le_bytes()
-        };
-        self.codes.as_chunks().0.iter().flat_map(word).collect()
     }
 }
 

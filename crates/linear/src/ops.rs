@@ -18,7 +18,7 @@ pub struct Bf16Weight<'a, B: Backend> {
 }
 
 /// Queues `bf16_linear_*`: the product of `x` (`[tokens, inner]` BF16) with `weight`, into `y` (`[tokens, columns]`
-/// f32). Each 64 rows read all of the weight.
+/// f32). Each 32 rows read all of the weight.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] if `inner` is no multiple of 32, or there are no columns;

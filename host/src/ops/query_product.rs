@@ -29,7 +29,7 @@ pub struct QueryProduct<'a, B: Backend> {
 }
 
 /// Queues `nvfp4_index_query_*`: the product with the query weight, then as [`super::index_query`], in one launch.
-/// Padding stays untouched. Each 64 queries read all of the weight.
+/// Padding stays untouched. Each 32 queries read all of the weight.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for too many heads, or a weight that does not have 128 columns a head;

@@ -1,42 +1,50 @@
-//! The product of a block: 64 columns by 8 to 64 tokens.
+//! The product of a block: 64 columns by 8 to 32 tokens.
 //!
-//! The weight is the left side, so that a product takes as few as 8 tokens. A warp has 16 columns and every fourth
-//! chunk of 128 elements of the inner dimension; four chunks are a stage. A lane loads its part of the weight to
-//! registers, a stage ahead, and unpacks it there. Activations are copied to shared memory, a stage ahead too.
+//! The weight is the left side, so that a product takes as few as 8 tokens. The inner dimension goes by chunks of
+//! 128 elements, every fourth to one of four parts. A part is one warp that has all 64 columns, or several side by
+//! side. A lane loads its part of the weight to registers and unpacks it there; activations are copied to shared
+//! memory. Both are two chunks ahead, and the warps of a part wait for nobody else.
 //!
 //! Sums have one order for every number of tokens: those of every fourth chunk in order, from 0; then the four of
 //! them.
 
 use simt::mem::Global;
 use simt::shared::Shared;
-use simt::{copy, grid, thread};
+use simt::{copy, grid, thread, warp};
 
 use super::weights::{CHUNK_PIECES, Weights};
 use crate::fragment::{Piece, Place, multiply};
 use crate::unroll::{array_from_fn, unroll};
 
-/// Threads of a block.
-pub const THREADS: u32 = 512;
 /// Columns of a block.
 pub const COLUMNS: u32 = 64;
-/// Warps side by side along the columns, and along the inner dimension.
-const WARP_COLUMNS: u32 = COLUMNS / 16;
-const PARTS: u32 = THREADS / 32 / WARP_COLUMNS;
-/// Pieces of a row of activations in a stage.
-const PIECES: u32 = PARTS * CHUNK_PIECES;
-/// Stride of a token in a stage, in words: with 64 bytes more than a multiple of 128, loads have no bank conflicts.
-const ROW: u32 = 4 * PIECES + 16;
+/// Parts of the inner dimension.
+const PARTS: u32 = 4;
+/// Elements of a chunk.
+const CHUNK: u32 = 8 * CHUNK_PIECES;
+/// Words of a token in a chunk.
+const ROW: u32 = 4 * CHUNK_PIECES;
+/// Chunks of a part in shared memory.
+const STAGES: u32 = 2;
 /// Stride of a token's sums, in words: stores of fragments have no bank conflicts.
 pub const SUM_ROW: u32 = COLUMNS + 4;
+/// Columns that a thread adds up.
+const SUMMED: u32 = 4;
 
 /// Longest rows that are prefetched: of longer ones all blocks together would fill the L2 cache.
 const MOST_PREFETCHED: u32 = 2048;
 
-/// Words of shared memory for `tokens` tokens: two stages of activations. The sums of the parts, and those of the
-/// block behind them, take their place.
+/// Threads of a block whose warps have `fragments` times 16 columns each.
+#[must_use]
+pub const fn threads(fragments: usize) -> u32 {
+    32 * PARTS * COLUMNS / (16 * fragments as u32)
+}
+
+/// Words of shared memory for `tokens` tokens: two chunks of activations for each part, then the sums of the parts,
+/// then those of the block.
 #[must_use]
 pub const fn words(tokens: u32) -> usize {
-    (2 * tokens * ROW) as usize
+    (sums_at(tokens) + tokens * SUM_ROW) as usize
 }
 
 /// Bytes of shared memory for `tokens` tokens.
@@ -45,16 +53,28 @@ pub const fn shared_bytes(tokens: u32) -> u32 {
     4 * words(tokens) as u32
 }
 
+/// First word of the parts' sums.
+const fn parts_at(tokens: u32) -> u32 {
+    STAGES * PARTS * tokens * ROW
+}
+
 /// First word of the block's sums.
 #[must_use]
 pub const fn sums_at(tokens: u32) -> u32 {
-    PARTS * tokens * SUM_ROW
+    parts_at(tokens) + PARTS * tokens * SUM_ROW
 }
-const _: () = assert!((PARTS + 1) * SUM_ROW <= 2 * ROW, "all sums fit where the stages were");
 
-/// A block's part of a product, `8 * N` tokens by 64 columns, with `M` words of shared memory.
+/// Where piece `piece` of token `row` lies among the pieces of a token: a swizzle within 128 bytes, so that neither
+/// copies nor loads have bank conflicts.
+#[inline(always)]
+fn slot(piece: u32, row: u32) -> u32 {
+    piece ^ (piece >> 2 & 2) ^ (row % 2 * 5)
+}
+
+/// A block's part of a product, `8 * N` tokens by 64 columns, `16 * F` of them a warp's, with `M` words of shared
+/// memory.
 #[derive(Clone, Copy)]
-pub struct Block<W, const N: usize, const M: usize> {
+pub struct Block<W, const F: usize, const N: usize, const M: usize> {
     /// The weight.
     pub weights: W,
     /// `[tokens, inner]` BF16.
@@ -71,9 +91,18 @@ pub struct Block<W, const N: usize, const M: usize> {
     pub first_column: u32,
 }
 
-impl<W: Weights, const N: usize, const M: usize> Block<W, N, M> {
+/// A lane's part of the sums of a warp: `F` times 16 columns by `N` times 8 tokens.
+type Sums<const F: usize, const N: usize> = [[[f32; 4]; N]; F];
+
+impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, M> {
     /// Most tokens of the block.
     pub const TOKENS: u32 = 8 * N as u32;
+    /// Warps of a part, side by side along the columns.
+    const WARPS: u32 = COLUMNS / (16 * F as u32);
+    /// Tokens of a chunk that the threads of a part copy at once, a piece each.
+    const ROWS_AT_ONCE: u32 = 32 * Self::WARPS / CHUNK_PIECES;
+    /// Threads of the block.
+    pub const THREADS: u32 = threads(F);
 
     /// Tokens that the block has.
     #[inline(always)]
@@ -82,177 +111,204 @@ impl<W: Weights, const N: usize, const M: usize> Block<W, N, M> {
         (self.tokens - self.first_token).min(Self::TOKENS)
     }
 
-    /// Prefetches the block's part of the weight, a hint, and waits for the launch before.
+    /// Prefetches the block's part of the weight and one row of the activations, hints, and waits for the launch
+    /// before.
     ///
     /// # Safety
     /// Shapes as above, but that the first column need not exist.
     #[inline(always)]
     pub unsafe fn wait(self) {
-        let Self { weights, columns, inner, first_column, .. } = self;
-        let is_wanted = first_column < columns && inner <= MOST_PREFETCHED;
-        if thread::thread_idx_x() == 0 && is_wanted {
-            // SAFETY: rows of the weight.
-            unsafe { weights.prefetch(first_column, (columns - first_column).min(COLUMNS)) }
+        let Self { weights, input, columns, inner, first_column, first_token, .. } = self;
+        let (thread, row) = (thread::thread_idx_x(), first_column / COLUMNS);
+        let is_short = inner <= MOST_PREFETCHED;
+        // SAFETY: rows of the weight, and one of the activations, which is a multiple of 64 bytes.
+        unsafe {
+            if thread == 0 && is_short && first_column < columns {
+                weights.prefetch(first_column, (columns - first_column).min(COLUMNS));
+            }
+            if thread == 32 && is_short && row < self.rows() {
+                let at = u64::from(first_token + row) * u64::from(inner);
+                input.prefetch_l2(at, 2 * inner);
+            }
         }
         grid::wait_for_dependencies();
         grid::launch_dependents();
     }
 
-    /// Calls `take` with token and column, both counted from the block's first, and the sum of each that exists:
-    /// each by one thread, with consecutive columns in consecutive threads.
+    /// Calls `take` with token and column, both counted from the block's first, and the sums of that and the next
+    /// three columns: each token that exists and each fourth column once. Of the columns some may not exist.
     ///
     /// # Safety
     /// Shapes as above; all threads of the block call it together; shared memory starts at `memory`.
     #[inline(always)]
-    pub unsafe fn sums(self, memory: Shared<u32, M>, mut take: impl FnMut(u32, u32, f32)) {
-        const { assert!(M == words(Self::TOKENS)) };
+    pub unsafe fn sums(self, memory: Shared<u32, M>, mut take: impl FnMut(u32, u32, [f32; 4])) {
+        const { assert!(M == words(Self::TOKENS) && F == W::FRAGMENTS) };
         // SAFETY: by this function's own contract; each word is written by one thread, with a barrier before
         // others read it.
         unsafe {
             let acc = self.parts(memory);
+            Self::store_parts(memory, acc);
             thread::sync_threads();
-            self.store_parts(memory, acc);
-            thread::sync_threads();
-            let column = thread::thread_idx_x() % COLUMNS;
-            let mut token = thread::thread_idx_x() / COLUMNS;
+            let column = SUMMED * (thread::thread_idx_x() % (COLUMNS / SUMMED));
+            let mut token = thread::thread_idx_x() / (COLUMNS / SUMMED);
             while token < self.rows() {
                 let part = |part: u32| {
-                    f32::from_bits(memory.load((part * Self::TOKENS + token) * SUM_ROW + column))
+                    let row = parts_at(Self::TOKENS) + (part * Self::TOKENS + token) * SUM_ROW;
+                    memory.load_u32x4(row + column).map(f32::from_bits)
                 };
-                let sum = ((part(0) + part(1)) + part(2)) + part(3);
-                if self.first_column + column < self.columns {
-                    take(token, column, sum * W::UNIT);
-                }
-                token += THREADS / COLUMNS;
+                let [a, b, c, d] = [part(0), part(1), part(2), part(3)];
+                let sum = |i: usize| (((a[i] + b[i]) + c[i]) + d[i]) * W::UNIT;
+                take(token, column, [sum(0), sum(1), sum(2), sum(3)]);
+                token += Self::THREADS / (COLUMNS / SUMMED);
             }
         }
     }
 
-    /// The warp's sums over its chunks.
+    /// The warp's sums over the chunks of its part.
     ///
     /// # Safety
     /// As [`Self::sums`].
     #[inline(always)]
-    unsafe fn parts(self, memory: Shared<u32, M>) -> [[f32; 4]; N] {
-        let stages = self.inner.div_ceil(8 * PIECES);
-        let other = Self::TOKENS * ROW;
-        let mut acc = [[0.0; 4]; N];
+    unsafe fn parts(self, memory: Shared<u32, M>) -> Sums<F, N> {
+        let (part, chunks) = (thread::warp_id() / Self::WARPS, self.inner.div_ceil(CHUNK));
+        let mut acc = [[[0.0; 4]; N]; F];
         // SAFETY: by this function's own contract; a stage is copied to after the barrier that follows its last
         // reading, and read after the wait and the barrier that follow its copies.
         unsafe {
-            self.start_copies(memory, 0, 0);
-            self.start_copies(memory, other, 1);
-            let (mut now, mut next) = (self.load(0), self.load(1));
-            let (mut stage, mut at) = (0, 0);
-            while stage < stages {
-                copy::wait_for_groups::<1>();
-                thread::sync_threads();
-                acc = self.multiply(memory, at, now, acc);
+            let (mut now, mut next) = (self.load(part), self.load(part + PARTS));
+            let (mut at, mut other) =
+                (part * Self::TOKENS * ROW, (PARTS + part) * Self::TOKENS * ROW);
+            self.start_copies(memory, at, part);
+            self.start_copies(memory, other, part + PARTS);
+            let mut first = 0;
+            while first < chunks {
+                copy::wait_for_groups::<{ STAGES as usize - 1 }>();
+                Self::sync_part();
+                if first + part < chunks {
+                    acc = self.multiply(memory, at, now, acc);
+                }
                 now = next;
-                next = self.load(stage + 2);
-                thread::sync_threads();
-                self.start_copies(memory, at, stage + 2);
-                at = other - at;
-                stage += 1;
+                next = self.load(first + part + STAGES * PARTS);
+                Self::sync_part();
+                self.start_copies(memory, at, first + part + STAGES * PARTS);
+                (at, other) = (other, at);
+                first += PARTS;
             }
         }
         acc
     }
 
-    /// The lane's part of the weight in stage `stage`: of two columns. Columns past the last one repeat it; their
-    /// sums are not used.
+    /// Waits for the warps of the part.
+    ///
+    /// # Safety
+    /// All threads of the block call it together.
+    #[inline(always)]
+    unsafe fn sync_part() {
+        // SAFETY: by this function's own contract.
+        unsafe { if Self::WARPS == 1 { warp::sync_warp() } else { thread::sync_threads() } }
+    }
+
+    /// The lane's part of the weight in chunk `chunk`.
     ///
     /// # Safety
     /// As [`Self::sums`].
     #[inline(always)]
-    unsafe fn load(self, stage: u32) -> [W::Run; 2] {
-        let (place, warp) = (Place::of(thread::lane_id()), thread::warp_id());
-        let column = self.first_column + warp % WARP_COLUMNS * 16 + place.row;
-        let chunk = stage * PARTS + warp / WARP_COLUMNS;
-        [column, column + 8].map(|column| {
-            // SAFETY: the column exists.
-            unsafe { self.weights.load(column.min(self.columns - 1), chunk, place.pair) }
-        })
+    unsafe fn load(self, chunk: u32) -> W::Chunk {
+        let first = self.first_column + thread::warp_id() % Self::WARPS * 16 * F as u32;
+        // SAFETY: by this function's own contract.
+        unsafe { self.weights.load(first, chunk, Place::of(thread::lane_id())) }
     }
 
-    /// Starts the thread's copies of stage `stage` to word `to`, as a group; zeros where rows have ended.
+    /// Starts the thread's copies of chunk `chunk` to the words from `to` on, as a group; zeros where rows have
+    /// ended.
     ///
     /// # Safety
-    /// As [`Self::sums`]; no thread reads the stage any more.
+    /// As [`Self::sums`]; no thread reads the words any more.
     #[inline(always)]
-    unsafe fn start_copies(self, memory: Shared<u32, M>, to: u32, stage: u32) {
-        let mut i = thread::thread_idx_x();
-        let first = stage * 8 * PIECES;
-        while first < self.inner && i < self.rows() * PIECES {
-            let (row, piece) = (i / PIECES, i % PIECES);
-            let (lane, of_run) = W::place(piece % CHUNK_PIECES);
-            let slot = piece / CHUNK_PIECES * CHUNK_PIECES + 4 * of_run + lane;
-            let to = to + row * ROW + 4 * slot;
-            let k = first + 8 * piece;
-            let at = u64::from(self.first_token + row) * u64::from(self.inner) + u64::from(k);
-            // SAFETY: eight elements of the row, at a multiple of eight, if it has them; each slot once.
-            unsafe {
-                if k < self.inner {
-                    memory.copy_from(to, self.input, at);
-                } else {
-                    memory.store_u32x4(to, [0; 4]);
+    unsafe fn start_copies(self, memory: Shared<u32, M>, to: u32, chunk: u32) {
+        let thread = thread::thread_idx_x() % (32 * Self::WARPS);
+        let (first, piece) = (thread / CHUNK_PIECES, thread % CHUNK_PIECES);
+        let (k, rows) = (chunk * CHUNK + 8 * piece, self.rows());
+        let word = |row: u32| to + row * ROW + 4 * slot(piece, row);
+        unroll::<16>(|i| {
+            let below = i as u32 * Self::ROWS_AT_ONCE;
+            if below < Self::TOKENS {
+                let row = first + below;
+                let at = u64::from(self.first_token + row) * u64::from(self.inner) + u64::from(k);
+                // SAFETY: eight elements of the row, at a multiple of eight, if it has them; each slot once.
+                unsafe {
+                    memory.copy_from_if(k < self.inner && row < rows, word(row), self.input, at);
                 }
             }
-            i += THREADS;
+        });
+        // The rows end inside the chunk.
+        if chunk * CHUNK < self.inner && k >= self.inner {
+            let mut row = first;
+            while row < rows {
+                // SAFETY: each slot once, one that is not copied to.
+                unsafe { memory.store_u32x4(word(row), [0; 4]) }
+                row += Self::ROWS_AT_ONCE;
+            }
         }
         copy::commit_group();
     }
 
-    /// Adds the products of the stage at word `at`. Tokens past the last one repeat it; their sums are not used.
+    /// Adds the products of the chunk at word `at`. Tokens past the last one repeat it; their sums are not used.
     ///
     /// # Safety
-    /// As [`Self::sums`]; the stage is written, with a barrier since.
+    /// As [`Self::sums`]; the chunk is written, with a barrier since.
     #[inline(always)]
     unsafe fn multiply(
         self,
         memory: Shared<u32, M>,
         at: u32,
-        [low, high]: [W::Run; 2],
-        acc: [[f32; 4]; N],
-    ) -> [[f32; 4]; N] {
+        weights: W::Chunk,
+        mut acc: Sums<F, N>,
+    ) -> Sums<F, N> {
         let place = Place::of(thread::lane_id());
-        let chunk = at + thread::warp_id() / WARP_COLUMNS * CHUNK_PIECES * 4 + 4 * place.pair;
         let last = self.rows() - 1;
-        let rows: [u32; N] = array_from_fn(|n| (8 * n as u32 + place.row).min(last) * ROW);
-        let add = |of_run: u32, low: Piece, high: Piece, acc: [[f32; 4]; N]| {
-            array_from_fn(|n| {
+        let mut add = |of_lane: u32, pieces: fn(W::Chunk, usize) -> [Piece; 2]| {
+            let input: [Piece; N] = array_from_fn(|n| {
+                let row = (8 * n as u32 + place.row).min(last);
+                let slot = slot(W::piece_of(place.pair, of_lane), row);
                 // SAFETY: by this function's own contract.
-                unsafe {
-                    let input = memory.load_u32x4(chunk + rows[n] + 16 * of_run);
-                    multiply(low, high, input, acc[n])
-                }
-            })
+                unsafe { memory.load_u32x4(at + row * ROW + 4 * slot) }
+            });
+            unroll::<F>(|f| {
+                let [low, high] = pieces(weights, f);
+                // SAFETY: by this function's own contract.
+                unroll::<N>(|n| acc[f][n] = unsafe { multiply(low, high, input[n], acc[f][n]) });
+            });
         };
-        let acc = add(0, W::piece::<0>(low), W::piece::<0>(high), acc);
-        let acc = add(1, W::piece::<1>(low), W::piece::<1>(high), acc);
-        let acc = add(2, W::piece::<2>(low), W::piece::<2>(high), acc);
-        add(3, W::piece::<3>(low), W::piece::<3>(high), acc)
+        add(0, W::pieces::<0>);
+        add(1, W::pieces::<1>);
+        add(2, W::pieces::<2>);
+        add(3, W::pieces::<3>);
+        acc
     }
 
     /// Puts the warp's sums into shared memory, `[parts, tokens, columns]`.
     ///
     /// # Safety
-    /// As [`Self::sums`]; no thread reads a stage any more; a barrier follows.
+    /// All threads of the block call it, each once; a barrier follows.
     #[inline(always)]
-    unsafe fn store_parts(self, memory: Shared<u32, M>, acc: [[f32; 4]; N]) {
+    unsafe fn store_parts(memory: Shared<u32, M>, acc: Sums<F, N>) {
         let (place, warp) = (Place::of(thread::lane_id()), thread::warp_id());
-        let column = warp % WARP_COLUMNS * 16 + place.row;
-        let token = warp / WARP_COLUMNS * Self::TOKENS + 2 * place.pair;
-        unroll::<N>(|n| {
-            let at = (token + 8 * n as u32) * SUM_ROW + column;
-            let [a, b, c, d] = acc[n].map(f32::to_bits);
-            // SAFETY: each element of the warp's part once.
-            unsafe {
-                memory.store(at, a);
-                memory.store(at + SUM_ROW, b);
-                memory.store(at + 8, c);
-                memory.store(at + SUM_ROW + 8, d);
-            }
+        let column = warp % Self::WARPS * 16 * F as u32 + place.row;
+        let token = warp / Self::WARPS * Self::TOKENS + 2 * place.pair;
+        let first = parts_at(Self::TOKENS) + token * SUM_ROW + column;
+        unroll::<F>(|f| {
+            unroll::<N>(|n| {
+                let at = first + 16 * f as u32 + 8 * n as u32 * SUM_ROW;
+                let [a, b, c, d] = acc[f][n].map(f32::to_bits);
+                // SAFETY: each element of the warp's part once.
+                unsafe {
+                    memory.store(at, a);
+                    memory.store(at + SUM_ROW, b);
+                    memory.store(at + 8, c);
+                    memory.store(at + SUM_ROW + 8, d);
+                }
+            });
         });
     }
 }

@@ -7,8 +7,8 @@ use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::shared::Shared;
 use simt::thread;
 
-use super::product::{Block, COLUMNS, SUM_ROW, THREADS, sums_at};
-use super::weights::Nvfp4Weights;
+use super::product::{Block, COLUMNS, SUM_ROW, sums_at, threads};
+use super::weights::{NVFP4_FRAGMENTS, Nvfp4Weights};
 use crate::args::Nvfp4IndexQuery;
 use crate::index_row::IndexRowFormat;
 use crate::indexer::CHANNELS;
@@ -18,7 +18,7 @@ use crate::params::Nvfp4IndexQueryParams;
 /// Blocks of a head.
 pub const HEAD_BLOCKS: u32 = CHANNELS / COLUMNS;
 /// Warps of a block.
-const WARPS: u32 = THREADS / 32;
+const WARPS: u32 = threads(NVFP4_FRAGMENTS) / 32;
 
 /// Makes the queries of each token's heads, and their weights.
 ///
@@ -28,13 +28,13 @@ const WARPS: u32 = THREADS / 32;
 #[inline(always)]
 pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvfp4IndexQuery) {
     let Nvfp4IndexQueryParams { first, tokens, heads, inner, scale_bits } = args.params;
-    let block = Block::<_, N, M> {
-        weights: Nvfp4Weights { codes: args.codes, scales: args.scales, inner },
+    let block = Block::<_, NVFP4_FRAGMENTS, N, M> {
+        weights: Nvfp4Weights::new(args.codes, args.scales, inner),
         input: args.input,
         tokens,
         columns: heads * CHANNELS,
         inner,
-        first_token: thread::block_idx_y() * Block::<Nvfp4Weights, N, M>::TOKENS,
+        first_token: thread::block_idx_y() * 8 * N as u32,
         first_column: thread::block_idx_x() * COLUMNS,
     };
     let queries = Queries {
@@ -60,10 +60,11 @@ pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvf
             return;
         }
         let memory = Shared::<u32, M>::at(0);
-        let sums = sums_at(Block::<Nvfp4Weights, N, M>::TOKENS);
+        let sums = sums_at(8 * N as u32);
         let scale = f32::from_bits(scale_bits);
-        block.sums(memory, |token, column, sum| {
-            memory.store(sums + token * SUM_ROW + column, (sum * scale).to_bits());
+        block.sums(memory, |token, column, values| {
+            let values = values.map(|sum| (sum * scale).to_bits());
+            memory.store_u32x4(sums + token * SUM_ROW + column, values);
         });
         sync_cluster();
         let channel = 4 * thread::lane_id();

@@ -1,40 +1,48 @@
 //! Weights as a lane of a product takes them.
 
-use kv_layout::linear::GROUP;
+use kv_layout::linear::{TILE_CODES, TILE_COLUMNS, TILE_INNER, TILE_SCALES, device_pairs};
+use simt::math::{mul_bf16x2, permute_bytes};
 use simt::mem::Global;
 
-use crate::convert::{E2M1_BITS_LOG2, bf16x8_from_e2m1, f32x4_from_e4m3};
-use crate::fragment::Piece;
+use crate::convert::{E2M1_BITS_LOG2, f32x4_from_e4m3};
+use crate::fragment::{Piece, Place};
 
-/// Elements of a row that a lane takes at once: four pieces of eight.
-pub const RUN: u32 = 32;
-/// Pieces of a row that the four lanes of a row of a fragment take together.
-pub const CHUNK_PIECES: u32 = 16;
+/// Pieces of a row of activations in a chunk: 128 values.
+pub const CHUNK_PIECES: u32 = TILE_INNER / 8;
+
+/// Fragments of 16 columns that a warp has of a weight in BF16: more would not fit its registers.
+pub const BF16_FRAGMENTS: usize = 1;
+/// And of one in NVFP4: all columns of a block, so that a warp alone reads its part of the activations.
+pub const NVFP4_FRAGMENTS: usize = 4;
 
 /// A weight, `[columns, inner]`: a row a column of the product.
 pub trait Weights: Copy {
-    /// The lane's elements of one row and chunk.
-    type Run: Copy;
+    /// A lane's part of a chunk of the warp's columns: of each fragment columns `place.row` and `place.row + 8`, four
+    /// pieces of each.
+    type Chunk: Copy;
+    /// Fragments of 16 columns that a warp has.
+    const FRAGMENTS: usize;
     /// What sums are still to be multiplied by.
     const UNIT: f32;
 
-    /// The lane's elements of chunk `chunk` of row `row`; zeros where the row has ended. Lane `t` of four.
+    /// The lane's part of chunk `chunk` of the columns from `first` on; zeros where rows have ended. What it has of
+    /// columns past the last is not used.
     ///
     /// # Safety
-    /// The row exists.
-    unsafe fn load(self, row: u32, chunk: u32, t: u32) -> Self::Run;
+    /// The first column of the block exists.
+    unsafe fn load(self, first: u32, chunk: u32, place: Place) -> Self::Chunk;
 
-    /// Prefetches `rows` rows from row `first` on, a multiple of 64.
+    /// Prefetches `rows` columns from `first` on, a multiple of 64.
     ///
     /// # Safety
-    /// The rows exist.
+    /// The columns exist.
     unsafe fn prefetch(self, first: u32, rows: u32);
 
-    /// Piece `PIECE` of four as BF16 pairs.
-    fn piece<const PIECE: usize>(run: Self::Run) -> Piece;
+    /// Pieces `PIECE` of four of the two columns of fragment `fragment` as BF16 pairs.
+    fn pieces<const PIECE: usize>(chunk: Self::Chunk, fragment: usize) -> [Piece; 2];
 
-    /// The lane and the piece of its run that take piece `piece` of a chunk.
-    fn place(piece: u32) -> (u32, u32);
+    /// The piece of a chunk that is the `of_lane`-th of lane `t` of four.
+    fn piece_of(t: u32, of_lane: u32) -> u32;
 }
 
 /// BF16.
@@ -42,24 +50,30 @@ pub trait Weights: Copy {
 pub struct Bf16Weights {
     /// `[columns, inner]`.
     pub values: Global<u16>,
-    /// Elements of a row, a multiple of [`RUN`].
+    /// Columns.
+    pub columns: u32,
+    /// Elements of a row, a multiple of 32.
     pub inner: u32,
 }
 
 impl Weights for Bf16Weights {
-    type Run = [Piece; 4];
+    type Chunk = [[Piece; 4]; 2];
+    const FRAGMENTS: usize = BF16_FRAGMENTS;
     const UNIT: f32 = 1.0;
 
+    /// Columns past the last one repeat it.
     #[inline(always)]
-    unsafe fn load(self, row: u32, chunk: u32, t: u32) -> [Piece; 4] {
-        [0, 1, 2, 3].map(|piece| {
-            let k = 8 * (chunk * CHUNK_PIECES + 4 * piece + t);
-            if k >= self.inner {
-                return [0; 4];
-            }
-            let at = u64::from(row) * u64::from(self.inner) + u64::from(k);
-            // SAFETY: eight elements of the row, at a multiple of eight.
-            unsafe { self.values.load_u32x4(at) }
+    unsafe fn load(self, first: u32, chunk: u32, place: Place) -> [[Piece; 4]; 2] {
+        [0, 8].map(|eight| {
+            let row = u64::from((first + place.row + eight).min(self.columns - 1));
+            [0, 1, 2, 3].map(|piece| {
+                let k = 8 * (chunk * CHUNK_PIECES + Self::piece_of(place.pair, piece));
+                if k >= self.inner {
+                    return [0; 4];
+                }
+                // SAFETY: eight elements of the row, at a multiple of eight.
+                unsafe { self.values.load_u32x4(row * u64::from(self.inner) + u64::from(k)) }
+            })
         })
     }
 
@@ -72,83 +86,103 @@ impl Weights for Bf16Weights {
     }
 
     #[inline(always)]
-    fn piece<const PIECE: usize>(run: [Piece; 4]) -> Piece {
-        run[PIECE]
+    fn pieces<const PIECE: usize>(chunk: [[Piece; 4]; 2], _: usize) -> [Piece; 2] {
+        chunk.map(|column| column[PIECE])
     }
 
     /// Lanes take pieces by turns, so that their loads touch whole sectors.
     #[inline(always)]
-    fn place(piece: u32) -> (u32, u32) {
-        (piece % 4, piece / 4)
+    fn piece_of(t: u32, of_lane: u32) -> u32 {
+        4 * of_lane + t
     }
 }
 
-/// NVFP4: E2M1 codes in the order of `kv_layout::linear::device_nibble`, and an E4M3 scale for each 16.
+/// NVFP4 by the tiles of `kv_layout::linear`.
 #[derive(Clone, Copy)]
 pub struct Nvfp4Weights {
-    /// `[columns, inner / 2]`.
+    /// `[columns / 64, inner / 128, 4096]`.
     pub codes: Global<u8>,
-    /// `[columns, inner / 16]`.
+    /// `[columns / 64, inner / 128, 512]`.
     pub scales: Global<u8>,
-    /// Elements of a row, a multiple of [`RUN`].
-    pub inner: u32,
+    /// Tiles of a row.
+    pub row_tiles: u32,
 }
 
-/// The lane's codes, and two scales in the lowest bytes.
+/// The lane's codes of eight columns, and two scales of each.
 #[derive(Clone, Copy)]
-pub struct Nvfp4Run {
-    codes: Piece,
-    scales: u32,
+pub struct Nvfp4Chunk {
+    codes: [Piece; 2 * NVFP4_FRAGMENTS],
+    scales: Piece,
 }
 
 /// log2 of the factor by which values are too small: with all of [`E2M1_BITS_LOG2`] a large scale would overflow.
 const SMALLER_LOG2: u32 = 8;
 
+impl Nvfp4Weights {
+    /// The weight with rows of `inner` values.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(codes: Global<u8>, scales: Global<u8>, inner: u32) -> Self {
+        Self { codes, scales, row_tiles: inner.div_ceil(TILE_INNER) }
+    }
+
+    /// Number of the first tile of the columns from `first` on.
+    #[inline(always)]
+    fn first_tile(self, first: u32) -> u64 {
+        u64::from(first / TILE_COLUMNS) * u64::from(self.row_tiles)
+    }
+}
+
 impl Weights for Nvfp4Weights {
-    type Run = Nvfp4Run;
+    type Chunk = Nvfp4Chunk;
+    const FRAGMENTS: usize = NVFP4_FRAGMENTS;
     const UNIT: f32 = (1 << SMALLER_LOG2) as f32;
 
     #[inline(always)]
-    unsafe fn load(self, row: u32, chunk: u32, t: u32) -> Nvfp4Run {
-        let k = chunk * 8 * CHUNK_PIECES + RUN * t;
-        if k >= self.inner {
-            return Nvfp4Run { codes: [0; 4], scales: 0 };
+    unsafe fn load(self, first: u32, chunk: u32, place: Place) -> Nvfp4Chunk {
+        if chunk >= self.row_tiles {
+            return Nvfp4Chunk { codes: [[0; 4]; 2 * NVFP4_FRAGMENTS], scales: [0; 4] };
         }
-        let at = u64::from(row) * u64::from(self.inner) + u64::from(k);
-        // SAFETY: 32 codes of the row, which are 16 bytes at a multiple of 16, and their two scales.
+        let tile = self.first_tile(first) + u64::from(chunk);
+        let lane = u64::from(16 * (4 * place.row + place.pair));
+        let codes = tile * u64::from(TILE_CODES) + lane;
+        // SAFETY: 16 bytes of each 512 of the tile.
         unsafe {
-            Nvfp4Run {
-                codes: self.codes.load_u32x4(at / 2),
-                scales: self.scales.cast::<u16>().load(at / u64::from(2 * GROUP)).into(),
+            Nvfp4Chunk {
+                codes: [0, 1, 2, 3, 4, 5, 6, 7]
+                    .map(|eight| self.codes.load_u32x4(codes + 512 * eight)),
+                scales: self.scales.load_u32x4(tile * u64::from(TILE_SCALES) + lane),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn prefetch(self, first: u32, rows: u32) {
-        let at = u64::from(first) * u64::from(self.inner);
-        let scales = rows * self.inner / GROUP / 16 * 16;
-        // SAFETY: rows of a multiple of 16 bytes of codes; scales from a multiple of 128 bytes on.
+    unsafe fn prefetch(self, first: u32, _: u32) {
+        let tile = self.first_tile(first);
+        // SAFETY: the tiles of the columns.
         unsafe {
-            self.codes.prefetch_l2(at / 2, rows * self.inner / 2);
-            if scales > 0 {
-                self.scales.prefetch_l2(at / u64::from(GROUP), scales);
-            }
+            self.codes.prefetch_l2(tile * u64::from(TILE_CODES), self.row_tiles * TILE_CODES);
+            self.scales.prefetch_l2(tile * u64::from(TILE_SCALES), self.row_tiles * TILE_SCALES);
         }
     }
 
     /// E2M1 times E4M3 has six significant bits, so that BF16 holds the product exactly.
     #[inline(always)]
-    fn piece<const PIECE: usize>(run: Nvfp4Run) -> Piece {
+    fn pieces<const PIECE: usize>(chunk: Nvfp4Chunk, fragment: usize) -> [Piece; 2] {
         const UNIT: f32 = f32::from_bits((E2M1_BITS_LOG2 - SMALLER_LOG2 + 127) << 23);
-        let scale = f32x4_from_e4m3(run.scales)[PIECE / 2] * UNIT;
-        let high = scale.to_bits() & 0xFFFF_0000;
-        bf16x8_from_e2m1(run.codes[PIECE], high | high >> 16)
+        let scales = f32x4_from_e4m3(chunk.scales[fragment]);
+        [0, 1].map(|eight| {
+            let scale = scales[2 * eight + PIECE / 2] * UNIT;
+            // The upper half in both halves: all significant bits are there.
+            let scale = permute_bytes(scale.to_bits(), 0, 0x3232);
+            let pairs = device_pairs(chunk.codes[2 * fragment + eight][PIECE]);
+            pairs.map(|pair| mul_bf16x2(pair, scale))
+        })
     }
 
     /// A lane takes four pieces in a row: one load.
     #[inline(always)]
-    fn place(piece: u32) -> (u32, u32) {
-        (piece / 4, piece % 4)
+    fn piece_of(t: u32, of_lane: u32) -> u32 {
+        4 * t + of_lane
     }
 }

@@ -5,7 +5,7 @@ use kv_layout::geometry::{
     BLOCK_TOKENS, CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, NOPE_DIM, ROPE_DIM, WINDOW,
 };
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
-use kv_layout::linear::{GROUP, device_nibble};
+use kv_layout::linear::{GROUP, device_word, tile_scale, tile_word};
 use kv_layout::main_row::{DATA_BYTES, MainFormat, ROPE_OFFSET, UE8M0_GROUP};
 use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, MAX_SELECTED};
 use simt::kernel::KernelInfo;
@@ -73,7 +73,7 @@ impl Hash {
 }
 
 /// What dimensions and grids are written with, and where things are in a row.
-const LAYOUT: [u64; 28] = [
+const LAYOUT: [u64; 30] = [
     BLOCK_TOKENS as u64,
     CSA_RATIO as u64,
     HCA_RATIO as u64,
@@ -101,7 +101,9 @@ const LAYOUT: [u64; 28] = [
     DECODE_TOKENS as u64,
     MAX_SELECTED as u64,
     GROUP as u64,
-    device_nibble(1) as u64,
+    device_word(0x1248_8421) as u64,
+    tile_word(9, 5) as u64,
+    tile_scale(9, 3) as u64,
 ];
 
 /// Hash of the kernel table, of the parameter structs and of the row layouts. The PTX manifest states it,

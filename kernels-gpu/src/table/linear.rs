@@ -14,16 +14,15 @@ macro_rules! linear_rows {
                 /// `[columns, inner]` BF16.
                 weight: const u16 align 16 [p.columns, p.inner],
                 /// `[tokens, columns]` f32.
-                output: mut f32 [p.tokens, p.columns];
+                output: mut f32 align 16 [p.tokens, p.columns];
                 Bf16LinearParams
             )
-            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.tokens()), min_sm: 90, waits_in_body: true,
+            { block: linear::product::threads(linear::weights::BF16_FRAGMENTS), min_blocks: 1, shared: linear::product::shared_bytes(f.tokens()), min_sm: 90, waits_in_body: true,
               grid: [p.columns.div_ceil(linear::product::COLUMNS), p.tokens.div_ceil(f.tokens())] }
             bodies {
                 [LinearTile::T8] => bf16_linear_8: linear::output::bf16::<1, { linear::product::words(8) }>,
                 [LinearTile::T16] => bf16_linear_16: linear::output::bf16::<2, { linear::product::words(16) }>,
                 [LinearTile::T32] => bf16_linear_32: linear::output::bf16::<4, { linear::product::words(32) }>,
-                [LinearTile::T64] => bf16_linear_64: linear::output::bf16::<8, { linear::product::words(64) }>,
             }
 
             Nvfp4Linear<(LinearTile, LinearOutput)> |p, f|
@@ -31,25 +30,23 @@ macro_rules! linear_rows {
             (
                 /// `[tokens, inner]` BF16.
                 input: const u16 align 16 [p.tokens, p.inner],
-                /// `[columns, inner / 2]` u8: E2M1 codes, of each eight in the order of `kv_layout::linear::device_nibble`.
-                codes: const u8 align 16 [p.columns, p.inner / 2],
-                /// `[columns, inner / 16]` u8: E4M3 scales.
-                scales: const u8 align 16 [p.columns, p.inner / SCALE_GROUP],
+                /// `[columns / 64, inner / 128, 4096]` u8, rounded up: E2M1 codes by tiles of `kv_layout::linear`.
+                codes: const u8 align 16 [p.columns.div_ceil(TILE_COLUMNS), p.inner.div_ceil(TILE_INNER), TILE_CODES],
+                /// `[columns / 64, inner / 128, 512]` u8, rounded up: E4M3 scales by tiles.
+                scales: const u8 align 16 [p.columns.div_ceil(TILE_COLUMNS), p.inner.div_ceil(TILE_INNER), TILE_SCALES],
                 /// `[tokens, columns]` f32 or BF16.
-                output: mut u8 align 4 [p.tokens, p.columns, f.1.bytes()];
+                output: mut u8 align 16 [p.tokens, p.columns, f.1.bytes()];
                 Nvfp4LinearParams
             )
-            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.0.tokens()), min_sm: 90, waits_in_body: true,
+            { block: linear::product::threads(linear::weights::NVFP4_FRAGMENTS), min_blocks: 2, shared: linear::product::shared_bytes(f.0.tokens()), min_sm: 90, waits_in_body: true,
               grid: [p.columns.div_ceil(linear::product::COLUMNS), p.tokens.div_ceil(f.0.tokens())] }
             bodies {
                 [(LinearTile::T8, LinearOutput::F32)] => nvfp4_linear_8_f32: linear::output::nvfp4::<linear::output::F32, 1, { linear::product::words(8) }>,
                 [(LinearTile::T16, LinearOutput::F32)] => nvfp4_linear_16_f32: linear::output::nvfp4::<linear::output::F32, 2, { linear::product::words(16) }>,
                 [(LinearTile::T32, LinearOutput::F32)] => nvfp4_linear_32_f32: linear::output::nvfp4::<linear::output::F32, 4, { linear::product::words(32) }>,
-                [(LinearTile::T64, LinearOutput::F32)] => nvfp4_linear_64_f32: linear::output::nvfp4::<linear::output::F32, 8, { linear::product::words(64) }>,
                 [(LinearTile::T8, LinearOutput::Bf16)] => nvfp4_linear_8_bf16: linear::output::nvfp4::<linear::output::Bf16, 1, { linear::product::words(8) }>,
                 [(LinearTile::T16, LinearOutput::Bf16)] => nvfp4_linear_16_bf16: linear::output::nvfp4::<linear::output::Bf16, 2, { linear::product::words(16) }>,
                 [(LinearTile::T32, LinearOutput::Bf16)] => nvfp4_linear_32_bf16: linear::output::nvfp4::<linear::output::Bf16, 4, { linear::product::words(32) }>,
-                [(LinearTile::T64, LinearOutput::Bf16)] => nvfp4_linear_64_bf16: linear::output::nvfp4::<linear::output::Bf16, 8, { linear::product::words(64) }>,
             }
 
             Nvfp4IndexQuery<(IndexFormat, LinearTile)> |p, f|
@@ -58,10 +55,10 @@ macro_rules! linear_rows {
             (
                 /// `[tokens, inner]` BF16.
                 input: const u16 align 16 [p.tokens, p.inner],
-                /// `[heads * 128, inner / 2]` u8: as of `nvfp4_linear`.
-                codes: const u8 align 16 [p.heads, INDEX_DIM, p.inner / 2],
-                /// `[heads * 128, inner / 16]` u8: E4M3 scales.
-                scales: const u8 align 16 [p.heads, INDEX_DIM, p.inner / SCALE_GROUP],
+                /// `[heads * 128 / 64, inner / 128, 4096]` u8: as of `nvfp4_linear`.
+                codes: const u8 align 16 [p.heads, INDEX_DIM / TILE_COLUMNS, p.inner.div_ceil(TILE_INNER), TILE_CODES],
+                /// `[heads * 128 / 64, inner / 128, 512]` u8: as of `nvfp4_linear`.
+                scales: const u8 align 16 [p.heads, INDEX_DIM / TILE_COLUMNS, p.inner.div_ceil(TILE_INNER), TILE_SCALES],
                 /// `[tokens, heads]` f32, projected.
                 projected_weight: const f32 [p.tokens, p.heads],
                 /// `[32]` radians per token of each rotated pair.
@@ -76,21 +73,18 @@ macro_rules! linear_rows {
                 weight: mut f32 [p.tokens, p.heads];
                 Nvfp4IndexQueryParams
             )
-            { block: linear::product::THREADS, min_blocks: 1, shared: linear::product::shared_bytes(f.1.tokens()), min_sm: 90, cluster: 2, waits_in_body: true,
+            { block: linear::product::threads(linear::weights::NVFP4_FRAGMENTS), min_blocks: 2, shared: linear::product::shared_bytes(f.1.tokens()), min_sm: 90, cluster: 2, waits_in_body: true,
               grid: [QUERY_HEADS * linear::query::HEAD_BLOCKS, p.tokens.div_ceil(f.1.tokens())] }
             bodies {
                 [(IndexFormat::Nvfp4, LinearTile::T8)] => nvfp4_index_query_nvfp4_8: linear::query::query::<index_row::Nvfp4Row, 1, { linear::product::words(8) }>,
                 [(IndexFormat::Nvfp4, LinearTile::T16)] => nvfp4_index_query_nvfp4_16: linear::query::query::<index_row::Nvfp4Row, 2, { linear::product::words(16) }>,
                 [(IndexFormat::Nvfp4, LinearTile::T32)] => nvfp4_index_query_nvfp4_32: linear::query::query::<index_row::Nvfp4Row, 4, { linear::product::words(32) }>,
-                [(IndexFormat::Nvfp4, LinearTile::T64)] => nvfp4_index_query_nvfp4_64: linear::query::query::<index_row::Nvfp4Row, 8, { linear::product::words(64) }>,
                 [(IndexFormat::Mxfp4, LinearTile::T8)] => nvfp4_index_query_mxfp4_8: linear::query::query::<index_row::Mxfp4Row, 1, { linear::product::words(8) }>,
                 [(IndexFormat::Mxfp4, LinearTile::T16)] => nvfp4_index_query_mxfp4_16: linear::query::query::<index_row::Mxfp4Row, 2, { linear::product::words(16) }>,
                 [(IndexFormat::Mxfp4, LinearTile::T32)] => nvfp4_index_query_mxfp4_32: linear::query::query::<index_row::Mxfp4Row, 4, { linear::product::words(32) }>,
-                [(IndexFormat::Mxfp4, LinearTile::T64)] => nvfp4_index_query_mxfp4_64: linear::query::query::<index_row::Mxfp4Row, 8, { linear::product::words(64) }>,
                 [(IndexFormat::Fp8, LinearTile::T8)] => nvfp4_index_query_fp8_8: linear::query::query::<index_row::Fp8Row, 1, { linear::product::words(8) }>,
                 [(IndexFormat::Fp8, LinearTile::T16)] => nvfp4_index_query_fp8_16: linear::query::query::<index_row::Fp8Row, 2, { linear::product::words(16) }>,
                 [(IndexFormat::Fp8, LinearTile::T32)] => nvfp4_index_query_fp8_32: linear::query::query::<index_row::Fp8Row, 4, { linear::product::words(32) }>,
-                [(IndexFormat::Fp8, LinearTile::T64)] => nvfp4_index_query_fp8_64: linear::query::query::<index_row::Fp8Row, 8, { linear::product::words(64) }>,
             }
         } }
     };

@@ -5,7 +5,9 @@ pub use kv_layout::geometry::{
     csa_state_rows,
 };
 pub use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
-pub use kv_layout::linear::{GROUP as SCALE_GROUP, LinearOutput, LinearTile};
+pub use kv_layout::linear::{
+    LinearOutput, LinearTile, TILE_CODES, TILE_COLUMNS, TILE_INNER, TILE_SCALES,
+};
 pub use kv_layout::main_row::MainFormat;
 pub use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth};
 
