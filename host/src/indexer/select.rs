@@ -227,11 +227,14 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         let queries = access.queries(part.first..part.first + part.count)?;
         let (keys, table) = (access.pools.index_keys(config)?, memory.table());
         let workspace = selection.workspace;
-        let IndexerWorkspace { columns, scores, maxima, .. } = workspace;
+        // As many as the longest request of the step, or of its bucket, has entries; `in_parts` has seen that the
+        // workspace holds them.
+        let columns = columns(access.shape.context);
+        let IndexerWorkspace { scores, maxima, .. } = workspace;
         let quantised = workspace.queries();
-        let scores = Scores { scores, maxima, columns: *columns };
+        let scores = Scores { scores, maxima, columns };
         let (queries, from, table, keys) = (&queries, &quantised, &table, &keys);
-        let (columns, format) = (*columns, keys.format);
+        let format = keys.format;
         if let Some(found) = &memory.poison {
             let (layer, scored) = (self.schema().layer, Scored { skip: k, columns });
             let search = PoisonedKeySearch { queries, layer, table, keys, scored, found };

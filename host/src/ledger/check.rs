@@ -24,7 +24,8 @@ impl Ledger {
             let limit = limits.requests;
             return Err(KvError::TooManyRequests { requests: step.len(), limit, by });
         }
-        let (mut tokens, mut tokens_per_request, mut new_blocks) = (0, 0, 0);
+        let (mut tokens, mut tokens_per_request) = (0, 0);
+        let (mut context, mut new_blocks) = (0, 0);
         self.growing.clear();
         // What the loop asks for again and again lies in registers: nothing here is behind `self`.
         let (needs, rollback) = (self.block_needs(group), self.rollback_tokens);
@@ -40,7 +41,9 @@ impl Ledger {
             }
             tokens += u64::from(part.tokens);
             tokens_per_request = tokens_per_request.max(part.tokens);
-            let needed = needs.of(part.start + part.tokens);
+            let end = part.start + part.tokens;
+            context = context.max(end);
+            let needed = needs.of(end);
             if needed > held {
                 new_blocks += needed - held;
                 growing.push(Growth { slot: part.id.slot(), held, needed });
@@ -53,7 +56,7 @@ impl Ledger {
             return Err(KvError::OutOfBlocks { needed: new_blocks, free: self.blocks.free() });
         }
         let requests = step.len() as u32;
-        Ok(StepPlan { tokens: tokens as u32, tokens_per_request, requests, new_blocks })
+        Ok(StepPlan { tokens: tokens as u32, tokens_per_request, requests, context, new_blocks })
     }
 
     /// How many blocks requests need for a step of `group`. Draft layers store no entries.

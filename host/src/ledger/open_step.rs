@@ -47,6 +47,8 @@ pub struct StepPlan {
     pub tokens_per_request: u32,
     /// Requests that take part.
     pub requests: u32,
+    /// Tokens that its longest request has after it.
+    pub context: u32,
     /// Blocks taken for the step.
     pub new_blocks: u32,
 }

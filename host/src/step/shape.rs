@@ -13,21 +13,23 @@ pub(crate) struct StepShape {
     pub tokens_per_request: u32,
     /// Most requests.
     pub requests: u32,
+    /// Most tokens that a request has after the step.
+    pub context: u32,
     /// Tokens that a request may write and lose again: `max_draft` + 1.
     pub rollback: u32,
 }
 
 impl StepShape {
     pub fn of_bucket(bucket: &Bucket, config: &CacheConfig) -> Self {
-        let Bucket { tokens, tokens_per_request, requests, .. } = *bucket;
+        let Bucket { tokens, tokens_per_request, requests, context } = *bucket;
         let rollback = config.step_tokens_with_rollback();
-        Self { tokens, tokens_per_request, requests, rollback }
+        Self { tokens, tokens_per_request, requests, context, rollback }
     }
 
     pub fn of_plan(plan: StepPlan, config: &CacheConfig) -> Self {
-        let StepPlan { tokens, tokens_per_request, requests, .. } = plan;
+        let StepPlan { tokens, tokens_per_request, requests, context, .. } = plan;
         let rollback = config.step_tokens_with_rollback();
-        Self { tokens, tokens_per_request, requests, rollback }
+        Self { tokens, tokens_per_request, requests, context, rollback }
     }
 
     /// Whether a layer's update and append are one launch, without a work list: no request has so many

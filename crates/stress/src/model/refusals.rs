@@ -124,6 +124,7 @@ impl Model {
             tokens: step.iter().map(|part| part.tokens).sum(),
             tokens_per_request: step.iter().map(|part| part.tokens).max().unwrap_or(0),
             requests: step.len() as u32,
+            context: step.iter().map(|part| part.start + part.tokens).max().unwrap_or(0),
             new_blocks: step.iter().map(new).sum(),
         }
     }

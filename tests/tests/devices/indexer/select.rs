@@ -5,8 +5,8 @@ use dsv4_kv::indexer::{Activations, Selection};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ops::one_launch_is_faster;
 use dsv4_kv::{
-    CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, QueryWeight, WorkspaceLimits,
-    WorkspaceSize,
+    Bucket, CacheConfig, CsaIndexer, IndexerWorkspace, KvError, LayerId, QueryWeight,
+    WorkspaceLimits, WorkspaceSize,
 };
 use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
 use dsv4_kv_oracle::compressor::visible;
@@ -233,34 +233,47 @@ fn check_lists<B: Backend>(device: &Device<B>, index_format: IndexFormat, is_nvf
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
-/// Queries enough for scores and lists in one launch: as in parts that take two.
+/// Queries enough for scores and lists in one launch, in a cache for long contexts: the lengths of the step decide,
+/// or of its bucket, and the lists are those of two launches.
 pub fn one_launch_lists_as_two<B: Backend>(device: &Device<B>) {
     const MANY: u32 = 72;
+    const CONTEXT: u32 = 16_384;
     let formats: Formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-    let mut fed = Fed::new(device, config(&tiny(), formats, 1));
     let story = Story::random(&tiny(), 230, 24);
-    let id = fed.manager.admit().unwrap();
-    fed.step(&[Part::new(id, &story, 0..160)], Padding::None);
-    let inputs = Inputs::new(&fed, 3, MANY);
-    let lists = || filled::<B, i32>(&fed.stream, (MANY * K) as usize);
-    let (whole, in_parts) = (lists(), lists());
-    let (large, small) = (inputs.workspace(&fed, MANY), inputs.workspace(&fed, MANY / 2));
-    let columns = fed.manager.config().max_context / 4;
-    let in_one = |queries| one_launch_is_faster(IndexFormat::Mxfp4, columns, queries);
-    assert!(in_one(MANY) && !in_one(MANY / 2), "the two ways are not compared");
-    let (parts, bucket) = ([Part::new(id, &story, 160..230)], fed.bucket(MANY, MANY));
-    fed.run(&parts, bucket, &[70], &mut |layer, updated| {
-        if layer.0 as usize == LAYERS[0] {
-            inputs.select(updated, &large, &whole)?;
-            inputs.select(updated, &small, &in_parts)?;
-        }
-        Ok(())
-    });
-    let found = download(&fed.stream, &whole);
-    assert_eq!(found, download(&fed.stream, &in_parts));
-    assert!(found[..K as usize].iter().all(|&entry| entry >= 0), "a query sees more than it lists");
-    assert!(found[(70 * K) as usize..].iter().all(|&entry| entry == -1), "padding got entries");
-    fed.manager.check_faults(&fed.stream).unwrap();
+    let in_one = |context: u32, queries| {
+        let columns = (context / 4).next_multiple_of(32);
+        one_launch_is_faster(IndexFormat::Mxfp4, columns, queries)
+    };
+    assert!(in_one(230, 70) && in_one(640, MANY), "both of one launch");
+    assert!(!in_one(640, MANY / 2) && !in_one(CONTEXT, MANY), "both of two");
+    // The context of the bucket, if there is one; queries at once.
+    let lists = |context: Option<u32>, at_once| {
+        let config = CacheConfig { max_context: CONTEXT, ..config(&tiny(), formats, 1) };
+        let mut fed = Fed::new(device, config);
+        let id = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(id, &story, 0..160)], Padding::None);
+        let count = if context.is_some() { MANY } else { 70 };
+        let inputs = Inputs { bucket: count, ..Inputs::new(&fed, 3, MANY) };
+        let selected = filled::<B, i32>(&fed.stream, (MANY * K) as usize);
+        let workspace = inputs.workspace(&fed, at_once);
+        let bucket =
+            |context| Bucket { tokens: MANY, tokens_per_request: MANY, requests: 1, context };
+        let padding = context.map_or(Padding::None, |context| Padding::Bucket(bucket(context)));
+        fed.run(&[Part::new(id, &story, 160..230)], padding, &[70], &mut |layer, updated| {
+            let is_first = layer.0 as usize == LAYERS[0];
+            if is_first { inputs.select(updated, &workspace, &selected) } else { Ok(()) }
+        });
+        fed.manager.check_faults(&fed.stream).unwrap();
+        let found = download(&fed.stream, &selected);
+        assert!(found[..K as usize].iter().all(|&entry| entry >= 0), "it sees more than it lists");
+        let padding = &found[(70 * K) as usize..(count * K) as usize];
+        assert!(padding.iter().all(|&entry| entry == -1), "padding got entries");
+        found[..(70 * K) as usize].to_vec()
+    };
+    let two = lists(Some(CONTEXT), MANY);
+    assert_eq!(lists(None, 70), two, "one by one");
+    assert_eq!(lists(Some(640), MANY), two, "for a short bucket");
+    assert_eq!(lists(Some(640), MANY / 2), two, "in parts");
 }
 
 fn limits(context: u32, queries: u32, bytes: u64) -> WorkspaceLimits {

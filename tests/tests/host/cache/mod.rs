@@ -5,5 +5,6 @@ mod capacity;
 mod device_failures;
 mod identity;
 mod ledger;
+mod selection;
 mod sent;
 mod threads;

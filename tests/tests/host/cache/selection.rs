@@ -1,0 +1,116 @@
+//! Which launches a selection takes, in a cache for long contexts: counted on a device that does nothing.
+
+use dsv4_kv::bucket::LimitedBy;
+use dsv4_kv::device::{Null, NullDevice, Stream};
+use dsv4_kv::indexer::{ProjectedQueries, Selection};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::step::{CompressorInputs, CsaInputs};
+use dsv4_kv::{
+    Accepted, Bucket, CacheConfig, IndexerWorkspace, KvCacheManager, KvError, Launches, LayerId,
+    Layers, RequestId, StepRequest, WorkspaceLimits,
+};
+
+/// Tokens of the longest request.
+const CONTEXT: u32 = 131_072;
+/// Tokens of a step: as many queries as are taken in one launch, where rows are short.
+const TOKENS: u32 = 96;
+/// `index_query`, and the launch of scores and lists, or one of each.
+const ONE: u64 = 2;
+const TWO: u64 = 3;
+
+/// A cache of one CSA layer, and a request of `start` tokens.
+struct Cache {
+    cache: KvCacheManager<Null>,
+    stream: Stream<Null>,
+    id: RequestId,
+    start: u32,
+}
+
+impl Cache {
+    fn new(start: u32) -> Self {
+        let tiny = ModelConfig::preset("tiny").unwrap();
+        let model = ModelConfig { layers: vec![LayerKind::Csa], mtp_layers: 0, ..tiny };
+        let config = CacheConfig {
+            num_blocks: 1024,
+            max_context: CONTEXT,
+            max_step_tokens: 65_536,
+            ..CacheConfig::smallest(model)
+        };
+        let mut cache = KvCacheManager::new(NullDevice::null(1 << 40), config).unwrap();
+        let (stream, id) = (cache.device().stream().unwrap(), cache.admit().unwrap());
+        if start > 0 {
+            let step = [StepRequest { id, start: 0, tokens: start }];
+            let mut step = cache.begin_step(&stream, Launches::Eager, &step).unwrap();
+            step.skip_kernels();
+            step.commit(&[Accepted::count(id, start)]).unwrap();
+        }
+        Self { cache, stream, id, start }
+    }
+
+    /// Launches of a selection in the request's next step.
+    fn launches(&mut self, launches: Launches<'_>) -> Result<u64, KvError> {
+        let parts = [StepRequest { id: self.id, start: self.start, tokens: TOKENS }];
+        select(&mut *self.cache.begin_step(&self.stream, launches, &parts)?)
+    }
+}
+
+/// Updates the layer and selects for all queries; the launches of the selection.
+fn select(layers: &mut Layers<'_, Null>) -> Result<u64, KvError> {
+    let device = layers.stream().device().clone();
+    let floats = device.allocate::<f32>("projections", 1 << 20)?;
+    let compressor =
+        || CompressorInputs { kv: &floats, gate: &floats, ape: &floats, norm: &floats };
+    let kv = device.allocate("rows", 1 << 20)?;
+    let model = ModelConfig::preset("tiny").unwrap();
+    let limits = WorkspaceLimits { context: CONTEXT, queries: TOKENS, bytes: u64::MAX };
+    let workspace = &IndexerWorkspace::new(&device, &model, limits)?;
+    let (queries, weights) = (&floats, &floats);
+    let selected = &device.allocate("lists", 1 << 20)?;
+    let inputs = CsaInputs { kv: &kv, main: compressor(), index: compressor() };
+    let layer = layers.csa(LayerId(0))?.update(&inputs)?;
+    let before = device.backend().calls().launches;
+    let selection = Selection { workspace, queries: 0..TOKENS, k: 16, selected };
+    layer.select_projected(&ProjectedQueries { queries, weights }, &selection)?;
+    Ok(device.backend().calls().launches - before)
+}
+
+fn bucket(context: u32) -> Bucket {
+    Bucket { tokens: TOKENS, tokens_per_request: TOKENS, requests: 1, context }
+}
+
+/// One by one the longest request of the step decides, under a bucket the longest that it is for.
+#[test]
+fn a_short_step_takes_one_launch_for_scores_and_lists() {
+    let longest_short = 4 * 2048 - TOKENS;
+    for (start, want) in [(0, ONE), (500, ONE), (longest_short, ONE), (longest_short + 128, TWO)] {
+        assert_eq!(Cache::new(start).launches(Launches::Eager).unwrap(), want, "from {start}");
+    }
+    for (context, want) in [(640, ONE), (8192, ONE), (8192 + 128, TWO), (CONTEXT, TWO)] {
+        let bucket = bucket(context);
+        let taken = Cache::new(500).launches(Launches::Bucket(&bucket)).unwrap();
+        assert_eq!(taken, want, "for {context} tokens");
+    }
+}
+
+/// What a graph for short contexts has captured would cut the list of a longer request, which it does not get.
+#[test]
+fn a_graph_for_short_contexts_refuses_long_ones() {
+    let Cache { mut cache, stream, id, start } = Cache::new(600);
+    let bucket = bucket(640);
+    let graph = cache.capture(&stream, &bucket, Vec::new(), |_| Ok(())).unwrap();
+    assert_eq!(graph.bucket().context, 640);
+    let step = [StepRequest { id, start, tokens: 41 }];
+    let refused = cache.begin_step(&stream, Launches::Bucket(&bucket), &step).err().unwrap();
+    let KvError::ContextTooLong { end: 641, limit: 640, by: LimitedBy::Bucket, .. } = refused
+    else {
+        panic!("{refused}");
+    };
+    for launches in [Launches::Eager, Launches::Bucket(&Bucket { context: 641, ..bucket })] {
+        let mut step = cache.begin_step(&stream, launches, &step).unwrap();
+        assert!(matches!(step.replay(&graph), Err(KvError::WrongBucket { .. })));
+    }
+    let step = [StepRequest { id, start, tokens: 40 }];
+    let mut step = cache.begin_step(&stream, Launches::Bucket(&bucket), &step).unwrap();
+    step.replay(&graph).unwrap();
+}
