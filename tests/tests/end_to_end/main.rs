@@ -9,6 +9,7 @@
 //! | `tier1.rs` | logits, end to end, where nothing is chosen by score |
 //! | `tier2.rs` | each layer, fed with the reference: entries, keys, lists, experts, streams |
 //! | `tier3.rs` | batches, chunks, drafts and graphs: the same bits; and logits with the reference's tokens |
+//! | `released.rs` | tier 1 with released names and configuration |
 //! | `nvfp4.rs` | indexers with weights in NVFP4: as with their values in BF16 |
 //! | `mutations.rs` | models with one part broken: tiers 1 or 2 must fail |
 //! | `bits.rs`, `stored.rs` | what must be equal, bit for bit; what lies in the cache |
@@ -20,6 +21,7 @@ mod layers;
 mod mutations;
 mod nvfp4;
 mod reference;
+mod released;
 mod run;
 mod stored;
 mod tier1;
@@ -58,6 +60,8 @@ fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, 
     if reference.chooses_nothing_by_score() {
         tests.push(("tier1::decodes_the_same_tokens", tier1::decodes_the_same_tokens));
         tests.push(("tier1::logits", tier1::logits));
+        let test = released::decodes_the_same_tokens;
+        tests.push(("released::decodes_the_same_tokens", test));
     }
     tests
 }

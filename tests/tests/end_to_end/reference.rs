@@ -13,7 +13,9 @@ use safetensors::{Dtype, SafeTensors};
 /// A checkpoint and what is known of it.
 #[derive(Clone)]
 pub struct Reference {
-    /// The folder's name.
+    /// The folder.
+    pub folder: PathBuf,
+    /// Its name.
     pub name: String,
     /// The model, as the program reads it.
     pub model: Arc<Model>,
@@ -64,7 +66,8 @@ impl Reference {
         let tokens =
             tensors.integers("tokens")?.mapv(|token| token as u32).into_dimensionality()?;
         let positions = tensors.integers("positions")?.iter().map(|&p| p as usize).collect();
-        Ok(Self { name, model, tokens, prompt: prompt as usize, positions, tensors })
+        let (folder, prompt) = (folder.to_owned(), prompt as usize);
+        Ok(Self { folder, name, model, tokens, prompt, positions, tensors })
     }
 
     /// Whether every expert comes from a table and every list holds all entries.
