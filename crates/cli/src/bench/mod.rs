@@ -55,6 +55,9 @@ use timing::Measurement;
 /// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
 /// the host's, launch by launch; `own` is the same on a device that does nothing, so without the driver.
 ///
+/// `books` needs no GPU: what a step costs the host, on a device that does nothing, so without the driver. A row is
+/// the median, and what 99 of 100 take at most, of 2,000 steps, or of a launch in them.
+///
 /// A row of `prefill` is one layer's part of a chunk: the median of 6 replays of several layers. `floor` is a
 /// measured copy of the bytes, or the products at the rate of the tensor cores. `projections` is `select` less
 /// `select_projected`; with a weight in NVFP4 `index_query` is added, which is then part of the product's launch.
