@@ -10,7 +10,8 @@ use crate::error::LinearError;
 use crate::matrix::Nvfp4Matrix;
 use crate::tiles::tiles;
 
-/// A weight in NVFP4 on a device. It is never written again, so that any number of streams may use it.
+/// A weight in NVFP4 on a device. Its upload has ended when it is there, and no launch ever writes it: any number of
+/// streams may use it, and kernels load it while the launch before them still runs.
 #[derive(Clone)]
 pub struct Nvfp4Linear<B: Backend> {
     columns: u32,
@@ -121,7 +122,7 @@ impl<B: Backend> Nvfp4Linear<B> {
             output: y.ptr_mut(),
             params: Nvfp4LinearParams { tokens, columns, inner, scale_bits },
         };
-        // SAFETY: the launch checks every buffer; `Nvfp4Matrix` has checked the shape.
+        // SAFETY: the launch checks every buffer; `Nvfp4Matrix` has checked the shape; no launch writes the weight.
         Ok(unsafe { stream.launch((LinearTile::of(tokens), form), &operation) }?)
     }
 }

@@ -100,6 +100,20 @@ impl<T: Element> Global<T> {
         unsafe { imp::mem::load_constant_x4(self.0, i) }
     }
 
+    /// The 16 bytes at element `i`, of memory that no launch writes, only copies do: the load may stand before the
+    /// wait for the launch before (`ld.global.nc.L1::no_allocate.v4.u32`).
+    ///
+    /// # Safety
+    /// - The 16 bytes lie in the allocation, and their address is a multiple of 16.
+    /// - No launch that may overlap with this one or stands before it writes them: *unchecked*.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x4_early(self, i: u64) -> [u32; 4] {
+        // SAFETY: in bounds, aligned and unwritten by the caller's promise.
+        unsafe { imp::mem::load_early_x4(self.0, i) }
+    }
+
     /// Computes the address of element `i` here, ahead of a load that stands after a wait or a barrier.
     /// Accesses no memory.
     ///

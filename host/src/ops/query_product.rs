@@ -66,6 +66,6 @@ pub fn nvfp4_index_query<B: Backend>(
             scale_bits: weight.scale().to_bits(),
         },
     };
-    // SAFETY: the launch checks every buffer.
+    // SAFETY: the launch checks every buffer; no launch writes an `Nvfp4Linear`.
     unsafe { stream.launch((format, LinearTile::of(tokens)), &operation) }
 }

@@ -114,8 +114,8 @@ unsafe fn store<W: Weights, O: Output, const F: usize, const N: usize, const M: 
     let Block { first_token, first_column, columns, .. } = block;
     // SAFETY: by this function's own contract; shared memory is the block's.
     unsafe {
-        block.wait();
-        block.sums(Shared::at(0), |token, column, sums| {
+        let ahead = block.wait();
+        block.sums(Shared::at(0), ahead, |token, column, sums| {
             let column = first_column + column;
             let at = u64::from(first_token + token) * u64::from(columns) + u64::from(column);
             let values = sums.map(|sum| sum * scale);

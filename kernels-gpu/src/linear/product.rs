@@ -112,12 +112,13 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
     }
 
     /// Prefetches the block's part of the weight and one row of the activations, hints, and waits for the launch
-    /// before.
+    /// before. The lane's first two chunks of the weight, for [`Self::sums`]; a weight that no launch writes is loaded
+    /// before the wait.
     ///
     /// # Safety
-    /// Shapes as above, but that the first column need not exist.
+    /// Shapes as above, but that the first column of a weight that no launch writes need not exist.
     #[inline(always)]
-    pub unsafe fn wait(self) {
+    pub unsafe fn wait(self) -> [W::Chunk; 2] {
         let Self { weights, input, columns, inner, first_column, first_token, .. } = self;
         let (thread, row) = (thread::thread_idx_x(), first_column / COLUMNS);
         let is_short = inner <= MOST_PREFETCHED;
@@ -131,22 +132,39 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
                 input.prefetch_l2(at, 2 * inner);
             }
         }
+        let part = thread::warp_id() / Self::WARPS;
+        // SAFETY: the first column exists where this is called.
+        let load = || unsafe { [self.load(part), self.load(part + PARTS)] };
+        if W::IS_FIXED {
+            let is_there = first_column < columns;
+            let ahead = if is_there { load() } else { [W::Chunk::default(); 2] };
+            grid::wait_for_dependencies();
+            grid::launch_dependents();
+            return ahead;
+        }
         grid::wait_for_dependencies();
         grid::launch_dependents();
+        load()
     }
 
     /// Calls `take` with token and column, both counted from the block's first, and the sums of that and the next
     /// three columns: each token that exists and each fourth column once. Of the columns some may not exist.
     ///
     /// # Safety
-    /// Shapes as above; all threads of the block call it together; shared memory starts at `memory`.
+    /// Shapes as above; all threads of the block call it together; shared memory starts at `memory`; `ahead` is what
+    /// [`Self::wait`] gave.
     #[inline(always)]
-    pub unsafe fn sums(self, memory: Shared<u32, M>, mut take: impl FnMut(u32, u32, [f32; 4])) {
+    pub unsafe fn sums(
+        self,
+        memory: Shared<u32, M>,
+        ahead: [W::Chunk; 2],
+        mut take: impl FnMut(u32, u32, [f32; 4]),
+    ) {
         const { assert!(M == words(Self::TOKENS) && F == W::FRAGMENTS) };
         // SAFETY: by this function's own contract; each word is written by one thread, with a barrier before
         // others read it.
         unsafe {
-            let acc = self.parts(memory);
+            let acc = self.parts(memory, ahead);
             Self::store_parts(memory, acc);
             thread::sync_threads();
             let column = SUMMED * (thread::thread_idx_x() % (COLUMNS / SUMMED));
@@ -169,13 +187,16 @@ impl<W: Weights, const F: usize, const N: usize, const M: usize> Block<W, F, N, 
     /// # Safety
     /// As [`Self::sums`].
     #[inline(always)]
-    unsafe fn parts(self, memory: Shared<u32, M>) -> Sums<F, N> {
+    unsafe fn parts(
+        self,
+        memory: Shared<u32, M>,
+        [mut now, mut next]: [W::Chunk; 2],
+    ) -> Sums<F, N> {
         let (part, chunks) = (thread::warp_id() / Self::WARPS, self.inner.div_ceil(CHUNK));
         let mut acc = [[[0.0; 4]; N]; F];
         // SAFETY: by this function's own contract; a stage is copied to after the barrier that follows its last
         // reading, and read after the wait and the barrier that follow its copies.
         unsafe {
-            let (mut now, mut next) = (self.load(part), self.load(part + PARTS));
             let (mut at, mut other) =
                 (part * Self::TOKENS * ROW, (PARTS + part) * Self::TOKENS * ROW);
             self.start_copies(memory, at, part);

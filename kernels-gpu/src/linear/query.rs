@@ -50,7 +50,7 @@ pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvf
     let head = thread::block_idx_x() / HEAD_BLOCKS;
     // SAFETY: by this function's own contract; the branches with barriers are the cluster's, the others the warp's.
     unsafe {
-        block.wait();
+        let ahead = block.wait();
         if head >= heads {
             finish(block.first_token, block.rows(), |_, row| {
                 if !queries.is_padding(row) {
@@ -62,7 +62,7 @@ pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvf
         let memory = Shared::<u32, M>::at(0);
         let sums = sums_at(8 * N as u32);
         let scale = f32::from_bits(scale_bits);
-        block.sums(memory, |token, column, values| {
+        block.sums(memory, ahead, |token, column, values| {
             let values = values.map(|sum| (sum * scale).to_bits());
             memory.store_u32x4(sums + token * SUM_ROW + column, values);
         });

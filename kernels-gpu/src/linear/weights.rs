@@ -19,11 +19,13 @@ pub const NVFP4_FRAGMENTS: usize = 4;
 pub trait Weights: Copy {
     /// A lane's part of a chunk of the warp's columns: of each fragment columns `place.row` and `place.row + 8`, four
     /// pieces of each.
-    type Chunk: Copy;
+    type Chunk: Copy + Default;
     /// Fragments of 16 columns that a warp has.
     const FRAGMENTS: usize;
     /// What sums are still to be multiplied by.
     const UNIT: f32;
+    /// Whether no launch writes it, so that it may be loaded before the launch before has ended.
+    const IS_FIXED: bool;
 
     /// The lane's part of chunk `chunk` of the columns from `first` on; zeros where rows have ended. What it has of
     /// columns past the last is not used.
@@ -60,6 +62,7 @@ impl Weights for Bf16Weights {
     type Chunk = [[Piece; 4]; 2];
     const FRAGMENTS: usize = BF16_FRAGMENTS;
     const UNIT: f32 = 1.0;
+    const IS_FIXED: bool = false;
 
     /// Columns past the last one repeat it.
     #[inline(always)]
@@ -109,7 +112,7 @@ pub struct Nvfp4Weights {
 }
 
 /// The lane's codes of eight columns, and two scales of each.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Nvfp4Chunk {
     codes: [Piece; 2 * NVFP4_FRAGMENTS],
     scales: Piece,
@@ -137,11 +140,13 @@ impl Weights for Nvfp4Weights {
     type Chunk = Nvfp4Chunk;
     const FRAGMENTS: usize = NVFP4_FRAGMENTS;
     const UNIT: f32 = (1 << SMALLER_LOG2) as f32;
+    /// It is uploaded once.
+    const IS_FIXED: bool = true;
 
     #[inline(always)]
     unsafe fn load(self, first: u32, chunk: u32, place: Place) -> Nvfp4Chunk {
         if chunk >= self.row_tiles {
-            return Nvfp4Chunk { codes: [[0; 4]; 2 * NVFP4_FRAGMENTS], scales: [0; 4] };
+            return Nvfp4Chunk::default();
         }
         let tile = self.first_tile(first) + u64::from(chunk);
         let lane = u64::from(16 * (4 * place.row + place.pair));
@@ -150,8 +155,8 @@ impl Weights for Nvfp4Weights {
         unsafe {
             Nvfp4Chunk {
                 codes: [0, 1, 2, 3, 4, 5, 6, 7]
-                    .map(|eight| self.codes.load_u32x4(codes + 512 * eight)),
-                scales: self.scales.load_u32x4(tile * u64::from(TILE_SCALES) + lane),
+                    .map(|eight| self.codes.load_u32x4_early(codes + 512 * eight)),
+                scales: self.scales.load_u32x4_early(tile * u64::from(TILE_SCALES) + lane),
             }
         }
     }

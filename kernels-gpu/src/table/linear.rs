@@ -30,7 +30,7 @@ macro_rules! linear_rows {
             (
                 /// `[tokens, inner]` BF16.
                 input: const u16 align 16 [p.tokens, p.inner],
-                /// `[columns / 64, inner / 128, 4096]` u8, rounded up: E2M1 codes by tiles of `kv_layout::linear`.
+                /// `[columns / 64, inner / 128, 4096]` u8, rounded up: E2M1 codes by tiles of `kv_layout::linear`. No launch writes them, nor the scales.
                 codes: const u8 align 16 [p.columns.div_ceil(TILE_COLUMNS), p.inner.div_ceil(TILE_INNER), TILE_CODES],
                 /// `[columns / 64, inner / 128, 512]` u8, rounded up: E4M3 scales by tiles.
                 scales: const u8 align 16 [p.columns.div_ceil(TILE_COLUMNS), p.inner.div_ceil(TILE_INNER), TILE_SCALES],

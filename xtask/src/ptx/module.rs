@@ -122,9 +122,13 @@ impl Entry {
     }
 }
 
-/// Instructions that may stand before a launch waits: `simt::grid::peek`, whose value is a guess, and
-/// `simt::mem`'s prefetch, which changes nothing.
-const EARLY: [&str; 2] = ["ld.relaxed.gpu.global.b32", "cp.async.bulk.prefetch.L2.global"];
+/// Instructions that may stand before a launch waits: `simt::grid::peek`, whose value is a guess, and `simt::mem`'s
+/// prefetch, which changes nothing, and its early load, of memory that no launch writes.
+const EARLY: [&str; 3] = [
+    "ld.relaxed.gpu.global.b32",
+    "cp.async.bulk.prefetch.L2.global",
+    "ld.global.nc.L1::no_allocate.v4.u32",
+];
 
 /// Whether an instruction may access global memory in a way that counts.
 fn is_global(opcode: &str) -> bool {

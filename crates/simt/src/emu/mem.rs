@@ -157,6 +157,13 @@ pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 
 
 #[inline(always)]
 #[track_caller]
+pub unsafe fn load_early_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+    // SAFETY: by this function's own contract.
+    unsafe { load_constant_x4(pointer, i) }
+}
+
+#[inline(always)]
+#[track_caller]
 pub unsafe fn load<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     let element: *mut T = pointer.at(i, size_of::<T>() as u32);
     // SAFETY: in bounds of a live allocation and aligned; views that write access it atomically.

@@ -119,6 +119,24 @@ pub unsafe fn load_constant_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 
 }
 
 #[inline(always)]
+pub unsafe fn load_early_x4<T: Access>(pointer: Pointer<T>, i: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: in bounds, aligned and unwritten by the caller's promise. Not `pure`, so that LLVM does not move it.
+    unsafe {
+        asm!(
+            "ld.global.nc.L1::no_allocate.v4.u32 {{{a}, {b}, {c}, {d}}}, [{address}];",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            c = out(reg32) c,
+            d = out(reg32) d,
+            address = in(reg64) pointer.global_address(i),
+            options(readonly, nostack),
+        );
+    }
+    [a, b, c, d]
+}
+
+#[inline(always)]
 pub unsafe fn load<T: Access>(pointer: Pointer<T>, i: u64) -> T {
     // SAFETY: in bounds and aligned by the caller's promise.
     unsafe { pointer.0.add(i as usize).read() }
