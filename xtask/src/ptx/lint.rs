@@ -286,6 +286,10 @@ mod tests {
         assert_eq!(with("griddepcontrol.wait;", early), [Rule::Wait]);
         let peek = "ld.relaxed.gpu.global.b32 %r9, [%rd6]; griddepcontrol.wait;";
         assert_eq!(with("griddepcontrol.wait;", peek), []);
+        let fixed = "ld.global.nc.L1::no_allocate.v4.u32 {%r1, %r2, %r3, %r4}, [%rd6]; griddepcontrol.wait;";
+        let constant = fixed.replace(".L1::no_allocate", "");
+        let early = |text: &str| with("griddepcontrol.wait;", text).contains(&Rule::Wait);
+        assert!(!early(fixed) && early(&constant));
     }
 
     #[test]
