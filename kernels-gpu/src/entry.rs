@@ -67,7 +67,7 @@ macro_rules! entries {
         )
         $doc:literal
         { block: $block:expr, min_blocks: $min_blocks:literal, shared: $shared:expr,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)?
+          min_sm: $min_sm:literal $(, cluster: $cluster:expr)?
           $(, waits_in_body: $waits:literal)?, grid: [$($grid:tt)+] }
         [$body:expr]
     )*) => {

@@ -40,7 +40,7 @@ macro_rules! operations {
             $params:ident
         )
         { block: $block:expr, min_blocks: $min_blocks:literal, shared: $shared:expr,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)?
+          min_sm: $min_sm:literal $(, cluster: $cluster:expr)?
           $(, waits_in_body: $waits:literal)?, grid: [$($grid:tt)+] }
         bodies { $( [$($case:tt)+] => $name:ident: $body:expr, )* }
     )*) => {

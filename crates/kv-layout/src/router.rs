@@ -49,3 +49,37 @@ impl ExpertWidth {
         }
     }
 }
+
+/// Over how many blocks of a cluster the prefill kernel spreads the hidden state of a tile: one kernel each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitsSplit {
+    /// A slice each, so that few tokens fill the GPU.
+    Eight,
+    /// Four slices each.
+    Two,
+}
+
+impl LogitsSplit {
+    /// Tokens of a tile.
+    pub const TOKENS: u32 = 128;
+    /// Experts of a tile.
+    pub const EXPERTS: u32 = 128;
+    /// Blocks that the GPU runs at once, about: one a multiprocessor of an H100 or H200, in clusters.
+    const FULL: u32 = 96;
+
+    /// The split for `tokens` tokens of `experts` experts: two blocks a tile if these fill the GPU.
+    #[must_use]
+    pub const fn of(tokens: u32, experts: u32) -> Self {
+        let tiles = tokens.div_ceil(Self::TOKENS).saturating_mul(experts.div_ceil(Self::EXPERTS));
+        if tiles.saturating_mul(Self::Two.blocks()) >= Self::FULL { Self::Two } else { Self::Eight }
+    }
+
+    /// Blocks of a tile.
+    #[must_use]
+    pub const fn blocks(self) -> u32 {
+        match self {
+            Self::Eight => 8,
+            Self::Two => 2,
+        }
+    }
+}

@@ -9,7 +9,7 @@ use kernels_gpu::params::{
     ActivationTopkParams, DenseRouterDecodeParams, HashRouterDecodeParams, HashRouterParams,
     RouterLogitsParams,
 };
-use kv_layout::router::{DECODE_TOKENS, HIDDEN_STEP};
+use kv_layout::router::{DECODE_TOKENS, HIDDEN_STEP, LogitsSplit};
 
 use crate::error::RouterError;
 use crate::selection::Selection;
@@ -119,7 +119,7 @@ pub(crate) fn check_hidden(hidden: u32) -> Result<(), RouterError> {
     Ok(())
 }
 
-/// Queues `router_logits`: the product of the hidden states of `tokens` tokens with the gate, into `logits`
+/// Queues `router_logits_*`: the product of the hidden states of `tokens` tokens with the gate, into `logits`
 /// (`[tokens, experts]` f32).
 ///
 /// # Errors
@@ -137,10 +137,11 @@ pub fn gate_logits<B: Backend>(
     }
     check_hidden(product.hidden)?;
     let (x, gate, logits) = (product.x.ptr(), product.gate.ptr(), logits.ptr_mut());
-    let params =
-        RouterLogitsParams { tokens, experts: selection.experts(), hidden: product.hidden };
+    let experts = selection.experts();
+    let params = RouterLogitsParams { tokens, experts, hidden: product.hidden };
+    let split = LogitsSplit::of(tokens, experts);
     // SAFETY: the launch checks every buffer.
-    unsafe { stream.launch((), &RouterLogits { x, gate, logits, params })? };
+    unsafe { stream.launch(split, &RouterLogits { x, gate, logits, params })? };
     Ok(())
 }
 

@@ -37,7 +37,24 @@ impl<const N: usize> Shared<u32, N> {
         at: u64,
     ) {
         // SAFETY: inside both, aligned and ordered by the caller's promise.
-        unsafe { imp::copy::start_if(is_wanted, self.address::<4>(i), source.0, at) }
+        unsafe { imp::copy::start_if::<_, 4>(is_wanted, self.address::<4>(i), source.0, at) }
+    }
+
+    /// [`Self::copy_from_if`] of 8 bytes, to words `i` and `i + 1` (`cp.async.ca.shared.global`).
+    ///
+    /// # Safety
+    /// - As [`Self::copy_from_if`], with 8 bytes for 16 and `i + 2 <= N`.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn copy_8_from_if<T: Element>(
+        self,
+        is_wanted: bool,
+        i: u32,
+        source: Global<T>,
+        at: u64,
+    ) {
+        // SAFETY: inside both, aligned and ordered by the caller's promise.
+        unsafe { imp::copy::start_if::<_, 2>(is_wanted, self.address::<2>(i), source.0, at) }
     }
 }
 

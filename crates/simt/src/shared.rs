@@ -1,4 +1,5 @@
-//! Shared memory: one dynamic allocation per block, sized by the launch, divided into [`Shared`] arrays.
+//! Shared memory: one dynamic allocation per block, sized by the launch, divided into [`Shared`] arrays. It starts at
+//! a multiple of 1,024 bytes.
 //!
 //! Accesses are 32-bit words. A block starts with unwritten memory: reading a word before writing it
 //! is a fault on the emulator and undefined data on the device. Two threads that access a word, at least

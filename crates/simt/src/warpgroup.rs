@@ -1,7 +1,7 @@
-//! Matrix products of a warpgroup, four consecutive warps, on the tensor cores: A in registers, B in shared
-//! memory.
+//! Matrix products of a warpgroup, four consecutive warps, on the tensor cores: A in registers or in shared
+//! memory, B in shared memory.
 //!
-//! The warps multiply a matrix A of 64 rows by a matrix B of 64 columns. Warp `w` holds rows `16 w` to
+//! The warps multiply a matrix A of 64 rows by a matrix B of 64 or 128 columns. Warp `w` holds rows `16 w` to
 //! `16 w + 15` of A and of the product. Within a warp the fragments are those of [`crate::mma`]: of the
 //! product, eight fragments of 8 columns; of A, one fragment for each step of 32 bytes of a row, which is 16
 //! columns of BF16, or 32 columns of 8-bit integers or E4M3. B lies in shared memory by column: bytes
@@ -14,7 +14,7 @@
 
 pub(crate) mod layout;
 
-pub use layout::{Fragments, IntegerFragments, right_word};
+pub use layout::{Fragments, IntegerFragments, Rows, WideFragments, right_word};
 
 use crate::shared::Shared;
 
@@ -54,7 +54,27 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
     unsafe { form::bf16_m64n64k128(left, right) }
 }
 
-/// `A B` of E4M3 matrices in f32, of one step of A and step `step` of B
+/// `sum + A B`, or `A B` if not `adds`, of BF16 matrices in f32, over two steps: A of 64 rows and B of 128 columns,
+/// both in shared memory ([`Rows`], a column of B being a row there)
+/// (`wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
+/// [`crate::mma::bf16_m16n8k16`]).
+///
+/// # Safety
+/// - As [`bf16_m64n64k128`], for both operands; `adds` is the same in all threads.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn bf16_m64n128k32<const N: usize>(
+    left: Rows<N>,
+    right: Rows<N>,
+    adds: bool,
+    sum: WideFragments,
+) -> WideFragments {
+    // SAFETY: the caller brings all threads of the four warps, and both operands.
+    unsafe { form::bf16_m64n128k32(left, right, adds, sum) }
+}
+
+/// `A B` of E4M3 matrices in f32, of two steps of A and steps `step` and `step + 1` of B
 /// (`wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3`, PTX ISA 9.7.15.5.2; elsewhere as BF16).
 ///
 /// A tensor core may accumulate with fewer bits than f32: Hopper keeps about 14 bits below the largest
@@ -65,13 +85,13 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
 #[inline(always)]
 #[track_caller]
 #[must_use]
-pub unsafe fn e4m3_m64n64k32<const N: usize>(
-    left: [u32; 4],
+pub unsafe fn e4m3_m64n64k64<const N: usize>(
+    left: [[u32; 4]; 2],
     right: Shared<u32, N>,
     step: u32,
 ) -> Fragments {
     // SAFETY: the caller brings all threads of the four warps, and B.
-    unsafe { form::e4m3_m64n64k32(left, right, step) }
+    unsafe { form::e4m3_m64n64k64(left, right, step) }
 }
 
 /// `A B` of matrices of signed 8-bit integers, in 32-bit integers, and the result of `meanwhile`. With `wgmma`

@@ -18,7 +18,7 @@ use simt::{thread, warp};
 
 use super::activation::activation;
 use super::hash::Lookup;
-use super::order::{PARTS, Slice};
+use super::order::{PARTS, Slice, add_slices};
 use super::select::{Experts, load, load_written};
 use super::topk::Routed;
 use super::weight;
@@ -89,8 +89,8 @@ impl<const N: usize> Gate<N> {
             let (token, expert) = (token_of(warp_id, rank), first_expert + lane);
             if token < self.tokens && lane < Self::EXPERTS && expert < self.experts {
                 let of_rank = |rank| sums.load_from(rank, token * MAX_EXPERTS + lane);
-                let parts = [0, 1, 2, 3, 4, 5, 6, 7].map(of_rank);
-                let logit = parts.into_iter().fold(0.0, |sum, part| sum + part);
+                let slices = [0, 1, 2, 3, 4, 5, 6, 7].map(of_rank);
+                let logit = add_slices(|rank| slices[rank as usize]);
                 let at = u64::from(token) * u64::from(self.experts) + u64::from(expert);
                 self.activations.store(at, activation(logit));
                 fence_device();
@@ -127,14 +127,16 @@ impl<const N: usize> Gate<N> {
         unsafe {
             let partial = Shared::<f32, PARTIALS>::at(0);
             if self.tokens > WARP_TOKENS {
-                let (part, first_token) = (warp_id / 2, warp_id % 2 * WARP_TOKENS);
+                let (part, first_token) = (warp_id / 2 * 2, warp_id % 2 * WARP_TOKENS);
                 let tile = Tile { gate: self, first_expert, first_token };
-                let [low, high] = tile.sum::<2>(slice.from + part, slice.to);
+                let [from, middle, to] = [0, 1, 2].map(|i| slice.part(part + i));
+                let [low, high] = tile.sum::<true>(from, middle, to);
                 tile.store(partial, part, low);
-                tile.store(partial, part + PARTS / 2, high);
+                tile.store(partial, part + 1, high);
             } else {
                 let tile = Tile { gate: self, first_expert, first_token: 0 };
-                let [sums] = tile.sum::<1>(slice.from + warp_id, slice.to);
+                let (from, to) = (slice.part(warp_id), slice.part(warp_id + 1));
+                let [sums, _] = tile.sum::<false>(from, to, to);
                 tile.store(partial, warp_id, sums);
             }
             thread::sync_threads();
@@ -196,36 +198,37 @@ impl<const N: usize> Tile<N> {
         ([tokens(0), second], experts)
     }
 
-    /// The sums of `P` parts, 1 or 2 that are four apart: of the first from chunk `from` on, below chunk `to`.
-    /// Four chunks are loaded at once: a warp rarely has more.
+    /// The sums of chunks `from..middle` and, if `IS_TWO`, of chunks `middle..to`; else `middle` is `to`. Four chunks
+    /// are loaded at once: a warp rarely has more.
     ///
     /// # Safety
     /// The chunks below `to` exist; all lanes of the warp call it together.
     #[inline(always)]
-    unsafe fn sum<const P: usize>(self, from: u32, to: u32) -> [Sums<N>; P] {
-        const { assert!(P == 1 || P == 2) };
-        let step = PARTS / P as u32;
-        let mut acc = [[[[0.0; 4]; N]; 2]; P];
+    unsafe fn sum<const IS_TWO: bool>(self, from: u32, middle: u32, to: u32) -> [Sums<N>; 2] {
+        let zeros = [[[0.0; 4]; N]; 2];
+        let (mut first, mut acc) = (zeros, zeros);
         let mut chunk = from;
         while chunk < to {
             // SAFETY: by this function's own contract; the branches depend on the warp alone.
             unsafe {
-                let load = |i: u32| self.load((chunk + i * step).min(to - 1));
+                let load = |i: u32| self.load((chunk + i).min(to - 1));
                 let [a, b, c, d] = [load(0), load(1), load(2), load(3)];
-                acc[0] = self.multiply(a, acc[0]);
-                if chunk + step < to {
-                    acc[1 % P] = self.multiply(b, acc[1 % P]);
-                }
-                if chunk + 2 * step < to {
-                    acc[0] = self.multiply(c, acc[0]);
-                }
-                if chunk + 3 * step < to {
-                    acc[1 % P] = self.multiply(d, acc[1 % P]);
-                }
+                let mut take = |i: u32, operands: Operands<N>| {
+                    if IS_TWO && chunk + i == middle && middle < to {
+                        (first, acc) = (acc, zeros);
+                    }
+                    if chunk + i < to {
+                        acc = self.multiply(operands, acc);
+                    }
+                };
+                take(0, a);
+                take(1, b);
+                take(2, c);
+                take(3, d);
             }
-            chunk += 4 * step;
+            chunk += 4;
         }
-        acc
+        if IS_TWO && middle < to { [first, acc] } else { [acc, zeros] }
     }
 
     /// # Safety

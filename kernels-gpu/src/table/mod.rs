@@ -134,7 +134,7 @@ macro_rules! kernel_infos {
         )
         $doc:literal
         { block: $block:expr, min_blocks: $min_blocks:literal, shared: $shared:expr,
-          min_sm: $min_sm:literal $(, cluster: $cluster:literal)?
+          min_sm: $min_sm:literal $(, cluster: $cluster:expr)?
           $(, waits_in_body: $waits:literal)?, grid: [$($grid:tt)+] }
         [$body:expr]
     )*) => {
@@ -163,7 +163,11 @@ macro_rules! kernel_infos {
                     $shared
                 },
                 min_sm: $min_sm,
-                cluster: or_default!(1; $($cluster)?),
+                cluster: {
+                    let $f: $variant = $($case)+;
+                    let _ = &$f;
+                    or_default!(1; $($cluster)?)
+                },
                 waits_in_body: or_default!(false; $($waits)?),
                 grid: stringify!($($grid)+),
             } ),*]

@@ -121,7 +121,7 @@ macro_rules! router_rows {
                 [ExpertWidth::W512] => hash_router_decode_512: router::decode::hash::<4>,
             }
 
-            RouterLogits<()> |p, f|
+            RouterLogits<LogitsSplit> |p, f|
             "Logits of any number of tokens from their hidden states."
             (
                 /// `[tokens, hidden]` BF16.
@@ -132,10 +132,11 @@ macro_rules! router_rows {
                 logits: mut f32 [p.tokens, p.experts];
                 RouterLogitsParams
             )
-            { block: 256, min_blocks: 2, shared: router::prefill::SHARED_BYTES, min_sm: 90, cluster: 8,
-              grid: [p.tokens.div_ceil(router::prefill::TOKENS) * router::prefill::SLICES, p.experts.div_ceil(router::prefill::EXPERTS)] }
+            { block: 256, min_blocks: 1, shared: router::prefill::SHARED_BYTES, min_sm: 90, cluster: f.blocks(),
+              grid: [p.tokens.div_ceil(LogitsSplit::TOKENS) * f.blocks(), p.experts.div_ceil(LogitsSplit::EXPERTS)] }
             bodies {
-                [()] => router_logits: router::prefill::logits,
+                [LogitsSplit::Eight] => router_logits_8: router::prefill::logits::<8>,
+                [LogitsSplit::Two] => router_logits_2: router::prefill::logits::<2>,
             }
         } }
     };

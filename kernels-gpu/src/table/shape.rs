@@ -9,7 +9,7 @@ pub use kv_layout::linear::{
     LinearOutput, LinearTile, TILE_CODES, TILE_COLUMNS, TILE_INNER, TILE_SCALES,
 };
 pub use kv_layout::main_row::MainFormat;
-pub use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth};
+pub use kv_layout::router::{DECODE_SLICES, DECODE_TOKENS, ExpertWidth, LogitsSplit};
 
 /// Bytes of a row of a data plane.
 pub const DATA_BYTES: u32 = kv_layout::main_row::DATA_BYTES as u32;

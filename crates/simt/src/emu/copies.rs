@@ -4,13 +4,15 @@ use std::collections::VecDeque;
 
 use super::fault::Site;
 
-/// A copy of 16 bytes from global to shared memory that was started.
-#[derive(Clone, Copy, Debug)]
-pub struct Copy16 {
+/// A copy from global to shared memory that was started.
+#[derive(Clone, Debug)]
+pub struct Copy {
     /// Byte offset in the block's shared memory.
     pub to: u32,
-    /// Four words of global memory, checked when the copy was started.
+    /// Words of global memory, checked when the copy was started.
     pub from: *mut u32,
+    /// How many.
+    pub words: u32,
     /// Where it was started.
     pub location: Site,
 }
@@ -19,14 +21,14 @@ pub struct Copy16 {
 #[derive(Debug, Default)]
 pub struct Copies {
     /// Those since the last group was committed.
-    open: Vec<Copy16>,
+    open: Vec<Copy>,
     /// The committed groups, the oldest first.
-    groups: VecDeque<Vec<Copy16>>,
+    groups: VecDeque<Vec<Copy>>,
 }
 
 impl Copies {
     /// Adds a copy to the group that is not committed yet.
-    pub fn start(&mut self, copy: Copy16) {
+    pub fn start(&mut self, copy: Copy) {
         self.open.push(copy);
     }
 
@@ -36,7 +38,7 @@ impl Copies {
     }
 
     /// Takes out the copies of all groups but the last `pending`.
-    pub fn take_all_but(&mut self, pending: usize) -> Vec<Copy16> {
+    pub fn take_all_but(&mut self, pending: usize) -> Vec<Copy> {
         let done = self.groups.len().saturating_sub(pending);
         self.groups.drain(..done).flatten().collect()
     }

@@ -4,7 +4,7 @@
 use std::panic::Location;
 
 use super::block::current;
-use super::copies::{Copies, Copy16};
+use super::copies::{Copies, Copy};
 use super::fault::AccessKind;
 use super::mem::{Access, Pointer, load_words};
 use super::shared::write;
@@ -17,11 +17,18 @@ fn with_copies<R>(use_copies: impl FnOnce(&mut Copies) -> R) -> R {
 }
 
 #[track_caller]
-pub unsafe fn start_if<T: Access>(is_wanted: bool, to: u32, source: Pointer<T>, at: u64) {
+pub unsafe fn start_if<T: Access, const WORDS: usize>(
+    is_wanted: bool,
+    to: u32,
+    source: Pointer<T>,
+    at: u64,
+) {
     if !is_wanted {
         return;
     }
-    let copy = Copy16 { to, from: source.at(at, 16), location: Location::caller() };
+    let words = WORDS as u32;
+    let from = source.at(at, 4 * words);
+    let copy = Copy { to, from, words, location: Location::caller() };
     with_copies(|copies| copies.start(copy));
 }
 
@@ -31,12 +38,12 @@ pub fn commit_group() {
 
 pub fn wait_for_groups<const PENDING: usize>() {
     let done = with_copies(|copies| copies.take_all_but(PENDING));
-    for Copy16 { to, from, location } in done {
-        // SAFETY: in bounds of a live allocation and aligned (checked when the copy was started);
-        // views that write access it atomically.
-        let words: [u32; 4] = unsafe { load_words(from) };
-        for (offset, word) in [0, 4, 8, 12].into_iter().zip(words) {
-            write(to + offset, word, AccessKind::Write, location);
+    for Copy { to, from, words, location } in done {
+        for i in 0..words {
+            // SAFETY: in bounds of a live allocation and aligned (checked when the copy was started);
+            // views that write access it atomically.
+            let [word] = unsafe { load_words(from.add(i as usize)) };
+            write(to + 4 * i, word, AccessKind::Write, location);
         }
     }
 }

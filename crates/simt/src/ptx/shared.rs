@@ -4,8 +4,9 @@
 
 use core::arch::{asm, global_asm};
 
-// Dynamic shared memory: the launch gives its size. Kernels that do not use it pay nothing.
-global_asm!(".extern .shared .align 16 .b8 simt_shared[];");
+// Dynamic shared memory: the launch gives its size. Kernels that do not use it pay nothing. Operands of products that
+// are swizzled lie at multiples of 1,024 bytes (`crate::warpgroup::Rows`).
+global_asm!(".extern .shared .align 1024 .b8 simt_shared[];");
 
 #[inline(always)]
 pub unsafe fn array(byte_offset: u32, _bytes: u32) -> u32 {

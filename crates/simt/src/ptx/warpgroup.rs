@@ -4,7 +4,11 @@
 //! wait, or a second asm block waits and has all of those registers as operands, so that the compiler uses
 //! none of them in between. (If one is accessed nevertheless, `ptxas` inserts an earlier wait.)
 
+mod wide;
+
 use core::arch::asm;
+
+pub use wide::bf16_m64n128k32;
 
 use crate::shared::Shared;
 use crate::warpgroup::layout::{Fragments, IntegerFragments};
@@ -24,7 +28,14 @@ fn descriptor<const N: usize>(right: Shared<u32, N>) -> u64 {
     /// Distances of core matrices of B: 1024 bytes along the inner index, 128 along the columns
     /// (PTX ISA 9.7.15.5.1.2, "Matrix Descriptor Format").
     const LAYOUT: u64 = 1024 / 16 << 16 | 128 / 16 << 32;
-    u64::from(right.address::<4>(0) >> 4) | LAYOUT
+    address(right, 0) | LAYOUT
+}
+
+/// A descriptor's address of word `i`: 14 bits. In a cluster an address of shared memory has the block's rank in
+/// higher ones.
+#[inline(always)]
+fn address<const N: usize>(memory: Shared<u32, N>, i: u32) -> u64 {
+    u64::from(memory.address::<4>(i) >> 4 & 0x3FFF)
 }
 
 /// One `wgmma`: its name, four registers of A, a descriptor of B, whether to add to D, further operands.
@@ -110,21 +121,30 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
     d
 }
 
+macro_rules! e4m3_step {
+    ($a:literal $b:literal $c:literal $d:literal, $right:literal, $add:literal) => {
+        step!(
+            "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
+            $a $b $c $d, $right, $add ", 1, 1;"
+        )
+    };
+}
+
 #[inline(always)]
-pub unsafe fn e4m3_m64n64k32<const N: usize>(
-    a: [u32; 4],
+pub unsafe fn e4m3_m64n64k64<const N: usize>(
+    a: [[u32; 4]; 2],
     right: Shared<u32, N>,
     step: u32,
 ) -> Fragments {
+    let first = descriptor(right) + u64::from(step) * STEP;
     let mut d = [[0.0_f32; 4]; 8];
     // SAFETY: the caller brings all threads of the four warps, and B.
     unsafe {
         asm!(
-            "{{ .reg .pred no; setp.ne.b32 no, 0, 0; wgmma.fence.sync.aligned;",
-            step!(
-                "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
-                32 33 34 35, 36, "no" ", 1, 1;"
-            ),
+            "{{ .reg .pred no, yes; setp.ne.b32 no, 0, 0; setp.eq.b32 yes, 0, 0;",
+            "wgmma.fence.sync.aligned;",
+            e4m3_step!(32 33 34 35, 40, "no"),
+            e4m3_step!(36 37 38 39, 41, "yes"),
             "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}",
             out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
             out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
@@ -134,8 +154,9 @@ pub unsafe fn e4m3_m64n64k32<const N: usize>(
             out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
             out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
             out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
-            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
-            in(reg64) descriptor(right) + u64::from(step) * STEP,
+            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
+            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
+            in(reg64) first, in(reg64) first + STEP,
             options(readonly, nostack),
         );
     }

@@ -1,6 +1,6 @@
 //! [`crate::warpgroup`] by `mma`, warp by warp.
 
-use super::layout::{Fragments, IntegerFragments, right_word};
+use super::layout::{Fragments, IntegerFragments, Rows, WideFragments, right_word};
 use crate::math::mul_bf16x2;
 use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
 use crate::shared::Shared;
@@ -28,6 +28,47 @@ pub unsafe fn bf16_m64n64k128<const N: usize>(
 
 #[inline(always)]
 #[track_caller]
+pub unsafe fn bf16_m64n128k32<const N: usize>(
+    left: Rows<N>,
+    right: Rows<N>,
+    adds: bool,
+    sum: WideFragments,
+) -> WideFragments {
+    let first_row = 16 * (thread::warp_id() % 4);
+    // SAFETY: by the caller's promises; all lanes of the warp are together.
+    unsafe {
+        let a = |step: u32| {
+            let low = own_pairs(left, step, first_row);
+            let high = own_pairs(left, step, first_row + 8);
+            [low[0], high[0], low[1], high[1]]
+        };
+        let (first, second) = (a(0), a(1));
+        let columns = |eight: u32| {
+            let sum = if adds { sum[eight as usize] } else { [0.0; 4] };
+            let sum = bf16_m16n8k16(first, own_pairs(right, 0, 8 * eight), sum);
+            bf16_m16n8k16(second, own_pairs(right, 1, 8 * eight), sum)
+        };
+        let [a, b, c, d, e, f, g, h] = eight_times(columns);
+        let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
+        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+    }
+}
+
+/// The lane's 8 bytes of step `step` of the row that it has among eight rows from `first_row` on.
+///
+/// # Safety
+/// As [`super::bf16_m64n128k32`].
+#[inline(always)]
+#[track_caller]
+unsafe fn own_pairs<const N: usize>(rows: Rows<N>, step: u32, first_row: u32) -> [u32; 2] {
+    let (group, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
+    let word = rows.word(2 * step + quarter / 2, first_row + group) + quarter % 2 * 2;
+    // SAFETY: by this function's own contract.
+    unsafe { rows.memory().load_u32x2(word) }
+}
+
+#[inline(always)]
+#[track_caller]
 pub unsafe fn s8_m64n64k128<T, const N: usize>(
     left: [[u32; 4]; 4],
     right: Shared<u32, N>,
@@ -45,21 +86,24 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn e4m3_m64n64k32<const N: usize>(
-    left: [u32; 4],
+pub unsafe fn e4m3_m64n64k64<const N: usize>(
+    left: [[u32; 4]; 2],
     right: Shared<u32, N>,
     step: u32,
 ) -> Fragments {
-    let pairs = left.map(bf16_from_e4m3);
+    let left = left.map(|step| step.map(bf16_from_e4m3));
     let columns = |eight: u32| {
         // SAFETY: by the caller's promises; all lanes of the warp are together.
         unsafe {
-            let right = right_pair(right, step, eight).map(bf16_from_e4m3);
-            // The order of the inner index is free, if it is the same for A and B.
-            let half = |i: usize, sum: [f32; 4]| {
-                bf16_m16n8k16(pairs.map(|pair| pair[i]), right.map(|pair| pair[i]), sum)
+            let one = |i: usize, sum: [f32; 4]| {
+                let right = right_pair(right, step + i as u32, eight).map(bf16_from_e4m3);
+                // The order of the inner index is free, if it is the same for A and B.
+                let half = |j: usize, sum: [f32; 4]| {
+                    bf16_m16n8k16(left[i].map(|pair| pair[j]), right.map(|pair| pair[j]), sum)
+                };
+                half(1, half(0, sum))
             };
-            half(1, half(0, [0.0; 4]))
+            one(1, one(0, [0.0; 4]))
         }
     };
     eight_times(columns)

@@ -1,5 +1,7 @@
 //! How the operands of a product lie in registers and in shared memory.
 
+use crate::shared::Shared;
+
 /// A lane's part of a product in f32: one fragment for each 8 columns, as `c` in [`crate::mma`].
 pub type Fragments = [[f32; 4]; 8];
 
@@ -11,4 +13,68 @@ pub type IntegerFragments = [[i32; 4]; 8];
 #[must_use]
 pub const fn right_word(sixteen: u32, column: u32) -> u32 {
     4 * (64 * sixteen + column)
+}
+
+/// A lane's part of a product of 128 columns in f32.
+pub type WideFragments = [[f32; 4]; 16];
+
+/// Rows of 64 BF16 in shared memory, as products take an operand that lies there: row after row, 128 bytes each, of
+/// which the 16 bytes from byte `16 sixteen` on are the four words from [`Rows::word`]`(sixteen, row)` on (PTX ISA
+/// 9.7.15.5.1, "128-Byte swizzling mode"). Writers that take a row together write 128 bytes in a row, and readers of
+/// eight rows have no bank conflicts.
+///
+/// Of each 32 bytes of a row, which are a step of a product, lane `t` of a group of four takes the 8 bytes from
+/// `8 t` on: the order of the inner index within a step is free, if it is the same in both operands.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<const N: usize> {
+    memory: Shared<u32, N>,
+    /// First word of row 0.
+    first: u32,
+    /// The first 16 bytes of a row that are meant.
+    sixteen: u32,
+}
+
+impl<const N: usize> Rows<N> {
+    /// Words of a row.
+    pub const WORDS: u32 = 32;
+    /// What the first word is a multiple of: eight rows.
+    pub const ALIGN: u32 = 8 * Self::WORDS;
+
+    /// The rows from word `first` of `memory` on.
+    ///
+    /// # Safety
+    /// - The address of the word is a multiple of 1,024 bytes.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn at(memory: Shared<u32, N>, first: u32) -> Self {
+        Self { memory, first, sixteen: 0 }
+    }
+
+    /// The rows from row `row`, a multiple of 8, and byte `16 sixteen` on.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from(self, sixteen: u32, row: u32) -> Self {
+        Self { first: self.first + Self::WORDS * row, sixteen: self.sixteen + sixteen, ..self }
+    }
+
+    /// The first of the four words that hold bytes `16 sixteen` to `16 sixteen + 15` of row `row`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn word(self, sixteen: u32, row: u32) -> u32 {
+        self.first + Self::WORDS * row + 4 * ((self.sixteen + sixteen) ^ (row % 8))
+    }
+
+    /// Where they lie.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) const fn memory(self) -> Shared<u32, N> {
+        self.memory
+    }
+
+    /// The address that a descriptor takes, without the swizzle.
+    #[inline(always)]
+    #[cfg(target_feature = "sm_90a")]
+    pub(crate) const fn first(self) -> u32 {
+        self.first + 4 * self.sixteen
+    }
 }

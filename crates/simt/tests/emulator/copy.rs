@@ -112,3 +112,23 @@ fn a_copy_that_is_not_wanted_touches_nothing() {
         }
     });
 }
+
+#[test]
+fn copies_of_eight_bytes_leave_their_neighbours() {
+    let (tensor, result) = (counting(), Tensor::zeros(64));
+    let (input, output) = (tensor.input::<u32>(), result.output::<u32>());
+    run(32, || {
+        let t = thread_idx_x();
+        // SAFETY: two words a thread are copied, two stored, each read after the wait.
+        unsafe {
+            words().store_u32x2(4 * t, [1000, 1001]);
+            words().copy_8_from_if(true, 4 * t + 2, input, u64::from(2 * t));
+            words().copy_8_from_if(false, 4 * t, input, u64::from(2 * t));
+            commit_group();
+            wait_for_groups::<0>();
+            assert_eq!(words().load_u32x4(4 * t), [1000, 1001, 2 * t, 2 * t + 1]);
+            output.store(u64::from(t), words().load(4 * t + 3));
+        }
+    });
+    assert_eq!(result.words()[..32], Vec::from_iter((0..32).map(|t| 2 * t + 1)));
+}

@@ -4,7 +4,8 @@ use simt::emu::{Launch, launch};
 use simt::shared::Shared;
 use simt::thread::{lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warpgroup::{
-    Fragments, bf16_m64n64k128, e4m3_m64n64k32, fence_shared, right_word, s8_m64n64k128,
+    Fragments, Rows, bf16_m64n64k128, bf16_m64n128k32, e4m3_m64n64k64, fence_shared, right_word,
+    s8_m64n64k128,
 };
 
 use crate::device::{Tensor, block_of};
@@ -99,7 +100,7 @@ fn e4m3(value: f32) -> u32 {
 
 #[test]
 fn products_of_e4m3_integers_are_exact_in_every_element_and_step() {
-    for step in 0..4 {
+    for step in 0..3 {
         let four = |value: &dyn Fn(usize) -> f32| {
             (0..4).fold(0, |word, i| word | e4m3(value(i)) << (8 * i))
         };
@@ -107,19 +108,21 @@ fn products_of_e4m3_integers_are_exact_in_every_element_and_step() {
             let (column, at) = place(word);
             // Other steps hold what would spoil the sum.
             let row = |i: usize| (4 * at + i).wrapping_sub(32 * step);
-            four(&|i| if row(i) < 32 { integer(row(i), column, 2) } else { 15.0 })
+            four(&|i| if row(i) < 64 { integer(row(i), column, 2) } else { 15.0 })
         };
         let found = run(right, |right| {
             let (group, quarter) = ((lane_id() / 4) as usize, (lane_id() % 4) as usize);
             let row = 16 * warp_id() as usize + group;
-            let left = std::array::from_fn(|i| {
-                let (row, k) = (row + i % 2 * 8, 4 * quarter + i / 2 * 16);
-                four(&|j| integer(row, k + j, 1))
+            let left = std::array::from_fn(|step| {
+                std::array::from_fn(|i| {
+                    let (row, k) = (row + i % 2 * 8, 32 * step + 4 * quarter + i / 2 * 16);
+                    four(&|j| integer(row, k + j, 1))
+                })
             });
             // SAFETY: all threads come together, after B was written.
-            unsafe { e4m3_m64n64k32(left, right, step as u32) }
+            unsafe { e4m3_m64n64k64(left, right, step as u32) }
         });
-        check(&found, 32);
+        check(&found, 64);
     }
 }
 
@@ -153,12 +156,64 @@ fn a_nan_reaches_its_row_and_column_only() {
     let one = e4m3(1.0) * 0x0101_0101;
     let right = |word| if place(word) == (3, 0) { one & !0xFF | 0x7F } else { one };
     // SAFETY: all threads come together, after B was written.
-    let found = run(right, |right| unsafe { e4m3_m64n64k32([one; 4], right, 0) });
+    let found = run(right, |right| unsafe { e4m3_m64n64k64([[one; 4]; 2], right, 0) });
     for (at, &value) in found.iter().enumerate() {
         if at % SIZE == 3 {
             assert!(value.is_nan());
         } else {
-            assert_eq!(value, 32.0);
+            assert_eq!(value, 64.0);
         }
+    }
+}
+
+/// Rows of operands with both in shared memory: 64 of A, then 128 of B.
+const ROWS: u32 = 64 + 128;
+/// Element `at` of row `row`: of A, or behind its rows a column of B.
+fn element(row: usize, at: usize) -> f32 {
+    if row < SIZE { integer(row, at, 1) } else { integer(at, row - SIZE, 2) }
+}
+
+/// 32 elements are multiplied, of 64 that are there, and then the other 32 are added.
+#[test]
+fn products_of_128_columns_are_exact_and_add_up() {
+    const WORDS: usize = 32 * ROWS as usize;
+    let output = Tensor::zeros(SIZE * 128);
+    let target = output.output();
+    let pair = |low: f32, high: f32| low.to_bits() >> 16 | high.to_bits() & 0xFFFF_0000;
+    let body = || {
+        // SAFETY: the block has the memory; each word of the rows once, then a barrier; all threads come
+        // together; each element of the result once.
+        unsafe {
+            let memory = Shared::<u32, WORDS>::at(0);
+            let rows = Rows::at(memory, 0);
+            for row in (thread_idx_x()..ROWS).step_by(128) {
+                for word in 0..32 {
+                    let at = 2 * word as usize;
+                    let value = pair(element(row as usize, at), element(row as usize, at + 1));
+                    memory.store(rows.word(word / 4, row) + word % 4, value);
+                }
+            }
+            fence_shared();
+            sync_threads();
+            let (left, right) = (rows, rows.from(0, 64));
+            let garbage = [[f32::NAN; 4]; 16];
+            let sum = bf16_m64n128k32(left, right, false, garbage);
+            let sum = bf16_m64n128k32(left.from(4, 0), right.from(4, 0), true, sum);
+            let (group, quarter) = (lane_id() / 4, lane_id() % 4);
+            for (eight, fragment) in (0..).zip(sum) {
+                for (i, value) in (0..).zip(fragment) {
+                    let row = 16 * warp_id() + group + 8 * (i / 2);
+                    let column: u32 = 8 * eight + 2 * quarter + i % 2;
+                    target.store(u64::from(128 * row + column), f32::to_bits(value));
+                }
+            }
+        }
+    };
+    let shape = Launch { shared_bytes: 4 * WORDS as u32, ..block_of(128) };
+    launch(&shape, body).unwrap_or_else(|fault| panic!("{fault}"));
+    for (at, &value) in output.words().iter().enumerate() {
+        let (row, column) = (at / 128, at % 128);
+        let sum: f32 = (0..64).map(|k| integer(row, k, 1) * integer(k, column, 2)).sum();
+        assert_eq!(f32::from_bits(value), sum, "row {row}, column {column}");
     }
 }

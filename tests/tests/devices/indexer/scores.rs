@@ -275,9 +275,12 @@ pub fn scores_equal_the_oracle<B: Backend>(device: &Device<B>) {
 
 /// Fewer heads than a full set, and a number that is no multiple of a product's.
 pub fn few_heads_equal_the_oracle<B: Backend>(device: &Device<B>) {
-    for (heads, format) in
-        [(1, IndexFormat::Mxfp4), (8, IndexFormat::Nvfp4), (40, IndexFormat::Fp8)]
-    {
+    for (heads, format) in [
+        (1, IndexFormat::Mxfp4),
+        (8, IndexFormat::Nvfp4),
+        (40, IndexFormat::Fp8),
+        (1, IndexFormat::Fp8),
+    ] {
         let layer = Layer::new(device, format, (1, 2));
         let case = Case { heads, columns: 64, skip: 0, format, fall: 0 };
         assert_eq!(layer.check(&[(0, sees(45))], 0, &case), 0);

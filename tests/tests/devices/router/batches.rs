@@ -124,6 +124,8 @@ impl<B: Backend> Layer<B> {
 
 /// Sizes on both sides of every limit at which another kernel, or another form of it, takes over.
 const SIZES: [u32; 11] = [1, 2, 31, 32, 33, 63, 64, 65, 200, 513, 700];
+/// So many tokens that two blocks share a tile of any number of experts.
+const MANY: u32 = 6200;
 
 fn check<B: Backend>(device: &Device<B>, shapes: &[(u32, u32)], hash: bool, sizes: &[u32]) {
     let tokens = *sizes.iter().max().expect("some");
@@ -138,6 +140,8 @@ pub fn a_token_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) 
     check(device, &[(96, 64)], false, &[1, 31, 64, 513]);
     check(device, &[(160, 288), (1120, 32)], false, &[1, 32, 33, 65]);
     check(device, &[(4096, 32)], false, &[2, 33]);
+    // So many tiles that two blocks share one (`LogitsSplit`); 65 tokens have eight.
+    check(device, &[(160, 512)], false, &[33, 65, 1536]);
 }
 
 /// As above, with all sizes and the shapes of released models.
@@ -146,5 +150,6 @@ pub fn every_shape_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<
     let shapes = [64, 96, 160, 4096, 7168].map(of).concat();
     for hash in [false, true] {
         check(device, &shapes, hash, &SIZES);
+        check(device, &shapes, hash, &[64, 65, MANY]);
     }
 }

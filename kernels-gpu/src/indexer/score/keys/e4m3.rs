@@ -1,10 +1,10 @@
 //! FP8 keys without conversion, E4M3.
 //!
 //! Hopper's tensor cores accumulate E4M3 products with about 14 bits below the largest, fewer than f32 has.
-//! So each 32 channels are one product, and the four results are added in f32.
+//! So each 64 channels are one product, and the two results are added in f32.
 
 use kv_layout::index_row::IndexFormat;
-use simt::warpgroup::{Fragments, e4m3_m64n64k32};
+use simt::warpgroup::{Fragments, e4m3_m64n64k64};
 use simt::{copy, thread};
 
 use super::{Block, Half, Keys};
@@ -49,19 +49,19 @@ impl Keys for Fp8Keys {
     ) -> ([f32; 2], T) {
         // SAFETY: by this function's own contract.
         unsafe {
-            let product = |group: u32| {
-                let (eight, at) = (group as usize / 2, group as usize % 2 * 2);
+            let step = |group: usize| {
+                let (eight, at) = (group / 2, group % 2 * 2);
                 let ([a, c], [b, d]) = (
                     [upper[eight][at], upper[eight][at + 1]],
                     [lower[eight][at], lower[eight][at + 1]],
                 );
-                e4m3_m64n64k32([a, b, c, d], half.block.memory, group)
+                [a, b, c, d]
             };
+            let product =
+                |left: [[u32; 4]; 2], first: u32| e4m3_m64n64k64(left, half.block.memory, first);
             // One product at a time: there are no registers for two.
-            let sum = hold(product(0));
-            let sum = hold(add(sum, product(1)));
-            let sum = hold(add(sum, product(2)));
-            (weights.sums(add(sum, product(3)), twice_positive), meanwhile())
+            let sum = hold(product([step(0), step(1)], 0));
+            (weights.sums(add(sum, product([step(2), step(3)], 2)), twice_positive), meanwhile())
         }
     }
 

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`bf16`] | NVFP4: BF16 operands, scales included |
 //! | [`s8`] | MXFP4: 8-bit integers, differences of scales included |
-//! | [`e4m3`] | FP8: E4M3 operands, one product for each 32 channels |
+//! | [`e4m3`] | FP8: E4M3 operands, one product for each 64 channels |
 
 pub mod bf16;
 pub mod e4m3;
