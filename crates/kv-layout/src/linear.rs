@@ -14,6 +14,8 @@ pub const GROUP: u32 = 16;
 pub const INNER_STEP: u32 = 32;
 /// Most tokens that one read of the weight serves.
 pub const MOST_TOKENS: u32 = 32;
+/// Most columns of a weight in BF16 that blocks of clusters read together, each a part of its rows.
+pub const MOST_NARROW_COLUMNS: u32 = 256;
 /// Rows of a weight in a tile.
 pub const TILE_COLUMNS: u32 = 64;
 /// Values of a row in a tile.

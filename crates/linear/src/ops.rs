@@ -1,10 +1,10 @@
-//! Products with a weight in BF16, to compare with: a single launch as a safe function. The launch checks every
-//! buffer against the shape of the kernel table.
+//! Products with a weight in BF16: a single launch as a safe function. The launch checks every buffer against the
+//! shape of the kernel table.
 
 use dsv4_kv_device::{Backend, Buffer, DeviceError, Stream, View, bf16};
-use kernels_gpu::launch::Bf16Linear;
+use kernels_gpu::launch::{Bf16Linear, Bf16Narrow};
 use kernels_gpu::params::Bf16LinearParams;
-use kv_layout::linear::{INNER_STEP, LinearTile};
+use kv_layout::linear::{INNER_STEP, LinearTile, MOST_NARROW_COLUMNS};
 
 /// A weight in BF16.
 #[derive(Clone, Copy)]
@@ -17,8 +17,9 @@ pub struct Bf16Weight<'a, B: Backend> {
     pub inner: u32,
 }
 
-/// Queues `bf16_linear_*`: the product of `x` (`[tokens, inner]` BF16) with `weight`, into `y` (`[tokens, columns]`
-/// f32). Each 32 rows read all of the weight.
+/// Queues the product of `x` (`[tokens, inner]` BF16) with `weight`, into `y` (`[tokens, columns]` f32):
+/// `bf16_narrow_*` for up to 256 columns, `bf16_linear_*` for more. The number of tokens changes no bit of a token's
+/// sums. Each 32 tokens read all of the weight: this is for decode batches.
 ///
 /// # Errors
 /// [`DeviceError::Argument`] if `inner` is no multiple of 32, or there are no columns;
@@ -42,12 +43,15 @@ pub fn multiply_bf16<B: Backend>(
             return Err(DeviceError::Argument { what, value, multiple, most });
         }
     }
-    let operation = Bf16Linear {
-        input: x.ptr(),
-        weight: values.ptr(),
-        output: y.ptr_mut(),
-        params: Bf16LinearParams { tokens, columns, inner },
-    };
+    let tile = LinearTile::of(tokens);
+    let (input, weight, output) = (x.ptr(), values.ptr(), y.ptr_mut());
+    let params = Bf16LinearParams { tokens, columns, inner };
     // SAFETY: the launch checks every buffer.
-    unsafe { stream.launch(LinearTile::of(tokens), &operation) }
+    unsafe {
+        if columns <= MOST_NARROW_COLUMNS {
+            stream.launch(tile, &Bf16Narrow { input, weight, output, params })
+        } else {
+            stream.launch(tile, &Bf16Linear { input, weight, output, params })
+        }
+    }
 }

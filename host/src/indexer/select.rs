@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use dsv4_kv_linear::Nvfp4Linear;
+use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use kv_layout::geometry::INDEX_DIM;
 
 use super::workspace::columns;
@@ -10,8 +11,8 @@ use super::{CsaIndexer, IndexerWorkspace, QueryWeight};
 use crate::device::{Backend, Buffer, DeviceError, View, bf16};
 use crate::error::KvError;
 use crate::ops::{
-    self, EntrySelection, KeyScores, PoisonedKeySearch, Projection, QueryProduct,
-    QueryQuantisation, ScoreSelection, Scored, Scores,
+    self, EntrySelection, KeyScores, PoisonedKeySearch, QueryProduct, QueryQuantisation,
+    ScoreSelection, Scored, Scores,
 };
 use crate::step::{Csa, UpdatedLayer};
 use kernels_gpu::launch::{IndexScore, IndexScoreTopk};
@@ -74,7 +75,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// scores, largest first, the older entry first among equal ones; all that it sees, oldest first,
     /// if those are no more than `k`. [`Self::gather_entries`] takes the lists.
     ///
-    /// Each 16 queries read all of the weights: a long chunk is better projected by the caller, for
+    /// Each 32 queries read all of the weights: a long chunk is better projected by the caller, for
     /// [`Self::select_projected`].
     ///
     /// # Errors
@@ -95,26 +96,13 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         self.in_parts(selection, |part, list| {
             let latent = rows("activations", activations.latent, part, *latent_columns)?;
             let hidden = rows("activations", activations.hidden, part, *hidden_columns)?;
-            let head = Projection {
-                input: &hidden,
-                weight: head_weight,
-                output: to_weight,
-                rows: part.count,
-                columns: *heads,
-                inner: *hidden_columns,
-            };
-            ops::project(self.stream(), &head)?;
+            let head = Bf16Weight { values: head_weight, columns: *heads, inner: *hidden_columns };
+            multiply_bf16(self.stream(), head, &hidden, part.count, to_weight)?;
             match query_weight {
                 QueryWeight::Bf16(weight) => {
-                    let query = Projection {
-                        input: &latent,
-                        weight,
-                        output: to,
-                        columns: heads * INDEX_DIM,
-                        inner: *latent_columns,
-                        ..head
-                    };
-                    ops::project(self.stream(), &query)?;
+                    let (columns, inner) = (heads * INDEX_DIM, *latent_columns);
+                    let query = Bf16Weight { values: weight, columns, inner };
+                    multiply_bf16(self.stream(), query, &latent, part.count, to)?;
                     let projected = ProjectedQueries { queries: to, weights: to_weight };
                     self.quantise(workspace, part, &projected)?;
                 }

@@ -3,11 +3,10 @@
 use dsv4_kv_checkpoint::{Checkpoint, Nvfp4Parts};
 use dsv4_kv_linear::Nvfp4Matrix;
 use kv_layout::geometry::INDEX_DIM;
-use kv_layout::linear::GROUP;
+use kv_layout::linear::{GROUP, INNER_STEP};
 
 use crate::device::bf16;
 use crate::error::KvError;
-use crate::ops;
 
 /// The weights of one layer's indexer in host memory.
 #[derive(Clone, Debug)]
@@ -63,8 +62,8 @@ fn padded(rows: u32, columns: u32, parts: &Nvfp4Parts) -> Result<Nvfp4Matrix, Kv
     Ok(Nvfp4Matrix::from_parts(rows, inner, codes, scales, *scale)?)
 }
 
-/// Columns of activations that the products take for a model with these: the next multiple of 128.
+/// Columns of activations that the products take for a model with these: the next multiple of 32.
 #[must_use]
 pub const fn padded_columns(columns: u32) -> u32 {
-    columns.next_multiple_of(ops::PROJECTION_STEP)
+    columns.next_multiple_of(INNER_STEP)
 }

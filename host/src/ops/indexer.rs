@@ -1,18 +1,17 @@
-//! The indexer: projections, queries, scores, and the largest of them.
+//! The indexer: queries, scores, and the largest of them.
 
 use kernels_gpu::indexer::TILE;
 use kernels_gpu::indexer::score::keys::WARPS;
 use kernels_gpu::params::{
-    IndexQueryParams, IndexScoreParams, IndexTopkParams, ProjectParams, ScoreMaximaParams,
-    TopkSelectParams,
+    IndexQueryParams, IndexScoreParams, IndexTopkParams, ScoreMaximaParams, TopkSelectParams,
 };
 use kernels_gpu::table::MULTIPROCESSORS;
 use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 
 use super::{BlockTable, GatherQueries, IndexKeys, check_argument};
-use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
 use kernels_gpu::launch::{
-    IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, Project, ScoreMaxima, TopkSelectLong,
+    IndexQuery, IndexScore, IndexTopkLong, IndexTopkShort, ScoreMaxima, TopkSelectLong,
     TopkSelectShort,
 };
 
@@ -67,51 +66,6 @@ pub fn maxima_len(columns: u32) -> u64 {
 
 fn group_log2(columns: u32) -> u32 {
     if columns >> 3 <= MOST_GROUPS { 3 } else { 5 }
-}
-
-/// What a projection adds up is a multiple of this: a step of its kernel.
-pub const PROJECTION_STEP: u32 = 32;
-
-/// A product with a transposed weight.
-pub struct Projection<'a, B: Backend> {
-    /// `[rows, inner]` BF16.
-    pub input: &'a View<B, bf16>,
-    /// `[columns, inner]` BF16.
-    pub weight: &'a View<B, bf16>,
-    /// `[rows, columns]` f32.
-    pub output: &'a Buffer<B, f32>,
-    /// Rows.
-    pub rows: u32,
-    /// Columns, at least one.
-    pub columns: u32,
-    /// What is added up, a multiple of 32.
-    pub inner: u32,
-}
-
-/// Queues `project`. The order of every sum is fixed. For decode batches: each 16 rows read all of the
-/// weight.
-///
-/// # Errors
-/// [`DeviceError::Argument`] if `inner` is no multiple of 32 or there are no columns;
-/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
-pub fn project<B: Backend>(
-    stream: &Stream<B>,
-    projection: &Projection<'_, B>,
-) -> Result<(), DeviceError> {
-    let Projection { input, weight, output, rows, columns, inner } = *projection;
-    if rows == 0 {
-        return Ok(());
-    }
-    check_argument("columns of a projection", columns, 1, u32::MAX)?;
-    check_argument("inner dimension of a projection", inner, PROJECTION_STEP, u32::MAX)?;
-    let operation = Project {
-        input: input.ptr(),
-        weight: weight.ptr(),
-        output: output.ptr_mut(),
-        params: ProjectParams { rows, columns, inner },
-    };
-    // SAFETY: the launch checks every buffer.
-    unsafe { stream.launch((), &operation) }
 }
 
 /// Projected queries on their way into the form that scores take.

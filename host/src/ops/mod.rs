@@ -28,8 +28,8 @@ pub use gather::{
 pub use hca::{HcaCompression, HcaFlush, compress_hca, flush_hca, run_capacity};
 pub use index_list::{ScoreSelection, index_score_topk, one_launch_is_faster};
 pub use indexer::{
-    EntrySelection, IndexQueries, KeyScores, PROJECTION_STEP, Projection, QueryQuantisation,
-    RowSelection, Scores, index_query, index_score, index_topk, maxima_len, project, topk_select,
+    EntrySelection, IndexQueries, KeyScores, QueryQuantisation, RowSelection, Scores, index_query,
+    index_score, index_topk, maxima_len, topk_select,
 };
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};

@@ -2,12 +2,10 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`project`] | queries and weights of the heads, from activations |
 //! | [`score`] | queries, keys, and the scores of all entries that a query sees |
 //! | [`select`] | the k largest scores of a row, exactly, in order |
 //! | [`score_topk`] | scores of a short row, and the k largest, by one block |
 
-pub mod project;
 pub mod score;
 pub mod score_topk;
 pub mod select;

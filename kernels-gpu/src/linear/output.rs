@@ -1,4 +1,4 @@
-//! `linear_bf16_*` and `linear_nvfp4_*`: products that are stored.
+//! `bf16_linear_*` and `nvfp4_linear_*`: products that are stored.
 
 use simt::mem::GlobalMut;
 use simt::shared::Shared;

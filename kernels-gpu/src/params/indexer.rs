@@ -5,18 +5,6 @@ use bytemuck::{Pod, Zeroable};
 use super::Parameters;
 
 parameters! {
-    /// Scalars of `project`.
-    ProjectParams {
-        /// Rows of the product, at least one.
-        rows,
-        /// Columns of the product, at least one.
-        columns,
-        /// Columns of `input` and of `weight`, a multiple of 32.
-        inner,
-    }
-}
-
-parameters! {
     /// Scalars of `index_query_*`.
     IndexQueryParams {
         /// The first query token of the launch; its query is row 0.

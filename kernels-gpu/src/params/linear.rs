@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::Parameters;
 
 parameters! {
-    /// Scalars of `bf16_linear_*`.
+    /// Scalars of `bf16_linear_*` and of `bf16_narrow_*`.
     Bf16LinearParams {
         /// Rows of the activations, at least one.
         tokens,

@@ -1,4 +1,4 @@
-//! The indexer: projections, queries, scores, and the largest of them.
+//! The indexer: queries, scores, and the largest of them.
 
 /// Adds its rows and hands all to `$next`.
 #[doc(hidden)]
@@ -6,23 +6,6 @@
 macro_rules! indexer_rows {
     ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
         $crate::$next! { [$($rest)*] { $($done)*
-            Project<()> |p, f|
-            "Multiplies rows of activations by the transposed weight, on tensor cores."
-            (
-                /// `[rows, inner]` BF16.
-                input: const u16 align 16 [p.rows, p.inner],
-                /// `[columns, inner]` BF16.
-                weight: const u16 align 16 [p.columns, p.inner],
-                /// `[rows, columns]` f32.
-                output: mut f32 [p.rows, p.columns];
-                ProjectParams
-            )
-            { block: 128, min_blocks: 4, shared: indexer::project::SHARED_BYTES, min_sm: 90,
-              grid: [p.columns.div_ceil(indexer::project::COLUMNS), p.rows.div_ceil(indexer::project::ROWS)] }
-            bodies {
-                [()] => project: indexer::project::project,
-            }
-
             IndexQuery<IndexFormat> |p, f|
             "Rotates each head's query, multiplies it by the Hadamard matrix and takes it through \
              the format of the keys; scales the heads' weights."

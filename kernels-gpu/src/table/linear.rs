@@ -25,6 +25,25 @@ macro_rules! linear_rows {
                 [LinearTile::T32] => bf16_linear_32: linear::output::bf16::<4, { linear::product::words(32) }>,
             }
 
+            Bf16Narrow<LinearTile> |p, f|
+            "Multiplies activations by the transposed weight in BF16, one of few columns."
+            (
+                /// `[tokens, inner]` BF16.
+                input: const u16 align 16 [p.tokens, p.inner],
+                /// `[columns, inner]` BF16.
+                weight: const u16 align 16 [p.columns, p.inner],
+                /// `[tokens, columns]` f32.
+                output: mut f32 [p.tokens, p.columns];
+                Bf16LinearParams
+            )
+            { block: linear::narrow::THREADS, min_blocks: 1, shared: linear::narrow::shared_bytes(f.tokens()), min_sm: 90, cluster: 8, waits_in_body: true,
+              grid: [linear::narrow::PARTS * p.columns.div_ceil(linear::narrow::COLUMNS), p.tokens.div_ceil(f.tokens())] }
+            bodies {
+                [LinearTile::T8] => bf16_narrow_8: linear::narrow::narrow::<1, { linear::narrow::words(8) }>,
+                [LinearTile::T16] => bf16_narrow_16: linear::narrow::narrow::<2, { linear::narrow::words(16) }>,
+                [LinearTile::T32] => bf16_narrow_32: linear::narrow::narrow::<4, { linear::narrow::words(32) }>,
+            }
+
             Nvfp4Linear<(LinearTile, LinearOutput)> |p, f|
             "Multiplies activations by the transposed weight in NVFP4."
             (

@@ -215,9 +215,6 @@ scalars! {
     ValidLens: |c, _| ValidLensParams {
         first: c.range(0, 3), tokens: c.range(0, 200), ratio: c.one_of(&[1, 4, 128]),
     }
-    Project: |c, _| ProjectParams {
-        rows: c.range(1, 33), columns: c.range(1, 70), inner: 32 * c.range(1, 9),
-    }
     IndexQuery: |c, _| IndexQueryParams {
         first: c.range(0, 3), tokens: c.range(0, 3), heads: c.range(1, 64),
     }
@@ -271,6 +268,9 @@ scalars! {
     }
     Bf16Linear: |c, _| Bf16LinearParams {
         tokens: c.range(1, 70), columns: c.range(1, 130), inner: 32 * c.range(1, 18),
+    }
+    Bf16Narrow: |c, _| Bf16LinearParams {
+        tokens: c.range(1, 70), columns: c.range(1, 40), inner: 32 * c.range(1, 70),
     }
     Nvfp4Linear: |c, _| Nvfp4LinearParams {
         tokens: c.range(1, 70), columns: c.range(1, 130), inner: 32 * c.range(1, 18), scale_bits: 1.5f32.to_bits(),

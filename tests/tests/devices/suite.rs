@@ -124,11 +124,9 @@ suite! {
         wrong_weights_are_refused,
     }
     indexer::batches {
-        projections_have_the_same_bits,
         scores_and_lists_have_the_same_bits,
     }
     indexer::scores {
-        projections_are_exact_on_integers,
         scores_equal_the_oracle,
         few_heads_equal_the_oracle,
         scores_count_what_they_refuse,
@@ -136,7 +134,6 @@ suite! {
         long_rows_equal_the_oracle,
         distant_groups_equal_the_oracle,
         scales_of_any_size_are_exact,
-        wrong_sizes_are_refused,
     }
     indexer::topk {
         lists_equal_a_stable_sort,
@@ -164,6 +161,13 @@ suite! {
         lists_by_four_bit_weights_equal_the_oracle,
         one_launch_lists_as_two,
         bad_input_is_refused,
+    }
+    linear::bf16 {
+        products_equal_the_oracle,
+        products_of_integers_are_exact,
+        a_token_has_the_same_bits_in_every_batch,
+        what_is_no_number_stays_in_its_row,
+        wrong_sizes_are_refused,
     }
     linear::product {
         products_equal_the_oracle,

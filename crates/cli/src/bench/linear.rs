@@ -1,46 +1,44 @@
-//! Products of a decode batch with a weight in NVFP4, beside the same with the weight in BF16: by the same kernel
-//! body, and by the indexer's projection.
+//! Products of a decode batch with a weight in NVFP4, beside the same with the weight in BF16, and
+//! with narrow weights.
 //!
 //! Every node is a layer of its own: no other node's weight, activations or product are its.
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream};
-use dsv4_kv::ops::{Projection, project};
+use dsv4_kv::kv_layout::linear::MOST_NARROW_COLUMNS;
 use dsv4_kv_linear::Nvfp4Linear;
 use dsv4_kv_linear::ops::{self, Bf16Weight};
 use half::bf16;
 use indicatif::ProgressBar;
+
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::{part, random_nvfp4, repeated};
 use super::timing::{Measurement, measurement, nodes_for};
 
-/// Columns and values of a row: the query projection of the indexer in V4-Flash and V4-Pro.
-const SHAPES: [(u32, u32); 2] = [(8192, 1024), (8192, 1536)];
+/// Columns and values of a row in V4-Flash and V4-Pro, with the forms of the weight: the query projection of the
+/// indexer, and the weights of its heads.
+const SHAPES: [(u32, u32, &[Kernel]); 4] = [
+    (8192, 1024, &Kernel::ALL),
+    (8192, 1536, &Kernel::ALL),
+    (64, 4096, &[Kernel::Bf16]),
+    (64, 7168, &[Kernel::Bf16]),
+];
 /// Tokens of a batch.
 const TOKENS: [u32; 6] = [1, 4, 8, 16, 32, 64];
 /// Random numbers; all inputs in BF16 are cut from repetitions of them.
 const PATTERN: usize = 1 << 22;
 
-/// The kernel.
+/// The form of the weight.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kernel {
     Nvfp4,
     Bf16,
-    Project,
 }
 
 impl Kernel {
-    pub const ALL: [Self; 3] = [Self::Nvfp4, Self::Bf16, Self::Project];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Nvfp4 => "nvfp4_linear",
-            Self::Bf16 => "bf16_linear",
-            Self::Project => "project",
-        }
-    }
+    pub const ALL: [Self; 2] = [Self::Nvfp4, Self::Bf16];
 }
 
 pub(super) fn measure<B: Backend>(
@@ -48,11 +46,12 @@ pub(super) fn measure<B: Backend>(
     progress: &ProgressBar,
 ) -> Result<Vec<Measurement>> {
     let mut results = Vec::new();
-    for (columns, inner) in SHAPES {
-        for kernel in Kernel::ALL {
+    for (columns, inner, kernels) in SHAPES {
+        for &kernel in kernels {
             for tokens in TOKENS {
-                progress.set_message(kernel.name());
-                results.push(Case { kernel, columns, inner, tokens }.measure(device)?);
+                let case = Case { kernel, columns, inner, tokens };
+                progress.set_message(case.name());
+                results.push(case.measure(device)?);
             }
         }
     }
@@ -69,6 +68,14 @@ pub(super) struct Case {
 }
 
 impl Case {
+    fn name(self) -> &'static str {
+        match self.kernel {
+            Kernel::Nvfp4 => "nvfp4_linear",
+            Kernel::Bf16 if self.columns <= MOST_NARROW_COLUMNS => "bf16_narrow",
+            Kernel::Bf16 => "bf16_linear",
+        }
+    }
+
     fn weight_bytes(self) -> u64 {
         let values = u64::from(self.columns) * u64::from(self.inner);
         if self.kernel == Kernel::Nvfp4 { values / 2 + values / 16 } else { 2 * values }
@@ -87,7 +94,7 @@ impl Case {
         let graph = inputs.stream.capture(inputs.memory(), record)?;
         let Self { columns, inner, tokens, .. } = self;
         let size = format!("{tokens} tokens, {columns} x {inner}");
-        measurement(device, (self.kernel.name().to_owned(), size), (bytes, nodes), &graph)
+        measurement(device, (self.name().to_owned(), size), (bytes, nodes), &graph)
     }
 }
 
@@ -137,26 +144,15 @@ impl<B: Backend> Inputs<B> {
         let Case { kernel, columns, inner, tokens } = case;
         let (stream, x, y) =
             (&self.stream, &part(&self.x, node, self.nodes), &part(&self.y, node, self.nodes));
-        let values = || part(&self.bf16, node, self.nodes);
         match kernel {
             Kernel::Nvfp4 => {
                 self.nvfp4[node as usize].multiply(stream, x, tokens, y)?;
             }
             Kernel::Bf16 => {
-                let weight = Bf16Weight { values: &values(), columns, inner };
+                let values = &part(&self.bf16, node, self.nodes);
+                let weight = Bf16Weight { values, columns, inner };
                 ops::multiply_bf16(stream, weight, x, tokens, y)?;
             }
-            Kernel::Project => project(
-                stream,
-                &Projection {
-                    input: x,
-                    weight: &values(),
-                    output: y,
-                    rows: tokens,
-                    columns,
-                    inner,
-                },
-            )?,
         }
         Ok(())
     }

@@ -33,8 +33,10 @@ fn kernels_of_one_layer_run() {
     }
     check(&indexer::selection(&device, (64, 2), 16, true).unwrap());
     for kernel in linear::Kernel::ALL {
-        let case = linear::Case { kernel, columns: 128, inner: 128, tokens: 2 };
-        check(&case.measure(&device).unwrap());
+        for columns in [128, 320] {
+            let case = linear::Case { kernel, columns, inner: 128, tokens: 2 };
+            check(&case.measure(&device).unwrap());
+        }
     }
     for (hash, hidden, tokens) in [(false, 0, 2), (true, 0, 2), (false, 256, 2), (false, 256, 65)] {
         let case = router::Case { hash, hidden, experts: 64, tokens };

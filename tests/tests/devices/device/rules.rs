@@ -5,6 +5,7 @@ use std::thread;
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
 use dsv4_kv::ops::{self, GatherQueries};
+use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{download, upload};
@@ -87,23 +88,15 @@ pub fn outputs_that_overlap_are_refused<B: Backend>(device: &Device<B>) {
     let memory = device.allocate::<u8>("one for all", 1 << 16).unwrap();
     let input = memory.slice(0, 1 << 15).unwrap().cast::<bf16>().unwrap();
     let weight = memory.slice(1 << 15, 1 << 15).unwrap().cast::<bf16>().unwrap();
-    let project = |from: u64| {
+    let multiply = |from: u64| {
         let output = memory.slice(from, 4 * 32).unwrap().cast().unwrap();
-        ops::project(
-            &stream,
-            &ops::Projection {
-                input: &input,
-                weight: &weight,
-                output: &output,
-                rows: 1,
-                columns: 32,
-                inner: 128,
-            },
-        )
+        let weight = Bf16Weight { values: &weight, columns: 32, inner: 128 };
+        multiply_bf16(&stream, weight, &input, 1, &output)
     };
     for (from, with) in [(0, "input"), ((1 << 15) - 4 * 32, "input"), ((1 << 15) - 64, "input")] {
-        let error = project(from).unwrap_err();
-        let DeviceError::Aliased { kernel: "project", argument: "output", other } = error else {
+        let error = multiply(from).unwrap_err();
+        let DeviceError::Aliased { kernel: "bf16_narrow_8", argument: "output", other } = error
+        else {
             panic!("{error}")
         };
         assert_eq!(other, with);

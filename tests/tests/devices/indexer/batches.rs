@@ -1,13 +1,10 @@
-//! A query has the same projections, scores and list in every batch.
+//! A query has the same scores and list in every batch.
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::ops::{
     self, EntrySelection, GatherQueries, IndexQueries, KeyScores, Scores, maxima_len,
 };
-use half::bf16;
 use kv_layout::index_row::IndexFormat;
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
 use crate::indexer::query::CANARY;
 use crate::indexer::scores::{Case, Layer, Step, sees};
@@ -15,35 +12,6 @@ use crate::inputs::{download, upload};
 
 fn bits(values: Vec<f32>) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
-}
-
-/// The same rows in launches of every size, at several places.
-pub fn projections_have_the_same_bits<B: Backend>(device: &Device<B>) {
-    const ROWS: u32 = 70;
-    let stream = &device.stream().unwrap();
-    let mut random = StdRng::seed_from_u64(11);
-    for (columns, inner) in [(40, 1056), (64, 96)] {
-        let mut values = |count: u32| -> Vec<bf16> {
-            (0..count).map(|_| bf16::from_f32(random.random_range(-1.0..1.0))).collect()
-        };
-        let (input, weight) = (values(ROWS * inner), values(columns * inner));
-        let (input, weight) = (upload(stream, &input), &upload(stream, &weight));
-        let run = |first: u32, rows: u32| {
-            let of = |rows: u32| u64::from(rows) * u64::from(inner);
-            let input = &input.slice(of(first), of(rows)).unwrap();
-            let output = &upload(stream, &vec![CANARY; (rows * columns) as usize]);
-            let projection = ops::Projection { input, weight, output, rows, columns, inner };
-            ops::project(stream, &projection).unwrap();
-            bits(download(stream, output))
-        };
-        let whole = run(0, ROWS);
-        for rows in [1, 2, 15, 16, 17, 31, 33, 64, 69] {
-            for first in [0, 1, ROWS - rows] {
-                let range = (first * columns) as usize..((first + rows) * columns) as usize;
-                assert_eq!(run(first, rows), whole[range], "{rows} rows from {first} on");
-            }
-        }
-    }
 }
 
 /// Scores, the largest of their groups, and the list of queries that are taken together.

@@ -1,10 +1,11 @@
 //! Weights of the indexer and of the compressors out of a checkpoint: exact, and padded with zeros.
 
 use dsv4_kv::device::{Backend, Device, Stream};
-use dsv4_kv::ops::{self, GatherQueries, IndexQueries, Projection, QueryProduct};
+use dsv4_kv::ops::{self, GatherQueries, IndexQueries, QueryProduct};
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv::{Compressor, CsaIndexer, KvError, QueryWeight};
 use dsv4_kv_checkpoint::CheckpointError;
+use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
 use dsv4_kv_tests::checkpoint::{Made, config, one_file, tensors};
 use half::bf16;
@@ -70,15 +71,9 @@ pub fn an_indexer_is_exact_and_padded<B: Backend>(device: &Device<B>) {
     let mut input = vec![bf16::ZERO; PADDED];
     (0..HIDDEN).for_each(|at| input[at] = bf16::from_f32((at % 7) as f32 - 3.0));
     let output = device.allocate("products", HEADS as u64).unwrap();
-    let projection = Projection {
-        input: &upload(&stream, &input),
-        weight: indexer.head_weight(),
-        output: &output,
-        rows: 1,
-        columns: HEADS as u32,
-        inner: indexer.hidden_columns(),
-    };
-    ops::project(&stream, &projection).unwrap();
+    let (values, inner) = (indexer.head_weight(), indexer.hidden_columns());
+    let weight = Bf16Weight { values, columns: HEADS as u32, inner };
+    multiply_bf16(&stream, weight, &upload(&stream, &input), 1, &output).unwrap();
     let product = |row: &[f32]| row.iter().zip(&input).map(|(w, x)| w * x.to_f32()).sum::<f32>();
     let products: Vec<f32> = head.chunks(HIDDEN).map(product).collect();
     assert_eq!(download(&stream, &output), products, "sums of integers are exact");

@@ -1,6 +1,6 @@
-//! The indexer's kernels: projections, queries, and scores over keys of every format.
+//! The indexer's kernels: queries, and scores over keys of every format.
 
-use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream};
 use dsv4_kv::ops::{self, BlockTable, GatherQueries, IndexKeys, IndexQueries, Scores, maxima_len};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::index::EncodedKey;
@@ -354,59 +354,4 @@ pub fn scales_of_any_size_are_exact<B: Backend>(device: &Device<B>) {
     layer.upload_keys();
     let case = Case { heads: 16, columns: 32, skip: 0, format, fall: 0 };
     assert_eq!(layer.check(&[(0, sees(32))], 0, &case), 0);
-}
-
-/// Products of integers are exact, whatever the order of sums; rows behind the last stay untouched.
-pub fn projections_are_exact_on_integers<B: Backend>(device: &Device<B>) {
-    let stream = device.stream().unwrap();
-    let mut random = StdRng::seed_from_u64(8);
-    for [rows, columns, inner] in
-        [[1, 32, 128], [16, 64, 256], [35, 96, 384], [3, 5, 32], [2, 40, 96], [17, 33, 160]]
-    {
-        let mut integers =
-            |count: u32| -> Vec<i8> { (0..count).map(|_| random.random_range(-9..=9)).collect() };
-        let (input, weight) = (integers(rows * inner), integers(columns * inner));
-        let wide = |values: &[i8]| -> Vec<bf16> { values.iter().map(|&x| x.into()).collect() };
-        let (a, b) = (upload(&stream, &wide(&input)), upload(&stream, &wide(&weight)));
-        let output = upload(&stream, &vec![CANARY; (rows * columns + 1) as usize]);
-        ops::project(
-            &stream,
-            &ops::Projection { input: &a, weight: &b, output: &output, rows, columns, inner },
-        )
-        .unwrap();
-        let found = download(&stream, &output);
-        let inner = inner as usize;
-        let wanted = input.chunks_exact(inner).flat_map(|row| {
-            weight.chunks_exact(inner).map(|column| {
-                row.iter().zip(column).map(|(&x, &y)| i32::from(x) * i32::from(y)).sum::<i32>()
-                    as f32
-            })
-        });
-        let wanted: Vec<f32> = wanted.chain([CANARY]).collect();
-        assert_eq!(found, wanted);
-    }
-}
-
-/// Sizes that the kernels do not take are refused by name.
-pub fn wrong_sizes_are_refused<B: Backend>(device: &Device<B>) {
-    let stream = device.stream().unwrap();
-    let (a, b) = (device.allocate("a", 256).unwrap(), device.allocate("b", 32 * 128).unwrap());
-    let output = device.allocate("output", 64).unwrap();
-    let run = |[rows, columns, inner]: [u32; 3]| {
-        ops::project(
-            &stream,
-            &ops::Projection { input: &a, weight: &b, output: &output, rows, columns, inner },
-        )
-    };
-    run([2, 32, 128]).unwrap();
-    for shape in [[2, 0, 128], [2, 32, 80], [2, 32, 0]] {
-        assert!(matches!(run(shape), Err(DeviceError::Argument { .. })), "{shape:?}");
-    }
-    for (shape, short) in
-        [([3, 32, 128], "input"), ([1, 64, 128], "weight"), ([1, 32, 256], "weight")]
-    {
-        let refused = run(shape).unwrap_err();
-        let named = matches!(refused, DeviceError::TooShort { argument, .. } if argument == short);
-        assert!(named, "{shape:?}: {refused}");
-    }
 }
