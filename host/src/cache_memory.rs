@@ -5,7 +5,7 @@ use kernels_gpu::table::KERNELS;
 
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, Memory};
+use crate::device::{Backend, Buffer, Device, Memory, arena_bytes};
 use crate::error::KvError;
 use crate::ops::BlockTable;
 use crate::poison::{self, POISON};
@@ -40,14 +40,15 @@ impl Specs {
     }
 }
 
-/// How many buffers there are besides the pools and those of steps.
-pub(crate) fn buffers(config: &CacheConfig) -> u32 {
-    Specs::of(config).bytes().count() as u32
+/// How many allocations there are besides those of steps: one for all pools, and one for each other buffer.
+pub(crate) fn allocations(config: &CacheConfig) -> u32 {
+    1 + Specs::of(config).bytes().count() as u32
 }
 
-/// Their bytes.
-pub(crate) fn bytes(config: &CacheConfig) -> u64 {
-    Specs::of(config).bytes().sum()
+/// Their bytes besides those of the pools themselves.
+pub(crate) fn bytes(config: &CacheConfig, schema: &Schema) -> u64 {
+    let pools = schema.layers.iter().map(|layer| layer.pools.len() as u64).sum();
+    Specs::of(config).bytes().sum::<u64>() + arena_bytes(pools, 0)
 }
 
 /// What all steps of a cache share on the device.

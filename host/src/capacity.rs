@@ -35,9 +35,9 @@ pub struct Capacity {
     pub layers: Vec<LayerBytes>,
     /// The same by kind of pool; only kinds that the model has.
     pub pools: Vec<PoolBytes>,
-    /// Bytes of the block table, the work lists and the metadata of a step.
+    /// Bytes of the block table, the work lists and the metadata of a step, and those that aligning the pools takes.
     pub working_bytes: u64,
-    /// Allocations that the cache makes. A driver may round each up: CUDA to 2 MiB.
+    /// Allocations that the cache makes on a GPU, one of them for all pools. A driver may round each up: CUDA to 2 MiB.
     pub buffers: u32,
 }
 
@@ -70,8 +70,8 @@ pub struct PoolBytes {
 }
 
 /// Bytes of device memory that a cache takes besides its pools.
-fn working_bytes(config: &CacheConfig) -> u64 {
-    cache_memory::bytes(config) + step_memory::bytes(config)
+fn working_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
+    cache_memory::bytes(config, schema) + step_memory::bytes(config)
 }
 
 /// Configurations made for the memory that there is.
@@ -106,7 +106,7 @@ impl CacheConfig {
         self.validate()?;
         let schema = Schema::new(self);
         let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
-        let working_bytes = working_bytes(self);
+        let working_bytes = working_bytes(self, &schema);
         let slots = slot_bytes.saturating_mul(u64::from(self.max_requests));
         let left = memory.checked_sub(slots.saturating_add(working_bytes));
         match left.map(|left| left.checked_div(block_bytes).unwrap_or(1)) {
@@ -138,10 +138,8 @@ impl Capacity {
             bytes_per_token: bytes_per_token(block_bytes),
             layers: layer_bytes(&schema),
             pools: pool_bytes(&schema, config),
-            working_bytes: working_bytes(config),
-            buffers: schema.layers.iter().map(|layer| layer.pools.len() as u32).sum::<u32>()
-                + cache_memory::buffers(config)
-                + step_memory::buffers(config),
+            working_bytes: working_bytes(config, &schema),
+            buffers: cache_memory::allocations(config) + step_memory::buffers(config),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The device memory of the layers: a buffer for each pool of the schema.
+//! The device memory of the layers: a buffer for each pool of the schema, all in one allocation, layer after layer.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -30,19 +30,13 @@ pub(crate) struct Pools<B: Backend> {
 impl<B: Backend> Pools<B> {
     /// Allocates every pool of `schema`; zero.
     pub fn new(device: &Device<B>, schema: &Schema, config: &CacheConfig) -> Result<Self, KvError> {
-        let allocate = |pool: &Pool| {
-            let bytes = u64::from(config.units(pool.unit)) * pool.unit_bytes();
-            device.allocate(label(pool.kind), bytes)
-        };
+        let bytes = |pool: &Pool| u64::from(config.units(pool.unit)) * pool.unit_bytes();
+        let all: Vec<u64> =
+            schema.layers.iter().flat_map(|layer| layer.pools.iter().map(bytes)).collect();
+        let mut buffers = device.allocate_arena("the pools of the layers", &all)?.into_iter();
         let layer = |schema: &LayerCacheSchema| {
-            let buffers = schema.pools.iter().map(allocate).collect::<Result<Vec<_>, _>>()?;
-            let pools = schema.pools.iter().zip(&buffers);
-            let states = pools.filter(|(pool, _)| pool.kind.is_state());
-            let states = states.map(|(pool, buffer)| Ok((pool.kind, buffer.cast()?)));
-            let states = states.collect::<Result<_, DeviceError>>()?;
-            let place = |kind| schema.pools.iter().position(|pool| pool.kind == kind);
-            let places = PoolKind::ALL.map(|kind| place(kind).map(|place| place as u8));
-            Ok(LayerPools { schema: schema.clone(), buffers, places, states })
+            let buffers = buffers.by_ref().take(schema.pools.len()).collect();
+            LayerPools::new(schema.clone(), buffers)
         };
         Ok(Self { layers: schema.layers.iter().map(layer).collect::<Result<_, KvError>>()? })
     }
@@ -73,6 +67,16 @@ impl<B: Backend> Pools<B> {
 }
 
 impl<B: Backend> LayerPools<B> {
+    fn new(schema: LayerCacheSchema, buffers: Vec<Buffer<B, u8>>) -> Result<Self, KvError> {
+        let pools = schema.pools.iter().zip(&buffers);
+        let states = pools.filter(|(pool, _)| pool.kind.is_state());
+        let states = states.map(|(pool, buffer)| Ok((pool.kind, buffer.cast()?)));
+        let states = states.collect::<Result<_, DeviceError>>()?;
+        let place = |kind| schema.pools.iter().position(|pool| pool.kind == kind);
+        let places = PoolKind::ALL.map(|kind| place(kind).map(|place| place as u8));
+        Ok(Self { schema, buffers, places, states })
+    }
+
     /// The pool of a kind.
     ///
     /// # Errors
@@ -141,18 +145,5 @@ impl<B: Backend> LayerPools<B> {
     /// Every pool, read-only.
     pub fn views(&self) -> impl Iterator<Item = (PoolKind, View<B, u8>)> {
         self.schema.pools.iter().zip(&self.buffers).map(|(pool, buffer)| (pool.kind, buffer.view()))
-    }
-}
-
-fn label(kind: PoolKind) -> &'static str {
-    match kind {
-        PoolKind::SwaData => "sliding-window rows",
-        PoolKind::SwaScale => "sliding-window scales",
-        PoolKind::EntryData => "compressed entries",
-        PoolKind::EntryScale => "compressed-entry scales",
-        PoolKind::IndexCode => "indexer keys",
-        PoolKind::IndexScale => "indexer-key scales",
-        PoolKind::MainState => "compressor state",
-        PoolKind::IndexState => "indexer compressor state",
     }
 }

@@ -148,6 +148,10 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         self.inner.waits_for_launches()
     }
 
+    fn checks_allocations(&self) -> bool {
+        self.inner.checks_allocations()
+    }
+
     fn stream_id(&self, stream: &B::Stream) -> u64 {
         self.inner.stream_id(stream)
     }

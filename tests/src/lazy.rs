@@ -144,6 +144,10 @@ unsafe impl<B: Backend> Backend for Lazy<B> {
         self.inner.capture_domain()
     }
 
+    fn checks_allocations(&self) -> bool {
+        self.inner.checks_allocations()
+    }
+
     fn stream_id(&self, stream: &LazyStream<B>) -> u64 {
         self.inner.stream_id(&stream.0.stream)
     }

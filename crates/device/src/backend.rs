@@ -62,6 +62,12 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
         false
     }
 
+    /// Whether kernels are checked against the allocation that a pointer lies in, so that a buffer of its own shows more
+    /// mistakes than one that shares an allocation.
+    fn checks_allocations(&self) -> bool {
+        false
+    }
+
     /// What tells the streams of a domain apart.
     fn stream_id(&self, stream: &Self::Stream) -> u64;
 

@@ -223,6 +223,10 @@ unsafe impl Backend for Emulator {
         &self.info
     }
 
+    fn checks_allocations(&self) -> bool {
+        true
+    }
+
     fn stream_id(&self, stream: &EmuStream) -> u64 {
         stream.id
     }

@@ -18,7 +18,7 @@
 //! | `null` | [`Null`]: a backend that does nothing, to measure the host's work |
 //! | `operation` | [`Operation`]: a kernel with its arguments |
 //! | `device`, `identity` | [`Device`], and what belongs to which |
-//! | `buffer`, `pinned` | memory: [`Buffer`], [`View`], [`Pinned`] |
+//! | `buffer`, `arena`, `pinned` | memory: [`Buffer`], [`View`], several buffers in one allocation, [`Pinned`] |
 //! | `span`, `pointer` | ranges of memory; launch pointers: [`DevicePtr`], [`DevicePtrMut`] |
 //! | `stream`, `transfer` | [`Stream`], [`Event`]; copies |
 //! | `graph` | [`Graph`]: capture and replay |
@@ -30,6 +30,7 @@
 //!
 //! The crate knows no kernel: the list of kernels and their PTX are handed in ([`Kernels`]).
 
+mod arena;
 mod backend;
 mod buffer;
 mod capture;
@@ -51,6 +52,7 @@ mod staged;
 mod stream;
 mod transfer;
 
+pub use arena::arena_bytes;
 pub use backend::{Backend, RawMemory, RawPinned};
 pub use buffer::{Buffer, Memory, View};
 pub use cuda::{Cuda, CudaDevice, CudaOptions, Kernels};

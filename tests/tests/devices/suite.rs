@@ -38,6 +38,7 @@ suite! {
     device::memory {
         copies_bring_back_what_they_took,
         ranges_outside_a_buffer_are_refused,
+        buffers_of_an_arena_are_aligned_and_apart,
         exhausted_memory_is_a_typed_error,
         staged_updates_arrive_in_order,
         events_time_what_lies_between_them,

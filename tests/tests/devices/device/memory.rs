@@ -37,6 +37,26 @@ pub fn ranges_outside_a_buffer_are_refused<B: Backend>(device: &Device<B>) {
     assert!(buffer.slice(8, 3).is_none() && buffer.slice(u64::MAX, 1).is_none());
 }
 
+pub fn buffers_of_an_arena_are_aligned_and_apart<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    let sizes = [1, 300, 0, 256, 7];
+    let buffers = device.allocate_arena("arena", &sizes).unwrap();
+    for (i, (buffer, &size)) in (1..).zip(buffers.iter().zip(&sizes)) {
+        assert_eq!(buffer.len(), size);
+        assert!(buffer.span().address().is_multiple_of(256));
+        assert!(download(&stream, buffer).iter().all(|&byte| byte == 0), "zeroed when allocated");
+        stream.fill(buffer, i).unwrap();
+    }
+    for (i, buffer) in (1..).zip(&buffers) {
+        assert!(download(&stream, buffer).iter().all(|&byte| byte == i), "a neighbour wrote it");
+    }
+    assert!(device.allocate_arena("none", &[]).unwrap().is_empty());
+    for sizes in [[device.info().total_memory + 1, 1], [u64::MAX, u64::MAX]] {
+        let error = device.allocate_arena("too much", &sizes).err().expect("it was allocated");
+        assert!(matches!(error, DeviceError::OutOfMemory { label: "too much", .. }), "{error}");
+    }
+}
+
 pub fn exhausted_memory_is_a_typed_error<B: Backend>(device: &Device<B>) {
     let total = device.info().total_memory;
     for len in [total + 1, u64::MAX / 8, u64::MAX] {
