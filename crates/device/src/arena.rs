@@ -63,3 +63,28 @@ impl<B: Backend> Device<B> {
         bytes.iter().enumerate().map(buffer).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::null::NullDevice;
+
+    /// In one allocation: aligned, apart, and no more than was announced.
+    #[test]
+    fn buffers_share_an_allocation_and_no_byte() {
+        let device = NullDevice::null(1 << 20);
+        let sizes = [1, 300, 0, 256, 7];
+        let buffers = device.allocate_arena("arena", &sizes).expect("it fits");
+        let arena = buffers[0].memory().span();
+        assert_eq!(arena.bytes(), arena_bytes(5, sizes.iter().sum()));
+        let mut end = arena.address();
+        for (buffer, size) in buffers.iter().zip(sizes) {
+            let span = buffer.span();
+            assert_eq!(buffer.memory().span().address(), arena.address(), "one allocation");
+            assert_eq!(span.bytes(), size);
+            assert!(span.address().is_multiple_of(ALIGN) && span.address() >= end);
+            end = span.address() + size;
+        }
+        assert!(end <= arena.address() + arena.bytes());
+    }
+}
