@@ -11,12 +11,11 @@ use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
-use rand::seq::index;
+use rand::seq::{SliceRandom, index};
 use rand::{RngCore, SeedableRng};
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
-use super::placement::{Placement, nodes};
-use super::timing::{Measurement, measurement};
+use super::timing::{Measurement, measurement, nodes_for};
 
 /// Bytes of a BF16 row.
 const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
@@ -42,32 +41,29 @@ pub(super) fn measure<B: Backend>(
     for format in MainFormat::ALL {
         for (rows, requests) in LISTS {
             progress.set_message(format!("gather_kv {} {rows} x {requests}", format.name()));
-            results.push(gather_kv(device, format, (rows, requests), None)?);
+            results.push(gather_kv(device, format, rows, requests)?);
         }
         for (rows, requests) in ALL {
             progress.set_message(format!("gather_all {} {rows} x {requests}", format.name()));
-            results.push(gather_all(device, format, (rows, requests), None)?);
+            results.push(gather_all(device, format, rows, requests)?);
         }
     }
     Ok(results)
 }
 
-/// Times the gather of lists of `rows` entries. Without `placement` every layer's blocks lie together, as
-/// many as the requests have.
 pub(super) fn gather_kv<B: Backend>(
     device: &Device<B>,
     format: MainFormat,
-    (rows, requests): (u32, u32),
-    placement: Option<Placement>,
+    rows: u32,
+    requests: u32,
 ) -> Result<Measurement> {
     let seen = rows * SEEN_PER_LISTED;
     let blocks = seen / LayerKind::Csa.entries_per_block();
     let per_row = format.row_bytes() + WORD_BYTES + ROW_BYTES;
     let per_query = META_BYTES + u64::from(blocks) * WORD_BYTES + u64::from(rows) * per_row;
     let bytes = u64::from(requests) * per_query;
-    let nodes = nodes(bytes, placement);
-    let sizes = [requests, seen, rows];
-    let layers = Layers::new(device, (format, LayerKind::Csa), sizes, nodes, placement)?;
+    let nodes = nodes_for(bytes);
+    let layers = Layers::new(device, format, LayerKind::Csa, [requests, seen, rows], nodes)?;
     let list_elements = u64::from(requests * rows);
     let lists = lists(nodes * u64::from(requests), seen, rows);
     let selected = layers.upload("selected entries", &lists)?;
@@ -86,19 +82,17 @@ pub(super) fn gather_kv<B: Backend>(
     layers.measure((name, size), bytes, &selected, launch)
 }
 
-/// Times the gather of all of `rows` entries; `placement` as for [`gather_kv`].
 pub(super) fn gather_all<B: Backend>(
     device: &Device<B>,
     format: MainFormat,
-    (rows, requests): (u32, u32),
-    placement: Option<Placement>,
+    rows: u32,
+    requests: u32,
 ) -> Result<Measurement> {
     let per_row = format.row_bytes() + WORD_BYTES + ROW_BYTES;
     let per_query = META_BYTES + WORD_BYTES + u64::from(rows) * per_row;
     let bytes = u64::from(requests) * per_query;
-    let nodes = nodes(bytes, placement);
-    let sizes = [requests, rows, rows];
-    let layers = Layers::new(device, (format, LayerKind::Hca), sizes, nodes, placement)?;
+    let nodes = nodes_for(bytes);
+    let layers = Layers::new(device, format, LayerKind::Hca, [requests, rows, rows], nodes)?;
     let lengths = layers.upload("lengths", &vec![0; requests as usize])?;
     let launch = |node: &Node<'_, B>| {
         let Node { queries, table, entries, tile, .. } = node;
@@ -129,9 +123,8 @@ struct Layers<B: Backend> {
     format: MainFormat,
     entries_per_block: u32,
     requests: u32,
-    /// Blocks of a request.
+    /// Blocks of a request; a layer has as many for each request.
     blocks: u32,
-    placement: Placement,
     nodes: u64,
     position: Buffer<B, i32>,
     slot: Buffer<B, i32>,
@@ -155,24 +148,24 @@ impl<B: Backend> Layers<B> {
     /// Requests that see `seen` entries each, and a tile of `rows` rows a query.
     fn new(
         device: &Device<B>,
-        (format, kind): (MainFormat, LayerKind),
+        format: MainFormat,
+        kind: LayerKind,
         [requests, seen, rows]: [u32; 3],
         nodes: u64,
-        placement: Option<Placement>,
     ) -> Result<Self> {
         let entries_per_block = kind.entries_per_block();
         let blocks = seen / entries_per_block;
-        let used = u64::from(requests) * u64::from(blocks);
-        let placement = placement.unwrap_or(Placement::packed(used, nodes));
-        let entries = placement.len() * u64::from(entries_per_block);
+        let entries = nodes * u64::from(requests) * u64::from(seen);
         let tile_elements = u64::from(requests) * u64::from(rows) * u64::from(HEAD_DIM);
         let stream = device.stream()?;
         let upload = |label, values: &[i32]| upload(&stream, label, values);
         let position = (blocks * BLOCK_TOKENS) as i32 - 1;
+        let mut table: Vec<i32> = (0..(requests * blocks) as i32).collect();
+        table.shuffle(&mut SmallRng::seed_from_u64(2));
         Ok(Self {
             position: upload("positions", &vec![position; requests as usize])?,
             slot: upload("slots", &(0..requests as i32).collect::<Vec<_>>())?,
-            table: upload("block table", &placement.random(used))?,
+            table: upload("block table", &table)?,
             data: random_plane(&stream, "entry data", entries * DATA_BYTES)?,
             scale: random_plane(&stream, "entry scales", entries * format.scale_bytes())?,
             tiles: device.allocate("tiles", nodes * tile_elements)?,
@@ -183,7 +176,6 @@ impl<B: Backend> Layers<B> {
             entries_per_block,
             requests,
             blocks,
-            placement,
             nodes,
         })
     }
@@ -211,11 +203,11 @@ impl<B: Backend> Layers<B> {
                 queries: GatherQueries { position, slot, index: slot, first: 0, count: slots },
                 table: BlockTable { table, slots, max_blocks },
                 entries: Entries {
-                    data: &self.placement.part(data, index),
-                    scale: &self.placement.part(scale, index),
+                    data: &part(data, index, self.nodes),
+                    scale: &part(scale, index, self.nodes),
                     format: self.format,
                     entries_per_block: self.entries_per_block,
-                    num_blocks: self.placement.span() as u32,
+                    num_blocks: slots * max_blocks,
                 },
                 tile: part(tiles, index, self.nodes),
             })

@@ -16,11 +16,11 @@ use dsv4_kv_oracle::index::KeyFormat;
 use half::bf16;
 use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_distr::StandardNormal;
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
-use super::placement::{self, Placement};
 use super::timing::{Measurement, measurement, nodes_for};
 
 const HEADS: u32 = 64;
@@ -29,7 +29,7 @@ const TILE: u32 = BLOCK_TOKENS / CSA_RATIO;
 /// Scores of a random pattern; rows repeat it.
 const PATTERN: usize = 16 << 20;
 /// Keys of a random pattern; layers repeat it.
-const PATTERN_KEYS: u64 = 1 << 16;
+const PATTERN_KEYS: usize = 1 << 16;
 /// Bytes of a score, an index, a weight.
 const WORD_BYTES: u64 = 4;
 
@@ -75,7 +75,7 @@ pub(super) fn measure<B: Backend>(
     for format in [IndexFormat::Mxfp4, IndexFormat::Nvfp4, IndexFormat::Fp8] {
         for size in SCORES {
             progress.set_message(format!("index_score {} {size:?}", format.name()));
-            results.push(scores(device, format, size, Node::Scores, None)?);
+            results.push(scores(device, format, size, Node::Scores)?);
         }
     }
     for k in LISTS {
@@ -90,22 +90,20 @@ pub(super) fn measure<B: Backend>(
     }
     for size in LISTED {
         progress.set_message(format!("index_score and index_topk {size:?}"));
-        results.push(scores(device, IndexFormat::Mxfp4, size, Node::Two(512), None)?);
+        results.push(scores(device, IndexFormat::Mxfp4, size, Node::Two(512))?);
         if ops::one_launch_is_faster(IndexFormat::Mxfp4, size.0, size.1) {
-            results.push(scores(device, IndexFormat::Mxfp4, size, Node::One(512), None)?);
+            results.push(scores(device, IndexFormat::Mxfp4, size, Node::One(512))?);
         }
     }
     Ok(results)
 }
 
-/// Times scores alone, or with lists. Without `placement` every layer's blocks lie together, as many as the
-/// requests have.
+/// Times scores alone, or with lists.
 pub(super) fn scores<B: Backend>(
     device: &Device<B>,
     format: IndexFormat,
     (entries, queries): (u32, u32),
     node: Node,
-    placement: Option<Placement>,
 ) -> Result<Measurement> {
     let k = node.k();
     let pairs = u64::from(entries) * u64::from(queries);
@@ -114,16 +112,14 @@ pub(super) fn scores<B: Backend>(
     let list_bytes = u64::from(k) * u64::from(queries) * WORD_BYTES;
     let score_bytes = if let Node::One(_) = node { 0 } else { WORD_BYTES };
     let bytes = pairs * (format.row_bytes() + score_bytes) + query_bytes + list_bytes;
-    let nodes = placement::nodes(bytes, placement);
-    let blocks = u64::from(queries) * u64::from(entries / TILE);
-    let placement = placement.unwrap_or(Placement::packed(blocks, nodes));
-    let layers = Layers::new(device, format, (entries, queries), nodes, placement)?;
+    let nodes = nodes_for(bytes);
+    let layers = Layers::new(device, format, (entries, queries), nodes)?;
     let selected = device.allocate("lists", u64::from(queries) * u64::from(k.max(1)))?;
     let Layers { stream, position, slot, table, query, weight, faults, .. } = &layers;
     let (max_blocks, slots) = (entries / TILE, queries);
-    let num_blocks = placement.span() as u32;
+    let num_blocks = slots * max_blocks;
     let record = |layer: u64| -> Result<(), DeviceError> {
-        let [code, scale] = [&layers.code, &layers.scale].map(|plane| placement.part(plane, layer));
+        let (code, scale) = (part(&layers.code, layer, nodes), part(&layers.scale, layer, nodes));
         let (all, maxima) =
             (part(&layers.scores, layer, nodes), part(&layers.maxima, layer, nodes));
         let to = Scores { scores: &all, maxima: &maxima, columns: entries };
@@ -217,13 +213,14 @@ impl<B: Backend> Layers<B> {
         format: IndexFormat,
         (entries, queries): (u32, u32),
         nodes: u64,
-        placement: Placement,
     ) -> Result<Self> {
         let stream = device.stream()?;
         let mut random = SmallRng::seed_from_u64(5);
-        let table = placement.random(u64::from(queries) * u64::from(entries / TILE));
-        let rows = placement.len() * u64::from(TILE);
-        let (codes, scales) = keys(format, rows.min(PATTERN_KEYS), &mut random);
+        let blocks = queries * (entries / TILE);
+        let mut table: Vec<i32> = (0..blocks as i32).collect();
+        table.shuffle(&mut random);
+        let rows = nodes * u64::from(blocks) * u64::from(TILE);
+        let (codes, scales) = keys(format, &mut random);
         let vectors = queries * HEADS;
         let bytes = u64::from(queries) * u64::from(IndexFormat::MAX_QUERY_BYTES);
         let pairs = nodes * u64::from(queries) * u64::from(entries);
@@ -279,11 +276,11 @@ fn normal(random: &mut SmallRng) -> impl Iterator<Item = f32> {
     random.sample_iter(StandardNormal)
 }
 
-/// Codes and scales of `count` keys.
-fn keys(format: IndexFormat, count: u64, random: &mut SmallRng) -> (Vec<u8>, Vec<u8>) {
+/// Codes and scales of `PATTERN_KEYS` keys.
+fn keys(format: IndexFormat, random: &mut SmallRng) -> (Vec<u8>, Vec<u8>) {
     let encoder = KeyFormat::from_name(format.name()).expect("the oracle knows every format");
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
-    for _ in 0..count {
+    for _ in 0..PATTERN_KEYS {
         let key = normal(random).take(INDEX_DIM as usize);
         let key = encoder.encode(&key.map(|x| bf16::from_f32(x).to_bits()).collect::<Vec<_>>());
         codes.extend(key.codes);

@@ -6,7 +6,6 @@
 //! replay. The time of a node is the median replay over the number of nodes, by device
 //! events. The copy is measured the same way and moves the same bytes: half read, half written.
 
-mod arena;
 mod books;
 mod decode;
 mod gather;
@@ -14,7 +13,6 @@ mod indexer;
 mod inputs;
 mod linear;
 mod load;
-mod placement;
 mod prefill;
 mod projections;
 mod router;
@@ -49,7 +47,7 @@ use timing::Measurement;
 /// every input read once, every output written once. `copy us` is a copy that moves as many bytes, half
 /// read and half written, measured the same way; `of copy` is its time over the kernel's.
 ///
-/// `step`, `prefill` and `arena` are measured only when they are asked for. A row of `step` is one decode step of a model:
+/// `step` and `prefill` are measured only when they are asked for. A row of `step` is one decode step of a model:
 /// medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch alone.
 /// `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
 /// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
@@ -93,8 +91,6 @@ enum Suite {
     Linear,
     /// All of these.
     All,
-    /// Kernels whose blocks or slots lie packed by layer, or apart in one arena. Needs 110 GB of memory.
-    Arena,
     /// A model's whole decode step as one graph: in all, by kind of launch, and on the host.
     Step,
     /// A chunk of a prompt in a layer of each kind, kernel by kernel, and per token for the whole model.
@@ -148,9 +144,6 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     }
     if wanted(Suite::Linear) {
         measurements.extend(linear::measure(&device, &progress)?);
-    }
-    if args.suite == Suite::Arena {
-        measurements.extend(arena::measure(&device, &progress)?);
     }
     let steps = match args.suite {
         Suite::Step => step::measure(&device, &args.load, &progress)?,

@@ -13,8 +13,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::{ensure_none_refused, part, upload};
-use super::placement::{Placement, nodes};
-use super::timing::{Measurement, measurement};
+use super::timing::{Measurement, measurement, nodes_for};
 
 /// Bytes of a BF16 row.
 const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
@@ -39,28 +38,25 @@ pub(super) fn measure<B: Backend>(
     for format in MainFormat::ALL {
         for (requests, tokens) in APPENDS {
             progress.set_message(format!("append {} {requests} x {tokens}", format.name()));
-            results.push(append(device, format, (requests, tokens), None)?);
+            results.push(append(device, format, requests, tokens)?);
         }
         for requests in GATHERS {
             progress.set_message(format!("gather {} {requests}", format.name()));
-            results.push(gather(device, format, requests, None)?);
+            results.push(gather(device, format, requests)?);
         }
     }
     Ok(results)
 }
 
-/// Times the append of `tokens` tokens to each of the requests. Without `placement` every layer's slots lie
-/// together, as many as there are requests.
 pub(super) fn append<B: Backend>(
     device: &Device<B>,
     format: MainFormat,
-    (requests, tokens): (u32, u32),
-    placement: Option<Placement>,
+    requests: u32,
+    tokens: u32,
 ) -> Result<Measurement> {
     let rows = u64::from(requests * tokens);
     let bytes = rows * (ROW_BYTES + format.row_bytes() + APPEND_META_BYTES);
-    let nodes = nodes(bytes, placement);
-    let layers = Layers::new(device, format, nodes, (requests, tokens), placement)?;
+    let layers = Layers::new(device, format, nodes_for(bytes), requests, tokens)?;
     let name = format!("append_swa_{}", format.name());
     let size = format!("{requests} x {tokens} tokens");
     layers.measure((name, size), bytes, Vec::new(), |node| {
@@ -79,18 +75,16 @@ pub(super) fn append<B: Backend>(
     })
 }
 
-/// Times the gather of the requests' windows; `placement` as for [`append`].
 pub(super) fn gather<B: Backend>(
     device: &Device<B>,
     format: MainFormat,
     requests: u32,
-    placement: Option<Placement>,
 ) -> Result<Measurement> {
     let window = u64::from(WINDOW);
     let read = (window - 1) * format.row_bytes() + ROW_BYTES + GATHER_META_BYTES;
     let bytes = u64::from(requests) * (read + window * ROW_BYTES + 4);
-    let nodes = nodes(bytes, placement);
-    let layers = Layers::new(device, format, nodes, (requests, 1), placement)?;
+    let nodes = nodes_for(bytes);
+    let layers = Layers::new(device, format, nodes, requests, 1)?;
     let tile_elements = u64::from(requests) * window * u64::from(HEAD_DIM);
     let tiles = device.allocate::<bf16>("tiles", nodes * tile_elements)?;
     let lengths = device.allocate::<i32>("lengths", u64::from(requests))?;
@@ -122,10 +116,8 @@ struct Layers<B: Backend> {
     device: Device<B>,
     stream: Stream<B>,
     format: MainFormat,
-    placement: Placement,
+    requests: u32,
     nodes: u64,
-    /// The requests' slots.
-    slots: Vec<i32>,
     /// `[step]` each.
     position: Buffer<B, i32>,
     slot: Buffer<B, i32>,
@@ -155,23 +147,17 @@ impl<B: Backend> Layers<B> {
         device: &Device<B>,
         format: MainFormat,
         nodes: u64,
-        (requests, tokens): (u32, u32),
-        placement: Option<Placement>,
+        requests: u32,
+        tokens: u32,
     ) -> Result<Self> {
         let stream = device.stream()?;
-        let slots = match placement {
-            Some(placement) => placement.random(requests.into()),
-            None => (0..requests as i32).collect(),
-        };
-        let placement = placement.unwrap_or(Placement::packed(requests.into(), nodes));
         let of_tokens = |value: fn(u32, u32) -> u32| {
-            let of_slot = |&slot: &i32| (0..tokens).map(move |index| value(slot as u32, index));
-            let values: Vec<i32> =
-                slots.iter().flat_map(of_slot).map(|value| value as i32).collect();
+            let tokens = (0..requests).flat_map(|slot| (0..tokens).map(move |index| (slot, index)));
+            let values: Vec<i32> = tokens.map(|(slot, index)| value(slot, index) as i32).collect();
             upload(&stream, "step", &values)
         };
         let step = u64::from(requests * tokens);
-        let rings = placement.len() * u64::from(RING);
+        let rings = nodes * u64::from(requests) * u64::from(RING);
         let layers = Self {
             position: of_tokens(|_, index| WINDOW + index)?,
             slot: of_tokens(|slot, _| slot)?,
@@ -185,9 +171,8 @@ impl<B: Backend> Layers<B> {
             device: device.clone(),
             stream,
             format,
-            placement,
+            requests,
             nodes,
-            slots,
         };
         layers.fill_rings()?;
         Ok(layers)
@@ -195,9 +180,8 @@ impl<B: Backend> Layers<B> {
 
     /// Gives every request of every layer a full window.
     fn fill_rings(&self) -> Result<()> {
-        let ring = |&slot: &i32| (0..RING as i32).map(move |row| slot * RING as i32 + row);
-        let all: Vec<i32> = self.slots.iter().flat_map(ring).collect();
-        let rows = all.len() as u32;
+        let rows = self.requests * RING;
+        let all: Vec<i32> = (0..rows as i32).collect();
         let all = upload(&self.stream, "ring rows", &all)?;
         for index in 0..self.nodes {
             let (data, scale) = self.planes(index);
@@ -222,12 +206,11 @@ impl<B: Backend> Layers<B> {
 
     /// The planes of a node's rings.
     fn planes(&self, index: u64) -> (Buffer<B, u8>, Buffer<B, u8>) {
-        (self.placement.part(&self.data, index), self.placement.part(&self.scale, index))
+        (part(&self.data, index, self.nodes), part(&self.scale, index, self.nodes))
     }
 
     fn rings<'p>(&self, data: &'p Buffer<B, u8>, scale: &'p Buffer<B, u8>) -> SwaRing<'p, B> {
-        let slots = self.placement.span() as u32;
-        SwaRing { data, scale, format: self.format, ring: RING, slots }
+        SwaRing { data, scale, format: self.format, ring: RING, slots: self.requests }
     }
 
     /// Times a graph of one launch a layer; `retained` is what `launch` touches besides.

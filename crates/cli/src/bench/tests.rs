@@ -5,7 +5,6 @@ use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 
-use super::arena::{Arena, Kernel};
 use super::decode::Phase;
 use super::indexer::Node;
 use super::load::Weight;
@@ -23,13 +22,13 @@ fn check(measured: &Measurement) {
 fn kernels_of_one_layer_run() {
     let device = EmuDevice::new(EmuOptions::default());
     for format in MainFormat::ALL {
-        check(&gather::gather_kv(&device, format, (16, 2), None).unwrap());
-        check(&gather::gather_all(&device, format, (5, 2), None).unwrap());
-        check(&swa::append(&device, format, (2, 3), None).unwrap());
-        check(&swa::gather(&device, format, 2, None).unwrap());
+        check(&gather::gather_kv(&device, format, 16, 2).unwrap());
+        check(&gather::gather_all(&device, format, 5, 2).unwrap());
+        check(&swa::append(&device, format, 2, 3).unwrap());
+        check(&swa::gather(&device, format, 2).unwrap());
     }
     for node in [Node::Scores, Node::Two(16), Node::One(16)] {
-        check(&indexer::scores(&device, IndexFormat::Mxfp4, (64, 2), node, None).unwrap());
+        check(&indexer::scores(&device, IndexFormat::Mxfp4, (64, 2), node).unwrap());
     }
     check(&indexer::selection(&device, (64, 2), 16, true).unwrap());
     for kernel in linear::Kernel::ALL {
@@ -53,25 +52,6 @@ fn a_layers_decode_is_measured() {
         (LayerKind::Hca, Phase::Random, 0),
     ] {
         check(&decode::Case { kind, phase, drafts, requests: 2 }.measure(&device).unwrap());
-    }
-}
-
-#[test]
-fn arenas_are_measured_packed_and_apart() {
-    let device = EmuDevice::new(EmuOptions::default());
-    let arena = Arena::new("tiny", 400_000, 3).unwrap();
-    let kernels = [
-        Kernel::GatherList(8, 2),
-        Kernel::GatherAll(2, 2),
-        Kernel::Scores(64, 2),
-        Kernel::Append(2),
-        Kernel::GatherWindow(2),
-    ];
-    for kernel in kernels {
-        let [packed, apart] = arena.measure(&device, kernel).unwrap();
-        check(&packed);
-        check(&apart);
-        assert!(packed.size.contains("packed") && apart.size.contains(" apart"), "{}", apart.size);
     }
 }
 
