@@ -12,6 +12,7 @@ use crate::poison::{self, POISON};
 use crate::pools::Pools;
 use crate::rope;
 use crate::schema::Schema;
+use crate::state_memory::{self, StateMemory};
 
 /// The buffers besides the pools, each once.
 struct Specs {
@@ -40,20 +41,25 @@ impl Specs {
     }
 }
 
-/// How many allocations there are besides those of steps: one for all pools, and one for each other buffer.
+/// How many allocations there are besides those of steps: one for all pools, one for all checkpoints, and one for each
+/// other buffer.
 pub(crate) fn allocations(config: &CacheConfig) -> u32 {
-    1 + Specs::of(config).bytes().count() as u32
+    let checkpoints = u32::from(config.num_checkpoints > 0);
+    1 + checkpoints + Specs::of(config).bytes().count() as u32
 }
 
-/// Their bytes besides those of the pools themselves.
+/// Their bytes besides those of the pools and checkpoints themselves.
 pub(crate) fn bytes(config: &CacheConfig, schema: &Schema) -> u64 {
-    let pools = schema.layers.iter().map(|layer| layer.pools.len() as u64).sum();
-    Specs::of(config).bytes().sum::<u64>() + arena_bytes(pools, 0)
+    let pools: u64 = schema.layers.iter().map(|layer| layer.pools.len() as u64).sum();
+    let tables = state_memory::table_bytes(config, schema);
+    Specs::of(config).bytes().sum::<u64>() + arena_bytes(pools + 1, tables)
 }
 
 /// What all steps of a cache share on the device.
 pub(crate) struct CacheMemory<B: Backend> {
     pub pools: Pools<B>,
+    /// Checkpoints, and how the state of requests is copied.
+    pub state: StateMemory<B>,
     /// `[max_requests, max_blocks]`.
     table: Buffer<B, i32>,
     slots: u32,
@@ -73,26 +79,30 @@ impl<B: Backend> CacheMemory<B> {
     /// Allocates all of it and waits until it is ready: pools are zero, or poison if the
     /// configuration says so; the block table is empty.
     pub fn new(device: &Device<B>, schema: &Schema, config: &CacheConfig) -> Result<Self, KvError> {
-        let pools = Pools::new(device, schema, config)?;
+        let tables = state_memory::table_bytes(config, schema);
+        let pools = Pools::new(device, schema, config, tables)?;
         let (specs, mut allocator) = (Specs::of(config), Allocator::new(device));
         let table = allocator.allocate(specs.table)?;
         let frequencies = allocator.allocate(specs.frequencies)?;
         let faults = allocator.allocate(specs.faults)?;
         let poison = specs.poison.map(|spec| allocator.allocate(spec)).transpose()?;
         let stream = device.stream()?;
+        let state = StateMemory::new(device, &stream, (schema, config), &pools)?;
         if config.poison {
             pools.all().try_for_each(|(_, pool)| stream.fill(pool, POISON))?;
+            stream.fill(state.checkpoints(), POISON)?;
         }
         stream.fill(&table, 0xFF)?;
         stream.upload(&rope::compress_frequencies(&config.model.compress_rope), &frequencies, 0)?;
         stream.synchronize()?;
         let mut memory = allocator.memory();
-        memory.extend(pools.memory());
+        memory.extend(pools.memory().chain(state.memory()));
         let (slots, max_blocks) = (config.max_requests, config.max_blocks_per_request());
         let word = |at| faults.slice(at, 1).expect("there is a word per kernel");
         let fault_words = (0..KERNELS.len() as u64).map(word).collect();
         Ok(Self {
             pools,
+            state,
             table,
             slots,
             max_blocks,

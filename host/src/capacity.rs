@@ -14,7 +14,7 @@ use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{Pool, Schema};
-use crate::{cache_memory, step_memory};
+use crate::{cache_memory, state_layout, state_memory, step_memory};
 
 /// What a cache has room for, and its bytes on the device, exactly.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,8 +23,14 @@ pub struct Capacity {
     pub slots: u32,
     /// Blocks.
     pub blocks: u32,
+    /// Checkpoints.
+    pub checkpoints: u32,
+    /// Slots of suspended requests, beside those of requests that run.
+    pub suspended: u32,
     /// Longest context the cache is configured for, in tokens.
     pub max_context: u32,
+    /// Bytes of a checkpoint over all layers.
+    pub checkpoint_bytes: u64,
     /// Bytes of a slot over all layers: what a request costs, however short.
     pub slot_bytes: u64,
     /// Bytes of a block over all layers; 0 if no layer stores entries.
@@ -35,9 +41,10 @@ pub struct Capacity {
     pub layers: Vec<LayerBytes>,
     /// The same by kind of pool; only kinds that the model has.
     pub pools: Vec<PoolBytes>,
-    /// Bytes of the block table, the work lists and the metadata of a step, and those that aligning the pools takes.
+    /// Bytes of the block table, the work lists and the metadata of a step, of the tables for copies of state, and
+    /// those that aligning the pools takes.
     pub working_bytes: u64,
-    /// Allocations that the cache makes on a GPU, one of them for all pools. A driver may round each up: CUDA to 2 MiB.
+    /// Allocations that the cache makes on a GPU, one of them for all pools, one for all checkpoints. A driver may round each up: CUDA to 2 MiB.
     pub buffers: u32,
 }
 
@@ -107,16 +114,19 @@ impl CacheConfig {
         let schema = Schema::new(self);
         let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
         let working_bytes = working_bytes(self, &schema);
-        let slots = slot_bytes.saturating_mul(u64::from(self.max_requests));
-        let left = memory.checked_sub(slots.saturating_add(working_bytes));
+        let slots = self.units(PoolUnit::Slot);
+        let checkpoint_bytes = state_memory::checkpoint_bytes(self, &schema);
+        let taken = slot_bytes.saturating_mul(u64::from(slots)).saturating_add(checkpoint_bytes);
+        let left = memory.checked_sub(taken.saturating_add(working_bytes));
         match left.map(|left| left.checked_div(block_bytes).unwrap_or(1)) {
             Some(blocks @ 1..) => Ok(blocks.min(u64::from(Self::MAX_BLOCKS)) as u32),
             _ => Err(KvError::MemoryTooSmall {
                 memory,
-                slots: self.max_requests,
+                slots,
                 slot_bytes,
                 blocks: 1,
                 block_bytes,
+                checkpoint_bytes,
                 working_bytes,
             }),
         }
@@ -132,7 +142,10 @@ impl Capacity {
         Self {
             slots: config.max_requests,
             blocks: config.num_blocks,
+            checkpoints: config.num_checkpoints,
+            suspended: config.max_suspended,
             max_context: config.max_context,
+            checkpoint_bytes: state_layout::checkpoint_bytes(&schema),
             slot_bytes: schema.slot_bytes(),
             block_bytes,
             bytes_per_token: bytes_per_token(block_bytes),
@@ -146,13 +159,21 @@ impl Capacity {
     /// Bytes of all pools.
     #[must_use]
     pub fn pool_bytes(&self) -> u64 {
-        u64::from(self.slots) * self.slot_bytes + u64::from(self.blocks) * self.block_bytes
+        let slots = u64::from(self.slots) + u64::from(self.suspended);
+        slots * self.slot_bytes + u64::from(self.blocks) * self.block_bytes
+    }
+
+    /// Bytes of all checkpoints.
+    #[must_use]
+    pub fn all_checkpoint_bytes(&self) -> u64 {
+        u64::from(self.checkpoints).saturating_mul(self.checkpoint_bytes)
     }
 
     /// Bytes of everything the cache allocates on the device.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.pool_bytes().saturating_add(self.working_bytes)
+        let pools = self.pool_bytes().saturating_add(self.all_checkpoint_bytes());
+        pools.saturating_add(self.working_bytes)
     }
 
     /// Blocks of a request of `tokens` tokens.
@@ -244,10 +265,11 @@ pub fn most_requests(
     match most {
         0 => Err(KvError::MemoryTooSmall {
             memory,
-            slots: 1,
+            slots: 1 + one.suspended,
             slot_bytes: one.slot_bytes,
             blocks: blocks.max(1),
             block_bytes: one.block_bytes,
+            checkpoint_bytes: one.all_checkpoint_bytes(),
             working_bytes: one.working_bytes,
         }),
         max_requests => CacheConfig { max_requests, ..config }.with_memory(memory),

@@ -31,6 +31,13 @@ pub struct CacheConfig {
     pub max_context: u32,
     /// Most tokens of one step, over all its requests.
     pub max_step_tokens: u32,
+    /// Checkpoints that can be kept: what later requests with the same prefix go on from
+    /// ([`crate::checkpoints`]).
+    #[serde(default)]
+    pub num_checkpoints: u32,
+    /// Requests that can be suspended at once, each with the state of a slot.
+    #[serde(default)]
+    pub max_suspended: u32,
     /// Whether memory that nobody owns is filled with NaN, and gathered rows and scored keys that come
     /// from it are reported by `KvCacheManager::check_poison`. For tests and for hunting faults: it
     /// costs a look at every one of them.
@@ -43,6 +50,8 @@ impl CacheConfig {
     pub const MAX_BLOCKS: u32 = 1 << 25;
     /// Most requests: slot times ring rows is 32-bit on the device.
     pub const MAX_REQUESTS: u32 = 1 << 16;
+    /// Most checkpoints: checkpoint times window rows is 31-bit on the device.
+    pub const MAX_CHECKPOINTS: u32 = 1 << 23;
 
     /// A configuration for `model` with the formats it was trained for, no speculation, one request
     /// and one block: what the others start from.
@@ -58,15 +67,17 @@ impl CacheConfig {
             num_blocks: 1,
             max_context,
             max_step_tokens: 8192,
+            num_checkpoints: 0,
+            max_suspended: 0,
             poison: false,
         }
     }
 
-    /// How many there are of what a pool has one of.
+    /// How many there are of what a pool has one of: of slots, those of requests, then those of suspended ones.
     #[must_use]
     pub const fn units(&self, unit: PoolUnit) -> u32 {
         match unit {
-            PoolUnit::Slot => self.max_requests,
+            PoolUnit::Slot => self.max_requests + self.max_suspended,
             PoolUnit::Block => self.num_blocks,
         }
     }
@@ -88,6 +99,8 @@ impl CacheConfig {
         range("max_draft", self.max_draft, 0, 127)?;
         range("max_requests", self.max_requests, 1, Self::MAX_REQUESTS)?;
         range("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
+        range("num_checkpoints", self.num_checkpoints, 0, Self::MAX_CHECKPOINTS)?;
+        range("max_suspended", self.max_suspended, 0, Self::MAX_REQUESTS)?;
         range("max_context", self.max_context, 1, self.model.max_context.min(MAX_CONTEXT))?;
         range("max_step_tokens", self.max_step_tokens, 1, 1 << 20)?;
         range("model.mtp_layers", self.model.mtp_layers, 0, self.model.layers.len() as u32 - 1)?;

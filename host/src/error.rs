@@ -55,8 +55,8 @@ pub enum KvError {
     /// The memory given does not hold the slots, blocks and buffers that are needed at least.
     #[error(
         "{memory} bytes do not hold {slots} slots of {slot_bytes} bytes, {blocks} blocks of \
-         {block_bytes}, and {working_bytes} bytes that steps need; give more memory, or ask for fewer \
-         slots or a shorter context"
+         {block_bytes}, {checkpoint_bytes} bytes of checkpoints, and {working_bytes} bytes that steps need; \
+         give more memory, or ask for fewer slots or checkpoints or a shorter context"
     )]
     MemoryTooSmall {
         /// Bytes given.
@@ -69,6 +69,8 @@ pub enum KvError {
         blocks: u32,
         /// Bytes of one block over all layers.
         block_bytes: u64,
+        /// Bytes of all checkpoints.
+        checkpoint_bytes: u64,
         /// Bytes of the block table, the work lists and the metadata of a step.
         working_bytes: u64,
     },
@@ -85,6 +87,44 @@ pub enum KvError {
         needed: u32,
         /// Blocks that are free.
         free: u32,
+    },
+    /// More checkpoints are needed than are free.
+    #[error("{needed} checkpoints are needed and {free} are free: {} short", needed - free)]
+    OutOfCheckpoints {
+        /// Checkpoints needed.
+        needed: u32,
+        /// Checkpoints that are free.
+        free: u32,
+    },
+    /// A request cannot be saved at a position: no block ends there, it has not come so far, or it has gone so far
+    /// beyond that rows were overwritten.
+    #[error(
+        "{request} cannot be saved at {boundary}: that must be a multiple of 128 of its {committed} tokens, of which it \
+         has written {written} at most {limit} beyond it"
+    )]
+    NotSavable {
+        /// The request.
+        request: RequestId,
+        /// The position asked for.
+        boundary: u32,
+        /// Final tokens it has.
+        committed: u32,
+        /// Tokens that were written, rejected ones included.
+        written: u32,
+        /// Tokens that may be written beyond the position: `max_draft` + 1.
+        limit: u32,
+    },
+    /// A request has other blocks than those of the tokens that it is to go on behind.
+    #[error("{request} has {blocks} blocks; to go on at {boundary} it must have {needed}")]
+    NotRestorable {
+        /// The request.
+        request: RequestId,
+        /// The position that it is to go on at.
+        boundary: u32,
+        /// Blocks it has.
+        blocks: u32,
+        /// Blocks of so many tokens.
+        needed: u32,
     },
     /// The handle is of a request that was released, or never admitted.
     #[error("no such request: {request}")]

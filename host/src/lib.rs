@@ -7,6 +7,7 @@
 //! | [`schema`], [`pool_kind`] | which pools a layer has, and their sizes |
 //! | [`capacity`] | what fits: which requests at once, in how many bytes |
 //! | [`block`] | the block pool |
+//! | [`checkpoints`] | what later requests with the same prefix go on from |
 //! | [`ledger`] | who holds which blocks and slots, and what a step may be |
 //! | [`step_meta`] | StepMeta, what the kernels of a step must know |
 //! | [`manager`] | [`KvCacheManager`]: the ledger and the device memory |
@@ -98,6 +99,7 @@ pub mod bucket;
 mod buffer_spec;
 mod cache_memory;
 pub mod capacity;
+pub mod checkpoints;
 pub mod config;
 mod core;
 pub mod device;
@@ -118,6 +120,9 @@ mod requests;
 pub mod rope;
 pub mod schema;
 pub mod state;
+mod state_copies;
+mod state_layout;
+mod state_memory;
 pub mod step;
 mod step_memory;
 pub mod step_meta;
@@ -127,10 +132,11 @@ mod weights;
 
 pub use bucket::Bucket;
 pub use capacity::Capacity;
+pub use checkpoints::{SavedCheckpoint, StateCheckpoint};
 pub use config::CacheConfig;
 pub use device::{bf16, open_cuda};
 pub use error::KvError;
-pub use ids::{BlockId, LayerGroup, LayerId, RequestId, SlotId};
+pub use ids::{BlockId, CheckpointId, LayerGroup, LayerId, RequestId, SlotId};
 pub use indexer::{
     CsaIndexer, IndexerWeights, IndexerWorkspace, QueryValues, QueryWeight, WorkspaceLimits,
     WorkspaceSize,

@@ -237,6 +237,11 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.ledger()
     }
 
+    /// What all steps share, and the memory of each group's.
+    pub(crate) fn parts(&mut self) -> (&Core<B>, &mut StepMemory<B>, Option<&mut StepMemory<B>>) {
+        (&self.core, &mut self.trunk, self.draft.as_mut())
+    }
+
     pub(crate) fn core(&self) -> &Core<B> {
         &self.core
     }

@@ -1,4 +1,5 @@
-//! The device memory of the layers: a buffer for each pool of the schema, all in one allocation, layer after layer.
+//! The device memory of the layers: a buffer for each pool of the schema, all in one allocation: the pools of slots,
+//! layer after layer, then those of blocks, then the tables of the kernel that copies slots.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -10,7 +11,7 @@ use crate::device::{Backend, Buffer, Device, DeviceError, Memory, View};
 use crate::error::KvError;
 use crate::ids::LayerId;
 use crate::ops::{Entries, IndexKeys, StateRing, SwaRing};
-use crate::schema::{LayerCacheSchema, Pool, PoolKind, Schema};
+use crate::schema::{LayerCacheSchema, Pool, PoolKind, PoolUnit, Schema};
 
 /// The pools of one layer.
 pub(crate) struct LayerPools<B: Backend> {
@@ -25,20 +26,71 @@ pub(crate) struct LayerPools<B: Backend> {
 /// The pools of every layer.
 pub(crate) struct Pools<B: Backend> {
     layers: Vec<LayerPools<B>>,
+    /// All pools of slots, and a little before the first.
+    slots: Buffer<B, u8>,
+    /// Of the kernel that copies slots.
+    tables: Buffer<B, u8>,
+}
+
+/// Where each pool of a schema is among the buffers of the arena: pools of slots come first.
+fn places(schema: &Schema) -> Vec<Vec<usize>> {
+    let pools = || schema.layers.iter().flat_map(|layer| &layer.pools);
+    let slots = pools().filter(|pool| pool.unit == PoolUnit::Slot).count();
+    let (mut slot, mut block) = (0..slots, slots..);
+    let mut place = |pool: &Pool| match pool.unit {
+        PoolUnit::Slot => slot.next(),
+        PoolUnit::Block => block.next(),
+    };
+    let mut of_layer = |layer: &LayerCacheSchema| layer.pools.iter().flat_map(&mut place).collect();
+    schema.layers.iter().map(&mut of_layer).collect()
 }
 
 impl<B: Backend> Pools<B> {
-    /// Allocates every pool of `schema`; zero.
-    pub fn new(device: &Device<B>, schema: &Schema, config: &CacheConfig) -> Result<Self, KvError> {
-        let bytes = |pool: &Pool| u64::from(config.units(pool.unit)) * pool.unit_bytes();
-        let all: Vec<u64> =
-            schema.layers.iter().flat_map(|layer| layer.pools.iter().map(bytes)).collect();
-        let mut buffers = device.allocate_arena("the pools of the layers", &all)?.into_iter();
-        let layer = |schema: &LayerCacheSchema| {
-            let buffers = buffers.by_ref().take(schema.pools.len()).collect();
+    /// Allocates every pool of `schema`, and `tables` bytes for tables; zero.
+    pub fn new(
+        device: &Device<B>,
+        schema: &Schema,
+        config: &CacheConfig,
+        tables: u64,
+    ) -> Result<Self, KvError> {
+        let places = places(schema);
+        let mut bytes = vec![0; places.iter().map(Vec::len).sum()];
+        for (layer, places) in schema.layers.iter().zip(&places) {
+            for (pool, &place) in layer.pools.iter().zip(places) {
+                bytes[place] = u64::from(config.units(pool.unit)) * pool.unit_bytes();
+            }
+        }
+        bytes.push(tables);
+        let arena = device.allocate_arena("the pools of the layers", &bytes)?;
+        let layer = |(schema, places): (&LayerCacheSchema, &Vec<usize>)| {
+            let buffers = places.iter().map(|&place| arena.buffers[place].clone()).collect();
             LayerPools::new(schema.clone(), buffers)
         };
-        Ok(Self { layers: schema.layers.iter().map(layer).collect::<Result<_, KvError>>()? })
+        let layers = schema.layers.iter().zip(&places).map(layer);
+        let slots = schema.layers.iter().flat_map(|layer| &layer.pools);
+        let slots = slots.filter(|pool| pool.unit == PoolUnit::Slot).count();
+        let end = arena.offset(&arena.buffers[slots]);
+        Ok(Self {
+            layers: layers.collect::<Result<_, KvError>>()?,
+            slots: arena.whole.slice(0, end).expect("slots end before the next buffer"),
+            tables: arena.buffers.last().expect("the tables").clone(),
+        })
+    }
+
+    /// The memory in which the pools of slots lie, in units of 256 bytes.
+    pub fn slots(&self) -> &Buffer<B, u8> {
+        &self.slots
+    }
+
+    /// Memory for the tables of the kernel that copies slots.
+    pub fn tables(&self) -> &Buffer<B, u8> {
+        &self.tables
+    }
+
+    /// First byte of a pool of slots in [`Self::slots`].
+    pub fn offset(&self, layer: LayerId, kind: PoolKind) -> Result<u64, KvError> {
+        let pool = self.layer(layer)?.get(kind)?;
+        Ok(pool.span().address() - self.slots.span().address())
     }
 
     /// The pools of a layer.

@@ -1,6 +1,7 @@
 //! What tests need and a server must not have: memory that only kernels write, and steps without
 //! kernels. Only with the feature `testing`.
 
+use crate::checkpoints::SavedCheckpoint;
 use crate::device::{Backend, Buffer};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, LayerId};
@@ -15,6 +16,15 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`KvError::NoSuchLayer`], [`KvError::NoSuchPool`].
     pub fn writable_pool(&self, layer: LayerId, kind: PoolKind) -> Result<Buffer<B, u8>, KvError> {
         self.core().memory.pools.layer(layer)?.get(kind).cloned()
+    }
+
+    /// What is kept in a checkpoint, to be damaged.
+    #[must_use]
+    pub fn writable_checkpoint(&self, checkpoint: &SavedCheckpoint) -> Buffer<B, u8> {
+        let state = &self.core().memory.state;
+        let (all, bytes) = (state.checkpoints(), state.arena().checkpoint_bytes);
+        let found = all.slice(u64::from(checkpoint.id().0) * bytes, bytes);
+        found.expect("a checkpoint of this cache")
     }
 
     /// StepMeta of a layer group, `[elements of the largest layout]` i32, to be damaged.

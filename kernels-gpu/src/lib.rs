@@ -11,6 +11,7 @@
 //! | [`swa`] | the sliding-window ring: append, gather |
 //! | [`compress`] | entries and indexer keys of the windows that close; the state rings |
 //! | [`flush`] | entries and indexer keys into their blocks |
+//! | [`state_copy`] | the state of requests: to a checkpoint, back, and to another slot |
 //! | [`decode`] | all that a layer does for one token per request, in one launch |
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
 //! | [`indexer`] | projections, queries, scores and the largest of them |
@@ -57,6 +58,7 @@ pub mod poison_keys;
 pub mod rank;
 pub mod router;
 pub mod row;
+pub mod state_copy;
 pub mod swa;
 pub mod table;
 pub mod unroll;

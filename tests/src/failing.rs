@@ -1,5 +1,6 @@
 //! A device that fails on demand: whatever its backend is asked for may go wrong.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -148,8 +149,8 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         self.inner.waits_for_launches()
     }
 
-    fn checks_allocations(&self) -> bool {
-        self.inner.checks_allocations()
+    fn divide(&self, memory: &Self::Memory, parts: &[Range<u64>]) {
+        self.inner.divide(memory, parts);
     }
 
     fn stream_id(&self, stream: &B::Stream) -> u64 {

@@ -3,6 +3,7 @@
 //! The emulator runs work when it is queued, and so forgives whoever does not wait. This one shows it.
 
 use std::mem::take;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dsv4_kv::device::{
@@ -144,8 +145,8 @@ unsafe impl<B: Backend> Backend for Lazy<B> {
         self.inner.capture_domain()
     }
 
-    fn checks_allocations(&self) -> bool {
-        self.inner.checks_allocations()
+    fn divide(&self, memory: &Self::Memory, parts: &[Range<u64>]) {
+        self.inner.divide(&memory.inner, parts);
     }
 
     fn stream_id(&self, stream: &LazyStream<B>) -> u64 {

@@ -1,5 +1,7 @@
 //! Several buffers in one allocation.
 
+use std::ops::Range;
+
 use crate::backend::Backend;
 use crate::buffer::Buffer;
 use crate::device::Device;
@@ -8,19 +10,47 @@ use crate::error::DeviceError;
 /// What each buffer's offset is a multiple of, in bytes: what a driver aligns an allocation to.
 const ALIGN: u64 = 256;
 
-/// Bytes that [`Device::allocate_arena`] takes for `buffers` buffers of `bytes` bytes together: `bytes`, and as much
-/// as aligning them may cost. Saturates.
+/// Bytes that [`Device::allocate_arena`] takes for `buffers` buffers of `bytes` bytes together: `bytes`, as much as
+/// aligning them may cost, and 256 that are in no buffer. Saturates.
 #[must_use]
 pub const fn arena_bytes(buffers: u64, bytes: u64) -> u64 {
-    bytes.saturating_add(buffers.saturating_mul(ALIGN))
+    bytes.saturating_add(buffers.saturating_add(1).saturating_mul(ALIGN))
+}
+
+/// Buffers that lie in one allocation, and the allocation, for kernels that reach several of them by one pointer and
+/// a table of offsets.
+///
+/// A device that checks a kernel's accesses checks those through a buffer's pointer against that buffer, as if it had
+/// an allocation of its own. The allocation begins with 256 bytes that are in no buffer, so that a pointer to all of it
+/// is told from one to the first buffer.
+pub struct Arena<B: Backend> {
+    /// All of it.
+    pub whole: Buffer<B, u8>,
+    /// The buffers, in order.
+    pub buffers: Vec<Buffer<B, u8>>,
+}
+
+impl<B: Backend> Arena<B> {
+    /// First byte of a buffer in [`Self::whole`].
+    #[must_use]
+    pub fn offset(&self, buffer: &Buffer<B, u8>) -> u64 {
+        buffer.span().address() - self.whole.span().address()
+    }
+}
+
+/// Where buffers of the sizes `bytes` lie.
+fn places(bytes: &[u64]) -> Vec<Range<u64>> {
+    let mut next = ALIGN;
+    let place = |&bytes: &u64| {
+        let place = next..next + bytes;
+        next = place.end.next_multiple_of(ALIGN);
+        place
+    };
+    bytes.iter().map(place).collect()
 }
 
 impl<B: Backend> Device<B> {
-    /// Zeroed buffers of the sizes `bytes`, in one allocation of [`arena_bytes`], each at a multiple of 256 bytes: a
-    /// driver rounds an allocation up, CUDA to 2 MiB. `label` names it in errors.
-    ///
-    /// On a device that checks a kernel's accesses against allocations each buffer has one of its own, and the same
-    /// bytes are taken together.
+    /// Zeroed buffers of the sizes `bytes`, in one allocation of [`arena_bytes`], each at a multiple of 256 bytes: a driver rounds an allocation up, CUDA to 2 MiB. `label` names it in errors.
     ///
     /// # Errors
     /// As [`Device::allocate`].
@@ -28,39 +58,17 @@ impl<B: Backend> Device<B> {
         &self,
         label: &'static str,
         bytes: &[u64],
-    ) -> Result<Vec<Buffer<B, u8>>, DeviceError> {
-        if bytes.is_empty() {
-            return Ok(Vec::new());
-        }
+    ) -> Result<Arena<B>, DeviceError> {
         let sum = bytes.iter().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
-        let all = arena_bytes(bytes.len() as u64, sum);
-        if self.backend().checks_allocations() {
-            return self.allocate_each(label, bytes, all - sum);
-        }
-        let arena = self.allocate::<u8>(label, all)?;
-        let mut next = 0;
-        let buffers = bytes.iter().map(|&bytes| {
-            let buffer = arena.slice(next, bytes);
-            next = (next + bytes).next_multiple_of(ALIGN);
+        let whole = self.allocate::<u8>(label, arena_bytes(bytes.len() as u64, sum))?;
+        let places = places(bytes);
+        whole.divide(&places);
+        let buffer = |place: &Range<u64>| {
+            let buffer = whole.slice(place.start, place.end - place.start);
             buffer.expect("the arena has room for each and its alignment")
-        });
-        Ok(buffers.collect())
-    }
-
-    /// Buffers of the sizes `bytes`, in allocations of their own; the last has `spare` bytes behind it.
-    fn allocate_each(
-        &self,
-        label: &'static str,
-        bytes: &[u64],
-        spare: u64,
-    ) -> Result<Vec<Buffer<B, u8>>, DeviceError> {
-        let last = bytes.len() - 1;
-        let buffer = |(i, &bytes): (usize, &u64)| {
-            let spare = if i == last { spare } else { 0 };
-            let buffer = self.allocate::<u8>(label, bytes.saturating_add(spare))?;
-            Ok(buffer.slice(0, bytes).expect("it has them"))
         };
-        bytes.iter().enumerate().map(buffer).collect()
+        let buffers = places.iter().map(buffer).collect();
+        Ok(Arena { whole, buffers })
     }
 }
 
@@ -74,17 +82,19 @@ mod tests {
     fn buffers_share_an_allocation_and_no_byte() {
         let device = NullDevice::null(1 << 20);
         let sizes = [1, 300, 0, 256, 7];
-        let buffers = device.allocate_arena("arena", &sizes).expect("it fits");
-        let arena = buffers[0].memory().span();
-        assert_eq!(arena.bytes(), arena_bytes(5, sizes.iter().sum()));
-        let mut end = arena.address();
-        for (buffer, size) in buffers.iter().zip(sizes) {
+        let arena = device.allocate_arena("arena", &sizes).expect("it fits");
+        let whole = arena.whole.span();
+        assert_eq!(arena.buffers[0].memory().span(), whole, "one allocation");
+        assert_eq!(whole.bytes(), arena_bytes(5, sizes.iter().sum()));
+        let mut end = whole.address() + 1;
+        for (buffer, size) in arena.buffers.iter().zip(sizes) {
             let span = buffer.span();
-            assert_eq!(buffer.memory().span().address(), arena.address(), "one allocation");
+            assert_eq!(buffer.memory().span(), whole, "one allocation");
             assert_eq!(span.bytes(), size);
+            assert_eq!(arena.offset(buffer), span.address() - whole.address());
             assert!(span.address().is_multiple_of(ALIGN) && span.address() >= end);
             end = span.address() + size;
         }
-        assert!(end <= arena.address() + arena.bytes());
+        assert!(end <= whole.address() + whole.bytes());
     }
 }

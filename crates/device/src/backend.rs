@@ -1,5 +1,7 @@
 //! The raw calls of a device, without rules: those are [`Device`](crate::Device)'s.
 
+use std::ops::Range;
+
 use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
@@ -62,10 +64,11 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
         false
     }
 
-    /// Whether kernels are checked against the allocation that a pointer lies in, so that a buffer of its own shows more
-    /// mistakes than one that shares an allocation.
-    fn checks_allocations(&self) -> bool {
-        false
+    /// Takes note that ranges of the bytes of `memory` are buffers of their own, which do not overlap: a device that
+    /// checks the accesses of kernels checks those through a pointer into such a range against it, and those through
+    /// a pointer that lies in none against all of `memory`.
+    fn divide(&self, memory: &Self::Memory, parts: &[Range<u64>]) {
+        let _ = (memory, parts);
     }
 
     /// What tells the streams of a domain apart.

@@ -1,7 +1,7 @@
 //! Typed device memory.
 
 use std::marker::PhantomData;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use bytemuck::Pod;
@@ -215,6 +215,12 @@ impl<B: Backend, T: Pod> Buffer<B, T> {
     #[must_use]
     pub fn memory(&self) -> Memory<B> {
         self.0.memory()
+    }
+
+    /// Tells the device that ranges of the bytes of its allocation are buffers of their own.
+    pub(crate) fn divide(&self, parts: &[Range<u64>]) {
+        let Allocation { raw, device } = &*self.0.memory.shared;
+        device.backend().divide(raw, parts);
     }
 
     /// Pointer to the elements, for `mut` arguments of launches.

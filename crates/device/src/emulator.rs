@@ -1,6 +1,7 @@
 //! The emulated device: kernels run on the CPU, one fiber per CUDA thread, checked access by access.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,7 +77,7 @@ type Node = Box<dyn Fn() -> Result<(), DeviceError> + Send + Sync>;
 /// Zeroed host memory that plays device memory.
 pub struct EmuMemory {
     // Dropped first: kernels must not find a block that is being freed.
-    _known: Allocation,
+    known: Allocation,
     block: HostBlock,
     bytes: u64,
     owner: Arc<Shared>,
@@ -223,8 +224,8 @@ unsafe impl Backend for Emulator {
         &self.info
     }
 
-    fn checks_allocations(&self) -> bool {
-        true
+    fn divide(&self, memory: &EmuMemory, parts: &[Range<u64>]) {
+        memory.known.divide(parts.iter().filter(|part| !part.is_empty()).cloned());
     }
 
     fn stream_id(&self, stream: &EmuStream) -> u64 {
@@ -252,7 +253,7 @@ unsafe impl Backend for Emulator {
         // first; only work touches them, under `Shared::execution`.
         let known =
             unsafe { self.shared.memory.register(block.address(), block.bytes() as u64, label) };
-        Ok(EmuMemory { _known: known, block, bytes, owner: Arc::clone(&self.shared) })
+        Ok(EmuMemory { known, block, bytes, owner: Arc::clone(&self.shared) })
     }
 
     fn allocate_pinned(&self, bytes: u64) -> Result<EmuPinned, DeviceError> {

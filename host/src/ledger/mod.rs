@@ -6,10 +6,12 @@
 //! | `mod.rs` | admission, release, and what can be asked |
 //! | `check.rs` | which steps are refused, before anything changes |
 //! | `open_step.rs` | what a step is to the ledger |
+//! | `state.rs` | checkpoints of requests |
 //! | `step.rs` | a step: begin, commit, reject |
 
 mod check;
 mod open_step;
+mod state;
 mod step;
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
@@ -18,6 +20,7 @@ use serde::Serialize;
 pub use open_step::{Accepted, StepPlan, StepRequest, Written};
 
 use crate::block::{self, BlockPool};
+use crate::checkpoints::CheckpointPool;
 use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
@@ -30,6 +33,7 @@ use open_step::{Growth, OpenStep};
 #[derive(Debug, Serialize)]
 pub struct Ledger {
     blocks: BlockPool,
+    checkpoints: CheckpointPool,
     requests: Requests,
     /// The step that each group runs, by [`LayerGroup::index`].
     open: [OpenStep; 2],
@@ -62,6 +66,7 @@ impl Ledger {
         let most_blocks = config.max_blocks_per_request().min(config.num_blocks);
         Ok(Self {
             blocks: BlockPool::new(config.num_blocks),
+            checkpoints: CheckpointPool::new(config.num_checkpoints),
             requests: Requests::new(config.max_requests, most_blocks),
             open: LayerGroup::ALL.map(|_| OpenStep::new(config.max_requests)),
             largest_layout: StepLayout::largest(config.max_step_tokens, config.max_requests),
@@ -90,9 +95,7 @@ impl Ledger {
     /// step that it takes part in is open.
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
         self.request(id)?;
-        if let Some(group) = LayerGroup::ALL.into_iter().find(|&group| self.is_in_step(group, id)) {
-            return Err(KvError::RequestInStep { request: id, group });
-        }
+        self.check_in_no_step(id)?;
         let Self { requests, blocks, .. } = self;
         // In reverse, so that the block taken last is the one taken next.
         requests.release(id).into_iter().flatten().for_each(|block| blocks.give_back(block));

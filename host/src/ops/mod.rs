@@ -13,6 +13,7 @@ mod poison;
 mod poison_keys;
 mod query_product;
 mod state;
+mod state_copy;
 mod swa;
 
 pub use compress::{
@@ -35,6 +36,10 @@ pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
 pub use query_product::{QueryProduct, nvfp4_index_query};
 pub use state::{StateMove, StatePart, StateSlot, StateSource, reset_state, rotate_state};
+pub use state_copy::{
+    CheckpointCopy, CopyDirection, CopyPieces, JobWords, SlotCopy, StateArena, StateCopies,
+    copy_state,
+};
 pub use swa::{GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, gather_swa};
 
 use crate::device::DeviceError;

@@ -203,6 +203,44 @@ parameters! {
 }
 
 parameters! {
+    /// Scalars of `copy_state`.
+    CopyStateParams {
+        /// What is copied: [`Self::SAVE`], [`Self::RESTORE`] or [`Self::SLOT`].
+        mode,
+        /// Pieces of the table, a block each.
+        pieces,
+        /// Jobs.
+        jobs,
+        /// Slots, not 0; a job that names one beyond them is a fault.
+        slots,
+        /// Units of 256 bytes of the slots' memory, not 0; what lies beyond them is left out.
+        slot_units,
+        /// Checkpoints; a job that names one beyond them is a fault.
+        checkpoints,
+        /// Units of 256 bytes of a checkpoint.
+        checkpoint_units,
+    }
+}
+
+impl CopyStateParams {
+    /// From a slot to a checkpoint.
+    pub const SAVE: u32 = 0;
+    /// From a checkpoint to a slot.
+    pub const RESTORE: u32 = 1;
+    /// From a slot to another slot.
+    pub const SLOT: u32 = 2;
+    /// Words of a piece: see `state_copy`.
+    pub const PIECE: u32 = 8;
+    /// Words of a job: slot; checkpoint, or the slot that is written; the position behind the last row that a
+    /// checkpoint has; the position behind the last row that is copied.
+    pub const JOB: u32 = 4;
+    /// In the last word of a piece, added to its first word: words have 4 bytes, not 16.
+    pub const NARROW: u32 = 1 << 31;
+    /// Words of a piece that a block copies.
+    pub const BLOCK_WORDS: u32 = 512;
+}
+
+parameters! {
     /// Scalars of `decode_*`.
     DecodeParams {
         /// Tokens of the step.

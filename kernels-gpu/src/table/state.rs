@@ -60,6 +60,27 @@ macro_rules! state_rows {
             bodies {
                 [()] => hca_reset_state: compress::state::reset,
             }
+
+            CopyState<()> |p, f|
+            "Copies the state of requests, of all layers at once: to a checkpoint, from a checkpoint, or to another slot."
+            (
+                /// `[pieces, 8]` u32: which part of a pool each block copies; see `state_copy`.
+                pieces: const u32 align 16 [p.pieces, params::CopyStateParams::PIECE],
+                /// `[jobs, 4]` i32: slot, checkpoint or other slot, end of the checkpoint, end of the copy.
+                jobs: const i32 align 16 [p.jobs, params::CopyStateParams::JOB],
+                /// `[slot_units, 256]` u8, the memory in which the pools of all slots lie.
+                slots: mut u8 align 16 [p.slot_units, 256],
+                /// `[checkpoints, checkpoint_units, 256]` u8.
+                checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_units, 256],
+                /// `[1]` count of jobs refused, by piece.
+                faults: mut u32 [1];
+                CopyStateParams
+            )
+            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
+              grid: [p.pieces, p.jobs] }
+            bodies {
+                [()] => copy_state: state_copy::copy,
+            }
         } }
     };
 }

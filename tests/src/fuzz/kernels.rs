@@ -194,6 +194,11 @@ scalars! {
     ResetState: |c, _| ResetStateParams {
         slot: c.range(0, 2), slot_rows: c.range(0, 9), row_words: c.one_of(&[256, 1024, 1536]), word: u32::MAX,
     }
+    CopyState: |c, _| CopyStateParams {
+        mode: c.one_of(&[CopyStateParams::SAVE, CopyStateParams::RESTORE, CopyStateParams::SLOT]),
+        pieces: c.range(0, 5), jobs: c.range(0, 3), slots: c.range(1, 3), slot_units: c.range(1, 40),
+        checkpoints: c.range(1, 3), checkpoint_units: c.range(1, 9),
+    }
     FlushCsa: |c, _| FlushParams {
         capacity: c.range(0, 5), slots: c.range(0, 3), max_blocks: c.range(0, 4),
         num_blocks: c.range(0, 4), rotate: c.range(0, 1), tokens: c.range(0, 9),

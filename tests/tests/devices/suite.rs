@@ -227,6 +227,13 @@ suite! {
         a_captured_fused_step_equals_eager_steps,
         rejected_drafts_leave_no_trace,
     }
+    step::checkpoints {
+        a_copy_moves_every_byte_it_names,
+        a_restored_request_goes_on_as_if_alone,
+        stale_rows_are_found,
+        what_cannot_be_copied_changes_nothing,
+        jobs_out_of_range_are_counted,
+    }
     step::cuts {
         some_lengths,
     }

@@ -50,6 +50,15 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
     pub max_requests: Option<u32>,
 
+    /// Checkpoints, at most 8388608, by which requests share prefixes: each is the state that a request needs to go
+    /// on at the end of a block.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_CHECKPOINTS)))]
+    pub checkpoints: u32,
+
+    /// Requests that can be suspended at once, 0 to 65536: each takes the memory of a slot.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_REQUESTS)))]
+    pub suspended: u32,
+
     /// Queries that the CSA layers' indexer scores at once, 1 to 65535; more are scored in several
     /// batches. Its workspace is taken from --gpu-mem.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(u16::MAX)))]

@@ -45,6 +45,8 @@ fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
         main_format: args.main_format,
         index_format: args.index_format,
         max_draft: args.max_draft,
+        num_checkpoints: args.checkpoints,
+        max_suspended: args.suspended,
         max_context,
         ..CacheConfig::smallest(model)
     };

@@ -106,6 +106,7 @@ impl Report {
 
     fn total_table(&self) -> Table {
         let Capacity { slots, blocks, slot_bytes, block_bytes, working_bytes, .. } = self.capacity;
+        let Capacity { checkpoints, checkpoint_bytes, suspended, .. } = self.capacity;
         let share =
             |units: u32, bytes: u64| format!("{units} ({})", ByteSize(u64::from(units) * bytes));
         let indexer = |WorkspaceSize { queries, bytes, .. }| {
@@ -116,6 +117,14 @@ impl Report {
         table.add_row(["memory", &ByteSize(self.memory).to_string()]);
         table.add_row(["slots", &share(slots, slot_bytes)]);
         table.add_row(["blocks", &share(blocks, block_bytes)]);
+        for (what, units, bytes) in [
+            ("checkpoints", checkpoints, checkpoint_bytes),
+            ("suspended requests", suspended, slot_bytes),
+        ] {
+            if units > 0 {
+                table.add_row([what, &format!("{}, {bytes} bytes each", share(units, bytes))]);
+            }
+        }
         table.add_row(["step buffers", &ByteSize(working_bytes).to_string()]);
         table.add_row(["indexer workspace", &self.indexer.map_or("none".into(), indexer)]);
         table.add_row(["allocation rounding", &ByteSize(self.rounding).to_string()]);

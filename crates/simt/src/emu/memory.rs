@@ -1,20 +1,48 @@
 //! The registry of device allocations. The host owns the memory; this is for checks only.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 /// The live allocations of one emulated device. A clone is the same registry.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    live: Arc<RwLock<BTreeMap<u64, Extent>>>,
+    live: Arc<RwLock<Live>>,
 }
 
-/// One live allocation.
+/// What lies where, by address. Neither allocations nor parts overlap among themselves.
+#[derive(Debug, Default)]
+struct Live {
+    allocations: BTreeMap<u64, Extent>,
+    /// Parts of allocations: a pointer into one is bound to it alone.
+    parts: BTreeMap<u64, Extent>,
+}
+
+/// One live allocation, or a part of one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
     pub address: u64,
     pub bytes: u64,
     pub label: &'static str,
+}
+
+/// The extent that contains `address`.
+fn find(extents: &BTreeMap<u64, Extent>, address: u64) -> Option<Extent> {
+    let (_, extent) = extents.range(..=address).next_back()?;
+    (address - extent.address < extent.bytes).then_some(*extent)
+}
+
+/// Adds an extent that overlaps no other.
+fn insert(extents: &mut BTreeMap<u64, Extent>, new: Extent) {
+    let Extent { address, bytes, label } = new;
+    assert!(bytes > 0, "allocation `{label}` has no bytes");
+    let end = address.checked_add(bytes).expect("an allocation ends inside the address space");
+    // They are disjoint, so only the last one that starts below `end` can overlap.
+    if let Some((_, other)) = extents.range(..end).next_back() {
+        let before = other.address + other.bytes <= address;
+        assert!(before, "allocation `{label}` overlaps `{}`", other.label);
+    }
+    extents.insert(address, new);
 }
 
 impl Memory {
@@ -34,26 +62,19 @@ impl Memory {
     /// # Panics
     /// When `bytes` is 0, or when a live allocation overlaps: errors of the caller's allocator.
     pub unsafe fn register(&self, address: u64, bytes: u64, label: &'static str) -> Allocation {
-        assert!(bytes > 0, "allocation `{label}` has no bytes");
-        let end = address.checked_add(bytes).expect("an allocation ends inside the address space");
-        let mut live = self.live.write().unwrap_or_else(PoisonError::into_inner);
-        // Live allocations are disjoint, so only the last one that starts below `end` can overlap.
-        if let Some((_, other)) = live.range(..end).next_back() {
-            assert!(
-                other.address + other.bytes <= address,
-                "allocation `{label}` overlaps `{}`",
-                other.label
-            );
-        }
-        live.insert(address, Extent { address, bytes, label });
-        Allocation { memory: self.clone(), address }
+        let extent = Extent { address, bytes, label };
+        insert(&mut self.change().allocations, extent);
+        Allocation { memory: self.clone(), extent }
     }
 
-    /// The live allocation that contains `address`.
+    /// The part of a live allocation that contains `address`, or, if it lies in none, the allocation.
     pub(super) fn find(&self, address: u64) -> Option<Extent> {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
-        let (_, extent) = live.range(..=address).next_back()?;
-        (address - extent.address < extent.bytes).then_some(*extent)
+        find(&live.parts, address).or_else(|| find(&live.allocations, address))
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, Live> {
+        self.live.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -62,12 +83,33 @@ impl Memory {
 #[must_use = "an allocation is known only as long as this lives"]
 pub struct Allocation {
     memory: Memory,
-    address: u64,
+    extent: Extent,
+}
+
+impl Allocation {
+    /// Makes ranges of its bytes parts, in addition to those that it has: a pointer into a part may access that
+    /// part alone; one that lies in no part may access all of the allocation.
+    ///
+    /// # Panics
+    /// When a range is empty, outside the allocation, or overlaps another part.
+    pub fn divide(&self, parts: impl IntoIterator<Item = Range<u64>>) {
+        let Extent { address, bytes, label } = self.extent;
+        let mut live = self.memory.change();
+        for part in parts {
+            assert!(part.end <= bytes, "a part of allocation `{label}` ends behind it");
+            let bytes = part.end.saturating_sub(part.start);
+            insert(&mut live.parts, Extent { address: address + part.start, bytes, label });
+        }
+    }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let mut live = self.memory.live.write().unwrap_or_else(PoisonError::into_inner);
-        live.remove(&self.address);
+        let Extent { address, bytes, .. } = self.extent;
+        let mut live = self.memory.change();
+        live.allocations.remove(&address);
+        while let Some((&part, _)) = live.parts.range(address..address + bytes).next() {
+            live.parts.remove(&part);
+        }
     }
 }

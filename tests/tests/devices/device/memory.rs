@@ -40,17 +40,18 @@ pub fn ranges_outside_a_buffer_are_refused<B: Backend>(device: &Device<B>) {
 pub fn buffers_of_an_arena_are_aligned_and_apart<B: Backend>(device: &Device<B>) {
     let stream = device.stream().unwrap();
     let sizes = [1, 300, 0, 256, 7];
-    let buffers = device.allocate_arena("arena", &sizes).unwrap();
+    let arena = device.allocate_arena("arena", &sizes).unwrap();
+    let buffers = &arena.buffers;
     for (i, (buffer, &size)) in (1..).zip(buffers.iter().zip(&sizes)) {
         assert_eq!(buffer.len(), size);
         assert!(buffer.span().address().is_multiple_of(256));
         assert!(download(&stream, buffer).iter().all(|&byte| byte == 0), "zeroed when allocated");
         stream.fill(buffer, i).unwrap();
     }
-    for (i, buffer) in (1..).zip(&buffers) {
+    for (i, buffer) in (1..).zip(buffers) {
         assert!(download(&stream, buffer).iter().all(|&byte| byte == i), "a neighbour wrote it");
     }
-    assert!(device.allocate_arena("none", &[]).unwrap().is_empty());
+    assert!(device.allocate_arena("none", &[]).unwrap().buffers.is_empty());
     for sizes in [[device.info().total_memory + 1, 1], [u64::MAX, u64::MAX]] {
         let error = device.allocate_arena("too much", &sizes).err().expect("it was allocated");
         assert!(matches!(error, DeviceError::OutOfMemory { label: "too much", .. }), "{error}");

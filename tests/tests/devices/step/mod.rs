@@ -1,6 +1,7 @@
 //! Whole steps through the cache: layers of every kind, requests side by side, poison.
 
 pub mod capture;
+pub mod checkpoints;
 pub mod cuts;
 pub mod draft;
 pub mod gathered;

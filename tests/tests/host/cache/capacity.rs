@@ -34,16 +34,21 @@ fn model() -> impl Strategy<Value = ModelConfig> {
 fn config() -> impl Strategy<Value = CacheConfig> {
     let formats =
         (select(MainFormat::ALL.as_slice()), select(IndexFormat::ALL.as_slice()), 0..8u32);
-    (model(), formats, 1..10u32, 1..25u32, 1..2 * LONGEST, 30..600u32).prop_map(
-        |(model, formats, max_requests, num_blocks, max_context, max_step_tokens)| CacheConfig {
+    let steps = (1..2 * LONGEST, 30..600u32);
+    // None is what a cache has without reuse.
+    let state = (select(vec![0, 0, 1, 5]), select(vec![0, 0, 1, 3]));
+    (model(), formats, 1..10u32, 1..25u32, steps, state).prop_map(
+        |(model, formats, max_requests, num_blocks, steps, state)| CacheConfig {
             model,
             main_format: formats.0,
             index_format: formats.1,
             max_draft: formats.2,
             max_requests,
             num_blocks,
-            max_context,
-            max_step_tokens,
+            max_context: steps.0,
+            max_step_tokens: steps.1,
+            num_checkpoints: state.0,
+            max_suspended: state.1,
             poison: false,
         },
     )
@@ -197,7 +202,9 @@ proptest! {
         let schema = Schema::new(&config);
         let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
         let with_slots = |max_requests| CacheConfig { max_requests, ..config.clone() };
-        let working = Capacity::new(&with_slots(slots.max(1) as u32)).working_bytes;
+        let fixed = Capacity::new(&with_slots(slots.max(1) as u32));
+        let working = fixed.working_bytes + fixed.all_checkpoint_bytes();
+        let slots = slots + u64::from(config.max_suspended);
         let pools = slots * slot_bytes + blocks * block_bytes + part * block_bytes / 100;
         let memory = working + pools;
         let caches = (1..).map_while(|slots| with_slots(slots).with_memory(memory).ok());
@@ -218,7 +225,8 @@ proptest! {
     #[test]
     fn bytes_are_those_of_the_schema(config in config()) {
         let (schema, capacity) = (Schema::new(&config), Capacity::new(&config));
-        let units = [u64::from(config.max_requests), u64::from(config.num_blocks)];
+        let slots = u64::from(config.max_requests) + u64::from(config.max_suspended);
+        let units = [slots, u64::from(config.num_blocks)];
         let all = [schema.slot_bytes(), schema.block_bytes()];
         prop_assert_eq!([capacity.slot_bytes, capacity.block_bytes], all);
         prop_assert_eq!(capacity.pool_bytes(), units[0] * all[0] + units[1] * all[1]);
@@ -301,15 +309,17 @@ fn a_length_out_of_range_is_named() {
 
 #[test]
 fn a_cache_takes_the_planned_bytes() {
-    let memory = 64 << 20;
-    let config =
-        CacheConfig { max_draft: 3, ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap()) };
-    let config = capacity::most_requests(config, memory, 4096).unwrap();
-    let planned = Capacity::new(&config);
-    assert!(planned.bytes() <= memory && memory < planned.bytes() + planned.block_bytes);
-    let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
-    let cache = KvCacheManager::new(device.clone(), config).unwrap();
-    assert_eq!(memory - device.free_memory().unwrap(), planned.bytes());
-    let pools: Vec<_> = planned.pools.iter().map(|pool| (pool.kind, pool.bytes)).collect();
-    assert_eq!(cache.memory_bytes(), pools);
+    for (num_checkpoints, max_suspended) in [(0, 0), (5, 0), (3, 2)] {
+        let memory = 64 << 20;
+        let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
+        let config = CacheConfig { max_draft: 3, num_checkpoints, max_suspended, ..smallest };
+        let config = capacity::most_requests(config, memory, 4096).unwrap();
+        let planned = Capacity::new(&config);
+        assert!(planned.bytes() <= memory && memory < planned.bytes() + planned.block_bytes);
+        let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
+        let cache = KvCacheManager::new(device.clone(), config).unwrap();
+        assert_eq!(memory - device.free_memory().unwrap(), planned.bytes());
+        let pools: Vec<_> = planned.pools.iter().map(|pool| (pool.kind, pool.bytes)).collect();
+        assert_eq!(cache.memory_bytes(), pools);
+    }
 }

@@ -1,0 +1,117 @@
+//! Checkpoints: what a request needs besides its blocks to go on at a block's end as if it had come there by itself.
+//!
+//! At position P, a multiple of 128, that is of every layer the window rows of the 128 tokens before P, and of a CSA
+//! layer the halves of the last four tokens that the next window pools. An HCA layer needs nothing: a window of 128
+//! tokens ends there.
+//!
+//! **Draft layers** have windows too, and a checkpoint keeps theirs. But a draft layer's row of token P - 1 was made with
+//! token P, which is not part of the prefix: a request that goes on from the checkpoint with another token has there the
+//! row of the request that was saved. Its drafts may be worse by that. The trunk verifies them, so that its tokens
+//! are the same; and no other row depends on this one.
+
+use kv_layout::geometry::BLOCK_TOKENS;
+use serde::Serialize;
+
+use crate::ids::CheckpointId;
+
+/// The storage of a checkpoint, taken from a [`CheckpointPool`], in which nothing is saved yet. It cannot be copied: who
+/// holds it owns it, and giving it back is giving it up.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[must_use = "storage that is dropped is lost to its pool; give it back"]
+pub struct StateCheckpoint(CheckpointId);
+
+impl StateCheckpoint {
+    /// Which storage it is.
+    #[must_use]
+    pub const fn id(&self) -> CheckpointId {
+        self.0
+    }
+
+    /// A state is, or is about to be, saved in it.
+    pub(crate) const fn saved(self, boundary: u32, draft: u32) -> SavedCheckpoint {
+        SavedCheckpoint { storage: self, boundary, draft }
+    }
+}
+
+/// A checkpoint in which the state of a request is saved. Only what saves a state makes one, so that no request goes on
+/// from storage that was never written.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[must_use = "a checkpoint that is dropped is lost to its pool; give it back"]
+pub struct SavedCheckpoint {
+    storage: StateCheckpoint,
+    boundary: u32,
+    draft: u32,
+}
+
+impl SavedCheckpoint {
+    /// Which storage it has.
+    #[must_use]
+    pub const fn id(&self) -> CheckpointId {
+        self.storage.0
+    }
+
+    /// The position that a request goes on at: the tokens before it are those of the request that was saved.
+    #[must_use]
+    pub const fn boundary(&self) -> u32 {
+        self.boundary
+    }
+
+    /// Tokens of which the draft layers have windows: `boundary`, one less, or 0 if they were not so far, or there are
+    /// none.
+    #[must_use]
+    pub const fn draft(&self) -> u32 {
+        self.draft
+    }
+}
+
+impl From<SavedCheckpoint> for StateCheckpoint {
+    fn from(saved: SavedCheckpoint) -> Self {
+        saved.storage
+    }
+}
+
+/// Whether a request can be saved at a position: a block ends there.
+#[must_use]
+pub const fn is_boundary(position: u32) -> bool {
+    position > 0 && position.is_multiple_of(BLOCK_TOKENS)
+}
+
+/// The checkpoints that nobody holds. Taking and giving back are O(1) and allocate nothing.
+#[derive(Debug, Serialize)]
+pub struct CheckpointPool {
+    free: Vec<StateCheckpoint>,
+    total: u32,
+}
+
+impl CheckpointPool {
+    /// A pool of `total` free checkpoints; the lowest is taken first.
+    #[must_use]
+    pub fn new(total: u32) -> Self {
+        let free = (0..total).rev().map(|id| StateCheckpoint(CheckpointId(id))).collect();
+        Self { free, total }
+    }
+
+    /// A free checkpoint, or `None` when all are taken.
+    pub fn take(&mut self) -> Option<StateCheckpoint> {
+        self.free.pop()
+    }
+
+    /// Returns a checkpoint to the pool, saved or not. Copies that are queued are not disturbed: what writes the
+    /// storage next is queued behind them.
+    pub fn give_back(&mut self, checkpoint: impl Into<StateCheckpoint>) {
+        debug_assert!(self.free.len() < self.total as usize, "a checkpoint of another pool");
+        self.free.push(checkpoint.into());
+    }
+
+    /// Checkpoints that are free.
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Checkpoints there are.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+}

@@ -1,0 +1,110 @@
+//! The state of requests in the ledger: what can be saved at a position, and what goes on from there.
+
+use super::Ledger;
+use crate::checkpoints::{SavedCheckpoint, is_boundary};
+use crate::error::KvError;
+use crate::ids::{LayerGroup, RequestId};
+use crate::requests::Progress;
+
+impl Ledger {
+    /// Checkpoints that are free.
+    #[must_use]
+    pub fn free_checkpoints(&self) -> u32 {
+        self.checkpoints.free()
+    }
+
+    /// Checkpoints there are.
+    #[must_use]
+    pub fn total_checkpoints(&self) -> u32 {
+        self.checkpoints.total()
+    }
+
+    /// Gives a checkpoint up.
+    pub fn discard_checkpoint(&mut self, checkpoint: SavedCheckpoint) {
+        self.checkpoints.give_back(checkpoint);
+    }
+
+    /// Takes a checkpoint for each of `saves`, a request and the position that it is to be saved at.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
+    /// [`KvError::NotSavable`]; [`KvError::OutOfCheckpoints`] with the shortfall of all of them. Nothing is taken then.
+    pub(crate) fn take_checkpoints(
+        &mut self,
+        saves: &[(RequestId, u32)],
+    ) -> Result<Vec<SavedCheckpoint>, KvError> {
+        let drafts = saves.iter().map(|&(id, boundary)| self.check_save(id, boundary));
+        let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
+        let (needed, free) = (saves.len() as u32, self.checkpoints.free());
+        if needed > free {
+            return Err(KvError::OutOfCheckpoints { needed, free });
+        }
+        let storage = std::iter::from_fn(|| self.checkpoints.take());
+        let saves = saves.iter().zip(drafts).zip(storage);
+        Ok(saves.map(|((&(_, boundary), draft), storage)| storage.saved(boundary, draft)).collect())
+    }
+
+    /// Whether a request's slot holds all that a checkpoint at `boundary` keeps; of how many tokens it has the windows of
+    /// the draft layers.
+    fn check_save(&self, id: RequestId, boundary: u32) -> Result<u32, KvError> {
+        let request = self.request(id)?;
+        self.check_in_no_step(id)?;
+        let [trunk, draft] = request.groups;
+        let Progress { committed, written_to: written, .. } = trunk;
+        let limit = self.rollback_tokens;
+        if !is_boundary(boundary) || committed < boundary || !trunk.can_resume_at(boundary, limit) {
+            return Err(KvError::NotSavable { request: id, boundary, committed, written, limit });
+        }
+        Ok(self.draft_windows(draft, boundary))
+    }
+
+    /// Of how many tokens a checkpoint at `boundary` has the windows of the draft layers: it keeps 128 rows before it, and
+    /// a window is 127.
+    fn draft_windows(&self, draft: Progress, boundary: u32) -> u32 {
+        let tokens = draft.committed.min(boundary);
+        let is_kept = tokens + 1 >= boundary && draft.can_resume_at(tokens, self.rollback_tokens);
+        if self.has_drafts && is_kept { tokens } else { 0 }
+    }
+
+    /// Whether a request can go on from a checkpoint: its blocks are those of so many tokens.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
+    /// [`KvError::NotRestorable`].
+    pub(crate) fn check_restore(
+        &self,
+        id: RequestId,
+        checkpoint: &SavedCheckpoint,
+    ) -> Result<(), KvError> {
+        let (blocks, boundary) = (self.request(id)?.blocks.len() as u32, checkpoint.boundary());
+        self.check_in_no_step(id)?;
+        let needed = self.blocks_of(boundary);
+        if blocks != needed {
+            return Err(KvError::NotRestorable { request: id, boundary, blocks, needed });
+        }
+        Ok(())
+    }
+
+    /// The request goes on at the checkpoint's position.
+    ///
+    /// # Errors
+    /// As [`Self::check_restore`].
+    pub(crate) fn enter_restored(
+        &mut self,
+        id: RequestId,
+        checkpoint: &SavedCheckpoint,
+    ) -> Result<(), KvError> {
+        let at = |committed| Progress { committed, written_to: committed, in_step: 0 };
+        let groups = [checkpoint.boundary(), checkpoint.draft()].map(at);
+        self.request_mut(id)?.groups = groups;
+        Ok(())
+    }
+
+    /// Refuses a request that takes part in an open step.
+    pub(super) fn check_in_no_step(&self, id: RequestId) -> Result<(), KvError> {
+        match LayerGroup::ALL.into_iter().find(|&group| self.is_in_step(group, id)) {
+            Some(group) => Err(KvError::RequestInStep { request: id, group }),
+            None => Ok(()),
+        }
+    }
+}

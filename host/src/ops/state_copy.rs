@@ -1,0 +1,154 @@
+//! The state of requests, of all layers at once: saved to checkpoints, restored from them, copied between slots.
+
+use kernels_gpu::launch::CopyState;
+use kernels_gpu::params::CopyStateParams;
+
+use super::check_length;
+use crate::device::{Backend, Buffer, DeviceError, Stream, View};
+use crate::ids::{CheckpointId, SlotId};
+
+/// Bytes of the unit in which the kernel counts memory.
+const UNIT: u64 = 256;
+
+/// The memory of slots and checkpoints.
+pub struct StateArena<'a, B: Backend> {
+    /// The pools of all slots, and a little before the first.
+    pub slots: &'a Buffer<B, u8>,
+    /// Slots, those of suspended requests included.
+    pub number_of_slots: u32,
+    /// `[checkpoints, checkpoint_bytes]` u8.
+    pub checkpoints: &'a Buffer<B, u8>,
+    /// Checkpoints.
+    pub number_of_checkpoints: u32,
+    /// Bytes of a checkpoint, a multiple of 256.
+    pub checkpoint_bytes: u64,
+}
+
+/// Which part of a pool each block copies: `[pieces, 8]` u32; see `kernels_gpu::state_copy`.
+pub struct CopyPieces<'a, B: Backend>(pub &'a View<B, u32>);
+
+/// What one job of a launch copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointCopy {
+    /// The request's slot.
+    pub slot: SlotId,
+    /// The checkpoint.
+    pub checkpoint: CheckpointId,
+    /// The position at which the request goes on from it.
+    pub boundary: u32,
+    /// Rows of positions before it are copied: `boundary`, or less if the others are written otherwise.
+    pub end: u32,
+}
+
+/// A slot that becomes a copy of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotCopy {
+    /// The slot that is read.
+    pub from: SlotId,
+    /// The slot that is written.
+    pub to: SlotId,
+}
+
+/// A job as the kernel reads it.
+pub type JobWords = [i32; CopyStateParams::JOB as usize];
+
+impl CheckpointCopy {
+    /// As the kernel reads it.
+    #[must_use]
+    pub const fn words(self) -> JobWords {
+        let Self { slot, checkpoint, boundary, end } = self;
+        [slot.0 as i32, checkpoint.0 as i32, boundary as i32, end as i32]
+    }
+}
+
+impl SlotCopy {
+    /// As the kernel reads it.
+    #[must_use]
+    pub const fn words(self) -> JobWords {
+        let Self { from, to } = self;
+        [from.0 as i32, to.0 as i32, 1, 1]
+    }
+}
+
+/// What a launch copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyDirection {
+    /// From slots to checkpoints: jobs are [`CheckpointCopy::words`].
+    Save,
+    /// From checkpoints to slots: jobs are [`CheckpointCopy::words`].
+    Restore,
+    /// From slots to other slots: jobs are [`SlotCopy::words`].
+    Slot,
+}
+
+/// Copies of one direction, on the device.
+pub struct StateCopies<'a, B: Backend> {
+    /// The memory.
+    pub arena: &'a StateArena<'a, B>,
+    /// The pieces of checkpoints, or of slots.
+    pub pieces: CopyPieces<'a, B>,
+    /// `[count, 4]` i32. No two of them write one slot or checkpoint, none reads what another writes.
+    pub jobs: &'a View<B, i32>,
+    /// Jobs.
+    pub count: u32,
+    /// The direction of all of them.
+    pub direction: CopyDirection,
+    /// `[1]` count of jobs refused, by piece: a slot or checkpoint that does not exist.
+    pub faults: &'a Buffer<B, u32>,
+}
+
+/// Queues `copy_state`: all layers of all jobs in one launch.
+///
+/// # Errors
+/// [`DeviceError::Length`] for memory of less than 256 bytes, or of more than 2^40;
+/// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn copy_state<B: Backend>(
+    stream: &Stream<B>,
+    copies: &StateCopies<'_, B>,
+) -> Result<(), DeviceError> {
+    let StateCopies { arena, ref pieces, jobs, count, direction, faults } = *copies;
+    let pieces = pieces.0;
+    let number = pieces.len() / u64::from(CopyStateParams::PIECE);
+    if count == 0 || number == 0 {
+        return Ok(());
+    }
+    let units = |what, bytes: u64| {
+        let units = bytes / UNIT;
+        check_length(what, bytes, UNIT)?;
+        check_length(what, u32::MAX.into(), units)?;
+        Ok::<_, DeviceError>(units as u32)
+    };
+    check_length("pieces of a copy", u32::MAX.into(), number)?;
+    let slot_units = units("memory of slots", arena.slots.len())?;
+    let (mode, checkpoints) = match direction {
+        CopyDirection::Save => (CopyStateParams::SAVE, arena.number_of_checkpoints),
+        CopyDirection::Restore => (CopyStateParams::RESTORE, arena.number_of_checkpoints),
+        CopyDirection::Slot => (CopyStateParams::SLOT, 0),
+    };
+    let checkpoint_units = match checkpoints {
+        0 => 0,
+        _ => units("bytes of a checkpoint", arena.checkpoint_bytes)?,
+    };
+    if checkpoints == 0 && direction != CopyDirection::Slot {
+        check_length("checkpoints", 0, 1)?;
+    }
+    let operation = CopyState {
+        pieces: pieces.ptr(),
+        jobs: jobs.ptr(),
+        slots: arena.slots.ptr_mut(),
+        checkpoints: arena.checkpoints.ptr_mut(),
+        faults: faults.ptr_mut(),
+        params: CopyStateParams {
+            mode,
+            pieces: number as u32,
+            jobs: count,
+            slots: arena.number_of_slots,
+            slot_units,
+            checkpoints,
+            checkpoint_units,
+        },
+    };
+    // SAFETY: the launch checks every buffer; the kernel refuses slots and checkpoints that do not exist and leaves
+    // out what lies outside both; work of one stream runs in order.
+    unsafe { stream.launch((), &operation) }
+}

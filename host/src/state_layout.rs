@@ -1,0 +1,180 @@
+//! Which rows of which pools a checkpoint keeps and where, and the table by which the copy kernel finds them.
+
+use kernels_gpu::params::CopyStateParams;
+use kv_layout::geometry::{CSA_RATIO, LayerKind, WINDOW, csa_previous_rows, csa_state_rows};
+
+use crate::ids::LayerId;
+use crate::pool_kind::{PoolKind, PoolUnit};
+use crate::schema::{LayerCacheSchema, Pool, Schema};
+
+/// The numbers of a piece, as the kernel reads them.
+pub(crate) type Piece = [u32; CopyStateParams::PIECE as usize];
+
+/// Bytes of the unit in which a pool's place is counted.
+const UNIT: u64 = 256;
+
+/// The rows of one pool that a checkpoint keeps: those of the last positions before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KeptRows {
+    pub layer: LayerId,
+    pub pool: Pool,
+    /// Rows of a slot before the ring that they are in.
+    first: u32,
+    /// Rows of the ring.
+    ring: u32,
+    /// How many are kept.
+    rows: u32,
+}
+
+impl KeptRows {
+    /// Bytes of a checkpoint that they take.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.rows) * self.pool.row_bytes
+    }
+}
+
+/// What a checkpoint keeps of a pool; `None` for nothing.
+fn kept(layer: &LayerCacheSchema, pool: Pool) -> Option<KeptRows> {
+    let rows = |first, ring, rows| Some(KeptRows { layer: layer.layer, pool, first, ring, rows });
+    match (pool.kind, layer.kind) {
+        (PoolKind::SwaData | PoolKind::SwaScale, _) => rows(0, pool.rows, WINDOW),
+        (PoolKind::MainState | PoolKind::IndexState, LayerKind::Csa) => {
+            let own = (pool.rows - CSA_RATIO) / 2;
+            debug_assert_eq!(csa_state_rows(own), pool.rows, "a ring of each half");
+            rows(own, csa_previous_rows(own), CSA_RATIO)
+        }
+        _ => None,
+    }
+}
+
+/// All rows that a checkpoint keeps, in the order in which they lie in it.
+fn kept_rows(schema: &Schema) -> impl Iterator<Item = KeptRows> {
+    let of_layer = |layer: &LayerCacheSchema| {
+        let kept = |&pool| kept(layer, pool);
+        layer.pools.iter().filter_map(kept).collect::<Vec<_>>()
+    };
+    schema.layers.iter().flat_map(of_layer)
+}
+
+/// Bytes of a checkpoint over all layers.
+pub(crate) fn checkpoint_bytes(schema: &Schema) -> u64 {
+    kept_rows(schema).map(|rows| rows.bytes()).sum()
+}
+
+/// The pieces of checkpoints. `offset`: where a layer's pool lies in the memory of the slots.
+pub(crate) fn checkpoint_pieces(
+    schema: &Schema,
+    offset: impl Fn(LayerId, PoolKind) -> u64,
+) -> Vec<Piece> {
+    let (mut pieces, mut image) = (Vec::new(), 0);
+    for kept in kept_rows(schema) {
+        let KeptRows { layer, pool, first, ring, rows } = kept;
+        let run = Run {
+            base: offset(layer, pool.kind),
+            start: u64::from(first) * pool.row_bytes,
+            unit: pool.unit_bytes(),
+            row: pool.row_bytes,
+            ring,
+            rows,
+            image,
+        };
+        run.cut(&mut pieces);
+        image += kept.bytes();
+    }
+    pieces
+}
+
+/// The pieces of whole slots: each pool of a slot is one row.
+pub(crate) fn slot_pieces(
+    schema: &Schema,
+    offset: impl Fn(LayerId, PoolKind) -> u64,
+) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    for layer in &schema.layers {
+        for pool in layer.pools.iter().filter(|pool| pool.unit == PoolUnit::Slot) {
+            let (base, unit) = (offset(layer.layer, pool.kind), pool.unit_bytes());
+            let run = Run { base, start: 0, unit, row: unit, ring: 1, rows: 1, image: 0 };
+            run.cut(&mut pieces);
+        }
+    }
+    pieces
+}
+
+/// Rows of a pool, in bytes; see `kernels_gpu::state_copy`.
+struct Run {
+    base: u64,
+    start: u64,
+    unit: u64,
+    row: u64,
+    ring: u32,
+    rows: u32,
+    image: u64,
+}
+
+impl Run {
+    /// Adds the pieces that it is cut into.
+    fn cut(&self, pieces: &mut Vec<Piece>) {
+        let Self { base, start, unit, row, ring, rows, image } = *self;
+        let is_wide = [start, unit, row, image].iter().all(|bytes| bytes.is_multiple_of(16));
+        let (word, narrow) = if is_wide { (16, 0) } else { (4, CopyStateParams::NARROW) };
+        debug_assert!(base.is_multiple_of(UNIT), "an arena aligns its buffers");
+        let words = |bytes: u64| (bytes / word) as u32;
+        let all = words(row) * rows;
+        for first in (0..all).step_by(CopyStateParams::BLOCK_WORDS as usize) {
+            let place = [(base / UNIT) as u32, words(start), words(unit), words(row)];
+            let [base, start, unit, row] = place;
+            pieces.push([base, start, unit, row, ring, rows, words(image), first | narrow]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_layout::config::ModelConfig;
+
+    use super::*;
+    use crate::config::CacheConfig;
+
+    fn schema(model: &str, max_draft: u32) -> Schema {
+        let model = ModelConfig::preset(model).expect("a preset");
+        Schema::new(&CacheConfig { max_draft, ..CacheConfig::smallest(model) })
+    }
+
+    /// The windows of all layers, and four halves of both compressors of a CSA layer, however many drafts there are.
+    #[test]
+    fn a_checkpoint_has_the_bytes_of_its_rows() {
+        for (model, layers, csa, bytes) in
+            [("flash", 44, 21, 3_719_168), ("pro", 62, 30, 5_249_024)]
+        {
+            for max_draft in [0, 3] {
+                let schema = schema(model, max_draft);
+                assert_eq!(checkpoint_bytes(&schema), bytes, "{model}");
+                assert_eq!(bytes, layers * 128 * (576 + 8) + csa * 4 * (4096 + 1024), "{model}");
+                assert!(bytes.is_multiple_of(UNIT), "checkpoints are counted in units");
+            }
+        }
+    }
+
+    /// Pieces cover each byte of a checkpoint, and of a slot, once.
+    #[test]
+    fn pieces_cover_everything_once() {
+        for max_draft in [0, 1, 2] {
+            let schema = schema("flash", max_draft);
+            let bytes = |pieces: &[Piece]| {
+                let of_piece = |&[_, _, _, row, _, rows, _, first]: &Piece| {
+                    let word = if first & CopyStateParams::NARROW == 0 { 16 } else { 4 };
+                    let first = first & !CopyStateParams::NARROW;
+                    assert!(first < row * rows, "a piece of nothing");
+                    u64::from((row * rows - first).min(CopyStateParams::BLOCK_WORDS)) * word
+                };
+                pieces.iter().map(of_piece).sum::<u64>()
+            };
+            let checkpoint = checkpoint_pieces(&schema, |layer, _| 256 * u64::from(layer.0));
+            assert_eq!(bytes(&checkpoint), checkpoint_bytes(&schema));
+            let slot = slot_pieces(&schema, |layer, _| 256 * u64::from(layer.0));
+            assert_eq!(bytes(&slot), schema.slot_bytes());
+            // One wave of an H200.
+            assert!(checkpoint.len() <= 8 * 132, "{} blocks", checkpoint.len());
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Checkpoints: a request that goes on from one has the bytes that it would have alone.
+
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::ops::{self, CheckpointCopy, CopyDirection, CopyPieces, StateArena, StateCopies};
+use dsv4_kv::poison::{POISON, PoisonedRow};
+use dsv4_kv::schema::{Pool, PoolUnit};
+use dsv4_kv::{
+    CacheConfig, CheckpointId, KvError, LayerId, PoolKind, RequestId, SavedCheckpoint, SlotId,
+};
+use kv_layout::geometry::{LayerKind, csa_own_rows, csa_previous_rows};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::fed::{Fed, Padding, Part, assert_pools};
+use crate::inputs::{assert_same, download, filled, upload};
+use crate::stories::{Formats, Story, config, tiny};
+
+const FORMATS: [Formats; 2] =
+    [(MainFormat::Ue8m0, IndexFormat::Mxfp4), (MainFormat::F32, IndexFormat::Nvfp4)];
+const REQUESTS: u32 = 3;
+
+fn fed<B: Backend>(device: &Device<B>, formats: Formats, max_draft: u32) -> Fed<B> {
+    let base = config(&tiny(), formats, REQUESTS);
+    Fed::new(device, CacheConfig { max_draft, num_checkpoints: 2, poison: true, ..base })
+}
+
+/// Every pool of a unit, with its bytes.
+fn pools_of<B: Backend>(fed: &Fed<B>, unit: PoolUnit) -> Vec<(LayerId, Pool)> {
+    let layers = fed.manager.schema().layers.iter();
+    let pools = layers.flat_map(|layer| layer.pools.iter().map(|pool| (layer.layer, *pool)));
+    pools.filter(|(_, pool)| pool.unit == unit).collect()
+}
+
+/// Gives `to` the blocks of as many tokens, with what the blocks of `from` hold.
+fn copy_blocks<B: Backend>(
+    fed: &mut Fed<B>,
+    story: &Story,
+    from: RequestId,
+    to: RequestId,
+    tokens: usize,
+) {
+    fed.lose(&[Part::new(to, story, 0..tokens)]);
+    let [from, to] = [from, to].map(|id| fed.manager.block_table(id).unwrap());
+    for (layer, pool) in pools_of(fed, PoolUnit::Block) {
+        let buffer = fed.manager.writable_pool(layer, pool.kind).unwrap();
+        let block = |id: dsv4_kv::BlockId| {
+            buffer.slice(u64::from(id.0) * pool.unit_bytes(), pool.unit_bytes()).unwrap()
+        };
+        for (&from, &to) in from.iter().zip(&to) {
+            fed.stream.copy(&block(from), &block(to)).unwrap();
+        }
+    }
+}
+
+/// The rows that a checkpoint at `boundary` keeps of a pool of slots: of each the row of a slot.
+fn kept(kind: LayerKind, pool: Pool, max_draft: u32, boundary: u32) -> Vec<u32> {
+    let own = csa_own_rows(max_draft + 1);
+    let (first, ring, rows) = match (pool.kind, kind) {
+        (PoolKind::SwaData | PoolKind::SwaScale, _) => (0, 128 + max_draft, 128),
+        (PoolKind::MainState | PoolKind::IndexState, LayerKind::Csa) => {
+            (own, csa_previous_rows(own), 4)
+        }
+        _ => return Vec::new(),
+    };
+    (boundary - rows..boundary).map(|position| first + position % ring).collect()
+}
+
+/// Random bytes in every pool: a save copies the rows that a checkpoint keeps, in order of position, and no pool changes; a
+/// restore brings exactly these to another slot, at the rows of their positions, and no other byte of any pool changes.
+pub fn a_copy_moves_every_byte_it_names<B: Backend>(device: &Device<B>) {
+    let mut random = StdRng::seed_from_u64(91);
+    for (formats, max_draft, boundary) in
+        [(FORMATS[0], 0, 128), (FORMATS[1], 1, 256), (FORMATS[0], 2, 384), (FORMATS[1], 7, 256)]
+    {
+        let mut fed = fed(device, formats, max_draft);
+        let story = Story::random(&tiny(), 1, 1);
+        let empty = |id, tokens| Part { id, pieces: vec![(&story, 0..tokens)] };
+        let [a, b] = [0, 1].map(|_| fed.manager.admit().unwrap());
+        for id in [a, b] {
+            fed.lose(&[empty(id, boundary as usize)]);
+        }
+        for (layer, pool) in
+            [pools_of(&fed, PoolUnit::Slot), pools_of(&fed, PoolUnit::Block)].concat()
+        {
+            let pool = fed.manager.writable_pool(layer, pool.kind).unwrap();
+            let bytes: Vec<u8> = (0..pool.len()).map(|_| random.random()).collect();
+            fed.stream.upload(&bytes, &pool, 0).unwrap();
+        }
+        let mut want = fed.pool_bytes();
+        let saved = fed.manager.save_checkpoints(&fed.stream, &[(a, boundary)]).unwrap().remove(0);
+        assert_pools(&fed, &want, "after a save");
+        let mut image = Vec::new();
+        for (layer, pool) in pools_of(&fed, PoolUnit::Slot) {
+            let name = format!("{layer:?} {:?}", pool.kind);
+            let bytes = &mut want.iter_mut().find(|(found, _)| *found == name).unwrap().1;
+            let row_bytes = pool.row_bytes as usize;
+            let at = |id: RequestId, row: u32| (id.slot().0 * pool.rows + row) as usize * row_bytes;
+            for row in kept(fed.kind(layer), pool, max_draft, boundary) {
+                let from = at(a, row)..at(a, row) + row_bytes;
+                image.extend_from_slice(&bytes[from.clone()]);
+                bytes.copy_within(from, at(b, row));
+            }
+        }
+        assert_same(
+            &download(&fed.stream, &fed.manager.writable_checkpoint(&saved)),
+            &image,
+            "the checkpoint",
+        );
+        fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();
+        assert_pools(&fed, &want, "after a restore");
+        fed.manager.check_faults(&fed.stream).unwrap();
+    }
+}
+
+/// Feeds `id` with `tokens` of its story in chunks, sometimes with drafts that are rejected.
+fn feed<B: Backend>(
+    fed: &mut Fed<B>,
+    id: RequestId,
+    (story, wrong): (&Story, &Story),
+    tokens: std::ops::Range<usize>,
+    random: &mut StdRng,
+) {
+    let drafts = fed.manager.config().max_draft as usize;
+    let stream = fed.stream.clone();
+    let mut done = tokens.start;
+    while done < tokens.end {
+        let left = tokens.end - done;
+        let is_chunk = random.random();
+        let most = if is_chunk { left } else { left.min(drafts + 1) };
+        let accepted = random.random_range(1..=most);
+        let end = if is_chunk {
+            done + accepted
+        } else {
+            done + random.random_range(accepted..=drafts + 1)
+        };
+        let pieces = vec![(story, done..done + accepted), (wrong, done + accepted..end)];
+        let written = (end - done) as u32;
+        fed.run(&[Part { id, pieces }], Padding::None, &[accepted as u32], &mut |_, layer| {
+            let tile = filled::<B, dsv4_kv::device::bf16>(&stream, written as usize * 128 * 512);
+            let lengths = filled::<B, i32>(&stream, written as usize);
+            layer.gather_window(0..written, &tile, &lengths)
+        });
+        fed.manager.check_poison(&fed.stream).unwrap();
+        done += accepted;
+    }
+}
+
+/// A request is saved at a boundary, right there or up to `max_draft` + 1 tokens behind it, and its slot becomes poison.
+/// Another goes on from the checkpoint in another slot, in any chunks and with drafts that are rejected: every window,
+/// entry and key is that of the story alone.
+pub fn a_restored_request_goes_on_as_if_alone<B: Backend>(device: &Device<B>) {
+    let mut random = StdRng::seed_from_u64(92);
+    let cases = [0, 1, 3, 8].into_iter().zip(FORMATS.iter().cycle());
+    for (max_draft, &formats) in cases {
+        let [story, wrong] = [93, 94].map(|seed| Story::random(&tiny(), 420, seed));
+        let stored = story.stored(device, formats);
+        for boundary in [128_usize, 256] {
+            let mut fed = fed(device, formats, max_draft);
+            // So that the slots differ.
+            let _other = fed.manager.admit().unwrap();
+            let (a, b) = (fed.manager.admit().unwrap(), fed.manager.admit().unwrap());
+            let before = boundary - 1 - random.random_range(0..=max_draft as usize);
+            feed(&mut fed, a, (&story, &wrong), 0..before, &mut random);
+            // The step that passes the boundary: it accepts up to all of its tokens.
+            let accepted = random.random_range(boundary - before..=max_draft as usize + 1);
+            let end = before + max_draft as usize + 1;
+            let pieces =
+                vec![(&story, before..before + accepted), (&wrong, before + accepted..end)];
+            fed.run(&[Part { id: a, pieces }], Padding::None, &[accepted as u32], &mut |_, _| {
+                Ok(())
+            });
+            let saves = [(a, boundary as u32)];
+            let saved = fed.manager.save_checkpoints(&fed.stream, &saves).unwrap().remove(0);
+            assert_eq!((saved.boundary(), saved.draft()), (boundary as u32, boundary as u32));
+            copy_blocks(&mut fed, &story, a, b, boundary);
+            fed.manager.release(a).unwrap();
+            fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();
+            fed.assert_holds(b, &story, &stored, boundary);
+            feed(&mut fed, b, (&story, &wrong), boundary..boundary + 150, &mut random);
+            fed.assert_holds(b, &story, &stored, boundary + 150);
+            fed.manager.check_faults(&fed.stream).unwrap();
+            fed.manager.discard_checkpoint(saved);
+            assert_eq!(fed.manager.ledger().free_checkpoints(), 2);
+        }
+    }
+}
+
+/// A saved request in slot 0, and one in slot 1 that has its blocks.
+fn two_requests<B: Backend>(
+    device: &Device<B>,
+    story: &Story,
+) -> (Fed<B>, RequestId, RequestId, SavedCheckpoint) {
+    let mut fed = fed(device, FORMATS[0], 1);
+    let [a, b] = [0, 1].map(|_| fed.manager.admit().unwrap());
+    fed.step(&[Part::new(a, story, 0..128)], Padding::None);
+    let saved = fed.manager.save_checkpoints(&fed.stream, &[(a, 128)]).unwrap().remove(0);
+    copy_blocks(&mut fed, story, a, b, 128);
+    (fed, a, b, saved)
+}
+
+/// A row that a checkpoint lacks is poison when it is gathered; one that it has of another position is seen in the bytes.
+pub fn stale_rows_are_found<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 129, 95);
+    for stale in [false, true] {
+        let (mut fed, a, b, saved) = two_requests(device, &story);
+        let checkpoint = fed.manager.writable_checkpoint(&saved);
+        // The first layer's window comes first: the row of position 5.
+        let row = |position: u64| checkpoint.slice(position * 576, 576).unwrap();
+        if stale {
+            fed.stream.copy(&row(6), &row(5)).unwrap();
+        } else {
+            fed.stream.fill(&row(5), POISON).unwrap();
+        }
+        fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();
+        let slot = |fed: &Fed<B>, id: RequestId| {
+            let pool = fed.manager.pool(LayerId(0), PoolKind::SwaData).unwrap();
+            let slot = pool.slice(u64::from(id.slot().0) * 129 * 576, 128 * 576).unwrap();
+            download(&fed.stream, &slot)
+        };
+        let differ = slot(&fed, a)
+            .chunks(576)
+            .zip(slot(&fed, b).chunks(576))
+            .enumerate()
+            .filter(|(_, (a, b))| a != b)
+            .map(|(row, _)| row)
+            .collect::<Vec<_>>();
+        assert_eq!(differ, [5]);
+        let stream = fed.stream.clone();
+        fed.run(&[Part::new(b, &story, 128..129)], Padding::None, &[1], &mut |_, layer| {
+            layer.gather_window(0..1, &filled(&stream, 128 * 512), &filled(&stream, 1))
+        });
+        match fed.manager.check_poison(&fed.stream) {
+            Ok(()) => assert!(stale, "poison is found"),
+            Err(KvError::PoisonRead { rows, .. }) => {
+                assert!(
+                    !stale && rows.len() == 1 && rows[0].row == PoisonedRow::Window(5),
+                    "{rows:?}"
+                );
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Refusals name what is wrong, and leave every byte, request and checkpoint as it was.
+pub fn what_cannot_be_copied_changes_nothing<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 260, 96);
+    let (mut fed, a, b, saved) = two_requests(device, &story);
+    let stream = fed.stream.clone();
+    fed.step(&[Part::new(a, &story, 128..131)], Padding::None);
+    let before = fed.pool_bytes();
+    let mut refused =
+        |saves: &[(RequestId, u32)]| fed.manager.save_checkpoints(&stream, saves).unwrap_err();
+    // Three tokens were written behind it, and rings hold two.
+    for boundary in [0, 64, 128, 256] {
+        let error = refused(&[(b, 128), (a, boundary)]);
+        let is_named = matches!(error, KvError::NotSavable { request, boundary: found, committed: 131, .. }
+            if (request, found) == (a, boundary));
+        assert!(is_named, "{error}");
+    }
+    let error = refused(&[(b, 128), (b, 128)]);
+    assert!(matches!(error, KvError::OutOfCheckpoints { needed: 2, free: 1 }), "{error}");
+    let c = fed.manager.admit().unwrap();
+    let error = fed.manager.restore_checkpoint(&stream, c, &saved).unwrap_err();
+    let is_named =
+        matches!(error, KvError::NotRestorable { blocks: 0, needed: 1, boundary: 128, .. });
+    assert!(is_named, "{error}");
+    fed.manager.release(c).unwrap();
+    let error = fed.manager.restore_checkpoint(&stream, c, &saved).unwrap_err();
+    assert!(matches!(error, KvError::UnknownRequest { .. }), "{error}");
+    assert_pools(&fed, &before, "after refusals");
+    assert_eq!(fed.manager.ledger().free_checkpoints(), 1);
+    assert_eq!([a, b].map(|id| fed.manager.ledger().committed(id).unwrap()), [131, 128]);
+}
+
+/// The kernel counts jobs of slots and checkpoints that do not exist, and writes nothing of them.
+pub fn jobs_out_of_range_are_counted<B: Backend>(device: &Device<B>) {
+    let stream = device.stream().unwrap();
+    // One row of 512 bytes in each of two slots, and in each of two checkpoints.
+    let pieces = upload(&stream, &[0_u32, 0, 32, 32, 1, 1, 0, 0]);
+    let memory = |seed: u8| upload(&stream, &[[seed; 512], [seed + 1; 512]].concat());
+    let (slots, checkpoints, faults) = (memory(1), memory(3), upload(&stream, &[0_u32]));
+    let arena = StateArena {
+        slots: &slots,
+        number_of_slots: 2,
+        checkpoints: &checkpoints,
+        number_of_checkpoints: 2,
+        checkpoint_bytes: 512,
+    };
+    let copy = |slot, checkpoint, direction| {
+        let (slot, checkpoint) = (SlotId(slot), CheckpointId(checkpoint));
+        let job = CheckpointCopy { slot, checkpoint, boundary: 1, end: 1 };
+        let copies = StateCopies {
+            arena: &arena,
+            pieces: CopyPieces(&pieces),
+            jobs: &upload(&stream, &job.words()),
+            count: 1,
+            direction,
+            faults: &faults,
+        };
+        ops::copy_state(&stream, &copies).unwrap();
+    };
+    for direction in [CopyDirection::Save, CopyDirection::Restore, CopyDirection::Slot] {
+        copy(2, 0, direction);
+        copy(0, 2, direction);
+        copy(u32::MAX, 1, direction);
+    }
+    assert_eq!(download(&stream, &faults), [9]);
+    assert_same(&download(&stream, &slots), &download(&stream, &memory(1)), "slots");
+    assert_same(&download(&stream, &checkpoints), &download(&stream, &memory(3)), "checkpoints");
+    copy(0, 1, CopyDirection::Slot);
+    copy(1, 0, CopyDirection::Save);
+    assert_eq!(download(&stream, &slots), [1; 1024]);
+    assert_eq!(download(&stream, &checkpoints), [[1; 512], [4; 512]].concat());
+}
