@@ -16,8 +16,13 @@ use crate::{circles, cpu_time, process, workspace};
 /// All tests, in one build: with the feature of the tests that make mistakes on purpose, which
 /// changes nothing as long as none is made. A build without it would compile every kernel twice.
 /// And with all commands of the CLI.
-const ALL: [&str; 5] =
-    ["test", "--locked", "--workspace", "--features", "dsv4-kv-stress/mistakes,dsv4-kv-cli/serve"];
+const ALL: [&str; 5] = [
+    "test",
+    "--locked",
+    "--workspace",
+    "--features",
+    "dsv4-kv-stress/mistakes,dsv4-kv-prefix/mistakes,dsv4-kv-cli/serve",
+];
 
 /// The quick tests: of the libraries, without the stress test. With the same features, so that after
 /// all tests these need no build.
@@ -34,7 +39,7 @@ const QUICK: [&str; 13] = [
     "--lib",
     "--tests",
     "--features",
-    "dsv4-kv/mistakes,dsv4-kv-model/tokenizers",
+    "dsv4-kv/mistakes,dsv4-kv-prefix/mistakes,dsv4-kv-model/tokenizers",
 ];
 
 /// Of the quick tests, what takes seconds each: the largest cases of what others test too.

@@ -1,0 +1,124 @@
+//! Leases: prefixes that stay for a time although no request refers to them.
+
+use std::time::Duration;
+
+use crate::mistake::{Mistake, made};
+use crate::node::{LeaseEntry, LeaseKey, NodeKey};
+use crate::policy::Policy;
+use crate::reference::Foreign;
+use crate::root::RootKey;
+use crate::tree::{Freed, PrefixTree, TreeId};
+
+/// A prefix that is pinned until a time. Dropping it changes nothing: it ends by itself.
+#[derive(Debug)]
+pub struct Lease {
+    tree: TreeId,
+    key: LeaseKey,
+    tokens: u32,
+    bytes: u64,
+}
+
+impl Lease {
+    /// Tokens that it keeps: down to the deepest checkpoint of what was asked for.
+    #[must_use]
+    pub const fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// Bytes that it counts for: all blocks and checkpoints of those tokens, whoever else pins them.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Why a prefix was not pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PinRefused {
+    /// No checkpoint of it is there.
+    #[error("no checkpoint of this prefix is there, so there is nothing to pin")]
+    NothingThere,
+    /// All leases together would hold too much.
+    #[error("this lease needs {needed} bytes, and leases hold {held} of {budget}")]
+    OverBudget {
+        /// Bytes of this one.
+        needed: u64,
+        /// Bytes of all others.
+        held: u64,
+        /// Most bytes of all.
+        budget: u64,
+    },
+}
+
+impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
+    /// Keeps the blocks and checkpoints of the whole blocks of `prefix`, down to the deepest checkpoint, until
+    /// [`Self::expire`] is called with a later time than `until`. Times are counted from whenever the caller likes.
+    ///
+    /// # Errors
+    /// [`PinRefused`].
+    pub fn pin(
+        &mut self,
+        root: &RootKey,
+        prefix: &[u32],
+        until: Duration,
+    ) -> Result<Lease, PinRefused> {
+        let blocks = &prefix[..prefix.len().min(u32::MAX as usize / T * T)];
+        let walk = self.root(root).map(|root| self.walk(root, blocks.as_chunks().0));
+        let walk = walk.filter(|walk| walk.hit_depth > 0).ok_or(PinRefused::NothingThere)?;
+        let up = |&key: &NodeKey| self.nodes[key].parent;
+        let path = std::iter::successors(Some(walk.hit), up);
+        let checkpoints = path.filter(|&key| self.nodes[key].checkpoint.is_some()).count() as u64;
+        let needed = self.block_bytes(walk.hit_depth as usize);
+        let checkpoint_bytes = checkpoints.saturating_mul(self.limits.checkpoint_bytes);
+        let needed = needed.saturating_add(checkpoint_bytes);
+        let (held, budget) = (self.leased_bytes, self.limits.lease_bytes);
+        if needed > budget.saturating_sub(held) {
+            return Err(PinRefused::OverBudget { needed, held, budget });
+        }
+        if !made(Mistake::LeaseIgnored) {
+            self.refer(walk.hit);
+        }
+        self.leased_bytes += needed;
+        let key = self.leases.insert(LeaseEntry { node: walk.hit, until, bytes: needed });
+        Ok(Lease { tree: self.id, key, tokens: walk.hit_depth * T as u32, bytes: needed })
+    }
+
+    /// Ends a lease; `false` if its time had ended it already.
+    ///
+    /// # Errors
+    /// [`Foreign`].
+    pub fn unpin(
+        &mut self,
+        lease: Lease,
+        mut freed: impl FnMut(Freed<B, C>),
+    ) -> Result<bool, Foreign> {
+        if lease.tree != self.id {
+            return Err(Foreign);
+        }
+        Ok(self.end(lease.key, &mut freed))
+    }
+
+    /// Ends all leases whose time is before `now`; how many.
+    pub fn expire(&mut self, now: Duration, mut freed: impl FnMut(Freed<B, C>)) -> usize {
+        let mut ended = 0;
+        while let Some((key, _)) = self.leases.iter().find(|(_, lease)| lease.until < now) {
+            ended += usize::from(self.end(key, &mut freed));
+        }
+        ended
+    }
+
+    /// Bytes that leases hold.
+    #[must_use]
+    pub fn leased_bytes(&self) -> u64 {
+        self.leased_bytes
+    }
+
+    fn end(&mut self, key: LeaseKey, freed: &mut impl FnMut(Freed<B, C>)) -> bool {
+        let Some(entry) = self.leases.remove(key) else { return false };
+        self.leased_bytes -= entry.bytes;
+        if !made(Mistake::LeaseIgnored) {
+            self.let_go(entry.node, freed);
+        }
+        true
+    }
+}

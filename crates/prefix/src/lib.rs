@@ -1,0 +1,74 @@
+//! The prefix tree of a KV cache: which blocks and checkpoints of earlier requests a prompt can reuse, and what is
+//! evicted when room is needed. It knows no device, and no model: blocks and checkpoints are whatever its owner
+//! gives to it.
+//!
+//! A sequence can go on where a *checkpoint* was taken, and nowhere else: what a window and open compression windows
+//! hold is not in blocks. Blocks are shared in units of `T` tokens; between the deepest checkpoint of a match and its
+//! end the tokens are computed again.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`tree`] | [`PrefixTree`]: segments, and matching |
+//! | [`root`] | [`RootKey`]: who may share with whom |
+//! | [`mod@reference`] | [`Reference`]: what a request uses stays; adopting and releasing |
+//! | [`register`] | blocks and checkpoints become the tree's |
+//! | [`placement`] | where a prompt's checkpoints are taken |
+//! | [`policy`] | which leaf goes first |
+//! | [`evict`] | eviction, all or nothing |
+//! | [`lease`] | prefixes that stay for a time |
+//! | [`stats`] | why tokens were reused, or were not |
+//! | `audit` | everything counted again, for tests |
+//!
+//! ```
+//! use dsv4_kv_prefix::{Freed, Limits, Origin, PrefixTree, RootKey, ScoredLru};
+//!
+//! let limits =
+//!     Limits { block_bytes: 449_824, checkpoint_bytes: 3_719_168, lease_bytes: 0, remembered: 64 };
+//! // Blocks are numbers here, and checkpoints letters; a block has 4 tokens.
+//! let mut tree = PrefixTree::<u32, char, _, 4>::new(limits, ScoredLru { capacity: 1 << 30 });
+//! let root = RootKey::new(b"tenant", b"", b"model");
+//!
+//! // The first request finds nothing, computes its prompt, and registers its two whole blocks.
+//! let first = tree.adopt(&root, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+//! assert_eq!(first.reused, 0);
+//! let mut at = first.reference;
+//! let mut freed = Vec::new();
+//! tree.extend(&mut at, &[[1, 2, 3, 4], [5, 6, 7, 8]], |i| i as u32, |b| freed.push(b))?;
+//! tree.attach(&mut at, Origin::Prompt, 'c', |b| freed.push(b)).expect("there was none");
+//! tree.release(at, |b| freed.push(b))?;
+//! assert!(freed.is_empty());
+//!
+//! // The second one has the same first eight tokens: it goes on from the checkpoint behind them.
+//! let second = tree.adopt(&root, &[1, 2, 3, 4, 5, 6, 7, 8, 10, 11]);
+//! assert_eq!(second.reused, 8);
+//! assert_eq!(tree.checkpoint(&second.reference)?, Some(&'c'));
+//! tree.release(second.reference, |b| freed.push(b))?;
+//! assert!(tree.evict_first(|b| freed.push(b)));
+//! assert_eq!(freed, [Freed::Checkpoint('c'), Freed::Block(1), Freed::Block(0)]);
+//! # Ok::<(), dsv4_kv_prefix::Foreign>(())
+//! ```
+
+mod audit;
+pub mod evict;
+pub mod lease;
+mod memory;
+#[doc(hidden)]
+pub mod mistake;
+mod node;
+pub mod placement;
+pub mod policy;
+pub mod reference;
+pub mod register;
+pub mod root;
+pub mod stats;
+pub mod tree;
+
+pub use evict::{Need, NotEvictable};
+pub use lease::{Lease, PinRefused};
+pub use placement::{Checkpoints, Placement};
+pub use policy::{Lru, Origin, Policy, ScoredLru, Usage};
+pub use reference::{Adopted, Foreign, Reference};
+pub use register::NotTaken;
+pub use root::RootKey;
+pub use stats::ReuseStats;
+pub use tree::{Counts, Freed, Limits, Lookup, PrefixTree};

@@ -1,0 +1,70 @@
+//! Which leaf is evicted first.
+
+/// Why a checkpoint was taken where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Origin {
+    /// The last boundary before the end of a prompt.
+    Prompt,
+    /// Where two prompts part.
+    Junction,
+    /// A multiple of the interval.
+    Interval,
+    /// The last boundary before the end of an answer.
+    Output,
+}
+
+impl Origin {
+    /// All of them, in the order of [`Self::index`].
+    pub const ALL: [Self; 4] = [Self::Prompt, Self::Junction, Self::Interval, Self::Output];
+
+    /// Its place in [`Self::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What is known of a segment's use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Why its checkpoint was taken.
+    pub origin: Origin,
+    /// Bytes that the tree had ever been given when it was last used, or registered.
+    pub last_use: u64,
+    /// Prompts that went on from its checkpoint.
+    pub hits: u32,
+}
+
+/// The order of eviction among leaves that nobody refers to.
+pub trait Policy {
+    /// The rank of a leaf: the lowest is evicted first. It is asked when a segment becomes such a leaf, and must
+    /// not depend on anything but `usage`.
+    fn rank(&self, usage: &Usage) -> i64;
+}
+
+/// Least recently used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lru;
+
+impl Policy for Lru {
+    fn rank(&self, usage: &Usage) -> i64 {
+        usage.last_use as i64
+    }
+}
+
+/// Least recently used, with a bonus of a quarter of the capacity for each of the first three hits; an interval's
+/// checkpoint that was never hit counts as last used 1.25 capacities earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoredLru {
+    /// Bytes that all blocks and checkpoints of the pools have.
+    pub capacity: u64,
+}
+
+impl Policy for ScoredLru {
+    fn rank(&self, usage: &Usage) -> i64 {
+        let quarter = (self.capacity / 4) as i64;
+        let bonus = i64::from(usage.hits.min(3)) * quarter;
+        let unproven = usage.origin == Origin::Interval && usage.hits == 0;
+        usage.last_use as i64 + bonus - if unproven { 5 * quarter } else { 0 }
+    }
+}

@@ -1,0 +1,302 @@
+//! References: what requests use of the tree stays there.
+
+use std::hash::BuildHasher;
+
+use crate::mistake::{Mistake, made};
+use crate::node::NodeKey;
+use crate::policy::{Origin, Policy};
+use crate::root::RootKey;
+use crate::tree::{Freed, PrefixTree, TreeId, tokens, whole_blocks};
+
+/// A request's place in the tree: nothing at or above it goes before the reference is given back.
+///
+/// It cannot be copied, and giving it back is giving it up, so nothing is let go twice. One that is dropped holds its
+/// blocks for ever: memory is lost, never shared by mistake.
+#[derive(Debug)]
+#[must_use = "a reference that is dropped holds its blocks for ever; release it"]
+pub struct Reference {
+    pub(crate) tree: TreeId,
+    /// The segment in which it was taken; after a split perhaps one that is further down.
+    pub(crate) node: NodeKey,
+    /// In blocks.
+    pub(crate) depth: u32,
+}
+
+impl Reference {
+    /// Blocks from the root down to it.
+    #[must_use]
+    pub const fn blocks(&self) -> u32 {
+        self.depth
+    }
+}
+
+/// A reference or a lease of another tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this belongs to another prefix tree")]
+pub struct Foreign;
+
+/// What a prompt goes on from.
+#[derive(Debug)]
+#[must_use = "its reference holds blocks"]
+pub struct Adopted {
+    /// At the end of what is reused.
+    pub reference: Reference,
+    /// Tokens that are not computed again; they end at a checkpoint, or are none.
+    pub reused: u32,
+    /// Tokens whose blocks are in the tree. What is between is computed again, into blocks of the request.
+    pub matched: u32,
+}
+
+impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
+    /// Goes on from the deepest checkpoint of what is there of `prompt`, and counts why the rest is not reused.
+    pub fn adopt(&mut self, root: &RootKey, prompt: &[u32]) -> Adopted {
+        let root = self.root_or_new(root);
+        let blocks = whole_blocks(prompt);
+        let walk = self.walk(root, blocks);
+        let evicted = self.evicted_behind(walk.node, walk.depth, blocks);
+        let elsewhere = if walk.depth == 0 { self.in_another_root(root, blocks) } else { 0 };
+        let elsewhere = elsewhere.max(evicted) - evicted;
+        let stats = &mut self.stats;
+        let (len, blocks) = (prompt.len() as u64, blocks.len() as u32);
+        let in_tokens = |blocks: u32| u64::from(blocks) * T as u64;
+        stats.prompts += 1;
+        stats.prompt_tokens += len;
+        stats.reused += in_tokens(walk.hit_depth);
+        stats.no_checkpoint += in_tokens(walk.depth - walk.hit_depth);
+        stats.evicted += in_tokens(evicted);
+        stats.other_root += in_tokens(elsewhere);
+        stats.diverged += in_tokens(blocks - walk.depth - evicted - elsewhere);
+        stats.partial += len - in_tokens(blocks);
+        if walk.hit_depth > 0 {
+            stats.hits += 1;
+            stats.hits_by_origin[self.nodes[walk.hit].usage.origin.index()] += 1;
+        }
+        let reference = self.reference(walk.hit, walk.hit_depth);
+        self.touch(walk.hit);
+        let [reused, matched] = [walk.hit_depth, walk.depth].map(tokens::<T>);
+        Adopted { reference, reused, matched }
+    }
+
+    /// The checkpoint at the end of what was adopted, to go on from.
+    ///
+    /// # Errors
+    /// [`Foreign`].
+    pub fn checkpoint(&self, at: &Reference) -> Result<Option<&C>, Foreign> {
+        let node = &self.nodes[self.place_of(at)?];
+        Ok(node.checkpoint.as_ref().filter(|_| node.end() == at.depth))
+    }
+
+    /// The blocks from the root down to a reference, the deepest first, each with its number from the root.
+    ///
+    /// # Errors
+    /// [`Foreign`].
+    pub fn blocks(&self, at: &Reference) -> Result<impl Iterator<Item = (u32, &B)>, Foreign> {
+        let place = self.place_of(at)?;
+        let up = |&key: &NodeKey| self.nodes[key].parent;
+        let nodes = std::iter::successors(Some(place), up).map(|key| &self.nodes[key]);
+        let depth = at.depth;
+        Ok(nodes.flat_map(move |node| {
+            let numbered = (node.start..depth).zip(&node.blocks);
+            let count = numbered.size_hint().0;
+            // Counted forward and taken backward: a zip of a range and a slice knows its length.
+            (0..count).rev().map(move |at| (node.start + at as u32, &node.blocks[at]))
+        }))
+    }
+
+    /// Gives a reference back. What is left without a reference or a checkpoint at or below it is freed.
+    ///
+    /// # Errors
+    /// [`Foreign`]; the reference is lost to its own tree then.
+    pub fn release(
+        &mut self,
+        reference: Reference,
+        mut freed: impl FnMut(Freed<B, C>),
+    ) -> Result<(), Foreign> {
+        self.check(&reference)?;
+        self.let_go(reference.node, &mut freed);
+        Ok(())
+    }
+
+    pub(crate) fn check(&self, at: &Reference) -> Result<(), Foreign> {
+        if at.tree == self.id { Ok(()) } else { Err(Foreign) }
+    }
+
+    /// The segment that the block above `at` belongs to: its own, or one above it after splits.
+    pub(crate) fn place_of(&self, at: &Reference) -> Result<NodeKey, Foreign> {
+        self.check(at)?;
+        let mut place = at.node;
+        while let (true, Some(parent)) =
+            (at.depth <= self.nodes[place].start, self.nodes[place].parent)
+        {
+            place = parent;
+        }
+        Ok(place)
+    }
+
+    /// A new reference.
+    pub(crate) fn reference(&mut self, node: NodeKey, depth: u32) -> Reference {
+        self.refer(node);
+        Reference { tree: self.id, node, depth }
+    }
+
+    /// Moves a reference; what it held before is let go.
+    pub(crate) fn move_to(
+        &mut self,
+        at: &mut Reference,
+        (node, depth): (NodeKey, u32),
+        freed: &mut impl FnMut(Freed<B, C>),
+    ) {
+        if at.node != node {
+            self.refer(node);
+            let left = std::mem::replace(&mut at.node, node);
+            self.let_go(left, freed);
+        }
+        at.depth = depth;
+    }
+
+    /// Counts one more reference to a node.
+    pub(crate) fn refer(&mut self, node: NodeKey) {
+        self.nodes[node].references += 1;
+        if made(Mistake::ReferencedEvicted) && self.nodes[node].checkpoint.is_some() {
+            return;
+        }
+        let mut next = Some(node);
+        while let Some(key) = next {
+            let node = &mut self.nodes[key];
+            node.holds += 1;
+            if node.holds > 1 {
+                return;
+            }
+            self.counts.evictable_blocks -= node.blocks.len() as u32;
+            self.counts.evictable_checkpoints -= u32::from(node.checkpoint.is_some());
+            next = node.parent;
+            if let Some(rank) = node.rank.take() {
+                self.order.remove(&(rank, key));
+            }
+        }
+    }
+
+    /// Counts one reference less, and frees what nobody needs then.
+    pub(crate) fn let_go(&mut self, node: NodeKey, freed: &mut impl FnMut(Freed<B, C>)) {
+        let Some(left) = self.nodes.get_mut(node) else { return };
+        left.references -= 1;
+        if made(Mistake::ReferencedEvicted) && left.holds == 0 {
+            return;
+        }
+        let mut next = Some(node);
+        while let Some(key) = next {
+            let node = &mut self.nodes[key];
+            node.holds -= 1;
+            if node.holds > 0 {
+                break;
+            }
+            self.counts.evictable_blocks += node.blocks.len() as u32;
+            self.counts.evictable_checkpoints += u32::from(node.checkpoint.is_some());
+            next = node.parent;
+        }
+        self.settle(node, false, freed);
+    }
+
+    /// Frees a segment that nobody needs, and those above it; the first one that stays may be a leaf now.
+    pub(crate) fn settle(
+        &mut self,
+        mut key: NodeKey,
+        evicted: bool,
+        freed: &mut impl FnMut(Freed<B, C>),
+    ) {
+        loop {
+            let node = &mut self.nodes[key];
+            if node.holds > 0 || node.children > 0 {
+                return;
+            }
+            let left = made(Mistake::NothingTrimmed) && !evicted && node.root.is_none();
+            if node.checkpoint.is_some() || left {
+                let rank = self.policy.rank(&node.usage);
+                if node.rank.replace(rank).is_none() {
+                    self.order.insert((rank, key));
+                }
+                return;
+            }
+            match self.remove(key, evicted, freed) {
+                Some(parent) => key = parent,
+                None => return,
+            }
+        }
+    }
+
+    /// Takes a leaf that has no checkpoint out of the tree; its parent.
+    fn remove(
+        &mut self,
+        key: NodeKey,
+        evicted: bool,
+        freed: &mut impl FnMut(Freed<B, C>),
+    ) -> Option<NodeKey> {
+        self.unlist_child(key);
+        let node = self.nodes.remove(key)?;
+        let Some(parent) = node.parent else {
+            self.roots.remove(&node.root?);
+            return None;
+        };
+        if evicted {
+            let mut path = self.nodes[parent].path;
+            for block in &node.tokens {
+                path = self.hasher.hash_one((path, block));
+                self.evicted.insert(path, ());
+            }
+            self.stats.evicted_blocks += node.blocks.len() as u64;
+        }
+        self.counts.segments -= 1;
+        self.counts.blocks -= node.blocks.len() as u32;
+        self.counts.evictable_blocks -= node.blocks.len() as u32;
+        self.nodes[parent].children -= 1;
+        // The deepest first: nothing is above a block that is gone already.
+        node.blocks.into_iter().rev().for_each(|block| freed(Freed::Block(block)));
+        Some(parent)
+    }
+
+    /// Someone goes on from a checkpoint: it and all above it were used now.
+    fn touch(&mut self, hit: NodeKey) {
+        let now = self.admitted_bytes;
+        self.nodes[hit].usage.hits = self.nodes[hit].usage.hits.saturating_add(1);
+        let mut next = Some(hit);
+        while let Some(key) = next {
+            let node = &mut self.nodes[key];
+            node.usage.last_use = now;
+            next = node.parent;
+        }
+    }
+
+    /// Blocks of `prompt` behind `depth` that were there, as far as that is remembered.
+    fn evicted_behind(&self, node: NodeKey, depth: u32, prompt: &[[u32; T]]) -> u32 {
+        let above = &self.nodes[node];
+        let path = match above.parent {
+            Some(parent) if depth < above.end() => {
+                let blocks = (depth - above.start) as usize;
+                self.path_of(self.nodes[parent].path, &above.tokens[..blocks])
+            }
+            _ => above.path,
+        };
+        let behind = prompt[depth as usize..].iter().scan(path, |path, block| {
+            *path = self.hasher.hash_one((*path, block));
+            self.evicted.get(*path)
+        });
+        behind.count() as u32
+    }
+
+    /// Blocks of `prompt` that another root has, if that is remembered of the first one.
+    fn in_another_root(&self, root: NodeKey, prompt: &[[u32; T]]) -> u32 {
+        let Some(first) = prompt.first() else { return 0 };
+        let found = self.first_blocks.get(self.hasher.hash_one(first));
+        let other = found.filter(|&other| other != root && self.nodes.contains_key(other));
+        other.map_or(0, |other| self.walk(other, prompt).depth)
+    }
+
+    /// The origin of the checkpoint at a reference, if there is one.
+    ///
+    /// # Errors
+    /// [`Foreign`].
+    pub fn origin(&self, at: &Reference) -> Result<Option<Origin>, Foreign> {
+        let place = self.place_of(at)?;
+        Ok(self.checkpoint(at)?.map(|_| self.nodes[place].usage.origin))
+    }
+}

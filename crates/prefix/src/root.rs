@@ -1,0 +1,34 @@
+//! Whose prefix a prompt may share: the key of a root.
+
+use std::sync::Arc;
+
+/// What two requests must have in common before tokens are compared at all. Keys are compared byte by byte, so that
+/// nobody reaches another root by a collision of hashes.
+///
+/// ```
+/// use dsv4_kv_prefix::RootKey;
+/// let alice = RootKey::new(b"alice", b"", b"V4-Flash, ue8m0, mxfp4");
+/// assert_ne!(alice, RootKey::new(b"", b"alice", b"V4-Flash, ue8m0, mxfp4"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RootKey(Arc<[u8]>);
+
+impl RootKey {
+    /// The root of a salt (who may share), an adapter, and the identity of the model and of the formats that it is
+    /// stored in. Each has its length before it, so that different triples have different bytes.
+    #[must_use]
+    pub fn new(salt: &[u8], adapter: &[u8], model: &[u8]) -> Self {
+        let mut bytes = Vec::with_capacity(24 + salt.len() + adapter.len() + model.len());
+        for part in [salt, adapter, model] {
+            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(part);
+        }
+        Self(bytes.into())
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}

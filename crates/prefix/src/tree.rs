@@ -1,0 +1,274 @@
+//! The tree: what it has, and what of a prompt it has.
+
+use std::collections::BTreeSet;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
+use slotmap::{Key, SlotMap};
+
+use crate::memory::Remembered;
+use crate::mistake::{Mistake, made};
+use crate::node::{LeaseEntry, LeaseKey, Node, NodeKey, common, same};
+use crate::policy::{Origin, Policy, Usage};
+use crate::root::RootKey;
+use crate::stats::ReuseStats;
+
+/// Which tree a reference belongs to: a number that is unique in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TreeId(u64);
+
+/// What the tree must know of what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of a block, for the policy and for leases.
+    pub block_bytes: u64,
+    /// Bytes of a checkpoint.
+    pub checkpoint_bytes: u64,
+    /// Most bytes that leases hold together.
+    pub lease_bytes: u64,
+    /// Evicted blocks, and first blocks of prompts, that are remembered for [`ReuseStats`]: 16 bytes each.
+    pub remembered: u32,
+}
+
+/// What a tree has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks.
+    pub blocks: u32,
+    /// Checkpoints.
+    pub checkpoints: u32,
+    /// Blocks that nobody refers to, at or below.
+    pub evictable_blocks: u32,
+    /// Checkpoints that nobody refers to, at or below.
+    pub evictable_checkpoints: u32,
+    /// Segments; roots are not counted.
+    pub segments: u32,
+}
+
+/// How much of a prompt is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lookup {
+    /// Tokens whose blocks are there: a multiple of the tokens of a block, and less than the prompt.
+    pub matched: u32,
+    /// Tokens down to the deepest checkpoint among them, from which the prompt can go on.
+    pub reusable: u32,
+}
+
+/// Something that the tree gives back.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Freed<B, C> {
+    /// A block.
+    Block(B),
+    /// A checkpoint.
+    Checkpoint(C),
+}
+
+/// A compressed radix tree of token ids, in units of `T` tokens, that owns blocks of type `B` and checkpoints of
+/// type `C`.
+///
+/// Registering a block gives it to the tree, so that nobody else can write it any more. A request that uses blocks
+/// of the tree has a [`crate::Reference`]: what lies at or above it stays. What nobody refers to goes when room is
+/// needed, leaf first, in the order of `P`, or at once if no checkpoint is at or below it.
+#[derive(Debug)]
+pub struct PrefixTree<B, C, P, const T: usize> {
+    pub(crate) id: TreeId,
+    pub(crate) limits: Limits,
+    pub(crate) policy: P,
+    pub(crate) nodes: SlotMap<NodeKey, Node<B, C, T>>,
+    pub(crate) roots: HashMap<RootKey, NodeKey>,
+    /// Every segment but roots, by its parent and its first block of tokens.
+    pub(crate) children: HashTable<NodeKey>,
+    pub(crate) hasher: DefaultHashBuilder,
+    /// The leaves that nobody refers to, by rank.
+    pub(crate) order: BTreeSet<(i64, NodeKey)>,
+    pub(crate) leases: SlotMap<LeaseKey, LeaseEntry>,
+    pub(crate) leased_bytes: u64,
+    pub(crate) counts: Counts,
+    /// Bytes that were ever given to the tree.
+    pub(crate) admitted_bytes: u64,
+    /// Fingerprints of evicted blocks.
+    pub(crate) evicted: Remembered<()>,
+    /// Which root has a first block, by a fingerprint without the root.
+    pub(crate) first_blocks: Remembered<NodeKey>,
+    pub(crate) stats: ReuseStats,
+}
+
+/// Where a walk along a prompt ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Walk {
+    /// The last segment with a block of the prompt.
+    pub node: NodeKey,
+    /// Blocks of the prompt that are there.
+    pub depth: u32,
+    /// The deepest segment, wholly passed, with a checkpoint; else the root.
+    pub hit: NodeKey,
+    /// Blocks down to its end.
+    pub hit_depth: u32,
+}
+
+impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
+    /// An empty tree.
+    #[must_use]
+    pub fn new(limits: Limits, policy: P) -> Self {
+        const { assert!(T > 0 && T <= u16::MAX as usize, "a block has tokens") };
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            id: TreeId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            limits,
+            policy,
+            nodes: SlotMap::with_key(),
+            roots: HashMap::default(),
+            children: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
+            order: BTreeSet::new(),
+            leases: SlotMap::with_key(),
+            leased_bytes: 0,
+            counts: Counts::default(),
+            admitted_bytes: 0,
+            evicted: Remembered::new(limits.remembered),
+            first_blocks: Remembered::new(limits.remembered),
+            stats: ReuseStats::default(),
+        }
+    }
+
+    /// How much of a prompt is there. Nothing is adopted, counted or allocated.
+    #[must_use]
+    pub fn lookup(&self, root: &RootKey, prompt: &[u32]) -> Lookup {
+        let found = self.root(root).map(|root| self.walk(root, whole_blocks(prompt)));
+        found.map_or(Lookup::default(), |walk| Lookup {
+            matched: tokens::<T>(walk.depth),
+            reusable: tokens::<T>(walk.hit_depth),
+        })
+    }
+
+    /// What it has.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Tokens that were reused, and why others were not.
+    #[must_use]
+    pub fn stats(&self) -> ReuseStats {
+        self.stats
+    }
+
+    /// The node of a root.
+    pub(crate) fn root(&self, key: &RootKey) -> Option<NodeKey> {
+        if made(Mistake::SaltIgnored) {
+            return self.roots.values().next().copied();
+        }
+        self.roots.get(key).copied()
+    }
+
+    /// The node of a root, which is made if it is not there.
+    pub(crate) fn root_or_new(&mut self, key: &RootKey) -> NodeKey {
+        if let Some(found) = self.root(key) {
+            return found;
+        }
+        let root = Node {
+            parent: None,
+            root: Some(key.clone()),
+            start: 0,
+            tokens: Vec::new(),
+            blocks: Vec::new(),
+            checkpoint: None,
+            usage: self.usage_now(Origin::Prompt),
+            children: 0,
+            references: 0,
+            holds: 0,
+            rank: None,
+            path: self.hasher.hash_one(key.bytes()),
+        };
+        let node = self.nodes.insert(root);
+        self.roots.insert(key.clone(), node);
+        node
+    }
+
+    /// Something that is used for the first time.
+    pub(crate) fn usage_now(&self, origin: Origin) -> Usage {
+        Usage { origin, last_use: self.admitted_bytes, hits: 0 }
+    }
+
+    /// Follows `prompt` from a root as far as it is there.
+    pub(crate) fn walk(&self, root: NodeKey, prompt: &[[u32; T]]) -> Walk {
+        let mut walk = Walk { node: root, depth: 0, hit: root, hit_depth: 0 };
+        while let Some((first, _)) = prompt[walk.depth as usize..].split_first() {
+            let Some(child) = self.child(walk.node, first) else { break };
+            let node = &self.nodes[child];
+            let equal = common(&node.tokens, &prompt[walk.depth as usize..]);
+            walk.node = child;
+            walk.depth += equal as u32;
+            if equal < node.blocks.len() {
+                break;
+            }
+            if node.checkpoint.is_some() {
+                (walk.hit, walk.hit_depth) = (child, walk.depth);
+            }
+        }
+        if made(Mistake::NoCheckpoint) {
+            (walk.hit, walk.hit_depth) = (walk.node, walk.depth);
+        }
+        walk
+    }
+
+    /// The segment below the end of `parent` that begins with `first`.
+    pub(crate) fn child(&self, parent: NodeKey, first: &[u32; T]) -> Option<NodeKey> {
+        let is_it = |&key: &NodeKey| {
+            let node = &self.nodes[key];
+            node.parent == Some(parent) && same(&node.tokens[0], first)
+        };
+        let hash = child_hash(&self.hasher, Some(parent), first);
+        self.children.find(hash, is_it).copied()
+    }
+
+    /// Lists a segment under its parent and its first block.
+    pub(crate) fn list_child(&mut self, key: NodeKey) {
+        let Self { children, nodes, hasher, .. } = self;
+        let hash = |&key: &NodeKey| child_hash(hasher, nodes[key].parent, &nodes[key].tokens[0]);
+        children.insert_unique(hash(&key), key, hash);
+    }
+
+    /// Takes a segment from that list, if it is there.
+    pub(crate) fn unlist_child(&mut self, key: NodeKey) {
+        let node = &self.nodes[key];
+        let Some(first) = node.tokens.first() else { return };
+        let hash = child_hash(&self.hasher, node.parent, first);
+        if let Ok(entry) = self.children.find_entry(hash, |&found| found == key) {
+            entry.remove();
+        }
+    }
+
+    /// The fingerprint of a path and the blocks that follow it.
+    pub(crate) fn path_of(&self, above: u64, tokens: &[[u32; T]]) -> u64 {
+        tokens.iter().fold(above, |path, block| self.hasher.hash_one((path, block)))
+    }
+
+    /// Bytes of so many blocks.
+    pub(crate) fn block_bytes(&self, blocks: usize) -> u64 {
+        self.limits.block_bytes.saturating_mul(blocks as u64)
+    }
+}
+
+/// The blocks of a prompt that can be reused: one token at least is left to compute.
+pub(crate) fn whole_blocks<const T: usize>(prompt: &[u32]) -> &[[u32; T]] {
+    let left = usize::from(!made(Mistake::Boundary));
+    let most = u32::MAX as usize / T * T;
+    prompt[..prompt.len().saturating_sub(left).min(most)].as_chunks().0
+}
+
+/// Tokens of so many blocks. Nothing is longer than what `u32` counts: [`whole_blocks`].
+pub(crate) fn tokens<const T: usize>(blocks: u32) -> u32 {
+    blocks * T as u32
+}
+
+/// Where a segment below `parent` that begins with `first` is listed.
+fn child_hash<const T: usize>(
+    hasher: &DefaultHashBuilder,
+    parent: Option<NodeKey>,
+    first: &[u32; T],
+) -> u64 {
+    let first = if made(Mistake::HalfCompared) { &first[..T / 2] } else { &first[..] };
+    hasher.hash_one((parent.map(|key| key.data().as_ffi()), first))
+}

@@ -1,0 +1,84 @@
+//! What a match costs, and that it allocates nothing.
+
+use std::time::{Duration, Instant};
+
+use dsv4_kv_prefix::{Limits, Origin, PrefixTree, RootKey, ScoredLru};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+const T: usize = 128;
+
+type Tree = PrefixTree<u32, u32, ScoredLru, T>;
+
+/// A tree of `prompts` prompts of `blocks` blocks with a checkpoint at each 16th, and the prompts.
+fn filled(prompts: u32, blocks: usize) -> (Tree, RootKey, Vec<Vec<u32>>) {
+    let limits = Limits {
+        block_bytes: 449_824,
+        checkpoint_bytes: 3_719_168,
+        lease_bytes: 0,
+        remembered: 1 << 16,
+    };
+    let mut tree = Tree::new(limits, ScoredLru { capacity: 1 << 37 });
+    let root = RootKey::new(b"salt", b"", b"model");
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut next = 0;
+    let mut all = Vec::new();
+    for _ in 0..prompts {
+        let prompt: Vec<u32> = (0..=blocks * T).map(|_| random.random_range(0..129_280)).collect();
+        let mut at = tree.adopt(&root, &prompt).reference;
+        for part in prompt[..blocks * T].as_chunks().0.chunks(16) {
+            tree.extend(&mut at, part, |i| next + i as u32, |_| ()).unwrap();
+            next += part.len() as u32;
+            tree.attach(&mut at, Origin::Interval, 0, |_| ()).unwrap();
+        }
+        tree.release(at, |_| ()).unwrap();
+        all.push(prompt);
+    }
+    (tree, root, all)
+}
+
+/// Adopting and giving back allocates nothing where requests share what they hold, and looking never does.
+#[test]
+fn a_match_allocates_nothing() {
+    let (mut tree, root, prompts) = filled(4, 64);
+    for prompt in &prompts {
+        let mut looked = Default::default();
+        let counted = allocation_counter::measure(|| looked = tree.lookup(&root, prompt));
+        assert_eq!((looked.reusable, counted.count_total), (64 * 128, 0), "{looked:?}");
+        let mut adopted = None;
+        let counted = allocation_counter::measure(|| adopted = Some(tree.adopt(&root, prompt)));
+        assert_eq!(counted.count_total, 0, "adopting allocates");
+        tree.release(adopted.unwrap().reference, |_| ()).unwrap();
+    }
+}
+
+/// Run by hand: `cargo test --release -p dsv4-kv-prefix --test speed -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement, and half a gigabyte of tokens; run by hand"]
+fn a_match_with_a_million_blocks() {
+    // 976 prompts of 128 k tokens, and of 8 k tokens what those begin with.
+    let (mut tree, root, prompts) = filled(977, 1024);
+    println!("{:?}", tree.counts());
+    for tokens in [8 << 10, 128 << 10] {
+        let mut samples: Vec<Duration> = Vec::new();
+        let mut adopted = Vec::new();
+        for turn in 0..2000 {
+            // Another prompt each time: its tokens are in no cache of the tree. The prompt itself was just read.
+            let prompt = &prompts[turn * 7919 % prompts.len()][..=tokens];
+            let copy = prompt.to_vec();
+            let start = Instant::now();
+            let found = tree.lookup(&root, &copy);
+            samples.push(start.elapsed());
+            assert_eq!(found.reusable as usize, tokens);
+            let start = Instant::now();
+            let found = tree.adopt(&root, &copy);
+            adopted.push(start.elapsed());
+            tree.release(found.reference, |_| ()).unwrap();
+        }
+        for (what, mut samples) in [("lookup", samples), ("adopt", adopted)] {
+            samples.sort_unstable();
+            let [median, p99] = [50, 99].map(|percent| samples[samples.len() * percent / 100]);
+            println!("{what} of {tokens} tokens: median {median:?}, p99 {p99:?}");
+        }
+    }
+}
