@@ -12,6 +12,7 @@ mod outcome;
 mod output;
 mod plan;
 mod replay;
+mod reuse;
 #[cfg(feature = "serve")]
 mod serve;
 
@@ -40,6 +41,7 @@ enum Command {
     Generate(Unread),
     Plan(plan::PlanArgs),
     Replay(Box<replay::ReplayArgs>),
+    Reuse(reuse::ReuseArgs),
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeArgs>),
     /// Serves a checkpoint's model over HTTP; this program was built without it.
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Generate(_) => Err(InputError::NotBuiltIn { command: "generate" }.into()),
         Command::Plan(args) => plan::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Reuse(args) => reuse::run(&args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(&args),
         #[cfg(not(feature = "serve"))]

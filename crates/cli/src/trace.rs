@@ -5,7 +5,7 @@
 //! | `timestamp` | ms | never decreases |
 //! | `input_length` | tokens | at least 1 |
 //! | `output_length` | tokens | at least 1 |
-//! | `hash_ids` | one per 512 input tokens | may be absent; counted, not used |
+//! | `hash_ids` | one per 512 input tokens | may be absent, but not for [`Prompt`]s; equal ids at equal places are equal tokens |
 //!
 //! A line has at most [`MAX_LINE_BYTES`], a trace that is read whole at most [`MAX_REQUESTS`].
 //!
@@ -16,7 +16,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 /// One request of a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,6 +52,15 @@ impl Arrival {
     }
 }
 
+/// What the prompt of a request says, as far as a trace tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// Tokens.
+    pub tokens: u32,
+    /// One per [`HASH_TOKENS`] of them: prompts whose first ids are equal have those tokens in common.
+    pub hash_ids: Vec<u64>,
+}
+
 /// A request that is too long once its lengths are divided.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
@@ -70,7 +79,7 @@ pub const MAX_LINE_BYTES: usize = 1 << 20;
 pub const MAX_REQUESTS: u32 = 1_000_000;
 
 /// Input tokens that one element of `hash_ids` stands for.
-const HASH_TOKENS: u32 = 512;
+pub const HASH_TOKENS: u32 = 512;
 
 /// A trace that cannot be used: where, and why.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +107,8 @@ enum Problem {
     Backwards { now: u64, last: u64 },
     #[error("hash_ids has {found} elements; {input} input tokens make {expected} of 512 tokens")]
     HashCount { found: usize, expected: u32, input: u32 },
+    #[error("it has no hash_ids, which say what prompts have in common")]
+    NoHashIds,
     #[error("the line is longer than {MAX_LINE_BYTES} bytes; a trace has one JSON object a line")]
     LongLine,
     #[error(
@@ -116,12 +127,11 @@ fn without_location(error: &serde_json::Error) -> String {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct Line<I> {
     timestamp: u64,
     input_length: u32,
     output_length: u32,
-    #[serde(default)]
-    hash_ids: Option<Vec<IgnoredAny>>,
+    hash_ids: Option<Vec<I>>,
 }
 
 /// The requests of a trace, in order; times count from the first.
@@ -159,14 +169,50 @@ impl<R: BufRead> TraceReader<R> {
     /// [`TraceError`] of the first line that is no request, if there is none at all, or if there are
     /// more than [`MAX_REQUESTS`] within `limit`.
     pub fn read(mut self, limit: usize) -> Result<Vec<Arrival>, TraceError> {
+        self.read_all(limit, Self::next)
+    }
+
+    /// The prompts of the first `limit` requests, or of all if there are fewer; at least one.
+    ///
+    /// # Errors
+    /// As of [`Self::read`]; [`TraceError`] of the first line without `hash_ids`.
+    pub fn read_prompts(mut self, limit: usize) -> Result<Vec<Prompt>, TraceError> {
+        self.read_all(limit, |reader| {
+            reader.next_line(|reader| {
+                let (arrival, hash_ids) = reader.parse()?;
+                let hash_ids = hash_ids.ok_or(Problem::NoHashIds)?;
+                Ok(Prompt { tokens: arrival.input, hash_ids })
+            })
+        })
+    }
+
+    /// What `next` reads, `limit` times or until there is nothing more.
+    fn read_all<T>(
+        &mut self,
+        limit: usize,
+        mut next: impl FnMut(&mut Self) -> Option<Result<T, TraceError>>,
+    ) -> Result<Vec<T>, TraceError> {
         let most = limit.min(MAX_REQUESTS as usize + 1);
-        let arrivals = self.by_ref().take(most).collect::<Result<Vec<_>, _>>()?;
-        let problem = match arrivals.len() {
+        let all = std::iter::from_fn(|| next(self)).take(most).collect::<Result<Vec<_>, _>>()?;
+        let problem = match all.len() {
             0 => Problem::Empty,
             requests if requests > MAX_REQUESTS as usize => Problem::ManyRequests,
-            _ => return Ok(arrivals),
+            _ => return Ok(all),
         };
         Err(self.located(problem))
+    }
+
+    /// What `parse` makes of the next line, if there is one.
+    fn next_line<T>(
+        &mut self,
+        parse: impl FnOnce(&mut Self) -> Result<T, Problem>,
+    ) -> Option<Result<T, TraceError>> {
+        let read = self.read_line();
+        if let Ok(false) = read {
+            return None;
+        }
+        self.line += 1;
+        Some(read.and_then(|_| parse(self)).map_err(|problem| self.located(problem)))
     }
 
     /// Reads the next line; whether there is one.
@@ -186,8 +232,8 @@ impl<R: BufRead> TraceReader<R> {
         TraceError { path: self.path.clone(), line: self.line, problem }
     }
 
-    fn parse(&mut self) -> Result<Arrival, Problem> {
-        let line: Line = serde_json::from_slice(&self.text)?;
+    fn parse<I: DeserializeOwned>(&mut self) -> Result<(Arrival, Option<Vec<I>>), Problem> {
+        let line: Line<I> = serde_json::from_slice(&self.text)?;
         let (input, output) = (line.input_length, line.output_length);
         for (field, length) in [("input_length", input), ("output_length", output)] {
             if length == 0 {
@@ -196,7 +242,7 @@ impl<R: BufRead> TraceReader<R> {
         }
         input.checked_add(output).ok_or(Problem::TooLong)?;
         let expected = input.div_ceil(HASH_TOKENS);
-        let found = line.hash_ids.map(|ids| ids.len());
+        let found = line.hash_ids.as_ref().map(Vec::len);
         if let Some(found) = found.filter(|&found| found != expected as usize) {
             return Err(Problem::HashCount { found, expected, input });
         }
@@ -205,7 +251,7 @@ impl<R: BufRead> TraceReader<R> {
         }
         self.last = line.timestamp;
         let first = *self.first.get_or_insert(line.timestamp);
-        Ok(Arrival { at_ms: (line.timestamp - first) as f64, input, output })
+        Ok((Arrival { at_ms: (line.timestamp - first) as f64, input, output }, line.hash_ids))
     }
 }
 
@@ -213,12 +259,7 @@ impl<R: BufRead> Iterator for TraceReader<R> {
     type Item = Result<Arrival, TraceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let read = self.read_line();
-        if let Ok(false) = read {
-            return None;
-        }
-        self.line += 1;
-        Some(read.and_then(|_| self.parse()).map_err(|problem| self.located(problem)))
+        self.next_line(|reader| Ok(reader.parse::<IgnoredAny>()?.0))
     }
 }
 
@@ -249,6 +290,17 @@ mod tests {
             Arrival { at_ms: 150.0, input: 1, output: 2 },
         ];
         assert_eq!(read(&[GOOD, second]).unwrap(), expected);
+    }
+
+    #[test]
+    fn prompts_have_their_hash_ids() {
+        let prompts =
+            |text: &str| TraceReader::new(Path::new("t"), text.as_bytes()).read_prompts(9);
+        let found = prompts(GOOD).unwrap();
+        assert_eq!(found, [Prompt { tokens: 513, hash_ids: vec![0, 1] }]);
+        let without = r#"{"timestamp": 100, "input_length": 4, "output_length": 1}"#;
+        let error = prompts(&format!("{GOOD}\n{without}")).unwrap_err().to_string();
+        assert!(error.starts_with("t:2: it has no hash_ids"), "{error}");
     }
 
     #[test]

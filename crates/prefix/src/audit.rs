@@ -1,6 +1,8 @@
 //! Everything counted again, for tests.
 
-use crate::node::{Node, NodeKey};
+use std::collections::BTreeSet;
+
+use crate::node::Node;
 use crate::policy::Policy;
 use crate::tree::{Counts, PrefixTree};
 
@@ -12,13 +14,19 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     pub fn audit(&self) -> Result<(), String> {
         let mut counts = Counts::default();
         for (key, node) in &self.nodes {
-            let what = |wrong: &str| format!("{key:?}: {wrong}: {}", self.describe(key, node));
+            let what = |wrong: &str| format!("{key:?}: {wrong}: {}", describe(node));
             let below = || self.nodes.iter().filter(|(_, child)| child.parent == Some(key));
             let held = below().filter(|(_, child)| child.holds > 0).count() as u32;
             let children = below().count() as u32;
             let is_leaf = children == 0 && node.holds == 0;
             let above = node.parent.map_or(0, |parent| self.nodes[parent].end());
-            let ranked = node.rank.is_some_and(|rank| self.order.contains(&(rank, key)));
+            let inner = node.holds == 0
+                && children > 0
+                && node.checkpoint.is_some()
+                && self.policy.is_expendable(&node.usage);
+            let listed =
+                |order: &BTreeSet<_>| node.rank.is_some_and(|rank| order.contains(&(rank, key)));
+            let (leaf, expendable) = (listed(&self.leaves), listed(&self.expendable));
             let faults = [
                 (node.tokens.len() != node.blocks.len(), "tokens and blocks"),
                 (node.blocks.is_empty() != node.root.is_some(), "blocks of a root, or none"),
@@ -26,8 +34,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
                 (node.children != children, "children"),
                 (node.holds != node.references + held, "holds"),
                 (node.start != above, "start"),
-                (node.rank.is_some() != ranked, "rank"),
-                (ranked != (is_leaf && node.root.is_none()), "a leaf that is not in order"),
+                (node.rank.is_some() != (leaf || expendable), "rank"),
+                (leaf != (is_leaf && node.root.is_none()), "a leaf that is not listed"),
+                (expendable != inner, "an expendable checkpoint that is not listed"),
                 (is_leaf && node.checkpoint.is_none(), "a leaf without a checkpoint"),
             ];
             if let Some((_, wrong)) = faults.into_iter().find(|&(found, _)| found) {
@@ -51,29 +60,27 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let faults = [
             (counts != self.counts, format!("counted {counts:?}, kept {:?}", self.counts)),
             (leased != self.leased_bytes, format!("leases of {leased} bytes")),
-            (in_order != self.order.len(), format!("{in_order} nodes have a rank")),
+            (
+                in_order != self.leaves.len() + self.expendable.len(),
+                format!("{in_order} nodes have a rank"),
+            ),
             (self.children.len() as u32 != counts.segments, "segments listed".to_owned()),
         ];
         faults.into_iter().find(|(found, _)| *found).map_or(Ok(()), |(_, wrong)| Err(wrong))
     }
+}
 
-    fn describe(&self, key: NodeKey, node: &Node<B, C, T>) -> String {
-        format!(
-            "blocks {}..{}, parent {:?}, {} children, {} references, {} holds, rank {:?}, checkpoint {}, usage {:?}, {}",
-            node.start,
-            node.end(),
-            node.parent,
-            node.children,
-            node.references,
-            node.holds,
-            node.rank,
-            node.checkpoint.is_some(),
-            node.usage,
-            if self.order.iter().any(|&(_, found)| found == key) {
-                "in order"
-            } else {
-                "not in order"
-            },
-        )
-    }
+fn describe<B, C, const T: usize>(node: &Node<B, C, T>) -> String {
+    format!(
+        "blocks {}..{}, parent {:?}, {} children, {} references, {} holds, rank {:?}, checkpoint {}, usage {:?}",
+        node.start,
+        node.end(),
+        node.parent,
+        node.children,
+        node.references,
+        node.holds,
+        node.rank,
+        node.checkpoint.is_some(),
+        node.usage,
+    )
 }

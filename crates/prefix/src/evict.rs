@@ -1,6 +1,7 @@
-//! Eviction: leaf first, by rank, and never what someone refers to.
+//! Eviction: leaf first, by rank, and never what someone refers to; of a path that stays, only expendable checkpoints.
 
 use crate::mistake::{Mistake, made};
+use crate::node::NodeKey;
 use crate::policy::Policy;
 use crate::tree::{Freed, PrefixTree};
 
@@ -27,7 +28,8 @@ pub struct NotEvictable {
 }
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
-    /// Frees at least what is needed, or nothing. Whole segments go, so that it can be more.
+    /// Frees at least what is needed, or nothing. Whole segments go, so that it can be more. For blocks only leaves go; for
+    /// checkpoints expendable ones too.
     ///
     /// # Errors
     /// [`NotEvictable`].
@@ -45,19 +47,29 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let short = u32::from(made(Mistake::OneShort));
         let blocks = counts.blocks - needed.blocks.saturating_sub(short);
         let checkpoints = counts.checkpoints - needed.checkpoints;
-        while self.counts.blocks > blocks || self.counts.checkpoints > checkpoints {
-            if !self.evict_first(&mut freed) {
-                break;
-            }
+        while self.counts.checkpoints > checkpoints && self.evict_first(&mut freed) {}
+        while self.counts.blocks > blocks {
+            let Some((_, key)) = self.leaves.pop_first() else { break };
+            self.evict_node(key, &mut freed);
         }
         Ok(())
     }
 
-    /// Evicts the leaf of the lowest rank, and what needs nothing else then: its checkpoint, its blocks, and the
-    /// blocks above it up to the next branch, checkpoint or reference. `false` if there is no leaf that nobody refers
-    /// to.
+    /// Evicts what has the lowest rank. A leaf goes with its checkpoint, its blocks, and the blocks above it up to the next
+    /// branch, checkpoint or reference; of an expendable segment its checkpoint goes. `false` if there is nothing that
+    /// nobody refers to.
     pub fn evict_first(&mut self, mut freed: impl FnMut(Freed<B, C>)) -> bool {
-        let Some((_, key)) = self.order.pop_first() else { return false };
+        let [leaf, expendable] =
+            [&self.leaves, &self.expendable].map(|order| order.first().copied());
+        let first = leaf.into_iter().chain(expendable).min();
+        let Some((rank, key)) = first else { return false };
+        let _ = self.leaves.remove(&(rank, key)) || self.expendable.remove(&(rank, key));
+        self.evict_node(key, &mut freed);
+        true
+    }
+
+    /// Evicts a segment that was listed.
+    fn evict_node(&mut self, key: NodeKey, freed: &mut impl FnMut(Freed<B, C>)) {
         let node = &mut self.nodes[key];
         node.rank = None;
         if let Some(checkpoint) = node.checkpoint.take() {
@@ -66,7 +78,6 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             self.stats.evicted_checkpoints += 1;
             freed(Freed::Checkpoint(checkpoint));
         }
-        self.settle(key, true, &mut freed);
-        true
+        self.settle(key, true, freed);
     }
 }

@@ -34,7 +34,7 @@
 //! let mut at = first.reference;
 //! let mut freed = Vec::new();
 //! tree.extend(&mut at, &[[1, 2, 3, 4], [5, 6, 7, 8]], |i| i as u32, |b| freed.push(b))?;
-//! tree.attach(&mut at, Origin::Prompt, 'c', |b| freed.push(b)).expect("there was none");
+//! tree.attach(&at, 2, Origin::Prompt, 'c').expect("there was none");
 //! tree.release(at, |b| freed.push(b))?;
 //! assert!(freed.is_empty());
 //!

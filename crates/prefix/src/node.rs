@@ -42,7 +42,7 @@ pub(crate) struct Node<B, C, const T: usize> {
     pub references: u32,
     /// `references`, and children that are held.
     pub holds: u32,
-    /// Its rank in the order of eviction, while it is there.
+    /// Its rank among leaves, or among expendable checkpoints, while it is there.
     pub rank: Option<i64>,
     /// Fingerprint of all tokens down to its end.
     pub path: u64,

@@ -37,9 +37,15 @@ pub struct Usage {
 
 /// The order of eviction among leaves that nobody refers to.
 pub trait Policy {
-    /// The rank of a leaf: the lowest is evicted first. It is asked when a segment becomes such a leaf, and must
-    /// not depend on anything but `usage`.
+    /// The rank of a leaf: the lowest is evicted first. It is asked when a segment becomes such a leaf, or expendable,
+    /// and must not depend on anything but `usage`.
     fn rank(&self, usage: &Usage) -> i64;
+
+    /// Whether the checkpoint of a segment may go, by the same ranks, while what is below it stays. Only checkpoints are
+    /// freed then.
+    fn is_expendable(&self, _usage: &Usage) -> bool {
+        false
+    }
 }
 
 /// Least recently used.
@@ -53,7 +59,7 @@ impl Policy for Lru {
 }
 
 /// Least recently used, with a bonus of a quarter of the capacity for each of the first three hits; an interval's
-/// checkpoint that was never hit counts as last used 1.25 capacities earlier.
+/// checkpoint that was never hit counts as last used 1.25 capacities earlier, and is expendable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoredLru {
     /// Bytes that all blocks and checkpoints of the pools have.
@@ -64,7 +70,11 @@ impl Policy for ScoredLru {
     fn rank(&self, usage: &Usage) -> i64 {
         let quarter = (self.capacity / 4) as i64;
         let bonus = i64::from(usage.hits.min(3)) * quarter;
-        let unproven = usage.origin == Origin::Interval && usage.hits == 0;
-        usage.last_use as i64 + bonus - if unproven { 5 * quarter } else { 0 }
+        let malus = if self.is_expendable(usage) { 5 * quarter } else { 0 };
+        usage.last_use as i64 + bonus - malus
+    }
+
+    fn is_expendable(&self, usage: &Usage) -> bool {
+        usage.origin == Origin::Interval && usage.hits == 0
     }
 }

@@ -82,7 +82,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// # Errors
     /// [`Foreign`].
     pub fn checkpoint(&self, at: &Reference) -> Result<Option<&C>, Foreign> {
-        let node = &self.nodes[self.place_of(at)?];
+        let node = &self.nodes[self.place_of(at, at.depth)?];
         Ok(node.checkpoint.as_ref().filter(|_| node.end() == at.depth))
     }
 
@@ -91,7 +91,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// # Errors
     /// [`Foreign`].
     pub fn blocks(&self, at: &Reference) -> Result<impl Iterator<Item = (u32, &B)>, Foreign> {
-        let place = self.place_of(at)?;
+        let place = self.place_of(at, at.depth)?;
         let up = |&key: &NodeKey| self.nodes[key].parent;
         let nodes = std::iter::successors(Some(place), up).map(|key| &self.nodes[key]);
         let depth = at.depth;
@@ -121,12 +121,12 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         if at.tree == self.id { Ok(()) } else { Err(Foreign) }
     }
 
-    /// The segment that the block above `at` belongs to: its own, or one above it after splits.
-    pub(crate) fn place_of(&self, at: &Reference) -> Result<NodeKey, Foreign> {
+    /// The segment at or above `at` that the last of the first `depth` blocks belongs to.
+    pub(crate) fn place_of(&self, at: &Reference, depth: u32) -> Result<NodeKey, Foreign> {
         self.check(at)?;
         let mut place = at.node;
         while let (true, Some(parent)) =
-            (at.depth <= self.nodes[place].start, self.nodes[place].parent)
+            (depth <= self.nodes[place].start, self.nodes[place].parent)
         {
             place = parent;
         }
@@ -170,9 +170,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             self.counts.evictable_blocks -= node.blocks.len() as u32;
             self.counts.evictable_checkpoints -= u32::from(node.checkpoint.is_some());
             next = node.parent;
-            if let Some(rank) = node.rank.take() {
-                self.order.remove(&(rank, key));
-            }
+            self.unlist(key);
         }
     }
 
@@ -193,8 +191,23 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             self.counts.evictable_blocks += node.blocks.len() as u32;
             self.counts.evictable_checkpoints += u32::from(node.checkpoint.is_some());
             next = node.parent;
+            if node.children > 0
+                && node.checkpoint.is_some()
+                && self.policy.is_expendable(&node.usage)
+            {
+                let rank = self.policy.rank(&node.usage);
+                node.rank = Some(rank);
+                self.expendable.insert((rank, key));
+            }
         }
         self.settle(node, false, freed);
+    }
+
+    /// Takes a segment from the leaves, or from the expendable ones, if it is there.
+    fn unlist(&mut self, key: NodeKey) {
+        if let Some(rank) = self.nodes[key].rank.take() {
+            let _ = self.leaves.remove(&(rank, key)) || self.expendable.remove(&(rank, key));
+        }
     }
 
     /// Frees a segment that nobody needs, and those above it; the first one that stays may be a leaf now.
@@ -212,9 +225,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             let left = made(Mistake::NothingTrimmed) && !evicted && node.root.is_none();
             if node.checkpoint.is_some() || left {
                 let rank = self.policy.rank(&node.usage);
-                if node.rank.replace(rank).is_none() {
-                    self.order.insert((rank, key));
-                }
+                self.unlist(key);
+                self.nodes[key].rank = Some(rank);
+                self.leaves.insert((rank, key));
                 return;
             }
             match self.remove(key, evicted, freed) {
@@ -296,7 +309,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// # Errors
     /// [`Foreign`].
     pub fn origin(&self, at: &Reference) -> Result<Option<Origin>, Foreign> {
-        let place = self.place_of(at)?;
+        let place = self.place_of(at, at.depth)?;
         Ok(self.checkpoint(at)?.map(|_| self.nodes[place].usage.origin))
     }
 }

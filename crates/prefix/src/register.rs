@@ -29,7 +29,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         mut take: impl FnMut(usize) -> B,
         mut freed: impl FnMut(Freed<B, C>),
     ) -> Result<usize, Foreign> {
-        let (mut node, mut depth) = (self.place_of(at)?, at.depth);
+        let (mut node, mut depth) = (self.place_of(at, at.depth)?, at.depth);
         let mut known = 0;
         let mut taken = 0;
         while known < tokens.len() {
@@ -58,26 +58,26 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(taken)
     }
 
-    /// Gives the tree a checkpoint of the tokens above `at`.
+    /// Gives the tree a checkpoint of the first `blocks` blocks above `at`.
     ///
     /// # Errors
-    /// [`NotTaken`], with the checkpoint, if there is one already, if `at` is a root, or of another tree.
+    /// [`NotTaken`], with the checkpoint, if there is one already, if there are fewer blocks, or none, or if `at` is of
+    /// another tree.
     pub fn attach(
         &mut self,
-        at: &mut Reference,
+        at: &Reference,
+        blocks: u32,
         origin: Origin,
         checkpoint: C,
-        mut freed: impl FnMut(Freed<B, C>),
     ) -> Result<(), NotTaken<C>> {
-        let Ok(mut place) = self.place_of(at) else { return Err(NotTaken(checkpoint)) };
-        if at.depth == 0 {
+        let place = self.place_of(at, blocks);
+        let Ok(mut place) = place else { return Err(NotTaken(checkpoint)) };
+        if blocks == 0 || blocks > at.depth {
             return Err(NotTaken(checkpoint));
         }
-        if at.depth < self.nodes[place].end() {
-            place = self.split(place, at.depth);
+        if blocks < self.nodes[place].end() {
+            place = self.split(place, blocks);
         }
-        let depth = at.depth;
-        self.move_to(at, (place, depth), &mut freed);
         if self.nodes[place].checkpoint.is_some() {
             return Err(NotTaken(checkpoint));
         }

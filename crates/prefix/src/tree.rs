@@ -81,7 +81,9 @@ pub struct PrefixTree<B, C, P, const T: usize> {
     pub(crate) children: HashTable<NodeKey>,
     pub(crate) hasher: DefaultHashBuilder,
     /// The leaves that nobody refers to, by rank.
-    pub(crate) order: BTreeSet<(i64, NodeKey)>,
+    pub(crate) leaves: BTreeSet<(i64, NodeKey)>,
+    /// Other segments that nobody refers to, whose checkpoints are expendable.
+    pub(crate) expendable: BTreeSet<(i64, NodeKey)>,
     pub(crate) leases: SlotMap<LeaseKey, LeaseEntry>,
     pub(crate) leased_bytes: u64,
     pub(crate) counts: Counts,
@@ -121,7 +123,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             roots: HashMap::default(),
             children: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
-            order: BTreeSet::new(),
+            leaves: BTreeSet::new(),
+            expendable: BTreeSet::new(),
             leases: SlotMap::with_key(),
             leased_bytes: 0,
             counts: Counts::default(),

@@ -29,7 +29,7 @@ fn filled(prompts: u32, blocks: usize) -> (Tree, RootKey, Vec<Vec<u32>>) {
         for part in prompt[..blocks * T].as_chunks().0.chunks(16) {
             tree.extend(&mut at, part, |i| next + i as u32, |_| ()).unwrap();
             next += part.len() as u32;
-            tree.attach(&mut at, Origin::Interval, 0, |_| ()).unwrap();
+            tree.attach(&at, at.blocks(), Origin::Interval, 0).unwrap();
         }
         tree.release(at, |_| ()).unwrap();
         all.push(prompt);

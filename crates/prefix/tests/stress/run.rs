@@ -210,7 +210,7 @@ impl Run {
             result = self.register(&mut request, stop);
             let wanted = next.filter(|&(at, _)| at as usize == stop && result.is_ok());
             if let Some((_, origin)) = wanted {
-                result = self.attach(&mut request, origin);
+                result = self.attach(&request, stop, origin);
             }
         }
         self.requests.push(request);
@@ -249,21 +249,21 @@ impl Run {
         self.give_back(freed, &[held])
     }
 
-    fn attach(&mut self, request: &mut Request, origin: Origin) -> Result<(), String> {
+    /// A checkpoint of the first `tokens` tokens of a request.
+    fn attach(&mut self, request: &Request, tokens: usize, origin: Origin) -> Result<(), String> {
         // No room is no reason to fail: there is no checkpoint then.
         let Some(id) = self.free_checkpoints.pop() else { return Ok(()) };
-        let prefix = request.tokens[..request.done].to_vec();
+        let prefix = request.tokens[..tokens].to_vec();
         let wanted = self.model.attach(request.root, &prefix, id);
-        let held = (request.root, prefix.clone());
-        let mut freed = Given::new();
         let checkpoint = Checkpoint(id, request.root, prefix);
-        let reference = &mut request.reference;
-        match self.tree.attach(reference, origin, checkpoint, |block| freed.push(block)) {
-            Ok(()) if wanted => {}
-            Err(NotTaken(back)) if !wanted => self.free_checkpoints.push(back.0),
-            other => return Err(format!("a checkpoint was {other:?}, wanted: {wanted}")),
+        match self.tree.attach(&request.reference, (tokens / T) as u32, origin, checkpoint) {
+            Ok(()) if wanted => Ok(()),
+            Err(NotTaken(back)) if !wanted => {
+                self.free_checkpoints.push(back.0);
+                Ok(())
+            }
+            other => Err(format!("a checkpoint was {other:?}, wanted: {wanted}")),
         }
-        self.give_back(freed, &[held])
     }
 
     fn finish(&mut self) -> Result<(), String> {
@@ -273,7 +273,8 @@ impl Run {
         let chosen = self.random.random_range(0..self.requests.len());
         let mut request = self.requests.swap_remove(chosen);
         if self.random.random_bool(0.3) && request.done > 0 {
-            self.attach(&mut request, Origin::Output)?;
+            let tokens = T * self.random.random_range(1..=request.done / T);
+            self.attach(&request, tokens, Origin::Output)?;
         }
         let mut freed = Given::new();
         self.tree.release(request.reference, |block| freed.push(block)).unwrap();

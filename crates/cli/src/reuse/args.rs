@@ -1,0 +1,52 @@
+//! The options of `dsv4-kv reuse`.
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+use clap::Args;
+use dsv4_kv_cli::trace::MAX_REQUESTS;
+
+use crate::options::size;
+use crate::outcome::EXIT_CODES;
+
+/// Says how many tokens of a trace's prompts need not be computed again, by the placement of checkpoints, the order
+/// of eviction and the memory for what is kept.
+///
+/// The prompts go through the cache's prefix tree one after the other: each is matched, registered and given back, then
+/// the tree is evicted down to the pool. Blocks and checkpoints share the pool; requests that run are not in it.
+/// Token ids are made from the trace's hash_ids.
+#[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
+pub struct ReuseArgs {
+    /// Trace in Mooncake format with hash_ids. At most 1 MiB a line and 1000000 requests.
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+
+    /// flash, pro, tiny, or the path of a checkpoint's config.json.
+    #[arg(long, value_name = "NAME|FILE", default_value = "flash")]
+    pub model: String,
+
+    /// Memory for blocks and checkpoints, as in 64GiB; at most 1PiB. Several are compared.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_values = ["16GiB", "64GiB", "140GiB", "1PiB"])]
+    pub pool: Vec<ByteSize>,
+
+    /// Tokens between the checkpoints of an interval: a multiple of 128.
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = blocks)]
+    pub interval: u32,
+
+    /// Only the first requests of the trace.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
+    pub requests: Option<u32>,
+
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A number of tokens that are whole blocks.
+fn blocks(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(tokens) if tokens > 0 && tokens % 128 == 0 => Ok(tokens),
+        _ => Err("it must be a multiple of 128, and not 0".to_owned()),
+    }
+}

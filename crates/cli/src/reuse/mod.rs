@@ -1,0 +1,50 @@
+//! `dsv4-kv reuse`: how much of a trace's prompts is reused.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`args`] | options |
+//! | [`simulate`] | the prompts through the prefix tree |
+//! | [`report`] | the result: a table and JSON |
+
+mod args;
+mod report;
+mod simulate;
+
+use anyhow::Result;
+use dsv4_kv::{CacheConfig, Capacity};
+use dsv4_kv_cli::trace::TraceReader;
+use rayon::prelude::*;
+
+pub use args::ReuseArgs;
+
+use crate::error::InputError;
+use crate::outcome::Outcome;
+use crate::{model, output};
+use report::{Report, Row};
+use simulate::{CASES, Sizes, simulate};
+
+/// Runs the command and prints its result.
+pub fn run(args: &ReuseArgs) -> Result<Outcome> {
+    let model = model::resolve(&args.model)?;
+    let limit = args.requests.map_or(usize::MAX, |requests| requests as usize);
+    let reader = TraceReader::open(&args.trace).map_err(InputError::from)?;
+    let prompts = reader.read_prompts(limit).map_err(InputError::from)?;
+    let name = model.name.clone();
+    let config = CacheConfig { num_checkpoints: 1, ..CacheConfig::smallest(model) };
+    let Capacity { block_bytes, checkpoint_bytes, .. } = Capacity::new(&config);
+    let pools = args.pool.iter().map(|pool| pool.as_u64());
+    let cases: Vec<_> = pools.flat_map(|pool| CASES.map(|case| (pool, case))).collect();
+    // Each tree may hold all tokens of the trace: no more of them at once than there are cores.
+    let row = |&(pool, case)| {
+        let sizes = Sizes { block_bytes, checkpoint_bytes, interval: args.interval, pool };
+        simulate(case, sizes, &prompts).map(|stats| Row::new(case.name, pool, stats))
+    };
+    let rows = cases.par_iter().map(row).collect::<Result<_, _>>()?;
+    let report = Report { model: name, block_bytes, checkpoint_bytes, rows };
+    if args.json {
+        output::print(serde_json::to_string_pretty(&report)?)?;
+    } else {
+        output::print(report)?;
+    }
+    Ok(Outcome::Passed)
+}
