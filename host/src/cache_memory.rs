@@ -1,11 +1,12 @@
 //! The device memory of a cache that all its steps share: pools, block table, rotary frequencies,
 //! fault words.
 
+use kernels_gpu::launch::CopyState;
 use kernels_gpu::table::KERNELS;
 
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, Memory, arena_bytes};
+use crate::device::{Backend, Buffer, Device, Memory, Operation, arena_bytes};
 use crate::error::KvError;
 use crate::ops::BlockTable;
 use crate::poison::{self, POISON};
@@ -117,6 +118,11 @@ impl<B: Backend> CacheMemory<B> {
     /// The block table.
     pub fn table(&self) -> BlockTable<'_, B> {
         BlockTable { table: &self.table, slots: self.slots, max_blocks: self.max_blocks }
+    }
+
+    /// The word in which copies of state count what they refuse.
+    pub fn copy_faults(&self) -> &Buffer<B, u32> {
+        &self.fault_words[CopyState::kernel(())]
     }
 
     /// All of it, for a graph to retain.

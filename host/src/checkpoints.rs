@@ -6,8 +6,9 @@
 //!
 //! **Draft layers** have windows too, and a checkpoint keeps theirs. But a draft layer's row of token P - 1 was made with
 //! token P, which is not part of the prefix: a request that goes on from the checkpoint with another token has there the
-//! row of the request that was saved. Its drafts may be worse by that. The trunk verifies them, so that its tokens
-//! are the same; and no other row depends on this one.
+//! row of the request that was saved. And a checkpoint that was written inside of a chunk has no draft windows, because
+//! the draft layers run later: they are zero in a request that goes on from it. Its drafts may be worse by that, until
+//! these rows have left the window. The trunk verifies them, so that its tokens are the same.
 
 use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
@@ -28,8 +29,8 @@ impl StateCheckpoint {
     }
 
     /// A state is, or is about to be, saved in it.
-    pub(crate) const fn saved(self, boundary: u32, draft: u32) -> SavedCheckpoint {
-        SavedCheckpoint { storage: self, boundary, draft }
+    pub(crate) const fn saved(self, boundary: u32, has_draft: bool) -> SavedCheckpoint {
+        SavedCheckpoint { storage: self, boundary, has_draft }
     }
 }
 
@@ -40,7 +41,7 @@ impl StateCheckpoint {
 pub struct SavedCheckpoint {
     storage: StateCheckpoint,
     boundary: u32,
-    draft: u32,
+    has_draft: bool,
 }
 
 impl SavedCheckpoint {
@@ -56,12 +57,25 @@ impl SavedCheckpoint {
         self.boundary
     }
 
-    /// Tokens of which the draft layers have windows: `boundary`, one less, or 0 if they were not so far, or there are
-    /// none.
+    /// Whether it has the windows of the draft layers. If not, they are zero in a request that goes on from it.
     #[must_use]
-    pub const fn draft(&self) -> u32 {
-        self.draft
+    pub const fn has_draft(&self) -> bool {
+        self.has_draft
     }
+
+    /// What a request that goes on from it must know of it.
+    pub(crate) const fn place(&self) -> SavedPlace {
+        let Self { storage, boundary, has_draft } = self;
+        SavedPlace { checkpoint: storage.0, boundary: *boundary, has_draft: *has_draft }
+    }
+}
+
+/// A saved checkpoint, by number: for as long as whoever holds it keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SavedPlace {
+    pub checkpoint: CheckpointId,
+    pub boundary: u32,
+    pub has_draft: bool,
 }
 
 impl From<SavedCheckpoint> for StateCheckpoint {
@@ -94,6 +108,11 @@ impl CheckpointPool {
     /// A free checkpoint, or `None` when all are taken.
     pub fn take(&mut self) -> Option<StateCheckpoint> {
         self.free.pop()
+    }
+
+    /// The free checkpoints in the order in which [`Self::take`] gives them out.
+    pub(crate) fn next_free(&self) -> impl Iterator<Item = CheckpointId> {
+        self.free.iter().rev().map(StateCheckpoint::id)
     }
 
     /// Returns a checkpoint to the pool, saved or not. Copies that are queued are not disturbed: what writes the

@@ -1,14 +1,20 @@
 //! Between steps: requests are saved to checkpoints, and go on from them.
 
-use crate::checkpoints::SavedCheckpoint;
+use crate::checkpoints::{SavedCheckpoint, SavedPlace};
 use crate::core::Core;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
-use crate::ids::{LayerGroup, RequestId};
+use crate::ids::{LayerGroup, RequestId, SlotId};
 use crate::manager::KvCacheManager;
 use crate::ops::{self, CheckpointCopy, CopyDirection, CopyPieces, JobWords, StateCopies};
-use crate::state_memory;
 use crate::step_memory::StepMemory;
+
+/// Of which layers a checkpoint is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copied {
+    All,
+    Trunk,
+}
 
 impl<B: Backend> KvCacheManager<B> {
     /// Saves requests, each at a position: the state that a request which has the blocks before it needs to go on there,
@@ -31,7 +37,7 @@ impl<B: Backend> KvCacheManager<B> {
             CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words()
         };
         let jobs: Vec<_> = saves.iter().zip(&saved).map(job).collect();
-        match self.copy_state(stream, CopyDirection::Save, &jobs) {
+        match self.copy_state(stream, CopyDirection::Save, Copied::All, &jobs) {
             Ok(()) => Ok(saved),
             Err(error) => {
                 let mut ledger = self.core().ledger();
@@ -53,12 +59,57 @@ impl<B: Backend> KvCacheManager<B> {
         id: RequestId,
         from: &SavedCheckpoint,
     ) -> Result<(), KvError> {
+        self.restore_place(stream, id, from.place())
+    }
+
+    /// As [`Self::restore_checkpoint`], from a checkpoint that somebody keeps.
+    pub(crate) fn restore_place(
+        &mut self,
+        stream: &Stream<B>,
+        id: RequestId,
+        from: SavedPlace,
+    ) -> Result<(), KvError> {
         self.reject_leaked_steps();
-        self.core().ledger().check_restore(id, from)?;
-        let (slot, checkpoint, boundary) = (id.slot(), from.id(), from.boundary());
+        let SavedPlace { checkpoint, boundary, has_draft } = from;
+        self.core().ledger().check_restore(id, boundary)?;
+        let slot = id.slot();
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();
-        self.copy_state(stream, CopyDirection::Restore, &[job])?;
-        self.core().ledger().enter_restored(id, from)
+        let layers = if has_draft { Copied::All } else { Copied::Trunk };
+        self.copy_state(stream, CopyDirection::Restore, layers, &[job])?;
+        if !has_draft {
+            self.clear_draft_windows(stream, slot)?;
+        }
+        self.core().ledger().enter_restored(id, boundary)
+    }
+
+    /// Queues zero for the windows of a slot's draft layers.
+    fn clear_draft_windows(&self, stream: &Stream<B>, slot: SlotId) -> Result<(), KvError> {
+        let core = self.core();
+        let layers = core.config.group_layers(LayerGroup::Draft);
+        for (pool, buffer) in core.memory.pools.of_layers(layers) {
+            let bytes = pool.unit_bytes();
+            let unit = buffer.slice(u64::from(slot.0) * bytes, bytes);
+            stream.fill(&unit.expect("the pool has every slot"), 0)?;
+        }
+        Ok(())
+    }
+
+    /// Saves the requests that passed a position at which they were to be saved
+    /// ([`want_checkpoint`](crate::Ledger::want_checkpoint)) in a step that could not do it, a decode step for instance:
+    /// to be called after its commit, before the next step. One launch for all of them, none if there are none. A
+    /// request that no checkpoint is free for is not saved. [`take_saved`](crate::Ledger::take_saved) hands out what was.
+    ///
+    /// # Errors
+    /// [`KvError::Device`]; nothing was saved then.
+    pub fn save_wanted(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+        let due = self.core().ledger().take_due();
+        if due.is_empty() {
+            return Ok(());
+        }
+        let saved = self.save_checkpoints(stream, &due)?;
+        let ids = due.into_iter().map(|(id, _)| id);
+        self.core().ledger().add_saved(ids.zip(saved));
+        Ok(())
     }
 
     /// Gives a checkpoint up.
@@ -82,6 +133,7 @@ impl<B: Backend> KvCacheManager<B> {
         &mut self,
         stream: &Stream<B>,
         direction: CopyDirection,
+        layers: Copied,
         jobs: &[JobWords],
     ) -> Result<(), KvError> {
         let (core, trunk, draft) = self.parts();
@@ -94,7 +146,7 @@ impl<B: Backend> KvCacheManager<B> {
             memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
             memory.freed.clear();
         }
-        trunk.copy_state(stream, core, direction, jobs)
+        trunk.copy_state(stream, core, direction, layers, jobs)
     }
 }
 
@@ -104,6 +156,7 @@ impl<B: Backend> StepMemory<B> {
         stream: &Stream<B>,
         core: &Core<B>,
         direction: CopyDirection,
+        layers: Copied,
         jobs: &[JobWords],
     ) -> Result<(), KvError> {
         let state = &core.memory.state;
@@ -116,9 +169,10 @@ impl<B: Backend> StepMemory<B> {
                 Ok::<_, KvError>((jobs.len(), ()))
             };
             self.step_meta.update(stream, write)?;
-            let pieces: CopyPieces<'_, B> = match direction {
-                CopyDirection::Slot => state.slot_pieces(),
-                CopyDirection::Save | CopyDirection::Restore => state.checkpoint_pieces(),
+            let pieces: CopyPieces<'_, B> = match (direction, layers) {
+                (CopyDirection::Slot, _) => state.slot_pieces(),
+                (_, Copied::All) => state.checkpoint_pieces(),
+                (_, Copied::Trunk) => state.trunk_pieces(),
             };
             let copies = StateCopies {
                 arena: &state.arena(),
@@ -126,7 +180,7 @@ impl<B: Backend> StepMemory<B> {
                 jobs: self.step_meta.buffer(),
                 count: jobs.len() as u32,
                 direction,
-                faults: &core.memory.fault_words[state_memory::fault_word()],
+                faults: core.memory.copy_faults(),
             };
             ops::copy_state(stream, &copies)?;
         }

@@ -4,6 +4,7 @@ use kernels_gpu::params::CopyStateParams;
 use kv_layout::geometry::{CSA_RATIO, LayerKind, WINDOW, csa_previous_rows, csa_state_rows};
 
 use crate::ids::LayerId;
+use crate::ops::LayerImage;
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{LayerCacheSchema, Pool, Schema};
 
@@ -59,6 +60,24 @@ fn kept_rows(schema: &Schema) -> impl Iterator<Item = KeptRows> {
 /// Bytes of a checkpoint over all layers.
 pub(crate) fn checkpoint_bytes(schema: &Schema) -> u64 {
     kept_rows(schema).map(|rows| rows.bytes()).sum()
+}
+
+/// Where the rows of each layer lie in a checkpoint.
+pub(crate) fn images(schema: &Schema) -> Vec<LayerImage> {
+    let mut images = vec![LayerImage::default(); schema.layers.len()];
+    let mut next = 0;
+    for rows in kept_rows(schema) {
+        let LayerImage { window, halves } = &mut images[rows.layer.0 as usize];
+        let place = match rows.pool.kind {
+            PoolKind::SwaScale => &mut window[1],
+            PoolKind::MainState => &mut halves[0],
+            PoolKind::IndexState => &mut halves[1],
+            _ => &mut window[0],
+        };
+        *place = next;
+        next += rows.bytes();
+    }
+    images
 }
 
 /// The pieces of checkpoints. `offset`: where a layer's pool lies in the memory of the slots.

@@ -1,12 +1,10 @@
 //! What copies of request state need on the device: the checkpoints, and the tables of the kernel.
 
-use kernels_gpu::launch::CopyState;
-
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, Memory, Operation, Stream};
+use crate::device::{Backend, Buffer, Device, Memory, Stream, View};
 use crate::error::KvError;
-use crate::ids::LayerId;
-use crate::ops::{CopyPieces, StateArena};
+use crate::ids::{LayerGroup, LayerId};
+use crate::ops::{CheckpointRows, CopyPieces, LayerImage, StateArena};
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::pools::Pools;
 use crate::schema::Schema;
@@ -45,6 +43,10 @@ pub(crate) struct StateMemory<B: Backend> {
     checkpoint_bytes: u64,
     /// Of checkpoints, then of slots.
     tables: [Buffer<B, u32>; 2],
+    /// Of the trunk's part of checkpoints.
+    trunk: Buffer<B, u32>,
+    /// Where each layer's rows lie in a checkpoint.
+    images: Vec<LayerImage>,
     memory: Option<Memory<B>>,
 }
 
@@ -73,6 +75,11 @@ impl<B: Backend> StateMemory<B> {
         };
         let [of_checkpoints, of_slots] = pieces(config, schema, offset);
         let tables = [fill(of_checkpoints)?, fill(of_slots)?];
+        let trunk = config.group_layers(LayerGroup::Trunk).len();
+        let trunk = Schema { layers: schema.layers[..trunk].to_vec() };
+        let [of_trunk, _] = pieces(config, &trunk, |_, _| 0);
+        let words = of_trunk.as_flattened().len() as u64;
+        let trunk = tables[0].slice(0, words).expect("the trunk comes before the draft layers");
         let memory = (config.num_checkpoints > 0).then(|| checkpoints.memory());
         Ok(Self {
             slots,
@@ -81,6 +88,8 @@ impl<B: Backend> StateMemory<B> {
             number: config.num_checkpoints,
             checkpoint_bytes: state_layout::checkpoint_bytes(schema),
             tables,
+            trunk,
+            images: state_layout::images(schema),
             memory,
         })
     }
@@ -101,6 +110,24 @@ impl<B: Backend> StateMemory<B> {
         CopyPieces(&self.tables[0])
     }
 
+    /// The trunk's pieces of checkpoints.
+    pub fn trunk_pieces(&self) -> CopyPieces<'_, B> {
+        CopyPieces(&self.trunk)
+    }
+
+    /// The checkpoints as a launch over a layer writes them: `row`, `[tokens]` i32, names the row of each token.
+    pub fn rows<'a>(&'a self, layer: LayerId, row: &'a View<B, i32>) -> CheckpointRows<'a, B> {
+        let Self { checkpoints, number, checkpoint_bytes, images, .. } = self;
+        let image = images[layer.0 as usize];
+        CheckpointRows {
+            checkpoints,
+            number: *number,
+            checkpoint_bytes: *checkpoint_bytes,
+            row,
+            image,
+        }
+    }
+
     /// The pieces of slots.
     pub fn slot_pieces(&self) -> CopyPieces<'_, B> {
         CopyPieces(&self.tables[1])
@@ -115,9 +142,4 @@ impl<B: Backend> StateMemory<B> {
     pub fn memory(&self) -> Option<Memory<B>> {
         self.memory.clone()
     }
-}
-
-/// The word in which the copy counts what it refuses.
-pub(crate) fn fault_word() -> usize {
-    CopyState::kernel(())
 }

@@ -9,7 +9,7 @@ use crate::device::{Backend, Buffer, Device, Event, Memory, Staged, Stream, View
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
-use crate::ledger::{Ledger, Written};
+use crate::ledger::{Ledger, Written, largest_layout};
 use crate::ops::{StepTokens, plan_capacity, run_capacity};
 use crate::poison::Freed;
 use crate::step_meta::{Section, StepLayout};
@@ -34,7 +34,7 @@ impl Specs {
         let (tokens, requests) = (config.max_step_tokens, config.max_requests);
         let csa = u64::from(plan_capacity(tokens, requests, CSA_RATIO));
         let runs = u64::from(run_capacity(tokens, requests));
-        let step_meta = StepLayout::largest(tokens, requests).elements() as u64;
+        let step_meta = largest_layout(group, config).elements() as u64;
         let compressed = CompressedSpecs {
             csa_closing: BufferSpec::new("CSA work list", csa),
             hca_runs: BufferSpec::new("HCA work list", runs),

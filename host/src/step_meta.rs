@@ -1,8 +1,8 @@
 //! StepMeta: what the kernels of one step must know, as one array of `i32` that one copy sends to
 //! the device (decision D5).
 //!
-//! Five sections have one entry a token, tokens of a request adjacent and in order; entries past the
-//! step's tokens are padding: slot -1, row -1. Two more have one entry a block that the step was given.
+//! Five sections have one entry a token, six in a cache with checkpoints, tokens of a request adjacent and in order;
+//! entries past the step's tokens are padding: slot -1, row -1. Two more have one entry a block that the step was given.
 //! Sections follow each other without a gap, so that the array is as long as the step needs: a
 //! [`StepLayout`] for its tokens, or for those of its bucket, and its new blocks.
 
@@ -12,6 +12,7 @@ use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
 
 use crate::ids::SlotId;
+use crate::ops::JobWords;
 
 /// Padding, and "nothing to write".
 pub const NONE: i32 = -1;
@@ -29,22 +30,29 @@ pub enum Section {
     Remaining,
     /// Row of the sliding-window ring planes it is written to.
     RingRow,
+    /// Row that it has in a checkpoint, 128 times the checkpoint more; only of steps that may save.
+    CheckpointRow,
     /// Element of the block table that a new block goes to.
     TableIndex,
     /// The new block.
     TableBlock,
+    /// Rows that go from rings to checkpoints before the step overwrites them: four numbers each, as
+    /// [`crate::ops::CheckpointCopy::words`].
+    Copies,
 }
 
 impl Section {
     /// All sections, in the order of the array.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Position,
         Self::Slot,
         Self::Index,
         Self::Remaining,
         Self::RingRow,
+        Self::CheckpointRow,
         Self::TableIndex,
         Self::TableBlock,
+        Self::Copies,
     ];
 }
 
@@ -54,19 +62,35 @@ impl Section {
 pub struct StepLayout {
     tokens: u32,
     updates: u32,
+    /// Whether tokens may have rows in checkpoints.
+    saves: bool,
+    /// Copies before the step.
+    copies: u32,
 }
 
 impl StepLayout {
-    /// Sections with one entry a token; they come first.
-    const TOKEN_SECTIONS: usize = Section::RingRow as usize + 1;
     /// Sections with one entry a new block.
     const UPDATE_SECTIONS: usize = 2;
+    /// Words of a copy.
+    const COPY: u32 = 4;
 
     /// The layout of a step of `tokens` tokens, padding included, that is given `new_blocks` blocks; sections
     /// are aligned to 16 bytes.
     #[must_use]
     pub const fn new(tokens: u32, new_blocks: u32) -> Self {
-        Self { tokens: tokens.next_multiple_of(4), updates: new_blocks.next_multiple_of(4) }
+        let (tokens, updates) = (tokens.next_multiple_of(4), new_blocks.next_multiple_of(4));
+        Self { tokens, updates, saves: false, copies: 0 }
+    }
+
+    /// The same of a step that may save, with so many copies before it.
+    #[must_use]
+    pub const fn saving(self, copies: u32) -> Self {
+        Self { saves: true, copies, ..self }
+    }
+
+    /// Sections with one entry a token; they come first.
+    const fn token_sections(self) -> usize {
+        Section::RingRow as usize + 1 + self.saves as usize
     }
 
     /// The largest layout of steps of up to `tokens` tokens of up to `requests` requests.
@@ -79,26 +103,31 @@ impl StepLayout {
     /// Entries of a section, padding included.
     #[must_use]
     pub const fn capacity(self, section: Section) -> u32 {
-        if (section as usize) < Self::TOKEN_SECTIONS { self.tokens } else { self.updates }
+        match section {
+            Section::CheckpointRow if !self.saves => 0,
+            Section::TableIndex | Section::TableBlock => self.updates,
+            Section::Copies => Self::COPY * self.copies,
+            _ => self.tokens,
+        }
     }
 
     /// Elements of the whole array.
     #[must_use]
     pub const fn elements(self) -> usize {
-        Self::TOKEN_SECTIONS * self.tokens as usize + Self::UPDATE_SECTIONS * self.updates as usize
+        self.range(Section::Copies).end
     }
 
     /// A section's elements.
     #[must_use]
     pub const fn range(self, section: Section) -> Range<usize> {
-        let index = section as usize;
-        let (start, len) = if index < Self::TOKEN_SECTIONS {
-            (index * self.tokens as usize, self.tokens)
-        } else {
-            let before = (index - Self::TOKEN_SECTIONS) * self.updates as usize;
-            (Self::TOKEN_SECTIONS * self.tokens as usize + before, self.updates)
+        let updates = self.token_sections() * self.tokens as usize;
+        let start = match section {
+            Section::TableIndex => updates,
+            Section::TableBlock => updates + self.updates as usize,
+            Section::Copies => updates + Self::UPDATE_SECTIONS * self.updates as usize,
+            of_tokens => of_tokens as usize * self.tokens as usize,
         };
-        start..start + len as usize
+        start..start + self.capacity(section) as usize
     }
 }
 
@@ -113,8 +142,40 @@ pub struct Chunk {
     pub end: u32,
 }
 
-/// Writes the token sections of `layout` for `chunks`, padding included; returns the number of tokens.
-/// The rest of `array` is left as it is.
+/// Rows of a checkpoint that a step writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedRows {
+    /// The step's token that has the first of them; the others follow.
+    pub token: u32,
+    /// The first row, 128 times the checkpoint more.
+    pub row: u32,
+    /// How many.
+    pub rows: u32,
+}
+
+/// Writes which tokens have rows in checkpoints, all others having none, and the copies before the step, if `layout` has
+/// these sections.
+///
+/// # Panics
+/// If `array` is shorter than the layout, or has not so many tokens or copies.
+pub fn fill_saves(
+    array: &mut [i32],
+    layout: StepLayout,
+    saved: impl Iterator<Item = SavedRows>,
+    copies: impl Iterator<Item = JobWords>,
+) {
+    let rows = &mut array[layout.range(Section::CheckpointRow)];
+    rows.fill(NONE);
+    for SavedRows { token, row, rows: count } in saved {
+        let tokens = &mut rows[token as usize..][..count as usize];
+        tokens.iter_mut().zip(row..).for_each(|(word, row)| *word = row as i32);
+    }
+    let words = array[layout.range(Section::Copies)].as_chunks_mut().0;
+    words.iter_mut().zip(copies).for_each(|(words, copy)| *words = copy);
+}
+
+/// Writes the token sections of `layout` for `chunks`, padding included, but for rows in checkpoints; returns the number
+/// of tokens. The rest of `array` is left as it is.
 ///
 /// `ring` is the rows of a slot's ring. Of a chunk longer than that only the last `ring` tokens are
 /// written: earlier ones would share a row with later ones.
@@ -307,6 +368,24 @@ mod tests {
         for (tokens, new_blocks) in [(1, 1), (256, 256), (8192, 64 + 256)] {
             assert!(StepLayout::new(tokens, new_blocks).elements() <= largest.elements());
         }
+    }
+
+    /// A step that may save has a section more, and its copies behind all others.
+    #[test]
+    fn a_step_that_saves_names_rows_and_copies() {
+        let layout = StepLayout::new(6, 2).saving(2);
+        assert_eq!(layout.range(Section::RingRow), StepLayout::new(6, 2).range(Section::RingRow));
+        assert_eq!(layout.range(Section::CheckpointRow), 40..48);
+        assert_eq!(layout.range(Section::TableIndex), 48..52);
+        assert_eq!(layout.range(Section::Copies), 56..64);
+        assert_eq!(layout.elements(), 64);
+        let mut array = vec![7; 64];
+        let saved = SavedRows { token: 1, row: 3 * 128 + 126, rows: 2 };
+        fill_saves(&mut array, layout, [saved].into_iter(), [[1, 2, 3, 4], [5; 4]].into_iter());
+        let rows = section(&array, layout, Section::CheckpointRow);
+        assert_eq!(rows, [-1, 510, 511, -1, -1, -1, -1, -1]);
+        assert_eq!(section(&array, layout, Section::Copies), [1, 2, 3, 4, 5, 5, 5, 5]);
+        assert!(array[..40].iter().chain(&array[48..56]).all(|&word| word == 7));
     }
 
     /// What lies behind the token sections belongs to others.

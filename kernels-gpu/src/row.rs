@@ -236,10 +236,31 @@ impl Bf16Lane {
         lane: u32,
     ) {
         // SAFETY: by this function's own contract.
+        unsafe { self.store_quantised_twice::<F>(data, scale, row, None, lane) }
+    }
+
+    /// As [`Self::store_quantised`], and the same row into a row of other planes, if there is one.
+    ///
+    /// # Safety
+    /// As [`Self::store_quantised`], for both.
+    #[inline(always)]
+    pub unsafe fn store_quantised_twice<F: RowFormat>(
+        self,
+        data: GlobalMut<u8>,
+        scale: GlobalMut<u8>,
+        row: Option<u64>,
+        other: Option<([GlobalMut<u8>; 2], u64)>,
+        lane: u32,
+    ) {
+        // SAFETY: by this function's own contract.
         unsafe {
             // First, so that the row's loads are not put off until it is known where they go.
             let (stored, scales) = self.quantise::<F>(lane);
             if let Some(row) = row {
+                stored.store(data, row, lane);
+                F::store_scales(scale, row, lane, scales);
+            }
+            if let Some(([data, scale], row)) = other {
                 stored.store(data, row, lane);
                 F::store_scales(scale, row, lane, scales);
             }

@@ -1,8 +1,9 @@
 //! The sliding-window ring: append and gather. See docs/specification.md, section 7.
 
 use crate::args::{AppendSwa, GatherSwa};
+use crate::params::AppendSwaParams;
 use kv_layout::geometry::WINDOW;
-use simt::mem::Global;
+use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::fault;
@@ -18,7 +19,7 @@ const ROWS_PER_WARP: u32 = WINDOW / GATHER_BLOCKS / WARPS;
 
 const _: () = assert!(ROWS_PER_WARP == 4, "`gather` spells its rows out");
 
-/// Quantises each token's row and stores it in its ring row; a token with row -1 does nothing.
+/// Quantises each token's row and stores it in its ring row, and in its row of a checkpoint; row -1 is none.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; no two tokens share a ring row; all threads of a
@@ -37,8 +38,29 @@ pub unsafe fn append<F: RowFormat>(args: AppendSwa) {
         let wanted = row >= 0 && row.cast_unsigned() < args.params.rows;
         fault::count(args.faults, lane, u32::from(row >= 0 && !wanted));
         let row = wanted.then_some(u64::from(row.cast_unsigned()));
-        values.store_quantised::<F>(args.ring_data, args.ring_scale, row, lane);
+        let saved = checkpoint_row(args, token);
+        values.store_quantised_twice::<F>(args.ring_data, args.ring_scale, row, saved, lane);
     }
+}
+
+/// The planes of the checkpoint in which a token has a row, and its row there; `None` for a token that has none.
+///
+/// # Safety
+/// As [`append`]; `token < tokens`.
+#[inline(always)]
+unsafe fn checkpoint_row(args: AppendSwa, token: u32) -> Option<([GlobalMut<u8>; 2], u64)> {
+    let AppendSwaParams { checkpoints, checkpoint_units, data_units, scale_units, .. } =
+        args.params;
+    if checkpoints == 0 {
+        return None;
+    }
+    // SAFETY: there is a row a token where there are checkpoints.
+    let row = unsafe { args.token_checkpoint_row.load(u64::from(token)) }.cast_unsigned();
+    let (checkpoint, row) = (row / WINDOW, row % WINDOW);
+    let first = u64::from(checkpoint) * u64::from(checkpoint_units);
+    let plane = |units: u32| args.checkpoints.skip(256 * (first + u64::from(units)));
+    // A row of -1 is of a checkpoint larger than any number of them.
+    (checkpoint < checkpoints).then(|| ([plane(data_units), plane(scale_units)], u64::from(row)))
 }
 
 /// Gathers the window of each query, oldest key first, as BF16; rows past the window's length are

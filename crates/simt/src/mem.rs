@@ -195,6 +195,13 @@ impl<T: Element> GlobalMut<T> {
         GlobalMut(self.0.cast())
     }
 
+    /// The same memory, from element `i` on.
+    #[inline(always)]
+    #[must_use]
+    pub fn skip(self, i: u64) -> Self {
+        Self(self.0.skip(i))
+    }
+
     /// The same memory, for reads only.
     ///
     /// # Safety

@@ -56,7 +56,8 @@ impl Ledger {
             return Err(KvError::OutOfBlocks { needed: new_blocks, free: self.blocks.free() });
         }
         let requests = step.len() as u32;
-        Ok(StepPlan { tokens: tokens as u32, tokens_per_request, requests, context, new_blocks })
+        let (tokens, saves) = (tokens as u32, None);
+        Ok(StepPlan { tokens, tokens_per_request, requests, context, new_blocks, saves })
     }
 
     /// How many blocks requests need for a step of `group`. Draft layers store no entries.

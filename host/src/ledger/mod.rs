@@ -6,13 +6,17 @@
 //! | `mod.rs` | admission, release, and what can be asked |
 //! | `check.rs` | which steps are refused, before anything changes |
 //! | `open_step.rs` | what a step is to the ledger |
+//! | `wanted.rs` | where requests are to be saved |
+//! | `saves.rs` | which steps save them |
 //! | `state.rs` | checkpoints of requests |
 //! | `step.rs` | a step: begin, commit, reject |
 
 mod check;
 mod open_step;
+mod saves;
 mod state;
 mod step;
+mod wanted;
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
 use serde::Serialize;
@@ -28,6 +32,8 @@ use crate::limits::StepLimits;
 use crate::requests::{Progress, Request, Requests};
 use crate::step_meta::StepLayout;
 use open_step::{Growth, OpenStep};
+use wanted::Saves;
+pub(crate) use wanted::{largest_layout, may_save};
 
 /// Who holds what. Serialised it is all of that, to be stored in a report or compared.
 #[derive(Debug, Serialize)]
@@ -48,6 +54,8 @@ pub struct Ledger {
     /// nothing.
     #[serde(skip)]
     growing: Vec<Growth>,
+    /// Where requests are to be saved.
+    saves: Saves,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,
     /// What the cache is configured for.
@@ -69,12 +77,13 @@ impl Ledger {
             checkpoints: CheckpointPool::new(config.num_checkpoints),
             requests: Requests::new(config.max_requests, most_blocks),
             open: LayerGroup::ALL.map(|_| OpenStep::new(config.max_requests)),
-            largest_layout: StepLayout::largest(config.max_step_tokens, config.max_requests),
+            largest_layout: largest_layout(LayerGroup::Trunk, config),
             max_blocks: config.max_blocks_per_request(),
             ring: swa_ring_rows(config.step_tokens_with_rollback()),
             has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
             has_drafts: !config.group_layers(LayerGroup::Draft).is_empty(),
             growing: Vec::with_capacity(config.max_requests as usize),
+            saves: Saves::new(config),
             limits: StepLimits::of_cache(config),
             rollback_tokens: config.step_tokens_with_rollback(),
         })
@@ -96,6 +105,7 @@ impl Ledger {
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
         self.request(id)?;
         self.check_in_no_step(id)?;
+        self.saves.forget(id.slot());
         let Self { requests, blocks, .. } = self;
         // In reverse, so that the block taken last is the one taken next.
         requests.release(id).into_iter().flatten().for_each(|block| blocks.give_back(block));

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::bucket::Bucket;
+use crate::checkpoints::StateCheckpoint;
 use crate::ids::{RequestId, SlotId};
 use crate::step_meta::StepLayout;
 
@@ -51,18 +52,28 @@ pub struct StepPlan {
     pub context: u32,
     /// Blocks taken for the step.
     pub new_blocks: u32,
+    /// If it may save requests in checkpoints, for how many of them rows go there from the rings before it.
+    pub saves: Option<u32>,
 }
 
 impl StepPlan {
     /// Where the sections of its StepMeta are, if launches cover its tokens and no more.
     #[must_use]
     pub const fn layout(self) -> StepLayout {
-        StepLayout::new(self.tokens, self.new_blocks)
+        self.layout_of(self.tokens)
+    }
+
+    const fn layout_of(self, tokens: u32) -> StepLayout {
+        let layout = StepLayout::new(tokens, self.new_blocks);
+        match self.saves {
+            None => layout,
+            Some(copies) => layout.saving(copies),
+        }
     }
 
     /// Where they are if launches cover the tokens of `bucket`, if there is one.
     pub(crate) fn layout_in(self, bucket: Option<&Bucket>) -> StepLayout {
-        bucket.map_or(self.layout(), |bucket| StepLayout::new(bucket.tokens, self.new_blocks))
+        bucket.map_or(self.layout(), |bucket| self.layout_of(bucket.tokens))
     }
 }
 
@@ -84,6 +95,26 @@ pub(super) struct OpenStep {
     /// Which of them took how many blocks. Not how many each held before: a step of the other group may take
     /// more while this one is open.
     pub taken: Vec<(SlotId, u32)>,
+    /// What its kernels save.
+    pub saving: Vec<Saving>,
+}
+
+/// A request that a step saves in a checkpoint.
+#[derive(Debug, Serialize)]
+pub(super) struct Saving {
+    pub slot: SlotId,
+    pub boundary: u32,
+    pub storage: StateCheckpoint,
+}
+
+/// A checkpoint that a step is to write.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    pub slot: SlotId,
+    pub boundary: u32,
+    /// First token of its request in the step, and the position of that token.
+    pub token: u32,
+    pub start: u32,
 }
 
 /// A request that needs more blocks than it holds.
@@ -98,6 +129,7 @@ impl OpenStep {
     /// No step; room for one of `requests` requests.
     pub fn new(requests: u32) -> Self {
         let room = requests as usize;
-        Self { is_open: false, slots: Vec::with_capacity(room), taken: Vec::with_capacity(room) }
+        let taken = Vec::with_capacity(room);
+        Self { is_open: false, slots: Vec::with_capacity(room), taken, saving: Vec::new() }
     }
 }

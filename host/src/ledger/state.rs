@@ -41,12 +41,14 @@ impl Ledger {
         }
         let storage = std::iter::from_fn(|| self.checkpoints.take());
         let saves = saves.iter().zip(drafts).zip(storage);
-        Ok(saves.map(|((&(_, boundary), draft), storage)| storage.saved(boundary, draft)).collect())
+        Ok(saves
+            .map(|((&(_, boundary), has_draft), storage)| storage.saved(boundary, has_draft))
+            .collect())
     }
 
-    /// Whether a request's slot holds all that a checkpoint at `boundary` keeps; of how many tokens it has the windows of
-    /// the draft layers.
-    fn check_save(&self, id: RequestId, boundary: u32) -> Result<u32, KvError> {
+    /// Whether a request's slot holds all that a checkpoint at `boundary` keeps; if so, whether it holds the windows of the
+    /// draft layers too.
+    pub(super) fn check_save(&self, id: RequestId, boundary: u32) -> Result<bool, KvError> {
         let request = self.request(id)?;
         self.check_in_no_step(id)?;
         let [trunk, draft] = request.groups;
@@ -55,28 +57,16 @@ impl Ledger {
         if !is_boundary(boundary) || committed < boundary || !trunk.can_resume_at(boundary, limit) {
             return Err(KvError::NotSavable { request: id, boundary, committed, written, limit });
         }
-        Ok(self.draft_windows(draft, boundary))
+        Ok(draft.committed >= boundary && draft.can_resume_at(boundary, limit))
     }
 
-    /// Of how many tokens a checkpoint at `boundary` has the windows of the draft layers: it keeps 128 rows before it, and
-    /// a window is 127.
-    fn draft_windows(&self, draft: Progress, boundary: u32) -> u32 {
-        let tokens = draft.committed.min(boundary);
-        let is_kept = tokens + 1 >= boundary && draft.can_resume_at(tokens, self.rollback_tokens);
-        if self.has_drafts && is_kept { tokens } else { 0 }
-    }
-
-    /// Whether a request can go on from a checkpoint: its blocks are those of so many tokens.
+    /// Whether a request can go on at `boundary` from a checkpoint: its blocks are those of so many tokens.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
     /// [`KvError::NotRestorable`].
-    pub(crate) fn check_restore(
-        &self,
-        id: RequestId,
-        checkpoint: &SavedCheckpoint,
-    ) -> Result<(), KvError> {
-        let (blocks, boundary) = (self.request(id)?.blocks.len() as u32, checkpoint.boundary());
+    pub(crate) fn check_restore(&self, id: RequestId, boundary: u32) -> Result<(), KvError> {
+        let blocks = self.request(id)?.blocks.len() as u32;
         self.check_in_no_step(id)?;
         let needed = self.blocks_of(boundary);
         if blocks != needed {
@@ -85,18 +75,15 @@ impl Ledger {
         Ok(())
     }
 
-    /// The request goes on at the checkpoint's position.
+    /// The request goes on at `boundary`, in all layers.
     ///
     /// # Errors
-    /// As [`Self::check_restore`].
-    pub(crate) fn enter_restored(
-        &mut self,
-        id: RequestId,
-        checkpoint: &SavedCheckpoint,
-    ) -> Result<(), KvError> {
-        let at = |committed| Progress { committed, written_to: committed, in_step: 0 };
-        let groups = [checkpoint.boundary(), checkpoint.draft()].map(at);
-        self.request_mut(id)?.groups = groups;
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
+    pub(crate) fn enter_restored(&mut self, id: RequestId, boundary: u32) -> Result<(), KvError> {
+        let at = Progress { committed: boundary, written_to: boundary, in_step: 0 };
+        let draft = if self.has_drafts { at } else { Progress::default() };
+        self.request_mut(id)?.groups = [at, draft];
+        self.saves.forget(id.slot());
         Ok(())
     }
 

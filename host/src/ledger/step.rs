@@ -54,6 +54,7 @@ impl Ledger {
         }
         let limits = bucket.map_or(self.limits, StepLimits::of_bucket);
         let plan = self.check(group, &limits, step)?;
+        let plan = self.plan_saves(group, bucket, plan, step);
         let layout = plan.layout_in(bucket);
         let array = &mut array[..layout.elements()];
         self.write_table_updates(layout, array);
@@ -63,6 +64,7 @@ impl Ledger {
             end: part.start + part.tokens,
         });
         step_meta::fill(array, layout, self.ring, chunks);
+        self.write_saves(layout, array);
         Ok(plan)
     }
 
@@ -102,6 +104,7 @@ impl Ledger {
             request.blocks.extend(new.take((needed - held) as usize));
             open.taken.push((slot, needed - held));
         }
+        self.enter_saves(group);
     }
 
     /// Ends the open step of `group`: of each of its requests the first `accepted` tokens become
@@ -124,6 +127,7 @@ impl Ledger {
                 *progress = progress.after_step(part.accepted);
             }
         }
+        self.commit_saves(group, accepted);
         self.close(group);
         Ok(())
     }
@@ -184,6 +188,7 @@ impl Ledger {
                 Written::Rows => *progress = progress.after_step(0),
             }
         }
+        self.reject_saves(group);
         self.close(group);
     }
 

@@ -3,10 +3,11 @@
 use kernels_gpu::params::{
     CompressParams, ListClosingTokensParams, UpdateTableParams, WriteStateParams,
 };
-use kv_layout::geometry::{CompressorKind, CsaCompressor, csa_own_rows, hca_state_rows};
+use kv_layout::geometry::{CSA_RATIO, CompressorKind, CsaCompressor, csa_own_rows, hca_state_rows};
 
 use super::check_length;
 use super::gather::BlockTable;
+use super::state_copy::{CheckpointArguments, CheckpointRows};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{Compress, ListClosingTokens, UpdateTable, WriteState};
 
@@ -229,11 +230,32 @@ pub fn write_state<B: Backend>(
     which: CsaCompressor,
     update: &StateUpdate<'_, B>,
 ) -> Result<(), DeviceError> {
+    write_state_saving(stream, which, update, None)
+}
+
+/// As [`write_state`]; tokens that have a row in one of `checkpoints` go there too.
+///
+/// # Errors
+/// As [`write_state`]; [`DeviceError::Length`] for rows that no checkpoint has.
+pub fn write_state_saving<B: Backend>(
+    stream: &Stream<B>,
+    which: CsaCompressor,
+    update: &StateUpdate<'_, B>,
+    checkpoints: Option<&CheckpointRows<'_, B>>,
+) -> Result<(), DeviceError> {
     let StateUpdate { tokens, projections, ape, state } = *update;
     if tokens.count == 0 {
         return Ok(());
     }
     state.check(which.into())?;
+    let saved = match checkpoints {
+        None => CheckpointArguments::none(tokens.position, &state.rows.cast()?),
+        Some(rows) => {
+            let place = rows.image.halves[which as usize];
+            let bytes = 4 * u64::from(CSA_RATIO * CompressorKind::from(which).row_floats());
+            rows.arguments([(place, bytes), (place, bytes)])?
+        }
+    };
     let operation = WriteState {
         kv: projections.kv.ptr(),
         gate: projections.gate.ptr(),
@@ -242,9 +264,18 @@ pub fn write_state<B: Backend>(
         token_slot: tokens.slot.ptr(),
         token_remaining: tokens.remaining.ptr(),
         state: state.rows.ptr_mut(),
-        params: WriteStateParams { ring: state.ring, slots: state.slots, tokens: tokens.count },
+        token_checkpoint_row: saved.row,
+        checkpoints: saved.checkpoints,
+        params: WriteStateParams {
+            ring: state.ring,
+            slots: state.slots,
+            tokens: tokens.count,
+            checkpoints: saved.number,
+            checkpoint_units: saved.units,
+            image_units: saved.places[0],
+        },
     };
-    // SAFETY: the launch checks every buffer; the kernel leaves out
-    // slots outside the ring, and tokens whose row a later one takes.
+    // SAFETY: the launch checks every buffer, and a checkpoint has the compressor's rows; the kernel leaves out
+    // slots outside the ring, rows of no checkpoint, and tokens whose row a later one takes.
     unsafe { stream.launch(which, &operation) }
 }

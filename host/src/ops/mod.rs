@@ -19,7 +19,7 @@ mod swa;
 pub use compress::{
     Compression, CompressorWeights, StateRing, StateUpdate, StepProjections, StepTokens,
     TableUpdate, WorkList, WorkLists, compress, list_closing_tokens, plan_capacity, update_table,
-    write_state,
+    write_state, write_state_saving,
 };
 pub use decode::{CsaDecode, DecodeCompressor, DecodeStep, HcaDecode, decode_csa, decode_hca};
 pub use flush::{Flush, IndexKeys, KeyFlush, flush_csa};
@@ -37,10 +37,12 @@ pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
 pub use query_product::{QueryProduct, nvfp4_index_query};
 pub use state::{StateMove, StatePart, StateSlot, StateSource, reset_state, rotate_state};
 pub use state_copy::{
-    CheckpointCopy, CopyDirection, CopyPieces, JobWords, SlotCopy, StateArena, StateCopies,
-    copy_state,
+    CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, JobWords, LayerImage, SlotCopy,
+    StateArena, StateCopies, copy_state,
 };
-pub use swa::{GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, gather_swa};
+pub use swa::{
+    GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, append_swa_saving, gather_swa,
+};
 
 use crate::device::DeviceError;
 use crate::device::shape::check_length;

@@ -2,9 +2,10 @@
 
 use kernels_gpu::params::{AppendSwaParams, GatherSwaParams};
 use kv_layout::geometry::WINDOW;
-use kv_layout::main_row::MainFormat;
+use kv_layout::main_row::{DATA_BYTES, MainFormat};
 
 use super::check_length;
+use super::state_copy::{CheckpointArguments, CheckpointRows};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use kernels_gpu::launch::{AppendSwa, GatherSwa};
 
@@ -76,21 +77,51 @@ pub fn append_swa<B: Backend>(
     stream: &Stream<B>,
     append: &WindowAppend<'_, B>,
 ) -> Result<(), DeviceError> {
+    append_swa_saving(stream, append, None)
+}
+
+/// As [`append_swa`]; tokens that have a row in one of `checkpoints` go there too.
+///
+/// # Errors
+/// As [`append_swa`]; [`DeviceError::Length`] for rows that no checkpoint has.
+pub fn append_swa_saving<B: Backend>(
+    stream: &Stream<B>,
+    append: &WindowAppend<'_, B>,
+    checkpoints: Option<&CheckpointRows<'_, B>>,
+) -> Result<(), DeviceError> {
     let WindowAppend { kv, row, ring, faults, tokens } = *append;
     if tokens == 0 {
         return Ok(());
     }
     let rows = ring.rows()?;
+    let window = u64::from(WINDOW);
+    let bytes = [window * DATA_BYTES, window * ring.format.scale_bytes()];
+    let saved = match checkpoints {
+        None => CheckpointArguments::none(row, ring.data),
+        Some(rows) => {
+            let [data, scale] = rows.image.window;
+            rows.arguments([(data, bytes[0]), (scale, bytes[1])])?
+        }
+    };
     let operation = AppendSwa {
         kv: kv.ptr(),
         token_ring_row: row.ptr(),
         ring_data: ring.data.ptr_mut(),
         ring_scale: ring.scale.ptr_mut(),
+        token_checkpoint_row: saved.row,
+        checkpoints: saved.checkpoints,
         faults: faults.ptr_mut(),
-        params: AppendSwaParams { tokens, rows },
+        params: AppendSwaParams {
+            tokens,
+            rows,
+            checkpoints: saved.number,
+            checkpoint_units: saved.units,
+            data_units: saved.places[0],
+            scale_units: saved.places[1],
+        },
     };
-    // SAFETY: the launch checks every buffer; the kernel refuses
-    // rows outside the ring; work of one stream runs in order.
+    // SAFETY: the launch checks every buffer, and a checkpoint has the layer's rows; the kernel refuses
+    // rows outside the ring, and leaves out those of no checkpoint; work of one stream runs in order.
     unsafe { stream.launch(ring.format, &operation) }
 }
 

@@ -11,7 +11,7 @@ use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::ledger::{Ledger, StepPlan, StepRequest};
-use crate::ops::{self, TableUpdate, WorkLists};
+use crate::ops::{self, CopyDirection, StateCopies, TableUpdate, WorkLists};
 use crate::step_memory::StepMemory;
 use crate::step_meta::Section;
 
@@ -108,6 +108,7 @@ fn stage<B: Backend>(
     memory.lay_out(layout);
     let layers = core.config.group_layers(group);
     memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
+    memory.save_from_rings(stream, core, plan)?;
     Ok(plan)
 }
 
@@ -122,6 +123,25 @@ impl<B: Backend> StepMemory<B> {
             hca: &compressed.hca_runs(shape),
         };
         Ok(ops::list_closing_tokens(stream, &lists)?)
+    }
+
+    /// Queues the copies of rows that the step overwrites and a checkpoint keeps.
+    fn save_from_rings(
+        &self,
+        stream: &Stream<B>,
+        core: &Core<B>,
+        plan: StepPlan,
+    ) -> Result<(), KvError> {
+        let state = &core.memory.state;
+        let copies = StateCopies {
+            arena: &state.arena(),
+            pieces: state.trunk_pieces(),
+            jobs: self.sections.get(Section::Copies),
+            count: plan.saves.unwrap_or(0),
+            direction: CopyDirection::Save,
+            faults: core.memory.copy_faults(),
+        };
+        Ok(ops::copy_state(stream, &copies)?)
     }
 
     fn update_block_table(

@@ -68,7 +68,8 @@ impl<B: Backend> Access<'_, B> {
             ape: inputs.ape,
             state: &state,
         };
-        Ok(ops::write_state(self.stream, which, &update)?)
+        let checkpoints = self.checkpoint_rows();
+        Ok(ops::write_state_saving(self.stream, which, &update, checkpoints.as_ref())?)
     }
 }
 

@@ -151,7 +151,9 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let tokens = access.shape.tokens;
         let (kv, ring) = (&self.kv, &ring);
         let append = ops::WindowAppend { kv, row, ring, faults, tokens };
-        self.tracker.appended(ops::append_swa(access.stream, &append))?;
+        let checkpoints = access.checkpoint_rows();
+        let launch = ops::append_swa_saving(access.stream, &append, checkpoints.as_ref());
+        self.tracker.appended(launch)?;
         self.tracker.reached(LayerProgress::Finished);
         Ok(())
     }
@@ -171,6 +173,12 @@ impl<B: Backend> Access<'_, B> {
     /// The sliding-window ring.
     pub fn window(&self) -> Result<ops::SwaRing<'_, B>, KvError> {
         self.pools.window(&self.core.config)
+    }
+
+    /// The rows of checkpoints that the layer's launches write; `None` of a step that cannot save.
+    pub fn checkpoint_rows(&self) -> Option<ops::CheckpointRows<'_, B>> {
+        let row = self.section(Section::CheckpointRow);
+        (!row.is_empty()).then(|| self.core.memory.state.rows(self.pools.schema.layer, row))
     }
 
     /// Refuses window rows that do not cover the step.

@@ -7,7 +7,7 @@ use super::shape::StepShape;
 use crate::bucket::Bucket;
 use crate::device::{Backend, Memory, Stream};
 use crate::error::KvError;
-use crate::ledger::StepPlan;
+use crate::ledger::{StepPlan, may_save};
 
 impl<B: Backend> Group<'_, B> {
     /// Captures what `record` queues, of the layers it is handed and of the caller's own, as a graph
@@ -29,9 +29,10 @@ impl<B: Backend> Group<'_, B> {
         bucket.validate(&core.config)?;
         retained.extend(core.memory.memory().iter().chain(memory.memory()).cloned());
         let step_meta = memory.step_meta.buffer().ptr();
-        memory.lay_out(StepPlan::default().layout_in(Some(bucket)));
-        let whole =
-            (StepShape::of_bucket(bucket, &core.config), StepPlan::default(), Some(*bucket));
+        let saves = may_save(*group, &core.config).then_some(0);
+        let plan = StepPlan { saves, ..StepPlan::default() };
+        memory.lay_out(plan.layout_in(Some(bucket)));
+        let whole = (StepShape::of_bucket(bucket, &core.config), plan, Some(*bucket));
         let mut layers = Layers::new(core, memory, *group, stream, whole);
         let graph = stream.capture(retained, || record(&mut layers))?;
         let progress = layers.all_progress().to_vec();

@@ -2,8 +2,8 @@
 //! See docs/specification.md, section 6.
 
 use crate::args::{ResetState, RotateState, WriteState};
-use crate::params::RotateStateParams;
-use kv_layout::geometry::CSA_RATIO;
+use crate::params::{RotateStateParams, WriteStateParams};
+use kv_layout::geometry::{CSA_RATIO, WINDOW};
 use simt::thread;
 
 use super::{Half, HalfRows, Projections, Scores};
@@ -12,7 +12,7 @@ use super::{Half, HalfRows, Projections, Scores};
 const THREADS: u32 = 128;
 
 /// Writes each token's keys and scores to the rows of its halves, one block a token. Of a chunk longer than a
-/// half's ring it writes only the last rows, because earlier tokens share them.
+/// half's ring it writes only the last rows, because earlier tokens share them. Rows that a checkpoint keeps go there too.
 ///
 /// It must run after the chunk's entries were pooled: it overwrites rows that pooling reads.
 ///
@@ -29,7 +29,9 @@ pub unsafe fn write<const COLUMNS: u32>(args: WriteState) {
     unsafe {
         let slot = args.token_slot.load(u64::from(token));
         let remaining = args.token_remaining.load(u64::from(token)) as u32;
-        if slot < 0 || slot as u32 >= params.slots || remaining >= rows.ring(Half::Previous) {
+        let saved = checkpoint_row::<COLUMNS>(args, token);
+        let is_kept = remaining < rows.ring(Half::Previous);
+        if slot < 0 || slot as u32 >= params.slots || !(is_kept || saved.is_some()) {
             return;
         }
         let at = (args.token_position.load(u64::from(token)) as u32, slot as u32);
@@ -38,13 +40,41 @@ pub unsafe fn write<const COLUMNS: u32>(args: WriteState) {
             let (key, gate) = projections.own(token, column);
             let score = Scores::of_gate(gate, projections.bias(at.0, column)).value();
             let half = if column < COLUMNS / 2 { Half::Previous } else { Half::Own };
+            let channel = column % (COLUMNS / 2);
             if remaining < rows.ring(half) && half.is_kept(at.0) {
-                let channel = column % (COLUMNS / 2);
                 rows.store(args.state, at, half, channel, (key, score));
+            }
+            if let Some(row) = saved.filter(|_| half == Half::Previous) {
+                let to = row + u64::from(channel);
+                args.checkpoints.cast::<u32>().store_u32x4(to, key.map(f32::to_bits));
+                let scores = to + u64::from(COLUMNS / 2);
+                args.checkpoints.cast::<u32>().store_u32x4(scores, score.map(f32::to_bits));
             }
             column += 4 * THREADS;
         }
     }
+}
+
+/// The first element of the row that a token's previous half has in a checkpoint; `None` for a token that has none there:
+/// of the 128 tokens of which a checkpoint has window rows the last four have one.
+///
+/// # Safety
+/// As [`write`]; `token < tokens`.
+#[inline(always)]
+unsafe fn checkpoint_row<const COLUMNS: u32>(args: WriteState, token: u32) -> Option<u64> {
+    let WriteStateParams { checkpoints, checkpoint_units, image_units, .. } = args.params;
+    if checkpoints == 0 {
+        return None;
+    }
+    // SAFETY: there is a row a token where there are checkpoints.
+    let row = unsafe { args.token_checkpoint_row.load(u64::from(token)) }.cast_unsigned();
+    let (checkpoint, row) = (row / WINDOW, row % WINDOW);
+    // A row of -1 is of a checkpoint larger than any number of them.
+    let is_saved = checkpoint < checkpoints && row >= WINDOW - CSA_RATIO;
+    is_saved.then(|| {
+        let units = u64::from(checkpoint) * u64::from(checkpoint_units) + u64::from(image_units);
+        units * (256 / 4) + u64::from(row - (WINDOW - CSA_RATIO)) * u64::from(COLUMNS)
+    })
 }
 
 /// Moves the rows of consecutive positions into slot `to`, each to the ring row of its position.

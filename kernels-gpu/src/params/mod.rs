@@ -39,6 +39,14 @@ parameters! {
         tokens,
         /// Rows of the ring planes, slots times ring; a row beyond them is a fault, not a write.
         rows,
+        /// Checkpoints; 0 = no token has a row in one. A row beyond them is left out.
+        checkpoints,
+        /// Units of 256 bytes of a checkpoint.
+        checkpoint_units,
+        /// Those of it before the layer's data rows, of which it has 128.
+        data_units,
+        /// Those of it before the layer's scale rows.
+        scale_units,
     }
 }
 
@@ -158,6 +166,12 @@ parameters! {
         slots,
         /// Tokens of the step.
         tokens,
+        /// Checkpoints; 0 = no token has a row in one. A row beyond them is left out.
+        checkpoints,
+        /// Units of 256 bytes of a checkpoint.
+        checkpoint_units,
+        /// Those of it before the compressor's rows, of which it has 4.
+        image_units,
     }
 }
 

@@ -21,8 +21,12 @@ macro_rules! state_rows {
                 token_slot: const i32 [p.tokens],
                 /// `[step]` tokens of the same request that follow the token in the step.
                 token_remaining: const i32 [p.tokens],
+                /// `[tokens]` row each token has in a checkpoint, 128 times the checkpoint more; -1 = none.
+                token_checkpoint_row: const i32 [if p.checkpoints > 0 { p.tokens } else { 0 }],
                 /// `[slots, rows of both rings, columns]` f32.
-                state: mut f32 align 16 [p.slots, csa_state_rows(p.ring), 2 * f.channels()];
+                state: mut f32 align 16 [p.slots, csa_state_rows(p.ring), 2 * f.channels()],
+                /// `[checkpoints, checkpoint_units, 256]` u8.
+                checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_units, 256];
                 WriteStateParams
             )
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90,

@@ -13,10 +13,14 @@ macro_rules! window_rows {
                 kv: const u16 align 16 [p.tokens, HEAD_DIM],
                 /// `[tokens]` row of the ring planes each token goes to; -1 = none.
                 token_ring_row: const i32 [p.tokens],
+                /// `[tokens]` row each token has in a checkpoint, 128 times the checkpoint more; -1 = none.
+                token_checkpoint_row: const i32 [if p.checkpoints > 0 { p.tokens } else { 0 }],
                 /// `[rows, 576]` u8, the data plane.
                 ring_data: mut u8 align 16 [p.rows, DATA_BYTES],
                 /// `[rows, scale_bytes]` u8, the scale plane.
                 ring_scale: mut u8 align 4 [p.rows, f.scale_bytes() as u32],
+                /// `[checkpoints, checkpoint_units, 256]` u8.
+                checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_units, 256],
                 /// `[1]` count of tokens refused because their row is out of range.
                 faults: mut u32 [1];
                 AppendSwaParams

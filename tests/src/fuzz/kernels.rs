@@ -163,7 +163,11 @@ macro_rules! scalars {
 }
 
 scalars! {
-    AppendSwa: |c, _| AppendSwaParams { tokens: c.range(0, 9), rows: c.range(0, 300) }
+    AppendSwa: |c, _| AppendSwaParams {
+        tokens: c.range(0, 9), rows: c.range(0, 300), checkpoints: c.range(0, 3),
+        // Of one layer: 128 rows of data, and of scales.
+        checkpoint_units: 288 + 4, data_units: 0, scale_units: 288,
+    }
     GatherSwa: |c, _| GatherSwaParams {
         first: c.range(0, 3), tokens: c.range(0, 4), ring: c.range(128, 140), slots: c.range(0, 3),
     }
@@ -179,7 +183,8 @@ scalars! {
         part: c.one_of(&[CompressHcaParams::GOING_ON, CompressHcaParams::STARTING]),
     }
     WriteState: |c, _| WriteStateParams {
-        ring: c.range(4, 8), slots: c.range(0, 2), tokens: c.range(0, 9),
+        ring: c.range(4, 8), slots: c.range(0, 2), tokens: c.range(0, 9), checkpoints: c.range(0, 3),
+        checkpoint_units: 64 + 3, image_units: c.range(0, 3),
     }
     RotateState: |c, _| RotateStateParams {
         rows: c.range(0, 8),

@@ -234,6 +234,11 @@ suite! {
         what_cannot_be_copied_changes_nothing,
         jobs_out_of_range_are_counted,
     }
+    step::saves {
+        any_cut_saves_the_same,
+        only_what_is_committed_is_saved,
+        draft_windows_that_were_not_saved_are_zero,
+    }
     step::cuts {
         some_lengths,
     }

@@ -88,6 +88,13 @@ impl<T: Access> Pointer<T> {
         Pointer { allocation, offset, argument, element: PhantomData }
     }
 
+    /// The pointer to element `i`.
+    #[inline(always)]
+    pub fn skip(self, i: u64) -> Self {
+        let offset = i.saturating_mul(size_of::<T>() as u64).saturating_add(self.offset);
+        Self { offset, ..self }
+    }
+
     /// The `bytes` bytes at element `i`, in bounds and aligned to their number.
     #[inline(always)]
     #[track_caller]

@@ -32,6 +32,12 @@ impl<T: Access> Pointer<T> {
         Pointer(self.0.cast())
     }
 
+    /// The pointer to element `i`.
+    #[inline(always)]
+    pub fn skip(self, i: u64) -> Self {
+        Self(self.0.wrapping_add(i as usize))
+    }
+
     /// Address of element `i` in the global state space, which inline asm addresses.
     ///
     /// # Safety

@@ -126,6 +126,7 @@ impl Model {
             requests: step.len() as u32,
             context: step.iter().map(|part| part.start + part.tokens).max().unwrap_or(0),
             new_blocks: step.iter().map(new).sum(),
+            saves: None,
         }
     }
 

@@ -173,7 +173,7 @@ pub fn a_restored_request_goes_on_as_if_alone<B: Backend>(device: &Device<B>) {
             });
             let saves = [(a, boundary as u32)];
             let saved = fed.manager.save_checkpoints(&fed.stream, &saves).unwrap().remove(0);
-            assert_eq!((saved.boundary(), saved.draft()), (boundary as u32, boundary as u32));
+            assert_eq!((saved.boundary(), saved.has_draft()), (boundary as u32, true));
             copy_blocks(&mut fed, &story, a, b, boundary);
             fed.manager.release(a).unwrap();
             fed.manager.restore_checkpoint(&fed.stream, b, &saved).unwrap();

@@ -14,4 +14,5 @@ pub mod poison_keys;
 pub mod pro_step;
 pub mod refusals;
 pub mod rotary;
+pub mod saves;
 pub mod tensors;

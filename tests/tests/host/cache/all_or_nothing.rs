@@ -112,11 +112,12 @@ fn a_cache_is_made_whole_or_not_at_all() {
         num_blocks: 2,
         max_step_tokens: 16,
         max_context: 256,
+        num_checkpoints: 1,
         poison: true,
         ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
     };
     let mut refused = std::collections::BTreeSet::new();
-    for memory in (0..).step_by(2048) {
+    for memory in (0..).step_by(512) {
         let device = EmuDevice::new(EmuOptions { memory, seed: 0 });
         match KvCacheManager::new(device.clone(), config.clone()) {
             Ok(_) => break,
@@ -127,7 +128,9 @@ fn a_cache_is_made_whole_or_not_at_all() {
         }
         assert_eq!(device.free_memory().unwrap(), memory, "with {memory} bytes");
     }
-    for label in ["the pools of the layers", "poison records", "step metadata", "entries"] {
+    let labels =
+        ["the pools of the layers", "checkpoints", "poison records", "step metadata", "entries"];
+    for label in labels {
         assert!(refused.contains(label), "{label} of {refused:?}");
     }
 }

@@ -87,8 +87,9 @@ fn a_request_keeps_its_blocks_and_gives_them_back() {
     let step =
         [StepRequest { id: a, start: 0, tokens: 300 }, StepRequest { id: b, start: 0, tokens: 3 }];
     let plan = begin(&mut ledger, &mut array, &step).unwrap();
-    let want =
-        StepPlan { tokens: 303, tokens_per_request: 300, requests: 2, context: 300, new_blocks: 3 };
+    let (tokens, tokens_per_request, context) = (303, 300, 300);
+    let (requests, new_blocks, saves) = (2, 3, None);
+    let want = StepPlan { tokens, tokens_per_request, requests, context, new_blocks, saves };
     assert_eq!(plan, want);
     commit(&mut ledger, &[(b, 3), (a, 300)]).unwrap();
     let held: Vec<_> = ledger.block_table(a).unwrap().collect();
