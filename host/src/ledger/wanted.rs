@@ -1,0 +1,63 @@
+//! Where requests are to be saved, and what has been.
+
+use serde::Serialize;
+
+use super::open_step::Mark;
+use crate::checkpoints::SavedCheckpoint;
+use crate::config::CacheConfig;
+use crate::ids::{LayerGroup, RequestId, SlotId};
+use crate::step_meta::StepLayout;
+
+/// Whether steps of a group may save: the trunk's, in a cache with checkpoints.
+pub(crate) fn may_save(group: LayerGroup, config: &CacheConfig) -> bool {
+    group == LayerGroup::Trunk && config.num_checkpoints > 0
+}
+
+/// The largest layout of the StepMeta of a group's steps.
+pub(crate) fn largest_layout(group: LayerGroup, config: &CacheConfig) -> StepLayout {
+    let layout = StepLayout::largest(config.max_step_tokens, config.max_requests);
+    // Of a request's checkpoints in a step only the first has rows from before it.
+    if may_save(group, config) { layout.saving(config.max_requests) } else { layout }
+}
+
+/// Where requests are to be saved.
+#[derive(Debug, Serialize)]
+pub(super) struct Saves {
+    /// By slot: the positions, upwards.
+    pub wanted: Vec<Vec<u32>>,
+    /// Requests that have passed a position in a step that could not save there.
+    #[serde(skip)]
+    pub due: Vec<(RequestId, u32)>,
+    /// Saved by committed steps, and not yet handed out.
+    #[serde(skip)]
+    pub saved: Vec<(RequestId, SavedCheckpoint)>,
+    /// What the step that was checked last saves. Scratch.
+    #[serde(skip)]
+    pub marks: Vec<Mark>,
+}
+
+impl Saves {
+    /// None; in a cache without checkpoints there will be none.
+    pub fn new(config: &CacheConfig) -> Self {
+        let slots = if config.num_checkpoints > 0 { config.max_requests } else { 0 };
+        let wanted = (0..slots).map(|_| Vec::new()).collect();
+        Self { wanted, due: Vec::new(), saved: Vec::new(), marks: Vec::new() }
+    }
+
+    /// Positions at which the request in a slot is to be saved.
+    pub fn of(&self, slot: SlotId) -> &[u32] {
+        self.wanted.get(slot.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn add(&mut self, slot: SlotId, boundary: u32) {
+        let Some(wanted) = self.wanted.get_mut(slot.0 as usize) else { return };
+        if let Err(at) = wanted.binary_search(&boundary) {
+            wanted.insert(at, boundary);
+        }
+    }
+
+    /// The request is not to be saved any more.
+    pub fn forget(&mut self, slot: SlotId) {
+        self.wanted.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);
+    }
+}
