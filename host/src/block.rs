@@ -25,6 +25,53 @@ impl Block {
     }
 }
 
+/// A block that others use too, so that nobody writes it. Who shares it keeps it from being freed; this only says which
+/// one it is.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct SharedBlock(BlockId);
+
+/// A block of a request.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum Held {
+    /// The request alone writes and reads it.
+    Own(Block),
+    /// Written by whoever had it before; only read.
+    Shared(SharedBlock),
+}
+
+impl Held {
+    /// A block that somebody keeps.
+    pub const fn shared(block: &Block) -> Self {
+        Self::Shared(SharedBlock(block.0))
+    }
+
+    /// Which block it is.
+    pub const fn id(&self) -> BlockId {
+        match self {
+            Self::Own(Block(id)) | Self::Shared(SharedBlock(id)) => *id,
+        }
+    }
+
+    /// Whether the request alone has it.
+    pub const fn is_own(&self) -> bool {
+        matches!(self, Self::Own(_))
+    }
+
+    /// The block, if the request alone has it.
+    pub fn into_own(self) -> Option<Block> {
+        match self {
+            Self::Own(block) => Some(block),
+            Self::Shared(_) => None,
+        }
+    }
+
+    /// Makes the block a shared one; who shares it gets it, unless it was shared already.
+    pub fn share(&mut self) -> Option<Block> {
+        let shared = Self::Shared(SharedBlock(self.id()));
+        std::mem::replace(self, shared).into_own()
+    }
+}
+
 /// The blocks that nobody holds. Taking and giving back are O(1) and allocate nothing.
 #[derive(Debug, Serialize)]
 pub struct BlockPool {

@@ -35,6 +35,13 @@ pub struct CacheConfig {
     /// ([`crate::checkpoints`]).
     #[serde(default)]
     pub num_checkpoints: u32,
+    /// Tokens between the checkpoints that are taken of a prompt besides those at its end and where it leaves what is
+    /// there: a multiple of 128, or 0 for none.
+    #[serde(default = "checkpoint_interval")]
+    pub checkpoint_interval: u32,
+    /// Most bytes of blocks and checkpoints that leases keep ([`crate::Ledger::pin`]).
+    #[serde(default)]
+    pub lease_bytes: u64,
     /// Requests that can be suspended at once, each with the state of a slot.
     #[serde(default)]
     pub max_suspended: u32,
@@ -68,6 +75,8 @@ impl CacheConfig {
             max_context,
             max_step_tokens: 8192,
             num_checkpoints: 0,
+            checkpoint_interval: checkpoint_interval(),
+            lease_bytes: 0,
             max_suspended: 0,
             poison: false,
         }
@@ -100,6 +109,7 @@ impl CacheConfig {
         range("max_requests", self.max_requests, 1, Self::MAX_REQUESTS)?;
         range("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
         range("num_checkpoints", self.num_checkpoints, 0, Self::MAX_CHECKPOINTS)?;
+        range("checkpoint_interval modulo 128", self.checkpoint_interval % BLOCK_TOKENS, 0, 0)?;
         range("max_suspended", self.max_suspended, 0, Self::MAX_REQUESTS)?;
         range("max_context", self.max_context, 1, self.model.max_context.min(MAX_CONTEXT))?;
         range("max_step_tokens", self.max_step_tokens, 1, 1 << 20)?;
@@ -140,4 +150,9 @@ impl CacheConfig {
     pub const fn max_blocks_per_request(&self) -> u32 {
         self.max_context.div_ceil(BLOCK_TOKENS)
     }
+}
+
+/// Measured on traces: see decision D31 of the architecture.
+const fn checkpoint_interval() -> u32 {
+    2048
 }

@@ -18,6 +18,7 @@
 //! | [`ops`] | single operations: shapes checked, kernels launched |
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
+//! | [`reuse`] | requests that go on from what earlier ones have computed |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -117,6 +118,7 @@ pub mod pool_kind;
 mod pools;
 pub mod ptx;
 mod requests;
+pub mod reuse;
 pub mod rope;
 pub mod schema;
 pub mod state;
@@ -141,7 +143,7 @@ pub use indexer::{
     CsaIndexer, IndexerWeights, IndexerWorkspace, QueryValues, QueryWeight, WorkspaceLimits,
     WorkspaceSize,
 };
-pub use ledger::{Accepted, Ledger, StepPlan, StepRequest};
+pub use ledger::{Accepted, Admission, Ledger, Prompt, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
 pub use pool_kind::PoolKind;
 pub use step::{CapturedStep, Launches, Layers, Step};

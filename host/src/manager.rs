@@ -81,7 +81,7 @@ impl<B: Backend> KvCacheManager<B> {
         {
             memory.reject_leaked_step(&mut ledger, group);
             if core.config.poison {
-                ledger.block_table(id)?.for_each(|block| memory.freed.add_block(block));
+                ledger.own_blocks(id)?.for_each(|block| memory.freed.add_block(block));
                 memory.freed.add_slot(id.slot());
             }
         }

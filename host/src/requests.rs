@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::block::Block;
+use crate::block::Held;
 use crate::ids::{LedgerId, RequestId, SlotId};
 
 /// How far a request is in one layer group.
@@ -37,7 +37,7 @@ impl Progress {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Request {
     /// Its blocks, in the order of its tokens: the block table.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<Held>,
     /// By [`crate::LayerGroup::index`].
     pub groups: [Progress; 2],
 }
@@ -124,7 +124,7 @@ impl Requests {
     }
 
     /// Gives the slot up; the request's blocks, the last one first, or `None` if there is no such request.
-    pub fn release(&mut self, id: RequestId) -> Option<impl Iterator<Item = Block>> {
+    pub fn release(&mut self, id: RequestId) -> Option<impl Iterator<Item = Held>> {
         self.get(id)?;
         self.free.push(id.slot());
         let Slot { turns, request, .. } = &mut self.slots[id.slot().0 as usize];

@@ -118,7 +118,7 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Rejects steps that were leaked: none borrows the cache any more.
-    fn reject_leaked_steps(&mut self) {
+    pub(crate) fn reject_leaked_steps(&mut self) {
         let (core, trunk, draft) = self.parts();
         let mut ledger = core.ledger();
         for (group, memory) in LayerGroup::ALL.into_iter().zip(std::iter::once(trunk).chain(draft))

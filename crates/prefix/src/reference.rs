@@ -77,6 +77,15 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Adopted { reference, reused, matched }
     }
 
+    /// One more reference at the same place, for a request that goes on from the same tokens.
+    ///
+    /// # Errors
+    /// [`Foreign`].
+    pub fn refer_again(&mut self, at: &Reference) -> Result<Reference, Foreign> {
+        let place = self.place_of(at, at.depth)?;
+        Ok(self.reference(place, at.depth))
+    }
+
     /// The checkpoint at the end of what was adopted, to go on from.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Which steps are refused. Checking changes nothing but scratch memory.
+//! Which steps are refused. Checking changes nothing but scratch memory, and evicts what an accepted step needs.
 
 use super::Ledger;
 use super::open_step::{Growth, StepPlan, StepRequest};
@@ -52,8 +52,9 @@ impl Ledger {
         if tokens > u64::from(limits.tokens) {
             return Err(KvError::StepTooLong { tokens, limit: limits.tokens, by });
         }
-        if new_blocks > self.blocks.free() {
-            return Err(KvError::OutOfBlocks { needed: new_blocks, free: self.blocks.free() });
+        if new_blocks > self.blocks.free() && !self.make_room(new_blocks) {
+            let free = self.blocks.free() + self.evictable_blocks();
+            return Err(KvError::OutOfBlocks { needed: new_blocks, free });
         }
         let requests = step.len() as u32;
         let (tokens, saves) = (tokens as u32, None);

@@ -8,12 +8,18 @@
 //! | `open_step.rs` | what a step is to the ledger |
 //! | `wanted.rs` | where requests are to be saved |
 //! | `saves.rs` | which steps save them |
+//! | `shared.rs` | what requests share: the prefix tree |
+//! | `sharing.rs` | what a prompt goes on from, and what becomes the tree's |
+//! | `room.rs` | what nobody refers to: evicted, or kept for a time |
 //! | `state.rs` | checkpoints of requests |
 //! | `step.rs` | a step: begin, commit, reject |
 
 mod check;
 mod open_step;
+mod room;
 mod saves;
+mod shared;
+mod sharing;
 mod state;
 mod step;
 mod wanted;
@@ -23,7 +29,7 @@ use serde::Serialize;
 
 pub use open_step::{Accepted, StepPlan, StepRequest, Written};
 
-use crate::block::{self, BlockPool};
+use crate::block::{self, BlockPool, Held};
 use crate::checkpoints::CheckpointPool;
 use crate::config::CacheConfig;
 use crate::error::KvError;
@@ -32,6 +38,8 @@ use crate::limits::StepLimits;
 use crate::requests::{Progress, Request, Requests};
 use crate::step_meta::StepLayout;
 use open_step::{Growth, OpenStep};
+pub use shared::{Admission, Prompt};
+use shared::{Sharing, Unowned};
 use wanted::Saves;
 pub(crate) use wanted::{largest_layout, may_save};
 
@@ -56,6 +64,11 @@ pub struct Ledger {
     growing: Vec<Growth>,
     /// Where requests are to be saved.
     saves: Saves,
+    /// What requests share; `None` if nothing can be.
+    #[serde(skip)]
+    sharing: Option<Box<Sharing>>,
+    #[serde(skip)]
+    unowned: Unowned,
     /// Blocks in a request's row of the block table.
     max_blocks: u32,
     /// What the cache is configured for.
@@ -71,6 +84,7 @@ impl Ledger {
     /// [`KvError::Config`] or [`KvError::DraftLayerKind`] if a setting is out of range.
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         config.validate()?;
+        let has_entries = config.model.layers.iter().any(|&kind| kind != LayerKind::Swa);
         let most_blocks = config.max_blocks_per_request().min(config.num_blocks);
         Ok(Self {
             blocks: BlockPool::new(config.num_blocks),
@@ -80,10 +94,12 @@ impl Ledger {
             largest_layout: largest_layout(LayerGroup::Trunk, config),
             max_blocks: config.max_blocks_per_request(),
             ring: swa_ring_rows(config.step_tokens_with_rollback()),
-            has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
+            has_entries,
             has_drafts: !config.group_layers(LayerGroup::Draft).is_empty(),
             growing: Vec::with_capacity(config.max_requests as usize),
             saves: Saves::new(config),
+            sharing: Sharing::new(config, has_entries),
+            unowned: Unowned::new(config),
             limits: StepLimits::of_cache(config),
             rollback_tokens: config.step_tokens_with_rollback(),
         })
@@ -97,7 +113,7 @@ impl Ledger {
         self.requests.admit().ok_or(KvError::NoFreeSlot { slots: self.limits.requests })
     }
 
-    /// Ends a request and frees what it held.
+    /// Ends a request and frees what it held; what it shares stays with who else uses it, or until room is needed.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`]; [`KvError::RequestInStep`] while a
@@ -105,10 +121,12 @@ impl Ledger {
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
         self.request(id)?;
         self.check_in_no_step(id)?;
+        self.stop_sharing(id.slot());
         self.saves.forget(id.slot());
         let Self { requests, blocks, .. } = self;
         // In reverse, so that the block taken last is the one taken next.
-        requests.release(id).into_iter().flatten().for_each(|block| blocks.give_back(block));
+        let held = requests.release(id).into_iter().flatten();
+        held.filter_map(Held::into_own).for_each(|block| blocks.give_back(block));
         Ok(())
     }
 
@@ -182,7 +200,7 @@ impl Ledger {
         &self,
         id: RequestId,
     ) -> Result<impl ExactSizeIterator<Item = BlockId>, KvError> {
-        self.request(id).map(|request| request.blocks.iter().map(block::Block::id))
+        self.request(id).map(|request| request.blocks.iter().map(Held::id))
     }
 
     /// Blocks that are free.

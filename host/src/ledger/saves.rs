@@ -37,7 +37,8 @@ impl Ledger {
     }
 
     /// What committed steps and [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted) saved since the last
-    /// call, in the order in which requests passed the positions.
+    /// call, in the order in which requests passed the positions. Of a request that was admitted with its prompt
+    /// nothing: that belongs to the prefix tree.
     pub fn take_saved(&mut self) -> impl Iterator<Item = (RequestId, SavedCheckpoint)> {
         self.saves.saved.drain(..)
     }
@@ -47,6 +48,7 @@ impl Ledger {
     pub(crate) fn take_due(&mut self) -> Vec<(RequestId, u32)> {
         let mut due = std::mem::take(&mut self.saves.due);
         due.retain(|&(id, boundary)| self.check_save(id, boundary).is_ok());
+        self.make_room_for_saves(due.len() as u32);
         due.truncate(self.checkpoints.free() as usize);
         due
     }
@@ -54,6 +56,7 @@ impl Ledger {
     /// Takes note of what was saved after a step.
     pub(crate) fn add_saved(&mut self, saved: impl Iterator<Item = (RequestId, SavedCheckpoint)>) {
         self.saves.saved.extend(saved);
+        self.attach_saved();
     }
 
     /// Which checkpoints a step that was checked will write: positions inside its chunks, while checkpoints are free.
@@ -69,6 +72,9 @@ impl Ledger {
             return plan;
         }
         let most = bucket.map_or(plan.tokens_per_request, |bucket| bucket.tokens_per_request);
+        if most > self.rollback_tokens {
+            self.make_room_for_saves(self.wanted_in(step));
+        }
         // A step of few tokens a request has one launch a layer, which does not save.
         let free = if most <= self.rollback_tokens { 0 } else { self.checkpoints.free() as usize };
         let Saves { wanted, marks, .. } = &mut self.saves;

@@ -84,6 +84,7 @@ impl Ledger {
         let draft = if self.has_drafts { at } else { Progress::default() };
         self.request_mut(id)?.groups = [at, draft];
         self.saves.forget(id.slot());
+        self.continue_sharing(id.slot(), boundary);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use super::Ledger;
 use super::open_step::{Accepted, Growth, OpenStep, StepPlan, StepRequest, Written};
+use crate::block::Held;
 use crate::bucket::Bucket;
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
@@ -100,7 +101,7 @@ impl Ledger {
         open.slots.extend(step.iter().map(|part| part.id.slot()));
         for Growth { slot, held, needed } in growing.drain(..) {
             let Some(request) = requests.of_slot_mut(slot) else { continue };
-            let new = std::iter::from_fn(|| blocks.take());
+            let new = std::iter::from_fn(|| blocks.take()).map(Held::Own);
             request.blocks.extend(new.take((needed - held) as usize));
             open.taken.push((slot, needed - held));
         }
@@ -128,6 +129,7 @@ impl Ledger {
             }
         }
         self.commit_saves(group, accepted);
+        self.register(group, accepted);
         self.close(group);
         Ok(())
     }
@@ -175,7 +177,7 @@ impl Ledger {
         for &(slot, taken) in taken.iter().rev() {
             let Some(request) = requests.of_slot_mut(slot) else { continue };
             for _ in 0..taken {
-                let Some(block) = request.blocks.pop() else { break };
+                let Some(block) = request.blocks.pop().and_then(Held::into_own) else { break };
                 returned(block.id());
                 blocks.give_back(block);
             }

@@ -56,8 +56,17 @@ impl Saves {
         }
     }
 
+    /// What was saved of the requests that `is_wanted` says.
+    pub fn extract_saved(
+        &mut self,
+        mut is_wanted: impl FnMut(RequestId) -> bool,
+    ) -> impl Iterator<Item = (RequestId, SavedCheckpoint)> {
+        self.saved.extract_if(.., move |(id, _)| is_wanted(*id))
+    }
+
     /// The request is not to be saved any more.
     pub fn forget(&mut self, slot: SlotId) {
         self.wanted.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);
+        self.due.retain(|(id, _)| id.slot() != slot);
     }
 }

@@ -234,6 +234,12 @@ suite! {
         what_cannot_be_copied_changes_nothing,
         jobs_out_of_range_are_counted,
     }
+    step::reuse {
+        reuse_equals_computing,
+        a_junction_is_reused_by_the_third,
+        the_same_prompt_twice_at_once,
+        what_is_evicted_is_computed_again,
+    }
     step::saves {
         any_cut_saves_the_same,
         only_what_is_committed_is_saved,

@@ -13,6 +13,7 @@ pub mod poison;
 pub mod poison_keys;
 pub mod pro_step;
 pub mod refusals;
+pub mod reuse;
 pub mod rotary;
 pub mod saves;
 pub mod tensors;

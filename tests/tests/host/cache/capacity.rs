@@ -49,6 +49,8 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             max_step_tokens: steps.1,
             num_checkpoints: state.0,
             max_suspended: state.1,
+            checkpoint_interval: 0,
+            lease_bytes: 0,
             poison: false,
         },
     )

@@ -7,4 +7,5 @@ mod identity;
 mod ledger;
 mod selection;
 mod sent;
+mod sharing;
 mod threads;

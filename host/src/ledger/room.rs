@@ -1,0 +1,88 @@
+//! What nobody refers to: evicted for requests that run, or kept for a time.
+
+use std::time::Duration;
+
+use dsv4_kv_prefix::{Counts, Lease, Need, PinRefused, ReuseStats, RootKey};
+
+use super::Ledger;
+use super::open_step::StepRequest;
+use super::shared::Prompt;
+
+impl Ledger {
+    /// Evicts until so many blocks are free, if that can be.
+    pub(super) fn make_room(&mut self, blocks: u32) -> bool {
+        let short = blocks.saturating_sub(self.blocks.free());
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return short == 0 };
+        let need = Need { blocks: short, checkpoints: 0 };
+        sharing.tree.evict(need, |freed| pools.take_back(freed)).is_ok()
+    }
+
+    /// Evicts so that up to so many checkpoints are free.
+    pub(super) fn make_room_for_saves(&mut self, saves: u32) {
+        let short = saves.saturating_sub(self.checkpoints.free());
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
+        let checkpoints = short.min(sharing.tree.counts().evictable_checkpoints);
+        let evicted =
+            sharing.tree.evict(Need { blocks: 0, checkpoints }, |freed| pools.take_back(freed));
+        debug_assert!(evicted.is_ok(), "so many can be evicted: {evicted:?}");
+    }
+
+    /// Checkpoints that a step would save, were they free.
+    pub(super) fn wanted_in(&self, step: &[StepRequest]) -> u32 {
+        let wanted = |part: &StepRequest| {
+            let wanted = self.saves.of(part.id.slot()).iter();
+            wanted.filter(|&&at| (part.start + 1..=part.start + part.tokens).contains(&at)).count()
+        };
+        step.iter().map(|part| wanted(part) as u32).sum()
+    }
+
+    /// Blocks that nobody refers to, and that a step may take when no others are free.
+    #[must_use]
+    pub fn evictable_blocks(&self) -> u32 {
+        self.tree_counts().evictable_blocks
+    }
+
+    /// What the prefix tree has.
+    #[must_use]
+    pub fn tree_counts(&self) -> Counts {
+        self.sharing.as_ref().map_or(Counts::default(), |sharing| sharing.tree.counts())
+    }
+
+    /// Tokens of prompts that were reused, and why others were not.
+    #[must_use]
+    pub fn reuse_stats(&self) -> ReuseStats {
+        self.sharing.as_ref().map_or(ReuseStats::default(), |sharing| sharing.tree.stats())
+    }
+
+    /// Keeps the blocks and checkpoints of the whole blocks of a prefix, down to its deepest checkpoint, until
+    /// [`Self::expire`] is called with a later time. Times count from whenever the caller likes.
+    ///
+    /// # Errors
+    /// [`PinRefused`], also if nothing can be shared in this cache.
+    pub fn pin(&mut self, prefix: &Prompt<'_>, until: Duration) -> Result<Lease, PinRefused> {
+        self.attach_saved();
+        let sharing = self.sharing.as_mut().ok_or(PinRefused::NothingThere)?;
+        let root = RootKey::new(prefix.salt, prefix.adapter, &sharing.model);
+        sharing.tree.pin(&root, prefix.tokens, until)
+    }
+
+    /// Ends a lease; `false` if its time had ended it, or it is another cache's.
+    pub fn unpin(&mut self, lease: Lease) -> bool {
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return false };
+        sharing.tree.unpin(lease, |freed| pools.take_back(freed)).unwrap_or(false)
+    }
+
+    /// Ends the leases whose time is before `now`; how many.
+    pub fn expire(&mut self, now: Duration) -> usize {
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return 0 };
+        sharing.tree.expire(now, |freed| pools.take_back(freed))
+    }
+
+    /// Counts everything in the prefix tree again, for tests.
+    ///
+    /// # Errors
+    /// What is not as it must be.
+    pub fn audit(&self) -> Result<(), String> {
+        self.sharing.as_ref().map_or(Ok(()), |sharing| sharing.tree.audit())
+    }
+}

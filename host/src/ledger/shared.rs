@@ -1,0 +1,151 @@
+//! What requests share: the prefix tree, and each request's place in it.
+
+use dsv4_kv_prefix::{
+    Checkpoints, Freed, Limits, Origin, Placement, PrefixTree, Reference, ScoredLru,
+};
+use kv_layout::geometry::BLOCK_TOKENS;
+
+use crate::block::{Block, BlockPool};
+use crate::checkpoints::{CheckpointPool, SavedCheckpoint};
+use crate::config::CacheConfig;
+use crate::ids::{BlockId, RequestId, SlotId};
+use crate::schema::Schema;
+use crate::state_layout;
+
+/// Tokens of a block, as the tree counts them.
+pub(super) const BLOCK: usize = BLOCK_TOKENS as usize;
+/// Evicted blocks that are remembered, to tell why tokens were not reused.
+const REMEMBERED: u32 = 1 << 16;
+
+type Tree = PrefixTree<Block, SavedCheckpoint, ScoredLru, BLOCK>;
+type FreedUnit = Freed<Block, SavedCheckpoint>;
+
+/// What a request begins with, and with whom it may share that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prompt<'p> {
+    /// Token ids.
+    pub tokens: &'p [u32],
+    /// Only requests with the same salt share anything. Who sets it decides who may find out by the time that a request
+    /// takes what others have asked.
+    pub salt: &'p [u8],
+    /// What else must be the same: an adapter, or whatever makes other bytes of the same tokens.
+    pub adapter: &'p [u8],
+}
+
+/// A request that was admitted with its prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The request.
+    pub id: RequestId,
+    /// Tokens that it has already, and that are not to be computed: its first step starts there.
+    pub reused: u32,
+    /// Tokens of its prompt whose blocks are there. Those from `reused` on are computed again, since no checkpoint is
+    /// at or below their end.
+    pub matched: u32,
+}
+
+/// What requests share, in a cache with checkpoints.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    pub tree: Tree,
+    pub placement: Placement,
+    /// What is the same for all requests of this cache: model and formats.
+    pub model: Vec<u8>,
+    /// By slot.
+    pub sharers: Vec<Option<Sharer>>,
+}
+
+/// Blocks that the tree gave up since they were last asked for; of a cache that is poisoned.
+#[derive(Debug)]
+pub(super) struct Unowned {
+    pub blocks: Vec<BlockId>,
+    poison: bool,
+}
+
+impl Unowned {
+    /// None.
+    pub fn new(config: &CacheConfig) -> Self {
+        Self { blocks: Vec::new(), poison: config.poison }
+    }
+}
+
+/// A request that shares.
+#[derive(Debug)]
+pub(super) struct Sharer {
+    /// At the end of what is registered of it.
+    pub reference: Reference,
+    /// The tokens behind that.
+    pub tokens: Vec<u32>,
+    /// Where it is to be saved.
+    pub checkpoints: Checkpoints,
+    /// Whether all of its tokens were told.
+    pub is_told: bool,
+}
+
+/// What a ledger lends out while the tree gives something up.
+pub(super) struct Pools<'l> {
+    pub blocks: &'l mut BlockPool,
+    pub checkpoints: &'l mut CheckpointPool,
+    pub unowned: &'l mut Unowned,
+}
+
+impl Pools<'_> {
+    pub fn take_back(&mut self, freed: FreedUnit) {
+        match freed {
+            Freed::Block(block) => {
+                if self.unowned.poison {
+                    self.unowned.blocks.push(block.id());
+                }
+                self.blocks.give_back(block);
+            }
+            Freed::Checkpoint(checkpoint) => self.checkpoints.give_back(checkpoint),
+        }
+    }
+}
+
+impl Sharing {
+    /// `None` in a cache without checkpoints, or whose layers store no entries: nothing can be shared there.
+    pub fn new(config: &CacheConfig, has_entries: bool) -> Option<Box<Self>> {
+        if config.num_checkpoints == 0 || !has_entries {
+            return None;
+        }
+        let schema = Schema::new(config);
+        let limits = Limits {
+            block_bytes: schema.block_bytes(),
+            checkpoint_bytes: state_layout::checkpoint_bytes(&schema),
+            lease_bytes: config.lease_bytes,
+            remembered: REMEMBERED,
+        };
+        let (blocks, checkpoints) = (config.num_blocks.into(), config.num_checkpoints.into());
+        let capacity = limits.block_bytes.saturating_mul(blocks);
+        let capacity = capacity.saturating_add(limits.checkpoint_bytes.saturating_mul(checkpoints));
+        let interval = (config.checkpoint_interval > 0).then_some(config.checkpoint_interval);
+        let CacheConfig { model, main_format, index_format, .. } = config;
+        Some(Box::new(Self {
+            tree: Tree::new(limits, ScoredLru { capacity }),
+            placement: Placement { block_tokens: BLOCK_TOKENS, junctions: true, interval },
+            model: format!("{model:?} {main_format:?} {index_format:?}").into_bytes(),
+            sharers: (0..config.max_requests).map(|_| None).collect(),
+        }))
+    }
+
+    pub fn of(&self, slot: SlotId) -> Option<&Sharer> {
+        self.sharers.get(slot.0 as usize)?.as_ref()
+    }
+}
+
+impl Sharer {
+    /// Tokens of the request that are known, registered or not.
+    pub fn known(&self) -> u32 {
+        self.reference.blocks() * BLOCK_TOKENS + self.tokens.len() as u32
+    }
+
+    /// Where in the tree a checkpoint of the request belongs; `None` if its blocks are not there.
+    pub fn place_of(&self, saved: &SavedCheckpoint) -> Option<(&Reference, u32, Origin)> {
+        let boundary = saved.boundary();
+        let planned = self.checkpoints.after(boundary - 1).filter(|&(at, _)| at == boundary);
+        let origin = planned.map_or(Origin::Output, |(_, origin)| origin);
+        let blocks = boundary / BLOCK_TOKENS;
+        (blocks <= self.reference.blocks()).then_some((&self.reference, blocks, origin))
+    }
+}

@@ -1,0 +1,164 @@
+//! Prefixes that requests share: what a prompt goes on from, and which blocks and checkpoints become the tree's.
+
+use dsv4_kv_prefix::{Origin, RootKey};
+
+use super::Ledger;
+use super::open_step::Accepted;
+use super::shared::{Admission, BLOCK, Pools, Prompt, Sharer, Sharing};
+use crate::block::Held;
+use crate::checkpoints::{SavedCheckpoint, SavedPlace};
+use crate::error::KvError;
+use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
+use crate::requests::Requests;
+
+impl Ledger {
+    /// Admits a request with the blocks and tokens that it shares with earlier requests. Of a ledger without device
+    /// memory; a cache's is [`KvCacheManager::admit_with`](crate::KvCacheManager::admit_with).
+    ///
+    /// # Errors
+    /// [`KvError::NoFreeSlot`].
+    pub fn admit_with(&mut self, prompt: &Prompt<'_>) -> Result<Admission, KvError> {
+        let (admission, _) = self.adopt(prompt)?;
+        self.enter_restored(admission.id, admission.reused)?;
+        self.plan_checkpoints(admission.id)?;
+        Ok(admission)
+    }
+
+    /// Admits a request with the blocks that it shares; the checkpoint that its slot is to be restored from, if it
+    /// shares any. It has no tokens yet.
+    pub(crate) fn adopt(
+        &mut self,
+        prompt: &Prompt<'_>,
+    ) -> Result<(Admission, Option<SavedPlace>), KvError> {
+        let id = self.admit()?;
+        self.attach_saved();
+        let context = self.limits.context as usize;
+        let Self { sharing: Some(sharing), requests, .. } = self else {
+            return Ok((Admission { id, reused: 0, matched: 0 }, None));
+        };
+        // A request cannot have more tokens than that.
+        let tokens = &prompt.tokens[..prompt.tokens.len().min(context)];
+        let root = RootKey::new(prompt.salt, prompt.adapter, &sharing.model);
+        let adopted = sharing.tree.adopt(&root, tokens);
+        let (reused, matched) = (adopted.reused, adopted.matched);
+        let place = sharing.tree.checkpoint(&adopted.reference).ok().flatten();
+        let place = place.map(SavedCheckpoint::place);
+        if let (Some(request), Ok(path)) =
+            (requests.get_mut(id), sharing.tree.blocks(&adopted.reference))
+        {
+            request.blocks.extend(path.map(|(_, block)| Held::shared(block)));
+            request.blocks.reverse();
+        }
+        sharing.sharers[id.slot().0 as usize] = Some(Sharer {
+            reference: adopted.reference,
+            tokens: Vec::with_capacity(BLOCK),
+            checkpoints: sharing.placement.checkpoints(tokens.len() as u32, matched),
+            is_told: true,
+        });
+        Ok((Admission { id, reused, matched }, place))
+    }
+
+    /// Wants the checkpoints of a request's prompt that it has not passed.
+    pub(crate) fn plan_checkpoints(&mut self, id: RequestId) -> Result<(), KvError> {
+        let start = self.committed(id)?;
+        let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(id.slot()));
+        let Some(checkpoints) = sharer.map(|sharer| sharer.checkpoints) else { return Ok(()) };
+        let next = |&(at, _): &(u32, Origin)| checkpoints.after(at);
+        let mut all = std::iter::successors(checkpoints.after(start), next);
+        all.try_for_each(|(boundary, _)| self.want_checkpoint(id, boundary))
+    }
+
+    /// The blocks of a request that it alone has.
+    pub(crate) fn own_blocks(
+        &self,
+        id: RequestId,
+    ) -> Result<impl Iterator<Item = BlockId>, KvError> {
+        Ok(self.request(id)?.blocks.iter().filter(|held| held.is_own()).map(Held::id))
+    }
+
+    /// The blocks that the tree gave up since the last call; none unless the cache is poisoned.
+    pub(crate) fn take_unowned(&mut self) -> impl Iterator<Item = BlockId> {
+        self.unowned.blocks.drain(..)
+    }
+
+    /// Of a step that was committed: the blocks that it closed become the tree's.
+    pub(super) fn register(&mut self, group: LayerGroup, accepted: &[Accepted<'_>]) {
+        if group != LayerGroup::Trunk || self.sharing.is_none() {
+            return;
+        }
+        for part in accepted {
+            self.register_part(part);
+        }
+        self.attach_saved();
+    }
+
+    fn register_part(&mut self, part: &Accepted<'_>) {
+        let slot = part.id.slot();
+        let Some((sharing, requests, mut pools)) = self.sharing_parts() else { return };
+        let Sharing { tree, sharers, .. } = sharing;
+        let Some(sharer) = sharers[slot.0 as usize].as_mut() else { return };
+        // Where tokens were not told, nobody knows what follows.
+        sharer.is_told &= part.tokens.len() == part.accepted as usize;
+        if !sharer.is_told {
+            return;
+        }
+        sharer.tokens.extend_from_slice(part.tokens);
+        let Some(request) = requests.of_slot_mut(slot) else { return };
+        let (closed, _) = sharer.tokens.as_chunks::<BLOCK>();
+        let held = request.blocks.get_mut(sharer.reference.blocks() as usize..).unwrap_or_default();
+        // A block that a fork uses too stays with the two of them, and so do those behind it.
+        let own = held.iter().zip(closed).take_while(|(held, _)| held.is_own()).count();
+        sharer.is_told = own == closed.len();
+        let take = |index: usize| match held[index].share() {
+            Some(block) => block,
+            None => unreachable!("own blocks were counted, and each is asked for once"),
+        };
+        let freed = |freed| pools.take_back(freed);
+        let registered = tree.extend(&mut sharer.reference, &closed[..own], take, freed);
+        debug_assert!(registered.is_ok(), "the reference is this tree's");
+        sharer.tokens.drain(..own * BLOCK);
+    }
+
+    /// Gives the tree the checkpoints of its requests that were saved; of others they stay for
+    /// [`Self::take_saved`].
+    pub(super) fn attach_saved(&mut self) {
+        let Self { sharing: Some(sharing), requests, saves, checkpoints, .. } = self else {
+            return;
+        };
+        let Sharing { tree, sharers, .. } = &mut **sharing;
+        let of = |id: RequestId| requests.get(id).and(sharers[id.slot().0 as usize].as_ref());
+        for (id, saved) in saves.extract_saved(|id| of(id).is_some()) {
+            let refused = match of(id).and_then(|sharer| sharer.place_of(&saved)) {
+                None => Some(saved),
+                Some((reference, blocks, origin)) => {
+                    tree.attach(reference, blocks, origin, saved).err().map(|not_taken| not_taken.0)
+                }
+            };
+            refused.into_iter().for_each(|saved| checkpoints.give_back(saved));
+        }
+    }
+
+    /// A request that ends refers to nothing more.
+    pub(super) fn stop_sharing(&mut self, slot: SlotId) {
+        self.attach_saved();
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
+        if let Some(sharer) = sharing.sharers[slot.0 as usize].take() {
+            let released = sharing.tree.release(sharer.reference, |freed| pools.take_back(freed));
+            debug_assert!(released.is_ok(), "the reference is this tree's");
+        }
+    }
+
+    /// The request goes on at `boundary`, without the tokens that it was told of.
+    pub(super) fn continue_sharing(&mut self, slot: SlotId, boundary: u32) {
+        let sharer = self.sharing.as_mut().and_then(|all| all.sharers[slot.0 as usize].as_mut());
+        if let Some(sharer) = sharer {
+            sharer.is_told &= sharer.known() == boundary;
+        }
+    }
+
+    /// What requests share, and where that goes when it is given up.
+    pub(super) fn sharing_parts(&mut self) -> Option<(&mut Sharing, &mut Requests, Pools<'_>)> {
+        let Self { sharing, requests, blocks, checkpoints, unowned, .. } = self;
+        Some((sharing.as_deref_mut()?, requests, Pools { blocks, checkpoints, unowned }))
+    }
+}

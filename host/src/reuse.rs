@@ -1,0 +1,142 @@
+//! Reuse: requests go on from what earlier ones with the same prefix have computed.
+//!
+//! Without a device, what a scheduler sees of it:
+//!
+//! ```
+//! # use dsv4_kv::kv_layout::config::ModelConfig;
+//! # use dsv4_kv::{Accepted, CacheConfig, KvError, LayerGroup, Ledger, Prompt, StepRequest};
+//! # let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"));
+//! # let smallest = CacheConfig { max_requests: 2, max_context: 1024, ..smallest };
+//! let config = CacheConfig { num_checkpoints: 4, num_blocks: 16, ..smallest };
+//! let mut ledger = Ledger::new(&config)?;
+//! let mut step_meta = vec![0; ledger.largest_layout().elements()];
+//! let tokens: Vec<u32> = (0..300).collect();
+//!
+//! // The first request computes everything, and its commit tells what its tokens are.
+//! let first = ledger.admit_with(&Prompt { tokens: &tokens, salt: b"tenant", adapter: b"" })?;
+//! let requests = [StepRequest { id: first.id, start: first.reused, tokens: 300 }];
+//! ledger.begin_step(LayerGroup::Trunk, &requests, &mut step_meta)?;
+//! let accepted = [Accepted { id: first.id, accepted: 300, tokens: &tokens }];
+//! ledger.commit_step(LayerGroup::Trunk, &accepted)?;
+//!
+//! // The second one goes on from the checkpoint at its prompt's last boundary, with the first one's blocks.
+//! let second = ledger.admit_with(&Prompt { tokens: &tokens, salt: b"tenant", adapter: b"" })?;
+//! assert_eq!((second.reused, ledger.committed(second.id)?), (256, 256));
+//! assert_eq!(ledger.block_table(second.id)?.next(), ledger.block_table(first.id)?.next());
+//! assert_eq!(ledger.reuse_stats().reused, 256);
+//! # Ok::<(), KvError>(())
+//! ```
+
+use std::time::Duration;
+
+use dsv4_kv_prefix::ReuseStats;
+pub use dsv4_kv_prefix::{Lease, PinRefused};
+
+use crate::device::{Backend, Stream};
+use crate::error::KvError;
+use crate::ids::{BlockId, RequestId};
+use crate::ledger::{Admission, Prompt};
+use crate::manager::KvCacheManager;
+use crate::ops::{self, BlockTable, TableUpdate};
+use crate::step_memory::StepMemory;
+
+impl<B: Backend> KvCacheManager<B> {
+    /// Admits a request that goes on from what earlier ones with the same salt, adapter and first tokens have computed:
+    /// it has [`Admission::reused`] tokens already, with every byte that it would have alone, and its first step starts
+    /// there. Its blocks are shared at 128 tokens each; a prompt is never reused whole, so that a token is left to
+    /// compute.
+    ///
+    /// What it shares itself is what its commits tell the tokens of ([`crate::Accepted::tokens`]). Checkpoints are
+    /// taken inside of its chunks at the prompt's last boundary, where it leaves what is there, and at the cache's
+    /// interval; [`Self::save_wanted`] takes those that steps without a long chunk have passed. In a cache without
+    /// checkpoints nothing is reused.
+    ///
+    /// Queued in `stream`: the request's row of the block table, and one launch that restores its state.
+    ///
+    /// # Errors
+    /// [`KvError::NoFreeSlot`]; [`KvError::Device`]. The request is not admitted then.
+    pub fn admit_with(
+        &mut self,
+        stream: &Stream<B>,
+        prompt: &Prompt<'_>,
+    ) -> Result<Admission, KvError> {
+        self.reject_leaked_steps();
+        self.core().check_stream(stream)?;
+        let (admission, place) = self.core().ledger().adopt(prompt)?;
+        let id = admission.id;
+        let continued = place.map_or(Ok(()), |place| {
+            self.send_block_table(stream, id)?;
+            self.restore_place(stream, id, place)
+        });
+        if let Err(error) = continued.and_then(|()| self.core().ledger().plan_checkpoints(id)) {
+            self.release(id)?;
+            return Err(error);
+        }
+        Ok(admission)
+    }
+
+    /// Keeps a prefix for a time; see [`Ledger::pin`](crate::Ledger::pin).
+    ///
+    /// # Errors
+    /// [`PinRefused`].
+    pub fn pin(&mut self, prefix: &Prompt<'_>, until: Duration) -> Result<Lease, PinRefused> {
+        self.core().ledger().pin(prefix, until)
+    }
+
+    /// Ends a lease; `false` if its time had ended it, or it is another cache's.
+    pub fn unpin(&mut self, lease: Lease) -> bool {
+        self.core().ledger().unpin(lease)
+    }
+
+    /// Ends the leases whose time is before `now`; how many.
+    pub fn expire(&mut self, now: Duration) -> usize {
+        self.core().ledger().expire(now)
+    }
+
+    /// Tokens of prompts that were reused, and why others were not.
+    #[must_use]
+    pub fn reuse_stats(&self) -> ReuseStats {
+        self.core().ledger().reuse_stats()
+    }
+
+    /// Queues a request's whole row of the block table.
+    fn send_block_table(&mut self, stream: &Stream<B>, id: RequestId) -> Result<(), KvError> {
+        let blocks = self.block_table(id)?;
+        let (core, trunk, _) = self.parts();
+        trunk.follow(stream)?;
+        let table = core.memory.table();
+        let first = id.slot().0 * table.max_blocks;
+        let room = trunk.step_meta.buffer().len() as usize / 2;
+        for (blocks, at) in blocks.chunks(room).zip((first..).step_by(room)) {
+            trunk.send_table_row(stream, &core.memory.table(), blocks, at)?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> StepMemory<B> {
+    /// Queues the entry of blocks into the block table from element `first` on. Between steps StepMeta lends its memory.
+    fn send_table_row(
+        &mut self,
+        stream: &Stream<B>,
+        table: &BlockTable<'_, B>,
+        blocks: &[BlockId],
+        first: u32,
+    ) -> Result<(), KvError> {
+        let count = blocks.len();
+        let write = |array: &mut [i32]| {
+            let (index, block) = array[..2 * count].split_at_mut(count);
+            for (((index, block), id), at) in index.iter_mut().zip(block).zip(blocks).zip(first..) {
+                (*index, *block) = (at as i32, id.0 as i32);
+            }
+            Ok::<_, KvError>((2 * count, ()))
+        };
+        self.step_meta.update(stream, write)?;
+        let part = |from: usize| {
+            let found = self.step_meta.buffer().view().slice(from as u64, count as u64);
+            found.expect("the array holds both")
+        };
+        let (index, block, count) = (&part(0), &part(count), count as u32);
+        Ok(ops::update_table(stream, &TableUpdate { index, block, table, count })?)
+    }
+}

@@ -1,0 +1,287 @@
+//! Requests that go on from what others have computed: every byte is as if they were alone.
+
+use std::time::Duration;
+
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::schema::PoolUnit;
+use dsv4_kv::{
+    Accepted, Admission, CacheConfig, KvError, Launches, LayerGroup, Prompt, RequestId, StepRequest,
+};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+
+use crate::fed::{Fed, Padding, Part, begin};
+use crate::inputs::{assert_same, download};
+use crate::stories::{Story, config, tiny};
+
+const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+/// Tokens of a prompt.
+const TOKENS: usize = 420;
+
+/// A prompt that says what `first` does up to `parting`, then what `second` does.
+#[derive(Clone, Copy)]
+struct Told<'s> {
+    first: &'s Story,
+    second: &'s Story,
+    parting: usize,
+}
+
+impl<'s> Told<'s> {
+    /// Its token ids: those of the second story are others.
+    fn ids(&self) -> Vec<u32> {
+        (0..TOKENS as u32)
+            .map(|at| if (at as usize) < self.parting { at } else { at + 1000 })
+            .collect()
+    }
+
+    fn part(&self, id: RequestId, from: usize, to: usize) -> Part<'s> {
+        let (a, b) = (from..to.min(self.parting), from.max(self.parting)..to);
+        let pieces = [(self.first, a), (self.second, b)];
+        Part { id, pieces: pieces.into_iter().filter(|(_, range)| !range.is_empty()).collect() }
+    }
+}
+
+fn fed<B: Backend>(device: &Device<B>, settings: CacheConfig) -> Fed<B> {
+    let base = config(&tiny(), FORMATS, 3);
+    let CacheConfig { max_draft, num_checkpoints, checkpoint_interval, .. } = settings;
+    let (poison, lease_bytes) = (num_checkpoints > 0, u64::MAX);
+    let settings = CacheConfig { max_draft, num_checkpoints, checkpoint_interval, ..base };
+    Fed::new(device, CacheConfig { poison, lease_bytes, ..settings })
+}
+
+fn settings(max_draft: u32, num_checkpoints: u32, checkpoint_interval: u32) -> CacheConfig {
+    let base = config(&tiny(), FORMATS, 3);
+    CacheConfig { max_draft, num_checkpoints, checkpoint_interval, ..base }
+}
+
+fn admit<B: Backend>(fed: &mut Fed<B>, told: &Told<'_>, salt: &[u8]) -> Admission {
+    let tokens = told.ids();
+    let prompt = Prompt { tokens: &tokens, salt, adapter: b"" };
+    fed.manager.admit_with(&fed.stream, &prompt).unwrap()
+}
+
+/// Runs tokens `from..` of a prompt in chunks, and tells what they are; the last ones one by one, so that every row of the
+/// compressors' rings is written, however it was cut.
+fn compute<B: Backend>(
+    fed: &mut Fed<B>,
+    id: RequestId,
+    told: &Told<'_>,
+    from: usize,
+    chunk: usize,
+) {
+    let ids = told.ids();
+    let mut done = from;
+    while done < TOKENS {
+        let to = (done + chunk).min(TOKENS - 12).max(done + 1);
+        let parts = [told.part(id, done, to)];
+        fed.inputs.load(&fed.stream, &parts, (to - done) as u32);
+        let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
+        for step in &mut steps {
+            fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
+        }
+        let accepted = Accepted { id, accepted: (to - done) as u32, tokens: &ids[done..to] };
+        steps.into_iter().for_each(|step| step.commit(&[accepted]).unwrap());
+        fed.manager.save_wanted(&fed.stream).unwrap();
+        done = to;
+    }
+    fed.manager.check_faults(&fed.stream).unwrap();
+}
+
+/// What a request of `TOKENS` tokens has in each layer of the trunk: its whole slot, and every entry and key.
+fn bytes<B: Backend>(fed: &Fed<B>, id: RequestId) -> Vec<(String, Vec<u8>)> {
+    let table = fed.manager.block_table(id).unwrap();
+    let trunk = fed.manager.config().group_layers(LayerGroup::Trunk);
+    let layers = fed.manager.schema().layers[..trunk.end as usize].iter();
+    let pools = layers.flat_map(|layer| layer.pools.iter().map(move |pool| (layer, pool)));
+    let of_pool = |(layer, pool): (&dsv4_kv::schema::LayerCacheSchema, &dsv4_kv::schema::Pool)| {
+        let all = download(&fed.stream, &fed.manager.pool(layer.layer, pool.kind).unwrap());
+        let unit = pool.unit_bytes() as usize;
+        let of = |number: u32, bytes: usize| all[number as usize * unit..][..bytes].to_vec();
+        let found = match pool.unit {
+            PoolUnit::Slot => of(id.slot().0, unit),
+            PoolUnit::Block => {
+                let closed = TOKENS / layer.kind.ratio().unwrap() as usize;
+                let rows =
+                    |block: usize| (closed - block * pool.rows as usize).min(pool.rows as usize);
+                let blocks = table.iter().enumerate().take(closed.div_ceil(pool.rows as usize));
+                blocks
+                    .flat_map(|(at, block)| of(block.0, rows(at) * pool.row_bytes as usize))
+                    .collect()
+            }
+        };
+        (format!("{:?} {:?}", layer.layer, pool.kind), found)
+    };
+    pools.map(of_pool).collect()
+}
+
+/// The same request in a cache of its own.
+fn alone<B: Backend>(
+    device: &Device<B>,
+    told: &Told<'_>,
+    max_draft: u32,
+) -> Vec<(String, Vec<u8>)> {
+    let mut fed = fed(device, settings(max_draft, 0, 0));
+    let id = fed.manager.admit().unwrap();
+    compute(&mut fed, id, told, 0, TOKENS);
+    bytes(&fed, id)
+}
+
+fn same(got: &[(String, Vec<u8>)], want: &[(String, Vec<u8>)], what: &str) {
+    for ((name, got), (_, want)) in got.iter().zip(want) {
+        assert_same(got, want, &format!("{name}, {what}"));
+    }
+}
+
+/// Wherever the second prompt parts from the first, and however both are cut: it goes on from the checkpoint at or below,
+/// has the bytes that it has alone, and changes no byte of the first.
+pub fn reuse_equals_computing<B: Backend>(device: &Device<B>) {
+    let [a, b] = [301, 302].map(|seed| Story::random(&tiny(), TOKENS, seed));
+    let first = Told { first: &a, second: &a, parting: TOKENS };
+    for (max_draft, interval, parting, chunks) in [
+        (0, 128, 127, [TOKENS, TOKENS]),
+        (0, 128, 128, [150, 90]),
+        (3, 128, 300, [TOKENS, 150]),
+        (3, 256, 399, [90, TOKENS]),
+        (2, 0, TOKENS, [130, 7]),
+        (0, 0, 384, [2, TOKENS]),
+    ] {
+        let second = Told { first: &a, second: &b, parting };
+        let mut fed = fed(device, settings(max_draft, 8, interval));
+        let one = admit(&mut fed, &first, b"");
+        assert_eq!((one.reused, one.matched), (0, 0));
+        compute(&mut fed, one.id, &first, 0, chunks[0]);
+        let before = bytes(&fed, one.id);
+        let two = admit(&mut fed, &second, b"");
+        let matched = parting.min(TOKENS - 1) / 128 * 128;
+        let checkpoint = match interval {
+            0 if matched < 384 => 0,
+            0 => 384,
+            every => matched / every as usize * every as usize,
+        };
+        // The end of the prompt has one too.
+        let reused = if matched == 384 { 384 } else { checkpoint };
+        let what = format!("parting {parting}, interval {interval}, {max_draft} drafts");
+        assert_eq!((two.reused as usize, two.matched as usize), (reused, matched), "{what}");
+        assert_eq!(fed.manager.ledger().committed(two.id).unwrap() as usize, reused);
+        compute(&mut fed, two.id, &second, reused, chunks[1]);
+        same(&bytes(&fed, two.id), &alone(device, &second, max_draft), &what);
+        same(&bytes(&fed, one.id), &before, &format!("the first one, {what}"));
+        let tables = [one.id, two.id].map(|id| fed.manager.block_table(id).unwrap());
+        let shared = tables[0].iter().zip(&tables[1]).take_while(|(a, b)| a == b).count();
+        assert_eq!(shared, reused / 128, "blocks behind the checkpoint are its own, {what}");
+        fed.manager.ledger().audit().unwrap();
+    }
+}
+
+/// Where prompts part, the second one takes a checkpoint, and the third goes on from there, also when the first two have
+/// gone; under another salt nothing is shared.
+pub fn a_junction_is_reused_by_the_third<B: Backend>(device: &Device<B>) {
+    let stories = [311, 312, 313].map(|seed| Story::random(&tiny(), TOKENS, seed));
+    let [a, b, c] = &stories;
+    let mut fed = fed(device, settings(0, 8, 0));
+    let first = Told { first: a, second: a, parting: TOKENS };
+    let one = admit(&mut fed, &first, b"x");
+    compute(&mut fed, one.id, &first, 0, TOKENS);
+    fed.manager.release(one.id).unwrap();
+    let second = Told { first: a, second: b, parting: 300 };
+    let two = admit(&mut fed, &second, b"x");
+    assert_eq!((two.reused, two.matched), (0, 256));
+    compute(&mut fed, two.id, &second, 0, 200);
+    same(&bytes(&fed, two.id), &alone(device, &second, 0), "the second");
+    fed.manager.release(two.id).unwrap();
+    let third = Told { first: a, second: c, parting: 270 };
+    let elsewhere = admit(&mut fed, &third, b"y");
+    assert_eq!((elsewhere.reused, elsewhere.matched), (0, 0));
+    fed.manager.release(elsewhere.id).unwrap();
+    let three = admit(&mut fed, &third, b"x");
+    assert_eq!((three.reused, three.matched), (256, 256));
+    compute(&mut fed, three.id, &third, 256, TOKENS);
+    same(&bytes(&fed, three.id), &alone(device, &third, 0), "the third");
+    let stats = fed.manager.reuse_stats();
+    assert_eq!((stats.prompts, stats.hits, stats.reused), (4, 1, 256));
+    assert_eq!((stats.no_checkpoint, stats.other_root), (256, 256));
+}
+
+/// The same prompt twice in the same steps: each computes it, the first one's blocks are kept, and the second one's go
+/// when it ends.
+pub fn the_same_prompt_twice_at_once<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), TOKENS, 321);
+    let told = Told { first: &story, second: &story, parting: TOKENS };
+    let mut fed = fed(device, settings(0, 8, 128));
+    let ids = [0, 1].map(|_| admit(&mut fed, &told, b"").id);
+    let tokens = told.ids();
+    let mut done = 0;
+    for to in [100, 250, TOKENS] {
+        let parts = ids.map(|id| told.part(id, done, to));
+        fed.inputs.load(&fed.stream, &parts, 2 * (to - done) as u32);
+        let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
+        for step in &mut steps {
+            fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
+        }
+        let accepted =
+            ids.map(|id| Accepted { id, accepted: (to - done) as u32, tokens: &tokens[done..to] });
+        steps.into_iter().for_each(|step| step.commit(&accepted).unwrap());
+        done = to;
+    }
+    let want = alone(device, &told, 0);
+    ids.iter().for_each(|&id| same(&bytes(&fed, id), &want, &format!("{id}")));
+    let counts = fed.manager.ledger().tree_counts();
+    assert_eq!((counts.blocks, counts.checkpoints), (3, 3));
+    assert_eq!(fed.manager.ledger().free_blocks(), 15 - 8);
+    fed.manager.release(ids[0]).unwrap();
+    let third = admit(&mut fed, &told, b"");
+    assert_eq!(third.reused, 384);
+    fed.manager.release(ids[1]).unwrap();
+    compute(&mut fed, third.id, &told, 384, TOKENS);
+    same(&bytes(&fed, third.id), &want, "the third");
+    fed.manager.release(third.id).unwrap();
+    assert_eq!((fed.manager.ledger().free_blocks(), counts.checkpoints), (12, 3));
+}
+
+/// Prompts that together do not fit: what nobody refers to goes, what is in use stays, and what was evicted is computed
+/// again; a step that would need more is refused as a whole.
+pub fn what_is_evicted_is_computed_again<B: Backend>(device: &Device<B>) {
+    let stories = [331, 332, 333, 334, 335].map(|seed| Story::random(&tiny(), TOKENS, seed));
+    let mut fed = fed(device, settings(0, 3, 0));
+    for turn in 0..7 {
+        let story = &stories[turn % 5];
+        // Other stories have other tokens, or they would be taken for this one.
+        let told = Told { first: story, second: story, parting: 0 };
+        let admission = admit(&mut fed, &told, &[turn as u8 % 5]);
+        assert_eq!(admission.reused, 0, "three checkpoints are of the last three prompts");
+        compute(&mut fed, admission.id, &told, 0, 210);
+        same(&bytes(&fed, admission.id), &alone(device, &told, 0), &format!("turn {turn}"));
+        fed.manager.release(admission.id).unwrap();
+        fed.manager.ledger().audit().unwrap();
+    }
+    assert!(fed.manager.reuse_stats().evicted_blocks >= 6);
+    let told = stories.each_ref().map(|story| Told { first: story, second: story, parting: 0 });
+    // The last one is there still.
+    let kept = admit(&mut fed, &told[1], &[1]);
+    assert_eq!(kept.reused, 384);
+    // Two requests of four blocks, of which six are free: another prompt goes.
+    let others = [0, 1].map(|_| fed.manager.admit().unwrap());
+    others.iter().for_each(|&id| fed.lose(&[told[0].part(id, 0, TOKENS)]));
+    assert_eq!(fed.manager.ledger().tree_counts().blocks, 6);
+    // One is free, three could go, and four are needed: all or none.
+    let step = [kept.id, others[0], others[1]].map(|id| {
+        let start = fed.manager.ledger().committed(id).unwrap();
+        StepRequest { id, start, tokens: 165 }
+    });
+    let tokens = told[0].ids();
+    let pinned = Prompt { tokens: &tokens, salt: &[0], adapter: b"" };
+    let lease = fed.manager.pin(&pinned, Duration::from_secs(5)).unwrap();
+    assert_eq!(lease.tokens(), 384);
+    let refused = fed.manager.begin_step(&fed.stream, Launches::Eager, &step).err().unwrap();
+    assert!(matches!(refused, KvError::OutOfBlocks { needed: 4, free: 1 }), "{refused}");
+    assert_eq!(fed.manager.ledger().tree_counts().blocks, 6);
+    assert_eq!(fed.manager.expire(Duration::from_secs(5)), 0);
+    assert_eq!(fed.manager.expire(Duration::from_secs(6)), 1);
+    assert!(!fed.manager.unpin(lease), "its time has ended it");
+    let begun = fed.manager.begin_step(&fed.stream, Launches::Eager, &step).unwrap();
+    assert_eq!(begun.plan().new_blocks, 4);
+    drop(begun);
+    assert_eq!(fed.manager.ledger().tree_counts().blocks, 3);
+    assert_eq!(fed.manager.ledger().free_blocks(), 4);
+    fed.manager.ledger().audit().unwrap();
+}
