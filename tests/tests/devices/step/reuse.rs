@@ -114,6 +114,18 @@ fn bytes<B: Backend>(fed: &Fed<B>, id: RequestId) -> Vec<(String, Vec<u8>)> {
     pools.map(of_pool).collect()
 }
 
+/// The device finds the blocks of a request where the ledger says.
+fn assert_table<B: Backend>(fed: &Fed<B>, id: RequestId) {
+    let blocks = fed.manager.block_table(id).unwrap();
+    let table = download(&fed.stream, &fed.manager.device_block_table());
+    let width = table.len() / fed.manager.config().max_requests as usize;
+    let row = &table[id.slot().0 as usize * width..][..blocks.len()];
+    assert!(
+        row.iter().zip(&blocks).all(|(&found, block)| found == block.0 as i32),
+        "{row:?} {blocks:?}"
+    );
+}
+
 /// The same request in a cache of its own.
 fn alone<B: Backend>(
     device: &Device<B>,
@@ -163,7 +175,9 @@ pub fn reuse_equals_computing<B: Backend>(device: &Device<B>) {
         let what = format!("parting {parting}, interval {interval}, {max_draft} drafts");
         assert_eq!((two.reused as usize, two.matched as usize), (reused, matched), "{what}");
         assert_eq!(fed.manager.ledger().committed(two.id).unwrap() as usize, reused);
+        assert_table(&fed, two.id);
         compute(&mut fed, two.id, &second, reused, chunks[1]);
+        assert_table(&fed, two.id);
         same(&bytes(&fed, two.id), &alone(device, &second, max_draft), &what);
         same(&bytes(&fed, one.id), &before, &format!("the first one, {what}"));
         let tables = [one.id, two.id].map(|id| fed.manager.block_table(id).unwrap());

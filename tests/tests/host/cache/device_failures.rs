@@ -1,5 +1,5 @@
 //! Every device call of a step, of a capture and of a replay fails in turn, instead of being done and
-//! after it was done; admission and release make none. Before the first kernel of a layer nothing has
+//! after it was done; plain admission and release make none. Before the first kernel of a layer nothing has
 //! changed; after it other requests hold their bytes, requests of at most `max_draft` + 1 tokens run
 //! again, and one with more can only be released.
 

@@ -3,6 +3,7 @@
 mod all_or_nothing;
 mod capacity;
 mod device_failures;
+mod failed_admission;
 mod identity;
 mod ledger;
 mod selection;
