@@ -72,6 +72,46 @@ impl Held {
     }
 }
 
+/// Blocks that forks share, and by how many requests each is. A shared block that is not among them is kept by someone
+/// else.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct BlockShares {
+    /// By block; as long as the largest that was ever shared needs.
+    kept: Vec<Option<(Block, u32)>>,
+}
+
+impl BlockShares {
+    /// Shares a block with one request more, which gets the result. Where someone else keeps it, that must be for both.
+    pub fn share(&mut self, held: &mut Held) -> Held {
+        let id = held.id();
+        let at = id.0 as usize;
+        if let Some(block) = held.share() {
+            if self.kept.len() <= at {
+                self.kept.resize_with(at + 1, || None);
+            }
+            self.kept[at] = Some((block, 1));
+        }
+        if let Some((_, requests)) = self.kept.get_mut(at).and_then(Option::as_mut) {
+            *requests += 1;
+        }
+        Held::Shared(SharedBlock(id))
+    }
+
+    /// Gives up a request's block: the block, if no other request has it and nobody else keeps it.
+    pub fn give_up(&mut self, held: Held) -> Option<Block> {
+        let at = held.id().0 as usize;
+        match held {
+            Held::Own(block) => Some(block),
+            Held::Shared(_) => {
+                let kept = self.kept.get_mut(at)?;
+                let (_, requests) = kept.as_mut()?;
+                *requests -= 1;
+                if *requests > 0 { None } else { kept.take().map(|(block, _)| block) }
+            }
+        }
+    }
+}
+
 /// The blocks that nobody holds. Taking and giving back are O(1) and allocate nothing.
 #[derive(Debug, Serialize)]
 pub struct BlockPool {

@@ -96,6 +96,17 @@ pub enum KvError {
         /// Checkpoints that are free.
         free: u32,
     },
+    /// No memory is left for the slot of another suspended request.
+    #[error(
+        "the slots of all {suspended} requests that can be suspended are taken; see CacheConfig::max_suspended"
+    )]
+    NoRoomToSuspend {
+        /// Requests that can be suspended at once.
+        suspended: u32,
+    },
+    /// The request was suspended in another cache.
+    #[error("the request was suspended in another cache")]
+    ForeignSuspended,
     /// A request cannot be saved at a position: no block ends there, it has not come so far, or it has gone so far
     /// beyond that rows were overwritten.
     #[error(

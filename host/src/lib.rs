@@ -8,6 +8,7 @@
 //! | [`capacity`] | what fits: which requests at once, in how many bytes |
 //! | [`block`] | the block pool |
 //! | [`checkpoints`] | what later requests with the same prefix go on from |
+//! | [`suspended`] | requests without a slot |
 //! | [`ledger`] | who holds which blocks and slots, and what a step may be |
 //! | [`step_meta`] | StepMeta, what the kernels of a step must know |
 //! | [`manager`] | [`KvCacheManager`]: the ledger and the device memory |
@@ -117,6 +118,7 @@ mod poison_read;
 pub mod pool_kind;
 mod pools;
 pub mod ptx;
+mod request_copies;
 mod requests;
 pub mod reuse;
 pub mod rope;
@@ -128,8 +130,10 @@ mod state_memory;
 pub mod step;
 mod step_memory;
 pub mod step_meta;
+pub mod suspended;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod transfers;
 mod weights;
 
 pub use bucket::Bucket;
@@ -147,6 +151,7 @@ pub use ledger::{Accepted, Admission, Ledger, Prompt, StepPlan, StepRequest};
 pub use manager::KvCacheManager;
 pub use pool_kind::PoolKind;
 pub use step::{CapturedStep, Launches, Layers, Step};
+pub use suspended::{ResumeRefused, Suspended};
 pub use weights::Compressor;
 
 pub use dsv4_kv_checkpoint as checkpoint;

@@ -77,15 +77,14 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
         let Self { core, trunk, draft } = self;
         let mut ledger = core.ledger();
-        for (group, memory) in LayerGroup::ALL.into_iter().zip(std::iter::once(trunk).chain(draft))
-        {
-            memory.reject_leaked_step(&mut ledger, group);
-            if core.config.poison {
-                ledger.own_blocks(id)?.for_each(|block| memory.freed.add_block(block));
-                memory.freed.add_slot(id.slot());
-            }
+        trunk.reject_leaked_step(&mut ledger, LayerGroup::Trunk);
+        if let Some(draft) = draft {
+            draft.reject_leaked_step(&mut ledger, LayerGroup::Draft);
         }
-        ledger.release(id)
+        ledger.release(id)?;
+        drop(ledger);
+        self.poison_slot(id.slot());
+        Ok(())
     }
 
     /// Both layer groups, to run a draft step while a trunk step is open.

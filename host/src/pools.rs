@@ -28,6 +28,8 @@ pub(crate) struct Pools<B: Backend> {
     layers: Vec<LayerPools<B>>,
     /// All pools of slots, and a little before the first.
     slots: Buffer<B, u8>,
+    /// All pools.
+    all: Buffer<B, u8>,
     /// Of the kernel that copies slots.
     tables: Buffer<B, u8>,
 }
@@ -70,10 +72,13 @@ impl<B: Backend> Pools<B> {
         let slots = schema.layers.iter().flat_map(|layer| &layer.pools);
         let slots = slots.filter(|pool| pool.unit == PoolUnit::Slot).count();
         let end = arena.offset(&arena.buffers[slots]);
+        let tables = arena.buffers.last().expect("the tables").clone();
+        let all = arena.whole.slice(0, arena.offset(&tables));
         Ok(Self {
             layers: layers.collect::<Result<_, KvError>>()?,
             slots: arena.whole.slice(0, end).expect("slots end before the next buffer"),
-            tables: arena.buffers.last().expect("the tables").clone(),
+            all: all.expect("the tables come last"),
+            tables,
         })
     }
 
@@ -82,12 +87,17 @@ impl<B: Backend> Pools<B> {
         &self.slots
     }
 
+    /// The memory in which all pools lie; as [`Self::slots`], with those of blocks.
+    pub fn whole(&self) -> &Buffer<B, u8> {
+        &self.all
+    }
+
     /// Memory for the tables of the kernel that copies slots.
     pub fn tables(&self) -> &Buffer<B, u8> {
         &self.tables
     }
 
-    /// First byte of a pool of slots in [`Self::slots`].
+    /// First byte of a pool in [`Self::whole`].
     pub fn offset(&self, layer: LayerId, kind: PoolKind) -> Result<u64, KvError> {
         let pool = self.layer(layer)?.get(kind)?;
         Ok(pool.span().address() - self.slots.span().address())

@@ -133,6 +133,14 @@ impl Requests {
         Some(request.blocks.drain(..).rev())
     }
 
+    /// Gives the slot up; the request's blocks, in order, and how far it is, or `None` if there is no such request.
+    pub fn detach(&mut self, id: RequestId) -> Option<(Vec<Held>, [Progress; 2])> {
+        let groups = self.get(id)?.groups;
+        let mut blocks: Vec<_> = self.release(id)?.collect();
+        blocks.reverse();
+        Some((blocks, groups))
+    }
+
     /// The request, if the id is of this ledger and current.
     pub fn get(&self, id: RequestId) -> Option<&Request> {
         let entry = self.slots.get(id.slot().0 as usize)?;
@@ -155,6 +163,11 @@ impl Requests {
     pub fn check(&mut self) -> Check<'_> {
         self.checks += 1;
         Check { slots: &mut self.slots, ledger: self.ledger, number: self.checks }
+    }
+
+    /// The ledger whose requests these are.
+    pub fn ledger(&self) -> LedgerId {
+        self.ledger
     }
 
     /// Whether the id was given out by another ledger.

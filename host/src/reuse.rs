@@ -34,11 +34,8 @@ pub use dsv4_kv_prefix::{Lease, PinRefused};
 
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
-use crate::ids::{BlockId, RequestId};
 use crate::ledger::{Admission, Prompt};
 use crate::manager::KvCacheManager;
-use crate::ops::{self, BlockTable, TableUpdate};
-use crate::step_memory::StepMemory;
 
 impl<B: Backend> KvCacheManager<B> {
     /// Admits a request that goes on from what earlier ones with the same salt, adapter and first tokens have computed:
@@ -65,8 +62,8 @@ impl<B: Backend> KvCacheManager<B> {
         let (admission, place) = self.core().ledger().adopt(prompt)?;
         let id = admission.id;
         let continued = place.map_or(Ok(()), |place| {
-            self.send_block_table(stream, id)?;
-            self.restore_place(stream, id, place)
+            let blocks = self.block_table(id)?;
+            self.restore_place(stream, id, place, &blocks)
         });
         if let Err(error) = continued.and_then(|()| self.core().ledger().plan_checkpoints(id)) {
             self.release(id)?;
@@ -97,46 +94,5 @@ impl<B: Backend> KvCacheManager<B> {
     #[must_use]
     pub fn reuse_stats(&self) -> ReuseStats {
         self.core().ledger().reuse_stats()
-    }
-
-    /// Queues a request's whole row of the block table.
-    fn send_block_table(&mut self, stream: &Stream<B>, id: RequestId) -> Result<(), KvError> {
-        let blocks = self.block_table(id)?;
-        let (core, trunk, _) = self.parts();
-        trunk.follow(stream)?;
-        let table = core.memory.table();
-        let first = id.slot().0 * table.max_blocks;
-        let room = trunk.step_meta.buffer().len() as usize / 2;
-        for (blocks, at) in blocks.chunks(room).zip((first..).step_by(room)) {
-            trunk.send_table_row(stream, &core.memory.table(), blocks, at)?;
-        }
-        Ok(())
-    }
-}
-
-impl<B: Backend> StepMemory<B> {
-    /// Queues the entry of blocks into the block table from element `first` on. Between steps StepMeta lends its memory.
-    fn send_table_row(
-        &mut self,
-        stream: &Stream<B>,
-        table: &BlockTable<'_, B>,
-        blocks: &[BlockId],
-        first: u32,
-    ) -> Result<(), KvError> {
-        let count = blocks.len();
-        let write = |array: &mut [i32]| {
-            let (index, block) = array[..2 * count].split_at_mut(count);
-            for (((index, block), id), at) in index.iter_mut().zip(block).zip(blocks).zip(first..) {
-                (*index, *block) = (at as i32, id.0 as i32);
-            }
-            Ok::<_, KvError>((2 * count, ()))
-        };
-        self.step_meta.update(stream, write)?;
-        let part = |from: usize| {
-            let found = self.step_meta.buffer().view().slice(from as u64, count as u64);
-            found.expect("the array holds both")
-        };
-        let (index, block, count) = (&part(0), &part(count), count as u32);
-        Ok(ops::update_table(stream, &TableUpdate { index, block, table, count })?)
     }
 }

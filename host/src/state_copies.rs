@@ -1,20 +1,12 @@
 //! Between steps: requests are saved to checkpoints, and go on from them.
 
 use crate::checkpoints::{SavedCheckpoint, SavedPlace};
-use crate::core::Core;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
-use crate::ids::{LayerGroup, RequestId, SlotId};
+use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::manager::KvCacheManager;
-use crate::ops::{self, CheckpointCopy, CopyDirection, CopyPieces, JobWords, StateCopies};
-use crate::step_memory::StepMemory;
-
-/// Of which layers a checkpoint is copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Copied {
-    All,
-    Trunk,
-}
+use crate::ops::CheckpointCopy;
+use crate::transfers::Copied;
 
 impl<B: Backend> KvCacheManager<B> {
     /// Saves requests, each at a position: the state that a request which has the blocks before it needs to go on there,
@@ -34,10 +26,10 @@ impl<B: Backend> KvCacheManager<B> {
         let saved = self.core().ledger().take_checkpoints(saves)?;
         let job = |(&(id, boundary), saved): (&(RequestId, u32), &SavedCheckpoint)| {
             let (slot, checkpoint) = (id.slot(), saved.id());
-            CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words()
+            (Copied::Save, CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words())
         };
         let jobs: Vec<_> = saves.iter().zip(&saved).map(job).collect();
-        match self.copy_state(stream, CopyDirection::Save, Copied::All, &jobs) {
+        match self.transfer(stream, &jobs, None) {
             Ok(()) => Ok(saved),
             Err(error) => {
                 let mut ledger = self.core().ledger();
@@ -59,23 +51,25 @@ impl<B: Backend> KvCacheManager<B> {
         id: RequestId,
         from: &SavedCheckpoint,
     ) -> Result<(), KvError> {
-        self.restore_place(stream, id, from.place())
+        self.restore_place(stream, id, from.place(), &[])
     }
 
-    /// As [`Self::restore_checkpoint`], from a checkpoint that somebody keeps.
+    /// As [`Self::restore_checkpoint`], from a checkpoint that somebody keeps, with the first blocks of the request's row
+    /// of the device's block table.
     pub(crate) fn restore_place(
         &mut self,
         stream: &Stream<B>,
         id: RequestId,
         from: SavedPlace,
+        blocks: &[BlockId],
     ) -> Result<(), KvError> {
         self.reject_leaked_steps();
         let SavedPlace { checkpoint, boundary, has_draft } = from;
         self.core().ledger().check_restore(id, boundary)?;
         let slot = id.slot();
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();
-        let layers = if has_draft { Copied::All } else { Copied::Trunk };
-        self.copy_state(stream, CopyDirection::Restore, layers, &[job])?;
+        let copied = if has_draft { Copied::Restore } else { Copied::RestoreTrunk };
+        self.transfer(stream, &[(copied, job)], Some((slot, blocks)))?;
         if !has_draft {
             self.clear_draft_windows(stream, slot)?;
         }
@@ -115,75 +109,5 @@ impl<B: Backend> KvCacheManager<B> {
     /// Gives a checkpoint up.
     pub fn discard_checkpoint(&mut self, checkpoint: SavedCheckpoint) {
         self.core().ledger().discard_checkpoint(checkpoint);
-    }
-
-    /// Rejects steps that were leaked: none borrows the cache any more.
-    pub(crate) fn reject_leaked_steps(&mut self) {
-        let (core, trunk, draft) = self.parts();
-        let mut ledger = core.ledger();
-        for (group, memory) in LayerGroup::ALL.into_iter().zip(std::iter::once(trunk).chain(draft))
-        {
-            memory.reject_leaked_step(&mut ledger, group);
-        }
-    }
-
-    /// Queues copies of one direction, behind the steps of both groups and behind the poisoning of what was freed: as
-    /// many in a launch as the trunk's StepMeta, which lends its memory between steps, has room for.
-    fn copy_state(
-        &mut self,
-        stream: &Stream<B>,
-        direction: CopyDirection,
-        layers: Copied,
-        jobs: &[JobWords],
-    ) -> Result<(), KvError> {
-        let (core, trunk, draft) = self.parts();
-        core.check_stream(stream)?;
-        for (group, memory) in
-            LayerGroup::ALL.into_iter().zip(std::iter::once(&mut *trunk).chain(draft))
-        {
-            memory.follow(stream)?;
-            let layers = core.config.group_layers(group);
-            memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
-            memory.freed.clear();
-        }
-        trunk.copy_state(stream, core, direction, layers, jobs)
-    }
-}
-
-impl<B: Backend> StepMemory<B> {
-    fn copy_state(
-        &mut self,
-        stream: &Stream<B>,
-        core: &Core<B>,
-        direction: CopyDirection,
-        layers: Copied,
-        jobs: &[JobWords],
-    ) -> Result<(), KvError> {
-        let state = &core.memory.state;
-        let words = size_of::<JobWords>() / size_of::<i32>();
-        let room = self.step_meta.buffer().len() as usize / words;
-        for jobs in jobs.chunks(room) {
-            let write = |array: &mut [i32]| {
-                let jobs = jobs.as_flattened();
-                array[..jobs.len()].copy_from_slice(jobs);
-                Ok::<_, KvError>((jobs.len(), ()))
-            };
-            self.step_meta.update(stream, write)?;
-            let pieces: CopyPieces<'_, B> = match (direction, layers) {
-                (CopyDirection::Slot, _) => state.slot_pieces(),
-                (_, Copied::All) => state.checkpoint_pieces(),
-                (_, Copied::Trunk) => state.trunk_pieces(),
-            };
-            let copies = StateCopies {
-                arena: &state.arena(),
-                pieces,
-                jobs: self.step_meta.buffer(),
-                count: jobs.len() as u32,
-                direction,
-                faults: core.memory.copy_faults(),
-            };
-            ops::copy_state(stream, &copies)?;
-        }
-        Ok(())
     }
 }

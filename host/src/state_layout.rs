@@ -103,14 +103,15 @@ pub(crate) fn checkpoint_pieces(
     pieces
 }
 
-/// The pieces of whole slots: each pool of a slot is one row.
-pub(crate) fn slot_pieces(
+/// The pieces of whole slots, or blocks: each pool of one is one row.
+pub(crate) fn unit_pieces(
     schema: &Schema,
+    unit: PoolUnit,
     offset: impl Fn(LayerId, PoolKind) -> u64,
 ) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for layer in &schema.layers {
-        for pool in layer.pools.iter().filter(|pool| pool.unit == PoolUnit::Slot) {
+        for pool in layer.pools.iter().filter(|pool| pool.unit == unit) {
             let (base, unit) = (offset(layer.layer, pool.kind), pool.unit_bytes());
             let run = Run { base, start: 0, unit, row: unit, ring: 1, rows: 1, image: 0 };
             run.cut(&mut pieces);
@@ -190,8 +191,12 @@ mod tests {
             };
             let checkpoint = checkpoint_pieces(&schema, |layer, _| 256 * u64::from(layer.0));
             assert_eq!(bytes(&checkpoint), checkpoint_bytes(&schema));
-            let slot = slot_pieces(&schema, |layer, _| 256 * u64::from(layer.0));
-            assert_eq!(bytes(&slot), schema.slot_bytes());
+            for (unit, all) in
+                [(PoolUnit::Slot, schema.slot_bytes()), (PoolUnit::Block, schema.block_bytes())]
+            {
+                let pieces = unit_pieces(&schema, unit, |layer, _| 256 * u64::from(layer.0));
+                assert_eq!(bytes(&pieces), all);
+            }
             // One wave of an H200.
             assert!(checkpoint.len() <= 8 * 132, "{} blocks", checkpoint.len());
         }

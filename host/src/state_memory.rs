@@ -8,24 +8,26 @@ use crate::ops::{CheckpointRows, CopyPieces, LayerImage, StateArena};
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::pools::Pools;
 use crate::schema::Schema;
-use crate::state_layout::{self, Piece, checkpoint_pieces, slot_pieces};
+use crate::state_layout::{self, Piece, checkpoint_pieces, unit_pieces};
 
 /// Bytes of all checkpoints.
 pub(crate) fn checkpoint_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
     u64::from(config.num_checkpoints).saturating_mul(state_layout::checkpoint_bytes(schema))
 }
 
-/// The pieces of checkpoints, none without any, then those of slots. Places of pools change no number of pieces.
+/// The pieces of checkpoints, none without any, then those of slots, then those of blocks. Places of pools change no number of pieces.
 fn pieces(
     config: &CacheConfig,
     schema: &Schema,
     offset: impl Fn(LayerId, PoolKind) -> u64,
-) -> [Vec<Piece>; 2] {
+) -> [Vec<Piece>; 3] {
     let checkpoints = match config.num_checkpoints {
         0 => Vec::new(),
         _ => checkpoint_pieces(schema, &offset),
     };
-    [checkpoints, slot_pieces(schema, &offset)]
+    let [slots, blocks] =
+        [PoolUnit::Slot, PoolUnit::Block].map(|unit| unit_pieces(schema, unit, &offset));
+    [checkpoints, slots, blocks]
 }
 
 /// Bytes of the kernel's tables.
@@ -38,11 +40,13 @@ pub(crate) fn table_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
 pub(crate) struct StateMemory<B: Backend> {
     slots: Buffer<B, u8>,
     units: u32,
+    pools: Buffer<B, u8>,
+    blocks: u32,
     checkpoints: Buffer<B, u8>,
     number: u32,
     checkpoint_bytes: u64,
-    /// Of checkpoints, then of slots.
-    tables: [Buffer<B, u32>; 2],
+    /// Of checkpoints, of slots, of blocks.
+    tables: [Buffer<B, u32>; 3],
     /// Of the trunk's part of checkpoints.
     trunk: Buffer<B, u32>,
     /// Where each layer's rows lie in a checkpoint.
@@ -73,17 +77,19 @@ impl<B: Backend> StateMemory<B> {
             next += len;
             Ok::<_, KvError>(filled)
         };
-        let [of_checkpoints, of_slots] = pieces(config, schema, offset);
-        let tables = [fill(of_checkpoints)?, fill(of_slots)?];
+        let [of_checkpoints, of_slots, of_blocks] = pieces(config, schema, offset);
+        let tables = [fill(of_checkpoints)?, fill(of_slots)?, fill(of_blocks)?];
         let trunk = config.group_layers(LayerGroup::Trunk).len();
         let trunk = Schema { layers: schema.layers[..trunk].to_vec() };
-        let [of_trunk, _] = pieces(config, &trunk, |_, _| 0);
+        let [of_trunk, ..] = pieces(config, &trunk, |_, _| 0);
         let words = of_trunk.as_flattened().len() as u64;
         let trunk = tables[0].slice(0, words).expect("the trunk comes before the draft layers");
         let memory = (config.num_checkpoints > 0).then(|| checkpoints.memory());
         Ok(Self {
             slots,
             units: config.units(PoolUnit::Slot),
+            pools: pools.whole().clone(),
+            blocks: config.num_blocks,
             checkpoints,
             number: config.num_checkpoints,
             checkpoint_bytes: state_layout::checkpoint_bytes(schema),
@@ -103,6 +109,11 @@ impl<B: Backend> StateMemory<B> {
             number_of_checkpoints: self.number,
             checkpoint_bytes: self.checkpoint_bytes,
         }
+    }
+
+    /// The same with blocks in place of slots.
+    pub fn block_arena(&self) -> StateArena<'_, B> {
+        StateArena { slots: &self.pools, number_of_slots: self.blocks, ..self.arena() }
     }
 
     /// The pieces of checkpoints.
@@ -131,6 +142,11 @@ impl<B: Backend> StateMemory<B> {
     /// The pieces of slots.
     pub fn slot_pieces(&self) -> CopyPieces<'_, B> {
         CopyPieces(&self.tables[1])
+    }
+
+    /// The pieces of blocks.
+    pub fn block_pieces(&self) -> CopyPieces<'_, B> {
+        CopyPieces(&self.tables[2])
     }
 
     /// All checkpoints, `[checkpoints, bytes]`.

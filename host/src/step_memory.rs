@@ -12,6 +12,7 @@ use crate::layer_progress::LayerProgress;
 use crate::ledger::{Ledger, Written, largest_layout};
 use crate::ops::{StepTokens, plan_capacity, run_capacity};
 use crate::poison::Freed;
+use crate::pool_kind::PoolUnit;
 use crate::step_meta::{Section, StepLayout};
 
 /// The buffers of one group, each once.
@@ -140,7 +141,7 @@ impl<B: Backend> StepMemory<B> {
             compressed,
             progress: vec![LayerProgress::NotStarted; config.group_layers(group).len()],
             freed: if config.poison {
-                Freed::new(config.max_requests, config.num_blocks)
+                Freed::new(config.units(PoolUnit::Slot), config.num_blocks)
             } else {
                 Freed::default()
             },

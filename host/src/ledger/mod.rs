@@ -12,9 +12,12 @@
 //! | `sharing.rs` | what a prompt goes on from, and what becomes the tree's |
 //! | `room.rs` | what nobody refers to: evicted, or kept for a time |
 //! | `state.rs` | checkpoints of requests |
+//! | `fork.rs` | requests that begin as copies |
+//! | `suspend.rs` | requests without a slot |
 //! | `step.rs` | a step: begin, commit, reject |
 
 mod check;
+mod fork;
 mod open_step;
 mod room;
 mod saves;
@@ -22,6 +25,7 @@ mod shared;
 mod sharing;
 mod state;
 mod step;
+mod suspend;
 mod wanted;
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
@@ -29,15 +33,18 @@ use serde::Serialize;
 
 pub use open_step::{Accepted, StepPlan, StepRequest, Written};
 
-use crate::block::{self, BlockPool, Held};
+use crate::block::{self, BlockPool, BlockShares, Held};
 use crate::checkpoints::CheckpointPool;
 use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::limits::StepLimits;
+use crate::pool_kind::PoolUnit;
 use crate::requests::{Progress, Request, Requests};
 use crate::step_meta::StepLayout;
+pub(crate) use fork::Fork;
 use open_step::{Growth, OpenStep};
+pub(crate) use shared::Sharer;
 pub use shared::{Admission, Prompt};
 use shared::{Sharing, Unowned};
 use wanted::Saves;
@@ -47,7 +54,12 @@ pub(crate) use wanted::{largest_layout, may_save};
 #[derive(Debug, Serialize)]
 pub struct Ledger {
     blocks: BlockPool,
+    shares: BlockShares,
     checkpoints: CheckpointPool,
+    /// Slots of suspended requests that are free.
+    images: Vec<SlotId>,
+    /// Requests that can be suspended at once.
+    suspended: u32,
     requests: Requests,
     /// The step that each group runs, by [`LayerGroup::index`].
     open: [OpenStep; 2],
@@ -88,7 +100,10 @@ impl Ledger {
         let most_blocks = config.max_blocks_per_request().min(config.num_blocks);
         Ok(Self {
             blocks: BlockPool::new(config.num_blocks),
+            shares: BlockShares::default(),
             checkpoints: CheckpointPool::new(config.num_checkpoints),
+            suspended: config.max_suspended,
+            images: (config.max_requests..config.units(PoolUnit::Slot)).rev().map(SlotId).collect(),
             requests: Requests::new(config.max_requests, most_blocks),
             open: LayerGroup::ALL.map(|_| OpenStep::new(config.max_requests)),
             largest_layout: largest_layout(LayerGroup::Trunk, config),
@@ -123,10 +138,10 @@ impl Ledger {
         self.check_in_no_step(id)?;
         self.stop_sharing(id.slot());
         self.saves.forget(id.slot());
-        let Self { requests, blocks, .. } = self;
+        let Self { requests, blocks, shares, unowned, .. } = self;
         // In reverse, so that the block taken last is the one taken next.
         let held = requests.release(id).into_iter().flatten();
-        held.filter_map(Held::into_own).for_each(|block| blocks.give_back(block));
+        give_up(held, shares, blocks, unowned);
         Ok(())
     }
 
@@ -244,5 +259,18 @@ impl Ledger {
         } else {
             KvError::UnknownRequest { request: id }
         }
+    }
+}
+
+/// Gives up blocks of a request; of those that nobody has any more the last is taken next.
+fn give_up(
+    held: impl Iterator<Item = Held>,
+    shares: &mut BlockShares,
+    blocks: &mut BlockPool,
+    unowned: &mut Unowned,
+) {
+    for block in held.filter_map(|held| shares.give_up(held)) {
+        unowned.add(block.id());
+        blocks.give_back(block);
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct Sharing {
     pub sharers: Vec<Option<Sharer>>,
 }
 
-/// Blocks that the tree gave up since they were last asked for; of a cache that is poisoned.
+/// Blocks that nobody has any more since they were last asked for; of a cache that is poisoned.
 #[derive(Debug)]
 pub(super) struct Unowned {
     pub blocks: Vec<BlockId>,
@@ -67,19 +67,25 @@ impl Unowned {
     pub fn new(config: &CacheConfig) -> Self {
         Self { blocks: Vec::new(), poison: config.poison }
     }
+
+    pub fn add(&mut self, block: BlockId) {
+        if self.poison {
+            self.blocks.push(block);
+        }
+    }
 }
 
 /// A request that shares.
 #[derive(Debug)]
-pub(super) struct Sharer {
+pub(crate) struct Sharer {
     /// At the end of what is registered of it.
-    pub reference: Reference,
+    pub(super) reference: Reference,
     /// The tokens behind that.
-    pub tokens: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     /// Where it is to be saved.
-    pub checkpoints: Checkpoints,
+    pub(super) checkpoints: Checkpoints,
     /// Whether all of its tokens were told.
-    pub is_told: bool,
+    pub(super) is_told: bool,
 }
 
 /// What a ledger lends out while the tree gives something up.
@@ -93,9 +99,7 @@ impl Pools<'_> {
     pub fn take_back(&mut self, freed: FreedUnit) {
         match freed {
             Freed::Block(block) => {
-                if self.unowned.poison {
-                    self.unowned.blocks.push(block.id());
-                }
+                self.unowned.add(block.id());
                 self.blocks.give_back(block);
             }
             Freed::Checkpoint(checkpoint) => self.checkpoints.give_back(checkpoint),

@@ -68,15 +68,7 @@ impl Ledger {
         all.try_for_each(|(boundary, _)| self.want_checkpoint(id, boundary))
     }
 
-    /// The blocks of a request that it alone has.
-    pub(crate) fn own_blocks(
-        &self,
-        id: RequestId,
-    ) -> Result<impl Iterator<Item = BlockId>, KvError> {
-        Ok(self.request(id)?.blocks.iter().filter(|held| held.is_own()).map(Held::id))
-    }
-
-    /// The blocks that the tree gave up since the last call; none unless the cache is poisoned.
+    /// The blocks that nobody has any more since the last call; none unless the cache is poisoned.
     pub(crate) fn take_unowned(&mut self) -> impl Iterator<Item = BlockId> {
         self.unowned.blocks.drain(..)
     }
@@ -141,11 +133,41 @@ impl Ledger {
     /// A request that ends refers to nothing more.
     pub(super) fn stop_sharing(&mut self, slot: SlotId) {
         self.attach_saved();
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
-        if let Some(sharer) = sharing.sharers[slot.0 as usize].take() {
-            let released = sharing.tree.release(sharer.reference, |freed| pools.take_back(freed));
-            debug_assert!(released.is_ok(), "the reference is this tree's");
+        let sharer = self.take_sharer(slot);
+        self.release_sharer(sharer);
+    }
+
+    /// What a request that gives its slot up shares.
+    pub(super) fn take_sharer(&mut self, slot: SlotId) -> Option<Sharer> {
+        self.sharing.as_mut()?.sharers[slot.0 as usize].take()
+    }
+
+    /// A request that has the slot now shares what it did elsewhere.
+    pub(super) fn put_sharer(&mut self, slot: SlotId, sharer: Option<Sharer>) {
+        if let Some(sharing) = self.sharing.as_mut() {
+            sharing.sharers[slot.0 as usize] = sharer;
         }
+    }
+
+    /// Refers to nothing more.
+    pub(super) fn release_sharer(&mut self, sharer: Option<Sharer>) {
+        let (Some(sharer), Some((sharing, _, mut pools))) = (sharer, self.sharing_parts()) else {
+            return;
+        };
+        let released = sharing.tree.release(sharer.reference, |freed| pools.take_back(freed));
+        debug_assert!(released.is_ok(), "the reference is this tree's");
+    }
+
+    /// Another request has the tokens and the blocks of this one.
+    pub(super) fn fork_sharing(&mut self, from: SlotId, to: SlotId) {
+        let Some(Sharing { tree, sharers, .. }) = self.sharing.as_deref_mut() else { return };
+        let Some(sharer) = sharers[from.0 as usize].as_ref() else { return };
+        let Ok(reference) = tree.refer_again(&sharer.reference) else {
+            unreachable!("the reference is this tree's")
+        };
+        let &Sharer { ref tokens, checkpoints, is_told, .. } = sharer;
+        let fork = Sharer { reference, tokens: tokens.clone(), checkpoints, is_told };
+        sharers[to.0 as usize] = Some(fork);
     }
 
     /// The request goes on at `boundary`, without the tokens that it was told of.

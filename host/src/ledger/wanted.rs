@@ -64,6 +64,11 @@ impl Saves {
         self.saved.extract_if(.., move |(id, _)| is_wanted(*id))
     }
 
+    /// Takes the positions of a request that gives its slot up.
+    pub fn take(&mut self, slot: SlotId) -> Vec<u32> {
+        self.wanted.get_mut(slot.0 as usize).map(std::mem::take).unwrap_or_default()
+    }
+
     /// The request is not to be saved any more.
     pub fn forget(&mut self, slot: SlotId) {
         self.wanted.get_mut(slot.0 as usize).into_iter().for_each(Vec::clear);

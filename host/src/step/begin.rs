@@ -106,7 +106,10 @@ fn stage<B: Backend>(
     };
     let (plan, layout) = memory.step_meta.update(stream, write)?;
     memory.lay_out(layout);
-    ledger.take_unowned().for_each(|block| memory.freed.add_block(block));
+    if group == LayerGroup::Trunk {
+        // Draft layers have no blocks.
+        ledger.take_unowned().for_each(|block| memory.freed.add_block(block));
+    }
     let layers = core.config.group_layers(group);
     memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
     memory.save_from_rings(stream, core, plan)?;

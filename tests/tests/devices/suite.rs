@@ -245,6 +245,12 @@ suite! {
         only_what_is_committed_is_saved,
         draft_windows_that_were_not_saved_are_zero,
     }
+    step::forks {
+        forks_go_on_by_themselves,
+        a_suspended_request_goes_on_elsewhere,
+        forks_and_suspended_requests_share_the_tree,
+        what_cannot_fork_changes_nothing,
+    }
     step::cuts {
         some_lengths,
     }

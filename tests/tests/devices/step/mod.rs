@@ -4,6 +4,7 @@ pub mod capture;
 pub mod checkpoints;
 pub mod cuts;
 pub mod draft;
+pub mod forks;
 pub mod gathered;
 pub mod histories;
 pub mod layers;

@@ -1,0 +1,74 @@
+//! Requests that begin as copies of others, in the ledger.
+
+use kv_layout::geometry::BLOCK_TOKENS;
+
+use super::Ledger;
+use crate::block::{Block, Held};
+use crate::error::KvError;
+use crate::ids::{BlockId, LayerGroup, RequestId};
+
+/// A fork that is not entered yet.
+#[derive(Debug)]
+pub(crate) struct Fork {
+    /// The request that is copied.
+    pub of: RequestId,
+    /// The new request.
+    pub id: RequestId,
+    /// Blocks that both will have: all that no step writes any more.
+    pub shared: u32,
+    /// The last block, if steps write it still, and the new one that becomes its copy.
+    pub copied: Option<(BlockId, Block)>,
+}
+
+impl Ledger {
+    /// Admits a request that is to become a copy of `of`, and takes a block for the one that both would write.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`], [`KvError::NoFreeSlot`],
+    /// [`KvError::OutOfBlocks`]. Nothing is taken then.
+    pub(crate) fn begin_fork(&mut self, of: RequestId) -> Result<Fork, KvError> {
+        let request = self.request(of)?;
+        self.check_in_no_step(of)?;
+        let committed = request.groups[LayerGroup::Trunk.index()].committed;
+        // More than those of its tokens are there for tokens that were rejected.
+        let needed = self.blocks_of(committed);
+        let shared = needed.min(committed / BLOCK_TOKENS);
+        let last = request.blocks.get(shared as usize).map(Held::id).filter(|_| shared < needed);
+        let id = self.admit()?;
+        if last.is_some() && !self.make_room(1) {
+            drop(self.requests.release(id));
+            return Err(KvError::OutOfBlocks { needed: 1, free: self.blocks.free() });
+        }
+        let copied = last.and_then(|last| Some((last, self.blocks.take()?)));
+        Ok(Fork { of, id, shared, copied })
+    }
+
+    /// The new request becomes a copy: it has the other's tokens and shares its blocks.
+    pub(crate) fn enter_fork(&mut self, fork: Fork) -> RequestId {
+        let Fork { of, id, shared, copied } = fork;
+        let Self { requests, shares, .. } = self;
+        let mut both = (Vec::new(), Default::default());
+        if let Some(request) = requests.get_mut(of) {
+            let blocks = request.blocks.iter_mut().take(shared as usize);
+            both = (blocks.map(|held| shares.share(held)).collect(), request.groups);
+        }
+        if let Some(request) = requests.get_mut(id) {
+            request.blocks.extend(both.0);
+            request.blocks.extend(copied.map(|(_, block)| Held::Own(block)));
+            request.groups = both.1;
+        }
+        // What the tree keeps it keeps for both.
+        self.fork_sharing(of.slot(), id.slot());
+        id
+    }
+
+    /// Gives up a fork that failed: nothing has happened.
+    pub(crate) fn undo_fork(&mut self, fork: Fork) {
+        let Fork { id, copied, .. } = fork;
+        if let Some((_, block)) = copied {
+            self.unowned.add(block.id());
+            self.blocks.give_back(block);
+        }
+        drop(self.requests.release(id));
+    }
+}

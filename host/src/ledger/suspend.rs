@@ -1,0 +1,70 @@
+//! Requests without a slot, in the ledger.
+
+use super::{Ledger, give_up};
+use crate::error::KvError;
+use crate::ids::{RequestId, SlotId};
+use crate::suspended::Suspended;
+
+impl Ledger {
+    /// A slot for the copy of a request's state.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
+    /// [`KvError::NoRoomToSuspend`].
+    pub(crate) fn take_image(&mut self, id: RequestId) -> Result<SlotId, KvError> {
+        self.request(id)?;
+        self.check_in_no_step(id)?;
+        let suspended = self.suspended;
+        self.images.pop().ok_or(KvError::NoRoomToSuspend { suspended })
+    }
+
+    /// Returns the slot of a suspended request.
+    pub(crate) fn give_image_back(&mut self, image: SlotId) {
+        self.images.push(image);
+    }
+
+    /// Gives up the slot of a request whose state is copied to `image`; all else that it has.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
+    pub(crate) fn detach(&mut self, id: RequestId, image: SlotId) -> Result<Suspended, KvError> {
+        let refused = self.refused(id);
+        self.attach_saved();
+        let (blocks, groups) = self.requests.detach(id).ok_or(refused)?;
+        let (wanted, sharer) = (self.saves.take(id.slot()), self.take_sharer(id.slot()));
+        Ok(Suspended { ledger: self.requests.ledger(), blocks, groups, image, wanted, sharer })
+    }
+
+    /// Refuses a request that was suspended in another cache.
+    pub(crate) fn check_suspended(&self, suspended: &Suspended) -> Result<(), KvError> {
+        let is_own = suspended.ledger == self.requests.ledger();
+        if is_own { Ok(()) } else { Err(KvError::ForeignSuspended) }
+    }
+
+    /// A new request, to which the state was copied, becomes the suspended one; the slot that had the copy is free.
+    pub(crate) fn attach(&mut self, id: RequestId, suspended: Suspended) {
+        let Suspended { blocks, groups, image, wanted, sharer, .. } = suspended;
+        if let Some(request) = self.requests.get_mut(id) {
+            request.blocks.extend(blocks);
+            request.groups = groups;
+        }
+        self.put_sharer(id.slot(), sharer);
+        wanted.into_iter().for_each(|boundary| self.saves.add(id.slot(), boundary));
+        self.give_image_back(image);
+    }
+
+    /// Frees what a suspended request held.
+    pub(crate) fn discard_suspended(&mut self, suspended: Suspended) {
+        let Suspended { blocks, image, sharer, .. } = suspended;
+        self.release_sharer(sharer);
+        let Self { shares, blocks: free, unowned, .. } = self;
+        give_up(blocks.into_iter().rev(), shares, free, unowned);
+        self.give_image_back(image);
+    }
+
+    /// Slots for suspended requests that are free.
+    #[must_use]
+    pub fn free_suspended(&self) -> u32 {
+        self.images.len() as u32
+    }
+}

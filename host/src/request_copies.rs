@@ -1,0 +1,126 @@
+//! Between steps: requests that begin as copies of others, and requests that give their slot up for a while.
+
+use crate::device::{Backend, Stream};
+use crate::error::KvError;
+use crate::ids::{RequestId, SlotId};
+use crate::ledger::Fork;
+use crate::manager::KvCacheManager;
+use crate::ops::SlotCopy;
+use crate::suspended::{ResumeRefused, Suspended};
+use crate::transfers::Copied;
+
+impl<B: Backend> KvCacheManager<B> {
+    /// Admits a request that is a copy of another: the same tokens, in all layers, from which each goes on by itself, drafts
+    /// that were rejected included. They share all blocks but the one that is not full, of which the new request gets
+    /// a copy. Queued in `stream`, behind the steps before.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`],
+    /// [`KvError::Device`]. Nothing has changed then.
+    pub fn fork(&mut self, stream: &Stream<B>, id: RequestId) -> Result<RequestId, KvError> {
+        self.reject_leaked_steps();
+        let fork = self.core().ledger().begin_fork(id)?;
+        match self.copy_fork(stream, &fork) {
+            Ok(()) => Ok(self.core().ledger().enter_fork(fork)),
+            Err(error) => {
+                self.poison_slot(fork.id.slot());
+                self.core().ledger().undo_fork(fork);
+                Err(error)
+            }
+        }
+    }
+
+    fn copy_fork(&mut self, stream: &Stream<B>, fork: &Fork) -> Result<(), KvError> {
+        let Fork { of, id, shared, copied } = fork;
+        let slots = SlotCopy { from: of.slot(), to: id.slot() };
+        let mut jobs = vec![(Copied::Slots, slots.words())];
+        let mut blocks: Vec<_> =
+            self.core().ledger().block_table(*of)?.take(*shared as usize).collect();
+        if let Some((from, to)) = copied {
+            let block = SlotCopy { from: SlotId(from.0), to: SlotId(to.id().0) };
+            jobs.push((Copied::Blocks, block.words()));
+            blocks.push(to.id());
+        }
+        self.transfer(stream, &jobs, Some((id.slot(), &blocks)))
+    }
+
+    /// Takes a request out of its slot, at any position, after rejected drafts too. What the slot holds is copied, in
+    /// one launch, to memory for [`CacheConfig::max_suspended`](crate::CacheConfig::max_suspended) requests; blocks stay
+    /// where they are. The slot is free, and the id ends. Queued in `stream`, behind the steps before.
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoRoomToSuspend`], [`KvError::Device`].
+    /// Nothing has changed then.
+    pub fn suspend(&mut self, stream: &Stream<B>, id: RequestId) -> Result<Suspended, KvError> {
+        self.reject_leaked_steps();
+        let image = self.core().ledger().take_image(id)?;
+        let copy = SlotCopy { from: id.slot(), to: image };
+        if let Err(error) = self.transfer(stream, &[(Copied::Slots, copy.words())], None) {
+            self.core().ledger().give_image_back(image);
+            return Err(error);
+        }
+        let suspended = self.core().ledger().detach(id, image);
+        self.poison_slot(id.slot());
+        suspended
+    }
+
+    /// Lets a suspended request go on, in a slot that is free: the bytes that it had, under a new id. Queued in `stream`,
+    /// behind the steps before.
+    ///
+    /// # Errors
+    /// [`ResumeRefused`], which holds the request, unchanged: [`KvError::ForeignSuspended`], [`KvError::NoFreeSlot`],
+    /// [`KvError::Device`].
+    pub fn resume(
+        &mut self,
+        stream: &Stream<B>,
+        suspended: Suspended,
+    ) -> Result<RequestId, ResumeRefused> {
+        self.reject_leaked_steps();
+        let admitted = {
+            let mut ledger = self.core().ledger();
+            ledger.check_suspended(&suspended).and_then(|()| ledger.admit())
+        };
+        let id = match admitted {
+            Ok(id) => id,
+            Err(error) => return Err(ResumeRefused::new(suspended, error)),
+        };
+        let image = suspended.image;
+        let copy = SlotCopy { from: image, to: id.slot() };
+        let blocks: Vec<_> = suspended.blocks.iter().map(|held| held.id()).collect();
+        let jobs = [(Copied::Slots, copy.words())];
+        match self.transfer(stream, &jobs, Some((id.slot(), &blocks))) {
+            Ok(()) => {
+                self.core().ledger().attach(id, suspended);
+                self.poison_slot(image);
+                Ok(id)
+            }
+            Err(error) => {
+                // It was just admitted, and takes part in no step.
+                let _ = self.release(id);
+                Err(ResumeRefused::new(suspended, error))
+            }
+        }
+    }
+
+    /// Ends a suspended request and frees what it held.
+    ///
+    /// # Errors
+    /// [`ResumeRefused`] with [`KvError::ForeignSuspended`].
+    pub fn discard(&mut self, suspended: Suspended) -> Result<(), ResumeRefused> {
+        let mut ledger = self.core().ledger();
+        if let Err(error) = ledger.check_suspended(&suspended) {
+            return Err(ResumeRefused::new(suspended, error));
+        }
+        let image = suspended.image;
+        ledger.discard_suspended(suspended);
+        drop(ledger);
+        self.poison_slot(image);
+        Ok(())
+    }
+
+    /// In a poisoned cache the slot is poisoned before anyone uses it again.
+    pub(crate) fn poison_slot(&mut self, slot: SlotId) {
+        let (_, trunk, draft) = self.parts();
+        std::iter::once(trunk).chain(draft).for_each(|memory| memory.freed.add_slot(slot));
+    }
+}

@@ -1,0 +1,85 @@
+//! A request without a slot: suspended, to be resumed.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::block::Held;
+use crate::error::KvError;
+use crate::ids::{LedgerId, SlotId};
+use crate::ledger::Sharer;
+use crate::requests::Progress;
+
+/// A request that was suspended: its blocks, and a copy of what its slot held. It runs in no step until it is resumed, in
+/// whatever slot is free then, and holds memory until it is resumed or discarded.
+#[derive(Debug, Serialize)]
+#[must_use = "what a suspended request holds is lost to its cache when it is dropped; resume or discard it"]
+pub struct Suspended {
+    #[serde(skip)]
+    pub(crate) ledger: LedgerId,
+    /// In order of its tokens.
+    pub(crate) blocks: Vec<Held>,
+    /// By [`crate::LayerGroup::index`].
+    pub(crate) groups: [Progress; 2],
+    /// The slot that has the copy.
+    pub(crate) image: SlotId,
+    /// Positions at which it is to be saved.
+    pub(crate) wanted: Vec<u32>,
+    /// What it shares with others.
+    #[serde(skip)]
+    pub(crate) sharer: Option<Sharer>,
+}
+
+impl Suspended {
+    /// Final tokens that it has in the trunk.
+    #[must_use]
+    pub const fn committed(&self) -> u32 {
+        self.groups[0].committed
+    }
+
+    /// Blocks that it holds.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+}
+
+/// A request that could not be resumed: it is still suspended, unchanged. Converted to [`KvError`] (by `?`) it is lost.
+pub struct ResumeRefused(Box<(Suspended, KvError)>);
+
+impl ResumeRefused {
+    pub(crate) fn new(suspended: Suspended, error: KvError) -> Self {
+        Self(Box::new((suspended, error)))
+    }
+
+    /// Why.
+    #[must_use]
+    pub fn error(&self) -> &KvError {
+        &self.0.1
+    }
+
+    /// The request, to be resumed later.
+    pub fn into_suspended(self) -> Suspended {
+        self.0.0
+    }
+}
+
+impl From<ResumeRefused> for KvError {
+    fn from(refused: ResumeRefused) -> Self {
+        refused.0.1
+    }
+}
+
+impl fmt::Debug for ResumeRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ResumeRefused").field(self.error()).finish()
+    }
+}
+
+impl fmt::Display for ResumeRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error().fmt(f)
+    }
+}
+
+impl std::error::Error for ResumeRefused {}

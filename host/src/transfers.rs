@@ -1,0 +1,142 @@
+//! What is queued between steps: copies of slots, checkpoints and blocks, and rows of the block table. What it is travels
+//! in the memory of the trunk's StepMeta, which nobody uses between steps.
+
+use crate::core::Core;
+use crate::device::{Backend, Stream, View};
+use crate::error::KvError;
+use crate::ids::{BlockId, LayerGroup, SlotId};
+use crate::manager::KvCacheManager;
+use crate::ops::{self, CopyDirection, JobWords, StateCopies, TableUpdate};
+use crate::step_memory::StepMemory;
+
+/// What is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    /// Slots to checkpoints, of all layers.
+    Save,
+    /// Checkpoints to slots, of all layers.
+    Restore,
+    /// Checkpoints to slots, of the trunk.
+    RestoreTrunk,
+    /// Slots to slots.
+    Slots,
+    /// Blocks to blocks.
+    Blocks,
+}
+
+/// Elements of a job.
+const JOB: usize = size_of::<JobWords>() / size_of::<i32>();
+
+impl<B: Backend> KvCacheManager<B> {
+    /// Rejects steps that were leaked: none borrows the cache any more.
+    pub(crate) fn reject_leaked_steps(&mut self) {
+        let (core, trunk, draft) = self.parts();
+        let mut ledger = core.ledger();
+        for (group, memory) in LayerGroup::ALL.into_iter().zip(std::iter::once(trunk).chain(draft))
+        {
+            memory.reject_leaked_step(&mut ledger, group);
+        }
+    }
+
+    /// Queues copies, those of one kind that follow each other in one launch, then the first blocks of a slot's row of the
+    /// device's block table: behind the steps of both groups, and behind the poisoning of what was freed.
+    pub(crate) fn transfer(
+        &mut self,
+        stream: &Stream<B>,
+        jobs: &[(Copied, JobWords)],
+        table: Option<(SlotId, &[BlockId])>,
+    ) -> Result<(), KvError> {
+        let (core, trunk, draft) = self.parts();
+        core.check_stream(stream)?;
+        core.ledger().take_unowned().for_each(|block| trunk.freed.add_block(block));
+        let groups = std::iter::once(&mut *trunk).chain(draft);
+        for (group, memory) in LayerGroup::ALL.into_iter().zip(groups) {
+            memory.follow(stream)?;
+            let layers = core.config.group_layers(group);
+            memory.freed.poison(stream, core.memory.pools.of_layers(layers))?;
+            memory.freed.clear();
+        }
+        let (slot, blocks) = table.unwrap_or((SlotId(0), &[]));
+        let first = slot.0 * core.config.max_blocks_per_request();
+        trunk.transfer(stream, core, jobs, (first, blocks))
+    }
+}
+
+impl<B: Backend> StepMemory<B> {
+    /// In one copy to the device if StepMeta has room for all, as it has but for very small steps.
+    fn transfer(
+        &mut self,
+        stream: &Stream<B>,
+        core: &Core<B>,
+        mut jobs: &[(Copied, JobWords)],
+        (mut first, mut blocks): (u32, &[BlockId]),
+    ) -> Result<(), KvError> {
+        let room = self.step_meta.buffer().len() as usize;
+        while !jobs.is_empty() || !blocks.is_empty() {
+            let (these, later) = jobs.split_at(jobs.len().min(room / JOB));
+            let left = room - JOB * these.len();
+            let (entered, others) = blocks.split_at(blocks.len().min(left / 2));
+            let write = |array: &mut [i32]| {
+                let (copies, table) = array.split_at_mut(JOB * these.len());
+                let words = copies.as_chunks_mut().0.iter_mut();
+                words.zip(these).for_each(|(words, &(_, job))| *words = job);
+                let (index, block) = table.split_at_mut(entered.len());
+                index.iter_mut().zip(first..).for_each(|(word, at)| *word = at as i32);
+                block.iter_mut().zip(entered).for_each(|(word, block)| *word = block.0 as i32);
+                Ok::<_, KvError>((JOB * these.len() + 2 * entered.len(), ()))
+            };
+            self.step_meta.update(stream, write)?;
+            self.queue(stream, core, these, entered.len())?;
+            (jobs, blocks, first) = (later, others, first + entered.len() as u32);
+        }
+        Ok(())
+    }
+
+    /// Queues the launches of what was sent: jobs, and updates of the block table behind them.
+    fn queue(
+        &self,
+        stream: &Stream<B>,
+        core: &Core<B>,
+        jobs: &[(Copied, JobWords)],
+        updates: usize,
+    ) -> Result<(), KvError> {
+        let part = |start: usize, len: usize| {
+            let part = self.step_meta.buffer().view().slice(start as u64, len as u64);
+            part.expect("StepMeta has what was sent")
+        };
+        let mut sent = 0;
+        for run in jobs.chunk_by(|(a, _), (b, _)| a == b) {
+            copy(stream, core, run[0].0, &part(sent, JOB * run.len()))?;
+            sent += JOB * run.len();
+        }
+        let update = TableUpdate {
+            index: &part(sent, updates),
+            block: &part(sent + updates, updates),
+            table: &core.memory.table(),
+            count: updates as u32,
+        };
+        Ok(ops::update_table(stream, &update)?)
+    }
+}
+
+/// Queues the launch of jobs of one kind.
+fn copy<B: Backend>(
+    stream: &Stream<B>,
+    core: &Core<B>,
+    copied: Copied,
+    jobs: &View<B, i32>,
+) -> Result<(), KvError> {
+    let state = &core.memory.state;
+    let (pieces, direction) = match copied {
+        Copied::Save => (state.checkpoint_pieces(), CopyDirection::Save),
+        Copied::Restore => (state.checkpoint_pieces(), CopyDirection::Restore),
+        Copied::RestoreTrunk => (state.trunk_pieces(), CopyDirection::Restore),
+        Copied::Slots => (state.slot_pieces(), CopyDirection::Slot),
+        Copied::Blocks => (state.block_pieces(), CopyDirection::Slot),
+    };
+    let of_blocks = copied == Copied::Blocks;
+    let arena = if of_blocks { state.block_arena() } else { state.arena() };
+    let (count, faults) = (jobs.len() as u32 / JOB as u32, core.memory.copy_faults());
+    let copies = StateCopies { arena: &arena, pieces, jobs, count, direction, faults };
+    Ok(ops::copy_state(stream, &copies)?)
+}

@@ -1,0 +1,107 @@
+//! Every device call of a copy of a request's state fails in turn, instead of being done and after it was done: nothing has
+//! changed, and the next attempt goes well.
+
+use dsv4_kv::device::{EmuOptions, Emulator};
+use dsv4_kv::{CacheConfig, KvError, RequestId, Suspended};
+use dsv4_kv_tests::failing::{Failing, Failure};
+use dsv4_kv_tests::fed::{Fed, Padding, Part};
+use dsv4_kv_tests::stories::{Stored, Story, config, tiny};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+
+type Cache = Fed<Failing<Emulator>>;
+
+const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+const TOKENS: usize = 131;
+
+/// The ledger, without how often a slot changed hands.
+fn ledger(fed: &Cache) -> serde_json::Value {
+    fn remove(value: &mut serde_json::Value) {
+        match value {
+            serde_json::Value::Object(map) => {
+                map.remove("turns");
+                map.values_mut().for_each(remove);
+            }
+            serde_json::Value::Array(values) => values.iter_mut().for_each(remove),
+            _ => {}
+        }
+    }
+    let mut ledger = serde_json::to_value(&*fed.manager.ledger()).unwrap();
+    remove(&mut ledger);
+    ledger
+}
+
+/// Runs `work` with each of its device calls failing in turn, until none is left to fail; what it then gave, and how many
+/// failed.
+fn fail_each<T>(
+    fed: &mut Cache,
+    how: Failure,
+    mut work: impl FnMut(&mut Cache) -> Result<T, KvError>,
+) -> (T, u64) {
+    for call in 0.. {
+        let before = ledger(fed);
+        fed.manager.device().backend().fail(call, how);
+        let result = work(fed);
+        fed.manager.device().backend().fail_nothing();
+        match result {
+            Ok(done) => return (done, call),
+            Err(KvError::Device(_)) => assert_eq!(ledger(fed), before, "call {call}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    unreachable!("some attempt makes fewer calls")
+}
+
+fn fed() -> (Cache, Story, Vec<Stored>, RequestId) {
+    let device = Failing::emulated(EmuOptions::default());
+    let base = config(&tiny(), FORMATS, 3);
+    let config =
+        CacheConfig { num_checkpoints: 1, max_suspended: 1, max_draft: 3, poison: true, ..base };
+    let mut fed = Fed::new(&device, config);
+    let story = Story::random(&tiny(), 160, 61);
+    let stored = story.stored(&device, FORMATS);
+    let id = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(id, &story, 0..TOKENS)], Padding::None);
+    (fed, story, stored, id)
+}
+
+#[test]
+fn a_failed_copy_changes_nothing() {
+    for how in [Failure::Instead, Failure::After] {
+        let (mut fed, story, stored, id) = fed();
+        let stream = fed.stream.clone();
+        let go_on = |fed: &mut Cache, id: RequestId| {
+            let start = fed.manager.ledger().committed(id).unwrap() as usize;
+            fed.step(&[Part::new(id, &story, start..start + 5)], Padding::None);
+            fed.assert_holds(id, &story, &stored, start + 5);
+        };
+        let (saved, failures) = fail_each(&mut fed, how, |fed| {
+            Ok(fed.manager.save_checkpoints(&stream, &[(id, 128)])?.remove(0))
+        });
+        assert!(failures >= 2, "{failures} calls of a save fail");
+        let (fork, failures) = fail_each(&mut fed, how, |fed| fed.manager.fork(&stream, id));
+        assert!(failures >= 3, "{failures} calls of a fork fail");
+        go_on(&mut fed, fork);
+        let (suspended, failures) =
+            fail_each(&mut fed, how, |fed| fed.manager.suspend(&stream, id));
+        assert!(failures >= 2, "{failures} calls of a suspension fail");
+        let mut suspended: Option<Suspended> = Some(suspended);
+        let (id, failures) = fail_each(&mut fed, how, |fed| {
+            let resumed = fed.manager.resume(&stream, suspended.take().expect("it came back"));
+            resumed.map_err(|refused| {
+                let KvError::Device(_) = refused.error() else { panic!("{refused}") };
+                let error = dsv4_kv::device::DeviceError::NotRecorded;
+                suspended = Some(refused.into_suspended());
+                error.into()
+            })
+        });
+        assert!(failures >= 3, "{failures} calls of a resumption fail");
+        go_on(&mut fed, id);
+        let other = fed.manager.admit().unwrap();
+        fed.lose(&[Part::new(other, &story, 0..128)]);
+        let (_, failures) =
+            fail_each(&mut fed, how, |fed| fed.manager.restore_checkpoint(&stream, other, &saved));
+        assert!(failures >= 2, "{failures} calls of a restore fail");
+        fed.manager.discard_checkpoint(saved);
+    }
+}
