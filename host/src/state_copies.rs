@@ -5,7 +5,7 @@ use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::manager::KvCacheManager;
-use crate::ops::CheckpointCopy;
+use crate::ops::{CheckpointCopy, CopyPieces, StateArena};
 use crate::transfers::Copied;
 
 impl<B: Backend> KvCacheManager<B> {
@@ -104,6 +104,13 @@ impl<B: Backend> KvCacheManager<B> {
         let ids = due.into_iter().map(|(id, _)| id);
         self.core().ledger().add_saved(ids.zip(saved));
         Ok(())
+    }
+
+    /// What [`crate::ops::copy_state`] copies: the memory, the pieces of checkpoints, and those of slots. To measure it.
+    #[must_use]
+    pub fn copied_state(&self) -> (StateArena<'_, B>, CopyPieces<'_, B>, CopyPieces<'_, B>) {
+        let state = &self.core().memory.state;
+        (state.arena(), state.checkpoint_pieces(), state.slot_pieces())
     }
 
     /// Gives a checkpoint up.

@@ -16,6 +16,7 @@ mod load;
 mod prefill;
 mod projections;
 mod router;
+mod state;
 mod step;
 mod swa;
 #[cfg(test)]
@@ -89,6 +90,8 @@ enum Suite {
     Indexer,
     /// Products with a weight in NVFP4, and in BF16.
     Linear,
+    /// The state of requests: checkpoints saved and restored, slots copied.
+    State,
     /// All of these.
     All,
     /// A model's whole decode step as one graph: in all, by kind of launch, and on the host.
@@ -144,6 +147,9 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     }
     if wanted(Suite::Linear) {
         measurements.extend(linear::measure(&device, &progress)?);
+    }
+    if wanted(Suite::State) {
+        measurements.extend(state::measure(&device, &progress)?);
     }
     let steps = match args.suite {
         Suite::Step => step::measure(&device, &args.load, &progress)?,

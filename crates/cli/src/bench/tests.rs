@@ -4,6 +4,7 @@ use dsv4_kv::device::{EmuDevice, EmuOptions};
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
+use dsv4_kv::ops::CopyDirection;
 
 use super::decode::Phase;
 use super::indexer::Node;
@@ -11,7 +12,7 @@ use super::load::Weight;
 use super::prefill::{self, Chunk};
 use super::step::{self, Case, Row};
 use super::timing::Measurement;
-use super::{decode, gather, indexer, linear, router, swa};
+use super::{decode, gather, indexer, linear, router, state, swa};
 
 fn check(measured: &Measurement) {
     assert!(measured.microseconds > 0.0 && measured.copy_microseconds > 0.0, "{measured:?}");
@@ -40,6 +41,17 @@ fn kernels_of_one_layer_run() {
     for (hash, hidden, tokens) in [(false, 0, 2), (true, 0, 2), (false, 256, 2), (false, 256, 65)] {
         let case = router::Case { hash, hidden, experts: 64, tokens };
         check(&case.measure(&device).unwrap());
+    }
+}
+
+#[test]
+fn copies_of_state_are_measured() {
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    for direction in [CopyDirection::Save, CopyDirection::Restore, CopyDirection::Slot] {
+        check(&state::copy(&device, "tiny", direction, 2).unwrap());
+    }
+    for saves in [false, true] {
+        check(&state::append(&device, (512, 256), saves).unwrap());
     }
 }
 

@@ -1,0 +1,161 @@
+//! The state of requests: saved to checkpoints, restored from them, copied to other slots, of all layers in one launch;
+//! and the append of a chunk that saves, beside one that does not.
+//!
+//! Every node copies between slots and checkpoints of its own, and appends to a ring and checkpoints of its own.
+
+use anyhow::{Context, Result};
+use dsv4_kv::device::{Backend, Buffer, Device, bf16};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW, swa_ring_rows};
+use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
+use dsv4_kv::ops::{
+    self, CheckpointCopy, CheckpointRows, CopyDirection, LayerImage, SlotCopy, StateCopies, SwaRing,
+};
+use dsv4_kv::{CacheConfig, Capacity, CheckpointId, KvCacheManager, SlotId};
+use indicatif::ProgressBar;
+
+use super::inputs::{ensure_none_refused, part, repeated, upload};
+use super::timing::{Measurement, measurement, nodes_for};
+
+/// Tokens of the chunk that is appended, and tokens between its checkpoints.
+const CHUNK: (u32, u32) = (8192, 2048);
+
+pub(super) fn measure<B: Backend>(
+    device: &Device<B>,
+    progress: &ProgressBar,
+) -> Result<Vec<Measurement>> {
+    let mut results = Vec::new();
+    for model in ["flash", "pro"] {
+        for (direction, jobs) in [
+            (CopyDirection::Save, 1),
+            (CopyDirection::Save, 8),
+            (CopyDirection::Restore, 1),
+            (CopyDirection::Slot, 1),
+        ] {
+            progress.set_message(format!("{direction:?} {model} {jobs}"));
+            results.push(copy(device, model, direction, jobs)?);
+        }
+    }
+    for saves in [false, true] {
+        progress.set_message(format!("append, saving: {saves}"));
+        results.push(append(device, CHUNK, saves)?);
+    }
+    Ok(results)
+}
+
+/// A launch that copies the state of `jobs` requests.
+pub(super) fn copy<B: Backend>(
+    device: &Device<B>,
+    model: &str,
+    direction: CopyDirection,
+    jobs: u32,
+) -> Result<Measurement> {
+    let model = ModelConfig::preset(model).context("a preset")?;
+    let name = model.name.clone();
+    let smallest = CacheConfig { max_step_tokens: 1, ..CacheConfig::smallest(model) };
+    let capacity = Capacity::new(&CacheConfig { num_checkpoints: 1, ..smallest.clone() });
+    let (what, one) = match direction {
+        CopyDirection::Save => ("save", capacity.checkpoint_bytes),
+        CopyDirection::Restore => ("restore", capacity.checkpoint_bytes),
+        CopyDirection::Slot => ("slot", capacity.slot_bytes),
+    };
+    // Read once, written once.
+    let bytes = 2 * one * u64::from(jobs);
+    let nodes = nodes_for(bytes);
+    let all = nodes as u32 * jobs;
+    let config = CacheConfig { max_requests: 2 * all, num_checkpoints: all, ..smallest };
+    let max_context = config.max_context.min(1024);
+    let cache = KvCacheManager::new(device.clone(), CacheConfig { max_context, ..config })?;
+    let words = |job: u32| match direction {
+        CopyDirection::Slot => SlotCopy { from: SlotId(job), to: SlotId(all + job) }.words(),
+        _ => {
+            let (slot, checkpoint) = (SlotId(job), CheckpointId(job));
+            CheckpointCopy { slot, checkpoint, boundary: 1024, end: 1024 }.words()
+        }
+    };
+    let stream = device.stream()?;
+    let words: Vec<_> = (0..all).flat_map(words).collect();
+    let (words, faults) = (upload(&stream, "jobs", &words)?, device.allocate("faults", 1)?);
+    let retained = [cache.memory(), vec![words.memory(), faults.memory()]].concat();
+    let launch = |node: u64| {
+        let (arena, checkpoints, slots) = cache.copied_state();
+        let pieces = if direction == CopyDirection::Slot { slots } else { checkpoints };
+        let jobs_of_node = part(&words, node, nodes);
+        let copies = StateCopies {
+            arena: &arena,
+            pieces,
+            jobs: &jobs_of_node,
+            count: jobs,
+            direction,
+            faults: &faults,
+        };
+        ops::copy_state(&stream, &copies)
+    };
+    let graph = stream.capture(retained, || (0..nodes).try_for_each(launch))?;
+    let names = (format!("copy_state {what}"), format!("{name}, {jobs}"));
+    let result = measurement(device, names, (bytes, nodes), &graph)?;
+    ensure_none_refused(&stream, &faults)?;
+    Ok(result)
+}
+
+/// The append of a chunk of one request, whose checkpoints lie at multiples of a number of tokens, in one layer.
+pub(super) fn append<B: Backend>(
+    device: &Device<B>,
+    (tokens, interval): (u32, u32),
+    saves: bool,
+) -> Result<Measurement> {
+    let (format, ring) = (MainFormat::default(), swa_ring_rows(1));
+    let window = u64::from(WINDOW);
+    let number = if saves { tokens / interval } else { 0 };
+    let rows = u64::from(ring) + window * u64::from(number);
+    let bytes = u64::from(tokens) * (2 * u64::from(HEAD_DIM) + 4) + rows * format.row_bytes();
+    let nodes = nodes_for(bytes);
+    let stream = device.stream()?;
+    let plane = |row: u64| device.allocate::<u8>("ring", nodes * u64::from(ring) * row);
+    let (data, scale) = (plane(DATA_BYTES)?, plane(format.scale_bytes())?);
+    let values: Vec<bf16> = (0..64 * HEAD_DIM).map(|i| bf16::from_f32(i as f32 / 999.0)).collect();
+    let rows = nodes * u64::from(tokens * HEAD_DIM);
+    let kv = repeated(&stream, "kv rows", rows, &values)?;
+    let place = |token: u32| if token + ring < tokens { -1 } else { (token % ring) as i32 };
+    let row = upload(&stream, "ring rows", &(0..tokens).map(place).collect::<Vec<_>>())?;
+    // Of the tokens before each multiple of the interval the window's rows are saved.
+    let saved = |token: u32| {
+        let (checkpoint, within) = (token / interval, token % interval);
+        let row = (checkpoint * WINDOW + within + WINDOW).cast_signed() - interval.cast_signed();
+        if within + WINDOW >= interval { row } else { -1 }
+    };
+    let saved = upload(&stream, "checkpoint rows", &(0..tokens).map(saved).collect::<Vec<_>>())?;
+    let image = LayerImage { window: [0, window * DATA_BYTES], halves: [0; 2] };
+    let checkpoint_bytes = window * format.row_bytes();
+    let all = nodes * u64::from(number.max(1)) * checkpoint_bytes;
+    let (checkpoints, faults) =
+        (device.allocate::<u8>("checkpoints", all)?, device.allocate("faults", 1)?);
+    let memory = [kv.memory(), data.memory(), scale.memory(), row.memory(), saved.memory()];
+    let retained = [memory.to_vec(), vec![checkpoints.memory(), faults.memory()]].concat();
+    let launch = |node: u64| {
+        let of_node = |buffer: &Buffer<B, u8>| part(buffer, node, nodes);
+        let (data, scale, checkpoints) = (of_node(&data), of_node(&scale), of_node(&checkpoints));
+        let ring = SwaRing { data: &data, scale: &scale, format, ring, slots: 1 };
+        let append = ops::WindowAppend {
+            kv: &part(&kv, node, nodes),
+            row: &row,
+            ring: &ring,
+            faults: &faults,
+            tokens,
+        };
+        let rows = CheckpointRows {
+            checkpoints: &checkpoints,
+            number,
+            checkpoint_bytes,
+            row: &saved,
+            image,
+        };
+        ops::append_swa_saving(&stream, &append, saves.then_some(&rows))
+    };
+    let graph = stream.capture(retained, || (0..nodes).try_for_each(launch))?;
+    let size = format!("{tokens} tokens, {number} checkpoints");
+    let names = (format!("append_swa_{}", format.name()), size);
+    let result = measurement(device, names, (bytes, nodes), &graph)?;
+    ensure_none_refused(&stream, &faults)?;
+    Ok(result)
+}
