@@ -43,6 +43,7 @@ fn run<B: Backend>(device: &Device<B>, model: Arc<Model>) -> Result<()> {
         cached_tokens: 2 * all.next_multiple_of(128),
         step_tokens: all,
         max_draft: 0,
+        checkpoints: 0,
     };
     let vocabulary = model.config.vocab_size as usize;
     let prompt = (0..PROMPT).map(|at| (at * at % vocabulary) as u32).collect();

@@ -126,6 +126,18 @@ impl Sequence {
         (final_tokens as u32, generated)
     }
 
+    /// Its first `tokens` tokens are in the cache already, because other requests have computed them. Logits of those are
+    /// not computed: not for a request that wants them ([`Continuation::prompt_logits`]).
+    pub fn reuse(&mut self, tokens: usize) {
+        self.cached = tokens.min(self.tokens.len() - 1);
+    }
+
+    /// Whether some of its tokens need not be computed for itself.
+    #[must_use]
+    pub fn may_reuse(&self) -> bool {
+        !self.continuation.prompt_logits
+    }
+
     /// Forgets what is in the cache: the request was taken out of it, and is computed again.
     pub fn restart(&mut self) {
         self.cached = 0;

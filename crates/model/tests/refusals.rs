@@ -18,6 +18,7 @@ fn a_step_needs_tokens_of_the_vocabulary() {
         cached_tokens: 128,
         step_tokens: 8,
         max_draft: 0,
+        checkpoints: 0,
     };
     let device = EmuDevice::new(EmuOptions::default());
     let mut engine = Engine::new(&device, model, limits).expect("an engine");

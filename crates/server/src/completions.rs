@@ -133,6 +133,7 @@ fn submissions(
         submissions.extend((0..request.n).map(|choice| Submission {
             prompt: prompt.clone(),
             continuation: continuation(app, &request, choice),
+            salt: request.cache_salt.clone().into_bytes(),
         }));
     }
     Ok((request, submissions))

@@ -34,6 +34,8 @@ pub struct Metrics {
     pub waiting: Gauge,
     /// Tokens of prompts whose first token has come.
     pub prompt_tokens: Counter,
+    /// Tokens that were not computed, since other sequences had computed them.
+    pub reused_tokens: Counter,
     /// Tokens that were generated.
     pub generated_tokens: Counter,
     /// From submission to the first token, in seconds.
@@ -97,6 +99,10 @@ impl Metrics {
                 "dsv4_prompt_tokens_total",
                 "Tokens of prompts whose first token has come",
             ),
+            reused_tokens: counted(
+                "dsv4_reused_tokens_total",
+                "Tokens that were not computed, since other sequences had computed them",
+            ),
             generated_tokens: counted("dsv4_generated_tokens_total", "Tokens that were generated"),
             time_to_first_token: timed(TIME_TO_FIRST_TOKEN, "From submission to the first token"),
             inter_token: timed(INTER_TOKEN, "From a token to the next"),
@@ -122,6 +128,7 @@ impl Metrics {
             &self.refused,
             &self.failed,
             &self.prompt_tokens,
+            &self.reused_tokens,
             &self.generated_tokens,
             &self.preemptions,
             &self.steps,

@@ -31,6 +31,8 @@ pub struct Submission {
     pub prompt: Vec<u32>,
     /// How it is continued.
     pub continuation: Continuation,
+    /// Only completions with the same salt share what they have computed.
+    pub salt: Vec<u8>,
 }
 
 /// What a queue takes.
@@ -48,6 +50,7 @@ pub struct QueueLimits {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub sequence: Sequence,
+    pub salt: Vec<u8>,
     pub events: UnboundedSender<Event>,
     /// When the last token came, or the request.
     pub last: Instant,
@@ -92,11 +95,11 @@ impl Queue {
     /// [`Refusal`].
     pub fn submit(&self, submissions: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
         let (mut requests, mut events) = (Vec::new(), Vec::new());
-        for Submission { prompt, continuation } in submissions {
+        for Submission { prompt, continuation, salt } in submissions {
             self.check(&prompt, continuation.max_tokens)?;
             let sequence = Sequence::new(prompt, continuation).ok_or(Refusal::EmptyPrompt)?;
             let (sender, receiver) = unbounded_channel();
-            requests.push(Request { sequence, events: sender, last: Instant::now() });
+            requests.push(Request { sequence, salt, events: sender, last: Instant::now() });
             events.push(receiver);
         }
         let most = self.limits.waiting;

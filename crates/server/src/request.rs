@@ -33,6 +33,8 @@ pub struct CompletionRequest {
     pub n: u32,
     /// The seed of the first completion of a prompt; each further one has the next.
     pub seed: u64,
+    /// Only completions with the same salt share what they have computed.
+    pub cache_salt: String,
     /// Texts that end a completion.
     pub stop: Vec<String>,
     /// How many of the most likely tokens are told with each; none are told without.
@@ -80,6 +82,7 @@ impl CompletionRequest {
             top_p: fields.number("top_p", [0.0, 1.0])?.unwrap_or(1.0),
             n,
             seed: seed(fields.value("seed"))?,
+            cache_salt: fields.get("cache_salt", "a string")?.unwrap_or_default(),
             stop: stops(fields.value("stop"))?,
             logprobs: fields.number("logprobs", [0, MAX_LOGPROBS])?.map(|most| most as usize),
             stream,

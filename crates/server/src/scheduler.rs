@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! each step   requests whose client has left are released
-//!             requests that wait are admitted, in order, while a slot and the blocks of their tokens are free
+//!             requests that wait are admitted, in order, while a slot and the blocks of their tokens are free; with
+//!             what others have computed of their tokens
 //!             one token of every request; what is left goes to drafts, then to chunks of prompts, oldest first
 //!             out of blocks: the newest request is released, waits again before all others, and the step is
 //!             made anew
@@ -187,10 +188,29 @@ impl<B: Backend> Scheduler<B> {
             if let Some(finish) = request.sequence.finish() {
                 let _ = request.events.send(Event::Finished(finish));
             } else if !request.events.is_closed() {
-                self.running.push(Running { id: self.engine.admit()?, request });
+                let admitted = self.admit_request(request)?;
+                self.running.push(admitted);
             }
         }
         Ok(())
+    }
+
+    /// Admits a request with what others have computed of its tokens.
+    fn admit_request(&mut self, mut request: Request) -> Result<Running, ModelError> {
+        if !request.sequence.may_reuse() {
+            return Ok(Running { id: self.engine.admit()?, request });
+        }
+        let admission = match self.engine.admit_with(request.sequence.tokens(), &request.salt) {
+            Ok(admission) => admission,
+            // It can be computed, if the device does that.
+            Err(ModelError::Cache(KvError::Device(_))) => {
+                return Ok(Running { id: self.engine.admit()?, request });
+            }
+            Err(error) => return Err(error),
+        };
+        request.sequence.reuse(admission.reused as usize);
+        self.metrics.reused_tokens.increment(admission.reused.into());
+        Ok(Running { id: admission.id, request })
     }
 
     /// The oldest that waits, if blocks are free for the tokens that it has.
@@ -205,10 +225,10 @@ impl<B: Backend> Scheduler<B> {
         })
     }
 
-    /// Free blocks that no running request needs for the tokens that it has.
+    /// Blocks that are free, or hold what nobody uses now, and that no running request needs for the tokens that it has.
     fn unpromised_blocks(&self) -> Result<u32, KvError> {
         let ledger = self.engine.cache().ledger();
-        let mut free = ledger.free_blocks();
+        let mut free = ledger.free_blocks() + ledger.evictable_blocks();
         for Running { id, request } in &self.running {
             let needed = ledger.blocks_of(request.sequence.tokens().len() as u32);
             let held = ledger.block_table(*id)?.len() as u32;

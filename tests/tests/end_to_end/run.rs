@@ -172,6 +172,7 @@ impl<B: Backend> Run<B> {
             cached_tokens: requests * tokens.next_multiple_of(128),
             step_tokens: requests * tokens,
             max_draft: MAX_DRAFT,
+            checkpoints: 0,
         };
         let mut engine = Engine::new(device, Arc::clone(model), limits)?;
         let ids = (0..requests).map(|_| engine.admit()).collect::<Result<_, _>>()?;

@@ -105,6 +105,7 @@ fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
         cached_tokens: context.next_multiple_of(BLOCK_TOKENS),
         step_tokens: args.chunk.max(args.draft + 1),
         max_draft: args.draft,
+        checkpoints: 0,
     }
 }
 

@@ -47,6 +47,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = count(1, 1 << 31))]
     pub cached_tokens: Option<u32>,
 
+    /// Checkpoints that later completions with the same first tokens go on from, of as many tokens as a window each;
+    /// completions are the same with and without.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0, 1 << 23))]
+    pub checkpoints: u32,
+
     /// Most tokens of a step, over all completions; at least --max-requests.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1, 1 << 20))]
     pub step_tokens: u32,

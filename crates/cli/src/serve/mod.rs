@@ -82,6 +82,7 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
         cached_tokens: args.cached_tokens.unwrap_or(cached),
         step_tokens: args.step_tokens,
         max_draft: args.draft,
+        checkpoints: args.checkpoints,
     }
 }
 

@@ -46,8 +46,10 @@ impl Logits {
 /// the tokens that they had before.
 pub struct Forward<'e, B: Backend> {
     step: Step<'e, B>,
-    /// Requests and tokens of the chunks.
+    /// Requests of the chunks, and how many tokens each has.
     chunks: Vec<(RequestId, u32)>,
+    /// Tokens of all chunks.
+    tokens: Vec<u32>,
     logits: Array2<f32>,
     /// Rows of `logits` where each chunk's begin, and where the last one's end.
     offsets: Vec<usize>,
@@ -83,6 +85,8 @@ impl<B: Backend> Engine<B> {
         let positions: Vec<u32> =
             requests.iter().flat_map(|r| r.start..r.start + r.tokens).collect();
         let Self { model, cache, stream, layers, buffers, captured } = self;
+        // What the last step passed and could not save itself.
+        cache.save_wanted(stream)?;
         let graphs = captured.as_ref().filter(|captured| captured.serves(&requests));
         let launches = graphs.map_or(Launches::Eager, |graphs| Launches::Bucket(graphs.bucket()));
         let mut step = cache.begin_step(stream, launches, &requests)?;
@@ -110,7 +114,7 @@ impl<B: Backend> Engine<B> {
         let (rows, offsets) = wanted_rows(chunks);
         let logits = model.logits(&streams, &rows);
         let chunks = requests.iter().map(|request| (request.id, request.tokens)).collect();
-        Ok(Forward { step, chunks, logits, offsets })
+        Ok(Forward { step, chunks, tokens, logits, offsets })
     }
 
     fn check_tokens(&self, tokens: &[u32]) -> Result<(), ModelError> {
@@ -156,9 +160,14 @@ impl<B: Backend> Forward<'_, B> {
     /// # Errors
     /// [`KvError::CommitMismatch`] unless there is a count for each chunk; as [`Step::commit`].
     pub fn commit_some(self, accepted: &[u32]) -> Result<(), ModelError> {
-        let counts = self.chunks.iter().zip(accepted);
-        let accepted: Vec<_> =
-            counts.map(|(&(id, _), &count)| Accepted::count(id, count)).collect();
+        let mut rest = self.tokens.as_slice();
+        let told = |(&(id, count), &accepted): (&(RequestId, u32), &u32)| {
+            let (chunk, behind) = rest.split_at(count as usize);
+            rest = behind;
+            // More than there are is for the cache to refuse.
+            Accepted { id, accepted, tokens: chunk.get(..accepted as usize).unwrap_or_default() }
+        };
+        let accepted: Vec<_> = self.chunks.iter().zip(accepted).map(told).collect();
         self.step.commit(&accepted).map_err(KvError::from)?;
         Ok(())
     }

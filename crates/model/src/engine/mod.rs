@@ -19,7 +19,7 @@ mod updated;
 
 use std::sync::Arc;
 
-use dsv4_kv::{Bucket, CacheConfig, KvCacheManager, RequestId};
+use dsv4_kv::{Admission, Bucket, CacheConfig, KvCacheManager, Prompt, RequestId};
 use dsv4_kv_device::{Backend, Device, Stream};
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::BLOCK_TOKENS;
@@ -45,6 +45,8 @@ pub struct EngineLimits {
     pub step_tokens: u32,
     /// Drafts of a request and step that may be rejected.
     pub max_draft: u32,
+    /// Checkpoints that prefixes are reused from; 0 for none.
+    pub checkpoints: u32,
 }
 
 /// A model, its cache, and the requests in it.
@@ -73,6 +75,7 @@ impl<B: Backend> Engine<B> {
             num_blocks: limits.cached_tokens.div_ceil(BLOCK_TOKENS),
             max_context: limits.context,
             max_step_tokens: limits.step_tokens,
+            num_checkpoints: limits.checkpoints,
             ..CacheConfig::smallest(trunk(&model.config.cache))
         };
         let cache = KvCacheManager::new(device.clone(), config)?;
@@ -91,6 +94,16 @@ impl<B: Backend> Engine<B> {
     /// [`dsv4_kv::KvError::NoFreeSlot`].
     pub fn admit(&mut self) -> Result<RequestId, ModelError> {
         Ok(self.cache.admit()?)
+    }
+
+    /// Admits a request that goes on from what earlier ones with the same salt and the same first tokens have computed:
+    /// its first step starts at [`Admission::reused`]. Its logits have the bits that they have without.
+    ///
+    /// # Errors
+    /// As [`KvCacheManager::admit_with`].
+    pub fn admit_with(&mut self, tokens: &[u32], salt: &[u8]) -> Result<Admission, ModelError> {
+        let prompt = Prompt { tokens, salt, adapter: b"" };
+        Ok(self.cache.admit_with(&self.stream, &prompt)?)
     }
 
     /// Ends a request and frees what it held.

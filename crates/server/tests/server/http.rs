@@ -27,7 +27,8 @@ fn alone(prompt: &str, seed: Option<u64>, max_tokens: usize) -> String {
     };
     let prompt = prompt.bytes().map(u32::from).collect();
     let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 8));
-    let (tokens, finish) = small::alone(&mut engine, &Submission { prompt, continuation });
+    let (tokens, finish) =
+        small::alone(&mut engine, &Submission { prompt, continuation, salt: Vec::new() });
     assert_eq!(finish, Finish::Length);
     let mut stream = TextStream::default();
     let text: String =

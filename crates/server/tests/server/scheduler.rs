@@ -73,7 +73,11 @@ fn submissions(random: &mut StdRng, count: usize) -> Vec<Submission> {
         };
         let drafts = random.random_range(0..=DRAFTS as usize);
         let end = if random.random_bool(0.3) { (0..16).collect() } else { Vec::new() };
-        Submission { prompt, continuation: Continuation { drafts, end, ..continuation } }
+        Submission {
+            prompt,
+            continuation: Continuation { drafts, end, ..continuation },
+            salt: Vec::new(),
+        }
     };
     (0..count).map(submission).collect()
 }
@@ -120,13 +124,57 @@ fn sixty_four_requests_with_preemption_and_cancellation_equal_each_alone() {
     }
 }
 
+/// Completions that begin alike: what one has computed others go on from, and each answers as alone; under another salt
+/// nothing is shared.
+#[test]
+fn completions_that_share_a_prefix_equal_each_alone() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits { checkpoints: 4, ..small::limits(3, 9) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    let submission = |last: u32, salt: &[u8]| Submission {
+        prompt: (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect(),
+        continuation: Continuation { drafts: 2, ..small::continuation(8) },
+        salt: salt.to_vec(),
+    };
+    // One first, so that there is something to share; then two at once; then another salt.
+    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
+    let batches = [
+        (vec![submission(1, b"a")], 0),
+        (vec![submission(2, b"a"), submission(3, b"a")], 2 * 256),
+        (vec![submission(2, b"b")], 2 * 256),
+    ];
+    let mut answers = Vec::new();
+    for (submissions, reused) in batches {
+        let mut events: Vec<_> = submissions.iter().map(|new| submit(&queue, new)).collect();
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        assert_eq!(value(&metrics, "dsv4_reused_tokens_total"), reused);
+        for events in &mut events {
+            let (tokens, end) = received(events);
+            assert_eq!(end, Some(Event::Finished(Finish::Length)));
+            answers.push(tokens);
+        }
+    }
+    for (last, answer) in [1, 2, 3].into_iter().zip(&answers) {
+        assert_eq!(*answer, small::alone(&mut engine, &submission(last, b"")).0, "{last}");
+    }
+    assert_eq!(answers[3], answers[1]);
+    let ledger = scheduler.engine().cache().ledger();
+    assert_eq!(ledger.free_blocks() + ledger.evictable_blocks(), ledger.total_blocks());
+    ledger.audit().expect("a right tree");
+}
+
 #[test]
 fn sequences_that_need_the_whole_cache_come_to_their_end_one_by_one() {
     let (mut scheduler, metrics) = scheduler(&HASH, 4, 1);
     let queue = scheduler.queue();
     // Each grows into a block, and one is all there is.
-    let submission =
-        |first| Submission { prompt: vec![first; 2], continuation: small::continuation(6) };
+    let submission = |first| Submission {
+        prompt: vec![first; 2],
+        continuation: small::continuation(6),
+        salt: Vec::new(),
+    };
     let submissions = [1, 2, 3, 4].map(submission);
     let mut events = submissions.each_ref().map(|submission| submit(&queue, submission));
     while scheduler.step().expect("no step fails") == Progress::Ran {}
@@ -146,7 +194,9 @@ fn what_never_fits_is_refused_before_it_waits() {
     let queue = scheduler.queue();
     let submit = |prompt: usize, max_tokens| {
         let continuation = small::continuation(max_tokens);
-        queue.submit(vec![Submission { prompt: vec![0; prompt], continuation }]).err()
+        queue
+            .submit(vec![Submission { prompt: vec![0; prompt], continuation, salt: Vec::new() }])
+            .err()
     };
     let longest = 256;
     assert_eq!(submit(200, 56), None);
@@ -155,12 +205,13 @@ fn what_never_fits_is_refused_before_it_waits() {
     assert_eq!(submit(1, max_tokens), Some(Refusal::TooLong { prompt: 1, max_tokens, longest }));
     assert_eq!(submit(0, 1), Some(Refusal::EmptyPrompt));
     let continuation = small::continuation(1);
-    let unknown = Submission { prompt: vec![255, 256], continuation: continuation.clone() };
+    let unknown =
+        Submission { prompt: vec![255, 256], continuation: continuation.clone(), salt: Vec::new() };
     let vocabulary = 256;
     let refusal = Refusal::TokenOutOfVocabulary { token: 256, vocabulary };
     assert_eq!(queue.submit(vec![unknown]).err(), Some(refusal));
     // One waits already: all of a request, or nothing.
-    let one = Submission { prompt: vec![0], continuation };
+    let one = Submission { prompt: vec![0], continuation, salt: Vec::new() };
     let most = LIMITS.waiting;
     assert_eq!(
         queue.submit(vec![one.clone(); 65]).err(),
@@ -184,12 +235,14 @@ fn drafts_do_not_hold_up_a_prompt() {
     let queue = scheduler.queue();
     // Whatever it answers, there are drafts for it: every token was in the prompt.
     let continuation = Continuation { drafts: 2, ..small::continuation(500) };
-    let mut decoding = submit(&queue, &Submission { prompt: (0..256).collect(), continuation });
+    let mut decoding =
+        submit(&queue, &Submission { prompt: (0..256).collect(), continuation, salt: Vec::new() });
     while received(&mut decoding).0.is_empty() {
         assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
     }
     let continuation = small::continuation(1);
-    let mut prompt = submit(&queue, &Submission { prompt: vec![7; 5], continuation });
+    let mut prompt =
+        submit(&queue, &Submission { prompt: vec![7; 5], continuation, salt: Vec::new() });
     for _ in 0..5 {
         assert_eq!(scheduler.step().ok(), Some(Progress::Ran));
     }
@@ -217,8 +270,11 @@ fn a_step_that_fails_ends_its_requests_and_no_other() {
     let metrics = Metrics::new().expect("metrics");
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
     let queue = scheduler.queue();
-    let submission =
-        |first| Submission { prompt: vec![first; 9], continuation: small::continuation(3) };
+    let submission = |first| Submission {
+        prompt: vec![first; 9],
+        continuation: small::continuation(3),
+        salt: Vec::new(),
+    };
     let submissions = [1, 2, 3, 4].map(submission);
     let [mut one, mut two, mut three, mut four] =
         submissions.each_ref().map(|submission| submit(&queue, submission));
@@ -249,7 +305,8 @@ fn a_device_that_always_fails_ends_the_server() {
     let metrics = Metrics::new().expect("metrics");
     let mut scheduler = Scheduler::new(engine, LIMITS, metrics).expect("a scheduler");
     let queue = scheduler.queue();
-    let submission = Submission { prompt: vec![1], continuation: small::continuation(3) };
+    let submission =
+        Submission { prompt: vec![1], continuation: small::continuation(3), salt: Vec::new() };
     let mut events: Vec<_> = (0..4).map(|_| submit(&queue, &submission)).collect();
     for _ in 0..2 {
         device.backend().fail(5, failing::Failure::Instead);
@@ -269,7 +326,11 @@ fn a_device_that_always_fails_ends_the_server() {
 
 #[test]
 fn a_closed_queue_is_emptied_and_an_aborted_one_is_not() {
-    let submission = Submission { prompt: vec![1, 2, 3], continuation: small::continuation(5) };
+    let submission = Submission {
+        prompt: vec![1, 2, 3],
+        continuation: small::continuation(5),
+        salt: Vec::new(),
+    };
     for aborted in [false, true] {
         let (mut scheduler, _) = scheduler(&HASH, 1, 2);
         let queue = scheduler.queue();

@@ -38,6 +38,7 @@ pub fn limits(requests: u32, blocks: u32) -> EngineLimits {
         cached_tokens: 128 * blocks,
         step_tokens: 48,
         max_draft: DRAFTS,
+        checkpoints: 0,
     }
 }
 
@@ -78,7 +79,7 @@ impl Observer for Collected {
 /// What the model answers if nothing else runs.
 pub fn alone<B: Backend>(
     engine: &mut Engine<B>,
-    Submission { prompt, continuation }: &Submission,
+    Submission { prompt, continuation, .. }: &Submission,
 ) -> (Vec<Generated>, Finish) {
     let mut tokens = Collected(Vec::new());
     let summary = engine.generate(prompt, continuation.clone(), 48, &mut tokens);
