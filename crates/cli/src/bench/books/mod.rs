@@ -1,6 +1,7 @@
 //! `bench books`: what a step costs the host. A device that does nothing stands for the GPU, so that every time
 //! is that of this library's own work, on one core of any machine.
 
+mod copies;
 mod inputs;
 mod launches;
 #[cfg(test)]
@@ -37,7 +38,7 @@ struct Report {
 /// # Errors
 /// If a step was refused, or the result cannot be written.
 pub(super) fn run(json: bool) -> Result<()> {
-    let rows = [steps::measure()?, launches::measure()?].concat();
+    let rows = [steps::measure()?, launches::measure()?, copies::measure()?].concat();
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let report = Report { processor: processor(), date, rows };
     if json {
