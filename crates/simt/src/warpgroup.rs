@@ -74,6 +74,24 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     unsafe { form::bf16_m64n128k32(left, right, adds, sum) }
 }
 
+/// `sum + A B` of BF16 matrices in f32, over four steps, which are whole rows, and the result of `meanwhile`: else as
+/// [`bf16_m64n128k32`], with equal bits. With `wgmma` that function runs while the product is in flight.
+///
+/// # Safety
+/// - As [`bf16_m64n64k128`], for both operands; they are not written by `meanwhile` either.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn bf16_m64n128k64<T, const N: usize>(
+    left: Rows<N>,
+    right: Rows<N>,
+    sum: WideFragments,
+    meanwhile: impl FnOnce() -> T,
+) -> (WideFragments, T) {
+    // SAFETY: the caller brings all threads of the four warps, and both operands.
+    unsafe { form::bf16_m64n128k64(left, right, sum, meanwhile) }
+}
+
 /// `A B` of E4M3 matrices in f32, of two steps of A and steps `step` and `step + 1` of B
 /// (`wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3`, PTX ISA 9.7.15.5.2; elsewhere as BF16).
 ///

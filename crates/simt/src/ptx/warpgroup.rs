@@ -8,7 +8,7 @@ mod wide;
 
 use core::arch::asm;
 
-pub use wide::bf16_m64n128k32;
+pub use wide::{bf16_m64n128k32, bf16_m64n128k64};
 
 use crate::shared::Shared;
 use crate::warpgroup::layout::{Fragments, IntegerFragments};

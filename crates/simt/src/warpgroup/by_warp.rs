@@ -54,6 +54,22 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     }
 }
 
+#[inline(always)]
+#[track_caller]
+pub unsafe fn bf16_m64n128k64<T, const N: usize>(
+    left: Rows<N>,
+    right: Rows<N>,
+    sum: WideFragments,
+    meanwhile: impl FnOnce() -> T,
+) -> (WideFragments, T) {
+    // SAFETY: by the caller's promises.
+    unsafe {
+        let sum = bf16_m64n128k32(left, right, true, sum);
+        let sum = bf16_m64n128k32(left.from(4, 0), right.from(4, 0), true, sum);
+        (sum, meanwhile())
+    }
+}
+
 /// The lane's 8 bytes of step `step` of the row that it has among eight rows from `first_row` on.
 ///
 /// # Safety

@@ -4,7 +4,7 @@ use simt::emu::{Launch, launch};
 use simt::shared::Shared;
 use simt::thread::{lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warpgroup::{
-    Fragments, Rows, bf16_m64n64k128, bf16_m64n128k32, e4m3_m64n64k64, fence_shared, right_word,
+    Fragments, Rows, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64, e4m3_m64n64k64, fence_shared, right_word,
     s8_m64n64k128,
 };
 
@@ -173,7 +173,7 @@ fn element(row: usize, at: usize) -> f32 {
     if row < SIZE { integer(row, at, 1) } else { integer(at, row - SIZE, 2) }
 }
 
-/// 32 elements are multiplied, of 64 that are there, and then the other 32 are added.
+/// 32 elements are multiplied, of 64 that are there, and then the other 32 are added; all 64 at once.
 #[test]
 fn products_of_128_columns_are_exact_and_add_up() {
     const WORDS: usize = 32 * ROWS as usize;
@@ -199,6 +199,8 @@ fn products_of_128_columns_are_exact_and_add_up() {
             let garbage = [[f32::NAN; 4]; 16];
             let sum = bf16_m64n128k32(left, right, false, garbage);
             let sum = bf16_m64n128k32(left.from(4, 0), right.from(4, 0), true, sum);
+            let (whole, lane) = bf16_m64n128k64(left, right, [[0.0; 4]; 16], lane_id);
+            assert!(whole == sum && lane == lane_id());
             let (group, quarter) = (lane_id() / 4, lane_id() % 4);
             for (eight, fragment) in (0..).zip(sum) {
                 for (i, value) in (0..).zip(fragment) {
