@@ -2,6 +2,7 @@
 //! it), else the codecs of `kv-layout`; the two give equal bits for every input (tested over all
 //! codes and ties).
 
+use kv_layout::format::E2m1;
 use simt::math::mul_bf16x2;
 
 /// Four E4M3 codes, the first value in the lowest byte. Nearest even, saturating, NaN -> `0x7F`.
@@ -53,6 +54,23 @@ pub fn bf16x8_from_e2m1(codes: u32, scale: u32) -> [u32; 4] {
     ]
 }
 
+/// The value of the E2M1 code of `value`: nearest even, saturating, NaN -> +6.
+///
+/// Added to 1.5 times 2^22 and more, a number is rounded to the distance of the E2M1 values around it.
+#[inline(always)]
+#[must_use]
+pub fn e2m1_rounded(value: f32) -> f32 {
+    const EXPONENT: u32 = 0xFF << 23;
+    /// From the power of two below a value to what rounds it.
+    const ROUND: u32 = 22 << 23 | 1 << 22;
+    let magnitude = value.abs().min(E2m1::MAX);
+    let below = magnitude.to_bits().max(1.0_f32.to_bits()) & EXPONENT;
+    let round = f32::from_bits(below + ROUND);
+    let rounded = (magnitude + round) - round;
+    let sign = if value.is_nan() { 0 } else { value.to_bits() & 1 << 31 };
+    f32::from_bits(rounded.to_bits() | sign)
+}
+
 /// Two E2M1 codes in one byte, `low` in the low four bits. Nearest even, saturating, NaN -> +6.
 #[cfg(target_feature = "sm_100a")]
 #[inline(always)]
@@ -66,7 +84,6 @@ pub fn e2m1x2_from_f32(low: f32, high: f32) -> u8 {
 #[inline(always)]
 #[must_use]
 pub fn e2m1x2_from_f32(low: f32, high: f32) -> u8 {
-    use kv_layout::format::E2m1;
     E2m1::pack(E2m1::from_f32(low), E2m1::from_f32(high))
 }
 
@@ -120,3 +137,24 @@ use hardware::{e4m3x2_from_f32, f32x2_from_e4m3x2};
 pub use software::bf16x2_from_f32;
 #[cfg(not(target_arch = "nvptx64"))]
 use software::{e4m3x2_from_f32, f32x2_from_e4m3x2};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounded_values_are_those_of_the_codes() {
+        let check = |bits: u32| {
+            for value in [f32::from_bits(bits), -f32::from_bits(bits)] {
+                let wanted = E2m1::from_f32(value).to_f32();
+                assert_eq!(e2m1_rounded(value).to_bits(), wanted.to_bits(), "{value}");
+            }
+        };
+        (0..=f32::NAN.to_bits()).step_by(997).for_each(check);
+        // Ties, and what is next to them.
+        for eighth in 0..64 {
+            let bits = (eighth as f32 / 8.0).to_bits();
+            (bits.saturating_sub(2)..=bits + 2).for_each(check);
+        }
+    }
+}

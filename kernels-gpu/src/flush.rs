@@ -9,7 +9,7 @@ use simt::thread;
 
 use crate::block_table::TableRow;
 use crate::fault;
-use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
+use crate::index_row::{IndexRowFormat, Lanes, WholeWarp, quad_from_bf16};
 use crate::row::{Bf16Lane, RowFormat};
 
 /// Warps of a block of [`csa`].
@@ -110,7 +110,8 @@ pub unsafe fn csa<F: RowFormat, I: IndexRowFormat>(args: FlushCsa) {
             Destination::Row { row, .. } => {
                 let at = u64::from(record * INDEX_DIM + 4 * lane);
                 let key = quad_from_bf16(args.keys.load_u32x2(at));
-                let key = if args.params.rotate == 1 { hadamard(key, lane) } else { key };
+                let is_rotated = args.params.rotate == 1;
+                let [key] = if is_rotated { WholeWarp::hadamard([key]) } else { [key] };
                 I::store(args.index_code, args.index_scale, row, lane, key);
             }
         }

@@ -14,7 +14,7 @@ use crate::compress::overlap::{
 };
 use crate::compress::{Closing, EntryMemory, Finish, Half, HalfRows, Projections, Quad, Scores};
 use crate::fault;
-use crate::index_row::{IndexRowFormat, hadamard, quad_from_bf16};
+use crate::index_row::{IndexRowFormat, Lanes, WholeWarp, quad_from_bf16};
 use crate::row::RowFormat;
 
 /// The warp of a token's second block that makes the indexer key.
@@ -352,7 +352,8 @@ impl<I: IndexRowFormat> Product for Key<I> {
         // SAFETY: the lanes are together; rows come from the table.
         unsafe {
             let lane = thread::lane_id();
-            let key = hadamard(quad_from_bf16(index_key(window, finish, rotation)), lane);
+            let key = quad_from_bf16(index_key(window, finish, rotation));
+            let [key] = WholeWarp::hadamard([key]);
             if let Some(row) = row {
                 I::store(self.0.data, self.0.scale, row, lane, key);
             }

@@ -73,7 +73,7 @@ pub unsafe fn query<F: IndexRowFormat, const N: usize, const M: usize>(args: Nvf
             let load = |i: u32| f32::from_bits(memory.load_from(channel / COLUMNS, at + i));
             let projected = [load(0), load(1), load(2), load(3)];
             if !queries.is_padding(row) {
-                queries.store::<F>(row, head, projected);
+                queries.store::<F>(row, head, projected, queries.turns(row));
             }
         });
         cluster_arrive();

@@ -22,14 +22,14 @@ macro_rules! indexer_rows {
                 token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[tokens, 16384]` u8: BF16, integers or E4M3 values at `IndexFormat::query_byte`, and
                 /// of MXFP4 lags at `IndexFormat::query_lag_byte`; zero for heads from `heads` on.
-                query: mut u8 align 2 [p.tokens, IndexFormat::MAX_QUERY_BYTES],
+                query: mut u8 align 4 [p.tokens, IndexFormat::MAX_QUERY_BYTES],
                 /// `[tokens, heads]` f32: weight times `1 / sqrt(128 heads)` and the scale of the
                 /// head's values.
                 weight: mut f32 [p.tokens, p.heads];
                 IndexQueryParams
             )
             { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
-              grid: [p.tokens, QUERY_HEADS / indexer::score::query::WARPS] }
+              grid: [p.tokens, QUERY_HEADS / (indexer::score::query::WARPS * indexer::score::query::heads_of_warp(p.tokens))] }
             bodies {
                 [IndexFormat::Nvfp4] => index_query_nvfp4: indexer::score::query::query::<index_row::Nvfp4Row>,
                 [IndexFormat::Mxfp4] => index_query_mxfp4: indexer::score::query::query::<index_row::Mxfp4Row>,

@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`query`] | rotation, Hadamard transform and quantisation of a query |
+//! | [`query_rows`] | the same of several queries at once, as the rows of a product lie |
 //! | [`keys`] | indexer keys as operands of a matrix product, by format |
 //! | [`warpgroup`] | the four warps that multiply together |
 //! | [`weights`] | the heads' weights, and the weighted sums of products |
@@ -11,6 +12,7 @@
 
 pub mod keys;
 pub mod query;
+pub mod query_rows;
 pub mod rows;
 pub mod tiles;
 pub mod warpgroup;

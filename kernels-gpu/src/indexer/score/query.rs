@@ -4,19 +4,33 @@
 use crate::args::IndexQuery;
 use kv_layout::geometry::ROPE_DIM;
 use kv_layout::index_row::IndexFormat;
-use simt::math::sqrt;
+use simt::math::{permute_bytes, sqrt};
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
 use crate::compress::{Quad, load_quad, rotate};
 use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32};
-use crate::index_row::{IndexRowFormat, Requantised, hadamard, quad_from_bf16};
+use crate::index_row::{IndexRowFormat, Lanes, Requantised, WholeWarp, quad_from_bf16};
 use crate::indexer::CHANNELS;
 use crate::math::cos_sin;
 use crate::params::IndexQueryParams;
+use crate::unroll::unroll;
 
-/// Heads of a block, one warp each.
+/// Warps of a block.
 pub const WARPS: u32 = 4;
+/// Heads that a warp takes one after another, where many tokens fill the GPU: it computes cosines and sines once.
+const MOST_HEADS: u32 = 8;
+/// Fewest tokens of these.
+const MANY_TOKENS: u32 = 200;
+
+/// Heads of a warp.
+#[must_use]
+pub const fn heads_of_warp(tokens: u32) -> u32 {
+    if tokens < MANY_TOKENS { 1 } else { MOST_HEADS }
+}
+
+/// Cosine and sine of a lane's two pairs of channels; `None` for channels that are not rotated.
+pub type Turns = Option<[(f32, f32); 2]>;
 
 /// Lanes that hold a group of MXFP4.
 const GROUP_LANES: u32 = IndexFormat::Mxfp4.group() / 4;
@@ -63,39 +77,66 @@ impl Queries {
         unsafe { self.store_values::<F>(row, head, [0.0; 4], 0) }
     }
 
+    /// Cosine and sine of the two pairs of channels of row `row` that the lane has, if those are rotated.
+    ///
+    /// # Safety
+    /// The token exists.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn turns(self, row: u32) -> Turns {
+        let channel = 4 * thread::lane_id();
+        if channel < CHANNELS - ROPE_DIM {
+            return None;
+        }
+        let pair = u64::from((channel - (CHANNELS - ROPE_DIM)) / 2);
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let position = self.token_position.load(u64::from(self.first + row)) as u32 as f32;
+            let turn = |i: u64| cos_sin(position * self.frequencies.load(pair + i));
+            Some([turn(0), turn(1)])
+        }
+    }
+
     /// Rotates the query of head `head`, of which lane `l` has the projected channels `4 l .. 4 l + 4`,
     /// multiplies it by the Hadamard matrix, takes it through the format of the keys, and stores it; scales the
     /// head's weight.
     ///
     /// # Safety
-    /// Row and head exist; all lanes of one warp call it together.
+    /// Row and head exist; all lanes of one warp call it together; `turns` are those of the row.
     #[inline(always)]
-    pub unsafe fn store<F: IndexRowFormat>(self, row: u32, head: u32, projected: Quad) {
-        let lane = thread::lane_id();
-        let channel = 4 * lane;
+    pub unsafe fn store<F: IndexRowFormat>(
+        self,
+        row: u32,
+        head: u32,
+        [a, b, c, d]: Quad,
+        turns: Turns,
+    ) {
+        let ([a, b], [c, d]) = match turns {
+            Some([first, second]) => (rotate(a, b, first), rotate(c, d, second)),
+            None => ([a, b], [c, d]),
+        };
+        let rounded = quad_from_bf16([bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]);
         // SAFETY: by this function's own contract; channels are below 128.
         unsafe {
-            let mut values = projected;
-            if channel >= CHANNELS - ROPE_DIM {
-                let pair = u64::from((channel - (CHANNELS - ROPE_DIM)) / 2);
-                let token = u64::from(self.first + row);
-                let position = self.token_position.load(token) as u32 as f32;
-                let turn = |i: u64| cos_sin(position * self.frequencies.load(pair + i));
-                let [a, b, c, d] = values;
-                let ([a, b], [c, d]) = (rotate(a, b, turn(0)), rotate(c, d, turn(1)));
-                values = [a, b, c, d];
-            }
-            let [a, b, c, d] = values;
-            let rounded = quad_from_bf16([bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]);
-            let Requantised { values, scale, exponent_gap } =
-                F::requantised(hadamard(rounded, lane));
+            let Requantised { values: [values], scale, exponent_gaps: [exponent_gap] } =
+                F::requantised::<WholeWarp, 1>(WholeWarp::hadamard([rounded]));
             self.store_values::<F>(row, head, values, exponent_gap);
-            if lane == 0 {
-                let constant = 1.0 / sqrt((CHANNELS * self.heads) as f32);
-                let at = u64::from(row) * u64::from(self.heads) + u64::from(head);
-                self.weight.store(at, self.projected_weight.load(at) * constant * scale);
+            if thread::lane_id() == 0 {
+                self.store_weight(row, head, scale);
             }
         }
+    }
+
+    /// Stores the weight of head `head`, whose values are to be multiplied by `scale`.
+    ///
+    /// # Safety
+    /// Row and head exist; one thread calls it.
+    #[inline(always)]
+    pub unsafe fn store_weight(self, row: u32, head: u32, scale: f32) {
+        let constant = 1.0 / sqrt((CHANNELS * self.heads) as f32);
+        let at = u64::from(row) * u64::from(self.heads) + u64::from(head);
+        // SAFETY: by this function's own contract.
+        unsafe { self.weight.store(at, self.projected_weight.load(at) * constant * scale) }
     }
 
     /// # Safety
@@ -111,24 +152,22 @@ impl Queries {
         let lane = thread::lane_id();
         let at =
             |byte: u32| u64::from(row) * u64::from(IndexFormat::MAX_QUERY_BYTES) + u64::from(byte);
-        let store = |i: u32, value: f32| {
-            let at = at(F::FORMAT.query_byte(head, 4 * lane + i));
-            // SAFETY: by this function's own contract.
-            unsafe {
-                match F::FORMAT {
-                    IndexFormat::Nvfp4 => {
-                        self.query.cast::<u16>().store(at / 2, bf16x2_from_f32(value, 0.0) as u16);
-                    }
-                    IndexFormat::Mxfp4 => self.query.store(at, value as i32 as u8),
-                    IndexFormat::Fp8 => self.query.store(at, e4m3x4_from_f32([value; 4]) as u8),
+        let of_channel = |i: u32| at(F::FORMAT.query_byte(head, 4 * lane + i));
+        // SAFETY: by this function's own contract; four bytes follow each other.
+        unsafe {
+            match F::FORMAT {
+                IndexFormat::Nvfp4 => unroll::<4>(|i| {
+                    let bits = bf16x2_from_f32(values[i], 0.0) as u16;
+                    self.query.cast::<u16>().store(of_channel(i as u32) / 2, bits);
+                }),
+                IndexFormat::Mxfp4 => {
+                    self.query.cast::<u32>().store(of_channel(0) / 4, bytes_of_integers(values));
+                }
+                IndexFormat::Fp8 => {
+                    self.query.cast::<u32>().store(of_channel(0) / 4, e4m3x4_from_f32(values));
                 }
             }
-        };
-        let [a, b, c, d] = values;
-        store(0, a);
-        store(1, b);
-        store(2, c);
-        store(3, d);
+        }
         if F::FORMAT == IndexFormat::Mxfp4 && lane.is_multiple_of(GROUP_LANES) {
             let at = at(IndexFormat::query_exponent_gap_byte(head, lane / GROUP_LANES));
             // SAFETY: by this function's own contract.
@@ -137,16 +176,25 @@ impl Queries {
     }
 }
 
+/// Four integers of up to 8 bits as bytes.
+#[inline(always)]
+#[must_use]
+pub fn bytes_of_integers(values: Quad) -> u32 {
+    /// 1.5 * 2^23: what is added to it stands in the last bits.
+    const ROUND: f32 = 12_582_912.0;
+    let [a, b, c, d] = values.map(|value| (value + ROUND).to_bits());
+    permute_bytes(permute_bytes(a, b, 0x0040), permute_bytes(c, d, 0x0040), 0x5410)
+}
+
 /// Makes the queries of each token's heads, and their weights.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, 16)`
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(tokens, 64 / heads of a block)`
 /// call it.
 #[inline(always)]
 pub unsafe fn query<F: IndexRowFormat>(args: IndexQuery) {
     let IndexQueryParams { first, tokens, heads } = args.params;
     let row = thread::block_idx_x();
-    let head = thread::block_idx_y() * WARPS + thread::warp_id();
     let queries = Queries {
         projected_weight: args.projected_weight,
         frequencies: args.frequencies,
@@ -162,12 +210,29 @@ pub unsafe fn query<F: IndexRowFormat>(args: IndexQuery) {
         if row >= tokens || queries.is_padding(row) {
             return;
         }
-        if head >= heads {
-            queries.store_zeros::<F>(row, head);
-            return;
+        let of_warp = heads_of_warp(tokens);
+        let mut head = (thread::block_idx_y() * WARPS + thread::warp_id()) * of_warp;
+        let end = head + of_warp;
+        let projected = |head: u32| {
+            let vector = u64::from(row) * u64::from(heads) + u64::from(head);
+            load_quad(
+                args.projected,
+                vector * u64::from(CHANNELS) + u64::from(4 * thread::lane_id()),
+            )
+        };
+        let mut next = if head < heads { projected(head) } else { [0.0; 4] };
+        let turns = queries.turns(row);
+        while head < end.min(heads) {
+            let now = next;
+            if head + 1 < end.min(heads) {
+                next = projected(head + 1);
+            }
+            queries.store::<F>(row, head, now, turns);
+            head += 1;
         }
-        let vector = u64::from(row) * u64::from(heads) + u64::from(head);
-        let at = vector * u64::from(CHANNELS) + u64::from(4 * thread::lane_id());
-        queries.store::<F>(row, head, load_quad(args.projected, at));
+        while head < end {
+            queries.store_zeros::<F>(row, head);
+            head += 1;
+        }
     }
 }

@@ -1,0 +1,277 @@
+//! Indexer keys and queries in registers. See docs/specification.md, sections 3 and 8.
+
+mod lanes;
+
+use kv_layout::format::{E2m1, E4m3, Ue8m0};
+use kv_layout::index_row::IndexFormat;
+use simt::mem::GlobalMut;
+
+use crate::compress::Quad;
+use crate::convert::{e2m1_rounded, e2m1x2_from_f32, e4m3x4_from_f32, f32x4_from_e4m3};
+use crate::unroll::{array_from_fn, unroll};
+
+pub use lanes::{FourLanes, Lanes, WholeWarp, quad_from_bf16};
+
+/// How an indexer key is quantised and laid out.
+pub trait IndexRowFormat {
+    /// The layout this is the arithmetic of.
+    const FORMAT: IndexFormat;
+
+    /// Quantises the key that the warp holds and writes it to `row` of both planes.
+    ///
+    /// # Safety
+    /// The planes hold `row`; all 32 lanes of the warp call it together.
+    unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad);
+
+    /// The vector that the lanes hold as it comes out of the format.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    unsafe fn requantised<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q]) -> Requantised<Q>;
+}
+
+/// A vector that went through a format.
+pub struct Requantised<const Q: usize> {
+    /// Values that a query against keys of the format can hold.
+    pub values: [Quad; Q],
+    /// Factor that the values are still to be multiplied by.
+    pub scale: f32,
+    /// The values of a quad are also to be multiplied by `2^-exponent_gap`; the same in a group
+    /// ([`IndexFormat::query_exponent_gap_byte`]).
+    pub exponent_gaps: [u32; Q],
+}
+
+/// [`IndexFormat::Nvfp4`].
+pub struct Nvfp4Row;
+
+/// [`IndexFormat::Mxfp4`].
+pub struct Mxfp4Row;
+
+/// [`IndexFormat::Fp8`].
+pub struct Fp8Row;
+
+/// The largest magnitude of the group of each quad.
+///
+/// # Safety
+/// All 32 lanes of the warp call it together.
+#[inline(always)]
+unsafe fn group_amax<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q], group: u32) -> [f32; Q] {
+    // Of several vectors a warp, each lane has a part of every group.
+    let per_group = if Q == 1 { 1 } else { group as usize * Q / 128 };
+    let own: [f32; Q] = array_from_fn(|i| amax(vector[i]));
+    let mut largest = 0.0;
+    array_from_fn(|i| {
+        if i % per_group == 0 {
+            largest = own[i];
+            unroll::<8>(|j| {
+                if j < per_group {
+                    largest = largest.max(own[i + j]);
+                }
+            });
+            // SAFETY: by this function's own contract; the branch is the same in all lanes.
+            largest = unsafe { L::max_of_group(largest, group) };
+        }
+        largest
+    })
+}
+
+/// A format of E2M1 codes in groups that share a scale of one byte.
+trait Fp4Row {
+    /// The layout this is the arithmetic of.
+    const FORMAT: IndexFormat;
+    /// Lanes of [`WholeWarp`] that share a scale.
+    const LANES: u32 = Self::FORMAT.group() / 4;
+    /// A scale.
+    type Scale: Copy + Default;
+
+    /// The scale of a group whose largest magnitude is `amax`.
+    fn scale(amax: f32) -> Self::Scale;
+
+    /// Its byte.
+    fn byte(scale: Self::Scale) -> u8;
+
+    /// Values of a group with that scale, divided by it.
+    fn divided(values: Quad, scale: Self::Scale) -> Quad;
+
+    /// As [`IndexRowFormat::requantised`], of a vector divided by its scales and rounded. A group is zero if its largest
+    /// magnitude is.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    unsafe fn requantised<L: Lanes<Q>, const Q: usize>(
+        rounded: [Quad; Q],
+        scales: [Self::Scale; Q],
+        are_zero: [bool; Q],
+    ) -> Requantised<Q>;
+}
+
+impl Fp4Row for Nvfp4Row {
+    const FORMAT: IndexFormat = IndexFormat::Nvfp4;
+    /// Its byte and its value.
+    type Scale = (u8, f32);
+
+    #[inline(always)]
+    fn scale(amax: f32) -> (u8, f32) {
+        let scale = E4m3::from_f32((amax / E2m1::MAX).clamp(1.0 / 512.0, E4m3::MAX));
+        (scale.0, scale.to_f32())
+    }
+
+    #[inline(always)]
+    fn byte((byte, _): (u8, f32)) -> u8 {
+        byte
+    }
+
+    /// By the scale that is stored, not by the one it was rounded from.
+    #[inline(always)]
+    fn divided(values: Quad, (_, divisor): (u8, f32)) -> Quad {
+        values.map(|value| value / divisor)
+    }
+
+    #[inline(always)]
+    unsafe fn requantised<L: Lanes<Q>, const Q: usize>(
+        rounded: [Quad; Q],
+        scales: [(u8, f32); Q],
+        _: [bool; Q],
+    ) -> Requantised<Q> {
+        let values = |i: usize| rounded[i].map(|value| value * scales[i].1);
+        Requantised { values: array_from_fn(values), scale: 1.0, exponent_gaps: [0; Q] }
+    }
+}
+
+impl Fp4Row for Mxfp4Row {
+    const FORMAT: IndexFormat = IndexFormat::Mxfp4;
+    /// Its byte.
+    type Scale = u8;
+
+    #[inline(always)]
+    fn scale(amax: f32) -> u8 {
+        Ue8m0::round_up(amax.clamp(6.0 * f32::MIN_POSITIVE, f32::MAX) * (1.0 / 6.0)).0
+    }
+
+    #[inline(always)]
+    fn byte(scale: u8) -> u8 {
+        scale
+    }
+
+    #[inline(always)]
+    fn divided(values: Quad, scale: u8) -> Quad {
+        let inverse = Ue8m0(scale).inverse();
+        values.map(|value| value * inverse)
+    }
+
+    #[inline(always)]
+    unsafe fn requantised<L: Lanes<Q>, const Q: usize>(
+        rounded: [Quad; Q],
+        scales: [u8; Q],
+        are_zero: [bool; Q],
+    ) -> Requantised<Q> {
+        /// The largest power of two of an integer: 12 times 2^3 fits eight bits.
+        const MAX_LOG2: u32 = 3;
+        // A group of zeros fits any scale.
+        let scale = |i: usize| if are_zero[i] { 0 } else { u32::from(scales[i]) };
+        // SAFETY: by this function's own contract.
+        let largest = unsafe { L::max_of_groups(max_of::<Q>(scale)) };
+        let gap = |i: usize| if are_zero[i] { 0 } else { largest - scale(i) };
+        // SAFETY: by this function's own contract.
+        let in_powers = unsafe { L::max_of_groups(max_of::<Q>(gap)) } <= MAX_LOG2;
+        let power = |i: usize| if in_powers { 2 << (MAX_LOG2 - gap(i)) } else { 2 << MAX_LOG2 };
+        Requantised {
+            values: array_from_fn(|i| rounded[i].map(|value| value * power(i) as f32)),
+            scale: Ue8m0(largest as u8).to_f32() / (2 << MAX_LOG2) as f32,
+            exponent_gaps: array_from_fn(|i| if in_powers { 0 } else { gap(i) }),
+        }
+    }
+}
+
+/// The largest of `of(0) .. of(Q - 1)`.
+#[inline(always)]
+fn max_of<const Q: usize>(of: impl Fn(usize) -> u32) -> u32 {
+    let mut largest = 0;
+    unroll::<Q>(|i| largest = of(i).max(largest));
+    largest
+}
+
+impl<F: Fp4Row> IndexRowFormat for F {
+    const FORMAT: IndexFormat = F::FORMAT;
+
+    #[inline(always)]
+    unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
+        // SAFETY: by this function's own contract; a row is 32 pairs of bytes.
+        unsafe {
+            let [amax] = group_amax::<WholeWarp, 1>([key], F::FORMAT.group());
+            let scale = F::scale(amax);
+            let bytes = fp4(F::divided(key, scale));
+            codes.cast::<u16>().store(row * 32 + u64::from(lane), u16::from_le_bytes(bytes));
+            if lane.is_multiple_of(F::LANES) {
+                let at = F::FORMAT.scale_offset(row) + u64::from(lane / F::LANES);
+                scales.store(at, F::byte(scale));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn requantised<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q]) -> Requantised<Q> {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let amax = group_amax::<L, Q>(vector, F::FORMAT.group());
+            let scales: [F::Scale; Q] = array_from_fn(|i| F::scale(amax[i]));
+            let rounded = |values: Quad, i: usize| F::divided(values, scales[i]).map(e2m1_rounded);
+            let values: [Quad; Q] = array_from_fn(|i| rounded(vector[i], i));
+            // Rounding keeps the order.
+            let are_zero = array_from_fn(|i| rounded([amax[i]; 4], i)[0] == 0.0);
+            <F as Fp4Row>::requantised::<L, Q>(values, scales, are_zero)
+        }
+    }
+}
+
+impl Fp8Row {
+    /// The scale of the key, and the codes of each quad, the first in the lowest byte.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn quantise<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q]) -> (f32, [u32; Q]) {
+        // SAFETY: by this function's own contract.
+        let amax = unsafe { group_amax::<L, Q>(vector, IndexFormat::Fp8.group()) };
+        let scale = amax[0].clamp(1e-4, f32::MAX) / E4m3::MAX;
+        let inverse = 1.0 / scale;
+        (scale, array_from_fn(|i| e4m3x4_from_f32(vector[i].map(|value| value * inverse))))
+    }
+}
+
+impl IndexRowFormat for Fp8Row {
+    const FORMAT: IndexFormat = IndexFormat::Fp8;
+
+    #[inline(always)]
+    unsafe fn store(codes: GlobalMut<u8>, scales: GlobalMut<u8>, row: u64, lane: u32, key: Quad) {
+        // SAFETY: by this function's own contract.
+        unsafe {
+            let (scale, [word]) = Self::quantise::<WholeWarp, 1>([key]);
+            codes.cast::<u32>().store(row * 32 + u64::from(lane), word);
+            if lane == 0 {
+                scales.cast::<f32>().store(row, scale);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn requantised<L: Lanes<Q>, const Q: usize>(vector: [Quad; Q]) -> Requantised<Q> {
+        // SAFETY: by this function's own contract.
+        let (scale, words) = unsafe { Self::quantise::<L, Q>(vector) };
+        let values = array_from_fn(|i| f32x4_from_e4m3(words[i]));
+        Requantised { values, scale, exponent_gaps: [0; Q] }
+    }
+}
+
+/// The E2M1 codes of four values, two a byte.
+#[inline(always)]
+fn fp4([a, b, c, d]: Quad) -> [u8; 2] {
+    [e2m1x2_from_f32(a, b), e2m1x2_from_f32(c, d)]
+}
+
+/// The largest magnitude; a NaN does not count, and of nothing but NaN it is 0: the bits of a NaN
+/// scale would differ between devices.
+#[inline(always)]
+fn amax([a, b, c, d]: Quad) -> f32 {
+    a.abs().max(b.abs()).max(c.abs()).max(d.abs()).max(0.0)
+}
