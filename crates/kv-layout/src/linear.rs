@@ -14,6 +14,9 @@ pub const GROUP: u32 = 16;
 pub const INNER_STEP: u32 = 32;
 /// Most tokens that one read of the weight serves.
 pub const MOST_TOKENS: u32 = 32;
+/// Most tokens of a product that the kernels of decode batches take, each [`MOST_TOKENS`] of them reading the weight;
+/// more go through tiles.
+pub const MOST_DECODE_TOKENS: u32 = 64;
 /// Most columns of a weight in BF16 that blocks of clusters read together, each a part of its rows.
 pub const MOST_NARROW_COLUMNS: u32 = 256;
 /// Rows of a weight in a tile.

@@ -2,9 +2,12 @@
 //! shape of the kernel table.
 
 use dsv4_kv_device::{Backend, Buffer, DeviceError, Stream, View, bf16};
-use kernels_gpu::launch::{Bf16Linear, Bf16Narrow};
-use kernels_gpu::params::Bf16LinearParams;
-use kv_layout::linear::{INNER_STEP, LinearTile, MOST_NARROW_COLUMNS};
+use kernels_gpu::launch::{Bf16Linear, Bf16LinearMany, Bf16Narrow, RouterLogits};
+use kernels_gpu::linear::tiled;
+use kernels_gpu::params::{Bf16LinearManyParams, Bf16LinearParams, RouterLogitsParams};
+use kernels_gpu::table::MULTIPROCESSORS;
+use kv_layout::linear::{INNER_STEP, LinearTile, MOST_DECODE_TOKENS, MOST_NARROW_COLUMNS};
+use kv_layout::router::LogitsSplit;
 
 /// A weight in BF16.
 #[derive(Clone, Copy)]
@@ -17,9 +20,31 @@ pub struct Bf16Weight<'a, B: Backend> {
     pub inner: u32,
 }
 
-/// Queues the product of `x` (`[tokens, inner]` BF16) with `weight`, into `y` (`[tokens, columns]` f32):
-/// `bf16_narrow_*` for up to 256 columns, `bf16_linear_*` for more. The number of tokens changes no bit of a token's
-/// sums. Each 32 tokens read all of the weight: this is for decode batches.
+impl<B: Backend> Bf16Weight<'_, B> {
+    /// Refuses a weight of no columns, or with rows of a length that no kernel is made for.
+    ///
+    /// # Errors
+    /// [`DeviceError::Argument`].
+    pub fn check(&self) -> Result<(), DeviceError> {
+        for (what, value, multiple) in
+            [("columns of a weight", self.columns, 1), ("values of a row", self.inner, INNER_STEP)]
+        {
+            if value == 0 || !value.is_multiple_of(multiple) {
+                let [value, multiple, most] = [value, multiple, u32::MAX].map(u64::from);
+                return Err(DeviceError::Argument { what, value, multiple, most });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Queues the product of `x` (`[tokens, inner]` BF16) with `weight`, into `y` (`[tokens, columns]` f32). The number of
+/// tokens changes no bit of a token's sums.
+///
+/// | columns | up to 64 tokens, each 32 of which read all of the weight | more |
+/// |---|---|---|
+/// | up to 256 | `bf16_narrow_*` | `router_logits_*` |
+/// | more | `bf16_linear_*` | `bf16_linear_many` |
 ///
 /// # Errors
 /// [`DeviceError::Argument`] if `inner` is no multiple of 32, or there are no columns;
@@ -31,27 +56,35 @@ pub fn multiply_bf16<B: Backend>(
     tokens: u32,
     y: &Buffer<B, f32>,
 ) -> Result<(), DeviceError> {
-    let Bf16Weight { values, columns, inner } = weight;
     if tokens == 0 {
         return Ok(());
     }
-    for (what, value, multiple) in
-        [("columns of a weight", columns, 1), ("values of a row", inner, INNER_STEP)]
-    {
-        if value == 0 || !value.is_multiple_of(multiple) {
-            let [value, multiple, most] = [value, multiple, u32::MAX].map(u64::from);
-            return Err(DeviceError::Argument { what, value, multiple, most });
-        }
-    }
+    weight.check()?;
+    let Bf16Weight { values, columns, inner } = weight;
     let tile = LinearTile::of(tokens);
     let (input, weight, output) = (x.ptr(), values.ptr(), y.ptr_mut());
     let params = Bf16LinearParams { tokens, columns, inner };
     // SAFETY: the launch checks every buffer.
     unsafe {
-        if columns <= MOST_NARROW_COLUMNS {
-            stream.launch(tile, &Bf16Narrow { input, weight, output, params })
-        } else {
-            stream.launch(tile, &Bf16Linear { input, weight, output, params })
+        match (columns <= MOST_NARROW_COLUMNS, tokens <= MOST_DECODE_TOKENS) {
+            (true, true) => stream.launch(tile, &Bf16Narrow { input, weight, output, params }),
+            (false, true) => stream.launch(tile, &Bf16Linear { input, weight, output, params }),
+            (true, false) => {
+                let params = RouterLogitsParams { tokens, experts: columns, hidden: inner };
+                let operation = RouterLogits { x: input, gate: weight, logits: output, params };
+                stream.launch(LogitsSplit::of(tokens, columns), &operation)
+            }
+            (false, false) => {
+                let splits = tiled_splits(tokens, columns);
+                let params = Bf16LinearManyParams { tokens, columns, inner, splits };
+                stream.launch((), &Bf16LinearMany { input, weight, output, params })
+            }
         }
     }
+}
+
+/// Blocks for each 192 of `tokens` tokens in a product of `columns` columns.
+#[must_use]
+pub const fn tiled_splits(tokens: u32, columns: u32) -> u32 {
+    tiled::splits(tokens, columns.div_ceil(tiled::COLUMNS), MULTIPROCESSORS)
 }

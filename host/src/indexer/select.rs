@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use dsv4_kv_linear::Nvfp4Linear;
 use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use kv_layout::geometry::INDEX_DIM;
+use kv_layout::linear::MOST_DECODE_TOKENS;
 
 use super::workspace::columns;
 use super::{CsaIndexer, IndexerWorkspace, QueryWeight};
-use crate::device::{Backend, Buffer, DeviceError, View, bf16};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 use crate::error::KvError;
 use crate::ops::{
     self, EntrySelection, KeyScores, PoisonedKeySearch, QueryProduct, QueryQuantisation,
@@ -75,9 +75,6 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// scores, largest first, the older entry first among equal ones; all that it sees, oldest first,
     /// if those are no more than `k`. [`Self::gather_entries`] takes the lists.
     ///
-    /// Each 32 queries read all of the weights: a long chunk is better projected by the caller, for
-    /// [`Self::select_projected`].
-    ///
     /// # Errors
     /// [`KvError::IndexerHeads`]; as [`Self::select_projected`].
     pub fn select(
@@ -102,12 +99,16 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
                 QueryWeight::Bf16(weight) => {
                     let (columns, inner) = (heads * INDEX_DIM, *latent_columns);
                     let query = Bf16Weight { values: weight, columns, inner };
-                    multiply_bf16(self.stream(), query, &latent, part.count, to)?;
-                    let projected = ProjectedQueries { queries: to, weights: to_weight };
-                    self.quantise(workspace, part, &projected)?;
+                    if part.count > MOST_DECODE_TOKENS {
+                        self.product(workspace, part, (&latent, query), ops::bf16_index_query)?;
+                    } else {
+                        multiply_bf16(self.stream(), query, &latent, part.count, to)?;
+                        let projected = ProjectedQueries { queries: to, weights: to_weight };
+                        self.quantise(workspace, part, &projected)?;
+                    }
                 }
                 QueryWeight::Nvfp4(weight) => {
-                    self.quantise_product(workspace, part, &latent, weight)?;
+                    self.product(workspace, part, (&latent, weight), ops::nvfp4_index_query)?;
                 }
             }
             self.list_part(selection, part, list)
@@ -181,13 +182,14 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
         Ok(ops::index_query(access.stream, &quantisation)?)
     }
 
-    /// Queues the queries of a part, from `latent` to the form that scores take. The heads' weights are projected.
-    fn quantise_product(
+    /// Queues by `launch` the queries of a part, from a latent and a weight to the form that scores take. The heads'
+    /// weights are projected.
+    fn product<W>(
         &self,
         workspace: &IndexerWorkspace<B>,
         part: Part,
-        latent: &View<B, bf16>,
-        weight: &Nvfp4Linear<B>,
+        (latent, weight): (&View<B, bf16>, W),
+        launch: impl FnOnce(&Stream<B>, &QueryProduct<'_, B, W>) -> Result<(), DeviceError>,
     ) -> Result<(), KvError> {
         let access = &self.access;
         let (memory, config) = (&access.core.memory, &access.core.config);
@@ -200,7 +202,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Csa> {
             format: access.pools.index_keys(config)?.format,
             to: &workspace.queries(),
         };
-        Ok(ops::nvfp4_index_query(access.stream, &product)?)
+        Ok(launch(access.stream, &product)?)
     }
 
     /// Queues scores and lists of a part whose queries are made.

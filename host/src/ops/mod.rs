@@ -34,7 +34,7 @@ pub use indexer::{
 };
 pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
-pub use query_product::{QueryProduct, nvfp4_index_query};
+pub use query_product::{QueryProduct, bf16_index_query, nvfp4_index_query};
 pub use state::{StateMove, StatePart, StateSlot, StateSource, reset_state, rotate_state};
 pub use state_copy::{
     CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, JobWords, LayerImage, SlotCopy,

@@ -1,23 +1,24 @@
-//! Queries of the indexer from activations, with a query weight in NVFP4.
+//! Queries of the indexer from activations.
 
 use dsv4_kv_linear::Nvfp4Linear;
-use kernels_gpu::launch::Nvfp4IndexQuery;
-use kernels_gpu::params::Nvfp4IndexQueryParams;
+use dsv4_kv_linear::ops::{Bf16Weight, tiled_splits};
+use kernels_gpu::launch::{Bf16IndexQuery, Nvfp4IndexQuery};
+use kernels_gpu::params::{Bf16IndexQueryParams, Nvfp4IndexQueryParams};
 use kv_layout::geometry::INDEX_DIM;
-use kv_layout::index_row::IndexFormat;
+use kv_layout::index_row::{IndexFormat, QUERY_HEADS};
 use kv_layout::linear::LinearTile;
 
 use super::{GatherQueries, IndexQueries, check_argument};
 use crate::device::{Backend, DeviceError, Stream, View, bf16};
 
-/// Activations on their way to queries in the form that scores take.
-pub struct QueryProduct<'a, B: Backend> {
+/// Activations on their way to queries in the form that scores take, by a weight `W`.
+pub struct QueryProduct<'a, B: Backend, W> {
     /// The queries.
     pub queries: &'a GatherQueries<'a, B>,
     /// `[queries, inner]` BF16: the normed latent.
     pub latent: &'a View<B, bf16>,
     /// `[heads * 128, inner]`.
-    pub weight: &'a Nvfp4Linear<B>,
+    pub weight: W,
     /// `[queries, heads]` f32: the heads' weights, projected.
     pub projected_weight: &'a View<B, f32>,
     /// `[32]` f32, the rotary frequencies of compressed layers.
@@ -36,7 +37,7 @@ pub struct QueryProduct<'a, B: Backend> {
 /// [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn nvfp4_index_query<B: Backend>(
     stream: &Stream<B>,
-    product: &QueryProduct<'_, B>,
+    product: &QueryProduct<'_, B, &Nvfp4Linear<B>>,
 ) -> Result<(), DeviceError> {
     let QueryProduct { queries, latent, weight, projected_weight, frequencies, format, to } =
         *product;
@@ -68,4 +69,42 @@ pub fn nvfp4_index_query<B: Backend>(
     };
     // SAFETY: the launch checks every buffer; no launch writes an `Nvfp4Linear`.
     unsafe { stream.launch((format, LinearTile::of(tokens)), &operation) }
+}
+
+/// Queues `bf16_index_query_*`: the product with the query weight, then as [`super::index_query`], in one launch, with
+/// the bits of both. Padding stays untouched. For chunks of prompts: a launch for few queries would be a few blocks.
+///
+/// # Errors
+/// [`DeviceError::Argument`] for too many heads, a weight that does not have 128 columns a head, or rows that are no
+/// multiple of 32; [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn bf16_index_query<B: Backend>(
+    stream: &Stream<B>,
+    product: &QueryProduct<'_, B, Bf16Weight<'_, B>>,
+) -> Result<(), DeviceError> {
+    let QueryProduct { queries, latent, ref weight, projected_weight, frequencies, format, to } =
+        *product;
+    let (first, tokens, heads) = (queries.first, queries.count, to.heads);
+    if tokens == 0 {
+        return Ok(());
+    }
+    queries.check()?;
+    to.check()?;
+    weight.check()?;
+    let Bf16Weight { values, columns, inner } = *weight;
+    check_argument("columns of the query weight", columns, heads * INDEX_DIM, heads * INDEX_DIM)?;
+    // Heads that the model does not have are tiles too.
+    let splits = tiled_splits(tokens, QUERY_HEADS * INDEX_DIM);
+    let operation = Bf16IndexQuery {
+        input: latent.ptr(),
+        query_weight: values.ptr(),
+        projected_weight: projected_weight.ptr(),
+        frequencies: frequencies.ptr(),
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        query: to.query.ptr_mut(),
+        weight: to.weight.ptr_mut(),
+        params: Bf16IndexQueryParams { first, tokens, heads, inner, splits },
+    };
+    // SAFETY: the launch checks every buffer.
+    unsafe { stream.launch(format, &operation) }
 }

@@ -1,4 +1,4 @@
-//! Products of activations with a weight, for decode batches: `y[t, n] = sum over k of x[t, k] w[n, k]`.
+//! Products of activations with a weight: `y[t, n] = sum over k of x[t, k] w[n, k]`.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -7,9 +7,15 @@
 //! | `output.rs` | the kernels that store it |
 //! | `narrow.rs` | the product with few columns, by clusters |
 //! | `query.rs` | the kernel that makes queries of the indexer of it |
+//! | `tiled.rs` | the product of many tokens, with the same bits |
+//! | `tiled_output.rs` | the kernel that stores it |
+//! | `tiled_query.rs` | the kernel that makes queries of the indexer of it |
 
 pub mod narrow;
 pub mod output;
 pub mod product;
 pub mod query;
+pub mod tiled;
+pub mod tiled_output;
+pub mod tiled_query;
 pub mod weights;

@@ -6,7 +6,8 @@
 //! weight is used by one warp. Sums are added through shared memory, of the block and then of the cluster.
 //!
 //! Sums have one order for every number of tokens: a warp's in order of the inner dimension, from 0; then those of the
-//! eight warps; then those of the eight blocks.
+//! eight warps; then those of the eight blocks, as `crate::router::order` has it: so the tiled product of a router's
+//! logits gives the same bits, and takes batches of many tokens.
 
 use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::mem::{Global, GlobalMut};
@@ -15,6 +16,7 @@ use simt::{grid, thread};
 
 use crate::args::Bf16Narrow;
 use crate::fragment::{DEPTH, Piece, Place, multiply};
+use crate::router::order::add_slices;
 use crate::unroll::{array_from_fn, unroll};
 
 /// Blocks of a cluster, and warps of a block.
@@ -227,9 +229,7 @@ impl<const N: usize, const M: usize> Tile<N, M> {
             let at = sums_at(Self::TOKENS) + of_tile * SUM_ROW + of_row;
             // SAFETY: by this function's own contract; each element once.
             unsafe {
-                let block = |rank: u32| memory.load_from(rank, at);
-                let blocks = [0, 1, 2, 3, 4, 5, 6, 7].map(block);
-                let sum = blocks.into_iter().fold(0.0, |sum, block| sum + block);
+                let sum = add_slices(|rank| memory.load_from(rank, at));
                 output.store(u64::from(token) * u64::from(self.columns) + u64::from(column), sum);
             }
         }

@@ -17,6 +17,36 @@ parameters! {
 }
 
 parameters! {
+    /// Scalars of `bf16_linear_many`.
+    Bf16LinearManyParams {
+        /// Rows of the activations, at least one.
+        tokens,
+        /// Rows of the weight, at least one.
+        columns,
+        /// Elements of a row of either, a multiple of 32.
+        inner,
+        /// Blocks that share each 192 tokens, at least one.
+        splits,
+    }
+}
+
+parameters! {
+    /// Scalars of `bf16_index_query_*`.
+    Bf16IndexQueryParams {
+        /// The first query token of the launch; its query is row 0.
+        first,
+        /// Query tokens that the launch covers, from `first` on, at least one.
+        tokens,
+        /// Heads of a query, at least one, at most 64.
+        heads,
+        /// Elements of a row of activations, a multiple of 32.
+        inner,
+        /// Blocks that share each 192 tokens, at least one.
+        splits,
+    }
+}
+
+parameters! {
     /// Scalars of `nvfp4_linear_*`.
     Nvfp4LinearParams {
         /// Rows of the activations, at least one.

@@ -25,6 +25,53 @@ macro_rules! linear_rows {
                 [LinearTile::T32] => bf16_linear_32: linear::output::bf16::<4, { linear::product::words(32) }>,
             }
 
+            Bf16LinearMany<()> |p, f|
+            "As `bf16_linear`, with equal bits, for many tokens."
+            (
+                /// `[tokens, inner]` BF16.
+                input: const u16 align 16 [p.tokens, p.inner],
+                /// `[columns, inner]` BF16.
+                weight: const u16 align 16 [p.columns, p.inner],
+                /// `[tokens, columns]` f32.
+                output: mut f32 align 16 [p.tokens, p.columns];
+                Bf16LinearManyParams
+            )
+            { block: linear::tiled::THREADS, min_blocks: 1, shared: linear::tiled::SHARED_BYTES, min_sm: 90,
+              grid: [p.tokens.div_ceil(linear::tiled::TOKENS) * p.splits, 1] }
+            bodies {
+                [()] => bf16_linear_many: linear::tiled_output::bf16,
+            }
+
+            Bf16IndexQuery<IndexFormat> |p, f|
+            "Queries of the indexer from the activations of many tokens, in one launch: product with the weight in \
+             BF16, with the bits of `bf16_linear`, then as `index_query`."
+            (
+                /// `[tokens, inner]` BF16.
+                input: const u16 align 16 [p.tokens, p.inner],
+                /// `[heads * 128, inner]` BF16.
+                query_weight: const u16 align 16 [p.heads, INDEX_DIM, p.inner],
+                /// `[tokens, heads]` f32, projected.
+                projected_weight: const f32 [p.tokens, p.heads],
+                /// `[32]` radians per token of each rotated pair.
+                frequencies: const f32 [ROPE_DIM / 2],
+                /// `[step]` absolute position of each query.
+                token_position: const i32 [end(p.first, p.tokens)],
+                /// `[step]` slot of each query's request; -1 = padding, which stays untouched.
+                token_slot: const i32 [end(p.first, p.tokens)],
+                /// `[tokens, 16384]` u8, as of `index_query`.
+                query: mut u8 align 16 [p.tokens, IndexFormat::MAX_QUERY_BYTES],
+                /// `[tokens, heads]` f32, as of `index_query`.
+                weight: mut f32 [p.tokens, p.heads];
+                Bf16IndexQueryParams
+            )
+            { block: linear::tiled::THREADS, min_blocks: 1, shared: linear::tiled_query::SHARED_BYTES, min_sm: 90,
+              grid: [p.tokens.div_ceil(linear::tiled::TOKENS) * p.splits, 1] }
+            bodies {
+                [IndexFormat::Nvfp4] => bf16_index_query_nvfp4: linear::tiled_query::query::<index_row::Nvfp4Row>,
+                [IndexFormat::Mxfp4] => bf16_index_query_mxfp4: linear::tiled_query::query::<index_row::Mxfp4Row>,
+                [IndexFormat::Fp8] => bf16_index_query_fp8: linear::tiled_query::query::<index_row::Fp8Row>,
+            }
+
             Bf16Narrow<LinearTile> |p, f|
             "Multiplies activations by the transposed weight in BF16, one of few columns."
             (
@@ -87,7 +134,7 @@ macro_rules! linear_rows {
                 /// `[step]` slot of each query's request; -1 = padding, which stays untouched.
                 token_slot: const i32 [end(p.first, p.tokens)],
                 /// `[tokens, 16384]` u8, as of `index_query`.
-                query: mut u8 align 2 [p.tokens, IndexFormat::MAX_QUERY_BYTES],
+                query: mut u8 align 4 [p.tokens, IndexFormat::MAX_QUERY_BYTES],
                 /// `[tokens, heads]` f32, as of `index_query`.
                 weight: mut f32 [p.tokens, p.heads];
                 Nvfp4IndexQueryParams

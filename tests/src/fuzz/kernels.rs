@@ -282,6 +282,13 @@ scalars! {
     Bf16Narrow: |c, _| Bf16LinearParams {
         tokens: c.range(1, 70), columns: c.range(1, 40), inner: 32 * c.range(1, 70),
     }
+    Bf16LinearMany: |c, _| Bf16LinearManyParams {
+        tokens: c.range(1, 200), columns: c.range(1, 140), inner: 32 * c.range(1, 6), splits: c.range(1, 3),
+    }
+    Bf16IndexQuery: |c, _| Bf16IndexQueryParams {
+        first: c.range(0, 3), tokens: c.range(1, 200), heads: c.range(1, 2), inner: 32 * c.range(1, 4),
+        splits: c.range(1, 5),
+    }
     Nvfp4Linear: |c, _| Nvfp4LinearParams {
         tokens: c.range(1, 70), columns: c.range(1, 130), inner: 32 * c.range(1, 18), scale_bits: 1.5f32.to_bits(),
     }

@@ -122,6 +122,7 @@ suite! {
     }
     indexer::query_product {
         one_launch_equals_two,
+        one_launch_of_many_tokens_equals_two,
         wrong_weights_are_refused,
     }
     indexer::batches {

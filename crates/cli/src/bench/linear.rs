@@ -1,5 +1,4 @@
-//! Products of a decode batch with a weight in NVFP4, beside the same with the weight in BF16, and
-//! with narrow weights.
+//! Products with a weight in NVFP4, beside the same with the weight in BF16, and with narrow weights.
 //!
 //! Every node is a layer of its own: no other node's weight, activations or product are its.
 
@@ -25,8 +24,8 @@ const SHAPES: [(u32, u32, &[Kernel]); 4] = [
     (64, 4096, &[Kernel::Bf16]),
     (64, 7168, &[Kernel::Bf16]),
 ];
-/// Tokens of a batch.
-const TOKENS: [u32; 6] = [1, 4, 8, 16, 32, 64];
+/// Tokens of a batch; the last two, chunks of a prompt, with weights in BF16 only.
+const TOKENS: [u32; 8] = [1, 4, 8, 16, 32, 64, 512, 2048];
 /// Random numbers; all inputs in BF16 are cut from repetitions of them.
 const PATTERN: usize = 1 << 22;
 
@@ -48,7 +47,8 @@ pub(super) fn measure<B: Backend>(
     let mut results = Vec::new();
     for (columns, inner, kernels) in SHAPES {
         for &kernel in kernels {
-            for tokens in TOKENS {
+            let counts = if kernel == Kernel::Bf16 { TOKENS.len() } else { TOKENS.len() - 2 };
+            for &tokens in &TOKENS[..counts] {
                 let case = Case { kernel, columns, inner, tokens };
                 progress.set_message(case.name());
                 results.push(case.measure(device)?);

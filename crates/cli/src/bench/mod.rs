@@ -58,8 +58,9 @@ use timing::Measurement;
 /// the median, and what 99 of 100 take at most, of 2,000 steps, or of a launch in them.
 ///
 /// A row of `prefill` is one layer's part of a chunk: the median of 6 replays of several layers. `floor` is a
-/// measured copy of the bytes, or the products at the rate of the tensor cores. `projections` is `select` less
-/// `select_projected`; with a weight in NVFP4 `index_query` is added, which is then part of the product's launch.
+/// measured copy of the bytes, or the products at the rate of the tensor cores. `queries` is `select` less
+/// `select_projected`, with `index_query` added, which is part of the product's launch; alone, for projections that the
+/// caller has made, it counts no layer.
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
 pub struct BenchArgs {

@@ -4,8 +4,8 @@ use simt::emu::{Launch, launch};
 use simt::shared::Shared;
 use simt::thread::{lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warpgroup::{
-    Fragments, Rows, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64, e4m3_m64n64k64, fence_shared, right_word,
-    s8_m64n64k128,
+    Fragments, Rows, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64, e4m3_m64n64k64,
+    fence_shared, right_word, s8_m64n64k128,
 };
 
 use crate::device::{Tensor, block_of};

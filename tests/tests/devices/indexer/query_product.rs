@@ -1,13 +1,15 @@
-//! Queries from activations in one launch, with a query weight in NVFP4: byte for byte those of the product and
-//! then `index_query`.
+//! Queries from activations in one launch, with a query weight in NVFP4 and in BF16: byte for byte those of the
+//! product and then `index_query`.
 
 use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
 use dsv4_kv::ops::{self, GatherQueries, IndexQueries, QueryProduct, QueryQuantisation};
 use dsv4_kv::rope::compress_frequencies;
+use dsv4_kv_linear::ops::{Bf16Weight, multiply_bf16};
 use dsv4_kv_linear::{Nvfp4Linear, Nvfp4Matrix};
 use half::bf16;
 use kv_layout::config::CompressRope;
 use kv_layout::index_row::IndexFormat;
+use kv_layout::linear::MOST_DECODE_TOKENS;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -21,6 +23,7 @@ struct Case<B: Backend> {
     heads: u32,
     latent: Buffer<B, bf16>,
     weight: Nvfp4Linear<B>,
+    bf16: Buffer<B, bf16>,
     projected_weight: Buffer<B, f32>,
     frequencies: Buffer<B, f32>,
     position: Buffer<B, i32>,
@@ -35,9 +38,13 @@ impl<B: Backend> Case<B> {
             (0..count).map(|_| random.random_range(-size..size)).collect()
         };
         let columns = heads * CHANNELS as u32;
-        let weight = Nvfp4Matrix::quantise(&values(columns * inner, 0.2), columns, inner).unwrap();
-        let latent = values(tokens * inner, 2.0);
-        let latent: Vec<u16> = latent.into_iter().map(|x| bf16::from_f32(x).to_bits()).collect();
+        let to_bits = |values: &[f32]| -> Vec<u16> {
+            values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect()
+        };
+        let weight = values(columns * inner, 0.2);
+        let bf16 = to_bits(&weight);
+        let weight = Nvfp4Matrix::quantise(&weight, columns, inner).unwrap();
+        let latent = to_bits(&values(tokens * inner, 2.0));
         let weights = values(tokens * heads, 1.0);
         // The step has a token before the queries.
         let position = (0..=tokens as i32).map(|i| i * 1017 % 70_000);
@@ -47,6 +54,7 @@ impl<B: Backend> Case<B> {
             heads,
             latent: upload_bf16(&stream, &latent),
             weight: Nvfp4Linear::new(&stream, &weight).unwrap(),
+            bf16: upload_bf16(&stream, &bf16),
             projected_weight: upload(&stream, &weights),
             frequencies: upload(&stream, &compress_frequencies(&CompressRope::RELEASED)),
             position: upload(&stream, &position.collect::<Vec<_>>()),
@@ -70,16 +78,52 @@ impl<B: Backend> Case<B> {
         (download(stream, query), download(stream, weight).into_iter().map(bits).collect())
     }
 
-    fn check(&self, format: IndexFormat) {
-        let Self { stream, latent, weight, projected_weight, frequencies, .. } = self;
-        let in_two = self.made(|queries, to| {
-            let columns = u64::from(weight.columns());
-            let projected =
-                &stream.device().allocate("projected", u64::from(self.tokens) * columns).unwrap();
-            weight.multiply(stream, latent, self.tokens, projected).unwrap();
+    /// What the product by `project` and `index_query` make of the queries.
+    fn in_two(
+        &self,
+        format: IndexFormat,
+        project: impl FnOnce(&Buffer<B, f32>),
+    ) -> (Vec<u8>, Vec<u32>) {
+        let Self { stream, tokens, heads, projected_weight, frequencies, .. } = self;
+        let count = u64::from(tokens * heads) * CHANNELS as u64;
+        let projected = &stream.device().allocate("projected", count).unwrap();
+        project(projected);
+        self.made(|queries, to| {
             let quantisation =
                 QueryQuantisation { queries, projected, projected_weight, frequencies, format, to };
             ops::index_query(stream, &quantisation)
+        })
+    }
+
+    /// With the weight in BF16, of which the reference is products of decode batches.
+    fn check_bf16(&self, format: IndexFormat) {
+        let Self { stream, latent, bf16, projected_weight, frequencies, .. } = self;
+        let (columns, inner) = (self.heads * CHANNELS as u32, self.weight.inner());
+        let weight = || Bf16Weight { values: bf16, columns, inner };
+        let in_two = self.in_two(format, |projected| {
+            for first in (0..self.tokens).step_by(MOST_DECODE_TOKENS as usize) {
+                let tokens = MOST_DECODE_TOKENS.min(self.tokens - first);
+                let of = |rows: u32, row: u32| u64::from(rows) * u64::from(row);
+                let x = latent.slice(of(first, inner), of(tokens, inner)).unwrap();
+                let y = projected.slice(of(first, columns), of(tokens, columns)).unwrap();
+                multiply_bf16(stream, weight(), &x, tokens, &y).unwrap();
+            }
+        });
+        let in_one = self.made(|queries, to| {
+            let weight = weight();
+            let product =
+                QueryProduct { queries, latent, weight, projected_weight, frequencies, format, to };
+            ops::bf16_index_query(stream, &product)
+        });
+        let what = format!("{format:?}, {} tokens, {columns} columns", self.tokens);
+        assert!(in_one.0 == in_two.0, "queries of {what}");
+        assert_eq!(in_one.1, in_two.1, "weights of {what}");
+    }
+
+    fn check(&self, format: IndexFormat) {
+        let Self { stream, latent, weight, projected_weight, frequencies, .. } = self;
+        let in_two = self.in_two(format, |projected| {
+            weight.multiply(stream, latent, self.tokens, projected).unwrap();
         });
         let in_one = self.made(|queries, to| {
             let product =
@@ -99,6 +143,17 @@ pub fn one_launch_equals_two<B: Backend>(device: &Device<B>) {
         let case = Case::new(device, shape);
         for format in IndexFormat::ALL {
             case.check(format);
+        }
+    }
+}
+
+/// Tokens that end inside a warp's rows, and of more than one tile; all heads, and some; rows that end inside a chunk,
+/// and with several chunks a part.
+pub fn one_launch_of_many_tokens_equals_two<B: Backend>(device: &Device<B>) {
+    for shape in [[3, 64, 32], [70, 1, 672], [201, 3, 160]] {
+        let case = Case::new(device, shape);
+        for format in IndexFormat::ALL {
+            case.check_bf16(format);
         }
     }
 }

@@ -22,7 +22,7 @@ fn random(count: u32) -> Vec<u16> {
 
 /// Inner dimensions with fewer chunks than warps and with several for each, that end inside what a lane loads at once;
 /// columns that end inside a fragment and a block; batches of every kernel.
-const SHAPES: [(u32, u32, u32); 14] = [
+const SHAPES: [(u32, u32, u32); 17] = [
     (1, 32, 1),
     (5, 96, 8),
     (64, 160, 9),
@@ -37,6 +37,9 @@ const SHAPES: [(u32, u32, u32); 14] = [
     (WIDE + 3, 544, 1),
     (WIDE + 6, 1568, 17),
     (320, 128, 33),
+    (WIDE, 96, 65),
+    (WIDE + 1, 160, 194),
+    (MOST_NARROW_COLUMNS - 60, 96, 129),
 ];
 
 pub fn products_equal_the_oracle<B: Backend>(device: &Device<B>) {
@@ -80,7 +83,8 @@ pub fn products_of_integers_are_exact<B: Backend>(device: &Device<B>) {
 pub fn a_token_has_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
     const TOKENS: u32 = 70;
     let stream = &device.stream().unwrap();
-    for (columns, inner) in [(64, 1344), (24, 96), (WIDE, 160)] {
+    // The last two: parts of no chunk, and of two.
+    for (columns, inner) in [(64, 1344), (24, 96), (WIDE, 160), (WIDE, 672)] {
         let values = &upload_bf16(stream, &random(columns * inner));
         let all = upload_bf16(stream, &random(TOKENS * inner));
         let run = |first: u32, count: u32| {

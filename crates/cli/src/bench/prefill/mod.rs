@@ -2,8 +2,8 @@
 //! for the whole model.
 //!
 //! A cache has some layers of each kind and several requests. An update overwrites what it reads, so that each request
-//! is measured once; everything else is measured in the last request's step, again and again. `projections` are
-//! `select` less `select_projected`; scores and lists are `select_projected` less `index_query`.
+//! is measured once; everything else is measured in the last request's step, again and again. `queries` are `select`
+//! less `select_projected`, with `index_query` added; scores and lists are `select_projected` less `index_query`.
 
 mod floor;
 mod row;
@@ -90,22 +90,15 @@ pub(super) fn measure_chunk<B: Backend>(
         found.map_or(0.0, |index| times.reads[index])
     };
     let (select, projected, query) = (of(Read::Select), of(Read::Projected), of(Read::Query));
+    const INDEX_QUERY: &str = "index_query";
     let mut kernels = vec![
         ("update_csa", LayerKind::Csa, times.update_csa, chunk.update_csa()),
         ("update_hca", LayerKind::Hca, times.update_hca, chunk.update_hca()),
     ];
-    match weight {
-        Weight::Bf16 => kernels.extend([
-            ("projections", LayerKind::Csa, select - projected, chunk.projections(&model)),
-            ("index_query", LayerKind::Csa, query, chunk.index_query(&model)),
-        ]),
-        // Product and quantisation are one launch.
-        Weight::Nvfp4 => {
-            let queries = select - projected + query;
-            kernels.push(("queries", LayerKind::Csa, queries, chunk.projections(&model)));
-        }
-    }
+    let queries = select - projected + query;
     kernels.extend([
+        ("queries", LayerKind::Csa, queries, chunk.projections(&model)),
+        (INDEX_QUERY, LayerKind::Csa, query, chunk.index_query(&model)),
         ("scores + lists", LayerKind::Csa, projected - query, chunk.scores(&model)),
         // In every layer; the kind does not matter.
         ("window gather", LayerKind::Swa, of(Read::Windows), chunk.windows()),
@@ -113,6 +106,8 @@ pub(super) fn measure_chunk<B: Backend>(
     ]);
     let row = |(kernel, kind, microseconds, floor): (_, _, _, Floor)| {
         let layers = match kind {
+            // `select` has it in the launch of the product.
+            _ if kernel == INDEX_QUERY => 0,
             LayerKind::Swa => model.layers.len() as u32,
             kind => model.count(kind),
         };

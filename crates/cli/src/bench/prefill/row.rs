@@ -20,7 +20,7 @@ pub struct Row {
     pub floor: String,
     /// Microseconds of that.
     pub floor_microseconds: f64,
-    /// Layers of the model that have it.
+    /// Layers of the model that have it; 0 for what only projections made by the caller need.
     pub layers: u32,
     /// Nanoseconds a token of all these layers.
     pub nanoseconds_per_token: f64,

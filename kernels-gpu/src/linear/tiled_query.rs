@@ -1,0 +1,181 @@
+//! `bf16_index_query_*`: queries of the indexer of many tokens, from activations to the form that scores take, in one
+//! launch. A head is a tile of columns; its queries are finished in the registers in which the product leaves them,
+//! while the operands of the next head are being copied.
+
+use kv_layout::index_row::QUERY_HEADS;
+use simt::shared::Shared;
+use simt::thread;
+
+use super::tiled::{
+    COLUMNS, Operands, Pipeline, SHARED_BYTES as STAGES_BYTES, Share, Sums, THREADS,
+};
+use crate::args::Bf16IndexQuery;
+use crate::compress::Quad;
+use crate::fragment::Place;
+use crate::index_row::IndexRowFormat;
+use crate::indexer::CHANNELS;
+use crate::indexer::score::query::Queries;
+use crate::indexer::score::query_rows::LANE_PAIRS;
+use crate::math::cos_sin;
+use crate::params::Bf16IndexQueryParams;
+use crate::unroll::array_from_fn;
+
+const _: () = assert!(COLUMNS == CHANNELS);
+
+/// Rows of a tile that a thread has a part of.
+const OWN_ROWS: u32 = 2;
+/// Words of cosines and sines: those of a thread's rotated pairs of its rows.
+const TURN_WORDS: usize = (THREADS * OWN_ROWS * LANE_PAIRS * 2) as usize;
+/// Bytes of shared memory.
+pub const SHARED_BYTES: u32 = STAGES_BYTES + Shared::<u32, TURN_WORDS>::BYTES;
+
+/// Makes the queries of each token's heads, and their weights.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of a launch of as many blocks as the table says call it.
+#[inline(always)]
+pub unsafe fn query<F: IndexRowFormat>(args: Bf16IndexQuery) {
+    let Bf16IndexQueryParams { first, tokens, heads, inner, splits } = args.params;
+    let queries = Queries {
+        projected_weight: args.projected_weight,
+        frequencies: args.frequencies,
+        token_position: args.token_position,
+        token_slot: args.token_slot,
+        query: args.query,
+        weight: args.weight,
+        first,
+        heads,
+    };
+    let operands = Operands {
+        input: args.input,
+        weight: args.query_weight,
+        tokens,
+        columns: heads * CHANNELS,
+        inner,
+    };
+    let share = Share::own(splits, QUERY_HEADS);
+    let of_products = Share { to: share.to.min(heads), ..share };
+    let rows = Rows::new(queries, share.first_token, tokens);
+    // SAFETY: by this function's own contract; the loops are the block's.
+    unsafe {
+        let mut pipeline = Pipeline::start(operands, of_products);
+        rows.store_turns();
+        let mut head = share.from;
+        while head < of_products.to {
+            rows.store::<F>(head, pipeline.sums());
+            head += 1;
+        }
+        while head < share.to {
+            rows.store_zeros::<F>(head);
+            head += 1;
+        }
+    }
+}
+
+/// The tokens of a warp: 16, of which a lane has a part of two.
+#[derive(Clone, Copy)]
+struct Rows {
+    queries: Queries,
+    tokens: u32,
+    /// The warp's first.
+    first: u32,
+    place: Place,
+}
+
+impl Rows {
+    #[inline(always)]
+    fn new(queries: Queries, first_token: u32, tokens: u32) -> Self {
+        let first = first_token + 16 * thread::warp_id();
+        Self { queries, tokens, first, place: Place::of(thread::lane_id()) }
+    }
+
+    /// The lane's `i`-th row of two; one that exists, and whether that is it, and no padding.
+    #[inline(always)]
+    unsafe fn own(self, i: u32) -> (u32, bool) {
+        let row = self.first + self.place.row + 8 * i;
+        let existing = row.min(self.tokens - 1);
+        // SAFETY: the token exists.
+        (existing, row < self.tokens && !unsafe { self.queries.is_padding(existing) })
+    }
+
+    /// Where cosine and sine of the lane's `pair`-th pair of its `i`-th row are.
+    #[inline(always)]
+    fn turn_word(i: u32, pair: u32) -> u32 {
+        2 * (THREADS * (LANE_PAIRS * i + pair) + thread::thread_idx_x())
+    }
+
+    /// Puts cosines and sines of the lane's pairs into shared memory, for the lane itself.
+    ///
+    /// # Safety
+    /// The tokens' positions and the frequencies are there.
+    #[inline(always)]
+    unsafe fn store_turns(self) {
+        let mut i = 0;
+        while i < OWN_ROWS {
+            // SAFETY: by this function's own contract; words behind the stages, each once.
+            unsafe {
+                let (row, _) = self.own(i);
+                let token = u64::from(self.queries.first + row);
+                let position = self.queries.token_position.load(token) as u32 as f32;
+                let turns = Shared::<u32, TURN_WORDS>::at(STAGES_BYTES);
+                let mut pair = 0;
+                while pair < LANE_PAIRS {
+                    let of_head = u64::from(4 * pair + self.place.pair);
+                    let (cos, sin) = cos_sin(position * self.queries.frequencies.load(of_head));
+                    let bits = [cos.to_bits(), sin.to_bits()];
+                    turns.store_u32x2(Self::turn_word(i, pair), bits);
+                    pair += 1;
+                }
+            }
+            i += 1;
+        }
+    }
+
+    /// Finishes the queries of head `head`, of which the thread has these sums.
+    ///
+    /// # Safety
+    /// As [`query`]; the turns are stored; all lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn store<F: IndexRowFormat>(self, head: u32, sums: Sums) {
+        let quads = |first: usize| -> [Quad; 8] {
+            array_from_fn(|i| {
+                let [a, b] = [sums[2 * i], sums[2 * i + 1]];
+                [a[first], a[first + 1], b[first], b[first + 1]]
+            })
+        };
+        let (mut now, next) = (quads(0), quads(2));
+        let mut i = 0;
+        // A loop, so that the code is there once.
+        while i < OWN_ROWS {
+            // SAFETY: by this function's own contract; words that the thread has stored.
+            unsafe {
+                let turns = Shared::<u32, TURN_WORDS>::at(STAGES_BYTES);
+                let turn = |pair: u32| {
+                    let [cos, sin] = turns.load_u32x2(Self::turn_word(i, pair));
+                    (f32::from_bits(cos), f32::from_bits(sin))
+                };
+                self.queries.store_of_four::<F>(self.own(i), head, now, turn);
+            }
+            now = next;
+            i += 1;
+        }
+    }
+
+    /// Stores zeros for head `head`, one from `heads` on.
+    ///
+    /// # Safety
+    /// As [`query`]; all lanes of the warp call it together.
+    #[inline(always)]
+    unsafe fn store_zeros<F: IndexRowFormat>(self, head: u32) {
+        let mut row = self.first;
+        while row < self.tokens.min(self.first + 16) {
+            // SAFETY: the token exists; the branch is the warp's.
+            unsafe {
+                if !self.queries.is_padding(row) {
+                    self.queries.store_zeros::<F>(row, head);
+                }
+            }
+            row += 1;
+        }
+    }
+}
