@@ -8,19 +8,26 @@ use crate::args::CompressHca;
 use crate::params::CompressHcaParams;
 use kv_layout::geometry::{HCA_RATIO, HEAD_DIM};
 use simt::mem::{Global, GlobalMut};
-use simt::thread;
+use simt::shared::Shared;
+use simt::{copy, thread, warp};
 
 use super::sums::{SumRows, Sums};
 use crate::unroll::{array_from_fn, unroll};
 
 /// Columns of a token's projections.
 pub const COLUMNS: u32 = HEAD_DIM;
-/// Threads of a block of [`compress`], each with one channel.
-pub const THREADS: u32 = 128;
+/// Threads of a block of [`compress`], each with one channel: a warp, so that few runs fill the GPU.
+pub const THREADS: u32 = 32;
 /// Blocks that share a run, each with its channels.
 pub const SPLITS: u32 = HEAD_DIM / THREADS;
-/// Tokens whose loads are in flight together.
+/// Tokens that are folded without waiting.
 const BATCH: usize = 8;
+/// Batches that are copied to shared memory ahead: a run's tokens are folded faster than memory answers.
+const GROUPS: u32 = 8;
+/// Words of shared memory.
+const STAGED_WORDS: usize = (GROUPS * 3 * THREADS) as usize * BATCH;
+/// Bytes of shared memory.
+pub const SHARED_BYTES: u32 = Shared::<u32, STAGED_WORDS>::BYTES;
 
 /// Tokens of one request in a step that lie in one window, oldest first.
 #[derive(Clone, Copy)]
@@ -53,8 +60,14 @@ impl Run {
     #[inline(always)]
     #[must_use]
     pub fn stores(self, i: u32, ring: u32) -> bool {
-        let following = self.remaining + (self.tokens - 1 - i);
-        following < ring && !(self.position + i + 1).is_multiple_of(HCA_RATIO)
+        self.stores_any(i, ring) && !(self.position + i + 1).is_multiple_of(HCA_RATIO)
+    }
+
+    /// Whether a token up to the `i`-th may be one whose state row is to be written.
+    #[inline(always)]
+    #[must_use]
+    pub fn stores_any(self, i: u32, ring: u32) -> bool {
+        self.remaining + (self.tokens - 1 - i) < ring
     }
 }
 
@@ -157,7 +170,8 @@ pub unsafe fn compress(args: CompressHca) {
 /// The sums of a channel after all tokens of a run; stores those that a later step may go on from.
 ///
 /// # Safety
-/// The run's tokens are in the step, its slot in the state; the channel is below 512.
+/// The run's tokens are in the step, its slot in the state; the block's channels are below 512; all lanes of the block
+/// call it together.
 #[inline(always)]
 unsafe fn fold_run(args: CompressHca, run: Run, channel: u32) -> Sums {
     let rows = SumRows { ring: args.params.ring };
@@ -165,63 +179,125 @@ unsafe fn fold_run(args: CompressHca, run: Run, channel: u32) -> Sums {
         state: args.state,
         at: rows.at(run.slot, position) + u64::from(channel),
     };
-    let batch = |first: u32| {
-        // SAFETY: by this function's own contract.
-        array_from_fn::<Loaded, BATCH>(|i| unsafe {
-            Loaded::new(args, run, first + i as u32, channel)
-        })
-    };
-    let mut next = batch(0);
+    let staging = Staging { args, run, first_channel: channel - thread::thread_idx_x() };
+    let mut group = 0;
+    while group < GROUPS {
+        // SAFETY: by this function's own contract; no group has been read.
+        unsafe { staging.start(group) }
+        group += 1;
+    }
     let mut sums = Sums::EMPTY;
     if run.goes_on {
         // SAFETY: by this function's own contract: a row of the slot's ring.
         sums = unsafe { row(run.position - 1).load() };
     }
-    let mut first = 0;
+    let (mut group, mut first) = (0, 0);
     while first < run.tokens {
-        let tokens = next;
-        if first + (BATCH as u32) < run.tokens {
-            next = batch(first + BATCH as u32);
-        }
-        unroll::<BATCH>(|i| {
-            let (Loaded { key, gate, bias }, i) = (tokens[i], first + i as u32);
-            if i < run.tokens {
-                sums = sums.fold(gate + bias, key);
-                if run.stores(i, rows.ring) {
-                    // SAFETY: by this function's own contract: a row of the slot's ring.
-                    unsafe { row(run.position + i).store(sums) }
+        // SAFETY: by this function's own contract: a group's words are read between two barriers.
+        let tokens = unsafe {
+            copy::wait_for_groups::<{ GROUPS as usize - 1 }>();
+            warp::sync_warp();
+            let tokens = staging.load(group);
+            warp::sync_warp();
+            staging.start(group + GROUPS);
+            tokens
+        };
+        let end = first + BATCH as u32;
+        if end <= run.tokens && !run.stores_any(end - 1, rows.ring) {
+            // No branch between the tokens, so that their exponentials are computed side by side.
+            unroll::<BATCH>(|i| sums = sums.fold(tokens[i].gate + tokens[i].bias, tokens[i].key));
+        } else {
+            unroll::<BATCH>(|i| {
+                let (Staged { key, gate, bias }, i) = (tokens[i], first + i as u32);
+                if i < run.tokens {
+                    sums = sums.fold(gate + bias, key);
+                    if run.stores(i, rows.ring) {
+                        // SAFETY: by this function's own contract: a row of the slot's ring.
+                        unsafe { row(run.position + i).store(sums) }
+                    }
                 }
-            }
-        });
-        first += BATCH as u32;
+            });
+        }
+        (group, first) = (group + 1, end);
     }
     sums
 }
 
-/// One channel of a token, with loads in flight.
+/// One channel of a token.
 #[derive(Clone, Copy, Default)]
-struct Loaded {
+struct Staged {
     key: f32,
     gate: f32,
     bias: f32,
 }
 
-impl Loaded {
-    /// Token `i` of a run; past its end the last token, so that no load depends on a branch.
+/// The block's channels of a run on their way through shared memory: groups of [`BATCH`] tokens, [`GROUPS`] of them
+/// under way, of each the keys, the gates and the biases.
+#[derive(Clone, Copy)]
+struct Staging {
+    args: CompressHca,
+    run: Run,
+    first_channel: u32,
+}
+
+impl Staging {
+    /// Words of a tensor's part of a group.
+    const TENSOR: u32 = BATCH as u32 * THREADS;
+    /// Lanes that copy a token's channels, 16 bytes each.
+    const LANES: u32 = THREADS / 4;
+    /// Tokens that the block's lanes copy at once.
+    const AT_ONCE: u32 = THREADS / Self::LANES;
+
+    /// First word of group `group`.
+    #[inline(always)]
+    fn word(group: u32) -> u32 {
+        group % GROUPS * 3 * Self::TENSOR
+    }
+
+    /// Starts the lane's copies of group `group`, empty behind the run's end; past the last token they repeat it.
     ///
     /// # Safety
-    /// The run's tokens are in the step; the channel is below 512.
+    /// As [`fold_run`]; no lane reads the group that was there any more.
     #[inline(always)]
-    unsafe fn new(args: CompressHca, run: Run, i: u32, channel: u32) -> Self {
-        let i = if i < run.tokens { i } else { run.tokens - 1 };
-        let at = u64::from(run.token + i) * u64::from(COLUMNS) + u64::from(channel);
-        let bias = (run.position + i) % HCA_RATIO * COLUMNS + channel;
-        // SAFETY: by this function's own contract; a position's bias.
-        unsafe {
-            let load = |tensor: Global<f32>, at| f32::from_bits(tensor.load_u32_in_order(at));
-            let (key, gate) = (load(args.kv, at), load(args.gate, at));
-            Self { key, gate, bias: load(args.ape, u64::from(bias)) }
-        }
+    unsafe fn start(self, group: u32) {
+        let Self { args, run, first_channel } = self;
+        let (token, piece) = (thread::lane_id() / Self::LANES, thread::lane_id() % Self::LANES);
+        let channel = first_channel + 4 * piece;
+        // SAFETY: the block's shared memory.
+        let memory = unsafe { Shared::<u32, STAGED_WORDS>::at(0) };
+        let first = group * BATCH as u32;
+        unroll::<{ BATCH / Self::AT_ONCE as usize }>(|i| {
+            let token = token + i as u32 * Self::AT_ONCE;
+            let of_run = (first + token).min(run.tokens - 1);
+            let at = u64::from(run.token + of_run) * u64::from(COLUMNS) + u64::from(channel);
+            let bias = (run.position + of_run) % HCA_RATIO * COLUMNS + channel;
+            let word = Self::word(group) + token * THREADS + 4 * piece;
+            let is_there = first < run.tokens;
+            // SAFETY: by this function's own contract: 16 bytes of the token's row, and of its position's bias.
+            unsafe {
+                memory.copy_from_if(is_there, word, args.kv, at);
+                memory.copy_from_if(is_there, word + Self::TENSOR, args.gate, at);
+                memory.copy_from_if(is_there, word + 2 * Self::TENSOR, args.ape, bias.into());
+            }
+        });
+        copy::commit_group();
+    }
+
+    /// The lane's channel of the tokens of group `group`.
+    ///
+    /// # Safety
+    /// The group is there, with a barrier since.
+    #[inline(always)]
+    unsafe fn load(self, group: u32) -> [Staged; BATCH] {
+        // SAFETY: the block's shared memory.
+        let memory = unsafe { Shared::<u32, STAGED_WORDS>::at(0) };
+        let word = Self::word(group) + thread::lane_id();
+        array_from_fn(|i| {
+            let word = word + i as u32 * THREADS;
+            // SAFETY: by this function's own contract.
+            let load = |i: u32| f32::from_bits(unsafe { memory.load(word + i * Self::TENSOR) });
+            Staged { key: load(0), gate: load(1), bias: load(2) }
+        })
     }
 }
 

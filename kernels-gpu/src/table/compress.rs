@@ -67,7 +67,7 @@ macro_rules! compress_rows {
                 pooled: mut f32 align 16 [p.capacity, HEAD_DIM];
                 CompressHcaParams
             )
-            { block: 128, min_blocks: 4, shared: 0, min_sm: 90,
+            { block: compress::hca::THREADS, min_blocks: 8, shared: compress::hca::SHARED_BYTES, min_sm: 90,
               grid: [p.capacity, compress::hca::SPLITS] }
             bodies {
                 [()] => compress_hca: compress::hca::compress,
