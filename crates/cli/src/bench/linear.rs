@@ -48,10 +48,11 @@ pub(super) fn measure<B: Backend>(
     for (columns, inner, kernels) in SHAPES {
         for &kernel in kernels {
             let counts = if kernel == Kernel::Bf16 { TOKENS.len() } else { TOKENS.len() - 2 };
+            let mut weights = Vec::new();
             for &tokens in &TOKENS[..counts] {
                 let case = Case { kernel, columns, inner, tokens };
                 progress.set_message(case.name());
-                results.push(case.measure(device)?);
+                results.push(case.measure(device, &mut weights)?);
             }
         }
     }
@@ -87,9 +88,15 @@ impl Case {
         self.weight_bytes() + 2 * tokens * inner + 4 * tokens * columns
     }
 
-    pub fn measure<B: Backend>(self, device: &Device<B>) -> Result<Measurement> {
+    /// Measures it, with a weight in NVFP4 for each node: those of `weights`, and as many more as are missing. To make
+    /// them takes the host longer than to measure.
+    pub fn measure<B: Backend>(
+        self,
+        device: &Device<B>,
+        weights: &mut Vec<Nvfp4Linear<B>>,
+    ) -> Result<Measurement> {
         let (bytes, nodes) = (self.bytes(), nodes_for(self.bytes()));
-        let inputs = Inputs::new(device, self, nodes)?;
+        let inputs = Inputs::new(device, self, nodes, weights)?;
         let record = || (0..nodes).try_for_each(|node| inputs.launch(self, node));
         let graph = inputs.stream.capture(inputs.memory(), record)?;
         let Self { columns, inner, tokens, .. } = self;
@@ -99,17 +106,22 @@ impl Case {
 }
 
 /// What the nodes of a graph work on.
-struct Inputs<B: Backend> {
+struct Inputs<'a, B: Backend> {
     stream: Stream<B>,
     nodes: u64,
     x: Buffer<B, bf16>,
-    nvfp4: Vec<Nvfp4Linear<B>>,
+    nvfp4: &'a [Nvfp4Linear<B>],
     bf16: Buffer<B, bf16>,
     y: Buffer<B, f32>,
 }
 
-impl<B: Backend> Inputs<B> {
-    fn new(device: &Device<B>, case: Case, nodes: u64) -> Result<Self> {
+impl<'a, B: Backend> Inputs<'a, B> {
+    fn new(
+        device: &Device<B>,
+        case: Case,
+        nodes: u64,
+        nvfp4: &'a mut Vec<Nvfp4Linear<B>>,
+    ) -> Result<Self> {
         let Case { kernel, columns, inner, tokens } = case;
         let stream = device.stream()?;
         let mut random = SmallRng::seed_from_u64(1);
@@ -117,13 +129,14 @@ impl<B: Backend> Inputs<B> {
             (0..PATTERN).map(|_| bf16::from_f32(random.random_range(-1.0..1.0))).collect();
         let of = |rows: u32| nodes * u64::from(rows) * u64::from(inner);
         // Nothing is read of what a case does not need, but there must be a buffer.
-        let (mut nvfp4, mut weights) = (Vec::new(), nodes);
-        if kernel == Kernel::Nvfp4 {
-            let matrix = random_nvfp4(columns, inner)?;
-            let each = (0..nodes).map(|_| Nvfp4Linear::new(&stream, &matrix));
-            nvfp4 = each.collect::<Result<_, _>>()?;
-        } else {
+        let mut weights = nodes;
+        if kernel == Kernel::Bf16 {
             weights = of(columns);
+        } else if (nvfp4.len() as u64) < nodes {
+            let matrix = random_nvfp4(columns, inner)?;
+            let missing = nvfp4.len() as u64..nodes;
+            let each = missing.map(|_| Nvfp4Linear::new(&stream, &matrix));
+            nvfp4.extend(each.collect::<Result<Vec<_>, _>>()?);
         }
         Ok(Self {
             nodes,

@@ -35,7 +35,7 @@ fn kernels_of_one_layer_run() {
     for kernel in linear::Kernel::ALL {
         for columns in [128, 320] {
             let case = linear::Case { kernel, columns, inner: 128, tokens: 2 };
-            check(&case.measure(&device).unwrap());
+            check(&case.measure(&device, &mut Vec::new()).unwrap());
         }
     }
     for (hash, hidden, tokens) in [(false, 0, 2), (true, 0, 2), (false, 256, 2), (false, 256, 65)] {
