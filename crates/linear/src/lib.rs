@@ -11,7 +11,7 @@
 //! | `quantise` | from numbers to codes and scales, exactly rounded |
 //! | `linear` | [`Nvfp4Linear`] |
 //! | `tiles` | a weight as it lies on a device |
-//! | [`ops`] | products with a weight in BF16, to compare with |
+//! | [`ops`] | products with a weight in BF16, of few tokens and of many |
 //! | `error` | [`LinearError`] |
 
 mod error;
