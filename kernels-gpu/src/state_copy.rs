@@ -161,14 +161,6 @@ pub unsafe fn copy(args: CopyState) {
     }
 }
 
-/// A word's places, as 32-bit elements.
-#[derive(Clone, Copy, Default)]
-struct Place {
-    from: u64,
-    to: u64,
-    is_copied: bool,
-}
-
 /// Copies the words of a piece.
 ///
 /// # Safety
@@ -181,49 +173,132 @@ unsafe fn copy_words<W: Word>(args: CopyState, piece: Piece, job: Job) {
         CopyStateParams::RESTORE => (checkpoints, slots),
         _ => (slots, slots),
     };
-    let places: [Place; WORDS] = array_from_fn(|i| {
-        let word = (piece.first & !CopyStateParams::NARROW) + i as u32 * THREADS;
-        places::<W>(args.params, piece, job, word + thread::thread_idx_x())
+    let between = Between::new::<W>(args.params, piece, job);
+    let mut walk = Walk::new(piece, job);
+    let places: [Place; WORDS] = array_from_fn(|_| {
+        let place = between.place(walk);
+        walk.advance();
+        place
     });
+    let elements = u64::from(W::ELEMENTS);
     // SAFETY: the places lie in the memory; the first words do, where a piece has none.
     unsafe {
-        let values: [W::Value; WORDS] = array_from_fn(|i| W::load(from, places[i].from));
+        let values: [W::Value; WORDS] = array_from_fn(|i| W::load(from, places[i].from * elements));
         unroll::<WORDS>(|i| {
             if places[i].is_copied {
-                W::store(to, places[i].to, values[i]);
+                W::store(to, places[i].to * elements, values[i]);
             }
         });
     }
 }
 
-/// Where word `word` of the rows is, and goes. What is not copied is read from the first word, so that no load stands
-/// in a branch.
-#[inline(always)]
-fn places<W: Word>(params: CopyStateParams, piece: Piece, job: Job, word: u32) -> Place {
-    let Piece { base, start, unit, row, ring, rows, image, .. } = piece;
-    let per_unit = 256 / (4 * W::ELEMENTS);
-    let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
-    let (number, within) = (word / row, word % row);
-    let position = job.end.wrapping_sub(rows).wrapping_add(number);
-    let in_ring = product(base, per_unit)
-        .wrapping_add(u64::from(start))
-        .wrapping_add(product(position % ring, row))
-        .wrapping_add(u64::from(within));
-    let in_slot = |slot: u32| in_ring.wrapping_add(product(slot, unit));
-    let in_image = product(job.other, params.checkpoint_units)
-        .wrapping_mul(u64::from(per_unit))
-        .wrapping_add(u64::from(image))
-        .wrapping_add(u64::from(word));
-    let slot_words = product(params.slot_units, per_unit);
-    let image_words = product(params.checkpoints, params.checkpoint_units);
-    let image_words = image_words.wrapping_mul(u64::from(per_unit));
-    let ((from, from_end), (to, to_end)) = match params.mode {
-        CopyStateParams::SAVE => ((in_slot(job.slot), slot_words), (in_image, image_words)),
-        CopyStateParams::RESTORE => ((in_image, image_words), (in_slot(job.slot), slot_words)),
-        _ => ((in_slot(job.slot), slot_words), (in_slot(job.other), slot_words)),
-    };
-    let is_copied = number < rows && position < job.copied && from < from_end && to < to_end;
-    let elements = u64::from(W::ELEMENTS);
-    let from = if is_copied { from * elements } else { 0 };
-    Place { from, to: to.wrapping_mul(elements), is_copied }
+/// A thread's way through the rows of a pool: it divides once, and then goes on by as many words as a block has threads.
+#[derive(Clone, Copy)]
+struct Walk {
+    /// Of the rows.
+    word: u32,
+    /// Row of the pool that the checkpoint has.
+    number: u32,
+    within: u32,
+    ring_row: u32,
+    piece: Piece,
+    /// Rows of which a step is at least, and words that it is more.
+    step: (u32, u32),
+}
+
+impl Walk {
+    #[inline(always)]
+    fn new(piece: Piece, job: Job) -> Self {
+        let word = (piece.first & !CopyStateParams::NARROW) + thread::thread_idx_x();
+        let number = word / piece.row;
+        let first = job.end.wrapping_sub(piece.rows);
+        Self {
+            word,
+            number,
+            within: word % piece.row,
+            ring_row: first.wrapping_add(number) % piece.ring,
+            piece,
+            step: (THREADS / piece.row, THREADS % piece.row),
+        }
+    }
+
+    /// Goes on to the thread's next word. Round the ring it goes at most once: a step of more rows than that ends behind
+    /// the last row.
+    #[inline(always)]
+    fn advance(&mut self) {
+        let Piece { row, ring, .. } = self.piece;
+        let (rows, words) = self.step;
+        let within = self.within + words;
+        let carry = u32::from(within >= row);
+        self.word += THREADS;
+        self.within = if carry == 1 { within - row } else { within };
+        self.number = self.number.wrapping_add(rows + carry);
+        let ring_row = self.ring_row.wrapping_add(rows + carry);
+        self.ring_row = if ring_row >= ring { ring_row - ring } else { ring_row };
+    }
+}
+
+/// Where the rows of a piece are and go, in words, and where memory ends.
+#[derive(Clone, Copy)]
+struct Between {
+    mode: u32,
+    slot: u64,
+    other: u64,
+    image: u64,
+    slots_end: u64,
+    images_end: u64,
+    /// The number of the first row that is not copied.
+    copied: u32,
+    piece: Piece,
+}
+
+/// A word's places.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    from: u64,
+    to: u64,
+    is_copied: bool,
+}
+
+impl Between {
+    #[inline(always)]
+    fn new<W: Word>(params: CopyStateParams, piece: Piece, job: Job) -> Self {
+        let CopyStateParams { mode, slot_units, checkpoints, checkpoint_units, .. } = params;
+        let Piece { base, start, unit, rows, image, .. } = piece;
+        let per_unit = u64::from(256 / (4 * W::ELEMENTS));
+        let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
+        let of_checkpoints = |number: u32| product(number, checkpoint_units).wrapping_mul(per_unit);
+        let pool = (u64::from(base) * per_unit).wrapping_add(u64::from(start));
+        let first = job.end.wrapping_sub(rows);
+        Self {
+            mode,
+            slot: pool.wrapping_add(product(job.slot, unit)),
+            other: pool.wrapping_add(product(job.other, unit)),
+            image: of_checkpoints(job.other).wrapping_add(u64::from(image)),
+            slots_end: u64::from(slot_units) * per_unit,
+            images_end: of_checkpoints(checkpoints),
+            copied: rows.min(job.copied.saturating_sub(first)),
+            piece,
+        }
+    }
+
+    /// Where a word is, and goes. What is not copied is read from the first word, so that no load stands in a branch.
+    #[inline(always)]
+    fn place(self, walk: Walk) -> Place {
+        let Walk { word, number, within, ring_row, .. } = walk;
+        let row = u64::from(ring_row) * u64::from(self.piece.row) + u64::from(within);
+        let in_slot = (self.slot.wrapping_add(row), self.slots_end);
+        let in_image = (self.image.wrapping_add(u64::from(word)), self.images_end);
+        let ((from, from_end), (to, to_end)) = match self.mode {
+            CopyStateParams::SAVE => (in_slot, in_image),
+            CopyStateParams::RESTORE => (in_image, in_slot),
+            _ => (in_slot, (self.other.wrapping_add(row), self.slots_end)),
+        };
+        let is_copied = number < self.copied && from < from_end && to < to_end;
+        Place {
+            from: if is_copied { from } else { 0 },
+            to: if is_copied { to } else { 0 },
+            is_copied,
+        }
+    }
 }
