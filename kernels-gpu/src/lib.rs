@@ -14,6 +14,7 @@
 //! | [`state_copy`] | the state of requests: to a checkpoint, back, and to another slot |
 //! | [`decode`] | all that a layer does for one token per request, in one launch |
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
+//! | [`attention`] | attention over the rows of the cache where they lie |
 //! | [`indexer`] | projections, queries, scores and the largest of them |
 //! | [`router`] | the MoE router: activation, top-k, hash |
 //! | [`linear`] | products of activations with weights in NVFP4 or BF16 |
@@ -33,6 +34,7 @@
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
 pub mod args;
+pub mod attention;
 pub mod block_table;
 pub mod closing_tokens;
 pub mod compress;

@@ -394,8 +394,9 @@ fn encode<F: RowFormat>(values: &[f32; 8], scale: f32) -> [u32; 2] {
     [e4m3x4_from_f32([a, b, c, d]), e4m3x4_from_f32([e, f, g, h])]
 }
 
+/// Eight codes times their scale, each rounded once to BF16.
 #[inline(always)]
-fn decode(codes: [u32; 2], scale: f32) -> [u32; 4] {
+pub(crate) fn decode(codes: [u32; 2], scale: f32) -> [u32; 4] {
     let [a, b, c, d] = f32x4_from_e4m3(codes[0]).map(|value| value * scale);
     let [e, f, g, h] = f32x4_from_e4m3(codes[1]).map(|value| value * scale);
     [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d), bf16x2_from_f32(e, f), bf16x2_from_f32(g, h)]

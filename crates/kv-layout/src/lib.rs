@@ -12,6 +12,7 @@
 //! | [`index_row`] | indexer keys: NVFP4, MXFP4, FP8 |
 //! | [`linear`] | NVFP4 weights, and the kernels for numbers of tokens |
 //! | [`router`] | limits of the router kernels |
+//! | [`attention`] | which keys a kernel of attention takes |
 //! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@
 #[cfg(feature = "config")]
 extern crate alloc;
 
+pub mod attention;
 #[cfg(feature = "config")]
 pub mod config;
 pub mod format;

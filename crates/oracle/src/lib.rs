@@ -4,6 +4,7 @@
 //!
 //! | module | what it answers |
 //! |---|---|
+//! | [`attention`] | what a head gets from its keys |
 //! | [`number`] | value of every code, and the nearest code to a number by search |
 //! | [`row`] | main rows: BF16 to bytes and back, both formats |
 //! | [`index`] | indexer keys: BF16 to bytes and back, three formats |
@@ -17,6 +18,7 @@
 //! | [`explain`] | whether stored bytes are what a vector known up to f32 arithmetic becomes |
 #![forbid(unsafe_code)]
 
+pub mod attention;
 pub mod compressor;
 pub mod explain;
 pub mod hadamard;

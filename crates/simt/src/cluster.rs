@@ -67,4 +67,17 @@ impl<T: Word, const N: usize> Shared<T, N> {
         // SAFETY: inside the array, written, ordered and alive by the caller's promise.
         T::from_word(unsafe { imp::cluster::load(self.address::<1>(i), rank) })
     }
+
+    /// The bits of elements `i..i + 4` of the same array in the block `rank` of the cluster (`mapa`,
+    /// `ld.shared::cluster.v4.b32`).
+    ///
+    /// # Safety
+    /// - As [`Self::load_from`] for each of the four, and the address of element `i` is a multiple of 16 bytes.
+    #[inline(always)]
+    #[track_caller]
+    #[must_use]
+    pub unsafe fn load_u32x4_from(self, rank: u32, i: u32) -> [u32; 4] {
+        // SAFETY: inside the array, written, aligned, ordered and alive by the caller's promise.
+        unsafe { imp::cluster::load_x4(self.address::<4>(i), rank) }
+    }
 }

@@ -41,7 +41,7 @@
 //! | [`warp::sync_warp`] | `bar.warp.sync` | divergence |
 //! | [`cluster::sync_cluster`] | `barrier.cluster.arrive`, `.wait` | a block whose threads are elsewhere |
 //! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive; a remote read between them |
-//! | [`shared::Shared::load_from`] | `mapa`, `ld.shared::cluster` | bounds, unwritten words, races, ranks outside the cluster |
+//! | [`shared::Shared::load_from`], `load_u32x4_from` | `mapa`, `ld.shared::cluster` | bounds, unwritten words, races, ranks outside the cluster |
 //! | [`mem::Global::load`] | `ld.global` | bounds, alignment |
 //! | [`mem::Global::load_u32x2`], [`load_u32x4`](mem::Global::load_u32x4) | `ld.global.nc.v2`, `.v4` | bounds, alignment |
 //! | [`mem::Global::load_u32_in_order`], [`load_u32x4_in_order`](mem::Global::load_u32x4_in_order) | `ld.global` in volatile asm | bounds, alignment |
@@ -54,7 +54,8 @@
 //! | [`atomic::BlockAtomicU32`] | `atom`, `ld`, `st` `.relaxed.cta.shared` | bounds, unwritten words, races with plain accesses |
 //! | [`atomic::fence_device`], `block`, `system` | `fence.acq_rel` | nothing: a fence orders no plain accesses to shared memory here |
 //! | [`mma::bf16_m16n8k16`], [`mma::s8_m16n8k32`] | `mma.sync.aligned` | divergence |
-//! | [`warpgroup::bf16_m64n64k128`], `e4m3`, `s8` | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of B as of shared memory |
+//! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of operands as of shared memory |
+//! | [`warpgroup::more_registers`], [`warpgroup::fewer_registers`] | `setmaxnreg` on sm_90a | nothing |
 //! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
 //! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that trusts the value: half of the blocks get a wrong one |
 //! | [`math`] | one instruction each | nothing; bit-equal except in [`math::approx`] |

@@ -14,7 +14,10 @@
 
 pub(crate) mod layout;
 
-pub use layout::{Fragments, IntegerFragments, Rows, WideFragments, right_word};
+pub use layout::{
+    Fragments, IntegerFragments, NarrowFragments, Panels, Rows, TallFragments, WideFragments,
+    right_word,
+};
 
 use crate::shared::Shared;
 
@@ -30,6 +33,32 @@ use by_warp as form;
 #[inline(always)]
 pub fn fence_shared() {
     form::fence_shared();
+}
+
+/// From here on each thread of the warpgroup may have `REGISTERS` registers, more than before: waits until the block's
+/// other warpgroups have given up as many (`setmaxnreg.inc.sync.aligned.u32`, PTX ISA 9.7.19, `sm_90a`). Elsewhere
+/// nothing.
+///
+/// # Safety
+/// - All threads of four warps, the first of which is a multiple of four, make this call together, once, from the same
+///   place in the source (*unchecked*); other warpgroups of the block give up registers ([`fewer_registers`]), so
+///   that the block uses no more than it started with (*unchecked*): else the wait never ends.
+#[inline(always)]
+pub unsafe fn more_registers<const REGISTERS: u32>() {
+    // SAFETY: the caller's duty is this callee's.
+    unsafe { form::more_registers::<REGISTERS>() }
+}
+
+/// From here on each thread of the warpgroup has `REGISTERS` registers, fewer than before
+/// (`setmaxnreg.dec.sync.aligned.u32`, PTX ISA 9.7.19, `sm_90a`). Elsewhere nothing.
+///
+/// # Safety
+/// - All threads of four warps, the first of which is a multiple of four, make this call together, once, from the same
+///   place in the source (*unchecked*).
+#[inline(always)]
+pub unsafe fn fewer_registers<const REGISTERS: u32>() {
+    // SAFETY: the caller's duty is this callee's.
+    unsafe { form::fewer_registers::<REGISTERS>() }
 }
 
 /// `A B` of BF16 matrices in f32, `left` by steps of A
@@ -129,4 +158,41 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
 ) -> (IntegerFragments, T) {
     // SAFETY: the caller brings all threads of the four warps, and B.
     unsafe { form::s8_m64n64k128(left, right, meanwhile) }
+}
+
+/// `A B` of BF16 matrices in f32, A of 64 rows and B of 32 columns, both with an inner dimension of 512: eight panels in
+/// shared memory each, a column of B being a row there
+/// (`wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
+/// [`crate::mma::bf16_m16n8k16`]).
+///
+/// # Safety
+/// - As [`bf16_m64n64k128`], for both operands.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn bf16_m64n32k512<const N: usize>(
+    left: Panels<N>,
+    right: Panels<N>,
+) -> NarrowFragments {
+    // SAFETY: the caller brings all threads of the four warps, and both operands.
+    unsafe { form::bf16_m64n32k512(left, right) }
+}
+
+/// `sum + A B` of BF16 matrices in f32: A of 64 rows over an inner dimension of 64, B of 256 columns. Both lie in shared
+/// memory, A by rows, B *transposed*: its columns are 256 columns of four panels, its inner dimension their 64 rows
+/// (`wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16`, B transposed, PTX ISA 9.7.15.5.2; elsewhere
+/// [`crate::mma::bf16_m16n8k16`]).
+///
+/// # Safety
+/// - As [`bf16_m64n64k128`], for both operands.
+#[inline(always)]
+#[track_caller]
+#[must_use]
+pub unsafe fn bf16_m64n256k64<const N: usize>(
+    left: Rows<N>,
+    right: Panels<N>,
+    sum: TallFragments,
+) -> TallFragments {
+    // SAFETY: the caller brings all threads of the four warps, and both operands.
+    unsafe { form::bf16_m64n256k64(left, right, sum) }
 }

@@ -26,7 +26,7 @@ pub struct Entries<'a, B: Backend> {
 
 impl<B: Backend> Entries<'_, B> {
     /// The tokens of an entry.
-    fn ratio(&self) -> Result<u32, DeviceError> {
+    pub(super) fn ratio(&self) -> Result<u32, DeviceError> {
         let entries_per_block = self.entries_per_block;
         if entries_per_block == 0 || !BLOCK_TOKENS.is_multiple_of(entries_per_block) {
             let (value, of) = (entries_per_block.into(), BLOCK_TOKENS.into());

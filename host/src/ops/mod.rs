@@ -2,6 +2,7 @@
 //! included, [`Stream::launch`](crate::device::Stream::launch) checks; what else a kernel relies on is
 //! checked here.
 
+mod attention;
 mod compress;
 mod decode;
 mod flush;
@@ -16,6 +17,7 @@ mod state;
 mod state_copy;
 mod swa;
 
+pub use attention::{Attended, AttendedEntries, Attention, OwnRows, attend};
 pub use compress::{
     Compression, CompressorWeights, StateRing, StateUpdate, StepProjections, StepTokens,
     TableUpdate, WorkList, WorkLists, compress, list_closing_tokens, plan_capacity, update_table,

@@ -26,9 +26,11 @@ macro_rules! parameters {
     };
 }
 
+mod attention;
 mod indexer;
 mod linear;
 
+pub use attention::*;
 pub use indexer::*;
 pub use linear::*;
 

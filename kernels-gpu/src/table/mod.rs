@@ -22,6 +22,7 @@
 //! for the whole launch; no other thread writes what they point to.
 
 mod abi;
+mod attention;
 mod compress;
 mod decode;
 mod flush;
@@ -48,7 +49,7 @@ macro_rules! kernel_table {
     ([$($to:tt)*] $($extra:tt)*) => {
         $crate::window_rows! {
             [step_rows compress_rows state_rows flush_rows decode_rows gather_rows
-             indexer_rows index_list_rows poison_rows router_rows linear_rows end_of_rows [$($to)*] $($extra)*] {}
+             indexer_rows index_list_rows poison_rows router_rows linear_rows attention_rows end_of_rows [$($to)*] $($extra)*] {}
         }
     };
 }

@@ -162,6 +162,31 @@ macro_rules! scalars {
     };
 }
 
+impl Scalars for Attend {
+    type Params = AttendParams;
+
+    fn choose(c: &mut Choices<'_>, kernel: AttendKernel) -> AttendParams {
+        let heads = c.one_of(&[1, 3, 64, 65]);
+        let has_entries = kernel.keys != AttendedKeys::Window;
+        let of_entries = |value: u32| if has_entries { value } else { 0 };
+        let (first, tokens) = (c.range(0, 2), c.range(0, 1));
+        AttendParams {
+            first,
+            tokens,
+            heads,
+            lse_heads: c.one_of(&[0, heads]),
+            ring: c.range(128, 140),
+            slots: c.range(0, 2),
+            own_rows: c.one_of(&[0, first + tokens]),
+            entry_rows: of_entries(c.one_of(&[1, 40, 90])),
+            ratio_log2: c.one_of(&[2, 7]),
+            entries_log2: c.one_of(&[5, 0]),
+            max_blocks: of_entries(c.range(1, 4)),
+            num_blocks: of_entries(c.range(0, 3)),
+        }
+    }
+}
+
 scalars! {
     AppendSwa: |c, _| AppendSwaParams {
         tokens: c.range(0, 9), rows: c.range(0, 300), checkpoints: c.range(0, 3),

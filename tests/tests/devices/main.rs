@@ -6,6 +6,7 @@
 //! Without a GPU the CUDA half is listed as ignored, with the reason; `DSV4_REQUIRE_GPU=1` makes
 //! that a failure.
 
+mod attention;
 mod compress;
 mod decode;
 mod device;

@@ -2,7 +2,7 @@
 
 use dsv4_kv::device::{Backend, Device};
 
-use crate::{compress, decode, device, gather, indexer, linear, router, step, window};
+use crate::{attention, compress, decode, device, gather, indexer, linear, router, step, window};
 
 /// A test of the suite: panics if it fails.
 pub type Case<B> = (&'static str, fn(&Device<B>));
@@ -59,6 +59,17 @@ suite! {
         what_is_dropped_in_a_capture_is_freed_after_it,
         a_stream_waits_for_an_event,
         threads_replay_one_graph,
+    }
+    attention::decode {
+        windows_equal_the_oracle,
+        lists_equal_the_oracle,
+        all_entries_equal_the_oracle,
+        every_key_can_dominate,
+        a_query_has_the_same_bits_in_every_batch,
+        no_number_reaches_another_request,
+        a_nan_code_is_a_nan,
+        every_scale_equals_the_oracle,
+        wrong_entries_are_counted,
     }
     window::swa {
         append_writes_the_golden_rows,

@@ -42,6 +42,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "TOKENS", default_values_t = [0, 32_768, 131_072], value_parser = clap::value_parser!(u32).range(0..=983_040))]
     pub past: Vec<u32>,
 
+    /// Of attention: only cases whose description contains TEXT.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+
     /// How the weight of the indexer's query projection is stored.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Weight::Bf16)]
     pub index_weight: Weight,

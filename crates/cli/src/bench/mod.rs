@@ -6,6 +6,7 @@
 //! replay. The time of a node is the median replay over the number of nodes, by device
 //! events. The copy is measured the same way and moves the same bytes: half read, half written.
 
+mod attention;
 mod books;
 mod decode;
 mod gather;
@@ -83,6 +84,8 @@ enum Suite {
     Swa,
     /// Compressed entries: gathers by top-k list and of all.
     Gather,
+    /// Attention over the rows of the cache.
+    Attention,
     /// One-token decode of a CSA or HCA layer.
     Decode,
     /// The router, from logits and from hidden states.
@@ -136,6 +139,9 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     }
     if wanted(Suite::Gather) {
         measurements.extend(gather::measure(&device, &progress)?);
+    }
+    if wanted(Suite::Attention) {
+        measurements.extend(attention::measure(&device, &args.load.only, &progress)?);
     }
     if wanted(Suite::Decode) {
         measurements.extend(decode::measure(&device, &progress)?);

@@ -50,3 +50,10 @@ pub unsafe fn load(address: u32, rank: u32) -> u32 {
         None => panic!("block {rank} is not in the cluster"),
     }
 }
+
+/// The four words from `address` on of the block `rank`; see [`load`].
+#[track_caller]
+pub unsafe fn load_x4(address: u32, rank: u32) -> [u32; 4] {
+    // SAFETY: inside the other block's shared memory by the caller's promise, and checked.
+    [0, 4, 8, 12].map(|offset| unsafe { load(address + offset, rank) })
+}

@@ -47,3 +47,23 @@ pub unsafe fn load(address: u32, rank: u32) -> u32 {
     }
     word
 }
+
+#[inline(always)]
+pub unsafe fn load_x4(address: u32, rank: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: inside the other block's shared memory, aligned and ordered by the caller's promise.
+    unsafe {
+        asm!(
+            "{{ .reg .b32 there; mapa.shared::cluster.u32 there, {address}, {rank};",
+            "ld.shared::cluster.v4.b32 {{{a}, {b}, {c}, {d}}}, [there]; }}",
+            a = out(reg32) a,
+            b = out(reg32) b,
+            c = out(reg32) c,
+            d = out(reg32) d,
+            address = in(reg32) address,
+            rank = in(reg32) rank,
+            options(readonly, nostack),
+        );
+    }
+    [a, b, c, d]
+}

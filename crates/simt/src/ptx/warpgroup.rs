@@ -4,10 +4,12 @@
 //! wait, or a second asm block waits and has all of those registers as operands, so that the compiler uses
 //! none of them in between. (If one is accessed nevertheless, `ptxas` inserts an earlier wait.)
 
+mod panels;
 mod wide;
 
 use core::arch::asm;
 
+pub use panels::{bf16_m64n32k512, bf16_m64n256k64};
 pub use wide::{bf16_m64n128k32, bf16_m64n128k64};
 
 use crate::shared::Shared;
@@ -17,6 +19,22 @@ use crate::warpgroup::layout::{Fragments, IntegerFragments};
 pub fn fence_shared() {
     // SAFETY: no operand and no precondition.
     unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
+}
+
+#[inline(always)]
+pub unsafe fn more_registers<const REGISTERS: u32>() {
+    // SAFETY: the caller brings all threads of the four warps, and the registers.
+    unsafe {
+        asm!("setmaxnreg.inc.sync.aligned.u32 {registers};", registers = const REGISTERS, options(nostack));
+    }
+}
+
+#[inline(always)]
+pub unsafe fn fewer_registers<const REGISTERS: u32>() {
+    // SAFETY: the caller brings all threads of the four warps.
+    unsafe {
+        asm!("setmaxnreg.dec.sync.aligned.u32 {registers};", registers = const REGISTERS, options(nostack));
+    }
 }
 
 /// Distance of two steps in a descriptor: twice 16 bytes of all columns, in units of 16 bytes.

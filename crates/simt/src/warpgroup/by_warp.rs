@@ -1,12 +1,21 @@
 //! [`crate::warpgroup`] by `mma`, warp by warp.
 
-use super::layout::{Fragments, IntegerFragments, Rows, WideFragments, right_word};
-use crate::math::mul_bf16x2;
+use super::layout::{
+    Fragments, IntegerFragments, NarrowFragments, Panels, Rows, TallFragments, WideFragments,
+    right_word,
+};
+use crate::math::{mul_bf16x2, permute_bytes};
 use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
 use crate::shared::Shared;
 use crate::thread;
 
 pub fn fence_shared() {}
+
+#[inline(always)]
+pub unsafe fn more_registers<const REGISTERS: u32>() {}
+
+#[inline(always)]
+pub unsafe fn fewer_registers<const REGISTERS: u32>() {}
 
 #[inline(always)]
 #[track_caller]
@@ -34,15 +43,9 @@ pub unsafe fn bf16_m64n128k32<const N: usize>(
     adds: bool,
     sum: WideFragments,
 ) -> WideFragments {
-    let first_row = 16 * (thread::warp_id() % 4);
     // SAFETY: by the caller's promises; all lanes of the warp are together.
     unsafe {
-        let a = |step: u32| {
-            let low = own_pairs(left, step, first_row);
-            let high = own_pairs(left, step, first_row + 8);
-            [low[0], high[0], low[1], high[1]]
-        };
-        let (first, second) = (a(0), a(1));
+        let (first, second) = (own_rows(left, 0), own_rows(left, 1));
         let columns = |eight: u32| {
             let sum = if adds { sum[eight as usize] } else { [0.0; 4] };
             let sum = bf16_m16n8k16(first, own_pairs(right, 0, 8 * eight), sum);
@@ -68,6 +71,92 @@ pub unsafe fn bf16_m64n128k64<T, const N: usize>(
         let sum = bf16_m64n128k32(left.from(4, 0), right.from(4, 0), true, sum);
         (sum, meanwhile())
     }
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn bf16_m64n32k512<const N: usize>(
+    left: Panels<N>,
+    right: Panels<N>,
+) -> NarrowFragments {
+    let mut sum = [[0.0; 4]; 4];
+    let mut step = 0;
+    while step < 32 {
+        let (left, right) = (left.panel(step / 4), right.panel(step / 4));
+        // SAFETY: by the caller's promises; all lanes of the warp are together.
+        unsafe {
+            let rows = own_rows(left, step % 4);
+            let columns = |eight: usize| {
+                let column = own_pairs(right, step % 4, 8 * eight as u32);
+                bf16_m16n8k16(rows, column, sum[eight])
+            };
+            sum = [columns(0), columns(1), columns(2), columns(3)];
+        }
+        step += 1;
+    }
+    sum
+}
+
+#[inline(always)]
+#[track_caller]
+pub unsafe fn bf16_m64n256k64<const N: usize>(
+    left: Rows<N>,
+    right: Panels<N>,
+    mut sum: TallFragments,
+) -> TallFragments {
+    let mut step = 0;
+    while step < 4 {
+        // SAFETY: by the caller's promises; all lanes of the warp are together.
+        unsafe {
+            let rows = own_rows(left, step);
+            let half = |panel: u32, sum: WideFragments| {
+                let columns = |eight: u32| {
+                    let rows_of_b = right.panel(panel + eight / 8);
+                    let column = transposed_pairs(rows_of_b, step, eight % 8);
+                    bf16_m16n8k16(rows, column, sum[eight as usize])
+                };
+                let [a, b, c, d, e, f, g, h] = eight_times(columns);
+                let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
+                [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+            };
+            sum = [half(0, sum[0]), half(2, sum[1])];
+        }
+        step += 1;
+    }
+    sum
+}
+
+/// The lane's fragment of the warp's 16 rows of A, of step `step`.
+///
+/// # Safety
+/// As [`super::bf16_m64n128k32`].
+#[inline(always)]
+#[track_caller]
+unsafe fn own_rows<const N: usize>(rows: Rows<N>, step: u32) -> [u32; 4] {
+    let first = 16 * (thread::warp_id() % 4);
+    // SAFETY: by this function's own contract.
+    let (low, high) = unsafe { (own_pairs(rows, step, first), own_pairs(rows, step, first + 8)) };
+    [low[0], high[0], low[1], high[1]]
+}
+
+/// The lane's fragment of eight columns of a transposed B, of step `step`: 16 bytes `sixteen` of 16 rows, in the order
+/// of [`own_pairs`].
+///
+/// # Safety
+/// As [`super::bf16_m64n256k64`].
+#[inline(always)]
+#[track_caller]
+unsafe fn transposed_pairs<const N: usize>(rows: Rows<N>, step: u32, sixteen: u32) -> [u32; 2] {
+    let (column, quarter) = (thread::lane_id() / 4, thread::lane_id() % 4);
+    let selectors = if column.is_multiple_of(2) { 0x5410 } else { 0x7632 };
+    let pair = |row: u32| {
+        let word = |row| rows.word(sixteen, row) + column / 2;
+        // SAFETY: by this function's own contract.
+        let (a, b) = unsafe { (rows.memory().load(word(row)), rows.memory().load(word(row + 1))) };
+        permute_bytes(a, b, selectors)
+    };
+    let row = 16 * step + 4 * quarter;
+    [pair(row), pair(row + 2)]
 }
 
 /// The lane's 8 bytes of step `step` of the row that it has among eight rows from `first_row` on.

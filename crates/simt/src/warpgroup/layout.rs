@@ -78,3 +78,45 @@ impl<const N: usize> Rows<N> {
         self.first + 4 * self.sixteen
     }
 }
+
+/// A lane's part of a product of 256 columns in f32: fragments of columns 0 to 127, then of 128 to 255.
+pub type TallFragments = [WideFragments; 2];
+
+/// A lane's part of a product of 32 columns in f32.
+pub type NarrowFragments = [[f32; 4]; 4];
+
+/// A matrix of 64 rows of BF16 in shared memory, 64 columns of all rows after another: panels of [`Rows`], 8 KiB each.
+#[derive(Clone, Copy, Debug)]
+pub struct Panels<const N: usize>(Rows<N>);
+
+impl<const N: usize> Panels<N> {
+    /// Rows of a panel.
+    pub const ROWS: u32 = 64;
+    /// Words of a panel.
+    pub const WORDS: u32 = Self::ROWS * Rows::<N>::WORDS;
+
+    /// The panels from word `first` of `memory` on.
+    ///
+    /// # Safety
+    /// - The address of the word is a multiple of 1,024 bytes.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn at(memory: Shared<u32, N>, first: u32) -> Self {
+        // SAFETY: the caller's duty is this callee's.
+        Self(unsafe { Rows::at(memory, first) })
+    }
+
+    /// The panels from panel `panel` and row `row`, a multiple of 8, on.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from(self, panel: u32, row: u32) -> Self {
+        Self(self.panel(panel).from(0, row))
+    }
+
+    /// The rows of panel `panel`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn panel(self, panel: u32) -> Rows<N> {
+        Rows { first: self.0.first + Self::WORDS * panel, ..self.0 }
+    }
+}

@@ -29,6 +29,8 @@ fn blocks_read_what_the_others_wrote() {
             sync_cluster();
             let other = |rank| words.load_from(rank, 63 - thread);
             let sum: u32 = (0..8).map(|rank| (1 + rank) * other(rank)).sum();
+            let four = words.load_u32x4_from(3, thread / 4 * 4);
+            assert_eq!(four, [0, 1, 2, 3].map(|i| words.load_from(3, thread / 4 * 4 + i)));
             cluster_arrive();
             sums.store(u64::from(64 * block_idx_x() + thread), sum + block_rank());
             cluster_wait();

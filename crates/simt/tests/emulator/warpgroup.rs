@@ -4,8 +4,8 @@ use simt::emu::{Launch, launch};
 use simt::shared::Shared;
 use simt::thread::{lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warpgroup::{
-    Fragments, Rows, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64, e4m3_m64n64k64,
-    fence_shared, right_word, s8_m64n64k128,
+    Fragments, Panels, Rows, bf16_m64n32k512, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64,
+    bf16_m64n256k64, e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128,
 };
 
 use crate::device::{Tensor, block_of};
@@ -217,5 +217,92 @@ fn products_of_128_columns_are_exact_and_add_up() {
         let (row, column) = (at / 128, at % 128);
         let sum: f32 = (0..64).map(|k| integer(row, k, 1) * integer(k, column, 2)).sum();
         assert_eq!(f32::from_bits(value), sum, "row {row}, column {column}");
+    }
+}
+
+/// Two matrices of 64 rows and 512 columns in panels, and a third of 64 by 64.
+const PANEL_WORDS: usize = 2 * 8 * 2048 + 2048;
+
+/// Element (`row`, `column`) of matrix `matrix`: small, so that sums over 512 are exact.
+fn panel_element(matrix: usize, row: usize, column: usize) -> f32 {
+    integer(row, column, 3 + matrix)
+}
+
+/// Runs `product` by a warpgroup with the three matrices in shared memory; its values go to `columns` columns of 64
+/// rows, eight columns a fragment.
+fn run_panels(
+    columns: usize,
+    product: impl Fn([Panels<PANEL_WORDS>; 3]) -> Vec<[f32; 4]> + Sync,
+) -> Vec<f32> {
+    let output = Tensor::zeros(SIZE * columns);
+    let target = output.output();
+    let pair = |low: f32, high: f32| low.to_bits() >> 16 | high.to_bits() & 0xFFFF_0000;
+    let body = || {
+        // SAFETY: the block has the memory; each word once, then a barrier; all threads come together; each element of
+        // the result once.
+        unsafe {
+            let memory = Shared::<u32, PANEL_WORDS>::at(0);
+            let matrices = [0, 1, 2].map(|i| Panels::at(memory, i * 8 * 2048));
+            let row = thread_idx_x() % 64;
+            for (matrix, panels) in matrices.iter().enumerate() {
+                let width = if matrix < 2 { 8 } else { 1 };
+                for panel in (thread_idx_x() / 64..width).step_by(2) {
+                    for word in 0..32 {
+                        let column = (64 * panel + 2 * word) as usize;
+                        let at = |c| panel_element(matrix, row as usize, column + c);
+                        let to = panels.panel(panel).word(word / 4, row) + word % 4;
+                        memory.store(to, pair(at(0), at(1)));
+                    }
+                }
+            }
+            fence_shared();
+            sync_threads();
+            let (group, quarter) = (lane_id() / 4, lane_id() % 4);
+            for (eight, fragment) in (0..).zip(product(matrices)) {
+                for (i, value) in (0..).zip(fragment) {
+                    let row = 16 * warp_id() + group + 8 * (i / 2);
+                    let column: u32 = 8 * eight + 2 * quarter + i % 2;
+                    let at = row * columns as u32 + column;
+                    target.store(u64::from(at), f32::to_bits(value));
+                }
+            }
+        }
+    };
+    let shape = Launch { shared_bytes: 4 * PANEL_WORDS as u32, ..block_of(128) };
+    launch(&shape, body).unwrap_or_else(|fault| panic!("{fault}"));
+    output.words().into_iter().map(f32::from_bits).collect()
+}
+
+/// Each half of the columns of B.
+#[test]
+fn products_over_512_are_exact_in_every_element() {
+    for first in [0, 32] {
+        // SAFETY: all threads come together, after the operands were written.
+        let found = run_panels(32, |[left, right, _]| unsafe {
+            bf16_m64n32k512(left, right.from(0, first as u32)).to_vec()
+        });
+        for (at, &value) in found.iter().enumerate() {
+            let (row, column) = (at / 32, at % 32 + first);
+            let product = |k| panel_element(0, row, k) * panel_element(1, column, k);
+            assert_eq!(value, (0..512).map(product).sum::<f32>(), "row {row}, column {column}");
+        }
+    }
+}
+
+/// Each half of the panels of B, whose rows are the inner dimension; what was there is added to.
+#[test]
+fn products_with_a_transposed_matrix_are_exact_and_add_up() {
+    for first in [0, 4] {
+        // SAFETY: all threads come together, after the operands were written.
+        let found = run_panels(256, |[_, right, left]| unsafe {
+            let ones = [[[1.0; 4]; 16]; 2];
+            bf16_m64n256k64(left.panel(0), right.from(first as u32, 0), ones).concat()
+        });
+        for (at, &value) in found.iter().enumerate() {
+            let (row, column) = (at / 256, at % 256 + 64 * first);
+            let product = |k| panel_element(2, row, k) * panel_element(1, k, column);
+            let sum: f32 = (0..64).map(product).sum();
+            assert_eq!(value, 1.0 + sum, "row {row}, column {column}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::warpgroup::layout::{Rows, WideFragments};
 /// The descriptor of 32 bytes of each row, with 128-byte swizzling (PTX ISA 9.7.15.5.1.2, "Matrix Descriptor
 /// Format"): eight rows of 128 bytes lie 1,024 bytes from the next eight.
 #[inline(always)]
-fn descriptor<const N: usize>(rows: Rows<N>) -> u64 {
+pub(super) fn descriptor<const N: usize>(rows: Rows<N>) -> u64 {
     const LAYOUT: u64 = 1 << 16 | (1024 / 16) << 32 | 1 << 62;
     address(rows.memory(), rows.first()) | LAYOUT
 }

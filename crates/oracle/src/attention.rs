@@ -1,0 +1,65 @@
+//! Attention: one softmax over keys and a sink; keys are values too.
+
+use crate::rope::{CHANNELS as ROTARY, Table};
+use crate::row::CHANNELS;
+
+/// What one head of a query gets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attended {
+    /// `[512]`: the weighted sum of the keys, rotary channels turned back.
+    pub sum: Vec<f64>,
+    /// `[512]`: the weighted sum of the keys' magnitudes, by which errors are measured. Of a rotary channel it is that
+    /// of its pair.
+    pub magnitude: Vec<f64>,
+    /// Natural logarithm of the softmax's denominator, the sink included; -infinity if that is 0.
+    pub lse: f64,
+}
+
+impl Attended {
+    /// How far `sum` may be off where weights are rounded to BF16 once, the result once, and sums are in f32:
+    /// `[512]`.
+    #[must_use]
+    pub fn bound(&self) -> Vec<f64> {
+        let bound = |(sum, magnitude): (&f64, &f64)| {
+            2f64.powi(-8) * magnitude + 2f64.powi(-9) * sum.abs() + 1e-5 * magnitude
+        };
+        self.sum.iter().zip(&self.magnitude).map(bound).collect()
+    }
+}
+
+/// Attention of a head's query (`[512]`) at `position` over `keys` (`[512]` each).
+///
+/// # Panics
+/// If a vector does not have 512 channels.
+#[must_use]
+pub fn attend(
+    query: &[f64],
+    keys: &[Vec<f64>],
+    sink: f64,
+    (table, position): (Table, usize),
+) -> Attended {
+    assert!(query.len() == CHANNELS && keys.iter().all(|key| key.len() == CHANNELS));
+    let score = |key: &Vec<f64>| {
+        query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() / (CHANNELS as f64).sqrt()
+    };
+    let scores: Vec<f64> = keys.iter().map(score).collect();
+    let most = scores.iter().copied().fold(sink, f64::max);
+    if most == f64::NEG_INFINITY {
+        let nothing = vec![0.0; CHANNELS];
+        return Attended { sum: nothing.clone(), magnitude: nothing, lse: most };
+    }
+    let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+    let total = weights.iter().sum::<f64>() + (sink - most).exp();
+    let over_keys = |of_key: fn(f64) -> f64| -> Vec<f64> {
+        let channel = |c: usize| -> f64 {
+            weights.iter().zip(keys).map(|(weight, key)| weight * of_key(key[c])).sum()
+        };
+        (0..CHANNELS).map(|c| channel(c) / total).collect()
+    };
+    let mut magnitude = over_keys(f64::abs);
+    magnitude[CHANNELS - ROTARY..].chunks_exact_mut(2).for_each(|pair| {
+        pair.fill(pair[0] + pair[1]);
+    });
+    let sum = table.rotate_back(&over_keys(|value| value), position);
+    Attended { sum, magnitude, lse: most + total.ln() }
+}

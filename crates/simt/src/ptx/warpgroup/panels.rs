@@ -1,0 +1,163 @@
+//! Products of matrices that lie in panels.
+
+use core::arch::asm;
+
+use super::address;
+use super::wide::descriptor;
+use crate::warpgroup::layout::{NarrowFragments, Panels, Rows, TallFragments};
+
+/// Distance of two panels in a descriptor, in units of 16 bytes.
+const PANEL: u64 = 8192 / 16;
+
+/// The descriptor of 16 rows of four panels as a transposed B, with 128-byte swizzling (PTX ISA 9.7.15.5.1.2): its
+/// columns go on in the next panel, its inner index after 8 rows, which are 1,024 bytes.
+#[inline(always)]
+fn transposed<const N: usize>(panels: Panels<N>) -> u64 {
+    const LAYOUT: u64 = PANEL << 16 | (1024 / 16) << 32 | 1 << 62;
+    let rows = panels.panel(0);
+    address(rows.memory(), rows.first()) | LAYOUT
+}
+
+/// One `wgmma` of 32 columns, and the next step's descriptors: `$next` units further.
+macro_rules! narrow {
+    ($add:literal, $next:literal) => {
+        concat!(
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 ",
+            "{{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, ",
+            "{8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}}}, a, b, ",
+            $add,
+            ", 1, 1, 0, 0; add.u32 low_a, low_a, ",
+            $next,
+            "; add.u32 low_b, low_b, ",
+            $next,
+            "; mov.b64 a, {{low_a, high_a}}; mov.b64 b, {{low_b, high_b}};"
+        )
+    };
+}
+
+/// The four steps of a panel; the first one adds if `$add`.
+macro_rules! narrow_panel {
+    ($add:literal) => {
+        concat!(narrow!($add, "2"), narrow!("yes", "2"), narrow!("yes", "2"), narrow!("yes", "506"))
+    };
+}
+
+#[inline(always)]
+pub unsafe fn bf16_m64n32k512<const N: usize>(
+    left: Panels<N>,
+    right: Panels<N>,
+) -> NarrowFragments {
+    let mut d = [[0.0_f32; 4]; 4];
+    // SAFETY: the caller brings all threads of the four warps, and both operands.
+    unsafe {
+        asm!(
+            "{{ .reg .pred no, yes; setp.ne.b32 no, 0, 0; setp.eq.b32 yes, 0, 0;",
+            ".reg .b64 a, b; mov.b64 a, {16}; mov.b64 b, {17};",
+            ".reg .b32 low_a, high_a, low_b, high_b;",
+            "mov.b64 {{low_a, high_a}}, a; mov.b64 {{low_b, high_b}}, b;",
+            "wgmma.fence.sync.aligned;",
+            narrow_panel!("no"),
+            narrow_panel!("yes"),
+            narrow_panel!("yes"),
+            narrow_panel!("yes"),
+            narrow_panel!("yes"),
+            narrow_panel!("yes"),
+            narrow_panel!("yes"),
+            narrow_panel!("yes"),
+            "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}",
+            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
+            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
+            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
+            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
+            in(reg64) descriptor(left.panel(0)), in(reg64) descriptor(right.panel(0)),
+            options(readonly, nostack),
+        );
+    }
+    d
+}
+
+/// One `wgmma` of 256 columns, and the next step's descriptors: 32 bytes of A, 16 rows of B.
+macro_rules! tall {
+    () => {
+        concat!(
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {{",
+            "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, ",
+            "{8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
+            "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, ",
+            "{24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, ",
+            "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, ",
+            "{40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, ",
+            "{48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, ",
+            "{56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}, ",
+            "{64}, {65}, {66}, {67}, {68}, {69}, {70}, {71}, ",
+            "{72}, {73}, {74}, {75}, {76}, {77}, {78}, {79}, ",
+            "{80}, {81}, {82}, {83}, {84}, {85}, {86}, {87}, ",
+            "{88}, {89}, {90}, {91}, {92}, {93}, {94}, {95}, ",
+            "{96}, {97}, {98}, {99}, {100}, {101}, {102}, {103}, ",
+            "{104}, {105}, {106}, {107}, {108}, {109}, {110}, {111}, ",
+            "{112}, {113}, {114}, {115}, {116}, {117}, {118}, {119}, ",
+            "{120}, {121}, {122}, {123}, {124}, {125}, {126}, {127}",
+            "}}, a, b, yes, 1, 1, 0, 1; add.u32 low_a, low_a, 2; add.u32 low_b, low_b, 128; ",
+            "mov.b64 a, {{low_a, high_a}}; mov.b64 b, {{low_b, high_b}};"
+        )
+    };
+}
+
+#[inline(always)]
+pub unsafe fn bf16_m64n256k64<const N: usize>(
+    left: Rows<N>,
+    right: Panels<N>,
+    sum: TallFragments,
+) -> TallFragments {
+    let mut d = sum;
+    // SAFETY: the caller brings all threads of the four warps, and both operands.
+    unsafe {
+        asm!(
+            "{{ .reg .pred yes; setp.eq.b32 yes, 0, 0;",
+            ".reg .b64 a, b; mov.b64 a, {128}; mov.b64 b, {129};",
+            ".reg .b32 low_a, high_a, low_b, high_b;",
+            "mov.b64 {{low_a, high_a}}, a; mov.b64 {{low_b, high_b}}, b;",
+            "wgmma.fence.sync.aligned;",
+            tall!(),
+            tall!(),
+            tall!(),
+            tall!(),
+            "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}",
+            inout(reg32) d[0][0][0], inout(reg32) d[0][0][1], inout(reg32) d[0][0][2], inout(reg32) d[0][0][3],
+            inout(reg32) d[0][1][0], inout(reg32) d[0][1][1], inout(reg32) d[0][1][2], inout(reg32) d[0][1][3],
+            inout(reg32) d[0][2][0], inout(reg32) d[0][2][1], inout(reg32) d[0][2][2], inout(reg32) d[0][2][3],
+            inout(reg32) d[0][3][0], inout(reg32) d[0][3][1], inout(reg32) d[0][3][2], inout(reg32) d[0][3][3],
+            inout(reg32) d[0][4][0], inout(reg32) d[0][4][1], inout(reg32) d[0][4][2], inout(reg32) d[0][4][3],
+            inout(reg32) d[0][5][0], inout(reg32) d[0][5][1], inout(reg32) d[0][5][2], inout(reg32) d[0][5][3],
+            inout(reg32) d[0][6][0], inout(reg32) d[0][6][1], inout(reg32) d[0][6][2], inout(reg32) d[0][6][3],
+            inout(reg32) d[0][7][0], inout(reg32) d[0][7][1], inout(reg32) d[0][7][2], inout(reg32) d[0][7][3],
+            inout(reg32) d[0][8][0], inout(reg32) d[0][8][1], inout(reg32) d[0][8][2], inout(reg32) d[0][8][3],
+            inout(reg32) d[0][9][0], inout(reg32) d[0][9][1], inout(reg32) d[0][9][2], inout(reg32) d[0][9][3],
+            inout(reg32) d[0][10][0], inout(reg32) d[0][10][1], inout(reg32) d[0][10][2], inout(reg32) d[0][10][3],
+            inout(reg32) d[0][11][0], inout(reg32) d[0][11][1], inout(reg32) d[0][11][2], inout(reg32) d[0][11][3],
+            inout(reg32) d[0][12][0], inout(reg32) d[0][12][1], inout(reg32) d[0][12][2], inout(reg32) d[0][12][3],
+            inout(reg32) d[0][13][0], inout(reg32) d[0][13][1], inout(reg32) d[0][13][2], inout(reg32) d[0][13][3],
+            inout(reg32) d[0][14][0], inout(reg32) d[0][14][1], inout(reg32) d[0][14][2], inout(reg32) d[0][14][3],
+            inout(reg32) d[0][15][0], inout(reg32) d[0][15][1], inout(reg32) d[0][15][2], inout(reg32) d[0][15][3],
+            inout(reg32) d[1][0][0], inout(reg32) d[1][0][1], inout(reg32) d[1][0][2], inout(reg32) d[1][0][3],
+            inout(reg32) d[1][1][0], inout(reg32) d[1][1][1], inout(reg32) d[1][1][2], inout(reg32) d[1][1][3],
+            inout(reg32) d[1][2][0], inout(reg32) d[1][2][1], inout(reg32) d[1][2][2], inout(reg32) d[1][2][3],
+            inout(reg32) d[1][3][0], inout(reg32) d[1][3][1], inout(reg32) d[1][3][2], inout(reg32) d[1][3][3],
+            inout(reg32) d[1][4][0], inout(reg32) d[1][4][1], inout(reg32) d[1][4][2], inout(reg32) d[1][4][3],
+            inout(reg32) d[1][5][0], inout(reg32) d[1][5][1], inout(reg32) d[1][5][2], inout(reg32) d[1][5][3],
+            inout(reg32) d[1][6][0], inout(reg32) d[1][6][1], inout(reg32) d[1][6][2], inout(reg32) d[1][6][3],
+            inout(reg32) d[1][7][0], inout(reg32) d[1][7][1], inout(reg32) d[1][7][2], inout(reg32) d[1][7][3],
+            inout(reg32) d[1][8][0], inout(reg32) d[1][8][1], inout(reg32) d[1][8][2], inout(reg32) d[1][8][3],
+            inout(reg32) d[1][9][0], inout(reg32) d[1][9][1], inout(reg32) d[1][9][2], inout(reg32) d[1][9][3],
+            inout(reg32) d[1][10][0], inout(reg32) d[1][10][1], inout(reg32) d[1][10][2], inout(reg32) d[1][10][3],
+            inout(reg32) d[1][11][0], inout(reg32) d[1][11][1], inout(reg32) d[1][11][2], inout(reg32) d[1][11][3],
+            inout(reg32) d[1][12][0], inout(reg32) d[1][12][1], inout(reg32) d[1][12][2], inout(reg32) d[1][12][3],
+            inout(reg32) d[1][13][0], inout(reg32) d[1][13][1], inout(reg32) d[1][13][2], inout(reg32) d[1][13][3],
+            inout(reg32) d[1][14][0], inout(reg32) d[1][14][1], inout(reg32) d[1][14][2], inout(reg32) d[1][14][3],
+            inout(reg32) d[1][15][0], inout(reg32) d[1][15][1], inout(reg32) d[1][15][2], inout(reg32) d[1][15][3],
+            in(reg64) descriptor(left), in(reg64) transposed(right),
+            options(readonly, nostack),
+        );
+    }
+    d
+}

@@ -1,0 +1,193 @@
+//! Attention over the rows of the cache where they lie.
+
+use kernels_gpu::launch::Attend;
+use kernels_gpu::params::AttendParams;
+use kv_layout::attention::{AttendKernel, AttendedKeys};
+use kv_layout::geometry::WINDOW;
+use kv_layout::main_row::MainFormat;
+
+use super::{BlockTable, Entries, GatherQueries, SwaRing, check_argument, check_length};
+use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
+
+/// Most heads of a query.
+const MOST_HEADS: u32 = 128;
+
+/// The entries that queries attend to.
+pub enum Attended<'a, B: Backend> {
+    /// Those of a list, `[queries, rows]` i32 entry indices, -1 = none. Entries past the first
+    /// `min(rows, entries that the query sees)` of a list are not read.
+    List(&'a View<B, i32>),
+    /// All that a query sees.
+    All,
+}
+
+/// Compressed entries and which of them queries attend to.
+pub struct AttendedEntries<'a, B: Backend> {
+    /// The layer's entries.
+    pub entries: &'a Entries<'a, B>,
+    /// The blocks of the queries' requests.
+    pub table: &'a BlockTable<'a, B>,
+    /// Which.
+    pub which: Attended<'a, B>,
+    /// Most entries of a query: the length of its list, or the most that it may see.
+    pub rows: u32,
+}
+
+/// The step's own window rows as the ring will hold them, while they are not there yet.
+pub struct OwnRows<'a, B: Backend> {
+    /// `[step, 576]` u8.
+    pub data: &'a View<B, u8>,
+    /// `[step, 8]` UE8M0 or `[step]` f32, as bytes.
+    pub scale: &'a View<B, u8>,
+    /// Rows.
+    pub rows: u32,
+}
+
+/// Attention of queries, and where its results go.
+pub struct Attention<'a, B: Backend> {
+    /// The queries.
+    pub queries: &'a GatherQueries<'a, B>,
+    /// `[queries, heads, 512]` BF16, after norm and RoPE.
+    pub query: &'a View<B, bf16>,
+    /// Heads, 1 to 128.
+    pub heads: u32,
+    /// `[heads]` f32: each head's sink.
+    pub sinks: &'a View<B, f32>,
+    /// `[32]` f32: the layer's rotary frequencies, radians per token.
+    pub frequencies: &'a View<B, f32>,
+    /// The window.
+    pub ring: &'a SwaRing<'a, B>,
+    /// The step's own rows, if the ring does not hold them yet.
+    pub own: Option<OwnRows<'a, B>>,
+    /// The entries, in layers that have some.
+    pub entries: Option<AttendedEntries<'a, B>>,
+    /// `[queries, heads, 512]` BF16.
+    pub out: &'a Buffer<B, bf16>,
+    /// `[queries, heads]` f32: natural logarithm of the softmax's denominator, the sink included.
+    pub lse: Option<&'a Buffer<B, f32>>,
+    /// `[1]` count of what is refused.
+    pub faults: &'a Buffer<B, u32>,
+}
+
+/// Queues `attend`: for each query and head the sum of its keys by softmax of their scores, rotary channels turned back
+/// by the query's position. The outputs of padding stay untouched.
+///
+/// A listed entry that the query does not see, or whose block is missing, does not count and is counted in the fault
+/// word, and so is a query that sees more entries than `rows` without a list.
+///
+/// # Errors
+/// [`DeviceError::Argument`] for a number of heads out of range, [`DeviceError::Length`] for a ring shorter than a
+/// window, [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+pub fn attend<B: Backend>(
+    stream: &Stream<B>,
+    attention: &Attention<'_, B>,
+) -> Result<(), DeviceError> {
+    let Attention { queries, query, sinks, frequencies, ring, out, faults, .. } = *attention;
+    if queries.count == 0 {
+        return Ok(());
+    }
+    let params = attention.params()?;
+    let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
+    let own = attention.own.as_ref().map_or([&no_bytes; 2], |own| [own.data, own.scale]);
+    let entries = attention.entries.as_ref();
+    let planes = entries.map_or([&no_bytes; 2], |of| [of.entries.data, of.entries.scale]);
+    let selected = match entries.map(|of| &of.which) {
+        Some(Attended::List(selected)) => selected,
+        _ => &no_words,
+    };
+    let no_lse = faults.cast::<f32>()?.slice(0, 0).expect("every buffer has an empty part");
+    let operation = Attend {
+        query: query.ptr(),
+        sinks: sinks.ptr(),
+        frequencies: frequencies.ptr(),
+        token_position: queries.position.ptr(),
+        token_slot: queries.slot.ptr(),
+        token_index: queries.index.ptr(),
+        ring_data: ring.data.ptr(),
+        ring_scale: ring.scale.ptr(),
+        own_data: own[0].ptr(),
+        own_scale: own[1].ptr(),
+        selected: selected.ptr(),
+        table: entries.map_or(&no_words, |of| of.table.table).ptr(),
+        entry_data: planes[0].ptr(),
+        entry_scale: planes[1].ptr(),
+        out: out.ptr_mut(),
+        lse: attention.lse.unwrap_or(&no_lse).ptr_mut(),
+        faults: faults.ptr_mut(),
+        params,
+    };
+    // SAFETY: the launch checks every buffer; the kernel refuses slots outside the ring and the table, entries that a
+    // query does not see, and blocks outside the planes; work of one stream runs in order.
+    unsafe { stream.launch(attention.kernel(), &operation) }
+}
+
+/// None of the elements of `view`.
+fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
+    view.slice(0, 0).expect("every buffer has an empty part")
+}
+
+impl<B: Backend> Attention<'_, B> {
+    fn kernel(&self) -> AttendKernel {
+        let keys = match self.entries.as_ref().map(|of| &of.which) {
+            None => AttendedKeys::Window,
+            Some(Attended::List(_)) => AttendedKeys::List,
+            Some(Attended::All) => AttendedKeys::All,
+        };
+        AttendKernel { format: self.ring.format, keys }
+    }
+
+    fn params(&self) -> Result<AttendParams, DeviceError> {
+        let Self { queries, ring, heads, .. } = *self;
+        check_argument("heads", heads, 1, MOST_HEADS)?;
+        ring.rows()?;
+        queries.check()?;
+        check_length("rows of the ring", ring.ring.into(), WINDOW.into())?;
+        let own_rows = self.own.as_ref().map_or(0, |own| own.rows);
+        if self.own.is_some() {
+            let end = queries.first + queries.count;
+            check_length("rows of the step", own_rows.into(), end.into())?;
+        }
+        let params = AttendParams {
+            first: queries.first,
+            tokens: queries.count,
+            heads,
+            lse_heads: if self.lse.is_some() { heads } else { 0 },
+            ring: ring.ring,
+            slots: ring.slots,
+            own_rows,
+            entry_rows: 0,
+            ratio_log2: 0,
+            entries_log2: 0,
+            max_blocks: 0,
+            num_blocks: 0,
+        };
+        self.entries.as_ref().map_or(Ok(params), |entries| entries.add_to(params, ring))
+    }
+}
+
+impl<B: Backend> AttendedEntries<'_, B> {
+    fn add_to(
+        &self,
+        params: AttendParams,
+        ring: &SwaRing<'_, B>,
+    ) -> Result<AttendParams, DeviceError> {
+        let Self { entries, table, rows, .. } = *self;
+        let ratio_log2 = entries.ratio()?.ilog2();
+        let [value, needed] = [entries.format, ring.format].map(MainFormat::scale_bytes);
+        if value != needed {
+            let what = "bytes of an entry's scales";
+            return Err(DeviceError::Argument { what, value, multiple: needed, most: needed });
+        }
+        check_length("slots of the block table", table.slots.into(), ring.slots.into())?;
+        check_argument("blocks of a request", table.max_blocks, 1, i32::MAX as u32)?;
+        check_argument("entries of a query", rows, 1, i32::MAX as u32)?;
+        Ok(AttendParams {
+            entry_rows: rows,
+            ratio_log2,
+            entries_log2: entries.entries_per_block.ilog2(),
+            max_blocks: table.max_blocks,
+            num_blocks: entries.num_blocks,
+            ..params
+        })
+    }
+}

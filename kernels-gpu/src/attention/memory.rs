@@ -1,0 +1,104 @@
+//! The block of a launch: its threads, what lies where in its shared memory, and its barrier.
+
+use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
+use simt::shared::Shared;
+use simt::thread;
+use simt::warpgroup::{Panels, Rows};
+
+/// Heads of a cluster.
+pub const HEADS: u32 = 64;
+/// Threads that multiply: two warpgroups.
+pub(super) const THREADS: u32 = 256;
+/// Threads that unpack keys, four a key, two keys one after the other: the third.
+pub(super) const UNPACKERS: u32 = 2 * TILE;
+/// Threads of a block.
+pub const BLOCK: u32 = THREADS + UNPACKERS;
+/// Most blocks of a cluster.
+pub(super) const BLOCKS: u32 = 4;
+/// Keys of a tile.
+pub(super) const TILE: u32 = 64;
+/// Words of a matrix of 64 rows of BF16.
+pub(super) const MATRIX: u32 = HEADS * HEAD_DIM / 2;
+/// Words of a panel of it.
+pub(super) const PANEL: u32 = Panels::<0>::WORDS;
+const _: () = assert!(TILE == HEADS && MATRIX == 8 * PANEL);
+
+/// First words of what lies in a block's shared memory: two tiles of keys, weights, queries.
+pub(super) const KEYS: u32 = 0;
+pub(super) const WEIGHTS: u32 = 2 * MATRIX;
+pub(super) const QUERIES: u32 = WEIGHTS + PANEL;
+pub(super) const WORDS: usize = (QUERIES + MATRIX) as usize;
+/// Bytes from which on the small arrays lie.
+pub(super) const SMALL: u32 = 4 * WORDS as u32;
+/// Bytes of shared memory.
+pub const SHARED_BYTES: u32 = SMALL + Small::BYTES;
+
+pub(super) type Memory = Shared<u32, WORDS>;
+
+/// The small arrays in a block's shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Small {
+    /// `[2, 64]` of both tiles: whether a key counts, all ones, or not, 0.
+    pub counts: Shared<u32, { 2 * TILE as usize }>,
+    /// `[2, 64]` of both warpgroups: a head's largest score of a tile; in the end its sum of weights.
+    pub by_group: Shared<f32, { 2 * HEADS as usize }>,
+    /// `[64]` a head's largest score.
+    pub maximum: Shared<f32, { HEADS as usize }>,
+    /// `[64]` a head's sum of weights.
+    pub sum: Shared<f32, { HEADS as usize }>,
+    /// `[64, 4]` what a head's results of each block are multiplied by.
+    pub share: Shared<f32, { (HEADS * BLOCKS) as usize }>,
+    /// `[32, 2]` cosine and sine of each rotary pair's angle.
+    pub rotation: Shared<f32, { ROPE_DIM as usize }>,
+}
+
+impl Small {
+    const BYTES: u32 = 4 * (2 * TILE + 2 * HEADS + HEADS + HEADS + HEADS * BLOCKS + ROPE_DIM);
+
+    /// # Safety
+    /// The block has [`SHARED_BYTES`] and uses them for nothing else.
+    #[inline(always)]
+    pub unsafe fn new() -> Self {
+        let at = |words: u32| SMALL + 4 * words;
+        // SAFETY: by this function's own contract; the arrays lie behind each other.
+        unsafe {
+            Self {
+                counts: Shared::at(at(0)),
+                by_group: Shared::at(at(128)),
+                maximum: Shared::at(at(256)),
+                sum: Shared::at(at(320)),
+                share: Shared::at(at(384)),
+                rotation: Shared::at(at(640)),
+            }
+        }
+    }
+}
+
+/// The panels at word `first` of the block's shared memory.
+#[inline(always)]
+pub(super) fn panels(first: u32) -> Panels<WORDS> {
+    // SAFETY: the whole shared memory of the block; matrices lie at multiples of 1,024 bytes.
+    unsafe { Panels::at(Memory::at(0), first) }
+}
+
+/// The tile of keys that tile `tile` of a block goes to.
+#[inline(always)]
+pub(super) fn keys_of(tile: u32) -> Panels<WORDS> {
+    panels(KEYS + tile % 2 * MATRIX)
+}
+
+/// The weights of a tile, a row a head.
+#[inline(always)]
+pub(super) fn weights() -> Rows<WORDS> {
+    panels(WEIGHTS).panel(0)
+}
+
+/// Waits for all threads of the block, wherever they call this.
+///
+/// # Safety
+/// Every thread of the block calls it; those of a warp from the same place.
+#[inline(always)]
+pub(super) unsafe fn barrier() {
+    // SAFETY: the caller's duty is this callee's: warps may wait at different instructions for one barrier.
+    unsafe { thread::sync_threads() }
+}

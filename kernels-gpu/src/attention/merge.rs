@@ -1,0 +1,275 @@
+//! The blocks of a cluster add up what they have, each for its share of the heads, and write it.
+
+use kv_layout::geometry::{HEAD_DIM, NOPE_DIM, ROPE_DIM};
+use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
+use simt::math::approx::{ex2, lg2};
+use simt::math::max;
+use simt::shared::Shared;
+use simt::thread;
+use simt::warpgroup::TallFragments;
+
+use super::memory::{BLOCKS, HEADS, QUERIES, Small, THREADS, barrier};
+use super::softmax::{Softmax, finite, first_row};
+use super::source::{Keys, Place, Which, tiles_of};
+use crate::args::Attend;
+use crate::convert::bf16x2_from_f32;
+use crate::math::cos_sin;
+use crate::unroll::{array_from_fn, unroll};
+
+/// What a block has of a query: sums of values and of weights, relative to a maximum.
+#[derive(Clone, Copy)]
+pub struct Partial {
+    pub values: TallFragments,
+    pub softmax: Softmax,
+}
+
+/// Stride of a head's sums in shared memory, in words: stores of pairs by a warp have no bank conflicts.
+const STRIDE: u32 = HEAD_DIM + 8;
+/// Words of a block's sums, which take the place of its keys.
+const SUMS: usize = (HEADS * STRIDE) as usize;
+const _: () = assert!(SUMS <= QUERIES as usize);
+/// Channels of a head that a warp adds up at a time, four a lane.
+const CHANNELS: u32 = 4 * 32;
+/// Such parts of a head.
+const PARTS: usize = (HEAD_DIM / CHANNELS) as usize;
+
+/// What the end needs, long before it: each of the first 64 threads' head's sink, times log2 e; the angles' cosines and
+/// sines in `small`.
+///
+/// # Safety
+/// As [`write`]; a barrier follows.
+#[inline(always)]
+pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
+    let thread = thread::thread_idx_x();
+    // SAFETY: by this function's own contract.
+    unsafe {
+        if thread >= THREADS - ROPE_DIM / 2 {
+            let pair = THREADS - 1 - thread;
+            let frequency = args.frequencies.load(u64::from(pair));
+            let (cos, sin) = cos_sin(keys.position as f32 * frequency);
+            small.rotation.store_u32x2(2 * pair, [cos.to_bits(), sin.to_bits()]);
+        }
+        let head = at.first_head + thread;
+        if thread < HEADS && head < args.params.heads {
+            args.sinks.load(u64::from(head)) * core::f32::consts::LOG2_E
+        } else {
+            0.0
+        }
+    }
+}
+
+/// Merges the blocks' parts and writes the heads.
+///
+/// # Safety
+/// Pointers and shapes as in the kernel table; all threads of the cluster call it together, behind a barrier after the
+/// last use of keys.
+#[inline(always)]
+pub unsafe fn write<W: Which>(
+    args: &Attend,
+    keys: Keys,
+    small: Small,
+    (own, sink): (Partial, f32),
+    at: Place,
+) {
+    // SAFETY: words of shared memory by one thread each, with a barrier before others read them; no block leaves while
+    // others read its memory.
+    unsafe {
+        let sums = Shared::<f32, SUMS>::at(0);
+        store(sums, own.values);
+        own.softmax.store(small);
+        cluster_barrier::<W>();
+        share::<W>(args, keys, small, (sink, at));
+        barrier();
+        write_heads::<W>(args, keys, (small, sums), at);
+        leave::<W>();
+    }
+}
+
+/// The barriers of [`write`], for threads that have no part in it.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+pub unsafe fn wait<W: Which>() {
+    // SAFETY: by this function's own contract: first that of `Softmax::store`.
+    unsafe {
+        barrier();
+        cluster_barrier::<W>();
+        barrier();
+        leave::<W>();
+    }
+}
+
+/// Waits for all threads of the cluster.
+///
+/// # Safety
+/// All threads of the cluster call it, those of a warp from the same place.
+#[inline(always)]
+unsafe fn cluster_barrier<W: Which>() {
+    // SAFETY: by this function's own contract.
+    unsafe { if W::BLOCKS > 1 { sync_cluster() } else { thread::sync_threads() } }
+}
+
+/// Waits until no thread of the cluster reads another block's memory any more.
+///
+/// # Safety
+/// As [`cluster_barrier`].
+#[inline(always)]
+unsafe fn leave<W: Which>() {
+    // SAFETY: by this function's own contract.
+    unsafe {
+        if W::BLOCKS > 1 {
+            cluster_arrive();
+            cluster_wait();
+        }
+    }
+}
+
+/// Puts a thread's sums into shared memory, `[64, 512]`.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+unsafe fn store(sums: Shared<f32, SUMS>, values: TallFragments) {
+    let pair = 2 * (thread::lane_id() % 4);
+    let at = first_row() * STRIDE + HEAD_DIM / 2 * (thread::warp_id() / 4) + pair;
+    unroll::<2>(|half| {
+        unroll::<16>(|n| {
+            let at = at + HEAD_DIM / 4 * half as u32 + 8 * n as u32;
+            let [a, b, c, d] = values[half][n].map(f32::to_bits);
+            // SAFETY: by this function's own contract; each pair once, at a multiple of 8 bytes.
+            unsafe {
+                sums.store_u32x2(at, [a, b]);
+                sums.store_u32x2(at + 8 * STRIDE, [c, d]);
+            }
+        });
+    });
+}
+
+/// Element `i` of `memory` in block `rank` of the cluster.
+///
+/// # Safety
+/// As [`Shared::load_from`].
+#[inline(always)]
+unsafe fn load<W: Which, const N: usize>(memory: Shared<f32, N>, rank: u32, i: u32) -> f32 {
+    // SAFETY: by this function's own contract.
+    unsafe { if W::BLOCKS > 1 { memory.load_from(rank, i) } else { memory.load(i) } }
+}
+
+/// What the sums of each block are multiplied by, a head a thread; the log-sum-exp if it is asked for.
+///
+/// # Safety
+/// As [`write`], behind a barrier of the cluster.
+#[inline(always)]
+unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (f32, Place)) {
+    let head = thread::thread_idx_x();
+    if head >= HEADS {
+        return;
+    }
+    let tiles = keys.tiles();
+    let has_keys = |rank: u32| {
+        let (from, to) = tiles_of::<W>(tiles, rank);
+        rank < W::BLOCKS && from < to
+    };
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let maxima: [f32; BLOCKS as usize] = array_from_fn(|i| {
+            let rank = i as u32;
+            if has_keys(rank) { load::<W, _>(small.maximum, rank, head) } else { f32::NEG_INFINITY }
+        });
+        let parts: [f32; BLOCKS as usize] = array_from_fn(|i| {
+            let rank = i as u32;
+            if has_keys(rank) { load::<W, _>(small.sum, rank, head) } else { 0.0 }
+        });
+        let most = maxima.iter().fold(sink, |most, &maximum| max(most, maximum));
+        let factor: [f32; BLOCKS as usize] = array_from_fn(|i| ex2(maxima[i] - finite(most)));
+        let mut total = ex2(sink - finite(most));
+        unroll::<{ BLOCKS as usize }>(|i| total += parts[i] * factor[i]);
+        // Without keys and sink there is nothing to share.
+        let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
+        unroll::<{ BLOCKS as usize }>(|i| {
+            small.share.store(BLOCKS * head + i as u32, factor[i] * scale);
+        });
+        let rank = if W::BLOCKS > 1 { block_rank() } else { 0 };
+        if args.params.lse_heads > 0 && rank == 0 && at.first_head + head < args.params.heads {
+            let lse = (most + lg2(total)) * core::f32::consts::LN_2;
+            let lse = if total == 0.0 { f32::NEG_INFINITY } else { lse };
+            args.lse.store(at.row(args) + u64::from(head), lse);
+        }
+    }
+}
+
+/// Adds up the block's share of the heads, turns rotary channels back, and writes them, a head a warp.
+///
+/// # Safety
+/// As [`write`], with the shares in `small`.
+#[inline(always)]
+unsafe fn write_heads<W: Which>(
+    args: &Attend,
+    keys: Keys,
+    (small, sums): (Small, Shared<f32, SUMS>),
+    at: Place,
+) {
+    const WARPS: u32 = THREADS / 32;
+    let (tiles, channel) = (keys.tiles(), 4 * thread::lane_id());
+    let rank = if W::BLOCKS > 1 { block_rank() } else { 0 };
+    // SAFETY: by this function's own contract.
+    unsafe {
+        let turn = rotation(small, channel + CHANNELS * (PARTS as u32 - 1));
+        let mut head = rank + W::BLOCKS * thread::warp_id();
+        while head < HEADS && at.first_head + head < args.params.heads {
+            let mut values = [[0.0_f32; 4]; PARTS];
+            unroll::<{ BLOCKS as usize }>(|i| {
+                let rank = i as u32;
+                let (from, to) = tiles_of::<W>(tiles, rank);
+                if rank < W::BLOCKS && from < to {
+                    let factor = small.share.load(BLOCKS * head + rank);
+                    let parts: [[u32; 4]; PARTS] = array_from_fn(|n| {
+                        let at = head * STRIDE + channel + CHANNELS * n as u32;
+                        if W::BLOCKS > 1 {
+                            sums.load_u32x4_from(rank, at)
+                        } else {
+                            sums.load_u32x4(at)
+                        }
+                    });
+                    values = array_from_fn(|n| {
+                        array_from_fn(|j| values[n][j] + factor * f32::from_bits(parts[n][j]))
+                    });
+                }
+            });
+            let to = (at.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
+            unroll::<PARTS>(|n| {
+                let pairs = if n + 1 < PARTS { packed(values[n]) } else { turned(values[n], turn) };
+                args.out.store_u32x2(to + u64::from(CHANNELS * n as u32), pairs);
+            });
+            head += W::BLOCKS * WARPS;
+        }
+    }
+}
+
+/// Four channels as BF16.
+#[inline(always)]
+fn packed([a, b, c, d]: [f32; 4]) -> [u32; 2] {
+    [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]
+}
+
+/// Four channels turned back, as BF16.
+#[inline(always)]
+fn turned([a, b, c, d]: [f32; 4], [cos, sin, next_cos, next_sin]: [f32; 4]) -> [u32; 2] {
+    let low = [a * cos + b * sin, b * cos - a * sin];
+    let high = [c * next_cos + d * next_sin, d * next_cos - c * next_sin];
+    packed([low[0], low[1], high[0], high[1]])
+}
+
+/// Cosine and sine of the angles of two pairs of channels from `channel` on; of channels that are not rotated 1 and 0.
+///
+/// # Safety
+/// `small` has them, and a barrier has passed.
+#[inline(always)]
+unsafe fn rotation(small: Small, channel: u32) -> [f32; 4] {
+    if channel < NOPE_DIM {
+        return [1.0, 0.0, 1.0, 0.0];
+    }
+    // SAFETY: pairs below 32, by this function's own contract.
+    unsafe { small.rotation.load_u32x4(channel - NOPE_DIM) }.map(f32::from_bits)
+}

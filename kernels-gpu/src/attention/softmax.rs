@@ -1,0 +1,171 @@
+//! Online softmax: weights of a tile, and what its sums so far are worth.
+
+use kv_layout::geometry::HEAD_DIM;
+use simt::math::approx::ex2;
+use simt::math::max;
+use simt::shared::Shared;
+use simt::warpgroup::{NarrowFragments, TallFragments};
+use simt::{thread, warp};
+
+use super::memory::{HEADS, Small, TILE, WORDS, barrier, weights};
+use crate::convert::bf16x2_from_f32;
+use crate::unroll::{array_from_fn, unroll};
+
+/// What a product is multiplied by: `512^-1/2`, and log2 e, so that weights are powers of two.
+const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
+const _: () = assert!(HEAD_DIM == 512);
+
+/// A thread's part of the softmax: of heads `thread / 4 % 64` of its warpgroup and eight further, over the keys of its
+/// warpgroup.
+#[derive(Clone, Copy)]
+pub struct Softmax {
+    /// The largest score of any key so far, times log2 e; -infinity before the first.
+    pub maximum: [f32; 2],
+    /// Sums of the thread's weights.
+    sum: [f32; 2],
+}
+
+/// The head of the thread's first row.
+#[inline(always)]
+pub fn first_row() -> u32 {
+    16 * (thread::warp_id() % 4) + thread::lane_id() / 4
+}
+
+impl Softmax {
+    /// No keys yet.
+    #[inline(always)]
+    pub const fn new() -> Self {
+        Self { maximum: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
+    }
+
+    /// Writes the weights of warpgroup `group`'s keys of tile `tile` from their scores; the sums `values` become relative to the new maximum.
+    ///
+    /// # Safety
+    /// All threads of the block call it together; the tile's words in `small` are there.
+    #[inline(always)]
+    pub unsafe fn weigh(
+        &mut self,
+        scores: NarrowFragments,
+        (small, tile, group): (Small, u32, u32),
+        values: TallFragments,
+    ) -> TallFragments {
+        let (row, pair) = (first_row(), 2 * (thread::lane_id() % 4));
+        // SAFETY: words of shared memory by one thread each, with a barrier before others read them.
+        unsafe {
+            let scores: NarrowFragments = array_from_fn(|n| {
+                let key = tile % 2 * TILE + 32 * group + 8 * n as u32 + pair;
+                let [even, odd] = small.counts.load_u32x2(key);
+                let masked = |score: f32, counts: u32| {
+                    if counts != 0 { score * SCALE } else { f32::NEG_INFINITY }
+                };
+                let [a, b, c, d] = scores[n];
+                [masked(a, even), masked(b, odd), masked(c, even), masked(d, odd)]
+            });
+            let of_tile = [0, 2].map(|i| {
+                let most = scores
+                    .iter()
+                    .fold(f32::NEG_INFINITY, |most, four| max(most, max(four[i], four[i + 1])));
+                let most = max(most, warp::shuffle_xor_f32(most, 1));
+                max(most, warp::shuffle_xor_f32(most, 2))
+            });
+            if pair == 0 {
+                small.by_group.store(HEADS * group + row, of_tile[0]);
+                small.by_group.store(HEADS * group + row + 8, of_tile[1]);
+            }
+            barrier();
+            let other = |i: u32| small.by_group.load(HEADS * (1 - group) + row + 8 * i);
+            let most = [max(of_tile[0], other(0)), max(of_tile[1], other(1))];
+            let maximum = [max(self.maximum[0], most[0]), max(self.maximum[1], most[1])];
+            let factor = [
+                ex2(self.maximum[0] - finite(maximum[0])),
+                ex2(self.maximum[1] - finite(maximum[1])),
+            ];
+            self.maximum = maximum;
+            self.store_weights(scores, factor, row, 32 * group + pair);
+            rescale(values, factor)
+        }
+    }
+
+    /// Writes the thread's weights and adds them up.
+    ///
+    /// # Safety
+    /// As [`Self::weigh`]; no thread reads weights before a barrier.
+    #[inline(always)]
+    unsafe fn store_weights(
+        &mut self,
+        scores: NarrowFragments,
+        factor: [f32; 2],
+        row: u32,
+        key: u32,
+    ) {
+        // SAFETY: the block's shared memory, a word by one thread.
+        let memory = unsafe { Shared::<u32, WORDS>::at(0) };
+        let base = self.maximum.map(finite);
+        let mut sum = [0.0_f32; 2];
+        unroll::<4>(|n| {
+            unroll::<2>(|i| {
+                let [a, b] = [0, 1].map(|j| ex2(scores[n][2 * i + j] - base[i]));
+                sum[i] += a + b;
+                let key = key + 8 * n as u32;
+                let word = weights().word(key / 8, row + 8 * i as u32) + key % 8 / 2;
+                // SAFETY: by this function's own contract.
+                unsafe { memory.store(word, bf16x2_from_f32(a, b)) }
+            });
+        });
+        self.sum = [0, 1].map(|i| self.sum[i] * factor[i] + sum[i]);
+    }
+
+    /// Leaves each head's maximum and sum of weights over all keys of the block in `small`.
+    ///
+    /// # Safety
+    /// All threads of the block call it together; a barrier has passed since `by_group` was read.
+    #[inline(always)]
+    pub unsafe fn store(self, small: Small) {
+        let (row, group) = (first_row(), thread::warp_id() / 4);
+        // SAFETY: as in `weigh`.
+        unsafe {
+            let sum = self.sum.map(|sum| {
+                let sum = sum + warp::shuffle_xor_f32(sum, 1);
+                sum + warp::shuffle_xor_f32(sum, 2)
+            });
+            if thread::lane_id().is_multiple_of(4) {
+                unroll::<2>(|i| {
+                    let row = row + 8 * i as u32;
+                    small.by_group.store(HEADS * group + row, sum[i]);
+                    if group == 0 {
+                        small.maximum.store(row, self.maximum[i]);
+                    }
+                });
+            }
+            barrier();
+            let head = thread::thread_idx_x();
+            if head < HEADS {
+                small
+                    .sum
+                    .store(head, small.by_group.load(head) + small.by_group.load(HEADS + head));
+            }
+        }
+    }
+}
+
+/// What scores are taken relative to: their maximum, or 0 where there is none.
+#[inline(always)]
+pub fn finite(maximum: f32) -> f32 {
+    if maximum == f32::NEG_INFINITY { 0.0 } else { maximum }
+}
+
+/// The sums times `factor`, one a row. Where all factors of the warp are 1 that is nothing.
+///
+/// # Safety
+/// All lanes of the warp call it together.
+#[inline(always)]
+unsafe fn rescale(values: TallFragments, factor: [f32; 2]) -> TallFragments {
+    // SAFETY: by this function's own contract.
+    if unsafe { warp::all(factor[0] == 1.0 && factor[1] == 1.0) } {
+        return values;
+    }
+    let [x, y] = factor;
+    let four = |[a, b, c, d]: [f32; 4]| [a * x, b * x, c * y, d * y];
+    let [low, high] = values;
+    [array_from_fn(|n| four(low[n])), array_from_fn(|n| four(high[n]))]
+}

@@ -1,0 +1,253 @@
+//! Where the keys of a query lie: window rows in the ring or among the step's own, then entries.
+//!
+//! A key is found in three steps, each of which waits for what the one before it loaded: its entry by the list, the
+//! entry's block by the table, the row. A thread begins each of them a tile later than the one before.
+
+use kv_layout::attention::AttendedKeys;
+use kv_layout::geometry::WINDOW;
+use simt::mem::Global;
+
+use super::memory::TILE;
+use crate::args::Attend;
+use crate::fault_injection;
+
+/// Which keys queries attend to.
+pub trait Which {
+    /// Whether there are entries.
+    const HAS_ENTRIES: bool;
+    /// Whether a list names those that count.
+    const IS_LISTED: bool;
+    /// Blocks that share the keys: a cluster.
+    const BLOCKS: u32;
+}
+
+/// The window alone.
+pub struct Window;
+/// The window, and the entries of a list.
+pub struct List;
+/// The window, and all entries that a query sees.
+pub struct All;
+
+impl Which for Window {
+    const HAS_ENTRIES: bool = false;
+    const IS_LISTED: bool = false;
+    const BLOCKS: u32 = AttendedKeys::Window.blocks();
+}
+
+impl Which for List {
+    const HAS_ENTRIES: bool = true;
+    const IS_LISTED: bool = true;
+    const BLOCKS: u32 = AttendedKeys::List.blocks();
+}
+
+impl Which for All {
+    const HAS_ENTRIES: bool = true;
+    const IS_LISTED: bool = false;
+    const BLOCKS: u32 = AttendedKeys::All.blocks();
+}
+
+/// Which of `tiles` tiles block `rank` of the cluster has: from the first to before the second.
+#[inline(always)]
+pub fn tiles_of<W: Which>(tiles: u32, rank: u32) -> (u32, u32) {
+    (tiles * rank / W::BLOCKS, tiles * (rank + 1) / W::BLOCKS)
+}
+
+/// The heads of a block.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub query: u32,
+    pub first_head: u32,
+}
+
+impl Place {
+    /// The row of the queries' heads that the block's first head is.
+    #[inline(always)]
+    pub fn row(self, args: &Attend) -> u64 {
+        u64::from(self.query) * u64::from(args.params.heads) + u64::from(self.first_head)
+    }
+}
+
+/// Rows of a cache: planes of data and scales.
+#[derive(Clone, Copy)]
+pub struct Planes {
+    pub data: Global<u8>,
+    pub scale: Global<u8>,
+}
+
+/// A key as far as its entry: what the list says, as it was loaded.
+#[derive(Clone, Copy)]
+pub struct Listed {
+    key: u32,
+    entry: i32,
+}
+
+/// The same, as far as its block: what the table says, as it was loaded.
+#[derive(Clone, Copy)]
+pub struct Located {
+    listed: Listed,
+    block: u32,
+    /// Whether it is an entry that counts and has a place in the table.
+    is_known: bool,
+}
+
+/// The keys of a query, oldest window row first, then entries in the order of its list.
+#[derive(Clone, Copy)]
+pub struct Keys {
+    /// Whether it is one: no padding, and its slot exists.
+    pub is_live: bool,
+    /// Whether its slot does not exist, or it sees more entries than the launch may attend to.
+    pub is_refused: bool,
+    pub position: u32,
+    /// Window rows, at most 128.
+    window: u32,
+    /// Leading window rows that lie in the ring; the others are the step's own.
+    in_ring: u32,
+    /// First row of the slot's ring, which row of it the oldest key is, and its rows.
+    ring_start: u64,
+    oldest: u32,
+    ring_rows: u32,
+    /// The step's row of the query.
+    token: u32,
+    /// Entries that it attends to, and that it sees.
+    entries: u32,
+    visible: u32,
+    /// Where its list and its request's row of the block table start.
+    list: u64,
+    table: u64,
+}
+
+/// The pointers and sizes that keys are found by: the launch's.
+#[derive(Clone, Copy)]
+pub struct Source<'a>(pub &'a Attend);
+
+impl Keys {
+    /// # Safety
+    /// `query` is one of the launch's; pointers and shapes as in the kernel table.
+    #[inline(always)]
+    pub unsafe fn of<W: Which>(args: &Attend, query: u32) -> Self {
+        let params = args.params;
+        let token = params.first + query;
+        // SAFETY: by this function's own contract.
+        let (slot, position, index) = unsafe {
+            (
+                args.token_slot.load(u64::from(token)),
+                args.token_position.load(u64::from(token)) as u32,
+                args.token_index.load(u64::from(token)) as u32,
+            )
+        };
+        // Rows of the step itself that lie outside the ring: the query's own and those before it.
+        let own = if params.own_rows > 0 { index.wrapping_add(1) } else { 0 };
+        let has_own = params.own_rows == 0 || index <= token && token < params.own_rows;
+        let has_slot = slot >= 0 && (slot as u32) < params.slots;
+        let is_live = has_slot && has_own;
+        let next = position.wrapping_add(1);
+        let window = next.min(WINDOW);
+        let seen = if W::HAS_ENTRIES { next >> params.ratio_log2 } else { 0 };
+        let visible = fault_injection::visible(seen);
+        let slot_row = |rows: u32| if is_live { slot as u64 * u64::from(rows) } else { 0 };
+        let sees_too_many = W::HAS_ENTRIES && !W::IS_LISTED && visible > params.entry_rows;
+        Self {
+            is_live,
+            is_refused: slot >= 0 && (!is_live || sees_too_many),
+            position,
+            window,
+            in_ring: window - window.min(own),
+            ring_start: slot_row(params.ring),
+            oldest: next.wrapping_sub(window) % fault_injection::ring_rows(params.ring),
+            ring_rows: params.ring,
+            token,
+            entries: if W::HAS_ENTRIES { visible.min(params.entry_rows) } else { 0 },
+            visible,
+            list: u64::from(query) * u64::from(params.entry_rows),
+            table: slot_row(params.max_blocks),
+        }
+    }
+
+    /// Tiles of its keys.
+    #[inline(always)]
+    pub const fn tiles(self) -> u32 {
+        (self.window + self.entries).div_ceil(TILE)
+    }
+
+    /// Key `row` of tile `tile`; none past tile `end`.
+    ///
+    /// # Safety
+    /// The pointers have the shapes of the kernel table.
+    #[inline(always)]
+    pub unsafe fn list<W: Which>(
+        self,
+        source: Source<'_>,
+        (tile, row): (u32, u32),
+        end: u32,
+    ) -> Listed {
+        let key = if tile < end { TILE * tile + row } else { u32::MAX };
+        let at = key.wrapping_sub(self.window);
+        if !W::IS_LISTED {
+            return Listed { key, entry: at as i32 };
+        }
+        // Without a branch, from the list's start if need be: nothing waits for the load yet.
+        let at = if at < self.entries { at } else { 0 };
+        // SAFETY: an element of the query's list, which is not empty.
+        Listed { key, entry: unsafe { source.0.selected.load(self.list + u64::from(at)) } }
+    }
+
+    /// Whether a key is an entry that counts, if its block exists.
+    #[inline(always)]
+    fn is_seen(self, listed: Listed) -> bool {
+        listed.key.wrapping_sub(self.window) < self.entries
+            && listed.entry >= 0
+            && listed.entry.cast_unsigned() < self.visible
+    }
+
+    /// The block of a key's entry.
+    ///
+    /// # Safety
+    /// As [`Self::list`].
+    #[inline(always)]
+    pub unsafe fn locate<W: Which>(self, source: Source<'_>, listed: Listed) -> Located {
+        if !W::HAS_ENTRIES {
+            return Located { listed, block: u32::MAX, is_known: false };
+        }
+        let params = source.0.params;
+        let logical = listed.entry.cast_unsigned() >> params.entries_log2;
+        let is_known = self.is_seen(listed) && logical < params.max_blocks;
+        let at = self.table + u64::from(if is_known { logical } else { 0 });
+        // SAFETY: an element of the request's row of the table, which is not empty.
+        let block = unsafe { source.0.table.load(at) }.cast_unsigned();
+        Located { listed, block, is_known }
+    }
+
+    /// The row of a key, if it counts.
+    #[inline(always)]
+    pub fn row<W: Which>(self, source: Source<'_>, located: Located) -> Option<(Planes, u64)> {
+        let args = source.0;
+        let Located { listed: Listed { key, entry }, block, is_known } = located;
+        let ring = Planes { data: args.ring_data, scale: args.ring_scale };
+        if key < self.in_ring {
+            let unwrapped = self.oldest + key;
+            let row =
+                if unwrapped < self.ring_rows { unwrapped } else { unwrapped - self.ring_rows };
+            return Some((ring, self.ring_start + u64::from(row)));
+        }
+        if key < self.window {
+            let own = Planes { data: args.own_data, scale: args.own_scale };
+            return Some((own, u64::from(self.token + 1 + key - self.window)));
+        }
+        // A block of -1 is larger than any number of blocks.
+        if !W::HAS_ENTRIES || !is_known || block >= args.params.num_blocks {
+            return None;
+        }
+        let entries = Planes { data: args.entry_data, scale: args.entry_scale };
+        let within = entry.cast_unsigned() & ((1 << args.params.entries_log2) - 1);
+        Some((entries, (u64::from(block) << args.params.entries_log2) + u64::from(within)))
+    }
+
+    /// Whether a key is listed and cannot be read.
+    #[inline(always)]
+    pub fn is_refused<W: Which>(self, source: Source<'_>, located: Located) -> bool {
+        let Located { listed, block, is_known } = located;
+        let is_entry = listed.key.wrapping_sub(self.window) < self.entries;
+        let is_there = is_known && block < source.0.params.num_blocks;
+        W::HAS_ENTRIES && is_entry && listed.entry != -1 && !is_there
+    }
+}

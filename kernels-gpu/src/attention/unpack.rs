@@ -1,0 +1,146 @@
+//! Keys from their stored rows into BF16 in shared memory.
+//!
+//! Four lanes have a row: of each 64 channels a lane has 16. All loads of a tile are on their way together, a tile
+//! ahead of their use.
+
+use kv_layout::geometry::NOPE_DIM;
+use kv_layout::main_row::{UE8M0_GROUP, data_offset, rope_offset};
+use simt::math::{mul_bf16x2, permute_bytes};
+use simt::shared::Shared;
+use simt::thread;
+use simt::warpgroup::Panels;
+
+use super::memory::{Small, TILE, WORDS};
+use super::source::Planes;
+use crate::fault_injection;
+use crate::row::{F32Row, RowFormat, StoredScales, Ue8m0Row, decode};
+use crate::unroll::{array_from_fn, unroll};
+
+/// Panels of E4M3 channels.
+const CODED: usize = (NOPE_DIM / UE8M0_GROUP) as usize;
+
+/// A row format whose codes can be unpacked 16 at a time.
+pub trait KeyFormat: RowFormat {
+    /// The values of 16 codes of group `group` as BF16, `code * scale` rounded once. A NaN makes all of them NaN:
+    /// every score of the row is one then.
+    fn unpack(codes: [u32; 4], scales: StoredScales, group: usize) -> [[u32; 4]; 2];
+}
+
+/// A BF16 NaN in both halves.
+const NAN: u32 = 0x7FC0_7FC0;
+
+impl KeyFormat for Ue8m0Row {
+    /// The bits of a code, placed in a BF16, stand for 2^-120 times its value.
+    #[inline(always)]
+    fn unpack(codes: [u32; 4], scales: StoredScales, group: usize) -> [[u32; 4]; 2] {
+        /// The scale byte of 2^7, up to which one multiplication is enough.
+        const LARGEST: u32 = 134;
+        let byte = scales[group / 4] >> (8 * (group % 4)) & 0xFF;
+        let pair_of = |exponent: u32| exponent << 7 | exponent << 23;
+        let is_nan = codes.iter().fold(0, |any, word| any | ((word & 0x7F7F_7F7F) + 0x0101_0101));
+        let factor = pair_of(byte.min(LARGEST) + 120);
+        let factor = if is_nan & 0x8080_8080 != 0 { NAN } else { factor };
+        let four = |word: u32| {
+            let two = |selectors: u32| {
+                let spread = permute_bytes(word, 0, selectors);
+                mul_bf16x2(spread & 0x8000_8000 | spread >> 4 & 0x07F0_07F0, factor)
+            };
+            [two(0x1404), two(0x3424)]
+        };
+        let eight = |i: usize| {
+            let ([a, b], [c, d]) = (four(codes[i]), four(codes[i + 1]));
+            [a, b, c, d]
+        };
+        let values = [eight(0), eight(2)];
+        if byte <= LARGEST {
+            return values;
+        }
+        let rest = if byte == 0xFF { NAN } else { pair_of(byte - LARGEST + 127) };
+        values.map(|four| four.map(|pair| mul_bf16x2(pair, rest)))
+    }
+}
+
+impl KeyFormat for F32Row {
+    #[inline(always)]
+    fn unpack(codes: [u32; 4], scales: StoredScales, _group: usize) -> [[u32; 4]; 2] {
+        let scale = f32::from_bits(scales[0]);
+        [decode([codes[0], codes[1]], scale), decode([codes[2], codes[3]], scale)]
+    }
+}
+
+/// A lane's share of a tile as it was loaded: of each of the first seven panels 16 codes, of the last 16 BF16.
+#[derive(Clone, Copy)]
+pub struct RawKeys {
+    codes: [[u32; 4]; CODED],
+    rotary: [[u32; 4]; 2],
+    scales: StoredScales,
+    counts: bool,
+}
+
+impl RawKeys {
+    /// Starts the loads of the lane's share; zeros if there is no row.
+    ///
+    /// # Safety
+    /// The planes hold the row.
+    #[inline(always)]
+    pub unsafe fn load<F: KeyFormat>(place: Option<(Planes, u64)>) -> Self {
+        let Some((planes, row)) = place else {
+            let (codes, rotary) = ([[0; 4]; CODED], [[0; 4]; 2]);
+            return Self { codes, rotary, scales: [0; 2], counts: false };
+        };
+        let quarter = thread::lane_id() % 4;
+        let data = planes.data;
+        // SAFETY: 16 bytes each inside the row, whose address is a multiple of 64.
+        unsafe {
+            let code = |group: usize| {
+                data.load_u32x4(
+                    data_offset(row) + u64::from(UE8M0_GROUP * group as u32 + 16 * quarter),
+                )
+            };
+            let eighth = |i: usize| {
+                let eighth = fault_injection::rotary_eighth(2 * quarter + i as u32);
+                data.load_u32x4(rope_offset(row) + u64::from(16 * eighth))
+            };
+            Self {
+                codes: array_from_fn(code),
+                rotary: [eighth(0), eighth(1)],
+                scales: F::load_scales(planes.scale, row),
+                counts: true,
+            }
+        }
+    }
+
+    /// Writes the lane's share of panels `FROM..TO` as BF16 into row `row` of the keys of tile `tile`; with the first
+    /// panel also whether the row counts.
+    ///
+    /// # Safety
+    /// No thread reads the keys, or the tile's words in `small`, without a barrier between.
+    #[inline(always)]
+    pub unsafe fn unpack<F: KeyFormat, const FROM: usize, const TO: usize>(
+        &self,
+        keys: Panels<WORDS>,
+        (small, tile, row): (Small, u32, u32),
+    ) {
+        let quarter = thread::lane_id() % 4;
+        // SAFETY: the block's shared memory; each word by one thread.
+        unsafe {
+            let memory = Shared::<u32, WORDS>::at(0);
+            let store = |panel: usize, [low, high]: [[u32; 4]; 2]| {
+                let panel = keys.panel(panel as u32);
+                memory.store_u32x4(panel.word(2 * quarter, row), low);
+                memory.store_u32x4(panel.word(2 * quarter + 1, row), high);
+            };
+            unroll::<CODED>(|group| {
+                if (FROM..TO).contains(&group) {
+                    store(group, F::unpack(self.codes[group], self.scales, group));
+                }
+            });
+            if (FROM..TO).contains(&CODED) {
+                store(CODED, self.rotary);
+            }
+            if FROM == 0 && quarter == 0 {
+                small.counts.store(tile % 2 * TILE + row, u32::from(self.counts).wrapping_neg());
+            }
+        }
+    }
+}

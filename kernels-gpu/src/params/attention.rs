@@ -1,0 +1,34 @@
+//! Scalars of attention.
+
+use super::{Parameters, Pod, Zeroable};
+
+parameters! {
+    /// Scalars of `attend_*`.
+    AttendParams {
+        /// The first query token of the launch.
+        first,
+        /// Query tokens that the launch covers, from `first` on.
+        tokens,
+        /// Heads of a query.
+        heads,
+        /// The same if the log-sum-exp is asked for, else 0.
+        lse_heads,
+        /// Rows of one request's ring.
+        ring,
+        /// Request slots of the ring planes and the block table; a slot beyond them is a fault, not a read.
+        slots,
+        /// The step's own rows, if they are not in the ring yet, else 0.
+        own_rows,
+        /// Most entries that a query attends to: its list's length, or the most that a query may see. 0 in a layer
+        /// without entries.
+        entry_rows,
+        /// log2 of the tokens of an entry.
+        ratio_log2,
+        /// log2 of the entries of a block.
+        entries_log2,
+        /// Blocks in a row of the block table.
+        max_blocks,
+        /// Blocks of the entry planes; one beyond them is a fault, not a read. 0 in a layer without entries.
+        num_blocks,
+    }
+}

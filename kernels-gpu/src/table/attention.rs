@@ -1,0 +1,69 @@
+//! Attention over the rows of the cache.
+
+/// Adds its rows and hands all to `$next`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! attention_rows {
+    ([$next:ident $($rest:tt)*] { $($done:tt)* }) => {
+        $crate::$next! { [$($rest)*] { $($done)*
+            Attend<AttendKernel> |p, f|
+            "Attends to window rows and entries where they lie, one softmax over both and a sink; \
+             rotary channels of the result are turned back."
+            (
+                /// `[tokens, heads, 512]` BF16, after norm and RoPE.
+                query: const u16 align 16 [p.tokens, p.heads, HEAD_DIM],
+                /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
+                sinks: const f32 [p.heads],
+                /// `[32]` f32, the layer's rotary frequencies.
+                frequencies: const f32 [ROPE_DIM / 2],
+                /// `[step]` absolute position of each query.
+                token_position: const i32 [end(p.first, p.tokens)],
+                /// `[step]` slot of each query's request; -1 = padding.
+                token_slot: const i32 [end(p.first, p.tokens)],
+                /// `[step]` tokens of the same request that precede the query in the step.
+                token_index: const i32 [end(p.first, p.tokens)],
+                /// `[slots * ring, 576]` u8, the data plane of the window.
+                ring_data: const u8 align 16 [p.slots, p.ring, DATA_BYTES],
+                /// `[slots * ring, scale_bytes]` u8, the scale plane of the window.
+                ring_scale: const u8 align 8 [p.slots, p.ring, f.format.scale_bytes() as u32],
+                /// `[own_rows, 576]` u8, the step's own rows, quantised, if they are not in the ring.
+                own_data: const u8 align 16 [p.own_rows, DATA_BYTES],
+                /// `[own_rows, scale_bytes]` u8, their scales.
+                own_scale: const u8 align 8 [p.own_rows, f.format.scale_bytes() as u32],
+                /// `[tokens, entry_rows]` entries of the query's request; -1 = none.
+                selected: const i32 [p.tokens, if f.keys == AttendedKeys::List { p.entry_rows } else { 0 }],
+                /// `[slots, max_blocks]` block of the planes for each block of a request; -1 = none.
+                table: const i32 [p.slots, p.max_blocks],
+                /// `[num_blocks * entries_per_block, 576]` u8, the data plane of the entries.
+                entry_data: const u8 align 16 [p.num_blocks, 1 << p.entries_log2, DATA_BYTES],
+                /// `[num_blocks * entries_per_block, scale_bytes]` u8, the scale plane of the entries.
+                entry_scale: const u8 align 8 [p.num_blocks, 1 << p.entries_log2, f.format.scale_bytes() as u32],
+                /// `[tokens, heads, 512]` BF16; padding untouched.
+                out: mut u16 align 16 [p.tokens, p.heads, HEAD_DIM],
+                /// `[tokens, lse_heads]` f32: natural logarithm of the softmax's denominator, the sink included; padding
+                /// untouched.
+                lse: mut f32 [p.tokens, p.lse_heads],
+                /// `[1]` count of slots out of range, of queries that see more entries than `entry_rows` without a list,
+                /// and of entries that the query does not see or whose block is missing.
+                faults: mut u32 [1];
+                AttendParams
+            )
+            { block: attention::BLOCK, min_blocks: 1, shared: attention::SHARED_BYTES, min_sm: 90, cluster: f.keys.blocks(),
+              grid: [p.tokens.saturating_mul(f.keys.blocks()), p.heads.div_ceil(attention::HEADS)] }
+            bodies {
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::Window }] =>
+                    attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::List }] =>
+                    attend_list_ue8m0: attention::attend::<row::Ue8m0Row, attention::List>,
+                [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::All }] =>
+                    attend_all_ue8m0: attention::attend::<row::Ue8m0Row, attention::All>,
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::Window }] =>
+                    attend_window_f32: attention::attend::<row::F32Row, attention::Window>,
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::List }] =>
+                    attend_list_f32: attention::attend::<row::F32Row, attention::List>,
+                [AttendKernel { format: MainFormat::F32, keys: AttendedKeys::All }] =>
+                    attend_all_f32: attention::attend::<row::F32Row, attention::All>,
+            }
+        } }
+    };
+}

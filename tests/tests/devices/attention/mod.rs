@@ -1,0 +1,4 @@
+//! Attention over the rows of the cache.
+
+pub mod decode;
+mod layer;
