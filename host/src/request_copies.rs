@@ -107,13 +107,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`ResumeRefused`] with [`KvError::ForeignSuspended`].
     pub fn discard(&mut self, suspended: Suspended) -> Result<(), ResumeRefused> {
-        let mut ledger = self.core().ledger();
-        if let Err(error) = ledger.check_suspended(&suspended) {
-            return Err(ResumeRefused::new(suspended, error));
-        }
         let image = suspended.image;
-        ledger.discard_suspended(suspended);
-        drop(ledger);
+        self.core().ledger().discard(suspended)?;
         self.poison_slot(image);
         Ok(())
     }

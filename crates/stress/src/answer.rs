@@ -51,5 +51,25 @@ impl Report {
     }
 }
 
+/// What a ledger counts, between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks that nobody has.
+    pub free: u32,
+    /// Blocks of the prefix tree.
+    pub tree: u32,
+    /// Those of them that nobody refers to.
+    pub evictable: u32,
+    /// Checkpoints that nobody has.
+    pub free_checkpoints: u32,
+    /// Checkpoints of the prefix tree.
+    pub tree_checkpoints: u32,
+    /// Blocks that were evicted so far.
+    pub evicted: u64,
+}
+
+/// A lease as its holder sees it: tokens and bytes.
+pub type Pinned = (u32, u64);
+
 /// Token ids for commits to tell.
 pub const TOKEN_IDS: [u32; 1024] = [7; 1024];

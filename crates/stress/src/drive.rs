@@ -1,6 +1,7 @@
 //! Does what a script says to a subject and to the model, and compares them after every operation.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use dsv4_kv::{KvError, LayerGroup};
 use serde::Serialize;
@@ -29,12 +30,14 @@ pub struct Run<S> {
     /// What happened so far.
     pub counts: Counts,
     ops: u64,
+    /// Whether the last operation was refused.
+    refused: bool,
 }
 
 impl<S: Subject> Run<S> {
     /// An empty cache and its model.
     pub fn new(subject: S, model: Model) -> Self {
-        Self { subject, model, counts: Counts::new(), ops: 0 }
+        Self { subject, model, counts: Counts::new(), ops: 0, refused: false }
     }
 
     /// The model.
@@ -61,7 +64,9 @@ impl<S: Subject> Run<S> {
         self.ops += 1;
         let result = self
             .judge(op)
+            .and_then(|()| self.settle())
             .and_then(|()| self.conserve())
+            .and_then(|()| self.conserve_shared())
             .and_then(|()| self.subject.check_bytes(&self.model, turn));
         result.map_err(|what| Divergence { op: turn, what })
     }
@@ -73,8 +78,16 @@ impl<S: Subject> Run<S> {
     pub fn drain(&mut self) -> Result<(), Divergence> {
         let names: Vec<_> = self.model.live().map(|(_, request)| request.name).collect();
         names.into_iter().try_for_each(|name| self.apply(&Op::Release(name)))?;
+        let mut kept = 0;
+        if self.model.shares() {
+            let names: Vec<_> = self.model.suspended().collect();
+            names.into_iter().try_for_each(|name| self.apply(&Op::Discard(name)))?;
+            self.apply(&Op::Expire(u64::MAX))?;
+            // What nobody refers to stays in the tree until room is needed.
+            kept = self.subject.reuse().map_or(0, |reuse| reuse.counts().evictable);
+        }
         let (idle, total) = (self.subject.counts(), self.model.config().num_blocks);
-        if idle == (total, 0) {
+        if idle == (total - kept, 0) {
             return Ok(());
         }
         let what = format!("an idle cache counts {idle:?} free blocks and requests of {total}");
@@ -82,6 +95,7 @@ impl<S: Subject> Run<S> {
     }
 
     fn judge(&mut self, op: &Op) -> Result<(), String> {
+        self.refused = false;
         match op {
             Op::Admit(name) => {
                 let got = self.subject.admit();
@@ -101,9 +115,87 @@ impl<S: Subject> Run<S> {
             Op::Step(step) => {
                 let report = self.subject.step(&self.model, step);
                 self.count_step(step, &report);
+                self.refused = report.begun.is_err();
                 self.model.stepped(step, &report, S::HAS_LAYERS)
             }
+            _ => self.judge_reuse(op),
         }
+    }
+
+    /// The same of operations on what requests share.
+    fn judge_reuse(&mut self, op: &Op) -> Result<(), String> {
+        let Self { subject, model, .. } = self;
+        let reuse = subject.reuse().filter(|_| model.shares());
+        let reuse = reuse.ok_or("requests share nothing here")?;
+        let (what, refused, result) = match op {
+            Op::AdmitWith { request, text } => {
+                let got = reuse.admit_with(text);
+                let reused = got.as_ref().map_or(0, |admission| admission.reused);
+                let refused = answer_name(&got);
+                let result = model.admitted_with(*request, text, got);
+                self.add("tokens reused", reused.into());
+                ("admit with a prompt", refused, result)
+            }
+            Op::Fork { of, request, answer } => {
+                let got = reuse.fork(model.handle(*of));
+                let refused = answer_name(&got);
+                let blocks = got.as_ref().ok().and_then(|&id| subject.blocks(id));
+                ("fork", refused, model.forked((*of, *request), *answer, got, blocks))
+            }
+            Op::Suspend(name) => {
+                let got = reuse.suspend(*name, model.handle(*name));
+                ("suspend", answer_name(&got), model.was_suspended(*name, got))
+            }
+            Op::Resume(name) => {
+                let got = reuse.resume(*name);
+                let refused = got.as_ref().map_or(Some("NoSuchName".into()), refusal);
+                ("resume", refused, model.resumed(*name, got))
+            }
+            Op::Discard(name) => ("discard", None, model.discarded(*name, reuse.discard(*name))),
+            Op::Pin { lease, text, until } => {
+                let until = Duration::from_secs(*until);
+                let got = reuse.pin(*lease, text, until);
+                let refused = refusal(&got.map_err(|error| format!("{error:?}")));
+                ("pin", refused, model.pinned(*lease, (text, until), got))
+            }
+            Op::Unpin(name) => ("unpin", None, model.unpinned(*name, reuse.unpin(*name))),
+            Op::Expire(now) => {
+                let now = Duration::from_secs(*now);
+                ("expire", None, model.expired(now, reuse.expire(now)))
+            }
+            Op::Admit(_) | Op::Release(_) | Op::RewindDraft { .. } | Op::Step(_) => return Ok(()),
+        };
+        self.refused = refused.is_some();
+        self.count(what, &refused);
+        result
+    }
+
+    /// Which blocks became the prefix tree's.
+    fn settle(&mut self) -> Result<(), String> {
+        let Self { subject, model, .. } = self;
+        match subject.reuse().filter(|_| model.shares()) {
+            Some(reuse) => model.settle(&|id| reuse.own_blocks(id)),
+            None => Ok(()),
+        }
+    }
+
+    /// What requests share is conserved, too.
+    fn conserve_shared(&mut self) -> Result<(), String> {
+        let Self { subject, model, .. } = self;
+        let Some(reuse) = subject.reuse().filter(|_| model.shares()) else { return Ok(()) };
+        for (id, request) in model.live() {
+            let got = reuse.own_blocks(id).unwrap_or_default();
+            let want: Vec<_> =
+                (0..request.blocks.len() as u32).map(|at| request.is_own(at)).collect();
+            if got != want {
+                return Err(format!("{id} has {got:?} of its blocks alone, should have {want:?}"));
+            }
+        }
+        let counts = reuse.counts();
+        model.conserved(counts, self.refused)?;
+        reuse.audit()?;
+        self.counts.insert("blocks evicted".to_owned(), counts.evicted);
+        Ok(())
     }
 
     /// Counts what came of a step.
@@ -154,14 +246,15 @@ impl<S: Subject> Run<S> {
                     return Err(format!("{id} has {got:?} {group} tokens, should have {want}"));
                 }
             }
-            for block in blocks {
+            let own = (0..).zip(blocks).filter(|&(at, _)| request.is_own(at));
+            for (_, block) in own {
                 if std::mem::replace(&mut owned[block.0 as usize], true) {
                     return Err(format!("{block:?} has two owners"));
                 }
                 held += 1;
             }
         }
-        if free + held == total {
+        if self.model.shares() || free + held == total {
             Ok(())
         } else {
             Err(format!("{free} blocks are free and {held} held of {total}"))

@@ -1,5 +1,7 @@
 //! Random caches and random operations: mostly what a server does, sometimes what it must not.
 
+pub mod reuse;
+
 use dsv4_kv::{Bucket, CacheConfig, LayerGroup};
 use kv_layout::config::ModelConfig;
 use kv_layout::geometry::LayerKind;
@@ -82,7 +84,11 @@ impl Generator {
 
     /// The next operation, given where the last ones led.
     pub fn next(&mut self, model: &Model) -> Op {
+        if model.shares() && self.random.random_ratio(1, 4) {
+            return self.reuse(model);
+        }
         match self.random.random_range(0..100) {
+            0..12 if model.shares() => self.admit_with(),
             0..12 => self.admit(),
             12..22 => self.release(model),
             22..30 => self.rewind(model),
@@ -263,7 +269,8 @@ impl Generator {
             Manners::Any if self.random.random_ratio(1, 3) => tokens - back,
             Manners::Any => tokens,
         };
-        let told = if self.random.random_ratio(1, 4) { accepted } else { 0 };
+        let (of, all) = if model.shares() { (31, 32) } else { (1, 4) };
+        let told = if self.random.random_ratio(of, all) { accepted } else { 0 };
         Accept { request, accepted, told }
     }
 

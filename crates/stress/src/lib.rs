@@ -10,6 +10,7 @@
 //! | [`subject`] | what is put to the test |
 //! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it |
 //! | [`library`] | what its requests say |
+//! | [`reuse`], [`text`] | the same where prefixes are shared, and what requests say there |
 //! | [`drive`] | both side by side |
 //! | [`shrink`] | a failing script made short |
 
@@ -22,9 +23,11 @@ pub mod generate;
 pub mod library;
 pub mod model;
 pub mod op;
+pub mod reuse;
 mod run;
 pub mod shrink;
 pub mod subject;
+pub mod text;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

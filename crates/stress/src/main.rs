@@ -13,7 +13,8 @@ use clap::{Parser, ValueEnum};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv_stress::cache::Cache;
 use dsv4_kv_stress::drive::Counts;
-use dsv4_kv_stress::generate::{Manners, config, kernel_config};
+use dsv4_kv_stress::generate::reuse::ledger_config;
+use dsv4_kv_stress::generate::{Manners, kernel_config};
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::op::Script;
 use dsv4_kv_stress::subject::LedgerOnly;
@@ -142,7 +143,7 @@ fn run_seeds(options: &Options, seeds: Range<u64>) -> Result<Vec<Ran>> {
 }
 
 fn ledger_alone(options: &Options, seed: u64) -> Ran {
-    let config = config(seed);
+    let config = ledger_config(seed);
     let new = || LedgerOnly::new(&config).expect("a valid configuration");
     stress(seed, options.ops, Manners::Any, &config, new)
 }

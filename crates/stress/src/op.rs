@@ -4,6 +4,8 @@
 use dsv4_kv::{Bucket, CacheConfig, LayerGroup};
 use serde::{Deserialize, Serialize};
 
+use super::text::Text;
+
 /// The name of a request: the number that its [`Op::Admit`] carries.
 pub type Name = u32;
 
@@ -25,6 +27,41 @@ pub enum Op {
         /// Tokens that stay final.
         committed: u32,
     },
+    /// Admit a request with its prompt.
+    AdmitWith {
+        /// The name that it gets.
+        request: Name,
+        /// What it says.
+        text: Text,
+    },
+    /// Admit a copy of a request.
+    Fork {
+        /// The request that is copied.
+        of: Name,
+        /// The name of the copy.
+        request: Name,
+        /// The token that the copy goes on with.
+        answer: u32,
+    },
+    /// Take a request out of its slot.
+    Suspend(Name),
+    /// Let a suspended request go on.
+    Resume(Name),
+    /// End a suspended request.
+    Discard(Name),
+    /// Pin a prompt until a time in seconds.
+    Pin {
+        /// The name of the lease.
+        lease: Name,
+        /// The prompt.
+        text: Text,
+        /// When it ends.
+        until: u64,
+    },
+    /// End a lease.
+    Unpin(Name),
+    /// End the leases whose time is before so many seconds.
+    Expire(u64),
 }
 
 /// A step of one layer group, from its begin to its end.

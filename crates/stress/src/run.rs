@@ -12,7 +12,7 @@ use super::gathered::{Gathered, Watch};
 use super::library::Library;
 use super::model::Model;
 use super::op::{self, Layers};
-use super::subject::accepted;
+use super::subject::{accepted, token_ids};
 use dsv4_kv_tests::fed::{Inputs, Part};
 use dsv4_kv_tests::inputs::download;
 
@@ -63,7 +63,8 @@ impl<B: Backend> Runner<'_, B> {
             if turn == 1 {
                 trouble = trouble.and(self.finish(&mut open));
             }
-            match open.commit(&accepted(self.model, commit)) {
+            let ids = token_ids(self.model, commit);
+            match open.commit(&accepted(self.model, commit, &ids)) {
                 Ok(()) => {
                     report.commits.push(Ok(()));
                     return (report, trouble);

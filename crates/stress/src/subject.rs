@@ -1,18 +1,46 @@
 //! What is put to the test: something that answers like a cache.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use dsv4_kv::ledger::Written;
-use dsv4_kv::{Accepted, BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId};
+use dsv4_kv::reuse::{Lease, PinRefused};
+use dsv4_kv::{
+    Accepted, Admission, BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId, Suspended,
+};
 
-use super::answer::{Report, TOKEN_IDS, answer};
+use super::answer::{Answer, Counts, Pinned, Report, TOKEN_IDS, answer};
 use super::model::Model;
-use super::op::{Accept, Step};
+use super::op::{Accept, Name, Step};
+use super::reuse::Reuse;
+use super::text::Text;
 
-/// What a commit names.
-pub(super) fn accepted(model: &Model, commit: &[Accept]) -> Vec<Accepted<'static>> {
-    let one = |accept: &Accept| Accepted {
+/// What a commit names; `ids` are the token ids that each part tells.
+pub(super) fn accepted<'t>(
+    model: &Model,
+    commit: &[Accept],
+    ids: &'t [Cow<'static, [u32]>],
+) -> Vec<Accepted<'t>> {
+    let one = |(accept, tokens): (&Accept, &'t Cow<'static, [u32]>)| Accepted {
         id: model.handle(accept.request),
         accepted: accept.accepted,
-        tokens: &TOKEN_IDS[..(accept.told as usize).min(TOKEN_IDS.len())],
+        tokens,
+    };
+    commit.iter().zip(ids).map(one).collect()
+}
+
+/// The token ids that a commit tells: of a request that shares the ones of its text, else any.
+pub(super) fn token_ids(model: &Model, commit: &[Accept]) -> Vec<Cow<'static, [u32]>> {
+    let one = |accept: &Accept| {
+        let told = accept.told.min(TOKEN_IDS.len() as u32);
+        match model.named(accept.request).and_then(|request| Some((request, request.text()?))) {
+            Some((request, text)) if told > 0 => {
+                let start = request.group(LayerGroup::Trunk).tokens;
+                Cow::Owned(text.tokens(start..start + told))
+            }
+            _ => Cow::Borrowed(&TOKEN_IDS[..told as usize]),
+        }
     };
     commit.iter().map(one).collect()
 }
@@ -52,6 +80,11 @@ pub trait Subject {
     /// Blocks that are free, and requests that are admitted, as the subject counts them.
     fn counts(&self) -> (u32, u32);
 
+    /// The same where it shares prefixes; `None` if it does not.
+    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
+        None
+    }
+
     /// Compares bytes with the model's; `turn` chooses which.
     ///
     /// # Errors
@@ -68,6 +101,10 @@ pub struct LedgerOnly {
     pub ledger: Ledger,
     /// StepMeta, by [`LayerGroup::index`].
     pub arrays: [Vec<i32>; 2],
+    /// Requests that are suspended.
+    pub suspended: BTreeMap<Name, Suspended>,
+    /// Leases that were not ended; some may have by themselves.
+    pub leases: BTreeMap<Name, Lease>,
 }
 
 impl LedgerOnly {
@@ -78,7 +115,7 @@ impl LedgerOnly {
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(config)?;
         let arrays = LayerGroup::ALL.map(|_| vec![0; ledger.largest_layout().elements()]);
-        Ok(Self { ledger, arrays })
+        Ok(Self { ledger, arrays, suspended: BTreeMap::new(), leases: BTreeMap::new() })
     }
 }
 
@@ -99,7 +136,7 @@ impl Subject for LedgerOnly {
 
     fn step(&mut self, model: &Model, step: &Step) -> Report {
         let (group, requests) = (step.group, model.requests_of(step));
-        let Self { ledger, arrays } = self;
+        let Self { ledger, arrays, .. } = self;
         let begun = ledger.begin_step(group, &requests, &mut arrays[group.index()]);
         let array = Some(arrays[group.index()].clone());
         let plan = match begun {
@@ -115,7 +152,10 @@ impl Subject for LedgerOnly {
         let meanwhile = step.meanwhile().map(|other| Box::new(self.step(model, other)));
         report.meanwhile = meanwhile;
         for commit in &step.commits {
-            let result = self.ledger.commit_step(group, &accepted(model, commit));
+            let result = {
+                let ids = token_ids(model, commit);
+                self.ledger.commit_step(group, &accepted(model, commit, &ids))
+            };
             report.commits.push(answer(result));
             if report.commits.last().is_some_and(Result::is_ok) {
                 return report;
@@ -136,5 +176,85 @@ impl Subject for LedgerOnly {
 
     fn counts(&self) -> (u32, u32) {
         (self.ledger.free_blocks(), self.ledger.live_requests())
+    }
+
+    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
+        Some(self)
+    }
+}
+
+/// Calls `with` with the prompt of a text.
+fn told<T>(text: &Text, with: impl FnOnce(&dsv4_kv::Prompt<'_>) -> T) -> T {
+    let tokens = text.tokens(0..text.prompt_tokens());
+    with(&Text::prompt(&tokens, &[text.salt]))
+}
+
+impl Reuse for LedgerOnly {
+    fn admit_with(&mut self, text: &Text) -> Result<Admission, KvError> {
+        told(text, |prompt| self.ledger.admit_with(prompt))
+    }
+
+    fn fork(&mut self, of: RequestId) -> Result<RequestId, KvError> {
+        self.ledger.fork(of)
+    }
+
+    fn suspend(&mut self, name: Name, id: RequestId) -> Result<(), KvError> {
+        let suspended = self.ledger.suspend(id)?;
+        self.suspended.insert(name, suspended);
+        Ok(())
+    }
+
+    fn resume(&mut self, name: Name) -> Option<Answer<RequestId>> {
+        let suspended = self.suspended.remove(&name)?;
+        Some(self.ledger.resume(suspended).map_err(|refused| {
+            let text = format!("{:?}", refused.error());
+            self.suspended.insert(name, refused.into_suspended());
+            text
+        }))
+    }
+
+    fn discard(&mut self, name: Name) -> bool {
+        let suspended = self.suspended.remove(&name);
+        suspended.is_some_and(|suspended| self.ledger.discard(suspended).is_ok())
+    }
+
+    fn pin(&mut self, lease: Name, text: &Text, until: Duration) -> Result<Pinned, PinRefused> {
+        let pinned = told(text, |prompt| self.ledger.pin(prompt, until))?;
+        let what = (pinned.tokens(), pinned.bytes());
+        self.leases.insert(lease, pinned);
+        Ok(what)
+    }
+
+    fn unpin(&mut self, lease: Name) -> bool {
+        let lease = self.leases.remove(&lease);
+        lease.is_some_and(|lease| self.ledger.unpin(lease))
+    }
+
+    fn expire(&mut self, now: Duration) -> usize {
+        self.ledger.expire(now)
+    }
+
+    fn own_blocks(&self, id: RequestId) -> Option<Vec<bool>> {
+        self.ledger.own_blocks(id).ok().map(Iterator::collect)
+    }
+
+    fn counts(&self) -> Counts {
+        counts(&self.ledger)
+    }
+
+    fn audit(&self) -> Result<(), String> {
+        self.ledger.audit()
+    }
+}
+
+fn counts(ledger: &Ledger) -> Counts {
+    let tree = ledger.tree_counts();
+    Counts {
+        free: ledger.free_blocks(),
+        tree: tree.blocks,
+        evictable: tree.evictable_blocks,
+        free_checkpoints: ledger.free_checkpoints(),
+        tree_checkpoints: tree.checkpoints,
+        evicted: ledger.reuse_stats().evicted_blocks,
     }
 }

@@ -21,6 +21,17 @@ pub(crate) struct Fork {
 }
 
 impl Ledger {
+    /// Admits a request that is a copy of another: both share the blocks that no step writes any more. Of a ledger without
+    /// device memory; a cache's is [`KvCacheManager::fork`](crate::KvCacheManager::fork).
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`], [`KvError::NoFreeSlot`],
+    /// [`KvError::OutOfBlocks`]. Nothing has changed then.
+    pub fn fork(&mut self, of: RequestId) -> Result<RequestId, KvError> {
+        let fork = self.begin_fork(of)?;
+        Ok(self.enter_fork(fork))
+    }
+
     /// Admits a request that is to become a copy of `of`, and takes a block for the one that both would write.
     ///
     /// # Errors

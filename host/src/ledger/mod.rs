@@ -218,6 +218,18 @@ impl Ledger {
         self.request(id).map(|request| request.blocks.iter().map(Held::id))
     }
 
+    /// Whether a request alone has each of its blocks, in the order of its tokens. Others belong to the prefix tree, or
+    /// to requests that began as copies of each other.
+    ///
+    /// # Errors
+    /// As [`Self::committed`].
+    pub fn own_blocks(
+        &self,
+        id: RequestId,
+    ) -> Result<impl ExactSizeIterator<Item = bool>, KvError> {
+        self.request(id).map(|request| request.blocks.iter().map(Held::is_own))
+    }
+
     /// Blocks that are free.
     #[must_use]
     pub fn free_blocks(&self) -> u32 {

@@ -3,9 +3,46 @@
 use super::{Ledger, give_up};
 use crate::error::KvError;
 use crate::ids::{RequestId, SlotId};
-use crate::suspended::Suspended;
+use crate::suspended::{ResumeRefused, Suspended};
 
 impl Ledger {
+    /// Takes a request out of its slot; it keeps its blocks, and its id ends. Of a ledger without device memory, as are
+    /// [`Self::resume`] and [`Self::discard`]; a cache's is [`KvCacheManager::suspend`](crate::KvCacheManager::suspend).
+    ///
+    /// # Errors
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
+    /// [`KvError::NoRoomToSuspend`]. Nothing has changed then.
+    pub fn suspend(&mut self, id: RequestId) -> Result<Suspended, KvError> {
+        let image = self.take_image(id)?;
+        self.detach(id, image)
+    }
+
+    /// Lets a suspended request go on, in a slot that is free, under a new id.
+    ///
+    /// # Errors
+    /// [`ResumeRefused`], which holds the request, unchanged: [`KvError::ForeignSuspended`], [`KvError::NoFreeSlot`].
+    pub fn resume(&mut self, suspended: Suspended) -> Result<RequestId, ResumeRefused> {
+        match self.check_suspended(&suspended).and_then(|()| self.admit()) {
+            Ok(id) => {
+                self.attach(id, suspended);
+                Ok(id)
+            }
+            Err(error) => Err(ResumeRefused::new(suspended, error)),
+        }
+    }
+
+    /// Ends a suspended request and frees what it held.
+    ///
+    /// # Errors
+    /// [`ResumeRefused`] with [`KvError::ForeignSuspended`].
+    pub fn discard(&mut self, suspended: Suspended) -> Result<(), ResumeRefused> {
+        if let Err(error) = self.check_suspended(&suspended) {
+            return Err(ResumeRefused::new(suspended, error));
+        }
+        self.discard_suspended(suspended);
+        Ok(())
+    }
+
     /// A slot for the copy of a request's state.
     ///
     /// # Errors

@@ -6,65 +6,31 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `mod.rs` | requests: admission, release, rewinding |
+//! | `admissions.rs` | admissions with a prompt, forks, suspended requests, leases |
+//! | `request.rs` | a request |
+//! | `sharing.rs`, `reuse.rs` | what requests share |
 //! | `refusals.rs` | which steps and commits are refused, and why |
 //! | `step.rs` | a step from its begin to its end |
 //! | `step_meta.rs` | StepMeta and the device's block table |
 
+mod admissions;
 mod refusals;
+mod request;
+mod reuse;
+mod sharing;
 mod step;
 mod step_meta;
 
 use std::collections::{BTreeMap, HashMap};
 
-use dsv4_kv::step_meta::{NONE, StepLayout};
-use dsv4_kv::{BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId, SlotId, StepRequest};
+use dsv4_kv::step_meta::NONE;
+use dsv4_kv::{CacheConfig, KvError, LayerGroup, Ledger, RequestId, SlotId, StepRequest};
 use kv_layout::geometry::LayerKind;
 
 use super::answer::{Answer, answer};
 use super::op::{Name, Part, Step};
-
-/// A request as the model sees it.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Its name in the script.
-    pub name: Name,
-    /// Its blocks, oldest first.
-    pub blocks: Vec<BlockId>,
-    groups: [Progress; 2],
-}
-
-/// A request in one layer group.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Progress {
-    /// Final tokens.
-    pub tokens: u32,
-    /// One past the last position that was ever written.
-    pub written_to: u32,
-    /// Leading tokens that are of its own story.
-    pub genuine: u32,
-}
-
-impl Progress {
-    /// Whether all final tokens are of its own story; else its bytes are nobody's business.
-    #[must_use]
-    pub fn is_known(self) -> bool {
-        self.tokens <= self.genuine
-    }
-
-    /// Whether what is left at token `at` is whole: at most `most` positions are taken back.
-    #[must_use]
-    pub fn is_whole_at(self, at: u32, most: u32) -> bool {
-        self.written_to <= at + most
-    }
-}
-
-impl Request {
-    /// How far it is in a layer group.
-    #[must_use]
-    pub fn group(&self, group: LayerGroup) -> Progress {
-        self.groups[group.index()]
-    }
-}
+pub use request::{Progress, Request};
+use sharing::Sharing;
 
 /// One request's part of a step that is open.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +61,7 @@ pub struct Model {
     table: Vec<i32>,
     /// StepMeta as the last step of each group left it.
     arrays: [Vec<i32>; 2],
+    sharing: Sharing,
 }
 
 impl Model {
@@ -104,19 +71,20 @@ impl Model {
     /// If the configuration is out of range.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
-        let layout = StepLayout::largest(config.max_step_tokens, config.max_requests);
+        let mut other = Ledger::new(config).expect("a valid configuration");
+        let layout = other.largest_layout();
         let blocks = config.max_context.div_ceil(128);
-        let stranger = Ledger::new(config).and_then(|mut other| other.admit());
         Self {
             ring: 128 + config.max_draft,
             has_entries: config.model.layers.iter().any(|&kind| kind != LayerKind::Swa),
             names: HashMap::new(),
             live: BTreeMap::new(),
             generations: HashMap::new(),
-            stranger: stranger.expect("a valid configuration with a slot"),
+            stranger: other.admit().expect("a slot"),
             open: [None, None],
             table: vec![NONE; (config.max_requests * blocks) as usize],
             arrays: LayerGroup::ALL.map(|_| vec![0; layout.elements()]),
+            sharing: Sharing::default(),
             config: config.clone(),
         }
     }
@@ -174,11 +142,23 @@ impl Model {
     /// # Errors
     /// What is wrong with it.
     pub fn admitted(&mut self, name: Name, got: Result<RequestId, KvError>) -> Result<(), String> {
-        if self.live.len() as u32 == self.config.max_requests {
-            let want = KvError::NoFreeSlot { slots: self.config.max_requests };
-            return same(&answer(got), &answer(Err(want))).map(drop);
+        self.entered(&answer(got), None, Request::new(name)).map(drop)
+    }
+
+    /// The request got a slot that nobody had, or was refused because none was free, or for the reason that is given; whether
+    /// it is there.
+    fn entered(
+        &mut self,
+        got: &Answer<RequestId>,
+        refusal: Option<KvError>,
+        request: Request,
+    ) -> Result<bool, String> {
+        let is_full = self.live.len() as u32 == self.config.max_requests;
+        let full = is_full.then_some(KvError::NoFreeSlot { slots: self.config.max_requests });
+        if let Some(want) = refusal.or(full) {
+            return same(got, &answer(Err(want)));
         }
-        let id = got.map_err(|error| format!("admission refused with a slot free: {error}"))?;
+        let id = *got.as_ref().map_err(|error| format!("refused with a slot free: {error}"))?;
         let slot = id.slot();
         if slot.0 >= self.config.max_requests {
             return Err(format!("{id} is not a slot of the cache"));
@@ -190,10 +170,9 @@ impl Model {
         if last.is_some_and(|last| last >= id.generation()) {
             return Err(format!("{id} was given before"));
         }
-        let groups = [Progress::default(); 2];
-        self.live.insert(id, Request { name, blocks: Vec::new(), groups });
-        self.names.insert(name, id);
-        Ok(())
+        self.names.insert(request.name, id);
+        self.live.insert(id, request);
+        Ok(true)
     }
 
     /// Judges the answer to a release.

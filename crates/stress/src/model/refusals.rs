@@ -81,7 +81,7 @@ impl Model {
         if tokens > u64::from(limits.tokens) {
             return Some(KvError::StepTooLong { tokens, limit: limits.tokens, by });
         }
-        let (needed, free) = (self.plan_of(group, step).new_blocks, self.free_blocks());
+        let (needed, free) = (self.plan_of(group, step).new_blocks, self.available());
         (needed > free).then_some(KvError::OutOfBlocks { needed, free })
     }
 

@@ -20,13 +20,20 @@ impl Model {
     ) -> Result<(), String> {
         let (group, requests) = (step.group, self.requests_of(step));
         let refusal = self.begin_refusal(step, &requests, has_layers);
-        let want = refusal.map_or_else(|| Ok(self.plan_of(group, &requests)), Err);
+        let want = match refusal {
+            None => {
+                let saves = self.saves_of(group, &requests, report)?;
+                Ok(StepPlan { saves, ..self.plan_of(group, &requests) })
+            }
+            Some(refusal) => Err(refusal),
+        };
         let want = answer(want);
         same(&report.begun, &want)?;
         let Ok(plan) = want else { return self.check_untouched(group, report) };
         let bucket = step.launches.bucket().filter(|_| has_layers);
         let tokens = bucket.map_or(plan.tokens, |bucket| bucket.tokens);
         let layout = StepLayout::new(tokens, plan.new_blocks);
+        let layout = plan.saves.map_or(layout, |copies| layout.saving(copies));
         self.begun(step, &requests, layout, report)?;
         if let Some(other) = step.meanwhile() {
             let report =
@@ -34,6 +41,22 @@ impl Model {
             self.stepped(other, report, has_layers)?;
         }
         self.ended(step, plan, report, has_layers)
+    }
+
+    /// What the step says that it saves, if it can be so many.
+    fn saves_of(
+        &self,
+        group: LayerGroup,
+        requests: &[StepRequest],
+        report: &Report,
+    ) -> Result<Option<u32>, String> {
+        let Ok(StepPlan { saves: got, .. }) = report.begun else { return Ok(None) };
+        let may_save = group == LayerGroup::Trunk && self.config.num_checkpoints > 0;
+        let most = may_save.then(|| self.most_copies(requests));
+        if got.is_some() == may_save && got <= most {
+            return Ok(got);
+        }
+        Err(format!("the step copies {got:?} checkpoints, should be at most {most:?}"))
     }
 
     /// The step was begun: its blocks are new, its StepMeta is right, and its requests are in it.
@@ -62,7 +85,8 @@ impl Model {
         self.arrays[step.group.index()].clear();
         self.arrays[step.group.index()].extend_from_slice(array);
         self.check_table(report.table.as_deref())?;
-        if let Some(free) = report.free.filter(|&free| free != self.free_blocks()) {
+        let free = report.free.filter(|_| !self.shares());
+        if let Some(free) = free.filter(|&free| free != self.free_blocks()) {
             let should = self.free_blocks();
             return Err(format!("{free} blocks are free while a step is open, should be {should}"));
         }
@@ -99,6 +123,9 @@ impl Model {
             let got = answers.next().ok_or("a commit was left out")?;
             if same(got, &answer(refusal.map_or(Ok(()), Err)))? {
                 self.commit(step.group, commit);
+                if step.group == LayerGroup::Trunk && self.shares() {
+                    self.tell(commit, plan.tokens_per_request > self.rollback());
+                }
                 return if answers.next().is_none() { Ok(()) } else { Err("a commit more".into()) };
             }
         }

@@ -74,10 +74,7 @@ impl Model {
                     return Err(format!("{id}: a block for element {at}, should be {index}"));
                 }
                 let taken = BlockId(block as u32);
-                let owned = self.live.values().any(|request| request.blocks.contains(&taken));
-                if owned || taken.0 >= self.config.num_blocks {
-                    return Err(format!("{id}: {taken:?} was not free"));
-                }
+                self.take_new(id, taken)?;
                 self.table[index as usize] = block;
                 if let Some(request) = self.live.get_mut(&id) {
                     request.blocks.push(taken);

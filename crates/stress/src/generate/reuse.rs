@@ -1,0 +1,87 @@
+//! Operations on what requests share.
+
+use dsv4_kv::CacheConfig;
+use dsv4_kv::kv_layout::config::ModelConfig;
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use super::{Generator, config};
+use crate::model::Model;
+use crate::op::{Name, Op};
+use crate::text::Text;
+
+/// A small cache with checkpoints, in which requests share prefixes and everything runs out.
+#[must_use]
+pub fn reuse_config(seed: u64) -> CacheConfig {
+    let mut random = SmallRng::seed_from_u64(seed);
+    CacheConfig {
+        max_draft: *[0, 1, 3].choose(&mut random).expect("not empty"),
+        max_requests: random.random_range(1..=8),
+        num_blocks: random.random_range(2..=40),
+        max_context: random.random_range(200..=1200),
+        max_step_tokens: random.random_range(100..=700),
+        num_checkpoints: random.random_range(1..=12),
+        checkpoint_interval: *[0, 128, 256].choose(&mut random).expect("not empty"),
+        max_suspended: random.random_range(0..=3),
+        lease_bytes: if random.random() { u64::MAX } else { 1 << 20 },
+        ..CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"))
+    }
+}
+
+/// A small cache for the ledger alone: in one of four seeds requests share prefixes.
+#[must_use]
+pub fn ledger_config(seed: u64) -> CacheConfig {
+    if seed % 4 == 3 { reuse_config(seed) } else { config(seed) }
+}
+
+impl Generator {
+    /// An operation on what requests share.
+    pub(super) fn reuse(&mut self, model: &Model) -> Op {
+        let suspended: Vec<_> = model.suspended().collect();
+        let leases: Vec<_> = model.leases().collect();
+        match self.random.random_range(0..20) {
+            0..6 => self.admit_with(),
+            6..9 => {
+                let of = self.anyone(model);
+                self.names += 1;
+                Op::Fork { of, request: self.names, answer: self.random.random_range(0..3) }
+            }
+            9..12 => Op::Suspend(self.anyone(model)),
+            12..15 => Op::Resume(self.one_of(&suspended)),
+            15 => Op::Discard(self.one_of(&suspended)),
+            16 | 17 => {
+                self.names += 1;
+                let (lease, text) = (self.names, self.text());
+                Op::Pin { lease, text, until: self.random.random_range(0..4) }
+            }
+            18 => Op::Unpin(self.one_of(&leases)),
+            _ => Op::Expire(self.random.random_range(0..4)),
+        }
+    }
+
+    /// An admission with a prompt.
+    pub(super) fn admit_with(&mut self) -> Op {
+        self.names += 1;
+        Op::AdmitWith { request: self.names, text: self.text() }
+    }
+
+    /// One of a few names, or now and then one that nobody has.
+    fn one_of(&mut self, names: &[Name]) -> Name {
+        let name = names.choose(&mut self.random).copied();
+        name.filter(|_| !self.random.random_ratio(1, 20)).unwrap_or(0)
+    }
+
+    /// A prompt of few tokens in few lengths under few salts, so that many begin alike.
+    fn text(&mut self) -> Text {
+        let random = &mut self.random;
+        let lengths = [1, 60, 127, 128, 129, 256, 256, 384, 500];
+        let mut run =
+            || (random.random_range(0..2), *lengths.choose(&mut *random).expect("not empty"));
+        let runs = vec![run(), run(), run()];
+        let kept = random.random_range(0..=3);
+        let runs = runs.into_iter().take(kept).collect();
+        let (salt, answer) = (random.random_range(0..2), random.random_range(0..2));
+        Text { salt, runs, answer }
+    }
+}

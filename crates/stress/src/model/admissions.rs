@@ -1,0 +1,235 @@
+//! Admissions with a prompt, forks, suspended requests and leases.
+
+use std::time::Duration;
+
+use dsv4_kv::reuse::PinRefused;
+use dsv4_kv::{Admission, BlockId, KvError, LayerGroup, RequestId};
+
+use super::request::{Kept, Lease, Progress, Request, Share};
+use super::sharing::Sharing;
+use super::{Model, same};
+use crate::answer::{Answer, Pinned, answer};
+use crate::op::Name;
+use crate::text::{BLOCK, Text};
+
+impl Model {
+    /// Judges the answer to an admission with a prompt.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn admitted_with(
+        &mut self,
+        name: Name,
+        text: &Text,
+        got: Result<Admission, KvError>,
+    ) -> Result<(), String> {
+        let (reused, matched) = got.as_ref().map_or((0, 0), |all| (all.reused, all.matched));
+        let tokens = text.prompt_tokens().min(self.config.max_context);
+        let whole = tokens.saturating_sub(1) / BLOCK;
+        let share = self.judge_reuse(text, whole, reused, matched)?;
+        let got = answer(got.map(|all| all.id));
+        let mut request = Request::new(name);
+        if self.shares() {
+            let blocks = 1..=reused / BLOCK;
+            let blocks = blocks.map(|blocks| self.sharing.block(&text.blocks(blocks)));
+            request.blocks = blocks.collect::<Option<_>>().ok_or("a block was evicted")?;
+            request.shared = (0..reused / BLOCK).map(|at| (at, Kept::Tree)).collect();
+            request.share = Some(share);
+        }
+        let at = Progress { tokens: reused, written_to: reused, genuine: reused };
+        request.groups[LayerGroup::Trunk.index()] = at;
+        if !self.config.group_layers(LayerGroup::Draft).is_empty() {
+            request.groups[LayerGroup::Draft.index()] = at;
+        }
+        if self.entered(&got, None, request)? && reused > 0 {
+            self.sharing.saw(text.prefix(reused));
+        }
+        Ok(())
+    }
+
+    /// Whether so much of a prompt of `whole` blocks can be there; what the request shares then.
+    fn judge_reuse(
+        &self,
+        text: &Text,
+        whole: u32,
+        reused: u32,
+        matched: u32,
+    ) -> Result<Share, String> {
+        let is_full = self.live.len() as u32 == self.config.max_requests;
+        let sharing = &self.sharing;
+        let is_whole = reused.is_multiple_of(BLOCK) && matched.is_multiple_of(BLOCK);
+        if !is_whole || reused > matched || matched > whole * BLOCK {
+            return Err(format!("{reused} of {matched} tokens reused, of {whole} whole blocks"));
+        }
+        let most = Sharing::deepest(text, whole, |prefix| sharing.may_go_on_from(prefix));
+        let least = Sharing::deepest(text, whole, |prefix| sharing.must_go_on_from(prefix));
+        let ends_right = reused == 0 || sharing.may_go_on_from(&text.prefix(reused));
+        let least = if is_full { 0 } else { least * BLOCK };
+        if reused < least || reused > most * BLOCK || !ends_right {
+            let most = most * BLOCK;
+            return Err(format!("{reused} tokens are reused, should be {least} to {most}"));
+        }
+        let most = Sharing::deepest(text, whole, |prefix| sharing.block(prefix).is_some());
+        let least = Sharing::deepest(text, whole, |prefix| self.is_referred_to(prefix));
+        let least = if is_full { 0 } else { least * BLOCK };
+        if matched < least || matched > most * BLOCK {
+            let most = most * BLOCK;
+            return Err(format!("{matched} tokens are there, should be {least} to {most}"));
+        }
+        let every = self.config.checkpoint_interval;
+        let is_wanted = |&at: &u32| {
+            at == whole * BLOCK || at == matched || (every > 0 && at.is_multiple_of(every))
+        };
+        let boundaries = (1..=whole).map(|blocks| blocks * BLOCK).filter(is_wanted);
+        let boundaries = boundaries.filter(|&at| at > reused).collect();
+        Ok(Share { text: text.clone(), blocks: reused / BLOCK, told: true, boundaries })
+    }
+
+    /// Judges the answer to a fork; `blocks` are those of the new request.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn forked(
+        &mut self,
+        (of, name): (Name, Name),
+        token: u32,
+        got: Result<RequestId, KvError>,
+        blocks: Option<Vec<BlockId>>,
+    ) -> Result<(), String> {
+        let of = self.handle(of);
+        let mut refusal = self.check_known(of).err();
+        let mut request = Request::new(name);
+        let mut own = 0;
+        if let Some(parent) = self.live.get(&of) {
+            let tokens = parent.group(LayerGroup::Trunk).tokens;
+            let needed = self.blocks_of(LayerGroup::Trunk, tokens);
+            let shared = needed.min(tokens / BLOCK);
+            own = needed - shared;
+            request.groups = parent.groups;
+            request.blocks.extend(&parent.blocks[..shared as usize]);
+            let kept = |at| (at, parent.shared.get(&at).copied().unwrap_or(Kept::Forks));
+            request.shared = (0..shared).map(kept).collect();
+            request.share = parent.share.clone().map(|share| Share {
+                text: share.text.continued(tokens, token),
+                boundaries: Vec::new(),
+                ..share
+            });
+            let is_full = self.live.len() as u32 == self.config.max_requests;
+            if own > 0 && !is_full && self.available() == 0 {
+                refusal = Some(KvError::OutOfBlocks { needed: 1, free: 0 });
+            }
+        }
+        if let (Ok(id), Some(blocks)) = (&got, blocks) {
+            let split = request.blocks.len();
+            if blocks.len() != split + own as usize || blocks[..split] != request.blocks {
+                return Err(format!("{id} has {blocks:?}, should begin with {:?}", request.blocks));
+            }
+            blocks[split..].iter().try_for_each(|&block| self.take_new(*id, block))?;
+            request.blocks = blocks;
+        }
+        let shared = request.shared.clone();
+        if self.entered(&answer(got), refusal, request)?
+            && let Some(parent) = self.live.get_mut(&of)
+        {
+            parent.shared.extend(shared);
+        }
+        Ok(())
+    }
+
+    /// Judges the answer to a suspension.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn was_suspended(&mut self, name: Name, got: Result<(), KvError>) -> Result<(), String> {
+        let (id, suspended) = (self.handle(name), self.config.max_suspended);
+        let is_full = self.sharing.suspended.len() as u32 == suspended;
+        let refusal = is_full.then_some(KvError::NoRoomToSuspend { suspended });
+        let want = self.check_known(id).and(refusal.map_or(Ok(()), Err));
+        if same(&answer(got), &answer(want))?
+            && let Some(request) = self.live.remove(&id)
+        {
+            self.sharing.suspended.insert(name, request);
+        }
+        Ok(())
+    }
+
+    /// Judges the answer to a resumption.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn resumed(&mut self, name: Name, got: Option<Answer<RequestId>>) -> Result<(), String> {
+        let request = self.sharing.suspended.get(&name).cloned();
+        match (request, got) {
+            (None, None) => Ok(()),
+            (Some(request), Some(got)) => {
+                if self.entered(&got, None, request)? {
+                    self.sharing.suspended.remove(&name);
+                }
+                Ok(())
+            }
+            (request, _) => Err(format!("suspended should be {request:?}")),
+        }
+    }
+
+    /// Judges the end of a suspended request.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn discarded(&mut self, name: Name, got: bool) -> Result<(), String> {
+        same(&Ok(got), &Ok(self.sharing.suspended.remove(&name).is_some())).map(drop)
+    }
+
+    /// Judges the answer to the pinning of a prompt.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn pinned(
+        &mut self,
+        name: Name,
+        (text, until): (&Text, Duration),
+        got: Result<Pinned, PinRefused>,
+    ) -> Result<(), String> {
+        let (sharing, whole) = (&self.sharing, text.prompt_tokens() / BLOCK);
+        let most = Sharing::deepest(text, whole, |prefix| sharing.may_go_on_from(prefix));
+        let least = Sharing::deepest(text, whole, |prefix| sharing.must_go_on_from(prefix));
+        let leased = sharing.leases.values().map(|lease| lease.bytes).sum::<u64>();
+        let most_bytes = self.config.lease_bytes;
+        match got {
+            Err(PinRefused::NothingThere) if least == 0 => Ok(()),
+            Err(PinRefused::OverBudget { needed, held, budget })
+                if most > 0 && (held, budget) == (leased, most_bytes) && needed > budget - held =>
+            {
+                Ok(())
+            }
+            Ok((tokens, bytes))
+                if (least.max(1) * BLOCK..=most * BLOCK).contains(&tokens)
+                    && self.sharing.may_go_on_from(&text.prefix(tokens))
+                    && leased + bytes <= most_bytes =>
+            {
+                let lease = Lease { text: text.clone(), blocks: tokens / BLOCK, bytes, until };
+                self.sharing.leases.insert(name, lease);
+                self.sharing.saw(text.prefix(tokens));
+                Ok(())
+            }
+            got => Err(format!("pinned: {got:?}, should be {least} to {most} blocks")),
+        }
+    }
+
+    /// Judges the end of a lease.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn unpinned(&mut self, name: Name, got: bool) -> Result<(), String> {
+        same(&Ok(got), &Ok(self.sharing.leases.remove(&name).is_some())).map(drop)
+    }
+
+    /// Judges how many leases ended by themselves.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn expired(&mut self, now: Duration, got: usize) -> Result<(), String> {
+        let before = self.sharing.leases.len();
+        self.sharing.leases.retain(|_, lease| lease.until >= now);
+        same(&Ok(got), &Ok(before - self.sharing.leases.len())).map(drop)
+    }
+}

@@ -1,0 +1,215 @@
+//! What requests share: who refers to what, which blocks and checkpoints the prefix tree can have at most, and which it
+//! must have.
+//!
+//! The order of eviction is not modelled. Of what nobody refers to the model knows what can be there, of what someone
+//! refers to that it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dsv4_kv::{BlockId, RequestId};
+
+use super::Model;
+use super::request::{Kept, Request, Share};
+use crate::answer::Counts;
+use crate::op::{Accept, Name};
+use crate::text::{BLOCK, Prefix, Text};
+
+impl Model {
+    /// Whether requests share anything in this cache.
+    #[must_use]
+    pub fn shares(&self) -> bool {
+        self.config.num_checkpoints > 0 && self.has_entries
+    }
+
+    /// Requests that are suspended.
+    pub fn suspended(&self) -> impl ExactSizeIterator<Item = Name> {
+        self.sharing.suspended.keys().copied()
+    }
+
+    /// Leases.
+    pub fn leases(&self) -> impl ExactSizeIterator<Item = Name> {
+        self.sharing.leases.keys().copied()
+    }
+
+    /// Blocks that a step can take.
+    pub(super) fn available(&self) -> u32 {
+        let counts = self.sharing.counts;
+        counts.map_or_else(|| self.free_blocks(), |counts| counts.free + counts.evictable)
+    }
+
+    /// All that refers to the tree: texts, and how many of their blocks.
+    fn references(&self) -> impl Iterator<Item = (&Text, u32)> {
+        let requests = self.live.values().chain(self.sharing.suspended.values());
+        let shares = requests.filter_map(|request| request.share.as_ref());
+        let shares = shares.map(|share| (&share.text, share.blocks));
+        shares.chain(self.sharing.leases.values().map(|lease| (&lease.text, lease.blocks)))
+    }
+
+    /// Whether someone refers to these blocks.
+    pub(super) fn is_referred_to(&self, prefix: &Prefix) -> bool {
+        let blocks = prefix.tokens() / BLOCK;
+        self.references().any(|(text, held)| held >= blocks && text.blocks(blocks) == *prefix)
+    }
+
+    /// The block was free or evicted; now a request has it.
+    pub(super) fn take_new(&mut self, id: RequestId, block: BlockId) -> Result<(), String> {
+        let mut requests = self.live.values().chain(self.sharing.suspended.values());
+        let owned = requests.any(|request| request.blocks.contains(&block));
+        let prefix = self.sharing.tree.get(&block);
+        let referred = prefix.is_some_and(|prefix| self.is_referred_to(prefix));
+        if owned || referred || block.0 >= self.config.num_blocks {
+            return Err(format!("{id}: {block:?} was not free"));
+        }
+        if let Some(prefix) = self.sharing.tree.remove(&block) {
+            self.sharing.blocks.remove(&prefix);
+            self.sharing.checkpoints.remove(&prefix);
+        }
+        Ok(())
+    }
+
+    /// A commit of the trunk: whose blocks become the tree's is asked in [`Self::settle`]. `saves`: whether its kernels
+    /// could save.
+    pub(super) fn tell(&mut self, commit: &[Accept], saves: bool) {
+        for accept in commit {
+            let id = self.handle(accept.request);
+            let Some(request) = self.live.get_mut(&id) else { continue };
+            let before = request.groups[0].tokens - accept.accepted;
+            let Some(share) = request.share.as_mut() else { continue };
+            share.told &= accept.told == accept.accepted;
+            if share.told {
+                self.sharing.pending.push((id, before, saves));
+            }
+        }
+    }
+
+    /// After an operation: which of the blocks that were told of became the tree's. `own` says what a request
+    /// has alone.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn settle(&mut self, own: &dyn Fn(RequestId) -> Option<Vec<bool>>) -> Result<(), String> {
+        for (id, before, saves) in std::mem::take(&mut self.sharing.pending) {
+            let flags = own(id).ok_or_else(|| format!("{id} has no blocks"))?;
+            let Some(request) = self.live.get(&id) else { continue };
+            let closed = request.groups[0].tokens / BLOCK;
+            let first = request.share.as_ref().map_or(closed, |share| share.blocks);
+            for at in first..closed {
+                if !self.extend(id, at, flags.get(at as usize) == Some(&true))? {
+                    break;
+                }
+            }
+            self.save(id, before, saves);
+        }
+        let before = std::mem::take(&mut self.sharing.seen);
+        let kept = before.into_iter().filter(|prefix| self.is_referred_to(prefix)).collect();
+        self.sharing.seen = kept;
+        Ok(())
+    }
+
+    /// The request refers to one block more, its own or one that was there; whether it could.
+    fn extend(&mut self, id: RequestId, at: u32, is_own: bool) -> Result<bool, String> {
+        let Some(request) = self.live.get(&id) else { return Ok(false) };
+        let Some(share) = request.share.as_ref() else { return Ok(false) };
+        let is_lent = request.shared.contains_key(&at);
+        let (prefix, block) = (share.text.blocks(at + 1), request.blocks[at as usize]);
+        let (may, must) = (self.sharing.block(&prefix).is_some(), self.is_referred_to(&prefix));
+        if is_lent {
+            self.with_share(id, |_, share| share.told = false);
+            return Ok(false);
+        }
+        if is_own && !may {
+            return Err(format!("{id}: block {at} was not registered"));
+        }
+        if !is_own && must {
+            return Err(format!("{id}: block {at} was registered, and there was one already"));
+        }
+        if !is_own {
+            self.sharing.register(prefix, block);
+            self.with_share(id, |shared, _| {
+                shared.insert(at, Kept::Tree);
+            });
+        }
+        self.with_share(id, |_, share| share.blocks = at + 1);
+        Ok(true)
+    }
+
+    fn with_share(
+        &mut self,
+        id: RequestId,
+        with: impl FnOnce(&mut BTreeMap<u32, Kept>, &mut Share),
+    ) {
+        if let Some(Request { shared, share: Some(share), .. }) = self.live.get_mut(&id) {
+            with(shared, share);
+        }
+    }
+
+    /// Where the committed step may have saved the request.
+    fn save(&mut self, id: RequestId, before: u32, saves: bool) {
+        let Some(request) = self.live.get(&id).filter(|_| saves) else { return };
+        let Some(share) = &request.share else { return };
+        let most = request.groups[0].tokens.min(share.blocks * BLOCK);
+        let passed = share.boundaries.iter().filter(|&&at| before < at && at <= most);
+        self.sharing.checkpoints.extend(passed.map(|&at| share.text.prefix(at)));
+    }
+
+    /// Copies from the rings that a step saves by, at most.
+    pub(super) fn most_copies(&self, parts: &[dsv4_kv::StepRequest]) -> u32 {
+        let most = parts.iter().map(|part| part.tokens).max().unwrap_or(0);
+        let copied = |part: &dsv4_kv::StepRequest| {
+            let share = self.live.get(&part.id).and_then(|request| request.share.as_ref());
+            let inside = |&&at: &&u32| part.start < at && at <= part.start + part.tokens;
+            let older = |&&at: &&u32| at - BLOCK < part.start;
+            let all = share.into_iter().flat_map(|share| &share.boundaries);
+            all.filter(inside).filter(older).count() as u32
+        };
+        let parts = parts.iter().filter(|_| most > self.rollback());
+        parts.map(copied).sum()
+    }
+
+    /// Every block is free, one request's, several forks' or the tree's, and of the tree all is there that someone
+    /// refers to. `refused`: the operation before was, and changed nothing.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn conserved(&mut self, counts: Counts, refused: bool) -> Result<(), String> {
+        let before = self.sharing.counts.filter(|_| refused);
+        if before.is_some_and(|before| before != counts) {
+            return Err(format!("a refusal left {counts:?} of {before:?}"));
+        }
+        let mut held: BTreeMap<BlockId, Option<Kept>> = BTreeMap::new();
+        for request in self.live.values().chain(self.sharing.suspended.values()) {
+            for (at, &block) in (0..).zip(&request.blocks) {
+                let kept = request.shared.get(&at).copied();
+                let before = held.insert(block, kept);
+                if before.is_some_and(|before| before != kept || kept.is_none()) {
+                    return Err(format!("{block:?} is of {before:?} and of {kept:?}"));
+                }
+            }
+        }
+        let own = held.values().filter(|&&kept| kept != Some(Kept::Tree)).count() as u32;
+        let total = self.config.num_blocks;
+        if counts.free + counts.tree + own != total {
+            return Err(format!("{counts:?} and {own} of requests are not {total} blocks"));
+        }
+        let referred: BTreeSet<_> = self
+            .references()
+            .flat_map(|(text, blocks)| (1..=blocks).map(|blocks| text.blocks(blocks)))
+            .collect();
+        if let Some(lost) = referred.iter().find(|prefix| self.sharing.block(prefix).is_none()) {
+            return Err(format!("{lost:?} is referred to and nowhere"));
+        }
+        let (least, most) = (referred.len() as u32, self.sharing.tree.len() as u32);
+        let kept = counts.tree - counts.evictable;
+        if counts.tree > most || kept < least || (least == 0 && kept > 0) {
+            return Err(format!("{counts:?}: {least} blocks are referred to, {most} can be there"));
+        }
+        let checkpoints =
+            (counts.free_checkpoints + counts.tree_checkpoints, counts.tree_checkpoints);
+        let seen = self.sharing.seen.len() as u32;
+        if checkpoints.0 != self.config.num_checkpoints || checkpoints.1 < seen {
+            return Err(format!("{counts:?}: {seen} checkpoints must be there"));
+        }
+        self.sharing.counts = Some(counts);
+        Ok(())
+    }
+}

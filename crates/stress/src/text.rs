@@ -1,0 +1,86 @@
+//! What requests say where prefixes are shared: tokens of a small alphabet, written as runs.
+
+use std::ops::Range;
+
+use dsv4_kv::Prompt;
+use serde::{Deserialize, Serialize};
+
+/// Tokens of a block.
+pub const BLOCK: u32 = 128;
+
+/// A prompt under a salt, and what is answered to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Text {
+    /// The salt.
+    pub salt: u8,
+    /// The prompt: token ids, each with how often it comes.
+    pub runs: Vec<(u32, u32)>,
+    /// The token that comes behind the prompt, again and again.
+    pub answer: u32,
+}
+
+/// The first tokens of a text, under its salt. Two are equal if all of their tokens are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Prefix {
+    salt: u8,
+    runs: Vec<(u32, u32)>,
+}
+
+impl Prefix {
+    /// Its tokens.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.runs.iter().map(|&(_, count)| count).sum()
+    }
+}
+
+impl Text {
+    /// Tokens of the prompt.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u32 {
+        self.runs.iter().fold(0, |sum, &(_, count)| sum.saturating_add(count))
+    }
+
+    /// The first `tokens` tokens.
+    #[must_use]
+    pub fn prefix(&self, tokens: u32) -> Prefix {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let mut left = tokens;
+        for &(token, count) in self.runs.iter().chain([&(self.answer, u32::MAX)]) {
+            let count = count.min(left);
+            left -= count;
+            match runs.last_mut() {
+                Some((last, sum)) if *last == token => *sum += count,
+                _ if count > 0 => runs.push((token, count)),
+                _ => {}
+            }
+        }
+        Prefix { salt: self.salt, runs }
+    }
+
+    /// The first `blocks` blocks.
+    #[must_use]
+    pub fn blocks(&self, blocks: u32) -> Prefix {
+        self.prefix(blocks * BLOCK)
+    }
+
+    /// Token ids of some positions.
+    #[must_use]
+    pub fn tokens(&self, positions: Range<u32>) -> Vec<u32> {
+        let all = self.runs.iter().flat_map(|&(token, count)| (0..count).map(move |_| token));
+        let all = all.chain(std::iter::repeat(self.answer));
+        all.skip(positions.start as usize).take(positions.len()).collect()
+    }
+
+    /// The same first tokens, then another answer.
+    #[must_use]
+    pub fn continued(&self, tokens: u32, answer: u32) -> Self {
+        Self { salt: self.salt, runs: self.prefix(tokens).runs, answer }
+    }
+
+    /// The prompt, as a cache is told of it; `tokens` and `salt` hold it.
+    #[must_use]
+    pub fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
+        Prompt { tokens, salt, adapter: b"" }
+    }
+}
