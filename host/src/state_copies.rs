@@ -106,11 +106,14 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(())
     }
 
-    /// What [`crate::ops::copy_state`] copies: the memory, the pieces of checkpoints, and those of slots. To measure it.
-    #[must_use]
-    pub fn copied_state(&self) -> (StateArena<'_, B>, CopyPieces<'_, B>, CopyPieces<'_, B>) {
+    /// Gives the cache up to measure [`crate::ops::copy_state`] over its memory: `work` takes the memory, the pieces of
+    /// checkpoints, and those of slots. They are writable, which is why no request is left.
+    pub fn into_copied_state<R>(
+        self,
+        work: impl FnOnce(&StateArena<'_, B>, &CopyPieces<'_, B>, &CopyPieces<'_, B>) -> R,
+    ) -> R {
         let state = &self.core().memory.state;
-        (state.arena(), state.checkpoint_pieces(), state.slot_pieces())
+        work(&state.arena(), &state.checkpoint_pieces(), &state.slot_pieces())
     }
 
     /// Gives a checkpoint up.

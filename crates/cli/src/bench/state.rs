@@ -9,7 +9,8 @@ use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW, swa_ring_rows};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::ops::{
-    self, CheckpointCopy, CheckpointRows, CopyDirection, LayerImage, SlotCopy, StateCopies, SwaRing,
+    self, CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, LayerImage, SlotCopy,
+    StateCopies, SwaRing,
 };
 use dsv4_kv::{CacheConfig, Capacity, CheckpointId, KvCacheManager, SlotId};
 use indicatif::ProgressBar;
@@ -77,21 +78,17 @@ pub(super) fn copy<B: Backend>(
     let words: Vec<_> = (0..all).flat_map(words).collect();
     let (words, faults) = (upload(&stream, "jobs", &words)?, device.allocate("faults", 1)?);
     let retained = [cache.memory(), vec![words.memory(), faults.memory()]].concat();
-    let launch = |node: u64| {
-        let (arena, checkpoints, slots) = cache.copied_state();
+    let graph = cache.into_copied_state(|arena, checkpoints, slots| {
         let pieces = if direction == CopyDirection::Slot { slots } else { checkpoints };
-        let jobs_of_node = part(&words, node, nodes);
-        let copies = StateCopies {
-            arena: &arena,
-            pieces,
-            jobs: &jobs_of_node,
-            count: jobs,
-            direction,
-            faults: &faults,
+        let launch = |node: u64| {
+            let (pieces, jobs_of_node) = (CopyPieces(pieces.0), part(&words, node, nodes));
+            let (jobs_of_node, faults) = (&jobs_of_node, &faults);
+            let copies =
+                StateCopies { arena, pieces, jobs: jobs_of_node, count: jobs, direction, faults };
+            ops::copy_state(&stream, &copies)
         };
-        ops::copy_state(&stream, &copies)
-    };
-    let graph = stream.capture(retained, || (0..nodes).try_for_each(launch))?;
+        stream.capture(retained, || (0..nodes).try_for_each(launch))
+    })?;
     let names = (format!("copy_state {what}"), format!("{name}, {jobs}"));
     let result = measurement(device, names, (bytes, nodes), &graph)?;
     ensure_none_refused(&stream, &faults)?;

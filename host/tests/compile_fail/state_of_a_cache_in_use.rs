@@ -1,0 +1,15 @@
+//! The memory of all slots and checkpoints, which can be written, is had of a cache that nobody uses any more.
+
+use dsv4_kv::device::{Emulator, Stream};
+use dsv4_kv::{KvCacheManager, KvError};
+
+fn clear(
+    mut cache: KvCacheManager<Emulator>,
+    stream: &Stream<Emulator>,
+) -> Result<(), KvError> {
+    let id = cache.admit()?;
+    cache.into_copied_state(|arena, _, _| stream.fill(arena.slots, 0))?;
+    cache.release(id) //~ E0382
+}
+
+fn main() {}
