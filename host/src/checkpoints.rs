@@ -13,19 +13,25 @@
 use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
 
-use crate::ids::CheckpointId;
+use crate::error::KvError;
+use crate::ids::{CheckpointId, LedgerId};
 
 /// The storage of a checkpoint, taken from a [`CheckpointPool`], in which nothing is saved yet. It cannot be copied: who
 /// holds it owns it, and giving it back is giving it up.
 #[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 #[must_use = "storage that is dropped is lost to its pool; give it back"]
-pub struct StateCheckpoint(CheckpointId);
+pub struct StateCheckpoint {
+    id: CheckpointId,
+    #[serde(skip)]
+    ledger: LedgerId,
+}
 
 impl StateCheckpoint {
     /// Which storage it is.
     #[must_use]
     pub const fn id(&self) -> CheckpointId {
-        self.0
+        self.id
     }
 
     /// A state is, or is about to be, saved in it.
@@ -48,7 +54,7 @@ impl SavedCheckpoint {
     /// Which storage it has.
     #[must_use]
     pub const fn id(&self) -> CheckpointId {
-        self.storage.0
+        self.storage.id
     }
 
     /// The position that a request goes on at: the tokens before it are those of the request that was saved.
@@ -63,10 +69,34 @@ impl SavedCheckpoint {
         self.has_draft
     }
 
+    /// The ledger whose storage it has.
+    pub(crate) const fn ledger(&self) -> LedgerId {
+        self.storage.ledger
+    }
+
     /// What a request that goes on from it must know of it.
     pub(crate) const fn place(&self) -> SavedPlace {
         let Self { storage, boundary, has_draft } = self;
-        SavedPlace { checkpoint: storage.0, boundary: *boundary, has_draft: *has_draft }
+        SavedPlace { checkpoint: storage.id, boundary: *boundary, has_draft: *has_draft }
+    }
+}
+
+/// A checkpoint of another cache, which was not given up: it still is that cache's. Converted to [`KvError`] (by `?`) it
+/// is lost.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", KvError::ForeignCheckpoint)]
+pub struct ForeignCheckpoint(pub(crate) SavedCheckpoint);
+
+impl ForeignCheckpoint {
+    /// The checkpoint, to be given to its cache.
+    pub fn into_checkpoint(self) -> SavedCheckpoint {
+        self.0
+    }
+}
+
+impl From<ForeignCheckpoint> for KvError {
+    fn from(_: ForeignCheckpoint) -> Self {
+        Self::ForeignCheckpoint
     }
 }
 
@@ -92,17 +122,19 @@ pub const fn is_boundary(position: u32) -> bool {
 
 /// The checkpoints that nobody holds. Taking and giving back are O(1) and allocate nothing.
 #[derive(Debug, Serialize)]
-pub struct CheckpointPool {
+pub(crate) struct CheckpointPool {
     free: Vec<StateCheckpoint>,
     total: u32,
+    #[serde(skip)]
+    ledger: LedgerId,
 }
 
 impl CheckpointPool {
-    /// A pool of `total` free checkpoints; the lowest is taken first.
+    /// A ledger's pool of `total` free checkpoints; the lowest is taken first.
     #[must_use]
-    pub fn new(total: u32) -> Self {
-        let free = (0..total).rev().map(|id| StateCheckpoint(CheckpointId(id))).collect();
-        Self { free, total }
+    pub fn new(ledger: LedgerId, total: u32) -> Self {
+        let checkpoint = |id| StateCheckpoint { id: CheckpointId(id), ledger };
+        Self { free: (0..total).rev().map(checkpoint).collect(), total, ledger }
     }
 
     /// A free checkpoint, or `None` when all are taken.
@@ -115,11 +147,17 @@ impl CheckpointPool {
         self.free.iter().rev().map(StateCheckpoint::id)
     }
 
-    /// Returns a checkpoint to the pool, saved or not. Copies that are queued are not disturbed: what writes the
+    /// Refuses a checkpoint of another pool.
+    pub fn check_own(&self, saved: &SavedCheckpoint) -> Result<(), KvError> {
+        if saved.ledger() == self.ledger { Ok(()) } else { Err(KvError::ForeignCheckpoint) }
+    }
+
+    /// Returns a checkpoint of this pool, saved or not. Copies that are queued are not disturbed: what writes the
     /// storage next is queued behind them.
     pub fn give_back(&mut self, checkpoint: impl Into<StateCheckpoint>) {
-        debug_assert!(self.free.len() < self.total as usize, "a checkpoint of another pool");
-        self.free.push(checkpoint.into());
+        let checkpoint = checkpoint.into();
+        debug_assert_eq!(checkpoint.ledger, self.ledger, "a checkpoint of another pool");
+        self.free.push(checkpoint);
     }
 
     /// Checkpoints that are free.

@@ -107,6 +107,9 @@ pub enum KvError {
     /// The request was suspended in another cache.
     #[error("the request was suspended in another cache")]
     ForeignSuspended,
+    /// The checkpoint was saved in another cache.
+    #[error("the checkpoint was saved in another cache; use it in that one")]
+    ForeignCheckpoint,
     /// A request cannot be saved at a position: no block ends there, it has not come so far, or it has gone so far
     /// beyond that rows were overwritten.
     #[error(

@@ -21,7 +21,7 @@ pub struct SlotId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CheckpointId(pub u32);
 
-/// Which ledger gave out a request id: a number that is unique in the process.
+/// Which ledger gave out a request id or a checkpoint: a number that is unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LedgerId(u64);
 

@@ -1,6 +1,6 @@
 //! Between steps: requests are saved to checkpoints, and go on from them.
 
-use crate::checkpoints::{SavedCheckpoint, SavedPlace};
+use crate::checkpoints::{ForeignCheckpoint, SavedCheckpoint, SavedPlace};
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
@@ -32,8 +32,7 @@ impl<B: Backend> KvCacheManager<B> {
         match self.transfer(stream, &jobs, None) {
             Ok(()) => Ok(saved),
             Err(error) => {
-                let mut ledger = self.core().ledger();
-                saved.into_iter().rev().for_each(|saved| ledger.discard_checkpoint(saved));
+                self.core().ledger().undo_saves(saved);
                 Err(error)
             }
         }
@@ -43,14 +42,15 @@ impl<B: Backend> KvCacheManager<B> {
     /// hold the blocks of as many tokens, in which their entries are. Queued in `stream`, behind the steps before.
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NotRestorable`], [`KvError::Device`].
-    /// The request has the tokens that it had then; if the launch failed, it may have lost rows that they need.
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::ForeignCheckpoint`],
+    /// [`KvError::NotRestorable`], [`KvError::Device`]. The request has the tokens that it had then; if the launch failed, it may have lost rows that they need.
     pub fn restore_checkpoint(
         &mut self,
         stream: &Stream<B>,
         id: RequestId,
         from: &SavedCheckpoint,
     ) -> Result<(), KvError> {
+        self.core().ledger().check_saved(from)?;
         self.restore_place(stream, id, from.place(), &[])
     }
 
@@ -117,7 +117,13 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Gives a checkpoint up.
-    pub fn discard_checkpoint(&mut self, checkpoint: SavedCheckpoint) {
-        self.core().ledger().discard_checkpoint(checkpoint);
+    ///
+    /// # Errors
+    /// [`ForeignCheckpoint`], which holds the checkpoint, if it was saved in another cache.
+    pub fn discard_checkpoint(
+        &mut self,
+        checkpoint: SavedCheckpoint,
+    ) -> Result<(), ForeignCheckpoint> {
+        self.core().ledger().discard_checkpoint(checkpoint)
     }
 }

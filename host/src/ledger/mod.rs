@@ -98,13 +98,14 @@ impl Ledger {
         config.validate()?;
         let has_entries = config.model.layers.iter().any(|&kind| kind != LayerKind::Swa);
         let most_blocks = config.max_blocks_per_request().min(config.num_blocks);
+        let requests = Requests::new(config.max_requests, most_blocks);
         Ok(Self {
             blocks: BlockPool::new(config.num_blocks),
             shares: BlockShares::default(),
-            checkpoints: CheckpointPool::new(config.num_checkpoints),
+            checkpoints: CheckpointPool::new(requests.ledger(), config.num_checkpoints),
             suspended: config.max_suspended,
             images: (config.max_requests..config.units(PoolUnit::Slot)).rev().map(SlotId).collect(),
-            requests: Requests::new(config.max_requests, most_blocks),
+            requests,
             open: LayerGroup::ALL.map(|_| OpenStep::new(config.max_requests)),
             largest_layout: largest_layout(LayerGroup::Trunk, config),
             max_blocks: config.max_blocks_per_request(),

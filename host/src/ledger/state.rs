@@ -1,7 +1,7 @@
 //! The state of requests in the ledger: what can be saved at a position, and what goes on from there.
 
 use super::Ledger;
-use crate::checkpoints::{SavedCheckpoint, is_boundary};
+use crate::checkpoints::{ForeignCheckpoint, SavedCheckpoint, is_boundary};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
 use crate::requests::Progress;
@@ -20,8 +20,29 @@ impl Ledger {
     }
 
     /// Gives a checkpoint up.
-    pub fn discard_checkpoint(&mut self, checkpoint: SavedCheckpoint) {
+    ///
+    /// # Errors
+    /// [`ForeignCheckpoint`], which holds the checkpoint, if it was saved in another cache.
+    pub fn discard_checkpoint(
+        &mut self,
+        checkpoint: SavedCheckpoint,
+    ) -> Result<(), ForeignCheckpoint> {
+        if self.checkpoints.check_own(&checkpoint).is_err() {
+            return Err(ForeignCheckpoint(checkpoint));
+        }
         self.checkpoints.give_back(checkpoint);
+        Ok(())
+    }
+
+    /// Gives up checkpoints that were taken for a save that failed.
+    pub(crate) fn undo_saves(&mut self, saved: Vec<SavedCheckpoint>) {
+        // In reverse, so that the one taken last is the one taken next.
+        saved.into_iter().rev().for_each(|saved| self.checkpoints.give_back(saved));
+    }
+
+    /// Refuses a checkpoint that was saved in another cache.
+    pub(crate) fn check_saved(&self, saved: &SavedCheckpoint) -> Result<(), KvError> {
+        self.checkpoints.check_own(saved)
     }
 
     /// Takes a checkpoint for each of `saves`, a request and the position that it is to be saved at.

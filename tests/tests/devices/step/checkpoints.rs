@@ -181,7 +181,7 @@ pub fn a_restored_request_goes_on_as_if_alone<B: Backend>(device: &Device<B>) {
             feed(&mut fed, b, (&story, &wrong), boundary..boundary + 150, &mut random);
             fed.assert_holds(b, &story, &stored, boundary + 150);
             fed.manager.check_faults(&fed.stream).unwrap();
-            fed.manager.discard_checkpoint(saved);
+            fed.manager.discard_checkpoint(saved).unwrap();
             assert_eq!(fed.manager.ledger().free_checkpoints(), 2);
         }
     }

@@ -40,7 +40,7 @@ fn images<B: Backend>(device: &Device<B>, story: &Story, max_draft: u32) -> Vec<
         );
         let saved = fed.manager.save_checkpoints(&fed.stream, &[(id, boundary)]).unwrap().remove(0);
         let image = trunk(&fed, &saved);
-        fed.manager.discard_checkpoint(saved);
+        fed.manager.discard_checkpoint(saved).unwrap();
         image
     };
     BOUNDARIES.map(image).to_vec()
@@ -59,7 +59,7 @@ fn check<B: Backend>(fed: &mut Fed<B>, id: RequestId, images: &[Vec<u8>], what: 
     assert_eq!(found, BOUNDARIES.map(|boundary| (id, boundary)), "{what}");
     for ((_, saved), image) in all.into_iter().zip(images) {
         assert_same(&trunk(fed, &saved), image, &format!("{} of {what}", saved.boundary()));
-        fed.manager.discard_checkpoint(saved);
+        fed.manager.discard_checkpoint(saved).unwrap();
     }
     fed.manager.check_faults(&fed.stream).unwrap();
 }

@@ -70,6 +70,30 @@ fn a_request_is_of_its_cache() {
     one.release(own).unwrap();
 }
 
+/// A checkpoint of one cache is refused by another, which would have given its number to two holders, or read what lies
+/// at that number: nothing changes, and it comes back.
+#[test]
+fn a_checkpoint_is_of_its_cache() {
+    let device = device();
+    let story = Story::random(&[Swa], 128, 5);
+    let [mut one, mut two] = [0; 2].map(|_| {
+        let config = CacheConfig { num_checkpoints: 1, ..config(&[Swa], FORMATS, 1) };
+        let mut fed = Fed::new(&device, config);
+        let id = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(id, &story, 0..128)], Padding::None);
+        let saved = fed.manager.save_checkpoints(&fed.stream, &[(id, 128)]).unwrap().remove(0);
+        (fed, id, saved)
+    });
+    let error = two.0.manager.restore_checkpoint(&two.0.stream, two.1, &one.2).unwrap_err();
+    assert!(matches!(error, KvError::ForeignCheckpoint), "{error}");
+    let refused = two.0.manager.discard_checkpoint(one.2).unwrap_err();
+    assert_eq!(two.0.manager.ledger().free_checkpoints(), 0, "{refused}");
+    one.0.manager.discard_checkpoint(refused.into_checkpoint()).unwrap();
+    two.0.manager.restore_checkpoint(&two.0.stream, two.1, &two.2).unwrap();
+    two.0.manager.discard_checkpoint(two.2).unwrap();
+    assert_eq!(one.0.manager.ledger().free_checkpoints(), 1);
+}
+
 /// Two caches of one device, driven by two threads and by steps of several streams: each holds what its
 /// own requests say.
 #[test]
