@@ -128,13 +128,18 @@ pub enum KvError {
         /// Tokens that may be written beyond the position: `max_draft` + 1.
         limit: u32,
     },
-    /// A request has other blocks than those of the tokens that it is to go on behind.
-    #[error("{request} has {blocks} blocks; to go on at {boundary} it must have {needed}")]
+    /// A request has other blocks than those of the tokens that it is to go on behind, or has not computed all of them.
+    #[error(
+        "{request} has {committed} tokens and {blocks} blocks; to go on at {boundary} it must have at least so many \
+         tokens, and {needed} blocks"
+    )]
     NotRestorable {
         /// The request.
         request: RequestId,
         /// The position that it is to go on at.
         boundary: u32,
+        /// Final tokens it has.
+        committed: u32,
         /// Blocks it has.
         blocks: u32,
         /// Blocks of so many tokens.

@@ -39,7 +39,7 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Lets a request go on from a checkpoint: its slot becomes what that of the saved request was, in one launch. It must
-    /// hold the blocks of as many tokens, in which their entries are. Queued in `stream`, behind the steps before.
+    /// have committed as many tokens, and hold no more blocks than theirs, in which their entries are. Queued in `stream`, behind the steps before.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::ForeignCheckpoint`],
@@ -50,12 +50,12 @@ impl<B: Backend> KvCacheManager<B> {
         id: RequestId,
         from: &SavedCheckpoint,
     ) -> Result<(), KvError> {
-        self.core().ledger().check_saved(from)?;
+        self.core().ledger().check_restore(id, from)?;
         self.restore_place(stream, id, from.place(), &[])
     }
 
-    /// As [`Self::restore_checkpoint`], from a checkpoint that somebody keeps, with the first blocks of the request's row
-    /// of the device's block table.
+    /// As [`Self::restore_checkpoint`], for a request that has the blocks of the tokens and takes part in no step, from a
+    /// checkpoint that somebody keeps, with the first blocks of the request's row of the device's block table.
     pub(crate) fn restore_place(
         &mut self,
         stream: &Stream<B>,
@@ -65,7 +65,6 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<(), KvError> {
         self.reject_leaked_steps();
         let SavedPlace { checkpoint, boundary, has_draft } = from;
-        self.core().ledger().check_restore(id, boundary)?;
         let slot = id.slot();
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();
         let copied = if has_draft { Copied::Restore } else { Copied::RestoreTrunk };

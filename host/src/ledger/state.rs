@@ -40,11 +40,6 @@ impl Ledger {
         saved.into_iter().rev().for_each(|saved| self.checkpoints.give_back(saved));
     }
 
-    /// Refuses a checkpoint that was saved in another cache.
-    pub(crate) fn check_saved(&self, saved: &SavedCheckpoint) -> Result<(), KvError> {
-        self.checkpoints.check_own(saved)
-    }
-
     /// Takes a checkpoint for each of `saves`, a request and the position that it is to be saved at.
     ///
     /// # Errors
@@ -81,17 +76,31 @@ impl Ledger {
         Ok(draft.committed >= boundary && draft.can_resume_at(boundary, limit))
     }
 
-    /// Whether a request can go on at `boundary` from a checkpoint: its blocks are those of so many tokens.
+    /// Whether a request can go on from a checkpoint: its blocks are those of so many tokens, and it has computed them.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
-    /// [`KvError::NotRestorable`].
-    pub(crate) fn check_restore(&self, id: RequestId, boundary: u32) -> Result<(), KvError> {
-        let blocks = self.request(id)?.blocks.len() as u32;
+    /// [`KvError::ForeignCheckpoint`], [`KvError::NotRestorable`].
+    pub(crate) fn check_restore(
+        &self,
+        id: RequestId,
+        from: &SavedCheckpoint,
+    ) -> Result<(), KvError> {
+        let request = self.request(id)?;
         self.check_in_no_step(id)?;
+        self.checkpoints.check_own(from)?;
+        let (boundary, blocks) = (from.boundary(), request.blocks.len() as u32);
+        let committed = request.groups[LayerGroup::Trunk.index()].committed;
         let needed = self.blocks_of(boundary);
-        if blocks != needed {
-            return Err(KvError::NotRestorable { request: id, boundary, blocks, needed });
+        // The entries of tokens behind `committed` are what the block's last owner left there.
+        if blocks != needed || (needed > 0 && committed < boundary) {
+            return Err(KvError::NotRestorable {
+                request: id,
+                boundary,
+                committed,
+                blocks,
+                needed,
+            });
         }
         Ok(())
     }

@@ -267,6 +267,13 @@ pub fn what_cannot_be_copied_changes_nothing<B: Backend>(device: &Device<B>) {
     let is_named =
         matches!(error, KvError::NotRestorable { blocks: 0, needed: 1, boundary: 128, .. });
     assert!(is_named, "{error}");
+    // It has the block, but not all of what is to be in it.
+    fed.lose(&[Part::new(c, &story, 0..127)]);
+    let error = fed.manager.restore_checkpoint(&stream, c, &saved).unwrap_err();
+    let is_named =
+        matches!(error, KvError::NotRestorable { committed: 127, blocks: 1, needed: 1, .. });
+    assert!(is_named, "{error}");
+    assert_eq!(fed.manager.ledger().committed(c).unwrap(), 127);
     fed.manager.release(c).unwrap();
     let error = fed.manager.restore_checkpoint(&stream, c, &saved).unwrap_err();
     assert!(matches!(error, KvError::UnknownRequest { .. }), "{error}");
