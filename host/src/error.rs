@@ -145,6 +145,15 @@ pub enum KvError {
         /// Blocks of so many tokens.
         needed: u32,
     },
+    /// A request that shares what it computes was to go on from a checkpoint, whose tokens nobody knows.
+    #[error(
+        "{request} was admitted with its prompt and shares what it computes; only a request that was admitted without \
+         one goes on from a checkpoint"
+    )]
+    Shares {
+        /// The request.
+        request: RequestId,
+    },
     /// The handle is of a request that was released, or never admitted.
     #[error("no such request: {request}")]
     UnknownRequest {

@@ -39,11 +39,12 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Lets a request go on from a checkpoint: its slot becomes what that of the saved request was, in one launch. It must
-    /// have committed as many tokens, and hold no more blocks than theirs, in which their entries are. Queued in `stream`, behind the steps before.
+    /// have committed as many tokens, and hold no more blocks than theirs, in which their entries are; and it must share nothing, since
+    /// the prefix tree would take the saved request's tokens for its own. Queued in `stream`, behind the steps before.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::ForeignCheckpoint`],
-    /// [`KvError::NotRestorable`], [`KvError::Device`]. The request has the tokens that it had then; if the launch failed, it may have lost rows that they need.
+    /// [`KvError::Shares`], [`KvError::NotRestorable`], [`KvError::Device`]. The request has the tokens that it had then; if the launch failed, it may have lost rows that they need.
     pub fn restore_checkpoint(
         &mut self,
         stream: &Stream<B>,

@@ -139,11 +139,6 @@ impl Sharing {
 }
 
 impl Sharer {
-    /// Tokens of the request that are known, registered or not.
-    pub fn known(&self) -> u32 {
-        self.reference.blocks() * BLOCK_TOKENS + self.tokens.len() as u32
-    }
-
     /// Where in the tree a checkpoint of the request belongs; `None` if its blocks are not there.
     pub fn place_of(&self, saved: &SavedCheckpoint) -> Option<(&Reference, u32, Origin)> {
         let boundary = saved.boundary();

@@ -170,14 +170,6 @@ impl Ledger {
         sharers[to.0 as usize] = Some(fork);
     }
 
-    /// The request goes on at `boundary`, without the tokens that it was told of.
-    pub(super) fn continue_sharing(&mut self, slot: SlotId, boundary: u32) {
-        let sharer = self.sharing.as_mut().and_then(|all| all.sharers[slot.0 as usize].as_mut());
-        if let Some(sharer) = sharer {
-            sharer.is_told &= sharer.known() == boundary;
-        }
-    }
-
     /// What requests share, and where that goes when it is given up.
     pub(super) fn sharing_parts(&mut self) -> Option<(&mut Sharing, &mut Requests, Pools<'_>)> {
         let Self { sharing, requests, blocks, checkpoints, unowned, .. } = self;

@@ -80,7 +80,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
-    /// [`KvError::ForeignCheckpoint`], [`KvError::NotRestorable`].
+    /// [`KvError::ForeignCheckpoint`], [`KvError::Shares`], [`KvError::NotRestorable`].
     pub(crate) fn check_restore(
         &self,
         id: RequestId,
@@ -89,6 +89,9 @@ impl Ledger {
         let request = self.request(id)?;
         self.check_in_no_step(id)?;
         self.checkpoints.check_own(from)?;
+        if self.sharing.as_ref().is_some_and(|sharing| sharing.of(id.slot()).is_some()) {
+            return Err(KvError::Shares { request: id });
+        }
         let (boundary, blocks) = (from.boundary(), request.blocks.len() as u32);
         let committed = request.groups[LayerGroup::Trunk.index()].committed;
         let needed = self.blocks_of(boundary);
@@ -114,7 +117,6 @@ impl Ledger {
         let draft = if self.has_drafts { at } else { Progress::default() };
         self.request_mut(id)?.groups = [at, draft];
         self.saves.forget(id.slot());
-        self.continue_sharing(id.slot(), boundary);
         Ok(())
     }
 

@@ -250,6 +250,7 @@ suite! {
         reuse_equals_computing,
         a_junction_is_reused_by_the_third,
         the_same_prompt_twice_at_once,
+        a_request_that_shares_is_not_restored,
         what_is_evicted_is_computed_again,
     }
     step::saves {

@@ -252,6 +252,32 @@ pub fn the_same_prompt_twice_at_once<B: Backend>(device: &Device<B>) {
     assert_eq!((fed.manager.ledger().free_blocks(), counts.checkpoints), (12, 3));
 }
 
+/// A request that shares does not go on from the state of another, which the tree would give out as its prompt's.
+pub fn a_request_that_shares_is_not_restored<B: Backend>(device: &Device<B>) {
+    let [a, b] = [341, 342].map(|seed| Story::random(&tiny(), TOKENS, seed));
+    let told = Told { first: &a, second: &a, parting: TOKENS };
+    let mut fed = fed(device, settings(0, 8, 128));
+    let other = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(other, &b, 0..128)], Padding::None);
+    let saved = fed.manager.save_checkpoints(&fed.stream, &[(other, 128)]).unwrap().remove(0);
+    let one = admit(&mut fed, &told, b"").id;
+    let (parts, ids) = ([told.part(one, 0, 128)], told.ids());
+    fed.inputs.load(&fed.stream, &parts, 128);
+    for mut step in begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap() {
+        fed.inputs.run(&mut step, &mut |_, _| Ok(())).unwrap();
+        step.commit(&[Accepted { id: one, accepted: 128, tokens: &ids[..128] }]).unwrap();
+    }
+    let error = fed.manager.restore_checkpoint(&fed.stream, one, &saved).unwrap_err();
+    assert!(matches!(error, KvError::Shares { request } if request == one), "{error}");
+    compute(&mut fed, one, &told, 128, TOKENS);
+    let want = alone(device, &told, 0);
+    same(&bytes(&fed, one), &want, "the first");
+    let two = admit(&mut fed, &told, b"");
+    assert_eq!(two.reused, 384);
+    compute(&mut fed, two.id, &told, 384, TOKENS);
+    same(&bytes(&fed, two.id), &want, "the second");
+}
+
 /// Prompts that together do not fit: what nobody refers to goes, what is in use stays, and what was evicted is computed
 /// again; a step that would need more is refused as a whole.
 pub fn what_is_evicted_is_computed_again<B: Backend>(device: &Device<B>) {
