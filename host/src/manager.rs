@@ -1,6 +1,6 @@
 //! `KvCacheManager`: the ledger and the device memory it describes.
 
-use std::sync::MutexGuard;
+use std::ops::Deref;
 
 use crate::bucket::Bucket;
 use crate::config::CacheConfig;
@@ -231,8 +231,9 @@ impl<B: Backend> KvCacheManager<B> {
         &self.core.schema
     }
 
-    /// Who holds what.
-    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    /// Who holds what. It is locked until it is dropped. What changes it is a function of the cache, which changes the
+    /// device's memory with it.
+    pub fn ledger(&self) -> impl Deref<Target = Ledger> + '_ {
         self.core.ledger()
     }
 

@@ -88,10 +88,23 @@ impl<B: Backend> KvCacheManager<B> {
         Ok(())
     }
 
+    /// A request is to be saved at a position; see [`Ledger::want_checkpoint`](crate::Ledger::want_checkpoint).
+    ///
+    /// # Errors
+    /// As [`Ledger::want_checkpoint`](crate::Ledger::want_checkpoint).
+    pub fn want_checkpoint(&mut self, id: RequestId, boundary: u32) -> Result<(), KvError> {
+        self.core().ledger().want_checkpoint(id, boundary)
+    }
+
+    /// What was saved since the last call; see [`Ledger::take_saved`](crate::Ledger::take_saved).
+    pub fn take_saved(&mut self) -> Vec<(RequestId, SavedCheckpoint)> {
+        self.core().ledger().take_saved().collect()
+    }
+
     /// Saves the requests that passed a position at which they were to be saved
-    /// ([`want_checkpoint`](crate::Ledger::want_checkpoint)) in a step that could not do it, a decode step for instance:
+    /// ([`Self::want_checkpoint`]) in a step that could not do it, a decode step for instance:
     /// to be called after its commit, before the next step. One launch for all of them, none if there are none. A
-    /// request that no checkpoint is free for is not saved. [`take_saved`](crate::Ledger::take_saved) hands out what was.
+    /// request that no checkpoint is free for is not saved. [`Self::take_saved`] hands out what was.
     ///
     /// # Errors
     /// [`KvError::Device`]; nothing was saved then.

@@ -46,15 +46,15 @@ fn images<B: Backend>(device: &Device<B>, story: &Story, max_draft: u32) -> Vec<
     BOUNDARIES.map(image).to_vec()
 }
 
-fn want<B: Backend>(fed: &Fed<B>, id: RequestId) {
+fn want<B: Backend>(fed: &mut Fed<B>, id: RequestId) {
     for boundary in BOUNDARIES {
-        fed.manager.ledger().want_checkpoint(id, boundary).unwrap();
+        fed.manager.want_checkpoint(id, boundary).unwrap();
     }
 }
 
 /// What has been saved is what the boundaries have, in order.
 fn check<B: Backend>(fed: &mut Fed<B>, id: RequestId, images: &[Vec<u8>], what: &str) {
-    let all: Vec<_> = fed.manager.ledger().take_saved().collect();
+    let all = fed.manager.take_saved();
     let found: Vec<_> = all.iter().map(|(id, saved)| (*id, saved.boundary())).collect();
     assert_eq!(found, BOUNDARIES.map(|boundary| (id, boundary)), "{what}");
     for ((_, saved), image) in all.into_iter().zip(images) {
@@ -77,7 +77,7 @@ pub fn any_cut_saves_the_same<B: Backend>(device: &Device<B>) {
         let graphs = fed.capture(padding, &[], &mut |_, _| Ok(()));
         for case in 0..6 {
             let [id, beside] = [0, 1].map(|_| fed.manager.admit().unwrap());
-            want(&fed, id);
+            want(&mut fed, id);
             let (mut done, mut behind) = (0, 0);
             let most = [400, 300, 150, 90, 20, 130][case];
             while done < TOKENS {
@@ -115,7 +115,7 @@ pub fn only_what_is_committed_is_saved<B: Backend>(device: &Device<B>) {
     let images = images(device, &story, 3);
     let mut fed = fed(device, 3, 3);
     let id = fed.manager.admit().unwrap();
-    want(&fed, id);
+    want(&mut fed, id);
     let stream = fed.stream.clone();
     let step = [StepRequest { id, start: 0, tokens: TOKENS as u32 }];
     for _ in 0..2 {
@@ -123,24 +123,24 @@ pub fn only_what_is_committed_is_saved<B: Backend>(device: &Device<B>) {
         assert_eq!(rejected.plan().saves, Some(0), "all rows are of the chunk");
         drop(rejected);
         assert_eq!(fed.manager.ledger().free_checkpoints(), 3);
-        assert_eq!(fed.manager.ledger().take_saved().count(), 0);
+        assert_eq!(fed.manager.take_saved(), []);
     }
     fed.step(&[Part::new(id, &story, 0..TOKENS)], Padding::None);
     assert_eq!(fed.manager.ledger().free_checkpoints(), 0);
     // All are taken: the next request wants in vain.
     let other = fed.manager.admit().unwrap();
-    want(&fed, other);
+    want(&mut fed, other);
     fed.step(&[Part::new(other, &story, 0..TOKENS)], Padding::None);
     fed.manager.save_wanted(&stream).unwrap();
     check(&mut fed, id, &images, "after rejected steps");
-    let error = fed.manager.ledger().want_checkpoint(other, 384).unwrap_err();
+    let error = fed.manager.want_checkpoint(other, 384).unwrap_err();
     assert!(matches!(error, KvError::NotSavable { boundary: 384, committed: 400, .. }), "{error}");
-    fed.manager.ledger().want_checkpoint(other, 512).unwrap();
+    fed.manager.want_checkpoint(other, 512).unwrap();
     fed.manager.release(other).unwrap();
     let next = fed.manager.admit().unwrap();
     assert_eq!(next.slot(), other.slot());
     fed.step(&[Part::new(next, &story, 0..TOKENS)], Padding::None);
-    assert_eq!(fed.manager.ledger().take_saved().count(), 0, "another's wish");
+    assert_eq!(fed.manager.take_saved(), [], "another's wish");
 }
 
 /// A chunk has no windows of draft layers to save: they are zero in a request that goes on from its checkpoint.
@@ -148,9 +148,9 @@ pub fn draft_windows_that_were_not_saved_are_zero<B: Backend>(device: &Device<B>
     let story = Story::random(&tiny(), 200, 75);
     let mut fed = fed(device, 1, 1);
     let [a, b] = [0, 1].map(|_| fed.manager.admit().unwrap());
-    fed.manager.ledger().want_checkpoint(a, 128).unwrap();
+    fed.manager.want_checkpoint(a, 128).unwrap();
     fed.step(&[Part::new(a, &story, 0..200)], Padding::None);
-    let (_, saved) = fed.manager.ledger().take_saved().next().expect("it was saved");
+    let (_, saved) = fed.manager.take_saved().pop().expect("it was saved");
     assert!(!saved.has_draft());
     fed.lose(&[Part::new(b, &story, 0..128)]);
     let before = fed.pool_bytes();
