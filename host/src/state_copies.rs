@@ -107,9 +107,10 @@ impl<B: Backend> KvCacheManager<B> {
     /// request that no checkpoint is free for is not saved. [`Self::take_saved`] hands out what was.
     ///
     /// # Errors
-    /// [`KvError::Device`]; nothing was saved then.
+    /// [`KvError::Device`]; nothing was saved then, and the next call does it.
     pub fn save_wanted(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
-        let due = self.core().ledger().take_due();
+        self.reject_leaked_steps();
+        let due = self.core().ledger().due();
         if due.is_empty() {
             return Ok(());
         }

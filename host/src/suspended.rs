@@ -23,7 +23,7 @@ pub struct Suspended {
     pub(crate) groups: [Progress; 2],
     /// The slot that has the copy.
     pub(crate) image: SlotId,
-    /// Positions at which it is to be saved.
+    /// Positions at which it is to be saved, those that it has passed too.
     pub(crate) wanted: Vec<u32>,
     /// What it shares with others.
     #[serde(skip)]

@@ -44,17 +44,19 @@ impl Ledger {
     }
 
     /// The requests that passed a position at which they were to be saved, in a step that could not, and can be saved
-    /// still; as many as checkpoints are free.
-    pub(crate) fn take_due(&mut self) -> Vec<(RequestId, u32)> {
+    /// still; as many as checkpoints are free. They are due until [`Self::add_saved`].
+    pub(crate) fn due(&mut self) -> Vec<(RequestId, u32)> {
         let mut due = std::mem::take(&mut self.saves.due);
         due.retain(|&(id, boundary)| self.check_save(id, boundary).is_ok());
         self.make_room_for_saves(due.len() as u32);
         due.truncate(self.checkpoints.free() as usize);
+        self.saves.due.clone_from(&due);
         due
     }
 
-    /// Takes note of what was saved after a step.
+    /// Takes note of what was saved after a step: all that was due.
     pub(crate) fn add_saved(&mut self, saved: impl Iterator<Item = (RequestId, SavedCheckpoint)>) {
+        self.saves.due.clear();
         self.saves.saved.extend(saved);
         self.attach_saved();
     }

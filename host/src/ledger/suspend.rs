@@ -2,7 +2,7 @@
 
 use super::{Ledger, give_up};
 use crate::error::KvError;
-use crate::ids::{RequestId, SlotId};
+use crate::ids::{LayerGroup, RequestId, SlotId};
 use crate::suspended::{ResumeRefused, Suspended};
 
 impl Ledger {
@@ -68,7 +68,7 @@ impl Ledger {
         let refused = self.refused(id);
         self.attach_saved();
         let (blocks, groups) = self.requests.detach(id).ok_or(refused)?;
-        let (wanted, sharer) = (self.saves.take(id.slot()), self.take_sharer(id.slot()));
+        let (wanted, sharer) = (self.saves.take(id), self.take_sharer(id.slot()));
         Ok(Suspended { ledger: self.requests.ledger(), blocks, groups, image, wanted, sharer })
     }
 
@@ -86,7 +86,13 @@ impl Ledger {
             request.groups = groups;
         }
         self.put_sharer(id.slot(), sharer);
-        wanted.into_iter().for_each(|boundary| self.saves.add(id.slot(), boundary));
+        for boundary in wanted {
+            if boundary <= groups[LayerGroup::Trunk.index()].committed {
+                self.saves.due.push((id, boundary));
+            } else {
+                self.saves.add(id.slot(), boundary);
+            }
+        }
         self.give_image_back(image);
     }
 

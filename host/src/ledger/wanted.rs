@@ -64,9 +64,13 @@ impl Saves {
         self.saved.extract_if(.., move |(id, _)| is_wanted(*id))
     }
 
-    /// Takes the positions of a request that gives its slot up.
-    pub fn take(&mut self, slot: SlotId) -> Vec<u32> {
-        self.wanted.get_mut(slot.0 as usize).map(std::mem::take).unwrap_or_default()
+    /// Takes the positions of a request that gives its slot up: those that are due, then those that it has not passed.
+    pub fn take(&mut self, id: RequestId) -> Vec<u32> {
+        let due = self.due.extract_if(.., |(due, _)| *due == id);
+        let wanted = self.wanted.get_mut(id.slot().0 as usize).into_iter().flatten();
+        let all = due.map(|(_, boundary)| boundary).chain(wanted.map(|at| *at)).collect();
+        self.forget(id.slot());
+        all
     }
 
     /// The request is not to be saved any more.

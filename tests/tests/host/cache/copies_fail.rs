@@ -105,3 +105,41 @@ fn a_failed_copy_changes_nothing() {
         fed.manager.discard_checkpoint(saved).unwrap();
     }
 }
+
+/// What is due to be saved stays so when the copy fails, and when the request gives its slot up in between.
+#[test]
+fn what_is_due_is_saved_after_a_failure() {
+    for how in [Failure::Instead, Failure::After] {
+        let (mut fed, story, _, _) = fed();
+        let stream = fed.stream.clone();
+        let id = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(id, &story, 0..127)], Padding::None);
+        fed.manager.want_checkpoint(id, 128).unwrap();
+        // A step of few tokens does not save.
+        fed.step(&[Part::new(id, &story, 127..129)], Padding::None);
+        let (_, failures) = fail_each(&mut fed, how, |fed| {
+            let result = fed.manager.save_wanted(&stream);
+            assert_eq!(fed.manager.ledger().free_checkpoints(), u32::from(result.is_err()));
+            result
+        });
+        assert!(failures >= 2, "{failures} calls fail");
+        let (saved_of, saved) = fed.manager.take_saved().pop().expect("it was saved");
+        assert_eq!((saved_of, saved.boundary()), (id, 128));
+        fed.manager.save_wanted(&stream).unwrap();
+        assert_eq!(fed.manager.take_saved(), [], "once");
+        fed.manager.discard_checkpoint(saved).unwrap();
+
+        let id = fed.manager.admit().unwrap();
+        fed.step(&[Part::new(id, &story, 0..127)], Padding::None);
+        fed.manager.want_checkpoint(id, 128).unwrap();
+        fed.step(&[Part::new(id, &story, 127..129)], Padding::None);
+        let suspended = fed.manager.suspend(&stream, id).unwrap();
+        fed.manager.save_wanted(&stream).unwrap();
+        assert_eq!(fed.manager.take_saved(), [], "it has no slot");
+        let id = fed.manager.resume(&stream, suspended).unwrap();
+        fed.manager.save_wanted(&stream).unwrap();
+        let (saved_of, saved) = fed.manager.take_saved().pop().expect("it was saved");
+        assert_eq!((saved_of, saved.boundary()), (id, 128));
+        fed.manager.discard_checkpoint(saved).unwrap();
+    }
+}
