@@ -40,7 +40,8 @@ impl Ledger {
         saved.into_iter().rev().for_each(|saved| self.checkpoints.give_back(saved));
     }
 
-    /// Takes a checkpoint for each of `saves`, a request and the position that it is to be saved at.
+    /// Takes a checkpoint for each of `saves`, a request and the position that it is to be saved at. What nobody refers to
+    /// is evicted for them, if that is enough.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`],
@@ -51,10 +52,12 @@ impl Ledger {
     ) -> Result<Vec<SavedCheckpoint>, KvError> {
         let drafts = saves.iter().map(|&(id, boundary)| self.check_save(id, boundary));
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
-        let (needed, free) = (saves.len() as u32, self.checkpoints.free());
+        let needed = saves.len() as u32;
+        let free = self.checkpoints.free() + self.tree_counts().evictable_checkpoints;
         if needed > free {
             return Err(KvError::OutOfCheckpoints { needed, free });
         }
+        self.make_room_for_saves(needed);
         let storage = std::iter::from_fn(|| self.checkpoints.take());
         let saves = saves.iter().zip(drafts).zip(storage);
         Ok(saves

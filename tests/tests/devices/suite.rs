@@ -251,6 +251,7 @@ suite! {
         a_junction_is_reused_by_the_third,
         the_same_prompt_twice_at_once,
         a_request_that_shares_is_not_restored,
+        a_save_evicts_what_nobody_uses,
         what_is_evicted_is_computed_again,
     }
     step::saves {

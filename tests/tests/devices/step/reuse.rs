@@ -252,6 +252,28 @@ pub fn the_same_prompt_twice_at_once<B: Backend>(device: &Device<B>) {
     assert_eq!((fed.manager.ledger().free_blocks(), counts.checkpoints), (12, 3));
 }
 
+/// Checkpoints that only the prefix tree has make room for others, if there are enough of them.
+pub fn a_save_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), TOKENS, 343);
+    let told = Told { first: &story, second: &story, parting: TOKENS };
+    let mut fed = fed(device, settings(0, 2, 128));
+    let one = admit(&mut fed, &told, b"").id;
+    compute(&mut fed, one, &told, 0, 256);
+    fed.manager.release(one).unwrap();
+    let checkpoints = |fed: &Fed<B>| fed.manager.ledger().tree_counts().checkpoints;
+    assert_eq!(fed.manager.ledger().free_checkpoints(), 0);
+    assert_eq!(checkpoints(&fed), 2);
+    let other = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(other, &story, 0..128)], Padding::None);
+    let mut save = |times| fed.manager.save_checkpoints(&fed.stream, &vec![(other, 128); times]);
+    let error = save(3).unwrap_err();
+    assert!(matches!(error, KvError::OutOfCheckpoints { needed: 3, free: 2 }), "{error}");
+    let saved = save(1).unwrap().remove(0);
+    assert_eq!(checkpoints(&fed), 1, "the refused save evicted none");
+    fed.manager.discard_checkpoint(saved).unwrap();
+    fed.manager.ledger().audit().unwrap();
+}
+
 /// A request that shares does not go on from the state of another, which the tree would give out as its prompt's.
 pub fn a_request_that_shares_is_not_restored<B: Backend>(device: &Device<B>) {
     let [a, b] = [341, 342].map(|seed| Story::random(&tiny(), TOKENS, seed));
