@@ -39,9 +39,9 @@ use crate::manager::KvCacheManager;
 
 impl<B: Backend> KvCacheManager<B> {
     /// Admits a request that goes on from what earlier ones with the same salt, adapter and first tokens have computed:
-    /// it has [`Admission::reused`] tokens already, with every byte that it would have alone, and its first step starts
-    /// there. Its blocks are shared at 128 tokens each; a prompt is never reused whole, so that a token is left to
-    /// compute.
+    /// it has [`Admission::reused`] tokens already, and its first step starts there. In the trunk's layers it has every
+    /// byte that it would have alone; what draft layers have is said in [`crate::checkpoints`]. Its blocks are shared at
+    /// 128 tokens each; a prompt is never reused whole, so that a token is left to compute.
     ///
     /// What it shares itself is what its commits tell the tokens of ([`crate::Accepted::tokens`]). Checkpoints are
     /// taken inside of its chunks at the prompt's last boundary, where it leaves what is there, and at the cache's
