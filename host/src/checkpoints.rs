@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::error::KvError;
 use crate::ids::{CheckpointId, LedgerId};
 
-/// The storage of a checkpoint, taken from a [`CheckpointPool`], in which nothing is saved yet. It cannot be copied: who
+/// The storage of a checkpoint, taken from a `CheckpointPool`, in which nothing is saved yet. It cannot be copied: who
 /// holds it owns it, and giving it back is giving it up.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
