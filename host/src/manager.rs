@@ -187,7 +187,8 @@ impl<B: Backend> KvCacheManager<B> {
         self.core.memory.table().table.view()
     }
 
-    /// All of its device memory, for a graph to retain that is captured from an open step.
+    /// All of its device memory, for a graph to retain that is captured from an open step. Such a graph is replayed in
+    /// steps of the same kind only: it reads their StepMeta, whose memory holds something else between steps.
     #[must_use]
     pub fn memory(&self) -> Vec<Memory<B>> {
         let steps = std::iter::once(&self.trunk).chain(&self.draft);

@@ -5,7 +5,7 @@ use crate::error::KvError;
 use crate::ids::{RequestId, SlotId};
 use crate::ledger::Fork;
 use crate::manager::KvCacheManager;
-use crate::ops::SlotCopy;
+use crate::ops::{BlockCopy, SlotCopy};
 use crate::suspended::{ResumeRefused, Suspended};
 use crate::transfers::Copied;
 
@@ -37,7 +37,7 @@ impl<B: Backend> KvCacheManager<B> {
         let mut blocks: Vec<_> =
             self.core().ledger().block_table(*of)?.take(*shared as usize).collect();
         if let Some((from, to)) = copied {
-            let block = SlotCopy { from: SlotId(from.0), to: SlotId(to.id().0) };
+            let block = BlockCopy { from: *from, to: to.id() };
             jobs.push((Copied::Blocks, block.words()));
             blocks.push(to.id());
         }

@@ -39,12 +39,15 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Lets a request go on from a checkpoint: its slot becomes what that of the saved request was, in one launch. It must
-    /// have committed as many tokens, and hold no more blocks than theirs, in which their entries are; and it must share nothing, since
-    /// the prefix tree would take the saved request's tokens for its own. Queued in `stream`, behind the steps before.
+    /// have committed as many tokens, and hold no more blocks than theirs, in which their entries are; and it must share
+    /// nothing, since the prefix tree would take the saved request's tokens for its own. Positions at which it was to be
+    /// saved are forgotten. Queued in `stream`, behind the steps before.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::ForeignCheckpoint`],
-    /// [`KvError::Shares`], [`KvError::NotRestorable`], [`KvError::Device`]. The request has the tokens that it had then; if the launch failed, it may have lost rows that they need.
+    /// [`KvError::Shares`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the copy was
+    /// queued before the device failed, later steps refuse the request ([`KvError::Overwritten`]) until it is released;
+    /// else nothing has changed.
     pub fn restore_checkpoint(
         &mut self,
         stream: &Stream<B>,
@@ -70,10 +73,14 @@ impl<B: Backend> KvCacheManager<B> {
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();
         let copied = if has_draft { Copied::Restore } else { Copied::RestoreTrunk };
         self.transfer(stream, &[(copied, job)], Some((slot, blocks)))?;
-        if !has_draft {
-            self.clear_draft_windows(stream, slot)?;
+        let cleared = if has_draft { Ok(()) } else { self.clear_draft_windows(stream, slot) };
+        match cleared {
+            Ok(()) => self.core().ledger().enter_restored(id, boundary),
+            Err(error) => {
+                self.core().ledger().lose_rows(id);
+                Err(error)
+            }
         }
-        self.core().ledger().enter_restored(id, boundary)
     }
 
     /// Queues zero for the windows of a slot's draft layers.

@@ -4,15 +4,12 @@ use kernels_gpu::params::CopyStateParams;
 use kv_layout::geometry::{CSA_RATIO, LayerKind, WINDOW, csa_previous_rows, csa_state_rows};
 
 use crate::ids::LayerId;
-use crate::ops::LayerImage;
+use crate::ops::{LayerImage, UNIT};
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{LayerCacheSchema, Pool, Schema};
 
 /// The numbers of a piece, as the kernel reads them.
 pub(crate) type Piece = [u32; CopyStateParams::PIECE as usize];
-
-/// Bytes of the unit in which a pool's place is counted.
-const UNIT: u64 = 256;
 
 /// The rows of one pool that a checkpoint keeps: those of the last positions before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

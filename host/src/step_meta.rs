@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use kernels_gpu::params::CopyStateParams;
 use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
 
@@ -71,8 +72,6 @@ pub struct StepLayout {
 impl StepLayout {
     /// Sections with one entry a new block.
     const UPDATE_SECTIONS: usize = 2;
-    /// Words of a copy.
-    const COPY: u32 = 4;
 
     /// The layout of a step of `tokens` tokens, padding included, that is given `new_blocks` blocks; sections
     /// are aligned to 16 bytes.
@@ -106,7 +105,7 @@ impl StepLayout {
         match section {
             Section::CheckpointRow if !self.saves => 0,
             Section::TableIndex | Section::TableBlock => self.updates,
-            Section::Copies => Self::COPY * self.copies,
+            Section::Copies => CopyStateParams::JOB * self.copies,
             _ => self.tokens,
         }
     }

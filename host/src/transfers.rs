@@ -1,6 +1,8 @@
 //! What is queued between steps: copies of slots, checkpoints and blocks, and rows of the block table. What it is travels
 //! in the memory of the trunk's StepMeta, which nobody uses between steps.
 
+use kernels_gpu::params::CopyStateParams;
+
 use crate::core::Core;
 use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
@@ -25,7 +27,7 @@ pub(crate) enum Copied {
 }
 
 /// Elements of a job.
-const JOB: usize = size_of::<JobWords>() / size_of::<i32>();
+const JOB: usize = CopyStateParams::JOB as usize;
 
 impl<B: Backend> KvCacheManager<B> {
     /// Rejects steps that were leaked: none borrows the cache any more.

@@ -8,13 +8,13 @@ use crate::device::Device;
 use crate::error::DeviceError;
 
 /// What each buffer's offset is a multiple of, in bytes: what a driver aligns an allocation to.
-const ALIGN: u64 = 256;
+pub const ARENA_ALIGN: u64 = 256;
 
 /// Bytes that [`Device::allocate_arena`] takes for `buffers` buffers of `bytes` bytes together: `bytes`, as much as
 /// aligning them may cost, and 256 that are in no buffer. Saturates.
 #[must_use]
 pub const fn arena_bytes(buffers: u64, bytes: u64) -> u64 {
-    bytes.saturating_add(buffers.saturating_add(1).saturating_mul(ALIGN))
+    bytes.saturating_add(buffers.saturating_add(1).saturating_mul(ARENA_ALIGN))
 }
 
 /// Buffers that lie in one allocation, and the allocation, for kernels that reach several of them by one pointer and
@@ -40,17 +40,18 @@ impl<B: Backend> Arena<B> {
 
 /// Where buffers of the sizes `bytes` lie.
 fn places(bytes: &[u64]) -> Vec<Range<u64>> {
-    let mut next = ALIGN;
+    let mut next = ARENA_ALIGN;
     let place = |&bytes: &u64| {
         let place = next..next + bytes;
-        next = place.end.next_multiple_of(ALIGN);
+        next = place.end.next_multiple_of(ARENA_ALIGN);
         place
     };
     bytes.iter().map(place).collect()
 }
 
 impl<B: Backend> Device<B> {
-    /// Zeroed buffers of the sizes `bytes`, in one allocation of [`arena_bytes`], each at a multiple of 256 bytes: a driver rounds an allocation up, CUDA to 2 MiB. `label` names it in errors.
+    /// Zeroed buffers of the sizes `bytes`, in one allocation of [`arena_bytes`], each at a multiple of 256 bytes: a
+    /// driver rounds an allocation up, CUDA to 2 MiB. `label` names it in errors.
     ///
     /// # Errors
     /// As [`Device::allocate`].
@@ -92,7 +93,7 @@ mod tests {
             assert_eq!(buffer.memory().span(), whole, "one allocation");
             assert_eq!(span.bytes(), size);
             assert_eq!(arena.offset(buffer), span.address() - whole.address());
-            assert!(span.address().is_multiple_of(ALIGN) && span.address() >= end);
+            assert!(span.address().is_multiple_of(ARENA_ALIGN) && span.address() >= end);
             end = span.address() + size;
         }
         assert!(end <= whole.address() + whole.bytes());

@@ -52,7 +52,7 @@ mod staged;
 mod stream;
 mod transfer;
 
-pub use arena::{Arena, arena_bytes};
+pub use arena::{ARENA_ALIGN, Arena, arena_bytes};
 pub use backend::{Backend, RawMemory, RawPinned};
 pub use buffer::{Buffer, Memory, View};
 pub use cuda::{Cuda, CudaDevice, CudaOptions, Kernels};

@@ -107,12 +107,6 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         ended
     }
 
-    /// Bytes that leases hold.
-    #[must_use]
-    pub fn leased_bytes(&self) -> u64 {
-        self.leased_bytes
-    }
-
     fn end(&mut self, key: LeaseKey, freed: &mut impl FnMut(Freed<B, C>)) -> bool {
         let Some(entry) = self.leases.remove(key) else { return false };
         self.leased_bytes -= entry.bytes;

@@ -4,7 +4,7 @@ use std::hash::BuildHasher;
 
 use crate::mistake::{Mistake, made};
 use crate::node::NodeKey;
-use crate::policy::{Origin, Policy};
+use crate::policy::Policy;
 use crate::root::RootKey;
 use crate::tree::{Freed, PrefixTree, TreeId, tokens, whole_blocks};
 
@@ -311,14 +311,5 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let found = self.first_blocks.get(self.hasher.hash_one(first));
         let other = found.filter(|&other| other != root && self.nodes.contains_key(other));
         other.map_or(0, |other| self.walk(other, prompt).depth)
-    }
-
-    /// The origin of the checkpoint at a reference, if there is one.
-    ///
-    /// # Errors
-    /// [`Foreign`].
-    pub fn origin(&self, at: &Reference) -> Result<Option<Origin>, Foreign> {
-        let place = self.place_of(at, at.depth)?;
-        Ok(self.checkpoint(at)?.map(|_| self.nodes[place].usage.origin))
     }
 }

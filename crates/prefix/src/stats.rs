@@ -1,7 +1,7 @@
 //! Why tokens were reused, or were not.
 
-/// Tokens of prompts, counted when they are adopted. Each token is in one of the six groups, so that they add up to
-/// [`Self::prompt_tokens`].
+/// Tokens of prompts, counted when they are adopted: an admission that the device fails afterwards counts, and its next
+/// attempt counts again. Each token is in one of the six groups, so that they add up to [`Self::prompt_tokens`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReuseStats {
     /// Prompts.

@@ -101,7 +101,7 @@ impl Metrics {
             ),
             reused_tokens: counted(
                 "dsv4_reused_tokens_total",
-                "Tokens that were not computed, since other sequences had computed them",
+                "Tokens of admitted prompts that were in the cache already",
             ),
             generated_tokens: counted("dsv4_generated_tokens_total", "Tokens that were generated"),
             time_to_first_token: timed(TIME_TO_FIRST_TOKEN, "From submission to the first token"),

@@ -123,6 +123,13 @@ impl Ledger {
         Ok(())
     }
 
+    /// The request has lost rows that its tokens need, whatever it goes on with: steps refuse it until it is released.
+    pub(crate) fn lose_rows(&mut self, id: RequestId) {
+        if let Ok(request) = self.request_mut(id) {
+            request.groups.iter_mut().for_each(|group| group.written_to = u32::MAX);
+        }
+    }
+
     /// Refuses a request that takes part in an open step.
     pub(super) fn check_in_no_step(&self, id: RequestId) -> Result<(), KvError> {
         match LayerGroup::ALL.into_iter().find(|&group| self.is_in_step(group, id)) {

@@ -4,11 +4,14 @@ use kernels_gpu::launch::CopyState;
 use kernels_gpu::params::CopyStateParams;
 
 use super::check_length;
-use crate::device::{Backend, Buffer, DeviceError, DevicePtr, DevicePtrMut, Stream, View};
-use crate::ids::{CheckpointId, SlotId};
+use crate::device::{
+    ARENA_ALIGN, Backend, Buffer, DeviceError, DevicePtr, DevicePtrMut, Stream, View,
+};
+use crate::ids::{BlockId, CheckpointId, SlotId};
 
-/// Bytes of the unit in which the kernel counts memory.
-const UNIT: u64 = 256;
+/// Bytes of the unit in which the kernel counts memory: what an arena aligns its pools to.
+pub(crate) const UNIT: u64 = ARENA_ALIGN;
+const _: () = assert!(UNIT == 256, "what kernels take a unit to be");
 
 /// The memory of slots and checkpoints.
 pub struct StateArena<'a, B: Backend> {
@@ -113,6 +116,15 @@ pub struct SlotCopy {
     pub to: SlotId,
 }
 
+/// A block that becomes a copy of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block that is read.
+    pub from: BlockId,
+    /// The block that is written.
+    pub to: BlockId,
+}
+
 /// A job as the kernel reads it.
 pub type JobWords = [i32; CopyStateParams::JOB as usize];
 
@@ -129,9 +141,21 @@ impl SlotCopy {
     /// As the kernel reads it.
     #[must_use]
     pub const fn words(self) -> JobWords {
-        let Self { from, to } = self;
-        [from.0 as i32, to.0 as i32, 1, 1]
+        whole(self.from.0, self.to.0)
     }
+}
+
+impl BlockCopy {
+    /// As the kernel reads it.
+    #[must_use]
+    pub const fn words(self) -> JobWords {
+        whole(self.from.0, self.to.0)
+    }
+}
+
+/// The copy of a whole slot, or block: one row, at the only place of its ring.
+const fn whole(from: u32, to: u32) -> JobWords {
+    [from as i32, to as i32, 1, 1]
 }
 
 /// What a launch copies.
@@ -141,7 +165,7 @@ pub enum CopyDirection {
     Save,
     /// From checkpoints to slots: jobs are [`CheckpointCopy::words`].
     Restore,
-    /// From slots to other slots: jobs are [`SlotCopy::words`].
+    /// From slots to other slots, or blocks to other blocks: jobs are [`SlotCopy::words`] or [`BlockCopy::words`].
     Slot,
 }
 

@@ -20,7 +20,9 @@ pub enum Weight {
 /// Models and loads of the suites `step` and `prefill`. Options may be given several times; each combination is
 /// measured.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Options of step and prefill, which may be given several times")]
+#[command(
+    next_help_heading = "Options of step, prefill and attention, which may be given several times"
+)]
 pub struct LoadArgs {
     /// The model.
     #[arg(long, value_name = "NAME", default_values = ["flash", "pro"], value_parser = PossibleValuesParser::new(ModelConfig::PRESETS))]
