@@ -41,7 +41,7 @@ impl<B: Backend> KvCacheManager<B> {
             jobs.push((Copied::Blocks, block.words()));
             blocks.push(to.id());
         }
-        self.transfer(stream, &jobs, Some((id.slot(), &blocks)))
+        Ok(self.transfer(stream, &jobs, Some((id.slot(), &blocks)))?)
     }
 
     /// Takes a request out of its slot, at any position, after rejected drafts too. What the slot holds is copied, in
@@ -57,7 +57,7 @@ impl<B: Backend> KvCacheManager<B> {
         let copy = SlotCopy { from: id.slot(), to: image };
         if let Err(error) = self.transfer(stream, &[(Copied::Slots, copy.words())], None) {
             self.core().ledger().give_image_back(image);
-            return Err(error);
+            return Err(error.into());
         }
         let suspended = self.core().ledger().detach(id, image);
         self.poison_slot(id.slot());
@@ -97,7 +97,7 @@ impl<B: Backend> KvCacheManager<B> {
             Err(error) => {
                 // It was just admitted, and takes part in no step.
                 let _ = self.release(id);
-                Err(ResumeRefused::new(suspended, error))
+                Err(ResumeRefused::new(suspended, error.into()))
             }
         }
     }

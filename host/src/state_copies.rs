@@ -6,7 +6,7 @@ use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::manager::KvCacheManager;
 use crate::ops::{CheckpointCopy, CopyPieces, StateArena};
-use crate::transfers::Copied;
+use crate::transfers::{Copied, TransferFailed};
 
 impl<B: Backend> KvCacheManager<B> {
     /// Saves requests, each at a position: the state that a request which has the blocks before it needs to go on there,
@@ -33,7 +33,7 @@ impl<B: Backend> KvCacheManager<B> {
             Ok(()) => Ok(saved),
             Err(error) => {
                 self.core().ledger().undo_saves(saved);
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -45,9 +45,9 @@ impl<B: Backend> KvCacheManager<B> {
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::ForeignCheckpoint`],
-    /// [`KvError::Shares`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the copy was
-    /// queued before the device failed, later steps refuse the request ([`KvError::Overwritten`]) until it is released;
-    /// else nothing has changed.
+    /// [`KvError::Shares`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the device
+    /// failed in the copy or behind it, nobody knows what the slot holds, and later steps refuse the request
+    /// ([`KvError::Overwritten`]) until it is restored or released; else nothing has changed.
     pub fn restore_checkpoint(
         &mut self,
         stream: &Stream<B>,
@@ -72,12 +72,17 @@ impl<B: Backend> KvCacheManager<B> {
         let slot = id.slot();
         let job = CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words();
         let copied = if has_draft { Copied::Restore } else { Copied::RestoreTrunk };
-        self.transfer(stream, &[(copied, job)], Some((slot, blocks)))?;
-        let cleared = if has_draft { Ok(()) } else { self.clear_draft_windows(stream, slot) };
-        match cleared {
+        let restored = self.transfer(stream, &[(copied, job)], Some((slot, blocks)));
+        let restored = restored.and_then(|()| {
+            let cleared = if has_draft { Ok(()) } else { self.clear_draft_windows(stream, slot) };
+            cleared.map_err(|error| TransferFailed { error, began: true })
+        });
+        match restored {
             Ok(()) => self.core().ledger().enter_restored(id, boundary),
-            Err(error) => {
-                self.core().ledger().lose_rows(id);
+            Err(TransferFailed { error, began }) => {
+                if began {
+                    self.core().ledger().lose_rows(id);
+                }
                 Err(error)
             }
         }

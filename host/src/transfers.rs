@@ -26,6 +26,27 @@ pub(crate) enum Copied {
     Blocks,
 }
 
+/// A transfer that failed.
+#[derive(Debug)]
+pub(crate) struct TransferFailed {
+    /// Why.
+    pub error: KvError,
+    /// Whether a copy may have been queued before.
+    pub began: bool,
+}
+
+impl From<KvError> for TransferFailed {
+    fn from(error: KvError) -> Self {
+        Self { error, began: false }
+    }
+}
+
+impl From<TransferFailed> for KvError {
+    fn from(failed: TransferFailed) -> Self {
+        failed.error
+    }
+}
+
 /// Elements of a job.
 const JOB: usize = CopyStateParams::JOB as usize;
 
@@ -47,7 +68,7 @@ impl<B: Backend> KvCacheManager<B> {
         stream: &Stream<B>,
         jobs: &[(Copied, JobWords)],
         table: Option<(SlotId, &[BlockId])>,
-    ) -> Result<(), KvError> {
+    ) -> Result<(), TransferFailed> {
         let (core, trunk, draft) = self.parts();
         core.check_stream(stream)?;
         core.ledger().take_unowned().for_each(|block| trunk.freed.add_block(block));
@@ -72,7 +93,8 @@ impl<B: Backend> StepMemory<B> {
         core: &Core<B>,
         mut jobs: &[(Copied, JobWords)],
         (mut first, mut blocks): (u32, &[BlockId]),
-    ) -> Result<(), KvError> {
+    ) -> Result<(), TransferFailed> {
+        let mut began = false;
         let room = self.step_meta.buffer().len() as usize;
         while !jobs.is_empty() || !blocks.is_empty() {
             let (these, later) = jobs.split_at(jobs.len().min(room / JOB));
@@ -87,8 +109,11 @@ impl<B: Backend> StepMemory<B> {
                 block.iter_mut().zip(entered).for_each(|(word, block)| *word = block.0 as i32);
                 Ok::<_, KvError>((JOB * these.len() + 2 * entered.len(), ()))
             };
-            self.step_meta.update(stream, write)?;
-            self.queue(stream, core, these, entered.len())?;
+            let sent = self.step_meta.update(stream, write);
+            sent.map_err(|error| TransferFailed { error, began })?;
+            began |= !these.is_empty();
+            let queued = self.queue(stream, core, these, entered.len());
+            queued.map_err(|error| TransferFailed { error, began })?;
             (jobs, blocks, first) = (later, others, first + entered.len() as u32);
         }
         Ok(())

@@ -123,7 +123,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The request has lost rows that its tokens need, whatever it goes on with: steps refuse it until it is released.
+    /// The request has lost rows that its tokens need: steps of both groups refuse it until it is restored or released.
     pub(crate) fn lose_rows(&mut self, id: RequestId) {
         if let Ok(request) = self.request_mut(id) {
             request.groups.iter_mut().for_each(|group| group.written_to = u32::MAX);

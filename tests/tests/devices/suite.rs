@@ -254,6 +254,10 @@ suite! {
         a_save_evicts_what_nobody_uses,
         what_is_evicted_is_computed_again,
     }
+    step::exact {
+        some_boundaries,
+        some_triples,
+    }
     step::saves {
         any_cut_saves_the_same,
         only_what_is_committed_is_saved,
@@ -322,8 +326,17 @@ pub fn by_hand<B: Backend>() -> Vec<Case<B>> {
 }
 
 suite! {
-    /// Minutes on either device; run by hand, with `-- --ignored cpu::step::histories`.
+    /// Minutes on either device, or on a GPU; run by hand, with `-- --ignored cpu::step::histories`.
     long:
+    step::exact {
+        boundaries_to_1024_without_drafts,
+        boundaries_to_1024_with_1_to_4_drafts,
+        boundaries_to_1024_with_5_to_8_drafts,
+        boundaries_to_8192_without_drafts,
+        boundaries_to_8192_with_1_to_4_drafts,
+        boundaries_to_8192_with_5_to_8_drafts,
+        ten_thousand_triples,
+    }
     step::histories {
         every_rollback_leaves_no_trace,
         ten_thousand_interleavings_do_not_mix,

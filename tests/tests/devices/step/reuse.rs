@@ -3,127 +3,23 @@
 use std::time::Duration;
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::schema::PoolUnit;
-use dsv4_kv::{
-    Accepted, Admission, CacheConfig, KvError, Launches, LayerGroup, Prompt, RequestId, StepRequest,
-};
-use kv_layout::index_row::IndexFormat;
-use kv_layout::main_row::MainFormat;
+use dsv4_kv::{Accepted, KvError, Launches, Prompt, RequestId, StepRequest};
 
+use super::told::{self, Alone, Cut, Told, admit, assert_table, fed, same, settings};
 use crate::fed::{Fed, Padding, Part, begin};
-use crate::inputs::{assert_same, download};
-use crate::stories::{Story, config, tiny};
+use crate::stories::{Story, tiny};
 
-const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 /// Tokens of a prompt.
 const TOKENS: usize = 420;
 
-/// A prompt that says what `first` does up to `parting`, then what `second` does.
-#[derive(Clone, Copy)]
-struct Told<'s> {
-    first: &'s Story,
-    second: &'s Story,
-    parting: usize,
+/// What `first` says up to `parting`, then what `second` says.
+fn says<'s>(first: &'s Story, second: &'s Story, parting: usize) -> Told<'s> {
+    Told::parting(first, second, parting, TOKENS)
 }
 
-impl<'s> Told<'s> {
-    /// Its token ids: those of the second story are others.
-    fn ids(&self) -> Vec<u32> {
-        (0..TOKENS as u32)
-            .map(|at| if (at as usize) < self.parting { at } else { at + 1000 })
-            .collect()
-    }
-
-    fn part(&self, id: RequestId, from: usize, to: usize) -> Part<'s> {
-        let (a, b) = (from..to.min(self.parting), from.max(self.parting)..to);
-        let pieces = [(self.first, a), (self.second, b)];
-        Part { id, pieces: pieces.into_iter().filter(|(_, range)| !range.is_empty()).collect() }
-    }
-}
-
-fn fed<B: Backend>(device: &Device<B>, settings: CacheConfig) -> Fed<B> {
-    let base = config(&tiny(), FORMATS, 3);
-    let CacheConfig { max_draft, num_checkpoints, checkpoint_interval, .. } = settings;
-    let (poison, lease_bytes) = (num_checkpoints > 0, u64::MAX);
-    let settings = CacheConfig { max_draft, num_checkpoints, checkpoint_interval, ..base };
-    Fed::new(device, CacheConfig { poison, lease_bytes, ..settings })
-}
-
-fn settings(max_draft: u32, num_checkpoints: u32, checkpoint_interval: u32) -> CacheConfig {
-    let base = config(&tiny(), FORMATS, 3);
-    CacheConfig { max_draft, num_checkpoints, checkpoint_interval, ..base }
-}
-
-fn admit<B: Backend>(fed: &mut Fed<B>, told: &Told<'_>, salt: &[u8]) -> Admission {
-    let tokens = told.ids();
-    let prompt = Prompt { tokens: &tokens, salt, adapter: b"" };
-    fed.manager.admit_with(&fed.stream, &prompt).unwrap()
-}
-
-/// Runs tokens `from..` of a prompt in chunks, and tells what they are; the last ones one by one, so that every row of the
-/// compressors' rings is written, however it was cut.
-fn compute<B: Backend>(
-    fed: &mut Fed<B>,
-    id: RequestId,
-    told: &Told<'_>,
-    from: usize,
-    chunk: usize,
-) {
-    let ids = told.ids();
-    let mut done = from;
-    while done < TOKENS {
-        let to = (done + chunk).min(TOKENS - 12).max(done + 1);
-        let parts = [told.part(id, done, to)];
-        fed.inputs.load(&fed.stream, &parts, (to - done) as u32);
-        let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
-        for step in &mut steps {
-            fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
-        }
-        let accepted = Accepted { id, accepted: (to - done) as u32, tokens: &ids[done..to] };
-        steps.into_iter().for_each(|step| step.commit(&[accepted]).unwrap());
-        fed.manager.save_wanted(&fed.stream).unwrap();
-        done = to;
-    }
-    fed.manager.check_faults(&fed.stream).unwrap();
-}
-
-/// What a request of `TOKENS` tokens has in each layer of the trunk: its whole slot, and every entry and key.
+/// The bytes of all of a request.
 fn bytes<B: Backend>(fed: &Fed<B>, id: RequestId) -> Vec<(String, Vec<u8>)> {
-    let table = fed.manager.block_table(id).unwrap();
-    let trunk = fed.manager.config().group_layers(LayerGroup::Trunk);
-    let layers = fed.manager.schema().layers[..trunk.end as usize].iter();
-    let pools = layers.flat_map(|layer| layer.pools.iter().map(move |pool| (layer, pool)));
-    let of_pool = |(layer, pool): (&dsv4_kv::schema::LayerCacheSchema, &dsv4_kv::schema::Pool)| {
-        let all = download(&fed.stream, &fed.manager.pool(layer.layer, pool.kind).unwrap());
-        let unit = pool.unit_bytes() as usize;
-        let of = |number: u32, bytes: usize| all[number as usize * unit..][..bytes].to_vec();
-        let found = match pool.unit {
-            PoolUnit::Slot => of(id.slot().0, unit),
-            PoolUnit::Block => {
-                let closed = TOKENS / layer.kind.ratio().unwrap() as usize;
-                let rows =
-                    |block: usize| (closed - block * pool.rows as usize).min(pool.rows as usize);
-                let blocks = table.iter().enumerate().take(closed.div_ceil(pool.rows as usize));
-                blocks
-                    .flat_map(|(at, block)| of(block.0, rows(at) * pool.row_bytes as usize))
-                    .collect()
-            }
-        };
-        (format!("{:?} {:?}", layer.layer, pool.kind), found)
-    };
-    pools.map(of_pool).collect()
-}
-
-/// The device finds the blocks of a request where the ledger says.
-fn assert_table<B: Backend>(fed: &Fed<B>, id: RequestId) {
-    let blocks = fed.manager.block_table(id).unwrap();
-    let table = download(&fed.stream, &fed.manager.device_block_table());
-    let width = table.len() / fed.manager.config().max_requests as usize;
-    let row = &table[id.slot().0 as usize * width..][..blocks.len()];
-    assert!(
-        row.iter().zip(&blocks).all(|(&found, block)| found == block.0 as i32),
-        "{row:?} {blocks:?}"
-    );
+    told::bytes(fed, id, TOKENS)
 }
 
 /// The same request in a cache of its own.
@@ -132,23 +28,25 @@ fn alone<B: Backend>(
     told: &Told<'_>,
     max_draft: u32,
 ) -> Vec<(String, Vec<u8>)> {
-    let mut fed = fed(device, settings(max_draft, 0, 0));
-    let id = fed.manager.admit().unwrap();
-    compute(&mut fed, id, told, 0, TOKENS);
-    bytes(&fed, id)
+    Alone::of(device, told, settings(max_draft, 0, 0)).bytes
 }
 
-fn same(got: &[(String, Vec<u8>)], want: &[(String, Vec<u8>)], what: &str) {
-    for ((name, got), (_, want)) in got.iter().zip(want) {
-        assert_same(got, want, &format!("{name}, {what}"));
-    }
+/// Runs the tokens of a request in chunks.
+fn compute<B: Backend>(
+    fed: &mut Fed<B>,
+    id: RequestId,
+    told: &Told<'_>,
+    from: usize,
+    chunk: usize,
+) {
+    told::compute(fed, id, told, from, Cut::Chunks(chunk));
 }
 
 /// Wherever the second prompt parts from the first, and however both are cut: it goes on from the checkpoint at or below,
 /// has the bytes that it has alone, and changes no byte of the first.
 pub fn reuse_equals_computing<B: Backend>(device: &Device<B>) {
     let [a, b] = [301, 302].map(|seed| Story::random(&tiny(), TOKENS, seed));
-    let first = Told { first: &a, second: &a, parting: TOKENS };
+    let first = says(&a, &a, TOKENS);
     for (max_draft, interval, parting, chunks) in [
         (0, 128, 127, [TOKENS, TOKENS]),
         (0, 128, 128, [150, 90]),
@@ -157,7 +55,7 @@ pub fn reuse_equals_computing<B: Backend>(device: &Device<B>) {
         (2, 0, TOKENS, [130, 7]),
         (0, 0, 384, [2, TOKENS]),
     ] {
-        let second = Told { first: &a, second: &b, parting };
+        let second = says(&a, &b, parting);
         let mut fed = fed(device, settings(max_draft, 8, interval));
         let one = admit(&mut fed, &first, b"");
         assert_eq!((one.reused, one.matched), (0, 0));
@@ -193,17 +91,17 @@ pub fn a_junction_is_reused_by_the_third<B: Backend>(device: &Device<B>) {
     let stories = [311, 312, 313].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let [a, b, c] = &stories;
     let mut fed = fed(device, settings(0, 8, 0));
-    let first = Told { first: a, second: a, parting: TOKENS };
+    let first = says(a, a, TOKENS);
     let one = admit(&mut fed, &first, b"x");
     compute(&mut fed, one.id, &first, 0, TOKENS);
     fed.manager.release(one.id).unwrap();
-    let second = Told { first: a, second: b, parting: 300 };
+    let second = says(a, b, 300);
     let two = admit(&mut fed, &second, b"x");
     assert_eq!((two.reused, two.matched), (0, 256));
     compute(&mut fed, two.id, &second, 0, 200);
     same(&bytes(&fed, two.id), &alone(device, &second, 0), "the second");
     fed.manager.release(two.id).unwrap();
-    let third = Told { first: a, second: c, parting: 270 };
+    let third = says(a, c, 270);
     let elsewhere = admit(&mut fed, &third, b"y");
     assert_eq!((elsewhere.reused, elsewhere.matched), (0, 0));
     fed.manager.release(elsewhere.id).unwrap();
@@ -220,13 +118,13 @@ pub fn a_junction_is_reused_by_the_third<B: Backend>(device: &Device<B>) {
 /// when it ends.
 pub fn the_same_prompt_twice_at_once<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), TOKENS, 321);
-    let told = Told { first: &story, second: &story, parting: TOKENS };
+    let told = says(&story, &story, TOKENS);
     let mut fed = fed(device, settings(0, 8, 128));
     let ids = [0, 1].map(|_| admit(&mut fed, &told, b"").id);
     let tokens = told.ids();
     let mut done = 0;
     for to in [100, 250, TOKENS] {
-        let parts = ids.map(|id| told.part(id, done, to));
+        let parts = ids.map(|id| told.part(id, done..to, None));
         fed.inputs.load(&fed.stream, &parts, 2 * (to - done) as u32);
         let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
         for step in &mut steps {
@@ -255,7 +153,7 @@ pub fn the_same_prompt_twice_at_once<B: Backend>(device: &Device<B>) {
 /// Checkpoints that only the prefix tree has make room for others, if there are enough of them.
 pub fn a_save_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), TOKENS, 343);
-    let told = Told { first: &story, second: &story, parting: TOKENS };
+    let told = says(&story, &story, TOKENS);
     let mut fed = fed(device, settings(0, 2, 128));
     let one = admit(&mut fed, &told, b"").id;
     compute(&mut fed, one, &told, 0, 256);
@@ -277,13 +175,13 @@ pub fn a_save_evicts_what_nobody_uses<B: Backend>(device: &Device<B>) {
 /// A request that shares does not go on from the state of another, which the tree would give out as its prompt's.
 pub fn a_request_that_shares_is_not_restored<B: Backend>(device: &Device<B>) {
     let [a, b] = [341, 342].map(|seed| Story::random(&tiny(), TOKENS, seed));
-    let told = Told { first: &a, second: &a, parting: TOKENS };
+    let told = says(&a, &a, TOKENS);
     let mut fed = fed(device, settings(0, 8, 128));
     let other = fed.manager.admit().unwrap();
     fed.step(&[Part::new(other, &b, 0..128)], Padding::None);
     let saved = fed.manager.save_checkpoints(&fed.stream, &[(other, 128)]).unwrap().remove(0);
     let one = admit(&mut fed, &told, b"").id;
-    let (parts, ids) = ([told.part(one, 0, 128)], told.ids());
+    let (parts, ids) = ([told.part(one, 0..128, None)], told.ids());
     fed.inputs.load(&fed.stream, &parts, 128);
     for mut step in begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap() {
         fed.inputs.run(&mut step, &mut |_, _| Ok(())).unwrap();
@@ -308,7 +206,7 @@ pub fn what_is_evicted_is_computed_again<B: Backend>(device: &Device<B>) {
     for turn in 0..7 {
         let story = &stories[turn % 5];
         // Other stories have other tokens, or they would be taken for this one.
-        let told = Told { first: story, second: story, parting: 0 };
+        let told = says(story, story, 0);
         let admission = admit(&mut fed, &told, &[turn as u8 % 5]);
         assert_eq!(admission.reused, 0, "three checkpoints are of the last three prompts");
         compute(&mut fed, admission.id, &told, 0, 210);
@@ -317,13 +215,13 @@ pub fn what_is_evicted_is_computed_again<B: Backend>(device: &Device<B>) {
         fed.manager.ledger().audit().unwrap();
     }
     assert!(fed.manager.reuse_stats().evicted_blocks >= 6);
-    let told = stories.each_ref().map(|story| Told { first: story, second: story, parting: 0 });
+    let told = stories.each_ref().map(|story| says(story, story, 0));
     // The last one is there still.
     let kept = admit(&mut fed, &told[1], &[1]);
     assert_eq!(kept.reused, 384);
     // Two requests of four blocks, of which six are free: another prompt goes.
     let others = [0, 1].map(|_| fed.manager.admit().unwrap());
-    others.iter().for_each(|&id| fed.lose(&[told[0].part(id, 0, TOKENS)]));
+    others.iter().for_each(|&id| fed.lose(&[told[0].part(id, 0..TOKENS, None)]));
     assert_eq!(fed.manager.ledger().tree_counts().blocks, 6);
     // One is free, three could go, and four are needed: all or none.
     let step = [kept.id, others[0], others[1]].map(|id| {

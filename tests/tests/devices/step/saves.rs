@@ -1,32 +1,24 @@
 //! Checkpoints that steps save as they go.
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::{CacheConfig, KvError, Launches, PoolKind, RequestId, SavedCheckpoint, StepRequest};
+use dsv4_kv::{CacheConfig, KvError, Launches, PoolKind, RequestId, StepRequest};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::told::{self, trunk};
 use crate::fed::{Fed, Padding, Part};
 use crate::inputs::{assert_same, download};
 use crate::stories::{STEP_TOKENS, Story, config, tiny};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-/// The draft layer's rows come last in a checkpoint of the model.
-const DRAFT_BYTES: usize = 128 * (576 + 8);
 const TOKENS: usize = 400;
 const BOUNDARIES: [u32; 3] = [128, 256, 384];
 
 fn fed<B: Backend>(device: &Device<B>, max_draft: u32, num_checkpoints: u32) -> Fed<B> {
     let base = config(&tiny(), FORMATS, 2);
     Fed::new(device, CacheConfig { max_draft, num_checkpoints, ..base })
-}
-
-/// What a checkpoint has of the trunk.
-fn trunk<B: Backend>(fed: &Fed<B>, saved: &SavedCheckpoint) -> Vec<u8> {
-    let mut bytes = download(&fed.stream, &fed.manager.writable_checkpoint(saved));
-    bytes.truncate(bytes.len() - DRAFT_BYTES);
-    bytes
 }
 
 /// What a request has at each boundary when chunks end there.
@@ -38,10 +30,7 @@ fn images<B: Backend>(device: &Device<B>, story: &Story, max_draft: u32) -> Vec<
             &[Part::new(id, story, boundary as usize - 128..boundary as usize)],
             Padding::None,
         );
-        let saved = fed.manager.save_checkpoints(&fed.stream, &[(id, boundary)]).unwrap().remove(0);
-        let image = trunk(&fed, &saved);
-        fed.manager.discard_checkpoint(saved).unwrap();
-        image
+        told::image(&mut fed, id, boundary as usize).expect("a checkpoint is free")
     };
     BOUNDARIES.map(image).to_vec()
 }

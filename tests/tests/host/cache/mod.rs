@@ -7,6 +7,7 @@ mod device_failures;
 mod failed_admission;
 mod identity;
 mod ledger;
+mod salts;
 mod selection;
 mod sent;
 mod sharing;
