@@ -6,7 +6,7 @@ use kernels_gpu::table::KERNELS;
 
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, Memory, Operation, arena_bytes};
+use crate::device::{Backend, Buffer, Device, Memory, Operation, Stream, arena_bytes};
 use crate::error::KvError;
 use crate::ops::BlockTable;
 use crate::poison::{self, POISON};
@@ -29,7 +29,7 @@ impl Specs {
         let poison = BufferSpec::new("poison records", poison::WORDS);
         Self {
             table: BufferSpec::new("block table", blocks),
-            frequencies: BufferSpec::new("rotary frequencies", rope::PAIRS as u64),
+            frequencies: BufferSpec::new("rotary frequencies", 2 * rope::PAIRS as u64),
             faults: BufferSpec::new("fault words", KERNELS.len() as u64),
             poison: config.poison.then_some(poison),
         }
@@ -65,8 +65,10 @@ pub(crate) struct CacheMemory<B: Backend> {
     table: Buffer<B, i32>,
     slots: u32,
     max_blocks: u32,
-    /// `[32]`, of compressed layers.
+    /// `[32]`, of layers with compressed entries.
     pub frequencies: Buffer<B, f32>,
+    /// `[32]`, of layers with a window alone.
+    pub window_frequencies: Buffer<B, f32>,
     /// One word per kernel of the table: what it refused.
     pub faults: Buffer<B, u32>,
     /// The same, each by itself.
@@ -84,7 +86,7 @@ impl<B: Backend> CacheMemory<B> {
         let pools = Pools::new(device, schema, config, tables)?;
         let (specs, mut allocator) = (Specs::of(config), Allocator::new(device));
         let table = allocator.allocate(specs.table)?;
-        let frequencies = allocator.allocate(specs.frequencies)?;
+        let both = allocator.allocate(specs.frequencies)?;
         let faults = allocator.allocate(specs.faults)?;
         let poison = specs.poison.map(|spec| allocator.allocate(spec)).transpose()?;
         let stream = device.stream()?;
@@ -94,7 +96,7 @@ impl<B: Backend> CacheMemory<B> {
             stream.fill(state.checkpoints(), POISON)?;
         }
         stream.fill(&table, 0xFF)?;
-        stream.upload(&rope::compress_frequencies(&config.model.compress_rope), &frequencies, 0)?;
+        let [frequencies, window_frequencies] = rotary_frequencies(&stream, &both, config)?;
         stream.synchronize()?;
         let mut memory = allocator.memory();
         memory.extend(pools.memory().chain(state.memory()));
@@ -108,6 +110,7 @@ impl<B: Backend> CacheMemory<B> {
             slots,
             max_blocks,
             frequencies,
+            window_frequencies,
             faults,
             fault_words,
             poison,
@@ -129,4 +132,18 @@ impl<B: Backend> CacheMemory<B> {
     pub fn memory(&self) -> &[Memory<B>] {
         &self.memory
     }
+}
+
+/// Uploads the frequencies of both kinds of layers into the halves of `both`: of those with compressed entries, then of
+/// those with a window alone.
+fn rotary_frequencies<B: Backend>(
+    stream: &Stream<B>,
+    both: &Buffer<B, f32>,
+    config: &CacheConfig,
+) -> Result<[Buffer<B, f32>; 2], KvError> {
+    let (compressed, window) = (&config.model.compress_rope, config.model.rope_theta);
+    stream.upload(&rope::compress_frequencies(compressed), both, 0)?;
+    stream.upload(&rope::plain_frequencies(window), both, rope::PAIRS as u64)?;
+    let half = |at: usize| both.slice((at * rope::PAIRS) as u64, rope::PAIRS as u64);
+    Ok([0, 1].map(|at| half(at).expect("both halves are there")))
 }

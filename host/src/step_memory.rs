@@ -2,10 +2,13 @@
 //! from a compressor to the flush. A group has one step at a time, so it is that step's alone.
 
 use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
+use kv_layout::main_row::DATA_BYTES;
 
 use crate::buffer_spec::{Allocator, BufferSpec};
 use crate::config::CacheConfig;
-use crate::device::{Backend, Buffer, Device, Event, Memory, Staged, Stream, View, bf16};
+use crate::device::{
+    Backend, Buffer, Device, DeviceError, Event, Memory, Staged, Stream, View, bf16,
+};
 use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
@@ -18,6 +21,8 @@ use crate::step_meta::{Section, StepLayout};
 /// The buffers of one group, each once.
 struct Specs {
     step_meta: BufferSpec<i32>,
+    /// The step's own window rows: data, scales, places.
+    own: BufferSpec<u8>,
     compressed: Option<CompressedSpecs>,
 }
 
@@ -45,6 +50,7 @@ impl Specs {
         };
         Self {
             step_meta: BufferSpec::new("step metadata", step_meta),
+            own: BufferSpec::new("rows of the step", own_bytes(config)),
             compressed: (group == LayerGroup::Trunk).then_some(compressed),
         }
     }
@@ -60,7 +66,8 @@ impl Specs {
                 specs.hca_pooled.bytes(),
             ]
         });
-        std::iter::once(self.step_meta.bytes()).chain(compressed)
+        let always = [self.step_meta.bytes(), self.own.bytes()];
+        always.into_iter().chain(compressed)
     }
 
     /// Of every group that has layers.
@@ -87,6 +94,7 @@ pub(crate) struct StepMemory<B: Backend> {
     pub step_meta: Staged<B, i32>,
     /// Of the last step that was sent, or of the bucket that is captured.
     pub sections: Sections<B>,
+    pub own: OwnPlanes<B>,
     pub compressed: Option<Compressed<B>>,
     /// One for each layer of the group.
     pub progress: Vec<LayerProgress>,
@@ -96,6 +104,17 @@ pub(crate) struct StepMemory<B: Backend> {
     last: Option<Stream<B>>,
     ended: Event<B>,
     memory: Vec<Memory<B>>,
+}
+
+/// Window rows of a step that are not in the ring while attention reads them, as the ring will hold them, of the layer
+/// at work.
+pub(crate) struct OwnPlanes<B: Backend> {
+    /// `[step tokens, 576]` u8.
+    pub data: Buffer<B, u8>,
+    /// `[step tokens, 8]` UE8M0 or `[step tokens]` f32, as bytes.
+    pub scale: Buffer<B, u8>,
+    /// `[step tokens]`: each token's row of the planes, which is its place in the step.
+    pub place: Buffer<B, i32>,
 }
 
 /// Work lists and scratch of layers with compressed entries.
@@ -112,6 +131,27 @@ pub(crate) struct Compressed<B: Backend> {
     pub hca_pooled: Buffer<B, f32>,
 }
 
+/// Bytes of the planes of own rows and of their places.
+fn own_bytes(config: &CacheConfig) -> u64 {
+    u64::from(config.max_step_tokens) * (config.main_format.row_bytes() + size_of::<i32>() as u64)
+}
+
+impl<B: Backend> OwnPlanes<B> {
+    /// The parts of `all`, of which the places are queued in `stream`.
+    fn new(
+        stream: &Stream<B>,
+        all: &Buffer<B, u8>,
+        config: &CacheConfig,
+    ) -> Result<Self, DeviceError> {
+        let rows = u64::from(config.max_step_tokens);
+        let (data, scale) = (rows * DATA_BYTES, rows * config.main_format.scale_bytes());
+        let part = |at, bytes| all.slice(at, bytes).expect("all parts are there");
+        let place = part(data + scale, rows * size_of::<i32>() as u64).cast::<i32>()?;
+        stream.upload(&(0..rows as i32).collect::<Vec<_>>(), &place, 0)?;
+        Ok(Self { data: part(0, data), scale: part(data, scale), place })
+    }
+}
+
 impl<B: Backend> StepMemory<B> {
     /// Allocates all of it and waits until it is ready.
     pub fn new(
@@ -121,6 +161,7 @@ impl<B: Backend> StepMemory<B> {
     ) -> Result<Self, KvError> {
         let (specs, mut allocator) = (Specs::of(group, config), Allocator::new(device));
         let stream = device.stream()?;
+        let own = OwnPlanes::new(&stream, &allocator.allocate(specs.own)?, config)?;
         let compressed = match specs.compressed {
             None => None,
             Some(specs) => Some(Compressed {
@@ -138,6 +179,7 @@ impl<B: Backend> StepMemory<B> {
         Ok(Self {
             sections: Sections::new(step_meta.buffer(), StepLayout::new(0, 0)),
             step_meta,
+            own,
             compressed,
             progress: vec![LayerProgress::NotStarted; config.group_layers(group).len()],
             freed: if config.poison {

@@ -80,6 +80,16 @@ pub struct Story {
 impl Story {
     /// A story of random tokens; stories of different seeds share nothing but the weights.
     pub fn random(layers: &[LayerKind], tokens: usize, seed: u64) -> Self {
+        Self::of_rows(layers, tokens, seed, &rows)
+    }
+
+    /// The same with the window keys that `rows` makes: of so many tokens, by a seed of each layer's own.
+    pub fn of_rows(
+        layers: &[LayerKind],
+        tokens: usize,
+        seed: u64,
+        rows: &dyn Fn(usize, u64) -> Vec<Vec<u16>>,
+    ) -> Self {
         let layers = layers.iter().zip(1000..).map(|(&kind, layer)| {
             let history = |(&stream, at): (&CompressorKind, u64)| {
                 let History { ape, norm, .. } = History::random(stream, 1, 10 * layer + at);

@@ -5,7 +5,9 @@ use std::ops::Range;
 use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::schema::LayerCacheSchema;
-use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer};
+use dsv4_kv::step::{
+    AttentionHeads, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer,
+};
 use dsv4_kv::{CacheConfig, IndexerWorkspace, KvError, LayerId, Layers, WorkspaceLimits};
 use kv_layout::geometry::{INDEX_DIM, LayerKind};
 
@@ -72,6 +74,23 @@ impl<B: Backend> Updated<'_, B> {
             Self::Swa(_) => Ok(()),
             Self::Csa(layer) => layer.gather_all(queries, rows, tile, lengths),
             Self::Hca(layer) => layer.gather_all(queries, rows, tile, lengths),
+        }
+    }
+
+    /// As `UpdatedLayer::attend`; `lists` are of a CSA layer: `[queries, rows]` entries, and rows.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn attend(
+        &self,
+        queries: Range<u32>,
+        (selected, rows): (&Buffer<B, i32>, u32),
+        heads: &AttentionHeads<'_, B>,
+    ) -> Result<(), KvError> {
+        match self {
+            Self::Swa(layer) => layer.attend(queries, heads),
+            Self::Csa(layer) => layer.attend(queries, selected, rows, heads),
+            Self::Hca(layer) => layer.attend(queries, heads),
         }
     }
 

@@ -17,11 +17,11 @@ pub struct Attended {
 
 impl Attended {
     /// How far `sum` may be off where weights are rounded to BF16 once, the result once, and sums are in f32:
-    /// `[512]`.
+    /// `[512]`. BF16 has seven bits behind the first: a value is rounded by up to 2^-8 of it.
     #[must_use]
     pub fn bound(&self) -> Vec<f64> {
         let bound = |(sum, magnitude): (&f64, &f64)| {
-            2f64.powi(-8) * magnitude + 2f64.powi(-9) * sum.abs() + 1e-5 * magnitude
+            2f64.powi(-8) * (magnitude + sum.abs()) + 1e-5 * magnitude
         };
         self.sum.iter().zip(&self.magnitude).map(bound).collect()
     }

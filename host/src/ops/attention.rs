@@ -82,43 +82,22 @@ pub fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
-    let Attention { queries, query, sinks, frequencies, ring, out, faults, .. } = *attention;
-    if queries.count == 0 {
-        return Ok(());
-    }
-    let params = attention.params()?;
-    let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
-    let own = attention.own.as_ref().map_or([&no_bytes; 2], |own| [own.data, own.scale]);
-    let entries = attention.entries.as_ref();
-    let planes = entries.map_or([&no_bytes; 2], |of| [of.entries.data, of.entries.scale]);
-    let selected = match entries.map(|of| &of.which) {
-        Some(Attended::List(selected)) => selected,
-        _ => &no_words,
-    };
-    let no_lse = faults.cast::<f32>()?.slice(0, 0).expect("every buffer has an empty part");
-    let operation = Attend {
-        query: query.ptr(),
-        sinks: sinks.ptr(),
-        frequencies: frequencies.ptr(),
-        token_position: queries.position.ptr(),
-        token_slot: queries.slot.ptr(),
-        token_index: queries.index.ptr(),
-        ring_data: ring.data.ptr(),
-        ring_scale: ring.scale.ptr(),
-        own_data: own[0].ptr(),
-        own_scale: own[1].ptr(),
-        selected: selected.ptr(),
-        table: entries.map_or(&no_words, |of| of.table.table).ptr(),
-        entry_data: planes[0].ptr(),
-        entry_scale: planes[1].ptr(),
-        out: out.ptr_mut(),
-        lse: attention.lse.unwrap_or(&no_lse).ptr_mut(),
-        faults: faults.ptr_mut(),
-        params,
-    };
+    let Some(operation) = attention.operation()? else { return Ok(()) };
     // SAFETY: the launch checks every buffer; the kernel refuses slots outside the ring and the table, entries that a
     // query does not see, and blocks outside the planes; work of one stream runs in order.
     unsafe { stream.launch(attention.kernel(), &operation) }
+}
+
+/// Refuses what [`attend`] would refuse before it is queued.
+///
+/// # Errors
+/// As [`attend`].
+pub fn check_attend<B: Backend>(
+    stream: &Stream<B>,
+    attention: &Attention<'_, B>,
+) -> Result<(), DeviceError> {
+    let operation = attention.operation()?;
+    operation.map_or(Ok(()), |operation| stream.check(attention.kernel(), &operation))
 }
 
 /// None of the elements of `view`.
@@ -127,6 +106,44 @@ fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
 }
 
 impl<B: Backend> Attention<'_, B> {
+    /// The launch; `None` without queries.
+    fn operation(&self) -> Result<Option<Attend>, DeviceError> {
+        let Self { queries, query, sinks, frequencies, ring, out, faults, .. } = *self;
+        if queries.count == 0 {
+            return Ok(None);
+        }
+        let params = self.params()?;
+        let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
+        let own = self.own.as_ref().map_or([&no_bytes; 2], |own| [own.data, own.scale]);
+        let entries = self.entries.as_ref();
+        let planes = entries.map_or([&no_bytes; 2], |of| [of.entries.data, of.entries.scale]);
+        let selected = match entries.map(|of| &of.which) {
+            Some(Attended::List(selected)) => selected,
+            _ => &no_words,
+        };
+        let no_lse = faults.cast::<f32>()?.slice(0, 0).expect("every buffer has an empty part");
+        Ok(Some(Attend {
+            query: query.ptr(),
+            sinks: sinks.ptr(),
+            frequencies: frequencies.ptr(),
+            token_position: queries.position.ptr(),
+            token_slot: queries.slot.ptr(),
+            token_index: queries.index.ptr(),
+            ring_data: ring.data.ptr(),
+            ring_scale: ring.scale.ptr(),
+            own_data: own[0].ptr(),
+            own_scale: own[1].ptr(),
+            selected: selected.ptr(),
+            table: entries.map_or(&no_words, |of| of.table.table).ptr(),
+            entry_data: planes[0].ptr(),
+            entry_scale: planes[1].ptr(),
+            out: out.ptr_mut(),
+            lse: self.lse.unwrap_or(&no_lse).ptr_mut(),
+            faults: faults.ptr_mut(),
+            params,
+        }))
+    }
+
     fn kernel(&self) -> AttendKernel {
         let keys = match self.entries.as_ref().map(|of| &of.which) {
             None => AttendedKeys::Window,

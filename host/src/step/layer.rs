@@ -5,8 +5,10 @@
 //! a layer is updated before its entries are read, since a token that closes a window sees its entry;
 //! and windows are gathered before the step's rows enter the window ring.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 
+use kernels_gpu::launch::AppendSwa;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
 
 use super::shape::StepShape;
@@ -20,7 +22,7 @@ use crate::layer_progress::LayerProgress;
 use crate::ops;
 use crate::pools::LayerPools;
 use crate::schema::LayerCacheSchema;
-use crate::step_memory::{Compressed, Sections};
+use crate::step_memory::{Compressed, OwnPlanes, Sections};
 use crate::step_meta::Section;
 
 /// A layer with a sliding window alone.
@@ -38,6 +40,7 @@ pub(crate) struct Access<'s, B: Backend> {
     pub core: &'s Core<B>,
     pub pools: &'s LayerPools<B>,
     pub sections: &'s Sections<B>,
+    pub own: &'s OwnPlanes<B>,
     pub compressed: Option<&'s Compressed<B>>,
     pub stream: &'s Stream<B>,
     pub shape: StepShape,
@@ -57,6 +60,8 @@ pub struct UpdatedLayer<'s, B: Backend, K> {
     pub(super) tracker: Tracker<'s>,
     /// `[tokens, 512]` BF16: the step's window rows.
     pub(super) kv: Buffer<B, bf16>,
+    /// Whether the step's own planes hold them.
+    pub(super) has_own_rows: Cell<bool>,
     kind: PhantomData<K>,
 }
 
@@ -112,7 +117,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
 
     pub(super) fn updated(self, kv: &Buffer<B, bf16>) -> UpdatedLayer<'s, B, K> {
         let Self { access, tracker, kind } = self;
-        UpdatedLayer { access, tracker, kv: kv.clone(), kind }
+        UpdatedLayer { access, tracker, kv: kv.clone(), has_own_rows: Cell::new(false), kind }
     }
 }
 
@@ -145,15 +150,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         if *self.tracker.progress == LayerProgress::Finished {
             return Ok(());
         }
-        let access = &self.access;
-        let (ring, row) = (access.window()?, access.section(Section::RingRow));
-        let faults = access.fault_word::<kernels_gpu::launch::AppendSwa>(ring.format);
-        let tokens = access.shape.tokens;
-        let (kv, ring) = (&self.kv, &ring);
-        let append = ops::WindowAppend { kv, row, ring, faults, tokens };
-        let checkpoints = access.checkpoint_rows();
-        let launch = ops::append_swa_saving(access.stream, &append, checkpoints.as_ref());
-        self.tracker.appended(launch)?;
+        self.tracker.appended(self.access.append(&self.kv))?;
         self.tracker.reached(LayerProgress::Finished);
         Ok(())
     }
@@ -168,6 +165,15 @@ impl<B: Backend> Access<'_, B> {
     /// The word in which a kernel counts what it refuses.
     pub fn fault_word<O: Operation>(&self, variant: O::Variant) -> &Buffer<B, u32> {
         &self.core.memory.fault_words[O::kernel(variant)]
+    }
+
+    /// Queues the quantisation of the step's window rows into the ring, and into the checkpoints that keep them.
+    pub fn append(&self, kv: &Buffer<B, bf16>) -> Result<(), KvError> {
+        let (ring, row) = (self.window()?, self.section(Section::RingRow));
+        let (faults, tokens) = (self.fault_word::<AppendSwa>(ring.format), self.shape.tokens);
+        let append = ops::WindowAppend { kv, row, ring: &ring, faults, tokens };
+        let checkpoints = self.checkpoint_rows();
+        Ok(ops::append_swa_saving(self.stream, &append, checkpoints.as_ref())?)
     }
 
     /// The sliding-window ring.

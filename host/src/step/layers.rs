@@ -115,13 +115,14 @@ impl<'a, B: Backend> Layers<'a, B> {
         if found != needed {
             return Err(KvError::WrongLayerKind { layer: layer.0, found, needed });
         }
-        let StepMemory { sections, compressed, progress, .. } = &mut *self.memory;
+        let StepMemory { sections, own, compressed, progress, .. } = &mut *self.memory;
         let progress = &mut progress[index];
         Ok(Layer::new(
             super::layer::Access {
                 core: self.core,
                 pools: self.core.memory.pools.layer(layer)?,
                 sections,
+                own,
                 compressed: compressed.as_ref(),
                 stream: &self.stream,
                 shape: self.shape,

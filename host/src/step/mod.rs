@@ -7,9 +7,11 @@
 //! | `layers.rs` | [`Layers`]: the layers of a step, or of a capture |
 //! | `layer.rs` | [`Layer`], [`UpdatedLayer`]: one layer, before and after its update |
 //! | `window.rs`, `csa.rs`, `hca.rs`, `entries.rs` | what layers of each kind do |
+//! | `attend.rs` | attention over the rows where they lie |
 //! | `record.rs`, `capture.rs` | a step as a graph: [`Group::capture`], [`CapturedStep`] |
 //! | `shape.rs`, `tracker.rs` | what launches cover, and what was queued |
 
+mod attend;
 mod begin;
 mod capture;
 mod csa;
@@ -23,6 +25,7 @@ mod shape;
 mod tracker;
 mod window;
 
+pub use attend::AttentionHeads;
 pub use begin::{Group, Launches};
 pub use capture::CapturedStep;
 pub use csa::CsaInputs;

@@ -47,8 +47,7 @@ impl Tracker<'_> {
     }
 
     /// Takes note of an append, which can be repeated if it fails.
-    pub fn appended(&mut self, launch: Result<(), DeviceError>) -> Result<(), KvError> {
-        let launch = launch.map_err(Into::into);
+    pub fn appended(&mut self, launch: Result<(), KvError>) -> Result<(), KvError> {
         *self.touched |= may_have_run(&launch);
         launch
     }

@@ -12,14 +12,21 @@ use crate::ops::{self, GatherQueries, GatheredRows, StepTokens};
 
 impl<'s, B: Backend> Layer<'s, B, Swa> {
     /// Takes the step's window rows: `[tokens, 512]` BF16, after norm and RoPE, in the order of the
-    /// step. There is nothing to pool; [`UpdatedLayer::append`] stores them.
+    /// step. There is nothing to pool. Where no request has more than `max_draft` + 1 tokens, this appends them; else
+    /// [`UpdatedLayer::append`] does.
     ///
     /// # Errors
-    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short.
+    /// [`KvError::LayerRepeated`]; [`KvError::Device`] if `kv` is too short, or the launch failed. The update can then be
+    /// repeated.
     pub fn update(mut self, kv: &Buffer<B, bf16>) -> Result<UpdatedLayer<'s, B, Swa>, KvError> {
         self.tracker.check_not_started()?;
         self.access.check_rows(kv)?;
-        self.tracker.reached(LayerProgress::Updated);
+        if self.access.shape.is_fused() {
+            self.tracker.appended(self.access.append(kv))?;
+            self.tracker.reached(LayerProgress::Finished);
+        } else {
+            self.tracker.reached(LayerProgress::Updated);
+        }
         Ok(self.updated(kv))
     }
 }
@@ -42,12 +49,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         tile: &Buffer<B, bf16>,
         lengths: &Buffer<B, i32>,
     ) -> Result<(), KvError> {
+        self.check_window()?;
         let access = &self.access;
-        let limit = access.core.config.step_tokens_with_rollback();
-        let tokens = access.shape.tokens_per_request;
-        if *self.tracker.progress == LayerProgress::Finished && tokens > limit {
-            return Err(KvError::WindowOverwritten { tokens, limit });
-        }
         let queries = access.queries(queries)?;
         let ring = access.window()?;
         let faults = access.fault_word::<GatherSwa>(ring.format);

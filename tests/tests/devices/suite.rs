@@ -71,6 +71,13 @@ suite! {
         every_scale_equals_the_oracle,
         wrong_entries_are_counted,
     }
+    attention::steps {
+        steps_equal_the_oracle,
+        a_query_has_the_same_bits_in_every_step,
+        no_number_reaches_another_request,
+        bad_calls_are_refused,
+        some_batches_have_the_same_bits,
+    }
     window::swa {
         append_writes_the_golden_rows,
         append_equals_the_oracle_on_random_and_special_rows,
@@ -336,6 +343,9 @@ suite! {
         boundaries_to_8192_with_1_to_4_drafts,
         boundaries_to_8192_with_5_to_8_drafts,
         ten_thousand_triples,
+    }
+    attention::steps {
+        ten_thousand_batches_have_the_same_bits,
     }
     step::histories {
         every_rollback_leaves_no_trace,

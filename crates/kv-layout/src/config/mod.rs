@@ -53,6 +53,9 @@ pub struct ModelConfig {
     pub index_topk: u32,
     /// Longest context, in tokens.
     pub max_context: u32,
+    /// Base of the rotary frequencies of layers with a window alone.
+    #[serde(default = "rope_theta")]
+    pub rope_theta: f64,
     /// Rotary embedding of the layers with compressed entries.
     pub compress_rope: CompressRope,
 }
@@ -83,6 +86,7 @@ impl ModelConfig {
         fields.need::<f64>("rms_norm_eps")?;
         fields.constant("rms_norm_eps", NORM_EPSILON)?;
         let Schedule { layers, mtp_layers } = Schedule::read(fields)?;
+        let rope = RopeConstants::read(fields)?;
         let name = fields.find("model_type")?.unwrap_or_else(|| String::from("checkpoint"));
         Ok(Self {
             name,
@@ -93,7 +97,8 @@ impl ModelConfig {
             index_heads: index_heads(fields)?,
             index_topk: fields.count("index_topk", 1, MOST_LISTED)?,
             max_context: fields.count("max_position_embeddings", 1, 1 << 30)?,
-            compress_rope: RopeConstants::read(fields)?.compress,
+            rope_theta: rope.theta,
+            compress_rope: rope.compress,
         })
     }
 
@@ -124,6 +129,7 @@ impl ModelConfig {
             index_heads: 64,
             index_topk,
             max_context: crate::geometry::MAX_CONTEXT,
+            rope_theta: rope_theta(),
             compress_rope: CompressRope::RELEASED,
         })
     }
@@ -133,6 +139,11 @@ impl ModelConfig {
     pub fn count(&self, kind: LayerKind) -> u32 {
         self.layers.iter().filter(|&&layer| layer == kind).count() as u32
     }
+}
+
+/// [`ModelConfig::rope_theta`] of every released checkpoint.
+const fn rope_theta() -> f64 {
+    10_000.0
 }
 
 /// Heads of the indexer: its kernels take up to 64, and its projection of their weights makes columns in

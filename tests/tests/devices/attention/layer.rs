@@ -19,7 +19,7 @@ use crate::inputs::{download, download_bits, oracle, upload, upload_bf16};
 
 const CHANNELS: usize = HEAD_DIM as usize;
 /// What outputs hold that nobody should write.
-const CANARY: u8 = 0xA5;
+pub const CANARY: u8 = 0xA5;
 
 /// The size of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -264,19 +264,6 @@ impl<B: Backend> Layer<B> {
         }
     }
 
-    /// Whether `out` is what `expected` says, within the bound of the contract.
-    pub fn assert_near(&self, out: &[u16], expected: &Expected, what: &str) {
-        let bound = expected.bound();
-        for (channel, (&bits, want)) in out.iter().zip(&expected.sum).enumerate() {
-            let got = bf16_value(bits);
-            let (off, most) = ((got - want).abs(), bound[channel]);
-            assert!(
-                off <= most,
-                "{what}, channel {channel}: {got}, not {want}, off by {off} of {most}"
-            );
-        }
-    }
-
     /// Attention of `queries` on the device, compared with `f64` by the bound of the contract; the fault count.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
         let written = self.attend(queries, which, heads);
@@ -297,8 +284,21 @@ impl<B: Backend> Layer<B> {
             let expected = self.expected(query, which, head, q);
             let lse = f64::from(f32::from_bits(lse));
             assert!((lse - expected.lse).abs() < 1e-4, "{what}: lse {lse}, not {}", expected.lse);
-            self.assert_near(out, &expected, &what);
+            assert_near(out, &expected, &what);
         }
         written.faults
+    }
+}
+
+/// Whether `out` is what `expected` says, within the bound of the contract.
+pub fn assert_near(out: &[u16], expected: &Expected, what: &str) {
+    let bound = expected.bound();
+    for (channel, (&bits, want)) in out.iter().zip(&expected.sum).enumerate() {
+        let got = bf16_value(bits);
+        let (off, most) = ((got - want).abs(), bound[channel]);
+        assert!(
+            off <= most,
+            "{what}, channel {channel}: {got}, not {want}, off by {off} of {most}"
+        );
     }
 }

@@ -2,3 +2,5 @@
 
 pub mod decode;
 mod layer;
+pub mod steps;
+mod world;

@@ -47,10 +47,9 @@ fn what_is_of_another_device_is_refused() {
     foreign(cache.check_faults(&strange), "buffer");
 
     let mut open = cache.begin_step(&stream, Launches::Eager, &step).unwrap();
-    let layer = open.swa(LayerId(0)).unwrap().update(&kv).unwrap();
-    foreign(layer.append(), "kv");
+    foreign(open.swa(LayerId(0)).unwrap().update(&kv).map(drop), "kv");
     let kv = upload_bf16(&stream, &rows(1, 1).concat());
-    open.swa(LayerId(0)).unwrap().resume(&kv).unwrap().append().unwrap();
+    open.swa(LayerId(0)).unwrap().update(&kv).unwrap().append().unwrap();
     open.commit(&[Accepted::count(id, 1)]).unwrap();
 }
 

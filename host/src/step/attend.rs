@@ -1,0 +1,228 @@
+//! Attention of a layer's queries over the rows of the cache where they lie.
+
+use std::ops::Range;
+
+use kernels_gpu::launch::{AppendSwa, Attend};
+use kv_layout::attention::{AttendKernel, AttendedKeys};
+use kv_layout::geometry::LayerKind;
+
+use super::layer::{Access, Csa, Hca, Swa, UpdatedLayer};
+use crate::device::{Backend, Buffer, bf16};
+use crate::error::KvError;
+use crate::layer_progress::LayerProgress;
+use crate::ops::{self, Attended, AttendedEntries, Attention, OwnRows, SwaRing, WindowAppend};
+
+/// The heads of some queries of a step: what attention reads of the model, and where its results go.
+///
+/// ```
+/// use dsv4_kv::device::{EmuDevice, EmuOptions, bf16};
+/// use dsv4_kv::kv_layout::config::ModelConfig;
+/// use dsv4_kv::kv_layout::geometry::LayerKind;
+/// use dsv4_kv::step::AttentionHeads;
+/// use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, LayerId, StepRequest};
+///
+/// # let tiny = ModelConfig::preset("tiny").expect("a preset");
+/// # let model = ModelConfig { layers: vec![LayerKind::Swa], mtp_layers: 0, ..tiny };
+/// # let device = EmuDevice::new(EmuOptions::default());
+/// # let stream = device.stream()?;
+/// # let smallest = CacheConfig::smallest(model);
+/// # let config = CacheConfig { num_blocks: 16, max_context: 512, max_step_tokens: 64, ..smallest };
+/// # let mut cache = KvCacheManager::new(device.clone(), config)?;
+/// // Three tokens, four heads: rows of ones, scores that are equal, and a sink that weighs as much as a key.
+/// let (kv, out) = (device.allocate("rows", 3 * 512)?, device.allocate("results", 3 * 4 * 512)?);
+/// let (query, sinks) = (device.allocate("queries", 3 * 4 * 512)?, device.allocate("sinks", 4)?);
+/// stream.upload(&vec![bf16::ONE; 3 * 512], &kv, 0)?;
+///
+/// let id = cache.admit()?;
+/// let requests = [StepRequest { id, start: 0, tokens: 3 }];
+/// let mut step = cache.begin_step(&stream, Launches::Eager, &requests)?;
+/// let layer = step.swa(LayerId(0))?.update(&kv)?;
+/// let heads = AttentionHeads { heads: 4, query: &query, sinks: &sinks, out: &out, lse: None };
+/// layer.attend(0..3, &heads)?;
+/// layer.append()?;
+/// step.commit(&[Accepted::count(id, 3)])?;
+///
+/// // The third token has three keys: three quarters of their value.
+/// let mut results = vec![bf16::ZERO; 3 * 4 * 512];
+/// stream.download(&out, 0, &mut results)?;
+/// assert_eq!(results[2 * 4 * 512].to_f32(), 0.75);
+/// # Ok::<(), dsv4_kv::KvError>(())
+/// ```
+pub struct AttentionHeads<'i, B: Backend> {
+    /// Heads of a query, 1 to 128.
+    pub heads: u32,
+    /// `[queries, heads, 512]` BF16, after norm and RoPE.
+    pub query: &'i Buffer<B, bf16>,
+    /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
+    pub sinks: &'i Buffer<B, f32>,
+    /// `[queries, heads, 512]` BF16: the weighted sums of the keys, rotary channels turned back. Padding stays untouched.
+    pub out: &'i Buffer<B, bf16>,
+    /// `[queries, heads]` f32, if it is wanted: the natural logarithm of the softmax's denominator, the sink included.
+    pub lse: Option<&'i Buffer<B, f32>>,
+}
+
+/// What queries attend to besides their windows.
+enum Entries<'i, B: Backend> {
+    Nothing,
+    /// Those of lists of so many.
+    Listed(&'i Buffer<B, i32>, u32),
+    /// All that a query sees.
+    All,
+}
+
+impl<B: Backend> UpdatedLayer<'_, B, Swa> {
+    /// Queues attention of queries `first..end` of the step to their sliding windows.
+    ///
+    /// All rows are read where they lie, as the cache stores them, and a query's bits depend on its request alone. Rows
+    /// of the step itself lie in the ring where no request has more than `max_draft` + 1 tokens. For longer chunks
+    /// the layer's first call queues a launch that quantises them into memory of the step, as `append` will.
+    ///
+    /// In a poisoned cache a row that nobody wrote gives NaN.
+    ///
+    /// # Errors
+    /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more than
+    /// `max_draft` + 1 tokens of a request; [`KvError::Device`] for a number of heads out of range, if a tensor is too short, or a
+    /// launch failed.
+    pub fn attend(
+        &self,
+        queries: Range<u32>,
+        heads: &AttentionHeads<'_, B>,
+    ) -> Result<(), KvError> {
+        self.attend_to(queries, &Entries::Nothing, heads)
+    }
+}
+
+impl<B: Backend> UpdatedLayer<'_, B, Csa> {
+    /// Queues attention of queries `first..end` of the step to their sliding windows and to the entries that each query's
+    /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none), as `select` lists them: one softmax
+    /// over both. Of a list that is longer than the number of entries which its query sees, only so many are read.
+    ///
+    /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).
+    ///
+    /// # Errors
+    /// As there, and [`KvError::Device`] for `rows` out of range.
+    pub fn attend(
+        &self,
+        queries: Range<u32>,
+        selected: &Buffer<B, i32>,
+        rows: u32,
+        heads: &AttentionHeads<'_, B>,
+    ) -> Result<(), KvError> {
+        self.attend_to(queries, &Entries::Listed(selected, rows), heads)
+    }
+}
+
+impl<B: Backend> UpdatedLayer<'_, B, Hca> {
+    /// Queues attention of queries `first..end` of the step to their sliding windows and to all entries that each query
+    /// sees: one softmax over both.
+    ///
+    /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn attend(
+        &self,
+        queries: Range<u32>,
+        heads: &AttentionHeads<'_, B>,
+    ) -> Result<(), KvError> {
+        self.attend_to(queries, &Entries::All, heads)
+    }
+}
+
+impl<B: Backend, K> UpdatedLayer<'_, B, K> {
+    /// Queues attention, and before the layer's first of a long chunk the quantisation of the step's own rows.
+    fn attend_to(
+        &self,
+        queries: Range<u32>,
+        which: &Entries<'_, B>,
+        heads: &AttentionHeads<'_, B>,
+    ) -> Result<(), KvError> {
+        self.check_window()?;
+        let access = &self.access;
+        let queries = access.queries(queries)?;
+        let ring = access.window()?;
+        let is_in_ring = *self.tracker.progress == LayerProgress::Finished;
+        let own =
+            OwnRows { data: &access.own.data, scale: &access.own.scale, rows: access.shape.tokens };
+        let (entries, table);
+        let attended = match which {
+            Entries::Nothing => None,
+            Entries::Listed(..) | Entries::All => {
+                let config = &access.core.config;
+                (entries, table) = (access.pools.entries(config)?, access.core.memory.table());
+                let (entries, table) = (&entries, &table);
+                let (which, rows) = match which {
+                    Entries::Listed(selected, rows) => (Attended::List(selected), *rows),
+                    _ => (Attended::All, access.most_entries()?),
+                };
+                Some(AttendedEntries { entries, table, which, rows })
+            }
+        };
+        let attention = Attention {
+            queries: &queries,
+            query: heads.query,
+            heads: heads.heads,
+            sinks: heads.sinks,
+            frequencies: access.frequencies(),
+            ring: &ring,
+            own: (!is_in_ring).then_some(own),
+            entries: attended,
+            out: heads.out,
+            lse: heads.lse,
+            faults: access
+                .fault_word::<Attend>(AttendKernel { format: ring.format, keys: which.keys() }),
+        };
+        // Two launches, or none.
+        ops::check_attend(access.stream, &attention)?;
+        if !is_in_ring && !self.has_own_rows.get() {
+            access.quantise_rows(&self.kv)?;
+            self.has_own_rows.set(true);
+        }
+        Ok(ops::attend(access.stream, &attention)?)
+    }
+
+    /// Refuses to read windows whose rows the append of a long chunk has replaced.
+    pub(super) fn check_window(&self) -> Result<(), KvError> {
+        let limit = self.access.shape.rollback;
+        let tokens = self.access.shape.tokens_per_request;
+        if *self.tracker.progress == LayerProgress::Finished && tokens > limit {
+            return Err(KvError::WindowOverwritten { tokens, limit });
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Entries<'_, B> {
+    fn keys(&self) -> AttendedKeys {
+        match self {
+            Self::Nothing => AttendedKeys::Window,
+            Self::Listed(..) => AttendedKeys::List,
+            Self::All => AttendedKeys::All,
+        }
+    }
+}
+
+impl<B: Backend> Access<'_, B> {
+    /// The layer's rotary frequencies.
+    fn frequencies(&self) -> &Buffer<B, f32> {
+        match self.pools.schema.kind {
+            LayerKind::Swa => &self.core.memory.window_frequencies,
+            LayerKind::Csa | LayerKind::Hca => &self.core.memory.frequencies,
+        }
+    }
+
+    /// Entries that a query sees at most; one more than none, which no launch takes.
+    fn most_entries(&self) -> Result<u32, KvError> {
+        Ok((self.shape.context / self.pools.ratio()?).max(1))
+    }
+
+    /// Queues the quantisation of the step's window rows into the step's own planes.
+    fn quantise_rows(&self, kv: &Buffer<B, bf16>) -> Result<(), KvError> {
+        let (own, tokens) = (self.own, self.shape.tokens);
+        let format = self.core.config.main_format;
+        let ring = SwaRing { data: &own.data, scale: &own.scale, format, ring: tokens, slots: 1 };
+        let faults = self.fault_word::<AppendSwa>(format);
+        let append = WindowAppend { kv, row: &own.place, ring: &ring, faults, tokens };
+        Ok(ops::append_swa(self.stream, &append)?)
+    }
+}

@@ -1,0 +1,268 @@
+//! Attention in the steps of a cache: against `f64`, with the same bits however tokens come, and what is refused.
+
+use std::ops::Range;
+use std::slice::from_ref;
+
+use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
+use dsv4_kv::step::AttentionHeads;
+use dsv4_kv::{Bucket, KvError, LayerId, RequestId};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{Rng, SeedableRng};
+
+use super::world::{Batch, HEADS, LAYERS, World, even_story};
+use crate::fed::{Padding, Part, Updated, begin};
+use crate::inputs::{download_bits, filled, upload};
+use crate::stories::{Formats, STEP_TOKENS, Story};
+
+const FORMATS: [Formats; 2] =
+    [(MainFormat::Ue8m0, IndexFormat::Mxfp4), (MainFormat::F32, IndexFormat::Nvfp4)];
+
+/// The first, the last, and one in the middle of some queries: attention of all would take long on the CPU.
+fn sampled(queries: Range<usize>) -> Vec<Range<usize>> {
+    let (first, middle, last) =
+        (queries.start, queries.start.midpoint(queries.end), queries.end - 1);
+    if queries.len() < 4 {
+        vec![queries]
+    } else {
+        vec![first..first + 1, middle..middle + 1, last..last + 1]
+    }
+}
+
+/// Chunks, whose own rows are not in the ring while attention reads them; decode steps with a draft, whose rows are; and
+/// both together, of two requests. What was not written yet is NaN.
+pub fn steps_equal_the_oracle<B: Backend>(device: &Device<B>) {
+    let stories = [even_story(161, 31), even_story(20, 32), even_story(161, 33)];
+    for formats in FORMATS {
+        let mut world = World::new(device, formats, &stories, (2, 2));
+        let [a, b] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
+        let mut chunk = |a_range: Range<usize>, b_range: Range<usize>, pad: bool| {
+            let batch = Batch::new().add(a, &stories, 0, a_range.clone());
+            let batch = batch.add(b, &stories, 1, b_range);
+            let (of_a, all) = (a_range.len(), batch.queries.len());
+            let ranges = [sampled(0..of_a), sampled(of_a..all)].concat();
+            let padding = match pad {
+                true => world.fed.bucket(all as u32 + 3, STEP_TOKENS),
+                false => Padding::None,
+            };
+            world.step(&batch, padding, &ranges);
+        };
+        // The window is full; own rows of the second request lie behind those of the first.
+        chunk(0..132, 0..4, false);
+        chunk(132..133, 4..6, false);
+        // Rows of the ring that its first tokens need are those of its last.
+        chunk(133..158, 6..7, true);
+        chunk(158..161, 7..9, false);
+        world.fed.manager.check_faults(&world.fed.stream).unwrap();
+    }
+}
+
+/// The same stories in other cuts, other company and other slots, with rejected drafts, padding and graphs: the same
+/// bits.
+pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
+    let stories = [even_story(150, 41), even_story(12, 42), even_story(150, 43)];
+    let drafts = &stories[2];
+    let mut world = World::new(device, FORMATS[0], &stories, (4, 2));
+    // In one chunk each, of which the last tokens attend.
+    let [a, b] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
+    world.step(&Batch::new().add(a, &stories, 0, 0..150), Padding::None, &[125..135, 146..150]);
+    let whole = Batch::new().add(b, &stories, 1, 0..12);
+    world.step(&whole, Padding::None, from_ref(&whole.all()));
+    let seen = world.repeated;
+    assert_eq!(seen, 0);
+    for id in [a, b] {
+        world.fed.manager.release(id).unwrap();
+    }
+
+    let spare = world.fed.manager.admit().unwrap();
+    let [b, a] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
+    let batch = Batch::new().add(a, &stories, 0, 0..126).add(b, &stories, 1, 0..3);
+    world.step(&batch, Padding::None, from_ref(&(125..129)));
+    // Drafts that are rejected, then the tokens in their place; padding in a bucket of longer chunks.
+    let batch = Batch::new().add(b, &stories, 1, 3..4).add_drafts(drafts, 6);
+    let batch = batch.add(a, &stories, 0, 126..128).add_drafts(drafts, 129);
+    let bucket = world.fed.bucket(8, 3);
+    world.step(&batch, bucket, from_ref(&(0..8)));
+    let batch = Batch::new().add(a, &stories, 0, 128..132).add(b, &stories, 1, 4..5);
+    let chunks = world.fed.bucket(9, 4);
+    world.step(&batch, chunks, from_ref(&(0..9)));
+    // Graphs for the longest contexts.
+    let decode = world.fed.bucket(12, 3);
+    let graphs = {
+        let World { fed, places, .. } = &mut world;
+        fed.capture(decode, &places.memory(), &mut |layer, updated| {
+            places.attend(layer, updated, &(0..12))
+        })
+    };
+    world.fed.manager.release(spare).unwrap();
+    let batch = Batch::new().add(b, &stories, 1, 5..6).add(a, &stories, 0, 132..135);
+    world.replay(&batch, decode, &graphs);
+    let batch = Batch::new().add(b, &stories, 1, 6..8).add_drafts(drafts, 9);
+    world.replay(&batch, decode, &graphs);
+    assert_eq!(world.repeated, LAYERS.len() * (10 + 8), "of both stories");
+    world.fed.manager.check_faults(&world.fed.stream).unwrap();
+}
+
+/// NaN rows and heads of one request never reach another's result.
+pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
+    let spoilt = Story::of_rows(&LAYERS, 40, 52, &|count, _| vec![vec![0x7FC0; 512]; count]);
+    let stories = [even_story(40, 51), spoilt];
+    let mut world = World::new(device, FORMATS[0], &stories, (2, 0));
+    let [bad, good] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
+    let mut step = |range: Range<usize>| {
+        // To `world` the spoilt story's tokens are no queries.
+        let mut batch = Batch::new().add(bad, &stories, 1, range.clone());
+        batch.queries.fill(None);
+        let batch = batch.add(good, &stories, 0, range.clone());
+        let last = 2 * range.len() - 1;
+        world.step(&batch, Padding::None, &[range.len() - 1..range.len(), last..last + 1]);
+    };
+    step(0..38);
+    step(38..39);
+}
+
+/// Bad calls are refused with the value and the limit, and nothing is queued; the append of a long chunk ends the
+/// layer's attention.
+pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
+    const TOKENS: u64 = 3;
+    let stories = [even_story(6, 61)];
+    let mut world = World::new(device, FORMATS[0], &stories, (1, 1));
+    let id = world.fed.manager.admit().unwrap();
+    let parts = [Part::new(id, &stories[0], 0..TOKENS as usize)];
+    world.fed.inputs.load(&world.fed.stream, &parts, TOKENS as u32);
+    let World { fed, .. } = &mut world;
+    let stream = fed.stream.clone();
+    let (query, out) = (filled::<B, bf16>(&stream, 3 * 1024), filled::<B, bf16>(&stream, 3 * 1024));
+    let (sinks, lse) = (upload(&stream, &[0.0_f32; 2]), filled(&stream, 6));
+    let lists = upload(&stream, &[-1_i32; 12]);
+    let heads = || AttentionHeads {
+        heads: HEADS as u32,
+        query: &query,
+        sinks: &sinks,
+        out: &out,
+        lse: Some(&lse),
+    };
+    let mut steps = begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap();
+    for layer in (0..LAYERS.len() as u32).map(LayerId) {
+        let updated = fed.inputs.update(&mut steps[0], layer).unwrap();
+        let attend = |queries, rows, heads: AttentionHeads<'_, B>| {
+            updated.attend(queries, (&lists, rows), &heads)
+        };
+        refuse_ranges(&|queries| attend(queries, 4, heads()));
+        for wrong in [0, 129, u32::MAX] {
+            let error = attend(0..3, 4, AttentionHeads { heads: wrong, ..heads() }).unwrap_err();
+            let KvError::Device(DeviceError::Argument { what, value, most, .. }) = error else {
+                panic!("{error}")
+            };
+            assert_eq!((what, value, most), ("heads", wrong.into(), 128));
+        }
+        let [query, out] = [&query, &out].map(|all| all.slice(0, all.len() - 1).unwrap());
+        let [sinks, lse] = [&sinks, &lse].map(|all| all.slice(0, all.len() - 1).unwrap());
+        for (name, heads) in [
+            ("query", AttentionHeads { query: &query, ..heads() }),
+            ("sinks", AttentionHeads { sinks: &sinks, ..heads() }),
+            ("out", AttentionHeads { out: &out, ..heads() }),
+            ("lse", AttentionHeads { lse: Some(&lse), ..heads() }),
+        ] {
+            assert_short(attend(0..3, 4, heads), name);
+        }
+        if let Updated::Csa(_) = updated {
+            assert_short(attend(0..3, 5, heads()), "selected");
+        }
+        updated.append().unwrap();
+        let updated = fed.inputs.resume(&mut steps[0], layer).unwrap();
+        let error = updated.attend(0..3, (&lists, 4), &heads()).unwrap_err();
+        assert!(matches!(error, KvError::WindowOverwritten { tokens: 3, limit: 2 }), "{error}");
+    }
+    drop(steps);
+    assert_eq!(download_bits(&stream, &out), vec![0xA5A5; 3 * 1024]);
+}
+
+fn refuse_ranges(attend: &dyn Fn(Range<u32>) -> Result<(), KvError>) {
+    for queries in [0..4, 3..u32::MAX, Range { start: 2, end: 1 }] {
+        let Err(KvError::NoSuchQueries { first, end, tokens }) = attend(queries.clone()) else {
+            panic!("{queries:?}")
+        };
+        assert_eq!((first..end, tokens), (queries, 3));
+    }
+}
+
+fn assert_short(result: Result<(), KvError>, name: &str) {
+    let Err(KvError::Device(DeviceError::TooShort { argument, found, needed, .. })) = result else {
+        panic!("{name}: {result:?}")
+    };
+    assert!(argument == name && found < needed, "{argument}: {found}");
+}
+
+/// A request on its way through its story.
+struct Progress {
+    id: RequestId,
+    story: usize,
+    done: usize,
+}
+
+/// Random batches of several requests with chunks, drafts, padding and graphs' shapes: every query that comes again has
+/// the bits that it had first, of which each is near what `f64` gives.
+fn random_batches<B: Backend>(device: &Device<B>, batches: usize) {
+    let mut random = StdRng::seed_from_u64(71);
+    let stories: Vec<_> = [(140, 72), (70, 73), (270, 74), (33, 75), (270, 76)]
+        .map(|(tokens, seed)| even_story(tokens, seed))
+        .into();
+    let drafts = stories.last().unwrap();
+    let mut world = World::new(device, FORMATS[0], &stories, (3, 2));
+    let mut live: Vec<Progress> = Vec::new();
+    for _ in 0..batches {
+        while live.len() < 3 {
+            let (id, story) = (world.fed.manager.admit().unwrap(), random.random_range(0..4));
+            live.push(Progress { id, story, done: 0 });
+        }
+        live.shuffle(&mut random);
+        let mut batch = Batch::new();
+        let mut ranges = Vec::new();
+        let count = random.random_range(1..=live.len());
+        for Progress { id, story, done } in &mut live[..count] {
+            let (tokens, from) = (stories[*story].tokens(), batch.queries.len());
+            let chunk = *[1, 1, 1, 2, 3, 9, 40, 128].choose(&mut random).unwrap();
+            let end = (*done + chunk).min(tokens);
+            batch = batch.add(*id, &stories, *story, *done..end);
+            if end - *done < 3 && random.random_range(0..3) == 0 {
+                batch = batch.add_drafts(drafts, *done + 3);
+            }
+            ranges.extend(sampled(from..batch.queries.len()));
+            *done = end;
+        }
+        let tokens = batch.queries.len() as u32;
+        let most = batch.parts.iter().map(|part| part.request().tokens).max().unwrap();
+        let padding = match random.random_range(0..3) {
+            0 => Padding::None,
+            extra => Padding::Bucket(Bucket {
+                tokens: (tokens + extra).min(3 * most),
+                tokens_per_request: most,
+                requests: 3,
+                context: world.fed.manager.config().max_context,
+            }),
+        };
+        world.step(&batch, padding, &ranges);
+        live.retain(|&Progress { id, story, done }| {
+            let over = done == stories[story].tokens();
+            if over {
+                world.fed.manager.release(id).unwrap();
+            }
+            !over
+        });
+    }
+    world.fed.manager.check_faults(&world.fed.stream).unwrap();
+    assert!(world.repeated > batches / 10, "{} queries came again", world.repeated);
+}
+
+/// A few of the batches of [`ten_thousand_batches_have_the_same_bits`].
+pub fn some_batches_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    random_batches(device, 12);
+}
+
+/// Run by hand.
+pub fn ten_thousand_batches_have_the_same_bits<B: Backend>(device: &Device<B>) {
+    random_batches(device, 10_000);
+}
