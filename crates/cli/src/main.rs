@@ -15,6 +15,7 @@ mod replay;
 mod reuse;
 #[cfg(feature = "serve")]
 mod serve;
+mod texts;
 
 use std::process::ExitCode;
 

@@ -186,6 +186,24 @@ impl<R: BufRead> TraceReader<R> {
         })
     }
 
+    /// The first `limit` requests, or all if there are fewer, at least one; with their prompts where the trace has
+    /// `hash_ids`.
+    ///
+    /// # Errors
+    /// As of [`Self::read`].
+    pub fn read_requests(
+        mut self,
+        limit: usize,
+    ) -> Result<Vec<(Arrival, Option<Prompt>)>, TraceError> {
+        self.read_all(limit, |reader| {
+            reader.next_line(|reader| {
+                let (arrival, hash_ids) = reader.parse()?;
+                let tokens = arrival.input;
+                Ok((arrival, hash_ids.map(|hash_ids| Prompt { tokens, hash_ids })))
+            })
+        })
+    }
+
     /// What `next` reads, `limit` times or until there is nothing more.
     fn read_all<T>(
         &mut self,
@@ -301,6 +319,16 @@ mod tests {
         let without = r#"{"timestamp": 100, "input_length": 4, "output_length": 1}"#;
         let error = prompts(&format!("{GOOD}\n{without}")).unwrap_err().to_string();
         assert!(error.starts_with("t:2: it has no hash_ids"), "{error}");
+    }
+
+    #[test]
+    fn a_request_has_a_prompt_where_its_line_has_hash_ids() {
+        let without = r#"{"timestamp": 100, "input_length": 4, "output_length": 1}"#;
+        let text = format!("{GOOD}\n{without}");
+        let reader = TraceReader::new(Path::new("t"), text.as_bytes());
+        let found = reader.read_requests(9).unwrap();
+        let prompts: Vec<_> = found.into_iter().map(|(_, prompt)| prompt).collect();
+        assert_eq!(prompts, [Some(Prompt { tokens: 513, hash_ids: vec![0, 1] }), None]);
     }
 
     #[test]

@@ -85,18 +85,100 @@ fn the_same_seed_gives_the_same_replay_and_another_another() {
     assert_ne!(steps(1), steps(2));
 }
 
+/// 20 times the same prompt of 600 tokens, three at once: the first three are computed, the others reuse four blocks.
 #[test]
-fn bookkeeping_follows_a_trace() {
+fn bookkeeping_follows_a_trace_and_reuses_its_prefixes() {
     let trace = trace(&[LINE; 20]);
-    let mut command = replay("--execute bookkeeping --max-requests 3 --gpu-mem 2GiB");
+    let replayed = |more: &str| {
+        let options = format!("--execute bookkeeping --max-requests 3 --gpu-mem 2GiB {more}");
+        let result = json(replay(&options).arg("--trace").arg(trace.path()));
+        assert_eq!(result["finished"], 20);
+        assert_eq!(result["refused_admissions"], 17);
+        assert_eq!(result["rejected"], 0);
+        assert_eq!(result["peak_slots"], 3);
+        assert_eq!(result["peak_blocks"], 15, "639 tokens hold 5 blocks");
+        assert_eq!(result["kernel_ms"], Value::Null);
+        result
+    };
+    for without in ["--no-reuse", "--checkpoints 0"] {
+        let result = replayed(without);
+        assert_eq!((&result["tokens"], &result["reused_tokens"]), (&(20 * 639).into(), &0.into()));
+        assert_eq!(result["reuse"], Value::Null);
+    }
+    let result = replayed("");
+    assert_eq!(result["reused_tokens"], 17 * 512);
+    assert_eq!(result["tokens"], 20 * 639 - 17 * 512);
+    assert_eq!(result["prefill_tokens"], 20 * 600 - 17 * 512);
+    let reuse = &result["reuse"];
+    assert_eq!(reuse["hit_ratio"], f64::from(17 * 512) / f64::from(20 * 600));
+    assert_eq!((&reuse["hits"], &reuse["hits_at_prompt"]), (&17.into(), &17.into()));
+    // Of the last 88 tokens of each prompt, and the first three prompts.
+    assert_eq!((&reuse["partial"], &reuse["diverged"]), (&(20 * 88).into(), &(3 * 512).into()));
+}
+
+/// Prompts that part after an id: the second one computes what is behind the last checkpoint, the third one goes on from
+/// where they part.
+#[test]
+fn a_junction_is_reused_by_the_third_prompt() {
+    let line = |at: u32, last: u32| {
+        format!(
+            r#"{{"timestamp": {at}, "input_length": 1500, "output_length": 1, "hash_ids": [1, 2, {last}]}}"#
+        )
+    };
+    let lines = [line(0, 3), line(1000, 4), line(2000, 5)];
+    let trace = trace(&lines.each_ref().map(String::as_str));
+    let result =
+        json(replay("--execute bookkeeping --gpu-mem 4GiB").arg("--trace").arg(trace.path()));
+    assert_eq!(result["reused_tokens"], 1024);
+    let reuse = &result["reuse"];
+    assert_eq!((&reuse["no_checkpoint"], &reuse["hits_at_junction"]), (&1024.into(), &1.into()));
+}
+
+/// A pool that holds what one request needs, and little more: what was kept is evicted.
+#[test]
+fn what_finds_no_room_is_evicted() {
+    let line = |at: u32| {
+        let first = 20 * (at % 3);
+        let ids: Vec<_> = (first..first + 8).collect();
+        format!(
+            r#"{{"timestamp": {}, "input_length": 4000, "output_length": 1, "hash_ids": {ids:?}}}"#,
+            1000 * at
+        )
+    };
+    let lines: Vec<_> = (0..9).map(line).collect();
+    let trace = trace(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    let result = |memory: &str| {
+        let mut command = replay(&format!("--execute bookkeeping --max-requests 1 {memory}"));
+        json(command.arg("--trace").arg(trace.path()))["reuse"].clone()
+    };
+    let small = result("--checkpoints 2 --gpu-mem 48MiB");
+    let large = result("--checkpoints 6 --gpu-mem 1GiB");
+    assert_eq!((&small["hits"], &large["hits"]), (&0.into(), &6.into()));
+    // Each prompt evicts the two checkpoints of the one before, and the blocks with them.
+    assert_eq!(small["evicted_checkpoints"], 2 * 8);
+    assert_eq!(
+        (&small["evicted_blocks"], &small["evicted"]),
+        (&(8 * 31).into(), &(6 * 31 * 128).into())
+    );
+    assert_eq!(large["evicted_blocks"], 0);
+}
+
+#[test]
+fn what_is_reused_is_verified_with_kernels() {
+    let lines = [
+        r#"{"timestamp": 0, "input_length": 140, "output_length": 2, "hash_ids": [1]}"#,
+        r#"{"timestamp": 5000, "input_length": 150, "output_length": 2, "hash_ids": [1]}"#,
+    ];
+    let trace = trace(&lines);
+    let mut command = replay(&format!("{SMALL} --token-budget 100 --verify 2 --checkpoints 4"));
     let result = json(command.arg("--trace").arg(trace.path()));
-    assert_eq!(result["finished"], 20);
-    assert_eq!(result["refused_admissions"], 17);
-    assert_eq!(result["rejected"], 0);
-    assert_eq!(result["tokens"], 20 * 639);
-    assert_eq!(result["peak_slots"], 3);
-    assert_eq!(result["peak_blocks"], 15, "639 tokens hold 5 blocks");
-    assert_eq!(result["kernel_ms"], Value::Null);
+    assert_eq!(
+        (&result["mismatches"], &result["mismatch_examples"]),
+        (&0.into(), &[0; 0][..].into())
+    );
+    assert_eq!((&result["reused_tokens"], &result["verified_reused"]), (&128.into(), &128.into()));
+    assert_eq!(result["tokens"], 141 + 151 - 128);
+    assert_eq!(result["verified_requests"], 2);
 }
 
 #[test]
@@ -167,12 +249,18 @@ fn options_that_make_no_sense_are_refused() {
 fn the_report_has_its_plots_inside_and_loads_nothing() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("out.html");
-    let mut command = replay("--execute bookkeeping --requests 40 --report");
-    let output = command.arg(&path).assert().success().get_output().stdout.clone();
-    assert!(String::from_utf8_lossy(&output).contains("peak blocks"));
-    let page = std::fs::read_to_string(&path).expect("the report was written");
-    assert_eq!(page.matches("<svg").count(), 3);
-    for title in ["Occupancy (%)", "Batch (tokens per step)", "begin_step"] {
+    let page = |options: &str| {
+        let mut command =
+            replay(&format!("--execute bookkeeping --requests 40 {options} --report"));
+        let output = command.arg(&path).assert().success().get_output().stdout.clone();
+        assert!(String::from_utf8_lossy(&output).contains("peak blocks"));
+        std::fs::read_to_string(&path).expect("the report was written")
+    };
+    assert_eq!(page("--no-reuse").matches("<svg").count(), 3);
+    let page = page("");
+    assert_eq!(page.matches("<svg").count(), 6);
+    let reuse = ["Hit ratio", "Prompt tokens saved", "Evictions"];
+    for title in ["Occupancy (%)", "Batch (tokens per step)", "begin_step"].iter().chain(&reuse) {
         assert!(page.contains(title), "{title}");
     }
     let without_namespace = page.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");

@@ -22,6 +22,10 @@ use crate::outcome::EXIT_CODES;
 /// The cache is made for the longest request of the load, or for the model's longest context if that
 /// is shorter; requests that can never fit are counted as rejected.
 ///
+/// Prompts reuse what earlier ones with the same first tokens have computed: token ids are made from a trace's hash_ids,
+/// each of which stands for 512 tokens (divided by --shrink), and prompts are admitted with them. Checkpoints are placed
+/// and evicted as the cache does by itself. A request is preempted, and computed again, if blocks run out.
+///
 /// Time is virtual: a step takes `--step-ms`, or longer if it has more tokens than `--token-rate`
 /// allows.
 ///
@@ -69,8 +73,8 @@ pub struct ReplayArgs {
     pub execute: Execution,
 
     /// Requests, sampled at random, that are compared with the reference, 0 to 64: window rows,
-    /// entries and indexer keys, recomputed from their tokens, and, of one query a step, what it
-    /// gathers in every layer and, in one, the list that the indexer picks.
+    /// entries and indexer keys, recomputed from their tokens, those that they reuse included, and, of one query a
+    /// step, what it gathers in every layer and, in one, the list that the indexer picks.
     /// [default: 4; 0 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub verify: Option<u32>,
@@ -79,6 +83,15 @@ pub struct ReplayArgs {
     /// at once are scored in several batches.
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = size)]
     pub indexer_memory: ByteSize,
+
+    /// Reuse nothing: the same load, of which all prompts are computed whole.
+    #[arg(long, conflicts_with = "checkpoints")]
+    pub no_reuse: bool,
+
+    /// Checkpoints that prompts go on from, 0 to 8388608; 0 as --no-reuse.
+    /// [default: as many as a third of what slots leave of the memory holds; 0 for a trace without hash_ids]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_CHECKPOINTS)))]
+    pub checkpoints: Option<u32>,
 
     /// Request slots, 1 to 65536: how many requests run at once.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
@@ -105,8 +118,8 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Write an HTML page with plots of occupancy, batch and planning time; the file is opened before
-    /// the replay begins.
+    /// Write an HTML page with plots of occupancy, batch, planning time, hit ratio, tokens saved and evictions; the file
+    /// is opened before the replay begins.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }

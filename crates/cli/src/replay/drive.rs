@@ -1,15 +1,17 @@
 //! The loop: arrivals, admission, step, commit, release, until the load is done.
 
 use anyhow::{Context, Result};
-use dsv4_kv::{RequestId, StepRequest};
+use dsv4_kv::{KvError, RequestId, StepRequest};
+use dsv4_kv_prefix::ReuseStats;
 use indicatif::ProgressBar;
 
 use super::clock::Clock;
 use super::execute::{Execute, KernelWork};
+use super::load::Request;
 use super::scheduler::{Job, Limits, Part, Scheduler};
 use super::timeline::{Sample, Timeline};
 use crate::interrupt::Interrupt;
-use dsv4_kv_cli::trace::Arrival;
+use crate::texts::Texts;
 
 /// What a replay was.
 #[derive(Debug)]
@@ -24,85 +26,221 @@ pub struct Replayed {
     pub waited: u64,
     /// Requests that can never fit.
     pub rejected: u64,
+    /// How often a request was preempted.
+    pub preempted: u64,
+    /// Tokens that were reused, and why others were not.
+    pub reuse: ReuseStats,
     /// What the kernels did.
     pub work: KernelWork,
 }
 
 /// Replays `load` through `cache`, to its end or until `interrupt` is requested.
 pub fn drive<E: Execute>(
-    mut cache: E,
-    load: &[Arrival],
+    cache: E,
+    (load, texts): (&[Request], Texts),
     limits: Limits,
-    mut clock: Clock,
+    clock: Clock,
     progress: &ProgressBar,
     interrupt: &Interrupt,
 ) -> Result<Replayed> {
-    let mut scheduler = Scheduler::new(limits);
-    let mut ids: Vec<Option<RequestId>> = vec![None; load.len()];
-    let (mut parts, mut step, mut timeline) = (Vec::new(), Vec::new(), Timeline::default());
-    let mut arrivals = load.iter().enumerate().peekable();
-    let mut finished = Vec::new();
-    let (mut count, mut interrupted) = (0, false);
-    loop {
+    let mut drive = Drive::new(cache, (load, texts), limits, clock);
+    let interrupted = loop {
         if interrupt.is_requested() {
-            interrupted = true;
-            break;
+            break true;
         }
-        while let Some((index, arrival)) =
-            arrivals.next_if(|(_, arrival)| arrival.at_ms <= clock.now_ms())
-        {
-            let tokens = arrival.cached_tokens();
-            let blocks = cache.ledger().blocks_of(tokens);
-            scheduler.submit(Job { index, input: arrival.input, tokens, blocks });
+        drive.admit()?;
+        match drive.step()? {
+            Some(tokens) => progress.inc(tokens.into()),
+            None => break false,
         }
-        while let Some(job) = scheduler.admit() {
-            ids[job.index] = Some(cache.admit(job.index)?);
-        }
-        scheduler.plan(&mut parts);
-        if parts.is_empty() {
-            let Some((_, next)) = arrivals.peek() else { break };
-            clock.idle_until(next.at_ms);
-            continue;
-        }
-        fill_step(&parts, &ids, &mut step)?;
-        let prepare = cache.step(&step)?;
-        let sample = sample(&parts, &cache, scheduler.running(), prepare.as_secs_f32() * 1e6);
-        clock.step(sample.prefill + sample.decode);
-        timeline.push(Sample { at_ms: clock.now_ms(), ..sample });
-        scheduler.complete(&parts, |index| finished.push(index));
-        for index in finished.drain(..) {
-            let id = ids[index].take().context("a request that runs was admitted")?;
-            cache.release(id)?;
-            count += 1;
-        }
-        progress.inc(u64::from(sample.prefill + sample.decode));
-    }
+    };
     progress.finish_and_clear();
-    let (waited, rejected) = (scheduler.waited(), scheduler.rejected());
-    let work = cache.finish()?;
-    Ok(Replayed { timeline, interrupted, finished: count, waited, rejected, work })
+    drive.end(interrupted)
 }
 
-/// The planned parts with the cache's own names of the requests.
-fn fill_step(parts: &[Part], ids: &[Option<RequestId>], step: &mut Vec<StepRequest>) -> Result<()> {
-    step.clear();
-    for part in parts {
-        let id = ids[part.index].context("a request in the step was admitted")?;
-        step.push(StepRequest { id, start: part.start, tokens: part.tokens });
-    }
-    Ok(())
+/// A replay that runs.
+struct Drive<'l, E> {
+    cache: E,
+    load: &'l [Request],
+    texts: Texts,
+    scheduler: Scheduler,
+    clock: Clock,
+    timeline: Timeline,
+    /// The first request that has not arrived.
+    next: usize,
+    /// By place in the load: the cache's own names of the requests that run.
+    ids: Vec<Option<RequestId>>,
+    /// The tokens with which requests were admitted, until they are computed.
+    known: Vec<Vec<u32>>,
+    finished: u64,
+    parts: Vec<Part>,
+    step: Vec<StepRequest>,
+    /// Of the step.
+    tokens: Vec<u32>,
 }
 
-fn sample<E: Execute>(parts: &[Part], cache: &E, requests: u32, prepare_us: f32) -> Sample {
-    let tokens =
-        |prefill| parts.iter().filter(|part| part.prefill == prefill).map(|part| part.tokens).sum();
-    let ledger = cache.ledger();
-    Sample {
-        at_ms: 0.0,
-        blocks: ledger.total_blocks() - ledger.free_blocks(),
-        requests,
-        prefill: tokens(true),
-        decode: tokens(false),
-        prepare_us,
+impl<'l, E: Execute> Drive<'l, E> {
+    fn new(cache: E, (load, texts): (&'l [Request], Texts), limits: Limits, clock: Clock) -> Self {
+        Self {
+            cache,
+            load,
+            texts,
+            scheduler: Scheduler::new(limits),
+            clock,
+            timeline: Timeline::default(),
+            next: 0,
+            ids: vec![None; load.len()],
+            known: vec![Vec::new(); load.len()],
+            finished: 0,
+            parts: Vec::new(),
+            step: Vec::new(),
+            tokens: Vec::new(),
+        }
     }
+
+    /// Queues what has arrived, and admits what fits.
+    fn admit(&mut self) -> Result<()> {
+        let arrived = |request: &&Request| request.arrival.at_ms <= self.clock.now_ms();
+        for Request { arrival, .. } in self.load[self.next..].iter().take_while(arrived) {
+            let tokens = arrival.cached_tokens();
+            let blocks = self.cache.ledger().blocks_of(tokens);
+            let index = self.next;
+            self.scheduler.submit(Job { index, input: arrival.input, tokens, blocks });
+            self.next += 1;
+        }
+        while let Some(job) = self.scheduler.admit() {
+            let shares = self.scheduler.may_share(&job);
+            if self.cache.reads_tokens() {
+                self.known[job.index] = self.text(&job);
+            }
+            let prompt = &self.known[job.index];
+            let (id, reused) = self.cache.admit(job.index, shares.then_some(prompt))?;
+            self.ids[job.index] = Some(id);
+            self.scheduler.skip(reused);
+        }
+        Ok(())
+    }
+
+    /// The tokens that a request begins with: its prompt, and what it had generated when it was preempted.
+    fn text(&self, job: &Job) -> Vec<u32> {
+        let Request { arrival, prompt } = &self.load[job.index];
+        let mut text = Vec::with_capacity(job.input as usize);
+        if let Some(prompt) = prompt {
+            self.texts.push_prompt(&mut text, prompt, arrival.input);
+        }
+        let own = text.len() as u32..job.input;
+        text.extend(own.map(|at| self.own_token(job.index, at)));
+        text
+    }
+
+    fn own_token(&self, index: usize, position: u32) -> u32 {
+        self.texts.own_token(index as u64, position)
+    }
+
+    /// Runs a step, or waits for the next request; its tokens, or `None` at the end of the load.
+    fn step(&mut self) -> Result<Option<u32>> {
+        loop {
+            self.scheduler.plan(&mut self.parts);
+            if self.parts.is_empty() {
+                let Some(next) = self.load.get(self.next) else { return Ok(None) };
+                self.clock.idle_until(next.arrival.at_ms);
+                return Ok(Some(0));
+            }
+            self.fill_step()?;
+            let prepare = match self.cache.step(&self.step, &self.tokens) {
+                Ok(prepare) => prepare,
+                Err(error) if is_out_of_blocks(&error) => {
+                    self.preempt()?;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let sample = self.sample(prepare.as_secs_f32() * 1e6);
+            self.clock.step(sample.prefill + sample.decode);
+            self.timeline.push(Sample { at_ms: self.clock.now_ms(), ..sample });
+            self.release_finished()?;
+            return Ok(Some(sample.prefill + sample.decode));
+        }
+    }
+
+    /// The planned parts with the cache's own names of the requests, and their tokens.
+    fn fill_step(&mut self) -> Result<()> {
+        self.step.clear();
+        self.tokens.clear();
+        for &Part { index, start, tokens, .. } in &self.parts {
+            let id = self.ids[index].context("a request in the step was admitted")?;
+            self.step.push(StepRequest { id, start, tokens });
+            if self.cache.reads_tokens() {
+                match self.known[index].get(start as usize..(start + tokens) as usize) {
+                    Some(known) => self.tokens.extend_from_slice(known),
+                    None => self.tokens.push(self.texts.own_token(index as u64, start)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the request that was admitted last, to be computed again.
+    fn preempt(&mut self) -> Result<()> {
+        let index = self.scheduler.preempt_last().context("a request that runs alone fits")?;
+        self.release(index)
+    }
+
+    fn release(&mut self, index: usize) -> Result<()> {
+        self.known[index] = Vec::new();
+        let id = self.ids[index].take().context("a request that runs was admitted")?;
+        self.cache.release(id)
+    }
+
+    fn release_finished(&mut self) -> Result<()> {
+        let mut finished = Vec::new();
+        for part in &self.parts {
+            if (part.start + part.tokens) as usize >= self.known[part.index].len() {
+                self.known[part.index] = Vec::new();
+            }
+        }
+        self.scheduler.complete(&self.parts, |index| finished.push(index));
+        self.finished += finished.len() as u64;
+        finished.into_iter().try_for_each(|index| self.release(index))
+    }
+
+    fn sample(&self, prepare_us: f32) -> Sample {
+        let of_kind = |prefill| self.parts.iter().filter(move |part| part.prefill == prefill);
+        let tokens = |prefill| of_kind(prefill).map(|part| part.tokens).sum();
+        let ledger = self.cache.ledger();
+        let (cached, stats) = (ledger.evictable_blocks(), ledger.reuse_stats());
+        Sample {
+            at_ms: 0.0,
+            blocks: ledger.total_blocks() - ledger.free_blocks() - cached,
+            cached,
+            requests: self.scheduler.running(),
+            prefill: tokens(true),
+            decode: tokens(false),
+            prepare_us,
+            prompts: stats.prompt_tokens,
+            reused: stats.reused,
+            evicted_blocks: stats.evicted_blocks,
+            evicted_checkpoints: stats.evicted_checkpoints,
+        }
+    }
+
+    fn end(self, interrupted: bool) -> Result<Replayed> {
+        let Self { cache, scheduler, timeline, finished, .. } = self;
+        let reuse = cache.ledger().reuse_stats();
+        Ok(Replayed {
+            timeline,
+            interrupted,
+            finished,
+            waited: scheduler.waited(),
+            rejected: scheduler.rejected(),
+            preempted: scheduler.preempted(),
+            reuse,
+            work: cache.finish()?,
+        })
+    }
+}
+
+/// Whether a step was refused because too few blocks are free.
+fn is_out_of_blocks(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(KvError::OutOfBlocks { .. }))
 }

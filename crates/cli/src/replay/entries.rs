@@ -16,7 +16,7 @@ use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
 use rayon::prelude::*;
 
 use super::history::Place;
-use super::source::{Source, shape};
+use super::source::{Source, ValueTensor, shape};
 
 /// The compressors of a layer.
 pub const fn compressors(kind: LayerKind) -> &'static [CompressorKind] {
@@ -214,13 +214,12 @@ pub fn entry(source: &Source, place: Place<'_>, which: CompressorKind, entry: us
     let (columns, layer) = (shape.columns(), place.layer.0);
     let floats = |start: usize, len: usize| &source.as_floats()[start..][..len];
     let (mut kv, mut gate) = (Vec::new(), Vec::new());
-    for token in tokens {
-        let offsets = source.offsets(token.step, layer, which);
-        let row = token.row as usize * columns;
-        kv.extend_from_slice(floats(offsets.kv + row, columns));
-        gate.extend_from_slice(floats(offsets.gate + row, columns));
+    for &token in tokens {
+        let of = |tensor| &source.as_floats()[Source::values_of(token, which, tensor)];
+        kv.extend_from_slice(of(ValueTensor::keys(layer)));
+        gate.extend_from_slice(of(ValueTensor::gates(layer)));
     }
-    let weights = source.offsets(0, layer, which);
+    let weights = source.weights(layer, which);
     let (ape, norm_w) =
         (floats(weights.ape, shape.ratio * columns), floats(weights.norm, shape.channels));
     let compressor = Compressor { shape, kv: &kv, gate: &gate, ape, norm_w };
@@ -250,15 +249,15 @@ mod tests {
     use dsv4_kv::LayerId;
 
     use super::*;
-    use crate::replay::history::Token;
+    use crate::replay::history::Prefix;
 
     /// What a check finds of a compressor's first rows, as the reference stores them for a request
-    /// of 270 tokens in chunks of 70, after `spoil` had its way with them.
+    /// of 270 tokens, after `spoil` had its way with them.
     fn check(which: CompressorKind, codec: Codec, spoil: impl FnOnce(&mut Rows)) -> Vec<String> {
-        let source = Source::new(11, 80, 3);
-        let history: Vec<Token> =
-            (0..270).map(|p| Token { step: p / 70, row: 5 + (p % 70) as u32 }).collect();
-        let place = Place { request: 9, layer: LayerId(1), history: &history };
+        let source = Source::new(11, 3);
+        let history: Vec<_> = Prefix::EMPTY.each(&(0..270).collect::<Vec<_>>()).collect();
+        let layer = LayerId(1);
+        let place = Place { request: 9, layer, history: &history, without_rows: 0 };
         let count = (270 / shape(which).ratio).min(20);
         let mut rows = Rows::reference(&source, place, (which, codec), count);
         spoil(&mut rows);

@@ -4,24 +4,33 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use dsv4_kv::{Accepted, CacheConfig, KvError, LayerGroup, Ledger, RequestId, StepRequest};
+use dsv4_kv::{
+    Accepted, Admission, CacheConfig, KvError, LayerGroup, Ledger, Prompt, RequestId, StepRequest,
+};
 
 use super::verify::Verification;
 
 /// A cache that a load is replayed through.
 pub trait Execute {
-    /// Admits the request at `index` of the load.
-    fn admit(&mut self, index: usize) -> Result<RequestId>;
+    /// Admits the request at `index` of the load with the tokens that it begins with, or one that shares nothing; its
+    /// name in the cache, and how many tokens it has already.
+    fn admit(&mut self, index: usize, prompt: Option<&[u32]>) -> Result<(RequestId, u32)>;
 
     /// Begins a step of every layer group, runs it and commits all of its tokens; how long it took to
-    /// begin it.
-    fn step(&mut self, step: &[StepRequest]) -> Result<Duration>;
+    /// begin it. `tokens`: those of the step, in its order; none if [`Self::reads_tokens`] says so.
+    ///
+    /// # Errors
+    /// [`KvError::OutOfBlocks`] if there is no room for it. Nothing has happened then.
+    fn step(&mut self, step: &[StepRequest], tokens: &[u32]) -> Result<Duration>;
 
     /// Ends a request.
     fn release(&mut self, id: RequestId) -> Result<()>;
 
     /// Who holds what.
     fn ledger(&self) -> impl Deref<Target = Ledger>;
+
+    /// Whether it matters what the tokens are.
+    fn reads_tokens(&self) -> bool;
 
     /// Checks what can only be checked in the end; what the kernels did.
     fn finish(self) -> Result<KernelWork>;
@@ -38,9 +47,14 @@ pub struct KernelWork {
     pub verification: Verification,
 }
 
-/// All tokens of a step, accepted.
-pub fn accept_all(step: &[StepRequest]) -> Vec<Accepted<'static>> {
-    step.iter().map(|part| Accepted::count(part.id, part.tokens)).collect()
+/// All tokens of a step, accepted; what they are is told if `tokens` are theirs.
+pub fn accept_all<'t>(step: &[StepRequest], tokens: &'t [u32]) -> Vec<Accepted<'t>> {
+    let mut left = tokens;
+    let accept = |part: &StepRequest| {
+        let told = left.split_off(..part.tokens as usize);
+        Accepted { id: part.id, accepted: part.tokens, tokens: told.unwrap_or_default() }
+    };
+    step.iter().map(accept).collect()
 }
 
 /// The allocator and the planner alone.
@@ -64,17 +78,20 @@ impl Bookkeeping {
 }
 
 impl Execute for Bookkeeping {
-    fn admit(&mut self, _index: usize) -> Result<RequestId> {
-        Ok(self.ledger.admit()?)
+    fn admit(&mut self, _index: usize, prompt: Option<&[u32]>) -> Result<(RequestId, u32)> {
+        let Some(tokens) = prompt else { return Ok((self.ledger.admit()?, 0)) };
+        let Admission { id, reused, .. } =
+            self.ledger.admit_with(&Prompt { tokens, ..Prompt::default() })?;
+        Ok((id, reused))
     }
 
-    fn step(&mut self, step: &[StepRequest]) -> Result<Duration> {
+    fn step(&mut self, step: &[StepRequest], tokens: &[u32]) -> Result<Duration> {
         let started = Instant::now();
         for &group in &self.groups {
             self.ledger.begin_step(group, step, &mut self.step_meta)?;
         }
         let begin = started.elapsed();
-        let accepted = accept_all(step);
+        let accepted = accept_all(step, tokens);
         self.groups.iter().try_for_each(|&group| self.ledger.commit_step(group, &accepted))?;
         Ok(begin)
     }
@@ -85,6 +102,10 @@ impl Execute for Bookkeeping {
 
     fn ledger(&self) -> impl Deref<Target = Ledger> {
         &self.ledger
+    }
+
+    fn reads_tokens(&self) -> bool {
+        self.ledger.total_checkpoints() > 0
     }
 
     fn finish(self) -> Result<KernelWork> {

@@ -7,11 +7,12 @@ use anyhow::Result;
 use dsv4_kv::device::{Backend, Device, Event, Stream};
 use dsv4_kv::kv_layout::geometry::{CSA_RATIO, HCA_RATIO, LayerKind};
 use dsv4_kv::{
-    CacheConfig, KvCacheManager, KvError, Launches, Ledger, RequestId, Step, StepRequest,
-    WorkspaceSize,
+    Admission, CacheConfig, KvCacheManager, KvError, Launches, Ledger, Prompt, RequestId, Step,
+    StepRequest, WorkspaceSize,
 };
 
 use super::execute::{Execute, KernelWork, accept_all};
+use super::history::Prefix;
 use super::select::Queries;
 use super::tensors::Tensors;
 
@@ -55,14 +56,14 @@ impl<B: Backend> Full<B> {
 
     /// Begins a step of every layer group, queues all of its layers and commits all of its tokens; how
     /// long it took to begin.
-    fn run(&mut self, requests: &[StepRequest]) -> Result<Duration> {
+    fn run(&mut self, requests: &[StepRequest], tokens: &[u32]) -> Result<Duration> {
         let Self { cache, tensors, stream, begin, end, .. } = self;
         let started = Instant::now();
         let groups = cache.groups().into_iter();
         let begun = groups.map(|group| group.into_step(stream, Launches::Eager, requests));
         let mut steps = begun.collect::<Result<Vec<Step<'_, B>>, KvError>>()?;
         let took = started.elapsed();
-        tensors.begin_step(self.steps, requests);
+        tensors.begin_step(stream, self.steps, requests, tokens)?;
         stream.record(begin)?;
         for step in &mut steps {
             for (layer, kind) in step.ids() {
@@ -70,10 +71,11 @@ impl<B: Backend> Full<B> {
             }
         }
         stream.record(end)?;
-        let accepted = accept_all(requests);
+        let accepted = accept_all(requests, tokens);
         for step in steps {
             step.commit(&accepted).map_err(KvError::from)?;
         }
+        cache.save_wanted(stream)?;
         Ok(took)
     }
 
@@ -92,14 +94,25 @@ impl<B: Backend> Full<B> {
 }
 
 impl<B: Backend> Execute for Full<B> {
-    fn admit(&mut self, index: usize) -> Result<RequestId> {
-        let id = self.cache.admit()?;
-        self.tensors.watch.admit(id, index);
-        Ok(id)
+    fn admit(&mut self, index: usize, prompt: Option<&[u32]>) -> Result<(RequestId, u32)> {
+        let Self { cache, tensors, stream, .. } = self;
+        let tokens = prompt.unwrap_or_default();
+        let (id, reused) = match prompt {
+            None => (cache.admit()?, 0),
+            Some(_) => {
+                let prompt = Prompt { tokens, ..Prompt::default() };
+                let Admission { id, reused, .. } = cache.admit_with(stream, &prompt)?;
+                (id, reused)
+            }
+        };
+        let history = || Prefix::EMPTY.each(&tokens[..reused as usize]);
+        tensors.inputs.admit(id, history().last().unwrap_or(Prefix::EMPTY));
+        tensors.watch.admit(cache, stream, id, index, history())?;
+        Ok((id, reused))
     }
 
-    fn step(&mut self, step: &[StepRequest]) -> Result<Duration> {
-        let begin = self.run(step)?;
+    fn step(&mut self, step: &[StepRequest], tokens: &[u32]) -> Result<Duration> {
+        let begin = self.run(step, tokens)?;
         self.kernel_ms += f64::from(self.end.milliseconds_since(&self.begin)?);
         self.entries += self.entries_of(step);
         self.tensors.check_step(&self.cache, &self.stream)?;
@@ -112,11 +125,16 @@ impl<B: Backend> Execute for Full<B> {
 
     fn release(&mut self, id: RequestId) -> Result<()> {
         self.tensors.watch.release(&self.cache, &self.stream, id)?;
+        self.tensors.inputs.release(id);
         Ok(self.cache.release(id)?)
     }
 
     fn ledger(&self) -> impl Deref<Target = Ledger> {
         self.cache.ledger()
+    }
+
+    fn reads_tokens(&self) -> bool {
+        true
     }
 
     fn finish(self) -> Result<KernelWork> {
@@ -143,12 +161,11 @@ mod tests {
 
     const LAYER: LayerId = LayerId(1);
 
-    /// Prefills 130 tokens of one sampled request, lets `spoil` have its way with the cache and the
-    /// request's first block, decodes one token, and says what verification found.
-    fn replay(queries: Queries, spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
+    /// A cache for requests of up to 1,024 tokens, of which that at place `sample` is followed.
+    fn cache(queries: Queries, sample: usize, num_checkpoints: u32) -> Full<Emulator> {
         let model = ModelConfig::preset("tiny").expect("a preset");
         let config = CacheConfig { max_step_tokens: 130, ..CacheConfig::smallest(model) };
-        let config = CacheConfig { max_requests: 2, max_context: 1024, ..config };
+        let config = CacheConfig { max_requests: 2, max_context: 1024, num_checkpoints, ..config };
         let memory = 1 << 27;
         let indexer = WorkspaceSize::new(
             &config.model,
@@ -158,18 +175,71 @@ mod tests {
         let left = memory - working_bytes(&config, Some(&indexer), 1);
         let config = config.with_memory(left).expect("a block and two slots");
         let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
-        let cache = Full::new(device, config, Some(&indexer), 5, vec![0], queries);
-        let mut cache = cache.expect("what is left holds the cache");
-        let id = cache.admit(0).expect("a slot is free");
-        cache.step(&[StepRequest { id, start: 0, tokens: 130 }]).expect("prefill");
+        let cache = Full::new(device, config, Some(&indexer), 5, vec![sample], queries);
+        cache.expect("what is left holds the cache")
+    }
+
+    /// The first block of a request.
+    fn first_block(cache: &Full<Emulator>, id: RequestId) -> u64 {
         let block = cache.cache.block_table(id).expect("it runs").first().copied();
-        spoil(&cache, block.expect("130 tokens close entries").0.into());
-        cache.step(&[StepRequest { id, start: 130, tokens: 1 }]).expect("decode");
+        block.expect("its tokens close entries").0.into()
+    }
+
+    /// Prefills 130 tokens of one sampled request, lets `spoil` have its way with the cache and the
+    /// request's first block, decodes one token, and says what verification found.
+    fn replay(queries: Queries, spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
+        let mut cache = cache(queries, 0, 0);
+        let tokens: Vec<u32> = (0..131).collect();
+        let id = cache.admit(0, Some(&tokens[..130])).expect("a slot is free").0;
+        let prefill = [StepRequest { id, start: 0, tokens: 130 }];
+        cache.step(&prefill, &tokens[..130]).expect("prefill");
+        spoil(&cache, first_block(&cache, id));
+        cache.step(&[StepRequest { id, start: 130, tokens: 1 }], &tokens[130..]).expect("decode");
         cache.release(id).expect("it runs");
         let work = cache.finish().expect("no kernel refused a row");
         // Two CSA layers with 32 entries, one HCA layer with one.
         assert_eq!(work.entries, 65);
         work.verification
+    }
+
+    /// Prefills 130 tokens that nobody follows, lets `spoil` have its way with the cache and the first block, and lets a
+    /// sampled request with the same tokens go on from there.
+    fn reuse(spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
+        let mut cache = cache(Queries::Last(16), 1, 2);
+        let tokens: Vec<u32> = (0..130).collect();
+        let (first, reused) = cache.admit(0, Some(&tokens)).expect("a slot is free");
+        assert_eq!(reused, 0);
+        let prefill = [StepRequest { id: first, start: 0, tokens: 130 }];
+        cache.step(&prefill, &tokens).expect("prefill");
+        spoil(&cache, first_block(&cache, first));
+        let (second, reused) = cache.admit(1, Some(&tokens)).expect("a slot is free");
+        assert_eq!(reused, 128);
+        let rest = [StepRequest { id: second, start: 128, tokens: 2 }];
+        cache.step(&rest, &tokens[128..]).expect("the rest");
+        cache.release(second).expect("it runs");
+        cache.finish().expect("no kernel refused a row").verification
+    }
+
+    #[test]
+    fn what_is_reused_is_compared_like_what_is_computed() {
+        let found = reuse(|_, _| {});
+        assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
+        assert_eq!((found.reused, found.entries), (128, 2 * (32 + 32) + 1));
+        // Rings after the admission and after the step, and a window of 5 layers, what was gathered, entries at the end.
+        assert_eq!(found.rows, 5 * 3 * 128 + 2 * 16 + 1 + found.entries);
+    }
+
+    /// An entry, in the reused block: found when the request is admitted.
+    #[test]
+    fn a_byte_changed_in_what_is_reused_is_found() {
+        let found = reuse(|cache, block| {
+            flip(cache, LAYER, PoolKind::EntryData, [(block * 32 + 7) * 576 + 449].into_iter());
+        });
+        assert!(found.examples[0].contains("request 1, layer 1, entry 7"), "{:?}", found.examples);
+        let found = reuse(|cache, block| {
+            flip(cache, LAYER, PoolKind::IndexCode, [(block * 32 + 9) * 64 + 5].into_iter());
+        });
+        assert!(found.examples[0].contains("request 1, layer 1, key 9"), "{:?}", found.examples);
     }
 
     /// Flips a bit of bytes of a pool.

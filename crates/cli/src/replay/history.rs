@@ -1,14 +1,31 @@
-//! The tokens that a request has written, and where.
+//! What a request's rows depend on, and of which request rows are compared.
 
 use dsv4_kv::LayerId;
 
-/// A token of a request that is followed: which step wrote it, and its row in that step.
-#[derive(Clone, Copy, Debug)]
-pub struct Token {
-    /// The step, counted from 0.
-    pub step: u64,
-    /// Its row among the step's tokens.
-    pub row: u32,
+use crate::texts::mixed;
+
+/// A token and all that come before it, in a number. As in a model, what the cache is fed with depends on that and on
+/// nothing else: requests with the same first tokens have the same rows there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix(pub u64);
+
+impl Prefix {
+    /// No token.
+    pub const EMPTY: Self = Self(0);
+
+    /// One token more.
+    #[must_use]
+    pub fn then(self, token: u32) -> Self {
+        Self(mixed(self.0 ^ (u64::from(token) + 1)))
+    }
+
+    /// The prefixes that `tokens` make one after the other.
+    pub fn each(self, tokens: &[u32]) -> impl Iterator<Item = Self> {
+        tokens.iter().scan(self, |prefix, &token| {
+            *prefix = prefix.then(token);
+            Some(*prefix)
+        })
+    }
 }
 
 /// Whose rows are compared.
@@ -19,5 +36,7 @@ pub struct Place<'a> {
     /// The layer.
     pub layer: LayerId,
     /// Its tokens so far, by position.
-    pub history: &'a [Token],
+    pub history: &'a [Prefix],
+    /// Tokens at its beginning whose window rows may be zero: those that a request reuses have none in a draft layer.
+    pub without_rows: usize,
 }

@@ -3,10 +3,13 @@
 //! The synthetic load resembles one hour of a public conversation trace (Mooncake, FAST'25:
 //! 12,031 requests, mean input 12,035 tokens, mean output 343): arrivals are a Poisson process,
 //! input and output lengths are log-normal, independent of each other, and cut off at the longest
-//! of the trace. It has no shared prefixes.
+//! of the trace. Three of four requests are a turn of a conversation: they begin like one of the last
+//! [`REMEMBERED`] requests, as far as the shorter of the two prompts goes.
 
-use dsv4_kv_cli::trace::Arrival;
-use rand::SeedableRng;
+use std::collections::VecDeque;
+
+use dsv4_kv_cli::trace::{Arrival, HASH_TOKENS, Prompt};
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp, LogNormal};
 
@@ -24,9 +27,65 @@ const OUTPUT_MEDIAN: f64 = 250.0;
 const OUTPUT_SIGMA: f64 = 0.8;
 /// Longest output, in tokens.
 const OUTPUT_MOST: f64 = 2000.0;
+/// Share of requests that continue an earlier one.
+const TURNS: f64 = 0.75;
+/// Requests that can be continued.
+const REMEMBERED: usize = 256;
+
+/// A request of a load.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// When it arrives, and its lengths.
+    pub arrival: Arrival,
+    /// What its prompt has in common with others, before lengths were divided; `None` if nothing is known.
+    pub prompt: Option<Prompt>,
+}
 
 /// The synthetic load: endless, the same for the same seed.
-pub fn synthetic(seed: u64) -> impl Iterator<Item = Arrival> {
+pub fn synthetic(seed: u64) -> impl Iterator<Item = Request> {
+    let mut conversations = Conversations::new(seed);
+    arrivals(seed).map(move |arrival| {
+        let prompt = Some(conversations.prompt(arrival.input));
+        Request { arrival, prompt }
+    })
+}
+
+/// The prompts of the last requests, which others continue.
+struct Conversations {
+    rng: ChaCha8Rng,
+    next_id: u64,
+    last: VecDeque<Vec<u64>>,
+}
+
+impl Conversations {
+    fn new(seed: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        // Arrivals and lengths are drawn from the first stream.
+        rng.set_stream(1);
+        Self { rng, next_id: 0, last: VecDeque::new() }
+    }
+
+    /// A prompt of so many tokens. The last id of a prompt is nobody else's: it may stand for fewer tokens than 512.
+    fn prompt(&mut self, tokens: u32) -> Prompt {
+        let ids = tokens.div_ceil(HASH_TOKENS) as usize;
+        let mut hash_ids = Vec::with_capacity(ids);
+        if !self.last.is_empty() && self.rng.random_bool(TURNS) {
+            let earlier = &self.last[self.rng.random_range(0..self.last.len())];
+            hash_ids.extend_from_slice(&earlier[..(earlier.len() - 1).min(ids - 1)]);
+        }
+        let new = (ids - hash_ids.len()) as u64;
+        hash_ids.extend(self.next_id..self.next_id + new);
+        self.next_id += new;
+        if self.last.len() == REMEMBERED {
+            self.last.pop_front();
+        }
+        self.last.push_back(hash_ids.clone());
+        Prompt { tokens, hash_ids }
+    }
+}
+
+/// When requests arrive, and how long they are.
+fn arrivals(seed: u64) -> impl Iterator<Item = Arrival> {
     const VALID: &str = "the constants are finite and positive";
     let gap = Exp::new(RATE / 1e3).expect(VALID);
     let input = LogNormal::new(INPUT_MEDIAN.ln(), INPUT_SIGMA).expect(VALID);
@@ -47,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_synthetic_load_is_distributed_as_documented() {
-        let load: Vec<_> = synthetic(7).take(50_000).collect();
+        let load: Vec<_> = arrivals(7).take(50_000).collect();
         let mean = |of: fn(&Arrival) -> u32| {
             load.iter().map(|arrival| f64::from(of(arrival))).sum::<f64>() / load.len() as f64
         };
@@ -65,5 +124,20 @@ mod tests {
         let first = |seed| synthetic(seed).take(8).collect::<Vec<_>>();
         assert_eq!(first(1), first(1));
         assert_ne!(first(1), first(2));
+    }
+
+    #[test]
+    fn prompts_have_ids_for_their_tokens_and_a_third_of_them_was_there_before() {
+        let mut known = std::collections::HashSet::new();
+        let (mut all, mut shared) = (0, 0);
+        for Request { arrival, prompt } in synthetic(7).take(5000) {
+            let Prompt { tokens, hash_ids } = prompt.expect("every request has one");
+            assert_eq!(tokens, arrival.input);
+            assert_eq!(hash_ids.len(), tokens.div_ceil(HASH_TOKENS) as usize);
+            all += hash_ids.len();
+            shared += hash_ids.into_iter().filter(|&id| !known.insert(id)).count();
+        }
+        let share = shared as f64 / all as f64;
+        assert!((0.25..0.4).contains(&share), "{share}");
     }
 }

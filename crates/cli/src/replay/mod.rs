@@ -6,11 +6,11 @@
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
 //! | [`tensors`] | what the kernels of a step read and write, and the launches of a layer |
-//! | [`source`], [`select`] | the kernels' input: random values, and which queries gather entries |
+//! | [`source`], [`inputs`], [`select`] | the kernels' input: random values by token, and which queries gather entries |
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`] | their comparison with the reference |
 //! | [`mod@drive`], [`timeline`] | the loop, and what is kept of its steps |
-//! | [`summary`], [`report`] | the result: table and JSON, and the HTML page |
+//! | [`summary`], [`reuse`], [`report`] | the result: table and JSON, and the HTML page |
 
 mod args;
 mod clock;
@@ -19,11 +19,13 @@ mod entries;
 mod execute;
 mod full;
 mod history;
+mod inputs;
 mod kept;
 mod lists;
 mod load;
 mod place;
 mod report;
+mod reuse;
 mod scheduler;
 mod select;
 mod setup;
@@ -49,9 +51,9 @@ use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::output::{self, ReportFile};
 use drive::{Replayed, drive};
-use dsv4_kv_cli::trace::Arrival;
 use execute::Bookkeeping;
 use full::Full;
+use load::Request;
 use place::Place;
 use setup::Setup;
 use summary::Summary;
@@ -103,7 +105,14 @@ fn write_report(file: ReportFile, summary: &Summary, timeline: &Timeline) -> Res
 /// The replay without a device.
 fn replay_ledger(setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
     let cache = Bookkeeping::new(&setup.config)?;
-    drive(cache, &setup.load, setup.limits(), setup.clock, &progress(&setup.load), interrupt)
+    drive(
+        cache,
+        (&setup.load, setup.texts),
+        setup.limits(),
+        setup.clock,
+        &progress(&setup.load),
+        interrupt,
+    )
 }
 
 /// The replay with its kernels on `device`.
@@ -124,12 +133,19 @@ fn replay_on<B: Backend>(
         .into(),
         error => anyhow::Error::from(error),
     })?;
-    drive(cache, &setup.load, setup.limits(), setup.clock, &progress(&setup.load), interrupt)
+    drive(
+        cache,
+        (&setup.load, setup.texts),
+        setup.limits(),
+        setup.clock,
+        &progress(&setup.load),
+        interrupt,
+    )
 }
 
 /// A bar on the terminal's error stream, in tokens; nothing where that is no terminal.
-fn progress(load: &[Arrival]) -> ProgressBar {
-    let tokens = load.iter().map(|arrival| u64::from(arrival.cached_tokens())).sum();
+fn progress(load: &[Request]) -> ProgressBar {
+    let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens())).sum();
     let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of {len} tokens, {eta} left")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(tokens).with_style(style)

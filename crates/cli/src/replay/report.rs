@@ -1,4 +1,4 @@
-//! The HTML page: the table and three plots as inline SVG. It loads nothing.
+//! The HTML page: the table and plots as inline SVG. It loads nothing.
 
 use std::fmt::Display;
 
@@ -18,7 +18,11 @@ const SIZE: (u32, u32) = (900, 300);
 pub fn page(summary: &Summary, timeline: &Timeline) -> Result<String> {
     let points = timeline.points();
     let title = format!("dsv4-kv replay: {} on {}", summary.model, summary.device);
-    let plots = [occupancy(summary, points)?, batch(points)?, prepare(&timeline.sorted_times())?];
+    let mut plots = vec![occupancy(summary, points)?, batch(points)?];
+    if summary.reuse.is_some() {
+        plots.extend([hit_ratio(points)?, saved(points)?, evictions(points)?]);
+    }
+    plots.push(prepare(&timeline.sorted_times())?);
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -50,27 +54,65 @@ fn occupancy(summary: &Summary, points: &[Sample]) -> Result<String> {
     let percent = |used: u32, total: u32| 100.0 * f64::from(used) / f64::from(total.max(1));
     let blocks = points.iter().map(|p| (p.at_ms / 1e3, percent(p.blocks, summary.blocks)));
     let slots = points.iter().map(|p| (p.at_ms / 1e3, percent(p.requests, summary.slots)));
+    let cached = points.iter().map(|p| (p.at_ms / 1e3, percent(p.cached, summary.blocks)));
     let blocks_of = format!("blocks (of {})", summary.blocks);
     let slots_of = format!("slots (of {})", summary.slots);
-    lines("Occupancy (%)", [(blocks_of, blocks.collect()), (slots_of, slots.collect())])
+    let mut series = vec![(blocks_of, blocks.collect()), (slots_of, slots.collect())];
+    if summary.reuse.is_some() {
+        series.push(("blocks that are kept".into(), cached.collect()));
+    }
+    lines("Occupancy (%)", series)
 }
 
 /// Tokens of each step over time.
 fn batch(points: &[Sample]) -> Result<String> {
     let prefill = points.iter().map(|p| (p.at_ms / 1e3, f64::from(p.prefill))).collect();
     let decode = points.iter().map(|p| (p.at_ms / 1e3, f64::from(p.decode))).collect();
-    lines("Batch (tokens per step)", [("prefill", prefill), ("decode", decode)])
+    lines("Batch (tokens per step)", vec![("prefill", prefill), ("decode", decode)])
+}
+
+/// Share of the prompt tokens that were reused: of all until then, and of those of the last hundredth of the points.
+fn hit_ratio(points: &[Sample]) -> Result<String> {
+    let ratio = |from: &Sample, to: &Sample| {
+        let prompts = to.prompts.saturating_sub(from.prompts);
+        let reused = to.reused.saturating_sub(from.reused);
+        (prompts > 0).then(|| (to.at_ms / 1e3, 100.0 * reused as f64 / prompts as f64))
+    };
+    let start = Sample::default();
+    let all = points.iter().filter_map(|to| ratio(&start, to)).collect();
+    let width = (points.len() / 100).max(1);
+    let ends = points.iter().step_by(width);
+    let recent = ends.clone().zip(ends.skip(1)).filter_map(|(from, to)| ratio(from, to)).collect();
+    lines("Hit ratio (% of prompt tokens)", vec![("since the start", all), ("recent", recent)])
+}
+
+/// Prompt tokens, and those of them that were not computed.
+fn saved(points: &[Sample]) -> Result<String> {
+    let millions = |value: fn(&Sample) -> u64| {
+        points.iter().map(|p| (p.at_ms / 1e3, value(p) as f64 / 1e6)).collect()
+    };
+    let series = vec![("prompts", millions(|p| p.prompts)), ("saved", millions(|p| p.reused))];
+    lines("Prompt tokens saved (millions)", series)
+}
+
+/// What was evicted.
+fn evictions(points: &[Sample]) -> Result<String> {
+    let counted = |value: fn(&Sample) -> u64| {
+        points.iter().map(|p| (p.at_ms / 1e3, value(p) as f64)).collect()
+    };
+    let (blocks, checkpoints) = (counted(|p| p.evicted_blocks), counted(|p| p.evicted_checkpoints));
+    lines("Evictions (since the start)", vec![("blocks", blocks), ("checkpoints", checkpoints)])
 }
 
 /// Lines over virtual time in seconds.
-fn lines<L: Display>(title: &str, series: [(L, Vec<(f64, f64)>); 2]) -> Result<String> {
+fn lines<L: Display>(title: &str, series: Vec<(L, Vec<(f64, f64)>)>) -> Result<String> {
     let all = || series.iter().flat_map(|(_, points)| points);
     let right = all().map(|point| point.0).fold(1e-3, f64::max);
     let top = all().map(|point| point.1).fold(0.0, f64::max) * 1.05;
     draw(|area| {
         let mut chart = chart(title, &area, (0.0..right, 0.0..top.max(1e-9)))?;
         mesh(&mut chart, "virtual time (s)")?;
-        for ((label, points), colour) in series.into_iter().zip([BLUE, RED]) {
+        for ((label, points), colour) in series.into_iter().zip([BLUE, RED, GREEN]) {
             chart
                 .draw_series(LineSeries::new(points, colour))?
                 .label(label.to_string())

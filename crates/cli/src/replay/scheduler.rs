@@ -1,8 +1,12 @@
 //! Continuous batching as a pure state machine: a queue, the requests that run, and the next step.
 //!
 //! A request is admitted, first come first served, when a slot is free and the blocks of its full
-//! length fit beside those of all running requests, so that no step ever runs out of blocks. A step
-//! takes one token of every request that decodes, then prefill chunks while the budget lasts.
+//! length fit beside those of all running requests. A step takes one token of every request that decodes, then
+//! prefill chunks while the budget lasts.
+//!
+//! A step can run out of blocks only where requests compute what the prefix tree has too: they hold their own blocks
+//! and the tree's. Then the request that was admitted last is preempted, and computed again. One that has more than half
+//! of all blocks shares nothing, so that a request alone always fits.
 
 use std::collections::VecDeque;
 
@@ -24,7 +28,7 @@ pub struct Limits {
 pub struct Job {
     /// Its place in the load.
     pub index: usize,
-    /// Tokens of its prompt.
+    /// Tokens that are known when it is admitted: those of its prompt, and what it had generated when it was preempted.
     pub input: u32,
     /// Tokens it has in the end.
     pub tokens: u32,
@@ -65,6 +69,7 @@ pub struct Scheduler {
     known_waiting: usize,
     waited: u64,
     rejected: u64,
+    preempted: u64,
 }
 
 impl Scheduler {
@@ -78,6 +83,7 @@ impl Scheduler {
             known_waiting: 0,
             waited: 0,
             rejected: 0,
+            preempted: 0,
         }
     }
 
@@ -107,6 +113,30 @@ impl Scheduler {
         self.reserved += job.blocks;
         self.running.push(Running { job, done: 0 });
         Some(job)
+    }
+
+    /// Whether a request may share blocks with others.
+    pub fn may_share(&self, job: &Job) -> bool {
+        job.blocks <= self.limits.blocks / 2
+    }
+
+    /// The request that was admitted last has so many tokens already.
+    pub fn skip(&mut self, tokens: u32) {
+        if let Some(running) = self.running.last_mut() {
+            running.done = tokens;
+        }
+    }
+
+    /// The request that was admitted last goes back to the head of the queue; its place in the load.
+    pub fn preempt_last(&mut self) -> Option<usize> {
+        let Running { job, done } = self.running.pop()?;
+        self.reserved -= job.blocks;
+        // A token that was generated is known, though no step has had it.
+        let input = if done < job.input { job.input } else { done + 1 };
+        self.queue.push_front(Job { input, ..job });
+        self.known_waiting += 1;
+        self.preempted += 1;
+        Some(job.index)
     }
 
     /// The next step, into `parts`; empty when nothing runs.
@@ -148,6 +178,11 @@ impl Scheduler {
     /// Requests that had to wait for a slot or for blocks, each counted once.
     pub fn waited(&self) -> u64 {
         self.waited
+    }
+
+    /// How often a request was preempted.
+    pub fn preempted(&self) -> u64 {
+        self.preempted
     }
 
     /// Requests that can never fit.
@@ -239,5 +274,39 @@ mod tests {
         scheduler.submit(job(2, 600, 1));
         assert_eq!(step(&mut scheduler).0, [(2, 0, 100)]);
         assert_eq!((scheduler.rejected(), scheduler.waited()), (2, 0));
+    }
+
+    #[test]
+    fn what_is_reused_is_not_planned() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(0, 300, 2));
+        scheduler.admit().expect("it fits");
+        scheduler.skip(256);
+        assert_eq!(step(&mut scheduler).0, [(0, 256, 44)]);
+        assert_eq!(step(&mut scheduler), (vec![(0, 300, 1)], vec![0]));
+    }
+
+    #[test]
+    fn a_preempted_request_comes_next_and_what_it_generated_is_computed_in_chunks() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(0, 10, 50));
+        scheduler.submit(job(1, 20, 50));
+        (0..5).for_each(|_| drop(step(&mut scheduler)));
+        scheduler.submit(job(2, 5, 1));
+        assert_eq!(scheduler.preempt_last(), Some(1));
+        assert_eq!((scheduler.preempted(), scheduler.reserved), (1, 1));
+        // Of 20 + 4 tokens that it had, and the one that the last of them gave.
+        assert_eq!(step(&mut scheduler).0, [(0, 14, 1), (1, 0, 25), (2, 0, 5)]);
+        assert_eq!(step(&mut scheduler).0, [(0, 15, 1), (1, 25, 1)]);
+        assert_eq!(scheduler.preempt_last(), Some(1));
+        assert_eq!(scheduler.preempt_last(), Some(0));
+        assert_eq!(scheduler.preempt_last(), None);
+        assert_eq!((scheduler.reserved, scheduler.waited()), (0, 0));
+    }
+
+    #[test]
+    fn a_request_of_more_than_half_of_the_blocks_shares_nothing() {
+        let scheduler = Scheduler::new(limits());
+        assert!(scheduler.may_share(&job(0, 640, 1)) && !scheduler.may_share(&job(1, 641, 1)));
     }
 }

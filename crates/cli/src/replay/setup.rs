@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use dsv4_kv::{CacheConfig, WorkspaceSize};
-use dsv4_kv_cli::trace::{Arrival, TraceReader};
+use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize};
+use dsv4_kv_cli::trace::TraceReader;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::args::ReplayArgs;
 use super::clock::Clock;
-use super::load;
+use super::load::{self, Request};
 use super::place::{Defaults, Place};
 use super::scheduler::Limits;
 use super::select::{MOST_QUERIES, Queries};
@@ -17,11 +17,14 @@ use super::tensors;
 use crate::device;
 use crate::error::InputError;
 use crate::model;
+use crate::texts::Texts;
 
 /// A replay that can begin.
 pub struct Setup {
     /// The requests.
-    pub load: Vec<Arrival>,
+    pub load: Vec<Request>,
+    /// Their tokens.
+    pub texts: Texts,
     /// Places in the load of the requests to verify.
     pub sample: Vec<usize>,
     /// Bytes for the cache and the replay's own buffers.
@@ -45,7 +48,7 @@ impl Setup {
         if matches!(place, Place::Ledger) && args.verify.is_some_and(|verify| verify > 0) {
             return Err(InputError::NothingToVerify.into());
         }
-        let load = load(args, &defaults)?;
+        let (load, texts) = load(args, &defaults)?;
         let sample = sample(args.verify.unwrap_or(defaults.verify), load.len(), args.seed);
         let memory = args.gpu_mem.map_or(defaults.memory, |size| size.as_u64());
         let smallest = smallest_cache(args, &defaults, &load)?;
@@ -60,10 +63,11 @@ impl Setup {
             Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
             _ => 0,
         };
-        let config = largest_cache(smallest, memory, working + rounding)?;
+        let wish = Wish::of(args, &load);
+        let config = largest_cache(smallest, memory, working + rounding, wish)?;
         let clock = Clock::new(args.step_ms, args.token_rate);
         let (seed, queries) = (args.seed, defaults.queries);
-        Ok(Self { load, sample, memory, config, indexer, clock, seed, queries })
+        Ok(Self { load, texts, sample, memory, config, indexer, clock, seed, queries })
     }
 
     /// What the cache has room for.
@@ -77,36 +81,42 @@ impl Setup {
     }
 }
 
-/// The requests to replay.
-fn load(args: &ReplayArgs, defaults: &Defaults) -> Result<Vec<Arrival>, InputError> {
+/// The requests to replay, and their tokens.
+fn load(args: &ReplayArgs, defaults: &Defaults) -> Result<(Vec<Request>, Texts), InputError> {
     let limit = args.requests.map(|requests| requests as usize);
-    let (arrivals, shrink) = match &args.trace {
-        Some(path) => (TraceReader::open(path)?.read(limit.unwrap_or(usize::MAX))?, 1.0),
+    let (requests, shrink) = match &args.trace {
+        Some(path) => {
+            let requests = TraceReader::open(path)?.read_requests(limit.unwrap_or(usize::MAX))?;
+            let request = |(arrival, prompt)| Request { arrival, prompt };
+            (requests.into_iter().map(request).collect::<Vec<_>>(), 1.0)
+        }
         None => {
             let limit = limit.unwrap_or(defaults.requests as usize);
             (load::synthetic(args.seed).take(limit).collect(), defaults.shrink)
         }
     };
     let shrink = args.shrink.unwrap_or(shrink);
-    let shrunk = |(request, arrival): (usize, Arrival)| {
+    let shrunk = |(place, Request { arrival, prompt }): (usize, Request)| {
         let shrunk = arrival.shrunk(shrink, args.time_scale);
-        shrunk.map_err(|source| InputError::Shrink { request, source })
+        let arrival = shrunk.map_err(|source| InputError::Shrink { request: place, source })?;
+        Ok(Request { arrival, prompt })
     };
-    (1..).zip(arrivals).map(shrunk).collect()
+    let load = (1..).zip(requests).map(shrunk).collect::<Result<_, InputError>>()?;
+    Ok((load, Texts::new(shrink)))
 }
 
 /// The smallest cache for requests as long as those of the load, or as the model allows.
 fn smallest_cache(
     args: &ReplayArgs,
     defaults: &Defaults,
-    load: &[Arrival],
+    load: &[Request],
 ) -> Result<CacheConfig, InputError> {
     let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
     let smallest = CacheConfig::smallest(model);
-    let tokens = |arrival: &Arrival| u64::from(arrival.cached_tokens());
-    let longest = load.iter().map(Arrival::cached_tokens).max().unwrap_or(1);
+    let tokens = || load.iter().map(|request| request.arrival.cached_tokens());
+    let longest = tokens().max().unwrap_or(1);
     // No step has more tokens than the load.
-    let all = u32::try_from(load.iter().map(tokens).sum::<u64>()).unwrap_or(u32::MAX);
+    let all = u32::try_from(tokens().map(u64::from).sum::<u64>()).unwrap_or(u32::MAX);
     Ok(CacheConfig {
         max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget).min(all),
         max_requests: args.max_requests,
@@ -115,22 +125,67 @@ fn smallest_cache(
     })
 }
 
+/// How many checkpoints a cache is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    /// So many.
+    Exactly(u32),
+    /// A share of the memory: [`CHECKPOINT_SHARE`].
+    Share,
+}
+
+/// One part in so many of what slots leave of the memory is for checkpoints: near the best hit ratio of V4-Flash on both
+/// Mooncake traces, with 16, 64 and 140 GiB.
+const CHECKPOINT_SHARE: u64 = 3;
+
+impl Wish {
+    /// What the options ask for. Where no prompt has anything in common with another, none.
+    fn of(args: &ReplayArgs, load: &[Request]) -> Self {
+        let nothing_shared = load.iter().all(|request| request.prompt.is_none());
+        match args.checkpoints {
+            Some(checkpoints) => Self::Exactly(checkpoints),
+            None if args.no_reuse || nothing_shared => Self::Exactly(0),
+            None => Self::Share,
+        }
+    }
+}
+
 /// The largest cache that the memory holds beside `working` bytes.
 fn largest_cache(
     smallest: CacheConfig,
     memory: u64,
     working: u64,
+    checkpoints: Wish,
 ) -> Result<CacheConfig, InputError> {
     let left = memory
         .checked_sub(working)
         .ok_or(InputError::NoRoomToWork { memory: ByteSize(memory), working: ByteSize(working) })?;
     let name = smallest.model.name.clone();
-    smallest.with_memory(left).map_err(|source| InputError::Cache {
+    let sized = match checkpoints {
+        Wish::Exactly(num_checkpoints) => {
+            CacheConfig { num_checkpoints, ..smallest }.with_memory(left)
+        }
+        Wish::Share => smallest.with_memory(left).and_then(|config| with_share(config, left)),
+    };
+    sized.map_err(|source| InputError::Cache {
         model: name,
         memory: ByteSize(memory),
         left: ByteSize(left),
         source,
     })
+}
+
+/// The cache with checkpoints in place of a part of its blocks, though not of those of the longest request.
+fn with_share(config: CacheConfig, memory: u64) -> Result<CacheConfig, KvError> {
+    let Capacity { block_bytes, checkpoint_bytes, blocks, .. } = Capacity::new(&config);
+    let blocks = u64::from(blocks);
+    let spare = blocks.saturating_sub(config.max_blocks_per_request().into());
+    let bytes = block_bytes * (blocks / CHECKPOINT_SHARE).min(spare);
+    let checkpoints = bytes.checked_div(checkpoint_bytes).unwrap_or(0);
+    let num_checkpoints = checkpoints.min(CacheConfig::MAX_CHECKPOINTS.into()) as u32;
+    // What a cache with checkpoints takes besides may be more than was left.
+    let with = CacheConfig { num_checkpoints, ..config.clone() }.with_memory(memory);
+    with.or(Ok(config))
 }
 
 /// Places in a load of `requests`, sampled at random without repetition.

@@ -1,8 +1,10 @@
-//! Where the cache's inputs come from: pools of random values, of which each layer of each step reads
-//! a part.
+//! Where the cache's inputs come from: pools of random values.
 //!
-//! The pools are uploaded once. Where a tensor begins in its pool changes from step to step, from
-//! layer to layer and from tensor to tensor, so that a row taken from the wrong one is noticed.
+//! What a token's rows are depends on the token and those before it ([`Prefix`]), so that requests share what they could
+//! share with a model. There are several *sets* of rows: layers take turns, so that a row taken from the wrong layer is
+//! noticed. Weights differ from layer to layer, the indexer's queries from batch to batch.
+
+use std::ops::Range;
 
 use dsv4_kv::kv_layout::format::bf16_from_f32;
 use dsv4_kv::kv_layout::geometry::{CompressorKind, HEAD_DIM, INDEX_DIM};
@@ -12,39 +14,57 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
+use super::history::Prefix;
 use super::select::MOST_QUERIES;
 
-/// Rows at which a tensor may begin.
+/// Sets of KV rows.
+pub const ROW_SETS: u32 = 4;
+/// Sets of keys of a compressor, and as many of gates.
+const VALUE_SETS: u32 = 2;
+/// Sets of both.
+pub const VALUE_TENSORS: u32 = 2 * VALUE_SETS;
+/// Rows of a pool that a token's may be, or at which a tensor may begin.
 const STARTS: u32 = 1024;
 /// Columns of a row of the f32 pool: those of the widest tensor.
 const COLUMNS: u32 = 2 * HEAD_DIM;
-/// Rows of the f32 pool that the largest weights take: `[128, 512]`.
-const WEIGHT_ROWS: u32 = 128 * HEAD_DIM / COLUMNS;
 /// Elements of the f32 pool that the queries of a batch take: `[256, 64 * 128]`.
 const QUERIES: u32 = MOST_QUERIES * QUERY_HEADS * INDEX_DIM;
-/// Rows of the f32 pool that they take with their weights: `[256, 64]`.
+/// Rows of the f32 pool that they take with their weights, `[256, 64]`: more than any other tensor.
 const QUERY_ROWS: u32 = (QUERIES + MOST_QUERIES * QUERY_HEADS) / COLUMNS;
-/// Tensors that begin at rows of their own: KV rows, four for each of three compressors, and the
-/// indexer's.
-const TENSORS: u64 = 14;
+/// Tensors of a layer that begin at rows of their own: two weights of each of three compressors, and the indexer's.
+const TENSORS: u64 = 7;
+
+const _: () = assert!(QUERY_ROWS >= 128 * HEAD_DIM / COLUMNS);
 
 /// The pools.
 #[derive(Debug)]
 pub struct Source {
-    /// `[rows, 512]` BF16 bits.
+    /// `[1024, 512]` BF16 bits.
     rows: Vec<u16>,
-    /// `[wide_rows, 1024]`
+    /// `[rows, 1024]`
     floats: Vec<f32>,
     layers: u32,
 }
 
-/// Where a compressor's tensors begin in the f32 pool, in elements.
-#[derive(Clone, Copy, Debug)]
-pub struct Offsets {
-    /// `[tokens, columns]`: keys of the step.
-    pub kv: usize,
-    /// `[tokens, columns]`: gates of the step.
-    pub gate: usize,
+/// One of the sets of a compressor's keys or gates, below [`VALUE_TENSORS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueTensor(pub u32);
+
+impl ValueTensor {
+    /// Keys of a layer. Layers of one kind are two apart.
+    pub const fn keys(layer: u32) -> Self {
+        Self(layer / 2 % VALUE_SETS)
+    }
+
+    /// Gates of a layer: other than those of the layers that have its keys.
+    pub const fn gates(layer: u32) -> Self {
+        Self(VALUE_SETS + layer / 2 / VALUE_SETS % VALUE_SETS)
+    }
+}
+
+/// Where a compressor's weights begin in the f32 pool, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightOffsets {
     /// `[ratio, columns]`: position bias of the layer.
     pub ape: usize,
     /// `[channels]`: norm weights of the layer.
@@ -69,24 +89,27 @@ pub const fn shape(which: CompressorKind) -> Shape {
     }
 }
 
-impl Source {
-    /// Rows of the BF16 pool for steps of up to `step_tokens` tokens.
-    pub fn rows(step_tokens: u32) -> u32 {
-        step_tokens + STARTS - 1
+/// Which compressor it is.
+const fn number(which: CompressorKind) -> u64 {
+    match which {
+        CompressorKind::CsaMain => 0,
+        CompressorKind::CsaIndex => 1,
+        CompressorKind::Hca => 2,
     }
+}
 
-    /// Elements of the f32 pool for such steps.
-    pub fn floats(step_tokens: u32) -> u64 {
-        let longest = step_tokens.max(WEIGHT_ROWS).max(QUERY_ROWS);
-        u64::from(Self::rows(longest)) * u64::from(COLUMNS)
+impl Source {
+    /// Elements of the f32 pool.
+    pub fn floats() -> u64 {
+        u64::from(STARTS - 1 + QUERY_ROWS) * u64::from(COLUMNS)
     }
 
     /// Normally distributed rows, each times a power of two from 2^-4 to 2^4, so that scales differ;
     /// and normally distributed f32 of deviation 2, so that some gates weigh much more than others.
-    pub fn new(seed: u64, step_tokens: u32, layers: u32) -> Self {
+    pub fn new(seed: u64, layers: u32) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut rows = Vec::new();
-        for _ in 0..Self::rows(step_tokens) {
+        for _ in 0..STARTS {
             let size = f32::from(rng.random_range(-4i8..=4)).exp2();
             rows.extend((0..HEAD_DIM).map(|_| {
                 let value: f32 = StandardNormal.sample(&mut rng);
@@ -97,13 +120,13 @@ impl Source {
             let value: f32 = StandardNormal.sample(&mut rng);
             2.0 * value
         };
-        let floats = (0..Self::floats(step_tokens)).map(|_| float()).collect();
+        let floats = (0..Self::floats()).map(|_| float()).collect();
         Self { rows, floats, layers }
     }
 
-    /// All rows, `[rows, 512]` BF16 bits.
-    pub fn as_slice(&self) -> &[u16] {
-        &self.rows
+    /// Rows of the BF16 pool.
+    pub fn rows(&self) -> usize {
+        self.rows.len() / HEAD_DIM as usize
     }
 
     /// All f32 values.
@@ -116,26 +139,34 @@ impl Source {
         &self.rows[(row * HEAD_DIM) as usize..][..HEAD_DIM as usize]
     }
 
-    /// The row of the BF16 pool that is the first token's in the given step and layer.
-    pub fn first_row(&self, step: u64, layer: u32) -> u32 {
-        self.start(step, layer, 0)
+    /// Which set of KV rows a layer takes.
+    pub fn row_set(layer: u32) -> u32 {
+        layer % ROW_SETS
     }
 
-    /// Where the tensors of a compressor begin. Weights are the same in every step.
-    pub fn offsets(&self, step: u64, layer: u32, which: CompressorKind) -> Offsets {
-        let first: u64 = match which {
-            CompressorKind::CsaMain => 1,
-            CompressorKind::CsaIndex => 5,
-            CompressorKind::Hca => 9,
-        };
+    /// The row of the BF16 pool that is a token's in a set.
+    pub fn row_of(prefix: Prefix, set: u32) -> u32 {
+        scattered(prefix.0.wrapping_add(set.into()))
+    }
+
+    /// A token's keys or gates for a compressor: where they are in the f32 pool.
+    pub fn values_of(prefix: Prefix, which: CompressorKind, tensor: ValueTensor) -> Range<usize> {
         let columns = shape(which).columns();
-        let at = |step, tensor: u64| self.start(step, layer, first + tensor) as usize * columns;
-        Offsets { kv: at(step, 0), gate: at(step, 1), ape: at(0, 2), norm: at(0, 3) }
+        let first = u64::from(ROW_SETS) + number(which) * u64::from(VALUE_TENSORS);
+        let row = scattered(prefix.0.wrapping_add(first + u64::from(tensor.0))) as usize;
+        row * columns..(row + 1) * columns
+    }
+
+    /// Where the weights of a compressor begin.
+    pub fn weights(&self, layer: u32, which: CompressorKind) -> WeightOffsets {
+        let columns = shape(which).columns();
+        let at = |tensor| self.start(0, layer, 2 * number(which) + tensor) as usize * columns;
+        WeightOffsets { ape: at(0), norm: at(1) }
     }
 
     /// Where the indexer's inputs begin for a batch of up to [`MOST_QUERIES`] queries from `first` on.
     pub fn query_offsets(&self, step: u64, layer: u32, first: u32) -> QueryOffsets {
-        let row = self.start(step, layer, 13) ^ scattered(first.into());
+        let row = self.start(step, layer, 6) ^ scattered(first.into());
         let query = (row * COLUMNS) as usize;
         QueryOffsets { query, weight: query + QUERIES as usize }
     }
@@ -154,48 +185,61 @@ fn scattered(key: u64) -> u32 {
 mod tests {
     use super::*;
 
+    /// Prefixes of a text.
+    fn prefixes(count: u32) -> Vec<Prefix> {
+        Prefix::EMPTY.each(&(0..count).collect::<Vec<_>>()).collect()
+    }
+
     #[test]
-    fn steps_stay_inside_the_pool_and_begin_at_different_rows() {
-        let source = Source::new(3, 16, 5);
-        assert_eq!(source.as_slice().len(), 1039 * 512);
-        let starts: Vec<_> =
-            (0..200).flat_map(|step| (0..5).map(move |layer| (step, layer))).collect();
-        let mut starts: Vec<_> =
-            starts.into_iter().map(|(step, layer)| source.first_row(step, layer)).collect();
-        assert!(starts.iter().all(|&start| start + 16 <= Source::rows(16)));
-        assert!(starts.windows(2).all(|pair| pair[0] != pair[1]));
-        starts.sort_unstable();
-        starts.dedup();
-        assert!(starts.len() > 600, "{} different of 1000", starts.len());
+    fn prefixes_and_sets_have_different_rows() {
+        let sets = |&prefix: &Prefix| (0..ROW_SETS).map(move |set| Source::row_of(prefix, set));
+        let prefixes = prefixes(200);
+        let mut rows: Vec<_> = prefixes.iter().flat_map(sets).collect();
+        for of_token in rows.chunks(ROW_SETS as usize) {
+            assert!((1..of_token.len()).all(|set| !of_token[..set].contains(&of_token[set])));
+        }
+        rows.sort_unstable();
+        rows.dedup();
+        assert!(rows.len() > 500 && rows.last() < Some(&STARTS), "{} different of 800", rows.len());
+        let other = Prefix::EMPTY.then(1).then(1);
+        assert_ne!(other, prefixes[1]);
     }
 
     #[test]
     fn rows_differ_from_each_other() {
-        let source = Source::new(3, 1, 1);
+        let source = Source::new(3, 1);
+        assert_eq!(source.rows(), 1024);
         assert!((1..1024).all(|row| source.row(row) != source.row(row - 1)));
     }
 
     #[test]
-    fn tensors_of_compressors_lie_inside_the_pool_and_weights_stay() {
-        let source = Source::new(3, 16, 5);
+    fn tensors_of_compressors_lie_inside_the_pool_and_neighbours_differ() {
+        let source = Source::new(3, 5);
         let floats = source.as_floats().len();
         for which in [CompressorKind::CsaMain, CompressorKind::CsaIndex, CompressorKind::Hca] {
             let shape = shape(which);
-            let first = source.offsets(0, 2, which);
-            for step in 0..200 {
-                let Offsets { kv, gate, ape, norm } = source.offsets(step, 2, which);
-                assert_eq!((ape, norm), (first.ape, first.norm));
-                assert_ne!(kv, gate);
-                assert!(kv.max(gate) + 16 * shape.columns() <= floats);
+            for prefix in prefixes(200) {
+                let of = |tensor| Source::values_of(prefix, which, ValueTensor(tensor));
+                assert!((0..VALUE_TENSORS).all(|tensor| of(tensor).end <= floats));
+                assert!((1..VALUE_TENSORS).all(|tensor| of(tensor) != of(tensor - 1)));
+            }
+            for layer in 0..5 {
+                let WeightOffsets { ape, norm } = source.weights(layer, which);
+                assert_ne!(source.weights(layer + 1, which), WeightOffsets { ape, norm });
                 assert!(ape + shape.ratio * shape.columns() <= floats);
                 assert!(norm + shape.channels <= floats);
             }
         }
+        // Eight layers have different keys, or different gates, than those of their kind next to them.
+        let tensors = |layer| (ValueTensor::keys(layer), ValueTensor::gates(layer));
+        assert!((0..40).all(|layer| tensors(layer) != tensors(layer + 2)));
+        assert!((0..40).all(|layer| tensors(layer) != tensors(layer + 4)));
+        assert!((0..40).all(|layer| Source::row_set(layer) != Source::row_set(layer + 1)));
     }
 
     #[test]
     fn batches_of_queries_lie_inside_the_pool_and_begin_at_different_rows() {
-        let source = Source::new(3, 16, 5);
+        let source = Source::new(3, 5);
         let floats = source.as_floats().len();
         let mut starts = Vec::new();
         for first in (0..16).map(|batch| batch * MOST_QUERIES) {

@@ -7,6 +7,7 @@ use dsv4_kv::CacheConfig;
 use serde::Serialize;
 
 use super::drive::Replayed;
+use super::reuse::Reuse;
 
 /// The result of a replay.
 #[derive(Clone, Debug, Serialize)]
@@ -27,13 +28,19 @@ pub struct Summary {
     pub rejected: u64,
     /// Tokens written to the cache.
     pub tokens: u64,
-    /// Those of them that are of prompts.
+    /// Those of them that are of prompts, or that were computed again after a request was preempted.
     pub prefill_tokens: u64,
+    /// Tokens of prompts that were not computed, but reused.
+    pub reused_tokens: u64,
+    /// How often a request was preempted because blocks had run out.
+    pub preempted: u64,
+    /// What was reused, and why not more; none in a cache without checkpoints.
+    pub reuse: Option<Reuse>,
     /// Compressed entries written to the cache, over all layers; 0 in bookkeeping.
     pub entries: u64,
     /// Steps.
     pub steps: u64,
-    /// Largest number of blocks in use at once.
+    /// Largest number of blocks that requests used at once.
     pub peak_blocks: u32,
     /// Blocks there are.
     pub blocks: u32,
@@ -55,6 +62,8 @@ pub struct Summary {
     pub verified_requests: u64,
     /// Rows of rings, gathered tiles and blocks that were compared.
     pub verified_rows: u64,
+    /// Tokens that they reused, all of whose rows were compared.
+    pub verified_reused: u64,
     /// Entries and indexer keys that were recomputed from their tokens.
     pub verified_entries: u64,
     /// Lists of the indexer that were compared, one of each verified request and step.
@@ -92,6 +101,10 @@ impl Summary {
             rejected: replayed.rejected,
             tokens: timeline.prefill() + timeline.decode(),
             prefill_tokens: timeline.prefill(),
+            reused_tokens: replayed.reuse.reused,
+            preempted: replayed.preempted,
+            reuse: (config.num_checkpoints > 0)
+                .then(|| Reuse::new(&replayed.reuse, config.num_checkpoints, &largest)),
             entries: replayed.work.entries,
             steps: timeline.steps(),
             peak_blocks: largest.blocks,
@@ -105,6 +118,7 @@ impl Summary {
             wall_s: wall.as_secs_f64(),
             verified_requests: verification.requests,
             verified_rows: verification.rows,
+            verified_reused: verification.reused,
             verified_entries: verification.entries,
             verified_lists: verification.lists,
             scored_lists: verification.scored,
@@ -124,6 +138,8 @@ impl Summary {
             ("waited", format!("{} requests, for a slot or for blocks", self.refused_admissions)),
             ("rejected", format!("{} requests, longer than the cache holds", self.rejected)),
             ("tokens", format!("{} ({} prefill)", self.tokens, self.prefill_tokens)),
+            ("reused", format!("{} tokens of prompts", self.reused_tokens)),
+            ("preempted", format!("{} requests, as no blocks were left", self.preempted)),
             ("entries written", self.entries.to_string()),
             ("steps", self.steps.to_string()),
             ("peak blocks", format!("{} of {}", self.peak_blocks, self.blocks)),
@@ -135,7 +151,10 @@ impl Summary {
             ("wall time", format!("{:.1} s", self.wall_s)),
             (
                 "verified",
-                format!("{} requests, {} rows", self.verified_requests, self.verified_rows),
+                format!(
+                    "{} requests, {} rows, {} reused tokens",
+                    self.verified_requests, self.verified_rows, self.verified_reused
+                ),
             ),
             ("", format!("{} entries and indexer keys", self.verified_entries)),
             (
@@ -147,6 +166,10 @@ impl Summary {
             ),
             ("mismatches", self.mismatches.to_string()),
         ];
+        if let Some(reuse) = &self.reuse {
+            let place = rows.iter().position(|(what, _)| *what == "reused").map_or(0, |at| at + 1);
+            rows.splice(place..place, reuse.rows());
+        }
         if self.interrupted {
             rows.push(("interrupted", format!("after {} steps, the rest was not run", self.steps)));
         }

@@ -12,13 +12,14 @@ use dsv4_kv::{
     WorkspaceLimits, WorkspaceSize,
 };
 
+use super::inputs::{self, Inputs};
 use super::kept::{Gathered, Shape};
 use super::select::{Batch, MOST_QUERIES, Queries, batches};
-use super::source::{Source, shape};
+use super::source::{Source, ValueTensor, shape};
 use super::verify::Verifier;
 use super::watch::{self, Tile, WINDOW_SHAPE, Watch};
 
-const IN_POOL: &str = "a step's tensors lie inside the pools";
+const IN_POOL: &str = "weights and queries lie inside the pool";
 
 /// Rows of the buffer that gathers write to.
 const TILE_ROWS: u32 = 1 << 15;
@@ -27,9 +28,9 @@ const _: () = assert!(MOST_QUERIES * WINDOW <= TILE_ROWS);
 
 /// The tensors of a replay's steps, and the requests that are followed.
 pub struct Tensors<B: Backend> {
-    /// `[rows, 512]` BF16: the source of every step's KV rows.
-    kv: Buffer<B, bf16>,
-    /// The source of projections and of weights.
+    /// Of the step's tokens.
+    pub inputs: Inputs<B>,
+    /// The source of weights and of the indexer's inputs.
     floats: Buffer<B, f32>,
     /// Of a model that has CSA layers.
     indexer: Option<IndexerWorkspace<B>>,
@@ -56,9 +57,8 @@ pub struct Tensors<B: Backend> {
 
 /// Bytes of device memory that a replay needs beside its cache.
 pub fn working_bytes(config: &CacheConfig, indexer: Option<&WorkspaceSize>, sample: u32) -> u64 {
-    let (row, step_tokens) = (2 * u64::from(HEAD_DIM), config.max_step_tokens);
-    let source = u64::from(Source::rows(step_tokens)) * row + 4 * Source::floats(step_tokens);
-    let tile = u64::from(TILE_ROWS) * row + 4 * u64::from(MOST_QUERIES);
+    let source = inputs::bytes(config) + 4 * Source::floats();
+    let tile = 2 * u64::from(TILE_ROWS) * u64::from(HEAD_DIM) + 4 * u64::from(MOST_QUERIES);
     let indexer = indexer.map_or(0, |indexer| indexer.bytes) + 4 * selected(config);
     source + tile + indexer + watch::bytes(config, sample)
 }
@@ -94,10 +94,8 @@ impl<B: Backend> Tensors<B> {
         queries: Queries,
     ) -> Result<Self, KvError> {
         let (device, model) = (stream.device(), &config.model);
-        let source = Source::new(seed, config.max_step_tokens, model.layers.len() as u32);
-        let kv = device.allocate("KV rows", source.as_slice().len() as u64)?;
-        stream.upload(bytemuck::cast_slice(source.as_slice()), &kv, 0)?;
-        let floats = device.allocate("projections", source.as_floats().len() as u64)?;
+        let source = Source::new(seed, model.layers.len() as u32);
+        let floats = device.allocate("weights and queries", source.as_floats().len() as u64)?;
         stream.upload(source.as_floats(), &floats, 0)?;
         let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);
         let verifier = Verifier::new(config, source);
@@ -108,7 +106,7 @@ impl<B: Backend> Tensors<B> {
         };
         Ok(Self {
             indexer: indexer.map(workspace).transpose()?,
-            kv,
+            inputs: Inputs::new(device, config)?,
             floats,
             selected: device.allocate("selected entries", selected(config))?,
             tile: device.allocate("gathered rows", tile)?,
@@ -123,11 +121,20 @@ impl<B: Backend> Tensors<B> {
         })
     }
 
-    /// Turns to step `number`.
-    pub fn begin_step(&mut self, number: u64, step: &[StepRequest]) {
+    /// Turns to step `number`, whose tokens are `tokens`, in its order.
+    pub fn begin_step(
+        &mut self,
+        stream: &Stream<B>,
+        number: u64,
+        step: &[StepRequest],
+        tokens: &[u32],
+    ) -> Result<()> {
         self.step = number;
-        self.watch.begin_step(number, step, self.queries, self.seed);
+        let source = self.watch.verifier().source();
+        self.inputs.begin_step(stream, source, step, tokens)?;
+        self.watch.begin_step(number, step, self.inputs.prefixes(), self.queries, self.seed);
         self.batches = batches(self.queries, step);
+        Ok(())
     }
 
     /// Compares what the step left behind; see [`Watch::check_step`].
@@ -142,10 +149,8 @@ impl<B: Backend> Tensors<B> {
         layer: LayerId,
         kind: LayerKind,
     ) -> Result<()> {
-        let (tokens, row) = (layers.tokens(), u64::from(HEAD_DIM));
-        let first = u64::from(self.watch.verifier().source().first_row(self.step, layer.0));
-        let kv = &self.kv.slice(first * row, u64::from(tokens) * row).context(IN_POOL)?;
-        let compressor = |which| self.compressor(layer, tokens, which);
+        let kv = &self.inputs.kv(layer.0)?;
+        let compressor = |which| self.compressor(layer, which);
         match kind {
             LayerKind::Swa => {
                 let updated = layers.swa(layer)?.update(kv)?;
@@ -172,21 +177,15 @@ impl<B: Backend> Tensors<B> {
         Ok(())
     }
 
-    fn compressor(
-        &self,
-        layer: LayerId,
-        tokens: u32,
-        which: CompressorKind,
-    ) -> Result<Compressor<B>> {
-        let at = self.watch.verifier().source().offsets(self.step, layer.0, which);
-        let (shape, tokens) = (shape(which), tokens as usize);
-        let columns = shape.columns();
+    fn compressor(&self, layer: LayerId, which: CompressorKind) -> Result<Compressor<B>> {
+        let at = self.watch.verifier().source().weights(layer.0, which);
+        let (shape, layer) = (shape(which), layer.0);
         let slice =
             |start: usize, len: usize| self.floats.slice(start as u64, len as u64).context(IN_POOL);
         Ok(Compressor {
-            kv: slice(at.kv, tokens * columns)?,
-            gate: slice(at.gate, tokens * columns)?,
-            ape: slice(at.ape, shape.ratio * columns)?,
+            kv: self.inputs.values(which, ValueTensor::keys(layer))?,
+            gate: self.inputs.values(which, ValueTensor::gates(layer))?,
+            ape: slice(at.ape, shape.ratio * shape.columns())?,
             norm: slice(at.norm, shape.channels)?,
         })
     }

@@ -10,8 +10,10 @@ const MAX_TIMES: usize = 1 << 20;
 pub struct Sample {
     /// Virtual time after the last step, in milliseconds.
     pub at_ms: f64,
-    /// Blocks in use during the step.
+    /// Blocks that requests use during the step.
     pub blocks: u32,
+    /// Blocks that are kept for later requests, and that nobody uses.
+    pub cached: u32,
     /// Requests that run during the step.
     pub requests: u32,
     /// Prompt tokens of the step.
@@ -20,6 +22,14 @@ pub struct Sample {
     pub decode: u32,
     /// Time of `begin_step`, in microseconds.
     pub prepare_us: f32,
+    /// Tokens of all prompts that were admitted until then.
+    pub prompts: u64,
+    /// Those of them that were reused.
+    pub reused: u64,
+    /// Blocks that were evicted until then.
+    pub evicted_blocks: u64,
+    /// Checkpoints that were evicted until then.
+    pub evicted_checkpoints: u64,
 }
 
 /// What is kept of all steps.
@@ -123,7 +133,10 @@ fn larger(a: Sample, b: &Sample) -> Sample {
         requests: a.requests.max(b.requests),
         prefill: a.prefill.max(b.prefill),
         decode: a.decode.max(b.decode),
+        cached: a.cached.max(b.cached),
         prepare_us: a.prepare_us.max(b.prepare_us),
+        // What is counted from the start never falls.
+        ..*b
     }
 }
 

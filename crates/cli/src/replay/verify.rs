@@ -14,7 +14,7 @@ use dsv4_kv_oracle::swa::{Ring, window};
 use serde::Serialize;
 
 use super::entries::{self, Rows};
-use super::history::{Place, Token};
+use super::history::Place;
 use super::lists::{self, Query, Right};
 use super::source::Source;
 
@@ -28,6 +28,8 @@ const DESCRIBED: usize = 8;
 pub struct Verification {
     /// Requests that were followed to their end.
     pub requests: u64,
+    /// Tokens that followed requests reused, whose rows and entries were compared when they were admitted.
+    pub reused: u64,
     /// Rows of rings, of gathered tiles and, at the end of a request, of its blocks that were
     /// compared.
     pub rows: u64,
@@ -56,6 +58,17 @@ pub struct RingPlanes<'a> {
     pub scale: &'a [u8],
 }
 
+/// A query of a step, and the batch that it is scored in.
+#[derive(Clone, Copy, Debug)]
+pub struct Batched {
+    /// The step, counted from 0.
+    pub step: u64,
+    /// The first row of the batch among the step's tokens.
+    pub first: u32,
+    /// The row of the query among them.
+    pub query: u32,
+}
+
 /// One row of the source as the reference stores it and reads it back.
 struct Reference {
     stored: EncodedRow,
@@ -77,7 +90,7 @@ pub struct Verifier {
 impl Verifier {
     /// A verifier for a cache of this configuration that is fed from `source`.
     pub fn new(config: &CacheConfig, source: Source) -> Self {
-        let rows = source.as_slice().len() / CHANNELS;
+        let rows = source.rows();
         Self {
             format: entries::row_format(config.main_format),
             key_format: entries::key_format(config.index_format),
@@ -98,6 +111,11 @@ impl Verifier {
         self.found.requests += 1;
     }
 
+    /// Counts tokens that a request reused.
+    pub fn count_reused(&mut self, tokens: usize) {
+        self.found.reused += tokens as u64;
+    }
+
     /// What was found.
     pub fn into_found(self) -> Verification {
         self.found
@@ -115,6 +133,10 @@ impl Verifier {
             let of = |plane: &'_ [u8], bytes: usize| plane[row * bytes..][..bytes].to_vec();
             let data = of(planes.data, reference.stored.data.len());
             let scale = of(planes.scale, reference.stored.scale.len());
+            if position < place.without_rows && data.iter().chain(&scale).all(|&byte| byte == 0) {
+                self.count_row(place, None);
+                continue;
+            }
             let mismatch = differing(&data, &reference.stored.data)
                 .map(|(byte, got, want)| {
                     let channel = channel_of_byte(byte);
@@ -136,7 +158,8 @@ impl Verifier {
         self.check_length(place, position, length, keys.len());
         for (j, got) in tile.chunks_exact(CHANNELS).enumerate() {
             let key = Some(keys.start + j).filter(|key| keys.contains(key));
-            let want = match key {
+            let is_zero = key.is_some_and(|key| key < place.without_rows) && got == ZERO;
+            let want = match key.filter(|_| !is_zero) {
                 Some(key) => &self.reference(place, key).read[..],
                 None => &ZERO[..],
             };
@@ -186,20 +209,19 @@ impl Verifier {
         }
     }
 
-    /// Compares the list of the query at `position`, of the batch that begins at row `first` of its
-    /// step, with what the scores of the keys it sees give. `rows` are the request's indexer keys.
+    /// Compares the list of the query at `position` with what the scores of the keys it sees give. `rows` are the
+    /// request's indexer keys.
     pub fn check_list(
         &mut self,
         place: Place<'_>,
         position: usize,
-        first: u32,
+        Batched { step, first, query }: Batched,
         list: &[i32],
         rows: Option<&Rows>,
     ) {
-        let Token { step, row } = place.history[position];
         let at = self.source.query_offsets(step, place.layer.0, first);
         let part = |start: usize, columns: usize| {
-            let start = start + (row - first) as usize * columns;
+            let start = start + (query - first) as usize * columns;
             &self.source.as_floats()[start..][..columns]
         };
         let (vectors, weights) =
@@ -243,8 +265,7 @@ impl Verifier {
     }
 
     fn reference(&mut self, place: Place<'_>, position: usize) -> &Reference {
-        let Token { step, row } = place.history[position];
-        let row = self.source.first_row(step, place.layer.0) + row;
+        let row = Source::row_of(place.history[position], Source::row_set(place.layer.0));
         let (format, source) = (self.format, &self.source);
         self.references[row as usize].get_or_insert_with(|| {
             let stored = format.encode(source.row(row));
@@ -286,26 +307,31 @@ mod tests {
     use dsv4_kv::kv_layout::config::ModelConfig;
 
     use super::*;
+    use crate::replay::history::Prefix;
     use dsv4_kv_oracle::explain::Codec;
 
     const ROWS: usize = 128;
 
-    /// A request of 200 tokens, written in chunks of 70 beside another of 5 tokens a step.
-    fn history() -> Vec<Token> {
-        (0..200).map(|p| Token { step: p / 70, row: 5 + (p % 70) as u32 }).collect()
+    /// A request of 200 tokens.
+    fn history() -> Vec<Prefix> {
+        Prefix::EMPTY.each(&(0..200).collect::<Vec<_>>()).collect()
+    }
+
+    fn place(request: usize, layer: LayerId, history: &[Prefix]) -> Place<'_> {
+        Place { request, layer, history, without_rows: 0 }
     }
 
     fn verifier() -> Verifier {
         let tiny = ModelConfig::preset("tiny").expect("a preset");
-        Verifier::new(&CacheConfig::smallest(tiny), Source::new(11, 80, 3))
+        Verifier::new(&CacheConfig::smallest(tiny), Source::new(11, 3))
     }
 
     /// A correct ring after all of `history`, made with the reference's own functions.
-    fn ring(history: &[Token], layer: LayerId) -> (Vec<u8>, Vec<u8>) {
-        let source = Source::new(11, 80, 3);
+    fn ring(history: &[Prefix], layer: LayerId) -> (Vec<u8>, Vec<u8>) {
+        let source = Source::new(11, 3);
         let (mut data, mut scale) = (vec![0; ROWS * 576], vec![0; ROWS * 8]);
         for (p, token) in history.iter().enumerate() {
-            let row = source.first_row(token.step, layer.0) + token.row;
+            let row = Source::row_of(*token, Source::row_set(layer.0));
             let stored = RowFormat::Ue8m0.encode(source.row(row));
             data[p % ROWS * 576..][..576].copy_from_slice(&stored.data);
             scale[p % ROWS * 8..][..8].copy_from_slice(&stored.scale);
@@ -319,7 +345,7 @@ mod tests {
         let (mut data, mut scale) = ring(&history, layer);
         spoil(&mut data, &mut scale);
         let mut verifier = verifier();
-        let place = Place { request: 9, layer, history: &history };
+        let place = place(9, layer, &history);
         verifier.check_ring(place, RingPlanes { rows: ROWS, data: &data, scale: &scale });
         verifier.into_found()
     }
@@ -355,15 +381,13 @@ mod tests {
     /// What a check of the window of `position` finds after `spoil` had its way with it.
     fn check_window(position: usize, length: i32, spoil: impl FnOnce(&mut [u16])) -> Verification {
         let (history, layer) = (history(), LayerId(0));
-        let source = Source::new(11, 80, 3);
-        let rows: Vec<Vec<u16>> = history
-            .iter()
-            .map(|token| source.row(source.first_row(token.step, 0) + token.row).to_vec())
-            .collect();
+        let source = Source::new(11, 3);
+        let rows: Vec<Vec<u16>> =
+            history.iter().map(|token| source.row(Source::row_of(*token, 0)).to_vec()).collect();
         let (mut tile, _) = dsv4_kv_oracle::swa::gather(RowFormat::Ue8m0, &rows, position);
         spoil(&mut tile);
         let mut verifier = verifier();
-        let place = Place { request: 0, layer, history: &history };
+        let place = place(0, layer, &history);
         verifier.check_window(place, position, &tile, length);
         verifier.into_found()
     }
@@ -389,8 +413,8 @@ mod tests {
     /// What a check of entries gathered for the query at 199 finds; `spoil` has its way with the
     /// list, the tile, and how many entries have closed.
     fn check_gathered(spoil: impl FnOnce(&mut [i32], &mut [u16], &mut usize)) -> Verification {
-        let (history, source) = (history(), Source::new(11, 80, 3));
-        let place = Place { request: 9, layer: LayerId(1), history: &history };
+        let (history, source) = (history(), Source::new(11, 3));
+        let place = place(9, LayerId(1), &history);
         let kind = (CompressorKind::CsaMain, Codec::Row(RowFormat::Ue8m0));
         let all = Rows::reference(&source, place, kind, 12);
         let mut list = [7, 0, 11, -1];

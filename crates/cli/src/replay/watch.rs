@@ -6,18 +6,18 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
 use dsv4_kv::kv_layout::geometry::{CompressorKind, LayerKind, WINDOW};
-use dsv4_kv::{CacheConfig, KvCacheManager, LayerId, PoolKind, RequestId, StepRequest};
+use dsv4_kv::{CacheConfig, KvCacheManager, LayerGroup, LayerId, PoolKind, RequestId, StepRequest};
 use dsv4_kv_oracle::compressor::visible;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::entries::{self, Planes, Rows};
-use super::history::{Place, Token};
+use super::history::{Place, Prefix};
 use super::kept::{self, Gathered, Kept, Shape};
 use super::select::{Batch, Queries};
 use super::source::shape;
-use super::verify::{RingPlanes, Verification, Verifier};
+use super::verify::{Batched, RingPlanes, Verification, Verifier};
 
 /// Bytes of device memory that watching `sample` requests needs.
 pub fn bytes(config: &CacheConfig, sample: u32) -> u64 {
@@ -55,6 +55,10 @@ pub struct Watch<B: Backend> {
     indexed: Vec<LayerId>,
     live: HashMap<RequestId, Watched>,
     checks: Vec<Check>,
+    /// The step, counted from 0.
+    step: u64,
+    /// The draft layers, by number.
+    drafts: Range<u32>,
     /// Windows of one query of each request.
     windows: Kept<B>,
     /// Their gathered entries, of each as many rows as an indexer picks, with its list or a length.
@@ -65,7 +69,9 @@ pub struct Watch<B: Backend> {
 /// A sampled request that is running.
 struct Watched {
     request: usize,
-    history: Vec<Token>,
+    history: Vec<Prefix>,
+    /// Tokens that it did not compute.
+    reused: usize,
     /// What was found in its blocks when it was new.
     rows: HashMap<(LayerId, CompressorKind), Rows>,
 }
@@ -106,6 +112,8 @@ impl<B: Backend> Watch<B> {
             indexed: indexed.map(|(layer, _)| layer).collect(),
             live: HashMap::new(),
             checks: Vec::new(),
+            step: 0,
+            drafts: config.group_layers(LayerGroup::Draft),
             windows: Kept::new(device, places, WINDOW_SHAPE)?,
             gathered: Kept::new(device, places, list_shape(config))?,
             sample,
@@ -113,12 +121,35 @@ impl<B: Backend> Watch<B> {
         })
     }
 
-    /// A request was admitted.
-    pub fn admit(&mut self, id: RequestId, request: usize) {
-        if self.sample.contains(&request) {
-            let watched = Watched { request, history: Vec::new(), rows: HashMap::new() };
-            self.live.insert(id, watched);
+    /// A request was admitted with the tokens of `history`, which it reuses: what it has of them must be what it would
+    /// have computed.
+    pub fn admit(
+        &mut self,
+        manager: &KvCacheManager<B>,
+        stream: &Stream<B>,
+        id: RequestId,
+        request: usize,
+        history: impl Iterator<Item = Prefix>,
+    ) -> Result<()> {
+        if !self.sample.contains(&request) {
+            return Ok(());
         }
+        let history: Vec<_> = history.collect();
+        let reused = history.len();
+        self.live.insert(id, Watched { request, history, reused, rows: HashMap::new() });
+        if reused == 0 {
+            return Ok(());
+        }
+        let blocks = blocks(manager, id)?;
+        for schema in &manager.schema().layers {
+            let at = &At { manager, stream, layer: schema.layer };
+            self.check_ring(at, id)?;
+            for &which in entries::compressors(schema.kind) {
+                self.check_closed(at, id, which, 0, &blocks)?;
+            }
+        }
+        self.verifier.count_reused(reused);
+        Ok(())
     }
 
     /// A request ends: what its blocks hold must still be what they held when it was written.
@@ -130,21 +161,28 @@ impl<B: Backend> Watch<B> {
     ) -> Result<()> {
         let Some(watched) = self.live.remove(&id) else { return Ok(()) };
         let blocks = blocks(manager, id)?;
-        let Watched { request, history, rows } = &watched;
-        for (&(layer, which), then) in rows {
+        for (&(layer, which), then) in &watched.rows {
             let planes = Planes::of(manager, layer, which)?;
             let now = planes.fetch(stream, &blocks, 0..then.count())?;
-            let place = Place { request: *request, layer, history };
+            let place = place_of(&watched, layer, &self.drafts);
             self.verifier.check_unchanged(place, which, &now, then);
         }
         self.verifier.count_request();
         Ok(())
     }
 
-    /// Remembers which tokens the sampled requests get in step `number`, and picks the query of each
-    /// that is kept, one of `queries`, and the layer where its list is compared: at random, but the
-    /// same for the same `seed`.
-    pub fn begin_step(&mut self, number: u64, step: &[StepRequest], queries: Queries, seed: u64) {
+    /// Remembers which tokens the sampled requests get in step `number`, `prefixes` in its order, and picks the query of
+    /// each that is kept, one of `queries`, and the layer where its list is compared: at random, but the same for the
+    /// same `seed`.
+    pub fn begin_step(
+        &mut self,
+        number: u64,
+        step: &[StepRequest],
+        prefixes: &[Prefix],
+        queries: Queries,
+        seed: u64,
+    ) {
+        self.step = number;
         self.checks.clear();
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ number);
         let mut first = 0;
@@ -154,7 +192,7 @@ impl<B: Backend> Watch<B> {
             if let Some(watched) = self.live.get_mut(&part.id) {
                 let (start, query) = (part.start, rng.random_range(queries.of(rows.clone())));
                 let position = (start + query - rows.start) as usize;
-                watched.history.extend(rows.map(|row| Token { step: number, row }));
+                watched.history.extend(&prefixes[rows.start as usize..rows.end as usize]);
                 let (start, listed) = (start as usize, self.indexed.choose(&mut rng).copied());
                 self.checks.push(Check { id: part.id, query, position, start, listed });
             }
@@ -197,8 +235,9 @@ impl<B: Backend> Watch<B> {
             for schema in &manager.schema().layers {
                 let at = &At { manager, stream, layer: schema.layer };
                 self.check_swa(at, place)?;
+                let Check { id, start, .. } = self.checks[place];
                 for &which in entries::compressors(schema.kind) {
-                    self.check_closed(at, place, which, &blocks)?;
+                    self.check_closed(at, id, which, start, &blocks)?;
                 }
                 match schema.kind {
                     LayerKind::Swa => {}
@@ -217,38 +256,44 @@ impl<B: Backend> Watch<B> {
         let kept = self.place(layer, check);
         let tile = self.windows.fetch_tile(stream, kept, WINDOW)?;
         let length = self.windows.fetch_names(stream, kept)?[0];
+        let place = place_of(&self.live[&id], layer, &self.drafts);
+        self.verifier.check_window(place, position, &tile, length);
+        self.check_ring(at, id)
+    }
+
+    /// The ring of a request.
+    fn check_ring(&mut self, at: &At<'_, B>, id: RequestId) -> Result<()> {
         let (rows, data) = download_ring(at, PoolKind::SwaData, id)?;
         let (_, scale) = download_ring(at, PoolKind::SwaScale, id)?;
-        let Watched { request, history, .. } = &self.live[&id];
-        let place = Place { request: *request, layer, history };
-        self.verifier.check_window(place, position, &tile, length);
+        let place = place_of(&self.live[&id], at.layer, &self.drafts);
         self.verifier.check_ring(place, RingPlanes { rows, data: &data, scale: &scale });
         Ok(())
     }
 
-    /// The rows of a compressor's windows that the step closed.
+    /// The rows of a compressor's windows that closed since the request had `start` tokens.
     fn check_closed(
         &mut self,
         at: &At<'_, B>,
-        check: usize,
+        id: RequestId,
         which: CompressorKind,
+        start: usize,
         blocks: &[u32],
     ) -> Result<()> {
         let At { manager, stream, layer } = *at;
-        let Check { id, start, .. } = self.checks[check];
-        let Some(Watched { request, history, rows }) = self.live.get_mut(&id) else {
+        let Some(watched) = self.live.get_mut(&id) else {
             return Ok(());
         };
         let ratio = shape(which).ratio;
-        let closed = start / ratio..history.len() / ratio;
+        let closed = start / ratio..watched.history.len() / ratio;
         if closed.is_empty() {
             return Ok(());
         }
         let planes = Planes::of(manager, layer, which)?;
         let new = planes.fetch(stream, blocks, closed.clone())?;
-        let place = Place { request: *request, layer, history };
+        let place = place_of(watched, layer, &self.drafts);
         self.verifier.check_closed(place, which, closed.start, &new);
-        rows.entry((layer, which)).or_insert_with(|| Rows::new(new.codec())).extend(&new);
+        let rows = watched.rows.entry((layer, which));
+        rows.or_insert_with(|| Rows::new(new.codec())).extend(&new);
         Ok(())
     }
 
@@ -261,11 +306,12 @@ impl<B: Backend> Watch<B> {
         let tile = self.gathered.fetch_tile(stream, kept, list.len() as u32)?;
         let batch = batches.iter().find(|batch| batch.queries.contains(&query));
         let first = batch.context("a query that is kept gathers")?.queries.start;
-        let Watched { request, history, rows } = &self.live[&id];
-        let place = Place { request: *request, layer, history };
-        let of = |which| rows.get(&(layer, which));
+        let watched = &self.live[&id];
+        let place = place_of(watched, layer, &self.drafts);
+        let of = |which| watched.rows.get(&(layer, which));
         if listed == Some(layer) {
-            self.verifier.check_list(place, position, first, &list, of(CompressorKind::CsaIndex));
+            let query = Batched { step: self.step, first, query };
+            self.verifier.check_list(place, position, query, &list, of(CompressorKind::CsaIndex));
         }
         self.verifier.check_gathered(place, position, &list, &tile, of(CompressorKind::CsaMain));
         Ok(())
@@ -280,10 +326,10 @@ impl<B: Backend> Watch<B> {
             (0..visible(position, shape(CompressorKind::Hca).ratio) as i32).collect();
         let tile = self.gathered.fetch_tile(stream, kept, all.len() as u32)?;
         let length = self.gathered.fetch_names(stream, kept)?[0];
-        let Watched { request, history, rows } = &self.live[&id];
-        let place = Place { request: *request, layer, history };
+        let watched = &self.live[&id];
+        let place = place_of(watched, layer, &self.drafts);
         self.verifier.check_length(place, position, length, all.len());
-        let rows = rows.get(&(layer, CompressorKind::Hca));
+        let rows = watched.rows.get(&(layer, CompressorKind::Hca));
         self.verifier.check_gathered(place, position, &all, &tile, rows);
         Ok(())
     }
@@ -301,6 +347,13 @@ impl<B: Backend> Watch<B> {
     fn place(&self, layer: LayerId, check: usize) -> u64 {
         (layer.0 as usize * self.sample.len() + check) as u64
     }
+}
+
+/// Where rows of a request are compared. The rows of a draft layer may be zero where the request computed none.
+fn place_of<'w>(watched: &'w Watched, layer: LayerId, drafts: &Range<u32>) -> Place<'w> {
+    let Watched { request, history, reused, .. } = watched;
+    let without_rows = if drafts.contains(&layer.0) { *reused } else { 0 };
+    Place { request: *request, layer, history, without_rows }
 }
 
 /// The blocks of a request, in the order of its tokens.

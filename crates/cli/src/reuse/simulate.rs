@@ -6,10 +6,10 @@ use dsv4_kv_prefix::{
     Foreign, Limits, Lru, Placement, Policy, PrefixTree, ReuseStats, RootKey, ScoredLru,
 };
 
+use crate::texts::Texts;
+
 /// Tokens of a block, as the tree counts them.
 const BLOCK: usize = BLOCK_TOKENS as usize;
-/// Token ids that prompts are made of.
-const VOCABULARY: u64 = 129_280;
 /// Blocks that are remembered after they were evicted, to tell why tokens were not reused.
 const REMEMBERED: u32 = 1 << 22;
 
@@ -76,9 +76,10 @@ fn run<P: Policy>(
         junctions: case.junctions,
         interval: case.interval.then_some(sizes.interval),
     };
-    let mut tokens = Vec::new();
+    let (texts, mut tokens) = (Texts::new(1.0), Vec::new());
     for prompt in prompts {
-        fill(&mut tokens, prompt);
+        tokens.clear();
+        texts.push_prompt(&mut tokens, prompt, prompt.tokens);
         let adopted = tree.adopt(&root, &tokens);
         let checkpoints = placement.checkpoints(comparable(prompt), adopted.matched);
         let (blocks, _) = tokens.as_chunks::<BLOCK>();
@@ -105,24 +106,6 @@ fn run<P: Policy>(
 /// longer prompt, though the next turn of a conversation has those tokens too: what ends in it would never be found.
 fn comparable(prompt: &Prompt) -> u32 {
     prompt.tokens.min(prompt.tokens / HASH_TOKENS * HASH_TOKENS + 1)
-}
-
-/// Writes the tokens of a prompt: a function of the ids that it begins with, and of nothing else.
-fn fill(tokens: &mut Vec<u32>, prompt: &Prompt) {
-    tokens.clear();
-    let of_id = |&id: &u64| {
-        let first = id.wrapping_mul(u64::from(HASH_TOKENS));
-        (0..u64::from(HASH_TOKENS)).map(move |at| token(first.wrapping_add(at)))
-    };
-    tokens.extend(prompt.hash_ids.iter().flat_map(of_id).take(prompt.tokens as usize));
-}
-
-/// A token that looks like any other: the finaliser of SplitMix64.
-fn token(number: u64) -> u32 {
-    let mut bits = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((bits ^ (bits >> 31)) % VOCABULARY) as u32
 }
 
 #[cfg(test)]

@@ -1,0 +1,103 @@
+//! What of a load's prompts was reused: a part of the summary.
+
+use dsv4_kv_prefix::{Origin, ReuseStats};
+use serde::Serialize;
+
+use super::timeline::Sample;
+
+/// Prompt tokens that were reused, and why others were not. A request that was preempted and admitted again counts as
+/// often as it was admitted, with what it had generated.
+#[derive(Clone, Debug, Serialize)]
+pub struct Reuse {
+    /// Share of the prompt tokens that were reused.
+    pub hit_ratio: f64,
+    /// Prompts that were admitted.
+    pub prompts: u64,
+    /// Those of them that reused something.
+    pub hits: u64,
+    /// Tokens of all prompts that were admitted: reused, or of one of the groups that follow.
+    pub prompt_tokens: u64,
+    /// The prefix tree had them, behind the last checkpoint.
+    pub no_checkpoint: u64,
+    /// They were evicted, as far as that is remembered.
+    pub evicted: u64,
+    /// Another salt, adapter or model had them; never in a replay.
+    pub other_root: u64,
+    /// Behind the last block that leaves a token to compute.
+    pub partial: u64,
+    /// Nobody had them.
+    pub diverged: u64,
+    /// Prompts that went on from a checkpoint at the end of a prompt.
+    pub hits_at_prompt: u64,
+    /// From one where two prompts part.
+    pub hits_at_junction: u64,
+    /// From one at an interval.
+    pub hits_at_interval: u64,
+    /// From one at the end of an answer.
+    pub hits_at_output: u64,
+    /// Blocks that were evicted.
+    pub evicted_blocks: u64,
+    /// Checkpoints that were evicted.
+    pub evicted_checkpoints: u64,
+    /// Checkpoints there are.
+    pub checkpoints: u32,
+    /// Largest number of blocks that were kept and that nobody used.
+    pub peak_cached: u32,
+}
+
+impl Reuse {
+    /// The statistics of a cache with so many checkpoints.
+    pub fn new(stats: &ReuseStats, checkpoints: u32, largest: &Sample) -> Self {
+        let hits = |origin: Origin| stats.hits_by_origin[origin.index()];
+        Self {
+            hit_ratio: stats.reused as f64 / stats.prompt_tokens.max(1) as f64,
+            prompts: stats.prompts,
+            hits: stats.hits,
+            prompt_tokens: stats.prompt_tokens,
+            no_checkpoint: stats.no_checkpoint,
+            evicted: stats.evicted,
+            other_root: stats.other_root,
+            partial: stats.partial,
+            diverged: stats.diverged,
+            hits_at_prompt: hits(Origin::Prompt),
+            hits_at_junction: hits(Origin::Junction),
+            hits_at_interval: hits(Origin::Interval),
+            hits_at_output: hits(Origin::Output),
+            evicted_blocks: stats.evicted_blocks,
+            evicted_checkpoints: stats.evicted_checkpoints,
+            checkpoints,
+            peak_cached: largest.cached,
+        }
+    }
+
+    /// The same for people.
+    pub fn rows(&self) -> Vec<(&'static str, String)> {
+        let Self { hit_ratio, prompts, hits, prompt_tokens, no_checkpoint, evicted, .. } = self;
+        let Self { partial, diverged, hits_at_prompt, hits_at_junction, .. } = self;
+        let Self { hits_at_interval, hits_at_output, evicted_blocks, checkpoints, .. } = self;
+        let Self { evicted_checkpoints, peak_cached, .. } = self;
+        vec![
+            ("hit ratio", format!("{hit_ratio:.4} of {prompt_tokens} prompt tokens")),
+            (
+                "not reused",
+                format!(
+                    "{diverged} new, {partial} of no whole block, {no_checkpoint} behind a checkpoint, {evicted} evicted"
+                ),
+            ),
+            ("hits", format!("{hits} of {prompts} prompts")),
+            (
+                "",
+                format!(
+                    "{hits_at_prompt} at the end of a prompt, {hits_at_junction} at junctions, {hits_at_interval} at intervals, {hits_at_output} at the end of an answer"
+                ),
+            ),
+            (
+                "evicted",
+                format!(
+                    "{evicted_blocks} blocks, {evicted_checkpoints} of {checkpoints} checkpoints"
+                ),
+            ),
+            ("peak cached", format!("{peak_cached} blocks that nobody used")),
+        ]
+    }
+}

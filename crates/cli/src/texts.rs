@@ -1,0 +1,102 @@
+//! Token ids of a load's requests: of prompts from the hash ids of a trace, of answers from the request's number.
+
+use dsv4_kv_cli::trace::{HASH_TOKENS, Prompt};
+
+/// Token ids that there are.
+const VOCABULARY: u128 = 129_280;
+/// Odd numbers whose multiples spread over all 64 bits: 2^64 over the golden ratio, and SplitMix64's first.
+const SPREAD: [u64; 2] = [0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9];
+
+/// Makes token ids. The same ids at the same places of two prompts give the same tokens; tokens of answers, and of prompts
+/// without ids, are nobody else's.
+#[derive(Clone, Copy, Debug)]
+pub struct Texts {
+    /// Tokens that a hash id stands for.
+    tokens_per_id: f64,
+}
+
+impl Texts {
+    /// Texts of a load whose lengths are divided by `shrink`, so that a hash id stands for 512 / `shrink` tokens.
+    #[must_use]
+    pub fn new(shrink: f64) -> Self {
+        Self { tokens_per_id: f64::from(HASH_TOKENS) / shrink }
+    }
+
+    /// Adds the first `count` tokens of a prompt; those of the last id again if there are too few ids.
+    pub fn push_prompt(self, tokens: &mut Vec<u32>, prompt: &Prompt, count: u32) {
+        let end = tokens.len() + count as usize;
+        let mut done = 0;
+        for (ids, &id) in (1u32..).zip(&prompt.hash_ids) {
+            let up_to = ((f64::from(ids) * self.tokens_per_id).ceil() as u32).min(count);
+            let base = mixed(id);
+            tokens.extend((0..up_to.saturating_sub(done)).map(|at| token(base, at)));
+            done = done.max(up_to);
+            if done == count {
+                return;
+            }
+        }
+        let base = mixed(prompt.hash_ids.last().map_or(0, |id| !id));
+        tokens.extend((0..).take(end - tokens.len()).map(|at| token(base, at)));
+    }
+
+    /// The token at `position` of a text that begins like no other.
+    #[must_use]
+    pub fn own_token(self, text: u64, position: u32) -> u32 {
+        token(mixed(mixed(text) ^ SPREAD[1]), position)
+    }
+}
+
+/// The token at a place behind `base`: looks like any other.
+fn token(base: u64, at: u32) -> u32 {
+    let bits = base.wrapping_add(u64::from(at).wrapping_mul(SPREAD[0]));
+    let bits = (bits ^ (bits >> 32)).wrapping_mul(SPREAD[1]);
+    // The high bits of the product are as many ids, equally often.
+    ((u128::from(bits) * VOCABULARY) >> u64::BITS) as u32
+}
+
+/// A number that has nothing in common with that of the next id: the finaliser of SplitMix64.
+pub fn mixed(number: u64) -> u64 {
+    let mut bits = number.wrapping_add(SPREAD[0]);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(SPREAD[1]);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(shrink: f64, count: u32, hash_ids: &[u64]) -> Vec<u32> {
+        let prompt = Prompt { tokens: count, hash_ids: hash_ids.to_vec() };
+        let mut tokens = Vec::new();
+        Texts::new(shrink).push_prompt(&mut tokens, &prompt, count);
+        tokens
+    }
+
+    #[test]
+    fn equal_ids_are_equal_tokens_and_the_first_other_id_ends_that() {
+        for (shrink, per_id) in [(1.0, 512), (64.0, 8), (0.5, 1024)] {
+            let count = 2 * per_id + 3;
+            let one = tokens(shrink, count, &[7, 8, 9]);
+            assert_eq!(one.len(), count as usize);
+            assert_eq!(one, tokens(shrink, count, &[7, 8, 9]));
+            let other = tokens(shrink, count, &[7, 8, 10]);
+            let equal = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
+            assert_eq!(equal, 2 * per_id as usize);
+            assert!(one.iter().all(|&token| u128::from(token) < VOCABULARY));
+        }
+        // An id that does not divide evenly begins at the same token in every prompt.
+        let (short, long) = (tokens(100.0, 8, &[1, 2]), tokens(100.0, 20, &[1, 2, 3, 4]));
+        assert_eq!(short, long[..8]);
+    }
+
+    #[test]
+    fn tokens_of_one_id_and_of_answers_differ() {
+        let mut all = tokens(1.0, 512, &[3]);
+        let texts = Texts::new(1.0);
+        all.extend((0..512).map(|at| texts.own_token(3, at)));
+        all.sort_unstable();
+        all.dedup();
+        assert!(all.len() > 1010, "{} different of 1024", all.len());
+    }
+}
