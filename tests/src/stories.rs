@@ -102,6 +102,34 @@ impl Story {
         Self { layers: layers.collect(), tokens }
     }
 
+    /// Tokens of stories, one behind the other: of each, up to a position, those that the ones before it leave.
+    ///
+    /// # Panics
+    /// If there are no stories, or one of them is shorter.
+    #[must_use]
+    pub fn spliced(stories: &[(&Self, usize)]) -> Self {
+        let starts = || std::iter::once(0).chain(stories.iter().map(|&(_, end)| end));
+        let pieces = || starts().zip(stories).map(|(from, &(story, end))| (story, from..end));
+        let of_layer = |layer: usize| {
+            let rows = pieces().flat_map(|(story, range)| story.layers[layer].rows[range].to_vec());
+            let first = &stories[0].0.layers[layer].histories;
+            let history = |(at, first): (usize, &History)| {
+                let (mut kv, mut gate) = (Vec::new(), Vec::new());
+                for (story, range) in pieces() {
+                    let part = story.layers[layer].histories[at].projections(range);
+                    kv.extend(part.0);
+                    gate.extend(part.1);
+                }
+                let (ape, norm) = (first.ape.clone(), first.norm.clone());
+                History { stream: first.stream, kv, gate, ape, norm }
+            };
+            let histories = first.iter().enumerate().map(history).collect();
+            Seen { rows: rows.collect(), histories }
+        };
+        let layers = (0..stories[0].0.layers.len()).map(of_layer).collect();
+        Self { layers, tokens: stories.last().map_or(0, |&(_, end)| end) }
+    }
+
     /// Tokens of the story.
     #[must_use]
     pub fn tokens(&self) -> usize {

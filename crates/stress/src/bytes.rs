@@ -30,17 +30,17 @@ impl<B: Backend> Cache<B> {
             return Ok(());
         }
         let what = format!("{layer:?} of request {} at {tokens} tokens", request.name);
-        let told = self.library.of(request.name);
+        let told = self.library.of(&request.says);
         self.check_entries(request, tokens, layer, told.layer(layer), &what)?;
         // A long step that was rejected has overwritten what came before it.
         if !progress.is_whole_at(tokens, config.max_draft + 1) {
             return Ok(());
         }
-        self.check_window(id, tokens as usize, layer, told.layer(layer), &what)?;
+        self.check_window(id, progress, layer, told.layer(layer), &what)?;
         told.story
             .histories(layer)
             .iter()
-            .try_for_each(|history| self.check_state(id, layer, told, (history, tokens), &what))
+            .try_for_each(|history| self.check_state(id, layer, &told, (history, tokens), &what))
     }
 
     /// What the next query sees of the past, the last 127 tokens, is in the ring, each token in the row
@@ -48,16 +48,16 @@ impl<B: Backend> Cache<B> {
     fn check_window(
         &self,
         id: RequestId,
-        tokens: usize,
+        Progress { tokens, from, .. }: Progress,
         layer: LayerId,
         told: &LayerBytes,
         what: &str,
     ) -> Result<(), String> {
         let data = self.rows(layer, PoolKind::SwaData, id.slot().0);
         let scale = self.rows(layer, PoolKind::SwaScale, id.slot().0);
-        for (position, want) in
-            told.rows.iter().enumerate().take(tokens).skip(tokens.saturating_sub(127))
-        {
+        let (tokens, from) = (tokens as usize, from as usize);
+        let needed = tokens.saturating_sub(127).max(from);
+        for (position, want) in told.rows.iter().enumerate().take(tokens).skip(needed) {
             let row = position % data.len();
             if data[row] != want.data || scale[row] != want.scale {
                 return Err(format!("{what}: the window row of position {position} differs"));

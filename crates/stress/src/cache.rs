@@ -1,10 +1,12 @@
 //! A whole cache put to the test: the manager, and the kernels of every step.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::reuse::Lease;
 use dsv4_kv::{
-    BlockId, Bucket, CacheConfig, CapturedStep, KvError, LayerGroup, LayerId, RequestId,
+    BlockId, Bucket, CacheConfig, CapturedStep, KvError, LayerGroup, LayerId, RequestId, Suspended,
 };
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -12,7 +14,8 @@ use rand::rngs::SmallRng;
 use super::answer::Report;
 use super::library::Library;
 use super::model::{Model, Request};
-use super::op::Step;
+use super::op::{Name, Step};
+use super::reuse::Reuse;
 use super::run::Runner;
 use super::subject::Subject;
 use dsv4_kv_tests::fed::Fed;
@@ -40,6 +43,10 @@ pub struct Cache<B: Backend> {
     random: SmallRng,
     /// What was wrong with the last step.
     trouble: Option<String>,
+    /// Requests that are suspended.
+    pub(super) suspended: BTreeMap<Name, Suspended>,
+    /// Leases that were not ended; some may have by themselves.
+    pub(super) leases: BTreeMap<Name, Lease>,
 }
 
 impl<B: Backend> Cache<B> {
@@ -67,7 +74,14 @@ impl<B: Backend> Cache<B> {
             }
         }
         let (random, library) = (SmallRng::seed_from_u64(seed), Arc::clone(library));
-        Self { fed, library, graphs, random, trouble: None }
+        let (suspended, leases) = (BTreeMap::new(), BTreeMap::new());
+        Self { fed, library, graphs, random, trouble: None, suspended, leases }
+    }
+
+    /// The cache, and the tensors of its steps.
+    #[must_use]
+    pub fn fed(&self) -> &Fed<B> {
+        &self.fed
     }
 
     /// Compares every byte of every request, in all layers, whose tokens are known.
@@ -108,7 +122,13 @@ impl<B: Backend> Subject for Cache<B> {
             (report, Ok(())) => (report, None),
             (report, Err(trouble)) => (report, Some(trouble)),
         };
-        let faults = manager.check_faults(stream).and_then(|()| manager.check_poison(stream));
+        // As a server does, behind each step that went well.
+        let saved = match report.commits.last() {
+            Some(Ok(())) => manager.save_wanted(stream),
+            _ => Ok(()),
+        };
+        let faults = saved.and_then(|()| manager.check_faults(stream));
+        let faults = faults.and_then(|()| manager.check_poison(stream));
         self.trouble = trouble.or(faults.err().map(|error| error.to_string()));
         report
     }
@@ -124,6 +144,10 @@ impl<B: Backend> Subject for Cache<B> {
     fn counts(&self) -> (u32, u32) {
         let ledger = self.fed.manager.ledger();
         (ledger.free_blocks(), ledger.live_requests())
+    }
+
+    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
+        Some(self)
     }
 
     fn check_bytes(&mut self, model: &Model, turn: u64) -> Result<(), String> {

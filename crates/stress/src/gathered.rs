@@ -11,6 +11,7 @@ use rand::rngs::SmallRng;
 use super::library::Library;
 use super::model::Model;
 use super::op::{self, Name};
+use super::text::Text;
 use dsv4_kv_tests::inputs::{download, download_bits, upload};
 use dsv4_kv_tests::updated::Updated;
 
@@ -44,7 +45,11 @@ impl Watch {
 /// A query of a step.
 struct Query {
     request: Name,
+    /// What its request says.
+    says: Text,
     position: u32,
+    /// The first position whose window row is known.
+    from: u32,
     /// Whether the request's tokens up to the query are of its own story.
     is_known: bool,
 }
@@ -121,16 +126,20 @@ impl<B: Backend> Gathered<B> {
         let (listed, all) = (tile(&self.listed), tile(&self.all));
         let lengths = download(stream, &self.lengths.view());
         let ratio = ratio(model, self.layer);
-        for (at, &Query { request, position, .. }) in
+        for (at, &Query { request, ref says, position, from: known, .. }) in
             self.queries.iter().enumerate().filter(|(_, query)| query.is_known)
         {
-            let told = library.of(request).layer(self.layer);
+            let told = library.of(says);
+            let told = told.layer(self.layer);
             let what = format!("{:?}, request {request}, position {position}", self.layer);
             let position = position as usize;
             if let Some(window) = &window {
                 let from = (position + 1).saturating_sub(128);
-                let want = told.window[from..=position].iter();
-                rows_equal(window, at * 128, want, &format!("window of {what}"))?;
+                // Draft layers may have been taken back behind it.
+                let known = from.max(known as usize).min(position + 1);
+                let want = told.window[known..=position].iter();
+                let first = at * 128 + known - from;
+                rows_equal(window, first, want, &format!("window of {what}"))?;
             }
             let Some(ratio) = ratio else { continue };
             let seen = (position + 1) / ratio as usize;
@@ -162,7 +171,9 @@ fn queries_of(model: &Model, step: &op::Step) -> Vec<Query> {
         let (name, genuine) = (part.request, part.genuine);
         (0..part.tokens).map(move |index| Query {
             request: name,
+            says: request.says.clone(),
             position: progress.tokens + index,
+            from: progress.from,
             is_known: progress.is_known() && index < genuine,
         })
     };

@@ -186,11 +186,14 @@ impl Generator {
             return None;
         }
         let room = (config.max_context - progress.tokens).min(config.max_step_tokens);
-        let tokens = match self.random.random_range(0..20) {
+        let first = if model.shares() { 6 } else { 0 };
+        let tokens = match self.random.random_range(first..20) {
             0..9 => 1,
             9..14 => self.random.random_range(1..=most),
             14..17 => self.random.random_range(1..=9),
             17 => self.random.random_range(1..=140),
+            // What is shared are whole blocks: there many chunks are long.
+            _ if model.shares() && self.random.random() => room,
             18 => *[3, 4, 5, 31, 127, 128, 129, 257].choose(&mut self.random)?,
             _ => room,
         };

@@ -8,7 +8,7 @@
 //! | [`model`] | the reference model |
 //! | [`answer`] | answers, as something that can be compared |
 //! | [`subject`] | what is put to the test |
-//! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it |
+//! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it, `cache_reuse` what its requests share |
 //! | [`library`] | what its requests say |
 //! | [`reuse`], [`text`] | the same where prefixes are shared, and what requests say there |
 //! | [`drive`] | both side by side |
@@ -17,6 +17,7 @@
 pub mod answer;
 mod bytes;
 pub mod cache;
+mod cache_reuse;
 pub mod drive;
 mod gathered;
 pub mod generate;

@@ -1,18 +1,21 @@
 //! What requests of a stress test say, and what a cache must hold and gather of it.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use dsv4_kv::device::EmuDevice;
 use dsv4_kv::state::RunningSums;
 use dsv4_kv::{CacheConfig, LayerId};
 use dsv4_kv_oracle::row::{EncodedRow, RowFormat};
 
-use super::op::Name;
+use super::text::{Prefix, Text};
 use dsv4_kv_tests::hca::running_sums;
 use dsv4_kv_tests::inputs::oracle;
 use dsv4_kv_tests::stories::{Stored, Story};
 use kv_layout::geometry::CompressorKind;
 
-/// Stories that requests tell; a request tells the one of its name.
-const STORIES: u64 = 5;
+/// Texts whose bytes are kept at once.
+const KEPT: usize = 32;
 
 /// One layer of a story.
 pub struct LayerBytes {
@@ -36,9 +39,8 @@ pub struct Told {
 }
 
 impl Told {
-    fn new(config: &CacheConfig, seed: u64) -> Self {
+    fn new(config: &CacheConfig, story: Story) -> Self {
         let device = EmuDevice::new(dsv4_kv::device::EmuOptions::default());
-        let story = Story::random(&config.model.layers, config.max_context as usize, seed);
         let format = oracle(config.main_format);
         let stored = story.stored(&device, (config.main_format, config.index_format));
         let layers = stored.into_iter().zip(0..).map(|(stored, layer)| {
@@ -74,27 +76,43 @@ fn decoded(format: RowFormat, rows: &[EncodedRow]) -> Vec<Vec<u16>> {
     rows.iter().map(|row| format.decode(row)).collect()
 }
 
-/// All stories of a stress test, and one that is never right.
+/// What requests of a stress test say, made when it is asked for, and a story that is never right.
 pub struct Library {
-    told: Vec<Told>,
+    config: CacheConfig,
     drafts: Story,
+    /// By salt and token id: what is said by that token, again and again.
+    stories: Mutex<BTreeMap<(u8, u32), Arc<Story>>>,
+    told: Mutex<BTreeMap<Prefix, Arc<Told>>>,
 }
 
 impl Library {
-    /// Stories for requests of `config`, each as long as a request can get.
+    /// For requests of `config`.
     #[must_use]
     pub fn new(config: &CacheConfig) -> Self {
-        let (layers, tokens) = (&config.model.layers, config.max_context as usize);
-        Self {
-            told: (1..=STORIES).map(|seed| Told::new(config, seed)).collect(),
-            drafts: Story::random(layers, tokens, STORIES + 1),
-        }
+        let (stories, told) = (Mutex::default(), Mutex::default());
+        Self { drafts: random(config, 0), config: config.clone(), stories, told }
     }
 
-    /// The story of a request.
+    /// What a text says, as far as a request can get. A token says another thing at each position and under each salt.
     #[must_use]
-    pub fn of(&self, name: Name) -> &Told {
-        &self.told[name as usize % self.told.len()]
+    pub fn of(&self, text: &Text) -> Arc<Told> {
+        let prefix = text.prefix(self.config.max_context);
+        if let Some(told) = lock(&self.told).get(&prefix) {
+            return Arc::clone(told);
+        }
+        let (mut pieces, mut end) = (Vec::new(), 0);
+        for &(token, count) in prefix.runs() {
+            end += count as usize;
+            pieces.push((self.story(prefix.salt(), token), end));
+        }
+        let pieces: Vec<_> = pieces.iter().map(|(story, end)| (&**story, *end)).collect();
+        let made = Arc::new(Told::new(&self.config, Story::spliced(&pieces)));
+        let mut told = lock(&self.told);
+        if told.len() == KEPT {
+            told.clear();
+        }
+        told.insert(prefix, Arc::clone(&made));
+        made
     }
 
     /// Tokens that are never right.
@@ -102,4 +120,19 @@ impl Library {
     pub fn drafts(&self) -> &Story {
         &self.drafts
     }
+
+    fn story(&self, salt: u8, token: u32) -> Arc<Story> {
+        let seed = 1 + 100 * u64::from(salt) + u64::from(token);
+        let mut stories = lock(&self.stories);
+        let story = stories.entry((salt, token));
+        Arc::clone(story.or_insert_with(|| Arc::new(random(&self.config, seed))))
+    }
+}
+
+fn random(config: &CacheConfig, seed: u64) -> Story {
+    Story::random(&config.model.layers, config.max_context as usize, seed)
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,8 +13,8 @@ use clap::{Parser, ValueEnum};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
 use dsv4_kv_stress::cache::Cache;
 use dsv4_kv_stress::drive::Counts;
-use dsv4_kv_stress::generate::reuse::ledger_config;
-use dsv4_kv_stress::generate::{Manners, kernel_config};
+use dsv4_kv_stress::generate::Manners;
+use dsv4_kv_stress::generate::reuse::{any_kernel_config, ledger_config};
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::op::Script;
 use dsv4_kv_stress::subject::LedgerOnly;
@@ -149,7 +149,7 @@ fn ledger_alone(options: &Options, seed: u64) -> Ran {
 }
 
 fn with_kernels<B: Backend>(options: &Options, device: &Device<B>, seed: u64) -> Ran {
-    let config = kernel_config(seed);
+    let config = any_kernel_config(seed);
     let library = Arc::new(Library::new(&config));
     let new = || Cache::new(device, &config, &library, seed);
     stress(seed, options.ops, Manners::Genuine, &config, new)

@@ -1,5 +1,7 @@
 //! Runs a step of a cache as a server does: begin, layers or a graph, commit or drop.
 
+use std::sync::Arc;
+
 use dsv4_kv::device::{Backend, Stream, View};
 use dsv4_kv::layer_progress::LayerProgress;
 use dsv4_kv::step::Group;
@@ -9,7 +11,7 @@ use rand::rngs::SmallRng;
 
 use super::answer::Report;
 use super::gathered::{Gathered, Watch};
-use super::library::Library;
+use super::library::{Library, Told};
 use super::model::Model;
 use super::op::{self, Layers};
 use super::subject::{accepted, token_ids};
@@ -144,15 +146,18 @@ impl<B: Backend> Runner<'_, B> {
 
     /// Brings the step's tensors in place.
     fn load(&self, open: &Step<'_, B>, step: &op::Step) {
-        let part = |part: &op::Part| {
-            let request = self.model.named(part.request).expect("it is in a step");
-            let start = request.group(step.group).tokens as usize;
+        let request = |part: &op::Part| self.model.named(part.request).expect("it is in a step");
+        let told: Vec<_> =
+            step.parts.iter().map(|part| self.library.of(&request(part).says)).collect();
+        let part = |(part, told): (&op::Part, _)| {
+            let told: &Arc<Told> = told;
+            let start = request(part).group(step.group).tokens as usize;
             let right = start + part.genuine.min(part.tokens) as usize;
-            let own = (&self.library.of(part.request).story, start..right);
+            let own = (&told.story, start..right);
             let drafts = (self.library.drafts(), right..start + part.tokens as usize);
             Part { id: self.model.handle(part.request), pieces: vec![own, drafts] }
         };
-        let parts: Vec<_> = step.parts.iter().map(part).collect();
+        let parts: Vec<_> = step.parts.iter().zip(&told).map(part).collect();
         self.inputs.load(self.stream, &parts, open.tokens());
     }
 

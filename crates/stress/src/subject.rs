@@ -184,7 +184,7 @@ impl Subject for LedgerOnly {
 }
 
 /// Calls `with` with the prompt of a text.
-fn told<T>(text: &Text, with: impl FnOnce(&dsv4_kv::Prompt<'_>) -> T) -> T {
+pub(super) fn told<T>(text: &Text, with: impl FnOnce(&dsv4_kv::Prompt<'_>) -> T) -> T {
     let tokens = text.tokens(0..text.prompt_tokens());
     with(&Text::prompt(&tokens, &[text.salt]))
 }
@@ -247,7 +247,8 @@ impl Reuse for LedgerOnly {
     }
 }
 
-fn counts(ledger: &Ledger) -> Counts {
+/// What a ledger counts.
+pub(super) fn counts(ledger: &Ledger) -> Counts {
     let tree = ledger.tree_counts();
     Counts {
         free: ledger.free_blocks(),

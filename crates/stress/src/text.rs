@@ -27,6 +27,18 @@ pub struct Prefix {
 }
 
 impl Prefix {
+    /// Its salt.
+    #[must_use]
+    pub fn salt(&self) -> u8 {
+        self.salt
+    }
+
+    /// Token ids, each with how often it comes.
+    #[must_use]
+    pub fn runs(&self) -> &[(u32, u32)] {
+        &self.runs
+    }
+
     /// Its tokens.
     #[must_use]
     pub fn tokens(&self) -> u32 {
@@ -34,7 +46,18 @@ impl Prefix {
     }
 }
 
+/// The salt of requests that share nothing.
+const UNSHARED: u8 = u8::MAX;
+/// What requests that share nothing say: so many different things.
+const STORIES: u32 = 5;
+
 impl Text {
+    /// What a request says that shares nothing, by its name.
+    #[must_use]
+    pub fn unshared(name: u32) -> Self {
+        Self { salt: UNSHARED, runs: Vec::new(), answer: 10 + name % STORIES }
+    }
+
     /// Tokens of the prompt.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {

@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::{Generator, config};
+use super::{Generator, config, kernel_config};
 use crate::model::Model;
 use crate::op::{Name, Op};
 use crate::text::Text;
@@ -27,6 +27,29 @@ pub fn reuse_config(seed: u64) -> CacheConfig {
         lease_bytes: if random.random() { u64::MAX } else { 1 << 20 },
         ..CacheConfig::smallest(ModelConfig::preset("tiny").expect("a preset"))
     }
+}
+
+/// The same for runs with kernels; its memory is poisoned.
+#[must_use]
+pub fn kernel_reuse_config(seed: u64) -> CacheConfig {
+    let mut random = SmallRng::seed_from_u64(seed);
+    CacheConfig {
+        max_requests: random.random_range(2..=4),
+        num_blocks: random.random_range(3..=12),
+        max_context: random.random_range(260..=400),
+        max_step_tokens: random.random_range(100..=300),
+        num_checkpoints: random.random_range(1..=6),
+        checkpoint_interval: *[0, 128].choose(&mut random).expect("not empty"),
+        max_suspended: random.random_range(0..=2),
+        lease_bytes: u64::MAX,
+        ..kernel_config(seed)
+    }
+}
+
+/// A small cache for runs with kernels: from every other seed requests share prefixes.
+#[must_use]
+pub fn any_kernel_config(seed: u64) -> CacheConfig {
+    if seed % 2 == 1 { kernel_reuse_config(seed) } else { kernel_config(seed) }
 }
 
 /// A small cache for the ledger alone: in one of four seeds requests share prefixes.

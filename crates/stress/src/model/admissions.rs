@@ -28,7 +28,7 @@ impl Model {
         let whole = tokens.saturating_sub(1) / BLOCK;
         let share = self.judge_reuse(text, whole, reused, matched)?;
         let got = answer(got.map(|all| all.id));
-        let mut request = Request::new(name);
+        let mut request = Request::new(name, text.clone());
         if self.shares() {
             let blocks = 1..=reused / BLOCK;
             let blocks = blocks.map(|blocks| self.sharing.block(&text.blocks(blocks)));
@@ -36,10 +36,10 @@ impl Model {
             request.shared = (0..reused / BLOCK).map(|at| (at, Kept::Tree)).collect();
             request.share = Some(share);
         }
-        let at = Progress { tokens: reused, written_to: reused, genuine: reused };
+        let at = Progress { tokens: reused, written_to: reused, genuine: reused, from: 0 };
         request.groups[LayerGroup::Trunk.index()] = at;
         if !self.config.group_layers(LayerGroup::Draft).is_empty() {
-            request.groups[LayerGroup::Draft.index()] = at;
+            request.groups[LayerGroup::Draft.index()] = Progress { from: reused, ..at };
         }
         if self.entered(&got, None, request)? && reused > 0 {
             self.sharing.saw(text.prefix(reused));
@@ -82,7 +82,7 @@ impl Model {
         };
         let boundaries = (1..=whole).map(|blocks| blocks * BLOCK).filter(is_wanted);
         let boundaries = boundaries.filter(|&at| at > reused).collect();
-        Ok(Share { text: text.clone(), blocks: reused / BLOCK, told: true, boundaries })
+        Ok(Share { blocks: reused / BLOCK, told: true, boundaries })
     }
 
     /// Judges the answer to a fork; `blocks` are those of the new request.
@@ -98,7 +98,7 @@ impl Model {
     ) -> Result<(), String> {
         let of = self.handle(of);
         let mut refusal = self.check_known(of).err();
-        let mut request = Request::new(name);
+        let mut request = Request::new(name, Text::unshared(name));
         let mut own = 0;
         if let Some(parent) = self.live.get(&of) {
             let tokens = parent.group(LayerGroup::Trunk).tokens;
@@ -109,11 +109,12 @@ impl Model {
             request.blocks.extend(&parent.blocks[..shared as usize]);
             let kept = |at| (at, parent.shared.get(&at).copied().unwrap_or(Kept::Forks));
             request.shared = (0..shared).map(kept).collect();
-            request.share = parent.share.clone().map(|share| Share {
-                text: share.text.continued(tokens, token),
-                boundaries: Vec::new(),
-                ..share
-            });
+            request.says = parent.says.continued(tokens, token);
+            // Where the draft layers are ahead they have what the other goes on with.
+            let draft = &mut request.groups[LayerGroup::Draft.index()];
+            draft.genuine = draft.genuine.min(tokens);
+            let share = parent.share.clone();
+            request.share = share.map(|share| Share { boundaries: Vec::new(), ..share });
             let is_full = self.live.len() as u32 == self.config.max_requests;
             if own > 0 && !is_full && self.available() == 0 {
                 refusal = Some(KvError::OutOfBlocks { needed: 1, free: 0 });

@@ -29,6 +29,7 @@ use kv_layout::geometry::LayerKind;
 
 use super::answer::{Answer, answer};
 use super::op::{Name, Part, Step};
+use super::text::Text;
 pub use request::{Progress, Request};
 use sharing::Sharing;
 
@@ -142,7 +143,8 @@ impl Model {
     /// # Errors
     /// What is wrong with it.
     pub fn admitted(&mut self, name: Name, got: Result<RequestId, KvError>) -> Result<(), String> {
-        self.entered(&answer(got), None, Request::new(name)).map(drop)
+        let request = Request::new(name, Text::unshared(name));
+        self.entered(&answer(got), None, request).map(drop)
     }
 
     /// The request got a slot that nobody had, or was refused because none was free, or for the reason that is given; whether
@@ -171,6 +173,9 @@ impl Model {
             return Err(format!("{id} was given before"));
         }
         self.names.insert(request.name, id);
+        let first = (slot.0 * self.config.max_context.div_ceil(128)) as usize;
+        let entered = self.table[first..].iter_mut().zip(&request.blocks);
+        entered.for_each(|(entry, block)| *entry = block.0 as i32);
         self.live.insert(id, request);
         Ok(true)
     }

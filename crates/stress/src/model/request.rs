@@ -13,6 +13,8 @@ use crate::text::Text;
 pub struct Request {
     /// Its name in the script.
     pub name: Name,
+    /// What it says.
+    pub says: Text,
     /// Its blocks, oldest first.
     pub blocks: Vec<BlockId>,
     pub(super) groups: [Progress; 2],
@@ -29,12 +31,14 @@ pub struct Progress {
     pub tokens: u32,
     /// One past the last position that was ever written.
     pub written_to: u32,
-    /// Leading tokens that are of its own story.
+    /// Leading tokens that are what it says.
     pub genuine: u32,
+    /// Positions before this one have window rows of nobody's business: a checkpoint may not have a draft layer's.
+    pub from: u32,
 }
 
 impl Progress {
-    /// Whether all final tokens are of its own story; else its bytes are nobody's business.
+    /// Whether all final tokens are what it says; else its bytes are nobody's business.
     #[must_use]
     pub fn is_known(self) -> bool {
         self.tokens <= self.genuine
@@ -49,9 +53,9 @@ impl Progress {
 
 impl Request {
     /// Without tokens.
-    pub(super) fn new(name: Name) -> Self {
+    pub(super) fn new(name: Name, says: Text) -> Self {
         let groups = [Progress::default(); 2];
-        Self { name, blocks: Vec::new(), groups, shared: BTreeMap::new(), share: None }
+        Self { name, says, blocks: Vec::new(), groups, shared: BTreeMap::new(), share: None }
     }
 
     /// Whether it has its block of that number alone.
@@ -63,7 +67,7 @@ impl Request {
     /// What it says, if it shares that.
     #[must_use]
     pub fn text(&self) -> Option<&Text> {
-        self.share.as_ref().map(|share| &share.text)
+        self.share.as_ref().map(|_| &self.says)
     }
 
     /// How far it is in a layer group.
@@ -85,7 +89,6 @@ pub enum Kept {
 /// A request that shares.
 #[derive(Clone, Debug)]
 pub(in crate::model) struct Share {
-    pub text: Text,
     /// Blocks that it refers to in the tree.
     pub blocks: u32,
     /// Whether all of its tokens were told.

@@ -40,8 +40,8 @@ impl Model {
     /// All that refers to the tree: texts, and how many of their blocks.
     fn references(&self) -> impl Iterator<Item = (&Text, u32)> {
         let requests = self.live.values().chain(self.sharing.suspended.values());
-        let shares = requests.filter_map(|request| request.share.as_ref());
-        let shares = shares.map(|share| (&share.text, share.blocks));
+        let share = |request: &'_ Request| request.share.as_ref().map(|share| share.blocks);
+        let shares = requests.filter_map(move |request| Some((&request.says, share(request)?)));
         shares.chain(self.sharing.leases.values().map(|lease| (&lease.text, lease.blocks)))
     }
 
@@ -109,9 +109,11 @@ impl Model {
     /// The request refers to one block more, its own or one that was there; whether it could.
     fn extend(&mut self, id: RequestId, at: u32, is_own: bool) -> Result<bool, String> {
         let Some(request) = self.live.get(&id) else { return Ok(false) };
-        let Some(share) = request.share.as_ref() else { return Ok(false) };
+        if request.share.is_none() {
+            return Ok(false);
+        }
         let is_lent = request.shared.contains_key(&at);
-        let (prefix, block) = (share.text.blocks(at + 1), request.blocks[at as usize]);
+        let (prefix, block) = (request.says.blocks(at + 1), request.blocks[at as usize]);
         let (may, must) = (self.sharing.block(&prefix).is_some(), self.is_referred_to(&prefix));
         if is_lent {
             self.with_share(id, |_, share| share.told = false);
@@ -149,12 +151,11 @@ impl Model {
         let Some(share) = &request.share else { return };
         let most = request.groups[0].tokens.min(share.blocks * BLOCK);
         let passed = share.boundaries.iter().filter(|&&at| before < at && at <= most);
-        self.sharing.checkpoints.extend(passed.map(|&at| share.text.prefix(at)));
+        self.sharing.checkpoints.extend(passed.map(|&at| request.says.prefix(at)));
     }
 
-    /// Copies from the rings that a step saves by, at most.
-    pub(super) fn most_copies(&self, parts: &[dsv4_kv::StepRequest]) -> u32 {
-        let most = parts.iter().map(|part| part.tokens).max().unwrap_or(0);
+    /// Copies from the rings that a step saves by, at most, whose launches are for so many tokens of a request.
+    pub(super) fn most_copies(&self, parts: &[dsv4_kv::StepRequest], most: u32) -> u32 {
         let copied = |part: &dsv4_kv::StepRequest| {
             let share = self.live.get(&part.id).and_then(|request| request.share.as_ref());
             let inside = |&&at: &&u32| part.start < at && at <= part.start + part.tokens;

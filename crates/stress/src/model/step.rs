@@ -22,7 +22,7 @@ impl Model {
         let refusal = self.begin_refusal(step, &requests, has_layers);
         let want = match refusal {
             None => {
-                let saves = self.saves_of(group, &requests, report)?;
+                let saves = self.saves_of(step, &requests, report, has_layers)?;
                 Ok(StepPlan { saves, ..self.plan_of(group, &requests) })
             }
             Some(refusal) => Err(refusal),
@@ -46,13 +46,17 @@ impl Model {
     /// What the step says that it saves, if it can be so many.
     fn saves_of(
         &self,
-        group: LayerGroup,
+        step: &Step,
         requests: &[StepRequest],
         report: &Report,
+        has_layers: bool,
     ) -> Result<Option<u32>, String> {
         let Ok(StepPlan { saves: got, .. }) = report.begun else { return Ok(None) };
-        let may_save = group == LayerGroup::Trunk && self.config.num_checkpoints > 0;
-        let most = may_save.then(|| self.most_copies(requests));
+        let may_save = step.group == LayerGroup::Trunk && self.config.num_checkpoints > 0;
+        let bucket = step.launches.bucket().filter(|_| has_layers);
+        let tokens = requests.iter().map(|part| part.tokens).max().unwrap_or(0);
+        let tokens = bucket.map_or(tokens, |bucket| bucket.tokens_per_request);
+        let most = may_save.then(|| self.most_copies(requests, tokens));
         if got.is_some() == may_save && got <= most {
             return Ok(got);
         }
@@ -124,7 +128,8 @@ impl Model {
             if same(got, &answer(refusal.map_or(Ok(()), Err)))? {
                 self.commit(step.group, commit);
                 if step.group == LayerGroup::Trunk && self.shares() {
-                    self.tell(commit, plan.tokens_per_request > self.rollback());
+                    // What its kernels could not save is saved behind it, where there are kernels.
+                    self.tell(commit, has_layers || plan.tokens_per_request > self.rollback());
                 }
                 return if answers.next().is_none() { Ok(()) } else { Err("a commit more".into()) };
             }

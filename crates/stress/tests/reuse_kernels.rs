@@ -1,0 +1,237 @@
+//! The stress test with kernels where prefixes are shared: a cache passes it, and one whose memory is not what its ledger
+//! says does not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::reuse::PinRefused;
+use dsv4_kv::{Admission, BlockId, CacheConfig, KvError, LayerGroup, LayerId, PoolKind, RequestId};
+use dsv4_kv_stress::answer::{Answer, Counts, Pinned, Report};
+use dsv4_kv_stress::cache::Cache;
+use dsv4_kv_stress::drive::{Counts as Happened, Divergence};
+use dsv4_kv_stress::generate::Manners;
+use dsv4_kv_stress::generate::reuse::kernel_reuse_config;
+use dsv4_kv_stress::library::Library;
+use dsv4_kv_stress::model::Model;
+use dsv4_kv_stress::op::{Name, Step};
+use dsv4_kv_stress::random_run;
+use dsv4_kv_stress::reuse::Reuse;
+use dsv4_kv_stress::subject::Subject;
+use dsv4_kv_stress::text::Text;
+use rayon::prelude::*;
+
+/// A mistake in what a request that goes on from others is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mistake {
+    /// None.
+    Nothing,
+    /// After a hit the window is what the slot had before.
+    StaleWindow,
+    /// The same of what the CSA compressors go on from.
+    StaleState,
+    /// After a hit a shared block is written.
+    SharedBlockWritten,
+    /// A copy has the window, and not the state of the compressors.
+    HalfAFork,
+    /// A request that is resumed finds the window that the slot had before.
+    StaleImage,
+    /// Requests of all salts share.
+    SaltIgnored,
+}
+
+impl Mistake {
+    const ALL: [Self; 6] = [
+        Self::StaleWindow,
+        Self::StaleState,
+        Self::SharedBlockWritten,
+        Self::HalfAFork,
+        Self::StaleImage,
+        Self::SaltIgnored,
+    ];
+}
+
+/// A cache with a mistake.
+struct Broken {
+    cache: Cache<Emulator>,
+    mistake: Mistake,
+}
+
+impl Broken {
+    /// Another byte where a kind of pool has a slot or a block, in all layers of the trunk that have one.
+    fn spoil(&self, kind: PoolKind, unit: u32) {
+        let fed = self.cache.fed();
+        for layer in fed.manager.config().group_layers(LayerGroup::Trunk).map(LayerId) {
+            let Ok(pool) = fed.manager.writable_pool(layer, kind) else { continue };
+            let schema = fed.manager.schema().layers[layer.0 as usize].pool(kind);
+            let bytes = schema.expect("it has the pool").unit_bytes();
+            let part = pool.slice(u64::from(unit) * bytes, bytes).expect("it has the unit");
+            fed.stream.fill(&part, 0x11).expect("the emulator does not fail");
+        }
+    }
+
+    fn spoil_slot(&self, kind: PoolKind, id: RequestId) {
+        self.spoil(kind, id.slot().0);
+    }
+}
+
+impl Subject for Broken {
+    const HAS_LAYERS: bool = true;
+
+    fn admit(&mut self) -> Result<RequestId, KvError> {
+        self.cache.admit()
+    }
+
+    fn release(&mut self, id: RequestId) -> Result<(), KvError> {
+        self.cache.release(id)
+    }
+
+    fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
+        self.cache.rewind_draft(id, committed)
+    }
+
+    fn step(&mut self, model: &Model, step: &Step) -> Report {
+        self.cache.step(model, step)
+    }
+
+    fn blocks(&self, id: RequestId) -> Option<Vec<BlockId>> {
+        self.cache.blocks(id)
+    }
+
+    fn tokens(&self, group: LayerGroup, id: RequestId) -> Option<u32> {
+        self.cache.tokens(group, id)
+    }
+
+    fn counts(&self) -> (u32, u32) {
+        Subject::counts(&self.cache)
+    }
+
+    fn reuse(&mut self) -> Option<&mut dyn Reuse> {
+        Some(self)
+    }
+
+    fn check_bytes(&mut self, model: &Model, turn: u64) -> Result<(), String> {
+        self.cache.check_bytes(model, turn)
+    }
+}
+
+impl Reuse for Broken {
+    fn admit_with(&mut self, text: &Text) -> Result<Admission, KvError> {
+        let salt = if self.mistake == Mistake::SaltIgnored { 0 } else { text.salt };
+        let admission = self.cache.admit_with(&Text { salt, ..text.clone() })?;
+        if admission.reused > 0 {
+            match self.mistake {
+                Mistake::StaleWindow => self.spoil_slot(PoolKind::SwaData, admission.id),
+                Mistake::StaleState => self.spoil_slot(PoolKind::MainState, admission.id),
+                Mistake::SharedBlockWritten => {
+                    let blocks = self.cache.blocks(admission.id).unwrap_or_default();
+                    blocks.last().into_iter().for_each(|block| {
+                        self.spoil(PoolKind::EntryData, block.0);
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(admission)
+    }
+
+    fn fork(&mut self, of: RequestId) -> Result<RequestId, KvError> {
+        let fork = self.cache.fork(of)?;
+        if self.mistake == Mistake::HalfAFork {
+            self.spoil_slot(PoolKind::MainState, fork);
+        }
+        Ok(fork)
+    }
+
+    fn suspend(&mut self, name: Name, id: RequestId) -> Result<(), KvError> {
+        self.cache.suspend(name, id)
+    }
+
+    fn resume(&mut self, name: Name) -> Option<Answer<RequestId>> {
+        let resumed = self.cache.resume(name);
+        if let (Mistake::StaleImage, Some(Ok(id))) = (self.mistake, &resumed) {
+            self.spoil_slot(PoolKind::SwaData, *id);
+        }
+        resumed
+    }
+
+    fn discard(&mut self, name: Name) -> bool {
+        self.cache.discard(name)
+    }
+
+    fn pin(&mut self, lease: Name, text: &Text, until: Duration) -> Result<Pinned, PinRefused> {
+        self.cache.pin(lease, text, until)
+    }
+
+    fn unpin(&mut self, lease: Name) -> bool {
+        self.cache.unpin(lease)
+    }
+
+    fn expire(&mut self, now: Duration) -> usize {
+        self.cache.expire(now)
+    }
+
+    fn own_blocks(&self, id: RequestId) -> Option<Vec<bool>> {
+        self.cache.own_blocks(id)
+    }
+
+    fn counts(&self) -> Counts {
+        Reuse::counts(&self.cache)
+    }
+
+    fn audit(&self) -> Result<(), String> {
+        self.cache.audit()
+    }
+}
+
+/// Where a mistake is found from a seed, if it is; else what happened.
+fn run(mistake: Mistake, seed: u64, ops: u64) -> Result<Happened, Divergence> {
+    let config = CacheConfig {
+        model: ModelConfig::preset("tiny").expect("a preset"),
+        max_draft: [0, 3][seed as usize % 2],
+        max_requests: 3,
+        num_blocks: 5,
+        max_context: 280,
+        max_step_tokens: 260,
+        num_checkpoints: 4,
+        checkpoint_interval: 128,
+        max_suspended: 2,
+        ..kernel_reuse_config(seed)
+    };
+    let library = Arc::new(Library::new(&config));
+    let device = EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
+    let new = || Broken { cache: Cache::new(&device, &config, &library, seed), mistake };
+    random_run(seed, ops, Manners::Genuine, &config, &new, &mut |_| ())
+}
+
+/// Without a mistake nothing is found, and requests go on from what others computed, copied or suspended.
+#[test]
+fn a_cache_never_leaves_the_model() {
+    let runs: Vec<_> =
+        (0..2_u64).into_par_iter().map(|seed| run(Mistake::Nothing, seed, 250)).collect();
+    let mut counts = Happened::new();
+    for done in runs {
+        let done = done.unwrap_or_else(|found| panic!("{found:?}"));
+        done.into_iter().for_each(|(what, count)| *counts.entry(what).or_default() += count);
+    }
+    for what in ["blocks evicted", "fork", "resume", "suspend", "tokens reused"] {
+        assert!(counts.get(what).is_some_and(|&count| count > 0), "{what}: {counts:?}");
+    }
+}
+
+/// Each mistake is found, from every seed.
+#[test]
+fn every_mistake_is_found() {
+    let cases: Vec<_> = Mistake::ALL
+        .into_iter()
+        .flat_map(|mistake| (0..2).map(move |seed| (mistake, seed)))
+        .collect();
+    let found: Vec<_> =
+        cases.par_iter().map(|&(mistake, seed)| run(mistake, seed, 1_500)).collect();
+    for ((mistake, seed), found) in cases.into_iter().zip(found) {
+        let found =
+            found.err().unwrap_or_else(|| panic!("{mistake:?} was missed from seed {seed}"));
+        println!("{mistake:?}, seed {seed}: operation {}, {}", found.op, found.what);
+    }
+}
