@@ -14,6 +14,7 @@ use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::schema::{Pool, Schema};
+use crate::tier::layout::{self, TierLayout};
 use crate::{cache_memory, state_layout, state_memory, step_memory};
 
 /// What a cache has room for, and its bytes on the device, exactly.
@@ -44,6 +45,10 @@ pub struct Capacity {
     /// Bytes of the block table, the work lists and the metadata of a step, of the tables for copies of state, and
     /// those that aligning the pools takes.
     pub working_bytes: u64,
+    /// Of those, the bytes through which blocks go to host memory and come from there; 0 without a host tier.
+    pub staging_bytes: u64,
+    /// Bytes of pinned host memory in which what the device evicts is kept.
+    pub host_bytes: u64,
     /// Allocations that the cache makes on a GPU, one of them for all pools, one for all checkpoints. A driver may round each up: CUDA to 2 MiB.
     pub buffers: u32,
 }
@@ -78,7 +83,9 @@ pub struct PoolBytes {
 
 /// Bytes of device memory that a cache takes besides its pools.
 fn working_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
-    cache_memory::bytes(config, schema) + step_memory::bytes(config)
+    cache_memory::bytes(config, schema)
+        + step_memory::bytes(config)
+        + layout::device_bytes(config, schema)
 }
 
 /// Configurations made for the memory that there is.
@@ -113,6 +120,7 @@ impl CacheConfig {
         self.validate()?;
         let schema = Schema::new(self);
         let (slot_bytes, block_bytes) = (schema.slot_bytes(), schema.block_bytes());
+        TierLayout::new(self, &schema)?;
         let working_bytes = working_bytes(self, &schema);
         let slots = self.units(PoolUnit::Slot);
         let checkpoint_bytes = state_memory::checkpoint_bytes(self, &schema);
@@ -152,7 +160,11 @@ impl Capacity {
             layers: layer_bytes(&schema),
             pools: pool_bytes(&schema, config),
             working_bytes: working_bytes(config, &schema),
-            buffers: cache_memory::allocations(config) + step_memory::buffers(config),
+            staging_bytes: layout::device_bytes(config, &schema),
+            host_bytes: layout::host_bytes(config, &schema),
+            buffers: cache_memory::allocations(config)
+                + step_memory::buffers(config)
+                + layout::buffers(config, &schema),
         }
     }
 

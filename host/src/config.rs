@@ -42,6 +42,10 @@ pub struct CacheConfig {
     /// Most bytes of blocks and checkpoints that leases keep ([`crate::Ledger::pin`]).
     #[serde(default)]
     pub lease_bytes: u64,
+    /// Bytes of pinned host memory that keep what the device evicts ([`crate::host_tier`]), or 0 for none: at least those
+    /// of a block and a checkpoint, in a cache with checkpoints.
+    #[serde(default)]
+    pub host_bytes: u64,
     /// Requests that can be suspended at once, each with the state of a slot.
     #[serde(default)]
     pub max_suspended: u32,
@@ -77,6 +81,7 @@ impl CacheConfig {
             num_checkpoints: 0,
             checkpoint_interval: checkpoint_interval(),
             lease_bytes: 0,
+            host_bytes: 0,
             max_suspended: 0,
             poison: false,
         }

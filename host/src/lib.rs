@@ -106,6 +106,7 @@ pub mod config;
 mod core;
 pub mod device;
 pub mod error;
+pub mod host_tier;
 pub mod ids;
 pub mod indexer;
 pub mod layer_progress;
@@ -133,6 +134,7 @@ pub mod step_meta;
 pub mod suspended;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod tier;
 mod transfers;
 mod weights;
 
@@ -142,6 +144,7 @@ pub use checkpoints::{ForeignCheckpoint, SavedCheckpoint, StateCheckpoint};
 pub use config::CacheConfig;
 pub use device::{bf16, open_cuda};
 pub use error::KvError;
+pub use host_tier::{PrefetchId, TierEvent, TierMiss, TierStats};
 pub use ids::{BlockId, CheckpointId, LayerGroup, LayerId, RequestId, SlotId};
 pub use indexer::{
     CsaIndexer, IndexerWeights, IndexerWorkspace, QueryValues, QueryWeight, WorkspaceLimits,

@@ -13,6 +13,7 @@ use crate::pool_kind::PoolKind;
 use crate::schema::Schema;
 use crate::step::{CapturedStep, Group, Launches, Layers, Step};
 use crate::step_memory::StepMemory;
+use crate::tier::Tier;
 
 /// The KV cache of one model on one device.
 ///
@@ -23,6 +24,8 @@ pub struct KvCacheManager<B: Backend> {
     trunk: StepMemory<B>,
     /// Of a model with draft (MTP) layers.
     draft: Option<StepMemory<B>>,
+    /// In host memory.
+    tier: Option<Box<Tier<B>>>,
 }
 
 /// The layer groups of a cache, each of which may have a step open at the same time.
@@ -54,7 +57,12 @@ impl<B: Backend> KvCacheManager<B> {
         let core = Core::new(device, config)?;
         let has_drafts = !core.config.group_layers(LayerGroup::Draft).is_empty();
         let steps = |group| StepMemory::new(&core.device, group, &core.config);
+        let tier = Tier::new(&core.device, &core.config, &core.schema)?;
+        if tier.is_some() {
+            core.ledger().offer_checkpoints();
+        }
         Ok(Self {
+            tier,
             trunk: steps(LayerGroup::Trunk)?,
             draft: if has_drafts { Some(steps(LayerGroup::Draft)?) } else { None },
             core,
@@ -75,7 +83,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
     pub fn release(&mut self, id: RequestId) -> Result<(), KvError> {
-        let Self { core, trunk, draft } = self;
+        let Self { core, trunk, draft, .. } = self;
         let mut ledger = core.ledger();
         trunk.reject_leaked_step(&mut ledger, LayerGroup::Trunk);
         if let Some(draft) = draft {
@@ -89,7 +97,7 @@ impl<B: Backend> KvCacheManager<B> {
 
     /// Both layer groups, to run a draft step while a trunk step is open.
     pub fn groups(&mut self) -> Groups<'_, B> {
-        let Self { core, trunk, draft } = self;
+        let Self { core, trunk, draft, .. } = self;
         let group = |memory, group| Group { core, memory, group };
         Groups {
             trunk: group(trunk, LayerGroup::Trunk),
@@ -241,6 +249,15 @@ impl<B: Backend> KvCacheManager<B> {
     /// What all steps share, and the memory of each group's.
     pub(crate) fn parts(&mut self) -> (&Core<B>, &mut StepMemory<B>, Option<&mut StepMemory<B>>) {
         (&self.core, &mut self.trunk, self.draft.as_mut())
+    }
+
+    /// The host tier, and what steps share.
+    pub(crate) fn tier_parts(&mut self) -> Option<(&Core<B>, &mut Tier<B>)> {
+        Some((&self.core, self.tier.as_deref_mut()?))
+    }
+
+    pub(crate) fn tier(&self) -> Option<&Tier<B>> {
+        self.tier.as_deref()
     }
 
     pub(crate) fn core(&self) -> &Core<B> {

@@ -59,6 +59,7 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<Admission, KvError> {
         self.reject_leaked_steps();
         self.core().check_stream(stream)?;
+        self.enter_arrived(false)?;
         let (admission, place) = self.core().ledger().adopt(prompt)?;
         let id = admission.id;
         let continued = place.map_or(Ok(()), |place| {

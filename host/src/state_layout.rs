@@ -100,18 +100,29 @@ pub(crate) fn checkpoint_pieces(
     pieces
 }
 
+/// What each pool's part of the image of a slot or block is a multiple of, in bytes.
+const IMAGE_ALIGN: u64 = 16;
+
+/// Bytes of the image of a block, in which its rows of all pools lie one after the other.
+pub(crate) fn block_image_bytes(schema: &Schema) -> u64 {
+    let pools = schema.layers.iter().flat_map(|layer| &layer.pools);
+    let bytes = pools.filter(|pool| pool.unit == PoolUnit::Block).map(Pool::unit_bytes);
+    bytes.map(|bytes| bytes.next_multiple_of(IMAGE_ALIGN)).sum::<u64>().next_multiple_of(UNIT)
+}
+
 /// The pieces of whole slots, or blocks: each pool of one is one row.
 pub(crate) fn unit_pieces(
     schema: &Schema,
     unit: PoolUnit,
     offset: impl Fn(LayerId, PoolKind) -> u64,
 ) -> Vec<Piece> {
-    let mut pieces = Vec::new();
+    let (mut pieces, mut image) = (Vec::new(), 0);
     for layer in &schema.layers {
         for pool in layer.pools.iter().filter(|pool| pool.unit == unit) {
             let (base, unit) = (offset(layer.layer, pool.kind), pool.unit_bytes());
-            let run = Run { base, start: 0, unit, row: unit, ring: 1, rows: 1, image: 0 };
+            let run = Run { base, start: 0, unit, row: unit, ring: 1, rows: 1, image };
             run.cut(&mut pieces);
+            image += unit.next_multiple_of(IMAGE_ALIGN);
         }
     }
     pieces

@@ -3,7 +3,7 @@
 use crate::config::CacheConfig;
 use crate::device::{Backend, Buffer, Device, Memory, Stream, View};
 use crate::error::KvError;
-use crate::ids::{LayerGroup, LayerId};
+use crate::ids::{CheckpointId, LayerGroup, LayerId};
 use crate::ops::{CheckpointRows, CopyPieces, LayerImage, StateArena};
 use crate::pool_kind::{PoolKind, PoolUnit};
 use crate::pools::Pools;
@@ -152,6 +152,13 @@ impl<B: Backend> StateMemory<B> {
     /// All checkpoints, `[checkpoints, bytes]`.
     pub fn checkpoints(&self) -> &Buffer<B, u8> {
         &self.checkpoints
+    }
+
+    /// One checkpoint.
+    pub fn checkpoint(&self, checkpoint: CheckpointId) -> Buffer<B, u8> {
+        let bytes = self.checkpoint_bytes;
+        let found = self.checkpoints.slice(u64::from(checkpoint.0) * bytes, bytes);
+        found.expect("ids are given out for checkpoints that there are")
     }
 
     /// The memory that is not that of the pools, for a graph to retain.

@@ -21,10 +21,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// What is kept in a checkpoint, to be damaged.
     #[must_use]
     pub fn writable_checkpoint(&self, checkpoint: &SavedCheckpoint) -> Buffer<B, u8> {
-        let state = &self.core().memory.state;
-        let (all, bytes) = (state.checkpoints(), state.arena().checkpoint_bytes);
-        let found = all.slice(u64::from(checkpoint.id().0) * bytes, bytes);
-        found.expect("a checkpoint of this cache")
+        self.core().memory.state.checkpoint(checkpoint.id())
     }
 
     /// StepMeta of a layer group, `[elements of the largest layout]` i32, to be damaged.

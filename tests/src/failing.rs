@@ -185,6 +185,10 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         self.count("wait", || self.inner.wait(event))
     }
 
+    fn has_passed(&self, event: &B::Event) -> Result<bool, DeviceError> {
+        self.count("has passed", || self.inner.has_passed(event))
+    }
+
     fn wait_in_stream(&self, stream: &B::Stream, event: &B::Event) -> Result<(), DeviceError> {
         self.count("wait in stream", || self.inner.wait_in_stream(stream, event))
     }

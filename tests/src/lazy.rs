@@ -187,6 +187,11 @@ unsafe impl<B: Backend> Backend for Lazy<B> {
         self.inner.wait(&event.inner)
     }
 
+    fn has_passed(&self, event: &LazyEvent<B>) -> Result<bool, DeviceError> {
+        let recorded = lock(&event.recorded);
+        Ok(recorded.as_ref().is_none_or(|queue| lock(&queue.work).is_empty()))
+    }
+
     fn wait_in_stream(
         &self,
         _stream: &LazyStream<B>,

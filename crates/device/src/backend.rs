@@ -117,6 +117,12 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// [`DeviceError::KernelFault`].
     fn wait(&self, event: &Self::Event) -> Result<(), DeviceError>;
 
+    /// Whether `event` has passed, without waiting; so it has if it was never recorded.
+    ///
+    /// # Errors
+    /// [`DeviceError::KernelFault`].
+    fn has_passed(&self, event: &Self::Event) -> Result<bool, DeviceError>;
+
     /// Lets work that is queued in `stream` from now on wait, on the device, until `event` has passed.
     ///
     /// # Errors

@@ -282,6 +282,10 @@ unsafe impl Backend for Emulator {
         Ok(())
     }
 
+    fn has_passed(&self, _event: &EmuEvent) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+
     fn wait_in_stream(&self, _stream: &EmuStream, _event: &EmuEvent) -> Result<(), DeviceError> {
         // What was queued before the event was recorded has run.
         Ok(())

@@ -22,6 +22,7 @@
 //! | `span`, `pointer` | ranges of memory; launch pointers: [`DevicePtr`], [`DevicePtrMut`] |
 //! | `stream`, `transfer` | [`Stream`], [`Event`]; copies |
 //! | `graph` | [`Graph`]: capture and replay |
+//! | `host_pool` | [`HostPool`]: pinned memory in units, and copies that hold what they move |
 //! | `staged` | [`Staged`]: a buffer that the host rewrites without waiting |
 //! | [`shape`] | lengths of tensors, for operations of several launches |
 //! | `checks` | what is refused: identity, grids, alignment, lengths, overlap |
@@ -40,6 +41,7 @@ mod device;
 mod emulator;
 mod error;
 mod graph;
+mod host_pool;
 mod identity;
 mod null;
 mod operation;
@@ -62,6 +64,7 @@ pub use error::{CudaStatus, DeviceError};
 pub use graph::Graph;
 /// The element of BF16 tensors. A buffer of `u16` is none.
 pub use half::bf16;
+pub use host_pool::{HostCopies, HostPool, HostUnit, Unsettled};
 pub use identity::{DeviceId, DeviceInfo};
 pub use null::{Null, NullCalls, NullDevice};
 pub use operation::Operation;

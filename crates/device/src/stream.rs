@@ -156,6 +156,15 @@ impl<B: Backend> Event<B> {
         captures.outside("waiting for an event", || self.device.backend().wait(&self.raw))
     }
 
+    /// Whether it has passed; the host does not wait. So it has if it was never recorded.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    pub fn has_passed(&self) -> Result<bool, DeviceError> {
+        let captures = self.device.captures();
+        captures.outside("asking for an event", || self.device.backend().has_passed(&self.raw))
+    }
+
     /// Milliseconds from `earlier` to this event; waits for this one.
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 //! | [`root`] | [`RootKey`]: who may share with whom |
 //! | [`mod@reference`] | [`Reference`]: what a request uses stays; adopting and releasing |
 //! | [`register`] | blocks and checkpoints become the tree's |
+//! | [`place`] | where a checkpoint is, without keeping it there; the tokens of a path |
 //! | [`placement`] | where a prompt's checkpoints are taken |
 //! | [`policy`] | which leaf goes first |
 //! | [`evict`] | eviction, all or nothing |
@@ -55,6 +56,7 @@ mod memory;
 #[doc(hidden)]
 pub mod mistake;
 mod node;
+pub mod place;
 pub mod placement;
 pub mod policy;
 pub mod reference;
@@ -65,6 +67,7 @@ pub mod tree;
 
 pub use evict::{Need, NotEvictable};
 pub use lease::{Lease, PinRefused};
+pub use place::{Path, Place};
 pub use placement::{Checkpoints, Placement};
 pub use policy::{Lru, Origin, Policy, ScoredLru, Usage};
 pub use reference::{Adopted, Foreign, Reference};

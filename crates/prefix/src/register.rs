@@ -4,6 +4,7 @@ use std::hash::BuildHasher;
 
 use crate::mistake::{Mistake, made};
 use crate::node::{Node, NodeKey, common};
+use crate::place::Place;
 use crate::policy::{Origin, Policy};
 use crate::reference::{Foreign, Reference};
 use crate::tree::{Freed, PrefixTree};
@@ -58,7 +59,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(taken)
     }
 
-    /// Gives the tree a checkpoint of the first `blocks` blocks above `at`.
+    /// Gives the tree a checkpoint of the first `blocks` blocks above `at`; its place.
     ///
     /// # Errors
     /// [`NotTaken`], with the checkpoint, if there is one already, if there are fewer blocks, or none, or if `at` is of
@@ -69,7 +70,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         blocks: u32,
         origin: Origin,
         checkpoint: C,
-    ) -> Result<(), NotTaken<C>> {
+    ) -> Result<Place, NotTaken<C>> {
         let place = self.place_of(at, blocks);
         let Ok(mut place) = place else { return Err(NotTaken(checkpoint)) };
         if blocks == 0 || blocks > at.depth {
@@ -88,7 +89,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         node.usage = usage;
         self.counts.checkpoints += 1;
         self.counts.evictable_checkpoints += u32::from(node.holds == 0);
-        Ok(())
+        Ok(Place { tree: self.id, node: place })
     }
 
     /// Adds blocks that are not there below the end of a segment; the segment that they are in. `is_own`: whether

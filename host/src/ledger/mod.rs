@@ -14,6 +14,7 @@
 //! | `state.rs` | checkpoints of requests |
 //! | `fork.rs` | requests that begin as copies |
 //! | `suspend.rs` | requests without a slot |
+//! | `tier.rs` | what leaves for a lower tier, and what comes back |
 //! | `step.rs` | a step: begin, commit, reject |
 
 mod check;
@@ -26,6 +27,7 @@ mod sharing;
 mod state;
 mod step;
 mod suspend;
+mod tier;
 mod wanted;
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
@@ -47,6 +49,7 @@ use open_step::{Growth, OpenStep};
 pub(crate) use shared::Sharer;
 pub use shared::{Admission, Prompt};
 use shared::{Sharing, Unowned};
+pub(crate) use tier::{Arrival, Departure};
 use wanted::Saves;
 pub(crate) use wanted::{largest_layout, may_save};
 

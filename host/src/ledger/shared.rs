@@ -1,7 +1,9 @@
 //! What requests share: the prefix tree, and each request's place in it.
 
+use std::collections::VecDeque;
+
 use dsv4_kv_prefix::{
-    Checkpoints, Freed, Limits, Origin, Placement, PrefixTree, Reference, ScoredLru,
+    Checkpoints, Freed, Limits, Origin, Place, Placement, PrefixTree, Reference, ScoredLru,
 };
 use kv_layout::geometry::BLOCK_TOKENS;
 
@@ -44,6 +46,24 @@ pub struct Admission {
     pub matched: u32,
 }
 
+/// Checkpoints that a lower tier has not looked at, the latest of them. They are not kept: one may be gone when it is
+/// looked at.
+#[derive(Debug, Default)]
+pub(super) struct Offers {
+    pub places: VecDeque<Place>,
+    /// Most of them; none without a lower tier.
+    pub most: usize,
+}
+
+impl Offers {
+    pub fn add(&mut self, place: Place) {
+        self.places.push_back(place);
+        while self.places.len() > self.most {
+            self.places.pop_front();
+        }
+    }
+}
+
 /// What requests share, in a cache with checkpoints.
 #[derive(Debug)]
 pub(super) struct Sharing {
@@ -51,6 +71,8 @@ pub(super) struct Sharing {
     pub placement: Placement,
     /// What is the same for all requests of this cache: model and formats.
     pub model: Vec<u8>,
+    /// Checkpoints for a lower tier to keep, if there is one.
+    pub offers: Offers,
     /// By slot.
     pub sharers: Vec<Option<Sharer>>,
 }
@@ -129,6 +151,7 @@ impl Sharing {
             tree: Tree::new(limits, ScoredLru { capacity }),
             placement: Placement { block_tokens: BLOCK_TOKENS, junctions: true, interval },
             model: format!("{model:?} {main_format:?} {index_format:?}").into_bytes(),
+            offers: Offers::default(),
             sharers: (0..config.max_requests).map(|_| None).collect(),
         }))
     }

@@ -117,13 +117,14 @@ impl Ledger {
         let Self { sharing: Some(sharing), requests, saves, checkpoints, .. } = self else {
             return;
         };
-        let Sharing { tree, sharers, .. } = &mut **sharing;
+        let Sharing { tree, sharers, offers, .. } = &mut **sharing;
         let of = |id: RequestId| requests.get(id).and(sharers[id.slot().0 as usize].as_ref());
         for (id, saved) in saves.extract_saved(|id| of(id).is_some()) {
             let refused = match of(id).and_then(|sharer| sharer.place_of(&saved)) {
                 None => Some(saved),
                 Some((reference, blocks, origin)) => {
-                    tree.attach(reference, blocks, origin, saved).err().map(|not_taken| not_taken.0)
+                    let attached = tree.attach(reference, blocks, origin, saved);
+                    attached.map(|place| offers.add(place)).err().map(|not_taken| not_taken.0)
                 }
             };
             refused.into_iter().for_each(|saved| checkpoints.give_back(saved));

@@ -43,6 +43,10 @@ suite! {
         staged_updates_arrive_in_order,
         events_time_what_lies_between_them,
     }
+    device::host_units {
+        what_is_stored_comes_back,
+        wrong_sizes_of_units_are_refused,
+    }
     device::capture {
         allocating_or_waiting_is_refused,
         a_swallowed_refusal_still_fails_the_capture,
@@ -264,6 +268,11 @@ suite! {
     step::exact {
         some_boundaries,
         some_triples,
+    }
+    step::tiers {
+        what_the_device_lost_comes_back,
+        what_the_device_has_is_not_moved,
+        host_memory_evicts_what_nobody_uses,
     }
     step::saves {
         any_cut_saves_the_same,

@@ -1,6 +1,10 @@
 //! Devices that fail, and devices that are late: what the rules of `dsv4_kv::device` promise then.
 
-use dsv4_kv::device::{Backend, Device, DeviceError, EmuOptions, Emulator, Staged};
+use std::sync::Arc;
+
+use dsv4_kv::device::{
+    Backend, Device, DeviceError, EmuOptions, Emulator, HostCopies, HostPool, Staged,
+};
 use dsv4_kv_tests::failing::{Failing, Failure};
 use dsv4_kv_tests::inputs::download;
 use dsv4_kv_tests::lazy::Lazy;
@@ -71,6 +75,40 @@ fn a_staged_array_in_flight_is_not_rewritten() {
         assert_eq!(download(&stream, &seen), [value; 64], "{name}, {how:?}");
         assert_eq!(download(&stream, staged.buffer()), [value + 2; 64], "{name}, {how:?}");
     }
+}
+
+/// Units of host memory are nobody else's while they are moved, whatever call fails, and come back when it is done.
+#[test]
+fn units_in_flight_are_held() {
+    let device = late();
+    let (stream, aside) = (device.stream().unwrap(), device.stream().unwrap());
+    let pool = HostPool::new(&device, 4, 256).unwrap();
+    let [from, to] = ["from", "to"].map(|label| device.allocate::<u8>(label, 512).unwrap());
+    stream.upload(&[7; 512], &from, 0).unwrap();
+    let mut copies = HostCopies::new(&aside).unwrap();
+    copies.store(&from.view(), pool.take(2).unwrap()).unwrap();
+    copies.end().unwrap();
+    assert!(!copies.is_done().unwrap(), "nobody waited");
+    assert_eq!(pool.free(), 2);
+    // A wait that fails gives nothing back; the next one does.
+    device.backend().fail(0, Failure::Instead);
+    let unsettled = copies.settle().err().expect("the wait failed");
+    assert_eq!(pool.free(), 2);
+    let units = unsettled.copies.settle().ok().expect("it was waited for");
+    assert!(units.iter().all(|unit| unit.bytes() == [7; 256]));
+    // What is dropped is waited for.
+    let units: Vec<_> = units.into_iter().map(Arc::new).collect();
+    let mut copies = HostCopies::new(&aside).unwrap();
+    copies.load(units.iter().cloned(), &to).unwrap();
+    drop(copies);
+    assert_eq!(download(&stream, &to), [7; 512]);
+    // What cannot be waited for is never given out again.
+    let mut copies = HostCopies::new(&aside).unwrap();
+    copies.store(&from.view(), pool.take(2).unwrap()).unwrap();
+    device.backend().fail(0, Failure::Instead);
+    drop(copies);
+    drop(units);
+    assert_eq!(pool.free(), 2);
 }
 
 /// After a failed wait nobody knows whether a copy has ended: it must not see the caller's memory any more.

@@ -119,6 +119,15 @@ unsafe impl Backend for Cuda {
         self.waited(unsafe { sys::cuEventSynchronize(event.handle) })
     }
 
+    fn has_passed(&self, event: &CudaEvent) -> Result<bool, DeviceError> {
+        self.enter()?;
+        // SAFETY: the event is live.
+        match unsafe { sys::cuEventQuery(event.handle) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => self.waited(status).map(|()| true),
+        }
+    }
+
     fn wait_in_stream(&self, stream: &CudaStream, event: &CudaEvent) -> Result<(), DeviceError> {
         self.enter()?;
         // SAFETY: both handles are live.

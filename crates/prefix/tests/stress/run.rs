@@ -257,7 +257,7 @@ impl Run {
         let wanted = self.model.attach(request.root, &prefix, id);
         let checkpoint = Checkpoint(id, request.root, prefix);
         match self.tree.attach(&request.reference, (tokens / T) as u32, origin, checkpoint) {
-            Ok(()) if wanted => Ok(()),
+            Ok(_) if wanted => Ok(()),
             Err(NotTaken(back)) if !wanted => {
                 self.free_checkpoints.push(back.0);
                 Ok(())

@@ -2,6 +2,7 @@
 
 pub mod capture;
 pub mod embedder;
+pub mod host_units;
 pub mod identity;
 pub mod memory;
 pub mod rules;

@@ -19,4 +19,5 @@ pub mod reuse;
 pub mod rotary;
 pub mod saves;
 pub mod tensors;
+pub mod tiers;
 pub mod told;

@@ -51,6 +51,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             max_suspended: state.1,
             checkpoint_interval: 0,
             lease_bytes: 0,
+            host_bytes: 0,
             poison: false,
         },
     )
@@ -311,10 +312,19 @@ fn a_length_out_of_range_is_named() {
 
 #[test]
 fn a_cache_takes_the_planned_bytes() {
-    for (num_checkpoints, max_suspended) in [(0, 0), (5, 0), (3, 2)] {
+    for (num_checkpoints, max_suspended, host_bytes) in
+        [(0, 0, 0), (5, 0, 0), (3, 2, 0), (5, 1, 4 << 20)]
+    {
         let memory = 64 << 20;
         let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
-        let config = CacheConfig { max_draft: 3, num_checkpoints, max_suspended, ..smallest };
+        let config = CacheConfig {
+            max_draft: 3,
+            num_checkpoints,
+            max_suspended,
+            host_bytes,
+            max_context: 4096,
+            ..smallest
+        };
         let config = capacity::most_requests(config, memory, 4096).unwrap();
         let planned = Capacity::new(&config);
         assert!(planned.bytes() <= memory && memory < planned.bytes() + planned.block_bytes);
@@ -323,5 +333,35 @@ fn a_cache_takes_the_planned_bytes() {
         assert_eq!(memory - device.free_memory().unwrap(), planned.bytes());
         let pools: Vec<_> = planned.pools.iter().map(|pool| (pool.kind, pool.bytes)).collect();
         assert_eq!(cache.memory_bytes(), pools);
+        let unit = planned.host_bytes.checked_div(cache.host_units().1.into()).unwrap_or(0);
+        assert!(planned.host_bytes <= host_bytes && host_bytes < planned.host_bytes + unit.max(1));
+        assert_eq!(planned.staging_bytes > 0, host_bytes > 0);
     }
+}
+
+/// A host tier that holds nothing, or has nothing to hold, is refused with what it needs at least.
+#[test]
+fn a_host_tier_that_is_too_small_is_named() {
+    let smallest = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
+    let with = |num_checkpoints, host_bytes| CacheConfig {
+        num_checkpoints,
+        host_bytes,
+        ..smallest.clone()
+    };
+    let made = |config: CacheConfig| {
+        let device = EmuDevice::new(EmuOptions { memory: 64 << 20, ..EmuOptions::default() });
+        let planned = config.compute_block_budget(1 << 30).map(|_| ());
+        let made =
+            KvCacheManager::new(device, CacheConfig { max_context: 640, ..config }).map(|_| ());
+        assert_eq!(planned.is_ok(), made.is_ok());
+        made
+    };
+    let error = made(with(0, 1 << 20)).unwrap_err();
+    assert!(matches!(error, KvError::Config { setting: "num_checkpoints", .. }), "{error}");
+    let error = made(with(1, 1)).unwrap_err();
+    let KvError::Config { setting: "host_bytes", value: 1, least, .. } = error else {
+        panic!("{error}")
+    };
+    made(with(1, least)).unwrap();
+    assert!(made(with(1, least - 1)).is_err());
 }

@@ -12,3 +12,4 @@ mod selection;
 mod sent;
 mod sharing;
 mod threads;
+mod tier;

@@ -1,0 +1,204 @@
+//! What leaves the prefix tree for a lower tier, which keeps a copy, and what comes back from there.
+
+use dsv4_kv_prefix::{Origin, Path, Place, Reference, RootKey};
+
+use super::Ledger;
+use super::shared::{BLOCK, Pools, Prompt, Sharing};
+use crate::block::Block;
+use crate::checkpoints::{SavedCheckpoint, SavedPlace, StateCheckpoint};
+use crate::error::KvError;
+use crate::ids::{BlockId, CheckpointId};
+
+/// A checkpoint, with all blocks above it, that a lower tier copies. Nobody evicts any of it before it is given back.
+#[derive(Debug)]
+#[must_use = "it holds blocks; give it back"]
+pub(crate) struct Departure {
+    place: Place,
+    reference: Reference,
+    pub root: RootKey,
+    /// Of its blocks.
+    pub tokens: Vec<[u32; BLOCK]>,
+    pub origin: Origin,
+    /// In order.
+    pub blocks: Vec<BlockId>,
+    pub checkpoint: SavedPlace,
+}
+
+/// Room for a prefix that comes from a lower tier: the blocks that are not here, and a checkpoint. What is above them
+/// stays.
+#[derive(Debug)]
+#[must_use = "it holds blocks; enter it, or give it back"]
+pub(crate) struct Arrival {
+    /// At the end of what is here.
+    reference: Reference,
+    blocks: Vec<Block>,
+    checkpoint: StateCheckpoint,
+}
+
+impl Arrival {
+    /// Blocks above those that come.
+    pub fn above(&self) -> u32 {
+        self.reference.blocks()
+    }
+
+    /// The blocks that are written, in order.
+    pub fn blocks(&self) -> Vec<BlockId> {
+        self.blocks.iter().map(Block::id).collect()
+    }
+
+    /// The checkpoint that is written.
+    pub fn checkpoint(&self) -> CheckpointId {
+        self.checkpoint.id()
+    }
+}
+
+impl Ledger {
+    /// From now on checkpoints are offered to a lower tier.
+    pub(crate) fn offer_checkpoints(&mut self) {
+        let most = self.checkpoints.total() as usize;
+        if let Some(sharing) = self.sharing.as_mut() {
+            sharing.offers.most = most;
+        }
+    }
+
+    /// With whom a prompt may share, and those of its tokens that a request can have; `None` if nothing is shared in this
+    /// cache.
+    pub(crate) fn shared_prompt<'p>(&self, prompt: &Prompt<'p>) -> Option<(RootKey, &'p [u32])> {
+        let Sharing { model, .. } = &**self.sharing.as_ref()?;
+        let most = prompt.tokens.len().min(self.limits.context as usize);
+        Some((RootKey::new(prompt.salt, prompt.adapter, model), &prompt.tokens[..most]))
+    }
+
+    /// Tokens of a prompt down to the deepest checkpoint that is here.
+    pub(crate) fn reusable(&self, root: &RootKey, tokens: &[u32]) -> u32 {
+        self.sharing.as_ref().map_or(0, |sharing| sharing.tree.lookup(root, tokens).reusable)
+    }
+
+    /// The oldest checkpoint that was offered and is still there.
+    pub(crate) fn next_departure(&mut self) -> Option<Departure> {
+        self.attach_saved();
+        let Sharing { tree, offers, .. } = &mut **self.sharing.as_mut()?;
+        let (place, reference) = std::iter::from_fn(|| offers.places.pop_front())
+            .find_map(|place| Some((place, tree.refer_to_place(place)?)))?;
+        let found = tree.checkpoint(&reference).ok().flatten().map(SavedCheckpoint::place);
+        let (Some(checkpoint), Ok(path), Ok(blocks)) =
+            (found, tree.path(&reference), tree.blocks(&reference))
+        else {
+            unreachable!("the place has a checkpoint, and the reference is this tree's")
+        };
+        let Path { root, tokens, origin } = path;
+        let root = root.clone();
+        let mut blocks: Vec<_> = blocks.map(|(_, block)| block.id()).collect();
+        blocks.reverse();
+        Some(Departure { place, reference, root, tokens, origin, blocks, checkpoint })
+    }
+
+    /// Gives a departure back; it is offered again, as the first, if it is to be `repeated`.
+    pub(crate) fn end_departure(&mut self, departure: Departure, repeated: bool) {
+        let Departure { place, reference, .. } = departure;
+        if let Some((sharing, _, mut pools)) = self.sharing_parts() {
+            let released = sharing.tree.release(reference, |freed| pools.take_back(freed));
+            debug_assert!(released.is_ok(), "the reference is this tree's");
+            if repeated {
+                sharing.offers.places.push_front(place);
+            }
+        }
+    }
+
+    /// Room for a prefix of whole blocks with a checkpoint at its end; `None` if that is here. What nobody refers to is
+    /// evicted for it, if that is enough.
+    ///
+    /// # Errors
+    /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`]; nothing is taken then.
+    pub(crate) fn begin_arrival(
+        &mut self,
+        root: &RootKey,
+        tokens: &[[u32; BLOCK]],
+    ) -> Result<Option<Arrival>, KvError> {
+        self.attach_saved();
+        let Some(sharing) = self.sharing.as_mut() else { return Ok(None) };
+        let reference = sharing.tree.refer_to_match(root, tokens);
+        let needed = tokens.len() as u32 - reference.blocks();
+        let is_here = needed == 0 && matches!(sharing.tree.checkpoint(&reference), Ok(Some(_)));
+        match if is_here { Err(None) } else { self.take_room(needed).map_err(Some) } {
+            Ok((blocks, checkpoint)) => Ok(Some(Arrival { reference, blocks, checkpoint })),
+            Err(refused) => {
+                self.release_place(reference);
+                refused.map_or(Ok(None), Err)
+            }
+        }
+    }
+
+    /// Takes blocks and a checkpoint, or nothing.
+    fn take_room(&mut self, needed: u32) -> Result<(Vec<Block>, StateCheckpoint), KvError> {
+        let counts = self.tree_counts();
+        let free = self.checkpoints.free() + counts.evictable_checkpoints;
+        if free == 0 {
+            return Err(KvError::OutOfCheckpoints { needed: 1, free });
+        }
+        if !self.make_room(needed) {
+            let free = self.blocks.free() + counts.evictable_blocks;
+            return Err(KvError::OutOfBlocks { needed, free });
+        }
+        self.make_room_for_saves(1);
+        let blocks = std::iter::from_fn(|| self.blocks.take()).take(needed as usize).collect();
+        let Some(checkpoint) = self.checkpoints.take() else {
+            unreachable!("one was free, or evictable, and is free now")
+        };
+        Ok((blocks, checkpoint))
+    }
+
+    /// What has arrived becomes the tree's: blocks of `tokens`, the whole prefix, and the checkpoint at its end. What the
+    /// tree got from elsewhere meanwhile stays as it is.
+    pub(crate) fn enter_arrival(
+        &mut self,
+        arrival: Arrival,
+        tokens: &[[u32; BLOCK]],
+        origin: Origin,
+        has_draft: bool,
+    ) {
+        let Arrival { mut reference, blocks, checkpoint } = arrival;
+        let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
+        let new = &tokens[reference.blocks() as usize..];
+        let take = |index: usize| match blocks[index].take() {
+            Some(block) => block,
+            None => unreachable!("there is a block for each, and it is asked for once"),
+        };
+        let freed = |freed| pools.take_back(freed);
+        let registered = sharing.tree.extend(&mut reference, new, take, freed);
+        debug_assert!(registered.is_ok(), "the reference is this tree's");
+        let boundary = (tokens.len() * BLOCK) as u32;
+        let saved = checkpoint.saved(boundary, has_draft);
+        let attached = sharing.tree.attach(&reference, tokens.len() as u32, origin, saved);
+        if let Err(not_taken) = attached {
+            pools.checkpoints.give_back(not_taken.0);
+        }
+        give_back(&mut pools, blocks.into_iter().flatten());
+        self.release_place(reference);
+    }
+
+    /// Gives the room of an arrival back. Nothing may be on its way there any more.
+    pub(crate) fn drop_arrival(&mut self, arrival: Arrival) {
+        let Arrival { reference, blocks, checkpoint } = arrival;
+        if let Some((_, _, mut pools)) = self.sharing_parts() {
+            pools.checkpoints.give_back(checkpoint);
+            // In reverse, so that the one taken last is the one taken next.
+            give_back(&mut pools, blocks.into_iter().rev());
+        }
+        self.release_place(reference);
+    }
+
+    fn release_place(&mut self, reference: Reference) {
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
+        let released = sharing.tree.release(reference, |freed| pools.take_back(freed));
+        debug_assert!(released.is_ok(), "the reference is this tree's");
+    }
+}
+
+fn give_back(pools: &mut Pools<'_>, blocks: impl Iterator<Item = Block>) {
+    for block in blocks {
+        pools.unowned.add(block.id());
+        pools.blocks.give_back(block);
+    }
+}

@@ -1,0 +1,97 @@
+//! How large the host tier is, and what it takes of the device.
+
+use crate::config::CacheConfig;
+use crate::error::KvError;
+use crate::ops::JobWords;
+use crate::schema::Schema;
+use crate::state_layout;
+
+/// Bytes of the memory on the device through which blocks leave, and as many through which they come, at most: large
+/// enough that a copy of it takes far longer than to begin one.
+const STAGING: u64 = 32 << 20;
+
+/// The sizes of a host tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TierLayout {
+    /// Bytes of a unit of host memory, which holds the image of a block, or a part of a checkpoint.
+    pub unit_bytes: u64,
+    /// Units of a checkpoint.
+    pub checkpoint_units: u32,
+    /// Units there are.
+    pub units: u32,
+    /// Blocks that are packed at once, in each direction.
+    pub staged_blocks: u32,
+    /// Blocks of the longest request.
+    pub most_blocks: u32,
+}
+
+impl TierLayout {
+    /// Of a cache; `None` without a host tier.
+    ///
+    /// # Errors
+    /// [`KvError::Config`] for a host tier that holds not even one block and one checkpoint, or too many, or whose cache
+    /// has no checkpoints.
+    pub fn new(config: &CacheConfig, schema: &Schema) -> Result<Option<Self>, KvError> {
+        if config.host_bytes == 0 {
+            return Ok(None);
+        }
+        if config.num_checkpoints == 0 {
+            let (setting, most) = ("num_checkpoints", CacheConfig::MAX_CHECKPOINTS.into());
+            return Err(KvError::Config { setting, value: 0, least: 1, most });
+        }
+        let layout = Self::unchecked(config, schema);
+        let (setting, value) = ("host_bytes", config.host_bytes);
+        let unit = layout.unit_bytes;
+        let least = unit * (1 + u64::from(layout.checkpoint_units));
+        let most = if unit == 0 { 0 } else { unit.saturating_mul(u32::MAX.into()) };
+        if unit == 0 || !(least..=most).contains(&value) {
+            return Err(KvError::Config { setting, value, least, most });
+        }
+        Ok(Some(layout))
+    }
+
+    fn unchecked(config: &CacheConfig, schema: &Schema) -> Self {
+        let unit_bytes = state_layout::block_image_bytes(schema);
+        let checkpoint = state_layout::checkpoint_bytes(schema);
+        let most_blocks = config.max_blocks_per_request();
+        let units = |bytes: u64| bytes.checked_div(unit_bytes).unwrap_or(0);
+        Self {
+            unit_bytes,
+            checkpoint_units: checkpoint.div_ceil(unit_bytes.max(1)) as u32,
+            units: units(config.host_bytes).min(u32::MAX.into()) as u32,
+            staged_blocks: units(STAGING).clamp(1, most_blocks.into()) as u32,
+            most_blocks,
+        }
+    }
+
+    /// Elements of the jobs of the longest transfer.
+    pub fn jobs(self) -> u64 {
+        u64::from(self.most_blocks) * (size_of::<JobWords>() / size_of::<i32>()) as u64
+    }
+
+    /// Bytes of each buffer on the device.
+    fn device_bytes(self) -> impl Iterator<Item = u64> {
+        let staging = u64::from(self.staged_blocks) * self.unit_bytes;
+        [staging, self.jobs() * size_of::<i32>() as u64].into_iter().cycle().take(4)
+    }
+}
+
+/// Of a configuration that may be wrong: what it would take.
+fn planned(config: &CacheConfig, schema: &Schema) -> Option<TierLayout> {
+    TierLayout::new(config, schema).ok().flatten()
+}
+
+/// Bytes that the host tier takes on the device.
+pub(crate) fn device_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
+    planned(config, schema).map_or(0, |layout| layout.device_bytes().sum())
+}
+
+/// Allocations on the device.
+pub(crate) fn buffers(config: &CacheConfig, schema: &Schema) -> u32 {
+    planned(config, schema).map_or(0, |layout| layout.device_bytes().count() as u32)
+}
+
+/// Bytes of pinned host memory that hold blocks and checkpoints.
+pub(crate) fn host_bytes(config: &CacheConfig, schema: &Schema) -> u64 {
+    planned(config, schema).map_or(0, |layout| u64::from(layout.units) * layout.unit_bytes)
+}

@@ -1,0 +1,305 @@
+//! The host tier on devices that are late, or fail: what is being moved is held, and an error leaves everything as it was.
+
+use std::collections::BTreeMap;
+
+use dsv4_kv::device::{Backend, Device, EmuOptions, Emulator, NullDevice};
+use dsv4_kv::{Accepted, CacheConfig, KvError, Prompt, RequestId, StepRequest, TierMiss};
+use dsv4_kv_tests::failing::{Failing, Failure};
+use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
+use dsv4_kv_tests::lazy::Lazy;
+use dsv4_kv_tests::stories::{Story, config};
+use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+/// A layer of every kind.
+const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
+const TOKENS: usize = 300;
+
+fn settings() -> CacheConfig {
+    let base = config(&LAYERS, FORMATS, 2);
+    CacheConfig {
+        num_checkpoints: 1,
+        checkpoint_interval: 0,
+        host_bytes: 8 << 20,
+        poison: true,
+        ..base
+    }
+}
+
+fn tokens() -> Vec<u32> {
+    (0..TOKENS as u32).collect()
+}
+
+fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
+    Prompt { tokens, salt, adapter: b"" }
+}
+
+/// Runs the tokens of a request from `from` on, and tells what they are.
+fn run<B: Backend>(fed: &mut Fed<B>, id: RequestId, story: &Story, from: usize) {
+    let tokens = tokens();
+    let parts = [Part::new(id, story, from..TOKENS)];
+    fed.inputs.load(&fed.stream, &parts, (TOKENS - from) as u32);
+    let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
+    for step in &mut steps {
+        fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
+    }
+    let told = Accepted { id, accepted: (TOKENS - from) as u32, tokens: &tokens[from..] };
+    steps.into_iter().for_each(|step| step.commit(&[told]).unwrap());
+}
+
+/// What is held, and where: of the device's ledger, and of host memory.
+fn counts<B: Backend>(fed: &Fed<B>) -> Vec<u32> {
+    fed.manager.ledger().audit().unwrap();
+    let ledger = fed.manager.ledger();
+    let (tree, (free, all)) = (ledger.tree_counts(), fed.manager.host_units());
+    let blocks = [ledger.free_blocks(), tree.blocks, tree.evictable_blocks];
+    let others = [ledger.free_checkpoints(), tree.checkpoints, ledger.live_requests(), free, all];
+    blocks.into_iter().chain(others).collect()
+}
+
+/// A cache whose host memory has a prompt that the device has lost to another one.
+fn lost<B: Backend>(device: &Device<B>, stories: [&Story; 2]) -> Fed<B> {
+    let mut fed = Fed::new(device, settings());
+    let tokens = tokens();
+    for (story, salt) in stories.into_iter().zip([b"a", b"b"]) {
+        let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, salt)).unwrap();
+        run(&mut fed, admission.id, story, 0);
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        fed.manager.release(admission.id).unwrap();
+    }
+    fed.manager.audit_tier().unwrap();
+    fed
+}
+
+/// Every call of a transfer fails in turn, in both directions: what is held is as before, and the next attempt brings
+/// every byte.
+#[test]
+fn a_transfer_that_fails_changes_nothing() {
+    for how in [Failure::Instead, Failure::After] {
+        let device = Failing::emulated(EmuOptions::default());
+        let [story, other] = [431, 432].map(|seed| Story::random(&LAYERS, TOKENS, seed));
+        let stored = story.stored(&device, FORMATS);
+        let mut fed = lost(&device, [&story, &other]);
+        let tokens = tokens();
+        let (mut failures, mut call) = (0, 0);
+        loop {
+            let before = counts(&fed);
+            device.backend().fail(call, how);
+            let result = fed.manager.prefetch(&fed.stream, &prompt(&tokens, b"a"));
+            let failed = device.backend().failed();
+            device.backend().fail_nothing();
+            match result {
+                Err(KvError::Device(_)) => assert!(failed.is_some()),
+                Ok(Some(id)) => {
+                    assert!(failed.is_none(), "the failure of {failed:?} was swallowed");
+                    assert!(fed.manager.is_prefetching(id));
+                    break;
+                }
+                other => panic!("{other:?}"),
+            }
+            failures += 1;
+            let mut after = counts(&fed);
+            // Room that was made on the device stays free.
+            after[1..5].copy_from_slice(&before[1..5]);
+            after[0] = before[0];
+            assert_eq!(after, before, "{how:?}, call {call}, {failed:?}");
+            assert_eq!(fed.manager.ledger().free_checkpoints(), 1);
+            assert_eq!(fed.manager.ledger().free_blocks(), 10);
+            fed.manager.audit_tier().unwrap();
+            call += 1;
+        }
+        assert!(failures >= 8, "{failures} calls of a prefetch fail");
+        // Entering fails too, and is done by the next call.
+        for call in 0..2 {
+            device.backend().fail(call, how);
+            let result = fed.manager.settle_tier(&fed.stream);
+            device.backend().fail_nothing();
+            assert!(matches!(result, Err(KvError::Device(_))), "{result:?}");
+        }
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"a")).unwrap();
+        assert_eq!(admission.reused, 256);
+        run(&mut fed, admission.id, &story, 256);
+        fed.assert_holds(admission.id, &story, &stored, TOKENS);
+        fed.manager.release(admission.id).unwrap();
+        fed.manager.check_faults(&fed.stream).unwrap();
+
+        // To the host.
+        let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"c")).unwrap();
+        run(&mut fed, admission.id, &story, 0);
+        let before = counts(&fed);
+        let (mut failures, units) = (0, before[6]);
+        loop {
+            device.backend().fail(failures, how);
+            let result = fed.manager.advance_tier(&fed.stream);
+            let failed = device.backend().failed();
+            device.backend().fail_nothing();
+            match result {
+                Ok(()) if failed.is_none() => break,
+                Err(KvError::Device(_)) => {}
+                other => panic!("{other:?}, {failed:?}"),
+            }
+            assert_eq!(counts(&fed), before, "{how:?}, call {failures}, {failed:?}");
+            fed.manager.audit_tier().unwrap();
+            failures += 1;
+        }
+        assert!(failures >= 8, "{failures} calls of a transfer to the host fail");
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        assert!(fed.manager.host_units().0 < units, "it is there now");
+        fed.manager.release(admission.id).unwrap();
+        assert!(fed.manager.tier_stats().misses[TierMiss::Device.index()] > 8);
+    }
+}
+
+/// On a device that does nothing before it must: what is on its way is nobody else's, whoever ends or wants what
+/// meanwhile, and what was cancelled is free once it is done.
+#[test]
+fn what_is_on_its_way_is_held() {
+    let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
+    let [story, other] = [433, 434].map(|seed| Story::random(&LAYERS, TOKENS, seed));
+    let mut fed = lost(&device, [&story, &other]);
+    let tokens = tokens();
+    // The request that was waiting for it goes away; what comes is not touched by that.
+    let waiting = fed.manager.admit().unwrap();
+    let id =
+        fed.manager.prefetch(&fed.stream, &prompt(&tokens, b"a")).unwrap().expect("it is there");
+    fed.manager.advance_tier(&fed.stream).unwrap();
+    assert!(fed.manager.is_prefetching(id), "nobody waited");
+    fed.manager.release(waiting).unwrap();
+    assert_eq!(fed.manager.ledger().free_blocks(), 8, "room for two blocks is taken");
+    assert_eq!(fed.manager.ledger().evictable_blocks(), 0);
+    // Nothing can take it.
+    let others = [0, 1].map(|_| fed.manager.admit().unwrap());
+    let step = others.map(|id| StepRequest { id, start: 0, tokens: 512 });
+    let steps = step.iter().try_for_each(|part| {
+        let begun = fed.manager.begin_step(&fed.stream, dsv4_kv::Launches::Eager, &[*part])?;
+        assert_eq!(begun.plan().new_blocks, 4);
+        Ok::<_, KvError>(())
+    });
+    steps.unwrap();
+    let refused = fed.manager.ledger().free_checkpoints();
+    assert_eq!(refused, 0, "the checkpoint is taken");
+    assert!(fed.manager.cancel_prefetch(id));
+    assert!(!fed.manager.cancel_prefetch(id), "once");
+    assert_eq!(fed.manager.ledger().free_blocks(), 8, "it is still written");
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    assert!(!fed.manager.is_prefetching(id));
+    assert_eq!(fed.manager.ledger().free_blocks(), 10);
+    assert_eq!(fed.manager.ledger().free_checkpoints(), 1);
+    assert_eq!(fed.manager.tier_stats().misses[TierMiss::Cancelled.index()], 1);
+    others.iter().for_each(|&id| fed.manager.release(id).unwrap());
+
+    // To the host: the request ends, and what is read stays until it was read.
+    let stored = story.stored(&device, FORMATS);
+    let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"c")).unwrap();
+    run(&mut fed, admission.id, &story, 0);
+    fed.manager.advance_tier(&fed.stream).unwrap();
+    fed.manager.release(admission.id).unwrap();
+    assert_eq!(fed.manager.ledger().tree_counts().evictable_blocks, 0, "it is still read");
+    // What others write now must not reach host memory.
+    let next = fed.manager.admit().unwrap();
+    fed.lose(&[Part::new(next, &other, 0..TOKENS)]);
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    assert_eq!(fed.manager.ledger().tree_counts().evictable_blocks, 2);
+    fed.manager.release(next).unwrap();
+    let next = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"d")).unwrap();
+    run(&mut fed, next.id, &other, 0);
+    fed.manager.release(next.id).unwrap();
+    // The first prompt left right behind its steps, of which nobody waited for the last.
+    for salt in [b"a", b"c"] {
+        let back = fed.manager.admit_waiting(&fed.stream, &prompt(&tokens, salt)).unwrap();
+        assert_eq!(back.reused, 256);
+        run(&mut fed, back.id, &story, 256);
+        fed.assert_holds(back.id, &story, &stored, TOKENS);
+        fed.manager.release(back.id).unwrap();
+    }
+    fed.manager.check_faults(&fed.stream).unwrap();
+}
+
+/// Random requests, transfers, cancellations and evictions, beside a plain record of which prefixes were ever computed:
+/// nothing is reused that was not, whatever host memory has is had back if there is room, and no block, checkpoint or
+/// unit is lost.
+#[test]
+fn random_operations_lose_nothing() {
+    let mut restored = 0;
+    for seed in 0..6 {
+        let device = NullDevice::null(1 << 34);
+        let base = CacheConfig { max_requests: 4, num_blocks: 20, ..settings() };
+        let host_bytes = [300_000, 700_000, 8 << 20][seed as usize % 3];
+        let config =
+            CacheConfig { num_checkpoints: 3, checkpoint_interval: 128, host_bytes, ..base };
+        let mut fed = Fed::new(&device, CacheConfig { poison: false, ..config });
+        let story = Story::random(&LAYERS, TOKENS, 435);
+        let mut random = StdRng::seed_from_u64(seed);
+        // By salt and prompt: whether each boundary was computed.
+        let mut computed: BTreeMap<(u8, Vec<u32>), ()> = BTreeMap::new();
+        let (mut live, mut wanted) = (Vec::<RequestId>::new(), Vec::new());
+        for _ in 0..400 {
+            let (salt, branch) = ([random.random_range(0..2u8)], random.random_range(0..6u32));
+            let parts = 100 + 50 * (branch % 4);
+            let tokens: Vec<u32> = (0..TOKENS as u32)
+                .map(|at| if at < parts { at } else { at + 1000 * branch })
+                .collect();
+            let prompt = prompt(&tokens, &salt);
+            match random.random_range(0..10) {
+                0..4 if live.len() < 3 => {
+                    let waits = random.random_bool(0.5);
+                    let admission = if waits {
+                        fed.manager.admit_waiting(&fed.stream, &prompt).unwrap()
+                    } else {
+                        fed.manager.admit_with(&fed.stream, &prompt).unwrap()
+                    };
+                    let reused = admission.reused as usize;
+                    let was = computed.contains_key(&(salt[0], tokens[..reused].to_vec()));
+                    assert!(reused == 0 || was, "{reused} tokens were never computed");
+                    let id = admission.id;
+                    let part = [Part::new(id, &story, reused..TOKENS)];
+                    fed.inputs.load(&fed.stream, &part, (TOKENS - reused) as u32);
+                    let mut steps =
+                        begin(&mut fed.manager, &fed.stream, &part, Padding::None).unwrap();
+                    for step in &mut steps {
+                        fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
+                    }
+                    let accepted = (TOKENS - reused) as u32;
+                    let told = Accepted { id, accepted, tokens: &tokens[reused..] };
+                    steps.into_iter().for_each(|step| step.commit(&[told]).unwrap());
+                    for boundary in [128, 256] {
+                        computed.insert((salt[0], tokens[..boundary].to_vec()), ());
+                    }
+                    live.push(id);
+                }
+                0..5 if !live.is_empty() => {
+                    let id = live.swap_remove(random.random_range(0..live.len()));
+                    fed.manager.release(id).unwrap();
+                }
+                5..7 => match fed.manager.prefetch(&fed.stream, &prompt) {
+                    Ok(id) => wanted.extend(id),
+                    Err(KvError::OutOfBlocks { .. } | KvError::OutOfCheckpoints { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                },
+                7 if !wanted.is_empty() => {
+                    let id = wanted.swap_remove(random.random_range(0..wanted.len()));
+                    let expected = fed.manager.is_prefetching(id);
+                    assert_eq!(fed.manager.cancel_prefetch(id), expected);
+                }
+                _ => fed.manager.advance_tier(&fed.stream).unwrap(),
+            }
+            fed.manager.ledger().audit().unwrap();
+            fed.manager.audit_tier().unwrap();
+        }
+        live.into_iter().for_each(|id| fed.manager.release(id).unwrap());
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        let (ledger, stats) = (fed.manager.ledger(), fed.manager.tier_stats());
+        let tree = ledger.tree_counts();
+        assert_eq!(ledger.free_blocks() + tree.blocks, 20, "seed {seed}");
+        assert_eq!(ledger.free_checkpoints() + tree.checkpoints, 3, "seed {seed}");
+        assert_eq!(tree.evictable_blocks, tree.blocks, "nothing is referred to");
+        assert!(stats.stored_checkpoints > 4, "{stats:?}");
+        restored += stats.restored_checkpoints;
+    }
+    assert!(restored > 60, "{restored} checkpoints came back");
+}
