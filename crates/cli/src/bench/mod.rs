@@ -22,6 +22,7 @@ mod step;
 mod swa;
 #[cfg(test)]
 mod tests;
+mod tier;
 mod timing;
 mod trunk;
 
@@ -54,6 +55,11 @@ use timing::Measurement;
 /// `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
 /// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
 /// the host's, launch by launch; `own` is the same on a device that does nothing, so without the driver.
+///
+/// A row of `tier` is a prefix of --past tokens (the largest) on its way to host memory or back, from the call that begins
+/// it until the host has waited for it; `one copy us` is one copy of as many bytes between the device and one range of
+/// pinned memory, in the same run. `step us` is a decode step of 32 requests of 8,192 tokens alone, and `beside us` while
+/// the prefix is on its way.
 ///
 /// `books` needs no GPU: what a step costs the host, on a device that does nothing, so without the driver. A row is
 /// the median, and what 99 of 100 take at most, of 2,000 steps, or of a launch in them.
@@ -102,6 +108,8 @@ enum Suite {
     Step,
     /// A chunk of a prompt in a layer of each kind, kernel by kernel, and per token for the whole model.
     Prefill,
+    /// The host tier: a long prefix to host memory and back, beside one copy of as many bytes, and decode steps meanwhile.
+    Tier,
     /// What a step costs the host, without the driver. Needs no GPU.
     Books,
 }
@@ -122,6 +130,9 @@ struct Report {
     /// Chunks of prompts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     prefill: Vec<prefill::Row>,
+    /// Prefixes that went to host memory and came back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tier: Vec<tier::Row>,
 }
 
 /// Runs the command.
@@ -166,9 +177,14 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         Suite::Prefill => prefill::measure(&device, &args.load, &progress)?,
         _ => Vec::new(),
     };
+    let tier = match args.suite {
+        Suite::Tier => tier::measure(&device, &args.load, &progress)?,
+        _ => Vec::new(),
+    };
     progress.finish_and_clear();
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let report = Report { device: device.info().name.clone(), date, measurements, steps, prefill };
+    let report =
+        Report { device: device.info().name.clone(), date, measurements, steps, prefill, tier };
     if args.json {
         output::print(serde_json::to_string_pretty(&report)?)?;
     } else {
@@ -191,6 +207,14 @@ impl fmt::Display for Report {
             let (table, summary) = (prefill::table(&self.prefill), prefill::summary(&self.prefill));
             writeln!(f, "{}, {}, a chunk in one layer\n{table}\n", self.device, self.date)?;
             return write!(f, "nanoseconds a token, all layers of the model\n{summary}");
+        }
+        if !self.tier.is_empty() {
+            let table = tier::table(&self.tier);
+            return write!(
+                f,
+                "{}, {}, medians by the host's clock\n{table}",
+                self.device, self.date
+            );
         }
         let mut table = Table::new();
         table.load_preset(comfy_table::presets::ASCII_MARKDOWN);

@@ -12,7 +12,7 @@ use super::load::Weight;
 use super::prefill::{self, Chunk};
 use super::step::{self, Case, Row};
 use super::timing::Measurement;
-use super::{decode, gather, indexer, linear, router, state, swa};
+use super::{decode, gather, indexer, linear, router, state, swa, tier};
 
 fn check(measured: &Measurement) {
     assert!(measured.microseconds > 0.0 && measured.copy_microseconds > 0.0, "{measured:?}");
@@ -122,4 +122,18 @@ fn chunks_are_measured_by_kernel() {
         assert_eq!(prefill::table(&rows).row_iter().count(), kernels);
         assert_eq!(prefill::summary(&rows).row_iter().count(), 1);
     }
+}
+
+#[test]
+fn a_prefix_goes_to_host_memory_and_back() {
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    let case = tier::Case { model: "tiny".into(), prefix: 256, decode: (2, 256), step_tokens: 384 };
+    let rows = tier::measure_case(&device, &case).unwrap();
+    let directions: Vec<_> = rows.iter().map(|row| row.direction).collect();
+    assert_eq!(directions, ["to host", "from host"]);
+    for row in &rows {
+        assert!(row.bytes > 2 * 128 && row.microseconds > 0.0 && row.copy_microseconds > 0.0);
+        assert!(row.step_microseconds > 0.0 && row.beside_microseconds > 0.0, "{row:?}");
+    }
+    assert_eq!(tier::table(&rows).row_iter().count(), 2);
 }

@@ -128,7 +128,7 @@ fn updates() -> Vec<Part> {
 }
 
 /// Everything but the routers.
-fn step() -> Vec<Part> {
+pub(super) fn step() -> Vec<Part> {
     updates().into_iter().chain(GATHERS).collect()
 }
 

@@ -78,12 +78,25 @@ impl<B: Backend> Filled<B> {
                     left.push_back((id, start + taken));
                 }
             }
-            self.prefill(&step)?;
+            self.prefill(&step, &[])?;
         }
         Ok(self.cache.check_faults(&self.stream)?)
     }
 
-    fn prefill(&mut self, requests: &[StepRequest]) -> Result<()> {
+    /// Prefills a request from token `start` of its prompt on, and tells the cache what its tokens are.
+    pub fn tell(&mut self, id: RequestId, start: u32, prompt: &[u32]) -> Result<()> {
+        let most = self.cache.config().max_step_tokens;
+        let mut from = start;
+        for told in prompt[start as usize..].chunks(most as usize) {
+            let tokens = told.len() as u32;
+            self.prefill(&[StepRequest { id, start: from, tokens }], told)?;
+            from += tokens;
+        }
+        Ok(self.cache.check_faults(&self.stream)?)
+    }
+
+    /// A step of requests; the only one of them tells its tokens, or nobody does.
+    fn prefill(&mut self, requests: &[StepRequest], told: &[u32]) -> Result<()> {
         let Self { stream, cache, tensors, chunks, .. } = self;
         let mut step = cache.begin_step(stream, Launches::Eager, requests)?;
         let tokens = step.plan().tokens;
@@ -92,7 +105,8 @@ impl<B: Backend> Filled<B> {
             update(&mut step, (layer, kind), &projections)?;
         }
         *chunks += 1;
-        let accepted = |part: &StepRequest| Accepted::count(part.id, part.tokens);
+        let accepted =
+            |part: &StepRequest| Accepted { id: part.id, accepted: part.tokens, tokens: told };
         let accepted: Vec<_> = requests.iter().map(accepted).collect();
         Ok(step.commit(&accepted).map_err(KvError::from)?)
     }
