@@ -24,8 +24,9 @@
 //! ```
 //!
 //! The cache ([`dsv4_kv`]) holds rows and entries and pools, quantises, scores and gathers them; the router
-//! ([`dsv4_kv_router`]) chooses experts: both on a GPU or on the CPU. What is dense is in this crate, in f32 on
-//! the host: exact and readable before fast.
+//! ([`dsv4_kv_router`]) chooses experts: both on a GPU or on the CPU. Attention runs there too, in BF16 over the stored
+//! rows, or here over gathered ones ([`AttentionPlace`]). What is dense is in this crate, in f32 on the host: exact and
+//! readable before fast.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -59,6 +60,6 @@ pub mod sample;
 pub mod sequence;
 pub mod text;
 
-pub use engine::{Chunk, Engine, EngineLimits, Forward, Logits};
+pub use engine::{AttentionPlace, Chunk, Engine, EngineLimits, Forward, Logits};
 pub use error::ModelError;
 pub use model::Model;

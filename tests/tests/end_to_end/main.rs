@@ -9,6 +9,7 @@
 //! | `tier1.rs` | logits, end to end, where nothing is chosen by score |
 //! | `tier2.rs` | each layer, fed with the reference: entries, keys, lists, experts, streams |
 //! | `tier3.rs` | batches, chunks, drafts and graphs: the same bits; and logits with the reference's tokens |
+//! | `in_place.rs` | tiers 1 and 3 with attention on the device |
 //! | `released.rs` | tier 1 with released names and configuration |
 //! | `nvfp4.rs` | indexers with weights in NVFP4: as with their values in BF16 |
 //! | `mutations.rs` | models with one part broken: tiers 1 or 2 must fail |
@@ -17,6 +18,7 @@
 //! | `run.rs` | a model's run over the reference's tokens, and what it recorded |
 
 mod bits;
+mod in_place;
 mod layers;
 mod mutations;
 mod nvfp4;
@@ -39,6 +41,15 @@ use reference::Reference;
 /// A test of one folder.
 type Test<B> = fn(&Device<B>, &Reference) -> Result<(), Failed>;
 
+/// What takes minutes on the emulator, where it is run by hand.
+const LONG: [&str; 5] = [
+    "in_place::decodes_the_same_tokens",
+    "in_place::logits_with_the_tokens_of_the_reference",
+    "in_place::a_batch_and_its_chunks_give_the_bits_of_a_request_alone",
+    "in_place::drafts_that_are_rejected_leave_no_trace",
+    "in_place::graphs_give_the_bits_of_single_launches",
+];
+
 /// The tests of a reference, with mutations or without: they take long and say the same of small ones.
 fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, Test<B>)> {
     let mut tests: Vec<(&'static str, Test<B>)> = vec![
@@ -49,6 +60,10 @@ fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, 
         ("tier3::a_batch_and_its_chunks_give_the_bits_of_a_request_alone", tier3::batches),
         ("tier3::drafts_that_are_rejected_leave_no_trace", tier3::drafts),
         ("tier3::graphs_give_the_bits_of_single_launches", tier3::graphs),
+        ("in_place::logits_with_the_tokens_of_the_reference", in_place::reference_tokens),
+        ("in_place::a_batch_and_its_chunks_give_the_bits_of_a_request_alone", in_place::batches),
+        ("in_place::drafts_that_are_rejected_leave_no_trace", in_place::drafts),
+        ("in_place::graphs_give_the_bits_of_single_launches", in_place::graphs),
     ];
     if reference.has_indexers() && !reference.chooses_nothing_by_score() {
         let test = nvfp4::decodes_as_its_values_in_bf16;
@@ -60,6 +75,8 @@ fn tests<B: Backend>(reference: &Reference, mutate: bool) -> Vec<(&'static str, 
     if reference.chooses_nothing_by_score() {
         tests.push(("tier1::decodes_the_same_tokens", tier1::decodes_the_same_tokens));
         tests.push(("tier1::logits", tier1::logits));
+        tests.push(("in_place::decodes_the_same_tokens", in_place::decodes_the_same_tokens));
+        tests.push(("in_place::logits", in_place::logits));
         let test = released::decodes_the_same_tokens;
         tests.push(("released::decodes_the_same_tokens", test));
     }
@@ -78,13 +95,15 @@ fn trials_on<B: Backend>(
     let one_by_one = kind == "cuda";
     let trial = |(name, test): (&str, Test<B>)| {
         let (reference, open) = (Arc::clone(reference), open.clone());
+        let takes_long = kind == "cpu" && LONG.contains(&name);
         let name = format!("{kind}::{}::{name}", reference.name);
-        Trial::test(name, move || {
+        let trial = Trial::test(name, move || {
             let turn = one_by_one.then(|| GPU.lock().unwrap_or_else(PoisonError::into_inner));
             let done = test(&open(), &reference);
             drop(turn);
             done
-        })
+        });
+        if takes_long { trial.with_ignored_flag(true).with_kind("long") } else { trial }
     };
     tests(reference, mutate).into_iter().map(trial).collect()
 }

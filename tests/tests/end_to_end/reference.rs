@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use dsv4_kv_checkpoint::{Checkpoint, Routing};
-use dsv4_kv_model::Model;
 use dsv4_kv_model::layer::Compressed;
+use dsv4_kv_model::{AttentionPlace, Model};
 use ndarray::{Array2, ArrayD, ArrayView3, Ix3, s};
 use safetensors::{Dtype, SafeTensors};
 
@@ -19,6 +19,8 @@ pub struct Reference {
     pub name: String,
     /// The model, as the program reads it.
     pub model: Arc<Model>,
+    /// Where attention runs.
+    pub place: AttentionPlace,
     /// `[requests, tokens]`: prompt and greedy continuation.
     pub tokens: Array2<u32>,
     /// Tokens of each prompt.
@@ -67,7 +69,8 @@ impl Reference {
             tensors.integers("tokens")?.mapv(|token| token as u32).into_dimensionality()?;
         let positions = tensors.integers("positions")?.iter().map(|&p| p as usize).collect();
         let (folder, prompt) = (folder.to_owned(), prompt as usize);
-        Ok(Self { folder, name, model, tokens, prompt, positions, tensors })
+        let place = AttentionPlace::Host;
+        Ok(Self { folder, name, model, place, tokens, prompt, positions, tensors })
     }
 
     /// Whether every expert comes from a table and every list holds all entries.
@@ -89,6 +92,13 @@ impl Reference {
     pub fn mutated(&self, model: Arc<Model>) -> Self {
         let tokens = self.tokens.slice(s![..1, ..]).to_owned();
         Self { model, tokens, ..self.clone() }
+    }
+
+    /// The same with attention on the device.
+    #[must_use]
+    pub fn in_place(&self) -> Self {
+        let name = format!("{}::in_place", self.name);
+        Self { name, place: AttentionPlace::Device, ..self.clone() }
     }
 
     /// Requests.

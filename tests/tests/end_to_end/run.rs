@@ -11,7 +11,7 @@ use dsv4_kv_model::generate::Observer;
 use dsv4_kv_model::hyper::Streams;
 use dsv4_kv_model::probe::Probe;
 use dsv4_kv_model::sequence::Generated;
-use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits, Model};
+use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits};
 use ndarray::{Array1, Array2, Axis, s};
 
 use crate::layers::LayerReference;
@@ -161,7 +161,7 @@ impl<B: Backend> Run<B> {
     /// Requests of up to `tokens` tokens, without any yet.
     pub fn new(
         device: &Device<B>,
-        model: &Arc<Model>,
+        reference: &Reference,
         requests: usize,
         tokens: usize,
     ) -> Result<Self> {
@@ -174,7 +174,8 @@ impl<B: Backend> Run<B> {
             max_draft: MAX_DRAFT,
             checkpoints: 0,
         };
-        let mut engine = Engine::new(device, Arc::clone(model), limits)?;
+        let mut engine =
+            Engine::with_attention(device, Arc::clone(&reference.model), limits, reference.place)?;
         let ids = (0..requests).map(|_| engine.admit()).collect::<Result<_, _>>()?;
         Ok(Self { engine, ids, logits: HashMap::new() })
     }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use dsv4_kv::device::{Backend, Device};
+use dsv4_kv_model::AttentionPlace;
 use dsv4_kv_model::sample::GREEDY;
 use dsv4_kv_model::sequence::Continuation;
 use libtest_mimic::Failed;
@@ -10,8 +11,10 @@ use crate::reference::{Reference, three};
 use crate::run::{Cut, Recorder, Run, Silent};
 
 /// Most that a logit may be off, and the median over positions of the largest.
-const MOST: f32 = 0.02;
-const MEDIAN: f32 = 0.004;
+const HOST: [f32; 2] = [0.02, 0.004];
+/// The same where queries and results of attention are in BF16, as on the device. On the host, with both rounded, 0.0255
+/// and 0.0066 were measured of a set within 0.0017 and 5e-6 otherwise; 0.0226 and 0.0069 in place on the CPU.
+const DEVICE: [f32; 2] = [0.05, 0.015];
 
 /// Free greedy decoding gives the reference's tokens.
 pub fn decodes_the_same_tokens<B: Backend>(
@@ -21,7 +24,7 @@ pub fn decodes_the_same_tokens<B: Backend>(
     for index in 0..reference.requests() {
         let tokens = reference.request(index);
         let (prompt, expected) = tokens.split_at(reference.prompt);
-        let mut run = Run::new(device, &reference.model, 1, tokens.len())?;
+        let mut run = Run::new(device, reference, 1, tokens.len())?;
         run.engine.release(run.ids[0])?;
         let continuation = Continuation {
             sampling: GREEDY,
@@ -49,13 +52,17 @@ pub fn logits<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
 pub fn check<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<()> {
     let requests: Vec<_> =
         (0..reference.requests()).map(|index| reference.request(index)).collect();
-    let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
+    let mut run = Run::new(device, reference, requests.len(), requests[0].len())?;
     run.feed(&requests, Cut::Odd, &mut Recorder::new(None))?;
     let off = largest_differences(&run, reference)?;
     let most = off.last().copied().unwrap_or_default();
     let median = off[off.len() / 2];
     println!("{}: logits off by at most {most}, median {median}", reference.name);
-    ensure!(most <= MOST && median <= MEDIAN, "logits off by {most}, median {median}");
+    let bounds = match reference.place {
+        AttentionPlace::Host => HOST,
+        AttentionPlace::Device => DEVICE,
+    };
+    ensure!(most <= bounds[0] && median <= bounds[1], "logits off by {most}, median {median}");
     Ok(())
 }
 

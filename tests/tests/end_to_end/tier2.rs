@@ -80,7 +80,7 @@ pub fn check<B: Backend>(device: &Device<B>, reference: &Reference, cut: Cut) ->
     let layers = LayerReference::all(reference)?;
     let requests: Vec<_> =
         (0..reference.requests()).map(|index| reference.request(index)).collect();
-    let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
+    let mut run = Run::new(device, reference, requests.len(), requests[0].len())?;
     let mut recorder = Recorder::new(Some((reference, &layers)));
     run.feed(&requests, cut, &mut recorder)?;
     let mut found = Found::default();

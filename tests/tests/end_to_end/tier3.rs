@@ -25,7 +25,7 @@ pub fn reference_tokens<B: Backend>(
     reference: &Reference,
 ) -> Result<(), Failed> {
     let requests = requests(reference, 0);
-    let mut run = Run::new(device, &reference.model, requests.len(), requests[0].len())?;
+    let mut run = Run::new(device, reference, requests.len(), requests[0].len())?;
     run.feed(&requests, Cut::Odd, &mut Recorder::new(None))?;
     let off = tier1::largest_differences(&run, reference)?;
     let median = off[off.len() / 2];
@@ -74,7 +74,7 @@ fn check_all<B: Backend>(
     for (index, request) in requests.iter().enumerate() {
         let key = (device.info().name.clone(), reference.name.clone(), request.clone());
         let alone = Bits::once(key, || {
-            let mut run = Run::new(device, &reference.model, 1, request.len())?;
+            let mut run = Run::new(device, reference, 1, request.len())?;
             let mut seen = Recorder::new(None);
             run.feed(std::slice::from_ref(request), Cut::Whole, &mut seen)?;
             Bits::of(&run, &seen, 0, request.len())
@@ -89,7 +89,7 @@ pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<
     let requests = requests(reference, 3);
     let tokens = requests[0].len();
     for cut in [Cut::Odd, Cut::Single] {
-        let mut together = Run::new(device, &reference.model, requests.len(), tokens)?;
+        let mut together = Run::new(device, reference, requests.len(), tokens)?;
         let mut seen = Recorder::new(None);
         together.feed(&requests, cut, &mut seen)?;
         check_all(device, reference, &requests, &together, &seen)?;
@@ -101,7 +101,7 @@ pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<
 pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
     let requests = requests(reference, 2);
     let tokens = requests[0].len();
-    let mut run = Run::new(device, &reference.model, requests.len(), tokens)?;
+    let mut run = Run::new(device, reference, requests.len(), tokens)?;
     let mut seen = Recorder::new(None);
     let prompt = tokens - 40.min(tokens / 2);
     let first: Vec<(usize, &[u32])> =
@@ -147,7 +147,7 @@ fn prompt_lookup<B: Backend>(device: &Device<B>, reference: &Reference) -> Resul
     for sampling in [GREEDY, Sampling { temperature: 0.8, top_p: 0.95, seed: 5 }] {
         let mut tokens = Vec::new();
         for drafts in [0, MAX_DRAFT as usize] {
-            let mut run = Run::new(device, &reference.model, 1, request.len())?;
+            let mut run = Run::new(device, reference, 1, request.len())?;
             run.engine.release(run.ids[0])?;
             let continuation = Continuation {
                 sampling,
@@ -171,7 +171,7 @@ pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(
     let requests = requests(reference, 3);
     let tokens = requests[0].len();
     for per_request in [1, MAX_DRAFT as usize + 1] {
-        let mut run = Run::new(device, &reference.model, requests.len(), tokens)?;
+        let mut run = Run::new(device, reference, requests.len(), tokens)?;
         run.engine.capture(requests.len() as u32, per_request as u32)?;
         let mut seen = Recorder::new(None);
         let prompt = tokens - 24.min(tokens / 2);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
+use super::attention::AttentionChoice;
 use crate::device::DeviceChoice;
 use crate::options::number;
 use crate::outcome::EXIT_CODES;
@@ -11,8 +12,8 @@ use crate::outcome::EXIT_CODES;
 /// Continues a prompt with a checkpoint's model.
 ///
 /// Tokens are printed as they come, then a table: time to first token, tokens a second, bytes of the cache.
-/// The cache, the indexer and the router run on the device, dense mathematics in f32 on the host: made to be
-/// exact, for models that fit the host's memory at four bytes a parameter.
+/// The cache, the indexer and the router run on the device, on a GPU attention too; dense mathematics in f32 on the
+/// host: made to be exact, for models that fit the host's memory at four bytes a parameter.
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
 #[command(group(ArgGroup::new("input").required(true)))]
@@ -57,6 +58,11 @@ pub struct GenerateArgs {
     /// Replay each layer's launches as a graph while decoding.
     #[arg(long)]
     pub graphs: bool,
+
+    /// Where attention runs: on the device over the rows where they lie, in BF16, or on the host in f32 over gathered
+    /// rows; auto takes a GPU.
+    #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
+    pub attention: AttentionChoice,
 
     /// Write the logits of every token, of the prompt too, to a safetensors file: `logits` [tokens, vocabulary]
     /// f32 and `tokens` [tokens] i64, without the last token, which was not fed.

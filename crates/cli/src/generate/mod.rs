@@ -2,13 +2,14 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`args`] | options |
+//! | [`args`], [`attention`] | options |
 //! | [`prompt`] | the prompt's tokens |
 //! | [`load`] | the checkpoint's model, with progress |
 //! | [`report`] | the result: table and JSON |
 //! | [`logits`] | the file of `--logits` |
 
 mod args;
+mod attention;
 mod load;
 mod logits;
 mod prompt;
@@ -27,6 +28,7 @@ use dsv4_kv_model::{Engine, EngineLimits, Model};
 use ndarray::ArrayView2;
 
 pub use args::GenerateArgs;
+pub use attention::AttentionChoice;
 pub use load::load;
 
 use crate::interrupt::Interrupt;
@@ -63,7 +65,9 @@ fn on_device<B: Backend>(
     prompt: &[u32],
 ) -> Result<Outcome> {
     let interrupt = Interrupt::listen()?;
-    let mut engine = Engine::new(device, Arc::clone(&model), limits(args, prompt))?;
+    let place = args.attention.place(device, &model);
+    let mut engine =
+        Engine::with_attention(device, Arc::clone(&model), limits(args, prompt), place)?;
     if args.graphs {
         engine.capture(1, args.draft + 1)?;
     }

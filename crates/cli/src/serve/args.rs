@@ -7,6 +7,7 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
 use crate::device::DeviceChoice;
+use crate::generate::AttentionChoice;
 use crate::options::{number, size};
 use crate::outcome::EXIT_CODES;
 
@@ -79,6 +80,11 @@ pub struct ServeArgs {
     /// Replay each layer's launches as a graph while decoding.
     #[arg(long)]
     pub graphs: bool,
+
+    /// Where attention runs: on the device over the rows where they lie, in BF16, or on the host in f32 over gathered
+    /// rows; auto takes a GPU.
+    #[arg(long, value_enum, default_value_t = AttentionChoice::Auto)]
+    pub attention: AttentionChoice,
 }
 
 /// A parser of counts from `least` to `most`.

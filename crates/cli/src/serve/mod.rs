@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dsv4_kv::KvError;
-use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv_model::text::Text;
 use dsv4_kv_model::{Engine, EngineLimits, Model, ModelError};
 use dsv4_kv_server::scheduler::SchedulerLimits;
@@ -53,8 +53,10 @@ fn on_device<B: Backend>(
     interrupt: &Interrupt,
 ) -> Result<Outcome> {
     let settings = settings(args, &model);
+    let place = args.attention.place(device, &model);
     let mut engine =
-        Engine::new(device, Arc::clone(&model), limits(args, &model)).map_err(refused_engine)?;
+        Engine::with_attention(device, Arc::clone(&model), limits(args, &model), place)
+            .map_err(refused_engine)?;
     if args.graphs {
         let tokens = args.draft + 1;
         engine.capture((GRAPH_TOKENS / tokens).min(args.max_requests), tokens)?;
@@ -106,7 +108,8 @@ fn folder_name(folder: &Path) -> String {
 /// Limits that the cache refuses are options; all else is a failure.
 fn refused_engine(error: ModelError) -> anyhow::Error {
     match error {
-        ModelError::Cache(KvError::Config { .. } | KvError::MemoryTooSmall { .. }) => {
+        ModelError::Cache(KvError::Config { .. } | KvError::MemoryTooSmall { .. })
+        | ModelError::Device(DeviceError::Argument { .. }) => {
             InputError::Serve(error.to_string()).into()
         }
         error => error.into(),

@@ -1,13 +1,13 @@
-//! Attention of a layer in a step: inputs to the device, update, gathers, and rows back to the host.
-
-use std::ops::Range;
+//! Attention of a layer in a step: inputs to the device, update, then gathers and rows back to the host, or attention
+//! on the device and its results back.
 
 use dsv4_kv::{CapturedStep, LayerId, Step};
-use dsv4_kv_device::Backend;
+use dsv4_kv_device::{Backend, Stream};
 use ndarray::{Array2, ArrayView2, Axis, concatenate, s};
 
 use super::buffers::{Buffers, TILE_QUERIES};
 use super::device_layer::DeviceLayer;
+use super::place::Place;
 use super::updated::Updated;
 use crate::error::ModelError;
 use crate::layer::Layer;
@@ -38,34 +38,34 @@ pub fn attend<B: Backend>(
     let queries = attention.queries(latent.view(), positions);
     let rows = attention.window_rows(x, positions);
     buffers.upload(step.stream(), &weights.compressed, &rows, x, latent.view())?;
-    let mut tile = |range: Range<usize>, keys: &[Vec<f32>]| {
-        attention.attend(queries.slice(s![range.clone(), ..]), keys, &positions[range])
-    };
+    let query = queries.view();
     let attended = match run.graph {
-        Some(graph) => replay(step, run, graph, positions.len(), &mut tile, probe)?,
-        None => eager(step, run, positions.len(), &mut tile, probe)?,
+        Some(graph) => replay(step, run, graph, (query, positions), probe)?,
+        None => eager(step, run, (query, positions), probe)?,
     };
     Ok(attention.project_output(attended.view()))
 }
+
+/// Queries, `[tokens, heads * 512]`, and their positions.
+type Queries<'q> = (ArrayView2<'q, f32>, &'q [u32]);
 
 /// The layer's launches one by one, a tile of queries at a time: the rows of a long chunk would fill the
 /// memory. The append comes last, since the first queries of a chunk need the rows that it replaces.
 fn eager<B: Backend>(
     step: &mut Step<'_, B>,
     run: &LayerRun<'_, B>,
-    tokens: usize,
-    attend: &mut impl FnMut(Range<usize>, &[Vec<f32>]) -> Array2<f32>,
+    (queries, positions): Queries<'_>,
     probe: &mut impl Probe,
 ) -> Result<Array2<f32>, ModelError> {
     let LayerRun { id, device, buffers, .. } = run;
     let updated = Updated::update(step, *id, device, buffers)?;
-    let mut parts = Vec::new();
+    let (mut parts, tokens) = (Vec::new(), positions.len());
     for first in (0..tokens).step_by(TILE_QUERIES as usize) {
         let range = first..tokens.min(first + TILE_QUERIES as usize);
-        updated.gather(device, buffers, range.start as u32..range.end as u32)?;
-        let tile = buffers.download(updated.stream(), updated.kind(), range.len())?;
-        tile.lists.iter().for_each(|lists| probe.selected(id.0 as usize, lists));
-        parts.push(attend(range, &tile.keys));
+        let tile = (queries.slice(s![range.clone(), ..]), &positions[range.clone()]);
+        buffers.place.upload(updated.stream(), tile.0)?;
+        updated.attend(device, buffers, range.start as u32..range.end as u32)?;
+        parts.push(run.attended(updated.stream(), tile, probe)?);
     }
     updated.append()?;
     let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
@@ -77,12 +77,33 @@ fn replay<B: Backend>(
     step: &mut Step<'_, B>,
     run: &LayerRun<'_, B>,
     graph: &CapturedStep<B>,
-    tokens: usize,
-    attend: &mut impl FnMut(Range<usize>, &[Vec<f32>]) -> Array2<f32>,
+    queries: Queries<'_>,
     probe: &mut impl Probe,
 ) -> Result<Array2<f32>, ModelError> {
+    run.buffers.place.upload(step.stream(), queries.0)?;
     step.replay(graph)?;
-    let tile = run.buffers.download(step.stream(), run.weights.compressed.kind(), tokens)?;
-    tile.lists.iter().for_each(|lists| probe.selected(run.id.0 as usize, lists));
-    Ok(attend(0..tokens, &tile.keys))
+    run.attended(step.stream(), queries, probe)
+}
+
+impl<B: Backend> LayerRun<'_, B> {
+    /// Waits for what was queued for a tile of queries: their weighted sums, `[tokens, heads * 512]`.
+    fn attended(
+        &self,
+        stream: &Stream<B>,
+        (queries, positions): Queries<'_>,
+        probe: &mut impl Probe,
+    ) -> Result<Array2<f32>, ModelError> {
+        let Self { id, weights, buffers, .. } = self;
+        let (kind, count) = (weights.compressed.kind(), positions.len());
+        let lists = buffers.download_lists(stream, kind, count)?;
+        lists.iter().for_each(|lists| probe.selected(id.0 as usize, lists));
+        Ok(match &buffers.place {
+            Place::Device(heads) => heads.download(stream, count)?,
+            Place::Host { window, entries } => {
+                let (tiles, lists) = ((window, entries), lists.as_ref());
+                let keys = buffers.download_keys(stream, tiles, (kind, count), lists)?;
+                weights.attention.attend(queries, &keys, positions)
+            }
+        })
+    }
 }

@@ -6,13 +6,15 @@ use dsv4_kv::indexer::{IndexerWorkspace, WorkspaceLimits, padded_columns};
 use dsv4_kv::{CacheConfig, KvError};
 use dsv4_kv_device::{Backend, Buffer, Device, Memory, Stream};
 use half::bf16;
-use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
-use ndarray::{Array2, ArrayView2, Axis};
+use kv_layout::geometry::{HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
+use ndarray::{Array2, ArrayView1, ArrayView2};
 
+use super::place::{AttentionPlace, Place, Tile, most_entries};
+use crate::attention::Keys;
 use crate::error::ModelError;
 use crate::layer::{Compressed, Compressor};
 
-/// Queries whose rows are gathered at once.
+/// Queries that attend at once.
 pub const TILE_QUERIES: u32 = 32;
 
 /// Channels of a row.
@@ -24,14 +26,6 @@ pub struct Projections<B: Backend> {
     pub kv: Buffer<B, f32>,
     /// Gates.
     pub gate: Buffer<B, f32>,
-}
-
-/// Rows for each query of a tile.
-pub struct Tile<B: Backend> {
-    /// `[TILE_QUERIES, most, 512]`.
-    pub rows: Buffer<B, bf16>,
-    /// `[TILE_QUERIES]`: how many rows each query has.
-    pub lengths: Buffer<B, i32>,
 }
 
 /// All tensors of an engine.
@@ -46,10 +40,8 @@ pub struct Buffers<B: Backend> {
     latent: Buffer<B, bf16>,
     /// `[step tokens, hidden width]`.
     hidden: Buffer<B, bf16>,
-    /// The window of each query.
-    pub window: Tile<B>,
-    /// The entries of each query.
-    pub entries: Tile<B>,
+    /// What attention of a tile of queries reads or writes.
+    pub place: Place<B>,
     /// `[TILE_QUERIES, most_selected]`: the entries that the indexer picks, -1 behind the last.
     pub lists: Buffer<B, i32>,
     /// Memory for scores.
@@ -69,17 +61,13 @@ struct Widths {
     hidden: u32,
 }
 
-/// What attention of some queries reads.
-pub struct Gathered {
-    /// For each query `[rows, 512]`: its window, oldest first, then its entries.
-    pub keys: Vec<Vec<f32>>,
-    /// `[queries, most_selected]`: what the indexer picked.
-    pub lists: Option<Array2<i32>>,
-}
-
 impl<B: Backend> Buffers<B> {
     /// Tensors for the steps of a cache.
-    pub fn new(device: &Device<B>, config: &CacheConfig) -> Result<Self, ModelError> {
+    pub fn new(
+        device: &Device<B>,
+        config: &CacheConfig,
+        (place, heads): (AttentionPlace, u32),
+    ) -> Result<Self, ModelError> {
         let tokens = u64::from(config.max_step_tokens);
         let model = &config.model;
         let projections = |columns: u32| -> Result<_, ModelError> {
@@ -87,13 +75,7 @@ impl<B: Backend> Buffers<B> {
             let kv = device.allocate("projected keys", elements)?;
             Ok(Projections { kv, gate: device.allocate("projected gates", elements)? })
         };
-        let tile = |rows: u32| -> Result<_, ModelError> {
-            let elements = u64::from(TILE_QUERIES) * u64::from(rows) * u64::from(HEAD_DIM);
-            let rows = device.allocate("tile", elements)?;
-            Ok(Tile { rows, lengths: device.allocate("tile lengths", TILE_QUERIES.into())? })
-        };
-        let most_all = (config.max_context / HCA_RATIO).max(1);
-        let most_selected = model.index_topk.min((config.max_context / CSA_RATIO).max(1));
+        let (most_selected, most_all) = most_entries(config);
         let widths = Widths {
             latent: padded_columns(model.q_lora_rank),
             hidden: padded_columns(model.hidden_size),
@@ -106,8 +88,7 @@ impl<B: Backend> Buffers<B> {
             index: projections(2 * INDEX_DIM)?,
             latent: device.allocate("query latent", tokens * u64::from(widths.latent))?,
             hidden: device.allocate("layer input", tokens * u64::from(widths.hidden))?,
-            window: tile(WINDOW)?,
-            entries: tile(most_all.max(most_selected))?,
+            place: Place::new(place, device, (heads, most_all.max(most_selected)))?,
             lists: device.allocate("lists", u64::from(TILE_QUERIES * most_selected))?,
             workspace: IndexerWorkspace::new(device, model, limits)?,
             most_selected,
@@ -155,47 +136,56 @@ impl<B: Backend> Buffers<B> {
         latent.zip(hidden).expect("queries of a step, for which there is room")
     }
 
-    /// Waits for the gathers of the first `queries` queries of the tiles, and brings back what they gave.
-    pub fn download(
+    /// Waits for the gathers of the first `queries` queries of the tiles, and brings back the rows of each, `[rows, 512]`:
+    /// its window, oldest first, then its entries, of which the lists say how many there are.
+    pub fn download_keys(
+        &self,
+        stream: &Stream<B>,
+        (window, entries): (&Tile<B>, &Tile<B>),
+        (kind, queries): (LayerKind, usize),
+        lists: Option<&Array2<i32>>,
+    ) -> Result<Vec<Keys>, KvError> {
+        let mut keys = vec![Vec::new(); queries];
+        let in_window = lengths(stream, &window.lengths, queries)?;
+        append_rows(stream, &window.rows, WINDOW, &in_window, &mut keys)?;
+        match (kind, lists) {
+            (LayerKind::Hca, _) => {
+                let seen = lengths(stream, &entries.lengths, queries)?;
+                append_rows(stream, &entries.rows, self.most_all, &seen, &mut keys)?;
+            }
+            (LayerKind::Csa, Some(lists)) => {
+                let listed = |list: ArrayView1<'_, i32>| list.iter().filter(|&&e| e >= 0).count();
+                let listed: Vec<usize> = lists.outer_iter().map(listed).collect();
+                append_rows(stream, &entries.rows, self.most_selected, &listed, &mut keys)?;
+            }
+            _ => {}
+        }
+        Ok(keys)
+    }
+
+    /// Waits for the indexer of a CSA layer, and brings back what it picked for the first `queries` queries of the tile,
+    /// `[queries, most_selected]`; none in other layers.
+    pub fn download_lists(
         &self,
         stream: &Stream<B>,
         kind: LayerKind,
         queries: usize,
-    ) -> Result<Gathered, KvError> {
-        let mut keys = vec![Vec::new(); queries];
-        let window = lengths(stream, &self.window.lengths, queries)?;
-        append_rows(stream, &self.window.rows, WINDOW, &window, &mut keys)?;
-        let mut lists = None;
-        match kind {
-            LayerKind::Swa => {}
-            LayerKind::Hca => {
-                let entries = lengths(stream, &self.entries.lengths, queries)?;
-                append_rows(stream, &self.entries.rows, self.most_all, &entries, &mut keys)?;
-            }
-            LayerKind::Csa => {
-                let mut picked = Array2::zeros((queries, self.most_selected as usize));
-                let values = picked.as_slice_mut().expect("a new array is contiguous");
-                stream.download(&self.lists, 0, values)?;
-                let count = |list: &i32| *list >= 0;
-                let entries: Vec<usize> = picked
-                    .axis_iter(Axis(0))
-                    .map(|l| l.iter().filter(|e| count(e)).count())
-                    .collect();
-                append_rows(stream, &self.entries.rows, self.most_selected, &entries, &mut keys)?;
-                lists = Some(picked);
-            }
+    ) -> Result<Option<Array2<i32>>, KvError> {
+        if kind != LayerKind::Csa {
+            return Ok(None);
         }
-        Ok(Gathered { keys, lists })
+        let mut picked = Array2::zeros((queries, self.most_selected as usize));
+        let values = picked.as_slice_mut().expect("a new array is contiguous");
+        stream.download(&self.lists, 0, values)?;
+        Ok(Some(picked))
     }
 
     /// All of it, for a graph to retain.
     pub fn memory(&self) -> Vec<Memory<B>> {
-        let Self { kv, main, index, latent, hidden, window, entries, lists, workspace, .. } = self;
+        let Self { kv, main, index, latent, hidden, place, lists, workspace, .. } = self;
         let projections = [main, index].into_iter().flat_map(|p| [p.kv.memory(), p.gate.memory()]);
-        let tiles =
-            [window, entries].into_iter().flat_map(|t| [t.rows.memory(), t.lengths.memory()]);
         let rest = [kv.memory(), latent.memory(), hidden.memory(), lists.memory()];
-        projections.chain(tiles).chain(rest).chain(workspace.memory()).collect()
+        projections.chain(place.memory()).chain(rest).chain(workspace.memory()).collect()
     }
 }
 

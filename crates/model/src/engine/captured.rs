@@ -1,4 +1,4 @@
-//! Each layer's launches as a graph: update, gathers and append of a small step, replayed between the dense
+//! Each layer's launches as a graph: update, gathers or attention, and append of a small step, replayed between the dense
 //! mathematics of the host.
 
 use dsv4_kv::{Bucket, CapturedStep, KvCacheManager, StepRequest};
@@ -34,7 +34,7 @@ impl<B: Backend> Captured<B> {
             graphs.push(cache.capture(stream, &bucket, memory, |layers| {
                 let (id, _) = layers.ids().nth(index).expect("a layer of the trunk");
                 let updated = Updated::update(layers, id, device, buffers)?;
-                updated.gather(device, buffers, 0..tokens)?;
+                updated.attend(device, buffers, 0..tokens)?;
                 updated.append()
             })?);
         }

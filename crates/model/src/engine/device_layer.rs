@@ -34,6 +34,8 @@ struct Routed<B: Backend> {
 /// One layer.
 pub struct DeviceLayer<B: Backend> {
     compressed: DeviceCompressed<B>,
+    /// `[heads]`.
+    sinks: Buffer<B, f32>,
     router: Router<B>,
     routed: Routed<B>,
     /// Experts of a token.
@@ -64,7 +66,11 @@ impl<B: Backend> DeviceLayer<B> {
         let device = stream.device();
         let per_token = model.config.experts.per_token;
         let selected = tokens * u64::from(per_token);
+        let weights = layer.attention.sinks.to_vec();
+        let sinks = device.allocate("sinks", weights.len() as u64)?;
+        stream.upload(&weights, &sinks, 0)?;
         Ok(Self {
+            sinks,
             selected: per_token as usize,
             compressed,
             router: Router::new(stream, &model.router, &layer.router, step_tokens)?,
@@ -80,6 +86,11 @@ impl<B: Backend> DeviceLayer<B> {
     /// What its compressed entries need.
     pub fn compressed(&self) -> &DeviceCompressed<B> {
         &self.compressed
+    }
+
+    /// The sinks of its heads, `[heads]`.
+    pub fn sinks(&self) -> &Buffer<B, f32> {
+        &self.sinks
     }
 
     /// Chooses experts for the step's tokens by `x`, `[tokens, hidden]`, which the router reads in BF16.
@@ -106,13 +117,15 @@ impl<B: Backend> DeviceLayer<B> {
 
     /// What a graph of the layer's launches retains.
     pub fn memory(&self) -> Vec<Memory<B>> {
-        match &self.compressed {
+        let mut memory = match &self.compressed {
             DeviceCompressed::Swa => Vec::new(),
             DeviceCompressed::Csa { main, index, indexer } => {
                 [main, index].into_iter().flat_map(|c| c.memory()).chain(indexer.memory()).collect()
             }
             DeviceCompressed::Hca { main } => main.memory(),
-        }
+        };
+        memory.push(self.sinks.memory());
+        memory
     }
 }
 

@@ -4,17 +4,19 @@
 //! |---|---|
 //! | `mod.rs` | [`Engine`]: requests, and what a step may be |
 //! | `forward.rs` | a step through all layers, to logits; [`Forward`], open until it is committed |
-//! | `attention.rs` | attention of a layer: inputs to the device, update, gathers, rows back |
+//! | `attention.rs` | attention of a layer: inputs to the device, update, gathers and rows back, or results |
 //! | `updated.rs` | a layer of any kind behind its update |
 //! | `captured.rs` | each layer's launches as a graph |
 //! | `device_layer.rs` | a layer's weights on the device |
 //! | `buffers.rs` | the tensors that go there and back |
+//! | `place.rs` | attention on the host or on the device: [`AttentionPlace`], and the tensors of each |
 
 mod attention;
 mod buffers;
 mod captured;
 mod device_layer;
 mod forward;
+mod place;
 mod updated;
 
 use std::sync::Arc;
@@ -31,6 +33,7 @@ use captured::Captured;
 use device_layer::DeviceLayer;
 
 pub use forward::{Chunk, Forward, Logits};
+pub use place::AttentionPlace;
 
 /// The largest loads of an [`Engine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +63,8 @@ pub struct Engine<B: Backend> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// A cache for these limits, and what the device needs of the model's weights.
+    /// A cache for these limits, and what the device needs of the model's weights; attention runs where
+    /// [`AttentionPlace::of_device`] says.
     ///
     /// # Errors
     /// [`ModelError`]: limits that the cache refuses, or too little device memory.
@@ -68,6 +72,20 @@ impl<B: Backend> Engine<B> {
         device: &Device<B>,
         model: Arc<Model>,
         limits: EngineLimits,
+    ) -> Result<Self, ModelError> {
+        let place = AttentionPlace::of_device(device, model.config.heads);
+        Self::with_attention(device, model, limits, place)
+    }
+
+    /// The same with attention at `place`.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`dsv4_kv_device::DeviceError::Argument`] for more heads than attention on the device takes.
+    pub fn with_attention(
+        device: &Device<B>,
+        model: Arc<Model>,
+        limits: EngineLimits,
+        place: AttentionPlace,
     ) -> Result<Self, ModelError> {
         let config = CacheConfig {
             max_draft: limits.max_draft,
@@ -84,7 +102,7 @@ impl<B: Backend> Engine<B> {
         let layers =
             layers.map(|layer| DeviceLayer::new(&stream, &model, layer, limits.step_tokens));
         let layers = layers.collect::<Result<_, _>>()?;
-        let buffers = Buffers::new(device, cache.config())?;
+        let buffers = Buffers::new(device, cache.config(), (place, model.config.heads))?;
         Ok(Self { model, cache, stream, layers, buffers, captured: None })
     }
 

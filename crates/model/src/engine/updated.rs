@@ -6,10 +6,10 @@ use dsv4_kv::indexer::{Activations, Selection};
 use dsv4_kv::step::{Csa, CsaInputs, Hca, HcaInputs, Swa, UpdatedLayer};
 use dsv4_kv::{KvError, LayerId, Layers};
 use dsv4_kv_device::{Backend, Stream};
-use kv_layout::geometry::LayerKind;
 
 use super::buffers::Buffers;
 use super::device_layer::{DeviceCompressed, DeviceLayer};
+use super::place::{Place, Tile};
 
 /// A layer whose update is queued.
 pub enum Updated<'s, B: Backend> {
@@ -44,32 +44,48 @@ impl<'s, B: Backend> Updated<'s, B> {
         })
     }
 
-    /// Queues what attention of these queries reads, into the buffers' tiles.
-    pub fn gather(
+    /// Queues what attention of these queries needs of the device: the indexer, then the gathers, or attention itself.
+    pub fn attend(
         &self,
         device: &DeviceLayer<B>,
         buffers: &Buffers<B>,
         queries: Range<u32>,
     ) -> Result<(), KvError> {
-        let (window, entries) = (&buffers.window, &buffers.entries);
+        if let Self::Csa(layer) = self {
+            select(layer, device, buffers, queries.clone())?;
+        }
+        match &buffers.place {
+            Place::Host { window, entries } => self.gather(buffers, (window, entries), queries),
+            Place::Device(heads) => {
+                heads.with(queries.len() as u32, device.sinks(), |heads| match self {
+                    Self::Swa(layer) => layer.attend(queries, heads),
+                    Self::Hca(layer) => layer.attend(queries, heads),
+                    Self::Csa(layer) => {
+                        layer.attend(queries, &buffers.lists, buffers.most_selected, heads)
+                    }
+                })
+            }
+        }
+    }
+
+    /// Queues the gathers of these queries' rows, into the tiles.
+    fn gather(
+        &self,
+        buffers: &Buffers<B>,
+        (window, entries): (&Tile<B>, &Tile<B>),
+        queries: Range<u32>,
+    ) -> Result<(), KvError> {
+        let (tile, lengths) = (&window.rows, &window.lengths);
         match self {
-            Self::Swa(layer) => layer.gather_window(queries, &window.rows, &window.lengths),
+            Self::Swa(layer) => layer.gather_window(queries, tile, lengths),
             Self::Hca(layer) => {
-                layer.gather_window(queries.clone(), &window.rows, &window.lengths)?;
+                layer.gather_window(queries.clone(), tile, lengths)?;
                 layer.gather_all(queries, buffers.most_all, &entries.rows, &entries.lengths)
             }
             Self::Csa(layer) => {
-                layer.gather_window(queries.clone(), &window.rows, &window.lengths)?;
-                let DeviceCompressed::Csa { indexer, .. } = device.compressed() else {
-                    unreachable!("a CSA layer has a CSA layer's weights")
-                };
-                let (latent, hidden) = buffers.activations(queries.clone());
-                let activations = Activations { latent: &latent, hidden: &hidden };
-                let (workspace, k) = (&buffers.workspace, buffers.most_selected);
-                let selected = &buffers.lists;
-                let selection = Selection { workspace, queries: queries.clone(), k, selected };
-                layer.select(indexer, &activations, &selection)?;
-                layer.gather_entries(queries, selected, k, &entries.rows)
+                layer.gather_window(queries.clone(), tile, lengths)?;
+                let (lists, k) = (&buffers.lists, buffers.most_selected);
+                layer.gather_entries(queries, lists, k, &entries.rows)
             }
         }
     }
@@ -83,15 +99,6 @@ impl<'s, B: Backend> Updated<'s, B> {
         }
     }
 
-    /// The layer's kind.
-    pub fn kind(&self) -> LayerKind {
-        match self {
-            Self::Swa(_) => LayerKind::Swa,
-            Self::Csa(_) => LayerKind::Csa,
-            Self::Hca(_) => LayerKind::Hca,
-        }
-    }
-
     /// The stream of the step.
     pub fn stream(&self) -> &Stream<B> {
         match self {
@@ -100,4 +107,20 @@ impl<'s, B: Backend> Updated<'s, B> {
             Self::Hca(layer) => layer.stream(),
         }
     }
+}
+
+/// Queues the indexer of a CSA layer for these queries.
+fn select<B: Backend>(
+    layer: &UpdatedLayer<'_, B, Csa>,
+    device: &DeviceLayer<B>,
+    buffers: &Buffers<B>,
+    queries: Range<u32>,
+) -> Result<(), KvError> {
+    let DeviceCompressed::Csa { indexer, .. } = device.compressed() else {
+        unreachable!("a CSA layer has a CSA layer's weights")
+    };
+    let (latent, hidden) = buffers.activations(queries.clone());
+    let activations = Activations { latent: &latent, hidden: &hidden };
+    let (workspace, k, selected) = (&buffers.workspace, buffers.most_selected, &buffers.lists);
+    layer.select(indexer, &activations, &Selection { workspace, queries, k, selected })
 }

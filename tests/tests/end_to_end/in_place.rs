@@ -1,0 +1,43 @@
+//! The same with attention on the device, over the rows where they lie.
+
+use dsv4_kv::device::{Backend, Device};
+use libtest_mimic::Failed;
+
+use crate::reference::Reference;
+use crate::{tier1, tier3};
+
+/// Free greedy decoding gives the reference's tokens.
+pub fn decodes_the_same_tokens<B: Backend>(
+    device: &Device<B>,
+    reference: &Reference,
+) -> Result<(), Failed> {
+    tier1::decodes_the_same_tokens(device, &reference.in_place())
+}
+
+/// Logits are within the bounds of BF16.
+pub fn logits<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    tier1::logits(device, &reference.in_place())
+}
+
+/// With the reference's tokens fed, logits are within the bounds of BF16.
+pub fn reference_tokens<B: Backend>(
+    device: &Device<B>,
+    reference: &Reference,
+) -> Result<(), Failed> {
+    tier3::reference_tokens(device, &reference.in_place())
+}
+
+/// Batches and chunks give the bits of a request alone.
+pub fn batches<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    tier3::batches(device, &reference.in_place())
+}
+
+/// Drafts that are rejected leave no trace.
+pub fn drafts<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    tier3::drafts(device, &reference.in_place())
+}
+
+/// Graphs give the bits of single launches.
+pub fn graphs<B: Backend>(device: &Device<B>, reference: &Reference) -> Result<(), Failed> {
+    tier3::graphs(device, &reference.in_place())
+}
