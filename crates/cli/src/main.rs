@@ -15,6 +15,7 @@ mod replay;
 mod reuse;
 #[cfg(feature = "serve")]
 mod serve;
+mod soak;
 mod texts;
 
 use std::process::ExitCode;
@@ -49,6 +50,7 @@ enum Command {
     #[cfg(not(feature = "serve"))]
     #[command(disable_help_flag = true)]
     Serve(Unread),
+    Soak(soak::SoakArgs),
 }
 
 /// Options of a command that is not there.
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         #[cfg(not(feature = "serve"))]
         Command::Serve(_) => Err(InputError::NotBuiltIn { command: "serve" }.into()),
+        Command::Soak(args) => soak::run(&args),
     };
     outcome.map_or_else(fail, ExitCode::from)
 }

@@ -134,7 +134,7 @@ fn a_junction_is_reused_by_the_third_prompt() {
     assert_eq!((&reuse["no_checkpoint"], &reuse["hits_at_junction"]), (&1024.into(), &1.into()));
 }
 
-/// A pool that holds what one request needs, and little more: what was kept is evicted.
+/// Each of three prompts in turn wants two checkpoints: with six they stay, with two they are evicted.
 #[test]
 fn what_finds_no_room_is_evicted() {
     let line = |at: u32| {
@@ -147,12 +147,12 @@ fn what_finds_no_room_is_evicted() {
     };
     let lines: Vec<_> = (0..9).map(line).collect();
     let trace = trace(&lines.iter().map(String::as_str).collect::<Vec<_>>());
-    let result = |memory: &str| {
-        let mut command = replay(&format!("--execute bookkeeping --max-requests 1 {memory}"));
+    let result = |checkpoints: u32| {
+        let options = "--execute bookkeeping --max-requests 1 --gpu-mem 1GiB --checkpoints";
+        let mut command = replay(&format!("{options} {checkpoints}"));
         json(command.arg("--trace").arg(trace.path()))["reuse"].clone()
     };
-    let small = result("--checkpoints 2 --gpu-mem 48MiB");
-    let large = result("--checkpoints 6 --gpu-mem 1GiB");
+    let (small, large) = (result(2), result(6));
     assert_eq!((&small["hits"], &large["hits"]), (&0.into(), &6.into()));
     // Each prompt evicts the two checkpoints of the one before, and the blocks with them.
     assert_eq!(small["evicted_checkpoints"], 2 * 8);

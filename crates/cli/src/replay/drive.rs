@@ -59,19 +59,21 @@ pub fn drive<E: Execute>(
 }
 
 /// A replay that runs.
-struct Drive<'l, E> {
-    cache: E,
+pub struct Drive<'l, E> {
+    pub(super) cache: E,
     load: &'l [Request],
     texts: Texts,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     clock: Clock,
     timeline: Timeline,
     /// The first request that has not arrived.
     next: usize,
     /// By place in the load: the cache's own names of the requests that run.
-    ids: Vec<Option<RequestId>>,
+    pub(super) ids: Vec<Option<RequestId>>,
     /// The tokens with which requests were admitted, until they are computed.
-    known: Vec<Vec<u32>>,
+    pub(super) known: Vec<Vec<u32>>,
+    /// Requests that began as copies: of which, and how many tokens they have in common. Their places follow the load's.
+    pub(super) forks: Vec<(usize, u32)>,
     finished: u64,
     parts: Vec<Part>,
     step: Vec<StepRequest>,
@@ -80,7 +82,13 @@ struct Drive<'l, E> {
 }
 
 impl<'l, E: Execute> Drive<'l, E> {
-    fn new(cache: E, (load, texts): (&'l [Request], Texts), limits: Limits, clock: Clock) -> Self {
+    /// A replay of `load` through an idle cache.
+    pub fn new(
+        cache: E,
+        (load, texts): (&'l [Request], Texts),
+        limits: Limits,
+        clock: Clock,
+    ) -> Self {
         Self {
             cache,
             load,
@@ -91,6 +99,7 @@ impl<'l, E: Execute> Drive<'l, E> {
             next: 0,
             ids: vec![None; load.len()],
             known: vec![Vec::new(); load.len()],
+            forks: Vec::new(),
             finished: 0,
             parts: Vec::new(),
             step: Vec::new(),
@@ -99,7 +108,7 @@ impl<'l, E: Execute> Drive<'l, E> {
     }
 
     /// Queues what has arrived, and admits what fits.
-    fn admit(&mut self) -> Result<()> {
+    pub fn admit(&mut self) -> Result<()> {
         let arrived = |request: &&Request| request.arrival.at_ms <= self.clock.now_ms();
         for Request { arrival, .. } in self.load[self.next..].iter().take_while(arrived) {
             let tokens = arrival.cached_tokens();
@@ -123,7 +132,11 @@ impl<'l, E: Execute> Drive<'l, E> {
 
     /// The tokens that a request begins with: its prompt, and what it had generated when it was preempted.
     fn text(&self, job: &Job) -> Vec<u32> {
-        let Request { arrival, prompt } = &self.load[job.index];
+        let mut first = job.index;
+        while let Some(&(of, _)) = self.fork_of(first) {
+            first = of;
+        }
+        let Request { arrival, prompt } = &self.load[first];
         let mut text = Vec::with_capacity(job.input as usize);
         if let Some(prompt) = prompt {
             self.texts.push_prompt(&mut text, prompt, arrival.input);
@@ -133,12 +146,21 @@ impl<'l, E: Execute> Drive<'l, E> {
         text
     }
 
-    fn own_token(&self, index: usize, position: u32) -> u32 {
+    /// A token that a request generated, or the one that it is a copy of.
+    fn own_token(&self, mut index: usize, position: u32) -> u32 {
+        while let Some(&(of, _)) = self.fork_of(index).filter(|(_, common)| position < *common) {
+            index = of;
+        }
         self.texts.own_token(index as u64, position)
     }
 
+    /// Of which request this is a copy, and how many tokens both have.
+    fn fork_of(&self, index: usize) -> Option<&(usize, u32)> {
+        self.forks.get(index.checked_sub(self.load.len())?)
+    }
+
     /// Runs a step, or waits for the next request; its tokens, or `None` at the end of the load.
-    fn step(&mut self) -> Result<Option<u32>> {
+    pub fn step(&mut self) -> Result<Option<u32>> {
         loop {
             self.scheduler.plan(&mut self.parts);
             if self.parts.is_empty() {
@@ -150,7 +172,7 @@ impl<'l, E: Execute> Drive<'l, E> {
             let prepare = match self.cache.step(&self.step, &self.tokens) {
                 Ok(prepare) => prepare,
                 Err(error) if is_out_of_blocks(&error) => {
-                    self.preempt()?;
+                    self.preempt_last()?;
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -173,7 +195,7 @@ impl<'l, E: Execute> Drive<'l, E> {
             if self.cache.reads_tokens() {
                 match self.known[index].get(start as usize..(start + tokens) as usize) {
                     Some(known) => self.tokens.extend_from_slice(known),
-                    None => self.tokens.push(self.texts.own_token(index as u64, start)),
+                    None => self.tokens.push(self.own_token(index, start)),
                 }
             }
         }
@@ -181,12 +203,12 @@ impl<'l, E: Execute> Drive<'l, E> {
     }
 
     /// Ends the request that was admitted last, to be computed again.
-    fn preempt(&mut self) -> Result<()> {
+    fn preempt_last(&mut self) -> Result<()> {
         let index = self.scheduler.preempt_last().context("a request that runs alone fits")?;
         self.release(index)
     }
 
-    fn release(&mut self, index: usize) -> Result<()> {
+    pub(super) fn release(&mut self, index: usize) -> Result<()> {
         self.known[index] = Vec::new();
         let id = self.ids[index].take().context("a request that runs was admitted")?;
         self.cache.release(id)
@@ -224,6 +246,22 @@ impl<'l, E: Execute> Drive<'l, E> {
         }
     }
 
+    /// Requests that ran to their end.
+    pub fn finished(&self) -> u64 {
+        self.finished
+    }
+
+    /// Nothing more is admitted: requests that run do so to their end.
+    pub fn close(&mut self) {
+        self.next = self.load.len();
+        self.scheduler.clear_queue();
+    }
+
+    /// Gives the cache back.
+    pub fn into_cache(self) -> E {
+        self.cache
+    }
+
     fn end(self, interrupted: bool) -> Result<Replayed> {
         let Self { cache, scheduler, timeline, finished, .. } = self;
         let reuse = cache.ledger().reuse_stats();
@@ -241,6 +279,6 @@ impl<'l, E: Execute> Drive<'l, E> {
 }
 
 /// Whether a step was refused because too few blocks are free.
-fn is_out_of_blocks(error: &anyhow::Error) -> bool {
+pub fn is_out_of_blocks(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(KvError::OutOfBlocks { .. }))
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use dsv4_kv::{
     Accepted, Admission, CacheConfig, KvError, LayerGroup, Ledger, Prompt, RequestId, StepRequest,
+    Suspended,
 };
 
 use super::verify::Verification;
@@ -34,6 +35,24 @@ pub trait Execute {
 
     /// Checks what can only be checked in the end; what the kernels did.
     fn finish(self) -> Result<KernelWork>;
+}
+
+/// A cache whose requests can be copied and put aside between steps.
+pub trait Disturb: Execute {
+    /// Admits a copy of a request.
+    ///
+    /// # Errors
+    /// [`KvError::OutOfBlocks`] if there is no room for it. Nothing has happened then.
+    fn fork(&mut self, id: RequestId) -> Result<RequestId>;
+
+    /// Takes a request out of its slot.
+    ///
+    /// # Errors
+    /// [`KvError::NoRoomToSuspend`] if as many are suspended as can be. Nothing has happened then.
+    fn suspend(&mut self, id: RequestId) -> Result<Suspended>;
+
+    /// Lets a suspended request go on, which was called `from`; its new name.
+    fn resume(&mut self, from: RequestId, suspended: Suspended) -> Result<RequestId>;
 }
 
 /// What the kernels of a replay did.
@@ -110,5 +129,19 @@ impl Execute for Bookkeeping {
 
     fn finish(self) -> Result<KernelWork> {
         Ok(KernelWork::default())
+    }
+}
+
+impl Disturb for Bookkeeping {
+    fn fork(&mut self, id: RequestId) -> Result<RequestId> {
+        Ok(self.ledger.fork(id)?)
+    }
+
+    fn suspend(&mut self, id: RequestId) -> Result<Suspended> {
+        Ok(self.ledger.suspend(id)?)
+    }
+
+    fn resume(&mut self, _from: RequestId, suspended: Suspended) -> Result<RequestId> {
+        Ok(self.ledger.resume(suspended).map_err(KvError::from)?)
     }
 }

@@ -9,26 +9,27 @@
 //! | [`source`], [`inputs`], [`select`] | the kernels' input: random values by token, and which queries gather entries |
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`] | their comparison with the reference |
-//! | [`mod@drive`], [`timeline`] | the loop, and what is kept of its steps |
+//! | [`mod@drive`], [`changes`], [`timeline`] | the loop, what [`crate::soak`] does between its steps, and what is kept of them |
 //! | [`summary`], [`reuse`], [`report`] | the result: table and JSON, and the HTML page |
 
-mod args;
-mod clock;
-mod drive;
+pub mod args;
+pub mod changes;
+pub mod clock;
+pub mod drive;
 mod entries;
-mod execute;
+pub mod execute;
 mod full;
 mod history;
 mod inputs;
 mod kept;
 mod lists;
-mod load;
+pub mod load;
 mod place;
 mod report;
 mod reuse;
-mod scheduler;
+pub mod scheduler;
 mod select;
-mod setup;
+pub mod setup;
 mod source;
 mod summary;
 mod tensors;

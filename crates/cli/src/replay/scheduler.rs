@@ -63,7 +63,9 @@ pub struct Scheduler {
     limits: Limits,
     queue: VecDeque<Job>,
     running: Vec<Running>,
-    /// Blocks of all running requests at their full length.
+    /// Requests without a slot.
+    suspended: Vec<Running>,
+    /// Blocks of all running and suspended requests at their full length.
     reserved: u32,
     /// How many at the head of the queue are already counted in `waited`.
     known_waiting: usize,
@@ -79,6 +81,7 @@ impl Scheduler {
             limits,
             queue: VecDeque::new(),
             running: Vec::new(),
+            suspended: Vec::new(),
             reserved: 0,
             known_waiting: 0,
             waited: 0,
@@ -96,13 +99,16 @@ impl Scheduler {
         }
     }
 
+    /// Forgets all requests that wait.
+    pub fn clear_queue(&mut self) {
+        self.queue.clear();
+        self.known_waiting = 0;
+    }
+
     /// Admits the head of the queue if it fits now. Call until it gives `None`: the requests then
     /// left in the queue have to wait.
     pub fn admit(&mut self) -> Option<Job> {
-        let fits = |job: &&Job| {
-            self.running.len() < self.limits.slots as usize
-                && job.blocks <= self.limits.blocks - self.reserved
-        };
+        let fits = |job: &&Job| self.has_slot() && job.blocks <= self.limits.blocks - self.reserved;
         let Some(&job) = self.queue.front().filter(fits) else {
             self.waited += (self.queue.len() - self.known_waiting) as u64;
             self.known_waiting = self.queue.len();
@@ -129,14 +135,71 @@ impl Scheduler {
 
     /// The request that was admitted last goes back to the head of the queue; its place in the load.
     pub fn preempt_last(&mut self) -> Option<usize> {
-        let Running { job, done } = self.running.pop()?;
+        let index = self.running.last()?.job.index;
+        self.preempt(index).then_some(index)
+    }
+
+    /// A request that runs goes back to the head of the queue; `false` if it does not run.
+    pub fn preempt(&mut self, index: usize) -> bool {
+        let Some(Running { job, done }) = self.take(index) else { return false };
         self.reserved -= job.blocks;
         // A token that was generated is known, though no step has had it.
         let input = if done < job.input { job.input } else { done + 1 };
         self.queue.push_front(Job { input, ..job });
         self.known_waiting += 1;
         self.preempted += 1;
-        Some(job.index)
+        true
+    }
+
+    /// A request that runs is no more; `false` if it does not run.
+    pub fn abort(&mut self, index: usize) -> bool {
+        let aborted = self.take(index);
+        self.reserved -= aborted.as_ref().map_or(0, |running| running.job.blocks);
+        aborted.is_some()
+    }
+
+    /// A request that runs gives its slot up, not its blocks; `false` if it does not run.
+    pub fn suspend(&mut self, index: usize) -> bool {
+        let suspended = self.take(index);
+        let found = suspended.is_some();
+        self.suspended.extend(suspended);
+        found
+    }
+
+    /// A suspended request runs again; `false` if no slot is free, or it is not suspended.
+    pub fn resume(&mut self, index: usize) -> bool {
+        let place = self.suspended.iter().position(|suspended| suspended.job.index == index);
+        let Some(place) = place.filter(|_| self.has_slot()) else { return false };
+        let resumed = self.suspended.remove(place);
+        self.running.push(resumed);
+        true
+    }
+
+    /// A request begins as a copy of one that runs, if it fits; else `None`. The copy's place in the load is `index`. How
+    /// many tokens it has.
+    pub fn fork(&mut self, of: usize, index: usize) -> Option<u32> {
+        let &Running { job, done } = self.running.iter().find(|running| running.job.index == of)?;
+        let fits = self.has_slot() && job.blocks <= self.limits.blocks - self.reserved;
+        fits.then(|| {
+            self.reserved += job.blocks;
+            self.running.push(Running { job: Job { index, ..job }, done });
+            done
+        })
+    }
+
+    /// The requests that run: their places in the load, and how many tokens each has.
+    pub fn progress(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.running.iter().map(|running| (running.job.index, running.done))
+    }
+
+    /// A request that runs, taken out.
+    fn take(&mut self, index: usize) -> Option<Running> {
+        let place = self.running.iter().position(|running| running.job.index == index)?;
+        Some(self.running.remove(place))
+    }
+
+    fn has_slot(&self) -> bool {
+        self.running.len() < self.limits.slots as usize
     }
 
     /// The next step, into `parts`; empty when nothing runs.
@@ -308,5 +371,22 @@ mod tests {
     fn a_request_of_more_than_half_of_the_blocks_shares_nothing() {
         let scheduler = Scheduler::new(limits());
         assert!(scheduler.may_share(&job(0, 640, 1)) && !scheduler.may_share(&job(1, 641, 1)));
+    }
+
+    #[test]
+    fn suspended_requests_keep_their_blocks_and_copies_need_as_many() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(0, 600, 40)); // 5 of 10 blocks
+        scheduler.submit(job(1, 10, 1));
+        step(&mut scheduler);
+        assert!(scheduler.suspend(0) && !scheduler.suspend(0) && !scheduler.resume(1));
+        assert_eq!((scheduler.running(), scheduler.reserved), (1, 6));
+        assert_eq!(step(&mut scheduler), (vec![(1, 0, 10)], vec![1]));
+        assert!(scheduler.resume(0) && !scheduler.resume(0));
+        assert_eq!(scheduler.fork(0, 7), Some(100));
+        assert_eq!((scheduler.fork(0, 8), scheduler.fork(9, 8)), (None, None));
+        assert_eq!(scheduler.progress().collect::<Vec<_>>(), [(0, 100), (7, 100)]);
+        assert!(scheduler.abort(0) && !scheduler.abort(0));
+        assert_eq!((step(&mut scheduler).0, scheduler.reserved), (vec![(7, 100, 100)], 5));
     }
 }

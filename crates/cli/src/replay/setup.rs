@@ -1,5 +1,7 @@
 //! Everything a replay needs, from the options and the defaults of where it runs.
 
+use std::path::Path;
+
 use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize};
@@ -48,7 +50,15 @@ impl Setup {
         if matches!(place, Place::Ledger) && args.verify.is_some_and(|verify| verify > 0) {
             return Err(InputError::NothingToVerify.into());
         }
-        let (load, texts) = load(args, &defaults)?;
+        let shrink = if args.trace.is_some() { 1.0 } else { defaults.shrink };
+        let (load, texts) = load(&Loading {
+            trace: args.trace.as_deref(),
+            requests: args.requests,
+            synthetic: defaults.requests,
+            seed: args.seed,
+            shrink: args.shrink.unwrap_or(shrink),
+            time_scale: args.time_scale,
+        })?;
         let sample = sample(args.verify.unwrap_or(defaults.verify), load.len(), args.seed);
         let memory = args.gpu_mem.map_or(defaults.memory, |size| size.as_u64());
         let smallest = smallest_cache(args, &defaults, &load)?;
@@ -81,28 +91,47 @@ impl Setup {
     }
 }
 
-/// The requests to replay, and their tokens.
-fn load(args: &ReplayArgs, defaults: &Defaults) -> Result<(Vec<Request>, Texts), InputError> {
-    let limit = args.requests.map(|requests| requests as usize);
-    let (requests, shrink) = match &args.trace {
+/// Where a load comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Loading<'a> {
+    /// A trace, or `None` for the synthetic load.
+    pub trace: Option<&'a Path>,
+    /// Its first requests; all of a trace if there is no number.
+    pub requests: Option<u32>,
+    /// Requests of the synthetic load if there is no number.
+    pub synthetic: u32,
+    /// Of the synthetic load.
+    pub seed: u64,
+    /// Divisor of lengths and times.
+    pub shrink: f64,
+    /// Speed-up of the arrivals.
+    pub time_scale: f64,
+}
+
+/// Requests, and their tokens.
+pub fn load(from: &Loading<'_>) -> Result<(Vec<Request>, Texts), InputError> {
+    let &Loading { trace, requests, synthetic, seed, shrink, time_scale } = from;
+    let limit = requests.map(|requests| requests as usize);
+    let requests = match trace {
         Some(path) => {
             let requests = TraceReader::open(path)?.read_requests(limit.unwrap_or(usize::MAX))?;
             let request = |(arrival, prompt)| Request { arrival, prompt };
-            (requests.into_iter().map(request).collect::<Vec<_>>(), 1.0)
+            requests.into_iter().map(request).collect::<Vec<_>>()
         }
-        None => {
-            let limit = limit.unwrap_or(defaults.requests as usize);
-            (load::synthetic(args.seed).take(limit).collect(), defaults.shrink)
-        }
+        None => load::synthetic(seed).take(limit.unwrap_or(synthetic as usize)).collect(),
     };
-    let shrink = args.shrink.unwrap_or(shrink);
     let shrunk = |(place, Request { arrival, prompt }): (usize, Request)| {
-        let shrunk = arrival.shrunk(shrink, args.time_scale);
+        let shrunk = arrival.shrunk(shrink, time_scale);
         let arrival = shrunk.map_err(|source| InputError::Shrink { request: place, source })?;
         Ok(Request { arrival, prompt })
     };
     let load = (1..).zip(requests).map(shrunk).collect::<Result<_, InputError>>()?;
     Ok((load, Texts::new(shrink)))
+}
+
+/// Tokens of the longest request.
+pub fn longest(load: &[Request]) -> u32 {
+    load.iter().map(|request| request.arrival.cached_tokens()).max().unwrap_or(1)
 }
 
 /// The smallest cache for requests as long as those of the load, or as the model allows.
@@ -113,21 +142,20 @@ fn smallest_cache(
 ) -> Result<CacheConfig, InputError> {
     let model = model::resolve(args.model.as_deref().unwrap_or(defaults.model))?;
     let smallest = CacheConfig::smallest(model);
-    let tokens = || load.iter().map(|request| request.arrival.cached_tokens());
-    let longest = tokens().max().unwrap_or(1);
     // No step has more tokens than the load.
-    let all = u32::try_from(tokens().map(u64::from).sum::<u64>()).unwrap_or(u32::MAX);
+    let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens()));
+    let all = u32::try_from(tokens.sum::<u64>()).unwrap_or(u32::MAX);
     Ok(CacheConfig {
         max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget).min(all),
         max_requests: args.max_requests,
-        max_context: longest.clamp(1, smallest.max_context),
+        max_context: longest(load).clamp(1, smallest.max_context),
         ..smallest
     })
 }
 
 /// How many checkpoints a cache is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+pub enum Wish {
     /// So many.
     Exactly(u32),
     /// A share of the memory: [`CHECKPOINT_SHARE`].
@@ -151,7 +179,7 @@ impl Wish {
 }
 
 /// The largest cache that the memory holds beside `working` bytes.
-fn largest_cache(
+pub fn largest_cache(
     smallest: CacheConfig,
     memory: u64,
     working: u64,

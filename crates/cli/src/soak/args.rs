@@ -1,0 +1,80 @@
+//! The options of `dsv4-kv soak`.
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+use clap::Args;
+use dsv4_kv::CacheConfig;
+use dsv4_kv_cli::trace::MAX_REQUESTS;
+
+use crate::options::{number, size};
+use crate::outcome::EXIT_CODES;
+
+/// Runs a load through the allocator, the planner and the prefix tree for long, with requests that are aborted, forked,
+/// suspended and preempted, in a pool that is too small, and checks that nothing is lost.
+///
+/// For each --fill the load is replayed --rounds times through one cache, in which running requests may hold that part of
+/// all blocks. Checked are, after each round, that every block, checkpoint and slot is free or the prefix tree's; that
+/// the process has not grown in the second half of the rounds; and that as many tokens were reused as in a model of
+/// the cache that shares no code with it. No device is used.
+#[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
+pub struct SoakArgs {
+    /// Trace in Mooncake format, with hash_ids. [default: the synthetic load of `replay`]
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+
+    /// flash, pro, tiny, or the path of a checkpoint's config.json.
+    #[arg(long, value_name = "NAME|FILE", default_value = "flash")]
+    pub model: String,
+
+    /// Memory of the cache, as in 16GiB, at most 1PiB; a third of what slots leave is for checkpoints.
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = size)]
+    pub gpu_mem: ByteSize,
+
+    /// Requests of a round, 1 to 1000000: the first of the trace, or as many synthetic ones.
+    /// [default: the whole trace, or 2048 synthetic ones]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
+    pub requests: Option<u32>,
+
+    /// Rounds, 1 to 1000.
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+
+    /// Speed-up of the arrivals, 0.000001 to 1000000.
+    #[arg(long, value_name = "X", default_value_t = 10.0, value_parser = number(1e-6..=1e6))]
+    pub time_scale: f64,
+
+    /// Percent of the blocks that requests may hold at their full length, 1 to 100, one run each.
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [80, 95, 100], value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub fill: Vec<u32>,
+
+    /// Percent of the requests that end early, at a random position, 0 to 100.
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = number(0.0..=100.0))]
+    pub aborts: f64,
+
+    /// Percent of the requests of which a copy begins, 0 to 100.
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = number(0.0..=100.0))]
+    pub forks: f64,
+
+    /// Percent of the requests that give their slot up for up to 64 steps, 0 to 100; as many lose all that they have and
+    /// are computed again.
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = number(0.0..=100.0))]
+    pub preemptions: f64,
+
+    /// Request slots, 1 to 65536.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
+    pub max_requests: u32,
+
+    /// Maximum number of tokens of a step, 1 to 1048576.
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub token_budget: u32,
+
+    /// Seed of the synthetic load, and of what happens to which request, 0 to 2^64 - 1.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+
+    /// Print the result as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}

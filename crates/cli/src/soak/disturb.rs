@@ -1,0 +1,124 @@
+//! What happens to which request when.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+
+use crate::replay::changes::Aside;
+use crate::replay::drive::Drive;
+use crate::replay::execute::Disturb;
+use crate::replay::load::Request;
+
+/// Most steps that a request is suspended for.
+const LONGEST: u32 = 64;
+
+/// Shares of the requests, 0 to 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Shares {
+    /// That are aborted.
+    pub aborts: f64,
+    /// That are forked.
+    pub forks: f64,
+    /// That are suspended, and of as many that are preempted.
+    pub preemptions: f64,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Done {
+    /// Requests that were aborted.
+    pub aborted: u64,
+    /// Copies that began.
+    pub forked: u64,
+    /// Requests that were suspended; all were resumed.
+    pub suspended: u64,
+    /// Requests that were preempted, those for which no blocks were left not counted.
+    pub preempted: u64,
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Abort,
+    Fork,
+    Suspend,
+    Preempt,
+}
+
+/// What happens in a round.
+pub struct Disturbances {
+    rng: ChaCha8Rng,
+    /// By place in the load: what happens once the request has so many tokens.
+    events: HashMap<usize, (u32, Event)>,
+    /// Requests without a slot, and for how many steps they are.
+    aside: Vec<(u32, Aside)>,
+    /// Scratch.
+    due: Vec<(usize, Event)>,
+    pub done: Done,
+}
+
+impl Disturbances {
+    /// Draws what happens.
+    pub fn new(seed: u64, shares: Shares, load: &[Request]) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let Shares { aborts, forks, preemptions } = shares;
+        let kinds = [
+            (Event::Abort, aborts),
+            (Event::Fork, forks),
+            (Event::Suspend, preemptions),
+            (Event::Preempt, preemptions),
+        ];
+        let mut events = HashMap::new();
+        for (index, Request { arrival, .. }) in load.iter().enumerate() {
+            for (event, share) in kinds {
+                if rng.random_bool(share) {
+                    // A copy of half a prompt is no branch of a conversation.
+                    let first = if event == Event::Fork { arrival.input } else { 1 };
+                    let at = rng.random_range(first..=arrival.cached_tokens());
+                    events.insert(index, (at, event));
+                }
+            }
+        }
+        Self { rng, events, aside: Vec::new(), due: Vec::new(), done: Done::default() }
+    }
+
+    /// Does what is due between two steps; whether requests are suspended.
+    pub fn between_steps<E: Disturb>(&mut self, drive: &mut Drive<'_, E>) -> Result<bool> {
+        self.resume(drive)?;
+        let Self { events, due, .. } = self;
+        due.extend(drive.progress().filter_map(|(index, tokens)| {
+            let &(at, event) = events.get(&index)?;
+            (tokens >= at).then_some((index, event))
+        }));
+        for (index, event) in std::mem::take(&mut self.due) {
+            self.events.remove(&index);
+            match event {
+                Event::Abort => self.done.aborted += u64::from(drive.abort(index)?),
+                Event::Fork => self.done.forked += u64::from(drive.fork(index)?),
+                Event::Preempt => self.done.preempted += u64::from(drive.preempt(index)?),
+                Event::Suspend => {
+                    let steps = self.rng.random_range(1..=LONGEST);
+                    let aside = drive.suspend(index)?.map(|aside| (steps, aside));
+                    self.done.suspended += u64::from(aside.is_some());
+                    self.aside.extend(aside);
+                }
+            }
+        }
+        Ok(!self.aside.is_empty())
+    }
+
+    /// Lets those go on whose time is over, while slots are free.
+    fn resume<E: Disturb>(&mut self, drive: &mut Drive<'_, E>) -> Result<()> {
+        for (steps, aside) in std::mem::take(&mut self.aside) {
+            let left = match steps {
+                0 => drive.resume(aside)?.map(|aside| (0, aside)),
+                _ => Some((steps - 1, aside)),
+            };
+            self.aside.extend(left);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! `dsv4-kv soak`: a load for long, with everything that can happen to requests.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`args`] | options |
+//! | [`run`] | the rounds, and what is checked after each |
+//! | [`disturb`] | what happens to which request when |
+//! | [`checked`], [`model`] | the cache beside a plain model of it |
+//! | [`report`] | the result: a table and JSON |
+
+mod args;
+mod checked;
+mod disturb;
+mod model;
+mod report;
+mod run;
+
+use anyhow::Result;
+use dsv4_kv::CacheConfig;
+
+pub use args::SoakArgs;
+
+use crate::interrupt::Interrupt;
+use crate::outcome::Outcome;
+use crate::replay::setup::{self, Loading};
+use crate::{model as models, output};
+use disturb::Shares;
+use report::Report;
+use run::{Plan, SUSPENDED};
+
+/// Requests of the synthetic load.
+const REQUESTS: u32 = 2048;
+
+/// Runs the command and prints its result.
+pub fn run(args: &SoakArgs) -> Result<Outcome> {
+    let (load, texts) = setup::load(&Loading {
+        trace: args.trace.as_deref(),
+        requests: args.requests,
+        synthetic: REQUESTS,
+        seed: args.seed,
+        shrink: 1.0,
+        time_scale: args.time_scale,
+    })?;
+    let smallest = CacheConfig::smallest(models::resolve(&args.model)?);
+    let smallest = CacheConfig {
+        max_requests: args.max_requests,
+        max_suspended: SUSPENDED,
+        max_step_tokens: args.token_budget,
+        max_context: setup::longest(&load).clamp(1, smallest.max_context),
+        ..smallest
+    };
+    let config = setup::largest_cache(smallest, args.gpu_mem.as_u64(), 0, setup::Wish::Share)?;
+    let percent = |value: f64| value / 100.0;
+    let shares = Shares {
+        aborts: percent(args.aborts),
+        forks: percent(args.forks),
+        preemptions: percent(args.preemptions),
+    };
+    let (rounds, seed) = (args.rounds, args.seed);
+    let plan = Plan { config: &config, load: (&load, texts), shares, rounds, seed };
+    let interrupt = Interrupt::listen()?;
+    let runs = args.fill.iter().map(|&fill| plan.run(fill, &interrupt));
+    let runs = runs.collect::<Result<Vec<_>>>()?;
+    let report = Report {
+        model: config.model.name.clone(),
+        blocks: config.num_blocks,
+        checkpoints: config.num_checkpoints,
+        requests: load.len() as u64,
+        runs,
+    };
+    if args.json {
+        output::print(serde_json::to_string_pretty(&report)?)?;
+    } else {
+        output::print(&report)?;
+    }
+    let wrong = report.runs.iter().any(|row| !row.faults.is_empty());
+    let interrupted = report.runs.iter().any(|row| row.interrupted);
+    Ok(match (wrong, interrupted) {
+        (true, _) => Outcome::Mismatch,
+        (false, true) => Outcome::Interrupted,
+        (false, false) => Outcome::Passed,
+    })
+}
