@@ -5,9 +5,10 @@ use dsv4_kv::{CapturedStep, LayerId, Step};
 use dsv4_kv_device::{Backend, Stream};
 use ndarray::{Array2, ArrayView2, Axis, concatenate, s};
 
-use super::buffers::{Buffers, TILE_QUERIES};
+use super::buffers::Buffers;
 use super::device_layer::DeviceLayer;
 use super::place::Place;
+use super::tile::TILE_QUERIES;
 use super::updated::Updated;
 use crate::error::ModelError;
 use crate::layer::Layer;

@@ -9,13 +9,11 @@ use half::bf16;
 use kv_layout::geometry::{HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
-use super::place::{AttentionPlace, Place, Tile, most_entries};
+use super::place::{AttentionPlace, Place, most_entries};
+use super::tile::{TILE_QUERIES, Tile, rounded};
 use crate::attention::Keys;
 use crate::error::ModelError;
 use crate::layer::{Compressed, Compressor};
-
-/// Queries that attend at once.
-pub const TILE_QUERIES: u32 = 32;
 
 /// Channels of a row.
 const CHANNELS: usize = HEAD_DIM as usize;
@@ -216,16 +214,6 @@ fn append_rows<B: Backend>(
         keys.extend(rows.iter().map(|value| value.to_f32()));
     }
     Ok(())
-}
-
-/// The rows of `x` in BF16, filled up with zeros to `width`.
-pub fn rounded(x: ArrayView2<'_, f32>, width: usize) -> Vec<bf16> {
-    let fill = width - x.ncols();
-    let row = |row: ndarray::ArrayView1<'_, f32>| {
-        let values: Vec<bf16> = row.iter().map(|&value| bf16::from_f32(value)).collect();
-        values.into_iter().chain(std::iter::repeat_n(bf16::ZERO, fill))
-    };
-    x.outer_iter().flat_map(row).collect()
 }
 
 fn flat(x: &Array2<f32>) -> Vec<f32> {

@@ -4,8 +4,9 @@
 use dsv4_kv::{Bucket, CapturedStep, KvCacheManager, StepRequest};
 use dsv4_kv_device::{Backend, Stream};
 
-use super::buffers::{Buffers, TILE_QUERIES};
+use super::buffers::Buffers;
 use super::device_layer::DeviceLayer;
+use super::tile::TILE_QUERIES;
 use super::updated::Updated;
 use crate::error::ModelError;
 

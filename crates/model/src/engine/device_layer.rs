@@ -6,7 +6,7 @@ use dsv4_kv_router::{Batch, Router};
 use half::bf16;
 use ndarray::{Array2, ArrayView2};
 
-use super::buffers::rounded;
+use super::tile::rounded;
 use crate::error::ModelError;
 use crate::experts::Choice;
 use crate::layer::{Compressed, Compressor, Layer};

@@ -10,6 +10,7 @@
 //! | `device_layer.rs` | a layer's weights on the device |
 //! | `buffers.rs` | the tensors that go there and back |
 //! | `place.rs` | attention on the host or on the device: [`AttentionPlace`], and the tensors of each |
+//! | `tile.rs` | a tile of queries |
 
 mod attention;
 mod buffers;
@@ -17,6 +18,7 @@ mod captured;
 mod device_layer;
 mod forward;
 mod place;
+mod tile;
 mod updated;
 
 use std::sync::Arc;

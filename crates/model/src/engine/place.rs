@@ -7,7 +7,7 @@ use half::bf16;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, WINDOW};
 use ndarray::{Array2, ArrayView2};
 
-use super::buffers::{TILE_QUERIES, rounded};
+use super::tile::{TILE_QUERIES, Tile, rounded};
 
 /// Most heads of a query that attention on the device takes.
 const MOST_HEADS: u32 = 128;
@@ -29,22 +29,6 @@ impl AttentionPlace {
             Some(_) if heads <= MOST_HEADS => Self::Device,
             _ => Self::Host,
         }
-    }
-}
-
-/// Rows for each query of a tile.
-pub struct Tile<B: Backend> {
-    /// `[TILE_QUERIES, most, 512]`.
-    pub rows: Buffer<B, bf16>,
-    /// `[TILE_QUERIES]`: how many rows each query has.
-    pub lengths: Buffer<B, i32>,
-}
-
-impl<B: Backend> Tile<B> {
-    fn new(device: &Device<B>, rows: u32) -> Result<Self, DeviceError> {
-        let elements = u64::from(TILE_QUERIES) * u64::from(rows) * u64::from(HEAD_DIM);
-        let rows = device.allocate("tile", elements)?;
-        Ok(Self { rows, lengths: device.allocate("tile lengths", TILE_QUERIES.into())? })
     }
 }
 

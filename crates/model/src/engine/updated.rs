@@ -9,7 +9,8 @@ use dsv4_kv_device::{Backend, Stream};
 
 use super::buffers::Buffers;
 use super::device_layer::{DeviceCompressed, DeviceLayer};
-use super::place::{Place, Tile};
+use super::place::Place;
+use super::tile::Tile;
 
 /// A layer whose update is queued.
 pub enum Updated<'s, B: Backend> {

@@ -60,27 +60,31 @@ pub fn all_entries_equal_the_oracle<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// Each key in turn outweighs all others: its row is what comes out, and no other.
+/// Each key in turn outweighs all others, a key a head: its row is what comes out, and no other. Of a window and a list of
+/// more tiles than blocks share.
 pub fn every_key_can_dominate<B: Backend>(device: &Device<B>) {
-    let mut layer = Layer::random(device, Shape { heads: 1, slots: 1, blocks: 1, ..SHAPE }, 8);
-    layer.sinks = vec![-30.0];
+    const HEADS: usize = 64;
+    let shape = Shape { heads: HEADS as u32, slots: 1, ..SHAPE };
+    let mut layer = Layer::random(device, shape, 8);
+    layer.sinks = vec![-30.0; HEADS];
     let (format, mut random) =
         (crate::inputs::oracle(layer.shape.format), StdRng::seed_from_u64(22));
     // Of one size: a query along a short row might have a larger score with a long one.
     for row in layer.window.iter_mut().chain(&mut layer.entries) {
         *row = format.encode(&random_row(&mut random, 1.0));
     }
-    let list: Vec<i32> = (0..10).rev().collect();
-    let query = Query { slot: 0, position: 41, list };
+    let list = list(&mut random, 75, 70);
+    let query = Query { slot: 0, position: 299, list };
     let keys = layer.keys(&query, Which::List).len();
-    assert_eq!(keys, 42 + 10);
-    let queries = vec![query.clone(); keys];
-    let heads: Vec<Vec<u16>> = (0..keys).map(|key| layer.along(&query, Which::List, key)).collect();
+    assert_eq!(keys, 128 + 70);
+    let queries = vec![query.clone(); keys.div_ceil(HEADS)];
+    let needle = |head| layer.along(&query, Which::List, head % keys);
+    let heads: Vec<Vec<u16>> = (0..queries.len() * HEADS).map(needle).collect();
     let written = layer.attend(&queries, Which::List, &heads);
-    for (key, out) in written.out.chunks(512).enumerate() {
-        let expected = layer.expected(&query, Which::List, 0, &heads[key]);
-        assert!(layer.nearest(&query, Which::List, out) == key, "key {key} of {keys}");
-        assert_near(out, &expected, &format!("key {key}"));
+    for (at, out) in written.out.chunks(512).enumerate().take(keys) {
+        let expected = layer.expected(&query, Which::List, at % HEADS, &heads[at]);
+        assert!(layer.nearest(&query, Which::List, out) == at, "key {at} of {keys}");
+        assert_near(out, &expected, &format!("key {at}"));
     }
 }
 
