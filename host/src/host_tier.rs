@@ -4,11 +4,13 @@
 //! [`KvCacheManager::advance_tier`] between steps, and [`KvCacheManager::prefetch`] for prompts that wait for their turn;
 //! [`KvCacheManager::admit_with`] goes on from what has arrived, [`KvCacheManager::admit_waiting`] waits for it.
 
+use dsv4_kv_prefix::RootKey;
+
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ledger::{Admission, Prompt};
 use crate::manager::KvCacheManager;
-pub use crate::tier::{PrefetchId, TierEvent, TierMiss, TierStats};
+pub use crate::tier::{HostImage, HostRoom, PrefetchId, TierEvent, TierMiss, TierStats};
 
 /// The device has no room for a prompt.
 struct NoRoom;
@@ -158,6 +160,56 @@ impl<B: Backend> KvCacheManager<B> {
     /// What is not as it must be.
     pub fn audit_tier(&self) -> Result<(), String> {
         self.tier().map_or(Ok(()), |tier| tier.audit())
+    }
+
+    /// From now on checkpoints that arrive in host memory are offered to a tier below: [`Self::next_host_image`].
+    pub fn offer_host_images(&mut self) {
+        if let Some((_, tier)) = self.tier_parts() {
+            tier.keep_offers();
+        }
+    }
+
+    /// The oldest checkpoint, with all blocks above it, that has arrived in host memory since, and is still there. It can be
+    /// read on any thread, and stays in memory until it is dropped.
+    pub fn next_host_image(&mut self) -> Option<HostImage<B>> {
+        self.tier_parts()?.1.next_image()
+    }
+
+    /// With whom a prompt may share, its tokens as far as a request can have them, and how many of them the device or host
+    /// memory has down to a checkpoint; `None` without a host tier.
+    pub fn host_prompt<'p>(&self, prompt: &Prompt<'p>) -> Option<(RootKey, &'p [u32], u32)> {
+        let tier = self.tier()?;
+        let ledger = self.core().ledger();
+        let (root, tokens) = ledger.shared_prompt(prompt)?;
+        let there = tier.lookup(&root, tokens).reusable.max(ledger.reusable(&root, tokens));
+        Some((root, tokens, there))
+    }
+
+    /// Room in host memory for a prefix of whole blocks of 128 tokens with a checkpoint at its end, which a tier below
+    /// brings: for the blocks that are not there. What nobody uses is evicted for it. `None` if there is not enough, or if
+    /// the prefix is there.
+    pub fn reserve_host(&mut self, root: &RootKey, tokens: &[[u32; 128]]) -> Option<HostRoom<B>> {
+        self.tier_parts()?.1.reserve(root, tokens)
+    }
+
+    /// Enters a prefix that was brought to host memory; `false` if the room is another cache's, or not all of it was
+    /// filled, and then nothing is entered.
+    pub fn enter_host(&mut self, room: HostRoom<B>) -> bool {
+        self.tier_parts().is_some_and(|(_, tier)| tier.enter(room))
+    }
+
+    /// Gives room back that nothing was brought to.
+    pub fn give_host_back(&mut self, room: HostRoom<B>) {
+        if let Some((_, tier)) = self.tier_parts() {
+            tier.give_back(room);
+        }
+    }
+
+    /// Bytes of the image of a block, and of a checkpoint, in host memory; `None` without a host tier.
+    #[must_use]
+    pub fn host_image_bytes(&self) -> Option<(u64, u64)> {
+        let checkpoint = self.core().memory.state.arena().checkpoint_bytes;
+        Some((self.tier()?.unit_bytes(), checkpoint))
     }
 
     /// Enters what has arrived, in both directions; waits for it if that is asked for.

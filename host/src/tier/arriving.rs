@@ -171,9 +171,4 @@ impl<B: Backend> Tier<B> {
         self.release(source);
         Ok(())
     }
-
-    fn release(&mut self, reference: Reference) {
-        let released = self.tree.release(reference, drop);
-        debug_assert!(released.is_ok(), "the reference is this tree's");
-    }
 }

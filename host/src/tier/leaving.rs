@@ -111,7 +111,9 @@ impl<B: Backend> Tier<B> {
         let checkpoint = HostCheckpoint { units: checkpoint, has_draft, origin };
         let blocks = departure.tokens.len() as u32;
         // One that is there is as good.
-        let _ = self.tree.attach(&above, blocks, origin, checkpoint);
+        if let Ok(place) = self.tree.attach(&above, blocks, origin, checkpoint) {
+            self.offer(place);
+        }
         self.stats.stored_blocks += new.len() as u64;
         self.stats.stored_checkpoints += 1;
         self.stats.bytes_to_host += bytes;

@@ -17,15 +17,18 @@
 //! | `lane.rs` | a stream for each direction, and memory through which blocks go |
 //! | `leaving.rs` | to the host |
 //! | `arriving.rs` | to the device |
+//! | `images.rs` | what a tier below stores, and brings back |
 //! | `stats.rs` | what was moved, and why something was not |
 
 mod arriving;
+mod images;
 mod lane;
 pub(crate) mod layout;
 mod leaving;
 mod state;
 mod stats;
 
+pub use images::{HostImage, HostRoom};
 pub use state::PrefetchId;
 pub(crate) use state::Tier;
 pub use stats::{TierEvent, TierMiss, TierStats};

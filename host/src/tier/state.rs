@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dsv4_kv_prefix::{Limits, Lookup, Origin, PrefixTree, Reference, RootKey, ScoredLru};
+use dsv4_kv_prefix::{Limits, Lookup, Origin, Place, PrefixTree, Reference, RootKey, ScoredLru};
 use kv_layout::geometry::BLOCK_TOKENS;
 
 use super::lane::Lane;
@@ -19,6 +19,8 @@ use crate::schema::Schema;
 pub(super) const BLOCK: usize = BLOCK_TOKENS as usize;
 /// Events that are kept until they are asked for.
 const EVENTS: usize = 1024;
+/// Checkpoints that are offered to a tier below at once.
+const OFFERS: usize = 1024;
 
 /// A unit that nobody writes any more.
 pub(super) type Unit<B> = Arc<HostUnit<B>>;
@@ -94,7 +96,11 @@ pub(crate) struct Tier<B: Backend> {
     pub(super) arriving: Option<Arriving<B>>,
     /// Prompts that are to arrive, in order.
     pub(super) wanted: VecDeque<Wanted>,
+    /// Units that a tier below fills.
+    pub(super) reserved: usize,
     pub(super) next: u64,
+    /// Checkpoints that a tier below has not looked at, the latest of them; `None` without such a tier.
+    pub(super) offers: Option<VecDeque<Place>>,
     pub(super) stats: TierStats,
     pub(super) events: VecDeque<TierEvent>,
 }
@@ -123,7 +129,9 @@ impl<B: Backend> Tier<B> {
             leaving: None,
             arriving: None,
             wanted: VecDeque::new(),
+            reserved: 0,
             next: 0,
+            offers: None,
             stats: TierStats::default(),
             events: VecDeque::new(),
         })))
@@ -171,7 +179,7 @@ impl<B: Backend> Tier<B> {
         let moving = self.leaving.as_ref().map_or(0, Leaving::units);
         let held = u64::from(counts.blocks)
             + u64::from(counts.checkpoints) * u64::from(self.layout.checkpoint_units)
-            + moving as u64;
+            + (moving + self.reserved) as u64;
         let (free, all) = self.units();
         match held + u64::from(free) == u64::from(all) {
             true => Ok(()),
@@ -184,6 +192,21 @@ impl<B: Backend> Tier<B> {
             self.events.pop_front();
         }
         self.events.push_back(event);
+    }
+
+    /// Offers a checkpoint to the tier below, if there is one.
+    pub(super) fn offer(&mut self, place: Place) {
+        let Some(offers) = self.offers.as_mut() else { return };
+        if offers.len() == OFFERS {
+            offers.pop_front();
+        }
+        offers.push_back(place);
+    }
+
+    /// Refers to a place of its tree no more.
+    pub(super) fn release(&mut self, reference: Reference) {
+        let released = self.tree.release(reference, drop);
+        debug_assert!(released.is_ok(), "the reference is this tree's");
     }
 
     pub(super) fn miss(&mut self, miss: TierMiss) {

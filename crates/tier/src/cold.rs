@@ -1,0 +1,314 @@
+//! The cold tier of a cache: below host memory.
+
+use std::path::Path as FilePath;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use dsv4_kv::device::Backend;
+use dsv4_kv::{HostImage, HostRoom, KvCacheManager, Origin, Prompt, RootKey};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectStore, parse_url_opts};
+use serde::Serialize;
+use url::Url;
+
+use crate::image::{BLOCK, ImageError};
+use crate::store::{ColdError, Done, Owner, Source, Store, Wanted};
+
+/// Which prompt is wanted from the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FetchId(u64);
+
+/// What a cold tier has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ColdStats {
+    /// Checkpoints that were stored, each with the blocks above it that were not there.
+    pub stored: u64,
+    /// Bytes of them.
+    pub bytes_written: u64,
+    /// Prefixes that were brought to host memory.
+    pub restored: u64,
+    /// Their tokens that host memory and device had no checkpoint behind.
+    pub restored_tokens: u64,
+    /// Bytes of their blocks and checkpoints.
+    pub bytes_read: u64,
+    /// Prompts of which the store has no more.
+    pub not_there: u64,
+    /// Objects that were damaged, or shorter or longer than they say.
+    pub damaged: u64,
+    /// Objects of another version, model, format, salt, adapter, or of other tokens.
+    pub foreign: u64,
+    /// Calls of the store that failed.
+    pub failed: u64,
+    /// Prefixes for which host memory had no room, or that it had by then.
+    pub no_room: u64,
+    /// Checkpoints that were not stored, because too many waited.
+    pub not_stored: u64,
+}
+
+/// What to do with a store besides: nothing by default.
+#[derive(Clone, Debug, Default)]
+pub struct ColdOptions {
+    /// What tells the bytes of this cache from those of others with the same configuration: at least the model's weights.
+    /// A prefix is read only if it was stored with the same.
+    pub identity: Vec<u8>,
+    /// Options of a cloud store, by name: keys, regions, endpoints.
+    pub store: Vec<(String, String)>,
+}
+
+/// Prefixes of a cache in a store: a local directory, or any store that a URL names.
+///
+/// It belongs to one cache, whose host tier it is below: [`Self::advance`] is called between steps, as
+/// [`KvCacheManager::advance_tier`] is. Nothing waits for the store but its own thread.
+pub struct ColdTier<B: Backend> {
+    store: Store,
+    filled: (Sender<Filled<B>>, Receiver<Filled<B>>),
+    /// Prompts that were asked for.
+    fetching: Vec<u64>,
+    next: u64,
+    block_bytes: usize,
+    checkpoint_bytes: usize,
+    /// Reads, stores and fills that are under way.
+    pending: usize,
+    stats: ColdStats,
+    errors: Vec<ColdError>,
+}
+
+/// Room that the store's thread has filled.
+struct Filled<B: Backend> {
+    id: u64,
+    room: HostRoom<B>,
+    tokens: u64,
+    bytes: u64,
+}
+
+/// Reasons that are kept until they are asked for.
+const ERRORS: usize = 256;
+
+impl<B: Backend> ColdTier<B> {
+    /// Opens the store of `url`, or a local directory, which is made if it is not there, below the host tier of `cache`.
+    ///
+    /// # Errors
+    /// [`ColdError::Url`], also for a cache without a host tier; [`ColdError::Store`] if it cannot be listed.
+    pub fn open(
+        cache: &mut KvCacheManager<B>,
+        url: &str,
+        options: ColdOptions,
+    ) -> Result<Self, ColdError> {
+        let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
+        let Some((block_bytes, checkpoint_bytes)) = cache.host_image_bytes() else {
+            return Err(refused("the cache has no host tier".into()));
+        };
+        let (objects, prefix) = open(url, &options.store)?;
+        let identity = options.identity.into();
+        let owner = Owner { identity, block_bytes, checkpoint_bytes };
+        cache.offer_host_images();
+        Ok(Self {
+            store: Store::open(objects, prefix, owner)?,
+            filled: channel(),
+            fetching: Vec::new(),
+            next: 0,
+            block_bytes: block_bytes as usize,
+            checkpoint_bytes: checkpoint_bytes as usize,
+            pending: 0,
+            stats: ColdStats::default(),
+            errors: Vec::new(),
+        })
+    }
+
+    /// Asks for what the store has of a prompt, behind what device and host memory have a checkpoint of; `None` if the
+    /// prompt closes no block behind that. What the store has is in host memory some calls of [`Self::advance`] later, for
+    /// [`KvCacheManager::prefetch`] to bring to the device.
+    pub fn fetch(&mut self, cache: &KvCacheManager<B>, prompt: &Prompt<'_>) -> Option<FetchId> {
+        let (root, tokens, there) = cache.host_prompt(prompt)?;
+        // A token is left to compute.
+        let tokens = &tokens[..tokens.len().saturating_sub(1)].as_chunks::<BLOCK>().0;
+        let there = there / BLOCK as u32;
+        if tokens.len() <= there as usize {
+            return None;
+        }
+        let id = self.next;
+        self.next += 1;
+        self.store.read(Wanted { id, root, tokens: tokens.to_vec(), there });
+        self.fetching.push(id);
+        self.pending += 1;
+        Some(FetchId(id))
+    }
+
+    /// Whether a prompt is still on its way.
+    #[must_use]
+    pub fn is_fetching(&self, id: FetchId) -> bool {
+        self.fetching.contains(&id.0)
+    }
+
+    /// Hands to the store what has arrived in host memory, and enters there what the store has brought. To be called
+    /// between steps; waits for nothing.
+    pub fn advance(&mut self, cache: &mut KvCacheManager<B>) {
+        while let Some(image) = cache.next_host_image() {
+            let Self { block_bytes, checkpoint_bytes, .. } = *self;
+            let source = Stored { image, block_bytes, checkpoint_bytes };
+            match self.store.store(Box::new(source)) {
+                true => self.pending += 1,
+                false => self.stats.not_stored += 1,
+            }
+        }
+        while let Some(done) = self.store.next(false) {
+            self.take(cache, done);
+        }
+        self.enter(cache);
+    }
+
+    /// As [`Self::advance`], until nothing is left to do. The host waits for the store.
+    pub fn settle(&mut self, cache: &mut KvCacheManager<B>) {
+        self.advance(cache);
+        while self.pending > 0 {
+            let Some(done) = self.store.next(true) else { return };
+            self.take(cache, done);
+            self.enter(cache);
+        }
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn stats(&self) -> ColdStats {
+        self.stats
+    }
+
+    /// Why prefixes were not stored or read since the last call, the first 256 of it.
+    pub fn take_errors(&mut self) -> Vec<ColdError> {
+        std::mem::take(&mut self.errors)
+    }
+
+    fn take(&mut self, cache: &mut KvCacheManager<B>, done: Done) {
+        self.pending -= 1;
+        match done {
+            Done::Stored(Ok(0)) | Done::Worked => {}
+            Done::Stored(Ok(bytes)) => {
+                self.stats.stored += 1;
+                self.stats.bytes_written += bytes;
+            }
+            Done::Stored(Err(error)) => self.note(error),
+            Done::Read(id, found, errors) => {
+                errors.into_iter().for_each(|error| self.note(error));
+                match found {
+                    Some(found) => self.fill(cache, id, *found),
+                    None => self.fetching.retain(|&other| other != id),
+                }
+            }
+        }
+    }
+
+    /// Has the store's thread copy what it read to host memory.
+    fn fill(&mut self, cache: &mut KvCacheManager<B>, id: u64, found: crate::store::Found) {
+        let tokens = &found.wanted.tokens[..found.blocks as usize];
+        let room = cache.reserve_host(&found.wanted.root, tokens);
+        // What is there by now may be less than what was when it was read.
+        let room = match room {
+            Some(room) if room.above() < found.first() => {
+                cache.give_host_back(room);
+                None
+            }
+            room => room,
+        };
+        let Some(mut room) = room else {
+            self.stats.no_room += 1;
+            self.fetching.retain(|&other| other != id);
+            return;
+        };
+        let send = self.filled.0.clone();
+        self.pending += 1;
+        self.store.work(move || {
+            let first = room.above();
+            let blocks = found.images(first).map(<[u8]>::len).sum::<usize>();
+            room.fill(found.images(first), &found.checkpoint, found.about);
+            let tokens = u64::from(found.blocks - found.wanted.there) * BLOCK as u64;
+            let bytes = (blocks + found.checkpoint.len()) as u64;
+            // If nobody takes it, the cache's owner has dropped the tier.
+            let _ = send.send(Filled { id, room, tokens, bytes });
+        });
+    }
+
+    /// Enters what was filled.
+    fn enter(&mut self, cache: &mut KvCacheManager<B>) {
+        while let Ok(Filled { id, room, tokens, bytes }) = self.filled.1.try_recv() {
+            self.fetching.retain(|&other| other != id);
+            if cache.enter_host(room) {
+                self.stats.restored += 1;
+                self.stats.restored_tokens += tokens;
+                self.stats.bytes_read += bytes;
+            } else {
+                self.stats.no_room += 1;
+            }
+        }
+    }
+
+    fn note(&mut self, error: ColdError) {
+        let count = match &error {
+            ColdError::NotThere => &mut self.stats.not_there,
+            ColdError::Image { error, .. } => match error {
+                ImageError::Magic | ImageError::Length { .. } | ImageError::Damaged { .. } => {
+                    &mut self.stats.damaged
+                }
+                _ => &mut self.stats.foreign,
+            },
+            _ => &mut self.stats.failed,
+        };
+        *count += 1;
+        if self.errors.len() < ERRORS {
+            self.errors.push(error);
+        }
+    }
+}
+
+/// The store of a URL, and where in it; without a scheme it is a local directory.
+fn open(
+    url: &str,
+    options: &[(String, String)],
+) -> Result<(Box<dyn ObjectStore>, Path), ColdError> {
+    let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
+    let directory = match url.split_once("://") {
+        None => Some(url.to_owned()),
+        Some(("file", path)) => Some(path.to_owned()),
+        Some(_) => None,
+    };
+    if let Some(directory) = directory {
+        let directory = FilePath::new(&directory);
+        std::fs::create_dir_all(directory).map_err(|error| refused(error.to_string()))?;
+        let objects = LocalFileSystem::new_with_prefix(directory)?;
+        return Ok((Box::new(objects), Path::default()));
+    }
+    let parsed = Url::parse(url).map_err(|error| refused(error.to_string()))?;
+    let options = options.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    parse_url_opts(&parsed, options).map_err(|error| refused(error.to_string()))
+}
+
+/// An image of host memory that is to be stored.
+struct Stored<B: Backend> {
+    image: HostImage<B>,
+    block_bytes: usize,
+    checkpoint_bytes: usize,
+}
+
+impl<B: Backend> Source for Stored<B> {
+    fn root(&self) -> &RootKey {
+        &self.image.root
+    }
+
+    fn tokens(&self) -> &[[u32; BLOCK]] {
+        &self.image.tokens
+    }
+
+    fn about(&self) -> (Origin, bool) {
+        (self.image.origin, self.image.has_draft)
+    }
+
+    fn blocks(&self, first: usize, bytes: &mut Vec<u8>) {
+        let blocks = (first..self.image.tokens.len()).filter_map(|at| self.image.block(at));
+        blocks.for_each(|image| bytes.extend_from_slice(&image[..self.block_bytes]));
+    }
+
+    fn checkpoint(&self, bytes: &mut Vec<u8>) {
+        let end = bytes.len() + self.checkpoint_bytes;
+        self.image.checkpoint().for_each(|part| bytes.extend_from_slice(part));
+        bytes.truncate(end);
+    }
+}

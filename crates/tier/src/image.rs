@@ -1,0 +1,234 @@
+//! An image: the bytes of a part of a prefix, as one object of a store.
+//!
+//! Little-endian. A header of 208 bytes, then four sections, one behind the other:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0 | `DSV4COLD` |
+//! | 8 | version, u32 |
+//! | 12 | flags, u32: bit 0 = the checkpoint has the windows of draft layers; bits 8..16 = its origin |
+//! | 16, 24 | bytes of a block's image, and of a checkpoint, u64 |
+//! | 32 | blocks of the prefix that come before those of this image, u32 |
+//! | 36 | blocks of the prefix, u32 |
+//! | 40, 44 | bytes of the identity, and of the root, u32 |
+//! | 48 | SHA-256 of each section |
+//! | 176 | SHA-256 of the 176 bytes before |
+//!
+//! | section | |
+//! |---|---|
+//! | owner | identity, then root: whose bytes these are |
+//! | tokens | all tokens of the prefix, u32 |
+//! | blocks | images of the blocks |
+//! | checkpoint | the checkpoint at their end |
+//!
+//! Whoever reads one says what it must be of: identity, root and tokens are compared byte by byte, sections by their
+//! digests, the length of the object exactly.
+
+use sha2::{Digest, Sha256};
+
+/// What an image begins with.
+const MAGIC: [u8; 8] = *b"DSV4COLD";
+/// The version that is written, and the only one that is read.
+pub const VERSION: u32 = 1;
+/// Bytes of the header.
+pub const HEADER: usize = 208;
+/// Bytes of the header that its digest is of.
+const SIGNED: usize = 176;
+/// Tokens of a block.
+pub const BLOCK: usize = 128;
+
+/// A part of an image that has a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// The header.
+    Header,
+    /// Whose bytes they are.
+    Owner,
+    /// Tokens of the prefix.
+    Tokens,
+    /// Images of blocks.
+    Blocks,
+    /// The checkpoint.
+    Checkpoint,
+}
+
+/// Why the bytes of an object are not those that were asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// It does not begin as an image.
+    #[error("this is no image of a prefix")]
+    Magic,
+    /// Another version wrote it.
+    #[error("this is an image of version {found}; version {VERSION} is read")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// It is shorter, or longer, than it says.
+    #[error("the image has {found} bytes, and must have {needed}")]
+    Length {
+        /// Bytes that it must have.
+        needed: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// A section has not the bytes that were written.
+    #[error("the image's section {section:?} is damaged")]
+    Damaged {
+        /// The section.
+        section: Section,
+    },
+    /// It is of another model, format, salt or adapter.
+    #[error("the image is of another model, format, salt or adapter")]
+    Foreign,
+    /// Blocks or checkpoints have other sizes.
+    #[error("the image has other sizes of blocks and checkpoints than this cache")]
+    Sizes,
+    /// It is of other tokens.
+    #[error("the image is of other tokens")]
+    OtherTokens,
+}
+
+/// What an image is of: what must be equal when it is read.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'s> {
+    /// Of the model's weights, and of whatever else makes other bytes.
+    pub identity: &'s [u8],
+    /// Salt, adapter, model and formats.
+    pub root: &'s [u8],
+    /// All tokens of the prefix: whole blocks.
+    pub tokens: &'s [[u32; BLOCK]],
+    /// Bytes of the image of a block.
+    pub block_bytes: u64,
+    /// Bytes of a checkpoint.
+    pub checkpoint_bytes: u64,
+}
+
+/// What an image holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Image<'i> {
+    /// Blocks of the prefix before those that it has.
+    pub first: u32,
+    /// Images of blocks, one behind the other.
+    pub blocks: &'i [u8],
+    /// The checkpoint.
+    pub checkpoint: &'i [u8],
+    /// Number of the checkpoint's origin.
+    pub origin: u8,
+    /// Whether it has the windows of draft layers.
+    pub has_draft: bool,
+}
+
+/// The bytes of an image whose blocks and checkpoint `write` appends, in that order.
+pub fn encode(
+    subject: &Subject<'_>,
+    (first, origin, has_draft): (u32, u8, bool),
+    blocks: impl FnOnce(&mut Vec<u8>),
+    checkpoint: impl FnOnce(&mut Vec<u8>),
+) -> Vec<u8> {
+    let Subject { identity, root, tokens, block_bytes, checkpoint_bytes } = *subject;
+    let flags = u32::from(has_draft) | u32::from(origin) << 8;
+    let mut bytes = Vec::with_capacity(HEADER);
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&flags.to_le_bytes());
+    bytes.extend_from_slice(&block_bytes.to_le_bytes());
+    bytes.extend_from_slice(&checkpoint_bytes.to_le_bytes());
+    for number in [first, tokens.len() as u32, identity.len() as u32, root.len() as u32] {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+    bytes.resize(HEADER, 0);
+    let mut ends = vec![HEADER];
+    bytes.extend_from_slice(identity);
+    bytes.extend_from_slice(root);
+    ends.push(bytes.len());
+    tokens.as_flattened().iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+    ends.push(bytes.len());
+    blocks(&mut bytes);
+    ends.push(bytes.len());
+    checkpoint(&mut bytes);
+    ends.push(bytes.len());
+    let digests: Vec<_> =
+        ends.windows(2).map(|ends| Sha256::digest(&bytes[ends[0]..ends[1]])).collect();
+    for (at, digest) in digests.iter().enumerate() {
+        bytes[48 + 32 * at..][..32].copy_from_slice(digest);
+    }
+    let digest = Sha256::digest(&bytes[..SIGNED]);
+    bytes[SIGNED..HEADER].copy_from_slice(&digest);
+    bytes
+}
+
+/// Numbers of a header.
+struct Numbers<'b>(&'b [u8]);
+
+impl Numbers<'_> {
+    fn u32(&self, at: usize) -> u32 {
+        let mut word = [0; 4];
+        word.copy_from_slice(&self.0[at..at + 4]);
+        u32::from_le_bytes(word)
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64::from(self.u32(at)) | u64::from(self.u32(at + 4)) << 32
+    }
+}
+
+/// Reads an image that must be of `subject`.
+///
+/// # Errors
+/// [`ImageError`].
+pub fn decode<'b>(bytes: &'b [u8], subject: &Subject<'_>) -> Result<Image<'b>, ImageError> {
+    let found = bytes.len() as u64;
+    let Some((header, mut rest)) = bytes.split_at_checked(HEADER) else {
+        return Err(ImageError::Length { needed: HEADER as u64, found });
+    };
+    if header[..8] != MAGIC {
+        return Err(ImageError::Magic);
+    }
+    let numbers = Numbers(header);
+    if numbers.u32(8) != VERSION {
+        return Err(ImageError::Version { found: numbers.u32(8) });
+    }
+    if header[SIGNED..] != *Sha256::digest(&header[..SIGNED]) {
+        return Err(ImageError::Damaged { section: Section::Header });
+    }
+    let (flags, block_bytes, checkpoint_bytes) =
+        (numbers.u32(12), numbers.u64(16), numbers.u64(24));
+    let [first, blocks, identity, root] = [32, 36, 40, 44].map(|at| numbers.u32(at));
+    let own = u64::from(blocks.saturating_sub(first));
+    let sizes = [
+        u64::from(identity) + u64::from(root),
+        u64::from(blocks) * (4 * BLOCK as u64),
+        own.saturating_mul(block_bytes),
+        checkpoint_bytes,
+    ];
+    let needed = sizes.iter().fold(HEADER as u64, |sum, &size| sum.saturating_add(size));
+    if needed != found || first > blocks {
+        return Err(ImageError::Length { needed, found });
+    }
+    let sections = [Section::Owner, Section::Tokens, Section::Blocks, Section::Checkpoint];
+    let mut parts = [&[][..]; 4];
+    for (at, (section, size)) in sections.into_iter().zip(sizes).enumerate() {
+        // The sizes add up to the length, so that each fits.
+        let (part, behind) = rest.split_at(size as usize);
+        if header[48 + 32 * at..][..32] != *Sha256::digest(part) {
+            return Err(ImageError::Damaged { section });
+        }
+        (parts[at], rest) = (part, behind);
+    }
+    let [owner, tokens, blocks, checkpoint] = parts;
+    let (of_identity, of_root) = owner.split_at(identity as usize);
+    if of_identity != subject.identity || of_root != subject.root {
+        return Err(ImageError::Foreign);
+    }
+    if (block_bytes, checkpoint_bytes) != (subject.block_bytes, subject.checkpoint_bytes) {
+        return Err(ImageError::Sizes);
+    }
+    let wanted = subject.tokens.as_flattened();
+    let read = tokens.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token));
+    if tokens.len() != 4 * wanted.len() || !read.eq(wanted.iter().copied()) {
+        return Err(ImageError::OtherTokens);
+    }
+    let (origin, has_draft) = ((flags >> 8) as u8, flags & 1 == 1);
+    Ok(Image { first, blocks, checkpoint, origin, has_draft })
+}

@@ -1,0 +1,65 @@
+//! What objects are called: by a digest of whose prefix it is and of all its tokens. What an object is of is compared when
+//! it is read, so that nothing rests on digests being different.
+
+use sha2::{Digest, Sha256};
+
+use crate::image::BLOCK;
+
+/// The name of a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key([u8; 32]);
+
+/// The folder of objects of this version.
+pub const FOLDER: &str = "v1";
+
+impl Key {
+    /// The keys of a prefix's whole blocks: of the first, of the first two, ...
+    pub fn all(identity: &[u8], root: &[u8], tokens: &[[u32; BLOCK]]) -> Vec<Self> {
+        let mut digest = Sha256::new();
+        for part in [identity, root] {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+        let after = |block: &[u32; BLOCK]| {
+            block.iter().for_each(|token| digest.update(token.to_le_bytes()));
+            Self(digest.clone().finalize().into())
+        };
+        tokens.iter().map(after).collect()
+    }
+
+    /// Its object.
+    pub fn name(&self) -> String {
+        let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{FOLDER}/{digits}")
+    }
+
+    /// The key of an object; `None` for one that is called otherwise.
+    pub fn of_name(name: &str) -> Option<Self> {
+        let digits =
+            name.rsplit('/').next().filter(|digits| digits.len() == 64 && digits.is_ascii())?;
+        let mut key = [0; 32];
+        for (byte, at) in key.iter_mut().zip((0..).step_by(2)) {
+            *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
+        }
+        Some(Self(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other tokens, owners and lengths have other names, and a name leads back to its key.
+    #[test]
+    fn a_key_is_of_all_that_it_is_of() {
+        let tokens = [[1; BLOCK], [2; BLOCK]];
+        let keys = Key::all(b"ab", b"c", &tokens);
+        let others =
+            [Key::all(b"a", b"bc", &tokens), Key::all(b"ab", b"c", &[[1; BLOCK], [3; BLOCK]])];
+        assert_eq!(keys.len(), 2);
+        assert!(keys[0] != keys[1] && others[0][0] != keys[0] && others[1][1] != keys[1]);
+        assert_eq!(others[1][0], keys[0], "the same first block");
+        assert_eq!(Key::of_name(&keys[1].name()), Some(keys[1]));
+        assert_eq!([Key::of_name("v1/00"), Key::of_name("x")], [None, None]);
+    }
+}

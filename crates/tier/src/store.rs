@@ -1,0 +1,371 @@
+//! The store's own thread: what is asked of it waits for a disk or a network there, and nowhere else.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use bytes::Bytes;
+use dsv4_kv::{Origin, RootKey};
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use tokio::runtime::Runtime;
+
+use crate::image::{self, BLOCK, ImageError, Subject};
+use crate::key::{FOLDER, Key};
+
+/// Prefixes that wait to be stored at most: each holds its part of host memory.
+const WAITING: usize = 64;
+
+/// Why a prefix was not stored, or not read.
+#[derive(Debug, thiserror::Error)]
+pub enum ColdError {
+    /// The store has nothing of the prompt behind what is there.
+    #[error("the store has no more of this prompt")]
+    NotThere,
+    /// An object is not what it should be.
+    #[error("{name}: {error}")]
+    Image {
+        /// The object.
+        name: String,
+        /// Why.
+        error: ImageError,
+    },
+    /// The store failed.
+    #[error("the store failed: {0}")]
+    Store(#[from] object_store::Error),
+    /// The store's URL cannot be used.
+    #[error("{url}: {why}")]
+    Url {
+        /// As it was given.
+        url: String,
+        /// Why.
+        why: String,
+    },
+    /// The store's thread could not be started.
+    #[error("the store's thread could not be started: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// The sizes of a cache, and what tells its bytes from those of others.
+#[derive(Clone, Debug)]
+pub(crate) struct Owner {
+    pub identity: Arc<[u8]>,
+    pub block_bytes: u64,
+    pub checkpoint_bytes: u64,
+}
+
+/// A prefix that is to be stored: its bytes are read on the store's thread.
+pub(crate) trait Source: Send {
+    /// Whose it is.
+    fn root(&self) -> &RootKey;
+    /// Its tokens.
+    fn tokens(&self) -> &[[u32; BLOCK]];
+    /// Its checkpoint's origin, and whether it has the windows of draft layers.
+    fn about(&self) -> (Origin, bool);
+    /// Appends the images of the blocks from `first` on.
+    fn blocks(&self, first: usize, bytes: &mut Vec<u8>);
+    /// Appends its checkpoint.
+    fn checkpoint(&self, bytes: &mut Vec<u8>);
+}
+
+/// A prompt whose prefix is to be read.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub id: u64,
+    pub root: RootKey,
+    /// Whole blocks.
+    pub tokens: Vec<[u32; BLOCK]>,
+    /// Blocks down to a checkpoint that is nearer.
+    pub there: u32,
+}
+
+/// A prefix that was read and is what it should be.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub wanted: Wanted,
+    /// Blocks down to its checkpoint.
+    pub blocks: u32,
+    /// Parts of it, the last one first: blocks before it, and images.
+    parts: Vec<(u32, Bytes)>,
+    pub checkpoint: Bytes,
+    pub about: (Origin, bool),
+    block_bytes: usize,
+}
+
+impl Found {
+    /// Blocks before the first that it has.
+    pub fn first(&self) -> u32 {
+        self.parts.last().map_or(self.blocks, |&(before, _)| before)
+    }
+
+    /// The images of its blocks from `first` on.
+    pub fn images(&self, first: u32) -> impl Iterator<Item = &[u8]> {
+        let images =
+            self.parts.iter().rev().flat_map(|(before, images)| {
+                (*before..).zip(images.chunks_exact(self.block_bytes))
+            });
+        images.filter(move |&(number, _)| number >= first).map(|(_, image)| image)
+    }
+}
+
+/// What has become of something that was asked for.
+pub(crate) enum Done {
+    /// So many bytes were stored; none, if the store has it already.
+    Stored(Result<u64, ColdError>),
+    /// A prefix was read, with why others of the same prompt were not; or nothing was.
+    Read(u64, Option<Box<Found>>, Vec<ColdError>),
+    /// Work that was handed over is done.
+    Worked,
+}
+
+/// What the thread is to do.
+enum Job {
+    Store(Box<dyn Source>),
+    Read(Wanted),
+    Work(Box<dyn FnOnce() + Send>),
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Read first: somebody waits for them.
+    urgent: VecDeque<Job>,
+    later: VecDeque<Job>,
+    is_closed: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // Every change of the queue is one call.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job; `None` when nothing is left and nothing comes.
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.queue();
+        loop {
+            if let Some(job) = queue.urgent.pop_front() {
+                return Some(job);
+            }
+            if let Some(job) = queue.later.pop_front() {
+                return Some(job);
+            }
+            if queue.is_closed {
+                return None;
+            }
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A store and its thread. Dropping it stores what waits to be stored, and waits for that.
+pub(crate) struct Store {
+    shared: Arc<Shared>,
+    done: Receiver<Done>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Store {
+    /// Opens a store, and lists what it has.
+    pub fn open(
+        objects: Box<dyn ObjectStore>,
+        prefix: Path,
+        owner: Owner,
+    ) -> Result<Self, ColdError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut objects = Objects { objects, prefix, owner, known: HashSet::new() };
+        runtime.block_on(objects.list())?;
+        let (shared, (send, done)) = (Arc::<Shared>::default(), channel());
+        let queue = Arc::clone(&shared);
+        let work = move || objects.serve(&runtime, &queue, &send);
+        let thread = std::thread::Builder::new().name("cold tier".into()).spawn(work)?;
+        Ok(Self { shared, done, thread: Some(thread) })
+    }
+
+    /// Stores a prefix when its turn comes; `false` if too many wait.
+    pub fn store(&self, source: Box<dyn Source>) -> bool {
+        let mut queue = self.shared.queue();
+        if queue.later.len() >= WAITING {
+            return false;
+        }
+        queue.later.push_back(Job::Store(source));
+        self.shared.changed.notify_one();
+        true
+    }
+
+    /// Reads a prefix, before what waits to be stored.
+    pub fn read(&self, wanted: Wanted) {
+        self.shared.queue().urgent.push_back(Job::Read(wanted));
+        self.shared.changed.notify_one();
+    }
+
+    /// Does some work on the thread, before what waits to be stored.
+    pub fn work(&self, work: impl FnOnce() + Send + 'static) {
+        self.shared.queue().urgent.push_back(Job::Work(Box::new(work)));
+        self.shared.changed.notify_one();
+    }
+
+    /// What is done; with `wait`, waits until something is.
+    pub fn next(&self, wait: bool) -> Option<Done> {
+        if wait { self.done.recv().ok() } else { self.done.try_recv().ok() }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.shared.queue().is_closed = true;
+        self.shared.changed.notify_one();
+        // A panic of the thread has nobody to go to.
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// The objects of a store.
+struct Objects {
+    objects: Box<dyn ObjectStore>,
+    prefix: Path,
+    owner: Owner,
+    /// Those that there are, as far as is known.
+    known: HashSet<Key>,
+}
+
+impl Objects {
+    fn path(&self, key: &Key) -> Path {
+        key.name().split('/').fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    async fn list(&mut self) -> Result<(), ColdError> {
+        let folder = self.prefix.clone().join(FOLDER);
+        let known = &mut self.known;
+        let found = self.objects.list(Some(&folder)).try_for_each(|object| {
+            known.extend(Key::of_name(object.location.as_ref()));
+            std::future::ready(Ok(()))
+        });
+        Ok(found.await?)
+    }
+
+    fn serve(mut self, runtime: &Runtime, queue: &Shared, done: &Sender<Done>) {
+        while let Some(job) = queue.next() {
+            let result = match job {
+                Job::Store(source) => Done::Stored(runtime.block_on(self.store(&*source))),
+                Job::Read(wanted) => {
+                    let id = wanted.id;
+                    let (found, errors) = runtime.block_on(self.read(wanted));
+                    Done::Read(id, found.map(Box::new), errors)
+                }
+                Job::Work(work) => {
+                    work();
+                    Done::Worked
+                }
+            };
+            // Nobody asks any more.
+            let _ = done.send(result);
+        }
+    }
+
+    /// Stores what the store does not have of a prefix: the blocks behind the deepest checkpoint that it has, and the
+    /// checkpoint.
+    async fn store(&mut self, source: &dyn Source) -> Result<u64, ColdError> {
+        let (root, tokens) = (source.root().bytes(), source.tokens());
+        let keys = Key::all(&self.owner.identity, root, tokens);
+        let Some((key, above)) = keys.split_last() else { return Ok(0) };
+        if self.known.contains(key) {
+            return Ok(0);
+        }
+        let first = above.iter().rposition(|key| self.known.contains(key)).map_or(0, |at| at + 1);
+        let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
+        let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
+        let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
+        let (origin, has_draft) = source.about();
+        let bytes = image::encode(
+            &subject,
+            (first as u32, origin.index() as u8, has_draft),
+            |bytes| source.blocks(first, bytes),
+            |bytes| source.checkpoint(bytes),
+        );
+        let len = bytes.len() as u64;
+        self.objects.put(&self.path(key), PutPayload::from(bytes)).await?;
+        self.known.insert(*key);
+        Ok(len)
+    }
+
+    /// Reads the deepest prefix of a prompt that the store has wholly, with why deeper ones were not read.
+    async fn read(&mut self, wanted: Wanted) -> (Option<Found>, Vec<ColdError>) {
+        let keys = Key::all(&self.owner.identity, wanted.root.bytes(), &wanted.tokens);
+        let mut errors = Vec::new();
+        for blocks in (wanted.there as usize + 1..=keys.len()).rev() {
+            if !self.known.contains(&keys[blocks - 1]) {
+                continue;
+            }
+            match self.read_parts(&wanted, &keys[..blocks]).await {
+                Ok((parts, checkpoint, about)) => {
+                    let (blocks, block_bytes) = (blocks as u32, self.owner.block_bytes as usize);
+                    let found = Found { wanted, blocks, parts, checkpoint, about, block_bytes };
+                    return (Some(found), errors);
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        if errors.is_empty() {
+            errors.push(ColdError::NotThere);
+        }
+        (None, errors)
+    }
+
+    /// The images of a prefix, the last one first, back to what is nearer already. An object that is not what it should be
+    /// is not asked for again.
+    async fn read_parts(
+        &mut self,
+        wanted: &Wanted,
+        keys: &[Key],
+    ) -> Result<(Vec<(u32, Bytes)>, Bytes, (Origin, bool)), ColdError> {
+        let (mut parts, mut end, mut last) = (Vec::new(), keys.len(), None);
+        while end > wanted.there as usize {
+            let key = keys[end - 1];
+            let read = self.read_one(wanted, &key, end).await;
+            let (first, blocks, checkpoint, about) = match read {
+                Ok(read) => read,
+                Err(error) => {
+                    self.known.remove(&key);
+                    return Err(error);
+                }
+            };
+            last.get_or_insert((checkpoint, about));
+            parts.push((first, blocks));
+            end = first as usize;
+        }
+        let (checkpoint, about) = last.ok_or(ColdError::NotThere)?;
+        Ok((parts, checkpoint, about))
+    }
+
+    /// One object: blocks before its own, their images, the checkpoint.
+    async fn read_one(
+        &self,
+        wanted: &Wanted,
+        key: &Key,
+        end: usize,
+    ) -> Result<(u32, Bytes, Bytes, (Origin, bool)), ColdError> {
+        let path = self.path(key);
+        let bytes = self.objects.get(&path).await?.bytes().await?;
+        let Owner { identity, block_bytes, checkpoint_bytes } = &self.owner;
+        let (block_bytes, checkpoint_bytes) = (*block_bytes, *checkpoint_bytes);
+        let (root, tokens) = (wanted.root.bytes(), &wanted.tokens[..end]);
+        let subject = Subject { identity, root, tokens, block_bytes, checkpoint_bytes };
+        let wrong = |error| ColdError::Image { name: path.to_string(), error };
+        let image = image::decode(&bytes, &subject).map_err(wrong)?;
+        let origin = Origin::ALL.get(image.origin as usize).copied();
+        let header = || wrong(ImageError::Damaged { section: image::Section::Header });
+        // An image of no blocks would never end.
+        let is_part = (image.first as usize) < end;
+        let origin = origin.filter(|_| is_part).ok_or_else(header)?;
+        let part = |part: &[u8]| bytes.slice_ref(part);
+        Ok((image.first, part(image.blocks), part(image.checkpoint), (origin, image.has_draft)))
+    }
+}

@@ -1,0 +1,207 @@
+//! Prefixes that another cache stored in files: every byte is as if the request were alone, and what is wrong with a file
+//! is a miss.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
+use dsv4_kv::{Accepted, CacheConfig, Prompt};
+use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
+use dsv4_kv_tests::stories::{Stored, Story, config};
+use dsv4_kv_tier::{ColdError, ColdOptions, ColdTier, ImageError, Section};
+use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+
+const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+/// A layer of every kind.
+const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
+const TOKENS: usize = 420;
+
+/// A cache with its host tier, and the cold tier below.
+struct Cache {
+    fed: Fed<Emulator>,
+    cold: ColdTier<Emulator>,
+}
+
+fn tokens() -> Vec<u32> {
+    (0..TOKENS as u32).collect()
+}
+
+fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
+    Prompt { tokens, salt, adapter: b"" }
+}
+
+impl Cache {
+    fn new(device: &EmuDevice, directory: &Path, identity: &[u8]) -> Self {
+        let base = config(&LAYERS, FORMATS, 2);
+        let settings = CacheConfig {
+            num_checkpoints: 4,
+            checkpoint_interval: 128,
+            host_bytes: 8 << 20,
+            poison: true,
+            ..base
+        };
+        let mut fed = Fed::new(device, settings);
+        let options = ColdOptions { identity: identity.to_vec(), ..ColdOptions::default() };
+        let url = directory.to_str().unwrap();
+        let cold = ColdTier::open(&mut fed.manager, url, options).unwrap();
+        Self { fed, cold }
+    }
+
+    /// Runs a request of the story's tokens, and ends it; tokens that were reused.
+    fn run(&mut self, salt: &[u8], story: &Story, stored: &[Stored]) -> u32 {
+        let Self { fed, .. } = self;
+        let tokens = tokens();
+        let admission = fed.manager.admit_waiting(&fed.stream, &prompt(&tokens, salt)).unwrap();
+        let (id, from) = (admission.id, admission.reused as usize);
+        let parts = [Part::new(id, story, from..TOKENS)];
+        fed.inputs.load(&fed.stream, &parts, (TOKENS - from) as u32);
+        let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
+        for step in &mut steps {
+            fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
+        }
+        let told = Accepted { id, accepted: (TOKENS - from) as u32, tokens: &tokens[from..] };
+        steps.into_iter().for_each(|step| step.commit(&[told]).unwrap());
+        fed.assert_holds(id, story, stored, TOKENS);
+        fed.manager.check_faults(&fed.stream).unwrap();
+        fed.manager.release(id).unwrap();
+        self.settle();
+        admission.reused
+    }
+
+    fn settle(&mut self) {
+        let Self { fed, cold } = self;
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        cold.settle(&mut fed.manager);
+        fed.manager.audit_tier().unwrap();
+        fed.manager.ledger().audit().unwrap();
+    }
+
+    /// Asks the store for the story's prompt; why it was not had.
+    fn fetch(&mut self, salt: &[u8]) -> Vec<ColdError> {
+        let tokens = tokens();
+        let id =
+            self.cold.fetch(&self.fed.manager, &prompt(&tokens, salt)).expect("it is not there");
+        assert!(self.cold.is_fetching(id));
+        self.settle();
+        assert!(!self.cold.is_fetching(id));
+        self.cold.take_errors()
+    }
+}
+
+struct Setup {
+    device: EmuDevice,
+    story: Story,
+    stored: Vec<Stored>,
+    directory: tempfile::TempDir,
+}
+
+impl Setup {
+    /// A directory in which a cache has stored the story under the salt `a`, in three objects.
+    fn new() -> Self {
+        let device = EmuDevice::new(EmuOptions::default());
+        let story = Story::random(&LAYERS, TOKENS, 501);
+        let stored = story.stored(&device, FORMATS);
+        let directory = tempfile::tempdir().unwrap();
+        let this = Self { device, story, stored, directory };
+        let mut cache = this.cache(b"weights");
+        assert_eq!(cache.run(b"a", &this.story, &this.stored), 0);
+        let stats = cache.cold.stats();
+        assert_eq!((stats.stored, stats.failed, this.files().len()), (3, 0, 3));
+        let on_disk: u64 = this.files().iter().map(|file| fs::metadata(file).unwrap().len()).sum();
+        assert_eq!(stats.bytes_written, on_disk);
+        // What the store has is not stored again.
+        assert_eq!(cache.run(b"a", &this.story, &this.stored), 384);
+        assert_eq!(cache.cold.stats().stored, 3);
+        this
+    }
+
+    fn cache(&self, identity: &[u8]) -> Cache {
+        Cache::new(&self.device, self.directory.path(), identity)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let folder = fs::read_dir(self.directory.path().join("v1")).unwrap();
+        let mut files: Vec<_> = folder.map(|entry| entry.unwrap().path()).collect();
+        // The longest prefix last.
+        let blocks = |file: &PathBuf| fs::read(file).unwrap().get(36).copied();
+        files.sort_by_key(blocks);
+        files
+    }
+}
+
+/// Another cache, as after a restart, goes on from the files; under another salt, or with other weights, nobody does.
+#[test]
+fn another_cache_goes_on_from_files() {
+    let setup = Setup::new();
+    let mut cache = setup.cache(b"weights");
+    for (salt, identity) in [(b"b", &b"weights"[..]), (b"a", b"other weights")] {
+        let mut other = setup.cache(identity);
+        let errors = other.fetch(salt);
+        assert!(matches!(errors[..], [ColdError::NotThere]), "{errors:?}");
+        assert_eq!((other.cold.stats().not_there, other.cold.stats().restored), (1, 0));
+    }
+    let errors = cache.fetch(b"a");
+    assert!(errors.is_empty(), "{errors:?}");
+    let stats = cache.cold.stats();
+    assert_eq!((stats.restored, stats.restored_tokens), (1, 384));
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
+    assert_eq!(cache.fed.manager.tier_stats().restored_tokens, 384);
+    // Nothing more is wanted of a prompt that is there.
+    let tokens = tokens();
+    assert!(cache.cold.fetch(&cache.fed.manager, &prompt(&tokens, b"a")).is_none());
+    assert_eq!(cache.cold.stats().stored, 0, "it came from there");
+}
+
+/// Each section of the longest prefix's object is damaged, cut, or replaced: the reason is named, a shorter prefix is had,
+/// and every byte is right.
+#[test]
+fn damaged_files_are_misses() {
+    let setup = Setup::new();
+    let files = setup.files();
+    let whole = fs::read(&files[2]).unwrap();
+    let damage = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x40;
+        bytes
+    };
+    let damaged = |section| move |error: &ImageError| *error == ImageError::Damaged { section };
+    let end = whole.len();
+    type Check = Box<dyn Fn(&ImageError) -> bool>;
+    let cases: Vec<(Vec<u8>, Check)> = vec![
+        (damage(0), Box::new(|error| *error == ImageError::Magic)),
+        (damage(8), Box::new(|error| matches!(error, ImageError::Version { .. }))),
+        (damage(100), Box::new(damaged(Section::Header))),
+        (damage(210), Box::new(damaged(Section::Owner))),
+        (damage(end - 1), Box::new(damaged(Section::Checkpoint))),
+        (whole[..end - 1].to_vec(), Box::new(|error| matches!(error, ImageError::Length { .. }))),
+        (Vec::new(), Box::new(|error| matches!(error, ImageError::Length { .. }))),
+        // Another prefix's object under this one's name.
+        (fs::read(&files[1]).unwrap(), Box::new(|error| *error == ImageError::OtherTokens)),
+    ];
+    for (bytes, is_right) in cases {
+        fs::write(&files[2], bytes).unwrap();
+        let mut cache = setup.cache(b"weights");
+        let errors = cache.fetch(b"a");
+        match &errors[..] {
+            [ColdError::Image { name, error }] => {
+                assert!(is_right(error), "{error}");
+                assert!(files[2].ends_with(name), "{name}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let stats = cache.cold.stats();
+        assert_eq!((stats.damaged + stats.foreign, stats.restored_tokens), (1, 256));
+        assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 256, "the shorter prefix is had");
+        // What is not known any more is stored again.
+        assert_eq!(fs::read(&files[2]).unwrap(), whole);
+    }
+    // An object in the middle of the way is missing: what rests on it is a miss.
+    fs::remove_file(&files[0]).unwrap();
+    let mut cache = setup.cache(b"weights");
+    let errors = cache.fetch(b"a");
+    assert!(matches!(errors[..], [ColdError::Store(_), ColdError::Store(_)]), "{errors:?}");
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 0);
+    assert_eq!(setup.files().len(), 3, "it is stored anew");
+}
