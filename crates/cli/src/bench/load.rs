@@ -36,6 +36,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "N", default_values_t = [1, 32, 256], value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS / 2)))]
     pub batch: Vec<u32>,
 
+    /// Of step: measure the step with attention in place of the gathers too.
+    #[arg(long)]
+    pub attention: bool,
+
     /// Of prefill: tokens of a chunk, 128 to 32768.
     #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = clap::value_parser!(u32).range(128..=32_768))]
     pub chunk: Vec<u32>,

@@ -67,16 +67,16 @@ fn a_layers_decode_is_measured() {
     }
 }
 
-fn measure_step(requests: u32) -> Vec<Row> {
+fn measure_step(requests: u32, attention: bool) -> Vec<Row> {
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
     let (model, context, weight) = ("tiny".into(), 256, Weight::Bf16);
-    step::measure_case(&device, &Case { model, context, max_context: context, requests, weight })
-        .unwrap()
+    let case = Case { model, context, max_context: context, requests, weight, attention };
+    step::measure_case(&device, &case).unwrap()
 }
 
 #[test]
 fn steps_are_measured_by_kind() {
-    let rows = measure_step(2);
+    let rows = measure_step(2, false);
     assert_eq!(rows.len(), 2);
     for row in &rows {
         let measured = row.measured.as_ref().unwrap();
@@ -98,8 +98,27 @@ fn steps_are_measured_by_kind() {
 }
 
 #[test]
+fn steps_with_attention_in_place_are_measured() {
+    let rows = measure_step(1, true);
+    for row in &rows {
+        let measured = row.measured.as_ref().unwrap();
+        let nodes = |name: &&str| {
+            let kind = measured.kinds.iter().find(|kind| kind.name == *name).unwrap();
+            assert!(kind.timed.microseconds > 0.0);
+            kind.timed.nodes
+        };
+        let attended = measured.attended.unwrap();
+        // The trunk is swa, csa, hca, csa.
+        assert_eq!(["swa attend", "csa attend", "hca attend"].each_ref().map(nodes), [1, 2, 1]);
+        let gathers = ["windows", "csa gather", "hca gather"].iter().map(nodes).sum::<u64>();
+        assert_eq!(attended.nodes, measured.step.nodes - gathers + 4);
+    }
+    assert!(step::table(&rows).to_string().contains("in place"));
+}
+
+#[test]
 fn a_load_that_does_not_fit_is_a_row() {
-    let rows = measure_step(1 << 14);
+    let rows = measure_step(1 << 14, false);
     assert!(rows[0].measured.as_ref().unwrap_err().starts_with("does not fit"), "{rows:?}");
     assert!(step::table(&rows).to_string().contains("does not fit"));
 }

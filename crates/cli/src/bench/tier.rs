@@ -153,6 +153,7 @@ impl<B: Backend> Setup<B> {
             entry_rows,
             workspace_bytes: u64::MAX,
             weight: super::load::Weight::Bf16,
+            query_heads: None,
         };
         let mut filled = Filled::new(device, CacheConfig { host_bytes, ..config }, size)?;
         let prompts = filled.ids.pop().context("a request more than decode")?;

@@ -145,7 +145,14 @@ fn measure_layers<B: Backend>(
         max_step_tokens: PREFILL_TOKENS.max(tokens),
         ..CacheConfig::smallest(ModelConfig { layers, ..model.clone() })
     };
-    let size = Size { tokens, all: 0, entry_rows: 1, workspace_bytes: WORKSPACE_BYTES, weight };
+    let size = Size {
+        tokens,
+        all: 0,
+        entry_rows: 1,
+        workspace_bytes: WORKSPACE_BYTES,
+        weight,
+        query_heads: None,
+    };
     let mut filled = Filled::new(device, config, size)?;
     filled.advance(past)?;
     let timer = ColdTimer::new(device)?;

@@ -44,9 +44,16 @@ pub struct Case {
     pub requests: u32,
     /// The indexer's.
     pub weight: Weight,
+    /// Whether the step is measured with attention in place of the gathers too.
+    pub attention: bool,
 }
 
 impl Case {
+    /// Heads of a query: those of the released model, if attention in place is measured.
+    pub fn query_heads(&self) -> Option<u32> {
+        self.attention.then(|| if self.model == "pro" { 128 } else { 64 })
+    }
+
     /// The configuration of the cache: the model's trunk, and blocks for all requests.
     pub fn config(&self) -> Result<CacheConfig> {
         Ok(CacheConfig {

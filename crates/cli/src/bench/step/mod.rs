@@ -1,7 +1,8 @@
 //! Whole decode steps: the cache's part of a step of all layers as one captured graph, and where its time goes.
 //!
 //! A graph has the updates with their appends, the indexer from activations to lists, and the gathers of every
-//! layer, through the library's own calls. Beside it there is a graph for each kind of launch alone, of all
+//! layer, through the library's own calls; another one, on request, attention in place of the gathers, over queries that
+//! are the same in all layers. Beside it there is a graph for each kind of launch alone, of all
 //! layers. Two kinds are not alone in any graph: the indexer's queries are `select` less `select_projected`, with
 //! `index_query` added; scores and lists are `select_projected` less `index_query`.
 //!
@@ -45,8 +46,14 @@ pub(super) fn measure<B: Backend>(
     for model in &load.model {
         for &context in &load.context {
             for &requests in &load.batch {
-                let (model, weight) = (model.clone(), load.index_weight);
-                let case = Case { model, context, max_context: MAX_CONTEXT, requests, weight };
+                let case = Case {
+                    model: model.clone(),
+                    context,
+                    max_context: MAX_CONTEXT,
+                    requests,
+                    weight: load.index_weight,
+                    attention: load.attention,
+                };
                 progress.set_message(format!("step: {case:?}"));
                 rows.extend(measure_case(device, &case)?);
             }
@@ -94,6 +101,8 @@ struct Graphs<B: Backend> {
     step: CapturedStep<B>,
     routed: CapturedStep<B>,
     updates: CapturedStep<B>,
+    /// With attention in place of the gathers, if it is measured.
+    attended: Option<CapturedStep<B>>,
     kinds: Vec<(&'static str, CapturedStep<B>)>,
 }
 
@@ -115,9 +124,17 @@ const READS: [(&str, Part); 6] = [
     ("index query", Part::Quantise),
 ];
 
+/// Attention in place, of the layers of each kind.
+const ATTENDS: [(&str, Part); 3] = [
+    ("swa attend", Part::Attend(LayerKind::Swa)),
+    ("csa attend", Part::Attend(LayerKind::Csa)),
+    ("hca attend", Part::Attend(LayerKind::Hca)),
+];
+
 /// A cache with its requests, and the routers.
 struct Setup<B: Backend> {
     context: u32,
+    attention: bool,
     filled: Filled<B>,
     routers: Routers<B>,
 }
@@ -132,6 +149,12 @@ pub(super) fn step() -> Vec<Part> {
     updates().into_iter().chain(GATHERS).collect()
 }
 
+/// The same with attention in place of the gathers.
+fn attended_step() -> Vec<Part> {
+    let attends = ATTENDS.map(|(_, part)| part);
+    updates().into_iter().chain([Part::Select]).chain(attends).collect()
+}
+
 impl<B: Backend> Setup<B> {
     fn new(device: &Device<B>, case: &Case) -> Result<Self> {
         let config = case.config()?;
@@ -142,11 +165,12 @@ impl<B: Backend> Setup<B> {
             entry_rows: all.max(config.model.index_topk),
             workspace_bytes: u64::MAX,
             weight: case.weight,
+            query_heads: case.query_heads(),
         };
         let layers = config.model.layers.len();
         let filled = Filled::new(device, config, size)?;
         let routers = Routers::new(&filled.stream, &case.model, layers, case.requests)?;
-        Ok(Self { context: case.context, filled, routers })
+        Ok(Self { context: case.context, attention: case.attention, filled, routers })
     }
 
     /// Everything of a step at which each request has `start` tokens.
@@ -156,6 +180,7 @@ impl<B: Backend> Setup<B> {
         let graphs = self.capture(&bucket)?;
         let router = self.capture_router()?;
         let memory = self.memory();
+        let reads = READS.into_iter().chain(ATTENDS.into_iter().filter(|_| self.attention));
         let Self { filled: Filled { stream, cache, tensors, .. }, routers, .. } = self;
         let timer = ColdTimer::new(stream.device())?;
         let mut step = cache.begin_step(stream, Launches::Bucket(&bucket), &requests)?;
@@ -167,6 +192,7 @@ impl<B: Backend> Setup<B> {
         let whole = time(&graphs.step)?;
         let routed = time(&graphs.routed)?;
         let updates = time(&graphs.updates)?;
+        let attended = graphs.attended.as_ref().map(&mut time).transpose()?;
         let mut kinds = Vec::new();
         for (name, graph) in &graphs.kinds {
             kinds.push(Kind { name, timed: time(graph)? });
@@ -175,7 +201,7 @@ impl<B: Backend> Setup<B> {
             let microseconds = timer.median(stream, REPLAYS, || Ok(stream.replay(graph)?))?;
             Ok(Timed { nodes: graph.nodes(), microseconds })
         };
-        for (name, part) in READS {
+        for (name, part) in reads {
             let record = || queue(tensors, &mut step, &[part]);
             let graph = stream.capture(memory.clone(), record)?;
             kinds.push(Kind { name, timed: time(&graph)? });
@@ -184,7 +210,8 @@ impl<B: Backend> Setup<B> {
         drop(step);
         cache.check_faults(stream)?;
         routers.check(stream)?;
-        Ok(Measured { phase, step: whole, routed, updates, kinds: row::alone(&kinds), host })
+        let kinds = row::alone(&kinds);
+        Ok(Measured { phase, step: whole, routed, updates, attended, kinds, host })
     }
 
     /// A token of each request, which has `start` tokens.
@@ -210,7 +237,9 @@ impl<B: Backend> Setup<B> {
         for (name, parts) in UPDATES {
             kinds.push((name, self.capture_parts(bucket, &parts, false)?));
         }
+        let attended = self.attention.then(|| self.capture_parts(bucket, &attended_step(), false));
         Ok(Graphs {
+            attended: attended.transpose()?,
             step: self.capture_parts(bucket, &step, false)?,
             routed: self.capture_parts(bucket, &step, true)?,
             updates: self.capture_parts(bucket, &all, false)?,

@@ -26,6 +26,9 @@ pub struct Measured {
     pub routed: Timed,
     /// Updates and appends of all layers: one graph.
     pub updates: Timed,
+    /// The step with attention in place of the gathers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attended: Option<Timed>,
     /// The step's launches by kind. Without the router they add up to a step that does not overlap.
     pub kinds: Vec<Kind>,
     /// The host's time for the same step, launch by launch.
@@ -106,21 +109,33 @@ const KINDS: [&str; 9] = [
     "router",
 ];
 
+/// Those of a step with attention in place, behind the others.
+const ATTENDS: [&str; 3] = ["swa attend", "csa attend", "hca attend"];
+/// What such a step has not.
+const GATHERS: [&str; 3] = ["windows", "csa gather", "hca gather"];
+
 /// The rows as a table.
 pub fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
     let head = ["model", "context", "requests", "phase", "nodes", "step us", "with router"];
     let head = head.into_iter().chain(["updates + append"]).chain(KINDS);
-    table.set_header(head.chain([
-        "sum of kinds",
-        "begin us",
-        "own begin us",
-        "host us",
-        "own host us",
-        "ns a launch",
-        "own ns a launch",
-    ]));
+    let attends = rows.iter().any(|row| row.case.attention);
+    let in_place =
+        ["step us, in place"].into_iter().chain(ATTENDS).chain(["sum of kinds, in place"]);
+    let in_place = in_place.filter(|_| attends);
+    table.set_header(
+        head.chain([
+            "sum of kinds",
+            "begin us",
+            "own begin us",
+            "host us",
+            "own host us",
+            "ns a launch",
+            "own ns a launch",
+        ])
+        .chain(in_place),
+    );
     for Row { case, measured } in rows {
         let weight = if case.weight == Weight::Nvfp4 { " (NVFP4)" } else { "" };
         let mut cells = vec![
@@ -139,11 +154,12 @@ pub fn table(rows: &[Row]) -> Table {
 
 impl Measured {
     fn cells(&self) -> Vec<String> {
-        let Self { phase, step, routed, updates, kinds, host } = self;
+        let Self { phase, step, routed, updates, attended, kinds, host } = self;
         let microseconds = |of: f64| format!("{of:.1}");
         let kind = |name| kinds.iter().find(|kind| kind.name == name);
         let of_kind = |name| kind(name).map_or(0.0, |kind| kind.timed.microseconds);
-        let sum: f64 = KINDS.into_iter().filter(|&name| name != "router").map(of_kind).sum();
+        let of_step = KINDS.into_iter().filter(|&name| name != "router");
+        let sum: f64 = of_step.clone().map(of_kind).sum();
         let phase = match phase {
             Phase::MidWindow => "mid-window",
             Phase::Boundary => "boundary",
@@ -157,6 +173,13 @@ impl Measured {
         cells.push(microseconds(sum));
         cells.extend(begin.into_iter().chain(launches).map(microseconds));
         cells.extend(launches.map(|of| format!("{:.0}", 1e3 * of / step.nodes as f64)));
+        if let Some(attended) = attended {
+            let kept = of_step.filter(|name| !GATHERS.contains(name)).map(of_kind);
+            let in_place = ATTENDS.map(of_kind);
+            let sum = kept.chain(in_place).sum();
+            let all = [attended.microseconds].into_iter().chain(in_place).chain([sum]);
+            cells.extend(all.map(microseconds));
+        }
         cells
     }
 }

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `filled.rs` | the cache, and how its requests come to their tokens |
 //! | `tensors.rs` | what its layers read besides, and write |
+//! | `heads.rs` | heads of queries, where attention is in place |
 //! | `parts.rs` | the parts of a step, queued alone or together |
 
 mod filled;
+mod heads;
 mod parts;
 mod tensors;
 

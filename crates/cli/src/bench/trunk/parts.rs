@@ -30,12 +30,14 @@ pub enum Part {
     Entries,
     /// The gather of all entries of HCA layers.
     All,
+    /// Attention in place of the layers of a kind.
+    Attend(LayerKind),
 }
 
 /// Whether any of `parts` is of a layer of this kind.
 fn concern(parts: &[Part], kind: LayerKind) -> bool {
     parts.iter().any(|part| match part {
-        Part::Update(of) | Part::Append(of) => *of == kind,
+        Part::Update(of) | Part::Append(of) | Part::Attend(of) => *of == kind,
         Part::Windows => true,
         Part::Select | Part::SelectProjected | Part::Quantise | Part::Entries => {
             kind == LayerKind::Csa
@@ -56,6 +58,7 @@ pub fn queue_layer<B: Backend>(
     }
     let has = |part| parts.contains(&part);
     let (update, append) = (has(Part::Update(kind)), has(Part::Append(kind)));
+    let attends = has(Part::Attend(kind));
     let of = tensors.layer(layer);
     let LayerProjections { kv, main, index } = &of.projections;
     let (main, index) = (main.inputs(), index.inputs());
@@ -64,6 +67,9 @@ pub fn queue_layer<B: Backend>(
         LayerKind::Swa => {
             let layer = layers.swa(layer)?;
             let updated = if update { layer.update(kv)? } else { layer.resume(kv)? };
+            if attends {
+                tensors.attention()?.with(|heads| updated.attend(queries(), heads))?;
+            }
             finish(tensors, updated, parts, append)
         }
         LayerKind::Csa => {
@@ -88,6 +94,10 @@ pub fn queue_layer<B: Backend>(
                 let Tensors { lists, k, entries, .. } = tensors;
                 updated.gather_entries(queries(), lists, *k, entries)?;
             }
+            if attends {
+                let (lists, k) = (&tensors.lists, tensors.k);
+                tensors.attention()?.with(|heads| updated.attend(queries(), lists, k, heads))?;
+            }
             finish(tensors, updated, parts, append)
         }
         LayerKind::Hca => {
@@ -97,6 +107,9 @@ pub fn queue_layer<B: Backend>(
             if has(Part::All) {
                 let Tensors { all, entries, entry_lengths, .. } = tensors;
                 updated.gather_all(queries(), *all, entries, entry_lengths)?;
+            }
+            if attends {
+                tensors.attention()?.with(|heads| updated.attend(queries(), heads))?;
             }
             finish(tensors, updated, parts, append)
         }

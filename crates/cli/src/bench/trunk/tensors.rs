@@ -1,6 +1,6 @@
 //! The tensors of a model's layers: what a step reads besides the cache, and what it writes.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
 use dsv4_kv::indexer::{Activations, ProjectedQueries, Selection};
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
@@ -14,6 +14,7 @@ use rand::{Rng, SeedableRng};
 use super::super::inputs::{part, random_nvfp4, repeated, upload};
 use super::super::load::Weight;
 use super::super::projections::{LayerProjections, Projections, random_bf16};
+use super::heads::Heads;
 
 /// Random numbers that are repeated.
 const PATTERN: u64 = (1 << 20) + 4;
@@ -33,6 +34,8 @@ pub struct Size {
     pub workspace_bytes: u64,
     /// How the indexer's query weight is stored.
     pub weight: Weight,
+    /// Heads of a query, where queries attend in place.
+    pub query_heads: Option<u32>,
 }
 
 /// The tensors of a cache's layers, in steps of a size.
@@ -68,6 +71,7 @@ pub struct Tensors<B: Backend> {
     pub window_lengths: Buffer<B, i32>,
     /// `[tokens]`.
     pub entry_lengths: Buffer<B, i32>,
+    attention: Option<Heads<B>>,
 }
 
 /// What a layer reads in the step.
@@ -84,7 +88,7 @@ impl<B: Backend> Tensors<B> {
     /// Random tensors for the layers of a cache, for steps of this size, and for prefill chunks of as many tokens
     /// as the cache takes.
     pub fn new(stream: &Stream<B>, config: &CacheConfig, size: Size) -> Result<Self> {
-        let Size { tokens, all, entry_rows, workspace_bytes, weight } = size;
+        let Size { tokens, all, entry_rows, workspace_bytes, weight, query_heads } = size;
         let (device, model) = (stream.device(), &config.model);
         let count = model.layers.len() as u64;
         let rows = |columns: u32| u64::from(tokens) * u64::from(columns);
@@ -134,6 +138,7 @@ impl<B: Backend> Tensors<B> {
             entries: device.allocate("entry tile", tile(entry_rows))?,
             window_lengths: device.allocate("window lengths", tokens.into())?,
             entry_lengths: device.allocate("entry lengths", tokens.into())?,
+            attention: query_heads.map(|heads| Heads::new(stream, tokens, heads)).transpose()?,
         })
     }
 
@@ -159,6 +164,11 @@ impl<B: Backend> Tensors<B> {
         ProjectedQueries { queries, weights }
     }
 
+    /// What attention in place reads and writes.
+    pub fn attention(&self) -> Result<&Heads<B>> {
+        self.attention.as_ref().context("heads for attention in place")
+    }
+
     /// All of it, for a graph to retain.
     pub fn memory(&self) -> Vec<Memory<B>> {
         let of_layer = |layer: &LayerTensors<B>| {
@@ -171,7 +181,8 @@ impl<B: Backend> Tensors<B> {
         let i32 = [&self.lists, &self.window_lengths, &self.entry_lengths].map(Buffer::memory);
         let tiles = [&self.window, &self.entries].map(Buffer::memory);
         let all = layers.chain(self.workspace.memory()).chain(self.projections.memory());
-        all.chain(f32).chain(i32).chain(tiles).chain([self.query.memory()]).collect()
+        let heads = self.attention.iter().flat_map(Heads::memory);
+        all.chain(f32).chain(i32).chain(tiles).chain(heads).chain([self.query.memory()]).collect()
     }
 }
 
