@@ -85,6 +85,9 @@ pub enum InputError {
     /// Verification without anything to verify.
     #[error("--verify needs --execute full: bookkeeping stores no rows")]
     NothingToVerify,
+    /// A host tier without a device whose memory it could hold.
+    #[error("--host-mem needs --execute full: bookkeeping has no memory to copy")]
+    NothingToCopy,
     /// A checkpoint that cannot be read.
     #[cfg(feature = "generate")]
     #[error("--checkpoint: {0}")]

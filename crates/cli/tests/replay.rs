@@ -181,6 +181,33 @@ fn what_is_reused_is_verified_with_kernels() {
     assert_eq!(result["verified_requests"], 2);
 }
 
+/// With room for two checkpoints the third prompt evicts what the first one left: it comes back from host memory.
+#[test]
+fn what_was_evicted_comes_back_from_host_memory() {
+    let line = |(at, id): (u32, u32)| {
+        format!(
+            r#"{{"timestamp": {}, "input_length": 140, "output_length": 1, "hash_ids": [{id}]}}"#,
+            1000 * at
+        )
+    };
+    let lines: Vec<_> = (0..).zip([1, 2, 3, 1]).map(line).collect();
+    let trace = trace(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    let result = |more: &str| {
+        let options =
+            "--device cpu --gpu-mem 300MiB --max-requests 1 --token-budget 140 --verify 4";
+        let mut command = replay(&format!("{options} --checkpoints 2 {more}"));
+        let result = json(command.arg("--trace").arg(trace.path()));
+        assert_eq!(result["mismatches"], 0, "{result}");
+        result
+    };
+    let (without, with) = (result(""), result("--host-mem 64MiB"));
+    assert_eq!((&without["reused_tokens"], &without["reuse"]["tier"]), (&0.into(), &Value::Null));
+    assert_eq!((&with["reused_tokens"], &with["verified_reused"]), (&128.into(), &128.into()));
+    let tier = &with["reuse"]["tier"];
+    assert_eq!((&tier["restored_checkpoints"], &tier["restored_blocks"]), (&1.into(), &1.into()));
+    assert!(tier["stored_checkpoints"].as_u64() >= Some(3), "{tier}");
+}
+
 #[test]
 fn only_the_first_requests_are_replayed_and_what_can_never_fit_is_told() {
     let long = r#"{"timestamp": 0, "input_length": 2000000, "output_length": 1}"#;
@@ -236,6 +263,8 @@ fn options_that_make_no_sense_are_refused() {
         ("--gpu-mem lots", "--gpu-mem"),
         ("--execute bookkeeping --verify 1", "--verify needs --execute full"),
         ("--execute bookkeeping --token-budget 0", "--token-budget"),
+        ("--execute bookkeeping --host-mem 1GiB", "--host-mem needs --execute full"),
+        ("--no-reuse --checkpoints 3", "cannot be used with"),
         ("--device quantum", "quantum"),
         ("--device cpu --indexer-memory 9KB", "has 9000 bytes; one query needs"),
     ];

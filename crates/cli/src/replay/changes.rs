@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use dsv4_kv::{KvError, RequestId, Suspended};
 
-use super::drive::{Drive, is_out_of_blocks};
-use super::execute::Disturb;
+use super::drive::Drive;
+use super::execute::{Disturb, is_out_of_blocks};
 
 const RUNS: &str = "a request that the scheduler runs was admitted";
 

@@ -1,12 +1,12 @@
 //! The loop: arrivals, admission, step, commit, release, until the load is done.
 
 use anyhow::{Context, Result};
-use dsv4_kv::{KvError, RequestId, StepRequest};
+use dsv4_kv::{RequestId, StepRequest};
 use dsv4_kv_prefix::ReuseStats;
 use indicatif::ProgressBar;
 
 use super::clock::Clock;
-use super::execute::{Execute, KernelWork};
+use super::execute::{Execute, KernelWork, is_out_of_blocks};
 use super::load::Request;
 use super::scheduler::{Job, Limits, Part, Scheduler};
 use super::timeline::{Sample, Timeline};
@@ -164,9 +164,11 @@ impl<'l, E: Execute> Drive<'l, E> {
         loop {
             self.scheduler.plan(&mut self.parts);
             if self.parts.is_empty() {
-                let Some(next) = self.load.get(self.next) else { return Ok(None) };
-                self.clock.idle_until(next.arrival.at_ms);
-                return Ok(Some(0));
+                if let Some(next) = self.load.get(self.next) {
+                    self.clock.idle_until(next.arrival.at_ms);
+                    return Ok(Some(0));
+                }
+                return Ok(self.scheduler.has_waiting().then_some(0));
             }
             self.fill_step()?;
             let prepare = match self.cache.step(&self.step, &self.tokens) {
@@ -231,6 +233,7 @@ impl<'l, E: Execute> Drive<'l, E> {
         let tokens = |prefill| of_kind(prefill).map(|part| part.tokens).sum();
         let ledger = self.cache.ledger();
         let (cached, stats) = (ledger.evictable_blocks(), ledger.reuse_stats());
+        let tier = self.cache.tier();
         Sample {
             at_ms: 0.0,
             blocks: ledger.total_blocks() - ledger.free_blocks() - cached,
@@ -243,6 +246,8 @@ impl<'l, E: Execute> Drive<'l, E> {
             reused: stats.reused,
             evicted_blocks: stats.evicted_blocks,
             evicted_checkpoints: stats.evicted_checkpoints,
+            to_host: tier.bytes_to_host,
+            from_host: tier.bytes_from_host,
         }
     }
 
@@ -276,9 +281,4 @@ impl<'l, E: Execute> Drive<'l, E> {
             work: cache.finish()?,
         })
     }
-}
-
-/// Whether a step was refused because too few blocks are free.
-pub fn is_out_of_blocks(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(KvError::OutOfBlocks { .. }))
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use dsv4_kv::{
     Accepted, Admission, CacheConfig, KvError, LayerGroup, Ledger, Prompt, RequestId, StepRequest,
-    Suspended,
+    Suspended, TierStats,
 };
 
 use super::verify::Verification;
@@ -29,6 +29,11 @@ pub trait Execute {
 
     /// Who holds what.
     fn ledger(&self) -> impl Deref<Target = Ledger>;
+
+    /// What its host tier has moved.
+    fn tier(&self) -> TierStats {
+        TierStats::default()
+    }
 
     /// Whether it matters what the tokens are.
     fn reads_tokens(&self) -> bool;
@@ -62,6 +67,8 @@ pub struct KernelWork {
     pub kernel_ms: Option<f64>,
     /// Compressed entries that were written, over all layers.
     pub entries: u64,
+    /// What moved between the device and host memory.
+    pub tier: TierStats,
     /// The comparison with the reference.
     pub verification: Verification,
 }
@@ -74,6 +81,11 @@ pub fn accept_all<'t>(step: &[StepRequest], tokens: &'t [u32]) -> Vec<Accepted<'
         Accepted { id: part.id, accepted: part.tokens, tokens: told.unwrap_or_default() }
     };
     step.iter().map(accept).collect()
+}
+
+/// Whether a step was refused because too few blocks are free.
+pub fn is_out_of_blocks(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(KvError::OutOfBlocks { .. }))
 }
 
 /// The allocator and the planner alone.

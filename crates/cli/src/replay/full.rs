@@ -8,10 +8,10 @@ use dsv4_kv::device::{Backend, Device, Event, Stream};
 use dsv4_kv::kv_layout::geometry::{CSA_RATIO, HCA_RATIO, LayerKind};
 use dsv4_kv::{
     Admission, CacheConfig, KvCacheManager, KvError, Launches, Ledger, Prompt, RequestId, Step,
-    StepRequest, WorkspaceSize,
+    StepRequest, TierStats, WorkspaceSize,
 };
 
-use super::execute::{Execute, KernelWork, accept_all};
+use super::execute::{Execute, KernelWork, accept_all, is_out_of_blocks};
 use super::history::Prefix;
 use super::select::Queries;
 use super::tensors::Tensors;
@@ -76,6 +76,7 @@ impl<B: Backend> Full<B> {
             step.commit(&accepted).map_err(KvError::from)?;
         }
         cache.save_wanted(stream)?;
+        cache.advance_tier(stream)?;
         Ok(took)
     }
 
@@ -101,7 +102,7 @@ impl<B: Backend> Execute for Full<B> {
             None => (cache.admit()?, 0),
             Some(_) => {
                 let prompt = Prompt { tokens, ..Prompt::default() };
-                let Admission { id, reused, .. } = cache.admit_with(stream, &prompt)?;
+                let Admission { id, reused, .. } = cache.admit_waiting(stream, &prompt)?;
                 (id, reused)
             }
         };
@@ -112,7 +113,14 @@ impl<B: Backend> Execute for Full<B> {
     }
 
     fn step(&mut self, step: &[StepRequest], tokens: &[u32]) -> Result<Duration> {
-        let begin = self.run(step, tokens)?;
+        let begin = match self.run(step, tokens) {
+            Err(error) if is_out_of_blocks(&error) && self.cache.config().host_bytes > 0 => {
+                // What is on its way to host memory cannot be evicted before it is there.
+                self.cache.settle_tier(&self.stream)?;
+                self.run(step, tokens)
+            }
+            begin => begin,
+        }?;
         self.kernel_ms += f64::from(self.end.milliseconds_since(&self.begin)?);
         self.entries += self.entries_of(step);
         self.tensors.check_step(&self.cache, &self.stream)?;
@@ -133,6 +141,10 @@ impl<B: Backend> Execute for Full<B> {
         self.cache.ledger()
     }
 
+    fn tier(&self) -> TierStats {
+        self.cache.tier_stats()
+    }
+
     fn reads_tokens(&self) -> bool {
         true
     }
@@ -142,6 +154,7 @@ impl<B: Backend> Execute for Full<B> {
         Ok(KernelWork {
             kernel_ms: Some(self.kernel_ms),
             entries: self.entries,
+            tier: self.cache.tier_stats(),
             verification: self.tensors.watch.into_found(),
         })
     }

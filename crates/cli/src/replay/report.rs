@@ -22,6 +22,9 @@ pub fn page(summary: &Summary, timeline: &Timeline) -> Result<String> {
     if summary.reuse.is_some() {
         plots.extend([hit_ratio(points)?, saved(points)?, evictions(points)?]);
     }
+    if summary.reuse.as_ref().is_some_and(|reuse| reuse.tier.is_some()) {
+        plots.push(traffic(points)?);
+    }
     plots.push(prepare(&timeline.sorted_times())?);
     let page = html! {
         (DOCTYPE)
@@ -102,6 +105,15 @@ fn evictions(points: &[Sample]) -> Result<String> {
     };
     let (blocks, checkpoints) = (counted(|p| p.evicted_blocks), counted(|p| p.evicted_checkpoints));
     lines("Evictions (since the start)", vec![("blocks", blocks), ("checkpoints", checkpoints)])
+}
+
+/// What moved between the device and host memory.
+fn traffic(points: &[Sample]) -> Result<String> {
+    let gigabytes = |value: fn(&Sample) -> u64| {
+        points.iter().map(|p| (p.at_ms / 1e3, value(p) as f64 / 1e9)).collect()
+    };
+    let (there, back) = (gigabytes(|p| p.to_host), gigabytes(|p| p.from_host));
+    lines("Host tier (GB since the start)", vec![("to host memory", there), ("back", back)])
 }
 
 /// Lines over virtual time in seconds.

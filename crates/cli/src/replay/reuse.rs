@@ -1,5 +1,7 @@
 //! What of a load's prompts was reused: a part of the summary.
 
+use bytesize::ByteSize;
+use dsv4_kv::TierStats;
 use dsv4_kv_prefix::{Origin, ReuseStats};
 use serde::Serialize;
 
@@ -43,11 +45,18 @@ pub struct Reuse {
     pub checkpoints: u32,
     /// Largest number of blocks that were kept and that nobody used.
     pub peak_cached: u32,
+    /// What moved between the device and host memory; none without a host tier.
+    pub tier: Option<TierStats>,
 }
 
 impl Reuse {
     /// The statistics of a cache with so many checkpoints.
-    pub fn new(stats: &ReuseStats, checkpoints: u32, largest: &Sample) -> Self {
+    pub fn new(
+        stats: &ReuseStats,
+        checkpoints: u32,
+        largest: &Sample,
+        tier: Option<TierStats>,
+    ) -> Self {
         let hits = |origin: Origin| stats.hits_by_origin[origin.index()];
         Self {
             hit_ratio: stats.reused as f64 / stats.prompt_tokens.max(1) as f64,
@@ -67,6 +76,7 @@ impl Reuse {
             evicted_checkpoints: stats.evicted_checkpoints,
             checkpoints,
             peak_cached: largest.cached,
+            tier,
         }
     }
 
@@ -76,7 +86,7 @@ impl Reuse {
         let Self { partial, diverged, hits_at_prompt, hits_at_junction, .. } = self;
         let Self { hits_at_interval, hits_at_output, evicted_blocks, checkpoints, .. } = self;
         let Self { evicted_checkpoints, peak_cached, .. } = self;
-        vec![
+        let mut rows = vec![
             ("hit ratio", format!("{hit_ratio:.4} of {prompt_tokens} prompt tokens")),
             (
                 "not reused",
@@ -98,6 +108,22 @@ impl Reuse {
                 ),
             ),
             ("peak cached", format!("{peak_cached} blocks that nobody used")),
-        ]
+        ];
+        rows.extend(self.tier.iter().flat_map(tier_rows));
+        rows
     }
+}
+
+/// Traffic of the host tier.
+fn tier_rows(tier: &TierStats) -> [(&'static str, String); 2] {
+    let moved = |blocks: u64, checkpoints: u64, bytes: u64| {
+        format!("{blocks} blocks, {checkpoints} checkpoints, {}", ByteSize(bytes))
+    };
+    let there = moved(tier.stored_blocks, tier.stored_checkpoints, tier.bytes_to_host);
+    let back = moved(tier.restored_blocks, tier.restored_checkpoints, tier.bytes_from_host);
+    let (tokens, evicted) = (tier.restored_tokens, tier.evicted_blocks);
+    [
+        ("to host memory", format!("{there}; {evicted} blocks evicted there")),
+        ("and back", format!("{back}, for {tokens} tokens")),
+    ]
 }

@@ -233,6 +233,11 @@ impl Scheduler {
         });
     }
 
+    /// Whether requests wait to be admitted.
+    pub fn has_waiting(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
     /// Requests that run.
     pub fn running(&self) -> u32 {
         self.running.len() as u32

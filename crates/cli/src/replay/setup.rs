@@ -50,6 +50,9 @@ impl Setup {
         if matches!(place, Place::Ledger) && args.verify.is_some_and(|verify| verify > 0) {
             return Err(InputError::NothingToVerify.into());
         }
+        if matches!(place, Place::Ledger) && args.host_mem.is_some() {
+            return Err(InputError::NothingToCopy.into());
+        }
         let shrink = if args.trace.is_some() { 1.0 } else { defaults.shrink };
         let (load, texts) = load(&Loading {
             trace: args.trace.as_deref(),
@@ -73,6 +76,8 @@ impl Setup {
             Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
             _ => 0,
         };
+        let host_bytes = args.host_mem.map_or(0, |size| size.as_u64());
+        let smallest = CacheConfig { host_bytes, ..smallest };
         let wish = Wish::of(args, &load);
         let config = largest_cache(smallest, memory, working + rounding, wish)?;
         let clock = Clock::new(args.step_ms, args.token_rate);
@@ -193,7 +198,10 @@ pub fn largest_cache(
         Wish::Exactly(num_checkpoints) => {
             CacheConfig { num_checkpoints, ..smallest }.with_memory(left)
         }
-        Wish::Share => smallest.with_memory(left).and_then(|config| with_share(config, left)),
+        Wish::Share => {
+            let without = CacheConfig { host_bytes: 0, ..smallest.clone() }.with_memory(left);
+            without.and_then(|without| with_share(without, smallest.host_bytes, left))
+        }
     };
     sized.map_err(|source| InputError::Cache {
         model: name,
@@ -204,16 +212,16 @@ pub fn largest_cache(
 }
 
 /// The cache with checkpoints in place of a part of its blocks, though not of those of the longest request.
-fn with_share(config: CacheConfig, memory: u64) -> Result<CacheConfig, KvError> {
+fn with_share(config: CacheConfig, host_bytes: u64, memory: u64) -> Result<CacheConfig, KvError> {
     let Capacity { block_bytes, checkpoint_bytes, blocks, .. } = Capacity::new(&config);
     let blocks = u64::from(blocks);
     let spare = blocks.saturating_sub(config.max_blocks_per_request().into());
     let bytes = block_bytes * (blocks / CHECKPOINT_SHARE).min(spare);
     let checkpoints = bytes.checked_div(checkpoint_bytes).unwrap_or(0);
     let num_checkpoints = checkpoints.min(CacheConfig::MAX_CHECKPOINTS.into()) as u32;
+    let with = CacheConfig { num_checkpoints, host_bytes, ..config.clone() }.with_memory(memory);
     // What a cache with checkpoints takes besides may be more than was left.
-    let with = CacheConfig { num_checkpoints, ..config.clone() }.with_memory(memory);
-    with.or(Ok(config))
+    if host_bytes == 0 { with.or(Ok(config)) } else { with }
 }
 
 /// Places in a load of `requests`, sampled at random without repetition.

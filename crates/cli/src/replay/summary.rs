@@ -103,8 +103,10 @@ impl Summary {
             prefill_tokens: timeline.prefill(),
             reused_tokens: replayed.reuse.reused,
             preempted: replayed.preempted,
-            reuse: (config.num_checkpoints > 0)
-                .then(|| Reuse::new(&replayed.reuse, config.num_checkpoints, &largest)),
+            reuse: (config.num_checkpoints > 0).then(|| {
+                let tier = (config.host_bytes > 0).then_some(replayed.work.tier);
+                Reuse::new(&replayed.reuse, config.num_checkpoints, &largest, tier)
+            }),
             entries: replayed.work.entries,
             steps: timeline.steps(),
             peak_blocks: largest.blocks,

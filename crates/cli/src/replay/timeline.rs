@@ -30,6 +30,10 @@ pub struct Sample {
     pub evicted_blocks: u64,
     /// Checkpoints that were evicted until then.
     pub evicted_checkpoints: u64,
+    /// Bytes that were copied to host memory until then.
+    pub to_host: u64,
+    /// Bytes that came back.
+    pub from_host: u64,
 }
 
 /// What is kept of all steps.
