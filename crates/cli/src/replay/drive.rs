@@ -282,3 +282,42 @@ impl<'l, E: Execute> Drive<'l, E> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv::CacheConfig;
+    use dsv4_kv::kv_layout::config::ModelConfig;
+    use dsv4_kv_cli::trace::{Arrival, Prompt};
+
+    use super::*;
+    use crate::replay::execute::Bookkeeping;
+
+    /// Three requests compute the same prompt at once, in all of 15 blocks. When the first has ended, the others hold what
+    /// it shared besides their own: the fourth is preempted, once, until they have ended.
+    #[test]
+    fn a_request_for_which_no_blocks_are_left_waits_until_another_has_ended() {
+        let request = |output: u32, id: u64| Request {
+            arrival: Arrival { at_ms: 0.0, input: 600, output },
+            prompt: Some(Prompt { tokens: 600, hash_ids: vec![id, id + 1] }),
+        };
+        let load = [request(2, 1), request(40, 1), request(40, 1), request(3, 5)];
+        let model = ModelConfig::preset("tiny").expect("a preset");
+        let config =
+            CacheConfig { num_blocks: 15, max_requests: 4, ..CacheConfig::smallest(model) };
+        let config = CacheConfig { num_checkpoints: 8, max_context: 1024, ..config };
+        let cache = Bookkeeping::new(&config).expect("a valid configuration");
+        let limits = Limits { slots: 4, blocks: 15, context: 1024, step_tokens: 8192 };
+        let (texts, clock) = (Texts::new(1.0), Clock::new(33.0, 8192.0));
+        let mut drive = Drive::new(cache, (&load, texts), limits, clock);
+        loop {
+            drive.admit().expect("slots are free");
+            if drive.step().expect("what fits is run").is_none() {
+                break;
+            }
+        }
+        let replayed = drive.end(false).expect("nothing to check");
+        assert_eq!((replayed.finished, replayed.preempted), (4, 1));
+        assert_eq!((replayed.reuse.prompts, replayed.reuse.reused), (5, 0));
+        assert_eq!(replayed.timeline.largest().blocks, 15);
+    }
+}

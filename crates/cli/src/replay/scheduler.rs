@@ -5,8 +5,8 @@
 //! prefill chunks while the budget lasts.
 //!
 //! A step can run out of blocks only where requests compute what the prefix tree has too: they hold their own blocks
-//! and the tree's. Then the request that was admitted last is preempted, and computed again. One that has more than half
-//! of all blocks shares nothing, so that a request alone always fits.
+//! and the tree's. Then the request that was admitted last is preempted, to be computed again when another one has
+//! ended. One that has more than half of all blocks shares nothing, so that a request alone always fits.
 
 use std::collections::VecDeque;
 
@@ -69,6 +69,8 @@ pub struct Scheduler {
     reserved: u32,
     /// How many at the head of the queue are already counted in `waited`.
     known_waiting: usize,
+    /// Whether blocks ran out, and no request has ended since.
+    is_short: bool,
     waited: u64,
     rejected: u64,
     preempted: u64,
@@ -84,6 +86,7 @@ impl Scheduler {
             suspended: Vec::new(),
             reserved: 0,
             known_waiting: 0,
+            is_short: false,
             waited: 0,
             rejected: 0,
             preempted: 0,
@@ -108,7 +111,9 @@ impl Scheduler {
     /// Admits the head of the queue if it fits now. Call until it gives `None`: the requests then
     /// left in the queue have to wait.
     pub fn admit(&mut self) -> Option<Job> {
-        let fits = |job: &&Job| self.has_slot() && job.blocks <= self.limits.blocks - self.reserved;
+        let is_short = self.is_short && !self.running.is_empty();
+        let room = self.limits.blocks - self.reserved;
+        let fits = |job: &&Job| !is_short && self.has_slot() && job.blocks <= room;
         let Some(&job) = self.queue.front().filter(fits) else {
             self.waited += (self.queue.len() - self.known_waiting) as u64;
             self.known_waiting = self.queue.len();
@@ -136,6 +141,7 @@ impl Scheduler {
     /// The request that was admitted last goes back to the head of the queue; its place in the load.
     pub fn preempt_last(&mut self) -> Option<usize> {
         let index = self.running.last()?.job.index;
+        self.is_short = true;
         self.preempt(index).then_some(index)
     }
 
@@ -227,6 +233,7 @@ impl Scheduler {
             let finished = done == job.tokens;
             if finished {
                 self.reserved -= job.blocks;
+                self.is_short = false;
                 finish(job.index);
             }
             !finished
@@ -361,12 +368,13 @@ mod tests {
         scheduler.submit(job(1, 20, 50));
         (0..5).for_each(|_| drop(step(&mut scheduler)));
         scheduler.submit(job(2, 5, 1));
-        assert_eq!(scheduler.preempt_last(), Some(1));
+        assert!(scheduler.preempt(1));
         assert_eq!((scheduler.preempted(), scheduler.reserved), (1, 1));
         // Of 20 + 4 tokens that it had, and the one that the last of them gave.
         assert_eq!(step(&mut scheduler).0, [(0, 14, 1), (1, 0, 25), (2, 0, 5)]);
         assert_eq!(step(&mut scheduler).0, [(0, 15, 1), (1, 25, 1)]);
         assert_eq!(scheduler.preempt_last(), Some(1));
+        assert_eq!(scheduler.admit(), None, "before another one has ended");
         assert_eq!(scheduler.preempt_last(), Some(0));
         assert_eq!(scheduler.preempt_last(), None);
         assert_eq!((scheduler.reserved, scheduler.waited()), (0, 0));
