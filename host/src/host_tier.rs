@@ -100,6 +100,12 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
+    /// Whether something is on its way, in either direction: what is read or written by it is not evicted.
+    #[must_use]
+    pub fn is_moving(&self) -> bool {
+        self.tier().is_some_and(|tier| !tier.is_idle())
+    }
+
     /// As [`Self::admit_with`], once what host memory has of the prompt has arrived, for which the host waits. If the device
     /// has no room for it, the request goes on from what is there.
     ///

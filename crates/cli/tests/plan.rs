@@ -197,3 +197,28 @@ fn options_that_make_no_sense_are_refused() {
         assert!(message.contains(expected), "{options}: {message}");
     }
 }
+
+/// A host cache costs what it says in pinned memory, and its way there in the device's; without checkpoints, or smaller
+/// than a block and a checkpoint, it is refused.
+#[test]
+fn a_host_cache_is_planned() {
+    let options = "--model flash --gpu-mem 64GiB --context 8192 --max-requests 8 --checkpoints 64";
+    let (without, with) = (json(options), json(&format!("{options} --host-cache 16GiB")));
+    let number =
+        |plan: &Value, pointer: &str| plan.pointer(pointer).and_then(Value::as_u64).unwrap();
+    // A block's rows of all pools, each a multiple of 16 bytes, all a multiple of 256.
+    let unit = (number(&with, "/capacity/block_bytes") + 20 * 8).next_multiple_of(256);
+    assert_eq!(number(&with, "/capacity/host_bytes"), (16 << 30) / unit * unit);
+    // 32 MiB of them in each direction, and a job of 16 bytes for each block of a request.
+    let staging = 2 * ((32 << 20) / unit).min(64) * unit + 2 * 64 * 16;
+    assert_eq!(number(&with, "/capacity/staging_bytes"), staging);
+    let more =
+        number(&with, "/capacity/working_bytes") - number(&without, "/capacity/working_bytes");
+    assert_eq!((more, number(&without, "/capacity/host_bytes")), (staging, 0));
+    assert_eq!(number(&with, "/rounding") - number(&without, "/rounding"), 4 << 21);
+    assert!(output(&format!("{options} --host-cache 16GiB")).contains("pinned"));
+    let refused = refusal("--model flash --gpu-mem 64GiB --host-cache 16GiB");
+    assert!(refused.contains("num_checkpoints is 0"), "{refused}");
+    let refused = refusal(&format!("{options} --host-cache 1MiB"));
+    assert!(refused.contains("host_bytes is 1048576"), "{refused}");
+}

@@ -19,6 +19,7 @@ fn a_step_needs_tokens_of_the_vocabulary() {
         step_tokens: 8,
         max_draft: 0,
         checkpoints: 0,
+        host_bytes: 0,
     };
     let device = EmuDevice::new(EmuOptions::default());
     let mut engine = Engine::new(&device, model, limits).expect("an engine");

@@ -146,6 +146,10 @@ impl<B: Backend> Scheduler<B> {
     /// the requests in it, and no other.
     pub fn step(&mut self) -> Result<Progress, ServerError> {
         self.drop_cancelled()?;
+        if self.running.is_empty() {
+            // What is on its way to host memory is not evicted, and there is nothing else to wait for.
+            self.engine.settle_tier()?;
+        }
         self.admit()?;
         let progress = if self.running.is_empty() { Progress::Idle } else { Progress::Ran };
         while !self.running.is_empty() {
@@ -154,8 +158,12 @@ impl<B: Backend> Scheduler<B> {
                 Ok(()) => {
                     self.failed_steps = 0;
                     self.metrics.steps.increment(1);
+                    // What the device refuses here it refuses the next step; what was to be begun then is begun later.
+                    let _ = self.engine.advance_tier();
                     break;
                 }
+                Err(ModelError::Cache(KvError::OutOfBlocks { .. }))
+                    if self.engine.settle_tier()? => {}
                 Err(ModelError::Cache(KvError::OutOfBlocks { .. })) if self.running.len() > 1 => {
                     self.preempt_newest()?;
                 }

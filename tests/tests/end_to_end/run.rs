@@ -173,6 +173,7 @@ impl<B: Backend> Run<B> {
             step_tokens: requests * tokens,
             max_draft: MAX_DRAFT,
             checkpoints: 0,
+            host_bytes: 0,
         };
         let mut engine =
             Engine::with_attention(device, Arc::clone(&reference.model), limits, reference.place)?;

@@ -110,6 +110,7 @@ fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
         step_tokens: args.chunk.max(args.draft + 1),
         max_draft: args.draft,
         checkpoints: 0,
+        host_bytes: 0,
     }
 }
 

@@ -55,6 +55,11 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_CHECKPOINTS)))]
     pub checkpoints: u32,
 
+    /// Pinned host memory in which prefixes stay that the device has no room for, as in 512GiB; needs --checkpoints. The
+    /// memory through which they go there is taken from --gpu-mem.
+    #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
+    pub host_cache: ByteSize,
+
     /// Requests that can be suspended at once, 0 to 65536: each takes the memory of a slot.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_REQUESTS)))]
     pub suspended: u32,

@@ -47,6 +47,7 @@ fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
         max_draft: args.max_draft,
         num_checkpoints: args.checkpoints,
         max_suspended: args.suspended,
+        host_bytes: args.host_cache.as_u64(),
         max_context,
         ..CacheConfig::smallest(model)
     };

@@ -125,7 +125,13 @@ impl Report {
                 table.add_row([what, &format!("{}, {bytes} bytes each", share(units, bytes))]);
             }
         }
-        table.add_row(["step buffers", &ByteSize(working_bytes).to_string()]);
+        let Capacity { host_bytes, staging_bytes, .. } = self.capacity;
+        table.add_row(["step buffers", &ByteSize(working_bytes - staging_bytes).to_string()]);
+        if host_bytes > 0 {
+            let pinned = format!("{} pinned", ByteSize(host_bytes));
+            table.add_row(["host cache", &pinned]);
+            table.add_row(["on the way to it and back", &ByteSize(staging_bytes).to_string()]);
+        }
         table.add_row(["indexer workspace", &self.indexer.map_or("none".into(), indexer)]);
         table.add_row(["allocation rounding", &ByteSize(self.rounding).to_string()]);
         table.add_row(["unused", &ByteSize(self.left_over).to_string()]);

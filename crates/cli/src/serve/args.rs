@@ -53,6 +53,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = count(0, 1 << 23))]
     pub checkpoints: u32,
 
+    /// Pinned host memory in which prefixes stay that the device has no room for, as in 16GiB; needs --checkpoints.
+    #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
+    pub host_cache: ByteSize,
+
     /// Most tokens of a step, over all completions; at least --max-requests.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1, 1 << 20))]
     pub step_tokens: u32,

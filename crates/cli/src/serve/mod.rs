@@ -85,6 +85,7 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
         step_tokens: args.step_tokens,
         max_draft: args.draft,
         checkpoints: args.checkpoints,
+        host_bytes: args.host_cache.as_u64(),
     }
 }
 

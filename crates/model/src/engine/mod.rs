@@ -52,6 +52,8 @@ pub struct EngineLimits {
     pub max_draft: u32,
     /// Checkpoints that prefixes are reused from; 0 for none.
     pub checkpoints: u32,
+    /// Bytes of pinned host memory that keep prefixes which the device evicts; 0 for none.
+    pub host_bytes: u64,
 }
 
 /// A model, its cache, and the requests in it.
@@ -96,6 +98,7 @@ impl<B: Backend> Engine<B> {
             max_context: limits.context,
             max_step_tokens: limits.step_tokens,
             num_checkpoints: limits.checkpoints,
+            host_bytes: limits.host_bytes,
             ..CacheConfig::smallest(trunk(&model.config.cache))
         };
         let cache = KvCacheManager::new(device.clone(), config)?;
@@ -117,13 +120,32 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Admits a request that goes on from what earlier ones with the same salt and the same first tokens have computed:
-    /// its first step starts at [`Admission::reused`]. Its logits have the bits that they have without.
+    /// its first step starts at [`Admission::reused`]. Its logits have the bits that they have without. What host memory has
+    /// of them is waited for.
     ///
     /// # Errors
-    /// As [`KvCacheManager::admit_with`].
+    /// As [`KvCacheManager::admit_waiting`].
     pub fn admit_with(&mut self, tokens: &[u32], salt: &[u8]) -> Result<Admission, ModelError> {
         let prompt = Prompt { tokens, salt, adapter: b"" };
-        Ok(self.cache.admit_with(&self.stream, &prompt)?)
+        Ok(self.cache.admit_waiting(&self.stream, &prompt)?)
+    }
+
+    /// Copies to host memory what has entered the prefix tree; waits for nothing. To be called between steps.
+    ///
+    /// # Errors
+    /// As [`KvCacheManager::advance_tier`].
+    pub fn advance_tier(&mut self) -> Result<(), ModelError> {
+        Ok(self.cache.advance_tier(&self.stream)?)
+    }
+
+    /// The same, and waits for it: nothing is kept from being evicted any more. Whether something was under way.
+    ///
+    /// # Errors
+    /// As [`KvCacheManager::settle_tier`].
+    pub fn settle_tier(&mut self) -> Result<bool, ModelError> {
+        let moves = self.cache.is_moving();
+        self.cache.settle_tier(&self.stream)?;
+        Ok(moves)
     }
 
     /// Ends a request and frees what it held.

@@ -124,6 +124,35 @@ fn sixty_four_requests_with_preemption_and_cancellation_equal_each_alone() {
     }
 }
 
+/// A device with room for the prefix of one completion: that of another comes back from host memory, and its completion
+/// answers as alone.
+#[test]
+fn a_prefix_comes_back_from_host_memory() {
+    let metrics = Metrics::new().expect("metrics");
+    let limits = EngineLimits { checkpoints: 1, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let engine = small::engine(&small::emulated(), &HASH, limits);
+    let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+    let queue = scheduler.queue();
+    let submission = |last: u32, salt: &[u8]| Submission {
+        prompt: (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect(),
+        continuation: small::continuation(4),
+        salt: salt.to_vec(),
+    };
+    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
+    for (last, salt, reused) in [(1, b"a", 0), (2, b"b", 0), (3, b"a", 256), (4, b"b", 2 * 256)] {
+        let new = submission(last, salt);
+        let mut events = submit(&queue, &new);
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        assert_eq!(value(&metrics, "dsv4_reused_tokens_total"), reused, "{last}");
+        let (tokens, end) = received(&mut events);
+        assert_eq!(end, Some(Event::Finished(Finish::Length)));
+        assert_eq!(tokens, small::alone(&mut engine, &new).0, "{last}");
+    }
+    let stats = scheduler.engine().cache().tier_stats();
+    assert_eq!((stats.restored_checkpoints, stats.restored_tokens), (2, 512));
+    scheduler.engine().cache().audit_tier().expect("a right tier");
+}
+
 /// Completions that begin alike: what one has computed others go on from, and each answers as alone; under another salt
 /// nothing is shared.
 #[test]

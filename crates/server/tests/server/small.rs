@@ -39,6 +39,7 @@ pub fn limits(requests: u32, blocks: u32) -> EngineLimits {
         step_tokens: 48,
         max_draft: DRAFTS,
         checkpoints: 0,
+        host_bytes: 0,
     }
 }
 
