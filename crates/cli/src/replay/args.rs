@@ -55,7 +55,7 @@ pub struct ReplayArgs {
     pub gpu_mem: Option<ByteSize>,
 
     /// Requests to replay, 1 to 1000000: the first of the trace, or as many synthetic ones.
-    /// [default: the whole trace; of the synthetic load 128, 1024 for bookkeeping, 16 on the CPU]
+    /// [default: the whole trace; of the synthetic load 128, 1024 for bookkeeping, 32 on the CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
     pub requests: Option<u32>,
 

@@ -72,7 +72,7 @@ impl Place {
                 model: "tiny",
                 memory: 8 << 30,
                 token_budget: 256,
-                requests: 16,
+                requests: 32,
                 shrink: 64.0,
                 queries: Queries::Last(16),
                 ..gpu
