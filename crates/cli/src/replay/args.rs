@@ -79,6 +79,12 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub verify: Option<u32>,
 
+    /// Let the queries that gather entries attend in place too, with 64 random heads. Of one query a step of each request
+    /// to verify two heads are recomputed in f64, in every layer. The emulator is slow at it.
+    /// [default: true on a GPU, else false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub attend: Option<bool>,
+
     /// Memory of the indexer's workspace, as in 16MiB, at most 1PiB; queries that do not fit into it
     /// at once are scored in several batches.
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = size)]

@@ -32,14 +32,15 @@ pub struct Full<B: Backend> {
 }
 
 impl<B: Backend> Full<B> {
-    /// Allocates the cache and the tensors; follows the requests at the places `sample`.
+    /// Allocates the cache and the tensors; follows the requests at the places `sample`. `queries`: which gather, and
+    /// whether they attend.
     pub fn new(
         device: Device<B>,
         config: CacheConfig,
         indexer: Option<&WorkspaceSize>,
         seed: u64,
         sample: Vec<usize>,
-        queries: Queries,
+        queries: (Queries, bool),
     ) -> Result<Self, KvError> {
         let stream = device.stream()?;
         Ok(Self {
@@ -176,6 +177,14 @@ mod tests {
 
     /// A cache for requests of up to 1,024 tokens, of which that at place `sample` is followed.
     fn cache(queries: Queries, sample: usize, num_checkpoints: u32) -> Full<Emulator> {
+        cache_with((queries, false), sample, num_checkpoints)
+    }
+
+    fn cache_with(
+        (queries, attends): (Queries, bool),
+        sample: usize,
+        num_checkpoints: u32,
+    ) -> Full<Emulator> {
         let model = ModelConfig::preset("tiny").expect("a preset");
         let config = CacheConfig { max_step_tokens: 130, ..CacheConfig::smallest(model) };
         let config = CacheConfig { max_requests: 2, max_context: 1024, num_checkpoints, ..config };
@@ -185,10 +194,10 @@ mod tests {
             WorkspaceLimits { context: 1024, queries: 3, bytes: u64::MAX },
         )
         .expect("a size");
-        let left = memory - working_bytes(&config, Some(&indexer), 1);
+        let left = memory - working_bytes(&config, Some(&indexer), 1, attends);
         let config = config.with_memory(left).expect("a block and two slots");
         let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
-        let cache = Full::new(device, config, Some(&indexer), 5, vec![sample], queries);
+        let cache = Full::new(device, config, Some(&indexer), 5, vec![sample], (queries, attends));
         cache.expect("what is left holds the cache")
     }
 
@@ -201,7 +210,15 @@ mod tests {
     /// Prefills 130 tokens of one sampled request, lets `spoil` have its way with the cache and the
     /// request's first block, decodes one token, and says what verification found.
     fn replay(queries: Queries, spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
-        let mut cache = cache(queries, 0, 0);
+        replay_with((queries, false), spoil)
+    }
+
+    /// The same, and lets queries attend.
+    fn replay_with(
+        queries: (Queries, bool),
+        spoil: impl FnOnce(&Full<Emulator>, u64),
+    ) -> Verification {
+        let mut cache = cache_with(queries, 0, 0);
         let tokens: Vec<u32> = (0..131).collect();
         let id = cache.admit(0, Some(&tokens[..130])).expect("a slot is free").0;
         let prefill = [StepRequest { id, start: 0, tokens: 130 }];
@@ -281,6 +298,19 @@ mod tests {
             let gathered = 2 * 2 * 16 + hca_rows;
             assert_eq!(found.rows, 2 * 5 * (128 + 128) + gathered + found.entries);
         }
+    }
+
+    #[test]
+    fn what_queries_attend_to_is_recomputed() {
+        let found = replay_with((Queries::Last(2), true), |_, _| {});
+        // Two heads of a query of each of two steps, in five layers.
+        assert_eq!((found.attended, found.mismatches), (2 * 2 * 5, 0), "{:?}", found.examples);
+        // A window's rows in the ring: of every channel 3 the sign.
+        let found = replay_with((Queries::Last(2), true), |cache, _| {
+            flip(cache, LAYER, PoolKind::SwaData, (0..130).map(|row| row * 576 + 3));
+        });
+        // Of the ring and of the window all but the newest; and both heads.
+        assert_eq!(found.mismatches, 127 + 127 + 2, "{:?}", found.examples);
     }
 
     #[test]

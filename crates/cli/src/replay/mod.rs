@@ -7,12 +7,14 @@
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
 //! | [`tensors`] | what the kernels of a step read and write, and the launches of a layer |
 //! | [`source`], [`inputs`], [`select`] | the kernels' input: random values by token, and which queries gather entries |
+//! | [`attend`] | attention in place of the queries that gather |
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`] | their comparison with the reference |
 //! | [`mod@drive`], [`changes`], [`timeline`] | the loop, what [`crate::soak`] does between its steps, and what is kept of them |
 //! | [`summary`], [`reuse`], [`report`] | the result: table and JSON, and the HTML page |
 
 pub mod args;
+mod attend;
 pub mod changes;
 pub mod clock;
 pub mod drive;

@@ -73,7 +73,9 @@ pub struct Summary {
     /// Those of them that differ from the reference's, in entries whose scores are equal within f32
     /// rounding.
     pub near_lists: u64,
-    /// Rows, lengths and lists that were not as expected.
+    /// Results of attention that were recomputed in f64: of heads of queries.
+    pub verified_attended: u64,
+    /// Rows, lengths, lists and results of attention that were not as expected.
     pub mismatches: u64,
     /// The first of them, in words.
     pub mismatch_examples: Vec<String>,
@@ -125,6 +127,7 @@ impl Summary {
             verified_lists: verification.lists,
             scored_lists: verification.scored,
             near_lists: verification.near,
+            verified_attended: verification.attended,
             mismatches: verification.mismatches,
             mismatch_examples: verification.examples.clone(),
         }
@@ -168,6 +171,10 @@ impl Summary {
             ),
             ("mismatches", self.mismatches.to_string()),
         ];
+        if self.verified_attended > 0 {
+            let attended = format!("{} heads' attention, in f64", self.verified_attended);
+            rows.insert(rows.len() - 1, ("", attended));
+        }
         if let Some(reuse) = &self.reuse {
             let place = rows.iter().position(|(what, _)| *what == "reused").map_or(0, |at| at + 1);
             rows.splice(place..place, reuse.rows());

@@ -1,17 +1,22 @@
 //! What the steps of a replay read and write beside the cache, and the launches of a layer: its update,
 //! the windows of all queries, the gathers of compressed entries, in a CSA layer of those that its
-//! indexer picks, and the append.
+//! indexer picks, on request attention over the rows where they lie, and the append.
+
+use std::ops::Range;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Stream, bf16};
 use dsv4_kv::indexer::{ProjectedQueries, Selection};
 use dsv4_kv::kv_layout::geometry::{CompressorKind, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
-use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer};
+use dsv4_kv::step::{
+    AttentionHeads, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, UpdatedLayer,
+};
 use dsv4_kv::{
     CacheConfig, IndexerWorkspace, KvCacheManager, KvError, LayerId, Layers, StepRequest,
     WorkspaceLimits, WorkspaceSize,
 };
 
+use super::attend::{self, Attend, HeadSource};
 use super::inputs::{self, Inputs};
 use super::kept::{Gathered, Shape};
 use super::select::{Batch, MOST_QUERIES, Queries, batches};
@@ -51,16 +56,24 @@ pub struct Tensors<B: Backend> {
     /// The step's number.
     step: u64,
     seed: u64,
+    /// Heads of the queries that gather, if they attend.
+    attend: Option<Attend<B>>,
     /// The requests that are followed.
     pub watch: Watch<B>,
 }
 
 /// Bytes of device memory that a replay needs beside its cache.
-pub fn working_bytes(config: &CacheConfig, indexer: Option<&WorkspaceSize>, sample: u32) -> u64 {
+pub fn working_bytes(
+    config: &CacheConfig,
+    indexer: Option<&WorkspaceSize>,
+    sample: u32,
+    attends: bool,
+) -> u64 {
     let source = inputs::bytes(config) + 4 * Source::floats();
     let tile = 2 * u64::from(TILE_ROWS) * u64::from(HEAD_DIM) + 4 * u64::from(MOST_QUERIES);
     let indexer = indexer.map_or(0, |indexer| indexer.bytes) + 4 * selected(config);
-    source + tile + indexer + watch::bytes(config, sample)
+    let attend = if attends { attend::bytes() } else { 0 };
+    source + tile + indexer + attend + watch::bytes(config, sample, attends)
 }
 
 /// Elements of the lists of the largest batch.
@@ -91,7 +104,7 @@ impl<B: Backend> Tensors<B> {
         indexer: Option<&WorkspaceSize>,
         seed: u64,
         sample: Vec<usize>,
-        queries: Queries,
+        (queries, attends): (Queries, bool),
     ) -> Result<Self, KvError> {
         let (device, model) = (stream.device(), &config.model);
         let source = Source::new(seed, model.layers.len() as u32);
@@ -99,6 +112,8 @@ impl<B: Backend> Tensors<B> {
         stream.upload(source.as_floats(), &floats, 0)?;
         let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);
         let verifier = Verifier::new(config, source);
+        let heads = attends.then(|| HeadSource::new(seed));
+        let attend = heads.as_ref().map(|heads| Attend::new(device, stream, heads)).transpose()?;
         let workspace = |size: &WorkspaceSize| {
             let WorkspaceSize { queries, bytes, .. } = *size;
             let limits = WorkspaceLimits { context: config.max_context, queries, bytes };
@@ -117,7 +132,8 @@ impl<B: Backend> Tensors<B> {
             batches: Vec::new(),
             step: 0,
             seed,
-            watch: Watch::new(device, config, sample, verifier)?,
+            attend,
+            watch: Watch::new(device, config, sample, verifier, heads)?,
         })
     }
 
@@ -155,6 +171,11 @@ impl<B: Backend> Tensors<B> {
             LayerKind::Swa => {
                 let updated = layers.swa(layer)?.update(kv)?;
                 self.gather_windows(&updated)?;
+                self.batches.iter().try_for_each(|batch| {
+                    self.attend(&updated, &batch.queries, |heads| {
+                        updated.attend(batch.queries.clone(), heads)
+                    })
+                })?;
                 updated.append()?;
             }
             LayerKind::Csa => {
@@ -227,7 +248,22 @@ impl<B: Backend> Tensors<B> {
             let gathered = Gathered { tile: &self.tile, names: &lists, shape };
             self.watch.keep(Tile::Entries, updated.stream(), layer, queries, &gathered)?;
         }
-        Ok(())
+        let queries = &batch.queries;
+        self.attend(updated, queries, |heads| updated.attend(queries.clone(), selected, k, heads))
+    }
+
+    /// Queues attention of a batch of queries, if they attend.
+    fn attend<K>(
+        &self,
+        updated: &UpdatedLayer<'_, B, K>,
+        queries: &Range<u32>,
+        attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
+    ) -> Result<()> {
+        let Some(to) = &self.attend else { return Ok(()) };
+        let (layer, count) = (updated.schema().layer, queries.len() as u32);
+        to.with((self.step, layer), (queries.start, count), attend)?;
+        let gathered = Gathered { tile: &to.out, names: &self.lengths, shape: attend::SHAPE };
+        self.watch.keep(Tile::Attended, updated.stream(), layer, queries.clone(), &gathered)
     }
 
     /// Queues the gather of all entries of an HCA layer for a batch of queries.
@@ -239,6 +275,7 @@ impl<B: Backend> Tensors<B> {
             let gathered = Gathered { tile, names: lengths, shape: Shape { rows, words: 1 } };
             self.watch.keep(Tile::Entries, stream, layer, queries, &gathered)?;
         }
-        Ok(())
+        let queries = &batch.queries;
+        self.attend(updated, queries, |heads| updated.attend(queries.clone(), heads))
     }
 }

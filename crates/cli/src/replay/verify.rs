@@ -7,12 +7,16 @@ use std::fmt;
 
 use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::geometry::CompressorKind;
+use dsv4_kv_oracle::attention;
 use dsv4_kv_oracle::compressor::{Shape, visible};
 use dsv4_kv_oracle::index::{self, KeyFormat};
+use dsv4_kv_oracle::number::bf16_value;
+use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::{CHANNELS, EncodedRow, QUANTISED, RowFormat};
 use dsv4_kv_oracle::swa::{Ring, window};
 use serde::Serialize;
 
+use super::attend::Head;
 use super::entries::{self, Rows};
 use super::history::Place;
 use super::lists::{self, Query, Right};
@@ -41,7 +45,9 @@ pub struct Verification {
     pub scored: u64,
     /// Those of them that differ from the reference's by scores too near to tell.
     pub near: u64,
-    /// Rows, lengths of tiles, and lists that were not as expected.
+    /// Results of attention, each of one head of a query, that were recomputed in `f64`.
+    pub attended: u64,
+    /// Rows, lengths of tiles, lists, and results of attention that were not as expected.
     pub mismatches: u64,
     /// The first of them, in words.
     pub examples: Vec<String>,
@@ -261,6 +267,43 @@ impl Verifier {
                 None => Some(format!("entries of {position}: entry {entry} has not closed")),
             };
             self.count_row(place, mismatch);
+        }
+    }
+
+    /// Compares what heads of the query at `position` got with attention in `f64` over its window and the entries that
+    /// `list` names, of the cache's `rows`. Not where the window has rows that nobody computed.
+    pub fn check_attended(
+        &mut self,
+        place: Place<'_>,
+        (position, table): (usize, Table),
+        (list, rows): (&[i32], Option<&Rows>),
+        heads: &[Head<'_>],
+    ) {
+        let window = window(position);
+        if window.start < place.without_rows {
+            return;
+        }
+        let values = |bits: &[u16]| -> Vec<f64> { bits.iter().map(|&x| bf16_value(x)).collect() };
+        let mut keys: Vec<Vec<f64>> =
+            window.map(|key| values(&self.reference(place, key).read)).collect();
+        let listed = list.iter().filter_map(|&entry| usize::try_from(entry).ok());
+        // One that has not closed was counted where it was gathered.
+        keys.extend(listed.filter_map(|entry| rows?.read(entry)).map(values));
+        for Head { number, query, sink, got } in heads {
+            let query: Vec<f64> = query.iter().map(|x| x.to_f64()).collect();
+            let expected = attention::attend(&query, &keys, (*sink).into(), (table, position));
+            let channels = values(got).into_iter().zip(&expected.sum).zip(expected.bound());
+            let is_near = |got: f64, want: f64, most: f64| (got - want).abs() <= most;
+            // NaN is not near either.
+            let wrong =
+                channels.enumerate().find(|(_, ((got, want), most))| !is_near(*got, **want, *most));
+            self.found.attended += 1;
+            if let Some((channel, ((got, want), _))) = wrong {
+                let text = format!(
+                    "attention of {position}, head {number}, channel {channel}: {got}, expected {want}"
+                );
+                self.count_mismatch(place, &text);
+            }
         }
     }
 

@@ -5,13 +5,15 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
-use dsv4_kv::kv_layout::geometry::{CompressorKind, LayerKind, WINDOW};
+use dsv4_kv::kv_layout::geometry::{CompressorKind, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::{CacheConfig, KvCacheManager, LayerGroup, LayerId, PoolKind, RequestId, StepRequest};
 use dsv4_kv_oracle::compressor::visible;
+use dsv4_kv_oracle::rope::Table;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::attend::{self, Head, HeadSource};
 use super::entries::{self, Planes, Rows};
 use super::history::{Place, Prefix};
 use super::kept::{self, Gathered, Kept, Shape};
@@ -20,9 +22,10 @@ use super::source::shape;
 use super::verify::{Batched, RingPlanes, Verification, Verifier};
 
 /// Bytes of device memory that watching `sample` requests needs.
-pub fn bytes(config: &CacheConfig, sample: u32) -> u64 {
+pub fn bytes(config: &CacheConfig, sample: u32, attends: bool) -> u64 {
     let places = places(config, sample as usize);
-    kept::bytes(places, WINDOW_SHAPE) + kept::bytes(places, list_shape(config))
+    let attended = if attends { kept::bytes(places, attend::SHAPE) } else { 0 };
+    kept::bytes(places, WINDOW_SHAPE) + kept::bytes(places, list_shape(config)) + attended
 }
 
 /// A window and its length.
@@ -45,6 +48,8 @@ pub enum Tile {
     Window,
     /// Its compressed entries.
     Entries,
+    /// What attention gave.
+    Attended,
 }
 
 /// The requests that are followed, and the memory for what is kept of a step.
@@ -63,6 +68,8 @@ pub struct Watch<B: Backend> {
     windows: Kept<B>,
     /// Their gathered entries, of each as many rows as an indexer picks, with its list or a length.
     gathered: Kept<B>,
+    /// What attention gave them, if they attend, and the heads.
+    attended: Option<(Kept<B>, HeadSource)>,
     verifier: Verifier,
 }
 
@@ -104,8 +111,11 @@ impl<B: Backend> Watch<B> {
         config: &CacheConfig,
         sample: Vec<usize>,
         verifier: Verifier,
+        heads: Option<HeadSource>,
     ) -> Result<Self, DeviceError> {
         let places = places(config, sample.len());
+        let room = |heads| Ok::<_, DeviceError>((Kept::new(device, places, attend::SHAPE)?, heads));
+        let attended = heads.map(room).transpose()?;
         let layers = (0..).map(LayerId).zip(&config.model.layers);
         let indexed = layers.filter(|(_, kind)| **kind == LayerKind::Csa);
         Ok(Self {
@@ -116,6 +126,7 @@ impl<B: Backend> Watch<B> {
             drafts: config.group_layers(LayerGroup::Draft),
             windows: Kept::new(device, places, WINDOW_SHAPE)?,
             gathered: Kept::new(device, places, list_shape(config))?,
+            attended,
             sample,
             verifier,
         })
@@ -212,6 +223,7 @@ impl<B: Backend> Watch<B> {
         let kept = match tile {
             Tile::Window => &self.windows,
             Tile::Entries => &self.gathered,
+            Tile::Attended => &self.attended.as_ref().context("requests attend")?.0,
         };
         for (check, of) in self.checks.iter().enumerate() {
             if queries.contains(&of.query) {
@@ -239,11 +251,15 @@ impl<B: Backend> Watch<B> {
                 for &which in entries::compressors(schema.kind) {
                     self.check_closed(at, id, which, start, &blocks)?;
                 }
-                match schema.kind {
-                    LayerKind::Swa => {}
-                    LayerKind::Csa => self.check_listed(at, place, batches)?,
+                let query = self.checks[place].query;
+                let batch = batches.iter().find(|batch| batch.queries.contains(&query));
+                let first = batch.context("a query that is kept gathers")?.queries.start;
+                let list = match schema.kind {
+                    LayerKind::Swa => Vec::new(),
+                    LayerKind::Csa => self.check_listed(at, place, first)?,
                     LayerKind::Hca => self.check_all(at, place)?,
-                }
+                };
+                self.check_attended(at, place, (schema.kind, first), &list)?;
             }
         }
         Ok(())
@@ -297,15 +313,13 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// The list of the request's query, and the entries gathered for it.
-    fn check_listed(&mut self, at: &At<'_, B>, check: usize, batches: &[Batch]) -> Result<()> {
+    /// The list of the request's query, of a batch that begins with query `first`, and the entries gathered for it.
+    fn check_listed(&mut self, at: &At<'_, B>, check: usize, first: u32) -> Result<Vec<i32>> {
         let At { stream, layer, .. } = *at;
         let Check { id, query, position, listed, .. } = self.checks[check];
         let kept = self.place(layer, check);
         let list = self.gathered.fetch_names(stream, kept)?;
         let tile = self.gathered.fetch_tile(stream, kept, list.len() as u32)?;
-        let batch = batches.iter().find(|batch| batch.queries.contains(&query));
-        let first = batch.context("a query that is kept gathers")?.queries.start;
         let watched = &self.live[&id];
         let place = place_of(watched, layer, &self.drafts);
         let of = |which| watched.rows.get(&(layer, which));
@@ -314,11 +328,11 @@ impl<B: Backend> Watch<B> {
             self.verifier.check_list(place, position, query, &list, of(CompressorKind::CsaIndex));
         }
         self.verifier.check_gathered(place, position, &list, &tile, of(CompressorKind::CsaMain));
-        Ok(())
+        Ok(list)
     }
 
     /// All entries that the request's query sees, as they were gathered.
-    fn check_all(&mut self, at: &At<'_, B>, check: usize) -> Result<()> {
+    fn check_all(&mut self, at: &At<'_, B>, check: usize) -> Result<Vec<i32>> {
         let At { stream, layer, .. } = *at;
         let Check { id, position, .. } = self.checks[check];
         let kept = self.place(layer, check);
@@ -331,6 +345,39 @@ impl<B: Backend> Watch<B> {
         self.verifier.check_length(place, position, length, all.len());
         let rows = watched.rows.get(&(layer, CompressorKind::Hca));
         self.verifier.check_gathered(place, position, &all, &tile, rows);
+        Ok(all)
+    }
+
+    /// What attention gave some heads of the request's query, whose entries are those of `list`.
+    fn check_attended(
+        &mut self,
+        at: &At<'_, B>,
+        check: usize,
+        (kind, first): (LayerKind, u32),
+        list: &[i32],
+    ) -> Result<()> {
+        let At { stream, layer, .. } = *at;
+        let Check { id, position, query, .. } = self.checks[check];
+        let kept = self.place(layer, check);
+        let Some((attended, source)) = &self.attended else { return Ok(()) };
+        let out = attended.fetch_tile(stream, kept, attend::HEADS)?;
+        let mut rng = ChaCha8Rng::seed_from_u64(self.step << 20 ^ kept);
+        let heads = (0..attend::CHECKED).map(|_| {
+            let number = rng.random_range(0..attend::HEADS);
+            let (heads, sink) = source.head((self.step, layer), (first, query), number);
+            let got = &out[(number * HEAD_DIM) as usize..][..HEAD_DIM as usize];
+            Head { number, query: heads, sink, got }
+        });
+        let (which, table) = match kind {
+            LayerKind::Swa => (None, Table::Main),
+            LayerKind::Csa => (Some(CompressorKind::CsaMain), Table::Compress),
+            LayerKind::Hca => (Some(CompressorKind::Hca), Table::Compress),
+        };
+        let watched = &self.live[&id];
+        let place = place_of(watched, layer, &self.drafts);
+        let rows = which.and_then(|which| watched.rows.get(&(layer, which)));
+        let heads: Vec<_> = heads.collect();
+        self.verifier.check_attended(place, (position, table), (list, rows), &heads);
         Ok(())
     }
 

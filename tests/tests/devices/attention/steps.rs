@@ -68,7 +68,11 @@ pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
     let mut world = World::new(device, FORMATS[0], &stories, (4, 2));
     // In one chunk each, of which the last tokens attend.
     let [a, b] = [0, 1].map(|_| world.fed.manager.admit().unwrap());
-    world.step(&Batch::new().add(a, &stories, 0, 0..278), Padding::None, &[253..263, 274..278]);
+    world.step(
+        &Batch::new().add(a, &stories, 0, 0..278),
+        Padding::None,
+        &[253..254, 254..256, 256..263, 274..278],
+    );
     let whole = Batch::new().add(b, &stories, 1, 0..12);
     world.step(&whole, Padding::None, from_ref(&whole.all()));
     let seen = world.repeated;

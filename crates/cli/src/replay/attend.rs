@@ -1,0 +1,118 @@
+//! Attention in place of the queries that gather: random heads, and what is kept of their results.
+
+use anyhow::{Context, Result};
+use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
+use dsv4_kv::kv_layout::geometry::HEAD_DIM;
+use dsv4_kv::step::AttentionHeads;
+use dsv4_kv::{KvError, LayerId};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Normal};
+
+use super::kept::Shape;
+use super::select::MOST_QUERIES;
+
+/// Heads of a query.
+pub const HEADS: u32 = 64;
+/// Heads of a followed query whose results are recomputed.
+pub const CHECKED: u32 = 2;
+/// The results of a query; there is nothing to tell its heads by.
+pub const SHAPE: Shape = Shape { rows: HEADS, words: 1 };
+/// Rows at which the heads of a batch may begin.
+const STARTS: u32 = 1024;
+/// Deviation of a head's values: scores with the largest rows differ by several units.
+const DEVIATION: f32 = 0.25;
+
+/// Elements of the heads' pool, and of the results of a batch.
+fn elements() -> [u64; 2] {
+    let batch = MOST_QUERIES * HEADS;
+    [STARTS + batch, batch].map(|rows| u64::from(rows) * u64::from(HEAD_DIM))
+}
+
+/// Bytes of device memory that attention needs.
+pub fn bytes() -> u64 {
+    let [pool, out] = elements();
+    2 * (pool + out) + 4 * u64::from(HEADS)
+}
+
+/// Where the heads of a batch come from: a pool of random rows.
+pub struct HeadSource {
+    /// `[rows, 512]` BF16.
+    pool: Vec<bf16>,
+    /// `[HEADS]`.
+    sinks: Vec<f32>,
+}
+
+impl HeadSource {
+    /// Normally distributed heads, and sinks from -4 to 4.
+    pub fn new(seed: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0xA77E);
+        let normal = Normal::new(0.0_f32, DEVIATION).expect("a deviation");
+        let pool = (0..elements()[0]).map(|_| bf16::from_f32(normal.sample(&mut rng))).collect();
+        Self { pool, sinks: (0..HEADS).map(|_| rng.random_range(-4.0..4.0)).collect() }
+    }
+
+    /// The row at which the heads of a batch that begins with query `first` begin.
+    fn start(step: u64, layer: LayerId, first: u32) -> u32 {
+        let mixed = (step << 32 ^ u64::from(layer.0) << 24 ^ u64::from(first))
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (mixed >> 32) as u32 % STARTS
+    }
+
+    /// A head of query `query` of a batch, `[512]`, and its sink.
+    pub fn head(
+        &self,
+        (step, layer): (u64, LayerId),
+        (first, query): (u32, u32),
+        head: u32,
+    ) -> (&[bf16], f32) {
+        let row = Self::start(step, layer, first) + (query - first) * HEADS + head;
+        (&self.pool[(row * HEAD_DIM) as usize..][..HEAD_DIM as usize], self.sinks[head as usize])
+    }
+}
+
+/// A head of a query that attended: `[512]` each.
+pub struct Head<'a> {
+    /// Its number.
+    pub number: u32,
+    /// After norm and RoPE.
+    pub query: &'a [bf16],
+    /// Its sink.
+    pub sink: f32,
+    /// What it got, as BF16 bits.
+    pub got: &'a [u16],
+}
+
+/// Heads and results on the device.
+pub struct Attend<B: Backend> {
+    pool: Buffer<B, bf16>,
+    sinks: Buffer<B, f32>,
+    /// `[MOST_QUERIES, HEADS, 512]`: of the batch at work.
+    pub out: Buffer<B, bf16>,
+}
+
+impl<B: Backend> Attend<B> {
+    /// Copies the heads.
+    pub fn new(device: &Device<B>, stream: &Stream<B>, from: &HeadSource) -> Result<Self, KvError> {
+        let [pool, out] = elements();
+        let pool = device.allocate("heads", pool)?;
+        let sinks = device.allocate("sinks", HEADS.into())?;
+        stream.upload(&from.pool, &pool, 0)?;
+        stream.upload(&from.sinks, &sinks, 0)?;
+        Ok(Self { pool, sinks, out: device.allocate("results of attention", out)? })
+    }
+
+    /// Hands the heads of a batch of `queries` queries, the first of which is `first`, to `attend`.
+    pub fn with(
+        &self,
+        (step, layer): (u64, LayerId),
+        (first, queries): (u32, u32),
+        attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
+    ) -> Result<()> {
+        let row = u64::from(HeadSource::start(step, layer, first)) * u64::from(HEAD_DIM);
+        let len = u64::from(queries * HEADS) * u64::from(HEAD_DIM);
+        let query = &self.pool.slice(row, len).context("heads lie inside the pool")?;
+        let (sinks, out) = (&self.sinks, &self.out);
+        Ok(attend(&AttentionHeads { heads: HEADS, query, sinks, out, lse: None })?)
+    }
+}
