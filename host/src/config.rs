@@ -39,6 +39,10 @@ pub struct CacheConfig {
     /// there: a multiple of 128, or 0 for none.
     #[serde(default = "checkpoint_interval")]
     pub checkpoint_interval: u32,
+    /// Whether the last boundary of an answer has a checkpoint, too, from which the next turn of the conversation goes on:
+    /// one of each request that runs, and one copy for each 128 tokens that it answers.
+    #[serde(default = "keep_outputs")]
+    pub keep_outputs: bool,
     /// Most bytes of blocks and checkpoints that leases keep ([`crate::Ledger::pin`]).
     #[serde(default)]
     pub lease_bytes: u64,
@@ -80,6 +84,7 @@ impl CacheConfig {
             max_step_tokens: 8192,
             num_checkpoints: 0,
             checkpoint_interval: checkpoint_interval(),
+            keep_outputs: keep_outputs(),
             lease_bytes: 0,
             host_bytes: 0,
             max_suspended: 0,
@@ -160,4 +165,9 @@ impl CacheConfig {
 /// Measured on traces: see decision D31 of the architecture.
 const fn checkpoint_interval() -> u32 {
     2048
+}
+
+/// Measured on conversations: see decision D31 of the architecture.
+const fn keep_outputs() -> bool {
+    true
 }

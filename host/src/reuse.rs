@@ -29,8 +29,7 @@
 
 use std::time::Duration;
 
-use dsv4_kv_prefix::ReuseStats;
-pub use dsv4_kv_prefix::{Lease, PinRefused};
+pub use dsv4_kv_prefix::{Lease, PinRefused, ReuseStats};
 
 use crate::device::{Backend, Stream};
 use crate::error::KvError;

@@ -34,6 +34,12 @@ impl Placement {
 }
 
 impl Checkpoints {
+    /// Tokens down to the last boundary of the prompt that leaves a token to compute. What comes behind is its answer.
+    #[must_use]
+    pub const fn end(&self) -> u32 {
+        self.end
+    }
+
     /// The first one behind `tokens` tokens: how many tokens it covers, and why it is there.
     #[must_use]
     pub fn after(&self, tokens: u32) -> Option<(u32, Origin)> {

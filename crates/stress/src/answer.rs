@@ -64,6 +64,8 @@ pub struct Counts {
     pub free_checkpoints: u32,
     /// Checkpoints of the prefix tree.
     pub tree_checkpoints: u32,
+    /// Checkpoints of answers that requests have aside.
+    pub outputs: u32,
     /// Blocks that were evicted so far.
     pub evicted: u64,
 }

@@ -256,6 +256,7 @@ pub(super) fn counts(ledger: &Ledger) -> Counts {
         evictable: tree.evictable_blocks,
         free_checkpoints: ledger.free_checkpoints(),
         tree_checkpoints: tree.checkpoints,
+        outputs: ledger.output_checkpoints(),
         evicted: ledger.reuse_stats().evicted_blocks,
     }
 }

@@ -11,6 +11,7 @@
 //! | `shared.rs` | what requests share: the prefix tree |
 //! | `sharing.rs` | what a prompt goes on from, and what becomes the tree's |
 //! | `room.rs` | what nobody refers to: evicted, or kept for a time |
+//! | `outputs.rs` | checkpoints of answers |
 //! | `state.rs` | checkpoints of requests |
 //! | `fork.rs` | requests that begin as copies |
 //! | `suspend.rs` | requests without a slot |
@@ -20,6 +21,7 @@
 mod check;
 mod fork;
 mod open_step;
+mod outputs;
 mod room;
 mod saves;
 mod shared;

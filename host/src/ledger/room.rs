@@ -17,7 +17,7 @@ impl Ledger {
         sharing.tree.evict(need, |freed| pools.take_back(freed)).is_ok()
     }
 
-    /// Evicts so that up to so many checkpoints are free.
+    /// Evicts so that up to so many checkpoints are free; where nothing is left to be evicted, answers lose theirs.
     pub(super) fn make_room_for_saves(&mut self, saves: u32) {
         let short = saves.saturating_sub(self.checkpoints.free());
         let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
@@ -25,6 +25,13 @@ impl Ledger {
         let evicted =
             sharing.tree.evict(Need { blocks: 0, checkpoints }, |freed| pools.take_back(freed));
         debug_assert!(evicted.is_ok(), "so many can be evicted: {evicted:?}");
+        self.give_up_outputs(saves.saturating_sub(self.checkpoints.free()));
+    }
+
+    /// Checkpoints that are free, or that make room.
+    pub(super) fn obtainable_checkpoints(&self) -> u32 {
+        let evictable = self.tree_counts().evictable_checkpoints;
+        self.checkpoints.free() + evictable + self.output_checkpoints()
     }
 
     /// Checkpoints that a step would save, were they free.

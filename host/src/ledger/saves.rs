@@ -38,7 +38,7 @@ impl Ledger {
 
     /// What committed steps and [`KvCacheManager::save_wanted`](crate::KvCacheManager::save_wanted) saved since the last
     /// call, in the order in which requests passed the positions. Of a request that was admitted with its prompt
-    /// nothing: that belongs to the prefix tree.
+    /// nothing: that belongs to the prefix tree, which gets of an answer the last one, when the request ends.
     pub fn take_saved(&mut self) -> impl Iterator<Item = (RequestId, SavedCheckpoint)> {
         self.saves.saved.drain(..)
     }

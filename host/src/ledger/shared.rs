@@ -62,6 +62,17 @@ impl Offers {
             self.places.pop_front();
         }
     }
+
+    /// Gives the tree a checkpoint, which is offered then; the checkpoint, if the tree does not take it.
+    pub fn attach(
+        &mut self,
+        tree: &mut Tree,
+        (reference, blocks, origin): (&Reference, u32, Origin),
+        saved: SavedCheckpoint,
+    ) -> Option<SavedCheckpoint> {
+        let attached = tree.attach(reference, blocks, origin, saved);
+        attached.map(|place| self.add(place)).err().map(|not_taken| not_taken.0)
+    }
 }
 
 /// What requests share, in a cache with checkpoints.
@@ -75,6 +86,11 @@ pub(super) struct Sharing {
     pub offers: Offers,
     /// By slot.
     pub sharers: Vec<Option<Sharer>>,
+    /// Whether answers have checkpoints.
+    pub keeps_outputs: bool,
+    /// The last checkpoint of the answer of each request that runs, the oldest first: given to the tree when the request
+    /// ends, and given up before that when room is needed.
+    pub outputs: Vec<(SlotId, SavedCheckpoint)>,
 }
 
 /// Blocks that nobody has any more since they were last asked for; of a cache that is poisoned.
@@ -106,6 +122,8 @@ pub(crate) struct Sharer {
     pub(super) tokens: Vec<u32>,
     /// Where it is to be saved.
     pub(super) checkpoints: Checkpoints,
+    /// Where its answer is to be saved next.
+    pub(super) next_output: u32,
     /// Whether all of its tokens were told.
     pub(super) is_told: bool,
 }
@@ -153,6 +171,8 @@ impl Sharing {
             model: format!("{model:?} {main_format:?} {index_format:?}").into_bytes(),
             offers: Offers::default(),
             sharers: (0..config.max_requests).map(|_| None).collect(),
+            keeps_outputs: config.keep_outputs,
+            outputs: Vec::new(),
         }))
     }
 
@@ -166,7 +186,9 @@ impl Sharer {
     pub fn place_of(&self, saved: &SavedCheckpoint) -> Option<(&Reference, u32, Origin)> {
         let boundary = saved.boundary();
         let planned = self.checkpoints.after(boundary - 1).filter(|&(at, _)| at == boundary);
-        let origin = planned.map_or(Origin::Output, |(_, origin)| origin);
+        // Of its prompt, but not planned: somebody asked for it.
+        let other = if boundary > self.checkpoints.end() { Origin::Output } else { Origin::Prompt };
+        let origin = planned.map_or(other, |(_, origin)| origin);
         let blocks = boundary / BLOCK_TOKENS;
         (blocks <= self.reference.blocks()).then_some((&self.reference, blocks, origin))
     }

@@ -4,6 +4,7 @@ use dsv4_kv_prefix::{Origin, RootKey};
 
 use super::Ledger;
 use super::open_step::Accepted;
+use super::outputs;
 use super::shared::{Admission, BLOCK, Pools, Prompt, Sharer, Sharing};
 use crate::block::Held;
 use crate::checkpoints::{SavedCheckpoint, SavedPlace};
@@ -53,19 +54,22 @@ impl Ledger {
             reference: adopted.reference,
             tokens: Vec::with_capacity(BLOCK),
             checkpoints: sharing.placement.checkpoints(tokens.len() as u32, matched),
+            next_output: 0,
             is_told: true,
         });
         Ok((Admission { id, reused, matched }, place))
     }
 
-    /// Wants the checkpoints of a request's prompt that it has not passed.
+    /// Wants the checkpoints of a request's prompt that it has not passed, and the first of its answer.
     pub(crate) fn plan_checkpoints(&mut self, id: RequestId) -> Result<(), KvError> {
         let start = self.committed(id)?;
         let sharer = self.sharing.as_ref().and_then(|sharing| sharing.of(id.slot()));
         let Some(checkpoints) = sharer.map(|sharer| sharer.checkpoints) else { return Ok(()) };
         let next = |&(at, _): &(u32, Origin)| checkpoints.after(at);
         let mut all = std::iter::successors(checkpoints.after(start), next);
-        all.try_for_each(|(boundary, _)| self.want_checkpoint(id, boundary))
+        all.try_for_each(|(boundary, _)| self.want_checkpoint(id, boundary))?;
+        self.want_output(id.slot(), start.max(checkpoints.end()));
+        Ok(())
     }
 
     /// The blocks that nobody has any more since the last call; none unless the cache is poisoned.
@@ -80,6 +84,9 @@ impl Ledger {
         }
         for part in accepted {
             self.register_part(part);
+            if let Ok(committed) = self.committed(part.id) {
+                self.want_output(part.id.slot(), committed);
+            }
         }
         self.attach_saved();
     }
@@ -117,15 +124,15 @@ impl Ledger {
         let Self { sharing: Some(sharing), requests, saves, checkpoints, .. } = self else {
             return;
         };
-        let Sharing { tree, sharers, offers, .. } = &mut **sharing;
+        let Sharing { tree, sharers, offers, outputs, keeps_outputs, .. } = &mut **sharing;
         let of = |id: RequestId| requests.get(id).and(sharers[id.slot().0 as usize].as_ref());
         for (id, saved) in saves.extract_saved(|id| of(id).is_some()) {
             let refused = match of(id).and_then(|sharer| sharer.place_of(&saved)) {
                 None => Some(saved),
-                Some((reference, blocks, origin)) => {
-                    let attached = tree.attach(reference, blocks, origin, saved);
-                    attached.map(|place| offers.add(place)).err().map(|not_taken| not_taken.0)
+                Some((.., Origin::Output)) if *keeps_outputs => {
+                    outputs::replace(outputs, id.slot(), saved)
                 }
+                Some(place) => offers.attach(tree, place, saved),
             };
             refused.into_iter().for_each(|saved| checkpoints.give_back(saved));
         }
@@ -134,6 +141,7 @@ impl Ledger {
     /// A request that ends refers to nothing more.
     pub(super) fn stop_sharing(&mut self, slot: SlotId) {
         self.attach_saved();
+        self.keep_output(slot);
         let sharer = self.take_sharer(slot);
         self.release_sharer(sharer);
     }
@@ -166,9 +174,13 @@ impl Ledger {
         let Ok(reference) = tree.refer_again(&sharer.reference) else {
             unreachable!("the reference is this tree's")
         };
-        let &Sharer { ref tokens, checkpoints, is_told, .. } = sharer;
-        let fork = Sharer { reference, tokens: tokens.clone(), checkpoints, is_told };
+        let &Sharer { ref tokens, checkpoints, next_output, is_told, .. } = sharer;
+        let tokens = tokens.clone();
+        let fork = Sharer { reference, tokens, checkpoints, next_output, is_told };
         sharers[to.0 as usize] = Some(fork);
+        if self.saves.of(from).contains(&next_output) {
+            self.saves.add(to, next_output);
+        }
     }
 
     /// What requests share, and where that goes when it is given up.

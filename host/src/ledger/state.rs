@@ -53,7 +53,7 @@ impl Ledger {
         let drafts = saves.iter().map(|&(id, boundary)| self.check_save(id, boundary));
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
         let needed = saves.len() as u32;
-        let free = self.checkpoints.free() + self.tree_counts().evictable_checkpoints;
+        let free = self.obtainable_checkpoints();
         if needed > free {
             return Err(KvError::OutOfCheckpoints { needed, free });
         }

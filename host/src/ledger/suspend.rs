@@ -67,6 +67,7 @@ impl Ledger {
     pub(crate) fn detach(&mut self, id: RequestId, image: SlotId) -> Result<Suspended, KvError> {
         let refused = self.refused(id);
         self.attach_saved();
+        self.keep_output(id.slot());
         let (blocks, groups) = self.requests.detach(id).ok_or(refused)?;
         let (wanted, sharer) = (self.saves.take(id), self.take_sharer(id.slot()));
         Ok(Suspended { ledger: self.requests.ledger(), blocks, groups, image, wanted, sharer })

@@ -131,13 +131,12 @@ impl Ledger {
 
     /// Takes blocks and a checkpoint, or nothing.
     fn take_room(&mut self, needed: u32) -> Result<(Vec<Block>, StateCheckpoint), KvError> {
-        let counts = self.tree_counts();
-        let free = self.checkpoints.free() + counts.evictable_checkpoints;
+        let free = self.obtainable_checkpoints();
         if free == 0 {
             return Err(KvError::OutOfCheckpoints { needed: 1, free });
         }
         if !self.make_room(needed) {
-            let free = self.blocks.free() + counts.evictable_blocks;
+            let free = self.blocks.free() + self.evictable_blocks();
             return Err(KvError::OutOfBlocks { needed, free });
         }
         self.make_room_for_saves(1);

@@ -259,6 +259,7 @@ suite! {
     }
     step::reuse {
         reuse_equals_computing,
+        the_next_turn_goes_on_from_the_answer,
         a_junction_is_reused_by_the_third,
         the_same_prompt_twice_at_once,
         a_request_that_shares_is_not_restored,

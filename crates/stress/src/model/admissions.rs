@@ -82,7 +82,7 @@ impl Model {
         };
         let boundaries = (1..=whole).map(|blocks| blocks * BLOCK).filter(is_wanted);
         let boundaries = boundaries.filter(|&at| at > reused).collect();
-        Ok(Share { blocks: reused / BLOCK, told: true, boundaries })
+        Ok(Share { blocks: reused / BLOCK, told: true, boundaries, end: whole * BLOCK })
     }
 
     /// Judges the answer to a fork; `blocks` are those of the new request.

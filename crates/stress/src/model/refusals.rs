@@ -155,28 +155,28 @@ impl Model {
     #[must_use]
     pub fn touches(&self, step: &Step) -> bool {
         let (left, run) = self.layers_of(step);
-        // The update of a layer with a window alone queues nothing: its append does.
+        // The update of a layer with a window alone queues nothing where its append is another launch.
         let updated = left.filter(|_| matches!(step.layers, Layers::Unappended(_)));
         let kind = |layer: LayerId| self.config.model.layers[layer.0 as usize];
-        let half = updated.is_some_and(|layer| kind(layer) != LayerKind::Swa);
+        let is_one = self.is_one_launch(step);
+        let half = updated.is_some_and(|layer| is_one || kind(layer) != LayerKind::Swa);
         !run.is_empty() || half || step.commits.len() > 1
     }
 
+    /// Whether a layer's update appends too: all tokens of the step may be lost again.
+    fn is_one_launch(&self, step: &Step) -> bool {
+        let most = step.parts.iter().map(|part| part.tokens).max().unwrap_or(0);
+        let most = step.launches.bucket().map_or(most, |bucket| bucket.tokens_per_request);
+        most <= self.config.step_tokens_with_rollback()
+    }
+
     /// The layer that keeps the step from its first commit, and how far it is.
-    fn unfinished(&self, step: &Step, plan: StepPlan) -> Option<(LayerId, LayerProgress)> {
+    fn unfinished(&self, step: &Step) -> Option<(LayerId, LayerProgress)> {
         let (left, run) = self.layers_of(step);
         let first = self.config.group_layers(step.group).start;
         match step.layers {
             Layers::Unappended(_) => {
-                let most = step
-                    .launches
-                    .bucket()
-                    .map_or(plan.tokens_per_request, |bucket| bucket.tokens_per_request);
-                // With tokens that may all be lost again the update is all there is, where there is one.
-                let kind = |layer: LayerId| self.config.model.layers[layer.0 as usize];
-                let left = left.filter(|&layer| {
-                    most > self.config.step_tokens_with_rollback() || kind(layer) == LayerKind::Swa
-                });
+                let left = left.filter(|_| !self.is_one_launch(step));
                 left.map(|layer| (layer, LayerProgress::Updated))
             }
             Layers::None | Layers::Without(_) => {
@@ -191,11 +191,10 @@ impl Model {
     pub(super) fn commit_refusal(
         &self,
         step: &Step,
-        plan: StepPlan,
         (turn, commit): (usize, &[Accept]),
         has_layers: bool,
     ) -> Option<KvError> {
-        let unfinished = self.unfinished(step, plan).filter(|_| turn == 0 && has_layers);
+        let unfinished = self.unfinished(step).filter(|_| turn == 0 && has_layers);
         if let Some((layer, progress)) = unfinished {
             return Some(KvError::LayerUnfinished { layer, progress });
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dsv4_kv::{BlockId, LayerGroup};
 
 use crate::op::Name;
-use crate::text::Text;
+use crate::text::{BLOCK, Text};
 
 /// A request as the model sees it.
 #[derive(Clone, Debug)]
@@ -93,8 +93,23 @@ pub(in crate::model) struct Share {
     pub blocks: u32,
     /// Whether all of its tokens were told.
     pub told: bool,
-    /// Where it may be saved.
+    /// Where it may be saved in its prompt.
     pub boundaries: Vec<u32>,
+    /// The prompt's last boundary: it may be saved at each behind it, which it answers.
+    pub end: u32,
+}
+
+impl Share {
+    /// Whether a checkpoint may be taken there.
+    pub fn may_be_saved_at(&self, at: u32) -> bool {
+        at > self.end || self.boundaries.contains(&at)
+    }
+
+    /// Where one may be taken of a request of `tokens` tokens: in its prompt, and next in its answer.
+    pub fn boundaries_behind(&self, tokens: u32) -> impl Iterator<Item = u32> {
+        let answer = (tokens.max(self.end) / BLOCK + 1) * BLOCK;
+        self.boundaries.iter().copied().chain([answer])
+    }
 }
 
 /// A lease.

@@ -150,17 +150,18 @@ impl Model {
         let Some(request) = self.live.get(&id).filter(|_| saves) else { return };
         let Some(share) = &request.share else { return };
         let most = request.groups[0].tokens.min(share.blocks * BLOCK);
-        let passed = share.boundaries.iter().filter(|&&at| before < at && at <= most);
-        self.sharing.checkpoints.extend(passed.map(|&at| request.says.prefix(at)));
+        let all = (BLOCK..=most).step_by(BLOCK as usize);
+        let passed = all.filter(|&at| before < at && share.may_be_saved_at(at));
+        self.sharing.checkpoints.extend(passed.map(|at| request.says.prefix(at)));
     }
 
     /// Copies from the rings that a step saves by, at most, whose launches are for so many tokens of a request.
     pub(super) fn most_copies(&self, parts: &[dsv4_kv::StepRequest], most: u32) -> u32 {
         let copied = |part: &dsv4_kv::StepRequest| {
             let share = self.live.get(&part.id).and_then(|request| request.share.as_ref());
-            let inside = |&&at: &&u32| part.start < at && at <= part.start + part.tokens;
-            let older = |&&at: &&u32| at - BLOCK < part.start;
-            let all = share.into_iter().flat_map(|share| &share.boundaries);
+            let inside = |&at: &u32| part.start < at && at <= part.start + part.tokens;
+            let older = |&at: &u32| at - BLOCK < part.start;
+            let all = share.into_iter().flat_map(|share| share.boundaries_behind(part.start));
             all.filter(inside).filter(older).count() as u32
         };
         let parts = parts.iter().filter(|_| most > self.rollback());
@@ -204,10 +205,10 @@ impl Model {
         if counts.tree > most || kept < least || (least == 0 && kept > 0) {
             return Err(format!("{counts:?}: {least} blocks are referred to, {most} can be there"));
         }
-        let checkpoints =
-            (counts.free_checkpoints + counts.tree_checkpoints, counts.tree_checkpoints);
+        let all = counts.free_checkpoints + counts.tree_checkpoints + counts.outputs;
         let seen = self.sharing.seen.len() as u32;
-        if checkpoints.0 != self.config.num_checkpoints || checkpoints.1 < seen {
+        let lost = all != self.config.num_checkpoints || counts.tree_checkpoints < seen;
+        if lost || counts.outputs > self.live.len() as u32 {
             return Err(format!("{counts:?}: {seen} checkpoints must be there"));
         }
         self.sharing.counts = Some(counts);

@@ -123,7 +123,7 @@ impl Model {
         let mut answers = report.commits.iter();
         for tried in step.commits.iter().enumerate() {
             let (turn, commit) = tried;
-            let refusal = self.commit_refusal(step, plan, (turn, commit), has_layers);
+            let refusal = self.commit_refusal(step, (turn, commit), has_layers);
             let got = answers.next().ok_or("a commit was left out")?;
             if same(got, &answer(refusal.map_or(Ok(()), Err)))? {
                 self.commit(step.group, commit);

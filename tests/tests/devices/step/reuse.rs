@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::{Accepted, KvError, Launches, Prompt, RequestId, StepRequest};
+use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, Prompt, RequestId, StepRequest};
 
 use super::told::{self, Alone, Cut, Told, admit, assert_table, fed, same, settings};
 use crate::fed::{Fed, Padding, Part, begin};
@@ -82,6 +82,47 @@ pub fn reuse_equals_computing<B: Backend>(device: &Device<B>) {
         let shared = tables[0].iter().zip(&tables[1]).take_while(|(a, b)| a == b).count();
         assert_eq!(shared, reused / 128, "blocks behind the checkpoint are its own, {what}");
         fed.manager.ledger().audit().unwrap();
+    }
+}
+
+/// The next turn of a conversation goes on from the last boundary of the answer before, which steps of drafts passed, and
+/// has the bytes that it has alone: also when the request that answered was forked, suspended and discarded.
+pub fn the_next_turn_goes_on_from_the_answer<B: Backend>(device: &Device<B>) {
+    let [a, b, wrong] = [361, 362, 363].map(|seed| Story::random(&tiny(), 620, seed));
+    for max_draft in [0, 3] {
+        for is_suspended in [false, true] {
+            let settings = CacheConfig { max_suspended: 1, ..settings(max_draft, 4, 0) };
+            let mut fed = fed(device, settings.clone());
+            let first = Told::of(&[(0, &a, 530)]);
+            let ids = first.ids();
+            let prompt = Prompt { tokens: &ids[..300], salt: b"", adapter: b"" };
+            let one = fed.manager.admit_with(&fed.stream, &prompt).unwrap().id;
+            told::compute_to(&mut fed, one, &first, 0..300, Cut::Chunks(300));
+            told::compute_to(&mut fed, one, &first, 300..530, Cut::Drafts(&wrong));
+            let counts = |fed: &Fed<B>| {
+                let ledger = fed.manager.ledger();
+                [ledger.tree_counts().checkpoints, ledger.output_checkpoints()]
+            };
+            assert_eq!(counts(&fed), [1, 1], "the prompt's, and the last one of the answer");
+            if is_suspended {
+                let fork = fed.manager.fork(&fed.stream, one).unwrap();
+                let suspended = fed.manager.suspend(&fed.stream, one).unwrap();
+                fed.manager.discard(suspended).unwrap();
+                fed.manager.release(fork).unwrap();
+            } else {
+                fed.manager.release(one).unwrap();
+            }
+            assert_eq!(counts(&fed), [2, 0]);
+            let second = Told::of(&[(0, &a, 530), (1, &b, 600)]);
+            let two = admit(&mut fed, &second, b"");
+            assert_eq!(two.reused, 512, "{max_draft} drafts");
+            assert_table(&fed, two.id);
+            compute(&mut fed, two.id, &second, 512, 60);
+            let want = Alone::of(device, &second, settings);
+            let what = format!("{max_draft} drafts, suspended {is_suspended}");
+            same(&told::bytes(&fed, two.id, 600), &want.bytes, &what);
+            fed.manager.ledger().audit().unwrap();
+        }
     }
 }
 

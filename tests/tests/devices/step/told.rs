@@ -132,7 +132,7 @@ pub fn compute<'s, B: Backend>(
 }
 
 /// The same of some of its tokens.
-fn compute_to<'s, B: Backend>(
+pub fn compute_to<'s, B: Backend>(
     fed: &mut Fed<B>,
     id: RequestId,
     told: &Told<'s>,

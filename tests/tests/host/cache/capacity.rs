@@ -50,6 +50,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             num_checkpoints: state.0,
             max_suspended: state.1,
             checkpoint_interval: 0,
+            keep_outputs: true,
             lease_bytes: 0,
             host_bytes: 0,
             poison: false,

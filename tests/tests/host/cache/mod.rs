@@ -2,6 +2,7 @@
 
 mod all_or_nothing;
 mod capacity;
+mod conversations;
 mod copies_fail;
 mod device_failures;
 mod failed_admission;

@@ -203,7 +203,8 @@ impl Run {
         let total = self.ledger.total_blocks();
         assert!(held + free <= total, "{held} in tables, {free} free of {total}");
         assert!(held + free + counts.blocks >= total, "blocks are lost: {held} {free} {counts:?}");
-        let checkpoints = self.ledger.free_checkpoints() + counts.checkpoints;
+        let kept = counts.checkpoints + self.ledger.output_checkpoints();
+        let checkpoints = self.ledger.free_checkpoints() + kept;
         assert_eq!(checkpoints, self.ledger.total_checkpoints(), "{counts:?}");
     }
 }
