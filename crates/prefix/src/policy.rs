@@ -58,8 +58,8 @@ impl Policy for Lru {
     }
 }
 
-/// Least recently used, with a bonus of a quarter of the capacity for each of the first three hits; an interval's
-/// checkpoint that was never hit counts as last used 1.25 capacities earlier, and is expendable.
+/// Least recently used, with a bonus of a quarter of the capacity for each of the first three hits; the checkpoint of an
+/// interval or of an answer that was never hit counts as last used 1.25 capacities earlier, and is expendable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoredLru {
     /// Bytes that all blocks and checkpoints of the pools have.
@@ -75,6 +75,6 @@ impl Policy for ScoredLru {
     }
 
     fn is_expendable(&self, usage: &Usage) -> bool {
-        usage.origin == Origin::Interval && usage.hits == 0
+        matches!(usage.origin, Origin::Interval | Origin::Output) && usage.hits == 0
     }
 }

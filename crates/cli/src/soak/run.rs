@@ -176,7 +176,8 @@ mod tests {
         let max_context = crate::replay::setup::longest(load);
         let config = CacheConfig { max_context, max_requests: 16, ..CacheConfig::smallest(model) };
         let num_blocks = config.max_blocks_per_request() * 4 / 3;
-        CacheConfig { num_blocks, num_checkpoints: 100, max_suspended: SUSPENDED, ..config }
+        let config = CacheConfig { keep_outputs: false, max_suspended: SUSPENDED, ..config };
+        CacheConfig { num_blocks, num_checkpoints: 100, ..config }
     }
 
     /// What is found of a run of a cache of `config`, and the model of `expected`.
