@@ -171,8 +171,42 @@ fn a_stale_handle_reaches_nobody() {
     assert!(matches!(error, KvError::UnknownRequest { request } if request == old), "{error}");
     assert!(matches!(ledger.release(old), Err(KvError::UnknownRequest { .. })));
     assert!(matches!(ledger.committed(old), Err(KvError::UnknownRequest { .. })));
+    assert!(matches!(ledger.fork(old), Err(KvError::UnknownRequest { .. })));
+    assert!(matches!(ledger.want_checkpoint(old, 128), Err(KvError::UnknownRequest { .. })));
+    assert!(matches!(ledger.rewind_draft(old, 0), Err(KvError::UnknownRequest { .. })));
     assert!(ledger.block_table(old).is_err());
     assert_eq!(ledger.live_requests(), 1);
+}
+
+/// A block table is read by the id of its request, which has a generation: that of one that ended is refused, though
+/// another has the slot and the very blocks. So is that of one that was suspended, which has both again when it is resumed.
+#[test]
+fn a_stale_block_table_is_refused() {
+    let mut ledger = Ledger::new(&CacheConfig { max_suspended: 1, ..config() }).unwrap();
+    let mut array = vec![0; ledger.largest_layout().elements()];
+    let mut admitted = |ledger: &mut Ledger| {
+        let id = ledger.admit().unwrap();
+        let step = [StepRequest { id, start: 0, tokens: 300 }];
+        ledger.begin_step(LayerGroup::Trunk, &step, &mut array).unwrap();
+        commit(ledger, &[(id, 300)]).unwrap();
+        (id, ledger.block_table(id).unwrap().collect::<Vec<_>>())
+    };
+    let refused = |ledger: &Ledger, id: RequestId| {
+        let table = ledger.block_table(id).err();
+        assert!(matches!(table, Some(KvError::UnknownRequest { request }) if request == id));
+        assert!(matches!(ledger.own_blocks(id).err(), Some(KvError::UnknownRequest { .. })));
+    };
+    let (old, before) = admitted(&mut ledger);
+    ledger.release(old).unwrap();
+    let (new, after) = admitted(&mut ledger);
+    assert_eq!((new.slot(), &after), (old.slot(), &before), "the same slot and blocks");
+    refused(&ledger, old);
+    let suspended = ledger.suspend(new).unwrap();
+    refused(&ledger, new);
+    let resumed = ledger.resume(suspended).unwrap();
+    assert_eq!(resumed.slot(), new.slot());
+    refused(&ledger, new);
+    assert!(ledger.block_table(resumed).unwrap().eq(after), "it has its blocks again");
 }
 
 /// An id of another ledger is refused, though slot and generation are those of a live request.
