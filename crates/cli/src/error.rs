@@ -86,7 +86,7 @@ pub enum InputError {
     #[error("--verify needs --execute full: bookkeeping stores no rows")]
     NothingToVerify,
     /// A host tier without a device whose memory it could hold.
-    #[error("--host-mem needs --execute full: bookkeeping has no memory to copy")]
+    #[error("--host-cache needs --execute full: bookkeeping has no memory to copy")]
     NothingToCopy,
     /// A checkpoint that cannot be read.
     #[cfg(feature = "generate")]

@@ -200,7 +200,7 @@ fn what_was_evicted_comes_back_from_host_memory() {
         assert_eq!(result["mismatches"], 0, "{result}");
         result
     };
-    let (without, with) = (result(""), result("--host-mem 64MiB"));
+    let (without, with) = (result(""), result("--host-cache 64MiB"));
     assert_eq!((&without["reused_tokens"], &without["reuse"]["tier"]), (&0.into(), &Value::Null));
     assert_eq!((&with["reused_tokens"], &with["verified_reused"]), (&128.into(), &128.into()));
     let tier = &with["reuse"]["tier"];
@@ -263,7 +263,7 @@ fn options_that_make_no_sense_are_refused() {
         ("--gpu-mem lots", "--gpu-mem"),
         ("--execute bookkeeping --verify 1", "--verify needs --execute full"),
         ("--execute bookkeeping --token-budget 0", "--token-budget"),
-        ("--execute bookkeeping --host-mem 1GiB", "--host-mem needs --execute full"),
+        ("--execute bookkeeping --host-cache 1GiB", "--host-cache needs --execute full"),
         ("--no-reuse --checkpoints 3", "cannot be used with"),
         ("--device quantum", "quantum"),
         ("--device cpu --indexer-memory 9KB", "has 9000 bytes; one query needs"),

@@ -102,7 +102,7 @@ pub struct ReplayArgs {
     /// Pinned host memory that keeps what the device evicts, as in 64GiB, at most 1PiB. A request waits for what comes back
     /// from there. Needs --execute full.
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "no_reuse")]
-    pub host_mem: Option<ByteSize>,
+    pub host_cache: Option<ByteSize>,
 
     /// Request slots, 1 to 65536: how many requests run at once.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]

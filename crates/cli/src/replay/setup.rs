@@ -50,7 +50,7 @@ impl Setup {
         if matches!(place, Place::Ledger) && args.verify.is_some_and(|verify| verify > 0) {
             return Err(InputError::NothingToVerify.into());
         }
-        if matches!(place, Place::Ledger) && args.host_mem.is_some() {
+        if matches!(place, Place::Ledger) && args.host_cache.is_some() {
             return Err(InputError::NothingToCopy.into());
         }
         let shrink = if args.trace.is_some() { 1.0 } else { defaults.shrink };
@@ -77,7 +77,7 @@ impl Setup {
             Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
             _ => 0,
         };
-        let host_bytes = args.host_mem.map_or(0, |size| size.as_u64());
+        let host_bytes = args.host_cache.map_or(0, |size| size.as_u64());
         let smallest = CacheConfig { host_bytes, ..smallest };
         let wish = Wish::of(args, &load);
         let config = largest_cache(smallest, memory, working + rounding, wish)?;
