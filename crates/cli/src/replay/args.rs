@@ -24,7 +24,7 @@ use crate::outcome::EXIT_CODES;
 ///
 /// Prompts reuse what earlier ones with the same first tokens have computed: token ids are made from a trace's hash_ids,
 /// each of which stands for 512 tokens (divided by --shrink), and prompts are admitted with them. Checkpoints are placed
-/// and evicted as the cache does by itself. A request is preempted, and computed again, if blocks run out.
+/// and evicted as the cache does by itself, but for those of answers, which no other prompt of a load has. A request is preempted, and computed again, if blocks run out.
 ///
 /// Time is virtual: a step takes `--step-ms`, or longer if it has more tokens than `--token-rate`
 /// allows.

@@ -104,7 +104,7 @@ impl Reuse {
             (
                 "evicted",
                 format!(
-                    "{evicted_blocks} blocks, {evicted_checkpoints} of {checkpoints} checkpoints"
+                    "{evicted_blocks} blocks, {evicted_checkpoints} checkpoints (there are {checkpoints})"
                 ),
             ),
             ("peak cached", format!("{peak_cached} blocks that nobody used")),

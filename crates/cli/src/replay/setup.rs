@@ -155,6 +155,8 @@ fn smallest_cache(
         max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget).min(all),
         max_requests: args.max_requests,
         max_context: longest(load).clamp(1, smallest.max_context),
+        // No prompt of a load has what another request answered: a trace does not say it.
+        keep_outputs: false,
         ..smallest
     })
 }
