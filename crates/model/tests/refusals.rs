@@ -3,26 +3,44 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use dsv4_kv::device::{EmuDevice, EmuOptions};
+use dsv4_kv::device::{DeviceError, EmuDevice, EmuOptions};
 use dsv4_kv_checkpoint::Checkpoint;
-use dsv4_kv_model::{Chunk, Engine, EngineLimits, Logits, Model, ModelError};
+use dsv4_kv_model::{AttentionPlace, Chunk, Engine, EngineLimits, Logits, Model, ModelError};
+
+const LIMITS: EngineLimits = EngineLimits {
+    requests: 1,
+    context: 128,
+    cached_tokens: 128,
+    step_tokens: 8,
+    max_draft: 0,
+    checkpoints: 0,
+    host_bytes: 0,
+};
+
+fn model() -> Model {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
+    let checkpoint = Checkpoint::open(&folder).expect("a checkpoint");
+    Model::load(&checkpoint, |_| {}).expect("a model")
+}
+
+#[test]
+fn attention_on_the_device_takes_128_heads() {
+    let mut model = model();
+    model.config.heads = 129;
+    let (model, device) = (Arc::new(model), EmuDevice::new(EmuOptions::default()));
+    let engine = |place| Engine::with_attention(&device, Arc::clone(&model), LIMITS, place);
+    let error = engine(AttentionPlace::Device).map(drop).expect_err("a refusal");
+    let ModelError::Device(DeviceError::Argument { what, value, most, .. }) = error else {
+        panic!("{error}")
+    };
+    assert_eq!((what, value, most), ("heads", 129, 128));
+    engine(AttentionPlace::Host).map(drop).expect("the host takes any number");
+}
 
 #[test]
 fn a_step_needs_tokens_of_the_vocabulary() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/hash");
-    let checkpoint = Checkpoint::open(&folder).expect("a checkpoint");
-    let model = Arc::new(Model::load(&checkpoint, |_| {}).expect("a model"));
-    let limits = EngineLimits {
-        requests: 1,
-        context: 128,
-        cached_tokens: 128,
-        step_tokens: 8,
-        max_draft: 0,
-        checkpoints: 0,
-        host_bytes: 0,
-    };
     let device = EmuDevice::new(EmuOptions::default());
-    let mut engine = Engine::new(&device, model, limits).expect("an engine");
+    let mut engine = Engine::new(&device, Arc::new(model()), LIMITS).expect("an engine");
     let id = engine.admit().expect("a request");
     let refused = |result: Result<_, ModelError>| result.map(|_| ()).expect_err("a refusal");
 
