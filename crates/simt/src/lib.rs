@@ -33,6 +33,7 @@
 //! |---|---|---|
 //! | [`thread::thread_idx_x`], [`thread::block_idx_x`], .. | `%tid.x`, `%ctaid.x`, .. | call outside a launch |
 //! | [`thread::sync_threads`] | `barrier.cta.sync.aligned` | a thread that is elsewhere or has returned |
+//! | [`thread::NamedBarrier::sync`], [`arrive`](thread::NamedBarrier::arrive) | `barrier.cta.sync`, `.arrive` `.aligned` with a number of threads | a wait that never ends, a second arrival, other numbers of threads; it orders only what it should |
 //! | [`thread::hold_u32`] | none | |
 //! | [`warp::shuffle_xor_u32`], `idx`, `up`, `down` | `shfl.sync` | divergence: not all 32 lanes at the same call |
 //! | [`warp::ballot`], [`warp::all`], [`warp::any`] | `vote.sync` | divergence |
@@ -55,6 +56,7 @@
 //! | [`atomic::fence_device`], `block`, `system` | `fence.acq_rel` | nothing: a fence orders no plain accesses to shared memory here |
 //! | [`mma::bf16_m16n8k16`], [`mma::s8_m16n8k32`] | `mma.sync.aligned` | divergence |
 //! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of operands as of shared memory |
+//! | [`warpgroup::start_bf16_m64n64k512`], `start_bf16_m64n256k32`, `wait` | the same, and `wgmma.wait_group` | operands written before the wait; a wait that leaves the product in flight |
 //! | [`warpgroup::more_registers`], [`warpgroup::fewer_registers`] | `setmaxnreg` on sm_90a | nothing |
 //! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
 //! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that trusts the value: half of the blocks get a wrong one |

@@ -73,6 +73,49 @@ pub unsafe fn sync_threads() {
     unsafe { imp::thread::sync_threads() }
 }
 
+/// A barrier for some of the block's warps: one of 1 to 15, and the number of threads that complete it, those that wait
+/// ([`Self::sync`]) and those that do not ([`Self::arrive`]) together. Once complete it starts anew
+/// (PTX ISA 9.7.13 `barrier`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedBarrier {
+    number: u32,
+    threads: u32,
+}
+
+impl NamedBarrier {
+    /// Barrier `number`, 1 to 15, of `threads` threads, whole warps.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(number: u32, threads: u32) -> Self {
+        Self { number, threads }
+    }
+
+    /// Waits until the barrier is complete; what its threads wrote before they arrived is visible after
+    /// (`barrier.cta.sync.aligned`).
+    ///
+    /// # Safety
+    /// - All lanes of the warp make this call together; number and threads are in range, and all calls for a number
+    ///   name the same threads.
+    /// - No warp arrives twice before the barrier is complete.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn sync(self) {
+        // SAFETY: the caller's duty is this callee's.
+        unsafe { imp::thread::barrier_sync(self.number, self.threads) }
+    }
+
+    /// Arrives without waiting (`barrier.cta.arrive.aligned`).
+    ///
+    /// # Safety
+    /// - As [`Self::sync`].
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn arrive(self) {
+        // SAFETY: the caller's duty is this callee's.
+        unsafe { imp::thread::barrier_arrive(self.number, self.threads) }
+    }
+}
+
 /// An optimisation barrier: `value` is computed here. Without it the compiler may sink the computation to
 /// its first use and keep all of its operands in registers until then. No instruction.
 #[inline(always)]

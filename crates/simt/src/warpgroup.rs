@@ -12,11 +12,12 @@
 //! `sm_90a` has the instruction `wgmma` for this. Other targets and the emulator use `mma` warp by warp;
 //! only the order of the sums differs.
 
+pub(crate) mod in_flight;
 pub(crate) mod layout;
 
+pub use in_flight::InFlight;
 pub use layout::{
-    Fragments, IntegerFragments, NarrowFragments, Panels, Rows, TallFragments, WideFragments,
-    right_word,
+    Fragments, IntegerFragments, Panels, Rows, TallFragments, WideFragments, right_word,
 };
 
 use crate::shared::Shared;
@@ -160,39 +161,82 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
     unsafe { form::s8_m64n64k128(left, right, meanwhile) }
 }
 
-/// `A B` of BF16 matrices in f32, A of 64 rows and B of 32 columns, both with an inner dimension of 512: eight panels in
-/// shared memory each, a column of B being a row there
-/// (`wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
+/// A product of 64 columns in flight, both operands of which are [`Panels`].
+pub type FragmentsInFlight<const N: usize> = InFlight<Fragments, (Panels<N>, Panels<N>)>;
+
+/// A product of 256 columns in flight.
+pub type TallInFlight<const N: usize> = InFlight<TallFragments, (Rows<N>, Panels<N>)>;
+
+/// Starts `A B` of BF16 matrices in f32, A of 64 rows and B of 64 columns, both with an inner dimension of 512: eight
+/// panels in shared memory each, a column of B being a row there
+/// (`wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16`, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
-/// - As [`bf16_m64n64k128`], for both operands.
+/// - As [`bf16_m64n64k128`], for both operands; no thread writes them before the product was waited for.
 #[inline(always)]
 #[track_caller]
-#[must_use]
-pub unsafe fn bf16_m64n32k512<const N: usize>(
+pub unsafe fn start_bf16_m64n64k512<const N: usize>(
     left: Panels<N>,
     right: Panels<N>,
-) -> NarrowFragments {
+) -> FragmentsInFlight<N> {
     // SAFETY: the caller brings all threads of the four warps, and both operands.
-    unsafe { form::bf16_m64n32k512(left, right) }
+    unsafe { form::start_bf16_m64n64k512(left, right) }
 }
 
-/// `sum + A B` of BF16 matrices in f32: A of 64 rows over an inner dimension of 64, B of 256 columns. Both lie in shared
-/// memory, A by rows, B *transposed*: its columns are 256 columns of four panels, its inner dimension their 64 rows
+/// Starts `sum + A B` of BF16 matrices in f32: A of 64 rows over an inner dimension of 32, B of 256 columns. Both lie in
+/// shared memory, A by rows, B *transposed*: its columns are 256 columns of four panels, its inner dimension 32 of their
+/// rows. The sum may be in flight itself
 /// (`wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16`, B transposed, PTX ISA 9.7.15.5.2; elsewhere
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
-/// - As [`bf16_m64n64k128`], for both operands.
+/// - As [`start_bf16_m64n64k512`].
 #[inline(always)]
 #[track_caller]
-#[must_use]
-pub unsafe fn bf16_m64n256k64<const N: usize>(
+pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     left: Rows<N>,
     right: Panels<N>,
-    sum: TallFragments,
-) -> TallFragments {
+    sum: TallInFlight<N>,
+) -> TallInFlight<N> {
     // SAFETY: the caller brings all threads of the four warps, and both operands.
-    unsafe { form::bf16_m64n256k64(left, right, sum) }
+    unsafe { form::start_bf16_m64n256k32(left, right, sum) }
+}
+
+/// Waits until at most the last `PENDING` products that the warpgroup started are in flight: the others read their
+/// operands no more (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
+///
+/// # Safety
+/// - All threads of the warpgroup call it together (*unchecked*).
+#[inline(always)]
+pub unsafe fn wait_for_products<const PENDING: u32>() {
+    // SAFETY: the caller brings all threads of the four warps.
+    unsafe { form::wait_for_products::<PENDING>() }
+}
+
+impl<const N: usize> FragmentsInFlight<N> {
+    /// The product, once at most the last `PENDING` products that the warpgroup started are in flight
+    /// (`wgmma.wait_group.sync.aligned`, PTX ISA 9.7.15.7.1).
+    ///
+    /// # Safety
+    /// - All threads of the warpgroup call it together, and started at most `PENDING` products after this one.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn wait<const PENDING: u32>(self) -> Fragments {
+        // SAFETY: the caller's duty is this callee's.
+        unsafe { self.finish::<PENDING>() }
+    }
+}
+
+impl<const N: usize> TallInFlight<N> {
+    /// As [`FragmentsInFlight::wait`].
+    ///
+    /// # Safety
+    /// - As there.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn wait<const PENDING: u32>(self) -> TallFragments {
+        // SAFETY: the caller's duty is this callee's.
+        unsafe { self.finish::<PENDING>() }
+    }
 }

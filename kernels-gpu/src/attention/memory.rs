@@ -2,17 +2,17 @@
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::shared::Shared;
-use simt::thread;
+use simt::thread::{self, NamedBarrier};
 use simt::warpgroup::{Panels, Rows};
 
 /// Heads of a cluster.
 pub const HEADS: u32 = 64;
-/// Threads that multiply: two warpgroups.
-pub(super) const THREADS: u32 = 256;
-/// Threads that unpack keys, four a key, two keys one after the other: the third.
-pub(super) const UNPACKERS: u32 = 2 * TILE;
-/// Threads of a block.
-pub const BLOCK: u32 = THREADS + UNPACKERS;
+/// Threads of a warpgroup.
+pub(super) const GROUP: u32 = 128;
+/// Threads that multiply: the first two warpgroups.
+pub(super) const THREADS: u32 = 2 * GROUP;
+/// Threads of a block. Those of the third warpgroup unpack keys, four a key, two keys one after the other.
+pub const BLOCK: u32 = 3 * GROUP;
 /// Most blocks of a cluster.
 pub(super) const BLOCKS: u32 = 4;
 /// Keys of a tile.
@@ -23,10 +23,10 @@ pub(super) const MATRIX: u32 = HEADS * HEAD_DIM / 2;
 pub(super) const PANEL: u32 = Panels::<0>::WORDS;
 const _: () = assert!(TILE == HEADS && MATRIX == 8 * PANEL);
 
-/// First words of what lies in a block's shared memory: two tiles of keys, weights, queries.
+/// First words of what lies in a block's shared memory: two tiles of keys, two of weights, queries.
 pub(super) const KEYS: u32 = 0;
 pub(super) const WEIGHTS: u32 = 2 * MATRIX;
-pub(super) const QUERIES: u32 = WEIGHTS + PANEL;
+pub(super) const QUERIES: u32 = WEIGHTS + 2 * PANEL;
 pub(super) const WORDS: usize = (QUERIES + MATRIX) as usize;
 /// Bytes from which on the small arrays lie.
 pub(super) const SMALL: u32 = 4 * WORDS as u32;
@@ -40,8 +40,8 @@ pub(super) type Memory = Shared<u32, WORDS>;
 pub(super) struct Small {
     /// `[2, 64]` of both tiles: whether a key counts, all ones, or not, 0.
     pub counts: Shared<u32, { 2 * TILE as usize }>,
-    /// `[2, 64]` of both warpgroups: a head's largest score of a tile; in the end its sum of weights.
-    pub by_group: Shared<f32, { 2 * HEADS as usize }>,
+    /// `[2, 64]` of both tiles: what a head's sums of values before it are multiplied by.
+    pub factor: Shared<f32, { 2 * HEADS as usize }>,
     /// `[64]` a head's largest score.
     pub maximum: Shared<f32, { HEADS as usize }>,
     /// `[64]` a head's sum of weights.
@@ -64,7 +64,7 @@ impl Small {
         unsafe {
             Self {
                 counts: Shared::at(at(0)),
-                by_group: Shared::at(at(128)),
+                factor: Shared::at(at(128)),
                 maximum: Shared::at(at(256)),
                 sum: Shared::at(at(320)),
                 share: Shared::at(at(384)),
@@ -87,10 +87,31 @@ pub(super) fn keys_of(tile: u32) -> Panels<WORDS> {
     panels(KEYS + tile % 2 * MATRIX)
 }
 
-/// The weights of a tile, a row a head.
+/// The weights of tile `tile` of a block, a row a head.
 #[inline(always)]
-pub(super) fn weights() -> Rows<WORDS> {
-    panels(WEIGHTS).panel(0)
+pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
+    panels(WEIGHTS + tile % 2 * PANEL).panel(0)
+}
+
+/// The queries are in shared memory: both warpgroups that multiply have copied their parts.
+pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * GROUP);
+
+/// The keys of a tile are in shared memory.
+#[inline(always)]
+pub(super) const fn unpacked(tile: u32) -> NamedBarrier {
+    NamedBarrier::new(2 + tile % 2, 2 * GROUP)
+}
+
+/// The weights of a tile are in shared memory.
+#[inline(always)]
+pub(super) const fn weighed(tile: u32) -> NamedBarrier {
+    NamedBarrier::new(4 + tile % 2, 2 * GROUP)
+}
+
+/// The first (0) or second (1) half of a tile's keys is not read any more; nor, with the second, its weights.
+#[inline(always)]
+pub(super) const fn multiplied(tile: u32, half: u32) -> NamedBarrier {
+    NamedBarrier::new(6 + 2 * half + tile % 2, 3 * GROUP)
 }
 
 /// Waits for all threads of the block, wherever they call this.

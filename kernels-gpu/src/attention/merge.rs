@@ -9,19 +9,12 @@ use simt::thread;
 use simt::warpgroup::TallFragments;
 
 use super::memory::{BLOCKS, HEADS, QUERIES, Small, THREADS, barrier};
-use super::softmax::{Softmax, finite, first_row};
+use super::softmax::{finite, first_row};
 use super::source::{Keys, Place, Which, tiles_of};
 use crate::args::Attend;
 use crate::convert::bf16x2_from_f32;
 use crate::math::cos_sin;
 use crate::unroll::{array_from_fn, unroll};
-
-/// What a block has of a query: sums of values and of weights, relative to a maximum.
-#[derive(Clone, Copy)]
-pub struct Partial {
-    pub values: TallFragments,
-    pub softmax: Softmax,
-}
 
 /// Stride of a head's sums in shared memory, in words: stores of pairs by a warp have no bank conflicts.
 const STRIDE: u32 = HEAD_DIM + 8;
@@ -58,25 +51,27 @@ pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
     }
 }
 
-/// Merges the blocks' parts and writes the heads.
+/// Merges the blocks' parts and writes the heads: each thread of the multiplying warpgroups has sums of values, and
+/// `small` has the heads' maxima and sums of weights.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of the cluster call it together, behind a barrier after the
-/// last use of keys.
+/// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
+/// [`wait`].
 #[inline(always)]
 pub unsafe fn write<W: Which>(
     args: &Attend,
     keys: Keys,
     small: Small,
-    (own, sink): (Partial, f32),
+    (values, sink): (TallFragments, f32),
     at: Place,
 ) {
     // SAFETY: words of shared memory by one thread each, with a barrier before others read them; no block leaves while
     // others read its memory.
     unsafe {
         let sums = Shared::<f32, SUMS>::at(0);
-        store(sums, own.values);
-        own.softmax.store(small);
+        // The sums take the place of the keys.
+        barrier();
+        store(sums, values);
         cluster_barrier::<W>();
         share::<W>(args, keys, small, (sink, at));
         barrier();
@@ -91,7 +86,7 @@ pub unsafe fn write<W: Which>(
 /// As [`write`].
 #[inline(always)]
 pub unsafe fn wait<W: Which>() {
-    // SAFETY: by this function's own contract: first that of `Softmax::store`.
+    // SAFETY: by this function's own contract.
     unsafe {
         barrier();
         cluster_barrier::<W>();

@@ -6,8 +6,8 @@
 //! heads, in the order of the blocks. So the bits of a query depend on nothing but its request: not on what else is in
 //! the step.
 //!
-//! Two warpgroups multiply: of a tile, each the queries by half of the keys, and the weights by half of the channels. The
-//! third unpacks the next tile meanwhile.
+//! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
+//! the second by the other half. The third unpacks the next tiles meanwhile. Named barriers hand tiles over.
 
 mod memory;
 mod merge;
@@ -18,28 +18,30 @@ mod unpack;
 use kv_layout::geometry::HEAD_DIM;
 use simt::cluster::block_rank;
 use simt::warpgroup::{
-    TallFragments, bf16_m64n32k512, bf16_m64n256k64, fence_shared, fewer_registers, more_registers,
+    InFlight, TallFragments, TallInFlight, fence_shared, fewer_registers, more_registers,
+    start_bf16_m64n64k512, start_bf16_m64n256k32, wait_for_products,
 };
 use simt::{copy, thread, warp};
 
 use crate::args::Attend;
 use crate::fault;
 pub use memory::{BLOCK, HEADS, SHARED_BYTES};
-use memory::{Memory, QUERIES, Small, THREADS, TILE, UNPACKERS, barrier, keys_of, panels, weights};
-use merge::Partial;
-use softmax::Softmax;
+use memory::{
+    GROUP, Memory, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of, multiplied,
+    panels, unpacked, weighed, weights_of,
+};
+use softmax::{Softmax, first_row, rescale};
 pub use source::{All, List, Which, Window};
 use source::{Keys, Listed, Located, Place, Source, tiles_of};
 pub use unpack::KeyFormat;
 use unpack::RawKeys;
 
-/// Registers of a thread of either.
-const REGISTERS: u32 = 192;
-const UNPACKER_REGISTERS: u32 = 120;
+/// Registers of a thread of each warpgroup.
+const SCORER: u32 = 208;
+const MULTIPLIER: u32 = 160;
+const UNPACKER: u32 = 136;
 /// A block starts with as many registers a thread as 65,536 are enough for, in units of 8: no more are dealt.
-const _: () = assert!(
-    THREADS * REGISTERS + UNPACKERS * UNPACKER_REGISTERS <= BLOCK * (65_536 / BLOCK / 8 * 8)
-);
+const _: () = assert!((SCORER + MULTIPLIER + UNPACKER) * GROUP <= BLOCK * (65_536 / BLOCK / 8 * 8));
 
 /// Attention of 64 heads of a query.
 ///
@@ -64,16 +66,22 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         let (small, at) = (Small::new(), Place { query, first_head });
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
-        if group == THREADS / 128 {
-            fewer_registers::<UNPACKER_REGISTERS>();
+        if group == 2 {
+            fewer_registers::<UNPACKER>();
             unpack_tiles::<F, W>(Source(&args), keys, small, first_head == 0);
             merge::wait::<W>();
-        } else {
-            more_registers::<REGISTERS>();
+        } else if group == 1 {
+            fewer_registers::<MULTIPLIER>();
             let sink = merge::start(&args, keys, small, at);
             start_query(&args, at);
-            let partial = multiply_tiles::<W>(keys, small, group);
-            merge::write::<W>(&args, keys, small, (partial, sink), at);
+            let values = multiply_tiles::<W>(keys, small);
+            merge::write::<W>(&args, keys, small, (values, sink), at);
+        } else {
+            more_registers::<SCORER>();
+            let sink = merge::start(&args, keys, small, at);
+            start_query(&args, at);
+            let values = score_tiles::<W>(keys, small);
+            merge::write::<W>(&args, keys, small, (values, sink), at);
         }
     }
 }
@@ -115,40 +123,115 @@ fn own_tiles<W: Which>(keys: Keys) -> (u32, u32) {
     tiles_of::<W>(keys.tiles(), if W::BLOCKS > 1 { block_rank() } else { 0 })
 }
 
-/// Runs through the block's tiles, which other threads unpack: what the block has of the query.
+/// Starts a tile's weights times the keys' channels from panel `panel` on: of the first half of the keys, or the second.
 ///
 /// # Safety
-/// `keys` are a live query's, whose copy is under way; all threads of warpgroup `group` call it together, and all other
-/// threads of the block this or [`unpack_tiles`].
+/// All threads of the warpgroup call it together; weights and keys are there.
 #[inline(always)]
-unsafe fn multiply_tiles<W: Which>(keys: Keys, small: Small, group: u32) -> Partial {
+unsafe fn start_values(
+    (tile, half): (u32, u32),
+    panel: u32,
+    sum: TallInFlight<WORDS>,
+) -> TallInFlight<WORDS> {
+    let (weights, keys) = (weights_of(tile).from(4 * half, 0), keys_of(tile));
+    // SAFETY: by this function's own contract.
+    unsafe { start_bf16_m64n256k32(weights, keys.from(panel, TILE / 2 * half), sum) }
+}
+
+/// Runs through the block's tiles, which the last warpgroup unpacks: scores, weights, and the first half of the channels
+/// of the sums of values. A tile's values are multiplied in two halves, around the next tile's scores: the second half is
+/// in flight while the next weights are computed.
+///
+/// # Safety
+/// `keys` are a live query's, whose copy is under way; all threads of the first warpgroup call it together, those of the
+/// second [`multiply_tiles`], those of the third [`unpack_tiles`].
+#[inline(always)]
+unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
     let (first, end) = own_tiles::<W>(keys);
+    let tiles = end - first;
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
     let mut softmax = Softmax::new();
     copy::wait_for_groups::<0>();
     fence_shared();
     // SAFETY: words of shared memory are written before a barrier that their readers come after; tiles change places.
     unsafe {
-        barrier();
-        let mut tile = 0;
-        while first + tile < end {
-            let scores = bf16_m64n32k512(panels(QUERIES), keys_of(tile).from(0, 32 * group));
-            values = softmax.weigh(scores, (small, tile, group), values);
+        QUERIES_COPIED.sync();
+        if tiles > 0 {
+            unpacked(0).sync();
+            let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
+            softmax.weigh(scores.wait::<0>(), small, 0);
             fence_shared();
-            barrier();
-            values = bf16_m64n256k64(weights(), keys_of(tile).from(4 * group, 0), values);
-            barrier();
+            weighed(0).arrive();
+            let mut tile = 0;
+            while tile + 1 < tiles {
+                let low = start_values((tile, 0), 0, InFlight::idle(values));
+                unpacked(tile + 1).sync();
+                let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile + 1));
+                let both = start_values((tile, 1), 0, low);
+                if tile + 2 < tiles {
+                    wait_for_products::<2>();
+                    multiplied(tile, 0).arrive();
+                }
+                let factor = softmax.weigh(scores.wait::<1>(), small, tile + 1);
+                fence_shared();
+                weighed(tile + 1).arrive();
+                values = both.wait::<0>();
+                if tile + 2 < tiles {
+                    multiplied(tile, 1).arrive();
+                }
+                values = rescale(values, factor);
+                tile += 1;
+            }
+            let low = start_values((tile, 0), 0, InFlight::idle(values));
+            values = start_values((tile, 1), 0, low).wait::<0>();
+        }
+        softmax.store(small);
+    }
+    values
+}
+
+/// Runs through the block's tiles, as they are weighed: the second half of the channels of the sums of values.
+///
+/// # Safety
+/// As [`score_tiles`], for the second warpgroup.
+#[inline(always)]
+unsafe fn multiply_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
+    const PANELS: u32 = 4;
+    let (first, end) = own_tiles::<W>(keys);
+    let tiles = end - first;
+    let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
+    copy::wait_for_groups::<0>();
+    fence_shared();
+    // SAFETY: as in `score_tiles`.
+    unsafe {
+        QUERIES_COPIED.arrive();
+        let mut tile = 0;
+        while tile < tiles {
+            weighed(tile).sync();
+            let row = tile % 2 * HEADS + first_row();
+            let factor = [small.factor.load(row), small.factor.load(row + 8)];
+            values = rescale(values, factor);
+            let low = start_values((tile, 0), PANELS, InFlight::idle(values));
+            let both = start_values((tile, 1), PANELS, low);
+            if tile + 2 < tiles {
+                wait_for_products::<1>();
+                multiplied(tile, 0).arrive();
+            }
+            values = both.wait::<0>();
+            if tile + 2 < tiles {
+                multiplied(tile, 1).arrive();
+            }
             tile += 1;
         }
     }
-    Partial { values, softmax }
+    values
 }
 
-/// Unpacks the block's tiles, each while the one before it is multiplied; counts the entries that are refused if
-/// `counts`.
+/// Unpacks the block's tiles, each half as soon as the tile before the last is not read there any more; counts the
+/// entries that are refused if `counts`.
 ///
 /// # Safety
-/// As [`multiply_tiles`], for the last warpgroup.
+/// As [`score_tiles`], for the last warpgroup.
 #[inline(always)]
 unsafe fn unpack_tiles<F: KeyFormat, W: Which>(
     source: Source<'_>,
@@ -157,10 +240,11 @@ unsafe fn unpack_tiles<F: KeyFormat, W: Which>(
     counts: bool,
 ) {
     let (first, end) = own_tiles::<W>(keys);
+    let tiles = end - first;
     let row = (thread::thread_idx_x() - THREADS) / 4;
     let rows = [row, row + TILE / 2];
     let mut refused = 0;
-    // SAFETY: as in `multiply_tiles`: nobody reads the tile that is unpacked until the last of three barriers.
+    // SAFETY: as in `score_tiles`.
     unsafe {
         let list = |tile: u32| {
             let list = |row| keys.list::<W>(source, (first + tile, row), end);
@@ -176,30 +260,22 @@ unsafe fn unpack_tiles<F: KeyFormat, W: Which>(
         let (mut located_ahead, located) = (locate(next_listed), locate(listed));
         let mut raw = [load(located[0]), load(located[1])];
         let mut tile = 0;
-        loop {
-            let (low, high) = ((small, tile, rows[0]), (small, tile, rows[1]));
-            let keys_of_tile = keys_of(tile);
-            // In each phase of the other threads' tile as much as takes as long; loads as early as there are registers.
-            raw[0].unpack::<F, 0, 8>(keys_of_tile, low);
-            raw[0] = load(located_ahead[0]);
-            raw[1].unpack::<F, 0, 1>(keys_of_tile, high);
-            if tile > 0 {
-                barrier();
+        while tile < tiles {
+            if tile >= 2 {
+                multiplied(tile, 0).sync();
             }
-            raw[1].unpack::<F, 1, 3>(keys_of_tile, high);
-            if tile > 0 {
-                barrier();
+            raw[0].unpack::<F>(small, tile, rows[0]);
+            if tile >= 2 {
+                multiplied(tile, 1).sync();
             }
-            raw[1].unpack::<F, 3, 8>(keys_of_tile, high);
+            raw[1].unpack::<F>(small, tile, rows[1]);
             // Before further loads: it would wait for them.
             fence_shared();
-            raw[1] = load(located_ahead[1]);
+            unpacked(tile).arrive();
+            // All at once: loads that wait for the same scoreboard are as old as each other.
+            raw = [load(located_ahead[0]), load(located_ahead[1])];
             located_ahead = locate(listed_ahead);
             listed_ahead = list(tile + 3);
-            barrier();
-            if first + tile >= end {
-                break;
-            }
             tile += 1;
         }
         if W::HAS_ENTRIES && counts {

@@ -4,10 +4,10 @@ use kv_layout::geometry::HEAD_DIM;
 use simt::math::approx::ex2;
 use simt::math::max;
 use simt::shared::Shared;
-use simt::warpgroup::{NarrowFragments, TallFragments};
+use simt::warpgroup::{Fragments, Rows, TallFragments};
 use simt::{thread, warp};
 
-use super::memory::{HEADS, Small, TILE, WORDS, barrier, weights};
+use super::memory::{HEADS, Small, TILE, WORDS, weights_of};
 use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -15,12 +15,11 @@ use crate::unroll::{array_from_fn, unroll};
 const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
-/// A thread's part of the softmax: of heads `thread / 4 % 64` of its warpgroup and eight further, over the keys of its
-/// warpgroup.
+/// A thread's part of the softmax: of heads [`first_row`] and eight further.
 #[derive(Clone, Copy)]
 pub struct Softmax {
     /// The largest score of any key so far, times log2 e; -infinity before the first.
-    pub maximum: [f32; 2],
+    maximum: [f32; 2],
     /// Sums of the thread's weights.
     sum: [f32; 2],
 }
@@ -38,22 +37,19 @@ impl Softmax {
         Self { maximum: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
-    /// Writes the weights of warpgroup `group`'s keys of tile `tile` from their scores; the sums `values` become relative to the new maximum.
+    /// Writes the weights of the keys of tile `tile` from their scores, and what sums of values before it are multiplied by
+    /// to be relative to the new maximum; the latter.
     ///
     /// # Safety
-    /// All threads of the block call it together; the tile's words in `small` are there.
+    /// All threads of the warpgroup call it together; `small` has which keys of the tile count; nobody reads the weights
+    /// before a barrier.
     #[inline(always)]
-    pub unsafe fn weigh(
-        &mut self,
-        scores: NarrowFragments,
-        (small, tile, group): (Small, u32, u32),
-        values: TallFragments,
-    ) -> TallFragments {
+    pub unsafe fn weigh(&mut self, scores: Fragments, small: Small, tile: u32) -> [f32; 2] {
         let (row, pair) = (first_row(), 2 * (thread::lane_id() % 4));
         // SAFETY: words of shared memory by one thread each, with a barrier before others read them.
         unsafe {
-            let scores: NarrowFragments = array_from_fn(|n| {
-                let key = tile % 2 * TILE + 32 * group + 8 * n as u32 + pair;
+            let scores: Fragments = array_from_fn(|n| {
+                let key = tile % 2 * TILE + 8 * n as u32 + pair;
                 let [even, odd] = small.counts.load_u32x2(key);
                 let masked = |score: f32, counts: u32| {
                     if counts != 0 { score * SCALE } else { f32::NEG_INFINITY }
@@ -61,53 +57,40 @@ impl Softmax {
                 let [a, b, c, d] = scores[n];
                 [masked(a, even), masked(b, odd), masked(c, even), masked(d, odd)]
             });
-            let of_tile = [0, 2].map(|i| {
-                let most = scores
-                    .iter()
-                    .fold(f32::NEG_INFINITY, |most, four| max(most, max(four[i], four[i + 1])));
+            let maximum = [0, 1].map(|i| {
+                let most = scores.iter().fold(self.maximum[i], |most, four| {
+                    max(most, max(four[2 * i], four[2 * i + 1]))
+                });
                 let most = max(most, warp::shuffle_xor_f32(most, 1));
                 max(most, warp::shuffle_xor_f32(most, 2))
             });
+            let factor = [0, 1].map(|i| ex2(self.maximum[i] - finite(maximum[i])));
             if pair == 0 {
-                small.by_group.store(HEADS * group + row, of_tile[0]);
-                small.by_group.store(HEADS * group + row + 8, of_tile[1]);
+                small.factor.store(tile % 2 * HEADS + row, factor[0]);
+                small.factor.store(tile % 2 * HEADS + row + 8, factor[1]);
             }
-            barrier();
-            let other = |i: u32| small.by_group.load(HEADS * (1 - group) + row + 8 * i);
-            let most = [max(of_tile[0], other(0)), max(of_tile[1], other(1))];
-            let maximum = [max(self.maximum[0], most[0]), max(self.maximum[1], most[1])];
-            let factor = [
-                ex2(self.maximum[0] - finite(maximum[0])),
-                ex2(self.maximum[1] - finite(maximum[1])),
-            ];
             self.maximum = maximum;
-            self.store_weights(scores, factor, row, 32 * group + pair);
-            rescale(values, factor)
+            self.store_weights(scores, factor, weights_of(tile));
+            factor
         }
     }
 
     /// Writes the thread's weights and adds them up.
     ///
     /// # Safety
-    /// As [`Self::weigh`]; no thread reads weights before a barrier.
+    /// As [`Self::weigh`].
     #[inline(always)]
-    unsafe fn store_weights(
-        &mut self,
-        scores: NarrowFragments,
-        factor: [f32; 2],
-        row: u32,
-        key: u32,
-    ) {
+    unsafe fn store_weights(&mut self, scores: Fragments, factor: [f32; 2], weights: Rows<WORDS>) {
         // SAFETY: the block's shared memory, a word by one thread.
         let memory = unsafe { Shared::<u32, WORDS>::at(0) };
+        let (row, quarter) = (first_row(), thread::lane_id() % 4);
         let base = self.maximum.map(finite);
         let mut sum = [0.0_f32; 2];
-        unroll::<4>(|n| {
+        unroll::<8>(|n| {
             unroll::<2>(|i| {
                 let [a, b] = [0, 1].map(|j| ex2(scores[n][2 * i + j] - base[i]));
                 sum[i] += a + b;
-                let key = key + 8 * n as u32;
-                let word = weights().word(key / 8, row + 8 * i as u32) + key % 8 / 2;
+                let word = weights.word(n as u32, row + 8 * i as u32) + quarter;
                 // SAFETY: by this function's own contract.
                 unsafe { memory.store(word, bf16x2_from_f32(a, b)) }
             });
@@ -118,10 +101,10 @@ impl Softmax {
     /// Leaves each head's maximum and sum of weights over all keys of the block in `small`.
     ///
     /// # Safety
-    /// All threads of the block call it together; a barrier has passed since `by_group` was read.
+    /// All threads of the warpgroup call it together; a barrier follows before others read them.
     #[inline(always)]
     pub unsafe fn store(self, small: Small) {
-        let (row, group) = (first_row(), thread::warp_id() / 4);
+        let row = first_row();
         // SAFETY: as in `weigh`.
         unsafe {
             let sum = self.sum.map(|sum| {
@@ -130,19 +113,9 @@ impl Softmax {
             });
             if thread::lane_id().is_multiple_of(4) {
                 unroll::<2>(|i| {
-                    let row = row + 8 * i as u32;
-                    small.by_group.store(HEADS * group + row, sum[i]);
-                    if group == 0 {
-                        small.maximum.store(row, self.maximum[i]);
-                    }
+                    small.sum.store(row + 8 * i as u32, sum[i]);
+                    small.maximum.store(row + 8 * i as u32, self.maximum[i]);
                 });
-            }
-            barrier();
-            let head = thread::thread_idx_x();
-            if head < HEADS {
-                small
-                    .sum
-                    .store(head, small.by_group.load(head) + small.by_group.load(HEADS + head));
             }
         }
     }
@@ -159,7 +132,7 @@ pub fn finite(maximum: f32) -> f32 {
 /// # Safety
 /// All lanes of the warp call it together.
 #[inline(always)]
-unsafe fn rescale(values: TallFragments, factor: [f32; 2]) -> TallFragments {
+pub unsafe fn rescale(values: TallFragments, factor: [f32; 2]) -> TallFragments {
     // SAFETY: by this function's own contract.
     if unsafe { warp::all(factor[0] == 1.0 && factor[1] == 1.0) } {
         return values;

@@ -8,9 +8,8 @@ use kv_layout::main_row::{UE8M0_GROUP, data_offset, rope_offset};
 use simt::math::{mul_bf16x2, permute_bytes};
 use simt::shared::Shared;
 use simt::thread;
-use simt::warpgroup::Panels;
 
-use super::memory::{Small, TILE, WORDS};
+use super::memory::{Small, TILE, WORDS, keys_of};
 use super::source::Planes;
 use crate::fault_injection;
 use crate::row::{F32Row, RowFormat, StoredScales, Ue8m0Row, decode};
@@ -21,24 +20,45 @@ const CODED: usize = (NOPE_DIM / UE8M0_GROUP) as usize;
 
 /// A row format whose codes can be unpacked 16 at a time.
 pub trait KeyFormat: RowFormat {
-    /// The values of 16 codes of group `group` as BF16, `code * scale` rounded once. A NaN makes all of them NaN:
-    /// every score of the row is one then.
-    fn unpack(codes: [u32; 4], scales: StoredScales, group: usize) -> [[u32; 4]; 2];
+    /// Whether a row with these scales is unpacked by one multiplication.
+    fn is_plain(scales: StoredScales) -> bool;
+
+    /// The values of 16 codes of group `group` as BF16, `code * scale` rounded once; `PLAIN` as [`Self::is_plain`]. A NaN
+    /// makes all of them NaN: every score of the row is one then.
+    fn unpack<const PLAIN: bool>(
+        codes: [u32; 4],
+        scales: StoredScales,
+        group: usize,
+    ) -> [[u32; 4]; 2];
 }
 
 /// A BF16 NaN in both halves.
 const NAN: u32 = 0x7FC0_7FC0;
 
+/// The scale byte of 2^7, up to which one multiplication is enough.
+const LARGEST: u32 = 134;
+
 impl KeyFormat for Ue8m0Row {
+    /// Seven bytes at once: the eighth is none of a group.
+    #[inline(always)]
+    fn is_plain([first, second]: StoredScales) -> bool {
+        const LOW: u32 = 0x7F7F_7F7F;
+        const ABOVE: u32 = 0x0101_0101 * (0xFF - LARGEST);
+        let above = |word: u32| (word & LOW) + ABOVE & word;
+        (above(first) | above(second) & 0x00FF_FFFF) & !LOW == 0
+    }
+
     /// The bits of a code, placed in a BF16, stand for 2^-120 times its value.
     #[inline(always)]
-    fn unpack(codes: [u32; 4], scales: StoredScales, group: usize) -> [[u32; 4]; 2] {
-        /// The scale byte of 2^7, up to which one multiplication is enough.
-        const LARGEST: u32 = 134;
+    fn unpack<const PLAIN: bool>(
+        codes: [u32; 4],
+        scales: StoredScales,
+        group: usize,
+    ) -> [[u32; 4]; 2] {
         let byte = scales[group / 4] >> (8 * (group % 4)) & 0xFF;
         let pair_of = |exponent: u32| exponent << 7 | exponent << 23;
         let is_nan = codes.iter().fold(0, |any, word| any | ((word & 0x7F7F_7F7F) + 0x0101_0101));
-        let factor = pair_of(byte.min(LARGEST) + 120);
+        let factor = pair_of(if PLAIN { byte } else { byte.min(LARGEST) } + 120);
         let factor = if is_nan & 0x8080_8080 != 0 { NAN } else { factor };
         let four = |word: u32| {
             let two = |selectors: u32| {
@@ -52,7 +72,7 @@ impl KeyFormat for Ue8m0Row {
             [a, b, c, d]
         };
         let values = [eight(0), eight(2)];
-        if byte <= LARGEST {
+        if PLAIN || byte <= LARGEST {
             return values;
         }
         let rest = if byte == 0xFF { NAN } else { pair_of(byte - LARGEST + 127) };
@@ -62,7 +82,16 @@ impl KeyFormat for Ue8m0Row {
 
 impl KeyFormat for F32Row {
     #[inline(always)]
-    fn unpack(codes: [u32; 4], scales: StoredScales, _group: usize) -> [[u32; 4]; 2] {
+    fn is_plain(_scales: StoredScales) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn unpack<const PLAIN: bool>(
+        codes: [u32; 4],
+        scales: StoredScales,
+        _group: usize,
+    ) -> [[u32; 4]; 2] {
         let scale = f32::from_bits(scales[0]);
         [decode([codes[0], codes[1]], scale), decode([codes[2], codes[3]], scale)]
     }
@@ -110,18 +139,27 @@ impl RawKeys {
         }
     }
 
-    /// Writes the lane's share of panels `FROM..TO` as BF16 into row `row` of the keys of tile `tile`; with the first
-    /// panel also whether the row counts.
+    /// Writes the lane's share as BF16 into row `row` of the keys of tile `tile`, and whether the row counts.
     ///
     /// # Safety
-    /// No thread reads the keys, or the tile's words in `small`, without a barrier between.
+    /// No thread reads the row, or its word in `small`, without a barrier between.
     #[inline(always)]
-    pub unsafe fn unpack<F: KeyFormat, const FROM: usize, const TO: usize>(
-        &self,
-        keys: Panels<WORDS>,
-        (small, tile, row): (Small, u32, u32),
-    ) {
-        let quarter = thread::lane_id() % 4;
+    pub unsafe fn unpack<F: KeyFormat>(&self, small: Small, tile: u32, row: u32) {
+        // SAFETY: the caller's duty is this callee's.
+        unsafe {
+            if F::is_plain(self.scales) {
+                self.store::<F, true>(small, tile, row);
+            } else {
+                self.store::<F, false>(small, tile, row);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::unpack`].
+    #[inline(always)]
+    unsafe fn store<F: KeyFormat, const PLAIN: bool>(&self, small: Small, tile: u32, row: u32) {
+        let (quarter, keys) = (thread::lane_id() % 4, keys_of(tile));
         // SAFETY: the block's shared memory; each word by one thread.
         unsafe {
             let memory = Shared::<u32, WORDS>::at(0);
@@ -131,14 +169,10 @@ impl RawKeys {
                 memory.store_u32x4(panel.word(2 * quarter + 1, row), high);
             };
             unroll::<CODED>(|group| {
-                if (FROM..TO).contains(&group) {
-                    store(group, F::unpack(self.codes[group], self.scales, group));
-                }
+                store(group, F::unpack::<PLAIN>(self.codes[group], self.scales, group));
             });
-            if (FROM..TO).contains(&CODED) {
-                store(CODED, self.rotary);
-            }
-            if FROM == 0 && quarter == 0 {
+            store(CODED, self.rotary);
+            if quarter == 0 {
                 small.counts.store(tile % 2 * TILE + row, u32::from(self.counts).wrapping_neg());
             }
         }

@@ -6,6 +6,7 @@ use std::ptr;
 
 use corosensei::Yielder;
 
+use super::barriers::NamedBarriers;
 use super::collective::Operation;
 use super::copies::Copies;
 use super::fault::{FaultKind, Site, ThreadIndex};
@@ -60,6 +61,8 @@ pub struct Thread {
     pub left: Cell<bool>,
     /// Copies to shared memory that it has not waited for.
     pub copies: RefCell<Copies>,
+    /// Products of warpgroups that it has started.
+    pub products: Cell<u32>,
     /// Its fragments of a matrix product; the result replaces C.
     pub fragments: Cell<Fragments>,
 }
@@ -73,6 +76,7 @@ impl Thread {
             operand: Cell::new(0),
             left: Cell::new(false),
             copies: RefCell::default(),
+            products: Cell::new(0),
             fragments: Cell::new(Fragments::default()),
         }
     }
@@ -126,6 +130,8 @@ pub struct Block {
     pub starting: Starting,
     /// Its threads.
     pub threads: Vec<Thread>,
+    /// Its named barriers.
+    pub barriers: RefCell<NamedBarriers>,
     /// Its shared memory.
     pub shared_memory: RefCell<SharedMemory>,
     /// Set by the thread that caused a fault, just before it unwinds.
@@ -144,6 +150,7 @@ impl Block {
             running: Cell::new(ThreadIndex(0)),
             starting: Starting::none(),
             threads: Vec::new(),
+            barriers: RefCell::new(NamedBarriers::new()),
             shared_memory: RefCell::new(SharedMemory::new()),
             fault: Cell::new(None),
             panic_location: Cell::new(None),
@@ -161,7 +168,9 @@ impl Block {
             thread.stop.set(Stop::Ready);
             thread.left.set(false);
             thread.copies.take();
+            thread.products.set(0);
         }
+        self.barriers.replace(NamedBarriers::new());
         self.shared_memory.get_mut().reset(launch.shared_bytes);
     }
 

@@ -10,6 +10,10 @@ use crate::limits::WARP_SIZE;
 pub enum Operation {
     /// [`crate::thread::sync_threads`].
     SyncThreads,
+    /// [`crate::thread::NamedBarrier::sync`].
+    BarrierSync,
+    /// [`crate::thread::NamedBarrier::arrive`].
+    BarrierArrive,
     /// [`crate::cluster::sync_cluster`].
     SyncCluster,
     /// [`crate::cluster::cluster_arrive`].
@@ -46,6 +50,8 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SyncThreads => "sync_threads",
+            Self::BarrierSync => "NamedBarrier::sync",
+            Self::BarrierArrive => "NamedBarrier::arrive",
             Self::SyncCluster => "sync_cluster",
             Self::ClusterArrive => "cluster_arrive",
             Self::SyncWarp => "sync_warp",
@@ -82,6 +88,8 @@ pub fn results(operation: Operation, values: &Lanes, operands: &Lanes) -> Lanes 
     let same = |value: u32| [value; WARP_SIZE as usize];
     match operation {
         Operation::SyncThreads
+        | Operation::BarrierSync
+        | Operation::BarrierArrive
         | Operation::SyncCluster
         | Operation::ClusterArrive
         | Operation::SyncWarp

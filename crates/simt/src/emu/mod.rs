@@ -19,6 +19,7 @@
 //! | `order` | the seeded order in which lanes and warps run |
 //! | `block` | the running block and thread: index, shared memory, where each thread stopped |
 //! | `collective` | the operations that threads stop at, and their results |
+//! | `barriers` | the named barriers of a block |
 //! | `matrix` | matrix products of a warp |
 //! | `copies` | asynchronous copies that a thread has started |
 //! | `shared_memory`, `race` | shared memory: unwritten words, bounds, races |
@@ -30,6 +31,7 @@
 //! The last row uses the rows above it; none of those uses the API.
 
 pub(crate) mod atomic;
+mod barriers;
 mod block;
 pub(crate) mod cluster;
 mod collective;

@@ -108,7 +108,7 @@ impl Cluster<'_> {
 /// Releases the threads of a block from the barrier that all have reached.
 fn release(block: &Block) {
     block.threads.iter().for_each(|thread| thread.stop.set(Stop::Ready));
-    block.shared_memory.borrow_mut().synchronize_block();
+    block.shared_memory.borrow_mut().clocks.synchronize_block();
 }
 
 /// The fault of two blocks whose threads are at different places: names thread 0 of each.
@@ -133,18 +133,30 @@ impl Schedule<'_> {
         loop {
             let order = self.order.shuffled(warps);
             for &warp in &order[..warps as usize] {
-                self.run_warp(u32::from(warp), start)?;
+                if start || self.is_ready(u32::from(warp)) {
+                    self.run_warp(u32::from(warp), start)?;
+                }
             }
             start = false;
-            let stop = common_stop(self.block, 0, self.block.threads.len())?;
-            match stop {
+            if (0..warps).any(|warp| self.is_ready(warp)) {
+                continue;
+            }
+            let threads = self.block.threads.len();
+            match common_stop(self.block, 0, threads)? {
                 Stop::At(Operation::SyncThreads, _) => release(self.block),
-                _ => return Ok(stop),
+                // All wait, and nobody is left to arrive.
+                Stop::At(Operation::BarrierSync, _) => return Err(diverged(&self.block.threads, 0)),
+                stop => return Ok(stop),
             }
         }
     }
 
-    /// Runs a warp until all its lanes are at a block barrier or have returned.
+    /// Whether the warp can run on.
+    fn is_ready(&self, warp: u32) -> bool {
+        matches!(self.block.warp(warp)[0].stop.get(), Stop::Ready)
+    }
+
+    /// Runs a warp until all its lanes wait for other warps or have returned.
     fn run_warp(&mut self, warp: u32, start: bool) -> Result<(), FaultKind> {
         let first = (warp * WARP_SIZE) as usize;
         if start {
@@ -154,15 +166,45 @@ impl Schedule<'_> {
         }
         loop {
             match common_stop(self.block, first, WARP_SIZE as usize)? {
-                Stop::At(operation, _)
-                    if !matches!(operation, Operation::SyncThreads | Operation::SyncCluster) =>
-                {
-                    self.complete(warp, operation);
-                    self.resume_lanes(first)?;
+                Stop::At(Operation::SyncThreads | Operation::SyncCluster, _) | Stop::Returned => {
+                    return Ok(());
                 }
-                _ => return Ok(()),
+                Stop::At(Operation::BarrierSync, _) => {
+                    self.arrive(warp, true)?;
+                    if !self.is_ready(warp) {
+                        return Ok(());
+                    }
+                }
+                Stop::At(Operation::BarrierArrive, _) => self.arrive(warp, false)?,
+                Stop::At(operation, _) => self.complete(warp, operation),
+                Stop::Ready => {}
             }
+            self.resume_lanes(first)?;
         }
+    }
+
+    /// A warp arrives at the named barrier that its lanes have as operands; those that waited for it may go on.
+    fn arrive(&self, warp: u32, waits: bool) -> Result<(), FaultKind> {
+        let lanes = self.block.warp(warp);
+        let operands = |thread: &Thread| (thread.value.get(), thread.operand.get());
+        let barrier = operands(&lanes[0]);
+        let arrived = if lanes.iter().all(|lane| operands(lane) == barrier) {
+            let mut memory = self.block.shared_memory.borrow_mut();
+            self.block.barriers.borrow_mut().arrive(barrier, warp, waits, &mut memory.clocks)
+        } else {
+            Err("the lanes of a warp arrive at different barriers".to_owned())
+        };
+        let location = lanes[0].stop.get().waiting().map(|(_, location)| location);
+        let released = arrived.map_err(|message| FaultKind::Panic {
+            message,
+            thread: ThreadIndex(warp * WARP_SIZE),
+            location: location.map(ToString::to_string),
+        })?;
+        let goes_on = |other: &u32| released >> other & 1 != 0 || !waits && *other == warp;
+        for other in (0..WARP_SIZE).filter(goes_on) {
+            self.block.warp(other).iter().for_each(|thread| thread.stop.set(Stop::Ready));
+        }
+        Ok(())
     }
 
     /// Starts every lane of a warp and runs it to its first stop.
@@ -223,7 +265,7 @@ impl Schedule<'_> {
             thread.stop.set(Stop::Ready);
         }
         match operation {
-            Operation::SyncWarp => self.block.shared_memory.borrow_mut().synchronize_warp(warp),
+            Operation::SyncWarp => self.block.shared_memory.borrow_mut().clocks.synchronize_warp(warp),
             Operation::MmaBf16 => multiply(threads, matrix::multiply_bf16),
             Operation::MmaS8 => multiply(threads, matrix::multiply_s8),
             _ => {}
@@ -262,8 +304,13 @@ fn common_stop(block: &Block, first: usize, count: usize) -> Result<Stop, FaultK
     if threads.iter().all(|thread| thread.stop.get().is_same(stop)) {
         return Ok(stop);
     }
+    Err(diverged(threads, first as u32))
+}
+
+/// The fault of threads, from number `first` on, that are at different places, or wait for what does not come.
+fn diverged(threads: &[Thread], first: u32) -> FaultKind {
     let mut groups: Vec<(Stop, LaneGroup)> = Vec::new();
-    for (thread, index) in threads.iter().zip(first as u32..) {
+    for (thread, index) in threads.iter().zip(first..) {
         let stop = thread.stop.get();
         match groups.iter_mut().find(|(other, _)| other.is_same(stop)) {
             Some((_, group)) => group.threads.push(index),
@@ -272,5 +319,5 @@ fn common_stop(block: &Block, first: usize, count: usize) -> Result<Stop, FaultK
             }
         }
     }
-    Err(FaultKind::Divergence { groups: groups.into_iter().map(|(_, group)| group).collect() })
+    FaultKind::Divergence { groups: groups.into_iter().map(|(_, group)| group).collect() }
 }

@@ -1,34 +1,31 @@
 //! A block's shared memory: its words, which of them are written, and their recent accesses.
 
 use super::fault::{AccessKind, FaultKind, Site, ThreadIndex};
-use super::race::{Clock, Event, History};
-use crate::limits::WARP_SIZE;
+use super::race::{Clocks, History};
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Cell {
     value: u32,
-    /// The block, by [`SharedMemory::first_clock`], that last wrote it.
+    /// The block, by [`SharedMemory::block`], that last wrote it.
     written: u64,
     history: History,
 }
 
-/// Shared memory of a block. Reused from block to block: the clock tells the data of earlier blocks from
-/// the present block's, so that nothing needs to be cleared.
+/// Shared memory of a block. Reused from block to block: clocks and the block's number tell the data of earlier
+/// blocks from the present block's, so that nothing needs to be cleared.
 pub struct SharedMemory {
     bytes: u32,
     cells: Vec<Cell>,
-    /// Block barriers since this was made; a new block counts as one.
-    clock: u64,
-    /// The clock at which the present block began.
-    first_clock: u64,
-    /// Warp barriers of each warp of the present block.
-    warp_clocks: [u32; WARP_SIZE as usize],
+    /// Blocks so far, the present one included.
+    block: u64,
+    /// What its warps know of each other.
+    pub clocks: Clocks,
 }
 
 impl SharedMemory {
     /// Shared memory of no bytes.
     pub fn new() -> Self {
-        Self { bytes: 0, cells: Vec::new(), clock: 0, first_clock: 0, warp_clocks: [0; _] }
+        Self { bytes: 0, cells: Vec::new(), block: 0, clocks: Clocks::new() }
     }
 
     /// Makes this the unwritten shared memory of a new block.
@@ -38,24 +35,13 @@ impl SharedMemory {
         if self.cells.len() < words {
             self.cells.resize(words, Cell::default());
         }
-        self.clock += 1;
-        self.first_clock = self.clock;
-        self.warp_clocks.fill(0);
+        self.block += 1;
+        self.clocks.synchronize_block();
     }
 
     /// Its bytes.
     pub fn bytes(&self) -> u32 {
         self.bytes
-    }
-
-    /// Records a block barrier.
-    pub fn synchronize_block(&mut self) {
-        self.clock += 1;
-    }
-
-    /// Records a barrier of the lanes of `warp`.
-    pub fn synchronize_warp(&mut self, warp: u32) {
-        self.warp_clocks[warp as usize] += 1;
     }
 
     /// Reads the word at byte `offset`, which is in bounds.
@@ -66,9 +52,9 @@ impl SharedMemory {
         thread: ThreadIndex,
         location: Site,
     ) -> Result<u32, FaultKind> {
-        let first_clock = self.first_clock;
+        let block = self.block;
         let cell = self.touch(offset, kind, thread, location)?;
-        if cell.written < first_clock {
+        if cell.written < block {
             return Err(FaultKind::PoisonedShared { offset, thread, location });
         }
         Ok(cell.value)
@@ -83,10 +69,10 @@ impl SharedMemory {
         thread: ThreadIndex,
         location: Site,
     ) -> Result<(), FaultKind> {
-        let first_clock = self.first_clock;
+        let block = self.block;
         let cell = self.touch(offset, kind, thread, location)?;
         cell.value = value;
-        cell.written = first_clock;
+        cell.written = block;
         Ok(())
     }
 
@@ -97,11 +83,9 @@ impl SharedMemory {
         thread: ThreadIndex,
         location: Site,
     ) -> Result<&mut Cell, FaultKind> {
-        // A thread of another block of the cluster has no warp here.
-        let warp = self.warp_clocks.get((thread.0 / WARP_SIZE) as usize).copied().unwrap_or(0);
-        let event = Event { thread, location, clock: Clock { block: self.clock, warp } };
+        let event = self.clocks.event(thread, location);
         let cell = &mut self.cells[(offset / 4) as usize];
-        match cell.history.add(kind, event) {
+        match cell.history.add(kind, event, &self.clocks) {
             Ok(()) => Ok(cell),
             Err((first, second)) => Err(FaultKind::SharedRace { offset, first, second }),
         }

@@ -4,6 +4,10 @@
 unsafe extern "C" {
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
     pub fn barrier_cta_sync_aligned_all(barrier: i32);
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
+    pub fn barrier_cta_sync_aligned_count(barrier: i32, threads: i32);
+    #[link_name = "llvm.nvvm.barrier.cta.arrive.aligned.count"]
+    pub fn barrier_cta_arrive_aligned_count(barrier: i32, threads: i32);
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     pub fn bar_warp_sync(members: i32);
 

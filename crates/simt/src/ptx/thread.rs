@@ -2,7 +2,9 @@
 
 use core::arch::{asm, nvptx};
 
-use super::intrinsics::barrier_cta_sync_aligned_all;
+use super::intrinsics::{
+    barrier_cta_arrive_aligned_count, barrier_cta_sync_aligned_all, barrier_cta_sync_aligned_count,
+};
 
 macro_rules! special_registers {
     ($($name:ident: $read:ident;)*) => { $(
@@ -28,6 +30,29 @@ pub unsafe fn sync_threads() {
     // SAFETY: barrier 0 exists in every kernel; the caller brings all threads of the block.
     unsafe { barrier_cta_sync_aligned_all(0) }
 }
+
+#[inline(always)]
+pub unsafe fn barrier_sync(barrier: u32, threads: u32) {
+    // SAFETY: barriers 0 to 15 exist; the caller brings the warp, and others bring the rest of the threads.
+    unsafe { barrier_cta_sync_aligned_count(barrier.cast_signed(), threads.cast_signed()) }
+}
+
+#[inline(always)]
+pub unsafe fn barrier_arrive(barrier: u32, threads: u32) {
+    // SAFETY: as in `barrier_sync`.
+    unsafe { barrier_cta_arrive_aligned_count(barrier.cast_signed(), threads.cast_signed()) }
+}
+
+/// Products run when they are waited for, except on `sm_90a`.
+#[cfg(not(target_feature = "sm_90a"))]
+#[inline(always)]
+pub const fn start_product() -> u32 {
+    0
+}
+
+#[cfg(not(target_feature = "sm_90a"))]
+#[inline(always)]
+pub const fn check_product(_number: u32, _pending: u32) {}
 
 #[inline(always)]
 pub fn hold_u32(value: u32) -> u32 {

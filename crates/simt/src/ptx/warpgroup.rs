@@ -9,7 +9,7 @@ mod wide;
 
 use core::arch::asm;
 
-pub use panels::{bf16_m64n32k512, bf16_m64n256k64};
+pub use panels::{start_bf16_m64n64k512, start_bf16_m64n256k32};
 pub use wide::{bf16_m64n128k32, bf16_m64n128k64};
 
 use crate::shared::Shared;
@@ -35,6 +35,12 @@ pub unsafe fn fewer_registers<const REGISTERS: u32>() {
     unsafe {
         asm!("setmaxnreg.dec.sync.aligned.u32 {registers};", registers = const REGISTERS, options(nostack));
     }
+}
+
+#[inline(always)]
+pub unsafe fn wait_for_products<const PENDING: u32>() {
+    // SAFETY: the caller brings all threads of the four warps.
+    unsafe { asm!("wgmma.wait_group.sync.aligned {pending};", pending = const PENDING, options(nostack)) }
 }
 
 /// Distance of two steps in a descriptor: twice 16 bytes of all columns, in units of 16 bytes.

@@ -1,9 +1,10 @@
 //! [`crate::warpgroup`] by `mma`, warp by warp.
 
 use super::layout::{
-    Fragments, IntegerFragments, NarrowFragments, Panels, Rows, TallFragments, WideFragments,
-    right_word,
+    Fragments, IntegerFragments, Panels, Rows, TallFragments, WideFragments, right_word,
 };
+use super::{FragmentsInFlight, InFlight, TallInFlight};
+use crate::imp::thread as form;
 use crate::math::{mul_bf16x2, permute_bytes};
 use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
 use crate::shared::Shared;
@@ -74,56 +75,95 @@ pub unsafe fn bf16_m64n128k64<T, const N: usize>(
 }
 
 #[inline(always)]
-#[track_caller]
-pub unsafe fn bf16_m64n32k512<const N: usize>(
+pub unsafe fn start_bf16_m64n64k512<const N: usize>(
     left: Panels<N>,
     right: Panels<N>,
-) -> NarrowFragments {
-    let mut sum = [[0.0; 4]; 4];
-    let mut step = 0;
-    while step < 32 {
-        let (left, right) = (left.panel(step / 4), right.panel(step / 4));
-        // SAFETY: by the caller's promises; all lanes of the warp are together.
-        unsafe {
-            let rows = own_rows(left, step % 4);
-            let columns = |eight: usize| {
-                let column = own_pairs(right, step % 4, 8 * eight as u32);
-                bf16_m16n8k16(rows, column, sum[eight])
-            };
-            sum = [columns(0), columns(1), columns(2), columns(3)];
-        }
-        step += 1;
-    }
-    sum
+) -> FragmentsInFlight<N> {
+    started([[0.0; 4]; 8], (left, right))
 }
 
 #[inline(always)]
 #[track_caller]
-pub unsafe fn bf16_m64n256k64<const N: usize>(
+pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     left: Rows<N>,
     right: Panels<N>,
-    mut sum: TallFragments,
-) -> TallFragments {
-    let mut step = 0;
-    while step < 4 {
-        // SAFETY: by the caller's promises; all lanes of the warp are together.
-        unsafe {
-            let rows = own_rows(left, step);
-            let half = |panel: u32, sum: WideFragments| {
-                let columns = |eight: u32| {
-                    let rows_of_b = right.panel(panel + eight / 8);
-                    let column = transposed_pairs(rows_of_b, step, eight % 8);
+    sum: TallInFlight<N>,
+) -> TallInFlight<N> {
+    // SAFETY: by the caller's promises.
+    started(unsafe { sum.multiply() }, (left, right))
+}
+
+#[inline(always)]
+pub unsafe fn wait_for_products<const PENDING: u32>() {}
+
+/// A product of `operands` that is to be added to `fragments`.
+#[inline(always)]
+fn started<T, Operands>(fragments: T, operands: Operands) -> InFlight<T, Operands> {
+    let number = form::start_product();
+    InFlight { fragments, operands: Some(operands), number }
+}
+
+impl<const N: usize> FragmentsInFlight<N> {
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) unsafe fn finish<const PENDING: u32>(self) -> Fragments {
+        form::check_product(self.number, PENDING);
+        let (mut sum, mut step) = (self.fragments, 0);
+        while let Some((left, right)) = self.operands
+            && step < 32
+        {
+            let (left, right) = (left.panel(step / 4), right.panel(step / 4));
+            // SAFETY: by the caller's promises; all lanes of the warp are together.
+            unsafe {
+                let rows = own_rows(left, step % 4);
+                sum = eight_times(|eight| {
+                    let column = own_pairs(right, step % 4, 8 * eight);
                     bf16_m16n8k16(rows, column, sum[eight as usize])
-                };
-                let [a, b, c, d, e, f, g, h] = eight_times(columns);
-                let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
-                [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
-            };
-            sum = [half(0, sum[0]), half(2, sum[1])];
+                });
+            }
+            step += 1;
         }
-        step += 1;
+        sum
     }
-    sum
+}
+
+impl<const N: usize> TallInFlight<N> {
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) unsafe fn finish<const PENDING: u32>(self) -> TallFragments {
+        form::check_product(self.number, PENDING);
+        // SAFETY: the caller's duty is this callee's.
+        unsafe { self.multiply() }
+    }
+
+    /// # Safety
+    /// As [`super::start_bf16_m64n256k32`].
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn multiply(self) -> TallFragments {
+        let (mut sum, mut step) = (self.fragments, 0);
+        while let Some((left, right)) = self.operands
+            && step < 2
+        {
+            // SAFETY: by the caller's promises; all lanes of the warp are together.
+            unsafe {
+                let rows = own_rows(left, step);
+                let half = |panel: u32, sum: WideFragments| {
+                    let columns = |eight: u32| {
+                        let rows_of_b = right.panel(panel + eight / 8);
+                        let column = transposed_pairs(rows_of_b, step, eight % 8);
+                        bf16_m16n8k16(rows, column, sum[eight as usize])
+                    };
+                    let [a, b, c, d, e, f, g, h] = eight_times(columns);
+                    let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
+                    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+                };
+                sum = [half(0, sum[0]), half(2, sum[1])];
+            }
+            step += 1;
+        }
+        sum
+    }
 }
 
 /// The lane's fragment of the warp's 16 rows of A, of step `step`.
@@ -143,7 +183,7 @@ unsafe fn own_rows<const N: usize>(rows: Rows<N>, step: u32) -> [u32; 4] {
 /// of [`own_pairs`].
 ///
 /// # Safety
-/// As [`super::bf16_m64n256k64`].
+/// As [`super::start_bf16_m64n256k32`].
 #[inline(always)]
 #[track_caller]
 unsafe fn transposed_pairs<const N: usize>(rows: Rows<N>, step: u32, sixteen: u32) -> [u32; 2] {

@@ -82,9 +82,6 @@ impl<const N: usize> Rows<N> {
 /// A lane's part of a product of 256 columns in f32: fragments of columns 0 to 127, then of 128 to 255.
 pub type TallFragments = [WideFragments; 2];
 
-/// A lane's part of a product of 32 columns in f32.
-pub type NarrowFragments = [[f32; 4]; 4];
-
 /// A matrix of 64 rows of BF16 in shared memory, 64 columns of all rows after another: panels of [`Rows`], 8 KiB each.
 #[derive(Clone, Copy, Debug)]
 pub struct Panels<const N: usize>(Rows<N>);

@@ -1,0 +1,73 @@
+//! The named barriers of a block.
+
+use super::race::{Clocks, Known, NOTHING};
+use crate::limits::WARP_SIZE;
+
+/// How many there are; number 0 is the block's own.
+const BARRIERS: usize = 16;
+
+/// A named barrier between two completions.
+#[derive(Clone, Copy)]
+struct NamedBarrier {
+    /// The threads that complete it, as its first arrival said.
+    threads: u32,
+    /// A bit for each warp that has arrived, and for each that waits.
+    arrived: u32,
+    waiting: u32,
+    /// What the arrivals have made known.
+    released: Known,
+}
+
+impl NamedBarrier {
+    const IDLE: Self = Self { threads: 0, arrived: 0, waiting: 0, released: NOTHING };
+}
+
+/// The named barriers of a block.
+pub struct NamedBarriers([NamedBarrier; BARRIERS]);
+
+impl NamedBarriers {
+    /// Nobody has arrived.
+    pub const fn new() -> Self {
+        Self([NamedBarrier::IDLE; BARRIERS])
+    }
+
+    /// A warp arrives at a barrier of `threads` threads, to wait or not; which warps may go on, a bit each.
+    ///
+    /// # Errors
+    /// Why the call is wrong.
+    pub fn arrive(
+        &mut self,
+        (number, threads): (u32, u32),
+        warp: u32,
+        waits: bool,
+        clocks: &mut Clocks,
+    ) -> Result<u32, String> {
+        let barrier = match number {
+            0 => None,
+            _ => self.0.get_mut(number as usize),
+        };
+        let barrier = barrier.ok_or_else(|| format!("there is no named barrier {number}"))?;
+        if threads == 0 || !threads.is_multiple_of(WARP_SIZE) {
+            return Err(format!("a barrier of {threads} threads: they are no whole warps"));
+        }
+        if barrier.arrived != 0 && barrier.threads != threads {
+            let other = barrier.threads;
+            return Err(format!("barrier {number} has {other} threads for others, {threads} here"));
+        }
+        if barrier.arrived >> warp & 1 != 0 {
+            return Err(format!("warp {warp} arrives at barrier {number} again before it is complete"));
+        }
+        barrier.threads = threads;
+        barrier.arrived |= 1 << warp;
+        barrier.waiting |= u32::from(waits) << warp;
+        clocks.release(warp, &mut barrier.released);
+        if barrier.arrived.count_ones() < threads / WARP_SIZE {
+            return Ok(0);
+        }
+        let done = std::mem::replace(barrier, NamedBarrier::IDLE);
+        for warp in (0..u32::BITS).filter(|warp| done.waiting >> warp & 1 != 0) {
+            clocks.acquire(warp, &done.released);
+        }
+        Ok(done.waiting)
+    }
+}
