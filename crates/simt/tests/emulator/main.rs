@@ -1,5 +1,6 @@
 //! The emulator: every collective against a plain model, and every detector shown its fault.
 
+mod barrier;
 mod cluster;
 mod collectives;
 mod copy;

@@ -1,11 +1,12 @@
 //! Products of four warps against a plain one, through the layouts of the PTX ISA.
 
-use simt::emu::{Launch, launch};
+use simt::emu::{Fault, FaultKind, Launch, launch};
 use simt::shared::Shared;
 use simt::thread::{lane_id, sync_threads, thread_idx_x, warp_id};
 use simt::warpgroup::{
-    Fragments, Panels, Rows, bf16_m64n32k512, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64,
-    bf16_m64n256k64, e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128,
+    Fragments, InFlight, Panels, Rows, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64,
+    e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128, start_bf16_m64n64k512,
+    start_bf16_m64n256k32, wait_for_products,
 };
 
 use crate::device::{Tensor, block_of};
@@ -233,7 +234,7 @@ fn panel_element(matrix: usize, row: usize, column: usize) -> f32 {
 fn run_panels(
     columns: usize,
     product: impl Fn([Panels<PANEL_WORDS>; 3]) -> Vec<[f32; 4]> + Sync,
-) -> Vec<f32> {
+) -> Result<Vec<f32>, Fault> {
     let output = Tensor::zeros(SIZE * columns);
     let target = output.output();
     let pair = |low: f32, high: f32| low.to_bits() >> 16 | high.to_bits() & 0xFFFF_0000;
@@ -269,40 +270,69 @@ fn run_panels(
         }
     };
     let shape = Launch { shared_bytes: 4 * PANEL_WORDS as u32, ..block_of(128) };
-    launch(&shape, body).unwrap_or_else(|fault| panic!("{fault}"));
-    output.words().into_iter().map(f32::from_bits).collect()
+    launch(&shape, body)?;
+    Ok(output.words().into_iter().map(f32::from_bits).collect())
 }
 
-/// Each half of the columns of B.
 #[test]
 fn products_over_512_are_exact_in_every_element() {
-    for first in [0, 32] {
-        // SAFETY: all threads come together, after the operands were written.
-        let found = run_panels(32, |[left, right, _]| unsafe {
-            bf16_m64n32k512(left, right.from(0, first as u32)).to_vec()
-        });
-        for (at, &value) in found.iter().enumerate() {
-            let (row, column) = (at / 32, at % 32 + first);
-            let product = |k| panel_element(0, row, k) * panel_element(1, column, k);
-            assert_eq!(value, (0..512).map(product).sum::<f32>(), "row {row}, column {column}");
-        }
+    // SAFETY: all threads come together, after the operands were written.
+    let found = run_panels(64, |[left, right, _]| unsafe {
+        start_bf16_m64n64k512(left, right).wait::<0>().to_vec()
+    });
+    for (at, &value) in found.expect("no rule is broken").iter().enumerate() {
+        let (row, column) = (at / 64, at % 64);
+        let product = |k| panel_element(0, row, k) * panel_element(1, column, k);
+        assert_eq!(value, (0..512).map(product).sum::<f32>(), "row {row}, column {column}");
     }
 }
 
-/// Each half of the panels of B, whose rows are the inner dimension; what was there is added to.
+/// Each half of the panels of B, whose rows are the inner dimension, in two products, with another in flight between
+/// them; what was there is added to.
 #[test]
 fn products_with_a_transposed_matrix_are_exact_and_add_up() {
     for first in [0, 4] {
         // SAFETY: all threads come together, after the operands were written.
-        let found = run_panels(256, |[_, right, left]| unsafe {
-            let ones = [[[1.0; 4]; 16]; 2];
-            bf16_m64n256k64(left.panel(0), right.from(first as u32, 0), ones).concat()
+        let found = run_panels(256, |[other, right, left]| unsafe {
+            let (left, right) = (left.panel(0), right.from(first as u32, 0));
+            let ones = InFlight::idle([[[1.0; 4]; 16]; 2]);
+            let low = start_bf16_m64n256k32(left, right, ones);
+            let scores = start_bf16_m64n64k512(other, other);
+            let both = start_bf16_m64n256k32(left.from(4, 0), right.from(0, 32), low);
+            wait_for_products::<2>();
+            let _ = scores.wait::<1>();
+            both.wait::<0>().concat()
         });
-        for (at, &value) in found.iter().enumerate() {
+        for (at, &value) in found.expect("no rule is broken").iter().enumerate() {
             let (row, column) = (at / 256, at % 256 + 64 * first);
             let product = |k| panel_element(2, row, k) * panel_element(1, k, column);
             let sum: f32 = (0..64).map(product).sum();
             assert_eq!(value, 1.0 + sum, "row {row}, column {column}");
         }
     }
+}
+
+#[test]
+fn a_wait_that_leaves_the_product_in_flight() {
+    // SAFETY: all threads come together, after the operands were written.
+    let found = run_panels(64, |[left, right, _]| unsafe {
+        start_bf16_m64n64k512(left, right).wait::<1>().to_vec()
+    });
+    let Err(fault) = found else { panic!("no fault") };
+    let FaultKind::Panic { message, .. } = *fault.kind else { panic!("{fault}") };
+    assert!(message.contains("may be in flight: 0 were started after it"), "{message}");
+}
+
+#[test]
+fn an_operand_that_is_written_while_its_product_is_in_flight() {
+    // SAFETY: broken on purpose: all warps read the word for their products.
+    let found = run_panels(64, |[left, right, _]| unsafe {
+        let product = start_bf16_m64n64k512(left, right);
+        if thread_idx_x() == 0 {
+            Shared::<u32, PANEL_WORDS>::at(0).store(right.panel(0).word(0, 0), 0);
+        }
+        product.wait::<0>().to_vec()
+    });
+    let Err(fault) = found else { panic!("no fault") };
+    assert!(matches!(*fault.kind, FaultKind::SharedRace { .. }), "{fault}");
 }
