@@ -1,6 +1,7 @@
 //! The block of a launch: its threads, what lies where in its shared memory, and its barrier.
 
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
+use kv_layout::main_row::DATA_BYTES;
 use simt::shared::Shared;
 use simt::thread::{self, NamedBarrier};
 use simt::warpgroup::{Panels, Rows};
@@ -15,19 +16,25 @@ pub(super) const THREADS: u32 = 2 * GROUP;
 pub const BLOCK: u32 = 3 * GROUP;
 /// Most blocks of a cluster.
 pub(super) const BLOCKS: u32 = 4;
-/// Keys of a tile.
+/// Keys of a tile, and eights of them.
 pub(super) const TILE: u32 = 64;
+pub(super) const EIGHTS: u32 = TILE / 8;
 /// Words of a matrix of 64 rows of BF16.
 pub(super) const MATRIX: u32 = HEADS * HEAD_DIM / 2;
 /// Words of a panel of it.
 pub(super) const PANEL: u32 = Panels::<0>::WORDS;
 const _: () = assert!(TILE == HEADS && MATRIX == 8 * PANEL);
 
-/// First words of what lies in a block's shared memory: two tiles of keys, two of weights, queries.
+/// Words of a stored row's data.
+pub(super) const ROW: u32 = DATA_BYTES as u32 / 4;
+
+/// First words of what lies in a block's shared memory: two tiles of keys, two of weights, queries, and stored rows, half
+/// a tile of them.
 pub(super) const KEYS: u32 = 0;
 pub(super) const WEIGHTS: u32 = 2 * MATRIX;
 pub(super) const QUERIES: u32 = WEIGHTS + 2 * PANEL;
-pub(super) const WORDS: usize = (QUERIES + MATRIX) as usize;
+pub(super) const STAGED: u32 = QUERIES + MATRIX;
+pub(super) const WORDS: usize = (STAGED + TILE / 2 * ROW) as usize;
 /// Bytes from which on the small arrays lie.
 pub(super) const SMALL: u32 = 4 * WORDS as u32;
 /// Bytes of shared memory.
@@ -38,37 +45,36 @@ pub(super) type Memory = Shared<u32, WORDS>;
 /// The small arrays in a block's shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Small {
-    /// `[2, 64]` of both tiles: whether a key counts, all ones, or not, 0.
-    pub counts: Shared<u32, { 2 * TILE as usize }>,
+    /// `[2, 8]` of both tiles: which keys count, bit `4 i` of word `n` for key `8 n + i`.
+    pub counts: Shared<u32, { 2 * EIGHTS as usize }>,
     /// `[2, 64]` of both tiles: what a head's sums of values before it are multiplied by.
     pub factor: Shared<f32, { 2 * HEADS as usize }>,
-    /// `[64]` a head's largest score.
+    /// `[32, 2]` cosine and sine of each rotary pair's angle.
+    pub rotation: Shared<f32, { ROPE_DIM as usize }>,
+    /// `[64]` a head's largest score. This and what follows take the place of the queries, in the end.
     pub maximum: Shared<f32, { HEADS as usize }>,
     /// `[64]` a head's sum of weights.
     pub sum: Shared<f32, { HEADS as usize }>,
     /// `[64, 4]` what a head's results of each block are multiplied by.
     pub share: Shared<f32, { (HEADS * BLOCKS) as usize }>,
-    /// `[32, 2]` cosine and sine of each rotary pair's angle.
-    pub rotation: Shared<f32, { ROPE_DIM as usize }>,
 }
 
 impl Small {
-    const BYTES: u32 = 4 * (2 * TILE + 2 * HEADS + HEADS + HEADS + HEADS * BLOCKS + ROPE_DIM);
+    const BYTES: u32 = 4 * (2 * EIGHTS + 2 * HEADS + ROPE_DIM);
 
     /// # Safety
     /// The block has [`SHARED_BYTES`] and uses them for nothing else.
     #[inline(always)]
     pub unsafe fn new() -> Self {
-        let at = |words: u32| SMALL + 4 * words;
-        // SAFETY: by this function's own contract; the arrays lie behind each other.
+        // SAFETY: by this function's own contract; the arrays lie behind each other, in two places.
         unsafe {
             Self {
-                counts: Shared::at(at(0)),
-                factor: Shared::at(at(128)),
-                maximum: Shared::at(at(256)),
-                sum: Shared::at(at(320)),
-                share: Shared::at(at(384)),
-                rotation: Shared::at(at(640)),
+                counts: Shared::at(SMALL),
+                factor: Shared::at(SMALL + 4 * 2 * EIGHTS),
+                rotation: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS)),
+                maximum: Shared::at(4 * QUERIES),
+                sum: Shared::at(4 * (QUERIES + HEADS)),
+                share: Shared::at(4 * (QUERIES + 2 * HEADS)),
             }
         }
     }

@@ -25,16 +25,17 @@ use simt::{copy, thread, warp};
 
 use crate::args::Attend;
 use crate::fault;
+use crate::row::StoredScales;
 pub use memory::{BLOCK, HEADS, SHARED_BYTES};
 use memory::{
-    GROUP, Memory, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of, multiplied,
-    panels, unpacked, weighed, weights_of,
+    EIGHTS, GROUP, Memory, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of,
+    multiplied, panels, unpacked, weighed, weights_of,
 };
 use softmax::{Softmax, first_row, rescale};
 pub use source::{All, List, Which, Window};
-use source::{Keys, Listed, Located, Place, Source, tiles_of};
+use source::{Keys, Listed, Located, Place, Planes, Source, tiles_of};
 pub use unpack::KeyFormat;
-use unpack::RawKeys;
+use unpack::{RawKeys, load_scales, start_copy};
 
 /// Registers of a thread of each warpgroup.
 const SCORER: u32 = 208;
@@ -158,6 +159,7 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
         QUERIES_COPIED.sync();
         if tiles > 0 {
             unpacked(0).sync();
+            fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
             softmax.weigh(scores.wait::<0>(), small, 0);
             fence_shared();
@@ -166,6 +168,7 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
             while tile + 1 < tiles {
                 let low = start_values((tile, 0), 0, InFlight::idle(values));
                 unpacked(tile + 1).sync();
+                fence_shared();
                 let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile + 1));
                 let both = start_values((tile, 1), 0, low);
                 if tile + 2 < tiles {
@@ -242,46 +245,90 @@ unsafe fn unpack_tiles<F: KeyFormat, W: Which>(
     let (first, end) = own_tiles::<W>(keys);
     let tiles = end - first;
     let row = (thread::thread_idx_x() - THREADS) / 4;
-    let rows = [row, row + TILE / 2];
     let mut refused = 0;
-    // SAFETY: as in `score_tiles`.
+    // SAFETY: as in `score_tiles`; each lane reads what it has copied itself.
     unsafe {
         let list = |tile: u32| {
             let list = |row| keys.list::<W>(source, (first + tile, row), end);
-            [list(rows[0]), list(rows[1])]
+            [list(row), list(row + TILE / 2)]
         };
         let locate =
             |[a, b]: [Listed; 2]| [keys.locate::<W>(source, a), keys.locate::<W>(source, b)];
-        let mut load = |located: Located| {
-            refused += u32::from(keys.is_refused::<W>(source, located));
-            RawKeys::load::<F>(keys.row::<W>(source, located))
+        let mut find = |[a, b]: [Located; 2]| {
+            let is_refused = |located| u32::from(keys.is_refused::<W>(source, located));
+            refused += is_refused(a) + is_refused(b);
+            [keys.row::<W>(source, a), keys.row::<W>(source, b)]
         };
+        let scales_of =
+            |[a, b]: [Option<(Planes, u64)>; 2]| [load_scales::<F>(a), load_scales::<F>(b)];
         let (listed, next_listed, mut listed_ahead) = (list(0), list(1), list(2));
         let (mut located_ahead, located) = (locate(next_listed), locate(listed));
-        let mut raw = [load(located[0]), load(located[1])];
+        let mut found = find(located);
+        start_copy(found[0], row);
+        let mut scales = scales_of(found);
         let mut tile = 0;
         while tile < tiles {
-            if tile >= 2 {
-                multiplied(tile, 0).sync();
-            }
-            raw[0].unpack::<F>(small, tile, rows[0]);
-            if tile >= 2 {
-                multiplied(tile, 1).sync();
-            }
-            raw[1].unpack::<F>(small, tile, rows[1]);
-            // Before further loads: it would wait for them.
-            fence_shared();
-            unpacked(tile).arrive();
-            // All at once: loads that wait for the same scoreboard are as old as each other.
-            raw = [load(located_ahead[0]), load(located_ahead[1])];
+            // Before new loads: who waits for an older one may wait for all that share its scoreboard.
+            let is_plain = [F::is_plain(scales[0]), F::is_plain(scales[1])];
+            let next = find(located_ahead);
+            let next_scales = scales_of(next);
             located_ahead = locate(listed_ahead);
             listed_ahead = list(tile + 3);
+            let half = |i: usize| Half {
+                is_there: found[i].is_some(),
+                scales: scales[i],
+                is_plain: is_plain[i],
+            };
+            half(0).unpack::<F>(small, (tile, 0), row, found[1]);
+            half(1).unpack::<F>(small, (tile, 1), row, next[0]);
+            unpacked(tile).arrive();
+            (found, scales) = (next, next_scales);
             tile += 1;
         }
         if W::HAS_ENTRIES && counts {
             let is_first = thread::lane_id().is_multiple_of(4);
             let refused = warp::reduce_add_u32(if is_first { refused } else { 0 });
             fault::count(source.0.faults, thread::lane_id(), refused);
+        }
+    }
+}
+
+/// What a lane knows of its row of half a tile.
+struct Half {
+    is_there: bool,
+    scales: StoredScales,
+    is_plain: bool,
+}
+
+impl Half {
+    /// Unpacks the row, once it has come and its place is free; starts the copy of the next.
+    ///
+    /// # Safety
+    /// As [`unpack_tiles`].
+    #[inline(always)]
+    unsafe fn unpack<F: KeyFormat>(
+        self,
+        small: Small,
+        (tile, half): (u32, u32),
+        row: u32,
+        next: Option<(Planes, u64)>,
+    ) {
+        let Self { is_there, scales, is_plain } = self;
+        // SAFETY: by this function's own contract.
+        unsafe {
+            if tile >= 2 {
+                multiplied(tile, half).sync();
+            }
+            copy::wait_for_groups::<0>();
+            let raw = RawKeys::read(is_there, scales, row);
+            start_copy(next, row);
+            raw.unpack::<F>(is_plain, tile, row + TILE / 2 * half);
+            // A bit of four lanes is a key's.
+            let counts = warp::ballot(is_there);
+            if thread::lane_id() == 0 {
+                let eight = EIGHTS / 2 * half + thread::warp_id() - THREADS / 32;
+                small.counts.store(tile % 2 * EIGHTS + eight, counts);
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use simt::shared::Shared;
 use simt::warpgroup::{Fragments, Rows, TallFragments};
 use simt::{thread, warp};
 
-use super::memory::{HEADS, Small, TILE, WORDS, weights_of};
+use super::memory::{EIGHTS, HEADS, Small, WORDS, weights_of};
 use crate::convert::bf16x2_from_f32;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -49,13 +49,12 @@ impl Softmax {
         // SAFETY: words of shared memory by one thread each, with a barrier before others read them.
         unsafe {
             let scores: Fragments = array_from_fn(|n| {
-                let key = tile % 2 * TILE + 8 * n as u32 + pair;
-                let [even, odd] = small.counts.load_u32x2(key);
-                let masked = |score: f32, counts: u32| {
-                    if counts != 0 { score * SCALE } else { f32::NEG_INFINITY }
+                let counts = small.counts.load(tile % 2 * EIGHTS + n as u32) >> (4 * pair);
+                let masked = |score: f32, bit: u32| {
+                    if counts >> bit & 1 != 0 { score * SCALE } else { f32::NEG_INFINITY }
                 };
                 let [a, b, c, d] = scores[n];
-                [masked(a, even), masked(b, odd), masked(c, even), masked(d, odd)]
+                [masked(a, 0), masked(b, 4), masked(c, 0), masked(d, 4)]
             });
             let maximum = [0, 1].map(|i| {
                 let most = scores.iter().fold(self.maximum[i], |most, four| {

@@ -1,15 +1,14 @@
 //! Keys from their stored rows into BF16 in shared memory.
 //!
-//! Four lanes have a row: of each 64 channels a lane has 16. All loads of a tile are on their way together, a tile
-//! ahead of their use.
+//! Four lanes have a row: of each 64 channels a lane has 16. Rows wait in shared memory, half a tile at a time: while one
+//! half is unpacked, the next one is copied.
 
 use kv_layout::geometry::NOPE_DIM;
-use kv_layout::main_row::{UE8M0_GROUP, data_offset, rope_offset};
+use kv_layout::main_row::{UE8M0_GROUP, data_offset};
 use simt::math::{mul_bf16x2, permute_bytes};
-use simt::shared::Shared;
-use simt::thread;
+use simt::{copy, thread};
 
-use super::memory::{Small, TILE, WORDS, keys_of};
+use super::memory::{Memory, ROW, STAGED, keys_of};
 use super::source::Planes;
 use crate::fault_injection;
 use crate::row::{F32Row, RowFormat, StoredScales, Ue8m0Row, decode};
@@ -97,60 +96,76 @@ impl KeyFormat for F32Row {
     }
 }
 
-/// A lane's share of a tile as it was loaded: of each of the first seven panels 16 codes, of the last 16 BF16.
+/// Starts copies of the lane's share of a row into the rows that wait in shared memory, as row `to`, if there is one: of
+/// each of the first seven panels 16 codes, of the last 16 BF16.
+///
+/// # Safety
+/// The planes hold the row; the lane has read its share of the last one there.
+#[inline(always)]
+pub unsafe fn start_copy(place: Option<(Planes, u64)>, to: u32) {
+    if let Some((planes, row)) = place {
+        unroll::<PIECES>(|piece| {
+            let word = piece_word(piece);
+            // SAFETY: 16 bytes inside both rows, whose addresses are multiples of 64.
+            unsafe {
+                let from = data_offset(row) + u64::from(4 * word);
+                Memory::at(0).copy_from(STAGED + ROW * to + word, planes.data, from);
+            }
+        });
+    }
+    copy::commit_group();
+}
+
+/// Pieces of 16 bytes that a lane has of a row.
+const PIECES: usize = CODED + 2;
+
+/// The word of a row that the lane's piece `piece` starts at.
+#[inline(always)]
+fn piece_word(piece: usize) -> u32 {
+    let quarter = thread::lane_id() % 4;
+    if piece < CODED {
+        return (UE8M0_GROUP * piece as u32 + 16 * quarter) / 4;
+    }
+    let eighth = fault_injection::rotary_eighth(2 * quarter + (piece - CODED) as u32);
+    (NOPE_DIM + 16 * eighth) / 4
+}
+
+/// A lane's share of a row: of each of the first seven panels 16 codes, of the last 16 BF16.
 #[derive(Clone, Copy)]
 pub struct RawKeys {
-    codes: [[u32; 4]; CODED],
-    rotary: [[u32; 4]; 2],
+    pieces: [[u32; 4]; PIECES],
     scales: StoredScales,
-    counts: bool,
 }
 
 impl RawKeys {
-    /// Starts the loads of the lane's share; zeros if there is no row.
+    /// Reads the lane's share of row `from` of those that wait in shared memory; zeros if it does not count.
     ///
     /// # Safety
-    /// The planes hold the row.
+    /// The lane has waited for its copies.
     #[inline(always)]
-    pub unsafe fn load<F: KeyFormat>(place: Option<(Planes, u64)>) -> Self {
-        let Some((planes, row)) = place else {
-            let (codes, rotary) = ([[0; 4]; CODED], [[0; 4]; 2]);
-            return Self { codes, rotary, scales: [0; 2], counts: false };
-        };
-        let quarter = thread::lane_id() % 4;
-        let data = planes.data;
-        // SAFETY: 16 bytes each inside the row, whose address is a multiple of 64.
-        unsafe {
-            let code = |group: usize| {
-                data.load_u32x4(
-                    data_offset(row) + u64::from(UE8M0_GROUP * group as u32 + 16 * quarter),
-                )
-            };
-            let eighth = |i: usize| {
-                let eighth = fault_injection::rotary_eighth(2 * quarter + i as u32);
-                data.load_u32x4(rope_offset(row) + u64::from(16 * eighth))
-            };
-            Self {
-                codes: array_from_fn(code),
-                rotary: [eighth(0), eighth(1)],
-                scales: F::load_scales(planes.scale, row),
-                counts: true,
-            }
+    pub unsafe fn read(counts: bool, scales: StoredScales, from: u32) -> Self {
+        if !counts {
+            return Self { pieces: [[0; 4]; PIECES], scales };
         }
+        // SAFETY: words that the lane itself has copied.
+        let pieces = array_from_fn(|piece| unsafe {
+            Memory::at(0).load_u32x4(STAGED + ROW * from + piece_word(piece))
+        });
+        Self { pieces, scales }
     }
 
-    /// Writes the lane's share as BF16 into row `row` of the keys of tile `tile`, and whether the row counts.
+    /// Writes the lane's share as BF16 into row `row` of the keys of tile `tile`.
     ///
     /// # Safety
-    /// No thread reads the row, or its word in `small`, without a barrier between.
+    /// No thread reads the row without a barrier between.
     #[inline(always)]
-    pub unsafe fn unpack<F: KeyFormat>(&self, small: Small, tile: u32, row: u32) {
+    pub unsafe fn unpack<F: KeyFormat>(&self, is_plain: bool, tile: u32, row: u32) {
         // SAFETY: the caller's duty is this callee's.
         unsafe {
-            if F::is_plain(self.scales) {
-                self.store::<F, true>(small, tile, row);
+            if is_plain {
+                self.store::<F, true>(tile, row);
             } else {
-                self.store::<F, false>(small, tile, row);
+                self.store::<F, false>(tile, row);
             }
         }
     }
@@ -158,23 +173,33 @@ impl RawKeys {
     /// # Safety
     /// As [`Self::unpack`].
     #[inline(always)]
-    unsafe fn store<F: KeyFormat, const PLAIN: bool>(&self, small: Small, tile: u32, row: u32) {
+    unsafe fn store<F: KeyFormat, const PLAIN: bool>(&self, tile: u32, row: u32) {
         let (quarter, keys) = (thread::lane_id() % 4, keys_of(tile));
-        // SAFETY: the block's shared memory; each word by one thread.
-        unsafe {
-            let memory = Shared::<u32, WORDS>::at(0);
-            let store = |panel: usize, [low, high]: [[u32; 4]; 2]| {
-                let panel = keys.panel(panel as u32);
+        let store = |panel: usize, [low, high]: [[u32; 4]; 2]| {
+            let panel = keys.panel(panel as u32);
+            // SAFETY: the block's shared memory; each word by one thread.
+            unsafe {
+                let memory = Memory::at(0);
                 memory.store_u32x4(panel.word(2 * quarter, row), low);
                 memory.store_u32x4(panel.word(2 * quarter + 1, row), high);
-            };
-            unroll::<CODED>(|group| {
-                store(group, F::unpack::<PLAIN>(self.codes[group], self.scales, group));
-            });
-            store(CODED, self.rotary);
-            if quarter == 0 {
-                small.counts.store(tile % 2 * TILE + row, u32::from(self.counts).wrapping_neg());
             }
-        }
+        };
+        unroll::<CODED>(|group| {
+            store(group, F::unpack::<PLAIN>(self.pieces[group], self.scales, group));
+        });
+        store(CODED, [self.pieces[CODED], self.pieces[CODED + 1]]);
+    }
+}
+
+/// The scales of a row; zeros if there is none.
+///
+/// # Safety
+/// The planes hold the row.
+#[inline(always)]
+pub unsafe fn load_scales<F: KeyFormat>(place: Option<(Planes, u64)>) -> StoredScales {
+    match place {
+        // SAFETY: by this function's own contract.
+        Some((planes, row)) => unsafe { F::load_scales(planes.scale, row) },
+        None => [0; 2],
     }
 }

@@ -55,7 +55,9 @@ impl NamedBarriers {
             return Err(format!("barrier {number} has {other} threads for others, {threads} here"));
         }
         if barrier.arrived >> warp & 1 != 0 {
-            return Err(format!("warp {warp} arrives at barrier {number} again before it is complete"));
+            return Err(format!(
+                "warp {warp} arrives at barrier {number} again before it is complete"
+            ));
         }
         barrier.threads = threads;
         barrier.arrived |= 1 << warp;

@@ -145,7 +145,9 @@ impl Schedule<'_> {
             match common_stop(self.block, 0, threads)? {
                 Stop::At(Operation::SyncThreads, _) => release(self.block),
                 // All wait, and nobody is left to arrive.
-                Stop::At(Operation::BarrierSync, _) => return Err(diverged(&self.block.threads, 0)),
+                Stop::At(Operation::BarrierSync, _) => {
+                    return Err(diverged(&self.block.threads, 0));
+                }
                 stop => return Ok(stop),
             }
         }
@@ -265,7 +267,9 @@ impl Schedule<'_> {
             thread.stop.set(Stop::Ready);
         }
         match operation {
-            Operation::SyncWarp => self.block.shared_memory.borrow_mut().clocks.synchronize_warp(warp),
+            Operation::SyncWarp => {
+                self.block.shared_memory.borrow_mut().clocks.synchronize_warp(warp)
+            }
             Operation::MmaBf16 => multiply(threads, matrix::multiply_bf16),
             Operation::MmaS8 => multiply(threads, matrix::multiply_s8),
             _ => {}

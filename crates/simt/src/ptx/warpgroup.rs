@@ -40,7 +40,9 @@ pub unsafe fn fewer_registers<const REGISTERS: u32>() {
 #[inline(always)]
 pub unsafe fn wait_for_products<const PENDING: u32>() {
     // SAFETY: the caller brings all threads of the four warps.
-    unsafe { asm!("wgmma.wait_group.sync.aligned {pending};", pending = const PENDING, options(nostack)) }
+    unsafe {
+        asm!("wgmma.wait_group.sync.aligned {pending};", pending = const PENDING, options(nostack))
+    }
 }
 
 /// Distance of two steps in a descriptor: twice 16 bytes of all columns, in units of 16 bytes.

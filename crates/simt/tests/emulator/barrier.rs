@@ -137,7 +137,10 @@ fn calls_that_break_the_rules() {
         [
             (|| NamedBarrier::new(0, 32).sync(), "there is no named barrier 0"),
             (|| NamedBarrier::new(16, 32).sync(), "there is no named barrier 16"),
-            (|| NamedBarrier::new(1, 40).sync(), "a barrier of 40 threads: they are no whole warps"),
+            (
+                || NamedBarrier::new(1, 40).sync(),
+                "a barrier of 40 threads: they are no whole warps",
+            ),
             (
                 || NamedBarrier::new(1, 32 + lane_id() / 16 * 32).sync(),
                 "the lanes of a warp arrive at different barriers",
