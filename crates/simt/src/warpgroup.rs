@@ -15,7 +15,7 @@
 pub(crate) mod in_flight;
 pub(crate) mod layout;
 
-pub use in_flight::InFlight;
+pub use in_flight::{FragmentsInFlight, InFlight, TallInFlight};
 pub use layout::{
     Fragments, IntegerFragments, Panels, Rows, TallFragments, WideFragments, right_word,
 };
@@ -160,12 +160,6 @@ pub unsafe fn s8_m64n64k128<T, const N: usize>(
     // SAFETY: the caller brings all threads of the four warps, and B.
     unsafe { form::s8_m64n64k128(left, right, meanwhile) }
 }
-
-/// A product of 64 columns in flight, both operands of which are [`Panels`].
-pub type FragmentsInFlight<const N: usize> = InFlight<Fragments, (Panels<N>, Panels<N>)>;
-
-/// A product of 256 columns in flight.
-pub type TallInFlight<const N: usize> = InFlight<TallFragments, (Rows<N>, Panels<N>)>;
 
 /// Starts `A B` of BF16 matrices in f32, A of 64 rows and B of 64 columns, both with an inner dimension of 512: eight
 /// panels in shared memory each, a column of B being a row there

@@ -1,9 +1,9 @@
 //! [`crate::warpgroup`] by `mma`, warp by warp.
 
+use super::in_flight::{FragmentsInFlight, InFlight, TallInFlight};
 use super::layout::{
     Fragments, IntegerFragments, Panels, Rows, TallFragments, WideFragments, right_word,
 };
-use super::{FragmentsInFlight, InFlight, TallInFlight};
 use crate::imp::thread as form;
 use crate::math::{mul_bf16x2, permute_bytes};
 use crate::mma::{bf16_m16n8k16, s8_m16n8k32};

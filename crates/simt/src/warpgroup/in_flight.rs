@@ -1,5 +1,7 @@
 //! Products that have been started and not been waited for.
 
+use super::layout::{Fragments, Panels, Rows, TallFragments};
+
 /// A product in flight: its fragments cannot be read, nor be added to but by a further product, until
 /// [`wait`](InFlight::wait).
 #[must_use = "a product has a result once it is waited for"]
@@ -15,6 +17,12 @@ pub struct InFlight<T, Operands> {
     #[cfg(target_feature = "sm_90a")]
     operands: core::marker::PhantomData<Operands>,
 }
+
+/// A product of 64 columns in flight, both operands of which are [`Panels`].
+pub type FragmentsInFlight<const N: usize> = InFlight<Fragments, (Panels<N>, Panels<N>)>;
+
+/// A product of 256 columns in flight.
+pub type TallInFlight<const N: usize> = InFlight<TallFragments, (Rows<N>, Panels<N>)>;
 
 impl<T, Operands> InFlight<T, Operands> {
     /// Fragments that no product is writing.

@@ -4,8 +4,8 @@ use core::arch::asm;
 
 use super::address;
 use super::wide::descriptor;
+use crate::warpgroup::in_flight::{FragmentsInFlight, InFlight, TallInFlight};
 use crate::warpgroup::layout::{Fragments, Panels, Rows, TallFragments};
-use crate::warpgroup::{FragmentsInFlight, InFlight, TallInFlight};
 
 /// Distance of two panels in a descriptor, in units of 16 bytes.
 const PANEL: u64 = 8192 / 16;
