@@ -43,7 +43,7 @@ impl KeyFormat for Ue8m0Row {
     fn is_plain([first, second]: StoredScales) -> bool {
         const LOW: u32 = 0x7F7F_7F7F;
         const ABOVE: u32 = 0x0101_0101 * (0xFF - LARGEST);
-        let above = |word: u32| (word & LOW) + ABOVE & word;
+        let above = |word: u32| ((word & LOW) + ABOVE) & word;
         (above(first) | above(second) & 0x00FF_FFFF) & !LOW == 0
     }
 
