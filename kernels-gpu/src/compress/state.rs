@@ -8,10 +8,17 @@ use simt::thread;
 
 use super::{Half, HalfRows, Projections, Scores};
 
-/// Threads of a block.
+/// Threads of a block that moves or overwrites rows.
 const THREADS: u32 = 128;
+/// Threads that write a token's rows.
+const TOKEN_THREADS: u32 = 64;
+/// Threads of a block that writes rows.
+pub const WRITE_THREADS: u32 = 256;
+/// Tokens of such a block: most tokens of a long chunk write nothing, and a block for each would take longer to start than
+/// the others to write.
+pub const TOKENS: u32 = WRITE_THREADS / TOKEN_THREADS;
 
-/// Writes each token's keys and scores to the rows of its halves, one block a token. Of a chunk longer than a
+/// Writes each token's keys and scores to the rows of its halves. Of a chunk longer than a
 /// half's ring it writes only the last rows, because earlier tokens share them. Rows that a checkpoint keeps go there too.
 ///
 /// It must run after the chunk's entries were pooled: it overwrites rows that pooling reads.
@@ -21,11 +28,14 @@ const THREADS: u32 = 128;
 #[inline(always)]
 pub unsafe fn write<const COLUMNS: u32>(args: WriteState) {
     let params = args.params;
-    let token = thread::block_idx_x();
+    let token = TOKENS * thread::block_idx_x() + thread::thread_idx_x() / TOKEN_THREADS;
+    if token >= params.tokens {
+        return;
+    }
     let rows = HalfRows::<COLUMNS> { own_ring: params.ring };
     let projections =
         Projections::<COLUMNS> { kv: args.kv, gate: args.gate, ape: args.ape, ratio: CSA_RATIO };
-    // SAFETY: the grid has one block a token; a slot below `slots` has its rows in the rings.
+    // SAFETY: the token is one of the step's; a slot below `slots` has its rows in the rings.
     unsafe {
         let slot = args.token_slot.load(u64::from(token));
         let remaining = args.token_remaining.load(u64::from(token)) as u32;
@@ -35,7 +45,7 @@ pub unsafe fn write<const COLUMNS: u32>(args: WriteState) {
             return;
         }
         let at = (args.token_position.load(u64::from(token)) as u32, slot as u32);
-        let mut column = 4 * thread::thread_idx_x();
+        let mut column = 4 * (thread::thread_idx_x() % TOKEN_THREADS);
         while column < COLUMNS {
             let (key, gate) = projections.own(token, column);
             let score = Scores::of_gate(gate, projections.bias(at.0, column)).value();
@@ -50,7 +60,7 @@ pub unsafe fn write<const COLUMNS: u32>(args: WriteState) {
                 let scores = to + u64::from(COLUMNS / 2);
                 args.checkpoints.cast::<u32>().store_u32x4(scores, score.map(f32::to_bits));
             }
-            column += 4 * THREADS;
+            column += 4 * TOKEN_THREADS;
         }
     }
 }

@@ -29,8 +29,8 @@ macro_rules! state_rows {
                 checkpoints: mut u8 align 16 [p.checkpoints, p.checkpoint_units, 256];
                 WriteStateParams
             )
-            { block: 128, min_blocks: 8, shared: 0, min_sm: 90,
-              grid: [p.tokens, 1] }
+            { block: compress::state::WRITE_THREADS, min_blocks: 6, shared: 0, min_sm: 90,
+              grid: [p.tokens.div_ceil(compress::state::TOKENS), 1] }
             bodies {
                 [CsaCompressor::Main] => write_state_csa: compress::state::write::<1024>,
                 [CsaCompressor::Index] => write_state_index: compress::state::write::<256>,
