@@ -52,7 +52,7 @@ pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
 }
 
 /// Merges the blocks' parts and writes the heads: each thread of the multiplying warpgroups has sums of values, and
-/// `small` has the heads' maxima and sums of weights.
+/// `store_weights` puts the heads' maxima and sums of weights into `small`, where the queries were until now.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
@@ -62,16 +62,17 @@ pub unsafe fn write<W: Which>(
     args: &Attend,
     keys: Keys,
     small: Small,
-    (values, sink): (TallFragments, f32),
+    (values, sink, store_weights): (TallFragments, f32, impl FnOnce()),
     at: Place,
 ) {
     // SAFETY: words of shared memory by one thread each, with a barrier before others read them; no block leaves while
     // others read its memory.
     unsafe {
         let sums = Shared::<f32, SUMS>::at(0);
-        // The sums take the place of the keys.
+        // The sums take the place of keys and queries.
         barrier();
         store(sums, values);
+        store_weights();
         cluster_barrier::<W>();
         share::<W>(args, keys, small, (sink, at));
         barrier();

@@ -76,13 +76,14 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
             let sink = merge::start(&args, keys, small, at);
             start_query(&args, at);
             let values = multiply_tiles::<W>(keys, small);
-            merge::write::<W>(&args, keys, small, (values, sink), at);
+            merge::write::<W>(&args, keys, small, (values, sink, || ()), at);
         } else {
             more_registers::<SCORER>();
             let sink = merge::start(&args, keys, small, at);
             start_query(&args, at);
-            let values = score_tiles::<W>(keys, small);
-            merge::write::<W>(&args, keys, small, (values, sink), at);
+            let (values, softmax) = score_tiles::<W>(keys, small);
+            let store = || softmax.store(small);
+            merge::write::<W>(&args, keys, small, (values, sink, store), at);
         }
     }
 }
@@ -147,7 +148,7 @@ unsafe fn start_values(
 /// `keys` are a live query's, whose copy is under way; all threads of the first warpgroup call it together, those of the
 /// second [`multiply_tiles`], those of the third [`unpack_tiles`].
 #[inline(always)]
-unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
+unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Softmax) {
     let (first, end) = own_tiles::<W>(keys);
     let tiles = end - first;
     let mut values: TallFragments = [[[0.0; 4]; 16]; 2];
@@ -188,9 +189,8 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> TallFragments {
             let low = start_values((tile, 0), 0, InFlight::idle(values));
             values = start_values((tile, 1), 0, low).wait::<0>();
         }
-        softmax.store(small);
     }
-    values
+    (values, softmax)
 }
 
 /// Runs through the block's tiles, as they are weighed: the second half of the channels of the sums of values.
