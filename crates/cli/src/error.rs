@@ -88,6 +88,9 @@ pub enum InputError {
     /// A host tier without a device whose memory it could hold.
     #[error("--host-cache needs --execute full: bookkeeping has no memory to copy")]
     NothingToCopy,
+    /// A choice of cases, of a suite that has none to choose by their description.
+    #[error("--only is of `bench attention`: other suites have no cases that it could choose")]
+    OnlyOfAttention,
     /// A checkpoint that cannot be read.
     #[cfg(feature = "generate")]
     #[error("--checkpoint: {0}")]

@@ -150,6 +150,14 @@ fn a_request_that_shrinking_makes_too_long_is_named() {
 }
 
 #[test]
+fn a_choice_of_cases_is_refused_where_there_is_nothing_to_choose() {
+    for suite in ["swa", "all", "books", "step"] {
+        let message = refusal(&mut kv(&format!("bench {suite} --only CSA")));
+        assert!(message.contains("--only is of `bench attention`"), "{message}");
+    }
+}
+
+#[test]
 fn endless_input_is_refused() {
     let message = refusal(&mut kv("replay --execute bookkeeping --trace /dev/zero"));
     assert!(message.contains("/dev/zero:1: the line is longer than 1048576 bytes"), "{message}");

@@ -1,10 +1,14 @@
 //! Options of the suites that measure whole models: which, and under what load.
 
+use std::fmt::Debug;
+
+use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 /// How the weight of the indexer's query projection is stored.
@@ -17,14 +21,14 @@ pub enum Weight {
     Nvfp4,
 }
 
-/// Models and loads of the suites `step` and `prefill`. Options may be given several times; each combination is
+/// Models and loads of the suites that measure whole models. Options may be given several times; each combination is
 /// measured.
 #[derive(Args, Clone, Debug)]
 #[command(
-    next_help_heading = "Options of step, prefill and attention, which may be given several times"
+    next_help_heading = "Options of step, prefill, tier and attention; those with a list may be given several times"
 )]
 pub struct LoadArgs {
-    /// The model.
+    /// Of step, prefill and tier: the model.
     #[arg(long, value_name = "NAME", default_values = ["flash", "pro"], value_parser = PossibleValuesParser::new(ModelConfig::PRESETS))]
     pub model: Vec<String>,
 
@@ -44,15 +48,15 @@ pub struct LoadArgs {
     #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = clap::value_parser!(u32).range(128..=32_768))]
     pub chunk: Vec<u32>,
 
-    /// Of prefill: tokens before the chunk, 0 to 983040.
+    /// Of prefill: tokens before the chunk, 0 to 983040. The largest is the prefix of tier.
     #[arg(long, value_name = "TOKENS", default_values_t = [0, 32_768, 131_072], value_parser = clap::value_parser!(u32).range(0..=983_040))]
     pub past: Vec<u32>,
 
-    /// Of attention: only cases whose description contains TEXT.
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    pub only: String,
+    /// Of attention: only cases whose description contains TEXT. Other suites refuse it.
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
 
-    /// How the weight of the indexer's query projection is stored.
+    /// Of step and prefill: how the weight of the indexer's query projection is stored.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Weight::Bf16)]
     pub index_weight: Weight,
 }
@@ -71,4 +75,18 @@ fn context(text: &str) -> Result<u32, String> {
             2 * BLOCK_TOKENS
         )),
     }
+}
+
+/// The rows of all `cases`, each of which `progress` names.
+pub fn measure_each<C: Debug, R>(
+    cases: impl IntoIterator<Item = C>,
+    progress: &ProgressBar,
+    mut measure: impl FnMut(&C) -> Result<Vec<R>>,
+) -> Result<Vec<R>> {
+    let mut rows = Vec::new();
+    for case in cases {
+        progress.set_message(format!("{case:?}"));
+        rows.extend(measure(&case)?);
+    }
+    Ok(rows)
 }

@@ -31,14 +31,14 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use comfy_table::Table;
-use dsv4_kv::device::CudaOptions;
+use dsv4_kv::device::{CudaDevice, CudaOptions};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::error::InputError;
 use crate::outcome::{EXIT_CODES, Outcome};
 use crate::output;
+use load::measure_each;
 use timing::Measurement;
 
 /// Measures kernels on a GPU, each beside a device-to-device copy of the same bytes.
@@ -50,7 +50,11 @@ use timing::Measurement;
 /// every input read once, every output written once. `copy us` is a copy that moves as many bytes, half
 /// read and half written, measured the same way; `of copy` is its time over the kernel's.
 ///
-/// `step` and `prefill` are measured only when they are asked for. A row of `step` is one decode step of a model:
+/// `attention` has, besides, its products at the rate of the tensor cores (`products us`) and what they come to
+/// (`TFLOP/s`), and the best peer's time on an H200 (FlashMLA as vLLM 0.33 and SGLang ship it, 2026-11-21; of a chunk over
+/// rows in BF16, made before). A graph for more requests, or longer ones, than there are stands beside the one for these.
+///
+/// `step`, `prefill` and `tier` are measured only when they are asked for. A row of `step` is one decode step of a model:
 /// medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch alone.
 /// `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
 /// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
@@ -58,8 +62,8 @@ use timing::Measurement;
 ///
 /// A row of `tier` is a prefix of --past tokens (the largest) on its way to host memory or back, from the call that begins
 /// it until the host has waited for it; `one copy us` is one copy of as many bytes between the device and one range of
-/// pinned memory, in the same run. `step us` is a decode step of 32 requests of 8,192 tokens alone, and `beside us` while
-/// the prefix is on its way.
+/// pinned memory, in the same run. `step us` is a decode step of 32 requests of 8,192 tokens just before the prefix goes,
+/// and `beside us` one while it is on its way: medians of 5 runs of `steps` steps, by the device's events.
 ///
 /// `books` needs no GPU: what a step costs the host, on a device that does nothing, so without the driver. A row is
 /// the median, and what 99 of 100 take at most, of 2,000 steps, or of a launch in them.
@@ -90,7 +94,7 @@ enum Suite {
     Swa,
     /// Compressed entries: gathers by top-k list and of all.
     Gather,
-    /// Attention over the rows of the cache.
+    /// Attention over the rows of the cache: decode steps and chunks of prompts.
     Attention,
     /// One-token decode of a CSA or HCA layer.
     Decode,
@@ -124,6 +128,9 @@ struct Report {
     /// The command's cases.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     measurements: Vec<Measurement>,
+    /// Attention in place.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    attention: Vec<attention::Row>,
     /// Whole steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     steps: Vec<step::Row>,
@@ -135,56 +142,33 @@ struct Report {
     tier: Vec<tier::Row>,
 }
 
+/// Measures kernels, each beside a copy.
+type Kernels = fn(&CudaDevice, &ProgressBar) -> Result<Vec<Measurement>>;
+
+/// The suites whose rows are kernels beside a copy.
+const KERNELS: [(Suite, Kernels); 7] = [
+    (Suite::Swa, swa::measure),
+    (Suite::Gather, gather::measure),
+    (Suite::Decode, decode::measure),
+    (Suite::Router, router::measure),
+    (Suite::Indexer, indexer::measure),
+    (Suite::Linear, linear::measure),
+    (Suite::State, state::measure),
+];
+
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> Result<Outcome> {
+    if args.load.only.is_some() && args.suite != Suite::Attention {
+        return Err(InputError::OnlyOfAttention.into());
+    }
     if args.suite == Suite::Books {
         return books::run(args.json).map(|()| Outcome::Passed);
     }
     let device = dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NoCuda)?;
     let progress = ProgressBar::new_spinner();
     progress.enable_steady_tick(Duration::from_millis(100));
-    let wanted = |suite| args.suite == suite || args.suite == Suite::All;
-    let mut measurements = Vec::new();
-    if wanted(Suite::Swa) {
-        measurements.extend(swa::measure(&device, &progress)?);
-    }
-    if wanted(Suite::Gather) {
-        measurements.extend(gather::measure(&device, &progress)?);
-    }
-    if wanted(Suite::Attention) {
-        measurements.extend(attention::measure(&device, &args.load.only, &progress)?);
-    }
-    if wanted(Suite::Decode) {
-        measurements.extend(decode::measure(&device, &progress)?);
-    }
-    if wanted(Suite::Router) {
-        measurements.extend(router::measure(&device, &progress)?);
-    }
-    if wanted(Suite::Indexer) {
-        measurements.extend(indexer::measure(&device, &progress)?);
-    }
-    if wanted(Suite::Linear) {
-        measurements.extend(linear::measure(&device, &progress)?);
-    }
-    if wanted(Suite::State) {
-        measurements.extend(state::measure(&device, &progress)?);
-    }
-    let steps = match args.suite {
-        Suite::Step => step::measure(&device, &args.load, &progress)?,
-        _ => Vec::new(),
-    };
-    let prefill = match args.suite {
-        Suite::Prefill => prefill::measure(&device, &args.load, &progress)?,
-        _ => Vec::new(),
-    };
-    let tier = match args.suite {
-        Suite::Tier => tier::measure(&device, &args.load, &progress)?,
-        _ => Vec::new(),
-    };
+    let report = measure(&device, args, &progress)?;
     progress.finish_and_clear();
-    let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let report =
-        Report { device: device.info().name.clone(), date, measurements, steps, prefill, tier };
     if args.json {
         output::print(serde_json::to_string_pretty(&report)?)?;
     } else {
@@ -193,43 +177,63 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// The rows of the suite that is asked for, or of all that `all` has.
+fn measure(device: &CudaDevice, args: &BenchArgs, progress: &ProgressBar) -> Result<Report> {
+    let BenchArgs { suite, load, .. } = args;
+    let is_wanted = |of| [of, Suite::All].contains(suite);
+    let mut measurements = Vec::new();
+    for (_, kernels) in KERNELS.into_iter().filter(|(of, _)| is_wanted(*of)) {
+        measurements.extend(kernels(device, progress)?);
+    }
+    let mut attention = Vec::new();
+    if is_wanted(Suite::Attention) {
+        let only = load.only.as_deref().unwrap_or_default();
+        let cases = attention::cases().into_iter().filter(|case| case.name().contains(only));
+        attention = measure_each(cases, progress, |of| {
+            attention::measure_case(device, of).map(|row| vec![row])
+        })?;
+    }
+    let (mut steps, mut prefill, mut tier) = (Vec::new(), Vec::new(), Vec::new());
+    match suite {
+        Suite::Step => {
+            steps = measure_each(step::cases(load), progress, |of| step::measure_case(device, of))?;
+        }
+        Suite::Prefill => {
+            let chunks = prefill::cases(load);
+            prefill = measure_each(chunks, progress, |of| prefill::measure_chunk(device, of))?;
+        }
+        Suite::Tier => {
+            tier = measure_each(tier::cases(load), progress, |of| tier::measure_case(device, of))?;
+        }
+        _ => {}
+    }
+    let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let device = device.info().name.clone();
+    Ok(Report { device, date, measurements, attention, steps, prefill, tier })
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}, ", self.device, self.date)?;
         if !self.steps.is_empty() {
-            let table = step::table(&self.steps);
-            return write!(
-                f,
-                "{}, {}, graph replay, caches flushed\n{table}",
-                self.device, self.date
-            );
+            return write!(f, "graph replay, caches flushed\n{}", step::table(&self.steps));
         }
         if !self.prefill.is_empty() {
             let (table, summary) = (prefill::table(&self.prefill), prefill::summary(&self.prefill));
-            writeln!(f, "{}, {}, a chunk in one layer\n{table}\n", self.device, self.date)?;
+            writeln!(f, "a chunk in one layer\n{table}\n")?;
             return write!(f, "nanoseconds a token, all layers of the model\n{summary}");
         }
         if !self.tier.is_empty() {
             let table = tier::table(&self.tier);
-            return write!(
-                f,
-                "{}, {}, medians by the host's clock\n{table}",
-                self.device, self.date
-            );
+            return write!(f, "medians: transfers by the host's clock, steps by events\n{table}");
         }
-        let mut table = Table::new();
-        table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
-        table.set_header(["kernel", "size", "MB", "us", "GB/s", "copy us", "of copy"]);
-        for case in &self.measurements {
-            table.add_row([
-                case.kernel.clone(),
-                case.size.clone(),
-                format!("{:.2}", case.bytes as f64 / 1e6),
-                format!("{:.2}", case.microseconds),
-                format!("{:.0}", case.gigabytes_per_second),
-                format!("{:.2}", case.copy_microseconds),
-                format!("{:.0} %", 100.0 * case.copy_microseconds / case.microseconds),
-            ]);
+        write!(f, "graph replay over rotated buffers")?;
+        if !self.measurements.is_empty() {
+            write!(f, "\n{}", timing::table(&self.measurements))?;
         }
-        write!(f, "{}, {}, graph replay over rotated buffers\n{table}", self.device, self.date)
+        if !self.attention.is_empty() {
+            write!(f, "\n{}", attention::table(&self.attention))?;
+        }
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@ use super::load::Weight;
 use super::prefill::{self, Chunk};
 use super::step::{self, Case, Row};
 use super::timing::Measurement;
-use super::{decode, gather, indexer, linear, router, state, swa, tier};
+use super::{attention, decode, gather, indexer, linear, router, state, swa, tier};
 
 fn check(measured: &Measurement) {
     assert!(measured.microseconds > 0.0 && measured.copy_microseconds > 0.0, "{measured:?}");
@@ -42,6 +42,27 @@ fn kernels_of_one_layer_run() {
         let case = router::Case { hash, hidden, experts: 64, tokens };
         check(&case.measure(&device).unwrap());
     }
+}
+
+#[test]
+fn attention_is_measured() {
+    use attention::{Case, Queries};
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    let csa = Case::new(4, LayerKind::Csa, 16, 2, 1.0);
+    let hca = Case::new(4, LayerKind::Hca, 5, 2, 1.0);
+    let chunk = Case { requests: 1, queries: Queries::Chunk(6), ..csa.clone() };
+    let drafts = Case { queries: Queries::Decode(2), ..csa.clone() };
+    let window = Case::new(4, LayerKind::Swa, 0, 1, 1.0);
+    let graphs = [csa.clone().in_graph(3, 0), hca.clone().in_graph(2, 2048)];
+    let cases = [csa, hca, chunk, drafts, window].into_iter().chain(graphs);
+    let rows: Vec<_> = cases.map(|case| attention::measure_case(&device, &case).unwrap()).collect();
+    for row in &rows {
+        check(&row.measured);
+        assert!(row.teraflops > 0.0 && row.products_microseconds > 0.0, "{row:?}");
+    }
+    let peers = rows.iter().filter(|row| row.peer_microseconds.is_some()).count();
+    assert_eq!((rows.len(), peers), (7, 5));
+    assert_eq!(attention::table(&rows).row_iter().count(), 7);
 }
 
 #[test]
@@ -130,7 +151,8 @@ fn chunks_are_measured_by_kernel() {
     let chunk = Chunk { tokens: 12, past: 120 };
     let kernels = 7;
     for weight in [Weight::Bf16, Weight::Nvfp4] {
-        let rows = prefill::measure_chunk(&device, "tiny", chunk, weight).unwrap();
+        let case = prefill::Case { model: "tiny".into(), chunk, weight };
+        let rows = prefill::measure_chunk(&device, &case).unwrap();
         assert_eq!(rows.len(), kernels);
         for row in &rows {
             assert!(row.microseconds.is_finite() && row.floor_microseconds > 0.0, "{row:?}");
@@ -153,6 +175,7 @@ fn a_prefix_goes_to_host_memory_and_back() {
     for row in &rows {
         assert!(row.bytes > 2 * 128 && row.microseconds > 0.0 && row.copy_microseconds > 0.0);
         assert!(row.step_microseconds > 0.0 && row.beside_microseconds > 0.0, "{row:?}");
+        assert!(row.steps > 0, "{row:?}");
     }
     assert_eq!(tier::table(&rows).row_iter().count(), 2);
 }

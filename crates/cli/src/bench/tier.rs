@@ -3,7 +3,8 @@
 //!
 //! A prompt is computed, its checkpoint enters the prefix tree, and is moved; then a step of another request takes so many
 //! blocks that the device evicts it, and it is brought back. Each run has a prompt of its own, for which host memory, large
-//! enough for one of them, evicts the one before.
+//! enough for one of them, evicts the one before. A run either times the transfer by itself, or decode steps: as many just
+//! before the transfer as beside it, since how fast a step is depends on what the device did before.
 
 use std::time::Instant;
 
@@ -14,7 +15,6 @@ use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv::{
     Bucket, CacheConfig, Capacity, CapturedStep, Launches, Prompt, RequestId, StepRequest,
 };
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::load::LoadArgs;
@@ -28,8 +28,10 @@ const SMALL: bool = cfg!(test);
 const RUNS: u32 = if SMALL { 1 } else { 5 };
 /// Copies, after as many that warm up.
 const COPIES: usize = if SMALL { 1 } else { 10 };
-/// Decode steps that are timed together while a prefix is on its way: no more than it is long.
-const STEPS: u32 = 2;
+/// Most decode steps that are timed together.
+const MOST_STEPS: u32 = 32;
+/// How much of a transfer's time decode steps may take, so that they end before it does.
+const BESIDE: f64 = 0.75;
 
 /// A prefix and the decode steps beside it.
 #[derive(Clone, Debug)]
@@ -59,59 +61,92 @@ pub struct Row {
     pub microseconds: f64,
     /// Median microseconds of one copy of as many bytes, likewise.
     pub copy_microseconds: f64,
-    /// Median microseconds of a decode step by itself.
+    /// Decode steps that were timed together.
+    pub steps: u32,
+    /// Median microseconds of a decode step just before the prefix goes.
     pub step_microseconds: f64,
-    /// The same while the prefix is on its way.
+    /// The same while it is on its way.
     pub beside_microseconds: f64,
 }
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    load: &LoadArgs,
-    progress: &ProgressBar,
-) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for model in &load.model {
-        let prefix = load.past.iter().copied().max().unwrap_or_default();
-        let prefix = prefix.next_multiple_of(BLOCK_TOKENS).max(BLOCK_TOKENS);
-        let (model, decode) = (model.clone(), (32, 8192));
-        let case = Case { model, prefix, decode, step_tokens: PREFILL_TOKENS };
-        progress.set_message(format!("tier: {case:?}"));
-        rows.extend(measure_case(device, &case)?);
+/// Where a prefix goes.
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    ToHost,
+    FromHost,
+}
+
+impl Direction {
+    const ALL: [Self; 2] = [Self::ToHost, Self::FromHost];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::ToHost => "to host",
+            Self::FromHost => "from host",
+        }
     }
-    Ok(rows)
+}
+
+/// What was measured of one direction.
+#[derive(Default)]
+struct Samples {
+    transfers: Vec<f64>,
+    /// Decode steps that are timed together.
+    steps: u32,
+    alone: Vec<f64>,
+    beside: Vec<f64>,
+}
+
+/// A prefix for each model.
+pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
+    let longest = load.past.iter().copied().max().unwrap_or_default();
+    let prefix = longest.next_multiple_of(BLOCK_TOKENS).max(BLOCK_TOKENS);
+    let case = |model: &String| {
+        let (model, decode, step_tokens) = (model.clone(), (32, 8192), PREFILL_TOKENS);
+        Case { model, prefix, decode, step_tokens }
+    };
+    load.model.iter().map(case).collect()
 }
 
 /// Both directions of a case.
 pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Vec<Row>> {
     let mut setup = Setup::new(device, case)?;
     let graph = setup.capture()?;
-    let alone = setup.decode(&graph)?;
-    let mut taken = [Vec::new(), Vec::new()];
-    let mut beside = [Vec::new(), Vec::new()];
+    let mut samples = [Samples::default(), Samples::default()];
     for run in 0..RUNS {
-        for (with_steps, taken) in [(false, &mut taken), (true, &mut beside)] {
-            let graph = with_steps.then_some(&graph);
+        for with_steps in [false, true] {
             let salt = [run as u8, u8::from(with_steps)];
-            taken[0].push(setup.store(&salt, graph)?);
-            taken[1].push(setup.restore(&salt, graph)?);
+            for (direction, samples) in Direction::ALL.into_iter().zip(&mut samples) {
+                setup.prepare(direction, &salt)?;
+                if with_steps {
+                    setup.time_steps(direction, &salt, &graph, samples)?;
+                } else {
+                    samples.transfers.push(setup.time_transfer(direction, &salt)?);
+                }
+            }
         }
     }
     let bytes = setup.moved()?;
     let copies = copies(device, bytes)?;
-    let rows = ["to host", "from host"].into_iter().zip(taken).zip(beside).zip(copies);
-    Ok(rows
-        .map(|(((direction, taken), beside), copy_microseconds)| Row {
+    let rows = Direction::ALL.into_iter().zip(samples).zip(copies);
+    Ok(rows.map(|((direction, of), copy)| Row::new(case, direction, bytes, of, copy)).collect())
+}
+
+impl Row {
+    fn new(case: &Case, of: Direction, bytes: u64, samples: Samples, copy: f64) -> Self {
+        let Samples { transfers, steps, alone, beside } = samples;
+        Self {
             model: case.model.clone(),
             prefix: case.prefix,
-            direction,
+            direction: of.name(),
             bytes,
-            microseconds: median(taken),
-            copy_microseconds,
-            step_microseconds: alone,
+            microseconds: median(transfers),
+            copy_microseconds: copy,
+            steps,
+            step_microseconds: median(alone),
             beside_microseconds: median(beside),
-        })
-        .collect())
+        }
+    }
 }
 
 /// A cache with requests that decode, and one that brings prompts.
@@ -171,24 +206,14 @@ impl<B: Backend> Setup<B> {
 
     /// The decode step, all but routers.
     fn capture(&mut self) -> Result<CapturedStep<B>> {
-        let (bucket, memory) = (self.bucket(), self.filled.memory());
-        let Filled { stream, cache, tensors, .. } = &mut self.filled;
-        let (parts, mut queued) = (parts_of_step(), Ok(()));
-        let graph = cache.capture(stream, &bucket, memory, |layers| {
-            queued = layers.ids().try_for_each(|layer| queue_layer(tensors, layers, layer, &parts));
-            Ok(())
-        })?;
-        queued.map(|()| graph)
+        let (bucket, parts) = (self.bucket(), parts_of_step());
+        self.filled.capture(&bucket, Vec::new(), |tensors, layers, layer| {
+            queue_layer(tensors, layers, layer, &parts)
+        })
     }
 
-    /// Microseconds of a decode step, the median of several, each of which is rejected.
-    fn decode(&mut self, graph: &CapturedStep<B>) -> Result<f64> {
-        let times = (0..2 * COPIES).map(|_| self.decode_once(graph)).collect::<Result<Vec<_>>>()?;
-        Ok(median(times[COPIES..].to_vec()))
-    }
-
-    /// Microseconds of a decode step, by events around a few of them.
-    fn decode_once(&mut self, graph: &CapturedStep<B>) -> Result<f64> {
+    /// Microseconds of a decode step, by events around `steps` of them, which are rejected.
+    fn decode(&mut self, graph: &CapturedStep<B>, steps: u32) -> Result<f64> {
         let (bucket, start) = (self.bucket(), self.context - 1);
         let Filled { stream, cache, .. } = &mut self.filled;
         let device = stream.device();
@@ -198,34 +223,36 @@ impl<B: Backend> Setup<B> {
         let mut step = cache.begin_step(stream, Launches::Bucket(&bucket), &requests)?;
         stream.record(&from)?;
         step.replay(graph)?;
-        (1..STEPS).try_for_each(|_| step.repeat(graph))?;
+        (1..steps).try_for_each(|_| step.repeat(graph))?;
         stream.record(&to)?;
         drop(step);
-        Ok(f64::from(to.milliseconds_since(&from)?) * 1e3 / f64::from(STEPS))
+        Ok(f64::from(to.milliseconds_since(&from)?) * 1e3 / f64::from(steps))
     }
 
-    /// Computes a prompt and stores it; microseconds of that, or of a step meanwhile.
-    fn store(&mut self, salt: &[u8], beside: Option<&CapturedStep<B>>) -> Result<f64> {
+    /// Makes the prompt one that will go, with an idle device.
+    fn prepare(&mut self, direction: Direction, salt: &[u8]) -> Result<()> {
+        match direction {
+            Direction::ToHost => self.compute(salt)?,
+            Direction::FromHost => self.evict()?,
+        }
+        Ok(self.filled.stream.synchronize()?)
+    }
+
+    /// Computes a prompt: its checkpoint is offered to host memory.
+    fn compute(&mut self, salt: &[u8]) -> Result<()> {
         let prompt = self.prompt.clone();
         let Filled { stream, cache, .. } = &mut self.filled;
         let told = Prompt { tokens: &prompt, salt, adapter: b"" };
         let admission = cache.admit_with(stream, &told)?;
         ensure!(admission.reused == 0, "a new prompt");
         self.filled.tell(admission.id, 0, &prompt)?;
-        let Filled { stream, cache, .. } = &mut self.filled;
-        cache.release(admission.id)?;
-        stream.synchronize()?;
-        let started = Instant::now();
-        cache.advance_tier(stream)?;
-        let taken = self.finish(started, beside)?;
+        self.filled.cache.release(admission.id)?;
         self.runs += 1;
-        let stored = self.filled.cache.tier_stats().stored_checkpoints;
-        ensure!(stored == self.runs, "the prompt was stored");
-        Ok(taken)
+        Ok(())
     }
 
-    /// Evicts the prompt from the device and brings it back; microseconds of that, or of a step meanwhile.
-    fn restore(&mut self, salt: &[u8], beside: Option<&CapturedStep<B>>) -> Result<f64> {
+    /// Evicts the prompt from the device.
+    fn evict(&mut self) -> Result<()> {
         let Filled { stream, cache, .. } = &mut self.filled;
         let id = cache.admit()?;
         let tokens = cache.config().max_step_tokens;
@@ -233,23 +260,60 @@ impl<B: Backend> Setup<B> {
         ensure!(free < tokens.div_ceil(BLOCK_TOKENS), "{free} are free: the step evicts nothing");
         // It is rejected, and what was evicted for it stays so.
         drop(cache.begin_step(stream, Launches::Eager, &[StepRequest { id, start: 0, tokens }])?);
-        cache.release(id)?;
-        stream.synchronize()?;
-        let told = Prompt { tokens: &self.prompt, salt, adapter: b"" };
-        let started = Instant::now();
-        let wanted = cache.prefetch(stream, &told)?;
-        ensure!(wanted.is_some(), "host memory has the prompt, and the device has lost it");
-        let taken = self.finish(started, beside)?;
-        ensure!(self.filled.cache.tier_stats().restored_checkpoints == self.runs, "it came back");
-        Ok(taken)
+        Ok(cache.release(id)?)
     }
 
-    /// Waits for what is on its way; microseconds since it was begun, or of a step meanwhile.
-    fn finish(&mut self, started: Instant, beside: Option<&CapturedStep<B>>) -> Result<f64> {
-        let step = beside.map(|graph| self.decode_once(graph)).transpose()?;
+    /// Begins a transfer.
+    fn begin(&mut self, direction: Direction, salt: &[u8]) -> Result<()> {
+        let Filled { stream, cache, .. } = &mut self.filled;
+        match direction {
+            Direction::ToHost => cache.advance_tier(stream)?,
+            Direction::FromHost => {
+                let told = Prompt { tokens: &self.prompt, salt, adapter: b"" };
+                let wanted = cache.prefetch(stream, &told)?;
+                ensure!(wanted.is_some(), "host memory has the prompt, the device has lost it");
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for what is on its way.
+    fn settle(&mut self, direction: Direction) -> Result<()> {
         let Filled { stream, cache, .. } = &mut self.filled;
         cache.settle_tier(stream)?;
-        Ok(step.unwrap_or_else(|| started.elapsed().as_secs_f64() * 1e6))
+        let stats = cache.tier_stats();
+        let done = match direction {
+            Direction::ToHost => stats.stored_checkpoints,
+            Direction::FromHost => stats.restored_checkpoints,
+        };
+        ensure!(done == self.runs, "{done} of {} prefixes went {}", self.runs, direction.name());
+        Ok(())
+    }
+
+    /// Microseconds of a transfer, from the call that begins it until it was waited for.
+    fn time_transfer(&mut self, direction: Direction, salt: &[u8]) -> Result<f64> {
+        let started = Instant::now();
+        self.begin(direction, salt)?;
+        self.settle(direction)?;
+        Ok(started.elapsed().as_secs_f64() * 1e6)
+    }
+
+    /// Times decode steps, then as many beside a transfer. The first ones warm up and say how many fit beside it.
+    fn time_steps(
+        &mut self,
+        direction: Direction,
+        salt: &[u8],
+        graph: &CapturedStep<B>,
+        samples: &mut Samples,
+    ) -> Result<()> {
+        let one = self.decode(graph, 2)?;
+        if samples.steps == 0 {
+            samples.steps = steps_within(BESIDE * median(samples.transfers.clone()), one);
+        }
+        samples.alone.push(self.decode(graph, samples.steps)?);
+        self.begin(direction, salt)?;
+        samples.beside.push(self.decode(graph, samples.steps)?);
+        self.settle(direction)
     }
 
     /// Bytes of one transfer.
@@ -258,6 +322,11 @@ impl<B: Backend> Setup<B> {
         ensure!(stats.bytes_to_host == stats.bytes_from_host, "as much came as went: {stats:?}");
         Ok(stats.bytes_to_host / self.runs)
     }
+}
+
+/// How many steps of `one` microseconds fit into so many, at least one.
+fn steps_within(microseconds: f64, one: f64) -> u32 {
+    ((microseconds / one) as u32).clamp(1, MOST_STEPS)
 }
 
 /// Microseconds of one copy of so many bytes to host memory, and of one from there.
@@ -296,6 +365,7 @@ pub fn table(rows: &[Row]) -> Table {
         "GB/s",
         "one copy us",
         "of copy",
+        "steps",
         "step us",
         "beside us",
         "slower",
@@ -311,10 +381,23 @@ pub fn table(rows: &[Row]) -> Table {
             format!("{:.1}", row.bytes as f64 / row.microseconds / 1e3),
             format!("{:.0}", row.copy_microseconds),
             format!("{:.0} %", 100.0 * row.copy_microseconds / row.microseconds),
+            row.steps.to_string(),
             format!("{alone:.0}"),
             format!("{beside:.0}"),
             format!("{:.1} %", 100.0 * (beside / alone - 1.0)),
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_steps_are_timed_as_end_before_the_transfer() {
+        assert_eq!(steps_within(6300.0, 1000.0), 6);
+        assert_eq!(steps_within(300.0, 1000.0), 1);
+        assert_eq!(steps_within(1e9, 1000.0), MOST_STEPS);
+    }
 }

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use anyhow::Result;
+use comfy_table::Table;
 use dsv4_kv::device::{Backend, Buffer, Device, Event, Graph, Stream};
 use serde::Serialize;
 
@@ -37,6 +38,25 @@ pub struct Measurement {
     pub gigabytes_per_second: f64,
     /// Median microseconds of a device-to-device copy of the same bytes, as a graph node.
     pub copy_microseconds: f64,
+}
+
+/// The rows as a table.
+pub fn table(rows: &[Measurement]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(["kernel", "size", "MB", "us", "GB/s", "copy us", "of copy"]);
+    for case in rows {
+        table.add_row([
+            case.kernel.clone(),
+            case.size.clone(),
+            format!("{:.2}", case.bytes as f64 / 1e6),
+            format!("{:.2}", case.microseconds),
+            format!("{:.0}", case.gigabytes_per_second),
+            format!("{:.2}", case.copy_microseconds),
+            format!("{:.0} %", 100.0 * case.copy_microseconds / case.microseconds),
+        ]);
+    }
+    table
 }
 
 /// Nodes of a graph whose launches move `bytes` each.

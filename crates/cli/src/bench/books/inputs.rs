@@ -6,7 +6,9 @@ use dsv4_kv::indexer::{
     Activations, CsaIndexer, IndexerWorkspace, Selection, WorkspaceLimits, padded_columns,
 };
 use dsv4_kv::kv_layout::geometry::{HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
-use dsv4_kv::step::{CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Layer, Swa, UpdatedLayer};
+use dsv4_kv::step::{
+    AttentionHeads, CompressorInputs, Csa, CsaInputs, Hca, HcaInputs, Layer, Swa, UpdatedLayer,
+};
 use dsv4_kv::{CacheConfig, KvError, LayerId, Layers};
 
 /// Queries of the indexer's workspace and of gathers.
@@ -15,6 +17,8 @@ const QUERIES: u32 = 256;
 const SELECTED: u32 = 512;
 /// Rows of the tile of an HCA layer's query.
 const ALL_ROWS: u32 = 128;
+/// Heads of a query that attends.
+const HEADS: u32 = 64;
 
 /// Tensors that every layer shares: there is no memory behind them.
 pub(super) struct Inputs {
@@ -26,6 +30,8 @@ pub(super) struct Inputs {
     lists: Buffer<Null, i32>,
     tile: Buffer<Null, bf16>,
     lengths: Buffer<Null, i32>,
+    heads: Buffer<Null, bf16>,
+    attended: Buffer<Null, bf16>,
 }
 
 impl Inputs {
@@ -49,14 +55,16 @@ impl Inputs {
             lists: device.allocate("lists", queries * u64::from(SELECTED))?,
             tile: device.allocate("tile", queries * u64::from(SELECTED.max(WINDOW) * HEAD_DIM))?,
             lengths: device.allocate("lengths", queries)?,
+            heads: device.allocate("heads", queries * u64::from(HEADS * HEAD_DIM))?,
+            attended: device.allocate("results", queries * u64::from(HEADS * HEAD_DIM))?,
         })
     }
 
     /// All of their memory, for a graph to retain.
     pub fn memory(&self) -> Vec<Memory<Null>> {
-        let Self { rows, floats, activations, lists, tile, lengths, .. } = self;
-        let own = [rows.memory(), floats.memory(), activations.memory()];
-        let results = [lists.memory(), tile.memory(), lengths.memory()];
+        let Self { rows, floats, activations, lists, tile, lengths, heads, attended, .. } = self;
+        let own = [rows.memory(), floats.memory(), activations.memory(), heads.memory()];
+        let results = [lists.memory(), tile.memory(), lengths.memory(), attended.memory()];
         let indexer = [self.indexer.memory(), self.workspace.memory()].concat();
         [&own[..], &results, &indexer].concat()
     }
@@ -129,6 +137,21 @@ impl Inputs {
         queries: u32,
     ) -> Result<(), KvError> {
         layer.gather_all(0..queries, ALL_ROWS, &self.tile, &self.lengths)
+    }
+
+    /// What attention in place takes besides.
+    pub fn heads(&self) -> AttentionHeads<'_, Null> {
+        let Self { heads: query, floats: sinks, attended: out, .. } = self;
+        AttentionHeads { heads: HEADS, query, sinks, out, lse: None }
+    }
+
+    /// Queues attention in place over the window and the entries that lists name.
+    pub fn attend_listed(
+        &self,
+        layer: &UpdatedLayer<'_, Null, Csa>,
+        queries: u32,
+    ) -> Result<(), KvError> {
+        layer.attend(0..queries, &self.lists, SELECTED, &self.heads())
     }
 
     /// Queues the updates and appends of all layers.

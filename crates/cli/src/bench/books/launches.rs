@@ -19,7 +19,7 @@ const REQUESTS: u32 = 32;
 type Queue = fn(&Inputs, &mut Step<'_, Null>, LayerId) -> Result<(), KvError>;
 
 /// The kinds of launches, in an order in which a step can queue them.
-const KINDS: [(&str, LayerKind, Queue); 8] = [
+const KINDS: [(&str, LayerKind, Queue); 10] = [
     ("append (a layer with a window alone)", LayerKind::Swa, |inputs, step, layer| {
         inputs.update_swa(step.swa(layer)?)?.append()
     }),
@@ -43,6 +43,12 @@ const KINDS: [(&str, LayerKind, Queue); 8] = [
     }),
     ("gather_all", LayerKind::Hca, |inputs, step, layer| {
         inputs.gather_all(&step.hca(layer)?.resume(inputs.rows())?, REQUESTS)
+    }),
+    ("attend", LayerKind::Csa, |inputs, step, layer| {
+        inputs.attend_listed(&step.csa(layer)?.resume(inputs.rows())?, REQUESTS)
+    }),
+    ("attend", LayerKind::Hca, |inputs, step, layer| {
+        step.hca(layer)?.resume(inputs.rows())?.attend(0..REQUESTS, &inputs.heads())
     }),
 ];
 

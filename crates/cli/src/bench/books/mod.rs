@@ -9,6 +9,8 @@ mod no_allocation;
 mod row;
 mod samples;
 mod setup;
+#[cfg(test)]
+mod shared_steps;
 mod steps;
 
 use std::fmt;

@@ -28,13 +28,14 @@ fn decode(tokens: u32, accepted: u32) -> Case {
 }
 
 /// What an eager step does in every layer: its update, all reads that its kind has, its append.
-fn run(inputs: &Inputs, layers: &mut Layers<'_, Null>) -> Result<(), KvError> {
+pub(super) fn run(inputs: &Inputs, layers: &mut Layers<'_, Null>) -> Result<(), KvError> {
     let queries = layers.tokens().min(REQUESTS);
     for (layer, kind) in layers.ids() {
         match kind {
             LayerKind::Swa => {
                 let layer = inputs.update_swa(layers.swa(layer)?)?;
                 inputs.gather_window(&layer, queries)?;
+                layer.attend(0..queries, &inputs.heads())?;
                 layer.append()?;
             }
             LayerKind::Csa => {
@@ -42,12 +43,14 @@ fn run(inputs: &Inputs, layers: &mut Layers<'_, Null>) -> Result<(), KvError> {
                 inputs.gather_window(&layer, queries)?;
                 inputs.select(&layer, queries)?;
                 inputs.gather_entries(&layer, queries)?;
+                inputs.attend_listed(&layer, queries)?;
                 layer.append()?;
             }
             LayerKind::Hca => {
                 let layer = inputs.update_hca(layers.hca(layer)?)?;
                 inputs.gather_window(&layer, queries)?;
                 inputs.gather_all(&layer, queries)?;
+                layer.attend(0..queries, &inputs.heads())?;
                 layer.append()?;
             }
         }

@@ -20,6 +20,11 @@ const EIGHT_BITS: f64 = 1979e12;
 /// Bytes of a row in BF16.
 const ROW: u64 = 2 * HEAD_DIM as u64;
 
+/// Microseconds of so many operations in BF16 at the rate of the tensor cores.
+pub fn bf16_microseconds(operations: f64) -> f64 {
+    operations / BF16 * 1e6
+}
+
 /// A chunk of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk {
@@ -45,7 +50,7 @@ impl Floor {
     pub fn microseconds<B: Backend>(self, stream: &Stream<B>, nodes: u64) -> Result<f64> {
         match self {
             Self::Copy(bytes) => time_copy(stream, (bytes, nodes)),
-            Self::Bf16(operations) => Ok(operations / BF16 * 1e6),
+            Self::Bf16(operations) => Ok(bf16_microseconds(operations)),
             Self::EightBits(operations) => Ok(operations / EIGHT_BITS * 1e6),
         }
     }

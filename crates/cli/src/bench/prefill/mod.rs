@@ -13,13 +13,12 @@ use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
 use dsv4_kv::{Bucket, CacheConfig, CapturedStep, Launches, StepRequest};
-use indicatif::ProgressBar;
 
 use super::load::{LoadArgs, Weight};
 use super::timing::{ColdTimer, LONG_RUNS, median};
-use super::trunk::{Filled, PREFILL_TOKENS, Part, Size, queue, trunk_of};
-pub use floor::Chunk;
+use super::trunk::{Filled, PREFILL_TOKENS, Part, Size, queue, queue_layer, trunk_of};
 use floor::Floor;
+pub use floor::{Chunk, bf16_microseconds};
 pub use row::{Row, summary, table};
 
 /// Layers of each kind that the cache has: the launches of a graph.
@@ -57,30 +56,33 @@ struct Times {
     reads: [f64; READS.len()],
 }
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    load: &LoadArgs,
-    progress: &ProgressBar,
-) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for model in &load.model {
-        for &past in &load.past {
-            for &tokens in &load.chunk {
-                let chunk = Chunk { tokens, past };
-                progress.set_message(format!("prefill: {model}, {tokens} tokens behind {past}"));
-                rows.extend(measure_chunk(device, model, chunk, load.index_weight)?);
-            }
-        }
-    }
-    Ok(rows)
+/// A chunk of a model.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// A preset.
+    pub model: String,
+    /// The chunk.
+    pub chunk: Chunk,
+    /// The weight of the indexer's query projection.
+    pub weight: Weight,
+}
+
+/// Each chunk of each model.
+pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
+    let chunks = load
+        .past
+        .iter()
+        .flat_map(|&past| load.chunk.iter().map(move |&tokens| Chunk { tokens, past }));
+    let case =
+        |model: &String, chunk| Case { model: model.clone(), chunk, weight: load.index_weight };
+    let of = |model| chunks.clone().map(move |chunk| case(model, chunk));
+    load.model.iter().flat_map(of).collect()
 }
 
 /// Every kernel of a chunk.
 pub(super) fn measure_chunk<B: Backend>(
     device: &Device<B>,
-    name: &str,
-    chunk: Chunk,
-    weight: Weight,
+    &Case { model: ref name, chunk, weight }: &Case,
 ) -> Result<Vec<Row>> {
     let model = trunk_of(name)?;
     let times = measure_layers(device, &model, chunk, weight)?;
@@ -113,7 +115,7 @@ pub(super) fn measure_chunk<B: Backend>(
         };
         let floor_microseconds = floor.microseconds(&stream, LAYERS as u64)?;
         Ok(Row {
-            model: name.to_owned(),
+            model: name.clone(),
             kernel,
             tokens: chunk.tokens,
             past: chunk.past,
@@ -197,12 +199,7 @@ fn capture<B: Backend>(
     bucket: &Bucket,
     part: Part,
 ) -> Result<CapturedStep<B>> {
-    let memory = filled.memory();
-    let Filled { stream, cache, tensors, .. } = filled;
-    let mut queued = Ok(());
-    let graph = cache.capture(stream, bucket, memory, |layers| {
-        queued = queue(tensors, layers, &[part]);
-        Ok(())
-    })?;
-    queued.map(|()| graph)
+    filled.capture(bucket, Vec::new(), |tensors, layers, layer| {
+        queue_layer(tensors, layers, layer, &[part])
+    })
 }

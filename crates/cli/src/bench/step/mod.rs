@@ -23,7 +23,6 @@ use anyhow::{Error, Result};
 use dsv4_kv::device::{Backend, Device, DeviceError, Graph, Memory, NullDevice};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
 use dsv4_kv::{Bucket, CapturedStep, KvError, Launches, StepRequest};
-use indicatif::ProgressBar;
 
 use super::load::LoadArgs;
 use super::timing::{ColdTimer, HOST_RUNS, REPLAYS, median};
@@ -37,29 +36,22 @@ const NULL_BYTES: u64 = 1 << 42;
 /// Longest context that the caches are for, if no longer one is measured.
 const MAX_CONTEXT: u32 = 131_072;
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    load: &LoadArgs,
-    progress: &ProgressBar,
-) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for model in &load.model {
-        for &context in &load.context {
-            for &requests in &load.batch {
-                let case = Case {
-                    model: model.clone(),
-                    context,
-                    max_context: MAX_CONTEXT,
-                    requests,
-                    weight: load.index_weight,
-                    attention: load.attention,
-                };
-                progress.set_message(format!("step: {case:?}"));
-                rows.extend(measure_case(device, &case)?);
-            }
-        }
-    }
-    Ok(rows)
+/// Each load of each model.
+pub(super) fn cases(load: &LoadArgs) -> Vec<Case> {
+    let loads = load
+        .context
+        .iter()
+        .flat_map(|&context| load.batch.iter().map(move |&requests| (context, requests)));
+    let case = |model: &String, (context, requests)| Case {
+        model: model.clone(),
+        context,
+        max_context: MAX_CONTEXT,
+        requests,
+        weight: load.index_weight,
+        attention: load.attention,
+    };
+    let of = |model| loads.clone().map(move |load| case(model, load));
+    load.model.iter().flat_map(of).collect()
 }
 
 /// Both phases of a case, or that it does not fit.
@@ -253,17 +245,11 @@ impl<B: Backend> Setup<B> {
         parts: &[Part],
         routed: bool,
     ) -> Result<CapturedStep<B>> {
-        let memory = self.memory();
-        let Self { filled: Filled { stream, cache, tensors, .. }, routers, .. } = self;
-        let mut queued = Ok(());
-        let graph = cache.capture(stream, bucket, memory, |layers| {
-            queued = layers.ids().try_for_each(|(layer, kind)| {
-                queue_layer(tensors, layers, (layer, kind), parts)?;
-                if routed { routers.queue(layers.stream(), tensors, layer) } else { Ok(()) }
-            });
-            Ok(())
-        })?;
-        queued.map(|()| graph)
+        let Self { filled, routers, .. } = self;
+        filled.capture(bucket, routers.memory(), |tensors, layers, (layer, kind)| {
+            queue_layer(tensors, layers, (layer, kind), parts)?;
+            if routed { routers.queue(layers.stream(), tensors, layer) } else { Ok(()) }
+        })
     }
 
     /// Captures the routers of all layers.

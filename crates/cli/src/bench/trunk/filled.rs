@@ -8,8 +8,8 @@ use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::step::{CsaInputs, HcaInputs};
 use dsv4_kv::{
-    Accepted, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, RequestId,
-    StepRequest,
+    Accepted, Bucket, CacheConfig, CapturedStep, KvCacheManager, KvError, Launches, LayerId,
+    Layers, RequestId, StepRequest,
 };
 
 use super::super::projections::LayerProjections;
@@ -51,6 +51,23 @@ impl<B: Backend> Filled<B> {
     /// All that launches of a step touch.
     pub fn memory(&self) -> Vec<Memory<B>> {
         self.tensors.memory().into_iter().chain(self.cache.memory()).collect()
+    }
+
+    /// Captures what `queue` queues of each layer, for steps of `bucket`; `others` is memory of others that it touches.
+    pub fn capture(
+        &mut self,
+        bucket: &Bucket,
+        others: Vec<Memory<B>>,
+        mut queue: impl FnMut(&Tensors<B>, &mut Layers<'_, B>, (LayerId, LayerKind)) -> Result<()>,
+    ) -> Result<CapturedStep<B>> {
+        let memory = [self.memory(), others].concat();
+        let Self { stream, cache, tensors, .. } = self;
+        let mut queued = Ok(());
+        let graph = cache.capture(stream, bucket, memory, |layers| {
+            queued = layers.ids().try_for_each(|layer| queue(tensors, layers, layer));
+            Ok(())
+        })?;
+        queued.map(|()| graph)
     }
 
     /// Prefills every request up to `tokens` tokens.

@@ -1,0 +1,216 @@
+//! What is measured: queries, their keys, and the graph that they are in.
+
+use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
+
+use super::FORMAT;
+
+/// Entries that a query sees for each that its list names.
+const SEEN_PER_LISTED: u32 = 8;
+/// Tokens of a request before a chunk, or a decode step, at least: its windows are full.
+const FULL_WINDOWS: u32 = 4 * WINDOW;
+
+/// The queries of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queries {
+    /// So many of a step whose rows the ring holds already: a token, and drafts.
+    Decode(u32),
+    /// So many of a chunk, whose own rows lie in the step's memory.
+    Chunk(u32),
+}
+
+impl Queries {
+    /// How many.
+    pub fn count(self) -> u32 {
+        match self {
+            Self::Decode(count) | Self::Chunk(count) => count,
+        }
+    }
+}
+
+/// One case.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Heads of a query.
+    pub heads: u32,
+    /// The kind of layer.
+    pub kind: LayerKind,
+    /// Entries that a query attends to.
+    pub entries: u32,
+    /// Requests.
+    pub requests: u32,
+    /// Of each request.
+    pub queries: Queries,
+    /// Requests that the graph is for: more than there are, and the rest is padding.
+    pub most_requests: u32,
+    /// Tokens of a request that the graph is for, if more than it has.
+    pub most_context: u32,
+    /// Microseconds of the best peer: FlashMLA as vLLM 0.33 and SGLang ship it for sm_90, with its combine kernel, on
+    /// an H200 on 2026-11-21; of a chunk over rows in BF16, made before.
+    pub peer: Option<f64>,
+}
+
+/// Cases of 64 and 128 heads.
+pub fn cases() -> Vec<Case> {
+    let swa = |requests, peer| Case::new(64, LayerKind::Swa, 0, requests, peer);
+    let csa = |requests, peer| Case::new(64, LayerKind::Csa, 512, requests, peer);
+    let hca = |entries, requests, peer| Case::new(64, LayerKind::Hca, entries, requests, peer);
+    let pro = |kind, entries, requests, peer| Case::new(128, kind, entries, requests, peer);
+    let chunk = |case: Case| Case { queries: Queries::Chunk(2048), ..case };
+    vec![
+        swa(1, 11.5),
+        swa(32, 12.8),
+        swa(256, 29.1),
+        csa(1, 13.6),
+        csa(32, 25.5),
+        csa(256, 86.6),
+        Case { queries: Queries::Decode(4), ..csa(32, 41.8) },
+        hca(64, 32, 16.8),
+        hca(1024, 1, 15.2),
+        hca(1024, 32, 33.9),
+        hca(8192, 1, 29.5),
+        hca(8192, 32, 124.5),
+        pro(LayerKind::Csa, 1024, 1, 14.9),
+        pro(LayerKind::Csa, 1024, 32, 45.9),
+        pro(LayerKind::Csa, 1024, 256, 207.0),
+        pro(LayerKind::Hca, 8192, 1, 26.4),
+        pro(LayerKind::Hca, 8192, 32, 179.0),
+        chunk(swa(1, 135.0)),
+        chunk(csa(1, 356.0)),
+        chunk(pro(LayerKind::Csa, 1024, 1, 1203.0)),
+        swa(32, 0.0).in_graph(256, 0),
+        csa(32, 0.0).in_graph(256, 0),
+        hca(64, 32, 0.0).in_graph(256, 0),
+        csa(32, 0.0).in_graph(32, 1 << 20),
+        hca(64, 32, 0.0).in_graph(32, 1 << 20),
+    ]
+}
+
+impl Case {
+    /// Requests that decode a token each, in a graph for these alone.
+    pub fn new(heads: u32, kind: LayerKind, entries: u32, requests: u32, peer: f64) -> Self {
+        let (queries, peer) = (Queries::Decode(1), Some(peer));
+        let (most_requests, most_context) = (requests, 0);
+        Self { heads, kind, entries, requests, queries, most_requests, most_context, peer }
+    }
+
+    /// The same in a graph for more requests, or longer ones, which no peer was measured in.
+    pub fn in_graph(self, most_requests: u32, most_context: u32) -> Self {
+        Self { most_requests, most_context, peer: None, ..self }
+    }
+
+    /// In words.
+    pub fn name(&self) -> String {
+        let Self { heads, entries, requests, kind, .. } = self;
+        let queries = match self.queries {
+            Queries::Decode(1) => String::new(),
+            Queries::Decode(count) => format!(" x {count} tokens"),
+            Queries::Chunk(count) => format!(" x a chunk of {count} tokens"),
+        };
+        let (most, context) = (self.most_requests, self.most_context);
+        let graph = match (most > *requests, context > self.context()) {
+            (true, _) => format!(", in a graph for {most}"),
+            (_, true) => format!(", in a graph for {context} tokens"),
+            _ => String::new(),
+        };
+        let kind = format!("{kind:?}").to_uppercase();
+        format!(
+            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{graph}"
+        )
+    }
+
+    /// Queries that there are.
+    pub fn live(&self) -> u32 {
+        self.requests * self.queries.count()
+    }
+
+    /// Queries that the launch covers.
+    pub fn tokens(&self) -> u32 {
+        self.most_requests * self.queries.count()
+    }
+
+    /// Bytes that a launch must move: a request's keys once, queries and results once.
+    pub fn bytes(&self) -> u64 {
+        let window = u64::from(WINDOW + self.queries.count() - 1);
+        let keys = window + (u64::from(self.entries) * self.lists()).min(self.seen().into());
+        let vectors = 2 * u64::from(self.live() * self.heads) * 2 * u64::from(HEAD_DIM);
+        u64::from(self.requests) * keys * FORMAT.row_bytes() + vectors
+    }
+
+    /// Operations of its products: queries by keys, and weights by keys.
+    pub fn operations(&self) -> f64 {
+        let keys = f64::from(WINDOW + self.entries);
+        4.0 * f64::from(self.live() * self.heads) * keys * f64::from(HEAD_DIM)
+    }
+
+    /// Lists of a request, each of entries of its own.
+    fn lists(&self) -> u64 {
+        if self.is_listed() { self.queries.count().into() } else { 1 }
+    }
+
+    /// Whether entries are those of a list.
+    pub fn is_listed(&self) -> bool {
+        self.kind == LayerKind::Csa
+    }
+
+    /// Entries that the last query of a request sees.
+    pub fn seen(&self) -> u32 {
+        if self.is_listed() { self.entries * SEEN_PER_LISTED } else { self.entries }
+    }
+
+    /// Entries that every query of a request sees.
+    pub fn seen_by_all(&self) -> u32 {
+        self.seen() - self.queries.count().div_ceil(self.kind.ratio().unwrap_or(1))
+    }
+
+    /// Tokens of a request, those of the step included.
+    pub fn context(&self) -> u32 {
+        let of_entries = self.seen() * self.kind.ratio().unwrap_or(0);
+        of_entries.max(self.queries.count() + FULL_WINDOWS).next_multiple_of(BLOCK_TOKENS)
+    }
+
+    /// Blocks of a request.
+    pub fn blocks(&self) -> u32 {
+        self.context() / BLOCK_TOKENS
+    }
+
+    /// Blocks of a row of the block table: those of the longest request that the graph is for.
+    pub fn max_blocks(&self) -> u32 {
+        self.blocks().max(self.most_context / BLOCK_TOKENS)
+    }
+
+    /// Entries of a query that the graph is for.
+    pub fn entry_rows(&self) -> u32 {
+        let longest = self.most_context / self.kind.ratio().unwrap_or(1);
+        if self.is_listed() { self.entries } else { self.entries.max(longest) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floors_are_those_of_the_products() {
+        // 2,048 queries of 64 heads by 640 keys, twice: 172 GFLOP, 217 us at 790 TFLOP/s.
+        let cases = cases();
+        let of = |name: &str| cases.iter().find(|case| case.name() == name).unwrap();
+        let flash = of("CSA, 64 heads, 128 + 512 keys, 1 requests x a chunk of 2048 tokens");
+        assert_eq!((flash.operations() / 790e12 * 1e6).round(), 217.0);
+        // Its entries overlap: of 4,096 that it sees each is read.
+        assert_eq!(flash.bytes(), (2175 + 4096) * 584 + 2 * 2048 * 64 * 1024);
+        // The first query of the chunk sees 512 entries less than the last.
+        assert_eq!((flash.seen(), flash.seen_by_all(), flash.context()), (4096, 3584, 16_384));
+        let window = of("SWA, 64 heads, 128 + 0 keys, 1 requests x a chunk of 2048 tokens");
+        assert_eq!((window.operations() / 790e12 * 1e6).round(), 43.0);
+    }
+
+    #[test]
+    fn a_graph_is_for_more_than_there_is() {
+        let wide = Case::new(64, LayerKind::Csa, 512, 32, 0.0).in_graph(256, 0);
+        assert_eq!((wide.live(), wide.tokens(), wide.peer), (32, 256, None));
+        assert!(wide.name().ends_with("32 requests, in a graph for 256"), "{}", wide.name());
+        let long = Case::new(64, LayerKind::Hca, 64, 32, 0.0).in_graph(32, 1 << 20);
+        assert_eq!((long.blocks(), long.max_blocks(), long.entry_rows()), (64, 8192, 8192));
+        assert_eq!(long.bytes(), Case::new(64, LayerKind::Hca, 64, 32, 0.0).bytes());
+    }
+}
