@@ -321,6 +321,19 @@ fn an_interrupted_replay_says_what_was_done() {
 }
 
 #[test]
+fn an_interrupted_soak_says_so_in_its_last_round_too() {
+    let load = "--requests 20000 --rounds 1 --fill 100";
+    let child = begun(&format!("soak {load} --json"));
+    interrupt(&child);
+    let output = end(child);
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).expect("the result so far");
+    let run = &result["runs"][0];
+    assert_eq!((&run["interrupted"], &run["rounds"]), (&true.into(), &0.into()), "{run}");
+    assert!(run["finished"].as_u64() < Some(20_000), "{run}");
+}
+
+#[test]
 fn a_second_interrupt_ends_at_once() {
     // A step takes seconds: the signals meet the same one.
     let options = "--shrink 1 --model tiny --requests 2 --token-budget 65536";

@@ -2,7 +2,7 @@
 
 use dsv4_kv::LayerId;
 
-use crate::texts::mixed;
+use crate::texts::then;
 
 /// A token and all that come before it, in a number. As in a model, what the cache is fed with depends on that and on
 /// nothing else: requests with the same first tokens have the same rows there.
@@ -16,7 +16,7 @@ impl Prefix {
     /// One token more.
     #[must_use]
     pub fn then(self, token: u32) -> Self {
-        Self(mixed(self.0 ^ (u64::from(token) + 1)))
+        Self(then(self.0, token))
     }
 
     /// The prefixes that `tokens` make one after the other.

@@ -80,11 +80,13 @@ impl Disturb for Checked {
         Ok(copy)
     }
 
-    /// The model knows no slots: to it the request only changes its name.
     fn suspend(&mut self, id: RequestId) -> Result<Suspended> {
-        self.cache.suspend(id)
+        let suspended = self.cache.suspend(id)?;
+        self.model.suspend(id);
+        Ok(suspended)
     }
 
+    /// The model knows no slots: to it the request only changes its name.
     fn resume(&mut self, from: RequestId, suspended: Suspended) -> Result<RequestId> {
         let id = self.cache.resume(from, suspended)?;
         self.model.rename(from, id);

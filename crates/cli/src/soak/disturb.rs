@@ -1,5 +1,6 @@
 //! What happens to which request when.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use anyhow::Result;
@@ -51,8 +52,8 @@ enum Event {
 /// What happens in a round.
 pub struct Disturbances {
     rng: ChaCha8Rng,
-    /// By place in the load: what happens once the request has so many tokens.
-    events: HashMap<usize, (u32, Event)>,
+    /// By place in the load: what happens once the request has so many tokens, the first of it last.
+    events: HashMap<usize, Vec<(u32, Event)>>,
     /// Requests without a slot, and for how many steps they are.
     aside: Vec<(u32, Aside)>,
     /// Scratch.
@@ -71,17 +72,20 @@ impl Disturbances {
             (Event::Suspend, preemptions),
             (Event::Preempt, preemptions),
         ];
-        let mut events = HashMap::new();
+        let mut events = HashMap::<_, Vec<_>>::new();
         for (index, Request { arrival, .. }) in load.iter().enumerate() {
             for (event, share) in kinds {
-                if rng.random_bool(share) {
-                    // A copy of half a prompt is no branch of a conversation.
-                    let first = if event == Event::Fork { arrival.input } else { 1 };
-                    let at = rng.random_range(first..=arrival.cached_tokens());
-                    events.insert(index, (at, event));
+                // A copy of half a prompt is no branch of a conversation.
+                let first = if event == Event::Fork { arrival.input } else { 1 };
+                // With all of its tokens it has ended; one that answers a token has no branch.
+                let between = first..arrival.cached_tokens();
+                if rng.random_bool(share) && !between.is_empty() {
+                    events.entry(index).or_default().push((rng.random_range(between), event));
                 }
             }
         }
+        let by_tokens = |&(at, _): &(u32, Event)| Reverse(at);
+        events.values_mut().for_each(|events| events.sort_by_key(by_tokens));
         Self { rng, events, aside: Vec::new(), due: Vec::new(), done: Done::default() }
     }
 
@@ -90,24 +94,39 @@ impl Disturbances {
         self.resume(drive)?;
         let Self { events, due, .. } = self;
         due.extend(drive.progress().filter_map(|(index, tokens)| {
-            let &(at, event) = events.get(&index)?;
+            let &(at, event) = events.get(&index)?.last()?;
             (tokens >= at).then_some((index, event))
         }));
         for (index, event) in std::mem::take(&mut self.due) {
-            self.events.remove(&index);
-            match event {
-                Event::Abort => self.done.aborted += u64::from(drive.abort(index)?),
-                Event::Fork => self.done.forked += u64::from(drive.fork(index)?),
-                Event::Preempt => self.done.preempted += u64::from(drive.preempt(index)?),
-                Event::Suspend => {
-                    let steps = self.rng.random_range(1..=LONGEST);
-                    let aside = drive.suspend(index)?.map(|aside| (steps, aside));
-                    self.done.suspended += u64::from(aside.is_some());
-                    self.aside.extend(aside);
-                }
+            // What there is no room for now happens later, if the request has not ended.
+            if self.happens(drive, index, event)? {
+                self.events.get_mut(&index).map(Vec::pop);
             }
         }
         Ok(!self.aside.is_empty())
+    }
+
+    /// Does something to a request, if there is room for it; whether there was.
+    fn happens<E: Disturb>(
+        &mut self,
+        drive: &mut Drive<'_, E>,
+        index: usize,
+        event: Event,
+    ) -> Result<bool> {
+        let (happened, count) = match event {
+            Event::Abort => (drive.abort(index)?, &mut self.done.aborted),
+            Event::Fork => (drive.fork(index)?, &mut self.done.forked),
+            Event::Preempt => (drive.preempt(index)?, &mut self.done.preempted),
+            Event::Suspend => {
+                let steps = self.rng.random_range(1..=LONGEST);
+                let aside = drive.suspend(index)?.map(|aside| (steps, aside));
+                let happened = aside.is_some();
+                self.aside.extend(aside);
+                (happened, &mut self.done.suspended)
+            }
+        };
+        *count += u64::from(happened);
+        Ok(happened)
     }
 
     /// Lets those go on whose time is over, while slots are free.

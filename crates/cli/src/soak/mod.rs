@@ -47,8 +47,6 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
         max_suspended: SUSPENDED,
         max_step_tokens: args.token_budget,
         max_context: setup::longest(&load).clamp(1, smallest.max_context),
-        // No later prompt of a trace has them, and the model does not know them.
-        keep_outputs: false,
         ..smallest
     };
     let config = setup::largest_cache(smallest, args.gpu_mem.as_u64(), 0, setup::Wish::Share)?;

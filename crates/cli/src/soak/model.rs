@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use dsv4_kv::{CacheConfig, Capacity, RequestId, StepRequest};
 
-use crate::texts::mixed;
+use crate::texts::{mixed, then};
 
 /// Tokens of a block.
 const BLOCK: u32 = 128;
@@ -39,6 +39,8 @@ enum Origin {
     Prompt,
     Junction,
     Interval,
+    /// The last boundary of an answer.
+    Output,
 }
 
 /// A checkpoint at the end of a block.
@@ -90,6 +92,8 @@ struct Sharing {
     open: Path,
     /// Positions at which it is to be saved, upwards.
     wanted: BTreeMap<u32, Origin>,
+    /// Where its answer is to be saved next; none of an answer that is not.
+    next_output: Option<u32>,
 }
 
 /// The model.
@@ -99,6 +103,10 @@ pub struct Model {
     live: HashMap<RequestId, Live>,
     /// Prefixes that have a checkpoint.
     saved: Vec<Path>,
+    /// The last checkpoint of the answers of requests that run, and its position, the oldest first.
+    outputs: Vec<(RequestId, u32)>,
+    keeps_outputs: bool,
+    context: u32,
     free_blocks: i64,
     free_checkpoints: i64,
     interval: u32,
@@ -116,9 +124,15 @@ fn blocks_of(tokens: u32) -> usize {
     (tokens / 4).div_ceil(BLOCK / 4) as usize
 }
 
-/// The path behind one more token.
-fn then(path: Path, token: u32) -> Path {
-    mixed(path ^ (u64::from(token) + 1))
+impl Sharing {
+    /// The request has so many tokens, the last of its prompt's boundaries at least: its answer is to be saved at the next.
+    fn want_output(&mut self, tokens: u32, context: u32) {
+        let Some(next) = self.next_output.as_mut().filter(|next| tokens >= **next) else { return };
+        *next = (tokens / BLOCK + 1) * BLOCK;
+        if *next <= context {
+            self.wanted.insert(*next, Origin::Output);
+        }
+    }
 }
 
 impl Model {
@@ -132,6 +146,9 @@ impl Model {
             entries: HashMap::default(),
             live: HashMap::new(),
             saved: Vec::new(),
+            outputs: Vec::new(),
+            keeps_outputs: config.keep_outputs,
+            context: config.max_context,
             free_blocks,
             free_checkpoints,
             interval: config.checkpoint_interval,
@@ -173,9 +190,11 @@ impl Model {
         let held = self.hold(end);
         self.use_now(end);
         let wanted = self.wanted(reused, matched, last);
-        let shares = Some(Sharing { end, held, open: end, wanted });
+        let next_output = self.keeps_outputs.then_some(0);
+        let mut sharing = Sharing { end, held, open: end, wanted, next_output };
+        sharing.want_output(reused.max(last) * BLOCK, self.context);
         let blocks = (0..reused).map(|_| Held::Shared).collect();
-        self.live.insert(id, Live { tokens: reused * BLOCK, blocks, shares });
+        self.live.insert(id, Live { tokens: reused * BLOCK, blocks, shares: Some(sharing) });
         expected * BLOCK
     }
 
@@ -217,6 +236,7 @@ impl Model {
 
     /// A request ends.
     pub fn release(&mut self, id: RequestId) {
+        self.keep_output(id);
         let Some(Live { blocks, shares, .. }) = self.live.remove(&id) else { return };
         if let Some(Sharing { held, .. }) = shares {
             self.let_go(held);
@@ -240,10 +260,15 @@ impl Model {
         }
         if let Some(Sharing { end, held, wanted, .. }) = &mut copy.shares {
             *held = self.hold(*end);
-            // What is to be saved is said when a request is admitted, and is not copied.
-            wanted.clear();
+            // Where a prompt is to be saved is said when a request is admitted, and is not copied.
+            wanted.retain(|_, origin| *origin == Origin::Output);
         }
         self.live.insert(id, copy);
+    }
+
+    /// A request gives its slot up.
+    pub fn suspend(&mut self, id: RequestId) {
+        self.keep_output(id);
     }
 
     /// A request goes on under another name.
@@ -269,6 +294,8 @@ impl Model {
             return Vec::new();
         }
         self.evict(0, saves.len() as i64 - self.free_checkpoints);
+        let short = (saves.len() as i64 - self.free_checkpoints).max(0) as usize;
+        self.free_checkpoints += self.outputs.drain(..short.min(self.outputs.len())).len() as i64;
         saves.truncate(self.free_checkpoints.max(0) as usize);
         self.free_checkpoints -= saves.len() as i64;
         saves
@@ -292,6 +319,7 @@ impl Model {
                     sharing.end = sharing.open;
                 }
             }
+            sharing.want_output(live.tokens, self.context);
             if sharing.end != end {
                 sharing.held = self.hold(sharing.end);
                 self.let_go(held);
@@ -315,8 +343,27 @@ impl Model {
         true
     }
 
-    /// A checkpoint is kept, unless there is one.
+    /// A request was saved. Of answers the last checkpoint is kept, aside.
     fn save(&mut self, id: RequestId, at: u32, origin: Origin) {
+        if origin != Origin::Output {
+            return self.enter(id, at, origin);
+        }
+        let others = self.outputs.len();
+        self.outputs.retain(|(of, _)| *of != id);
+        self.free_checkpoints += (others - self.outputs.len()) as i64;
+        self.outputs.push((id, at));
+    }
+
+    /// The checkpoint of an answer becomes everybody's.
+    fn keep_output(&mut self, id: RequestId) {
+        if let Some(place) = self.outputs.iter().position(|(of, _)| *of == id) {
+            let (_, at) = self.outputs.remove(place);
+            self.enter(id, at, Origin::Output);
+        }
+    }
+
+    /// A checkpoint becomes everybody's, unless there is one.
+    fn enter(&mut self, id: RequestId, at: u32, origin: Origin) {
         let path = self.live.get(&id).and_then(|live| self.path_at(live, at));
         let entry = path.and_then(|path| self.entries.get_mut(&path));
         match entry.filter(|entry| entry.saved.is_none()) {
@@ -402,13 +449,13 @@ impl Model {
         while self.free_blocks < free + blocks && self.evict_first(false) {}
     }
 
-    /// Evicts the checkpoint of the lowest rank that nobody holds: of a path's end, or of an interval that was never hit
-    /// if `expendable` ones may go.
+    /// Evicts the checkpoint of the lowest rank that nobody holds: of a path's end, or of an interval or an answer that was
+    /// never hit if `expendable` ones may go.
     fn evict_first(&mut self, expendable: bool) -> bool {
         let rank = |(place, path): (usize, &Path)| {
             let entry = &self.entries[path];
             let Saved { origin, last_use, hits, number } = entry.saved?;
-            let unused = origin == Origin::Interval && hits == 0;
+            let unused = matches!(origin, Origin::Interval | Origin::Output) && hits == 0;
             let may_go = entry.holds == 0 && (entry.below.is_empty() || (expendable && unused));
             let quarter = self.capacity / 4;
             let rank = last_use + hits.min(3) * quarter - if unused { 5 * quarter } else { 0 };

@@ -45,15 +45,15 @@ impl Plan<'_> {
         let mut row = Row { fill, ..Row::default() };
         let mut resident = Vec::new();
         for round in 0..self.rounds {
-            if interrupt.is_requested() {
-                row.interrupted = true;
-                break;
-            }
             cache = self.round(cache, round, &mut row, interrupt)?;
-            row.rounds += 1;
             if let Some(leak) = leak(&cache.ledger()) {
                 row.faults.push(format!("after round {}: {leak}", round + 1));
             }
+            row.interrupted = interrupt.is_requested();
+            if row.interrupted {
+                break;
+            }
+            row.rounds += 1;
             resident.extend(resident_bytes());
         }
         let stats = cache.ledger().reuse_stats();
@@ -176,7 +176,7 @@ mod tests {
         let max_context = crate::replay::setup::longest(load);
         let config = CacheConfig { max_context, max_requests: 16, ..CacheConfig::smallest(model) };
         let num_blocks = config.max_blocks_per_request() * 4 / 3;
-        let config = CacheConfig { keep_outputs: false, max_suspended: SUSPENDED, ..config };
+        let config = CacheConfig { max_suspended: SUSPENDED, ..config };
         CacheConfig { num_blocks, num_checkpoints: 100, ..config }
     }
 
@@ -204,6 +204,7 @@ mod tests {
         assert!([aborted, forked, suspended, preempted].iter().all(|&count| count > 0), "{row:?}");
         let others = [
             CacheConfig { checkpoint_interval: 0, ..config.clone() },
+            CacheConfig { keep_outputs: false, ..config.clone() },
             CacheConfig { num_checkpoints: 90, ..config.clone() },
             CacheConfig { num_blocks: config.num_blocks * 9 / 10, ..config.clone() },
         ];
