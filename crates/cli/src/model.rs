@@ -4,18 +4,40 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::config::{Fields, ModelConfig};
 
 use crate::error::InputError;
 
 /// Most bytes of a `config.json`.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// Most heads that attention in place takes.
+const MOST_HEADS: u32 = 128;
 
 /// The model called `name`, or described by the `config.json` of that path.
 pub fn resolve(name: &str) -> Result<ModelConfig, InputError> {
     if let Some(model) = ModelConfig::preset(name) {
         return Ok(model);
     }
+    let of_file = |source| InputError::ModelConfig { path: name.into(), source };
+    ModelConfig::from_json(&read(name)?).map_err(of_file)
+}
+
+/// Heads of a query of that model, of which its cache knows nothing.
+pub fn heads(name: &str) -> Result<u32, InputError> {
+    match name {
+        "flash" => Ok(64),
+        "pro" => Ok(128),
+        "tiny" => Ok(8),
+        _ => {
+            let of_file = |source| InputError::ModelConfig { path: name.into(), source };
+            let fields = Fields::parse(&read(name)?).map_err(of_file)?;
+            fields.count("num_attention_heads", 1, MOST_HEADS).map_err(of_file)
+        }
+    }
+}
+
+/// The `config.json` of that path.
+fn read(name: &str) -> Result<String, InputError> {
     let path = Path::new(name);
     if !path.is_file() && path.extension().is_none() {
         return Err(InputError::UnknownModel { name: name.into() });
@@ -27,6 +49,5 @@ pub fn resolve(name: &str) -> Result<ModelConfig, InputError> {
     if json.len() as u64 > MAX_CONFIG_BYTES {
         return Err(InputError::ModelFileSize { path: path.into(), limit: MAX_CONFIG_BYTES });
     }
-    ModelConfig::from_json(&json)
-        .map_err(|source| InputError::ModelConfig { path: path.into(), source })
+    Ok(json)
 }

@@ -48,21 +48,21 @@ fn kernels_of_one_layer_run() {
 fn attention_is_measured() {
     use attention::{Case, Queries};
     let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
-    let csa = Case::new(4, LayerKind::Csa, 16, 2, 1.0);
-    let hca = Case::new(4, LayerKind::Hca, 5, 2, 1.0);
-    let chunk = Case { requests: 1, queries: Queries::Chunk(6), ..csa.clone() };
-    let drafts = Case { queries: Queries::Decode(2), ..csa.clone() };
-    let window = Case::new(4, LayerKind::Swa, 0, 1, 1.0);
-    let graphs = [csa.clone().in_graph(3, 0), hca.clone().in_graph(2, 2048)];
-    let cases = [csa, hca, chunk, drafts, window].into_iter().chain(graphs);
-    let rows: Vec<_> = cases.map(|case| attention::measure_case(&device, &case).unwrap()).collect();
+    let csa = Case::new(4, LayerKind::Csa, 16, 1, 1.0);
+    let cases = [
+        Case { queries: Queries::Chunk(3), ..csa.clone() },
+        Case { queries: Queries::Decode(2), ..csa }.in_graph(2, 0),
+        Case::new(4, LayerKind::Hca, 5, 1, 1.0).in_graph(1, 2048),
+        Case::new(4, LayerKind::Swa, 0, 1, 1.0),
+    ];
+    let rows = cases.map(|case| attention::measure_case(&device, &case).unwrap());
     for row in &rows {
         check(&row.measured);
         assert!(row.teraflops > 0.0 && row.products_microseconds > 0.0, "{row:?}");
     }
     let peers = rows.iter().filter(|row| row.peer_microseconds.is_some()).count();
-    assert_eq!((rows.len(), peers), (7, 5));
-    assert_eq!(attention::table(&rows).row_iter().count(), 7);
+    assert_eq!(peers, 2);
+    assert_eq!(attention::table(&rows).row_iter().count(), 4);
 }
 
 #[test]

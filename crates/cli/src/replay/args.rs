@@ -55,7 +55,7 @@ pub struct ReplayArgs {
     pub gpu_mem: Option<ByteSize>,
 
     /// Requests to replay, 1 to 1000000: the first of the trace, or as many synthetic ones.
-    /// [default: the whole trace; of the synthetic load 128, 1024 for bookkeeping, 32 on the CPU]
+    /// [default: the whole trace; of the synthetic load 32, 1024 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
     pub requests: Option<u32>,
 
@@ -64,7 +64,7 @@ pub struct ReplayArgs {
     pub time_scale: f64,
 
     /// Divisor of lengths and of times between arrivals, 0.001 to 1000000.
-    /// [default: 64 for the synthetic load on the CPU, else 1]
+    /// [default: for the synthetic load 4 on a GPU and 64 on the CPU; else 1]
     #[arg(long, value_name = "X", value_parser = number(1e-3..=1e6))]
     pub shrink: Option<f64>,
 
@@ -75,12 +75,13 @@ pub struct ReplayArgs {
     /// Requests, sampled at random, that are compared with the reference, 0 to 64: window rows,
     /// entries and indexer keys, recomputed from their tokens, those that they reuse included, and, of one query a
     /// step, what it gathers in every layer and, in one, the list that the indexer picks.
-    /// [default: 4; 0 for bookkeeping]
+    /// [default: 2 on a GPU, 4 on the CPU, 0 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub verify: Option<u32>,
 
-    /// Let the queries that gather entries attend in place too, with 64 random heads. Of one query a step of each request
-    /// to verify two heads are recomputed in f64, in every layer. The emulator is slow at it.
+    /// Let the queries that gather entries attend in place too, with as many heads as the model has, of random values. Of
+    /// one query a step of each request to verify two heads are recomputed in f64, in a layer of each kind. The emulator is
+    /// slow at it.
     /// [default: true on a GPU, else false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub attend: Option<bool>,

@@ -12,44 +12,51 @@ use rand_distr::{Distribution, Normal};
 use super::kept::Shape;
 use super::select::MOST_QUERIES;
 
-/// Heads of a query.
-pub const HEADS: u32 = 64;
 /// Heads of a followed query whose results are recomputed.
 pub const CHECKED: u32 = 2;
-/// The results of a query; there is nothing to tell its heads by.
-pub const SHAPE: Shape = Shape { rows: HEADS, words: 1 };
 /// Rows at which the heads of a batch may begin.
 const STARTS: u32 = 1024;
 /// Deviation of a head's values: scores with the largest rows differ by several units.
 const DEVIATION: f32 = 0.25;
 
+/// The results of a query; there is nothing to tell its heads by.
+pub fn results(heads: u32) -> Shape {
+    Shape { rows: heads, words: 1 }
+}
+
 /// Elements of the heads' pool, and of the results of a batch.
-fn elements() -> [u64; 2] {
-    let batch = MOST_QUERIES * HEADS;
+fn elements(heads: u32) -> [u64; 2] {
+    let batch = MOST_QUERIES * heads;
     [STARTS + batch, batch].map(|rows| u64::from(rows) * u64::from(HEAD_DIM))
 }
 
-/// Bytes of device memory that attention needs.
-pub fn bytes() -> u64 {
-    let [pool, out] = elements();
-    2 * (pool + out) + 4 * u64::from(HEADS)
+/// Bytes of device memory that attention with so many heads needs.
+pub fn bytes(heads: u32) -> u64 {
+    let [pool, out] = elements(heads);
+    2 * (pool + out) + 4 * u64::from(heads)
 }
 
 /// Where the heads of a batch come from: a pool of random rows.
 pub struct HeadSource {
     /// `[rows, 512]` BF16.
     pool: Vec<bf16>,
-    /// `[HEADS]`.
+    /// `[heads]`.
     sinks: Vec<f32>,
 }
 
 impl HeadSource {
     /// Normally distributed heads, and sinks from -4 to 4.
-    pub fn new(seed: u64) -> Self {
+    pub fn new(seed: u64, heads: u32) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0xA77E);
         let normal = Normal::new(0.0_f32, DEVIATION).expect("a deviation");
-        let pool = (0..elements()[0]).map(|_| bf16::from_f32(normal.sample(&mut rng))).collect();
-        Self { pool, sinks: (0..HEADS).map(|_| rng.random_range(-4.0..4.0)).collect() }
+        let pool =
+            (0..elements(heads)[0]).map(|_| bf16::from_f32(normal.sample(&mut rng))).collect();
+        Self { pool, sinks: (0..heads).map(|_| rng.random_range(-4.0..4.0)).collect() }
+    }
+
+    /// Heads of a query.
+    pub fn heads(&self) -> u32 {
+        self.sinks.len() as u32
     }
 
     /// The row at which the heads of a batch that begins with query `first` begin.
@@ -66,7 +73,7 @@ impl HeadSource {
         (first, query): (u32, u32),
         head: u32,
     ) -> (&[bf16], f32) {
-        let row = Self::start(step, layer, first) + (query - first) * HEADS + head;
+        let row = Self::start(step, layer, first) + (query - first) * self.heads() + head;
         (&self.pool[(row * HEAD_DIM) as usize..][..HEAD_DIM as usize], self.sinks[head as usize])
     }
 }
@@ -87,19 +94,22 @@ pub struct Head<'a> {
 pub struct Attend<B: Backend> {
     pool: Buffer<B, bf16>,
     sinks: Buffer<B, f32>,
-    /// `[MOST_QUERIES, HEADS, 512]`: of the batch at work.
+    /// `[MOST_QUERIES, heads, 512]`: of the batch at work.
     pub out: Buffer<B, bf16>,
+    /// Heads of a query.
+    pub heads: u32,
 }
 
 impl<B: Backend> Attend<B> {
     /// Copies the heads.
     pub fn new(device: &Device<B>, stream: &Stream<B>, from: &HeadSource) -> Result<Self, KvError> {
-        let [pool, out] = elements();
+        let heads = from.heads();
+        let [pool, out] = elements(heads);
         let pool = device.allocate("heads", pool)?;
-        let sinks = device.allocate("sinks", HEADS.into())?;
+        let sinks = device.allocate("sinks", heads.into())?;
         stream.upload(&from.pool, &pool, 0)?;
         stream.upload(&from.sinks, &sinks, 0)?;
-        Ok(Self { pool, sinks, out: device.allocate("results of attention", out)? })
+        Ok(Self { pool, sinks, out: device.allocate("results of attention", out)?, heads })
     }
 
     /// Hands the heads of a batch of `queries` queries, the first of which is `first`, to `attend`.
@@ -110,9 +120,9 @@ impl<B: Backend> Attend<B> {
         attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
     ) -> Result<()> {
         let row = u64::from(HeadSource::start(step, layer, first)) * u64::from(HEAD_DIM);
-        let len = u64::from(queries * HEADS) * u64::from(HEAD_DIM);
+        let len = u64::from(queries * self.heads) * u64::from(HEAD_DIM);
         let query = &self.pool.slice(row, len).context("heads lie inside the pool")?;
-        let (sinks, out) = (&self.sinks, &self.out);
-        Ok(attend(&AttentionHeads { heads: HEADS, query, sinks, out, lse: None })?)
+        let Self { sinks, out, heads, .. } = self;
+        Ok(attend(&AttentionHeads { heads: *heads, query, sinks, out, lse: None })?)
     }
 }

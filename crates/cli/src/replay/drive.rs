@@ -50,7 +50,7 @@ pub fn drive<E: Execute>(
         }
         drive.admit()?;
         match drive.step()? {
-            Some(tokens) => progress.inc(tokens.into()),
+            Some(_) => progress.set_position(drive.done()),
             None => break false,
         }
     };
@@ -75,6 +75,8 @@ pub struct Drive<'l, E> {
     /// Requests that began as copies: of which, and how many tokens they have in common. Their places follow the load's.
     pub(super) forks: Vec<(usize, u32)>,
     finished: u64,
+    /// Tokens of the requests of the load that ran to their end, or never can.
+    ended: u64,
     parts: Vec<Part>,
     step: Vec<StepRequest>,
     /// Of the step.
@@ -101,6 +103,7 @@ impl<'l, E: Execute> Drive<'l, E> {
             known: vec![Vec::new(); load.len()],
             forks: Vec::new(),
             finished: 0,
+            ended: 0,
             parts: Vec::new(),
             step: Vec::new(),
             tokens: Vec::new(),
@@ -114,7 +117,9 @@ impl<'l, E: Execute> Drive<'l, E> {
             let tokens = arrival.cached_tokens();
             let blocks = self.cache.ledger().blocks_of(tokens);
             let index = self.next;
-            self.scheduler.submit(Job { index, input: arrival.input, tokens, blocks });
+            if !self.scheduler.submit(Job { index, input: arrival.input, tokens, blocks }) {
+                self.ended += u64::from(tokens);
+            }
             self.next += 1;
         }
         while let Some(job) = self.scheduler.admit() {
@@ -225,6 +230,8 @@ impl<'l, E: Execute> Drive<'l, E> {
         }
         self.scheduler.complete(&self.parts, |index| finished.push(index));
         self.finished += finished.len() as u64;
+        let of_load = finished.iter().filter_map(|&index| self.load.get(index));
+        self.ended += of_load.map(|of| u64::from(of.arrival.cached_tokens())).sum::<u64>();
         finished.into_iter().try_for_each(|index| self.release(index))
     }
 
@@ -249,6 +256,13 @@ impl<'l, E: Execute> Drive<'l, E> {
             to_host: tier.bytes_to_host,
             from_host: tier.bytes_from_host,
         }
+    }
+
+    /// Tokens of the load that are behind it: computed, reused, or of requests that never fit. Of a request that is
+    /// preempted they are before it again.
+    fn done(&self) -> u64 {
+        let running = self.scheduler.progress().map(|(_, tokens)| u64::from(tokens));
+        self.ended + running.sum::<u64>()
     }
 
     /// Requests that ran to their end.
@@ -315,6 +329,8 @@ mod tests {
                 break;
             }
         }
+        let all = load.iter().map(|request| u64::from(request.arrival.cached_tokens()));
+        assert_eq!(drive.done(), all.sum::<u64>());
         let replayed = drive.end(false).expect("nothing to check");
         assert_eq!((replayed.finished, replayed.preempted), (4, 1));
         assert_eq!((replayed.reuse.prompts, replayed.reuse.reused), (5, 0));

@@ -32,15 +32,15 @@ pub struct Full<B: Backend> {
 }
 
 impl<B: Backend> Full<B> {
-    /// Allocates the cache and the tensors; follows the requests at the places `sample`. `queries`: which gather, and
-    /// whether they attend.
+    /// Allocates the cache and the tensors; follows the requests at the places `sample`. `queries`: which gather, and with
+    /// how many heads they attend, if they do.
     pub fn new(
         device: Device<B>,
         config: CacheConfig,
         indexer: Option<&WorkspaceSize>,
         seed: u64,
         sample: Vec<usize>,
-        queries: (Queries, bool),
+        queries: (Queries, Option<u32>),
     ) -> Result<Self, KvError> {
         let stream = device.stream()?;
         Ok(Self {
@@ -177,11 +177,11 @@ mod tests {
 
     /// A cache for requests of up to 1,024 tokens, of which that at place `sample` is followed.
     fn cache(queries: Queries, sample: usize, num_checkpoints: u32) -> Full<Emulator> {
-        cache_with((queries, false), sample, num_checkpoints)
+        cache_with((queries, None), sample, num_checkpoints)
     }
 
     fn cache_with(
-        (queries, attends): (Queries, bool),
+        (queries, heads): (Queries, Option<u32>),
         sample: usize,
         num_checkpoints: u32,
     ) -> Full<Emulator> {
@@ -194,10 +194,10 @@ mod tests {
             WorkspaceLimits { context: 1024, queries: 3, bytes: u64::MAX },
         )
         .expect("a size");
-        let left = memory - working_bytes(&config, Some(&indexer), 1, attends);
+        let left = memory - working_bytes(&config, Some(&indexer), 1, heads);
         let config = config.with_memory(left).expect("a block and two slots");
         let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
-        let cache = Full::new(device, config, Some(&indexer), 5, vec![sample], (queries, attends));
+        let cache = Full::new(device, config, Some(&indexer), 5, vec![sample], (queries, heads));
         cache.expect("what is left holds the cache")
     }
 
@@ -210,12 +210,12 @@ mod tests {
     /// Prefills 130 tokens of one sampled request, lets `spoil` have its way with the cache and the
     /// request's first block, decodes one token, and says what verification found.
     fn replay(queries: Queries, spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
-        replay_with((queries, false), spoil)
+        replay_with((queries, None), spoil)
     }
 
     /// The same, and lets queries attend.
     fn replay_with(
-        queries: (Queries, bool),
+        queries: (Queries, Option<u32>),
         spoil: impl FnOnce(&Full<Emulator>, u64),
     ) -> Verification {
         let mut cache = cache_with(queries, 0, 0);
@@ -257,6 +257,19 @@ mod tests {
         assert_eq!((found.reused, found.entries), (128, 2 * (32 + 32) + 1));
         // Rings after the admission and after the step, and a window of 5 layers, what was gathered, entries at the end.
         assert_eq!(found.rows, 5 * 3 * 128 + 2 * 16 + 1 + found.entries);
+    }
+
+    #[test]
+    fn a_request_that_is_computed_again_counts_once() {
+        let mut cache = cache(Queries::Last(1), 0, 0);
+        let tokens: Vec<u32> = (0..8).collect();
+        for _ in 0..2 {
+            let id = cache.admit(0, Some(&tokens)).expect("a slot is free").0;
+            cache.step(&[StepRequest { id, start: 0, tokens: 8 }], &tokens).expect("prefill");
+            cache.release(id).expect("it runs");
+        }
+        let found = cache.finish().expect("no kernel refused a row").verification;
+        assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
     }
 
     /// An entry, in the reused block: found when the request is admitted.
@@ -302,12 +315,12 @@ mod tests {
 
     #[test]
     fn what_queries_attend_to_is_recomputed() {
-        let found = replay_with((Queries::Last(2), true), |_, _| {});
-        // Two heads of a query of each of two steps, in five layers.
-        assert_eq!((found.attended, found.mismatches), (2 * 2 * 5, 0), "{:?}", found.examples);
-        // A window's rows in the ring: of every channel 3 the sign.
-        let found = replay_with((Queries::Last(2), true), |cache, _| {
-            flip(cache, LAYER, PoolKind::SwaData, (0..130).map(|row| row * 576 + 3));
+        let found = replay_with((Queries::Last(2), Some(3)), |_, _| {});
+        // Two heads of a query of each of two steps, in a layer of each kind.
+        assert_eq!((found.attended, found.mismatches), (2 * 2 * 3, 0), "{:?}", found.examples);
+        // A window's rows in the ring of the only HCA layer: of every channel 3 the sign.
+        let found = replay_with((Queries::Last(2), Some(3)), |cache, _| {
+            flip(cache, LayerId(2), PoolKind::SwaData, (0..130).map(|row| row * 576 + 3));
         });
         // Of the ring and of the window all but the newest; and both heads.
         assert_eq!(found.mismatches, 127 + 127 + 2, "{:?}", found.examples);

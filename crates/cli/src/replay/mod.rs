@@ -54,7 +54,7 @@ use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::output::{self, ReportFile};
 use drive::{Replayed, drive};
-use execute::Bookkeeping;
+use execute::{Bookkeeping, Execute};
 use full::Full;
 use load::Request;
 use place::Place;
@@ -107,15 +107,7 @@ fn write_report(file: ReportFile, summary: &Summary, timeline: &Timeline) -> Res
 
 /// The replay without a device.
 fn replay_ledger(setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
-    let cache = Bookkeeping::new(&setup.config)?;
-    drive(
-        cache,
-        (&setup.load, setup.texts),
-        setup.limits(),
-        setup.clock,
-        &progress(&setup.load),
-        interrupt,
-    )
+    replay_through(Bookkeeping::new(&setup.config)?, setup, interrupt)
 }
 
 /// The replay with its kernels on `device`.
@@ -136,14 +128,12 @@ fn replay_on<B: Backend>(
         .into(),
         error => anyhow::Error::from(error),
     })?;
-    drive(
-        cache,
-        (&setup.load, setup.texts),
-        setup.limits(),
-        setup.clock,
-        &progress(&setup.load),
-        interrupt,
-    )
+    replay_through(cache, setup, interrupt)
+}
+
+fn replay_through(cache: impl Execute, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
+    let (load, progress) = ((&setup.load[..], setup.texts), progress(&setup.load));
+    drive(cache, load, setup.limits(), setup.clock, &progress, interrupt)
 }
 
 /// A bar on the terminal's error stream, in tokens; nothing where that is no terminal.

@@ -54,26 +54,27 @@ impl Place {
         }
     }
 
-    /// Its defaults. On the CPU a small load of a small model, which takes seconds.
+    /// Its defaults: with kernels a load that takes seconds, on the CPU of a small model. On a GPU it is the comparison of
+    /// what is sampled that takes them.
     pub fn defaults(&self) -> Result<Defaults> {
         let gpu = Defaults {
             model: "flash",
             memory: 64 << 30,
             token_budget: 8192,
-            requests: 128,
-            shrink: 1.0,
-            verify: 4,
+            requests: 32,
+            shrink: 4.0,
+            verify: 2,
             queries: Queries::All,
         };
         Ok(match self {
             Self::Cuda(device) => Defaults { memory: device.free_memory()? / 10 * 9, ..gpu },
-            Self::Ledger => Defaults { requests: 1024, verify: 0, ..gpu },
+            Self::Ledger => Defaults { requests: 1024, shrink: 1.0, verify: 0, ..gpu },
             Self::Cpu => Defaults {
                 model: "tiny",
                 memory: 8 << 30,
                 token_budget: 256,
-                requests: 32,
                 shrink: 64.0,
+                verify: 4,
                 queries: Queries::Last(16),
                 ..gpu
             },

@@ -93,13 +93,15 @@ impl Scheduler {
         }
     }
 
-    /// Queues a request; one that would not fit into an empty cache is counted and dropped.
-    pub fn submit(&mut self, job: Job) {
-        if job.blocks > self.limits.blocks || job.tokens > self.limits.context {
-            self.rejected += 1;
-        } else {
+    /// Queues a request; `false` of one that would not fit into an empty cache, which is counted and dropped.
+    pub fn submit(&mut self, job: Job) -> bool {
+        let fits = job.blocks <= self.limits.blocks && job.tokens <= self.limits.context;
+        if fits {
             self.queue.push_back(job);
+        } else {
+            self.rejected += 1;
         }
+        fits
     }
 
     /// Forgets all requests that wait.
@@ -333,7 +335,7 @@ mod tests {
     #[test]
     fn slots_are_a_limit_too() {
         let mut scheduler = Scheduler::new(limits());
-        (0..6).for_each(|index| scheduler.submit(job(index, 1, 2)));
+        (0..6).for_each(|index| assert!(scheduler.submit(job(index, 1, 2))));
         assert_eq!(step(&mut scheduler).0.len(), 4);
         assert_eq!(scheduler.waited(), 2);
         assert_eq!(step(&mut scheduler).1, [0, 1, 2, 3]);

@@ -39,8 +39,8 @@ pub struct Setup {
     pub clock: Clock,
     /// Seed of the values that the cache is fed with.
     pub seed: u64,
-    /// Queries that gather entries, and whether they attend.
-    pub queries: (Queries, bool),
+    /// Queries that gather entries, and with how many heads they attend, if they do.
+    pub queries: (Queries, Option<u32>),
 }
 
 impl Setup {
@@ -64,6 +64,8 @@ impl Setup {
         })?;
         let sample = sample(args.verify.unwrap_or(defaults.verify), load.len(), args.seed);
         let attends = args.attend.unwrap_or(matches!(place, Place::Cuda(_)));
+        let model = args.model.as_deref().unwrap_or(defaults.model);
+        let heads = attends.then(|| model::heads(model)).transpose()?;
         let memory = args.gpu_mem.map_or(defaults.memory, |size| size.as_u64());
         let smallest = smallest_cache(args, &defaults, &load)?;
         let most = args.indexer_memory.as_u64();
@@ -71,7 +73,7 @@ impl Setup {
             device::indexer(&smallest, MOST_QUERIES, most).map_err(InputError::Indexer)?;
         let working = match place {
             Place::Ledger => 0,
-            _ => tensors::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32, attends),
+            _ => tensors::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32, heads),
         };
         let rounding = match place {
             Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
@@ -82,7 +84,7 @@ impl Setup {
         let wish = Wish::of(args, &load);
         let config = largest_cache(smallest, memory, working + rounding, wish)?;
         let clock = Clock::new(args.step_ms, args.token_rate);
-        let (seed, queries) = (args.seed, (defaults.queries, attends));
+        let (seed, queries) = (args.seed, (defaults.queries, heads));
         Ok(Self { load, texts, sample, memory, config, indexer, clock, seed, queries })
     }
 

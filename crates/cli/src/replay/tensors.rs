@@ -67,13 +67,13 @@ pub fn working_bytes(
     config: &CacheConfig,
     indexer: Option<&WorkspaceSize>,
     sample: u32,
-    attends: bool,
+    heads: Option<u32>,
 ) -> u64 {
     let source = inputs::bytes(config) + 4 * Source::floats();
     let tile = 2 * u64::from(TILE_ROWS) * u64::from(HEAD_DIM) + 4 * u64::from(MOST_QUERIES);
     let indexer = indexer.map_or(0, |indexer| indexer.bytes) + 4 * selected(config);
-    let attend = if attends { attend::bytes() } else { 0 };
-    source + tile + indexer + attend + watch::bytes(config, sample, attends)
+    let attend = heads.map_or(0, attend::bytes);
+    source + tile + indexer + attend + watch::bytes(config, sample, heads)
 }
 
 /// Elements of the lists of the largest batch.
@@ -104,7 +104,7 @@ impl<B: Backend> Tensors<B> {
         indexer: Option<&WorkspaceSize>,
         seed: u64,
         sample: Vec<usize>,
-        (queries, attends): (Queries, bool),
+        (queries, heads): (Queries, Option<u32>),
     ) -> Result<Self, KvError> {
         let (device, model) = (stream.device(), &config.model);
         let source = Source::new(seed, model.layers.len() as u32);
@@ -112,7 +112,7 @@ impl<B: Backend> Tensors<B> {
         stream.upload(source.as_floats(), &floats, 0)?;
         let tile = u64::from(TILE_ROWS) * u64::from(HEAD_DIM);
         let verifier = Verifier::new(config, source);
-        let heads = attends.then(|| HeadSource::new(seed));
+        let heads = heads.map(|heads| HeadSource::new(seed, heads));
         let attend = heads.as_ref().map(|heads| Attend::new(device, stream, heads)).transpose()?;
         let workspace = |size: &WorkspaceSize| {
             let WorkspaceSize { queries, bytes, .. } = *size;
@@ -262,7 +262,8 @@ impl<B: Backend> Tensors<B> {
         let Some(to) = &self.attend else { return Ok(()) };
         let (layer, count) = (updated.schema().layer, queries.len() as u32);
         to.with((self.step, layer), (queries.start, count), attend)?;
-        let gathered = Gathered { tile: &to.out, names: &self.lengths, shape: attend::SHAPE };
+        let gathered =
+            Gathered { tile: &to.out, names: &self.lengths, shape: attend::results(to.heads) };
         self.watch.keep(Tile::Attended, updated.stream(), layer, queries.clone(), &gathered)
     }
 

@@ -1,6 +1,6 @@
 //! The sampled requests: what is remembered of them, kept of each step, and fetched for checking.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use anyhow::{Context, Result};
@@ -22,9 +22,9 @@ use super::source::shape;
 use super::verify::{Batched, RingPlanes, Verification, Verifier};
 
 /// Bytes of device memory that watching `sample` requests needs.
-pub fn bytes(config: &CacheConfig, sample: u32, attends: bool) -> u64 {
+pub fn bytes(config: &CacheConfig, sample: u32, heads: Option<u32>) -> u64 {
     let places = places(config, sample as usize);
-    let attended = if attends { kept::bytes(places, attend::SHAPE) } else { 0 };
+    let attended = heads.map_or(0, |heads| kept::bytes(places, attend::results(heads)));
     kept::bytes(places, WINDOW_SHAPE) + kept::bytes(places, list_shape(config)) + attended
 }
 
@@ -56,9 +56,11 @@ pub enum Tile {
 pub struct Watch<B: Backend> {
     /// Places in the load of the sampled requests.
     sample: Vec<usize>,
-    /// Layers that have an indexer.
-    indexed: Vec<LayerId>,
+    /// The layers of each kind: with a window alone, of CSA, of HCA.
+    layers: [Vec<LayerId>; 3],
     live: HashMap<RequestId, Watched>,
+    /// Requests that ended, some of them to be computed again.
+    ended: HashSet<usize>,
     checks: Vec<Check>,
     /// The step, counted from 0.
     step: u64,
@@ -95,6 +97,8 @@ struct Check {
     start: usize,
     /// Where its list is compared: recomputing scores costs too much to do it in every layer.
     listed: Option<LayerId>,
+    /// Where attention is, of each kind a layer, for the same reason.
+    attended: [Option<LayerId>; 3],
 }
 
 /// Where the request of a check is checked.
@@ -114,13 +118,19 @@ impl<B: Backend> Watch<B> {
         heads: Option<HeadSource>,
     ) -> Result<Self, DeviceError> {
         let places = places(config, sample.len());
-        let room = |heads| Ok::<_, DeviceError>((Kept::new(device, places, attend::SHAPE)?, heads));
+        let room = |heads: HeadSource| {
+            let results = attend::results(heads.heads());
+            Ok::<_, DeviceError>((Kept::new(device, places, results)?, heads))
+        };
         let attended = heads.map(room).transpose()?;
-        let layers = (0..).map(LayerId).zip(&config.model.layers);
-        let indexed = layers.filter(|(_, kind)| **kind == LayerKind::Csa);
+        let of = |kind| {
+            let layers = (0..).map(LayerId).zip(&config.model.layers);
+            layers.filter(|(_, of)| **of == kind).map(|(layer, _)| layer).collect()
+        };
         Ok(Self {
-            indexed: indexed.map(|(layer, _)| layer).collect(),
+            layers: [LayerKind::Swa, LayerKind::Csa, LayerKind::Hca].map(of),
             live: HashMap::new(),
+            ended: HashSet::new(),
             checks: Vec::new(),
             step: 0,
             drafts: config.group_layers(LayerGroup::Draft),
@@ -178,13 +188,16 @@ impl<B: Backend> Watch<B> {
             let place = place_of(&watched, layer, &self.drafts);
             self.verifier.check_unchanged(place, which, &now, then);
         }
-        self.verifier.count_request();
+        // One that was preempted ends again.
+        if self.ended.insert(watched.request) {
+            self.verifier.count_request();
+        }
         Ok(())
     }
 
     /// Remembers which tokens the sampled requests get in step `number`, `prefixes` in its order, and picks the query of
-    /// each that is kept, one of `queries`, and the layer where its list is compared: at random, but the same for the
-    /// same `seed`.
+    /// each that is kept, one of `queries`, and the layers where its list and what attention gave it are compared: at
+    /// random, but the same for the same `seed`.
     pub fn begin_step(
         &mut self,
         number: u64,
@@ -204,8 +217,10 @@ impl<B: Backend> Watch<B> {
                 let (start, query) = (part.start, rng.random_range(queries.of(rows.clone())));
                 let position = (start + query - rows.start) as usize;
                 watched.history.extend(&prefixes[rows.start as usize..rows.end as usize]);
-                let (start, listed) = (start as usize, self.indexed.choose(&mut rng).copied());
-                self.checks.push(Check { id: part.id, query, position, start, listed });
+                let [_, csa, _] = &self.layers;
+                let (start, listed) = (start as usize, csa.choose(&mut rng).copied());
+                let attended = self.layers.each_ref().map(|of| of.choose(&mut rng).copied());
+                self.checks.push(Check { id: part.id, query, position, start, listed, attended });
             }
         }
     }
@@ -357,13 +372,16 @@ impl<B: Backend> Watch<B> {
         list: &[i32],
     ) -> Result<()> {
         let At { stream, layer, .. } = *at;
-        let Check { id, position, query, .. } = self.checks[check];
+        let Check { id, position, query, attended: layers, .. } = self.checks[check];
         let kept = self.place(layer, check);
         let Some((attended, source)) = &self.attended else { return Ok(()) };
-        let out = attended.fetch_tile(stream, kept, attend::HEADS)?;
+        if !layers.contains(&Some(layer)) {
+            return Ok(());
+        }
+        let out = attended.fetch_tile(stream, kept, source.heads())?;
         let mut rng = ChaCha8Rng::seed_from_u64(self.step << 20 ^ kept);
         let heads = (0..attend::CHECKED).map(|_| {
-            let number = rng.random_range(0..attend::HEADS);
+            let number = rng.random_range(0..source.heads());
             let (heads, sink) = source.head((self.step, layer), (first, query), number);
             let got = &out[(number * HEAD_DIM) as usize..][..HEAD_DIM as usize];
             Head { number, query: heads, sink, got }

@@ -51,10 +51,10 @@ impl<B: Backend> Layers<B> {
         let stream = device.stream()?;
         let nodes = nodes_for(case.bytes());
         let (tokens, queries) = (u64::from(case.tokens()), case.queries.count());
-        // Of padding all are -1.
-        let step = |label, of: &dyn Fn(u32) -> u32| {
+        // As in StepMeta padding has position 0, no slot, and index 0.
+        let step = |label, of: &dyn Fn(u32) -> u32, padding: i32| {
             let live = (0..case.live()).map(|query| of(query) as i32);
-            let padding = (case.live()..case.tokens()).map(|_| -1);
+            let padding = (case.live()..case.tokens()).map(|_| padding);
             upload(&stream, label, &live.chain(padding).collect::<Vec<_>>())
         };
         let used = u64::from(case.requests * case.blocks());
@@ -63,9 +63,9 @@ impl<B: Backend> Layers<B> {
         let heads: Vec<bf16> = random_bf16(1 << 20);
         let has_own = matches!(case.queries, Queries::Chunk(_));
         Ok(Self {
-            position: step("positions", &|query| case.context() - queries + query % queries)?,
-            slot: step("slots", &|query| query / queries)?,
-            index: step("indices", &|query| query % queries)?,
+            position: step("positions", &|query| case.context() - queries + query % queries, 0)?,
+            slot: step("slots", &|query| query / queries, -1)?,
+            index: step("indices", &|query| query % queries, 0)?,
             table: upload(&stream, "block table", &table(&case))?,
             lists: upload(&stream, "lists", &lists(&case, nodes * tokens))?,
             ring: planes(&stream, nodes * u64::from(case.requests * RING))?,

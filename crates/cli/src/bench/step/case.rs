@@ -7,6 +7,8 @@ use serde::Serialize;
 
 use super::super::load::Weight;
 use super::super::trunk::{PREFILL_TOKENS, trunk_of};
+use crate::error::InputError;
+use crate::model;
 
 /// Drafts that the cache has room for; the steps have none.
 const DRAFTS: u32 = 4;
@@ -49,9 +51,9 @@ pub struct Case {
 }
 
 impl Case {
-    /// Heads of a query: those of the released model, if attention in place is measured.
-    pub fn query_heads(&self) -> Option<u32> {
-        self.attention.then(|| if self.model == "pro" { 128 } else { 64 })
+    /// Heads of a query, if attention in place is measured.
+    pub fn query_heads(&self) -> Result<Option<u32>, InputError> {
+        self.attention.then(|| model::heads(&self.model)).transpose()
     }
 
     /// The configuration of the cache: the model's trunk, and blocks for all requests.

@@ -157,7 +157,7 @@ impl<B: Backend> Setup<B> {
             entry_rows: all.max(config.model.index_topk),
             workspace_bytes: u64::MAX,
             weight: case.weight,
-            query_heads: case.query_heads(),
+            query_heads: case.query_heads()?,
         };
         let layers = config.model.layers.len();
         let filled = Filled::new(device, config, size)?;
