@@ -5,6 +5,9 @@ use serde::Serialize;
 
 use crate::ids::BlockId;
 
+/// Tokens of a block, as prefix trees count them.
+pub(crate) const BLOCK: usize = BLOCK_TOKENS as usize;
+
 /// Blocks that hold the entries of a request of `tokens` tokens: one for each 128 tokens of which an
 /// entry exists (decision D1).
 #[must_use]

@@ -96,6 +96,14 @@ pub enum KvError {
         /// Checkpoints that are free.
         free: u32,
     },
+    /// As many prompts as may wait for their turn do.
+    #[error(
+        "{most} prompts wait to be brought from host memory; ask again when one of them has arrived"
+    )]
+    TooManyPrefetches {
+        /// Most of them.
+        most: usize,
+    },
     /// No memory is left for the slot of another suspended request.
     #[error(
         "the slots of all {suspended} requests that can be suspended are taken; see CacheConfig::max_suspended"

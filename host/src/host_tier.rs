@@ -6,82 +6,103 @@
 
 use dsv4_kv_prefix::RootKey;
 
+use crate::block::BLOCK;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ledger::{Admission, Prompt};
 use crate::manager::KvCacheManager;
+use crate::tier::Turn;
 pub use crate::tier::{HostImage, HostRoom, PrefetchId, TierEvent, TierMiss, TierStats};
 
-/// The device has no room for a prompt.
-struct NoRoom;
+/// What device and host memory have of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPrompt<'p> {
+    /// With whom the prompt may share.
+    pub root: RootKey,
+    /// Its tokens as far as a request can have them.
+    pub tokens: &'p [u32],
+    /// How many of them the device or host memory has down to a checkpoint.
+    pub reusable: u32,
+    /// How many of them host memory has blocks of, with or without a checkpoint.
+    pub in_host: u32,
+}
 
 impl<B: Backend> KvCacheManager<B> {
     /// Asks for what host memory has of a prompt and the device has not: the blocks that are not there, and the checkpoint
     /// behind them. They have room on the device from the moment in which their copies are queued, for which what nobody
     /// refers to is evicted, and are entered in the prefix tree by [`Self::advance_tier`] once they have arrived. If
-    /// others are on their way, this one waits for its turn. `None` if host memory has no more of the prompt than the
-    /// device.
+    /// others are on their way, this one waits for its turn. A prompt that is wanted already is the same one, with the same
+    /// id, until everybody who asked has cancelled it. `None` if host memory has no more of the prompt than the device.
     ///
     /// Queued in a stream of the cache's, behind `stream`: copies of units that lie side by side, and launches that
     /// unpack them.
     ///
     /// # Errors
-    /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`], [`KvError::Device`]; nothing is to arrive then.
+    /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`], [`KvError::TooManyPrefetches`], [`KvError::Device`]; it was
+    /// not asked for then.
     pub fn prefetch(
         &mut self,
         stream: &Stream<B>,
         prompt: &Prompt<'_>,
     ) -> Result<Option<PrefetchId>, KvError> {
+        self.core().check_stream(stream)?;
         self.enter_arrived(false)?;
-        let Some(id) = self.want(prompt) else { return Ok(None) };
+        let Some(id) = self.want(prompt, Turn::Last)? else { return Ok(None) };
         match self.start_arriving(stream) {
             // It was another prompt's turn.
-            Err(KvError::OutOfBlocks { .. } | KvError::OutOfCheckpoints { .. })
-                if self.is_prefetching(id) => {}
+            Err(error) if is_full(&error) && self.is_prefetching(id) => Ok(Some(id)),
             Err(error) => {
-                self.cancel_prefetch(id);
-                return Err(error);
+                self.withdraw(id);
+                Err(error)
             }
-            Ok(()) => {}
+            Ok(()) => Ok(Some(id)),
         }
-        Ok(Some(id))
     }
 
     /// Notes that a prompt is wanted, if host memory has more of it than the device.
-    fn want(&mut self, prompt: &Prompt<'_>) -> Option<PrefetchId> {
-        let (core, tier) = self.tier_parts()?;
+    fn want(&mut self, prompt: &Prompt<'_>, turn: Turn) -> Result<Option<PrefetchId>, KvError> {
+        let Some((core, tier)) = self.tier_parts() else { return Ok(None) };
         let ledger = core.ledger();
-        let (root, tokens) = ledger.shared_prompt(prompt)?;
+        let Some((root, tokens)) = ledger.shared_prompt(prompt) else { return Ok(None) };
         let there = tier.lookup(&root, tokens).reusable;
         if there <= ledger.reusable(&root, tokens) {
-            return None;
+            return Ok(None);
         }
-        Some(tier.want(root, tokens))
+        tier.want(root, tokens, turn).map(Some)
     }
 
-    /// A prompt is not wanted any more. If it is on its way already, its room is free once the copies are done. `false` if
-    /// it was not on its way.
+    /// What was asked for failed, and so was not.
+    fn withdraw(&mut self, id: PrefetchId) {
+        if let Some((_, tier)) = self.tier_parts() {
+            tier.withdraw(id);
+        }
+    }
+
+    /// Whoever asked for a prompt does not want it any more. If nobody else does, and it is on its way already, its room is
+    /// free once the copies are done. `false` if it is not wanted: it is here, was cancelled, or is another cache's.
     pub fn cancel_prefetch(&mut self, id: PrefetchId) -> bool {
         self.tier_parts().is_some_and(|(_, tier)| tier.cancel(id))
     }
 
-    /// Whether a prompt is still to arrive.
+    /// Whether a prompt is still to arrive, and somebody wants it.
     #[must_use]
     pub fn is_prefetching(&self, id: PrefetchId) -> bool {
         self.tier().is_some_and(|tier| tier.is_wanted(id))
     }
 
-    /// Enters what has arrived, in either direction, and begins what comes next: the checkpoints that entered the prefix
-    /// tree since, which are copied to host memory with the blocks above them, and prompts that were asked for. To be
-    /// called between steps; the host waits for nothing. A prompt for which the device has no room is passed over.
+    /// Enters what has arrived, in either direction. Then begins what comes next, in a direction in which nothing is under
+    /// way: one prompt that was asked for is brought to the device, and one checkpoint that has entered the prefix tree, or
+    /// was gone on from, is copied to host memory with the blocks above it, if they are not there. To be called between
+    /// steps; the host waits for nothing. A prompt for which the device has no room is passed over.
     ///
     /// # Errors
     /// [`KvError::Device`]; what was to be begun is begun by the next call.
     pub fn advance_tier(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+        self.core().check_stream(stream)?;
         self.enter_arrived(false)?;
         match self.start_arriving(stream) {
-            Ok(()) | Err(KvError::OutOfBlocks { .. } | KvError::OutOfCheckpoints { .. }) => {}
-            Err(error) => return Err(error),
+            Err(error) if !is_full(&error) => return Err(error),
+            _ => {}
         }
         self.start_leaving(stream)
     }
@@ -100,7 +121,8 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Whether something is on its way, in either direction: what is read or written by it is not evicted.
+    /// Whether something is on its way, in either direction, or a prompt waits for its turn. What is on its way is read and
+    /// written, and not evicted; [`Self::settle_tier`] ends that.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.tier().is_some_and(|tier| !tier.is_idle())
@@ -116,31 +138,39 @@ impl<B: Backend> KvCacheManager<B> {
         stream: &Stream<B>,
         prompt: &Prompt<'_>,
     ) -> Result<Admission, KvError> {
-        let mut wanted = self.prefetch_if_room(stream, prompt)?;
-        if wanted.is_err() && self.tier().is_some_and(|tier| tier.is_leaving()) {
+        self.core().check_stream(stream)?;
+        self.core().ledger().check_free_slot()?;
+        let is_here = self.bring(stream, prompt)?;
+        if !is_here && self.tier().is_some_and(|tier| tier.is_leaving()) {
             // What is on its way to the host is not evicted before it is there.
-            self.enter_arrived(true)?;
-            wanted = self.prefetch_if_room(stream, prompt)?;
-        }
-        if let Ok(Some(id)) = wanted {
-            while self.is_prefetching(id) {
-                self.enter_arrived(true)?;
-                self.advance_tier(stream)?;
-            }
+            self.end_leaving(true)?;
+            self.bring(stream, prompt)?;
         }
         self.admit_with(stream, prompt)
     }
 
-    /// As [`Self::prefetch`]; [`NoRoom`] is no error.
-    fn prefetch_if_room(
-        &mut self,
-        stream: &Stream<B>,
-        prompt: &Prompt<'_>,
-    ) -> Result<Result<Option<PrefetchId>, NoRoom>, KvError> {
-        match self.prefetch(stream, prompt) {
-            Err(KvError::OutOfBlocks { .. } | KvError::OutOfCheckpoints { .. }) => Ok(Err(NoRoom)),
-            wanted => wanted.map(Ok),
+    /// Brings what host memory has of a prompt, before all others, and waits for that alone; `false` if the device has no
+    /// room for it.
+    fn bring(&mut self, stream: &Stream<B>, prompt: &Prompt<'_>) -> Result<bool, KvError> {
+        self.enter_arrived(false)?;
+        let Some(id) = self.want(prompt, Turn::Next)? else { return Ok(true) };
+        let arrived = self.await_arrival(stream, id);
+        if arrived.is_err() {
+            self.withdraw(id);
         }
+        arrived
+    }
+
+    /// Begins arrivals, and waits for each, until this one is here, and nothing else has begun that could evict it.
+    fn await_arrival(&mut self, stream: &Stream<B>, id: PrefetchId) -> Result<bool, KvError> {
+        while self.is_prefetching(id) {
+            match self.start_arriving(stream) {
+                Err(error) if !is_full(&error) => return Err(error),
+                Err(_) if !self.is_prefetching(id) => return Ok(false),
+                _ => self.end_arriving(true)?,
+            }
+        }
+        Ok(true)
     }
 
     /// What the host tier has done.
@@ -176,54 +206,77 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// The oldest checkpoint, with all blocks above it, that has arrived in host memory since, and is still there. It can be
-    /// read on any thread, and stays in memory until it is dropped.
+    /// read on any thread, and is not evicted until it is dropped.
     pub fn next_host_image(&mut self) -> Option<HostImage<B>> {
         self.tier_parts()?.1.next_image()
     }
 
-    /// With whom a prompt may share, its tokens as far as a request can have them, and how many of them the device or host
-    /// memory has down to a checkpoint; `None` without a host tier.
-    pub fn host_prompt<'p>(&self, prompt: &Prompt<'p>) -> Option<(RootKey, &'p [u32], u32)> {
+    /// What device and host memory have of a prompt; `None` without a host tier.
+    pub fn host_prompt<'p>(&self, prompt: &Prompt<'p>) -> Option<HostPrompt<'p>> {
         let tier = self.tier()?;
         let ledger = self.core().ledger();
         let (root, tokens) = ledger.shared_prompt(prompt)?;
-        let there = tier.lookup(&root, tokens).reusable.max(ledger.reusable(&root, tokens));
-        Some((root, tokens, there))
+        let found = tier.lookup(&root, tokens);
+        let reusable = found.reusable.max(ledger.reusable(&root, tokens));
+        Some(HostPrompt { root, tokens, reusable, in_host: found.matched })
     }
 
     /// Room in host memory for a prefix of whole blocks of 128 tokens with a checkpoint at its end, which a tier below
     /// brings: for the blocks that are not there. What nobody uses is evicted for it. `None` if there is not enough, or if
     /// the prefix is there.
-    pub fn reserve_host(&mut self, root: &RootKey, tokens: &[[u32; 128]]) -> Option<HostRoom<B>> {
+    pub fn reserve_host(&mut self, root: &RootKey, tokens: &[[u32; BLOCK]]) -> Option<HostRoom<B>> {
         self.tier_parts()?.1.reserve(root, tokens)
     }
 
-    /// Enters a prefix that was brought to host memory; `false` if the room is another cache's, or not all of it was
-    /// filled, and then nothing is entered.
-    pub fn enter_host(&mut self, room: HostRoom<B>) -> bool {
-        self.tier_parts().is_some_and(|(_, tier)| tier.enter(room))
+    /// Enters a prefix that was brought to host memory; `false` if not all of it was filled, or if host memory has all of it
+    /// by now: then nothing is entered.
+    ///
+    /// # Errors
+    /// The room, if it is another cache's.
+    pub fn enter_host(&mut self, room: HostRoom<B>) -> Result<bool, HostRoom<B>> {
+        match self.tier_parts() {
+            Some((_, tier)) => tier.enter(room),
+            None => Err(room),
+        }
     }
 
-    /// Gives room back that nothing was brought to.
-    pub fn give_host_back(&mut self, room: HostRoom<B>) {
-        if let Some((_, tier)) = self.tier_parts() {
-            tier.give_back(room);
+    /// Gives room back that nothing was brought to, now; room that is dropped comes back with a later call.
+    ///
+    /// # Errors
+    /// The room, if it is another cache's.
+    pub fn give_host_back(&mut self, room: HostRoom<B>) -> Result<(), HostRoom<B>> {
+        match self.tier_parts() {
+            Some((_, tier)) => tier.give_back(room),
+            None => Err(room),
         }
     }
 
     /// Bytes of the image of a block, and of a checkpoint, in host memory; `None` without a host tier.
     #[must_use]
     pub fn host_image_bytes(&self) -> Option<(u64, u64)> {
-        let checkpoint = self.core().memory.state.arena().checkpoint_bytes;
-        Some((self.tier()?.unit_bytes(), checkpoint))
+        self.tier().map(|tier| tier.image_bytes())
     }
 
-    /// Enters what has arrived, in both directions; waits for it if that is asked for.
+    /// Enters what has arrived, in both directions; waits for it if that is asked for. What a tier below has dropped is not
+    /// kept any more.
     pub(crate) fn enter_arrived(&mut self, waited: bool) -> Result<(), KvError> {
+        if let Some((_, tier)) = self.tier_parts() {
+            tier.end_loans();
+        }
+        self.end_arriving(waited)?;
+        self.end_leaving(waited)
+    }
+
+    /// Enters what has arrived on the device.
+    fn end_arriving(&mut self, waited: bool) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        let mut ledger = core.ledger();
-        tier.end_arriving(&mut ledger, waited)?;
-        tier.end_leaving(&mut ledger, waited)
+        tier.end_arriving(&mut core.ledger(), waited)
+    }
+
+    /// Enters what has arrived in host memory.
+    fn end_leaving(&mut self, waited: bool) -> Result<(), KvError> {
+        let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
+        tier.end_leaving(&mut core.ledger(), waited)
     }
 
     /// Begins what is to arrive next.
@@ -257,4 +310,9 @@ impl<B: Backend> KvCacheManager<B> {
         }
         queued
     }
+}
+
+/// Whether there is no room on the device, which is no failure.
+fn is_full(error: &KvError) -> bool {
+    matches!(error, KvError::OutOfBlocks { .. } | KvError::OutOfCheckpoints { .. })
 }

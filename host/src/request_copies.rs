@@ -18,6 +18,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`],
     /// [`KvError::Device`]. Nothing has changed then.
     pub fn fork(&mut self, stream: &Stream<B>, id: RequestId) -> Result<RequestId, KvError> {
+        self.core().check_stream(stream)?;
         self.reject_leaked_steps();
         let fork = self.core().ledger().begin_fork(id)?;
         match self.copy_fork(stream, &fork) {
@@ -52,6 +53,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::NoRoomToSuspend`], [`KvError::Device`].
     /// Nothing has changed then.
     pub fn suspend(&mut self, stream: &Stream<B>, id: RequestId) -> Result<Suspended, KvError> {
+        self.core().check_stream(stream)?;
         self.reject_leaked_steps();
         let image = self.core().ledger().take_image(id)?;
         let copy = SlotCopy { from: id.slot(), to: image };
@@ -76,10 +78,11 @@ impl<B: Backend> KvCacheManager<B> {
         suspended: Suspended,
     ) -> Result<RequestId, ResumeRefused> {
         self.reject_leaked_steps();
-        let admitted = {
+        let admitted = self.core().check_stream(stream).and_then(|()| {
             let mut ledger = self.core().ledger();
-            ledger.check_suspended(&suspended).and_then(|()| ledger.admit())
-        };
+            ledger.check_suspended(&suspended)?;
+            ledger.admit()
+        });
         let id = match admitted {
             Ok(id) => id,
             Err(error) => return Err(ResumeRefused::new(suspended, error)),

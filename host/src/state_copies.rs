@@ -22,6 +22,7 @@ impl<B: Backend> KvCacheManager<B> {
         stream: &Stream<B>,
         saves: &[(RequestId, u32)],
     ) -> Result<Vec<SavedCheckpoint>, KvError> {
+        self.core().check_stream(stream)?;
         self.reject_leaked_steps();
         let saved = self.core().ledger().take_checkpoints(saves)?;
         let job = |(&(id, boundary), saved): (&(RequestId, u32), &SavedCheckpoint)| {
@@ -38,13 +39,14 @@ impl<B: Backend> KvCacheManager<B> {
         }
     }
 
-    /// Lets a request go on from a checkpoint: its slot becomes what that of the saved request was, in one launch. It must
-    /// have committed as many tokens, and hold no more blocks than theirs, in which their entries are; and it must share
-    /// nothing, since the prefix tree would take the saved request's tokens for its own. Positions at which it was to be
-    /// saved are forgotten. Queued in `stream`, behind the steps before.
+    /// Lets a request go on from a checkpoint: its slot becomes what the slot of the saved request was, in one launch. The
+    /// request has committed the checkpoint's tokens or more, has exactly the blocks of those tokens, and shares nothing,
+    /// since the prefix tree would take the saved request's tokens for its own. What its blocks hold is not copied: they must
+    /// hold the entries of the saved request's tokens, which the caller sees to. Positions at which it was to be saved are
+    /// forgotten. Queued in `stream`, behind the steps before.
     ///
     /// # Errors
-    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::ForeignCheckpoint`],
+    /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`], [`KvError::ForeignCheckpoint`],
     /// [`KvError::Shares`], [`KvError::NotRestorable`]: nothing has changed then. [`KvError::Device`]: if the device
     /// failed in the copy or behind it, nobody knows what the slot holds, and later steps refuse the request
     /// ([`KvError::Overwritten`]) until it is restored or released; else nothing has changed.
@@ -58,8 +60,8 @@ impl<B: Backend> KvCacheManager<B> {
         self.restore_place(stream, id, from.place(), &[])
     }
 
-    /// As [`Self::restore_checkpoint`], for a request that has the blocks of the tokens and takes part in no step, from a
-    /// checkpoint that somebody keeps, with the first blocks of the request's row of the device's block table.
+    /// As [`Self::restore_checkpoint`], for a request that takes part in no step and has the blocks of the checkpoint's
+    /// tokens already. `blocks` are entered in the request's row of the device's block table, from its first element on.
     pub(crate) fn restore_place(
         &mut self,
         stream: &Stream<B>,
@@ -121,6 +123,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::Device`]; nothing was saved then, and the next call does it.
     pub fn save_wanted(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+        self.core().check_stream(stream)?;
         self.reject_leaked_steps();
         let due = self.core().ledger().due();
         if due.is_empty() {
@@ -133,13 +136,22 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     /// Gives the cache up to measure [`crate::ops::copy_state`] over its memory: `work` takes the memory, the pieces of
-    /// checkpoints, and those of slots. They are writable, which is why no request is left.
+    /// checkpoints, and those of slots. They are writable, which is why no request is left. What is on its way to host
+    /// memory, or from there, is waited for; what `work` queues in `stream` comes behind the steps before.
+    ///
+    /// # Errors
+    /// [`KvError::Device`].
     pub fn into_copied_state<R>(
-        self,
+        mut self,
+        stream: &Stream<B>,
         work: impl FnOnce(&StateArena<'_, B>, &CopyPieces<'_, B>, &CopyPieces<'_, B>) -> R,
-    ) -> R {
+    ) -> Result<R, KvError> {
+        self.core().check_stream(stream)?;
+        self.reject_leaked_steps();
+        self.enter_arrived(true)?;
+        self.transfer(stream, &[], None)?;
         let state = &self.core().memory.state;
-        work(&state.arena(), &state.checkpoint_pieces(), &state.slot_pieces())
+        Ok(work(&state.arena(), &state.checkpoint_pieces(), &state.slot_pieces()))
     }
 
     /// Gives a checkpoint up.

@@ -1,14 +1,12 @@
 //! What is queued between steps: copies of slots, checkpoints and blocks, and rows of the block table. What it is travels
 //! in the memory of the trunk's StepMeta, which nobody uses between steps.
 
-use kernels_gpu::params::CopyStateParams;
-
 use crate::core::Core;
 use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, SlotId};
 use crate::manager::KvCacheManager;
-use crate::ops::{self, CopyDirection, JobWords, StateCopies, TableUpdate};
+use crate::ops::{self, CopyDirection, JOB, JobWords, StateCopies, TableUpdate};
 use crate::step_memory::StepMemory;
 
 /// What is copied.
@@ -46,9 +44,6 @@ impl From<TransferFailed> for KvError {
         failed.error
     }
 }
-
-/// Elements of a job.
-const JOB: usize = CopyStateParams::JOB as usize;
 
 impl<B: Backend> KvCacheManager<B> {
     /// Rejects steps that were leaked: none borrows the cache any more.

@@ -151,8 +151,8 @@ impl<B: Backend> HostCopies<B> {
         Ok(Self { stream, ended, written, read, bytes: 0, is_settled: true })
     }
 
-    /// Queues copies of `from` to units, in order, of which the last may get less than it holds. Units that follow each
-    /// other in their pool are one copy.
+    /// Queues copies of `from`, cut into parts as long as a unit, to the units in order. The last part may be shorter than its
+    /// unit. Units that follow each other in their pool are one copy.
     ///
     /// # Errors
     /// [`DeviceError::Length`] unless `from` fills all units but the last; [`DeviceError::ForeignDevice`];
@@ -186,8 +186,8 @@ impl<B: Backend> HostCopies<B> {
         copies
     }
 
-    /// Queues copies of units, in order, to `to`, of which the last may give less than it holds. Units that follow each
-    /// other in their pool are one copy.
+    /// Queues copies of the units, in order, to `to`, cut into parts as long as a unit. The last part may be shorter than its
+    /// unit. Units that follow each other in their pool are one copy.
     ///
     /// # Errors
     /// As [`Self::store`].

@@ -32,6 +32,14 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Some(self.reference(place.node, depth))
     }
 
+    /// Where the checkpoint at a reference is; `None` if there is none.
+    #[must_use]
+    pub fn place_at(&self, at: &Reference) -> Option<Place> {
+        let node = self.place_of(at, at.depth).ok()?;
+        let has_it = self.nodes[node].checkpoint.is_some() && self.nodes[node].end() == at.depth;
+        has_it.then_some(Place { tree: self.id, node })
+    }
+
     /// A reference to the end of what is there of some blocks of tokens, with or without a checkpoint. Nothing is
     /// counted as used.
     pub fn refer_to_match(&mut self, root: &RootKey, blocks: &[[u32; T]]) -> Reference {

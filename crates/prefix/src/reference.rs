@@ -86,6 +86,17 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(self.reference(place, at.depth))
     }
 
+    /// Somebody goes on from a reference elsewhere: it and all above it were used now. What [`Self::adopt`] returns was used
+    /// already.
+    ///
+    /// # Errors
+    /// [`Foreign`].
+    pub fn touch_at(&mut self, at: &Reference) -> Result<(), Foreign> {
+        let place = self.place_of(at, at.depth)?;
+        self.touch(place);
+        Ok(())
+    }
+
     /// The checkpoint at the end of what was adopted, to go on from.
     ///
     /// # Errors

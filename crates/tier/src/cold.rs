@@ -1,10 +1,12 @@
 //! The cold tier of a cache: below host memory.
 
 use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use dsv4_kv::device::Backend;
-use dsv4_kv::{HostImage, HostRoom, KvCacheManager, Origin, Prompt, RootKey};
+use dsv4_kv::{HostImage, HostPrompt, HostRoom, KvCacheManager, Origin, Prompt, RootKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, parse_url_opts};
@@ -14,7 +16,10 @@ use url::Url;
 use crate::image::{BLOCK, ImageError};
 use crate::store::{ColdError, Done, Owner, Source, Store, Wanted};
 
-/// Which prompt is wanted from the store.
+#[cfg(test)]
+mod tests;
+
+/// Which prompt is wanted from the store: a number that is unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchId(u64);
 
@@ -41,16 +46,11 @@ pub struct ColdStats {
     pub failed: u64,
     /// Prefixes for which host memory had no room, or that it had by then.
     pub no_room: u64,
-    /// Checkpoints that were not stored, because too many waited.
-    pub not_stored: u64,
 }
 
 /// What to do with a store besides: nothing by default.
 #[derive(Clone, Debug, Default)]
 pub struct ColdOptions {
-    /// What tells the bytes of this cache from those of others with the same configuration: at least the model's weights.
-    /// A prefix is read only if it was stored with the same.
-    pub identity: Vec<u8>,
     /// Options of a cloud store, by name: keys, regions, endpoints.
     pub store: Vec<(String, String)>,
 }
@@ -63,12 +63,11 @@ pub struct ColdTier<B: Backend> {
     store: Store,
     filled: (Sender<Filled<B>>, Receiver<Filled<B>>),
     /// Prompts that were asked for.
-    fetching: Vec<u64>,
-    next: u64,
-    block_bytes: usize,
-    checkpoint_bytes: usize,
+    fetching: Vec<Wanted>,
     /// Reads, stores and fills that are under way.
     pending: usize,
+    /// Whether the store's thread has ended.
+    has_ended: bool,
     stats: ColdStats,
     errors: Vec<ColdError>,
 }
@@ -83,33 +82,41 @@ struct Filled<B: Backend> {
 
 /// Reasons that are kept until they are asked for.
 const ERRORS: usize = 256;
+/// Prompts that are on their way at most: each is a copy of its tokens, and is read wholly to memory.
+const FETCHES: usize = 64;
 
 impl<B: Backend> ColdTier<B> {
     /// Opens the store of `url`, or a local directory, which is made if it is not there, below the host tier of `cache`.
     ///
+    /// `identity` tells the bytes of this cache from those of others with the same configuration: a digest of the model's
+    /// weights, and of whatever else makes other bytes. A prefix is read only if it was stored with the same.
+    ///
     /// # Errors
-    /// [`ColdError::Url`], also for a cache without a host tier; [`ColdError::Store`] if it cannot be listed.
+    /// [`ColdError::NoIdentity`]; [`ColdError::Url`], also for a cache without a host tier; [`ColdError::Store`] if it cannot
+    /// be listed; [`ColdError::Thread`].
     pub fn open(
         cache: &mut KvCacheManager<B>,
         url: &str,
-        options: ColdOptions,
+        identity: &[u8],
+        options: &ColdOptions,
     ) -> Result<Self, ColdError> {
+        if identity.is_empty() {
+            return Err(ColdError::NoIdentity);
+        }
         let refused = |why: String| ColdError::Url { url: url.to_owned(), why };
         let Some((block_bytes, checkpoint_bytes)) = cache.host_image_bytes() else {
             return Err(refused("the cache has no host tier".into()));
         };
         let (objects, prefix) = open(url, &options.store)?;
-        let identity = options.identity.into();
-        let owner = Owner { identity, block_bytes, checkpoint_bytes };
+        let owner = Owner { identity: identity.into(), block_bytes, checkpoint_bytes };
+        let store = Store::open(objects, prefix, owner)?;
         cache.offer_host_images();
         Ok(Self {
-            store: Store::open(objects, prefix, owner)?,
+            store,
             filled: channel(),
             fetching: Vec::new(),
-            next: 0,
-            block_bytes: block_bytes as usize,
-            checkpoint_bytes: checkpoint_bytes as usize,
             pending: 0,
+            has_ended: false,
             stats: ColdStats::default(),
             errors: Vec::new(),
         })
@@ -117,53 +124,67 @@ impl<B: Backend> ColdTier<B> {
 
     /// Asks for what the store has of a prompt, behind what device and host memory have a checkpoint of; `None` if the
     /// prompt closes no block behind that. What the store has is in host memory some calls of [`Self::advance`] later, for
-    /// [`KvCacheManager::prefetch`] to bring to the device.
-    pub fn fetch(&mut self, cache: &KvCacheManager<B>, prompt: &Prompt<'_>) -> Option<FetchId> {
-        let (root, tokens, there) = cache.host_prompt(prompt)?;
-        // A token is left to compute.
-        let tokens = &tokens[..tokens.len().saturating_sub(1)].as_chunks::<BLOCK>().0;
-        let there = there / BLOCK as u32;
-        if tokens.len() <= there as usize {
-            return None;
+    /// [`KvCacheManager::prefetch`] to bring to the device. A prompt that is on its way already is the same one.
+    ///
+    /// # Errors
+    /// [`ColdError::TooManyFetches`]; [`ColdError::ThreadEnded`].
+    pub fn fetch(
+        &mut self,
+        cache: &KvCacheManager<B>,
+        prompt: &Prompt<'_>,
+    ) -> Result<Option<FetchId>, ColdError> {
+        if self.has_ended {
+            return Err(ColdError::ThreadEnded);
         }
-        let id = self.next;
-        self.next += 1;
-        self.store.read(Wanted { id, root, tokens: tokens.to_vec(), there });
-        self.fetching.push(id);
+        let Some(HostPrompt { root, tokens, reusable, in_host }) = cache.host_prompt(prompt) else {
+            return Ok(None);
+        };
+        // A token is left to compute.
+        let tokens = tokens[..tokens.len().saturating_sub(1)].as_chunks::<BLOCK>().0;
+        let [worth, there] = [reusable, in_host].map(|tokens| tokens / BLOCK as u32);
+        if tokens.len() <= worth as usize {
+            return Ok(None);
+        }
+        let is_it = |wanted: &&Wanted| wanted.root == root && *wanted.tokens == *tokens;
+        if let Some(wanted) = self.fetching.iter().find(is_it) {
+            return Ok(Some(FetchId(wanted.id)));
+        }
+        if self.fetching.len() >= FETCHES {
+            return Err(ColdError::TooManyFetches { most: FETCHES });
+        }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let wanted = Wanted { id, root, tokens: Arc::from(tokens), worth, there };
+        self.store.read(wanted.clone());
+        self.fetching.push(wanted);
         self.pending += 1;
-        Some(FetchId(id))
+        Ok(Some(FetchId(id)))
     }
 
     /// Whether a prompt is still on its way.
     #[must_use]
     pub fn is_fetching(&self, id: FetchId) -> bool {
-        self.fetching.contains(&id.0)
+        self.fetching.iter().any(|wanted| wanted.id == id.0)
     }
 
-    /// Hands to the store what has arrived in host memory, and enters there what the store has brought. To be called
-    /// between steps; waits for nothing.
+    /// Hands to the store what has arrived in host memory, while it has room, and enters there what the store has brought.
+    /// To be called between steps; waits for nothing.
     pub fn advance(&mut self, cache: &mut KvCacheManager<B>) {
-        while let Some(image) = cache.next_host_image() {
-            let Self { block_bytes, checkpoint_bytes, .. } = *self;
-            let source = Stored { image, block_bytes, checkpoint_bytes };
-            match self.store.store(Box::new(source)) {
-                true => self.pending += 1,
-                false => self.stats.not_stored += 1,
-            }
-        }
-        while let Some(done) = self.store.next(false) {
-            self.take(cache, done);
-        }
+        self.take_done(cache, false);
         self.enter(cache);
+        while !self.has_ended && self.store.has_room() {
+            let Some(image) = cache.next_host_image() else { return };
+            self.store.store(Box::new(Stored { image }));
+            self.pending += 1;
+        }
     }
 
     /// As [`Self::advance`], until nothing is left to do. The host waits for the store.
     pub fn settle(&mut self, cache: &mut KvCacheManager<B>) {
         self.advance(cache);
         while self.pending > 0 {
-            let Some(done) = self.store.next(true) else { return };
-            self.take(cache, done);
-            self.enter(cache);
+            self.take_done(cache, true);
+            self.advance(cache);
         }
     }
 
@@ -176,6 +197,27 @@ impl<B: Backend> ColdTier<B> {
     /// Why prefixes were not stored or read since the last call, the first 256 of it.
     pub fn take_errors(&mut self) -> Vec<ColdError> {
         std::mem::take(&mut self.errors)
+    }
+
+    /// Takes note of what is done; waits for the first of it if it is to be `waited` for.
+    fn take_done(&mut self, cache: &mut KvCacheManager<B>, mut waited: bool) {
+        while !self.has_ended {
+            match self.store.next(waited) {
+                Ok(Some(done)) => self.take(cache, done),
+                Ok(None) => return,
+                Err(error) => self.end(error),
+            }
+            waited = false;
+        }
+    }
+
+    /// The store's thread has ended: nothing comes any more.
+    fn end(&mut self, error: ColdError) {
+        self.has_ended = true;
+        self.pending = 0;
+        self.fetching.clear();
+        self.store.clear();
+        self.note(error);
     }
 
     fn take(&mut self, cache: &mut KvCacheManager<B>, done: Done) {
@@ -191,10 +233,15 @@ impl<B: Backend> ColdTier<B> {
                 errors.into_iter().for_each(|error| self.note(error));
                 match found {
                     Some(found) => self.fill(cache, id, *found),
-                    None => self.fetching.retain(|&other| other != id),
+                    None => self.forget(id),
                 }
             }
         }
+    }
+
+    /// A prompt is not on its way any more.
+    fn forget(&mut self, id: u64) {
+        self.fetching.retain(|wanted| wanted.id != id);
     }
 
     /// Has the store's thread copy what it read to host memory.
@@ -202,16 +249,9 @@ impl<B: Backend> ColdTier<B> {
         let tokens = &found.wanted.tokens[..found.blocks as usize];
         let room = cache.reserve_host(&found.wanted.root, tokens);
         // What is there by now may be less than what was when it was read.
-        let room = match room {
-            Some(room) if room.above() < found.first() => {
-                cache.give_host_back(room);
-                None
-            }
-            room => room,
-        };
-        let Some(mut room) = room else {
+        let Some(mut room) = room.filter(|room| room.above() >= found.first()) else {
             self.stats.no_room += 1;
-            self.fetching.retain(|&other| other != id);
+            self.forget(id);
             return;
         };
         let send = self.filled.0.clone();
@@ -220,7 +260,7 @@ impl<B: Backend> ColdTier<B> {
             let first = room.above();
             let blocks = found.images(first).map(<[u8]>::len).sum::<usize>();
             room.fill(found.images(first), &found.checkpoint, found.about);
-            let tokens = u64::from(found.blocks - found.wanted.there) * BLOCK as u64;
+            let tokens = u64::from(found.blocks - found.wanted.worth) * BLOCK as u64;
             let bytes = (blocks + found.checkpoint.len()) as u64;
             // If nobody takes it, the cache's owner has dropped the tier.
             let _ = send.send(Filled { id, room, tokens, bytes });
@@ -230,8 +270,8 @@ impl<B: Backend> ColdTier<B> {
     /// Enters what was filled.
     fn enter(&mut self, cache: &mut KvCacheManager<B>) {
         while let Ok(Filled { id, room, tokens, bytes }) = self.filled.1.try_recv() {
-            self.fetching.retain(|&other| other != id);
-            if cache.enter_host(room) {
+            self.forget(id);
+            if cache.enter_host(room).unwrap_or(false) {
                 self.stats.restored += 1;
                 self.stats.restored_tokens += tokens;
                 self.stats.bytes_read += bytes;
@@ -284,8 +324,6 @@ fn open(
 /// An image of host memory that is to be stored.
 struct Stored<B: Backend> {
     image: HostImage<B>,
-    block_bytes: usize,
-    checkpoint_bytes: usize,
 }
 
 impl<B: Backend> Source for Stored<B> {
@@ -303,12 +341,10 @@ impl<B: Backend> Source for Stored<B> {
 
     fn blocks(&self, first: usize, bytes: &mut Vec<u8>) {
         let blocks = (first..self.image.tokens.len()).filter_map(|at| self.image.block(at));
-        blocks.for_each(|image| bytes.extend_from_slice(&image[..self.block_bytes]));
+        blocks.for_each(|image| bytes.extend_from_slice(image));
     }
 
     fn checkpoint(&self, bytes: &mut Vec<u8>) {
-        let end = bytes.len() + self.checkpoint_bytes;
         self.image.checkpoint().for_each(|part| bytes.extend_from_slice(part));
-        bytes.truncate(end);
     }
 }

@@ -24,6 +24,7 @@
 //! Whoever reads one says what it must be of: identity, root and tokens are compared byte by byte, sections by their
 //! digests, the length of the object exactly.
 
+use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use sha2::{Digest, Sha256};
 
 /// What an image begins with.
@@ -35,7 +36,7 @@ pub const HEADER: usize = 208;
 /// Bytes of the header that its digest is of.
 const SIGNED: usize = 176;
 /// Tokens of a block.
-pub const BLOCK: usize = 128;
+pub const BLOCK: usize = BLOCK_TOKENS as usize;
 
 /// A part of an image that has a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,13 +17,12 @@
 //! # ) -> Result<(), Box<dyn std::error::Error>> {
 //! use dsv4_kv_tier::{ColdOptions, ColdTier};
 //!
-//! let identity = b"the digest of the model's weights".to_vec();
-//! let options = ColdOptions { identity, ..ColdOptions::default() };
-//! let mut cold = ColdTier::open(&mut cache, "/var/cache/prefixes", options)?;
+//! let (identity, options) = (b"a digest of the model's weights", ColdOptions::default());
+//! let mut cold = ColdTier::open(&mut cache, "/var/cache/prefixes", identity, &options)?;
 //! // Between steps, and for prompts that wait for their turn:
 //! cache.advance_tier(&stream)?;
 //! cold.advance(&mut cache);
-//! cold.fetch(&cache, &prompt);
+//! cold.fetch(&cache, &prompt)?;
 //! # Ok(())
 //! # }
 //! ```

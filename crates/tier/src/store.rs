@@ -1,7 +1,7 @@
 //! The store's own thread: what is asked of it waits for a disk or a network there, and nowhere else.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -43,9 +43,28 @@ pub enum ColdError {
         /// Why.
         why: String,
     },
+    /// The identity of the model is empty: bytes of any weights would be read.
+    #[error("the identity of the model is empty; give a digest of its weights")]
+    NoIdentity,
+    /// As many prompts as may be on their way are.
+    #[error("{most} prompts are on their way from the store; ask again when one of them has come")]
+    TooManyFetches {
+        /// Most of them.
+        most: usize,
+    },
+    /// The store's thread has ended by a panic: nothing is stored or read any more.
+    #[error("the store's thread has ended; open the tier again")]
+    ThreadEnded,
     /// The store's thread could not be started.
     #[error("the store's thread could not be started: {0}")]
     Thread(#[from] std::io::Error),
+}
+
+impl ColdError {
+    /// Whether the object is not there, or not what it should be: asking again would not help.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Image { .. } | Self::Store(object_store::Error::NotFound { .. }))
+    }
 }
 
 /// The sizes of a cache, and what tells its bytes from those of others.
@@ -71,13 +90,15 @@ pub(crate) trait Source: Send {
 }
 
 /// A prompt whose prefix is to be read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub id: u64,
     pub root: RootKey,
     /// Whole blocks.
-    pub tokens: Vec<[u32; BLOCK]>,
-    /// Blocks down to a checkpoint that is nearer.
+    pub tokens: Arc<[[u32; BLOCK]]>,
+    /// Blocks down to a checkpoint that is nearer: a prefix that is no longer is not worth reading.
+    pub worth: u32,
+    /// Blocks that host memory has: what is above their end is not read.
     pub there: u32,
 }
 
@@ -189,15 +210,15 @@ impl Store {
         Ok(Self { shared, done, thread: Some(thread) })
     }
 
-    /// Stores a prefix when its turn comes; `false` if too many wait.
-    pub fn store(&self, source: Box<dyn Source>) -> bool {
-        let mut queue = self.shared.queue();
-        if queue.later.len() >= WAITING {
-            return false;
-        }
-        queue.later.push_back(Job::Store(source));
+    /// Whether another prefix may wait to be stored.
+    pub fn has_room(&self) -> bool {
+        self.shared.queue().later.len() < WAITING
+    }
+
+    /// Stores a prefix when its turn comes.
+    pub fn store(&self, source: Box<dyn Source>) {
+        self.shared.queue().later.push_back(Job::Store(source));
         self.shared.changed.notify_one();
-        true
     }
 
     /// Reads a prefix, before what waits to be stored.
@@ -213,8 +234,27 @@ impl Store {
     }
 
     /// What is done; with `wait`, waits until something is.
-    pub fn next(&self, wait: bool) -> Option<Done> {
-        if wait { self.done.recv().ok() } else { self.done.try_recv().ok() }
+    ///
+    /// # Errors
+    /// [`ColdError::ThreadEnded`].
+    pub fn next(&self, wait: bool) -> Result<Option<Done>, ColdError> {
+        let done = if wait {
+            self.done.recv().map_err(|_| TryRecvError::Disconnected)
+        } else {
+            self.done.try_recv()
+        };
+        match done {
+            Ok(done) => Ok(Some(done)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(ColdError::ThreadEnded),
+        }
+    }
+
+    /// Forgets what waits, of which nothing is done any more.
+    pub fn clear(&self) {
+        let mut queue = self.shared.queue();
+        queue.urgent.clear();
+        queue.later.clear();
     }
 }
 
@@ -300,7 +340,7 @@ impl Objects {
     async fn read(&mut self, wanted: Wanted) -> (Option<Found>, Vec<ColdError>) {
         let keys = Key::all(&self.owner.identity, wanted.root.bytes(), &wanted.tokens);
         let mut errors = Vec::new();
-        for blocks in (wanted.there as usize + 1..=keys.len()).rev() {
+        for blocks in (wanted.worth as usize + 1..=keys.len()).rev() {
             if !self.known.contains(&keys[blocks - 1]) {
                 continue;
             }
@@ -319,21 +359,25 @@ impl Objects {
         (None, errors)
     }
 
-    /// The images of a prefix, the last one first, back to what is nearer already. An object that is not what it should be
-    /// is not asked for again.
+    /// The images of a prefix, the last one first, back to what host memory has. An object that is not there, or not what it
+    /// should be, is not asked for again, nor are those that rest on it: they are stored anew.
     async fn read_parts(
         &mut self,
         wanted: &Wanted,
         keys: &[Key],
     ) -> Result<(Vec<(u32, Bytes)>, Bytes, (Origin, bool)), ColdError> {
         let (mut parts, mut end, mut last) = (Vec::new(), keys.len(), None);
-        while end > wanted.there as usize {
+        let mut chain = Vec::new();
+        while last.is_none() || end > wanted.there as usize {
             let key = keys[end - 1];
+            chain.push(key);
             let read = self.read_one(wanted, &key, end).await;
             let (first, blocks, checkpoint, about) = match read {
                 Ok(read) => read,
                 Err(error) => {
-                    self.known.remove(&key);
+                    if error.is_final() {
+                        self.known.retain(|key| !chain.contains(key));
+                    }
                     return Err(error);
                 }
             };

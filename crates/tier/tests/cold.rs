@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
-use dsv4_kv::{Accepted, CacheConfig, Prompt};
+use dsv4_kv::{Accepted, CacheConfig, Prompt, RequestId};
 use dsv4_kv_tests::fed::{Fed, Padding, Part, begin};
 use dsv4_kv_tests::stories::{Stored, Story, config};
-use dsv4_kv_tier::{ColdError, ColdOptions, ColdTier, ImageError, Section};
+use dsv4_kv_tier::{ColdError, ColdOptions, ColdTier, FetchId, ImageError, Section};
 use kv_layout::geometry::LayerKind::{self, Csa, Hca, Swa};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -43,31 +43,37 @@ impl Cache {
             ..base
         };
         let mut fed = Fed::new(device, settings);
-        let options = ColdOptions { identity: identity.to_vec(), ..ColdOptions::default() };
-        let url = directory.to_str().unwrap();
-        let cold = ColdTier::open(&mut fed.manager, url, options).unwrap();
+        let (url, options) = (directory.to_str().unwrap(), ColdOptions::default());
+        let cold = ColdTier::open(&mut fed.manager, url, identity, &options).unwrap();
         Self { fed, cold }
     }
 
     /// Runs a request of the story's tokens, and ends it; tokens that were reused.
     fn run(&mut self, salt: &[u8], story: &Story, stored: &[Stored]) -> u32 {
+        let (id, reused) = self.compute(salt, story, TOKENS);
         let Self { fed, .. } = self;
-        let tokens = tokens();
-        let admission = fed.manager.admit_waiting(&fed.stream, &prompt(&tokens, salt)).unwrap();
-        let (id, from) = (admission.id, admission.reused as usize);
-        let parts = [Part::new(id, story, from..TOKENS)];
-        fed.inputs.load(&fed.stream, &parts, (TOKENS - from) as u32);
-        let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
-        for step in &mut steps {
-            fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
-        }
-        let told = Accepted { id, accepted: (TOKENS - from) as u32, tokens: &tokens[from..] };
-        steps.into_iter().for_each(|step| step.commit(&[told]).unwrap());
         fed.assert_holds(id, story, stored, TOKENS);
         fed.manager.check_faults(&fed.stream).unwrap();
         fed.manager.release(id).unwrap();
         self.settle();
-        admission.reused
+        reused
+    }
+
+    /// Runs a request of the story's first tokens; how many were reused.
+    fn compute(&mut self, salt: &[u8], story: &Story, len: usize) -> (RequestId, u32) {
+        let Self { fed, .. } = self;
+        let tokens = &tokens()[..len];
+        let admission = fed.manager.admit_waiting(&fed.stream, &prompt(tokens, salt)).unwrap();
+        let (id, from) = (admission.id, admission.reused as usize);
+        let parts = [Part::new(id, story, from..len)];
+        fed.inputs.load(&fed.stream, &parts, (len - from) as u32);
+        let mut steps = begin(&mut fed.manager, &fed.stream, &parts, Padding::None).unwrap();
+        for step in &mut steps {
+            fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
+        }
+        let told = Accepted { id, accepted: (len - from) as u32, tokens: &tokens[from..] };
+        steps.into_iter().for_each(|step| step.commit(&[told]).unwrap());
+        (id, admission.reused)
     }
 
     fn settle(&mut self) {
@@ -80,13 +86,15 @@ impl Cache {
 
     /// Asks the store for the story's prompt; why it was not had.
     fn fetch(&mut self, salt: &[u8]) -> Vec<ColdError> {
-        let tokens = tokens();
-        let id =
-            self.cold.fetch(&self.fed.manager, &prompt(&tokens, salt)).expect("it is not there");
+        let id = self.ask(salt).unwrap().expect("it is not there");
         assert!(self.cold.is_fetching(id));
         self.settle();
         assert!(!self.cold.is_fetching(id));
         self.cold.take_errors()
+    }
+
+    fn ask(&mut self, salt: &[u8]) -> Result<Option<FetchId>, ColdError> {
+        self.cold.fetch(&self.fed.manager, &prompt(&tokens(), salt))
     }
 }
 
@@ -149,8 +157,7 @@ fn another_cache_goes_on_from_files() {
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
     assert_eq!(cache.fed.manager.tier_stats().restored_tokens, 384);
     // Nothing more is wanted of a prompt that is there.
-    let tokens = tokens();
-    assert!(cache.cold.fetch(&cache.fed.manager, &prompt(&tokens, b"a")).is_none());
+    assert!(cache.ask(b"a").unwrap().is_none());
     assert_eq!(cache.cold.stats().stored, 0, "it came from there");
 }
 
@@ -197,11 +204,84 @@ fn damaged_files_are_misses() {
         // What is not known any more is stored again.
         assert_eq!(fs::read(&files[2]).unwrap(), whole);
     }
-    // An object in the middle of the way is missing: what rests on it is a miss.
+    // The first object of the way is missing: what rests on it is a miss, and is not asked for again.
     fs::remove_file(&files[0]).unwrap();
     let mut cache = setup.cache(b"weights");
     let errors = cache.fetch(b"a");
-    assert!(matches!(errors[..], [ColdError::Store(_), ColdError::Store(_)]), "{errors:?}");
+    assert!(matches!(errors[..], [ColdError::Store(_)]), "{errors:?}");
+    let errors = cache.fetch(b"a");
+    assert!(matches!(errors[..], [ColdError::NotThere]), "{errors:?}");
     assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 0);
-    assert_eq!(setup.files().len(), 3, "it is stored anew");
+    assert_eq!(cache.cold.stats().stored, 3, "all of it is stored anew");
+    let mut cache = setup.cache(b"weights");
+    assert!(cache.fetch(b"a").is_empty());
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
+}
+
+/// An object that cannot be read now is asked for again later.
+#[test]
+fn a_store_that_fails_once_is_asked_again() {
+    let setup = Setup::new();
+    let last = &setup.files()[2];
+    let aside = last.with_extension("aside");
+    let mut cache = setup.cache(b"weights");
+    fs::rename(last, &aside).unwrap();
+    // A link to itself cannot be opened, which is not the same as nothing.
+    std::os::unix::fs::symlink(last, last).unwrap();
+    let errors = cache.fetch(b"a");
+    let [ColdError::Store(error)] = &errors[..] else { panic!("{errors:?}") };
+    assert!(!error.to_string().contains("not found"), "{error}");
+    assert_eq!(cache.cold.stats().restored_tokens, 256, "the shorter prefix is had");
+    fs::rename(&aside, last).unwrap();
+    assert!(cache.fetch(b"a").is_empty());
+    let stats = cache.cold.stats();
+    assert_eq!((stats.failed, stats.restored, stats.restored_tokens), (1, 2, 384));
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
+}
+
+/// What the device has and host memory has not does not keep a longer prefix from host memory.
+#[test]
+fn the_device_may_have_more_than_host_memory() {
+    let setup = Setup::new();
+    let mut cache = setup.cache(b"weights");
+    let (id, _) = cache.compute(b"a", &setup.story, 300);
+    cache.fed.manager.release(id).unwrap();
+    let tokens = tokens();
+    let found = cache.fed.manager.host_prompt(&prompt(&tokens, b"a")).unwrap();
+    assert_eq!((found.reusable, found.in_host), (256, 0));
+    cache.ask(b"a").unwrap().expect("the store has more");
+    cache.cold.settle(&mut cache.fed.manager);
+    let stats = cache.cold.stats();
+    assert_eq!((stats.no_room, stats.restored, stats.restored_tokens), (0, 1, 128));
+    assert_eq!(cache.run(b"a", &setup.story, &setup.stored), 384);
+}
+
+/// A prompt is on its way once, and not too many are; an id is its own tier's.
+#[test]
+fn prompts_are_fetched_once() {
+    let setup = Setup::new();
+    let [mut cache, mut other] = [0; 2].map(|_| setup.cache(b"weights"));
+    let id = cache.ask(b"a").unwrap().unwrap();
+    assert_eq!(cache.ask(b"a").unwrap(), Some(id));
+    other.ask(b"b").unwrap().unwrap();
+    assert!(!other.cold.is_fetching(id));
+    for salt in 0..63 {
+        assert_ne!(cache.ask(&[salt]).unwrap(), Some(id));
+    }
+    let refused = cache.ask(b"one more");
+    assert!(matches!(refused, Err(ColdError::TooManyFetches { most: 64 })), "{refused:?}");
+    cache.settle();
+    let stats = cache.cold.stats();
+    assert_eq!((stats.restored, stats.no_room, stats.not_there), (1, 0, 63));
+    assert!(cache.ask(b"one more").unwrap().is_some(), "there is room again");
+}
+
+/// Bytes of any weights would do for a tier without an identity.
+#[test]
+fn a_tier_has_an_identity() {
+    let setup = Setup::new();
+    let mut cache = setup.cache(b"weights");
+    let (url, options) = (setup.directory.path().to_str().unwrap(), ColdOptions::default());
+    let refused = ColdTier::open(&mut cache.fed.manager, url, b"", &options).map(drop);
+    assert!(matches!(refused, Err(ColdError::NoIdentity)), "{refused:?}");
 }

@@ -134,6 +134,12 @@ impl Ledger {
         self.requests.admit().ok_or(KvError::NoFreeSlot { slots: self.limits.requests })
     }
 
+    /// Refuses a request for which there is no slot.
+    pub(crate) fn check_free_slot(&self) -> Result<(), KvError> {
+        let slots = self.limits.requests;
+        if self.live_requests() < slots { Ok(()) } else { Err(KvError::NoFreeSlot { slots }) }
+    }
+
     /// Ends a request and frees what it held; what it shares stays with who else uses it, or until room is needed.
     ///
     /// # Errors

@@ -45,7 +45,7 @@ impl Ledger {
         refused.into_iter().for_each(|saved| checkpoints.give_back(saved));
     }
 
-    /// Gives up to so many of them up, the oldest first.
+    /// Gives the oldest checkpoints of answers up: `count` of them, or all if there are fewer.
     pub(super) fn give_up_outputs(&mut self, count: u32) {
         let Self { sharing: Some(sharing), checkpoints, .. } = self else { return };
         let count = sharing.outputs.len().min(count as usize);

@@ -29,7 +29,7 @@ impl Ledger {
             return Err(KvError::NotSavable { request: id, boundary, committed, written, limit });
         }
         if boundary == committed {
-            self.saves.due.push((id, boundary));
+            self.saves.add_due(id, boundary);
         } else {
             self.saves.add(id.slot(), boundary);
         }

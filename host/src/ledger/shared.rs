@@ -7,15 +7,13 @@ use dsv4_kv_prefix::{
 };
 use kv_layout::geometry::BLOCK_TOKENS;
 
-use crate::block::{Block, BlockPool};
+use crate::block::{BLOCK, Block, BlockPool};
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint};
 use crate::config::CacheConfig;
 use crate::ids::{BlockId, RequestId, SlotId};
 use crate::schema::Schema;
 use crate::state_layout;
 
-/// Tokens of a block, as the tree counts them.
-pub(super) const BLOCK: usize = BLOCK_TOKENS as usize;
 /// Evicted blocks that are remembered, to tell why tokens were not reused.
 const REMEMBERED: u32 = 1 << 16;
 
@@ -56,7 +54,11 @@ pub(super) struct Offers {
 }
 
 impl Offers {
+    /// Offers a checkpoint, behind the others; one that is offered already stays where it is.
     pub fn add(&mut self, place: Place) {
+        if self.places.contains(&place) {
+            return;
+        }
         self.places.push_back(place);
         while self.places.len() > self.most {
             self.places.pop_front();

@@ -1,12 +1,12 @@
 //! Prefixes that requests share: what a prompt goes on from, and which blocks and checkpoints become the tree's.
 
-use dsv4_kv_prefix::{Origin, RootKey};
+use dsv4_kv_prefix::Origin;
 
 use super::Ledger;
 use super::open_step::Accepted;
 use super::outputs;
-use super::shared::{Admission, BLOCK, Pools, Prompt, Sharer, Sharing};
-use crate::block::Held;
+use super::shared::{Admission, Pools, Prompt, Sharer, Sharing};
+use crate::block::{BLOCK, Held};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
@@ -33,17 +33,17 @@ impl Ledger {
     ) -> Result<(Admission, Option<SavedPlace>), KvError> {
         let id = self.admit()?;
         self.attach_saved();
-        let context = self.limits.context as usize;
+        let shared = self.shared_prompt(prompt);
         let Self { sharing: Some(sharing), requests, .. } = self else {
             return Ok((Admission { id, reused: 0, matched: 0 }, None));
         };
-        // A request cannot have more tokens than that.
-        let tokens = &prompt.tokens[..prompt.tokens.len().min(context)];
-        let root = RootKey::new(prompt.salt, prompt.adapter, &sharing.model);
+        let Some((root, tokens)) = shared else { unreachable!("prompts are shared in this cache") };
         let adopted = sharing.tree.adopt(&root, tokens);
         let (reused, matched) = (adopted.reused, adopted.matched);
         let place = sharing.tree.checkpoint(&adopted.reference).ok().flatten();
         let place = place.map(SavedCheckpoint::place);
+        // A lower tier keeps what is used here, as if it were used there.
+        sharing.tree.place_at(&adopted.reference).into_iter().for_each(|at| sharing.offers.add(at));
         if let (Some(request), Ok(path)) =
             (requests.get_mut(id), sharing.tree.blocks(&adopted.reference))
         {

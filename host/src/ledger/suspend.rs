@@ -89,7 +89,7 @@ impl Ledger {
         self.put_sharer(id.slot(), sharer);
         for boundary in wanted {
             if boundary <= groups[LayerGroup::Trunk.index()].committed {
-                self.saves.due.push((id, boundary));
+                self.saves.add_due(id, boundary);
             } else {
                 self.saves.add(id.slot(), boundary);
             }

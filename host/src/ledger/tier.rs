@@ -3,8 +3,8 @@
 use dsv4_kv_prefix::{Origin, Path, Place, Reference, RootKey};
 
 use super::Ledger;
-use super::shared::{BLOCK, Pools, Prompt, Sharing};
-use crate::block::Block;
+use super::shared::{Pools, Prompt, Sharing};
+use crate::block::{BLOCK, Block};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace, StateCheckpoint};
 use crate::error::KvError;
 use crate::ids::{BlockId, CheckpointId};
@@ -148,33 +148,35 @@ impl Ledger {
     }
 
     /// What has arrived becomes the tree's: blocks of `tokens`, the whole prefix, and the checkpoint at its end. What the
-    /// tree got from elsewhere meanwhile stays as it is.
+    /// tree got from elsewhere meanwhile stays as it is: how many blocks it took, and whether it took the checkpoint.
     pub(crate) fn enter_arrival(
         &mut self,
         arrival: Arrival,
         tokens: &[[u32; BLOCK]],
         origin: Origin,
         has_draft: bool,
-    ) {
+    ) -> (u32, bool) {
         let Arrival { mut reference, blocks, checkpoint } = arrival;
         let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
-        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return };
+        let Some((sharing, _, mut pools)) = self.sharing_parts() else { return (0, false) };
         let new = &tokens[reference.blocks() as usize..];
         let take = |index: usize| match blocks[index].take() {
             Some(block) => block,
             None => unreachable!("there is a block for each, and it is asked for once"),
         };
         let freed = |freed| pools.take_back(freed);
-        let registered = sharing.tree.extend(&mut reference, new, take, freed);
-        debug_assert!(registered.is_ok(), "the reference is this tree's");
+        let taken = sharing.tree.extend(&mut reference, new, take, freed);
+        debug_assert!(taken.is_ok(), "the reference is this tree's");
         let boundary = (tokens.len() * BLOCK) as u32;
         let saved = checkpoint.saved(boundary, has_draft);
         let attached = sharing.tree.attach(&reference, tokens.len() as u32, origin, saved);
+        let entered = (taken.unwrap_or(0) as u32, attached.is_ok());
         if let Err(not_taken) = attached {
             pools.checkpoints.give_back(not_taken.0);
         }
         give_back(&mut pools, blocks.into_iter().flatten());
         self.release_place(reference);
+        entered
     }
 
     /// Gives the room of an arrival back. Nothing may be on its way there any more.

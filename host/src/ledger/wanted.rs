@@ -56,6 +56,13 @@ impl Saves {
         }
     }
 
+    /// A request that is at `boundary` is to be saved there.
+    pub fn add_due(&mut self, id: RequestId, boundary: u32) {
+        if !self.due.contains(&(id, boundary)) {
+            self.due.push((id, boundary));
+        }
+    }
+
     /// What was saved of the requests that `is_wanted` says.
     pub fn extract_saved(
         &mut self,

@@ -38,11 +38,11 @@ pub use poison::{GatheredRows, PoisonSearch, find_poison};
 pub use poison_keys::{PoisonedKeySearch, Scored, find_poisoned_keys};
 pub use query_product::{QueryProduct, bf16_index_query, nvfp4_index_query};
 pub use state::{StateMove, StatePart, StateSlot, StateSource, reset_state, rotate_state};
-pub(crate) use state_copy::UNIT;
 pub use state_copy::{
     BlockCopy, CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, JobWords, LayerImage,
     SlotCopy, StateArena, StateCopies, copy_state,
 };
+pub(crate) use state_copy::{JOB, UNIT};
 pub use swa::{
     GatherQueries, SwaRing, WindowAppend, WindowGather, append_swa, append_swa_saving, gather_swa,
 };

@@ -126,7 +126,10 @@ pub struct BlockCopy {
 }
 
 /// A job as the kernel reads it.
-pub type JobWords = [i32; CopyStateParams::JOB as usize];
+pub type JobWords = [i32; JOB];
+
+/// Elements of a job.
+pub(crate) const JOB: usize = CopyStateParams::JOB as usize;
 
 impl CheckpointCopy {
     /// As the kernel reads it.

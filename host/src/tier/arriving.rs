@@ -2,43 +2,85 @@
 
 use dsv4_kv_prefix::{Reference, RootKey};
 
-use super::state::{Arriving, BLOCK, PrefetchId, Tier, Wanted};
+use super::flight::{Flight, Landed};
+use super::state::{Arriving, PrefetchId, Tier, Wanted};
 use super::stats::{TierEvent, TierMiss};
+use crate::block::BLOCK;
 use crate::core::Core;
-use crate::device::{Backend, HostCopies, Stream, Unsettled};
+use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ledger::{Arrival, Ledger};
 use crate::ops::CopyDirection;
 
+/// Prompts that wait for their turn at most: each is a copy of its tokens.
+const PROMPTS: usize = 64;
+
+/// When a prompt comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Behind all others.
+    Last,
+    /// Before all others: the host waits for it.
+    Next,
+}
+
 impl<B: Backend> Tier<B> {
-    /// Puts a prompt behind those that are to arrive.
-    pub fn want(&mut self, root: RootKey, tokens: &[u32]) -> PrefetchId {
-        let id = PrefetchId(self.next);
-        self.next += 1;
-        self.wanted.push_back(Wanted { id, root, tokens: tokens.to_vec() });
-        id
+    /// Puts a prompt behind those that are to arrive, or before them all. One that is there already stays the same one.
+    ///
+    /// # Errors
+    /// [`KvError::TooManyPrefetches`] for one that would come behind them.
+    pub fn want(
+        &mut self,
+        root: RootKey,
+        tokens: &[u32],
+        turn: Turn,
+    ) -> Result<PrefetchId, KvError> {
+        let is_it = |wanted: &Wanted| wanted.root == root && wanted.tokens == tokens;
+        let arriving = self.arriving.as_mut().map(|arriving| &mut arriving.wanted);
+        if let Some(wanted) = arriving.filter(|wanted| wanted.asked > 0 && is_it(wanted)) {
+            wanted.asked += 1;
+            return Ok(wanted.id);
+        }
+        let found = self.wanted.iter().position(is_it);
+        if found.is_none() && turn == Turn::Last && self.wanted.len() >= PROMPTS {
+            return Err(KvError::TooManyPrefetches { most: PROMPTS });
+        }
+        let at = found.unwrap_or(self.wanted.len());
+        let new = || Wanted { id: PrefetchId::unique(), root, tokens: tokens.to_vec(), asked: 0 };
+        let mut wanted = self.wanted.remove(at).unwrap_or_else(new);
+        wanted.asked += 1;
+        let id = wanted.id;
+        self.wanted.insert(if turn == Turn::Next { 0 } else { at }, wanted);
+        Ok(id)
     }
 
     /// Whether a prompt is still to arrive.
     pub fn is_wanted(&self, id: PrefetchId) -> bool {
-        self.wanted.iter().any(|wanted| wanted.id == id) || self.is_arriving(id)
+        let arriving = self.arriving.as_ref().map(|arriving| &arriving.wanted);
+        let mut all = self.wanted.iter().chain(arriving);
+        all.any(|wanted| wanted.id == id && wanted.asked > 0)
     }
 
-    /// Whether it is on its way.
-    pub fn is_arriving(&self, id: PrefetchId) -> bool {
-        self.arriving.as_ref().is_some_and(|arriving| arriving.wanted.id == id)
-    }
-
-    /// A prompt is not wanted any more; `false` if it is here, or was never there.
+    /// Whoever asked for a prompt does not want it any more; `false` if it is here, or was never there.
     pub fn cancel(&mut self, id: PrefetchId) -> bool {
-        let wanted = self.wanted.len();
-        self.wanted.retain(|wanted| wanted.id != id);
-        if self.wanted.len() < wanted {
+        let waits = self.wanted.iter().any(|wanted| wanted.id == id);
+        let is_wanted = self.withdraw(id);
+        if waits && !self.is_wanted(id) {
             self.miss(TierMiss::Cancelled);
-            return true;
         }
-        let arriving = self.arriving.as_mut().filter(|arriving| arriving.wanted.id == id);
-        arriving.is_some_and(|arriving| !std::mem::replace(&mut arriving.is_cancelled, true))
+        is_wanted
+    }
+
+    /// As [`Self::cancel`], and nothing is counted of one that is not under way.
+    pub fn withdraw(&mut self, id: PrefetchId) -> bool {
+        let arriving = self.arriving.as_mut().map(|arriving| &mut arriving.wanted);
+        let mut all = self.wanted.iter_mut().chain(arriving);
+        let Some(wanted) = all.find(|wanted| wanted.id == id && wanted.asked > 0) else {
+            return false;
+        };
+        wanted.asked -= 1;
+        self.wanted.retain(|wanted| wanted.asked > 0);
+        true
     }
 
     /// Whether there is something for the device to do: the next prompt that is to arrive, if none does, for which there
@@ -96,79 +138,67 @@ impl<B: Backend> Tier<B> {
         units.reverse();
         let (origin, has_draft) = (checkpoint.origin, checkpoint.has_draft);
         let units = (units, checkpoint.units.clone());
-        let (copies, is_lost, is_cancelled) = (None, true, false);
-        Arriving {
-            wanted,
-            tokens,
-            arrival,
-            units,
-            origin,
-            has_draft,
-            copies,
-            is_lost,
-            is_cancelled,
-            source,
-        }
+        let flight = Flight::new();
+        Arriving { wanted, tokens, arrival, units, origin, has_draft, flight, source }
     }
 
     /// Queues the copies of what was begun, behind `stream`. On an error it is lost: [`Self::end_arriving`] gives it back.
     pub fn queue_arriving(&mut self, core: &Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
-        let Self { arriving: Some(arriving), back, layout, .. } = self else { return Ok(()) };
+        let Self { arriving: Some(arriving), to_device: lane, layout, .. } = self else {
+            return Ok(());
+        };
         let (units, checkpoint) = std::mem::take(&mut arriving.units);
-        let copies = arriving.copies.insert(HostCopies::new(&back.stream)?);
-        back.follow(stream)?;
-        back.send(&arriving.arrival.blocks())?;
-        for round in back.rounds(units.len()) {
-            copies.load(units[round.clone()].iter().cloned(), &back.staged(&round))?;
-            back.copy(core, &round, CopyDirection::Restore)?;
-        }
         debug_assert_eq!(checkpoint.len(), layout.checkpoint_units as usize, "of this tier");
-        let target = core.memory.state.checkpoint(arriving.arrival.checkpoint());
-        copies.load(checkpoint, &target)?;
-        copies.end()?;
-        arriving.is_lost = false;
-        Ok(())
+        let (arrival, lane_stream) = (&arriving.arrival, lane.stream.clone());
+        arriving.flight.queue(&lane_stream, |copies| {
+            lane.follow(stream)?;
+            lane.upload_jobs(&arrival.blocks())?;
+            for round in lane.rounds(units.len()) {
+                copies.load(units[round.clone()].iter().cloned(), &lane.staged(&round))?;
+                lane.copy(core, &round, CopyDirection::Restore)?;
+            }
+            let target = core.memory.state.checkpoint(arrival.checkpoint());
+            Ok(copies.load(checkpoint, &target)?)
+        })
     }
 
     /// Enters what has arrived, or gives back the room of what was lost or cancelled. Waits for it if it is to be `waited`
     /// for, or is lost.
     pub fn end_arriving(&mut self, ledger: &mut Ledger, waited: bool) -> Result<(), KvError> {
-        let Some(arriving) = self.arriving.as_ref() else { return Ok(()) };
-        if let (Some(copies), false) = (&arriving.copies, waited || arriving.is_lost)
-            && !copies.is_done()?
-        {
+        let Some(arriving) = self.arriving.as_mut() else { return Ok(()) };
+        let landed = arriving.flight.land(waited)?;
+        if matches!(landed, Landed::NotYet) {
             return Ok(());
         }
-        let Some(mut arriving) = self.arriving.take() else { return Ok(()) };
-        let (bytes, settled) = match arriving.copies.take() {
-            None => (0, Ok(Vec::new())),
-            Some(copies) => (copies.bytes(), copies.settle()),
-        };
-        if let Err(unsettled) = settled {
-            let Unsettled { copies, error } = *unsettled;
-            arriving.copies = Some(copies);
-            self.arriving = Some(arriving);
-            return Err(error.into());
-        }
-        let Arriving { wanted, tokens, arrival, origin, has_draft, source, .. } = arriving;
-        if arriving.is_cancelled || arriving.is_lost {
-            ledger.drop_arrival(arrival);
-            self.miss(if arriving.is_lost { TierMiss::Device } else { TierMiss::Cancelled });
-            if !arriving.is_cancelled {
-                self.wanted.push_front(wanted);
+        let Some(arriving) = self.arriving.take() else { return Ok(()) };
+        let is_cancelled = arriving.wanted.asked == 0;
+        match landed {
+            Landed::Done(_, bytes) if !is_cancelled => self.enter_arriving(ledger, arriving, bytes),
+            landed => {
+                let is_done = matches!(landed, Landed::Done(..));
+                let Arriving { wanted, arrival, source, .. } = arriving;
+                ledger.drop_arrival(arrival);
+                self.miss(if is_done { TierMiss::Cancelled } else { TierMiss::Device });
+                if !is_cancelled {
+                    self.wanted.push_front(wanted);
+                }
+                self.release(source);
             }
-        } else {
-            let blocks = tokens.len() as u32 - arrival.above();
-            let before = ledger.reusable(&wanted.root, &wanted.tokens);
-            ledger.enter_arrival(arrival, &tokens, origin, has_draft);
-            let reusable = (tokens.len() * BLOCK) as u32;
-            self.stats.restored_blocks += u64::from(blocks);
-            self.stats.restored_checkpoints += 1;
-            self.stats.bytes_from_host += bytes;
-            self.stats.restored_tokens += u64::from(reusable.saturating_sub(before));
-            self.event(TierEvent::Restored { tokens: reusable, blocks, bytes });
         }
-        self.release(source);
         Ok(())
+    }
+
+    /// The device has it now.
+    fn enter_arriving(&mut self, ledger: &mut Ledger, arriving: Arriving<B>, bytes: u64) {
+        let Arriving { wanted, tokens, arrival, origin, has_draft, source, .. } = arriving;
+        let before = ledger.reusable(&wanted.root, &wanted.tokens);
+        let (blocks, has_checkpoint) = ledger.enter_arrival(arrival, &tokens, origin, has_draft);
+        let reusable = (tokens.len() * BLOCK) as u32;
+        self.stats.restored_blocks += u64::from(blocks);
+        self.stats.restored_checkpoints += u64::from(has_checkpoint);
+        self.stats.bytes_from_host += bytes;
+        self.stats.restored_tokens += u64::from(reusable.saturating_sub(before));
+        self.event(TierEvent::Restored { tokens: reusable, blocks, bytes });
+        self.release(source);
     }
 }

@@ -4,12 +4,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dsv4_kv_prefix::{Origin, Reference, RootKey};
+use dsv4_kv_prefix::{Origin, RootKey};
 
-use super::state::{BLOCK, HostCheckpoint, Tier, Unit};
+use super::loans::Loan;
+use super::state::{HostCheckpoint, Tier, Unit};
+use crate::block::BLOCK;
 use crate::device::{Backend, HostUnit};
 
-/// A checkpoint in host memory, with all blocks above it. Whoever has it keeps their memory, and nobody writes it.
+/// A checkpoint in host memory, with all blocks above it. Until it is dropped they stay there, and nobody writes them.
 pub struct HostImage<B: Backend> {
     /// Whose it is: salt, adapter, and the identity of model and formats.
     pub root: RootKey,
@@ -21,6 +23,10 @@ pub struct HostImage<B: Backend> {
     pub has_draft: bool,
     blocks: Vec<Unit<B>>,
     checkpoint: Vec<Unit<B>>,
+    /// Bytes of the checkpoint.
+    checkpoint_bytes: usize,
+    /// The last field, which is dropped last.
+    _loan: Loan,
 }
 
 impl<B: Backend> HostImage<B> {
@@ -30,55 +36,71 @@ impl<B: Backend> HostImage<B> {
         self.blocks.get(block).map(|unit| unit.bytes())
     }
 
-    /// The parts of the checkpoint, in order: one behind the other they are its bytes, and some that mean nothing.
+    /// The parts of the checkpoint, in order: one behind the other they are its bytes.
     pub fn checkpoint(&self) -> impl Iterator<Item = &[u8]> {
-        self.checkpoint.iter().map(|unit| unit.bytes())
+        let mut left = self.checkpoint_bytes;
+        self.checkpoint.iter().map(move |unit| {
+            let part = &unit.bytes()[..left.min(unit.bytes().len())];
+            left -= part.len();
+            part
+        })
     }
 }
 
 /// Room in host memory for blocks that are not there and a checkpoint behind them, to be filled on any thread. What is above
-/// them stays.
-#[must_use = "it holds memory; enter it, or give it back"]
+/// them stays. Room that is dropped is free again by the next call of its cache.
 pub struct HostRoom<B: Backend> {
     tokens: Vec<[u32; BLOCK]>,
-    /// In the host's tree, at the end of what is there.
-    above: Reference,
+    /// Blocks that are there.
+    above: u32,
     blocks: Vec<HostUnit<B>>,
     checkpoint: Vec<HostUnit<B>>,
+    /// Bytes of the checkpoint.
+    checkpoint_bytes: usize,
     /// Of what fills it.
     filled: Option<(Origin, bool)>,
+    /// The last field, which is dropped last.
+    loan: Loan,
 }
 
 impl<B: Backend> HostRoom<B> {
     /// Blocks that are there: what fills the room begins behind them.
     #[must_use]
     pub fn above(&self) -> u32 {
-        self.above.blocks()
+        self.above
     }
 
     /// Copies the images of the blocks that are not there, in order, and of the checkpoint, with its origin and whether it
-    /// has the windows of draft layers. `false` if there are more or fewer, or if one is larger than its room.
+    /// has the windows of draft layers. `false` if there are more or fewer, or if the size of one is another than
+    /// [`KvCacheManager::host_image_bytes`](crate::KvCacheManager::host_image_bytes) says.
     pub fn fill<'i>(
         &mut self,
         blocks: impl IntoIterator<Item = &'i [u8]>,
         checkpoint: &[u8],
-        (origin, has_draft): (Origin, bool),
+        about: (Origin, bool),
     ) -> bool {
         let mut images = blocks.into_iter();
-        let all = self.blocks.iter_mut().all(|unit| copy(unit, images.next()));
-        let unit = self.checkpoint.first().map_or(1, |unit| unit.bytes().len());
-        let mut parts = checkpoint.chunks(unit);
-        let all = all && images.next().is_none();
-        let all = all && self.checkpoint.iter_mut().all(|unit| copy(unit, parts.next()));
-        self.filled = (all && parts.next().is_none()).then_some((origin, has_draft));
-        self.filled.is_some()
+        let has_all = self.blocks.iter_mut().all(|unit| copy(unit, images.next()));
+        let is_exact = images.next().is_none() && checkpoint.len() == self.checkpoint_bytes;
+        self.filled = (has_all && is_exact).then_some(about);
+        if self.filled.is_none() {
+            return false;
+        }
+        let mut left = checkpoint;
+        for unit in &mut self.checkpoint {
+            let room = unit.bytes_mut();
+            let (part, behind) = left.split_at(left.len().min(room.len()));
+            room[..part.len()].copy_from_slice(part);
+            left = behind;
+        }
+        true
     }
 }
 
-/// Copies an image to the beginning of its unit.
+/// Copies an image to its unit, which it fills.
 fn copy<B: Backend>(unit: &mut HostUnit<B>, image: Option<&[u8]>) -> bool {
-    let Some(image) = image else { return false };
-    let Some(room) = unit.bytes_mut().get_mut(..image.len()) else { return false };
+    let room = unit.bytes_mut();
+    let Some(image) = image.filter(|image| image.len() == room.len()) else { return false };
     room.copy_from_slice(image);
     true
 }
@@ -89,14 +111,14 @@ impl<B: Backend> Tier<B> {
         self.offers.get_or_insert_with(VecDeque::new);
     }
 
-    /// Bytes of the image of a block.
-    pub fn unit_bytes(&self) -> u64 {
-        self.layout.unit_bytes
+    /// Bytes of the image of a block, and of a checkpoint.
+    pub fn image_bytes(&self) -> (u64, u64) {
+        (self.layout.unit_bytes, self.layout.checkpoint_bytes)
     }
 
     /// The oldest checkpoint that was offered and is still there.
     pub fn next_image(&mut self) -> Option<HostImage<B>> {
-        let Self { tree, offers: Some(offers), .. } = self else { return None };
+        let Self { tree, offers: Some(offers), layout, .. } = self else { return None };
         let places = std::iter::from_fn(|| offers.pop_front());
         let reference = places.filter_map(|place| tree.refer_to_place(place)).next()?;
         let (Ok(path), Ok(blocks), Ok(Some(checkpoint))) =
@@ -106,64 +128,66 @@ impl<B: Backend> Tier<B> {
         };
         let mut blocks: Vec<_> = blocks.map(|(_, unit)| unit.clone()).collect();
         blocks.reverse();
-        let image = HostImage {
+        Some(HostImage {
             root: path.root.clone(),
             tokens: path.tokens,
             origin: path.origin,
             has_draft: checkpoint.has_draft,
-            blocks,
             checkpoint: checkpoint.units.clone(),
-        };
-        self.release(reference);
-        Some(image)
+            blocks,
+            checkpoint_bytes: layout.checkpoint_bytes as usize,
+            _loan: self.loans.lend(reference, 0),
+        })
     }
 
     /// Room for a prefix that is not there.
     pub fn reserve(&mut self, root: &RootKey, tokens: &[[u32; BLOCK]]) -> Option<HostRoom<B>> {
-        let above = self.tree.refer_to_match(root, tokens);
-        let missing = tokens.len() - above.blocks() as usize;
-        let is_there = missing == 0 && matches!(self.tree.checkpoint(&above), Ok(Some(_)));
+        let reference = self.tree.refer_to_match(root, tokens);
+        let above = reference.blocks();
+        let missing = tokens.len() - above as usize;
+        let is_there = missing == 0 && matches!(self.tree.checkpoint(&reference), Ok(Some(_)));
         let needed = missing + self.layout.checkpoint_units as usize;
         let units = if is_there || tokens.is_empty() { None } else { self.take_units(needed) };
         let Some(mut blocks) = units else {
-            self.release(above);
+            self.release(reference);
             return None;
         };
-        let checkpoint = blocks.split_off(missing);
-        self.reserved += needed;
-        Some(HostRoom { tokens: tokens.to_vec(), above, blocks, checkpoint, filled: None })
+        Some(HostRoom {
+            tokens: tokens.to_vec(),
+            above,
+            checkpoint: blocks.split_off(missing),
+            blocks,
+            checkpoint_bytes: self.layout.checkpoint_bytes as usize,
+            filled: None,
+            loan: self.loans.lend(reference, needed),
+        })
     }
 
-    /// Enters what was brought; `false` if not all of it was.
-    pub fn enter(&mut self, room: HostRoom<B>) -> bool {
-        let Some((origin, has_draft)) = room.filled.filter(|_| self.is_own(&room)) else {
-            self.give_back(room);
-            return false;
-        };
-        self.reserved -= room.blocks.len() + room.checkpoint.len();
-        let HostRoom { tokens, mut above, blocks, checkpoint, .. } = room;
-        let units: Vec<_> = blocks.into_iter().map(Arc::new).collect();
-        let new = &tokens[above.blocks() as usize..];
-        let registered = self.tree.extend(&mut above, new, |index| units[index].clone(), drop);
-        debug_assert!(registered.is_ok(), "the reference is this tree's");
-        let units = checkpoint.into_iter().map(Arc::new).collect();
-        let checkpoint = HostCheckpoint { units, has_draft, origin };
-        // One that is there is as good.
-        let _ = self.tree.attach(&above, tokens.len() as u32, origin, checkpoint);
+    /// Enters what was brought; `false` if not all of it was, or if it is all there by now.
+    ///
+    /// # Errors
+    /// The room, if it is another tier's.
+    pub fn enter(&mut self, room: HostRoom<B>) -> Result<bool, HostRoom<B>> {
+        let Some(mut above) = self.loans.take(&room.loan) else { return Err(room) };
+        let HostRoom { tokens, blocks, checkpoint, filled, .. } = room;
+        let mut entered = false;
+        if let Some((origin, has_draft)) = filled {
+            let units = checkpoint.into_iter().map(Arc::new).collect();
+            let checkpoint = HostCheckpoint { units, has_draft, origin };
+            let (taken, place) = self.take_prefix(&mut above, &tokens, blocks, checkpoint);
+            entered = taken > 0 || place.is_some();
+        }
         self.release(above);
-        true
+        Ok(entered)
     }
 
     /// Gives room back.
-    pub fn give_back(&mut self, room: HostRoom<B>) {
-        if self.is_own(&room) {
-            self.reserved -= room.blocks.len() + room.checkpoint.len();
-            self.release(room.above);
-        }
-    }
-
-    /// Whether room is this tier's.
-    fn is_own(&self, room: &HostRoom<B>) -> bool {
-        self.tree.checkpoint(&room.above).is_ok()
+    ///
+    /// # Errors
+    /// The room, if it is another tier's.
+    pub fn give_back(&mut self, room: HostRoom<B>) -> Result<(), HostRoom<B>> {
+        let Some(above) = self.loans.take(&room.loan) else { return Err(room) };
+        self.release(above);
+        Ok(())
     }
 }

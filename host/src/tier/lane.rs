@@ -7,10 +7,7 @@ use crate::core::Core;
 use crate::device::{Backend, Buffer, Device, Event, Staged, Stream};
 use crate::error::KvError;
 use crate::ids::BlockId;
-use crate::ops::{self, BlockCopy, CopyDirection, JobWords, StateArena, StateCopies};
-
-/// Elements of a job.
-const JOB: usize = size_of::<JobWords>() / size_of::<i32>();
+use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
 
 /// One direction.
 pub(super) struct Lane<B: Backend> {
@@ -42,8 +39,8 @@ impl<B: Backend> Lane<B> {
         Ok(self.stream.wait_for(&self.before)?)
     }
 
-    /// Sends which blocks are copied, in order. No transfer of this lane may be in flight, or the host waits for it.
-    pub fn send(&mut self, blocks: &[BlockId]) -> Result<(), KvError> {
+    /// Tells the device which blocks are copied, in order. No transfer of this lane may be in flight, or the host waits for it.
+    pub fn upload_jobs(&mut self, blocks: &[BlockId]) -> Result<(), KvError> {
         let staged = self.layout.staged_blocks;
         let places = (0..staged).cycle().map(BlockId);
         self.jobs.update(&self.stream, |array| {

@@ -2,7 +2,7 @@
 
 use crate::config::CacheConfig;
 use crate::error::KvError;
-use crate::ops::JobWords;
+use crate::ops::JOB;
 use crate::schema::Schema;
 use crate::state_layout;
 
@@ -15,6 +15,8 @@ const STAGING: u64 = 32 << 20;
 pub(crate) struct TierLayout {
     /// Bytes of a unit of host memory, which holds the image of a block, or a part of a checkpoint.
     pub unit_bytes: u64,
+    /// Bytes of a checkpoint.
+    pub checkpoint_bytes: u64,
     /// Units of a checkpoint.
     pub checkpoint_units: u32,
     /// Units there are.
@@ -52,12 +54,13 @@ impl TierLayout {
 
     fn unchecked(config: &CacheConfig, schema: &Schema) -> Self {
         let unit_bytes = state_layout::block_image_bytes(schema);
-        let checkpoint = state_layout::checkpoint_bytes(schema);
+        let checkpoint_bytes = state_layout::checkpoint_bytes(schema);
         let most_blocks = config.max_blocks_per_request();
         let units = |bytes: u64| bytes.checked_div(unit_bytes).unwrap_or(0);
         Self {
             unit_bytes,
-            checkpoint_units: checkpoint.div_ceil(unit_bytes.max(1)) as u32,
+            checkpoint_bytes,
+            checkpoint_units: checkpoint_bytes.div_ceil(unit_bytes.max(1)) as u32,
             units: units(config.host_bytes).min(u32::MAX.into()) as u32,
             staged_blocks: units(STAGING).clamp(1, most_blocks.into()) as u32,
             most_blocks,
@@ -66,7 +69,7 @@ impl TierLayout {
 
     /// Elements of the jobs of the longest transfer.
     pub fn jobs(self) -> u64 {
-        u64::from(self.most_blocks) * (size_of::<JobWords>() / size_of::<i32>()) as u64
+        u64::from(self.most_blocks) * JOB as u64
     }
 
     /// Bytes of each buffer on the device.

@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use dsv4_kv_prefix::Reference;
 
+use super::flight::{Flight, Landed};
 use super::state::{HostCheckpoint, Leaving, Tier};
 use super::stats::{TierEvent, TierMiss};
 use crate::core::Core;
-use crate::device::{Backend, HostCopies, HostUnit, Stream, Unsettled};
+use crate::device::{Backend, HostUnit, Stream};
 use crate::error::KvError;
 use crate::ledger::{Departure, Ledger};
 use crate::ops::CopyDirection;
 
 impl<B: Backend> Tier<B> {
     /// Whether there is something for the device to do: the next checkpoint that is to leave, if none does. What the host
-    /// has already is passed over, and so is what it has no room for.
+    /// has already is used anew, and passed over, and so is what it has no room for.
     pub fn begin_leaving(&mut self, ledger: &mut Ledger) -> bool {
         if self.leaving.is_some() {
             return false;
@@ -24,18 +25,19 @@ impl<B: Backend> Tier<B> {
             let above = self.tree.refer_to_match(&departure.root, &departure.tokens);
             let missing = departure.tokens.len() - above.blocks() as usize;
             if missing == 0 && matches!(self.tree.checkpoint(&above), Ok(Some(_))) {
-                self.drop_leaving(ledger, departure, above, false);
+                let touched = self.tree.touch_at(&above);
+                debug_assert!(touched.is_ok(), "the reference is this tree's");
+                self.give_up_leaving(ledger, departure, above, false);
                 continue;
             }
             match self.take_units(missing + self.layout.checkpoint_units as usize) {
                 Some(units) => {
-                    let (count, copies) = (units.len(), None);
-                    let leaving = Leaving { departure, above, units, count, copies, is_lost: true };
-                    self.leaving = Some(leaving);
+                    let (count, flight) = (units.len(), Flight::new());
+                    self.leaving = Some(Leaving { departure, above, units, count, flight });
                 }
                 None => {
                     self.miss(TierMiss::NoRoomOnHost);
-                    self.drop_leaving(ledger, departure, above, false);
+                    self.give_up_leaving(ledger, departure, above, false);
                 }
             }
         }
@@ -44,54 +46,37 @@ impl<B: Backend> Tier<B> {
 
     /// Queues the copies of what was begun, behind `stream`. On an error it is lost: [`Self::end_leaving`] gives it back.
     pub fn queue_leaving(&mut self, core: &Core<B>, stream: &Stream<B>) -> Result<(), KvError> {
-        let Self { leaving: Some(leaving), out, .. } = self else { return Ok(()) };
-        let missing = leaving.departure.blocks.split_off(leaving.above.blocks() as usize);
-        let copies = leaving.copies.insert(HostCopies::new(&out.stream)?);
-        out.follow(stream)?;
-        out.send(&missing)?;
-        for round in out.rounds(missing.len()) {
-            out.copy(core, &round, CopyDirection::Save)?;
-            copies
-                .store(&out.staged(&round).view(), leaving.units.drain(..round.len()).collect())?;
-        }
-        let checkpoint = core.memory.state.checkpoint(leaving.departure.checkpoint.checkpoint);
-        copies.store(&checkpoint.view(), std::mem::take(&mut leaving.units))?;
-        copies.end()?;
-        leaving.is_lost = false;
-        Ok(())
+        let Self { leaving: Some(leaving), to_host: lane, .. } = self else { return Ok(()) };
+        let Leaving { departure, above, units, flight, .. } = leaving;
+        let missing = departure.blocks.split_off(above.blocks() as usize);
+        let lane_stream = lane.stream.clone();
+        flight.queue(&lane_stream, |copies| {
+            lane.follow(stream)?;
+            lane.upload_jobs(&missing)?;
+            for round in lane.rounds(missing.len()) {
+                lane.copy(core, &round, CopyDirection::Save)?;
+                copies.store(&lane.staged(&round).view(), units.drain(..round.len()).collect())?;
+            }
+            let checkpoint = core.memory.state.checkpoint(departure.checkpoint.checkpoint);
+            Ok(copies.store(&checkpoint.view(), std::mem::take(units))?)
+        })
     }
 
     /// Enters what has arrived, or gives back what was lost. Waits for it if it is to be `waited` for, or is lost.
     pub fn end_leaving(&mut self, ledger: &mut Ledger, waited: bool) -> Result<(), KvError> {
-        let Some(leaving) = self.leaving.as_ref() else { return Ok(()) };
-        if let (Some(copies), false) = (&leaving.copies, waited || leaving.is_lost)
-            && !copies.is_done()?
-        {
+        let Some(leaving) = self.leaving.as_mut() else { return Ok(()) };
+        let landed = leaving.flight.land(waited)?;
+        if matches!(landed, Landed::NotYet) {
             return Ok(());
         }
-        let Some(mut leaving) = self.leaving.take() else { return Ok(()) };
-        let (bytes, settled) = match leaving.copies.take() {
-            None => (0, Ok(Vec::new())),
-            Some(copies) => (copies.bytes(), copies.settle()),
-        };
-        match settled {
-            Err(unsettled) => {
-                let Unsettled { copies, error } = *unsettled;
-                leaving.copies = Some(copies);
-                self.leaving = Some(leaving);
-                Err(error.into())
-            }
-            Ok(units) => {
-                let Leaving { departure, above, is_lost, .. } = leaving;
-                if is_lost {
-                    self.miss(TierMiss::Device);
-                    self.drop_leaving(ledger, departure, above, true);
-                } else {
-                    self.enter_leaving(ledger, departure, above, (units, bytes));
-                }
-                Ok(())
-            }
+        let Some(Leaving { departure, above, .. }) = self.leaving.take() else { return Ok(()) };
+        if let Landed::Done(units, bytes) = landed {
+            self.enter_leaving(ledger, departure, above, (units, bytes));
+        } else {
+            self.miss(TierMiss::Device);
+            self.give_up_leaving(ledger, departure, above, true);
         }
+        Ok(())
     }
 
     /// The host has it now.
@@ -100,29 +85,26 @@ impl<B: Backend> Tier<B> {
         ledger: &mut Ledger,
         departure: Departure,
         mut above: Reference,
-        (units, bytes): (Vec<HostUnit<B>>, u64),
+        (mut blocks, bytes): (Vec<HostUnit<B>>, u64),
     ) {
-        let new = &departure.tokens[above.blocks() as usize..];
-        let mut units: Vec<_> = units.into_iter().map(Arc::new).collect();
-        let checkpoint = units.split_off(new.len());
-        let registered = self.tree.extend(&mut above, new, |index| units[index].clone(), drop);
-        debug_assert!(registered.is_ok(), "the reference is this tree's");
+        let checkpoint = blocks.split_off(departure.tokens.len() - above.blocks() as usize);
+        let units = checkpoint.into_iter().map(Arc::new).collect();
         let (origin, has_draft) = (departure.origin, departure.checkpoint.has_draft);
-        let checkpoint = HostCheckpoint { units: checkpoint, has_draft, origin };
-        let blocks = departure.tokens.len() as u32;
-        // One that is there is as good.
-        if let Ok(place) = self.tree.attach(&above, blocks, origin, checkpoint) {
+        let checkpoint = HostCheckpoint { units, has_draft, origin };
+        let (blocks, place) = self.take_prefix(&mut above, &departure.tokens, blocks, checkpoint);
+        self.stats.stored_blocks += blocks as u64;
+        self.stats.stored_checkpoints += u64::from(place.is_some());
+        self.stats.bytes_to_host += bytes;
+        if let Some(place) = place {
             self.offer(place);
         }
-        self.stats.stored_blocks += new.len() as u64;
-        self.stats.stored_checkpoints += 1;
-        self.stats.bytes_to_host += bytes;
-        let (tokens, blocks) = (departure.checkpoint.boundary, new.len() as u32);
+        let (tokens, blocks) = (departure.checkpoint.boundary, blocks as u32);
         self.event(TierEvent::Stored { tokens, blocks, bytes });
-        self.drop_leaving(ledger, departure, above, false);
+        self.give_up_leaving(ledger, departure, above, false);
     }
 
-    fn drop_leaving(
+    /// Keeps nothing of it any more; it is offered again if it is to be `repeated`.
+    fn give_up_leaving(
         &mut self,
         ledger: &mut Ledger,
         departure: Departure,
@@ -130,7 +112,6 @@ impl<B: Backend> Tier<B> {
         repeated: bool,
     ) {
         ledger.end_departure(departure, repeated);
-        let released = self.tree.release(above, drop);
-        debug_assert!(released.is_ok(), "the reference is this tree's");
+        self.release(above);
     }
 }

@@ -14,6 +14,8 @@
 //! |---|---|
 //! | `layout.rs` | sizes |
 //! | `state.rs` | what is there, and what is under way |
+//! | `flight.rs` | the copies of a transfer |
+//! | `loans.rs` | what a tier below has |
 //! | `lane.rs` | a stream for each direction, and memory through which blocks go |
 //! | `leaving.rs` | to the host |
 //! | `arriving.rs` | to the device |
@@ -21,13 +23,16 @@
 //! | `stats.rs` | what was moved, and why something was not |
 
 mod arriving;
+mod flight;
 mod images;
 mod lane;
 pub(crate) mod layout;
 mod leaving;
+mod loans;
 mod state;
 mod stats;
 
+pub(crate) use arriving::Turn;
 pub use images::{HostImage, HostRoom};
 pub use state::PrefetchId;
 pub(crate) use state::Tier;

@@ -2,21 +2,22 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dsv4_kv_prefix::{Limits, Lookup, Origin, Place, PrefixTree, Reference, RootKey, ScoredLru};
-use kv_layout::geometry::BLOCK_TOKENS;
 
+use super::flight::Flight;
 use super::lane::Lane;
 use super::layout::TierLayout;
+use super::loans::Loans;
 use super::stats::{TierEvent, TierMiss, TierStats};
+use crate::block::BLOCK;
 use crate::config::CacheConfig;
-use crate::device::{Backend, Device, HostCopies, HostPool, HostUnit};
+use crate::device::{Backend, Device, HostPool, HostUnit};
 use crate::error::KvError;
 use crate::ledger::{Arrival, Departure};
 use crate::schema::Schema;
 
-/// Tokens of a block.
-pub(super) const BLOCK: usize = BLOCK_TOKENS as usize;
 /// Events that are kept until they are asked for.
 const EVENTS: usize = 1024;
 /// Checkpoints that are offered to a tier below at once.
@@ -34,9 +35,16 @@ pub(super) struct HostCheckpoint<B: Backend> {
     pub origin: Origin,
 }
 
-/// Which prompt is wanted on the device.
+/// Which prompt is wanted on the device: a number that is unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PrefetchId(pub(super) u64);
+pub struct PrefetchId(u64);
+
+impl PrefetchId {
+    pub(super) fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// What is on its way to the host. The device's tree keeps what is read, the host's what is above it; what is written is
 /// held by the copies.
@@ -48,16 +56,7 @@ pub(super) struct Leaving<B: Backend> {
     pub units: Vec<HostUnit<B>>,
     /// How many there are.
     pub count: usize,
-    pub copies: Option<HostCopies<B>>,
-    /// Whether the device failed: nothing of it is entered.
-    pub is_lost: bool,
-}
-
-impl<B: Backend> Leaving<B> {
-    /// Units that are written.
-    pub fn units(&self) -> usize {
-        self.count
-    }
+    pub flight: Flight<B>,
 }
 
 /// A prompt that is to arrive.
@@ -65,6 +64,8 @@ pub(super) struct Wanted {
     pub id: PrefetchId,
     pub root: RootKey,
     pub tokens: Vec<u32>,
+    /// How often it was asked for, and not cancelled since.
+    pub asked: u32,
 }
 
 /// What is on its way to the device. The host's tree keeps what is read; what is written is its own.
@@ -77,10 +78,7 @@ pub(super) struct Arriving<B: Backend> {
     pub units: (Vec<Unit<B>>, Vec<Unit<B>>),
     pub origin: Origin,
     pub has_draft: bool,
-    pub copies: Option<HostCopies<B>>,
-    /// Whether the device failed: nothing of it is entered.
-    pub is_lost: bool,
-    pub is_cancelled: bool,
+    pub flight: Flight<B>,
     /// In the host's tree.
     pub source: Reference,
 }
@@ -90,15 +88,14 @@ pub(crate) struct Tier<B: Backend> {
     pub(super) layout: TierLayout,
     pub(super) pool: HostPool<B>,
     pub(super) tree: HostTree<B>,
-    pub(super) out: Lane<B>,
-    pub(super) back: Lane<B>,
+    pub(super) to_host: Lane<B>,
+    pub(super) to_device: Lane<B>,
     pub(super) leaving: Option<Leaving<B>>,
     pub(super) arriving: Option<Arriving<B>>,
     /// Prompts that are to arrive, in order.
     pub(super) wanted: VecDeque<Wanted>,
-    /// Units that a tier below fills.
-    pub(super) reserved: usize,
-    pub(super) next: u64,
+    /// What a tier below reads and fills.
+    pub(super) loans: Loans,
     /// Checkpoints that a tier below has not looked at, the latest of them; `None` without such a tier.
     pub(super) offers: Option<VecDeque<Place>>,
     pub(super) stats: TierStats,
@@ -124,13 +121,12 @@ impl<B: Backend> Tier<B> {
             layout,
             pool: HostPool::new(device, layout.units, layout.unit_bytes as usize)?,
             tree: PrefixTree::new(limits, ScoredLru { capacity }),
-            out: Lane::new(device, layout)?,
-            back: Lane::new(device, layout)?,
+            to_host: Lane::new(device, layout)?,
+            to_device: Lane::new(device, layout)?,
             leaving: None,
             arriving: None,
             wanted: VecDeque::new(),
-            reserved: 0,
-            next: 0,
+            loans: Loans::default(),
             offers: None,
             stats: TierStats::default(),
             events: VecDeque::new(),
@@ -172,14 +168,14 @@ impl<B: Backend> Tier<B> {
         self.leaving.is_none() && self.arriving.is_none() && self.wanted.is_empty()
     }
 
-    /// Counts everything in its tree again, and units, for tests.
+    /// Counts everything in its tree again, and units, for tests: not while another thread drops an image, or room.
     pub fn audit(&self) -> Result<(), String> {
         self.tree.audit()?;
         let counts = self.tree.counts();
-        let moving = self.leaving.as_ref().map_or(0, Leaving::units);
+        let moving = self.leaving.as_ref().map_or(0, |leaving| leaving.count);
         let held = u64::from(counts.blocks)
             + u64::from(counts.checkpoints) * u64::from(self.layout.checkpoint_units)
-            + (moving + self.reserved) as u64;
+            + (moving + self.loans.units()) as u64;
         let (free, all) = self.units();
         match held + u64::from(free) == u64::from(all) {
             true => Ok(()),
@@ -199,6 +195,7 @@ impl<B: Backend> Tier<B> {
         let Some(offers) = self.offers.as_mut() else { return };
         if offers.len() == OFFERS {
             offers.pop_front();
+            self.stats.lost_offers += 1;
         }
         offers.push_back(place);
     }
@@ -214,12 +211,44 @@ impl<B: Backend> Tier<B> {
         self.event(TierEvent::Missed { miss });
     }
 
-    /// So many units, for which what nobody uses is evicted.
+    /// Keeps nothing any more for what a tier below has dropped.
+    pub fn end_loans(&mut self) {
+        self.loans.take_dropped().into_iter().for_each(|reference| self.release(reference));
+    }
+
+    /// So many units, for which what nobody uses is evicted; if that is not enough, nothing is.
     pub(super) fn take_units(&mut self, units: usize) -> Option<Vec<HostUnit<B>>> {
-        if units > self.layout.units as usize {
+        self.end_loans();
+        let counts = self.tree.counts();
+        let of_checkpoint = self.layout.checkpoint_units as usize;
+        let evictable = counts.evictable_blocks as usize
+            + counts.evictable_checkpoints as usize * of_checkpoint;
+        if units > self.pool.free() as usize + evictable {
             return None;
         }
         while (self.pool.free() as usize) < units && self.tree.evict_first(drop) {}
         self.pool.take(units)
+    }
+
+    /// The tree takes what it has not of a prefix behind `above`: how many blocks that are, and where the checkpoint is, if
+    /// it took that. What it got from elsewhere meanwhile stays as it is.
+    pub(super) fn take_prefix(
+        &mut self,
+        above: &mut Reference,
+        tokens: &[[u32; BLOCK]],
+        blocks: Vec<HostUnit<B>>,
+        checkpoint: HostCheckpoint<B>,
+    ) -> (usize, Option<Place>) {
+        let new = &tokens[above.blocks() as usize..];
+        let mut blocks: Vec<_> = blocks.into_iter().map(Some).collect();
+        let take = |index: usize| match blocks[index].take() {
+            Some(block) => Arc::new(block),
+            None => unreachable!("there is a block for each, and it is asked for once"),
+        };
+        let taken = self.tree.extend(above, new, take, drop);
+        debug_assert!(taken.is_ok(), "the reference is this tree's");
+        let origin = checkpoint.origin;
+        let place = self.tree.attach(above, tokens.len() as u32, origin, checkpoint);
+        (taken.unwrap_or(0), place.ok())
     }
 }

@@ -5,17 +5,17 @@ use serde::Serialize;
 /// What the host tier has done since its cache was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TierStats {
-    /// Blocks that were copied to host memory.
+    /// Blocks that were copied to host memory, and that it did not have by then.
     pub stored_blocks: u64,
     /// Checkpoints that were.
     pub stored_checkpoints: u64,
-    /// Bytes of both.
+    /// Bytes that were copied.
     pub bytes_to_host: u64,
-    /// Blocks that were brought back.
+    /// Blocks that were brought back, and that the device did not have by then.
     pub restored_blocks: u64,
     /// Checkpoints that were.
     pub restored_checkpoints: u64,
-    /// Bytes of both.
+    /// Bytes that were copied.
     pub bytes_from_host: u64,
     /// Tokens that prompts can go on from because their checkpoint came back: those that the device had too, above it,
     /// are not counted.
@@ -24,6 +24,8 @@ pub struct TierStats {
     pub evicted_blocks: u64,
     /// Checkpoints that it had no room for any more.
     pub evicted_checkpoints: u64,
+    /// Checkpoints that a tier below did not look at before a thousand others had come.
+    pub lost_offers: u64,
     /// Why nothing was moved, by [`TierMiss::index`].
     pub misses: [u64; TierMiss::ALL.len()],
 }

@@ -78,7 +78,7 @@ pub(super) fn copy<B: Backend>(
     let words: Vec<_> = (0..all).flat_map(words).collect();
     let (words, faults) = (upload(&stream, "jobs", &words)?, device.allocate("faults", 1)?);
     let retained = [cache.memory(), vec![words.memory(), faults.memory()]].concat();
-    let graph = cache.into_copied_state(|arena, checkpoints, slots| {
+    let graph = cache.into_copied_state(&stream, |arena, checkpoints, slots| {
         let pieces = if direction == CopyDirection::Slot { slots } else { checkpoints };
         let launch = |node: u64| {
             let (pieces, jobs_of_node) = (CopyPieces(pieces.0), part(&words, node, nodes));
@@ -88,7 +88,7 @@ pub(super) fn copy<B: Backend>(
             ops::copy_state(&stream, &copies)
         };
         stream.capture(retained, || (0..nodes).try_for_each(launch))
-    })?;
+    })??;
     let names = (format!("copy_state {what}"), format!("{name}, {jobs}"));
     let result = measurement(device, names, (bytes, nodes), &graph)?;
     ensure_none_refused(&stream, &faults)?;

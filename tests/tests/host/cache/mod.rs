@@ -6,6 +6,7 @@ mod conversations;
 mod copies_fail;
 mod device_failures;
 mod failed_admission;
+mod host_memory;
 mod identity;
 mod ledger;
 mod salts;

@@ -16,10 +16,10 @@ use rand::{Rng, SeedableRng};
 
 const FORMATS: (MainFormat, IndexFormat) = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
 /// A layer of every kind.
-const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
-const TOKENS: usize = 300;
+pub(super) const LAYERS: [LayerKind; 3] = [Swa, Csa, Hca];
+pub(super) const TOKENS: usize = 300;
 
-fn settings() -> CacheConfig {
+pub(super) fn settings() -> CacheConfig {
     let base = config(&LAYERS, FORMATS, 2);
     CacheConfig {
         num_checkpoints: 1,
@@ -30,16 +30,16 @@ fn settings() -> CacheConfig {
     }
 }
 
-fn tokens() -> Vec<u32> {
+pub(super) fn tokens() -> Vec<u32> {
     (0..TOKENS as u32).collect()
 }
 
-fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
+pub(super) fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
     Prompt { tokens, salt, adapter: b"" }
 }
 
 /// Runs the tokens of a request from `from` on, and tells what they are.
-fn run<B: Backend>(fed: &mut Fed<B>, id: RequestId, story: &Story, from: usize) {
+pub(super) fn run<B: Backend>(fed: &mut Fed<B>, id: RequestId, story: &Story, from: usize) {
     let tokens = tokens();
     let parts = [Part::new(id, story, from..TOKENS)];
     fed.inputs.load(&fed.stream, &parts, (TOKENS - from) as u32);
@@ -52,7 +52,7 @@ fn run<B: Backend>(fed: &mut Fed<B>, id: RequestId, story: &Story, from: usize) 
 }
 
 /// What is held, and where: of the device's ledger, and of host memory.
-fn counts<B: Backend>(fed: &Fed<B>) -> Vec<u32> {
+pub(super) fn counts<B: Backend>(fed: &Fed<B>) -> Vec<u32> {
     fed.manager.ledger().audit().unwrap();
     let ledger = fed.manager.ledger();
     let (tree, (free, all)) = (ledger.tree_counts(), fed.manager.host_units());
@@ -62,7 +62,7 @@ fn counts<B: Backend>(fed: &Fed<B>) -> Vec<u32> {
 }
 
 /// A cache whose host memory has a prompt that the device has lost to another one.
-fn lost<B: Backend>(device: &Device<B>, stories: [&Story; 2]) -> Fed<B> {
+pub(super) fn lost<B: Backend>(device: &Device<B>, stories: [&Story; 2]) -> Fed<B> {
     let mut fed = Fed::new(device, settings());
     let tokens = tokens();
     for (story, salt) in stories.into_iter().zip([b"a", b"b"]) {
@@ -85,9 +85,14 @@ fn a_transfer_that_fails_changes_nothing() {
         let stored = story.stored(&device, FORMATS);
         let mut fed = lost(&device, [&story, &other]);
         let tokens = tokens();
+        // Room is made on the device by the first attempt, and stays free.
+        device.backend().fail(0, how);
+        fed.manager.prefetch(&fed.stream, &prompt(&tokens, b"a")).unwrap_err();
+        device.backend().fail_nothing();
+        let before = counts(&fed);
+        assert_eq!((before[0], before[3]), (10, 1), "all of it: nobody runs");
         let (mut failures, mut call) = (0, 0);
         loop {
-            let before = counts(&fed);
             device.backend().fail(call, how);
             let result = fed.manager.prefetch(&fed.stream, &prompt(&tokens, b"a"));
             let failed = device.backend().failed();
@@ -102,17 +107,14 @@ fn a_transfer_that_fails_changes_nothing() {
                 other => panic!("{other:?}"),
             }
             failures += 1;
-            let mut after = counts(&fed);
-            // Room that was made on the device stays free.
-            after[1..5].copy_from_slice(&before[1..5]);
-            after[0] = before[0];
-            assert_eq!(after, before, "{how:?}, call {call}, {failed:?}");
-            assert_eq!(fed.manager.ledger().free_checkpoints(), 1);
-            assert_eq!(fed.manager.ledger().free_blocks(), 10);
+            assert_eq!(counts(&fed), before, "{how:?}, call {call}, {failed:?}");
             fed.manager.audit_tier().unwrap();
             call += 1;
         }
         assert!(failures >= 8, "{failures} calls of a prefetch fail");
+        let misses = fed.manager.tier_stats().misses;
+        assert_eq!(misses[TierMiss::Device.index()], failures + 1, "each once");
+        assert_eq!(misses[TierMiss::Cancelled.index()], 0, "nobody cancelled anything");
         // Entering fails too, and is done by the next call.
         for call in 0..2 {
             device.backend().fail(call, how);
@@ -174,15 +176,19 @@ fn what_is_on_its_way_is_held() {
     assert_eq!(fed.manager.ledger().evictable_blocks(), 0);
     // Nothing can take it.
     let others = [0, 1].map(|_| fed.manager.admit().unwrap());
-    let step = others.map(|id| StepRequest { id, start: 0, tokens: 512 });
-    let steps = step.iter().try_for_each(|part| {
-        let begun = fed.manager.begin_step(&fed.stream, dsv4_kv::Launches::Eager, &[*part])?;
-        assert_eq!(begun.plan().new_blocks, 4);
-        Ok::<_, KvError>(())
-    });
-    steps.unwrap();
-    let refused = fed.manager.ledger().free_checkpoints();
-    assert_eq!(refused, 0, "the checkpoint is taken");
+    for id in others {
+        fed.lose(&[Part::new(id, &other, 0..512)]);
+    }
+    let more = [StepRequest { id: others[0], start: 512, tokens: 128 }];
+    let refused = fed.manager.begin_step(&fed.stream, dsv4_kv::Launches::Eager, &more).map(drop);
+    assert!(matches!(refused, Err(KvError::OutOfBlocks { needed: 1, free: 0 })), "{refused:?}");
+    let refused = fed.manager.save_checkpoints(&fed.stream, &[(others[0], 512)]);
+    assert!(
+        matches!(refused, Err(KvError::OutOfCheckpoints { needed: 1, free: 0 })),
+        "{refused:?}"
+    );
+    others.iter().for_each(|&id| fed.manager.release(id).unwrap());
+    assert!(fed.manager.is_prefetching(id), "nobody waited");
     assert!(fed.manager.cancel_prefetch(id));
     assert!(!fed.manager.cancel_prefetch(id), "once");
     assert_eq!(fed.manager.ledger().free_blocks(), 8, "it is still written");
@@ -191,7 +197,6 @@ fn what_is_on_its_way_is_held() {
     assert_eq!(fed.manager.ledger().free_blocks(), 10);
     assert_eq!(fed.manager.ledger().free_checkpoints(), 1);
     assert_eq!(fed.manager.tier_stats().misses[TierMiss::Cancelled.index()], 1);
-    others.iter().for_each(|&id| fed.manager.release(id).unwrap());
 
     // To the host: the request ends, and what is read stays until it was read.
     let stored = story.stored(&device, FORMATS);
@@ -225,7 +230,7 @@ fn what_is_on_its_way_is_held() {
 /// unit is lost.
 #[test]
 fn random_operations_lose_nothing() {
-    let mut restored = 0;
+    let (mut restored, mut waited) = (0, 0);
     for seed in 0..6 {
         let device = NullDevice::null(1 << 34);
         let base = CacheConfig { max_requests: 4, num_blocks: 20, ..settings() };
@@ -247,9 +252,15 @@ fn random_operations_lose_nothing() {
             let prompt = prompt(&tokens, &salt);
             match random.random_range(0..10) {
                 0..4 if live.len() < 3 => {
-                    let waits = random.random_bool(0.5);
-                    let admission = if waits {
-                        fed.manager.admit_waiting(&fed.stream, &prompt).unwrap()
+                    let admission = if random.random_bool(0.5) {
+                        let there = fed.manager.host_prompt(&prompt).unwrap().reusable;
+                        let full = TierMiss::NoRoomOnDevice.index();
+                        let before = fed.manager.tier_stats().misses[full];
+                        let admission = fed.manager.admit_waiting(&fed.stream, &prompt).unwrap();
+                        let had_room = fed.manager.tier_stats().misses[full] == before;
+                        assert!(admission.reused == there || !had_room, "{admission:?}, {there}");
+                        waited += u64::from(had_room && there > 0);
+                        admission
                     } else {
                         fed.manager.admit_with(&fed.stream, &prompt).unwrap()
                     };
@@ -302,4 +313,5 @@ fn random_operations_lose_nothing() {
         restored += stats.restored_checkpoints;
     }
     assert!(restored > 60, "{restored} checkpoints came back");
+    assert!(waited > 60, "{waited} prompts had all that host memory had");
 }

@@ -1,0 +1,113 @@
+//! What cannot be seen from outside: a tier that is dropped, and a thread that ends, in the middle of something.
+
+use dsv4_kv::device::{Null, NullDevice};
+use dsv4_kv::{Accepted, CacheConfig, Launches, StepRequest};
+use dsv4_kv_tests::fed::Fed;
+use dsv4_kv_tests::stories::config;
+use kv_layout::geometry::LayerKind::{Csa, Hca, Swa};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+
+use super::*;
+
+const TOKENS: usize = 300;
+
+fn cache() -> Fed<Null> {
+    let layers = [Swa, Csa, Hca];
+    let base = config(&layers, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 2);
+    let settings = CacheConfig { num_checkpoints: 4, host_bytes: 64 << 20, ..base };
+    Fed::new(&NullDevice::null(1 << 34), settings)
+}
+
+fn tier(fed: &mut Fed<Null>, directory: &tempfile::TempDir) -> ColdTier<Null> {
+    let url = directory.path().to_str().unwrap();
+    ColdTier::open(&mut fed.manager, url, b"weights", &ColdOptions::default()).unwrap()
+}
+
+/// Computes a prompt, which is in host memory then.
+fn compute(fed: &mut Fed<Null>, prompt: &Prompt<'_>) {
+    let id = fed.manager.admit_with(&fed.stream, prompt).unwrap().id;
+    let step = [StepRequest { id, start: 0, tokens: TOKENS as u32 }];
+    let mut step = fed.manager.begin_step(&fed.stream, Launches::Eager, &step).unwrap();
+    step.skip_kernels();
+    step.commit(&[Accepted { id, accepted: TOKENS as u32, tokens: prompt.tokens }]).unwrap();
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    fed.manager.release(id).unwrap();
+}
+
+/// Computes the prompt and stores it.
+fn store(tokens: &[u32], directory: &tempfile::TempDir) {
+    let mut fed = cache();
+    let mut cold = tier(&mut fed, directory);
+    compute(&mut fed, &Prompt { tokens, salt: b"", adapter: b"" });
+    cold.settle(&mut fed.manager);
+    assert_eq!(cold.stats().stored, 1);
+}
+
+/// A tier that is dropped while host memory is filled leaves nothing behind there.
+#[test]
+fn a_tier_that_is_dropped_gives_everything_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+    let prompt = Prompt { tokens: &tokens, salt: b"", adapter: b"" };
+    store(&tokens, &directory);
+    let mut fed = cache();
+    let mut cold = tier(&mut fed, &directory);
+    let (free, all) = fed.manager.host_units();
+    assert_eq!(free, all);
+    cold.fetch(&fed.manager, &prompt).unwrap().expect("the store has it");
+    cold.take_done(&mut fed.manager, true);
+    assert!(fed.manager.host_units().0 < all, "it is filled");
+    drop(cold);
+    fed.manager.advance_tier(&fed.stream).unwrap();
+    assert_eq!(fed.manager.host_units().0, all);
+    fed.manager.audit_tier().unwrap();
+    // The next one reads it.
+    let mut cold = tier(&mut fed, &directory);
+    cold.fetch(&fed.manager, &prompt).unwrap().expect("the store has it");
+    cold.settle(&mut fed.manager);
+    assert_eq!((cold.stats().restored, cold.stats().restored_tokens), (1, 256));
+}
+
+/// If the store's thread ends, nobody waits for it, and that is said, once.
+#[test]
+fn a_thread_that_ends_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+    let prompt = Prompt { tokens: &tokens, salt: b"", adapter: b"" };
+    let mut fed = cache();
+    let mut cold = tier(&mut fed, &directory);
+    cold.store.work(|| panic!("the thread of the test ends"));
+    let id = cold.fetch(&fed.manager, &prompt).unwrap().expect("nobody has it");
+    cold.settle(&mut fed.manager);
+    cold.settle(&mut fed.manager);
+    assert!(!cold.is_fetching(id));
+    let errors = cold.take_errors();
+    assert!(matches!(errors[..], [ColdError::ThreadEnded]), "{errors:?}");
+    assert_eq!(cold.stats().failed, 1);
+    let refused = cold.fetch(&fed.manager, &prompt);
+    assert!(matches!(refused, Err(ColdError::ThreadEnded)), "{refused:?}");
+}
+
+/// A slow store holds no more of host memory than what waits for it; the rest waits as places, and is stored in its turn.
+#[test]
+fn a_slow_store_loses_nothing() {
+    const PROMPTS: usize = 70;
+    let directory = tempfile::tempdir().unwrap();
+    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+    let mut fed = cache();
+    let mut cold = tier(&mut fed, &directory);
+    let (go, wait) = channel::<()>();
+    cold.store.work(move || wait.recv().unwrap());
+    cold.pending += 1;
+    for salt in 0..PROMPTS as u8 {
+        compute(&mut fed, &Prompt { tokens: &tokens, salt: &[salt], adapter: b"" });
+        cold.advance(&mut fed.manager);
+    }
+    assert_eq!(cold.pending, 65, "the one that waits, and those behind it");
+    go.send(()).unwrap();
+    cold.settle(&mut fed.manager);
+    assert_eq!((cold.stats().stored, cold.pending), (PROMPTS as u64, 0));
+    assert_eq!(fed.manager.tier_stats().lost_offers, 0);
+    fed.manager.audit_tier().unwrap();
+}

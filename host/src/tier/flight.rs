@@ -1,0 +1,61 @@
+//! Copies of a transfer, from the first call of the device until they were waited for.
+
+use crate::device::{Backend, HostCopies, HostUnit, Stream, Unsettled};
+use crate::error::KvError;
+
+/// The copies of a transfer.
+pub(super) struct Flight<B: Backend> {
+    copies: Option<HostCopies<B>>,
+    /// Whether all of them were queued. If they were not, the device failed, and nothing of them is entered.
+    is_whole: bool,
+}
+
+/// What has become of them.
+pub(super) enum Landed<B: Backend> {
+    /// They are under way.
+    NotYet,
+    /// They are done: the units that were written, and bytes of all.
+    Done(Vec<HostUnit<B>>, u64),
+    /// Not all were queued.
+    Lost,
+}
+
+impl<B: Backend> Flight<B> {
+    /// None yet.
+    pub fn new() -> Self {
+        Self { copies: None, is_whole: false }
+    }
+
+    /// Queues them in a stream.
+    pub fn queue(
+        &mut self,
+        stream: &Stream<B>,
+        queue: impl FnOnce(&mut HostCopies<B>) -> Result<(), KvError>,
+    ) -> Result<(), KvError> {
+        let copies = self.copies.insert(HostCopies::new(stream)?);
+        queue(copies)?;
+        copies.end()?;
+        self.is_whole = true;
+        Ok(())
+    }
+
+    /// What has become of them; waits for them if they are to be `waited` for, or are lost. On an error nobody knows, and
+    /// they are held until a later call does.
+    pub fn land(&mut self, waited: bool) -> Result<Landed<B>, KvError> {
+        let Some(copies) = &self.copies else { return Ok(Landed::Lost) };
+        if self.is_whole && !waited && !copies.is_done()? {
+            return Ok(Landed::NotYet);
+        }
+        let Some(copies) = self.copies.take() else { return Ok(Landed::Lost) };
+        let bytes = copies.bytes();
+        match copies.settle() {
+            Ok(units) if self.is_whole => Ok(Landed::Done(units, bytes)),
+            Ok(_) => Ok(Landed::Lost),
+            Err(unsettled) => {
+                let Unsettled { copies, error } = *unsettled;
+                self.copies = Some(copies);
+                Err(error.into())
+            }
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! Host memory that is lent, wanted and evicted: who keeps what there, and what the tier says of it.
+
+use dsv4_kv::device::{Device, EmuOptions, Emulator, Null, NullDevice};
+use dsv4_kv::{
+    Accepted, CacheConfig, KvError, Launches, Origin, RequestId, RootKey, StepRequest, TierMiss,
+};
+use dsv4_kv_tests::fed::Fed;
+use dsv4_kv_tests::lazy::Lazy;
+use dsv4_kv_tests::stories::{STEP_TOKENS, Story};
+
+use super::tier::{LAYERS, TOKENS, counts, lost, prompt, run, settings, tokens};
+
+/// Blocks of the prompts' prefixes.
+const BLOCKS: usize = 2;
+
+fn story() -> Story {
+    Story::random(&LAYERS, TOKENS, 441)
+}
+
+/// A cache with as much host memory as so many prompts take, and so many checkpoints on the device.
+fn with_room_for(prompts: u64, num_checkpoints: u32) -> Fed<Null> {
+    let device = NullDevice::null(1 << 34);
+    let base = CacheConfig { max_requests: 3, max_suspended: 1, ..settings() };
+    let config = CacheConfig { poison: false, num_checkpoints, ..base };
+    let fed = Fed::new(&device, config.clone());
+    let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
+    let units = prompts * (BLOCKS as u64 + checkpoint.div_ceil(block));
+    Fed::new(&device, CacheConfig { host_bytes: units * block, ..config })
+}
+
+/// Runs a prompt, lets host memory have it, and ends it; tokens that were reused.
+fn pass(fed: &mut Fed<Null>, salt: &[u8]) -> u32 {
+    let tokens = tokens();
+    let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, salt)).unwrap();
+    run(fed, admission.id, &story(), admission.reused as usize);
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    fed.manager.release(admission.id).unwrap();
+    fed.manager.audit_tier().unwrap();
+    admission.reused
+}
+
+/// A request of so many tokens that nobody knows.
+fn fill(fed: &mut Fed<Null>, tokens: u32) -> RequestId {
+    let id = fed.manager.admit().unwrap();
+    for start in (0..tokens).step_by(STEP_TOKENS as usize) {
+        let tokens = STEP_TOKENS.min(tokens - start);
+        let request = [StepRequest { id, start, tokens }];
+        let mut step = fed.manager.begin_step(&fed.stream, Launches::Eager, &request).unwrap();
+        step.skip_kernels();
+        step.commit(&[Accepted { id, accepted: tokens, tokens: &[] }]).unwrap();
+    }
+    id
+}
+
+/// Takes all blocks of the device for a moment: it loses every prompt.
+fn evict(fed: &mut Fed<Null>) {
+    let ids = [0, 1].map(|_| fill(fed, 640));
+    assert_eq!(fed.manager.ledger().free_blocks(), 0);
+    ids.iter().for_each(|&id| fed.manager.release(id).unwrap());
+}
+
+/// Tokens of other prompts: so many blocks.
+fn other(blocks: usize) -> Vec<[u32; 128]> {
+    vec![[7; 128]; blocks]
+}
+
+/// More than host memory can give away is refused, and nothing is evicted for it.
+#[test]
+fn room_is_all_or_nothing() {
+    let mut fed = with_room_for(3, 1);
+    pass(&mut fed, b"a");
+    let root = RootKey::new(b"root", b"", b"");
+    let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
+    let of_checkpoint = checkpoint.div_ceil(block) as usize;
+    let (_, all) = fed.manager.host_units();
+    let room = fed.manager.reserve_host(&root, &other(1)).expect("there is room");
+    let before = fed.manager.host_units();
+    let tokens = other(all as usize - of_checkpoint);
+    assert!(fed.manager.reserve_host(&root, &tokens).is_none(), "one room is taken");
+    assert_eq!(fed.manager.host_units(), before, "nothing was evicted for it");
+    assert_eq!(fed.manager.tier_stats().evicted_blocks, 0);
+    assert!(fed.manager.give_host_back(room).is_ok());
+    let room = fed.manager.reserve_host(&root, &tokens).expect("all of it, for which a goes");
+    assert_eq!(fed.manager.host_units().0, 0);
+    assert!(fed.manager.give_host_back(room).is_ok());
+    fed.manager.audit_tier().unwrap();
+}
+
+/// What a tier below reads is not evicted: that would free nothing.
+#[test]
+fn what_is_read_is_not_evicted() {
+    let mut fed = with_room_for(2, 1);
+    fed.manager.offer_host_images();
+    pass(&mut fed, b"a");
+    pass(&mut fed, b"b");
+    let image = fed.manager.next_host_image().expect("it has arrived");
+    let root = RootKey::new(b"root", b"", b"");
+    let (_, all) = fed.manager.host_units();
+    let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
+    let blocks = all as usize - checkpoint.div_ceil(block) as usize;
+    assert!(fed.manager.reserve_host(&root, &other(blocks)).is_none(), "one prompt is read");
+    assert_eq!(fed.manager.host_units().0, 0, "nothing was evicted for it");
+    fed.manager.audit_tier().unwrap();
+    // The other one makes room.
+    let room = fed.manager.reserve_host(&root, &other(BLOCKS)).expect("b is not read");
+    fed.manager.audit_tier().unwrap();
+    drop(image);
+    assert!(fed.manager.give_host_back(room).is_ok());
+    let room = fed.manager.reserve_host(&root, &other(blocks)).expect("nobody reads any more");
+    assert!(fed.manager.give_host_back(room).is_ok());
+    fed.manager.audit_tier().unwrap();
+}
+
+/// Room that a tier below drops is free again, with what was above it.
+#[test]
+fn dropped_room_is_free_again() {
+    let mut fed = with_room_for(2, 1);
+    fed.manager.offer_host_images();
+    pass(&mut fed, b"a");
+    let image = fed.manager.next_host_image().expect("it has arrived");
+    let (root, mut behind) = (image.root.clone(), image.tokens.clone());
+    drop(image);
+    behind.push([9; 128]);
+    let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
+    let (before, all) = fed.manager.host_units();
+    for _ in 0..3 {
+        let room = fed.manager.reserve_host(&root, &behind).expect("there is room");
+        assert_eq!(room.above(), BLOCKS as u32);
+        drop(room);
+    }
+    fed.manager.advance_tier(&fed.stream).unwrap();
+    assert_eq!(fed.manager.host_units().0, before);
+    fed.manager.audit_tier().unwrap();
+    let blocks = all as usize - checkpoint.div_ceil(block) as usize;
+    let room = fed.manager.reserve_host(&RootKey::new(b"", b"", b""), &other(blocks));
+    let room = room.expect("nothing is held any more");
+    assert!(fed.manager.give_host_back(room).is_ok());
+}
+
+/// Host memory keeps what the device goes on from, though the device has it too.
+#[test]
+fn what_the_device_uses_stays_in_host_memory() {
+    let mut fed = with_room_for(2, 2);
+    let tokens = tokens();
+    pass(&mut fed, b"a");
+    pass(&mut fed, b"b");
+    assert_eq!(pass(&mut fed, b"a"), 256, "on the device");
+    pass(&mut fed, b"c");
+    evict(&mut fed);
+    let there = |salt| fed.manager.host_prompt(&prompt(&tokens, salt)).unwrap().reusable;
+    assert_eq!([there(&b"a"[..]), there(b"b"), there(b"c")], [256, 0, 256]);
+    // Nobody asks for it any more: it goes.
+    let mut fed = with_room_for(2, 2);
+    for salt in [b"a", b"b", b"c"] {
+        pass(&mut fed, salt);
+    }
+    evict(&mut fed);
+    let there = |salt| fed.manager.host_prompt(&prompt(&tokens, salt)).unwrap().reusable;
+    assert_eq!([there(&b"a"[..]), there(b"b"), there(b"c")], [0, 256, 256]);
+}
+
+/// A stream of another device is refused before anything is evicted, taken, or begun.
+#[test]
+fn a_stream_of_another_device_changes_nothing() {
+    let mut fed = with_room_for(2, 1);
+    let foreign = NullDevice::null(1 << 30).stream().unwrap();
+    let tokens = tokens();
+    pass(&mut fed, b"a");
+    pass(&mut fed, b"b");
+    // A request whose last block is to be copied, for which something must be evicted.
+    let id = fed.manager.admit().unwrap();
+    run(&mut fed, id, &story(), 0);
+    let free = fed.manager.ledger().free_blocks();
+    fill(&mut fed, free * 128);
+    assert_eq!(fed.manager.ledger().free_blocks(), 0);
+    let (before, stats) = (counts(&fed), fed.manager.tier_stats());
+    let ask = prompt(&tokens, b"a");
+    let errors = [
+        fed.manager.prefetch(&foreign, &ask).map(drop),
+        fed.manager.advance_tier(&foreign),
+        fed.manager.settle_tier(&foreign),
+        fed.manager.admit_waiting(&foreign, &ask).map(drop),
+        fed.manager.admit_with(&foreign, &ask).map(drop),
+        fed.manager.fork(&foreign, id).map(drop),
+        fed.manager.suspend(&foreign, id).map(drop),
+        fed.manager.save_checkpoints(&foreign, &[(id, 256)]).map(drop),
+    ];
+    for (call, result) in errors.into_iter().enumerate() {
+        assert!(matches!(result, Err(KvError::Device(_))), "{call}: {result:?}");
+    }
+    assert_eq!(counts(&fed), before);
+    assert_eq!(fed.manager.tier_stats(), stats);
+    fed.manager.ledger().audit().unwrap();
+    assert_eq!(fed.manager.ledger().committed(id).unwrap(), TOKENS as u32);
+}
+
+/// A prompt that is asked for twice is brought once; what its own tokens brought meanwhile is not counted.
+#[test]
+fn a_prompt_is_wanted_once() {
+    let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
+    let [a, b] = [442, 443].map(|seed| Story::random(&LAYERS, TOKENS, seed));
+    let mut fed = lost(&device, [&a, &b]);
+    let tokens = tokens();
+    let ask = prompt(&tokens, b"a");
+    let ids =
+        [0; 3].map(|_| fed.manager.prefetch(&fed.stream, &ask).unwrap().expect("it is there"));
+    // Another request computes it while it is on its way.
+    let admission = fed.manager.admit_with(&fed.stream, &ask).unwrap();
+    assert_eq!(admission.reused, 0);
+    run(&mut fed, admission.id, &a, 0);
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    assert!(ids.iter().all(|&id| !fed.manager.is_prefetching(id)));
+    let stats = fed.manager.tier_stats();
+    assert_eq!(stats.misses, [0; TierMiss::ALL.len()], "{stats:?}");
+    assert_eq!(stats.restored_blocks, 0, "the tree had them by then");
+    fed.manager.release(admission.id).unwrap();
+    assert_eq!(fed.manager.ledger().tree_counts().blocks, 2);
+
+    // What is cancelled is not wanted from then on, if nobody else wants it.
+    let mut fed = lost(&device, [&a, &b]);
+    let mut other = lost(&device, [&a, &b]);
+    let id = fed.manager.prefetch(&fed.stream, &ask).unwrap().expect("it is there");
+    let same = fed.manager.prefetch(&fed.stream, &ask).unwrap().expect("it is there");
+    let foreign = other.manager.prefetch(&other.stream, &ask).unwrap().expect("it is there");
+    assert!(!fed.manager.is_prefetching(foreign), "that is another cache's");
+    assert!(!fed.manager.cancel_prefetch(foreign));
+    assert!(fed.manager.cancel_prefetch(id));
+    assert!(fed.manager.is_prefetching(same), "somebody else wants it");
+    assert!(fed.manager.cancel_prefetch(same));
+    assert!(!fed.manager.is_prefetching(same) && !fed.manager.is_prefetching(id));
+    assert!(!fed.manager.cancel_prefetch(same));
+}
+
+/// Who waits for a prompt goes on from it before all else that is wanted, and does not wait for what leaves.
+#[test]
+fn waiting_is_for_one_prompt_alone() {
+    let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
+    let story = Story::random(&LAYERS, TOKENS, 442);
+    let mut fed = Fed::new(&device, CacheConfig { num_checkpoints: 2, ..settings() });
+    let tokens = tokens();
+    let compute = |fed: &mut Fed<_>, salt: &[u8]| {
+        let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, salt)).unwrap();
+        run(fed, admission.id, &story, 0);
+        admission.id
+    };
+    for salt in [b"a", b"b", b"c", b"d"] {
+        let id = compute(&mut fed, salt);
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        fed.manager.release(id).unwrap();
+    }
+    let leaving = compute(&mut fed, b"e");
+    fed.manager.advance_tier(&fed.stream).unwrap();
+    // The device has d and e, of which e leaves.
+    let [a, b] = [b"a", b"b"].map(|salt| prompt(&tokens, salt));
+    let ids =
+        [a, b].map(|ask| fed.manager.prefetch(&fed.stream, &ask).unwrap().expect("it is lost"));
+    let before = fed.manager.tier_stats();
+    let admission = fed.manager.admit_waiting(&fed.stream, &a).unwrap();
+    assert_eq!(admission.reused, 256);
+    let after = fed.manager.tier_stats();
+    assert_eq!(after.restored_checkpoints - before.restored_checkpoints, 1, "a came once, b waits");
+    assert_eq!(after.stored_checkpoints, before.stored_checkpoints, "e is still on its way");
+    assert_eq!(ids.map(|id| fed.manager.is_prefetching(id)), [false, true]);
+    // For b there is no room before e is there: then it is waited for.
+    fed.manager.release(leaving).unwrap();
+    fed.manager.release(admission.id).unwrap();
+    let pinned = fed.manager.admit_with(&fed.stream, &a).unwrap();
+    let admission = fed.manager.admit_waiting(&fed.stream, &b).unwrap();
+    assert_eq!((pinned.reused, admission.reused), (256, 256));
+    let after = fed.manager.tier_stats();
+    assert_eq!(after.stored_checkpoints - before.stored_checkpoints, 1, "e made room");
+}
+
+/// A cache without a free slot says so before it waits, moves or evicts anything.
+#[test]
+fn a_full_cache_moves_nothing() {
+    let mut fed = with_room_for(2, 1);
+    let tokens = tokens();
+    pass(&mut fed, b"a");
+    pass(&mut fed, b"b");
+    for _ in 0..3 {
+        fed.manager.admit().unwrap();
+    }
+    let (before, stats) = (counts(&fed), fed.manager.tier_stats());
+    let full = fed.manager.admit_waiting(&fed.stream, &prompt(&tokens, b"a"));
+    assert!(matches!(full, Err(KvError::NoFreeSlot { slots: 3 })), "{full:?}");
+    assert_eq!(counts(&fed), before);
+    assert_eq!(fed.manager.tier_stats(), stats);
+    assert!(!fed.manager.is_moving());
+}
+
+/// A position that a request is to be saved at twice is saved once.
+#[test]
+fn a_wanted_position_is_saved_once() {
+    let mut fed = with_room_for(2, 4);
+    let id = fill(&mut fed, 256);
+    for _ in 0..2 {
+        fed.manager.want_checkpoint(id, 256).unwrap();
+    }
+    fed.manager.save_wanted(&fed.stream).unwrap();
+    assert_eq!(fed.manager.take_saved().len(), 1);
+}
+
+/// Room takes images of its own sizes, all of them, and of its own cache.
+#[test]
+fn room_is_filled_exactly() {
+    let mut fed = with_room_for(2, 1);
+    let root = RootKey::new(b"root", b"", b"");
+    let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
+    let [block, checkpoint] = [block, checkpoint].map(|bytes| vec![1; bytes as usize]);
+    let (few, many) = (&block[1..], [&block[..], &[1]].concat());
+    let mut room = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
+    let whole = &checkpoint[..];
+    let longer = [whole, &[1]].concat();
+    let one = &block[..];
+    let wrong: [(&[&[u8]], &[u8]); 7] = [
+        (&[one], whole),
+        (&[one; 3], whole),
+        (&[one, few], whole),
+        (&[one, &many], whole),
+        (&[one; 2], &whole[1..]),
+        (&[one; 2], &longer),
+        (&[one; 2], &[]),
+    ];
+    for (at, (blocks, checkpoint)) in wrong.into_iter().enumerate() {
+        let blocks = blocks.iter().copied();
+        assert!(!room.fill(blocks, checkpoint, (Origin::Prompt, false)), "{at}");
+    }
+    assert!(matches!(fed.manager.enter_host(room), Ok(false)), "it was not filled");
+    fed.manager.audit_tier().unwrap();
+
+    let mut room = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
+    assert!(room.fill([&block[..]; 2], whole, (Origin::Prompt, false)));
+    let mut strange = with_room_for(2, 1);
+    let room = strange.manager.give_host_back(room).expect_err("it is another cache's");
+    let room = strange.manager.enter_host(room).map(drop).expect_err("it is another cache's");
+    assert!(matches!(fed.manager.enter_host(room), Ok(true)), "its own takes it still");
+    assert!(fed.manager.reserve_host(&root, &other(2)).is_none(), "it is there");
+    fed.manager.audit_tier().unwrap();
+}
+
+/// Blocks that came to host memory from below while they were copied there are not counted as stored.
+#[test]
+fn what_host_memory_has_by_then_is_not_stored() {
+    let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
+    let story = Story::random(&LAYERS, TOKENS, 444);
+    let mut fed = Fed::new(&device, settings());
+    let tokens = tokens();
+    let ask = prompt(&tokens, b"a");
+    let admission = fed.manager.admit_with(&fed.stream, &ask).unwrap();
+    run(&mut fed, admission.id, &story, 0);
+    fed.manager.advance_tier(&fed.stream).unwrap();
+    let root = fed.manager.host_prompt(&ask).unwrap().root;
+    let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
+    let [block, checkpoint] = [block, checkpoint].map(|bytes| vec![1; bytes as usize]);
+    let blocks = &tokens.as_chunks().0[..BLOCKS];
+    let mut room = fed.manager.reserve_host(&root, blocks).expect("it is on its way");
+    assert!(room.fill([&block[..]; BLOCKS], &checkpoint, (Origin::Prompt, false)));
+    assert!(matches!(fed.manager.enter_host(room), Ok(true)));
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    let stats = fed.manager.tier_stats();
+    assert_eq!((stats.stored_blocks, stats.stored_checkpoints), (0, 0));
+    assert!(stats.bytes_to_host > 0, "they were copied");
+    fed.manager.audit_tier().unwrap();
+}
+
+/// As many prompts as may wait do, and no more.
+#[test]
+fn the_queue_of_prompts_is_bounded() {
+    let device = Device::from_backend(Lazy::new(Null::new(1 << 34)));
+    let mut fed =
+        Fed::new(&device, CacheConfig { poison: false, host_bytes: 64 << 20, ..settings() });
+    let (tokens, story) = (tokens(), story());
+    for salt in 0..70 {
+        let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, &[salt])).unwrap();
+        run(&mut fed, admission.id, &story, 0);
+        fed.manager.settle_tier(&fed.stream).unwrap();
+        fed.manager.release(admission.id).unwrap();
+    }
+    // One is on its way, and 64 wait.
+    for salt in 0..65 {
+        assert!(fed.manager.prefetch(&fed.stream, &prompt(&tokens, &[salt])).unwrap().is_some());
+    }
+    let refused = fed.manager.prefetch(&fed.stream, &prompt(&tokens, &[65]));
+    assert!(matches!(refused, Err(KvError::TooManyPrefetches { most: 64 })), "{refused:?}");
+    let again = fed.manager.prefetch(&fed.stream, &prompt(&tokens, &[64])).unwrap();
+    assert!(again.is_some(), "it waits already");
+    // Who waits is served all the same.
+    let admission = fed.manager.admit_waiting(&fed.stream, &prompt(&tokens, &[66])).unwrap();
+    assert_eq!(admission.reused, 256);
+}
+
+/// A cache that is given up has nothing under way.
+#[test]
+fn a_cache_is_given_up_when_nothing_moves() {
+    let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
+    let [a, b] = [445, 446].map(|seed| Story::random(&LAYERS, TOKENS, seed));
+    let tokens = tokens();
+    let images = [true, false].map(|settled| {
+        let mut fed = lost(&device, [&a, &b]);
+        fed.manager.prefetch(&fed.stream, &prompt(&tokens, b"a")).unwrap().expect("it is there");
+        if settled {
+            fed.manager.settle_tier(&fed.stream).unwrap();
+        }
+        let stream = fed.stream.clone();
+        let copied = fed.manager.into_copied_state(&fed.stream, |arena, _, _| {
+            let mut bytes = vec![0; arena.checkpoint_bytes as usize];
+            stream.download(&arena.checkpoints.view(), 0, &mut bytes).unwrap();
+            bytes
+        });
+        copied.unwrap()
+    });
+    assert!(images[0] == images[1], "the checkpoint had arrived");
+}
