@@ -33,7 +33,7 @@
 //! |---|---|---|
 //! | [`thread::thread_idx_x`], [`thread::block_idx_x`], .. | `%tid.x`, `%ctaid.x`, .. | call outside a launch |
 //! | [`thread::sync_threads`] | `barrier.cta.sync.aligned` | a thread that is elsewhere or has returned |
-//! | [`thread::NamedBarrier::sync`], [`arrive`](thread::NamedBarrier::arrive) | `barrier.cta.sync`, `.arrive` `.aligned` with a number of threads | a wait that never ends, a second arrival, other numbers of threads; it orders only what it should |
+//! | [`thread::NamedBarrier::sync`], [`arrive`](thread::NamedBarrier::arrive) | `barrier.cta.sync`, `.arrive` `.aligned` with a number of threads | a wait that never ends, an arrival that may be a second one, arrivals that are left over, other numbers of threads; it orders only what it should |
 //! | [`thread::hold_u32`] | none | |
 //! | [`warp::shuffle_xor_u32`], `idx`, `up`, `down` | `shfl.sync` | divergence: not all 32 lanes at the same call |
 //! | [`warp::ballot`], [`warp::all`], [`warp::any`] | `vote.sync` | divergence |
@@ -41,8 +41,8 @@
 //! | [`warp::reduce_add_f32`], [`warp::reduce_max_f32`] | five `shfl.sync.bfly` | divergence |
 //! | [`warp::sync_warp`] | `bar.warp.sync` | divergence |
 //! | [`cluster::sync_cluster`] | `barrier.cluster.arrive`, `.wait` | a block whose threads are elsewhere |
-//! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive; a remote read between them |
-//! | [`shared::Shared::load_from`], `load_u32x4_from` | `mapa`, `ld.shared::cluster` | bounds, unwritten words, races, ranks outside the cluster |
+//! | [`cluster::cluster_arrive`], [`cluster::cluster_wait`] | the two halves of that barrier | wait without arrive, another barrier between them, a remote read between them |
+//! | [`shared::Shared::load_from`], `load_u32x4_from` | `mapa`, `ld.shared::cluster` | bounds, unwritten words, races (only barriers of the cluster order blocks), ranks outside the cluster, a block that may have returned |
 //! | [`mem::Global::load`] | `ld.global` | bounds, alignment |
 //! | [`mem::Global::load_u32x2`], [`load_u32x4`](mem::Global::load_u32x4) | `ld.global.nc.v2`, `.v4` | bounds, alignment |
 //! | [`mem::Global::load_u32_in_order`], [`load_u32x4_in_order`](mem::Global::load_u32x4_in_order) | `ld.global` in volatile asm | bounds, alignment |
@@ -55,8 +55,8 @@
 //! | [`atomic::BlockAtomicU32`] | `atom`, `ld`, `st` `.relaxed.cta.shared` | bounds, unwritten words, races with plain accesses |
 //! | [`atomic::fence_device`], `block`, `system` | `fence.acq_rel` | nothing: a fence orders no plain accesses to shared memory here |
 //! | [`mma::bf16_m16n8k16`], [`mma::s8_m16n8k32`] | `mma.sync.aligned` | divergence |
-//! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of operands as of shared memory |
-//! | [`warpgroup::start_bf16_m64n64k512`], `start_bf16_m64n256k32`, `wait` | the same, and `wgmma.wait_group` | operands written before the wait; a wait that leaves the product in flight |
+//! | [`warpgroup::bf16_m64n64k128`] and the other products | `wgmma` on sm_90a, else `mma` | divergence of a warp; reads of operands as of shared memory; not a missing [`warpgroup::fence_shared`], nor warps that stay away |
+//! | [`warpgroup::start_bf16_m64n64k512`], `start_bf16_m64n256k32`, `wait`, [`warpgroup::wait_for_products`] | the same, and `wgmma.wait_group` | operands written before the wait, of sums in flight too; a wait that leaves the product in flight; a product that nobody waits for |
 //! | [`warpgroup::more_registers`], [`warpgroup::fewer_registers`] | `setmaxnreg` on sm_90a | nothing |
 //! | [`grid::wait_for_dependencies`], [`grid::launch_dependents`] | `griddepcontrol` | nothing: launches do not overlap |
 //! | [`grid::peek`] | `ld.relaxed.gpu.global` | code that trusts the value: half of the blocks get a wrong one |

@@ -3,9 +3,9 @@
 //!
 //! Accesses are 32-bit words. A block starts with unwritten memory: reading a word before writing it
 //! is a fault on the emulator and undefined data on the device. Two threads that access a word, at least
-//! one of them writing, need [`crate::thread::sync_threads`] between the accesses, or
-//! [`crate::warp::sync_warp`] within a warp. The emulator accepts nothing else as ordering, not even a
-//! fence.
+//! one of them writing, need a barrier between the accesses: [`crate::thread::sync_threads`],
+//! [`crate::thread::NamedBarrier`], within a warp [`crate::warp::sync_warp`], and between the blocks of a cluster
+//! [`crate::cluster::sync_cluster`]. The emulator accepts nothing else as ordering, not even a fence.
 
 use core::marker::PhantomData;
 

@@ -96,7 +96,8 @@ impl NamedBarrier {
     /// # Safety
     /// - All lanes of the warp make this call together; number and threads are in range, and all calls for a number
     ///   name the same threads.
-    /// - No warp arrives twice before the barrier is complete.
+    /// - No warp arrives twice before the barrier is complete: barriers lead from all arrivals of a completion to each of
+    ///   the next. Nobody returns before it is complete.
     #[inline(always)]
     #[track_caller]
     pub unsafe fn sync(self) {

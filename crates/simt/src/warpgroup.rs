@@ -29,8 +29,10 @@ use crate::ptx::warpgroup as form;
 #[cfg(not(target_feature = "sm_90a"))]
 use by_warp as form;
 
-/// Makes this thread's writes to shared memory visible to products (the async proxy); a barrier must
-/// follow (`fence.proxy.async.shared::cta`, PTX ISA 9.7.13.4, `sm_90a`).
+/// Makes writes to shared memory visible to products (the async proxy): this thread's, if a barrier follows, and those of
+/// others that a barrier has made visible to it (`fence.proxy.async.shared::cta`, PTX ISA 9.7.13.4, `sm_90a`).
+///
+/// The emulator does not notice where it is missing.
 #[inline(always)]
 pub fn fence_shared() {
     form::fence_shared();
@@ -71,8 +73,9 @@ pub unsafe fn fewer_registers<const REGISTERS: u32>() {
 /// # Safety
 /// - All threads of four warps, the first of which is a multiple of four, make this call together,
 ///   from the same place in the source (*unchecked*).
-/// - B is written, the writers called [`fence_shared`], a barrier followed, and no thread writes it
-///   without a barrier between; its address is a multiple of 16 bytes.
+/// - B is written, a barrier lies between, and no thread writes it without a barrier between; its address is a multiple
+///   of 16 bytes.
+/// - The writers of B called [`fence_shared`] before that barrier, or this thread behind it (*unchecked*).
 #[inline(always)]
 #[track_caller]
 #[must_use]
@@ -185,7 +188,8 @@ pub unsafe fn start_bf16_m64n64k512<const N: usize>(
 /// [`crate::mma::bf16_m16n8k16`]).
 ///
 /// # Safety
-/// - As [`start_bf16_m64n64k512`].
+/// - As [`start_bf16_m64n64k512`]; but of A a warp reads its own 16 rows alone, so that a warp which has written them itself
+///   needs no barrier but [`crate::warp::sync_warp`], behind [`fence_shared`].
 #[inline(always)]
 #[track_caller]
 pub unsafe fn start_bf16_m64n256k32<const N: usize>(
@@ -202,7 +206,9 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
 ///
 /// # Safety
 /// - All threads of the warpgroup call it together (*unchecked*).
+/// - Before a thread returns it has waited for all of its products.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn wait_for_products<const PENDING: u32>() {
     // SAFETY: the caller brings all threads of the four warps.
     unsafe { form::wait_for_products::<PENDING>() }

@@ -16,10 +16,20 @@ struct NamedBarrier {
     waiting: u32,
     /// What the arrivals have made known.
     released: Known,
+    /// When each warp arrived, and when those of the last completion did; 0 if it did not.
+    times: Known,
+    before: Known,
 }
 
 impl NamedBarrier {
-    const IDLE: Self = Self { threads: 0, arrived: 0, waiting: 0, released: NOTHING };
+    const IDLE: Self = Self {
+        threads: 0,
+        arrived: 0,
+        waiting: 0,
+        released: NOTHING,
+        times: NOTHING,
+        before: NOTHING,
+    };
 }
 
 /// The named barriers of a block.
@@ -59,17 +69,30 @@ impl NamedBarriers {
                 "warp {warp} arrives at barrier {number} again before it is complete"
             ));
         }
+        if !clocks.knows(warp, &barrier.before) {
+            return Err(format!(
+                "warp {warp} arrives at barrier {number} again, and nothing says that it is complete"
+            ));
+        }
         barrier.threads = threads;
         barrier.arrived |= 1 << warp;
         barrier.waiting |= u32::from(waits) << warp;
         clocks.release(warp, &mut barrier.released);
+        barrier.times[warp as usize] = clocks.now(warp);
         if barrier.arrived.count_ones() < threads / WARP_SIZE {
             return Ok(0);
         }
-        let done = std::mem::replace(barrier, NamedBarrier::IDLE);
+        let done = *barrier;
+        *barrier = NamedBarrier { before: done.times, ..NamedBarrier::IDLE };
         for warp in (0..u32::BITS).filter(|warp| done.waiting >> warp & 1 != 0) {
             clocks.acquire(warp, &done.released);
         }
         Ok(done.waiting)
+    }
+
+    /// A barrier at which warps have arrived that is not complete: its number, and the warps, a bit each.
+    pub fn unfinished(&self) -> Option<(usize, u32)> {
+        let barriers = self.0.iter().map(|barrier| barrier.arrived).enumerate();
+        barriers.into_iter().find(|&(_, arrived)| arrived != 0)
     }
 }

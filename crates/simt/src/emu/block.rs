@@ -12,6 +12,7 @@ use super::copies::Copies;
 use super::fault::{FaultKind, Site, ThreadIndex};
 use super::launch::Launch;
 use super::matrix::Fragments;
+use super::products::Products;
 use super::shared_memory::SharedMemory;
 use crate::limits::WARP_SIZE;
 
@@ -62,7 +63,9 @@ pub struct Thread {
     /// Copies to shared memory that it has not waited for.
     pub copies: RefCell<Copies>,
     /// Products of warpgroups that it has started.
-    pub products: Cell<u32>,
+    pub products: RefCell<Products>,
+    /// Whether what it reads of shared memory are operands of the last of them.
+    pub multiplies: Cell<bool>,
     /// Its fragments of a matrix product; the result replaces C.
     pub fragments: Cell<Fragments>,
 }
@@ -76,7 +79,8 @@ impl Thread {
             operand: Cell::new(0),
             left: Cell::new(false),
             copies: RefCell::default(),
-            products: Cell::new(0),
+            products: RefCell::default(),
+            multiplies: Cell::new(false),
             fragments: Cell::new(Fragments::default()),
         }
     }
@@ -134,6 +138,9 @@ pub struct Block {
     pub barriers: RefCell<NamedBarriers>,
     /// Its shared memory.
     pub shared_memory: RefCell<SharedMemory>,
+    /// Its last read of another block's shared memory since the last barrier of the cluster: that block's rank, who read,
+    /// and where.
+    pub reads_peer: Cell<Option<(u32, ThreadIndex, Site)>>,
     /// Set by the thread that caused a fault, just before it unwinds.
     pub fault: Cell<Option<FaultKind>>,
     /// Where the running thread panicked, from the panic hook.
@@ -152,6 +159,7 @@ impl Block {
             threads: Vec::new(),
             barriers: RefCell::new(NamedBarriers::new()),
             shared_memory: RefCell::new(SharedMemory::new()),
+            reads_peer: Cell::new(None),
             fault: Cell::new(None),
             panic_location: Cell::new(None),
         }
@@ -168,10 +176,17 @@ impl Block {
             thread.stop.set(Stop::Ready);
             thread.left.set(false);
             thread.copies.take();
-            thread.products.set(0);
+            thread.products.take();
+            thread.multiplies.set(false);
         }
         self.barriers.replace(NamedBarriers::new());
         self.shared_memory.get_mut().reset(launch.shared_bytes);
+        self.reads_peer.set(None);
+    }
+
+    /// The running thread.
+    pub fn thread(&self) -> &Thread {
+        &self.threads[self.running.get().0 as usize]
     }
 
     /// The threads of warp `warp`.
@@ -189,7 +204,7 @@ impl Block {
 
     /// Stops the running thread at `operation` until the others arrive; its result.
     fn wait(&self, operation: Operation, value: u32, operand: u32, location: Site) -> u32 {
-        let thread = &self.threads[self.running.get().0 as usize];
+        let thread = self.thread();
         thread.value.set(value);
         thread.operand.set(operand);
         thread.stop.set(Stop::At(operation, location));
@@ -260,7 +275,7 @@ pub fn wait(operation: Operation, value: u32, operand: u32) -> u32 {
 pub fn wait_product(product: Operation, fragments: Fragments) -> [u32; 4] {
     let location = Location::caller();
     current(|block| {
-        let thread = &block.threads[block.running.get().0 as usize];
+        let thread = block.thread();
         thread.fragments.set(fragments);
         block.wait(product, 0, 0, location);
         thread.fragments.get().c

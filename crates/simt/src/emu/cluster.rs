@@ -5,6 +5,7 @@ use std::panic::Location;
 use super::block::{current, wait, with_peer};
 use super::collective::Operation;
 use super::fault::{AccessKind, ThreadIndex};
+use super::shared::read;
 use crate::limits::MAX_BLOCK_THREADS;
 
 pub fn block_rank() -> u32 {
@@ -13,35 +14,44 @@ pub fn block_rank() -> u32 {
 
 #[track_caller]
 pub unsafe fn sync_cluster() {
+    assert!(!has_left(), "sync_cluster after cluster_arrive, which only cluster_wait ends");
     wait(Operation::SyncCluster, 0, 0);
+}
+
+/// Whether the running thread has arrived at the cluster's barrier and not yet waited.
+fn has_left() -> bool {
+    current(|block| block.thread().left.get())
 }
 
 /// Waits for its warp only, and marks the thread: a later read of another block's memory is a fault.
 #[track_caller]
 pub unsafe fn cluster_arrive() {
+    assert!(!has_left(), "cluster_arrive twice, without cluster_wait between");
     wait(Operation::ClusterArrive, 0, 0);
-    current(|block| block.threads[block.running.get().0 as usize].left.set(true));
+    current(|block| block.thread().left.set(true));
 }
 
 #[track_caller]
 pub unsafe fn cluster_wait() {
-    let left = current(|block| block.threads[block.running.get().0 as usize].left.replace(false));
+    let left = current(|block| block.thread().left.replace(false));
     assert!(left, "cluster_wait without cluster_arrive");
     wait(Operation::SyncCluster, 0, 0);
 }
 
 /// The word at `address` of the block `rank`.
 ///
-/// Recorded there as an access of an extra thread, which only that block's barriers order: a race with a
-/// block that has passed a barrier of its own is not detected.
+/// Recorded there as an access of an extra thread, which only barriers of the cluster order.
 #[track_caller]
 pub unsafe fn load(address: u32, rank: u32) -> u32 {
     let location = Location::caller();
-    let left = current(|block| block.threads[block.running.get().0 as usize].left.get());
-    assert!(!left, "a read of another block's shared memory after cluster_arrive");
+    if rank == block_rank() {
+        return read(address, AccessKind::Read, location);
+    }
+    assert!(!has_left(), "a read of another block's shared memory after cluster_arrive");
     let read = with_peer(rank, |block, peer| {
-        let thread =
-            ThreadIndex(MAX_BLOCK_THREADS * (1 + block.rank.get()) + block.running.get().0);
+        let running = block.running.get();
+        let thread = ThreadIndex(MAX_BLOCK_THREADS * (1 + block.rank.get()) + running.0);
+        block.reads_peer.set(Some((rank, running, location)));
         peer.shared_memory.borrow_mut().read(address, AccessKind::Read, thread, location)
     });
     match read {

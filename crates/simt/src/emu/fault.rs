@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 use super::collective::Operation;
-use crate::limits::WARP_SIZE;
+use crate::limits::{MAX_BLOCK_THREADS, WARP_SIZE};
 
 /// A place in the source: file, line, column.
 pub type Site = &'static Location<'static>;
@@ -122,6 +122,19 @@ pub enum FaultKind {
         /// The access that came second.
         second: Access,
     },
+    /// A read of another block's shared memory with no barrier of the cluster after it: that block may have returned.
+    #[error(
+        "{thread} reads the shared memory of block {rank} of its cluster, which may have returned: no \
+         barrier of the cluster follows, at {location}"
+    )]
+    PeerMayReturn {
+        /// The rank of the block that is read.
+        rank: u32,
+        /// The thread.
+        thread: ThreadIndex,
+        /// The read.
+        location: Site,
+    },
     /// A pointer argument that does not point into a live allocation.
     #[error("argument `{argument}`: no live allocation contains address {address:#x}")]
     UnboundPointer {
@@ -142,14 +155,20 @@ pub enum FaultKind {
     },
 }
 
-/// A thread's index in its block; written out with its warp and lane.
+/// A thread's index in its block; written out with its warp and lane. Those of other blocks of the cluster follow, a
+/// thousand and twenty-four numbers a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ThreadIndex(pub u32);
 
 impl fmt::Display for ThreadIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (warp, lane) = (self.0 / WARP_SIZE, self.0 % WARP_SIZE);
-        write!(f, "thread {} (warp {warp}, lane {lane})", self.0)
+        let thread = self.0 % MAX_BLOCK_THREADS;
+        let (warp, lane) = (thread / WARP_SIZE, thread % WARP_SIZE);
+        write!(f, "thread {thread} (warp {warp}, lane {lane})")?;
+        match (self.0 / MAX_BLOCK_THREADS).checked_sub(1) {
+            Some(rank) => write!(f, " of block {rank} of the cluster"),
+            None => Ok(()),
+        }
     }
 }
 

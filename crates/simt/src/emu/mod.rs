@@ -8,8 +8,9 @@
 //!
 //! A broken rule is reported as a [`Fault`]: a collective that not all threads reach, an access
 //! out of bounds or misaligned, a read of unwritten shared memory, a race on shared memory, a
-//! panic. Not detected are races on global memory, and an allocation that the host frees while
-//! a launch uses it. A body that needs more than 64 KiB of stack ends the process at a guard page.
+//! panic. Not detected are races on global memory, an allocation that the host frees while
+//! a launch uses it, a missing [`fence_shared`](crate::warpgroup::fence_shared), and warps that stay away from a
+//! product of their warpgroup: it is computed warp by warp. A body that needs more than 64 KiB of stack ends the process at a guard page.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -22,6 +23,7 @@
 //! | `barriers` | the named barriers of a block |
 //! | `matrix` | matrix products of a warp |
 //! | `copies` | asynchronous copies that a thread has started |
+//! | `products` | products of warpgroups that a thread has started |
 //! | `shared_memory`, `race` | shared memory: unwritten words, bounds, races |
 //! | `memory` | the registry of device allocations |
 //! | `fault` | what can go wrong, in words |
@@ -48,6 +50,7 @@ mod memory;
 pub(crate) mod mma;
 mod order;
 mod panic;
+mod products;
 mod race;
 mod schedule;
 pub(crate) mod shared;

@@ -1,14 +1,15 @@
 //! Detects races on a word of shared memory.
 //!
 //! Two accesses are ordered when one thread makes both, or when barriers lead from one to the other: those of the block,
-//! of the warp, and named ones. Each warp has a vector clock: how far it knows the other warps to have come. A
-//! [`History`] remembers what is needed of a word's past to find a racing pair whenever there is one.
+//! of the warp, of the cluster, and named ones. Each warp has a vector clock: how far it knows the other warps to have
+//! come. A [`History`] remembers what is needed of a word's past to find a racing pair whenever there is one.
 
 use super::fault::{Access, AccessKind, Site, ThreadIndex};
 use crate::limits::WARP_SIZE;
 
-/// The warps of a block, and one for the threads of other blocks of the cluster.
-const WARPS: usize = WARP_SIZE as usize + 1;
+/// The most warps of a block; the threads of the other blocks of its cluster are one more.
+const OTHERS: usize = WARP_SIZE as usize;
+const WARPS: usize = OTHERS + 1;
 
 /// What a warp knows of each: accesses at smaller times are ordered before all that it does from now on.
 pub type Known = [u64; WARPS];
@@ -16,49 +17,96 @@ pub type Known = [u64; WARPS];
 pub const NOTHING: Known = [0; WARPS];
 
 /// The time of each warp, and what it knows of the others'.
-pub struct Clocks([Known; WARPS]);
+pub struct Clocks {
+    /// When what a warp does now takes place.
+    now: Known,
+    /// Of itself a warp knows until when its lanes were together.
+    known: [Known; WARPS],
+    /// What the warps that have arrived at the cluster's barrier, and go on, have made known.
+    left: Option<Known>,
+}
 
 impl Clocks {
     /// Nobody knows of anybody.
     pub const fn new() -> Self {
-        Self([NOTHING; WARPS])
+        Self { now: NOTHING, known: [NOTHING; WARPS], left: None }
     }
 
-    /// All warps come together.
+    /// A new block starts: what was is ordered before all that it does.
+    pub fn start_block(&mut self) {
+        self.left = None;
+        self.synchronize(WARPS);
+    }
+
+    /// All warps of the block come together.
     pub fn synchronize_block(&mut self) {
-        let mut all = NOTHING;
-        for (warp, known) in self.0.iter_mut().enumerate() {
-            known[warp] += 1;
-            join(&mut all, known);
+        self.synchronize(OTHERS);
+    }
+
+    /// All warps of the cluster come together, or those that have left learn that all have.
+    pub fn synchronize_cluster(&mut self) {
+        let Some(mut released) = self.left.take() else { return self.synchronize(WARPS) };
+        self.release(OTHERS as u32, &mut released);
+        for known in &mut self.known {
+            join(known, &released);
         }
-        self.0.fill(all);
+    }
+
+    fn synchronize(&mut self, warps: usize) {
+        let mut all = NOTHING;
+        for warp in 0..warps {
+            self.release(warp as u32, &mut all);
+        }
+        self.known[..warps].fill(all);
     }
 
     /// The lanes of a warp come together.
     pub fn synchronize_warp(&mut self, warp: u32) {
-        self.0[warp as usize][warp as usize] += 1;
+        let warp = warp as usize;
+        self.now[warp] += 1;
+        self.known[warp][warp] = self.now[warp];
     }
 
-    /// A warp, whose lanes are together, makes what it did known to whoever has `barrier`.
+    /// A warp makes what it did known to whoever has `barrier`; its own lanes learn nothing of each other.
     pub fn release(&mut self, warp: u32, barrier: &mut Known) {
-        self.synchronize_warp(warp);
-        join(barrier, &self.0[warp as usize]);
+        let warp = warp as usize;
+        self.now[warp] += 1;
+        join(barrier, &self.known[warp]);
+        barrier[warp] = self.now[warp];
     }
 
     /// A warp learns what has been released to `barrier`.
     pub fn acquire(&mut self, warp: u32, barrier: &Known) {
-        join(&mut self.0[warp as usize], barrier);
+        join(&mut self.known[warp as usize], barrier);
+    }
+
+    /// A warp arrives at the cluster's barrier, and goes on.
+    pub fn leave(&mut self, warp: u32) {
+        let mut left = self.left.unwrap_or(NOTHING);
+        self.release(warp, &mut left);
+        self.left = Some(left);
+    }
+
+    /// The present time of a warp.
+    pub fn now(&self, warp: u32) -> u64 {
+        self.now[warp as usize]
+    }
+
+    /// Whether a warp knows all other warps to have come as far as `times`.
+    pub fn knows(&self, warp: u32, times: &Known) -> bool {
+        let known = self.known[warp as usize].iter().zip(times).enumerate();
+        known.into_iter().all(|(other, (known, time))| other == warp as usize || known >= time)
     }
 
     /// An access that a thread makes now.
     pub fn event(&self, thread: ThreadIndex, location: Site) -> Event {
-        let warp = warp_of(thread);
-        Event { thread, location, time: self.0[warp][warp] }
+        Event { thread, location, time: self.now[warp_of(thread)] }
     }
 
     /// Whether an earlier access is ordered before all that a thread does from now on.
     fn orders(&self, earlier: &Event, thread: ThreadIndex) -> bool {
-        earlier.thread == thread || self.0[warp_of(thread)][warp_of(earlier.thread)] > earlier.time
+        earlier.thread == thread
+            || self.known[warp_of(thread)][warp_of(earlier.thread)] > earlier.time
     }
 }
 
@@ -71,7 +119,7 @@ fn join(known: &mut Known, other: &Known) {
 
 /// The warp of a thread; threads of other blocks are of one warp.
 fn warp_of(thread: ThreadIndex) -> usize {
-    ((thread.0 / WARP_SIZE) as usize).min(WARPS - 1)
+    ((thread.0 / WARP_SIZE) as usize).min(OTHERS)
 }
 
 /// An access and its time, of its warp.
@@ -89,17 +137,20 @@ impl Event {
     }
 }
 
-/// The accesses of one kind since the last write that none of the others is ordered after: of a warp two are enough.
+/// The accesses of one kind since the last write that none of the others is ordered after, in their order. Of a warp the
+/// last one races with another warp if any does, and it or the last one of another lane with a lane of its own.
 #[derive(Clone, Debug, Default)]
 struct Concurrent(Vec<Event>);
 
 impl Concurrent {
     fn add(&mut self, event: Event, clocks: &Clocks) {
         self.0.retain(|earlier| !clocks.orders(earlier, event.thread));
-        let of_warp = |other: &&Event| warp_of(other.thread) == warp_of(event.thread);
-        if self.0.iter().filter(of_warp).count() < 2 {
-            self.0.push(event);
+        let warp = warp_of(event.thread);
+        let mut of_warp = (0..self.0.len()).filter(|&i| warp_of(self.0[i].thread) == warp);
+        if let (Some(first), Some(_)) = (of_warp.next(), of_warp.next()) {
+            self.0.remove(first);
         }
+        self.0.push(event);
     }
 
     /// An access that races with what a thread does now.
@@ -162,37 +213,50 @@ mod tests {
     use super::*;
     use crate::emu::order::Order;
 
-    /// The rule itself, by sets: which earlier accesses, by number, each warp knows.
+    /// Three warps, and the threads of other blocks.
+    const PARTIES: usize = 4;
+
+    /// The rule itself, by sets: which earlier accesses, by number, each party knows.
     #[derive(Default)]
     struct Past {
         accesses: Vec<(AccessKind, ThreadIndex)>,
-        known: [HashSet<usize>; 3],
+        known: [HashSet<usize>; PARTIES],
         barrier: HashSet<usize>,
+        left: Option<HashSet<usize>>,
+    }
+
+    fn party(thread: ThreadIndex) -> usize {
+        warp_of(thread).min(PARTIES - 1)
     }
 
     impl Past {
-        /// A warp knows what its own lanes did.
-        fn meet(&mut self, warp: usize) {
-            let of_warp = |&(i, &(_, thread)): &(usize, &(AccessKind, ThreadIndex))| {
-                (warp_of(thread) == warp).then_some(i).is_some()
-            };
-            let own = self.accesses.iter().enumerate().filter(of_warp).map(|(i, _)| i);
-            self.known[warp].extend(own);
+        /// What a party did itself and what it knows.
+        fn all_of(&self, of: usize) -> HashSet<usize> {
+            let is_own = |&i: &usize| party(self.accesses[i].1) == of;
+            let own = (0..self.accesses.len()).filter(is_own);
+            own.chain(self.known[of].iter().copied()).collect()
         }
 
-        fn release(&mut self, warp: usize) {
-            self.meet(warp);
-            self.barrier.extend(self.known[warp].iter());
+        fn meet(&mut self, parties: usize) {
+            let all: HashSet<usize> = (0..parties).flat_map(|of| self.all_of(of)).collect();
+            self.known[..parties].fill(all);
         }
 
-        fn acquire(&mut self, warp: usize) {
-            self.known[warp].extend(self.barrier.iter());
+        fn leave(&mut self, warp: usize) {
+            let all = self.all_of(warp);
+            self.left.get_or_insert_default().extend(all);
+        }
+
+        fn meet_cluster(&mut self) {
+            let Some(mut left) = self.left.take() else { return self.meet(PARTIES) };
+            left.extend(self.all_of(PARTIES - 1));
+            self.known.iter_mut().for_each(|known| known.extend(&left));
         }
 
         fn races(&self, kind: AccessKind, thread: ThreadIndex) -> bool {
             let conflict = |other| other != kind || kind == AccessKind::Write;
             self.accesses.iter().enumerate().any(|(i, &(other, earlier))| {
-                let knows = self.known[warp_of(thread)].contains(&i);
+                let knows = self.known[party(thread)].contains(&i);
                 conflict(other) && earlier != thread && !knows
             })
         }
@@ -200,7 +264,7 @@ mod tests {
 
     #[test]
     fn finds_a_race_exactly_when_some_earlier_access_races() {
-        const THREADS: [u32; 6] = [0, 1, 2, 32, 33, 64];
+        const THREADS: [u32; 8] = [0, 1, 2, 32, 33, 64, 1024, 2048];
         let (mut races_seen, mut ends_seen) = (0, 0);
         for seed in 0..200_000 {
             let mut order = Order::new(seed, 0);
@@ -208,29 +272,38 @@ mod tests {
             let (mut clocks, mut barrier) = (Clocks::new(), NOTHING);
             let (mut history, mut past) = (History::default(), Past::default());
             let raced = (0..16).any(|_| {
-                let (choice, warp) = (draw(12), draw(3));
+                let (choice, warp) = (draw(15), u32::from(draw(3)));
+                let at = warp as usize;
                 match choice {
                     0 => {
                         clocks.synchronize_block();
-                        (0..3).for_each(|warp| past.meet(warp));
-                        past.known.fill((0..past.accesses.len()).collect());
+                        past.meet(PARTIES - 1);
                     }
                     1 | 2 => {
-                        clocks.synchronize_warp(u32::from(warp));
-                        past.meet(usize::from(warp));
+                        clocks.synchronize_warp(warp);
+                        past.known[at] = past.all_of(at);
                     }
                     3 | 4 => {
-                        clocks.release(u32::from(warp), &mut barrier);
-                        past.release(usize::from(warp));
+                        clocks.release(warp, &mut barrier);
+                        past.barrier.extend(past.all_of(at));
                     }
                     5 | 6 => {
-                        clocks.acquire(u32::from(warp), &barrier);
-                        past.acquire(usize::from(warp));
+                        clocks.acquire(warp, &barrier);
+                        past.known[at].extend(&past.barrier);
+                    }
+                    7 => {
+                        clocks.leave(warp);
+                        past.leave(at);
+                    }
+                    8 | 9 => {
+                        clocks.synchronize_cluster();
+                        past.meet_cluster();
                     }
                     choice => {
                         let kinds = [AccessKind::Write, AccessKind::Atomic];
-                        let kind = *kinds.get(usize::from(choice) - 7).unwrap_or(&AccessKind::Read);
-                        let thread = ThreadIndex(THREADS[usize::from(draw(6))]);
+                        let kind =
+                            *kinds.get(usize::from(choice) - 10).unwrap_or(&AccessKind::Read);
+                        let thread = ThreadIndex(THREADS[usize::from(draw(8))]);
                         let expected = past.races(kind, thread);
                         let event = clocks.event(thread, Location::caller());
                         let found = history.add(kind, event, &clocks).is_err();

@@ -8,7 +8,7 @@ use corosensei::{Coroutine, CoroutineResult};
 
 use super::block::{self, Block, Stop, Thread};
 use super::collective::{self, Operation};
-use super::fault::{FaultKind, LaneGroup, ThreadIndex};
+use super::fault::{FaultKind, LaneGroup, Site, ThreadIndex};
 use super::launch::Launch;
 use super::matrix::{self, Fragments};
 use super::order::Order;
@@ -89,10 +89,23 @@ impl Cluster<'_> {
                 return Err((rank as u32, diverged_blocks(&[stops[0], stops[rank]])));
             }
             if let Stop::Returned = stops[0] {
-                return Ok(());
+                return self.check_peers();
             }
-            self.blocks.iter().for_each(release);
+            for block in self.blocks {
+                release(block);
+                block.shared_memory.borrow_mut().clocks.synchronize_cluster();
+                block.reads_peer.set(None);
+            }
         }
+    }
+
+    /// Checks that a barrier of the cluster came after every read of another block's shared memory.
+    fn check_peers(&self) -> Result<(), (u32, FaultKind)> {
+        let unfinished = |block: &Block| {
+            let (rank, thread, location) = block.reads_peer.get()?;
+            Some((block.rank.get(), FaultKind::PeerMayReturn { rank, thread, location }))
+        };
+        self.blocks.iter().find_map(unfinished).map_or(Ok(()), Err)
     }
 
     /// Runs a block until its threads are at a cluster barrier or have returned.
@@ -108,7 +121,29 @@ impl Cluster<'_> {
 /// Releases the threads of a block from the barrier that all have reached.
 fn release(block: &Block) {
     block.threads.iter().for_each(|thread| thread.stop.set(Stop::Ready));
-    block.shared_memory.borrow_mut().clocks.synchronize_block();
+}
+
+/// The fault of a call that broke a rule, by a thread that does not run.
+fn misuse(message: String, thread: u32, location: Option<Site>) -> FaultKind {
+    let location = location.map(ToString::to_string);
+    FaultKind::Panic { message, thread: ThreadIndex(thread), location }
+}
+
+/// Checks that a block which has returned leaves no arrivals at named barriers.
+fn check_barriers(block: &Block) -> Result<(), FaultKind> {
+    let Some((number, arrived)) = block.barriers.borrow().unfinished() else { return Ok(()) };
+    let message = format!("barrier {number} is not complete when its block returns");
+    Err(misuse(message, arrived.trailing_zeros() * WARP_SIZE, None))
+}
+
+/// Checks that a thread which returns has waited for its products.
+fn check_products(block: &Block) {
+    let products = block.thread().products.borrow();
+    if let Some(product) = products.oldest() {
+        let (message, thread) =
+            ("a product is in flight when its thread returns", block.running.get());
+        block.fail(misuse(message.to_owned(), thread.0, Some(product.location)));
+    }
 }
 
 /// The fault of two blocks whose threads are at different places: names thread 0 of each.
@@ -143,12 +178,20 @@ impl Schedule<'_> {
             }
             let threads = self.block.threads.len();
             match common_stop(self.block, 0, threads)? {
-                Stop::At(Operation::SyncThreads, _) => release(self.block),
+                Stop::At(Operation::SyncThreads, _) => {
+                    release(self.block);
+                    self.block.shared_memory.borrow_mut().clocks.synchronize_block();
+                }
                 // All wait, and nobody is left to arrive.
                 Stop::At(Operation::BarrierSync, _) => {
                     return Err(diverged(&self.block.threads, 0));
                 }
-                stop => return Ok(stop),
+                stop => {
+                    if let Stop::Returned = stop {
+                        check_barriers(self.block)?;
+                    }
+                    return Ok(stop);
+                }
             }
         }
     }
@@ -192,16 +235,14 @@ impl Schedule<'_> {
         let barrier = operands(&lanes[0]);
         let arrived = if lanes.iter().all(|lane| operands(lane) == barrier) {
             let mut memory = self.block.shared_memory.borrow_mut();
+            // More than a device does where nobody waits.
+            memory.clocks.synchronize_warp(warp);
             self.block.barriers.borrow_mut().arrive(barrier, warp, waits, &mut memory.clocks)
         } else {
             Err("the lanes of a warp arrive at different barriers".to_owned())
         };
         let location = lanes[0].stop.get().waiting().map(|(_, location)| location);
-        let released = arrived.map_err(|message| FaultKind::Panic {
-            message,
-            thread: ThreadIndex(warp * WARP_SIZE),
-            location: location.map(ToString::to_string),
-        })?;
+        let released = arrived.map_err(|message| misuse(message, warp * WARP_SIZE, location))?;
         let goes_on = |other: &u32| released >> other & 1 != 0 || !waits && *other == warp;
         for other in (0..WARP_SIZE).filter(goes_on) {
             self.block.warp(other).iter().for_each(|thread| thread.stop.set(Stop::Ready));
@@ -229,6 +270,7 @@ impl Schedule<'_> {
                         let state = &block.threads[thread.0 as usize];
                         state.yielder.set(yielder);
                         body();
+                        check_products(block);
                         state.stop.set(Stop::Returned);
                     }
                 })
@@ -270,6 +312,7 @@ impl Schedule<'_> {
             Operation::SyncWarp => {
                 self.block.shared_memory.borrow_mut().clocks.synchronize_warp(warp)
             }
+            Operation::ClusterArrive => self.block.shared_memory.borrow_mut().clocks.leave(warp),
             Operation::MmaBf16 => multiply(threads, matrix::multiply_bf16),
             Operation::MmaS8 => multiply(threads, matrix::multiply_s8),
             _ => {}

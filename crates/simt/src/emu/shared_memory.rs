@@ -36,7 +36,7 @@ impl SharedMemory {
             self.cells.resize(words, Cell::default());
         }
         self.block += 1;
-        self.clocks.synchronize_block();
+        self.clocks.start_block();
     }
 
     /// Its bytes.

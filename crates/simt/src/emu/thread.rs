@@ -1,7 +1,11 @@
 //! [`crate::thread`] on the CPU.
 
+use std::panic::Location;
+
 use super::block::{current, wait};
 use super::collective::Operation;
+use super::fault::AccessKind;
+use crate::limits::WARP_SIZE;
 
 pub fn thread_idx_x() -> u32 {
     current(|block| block.running.get().0)
@@ -42,23 +46,49 @@ pub unsafe fn barrier_arrive(barrier: u32, threads: u32) {
     wait(Operation::BarrierArrive, barrier, threads);
 }
 
-/// The number of a product that the running thread starts.
+/// The number of a product that the running thread starts: what it reads from here to [`end_operands`] are its operands.
+#[track_caller]
 pub fn start_product() -> u32 {
+    let location = Location::caller();
     current(|block| {
-        let products = &block.threads[block.running.get().0 as usize].products;
-        products.replace(products.get() + 1)
+        let thread = block.thread();
+        thread.multiplies.set(true);
+        let warp = block.running.get().0 / WARP_SIZE;
+        let time = block.shared_memory.borrow().clocks.now(warp);
+        thread.products.borrow_mut().start(location, time)
     })
 }
 
-/// Checks that product `number` has ended, if at most the last `pending` of those that the running thread started have not.
+/// The operands of the product that was started last have been read once. A tensor core reads them until the product is
+/// waited for.
+pub fn end_operands() {
+    current(|block| block.thread().multiplies.set(false));
+}
+
+/// At most the last `pending` products of the running thread are in flight from here on: the others have read their operands
+/// until now. Checks that product `number` is one of these, if it is not the largest number.
 #[track_caller]
 pub fn check_product(number: u32, pending: u32) {
-    let started = current(|block| block.threads[block.running.get().0 as usize].products.get());
-    assert!(
-        number == u32::MAX || number + pending < started,
-        "the product may be in flight: {} were started after it, the wait leaves {pending}",
-        started - number - 1
-    );
+    let read = current(|block| {
+        let (thread, mut products) = (block.running.get(), block.thread().products.borrow_mut());
+        let started = products.started();
+        assert!(
+            number == u32::MAX || number + pending < started,
+            "the product may be in flight: {} were started after it, the wait leaves {pending}",
+            started - number - 1
+        );
+        let mut memory = block.shared_memory.borrow_mut();
+        let now = memory.clocks.now(thread.0 / WARP_SIZE);
+        let ended = products.take_all_but(pending as usize);
+        // Without a barrier since the first read this would be that one again.
+        ended.iter().filter(|product| product.time < now).try_for_each(|product| {
+            let mut words = product.words.iter();
+            words.try_for_each(|&word| {
+                memory.read(word, AccessKind::Read, thread, product.location).map(drop)
+            })
+        })
+    });
+    read.unwrap_or_else(|fault| current(|block| block.fail(fault)));
 }
 
 pub fn hold_u32(value: u32) -> u32 {

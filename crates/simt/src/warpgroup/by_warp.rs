@@ -1,9 +1,10 @@
-//! [`crate::warpgroup`] by `mma`, warp by warp.
+//! [`crate::warpgroup`] by `mma`, warp by warp. A product is computed when it is started; the emulator notes what it reads,
+//! and takes it for read until the product is waited for.
 
-use super::in_flight::{FragmentsInFlight, InFlight, TallInFlight};
-use super::layout::{
-    Fragments, IntegerFragments, Panels, Rows, TallFragments, WideFragments, right_word,
-};
+use core::marker::PhantomData;
+
+use super::in_flight::{FragmentsInFlight, InFlight, NO_PRODUCT, TallInFlight};
+use super::layout::{Fragments, IntegerFragments, Panels, Rows, WideFragments, right_word};
 use crate::imp::thread as form;
 use crate::math::{mul_bf16x2, permute_bytes};
 use crate::mma::{bf16_m16n8k16, s8_m16n8k32};
@@ -75,11 +76,26 @@ pub unsafe fn bf16_m64n128k64<T, const N: usize>(
 }
 
 #[inline(always)]
+#[track_caller]
 pub unsafe fn start_bf16_m64n64k512<const N: usize>(
     left: Panels<N>,
     right: Panels<N>,
 ) -> FragmentsInFlight<N> {
-    started([[0.0; 4]; 8], (left, right))
+    let number = form::start_product();
+    let (mut sum, mut step) = ([[0.0; 4]; 8], 0);
+    while step < 32 {
+        let (left, right) = (left.panel(step / 4), right.panel(step / 4));
+        // SAFETY: by the caller's promises; all lanes of the warp are together.
+        unsafe {
+            let rows = own_rows(left, step % 4);
+            sum = eight_times(|eight| {
+                let column = own_pairs(right, step % 4, 8 * eight);
+                bf16_m16n8k16(rows, column, sum[eight as usize])
+            });
+        }
+        step += 1;
+    }
+    in_flight(sum, number)
 }
 
 #[inline(always)]
@@ -89,80 +105,49 @@ pub unsafe fn start_bf16_m64n256k32<const N: usize>(
     right: Panels<N>,
     sum: TallInFlight<N>,
 ) -> TallInFlight<N> {
-    // SAFETY: by the caller's promises.
-    started(unsafe { sum.multiply() }, (left, right))
-}
-
-#[inline(always)]
-pub unsafe fn wait_for_products<const PENDING: u32>() {}
-
-/// A product of `operands` that is to be added to `fragments`.
-#[inline(always)]
-fn started<T, Operands>(fragments: T, operands: Operands) -> InFlight<T, Operands> {
     let number = form::start_product();
-    InFlight { fragments, operands: Some(operands), number }
-}
-
-impl<const N: usize> FragmentsInFlight<N> {
-    #[inline(always)]
-    #[track_caller]
-    pub(crate) unsafe fn finish<const PENDING: u32>(self) -> Fragments {
-        form::check_product(self.number, PENDING);
-        let (mut sum, mut step) = (self.fragments, 0);
-        while let Some((left, right)) = self.operands
-            && step < 32
-        {
-            let (left, right) = (left.panel(step / 4), right.panel(step / 4));
-            // SAFETY: by the caller's promises; all lanes of the warp are together.
-            unsafe {
-                let rows = own_rows(left, step % 4);
-                sum = eight_times(|eight| {
-                    let column = own_pairs(right, step % 4, 8 * eight);
+    let (mut sum, mut step) = (sum.fragments, 0);
+    while step < 2 {
+        // SAFETY: by the caller's promises; all lanes of the warp are together.
+        unsafe {
+            let rows = own_rows(left, step);
+            let half = |panel: u32, sum: WideFragments| {
+                let columns = |eight: u32| {
+                    let rows_of_b = right.panel(panel + eight / 8);
+                    let column = transposed_pairs(rows_of_b, step, eight % 8);
                     bf16_m16n8k16(rows, column, sum[eight as usize])
-                });
-            }
-            step += 1;
+                };
+                let [a, b, c, d, e, f, g, h] = eight_times(columns);
+                let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
+                [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+            };
+            sum = [half(0, sum[0]), half(2, sum[1])];
         }
-        sum
+        step += 1;
     }
+    in_flight(sum, number)
 }
 
-impl<const N: usize> TallInFlight<N> {
-    #[inline(always)]
-    #[track_caller]
-    pub(crate) unsafe fn finish<const PENDING: u32>(self) -> TallFragments {
-        form::check_product(self.number, PENDING);
-        // SAFETY: the caller's duty is this callee's.
-        unsafe { self.multiply() }
-    }
+#[inline(always)]
+#[track_caller]
+pub unsafe fn wait_for_products<const PENDING: u32>() {
+    form::check_product(NO_PRODUCT, PENDING);
+}
 
-    /// # Safety
-    /// As [`super::start_bf16_m64n256k32`].
+/// The result of product `number`, which reads its operands until it is waited for.
+#[inline(always)]
+fn in_flight<T, Operands>(fragments: T, number: u32) -> InFlight<T, Operands> {
+    #[cfg(not(target_arch = "nvptx64"))]
+    form::end_operands();
+    InFlight { fragments, number, operands: PhantomData }
+}
+
+impl<T, Operands> InFlight<T, Operands> {
     #[inline(always)]
     #[track_caller]
-    unsafe fn multiply(self) -> TallFragments {
-        let (mut sum, mut step) = (self.fragments, 0);
-        while let Some((left, right)) = self.operands
-            && step < 2
-        {
-            // SAFETY: by the caller's promises; all lanes of the warp are together.
-            unsafe {
-                let rows = own_rows(left, step);
-                let half = |panel: u32, sum: WideFragments| {
-                    let columns = |eight: u32| {
-                        let rows_of_b = right.panel(panel + eight / 8);
-                        let column = transposed_pairs(rows_of_b, step, eight % 8);
-                        bf16_m16n8k16(rows, column, sum[eight as usize])
-                    };
-                    let [a, b, c, d, e, f, g, h] = eight_times(columns);
-                    let [i, j, k, l, m, n, o, p] = eight_times(|eight| columns(8 + eight));
-                    [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
-                };
-                sum = [half(0, sum[0]), half(2, sum[1])];
-            }
-            step += 1;
-        }
-        sum
+    pub(crate) unsafe fn finish<const PENDING: u32>(self) -> T {
+        form::check_product(self.number, PENDING);
+        self.fragments
     }
 }
 

@@ -1,21 +1,22 @@
 //! Products that have been started and not been waited for.
 
+use core::marker::PhantomData;
+
 use super::layout::{Fragments, Panels, Rows, TallFragments};
+
+/// The number of no product.
+#[cfg(not(target_feature = "sm_90a"))]
+pub const NO_PRODUCT: u32 = u32::MAX;
 
 /// A product in flight: its fragments cannot be read, nor be added to but by a further product, until
 /// [`wait`](InFlight::wait).
 #[must_use = "a product has a result once it is waited for"]
 pub struct InFlight<T, Operands> {
     pub(crate) fragments: T,
-    /// What is still to be multiplied: without `wgmma` that is done when the product is waited for, so that a thread that
-    /// writes an operand too early is found.
-    #[cfg(not(target_feature = "sm_90a"))]
-    pub(super) operands: Option<Operands>,
     /// How many products its thread had started before.
     #[cfg(not(target_feature = "sm_90a"))]
     pub(super) number: u32,
-    #[cfg(target_feature = "sm_90a")]
-    operands: core::marker::PhantomData<Operands>,
+    pub(super) operands: PhantomData<Operands>,
 }
 
 /// A product of 64 columns in flight, both operands of which are [`Panels`].
@@ -31,11 +32,8 @@ impl<T, Operands> InFlight<T, Operands> {
         Self {
             fragments,
             #[cfg(not(target_feature = "sm_90a"))]
-            operands: None,
-            #[cfg(not(target_feature = "sm_90a"))]
-            number: u32::MAX,
-            #[cfg(target_feature = "sm_90a")]
-            operands: core::marker::PhantomData,
+            number: NO_PRODUCT,
+            operands: PhantomData,
         }
     }
 }

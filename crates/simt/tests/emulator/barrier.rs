@@ -1,5 +1,7 @@
 //! Named barriers: what they order, and calls that break their rules.
 
+use std::collections::HashSet;
+
 use simt::emu::{FaultKind, Launch, Operation, launch};
 use simt::shared::Shared;
 use simt::thread::{NamedBarrier, lane_id, warp_id};
@@ -119,6 +121,41 @@ fn an_arrival_orders_nothing_that_comes_after_it() {
         }
     });
     assert!(matches!(kind, FaultKind::SharedRace { offset: 0, .. }), "{kind}");
+}
+
+/// A warp that arrives again must have heard that the barrier was complete, whichever warp happens to be first.
+#[test]
+fn a_second_arrival_that_nothing_orders() {
+    let mut messages = HashSet::new();
+    for seed in 0..50 {
+        // SAFETY: broken on purpose: nothing tells the first warp that the second has come.
+        let body = || unsafe {
+            let barrier = NamedBarrier::new(1, 64);
+            for _ in 0..2 {
+                if warp_id() == 0 { barrier.arrive() } else { barrier.sync() }
+            }
+        };
+        let fault = launch(&Launch { seed, ..block_of(64) }, body).expect_err("a second arrival");
+        let FaultKind::Panic { message, .. } = *fault.kind else { panic!("{fault}") };
+        messages.insert(message);
+    }
+    let again = "warp 0 arrives at barrier 1 again";
+    let found = ["before it is complete", "and nothing says that it is complete"];
+    let [early, unordered] = found.map(|end| {
+        messages.iter().any(|message| message.starts_with(again) && message.ends_with(end))
+    });
+    assert!(messages.len() == 2 && early && unordered, "{messages:?}");
+}
+
+#[test]
+fn arrivals_that_are_left_over() {
+    // SAFETY: broken on purpose: the second warp does not come.
+    let left_over = message(96, || unsafe {
+        if warp_id() == 1 {
+            NamedBarrier::new(3, 64).arrive();
+        }
+    });
+    assert_eq!(left_over, "barrier 3 is not complete when its block returns");
 }
 
 #[test]

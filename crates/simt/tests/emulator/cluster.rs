@@ -67,6 +67,76 @@ fn a_read_before_the_barrier_is_a_fault() {
     assert!(matches!(fault(2, overwritten), FaultKind::SharedRace { .. }));
 }
 
+/// A block's own barrier says nothing to others, and the cluster's nothing of what comes after the arrival.
+#[test]
+fn only_a_barrier_of_the_cluster_orders_blocks() {
+    // SAFETY: a word a thread.
+    let mine = || unsafe { Shared::<u32, 64>::at(0) };
+    // SAFETY: the rank of the other of two blocks.
+    let read = || unsafe {
+        _ = mine().load_from(1 - block_rank(), thread_idx_x());
+    };
+    // SAFETY: the thread's own word.
+    let write = || unsafe { mine().store(thread_idx_x(), 1) };
+    // SAFETY: wrong on purpose: the reader has passed no barrier of the writer.
+    let unordered = || unsafe {
+        write();
+        sync_threads();
+        if block_rank() == 1 {
+            read();
+        }
+        sync_cluster();
+    };
+    // SAFETY: wrong on purpose: the writer has passed no barrier of the reader.
+    let overwritten = || unsafe {
+        write();
+        sync_cluster();
+        read();
+        sync_threads();
+        write();
+        sync_cluster();
+    };
+    // SAFETY: wrong on purpose: others read what was written after the arrival.
+    let late = || unsafe {
+        cluster_arrive();
+        write();
+        cluster_wait();
+        read();
+        sync_cluster();
+    };
+    let bodies: [&(dyn Fn() + Sync); 3] = [&unordered, &overwritten, &late];
+    for body in bodies {
+        let kind = fault(2, body);
+        assert!(matches!(kind, FaultKind::SharedRace { .. }), "{kind}");
+        assert!(kind.to_string().contains(" of the cluster "), "{kind}");
+    }
+    // SAFETY: a word is written before the arrival, or after the barrier that follows its reads.
+    let ordered = || unsafe {
+        write();
+        cluster_arrive();
+        cluster_wait();
+        read();
+        cluster_arrive();
+        cluster_wait();
+        write();
+    };
+    launch_clusters(&shape(8), 2, ordered).unwrap();
+}
+
+#[test]
+fn a_read_of_a_block_that_may_have_returned() {
+    // SAFETY: wrong on purpose, for another's rank: no barrier follows the read.
+    let reads = |rank: fn() -> u32| unsafe {
+        let words = Shared::<u32, 64>::at(0);
+        words.store(thread_idx_x(), 1);
+        sync_cluster();
+        _ = words.load_from(rank(), thread_idx_x());
+    };
+    let kind = fault(2, || reads(|| 1 - block_rank()));
+    assert!(matches!(kind, FaultKind::PeerMayReturn { rank: 1, .. }), "{kind}");
+    launch_clusters(&shape(8), 2, || reads(block_rank)).unwrap();
+}
+
 #[test]
 fn blocks_that_part_are_a_fault() {
     // SAFETY: wrong on purpose: one block of four does not arrive.
@@ -103,6 +173,16 @@ fn what_follows_leaving_is_checked() {
     // SAFETY: wrong on purpose: nobody has left.
     let stays = || unsafe { cluster_wait() };
     assert!(matches!(fault(2, stays), FaultKind::Panic { .. }));
+    // SAFETY: wrong on purpose: the barrier was arrived at before.
+    let barriers: [unsafe fn(); 2] = [sync_cluster, cluster_arrive];
+    for barrier in barriers {
+        // SAFETY: wrong on purpose.
+        let again = || unsafe {
+            cluster_arrive();
+            barrier();
+        };
+        assert!(matches!(fault(2, again), FaultKind::Panic { .. }));
+    }
     // SAFETY: wrong on purpose: one block returns while the others may still read its memory.
     let returns = || unsafe {
         cluster_arrive();

@@ -2,7 +2,8 @@
 
 use simt::emu::{Fault, FaultKind, Launch, launch};
 use simt::shared::Shared;
-use simt::thread::{lane_id, sync_threads, thread_idx_x, warp_id};
+use simt::thread::{NamedBarrier, lane_id, sync_threads, thread_idx_x, warp_id};
+use simt::warp::sync_warp;
 use simt::warpgroup::{
     Fragments, InFlight, Panels, Rows, bf16_m64n64k128, bf16_m64n128k32, bf16_m64n128k64,
     e4m3_m64n64k64, fence_shared, right_word, s8_m64n64k128, start_bf16_m64n64k512,
@@ -235,6 +236,15 @@ fn run_panels(
     columns: usize,
     product: impl Fn([Panels<PANEL_WORDS>; 3]) -> Vec<[f32; 4]> + Sync,
 ) -> Result<Vec<f32>, Fault> {
+    run_panels_beside(columns, product, |_| ())
+}
+
+/// The same beside a fifth warp that runs `other`.
+fn run_panels_beside(
+    columns: usize,
+    product: impl Fn([Panels<PANEL_WORDS>; 3]) -> Vec<[f32; 4]> + Sync,
+    other: impl Fn([Panels<PANEL_WORDS>; 3]) + Sync,
+) -> Result<Vec<f32>, Fault> {
     let output = Tensor::zeros(SIZE * columns);
     let target = output.output();
     let pair = |low: f32, high: f32| low.to_bits() >> 16 | high.to_bits() & 0xFFFF_0000;
@@ -246,7 +256,13 @@ fn run_panels(
             let matrices = [0, 1, 2].map(|i| Panels::at(memory, i * 8 * 2048));
             let row = thread_idx_x() % 64;
             for (matrix, panels) in matrices.iter().enumerate() {
-                let width = if matrix < 2 { 8 } else { 1 };
+                let width = if warp_id() == 4 {
+                    0
+                } else if matrix < 2 {
+                    8
+                } else {
+                    1
+                };
                 for panel in (thread_idx_x() / 64..width).step_by(2) {
                     for word in 0..32 {
                         let column = (64 * panel + 2 * word) as usize;
@@ -258,6 +274,9 @@ fn run_panels(
             }
             fence_shared();
             sync_threads();
+            if warp_id() == 4 {
+                return other(matrices);
+            }
             let (group, quarter) = (lane_id() / 4, lane_id() % 4);
             for (eight, fragment) in (0..).zip(product(matrices)) {
                 for (i, value) in (0..).zip(fragment) {
@@ -269,7 +288,7 @@ fn run_panels(
             }
         }
     };
-    let shape = Launch { shared_bytes: 4 * PANEL_WORDS as u32, ..block_of(128) };
+    let shape = Launch { shared_bytes: 4 * PANEL_WORDS as u32, ..block_of(160) };
     launch(&shape, body)?;
     Ok(output.words().into_iter().map(f32::from_bits).collect())
 }
@@ -334,5 +353,93 @@ fn an_operand_that_is_written_while_its_product_is_in_flight() {
         product.wait::<0>().to_vec()
     });
     let Err(fault) = found else { panic!("no fault") };
+    assert!(matches!(*fault.kind, FaultKind::SharedRace { .. }), "{fault}");
+}
+
+/// A product in two halves, the second added to the first, and another between them; then the fifth warp writes into an
+/// operand of the first half, or of the last product, once the others have waited until `pending` are in flight.
+fn overwritten(pending: Option<u32>, last: bool) -> Result<Vec<f32>, Fault> {
+    let barrier = NamedBarrier::new(1, 160);
+    // SAFETY: all threads come together, after the operands were written; the operand is written too early on purpose,
+    // where too many products are left in flight.
+    run_panels_beside(
+        256,
+        |[other, right, left]| unsafe {
+            let left = left.panel(0);
+            let low = start_bf16_m64n256k32(left, right, InFlight::idle([[[0.0; 4]; 16]; 2]));
+            let scores = start_bf16_m64n64k512(other, other);
+            let both = start_bf16_m64n256k32(left.from(4, 0), right.from(0, 32), low);
+            match pending {
+                Some(0) => wait_for_products::<0>(),
+                Some(1) => wait_for_products::<1>(),
+                Some(2) => wait_for_products::<2>(),
+                Some(3) => wait_for_products::<3>(),
+                _ => {}
+            }
+            barrier.arrive();
+            let _ = scores.wait::<1>();
+            both.wait::<0>().concat()
+        },
+        |[_, right, _]| unsafe {
+            barrier.sync();
+            if lane_id() == 0 {
+                let row = if last { 32 } else { 0 };
+                Shared::<u32, PANEL_WORDS>::at(0).store(right.panel(0).word(0, row), 0);
+            }
+        },
+    )
+}
+
+#[test]
+fn an_operand_of_a_sum_in_flight_that_is_written() {
+    for (pending, last) in [(None, false), (Some(3), false), (None, true), (Some(1), true)] {
+        let Err(fault) = overwritten(pending, last) else { panic!("{pending:?}, {last}") };
+        assert!(
+            matches!(*fault.kind, FaultKind::SharedRace { .. }),
+            "{pending:?}, {last}: {fault}"
+        );
+    }
+    // What was waited for may be written, before the result is taken too.
+    let all = overwritten(Some(0), true).expect("the last product has ended");
+    assert_eq!(overwritten(Some(2), false).expect("the first product has ended"), all);
+    let product = |k| panel_element(2, 5, k) * panel_element(1, k, 7);
+    assert_eq!(all[256 * 5 + 7], (0..64).map(product).sum::<f32>());
+}
+
+#[test]
+fn a_product_that_nobody_waits_for() {
+    // SAFETY: broken on purpose: the product is in flight to the end.
+    let found = run_panels(64, |[left, right, _]| unsafe {
+        let _ = start_bf16_m64n64k512(left, right);
+        Vec::new()
+    });
+    let Err(fault) = found else { panic!("no fault") };
+    let FaultKind::Panic { message, location, .. } = *fault.kind else { panic!("{fault}") };
+    assert_eq!(message, "a product is in flight when its thread returns");
+    assert!(location.is_some_and(|location| location.contains("emulator/warpgroup.rs")));
+}
+
+/// A warp reads its own 16 rows of A and no others: they may be written by the warp itself, once its lanes are together.
+#[test]
+fn rows_of_a_are_read_by_their_own_warp() {
+    let run = |together: bool| {
+        // SAFETY: a row by a lane of its warp; broken on purpose if lanes are not brought together.
+        run_panels(256, move |[_, right, left]| unsafe {
+            let left = left.panel(0);
+            if lane_id() < 16 {
+                let word = left.word(0, 16 * warp_id() + lane_id());
+                Shared::<u32, PANEL_WORDS>::at(0).store(word, 0);
+            }
+            if together {
+                sync_warp();
+            }
+            let sum = InFlight::idle([[[0.0; 4]; 16]; 2]);
+            start_bf16_m64n256k32(left, right, sum).wait::<0>().concat()
+        })
+    };
+    let found = run(true).expect("no rule is broken");
+    let product = |k| panel_element(2, 60, k) * panel_element(1, k, 7);
+    assert_eq!(found[256 * 60 + 7], (2..32).map(product).sum::<f32>());
+    let Err(fault) = run(false) else { panic!("no fault") };
     assert!(matches!(*fault.kind, FaultKind::SharedRace { .. }), "{fault}");
 }
