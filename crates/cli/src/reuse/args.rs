@@ -13,7 +13,8 @@ use crate::outcome::EXIT_CODES;
 /// of eviction and the memory for what is kept.
 ///
 /// The prompts go through the cache's prefix tree one after the other: each is matched, registered and given back, then
-/// the tree is evicted down to the pool. Blocks and checkpoints share the pool; requests that run are not in it.
+/// the tree is evicted down to the pool. Blocks and checkpoints share the pool; requests that run are not in it, and
+/// transfers to and from host memory take no time.
 /// Token ids are made from the trace's hash_ids.
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
@@ -29,6 +30,11 @@ pub struct ReuseArgs {
     /// Memory for blocks and checkpoints, as in 64GiB; at most 1PiB. Several are compared.
     #[arg(long, value_name = "SIZE", value_parser = size, default_values = ["16GiB", "64GiB", "140GiB", "1PiB"])]
     pub pool: Vec<ByteSize>,
+
+    /// Host memory behind each pool, as in 512GiB, at most 1PiB: checkpoints go there with their blocks when they are taken,
+    /// and come back when a prompt needs them.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "0B")]
+    pub host_cache: ByteSize,
 
     /// Tokens between the checkpoints of an interval: a multiple of 128.
     #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = blocks)]

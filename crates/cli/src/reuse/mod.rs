@@ -36,8 +36,9 @@ pub fn run(args: &ReuseArgs) -> Result<Outcome> {
     let cases: Vec<_> = pools.flat_map(|pool| CASES.map(|case| (pool, case))).collect();
     // Each tree may hold all tokens of the trace: no more of them at once than there are cores.
     let row = |&(pool, case)| {
-        let sizes = Sizes { block_bytes, checkpoint_bytes, interval: args.interval, pool };
-        simulate(case, sizes, &prompts).map(|stats| Row::new(case.name, pool, stats))
+        let (interval, host) = (args.interval, args.host_cache.as_u64());
+        let sizes = Sizes { block_bytes, checkpoint_bytes, interval, pool, host };
+        simulate(case, sizes, &prompts).map(|simulated| Row::new(case.name, sizes, simulated))
     };
     let rows = cases.par_iter().map(row).collect::<Result<_, _>>()?;
     let report = Report { model: name, block_bytes, checkpoint_bytes, rows };

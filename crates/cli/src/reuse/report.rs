@@ -7,6 +7,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use dsv4_kv_prefix::ReuseStats;
 use serde::Serialize;
 
+use super::simulate::{Simulated, Sizes};
+
 /// What was simulated.
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -25,6 +27,8 @@ pub struct Report {
 pub struct Row {
     /// Bytes of the pool.
     pool: u64,
+    /// Bytes of host memory behind it.
+    host_cache: u64,
     /// Placement and order.
     case: &'static str,
     /// Prompts.
@@ -33,32 +37,42 @@ pub struct Row {
     prompt_tokens: u64,
     /// Of those, reused.
     reused: u64,
+    /// Of those, had come back from host memory.
+    from_host: u64,
     /// Behind the last checkpoint of what matched.
     no_checkpoint: u64,
     /// Evicted, as far as that is remembered.
     evicted: u64,
     /// Never there, or behind the last boundary of their prompt.
     new: u64,
-    /// Evicted blocks.
+    /// Evicted blocks of the pool.
     evicted_blocks: u64,
+    /// Bytes that went to host memory.
+    bytes_to_host: u64,
+    /// Bytes that came from there.
+    bytes_from_host: u64,
 }
 
 impl Row {
     /// The result of one simulation.
-    pub fn new(case: &'static str, pool: u64, stats: ReuseStats) -> Self {
+    pub fn new(case: &'static str, sizes: Sizes, simulated: Simulated) -> Self {
+        let Simulated { stats, from_host, traffic: [bytes_to_host, bytes_from_host] } = simulated;
         let ReuseStats { prompts, prompt_tokens, reused, no_checkpoint, .. } = stats;
         let ReuseStats { evicted, evicted_blocks, diverged, partial, other_root, .. } = stats;
-        let new = diverged + partial + other_root;
         Self {
-            pool,
+            pool: sizes.pool,
+            host_cache: sizes.host,
             case,
             prompts,
             prompt_tokens,
             reused,
+            from_host,
             no_checkpoint,
             evicted,
-            new,
+            new: diverged + partial + other_root,
             evicted_blocks,
+            bytes_to_host,
+            bytes_from_host,
         }
     }
 }
@@ -71,6 +85,7 @@ impl fmt::Display for Report {
             "pool",
             "checkpoints, eviction",
             "reused",
+            "from host",
             "no checkpoint",
             "evicted",
             "new",
@@ -81,9 +96,13 @@ impl fmt::Display for Report {
         for row in &self.rows {
             let share = |tokens: u64| format!("{:.4}", tokens as f64 / row.prompt_tokens as f64);
             table.add_row([
-                ByteSize(row.pool).to_string(),
+                match row.host_cache {
+                    0 => ByteSize(row.pool).to_string(),
+                    host => format!("{} + {}", ByteSize(row.pool), ByteSize(host)),
+                },
                 row.case.to_owned(),
                 share(row.reused),
+                share(row.from_host),
                 share(row.no_checkpoint),
                 share(row.evicted),
                 share(row.new),

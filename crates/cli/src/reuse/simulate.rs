@@ -1,9 +1,13 @@
-//! A trace's prompts through the prefix tree, one after the other.
+//! A trace's prompts through the prefix tree, one after the other, and through a second one for host memory.
+//!
+//! As in the cache, a checkpoint goes to host memory when it enters the device's tree, with the blocks above it, so that
+//! nothing moves when it is evicted; what host memory has more of a prompt comes back before the prompt is matched. Each
+//! memory evicts by itself.
 
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv_cli::trace::{HASH_TOKENS, Prompt};
 use dsv4_kv_prefix::{
-    Foreign, Limits, Lru, Placement, Policy, PrefixTree, ReuseStats, RootKey, ScoredLru,
+    Foreign, Limits, Lru, Origin, Placement, Policy, PrefixTree, ReuseStats, RootKey, ScoredLru,
 };
 
 use crate::texts::Texts;
@@ -45,19 +49,74 @@ pub struct Sizes {
     pub checkpoint_bytes: u64,
     /// Tokens of an interval.
     pub interval: u32,
-    /// Bytes of all blocks and checkpoints that are kept.
+    /// Bytes of all blocks and checkpoints that the device keeps.
     pub pool: u64,
+    /// Bytes of those that host memory keeps behind it; 0 without any.
+    pub host: u64,
 }
 
-/// Runs all prompts through an empty tree.
+/// What became of the prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Simulated {
+    /// What was reused, and what evicted from the device.
+    pub stats: ReuseStats,
+    /// Tokens of what was reused that had come back from host memory.
+    pub from_host: u64,
+    /// Bytes of blocks and checkpoints that went to host memory, and that came from there.
+    pub traffic: [u64; 2],
+}
+
+/// Runs all prompts through an empty cache.
 ///
 /// # Errors
 /// Never: [`Foreign`] is a reference of another tree.
-pub fn simulate(case: Case, sizes: Sizes, prompts: &[Prompt]) -> Result<ReuseStats, Foreign> {
+pub fn simulate(case: Case, sizes: Sizes, prompts: &[Prompt]) -> Result<Simulated, Foreign> {
     if case.scored {
-        run(case, sizes, prompts, ScoredLru { capacity: sizes.pool })
+        run(case, sizes, prompts, |capacity| ScoredLru { capacity })
     } else {
-        run(case, sizes, prompts, Lru)
+        run(case, sizes, prompts, |_| Lru)
+    }
+}
+
+/// What a memory keeps. The origin of a checkpoint goes with it.
+struct Pool<P> {
+    tree: PrefixTree<(), Origin, P, BLOCK>,
+    limits: Limits,
+    bytes: u64,
+}
+
+impl<P: Policy> Pool<P> {
+    fn new(limits: Limits, bytes: u64, policy: P) -> Self {
+        Self { tree: PrefixTree::new(limits, policy), limits, bytes }
+    }
+
+    /// Keeps blocks and a checkpoint at their end; the bytes of what was not there.
+    fn keep(
+        &mut self,
+        root: &RootKey,
+        blocks: &[[u32; BLOCK]],
+        origin: Origin,
+    ) -> Result<u64, Foreign> {
+        let before = self.used();
+        let mut at = self.tree.refer_to_match(root, blocks);
+        let new = &blocks[at.blocks() as usize..];
+        self.tree.extend(&mut at, new, |_| (), drop)?;
+        // One that is there already is the same.
+        let _ = self.tree.attach(&at, at.blocks(), origin, origin);
+        let kept = self.used() - before;
+        self.tree.release(at, drop)?;
+        Ok(kept)
+    }
+
+    /// Evicts what does not fit.
+    fn evict(&mut self) {
+        while self.used() > self.bytes && self.tree.evict_first(drop) {}
+    }
+
+    fn used(&self) -> u64 {
+        let (counts, of) = (self.tree.counts(), self.limits);
+        u64::from(counts.blocks) * of.block_bytes
+            + u64::from(counts.checkpoints) * of.checkpoint_bytes
     }
 }
 
@@ -65,11 +124,15 @@ fn run<P: Policy>(
     case: Case,
     sizes: Sizes,
     prompts: &[Prompt],
-    policy: P,
-) -> Result<ReuseStats, Foreign> {
-    let Sizes { block_bytes, checkpoint_bytes, pool, .. } = sizes;
+    policy: impl Fn(u64) -> P,
+) -> Result<Simulated, Foreign> {
+    let Sizes { block_bytes, checkpoint_bytes, pool, host, .. } = sizes;
     let limits = Limits { block_bytes, checkpoint_bytes, lease_bytes: 0, remembered: REMEMBERED };
-    let mut tree = PrefixTree::<(), (), P, BLOCK>::new(limits, policy);
+    let mut device = Pool::new(limits, pool, policy(pool));
+    // Host memory has units as large as a block.
+    let checkpoint_bytes = checkpoint_bytes.next_multiple_of(block_bytes);
+    let limits = Limits { checkpoint_bytes, remembered: 0, ..limits };
+    let mut host = (host > 0).then(|| Pool::new(limits, host, policy(host)));
     let root = RootKey::new(b"", b"", b"");
     let placement = Placement {
         block_tokens: BLOCK_TOKENS,
@@ -77,29 +140,53 @@ fn run<P: Policy>(
         interval: case.interval.then_some(sizes.interval),
     };
     let (texts, mut tokens) = (Texts::new(1.0), Vec::new());
+    let mut simulated = Simulated::default();
     for prompt in prompts {
         tokens.clear();
         texts.push_prompt(&mut tokens, prompt, prompt.tokens);
-        let adopted = tree.adopt(&root, &tokens);
-        let checkpoints = placement.checkpoints(comparable(prompt), adopted.matched);
         let (blocks, _) = tokens.as_chunks::<BLOCK>();
+        if let Some(host) = &mut host {
+            let found = bring_back(host, &mut device, &root, &tokens)?;
+            simulated.from_host += found.0;
+            simulated.traffic[1] += found.1;
+        }
+        let adopted = device.tree.adopt(&root, &tokens);
+        let checkpoints = placement.checkpoints(comparable(prompt), adopted.matched);
         let (mut at, mut done) = (adopted.reference, adopted.reused);
         while let Some((end, origin)) = checkpoints.after(done) {
-            let new = &blocks[(done / BLOCK_TOKENS) as usize..(end / BLOCK_TOKENS) as usize];
-            tree.extend(&mut at, new, |_| (), drop)?;
-            // One that is there already is the same.
-            let _ = tree.attach(&at, at.blocks(), origin, ());
+            let end_block = (end / BLOCK_TOKENS) as usize;
+            let new = &blocks[(done / BLOCK_TOKENS) as usize..end_block];
+            device.tree.extend(&mut at, new, |_| (), drop)?;
+            // One that is there already is the same, and was offered to host memory before.
+            let attached = device.tree.attach(&at, at.blocks(), origin, origin).is_ok();
+            if let Some(host) = host.as_mut().filter(|_| attached) {
+                simulated.traffic[0] += host.keep(&root, &blocks[..end_block], origin)?;
+            }
             done = end;
         }
-        tree.release(at, drop)?;
-        let bytes = |tree: &PrefixTree<(), (), P, BLOCK>| {
-            let counts = tree.counts();
-            u64::from(counts.blocks) * block_bytes
-                + u64::from(counts.checkpoints) * checkpoint_bytes
-        };
-        while bytes(&tree) > pool && tree.evict_first(drop) {}
+        device.tree.release(at, drop)?;
+        device.evict();
+        host.iter_mut().for_each(Pool::evict);
     }
-    Ok(tree.stats())
+    Ok(Simulated { stats: device.tree.stats(), ..simulated })
+}
+
+/// Brings what a prompt can go on from to the device, if host memory has more of it; tokens more, and bytes that moved.
+fn bring_back<P: Policy>(
+    host: &mut Pool<P>,
+    device: &mut Pool<P>,
+    root: &RootKey,
+    tokens: &[u32],
+) -> Result<(u64, u64), Foreign> {
+    let [there, here] = [&host.tree, &device.tree].map(|of| of.lookup(root, tokens).reusable);
+    if there <= here {
+        return Ok((0, 0));
+    }
+    let adopted = host.tree.adopt(root, tokens);
+    let origin = host.tree.checkpoint(&adopted.reference)?.copied().unwrap_or(Origin::Prompt);
+    host.tree.release(adopted.reference, drop)?;
+    let blocks = &tokens.as_chunks::<BLOCK>().0[..(there / BLOCK_TOKENS) as usize];
+    Ok((u64::from(there - here), device.keep(root, blocks, origin)?))
 }
 
 /// Tokens up to the end of a prompt as the trace tells it, and one more. An id of fewer than 512 tokens is never that of a
@@ -117,7 +204,7 @@ mod tests {
     }
 
     fn sizes(pool: u64) -> Sizes {
-        Sizes { block_bytes: 10, checkpoint_bytes: 80, interval: 2048, pool }
+        Sizes { block_bytes: 10, checkpoint_bytes: 80, interval: 2048, pool, host: 0 }
     }
 
     /// Twice the same prompt, then one that leaves it after 1,024 tokens, twice.
@@ -126,13 +213,13 @@ mod tests {
         let long = prompt(4097, 0..9);
         let other = prompt(4097, [0, 1].into_iter().chain(100..107));
         let prompts = [&long, &long, &other, &other].map(Clone::clone);
-        let reused = |case: Case| simulate(case, sizes(1 << 40), &prompts).unwrap().reused;
+        let reused = |case: Case| simulate(case, sizes(1 << 40), &prompts).unwrap().stats.reused;
         assert_eq!(reused(CASES[0]), 2 * 4096);
         // The third one takes a checkpoint at 1,024, and the fourth one goes on from its end.
         assert_eq!(reused(CASES[1]), 2 * 4096);
         let third = prompt(4097, [0, 1].into_iter().chain(200..207));
         let prompts = [&long, &other, &third].map(Clone::clone);
-        let reused = |case: Case| simulate(case, sizes(1 << 40), &prompts).unwrap();
+        let reused = |case: Case| simulate(case, sizes(1 << 40), &prompts).unwrap().stats;
         assert_eq!(reused(CASES[0]).reused, 0);
         assert_eq!(reused(CASES[0]).no_checkpoint, 2 * 1024);
         assert_eq!(reused(CASES[1]).reused, 1024);
@@ -144,9 +231,31 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_evicted() {
         let prompts: Vec<_> = [0, 100, 0].map(|first| prompt(4097, first..first + 9)).into();
-        let one = simulate(CASES[0], sizes(32 * 10 + 80), &prompts).unwrap();
+        let stats = |sizes| simulate(CASES[0], sizes, &prompts).unwrap().stats;
+        let one = stats(sizes(32 * 10 + 80));
         assert_eq!((one.reused, one.evicted), (0, 4096));
-        let both = simulate(CASES[0], sizes(2 * (32 * 10 + 80)), &prompts).unwrap();
+        let both = stats(sizes(2 * (32 * 10 + 80)));
         assert_eq!((both.reused, both.evicted), (4096, 0));
+    }
+
+    /// The same pool, and host memory for two prompts, or for one.
+    #[test]
+    fn what_was_evicted_comes_back_from_host_memory() {
+        let prompts: Vec<_> = [0, 100, 0].map(|first| prompt(4097, first..first + 9)).into();
+        let one = 32 * 10 + 80;
+        let with = |host| {
+            let sizes = Sizes { host, ..sizes(one) };
+            CASES.map(|case| simulate(case, sizes, &prompts).unwrap())
+        };
+        for (case, simulated) in CASES.into_iter().zip(with(2 * one + 2 * 80)) {
+            let Simulated { stats, from_host, traffic } = simulated;
+            assert_eq!((stats.reused, from_host), (4096, 4096), "{case:?}");
+            // Both prompts went there with their checkpoints, of which one more is inside; one prompt came back.
+            let checkpoints = 1 + u64::from(case.interval);
+            let expected = [2 * (32 * 10 + checkpoints * 80), one];
+            assert_eq!(traffic, expected, "{case:?}");
+        }
+        assert_eq!(with(one)[0].from_host, 0);
+        assert_eq!(with(0)[0], Simulated { traffic: [0; 2], ..with(one)[0] });
     }
 }
