@@ -15,6 +15,7 @@ mod replay;
 mod reuse;
 #[cfg(feature = "serve")]
 mod serve;
+mod share;
 mod soak;
 mod texts;
 

@@ -36,7 +36,7 @@ const PRO: &str = "--model pro --gpu-mem 180GiB --context 131072";
 
 #[test]
 fn the_most_requests_of_the_context_fit() {
-    let plan = json(&format!("{PRO} --max-draft 4"));
+    let plan = json(&format!("{PRO} --max-draft 4 --checkpoints 0"));
     let number = |pointer: &str| {
         let value = plan.pointer(pointer).and_then(Value::as_u64);
         value.unwrap_or_else(|| panic!("no number at {pointer}"))
@@ -77,7 +77,7 @@ fn the_most_requests_of_the_context_fit() {
 
 #[test]
 fn given_slots_are_kept_and_blocks_fill_the_rest() {
-    let options = "--context 300000 --max-requests 3 --indexer-queries 2";
+    let options = "--context 300000 --max-requests 3 --indexer-queries 2 --checkpoints 0";
     let plan = json(&format!("--model tiny --gpu-mem 96MiB {options}"));
     let slots = 3 * (5 * 128 * 584 + 2 * (4 + 8) * 2 * 640 * 4 + 2 * 1536 * 4);
     let working = plan["capacity"]["working_bytes"].as_u64().expect("bytes");
@@ -198,6 +198,35 @@ fn options_that_make_no_sense_are_refused() {
     }
 }
 
+/// By default checkpoints have a third of what slots leave, and the plan says how many requests that costs; where the
+/// longest request needs all blocks there are none.
+#[test]
+fn checkpoints_have_their_share() {
+    let (with, without) = (json(PRO), json(&format!("{PRO} --checkpoints 0")));
+    let number = |plan: &Value, name: &str| plan.pointer(name).and_then(Value::as_u64).unwrap();
+    let slots = number(&without, "/capacity/slots");
+    let blocks = number(&without, "/capacity/blocks");
+    let block = number(&without, "/capacity/block_bytes");
+    let share = blocks / 3 * block / number(&with, "/capacity/checkpoint_bytes");
+    assert_eq!(number(&with, "/capacity/checkpoints"), share);
+    assert_eq!(number(&with, "/requests_without_checkpoints"), slots);
+    let fit = number(&with, "/capacity/slots");
+    assert!((slots * 64 / 100..slots * 69 / 100).contains(&fit), "{fit} of {slots}");
+    let table = output(PRO);
+    let cost = format!("{fit} requests of 131072 tokens, not {slots}");
+    assert!(table.contains(&cost), "{table}");
+    // Nine blocks and a checkpoint are more than a byte too few.
+    let one = json("--model flash --gpu-mem 1GiB --context 131072 --max-requests 1");
+    let blocks = number(&one, "/capacity/blocks");
+    assert!(number(&one, "/capacity/checkpoints") > 0 && blocks >= 1024, "{one}");
+    let tight = |checkpoints: &str| {
+        let options = "--model flash --gpu-mem 500MiB --context 131072 --max-requests 1";
+        json(&format!("{options} {checkpoints}"))
+    };
+    assert_eq!(number(&tight(""), "/capacity/checkpoints"), 0);
+    assert_eq!(tight("")["capacity"], tight("--checkpoints 0")["capacity"]);
+}
+
 /// A host cache costs what it says in pinned memory, and its way there in the device's; without checkpoints, or smaller
 /// than a block and a checkpoint, it is refused.
 #[test]
@@ -217,7 +246,7 @@ fn a_host_cache_is_planned() {
     assert_eq!((more, number(&without, "/capacity/host_bytes")), (staging, 0));
     assert_eq!(number(&with, "/rounding") - number(&without, "/rounding"), 4 << 21);
     assert!(output(&format!("{options} --host-cache 16GiB")).contains("pinned"));
-    let refused = refusal("--model flash --gpu-mem 64GiB --host-cache 16GiB");
+    let refused = refusal("--model flash --gpu-mem 64GiB --checkpoints 0 --host-cache 16GiB");
     assert!(refused.contains("num_checkpoints is 0"), "{refused}");
     let refused = refusal(&format!("{options} --host-cache 1MiB"));
     assert!(refused.contains("host_bytes is 1048576"), "{refused}");

@@ -12,7 +12,7 @@ use crate::outcome::EXIT_CODES;
 
 /// Plans a cache: what its slots, blocks and tokens cost, and how many requests fit at once.
 ///
-/// Slots and blocks share the memory. Without `--max-requests` they are chosen so that the most
+/// Slots, blocks and checkpoints share the memory. Without `--max-requests` they are chosen so that the most
 /// requests of `--context` tokens fit. The numbers are exact: as many requests are admitted, and the
 /// next is refused.
 #[derive(Args, Debug)]
@@ -51,11 +51,12 @@ pub struct PlanArgs {
     pub max_requests: Option<u32>,
 
     /// Checkpoints, at most 8388608, by which requests share prefixes: each is the state that a request needs to go
-    /// on at the end of a block.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_CHECKPOINTS)))]
-    pub checkpoints: u32,
+    /// on at the end of a block. 0 of a cache in which nothing is shared.
+    /// [default: as many as a third of what slots leave of the memory holds]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_CHECKPOINTS)))]
+    pub checkpoints: Option<u32>,
 
-    /// Pinned host memory in which prefixes stay that the device has no room for, as in 512GiB; needs --checkpoints. The
+    /// Pinned host memory in which prefixes stay that the device has no room for, as in 512GiB; needs checkpoints. The
     /// memory through which they go there is taken from --gpu-mem.
     #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
     pub host_cache: ByteSize,

@@ -11,13 +11,13 @@ mod report;
 use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::kv_layout::config::ModelConfig;
-use dsv4_kv::{CacheConfig, capacity};
+use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize, capacity};
 
 pub use args::PlanArgs;
 
 use crate::error::InputError;
 use crate::outcome::Outcome;
-use crate::{device, model, output};
+use crate::{device, model, output, share};
 use report::Report;
 
 /// Runs the command and prints its result.
@@ -45,9 +45,7 @@ fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
         main_format: args.main_format,
         index_format: args.index_format,
         max_draft: args.max_draft,
-        num_checkpoints: args.checkpoints,
         max_suspended: args.suspended,
-        host_bytes: args.host_cache.as_u64(),
         max_context,
         ..CacheConfig::smallest(model)
     };
@@ -55,12 +53,48 @@ fn planned(args: &PlanArgs, model: ModelConfig) -> Result<Report, InputError> {
         .validate()
         .and_then(|()| device::indexer(&config, args.indexer_queries, u64::MAX))
         .map_err(refused(memory))?;
-    let taken = indexer.map_or(0, |indexer| indexer.bytes);
-    let left = memory.saturating_sub(taken + device::rounding(&config, indexer.as_ref()));
-    let config = match args.max_requests {
-        Some(max_requests) => CacheConfig { max_requests, ..config }.with_memory(left),
-        None => capacity::most_requests(config, left, max_context),
+    let plan = Plan { args, memory, config, indexer };
+    let without = plan.sized(0, 0);
+    let host_bytes = args.host_cache.as_u64();
+    let wanted = match (args.checkpoints, &without.1) {
+        (Some(checkpoints), _) => checkpoints,
+        (None, Ok(without)) => share::checkpoints(without),
+        // It is refused for the memory, not for checkpoints that there are none of.
+        (None, Err(_)) => u32::from(host_bytes > 0),
     };
-    let report = config.and_then(|config| Report::new(config, indexer, memory, left));
-    report.map_err(refused(left))
+    let (mut left, mut sized) = plan.sized(wanted, host_bytes);
+    // What a cache with checkpoints takes besides may be more than was left.
+    if sized.is_err() && args.checkpoints.is_none() && host_bytes == 0 {
+        (left, sized) = plan.sized(0, 0);
+    }
+    let sized = sized.map_err(refused(left))?;
+    let without = without.1.ok().map(|without| Capacity::new(&without).requests_of(max_context));
+    Report::new(sized, plan.indexer, without, (memory, left)).map_err(refused(left))
+}
+
+/// What a plan begins with.
+struct Plan<'a> {
+    args: &'a PlanArgs,
+    memory: u64,
+    config: CacheConfig,
+    indexer: Option<WorkspaceSize>,
+}
+
+impl Plan<'_> {
+    /// The cache with so many checkpoints, and so much host memory behind it; and what else leaves it of the memory.
+    fn sized(&self, num_checkpoints: u32, host_bytes: u64) -> (u64, Result<CacheConfig, KvError>) {
+        let config = CacheConfig { num_checkpoints, host_bytes, ..self.config.clone() };
+        if let Err(refusal) = config.validate() {
+            return (self.memory, Err(refusal));
+        }
+        let indexer = self.indexer.as_ref();
+        let taken = indexer.map_or(0, |indexer| indexer.bytes);
+        let left = self.memory.saturating_sub(taken + device::rounding(&config, indexer));
+        let context = config.max_context;
+        let sized = match self.args.max_requests {
+            Some(max_requests) => CacheConfig { max_requests, ..config }.with_memory(left),
+            None => capacity::most_requests(config, left, context),
+        };
+        (left, sized)
+    }
 }

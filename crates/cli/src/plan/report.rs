@@ -24,6 +24,8 @@ pub struct Report {
     indexer: Option<WorkspaceSize>,
     /// Bytes left when all that is allocated.
     left_over: u64,
+    /// Requests of the longest context that would fit without checkpoints; none if not even one cache would.
+    requests_without_checkpoints: Option<u32>,
     /// Tokens of the longest request that fits while no other is there.
     longest_request: u32,
     /// What it has room for.
@@ -50,13 +52,13 @@ struct Length {
 }
 
 impl Report {
-    /// The result for a cache of `config` in `memory` bytes, of which `indexer` and rounding leave it
-    /// `left` bytes.
+    /// The result for a cache of `config` in `memory` bytes, of which `indexer` and rounding leave it `left` bytes;
+    /// `without` requests of its context would fit without checkpoints.
     pub fn new(
         config: CacheConfig,
         indexer: Option<WorkspaceSize>,
-        memory: u64,
-        left: u64,
+        without: Option<u32>,
+        (memory, left): (u64, u64),
     ) -> Result<Self, KvError> {
         let capacity = Capacity::new(&config);
         let length = |tokens| {
@@ -74,6 +76,7 @@ impl Report {
             rounding: device::rounding(&config, indexer.as_ref()),
             indexer,
             left_over: left - capacity.bytes(),
+            requests_without_checkpoints: without,
             longest_request: capacity.longest_request(),
             capacity,
             lengths,
@@ -124,6 +127,12 @@ impl Report {
             if units > 0 {
                 table.add_row([what, &format!("{}, {bytes} bytes each", share(units, bytes))]);
             }
+        }
+        if let Some(without) = self.requests_without_checkpoints.filter(|_| checkpoints > 0) {
+            let context = self.capacity.max_context;
+            let with = self.capacity.requests_of(context);
+            let cost = format!("{with} requests of {context} tokens, not {without}");
+            table.add_row(["with checkpoints fit", &cost]);
         }
         let Capacity { host_bytes, staging_bytes, .. } = self.capacity;
         table.add_row(["step buffers", &ByteSize(working_bytes - staging_bytes).to_string()]);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize};
+use dsv4_kv::{CacheConfig, KvError, WorkspaceSize};
 use dsv4_kv_cli::trace::TraceReader;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -19,6 +19,7 @@ use super::tensors;
 use crate::device;
 use crate::error::InputError;
 use crate::model;
+use crate::share;
 use crate::texts::Texts;
 
 /// A replay that can begin.
@@ -168,13 +169,9 @@ fn smallest_cache(
 pub enum Wish {
     /// So many.
     Exactly(u32),
-    /// A share of the memory: [`CHECKPOINT_SHARE`].
+    /// A share of the memory: [`share`].
     Share,
 }
-
-/// One part in so many of what slots leave of the memory is for checkpoints: near the best hit ratio of V4-Flash on both
-/// Mooncake traces, with 16, 64 and 140 GiB.
-const CHECKPOINT_SHARE: u64 = 3;
 
 impl Wish {
     /// What the options ask for. Where no prompt has anything in common with another, none.
@@ -218,12 +215,7 @@ pub fn largest_cache(
 
 /// The cache with checkpoints in place of a part of its blocks, though not of those of the longest request.
 fn with_share(config: CacheConfig, host_bytes: u64, memory: u64) -> Result<CacheConfig, KvError> {
-    let Capacity { block_bytes, checkpoint_bytes, blocks, .. } = Capacity::new(&config);
-    let blocks = u64::from(blocks);
-    let spare = blocks.saturating_sub(config.max_blocks_per_request().into());
-    let bytes = block_bytes * (blocks / CHECKPOINT_SHARE).min(spare);
-    let checkpoints = bytes.checked_div(checkpoint_bytes).unwrap_or(0);
-    let num_checkpoints = checkpoints.min(CacheConfig::MAX_CHECKPOINTS.into()) as u32;
+    let num_checkpoints = share::checkpoints(&config);
     let with = CacheConfig { num_checkpoints, host_bytes, ..config.clone() }.with_memory(memory);
     // What a cache with checkpoints takes besides may be more than was left.
     if host_bytes == 0 { with.or(Ok(config)) } else { with }
