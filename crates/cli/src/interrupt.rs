@@ -1,4 +1,5 @@
-//! SIGINT (Ctrl-C), and SIGTERM where a command is ended by it: the first asks a command to end and print what it has; the second ends it at once.
+//! SIGINT (Ctrl-C), and SIGTERM where a command is ended by it: the first asks a command to end and print what it
+//! has; the second ends it at once.
 
 use std::ffi::c_int;
 use std::io;

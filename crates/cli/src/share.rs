@@ -2,8 +2,8 @@
 
 use dsv4_kv::{CacheConfig, Capacity};
 
-/// One part in so many of what slots leave of the memory is for checkpoints: near the best hit ratio of V4-Flash on both
-/// Mooncake traces, with 16, 64 and 140 GiB.
+/// One part in so many of what slots leave of the memory is for checkpoints: near the best hit ratio of V4-Flash on
+/// both Mooncake traces, with 16, 64 and 140 GiB.
 const PARTS: u64 = 3;
 
 /// Checkpoints that take the place of a part of the blocks of a cache without any, though not of those of the longest

@@ -7,8 +7,8 @@ const VOCABULARY: u128 = 129_280;
 /// Odd numbers whose multiples spread over all 64 bits: 2^64 over the golden ratio, and SplitMix64's first.
 const SPREAD: [u64; 2] = [0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9];
 
-/// Makes token ids. The same ids at the same places of two prompts give the same tokens; tokens of answers, and of prompts
-/// without ids, are nobody else's.
+/// Makes token ids. The same ids at the same places of two prompts give the same tokens; tokens of answers, and of
+/// prompts without ids, are nobody else's.
 #[derive(Clone, Copy, Debug)]
 pub struct Texts {
     /// Tokens that a hash id stands for.

@@ -116,8 +116,8 @@ fn bookkeeping_follows_a_trace_and_reuses_its_prefixes() {
     assert_eq!((&reuse["partial"], &reuse["diverged"]), (&(20 * 88).into(), &(3 * 512).into()));
 }
 
-/// Prompts that part after an id: the second one computes what is behind the last checkpoint, the third one goes on from
-/// where they part.
+/// Prompts that part after an id: the second one computes what is behind the last checkpoint, the third one goes on
+/// from where they part.
 #[test]
 fn a_junction_is_reused_by_the_third_prompt() {
     let line = |at: u32, last: u32| {

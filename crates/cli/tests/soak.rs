@@ -9,8 +9,8 @@ fn soak(options: &str) -> Command {
     command
 }
 
-/// Few requests of which much happens to each, in a pool of little more than the longest: nothing is lost, and as much is
-/// reused as in the model. The long one is run by hand.
+/// Few requests of which much happens to each, in a pool of little more than the longest: nothing is lost, and as
+/// much is reused as in the model. The long one is run by hand.
 #[test]
 fn nothing_is_lost_and_the_model_agrees() {
     let options =

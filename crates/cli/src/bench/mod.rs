@@ -51,19 +51,21 @@ use timing::Measurement;
 /// read and half written, measured the same way; `of copy` is its time over the kernel's.
 ///
 /// `attention` has, besides, its products at the rate of the tensor cores (`products us`) and what they come to
-/// (`TFLOP/s`), and the best peer's time on an H200 (FlashMLA as vLLM 0.33 and SGLang ship it, 2026-11-21; of a chunk over
-/// rows in BF16, made before). A graph for more requests, or longer ones, than there are stands beside the one for these.
+/// (`TFLOP/s`), and the best peer's time on an H200 (FlashMLA as vLLM 0.33 and SGLang ship it, 2026-11-21; of a chunk
+/// over rows in BF16, made before). A graph for more requests, or longer ones, than there are stands beside the one
+/// for these.
 ///
-/// `step`, `prefill` and `tier` are measured only when they are asked for. A row of `step` is one decode step of a model:
-/// medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch alone.
-/// `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
-/// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are
-/// the host's, launch by launch; `own` is the same on a device that does nothing, so without the driver.
+/// `step`, `prefill` and `tier` are measured only when they are asked for. A row of `step` is one decode step of a
+/// model: medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch
+/// alone. `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
+/// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are the
+/// host's, launch by launch; `own` is the same on a device that does nothing, so without the driver.
 ///
-/// A row of `tier` is a prefix of --past tokens (the largest) on its way to host memory or back, from the call that begins
-/// it until the host has waited for it; `one copy us` is one copy of as many bytes between the device and one range of
-/// pinned memory, in the same run. `step us` is a decode step of 32 requests of 8,192 tokens just before the prefix goes,
-/// and `beside us` one while it is on its way: medians of 5 runs of `steps` steps, by the device's events.
+/// A row of `tier` is a prefix of --past tokens (the largest) on its way to host memory or back, from the call that
+/// begins it until the host has waited for it; `one copy us` is one copy of as many bytes between the device and one
+/// range of pinned memory, in the same run. `step us` is a decode step of 32 requests of 8,192 tokens just before the
+/// prefix goes, and `beside us` one while it is on its way: medians of 5 runs of `steps` steps, by the device's
+/// events.
 ///
 /// `books` needs no GPU: what a step costs the host, on a device that does nothing, so without the driver. A row is
 /// the median, and what 99 of 100 take at most, of 2,000 steps, or of a launch in them.
@@ -112,7 +114,8 @@ enum Suite {
     Step,
     /// A chunk of a prompt in a layer of each kind, kernel by kernel, and per token for the whole model.
     Prefill,
-    /// The host tier: a long prefix to host memory and back, beside one copy of as many bytes, and decode steps meanwhile.
+    /// The host tier: a long prefix to host memory and back, beside one copy of as many bytes, and decode steps
+    /// meanwhile.
     Tier,
     /// What a step costs the host, without the driver. Needs no GPU.
     Books,

@@ -1,10 +1,11 @@
-//! The host tier: a long prefix to host memory and back, beside one copy of as many bytes; and what decode steps lose by
-//! it.
+//! The host tier: a long prefix to host memory and back, beside one copy of as many bytes; and what decode steps lose
+//! by it.
 //!
-//! A prompt is computed, its checkpoint enters the prefix tree, and is moved; then a step of another request takes so many
-//! blocks that the device evicts it, and it is brought back. Each run has a prompt of its own, for which host memory, large
-//! enough for one of them, evicts the one before. A run either times the transfer by itself, or decode steps: as many just
-//! before the transfer as beside it, since how fast a step is depends on what the device did before.
+//! A prompt is computed, its checkpoint enters the prefix tree, and is moved; then a step of another request takes so
+//! many blocks that the device evicts it, and it is brought back. Each run has a prompt of its own, for which host
+//! memory, large enough for one of them, evicts the one before. A run either times the transfer by itself, or decode
+//! steps: as many just before the transfer as beside it, since how fast a step is depends on what the device did
+//! before.
 
 use std::time::Instant;
 

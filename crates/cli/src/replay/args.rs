@@ -22,9 +22,10 @@ use crate::outcome::EXIT_CODES;
 /// The cache is made for the longest request of the load, or for the model's longest context if that
 /// is shorter; requests that can never fit are counted as rejected.
 ///
-/// Prompts reuse what earlier ones with the same first tokens have computed: token ids are made from a trace's hash_ids,
-/// each of which stands for 512 tokens (divided by --shrink), and prompts are admitted with them. Checkpoints are placed
-/// and evicted as the cache does by itself, but for those of answers, which no other prompt of a load has. A request is preempted, and computed again, if blocks run out.
+/// Prompts reuse what earlier ones with the same first tokens have computed: token ids are made from a trace's
+/// hash_ids, each of which stands for 512 tokens (divided by --shrink), and prompts are admitted with them.
+/// Checkpoints are placed and evicted as the cache does by itself, but for those of answers, which no other prompt of
+/// a load has. A request is preempted, and computed again, if blocks run out.
 ///
 /// Time is virtual: a step takes `--step-ms`, or longer if it has more tokens than `--token-rate`
 /// allows.
@@ -79,9 +80,9 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub verify: Option<u32>,
 
-    /// Let the queries that gather entries attend in place too, with as many heads as the model has, of random values. Of
-    /// one query a step of each request to verify two heads are recomputed in f64, in a layer of each kind. The emulator is
-    /// slow at it.
+    /// Let the queries that gather entries attend in place too, with as many heads as the model has, of random
+    /// values. Of one query a step of each request to verify two heads are recomputed in f64, in a layer of each
+    /// kind. The emulator is slow at it.
     /// [default: true on a GPU, else false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub attend: Option<bool>,
@@ -100,8 +101,8 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(CacheConfig::MAX_CHECKPOINTS)))]
     pub checkpoints: Option<u32>,
 
-    /// Pinned host memory that keeps what the device evicts, as in 64GiB, at most 1PiB. A request waits for what comes back
-    /// from there. Needs --execute full.
+    /// Pinned host memory that keeps what the device evicts, as in 64GiB, at most 1PiB. A request waits for what
+    /// comes back from there. Needs --execute full.
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "no_reuse")]
     pub host_cache: Option<ByteSize>,
 
@@ -130,8 +131,8 @@ pub struct ReplayArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Write an HTML page with plots of occupancy, batch, planning time, hit ratio, tokens saved and evictions; the file
-    /// is opened before the replay begins.
+    /// Write an HTML page with plots of occupancy, batch, planning time, hit ratio, tokens saved and evictions; the
+    /// file is opened before the replay begins.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }

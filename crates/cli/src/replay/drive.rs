@@ -72,7 +72,8 @@ pub struct Drive<'l, E> {
     pub(super) ids: Vec<Option<RequestId>>,
     /// The tokens with which requests were admitted, until they are computed.
     pub(super) known: Vec<Vec<u32>>,
-    /// Requests that began as copies: of which, and how many tokens they have in common. Their places follow the load's.
+    /// Requests that began as copies: of which, and how many tokens they have in common. Their places follow the
+    /// load's.
     pub(super) forks: Vec<(usize, u32)>,
     finished: u64,
     /// Tokens of the requests of the load that ran to their end, or never can.
@@ -306,8 +307,8 @@ mod tests {
     use super::*;
     use crate::replay::execute::Bookkeeping;
 
-    /// Three requests compute the same prompt at once, in all of 15 blocks. When the first has ended, the others hold what
-    /// it shared besides their own: the fourth is preempted, once, until they have ended.
+    /// Three requests compute the same prompt at once, in all of 15 blocks. When the first has ended, the others hold
+    /// what it shared besides their own: the fourth is preempted, once, until they have ended.
     #[test]
     fn a_request_for_which_no_blocks_are_left_waits_until_another_has_ended() {
         let request = |output: u32, id: u64| Request {

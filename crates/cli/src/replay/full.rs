@@ -32,8 +32,8 @@ pub struct Full<B: Backend> {
 }
 
 impl<B: Backend> Full<B> {
-    /// Allocates the cache and the tensors; follows the requests at the places `sample`. `queries`: which gather, and with
-    /// how many heads they attend, if they do.
+    /// Allocates the cache and the tensors; follows the requests at the places `sample`. `queries`: which gather, and
+    /// with how many heads they attend, if they do.
     pub fn new(
         device: Device<B>,
         config: CacheConfig,
@@ -232,8 +232,8 @@ mod tests {
         work.verification
     }
 
-    /// Prefills 130 tokens that nobody follows, lets `spoil` have its way with the cache and the first block, and lets a
-    /// sampled request with the same tokens go on from there.
+    /// Prefills 130 tokens that nobody follows, lets `spoil` have its way with the cache and the first block, and
+    /// lets a sampled request with the same tokens go on from there.
     fn reuse(spoil: impl FnOnce(&Full<Emulator>, u64)) -> Verification {
         let mut cache = cache(Queries::Last(16), 1, 2);
         let tokens: Vec<u32> = (0..130).collect();
@@ -255,7 +255,8 @@ mod tests {
         let found = reuse(|_, _| {});
         assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
         assert_eq!((found.reused, found.entries), (128, 2 * (32 + 32) + 1));
-        // Rings after the admission and after the step, and a window of 5 layers, what was gathered, entries at the end.
+        // Rings after the admission and after the step, and a window of 5 layers, what was gathered, entries at the
+        // end.
         assert_eq!(found.rows, 5 * 3 * 128 + 2 * 16 + 1 + found.entries);
     }
 

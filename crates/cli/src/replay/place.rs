@@ -54,8 +54,8 @@ impl Place {
         }
     }
 
-    /// Its defaults: with kernels a load that takes seconds, on the CPU of a small model. On a GPU it is the comparison of
-    /// what is sampled that takes them.
+    /// Its defaults: with kernels a load that takes seconds, on the CPU of a small model. On a GPU it is the
+    /// comparison of what is sampled that takes them.
     pub fn defaults(&self) -> Result<Defaults> {
         let gpu = Defaults {
             model: "flash",

@@ -183,8 +183,8 @@ impl Scheduler {
         true
     }
 
-    /// A request begins as a copy of one that runs, if it fits; else `None`. The copy's place in the load is `index`. How
-    /// many tokens it has.
+    /// A request begins as a copy of one that runs, if it fits; else `None`. The copy's place in the load is `index`.
+    /// How many tokens it has.
     pub fn fork(&mut self, of: usize, index: usize) -> Option<u32> {
         let &Running { job, done } = self.running.iter().find(|running| running.job.index == of)?;
         let fits = self.has_slot() && job.blocks <= self.limits.blocks - self.reserved;

@@ -1,8 +1,8 @@
 //! Where the cache's inputs come from: pools of random values.
 //!
-//! What a token's rows are depends on the token and those before it ([`Prefix`]), so that requests share what they could
-//! share with a model. There are several *sets* of rows: layers take turns, so that a row taken from the wrong layer is
-//! noticed. Weights differ from layer to layer, the indexer's queries from batch to batch.
+//! What a token's rows are depends on the token and those before it ([`Prefix`]), so that requests share what they
+//! could share with a model. There are several *sets* of rows: layers take turns, so that a row taken from the wrong
+//! layer is noticed. Weights differ from layer to layer, the indexer's queries from batch to batch.
 
 use std::ops::Range;
 

@@ -195,9 +195,9 @@ impl<B: Backend> Watch<B> {
         Ok(())
     }
 
-    /// Remembers which tokens the sampled requests get in step `number`, `prefixes` in its order, and picks the query of
-    /// each that is kept, one of `queries`, and the layers where its list and what attention gave it are compared: at
-    /// random, but the same for the same `seed`.
+    /// Remembers which tokens the sampled requests get in step `number`, `prefixes` in its order, and picks the query
+    /// of each that is kept, one of `queries`, and the layers where its list and what attention gave it are compared:
+    /// at random, but the same for the same `seed`.
     pub fn begin_step(
         &mut self,
         number: u64,

@@ -31,8 +31,8 @@ pub struct ReuseArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, default_values = ["16GiB", "64GiB", "140GiB", "1PiB"])]
     pub pool: Vec<ByteSize>,
 
-    /// Host memory behind each pool, as in 512GiB, at most 1PiB: checkpoints go there with their blocks when they are taken,
-    /// and come back when a prompt needs them.
+    /// Host memory behind each pool, as in 512GiB, at most 1PiB: checkpoints go there with their blocks when they are
+    /// taken, and come back when a prompt needs them.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "0B")]
     pub host_cache: ByteSize,
 

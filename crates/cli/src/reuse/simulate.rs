@@ -1,8 +1,8 @@
 //! A trace's prompts through the prefix tree, one after the other, and through a second one for host memory.
 //!
-//! As in the cache, a checkpoint goes to host memory when it enters the device's tree, with the blocks above it, so that
-//! nothing moves when it is evicted; what host memory has more of a prompt comes back before the prompt is matched. Each
-//! memory evicts by itself.
+//! As in the cache, a checkpoint goes to host memory when it enters the device's tree, with the blocks above it, so
+//! that nothing moves when it is evicted; what host memory has more of a prompt comes back before the prompt is
+//! matched. Each memory evicts by itself.
 
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv_cli::trace::{HASH_TOKENS, Prompt};
@@ -189,8 +189,9 @@ fn bring_back<P: Policy>(
     Ok((u64::from(there - here), device.keep(root, blocks, origin)?))
 }
 
-/// Tokens up to the end of a prompt as the trace tells it, and one more. An id of fewer than 512 tokens is never that of a
-/// longer prompt, though the next turn of a conversation has those tokens too: what ends in it would never be found.
+/// Tokens up to the end of a prompt as the trace tells it, and one more. An id of fewer than 512 tokens is never that
+/// of a longer prompt, though the next turn of a conversation has those tokens too: what ends in it would never be
+/// found.
 fn comparable(prompt: &Prompt) -> u32 {
     prompt.tokens.min(prompt.tokens / HASH_TOKENS * HASH_TOKENS + 1)
 }

@@ -13,10 +13,10 @@ use crate::outcome::EXIT_CODES;
 /// Runs a load through the allocator, the planner and the prefix tree for long, with requests that are aborted, forked,
 /// suspended and preempted, in a pool that is too small, and checks that nothing is lost.
 ///
-/// For each --fill the load is replayed --rounds times through one cache, in which running requests may hold that part of
-/// all blocks. Checked are, after each round, that every block, checkpoint and slot is free or the prefix tree's; that
-/// the process has not grown in the second half of the rounds; and that as many tokens were reused as in a model of
-/// the cache that shares no code with it. No device is used.
+/// For each --fill the load is replayed --rounds times through one cache, in which running requests may hold that
+/// part of all blocks. Checked are, after each round, that every block, checkpoint and slot is free or the prefix
+/// tree's; that the process has not grown in the second half of the rounds; and that as many tokens were reused as in
+/// a model of the cache that shares no code with it. No device is used.
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
 pub struct SoakArgs {
@@ -57,8 +57,8 @@ pub struct SoakArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = number(0.0..=100.0))]
     pub forks: f64,
 
-    /// Percent of the requests that give their slot up for up to 64 steps, 0 to 100; as many lose all that they have and
-    /// are computed again.
+    /// Percent of the requests that give their slot up for up to 64 steps, 0 to 100; as many lose all that they have
+    /// and are computed again.
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = number(0.0..=100.0))]
     pub preemptions: f64,
 

@@ -125,7 +125,8 @@ fn blocks_of(tokens: u32) -> usize {
 }
 
 impl Sharing {
-    /// The request has so many tokens, the last of its prompt's boundaries at least: its answer is to be saved at the next.
+    /// The request has so many tokens, the last of its prompt's boundaries at least: its answer is to be saved at the
+    /// next.
     fn want_output(&mut self, tokens: u32, context: u32) {
         let Some(next) = self.next_output.as_mut().filter(|next| tokens >= **next) else { return };
         *next = (tokens / BLOCK + 1) * BLOCK;
@@ -160,8 +161,8 @@ impl Model {
         }
     }
 
-    /// A request begins with `prompt`, or shares nothing. In the ledger it has `reused` tokens of it already, and so it has
-    /// here; how many it should have.
+    /// A request begins with `prompt`, or shares nothing. In the ledger it has `reused` tokens of it already, and so
+    /// it has here; how many it should have.
     pub fn admit(&mut self, id: RequestId, prompt: Option<&[u32]>, reused: u32) -> u32 {
         let Some(prompt) = prompt else {
             self.live.insert(id, Live { tokens: 0, blocks: Vec::new(), shares: None });
@@ -449,8 +450,8 @@ impl Model {
         while self.free_blocks < free + blocks && self.evict_first(false) {}
     }
 
-    /// Evicts the checkpoint of the lowest rank that nobody holds: of a path's end, or of an interval or an answer that was
-    /// never hit if `expendable` ones may go.
+    /// Evicts the checkpoint of the lowest rank that nobody holds: of a path's end, or of an interval or an answer
+    /// that was never hit if `expendable` ones may go.
     fn evict_first(&mut self, expendable: bool) -> bool {
         let rank = |(place, path): (usize, &Path)| {
             let entry = &self.entries[path];

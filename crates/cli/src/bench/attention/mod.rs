@@ -1,5 +1,5 @@
-//! Attention over the rows of the cache where they lie: decode steps, chunks of prompts, and graphs that are for more than
-//! there is.
+//! Attention over the rows of the cache where they lie: decode steps, chunks of prompts, and graphs that are for more
+//! than there is.
 //!
 //! | file | what it holds |
 //! |---|---|

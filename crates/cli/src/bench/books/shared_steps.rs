@@ -1,6 +1,6 @@
-//! Where requests share prefixes a step allocates on the host only when the prefix tree grows: with the commit that tells
-//! the last token of a block, when a checkpoint is saved, and while a prefix moves to host memory. Counted on a device that
-//! does nothing.
+//! Where requests share prefixes a step allocates on the host only when the prefix tree grows: with the commit that
+//! tells the last token of a block, when a checkpoint is saved, and while a prefix moves to host memory. Counted on a
+//! device that does nothing.
 
 use allocation_counter::measure;
 use dsv4_kv::device::{Null, NullDevice, Stream};

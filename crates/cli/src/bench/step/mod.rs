@@ -1,10 +1,10 @@
 //! Whole decode steps: the cache's part of a step of all layers as one captured graph, and where its time goes.
 //!
 //! A graph has the updates with their appends, the indexer from activations to lists, and the gathers of every
-//! layer, through the library's own calls; another one, on request, attention in place of the gathers, over queries that
-//! are the same in all layers. Beside it there is a graph for each kind of launch alone, of all
-//! layers. Two kinds are not alone in any graph: the indexer's queries are `select` less `select_projected`, with
-//! `index_query` added; scores and lists are `select_projected` less `index_query`.
+//! layer, through the library's own calls; another one, on request, attention in place of the gathers, over queries
+//! that are the same in all layers. Beside it there is a graph for each kind of launch alone, of all layers. Two
+//! kinds are not alone in any graph: the indexer's queries are `select` less `select_projected`, with `index_query`
+//! added; scores and lists are `select_projected` less `index_query`.
 //!
 //! | file | what it holds |
 //! |---|---|
