@@ -51,3 +51,27 @@ fn read(name: &str) -> Result<String, InputError> {
     }
     Ok(json)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn every_preset_and_file_says_its_heads() {
+        for preset in ModelConfig::PRESETS {
+            assert!((1..=MOST_HEADS).contains(&heads(preset).unwrap()), "{preset}");
+        }
+        let of = |json: &str| {
+            let mut file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+            file.write_all(json.as_bytes()).unwrap();
+            heads(file.path().to_str().unwrap()).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(r#"{"num_attention_heads": 32}"#), Ok(32));
+        for json in ["{}", r#"{"num_attention_heads": 129}"#] {
+            let refusal = of(json).unwrap_err();
+            assert!(refusal.contains("num_attention_heads"), "{refusal}");
+        }
+    }
+}

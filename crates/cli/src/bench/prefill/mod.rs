@@ -9,14 +9,14 @@ mod floor;
 mod row;
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::device::{Backend, Device, Memory, Stream};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, LayerKind};
-use dsv4_kv::{Bucket, CacheConfig, CapturedStep, Launches, StepRequest};
+use dsv4_kv::{Bucket, CacheConfig, CapturedStep, Launches, Layers, StepRequest};
 
 use super::load::{LoadArgs, Weight};
 use super::timing::{ColdTimer, LONG_RUNS, median};
-use super::trunk::{Filled, PREFILL_TOKENS, Part, Size, queue, queue_layer, trunk_of};
+use super::trunk::{Filled, PREFILL_TOKENS, Part, Size, Tensors, queue, queue_layer, trunk_of};
 use floor::Floor;
 pub use floor::{Chunk, bf16_microseconds};
 pub use row::{Row, summary, table};
@@ -157,40 +157,45 @@ fn measure_layers<B: Backend>(
     };
     let mut filled = Filled::new(device, config, size)?;
     filled.advance(past)?;
-    let timer = ColdTimer::new(device)?;
     let bucket = Bucket { tokens, tokens_per_request: tokens, requests: 1, context: end };
-    let updates = [LayerKind::Csa, LayerKind::Hca]
+    let [csa, hca] = [LayerKind::Csa, LayerKind::Hca]
         .map(|kind| capture(&mut filled, &bucket, Part::Update(kind)));
-    let [csa, hca] = updates;
-    let (csa, hca) = (csa?, hca?);
-    let memory = filled.memory();
+    let updates = [csa?, hca?];
+    let (memory, timer) = (filled.memory(), ColdTimer::new(device)?);
     let Filled { stream, cache, tensors, ids, .. } = &mut filled;
-    let (mut update_csa, mut update_hca) = (Vec::new(), Vec::new());
-    let mut times = None;
+    let mut taken = [Vec::new(), Vec::new()];
+    let mut reads = None;
     for (number, &id) in ids.iter().enumerate() {
         let requests = [StepRequest { id, start: past, tokens }];
         let mut step = cache.begin_step(stream, Launches::Bucket(&bucket), &requests)?;
-        update_csa.push(timer.time(stream, || Ok(step.replay(&csa)?))?);
-        update_hca.push(timer.time(stream, || Ok(step.replay(&hca)?))?);
-        if number + 1 < ids.len() {
-            continue;
+        for (graph, taken) in updates.iter().zip(&mut taken) {
+            taken.push(timer.time(stream, || Ok(step.replay(graph)?))?);
         }
-        let mut reads = [0.0; READS.len()];
-        for (time, (_, part, layers)) in reads.iter_mut().zip(READS) {
-            let record = || queue(tensors, &mut step, &[part]);
-            let graph = stream.capture(memory.clone(), record)?;
-            let replay = || Ok(stream.replay(&graph)?);
-            *time = timer.median(stream, LONG_RUNS, replay)? / layers as f64;
+        if number + 1 == ids.len() {
+            reads = Some(time_reads(&timer, (stream, &memory), &mut step, tensors)?);
         }
-        times = Some(reads);
     }
     cache.check_faults(stream)?;
-    let of_updates = |mut all: Vec<f64>| median(all.split_off(LONG_RUNS)) / LAYERS as f64;
-    Ok(Times {
-        update_csa: of_updates(update_csa),
-        update_hca: of_updates(update_hca),
-        reads: times.context("a chunk")?,
-    })
+    let [update_csa, update_hca] =
+        taken.map(|mut all| median(all.split_off(LONG_RUNS)) / LAYERS as f64);
+    Ok(Times { update_csa, update_hca, reads: reads.context("a chunk")? })
+}
+
+/// What is read in the layers of an updated chunk, again and again: microseconds of a layer.
+fn time_reads<B: Backend>(
+    timer: &ColdTimer<B>,
+    (stream, memory): (&Stream<B>, &[Memory<B>]),
+    layers: &mut Layers<'_, B>,
+    tensors: &Tensors<B>,
+) -> Result<[f64; READS.len()]> {
+    let mut reads = [0.0; READS.len()];
+    for (time, (_, part, count)) in reads.iter_mut().zip(READS) {
+        let record = || queue(tensors, layers, &[part]);
+        let graph = stream.capture(memory.to_vec(), record)?;
+        let replay = || Ok(stream.replay(&graph)?);
+        *time = timer.median(stream, LONG_RUNS, replay)? / count as f64;
+    }
+    Ok(reads)
 }
 
 /// A part of all layers that have it, for steps of `bucket`.

@@ -56,64 +56,84 @@ pub fn queue_layer<B: Backend>(
     if !concern(parts, kind) {
         return Ok(());
     }
+    match kind {
+        LayerKind::Swa => queue_swa(tensors, layers, layer, parts),
+        LayerKind::Csa if parts.contains(&Part::Quantise) => quantise(tensors, layers),
+        LayerKind::Csa => queue_csa(tensors, layers, layer, parts),
+        LayerKind::Hca => queue_hca(tensors, layers, layer, parts),
+    }
+}
+
+fn queue_swa<B: Backend>(
+    tensors: &Tensors<B>,
+    layers: &mut Layers<'_, B>,
+    layer: LayerId,
+    parts: &[Part],
+) -> Result<()> {
+    let kv = &tensors.layer(layer).projections.kv;
+    let layer = layers.swa(layer)?;
+    let update = parts.contains(&Part::Update(LayerKind::Swa));
+    let updated = if update { layer.update(kv)? } else { layer.resume(kv)? };
+    if parts.contains(&Part::Attend(LayerKind::Swa)) {
+        tensors.attention()?.with(|heads| updated.attend(0..tensors.tokens, heads))?;
+    }
+    finish(tensors, updated, parts)
+}
+
+fn queue_csa<B: Backend>(
+    tensors: &Tensors<B>,
+    layers: &mut Layers<'_, B>,
+    layer: LayerId,
+    parts: &[Part],
+) -> Result<()> {
     let has = |part| parts.contains(&part);
-    let (update, append) = (has(Part::Update(kind)), has(Part::Append(kind)));
-    let attends = has(Part::Attend(kind));
     let of = tensors.layer(layer);
     let LayerProjections { kv, main, index } = &of.projections;
-    let (main, index) = (main.inputs(), index.inputs());
-    let queries = || 0..tensors.tokens;
-    match kind {
-        LayerKind::Swa => {
-            let layer = layers.swa(layer)?;
-            let updated = if update { layer.update(kv)? } else { layer.resume(kv)? };
-            if attends {
-                tensors.attention()?.with(|heads| updated.attend(queries(), heads))?;
-            }
-            finish(tensors, updated, parts, append)
-        }
-        LayerKind::Csa => {
-            if has(Part::Quantise) {
-                quantise(tensors, layers)?;
-                return Ok(());
-            }
-            let indexer = of.indexer.as_ref().context("an indexer for every CSA layer")?;
-            let layer = layers.csa(layer)?;
-            let updated = if update {
-                layer.update(&CsaInputs { kv, main, index })?
-            } else {
-                layer.resume(kv)?
-            };
-            if has(Part::Select) {
-                updated.select(indexer, &of.activations(), &tensors.selection())?;
-            }
-            if has(Part::SelectProjected) {
-                updated.select_projected(&tensors.projected(), &tensors.selection())?;
-            }
-            if has(Part::Entries) {
-                let Tensors { lists, k, entries, .. } = tensors;
-                updated.gather_entries(queries(), lists, *k, entries)?;
-            }
-            if attends {
-                let (lists, k) = (&tensors.lists, tensors.k);
-                tensors.attention()?.with(|heads| updated.attend(queries(), lists, k, heads))?;
-            }
-            finish(tensors, updated, parts, append)
-        }
-        LayerKind::Hca => {
-            let layer = layers.hca(layer)?;
-            let updated =
-                if update { layer.update(&HcaInputs { kv, main })? } else { layer.resume(kv)? };
-            if has(Part::All) {
-                let Tensors { all, entries, entry_lengths, .. } = tensors;
-                updated.gather_all(queries(), *all, entries, entry_lengths)?;
-            }
-            if attends {
-                tensors.attention()?.with(|heads| updated.attend(queries(), heads))?;
-            }
-            finish(tensors, updated, parts, append)
-        }
+    let indexer = of.indexer.as_ref().context("an indexer for every CSA layer")?;
+    let layer = layers.csa(layer)?;
+    let updated = if has(Part::Update(LayerKind::Csa)) {
+        layer.update(&CsaInputs { kv, main: main.inputs(), index: index.inputs() })?
+    } else {
+        layer.resume(kv)?
+    };
+    if has(Part::Select) {
+        updated.select(indexer, &of.activations(), &tensors.selection())?;
     }
+    if has(Part::SelectProjected) {
+        updated.select_projected(&tensors.projected(), &tensors.selection())?;
+    }
+    let Tensors { tokens, lists, k, entries, .. } = tensors;
+    if has(Part::Entries) {
+        updated.gather_entries(0..*tokens, lists, *k, entries)?;
+    }
+    if has(Part::Attend(LayerKind::Csa)) {
+        tensors.attention()?.with(|heads| updated.attend(0..*tokens, lists, *k, heads))?;
+    }
+    finish(tensors, updated, parts)
+}
+
+fn queue_hca<B: Backend>(
+    tensors: &Tensors<B>,
+    layers: &mut Layers<'_, B>,
+    layer: LayerId,
+    parts: &[Part],
+) -> Result<()> {
+    let has = |part| parts.contains(&part);
+    let LayerProjections { kv, main, .. } = &tensors.layer(layer).projections;
+    let layer = layers.hca(layer)?;
+    let updated = if has(Part::Update(LayerKind::Hca)) {
+        layer.update(&HcaInputs { kv, main: main.inputs() })?
+    } else {
+        layer.resume(kv)?
+    };
+    let Tensors { tokens, all, entries, entry_lengths, .. } = tensors;
+    if has(Part::All) {
+        updated.gather_all(0..*tokens, *all, entries, entry_lengths)?;
+    }
+    if has(Part::Attend(LayerKind::Hca)) {
+        tensors.attention()?.with(|heads| updated.attend(0..*tokens, heads))?;
+    }
+    finish(tensors, updated, parts)
 }
 
 /// Queues the gather of a layer's window, and its append.
@@ -121,13 +141,12 @@ fn finish<B: Backend, K>(
     tensors: &Tensors<B>,
     updated: UpdatedLayer<'_, B, K>,
     parts: &[Part],
-    append: bool,
 ) -> Result<()> {
     if parts.contains(&Part::Windows) {
         let Tensors { tokens, window, window_lengths, .. } = tensors;
         updated.gather_window(0..*tokens, window, window_lengths)?;
     }
-    if append {
+    if parts.contains(&Part::Append(updated.schema().kind)) {
         updated.append()?;
     }
     Ok(())
