@@ -2,7 +2,7 @@
 //!
 //! As in the cache, a checkpoint goes to host memory when it enters the device's tree, with the blocks above it, so
 //! that nothing moves when it is evicted; what host memory has more of a prompt comes back before the prompt is
-//! matched. Each memory evicts by itself.
+//! matched. Each memory evicts by itself; what a prompt goes on from counts as used in both.
 
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv_cli::trace::{HASH_TOKENS, Prompt};
@@ -90,7 +90,7 @@ impl<P: Policy> Pool<P> {
         Self { tree: PrefixTree::new(limits, policy), limits, bytes }
     }
 
-    /// Keeps blocks and a checkpoint at their end; the bytes of what was not there.
+    /// Keeps blocks and a checkpoint at their end, or counts them as used; the bytes of what was not there.
     fn keep(
         &mut self,
         root: &RootKey,
@@ -102,7 +102,9 @@ impl<P: Policy> Pool<P> {
         let new = &blocks[at.blocks() as usize..];
         self.tree.extend(&mut at, new, |_| (), drop)?;
         // One that is there already is the same.
-        let _ = self.tree.attach(&at, at.blocks(), origin, origin);
+        if self.tree.attach(&at, at.blocks(), origin, origin).is_err() {
+            self.tree.touch_at(&at)?;
+        }
         let kept = self.used() - before;
         self.tree.release(at, drop)?;
         Ok(kept)
@@ -151,6 +153,11 @@ fn run<P: Policy>(
             simulated.traffic[1] += found.1;
         }
         let adopted = device.tree.adopt(&root, &tokens);
+        let used = device.tree.checkpoint(&adopted.reference)?.copied();
+        if let (Some(host), Some(origin)) = (&mut host, used) {
+            let used = &blocks[..adopted.reference.blocks() as usize];
+            simulated.traffic[0] += host.keep(&root, used, origin)?;
+        }
         let checkpoints = placement.checkpoints(comparable(prompt), adopted.matched);
         let (mut at, mut done) = (adopted.reference, adopted.reused);
         while let Some((end, origin)) = checkpoints.after(done) {

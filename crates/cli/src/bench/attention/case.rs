@@ -1,9 +1,10 @@
 //! What is measured: queries, their keys, and the graph that they are in.
 
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
+use dsv4_kv::kv_layout::main_row::MainFormat;
 
-use super::FORMAT;
-
+/// How the rows are stored.
+pub const FORMAT: MainFormat = MainFormat::Ue8m0;
 /// Entries that a query sees for each that its list names.
 const SEEN_PER_LISTED: u32 = 8;
 /// Tokens of a request before a chunk, or a decode step, at least: its windows are full.

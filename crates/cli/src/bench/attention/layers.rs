@@ -15,8 +15,7 @@ use rand::{Rng, SeedableRng};
 
 use super::super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::super::timing::{Measurement, measurement, nodes_for};
-use super::FORMAT;
-use super::case::{Case, Queries};
+use super::case::{Case, FORMAT, Queries};
 
 /// Rows of a ring: a window, and four drafts.
 const RING: u32 = WINDOW + 4;

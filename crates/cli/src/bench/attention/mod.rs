@@ -13,7 +13,6 @@ mod row;
 
 use anyhow::Result;
 use dsv4_kv::device::{Backend, Device};
-use dsv4_kv::kv_layout::main_row::MainFormat;
 
 use super::prefill::bf16_microseconds;
 #[cfg(test)]
@@ -21,9 +20,6 @@ pub use case::Queries;
 pub use case::{Case, cases};
 use layers::Layers;
 pub use row::{Row, table};
-
-/// How the rows are stored.
-const FORMAT: MainFormat = MainFormat::Ue8m0;
 
 /// One case.
 pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Result<Row> {
