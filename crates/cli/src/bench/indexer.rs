@@ -58,6 +58,15 @@ pub(super) enum Node {
 }
 
 impl Node {
+    fn name(self, format: IndexFormat) -> String {
+        let format = format.name();
+        match self {
+            Self::Scores => format!("index_score_{format}"),
+            Self::Two(k) => format!("index_score_{format} + index_topk {k}"),
+            Self::One(k) => format!("index_score_topk {k}"),
+        }
+    }
+
     /// Entries of a list.
     fn k(self) -> u32 {
         match self {
@@ -143,14 +152,8 @@ pub(super) fn scores<B: Backend>(
     retained.extend([weight, &layers.scores, &layers.maxima].map(Buffer::memory));
     retained.push(faults.memory());
     let graph = stream.capture(retained, || (0..nodes).try_for_each(record))?;
-    let format = format.name();
-    let name = match node {
-        Node::Scores => format!("index_score_{format}"),
-        Node::Two(k) => format!("index_score_{format} + index_topk {k}"),
-        Node::One(k) => format!("index_score_topk {k}"),
-    };
-    let size = format!("{entries} entries x {queries} queries");
-    let result = measurement(device, (name, size), (bytes, nodes), &graph)?;
+    let names = (node.name(format), format!("{entries} entries x {queries} queries"));
+    let result = measurement(device, names, (bytes, nodes), &graph)?;
     ensure_none_refused(stream, faults)?;
     Ok(result)
 }

@@ -113,15 +113,8 @@ pub(super) fn append<B: Backend>(
     let values: Vec<bf16> = (0..64 * HEAD_DIM).map(|i| bf16::from_f32(i as f32 / 999.0)).collect();
     let rows = nodes * u64::from(tokens * HEAD_DIM);
     let kv = repeated(&stream, "kv rows", rows, &values)?;
-    let place = |token: u32| if token + ring < tokens { -1 } else { (token % ring) as i32 };
-    let row = upload(&stream, "ring rows", &(0..tokens).map(place).collect::<Vec<_>>())?;
-    // Of the tokens before each multiple of the interval the window's rows are saved.
-    let saved = |token: u32| {
-        let (checkpoint, within) = (token / interval, token % interval);
-        let row = (checkpoint * WINDOW + within + WINDOW).cast_signed() - interval.cast_signed();
-        if within + WINDOW >= interval { row } else { -1 }
-    };
-    let saved = upload(&stream, "checkpoint rows", &(0..tokens).map(saved).collect::<Vec<_>>())?;
+    let row = upload(&stream, "ring rows", &ring_rows(tokens, ring))?;
+    let saved = upload(&stream, "checkpoint rows", &saved_rows(tokens, interval))?;
     let image = LayerImage { window: [0, window * DATA_BYTES], halves: [0; 2] };
     let checkpoint_bytes = window * format.row_bytes();
     let all = nodes * u64::from(number.max(1)) * checkpoint_bytes;
@@ -155,4 +148,20 @@ pub(super) fn append<B: Backend>(
     let result = measurement(device, names, (bytes, nodes), &graph)?;
     ensure_none_refused(&stream, &faults)?;
     Ok(result)
+}
+
+/// The row in a ring of each token of a chunk; none of those that others of the chunk overwrite.
+fn ring_rows(tokens: u32, ring: u32) -> Vec<i32> {
+    let row = |token: u32| if token + ring < tokens { -1 } else { (token % ring).cast_signed() };
+    (0..tokens).map(row).collect()
+}
+
+/// The row in the checkpoints of each token of a chunk: of those before each multiple of the interval the window's.
+fn saved_rows(tokens: u32, interval: u32) -> Vec<i32> {
+    let row = |token: u32| {
+        let (checkpoint, within) = (token / interval, token % interval);
+        let row = (checkpoint * WINDOW + within + WINDOW).cast_signed() - interval.cast_signed();
+        if within + WINDOW >= interval { row } else { -1 }
+    };
+    (0..tokens).map(row).collect()
 }
