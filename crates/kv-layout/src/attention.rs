@@ -2,6 +2,9 @@
 
 use crate::main_row::MainFormat;
 
+/// Most heads of a query.
+pub const MOST_HEADS: u32 = 128;
+
 /// What a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttendedKeys {

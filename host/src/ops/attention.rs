@@ -2,20 +2,17 @@
 
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
-use kv_layout::attention::{AttendKernel, AttendedKeys};
+use kv_layout::attention::{AttendKernel, AttendedKeys, MOST_HEADS};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 
 use super::{BlockTable, Entries, GatherQueries, SwaRing, check_argument, check_length};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 
-/// Most heads of a query.
-const MOST_HEADS: u32 = 128;
-
 /// The entries that queries attend to.
 pub enum Attended<'a, B: Backend> {
-    /// Those of a list, `[queries, rows]` i32 entry indices, -1 = none. Entries past the first
-    /// `min(rows, entries that the query sees)` of a list are not read.
+    /// Those of a list, `[queries, rows]` i32 entry indices, -1 = none: entries first, as [`super::index_topk`] lists them.
+    /// Elements past the first `min(rows, entries that the query sees)` of a list are not read.
     List(&'a View<B, i32>),
     /// All that a query sees.
     All,
@@ -70,7 +67,7 @@ pub struct Attention<'a, B: Backend> {
 }
 
 /// Queues `attend`: for each query and head the sum of its keys by softmax of their scores, rotary channels turned back
-/// by the query's position. The outputs of padding stay untouched.
+/// by the query's position. The outputs of padding stay untouched. No queries are nothing, whatever the rest is.
 ///
 /// A listed entry that the query does not see, or whose block is missing, does not count and is counted in the fault
 /// word, and so is a query that sees more entries than `rows` without a list.

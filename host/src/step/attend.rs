@@ -1,6 +1,7 @@
 //! Attention of a layer's queries over the rows of the cache where they lie.
 
 use std::ops::Range;
+use std::sync::PoisonError;
 
 use kernels_gpu::launch::{AppendSwa, Attend};
 use kv_layout::attention::{AttendKernel, AttendedKeys};
@@ -77,7 +78,7 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
     /// of the step itself lie in the ring where no request has more than `max_draft` + 1 tokens. For longer chunks
     /// the layer's first call queues a launch that quantises them into memory of the step, as `append` will.
     ///
-    /// In a poisoned cache a row that nobody wrote gives NaN.
+    /// In a poisoned cache a row that nobody wrote gives NaN. No queries are nothing, whatever `heads` are.
     ///
     /// # Errors
     /// [`KvError::NoSuchQueries`]; [`KvError::WindowOverwritten`] after the append of a chunk of more than
@@ -94,8 +95,10 @@ impl<B: Backend> UpdatedLayer<'_, B, Swa> {
 
 impl<B: Backend> UpdatedLayer<'_, B, Csa> {
     /// Queues attention of queries `first..end` of the step to their sliding windows and to the entries that each query's
-    /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none), as `select` lists them: one softmax
-    /// over both. Of a list that is longer than the number of entries which its query sees, only so many are read.
+    /// row of `selected` names (`[queries, rows]` i32 entry indices, -1 = none): one softmax over both.
+    ///
+    /// A list has its entries first, as the lists of `select` have: of each as many elements are read as its query sees
+    /// entries. What lies behind is not read, an entry that stands there behind a gap neither.
     ///
     /// Otherwise as in a layer with a window alone ([`UpdatedLayer::attend`]).
     ///
@@ -140,6 +143,9 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         self.check_window()?;
         let access = &self.access;
         let queries = access.queries(queries)?;
+        if queries.count == 0 {
+            return Ok(());
+        }
         let ring = access.window()?;
         let is_in_ring = *self.tracker.progress == LayerProgress::Finished;
         let own =
@@ -174,18 +180,21 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         };
         // Two launches, or none.
         ops::check_attend(access.stream, &attention)?;
-        if !is_in_ring && !self.has_own_rows.get() {
-            access.quantise_rows(&self.kv)?;
-            self.has_own_rows.set(true);
+        if !is_in_ring {
+            let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
+            if !*has_own_rows {
+                access.quantise_rows(&self.kv)?;
+                *has_own_rows = true;
+            }
         }
         Ok(ops::attend(access.stream, &attention)?)
     }
 
     /// Refuses to read windows whose rows the append of a long chunk has replaced.
     pub(super) fn check_window(&self) -> Result<(), KvError> {
-        let limit = self.access.shape.rollback;
-        let tokens = self.access.shape.tokens_per_request;
-        if *self.tracker.progress == LayerProgress::Finished && tokens > limit {
+        let shape = &self.access.shape;
+        if *self.tracker.progress == LayerProgress::Finished && !shape.is_fused() {
+            let (tokens, limit) = (shape.tokens_per_request, shape.rollback);
             return Err(KvError::WindowOverwritten { tokens, limit });
         }
         Ok(())
@@ -211,7 +220,7 @@ impl<B: Backend> Access<'_, B> {
         }
     }
 
-    /// Entries that a query sees at most; one more than none, which no launch takes.
+    /// Entries that a query of the step may see; 1 where that is none, since a launch takes at least one.
     fn most_entries(&self) -> Result<u32, KvError> {
         Ok((self.shape.context / self.pools.ratio()?).max(1))
     }

@@ -3,10 +3,10 @@
 //! The types are the order of a layer: update, then reads, then append. Entries are pooled before the
 //! step's tokens enter the state ring, since a chunk overwrites rows that its own first tokens need;
 //! a layer is updated before its entries are read, since a token that closes a window sees its entry;
-//! and windows are gathered before the step's rows enter the window ring.
+//! and windows are gathered or attended to before a long chunk's rows enter the window ring.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
+use std::sync::Mutex;
 
 use kernels_gpu::launch::AppendSwa;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM};
@@ -53,7 +53,7 @@ pub struct Layer<'s, B: Backend, K> {
     kind: PhantomData<K>,
 }
 
-/// A layer whose update is queued: what attention reads can be gathered, and the step's rows are still
+/// A layer whose update is queued: queries can attend, or what they read be gathered, and the step's rows are still
 /// to be appended to its window, unless the update did that too.
 pub struct UpdatedLayer<'s, B: Backend, K> {
     pub(crate) access: Access<'s, B>,
@@ -61,7 +61,7 @@ pub struct UpdatedLayer<'s, B: Backend, K> {
     /// `[tokens, 512]` BF16: the step's window rows.
     pub(super) kv: Buffer<B, bf16>,
     /// Whether the step's own planes hold them.
-    pub(super) has_own_rows: Cell<bool>,
+    pub(super) has_own_rows: Mutex<bool>,
     kind: PhantomData<K>,
 }
 
@@ -117,7 +117,7 @@ impl<'s, B: Backend, K> Layer<'s, B, K> {
 
     pub(super) fn updated(self, kv: &Buffer<B, bf16>) -> UpdatedLayer<'s, B, K> {
         let Self { access, tracker, kind } = self;
-        UpdatedLayer { access, tracker, kv: kv.clone(), has_own_rows: Cell::new(false), kind }
+        UpdatedLayer { access, tracker, kv: kv.clone(), has_own_rows: Mutex::new(false), kind }
     }
 }
 

@@ -4,13 +4,11 @@ use dsv4_kv::step::AttentionHeads;
 use dsv4_kv::{CacheConfig, KvError};
 use dsv4_kv_device::{Backend, Buffer, Device, DeviceError, Memory, Stream};
 use half::bf16;
+use kv_layout::attention::MOST_HEADS;
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, WINDOW};
 use ndarray::{Array2, ArrayView2};
 
 use super::tile::{TILE_QUERIES, Tile, rounded};
-
-/// Most heads of a query that attention on the device takes.
-const MOST_HEADS: u32 = 128;
 
 /// Where attention runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

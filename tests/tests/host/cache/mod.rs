@@ -1,6 +1,7 @@
 //! The cache's ledger, and what it promises when memory runs out or threads share a device.
 
 mod all_or_nothing;
+mod attention;
 mod capacity;
 mod conversations;
 mod copies_fail;

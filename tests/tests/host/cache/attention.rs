@@ -1,0 +1,76 @@
+//! Which launches the attention of a layer takes: counted on a device that does nothing.
+
+use std::ops::Range;
+
+use dsv4_kv::device::{Null, NullDevice, Stream};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::step::{AttentionHeads, Csa, Hca, Swa, UpdatedLayer};
+use dsv4_kv::{CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId, StepRequest};
+
+/// A cache of one layer with a window alone, and drafts of up to two tokens.
+fn cache() -> (KvCacheManager<Null>, Stream<Null>, RequestId) {
+    let tiny = ModelConfig::preset("tiny").unwrap();
+    let model = ModelConfig { layers: vec![LayerKind::Swa], mtp_layers: 0, ..tiny };
+    let config = CacheConfig { max_draft: 2, ..CacheConfig::smallest(model) };
+    let mut cache = KvCacheManager::new(NullDevice::null(1 << 40), config).unwrap();
+    let (stream, id) = (cache.device().stream().unwrap(), cache.admit().unwrap());
+    (cache, stream, id)
+}
+
+/// Launches of attention of `queries`, with so many heads in tensors for `tokens` queries of 4 heads.
+fn launches(
+    layer: &UpdatedLayer<'_, Null, Swa>,
+    queries: Range<u32>,
+    (heads, tokens): (u32, u64),
+) -> (u64, Result<(), KvError>) {
+    let device = layer.stream().device();
+    let [query, out] = [0, 1].map(|_| device.allocate("rows", tokens * 4 * 512).unwrap());
+    let sinks = device.allocate("sinks", 4).unwrap();
+    let heads = AttentionHeads { heads, query: &query, sinks: &sinks, out: &out, lse: None };
+    let before = device.backend().calls().launches;
+    let result = layer.attend(queries, &heads);
+    (device.backend().calls().launches - before, result)
+}
+
+/// A chunk's own rows are quantised once, by the first call that queues anything; refused calls and those without queries
+/// queue nothing.
+#[test]
+fn own_rows_are_quantised_once_and_for_no_refused_call() {
+    for (tokens, first) in [(4_u32, 2), (3, 1)] {
+        let (mut cache, stream, id) = cache();
+        let kv = cache.device().allocate("kv", u64::from(tokens) * 512).unwrap();
+        let parts = [StepRequest { id, start: 0, tokens }];
+        let mut step = cache.begin_step(&stream, Launches::Eager, &parts).unwrap();
+        let layer = step.swa(LayerId(0)).unwrap().update(&kv).unwrap();
+        let all = 0..tokens;
+        let short = u64::from(tokens) - 1;
+        for (queries, heads, what) in [
+            (0..tokens + 1, (4, 8), "queries"),
+            (0..tokens, (0, 8), "heads"),
+            (0..tokens, (129, 8), "heads"),
+            (0..tokens, (4, short), "query"),
+        ] {
+            let (0, Err(error)) = launches(&layer, queries, heads) else { panic!("{what}") };
+            assert!(error.to_string().contains(what), "{error}");
+        }
+        for heads in [4, 0, 129] {
+            for at in 0..=tokens {
+                assert!(matches!(launches(&layer, at..at, (heads, 8)), (0, Ok(()))));
+            }
+        }
+        assert!(
+            matches!(launches(&layer, all.clone(), (4, 8)), (queued, Ok(())) if queued == first)
+        );
+        assert!(matches!(launches(&layer, 1..tokens, (4, 8)), (1, Ok(()))));
+    }
+}
+
+/// Threads may share a layer.
+#[test]
+fn an_updated_layer_is_sync() {
+    fn assert_sync<T: Sync>() {}
+    assert_sync::<UpdatedLayer<'_, Null, Swa>>();
+    assert_sync::<UpdatedLayer<'_, Null, Csa>>();
+    assert_sync::<UpdatedLayer<'_, Null, Hca>>();
+}
