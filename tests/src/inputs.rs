@@ -74,10 +74,17 @@ pub fn download_bits<B: Backend>(stream: &Stream<B>, buffer: &View<B, bf16>) -> 
     bytemuck::cast_vec(download(stream, buffer))
 }
 
+/// What a byte holds that nobody should write, and a BF16 and an f32 of such bytes.
+pub const CANARY: u8 = 0xA5;
+/// See [`CANARY`].
+pub const CANARY_BF16: u16 = u16::from_ne_bytes([CANARY; 2]);
+/// See [`CANARY`].
+pub const CANARY_F32: u32 = u32::from_ne_bytes([CANARY; 4]);
+
 /// A buffer of canaries.
 pub fn filled<B: Backend, T: bytemuck::Pod>(stream: &Stream<B>, elements: usize) -> Buffer<B, T> {
     let buffer = stream.device().allocate("output", elements as u64).unwrap();
-    stream.fill(&buffer, 0xA5).unwrap();
+    stream.fill(&buffer, CANARY).unwrap();
     buffer
 }
 

@@ -67,13 +67,21 @@ suite! {
     attention::decode {
         windows_equal_the_oracle,
         lists_equal_the_oracle,
+        lists_end_where_entries_do,
         all_entries_equal_the_oracle,
-        every_key_can_dominate,
+        many_tiles_equal_the_oracle,
         a_query_has_the_same_bits_in_every_batch,
+        wrong_entries_are_counted,
+    }
+    attention::needles {
+        every_key_can_dominate,
+        every_own_row_can_dominate,
+        own_rows_equal_the_oracle,
+    }
+    attention::values {
         no_number_reaches_another_request,
         a_nan_code_is_a_nan,
         every_scale_equals_the_oracle,
-        wrong_entries_are_counted,
     }
     attention::steps {
         steps_equal_the_oracle,
@@ -366,6 +374,9 @@ suite! {
 suite! {
     /// Seconds on a GPU, and much longer on the emulator, where it is run by hand.
     large:
+    attention::needles {
+        every_key_of_many_can_dominate,
+    }
     router::batches {
         every_shape_has_the_same_bits_in_every_batch,
     }

@@ -1,25 +1,32 @@
-//! A layer's rings, entries and block table with random rows, and attention over them on a device and in `f64`.
+//! A layer's rings, entries, block table and own rows of a step with random rows, and attention over them on a device and
+//! in `f64`.
+
+use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{
-    self, Attended, AttendedEntries, Attention, BlockTable, Entries, GatherQueries, SwaRing,
+    self, Attended, AttendedEntries, Attention, BlockTable, Entries, GatherQueries, OwnRows,
+    SwaRing,
 };
 use dsv4_kv_oracle::attention::{self, Attended as Expected};
 use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::EncodedRow;
+use kv_layout::attention::AttendedKeys;
 use kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, WINDOW};
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::inputs::{download, download_bits, oracle, upload, upload_bf16};
+use crate::inputs::{
+    CANARY, CANARY_BF16, CANARY_F32, download, download_bits, oracle, upload, upload_bf16,
+};
 
 const CHANNELS: usize = HEAD_DIM as usize;
-/// What outputs hold that nobody should write.
-pub const CANARY: u8 = 0xA5;
+/// Keys that a block multiplies at a time.
+pub const TILE: usize = 64;
 
 /// The size of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -35,11 +42,13 @@ pub struct Shape {
     pub blocks: u32,
 }
 
-/// A query of a step: its slot, -1 for padding, and its position; the entries that it attends to.
-#[derive(Clone, Debug)]
+/// A query of a step: its slot, -1 for padding, its position, and its number among its request's tokens of the step; the
+/// entries that it attends to.
+#[derive(Clone, Debug, Default)]
 pub struct Query {
     pub slot: i32,
     pub position: u32,
+    pub index: i32,
     pub list: Vec<i32>,
 }
 
@@ -50,6 +59,24 @@ pub enum Which {
     List,
     /// All that a query sees, at most so many.
     All(u32),
+}
+
+impl Which {
+    /// The blocks that share a query's keys.
+    pub const fn blocks(self) -> usize {
+        let keys = match self {
+            Self::Nothing => AttendedKeys::Window,
+            Self::List => AttendedKeys::List,
+            Self::All(_) => AttendedKeys::All,
+        };
+        keys.blocks() as usize
+    }
+
+    /// Entries with which, behind a whole window, each block has three tiles, of which the third takes the first one's
+    /// place.
+    pub const fn entries_of_three_tiles(self) -> usize {
+        3 * self.blocks() * TILE - WINDOW as usize
+    }
 }
 
 /// What a launch wrote.
@@ -68,6 +95,8 @@ pub struct Layer<B: Backend> {
     /// `[slots * ring]`, and `[blocks * entries]`.
     pub window: Vec<EncodedRow>,
     pub entries: Vec<EncodedRow>,
+    /// Rows of the step's tokens, if windows are read there: that of query `i` is row `i + 1`.
+    pub own: Vec<EncodedRow>,
     /// `[slots, blocks]`.
     pub table: Vec<i32>,
     pub sinks: Vec<f32>,
@@ -85,21 +114,24 @@ impl<B: Backend> Layer<B> {
     pub fn random(device: &Device<B>, shape: Shape, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let Shape { format, slots, ring, blocks, heads, ratio } = shape;
-        let mut rows = |count: u32| -> Vec<EncodedRow> {
-            let format = oracle(format);
-            (0..count)
-                .map(|_| {
-                    let size = 2f32.powi(random.random_range(-3..2));
-                    format.encode(&random_row(&mut random, size))
-                })
-                .collect()
-        };
+        let mut rows = |count: u32| random_rows(&mut random, format, count as usize, -3..2);
         let (window, entries) = (rows(slots * ring), rows(slots * blocks * BLOCK_TOKENS / ratio));
         let mut table: Vec<i32> = (0..(slots * blocks) as i32).collect();
         table.shuffle(&mut random);
         let sinks = (0..heads).map(|_| random.random_range(-3.0..3.0)).collect();
         let stream = device.stream().unwrap();
-        Self { shape, stream, window, entries, table, sinks, device: device.clone() }
+        let own = Vec::new();
+        Self { shape, stream, window, entries, own, table, sinks, device: device.clone() }
+    }
+
+    /// The same with every row of one size: a query along a short row might have a larger score with a long one.
+    pub fn even(device: &Device<B>, shape: Shape, seed: u64) -> Self {
+        let (mut layer, mut random) =
+            (Self::random(device, shape, seed), StdRng::seed_from_u64(seed));
+        for rows in [&mut layer.window, &mut layer.entries] {
+            *rows = random_rows(&mut random, shape.format, rows.len(), 0..1);
+        }
+        layer
     }
 
     /// Queries of `[queries, heads, 512]` BF16 bits whose scores differ by several units.
@@ -135,26 +167,39 @@ impl<B: Backend> Layer<B> {
         (row < self.entries.len()).then_some(row)
     }
 
-    /// Rows that `query` attends to, in the order of its keys.
-    pub fn keys(&self, query: &Query, which: Which) -> Vec<&EncodedRow> {
+    /// Rows that `query`, the `at`-th, attends to, in the order of its keys.
+    pub fn keys(&self, (at, query): (usize, &Query), which: Which) -> Vec<&EncodedRow> {
         let (slot, position) = (query.slot as usize, query.position);
         let first = (position + 1).saturating_sub(WINDOW);
-        let row =
-            |p: u32| &self.window[slot * self.shape.ring as usize + (p % self.shape.ring) as usize];
+        let row = |p: u32| {
+            let before = (position - p) as usize;
+            if before <= query.index as usize && !self.own.is_empty() {
+                return &self.own[1 + at - before];
+            }
+            &self.window[slot * self.shape.ring as usize + (p % self.shape.ring) as usize]
+        };
         let entries = self.attended(query, which).into_iter();
         let entries = entries.filter_map(|entry| Some(&self.entries[self.entry_row(slot, entry)?]));
         (first..=position).map(row).chain(entries).collect()
     }
 
-    /// What head `head` of `query` should get.
-    pub fn expected(&self, query: &Query, which: Which, head: usize, q: &[u16]) -> Expected {
-        let values = |bits: &[u16]| bits.iter().map(|&bits| bf16_value(bits)).collect();
+    /// The values of [`Self::keys`].
+    pub fn key_values(&self, query: (usize, &Query), which: Which) -> Vec<Vec<f64>> {
         let format = oracle(self.shape.format);
-        let keys: Vec<Vec<f64>> =
-            self.keys(query, which).into_iter().map(|row| values(&format.decode(row))).collect();
-        let q: Vec<f64> = values(q);
+        self.keys(query, which).into_iter().map(|row| values(&format.decode(row))).collect()
+    }
+
+    /// What head `head` of `query`, whose keys are `keys`, should get.
+    fn expected(&self, query: &Query, keys: &[Vec<f64>], head: usize, q: &[u16]) -> Expected {
         let place = (Table::Compress, query.position as usize);
-        attention::attend(&q, &keys, self.sinks[head].into(), place)
+        attention::attend(&values(q), keys, self.sinks[head].into(), place)
+    }
+
+    /// Whether `query`, the `at`-th, is padding, or one whose slot or own rows do not exist.
+    fn is_nobody(&self, at: usize, query: &Query) -> bool {
+        let has_slot = u32::try_from(query.slot).is_ok_and(|slot| slot < self.shape.slots);
+        let has_own = usize::try_from(query.index).is_ok_and(|index| index <= 1 + at);
+        !has_slot || !self.own.is_empty() && !has_own
     }
 
     /// Runs attention of `queries`, whose heads are `heads`, in a step that has one more token before them.
@@ -165,11 +210,12 @@ impl<B: Backend> Layer<B> {
         };
         let planes = |rows| (plane(rows, |row| &row.data), plane(rows, |row| &row.scale));
         let (window, entries) = (planes(&self.window), planes(&self.entries));
+        let own = planes(&self.own);
         let step = |of: fn(&Query) -> i32| {
             upload(stream, &std::iter::once(-1).chain(queries.iter().map(of)).collect::<Vec<i32>>())
         };
         let (slot, position) = (step(|query| query.slot), step(|query| query.position as i32));
-        let index = step(|_| 0);
+        let index = step(|query| query.index);
         let count = queries.len();
         let (query, table) = (upload_bf16(stream, &heads.concat()), upload(stream, &self.table));
         let lists: Vec<i32> = queries.iter().flat_map(|query| query.list.iter().copied()).collect();
@@ -207,7 +253,11 @@ impl<B: Backend> Layer<B> {
                 ring: shape.ring,
                 slots: shape.slots,
             },
-            own: None,
+            own: (!self.own.is_empty()).then_some(OwnRows {
+                data: &own.0,
+                scale: &own.1,
+                rows: self.own.len() as u32,
+            }),
             entries: match which {
                 Which::Nothing => None,
                 Which::List => attended(Attended::List(&selected), rows),
@@ -231,35 +281,41 @@ impl<B: Backend> Layer<B> {
         buffer
     }
 
-    /// A query along key `key` of `query`, of which it is the largest score by far.
-    pub fn along(&self, query: &Query, which: Which, key: usize) -> Vec<u16> {
-        let row = oracle(self.shape.format).decode(self.keys(query, which)[key]);
-        let values: Vec<f32> = row.iter().map(|&bits| bf16_value(bits) as f32).collect();
-        let length = values.iter().map(|value| value * value).sum::<f32>();
-        values.iter().map(|value| bf16::from_f32(4096.0 * value / length).to_bits()).collect()
+    /// Attention of the last of `queries`, a head along each of its keys: that key outweighs all others, so that its row
+    /// alone is what comes out. A key that is missing, doubled or another shows in the result or in the log-sum-exp.
+    pub fn check_needles(&self, queries: &[Query], which: Which) {
+        let per_query = self.shape.heads as usize;
+        let at = queries.len() - 1;
+        let keys = self.key_values((at, &queries[at]), which);
+        let all: Vec<usize> = (0..keys.len()).collect();
+        for needles in all.chunks(per_query) {
+            let needle = |head: usize| &keys[needles[head % needles.len()]];
+            let mut heads = vec![vec![0; CHANNELS]; at * per_query];
+            heads.extend((0..per_query).map(|head| along(needle(head))));
+            let written = self.attend(queries, which, &heads);
+            self.check_query((at, &queries[at]), which, &heads, &written);
+            for head in 0..per_query {
+                let (q, lse) =
+                    (at * per_query + head, f32::from_bits(written.lse[at * per_query + head]));
+                let score = dot(&values(&heads[q]), needle(head)) / (CHANNELS as f64).sqrt();
+                assert!(
+                    f64::from(lse) - score < 0.01,
+                    "the key has all of the softmax: {lse}, {score}"
+                );
+            }
+            assert_eq!(written.faults, 0);
+        }
     }
 
-    /// Which of the keys of `query`, turned back, is nearest to `out` by its direction.
-    pub fn nearest(&self, query: &Query, which: Which, out: &[u16]) -> usize {
-        let out: Vec<f64> = out.iter().map(|&bits| bf16_value(bits)).collect();
-        let format = oracle(self.shape.format);
-        let cosine = |row: &EncodedRow| {
-            let key: Vec<f64> = format.decode(row).iter().map(|&bits| bf16_value(bits)).collect();
-            let key = Table::Compress.rotate_back(&key, query.position as usize);
-            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-            dot(&out, &key) / dot(&key, &key).sqrt()
-        };
-        let keys = self.keys(query, which);
-        let all = keys.iter().map(|row| cosine(row)).enumerate();
-        all.max_by(|a, b| a.1.total_cmp(&b.1)).expect("a query sees itself").0
-    }
-
-    /// Makes every row NaN that is not one of `kept`.
-    pub fn spoil_all_but(&mut self, kept: &[EncodedRow]) {
+    /// Gives every row that is not one of `kept` this code everywhere, and this scale.
+    pub fn spoil_all_but(&mut self, kept: &[EncodedRow], code: u8, scale: [u8; 4]) {
         for row in self.window.iter_mut().chain(&mut self.entries) {
             if !kept.contains(row) {
-                row.data.fill(0x7F);
-                row.scale.fill(0xFF);
+                row.data.fill(code);
+                row.scale
+                    .iter_mut()
+                    .zip(scale.into_iter().cycle())
+                    .for_each(|(to, byte)| *to = byte);
             }
         }
     }
@@ -267,27 +323,73 @@ impl<B: Backend> Layer<B> {
     /// Attention of `queries` on the device, compared with `f64` by the bound of the contract; the fault count.
     pub fn check(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> u32 {
         let written = self.attend(queries, which, heads);
-        let per_query = self.shape.heads as usize;
-        let found = written.out.chunks(CHANNELS).zip(&written.lse).zip(heads).enumerate();
-        for (at, ((out, &lse), q)) in found {
-            let (query, head) = (&queries[at / per_query], at % per_query);
-            let what = format!(
-                "{:?} query {} at {}, head {head}",
-                self.shape,
-                at / per_query,
-                query.position
-            );
-            if query.slot < 0 || query.slot as u32 >= self.shape.slots {
-                assert!(out.iter().all(|&bits| bits == 0xA5A5) && lse == 0xA5A5_A5A5, "{what}");
-                continue;
-            }
-            let expected = self.expected(query, which, head, q);
-            let lse = f64::from(f32::from_bits(lse));
-            assert!((lse - expected.lse).abs() < 1e-4, "{what}: lse {lse}, not {}", expected.lse);
-            assert_near(out, &expected, &what);
+        for query in queries.iter().enumerate() {
+            self.check_query(query, which, heads, &written);
         }
         written.faults
     }
+
+    /// A query got what `f64` gives; nothing, if it is nobody's.
+    fn check_query(
+        &self,
+        (at, query): (usize, &Query),
+        which: Which,
+        heads: &[Vec<u16>],
+        written: &Written,
+    ) {
+        let per_query = self.shape.heads as usize;
+        let what = format!("{:?} query {at} at {}", self.shape, query.position);
+        let of_query = at * per_query..(at + 1) * per_query;
+        let (out, lse) = (
+            &written.out[of_query.start * CHANNELS..of_query.end * CHANNELS],
+            &written.lse[of_query.clone()],
+        );
+        if self.is_nobody(at, query) {
+            assert!(out.iter().all(|&bits| bits == CANARY_BF16), "{what}");
+            assert!(lse.iter().all(|&bits| bits == CANARY_F32), "{what}");
+            return;
+        }
+        let keys = self.key_values((at, query), which);
+        for (head, q) in heads[of_query].iter().enumerate() {
+            let expected = self.expected(query, &keys, head, q);
+            let (got, what) = (&out[head * CHANNELS..][..CHANNELS], format!("{what}, head {head}"));
+            assert_lse(lse[head], &expected, &what);
+            assert_near(got, &expected, &what);
+        }
+    }
+}
+fn values(bits: &[u16]) -> Vec<f64> {
+    bits.iter().map(|&bits| bf16_value(bits)).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// A query along `key`, of which it is the largest score by far.
+fn along(key: &[f64]) -> Vec<u16> {
+    let length = dot(key, key);
+    key.iter().map(|value| bf16::from_f64(1024.0 * value / length).to_bits()).collect()
+}
+
+/// `count` rows whose largest values are powers of two with such exponents.
+pub fn random_rows(
+    random: &mut StdRng,
+    format: MainFormat,
+    count: usize,
+    exponents: Range<i32>,
+) -> Vec<EncodedRow> {
+    let mut row = || {
+        let size = 2f32.powi(random.random_range(exponents.clone()));
+        oracle(format).encode(&random_row(random, size))
+    };
+    (0..count).map(|_| row()).collect()
+}
+
+/// Whether the bits of a log-sum-exp are what `expected` says.
+pub fn assert_lse(bits: u32, expected: &Expected, what: &str) {
+    let lse = f64::from(f32::from_bits(bits));
+    assert!((lse - expected.lse).abs() < 1e-4, "{what}: lse {lse}, not {}", expected.lse);
 }
 
 /// Whether `out` is what `expected` says, within the bound of the contract.

@@ -2,5 +2,7 @@
 
 pub mod decode;
 mod layer;
+pub mod needles;
 pub mod steps;
+pub mod values;
 mod world;

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 
 use super::world::{Batch, HEADS, LAYERS, World, even_story};
 use crate::fed::{Padding, Part, Updated, begin};
-use crate::inputs::{download_bits, filled, upload};
+use crate::inputs::{CANARY_BF16, CANARY_F32, download, download_bits, filled, upload};
 use crate::stories::{Formats, STEP_TOKENS, Story};
 
 const FORMATS: [Formats; 2] =
@@ -34,7 +34,7 @@ fn sampled(queries: Range<usize>) -> Vec<Range<usize>> {
 /// Chunks, whose own rows are not in the ring while attention reads them; decode steps with a draft, whose rows are; and
 /// both together, of two requests. What was not written yet is NaN.
 pub fn steps_equal_the_oracle<B: Backend>(device: &Device<B>) {
-    // So long that a list has more tiles than blocks share it.
+    // So long that windows are full and lists have an entry for each of their elements.
     let stories = [even_story(290, 31), even_story(20, 32)];
     for formats in FORMATS {
         let mut world = World::new(device, formats, &stories, (2, 2));
@@ -91,16 +91,12 @@ pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
     let bucket = world.fed.bucket(8, 3);
     world.step(&batch, bucket, from_ref(&(0..8)));
     let batch = Batch::new().add(a, &stories, 0, 256..260).add(b, &stories, 1, 4..5);
+    // Graphs for the longest contexts: of chunks, whose own rows are quantised in the graph, and of decode.
     let chunks = world.fed.bucket(9, 4);
-    world.step(&batch, chunks, from_ref(&(0..9)));
-    // Graphs for the longest contexts.
+    let graphs = world.capture(chunks, 9);
+    world.replay(&batch, chunks, &graphs);
     let decode = world.fed.bucket(12, 3);
-    let graphs = {
-        let World { fed, places, .. } = &mut world;
-        fed.capture(decode, &places.memory(), &mut |layer, updated| {
-            places.attend(layer, updated, &(0..12))
-        })
-    };
+    let graphs = world.capture(decode, 12);
     world.fed.manager.release(spare).unwrap();
     let batch = Batch::new().add(b, &stories, 1, 5..6).add(a, &stories, 0, 260..263);
     world.replay(&batch, decode, &graphs);
@@ -140,7 +136,7 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
     let World { fed, .. } = &mut world;
     let stream = fed.stream.clone();
     let (query, out) = (filled::<B, bf16>(&stream, 3 * 1024), filled::<B, bf16>(&stream, 3 * 1024));
-    let (sinks, lse) = (upload(&stream, &[0.0_f32; 2]), filled(&stream, 6));
+    let (sinks, lse) = (upload(&stream, &[0.0_f32; 2]), filled::<B, f32>(&stream, 6));
     let lists = upload(&stream, &[-1_i32; 12]);
     let heads = || AttentionHeads {
         heads: HEADS as u32,
@@ -175,6 +171,14 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
         }
         if let Updated::Csa(_) = updated {
             assert_short(attend(0..3, 5, heads()), "selected");
+            for wrong in [0, 1 << 31, u32::MAX] {
+                let error = attend(0..3, wrong, heads()).unwrap_err();
+                let KvError::Device(DeviceError::Argument { what, value, most, .. }) = error else {
+                    panic!("{error}")
+                };
+                let expected = ("entries of a query", wrong.into(), i32::MAX as u64);
+                assert_eq!((what, value, most), expected);
+            }
         }
         updated.append().unwrap();
         let updated = fed.inputs.resume(&mut steps[0], layer).unwrap();
@@ -182,7 +186,8 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
         assert!(matches!(error, KvError::WindowOverwritten { tokens: 3, limit: 2 }), "{error}");
     }
     drop(steps);
-    assert_eq!(download_bits(&stream, &out), vec![0xA5A5; 3 * 1024]);
+    assert_eq!(download_bits(&stream, &out), vec![CANARY_BF16; 3 * 1024]);
+    assert_eq!(download(&stream, &lse.view().cast::<u32>().unwrap()), vec![CANARY_F32; 6]);
 }
 
 fn refuse_ranges(attend: &dyn Fn(Range<u32>) -> Result<(), KvError>) {

@@ -12,10 +12,10 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 
-use crate::inputs::{assert_same, download, download_bits, oracle, rows, special_rows, upload};
+use crate::inputs::{
+    CANARY, CANARY_BF16, assert_same, download, download_bits, oracle, rows, special_rows, upload,
+};
 
-/// What elements of a tile hold that nobody should write.
-const CANARY: u8 = 0xA5;
 const ROW: usize = HEAD_DIM as usize;
 
 /// The query of a step: slot and position, -1 twice for padding.
@@ -263,7 +263,7 @@ impl<B: Backend> Pool<B> {
 }
 
 fn canaries(elements: usize) -> Vec<u16> {
-    vec![u16::from_le_bytes([CANARY; 2]); elements]
+    vec![CANARY_BF16; elements]
 }
 
 /// The arrays of a step.

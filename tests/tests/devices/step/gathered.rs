@@ -7,7 +7,7 @@ use dsv4_kv_oracle::compressor::visible;
 use kv_layout::geometry::LayerKind;
 
 use crate::fed::Updated;
-use crate::inputs::{download, filled};
+use crate::inputs::{CANARY, download, filled};
 
 /// Entries of a query's list.
 const LIST: u32 = 3;
@@ -55,7 +55,7 @@ impl<B: Backend> Gathered<B> {
     /// the tiles, and the lengths of padding into the lengths.
     pub fn reset(&self, stream: &Stream<B>, positions: &[usize]) {
         for tile in [&self.window, &self.listed, &self.all] {
-            stream.fill(tile, 0xA5).unwrap();
+            stream.fill(tile, CANARY).unwrap();
         }
         for lengths in [&self.window_lengths, &self.lengths] {
             stream.fill(lengths, 0).unwrap();

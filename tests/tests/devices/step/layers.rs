@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::fed::{Fed, Padding, Part, Updated, assert_pools};
-use crate::inputs::{assert_same, download, download_bits, filled, oracle, upload};
+use crate::inputs::{CANARY_BF16, assert_same, download, download_bits, filled, oracle, upload};
 use crate::step::gathered::Gathered;
 use crate::stories::{Formats, STEP_TOKENS, Stored, Story, config, tiny};
 
@@ -156,7 +156,8 @@ fn check_gathers<B: Backend>(
         }
         want.push(seen as i32);
     }
-    let untouched = |tile: &[u16], from: usize| tile[from * 512..].iter().all(|&x| x == 0xA5A5);
+    let untouched =
+        |tile: &[u16], from: usize| tile[from * 512..].iter().all(|&x| x == CANARY_BF16);
     assert!(untouched(&listed, queries.len() * 6) && untouched(&all, queries.len() * rows));
     want.resize(bucket as usize, 0);
     assert_eq!(download(stream, &lengths), want);

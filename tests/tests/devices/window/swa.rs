@@ -17,11 +17,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::inputs::{
-    assert_same, download, download_bits, oracle, rows, special_rows, upload, upload_bf16,
+    CANARY, CANARY_BF16, assert_same, download, download_bits, oracle, rows, special_rows, upload,
+    upload_bf16,
 };
-
-/// What a byte nobody should write is filled with.
-const CANARY: u8 = 0xA5;
 
 /// The ring planes of one layer, full of canaries.
 pub struct Rings<B: Backend> {
@@ -415,7 +413,7 @@ pub fn gather_leaves_padding_alone<B: Backend>(device: &Device<B>) {
         let kv = upload_bf16(&stream, &rows(4, 71).concat());
         let (tile, lengths) = step.gather(&rings, &stream, &kv, (0, 4));
         assert_eq!(lengths, [1, 0, 0, 0]);
-        let canary = u16::from_le_bytes([CANARY; 2]);
+        let canary = CANARY_BF16;
         let padding = &tile[(WINDOW * HEAD_DIM) as usize..];
         assert!(padding.iter().all(|&element| element == canary));
         assert!(tile[512..(WINDOW * HEAD_DIM) as usize].iter().all(|&element| element == 0));

@@ -1,0 +1,82 @@
+//! Each key of a query in turn outweighs all others: which rows `attend` reads.
+
+use dsv4_kv::device::{Backend, Device};
+use kv_layout::geometry::WINDOW;
+use kv_layout::main_row::MainFormat;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::decode::{SHAPE, query, query_of, shape_of};
+use super::layer::{Layer, Query, Shape, Which, random_rows};
+
+/// Needles of a query with a whole window and `entries` entries, 64 heads at a time.
+fn needles<B: Backend>(device: &Device<B>, which: Which, format: MainFormat, entries: usize) {
+    let shape = shape_of(which, entries.max(96), Shape { format, slots: 1, ..SHAPE });
+    let mut layer = Layer::even(device, shape, 8);
+    layer.sinks.fill(-30.0);
+    let query = query_of(which, entries, 0, &mut StdRng::seed_from_u64(22));
+    assert_eq!(layer.keys((0, &query), which).len(), WINDOW as usize + entries);
+    layer.check_needles(&[query], which);
+}
+
+/// Keys of a window, with lists of as many entries as the indexer's, and with all entries; in both formats.
+pub fn every_key_can_dominate<B: Backend>(device: &Device<B>) {
+    needles(device, Which::Nothing, MainFormat::Ue8m0, 0);
+    needles(device, Which::Nothing, MainFormat::F32, 0);
+    needles(device, Which::List, MainFormat::Ue8m0, 512);
+    needles(device, Which::List, MainFormat::F32, 70);
+    needles(device, Which::All(75), MainFormat::Ue8m0, 75);
+    needles(device, Which::All(130), MainFormat::F32, 130);
+}
+
+/// Keys of so many tiles that every block has a third.
+pub fn every_key_of_many_can_dominate<B: Backend>(device: &Device<B>) {
+    for format in MainFormat::ALL {
+        for which in [Which::List, Which::All(u32::MAX >> 1)] {
+            needles(device, which, format, which.entries_of_three_tiles().max(512) + 3);
+        }
+    }
+}
+
+/// A chunk of one request, whose own rows the ring does not hold yet: `tokens` queries, the last at `position`.
+fn chunk(slot: i32, tokens: i32, position: u32) -> Vec<Query> {
+    let of_token =
+        |index: i32| Query { index, ..query(slot, position + 1 - (tokens - index) as u32) };
+    (0..tokens).map(of_token).collect()
+}
+
+/// A layer with own rows for a step of `tokens` tokens.
+fn with_own_rows<B: Backend>(device: &Device<B>, shape: Shape, tokens: usize) -> Layer<B> {
+    let mut layer = Layer::even(device, shape, 31);
+    layer.own = random_rows(&mut StdRng::seed_from_u64(32), shape.format, tokens, 0..1);
+    layer
+}
+
+/// Rows of the step itself, those of the ring before them, and where the step's tokens are more than a window.
+pub fn every_own_row_can_dominate<B: Backend>(device: &Device<B>) {
+    for (format, tokens, position) in
+        [(MainFormat::Ue8m0, 40, 200), (MainFormat::F32, 3, 60), (MainFormat::F32, 131, 130)]
+    {
+        let shape = Shape { format, slots: 2, ..SHAPE };
+        let mut layer = with_own_rows(device, shape, 1 + tokens as usize);
+        layer.sinks.fill(-30.0);
+        let mut queries = chunk(1, tokens, position);
+        // Only the last one attends.
+        queries[..tokens as usize - 1].iter_mut().for_each(|query| query.slot = -1);
+        layer.check_needles(&queries, Which::Nothing);
+    }
+}
+
+/// Queries whose own rows would lie before the step's first, or whose number is none, are counted and get nothing.
+pub fn own_rows_equal_the_oracle<B: Backend>(device: &Device<B>) {
+    for format in MainFormat::ALL {
+        let layer = with_own_rows(device, Shape { format, heads: 2, ..SHAPE }, 11);
+        let wrong = [3, 10, -1].map(|index| Query { index, ..query(0, 50) });
+        let first = Query { index: 1, ..query(2, 1) };
+        let queries = [wrong[..1].to_vec(), vec![first], chunk(0, 4, 140), chunk(1, 2, 1)];
+        let queries = [&queries.concat()[..], &wrong[1..]].concat();
+        assert_eq!(queries.len(), 10);
+        let heads = layer.random_heads(queries.len(), 33);
+        assert_eq!(layer.check(&queries, Which::Nothing, &heads), 3);
+    }
+}

@@ -1,0 +1,71 @@
+//! NaN, infinities and scales of every size in what `attend` reads.
+
+use dsv4_kv::device::{Backend, Device, bf16};
+use kv_layout::main_row::MainFormat;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::decode::{SHAPE, query};
+use super::layer::{Layer, Query, Shape, Which, random_row};
+
+/// NaN and infinities of one request, in its keys or its query, never reach another's result, and rows that do not
+/// count may hold anything: NaN codes and scales in both formats, and the largest code by an infinite scale.
+pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
+    const NAN: [u8; 4] = [0xFF; 4];
+    for (format, code, scale) in [
+        (MainFormat::Ue8m0, 0x7F, NAN),
+        (MainFormat::F32, 0x7F, NAN),
+        (MainFormat::F32, 0x7E, f32::INFINITY.to_le_bytes()),
+    ] {
+        let shape = Shape { format, heads: 2, slots: 2, ..SHAPE };
+        let mut layer = Layer::random(device, shape, 12);
+        let listed = |slot, position| Query { list: vec![0, -1, 3, 2], ..query(slot, position) };
+        let queries = [listed(0, 100), listed(1, 17)];
+        let mut heads = layer.random_heads(2, 13);
+        let clean = layer.attend(&queries, Which::List, &heads);
+        // All rows of the other request, all entries that are not listed, and the window rows that no query sees.
+        let seen: Vec<_> = layer.keys((1, &queries[1]), Which::List).into_iter().cloned().collect();
+        layer.spoil_all_but(&seen, code, scale);
+        heads[0].fill(0x7FC0);
+        heads[1].fill(0x7F80);
+        let spoilt = layer.attend(&queries, Which::List, &heads);
+        assert_eq!(spoilt.out[1024..], clean.out[1024..], "the other request");
+        assert_eq!(spoilt.lse[2..], clean.lse[2..], "the other request");
+        let is_nan = |&bits: &u16| bits & 0x7FFF > 0x7F80;
+        assert!(spoilt.out[..1024].iter().all(is_nan), "NaN is not hidden");
+        assert!(spoilt.lse[..2].iter().all(|&bits| f32::from_bits(bits).is_nan()), "nor here");
+    }
+}
+
+/// A NaN code of a key makes its request's result NaN, in both formats: it never passes for a number.
+pub fn a_nan_code_is_a_nan<B: Backend>(device: &Device<B>) {
+    for format in MainFormat::ALL {
+        for channel in [0, 63, 200, 447] {
+            let shape = Shape { format, heads: 1, slots: 1, ..SHAPE };
+            let mut layer = Layer::random(device, shape, 14);
+            layer.window[5].data[channel] = 0x7F + 0x80 * (channel as u8 % 2);
+            let written = layer.attend(&[query(0, 9)], Which::Nothing, &layer.random_heads(1, 15));
+            let is_nan = |&bits: &u16| bits & 0x7FFF > 0x7F80;
+            assert!(written.out.iter().all(is_nan), "{format:?}, channel {channel}");
+        }
+    }
+}
+
+/// Scales of every size, those that one multiplication of BF16 does not reach among them.
+pub fn every_scale_equals_the_oracle<B: Backend>(device: &Device<B>) {
+    for exponent in [-20, -1, 7, 8, 9, 30, 50] {
+        let mut layer = Layer::random(device, Shape { heads: 1, slots: 1, ..SHAPE }, 16);
+        let mut random = StdRng::seed_from_u64(17);
+        for row in &mut layer.window {
+            let values = random_row(&mut random, 448.0 * 2f32.powi(exponent));
+            *row = crate::inputs::oracle(layer.shape.format).encode(&values);
+        }
+        let mut heads = layer.random_heads(1, 18);
+        // Scores stay within reach of a softmax.
+        let shrink = 2f32.powi(-exponent - 9);
+        heads[0].iter_mut().for_each(|bits| {
+            *bits = bf16::from_f32(bf16::from_bits(*bits).to_f32() * shrink).to_bits();
+        });
+        assert_eq!(layer.check(&[query(0, 30)], Which::Nothing, &heads), 0);
+    }
+}
