@@ -13,23 +13,31 @@ use super::tier::{LAYERS, TOKENS, counts, lost, prompt, run, settings, tokens};
 /// Blocks of the prompts' prefixes.
 const BLOCKS: usize = 2;
 
-fn story() -> Story {
+pub(super) fn story() -> Story {
     Story::random(&LAYERS, TOKENS, 441)
 }
 
-/// A cache with as much host memory as so many prompts take, and so many checkpoints on the device.
-fn with_room_for(prompts: u64, num_checkpoints: u32) -> Fed<Null> {
+/// A cache with as much host memory as so many prompts take.
+pub(super) fn with_room_for(
+    prompts: u64,
+    change: impl FnOnce(CacheConfig) -> CacheConfig,
+) -> Fed<Null> {
     let device = NullDevice::null(1 << 34);
     let base = CacheConfig { max_requests: 3, max_suspended: 1, ..settings() };
-    let config = CacheConfig { poison: false, num_checkpoints, ..base };
+    let config = change(CacheConfig { poison: false, ..base });
     let fed = Fed::new(&device, config.clone());
     let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
     let units = prompts * (BLOCKS as u64 + checkpoint.div_ceil(block));
     Fed::new(&device, CacheConfig { host_bytes: units * block, ..config })
 }
 
+/// The same with so many checkpoints on the device.
+fn with_checkpoints(prompts: u64, num_checkpoints: u32) -> Fed<Null> {
+    with_room_for(prompts, |base| CacheConfig { num_checkpoints, ..base })
+}
+
 /// Runs a prompt, lets host memory have it, and ends it; tokens that were reused.
-fn pass(fed: &mut Fed<Null>, salt: &[u8]) -> u32 {
+pub(super) fn pass(fed: &mut Fed<Null>, salt: &[u8]) -> u32 {
     let tokens = tokens();
     let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, salt)).unwrap();
     run(fed, admission.id, &story(), admission.reused as usize);
@@ -40,7 +48,7 @@ fn pass(fed: &mut Fed<Null>, salt: &[u8]) -> u32 {
 }
 
 /// A request of so many tokens that nobody knows.
-fn fill(fed: &mut Fed<Null>, tokens: u32) -> RequestId {
+pub(super) fn fill(fed: &mut Fed<Null>, tokens: u32) -> RequestId {
     let id = fed.manager.admit().unwrap();
     for start in (0..tokens).step_by(STEP_TOKENS as usize) {
         let tokens = STEP_TOKENS.min(tokens - start);
@@ -60,14 +68,14 @@ fn evict(fed: &mut Fed<Null>) {
 }
 
 /// Tokens of other prompts: so many blocks.
-fn other(blocks: usize) -> Vec<[u32; 128]> {
+pub(super) fn other(blocks: usize) -> Vec<[u32; 128]> {
     vec![[7; 128]; blocks]
 }
 
 /// More than host memory can give away is refused, and nothing is evicted for it.
 #[test]
 fn room_is_all_or_nothing() {
-    let mut fed = with_room_for(3, 1);
+    let mut fed = with_checkpoints(3, 1);
     pass(&mut fed, b"a");
     let root = RootKey::new(b"root", b"", b"");
     let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
@@ -89,7 +97,7 @@ fn room_is_all_or_nothing() {
 /// What a tier below reads is not evicted: that would free nothing.
 #[test]
 fn what_is_read_is_not_evicted() {
-    let mut fed = with_room_for(2, 1);
+    let mut fed = with_checkpoints(2, 1);
     fed.manager.offer_host_images();
     pass(&mut fed, b"a");
     pass(&mut fed, b"b");
@@ -114,7 +122,7 @@ fn what_is_read_is_not_evicted() {
 /// Room that a tier below drops is free again, with what was above it.
 #[test]
 fn dropped_room_is_free_again() {
-    let mut fed = with_room_for(2, 1);
+    let mut fed = with_checkpoints(2, 1);
     fed.manager.offer_host_images();
     pass(&mut fed, b"a");
     let image = fed.manager.next_host_image().expect("it has arrived");
@@ -140,7 +148,7 @@ fn dropped_room_is_free_again() {
 /// Host memory keeps what the device goes on from, though the device has it too.
 #[test]
 fn what_the_device_uses_stays_in_host_memory() {
-    let mut fed = with_room_for(2, 2);
+    let mut fed = with_checkpoints(2, 2);
     let tokens = tokens();
     pass(&mut fed, b"a");
     pass(&mut fed, b"b");
@@ -150,7 +158,7 @@ fn what_the_device_uses_stays_in_host_memory() {
     let there = |salt| fed.manager.host_prompt(&prompt(&tokens, salt)).unwrap().reusable;
     assert_eq!([there(&b"a"[..]), there(b"b"), there(b"c")], [256, 0, 256]);
     // Nobody asks for it any more: it goes.
-    let mut fed = with_room_for(2, 2);
+    let mut fed = with_checkpoints(2, 2);
     for salt in [b"a", b"b", b"c"] {
         pass(&mut fed, salt);
     }
@@ -162,7 +170,7 @@ fn what_the_device_uses_stays_in_host_memory() {
 /// A stream of another device is refused before anything is evicted, taken, or begun.
 #[test]
 fn a_stream_of_another_device_changes_nothing() {
-    let mut fed = with_room_for(2, 1);
+    let mut fed = with_checkpoints(2, 1);
     let foreign = NullDevice::null(1 << 30).stream().unwrap();
     let tokens = tokens();
     pass(&mut fed, b"a");
@@ -274,7 +282,7 @@ fn waiting_is_for_one_prompt_alone() {
 /// A cache without a free slot says so before it waits, moves or evicts anything.
 #[test]
 fn a_full_cache_moves_nothing() {
-    let mut fed = with_room_for(2, 1);
+    let mut fed = with_checkpoints(2, 1);
     let tokens = tokens();
     pass(&mut fed, b"a");
     pass(&mut fed, b"b");
@@ -292,7 +300,7 @@ fn a_full_cache_moves_nothing() {
 /// A position that a request is to be saved at twice is saved once.
 #[test]
 fn a_wanted_position_is_saved_once() {
-    let mut fed = with_room_for(2, 4);
+    let mut fed = with_checkpoints(2, 4);
     let id = fill(&mut fed, 256);
     for _ in 0..2 {
         fed.manager.want_checkpoint(id, 256).unwrap();
@@ -304,7 +312,7 @@ fn a_wanted_position_is_saved_once() {
 /// Room takes images of its own sizes, all of them, and of its own cache.
 #[test]
 fn room_is_filled_exactly() {
-    let mut fed = with_room_for(2, 1);
+    let mut fed = with_checkpoints(2, 1);
     let root = RootKey::new(b"root", b"", b"");
     let (block, checkpoint) = fed.manager.host_image_bytes().unwrap();
     let [block, checkpoint] = [block, checkpoint].map(|bytes| vec![1; bytes as usize]);
@@ -331,7 +339,7 @@ fn room_is_filled_exactly() {
 
     let mut room = fed.manager.reserve_host(&root, &other(2)).expect("there is room");
     assert!(room.fill([&block[..]; 2], whole, (Origin::Prompt, false)));
-    let mut strange = with_room_for(2, 1);
+    let mut strange = with_checkpoints(2, 1);
     let room = strange.manager.give_host_back(room).expect_err("it is another cache's");
     let room = strange.manager.enter_host(room).map(drop).expect_err("it is another cache's");
     assert!(matches!(fed.manager.enter_host(room), Ok(true)), "its own takes it still");

@@ -6,6 +6,7 @@ mod capacity;
 mod conversations;
 mod copies_fail;
 mod device_failures;
+mod exhausted;
 mod failed_admission;
 mod host_memory;
 mod identity;
