@@ -3,7 +3,7 @@
 
 mod serving;
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -54,6 +54,38 @@ fn what_takes_too_long_is_cut_and_a_second_signal_ends_at_once() {
     }
 }
 
+/// What a path answers.
+fn get(serving: &Serving, path: &str) -> String {
+    let (mut connection, mut answer) = (serving.connect(), String::new());
+    write!(connection, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
+        .expect("it is sent");
+    connection.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// A server goes on from what one before it has computed, and answers the same.
+#[test]
+fn prefixes_outlive_a_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let url = directory.path().display();
+    let options = format!("--checkpoints 4 --host-cache 16MiB --cold-cache {url}");
+    let prompt = "once upon a time ".repeat(8);
+    let body =
+        format!(r#"{{"model": "hash", "prompt": "{prompt}", "max_tokens": 4, "temperature": 0}}"#);
+    let answers = [0, 128].map(|restored| {
+        let serving = start(&options);
+        let mut answer = String::new();
+        serving.complete(&body).read_to_string(&mut answer).expect("an answer");
+        let metrics = get(&serving, "/metrics");
+        let counted = format!("dsv4_cold_restored_tokens_total {restored}\n");
+        assert!(metrics.contains(&counted), "{metrics}");
+        serving.signal("TERM");
+        assert_eq!(serving.exit_code(), Some(0));
+        answer.split(r#""text":"#).nth(1).expect("a text").to_owned()
+    });
+    assert_eq!(answers[0], answers[1]);
+}
+
 #[test]
 fn what_cannot_be_served_is_refused() {
     let refusals = [
@@ -61,6 +93,7 @@ fn what_cannot_be_served_is_refused() {
         ("--listen 256.0.0.1:1", "the address to listen at"),
         ("--context 1048577", "1048577"),
         ("--max-requests 0", "--max-requests"),
+        ("--cold-cache /tmp", "the cache has no host tier"),
     ];
     for (options, message) in refusals {
         let output = command(&checkpoint(), options).output().expect("a program");

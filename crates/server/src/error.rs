@@ -1,6 +1,7 @@
 //! What is refused, and why the server ends.
 
 use dsv4_kv_model::ModelError;
+use dsv4_kv_tier::ColdError;
 
 /// Why a completion was not taken. Nothing of it runs then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -108,6 +109,9 @@ pub enum ServerError {
         /// Why not.
         error: std::io::Error,
     },
+    /// The cold tier cannot be opened.
+    #[error("the cold cache: {0}")]
+    Cold(#[from] ColdError),
     /// The recorder of metrics refuses its settings.
     #[error("metrics: {0}")]
     Metrics(String),

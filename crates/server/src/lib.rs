@@ -13,6 +13,7 @@
 //! |---|---|
 //! | [`server`] | [`Server`]: from binding an address to the end |
 //! | [`scheduler`] | which tokens of which requests run in a step |
+//! | [`cold`] | prefixes that outlive the server |
 //! | [`queue`] | requests that wait; the events of a sequence |
 //! | `app`, `routes` | what all handlers share; the paths that are served |
 //! | `completions`, `request`, `fields` | a request, read and checked, and its answer |
@@ -27,6 +28,7 @@ mod answer;
 mod api_error;
 mod app;
 mod choice;
+pub mod cold;
 mod completions;
 pub mod error;
 mod fields;
@@ -39,5 +41,6 @@ pub mod scheduler;
 pub mod server;
 pub mod stop;
 
+pub use cold::ColdCache;
 pub use error::ServerError;
 pub use server::{Ended, Server, Settings};

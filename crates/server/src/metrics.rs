@@ -48,6 +48,12 @@ pub struct Metrics {
     pub free_blocks: Gauge,
     /// Blocks of the cache.
     pub total_blocks: Gauge,
+    /// Prefixes that were stored in the cold tier.
+    pub cold_stored: Counter,
+    /// Tokens of prefixes that came from there.
+    pub cold_restored_tokens: Counter,
+    /// Objects that could not be stored or read, or were not what they should be.
+    pub cold_failures: Counter,
     /// Steps that have run.
     pub steps: Counter,
     /// Steps that have failed.
@@ -112,6 +118,15 @@ impl Metrics {
             ),
             free_blocks: gauged("dsv4_cache_blocks_free", "Blocks of the cache that are free"),
             total_blocks: gauged("dsv4_cache_blocks_total", "Blocks of the cache"),
+            cold_stored: counted("dsv4_cold_stored_total", "Prefixes stored in the cold tier"),
+            cold_restored_tokens: counted(
+                "dsv4_cold_restored_tokens_total",
+                "Tokens of prefixes that came from the cold tier",
+            ),
+            cold_failures: counted(
+                "dsv4_cold_failures_total",
+                "Objects of the cold tier that could not be stored or read",
+            ),
             steps: counted("dsv4_steps_total", "Steps that have run"),
             failed_steps: counted("dsv4_failed_steps_total", "Steps that have failed"),
             rendering,
@@ -128,6 +143,9 @@ impl Metrics {
             &self.refused,
             &self.failed,
             &self.prompt_tokens,
+            &self.cold_stored,
+            &self.cold_restored_tokens,
+            &self.cold_failures,
             &self.reused_tokens,
             &self.generated_tokens,
             &self.preemptions,

@@ -5,6 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated, Sequence};
+use dsv4_kv_tier::FetchId;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::error::{Failure, Refusal};
@@ -46,6 +47,17 @@ pub struct QueueLimits {
     pub waiting: usize,
 }
 
+/// How far the cold tier is with a request's prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fetch {
+    /// It was not asked.
+    New,
+    /// It was asked.
+    Asked(FetchId),
+    /// It has no more of it than what is in host memory, or is not to be asked.
+    Done,
+}
+
 /// A sequence that waits or runs.
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -54,6 +66,8 @@ pub(crate) struct Request {
     pub events: UnboundedSender<Event>,
     /// When the last token came, or the request.
     pub last: Instant,
+    /// How far the cold tier is with its prompt.
+    pub fetch: Fetch,
 }
 
 /// Sequences in the order in which they came. A request that gets no place is refused at once.
@@ -99,7 +113,8 @@ impl Queue {
             self.check(&prompt, continuation.max_tokens)?;
             let sequence = Sequence::new(prompt, continuation).ok_or(Refusal::EmptyPrompt)?;
             let (sender, receiver) = unbounded_channel();
-            requests.push(Request { sequence, salt, events: sender, last: Instant::now() });
+            let (last, fetch) = (Instant::now(), Fetch::New);
+            requests.push(Request { sequence, salt, events: sender, last, fetch });
             events.push(receiver);
         }
         let most = self.limits.waiting;
@@ -179,10 +194,15 @@ impl Queue {
     }
 
     /// The oldest, if `fits` says so.
-    pub(crate) fn pop_if(&self, fits: impl FnOnce(&Sequence) -> bool) -> Option<Request> {
+    pub(crate) fn pop_if(&self, fits: impl FnOnce(&Request) -> bool) -> Option<Request> {
         let mut state = self.lock();
         let first = state.waiting.front()?;
-        if fits(&first.sequence) { state.waiting.pop_front() } else { None }
+        if fits(first) { state.waiting.pop_front() } else { None }
+    }
+
+    /// Does something with the oldest of those that wait, so many of them.
+    pub(crate) fn for_oldest(&self, count: usize, each: impl FnMut(&mut Request)) {
+        self.lock().waiting.iter_mut().take(count).for_each(each);
     }
 
     /// Takes all that wait.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! each step   requests whose client has left are released
+//!             with a cold tier, prompts that wait are asked for there, and admitted once what it has is in host memory
 //!             requests that wait are admitted, in order, while a slot and the blocks of their tokens are free; with
 //!             what others have computed of their tokens
 //!             one token of every request; what is left goes to drafts, then to chunks of prompts, oldest first
@@ -23,6 +24,7 @@ use dsv4_kv_model::sequence::{Generated, Sequence, Work};
 use dsv4_kv_model::{Chunk, Engine, ModelError};
 use kv_layout::geometry::BLOCK_TOKENS;
 
+use crate::cold::{Cold, ColdCache};
 use crate::error::{Failure, ServerError};
 use crate::metrics::Metrics;
 use crate::queue::{Event, Phase, Queue, QueueLimits, Request};
@@ -57,6 +59,7 @@ pub struct Scheduler<B: Backend> {
     preempted: VecDeque<Request>,
     /// Oldest first.
     running: Vec<Running>,
+    cold: Cold<B>,
     metrics: Metrics,
     failed_steps: u32,
 }
@@ -98,11 +101,21 @@ impl<B: Backend> Scheduler<B> {
             queue: Arc::new(queue),
             preempted: VecDeque::new(),
             running: Vec::new(),
+            cold: Cold::none(),
             metrics,
             failed_steps: 0,
         };
         scheduler.report();
         Ok(scheduler)
+    }
+
+    /// Keeps prefixes in a store, and takes them from there, from now on.
+    ///
+    /// # Errors
+    /// [`ServerError::Cold`]; the engine must have host memory for prefixes.
+    pub fn open_cold(&mut self, cache: &ColdCache) -> Result<(), ServerError> {
+        self.cold = Cold::open(&mut self.engine, cache)?;
+        Ok(())
     }
 
     /// Where requests are submitted.
@@ -150,7 +163,17 @@ impl<B: Backend> Scheduler<B> {
             // What is on its way to host memory is not evicted, and there is nothing else to wait for.
             self.engine.settle_tier()?;
         }
+        self.cold.advance(&mut self.engine);
+        self.ask_store();
         self.admit()?;
+        while self.running.is_empty()
+            && self.queue.phase() != Phase::Aborted
+            && self.cold.wait(&mut self.engine)
+        {
+            // There is nothing to run meanwhile.
+            self.ask_store();
+            self.admit()?;
+        }
         let progress = if self.running.is_empty() { Progress::Idle } else { Progress::Ran };
         while !self.running.is_empty() {
             let parts = self.plan();
@@ -188,6 +211,13 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
+    /// Asks the store for the prompts of those that are admitted next.
+    fn ask_store(&mut self) {
+        let Self { engine, queue, cold, .. } = self;
+        let most = engine.cache().config().max_requests as usize;
+        queue.for_oldest(most, |request| cold.ask(engine, request));
+    }
+
     /// Admits requests, oldest first, while there are a slot and blocks for the tokens that they have. One that
     /// does not fit is not overtaken.
     fn admit(&mut self) -> Result<(), ModelError> {
@@ -221,7 +251,7 @@ impl<B: Backend> Scheduler<B> {
         Ok(Running { id: admission.id, request })
     }
 
-    /// The oldest that waits, if blocks are free for the tokens that it has.
+    /// The oldest that waits, if blocks are free for the tokens that it has, and the store has brought what it has of them.
     fn next_that_fits(&mut self) -> Result<Option<Request>, KvError> {
         let free = self.unpromised_blocks()?;
         let ledger = self.engine.cache().ledger();
@@ -229,7 +259,10 @@ impl<B: Backend> Scheduler<B> {
         Ok(match self.preempted.front() {
             Some(first) if fits(&first.sequence) => self.preempted.pop_front(),
             Some(_) => None,
-            None => self.queue.pop_if(fits),
+            None => {
+                let cold = &self.cold;
+                self.queue.pop_if(|first| cold.is_ready(first) && fits(&first.sequence))
+            }
         })
     }
 
@@ -350,6 +383,10 @@ impl<B: Backend> Scheduler<B> {
         self.metrics.waiting.set(waiting as f64);
         self.metrics.free_blocks.set(ledger.free_blocks());
         self.metrics.total_blocks.set(ledger.total_blocks());
+        let cold = self.cold.stats();
+        self.metrics.cold_stored.absolute(cold.stored);
+        self.metrics.cold_restored_tokens.absolute(cold.restored_tokens);
+        self.metrics.cold_failures.absolute(cold.damaged + cold.foreign + cold.failed);
     }
 }
 

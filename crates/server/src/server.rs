@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::answer::unix_time;
 use crate::app::App;
+use crate::cold::ColdCache;
 use crate::error::ServerError;
 use crate::metrics::Metrics;
 use crate::routes::router;
@@ -36,6 +37,8 @@ pub struct Settings {
     pub scheduler: SchedulerLimits,
     /// Most bytes of a request's body.
     pub body_bytes: usize,
+    /// Where prefixes are kept beyond the server's end, if anywhere.
+    pub cold: Option<ColdCache>,
     /// How long requests may take to their end when the server shuts down.
     pub patience: Duration,
 }
@@ -76,7 +79,8 @@ impl<B: Backend> Server<B> {
         let listener = TcpListener::bind(address).map_err(system)?;
         listener.set_nonblocking(true).map_err(system)?;
         let metrics = Metrics::new()?;
-        let scheduler = Scheduler::new(engine, settings.scheduler, metrics.clone())?;
+        let mut scheduler = Scheduler::new(engine, settings.scheduler, metrics.clone())?;
+        settings.cold.as_ref().map_or(Ok(()), |cold| scheduler.open_cold(cold))?;
         let app = App {
             queue: scheduler.queue(),
             text: Arc::new(text),

@@ -167,6 +167,12 @@ impl<B: Backend> ColdTier<B> {
         self.fetching.iter().any(|wanted| wanted.id == id.0)
     }
 
+    /// Prompts that are on their way.
+    #[must_use]
+    pub fn fetching(&self) -> usize {
+        self.fetching.len()
+    }
+
     /// Hands to the store what has arrived in host memory, while it has room, and enters there what the store has brought.
     /// To be called between steps; waits for nothing.
     pub fn advance(&mut self, cache: &mut KvCacheManager<B>) {
@@ -179,12 +185,17 @@ impl<B: Backend> ColdTier<B> {
         }
     }
 
+    /// As [`Self::advance`], once the store has done something of what is under way, for which the host waits.
+    pub fn wait(&mut self, cache: &mut KvCacheManager<B>) {
+        self.take_done(cache, self.pending > 0);
+        self.advance(cache);
+    }
+
     /// As [`Self::advance`], until nothing is left to do. The host waits for the store.
     pub fn settle(&mut self, cache: &mut KvCacheManager<B>) {
         self.advance(cache);
         while self.pending > 0 {
-            self.take_done(cache, true);
-            self.advance(cache);
+            self.wait(cache);
         }
     }
 

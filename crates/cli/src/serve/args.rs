@@ -57,6 +57,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = size)]
     pub host_cache: ByteSize,
 
+    /// Where prefixes that came to host memory are stored, for this server and for later ones with the same checkpoint: a
+    /// directory, or the URL of a store; needs --host-cache.
+    #[arg(long, value_name = "URL")]
+    pub cold_cache: Option<String>,
+
     /// Most tokens of a step, over all completions; at least --max-requests.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(1, 1 << 20))]
     pub step_tokens: u32,

@@ -1,6 +1,7 @@
 //! `dsv4-kv serve`: completions over HTTP.
 
 mod args;
+mod identity;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use std::time::Duration;
 use anyhow::Result;
 use dsv4_kv::KvError;
 use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv_model::engine::AttentionPlace;
 use dsv4_kv_model::text::Text;
 use dsv4_kv_model::{Engine, EngineLimits, Model, ModelError};
 use dsv4_kv_server::scheduler::SchedulerLimits;
-use dsv4_kv_server::{Ended, Server, ServerError, Settings};
+use dsv4_kv_server::{ColdCache, Ended, Server, ServerError, Settings};
 
 pub use args::ServeArgs;
 
@@ -52,8 +54,8 @@ fn on_device<B: Backend>(
     text: Text,
     interrupt: &Interrupt,
 ) -> Result<Outcome> {
-    let settings = settings(args, &model);
     let place = args.attention.place(device, &model);
+    let settings = settings(args, &model, (place, &device.info().name))?;
     let mut engine =
         Engine::with_attention(device, Arc::clone(&model), limits(args, &model), place)
             .map_err(refused_engine)?;
@@ -89,16 +91,25 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
     }
 }
 
-fn settings(args: &ServeArgs, model: &Model) -> Settings {
+fn settings(
+    args: &ServeArgs,
+    model: &Model,
+    (place, device): (AttentionPlace, &str),
+) -> Result<Settings, InputError> {
+    let cold = |url: &String| {
+        let identity = identity::of(&args.checkpoint, place, device)?;
+        Ok::<_, InputError>(ColdCache { url: url.clone(), identity })
+    };
     let (chunk, waiting) = (args.chunk as usize, args.max_waiting as usize);
-    Settings {
+    Ok(Settings {
+        cold: args.cold_cache.as_ref().map(cold).transpose()?,
         model: args.model_name.clone().unwrap_or_else(|| folder_name(&args.checkpoint)),
         end: model.config.eos.clone(),
         drafts: args.draft as usize,
         scheduler: SchedulerLimits { chunk, waiting },
         body_bytes: usize::try_from(args.max_body.as_u64()).unwrap_or(usize::MAX),
         patience: Duration::from_secs_f64(args.shutdown_timeout),
-    }
+    })
 }
 
 fn folder_name(folder: &Path) -> String {
@@ -122,6 +133,7 @@ fn refused(error: ServerError) -> anyhow::Error {
     match error {
         ServerError::StepTooShort { .. }
         | ServerError::TooManyDrafts { .. }
+        | ServerError::Cold(_)
         | ServerError::System { .. } => InputError::Serve(error.to_string()).into(),
         error => error.into(),
     }

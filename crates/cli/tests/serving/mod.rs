@@ -45,8 +45,7 @@ impl Serving {
 
     /// Sends a request for completions, and waits for the first bytes of the answer.
     pub fn complete(&self, body: &str) -> TcpStream {
-        let mut connection = TcpStream::connect(&self.address).expect("a connection");
-        connection.set_read_timeout(Some(Duration::from_secs(100))).expect("a limit");
+        let mut connection = self.connect();
         let length = body.len();
         let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\
                     content-type: application/json\r\n";
@@ -54,6 +53,13 @@ impl Serving {
         let mut first = [0; 12];
         connection.read_exact(&mut first).expect("a status");
         assert_eq!(first, *b"HTTP/1.1 200");
+        connection
+    }
+
+    /// A connection that waits for an answer long enough.
+    pub fn connect(&self) -> TcpStream {
+        let connection = TcpStream::connect(&self.address).expect("a connection");
+        connection.set_read_timeout(Some(Duration::from_secs(100))).expect("a limit");
         connection
     }
 

@@ -177,6 +177,11 @@ impl<B: Backend> Engine<B> {
         &self.cache
     }
 
+    /// The cache, for a tier below its host memory. What its requests have is the engine's.
+    pub fn cache_mut(&mut self) -> &mut KvCacheManager<B> {
+        &mut self.cache
+    }
+
     /// The model.
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {

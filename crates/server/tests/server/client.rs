@@ -27,6 +27,7 @@ pub struct Running {
 /// How the servers of these tests serve.
 pub fn settings() -> Settings {
     Settings {
+        cold: None,
         model: "small/hash".into(),
         end: Vec::new(),
         drafts: 2,

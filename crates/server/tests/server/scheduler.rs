@@ -6,6 +6,7 @@ use std::thread;
 use dsv4_kv_device::{Backend, EmuOptions};
 use dsv4_kv_model::sequence::{Continuation, Finish, Generated};
 use dsv4_kv_model::{EngineLimits, Model};
+use dsv4_kv_server::ColdCache;
 use dsv4_kv_server::error::{Failure, Refusal, ServerError};
 use dsv4_kv_server::metrics::Metrics;
 use dsv4_kv_server::queue::{Event, Events, Queue, Submission};
@@ -151,6 +152,54 @@ fn a_prefix_comes_back_from_host_memory() {
     let stats = scheduler.engine().cache().tier_stats();
     assert_eq!((stats.restored_checkpoints, stats.restored_tokens), (2, 512));
     scheduler.engine().cache().audit_tier().expect("a right tier");
+}
+
+/// Prefixes outlive a server: the next one of the same weights goes on from the files, and answers as without; other weights,
+/// and other salts, find nothing.
+#[test]
+fn a_prefix_outlives_its_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let start = |identity: &[u8]| {
+        let metrics = Metrics::new().expect("metrics");
+        let engine = small::engine(&small::emulated(), &HASH, limits);
+        let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+        let url = directory.path().to_str().expect("a name").to_owned();
+        let cold = ColdCache { url, identity: identity.to_vec() };
+        scheduler.open_cold(&cold).expect("a directory");
+        (scheduler, metrics)
+    };
+    let submission = |last: u32, salt: &[u8]| Submission {
+        prompt: (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect(),
+        continuation: small::continuation(4),
+        salt: salt.to_vec(),
+    };
+    let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 3));
+    let cases =
+        [("a", 1, b"s", 0, 1), ("a", 2, b"s", 256, 1), ("a", 3, b"t", 0, 2), ("b", 4, b"s", 0, 3)];
+    for (identity, last, salt, reused, files) in cases {
+        let (mut scheduler, metrics) = start(identity.as_bytes());
+        let new = submission(last, salt);
+        let mut events = submit(&scheduler.queue(), &new);
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        assert_eq!(value(&metrics, "dsv4_reused_tokens_total"), reused, "{last}");
+        assert_eq!(value(&metrics, "dsv4_cold_restored_tokens_total"), reused, "{last}");
+        let (tokens, end) = received(&mut events);
+        assert_eq!(end, Some(Event::Finished(Finish::Length)));
+        assert_eq!(tokens, small::alone(&mut engine, &new).0, "{last}");
+        scheduler.engine().cache().audit_tier().expect("a right tier");
+        // What waits to be stored is stored before the server ends.
+        drop(scheduler);
+        let folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
+        assert_eq!(folder.count(), files, "{last}");
+        assert_eq!(value(&metrics, "dsv4_cold_failures_total"), 0);
+    }
+    let engine = small::engine(&small::emulated(), &HASH, small::limits(2, 6));
+    let mut scheduler =
+        Scheduler::new(engine, LIMITS, Metrics::new().expect("metrics")).expect("a scheduler");
+    let cold = ColdCache { url: "/nowhere".into(), identity: b"a".to_vec() };
+    let refused = scheduler.open_cold(&cold).map_err(|error| error.to_string());
+    assert!(matches!(&refused, Err(why) if why.contains("no host tier")), "{refused:?}");
 }
 
 /// Completions that begin alike: what one has computed others go on from, and each answers as alone; under another salt
