@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use super::block::{current, wait, with_peer};
 use super::collective::Operation;
-use super::fault::{AccessKind, ThreadIndex};
+use super::fault::{AccessKind, Site, ThreadIndex};
 use super::shared::read;
 use crate::limits::MAX_BLOCK_THREADS;
 
@@ -43,7 +43,17 @@ pub unsafe fn cluster_wait() {
 /// Recorded there as an access of an extra thread, which only barriers of the cluster order.
 #[track_caller]
 pub unsafe fn load(address: u32, rank: u32) -> u32 {
+    read_at(address, rank, Location::caller())
+}
+
+/// The four words from `address` on of the block `rank`; see [`load`].
+#[track_caller]
+pub unsafe fn load_x4(address: u32, rank: u32) -> [u32; 4] {
     let location = Location::caller();
+    [0, 4, 8, 12].map(|offset| read_at(address + offset, rank, location))
+}
+
+fn read_at(address: u32, rank: u32, location: Site) -> u32 {
     if rank == block_rank() {
         return read(address, AccessKind::Read, location);
     }
@@ -59,11 +69,4 @@ pub unsafe fn load(address: u32, rank: u32) -> u32 {
         Some(Err(fault)) => current(|block| block.fail(fault)),
         None => panic!("block {rank} is not in the cluster"),
     }
-}
-
-/// The four words from `address` on of the block `rank`; see [`load`].
-#[track_caller]
-pub unsafe fn load_x4(address: u32, rank: u32) -> [u32; 4] {
-    // SAFETY: inside the other block's shared memory by the caller's promise, and checked.
-    [0, 4, 8, 12].map(|offset| unsafe { load(address + offset, rank) })
 }

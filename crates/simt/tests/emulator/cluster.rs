@@ -134,6 +134,15 @@ fn a_read_of_a_block_that_may_have_returned() {
     };
     let kind = fault(2, || reads(|| 1 - block_rank()));
     assert!(matches!(kind, FaultKind::PeerMayReturn { rank: 1, .. }), "{kind}");
+    // SAFETY: wrong on purpose, of four words at once.
+    let kind = fault(2, || unsafe {
+        let words = Shared::<u32, 64>::at(0);
+        words.store(thread_idx_x(), 1);
+        sync_cluster();
+        _ = words.load_u32x4_from(1 - block_rank(), 0);
+    });
+    let FaultKind::PeerMayReturn { location, .. } = kind else { panic!("{kind}") };
+    assert!(location.file().ends_with("emulator/cluster.rs"), "{location}");
     launch_clusters(&shape(8), 2, || reads(block_rank)).unwrap();
 }
 
