@@ -48,7 +48,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().check_stream(stream)?;
         self.enter_arrived(false)?;
         let Some(id) = self.want(prompt, Turn::Last)? else { return Ok(None) };
-        match self.start_arriving(stream) {
+        match self.start_arriving(stream, None) {
             // It was another prompt's turn.
             Err(error) if is_full(&error) && self.is_prefetching(id) => Ok(Some(id)),
             Err(error) => {
@@ -100,7 +100,7 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn advance_tier(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         self.core().check_stream(stream)?;
         self.enter_arrived(false)?;
-        match self.start_arriving(stream) {
+        match self.start_arriving(stream, None) {
             Err(error) if !is_full(&error) => return Err(error),
             _ => {}
         }
@@ -164,7 +164,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// Begins arrivals, and waits for each, until this one is here, and nothing else has begun that could evict it.
     fn await_arrival(&mut self, stream: &Stream<B>, id: PrefetchId) -> Result<bool, KvError> {
         while self.is_prefetching(id) {
-            match self.start_arriving(stream) {
+            match self.start_arriving(stream, Some(id)) {
                 Err(error) if !is_full(&error) => return Err(error),
                 Err(_) if !self.is_prefetching(id) => return Ok(false),
                 _ => self.end_arriving(true)?,
@@ -279,10 +279,14 @@ impl<B: Backend> KvCacheManager<B> {
         tier.end_leaving(&mut core.ledger(), waited)
     }
 
-    /// Begins what is to arrive next.
-    fn start_arriving(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+    /// Begins what is to arrive next; nothing, if that is not `only` this one.
+    fn start_arriving(
+        &mut self,
+        stream: &Stream<B>,
+        only: Option<PrefetchId>,
+    ) -> Result<(), KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(()) };
-        if !tier.begin_arriving(&mut core.ledger())? {
+        if !tier.begin_arriving(&mut core.ledger(), only)? {
             return Ok(());
         }
         // Blocks that others had are poisoned before they are written, and not after.

@@ -84,16 +84,22 @@ impl<B: Backend> Tier<B> {
     }
 
     /// Whether there is something for the device to do: the next prompt that is to arrive, if none does, for which there
-    /// is room now. What the device has, or the host has not, is passed over.
+    /// is room now. What the device has, or the host has not, is passed over. If it is to be `only` one prompt, none behind
+    /// that begins: it could evict what the prompt has found.
     ///
     /// # Errors
     /// [`KvError::OutOfBlocks`], [`KvError::OutOfCheckpoints`] for the prompt that comes next, which is passed over.
-    pub fn begin_arriving(&mut self, ledger: &mut Ledger) -> Result<bool, KvError> {
+    pub fn begin_arriving(
+        &mut self,
+        ledger: &mut Ledger,
+        only: Option<PrefetchId>,
+    ) -> Result<bool, KvError> {
         if self.arriving.is_some() {
             return Ok(false);
         }
         while self.arriving.is_none() {
-            let Some(wanted) = self.wanted.pop_front() else { return Ok(false) };
+            let is_it = |wanted: &mut Wanted| only.is_none_or(|id| wanted.id == id);
+            let Some(wanted) = self.wanted.pop_front_if(is_it) else { return Ok(false) };
             let here = ledger.reusable(&wanted.root, &wanted.tokens);
             if self.lookup(&wanted.root, &wanted.tokens).reusable <= here {
                 self.miss(TierMiss::NotThere);

@@ -225,6 +225,28 @@ fn what_is_on_its_way_is_held() {
     fed.manager.check_faults(&fed.stream).unwrap();
 }
 
+/// A request that waits goes on from what another prompt has brought, and a third prompt, which would evict that, comes later.
+#[test]
+fn what_another_prompt_brought_is_there_for_a_request_that_waits() {
+    let device: Device<Lazy<Emulator>> = Lazy::emulated(EmuOptions::default());
+    let [story, other] = [436, 437].map(|seed| Story::random(&LAYERS, TOKENS, seed));
+    let mut fed = lost(&device, [&story, &other]);
+    let (tokens, mut longer) = (tokens(), tokens());
+    longer.push(7);
+    // The first is on its way, to the only checkpoint that the device has, and the second waits for its turn.
+    let wanted = [b"a", b"b"]
+        .map(|salt| fed.manager.prefetch(&fed.stream, &prompt(&tokens, salt)).unwrap().unwrap());
+    assert!(wanted.iter().all(|&id| fed.manager.is_prefetching(id)));
+    let admission = fed.manager.admit_waiting(&fed.stream, &prompt(&longer, b"a")).unwrap();
+    assert_eq!(admission.reused, 256);
+    assert_eq!(wanted.map(|id| fed.manager.is_prefetching(id)), [false, true]);
+    fed.manager.release(admission.id).unwrap();
+    fed.manager.settle_tier(&fed.stream).unwrap();
+    let admission = fed.manager.admit_with(&fed.stream, &prompt(&tokens, b"b")).unwrap();
+    assert_eq!(admission.reused, 256, "it came in its turn");
+    fed.manager.release(admission.id).unwrap();
+}
+
 /// Random requests, transfers, cancellations and evictions, beside a plain record of which prefixes were ever computed:
 /// nothing is reused that was not, whatever host memory has is had back if there is room, and no block, checkpoint or
 /// unit is lost.
