@@ -98,8 +98,10 @@ impl<B: Backend> Tier<B> {
             return Ok(false);
         }
         while self.arriving.is_none() {
-            let is_it = |wanted: &mut Wanted| only.is_none_or(|id| wanted.id == id);
-            let Some(wanted) = self.wanted.pop_front_if(is_it) else { return Ok(false) };
+            // A transfer that was lost may have come before the one that is to be it.
+            let at = only.map_or(Some(0), |id| self.wanted.iter().position(|of| of.id == id));
+            let next = at.and_then(|at| self.wanted.remove(at));
+            let Some(wanted) = next else { return Ok(false) };
             let here = ledger.reusable(&wanted.root, &wanted.tokens);
             if self.lookup(&wanted.root, &wanted.tokens).reusable <= here {
                 self.miss(TierMiss::NotThere);
