@@ -155,6 +155,8 @@ pub use manager::KvCacheManager;
 pub use pool_kind::PoolKind;
 pub use step::{CapturedStep, Launches, Layers, Step};
 pub use suspended::{ResumeRefused, Suspended};
+#[doc(hidden)]
+pub use tier::mistake as tier_mistake;
 pub use weights::Compressor;
 
 pub use dsv4_kv_checkpoint as checkpoint;

@@ -17,7 +17,8 @@ pub struct Lazy<B: Backend> {
     streams: Streams<B>,
 }
 
-/// All streams of a device.
+/// All streams of a device, in the order in which the next free runs them: that of the last one turned around, since nobody
+/// may rely on one.
 type Streams<B> = Arc<Mutex<Vec<Weak<Queue<B>>>>>;
 
 /// One piece of work.
@@ -69,7 +70,11 @@ impl<B: Backend> LazyStream<B> {
 
 impl<B: Backend, M> Drop for LazyMemory<B, M> {
     fn drop(&mut self) {
-        let streams: Vec<_> = lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
+        let streams: Vec<_> = {
+            let mut streams = lock(&self.streams);
+            streams.reverse();
+            streams.iter().filter_map(Weak::upgrade).collect()
+        };
         // An error of the work has nobody to go to.
         streams.iter().for_each(|stream| drop(stream.run()));
     }

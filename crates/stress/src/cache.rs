@@ -3,22 +3,26 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::device::{Backend, Device, EmuOptions, Emulator};
 use dsv4_kv::reuse::Lease;
 use dsv4_kv::{
-    BlockId, Bucket, CacheConfig, CapturedStep, KvError, LayerGroup, LayerId, RequestId, Suspended,
+    BlockId, Bucket, CacheConfig, CapturedStep, KvError, LayerGroup, LayerId, PrefetchId,
+    RequestId, Suspended,
 };
-use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 use super::answer::Report;
 use super::library::Library;
 use super::model::{Model, Request};
 use super::op::{Name, Step};
 use super::reuse::Reuse;
-use super::run::Runner;
+use super::run::{Kernels, Runner};
 use super::subject::Subject;
+use super::tier::HostTier;
+use dsv4_kv_tests::failing::Failing;
 use dsv4_kv_tests::fed::Fed;
+use dsv4_kv_tests::lazy::Lazy;
 
 /// Tokens of the captured steps.
 const BUCKET: u32 = 8;
@@ -35,10 +39,26 @@ pub fn buckets(config: &CacheConfig) -> [Bucket; 2] {
     [decode, Bucket { tokens, tokens_per_request, requests: max_requests, context }]
 }
 
+/// A device that is late, and skips kernels.
+pub type Skipping = Failing<Lazy<Emulator>>;
+
+/// An empty cache on such a device.
+#[must_use]
+pub fn skipping(config: &CacheConfig, library: &Arc<Library>, seed: u64) -> Cache<Skipping> {
+    let emulated = Emulator::new(EmuOptions { seed, ..EmuOptions::default() });
+    let device = Device::from_backend(Failing::new(Lazy::new(emulated)));
+    device.backend().skip_launches(true);
+    Cache { kernels: Kernels::Skipped, ..Cache::new(&device, config, library, seed) }
+}
+
 /// A cache with its stories.
 pub struct Cache<B: Backend> {
     pub(super) fed: Fed<B>,
     pub(super) library: Arc<Library>,
+    kernels: Kernels,
+    /// Whether the bytes behind this operation are looked at. Where something is moved beside the steps it is not always so:
+    /// whoever looks waits for the device, which shall be late.
+    looks: bool,
     graphs: Vec<(LayerGroup, CapturedStep<B>)>,
     random: SmallRng,
     /// What was wrong with the last step.
@@ -47,6 +67,10 @@ pub struct Cache<B: Backend> {
     pub(super) suspended: BTreeMap<Name, Suspended>,
     /// Leases that were not ended; some may have by themselves.
     pub(super) leases: BTreeMap<Name, Lease>,
+    /// Prompts that were asked for; some may have arrived.
+    pub(super) wanted: BTreeMap<Name, PrefetchId>,
+    /// The last one that was not wanted any more.
+    pub(super) cancelled: Option<PrefetchId>,
 }
 
 impl<B: Backend> Cache<B> {
@@ -74,8 +98,19 @@ impl<B: Backend> Cache<B> {
             }
         }
         let (random, library) = (SmallRng::seed_from_u64(seed), Arc::clone(library));
-        let (suspended, leases) = (BTreeMap::new(), BTreeMap::new());
-        Self { fed, library, graphs, random, trouble: None, suspended, leases }
+        Self {
+            fed,
+            library,
+            kernels: Kernels::Run,
+            looks: true,
+            graphs,
+            random,
+            trouble: None,
+            suspended: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            cancelled: None,
+        }
     }
 
     /// The cache, and the tensors of its steps.
@@ -113,10 +148,12 @@ impl<B: Backend> Subject for Cache<B> {
 
     fn step(&mut self, model: &Model, step: &Step) -> Report {
         let Self { fed: Fed { manager, stream, inputs }, library, graphs, random, .. } = self;
+        let (kernels, looks) = (self.kernels, self.looks);
         let table = manager.device_block_table();
         let groups = manager.groups();
         let mut groups = [Some(groups.trunk), groups.draft];
-        let mut runner = Runner { stream, inputs, library, graphs, random, table, model };
+        let mut runner =
+            Runner { stream, inputs, library, kernels, looks, graphs, random, table, model };
         let ran = runner.step(&mut groups, step);
         let (report, trouble) = match ran {
             (report, Ok(())) => (report, None),
@@ -127,8 +164,10 @@ impl<B: Backend> Subject for Cache<B> {
             Some(Ok(())) => manager.save_wanted(stream),
             _ => Ok(()),
         };
-        let faults = saved.and_then(|()| manager.check_faults(stream));
-        let faults = faults.and_then(|()| manager.check_poison(stream));
+        let faults = saved.and_then(|()| match looks {
+            true => manager.check_faults(stream).and_then(|()| manager.check_poison(stream)),
+            false => Ok(()),
+        });
         self.trouble = trouble.or(faults.err().map(|error| error.to_string()));
         report
     }
@@ -150,9 +189,18 @@ impl<B: Backend> Subject for Cache<B> {
         Some(self)
     }
 
+    fn tier(&mut self) -> Option<&mut dyn HostTier> {
+        Some(self)
+    }
+
     fn check_bytes(&mut self, model: &Model, turn: u64) -> Result<(), String> {
         if let Some(trouble) = self.trouble.take() {
             return Err(trouble);
+        }
+        let always = model.config().host_bytes == 0;
+        let looks = std::mem::replace(&mut self.looks, always || self.random.random());
+        if self.kernels == Kernels::Skipped || !looks {
+            return Ok(());
         }
         let live: Vec<_> = model.live().collect();
         let Some(&(id, request)) = live.get(turn as usize % live.len().max(1)) else {

@@ -1,5 +1,7 @@
 //! Does what a script says to a subject and to the model, and compares them after every operation.
 
+mod tier;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -8,8 +10,9 @@ use serde::Serialize;
 
 use super::answer::Report;
 use super::model::Model;
-use super::op::{Launches, Op, Step};
+use super::op::{Launches, Op, Step, TierOp};
 use super::subject::Subject;
+use super::tier::HostTier;
 
 /// Where a subject and the model part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -32,12 +35,14 @@ pub struct Run<S> {
     ops: u64,
     /// Whether the last operation was refused.
     refused: bool,
+    /// Whether it entered something that has arrived, all the same.
+    moved: bool,
 }
 
 impl<S: Subject> Run<S> {
     /// An empty cache and its model.
     pub fn new(subject: S, model: Model) -> Self {
-        Self { subject, model, counts: Counts::new(), ops: 0, refused: false }
+        Self { subject, model, counts: Counts::new(), ops: 0, refused: false, moved: false }
     }
 
     /// The model.
@@ -78,6 +83,9 @@ impl<S: Subject> Run<S> {
     pub fn drain(&mut self) -> Result<(), Divergence> {
         let names: Vec<_> = self.model.live().map(|(_, request)| request.name).collect();
         names.into_iter().try_for_each(|name| self.apply(&Op::Release(name)))?;
+        if self.model.has_tier() {
+            self.apply(&Op::Tier(TierOp::Settle))?;
+        }
         let mut kept = 0;
         if self.model.shares() {
             let names: Vec<_> = self.model.suspended().collect();
@@ -95,7 +103,7 @@ impl<S: Subject> Run<S> {
     }
 
     fn judge(&mut self, op: &Op) -> Result<(), String> {
-        self.refused = false;
+        (self.refused, self.moved) = (false, false);
         match op {
             Op::Admit(name) => {
                 let got = self.subject.admit();
@@ -118,6 +126,8 @@ impl<S: Subject> Run<S> {
                 self.refused = report.begun.is_err();
                 self.model.stepped(step, &report, S::HAS_LAYERS)
             }
+            Op::AdmitWith { request, text } => self.judge_admission(*request, text, false),
+            Op::Tier(op) => self.judge_tier(op),
             _ => self.judge_reuse(op),
         }
     }
@@ -128,14 +138,6 @@ impl<S: Subject> Run<S> {
         let reuse = subject.reuse().filter(|_| model.shares());
         let reuse = reuse.ok_or("requests share nothing here")?;
         let (what, refused, result) = match op {
-            Op::AdmitWith { request, text } => {
-                let got = reuse.admit_with(text);
-                let reused = got.as_ref().map_or(0, |admission| admission.reused);
-                let refused = answer_name(&got);
-                let result = model.admitted_with(*request, text, got);
-                self.add("tokens reused", reused.into());
-                ("admit with a prompt", refused, result)
-            }
             Op::Fork { of, request, answer } => {
                 let got = reuse.fork(model.handle(*of));
                 let refused = answer_name(&got);
@@ -163,7 +165,7 @@ impl<S: Subject> Run<S> {
                 let now = Duration::from_secs(*now);
                 ("expire", None, model.expired(now, reuse.expire(now)))
             }
-            Op::Admit(_) | Op::Release(_) | Op::RewindDraft { .. } | Op::Step(_) => return Ok(()),
+            _ => return Ok(()),
         };
         self.refused = refused.is_some();
         self.count(what, &refused);
@@ -192,10 +194,14 @@ impl<S: Subject> Run<S> {
             }
         }
         let counts = reuse.counts();
-        model.conserved(counts, self.refused)?;
         reuse.audit()?;
         self.counts.insert("blocks evicted".to_owned(), counts.evicted);
-        Ok(())
+        let seen = subject.tier().filter(|_| model.has_tier()).map(HostTier::seen);
+        let is_moving = seen.as_ref().is_some_and(|seen| seen.is_moving);
+        model.conserved(counts, self.refused && !self.moved, is_moving)?;
+        let (Some(seen), Some(tier)) = (seen, subject.tier()) else { return Ok(()) };
+        model.check_tier(&seen)?;
+        tier.audit()
     }
 
     /// Counts what came of a step.

@@ -22,7 +22,8 @@ const QUERIES: u32 = 24;
 /// Of so many steps whose watched layer has an indexer, one lets its last query score all it sees.
 const SCORED: u32 = 4;
 
-/// What is looked at in a step.
+/// What is looked at in a step; nothing by default.
+#[derive(Default)]
 pub(super) struct Watch {
     /// The layer.
     pub layer: Option<LayerId>,

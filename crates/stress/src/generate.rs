@@ -1,6 +1,7 @@
 //! Random caches and random operations: mostly what a server does, sometimes what it must not.
 
 pub mod reuse;
+pub mod tier;
 
 use dsv4_kv::{Bucket, CacheConfig, LayerGroup};
 use kv_layout::config::ModelConfig;
@@ -14,6 +15,7 @@ use rand::{Rng, SeedableRng};
 use super::cache::buckets;
 use super::model::{Model, Progress, Request};
 use super::op::{Accept, Launches, Layers, Name, Op, Part, Step};
+use super::text::Text;
 
 /// What is asked of a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,10 @@ pub struct Generator {
     names: Name,
     /// Names of requests that are gone, the last few.
     gone: Vec<Name>,
+    /// The last few prompts.
+    said: Vec<Text>,
+    /// Requests that compute their prompt at once, and go.
+    visitors: Vec<Name>,
 }
 
 /// A small cache in which everything runs out.
@@ -79,17 +85,28 @@ impl Generator {
     /// The script of a seed.
     #[must_use]
     pub fn new(seed: u64, manners: Manners) -> Self {
-        Self { random: SmallRng::seed_from_u64(!seed), manners, names: 0, gone: Vec::new() }
+        Self {
+            random: SmallRng::seed_from_u64(!seed),
+            manners,
+            names: 0,
+            gone: Vec::new(),
+            said: Vec::new(),
+            visitors: Vec::new(),
+        }
     }
 
     /// The next operation, given where the last ones led.
     pub fn next(&mut self, model: &Model) -> Op {
+        if model.has_tier() && self.random.random_ratio(2, 3) {
+            return self.tier(model);
+        }
         if model.shares() && self.random.random_ratio(1, 4) {
             return self.reuse(model);
         }
         match self.random.random_range(0..100) {
-            0..12 if model.shares() => self.admit_with(),
+            0..12 if model.shares() => self.admit_with(model),
             0..12 => self.admit(),
+            12..32 if model.has_tier() => self.release(model),
             12..22 => self.release(model),
             22..30 => self.rewind(model),
             _ => Op::Step(self.step(model)),

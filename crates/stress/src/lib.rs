@@ -8,9 +8,10 @@
 //! | [`model`] | the reference model |
 //! | [`answer`] | answers, as something that can be compared |
 //! | [`subject`] | what is put to the test |
-//! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it, `cache_reuse` what its requests share |
+//! | [`cache`] | a cache with its kernels as such: `run` runs its steps, `gathered` is what a layer gathers, `bytes` what is read back of it, `cache_reuse` what its requests share, `cache_tier` what host memory keeps |
 //! | [`library`] | what its requests say |
 //! | [`reuse`], [`text`] | the same where prefixes are shared, and what requests say there |
+//! | [`tier`] | the same where host memory keeps what the device evicts |
 //! | [`drive`] | both side by side |
 //! | [`shrink`] | a failing script made short |
 
@@ -18,6 +19,7 @@ pub mod answer;
 mod bytes;
 pub mod cache;
 mod cache_reuse;
+mod cache_tier;
 pub mod drive;
 mod gathered;
 pub mod generate;
@@ -29,6 +31,7 @@ mod run;
 pub mod shrink;
 pub mod subject;
 pub mod text;
+pub mod tier;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

@@ -11,14 +11,16 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
-use dsv4_kv_stress::cache::Cache;
+use dsv4_kv_stress::cache::{Cache, skipping};
 use dsv4_kv_stress::drive::Counts;
 use dsv4_kv_stress::generate::Manners;
-use dsv4_kv_stress::generate::reuse::{any_kernel_config, ledger_config};
+use dsv4_kv_stress::generate::reuse::ledger_config;
+use dsv4_kv_stress::generate::tier::{any_kernel_config, tier_config};
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::op::Script;
 use dsv4_kv_stress::subject::LedgerOnly;
 use dsv4_kv_stress::{Failure, stress, try_script};
+use dsv4_kv_tests::lazy::Lazy;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -57,6 +59,8 @@ enum DeviceChoice {
     Cpu,
     /// The first NVIDIA GPU.
     Cuda,
+    /// None: caches with a host tier on a device that is late and skips kernels. What is compared is the host's work.
+    Late,
 }
 
 impl DeviceChoice {
@@ -64,6 +68,7 @@ impl DeviceChoice {
         match self {
             Self::Cpu => "the CPU",
             Self::Cuda => "a GPU",
+            Self::Late => "caches with a host tier, on a device that is late and skips kernels",
         }
     }
 }
@@ -135,8 +140,13 @@ fn run_seeds(options: &Options, seeds: Range<u64>) -> Result<Vec<Ran>> {
             seeds.map(|seed| with_kernels(options, &device, seed)).collect()
         }
         Some(DeviceChoice::Cpu) => {
-            let emulated = |seed| EmuDevice::new(EmuOptions { seed, ..EmuOptions::default() });
-            seeds.into_par_iter().map(|seed| with_kernels(options, &emulated(seed), seed)).collect()
+            // What is on its way between the device and host memory shall be late.
+            let options_of = |seed| EmuOptions { seed, ..EmuOptions::default() };
+            let late = |seed| Lazy::emulated(options_of(seed));
+            seeds.into_par_iter().map(|seed| with_kernels(options, &late(seed), seed)).collect()
+        }
+        Some(DeviceChoice::Late) => {
+            seeds.into_par_iter().map(|seed| without_kernels(options, seed)).collect()
         }
         None => seeds.into_par_iter().map(|seed| ledger_alone(options, seed)).collect(),
     })
@@ -155,6 +165,13 @@ fn with_kernels<B: Backend>(options: &Options, device: &Device<B>, seed: u64) ->
     stress(seed, options.ops, Manners::Genuine, &config, new)
 }
 
+fn without_kernels(options: &Options, seed: u64) -> Ran {
+    let config = tier_config(seed);
+    let library = Arc::new(Library::new(&config));
+    let new = || skipping(&config, &library, seed);
+    stress(seed, options.ops, Manners::Any, &config, new)
+}
+
 fn run_script(options: &Options, path: &Path) -> Result<bool> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let script: Script = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
@@ -170,6 +187,10 @@ fn run_script(options: &Options, path: &Path) -> Result<bool> {
             let device = EmuDevice::new(EmuOptions::default());
             let library = with();
             try_script(|| Cache::new(&device, &script.config, &library, 0), &script)
+        }
+        Some(DeviceChoice::Late) => {
+            let library = with();
+            try_script(|| skipping(&script.config, &library, 0), &script)
         }
         None => try_script(|| LedgerOnly::new(&script.config).expect("validated"), &script),
     };

@@ -62,6 +62,36 @@ pub enum Op {
     Unpin(Name),
     /// End the leases whose time is before so many seconds.
     Expire(u64),
+    /// Something of the host tier.
+    Tier(TierOp),
+}
+
+/// An operation on what host memory keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TierOp {
+    /// Ask for what host memory has of a prompt.
+    Prefetch {
+        /// The name that this goes by.
+        name: Name,
+        /// The prompt.
+        text: Text,
+    },
+    /// Want it no more.
+    Cancel(Name),
+    /// Admit a request with its prompt, and wait for what host memory has of it.
+    AdmitWaiting {
+        /// The name that it gets.
+        request: Name,
+        /// What it says.
+        text: Text,
+    },
+    /// Enter what has arrived, and begin what comes next.
+    Advance,
+    /// The same until nothing is left to do.
+    Settle,
+    /// The device does all that is queued. One that is late does nothing before it must.
+    CatchUp,
 }
 
 /// A step of one layer group, from its begin to its end.

@@ -18,11 +18,22 @@ use super::subject::{accepted, token_ids};
 use dsv4_kv_tests::fed::{Inputs, Part};
 use dsv4_kv_tests::inputs::download;
 
+/// What a cache does with its kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernels {
+    /// They run, and bytes are compared.
+    Run,
+    /// The device skips them: what is compared is the host's work alone.
+    Skipped,
+}
+
 /// What running a step takes.
 pub(super) struct Runner<'r, B: Backend> {
     pub stream: &'r Stream<B>,
     pub inputs: &'r Inputs<B>,
     pub library: &'r Library,
+    pub kernels: Kernels,
+    pub looks: bool,
     pub graphs: &'r [(LayerGroup, CapturedStep<B>)],
     pub random: &'r mut SmallRng,
     /// The block table on the device.
@@ -51,7 +62,7 @@ impl<B: Backend> Runner<'_, B> {
         };
         let mut report = Report {
             array: Some(self.array(&open)),
-            table: Some(download(self.stream, &self.table)),
+            table: self.has_kernels().then(|| download(self.stream, &self.table)),
             ..Report::begun(Ok(open.plan()))
         };
         let mut trouble = Ok(());
@@ -82,9 +93,14 @@ impl<B: Backend> Runner<'_, B> {
 
     /// Runs the layers that the step says, and compares what one of them gathers.
     fn run(&mut self, open: &mut Step<'_, B>, step: &op::Step) -> Result<(), String> {
-        self.load(open, step);
         let (_, layers) = self.model.layers_of(step);
-        let watch = Watch::random(self.random, &layers, open.plan().tokens);
+        if self.has_kernels() {
+            self.load(open, step);
+        }
+        let watch = match self.has_kernels() && self.looks {
+            true => Watch::random(self.random, &layers, open.plan().tokens),
+            false => Watch::default(),
+        };
         let gathered = self.queue(open, step, &watch).map_err(text)?;
         gathered.map_or(Ok(()), |gathered| gathered.check(self.stream, self.library, self.model))
     }
@@ -132,6 +148,10 @@ impl<B: Backend> Runner<'_, B> {
             updated.and_then(|updated| updated.append()).map_err(text)?;
         }
         Ok(())
+    }
+
+    fn has_kernels(&self) -> bool {
+        self.kernels == Kernels::Run
     }
 
     /// The graph that the step is to be run by.

@@ -15,6 +15,7 @@ use super::model::Model;
 use super::op::{Accept, Name, Step};
 use super::reuse::Reuse;
 use super::text::Text;
+use super::tier::HostTier;
 
 /// What a commit names; `ids` are the token ids that each part tells.
 pub(super) fn accepted<'t>(
@@ -82,6 +83,11 @@ pub trait Subject {
 
     /// The same where it shares prefixes; `None` if it does not.
     fn reuse(&mut self) -> Option<&mut dyn Reuse> {
+        None
+    }
+
+    /// The same where host memory keeps what the device evicts; `None` if there is none.
+    fn tier(&mut self) -> Option<&mut dyn HostTier> {
         None
     }
 

@@ -8,6 +8,7 @@ use crate::block::{BLOCK, Block};
 use crate::checkpoints::{SavedCheckpoint, SavedPlace, StateCheckpoint};
 use crate::error::KvError;
 use crate::ids::{BlockId, CheckpointId};
+use crate::tier::mistake::{Mistake, made};
 
 /// A checkpoint, with all blocks above it, that a lower tier copies. Nobody evicts any of it before it is given back.
 #[derive(Debug)]
@@ -123,7 +124,9 @@ impl Ledger {
         match if is_here { Err(None) } else { self.take_room(needed).map_err(Some) } {
             Ok((blocks, checkpoint)) => Ok(Some(Arrival { reference, blocks, checkpoint })),
             Err(refused) => {
-                self.release_place(reference);
+                if refused.is_none() || !made(Mistake::RefusalKeeps) {
+                    self.release_place(reference);
+                }
                 refused.map_or(Ok(None), Err)
             }
         }
@@ -169,7 +172,9 @@ impl Ledger {
         debug_assert!(taken.is_ok(), "the reference is this tree's");
         let boundary = (tokens.len() * BLOCK) as u32;
         let saved = checkpoint.saved(boundary, has_draft);
-        let attached = sharing.tree.attach(&reference, tokens.len() as u32, origin, saved);
+        let too_high = u32::from(made(Mistake::CheckpointTooHigh) && tokens.len() > 1);
+        let above = tokens.len() as u32 - too_high;
+        let attached = sharing.tree.attach(&reference, above, origin, saved);
         let entered = (taken.unwrap_or(0) as u32, attached.is_ok());
         if let Err(not_taken) = attached {
             pools.checkpoints.give_back(not_taken.0);
@@ -188,6 +193,14 @@ impl Ledger {
             give_back(&mut pools, blocks.into_iter().rev());
         }
         self.release_place(reference);
+    }
+
+    /// A mistake: a departure is evicted like the rest.
+    pub(crate) fn let_go(&mut self, departure: &mut Departure) {
+        let Some(sharing) = self.sharing.as_mut() else { return };
+        let nothing = sharing.tree.refer_to_match(&departure.root, &[]);
+        let held = std::mem::replace(&mut departure.reference, nothing);
+        self.release_place(held);
     }
 
     fn release_place(&mut self, reference: Reference) {

@@ -3,6 +3,7 @@
 use dsv4_kv_prefix::{Reference, RootKey};
 
 use super::flight::{Flight, Landed};
+use super::mistake::{Mistake, made};
 use super::state::{Arriving, PrefetchId, Tier, Wanted};
 use super::stats::{TierEvent, TierMiss};
 use crate::block::BLOCK;
@@ -79,7 +80,7 @@ impl<B: Backend> Tier<B> {
             return false;
         };
         wanted.asked -= 1;
-        self.wanted.retain(|wanted| wanted.asked > 0);
+        self.wanted.retain(|wanted| wanted.asked > 0 || made(Mistake::CancelForgotten));
         true
     }
 
@@ -143,7 +144,9 @@ impl<B: Backend> Tier<B> {
         };
         let missing = blocks.take_while(|&(number, _)| number >= arrival.above());
         let mut units: Vec<_> = missing.map(|(_, unit)| unit.clone()).collect();
-        units.reverse();
+        if !made(Mistake::BlocksSwapped) {
+            units.reverse();
+        }
         let (origin, has_draft) = (checkpoint.origin, checkpoint.has_draft);
         let units = (units, checkpoint.units.clone());
         let flight = Flight::new();
@@ -159,7 +162,9 @@ impl<B: Backend> Tier<B> {
         debug_assert_eq!(checkpoint.len(), layout.checkpoint_units as usize, "of this tier");
         let (arrival, lane_stream) = (&arriving.arrival, lane.stream.clone());
         arriving.flight.queue(&lane_stream, |copies| {
-            lane.follow(stream)?;
+            if !made(Mistake::ArrivesUnordered) {
+                lane.follow(stream)?;
+            }
             lane.upload_jobs(&arrival.blocks())?;
             for round in lane.rounds(units.len()) {
                 copies.load(units[round.clone()].iter().cloned(), &lane.staged(&round))?;
@@ -167,25 +172,38 @@ impl<B: Backend> Tier<B> {
             }
             let target = core.memory.state.checkpoint(arrival.checkpoint());
             Ok(copies.load(checkpoint, &target)?)
-        })
+        })?;
+        if made(Mistake::SourceNotHeld) {
+            let nothing = self.tree.refer_to_match(&arriving.wanted.root, &[]);
+            let source = std::mem::replace(&mut arriving.source, nothing);
+            self.release(source);
+        }
+        Ok(())
     }
 
     /// Enters what has arrived, or gives back the room of what was lost or cancelled. Waits for it if it is to be `waited`
     /// for, or is lost.
     pub fn end_arriving(&mut self, ledger: &mut Ledger, waited: bool) -> Result<(), KvError> {
         let Some(arriving) = self.arriving.as_mut() else { return Ok(()) };
-        let landed = arriving.flight.land(waited)?;
+        let mut landed = arriving.flight.land(waited)?;
         if matches!(landed, Landed::NotYet) {
-            return Ok(());
+            if !arriving.is_taken_for_done() {
+                return Ok(());
+            }
+            landed = Landed::Done(Vec::new(), 0);
         }
         let Some(arriving) = self.arriving.take() else { return Ok(()) };
-        let is_cancelled = arriving.wanted.asked == 0;
+        let is_cancelled = arriving.wanted.asked == 0 && !made(Mistake::CancelIgnored);
         match landed {
             Landed::Done(_, bytes) if !is_cancelled => self.enter_arriving(ledger, arriving, bytes),
             landed => {
                 let is_done = matches!(landed, Landed::Done(..));
                 let Arriving { wanted, arrival, source, .. } = arriving;
-                ledger.drop_arrival(arrival);
+                if made(Mistake::CancelLeaks) {
+                    std::mem::forget(arrival);
+                } else {
+                    ledger.drop_arrival(arrival);
+                }
                 self.miss(if is_done { TierMiss::Cancelled } else { TierMiss::Device });
                 if !is_cancelled {
                     self.wanted.push_front(wanted);
@@ -208,5 +226,18 @@ impl<B: Backend> Tier<B> {
         self.stats.restored_tokens += u64::from(reusable.saturating_sub(before));
         self.event(TierEvent::Restored { tokens: reusable, blocks, bytes });
         self.release(source);
+    }
+}
+
+impl<B: Backend> Arriving<B> {
+    /// A mistake: it is taken for done while it is copied.
+    fn is_taken_for_done(&mut self) -> bool {
+        let is_early =
+            made(Mistake::EnteredEarly) || (made(Mistake::FreedInFlight) && self.wanted.asked == 0);
+        if is_early {
+            // Nobody waits for the copies.
+            std::mem::forget(std::mem::replace(&mut self.flight, Flight::new()));
+        }
+        is_early
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dsv4_kv_prefix::Reference;
 
 use super::flight::{Flight, Landed};
+use super::mistake::{Mistake, made};
 use super::state::{HostCheckpoint, Leaving, Tier};
 use super::stats::{TierEvent, TierMiss};
 use crate::core::Core;
@@ -59,7 +60,11 @@ impl<B: Backend> Tier<B> {
             }
             let checkpoint = core.memory.state.checkpoint(departure.checkpoint.checkpoint);
             Ok(copies.store(&checkpoint.view(), std::mem::take(units))?)
-        })
+        })?;
+        if made(Mistake::ReadNotHeld) {
+            core.ledger().let_go(departure);
+        }
+        Ok(())
     }
 
     /// Enters what has arrived, or gives back what was lost. Waits for it if it is to be `waited` for, or is lost.

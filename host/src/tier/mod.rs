@@ -21,6 +21,7 @@
 //! | `arriving.rs` | to the device |
 //! | `images.rs` | what a tier below stores, and brings back |
 //! | `stats.rs` | what was moved, and why something was not |
+//! | `mistake.rs` | mistakes that tests make |
 
 mod arriving;
 mod flight;
@@ -29,6 +30,8 @@ mod lane;
 pub(crate) mod layout;
 mod leaving;
 mod loans;
+#[doc(hidden)]
+pub mod mistake;
 mod state;
 mod stats;
 

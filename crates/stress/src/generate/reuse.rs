@@ -46,12 +46,6 @@ pub fn kernel_reuse_config(seed: u64) -> CacheConfig {
     }
 }
 
-/// A small cache for runs with kernels: from every other seed requests share prefixes.
-#[must_use]
-pub fn any_kernel_config(seed: u64) -> CacheConfig {
-    if seed % 2 == 1 { kernel_reuse_config(seed) } else { kernel_config(seed) }
-}
-
 /// A small cache for the ledger alone: in one of four seeds requests share prefixes.
 #[must_use]
 pub fn ledger_config(seed: u64) -> CacheConfig {
@@ -64,7 +58,7 @@ impl Generator {
         let suspended: Vec<_> = model.suspended().collect();
         let leases: Vec<_> = model.leases().collect();
         match self.random.random_range(0..20) {
-            0..6 => self.admit_with(),
+            0..6 => self.admit_with(model),
             6..9 => {
                 let of = self.anyone(model);
                 self.names += 1;
@@ -84,19 +78,22 @@ impl Generator {
     }
 
     /// An admission with a prompt.
-    pub(super) fn admit_with(&mut self) -> Op {
+    pub(super) fn admit_with(&mut self, model: &Model) -> Op {
         self.names += 1;
-        Op::AdmitWith { request: self.names, text: self.text() }
+        let again = model.has_tier() && self.random.random_ratio(3, 4);
+        let text = if again { self.known_text() } else { self.text() };
+        self.said(&text);
+        Op::AdmitWith { request: self.names, text }
     }
 
     /// One of a few names, or now and then one that nobody has.
-    fn one_of(&mut self, names: &[Name]) -> Name {
+    pub(super) fn one_of(&mut self, names: &[Name]) -> Name {
         let name = names.choose(&mut self.random).copied();
         name.filter(|_| !self.random.random_ratio(1, 20)).unwrap_or(0)
     }
 
     /// A prompt of few tokens in few lengths under few salts, so that many begin alike.
-    fn text(&mut self) -> Text {
+    pub(super) fn text(&mut self) -> Text {
         let random = &mut self.random;
         let lengths = [1, 60, 127, 128, 129, 256, 256, 384, 500];
         let mut run =

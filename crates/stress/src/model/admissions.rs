@@ -10,10 +10,10 @@ use super::sharing::Sharing;
 use super::{Model, same};
 use crate::answer::{Answer, Pinned, answer};
 use crate::op::Name;
-use crate::text::{BLOCK, Text};
+use crate::text::{BLOCK, Prefix, Text};
 
 impl Model {
-    /// Judges the answer to an admission with a prompt.
+    /// Judges the answer to an admission with a prompt; `blocks` are those of the request.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -22,20 +22,20 @@ impl Model {
         name: Name,
         text: &Text,
         got: Result<Admission, KvError>,
+        blocks: &[BlockId],
     ) -> Result<(), String> {
         let (reused, matched) = got.as_ref().map_or((0, 0), |all| (all.reused, all.matched));
-        let tokens = text.prompt_tokens().min(self.config.max_context);
-        let whole = tokens.saturating_sub(1) / BLOCK;
+        let whole = self.whole_blocks(text);
         let share = self.judge_reuse(text, whole, reused, matched)?;
-        let got = answer(got.map(|all| all.id));
         let mut request = Request::new(name, text.clone());
-        if self.shares() {
-            let blocks = 1..=reused / BLOCK;
-            let blocks = blocks.map(|blocks| self.sharing.block(&text.blocks(blocks)));
-            request.blocks = blocks.collect::<Option<_>>().ok_or("a block was evicted")?;
+        if let (Ok(Admission { id, .. }), true) = (&got, self.shares()) {
+            let shared = (1..).zip(blocks).take((reused / BLOCK) as usize);
+            let shared = shared.map(|(at, &block)| self.lent(*id, text.blocks(at), block));
+            request.blocks = shared.collect::<Result<_, _>>()?;
             request.shared = (0..reused / BLOCK).map(|at| (at, Kept::Tree)).collect();
             request.share = Some(share);
         }
+        let got = answer(got.map(|all| all.id));
         let at = Progress { tokens: reused, written_to: reused, genuine: reused, from: 0 };
         request.groups[LayerGroup::Trunk.index()] = at;
         if !self.config.group_layers(LayerGroup::Draft).is_empty() {
@@ -45,6 +45,19 @@ impl Model {
             self.sharing.saw(text.prefix(reused));
         }
         Ok(())
+    }
+
+    /// The block that a new request has of the tree at the end of a prefix, where it was given `got`.
+    fn lent(&mut self, id: RequestId, prefix: Prefix, got: BlockId) -> Result<BlockId, String> {
+        if let Some(block) = self.sharing.block(&prefix) {
+            return Ok(block);
+        }
+        if !self.sharing.unseen.contains(&prefix) {
+            return Err(format!("{id}: {prefix:?} was evicted"));
+        }
+        self.take_new(id, got)?;
+        self.sharing.saw_block(prefix, got);
+        Ok(got)
     }
 
     /// Whether so much of a prompt of `whole` blocks can be there; what the request shares then.
@@ -69,7 +82,7 @@ impl Model {
             let most = most * BLOCK;
             return Err(format!("{reused} tokens are reused, should be {least} to {most}"));
         }
-        let most = Sharing::deepest(text, whole, |prefix| sharing.block(prefix).is_some());
+        let most = Sharing::deepest(text, whole, |prefix| sharing.may_have(prefix));
         let least = Sharing::deepest(text, whole, |prefix| self.is_referred_to(prefix));
         let least = if is_full { 0 } else { least * BLOCK };
         if matched < least || matched > most * BLOCK {

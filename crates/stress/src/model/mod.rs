@@ -9,6 +9,7 @@
 //! | `admissions.rs` | admissions with a prompt, forks, suspended requests, leases |
 //! | `request.rs` | a request |
 //! | `sharing.rs`, `reuse.rs` | what requests share |
+//! | `tier.rs`, `wanted.rs` | what host memory keeps, and what is on its way |
 //! | `refusals.rs` | which steps and commits are refused, and why |
 //! | `step.rs` | a step from its begin to its end |
 //! | `step_meta.rs` | StepMeta and the device's block table |
@@ -20,6 +21,8 @@ mod reuse;
 mod sharing;
 mod step;
 mod step_meta;
+mod tier;
+mod wanted;
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -114,7 +114,7 @@ impl Model {
         }
         let is_lent = request.shared.contains_key(&at);
         let (prefix, block) = (request.says.blocks(at + 1), request.blocks[at as usize]);
-        let (may, must) = (self.sharing.block(&prefix).is_some(), self.is_referred_to(&prefix));
+        let (may, must) = (self.sharing.may_have(&prefix), self.is_referred_to(&prefix));
         if is_lent {
             self.with_share(id, |_, share| share.told = false);
             return Ok(false);
@@ -152,7 +152,11 @@ impl Model {
         let most = request.groups[0].tokens.min(share.blocks * BLOCK);
         let all = (BLOCK..=most).step_by(BLOCK as usize);
         let passed = all.filter(|&at| before < at && share.may_be_saved_at(at));
-        self.sharing.checkpoints.extend(passed.map(|at| request.says.prefix(at)));
+        let passed: Vec<_> = passed.map(|at| request.says.prefix(at)).collect();
+        if self.has_tier() {
+            self.sharing.tier.saved(&passed);
+        }
+        self.sharing.checkpoints.extend(passed);
     }
 
     /// Copies from the rings that a step saves by, at most, whose launches are for so many tokens of a request.
@@ -169,11 +173,17 @@ impl Model {
     }
 
     /// Every block is free, one request's, several forks' or the tree's, and of the tree all is there that someone
-    /// refers to. `refused`: the operation before was, and changed nothing.
+    /// refers to. `refused`: the operation before was, and changed nothing; `is_moving`: something is on its way between the
+    /// device and host memory, and may be referred to.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn conserved(&mut self, counts: Counts, refused: bool) -> Result<(), String> {
+    pub fn conserved(
+        &mut self,
+        counts: Counts,
+        refused: bool,
+        is_moving: bool,
+    ) -> Result<(), String> {
         let before = self.sharing.counts.filter(|_| refused);
         if before.is_some_and(|before| before != counts) {
             return Err(format!("a refusal left {counts:?} of {before:?}"));
@@ -189,26 +199,22 @@ impl Model {
             }
         }
         let own = held.values().filter(|&&kept| kept != Some(Kept::Tree)).count() as u32;
-        let total = self.config.num_blocks;
-        if counts.free + counts.tree + own != total {
-            return Err(format!("{counts:?} and {own} of requests are not {total} blocks"));
-        }
+        self.check_arriving(counts, own)?;
         let referred: BTreeSet<_> = self
             .references()
             .flat_map(|(text, blocks)| (1..=blocks).map(|blocks| text.blocks(blocks)))
             .collect();
-        if let Some(lost) = referred.iter().find(|prefix| self.sharing.block(prefix).is_none()) {
+        if let Some(lost) = referred.iter().find(|prefix| !self.sharing.may_have(prefix)) {
             return Err(format!("{lost:?} is referred to and nowhere"));
         }
-        let (least, most) = (referred.len() as u32, self.sharing.tree.len() as u32);
-        let kept = counts.tree - counts.evictable;
-        if counts.tree > most || kept < least || (least == 0 && kept > 0) {
+        let most = (self.sharing.tree.len() + self.sharing.unseen.len()) as u32;
+        let (least, kept) = (referred.len() as u32, counts.tree - counts.evictable);
+        let nobody = least == 0 && !is_moving;
+        if counts.tree > most || kept < least || (nobody && kept > 0) {
             return Err(format!("{counts:?}: {least} blocks are referred to, {most} can be there"));
         }
-        let all = counts.free_checkpoints + counts.tree_checkpoints + counts.outputs;
         let seen = self.sharing.seen.len() as u32;
-        let lost = all != self.config.num_checkpoints || counts.tree_checkpoints < seen;
-        if lost || counts.outputs > self.live.len() as u32 {
+        if counts.tree_checkpoints < seen || counts.outputs > self.live.len() as u32 {
             return Err(format!("{counts:?}: {seen} checkpoints must be there"));
         }
         self.sharing.counts = Some(counts);

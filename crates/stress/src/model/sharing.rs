@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dsv4_kv::{BlockId, RequestId};
 
 use super::request::{Lease, Request};
+use super::wanted::Tier;
 use crate::answer::Counts;
 use crate::op::Name;
 use crate::text::{Prefix, Text};
@@ -18,6 +19,8 @@ pub(super) struct Sharing {
     pub tree: BTreeMap<BlockId, Prefix>,
     /// The same, by what they hold.
     pub blocks: BTreeMap<Prefix, BlockId>,
+    /// Blocks that came back from host memory, and that nobody has seen since: the tree may have them, too.
+    pub unseen: BTreeSet<Prefix>,
     /// Where a checkpoint may be.
     pub checkpoints: BTreeSet<Prefix>,
     /// Where one must be: it was seen, and someone refers to it since.
@@ -26,6 +29,7 @@ pub(super) struct Sharing {
     pub pending: Vec<(RequestId, u32, bool)>,
     /// As counted after the last operation.
     pub counts: Option<Counts>,
+    pub tier: Tier,
 }
 
 impl Sharing {
@@ -35,9 +39,30 @@ impl Sharing {
         if let Some(before) = self.blocks.insert(prefix.clone(), block) {
             self.tree.remove(&before);
         }
+        self.unseen.remove(&prefix);
         self.checkpoints.remove(&prefix);
         self.seen.remove(&prefix);
         self.tree.insert(block, prefix);
+    }
+
+    /// The tree has it, in the block that it had or in another.
+    pub fn restored(&mut self, prefix: Prefix) {
+        if let Some(before) = self.blocks.remove(&prefix) {
+            self.tree.remove(&before);
+        }
+        self.unseen.insert(prefix);
+    }
+
+    /// What came back is seen to be in this block.
+    pub fn saw_block(&mut self, prefix: Prefix, block: BlockId) {
+        self.unseen.remove(&prefix);
+        self.blocks.insert(prefix.clone(), block);
+        self.tree.insert(block, prefix);
+    }
+
+    /// Whether the tree may have the block at the end of a prefix.
+    pub fn may_have(&self, prefix: &Prefix) -> bool {
+        self.blocks.contains_key(prefix) || self.unseen.contains(prefix)
     }
 
     /// The deepest of the first `most` blocks of a text that is in `set`; 0 if none is.
