@@ -1,5 +1,6 @@
 //! The block of a launch: its threads, what lies where in its shared memory, and its barrier.
 
+use kv_layout::attention::AttendedKeys;
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use kv_layout::main_row::DATA_BYTES;
 use simt::shared::Shared;
@@ -15,7 +16,7 @@ pub(super) const THREADS: u32 = 2 * GROUP;
 /// Threads of a block. Those of the third warpgroup unpack keys, four a key, two keys one after the other.
 pub const BLOCK: u32 = 3 * GROUP;
 /// Most blocks of a cluster.
-pub(super) const BLOCKS: u32 = 4;
+pub(super) const BLOCKS: u32 = AttendedKeys::All.blocks();
 /// Keys of a tile, and eights of them.
 pub(super) const TILE: u32 = 64;
 pub(super) const EIGHTS: u32 = TILE / 8;
@@ -51,11 +52,11 @@ pub(super) struct Small {
     pub factor: Shared<f32, { 2 * HEADS as usize }>,
     /// `[32, 2]` cosine and sine of each rotary pair's angle.
     pub rotation: Shared<f32, { ROPE_DIM as usize }>,
-    /// `[64]` a head's largest score. This and what follows take the place of the queries, in the end.
-    pub maximum: Shared<f32, { HEADS as usize }>,
+    /// `[64]` what a head's weights are relative to. This and what follows take the place of the queries, in the end.
+    pub base: Shared<f32, { HEADS as usize }>,
     /// `[64]` a head's sum of weights.
     pub sum: Shared<f32, { HEADS as usize }>,
-    /// `[64, 4]` what a head's results of each block are multiplied by.
+    /// `[64, blocks]` what a head's results of each block are multiplied by.
     pub share: Shared<f32, { (HEADS * BLOCKS) as usize }>,
 }
 
@@ -72,7 +73,7 @@ impl Small {
                 counts: Shared::at(SMALL),
                 factor: Shared::at(SMALL + 4 * 2 * EIGHTS),
                 rotation: Shared::at(SMALL + 4 * (2 * EIGHTS + 2 * HEADS)),
-                maximum: Shared::at(4 * QUERIES),
+                base: Shared::at(4 * QUERIES),
                 sum: Shared::at(4 * (QUERIES + HEADS)),
                 share: Shared::at(4 * (QUERIES + 2 * HEADS)),
             }

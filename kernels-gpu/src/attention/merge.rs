@@ -171,7 +171,7 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
     unsafe {
         let maxima: [f32; BLOCKS as usize] = array_from_fn(|i| {
             let rank = i as u32;
-            if has_keys(rank) { load::<W, _>(small.maximum, rank, head) } else { f32::NEG_INFINITY }
+            if has_keys(rank) { load::<W, _>(small.base, rank, head) } else { f32::NEG_INFINITY }
         });
         let parts: [f32; BLOCKS as usize] = array_from_fn(|i| {
             let rank = i as u32;

@@ -31,7 +31,7 @@ use memory::{
     EIGHTS, GROUP, Memory, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of,
     multiplied, panels, unpacked, weighed, weights_of,
 };
-use softmax::{Softmax, first_row, rescale};
+use softmax::{Counts, Softmax, first_row, rescale};
 pub use source::{All, List, Which, Window};
 use source::{Keys, Listed, Located, Place, Planes, Source, tiles_of};
 pub use unpack::KeyFormat;
@@ -91,7 +91,7 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
 /// Starts copies of the heads' queries, as a group; heads past the last are zero.
 ///
 /// # Safety
-/// The heads exist; all threads of the block call it together.
+/// The heads exist; all threads of the multiplying warpgroups call it together.
 #[inline(always)]
 unsafe fn start_query(args: &Attend, at: Place) {
     const SIXTEENS: u32 = HEAD_DIM / 8;
@@ -162,7 +162,8 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
             unpacked(0).sync();
             fence_shared();
             let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(0));
-            softmax.weigh(scores.wait::<0>(), small, 0);
+            let counts = Counts::load(small, 0);
+            softmax.weigh(scores.wait::<0>(), counts, small, 0);
             fence_shared();
             weighed(0).arrive();
             let mut tile = 0;
@@ -172,11 +173,12 @@ unsafe fn score_tiles<W: Which>(keys: Keys, small: Small) -> (TallFragments, Sof
                 fence_shared();
                 let scores = start_bf16_m64n64k512(panels(QUERIES), keys_of(tile + 1));
                 let both = start_values((tile, 1), 0, low);
+                let counts = Counts::load(small, tile + 1);
                 if tile + 2 < tiles {
                     wait_for_products::<2>();
                     multiplied(tile, 0).arrive();
                 }
-                let factor = softmax.weigh(scores.wait::<1>(), small, tile + 1);
+                let factor = softmax.weigh(scores.wait::<1>(), counts, small, tile + 1);
                 fence_shared();
                 weighed(tile + 1).arrive();
                 values = both.wait::<0>();
@@ -301,7 +303,7 @@ struct Half {
 }
 
 impl Half {
-    /// Unpacks the row, once it has come and its place is free; starts the copy of the next.
+    /// Unpacks the row once it has come, starts the copy of the next, and writes it once its place is free.
     ///
     /// # Safety
     /// As [`unpack_tiles`].
@@ -316,13 +318,14 @@ impl Half {
         let Self { is_there, scales, is_plain } = self;
         // SAFETY: by this function's own contract.
         unsafe {
-            if tile >= 2 {
-                multiplied(tile, half).sync();
-            }
             copy::wait_for_groups::<0>();
             let raw = RawKeys::read(is_there, scales, row);
             start_copy(next, row);
-            raw.unpack::<F>(is_plain, tile, row + TILE / 2 * half);
+            let keys = raw.unpack::<F>(is_plain);
+            if tile >= 2 {
+                multiplied(tile, half).sync();
+            }
+            keys.store(tile, row + TILE / 2 * half);
             // A bit of four lanes is a key's.
             let counts = warp::ballot(is_there);
             if thread::lane_id() == 0 {

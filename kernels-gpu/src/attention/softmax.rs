@@ -1,8 +1,8 @@
 //! Online softmax: weights of a tile, and what its sums so far are worth.
 
 use kv_layout::geometry::HEAD_DIM;
-use simt::math::approx::ex2;
-use simt::math::max;
+use simt::math::approx::{ex2, ex2_ftz};
+use simt::math::{max, mul_add};
 use simt::shared::Shared;
 use simt::warpgroup::{Fragments, Rows, TallFragments};
 use simt::{thread, warp};
@@ -15,11 +15,15 @@ use crate::unroll::{array_from_fn, unroll};
 const SCALE: f32 = core::f32::consts::LOG2_E / 22.627_417;
 const _: () = assert!(HEAD_DIM == 512);
 
+/// How far a score may be above what weights are relative to, as a power of two. So sums of values are seldom multiplied
+/// again; their relative precision does not depend on it.
+const SLACK: f32 = 8.0;
+
 /// A thread's part of the softmax: of heads [`first_row`] and eight further.
 #[derive(Clone, Copy)]
 pub struct Softmax {
-    /// The largest score of any key so far, times log2 e; -infinity before the first.
-    maximum: [f32; 2],
+    /// What weights are relative to: a score times log2 e, of which none is [`SLACK`] above it; -infinity before the first.
+    base: [f32; 2],
     /// Sums of the thread's weights.
     sum: [f32; 2],
 }
@@ -34,42 +38,45 @@ impl Softmax {
     /// No keys yet.
     #[inline(always)]
     pub const fn new() -> Self {
-        Self { maximum: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
+        Self { base: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
-    /// Writes the weights of the keys of tile `tile` from their scores, and what sums of values before it are multiplied by
-    /// to be relative to the new maximum; the latter.
+    /// Writes the weights of the keys of tile `tile` from their products with the queries, and what sums of values before
+    /// it are multiplied by to be relative to the same score; the latter.
     ///
     /// # Safety
-    /// All threads of the warpgroup call it together; `small` has which keys of the tile count; nobody reads the weights
-    /// before a barrier.
+    /// All threads of the warpgroup call it together; `counts` is the tile's; nobody reads the weights before a barrier.
     #[inline(always)]
-    pub unsafe fn weigh(&mut self, scores: Fragments, small: Small, tile: u32) -> [f32; 2] {
-        let (row, pair) = (first_row(), 2 * (thread::lane_id() % 4));
+    pub unsafe fn weigh(
+        &mut self,
+        products: Fragments,
+        counts: Counts,
+        small: Small,
+        tile: u32,
+    ) -> [f32; 2] {
+        let row = first_row();
         // SAFETY: words of shared memory by one thread each, with a barrier before others read them.
         unsafe {
-            let scores: Fragments = array_from_fn(|n| {
-                let counts = small.counts.load(tile % 2 * EIGHTS + n as u32) >> (4 * pair);
-                let masked = |score: f32, bit: u32| {
-                    if counts >> bit & 1 != 0 { score * SCALE } else { f32::NEG_INFINITY }
-                };
-                let [a, b, c, d] = scores[n];
-                [masked(a, 0), masked(b, 4), masked(c, 0), masked(d, 4)]
-            });
-            let maximum = [0, 1].map(|i| {
-                let most = scores.iter().fold(self.maximum[i], |most, four| {
+            let products = counts.mask(products);
+            let most = [0, 1].map(|i| {
+                let most = products.iter().fold(f32::NEG_INFINITY, |most, four| {
                     max(most, max(four[2 * i], four[2 * i + 1]))
                 });
                 let most = max(most, warp::shuffle_xor_f32(most, 1));
-                max(most, warp::shuffle_xor_f32(most, 2))
+                max(most, warp::shuffle_xor_f32(most, 2)) * SCALE
             });
-            let factor = [0, 1].map(|i| ex2(self.maximum[i] - finite(maximum[i])));
-            if pair == 0 {
+            let factor = [0, 1].map(|i| {
+                let base = self.base[i];
+                let is_far = most[i] > base + SLACK;
+                self.base[i] = if is_far { most[i] } else { base };
+                // Before the first score there is nothing to multiply.
+                if is_far && base > f32::NEG_INFINITY { ex2(base - most[i]) } else { 1.0 }
+            });
+            if thread::lane_id().is_multiple_of(4) {
                 small.factor.store(tile % 2 * HEADS + row, factor[0]);
                 small.factor.store(tile % 2 * HEADS + row + 8, factor[1]);
             }
-            self.maximum = maximum;
-            self.store_weights(scores, factor, weights_of(tile));
+            self.store_weights(products, factor, weights_of(tile));
             factor
         }
     }
@@ -79,15 +86,21 @@ impl Softmax {
     /// # Safety
     /// As [`Self::weigh`].
     #[inline(always)]
-    unsafe fn store_weights(&mut self, scores: Fragments, factor: [f32; 2], weights: Rows<WORDS>) {
+    unsafe fn store_weights(
+        &mut self,
+        products: Fragments,
+        factor: [f32; 2],
+        weights: Rows<WORDS>,
+    ) {
         // SAFETY: the block's shared memory, a word by one thread.
         let memory = unsafe { Shared::<u32, WORDS>::at(0) };
         let (row, quarter) = (first_row(), thread::lane_id() % 4);
-        let base = self.maximum.map(finite);
+        let base = self.base.map(finite);
         let mut sum = [0.0_f32; 2];
         unroll::<8>(|n| {
             unroll::<2>(|i| {
-                let [a, b] = [0, 1].map(|j| ex2(scores[n][2 * i + j] - base[i]));
+                let [a, b] =
+                    [0, 1].map(|j| ex2_ftz(mul_add(products[n][2 * i + j], SCALE, -base[i])));
                 sum[i] += a + b;
                 let word = weights.word(n as u32, row + 8 * i as u32) + quarter;
                 // SAFETY: by this function's own contract.
@@ -97,7 +110,7 @@ impl Softmax {
         self.sum = [0, 1].map(|i| self.sum[i] * factor[i] + sum[i]);
     }
 
-    /// Leaves each head's maximum and sum of weights over all keys of the block in `small`.
+    /// Leaves each head's base and sum of weights over all keys of the block in `small`.
     ///
     /// # Safety
     /// All threads of the warpgroup call it together; a barrier follows before others read them.
@@ -113,17 +126,53 @@ impl Softmax {
             if thread::lane_id().is_multiple_of(4) {
                 unroll::<2>(|i| {
                     small.sum.store(row + 8 * i as u32, sum[i]);
-                    small.maximum.store(row + 8 * i as u32, self.maximum[i]);
+                    small.base.store(row + 8 * i as u32, self.base[i]);
                 });
             }
         }
     }
 }
 
-/// What scores are taken relative to: their maximum, or 0 where there is none.
+/// Which keys of a tile count.
+#[derive(Clone, Copy)]
+pub struct Counts([[u32; 4]; 2]);
+
+impl Counts {
+    /// Those of tile `tile`.
+    ///
+    /// # Safety
+    /// `small` has them.
+    #[inline(always)]
+    pub unsafe fn load(small: Small, tile: u32) -> Self {
+        // SAFETY: two fours of words of the tile.
+        Self(array_from_fn(|i| unsafe {
+            small.counts.load_u32x4(tile % 2 * EIGHTS + 4 * i as u32)
+        }))
+    }
+
+    /// -infinity where a key does not count. Most tiles have no such key.
+    #[inline(always)]
+    fn mask(self, products: Fragments) -> Fragments {
+        const ALL: u32 = 0x1111_1111;
+        if self.0.as_flattened().iter().fold(ALL, |all, word| all & word) == ALL {
+            return products;
+        }
+        let pair = 2 * (thread::lane_id() % 4);
+        array_from_fn(|n| {
+            let counts = self.0[n / 4][n % 4] >> (4 * pair);
+            let masked = |product: f32, bit: u32| {
+                if counts >> bit & 1 != 0 { product } else { f32::NEG_INFINITY }
+            };
+            let [a, b, c, d] = products[n];
+            [masked(a, 0), masked(b, 4), masked(c, 0), masked(d, 4)]
+        })
+    }
+}
+
+/// `base`, or 0 where there is none.
 #[inline(always)]
-pub fn finite(maximum: f32) -> f32 {
-    if maximum == f32::NEG_INFINITY { 0.0 } else { maximum }
+pub fn finite(base: f32) -> f32 {
+    if base == f32::NEG_INFINITY { 0.0 } else { base }
 }
 
 /// The sums times `factor`, one a row. Where all factors of the warp are 1 that is nothing.

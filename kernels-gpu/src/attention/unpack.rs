@@ -19,15 +19,19 @@ const CODED: usize = (NOPE_DIM / UE8M0_GROUP) as usize;
 
 /// A row format whose codes can be unpacked 16 at a time.
 pub trait KeyFormat: RowFormat {
-    /// Whether a row with these scales is unpacked by one multiplication.
+    /// Whether one multiplication a code is enough for these scales.
     fn is_plain(scales: StoredScales) -> bool;
 
-    /// The values of 16 codes of group `group` as BF16, `code * scale` rounded once; `PLAIN` as [`Self::is_plain`]. A NaN
-    /// makes all of them NaN: every score of the row is one then.
+    /// Whether one of the codes is NaN, and [`Self::unpack`] has to be told.
+    fn has_nan(codes: &[[u32; 4]]) -> bool;
+
+    /// The values of 16 codes of group `group` as BF16, `code * scale` rounded once; all NaN if `is_nan`: every score of the
+    /// row is one then. `PLAIN` where [`Self::is_plain`] is true and `is_nan` is not.
     fn unpack<const PLAIN: bool>(
         codes: [u32; 4],
         scales: StoredScales,
         group: usize,
+        is_nan: bool,
     ) -> [[u32; 4]; 2];
 }
 
@@ -47,24 +51,33 @@ impl KeyFormat for Ue8m0Row {
         (above(first) | above(second) & 0x00FF_FFFF) & !LOW == 0
     }
 
+    /// All bits of a NaN but its sign are ones: one more changes the sign. What carries into the next code is a NaN.
+    #[inline(always)]
+    fn has_nan(codes: &[[u32; 4]]) -> bool {
+        let changed = |word: u32| word.wrapping_add(0x0101_0101) ^ word;
+        let any = |i: usize| codes.iter().fold(0, |any, words| any | changed(words[i]));
+        (any(0) | any(1) | any(2) | any(3)) & 0x8080_8080 != 0
+    }
+
     /// The bits of a code, placed in a BF16, stand for 2^-120 times its value.
     #[inline(always)]
     fn unpack<const PLAIN: bool>(
         codes: [u32; 4],
         scales: StoredScales,
         group: usize,
+        is_nan: bool,
     ) -> [[u32; 4]; 2] {
         let byte = scales[group / 4] >> (8 * (group % 4)) & 0xFF;
         let pair_of = |exponent: u32| exponent << 7 | exponent << 23;
-        let is_nan = codes.iter().fold(0, |any, word| any | ((word & 0x7F7F_7F7F) + 0x0101_0101));
         let factor = pair_of(if PLAIN { byte } else { byte.min(LARGEST) } + 120);
-        let factor = if is_nan & 0x8080_8080 != 0 { NAN } else { factor };
+        let factor = if !PLAIN && is_nan { NAN } else { factor };
         let four = |word: u32| {
+            // Each code becomes a half, with as many copies of its sign above it as fill that.
             let two = |selectors: u32| {
-                let spread = permute_bytes(word, 0, selectors);
-                mul_bf16x2(spread & 0x8000_8000 | spread >> 4 & 0x07F0_07F0, factor)
+                let halves = permute_bytes(word, 0, selectors);
+                mul_bf16x2(halves << 4 & 0x87F0_87F0, factor)
             };
-            [two(0x1404), two(0x3424)]
+            [two(0x9180), two(0xB3A2)]
         };
         let eight = |i: usize| {
             let ([a, b], [c, d]) = (four(codes[i]), four(codes[i + 1]));
@@ -85,11 +98,18 @@ impl KeyFormat for F32Row {
         true
     }
 
+    /// Decoding gives NaN for NaN.
+    #[inline(always)]
+    fn has_nan(_codes: &[[u32; 4]]) -> bool {
+        false
+    }
+
     #[inline(always)]
     fn unpack<const PLAIN: bool>(
         codes: [u32; 4],
         scales: StoredScales,
         _group: usize,
+        _is_nan: bool,
     ) -> [[u32; 4]; 2] {
         let scale = f32::from_bits(scales[0]);
         [decode([codes[0], codes[1]], scale), decode([codes[2], codes[3]], scale)]
@@ -154,40 +174,51 @@ impl RawKeys {
         Self { pieces, scales }
     }
 
-    /// Writes the lane's share as BF16 into row `row` of the keys of tile `tile`.
+    /// The lane's share as BF16.
+    #[inline(always)]
+    pub fn unpack<F: KeyFormat>(&self, is_plain: bool) -> UnpackedKeys {
+        let is_nan = F::has_nan(&self.pieces[..CODED]);
+        if is_plain && !is_nan {
+            self.panels::<F, true>(false)
+        } else {
+            self.panels::<F, false>(is_nan)
+        }
+    }
+
+    #[inline(always)]
+    fn panels<F: KeyFormat, const PLAIN: bool>(&self, is_nan: bool) -> UnpackedKeys {
+        let mut panels: [[[u32; 4]; 2]; CODED + 1] = array_from_fn(|group| {
+            if group < CODED {
+                F::unpack::<PLAIN>(self.pieces[group], self.scales, group, is_nan)
+            } else {
+                [[0; 4]; 2]
+            }
+        });
+        panels[CODED] = [self.pieces[CODED], self.pieces[CODED + 1]];
+        UnpackedKeys(panels)
+    }
+}
+
+/// A lane's share of a row as BF16: of each panel 16 channels.
+pub struct UnpackedKeys([[[u32; 4]; 2]; CODED + 1]);
+
+impl UnpackedKeys {
+    /// Writes the lane's share into row `row` of the keys of tile `tile`.
     ///
     /// # Safety
     /// No thread reads the row without a barrier between.
     #[inline(always)]
-    pub unsafe fn unpack<F: KeyFormat>(&self, is_plain: bool, tile: u32, row: u32) {
-        // SAFETY: the caller's duty is this callee's.
-        unsafe {
-            if is_plain {
-                self.store::<F, true>(tile, row);
-            } else {
-                self.store::<F, false>(tile, row);
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Self::unpack`].
-    #[inline(always)]
-    unsafe fn store<F: KeyFormat, const PLAIN: bool>(&self, tile: u32, row: u32) {
+    pub unsafe fn store(&self, tile: u32, row: u32) {
         let (quarter, keys) = (thread::lane_id() % 4, keys_of(tile));
-        let store = |panel: usize, [low, high]: [[u32; 4]; 2]| {
-            let panel = keys.panel(panel as u32);
+        unroll::<{ CODED + 1 }>(|i| {
+            let (panel, [low, high]) = (keys.panel(i as u32), self.0[i]);
             // SAFETY: the block's shared memory; each word by one thread.
             unsafe {
                 let memory = Memory::at(0);
                 memory.store_u32x4(panel.word(2 * quarter, row), low);
                 memory.store_u32x4(panel.word(2 * quarter + 1, row), high);
             }
-        };
-        unroll::<CODED>(|group| {
-            store(group, F::unpack::<PLAIN>(self.pieces[group], self.scales, group));
         });
-        store(CODED, [self.pieces[CODED], self.pieces[CODED + 1]]);
     }
 }
 

@@ -77,6 +77,10 @@ pub fn ex2(value: f32) -> f32 {
     f64::from(value).exp2() as f32
 }
 
+pub fn ex2_ftz(value: f32) -> f32 {
+    flushed(ex2(flushed(value)))
+}
+
 pub fn lg2(value: f32) -> f32 {
     f64::from(value).log2() as f32
 }

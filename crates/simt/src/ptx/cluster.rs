@@ -22,7 +22,7 @@ pub unsafe fn sync_cluster() {
 #[inline(always)]
 pub unsafe fn cluster_arrive() {
     // SAFETY: the caller brings all threads of the cluster, and the wait follows.
-    unsafe { intrinsics::barrier_cluster_arrive_aligned() }
+    unsafe { intrinsics::barrier_cluster_arrive_relaxed_aligned() }
 }
 
 #[inline(always)]

@@ -13,6 +13,8 @@ unsafe extern "C" {
 
     #[link_name = "llvm.nvvm.barrier.cluster.arrive.aligned"]
     pub fn barrier_cluster_arrive_aligned();
+    #[link_name = "llvm.nvvm.barrier.cluster.arrive.relaxed.aligned"]
+    pub fn barrier_cluster_arrive_relaxed_aligned();
     #[link_name = "llvm.nvvm.barrier.cluster.wait.aligned"]
     pub fn barrier_cluster_wait_aligned();
     #[link_name = "llvm.nvvm.read.ptx.sreg.cluster.ctarank"]

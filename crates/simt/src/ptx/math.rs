@@ -97,6 +97,7 @@ macro_rules! approximations {
 
 approximations! {
     ex2: "ex2.approx.f32";
+    ex2_ftz: "ex2.approx.ftz.f32";
     lg2: "lg2.approx.f32";
     rcp: "rcp.approx.f32";
     rcp_ftz: "rcp.approx.ftz.f32";
