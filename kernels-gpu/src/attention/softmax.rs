@@ -77,6 +77,8 @@ impl Softmax {
                 small.factor.store(tile % 2 * HEADS + row + 8, factor[1]);
             }
             self.store_weights(products, factor, weights_of(tile));
+            // A warp's products read weights of all its lanes, and an arrival at a named barrier orders nothing for it.
+            warp::sync_warp();
             factor
         }
     }
