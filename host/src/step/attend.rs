@@ -179,10 +179,11 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
                 .fault_word::<Attend>(AttendKernel { format: ring.format, keys: which.keys() }),
         };
         // Two launches, or none.
-        ops::check_attend(access.stream, &attention)?;
         if !is_in_ring {
             let mut has_own_rows = self.has_own_rows.lock().unwrap_or_else(PoisonError::into_inner);
             if !*has_own_rows {
+                // What is refused queues nothing.
+                ops::check_attend(access.stream, &attention)?;
                 access.quantise_rows(&self.kv)?;
                 *has_own_rows = true;
             }
