@@ -105,7 +105,8 @@ impl NamedBarrier {
         unsafe { imp::thread::barrier_sync(self.number, self.threads) }
     }
 
-    /// Arrives without waiting (`barrier.cta.arrive.aligned`).
+    /// Arrives without waiting (`barrier.cta.arrive.aligned`). The lanes of the warp see nothing of each other by it: for
+    /// that they need [`crate::warp::sync_warp`].
     ///
     /// # Safety
     /// - As [`Self::sync`].

@@ -235,8 +235,6 @@ impl Schedule<'_> {
         let barrier = operands(&lanes[0]);
         let arrived = if lanes.iter().all(|lane| operands(lane) == barrier) {
             let mut memory = self.block.shared_memory.borrow_mut();
-            // More than a device does where nobody waits.
-            memory.clocks.synchronize_warp(warp);
             self.block.barriers.borrow_mut().arrive(barrier, warp, waits, &mut memory.clocks)
         } else {
             Err("the lanes of a warp arrive at different barriers".to_owned())

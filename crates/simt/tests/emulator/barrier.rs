@@ -123,6 +123,30 @@ fn an_arrival_orders_nothing_that_comes_after_it() {
     assert!(matches!(kind, FaultKind::SharedRace { offset: 0, .. }), "{kind}");
 }
 
+/// The lanes of a warp that arrives need not be there together; those of a warp that waits are.
+#[test]
+fn an_arrival_does_not_bring_lanes_together() {
+    let body = |waits: bool| {
+        // SAFETY: broken on purpose if the first warp does not wait.
+        move || unsafe {
+            let barrier = NamedBarrier::new(1, 64);
+            if warp_id() == 0 && lane_id() == 3 {
+                word().store(0, 1);
+            }
+            if waits || warp_id() == 1 {
+                barrier.sync()
+            } else {
+                barrier.arrive()
+            }
+            assert_eq!(word().load(0), 1);
+        }
+    };
+    run(64, body(true));
+    let kind = fault_kind(64, body(false));
+    let FaultKind::SharedRace { first, second, .. } = kind else { panic!("{kind}") };
+    assert_eq!((first.thread.0 / 32, second.thread.0 / 32), (0, 0));
+}
+
 /// A warp that arrives again must have heard that the barrier was complete, whichever warp happens to be first.
 #[test]
 fn a_second_arrival_that_nothing_orders() {
