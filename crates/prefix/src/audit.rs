@@ -29,6 +29,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             let (leaf, expendable) = (listed(&self.leaves), listed(&self.expendable));
             let faults = [
                 (node.tokens.len() != node.blocks.len(), "tokens and blocks"),
+                (node.serials.len() != node.blocks.len(), "serials and blocks"),
                 (node.blocks.is_empty() != node.root.is_some(), "blocks of a root, or none"),
                 (node.root.is_some() == node.parent.is_some(), "a root with a parent, or none"),
                 (node.children != children, "children"),

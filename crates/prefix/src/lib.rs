@@ -17,6 +17,7 @@
 //! | [`policy`] | which leaf goes first |
 //! | [`evict`] | eviction, all or nothing |
 //! | [`lease`] | prefixes that stay for a time |
+//! | [`event`] | what was stored and removed, for indexes of what is cached |
 //! | [`stats`] | why tokens were reused, or were not |
 //! | `audit` | everything counted again, for tests |
 //!
@@ -50,8 +51,10 @@
 //! ```
 
 mod audit;
+pub mod event;
 pub mod evict;
 pub mod lease;
+mod log;
 mod memory;
 #[doc(hidden)]
 pub mod mistake;
@@ -65,6 +68,7 @@ pub mod root;
 pub mod stats;
 pub mod tree;
 
+pub use event::{Drained, Event, EventBatch, EventSource, Serial, Stored};
 pub use evict::{Need, NotEvictable};
 pub use lease::{Lease, PinRefused};
 pub use place::{Path, Place};

@@ -1,7 +1,7 @@
 //! Mistakes that tests make on purpose, to see that they are found. Only with the feature `mistakes`; without it
 //! nothing of them is left.
 
-/// A mistake that prefix caches were shipped with.
+/// A mistake that a prefix cache, or an index of one, can be shipped with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// None.
@@ -26,11 +26,23 @@ pub enum Mistake {
     SecondCommitWins,
     /// Evicting stops one block short.
     OneShort,
+    /// Blocks go, and no event says so.
+    RemovalNotTold,
+    /// Blocks are told twice.
+    EventTwice,
+    /// What is stored below a segment is told as if it were at the root.
+    ParentForgotten,
+    /// Splitting a segment exchanges the serials of the blocks before and behind the cut.
+    SplitMovesSerials,
+    /// A log that is full is emptied, and nobody is told.
+    OverflowNotTold,
+    /// What a snapshot has is told again.
+    SnapshotKeepsLog,
 }
 
 impl Mistake {
     /// All but [`Self::Nothing`].
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 16] = [
         Self::SaltIgnored,
         Self::Boundary,
         Self::HalfCompared,
@@ -41,6 +53,12 @@ impl Mistake {
         Self::NothingTrimmed,
         Self::SecondCommitWins,
         Self::OneShort,
+        Self::RemovalNotTold,
+        Self::EventTwice,
+        Self::ParentForgotten,
+        Self::SplitMovesSerials,
+        Self::OverflowNotTold,
+        Self::SnapshotKeepsLog,
     ];
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::event::Serial;
 use crate::policy::Usage;
 use crate::root::RootKey;
 
@@ -34,6 +35,8 @@ pub(crate) struct Node<B, C, const T: usize> {
     pub tokens: Vec<[u32; T]>,
     /// As many.
     pub blocks: Vec<B>,
+    /// As many.
+    pub serials: Vec<Serial>,
     /// At its end.
     pub checkpoint: Option<C>,
     pub usage: Usage,

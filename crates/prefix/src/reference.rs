@@ -282,6 +282,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.counts.blocks -= node.blocks.len() as u32;
         self.counts.evictable_blocks -= node.blocks.len() as u32;
         self.nodes[parent].children -= 1;
+        self.log_removed(&node.serials);
         // The deepest first: nothing is above a block that is gone already.
         node.blocks.into_iter().rev().for_each(|block| freed(Freed::Block(block)));
         Some(parent)

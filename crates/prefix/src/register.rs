@@ -110,12 +110,15 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             self.evicted.remove(path);
         }
         let blocks = (0..tokens.len()).map(take);
+        let serials = self.new_serials(tokens.len());
         let above = &mut self.nodes[parent];
         let open = above.children == 0 && above.checkpoint.is_none() && above.root.is_none();
         if open && is_own && above.references == 1 {
             above.tokens.extend_from_slice(tokens);
             above.blocks.extend(blocks);
+            above.serials.extend(serials);
             above.path = path;
+            self.log_stored(parent, tokens.len());
             return parent;
         }
         above.children += 1;
@@ -127,6 +130,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             start,
             tokens: tokens.to_vec(),
             blocks: blocks.collect(),
+            serials: serials.collect(),
             checkpoint: None,
             usage: self.usage_now(Origin::Prompt),
             children: 0,
@@ -140,6 +144,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.counts.evictable_blocks += tokens.len() as u32;
         let key = self.nodes.insert(node);
         self.list_child(key);
+        self.log_stored(key, tokens.len());
         if is_first {
             self.first_blocks.insert(self.hasher.hash_one(tokens[0]), parent);
         }
@@ -152,9 +157,11 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.unlist_child(key);
         let node = &mut self.nodes[key];
         let at = (depth - node.start) as usize;
-        let lower = (node.tokens.split_off(at), node.blocks.split_off(at));
-        let tokens = std::mem::replace(&mut node.tokens, lower.0);
-        let blocks = std::mem::replace(&mut node.blocks, lower.1);
+        let (tokens, blocks) = (upper(&mut node.tokens, at), upper(&mut node.blocks, at));
+        let mut serials = upper(&mut node.serials, at);
+        if made(Mistake::SplitMovesSerials) {
+            std::mem::swap(&mut serials[at - 1], &mut node.serials[0]);
+        }
         let checkpoint = node.checkpoint.take_if(|_| made(Mistake::SplitMovesCheckpoint));
         let (parent, start, usage) = (node.parent, node.start, node.usage);
         node.start = depth;
@@ -167,6 +174,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             start,
             tokens,
             blocks,
+            serials,
             checkpoint,
             usage,
             children: 1,
@@ -181,4 +189,10 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.list_child(key);
         upper
     }
+}
+
+/// Takes the first `at` elements out, in memory of their own.
+fn upper<U>(all: &mut Vec<U>, at: usize) -> Vec<U> {
+    let lower = all.split_off(at);
+    std::mem::replace(all, lower)
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 /// ```
 /// use dsv4_kv_prefix::RootKey;
 /// let alice = RootKey::new(b"alice", b"", b"V4-Flash, ue8m0, mxfp4");
+/// assert_eq!((alice.salt(), alice.adapter()), (&b"alice"[..], &b""[..]));
 /// assert_ne!(alice, RootKey::new(b"", b"alice", b"V4-Flash, ue8m0, mxfp4"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,6 +25,29 @@ impl RootKey {
             bytes.extend_from_slice(part);
         }
         Self(bytes.into())
+    }
+
+    /// The salt that it was made of.
+    #[must_use]
+    pub fn salt(&self) -> &[u8] {
+        self.part(0)
+    }
+
+    /// The adapter that it was made of.
+    #[must_use]
+    pub fn adapter(&self) -> &[u8] {
+        self.part(1)
+    }
+
+    fn part(&self, number: usize) -> &[u8] {
+        let mut rest = &self.0[..];
+        let parts = std::iter::from_fn(|| {
+            let (length, behind) = rest.split_first_chunk()?;
+            let part;
+            (part, rest) = behind.split_at(u64::from_le_bytes(*length) as usize);
+            Some(part)
+        });
+        parts.into_iter().nth(number).unwrap_or_default()
     }
 
     /// Its bytes.

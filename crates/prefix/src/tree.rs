@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use slotmap::{Key, SlotMap};
 
+use crate::event::EventLog;
 use crate::memory::Remembered;
 use crate::mistake::{Mistake, made};
 use crate::node::{LeaseEntry, LeaseKey, Node, NodeKey, common, same};
@@ -94,6 +95,10 @@ pub struct PrefixTree<B, C, P, const T: usize> {
     /// Which root has a first block, by a fingerprint without the root.
     pub(crate) first_blocks: Remembered<NodeKey>,
     pub(crate) stats: ReuseStats,
+    /// What happened to blocks; `None` if nobody asks.
+    pub(crate) events: Option<EventLog<T>>,
+    /// Of the next block.
+    pub(crate) next_serial: u64,
 }
 
 /// Where a walk along a prompt ended.
@@ -132,6 +137,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             evicted: Remembered::new(limits.remembered),
             first_blocks: Remembered::new(limits.remembered),
             stats: ReuseStats::default(),
+            events: None,
+            next_serial: 0,
         }
     }
 
@@ -176,6 +183,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             start: 0,
             tokens: Vec::new(),
             blocks: Vec::new(),
+            serials: Vec::new(),
             checkpoint: None,
             usage: self.usage_now(Origin::Prompt),
             children: 0,

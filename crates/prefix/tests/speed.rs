@@ -1,8 +1,10 @@
-//! What a match costs, and that it allocates nothing.
+//! What a match costs, and that neither it nor the log of events allocates anything.
 
 use std::time::{Duration, Instant};
 
-use dsv4_kv_prefix::{Limits, Origin, PrefixTree, RootKey, ScoredLru};
+use dsv4_kv_prefix::{
+    Drained, Event, EventBatch, EventSource, Limits, Origin, PrefixTree, RootKey, ScoredLru,
+};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -50,6 +52,42 @@ fn a_match_allocates_nothing() {
         assert_eq!(counted.count_total, 0, "adopting allocates");
         tree.release(adopted.unwrap().reference, |_| ()).unwrap();
     }
+}
+
+/// Two trees do the same, one with a log that overflows once: both allocate as often.
+#[test]
+fn a_log_allocates_nothing() {
+    let prompt: Vec<u32> = (0..64 * T as u32 + 1).collect();
+    let root = RootKey::new(b"salt", b"", b"model");
+    let mut batch = EventBatch::with_capacity(80);
+    let mut stored = 0;
+    let counts = [0, 80].map(|capacity| {
+        let limits = Limits { block_bytes: 1, checkpoint_bytes: 8, lease_bytes: 0, remembered: 0 };
+        let mut tree = Tree::new(limits, ScoredLru { capacity: 1000 });
+        tree.log_events(capacity);
+        let mut all = || {
+            for blocks in [16, 32, 48, 64] {
+                let mut at = tree.adopt(&root, &prompt).reference;
+                let from = at.blocks() as usize * T;
+                let new = prompt[from..blocks * T].as_chunks().0;
+                tree.extend(&mut at, new, |i| i as u32, |_| ()).unwrap();
+                tree.attach(&at, blocks as u32, Origin::Prompt, 0).unwrap();
+                tree.release(at, |_| ()).unwrap();
+                let drained = tree.drain_events(&mut batch);
+                assert_eq!(drained, if capacity > 0 { Drained::Events } else { Drained::Off });
+                let told = |event| u32::from(matches!(event, Event::Stored(_)));
+                stored += batch.iter().map(told).sum::<u32>();
+            }
+            while tree.evict_first(|_| ()) {}
+            let mut at = tree.adopt(&root, &prompt).reference;
+            tree.extend(&mut at, prompt[1..].as_chunks().0, |i| i as u32, |_| ()).unwrap();
+            let drained = tree.drain_events(&mut batch);
+            assert_eq!(drained, if capacity > 0 { Drained::Overflowed } else { Drained::Off });
+            tree.release(at, |_| ()).unwrap();
+        };
+        allocation_counter::measure(&mut all).count_total
+    });
+    assert_eq!((counts[0], stored), (counts[1], 4));
 }
 
 /// Run by hand: `cargo test --release -p dsv4-kv-prefix --test speed -- --ignored --nocapture`.

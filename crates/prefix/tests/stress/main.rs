@@ -1,5 +1,6 @@
 //! Random operations on a tree and on a plain model of it, compared after each.
 
+mod index;
 mod model;
 mod run;
 
@@ -24,9 +25,13 @@ const SETTINGS: [Settings; 3] = [
 
 fn all(seeds: u64, operations: u64) {
     let mut total = dsv4_kv_prefix::ReuseStats::default();
+    let (mut drains, mut overflows) = (0, 0);
     for settings in SETTINGS {
         for seed in 0..seeds {
-            let stats = run(seed, operations, settings).unwrap().tree.stats();
+            let run = run(seed, operations, settings).unwrap();
+            let stats = run.tree.stats();
+            drains += run.index.drains;
+            overflows += run.index.overflows;
             for (sum, part) in [
                 (&mut total.reused, stats.reused),
                 (&mut total.no_checkpoint, stats.no_checkpoint),
@@ -42,6 +47,7 @@ fn all(seeds: u64, operations: u64) {
     // The load meets all that there is to meet.
     let met = [total.reused, total.no_checkpoint, total.evicted, total.other_root, total.diverged];
     assert!(met.iter().all(|&tokens| tokens > 1000), "{total:?}");
+    assert!(overflows > 10 && drains > 2 * overflows, "{overflows} of {drains} drains");
 }
 
 #[test]

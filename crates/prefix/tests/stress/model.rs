@@ -50,6 +50,11 @@ impl Model {
         found
     }
 
+    /// The paths of all blocks, in order.
+    pub fn paths(&self) -> Vec<&Path> {
+        self.entries.keys().collect()
+    }
+
     /// The block of a prefix, which is whole blocks.
     pub fn block(&self, root: usize, prefix: &[u32]) -> Option<u32> {
         self.entries.get(&(root, prefix.to_vec())).map(|entry| entry.block)

@@ -10,6 +10,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
+use crate::index::{CAPACITY, Index};
 use crate::model::{Block, Checkpoint, Model, Path, T};
 
 /// Sizes of a run.
@@ -53,6 +54,8 @@ pub struct Run {
     /// Prompts to vary.
     prompts: Vec<Vec<u32>>,
     now: Duration,
+    /// Built from events.
+    pub index: Index,
 }
 
 impl Run {
@@ -61,12 +64,16 @@ impl Run {
             Limits { block_bytes: 10, checkpoint_bytes: 80, lease_bytes: 300, remembered: 256 };
         let capacity = u64::from(settings.blocks) * 10 + u64::from(settings.checkpoints) * 80;
         let keys: [(&[u8], &[u8]); 3] = [(b"", b""), (b"a", b""), (b"", b"a")];
+        let roots = keys.map(|(salt, adapter)| RootKey::new(salt, adapter, b"model"));
+        let mut tree = Tree::new(limits, ScoredLru { capacity });
+        tree.log_events(CAPACITY);
         Self {
-            tree: Tree::new(limits, ScoredLru { capacity }),
+            tree,
             random: SmallRng::seed_from_u64(seed),
             settings,
             model: Model::default(),
-            roots: keys.map(|(salt, adapter)| RootKey::new(salt, adapter, b"model")).into(),
+            index: Index::new(roots.to_vec()),
+            roots: roots.into(),
             requests: Vec::new(),
             leases: Vec::new(),
             free_blocks: (0..settings.blocks).map(Block).collect(),
@@ -86,7 +93,19 @@ impl Run {
             95..98 => self.evict(None)?,
             _ => self.look()?,
         }
+        match self.random.random_range(0..20) {
+            0 => self.index.start_anew(&mut self.tree)?,
+            1..5 => self.index.drain(&mut self.tree)?,
+            _ => return self.check(),
+        }
+        self.check_index()?;
         self.check()
+    }
+
+    /// What events say is there is there.
+    fn check_index(&self) -> Result<(), String> {
+        let (told, there) = (self.index.paths(), self.model.paths());
+        if told == there { Ok(()) } else { Err(format!("told: {told:?}, there: {there:?}")) }
     }
 
     /// Everyone goes; what stays can be evicted to the last block.
@@ -102,6 +121,8 @@ impl Run {
         let all = Need { blocks: counts.blocks, checkpoints: counts.checkpoints };
         self.evict(Some(all))?;
         self.check()?;
+        self.index.drain(&mut self.tree)?;
+        self.check_index()?;
         let left = self.tree.counts();
         if left == Default::default() { Ok(()) } else { Err(format!("{left:?} is left")) }
     }

@@ -1,0 +1,259 @@
+//! Events: which blocks the tree has got and lost since somebody last asked, for routers and other indexes of what is
+//! cached.
+//!
+//! Each block that is registered has a [`Serial`] of its own. A log of bounded size says in order what was
+//! [stored](Event::Stored) and [removed](Event::Removed); it is off unless [`crate::PrefixTree::log_events`] was called. What
+//! is logged is written into memory that was allocated before, so that nothing that the tree does allocates for it, or
+//! fails by it. A log that is full is given up whole: [`Drained::Overflowed`], until a snapshot was taken, from which
+//! the log goes on.
+//!
+//! ```
+//! use dsv4_kv_prefix::{Drained, Event, EventBatch, EventSource, Limits, PrefixTree, RootKey, ScoredLru};
+//!
+//! let limits = Limits { block_bytes: 10, checkpoint_bytes: 80, lease_bytes: 0, remembered: 0 };
+//! let mut tree = PrefixTree::<u32, (), _, 4>::new(limits, ScoredLru { capacity: 1000 });
+//! tree.log_events(16);
+//! let mut batch = EventBatch::with_capacity(tree.event_capacity());
+//!
+//! let root = RootKey::new(b"tenant", b"", b"model");
+//! let mut at = tree.adopt(&root, &[]).reference;
+//! tree.extend(&mut at, &[[1, 2, 3, 4], [5, 6, 7, 8]], |i| i as u32, |_| ())?;
+//! assert_eq!(tree.drain_events(&mut batch), Drained::Events);
+//! let stored: Vec<_> = batch.iter().collect();
+//! let [Event::Stored(run)] = stored[..] else { panic!("one run of blocks") };
+//! assert_eq!((run.parent, run.tokens), (None, &[[1, 2, 3, 4], [5, 6, 7, 8]][..]));
+//! assert_eq!(run.root.salt(), b"tenant");
+//!
+//! // Nothing goes on from these blocks, so that they go with the reference, the last one first.
+//! let serials = [run.serials[1], run.serials[0]];
+//! tree.release(at, |_| ())?;
+//! assert_eq!(tree.drain_events(&mut batch), Drained::Events);
+//! assert_eq!(batch.iter().collect::<Vec<_>>(), [Event::Removed(&serials)]);
+//! # Ok::<(), dsv4_kv_prefix::Foreign>(())
+//! ```
+
+use crate::mistake::{Mistake, made};
+use crate::root::RootKey;
+
+/// The number of a block in a tree: one of each block that was ever registered, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Serial(u64);
+
+impl Serial {
+    /// Serials of so many blocks; `next` moves behind them.
+    pub(crate) fn take(next: &mut u64, blocks: usize) -> impl Iterator<Item = Self> + use<> {
+        let first = *next;
+        *next += blocks as u64;
+        (first..*next).map(Self)
+    }
+
+    /// The number: 0 of the first block of a tree, and one more of each that follows.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// What happened to blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'b, const T: usize> {
+    /// The tree has them from now on.
+    Stored(Stored<'b, T>),
+    /// The tree has them no longer. Blocks below a block went before it.
+    Removed(&'b [Serial]),
+}
+
+/// Blocks that follow each other, and that were registered together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored<'b, const T: usize> {
+    /// Whose they are.
+    pub root: &'b RootKey,
+    /// The block above the first of them, which was stored before; `None` at the root.
+    pub parent: Option<Serial>,
+    /// Of each block.
+    pub serials: &'b [Serial],
+    /// Token ids of each block.
+    pub tokens: &'b [[u32; T]],
+}
+
+/// What a drain found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "after an overflow the events that follow mean nothing without a snapshot"]
+pub enum Drained {
+    /// All that happened since the last drain, or since the last snapshot. It may be nothing.
+    Events,
+    /// More happened than the log has room for: nothing was drained. The next thing to ask for is
+    /// [`EventSource::snapshot_events`]; until then every drain says this.
+    Overflowed,
+    /// Events are not logged.
+    Off,
+}
+
+/// Somebody whose events can be asked for: a [`crate::PrefixTree`], or what has one.
+pub trait EventSource<const T: usize> {
+    /// Blocks, stored or removed, that are logged between two drains; 0 if events are not logged.
+    fn event_capacity(&self) -> u32;
+
+    /// Moves what is logged into `batch`, whose contents are lost. Nothing is allocated or copied: the memory of the batch
+    /// becomes the log's, so a batch should have [`Self::event_capacity`]. It is empty after anything but
+    /// [`Drained::Events`].
+    fn drain_events(&mut self, batch: &mut EventBatch<T>) -> Drained;
+
+    /// All blocks that are there, as if they had just been stored, parents before children. What is logged is given up: the
+    /// next drain has what happens after this. Allocates, and takes as long as all tokens take to be copied.
+    fn snapshot_events(&mut self) -> EventBatch<T>;
+}
+
+/// One entry of a batch, without its lists.
+#[derive(Debug)]
+enum Record {
+    Stored { root: RootKey, parent: Option<Serial>, blocks: u32 },
+    Removed { blocks: u32 },
+}
+
+/// Events in order, in memory that is allocated once.
+#[derive(Debug, Default)]
+pub struct EventBatch<const T: usize> {
+    records: Vec<Record>,
+    /// Of all records, one after the other.
+    serials: Vec<Serial>,
+    /// Of all blocks that were stored.
+    tokens: Vec<[u32; T]>,
+    capacity: u32,
+}
+
+impl<const T: usize> EventBatch<T> {
+    /// Room for events of so many blocks, stored or removed: 4 `T` + 48 bytes each.
+    #[must_use]
+    pub fn with_capacity(blocks: u32) -> Self {
+        let most = blocks as usize;
+        Self {
+            records: Vec::with_capacity(most),
+            serials: Vec::with_capacity(most),
+            tokens: Vec::with_capacity(most),
+            capacity: blocks,
+        }
+    }
+
+    /// Blocks that there is room for.
+    #[must_use]
+    pub const fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Blocks that its events name: stored and removed.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.serials.len() as u32
+    }
+
+    /// Whether nothing happened.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Its events, in the order in which they happened.
+    pub fn iter(&self) -> impl Iterator<Item = Event<'_, T>> {
+        let (mut serials, mut tokens) = (&self.serials[..], &self.tokens[..]);
+        self.records.iter().map(move |record| match record {
+            Record::Stored { root, parent, blocks } => {
+                let stored = Stored {
+                    root,
+                    parent: *parent,
+                    serials: split(&mut serials, *blocks),
+                    tokens: split(&mut tokens, *blocks),
+                };
+                Event::Stored(stored)
+            }
+            Record::Removed { blocks } => Event::Removed(split(&mut serials, *blocks)),
+        })
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.records.clear();
+        self.serials.clear();
+        self.tokens.clear();
+    }
+
+    fn has_room(&self, blocks: usize) -> bool {
+        self.serials.len() + blocks <= self.capacity as usize
+    }
+
+    /// Adds blocks that were stored. There is room.
+    pub(crate) fn stored(&mut self, stored: Stored<'_, T>) {
+        let Stored { root, parent, serials, tokens } = stored;
+        self.serials.extend_from_slice(serials);
+        self.tokens.extend_from_slice(tokens);
+        let blocks = serials.len() as u32;
+        self.records.push(Record::Stored { root: root.clone(), parent, blocks });
+    }
+}
+
+/// Takes the first `count` elements off.
+fn split<'s, U>(slice: &mut &'s [U], count: u32) -> &'s [U] {
+    let (first, rest) = slice.split_at(count as usize);
+    *slice = rest;
+    first
+}
+
+/// The log of a tree.
+#[derive(Debug)]
+pub(crate) struct EventLog<const T: usize> {
+    batch: EventBatch<T>,
+    /// Whether more happened than there was room for, since the last snapshot.
+    overflowed: bool,
+    /// What it was made with.
+    pub capacity: u32,
+}
+
+impl<const T: usize> EventLog<T> {
+    /// An empty one.
+    pub fn new(capacity: u32) -> Self {
+        Self { batch: EventBatch::with_capacity(capacity), overflowed: false, capacity }
+    }
+
+    /// Blocks were stored.
+    pub fn stored(&mut self, stored: Stored<'_, T>) {
+        let times = 1 + usize::from(made(Mistake::EventTwice));
+        if self.make_room(stored.serials.len() * times) {
+            (0..times).for_each(|_| self.batch.stored(stored));
+        }
+    }
+
+    /// The blocks of a segment are gone, the last one first.
+    pub fn removed(&mut self, serials: &[Serial]) {
+        if serials.is_empty() || made(Mistake::RemovalNotTold) || !self.make_room(serials.len()) {
+            return;
+        }
+        self.batch.serials.extend(serials.iter().rev());
+        self.batch.records.push(Record::Removed { blocks: serials.len() as u32 });
+    }
+
+    /// A snapshot is taken: it has what is logged.
+    pub fn restart(&mut self) {
+        self.overflowed = false;
+        if !made(Mistake::SnapshotKeepsLog) {
+            self.batch.clear();
+        }
+    }
+
+    /// Makes room for so many blocks. Without room the log is given up.
+    fn make_room(&mut self, blocks: usize) -> bool {
+        if !self.overflowed && !self.batch.has_room(blocks) {
+            self.batch.clear();
+            self.overflowed = !made(Mistake::OverflowNotTold);
+        }
+        !self.overflowed && self.batch.has_room(blocks)
+    }
+
+    /// See [`EventSource::drain_events`].
+    pub fn drain(&mut self, batch: &mut EventBatch<T>) -> Drained {
+        batch.clear();
+        if self.overflowed {
+            return Drained::Overflowed;
+        }
+        std::mem::swap(&mut self.batch, batch);
+        Drained::Events
+    }
+}
