@@ -1,8 +1,9 @@
 //! Everything counted again, for tests.
 
-use std::collections::BTreeSet;
+use std::hash::BuildHasher;
 
-use crate::node::Node;
+use crate::node::{Node, NodeKey};
+use crate::order::Order;
 use crate::policy::Policy;
 use crate::tree::{Counts, PrefixTree};
 
@@ -24,18 +25,15 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
                 && children > 0
                 && node.checkpoint.is_some()
                 && self.policy.is_expendable(&node.usage);
-            let listed =
-                |order: &BTreeSet<_>| node.rank.is_some_and(|rank| order.contains(&(rank, key)));
-            let (leaf, expendable) = (listed(&self.leaves), listed(&self.expendable));
+            let (leaf, expendable) = (self.leaves.contains(key), self.expendable.contains(key));
             let faults = [
-                (node.tokens.len() != node.blocks.len(), "tokens and blocks"),
-                (node.serials.len() != node.blocks.len(), "serials and blocks"),
-                (node.blocks.is_empty() != node.root.is_some(), "blocks of a root, or none"),
+                (!self.is_linked(node), "blocks that are not linked as they lie"),
+                ((node.len == 0) != node.root.is_some(), "blocks of a root, or none"),
                 (node.root.is_some() == node.parent.is_some(), "a root with a parent, or none"),
                 (node.children != children, "children"),
                 (node.holds != node.references + held, "holds"),
                 (node.start != above, "start"),
-                (node.rank.is_some() != (leaf || expendable), "rank"),
+                (node.is_listed != (leaf || expendable), "listed, or not"),
                 (leaf != (is_leaf && node.root.is_none()), "a leaf that is not listed"),
                 (expendable != inner, "an expendable checkpoint that is not listed"),
                 (is_leaf && node.checkpoint.is_none(), "a leaf without a checkpoint"),
@@ -43,12 +41,12 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             if let Some((_, wrong)) = faults.into_iter().find(|&(found, _)| found) {
                 return Err(what(wrong));
             }
-            let listed = node.parent.map(|parent| self.child(parent, &node.tokens[0]));
+            let first = node.parent.zip(node.first());
+            let listed = first.map(|(parent, at)| self.child(parent, self.cells.tokens(at)));
             if listed.is_some_and(|listed| listed != Some(key)) {
                 return Err(what("not found by its parent"));
             }
-            let (blocks, checkpoints) =
-                (node.blocks.len() as u32, u32::from(node.checkpoint.is_some()));
+            let (blocks, checkpoints) = (node.len, u32::from(node.checkpoint.is_some()));
             let free = u32::from(node.holds == 0);
             counts.blocks += blocks;
             counts.checkpoints += checkpoints;
@@ -57,7 +55,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             counts.segments += u32::from(node.root.is_none());
         }
         let leased: u64 = self.leases.values().map(|lease| lease.bytes).sum();
-        let in_order = self.nodes.values().filter(|node| node.rank.is_some()).count();
+        let in_order = self.nodes.values().filter(|node| node.is_listed).count();
+        let orders = [&self.leaves, &self.expendable];
         let faults = [
             (counts != self.counts, format!("counted {counts:?}, kept {:?}", self.counts)),
             (leased != self.leased_bytes, format!("leases of {leased} bytes")),
@@ -65,22 +64,39 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
                 in_order != self.leaves.len() + self.expendable.len(),
                 format!("{in_order} nodes have a rank"),
             ),
+            (!orders.into_iter().all(Order::is_sound), "the order of eviction".to_owned()),
+            (self.cells.len() as u32 != counts.blocks, "blocks of no segment".to_owned()),
             (self.children.len() as u32 != counts.segments, "segments listed".to_owned()),
         ];
         faults.into_iter().find(|(found, _)| *found).map_or(Ok(()), |(_, wrong)| Err(wrong))
     }
+
+    /// Whether a segment's blocks are linked to each other and to the one above, and have the fingerprints of their paths.
+    fn is_linked(&self, node: &Node<C>) -> bool {
+        let above = |key: NodeKey| (self.nodes[key].last(), key);
+        let Some((mut last, parent)) = node.parent.map(above) else { return node.ends.is_none() };
+        let (mut next, mut count, mut path) = (node.first(), 0, self.path_at(parent, last));
+        while let Some((key, cell)) = next.and_then(|key| Some((key, self.cells.get(key)?))) {
+            path = self.hasher.hash_one((path, self.cells.tokens(key)));
+            if (cell.above, cell.path) != (last, path) {
+                return false;
+            }
+            (last, next, count) = (next, cell.below, count + 1);
+        }
+        (last, count) == (node.last(), node.len)
+    }
 }
 
-fn describe<B, C, const T: usize>(node: &Node<B, C, T>) -> String {
+fn describe<C>(node: &Node<C>) -> String {
     format!(
-        "blocks {}..{}, parent {:?}, {} children, {} references, {} holds, rank {:?}, checkpoint {}, usage {:?}",
+        "blocks {}..{}, parent {:?}, {} children, {} references, {} holds, listed {}, checkpoint {}, usage {:?}",
         node.start,
         node.end(),
         node.parent,
         node.children,
         node.references,
         node.holds,
-        node.rank,
+        node.is_listed,
         node.checkpoint.is_some(),
         node.usage,
     )

@@ -10,7 +10,7 @@
 //! ```
 //! use dsv4_kv_prefix::{Drained, Event, EventBatch, EventSource, Limits, PrefixTree, RootKey, ScoredLru};
 //!
-//! let limits = Limits { block_bytes: 10, checkpoint_bytes: 80, lease_bytes: 0, remembered: 0 };
+//! let limits = Limits { block_bytes: 10, checkpoint_bytes: 80, lease_bytes: 0, remembered: 0, room: 16 };
 //! let mut tree = PrefixTree::<u32, (), _, 4>::new(limits, ScoredLru { capacity: 1000 });
 //! tree.log_events(16);
 //! let mut batch = EventBatch::with_capacity(tree.event_capacity());
@@ -32,27 +32,10 @@
 //! # Ok::<(), dsv4_kv_prefix::Foreign>(())
 //! ```
 
+use crate::cell::{CellKey, Cells};
 use crate::mistake::{Mistake, made};
 use crate::root::RootKey;
-
-/// The number of a block in a tree: one of each block that was ever registered, never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Serial(u64);
-
-impl Serial {
-    /// Serials of so many blocks; `next` moves behind them.
-    pub(crate) fn take(next: &mut u64, blocks: usize) -> impl Iterator<Item = Self> + use<> {
-        let first = *next;
-        *next += blocks as u64;
-        (first..*next).map(Self)
-    }
-
-    /// The number: 0 of the first block of a tree, and one more of each that follows.
-    #[must_use]
-    pub const fn number(self) -> u64 {
-        self.0
-    }
-}
+pub use crate::serial::Serial;
 
 /// What happened to blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +57,16 @@ pub struct Stored<'b, const T: usize> {
     pub serials: &'b [Serial],
     /// Token ids of each block.
     pub tokens: &'b [[u32; T]],
+}
+
+/// As [`Stored`], where blocks lie in a tree.
+pub(crate) struct Run<'t, B, const T: usize> {
+    pub root: &'t RootKey,
+    pub parent: Option<Serial>,
+    pub cells: &'t Cells<B, T>,
+    /// The blocks are those from here down to the end of the segment.
+    pub first: CellKey,
+    pub blocks: u32,
 }
 
 /// What a drain found.
@@ -181,11 +174,11 @@ impl<const T: usize> EventBatch<T> {
     }
 
     /// Adds blocks that were stored. There is room.
-    pub(crate) fn stored(&mut self, stored: Stored<'_, T>) {
-        let Stored { root, parent, serials, tokens } = stored;
-        self.serials.extend_from_slice(serials);
-        self.tokens.extend_from_slice(tokens);
-        let blocks = serials.len() as u32;
+    pub(crate) fn stored<B>(&mut self, stored: &Run<'_, B, T>) {
+        let &Run { root, parent, cells, first, blocks } = stored;
+        let keys = || cells.downward(Some(first));
+        self.serials.extend(keys().map(|key| cells[key].serial));
+        self.tokens.extend(keys().map(|key| cells.tokens(key)));
         self.records.push(Record::Stored { root: root.clone(), parent, blocks });
     }
 }
@@ -214,20 +207,20 @@ impl<const T: usize> EventLog<T> {
     }
 
     /// Blocks were stored.
-    pub fn stored(&mut self, stored: Stored<'_, T>) {
+    pub fn stored<B>(&mut self, stored: &Run<'_, B, T>) {
         let times = 1 + usize::from(made(Mistake::EventTwice));
-        if self.make_room(stored.serials.len() * times) {
+        if self.make_room(stored.blocks as usize * times) {
             (0..times).for_each(|_| self.batch.stored(stored));
         }
     }
 
-    /// The blocks of a segment are gone, the last one first.
-    pub fn removed(&mut self, serials: &[Serial]) {
-        if serials.is_empty() || made(Mistake::RemovalNotTold) || !self.make_room(serials.len()) {
+    /// So many blocks go, in this order.
+    pub fn removed(&mut self, serials: impl Iterator<Item = Serial>, blocks: u32) {
+        if blocks == 0 || made(Mistake::RemovalNotTold) || !self.make_room(blocks as usize) {
             return;
         }
-        self.batch.serials.extend(serials.iter().rev());
-        self.batch.records.push(Record::Removed { blocks: serials.len() as u32 });
+        self.batch.serials.extend(serials);
+        self.batch.records.push(Record::Removed { blocks });
     }
 
     /// A snapshot is taken: it has what is logged.

@@ -2,6 +2,7 @@
 
 use crate::mistake::{Mistake, made};
 use crate::node::NodeKey;
+use crate::order::Order;
 use crate::policy::Policy;
 use crate::tree::{Freed, PrefixTree};
 
@@ -49,7 +50,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let checkpoints = counts.checkpoints - needed.checkpoints;
         while self.counts.checkpoints > checkpoints && self.evict_first(&mut freed) {}
         while self.counts.blocks > blocks {
-            let Some((_, key)) = self.leaves.pop_first() else { break };
+            let Some(key) = self.leaves.pop_first() else { break };
             self.evict_node(key, &mut freed);
         }
         Ok(())
@@ -59,11 +60,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// branch, checkpoint or reference; of an expendable segment its checkpoint goes. `false` if there is nothing that
     /// nobody refers to.
     pub fn evict_first(&mut self, mut freed: impl FnMut(Freed<B, C>)) -> bool {
-        let [leaf, expendable] =
-            [&self.leaves, &self.expendable].map(|order| order.first().copied());
-        let first = leaf.into_iter().chain(expendable).min();
-        let Some((rank, key)) = first else { return false };
-        let _ = self.leaves.remove(&(rank, key)) || self.expendable.remove(&(rank, key));
+        let firsts = [&self.leaves, &self.expendable].map(Order::first);
+        let Some((_, key)) = firsts.into_iter().flatten().min() else { return false };
+        let _ = self.leaves.remove(key) || self.expendable.remove(key);
         self.evict_node(key, &mut freed);
         true
     }
@@ -71,7 +70,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// Evicts a segment that was listed.
     fn evict_node(&mut self, key: NodeKey, freed: &mut impl FnMut(Freed<B, C>)) {
         let node = &mut self.nodes[key];
-        node.rank = None;
+        node.is_listed = false;
         if let Some(checkpoint) = node.checkpoint.take() {
             self.counts.checkpoints -= 1;
             self.counts.evictable_checkpoints -= u32::from(node.holds == 0);

@@ -19,13 +19,14 @@
 //! | [`lease`] | prefixes that stay for a time |
 //! | [`event`] | what was stored and removed, for indexes of what is cached |
 //! | [`stats`] | why tokens were reused, or were not |
+//! | `node`, `cell`, `serial`, `order` | segments, their blocks and numbers of those, segments by rank |
 //! | `audit` | everything counted again, for tests |
 //!
 //! ```
 //! use dsv4_kv_prefix::{Freed, Limits, Origin, PrefixTree, RootKey, ScoredLru};
 //!
 //! let limits =
-//!     Limits { block_bytes: 449_824, checkpoint_bytes: 3_719_168, lease_bytes: 0, remembered: 64 };
+//!     Limits { block_bytes: 449_824, checkpoint_bytes: 3_719_168, lease_bytes: 0, remembered: 64, room: 64 };
 //! // Blocks are numbers here, and checkpoints letters; a block has 4 tokens.
 //! let mut tree = PrefixTree::<u32, char, _, 4>::new(limits, ScoredLru { capacity: 1 << 30 });
 //! let root = RootKey::new(b"tenant", b"", b"model");
@@ -51,6 +52,7 @@
 //! ```
 
 mod audit;
+mod cell;
 pub mod event;
 pub mod evict;
 pub mod lease;
@@ -59,12 +61,14 @@ mod memory;
 #[doc(hidden)]
 pub mod mistake;
 mod node;
+mod order;
 pub mod place;
 pub mod placement;
 pub mod policy;
 pub mod reference;
 pub mod register;
 pub mod root;
+mod serial;
 pub mod stats;
 pub mod tree;
 

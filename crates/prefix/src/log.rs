@@ -1,8 +1,9 @@
 //! The log of a tree: what it writes, and what is read of it.
 
-use crate::event::{Drained, EventBatch, EventLog, EventSource, Serial, Stored};
+use crate::cell::CellKey;
+use crate::event::{Drained, EventBatch, EventLog, EventSource, Run};
 use crate::mistake::{Mistake, made};
-use crate::node::NodeKey;
+use crate::node::{Node, NodeKey};
 use crate::policy::Policy;
 use crate::tree::PrefixTree;
 
@@ -13,41 +14,31 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.events = (capacity > 0).then(|| EventLog::new(capacity));
     }
 
-    /// Serials of so many blocks that are registered now.
-    pub(crate) fn new_serials(
-        &mut self,
-        blocks: usize,
-    ) -> impl Iterator<Item = Serial> + use<B, C, P, T> {
-        Serial::take(&mut self.next_serial, blocks)
-    }
-
-    /// Logs the last `blocks` blocks of a segment, which were stored.
-    pub(crate) fn log_stored(&mut self, key: NodeKey, blocks: usize) {
+    /// Logs the last `blocks` blocks of a segment, from `first` on, which were stored.
+    pub(crate) fn log_stored(&mut self, key: NodeKey, first: CellKey, blocks: u32) {
         let Some(mut log) = self.events.take() else { return };
-        if let Some(stored) = self.stored(key, blocks) {
-            log.stored(stored);
+        if let Some(stored) = self.stored(key, first, blocks) {
+            log.stored(&stored);
         }
         self.events = Some(log);
     }
 
-    /// Logs that the blocks of a segment are gone.
-    pub(crate) fn log_removed(&mut self, serials: &[Serial]) {
-        if let Some(log) = &mut self.events {
-            log.removed(serials);
-        }
+    /// Logs that the blocks of a segment go, the last one first.
+    pub(crate) fn log_removed(&mut self, node: &Node<C>) {
+        let Self { events: Some(log), cells, .. } = self else { return };
+        let last_first = cells.upward(node.last()).map(|key| cells[key].serial);
+        log.removed(last_first.take(node.len as usize), node.len);
     }
 
-    /// The last `blocks` blocks of a segment.
-    fn stored(&self, key: NodeKey, blocks: usize) -> Option<Stored<'_, T>> {
-        let node = &self.nodes[key];
-        let at = node.serials.len() - blocks;
-        let parent = node.parent.filter(|_| !made(Mistake::ParentForgotten));
-        let above = || parent.and_then(|parent| self.nodes[parent].serials.last());
-        let parent = node.serials[..at].last().or_else(above).copied();
+    /// The last `blocks` blocks of a segment, from `first` on.
+    fn stored(&self, key: NodeKey, first: CellKey, blocks: u32) -> Option<Run<'_, B, T>> {
+        let is_whole = self.nodes[key].len == blocks;
+        let above = self.cells[first].above.map(|above| self.cells[above].serial);
+        let parent = above.filter(|_| !(is_whole && made(Mistake::ParentForgotten)));
         let up = |&key: &NodeKey| self.nodes[key].parent;
         let root = std::iter::successors(Some(key), up).last()?;
-        let root = self.nodes[root].root.as_ref()?;
-        Some(Stored { root, parent, serials: &node.serials[at..], tokens: &node.tokens[at..] })
+        let root = &self.nodes[root].root.as_ref()?.key;
+        Some(Run { root, parent, cells: &self.cells, first, blocks })
     }
 }
 
@@ -66,12 +57,12 @@ impl<B, C, P: Policy, const T: usize> EventSource<T> for PrefixTree<B, C, P, T> 
 
     fn snapshot_events(&mut self) -> EventBatch<T> {
         let mut batch = EventBatch::with_capacity(self.counts.blocks);
-        let nodes = self.nodes.iter().filter(|(_, node)| !node.blocks.is_empty());
-        let mut nodes: Vec<_> = nodes.collect();
+        let mut nodes: Vec<_> = self.nodes.iter().collect();
         // What is above a segment begins before it.
         nodes.sort_unstable_by_key(|(_, node)| node.start);
-        let runs = nodes.iter().filter_map(|(key, node)| self.stored(*key, node.blocks.len()));
-        runs.for_each(|run| batch.stored(run));
+        let runs =
+            nodes.iter().filter_map(|(key, node)| self.stored(*key, node.first()?, node.len));
+        runs.for_each(|run| batch.stored(&run));
         if let Some(log) = &mut self.events {
             log.restart();
         }

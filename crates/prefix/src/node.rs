@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::event::Serial;
+use crate::cell::CellKey;
 use crate::policy::Usage;
 use crate::root::RootKey;
 
@@ -22,21 +22,27 @@ pub(crate) struct LeaseEntry {
     pub bytes: u64,
 }
 
+/// What a root has instead of blocks.
+#[derive(Debug)]
+pub(crate) struct Root {
+    pub key: RootKey,
+    /// Fingerprint of the key.
+    pub path: u64,
+}
+
 /// A run of blocks without a branch, or a root, which has none.
 #[derive(Debug)]
-pub(crate) struct Node<B, C, const T: usize> {
+pub(crate) struct Node<C> {
     /// None of a root.
     pub parent: Option<NodeKey>,
     /// Of a root.
-    pub root: Option<RootKey>,
+    pub root: Option<Root>,
     /// Blocks above it.
     pub start: u32,
-    /// Tokens of each of its blocks.
-    pub tokens: Vec<[u32; T]>,
-    /// As many.
-    pub blocks: Vec<B>,
-    /// As many.
-    pub serials: Vec<Serial>,
+    /// Its blocks.
+    pub len: u32,
+    /// The first and the last of them; none of a root.
+    pub ends: Option<(CellKey, CellKey)>,
     /// At its end.
     pub checkpoint: Option<C>,
     pub usage: Usage,
@@ -45,32 +51,41 @@ pub(crate) struct Node<B, C, const T: usize> {
     pub references: u32,
     /// `references`, and children that are held.
     pub holds: u32,
-    /// Its rank among leaves, or among expendable checkpoints, while it is there.
-    pub rank: Option<i64>,
-    /// Fingerprint of all tokens down to its end.
-    pub path: u64,
+    /// Whether it is among leaves, or among expendable checkpoints.
+    pub is_listed: bool,
 }
 
-impl<B, C, const T: usize> Node<B, C, T> {
+impl<C> Node<C> {
+    /// A segment without children or references.
+    pub fn new(parent: NodeKey, start: u32, run: (CellKey, CellKey, u32), usage: Usage) -> Self {
+        let (first, last, len) = run;
+        Self {
+            parent: Some(parent),
+            root: None,
+            start,
+            len,
+            ends: Some((first, last)),
+            checkpoint: None,
+            usage,
+            children: 0,
+            references: 0,
+            holds: 0,
+            is_listed: false,
+        }
+    }
+
     /// Blocks down to its end.
     pub fn end(&self) -> u32 {
-        self.start + self.blocks.len() as u32
+        self.start + self.len
     }
 
-    /// Tokens of its blocks from `depth` on, counted from the root.
-    pub fn tokens_from(&self, depth: u32) -> &[[u32; T]] {
-        &self.tokens[(depth - self.start) as usize..]
+    /// Its first block.
+    pub fn first(&self) -> Option<CellKey> {
+        self.ends.map(|(first, _)| first)
     }
-}
 
-/// How many blocks at the beginning of both are equal.
-pub(crate) fn common<const T: usize>(a: &[[u32; T]], b: &[[u32; T]]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| same(a, b)).count()
-}
-
-/// Whether two blocks have the same tokens.
-#[inline]
-pub(crate) fn same<const T: usize>(a: &[u32; T], b: &[u32; T]) -> bool {
-    use crate::mistake::{Mistake, made};
-    if made(Mistake::HalfCompared) { a[..T / 2] == b[..T / 2] } else { a == b }
+    /// Its last block.
+    pub fn last(&self) -> Option<CellKey> {
+        self.ends.map(|(_, last)| last)
+    }
 }

@@ -14,12 +14,10 @@ pub struct Place {
 }
 
 /// What is known of a path, from its root down to a reference.
-#[derive(Debug)]
-pub struct Path<'t, const T: usize> {
+#[derive(Clone, Copy, Debug)]
+pub struct Path<'t> {
     /// Whose it is.
     pub root: &'t RootKey,
-    /// Tokens of its blocks, in order.
-    pub tokens: Vec<[u32; T]>,
     /// Why the checkpoint at its end was taken.
     pub origin: Origin,
 }
@@ -28,8 +26,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// A reference to a place, if its checkpoint is there still.
     pub fn refer_to_place(&mut self, place: Place) -> Option<Reference> {
         let node = self.nodes.get(place.node).filter(|_| place.tree == self.id)?;
-        let depth = node.checkpoint.is_some().then(|| node.end())?;
-        Some(self.reference(place.node, depth))
+        let (depth, last) = node.checkpoint.is_some().then(|| (node.end(), node.last()))?;
+        Some(self.reference(place.node, depth, last))
     }
 
     /// Where the checkpoint at a reference is; `None` if there is none.
@@ -45,25 +43,27 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     pub fn refer_to_match(&mut self, root: &RootKey, blocks: &[[u32; T]]) -> Reference {
         let root = self.root_or_new(root);
         let walk = self.walk(root, blocks);
-        self.reference(walk.node, walk.depth)
+        self.reference(walk.node, walk.depth, walk.cell)
     }
 
     /// What is known of the path down to a reference.
     ///
     /// # Errors
     /// [`Foreign`].
-    pub fn path(&self, at: &Reference) -> Result<Path<'_, T>, Foreign> {
+    pub fn path(&self, at: &Reference) -> Result<Path<'_>, Foreign> {
         let place = self.place_of(at, at.depth)?;
         let up = |&key: &NodeKey| self.nodes[key].parent;
-        let nodes: Vec<_> = std::iter::successors(Some(place), up).collect();
-        let root = nodes.last().and_then(|&key| self.nodes[key].root.as_ref()).ok_or(Foreign)?;
-        let nodes = nodes.iter().rev().map(|&key| &self.nodes[key]);
-        let of_node = |tokens: &mut Vec<_>, node: &crate::node::Node<B, C, T>| {
-            let blocks = (at.depth.min(node.end()) - node.start) as usize;
-            tokens.extend_from_slice(&node.tokens[..blocks]);
-        };
-        let mut tokens = Vec::with_capacity(at.depth as usize);
-        nodes.for_each(|node| of_node(&mut tokens, node));
-        Ok(Path { root, tokens, origin: self.nodes[place].usage.origin })
+        let top = std::iter::successors(Some(place), up).last();
+        let root = top.and_then(|key| self.nodes[key].root.as_ref()).ok_or(Foreign)?;
+        Ok(Path { root: &root.key, origin: self.nodes[place].usage.origin })
+    }
+
+    /// The tokens of the blocks from the root down to a reference, those of the deepest first.
+    ///
+    /// # Errors
+    /// [`Foreign`].
+    pub fn tokens(&self, at: &Reference) -> Result<impl Iterator<Item = &[u32; T]>, Foreign> {
+        self.check(at)?;
+        Ok(self.cells.upward(at.cell).map(|key| self.cells.tokens(key)))
     }
 }

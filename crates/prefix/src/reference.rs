@@ -2,6 +2,7 @@
 
 use std::hash::BuildHasher;
 
+use crate::cell::CellKey;
 use crate::mistake::{Mistake, made};
 use crate::node::NodeKey;
 use crate::policy::Policy;
@@ -20,6 +21,8 @@ pub struct Reference {
     pub(crate) node: NodeKey,
     /// In blocks.
     pub(crate) depth: u32,
+    /// The last of them; none at a root.
+    pub(crate) cell: Option<CellKey>,
 }
 
 impl Reference {
@@ -53,7 +56,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         let root = self.root_or_new(root);
         let blocks = whole_blocks(prompt);
         let walk = self.walk(root, blocks);
-        let evicted = self.evicted_behind(walk.node, walk.depth, blocks);
+        let path = self.path_at(walk.node, walk.cell);
+        let evicted = self.evicted_behind(path, &blocks[walk.depth as usize..]);
         let elsewhere = if walk.depth == 0 { self.in_another_root(root, blocks) } else { 0 };
         let elsewhere = elsewhere.max(evicted) - evicted;
         let stats = &mut self.stats;
@@ -71,7 +75,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             stats.hits += 1;
             stats.hits_by_origin[self.nodes[walk.hit].usage.origin.index()] += 1;
         }
-        let reference = self.reference(walk.hit, walk.hit_depth);
+        let reference = self.reference(walk.hit, walk.hit_depth, walk.hit_cell);
         self.touch(walk.hit);
         let [reused, matched] = [walk.hit_depth, walk.depth].map(tokens::<T>);
         Adopted { reference, reused, matched }
@@ -83,7 +87,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// [`Foreign`].
     pub fn refer_again(&mut self, at: &Reference) -> Result<Reference, Foreign> {
         let place = self.place_of(at, at.depth)?;
-        Ok(self.reference(place, at.depth))
+        Ok(self.reference(place, at.depth, at.cell))
     }
 
     /// Somebody goes on from a reference elsewhere: it and all above it were used now. What [`Self::adopt`] returns was used
@@ -111,16 +115,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// # Errors
     /// [`Foreign`].
     pub fn blocks(&self, at: &Reference) -> Result<impl Iterator<Item = (u32, &B)>, Foreign> {
-        let place = self.place_of(at, at.depth)?;
-        let up = |&key: &NodeKey| self.nodes[key].parent;
-        let nodes = std::iter::successors(Some(place), up).map(|key| &self.nodes[key]);
-        let depth = at.depth;
-        Ok(nodes.flat_map(move |node| {
-            let numbered = (node.start..depth).zip(&node.blocks);
-            let count = numbered.size_hint().0;
-            // Counted forward and taken backward: a zip of a range and a slice knows its length.
-            (0..count).rev().map(move |at| (node.start + at as u32, &node.blocks[at]))
-        }))
+        self.check(at)?;
+        let cells = self.cells.upward(at.cell).map(|key| &self.cells[key].block);
+        Ok((0..at.depth).rev().zip(cells))
     }
 
     /// Gives a reference back. What is left without a reference or a checkpoint at or below it is freed.
@@ -154,16 +151,21 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     }
 
     /// A new reference.
-    pub(crate) fn reference(&mut self, node: NodeKey, depth: u32) -> Reference {
+    pub(crate) fn reference(
+        &mut self,
+        node: NodeKey,
+        depth: u32,
+        cell: Option<CellKey>,
+    ) -> Reference {
         self.refer(node);
-        Reference { tree: self.id, node, depth }
+        Reference { tree: self.id, node, depth, cell }
     }
 
     /// Moves a reference; what it held before is let go.
     pub(crate) fn move_to(
         &mut self,
         at: &mut Reference,
-        (node, depth): (NodeKey, u32),
+        (node, depth, cell): (NodeKey, u32, Option<CellKey>),
         freed: &mut impl FnMut(Freed<B, C>),
     ) {
         if at.node != node {
@@ -171,7 +173,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             let left = std::mem::replace(&mut at.node, node);
             self.let_go(left, freed);
         }
-        at.depth = depth;
+        (at.depth, at.cell) = (depth, cell);
     }
 
     /// Counts one more reference to a node.
@@ -187,7 +189,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             if node.holds > 1 {
                 return;
             }
-            self.counts.evictable_blocks -= node.blocks.len() as u32;
+            self.counts.evictable_blocks -= node.len;
             self.counts.evictable_checkpoints -= u32::from(node.checkpoint.is_some());
             next = node.parent;
             self.unlist(key);
@@ -208,7 +210,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             if node.holds > 0 {
                 break;
             }
-            self.counts.evictable_blocks += node.blocks.len() as u32;
+            self.counts.evictable_blocks += node.len;
             self.counts.evictable_checkpoints += u32::from(node.checkpoint.is_some());
             next = node.parent;
             if node.children > 0
@@ -216,8 +218,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
                 && self.policy.is_expendable(&node.usage)
             {
                 let rank = self.policy.rank(&node.usage);
-                node.rank = Some(rank);
-                self.expendable.insert((rank, key));
+                node.is_listed = true;
+                self.expendable.insert(rank, key);
             }
         }
         self.settle(node, false, freed);
@@ -225,8 +227,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
 
     /// Takes a segment from the leaves, or from the expendable ones, if it is there.
     fn unlist(&mut self, key: NodeKey) {
-        if let Some(rank) = self.nodes[key].rank.take() {
-            let _ = self.leaves.remove(&(rank, key)) || self.expendable.remove(&(rank, key));
+        if std::mem::take(&mut self.nodes[key].is_listed) {
+            let _ = self.leaves.remove(key) || self.expendable.remove(key);
         }
     }
 
@@ -246,8 +248,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             if node.checkpoint.is_some() || left {
                 let rank = self.policy.rank(&node.usage);
                 self.unlist(key);
-                self.nodes[key].rank = Some(rank);
-                self.leaves.insert((rank, key));
+                self.nodes[key].is_listed = true;
+                self.leaves.insert(rank, key);
                 return;
             }
             match self.remove(key, evicted, freed) {
@@ -267,24 +269,25 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.unlist_child(key);
         let node = self.nodes.remove(key)?;
         let Some(parent) = node.parent else {
-            self.roots.remove(&node.root?);
+            self.roots.remove(&node.root?.key);
             return None;
         };
-        if evicted {
-            let mut path = self.nodes[parent].path;
-            for block in &node.tokens {
-                path = self.hasher.hash_one((path, block));
-                self.evicted.insert(path, ());
-            }
-            self.stats.evicted_blocks += node.blocks.len() as u64;
-        }
+        self.stats.evicted_blocks += u64::from(if evicted { node.len } else { 0 });
         self.counts.segments -= 1;
-        self.counts.blocks -= node.blocks.len() as u32;
-        self.counts.evictable_blocks -= node.blocks.len() as u32;
+        self.counts.blocks -= node.len;
+        self.counts.evictable_blocks -= node.len;
         self.nodes[parent].children -= 1;
-        self.log_removed(&node.serials);
+        self.log_removed(&node);
         // The deepest first: nothing is above a block that is gone already.
-        node.blocks.into_iter().rev().for_each(|block| freed(Freed::Block(block)));
+        let mut next = node.last();
+        for _ in 0..node.len {
+            let Some(cell) = next.and_then(|key| self.cells.remove(key)) else { break };
+            if evicted {
+                self.evicted.insert(cell.path, ());
+            }
+            next = cell.above;
+            freed(Freed::Block(cell.block));
+        }
         Some(parent)
     }
 
@@ -300,17 +303,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         }
     }
 
-    /// Blocks of `prompt` behind `depth` that were there, as far as that is remembered.
-    fn evicted_behind(&self, node: NodeKey, depth: u32, prompt: &[[u32; T]]) -> u32 {
-        let above = &self.nodes[node];
-        let path = match above.parent {
-            Some(parent) if depth < above.end() => {
-                let blocks = (depth - above.start) as usize;
-                self.path_of(self.nodes[parent].path, &above.tokens[..blocks])
-            }
-            _ => above.path,
-        };
-        let behind = prompt[depth as usize..].iter().scan(path, |path, block| {
+    /// Of the blocks that follow a path, those that were there, as far as that is remembered.
+    fn evicted_behind(&self, path: u64, blocks: &[[u32; T]]) -> u32 {
+        let behind = blocks.iter().scan(path, |path, block| {
             *path = self.hasher.hash_one((*path, block));
             self.evicted.get(*path)
         });

@@ -2,11 +2,13 @@
 
 use std::hash::BuildHasher;
 
+use crate::cell::{Cell, CellKey};
 use crate::mistake::{Mistake, made};
-use crate::node::{Node, NodeKey, common};
+use crate::node::{Node, NodeKey};
 use crate::place::Place;
 use crate::policy::{Origin, Policy};
 use crate::reference::{Foreign, Reference};
+use crate::serial::Serial;
 use crate::tree::{Freed, PrefixTree};
 
 /// A checkpoint that the tree did not take.
@@ -30,16 +32,19 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         mut take: impl FnMut(usize) -> B,
         mut freed: impl FnMut(Freed<B, C>),
     ) -> Result<usize, Foreign> {
-        let (mut node, mut depth) = (self.place_of(at, at.depth)?, at.depth);
+        let (mut node, mut depth, mut last) = (self.place_of(at, at.depth)?, at.depth, at.cell);
         let mut known = 0;
         let mut taken = 0;
         while known < tokens.len() {
             if depth < self.nodes[node].end() {
-                let equal = common(self.nodes[node].tokens_from(depth), &tokens[known..]);
-                known += equal;
-                depth += equal as u32;
+                let is_inside = depth > self.nodes[node].start;
+                let inside = last.filter(|_| is_inside).and_then(|last| self.cells[last].below);
+                let next = if is_inside { inside } else { self.nodes[node].first() };
+                let (equal, found) = self.cells.common(next, &tokens[known..]);
+                known += equal as usize;
+                (depth, last) = (depth + equal, found.or(last));
                 if known < tokens.len() && depth < self.nodes[node].end() {
-                    node = self.split(node, depth);
+                    node = self.split(node, (depth, last));
                 }
                 continue;
             }
@@ -50,12 +55,12 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             }
             let new = &tokens[known..];
             let is_own = at.node == node;
-            node = self.append((node, is_own), new, |index| take(known + index));
+            (node, last) = self.append((node, is_own), new, |index| take(known + index));
             depth += new.len() as u32;
             taken = new.len();
             break;
         }
-        self.move_to(at, (node, depth), &mut freed);
+        self.move_to(at, (node, depth, last), &mut freed);
         Ok(taken)
     }
 
@@ -77,7 +82,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             return Err(NotTaken(checkpoint));
         }
         if blocks < self.nodes[place].end() {
-            place = self.split(place, blocks);
+            let last = self.cells.upward(at.cell).nth((at.depth - blocks) as usize);
+            place = self.split(place, (blocks, last));
         }
         if self.nodes[place].checkpoint.is_some() {
             return Err(NotTaken(checkpoint));
@@ -92,96 +98,101 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         Ok(Place { tree: self.id, node: place })
     }
 
-    /// Adds blocks that are not there below the end of a segment; the segment that they are in. `is_own`: whether
-    /// the reference that they are added for was taken in that segment.
+    /// Adds blocks that are not there below the end of a segment; the segment that they are in, and the last of them.
+    /// `is_own`: whether the reference that they are added for was taken in that segment.
     fn append(
         &mut self,
         (parent, is_own): (NodeKey, bool),
         tokens: &[[u32; T]],
         take: impl FnMut(usize) -> B,
-    ) -> NodeKey {
-        let bytes = self.block_bytes(tokens.len());
+    ) -> (NodeKey, Option<CellKey>) {
+        let (bytes, len) = (self.block_bytes(tokens.len()), tokens.len() as u32);
         self.admitted_bytes = self.admitted_bytes.saturating_add(bytes);
-        self.counts.blocks += tokens.len() as u32;
-        let mut path = self.nodes[parent].path;
-        for block in tokens {
-            path = self.hasher.hash_one((path, block));
-            // What comes again is not remembered as evicted.
-            self.evicted.remove(path);
-        }
-        let blocks = (0..tokens.len()).map(take);
-        let serials = self.new_serials(tokens.len());
+        self.counts.blocks += len;
+        let last = self.nodes[parent].last();
+        let path = self.path_at(parent, last);
+        let Some(ends) = self.link((path, last), tokens, take) else { return (parent, last) };
         let above = &mut self.nodes[parent];
         let open = above.children == 0 && above.checkpoint.is_none() && above.root.is_none();
-        if open && is_own && above.references == 1 {
-            above.tokens.extend_from_slice(tokens);
-            above.blocks.extend(blocks);
-            above.serials.extend(serials);
-            above.path = path;
-            self.log_stored(parent, tokens.len());
-            return parent;
+        if let (true, Some((_, last))) =
+            (open && is_own && above.references == 1, above.ends.as_mut())
+        {
+            self.cells[*last].below = Some(ends.0);
+            (*last, above.len) = (ends.1, above.len + len);
+            self.log_stored(parent, ends.0, len);
+            return (parent, Some(ends.1));
         }
         above.children += 1;
-        let start = above.end();
-        let is_first = above.root.is_some();
-        let node = Node {
-            parent: Some(parent),
-            root: None,
-            start,
-            tokens: tokens.to_vec(),
-            blocks: blocks.collect(),
-            serials: serials.collect(),
-            checkpoint: None,
-            usage: self.usage_now(Origin::Prompt),
-            children: 0,
-            references: 0,
-            holds: 0,
-            rank: None,
-            path,
-        };
+        let (start, is_first) = (above.end(), above.root.is_some());
+        let usage = self.usage_now(Origin::Prompt);
         self.counts.segments += 1;
         // Nobody refers to it until the reference moves here.
-        self.counts.evictable_blocks += tokens.len() as u32;
-        let key = self.nodes.insert(node);
+        self.counts.evictable_blocks += len;
+        let key = self.nodes.insert(Node::new(parent, start, (ends.0, ends.1, len), usage));
         self.list_child(key);
-        self.log_stored(key, tokens.len());
+        self.log_stored(key, ends.0, len);
         if is_first {
             self.first_blocks.insert(self.hasher.hash_one(tokens[0]), parent);
         }
-        key
+        (key, Some(ends.1))
     }
 
-    /// Cuts a segment behind `depth` blocks, counted from the root; the upper part. The lower part keeps its key, its
-    /// checkpoint and its references.
-    pub(crate) fn split(&mut self, key: NodeKey, depth: u32) -> NodeKey {
-        self.unlist_child(key);
-        let node = &mut self.nodes[key];
-        let at = (depth - node.start) as usize;
-        let (tokens, blocks) = (upper(&mut node.tokens, at), upper(&mut node.blocks, at));
-        let mut serials = upper(&mut node.serials, at);
-        if made(Mistake::SplitMovesSerials) {
-            std::mem::swap(&mut serials[at - 1], &mut node.serials[0]);
+    /// Cells for blocks below a block with the fingerprint `path`, linked to it and to each other: the first and the last.
+    fn link(
+        &mut self,
+        (mut path, mut above): (u64, Option<CellKey>),
+        tokens: &[[u32; T]],
+        take: impl FnMut(usize) -> B,
+    ) -> Option<(CellKey, CellKey)> {
+        let mut ends: Option<(CellKey, CellKey)> = None;
+        for (tokens, block) in tokens.iter().zip((0..tokens.len()).map(take)) {
+            path = self.hasher.hash_one((path, tokens));
+            // What comes again is not remembered as evicted.
+            self.evicted.remove(path);
+            let serial = Serial::take(&mut self.next_serial);
+            let cell = Cell { block, serial, above, below: None, path };
+            let key = self.cells.insert(tokens, cell);
+            if let Some((_, last)) = ends {
+                self.cells[last].below = Some(key);
+            }
+            ends = Some((ends.map_or(key, |(first, _)| first), key));
+            above = Some(key);
         }
-        let checkpoint = node.checkpoint.take_if(|_| made(Mistake::SplitMovesCheckpoint));
+        ends
+    }
+
+    /// Cuts a segment behind `depth` blocks, counted from the root, of which the last is given; the upper part. The lower
+    /// part keeps its key, its checkpoint and its references.
+    pub(crate) fn split(&mut self, key: NodeKey, (depth, last): (u32, Option<CellKey>)) -> NodeKey {
+        let Some((last, Some((first, end)))) = last.zip(Some(self.nodes[key].ends)) else {
+            unreachable!("a segment is cut behind one of its blocks, and a root has none")
+        };
+        self.unlist_child(key);
+        let Some(lower) = self.cells[last].below.take() else {
+            unreachable!("a segment is cut before its end")
+        };
+        if made(Mistake::SplitMovesSerials) {
+            let swapped = (self.cells[lower].serial, self.cells[last].serial);
+            (self.cells[last].serial, self.cells[lower].serial) = swapped;
+        }
+        let node = &mut self.nodes[key];
         let (parent, start, usage) = (node.parent, node.start, node.usage);
-        node.start = depth;
+        let checkpoint = node.checkpoint.take_if(|_| made(Mistake::SplitMovesCheckpoint));
+        node.ends = Some((lower, end));
+        (node.start, node.len) = (depth, node.end() - depth);
         let holds = u32::from(node.holds > 0);
-        let above = parent.map_or(0, |parent| self.nodes[parent].path);
-        let path = self.path_of(above, &tokens);
         let upper = self.nodes.insert(Node {
             parent,
             root: None,
             start,
-            tokens,
-            blocks,
-            serials,
+            len: depth - start,
+            ends: Some((first, last)),
             checkpoint,
             usage,
             children: 1,
             references: 0,
             holds,
-            rank: None,
-            path,
+            is_listed: false,
         });
         self.nodes[key].parent = Some(upper);
         self.counts.segments += 1;
@@ -189,10 +200,4 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.list_child(key);
         upper
     }
-}
-
-/// Takes the first `at` elements out, in memory of their own.
-fn upper<U>(all: &mut Vec<U>, at: usize) -> Vec<U> {
-    let lower = all.split_off(at);
-    std::mem::replace(all, lower)
 }

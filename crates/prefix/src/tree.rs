@@ -1,16 +1,17 @@
 //! The tree: what it has, and what of a prompt it has.
 
-use std::collections::BTreeSet;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use slotmap::{Key, SlotMap};
 
+use crate::cell::{CellKey, Cells, same};
 use crate::event::EventLog;
 use crate::memory::Remembered;
 use crate::mistake::{Mistake, made};
-use crate::node::{LeaseEntry, LeaseKey, Node, NodeKey, common, same};
+use crate::node::{LeaseEntry, LeaseKey, Node, NodeKey, Root};
+use crate::order::Order;
 use crate::policy::{Origin, Policy, Usage};
 use crate::root::RootKey;
 use crate::stats::ReuseStats;
@@ -30,6 +31,10 @@ pub struct Limits {
     pub lease_bytes: u64,
     /// Evicted blocks, and first blocks of prompts, that are remembered for [`ReuseStats`]: 16 bytes each.
     pub remembered: u32,
+    /// Blocks for which memory is set aside: while there are no more, nothing is allocated but for leases, and for roots
+    /// that have no block yet. That is a block's tokens and about 500 bytes for each, of which the system gives what is
+    /// used.
+    pub room: u32,
 }
 
 /// What a tree has.
@@ -76,15 +81,16 @@ pub struct PrefixTree<B, C, P, const T: usize> {
     pub(crate) id: TreeId,
     pub(crate) limits: Limits,
     pub(crate) policy: P,
-    pub(crate) nodes: SlotMap<NodeKey, Node<B, C, T>>,
+    pub(crate) cells: Cells<B, T>,
+    pub(crate) nodes: SlotMap<NodeKey, Node<C>>,
     pub(crate) roots: HashMap<RootKey, NodeKey>,
     /// Every segment but roots, by its parent and its first block of tokens.
     pub(crate) children: HashTable<NodeKey>,
     pub(crate) hasher: DefaultHashBuilder,
     /// The leaves that nobody refers to, by rank.
-    pub(crate) leaves: BTreeSet<(i64, NodeKey)>,
+    pub(crate) leaves: Order,
     /// Other segments that nobody refers to, whose checkpoints are expendable.
-    pub(crate) expendable: BTreeSet<(i64, NodeKey)>,
+    pub(crate) expendable: Order,
     pub(crate) leases: SlotMap<LeaseKey, LeaseEntry>,
     pub(crate) leased_bytes: u64,
     pub(crate) counts: Counts,
@@ -108,10 +114,14 @@ pub(crate) struct Walk {
     pub node: NodeKey,
     /// Blocks of the prompt that are there.
     pub depth: u32,
+    /// The last of them.
+    pub cell: Option<CellKey>,
     /// The deepest segment, wholly passed, with a checkpoint; else the root.
     pub hit: NodeKey,
     /// Blocks down to its end.
     pub hit_depth: u32,
+    /// The last of them.
+    pub hit_cell: Option<CellKey>,
 }
 
 impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
@@ -120,16 +130,26 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     pub fn new(limits: Limits, policy: P) -> Self {
         const { assert!(T > 0 && T <= u16::MAX as usize, "a block has tokens") };
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let room = limits.room as usize;
+        // A segment has a block, and a root a segment. Tables are half empty, so that they are cleared of what was removed
+        // in place.
+        let mut nodes = SlotMap::with_key();
+        let (mut children, mut roots) = (HashTable::new(), HashMap::default());
+        // Without it they grow when it is needed.
+        let _ = nodes.try_reserve(2 * room).is_ok()
+            && children.try_reserve(2 * room, |_| 0).is_ok()
+            && roots.try_reserve(2 * room).is_ok();
         Self {
             id: TreeId(NEXT.fetch_add(1, Ordering::Relaxed)),
             limits,
             policy,
-            nodes: SlotMap::with_key(),
-            roots: HashMap::default(),
-            children: HashTable::new(),
+            cells: Cells::new(room),
+            nodes,
+            roots,
+            children,
             hasher: DefaultHashBuilder::default(),
-            leaves: BTreeSet::new(),
-            expendable: BTreeSet::new(),
+            leaves: Order::new(room),
+            expendable: Order::new(room),
             leases: SlotMap::with_key(),
             leased_bytes: 0,
             counts: Counts::default(),
@@ -177,20 +197,19 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         if let Some(found) = self.root(key) {
             return found;
         }
+        let path = self.hasher.hash_one(key.bytes());
         let root = Node {
             parent: None,
-            root: Some(key.clone()),
+            root: Some(Root { key: key.clone(), path }),
             start: 0,
-            tokens: Vec::new(),
-            blocks: Vec::new(),
-            serials: Vec::new(),
+            len: 0,
+            ends: None,
             checkpoint: None,
             usage: self.usage_now(Origin::Prompt),
             children: 0,
             references: 0,
             holds: 0,
-            rank: None,
-            path: self.hasher.hash_one(key.bytes()),
+            is_listed: false,
         };
         let node = self.nodes.insert(root);
         self.roots.insert(key.clone(), node);
@@ -204,22 +223,23 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
 
     /// Follows `prompt` from a root as far as it is there.
     pub(crate) fn walk(&self, root: NodeKey, prompt: &[[u32; T]]) -> Walk {
-        let mut walk = Walk { node: root, depth: 0, hit: root, hit_depth: 0 };
+        let mut walk =
+            Walk { node: root, depth: 0, cell: None, hit: root, hit_depth: 0, hit_cell: None };
         while let Some((first, _)) = prompt[walk.depth as usize..].split_first() {
             let Some(child) = self.child(walk.node, first) else { break };
             let node = &self.nodes[child];
-            let equal = common(&node.tokens, &prompt[walk.depth as usize..]);
-            walk.node = child;
-            walk.depth += equal as u32;
-            if equal < node.blocks.len() {
+            let (equal, last) = self.cells.common(node.first(), &prompt[walk.depth as usize..]);
+            (walk.node, walk.cell) = (child, last);
+            walk.depth += equal;
+            if equal < node.len {
                 break;
             }
             if node.checkpoint.is_some() {
-                (walk.hit, walk.hit_depth) = (child, walk.depth);
+                (walk.hit, walk.hit_depth, walk.hit_cell) = (child, walk.depth, last);
             }
         }
         if made(Mistake::NoCheckpoint) {
-            (walk.hit, walk.hit_depth) = (walk.node, walk.depth);
+            (walk.hit, walk.hit_depth, walk.hit_cell) = (walk.node, walk.depth, walk.cell);
         }
         walk
     }
@@ -227,8 +247,8 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// The segment below the end of `parent` that begins with `first`.
     pub(crate) fn child(&self, parent: NodeKey, first: &[u32; T]) -> Option<NodeKey> {
         let is_it = |&key: &NodeKey| {
-            let node = &self.nodes[key];
-            node.parent == Some(parent) && same(&node.tokens[0], first)
+            self.nodes[key].parent == Some(parent)
+                && self.first_tokens(key).is_some_and(|tokens| same(tokens, first))
         };
         let hash = child_hash(&self.hasher, Some(parent), first);
         self.children.find(hash, is_it).copied()
@@ -236,24 +256,36 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
 
     /// Lists a segment under its parent and its first block.
     pub(crate) fn list_child(&mut self, key: NodeKey) {
-        let Self { children, nodes, hasher, .. } = self;
-        let hash = |&key: &NodeKey| child_hash(hasher, nodes[key].parent, &nodes[key].tokens[0]);
+        let Self { children, nodes, cells, hasher, .. } = self;
+        let hash = |&key: &NodeKey| {
+            let Node { parent, ends: Some((first, _)), .. } = nodes[key] else {
+                unreachable!("roots are listed elsewhere")
+            };
+            child_hash(hasher, parent, cells.tokens(first))
+        };
         children.insert_unique(hash(&key), key, hash);
     }
 
     /// Takes a segment from that list, if it is there.
     pub(crate) fn unlist_child(&mut self, key: NodeKey) {
-        let node = &self.nodes[key];
-        let Some(first) = node.tokens.first() else { return };
-        let hash = child_hash(&self.hasher, node.parent, first);
+        let Some(first) = self.first_tokens(key) else { return };
+        let hash = child_hash(&self.hasher, self.nodes[key].parent, first);
         if let Ok(entry) = self.children.find_entry(hash, |&found| found == key) {
             entry.remove();
         }
     }
 
-    /// The fingerprint of a path and the blocks that follow it.
-    pub(crate) fn path_of(&self, above: u64, tokens: &[[u32; T]]) -> u64 {
-        tokens.iter().fold(above, |path, block| self.hasher.hash_one((path, block)))
+    /// The tokens of a segment's first block; none of a root.
+    fn first_tokens(&self, key: NodeKey) -> Option<&[u32; T]> {
+        self.nodes[key].first().map(|first| self.cells.tokens(first))
+    }
+
+    /// The fingerprint of all tokens down to a block of a segment, or of the segment's root.
+    pub(crate) fn path_at(&self, node: NodeKey, block: Option<CellKey>) -> u64 {
+        match block {
+            Some(block) => self.cells[block].path,
+            None => self.nodes[node].root.as_ref().map_or(0, |root| root.path),
+        }
     }
 
     /// Bytes of so many blocks.

@@ -161,6 +161,7 @@ impl Sharing {
             checkpoint_bytes: state_layout::checkpoint_bytes(&schema),
             lease_bytes: config.lease_bytes,
             remembered: REMEMBERED,
+            room: config.num_blocks,
         };
         let (blocks, checkpoints) = (config.num_blocks.into(), config.num_checkpoints.into());
         let capacity = limits.block_bytes.saturating_mul(blocks);

@@ -82,13 +82,15 @@ impl Ledger {
         let (place, reference) = std::iter::from_fn(|| offers.places.pop_front())
             .find_map(|place| Some((place, tree.refer_to_place(place)?)))?;
         let found = tree.checkpoint(&reference).ok().flatten().map(SavedCheckpoint::place);
-        let (Some(checkpoint), Ok(path), Ok(blocks)) =
-            (found, tree.path(&reference), tree.blocks(&reference))
+        let (Some(checkpoint), Ok(path), Ok(tokens), Ok(blocks)) =
+            (found, tree.path(&reference), tree.tokens(&reference), tree.blocks(&reference))
         else {
             unreachable!("the place has a checkpoint, and the reference is this tree's")
         };
-        let Path { root, tokens, origin } = path;
+        let Path { root, origin } = path;
         let root = root.clone();
+        let mut tokens: Vec<_> = tokens.copied().collect();
+        tokens.reverse();
         let mut blocks: Vec<_> = blocks.map(|(_, block)| block.id()).collect();
         blocks.reverse();
         Some(Departure { place, reference, root, tokens, origin, blocks, checkpoint })

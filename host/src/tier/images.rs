@@ -121,16 +121,21 @@ impl<B: Backend> Tier<B> {
         let Self { tree, offers: Some(offers), layout, .. } = self else { return None };
         let places = std::iter::from_fn(|| offers.pop_front());
         let reference = places.filter_map(|place| tree.refer_to_place(place)).next()?;
-        let (Ok(path), Ok(blocks), Ok(Some(checkpoint))) =
-            (tree.path(&reference), tree.blocks(&reference), tree.checkpoint(&reference))
-        else {
+        let (Ok(path), Ok(tokens), Ok(blocks), Ok(Some(checkpoint))) = (
+            tree.path(&reference),
+            tree.tokens(&reference),
+            tree.blocks(&reference),
+            tree.checkpoint(&reference),
+        ) else {
             unreachable!("the place has a checkpoint, and the reference is this tree's")
         };
+        let mut tokens: Vec<_> = tokens.copied().collect();
+        tokens.reverse();
         let mut blocks: Vec<_> = blocks.map(|(_, unit)| unit.clone()).collect();
         blocks.reverse();
         Some(HostImage {
             root: path.root.clone(),
-            tokens: path.tokens,
+            tokens,
             origin: path.origin,
             has_draft: checkpoint.has_draft,
             checkpoint: checkpoint.units.clone(),

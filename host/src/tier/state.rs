@@ -116,6 +116,7 @@ impl<B: Backend> Tier<B> {
             checkpoint_bytes: layout.unit_bytes * u64::from(layout.checkpoint_units),
             lease_bytes: 0,
             remembered: 0,
+            room: layout.units,
         };
         let capacity = layout.unit_bytes * u64::from(layout.units);
         Ok(Some(Box::new(Self {

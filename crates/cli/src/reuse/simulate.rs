@@ -129,7 +129,8 @@ fn run<P: Policy>(
     policy: impl Fn(u64) -> P,
 ) -> Result<Simulated, Foreign> {
     let Sizes { block_bytes, checkpoint_bytes, pool, host, .. } = sizes;
-    let limits = Limits { block_bytes, checkpoint_bytes, lease_bytes: 0, remembered: REMEMBERED };
+    let (lease_bytes, remembered, room) = (0, REMEMBERED, 0);
+    let limits = Limits { block_bytes, checkpoint_bytes, lease_bytes, remembered, room };
     let mut device = Pool::new(limits, pool, policy(pool));
     // Host memory has units as large as a block.
     let checkpoint_bytes = checkpoint_bytes.next_multiple_of(block_bytes);

@@ -60,8 +60,13 @@ pub struct Run {
 
 impl Run {
     pub fn new(seed: u64, settings: Settings) -> Self {
-        let limits =
-            Limits { block_bytes: 10, checkpoint_bytes: 80, lease_bytes: 300, remembered: 256 };
+        let limits = Limits {
+            block_bytes: 10,
+            checkpoint_bytes: 80,
+            lease_bytes: 300,
+            remembered: 256,
+            room: settings.blocks,
+        };
         let capacity = u64::from(settings.blocks) * 10 + u64::from(settings.checkpoints) * 80;
         let keys: [(&[u8], &[u8]); 3] = [(b"", b""), (b"a", b""), (b"", b"a")];
         let roots = keys.map(|(salt, adapter)| RootKey::new(salt, adapter, b"model"));
@@ -192,6 +197,10 @@ impl Run {
 
     /// The blocks of a request's path are those of its tokens.
     fn same_path(&self, request: &Request) -> Result<(), String> {
+        let told: Vec<_> = self.tree.tokens(&request.reference).unwrap().collect();
+        if !told.into_iter().rev().eq(request.tokens[..request.done].as_chunks().0) {
+            return Err("the path has other tokens".to_owned());
+        }
         let path = self.tree.blocks(&request.reference).unwrap();
         let mut path: Vec<_> = path.map(|(index, block)| (index as usize, block.0)).collect();
         path.reverse();
