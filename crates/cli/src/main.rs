@@ -1,7 +1,9 @@
 //! `dsv4-kv`: programs around the KV cache library. Exit codes: [`outcome::EXIT_CODES`].
 
 mod bench;
+mod completions;
 mod device;
+mod doctor;
 mod error;
 #[cfg(feature = "generate")]
 mod generate;
@@ -13,6 +15,7 @@ mod output;
 mod plan;
 mod replay;
 mod reuse;
+mod schema;
 #[cfg(feature = "serve")]
 mod serve;
 mod share;
@@ -21,13 +24,20 @@ mod texts;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::error::InputError;
 
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 3] = [
+    ("what this machine has", "cargo kv doctor"),
+    ("a load through the cache, compared with the reference", "cargo kv replay"),
+    ("how many requests fit", "cargo kv plan --model flash --gpu-mem 64GiB --context 32768"),
+];
+
 /// The KV cache of a DeepSeek-V4 server, on a GPU or on the CPU.
 #[derive(Parser)]
-#[command(name = "dsv4-kv", version, after_help = outcome::EXIT_CODES)]
+#[command(name = "dsv4-kv", version, after_help = outcome::after_help(&EXAMPLES))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -36,6 +46,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::BenchArgs),
+    Completions(completions::CompletionsArgs),
+    Doctor(doctor::DoctorArgs),
     #[cfg(feature = "generate")]
     Generate(Box<generate::GenerateArgs>),
     /// Continues a prompt with a checkpoint's model; this program was built without it.
@@ -45,6 +57,7 @@ enum Command {
     Plan(plan::PlanArgs),
     Replay(Box<replay::ReplayArgs>),
     Reuse(reuse::ReuseArgs),
+    Schema(schema::SchemaArgs),
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeArgs>),
     /// Serves a checkpoint's model over HTTP; this program was built without it.
@@ -74,6 +87,8 @@ fn main() -> ExitCode {
     };
     let outcome = match command {
         Command::Bench(args) => bench::run(&args),
+        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Doctor(args) => doctor::run(&args),
         #[cfg(feature = "generate")]
         Command::Generate(args) => generate::run(&args),
         #[cfg(not(feature = "generate"))]
@@ -81,6 +96,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Reuse(args) => reuse::run(&args),
+        Command::Schema(args) => schema::run(&args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(&args),
         #[cfg(not(feature = "serve"))]
@@ -94,6 +110,54 @@ fn main() -> ExitCode {
 fn fail(error: impl Into<anyhow::Error>) -> ExitCode {
     let error = error.into();
     // Without the chain of sources: every error here names its cause in its own message.
-    output::note(format_args!("error: {error}"));
+    output::error(&error);
     if error.is::<InputError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text of every `--help`, the program's own first.
+    fn helps() -> Vec<(String, String)> {
+        let mut root = Cli::command();
+        root.build();
+        let own = (String::new(), root.render_long_help().to_string());
+        let of = |command: &mut clap::Command| {
+            (command.get_name().to_owned(), command.render_long_help().to_string())
+        };
+        let shown = |command: &&mut clap::Command| command.get_name() != "help";
+        std::iter::once(own).chain(root.get_subcommands_mut().filter(shown).map(of)).collect()
+    }
+
+    #[test]
+    fn every_help_has_examples_that_parse_and_the_exit_codes() {
+        for (command, help) in helps() {
+            if cfg!(not(feature = "serve")) && ["generate", "serve"].contains(&&command[..]) {
+                continue;
+            }
+            assert!(help.contains(outcome::EXIT_CODES), "{command}");
+            let examples =
+                help.split("Examples:").nth(1).expect("examples").split("Exit codes").next();
+            let lines = examples.expect("they end").lines();
+            let commands: Vec<_> =
+                lines.filter_map(|line| line.strip_prefix("  cargo kv ")).collect();
+            assert!(!commands.is_empty(), "{command}");
+            for example in commands {
+                assert!(example.starts_with(&command), "{command}: {example}");
+                let needs_model =
+                    ["generate", "serve"].iter().any(|name| example.starts_with(name));
+                // Without its feature a command takes whatever it is given.
+                if cfg!(feature = "serve") || !needs_model {
+                    let words = std::iter::once("dsv4-kv").chain(example.split_whitespace());
+                    Cli::try_parse_from(words).map(drop).unwrap_or_else(|error| panic!("{error}"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn options_are_consistent() {
+        Cli::command().debug_assert();
+    }
 }

@@ -9,6 +9,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use anstyle::{AnsiColor, Style};
+
 use crate::error::InputError;
 
 /// A result that could not be written; exit code 1.
@@ -21,12 +23,13 @@ pub struct OutputError {
     source: io::Error,
 }
 
-/// Writes `text` and a line end to standard output.
+/// Writes `text` and a line end to standard output; its colours only where that is a terminal, or `CLICOLOR_FORCE` is
+/// set and `NO_COLOR` is not.
 ///
 /// # Errors
 /// [`OutputError`] if it cannot be written, but not if its reader has closed it.
 pub fn print(text: impl Display) -> Result<(), OutputError> {
-    let mut stdout = io::stdout().lock();
+    let mut stdout = anstream::stdout().lock();
     check(writeln!(stdout, "{text}").and_then(|()| stdout.flush()))
 }
 
@@ -56,6 +59,12 @@ pub fn check(written: io::Result<()>) -> Result<(), OutputError> {
 /// Writes a line to the error stream, if it can be written.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Writes a message to the error stream that says why the program ends, if it can be written.
+pub fn error(message: impl Display) {
+    let style = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
+    let _ = writeln!(anstream::stderr(), "{style}error:{style:#} {message}");
 }
 
 /// The file of `--report`: opened before any work is done, written at the end.

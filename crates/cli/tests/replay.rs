@@ -116,6 +116,61 @@ fn bookkeeping_follows_a_trace_and_reuses_its_prefixes() {
     assert_eq!((&reuse["partial"], &reuse["diverged"]), (&(20 * 88).into(), &(3 * 512).into()));
 }
 
+/// Waves of three requests, of 40 steps each: the wave at which a request runs says how long it waits.
+#[test]
+fn waits_are_told_in_steps_with_what_limits_them() {
+    let trace = trace(&[LINE; 20]);
+    let options = "--execute bookkeeping --max-requests 3 --gpu-mem 2GiB --no-reuse";
+    let result = json(replay(options).arg("--trace").arg(trace.path()));
+    let service = &result["service"];
+    assert_eq!((&service["unit"], &service["elapsed"]), (&"steps".into(), &280.0.into()));
+    assert_eq!(service["tokens_per_unit"], 20.0 * 639.0 / 280.0);
+    assert_eq!(service["generated_per_unit"], 20.0 * 39.0 / 280.0);
+    // Waits of 0, 40 .. 240 steps: the tenth and the twentieth of twenty.
+    for (wait, p50, p99) in [
+        ("queueing", 120.0, 240.0),
+        ("time_to_first_token", 121.0, 241.0),
+        ("time_per_token", 1.0, 1.0),
+    ] {
+        assert_eq!(
+            (&service[wait]["p50"], &service[wait]["p99"]),
+            (&p50.into(), &p99.into()),
+            "{wait}"
+        );
+    }
+    let limit = &service["limit"];
+    assert_eq!(limit["waiting_for_slots"], 240.0 / 280.0);
+    assert_eq!(limit["waiting_for_blocks"], 0.0);
+    let advice = limit["advice"][0].as_str().expect("words");
+    assert!(
+        advice.starts_with("slots: in 86 % of the steps requests waited for one of 3"),
+        "{advice}"
+    );
+    assert!(advice.contains("set --max-requests 20"), "{advice}");
+    // Left to itself, the cache has a slot for each of them, and nobody waits.
+    let options = "--execute bookkeeping --gpu-mem 2GiB --no-reuse";
+    let result = json(replay(options).arg("--trace").arg(trace.path()));
+    assert_eq!((&result["slots"], &result["refused_admissions"]), (&20.into(), &0.into()));
+    assert_eq!(result["service"]["queueing"]["p99"], 0.0);
+}
+
+/// With kernels times are in milliseconds.
+#[test]
+fn waits_on_a_device_are_times() {
+    let trace = trace(&[r#"{"timestamp": 0, "input_length": 9, "output_length": 3}"#]);
+    let result =
+        json(replay("--device cpu --gpu-mem 300MiB --verify 0").arg("--trace").arg(trace.path()));
+    let service = &result["service"];
+    assert_eq!(service["unit"], "ms");
+    let number = |of: &Value| of.as_f64().expect("a number");
+    let (all, first) =
+        (number(&service["elapsed"]), number(&service["time_to_first_token"]["p50"]));
+    let per_token = number(&service["time_per_token"]["p50"]);
+    assert!(first > 0.0 && per_token > 0.0);
+    assert!((first + 2.0 * per_token - all).abs() < 1e-3 * all, "{service}");
+    assert!(number(&result["kernel_ms"]) <= all, "{result}");
+}
+
 /// Prompts that part after an id: the second one computes what is behind the last checkpoint, the third one goes on
 /// from where they part.
 #[test]
@@ -248,7 +303,8 @@ fn a_model_file_is_checked() {
 
 #[test]
 fn a_model_that_does_not_fit_is_told_with_the_sizes() {
-    let message = refusal(&mut replay("--device cpu --model pro --gpu-mem 1GiB"));
+    let message =
+        refusal(&mut replay("--device cpu --model pro --gpu-mem 1GiB --max-requests 256"));
     assert!(message.contains("model pro with"), "{message}");
     assert!(message.contains("256 slots of") && message.contains("1 blocks of"), "{message}");
     assert_eq!(message.matches("256 slots of").count(), 1, "{message}");

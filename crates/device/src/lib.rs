@@ -57,7 +57,7 @@ mod transfer;
 pub use arena::{ARENA_ALIGN, Arena, arena_bytes};
 pub use backend::{Backend, RawMemory, RawPinned};
 pub use buffer::{Buffer, Memory, View};
-pub use cuda::{Cuda, CudaDevice, CudaOptions, Kernels};
+pub use cuda::{Cuda, CudaDevice, CudaOptions, CudaSurvey, Kernels};
 pub use device::Device;
 pub use emulator::{EmuDevice, EmuOptions, Emulator};
 pub use error::{CudaStatus, DeviceError};

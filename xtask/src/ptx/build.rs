@@ -7,13 +7,13 @@ use anyhow::{Context, Result, bail};
 use kernels_gpu::table::ABI_HASH;
 use kernels_gpu::table::KERNELS;
 
-use super::compiler::Compiler;
 use super::manifest::{Manifest, TargetRecord};
 use super::module::Module;
 use super::recipe::{Built, FLAGS, PROFILE, TARGETS, Target};
 use super::sources::Sources;
 use super::{compressed, lint, patch, ptxas, toolchain};
 use crate::{process, workspace};
+use dsv4_kv_device_compiler::Compiler;
 
 /// Compiles, lints, assembles and writes the PTX and its manifest.
 ///

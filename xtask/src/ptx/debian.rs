@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::compiler::Compiler;
 use crate::{process, workspace};
+use dsv4_kv_device_compiler::Compiler;
 
 /// `rustc-web` is the rustc that Debian keeps recent for its browsers.
 const PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];

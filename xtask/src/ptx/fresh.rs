@@ -94,7 +94,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::ptx::compiler::Version;
+    use dsv4_kv_device_compiler::Version;
 
     fn manifest() -> Manifest {
         let sources = Sources {

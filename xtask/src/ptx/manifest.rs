@@ -6,11 +6,11 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::compiler::Version;
 use super::compressed;
 use super::module::{Counts, Module};
 use super::sources::{self, Sources};
 use crate::workspace;
+use dsv4_kv_device_compiler::Version;
 
 const FILE: &str = "manifest.json";
 

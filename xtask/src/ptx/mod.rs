@@ -3,7 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`recipe`] | targets, and the flags they are compiled with |
-//! | [`compiler`], [`toolchain`], [`debian`] | a compiler that can make PTX: what it must be, where it is found, how it is fetched into `target/` without root |
+//! | [`toolchain`], [`debian`] | a compiler that can make PTX (`dsv4_kv_device_compiler`): where it is found, how it is fetched into `target/` without root |
 //! | [`build`] | compiles, patches, lints, assembles and writes the PTX |
 //! | [`patch`] | writes the kernel table's launch bounds into PTX |
 //! | [`module`] | reads PTX text |
@@ -16,7 +16,6 @@
 //! | [`show`] | prints the PTX of a kernel |
 
 pub mod build;
-pub mod compiler;
 pub mod compressed;
 pub mod debian;
 pub mod fresh;

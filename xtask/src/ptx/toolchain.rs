@@ -3,12 +3,9 @@
 //! The order is: the toolchain in use, Debian's `rustc-web`, a copy of it fetched into `target/`.
 //! Cargo is always the one that runs this task; only the compiler differs.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use anyhow::{Result, anyhow};
+use dsv4_kv_device_compiler::Compiler;
 
-use anyhow::{Context, Result, anyhow};
-
-use super::compiler::Compiler;
 use super::debian;
 use crate::workspace;
 
@@ -29,12 +26,11 @@ pub fn find_or_fetch() -> Result<Compiler> {
 /// # Errors
 /// There is none: why each candidate was refused.
 pub fn find_installed() -> Result<Compiler> {
-    let in_use = toolchain_in_use().and_then(|rustc| Compiler::probe(&rustc, Vec::new()));
-    let in_use = match in_use {
+    let in_use = match Compiler::in_use(workspace::root()) {
         Ok(compiler) => return Ok(compiler),
         Err(refused) => refused,
     };
-    let debian = match Compiler::probe(Path::new("/usr/bin/rustc"), Vec::new()) {
+    let debian = match Compiler::of_debian() {
         Ok(compiler) => return Ok(compiler),
         Err(refused) => refused,
     };
@@ -53,17 +49,6 @@ fn no_compiler(refused: &anyhow::Error, fetching: &anyhow::Error) -> anyhow::Err
          toolchain install 1.96.0 --component rust-src\n    RUSTUP_TOOLCHAIN=1.96.0 cargo xtask \
          build-ptx\nor, on Debian 12:\n    sudo apt-get install rustc-web rust-web-src"
     )
-}
-
-/// The rustc behind rustup's proxy, which is the one that cargo uses here.
-fn toolchain_in_use() -> Result<PathBuf> {
-    let output = Command::new("rustc")
-        .args(["--print", "sysroot"])
-        .current_dir(workspace::root())
-        .output()
-        .context("no rustc on the PATH")?;
-    let sysroot = String::from_utf8(output.stdout)?;
-    Ok(Path::new(sysroot.trim()).join("bin/rustc"))
 }
 
 #[cfg(test)]

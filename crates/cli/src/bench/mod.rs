@@ -33,13 +33,22 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use dsv4_kv::device::{CudaDevice, CudaOptions};
 use indicatif::ProgressBar;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::error::InputError;
-use crate::outcome::{EXIT_CODES, Outcome};
+use crate::outcome::{Outcome, after_help};
 use crate::output;
+pub use books::Report as BooksReport;
 use load::measure_each;
 use timing::Measurement;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 3] = [
+    ("all kernels, each beside a copy of the same bytes", "cargo kv bench"),
+    ("decode steps of a whole model, as JSON", "cargo kv bench step --json"),
+    ("what a step costs the host; needs no GPU", "cargo kv bench books"),
+];
 
 /// Measures kernels on a GPU, each beside a device-to-device copy of the same bytes.
 ///
@@ -75,7 +84,7 @@ use timing::Measurement;
 /// `select_projected`, with `index_query` added, which is part of the product's launch; alone, for projections that the
 /// caller has made, it counts no layer.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = after_help(&EXAMPLES))]
 pub struct BenchArgs {
     /// What to measure.
     #[arg(value_enum, default_value_t = Suite::All)]
@@ -122,8 +131,8 @@ enum Suite {
 }
 
 /// What was measured where.
-#[derive(Debug, Serialize)]
-struct Report {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
     /// The GPU.
     device: String,
     /// When it was measured: UTC, as in `2026-01-31T12:00:00Z`.

@@ -16,6 +16,7 @@ use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
 use dsv4_kv::{
     Bucket, CacheConfig, Capacity, CapturedStep, Launches, Prompt, RequestId, StepRequest,
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::load::LoadArgs;
@@ -48,7 +49,7 @@ pub struct Case {
 }
 
 /// One direction, measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Row {
     /// A preset.
     pub model: String,

@@ -7,7 +7,13 @@ use clap::{ArgGroup, Args};
 use super::attention::AttentionChoice;
 use crate::device::DeviceChoice;
 use crate::options::number;
-use crate::outcome::EXIT_CODES;
+use crate::outcome::after_help;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 1] = [(
+    "20 tokens of a tiny model of random weights",
+    "cargo kv generate --checkpoint tests/e2e/hash --prompt Once --max-tokens 20",
+)];
 
 /// Continues a prompt with a checkpoint's model.
 ///
@@ -15,7 +21,7 @@ use crate::outcome::EXIT_CODES;
 /// The cache, the indexer and the router run on the device, on a GPU attention too; dense mathematics in f32 on the
 /// host: made to be exact, for models that fit the host's memory at four bytes a parameter.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = after_help(&EXAMPLES))]
 #[command(group(ArgGroup::new("input").required(true)))]
 pub struct GenerateArgs {
     /// The checkpoint: a folder with config.json and safetensors files.

@@ -8,7 +8,16 @@ use dsv4_kv::kv_layout::index_row::IndexFormat;
 use dsv4_kv::kv_layout::main_row::MainFormat;
 
 use crate::options::size;
-use crate::outcome::EXIT_CODES;
+use crate::outcome::after_help;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 2] = [
+    (
+        "how many requests of 131072 tokens fit, four drafts each",
+        "cargo kv plan --model pro --gpu-mem 180GiB --context 131072 --max-draft 4",
+    ),
+    ("the same for a program to read", "cargo kv plan --model flash --gpu-mem 64GiB --json"),
+];
 
 /// Plans a cache: what its slots, blocks and tokens cost, and how many requests fit at once.
 ///
@@ -16,7 +25,7 @@ use crate::outcome::EXIT_CODES;
 /// requests of `--context` tokens fit. The numbers are exact: as many requests are admitted, and the
 /// next is refused.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = after_help(&EXAMPLES))]
 pub struct PlanArgs {
     /// flash, pro, tiny, or the path of a checkpoint's config.json.
     #[arg(long, value_name = "NAME|FILE")]

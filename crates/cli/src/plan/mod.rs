@@ -18,7 +18,7 @@ pub use args::PlanArgs;
 use crate::error::InputError;
 use crate::outcome::Outcome;
 use crate::{device, model, output, share};
-use report::Report;
+pub use report::Report;
 
 /// Runs the command and prints its result.
 pub fn run(args: &PlanArgs) -> Result<Outcome> {

@@ -6,7 +6,9 @@ use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::{CacheConfig, Capacity, KvError, WorkspaceSize, capacity};
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::device;
 
@@ -14,13 +16,14 @@ use crate::device;
 const SHORTEST: u32 = 1 << 10;
 
 /// A planned cache.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Report {
     /// Bytes there are for it.
     memory: u64,
     /// Bytes set aside for the rounding up of allocations.
     rounding: u64,
     /// The workspace of the indexer; none if no layer has one.
+    #[schemars(with = "Option<Map<String, Value>>")]
     indexer: Option<WorkspaceSize>,
     /// Bytes left when all that is allocated.
     left_over: u64,
@@ -28,16 +31,18 @@ pub struct Report {
     requests_without_checkpoints: Option<u32>,
     /// Tokens of the longest request that fits while no other is there.
     longest_request: u32,
-    /// What it has room for.
+    /// What it has room for: the fields of `dsv4_kv::Capacity`.
+    #[schemars(with = "Map<String, Value>")]
     capacity: Capacity,
     /// Requests by length.
     lengths: Vec<Length>,
-    /// Its configuration.
+    /// Its configuration: the fields of `dsv4_kv::CacheConfig`.
+    #[schemars(with = "Map<String, Value>")]
     config: CacheConfig,
 }
 
 /// Requests of one length.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Length {
     /// Tokens of a request.
     tokens: u32,

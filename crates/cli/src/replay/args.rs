@@ -9,7 +9,7 @@ use dsv4_kv_cli::trace::MAX_REQUESTS;
 
 use crate::device::DeviceChoice;
 use crate::options::{number, size};
-use crate::outcome::EXIT_CODES;
+use crate::outcome::after_help;
 
 /// Replays a load of requests through the cache: continuous batching, chunked prefill.
 ///
@@ -23,6 +23,22 @@ use crate::outcome::EXIT_CODES;
 /// is shorter; requests that can never fit are counted as rejected.
 ///
 /// Prompts reuse what earlier ones with the same first tokens have computed: token ids are made from a trace's
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 3] = [
+    (
+        "a small load on a GPU if there is one, else on the CPU, compared with the reference",
+        "cargo kv replay",
+    ),
+    (
+        "a trace through the allocator and the planner alone, and a page with plots",
+        "cargo kv replay --execute bookkeeping --trace trace.jsonl --report out.html",
+    ),
+    (
+        "the synthetic load with twice the arrivals",
+        "cargo kv replay --execute bookkeeping --time-scale 2",
+    ),
+];
+
 /// hash_ids, each of which stands for 512 tokens (divided by --shrink), and prompts are admitted with them.
 /// Checkpoints are placed and evicted as the cache does by itself, but for those of answers, which no other prompt of
 /// a load has. A request is preempted, and computed again, if blocks run out.
@@ -33,7 +49,7 @@ use crate::outcome::EXIT_CODES;
 /// Ctrl-C ends the replay after the running step: table, JSON and report are of the steps until then.
 /// A second one ends the program at once.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = after_help(&EXAMPLES))]
 pub struct ReplayArgs {
     /// Trace in Mooncake format, one JSON object a line: timestamp (ms), input_length, output_length
     /// (tokens), hash_ids. At most 1 MiB a line and 1000000 requests.
@@ -107,8 +123,9 @@ pub struct ReplayArgs {
     pub host_cache: Option<ByteSize>,
 
     /// Request slots, 1 to 65536: how many requests run at once.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
-    pub max_requests: u32,
+    /// [default: as many as let the most requests of the load's mean length fit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]
+    pub max_requests: Option<u32>,
 
     /// Maximum number of tokens of a step, 1 to 1048576.
     /// [default: 8192, 256 on the CPU]

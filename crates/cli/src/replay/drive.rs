@@ -7,6 +7,8 @@ use indicatif::ProgressBar;
 
 use super::clock::Clock;
 use super::execute::{Execute, KernelWork, is_out_of_blocks};
+use super::latency::Latency;
+use super::limit::Shortages;
 use super::load::Request;
 use super::scheduler::{Job, Limits, Part, Scheduler};
 use super::timeline::{Sample, Timeline};
@@ -30,6 +32,10 @@ pub struct Replayed {
     pub preempted: u64,
     /// Tokens that were reused, and why others were not.
     pub reuse: ReuseStats,
+    /// How long requests waited.
+    pub latency: Latency,
+    /// In which steps something was short.
+    pub shortages: Shortages,
     /// What the kernels did.
     pub work: KernelWork,
 }
@@ -66,6 +72,9 @@ pub struct Drive<'l, E> {
     pub(super) scheduler: Scheduler,
     clock: Clock,
     timeline: Timeline,
+    latency: Latency,
+    shortages: Shortages,
+    limits: Limits,
     /// The first request that has not arrived.
     next: usize,
     /// By place in the load: the cache's own names of the requests that run.
@@ -99,6 +108,9 @@ impl<'l, E: Execute> Drive<'l, E> {
             scheduler: Scheduler::new(limits),
             clock,
             timeline: Timeline::default(),
+            latency: Latency::default(),
+            shortages: Shortages::default(),
+            limits,
             next: 0,
             ids: vec![None; load.len()],
             known: vec![Vec::new(); load.len()],
@@ -118,7 +130,9 @@ impl<'l, E: Execute> Drive<'l, E> {
             let tokens = arrival.cached_tokens();
             let blocks = self.cache.ledger().blocks_of(tokens);
             let index = self.next;
-            if !self.scheduler.submit(Job { index, input: arrival.input, tokens, blocks }) {
+            if self.scheduler.submit(Job { index, input: arrival.input, tokens, blocks }) {
+                self.latency.submit(index);
+            } else {
                 self.ended += u64::from(tokens);
             }
             self.next += 1;
@@ -131,6 +145,7 @@ impl<'l, E: Execute> Drive<'l, E> {
             let prompt = &self.known[job.index];
             let (id, reused) = self.cache.admit(job.index, shares.then_some(prompt))?;
             self.ids[job.index] = Some(id);
+            self.latency.admit(job.index);
             self.scheduler.skip(reused);
         }
         Ok(())
@@ -177,6 +192,7 @@ impl<'l, E: Execute> Drive<'l, E> {
                 return Ok(self.scheduler.has_waiting().then_some(0));
             }
             self.fill_step()?;
+            let kernels_before = self.cache.kernel_ms();
             let prepare = match self.cache.step(&self.step, &self.tokens) {
                 Ok(prepare) => prepare,
                 Err(error) if is_out_of_blocks(&error) => {
@@ -188,6 +204,9 @@ impl<'l, E: Execute> Drive<'l, E> {
             let sample = self.sample(prepare.as_secs_f32() * 1e6);
             self.clock.step(sample.prefill + sample.decode);
             self.timeline.push(Sample { at_ms: self.clock.now_ms(), ..sample });
+            let kernels = self.cache.kernel_ms() - kernels_before;
+            self.latency.step(kernels + prepare.as_secs_f64() * 1e3);
+            self.note_shortage(&sample);
             self.release_finished()?;
             return Ok(Some(sample.prefill + sample.decode));
         }
@@ -225,15 +244,32 @@ impl<'l, E: Execute> Drive<'l, E> {
     fn release_finished(&mut self) -> Result<()> {
         let mut finished = Vec::new();
         for part in &self.parts {
-            if (part.start + part.tokens) as usize >= self.known[part.index].len() {
+            let end = part.start + part.tokens;
+            if end as usize >= self.known[part.index].len() {
                 self.known[part.index] = Vec::new();
+            }
+            if self.load.get(part.index).is_some_and(|of| end >= of.arrival.input) {
+                self.latency.prompt_done(part.index);
             }
         }
         self.scheduler.complete(&self.parts, |index| finished.push(index));
         self.finished += finished.len() as u64;
+        for &index in &finished {
+            let output = self.load.get(index).map_or(0, |of| of.arrival.output);
+            self.latency.finish(index, output);
+        }
         let of_load = finished.iter().filter_map(|&index| self.load.get(index));
         self.ended += of_load.map(|of| u64::from(of.arrival.cached_tokens())).sum::<u64>();
         finished.into_iter().try_for_each(|index| self.release(index))
+    }
+
+    /// What was short in the step of `sample`.
+    fn note_shortage(&mut self, sample: &Sample) {
+        let share = |used: u32, of: u32| f64::from(used) / f64::from(of.max(1));
+        let Limits { slots, blocks, step_tokens, .. } = self.limits;
+        let in_use = (share(sample.blocks, blocks), share(sample.requests, slots));
+        let is_full = sample.prefill + sample.decode == step_tokens;
+        self.shortages.step(self.scheduler.shortage(), in_use, is_full);
     }
 
     fn sample(&self, prepare_us: f32) -> Sample {
@@ -283,7 +319,7 @@ impl<'l, E: Execute> Drive<'l, E> {
     }
 
     fn end(self, interrupted: bool) -> Result<Replayed> {
-        let Self { cache, scheduler, timeline, finished, .. } = self;
+        let Self { cache, scheduler, timeline, latency, shortages, finished, .. } = self;
         let reuse = cache.ledger().reuse_stats();
         Ok(Replayed {
             timeline,
@@ -293,6 +329,8 @@ impl<'l, E: Execute> Drive<'l, E> {
             rejected: scheduler.rejected(),
             preempted: scheduler.preempted(),
             reuse,
+            latency,
+            shortages,
             work: cache.finish()?,
         })
     }

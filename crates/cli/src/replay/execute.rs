@@ -35,6 +35,11 @@ pub trait Execute {
         TierStats::default()
     }
 
+    /// Milliseconds that its kernels have taken so far; 0 if none run.
+    fn kernel_ms(&self) -> f64 {
+        0.0
+    }
+
     /// Whether it matters what the tokens are.
     fn reads_tokens(&self) -> bool;
 

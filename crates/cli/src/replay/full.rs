@@ -146,6 +146,10 @@ impl<B: Backend> Execute for Full<B> {
         self.cache.tier_stats()
     }
 
+    fn kernel_ms(&self) -> f64 {
+        self.kernel_ms
+    }
+
     fn reads_tokens(&self) -> bool {
         true
     }

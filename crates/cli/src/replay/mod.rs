@@ -11,6 +11,7 @@
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`] | their comparison with the reference |
 //! | [`mod@drive`], [`changes`], [`timeline`] | the loop, what [`crate::soak`] does between its steps, and what is kept of them |
+//! | [`latency`], [`limit`], [`service`] | how long requests wait, and for what |
 //! | [`summary`], [`reuse`], [`report`] | the result: table and JSON, and the HTML page |
 
 pub mod args;
@@ -24,6 +25,8 @@ mod full;
 mod history;
 mod inputs;
 mod kept;
+mod latency;
+mod limit;
 mod lists;
 pub mod load;
 mod place;
@@ -31,6 +34,7 @@ mod report;
 mod reuse;
 pub mod scheduler;
 mod select;
+mod service;
 pub mod setup;
 mod source;
 mod summary;
@@ -59,7 +63,7 @@ use full::Full;
 use load::Request;
 use place::Place;
 use setup::Setup;
-use summary::Summary;
+pub use summary::Summary;
 use timeline::Timeline;
 
 /// Runs the command and prints its result.
@@ -80,8 +84,7 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
         }
         Place::Cuda(device) => replay_on(device, &setup, &interrupt),
     }?;
-    let requests = setup.load.len() as u64;
-    let summary = Summary::new(&setup.config, name, requests, &replayed, began.elapsed());
+    let summary = Summary::new(&setup, name, &replayed, began.elapsed());
     // If one of the two cannot be written, the other still is.
     let printed = if args.json {
         output::print(serde_json::to_string_pretty(&summary)?)

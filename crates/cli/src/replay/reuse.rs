@@ -1,15 +1,18 @@
 //! What of a load's prompts was reused: a part of the summary.
 
+use std::collections::BTreeMap;
+
 use bytesize::ByteSize;
 use dsv4_kv::TierStats;
 use dsv4_kv_prefix::{Origin, ReuseStats};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::timeline::Sample;
 
 /// Prompt tokens that were reused, and why others were not. A request that was preempted and admitted again counts as
 /// often as it was admitted, with what it had generated.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Reuse {
     /// Share of the prompt tokens that were reused.
     pub hit_ratio: f64,
@@ -46,6 +49,7 @@ pub struct Reuse {
     /// Largest number of blocks that were kept and that nobody used.
     pub peak_cached: u32,
     /// What moved between the device and host memory; none without a host tier.
+    #[schemars(with = "Option<BTreeMap<String, u64>>")]
     pub tier: Option<TierStats>,
 }
 

@@ -23,6 +23,15 @@ pub struct Limits {
     pub step_tokens: u32,
 }
 
+/// What the head of the queue waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shortage {
+    /// A slot.
+    Slots,
+    /// Blocks of its full length.
+    Blocks,
+}
+
 /// A request as the scheduler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
@@ -240,6 +249,12 @@ impl Scheduler {
             }
             !finished
         });
+    }
+
+    /// What the head of the queue waits for; `None` if nobody waits, or it is not known to.
+    pub fn shortage(&self) -> Option<Shortage> {
+        self.queue.front()?;
+        Some(if self.has_slot() { Shortage::Blocks } else { Shortage::Slots })
     }
 
     /// Whether requests wait to be admitted.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use dsv4_kv::{CacheConfig, KvError, WorkspaceSize};
+use dsv4_kv::{CacheConfig, KvError, WorkspaceSize, capacity};
 use dsv4_kv_cli::trace::TraceReader;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -34,6 +34,8 @@ pub struct Setup {
     pub memory: u64,
     /// The largest cache that fits, for requests as long as those of the load.
     pub config: CacheConfig,
+    /// Slots that leave the blocks of as many requests of the load's mean length.
+    pub balanced_slots: u32,
     /// The workspace of the indexer of a model that has one.
     pub indexer: Option<WorkspaceSize>,
     /// Virtual time.
@@ -83,10 +85,31 @@ impl Setup {
         let host_bytes = args.host_cache.map_or(0, |size| size.as_u64());
         let smallest = CacheConfig { host_bytes, ..smallest };
         let wish = Wish::of(args, &load);
-        let config = largest_cache(smallest, memory, working + rounding, wish)?;
+        let mean = mean_tokens(&load).min(smallest.max_context);
+        let most = u32::try_from(load.len()).unwrap_or(u32::MAX).max(1);
+        let balanced = Slots::For { tokens: mean, most };
+        let size = |slots| largest_cache(smallest.clone(), memory, working + rounding, wish, slots);
+        let (config, balanced_slots) = match args.max_requests {
+            Some(slots) => {
+                let balanced = size(balanced).map_or(slots, |config| config.max_requests);
+                (size(Slots::Exactly(slots))?, balanced)
+            }
+            None => size(balanced).map(|config| (config.clone(), config.max_requests))?,
+        };
         let clock = Clock::new(args.step_ms, args.token_rate);
         let (seed, queries) = (args.seed, (defaults.queries, heads));
-        Ok(Self { load, texts, sample, memory, config, indexer, clock, seed, queries })
+        Ok(Self {
+            load,
+            texts,
+            sample,
+            memory,
+            config,
+            balanced_slots,
+            indexer,
+            clock,
+            seed,
+            queries,
+        })
     }
 
     /// What the cache has room for.
@@ -143,6 +166,12 @@ pub fn longest(load: &[Request]) -> u32 {
     load.iter().map(|request| request.arrival.cached_tokens()).max().unwrap_or(1)
 }
 
+/// Tokens of a request of the load, on average.
+fn mean_tokens(load: &[Request]) -> u32 {
+    let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens())).sum::<u64>();
+    tokens.div_ceil(load.len().max(1) as u64).max(1) as u32
+}
+
 /// The smallest cache for requests as long as those of the load, or as the model allows.
 fn smallest_cache(
     args: &ReplayArgs,
@@ -156,12 +185,62 @@ fn smallest_cache(
     let all = u32::try_from(tokens.sum::<u64>()).unwrap_or(u32::MAX);
     Ok(CacheConfig {
         max_step_tokens: args.token_budget.unwrap_or(defaults.token_budget).min(all),
-        max_requests: args.max_requests,
         max_context: longest(load).clamp(1, smallest.max_context),
         // No prompt of a load has what another request answered: a trace does not say it.
         keep_outputs: false,
         ..smallest
     })
+}
+
+/// How many slots a cache is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slots {
+    /// So many.
+    Exactly(u32),
+    /// As many as let the most requests of `tokens` tokens fit at once, but no more than `most`.
+    For {
+        /// Tokens of a request.
+        tokens: u32,
+        /// Requests there are.
+        most: u32,
+    },
+}
+
+impl Slots {
+    /// The largest cache with so many slots that `memory` holds.
+    fn sized(self, config: CacheConfig, memory: u64) -> Result<CacheConfig, KvError> {
+        match self {
+            Self::Exactly(max_requests) => {
+                CacheConfig { max_requests, ..config }.with_memory(memory)
+            }
+            Self::For { tokens, most } => {
+                let best = capacity::most_requests(config, memory, tokens)?;
+                let max_requests = best.max_requests.min(most);
+                // The blocks of the longest request come before slots that no other finds blocks for.
+                let fewer = CacheConfig { max_requests, ..best }.with_memory(memory)?;
+                let needed = fewer.max_blocks_per_request();
+                if fewer.num_blocks >= needed {
+                    Ok(fewer)
+                } else {
+                    for_longest(fewer, memory, needed)
+                }
+            }
+        }
+    }
+}
+
+/// The cache with as many slots as leave room for `blocks` blocks; with one slot if even that leaves none.
+fn for_longest(config: CacheConfig, memory: u64, blocks: u32) -> Result<CacheConfig, KvError> {
+    let (mut fits, mut too_many) = (1, config.max_requests);
+    let sized = |max_requests| CacheConfig { max_requests, ..config.clone() }.with_memory(memory);
+    while fits + 1 < too_many {
+        let slots = u32::midpoint(fits, too_many);
+        match sized(slots)?.num_blocks >= blocks {
+            true => fits = slots,
+            false => too_many = slots,
+        }
+    }
+    sized(fits)
 }
 
 /// How many checkpoints a cache is to have.
@@ -191,6 +270,7 @@ pub fn largest_cache(
     memory: u64,
     working: u64,
     checkpoints: Wish,
+    slots: Slots,
 ) -> Result<CacheConfig, InputError> {
     let left = memory
         .checked_sub(working)
@@ -198,11 +278,11 @@ pub fn largest_cache(
     let name = smallest.model.name.clone();
     let sized = match checkpoints {
         Wish::Exactly(num_checkpoints) => {
-            CacheConfig { num_checkpoints, ..smallest }.with_memory(left)
+            slots.sized(CacheConfig { num_checkpoints, ..smallest }, left)
         }
         Wish::Share => {
-            let without = CacheConfig { host_bytes: 0, ..smallest.clone() }.with_memory(left);
-            without.and_then(|without| with_share(without, smallest.host_bytes, left))
+            let without = slots.sized(CacheConfig { host_bytes: 0, ..smallest.clone() }, left);
+            without.and_then(|without| with_share(without, smallest.host_bytes, left, slots))
         }
     };
     sized.map_err(|source| InputError::Cache {
@@ -214,9 +294,14 @@ pub fn largest_cache(
 }
 
 /// The cache with checkpoints in place of a part of its blocks, though not of those of the longest request.
-fn with_share(config: CacheConfig, host_bytes: u64, memory: u64) -> Result<CacheConfig, KvError> {
+fn with_share(
+    config: CacheConfig,
+    host_bytes: u64,
+    memory: u64,
+    slots: Slots,
+) -> Result<CacheConfig, KvError> {
     let num_checkpoints = share::checkpoints(&config);
-    let with = CacheConfig { num_checkpoints, host_bytes, ..config.clone() }.with_memory(memory);
+    let with = slots.sized(CacheConfig { num_checkpoints, host_bytes, ..config.clone() }, memory);
     // What a cache with checkpoints takes besides may be more than was left.
     if host_bytes == 0 { with.or(Ok(config)) } else { with }
 }

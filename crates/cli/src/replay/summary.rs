@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
-use dsv4_kv::CacheConfig;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::drive::Replayed;
 use super::reuse::Reuse;
+use super::service::Service;
+use super::setup::Setup;
+use super::timeline::percentile;
 
 /// The result of a replay.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Summary {
     /// Name of the model.
     pub model: String,
@@ -40,6 +43,8 @@ pub struct Summary {
     pub entries: u64,
     /// Steps.
     pub steps: u64,
+    /// Throughput, waits, and what limited them.
+    pub service: Service,
     /// Largest number of blocks that requests used at once.
     pub peak_blocks: u32,
     /// Blocks there are.
@@ -82,22 +87,16 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The result of a replay of `requests` requests on `device` that took `wall`.
-    pub fn new(
-        config: &CacheConfig,
-        device: String,
-        requests: u64,
-        replayed: &Replayed,
-        wall: Duration,
-    ) -> Self {
-        let timeline = &replayed.timeline;
+    /// The result of the replay that `setup` describes, on `device`; it took `wall`.
+    pub fn new(setup: &Setup, device: String, replayed: &Replayed, wall: Duration) -> Self {
+        let (config, timeline) = (&setup.config, &replayed.timeline);
         let (largest, prepare) = (timeline.largest(), timeline.sorted_times());
         let verification = &replayed.work.verification;
         Self {
             model: config.model.name.clone(),
             device,
             interrupted: replayed.interrupted,
-            requests,
+            requests: setup.load.len() as u64,
             finished: replayed.finished,
             refused_admissions: replayed.waited,
             rejected: replayed.rejected,
@@ -111,6 +110,7 @@ impl Summary {
             }),
             entries: replayed.work.entries,
             steps: timeline.steps(),
+            service: Service::new(replayed, setup.limits(), setup.balanced_slots),
             peak_blocks: largest.blocks,
             blocks: config.num_blocks,
             peak_slots: largest.requests,
@@ -171,6 +171,8 @@ impl Summary {
             ),
             ("mismatches", self.mismatches.to_string()),
         ];
+        let place = rows.iter().position(|(what, _)| *what == "steps").map_or(0, |at| at + 1);
+        rows.splice(place..place, self.service.rows());
         if self.verified_attended > 0 {
             let attended = format!("{} heads' attention, in f64", self.verified_attended);
             rows.insert(rows.len() - 1, ("", attended));
@@ -196,24 +198,5 @@ impl Summary {
             values.set_cell_alignment(CellAlignment::Left);
         }
         table
-    }
-}
-
-/// The value that `percent` of `sorted` do not exceed; 0 if there are none.
-fn percentile(sorted: &[f32], percent: usize) -> f32 {
-    let rank = (sorted.len() * percent).div_ceil(100);
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        let values: Vec<f32> = (1..=200u8).map(f32::from).collect();
-        assert_eq!((percentile(&values, 50), percentile(&values, 99)), (100.0, 198.0));
-        assert_eq!((percentile(&[7.0], 50), percentile(&[7.0], 99)), (7.0, 7.0));
-        assert_eq!(percentile(&[], 50), 0.0);
     }
 }

@@ -144,6 +144,12 @@ fn larger(a: Sample, b: &Sample) -> Sample {
     }
 }
 
+/// The value that `percent` of `sorted` do not exceed; 0 if there are none.
+pub fn percentile(sorted: &[f32], percent: usize) -> f32 {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,5 +200,13 @@ mod tests {
         let times = timeline.sorted_times();
         assert_eq!(times.len(), MAX_TIMES / 2 + 1);
         assert!(times.iter().zip(0..).all(|(&time, i)| time == (2 * i) as f32));
+    }
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let values: Vec<f32> = (1..=200u8).map(f32::from).collect();
+        assert_eq!((percentile(&values, 50), percentile(&values, 99)), (100.0, 198.0));
+        assert_eq!((percentile(&[7.0], 50), percentile(&[7.0], 99)), (7.0, 7.0));
+        assert_eq!(percentile(&[], 50), 0.0);
     }
 }

@@ -7,7 +7,13 @@ use clap::Args;
 use dsv4_kv_cli::trace::MAX_REQUESTS;
 
 use crate::options::size;
-use crate::outcome::EXIT_CODES;
+use crate::outcome::after_help;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 1] = [(
+    "hits of a trace in two pools, with host memory behind them",
+    "cargo kv reuse --trace trace.jsonl --pool 64GiB --pool 140GiB --host-cache 512GiB",
+)];
 
 /// Says how many tokens of a trace's prompts need not be computed again, by the placement of checkpoints, the order
 /// of eviction and the memory for what is kept.
@@ -17,7 +23,7 @@ use crate::outcome::EXIT_CODES;
 /// transfers to and from host memory take no time.
 /// Token ids are made from the trace's hash_ids.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = after_help(&EXAMPLES))]
 pub struct ReuseArgs {
     /// Trace in Mooncake format with hash_ids. At most 1 MiB a line and 1000000 requests.
     #[arg(long, value_name = "FILE")]

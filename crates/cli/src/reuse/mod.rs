@@ -20,7 +20,8 @@ pub use args::ReuseArgs;
 use crate::error::InputError;
 use crate::outcome::Outcome;
 use crate::{model, output};
-use report::{Report, Row};
+pub use report::Report;
+use report::Row;
 use simulate::{CASES, Sizes, simulate};
 
 /// Runs the command and prints its result.

@@ -5,12 +5,13 @@ use std::fmt;
 use bytesize::ByteSize;
 use comfy_table::{CellAlignment, Table, presets};
 use dsv4_kv_prefix::ReuseStats;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::simulate::{Simulated, Sizes};
 
 /// What was simulated.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Report {
     /// The model.
     pub model: String,
@@ -23,7 +24,7 @@ pub struct Report {
 }
 
 /// One placement and order in one pool.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Row {
     /// Bytes of the pool.
     pool: u64,

@@ -9,14 +9,20 @@ use clap::builder::RangedU64ValueParser;
 use crate::device::DeviceChoice;
 use crate::generate::AttentionChoice;
 use crate::options::{number, size};
-use crate::outcome::EXIT_CODES;
+use crate::outcome::after_help;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 1] = [(
+    "a tiny model of random weights",
+    "cargo kv serve --checkpoint tests/e2e/hash --listen 127.0.0.1:8000",
+)];
 
 /// Serves a checkpoint's model over HTTP, as OpenAI's /v1/completions.
 ///
 /// Also /v1/models, /health and /metrics; docs/serving.md describes all of it. SIGINT and SIGTERM end the server
 /// once the requests that it has taken are done; a second one ends it at once.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = after_help(&EXAMPLES))]
 pub struct ServeArgs {
     /// The checkpoint: a folder with config.json and safetensors files, and tokenizer.json unless its vocabulary
     /// has 256 tokens, which are bytes then.

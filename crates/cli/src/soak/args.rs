@@ -8,7 +8,16 @@ use dsv4_kv::CacheConfig;
 use dsv4_kv_cli::trace::MAX_REQUESTS;
 
 use crate::options::{number, size};
-use crate::outcome::EXIT_CODES;
+use crate::outcome::after_help;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 2] = [
+    (
+        "the synthetic load once, disturbed, in pools of three sizes",
+        "cargo kv soak --requests 200 --rounds 1",
+    ),
+    ("a trace, a hundred times", "cargo kv soak --trace trace.jsonl --rounds 100"),
+];
 
 /// Runs a load through the allocator, the planner and the prefix tree for long, with requests that are aborted, forked,
 /// suspended and preempted, in a pool that is too small, and checks that nothing is lost.
@@ -18,7 +27,7 @@ use crate::outcome::EXIT_CODES;
 /// tree's; that the process has not grown in the second half of the rounds; and that as many tokens were reused as in
 /// a model of the cache that shares no code with it. No device is used.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = after_help(&EXAMPLES))]
 pub struct SoakArgs {
     /// Trace in Mooncake format, with hash_ids. [default: the synthetic load of `replay`]
     #[arg(long, value_name = "FILE")]

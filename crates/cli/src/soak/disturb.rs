@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use anyhow::Result;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::replay::changes::Aside;
@@ -28,7 +29,7 @@ pub struct Shares {
 }
 
 /// What was done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Done {
     /// Requests that were aborted.
     pub aborted: u64,

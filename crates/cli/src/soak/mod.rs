@@ -22,10 +22,10 @@ pub use args::SoakArgs;
 
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
-use crate::replay::setup::{self, Loading};
+use crate::replay::setup::{self, Loading, Slots, Wish};
 use crate::{model as models, output};
 use disturb::Shares;
-use report::Report;
+pub use report::Report;
 use run::{Plan, SUSPENDED};
 
 /// Requests of the synthetic load.
@@ -43,13 +43,18 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
     })?;
     let smallest = CacheConfig::smallest(models::resolve(&args.model)?);
     let smallest = CacheConfig {
-        max_requests: args.max_requests,
         max_suspended: SUSPENDED,
         max_step_tokens: args.token_budget,
         max_context: setup::longest(&load).clamp(1, smallest.max_context),
         ..smallest
     };
-    let config = setup::largest_cache(smallest, args.gpu_mem.as_u64(), 0, setup::Wish::Share)?;
+    let config = setup::largest_cache(
+        smallest,
+        args.gpu_mem.as_u64(),
+        0,
+        Wish::Share,
+        Slots::Exactly(args.max_requests),
+    )?;
     let percent = |value: f64| value / 100.0;
     let shares = Shares {
         aborts: percent(args.aborts),

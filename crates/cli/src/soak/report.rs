@@ -3,12 +3,13 @@
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::disturb::Done;
 
 /// All runs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Report {
     /// The model.
     pub model: String,
@@ -23,7 +24,7 @@ pub struct Report {
 }
 
 /// One run.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub struct Row {
     /// Percent of the blocks that requests may hold.
     pub fill: u32,

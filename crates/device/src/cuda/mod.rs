@@ -7,12 +7,15 @@
 //! | `handles` | what the driver hands out |
 //! | `launched` | which kernels may still be running |
 //! | `backend` | the raw calls |
+//! | `survey` | what a machine has, without opening it |
 
 mod backend;
 mod context;
 mod handles;
 mod launched;
 mod open;
+mod survey;
 
 pub use context::Cuda;
 pub use open::{CudaDevice, CudaOptions, Kernels};
+pub use survey::CudaSurvey;

@@ -154,7 +154,7 @@ fn initialise(options: CudaOptions) -> Result<cust::device::Device, DeviceError>
     cust::device::Device::get_device(options.ordinal).map_err(during("opening the device"))
 }
 
-fn device_info(device: cust::device::Device) -> Result<DeviceInfo, DeviceError> {
+pub(super) fn device_info(device: cust::device::Device) -> Result<DeviceInfo, DeviceError> {
     let attribute =
         |which| device.get_attribute(which).map_err(during("reading the compute capability"));
     let sm = 10 * attribute(DeviceAttribute::ComputeCapabilityMajor)?
@@ -167,7 +167,7 @@ fn device_info(device: cust::device::Device) -> Result<DeviceInfo, DeviceError> 
 }
 
 /// What `cuDriverGetVersion` says: 12080 is CUDA 12.8.
-fn driver_version() -> Result<i32, DeviceError> {
+pub(super) fn driver_version() -> Result<i32, DeviceError> {
     let mut version = 0;
     // SAFETY: the call writes one integer.
     check("reading the driver version", unsafe { sys::cuDriverGetVersion(&mut version) })?;

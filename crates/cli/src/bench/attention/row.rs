@@ -1,12 +1,13 @@
 //! A measured case, and as a table.
 
 use comfy_table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::timing::Measurement;
 
 /// One case, measured.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Row {
     /// Its time, and that of a copy of its bytes.
     #[serde(flatten)]

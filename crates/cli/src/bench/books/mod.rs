@@ -19,14 +19,15 @@ use std::time::SystemTime;
 
 use anyhow::Result;
 use comfy_table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::output;
 use row::Row;
 
 /// What was measured where.
-#[derive(Debug, Serialize)]
-struct Report {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
     /// The processor.
     processor: String,
     /// When it was measured: UTC, as in `2026-01-31T12:00:00Z`.

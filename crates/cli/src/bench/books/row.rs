@@ -1,11 +1,12 @@
 //! One line of the result.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::samples::Samples;
 
 /// Times of one part of the host's work.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Row {
     /// What is timed.
     pub what: String,

@@ -1,10 +1,11 @@
 //! The measurements of a chunk, and as tables.
 
 use comfy_table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A kernel, for a chunk in one layer.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Row {
     /// The model.
     pub model: String,

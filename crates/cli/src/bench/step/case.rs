@@ -3,6 +3,7 @@
 use anyhow::Result;
 use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HCA_RATIO};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::load::Weight;
@@ -14,7 +15,7 @@ use crate::model;
 const DRAFTS: u32 = 4;
 
 /// Where in their windows all requests are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// No window closes.
@@ -34,7 +35,7 @@ impl Phase {
 }
 
 /// A cache and its load.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Case {
     /// A preset.
     pub model: String,

@@ -1,13 +1,14 @@
 //! The measurements of a step, and as a table.
 
 use comfy_table::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::super::load::Weight;
 use super::case::{Case, Phase};
 
 /// A step of a case.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Row {
     /// The cache and its load.
     pub case: Case,
@@ -16,7 +17,7 @@ pub struct Row {
 }
 
 /// What was measured of a step.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Measured {
     /// Where the requests are in their windows.
     pub phase: Phase,
@@ -36,7 +37,7 @@ pub struct Measured {
 }
 
 /// A graph.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Timed {
     /// Its nodes.
     pub nodes: u64,
@@ -45,7 +46,7 @@ pub struct Timed {
 }
 
 /// The launches of one kind in all layers.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Kind {
     /// The kind.
     pub name: &'static str,
@@ -55,7 +56,7 @@ pub struct Kind {
 }
 
 /// What the host does in an eager step. It waits for nothing.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Hosts {
     /// With the driver.
     pub device: Host,
@@ -64,7 +65,7 @@ pub struct Hosts {
 }
 
 /// The host's time for an eager step.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Host {
     /// Median microseconds of `begin_step`.
     pub begin_microseconds: f64,

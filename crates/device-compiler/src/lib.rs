@@ -60,6 +60,28 @@ impl Compiler {
         Ok(Self { rustc: rustc.to_owned(), sysroot, libraries, version })
     }
 
+    /// The rustc on the `PATH`, asked in `folder`: the one behind rustup's proxy, which is what cargo uses there.
+    ///
+    /// # Errors
+    /// As [`Self::probe`]; there is no rustc.
+    pub fn in_use(folder: &Path) -> Result<Self> {
+        let output = Command::new("rustc")
+            .args(["--print", "sysroot"])
+            .current_dir(folder)
+            .output()
+            .context("no rustc on the PATH")?;
+        let sysroot = String::from_utf8(output.stdout)?;
+        Self::probe(&Path::new(sysroot.trim()).join("bin/rustc"), Vec::new())
+    }
+
+    /// Debian's `rustc-web`, where it is installed.
+    ///
+    /// # Errors
+    /// As [`Self::probe`].
+    pub fn of_debian() -> Result<Self> {
+        Self::probe(Path::new("/usr/bin/rustc"), Vec::new())
+    }
+
     /// Makes `command`, a cargo, use this compiler.
     ///
     /// # Errors

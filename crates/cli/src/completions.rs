@@ -1,0 +1,32 @@
+//! `dsv4-kv completions`: what a shell completes.
+
+use anyhow::Result;
+use clap::{Args, Command};
+use clap_complete::Shell;
+
+use crate::outcome::{Outcome, after_help};
+use crate::output;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 2] = [
+    ("what bash reads", "cargo kv completions bash"),
+    ("what fish reads", "cargo kv completions fish"),
+];
+
+/// Prints the completions of the program `dsv4-kv` for a shell, for its folder of completions:
+/// `dsv4-kv completions bash > ~/.local/share/bash-completion/completions/dsv4-kv`.
+#[derive(Args, Debug)]
+#[command(after_help = after_help(&EXAMPLES))]
+pub struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// Runs the command; `program` is the whole program's.
+pub fn run(args: &CompletionsArgs, program: &mut Command) -> Result<Outcome> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, program, "dsv4-kv", &mut script);
+    output::print(String::from_utf8(script)?.trim_end())?;
+    Ok(Outcome::Passed)
+}

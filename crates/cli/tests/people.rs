@@ -1,0 +1,144 @@
+//! What helps people and their programs: `doctor`, `completions`, `schema`, colours, and the exit codes in the docs.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+/// `dsv4-kv` with the given options, separated by blanks, and no variable that asks for colours or names a library.
+fn kv(options: &str) -> Command {
+    let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
+    command.args(options.split_whitespace());
+    for variable in ["CLICOLOR_FORCE", "NO_COLOR", "CLICOLOR", "DSV4_NIXL"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// What a command prints that ends well.
+fn printed(options: &str) -> String {
+    let output = kv(options).assert().success().get_output().stdout.clone();
+    String::from_utf8(output).expect("results are UTF-8")
+}
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+}
+
+/// The commands that `schema` describes.
+const DESCRIBED: [&str; 7] = ["bench", "books", "doctor", "plan", "replay", "reuse", "soak"];
+
+#[test]
+fn the_committed_schemas_are_those_of_the_program() {
+    let folder = docs().join("schema");
+    for command in DESCRIBED {
+        let (path, schema) =
+            (folder.join(format!("{command}.json")), printed(&format!("schema {command}")));
+        let committed = fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            committed == schema,
+            "{} is of another version: cargo kv schema {command} > docs/schema/{command}.json",
+            path.display()
+        );
+    }
+    let mut files: Vec<_> = fs::read_dir(&folder)
+        .expect("it is committed")
+        .map(|file| file.expect("it can be listed").file_name())
+        .collect();
+    files.sort();
+    assert_eq!(files, DESCRIBED.map(|command| OsString::from(format!("{command}.json"))));
+}
+
+#[test]
+fn what_json_prints_is_as_its_schema_says() {
+    let trace = tempfile::NamedTempFile::new().expect("a temporary file");
+    let line = r#"{"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}"#;
+    fs::write(trace.path(), format!("{line}\n{line}\n")).expect("room for two lines");
+    let reuse = format!("reuse --pool 1GiB --trace {}", trace.path().display());
+    let commands = [
+        "doctor",
+        "plan --model tiny --gpu-mem 1GiB",
+        "plan --model pro --gpu-mem 180GiB --context 131072 --host-cache 8GiB",
+        "replay --execute bookkeeping --requests 3",
+        "replay --execute bookkeeping --requests 3 --no-reuse",
+        "soak --requests 20 --rounds 1 --fill 50",
+        &reuse,
+    ];
+    for options in commands {
+        let command = options.split(' ').next().expect("a command");
+        let schema: Value =
+            serde_json::from_str(&printed(&format!("schema {command}"))).expect("JSON");
+        let schema = jsonschema::validator_for(&schema).expect("a schema");
+        let mut result: Value =
+            serde_json::from_str(&printed(&format!("{options} --json"))).expect("one JSON value");
+        let errors: Vec<_> = schema.iter_errors(&result).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{options}: {errors:?}");
+        // A field that is missing, and one of another kind, are found.
+        let fields = result.as_object_mut().expect("an object");
+        let first = fields.keys().next().expect("a field").clone();
+        let value = fields.insert(first.clone(), Value::Array(vec![Value::Null]));
+        assert!(!schema.is_valid(&result), "{options}: {first} = {value:?}");
+        result.as_object_mut().expect("an object").remove(&first);
+        assert!(!schema.is_valid(&result), "{options}: without {first}");
+    }
+}
+
+#[test]
+fn doctor_says_what_to_do_about_what_is_missing_and_fails_only_for_what_is_broken() {
+    let report: Value = serde_json::from_str(&printed("doctor --json")).expect("one JSON value");
+    let findings = report["findings"].as_array().expect("a list");
+    let names: Vec<_> = findings.iter().filter_map(|finding| finding["what"].as_str()).collect();
+    for name in ["emulated device", "CUDA driver", "kernels", "device compiler", "NIXL"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    for finding in findings {
+        assert_eq!(finding["state"] == "ok", finding["advice"].is_null(), "{finding}");
+    }
+    let mut command = kv("doctor");
+    let output = command.env("DSV4_NIXL", "/no/such/library.so").assert().code(1);
+    let text = String::from_utf8(output.get_output().stdout.clone()).expect("UTF-8");
+    assert!(text.contains("broken  NIXL") && text.contains("/no/such/library.so"), "{text}");
+}
+
+#[test]
+fn colours_are_for_terminals() {
+    let plain = printed("doctor");
+    assert!(plain.contains("ok      emulated device"), "{plain}");
+    assert!(!plain.contains('\u{1b}'));
+    let output =
+        kv("doctor").env("CLICOLOR_FORCE", "1").assert().success().get_output().stdout.clone();
+    assert!(String::from_utf8_lossy(&output).contains("\u{1b}[1m\u{1b}[32mok"));
+    for (force, starts) in [(false, "error: "), (true, "\u{1b}[1m\u{1b}[31merror:")] {
+        let mut command = kv("plan --model huge --gpu-mem 1GiB");
+        if force {
+            command.env("CLICOLOR_FORCE", "1");
+        }
+        let message = command.assert().code(2).get_output().stderr.clone();
+        assert!(String::from_utf8_lossy(&message).starts_with(starts), "{message:?}");
+    }
+}
+
+#[test]
+fn every_shell_completes_commands_and_options() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = printed(&format!("completions {shell}"));
+        for word in ["replay", "doctor", "gpu-mem"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    kv("completions tcsh").assert().code(2);
+}
+
+/// Bash itself, with the script: what follows `dsv4-kv rep`.
+#[test]
+fn bash_completes_a_command() {
+    let script = format!(
+        "{}\nCOMP_WORDS=(dsv4-kv rep); COMP_CWORD=1; _dsv4__kv dsv4-kv rep dsv4-kv; echo \"${{COMPREPLY[@]}}\"",
+        printed("completions bash")
+    );
+    let output =
+        Command::new("bash").arg("-c").arg(script).assert().success().get_output().stdout.clone();
+    assert_eq!(String::from_utf8_lossy(&output).trim(), "replay");
+}
