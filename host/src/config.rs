@@ -46,6 +46,10 @@ pub struct CacheConfig {
     /// Most bytes of blocks and checkpoints that leases keep ([`crate::Ledger::pin`]).
     #[serde(default)]
     pub lease_bytes: u64,
+    /// Blocks, stored or removed, that are logged between two drains of the cache's events ([`crate::events`]), or 0 to log
+    /// none. Each costs 560 bytes of host memory.
+    #[serde(default)]
+    pub event_capacity: u32,
     /// Bytes of pinned host memory that keep what the device evicts ([`crate::host_tier`]), or 0 for none: at least those
     /// of a block and a checkpoint, in a cache with checkpoints.
     #[serde(default)]
@@ -86,6 +90,7 @@ impl CacheConfig {
             checkpoint_interval: checkpoint_interval(),
             keep_outputs: keep_outputs(),
             lease_bytes: 0,
+            event_capacity: 0,
             host_bytes: 0,
             max_suspended: 0,
             poison: false,
@@ -120,6 +125,7 @@ impl CacheConfig {
         range("num_blocks", self.num_blocks, 1, Self::MAX_BLOCKS)?;
         range("num_checkpoints", self.num_checkpoints, 0, Self::MAX_CHECKPOINTS)?;
         range("checkpoint_interval modulo 128", self.checkpoint_interval % BLOCK_TOKENS, 0, 0)?;
+        range("event_capacity", self.event_capacity, 0, 1 << 20)?;
         range("max_suspended", self.max_suspended, 0, Self::MAX_REQUESTS)?;
         range("max_context", self.max_context, 1, self.model.max_context.min(MAX_CONTEXT))?;
         range("max_step_tokens", self.max_step_tokens, 1, 1 << 20)?;

@@ -20,6 +20,7 @@
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
 //! | [`reuse`] | requests that go on from what earlier ones have computed |
+//! | [`events`] | which blocks can be reused, told to whoever asks |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -106,6 +107,7 @@ pub mod config;
 mod core;
 pub mod device;
 pub mod error;
+pub mod events;
 pub mod host_tier;
 pub mod ids;
 pub mod indexer;

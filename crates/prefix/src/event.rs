@@ -163,7 +163,8 @@ impl<const T: usize> EventBatch<T> {
         })
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Forgets its events, and keeps its memory.
+    pub fn clear(&mut self) {
         self.records.clear();
         self.serials.clear();
         self.tokens.clear();

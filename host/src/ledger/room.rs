@@ -7,6 +7,7 @@ use dsv4_kv_prefix::{Counts, Lease, Need, PinRefused, ReuseStats, RootKey};
 use super::Ledger;
 use super::open_step::StepRequest;
 use super::shared::Prompt;
+use super::shared::Tree;
 
 impl Ledger {
     /// Evicts until so many blocks are free, if that can be.
@@ -83,6 +84,16 @@ impl Ledger {
     pub fn expire(&mut self, now: Duration) -> usize {
         let Some((sharing, _, mut pools)) = self.sharing_parts() else { return 0 };
         sharing.tree.expire(now, |freed| pools.take_back(freed))
+    }
+
+    /// What requests share, if they can.
+    pub(crate) fn tree(&self) -> Option<&Tree> {
+        self.sharing.as_ref().map(|sharing| &sharing.tree)
+    }
+
+    /// The same, to change it.
+    pub(crate) fn tree_mut(&mut self) -> Option<&mut Tree> {
+        self.sharing.as_mut().map(|sharing| &mut sharing.tree)
     }
 
     /// Counts everything in the prefix tree again, for tests.

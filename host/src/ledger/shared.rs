@@ -17,7 +17,7 @@ use crate::state_layout;
 /// Evicted blocks that are remembered, to tell why tokens were not reused.
 const REMEMBERED: u32 = 1 << 16;
 
-type Tree = PrefixTree<Block, SavedCheckpoint, ScoredLru, BLOCK>;
+pub(crate) type Tree = PrefixTree<Block, SavedCheckpoint, ScoredLru, BLOCK>;
 type FreedUnit = Freed<Block, SavedCheckpoint>;
 
 /// What a request begins with, and with whom it may share that.
@@ -168,8 +168,10 @@ impl Sharing {
         let capacity = capacity.saturating_add(limits.checkpoint_bytes.saturating_mul(checkpoints));
         let interval = (config.checkpoint_interval > 0).then_some(config.checkpoint_interval);
         let CacheConfig { model, main_format, index_format, .. } = config;
+        let mut tree = Tree::new(limits, ScoredLru { capacity });
+        tree.log_events(config.event_capacity);
         Some(Box::new(Self {
-            tree: Tree::new(limits, ScoredLru { capacity }),
+            tree,
             placement: Placement { block_tokens: BLOCK_TOKENS, junctions: true, interval },
             model: format!("{model:?} {main_format:?} {index_format:?}").into_bytes(),
             offers: Offers::default(),

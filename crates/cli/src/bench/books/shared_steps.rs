@@ -1,9 +1,10 @@
 //! Where requests share prefixes a step allocates on the host only when the prefix tree grows: with the commit that
 //! tells the last token of a block, when a checkpoint is saved, and while a prefix moves to host memory. Counted on a
-//! device that does nothing.
+//! device that does nothing. A log of events adds nothing.
 
 use allocation_counter::measure;
 use dsv4_kv::device::{Null, NullDevice, Stream};
+use dsv4_kv::events::{Drained, EventBatch, EventSource};
 use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, Prompt, StepRequest};
 
 use super::inputs::Inputs;
@@ -40,10 +41,11 @@ struct Shared {
 }
 
 impl Shared {
-    fn new() -> Self {
+    fn new(event_capacity: u32) -> Self {
         let device = NullDevice::null(MEMORY);
         let config = config(REQUESTS).unwrap();
         let config = CacheConfig { num_checkpoints: 64, host_bytes: 64 << 20, ..config };
+        let config = CacheConfig { event_capacity, ..config };
         let (stream, inputs) = (device.stream().unwrap(), Inputs::new(&device, &config).unwrap());
         let mut cache = KvCacheManager::new(device, config).unwrap();
         let tokens: Vec<u32> = (0..PROMPT + ANSWER).collect();
@@ -86,7 +88,7 @@ impl Shared {
 
 #[test]
 fn steps_allocate_only_when_the_prefix_tree_grows() {
-    let mut shared = Shared::new();
+    let mut shared = Shared::new(0);
     for _ in 0..PROMPT / CHUNK {
         let (at, counts) = shared.step();
         // The last boundary of the prompt is saved inside the chunk: a list of those that are.
@@ -107,4 +109,19 @@ fn steps_allocate_only_when_the_prefix_tree_grows() {
         grown += 1;
     }
     assert_eq!(grown, 3);
+}
+
+#[test]
+fn events_are_logged_and_read_without_allocating() {
+    let (mut plain, mut logged) = (Shared::new(0), Shared::new(1024));
+    let mut batch = EventBatch::with_capacity(logged.cache.event_capacity());
+    let (mut stored, mut drained) = (0, Drained::Off);
+    for _ in 0..PROMPT / CHUNK + ANSWER {
+        let (at, counts) = plain.step();
+        assert_eq!(logged.step(), (at, counts));
+        let counted = measure(|| drained = logged.cache.drain_events(&mut batch));
+        assert_eq!((drained, counted.count_total), (Drained::Events, 0), "{at}");
+        stored += batch.blocks();
+    }
+    assert_eq!(stored, REQUESTS * ((PROMPT + ANSWER) / BLOCK));
 }
