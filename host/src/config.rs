@@ -143,6 +143,13 @@ impl CacheConfig {
         }
     }
 
+    /// What is the same in all caches whose bytes are the same for the same weights and tokens: model and formats.
+    #[must_use]
+    pub fn identity(&self) -> Vec<u8> {
+        let Self { model, main_format, index_format, .. } = self;
+        format!("{model:?} {main_format:?} {index_format:?}").into_bytes()
+    }
+
     /// The layers of a group, as numbers of [`crate::LayerId`]s.
     #[must_use]
     pub fn group_layers(&self, group: LayerGroup) -> Range<u32> {

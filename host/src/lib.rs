@@ -137,6 +137,7 @@ pub mod suspended;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tier;
+pub mod transfer;
 mod transfers;
 mod weights;
 

@@ -103,11 +103,33 @@ pub(crate) fn checkpoint_pieces(
 /// What each pool's part of the image of a slot or block is a multiple of, in bytes.
 const IMAGE_ALIGN: u64 = 16;
 
-/// Bytes of the image of a block, in which its rows of all pools lie one after the other.
-pub(crate) fn block_image_bytes(schema: &Schema) -> u64 {
-    let pools = schema.layers.iter().flat_map(|layer| &layer.pools);
-    let bytes = pools.filter(|pool| pool.unit == PoolUnit::Block).map(Pool::unit_bytes);
-    bytes.map(|bytes| bytes.next_multiple_of(IMAGE_ALIGN)).sum::<u64>().next_multiple_of(UNIT)
+/// A pool of slots, or of blocks, and where its part of the image of one lies, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnitPlace {
+    pub layer: LayerId,
+    pub kind: LayerKind,
+    pub pool: Pool,
+    pub image: u64,
+}
+
+/// The image of a slot, or block: its rows of all pools, one pool after the other.
+pub(crate) fn unit_places(schema: &Schema, unit: PoolUnit) -> impl Iterator<Item = UnitPlace> {
+    let mut next = 0;
+    let pools = schema.layers.iter().flat_map(move |layer| {
+        let of_unit = layer.pools.iter().filter(move |pool| pool.unit == unit);
+        of_unit.map(move |&pool| (layer.layer, layer.kind, pool))
+    });
+    pools.map(move |(layer, kind, pool)| {
+        let image = next;
+        next += pool.unit_bytes().next_multiple_of(IMAGE_ALIGN);
+        UnitPlace { layer, kind, pool, image }
+    })
+}
+
+/// Bytes of the image of a slot, or block.
+pub(crate) fn unit_image_bytes(schema: &Schema, unit: PoolUnit) -> u64 {
+    let last = unit_places(schema, unit).last();
+    last.map_or(0, |last| (last.image + last.pool.unit_bytes()).next_multiple_of(UNIT))
 }
 
 /// The pieces of whole slots, or blocks: each pool of one is one row.
@@ -116,14 +138,11 @@ pub(crate) fn unit_pieces(
     unit: PoolUnit,
     offset: impl Fn(LayerId, PoolKind) -> u64,
 ) -> Vec<Piece> {
-    let (mut pieces, mut image) = (Vec::new(), 0);
-    for layer in &schema.layers {
-        for pool in layer.pools.iter().filter(|pool| pool.unit == unit) {
-            let (base, unit) = (offset(layer.layer, pool.kind), pool.unit_bytes());
-            let run = Run { base, start: 0, unit, row: unit, ring: 1, rows: 1, image };
-            run.cut(&mut pieces);
-            image += unit.next_multiple_of(IMAGE_ALIGN);
-        }
+    let mut pieces = Vec::new();
+    for UnitPlace { layer, pool, image, .. } in unit_places(schema, unit) {
+        let (base, unit) = (offset(layer, pool.kind), pool.unit_bytes());
+        let run = Run { base, start: 0, unit, row: unit, ring: 1, rows: 1, image };
+        run.cut(&mut pieces);
     }
     pieces
 }

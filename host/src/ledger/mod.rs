@@ -16,6 +16,7 @@
 //! | `fork.rs` | requests that begin as copies |
 //! | `suspend.rs` | requests without a slot |
 //! | `tier.rs` | what leaves for a lower tier, and what comes back |
+//! | `transfer.rs` | requests that leave for another cache, or come from one |
 //! | `step.rs` | a step: begin, commit, reject |
 
 mod check;
@@ -30,6 +31,7 @@ mod state;
 mod step;
 mod suspend;
 mod tier;
+mod transfer;
 mod wanted;
 
 use kv_layout::geometry::{LayerKind, swa_ring_rows};
@@ -52,6 +54,7 @@ pub(crate) use shared::Sharer;
 pub use shared::{Admission, Prompt};
 use shared::{Sharing, Unowned};
 pub(crate) use tier::{Arrival, Departure};
+pub(crate) use transfer::Room;
 use wanted::Saves;
 pub(crate) use wanted::{largest_layout, may_save};
 

@@ -167,13 +167,12 @@ impl Sharing {
         let capacity = limits.block_bytes.saturating_mul(blocks);
         let capacity = capacity.saturating_add(limits.checkpoint_bytes.saturating_mul(checkpoints));
         let interval = (config.checkpoint_interval > 0).then_some(config.checkpoint_interval);
-        let CacheConfig { model, main_format, index_format, .. } = config;
         let mut tree = Tree::new(limits, ScoredLru { capacity });
         tree.log_events(config.event_capacity);
         Some(Box::new(Self {
             tree,
             placement: Placement { block_tokens: BLOCK_TOKENS, junctions: true, interval },
-            model: format!("{model:?} {main_format:?} {index_format:?}").into_bytes(),
+            model: config.identity(),
             offers: Offers::default(),
             sharers: (0..config.max_requests).map(|_| None).collect(),
             keeps_outputs: config.keep_outputs,

@@ -3,6 +3,7 @@
 use crate::config::CacheConfig;
 use crate::error::KvError;
 use crate::ops::JOB;
+use crate::pool_kind::PoolUnit;
 use crate::schema::Schema;
 use crate::state_layout;
 
@@ -53,7 +54,7 @@ impl TierLayout {
     }
 
     fn unchecked(config: &CacheConfig, schema: &Schema) -> Self {
-        let unit_bytes = state_layout::block_image_bytes(schema);
+        let unit_bytes = state_layout::unit_image_bytes(schema, PoolUnit::Block);
         let checkpoint_bytes = state_layout::checkpoint_bytes(schema);
         let most_blocks = config.max_blocks_per_request();
         let units = |bytes: u64| bytes.checked_div(unit_bytes).unwrap_or(0);

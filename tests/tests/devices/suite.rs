@@ -294,6 +294,10 @@ suite! {
         forks_and_suspended_requests_share_the_tree,
         what_cannot_fork_changes_nothing,
     }
+    step::moves {
+        a_request_moves_at_every_phase,
+        what_cannot_move_changes_nothing,
+    }
     step::cuts {
         some_lengths,
     }

@@ -24,7 +24,7 @@ fn fed<B: Backend>(device: &Device<B>, max_draft: u32, max_requests: u32) -> Fed
 
 /// Feeds `id` up to `end` tokens, in chunks and by steps with drafts that are rejected, of which `seed` decides; each
 /// window is gathered, and none has a row that nobody wrote.
-fn feed<B: Backend>(
+pub(super) fn feed<B: Backend>(
     fed: &mut Fed<B>,
     id: RequestId,
     (story, wrong): (&Story, &Story),

@@ -2,9 +2,10 @@
 //! changed, and the next attempt goes well.
 
 use dsv4_kv::device::{EmuOptions, Emulator};
+use dsv4_kv::transfer::MoveError;
 use dsv4_kv::{CacheConfig, KvError, Launches, LayerGroup, RequestId, StepRequest, Suspended};
 use dsv4_kv_tests::failing::{Failing, Failure};
-use dsv4_kv_tests::fed::{Fed, Padding, Part};
+use dsv4_kv_tests::fed::{Fed, Padding, Part as StepPart};
 use dsv4_kv_tests::stories::{Stored, Story, config, tiny};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -61,7 +62,7 @@ fn fed() -> (Cache, Story, Vec<Stored>, RequestId) {
     let story = Story::random(&tiny(), 160, 61);
     let stored = story.stored(&device, FORMATS);
     let id = fed.manager.admit().unwrap();
-    fed.step(&[Part::new(id, &story, 0..TOKENS)], Padding::None);
+    fed.step(&[StepPart::new(id, &story, 0..TOKENS)], Padding::None);
     (fed, story, stored, id)
 }
 
@@ -72,7 +73,7 @@ fn a_failed_copy_changes_nothing() {
         let stream = fed.stream.clone();
         let go_on = |fed: &mut Cache, id: RequestId| {
             let start = fed.manager.ledger().committed(id).unwrap() as usize;
-            fed.step(&[Part::new(id, &story, start..start + 5)], Padding::None);
+            fed.step(&[StepPart::new(id, &story, start..start + 5)], Padding::None);
             fed.assert_holds(id, &story, &stored, start + 5);
         };
         let (saved, failures) = fail_each(&mut fed, how, |fed| {
@@ -108,10 +109,10 @@ fn what_is_due_is_saved_after_a_failure() {
         let (mut fed, story, _, _) = fed();
         let stream = fed.stream.clone();
         let id = fed.manager.admit().unwrap();
-        fed.step(&[Part::new(id, &story, 0..127)], Padding::None);
+        fed.step(&[StepPart::new(id, &story, 0..127)], Padding::None);
         fed.manager.want_checkpoint(id, 128).unwrap();
         // A step of few tokens does not save.
-        fed.step(&[Part::new(id, &story, 127..129)], Padding::None);
+        fed.step(&[StepPart::new(id, &story, 127..129)], Padding::None);
         let (_, failures) = fail_each(&mut fed, how, |fed| {
             let result = fed.manager.save_wanted(&stream);
             assert_eq!(fed.manager.ledger().free_checkpoints(), u32::from(result.is_err()));
@@ -125,9 +126,9 @@ fn what_is_due_is_saved_after_a_failure() {
         fed.manager.discard_checkpoint(saved).unwrap();
 
         let id = fed.manager.admit().unwrap();
-        fed.step(&[Part::new(id, &story, 0..127)], Padding::None);
+        fed.step(&[StepPart::new(id, &story, 0..127)], Padding::None);
         fed.manager.want_checkpoint(id, 128).unwrap();
-        fed.step(&[Part::new(id, &story, 127..129)], Padding::None);
+        fed.step(&[StepPart::new(id, &story, 127..129)], Padding::None);
         let suspended = fed.manager.suspend(&stream, id).unwrap();
         fed.manager.save_wanted(&stream).unwrap();
         assert_eq!(fed.manager.take_saved(), [], "it has no slot");
@@ -149,19 +150,19 @@ fn a_restore_that_fails_half_way_marks_its_request() {
         let stream = fed.stream.clone();
         let id = fed.manager.admit().unwrap();
         fed.manager.want_checkpoint(id, 128).unwrap();
-        fed.step(&[Part::new(id, &story, 0..TOKENS)], Padding::None);
+        fed.step(&[StepPart::new(id, &story, 0..TOKENS)], Padding::None);
         let (_, saved) = fed.manager.take_saved().pop().expect("the chunk saved it");
         assert!(!saved.has_draft(), "the windows of the draft layer are to be cleared");
         let mut lost = Vec::new();
         for call in 0.. {
             let other = fed.manager.admit().unwrap();
-            fed.lose(&[Part::new(other, &story, 0..128)]);
+            fed.lose(&[StepPart::new(other, &story, 0..128)]);
             let before = ledger(&fed);
             fed.manager.device().backend().fail(call, how);
             let result = fed.manager.restore_checkpoint(&stream, other, &saved);
             fed.manager.device().backend().fail_nothing();
             if result.is_ok() {
-                fed.step(&[Part::new(other, &story, 128..133)], Padding::None);
+                fed.step(&[StepPart::new(other, &story, 128..133)], Padding::None);
                 break;
             }
             lost.push(ledger(&fed) != before);
@@ -192,4 +193,41 @@ fn refusals(fed: &mut Cache, id: RequestId) -> [bool; 2] {
             Err(error) => panic!("{error}"),
         }
     })
+}
+
+/// A request leaves this cache and comes to it again, under another id: the device fails in the copies of either.
+#[test]
+fn a_failed_move_changes_nothing() {
+    let cache_error = |error| match error {
+        MoveError::Cache(error) => error,
+        error => panic!("{error}"),
+    };
+    for how in [Failure::Instead, Failure::After] {
+        let (mut fed, story, stored, id) = fed();
+        let stream = fed.stream.clone();
+        let mut port = fed.manager.open_port().unwrap();
+        let at = fed.manager.positions(id).unwrap();
+        let blocks = port.layout().blocks(at.trunk);
+        let of_state = port.layout().state(at).map(|part| part.bytes as usize).sum();
+        let mut payload = vec![0; blocks as usize * port.layout().block_bytes() as usize];
+        let mut state = vec![0; of_state];
+        let ((), failures) = fail_each(&mut fed, how, |fed| {
+            let manager = &mut fed.manager;
+            manager
+                .export_blocks(&stream, &mut port, (id, 0..blocks), &mut payload)
+                .and_then(|()| manager.export_state(&stream, &mut port, id, &mut state))
+                .map_err(cache_error)
+        });
+        assert!(failures > 5, "{failures} calls failed");
+        payload.extend(state);
+        let (moved, failures) = fail_each(&mut fed, how, |fed| {
+            fed.manager.import(&stream, &mut port, (at, &payload)).map_err(cache_error)
+        });
+        assert!(failures > 5, "{failures} calls failed");
+        for id in [id, moved] {
+            fed.step(&[StepPart::new(id, &story, TOKENS..TOKENS + 5)], Padding::None);
+            fed.assert_holds(id, &story, &stored, TOKENS + 5);
+        }
+        fed.manager.check_poison(&stream).unwrap();
+    }
 }

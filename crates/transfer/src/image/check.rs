@@ -1,0 +1,134 @@
+//! What an image must be for a target to take it.
+
+use dsv4_kv::transfer::PartLayout;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{Fact, Fingerprint, ImageError, Manifest, decode_manifest};
+use crate::mistake::{Mistake, made};
+
+/// What the target knows of an image before it sees one.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected<'e> {
+    /// Its own.
+    pub fingerprint: &'e Fingerprint,
+    /// The parts that requests of its cache have.
+    pub layout: &'e PartLayout,
+    /// The request's tokens, if it knows them.
+    pub tokens: Option<&'e [u32]>,
+}
+
+impl Manifest {
+    /// Refuses what the target cannot take: another model, format, weights, salt or adapter, other tokens, or a section
+    /// that a request that is as far does not have, of that size, at that place.
+    ///
+    /// # Errors
+    /// [`ImageError::Foreign`], [`ImageError::Tokens`], [`ImageError::NoDraftLayers`], [`ImageError::OtherTokens`],
+    /// [`ImageError::Section`].
+    pub fn check(&self, expected: &Expected<'_>) -> Result<(), ImageError> {
+        let (own, wanted) = (self.fingerprint, expected.fingerprint);
+        let facts = [
+            (Fact::Shape, own.shape == wanted.shape),
+            (Fact::Weights, own.weights == wanted.weights),
+            (Fact::Owner, own.owner == wanted.owner),
+        ];
+        if let Some(&(fact, _)) = facts.iter().find(|(_, equal)| !equal) {
+            return Err(ImageError::Foreign(fact));
+        }
+        let (tokens, at) = (self.tokens.len(), self.at);
+        if tokens != at.trunk as usize {
+            return Err(ImageError::Tokens { tokens, at });
+        }
+        if at.draft > 0 && !expected.layout.has_draft_layers() {
+            return Err(ImageError::NoDraftLayers { found: at.draft });
+        }
+        if let Some(wanted) = expected.tokens {
+            let equal = self.tokens.iter().zip(wanted).take_while(|(own, wanted)| own == wanted);
+            let position = equal.count();
+            if position < tokens.max(wanted.len()) {
+                return Err(ImageError::OtherTokens { position });
+            }
+        }
+        self.check_sections(expected.layout)
+    }
+
+    fn check_sections(&self, layout: &PartLayout) -> Result<(), ImageError> {
+        let mut needed = layout.parts(self.at).into_iter();
+        let mut found = self.sections.iter().map(|section| section.part);
+        for section in 0.. {
+            match (needed.next(), found.next()) {
+                (None, None) => break,
+                (needed, found) if needed == found => (),
+                (needed, found) => return Err(ImageError::Section { section, needed, found }),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Compares a payload with the digests of its manifest.
+///
+/// # Errors
+/// [`ImageError::Length`], [`ImageError::Digest`].
+pub fn verify(manifest: &Manifest, payload: &[u8]) -> Result<(), ImageError> {
+    let (needed, found) = (manifest.payload_bytes(), payload.len() as u64);
+    if needed != found {
+        return Err(ImageError::Length { needed, found });
+    }
+    if made(Mistake::DigestIgnored) {
+        return Ok(());
+    }
+    let mut rest = payload;
+    for (section, wanted) in manifest.sections.iter().enumerate() {
+        let bytes;
+        // The sections add up to the payload, so that each fits.
+        (bytes, rest) = rest.split_at(wanted.part.bytes as usize);
+        if xxh3_128(bytes) != wanted.digest {
+            return Err(ImageError::Digest { section, part: wanted.part });
+        }
+    }
+    Ok(())
+}
+
+/// A whole image that its target can take: manifest and payload agree with each other and with what was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image<'b> {
+    manifest: Manifest,
+    payload: &'b [u8],
+}
+
+impl<'b> Image<'b> {
+    /// Reads an image with its payload behind its manifest, and nothing behind that.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn decode(bytes: &'b [u8], expected: &Expected<'_>) -> Result<Self, ImageError> {
+        let (manifest, payload) = decode_manifest(bytes)?;
+        Self::new(manifest, payload, expected)
+    }
+
+    /// The image of a manifest and a payload that came by different ways.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn new(
+        manifest: Manifest,
+        payload: &'b [u8],
+        expected: &Expected<'_>,
+    ) -> Result<Self, ImageError> {
+        manifest.check(expected)?;
+        verify(&manifest, payload)?;
+        Ok(Self { manifest, payload })
+    }
+
+    /// What it says of itself.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The bytes of its parts, one behind the other, in the order of [`PartLayout::parts`].
+    #[must_use]
+    pub fn payload(&self) -> &'b [u8] {
+        self.payload
+    }
+}

@@ -1,0 +1,97 @@
+//! Why bytes are not the image that was asked for.
+
+use dsv4_kv::transfer::{Part, Positions};
+
+/// The version that is written, and the only one that is read.
+pub const VERSION: u32 = 1;
+
+/// What an image and its target must have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// Model and formats.
+    Shape,
+    /// The identity of the weights.
+    Weights,
+    /// Salt and adapter.
+    Owner,
+}
+
+/// Why bytes are not the image that was asked for. Nothing of them was used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// It does not begin as an image.
+    #[error("this is no image of a request")]
+    Magic,
+    /// Another version wrote it.
+    #[error("this is an image of version {found}; version {VERSION} is read")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// It is shorter, or longer, than it says.
+    #[error("the image has {found} bytes, and must have {needed}")]
+    Length {
+        /// Bytes that it must have.
+        needed: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// The manifest has not the bytes that were written.
+    #[error("the manifest is damaged: its digest is that of other bytes")]
+    Damaged,
+    /// A flag that this version does not know.
+    #[error("the manifest has flags {found:#x}; this version knows none")]
+    Flags {
+        /// All flags.
+        found: u32,
+    },
+    /// A kind of section that this version does not know.
+    #[error("section {section} is of kind {kind}, which this version does not know")]
+    Kind {
+        /// The section, counted from 0.
+        section: usize,
+        /// Its kind.
+        kind: u32,
+    },
+    /// It is of another model, other weights, or another owner.
+    #[error("the image is of another {0:?}; only a cache of the same may take it")]
+    Foreign(Fact),
+    /// It has more or fewer tokens than positions.
+    #[error("the image has {tokens} tokens of {at:?}")]
+    Tokens {
+        /// Tokens that it has.
+        tokens: usize,
+        /// How far it says to be.
+        at: Positions,
+    },
+    /// It is that far in draft layers, of which the model has none.
+    #[error("the image is at {found} in draft layers, and the model has none")]
+    NoDraftLayers {
+        /// Its position in them.
+        found: u32,
+    },
+    /// It is of other tokens.
+    #[error("the image is of other tokens, from position {position} on")]
+    OtherTokens {
+        /// The first position with another token.
+        position: usize,
+    },
+    /// A request that is as far has other sections.
+    #[error("section {section} is {found:?}; a request that is as far has {needed:?} there")]
+    Section {
+        /// The section, counted from 0.
+        section: usize,
+        /// What it must be; `None` if it must not be there.
+        needed: Option<Part>,
+        /// What it is; `None` if it is not there.
+        found: Option<Part>,
+    },
+    /// The bytes of a section are not those that were written.
+    #[error("the bytes of section {section}, {part:?}, are not those that its digest is of")]
+    Digest {
+        /// The section, counted from 0.
+        section: usize,
+        /// Which part.
+        part: Part,
+    },
+}

@@ -1,0 +1,86 @@
+//! The image of a request: a manifest, which says what everything is, and a payload, which is only bytes.
+//!
+//! Little-endian. A **manifest**:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0 | `DSV4MOVE` |
+//! | 8 | version, u32 |
+//! | 12 | flags, u32: 0 |
+//! | 16, 48, 80 | [`Fingerprint`]: shape, weights, owner, 32 bytes each |
+//! | 112, 116 | [`Positions`]: final tokens in the trunk and in the draft layers, u32 |
+//! | 120, 124 | sections, and tokens, u32 |
+//! | 128, 136 | the source's epoch and lease, u64 ([`Source`]) |
+//! | 144 | bytes of the payload, u64 |
+//! | 152 | the table: of each section kind, unit, first row, rows (u32 each), bytes (u64), xxh3-128 |
+//! | | all tokens of the request, u32 |
+//! | | BLAKE3 of everything before |
+//!
+//! The **payload** has the sections one behind the other, in the order of the table. As a file an image is the manifest
+//! with the payload behind it. Between machines the manifest goes over the control channel and the payload over a
+//! [transport](crate::transport), so that what checks the bytes does not come the way that the bytes come.
+//!
+//! BLAKE3 binds the manifest, xxh3 finds payload that was damaged, reused or never written. Neither is a signature: who
+//! can write to the control channel is believed.
+
+mod check;
+mod codec;
+mod error;
+mod fingerprint;
+
+pub use check::{Expected, Image, verify};
+pub use codec::decode_manifest;
+pub use error::{Fact, ImageError, VERSION};
+pub use fingerprint::Fingerprint;
+
+use dsv4_kv::transfer::{Part, Positions};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// Which memory of the source a payload lies in, as the source said when it offered it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// Counts what the source has offered, taken back and reused: while it is the same, nothing was.
+    pub epoch: u64,
+    /// What the source holds for this image.
+    pub lease: u64,
+}
+
+/// A part of a request, and the digest of its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Which part.
+    pub part: Part,
+    /// xxh3-128 of its bytes.
+    pub digest: u128,
+}
+
+impl Section {
+    /// The section of a part whose bytes these are.
+    #[must_use]
+    pub fn of(part: Part, bytes: &[u8]) -> Self {
+        Self { part, digest: xxh3_128(bytes) }
+    }
+}
+
+/// What an image says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// Whose bytes they are.
+    pub fingerprint: Fingerprint,
+    /// How far the request is.
+    pub at: Positions,
+    /// Where they come from.
+    pub source: Source,
+    /// Its tokens, as many as are final in the trunk.
+    pub tokens: Vec<u32>,
+    /// Its parts, in the order in which they lie in the payload.
+    pub sections: Vec<Section>,
+}
+
+impl Manifest {
+    /// Bytes of the payload.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u64 {
+        self.sections.iter().map(|section| section.part.bytes).sum()
+    }
+}

@@ -1,0 +1,239 @@
+//! Images: what is written is read, and whatever else was done to one is refused, without a panic.
+
+use dsv4_kv::CacheConfig;
+use dsv4_kv::transfer::{PartLayout, Positions};
+use dsv4_kv_transfer::image::{Fact, verify};
+use dsv4_kv_transfer::{Expected, Fingerprint, Image, ImageError, Manifest, Section, Source};
+use kv_layout::config::ModelConfig;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Bytes before the table, of a row of it, and of the digest behind the tokens.
+const HEADER: usize = 152;
+const ROW: usize = 40;
+const DIGEST: usize = 32;
+
+fn config() -> CacheConfig {
+    CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+}
+
+/// An image of random bytes.
+struct Sample {
+    fingerprint: Fingerprint,
+    layout: PartLayout,
+    manifest: Manifest,
+    payload: Vec<u8>,
+}
+
+impl Sample {
+    fn new(at: Positions, random: &mut StdRng) -> Self {
+        let (fingerprint, layout) =
+            (Fingerprint::new(&config(), b"weights", b"salt", b""), PartLayout::new(&config()));
+        let parts = layout.parts(at);
+        let bytes: u64 = parts.iter().map(|part| part.bytes).sum();
+        let payload: Vec<u8> = (0..bytes).map(|_| random.random()).collect();
+        let mut rest = &payload[..];
+        let section = |part: &dsv4_kv::transfer::Part| {
+            let bytes;
+            (bytes, rest) = rest.split_at(part.bytes as usize);
+            Section::of(*part, bytes)
+        };
+        let sections = parts.iter().map(section).collect();
+        let tokens = (0..at.trunk).map(|_| random.random_range(0..100_000)).collect();
+        let source = Source { epoch: random.random(), lease: random.random() };
+        let manifest = Manifest { fingerprint, at, source, tokens, sections };
+        Self { fingerprint, layout, manifest, payload }
+    }
+
+    fn expected(&self) -> Expected<'_> {
+        let tokens = Some(&self.manifest.tokens[..]);
+        Expected { fingerprint: &self.fingerprint, layout: &self.layout, tokens }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        [self.manifest.encode(), self.payload.clone()].concat()
+    }
+
+    fn manifest_bytes(&self) -> usize {
+        HEADER + ROW * self.manifest.sections.len() + 4 * self.manifest.tokens.len() + DIGEST
+    }
+
+    /// Writes the digest that bytes of this length have.
+    fn seal(&self, bytes: &mut [u8]) {
+        let end = self.manifest_bytes() - DIGEST;
+        let digest = blake3::hash(&bytes[..end]);
+        bytes[end..end + DIGEST].copy_from_slice(digest.as_bytes());
+    }
+}
+
+fn at(trunk: u32, draft: u32) -> Positions {
+    Positions { trunk, draft }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let mut random = StdRng::seed_from_u64(1);
+    for position in [at(0, 0), at(1, 0), at(3, 3), at(130, 129), at(256, 256)] {
+        let sample = Sample::new(position, &mut random);
+        let bytes = sample.bytes();
+        assert_eq!(bytes.len(), sample.manifest_bytes() + sample.payload.len());
+        let image = Image::decode(&bytes, &sample.expected()).unwrap();
+        assert_eq!((image.manifest(), image.payload()), (&sample.manifest, &sample.payload[..]));
+        // By two ways, of tokens that the target does not know.
+        let expected = Expected { tokens: None, ..sample.expected() };
+        Image::new(sample.manifest.clone(), &sample.payload, &expected).unwrap();
+        verify(&sample.manifest, &sample.payload).unwrap();
+    }
+}
+
+/// An extreme number, or any.
+fn number(random: &mut StdRng) -> u32 {
+    match random.random_range(0..5) {
+        0 => u32::MAX - random.random_range(0..4),
+        1 => random.random_range(0..4),
+        2 => 1 << random.random_range(0..32),
+        _ => random.random(),
+    }
+}
+
+/// Does something to an image: what, and whether it is a change at all.
+fn mutate(sample: &Sample, bytes: &mut Vec<u8>, random: &mut StdRng) -> &'static str {
+    let (manifest, len) = (sample.manifest_bytes(), bytes.len());
+    let rows = sample.manifest.sections.len();
+    match random.random_range(0..8) {
+        0 => {
+            for _ in 0..random.random_range(1..=3) {
+                bytes[random.random_range(0..len)] ^= 1 << random.random_range(0..8);
+            }
+            "flipped bits"
+        }
+        1 => {
+            bytes.truncate(random.random_range(0..len));
+            "cut"
+        }
+        2 => {
+            bytes.extend((0..random.random_range(1..100)).map(|_| random.random::<u8>()));
+            "longer"
+        }
+        3 => {
+            // The same bytes in another order.
+            let [a, b] = [0; 2].map(|_| random.random_range(0..rows));
+            let (a, b) = (HEADER + ROW * a.min(b), HEADER + ROW * a.max(b));
+            if a < b {
+                let (low, high) = bytes.split_at_mut(b);
+                low[a..a + ROW].swap_with_slice(&mut high[..ROW]);
+            }
+            sample.seal(bytes);
+            "sections of the table swapped, sealed"
+        }
+        4 => {
+            let [a, b] = [0; 2].map(|_| random.random_range(manifest..len));
+            let n = a.abs_diff(b).min(len - a.max(b));
+            let (low, high) = bytes.split_at_mut(a.max(b));
+            low[a.min(b)..][..n].swap_with_slice(&mut high[..n]);
+            "payload swapped"
+        }
+        5 => {
+            let field = random.random_range(16..112);
+            bytes[field] = random.random();
+            sample.seal(bytes);
+            "foreign fingerprint, sealed"
+        }
+        6 => {
+            // Any number but the source's, which the image itself says nothing about.
+            let words = (HEADER + ROW * rows + 4 * sample.manifest.tokens.len()) / 4;
+            let word = random.random_range(0..words);
+            if !(32..36).contains(&word) {
+                bytes[4 * word..][..4].copy_from_slice(&number(random).to_le_bytes());
+            }
+            sample.seal(bytes);
+            "another number, sealed"
+        }
+        _ => {
+            let from = random.random_range(0..len);
+            let end = (from + random.random_range(1..200)).min(len);
+            bytes[from..end].iter_mut().for_each(|byte| *byte = random.random());
+            "overwritten"
+        }
+    }
+}
+
+#[test]
+fn a_hundred_thousand_mutated_images_are_refused() {
+    let mut random = StdRng::seed_from_u64(2);
+    let mut done = 0;
+    let samples: Vec<_> =
+        [at(1, 1), at(2, 1), at(6, 5)].map(|at| Sample::new(at, &mut random)).into();
+    while done < 100_000 {
+        let sample = &samples[random.random_range(0..samples.len())];
+        let right = sample.bytes();
+        let mut bytes = right.clone();
+        let what = mutate(sample, &mut bytes, &mut random);
+        if bytes == right {
+            continue;
+        }
+        let decoded = Image::decode(&bytes, &sample.expected());
+        assert!(decoded.is_err(), "{what}: mutation {done} was not noticed");
+        done += 1;
+    }
+}
+
+/// Each refusal, by the change that it is for.
+#[test]
+fn refusals_name_what_is_wrong() {
+    let mut random = StdRng::seed_from_u64(3);
+    let sample = Sample::new(at(6, 5), &mut random);
+    let decode = |bytes: &[u8]| Image::decode(bytes, &sample.expected()).unwrap_err();
+    let changed = |place: usize, value: u32| {
+        let mut bytes = sample.bytes();
+        bytes[place..][..4].copy_from_slice(&value.to_le_bytes());
+        sample.seal(&mut bytes);
+        decode(&bytes)
+    };
+    assert_eq!(changed(0, 0), ImageError::Magic);
+    assert_eq!(changed(8, 2), ImageError::Version { found: 2 });
+    assert_eq!(changed(12, 1), ImageError::Flags { found: 1 });
+    assert_eq!(changed(16, 1), ImageError::Foreign(Fact::Shape));
+    assert_eq!(changed(48, 1), ImageError::Foreign(Fact::Weights));
+    assert_eq!(changed(80, 1), ImageError::Foreign(Fact::Owner));
+    assert_eq!(changed(112, 7), ImageError::Tokens { tokens: 6, at: at(7, 5) });
+    assert!(matches!(changed(116, 6), ImageError::Section { .. }));
+    for value in [7, u32::MAX] {
+        assert!(matches!(changed(120, value), ImageError::Length { .. } | ImageError::Damaged));
+        assert!(matches!(changed(124, value), ImageError::Length { .. } | ImageError::Damaged));
+    }
+    assert!(matches!(changed(148, u32::MAX), ImageError::Length { .. }));
+    assert_eq!(changed(HEADER, 99), ImageError::Kind { section: 0, kind: 99 });
+    assert!(matches!(changed(HEADER + 4, 99), ImageError::Section { section: 0, .. }));
+    assert!(matches!(changed(HEADER + 20, u32::MAX), ImageError::Length { .. }));
+    assert!(matches!(changed(HEADER + 24, 0), ImageError::Digest { section: 0, .. }));
+    let tokens = HEADER + ROW * sample.manifest.sections.len();
+    assert_eq!(changed(tokens + 8, 100_000), ImageError::OtherTokens { position: 2 });
+    let mut bytes = sample.bytes();
+    bytes[20] ^= 1;
+    assert_eq!(decode(&bytes), ImageError::Damaged);
+    let short = Expected { tokens: Some(&sample.manifest.tokens[..4]), ..sample.expected() };
+    let refused = Image::decode(&sample.bytes(), &short).unwrap_err();
+    assert_eq!(refused, ImageError::OtherTokens { position: 4 });
+    let trunk = CacheConfig::smallest(ModelConfig { mtp_layers: 0, ..config().model });
+    let layout = PartLayout::new(&trunk);
+    let expected = Expected { layout: &layout, ..sample.expected() };
+    let refused = Image::decode(&sample.bytes(), &expected).unwrap_err();
+    assert_eq!(refused, ImageError::NoDraftLayers { found: 5 });
+}
+
+/// Model, formats, weights, salt and adapter count; what only makes a cache larger does not.
+#[test]
+fn a_fingerprint_is_of_what_makes_other_bytes() {
+    use kv_layout::index_row::IndexFormat;
+    let own = Fingerprint::new(&config(), b"w", b"s", b"a");
+    let larger = CacheConfig { max_draft: 3, num_blocks: 9, max_requests: 4, ..config() };
+    assert_eq!(Fingerprint::new(&larger, b"w", b"s", b"a"), own);
+    let other = CacheConfig { index_format: IndexFormat::Fp8, ..config() };
+    assert_ne!(Fingerprint::new(&other, b"w", b"s", b"a").shape, own.shape);
+    let theta = ModelConfig { rope_theta: 1e6, ..config().model };
+    let other = CacheConfig { model: theta, ..config() };
+    assert_ne!(Fingerprint::new(&other, b"w", b"s", b"a").shape, own.shape);
+    assert_ne!(Fingerprint::new(&config(), b"x", b"s", b"a").weights, own.weights);
+    assert_ne!(Fingerprint::new(&config(), b"w", b"sa", b"").owner, own.owner);
+}

@@ -1,0 +1,43 @@
+//! Why a request does not move.
+
+use crate::device::DeviceError;
+use crate::error::KvError;
+use crate::ids::RequestId;
+
+/// Why a request does not move. Nothing has changed then, in either cache.
+#[derive(Debug, thiserror::Error)]
+pub enum MoveError {
+    /// The cache refused, or the device failed.
+    #[error(transparent)]
+    Cache(#[from] KvError),
+    /// Memory for parts of a request of another size than they have.
+    #[error("the parts have {needed} bytes, and there are {found}")]
+    Length {
+        /// Bytes that they have.
+        needed: u64,
+        /// Bytes that there are.
+        found: u64,
+    },
+    /// Blocks that no final token of the request has an entry in.
+    #[error("{request} has {blocks} blocks with final entries; block {block} is not one of them")]
+    NoSuchBlock {
+        /// The request.
+        request: RequestId,
+        /// The block, counted from its first.
+        block: u32,
+        /// Blocks that it has.
+        blocks: u32,
+    },
+    /// A port that was opened for another cache.
+    #[error("the port is of another cache; open one for this cache")]
+    ForeignPort,
+    /// Room in another cache.
+    #[error("the room is in another cache; give it to that one")]
+    ForeignRoom,
+}
+
+impl From<DeviceError> for MoveError {
+    fn from(error: DeviceError) -> Self {
+        Self::Cache(error.into())
+    }
+}

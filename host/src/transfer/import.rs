@@ -1,0 +1,171 @@
+//! Requests from host memory: all of one, or nothing.
+
+use super::error::MoveError;
+use super::export::check_length;
+use super::parts::Positions;
+use super::port::Port;
+use crate::device::{Backend, Stream};
+use crate::ids::RequestId;
+use crate::ledger::Room;
+use crate::manager::KvCacheManager;
+use crate::poison::POISON;
+use crate::pool_kind::PoolUnit;
+
+/// A slot and blocks for a request that is to come, before anything has. Nobody else gets them until they are given back.
+#[derive(Debug)]
+#[must_use = "room that is dropped is lost to its cache; load a request into it, or give it back"]
+pub struct Reserved(Room);
+
+/// A slot and blocks with every byte of a request that came, which takes part in nothing yet.
+#[derive(Debug)]
+#[must_use = "room that is dropped is lost to its cache; enter the request, or give it back"]
+pub struct Loaded(Room);
+
+impl Reserved {
+    /// How far the request is that it is for.
+    #[must_use]
+    pub fn positions(&self) -> Positions {
+        self.0.at
+    }
+}
+
+impl Loaded {
+    /// How far the request is.
+    #[must_use]
+    pub fn positions(&self) -> Positions {
+        self.0.at
+    }
+}
+
+impl From<Loaded> for Reserved {
+    fn from(loaded: Loaded) -> Self {
+        Self(loaded.0)
+    }
+}
+
+impl<B: Backend> KvCacheManager<B> {
+    /// Takes a slot and the blocks of a request that is so far, all or none. What nobody refers to is evicted for them.
+    ///
+    /// # Errors
+    /// [`MoveError::Cache`]: [`KvError::NoFreeSlot`](crate::KvError::NoFreeSlot),
+    /// [`KvError::OutOfBlocks`](crate::KvError::OutOfBlocks),
+    /// [`KvError::ContextTooLong`](crate::KvError::ContextTooLong),
+    /// [`KvError::NoSuchGroup`](crate::KvError::NoSuchGroup) for positions in draft layers that the model does not have.
+    pub fn reserve(&mut self, at: Positions) -> Result<Reserved, MoveError> {
+        self.reject_leaked_steps();
+        Ok(Reserved(self.core().ledger().take_room_for(at)?))
+    }
+
+    /// Gives room back, empty or loaded.
+    ///
+    /// # Errors
+    /// The room, if it is another cache's.
+    pub fn give_back(&mut self, room: impl Into<Reserved>) -> Result<(), Reserved> {
+        let Reserved(room) = room.into();
+        let mut ledger = self.core().ledger();
+        if !ledger.has_room(&room) {
+            return Err(Reserved(room));
+        }
+        let slot = room.id.slot();
+        ledger.give_room_up(room);
+        drop(ledger);
+        self.poison_slot(slot);
+        Ok(())
+    }
+
+    /// Writes the parts of a request, one behind the other in `payload` in the order of
+    /// [`PartLayout::parts`](super::PartLayout::parts), to the room that was taken for it, and enters its blocks in the
+    /// device's block table. Rings of another size than the source's get the rows at the places of their positions. What
+    /// the bytes mean is the caller's duty: they are not looked at.
+    ///
+    /// # Errors
+    /// [`MoveError::ForeignPort`], [`MoveError::ForeignRoom`], [`MoveError::Length`], [`MoveError::Cache`] if the device
+    /// fails. The room is given back, but that of another cache, which is lost to it.
+    pub fn load(
+        &mut self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        room: Reserved,
+        payload: &[u8],
+    ) -> Result<Loaded, MoveError> {
+        self.reject_leaked_steps();
+        match self.write_room(stream, port, &room.0, payload) {
+            Ok(()) => Ok(Loaded(room.0)),
+            Err(error) => match self.give_back(room) {
+                Ok(()) => Err(error),
+                Err(_) => Err(MoveError::ForeignRoom),
+            },
+        }
+    }
+
+    /// The request that was loaded goes on from here, as one that was computed here. It shares nothing.
+    ///
+    /// # Errors
+    /// [`MoveError::ForeignRoom`]; [`MoveError::Cache`] if its slot was released meanwhile: the room is given back then.
+    pub fn enter(&mut self, loaded: Loaded) -> Result<RequestId, MoveError> {
+        let mut ledger = self.core().ledger();
+        if !ledger.has_room(&loaded.0) {
+            return Err(MoveError::ForeignRoom);
+        }
+        Ok(ledger.enter_room(loaded.0)?)
+    }
+
+    /// [`Self::reserve`], [`Self::load`] and [`Self::enter`]: all of a request, or nothing.
+    ///
+    /// # Errors
+    /// As these. Nothing has changed then.
+    pub fn import(
+        &mut self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        (at, payload): (Positions, &[u8]),
+    ) -> Result<RequestId, MoveError> {
+        let room = self.reserve(at)?;
+        let loaded = self.load(stream, port, room, payload)?;
+        self.enter(loaded)
+    }
+
+    fn write_room(
+        &mut self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        room: &Room,
+        payload: &[u8],
+    ) -> Result<(), MoveError> {
+        self.core().check_stream(stream)?;
+        self.check_port(port)?;
+        if !self.core().ledger().has_room(room) {
+            return Err(MoveError::ForeignRoom);
+        }
+        let parts = port.layout.parts(room.at);
+        check_length(parts.iter().map(|part| part.bytes).sum(), payload)?;
+        // Poison that is due is written before the rows.
+        self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
+        let blocks = room.block_ids();
+        let bytes = port.layout.block_bytes() as usize;
+        let (of_blocks, mut of_state) = payload.split_at(bytes * blocks.len());
+        let unwritten = if self.config().poison { POISON } else { 0 };
+        let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
+        let full = (room.at.trunk / kv_layout::geometry::BLOCK_TOKENS) as usize;
+        let full = full.min(units.len());
+        let (images, last) = of_blocks.split_at(bytes * full);
+        port.store(self.core(), stream, (PoolUnit::Block, &units[..full]), images)?;
+        if !last.is_empty() {
+            let mut last = last.to_vec();
+            let tokens = port.layout.block(full as u32, room.at.trunk).entries;
+            port.rows.clear_behind(tokens, &mut last, unwritten);
+            port.store(self.core(), stream, (PoolUnit::Block, &units[full..]), &last)?;
+        }
+        let mut slot = vec![unwritten; port.slot_bytes()];
+        for part in port.layout.state(room.at) {
+            let rows = of_state.split_off(..part.bytes as usize).expect("they were counted");
+            port.rows.put(&part, rows, &mut slot);
+        }
+        let units = [room.id.slot().0];
+        port.store(self.core(), stream, (PoolUnit::Slot, &units), &slot)?;
+        let table = Some((room.id.slot(), &blocks[..]));
+        self.transfer(stream, &[], table).map_err(crate::KvError::from)?;
+        // What failed on the device is known before anyone is told that the request is here.
+        Ok(stream.synchronize()?)
+    }
+}

@@ -1,0 +1,29 @@
+//! Requests that move from one cache to another: their parts leave to host memory and come from there.
+//!
+//! A cache may differ from the other in `max_draft`, in the number of blocks and in which of them are free: blocks are
+//! numbered from the request's first, and rows of rings by position. What must be equal is [`PartLayout`], the weights
+//! and whoever may share the request; `dsv4-kv-transfer` checks that, and the bytes.
+//!
+//! Blocks and slots are packed and unpacked on the device by the kernel that copies slots, through the memory of a
+//! [`Port`]; rings are put in order of position in host memory, since no kernel copies between rings of different sizes.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `parts.rs` | which parts a request has |
+//! | `rows.rs` | rows between images of slots and parts |
+//! | `port.rs` | memory of the device through which parts go |
+//! | `export.rs` | to host memory |
+//! | `import.rs` | from host memory |
+//! | `error.rs` | why a request does not move |
+
+mod error;
+mod export;
+mod import;
+mod parts;
+mod port;
+mod rows;
+
+pub use error::MoveError;
+pub use import::{Loaded, Reserved};
+pub use parts::{Part, PartKind, PartLayout, Positions};
+pub use port::Port;

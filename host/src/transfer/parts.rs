@@ -1,0 +1,233 @@
+//! The parts of a request that moves: which there are, how many rows each has, and how many bytes.
+//!
+//! They follow from the model, the formats and the request's positions alone: not from `max_draft`, the number of blocks,
+//! or where anything lies, so that two caches that differ in those agree on them.
+
+use std::ops::Range;
+
+use kv_layout::geometry::{
+    BLOCK_TOKENS, CSA_RATIO, HCA_RATIO, LayerKind, WINDOW, csa_own_rows, csa_previous_rows,
+};
+use serde::Serialize;
+
+use crate::config::CacheConfig;
+use crate::ids::LayerGroup;
+use crate::pool_kind::{PoolKind, PoolUnit};
+use crate::schema::{LayerCacheSchema, Pool, Schema};
+use crate::state_layout;
+
+/// How far a request is in each layer group: tokens that are final.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Positions {
+    /// In the layers of the model.
+    pub trunk: u32,
+    /// In the draft (MTP) layers; 0 without any.
+    pub draft: u32,
+}
+
+/// What a part holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PartKind {
+    /// A block: entries and indexer keys of up to 128 tokens in all layers, one pool behind the other, each at a multiple
+    /// of 16 bytes. Rows that no token of the request has closed are zero.
+    Block,
+    /// Data plane of a layer's window: `[rows, 576]`.
+    WindowData,
+    /// Scale plane of a layer's window.
+    WindowScale,
+    /// Own halves of a CSA layer's main compressor, of the window that is open: `[rows, 1024]` f32.
+    MainOwn,
+    /// Previous halves of it, of the window that is open and the one before.
+    MainPrevious,
+    /// As [`Self::MainOwn`] of the indexer's compressor: `[rows, 256]` f32.
+    IndexOwn,
+    /// As [`Self::MainPrevious`] of the indexer's compressor.
+    IndexPrevious,
+    /// Running sums of an HCA layer behind the last token: `[1, 1536]` f32; none where its window ends.
+    Sums,
+}
+
+impl PartKind {
+    /// All kinds, in order.
+    pub const ALL: [Self; 8] = [
+        Self::Block,
+        Self::WindowData,
+        Self::WindowScale,
+        Self::MainOwn,
+        Self::MainPrevious,
+        Self::IndexOwn,
+        Self::IndexPrevious,
+        Self::Sums,
+    ];
+
+    /// The rows that a request needs to go on at `position`.
+    fn rows(self, position: u32) -> Range<u32> {
+        let open = position - position % CSA_RATIO;
+        let first = match self {
+            Self::Block => 0,
+            Self::WindowData | Self::WindowScale => position.saturating_sub(WINDOW),
+            Self::MainOwn | Self::IndexOwn => open,
+            Self::MainPrevious | Self::IndexPrevious => open.saturating_sub(CSA_RATIO),
+            Self::Sums => position - u32::from(!position.is_multiple_of(HCA_RATIO)),
+        };
+        first..position
+    }
+}
+
+/// A part of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// What it holds.
+    pub kind: PartKind,
+    /// Its block, counted from the request's first, or its layer.
+    pub unit: u32,
+    /// Position of its first row; of a block, its first token.
+    pub first: u32,
+    /// Rows; of a block, tokens.
+    pub entries: u32,
+    /// Bytes of all of it.
+    pub bytes: u64,
+}
+
+/// Where the ring of a part lies in a slot of its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ring {
+    pub kind: PartKind,
+    /// Rows before it.
+    pub first: u32,
+    /// Its rows: a position has row `position mod rows`.
+    pub rows: u32,
+}
+
+/// The rings of a pool of slots.
+pub(super) fn rings(layer: LayerKind, pool: &Pool) -> Vec<Ring> {
+    let whole = |kind| vec![Ring { kind, first: 0, rows: pool.rows }];
+    let halves = |own_kind, previous_kind| {
+        // Both rings together, of which the second is four rows longer.
+        let own = (pool.rows - CSA_RATIO) / 2;
+        let previous = Ring { kind: previous_kind, first: own, rows: csa_previous_rows(own) };
+        vec![Ring { kind: own_kind, first: 0, rows: own }, previous]
+    };
+    match (pool.kind, layer) {
+        (PoolKind::SwaData, _) => whole(PartKind::WindowData),
+        (PoolKind::SwaScale, _) => whole(PartKind::WindowScale),
+        (PoolKind::MainState, LayerKind::Hca) => whole(PartKind::Sums),
+        (PoolKind::MainState, _) => halves(PartKind::MainOwn, PartKind::MainPrevious),
+        (PoolKind::IndexState, _) => halves(PartKind::IndexOwn, PartKind::IndexPrevious),
+        _ => Vec::new(),
+    }
+}
+
+/// The parts of requests of a cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartLayout {
+    schema: Schema,
+    /// Layers of the trunk.
+    trunk: u32,
+    block_bytes: u64,
+}
+
+impl PartLayout {
+    /// Of a cache that is configured so; only model and formats matter.
+    #[must_use]
+    pub fn new(config: &CacheConfig) -> Self {
+        let schema = Schema::new(config);
+        let trunk = config.group_layers(LayerGroup::Trunk).end;
+        Self {
+            block_bytes: state_layout::unit_image_bytes(&schema, PoolUnit::Block),
+            schema,
+            trunk,
+        }
+    }
+
+    /// Bytes of the image of a block.
+    #[must_use]
+    pub const fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// Whether the model has draft (MTP) layers.
+    #[must_use]
+    pub fn has_draft_layers(&self) -> bool {
+        self.schema.layers.len() as u32 > self.trunk
+    }
+
+    /// Blocks of a request of so many tokens that entries of its tokens lie in.
+    #[must_use]
+    pub fn blocks(&self, tokens: u32) -> u32 {
+        if self.block_bytes == 0 { 0 } else { crate::block::blocks_of(tokens) }
+    }
+
+    /// A block of a request of `tokens` tokens.
+    #[must_use]
+    pub fn block(&self, block: u32, tokens: u32) -> Part {
+        let first = block.saturating_mul(BLOCK_TOKENS);
+        let entries = tokens.saturating_sub(first).min(BLOCK_TOKENS);
+        Part { kind: PartKind::Block, unit: block, first, entries, bytes: self.block_bytes }
+    }
+
+    /// The parts of a request's slot: of each layer those that have rows.
+    pub fn state(&self, at: Positions) -> impl Iterator<Item = Part> {
+        self.schema.layers.iter().flat_map(move |layer| self.layer_state(layer, at))
+    }
+
+    fn layer_state(&self, layer: &LayerCacheSchema, at: Positions) -> Vec<Part> {
+        let position = if layer.layer.0 < self.trunk { at.trunk } else { at.draft };
+        let slots = layer.pools.iter().filter(|pool| pool.unit == PoolUnit::Slot);
+        let parts = slots.flat_map(|pool| {
+            rings(layer.kind, pool).into_iter().map(|ring| {
+                let rows = ring.kind.rows(position);
+                let (first, entries) = (rows.start, rows.len() as u32);
+                let bytes = u64::from(entries) * pool.row_bytes;
+                Part { kind: ring.kind, unit: layer.layer.0, first, entries, bytes }
+            })
+        });
+        parts.filter(|part| part.entries > 0).collect()
+    }
+
+    /// All parts of a request, in the order of an image: blocks, then what its slot holds.
+    #[must_use]
+    pub fn parts(&self, at: Positions) -> Vec<Part> {
+        let blocks = (0..self.blocks(at.trunk)).map(|block| self.block(block, at.trunk));
+        blocks.chain(self.state(at)).collect()
+    }
+}
+
+const _: () = assert!(csa_previous_rows(csa_own_rows(1)) == csa_own_rows(1) + CSA_RATIO);
+
+#[cfg(test)]
+mod tests {
+    use kv_layout::config::ModelConfig;
+
+    use super::*;
+
+    fn layout(model: &str, max_draft: u32) -> PartLayout {
+        let model = ModelConfig::preset(model).expect("a preset");
+        PartLayout::new(&CacheConfig { max_draft, ..CacheConfig::smallest(model) })
+    }
+
+    /// Where a block ends the state is what a checkpoint holds; elsewhere at most three own halves of each CSA layer and
+    /// one row of sums of each HCA layer more.
+    #[test]
+    fn at_a_boundary_the_state_is_a_checkpoint() {
+        for (model, bytes) in [("flash", 3_719_168), ("pro", 5_249_024)] {
+            let layout = layout(model, 3);
+            let state = |tokens| {
+                let at = Positions { trunk: tokens, draft: tokens };
+                layout.state(at).map(|part| part.bytes).sum::<u64>()
+            };
+            assert_eq!(state(1024), bytes, "{model}");
+            assert!(state(1027) > bytes && state(1027) < bytes + bytes / 4, "{model}");
+            assert_eq!(state(0), 0);
+        }
+    }
+
+    #[test]
+    fn drafts_change_no_part() {
+        for tokens in [1, 3, 4, 127, 128, 130, 1000] {
+            let at = Positions { trunk: tokens, draft: tokens - 1 };
+            assert_eq!(layout("tiny", 0).parts(at), layout("tiny", 9).parts(at));
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Memory of the device through which parts of requests leave and come.
+
+use super::error::MoveError;
+use super::parts::PartLayout;
+use super::rows::Rows;
+use crate::core::Core;
+use crate::device::{Backend, Buffer, Staged, Stream};
+use crate::error::KvError;
+use crate::ids::{BlockId, LedgerId};
+use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
+use crate::pool_kind::PoolUnit;
+use crate::state_layout::unit_image_bytes;
+
+/// Bytes of blocks that go at once, at most: those of a slot where it has more.
+const STAGING: u64 = 8 << 20;
+
+/// Memory of a device through which the blocks and slots of one cache leave it and come to it, one transfer at a time.
+pub struct Port<B: Backend> {
+    pub(super) cache: LedgerId,
+    pub(super) layout: PartLayout,
+    pub(super) rows: Rows,
+    /// Bytes of the image of a slot.
+    slot_bytes: u64,
+    /// Blocks that go at once.
+    blocks: u32,
+    /// The images of so many blocks, or of a slot.
+    staging: Buffer<B, u8>,
+    /// `[blocks, 4]`: which unit goes to which place.
+    jobs: Staged<B, i32>,
+}
+
+impl<B: Backend> Port<B> {
+    pub(super) fn new(core: &Core<B>, cache: LedgerId) -> Result<Self, KvError> {
+        let Core { device, schema, config, .. } = core;
+        let layout = PartLayout::new(config);
+        let slot_bytes = unit_image_bytes(schema, PoolUnit::Slot);
+        let most = STAGING.checked_div(layout.block_bytes()).unwrap_or(1);
+        let blocks = most.clamp(1, config.max_blocks_per_request().into()) as u32;
+        let bytes = slot_bytes.max(u64::from(blocks) * layout.block_bytes());
+        Ok(Self {
+            cache,
+            rows: Rows::new(schema),
+            slot_bytes,
+            blocks,
+            staging: device.allocate("parts of requests that move", bytes)?,
+            jobs: Staged::new(device, "jobs of requests that move", blocks as usize * JOB)?,
+            layout,
+        })
+    }
+
+    /// Which parts the requests of its cache have.
+    #[must_use]
+    pub fn layout(&self) -> &PartLayout {
+        &self.layout
+    }
+
+    /// Bytes of the image of a slot.
+    pub(super) fn slot_bytes(&self) -> usize {
+        self.slot_bytes as usize
+    }
+
+    /// Copies the images of units to `into`, and waits for it.
+    pub(super) fn fetch(
+        &mut self,
+        core: &Core<B>,
+        stream: &Stream<B>,
+        (unit, units): (PoolUnit, &[u32]),
+        into: &mut [u8],
+    ) -> Result<(), MoveError> {
+        if units.is_empty() {
+            return Ok(());
+        }
+        let (round, bytes) = self.round(unit);
+        for (units, into) in units.chunks(round).zip(into.chunks_mut(round * bytes)) {
+            self.copy(core, stream, (unit, units), CopyDirection::Save)?;
+            stream.download(&self.staging.view(), 0, into)?;
+        }
+        Ok(())
+    }
+
+    /// Makes units what the images in `from` say, and waits until those were read.
+    pub(super) fn store(
+        &mut self,
+        core: &Core<B>,
+        stream: &Stream<B>,
+        (unit, units): (PoolUnit, &[u32]),
+        from: &[u8],
+    ) -> Result<(), MoveError> {
+        if units.is_empty() {
+            return Ok(());
+        }
+        let (round, bytes) = self.round(unit);
+        for (units, from) in units.chunks(round).zip(from.chunks(round * bytes)) {
+            stream.upload(from, &self.staging, 0)?;
+            self.copy(core, stream, (unit, units), CopyDirection::Restore)?;
+        }
+        Ok(())
+    }
+
+    /// Units that go at once, and bytes of the image of one.
+    fn round(&self, unit: PoolUnit) -> (usize, usize) {
+        match unit {
+            PoolUnit::Slot => (1, self.slot_bytes()),
+            PoolUnit::Block => (self.blocks as usize, self.layout.block_bytes() as usize),
+        }
+    }
+
+    /// Queues the copy between units and the staging memory, in one launch.
+    fn copy(
+        &mut self,
+        core: &Core<B>,
+        stream: &Stream<B>,
+        (unit, units): (PoolUnit, &[u32]),
+        direction: CopyDirection,
+    ) -> Result<(), KvError> {
+        self.jobs.update(stream, |array| {
+            let jobs = array.as_chunks_mut::<JOB>().0.iter_mut().zip(units).zip(0..);
+            for ((words, &from), to) in jobs {
+                *words = BlockCopy { from: BlockId(from), to: BlockId(to) }.words();
+            }
+            Ok::<_, KvError>((JOB * units.len(), ()))
+        })?;
+        let state = &core.memory.state;
+        let (arena, pieces, image, places) = match unit {
+            PoolUnit::Slot => (state.arena(), state.slot_pieces(), self.slot_bytes, 1),
+            PoolUnit::Block => {
+                let block = self.layout.block_bytes();
+                (state.block_arena(), state.block_pieces(), block, self.blocks)
+            }
+        };
+        let arena = StateArena {
+            checkpoints: &self.staging,
+            number_of_checkpoints: places,
+            checkpoint_bytes: image,
+            ..arena
+        };
+        let jobs = self.jobs.buffer().view().slice(0, (JOB * units.len()) as u64);
+        let copies = StateCopies {
+            arena: &arena,
+            pieces,
+            jobs: &jobs.expect("a job for each unit was sent"),
+            count: units.len() as u32,
+            direction,
+            faults: core.memory.copy_faults(),
+        };
+        Ok(ops::copy_state(stream, &copies)?)
+    }
+}

@@ -1,0 +1,95 @@
+//! Rows between images, in host memory: rings of a slot to rows in order of position, and back.
+
+use super::parts::{Part, PartKind, rings};
+use crate::ids::LayerId;
+use crate::pool_kind::{PoolKind, PoolUnit};
+use crate::schema::{Pool, Schema};
+use crate::state_layout::{UnitPlace, unit_places};
+
+/// Where a ring lies in the image of a slot.
+#[derive(Clone, Copy, Debug)]
+struct RingPlace {
+    layer: LayerId,
+    kind: PartKind,
+    /// Its first byte.
+    at: usize,
+    /// Its rows.
+    rows: usize,
+    row_bytes: usize,
+}
+
+/// Where everything lies in the images of slots and blocks of one cache.
+#[derive(Debug)]
+pub(super) struct Rows {
+    rings: Vec<RingPlace>,
+    blocks: Vec<UnitPlace>,
+}
+
+/// Tokens of a block that have closed a row of a pool.
+fn closed(pool: &Pool, tokens: u32) -> usize {
+    (tokens * pool.rows / kv_layout::geometry::BLOCK_TOKENS) as usize * pool.row_bytes as usize
+}
+
+impl Rows {
+    pub fn new(schema: &Schema) -> Self {
+        let of_pool = |place: UnitPlace| {
+            let UnitPlace { layer, kind, pool, image } = place;
+            let row_bytes = pool.row_bytes as usize;
+            rings(kind, &pool).into_iter().map(move |ring| RingPlace {
+                layer,
+                kind: ring.kind,
+                at: image as usize + ring.first as usize * row_bytes,
+                rows: ring.rows as usize,
+                row_bytes,
+            })
+        };
+        Self {
+            rings: unit_places(schema, PoolUnit::Slot).flat_map(of_pool).collect(),
+            blocks: unit_places(schema, PoolUnit::Block).collect(),
+        }
+    }
+
+    /// Where each row of a part lies in the image of a slot, in order of position.
+    fn of_part(&self, part: &Part) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+        let is_its = |ring: &&RingPlace| ring.layer.0 == part.unit && ring.kind == part.kind;
+        let ring = self.rings.iter().find(is_its).copied();
+        let positions = part.first as usize..part.first as usize + part.entries as usize;
+        ring.into_iter().flat_map(move |ring| {
+            let RingPlace { at, rows, row_bytes, .. } = ring;
+            positions.clone().map(move |position| {
+                let from = at + position % rows * row_bytes;
+                from..from + row_bytes
+            })
+        })
+    }
+
+    /// Copies the rows of a part out of the image of a slot.
+    pub fn take(&self, part: &Part, slot: &[u8], to: &mut [u8]) {
+        let mut rest = to;
+        for from in self.of_part(part) {
+            let row = rest.split_off_mut(..from.len()).expect("a part has the bytes of its rows");
+            row.copy_from_slice(&slot[from]);
+        }
+    }
+
+    /// Copies the rows of a part to the image of a slot.
+    pub fn put(&self, part: &Part, from: &[u8], slot: &mut [u8]) {
+        let mut rest = from;
+        for to in self.of_part(part) {
+            let row = rest.split_off(..to.len()).expect("a part has the bytes of its rows");
+            slot[to].copy_from_slice(row);
+        }
+    }
+
+    /// Fills what of a block's image no row has that the first `tokens` of its tokens closed.
+    pub fn clear_behind(&self, tokens: u32, block: &mut [u8], byte: u8) {
+        let mut end = 0;
+        for UnitPlace { pool, image, .. } in &self.blocks {
+            debug_assert!(pool.kind != PoolKind::SwaData, "blocks hold entries and keys");
+            let from = *image as usize;
+            block[end..from].fill(byte);
+            end = from + closed(pool, tokens);
+        }
+        block[end..].fill(byte);
+    }
+}
