@@ -1,0 +1,178 @@
+//! Messages: vLLM's msgpack of events, byte for byte as its `msgspec` writes them (0.33.0).
+//!
+//! A message is `[time, [event, ..], rank]`. An event is a map: `BlockStored`, `BlockRemoved` or `AllBlocksCleared`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use dsv4_kv_prefix::RootKey;
+use rmp::encode::{
+    ByteBuf, write_array_len, write_bin, write_f64, write_map_len, write_nil, write_str, write_uint,
+};
+
+use crate::hash::BLOCK;
+
+/// Blocks of which a message is closed, and the next one begun: some 550 bytes each where they are stored.
+pub(crate) const MOST_BLOCKS: usize = 1024;
+
+/// Where blocks are, to a router.
+const MEDIUM: &str = "GPU";
+
+/// Events of one message.
+#[derive(Debug, Default)]
+pub(crate) struct Message {
+    events: ByteBuf,
+    count: u32,
+    /// Blocks that its events name.
+    blocks: usize,
+}
+
+/// Blocks that were stored together, one below the other.
+pub(crate) struct StoredBlocks<'b> {
+    pub root: &'b RootKey,
+    /// Of the block above the first.
+    pub parent: Option<u64>,
+    pub hashes: &'b [u64],
+    pub tokens: &'b [[u32; BLOCK]],
+}
+
+impl Message {
+    /// Whether nothing happened.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Blocks that it has room for.
+    pub fn room(&self) -> usize {
+        MOST_BLOCKS.saturating_sub(self.blocks)
+    }
+
+    /// Nothing that was stored before is there.
+    pub fn cleared(&mut self) {
+        map(&mut self.events, 1);
+        self.begin("AllBlocksCleared", 0);
+    }
+
+    /// Blocks are gone.
+    pub fn removed(&mut self, hashes: &[u64]) {
+        map(&mut self.events, 3);
+        self.begin("BlockRemoved", hashes.len());
+        self.hashes(hashes);
+        self.medium();
+    }
+
+    /// Blocks are there.
+    pub fn stored(&mut self, stored: &StoredBlocks<'_>) {
+        let StoredBlocks { root, parent, hashes, tokens } = *stored;
+        let salt = Some(root.salt()).filter(|salt| parent.is_none() && !salt.is_empty());
+        let adapter = Some(root.adapter()).filter(|adapter| !adapter.is_empty());
+        let has_keys = salt.is_some() || adapter.is_some();
+        // A map of 16 bits' length, as msgspec writes what could have more than 15 fields.
+        self.events.as_mut_vec().extend([0xde, 0, 8 + u8::from(has_keys)]);
+        self.begin("BlockStored", hashes.len());
+        self.hashes(hashes);
+        let events = &mut self.events;
+        key(events, "parent_block_hash");
+        match parent {
+            Some(parent) => number(events, parent),
+            None => infallible(write_nil(events)),
+        }
+        key(events, "token_ids");
+        array(events, tokens.len() * BLOCK);
+        tokens.as_flattened().iter().for_each(|&token| number(events, token.into()));
+        key(events, "block_size");
+        number(events, BLOCK as u64);
+        key(events, "lora_id");
+        infallible(write_nil(events));
+        self.medium();
+        let events = &mut self.events;
+        key(events, "lora_name");
+        match adapter {
+            Some(adapter) => name(events, adapter),
+            None => infallible(write_nil(events)),
+        }
+        if has_keys {
+            key(events, "extra_keys");
+            array(events, hashes.len());
+            (0..hashes.len()).for_each(|at| keys(events, adapter, salt.filter(|_| at == 0)));
+        }
+    }
+
+    /// The message, with the time; its events are forgotten.
+    pub fn finish(&mut self, time: SystemTime, rank: Option<u32>) -> Bytes {
+        let mut message = ByteBuf::with_capacity(self.events.as_slice().len() + 24);
+        array(&mut message, 2 + usize::from(rank.is_some()));
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        infallible(write_f64(&mut message, since.as_secs_f64()));
+        array(&mut message, self.count as usize);
+        let mut message = message.into_vec();
+        message.extend_from_slice(self.events.as_slice());
+        let mut message = ByteBuf::from_vec(message);
+        rank.into_iter().for_each(|rank| number(&mut message, rank.into()));
+        (self.count, self.blocks) = (0, 0);
+        self.events.as_mut_vec().clear();
+        message.into_vec().into()
+    }
+
+    fn begin(&mut self, kind: &str, blocks: usize) {
+        self.count += 1;
+        self.blocks += blocks;
+        key(&mut self.events, "type");
+        key(&mut self.events, kind);
+    }
+
+    fn hashes(&mut self, hashes: &[u64]) {
+        key(&mut self.events, "block_hashes");
+        array(&mut self.events, hashes.len());
+        hashes.iter().for_each(|&hash| number(&mut self.events, hash));
+    }
+
+    fn medium(&mut self) {
+        key(&mut self.events, "medium");
+        key(&mut self.events, MEDIUM);
+    }
+}
+
+/// Memory takes whatever is written to it.
+fn infallible<T, E>(written: Result<T, E>) {
+    debug_assert!(written.is_ok(), "writing to memory fails");
+}
+
+fn map(to: &mut ByteBuf, fields: u32) {
+    infallible(write_map_len(to, fields));
+}
+
+fn array(to: &mut ByteBuf, length: usize) {
+    infallible(write_array_len(to, length as u32));
+}
+
+fn key(to: &mut ByteBuf, text: &str) {
+    infallible(write_str(to, text));
+}
+
+fn number(to: &mut ByteBuf, number: u64) {
+    infallible(write_uint(to, number));
+}
+
+/// The keys of one block.
+fn keys(to: &mut ByteBuf, adapter: Option<&[u8]>, salt: Option<&[u8]>) {
+    let keys = usize::from(adapter.is_some()) + usize::from(salt.is_some());
+    if keys == 0 {
+        return infallible(write_nil(to));
+    }
+    array(to, keys);
+    for part in adapter.into_iter().chain(salt) {
+        match std::str::from_utf8(part) {
+            Ok(text) => key(to, text),
+            Err(_) => infallible(write_bin(to, part)),
+        }
+    }
+}
+
+/// A name, which must be text: what is none is written in hexadecimal.
+fn name(to: &mut ByteBuf, name: &[u8]) {
+    match std::str::from_utf8(name) {
+        Ok(text) => key(to, text),
+        Err(_) => key(to, &name.iter().map(|byte| format!("{byte:02x}")).collect::<String>()),
+    }
+}

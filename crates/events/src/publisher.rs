@@ -1,0 +1,169 @@
+//! The publisher, as the step's thread has it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use dsv4_kv_prefix::{Drained, EventSource};
+
+use crate::exchange::{Exchange, Handed};
+use crate::hash::BLOCK;
+use crate::options::{PublishError, PublisherOptions};
+use crate::worker::Worker;
+
+/// Publishes the events of one cache. Dropping it ends its thread, once what was handed over is sent.
+#[derive(Debug)]
+pub struct Publisher {
+    exchange: Arc<Exchange>,
+    thread: Option<JoinHandle<()>>,
+    endpoints: [String; 2],
+    snapshot_interval: Duration,
+    last_snapshot: Instant,
+}
+
+/// What a call of [`Publisher::publish`] handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// Nothing had happened.
+    Nothing,
+    /// What happened.
+    Events,
+    /// Everything that is there: more had happened than was logged, or a subscriber needs it.
+    Snapshot,
+    /// Nothing: the publisher's thread has all batches. What happened stays in the log.
+    Waiting,
+}
+
+/// What a publisher has done, and has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublisherStats {
+    /// Messages, sent or not: also those that nobody was there to read.
+    pub messages: u64,
+    /// Blocks that they say are there; of a snapshot each again.
+    pub stored: u64,
+    /// Blocks that they say are gone.
+    pub removed: u64,
+    /// Times that it began anew, with everything that is there.
+    pub snapshots: u64,
+    /// Requests for messages that somebody missed.
+    pub replays: u64,
+    /// Times that all subscribers were disconnected, since one did not read.
+    pub disconnects: u64,
+    /// Blocks that are there, to its subscribers.
+    pub resident: u64,
+    /// Bytes of messages that are kept for replay, or wait to be sent.
+    pub bytes: u64,
+    /// The number of the next message.
+    pub next_sequence: u64,
+}
+
+impl Publisher {
+    /// Starts a thread that listens, and that tells everything that `source` has. From then on [`Self::publish`] is to be
+    /// called with the same source.
+    ///
+    /// # Errors
+    /// [`PublishError::EventsOff`], [`PublishError::NoBatches`], [`PublishError::Bind`], [`PublishError::Thread`].
+    pub fn start(
+        source: &mut impl EventSource<BLOCK>,
+        options: PublisherOptions,
+    ) -> Result<Self, PublishError> {
+        let capacity = source.event_capacity();
+        if capacity == 0 {
+            return Err(PublishError::EventsOff);
+        }
+        if options.batches == 0 {
+            return Err(PublishError::NoBatches);
+        }
+        let exchange = Arc::new(Exchange::new(options.batches, capacity));
+        let snapshot_interval = options.snapshot_interval;
+        let worker = Worker::new(Arc::clone(&exchange), options);
+        let (bound, listening) = mpsc::channel();
+        let builder = std::thread::Builder::new().name("kv-events".to_owned());
+        let thread = builder.spawn(move || worker.run(&bound))?;
+        let endpoints = listening.recv().map_err(|_| PublishError::Ended)??;
+        let last_snapshot = Instant::now();
+        let thread = Some(thread);
+        let publisher = Self { exchange, thread, endpoints, snapshot_interval, last_snapshot };
+        publisher.exchange.hand(Handed::Snapshot(source.snapshot_events()));
+        Ok(publisher)
+    }
+
+    /// Hands over what happened since the last call; to be called after each step, and now and then without steps, since
+    /// a subscriber that came late may need it. Waits for nothing, and allocates nothing but for a snapshot.
+    ///
+    /// # Errors
+    /// [`PublishError::EventsOff`] of another source, [`PublishError::Ended`].
+    pub fn publish(
+        &mut self,
+        source: &mut impl EventSource<BLOCK>,
+    ) -> Result<Published, PublishError> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(PublishError::Ended);
+        }
+        let exchange = &self.exchange;
+        if exchange.wants_snapshot() && self.last_snapshot.elapsed() >= self.snapshot_interval {
+            return Ok(self.hand_snapshot(source));
+        }
+        let Some(mut batch) = exchange.spare() else { return Ok(Published::Waiting) };
+        let drained = source.drain_events(&mut batch);
+        if drained == Drained::Events && !batch.is_empty() {
+            exchange.hand(Handed::Events(batch));
+            return Ok(Published::Events);
+        }
+        exchange.give_back(batch);
+        match drained {
+            Drained::Events => Ok(Published::Nothing),
+            Drained::Overflowed if exchange.has_snapshot() => Ok(Published::Waiting),
+            Drained::Overflowed => Ok(self.hand_snapshot(source)),
+            Drained::Off => Err(PublishError::EventsOff),
+        }
+    }
+
+    fn hand_snapshot(&mut self, source: &mut impl EventSource<BLOCK>) -> Published {
+        self.exchange.snapshot_taken();
+        self.exchange.hand(Handed::Snapshot(source.snapshot_events()));
+        self.last_snapshot = Instant::now();
+        Published::Snapshot
+    }
+
+    /// Where subscribers connect.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoints[0]
+    }
+
+    /// Where missed messages are asked for.
+    #[must_use]
+    pub fn replay_endpoint(&self) -> &str {
+        &self.endpoints[1]
+    }
+
+    /// What it has done. What was handed over last may not be in it yet.
+    #[must_use]
+    pub fn stats(&self) -> PublisherStats {
+        let counters = &self.exchange.counters;
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        PublisherStats {
+            messages: of(&counters.messages),
+            stored: of(&counters.stored),
+            removed: of(&counters.removed),
+            snapshots: of(&counters.snapshots),
+            replays: of(&counters.replays),
+            disconnects: of(&counters.disconnects),
+            resident: of(&counters.resident),
+            bytes: of(&counters.bytes),
+            next_sequence: of(&counters.next),
+        }
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.exchange.close();
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported by its thread.
+            drop(thread.join());
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Messages that were sent, for who missed some.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+/// The last messages, of bounded bytes.
+#[derive(Debug)]
+pub(crate) struct Replay {
+    messages: VecDeque<(u64, Bytes)>,
+    bytes: usize,
+    most: usize,
+    /// Of the message that comes next.
+    next: u64,
+    /// Whether the first message that is kept says that nothing was there before it.
+    is_complete: bool,
+}
+
+/// What is kept from a number on.
+#[derive(Debug)]
+pub(crate) struct Since {
+    pub messages: Vec<(u64, Bytes)>,
+    /// Whether they tell everything that happened since.
+    pub has_all: bool,
+}
+
+impl Replay {
+    /// Of up to `most` bytes; the first message has number `first`.
+    pub fn new(most: usize, first: u64) -> Self {
+        Self { messages: VecDeque::new(), bytes: 0, most, next: first, is_complete: false }
+    }
+
+    /// What comes next says that nothing is there: what was before it means nothing any more.
+    pub fn restart(&mut self) {
+        self.messages.clear();
+        self.bytes = 0;
+        self.is_complete = true;
+    }
+
+    /// Keeps a message; its number.
+    pub fn push(&mut self, message: Bytes) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.bytes += message.len();
+        self.messages.push_back((number, message));
+        while self.bytes > self.most {
+            let Some((_, oldest)) = self.messages.pop_front() else { break };
+            self.bytes -= oldest.len();
+            self.is_complete = false;
+        }
+        number
+    }
+
+    /// The messages from `start` on.
+    pub fn since(&self, start: u64) -> Since {
+        let oldest = self.messages.front().map_or(self.next, |&(number, _)| number);
+        let skipped = usize::try_from(start.saturating_sub(oldest)).unwrap_or(usize::MAX);
+        let messages = self.messages.iter().skip(skipped).cloned().collect();
+        Since { messages, has_all: self.is_complete || start >= oldest }
+    }
+
+    /// Bytes that are kept.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(replay: &Replay, start: u64) -> (Vec<u64>, bool) {
+        let Since { messages, has_all } = replay.since(start);
+        (messages.iter().map(|&(number, _)| number).collect(), has_all)
+    }
+
+    #[test]
+    fn the_last_messages_are_kept_and_a_gap_is_told() {
+        let mut replay = Replay::new(10, 100);
+        replay.restart();
+        for _ in 0..3 {
+            replay.push(Bytes::from_static(b"abc"));
+        }
+        assert_eq!(numbers(&replay, 0), (vec![100, 101, 102], true));
+        assert_eq!(numbers(&replay, 102), (vec![102], true));
+        assert_eq!(numbers(&replay, 103), (vec![], true));
+        // The first message goes, and with it what says that nothing was there before.
+        replay.push(Bytes::from_static(b"abcd"));
+        assert_eq!((numbers(&replay, 100), replay.bytes()), ((vec![101, 102, 103], false), 10));
+        assert_eq!(numbers(&replay, 101), (vec![101, 102, 103], true));
+        // One that is too long is not kept at all.
+        replay.push(Bytes::from_static(b"abcdefghijk"));
+        assert_eq!((numbers(&replay, 104), replay.bytes()), ((vec![], false), 0));
+        assert_eq!(numbers(&replay, 105), (vec![], true));
+        replay.restart();
+        assert_eq!(replay.push(Bytes::from_static(b"a")), 105);
+        assert_eq!(numbers(&replay, 7), (vec![105], true));
+        assert_eq!(numbers(&replay, u64::MAX), (vec![], true));
+    }
+}

@@ -1,0 +1,136 @@
+//! Which blocks are there: the hash of each serial, by which events become messages.
+
+use bytes::Bytes;
+use dsv4_kv_prefix::{Event, EventBatch, Serial, Stored};
+use hashbrown::HashMap;
+
+use std::time::SystemTime;
+
+use crate::hash::{BLOCK, BlockHash, Hasher};
+use crate::message::{MOST_BLOCKS, Message, StoredBlocks};
+
+/// An event names a block that is not there. It never should; a snapshot makes it good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an event names block {}, which was not told to be there", .0.number())]
+pub(crate) struct Missing(pub Serial);
+
+/// The hash of each block that is there: 40 bytes of each that the tree has.
+#[derive(Debug, Default)]
+pub(crate) struct Resident {
+    hashes: HashMap<Serial, BlockHash>,
+    hasher: Hasher,
+    message: Message,
+    /// Of the run that is written.
+    wire: Vec<u64>,
+    /// Of the messages.
+    rank: Option<u32>,
+}
+
+/// What a batch was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub stored: u64,
+    pub removed: u64,
+}
+
+impl Resident {
+    pub fn new(rank: Option<u32>) -> Self {
+        Self { rank, ..Self::default() }
+    }
+
+    /// Blocks that are there.
+    pub fn blocks(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// Messages that say that nothing is there but what a snapshot has.
+    pub fn restart(
+        &mut self,
+        snapshot: &EventBatch<BLOCK>,
+        send: impl FnMut(Bytes),
+    ) -> Result<Told, Missing> {
+        self.hashes.clear();
+        self.hashes.shrink_to(snapshot.blocks() as usize);
+        self.message = Message::default();
+        self.message.cleared();
+        self.tell(snapshot, send)
+    }
+
+    /// Messages of what happened. After an error what was sent is right, and what follows is not known.
+    pub fn tell(
+        &mut self,
+        batch: &EventBatch<BLOCK>,
+        mut send: impl FnMut(Bytes),
+    ) -> Result<Told, Missing> {
+        let mut told = Told::default();
+        for event in batch.iter() {
+            match event {
+                Event::Stored(run) => {
+                    self.stored(run, &mut send)?;
+                    told.stored += run.serials.len() as u64;
+                }
+                Event::Removed(serials) => {
+                    self.removed(serials, &mut send)?;
+                    told.removed += serials.len() as u64;
+                }
+            }
+        }
+        self.send(&mut send);
+        Ok(told)
+    }
+
+    fn stored(
+        &mut self,
+        run: Stored<'_, BLOCK>,
+        send: &mut impl FnMut(Bytes),
+    ) -> Result<(), Missing> {
+        let Stored { root, parent, serials, tokens } = run;
+        let known = |parent| self.hashes.get(&parent).copied().ok_or(Missing(parent));
+        let mut parent = parent.map(known).transpose()?;
+        let (mut serials, mut tokens) = (serials, tokens);
+        while !serials.is_empty() {
+            let count = self.room(send).min(serials.len());
+            let above = parent;
+            self.wire.clear();
+            for (&serial, tokens) in serials[..count].iter().zip(tokens) {
+                let hash = self.hasher.hash(root, parent, tokens);
+                self.hashes.insert(serial, hash);
+                self.wire.push(hash.wire());
+                parent = Some(hash);
+            }
+            let (hashes, parent) = (&self.wire[..], above.map(BlockHash::wire));
+            self.message.stored(&StoredBlocks { root, parent, hashes, tokens: &tokens[..count] });
+            (serials, tokens) = (&serials[count..], &tokens[count..]);
+        }
+        Ok(())
+    }
+
+    fn removed(&mut self, serials: &[Serial], send: &mut impl FnMut(Bytes)) -> Result<(), Missing> {
+        let mut serials = serials;
+        while !serials.is_empty() {
+            let count = self.room(send).min(serials.len());
+            self.wire.clear();
+            for serial in &serials[..count] {
+                let hash = self.hashes.remove(serial).ok_or(Missing(*serial))?;
+                self.wire.push(hash.wire());
+            }
+            self.message.removed(&self.wire);
+            serials = &serials[count..];
+        }
+        Ok(())
+    }
+
+    /// Blocks that fit in this message, or in the next.
+    fn room(&mut self, send: &mut impl FnMut(Bytes)) -> usize {
+        if self.message.room() == 0 {
+            self.send(send);
+        }
+        self.message.room().min(MOST_BLOCKS)
+    }
+
+    fn send(&mut self, send: &mut impl FnMut(Bytes)) {
+        if !self.message.is_empty() {
+            send(self.message.finish(SystemTime::now(), self.rank));
+        }
+    }
+}

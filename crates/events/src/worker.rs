@@ -1,0 +1,263 @@
+//! The publisher's thread: hashes, writes, sends, and answers who missed something.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::runtime::Builder;
+use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+use crate::exchange::{Exchange, Handed};
+use crate::options::{PublishError, PublisherOptions};
+use crate::replay::{Replay, Since};
+use crate::resident::Resident;
+use crate::sent::counted;
+
+/// The number that ends a replay.
+const END: [u8; 8] = [0xff; 8];
+/// How long one message of a replay may wait for who asked for it.
+const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
+/// Between attempts to listen again, and looks at what waits.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Where it listens, told to whoever started it.
+pub(crate) type Bound = Result<[String; 2], PublishError>;
+
+/// What the thread has.
+pub(crate) struct Worker {
+    exchange: Arc<Exchange>,
+    options: PublisherOptions,
+    resident: Resident,
+    replay: Arc<Mutex<Replay>>,
+}
+
+/// Why sockets are closed.
+enum Closed {
+    /// Nothing more comes.
+    Ended,
+    /// A subscriber does not read.
+    Stalled,
+}
+
+impl Worker {
+    pub fn new(exchange: Arc<Exchange>, options: PublisherOptions) -> Self {
+        let first = options.first();
+        exchange.counters.next.store(first, Relaxed);
+        let replay = Arc::new(Mutex::new(Replay::new(options.replay_bytes, first)));
+        let resident = Resident::new(options.data_parallel_rank);
+        Self { exchange, options, resident, replay }
+    }
+
+    /// Runs until the exchange is closed, or until it cannot listen at first.
+    pub fn run(mut self, bound: &mpsc::Sender<Bound>) {
+        let mut is_bound = false;
+        loop {
+            let runtime = match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) if is_bound => {
+                    drop(error);
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                Err(error) => return drop(bound.send(Err(error.into()))),
+            };
+            // What waits for a subscriber goes with the runtime, whose tasks have it.
+            let closed = runtime.block_on(async {
+                let sockets = self.listen(is_bound).await;
+                let (sockets, at) = match sockets {
+                    Ok(listening) => listening,
+                    Err(error) => {
+                        drop(bound.send(Err(error)));
+                        return Closed::Ended;
+                    }
+                };
+                if !is_bound {
+                    let [endpoint, replay_endpoint] = at.clone();
+                    (self.options.endpoint, self.options.replay_endpoint) =
+                        (endpoint, replay_endpoint);
+                    drop(bound.send(Ok(at)));
+                    is_bound = true;
+                }
+                self.serve(sockets).await
+            });
+            match closed {
+                Closed::Ended => return,
+                Closed::Stalled => self.exchange.counters.disconnects.fetch_add(1, Relaxed),
+            };
+        }
+    }
+
+    /// Listens at both endpoints; again and again if it did before.
+    async fn listen(
+        &self,
+        again: bool,
+    ) -> Result<((PubSocket, RouterSocket), [String; 2]), PublishError> {
+        loop {
+            let (mut publish, mut replay) = (PubSocket::new(), RouterSocket::new());
+            let listening = async {
+                let endpoint = bind(&mut publish, &self.options.endpoint).await?;
+                Ok([endpoint, bind(&mut replay, &self.options.replay_endpoint).await?])
+            };
+            match listening.await {
+                Ok(at) => return Ok(((publish, replay), at)),
+                Err(error) if !again => return Err(error),
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    async fn serve(&mut self, (mut publish, router): (PubSocket, RouterSocket)) -> Closed {
+        let answers = Answers {
+            replay: Arc::clone(&self.replay),
+            exchange: Arc::clone(&self.exchange),
+            topic: self.options.topic.clone().into(),
+        };
+        tokio::spawn(answers.serve(router));
+        while let Some(handed) = self.exchange.take().await {
+            let messages = self.write(handed);
+            // What is not sent is kept for replay all the same.
+            let mut in_hand: usize = messages.iter().map(|(_, message)| message.len()).sum();
+            for (number, message) in messages {
+                in_hand -= message.len();
+                self.send(&mut publish, number, message).await;
+                if !self.waits_for_less(self.options.unsent_bytes + in_hand).await {
+                    return Closed::Stalled;
+                }
+            }
+        }
+        // What is queued in the sockets still goes, if anybody reads it.
+        self.waits_for_less(0).await;
+        tokio::time::sleep(PAUSE).await;
+        Closed::Ended
+    }
+
+    /// The messages of what was handed over, with their numbers. They are kept for replay.
+    fn write(&mut self, handed: Handed) -> Vec<(u64, Bytes)> {
+        let Self { exchange, resident, replay, .. } = self;
+        let counters = &exchange.counters;
+        let mut messages = Vec::new();
+        let is_snapshot = matches!(handed, Handed::Snapshot(_));
+        let told = match handed {
+            Handed::Events(batch) => {
+                let told = resident.tell(&batch, |message| messages.push(message));
+                exchange.give_back(batch);
+                told
+            }
+            Handed::Snapshot(snapshot) => {
+                resident.restart(&snapshot, |message| messages.push(message))
+            }
+        };
+        match told {
+            Ok(told) => {
+                counters.stored.fetch_add(told.stored, Relaxed);
+                counters.removed.fetch_add(told.removed, Relaxed);
+            }
+            Err(_) => exchange.want_snapshot(),
+        }
+        counters.resident.store(resident.blocks() as u64, Relaxed);
+        counters.snapshots.fetch_add(is_snapshot.into(), Relaxed);
+        counters.messages.fetch_add(messages.len() as u64, Relaxed);
+        let mut replay = lock(replay);
+        if is_snapshot {
+            replay.restart();
+        }
+        let keep = |message| {
+            let message = counted(message, exchange);
+            (replay.push(message.clone()), message)
+        };
+        let messages: Vec<_> = messages.into_iter().map(keep).collect();
+        if let Some((last, _)) = messages.last() {
+            counters.next.store(last + 1, Relaxed);
+        }
+        messages
+    }
+
+    async fn send(&self, publish: &mut PubSocket, number: u64, message: Bytes) {
+        let topic = Bytes::copy_from_slice(self.options.topic.as_bytes());
+        let number = Bytes::copy_from_slice(&number.to_be_bytes());
+        // Without a subscriber it goes nowhere, and who comes later asks for it.
+        drop(publish.send(frames([topic, number, message])).await);
+        // Who writes to the subscribers runs in this thread.
+        tokio::task::yield_now().await;
+    }
+
+    /// Waits until no more than so many bytes wait for subscribers; `false` if that takes too long.
+    async fn waits_for_less(&self, most: usize) -> bool {
+        let since = Instant::now();
+        while self.unsent() > most {
+            if since.elapsed() > self.options.stall {
+                return false;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        true
+    }
+
+    /// Bytes that somebody has but the messages that are kept.
+    fn unsent(&self) -> usize {
+        let all = self.exchange.counters.bytes.load(Relaxed) as usize;
+        all.saturating_sub(lock(&self.replay).bytes())
+    }
+}
+
+/// Answers who missed something.
+struct Answers {
+    replay: Arc<Mutex<Replay>>,
+    exchange: Arc<Exchange>,
+    topic: Bytes,
+}
+
+impl Answers {
+    async fn serve(self, mut router: RouterSocket) {
+        loop {
+            match router.recv().await {
+                Ok(request) => self.answer(&mut router, &request.into_vec()).await,
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// Sends what is kept from the number on that is asked for, and an end; nothing if the request is not understood.
+    async fn answer(&self, router: &mut RouterSocket, request: &[Bytes]) {
+        let [client, empty, start] = request else { return };
+        let (true, Ok(start)) = (empty.is_empty(), <[u8; 8]>::try_from(&start[..])) else { return };
+        self.exchange.counters.replays.fetch_add(1, Relaxed);
+        let Since { messages, has_all } = lock(&self.replay).since(u64::from_be_bytes(start));
+        if !has_all {
+            self.exchange.want_snapshot();
+        }
+        let end = [Bytes::new(), Bytes::from_static(&END), Bytes::new()];
+        let number = |number: u64| Bytes::copy_from_slice(&number.to_be_bytes());
+        let told = |(at, message)| [self.topic.clone(), number(at), message];
+        for [topic, number, message] in messages.into_iter().map(told).chain([end]) {
+            let answer = frames([client.clone(), Bytes::new(), topic, number, message]);
+            // Who went away, or does not read, gets no more.
+            match tokio::time::timeout(REPLAY_PATIENCE, router.send(answer)).await {
+                Ok(Ok(())) => tokio::task::yield_now().await,
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Listens; where, with the port that it has.
+async fn bind(socket: &mut impl Socket, endpoint: &str) -> Result<String, PublishError> {
+    let bound = socket.bind(endpoint).await;
+    bound.map(|at| at.to_string()).map_err(|error| PublishError::Bind {
+        endpoint: endpoint.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+fn frames<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
+    let [first, rest @ ..] = &frames[..] else { unreachable!("a message has frames") };
+    let mut message = ZmqMessage::from(first.clone());
+    rest.iter().for_each(|frame| message.push_back(frame.clone()));
+    message
+}
+
+fn lock(replay: &Mutex<Replay>) -> std::sync::MutexGuard<'_, Replay> {
+    // Every change is whole before anything can panic.
+    replay.lock().unwrap_or_else(PoisonError::into_inner)
+}

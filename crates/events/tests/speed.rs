@@ -1,0 +1,72 @@
+//! What a block costs the publisher's thread, and the step's.
+
+use std::time::{Duration, Instant};
+
+use dsv4_kv_events::{Published, Publisher, PublisherOptions};
+use dsv4_kv_prefix::{Limits, PrefixTree, RootKey, ScoredLru};
+use zeromq::{Socket, SocketRecv, SubSocket};
+
+const T: usize = 128;
+/// Blocks of a step: 8,192 tokens.
+const STEP: usize = 64;
+const STEPS: usize = 500;
+
+/// Run by hand: `cargo test --release -p dsv4-kv-events --test speed -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement; run by hand"]
+fn a_block_costs_a_few_microseconds() {
+    let room = (STEP * STEPS) as u32;
+    let limits =
+        Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 0, remembered: 0, room };
+    let mut tree = PrefixTree::<(), (), _, T>::new(limits, ScoredLru { capacity: 1 << 30 });
+    tree.log_events(room);
+    let any_port = "tcp://127.0.0.1:0".to_owned();
+    let options = PublisherOptions {
+        endpoint: any_port.clone(),
+        replay_endpoint: any_port,
+        ..PublisherOptions::default()
+    };
+    let mut publisher = Publisher::start(&mut tree, options).unwrap();
+    let endpoint = publisher.endpoint().to_owned();
+    // A subscriber in a thread of its own, that only counts.
+    let (connected, is_connected) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut subscriber = SubSocket::new();
+            subscriber.connect(&endpoint).await.unwrap();
+            subscriber.subscribe("").await.unwrap();
+            connected.send(()).unwrap();
+            while subscriber.recv().await.is_ok() {}
+        });
+    });
+    is_connected.recv().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let (mut called, mut took) = (Vec::new(), Duration::ZERO);
+    for step in 0..STEPS {
+        let tokens: Vec<[u32; T]> = (0..STEP)
+            .map(|block| {
+                std::array::from_fn(|at| ((step + block) * 7919 + at * 31) as u32 % 129_280)
+            })
+            .collect();
+        let root = RootKey::new(&step.to_le_bytes(), b"", b"model");
+        // It is kept: nothing goes.
+        let mut at = tree.adopt(&root, &[]).reference;
+        tree.extend(&mut at, &tokens, |_| (), |_| ()).unwrap();
+        let before = publisher.stats().stored;
+        let start = Instant::now();
+        let published = publisher.publish(&mut tree).unwrap();
+        called.push(start.elapsed());
+        assert_eq!(published, Published::Events);
+        while publisher.stats().stored < before + STEP as u64 {
+            std::hint::spin_loop();
+        }
+        took += start.elapsed();
+    }
+    let each = took.as_secs_f64() * 1e6 / (STEP * STEPS) as f64;
+    called.sort_unstable();
+    let [median, p99] = [50, 99].map(|percent| called[STEPS * percent / 100]);
+    println!("a block, from its step to its message: {each:.2} us");
+    println!("publish() in the step's thread: median {median:?}, p99 {p99:?}");
+    println!("{:?}", publisher.stats());
+}

@@ -1,0 +1,101 @@
+//! A cache without a device: a prefix tree under a random load.
+
+use std::collections::BTreeMap;
+
+use dsv4_kv_events::Hasher;
+use dsv4_kv_prefix::{
+    Event, EventSource, Limits, Need, Origin, PrefixTree, Reference, RootKey, ScoredLru,
+};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::index::{Block, Index};
+
+pub const T: usize = 128;
+
+pub struct Cache {
+    pub tree: PrefixTree<(), (), ScoredLru, T>,
+    random: SmallRng,
+    roots: Vec<RootKey>,
+    prompts: Vec<Vec<u32>>,
+    live: Vec<Reference>,
+    most: u32,
+}
+
+impl Cache {
+    /// Of about `most` blocks, which logs events of `capacity`.
+    pub fn new(seed: u64, most: u32, capacity: u32) -> Self {
+        let limits = Limits {
+            block_bytes: 1,
+            checkpoint_bytes: 8,
+            lease_bytes: 0,
+            remembered: 0,
+            room: most,
+        };
+        let mut tree = PrefixTree::new(limits, ScoredLru { capacity: u64::from(most) * 2 });
+        tree.log_events(capacity);
+        let roots: [(&[u8], &[u8]); 4] =
+            [(b"", b""), (b"tenant", b""), (b"", b"adapter"), ("Zürich".as_bytes(), b"adapter")];
+        let roots = roots.map(|(salt, adapter)| RootKey::new(salt, adapter, b"model")).into();
+        let random = SmallRng::seed_from_u64(seed);
+        Self { tree, random, roots, prompts: vec![vec![7; 1000]], live: Vec::new(), most }
+    }
+
+    /// A request comes, computes its prompt, perhaps saves it; or one ends.
+    pub fn operation(&mut self) {
+        if self.live.len() > 8 || (self.random.random_bool(0.4) && !self.live.is_empty()) {
+            let ended = self.live.swap_remove(self.random.random_range(0..self.live.len()));
+            return self.tree.release(ended, |_| ()).unwrap();
+        }
+        let random = &mut self.random;
+        let mut prompt = self.prompts.choose(random).unwrap().clone();
+        prompt.truncate(random.random_range(0..=prompt.len()));
+        let step = random.random_range(0..5);
+        prompt.extend((0..random.random_range(0..1500)).map(|at| at * step));
+        prompt.truncate(T * 40);
+        if self.prompts.len() == 20 {
+            self.prompts.swap_remove(random.random_range(0..20));
+        }
+        self.prompts.push(prompt.clone());
+        let root = self.roots.choose(random).unwrap();
+        let mut at = self.tree.adopt(root, &prompt).reference;
+        let new = prompt[at.blocks() as usize * T..].as_chunks().0;
+        self.tree.extend(&mut at, new, |_| (), |_| ()).unwrap();
+        if random.random_bool(0.8) && at.blocks() > 0 {
+            // There may be one already.
+            let blocks = random.random_range(1..=at.blocks());
+            let _ = self.tree.attach(&at, blocks, Origin::Prompt, ());
+        }
+        self.live.push(at);
+        let counts = self.tree.counts();
+        let blocks = counts.blocks.saturating_sub(self.most).min(counts.evictable_blocks);
+        self.tree.evict(Need { blocks, checkpoints: 0 }, |_| ()).unwrap();
+    }
+
+    /// What is there. What is logged is given up.
+    pub fn dump(&mut self) -> Index {
+        let snapshot = self.tree.snapshot_events();
+        let (mut hasher, mut hashes) = (Hasher::default(), BTreeMap::new());
+        let mut index = Index::default();
+        for event in snapshot.iter() {
+            let Event::Stored(run) = event else { panic!("{event:?} in a snapshot") };
+            let mut parent = run.parent.map(|parent| hashes[&parent]);
+            let text = |part: &[u8]| String::from_utf8(part.to_vec()).unwrap();
+            for (&serial, tokens) in run.serials.iter().zip(run.tokens) {
+                let hash = hasher.hash(run.root, parent, tokens);
+                let salt = parent.is_none().then(|| text(run.root.salt()));
+                let keys = [Some(text(run.root.adapter())), salt];
+                let keys: Vec<_> =
+                    keys.into_iter().flatten().filter(|key| !key.is_empty()).collect();
+                let keys = (!keys.is_empty()).then_some(keys);
+                let above = parent.map(dsv4_kv_events::BlockHash::wire);
+                let block = Block { parent: above, tokens: tokens.to_vec(), keys };
+                assert!(index.0.insert(hash.wire(), block).is_none());
+                hashes.insert(serial, hash);
+                parent = Some(hash);
+            }
+        }
+        index
+    }
+}

@@ -1,0 +1,276 @@
+//! Over real sockets on this machine: the index that a subscriber builds is what the cache has, whatever is lost.
+
+mod cache;
+mod index;
+mod subscriber;
+
+use std::time::{Duration, Instant};
+
+use cache::Cache;
+use dsv4_kv_events::{PublishError, Published, Publisher, PublisherOptions};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use subscriber::Subscriber;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn options() -> PublisherOptions {
+    let any_port = "tcp://127.0.0.1:0".to_owned();
+    PublisherOptions {
+        endpoint: any_port.clone(),
+        replay_endpoint: any_port,
+        topic: "topic".to_owned(),
+        data_parallel_rank: Some(3),
+        snapshot_interval: Duration::ZERO,
+        ..PublisherOptions::default()
+    }
+}
+
+fn block_on<T>(test: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+}
+
+async fn join(publisher: &Publisher) -> Subscriber {
+    Subscriber::join(publisher.endpoint(), publisher.replay_endpoint()).await
+}
+
+/// Publishes until nothing is left, and lets the subscriber catch up with it; how often a snapshot was needed.
+async fn settle(cache: &mut Cache, publisher: &mut Publisher, subscriber: &mut Subscriber) -> u32 {
+    let (since, mut snapshots) = (Instant::now(), 0);
+    loop {
+        assert!(since.elapsed() < PATIENCE, "{:?}, next {}", publisher.stats(), subscriber.next);
+        let published = publisher.publish(&mut cache.tree).unwrap();
+        snapshots += u32::from(published == Published::Snapshot);
+        while subscriber.receive(Duration::from_millis(5), || false).await {}
+        subscriber.catch_up().await;
+        let is_there = subscriber.next == publisher.stats().next_sequence && !subscriber.is_lost;
+        if published == Published::Nothing && is_there {
+            // What was handed over before is sent once the thread has taken it and nothing follows.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            subscriber.catch_up().await;
+            if subscriber.next == publisher.stats().next_sequence
+                && publisher.stats().resident == u64::from(cache.tree.counts().blocks)
+            {
+                return snapshots;
+            }
+        }
+    }
+}
+
+/// Steps, of which each is published, and read with some luck.
+async fn traffic(
+    (cache, publisher, subscriber): (&mut Cache, &mut Publisher, &mut Subscriber),
+    random: &mut SmallRng,
+    steps: u32,
+) {
+    for _ in 0..steps {
+        cache.operation();
+        if random.random_bool(0.8) {
+            publisher.publish(&mut cache.tree).unwrap();
+        }
+        let is_lost = random.random_bool(0.2);
+        subscriber.receive(Duration::from_millis(1), || is_lost).await;
+    }
+}
+
+#[test]
+fn lost_messages_are_replayed() {
+    block_on(async {
+        let mut replayed = 0;
+        for seed in 0..4 {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let mut cache = Cache::new(seed, 200, 400);
+            (0..20).for_each(|_| cache.operation());
+            let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+            let mut subscriber = join(&publisher).await;
+            for _ in 0..5 {
+                traffic((&mut cache, &mut publisher, &mut subscriber), &mut random, 60).await;
+                settle(&mut cache, &mut publisher, &mut subscriber).await;
+                assert_eq!(subscriber.index, cache.dump(), "seed {seed}");
+            }
+            replayed += subscriber.replayed;
+            assert!(publisher.stats().removed > 100, "{:?}", publisher.stats());
+        }
+        assert!(replayed > 100, "{replayed} messages were replayed");
+    });
+}
+
+/// A log of few blocks, and a buffer of few messages: what is lost is told anew.
+#[test]
+fn what_is_kept_nowhere_is_told_anew() {
+    block_on(async {
+        let (mut snapshots, mut gaps) = (0, 0);
+        for seed in 0..4 {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let mut cache = Cache::new(seed, 200, 24);
+            let options = PublisherOptions { replay_bytes: 30_000, batches: 1, ..options() };
+            let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
+            let mut subscriber = join(&publisher).await;
+            for _ in 0..5 {
+                traffic((&mut cache, &mut publisher, &mut subscriber), &mut random, 60).await;
+                snapshots += settle(&mut cache, &mut publisher, &mut subscriber).await;
+                assert_eq!(subscriber.index, cache.dump(), "seed {seed}");
+            }
+            // Who comes late asks for what is not kept any more.
+            let mut late = join(&publisher).await;
+            gaps += u32::from(late.is_lost);
+            snapshots += settle(&mut cache, &mut publisher, &mut late).await;
+            assert_eq!(late.index, cache.dump(), "seed {seed}");
+        }
+        assert!(snapshots > 4 && gaps > 0, "{snapshots} snapshots, {gaps} late without a start");
+    });
+}
+
+#[test]
+fn a_subscriber_that_comes_late_has_everything() {
+    block_on(async {
+        let mut cache = Cache::new(1, 300, 1000);
+        (0..50).for_each(|_| cache.operation());
+        let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+        for _ in 0..50 {
+            cache.operation();
+            publisher.publish(&mut cache.tree).unwrap();
+        }
+        let mut late = join(&publisher).await;
+        assert!(!late.is_lost, "everything since the start is kept");
+        let snapshots = settle(&mut cache, &mut publisher, &mut late).await;
+        assert_eq!((snapshots, late.index), (0, cache.dump()));
+    });
+}
+
+/// A publisher ends and another begins, 20 times, at the same ports.
+#[test]
+fn a_restart_is_noticed() {
+    block_on(async {
+        let mut random = SmallRng::seed_from_u64(9);
+        let mut cache = Cache::new(9, 200, 1000);
+        let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+        let mut subscriber = join(&publisher).await;
+        for _ in 0..20 {
+            let parts = (&mut cache, &mut publisher, &mut subscriber);
+            traffic(parts, &mut random, 20).await;
+            let (next, index) = (publisher.stats().next_sequence, subscriber.next);
+            assert!(index <= next);
+            let again = PublisherOptions {
+                endpoint: publisher.endpoint().to_owned(),
+                replay_endpoint: publisher.replay_endpoint().to_owned(),
+                ..options()
+            };
+            drop(publisher);
+            // What happens meanwhile nobody is told.
+            (0..5).for_each(|_| cache.operation());
+            publisher = Publisher::start(&mut cache.tree, again).unwrap();
+            assert!(publisher.stats().next_sequence > next, "its numbers go on");
+            subscriber = rejoin(subscriber, &publisher).await;
+            settle(&mut cache, &mut publisher, &mut subscriber).await;
+            assert_eq!(subscriber.index, cache.dump());
+        }
+    });
+}
+
+/// The same subscriber, with what it knows, over new connections.
+async fn rejoin(before: Subscriber, publisher: &Publisher) -> Subscriber {
+    let mut subscriber = join(publisher).await;
+    (subscriber.next, subscriber.index) = (before.next, before.index);
+    subscriber.is_lost = before.is_lost;
+    subscriber.catch_up().await;
+    subscriber
+}
+
+/// The same, were the numbers to begin at 0 again: the subscriber takes all that comes for what it has.
+#[test]
+fn a_restart_at_zero_would_freeze_the_index() {
+    block_on(async {
+        let mut cache = Cache::new(3, 200, 1000);
+        let options = PublisherOptions { first_sequence: Some(0), ..options() };
+        let mut publisher = Publisher::start(&mut cache.tree, options.clone()).unwrap();
+        let mut subscriber = join(&publisher).await;
+        for _ in 0..40 {
+            cache.operation();
+            publisher.publish(&mut cache.tree).unwrap();
+        }
+        settle(&mut cache, &mut publisher, &mut subscriber).await;
+        drop(publisher);
+        publisher = Publisher::start(&mut cache.tree, options).unwrap();
+        let before = subscriber.next;
+        subscriber = rejoin(subscriber, &publisher).await;
+        (0..10).for_each(|_| cache.operation());
+        publisher.publish(&mut cache.tree).unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        while subscriber.receive(Duration::from_millis(50), || false).await {}
+        assert_eq!(subscriber.next, before);
+        assert_ne!(subscriber.index, cache.dump());
+    });
+}
+
+#[test]
+fn what_cannot_be_published_is_an_error() {
+    let mut cache = Cache::new(1, 10, 0);
+    let refused = Publisher::start(&mut cache.tree, options());
+    assert!(matches!(refused, Err(PublishError::EventsOff)), "{refused:?}");
+    cache.tree.log_events(8);
+    let refused = Publisher::start(&mut cache.tree, PublisherOptions { batches: 0, ..options() });
+    assert!(matches!(refused, Err(PublishError::NoBatches)), "{refused:?}");
+    let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+    let taken = publisher.endpoint().to_owned();
+    for endpoint in [taken, "nonsense".to_owned(), "udp://127.0.0.1:1".to_owned()] {
+        let refused = Publisher::start(&mut cache.tree, PublisherOptions { endpoint, ..options() });
+        assert!(matches!(refused, Err(PublishError::Bind { .. })), "{refused:?}");
+    }
+    cache.tree.log_events(0);
+    let refused = publisher.publish(&mut cache.tree);
+    assert!(matches!(refused, Err(PublishError::EventsOff)), "{refused:?}");
+}
+
+/// A subscriber stops reading: what waits for it is bounded, it is disconnected, and the others go on.
+#[test]
+fn who_does_not_read_costs_bounded_memory() {
+    block_on(async {
+        let mut cache = Cache::new(5, 400, 2000);
+        let (kept, unsent) = (1 << 20, 1 << 20);
+        let stall = Duration::from_millis(100);
+        let options =
+            PublisherOptions { replay_bytes: kept, unsent_bytes: unsent, stall, ..options() };
+        let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
+        let stalled = join(&publisher).await;
+        // A message has 40 blocks at most, a snapshot 600.
+        let most = (kept + unsent + 3 * 600 * 600) as u64;
+        let (since, mut waited) = (Instant::now(), 0);
+        while publisher.stats().disconnects == 0 {
+            assert!(since.elapsed() < PATIENCE, "{:?}", publisher.stats());
+            cache.operation();
+            waited += u32::from(publisher.publish(&mut cache.tree).unwrap() == Published::Waiting);
+            assert!(publisher.stats().bytes <= most, "{:?}", publisher.stats());
+            tokio::task::yield_now().await;
+        }
+        assert!(waited > 0, "steps did not wait, and batches did");
+        let mut other = join(&publisher).await;
+        settle(&mut cache, &mut publisher, &mut other).await;
+        assert_eq!(other.index, cache.dump());
+        drop(stalled);
+    });
+}
+
+/// What a step calls allocates nothing, whether the publisher's thread keeps up or not.
+#[test]
+fn publishing_allocates_nothing_in_the_steps_thread() {
+    let mut cache = Cache::new(6, 400, 4000);
+    let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+    let mut seen = [0; 2];
+    let since = Instant::now();
+    while seen.contains(&0) {
+        assert!(since.elapsed() < PATIENCE, "{seen:?}");
+        cache.operation();
+        let mut published = Published::Nothing;
+        let publish = || published = publisher.publish(&mut cache.tree).unwrap();
+        let counted = allocation_counter::measure(publish);
+        match published {
+            Published::Nothing => {}
+            Published::Events => seen[0] += 1,
+            Published::Waiting => seen[1] += 1,
+            // More steps than a test has time for, while the thread had no processor.
+            Published::Snapshot => continue,
+        }
+        assert_eq!(counted.count_total, 0, "{published:?}");
+    }
+}

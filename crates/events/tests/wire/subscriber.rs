@@ -1,0 +1,93 @@
+//! A subscriber over real sockets, as a router is one: it asks for what it missed.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::timeout;
+use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
+
+use crate::index::{Event, Index, Message};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Subscriber {
+    subscription: SubSocket,
+    replay: DealerSocket,
+    /// The number that comes next.
+    pub next: u64,
+    pub index: Index,
+    /// Whether something is missing that no replay had: nothing is believed until everything is cleared.
+    pub is_lost: bool,
+    /// Messages that came by replay.
+    pub replayed: u64,
+}
+
+impl Subscriber {
+    /// Connects, and asks for everything.
+    pub async fn join(endpoint: &str, replay_endpoint: &str) -> Self {
+        let (mut subscription, mut replay) = (SubSocket::new(), DealerSocket::new());
+        subscription.connect(endpoint).await.expect("connects");
+        subscription.subscribe("topic").await.expect("subscribes");
+        replay.connect(replay_endpoint).await.expect("connects");
+        let index = Index::default();
+        let mut joined = Self { subscription, replay, next: 0, index, is_lost: true, replayed: 0 };
+        joined.catch_up().await;
+        joined
+    }
+
+    /// The next message, if one comes in time; `lost` says of its number whether it is lost on the way.
+    pub async fn receive(&mut self, wait: Duration, lost: impl FnOnce() -> bool) -> bool {
+        let Ok(Ok(message)) = timeout(wait, self.subscription.recv()).await else { return false };
+        let [topic, number, payload] = &message.into_vec()[..] else { panic!("three frames") };
+        assert_eq!(&topic[..], b"topic");
+        if lost() {
+            return true;
+        }
+        let number = u64::from_be_bytes(number[..].try_into().expect("eight bytes"));
+        if number > self.next {
+            self.catch_up().await;
+        }
+        if number >= self.next {
+            // Also what no replay has had.
+            self.take(number, payload);
+        }
+        true
+    }
+
+    /// Asks for what comes from `next` on.
+    pub async fn catch_up(&mut self) {
+        let mut request = ZmqMessage::from(Bytes::new());
+        request.push_back(self.next.to_be_bytes().to_vec().into());
+        self.replay.send(request).await.expect("asks");
+        loop {
+            let answer =
+                timeout(PATIENCE, self.replay.recv()).await.expect("in time").expect("answers");
+            let [empty, topic, number, payload] = &answer.into_vec()[..] else {
+                panic!("four frames")
+            };
+            assert!(empty.is_empty());
+            let number = u64::from_be_bytes(number[..].try_into().expect("eight bytes"));
+            if number == u64::MAX {
+                assert!(topic.is_empty() && payload.is_empty());
+                return;
+            }
+            assert_eq!(&topic[..], b"topic");
+            assert!(number >= self.next);
+            self.replayed += 1;
+            self.take(number, payload);
+        }
+    }
+
+    fn take(&mut self, number: u64, payload: &[u8]) {
+        let message: Message = rmp_serde::from_slice(payload).expect("a message");
+        assert!(message.0 > 1.7e9 && message.2 == Some(3), "{} {:?}", message.0, message.2);
+        self.is_lost |= number > self.next;
+        self.next = number + 1;
+        if matches!(message.1.first(), Some(Event::AllBlocksCleared {})) {
+            self.is_lost = false;
+        }
+        if !self.is_lost {
+            self.index.apply(&message);
+        }
+    }
+}
