@@ -1,9 +1,10 @@
-//! exp, sine and cosine in plain IEEE operations: equal bits on the GPU and on the CPU (decision
+//! exp, sine, cosine, RMS norm and rotation in plain IEEE operations: equal bits on the GPU and on the CPU (decision
 //! D7). No `.approx`, no library, no table.
 
 use core::f64::consts::{FRAC_2_PI, FRAC_PI_2};
 
-use simt::math::{max_or_nan, mul_add};
+use kv_layout::geometry::NORM_EPSILON;
+use simt::math::{max_or_nan, mul_add, sqrt};
 
 /// e^x for x <= 0, with a relative error below 2^-22; 0 below -104, where the result rounds to 0.
 /// NaN stays NaN.
@@ -60,6 +61,21 @@ pub fn cos_sin(angle: f32) -> (f32, f32) {
     let (cosine, sine) = if quadrant & 1 == 0 { (cosine, sine) } else { (sine, cosine) };
     let cosine = if quadrant == 1 || quadrant == 2 { -cosine } else { cosine };
     (cosine, if quadrant & 2 == 0 { sine } else { -sine })
+}
+
+/// What an RMS norm multiplies a vector of `DIM` channels by, from the sum of their squares (`rms_norm_eps` of every
+/// released checkpoint).
+#[inline(always)]
+#[must_use]
+pub fn rms_scale<const DIM: u32>(squares: f32) -> f32 {
+    1.0 / sqrt(squares / DIM as f32 + NORM_EPSILON as f32)
+}
+
+/// A pair of channels rotated by an angle, given as (cos, sin).
+#[inline(always)]
+#[must_use]
+pub fn rotate(even: f32, odd: f32, (cos, sin): (f32, f32)) -> [f32; 2] {
+    [even * cos - odd * sin, even * sin + odd * cos]
 }
 
 #[inline(always)]

@@ -40,12 +40,25 @@ pub struct OwnRows<'a, B: Backend> {
     pub rows: u32,
 }
 
+/// What has been done to queries before attention gets them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum QueryForm {
+    /// RMS norm of each head and RoPE.
+    #[default]
+    Rotated,
+    /// Nothing: as the query projection gives them. The kernel norms each head (no weight, `rms_norm_eps` 1e-6), rotates
+    /// its last 64 channels by the query's position, both in f32, and rounds to BF16 once.
+    Raw,
+}
+
 /// Attention of queries, and where its results go.
 pub struct Attention<'a, B: Backend> {
     /// The queries.
     pub queries: &'a GatherQueries<'a, B>,
-    /// `[queries, heads, 512]` BF16, after norm and RoPE.
+    /// `[queries, heads, 512]` BF16.
     pub query: &'a View<B, bf16>,
+    /// Whether that is after norm and RoPE.
+    pub form: QueryForm,
     /// Heads, 1 to 128.
     pub heads: u32,
     /// `[heads]` f32: each head's sink.
@@ -166,6 +179,7 @@ impl<B: Backend> Attention<'_, B> {
             tokens: queries.count,
             heads,
             lse_heads: if self.lse.is_some() { heads } else { 0 },
+            raw_queries: u32::from(self.form == QueryForm::Raw),
             ring: ring.ring,
             slots: ring.slots,
             own_rows,

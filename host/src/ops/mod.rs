@@ -17,7 +17,9 @@ mod state;
 mod state_copy;
 mod swa;
 
-pub use attention::{Attended, AttendedEntries, Attention, OwnRows, attend, check_attend};
+pub use attention::{
+    Attended, AttendedEntries, Attention, OwnRows, QueryForm, attend, check_attend,
+};
 pub use compress::{
     Compression, CompressorWeights, StateRing, StateUpdate, StepProjections, StepTokens,
     TableUpdate, WorkList, WorkLists, compress, list_closing_tokens, plan_capacity, update_table,

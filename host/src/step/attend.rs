@@ -11,7 +11,9 @@ use super::layer::{Access, Csa, Hca, Swa, UpdatedLayer};
 use crate::device::{Backend, Buffer, bf16};
 use crate::error::KvError;
 use crate::layer_progress::LayerProgress;
-use crate::ops::{self, Attended, AttendedEntries, Attention, OwnRows, SwaRing, WindowAppend};
+use crate::ops::{
+    self, Attended, AttendedEntries, Attention, OwnRows, QueryForm, SwaRing, WindowAppend,
+};
 
 /// The heads of some queries of a step: what attention reads of the model, and where its results go.
 ///
@@ -19,7 +21,7 @@ use crate::ops::{self, Attended, AttendedEntries, Attention, OwnRows, SwaRing, W
 /// use dsv4_kv::device::{EmuDevice, EmuOptions, bf16};
 /// use dsv4_kv::kv_layout::config::ModelConfig;
 /// use dsv4_kv::kv_layout::geometry::LayerKind;
-/// use dsv4_kv::step::AttentionHeads;
+/// use dsv4_kv::step::{AttentionHeads, QueryForm};
 /// use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, LayerId, StepRequest};
 ///
 /// # let tiny = ModelConfig::preset("tiny").expect("a preset");
@@ -38,7 +40,8 @@ use crate::ops::{self, Attended, AttendedEntries, Attention, OwnRows, SwaRing, W
 /// let requests = [StepRequest { id, start: 0, tokens: 3 }];
 /// let mut step = cache.begin_step(&stream, Launches::Eager, &requests)?;
 /// let layer = step.swa(LayerId(0))?.update(&kv)?;
-/// let heads = AttentionHeads { heads: 4, query: &query, sinks: &sinks, out: &out, lse: None };
+/// let form = QueryForm::Rotated;
+/// let heads = AttentionHeads { heads: 4, query: &query, form, sinks: &sinks, out: &out, lse: None };
 /// layer.attend(0..3, &heads)?;
 /// layer.append()?;
 /// step.commit(&[Accepted::count(id, 3)])?;
@@ -52,8 +55,10 @@ use crate::ops::{self, Attended, AttendedEntries, Attention, OwnRows, SwaRing, W
 pub struct AttentionHeads<'i, B: Backend> {
     /// Heads of a query, 1 to 128.
     pub heads: u32,
-    /// `[queries, heads, 512]` BF16, after norm and RoPE.
+    /// `[queries, heads, 512]` BF16.
     pub query: &'i Buffer<B, bf16>,
+    /// Whether that is after norm and RoPE.
+    pub form: QueryForm,
     /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
     pub sinks: &'i Buffer<B, f32>,
     /// `[queries, heads, 512]` BF16: the weighted sums of the keys, rotary channels turned back. Padding stays untouched.
@@ -167,6 +172,7 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
         let attention = Attention {
             queries: &queries,
             query: heads.query,
+            form: heads.form,
             heads: heads.heads,
             sinks: heads.sinks,
             frequencies: access.frequencies(),

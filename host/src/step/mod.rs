@@ -26,6 +26,8 @@ mod tracker;
 mod window;
 
 pub use attend::AttentionHeads;
+
+pub use crate::ops::QueryForm;
 pub use begin::{Group, Launches};
 pub use capture::CapturedStep;
 pub use csa::CsaInputs;

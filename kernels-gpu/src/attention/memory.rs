@@ -103,6 +103,9 @@ pub(super) fn weights_of(tile: u32) -> Rows<WORDS> {
 /// The queries are in shared memory: both warpgroups that multiply have copied their parts.
 pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * GROUP);
 
+/// The cosines and sines of the query's position are in shared memory: for warpgroups that rotate queries by them.
+pub(super) const ROTATION: NamedBarrier = NamedBarrier::new(10, 2 * GROUP);
+
 /// The keys of a tile are in shared memory.
 #[inline(always)]
 pub(super) const fn unpacked(tile: u32) -> NamedBarrier {

@@ -52,7 +52,7 @@ pub unsafe fn start(args: &Attend, keys: Keys, small: Small, at: Place) -> f32 {
 }
 
 /// Merges the blocks' parts and writes the heads: each thread of the multiplying warpgroups has sums of values, and
-/// `store_weights` puts the heads' maxima and sums of weights into `small`, where the queries were until now.
+/// `store_weights` puts what the heads' weights are relative to and their sums into `small`, where the queries were until now.
 ///
 /// # Safety
 /// Pointers and shapes as in the kernel table; all threads of the multiplying warpgroups call it together, the others
@@ -169,7 +169,7 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
     };
     // SAFETY: by this function's own contract.
     unsafe {
-        let maxima: [f32; BLOCKS as usize] = array_from_fn(|i| {
+        let bases: [f32; BLOCKS as usize] = array_from_fn(|i| {
             let rank = i as u32;
             if has_keys(rank) { load::<W, _>(small.base, rank, head) } else { f32::NEG_INFINITY }
         });
@@ -177,8 +177,8 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
             let rank = i as u32;
             if has_keys(rank) { load::<W, _>(small.sum, rank, head) } else { 0.0 }
         });
-        let most = maxima.iter().fold(sink, |most, &maximum| max(most, maximum));
-        let factor: [f32; BLOCKS as usize] = array_from_fn(|i| ex2(maxima[i] - finite(most)));
+        let most = bases.iter().fold(sink, |most, &base| max(most, base));
+        let factor: [f32; BLOCKS as usize] = array_from_fn(|i| ex2(bases[i] - finite(most)));
         let mut total = ex2(sink - finite(most));
         unroll::<{ BLOCKS as usize }>(|i| total += parts[i] * factor[i]);
         // Without keys and sink there is nothing to share.
@@ -262,7 +262,7 @@ fn turned([a, b, c, d]: [f32; 4], [cos, sin, next_cos, next_sin]: [f32; 4]) -> [
 /// # Safety
 /// `small` has them, and a barrier has passed.
 #[inline(always)]
-unsafe fn rotation(small: Small, channel: u32) -> [f32; 4] {
+pub unsafe fn rotation(small: Small, channel: u32) -> [f32; 4] {
     if channel < NOPE_DIM {
         return [1.0, 0.0, 1.0, 0.0];
     }

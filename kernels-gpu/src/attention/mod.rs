@@ -11,11 +11,11 @@
 
 mod memory;
 mod merge;
+mod query;
 mod softmax;
 mod source;
 mod unpack;
 
-use kv_layout::geometry::HEAD_DIM;
 use simt::cluster::block_rank;
 use simt::warpgroup::{
     InFlight, TallFragments, TallInFlight, fence_shared, fewer_registers, more_registers,
@@ -28,8 +28,8 @@ use crate::fault;
 use crate::row::StoredScales;
 pub use memory::{BLOCK, HEADS, SHARED_BYTES};
 use memory::{
-    EIGHTS, GROUP, Memory, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of,
-    multiplied, panels, unpacked, weighed, weights_of,
+    EIGHTS, GROUP, QUERIES, QUERIES_COPIED, Small, THREADS, TILE, WORDS, keys_of, multiplied,
+    panels, unpacked, weighed, weights_of,
 };
 use softmax::{Counts, Softmax, first_row, rescale};
 pub use source::{All, List, Which, Window};
@@ -74,49 +74,18 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
         } else if group == 1 {
             fewer_registers::<MULTIPLIER>();
             let sink = merge::start(&args, keys, small, at);
-            start_query(&args, at);
+            query::start(&args, small, at);
             let values = multiply_tiles::<W>(keys, small);
             merge::write::<W>(&args, keys, small, (values, sink, || ()), at);
         } else {
             more_registers::<SCORER>();
             let sink = merge::start(&args, keys, small, at);
-            start_query(&args, at);
+            query::start(&args, small, at);
             let (values, softmax) = score_tiles::<W>(keys, small);
             let store = || softmax.store(small);
             merge::write::<W>(&args, keys, small, (values, sink, store), at);
         }
     }
-}
-
-/// Starts copies of the heads' queries, as a group; heads past the last are zero.
-///
-/// # Safety
-/// The heads exist; all threads of the multiplying warpgroups call it together.
-#[inline(always)]
-unsafe fn start_query(args: &Attend, at: Place) {
-    const SIXTEENS: u32 = HEAD_DIM / 8;
-    const HEADS_AT_ONCE: u32 = THREADS / SIXTEENS;
-    let (row, heads) = (at.row(args), args.params.heads - at.first_head);
-    // SAFETY: the whole shared memory of the block, 16 bytes of a matrix once.
-    let memory = unsafe { Memory::at(0) };
-    let (mut head, sixteen) =
-        (thread::thread_idx_x() / SIXTEENS, thread::thread_idx_x() % SIXTEENS);
-    let panel = panels(QUERIES).panel(sixteen / 8);
-    let mut from = (row + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(8 * sixteen);
-    while head < HEADS {
-        let to = panel.word(sixteen % 8, head);
-        // SAFETY: by this function's own contract.
-        unsafe {
-            if head < heads {
-                memory.copy_from(to, args.query, from);
-            } else {
-                memory.store_u32x4(to, [0; 4]);
-            }
-        }
-        head += HEADS_AT_ONCE;
-        from += u64::from(HEADS_AT_ONCE * HEAD_DIM);
-    }
-    copy::commit_group();
 }
 
 /// The block's first tile, and one past its last.

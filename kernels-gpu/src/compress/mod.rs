@@ -17,7 +17,7 @@ use simt::mem::Global;
 
 pub use entry::{EntryMemory, MAIN_WARPS};
 pub use halves::{Behind, Half, HalfRows};
-pub use norm::{Finish, rotate, sum_of_squares};
+pub use norm::{Finish, sum_of_squares};
 
 /// Four channels in a thread's registers.
 pub type Quad = [f32; 4];

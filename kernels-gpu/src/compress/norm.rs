@@ -1,15 +1,11 @@
 //! From a pooled vector to an entry: RMS norm over all channels, rotary embedding on the last 64.
 
-use kv_layout::geometry::{NORM_EPSILON, ROPE_DIM};
-use simt::math::sqrt;
+use kv_layout::geometry::ROPE_DIM;
 use simt::mem::Global;
 
 use super::{Quad, load_quad};
 use crate::convert::bf16x2_from_f32;
-use crate::math::cos_sin;
-
-/// Added to the mean square (`rms_norm_eps` of every released checkpoint).
-const EPSILON: f32 = NORM_EPSILON as f32;
+use crate::math::{cos_sin, rms_scale, rotate};
 
 /// The sum of squares of a thread's four channels.
 #[inline(always)]
@@ -69,7 +65,7 @@ impl Finish {
         squares: f32,
         rotation: [(f32, f32); 2],
     ) -> [u32; 2] {
-        let scale = 1.0 / sqrt(squares / DIM as f32 + EPSILON);
+        let scale = rms_scale::<DIM>(squares);
         let weight = self.weight;
         let [mut a, mut b, mut c, mut d] = [
             pooled[0] * scale * weight[0],
@@ -83,11 +79,4 @@ impl Finish {
         }
         [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]
     }
-}
-
-/// A pair of channels rotated by an angle, given as (cos, sin).
-#[inline(always)]
-#[must_use]
-pub fn rotate(even: f32, odd: f32, (cos, sin): (f32, f32)) -> [f32; 2] {
-    [even * cos - odd * sin, even * sin + odd * cos]
 }

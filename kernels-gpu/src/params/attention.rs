@@ -13,6 +13,8 @@ parameters! {
         heads,
         /// The same if the log-sum-exp is asked for, else 0.
         lse_heads,
+        /// 0 if queries are normed and rotated already, else the kernel does both.
+        raw_queries,
         /// Rows of one request's ring.
         ring,
         /// Request slots of the ring planes and the block table; a slot beyond them is a fault, not a read.

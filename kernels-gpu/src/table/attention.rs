@@ -10,7 +10,7 @@ macro_rules! attention_rows {
             "Attends to window rows and entries where they lie, one softmax over both and a sink; \
              rotary channels of the result are turned back."
             (
-                /// `[tokens, heads, 512]` BF16, after norm and RoPE.
+                /// `[tokens, heads, 512]` BF16, after norm and RoPE, or before both if `raw_queries` is not 0.
                 query: const u16 align 16 [p.tokens, p.heads, HEAD_DIM],
                 /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
                 sinks: const f32 [p.heads],

@@ -175,6 +175,7 @@ impl Scalars for Attend {
             tokens,
             heads,
             lse_heads: c.one_of(&[0, heads]),
+            raw_queries: c.one_of(&[0, 1]),
             ring: c.range(128, 140),
             slots: c.range(0, 2),
             own_rows: c.one_of(&[0, first + tokens]),

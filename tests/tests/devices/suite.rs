@@ -78,6 +78,10 @@ suite! {
         every_own_row_can_dominate,
         own_rows_equal_the_oracle,
     }
+    attention::queries {
+        raw_queries_are_normed_and_rotated,
+        no_number_reaches_another_head,
+    }
     attention::values {
         no_number_reaches_another_request,
         a_nan_code_is_a_nan,

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::HEAD_DIM;
-use dsv4_kv::step::AttentionHeads;
+use dsv4_kv::step::{AttentionHeads, QueryForm};
 use dsv4_kv::{KvError, LayerId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -123,6 +123,7 @@ impl<B: Backend> Attend<B> {
         let len = u64::from(queries * self.heads) * u64::from(HEAD_DIM);
         let query = &self.pool.slice(row, len).context("heads lie inside the pool")?;
         let Self { sinks, out, heads, .. } = self;
-        Ok(attend(&AttentionHeads { heads: *heads, query, sinks, out, lse: None })?)
+        let form = QueryForm::Rotated;
+        Ok(attend(&AttentionHeads { heads: *heads, query, form, sinks, out, lse: None })?)
     }
 }

@@ -8,11 +8,11 @@ use simt::math::{permute_bytes, sqrt};
 use simt::mem::{Global, GlobalMut};
 use simt::thread;
 
-use crate::compress::{Quad, load_quad, rotate};
+use crate::compress::{Quad, load_quad};
 use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32};
 use crate::index_row::{IndexRowFormat, Lanes, Requantised, WholeWarp, quad_from_bf16};
 use crate::indexer::CHANNELS;
-use crate::math::cos_sin;
+use crate::math::{cos_sin, rotate};
 use crate::params::IndexQueryParams;
 use crate::unroll::unroll;
 

@@ -6,10 +6,11 @@ use simt::math::permute_bytes;
 use simt::{thread, warp};
 
 use super::query::{Queries, bytes_of_integers};
-use crate::compress::{Quad, rotate};
+use crate::compress::Quad;
 use crate::convert::{bf16x2_from_f32, e4m3x4_from_f32};
 use crate::index_row::{FourLanes, IndexRowFormat, Lanes, Requantised, quad_from_bf16};
 use crate::indexer::CHANNELS;
+use crate::math::rotate;
 use crate::unroll::{array_from_fn, unroll};
 
 /// The first quad of a lane that is rotated.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{
     self, Attended, AttendedEntries, Attention, BlockTable, Entries, GatherQueries, OwnRows,
-    SwaRing,
+    QueryForm, SwaRing,
 };
 use dsv4_kv_oracle::attention::{self, Attended as Expected};
 use dsv4_kv_oracle::compressor::visible;
@@ -100,6 +100,8 @@ pub struct Layer<B: Backend> {
     /// `[slots, blocks]`.
     pub table: Vec<i32>,
     pub sinks: Vec<f32>,
+    /// What has been done to queries.
+    pub form: QueryForm,
     device: Device<B>,
 }
 
@@ -120,8 +122,8 @@ impl<B: Backend> Layer<B> {
         table.shuffle(&mut random);
         let sinks = (0..heads).map(|_| random.random_range(-3.0..3.0)).collect();
         let stream = device.stream().unwrap();
-        let own = Vec::new();
-        Self { shape, stream, window, entries, own, table, sinks, device: device.clone() }
+        let (own, form) = (Vec::new(), QueryForm::Rotated);
+        Self { shape, stream, window, entries, own, table, sinks, form, device: device.clone() }
     }
 
     /// The same with every row of one size: a query along a short row might have a larger score with a long one.
@@ -243,6 +245,7 @@ impl<B: Backend> Layer<B> {
                 count: count as u32,
             },
             query: &query,
+            form: self.form,
             heads: shape.heads,
             sinks: &upload(stream, &self.sinks),
             frequencies: &upload(stream, &Table::Compress.frequencies()),

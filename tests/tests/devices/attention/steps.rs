@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::slice::from_ref;
 
 use dsv4_kv::device::{Backend, Device, DeviceError, bf16};
-use dsv4_kv::step::AttentionHeads;
+use dsv4_kv::step::{AttentionHeads, QueryForm};
 use dsv4_kv::{Bucket, KvError, LayerId, RequestId};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -141,6 +141,7 @@ pub fn bad_calls_are_refused<B: Backend>(device: &Device<B>) {
     let heads = || AttentionHeads {
         heads: HEADS as u32,
         query: &query,
+        form: QueryForm::Rotated,
         sinks: &sinks,
         out: &out,
         lse: Some(&lse),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::slice::from_ref;
 
 use dsv4_kv::device::{Backend, Buffer, Device, Memory, Stream, bf16};
-use dsv4_kv::step::AttentionHeads;
+use dsv4_kv::step::{AttentionHeads, QueryForm};
 use dsv4_kv::{CacheConfig, CapturedStep, KvError, LayerId, RequestId};
 use dsv4_kv_oracle::attention::{self, Attended};
 use dsv4_kv_oracle::compressor::visible;
@@ -17,6 +17,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::layer::{assert_lse, assert_near, random_row};
+use super::queries::prepared;
 use crate::fed::{Fed, Padding, Part, Updated};
 use crate::inputs::{
     CANARY, CANARY_BF16, CANARY_F32, download, download_bits, filled, oracle, upload,
@@ -82,7 +83,23 @@ fn random_of(layer: LayerId, (story, position): Query) -> StdRng {
     StdRng::seed_from_u64(((story * 1000 + position) * 8) as u64 + u64::from(layer.0))
 }
 
-/// The heads of a query, whose scores differ by several units.
+/// The rotary table of a layer.
+fn table_of(layer: LayerId) -> Table {
+    match LAYERS[layer.0 as usize] {
+        LayerKind::Swa => Table::Main,
+        LayerKind::Csa | LayerKind::Hca => Table::Compress,
+    }
+}
+
+/// Whether the queries of a layer are raw.
+fn form_of(layer: LayerId) -> QueryForm {
+    match LAYERS[layer.0 as usize] {
+        LayerKind::Swa | LayerKind::Csa => QueryForm::Raw,
+        LayerKind::Hca => QueryForm::Rotated,
+    }
+}
+
+/// The heads of a query, whose scores differ by several units unless they are normed.
 fn heads_of(layer: LayerId, query: Query) -> Vec<Vec<u16>> {
     let mut random = random_of(layer, query);
     (0..HEADS).map(|_| random_row(&mut random, 6.0)).collect()
@@ -159,6 +176,7 @@ impl<B: Backend> Places<B> {
         let heads = AttentionHeads {
             heads: HEADS as u32,
             query: &query,
+            form: form_of(layer),
             sinks: &self.sinks,
             out: &out,
             lse: Some(&lse),
@@ -286,12 +304,12 @@ impl<'s, B: Backend> World<'s, B> {
     }
 
     fn expected(&self, layer: LayerId, query: Query, head: usize, keys: &[Vec<f64>]) -> Attended {
-        let table = match LAYERS[layer.0 as usize] {
-            LayerKind::Swa => Table::Main,
-            LayerKind::Csa | LayerKind::Hca => Table::Compress,
+        let table = table_of(layer);
+        let head_bits = match (form_of(layer), heads_of(layer, query).swap_remove(head)) {
+            (QueryForm::Rotated, bits) => bits,
+            (QueryForm::Raw, bits) => prepared(&bits, table, query.1 as u32),
         };
-        let q: Vec<f64> =
-            heads_of(layer, query)[head].iter().map(|&bits| bf16_value(bits)).collect();
+        let q: Vec<f64> = head_bits.iter().map(|&bits| bf16_value(bits)).collect();
         attention::attend(&q, keys, sinks()[head].into(), (table, query.1))
     }
 }

@@ -2,6 +2,7 @@
 
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
+use dsv4_kv::ops::QueryForm;
 
 /// How the rows are stored.
 pub const FORMAT: MainFormat = MainFormat::Ue8m0;
@@ -41,6 +42,8 @@ pub struct Case {
     pub requests: u32,
     /// Of each request.
     pub queries: Queries,
+    /// Whether they are normed and rotated before.
+    pub form: QueryForm,
     /// Requests that the graph is for: more than there are, and the rest is padding.
     pub most_requests: u32,
     /// Tokens of a request that the graph is for, if more than it has.
@@ -78,6 +81,11 @@ pub fn cases() -> Vec<Case> {
         chunk(swa(1, 135.0)),
         chunk(csa(1, 356.0)),
         chunk(pro(LayerKind::Csa, 1024, 1, 1203.0)),
+        swa(32, 0.0).raw(),
+        csa(1, 0.0).raw(),
+        csa(32, 0.0).raw(),
+        csa(256, 0.0).raw(),
+        chunk(csa(1, 0.0)).raw(),
         swa(32, 0.0).in_graph(256, 0),
         csa(32, 0.0).in_graph(256, 0),
         hca(64, 32, 0.0).in_graph(256, 0),
@@ -89,9 +97,14 @@ pub fn cases() -> Vec<Case> {
 impl Case {
     /// Requests that decode a token each, in a graph for these alone.
     pub fn new(heads: u32, kind: LayerKind, entries: u32, requests: u32, peer: f64) -> Self {
-        let (queries, peer) = (Queries::Decode(1), Some(peer));
+        let (queries, form, peer) = (Queries::Decode(1), QueryForm::Rotated, Some(peer));
         let (most_requests, most_context) = (requests, 0);
-        Self { heads, kind, entries, requests, queries, most_requests, most_context, peer }
+        Self { heads, kind, entries, requests, queries, form, most_requests, most_context, peer }
+    }
+
+    /// The same with queries as they come from their projection, for which no peer was measured.
+    pub fn raw(self) -> Self {
+        Self { form: QueryForm::Raw, peer: None, ..self }
     }
 
     /// The same in a graph for more requests, or longer ones, which no peer was measured in.
@@ -113,9 +126,10 @@ impl Case {
             (_, true) => format!(", in a graph for {context} tokens"),
             _ => String::new(),
         };
+        let form = if self.form == QueryForm::Raw { ", raw queries" } else { "" };
         let kind = format!("{kind:?}").to_uppercase();
         format!(
-            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{graph}"
+            "{kind}, {heads} heads, {WINDOW} + {entries} keys, {requests} requests{queries}{form}{graph}"
         )
     }
 

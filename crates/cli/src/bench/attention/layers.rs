@@ -127,6 +127,7 @@ impl<B: Backend> Layers<B> {
         let attention = Attention {
             queries: &GatherQueries { position, slot, index, first: 0, count: case.tokens() },
             query: &query,
+            form: case.form,
             heads: case.heads,
             sinks: &self.sinks,
             frequencies: &self.frequencies,

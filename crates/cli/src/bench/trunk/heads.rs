@@ -3,7 +3,7 @@
 use dsv4_kv::KvError;
 use dsv4_kv::device::{Backend, Buffer, Memory, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::HEAD_DIM;
-use dsv4_kv::step::AttentionHeads;
+use dsv4_kv::step::{AttentionHeads, QueryForm};
 
 use super::super::projections::random_bf16;
 use anyhow::Result;
@@ -35,7 +35,8 @@ impl<B: Backend> Heads<B> {
         attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
     ) -> Result<()> {
         let Self { heads, query, sinks, out } = self;
-        Ok(attend(&AttentionHeads { heads: *heads, query, sinks, out, lse: None })?)
+        let form = QueryForm::Rotated;
+        Ok(attend(&AttentionHeads { heads: *heads, query, form, sinks, out, lse: None })?)
     }
 
     /// All of it, for a graph to retain.

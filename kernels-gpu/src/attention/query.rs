@@ -1,0 +1,131 @@
+//! The queries of a block's heads, on their way into shared memory: as they are, or normed and rotated.
+
+use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
+use simt::math::mul_add;
+use simt::{copy, thread, warp};
+
+use super::memory::{HEADS, Memory, QUERIES, ROTATION, Small, THREADS, panels};
+use super::merge::rotation;
+use super::source::Place;
+use crate::args::Attend;
+use crate::convert::{bf16x2_from_f32, f32x2_from_bf16};
+use crate::math::{rms_scale, rotate};
+use crate::unroll::{array_from_fn, unroll};
+
+/// Sixteens of bytes of a head.
+const SIXTEENS: u32 = HEAD_DIM / 8;
+
+/// Brings the heads' queries into shared memory; heads past the last are zero. Copies that are still under way are the
+/// thread's last group.
+///
+/// # Safety
+/// The heads exist; all threads of the multiplying warpgroups call it together, behind [`super::merge::start`]; others
+/// read the queries behind a barrier that follows the wait for the group.
+#[inline(always)]
+pub unsafe fn start(args: &Attend, small: Small, at: Place) {
+    // SAFETY: by this function's own contract; the launch's threads all see the same parameters.
+    unsafe {
+        if args.params.raw_queries == 0 {
+            start_copies(args, at);
+        } else {
+            ROTATION.sync();
+            norm_and_rotate(args, small, at);
+        }
+    }
+    copy::commit_group();
+}
+
+/// Starts copies of queries that are normed and rotated.
+///
+/// # Safety
+/// As [`start`].
+#[inline(always)]
+unsafe fn start_copies(args: &Attend, at: Place) {
+    const HEADS_AT_ONCE: u32 = THREADS / SIXTEENS;
+    let (row, heads) = (at.row(args), args.params.heads - at.first_head);
+    // SAFETY: the whole shared memory of the block, 16 bytes of a matrix once.
+    let memory = unsafe { Memory::at(0) };
+    let (mut head, sixteen) =
+        (thread::thread_idx_x() / SIXTEENS, thread::thread_idx_x() % SIXTEENS);
+    let panel = panels(QUERIES).panel(sixteen / 8);
+    let mut from = (row + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(8 * sixteen);
+    while head < HEADS {
+        let to = panel.word(sixteen % 8, head);
+        // SAFETY: by this function's own contract.
+        unsafe {
+            if head < heads {
+                memory.copy_from(to, args.query, from);
+            } else {
+                memory.store_u32x4(to, [0; 4]);
+            }
+        }
+        head += HEADS_AT_ONCE;
+        from += u64::from(HEADS_AT_ONCE * HEAD_DIM);
+    }
+}
+
+/// Norms and rotates queries, a head a warp, and rounds them once. A lane has eight channels of each half of a head.
+///
+/// # Safety
+/// As [`start`]; `small` has cosines and sines.
+#[inline(always)]
+unsafe fn norm_and_rotate(args: &Attend, small: Small, at: Place) {
+    const WARPS: u32 = THREADS / 32;
+    /// Heads of a warp whose loads are under way together.
+    const AT_ONCE: usize = 4;
+    let (row, heads) = (at.row(args), args.params.heads - at.first_head);
+    let lane = thread::lane_id();
+    let channel = HEAD_DIM / 2 + 8 * lane;
+    let places = [0, SIXTEENS / 2].map(|first| {
+        let sixteen = first + lane;
+        (panels(QUERIES).panel(sixteen / 8), sixteen % 8)
+    });
+    // SAFETY: 16 bytes of a matrix once; the branch on the head is the same in all lanes.
+    unsafe {
+        let memory = Memory::at(0);
+        let turn = [rotation(small, channel), rotation(small, channel + 4)];
+        let mut first = thread::warp_id();
+        while first < HEADS {
+            let halves: [[[u32; 4]; 2]; AT_ONCE] = array_from_fn(|i| {
+                let head = first + WARPS * i as u32;
+                if head >= heads {
+                    return [[0; 4]; 2];
+                }
+                let from = (row + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(8 * lane);
+                [from, from + u64::from(HEAD_DIM / 2)].map(|from| args.query.load_u32x4(from))
+            });
+            unroll::<AT_ONCE>(|i| {
+                let head = first + WARPS * i as u32;
+                let halves = finish(halves[i], turn, channel >= NOPE_DIM);
+                unroll::<2>(|half| {
+                    let (panel, sixteen) = places[half];
+                    memory.store_u32x4(panel.word(sixteen, head), halves[half]);
+                });
+            });
+            first += WARPS * AT_ONCE as u32;
+        }
+    }
+}
+
+/// A lane's channels of a head, normed, those of its second half rotated if `is_rotary`.
+///
+/// # Safety
+/// All lanes of the warp call it together, with the channels of one head.
+#[inline(always)]
+unsafe fn finish(halves: [[u32; 4]; 2], turn: [[f32; 4]; 2], is_rotary: bool) -> [[u32; 4]; 2] {
+    let values = halves.map(|half| half.map(f32x2_from_bf16));
+    let mut squares = 0.0_f32;
+    unroll::<16>(|i| {
+        let value = values[i / 8][i / 2 % 4][i % 2];
+        squares = mul_add(value, value, squares);
+    });
+    // SAFETY: by this function's own contract.
+    let scale = rms_scale::<HEAD_DIM>(unsafe { warp::reduce_add_f32(squares) });
+    let [low, high] = values.map(|half| half.map(|pair| pair.map(|value| value * scale)));
+    let high: [[f32; 2]; 4] = array_from_fn(|i| {
+        let [even, odd] = high[i];
+        let [cos, sin] = [turn[i / 2][i % 2 * 2], turn[i / 2][i % 2 * 2 + 1]];
+        if is_rotary { rotate(even, odd, (cos, sin)) } else { [even, odd] }
+    });
+    [low, high].map(|half| half.map(|[even, odd]| bf16x2_from_f32(even, odd)))
+}
