@@ -1,7 +1,9 @@
 //! The device memory of the steps of one layer group: StepMeta, work lists, and entries on their way
 //! from a compressor to the flush. A group has one step at a time, so it is that step's alone.
 
-use kv_layout::geometry::{CSA_RATIO, HEAD_DIM, INDEX_DIM};
+use kernels_gpu::attention::HEADS;
+use kv_layout::attention::{AttendedKeys, MOST_HEADS};
+use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
 use kv_layout::main_row::DATA_BYTES;
 
 use crate::buffer_spec::{Allocator, BufferSpec};
@@ -13,7 +15,7 @@ use crate::error::KvError;
 use crate::ids::LayerGroup;
 use crate::layer_progress::LayerProgress;
 use crate::ledger::{Ledger, Written, largest_layout};
-use crate::ops::{StepTokens, plan_capacity, run_capacity};
+use crate::ops::{AttentionParts, StepTokens, part_elements, plan_capacity, run_capacity};
 use crate::poison::Freed;
 use crate::pool_kind::PoolUnit;
 use crate::step_meta::{Section, StepLayout};
@@ -33,6 +35,45 @@ struct CompressedSpecs {
     entries: BufferSpec<bf16>,
     keys: BufferSpec<bf16>,
     hca_pooled: BufferSpec<f32>,
+    parts: Option<PartSpecs>,
+}
+
+/// What attention adds up the parts of queries' keys in.
+struct PartSpecs {
+    sums: BufferSpec<f32>,
+    lse: BufferSpec<f32>,
+    arrivals: BufferSpec<u32>,
+}
+
+impl PartSpecs {
+    /// Clusters that attend in one launch, at least: enough for all multiprocessors.
+    const CLUSTERS: u32 = 256;
+
+    /// `None` if no query of the cache can have several parts.
+    fn of(config: &CacheConfig) -> Option<Self> {
+        let parts = AttendedKeys::All.parts(WINDOW + config.max_context / HCA_RATIO);
+        let has_parts = parts > 1 && config.model.layers.contains(&LayerKind::Hca);
+        has_parts.then(|| {
+            let of_a_query = parts.saturating_mul(MOST_HEADS.div_ceil(HEADS));
+            let [sums, lse, arrivals] = part_elements(Self::CLUSTERS.max(of_a_query));
+            Self {
+                sums: BufferSpec::new("parts of attention", sums),
+                lse: BufferSpec::new("denominators of parts", lse),
+                arrivals: BufferSpec::new("counters of parts", arrivals),
+            }
+        })
+    }
+
+    fn allocate<B: Backend>(
+        self,
+        allocator: &mut Allocator<'_, B>,
+    ) -> Result<AttentionParts<B>, DeviceError> {
+        Ok(AttentionParts {
+            sums: allocator.allocate(self.sums)?,
+            lse: allocator.allocate(self.lse)?,
+            arrivals: allocator.allocate(self.arrivals)?,
+        })
+    }
 }
 
 impl Specs {
@@ -47,6 +88,7 @@ impl Specs {
             entries: BufferSpec::new("entries", csa * u64::from(HEAD_DIM)),
             keys: BufferSpec::new("indexer keys", csa * u64::from(INDEX_DIM)),
             hca_pooled: BufferSpec::new("pooled entries", runs * u64::from(HEAD_DIM)),
+            parts: PartSpecs::of(config),
         };
         Self {
             step_meta: BufferSpec::new("step metadata", step_meta),
@@ -66,8 +108,11 @@ impl Specs {
                 specs.hca_pooled.bytes(),
             ]
         });
+        let parts = self.compressed.iter().filter_map(|specs| specs.parts.as_ref());
+        let parts =
+            parts.flat_map(|specs| [specs.sums.bytes(), specs.lse.bytes(), specs.arrivals.bytes()]);
         let always = [self.step_meta.bytes(), self.own.bytes()];
-        always.into_iter().chain(compressed)
+        always.into_iter().chain(compressed).chain(parts)
     }
 
     /// Of every group that has layers.
@@ -129,6 +174,8 @@ pub(crate) struct Compressed<B: Backend> {
     pub keys: Buffer<B, bf16>,
     /// `[capacity, 512]` f32: what the runs of the layer at work pooled.
     pub hca_pooled: Buffer<B, f32>,
+    /// Of a cache whose contexts are so long that attention needs it.
+    pub parts: Option<AttentionParts<B>>,
 }
 
 /// Bytes of the planes of own rows and of their places.
@@ -170,6 +217,7 @@ impl<B: Backend> StepMemory<B> {
                 entries: allocator.allocate(specs.entries)?,
                 keys: allocator.allocate(specs.keys)?,
                 hca_pooled: allocator.allocate(specs.hca_pooled)?,
+                parts: specs.parts.map(|specs| specs.allocate(&mut allocator)).transpose()?,
             }),
         };
         let BufferSpec { label, .. } = specs.step_meta;

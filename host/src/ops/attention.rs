@@ -1,12 +1,17 @@
 //! Attention over the rows of the cache where they lie.
 
+use std::ops::Range;
+
+use kernels_gpu::attention::HEADS;
 use kernels_gpu::launch::Attend;
 use kernels_gpu::params::AttendParams;
 use kv_layout::attention::{AttendKernel, AttendedKeys, MOST_HEADS};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
 
-use super::{BlockTable, Entries, GatherQueries, SwaRing, check_argument, check_length};
+use super::{
+    AttentionParts, BlockTable, Entries, GatherQueries, SwaRing, check_argument, check_length,
+};
 use crate::device::{Backend, Buffer, DeviceError, Stream, View, bf16};
 
 /// The entries that queries attend to.
@@ -26,6 +31,9 @@ pub struct AttendedEntries<'a, B: Backend> {
     pub table: &'a BlockTable<'a, B>,
     /// Which.
     pub which: Attended<'a, B>,
+    /// Where parts are added up. Without it, or where it is too small for a query, `rows` of [`Attended::All`] is refused
+    /// if it makes several parts; where it is too small for all queries, there are several launches.
+    pub parts: Option<&'a AttentionParts<B>>,
     /// Most entries of a query: the length of its list, or the most that it may see.
     pub rows: u32,
 }
@@ -92,10 +100,17 @@ pub fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
-    let Some(operation) = attention.operation()? else { return Ok(()) };
-    // SAFETY: the launch checks every buffer; the kernel refuses slots outside the ring and the table, entries that a
-    // query does not see, and blocks outside the planes; work of one stream runs in order.
-    unsafe { stream.launch(attention.kernel(), &operation) }
+    let (kernel, mut launches) = (attention.kernel(), attention.launches()?);
+    if launches.len() > 1 {
+        check_attend(stream, attention)?;
+    }
+    launches.try_for_each(|queries| {
+        let operation = attention.operation(queries)?;
+        // SAFETY: the launch checks every buffer; the kernel refuses slots outside the ring and the table, entries that a
+        // query does not see, and blocks outside the planes; work of one stream runs in order, so that parts of one
+        // launch are added up before the next leaves its own; their counters are 0 then.
+        unsafe { stream.launch(kernel, &operation) }
+    })
 }
 
 /// Refuses what [`attend`] would refuse before it is queued.
@@ -106,8 +121,9 @@ pub fn check_attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
 ) -> Result<(), DeviceError> {
-    let operation = attention.operation()?;
-    operation.map_or(Ok(()), |operation| stream.check(attention.kernel(), &operation))
+    attention
+        .launches()?
+        .try_for_each(|queries| stream.check(attention.kernel(), &attention.operation(queries)?))
 }
 
 /// None of the elements of `view`.
@@ -116,13 +132,34 @@ fn empty<B: Backend, T: bytemuck::Pod>(view: &View<B, T>) -> View<B, T> {
 }
 
 impl<B: Backend> Attention<'_, B> {
-    /// The launch; `None` without queries.
-    fn operation(&self) -> Result<Option<Attend>, DeviceError> {
-        let Self { queries, query, sinks, frequencies, ring, out, faults, .. } = *self;
-        if queries.count == 0 {
-            return Ok(None);
+    /// The queries of each launch: of as many as the memory for parts is enough for.
+    fn launches(&self) -> Result<impl ExactSizeIterator<Item = Range<u32>> + use<B>, DeviceError> {
+        let count = self.queries.count;
+        let at_once = if count == 0 { 1 } else { self.at_once()? };
+        let launch = move |at: u32| at * at_once..(at * at_once).saturating_add(at_once).min(count);
+        Ok((0..count.div_ceil(at_once)).map(launch))
+    }
+
+    /// Most queries of a launch, of which there are some.
+    fn at_once(&self) -> Result<u32, DeviceError> {
+        let (count, params) = (self.queries.count, self.params(0..self.queries.count)?);
+        if params.parts == 1 {
+            return Ok(count);
         }
-        let params = self.params()?;
+        let clusters = u64::from(params.parts) * u64::from(params.heads.div_ceil(HEADS));
+        let there = self.parts().map_or(0, AttentionParts::clusters);
+        check_length("clusters that have memory for parts of a query", there, clusters)?;
+        Ok((there / clusters).min(count.into()) as u32)
+    }
+
+    fn parts(&self) -> Option<&AttentionParts<B>> {
+        self.entries.as_ref().and_then(|entries| entries.parts)
+    }
+
+    /// The launch of some queries.
+    fn operation(&self, range: Range<u32>) -> Result<Attend, DeviceError> {
+        let Self { query, sinks, frequencies, ring, out, faults, queries, .. } = *self;
+        let params = self.params(range)?;
         let (no_bytes, no_words) = (empty(ring.data), empty(&faults.view().cast::<i32>()?));
         let own = self.own.as_ref().map_or([&no_bytes; 2], |own| [own.data, own.scale]);
         let entries = self.entries.as_ref();
@@ -131,8 +168,12 @@ impl<B: Backend> Attention<'_, B> {
             Some(Attended::List(selected)) => selected,
             _ => &no_words,
         };
-        let no_lse = faults.cast::<f32>()?.slice(0, 0).expect("every buffer has an empty part");
-        Ok(Some(Attend {
+        let no_counts = faults.slice(0, 0).expect("every buffer has an empty part");
+        let no_floats = out.slice(0, 0).expect("every buffer has an empty part").cast::<f32>()?;
+        let parts = self.parts().filter(|_| params.parts > 1);
+        let (part_sums, part_lse) =
+            parts.map_or((&no_floats, &no_floats), |of| (&of.sums, &of.lse));
+        Ok(Attend {
             query: query.ptr(),
             sinks: sinks.ptr(),
             frequencies: frequencies.ptr(),
@@ -148,10 +189,13 @@ impl<B: Backend> Attention<'_, B> {
             entry_data: planes[0].ptr(),
             entry_scale: planes[1].ptr(),
             out: out.ptr_mut(),
-            lse: self.lse.unwrap_or(&no_lse).ptr_mut(),
+            lse: self.lse.unwrap_or(&no_floats).ptr_mut(),
+            part_sums: part_sums.ptr_mut(),
+            part_lse: part_lse.ptr_mut(),
+            arrivals: parts.map_or(&no_counts, |of| &of.arrivals).ptr_mut(),
             faults: faults.ptr_mut(),
             params,
-        }))
+        })
     }
 
     fn kernel(&self) -> AttendKernel {
@@ -163,7 +207,7 @@ impl<B: Backend> Attention<'_, B> {
         AttendKernel { format: self.ring.format, keys }
     }
 
-    fn params(&self) -> Result<AttendParams, DeviceError> {
+    fn params(&self, range: Range<u32>) -> Result<AttendParams, DeviceError> {
         let Self { queries, ring, heads, .. } = *self;
         check_argument("heads", heads, 1, MOST_HEADS)?;
         ring.rows()?;
@@ -175,11 +219,13 @@ impl<B: Backend> Attention<'_, B> {
             check_length("rows of the step", own_rows.into(), end.into())?;
         }
         let params = AttendParams {
-            first: queries.first,
-            tokens: queries.count,
+            first: queries.first + range.start,
+            tokens: range.end - range.start,
+            skipped: range.start,
             heads,
             lse_heads: if self.lse.is_some() { heads } else { 0 },
             raw_queries: u32::from(self.form == QueryForm::Raw),
+            parts: 1,
             ring: ring.ring,
             slots: ring.slots,
             own_rows,
@@ -209,7 +255,12 @@ impl<B: Backend> AttendedEntries<'_, B> {
         check_length("slots of the block table", table.slots.into(), ring.slots.into())?;
         check_argument("blocks of a request", table.max_blocks, 1, i32::MAX as u32)?;
         check_argument("entries of a query", rows, 1, i32::MAX as u32)?;
+        let keys = match self.which {
+            Attended::List(_) => AttendedKeys::List,
+            Attended::All => AttendedKeys::All,
+        };
         Ok(AttendParams {
+            parts: keys.parts(WINDOW + rows),
             entry_rows: rows,
             ratio_log2,
             entries_log2: entries.entries_per_block.ilog2(),

@@ -3,6 +3,7 @@
 //! checked here.
 
 mod attention;
+mod attention_parts;
 mod compress;
 mod decode;
 mod flush;
@@ -20,6 +21,7 @@ mod swa;
 pub use attention::{
     Attended, AttendedEntries, Attention, OwnRows, QueryForm, attend, check_attend,
 };
+pub use attention_parts::{AttentionParts, part_elements};
 pub use compress::{
     Compression, CompressorWeights, StateRing, StateUpdate, StepProjections, StepTokens,
     TableUpdate, WorkList, WorkLists, compress, list_closing_tokens, plan_capacity, update_table,

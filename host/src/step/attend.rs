@@ -166,7 +166,8 @@ impl<B: Backend, K> UpdatedLayer<'_, B, K> {
                     Entries::Listed(selected, rows) => (Attended::List(selected), *rows),
                     _ => (Attended::All, access.most_entries()?),
                 };
-                Some(AttendedEntries { entries, table, which, rows })
+                let parts = access.compressed().parts.as_ref();
+                Some(AttendedEntries { entries, table, which, rows, parts })
             }
         };
         let attention = Attention {

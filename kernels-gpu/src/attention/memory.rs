@@ -1,6 +1,6 @@
 //! The block of a launch: its threads, what lies where in its shared memory, and its barrier.
 
-use kv_layout::attention::AttendedKeys;
+use kv_layout::attention::{AttendedKeys, TILE_KEYS};
 use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use kv_layout::main_row::DATA_BYTES;
 use simt::shared::Shared;
@@ -18,7 +18,7 @@ pub const BLOCK: u32 = 3 * GROUP;
 /// Most blocks of a cluster.
 pub(super) const BLOCKS: u32 = AttendedKeys::All.blocks();
 /// Keys of a tile, and eights of them.
-pub(super) const TILE: u32 = 64;
+pub(super) const TILE: u32 = TILE_KEYS;
 pub(super) const EIGHTS: u32 = TILE / 8;
 /// Words of a matrix of 64 rows of BF16.
 pub(super) const MATRIX: u32 = HEADS * HEAD_DIM / 2;
@@ -105,6 +105,9 @@ pub(super) const QUERIES_COPIED: NamedBarrier = NamedBarrier::new(1, 2 * GROUP);
 
 /// The cosines and sines of the query's position are in shared memory: for warpgroups that rotate queries by them.
 pub(super) const ROTATION: NamedBarrier = NamedBarrier::new(10, 2 * GROUP);
+
+/// The multiplying warpgroups have written what they have of a part, and then know whether it is the last.
+pub(super) const PART_WRITTEN: NamedBarrier = NamedBarrier::new(11, 2 * GROUP);
 
 /// The keys of a tile are in shared memory.
 #[inline(always)]

@@ -1,4 +1,5 @@
-//! The blocks of a cluster add up what they have, each for its share of the heads, and write it.
+//! The blocks of a cluster add up what they have, each for its share of the heads, and write it: the heads' results, or a
+//! part of them, which [`super::parts`] adds up.
 
 use kv_layout::geometry::{HEAD_DIM, NOPE_DIM, ROPE_DIM};
 use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
@@ -9,6 +10,7 @@ use simt::thread;
 use simt::warpgroup::TallFragments;
 
 use super::memory::{BLOCKS, HEADS, QUERIES, Small, THREADS, barrier};
+use super::parts;
 use super::softmax::{finite, first_row};
 use super::source::{Keys, Place, Which, tiles_of};
 use crate::args::Attend;
@@ -22,9 +24,9 @@ const STRIDE: u32 = HEAD_DIM + 8;
 const SUMS: usize = (HEADS * STRIDE) as usize;
 const _: () = assert!(SUMS <= QUERIES as usize);
 /// Channels of a head that a warp adds up at a time, four a lane.
-const CHANNELS: u32 = 4 * 32;
-/// Such parts of a head.
-const PARTS: usize = (HEAD_DIM / CHANNELS) as usize;
+pub const CHANNELS: u32 = 4 * 32;
+/// Such quarters of a head.
+pub const QUARTERS: usize = (HEAD_DIM / CHANNELS) as usize;
 
 /// What the end needs, long before it: each of the first 64 threads' head's sink, times log2 e; the angles' cosines and
 /// sines in `small`.
@@ -78,6 +80,9 @@ pub unsafe fn write<W: Which>(
         barrier();
         write_heads::<W>(args, keys, (small, sums), at);
         leave::<W>();
+        if W::HAS_PARTS && at.parts > 1 {
+            parts::finish::<W>(args, small, at);
+        }
     }
 }
 
@@ -162,7 +167,10 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
     if head >= HEADS {
         return;
     }
-    let tiles = keys.tiles();
+    let tiles = keys.tiles;
+    let is_part = W::HAS_PARTS && at.parts > 1;
+    // The sink is no part's.
+    let sink = if is_part { f32::NEG_INFINITY } else { sink };
     let has_keys = |rank: u32| {
         let (from, to) = tiles_of::<W>(tiles, rank);
         rank < W::BLOCKS && from < to
@@ -187,10 +195,16 @@ unsafe fn share<W: Which>(args: &Attend, keys: Keys, small: Small, (sink, at): (
             small.share.store(BLOCKS * head + i as u32, factor[i] * scale);
         });
         let rank = if W::BLOCKS > 1 { block_rank() } else { 0 };
-        if args.params.lse_heads > 0 && rank == 0 && at.first_head + head < args.params.heads {
-            let lse = (most + lg2(total)) * core::f32::consts::LN_2;
-            let lse = if total == 0.0 { f32::NEG_INFINITY } else { lse };
-            args.lse.store(at.row(args) + u64::from(head), lse);
+        let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
+        if is_part && head % W::BLOCKS == rank {
+            args.part_lse.store(at.part(args, at.part) * u64::from(HEADS) + u64::from(head), lse);
+        }
+        if !is_part
+            && args.params.lse_heads > 0
+            && rank == 0
+            && at.first_head + head < args.params.heads
+        {
+            args.lse.store(at.row(args) + u64::from(head), lse * core::f32::consts::LN_2);
         }
     }
 }
@@ -207,20 +221,20 @@ unsafe fn write_heads<W: Which>(
     at: Place,
 ) {
     const WARPS: u32 = THREADS / 32;
-    let (tiles, channel) = (keys.tiles(), 4 * thread::lane_id());
+    let (tiles, channel) = (keys.tiles, 4 * thread::lane_id());
     let rank = if W::BLOCKS > 1 { block_rank() } else { 0 };
     // SAFETY: by this function's own contract.
     unsafe {
-        let turn = rotation(small, channel + CHANNELS * (PARTS as u32 - 1));
+        let turn = last_turn(small);
         let mut head = rank + W::BLOCKS * thread::warp_id();
         while head < HEADS && at.first_head + head < args.params.heads {
-            let mut values = [[0.0_f32; 4]; PARTS];
+            let mut values = [[0.0_f32; 4]; QUARTERS];
             unroll::<{ BLOCKS as usize }>(|i| {
                 let rank = i as u32;
                 let (from, to) = tiles_of::<W>(tiles, rank);
                 if rank < W::BLOCKS && from < to {
                     let factor = small.share.load(BLOCKS * head + rank);
-                    let parts: [[u32; 4]; PARTS] = array_from_fn(|n| {
+                    let parts: [[u32; 4]; QUARTERS] = array_from_fn(|n| {
                         let at = head * STRIDE + channel + CHANNELS * n as u32;
                         if W::BLOCKS > 1 {
                             sums.load_u32x4_from(rank, at)
@@ -233,14 +247,34 @@ unsafe fn write_heads<W: Which>(
                     });
                 }
             });
-            let to = (at.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(channel);
-            unroll::<PARTS>(|n| {
-                let pairs = if n + 1 < PARTS { packed(values[n]) } else { turned(values[n], turn) };
-                args.out.store_u32x2(to + u64::from(CHANNELS * n as u32), pairs);
-            });
+            if W::HAS_PARTS && at.parts > 1 {
+                parts::store(args, at, head, values);
+            } else {
+                store_head(args, at, head, (values, turn));
+            }
             head += W::BLOCKS * WARPS;
         }
     }
+}
+
+/// Writes a head's result, four channels of each 128 a lane; the last are turned back.
+///
+/// # Safety
+/// As [`write`].
+#[inline(always)]
+pub unsafe fn store_head(
+    args: &Attend,
+    at: Place,
+    head: u32,
+    (values, turn): ([[f32; 4]; QUARTERS], [f32; 4]),
+) {
+    let to =
+        (at.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id());
+    unroll::<QUARTERS>(|n| {
+        let pairs = if n + 1 < QUARTERS { packed(values[n]) } else { turned(values[n], turn) };
+        // SAFETY: by this function's own contract.
+        unsafe { args.out.store_u32x2(to + u64::from(CHANNELS * n as u32), pairs) }
+    });
 }
 
 /// Four channels as BF16.
@@ -255,6 +289,16 @@ fn turned([a, b, c, d]: [f32; 4], [cos, sin, next_cos, next_sin]: [f32; 4]) -> [
     let low = [a * cos + b * sin, b * cos - a * sin];
     let high = [c * next_cos + d * next_sin, d * next_cos - c * next_sin];
     packed([low[0], low[1], high[0], high[1]])
+}
+
+/// Cosine and sine of a lane's two pairs of the last quarter.
+///
+/// # Safety
+/// As [`rotation`].
+#[inline(always)]
+pub unsafe fn last_turn(small: Small) -> [f32; 4] {
+    // SAFETY: by this function's own contract.
+    unsafe { rotation(small, 4 * thread::lane_id() + CHANNELS * (QUARTERS as u32 - 1)) }
 }
 
 /// Cosine and sine of the angles of two pairs of channels from `channel` on; of channels that are not rotated 1 and 0.

@@ -6,11 +6,15 @@
 //! heads, in the order of the blocks. So the bits of a query depend on nothing but its request: not on what else is in
 //! the step.
 //!
+//! A query with very many keys has them in parts, by their number alone again: each is a cluster's, which leaves what heads
+//! get of it in global memory, and the last block to be done with its share of the heads adds up the parts in their order.
+//!
 //! The first warpgroup multiplies queries by keys, computes the weights, and multiplies them by half of the keys' channels,
 //! the second by the other half. The third unpacks the next tiles meanwhile. Named barriers hand tiles over.
 
 mod memory;
 mod merge;
+mod parts;
 mod query;
 mod softmax;
 mod source;
@@ -47,24 +51,29 @@ const _: () = assert!((SCORER + MULTIPLIER + UNPACKER) * GROUP <= BLOCK * (65_53
 /// Attention of 64 heads of a query.
 ///
 /// # Safety
-/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(blocks * tokens, heads / 64)`, rounded
+/// Pointers and shapes as in the kernel table; all threads of a launch of grid `(blocks * parts * tokens, heads / 64)`, rounded
 /// up, with 384 threads a block and `blocks` blocks a cluster call it.
 #[inline(always)]
 pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
-    let query = thread::block_idx_x() / W::BLOCKS;
+    let cluster = thread::block_idx_x() / W::BLOCKS;
+    let most_parts = if W::HAS_PARTS { args.params.parts.max(1) } else { 1 };
+    let (query, part) = (cluster / most_parts, cluster % most_parts);
     let first_head = thread::block_idx_y() * HEADS;
     // SAFETY: the query is one of the launch's. What branches on it is the same in all threads of the cluster; what
     // branches on the warpgroup has the same barriers in the same order.
     unsafe {
         let keys = Keys::of::<W>(&args, query);
         let is_first = thread::block_idx_x().is_multiple_of(W::BLOCKS)
+            && part == 0
             && thread::block_idx_y() == 0
             && thread::warp_id() == 0;
         fault::count(args.faults, thread::lane_id(), u32::from(is_first && keys.is_refused));
-        if !keys.is_live {
+        let parts = keys.parts::<W>();
+        if !keys.is_live || part >= parts {
             return;
         }
-        let (small, at) = (Small::new(), Place { query, first_head });
+        let keys = if W::HAS_PARTS { keys.of_part(part, parts) } else { keys };
+        let (small, at) = (Small::new(), Place { query, first_head, part, parts });
         // The same in all lanes, which the compiler sees by this: descriptors stay in uniform registers.
         let group = warp::shuffle_idx_u32(thread::warp_id() / 4, 0);
         if group == 2 {
@@ -91,7 +100,8 @@ pub unsafe fn attend<F: KeyFormat, W: Which>(args: Attend) {
 /// The block's first tile, and one past its last.
 #[inline(always)]
 fn own_tiles<W: Which>(keys: Keys) -> (u32, u32) {
-    tiles_of::<W>(keys.tiles(), if W::BLOCKS > 1 { block_rank() } else { 0 })
+    let (first, end) = tiles_of::<W>(keys.tiles, if W::BLOCKS > 1 { block_rank() } else { 0 });
+    (keys.first_tile + first, keys.first_tile + end)
 }
 
 /// Starts a tile's weights times the keys' channels from panel `panel` on: of the first half of the keys, or the second.

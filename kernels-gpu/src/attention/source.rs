@@ -7,7 +7,7 @@ use kv_layout::attention::AttendedKeys;
 use kv_layout::geometry::WINDOW;
 use simt::mem::Global;
 
-use super::memory::TILE;
+use super::memory::{HEADS, TILE};
 use crate::args::Attend;
 use crate::fault_injection;
 
@@ -17,8 +17,12 @@ pub trait Which {
     const HAS_ENTRIES: bool;
     /// Whether a list names those that count.
     const IS_LISTED: bool;
-    /// Blocks that share the keys: a cluster.
-    const BLOCKS: u32;
+    /// Which kind it is.
+    const KEYS: AttendedKeys;
+    /// Whether many keys are several parts.
+    const HAS_PARTS: bool = matches!(Self::KEYS, AttendedKeys::All);
+    /// Blocks that share the keys of a part: a cluster.
+    const BLOCKS: u32 = Self::KEYS.blocks();
 }
 
 /// The window alone.
@@ -31,19 +35,19 @@ pub struct All;
 impl Which for Window {
     const HAS_ENTRIES: bool = false;
     const IS_LISTED: bool = false;
-    const BLOCKS: u32 = AttendedKeys::Window.blocks();
+    const KEYS: AttendedKeys = AttendedKeys::Window;
 }
 
 impl Which for List {
     const HAS_ENTRIES: bool = true;
     const IS_LISTED: bool = true;
-    const BLOCKS: u32 = AttendedKeys::List.blocks();
+    const KEYS: AttendedKeys = AttendedKeys::List;
 }
 
 impl Which for All {
     const HAS_ENTRIES: bool = true;
     const IS_LISTED: bool = false;
-    const BLOCKS: u32 = AttendedKeys::All.blocks();
+    const KEYS: AttendedKeys = AttendedKeys::All;
 }
 
 /// Which of `tiles` tiles block `rank` of the cluster has: from the first to before the second.
@@ -52,18 +56,35 @@ pub fn tiles_of<W: Which>(tiles: u32, rank: u32) -> (u32, u32) {
     (tiles * rank / W::BLOCKS, tiles * (rank + 1) / W::BLOCKS)
 }
 
-/// The heads of a block.
+/// The heads of a block, and which part of their keys it has.
 #[derive(Clone, Copy)]
 pub struct Place {
     pub query: u32,
     pub first_head: u32,
+    pub part: u32,
+    /// Parts of the query's keys.
+    pub parts: u32,
 }
 
 impl Place {
     /// The row of the queries' heads that the block's first head is.
     #[inline(always)]
     pub fn row(self, args: &Attend) -> u64 {
-        u64::from(self.query) * u64::from(args.params.heads) + u64::from(self.first_head)
+        let row = u64::from(args.params.skipped) + u64::from(self.query);
+        row * u64::from(args.params.heads) + u64::from(self.first_head)
+    }
+
+    /// The query's heads among those of all queries, 64 at a time.
+    #[inline(always)]
+    pub fn group(self, args: &Attend) -> u64 {
+        let groups = args.params.heads.div_ceil(HEADS);
+        u64::from(self.query) * u64::from(groups) + u64::from(self.first_head / HEADS)
+    }
+
+    /// Part `part` of these heads among all parts.
+    #[inline(always)]
+    pub fn part(self, args: &Attend, part: u32) -> u64 {
+        self.group(args) * u64::from(args.params.parts) + u64::from(part)
     }
 }
 
@@ -114,6 +135,9 @@ pub struct Keys {
     /// Where its list and its request's row of the block table start.
     list: u64,
     table: u64,
+    /// First of the tiles that it has here, and how many: all, or a part.
+    pub first_tile: u32,
+    pub tiles: u32,
 }
 
 /// The pointers and sizes that keys are found by: the launch's.
@@ -145,6 +169,7 @@ impl Keys {
         let seen = if W::HAS_ENTRIES { next >> params.ratio_log2 } else { 0 };
         let visible = fault_injection::visible(seen);
         let slot_row = |rows: u32| if is_live { slot as u64 * u64::from(rows) } else { 0 };
+        let entries = if W::HAS_ENTRIES { visible.min(params.entry_rows) } else { 0 };
         let sees_too_many = W::HAS_ENTRIES && !W::IS_LISTED && visible > params.entry_rows;
         Self {
             is_live,
@@ -156,17 +181,27 @@ impl Keys {
             oldest: next.wrapping_sub(window) % fault_injection::ring_rows(params.ring),
             ring_rows: params.ring,
             token,
-            entries: if W::HAS_ENTRIES { visible.min(params.entry_rows) } else { 0 },
+            entries,
             visible,
             list: u64::from(query) * u64::from(params.entry_rows),
             table: slot_row(params.max_blocks),
+            first_tile: 0,
+            tiles: (window + entries).div_ceil(TILE),
         }
     }
 
-    /// Tiles of its keys.
+    /// Parts of its keys.
     #[inline(always)]
-    pub const fn tiles(self) -> u32 {
-        (self.window + self.entries).div_ceil(TILE)
+    pub const fn parts<W: Which>(self) -> u32 {
+        W::KEYS.parts(self.window + self.entries)
+    }
+
+    /// The keys of part `part` of `parts`.
+    #[inline(always)]
+    pub fn of_part(self, part: u32, parts: u32) -> Self {
+        let [first_tile, end] = [part, part + 1]
+            .map(|part| (u64::from(self.tiles) * u64::from(part) / u64::from(parts)) as u32);
+        Self { first_tile, tiles: end - first_tile, ..self }
     }
 
     /// Key `row` of tile `tile`; none past tile `end`.

@@ -9,12 +9,16 @@ parameters! {
         first,
         /// Query tokens that the launch covers, from `first` on.
         tokens,
+        /// Rows of queries and results before the launch's first.
+        skipped,
         /// Heads of a query.
         heads,
         /// The same if the log-sum-exp is asked for, else 0.
         lse_heads,
         /// 0 if queries are normed and rotated already, else the kernel does both.
         raw_queries,
+        /// Most parts that a query's keys are in; each has a cluster for 64 heads.
+        parts,
         /// Rows of one request's ring.
         ring,
         /// Request slots of the ring planes and the block table; a slot beyond them is a fault, not a read.

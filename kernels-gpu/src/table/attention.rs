@@ -10,8 +10,8 @@ macro_rules! attention_rows {
             "Attends to window rows and entries where they lie, one softmax over both and a sink; \
              rotary channels of the result are turned back."
             (
-                /// `[tokens, heads, 512]` BF16, after norm and RoPE, or before both if `raw_queries` is not 0.
-                query: const u16 align 16 [p.tokens, p.heads, HEAD_DIM],
+                /// `[skipped + tokens, heads, 512]` BF16, after norm and RoPE, or before both if `raw_queries` is not 0.
+                query: const u16 align 16 [end(p.skipped, p.tokens), p.heads, HEAD_DIM],
                 /// `[heads]` f32: a score that takes its share of the softmax and gives no value.
                 sinks: const f32 [p.heads],
                 /// `[32]` f32, the layer's rotary frequencies.
@@ -38,18 +38,24 @@ macro_rules! attention_rows {
                 entry_data: const u8 align 16 [p.num_blocks, 1 << p.entries_log2, DATA_BYTES],
                 /// `[num_blocks * entries_per_block, scale_bytes]` u8, the scale plane of the entries.
                 entry_scale: const u8 align 8 [p.num_blocks, 1 << p.entries_log2, f.format.scale_bytes() as u32],
-                /// `[tokens, heads, 512]` BF16; padding untouched.
-                out: mut u16 align 16 [p.tokens, p.heads, HEAD_DIM],
-                /// `[tokens, lse_heads]` f32: natural logarithm of the softmax's denominator, the sink included; padding
-                /// untouched.
-                lse: mut f32 [p.tokens, p.lse_heads],
+                /// `[skipped + tokens, heads, 512]` BF16; padding and the first rows untouched.
+                out: mut u16 align 16 [end(p.skipped, p.tokens), p.heads, HEAD_DIM],
+                /// `[skipped + tokens, lse_heads]` f32: natural logarithm of the softmax's denominator, the sink included; padding
+                /// and the first rows untouched.
+                lse: mut f32 [end(p.skipped, p.tokens), p.lse_heads],
+                /// `[tokens, heads / 64, parts, 64, 512]` f32, if there are several parts: what heads get of each.
+                part_sums: mut f32 align 16 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS, HEAD_DIM],
+                /// `[tokens, heads / 64, parts, 64]` f32, likewise: log2 of the softmax's denominator of each, without the sink.
+                part_lse: mut f32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), p.parts, attention::HEADS],
+                /// `[tokens, heads / 64, 3]` u32, likewise: parts that are done, by block of the cluster; 0 between launches.
+                arrivals: mut u32 [p.tokens, several(p.parts, p.heads.div_ceil(attention::HEADS)), f.keys.blocks()],
                 /// `[1]` count of slots out of range, of queries that see more entries than `entry_rows` without a list,
                 /// and of entries that the query does not see or whose block is missing.
                 faults: mut u32 [1];
                 AttendParams
             )
             { block: attention::BLOCK, min_blocks: 1, shared: attention::SHARED_BYTES, min_sm: 90, cluster: f.keys.blocks(),
-              grid: [p.tokens.saturating_mul(f.keys.blocks()), p.heads.div_ceil(attention::HEADS)] }
+              grid: [p.tokens.saturating_mul(p.parts).saturating_mul(f.keys.blocks()), p.heads.div_ceil(attention::HEADS)] }
             bodies {
                 [AttendKernel { format: MainFormat::Ue8m0, keys: AttendedKeys::Window }] =>
                     attend_window_ue8m0: attention::attend::<row::Ue8m0Row, attention::Window>,

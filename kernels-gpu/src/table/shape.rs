@@ -24,6 +24,12 @@ pub const fn end(first: u32, count: u32) -> u32 {
     first.saturating_add(count)
 }
 
+/// `count` if there are several parts; what exists for them alone has no elements otherwise.
+#[must_use]
+pub const fn several(parts: u32, count: u32) -> u32 {
+    if parts > 1 { count } else { 0 }
+}
+
 /// The product of `dimensions`.
 #[must_use]
 pub fn product(dimensions: &[u32]) -> u64 {

@@ -170,12 +170,16 @@ impl Scalars for Attend {
         let has_entries = kernel.keys != AttendedKeys::Window;
         let of_entries = |value: u32| if has_entries { value } else { 0 };
         let (first, tokens) = (c.range(0, 2), c.range(0, 1));
+        // As many as its keys have, or more, whose clusters have nothing to do.
+        let parts = c.one_of(&[1, 2, 3]);
         AttendParams {
             first,
             tokens,
+            skipped: c.range(0, 2),
             heads,
             lse_heads: c.one_of(&[0, heads]),
             raw_queries: c.one_of(&[0, 1]),
+            parts: if kernel.keys == AttendedKeys::All { parts } else { 1 },
             ring: c.range(128, 140),
             slots: c.range(0, 2),
             own_rows: c.one_of(&[0, first + tokens]),

@@ -78,6 +78,11 @@ suite! {
         every_own_row_can_dominate,
         own_rows_equal_the_oracle,
     }
+    attention::parts {
+        parts_equal_the_oracle,
+        keys_of_every_part_can_dominate,
+        parts_have_the_same_bits_in_every_batch,
+    }
     attention::queries {
         raw_queries_are_normed_and_rotated,
         no_number_reaches_another_head,

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
 use dsv4_kv::ops::{
-    self, Attended, AttendedEntries, Attention, BlockTable, Entries, GatherQueries, OwnRows,
-    QueryForm, SwaRing,
+    self, Attended, AttendedEntries, Attention, AttentionParts, BlockTable, Entries, GatherQueries,
+    OwnRows, QueryForm, SwaRing,
 };
 use dsv4_kv_oracle::attention::{self, Attended as Expected};
 use dsv4_kv_oracle::compressor::visible;
@@ -102,6 +102,8 @@ pub struct Layer<B: Backend> {
     pub sinks: Vec<f32>,
     /// What has been done to queries.
     pub form: QueryForm,
+    /// Queries that have memory for the parts of their keys in one launch; all if it is `None`.
+    pub at_once: Option<u32>,
     device: Device<B>,
 }
 
@@ -122,8 +124,18 @@ impl<B: Backend> Layer<B> {
         table.shuffle(&mut random);
         let sinks = (0..heads).map(|_| random.random_range(-3.0..3.0)).collect();
         let stream = device.stream().unwrap();
-        let (own, form) = (Vec::new(), QueryForm::Rotated);
-        Self { shape, stream, window, entries, own, table, sinks, form, device: device.clone() }
+        Self {
+            shape,
+            stream,
+            window,
+            entries,
+            own: Vec::new(),
+            table,
+            sinks,
+            form: QueryForm::Rotated,
+            at_once: None,
+            device: device.clone(),
+        }
     }
 
     /// The same with every row of one size: a query along a short row might have a larger score with a long one.
@@ -235,7 +247,9 @@ impl<B: Backend> Layer<B> {
         let (table, entries) =
             (BlockTable { table: &table, slots: shape.slots, max_blocks: shape.blocks }, &entries);
         let (table, rows) = (&table, queries[0].list.len() as u32);
-        let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows });
+        let parts = self.parts(count as u32, which);
+        let parts = parts.as_ref();
+        let attended = |which, rows| Some(AttendedEntries { entries, table, which, rows, parts });
         let attention = Attention {
             queries: &GatherQueries {
                 position: &position,
@@ -278,6 +292,14 @@ impl<B: Backend> Layer<B> {
         }
     }
 
+    /// Memory for the parts of so many queries' keys.
+    fn parts(&self, queries: u32, which: Which) -> Option<AttentionParts<B>> {
+        let Which::All(most) = which else { return None };
+        let of_a_query = AttendedKeys::All.parts(WINDOW + most) * self.shape.heads.div_ceil(64);
+        let clusters = self.at_once.unwrap_or(queries) * of_a_query;
+        Some(AttentionParts::new(&self.device, clusters).unwrap())
+    }
+
     fn canaries<T: bytemuck::Pod>(&self, len: u64) -> Buffer<B, T> {
         let buffer = self.device.allocate("canaries", len).unwrap();
         self.stream.fill(&buffer, CANARY).unwrap();
@@ -287,11 +309,17 @@ impl<B: Backend> Layer<B> {
     /// Attention of the last of `queries`, a head along each of its keys: that key outweighs all others, so that its row
     /// alone is what comes out. A key that is missing, doubled or another shows in the result or in the log-sum-exp.
     pub fn check_needles(&self, queries: &[Query], which: Which) {
+        let at = queries.len() - 1;
+        let all: Vec<usize> = (0..self.keys((at, &queries[at]), which).len()).collect();
+        self.check_some_needles(queries, which, &all);
+    }
+
+    /// The same along some keys, by their numbers.
+    pub fn check_some_needles(&self, queries: &[Query], which: Which, some: &[usize]) {
         let per_query = self.shape.heads as usize;
         let at = queries.len() - 1;
         let keys = self.key_values((at, &queries[at]), which);
-        let all: Vec<usize> = (0..keys.len()).collect();
-        for needles in all.chunks(per_query) {
+        for needles in some.chunks(per_query) {
             let needle = |head: usize| &keys[needles[head % needles.len()]];
             let mut heads = vec![vec![0; CHANNELS]; at * per_query];
             heads.extend((0..per_query).map(|head| along(needle(head))));

@@ -3,6 +3,7 @@
 pub mod decode;
 mod layer;
 pub mod needles;
+pub mod parts;
 pub mod queries;
 pub mod steps;
 pub mod values;

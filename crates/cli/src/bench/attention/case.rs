@@ -1,5 +1,6 @@
 //! What is measured: queries, their keys, and the graph that they are in.
 
+use dsv4_kv::kv_layout::attention::AttendedKeys;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind, WINDOW};
 use dsv4_kv::kv_layout::main_row::MainFormat;
 use dsv4_kv::ops::QueryForm;
@@ -155,6 +156,15 @@ impl Case {
     pub fn operations(&self) -> f64 {
         let keys = f64::from(WINDOW + self.entries);
         4.0 * f64::from(self.live() * self.heads) * keys * f64::from(HEAD_DIM)
+    }
+
+    /// Clusters that leave parts of queries' keys in memory; 0 where queries have one part.
+    pub fn clusters(&self) -> u32 {
+        if self.entries == 0 || self.is_listed() {
+            return 0;
+        }
+        let parts = AttendedKeys::All.parts(WINDOW + self.entry_rows());
+        if parts > 1 { self.tokens() * parts * self.heads.div_ceil(64) } else { 0 }
     }
 
     /// Lists of a request, each of entries of its own.

@@ -6,8 +6,8 @@ use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, ROPE_OFFSET, UE8M0_GROUPS};
 use dsv4_kv::ops::{
-    self, Attended, AttendedEntries, Attention, BlockTable, Entries, GatherQueries, OwnRows,
-    SwaRing,
+    self, Attended, AttendedEntries, Attention, AttentionParts, BlockTable, Entries, GatherQueries,
+    OwnRows, SwaRing,
 };
 use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
@@ -41,6 +41,8 @@ pub struct Layers<B: Backend> {
     out: Buffer<B, bf16>,
     sinks: Buffer<B, f32>,
     frequencies: Buffer<B, f32>,
+    /// Of a case whose queries have several parts.
+    parts: Option<AttentionParts<B>>,
     faults: Buffer<B, u32>,
 }
 
@@ -74,6 +76,9 @@ impl<B: Backend> Layers<B> {
             out: device.allocate("results", vectors)?,
             sinks: device.allocate("sinks", case.heads.into())?,
             frequencies: device.allocate("frequencies", 32)?,
+            parts: (case.clusters() > 0)
+                .then(|| AttentionParts::new(device, case.clusters()))
+                .transpose()?,
             faults: device.allocate("fault word", 1)?,
             device: device.clone(),
             stream,
@@ -100,6 +105,8 @@ impl<B: Backend> Layers<B> {
         retained.extend(planes.map(Buffer::memory));
         retained.extend([&self.query, &self.out].map(Buffer::memory));
         retained.extend([&self.sinks, &self.frequencies].map(Buffer::memory));
+        let parts = self.parts.iter();
+        retained.extend(parts.flat_map(AttentionParts::memory));
         retained.push(self.faults.memory());
         retained
     }
@@ -121,8 +128,8 @@ impl<B: Backend> Layers<B> {
         let table =
             BlockTable { table: &self.table, slots: case.requests, max_blocks: case.max_blocks() };
         let which = if case.is_listed() { Attended::List(&list) } else { Attended::All };
-        let attended =
-            AttendedEntries { entries: &entries, table: &table, which, rows: case.entry_rows() };
+        let (rows, parts) = (case.entry_rows(), self.parts.as_ref());
+        let attended = AttendedEntries { entries: &entries, table: &table, which, rows, parts };
         let (ring_data, ring_scale) = (&ring[0], &ring[1]);
         let attention = Attention {
             queries: &GatherQueries { position, slot, index, first: 0, count: case.tokens() },

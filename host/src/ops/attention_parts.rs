@@ -1,0 +1,51 @@
+//! Memory in which attention adds up the parts of a query's keys.
+
+use kernels_gpu::attention::HEADS;
+use kv_layout::attention::AttendedKeys;
+use kv_layout::geometry::HEAD_DIM;
+
+use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
+
+/// Memory in which the parts of queries' keys are added up: of queries that may have more than 2,048 entries without a
+/// list ([`AttendedKeys::parts`]). A cluster has one part of 64 heads of a query. Launches that use it run in one stream.
+pub struct AttentionParts<B: Backend> {
+    /// `[clusters, 64, 512]` f32: what heads get of a part.
+    pub sums: Buffer<B, f32>,
+    /// `[clusters, 64]` f32: log2 of the softmax's denominators.
+    pub lse: Buffer<B, f32>,
+    /// `[clusters, 3]` u32: parts that are done; 0 between launches.
+    pub arrivals: Buffer<B, u32>,
+}
+
+/// Elements of the sums, of the denominators and of the counters of so many clusters.
+#[must_use]
+pub const fn part_elements(clusters: u32) -> [u64; 3] {
+    let heads = clusters as u64 * HEADS as u64;
+    [heads * HEAD_DIM as u64, heads, clusters as u64 * AttendedKeys::All.blocks() as u64]
+}
+
+impl<B: Backend> AttentionParts<B> {
+    /// Allocates it for so many clusters that attend in one launch.
+    ///
+    /// # Errors
+    /// [`DeviceError`] if the device has no memory.
+    pub fn new(device: &Device<B>, clusters: u32) -> Result<Self, DeviceError> {
+        let [sums, lse, arrivals] = part_elements(clusters);
+        Ok(Self {
+            sums: device.allocate("parts of attention", sums)?,
+            lse: device.allocate("denominators of parts", lse)?,
+            arrivals: device.allocate("counters of parts", arrivals)?,
+        })
+    }
+
+    /// All of it, for a graph to retain.
+    #[must_use]
+    pub fn memory(&self) -> [Memory<B>; 3] {
+        [self.sums.memory(), self.lse.memory(), self.arrivals.memory()]
+    }
+
+    /// Clusters that it is enough for.
+    pub(super) fn clusters(&self) -> u64 {
+        self.lse.len() / u64::from(HEADS)
+    }
+}

@@ -1,0 +1,92 @@
+//! Queries with so many keys that they have them in parts.
+
+use dsv4_kv::device::{Backend, Device};
+use kv_layout::attention::{AttendedKeys, PART_TILES};
+use kv_layout::geometry::WINDOW;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use super::decode::{SHAPE, query, query_of, shape_of};
+use super::layer::{Layer, Query, Shape, TILE, Which};
+
+/// Most entries of a query, behind a whole window, whose keys are so many parts.
+const fn entries_of(parts: usize) -> usize {
+    parts * PART_TILES as usize * TILE - WINDOW as usize
+}
+
+/// A layer of one request with room for `entries` entries.
+fn layer<B: Backend>(device: &Device<B>, entries: usize, shape: Shape, seed: u64) -> Layer<B> {
+    let which = Which::All(entries as u32);
+    Layer::even(device, shape_of(which, entries, Shape { slots: 1, ..shape }), seed)
+}
+
+/// A query that sees so many entries.
+fn seeing(entries: usize, random: &mut StdRng) -> Query {
+    query_of(Which::All(entries as u32), entries, 0, random)
+}
+
+/// The most keys of a part, one more, and three parts of different lengths; in both formats, of more heads than a block has.
+pub fn parts_equal_the_oracle<B: Backend>(device: &Device<B>) {
+    let mut random = StdRng::seed_from_u64(91);
+    for (entries, parts, heads, format) in [
+        (entries_of(1), 1, 2, MainFormat::Ue8m0),
+        (entries_of(1) + 1, 2, 65, MainFormat::F32),
+        (entries_of(2) + 70, 3, 2, MainFormat::Ue8m0),
+    ] {
+        assert_eq!(AttendedKeys::All.parts(WINDOW + entries as u32), parts);
+        let layer = layer(device, entries, Shape { heads, format, ..SHAPE }, 92);
+        let (queries, heads) = ([seeing(entries, &mut random)], layer.random_heads(1, 93));
+        assert_eq!(layer.check(&queries, Which::All(entries as u32), &heads), 0);
+    }
+}
+
+/// Needles around the ends of windows, of parts, and of all keys, and anywhere.
+pub fn keys_of_every_part_can_dominate<B: Backend>(device: &Device<B>) {
+    let (entries, mut random) = (entries_of(2) + 130, StdRng::seed_from_u64(94));
+    let layer = layer(device, entries, Shape { heads: 64, ..SHAPE }, 95);
+    let keys = entries + WINDOW as usize;
+    let tiles = keys.div_ceil(TILE);
+    let ends = [1, 2].map(|part| tiles * part / 3 * TILE);
+    let mut needles: Vec<usize> =
+        [[0, 127, 128, keys - 1], [ends[0] - 1, ends[0], ends[1] - 1, ends[1]]].concat();
+    needles.resize_with(64, || random.random_range(0..keys));
+    let query = [seeing(entries, &mut random)];
+    layer.check_some_needles(&query, Which::All(entries as u32), &needles);
+}
+
+/// A query has the same bits alone and beside shorter ones and padding, in a launch for longer contexts, in several
+/// launches, and again.
+pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
+    const HEADS: usize = 2;
+    let (entries, mut random) = (entries_of(1) + 100, StdRng::seed_from_u64(96));
+    let mut layer = layer(device, entries, Shape { heads: HEADS as u32, ..SHAPE }, 97);
+    let padding = Query { slot: -1, ..query(0, 5) };
+    let mut queries = vec![padding, query(0, 129), seeing(1000, &mut random)];
+    queries.extend([entries, entries - 1].map(|entries| seeing(entries, &mut random)));
+    let heads = layer.random_heads(queries.len(), 98);
+    let which = Which::All(entries as u32);
+    let alone: Vec<_> = queries
+        .iter()
+        .zip(heads.chunks(HEADS))
+        .map(|(query, heads)| layer.attend(std::slice::from_ref(query), which, heads))
+        .collect();
+    let mut order: Vec<usize> = (0..queries.len()).collect();
+    // Room for one query at a time, for two, and for all; for contexts of as many parts, and of more.
+    for (at_once, most) in [(Some(1), entries), (Some(2), entries_of(4)), (None, entries_of(2) + 1)]
+    {
+        order.shuffle(&mut random);
+        layer.at_once = at_once;
+        let batch: Vec<Query> = order.iter().map(|&at| queries[at].clone()).collect();
+        let batch_heads: Vec<Vec<u16>> =
+            order.iter().flat_map(|&at| heads[HEADS * at..][..HEADS].to_vec()).collect();
+        let written = layer.attend(&batch, Which::All(most as u32), &batch_heads);
+        assert_eq!(written.faults, 0);
+        for (place, &at) in order.iter().enumerate() {
+            let what = format!("query {at} at {place}, {at_once:?} at once, for {most} entries");
+            assert!(written.out[place * HEADS * 512..][..HEADS * 512] == alone[at].out, "{what}");
+            assert!(written.lse[place * HEADS..][..HEADS] == alone[at].lse, "{what}");
+        }
+    }
+}
