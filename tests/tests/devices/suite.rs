@@ -82,6 +82,7 @@ suite! {
         parts_equal_the_oracle,
         keys_of_every_part_can_dominate,
         parts_have_the_same_bits_in_every_batch,
+        parts_without_memory_are_refused,
     }
     attention::queries {
         raw_queries_are_normed_and_rotated,

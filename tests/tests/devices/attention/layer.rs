@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
+use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::ops::{
     self, Attended, AttendedEntries, Attention, AttentionParts, BlockTable, Entries, GatherQueries,
     OwnRows, QueryForm, SwaRing,
@@ -218,6 +218,16 @@ impl<B: Backend> Layer<B> {
 
     /// Runs attention of `queries`, whose heads are `heads`, in a step that has one more token before them.
     pub fn attend(&self, queries: &[Query], which: Which, heads: &[Vec<u16>]) -> Written {
+        self.try_attend(queries, which, heads).unwrap()
+    }
+
+    /// The same, which may be refused.
+    pub fn try_attend(
+        &self,
+        queries: &[Query],
+        which: Which,
+        heads: &[Vec<u16>],
+    ) -> Result<Written, DeviceError> {
         let (stream, shape) = (&self.stream, self.shape);
         let plane = |rows: &[EncodedRow], part: fn(&EncodedRow) -> &Vec<u8>| {
             upload(stream, &rows.iter().flat_map(part).copied().collect::<Vec<u8>>())
@@ -284,12 +294,12 @@ impl<B: Backend> Layer<B> {
             lse: Some(&lse),
             faults: &faults,
         };
-        ops::attend(stream, &attention).unwrap();
-        Written {
+        ops::attend(stream, &attention)?;
+        Ok(Written {
             out: download_bits(stream, &out),
             lse: download(stream, &lse.view().cast::<u32>().unwrap()),
             faults: download(stream, &faults)[0],
-        }
+        })
     }
 
     /// Memory for the parts of so many queries' keys.

@@ -1,6 +1,6 @@
 //! Queries with so many keys that they have them in parts.
 
-use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::device::{Backend, Device, DeviceError};
 use kv_layout::attention::{AttendedKeys, PART_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
@@ -89,4 +89,19 @@ pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
             assert!(written.lse[place * HEADS..][..HEADS] == alone[at].lse, "{what}");
         }
     }
+}
+
+/// Without memory for the parts of a query nothing is queued, and the refusal says how much is needed.
+pub fn parts_without_memory_are_refused<B: Backend>(device: &Device<B>) {
+    let (entries, mut random) = (entries_of(1) + 1, StdRng::seed_from_u64(99));
+    let mut layer = layer(device, entries, Shape { heads: 65, ..SHAPE }, 100);
+    layer.at_once = Some(0);
+    let (queries, heads) = ([seeing(entries, &mut random)], layer.random_heads(1, 101));
+    let refused = layer.try_attend(&queries, Which::All(entries as u32), &heads);
+    let Err(DeviceError::Length { found, needed, .. }) = refused.map(|_| ()) else {
+        panic!("it was not refused")
+    };
+    assert_eq!((found, needed), (0, 4), "two parts of two times 64 heads");
+    // A part needs none.
+    layer.check(&[seeing(entries - 1, &mut random)], Which::All(entries as u32 - 1), &heads);
 }
