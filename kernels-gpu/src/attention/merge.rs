@@ -1,7 +1,7 @@
 //! The blocks of a cluster add up what they have, each for its share of the heads, and write it: the heads' results, or a
 //! part of them, which [`super::parts`] adds up.
 
-use kv_layout::geometry::{HEAD_DIM, NOPE_DIM, ROPE_DIM};
+use kv_layout::geometry::{HEAD_DIM, ROPE_DIM};
 use simt::cluster::{block_rank, cluster_arrive, cluster_wait, sync_cluster};
 use simt::math::approx::{ex2, lg2};
 use simt::math::max;
@@ -10,11 +10,11 @@ use simt::thread;
 use simt::warpgroup::TallFragments;
 
 use super::memory::{BLOCKS, HEADS, QUERIES, Small, THREADS, barrier};
+use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::parts;
 use super::softmax::{finite, first_row};
 use super::source::{Keys, Place, Which, tiles_of};
 use crate::args::Attend;
-use crate::convert::bf16x2_from_f32;
 use crate::math::cos_sin;
 use crate::unroll::{array_from_fn, unroll};
 
@@ -23,11 +23,6 @@ const STRIDE: u32 = HEAD_DIM + 8;
 /// Words of a block's sums, which take the place of its keys.
 const SUMS: usize = (HEADS * STRIDE) as usize;
 const _: () = assert!(SUMS <= QUERIES as usize);
-/// Channels of a head that a warp adds up at a time, four a lane.
-pub const CHANNELS: u32 = 4 * 32;
-/// Such quarters of a head.
-pub const QUARTERS: usize = (HEAD_DIM / CHANNELS) as usize;
-
 /// What the end needs, long before it: each of the first 64 threads' head's sink, times log2 e; the angles' cosines and
 /// sines in `small`.
 ///
@@ -255,61 +250,4 @@ unsafe fn write_heads<W: Which>(
             head += W::BLOCKS * WARPS;
         }
     }
-}
-
-/// Writes a head's result, four channels of each 128 a lane; the last are turned back.
-///
-/// # Safety
-/// As [`write`].
-#[inline(always)]
-pub unsafe fn store_head(
-    args: &Attend,
-    at: Place,
-    head: u32,
-    (values, turn): ([[f32; 4]; QUARTERS], [f32; 4]),
-) {
-    let to =
-        (at.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id());
-    unroll::<QUARTERS>(|n| {
-        let pairs = if n + 1 < QUARTERS { packed(values[n]) } else { turned(values[n], turn) };
-        // SAFETY: by this function's own contract.
-        unsafe { args.out.store_u32x2(to + u64::from(CHANNELS * n as u32), pairs) }
-    });
-}
-
-/// Four channels as BF16.
-#[inline(always)]
-fn packed([a, b, c, d]: [f32; 4]) -> [u32; 2] {
-    [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]
-}
-
-/// Four channels turned back, as BF16.
-#[inline(always)]
-fn turned([a, b, c, d]: [f32; 4], [cos, sin, next_cos, next_sin]: [f32; 4]) -> [u32; 2] {
-    let low = [a * cos + b * sin, b * cos - a * sin];
-    let high = [c * next_cos + d * next_sin, d * next_cos - c * next_sin];
-    packed([low[0], low[1], high[0], high[1]])
-}
-
-/// Cosine and sine of a lane's two pairs of the last quarter.
-///
-/// # Safety
-/// As [`rotation`].
-#[inline(always)]
-pub unsafe fn last_turn(small: Small) -> [f32; 4] {
-    // SAFETY: by this function's own contract.
-    unsafe { rotation(small, 4 * thread::lane_id() + CHANNELS * (QUARTERS as u32 - 1)) }
-}
-
-/// Cosine and sine of the angles of two pairs of channels from `channel` on; of channels that are not rotated 1 and 0.
-///
-/// # Safety
-/// `small` has them, and a barrier has passed.
-#[inline(always)]
-pub unsafe fn rotation(small: Small, channel: u32) -> [f32; 4] {
-    if channel < NOPE_DIM {
-        return [1.0, 0.0, 1.0, 0.0];
-    }
-    // SAFETY: pairs below 32, by this function's own contract.
-    unsafe { small.rotation.load_u32x4(channel - NOPE_DIM) }.map(f32::from_bits)
 }

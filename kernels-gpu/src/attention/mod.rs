@@ -14,6 +14,7 @@
 
 mod memory;
 mod merge;
+mod output;
 mod parts;
 mod query;
 mod softmax;

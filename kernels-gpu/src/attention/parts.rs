@@ -9,7 +9,7 @@ use simt::math::max;
 use simt::thread;
 
 use super::memory::{HEADS, PART_WRITTEN, Small, THREADS};
-use super::merge::{CHANNELS, QUARTERS, last_turn, store_head};
+use super::output::{CHANNELS, QUARTERS, last_turn, store_head};
 use super::softmax::finite;
 use super::source::{Place, Which};
 use crate::args::Attend;

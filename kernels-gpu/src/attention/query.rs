@@ -5,7 +5,7 @@ use simt::math::mul_add;
 use simt::{copy, thread, warp};
 
 use super::memory::{HEADS, Memory, QUERIES, ROTATION, Small, THREADS, panels};
-use super::merge::rotation;
+use super::output::rotation;
 use super::source::Place;
 use crate::args::Attend;
 use crate::convert::{bf16x2_from_f32, f32x2_from_bf16};

@@ -53,6 +53,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             keep_outputs: true,
             lease_bytes: 0,
             host_bytes: 0,
+            event_capacity: 0,
             poison: false,
         },
     )

@@ -1,0 +1,72 @@
+//! A head's result on its way out: rotary channels turned back, rounded to BF16.
+
+use kv_layout::geometry::{HEAD_DIM, NOPE_DIM};
+use simt::thread;
+
+use super::memory::Small;
+use super::source::Place;
+use crate::args::Attend;
+use crate::convert::bf16x2_from_f32;
+use crate::unroll::unroll;
+
+/// Channels of a head that a warp adds up at a time, four a lane.
+pub const CHANNELS: u32 = 4 * 32;
+/// Such quarters of a head.
+pub const QUARTERS: usize = (HEAD_DIM / CHANNELS) as usize;
+
+/// Writes a head's result, four channels of each 128 a lane; the last are turned back.
+///
+/// # Safety
+/// As [`super::merge::write`].
+#[inline(always)]
+pub unsafe fn store_head(
+    args: &Attend,
+    at: Place,
+    head: u32,
+    (values, turn): ([[f32; 4]; QUARTERS], [f32; 4]),
+) {
+    let to =
+        (at.row(args) + u64::from(head)) * u64::from(HEAD_DIM) + u64::from(4 * thread::lane_id());
+    unroll::<QUARTERS>(|n| {
+        let pairs = if n + 1 < QUARTERS { packed(values[n]) } else { turned(values[n], turn) };
+        // SAFETY: by this function's own contract.
+        unsafe { args.out.store_u32x2(to + u64::from(CHANNELS * n as u32), pairs) }
+    });
+}
+
+/// Four channels as BF16.
+#[inline(always)]
+fn packed([a, b, c, d]: [f32; 4]) -> [u32; 2] {
+    [bf16x2_from_f32(a, b), bf16x2_from_f32(c, d)]
+}
+
+/// Four channels turned back, as BF16.
+#[inline(always)]
+fn turned([a, b, c, d]: [f32; 4], [cos, sin, next_cos, next_sin]: [f32; 4]) -> [u32; 2] {
+    let low = [a * cos + b * sin, b * cos - a * sin];
+    let high = [c * next_cos + d * next_sin, d * next_cos - c * next_sin];
+    packed([low[0], low[1], high[0], high[1]])
+}
+
+/// Cosine and sine of a lane's two pairs of the last quarter.
+///
+/// # Safety
+/// As [`rotation`].
+#[inline(always)]
+pub unsafe fn last_turn(small: Small) -> [f32; 4] {
+    // SAFETY: by this function's own contract.
+    unsafe { rotation(small, 4 * thread::lane_id() + CHANNELS * (QUARTERS as u32 - 1)) }
+}
+
+/// Cosine and sine of the angles of two pairs of channels from `channel` on; of channels that are not rotated 1 and 0.
+///
+/// # Safety
+/// `small` has them, and a barrier has passed.
+#[inline(always)]
+pub unsafe fn rotation(small: Small, channel: u32) -> [f32; 4] {
+    if channel < NOPE_DIM {
+        return [1.0, 0.0, 1.0, 0.0];
+    }
+    // SAFETY: pairs below 32, by this function's own contract.
+    unsafe { small.rotation.load_u32x4(channel - NOPE_DIM) }.map(f32::from_bits)
+}
