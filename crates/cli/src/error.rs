@@ -88,9 +88,46 @@ pub enum InputError {
     /// A host tier without a device whose memory it could hold.
     #[error("--host-cache needs --execute full: bookkeeping has no memory to copy")]
     NothingToCopy,
+    /// A request that the load has not.
+    #[error("--request {request}: the load has {requests} requests, counted from 0")]
+    NoSuchRequest {
+        /// What was asked for.
+        request: usize,
+        /// Requests of the load.
+        requests: usize,
+    },
+    /// A request that is over when its prompt is computed, or never fits.
+    #[error(
+        "--request {request}: it is gone when its prompt is computed; choose one with more than one token of its own"
+    )]
+    EndedAtOnce {
+        /// What was asked for.
+        request: usize,
+    },
+    /// A layer that the model has not.
+    #[error("--layer {layer}: the model has {layers} layers, counted from 0")]
+    NoSuchLayer {
+        /// What was asked for.
+        layer: u32,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A token whose row is not in the window any more, or not yet.
+    #[error("--position {position}: the window has the rows of tokens {first} to {last}")]
+    NotInWindow {
+        /// What was asked for.
+        position: u32,
+        /// The oldest token of the window.
+        first: u32,
+        /// The last token.
+        last: u32,
+    },
     /// A choice of cases, of a suite that has none to choose by their description.
     #[error("--only is of `bench attention`: other suites have no cases that it could choose")]
     OnlyOfAttention,
+    /// A page of a suite that has none.
+    #[error("--report: `bench books` has no page; use --json")]
+    NoReportOfBooks,
     /// A checkpoint that cannot be read.
     #[cfg(feature = "generate")]
     #[error("--checkpoint: {0}")]

@@ -7,11 +7,13 @@ mod doctor;
 mod error;
 #[cfg(feature = "generate")]
 mod generate;
+mod inspect;
 mod interrupt;
 mod model;
 mod options;
 mod outcome;
 mod output;
+mod page;
 mod plan;
 mod replay;
 mod reuse;
@@ -54,6 +56,7 @@ enum Command {
     #[cfg(not(feature = "generate"))]
     #[command(disable_help_flag = true)]
     Generate(Unread),
+    Inspect(inspect::InspectArgs),
     Plan(plan::PlanArgs),
     Replay(Box<replay::ReplayArgs>),
     Reuse(reuse::ReuseArgs),
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         #[cfg(not(feature = "generate"))]
         Command::Generate(_) => Err(InputError::NotBuiltIn { command: "generate" }.into()),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Reuse(args) => reuse::run(&args),

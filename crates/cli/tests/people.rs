@@ -28,7 +28,8 @@ fn docs() -> PathBuf {
 }
 
 /// The commands that `schema` describes.
-const DESCRIBED: [&str; 7] = ["bench", "books", "doctor", "plan", "replay", "reuse", "soak"];
+const DESCRIBED: [&str; 8] =
+    ["bench", "books", "doctor", "inspect", "plan", "replay", "reuse", "soak"];
 
 #[test]
 fn the_committed_schemas_are_those_of_the_program() {
@@ -59,6 +60,7 @@ fn what_json_prints_is_as_its_schema_says() {
     let reuse = format!("reuse --pool 1GiB --trace {}", trace.path().display());
     let commands = [
         "doctor",
+        "inspect",
         "plan --model tiny --gpu-mem 1GiB",
         "plan --model pro --gpu-mem 180GiB --context 131072 --host-cache 8GiB",
         "replay --execute bookkeeping --requests 3",
@@ -141,4 +143,46 @@ fn bash_completes_a_command() {
     let output =
         Command::new("bash").arg("-c").arg(script).assert().success().get_output().stdout.clone();
     assert_eq!(String::from_utf8_lossy(&output).trim(), "replay");
+}
+
+/// A request that shares two blocks with another: both are in its map, and its rows have the error of E4M3.
+#[test]
+fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
+    let trace = tempfile::NamedTempFile::new().expect("a temporary file");
+    let line = |at: u32| {
+        format!(
+            r#"{{"timestamp": {at}, "input_length": 300, "output_length": 40, "hash_ids": [1]}}"#
+        )
+    };
+    fs::write(trace.path(), format!("{}\n{}\n", line(0), line(200))).expect("room for two lines");
+    let options = format!("inspect --shrink 1 --layer 1 --json --trace {}", trace.path().display());
+    let report: Value = serde_json::from_str(&printed(&options)).expect("one JSON value");
+    assert_eq!((&report["request"], &report["tokens"]), (&1.into(), &300.into()));
+    let blocks = report["blocks"].as_array().expect("a list");
+    let own: Vec<_> =
+        blocks.iter().map(|block| block["is_own"].as_bool().expect("a flag")).collect();
+    assert_eq!(own, [false, false, true]);
+    assert_eq!(blocks[0]["shared_with"], Value::from(vec![0]));
+    assert_eq!(blocks[2]["shared_with"], Value::from(Vec::<u32>::new()));
+    let rows = report["rows"].as_array().expect("a list");
+    assert_eq!((rows.len(), &rows[1]["what"]), (2, &"entry 74 of 4 tokens each in layer 1".into()));
+    for row in rows {
+        let groups = row["groups"].as_array().expect("a list");
+        let errors: Vec<_> =
+            groups.iter().map(|group| group["relative_rms"].as_f64().expect("a number")).collect();
+        assert_eq!(errors.len(), 8);
+        assert!(errors[..7].iter().all(|error| (1e-3..1.0 / 16.0).contains(error)), "{errors:?}");
+        assert!(errors[7] < 1.0 / 256.0, "{errors:?}");
+    }
+    let text = printed(options.replace(" --json", "").as_str());
+    assert!(text.contains("prefix tree, also of request 0"), "{text}");
+    for (more, expected) in [
+        ("--request 2", "the load has 2 requests"),
+        ("--layer 99", "the model has 5 layers"),
+        ("--position 100", "the rows of tokens 172 to 299"),
+    ] {
+        let message = kv(&format!("{options} {more}").replace(" --layer 1 ", " ")).assert().code(2);
+        let message = String::from_utf8(message.get_output().stderr.clone()).expect("UTF-8");
+        assert!(message.contains(expected), "{message}");
+    }
 }

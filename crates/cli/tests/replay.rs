@@ -148,7 +148,7 @@ fn waits_are_told_in_steps_with_what_limits_them() {
     );
     assert!(advice.contains("set --max-requests 20"), "{advice}");
     // Left to itself, the cache has a slot for each of them, and nobody waits.
-    let options = "--execute bookkeeping --gpu-mem 2GiB --no-reuse";
+    let options = "--execute bookkeeping --gpu-mem 2GiB --no-reuse --token-budget 20000";
     let result = json(replay(options).arg("--trace").arg(trace.path()));
     assert_eq!((&result["slots"], &result["refused_admissions"]), (&20.into(), &0.into()));
     assert_eq!(result["service"]["queueing"]["p99"], 0.0);

@@ -16,6 +16,7 @@ mod linear;
 mod load;
 mod prefill;
 mod projections;
+mod report;
 mod router;
 mod state;
 mod step;
@@ -27,6 +28,7 @@ mod timing;
 mod trunk;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
@@ -38,7 +40,7 @@ use serde::Serialize;
 
 use crate::error::InputError;
 use crate::outcome::{Outcome, after_help};
-use crate::output;
+use crate::output::{self, ReportFile};
 pub use books::Report as BooksReport;
 use load::measure_each;
 use timing::Measurement;
@@ -93,6 +95,11 @@ pub struct BenchArgs {
     /// Print device, date (UTC) and rows as JSON instead of a table.
     #[arg(long)]
     json: bool,
+
+    /// Write an HTML page with the rows and how near each kernel is to a copy; the file is opened before anything is
+    /// measured. Not of `books`.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 
     #[command(flatten)]
     load: load::LoadArgs,
@@ -173,19 +180,26 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     if args.load.only.is_some() && args.suite != Suite::Attention {
         return Err(InputError::OnlyOfAttention.into());
     }
+    if args.suite == Suite::Books && args.report.is_some() {
+        return Err(InputError::NoReportOfBooks.into());
+    }
     if args.suite == Suite::Books {
         return books::run(args.json).map(|()| Outcome::Passed);
     }
+    let file = args.report.as_deref().map(ReportFile::open).transpose()?;
     let device = dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NoCuda)?;
     let progress = ProgressBar::new_spinner();
     progress.enable_steady_tick(Duration::from_millis(100));
     let report = measure(&device, args, &progress)?;
     progress.finish_and_clear();
-    if args.json {
-        output::print(serde_json::to_string_pretty(&report)?)?;
+    // If one of the two cannot be written, the other still is.
+    let printed = if args.json {
+        output::print(serde_json::to_string_pretty(&report)?)
     } else {
-        output::print(report)?;
-    }
+        output::print(&report)
+    };
+    file.map_or(Ok(()), |file| file.write(&report::page(&report)))?;
+    printed?;
     Ok(Outcome::Passed)
 }
 

@@ -19,11 +19,6 @@ pub struct Aside {
 
 /// Each takes the place of a request that runs; where that does not run, nothing happens.
 impl<E: Disturb> Drive<'_, E> {
-    /// The requests that run: their places, and how many tokens each has.
-    pub fn progress(&self) -> impl Iterator<Item = (usize, u32)> {
-        self.scheduler.progress()
-    }
-
     /// How often a request was preempted.
     pub fn preempted(&self) -> u64 {
         self.scheduler.preempted()

@@ -167,6 +167,28 @@ impl<'l, E: Execute> Drive<'l, E> {
         text
     }
 
+    /// The requests that run: their places, and how many tokens each has.
+    pub fn progress(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.scheduler.progress()
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &E {
+        &self.cache
+    }
+
+    /// The cache's own name of a request that runs.
+    pub fn id_of(&self, index: usize) -> Option<RequestId> {
+        self.ids.get(index).copied().flatten()
+    }
+
+    /// The first tokens of a request of the load.
+    pub fn tokens_of(&self, index: usize, count: u32) -> Vec<u32> {
+        let mut tokens = self.text(&Job { index, input: count, tokens: count, blocks: 0 });
+        tokens.truncate(count as usize);
+        tokens
+    }
+
     /// A token that a request generated, or the one that it is a copy of.
     fn own_token(&self, mut index: usize, position: u32) -> u32 {
         while let Some(&(of, _)) = self.fork_of(index).filter(|(_, common)| position < *common) {

@@ -14,6 +14,7 @@ use dsv4_kv::{
 use super::execute::{Execute, KernelWork, accept_all, is_out_of_blocks};
 use super::history::Prefix;
 use super::select::Queries;
+use super::source::Source;
 use super::tensors::Tensors;
 
 /// Steps between two looks at the fault words.
@@ -53,6 +54,21 @@ impl<B: Backend> Full<B> {
             entries: 0,
             kernel_ms: 0.0,
         })
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &KvCacheManager<B> {
+        &self.cache
+    }
+
+    /// The stream of its steps.
+    pub fn stream(&self) -> &Stream<B> {
+        &self.stream
+    }
+
+    /// The values that the cache is fed with.
+    pub fn source(&self) -> &Source {
+        self.tensors.watch.verifier().source()
     }
 
     /// Begins a step of every layer group, queues all of its layers and commits all of its tokens; how

@@ -41,7 +41,8 @@ impl Shortages {
                 self.no_blocks += 1;
                 self.idle_slots += 1.0 - slots;
             }
-            None => {}
+            // Then the step is full.
+            Some(Shortage::Tokens) | None => {}
         }
     }
 }

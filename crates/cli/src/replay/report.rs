@@ -3,11 +3,12 @@
 use std::fmt::Display;
 
 use anyhow::Result;
-use maud::{DOCTYPE, PreEscaped, html};
+use maud::{PreEscaped, html};
 use plotters::prelude::*;
 
 use super::summary::Summary;
 use super::timeline::{Sample, Timeline};
+use crate::page;
 
 /// Bars of the histogram.
 const BARS: usize = 40;
@@ -26,30 +27,19 @@ pub fn page(summary: &Summary, timeline: &Timeline) -> Result<String> {
         plots.push(traffic(points)?);
     }
     plots.push(prepare(&timeline.sorted_times())?);
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                title { (title) }
-                style { "body{font-family:sans-serif;max-width:60em;margin:2em auto}td{padding:0 2em 0 0}" }
-            }
-            body {
-                h1 { (title) }
-                table {
-                    @for (what, value) in summary.rows() {
-                        tr { td { (what) } td { (value) } }
-                    }
-                }
-                @for plot in plots { p { (PreEscaped(plot)) } }
-                p {
-                    "Time is virtual. Each point of the plots over time shows the largest values of "
-                    (timeline.steps_per_point()) " steps in a row."
-                }
+    let body = html! {
+        table {
+            @for (what, value) in summary.rows() {
+                tr { td { (what) } td { (value) } }
             }
         }
+        @for plot in plots { div class="wide" { (PreEscaped(plot)) } }
+        p {
+            "Time is virtual. Each point of the plots over time shows the largest values of "
+            (timeline.steps_per_point()) " steps in a row."
+        }
     };
-    Ok(page.into_string())
+    Ok(page::page(&title, &body))
 }
 
 /// Blocks and slots in use over time, in percent.

@@ -1,8 +1,9 @@
 //! Continuous batching as a pure state machine: a queue, the requests that run, and the next step.
 //!
-//! A request is admitted, first come first served, when a slot is free and the blocks of its full
-//! length fit beside those of all running requests. A step takes one token of every request that decodes, then
-//! prefill chunks while the budget lasts.
+//! A request is admitted, first come first served, when a slot is free, the blocks of its full length fit beside those
+//! of all running requests, and the next step has tokens left for it: one that is admitted before its prompt can be
+//! computed would only find less to reuse. A step takes one token of every request that decodes, then prefill chunks
+//! while the budget lasts.
 //!
 //! A step can run out of blocks only where requests compute what the prefix tree has too: they hold their own blocks
 //! and the tree's. Then the request that was admitted last is preempted, to be computed again when another one has
@@ -30,6 +31,8 @@ pub enum Shortage {
     Slots,
     /// Blocks of its full length.
     Blocks,
+    /// Tokens of the next step.
+    Tokens,
 }
 
 /// A request as the scheduler sees it.
@@ -124,7 +127,8 @@ impl Scheduler {
     pub fn admit(&mut self) -> Option<Job> {
         let is_short = self.is_short && !self.running.is_empty();
         let room = self.limits.blocks - self.reserved;
-        let fits = |job: &&Job| !is_short && self.has_slot() && job.blocks <= room;
+        let fits =
+            |job: &&Job| !is_short && self.has_slot() && job.blocks <= room && self.has_tokens();
         let Some(&job) = self.queue.front().filter(fits) else {
             self.waited += (self.queue.len() - self.known_waiting) as u64;
             self.known_waiting = self.queue.len();
@@ -219,6 +223,13 @@ impl Scheduler {
         self.running.len() < self.limits.slots as usize
     }
 
+    /// Whether the next step has tokens left when all that run have theirs.
+    fn has_tokens(&self) -> bool {
+        let tokens =
+            |&Running { job, done }: &Running| u64::from(job.input.saturating_sub(done).max(1));
+        self.running.iter().map(tokens).sum::<u64>() < self.limits.step_tokens.into()
+    }
+
     /// The next step, into `parts`; empty when nothing runs.
     pub fn plan(&self, parts: &mut Vec<Part>) {
         parts.clear();
@@ -251,10 +262,14 @@ impl Scheduler {
         });
     }
 
-    /// What the head of the queue waits for; `None` if nobody waits, or it is not known to.
+    /// What the head of the queue waits for; `None` if nobody waits. Ask before a step is completed.
     pub fn shortage(&self) -> Option<Shortage> {
         self.queue.front()?;
-        Some(if self.has_slot() { Shortage::Blocks } else { Shortage::Slots })
+        Some(match (self.has_slot(), self.has_tokens()) {
+            (false, _) => Shortage::Slots,
+            (true, false) => Shortage::Tokens,
+            (true, true) => Shortage::Blocks,
+        })
     }
 
     /// Whether requests wait to be admitted.
@@ -348,6 +363,17 @@ mod tests {
     }
 
     #[test]
+    fn who_would_get_no_tokens_is_not_admitted() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(0, 150, 2));
+        scheduler.submit(job(1, 10, 1));
+        assert_eq!(scheduler.admit().map(|job| job.index), Some(0));
+        assert_eq!((scheduler.admit(), scheduler.shortage()), (None, Some(Shortage::Tokens)));
+        assert_eq!(step(&mut scheduler).0, [(0, 0, 100)]);
+        assert_eq!(step(&mut scheduler).0, [(0, 100, 50), (1, 0, 10)]);
+    }
+
+    #[test]
     fn slots_are_a_limit_too() {
         let mut scheduler = Scheduler::new(limits());
         (0..6).for_each(|index| assert!(scheduler.submit(job(index, 1, 2))));
@@ -406,17 +432,17 @@ mod tests {
     #[test]
     fn suspended_requests_keep_their_blocks_and_copies_need_as_many() {
         let mut scheduler = Scheduler::new(limits());
+        scheduler.submit(job(1, 10, 2));
         scheduler.submit(job(0, 600, 40)); // 5 of 10 blocks
-        scheduler.submit(job(1, 10, 1));
         step(&mut scheduler);
         assert!(scheduler.suspend(0) && !scheduler.suspend(0) && !scheduler.resume(1));
         assert_eq!((scheduler.running(), scheduler.reserved), (1, 6));
-        assert_eq!(step(&mut scheduler), (vec![(1, 0, 10)], vec![1]));
+        assert_eq!(step(&mut scheduler), (vec![(1, 10, 1)], vec![1]));
         assert!(scheduler.resume(0) && !scheduler.resume(0));
-        assert_eq!(scheduler.fork(0, 7), Some(100));
+        assert_eq!(scheduler.fork(0, 7), Some(90));
         assert_eq!((scheduler.fork(0, 8), scheduler.fork(9, 8)), (None, None));
-        assert_eq!(scheduler.progress().collect::<Vec<_>>(), [(0, 100), (7, 100)]);
+        assert_eq!(scheduler.progress().collect::<Vec<_>>(), [(0, 90), (7, 90)]);
         assert!(scheduler.abort(0) && !scheduler.abort(0));
-        assert_eq!((step(&mut scheduler).0, scheduler.reserved), (vec![(7, 100, 100)], 5));
+        assert_eq!((step(&mut scheduler).0, scheduler.reserved), (vec![(7, 90, 100)], 5));
     }
 }

@@ -25,7 +25,7 @@ pub struct Summary {
     pub requests: u64,
     /// Requests that ran to their end.
     pub finished: u64,
-    /// Requests that waited for a slot or for blocks.
+    /// Requests that waited: for a slot, for blocks, or for tokens of a step.
     pub refused_admissions: u64,
     /// Requests that an empty cache does not hold.
     pub rejected: u64,
@@ -140,7 +140,13 @@ impl Summary {
             ("model", self.model.clone()),
             ("device", self.device.clone()),
             ("requests", format!("{} ({} finished)", self.requests, self.finished)),
-            ("waited", format!("{} requests, for a slot or for blocks", self.refused_admissions)),
+            (
+                "waited",
+                format!(
+                    "{} requests, for a slot, blocks or tokens of a step",
+                    self.refused_admissions
+                ),
+            ),
             ("rejected", format!("{} requests, longer than the cache holds", self.rejected)),
             ("tokens", format!("{} ({} prefill)", self.tokens, self.prefill_tokens)),
             ("reused", format!("{} tokens of prompts", self.reused_tokens)),

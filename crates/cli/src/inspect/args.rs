@@ -1,0 +1,97 @@
+//! The options of `dsv4-kv inspect`.
+
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+use clap::Args;
+
+use crate::device::DeviceChoice;
+use crate::options::number;
+use crate::outcome::after_help;
+use crate::replay::args::{Execution, ReplayArgs};
+
+/// Memory of the cache: enough for the small load.
+const MEMORY: ByteSize = ByteSize::mib(512);
+/// Request slots.
+const SLOTS: u32 = 8;
+/// Most requests of the load.
+const MOST: i64 = 64;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 2] = [
+    ("a request of a small load", "cargo kv inspect"),
+    (
+        "the first request, and its row of token 100 in layer 2",
+        "cargo kv inspect --request 0 --layer 2 --position 100",
+    ),
+];
+
+/// Shows what the cache holds of a request: its block table, its rings, which blocks it shares with which requests, and
+/// a stored row beside what it was made from, with the error of quantisation.
+///
+/// A small synthetic load of the model `tiny` runs on the emulated device until the request has computed its prompt.
+/// Then the device's memory is read. Values are random, as in `replay`.
+#[derive(Args, Debug)]
+#[command(after_help = after_help(&EXAMPLES))]
+pub struct InspectArgs {
+    /// Trace in Mooncake format. [default: a synthetic conversation-like load]
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Requests of the load, 1 to 64.
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=MOST))]
+    requests: u32,
+
+    /// Divisor of lengths and of times between arrivals, 0.001 to 1000000.
+    #[arg(long, value_name = "X", default_value_t = 64.0, value_parser = number(1e-3..=1e6))]
+    shrink: f64,
+
+    /// Its place in the load, from 0. [default: the last one with more than one token of its own]
+    #[arg(long, value_name = "N")]
+    pub request: Option<u32>,
+
+    /// The layer whose rows are shown. [default: the first CSA layer]
+    #[arg(long, value_name = "N")]
+    pub layer: Option<u32>,
+
+    /// The token whose row is shown; one of the last 128. [default: the last one]
+    #[arg(long, value_name = "N")]
+    pub position: Option<u32>,
+
+    /// Seed of the load and of the values.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+
+    /// Print the result as JSON instead of a map.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl InspectArgs {
+    /// The replay that is looked at.
+    pub fn replay(&self) -> ReplayArgs {
+        ReplayArgs {
+            trace: self.trace.clone(),
+            model: None,
+            device: DeviceChoice::Cpu,
+            gpu_mem: Some(MEMORY),
+            requests: Some(self.requests),
+            time_scale: 1.0,
+            shrink: Some(self.shrink),
+            execute: Execution::Full,
+            verify: Some(0),
+            attend: Some(false),
+            indexer_memory: ByteSize::mib(16),
+            no_reuse: false,
+            checkpoints: None,
+            host_cache: None,
+            max_requests: Some(SLOTS),
+            token_budget: None,
+            step_ms: 33.0,
+            token_rate: 8192.0,
+            seed: self.seed,
+            json: self.json,
+            report: None,
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! `dsv4-kv inspect`: what the cache holds of a request, as a map.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`args`] | options |
+//! | [`read`] | blocks, rings and rows of a request, read from the device |
+//! | [`rows`] | a stored row beside what it was made from |
+//! | [`report`] | the result: a map and JSON |
+
+mod args;
+mod read;
+mod report;
+mod rows;
+
+use anyhow::Result;
+use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
+
+pub use args::InspectArgs;
+pub use report::Report;
+
+use crate::error::InputError;
+use crate::outcome::Outcome;
+use crate::output;
+use crate::replay::drive::Drive;
+use crate::replay::full::Full;
+use crate::replay::place::Place;
+use crate::replay::setup::Setup;
+
+/// Runs the command and prints its result.
+pub fn run(args: &InspectArgs) -> Result<Outcome> {
+    let report = inspect(args)?;
+    if args.json {
+        output::print(serde_json::to_string_pretty(&report)?)?;
+    } else {
+        output::print(&report)?;
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Drives the load until the request has computed its prompt, and reads what the cache holds of it.
+fn inspect(args: &InspectArgs) -> Result<Report> {
+    let setup = Setup::new(&args.replay(), &Place::Cpu)?;
+    let load = (&setup.load[..], setup.texts);
+    let index = match args.request {
+        Some(request) => request as usize,
+        // The last one that is still there when its prompt is computed.
+        None => setup.load.iter().rposition(|of| of.arrival.output > 1).unwrap_or(0),
+    };
+    let refused = InputError::NoSuchRequest { request: index, requests: setup.load.len() };
+    let input = setup.load.get(index).ok_or(refused)?.arrival.input;
+    let options = EmuOptions { memory: setup.memory, ..EmuOptions::default() };
+    let (config, indexer) = (setup.config.clone(), setup.indexer.as_ref());
+    let cache =
+        Full::new(EmuDevice::new(options), config, indexer, setup.seed, vec![], setup.queries)?;
+    let mut drive = Drive::new(cache, load, setup.limits(), setup.clock);
+    let mut steps = 0;
+    loop {
+        drive.admit()?;
+        if drive.step()?.is_none() {
+            return Err(InputError::EndedAtOnce { request: index }.into());
+        }
+        steps += 1;
+        if drive.progress().any(|(of, tokens)| of == index && tokens >= input) {
+            break;
+        }
+    }
+    read::report(args, &drive, index, steps)
+}
+
+/// The replay that is looked at.
+type Driven<'l> = Drive<'l, Full<Emulator>>;

@@ -1,0 +1,38 @@
+//! The HTML page of `--report`: one file that loads nothing, light and dark, as wide as its window.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+/// Plots are drawn for a light page; on a dark one they are inverted, with their hues kept.
+const STYLE: &str = "\
+:root{color-scheme:light dark}\
+body{font-family:system-ui,sans-serif;line-height:1.4;max-width:60em;margin:0 auto;padding:1em}\
+h1{font-size:1.4em}h2{font-size:1.1em}\
+.wide{overflow-x:auto}\
+table{border-collapse:collapse}\
+td,th{padding:.1em 1em .1em 0;text-align:left;vertical-align:top;overflow-wrap:anywhere}\
+td:first-child{white-space:nowrap;overflow-wrap:normal}\
+td.bar{min-width:8em;width:40%}\
+td.bar div{background:#3b76c4;height:.9em}\
+svg{display:block;width:100%;min-width:36em;height:auto}\
+@media (prefers-color-scheme:dark){svg{filter:invert(.92) hue-rotate(180deg)}}\
+@media (max-width:40em){td,th{padding-right:.5em;font-size:.85em}}";
+
+/// A page with that title and body.
+pub fn page(title: &str, body: &Markup) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { (title) }
+                (body)
+            }
+        }
+    };
+    page.into_string()
+}
