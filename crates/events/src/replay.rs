@@ -92,9 +92,11 @@ mod tests {
         replay.push(Bytes::from_static(b"abcdefghijk"));
         assert_eq!((numbers(&replay, 104), replay.bytes()), ((vec![], false), 0));
         assert_eq!(numbers(&replay, 105), (vec![], true));
+        // What comes before nothing is there means nothing.
+        replay.push(Bytes::from_static(b"a"));
         replay.restart();
-        assert_eq!(replay.push(Bytes::from_static(b"a")), 105);
-        assert_eq!(numbers(&replay, 7), (vec![105], true));
+        assert_eq!(replay.push(Bytes::from_static(b"a")), 106);
+        assert_eq!((numbers(&replay, 7), replay.bytes()), ((vec![106], true), 1));
         assert_eq!(numbers(&replay, u64::MAX), (vec![], true));
     }
 }
