@@ -99,16 +99,17 @@ impl Message {
     }
 
     /// The message, with the time; its events are forgotten.
-    pub fn finish(&mut self, time: SystemTime, rank: Option<u32>) -> Bytes {
+    pub fn finish(&mut self, time: SystemTime, rank: u32) -> Bytes {
         let mut message = ByteBuf::with_capacity(self.events.as_slice().len() + 24);
-        array(&mut message, 2 + usize::from(rank.is_some()));
+        // Dynamo refuses two elements, though vLLM's structure has a default for the third.
+        array(&mut message, 3);
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         infallible(write_f64(&mut message, since.as_secs_f64()));
         array(&mut message, self.count as usize);
         let mut message = message.into_vec();
         message.extend_from_slice(self.events.as_slice());
         let mut message = ByteBuf::from_vec(message);
-        rank.into_iter().for_each(|rank| number(&mut message, rank.into()));
+        number(&mut message, rank.into());
         (self.count, self.blocks) = (0, 0);
         self.events.as_mut_vec().clear();
         message.into_vec().into()

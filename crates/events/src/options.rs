@@ -11,8 +11,8 @@ pub struct PublisherOptions {
     pub replay_endpoint: String,
     /// The first frame of each message.
     pub topic: String,
-    /// The last element of each message, where one endpoint stands for several ranks.
-    pub data_parallel_rank: Option<u32>,
+    /// The last element of each message: which of several caches of a worker this is.
+    pub data_parallel_rank: u32,
     /// The number of the first message; `None`: the microseconds since 1970. A publisher that begins below a number that
     /// an earlier one of the same worker has used is not listened to by routers, which take its messages for old ones.
     pub first_sequence: Option<u64>,
@@ -37,7 +37,7 @@ impl Default for PublisherOptions {
             endpoint: "tcp://127.0.0.1:5557".to_owned(),
             replay_endpoint: "tcp://127.0.0.1:5558".to_owned(),
             topic: String::new(),
-            data_parallel_rank: None,
+            data_parallel_rank: 0,
             first_sequence: None,
             batches: 2,
             replay_bytes: 64 << 20,

@@ -23,7 +23,7 @@ pub(crate) struct Resident {
     /// Of the run that is written.
     wire: Vec<u64>,
     /// Of the messages.
-    rank: Option<u32>,
+    rank: u32,
 }
 
 /// What a batch was.
@@ -34,7 +34,7 @@ pub(crate) struct Told {
 }
 
 impl Resident {
-    pub fn new(rank: Option<u32>) -> Self {
+    pub fn new(rank: u32) -> Self {
         Self { rank, ..Self::default() }
     }
 

@@ -24,8 +24,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Of about `most` blocks, which logs events of `capacity`.
-    pub fn new(seed: u64, most: u32, capacity: u32) -> Self {
+    /// Of about `most` blocks, which logs events of `capacity`, with prompts of these salts and adapters.
+    pub fn new(seed: u64, (most, capacity): (u32, u32), roots: &[(&str, &str)]) -> Self {
         let limits = Limits {
             block_bytes: 1,
             checkpoint_bytes: 8,
@@ -35,9 +35,10 @@ impl Cache {
         };
         let mut tree = PrefixTree::new(limits, ScoredLru { capacity: u64::from(most) * 2 });
         tree.log_events(capacity);
-        let roots: [(&[u8], &[u8]); 4] =
-            [(b"", b""), (b"tenant", b""), (b"", b"adapter"), ("Zürich".as_bytes(), b"adapter")];
-        let roots = roots.map(|(salt, adapter)| RootKey::new(salt, adapter, b"model")).into();
+        let root = |&(salt, adapter): &(&str, &str)| {
+            RootKey::new(salt.as_bytes(), adapter.as_bytes(), b"model")
+        };
+        let roots = roots.iter().map(root).collect();
         let random = SmallRng::seed_from_u64(seed);
         Self { tree, random, roots, prompts: vec![vec![7; 1000]], live: Vec::new(), most }
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 /// A message, as a router reads it.
 #[derive(Debug, Deserialize)]
-pub struct Message(pub f64, pub Vec<Event>, pub Option<u32>);
+pub struct Message(pub f64, pub Vec<Event>, pub u32);
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", deny_unknown_fields)]

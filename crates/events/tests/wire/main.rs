@@ -12,6 +12,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use subscriber::Subscriber;
 
+/// Salts and adapters.
+const ROOTS: [(&str, &str); 4] = [("", ""), ("tenant", ""), ("", "adapter"), ("Zürich", "adapter")];
+
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn options() -> PublisherOptions {
@@ -20,7 +23,7 @@ fn options() -> PublisherOptions {
         endpoint: any_port.clone(),
         replay_endpoint: any_port,
         topic: "topic".to_owned(),
-        data_parallel_rank: Some(3),
+        data_parallel_rank: 3,
         snapshot_interval: Duration::ZERO,
         ..PublisherOptions::default()
     }
@@ -79,7 +82,7 @@ fn lost_messages_are_replayed() {
         let mut replayed = 0;
         for seed in 0..4 {
             let mut random = SmallRng::seed_from_u64(seed);
-            let mut cache = Cache::new(seed, 200, 400);
+            let mut cache = Cache::new(seed, (200, 400), &ROOTS);
             (0..20).for_each(|_| cache.operation());
             let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
             let mut subscriber = join(&publisher).await;
@@ -102,7 +105,7 @@ fn what_is_kept_nowhere_is_told_anew() {
         let (mut snapshots, mut gaps) = (0, 0);
         for seed in 0..4 {
             let mut random = SmallRng::seed_from_u64(seed);
-            let mut cache = Cache::new(seed, 200, 24);
+            let mut cache = Cache::new(seed, (200, 24), &ROOTS);
             let options = PublisherOptions { replay_bytes: 30_000, batches: 1, ..options() };
             let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
             let mut subscriber = join(&publisher).await;
@@ -124,7 +127,7 @@ fn what_is_kept_nowhere_is_told_anew() {
 #[test]
 fn a_subscriber_that_comes_late_has_everything() {
     block_on(async {
-        let mut cache = Cache::new(1, 300, 1000);
+        let mut cache = Cache::new(1, (300, 1000), &ROOTS);
         (0..50).for_each(|_| cache.operation());
         let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
         for _ in 0..50 {
@@ -143,7 +146,7 @@ fn a_subscriber_that_comes_late_has_everything() {
 fn a_restart_is_noticed() {
     block_on(async {
         let mut random = SmallRng::seed_from_u64(9);
-        let mut cache = Cache::new(9, 200, 1000);
+        let mut cache = Cache::new(9, (200, 1000), &ROOTS);
         let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
         let mut subscriber = join(&publisher).await;
         for _ in 0..20 {
@@ -181,7 +184,7 @@ async fn rejoin(before: Subscriber, publisher: &Publisher) -> Subscriber {
 #[test]
 fn a_restart_at_zero_would_freeze_the_index() {
     block_on(async {
-        let mut cache = Cache::new(3, 200, 1000);
+        let mut cache = Cache::new(3, (200, 1000), &ROOTS);
         let options = PublisherOptions { first_sequence: Some(0), ..options() };
         let mut publisher = Publisher::start(&mut cache.tree, options.clone()).unwrap();
         let mut subscriber = join(&publisher).await;
@@ -205,7 +208,7 @@ fn a_restart_at_zero_would_freeze_the_index() {
 
 #[test]
 fn what_cannot_be_published_is_an_error() {
-    let mut cache = Cache::new(1, 10, 0);
+    let mut cache = Cache::new(1, (10, 0), &ROOTS);
     let refused = Publisher::start(&mut cache.tree, options());
     assert!(matches!(refused, Err(PublishError::EventsOff)), "{refused:?}");
     cache.tree.log_events(8);
@@ -226,7 +229,7 @@ fn what_cannot_be_published_is_an_error() {
 #[test]
 fn who_does_not_read_costs_bounded_memory() {
     block_on(async {
-        let mut cache = Cache::new(5, 400, 2000);
+        let mut cache = Cache::new(5, (400, 2000), &ROOTS);
         let (kept, unsent) = (1 << 20, 1 << 20);
         let stall = Duration::from_millis(100);
         let options =
@@ -254,7 +257,7 @@ fn who_does_not_read_costs_bounded_memory() {
 /// What a step calls allocates nothing, whether the publisher's thread keeps up or not.
 #[test]
 fn publishing_allocates_nothing_in_the_steps_thread() {
-    let mut cache = Cache::new(6, 400, 4000);
+    let mut cache = Cache::new(6, (400, 4000), &ROOTS);
     let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
     let mut seen = [0; 2];
     let since = Instant::now();

@@ -80,7 +80,7 @@ impl Subscriber {
 
     fn take(&mut self, number: u64, payload: &[u8]) {
         let message: Message = rmp_serde::from_slice(payload).expect("a message");
-        assert!(message.0 > 1.7e9 && message.2 == Some(3), "{} {:?}", message.0, message.2);
+        assert!(message.0 > 1.7e9 && message.2 == 3, "{} {:?}", message.0, message.2);
         self.is_lost |= number > self.next;
         self.next = number + 1;
         if matches!(message.1.first(), Some(Event::AllBlocksCleared {})) {

@@ -1,0 +1,227 @@
+//! Dynamo's own indexer is the judge: what it has is what the cache has, whatever it misses.
+//!
+//! It is a program of the Python package `ai-dynamo-runtime`, version 1.6.1, of 200 MB, so these tests are run by hand:
+//!
+//! ```bash
+//! python3 -m venv target/dynamo && target/dynamo/bin/pip install ai-dynamo-runtime==1.6.1
+//! DSV4_DYNAMO_PYTHON=$PWD/target/dynamo/bin/python cargo test -p dsv4-kv-events --test dynamo -- --ignored
+//! ```
+
+#[path = "../wire/cache.rs"]
+mod cache;
+mod http;
+#[expect(dead_code, reason = "the indexer reads messages here")]
+#[path = "../wire/index.rs"]
+mod index;
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cache::Cache;
+use dsv4_kv_events::{Published, Publisher, PublisherOptions};
+use http::ask;
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The indexer, which ends with this.
+struct Indexer {
+    program: Child,
+    port: u16,
+}
+
+impl Drop for Indexer {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+impl Indexer {
+    fn start() -> Self {
+        let python = std::env::var("DSV4_DYNAMO_PYTHON");
+        let python = python.expect("DSV4_DYNAMO_PYTHON names a python that has ai-dynamo-runtime");
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = Command::new(python);
+        command.args(["-m", "dynamo.indexer", "--port", &free.to_string()]);
+        let program = command.stderr(Stdio::inherit()).spawn().expect("the indexer starts");
+        let indexer = Self { program, port: free };
+        wait_for("the indexer", || ask(free, "GET", "/workers", None).is_ok());
+        indexer
+    }
+
+    /// Connects it to a publisher.
+    fn register(&self, publisher: &Publisher) {
+        let body = json!({
+            "instance_id": 1,
+            "endpoint": publisher.endpoint(),
+            "replay_endpoint": publisher.replay_endpoint(),
+            "model_name": "model",
+            "block_size": 128,
+        });
+        ask(self.port, "POST", "/register", Some(&body)).expect("registers");
+        // It says so before it has subscribed.
+        std::thread::sleep(Duration::from_millis(300));
+    }
+
+    /// The blocks that it has, each with the one above it.
+    fn dump(&self) -> BTreeMap<u64, Option<u64>> {
+        let dump = ask(self.port, "GET", "/dump", None).expect("dumps");
+        let mut blocks = BTreeMap::new();
+        for event in dump["model:default"]["events"].as_array().into_iter().flatten() {
+            let stored = &event["event"]["data"]["stored"];
+            let mut parent = stored["parent_hash"].as_u64();
+            for block in stored["blocks"].as_array().into_iter().flatten() {
+                let hash = block["block_hash"].as_u64().expect("a hash");
+                assert_eq!(blocks.insert(hash, parent), None, "{hash} is there twice");
+                parent = Some(hash);
+            }
+        }
+        blocks
+    }
+
+    /// What it would reuse of a prompt.
+    fn query(&self, tokens: &[u32]) -> Value {
+        let body = json!({"model_name": "model", "token_ids": tokens});
+        ask(self.port, "POST", "/query", Some(&body)).expect("answers")
+    }
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed() < PATIENCE, "{what} is not there in time");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn options() -> PublisherOptions {
+    let any_port = "tcp://127.0.0.1:0".to_owned();
+    let replay_endpoint = any_port.clone();
+    PublisherOptions { endpoint: any_port, replay_endpoint, ..PublisherOptions::default() }
+}
+
+/// Compares until nothing differs, with another message now and then, by which the indexer learns that it has missed
+/// others: so few that no block that it has wrongly is gone by them.
+fn compare(indexer: &Indexer, cache: &mut Cache, publisher: &mut Publisher) -> Result<(), String> {
+    let mut difference = String::new();
+    for _ in 0..10 {
+        cache.operation();
+        wait_for("the publisher", || {
+            publisher.publish(&mut cache.tree).unwrap() == Published::Nothing
+                && publisher.stats().resident == u64::from(cache.tree.counts().blocks)
+        });
+        let dump = cache.dump().0;
+        let want: BTreeMap<_, _> = dump.iter().map(|(&hash, block)| (hash, block.parent)).collect();
+        for _ in 0..25 {
+            let got = indexer.dump();
+            if got == want {
+                return Ok(());
+            }
+            let missing = want.keys().filter(|hash| !got.contains_key(hash)).count();
+            difference = format!("{} of {} blocks, {missing} are missing", got.len(), want.len());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Err(format!("{difference}: {:?}", publisher.stats()))
+}
+
+fn traffic(cache: &mut Cache, publisher: &mut Publisher, steps: u32) {
+    for _ in 0..steps {
+        cache.operation();
+        publisher.publish(&mut cache.tree).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Dynamo knows a block by its tokens and its adapter, not by its salt: one salt each.
+const ROOTS: [&[(&str, &str)]; 3] = [&[("", "")], &[("", ""), ("", "adapter")], &[("tenant", "")]];
+
+#[test]
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
+fn dynamos_index_is_the_caches() {
+    for roots in ROOTS {
+        let indexer = Indexer::start();
+        let mut cache = Cache::new(1, (300, 4000), roots);
+        (0..20).for_each(|_| cache.operation());
+        let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+        // It comes late.
+        traffic(&mut cache, &mut publisher, 50);
+        indexer.register(&publisher);
+        for _ in 0..10 {
+            traffic(&mut cache, &mut publisher, 50);
+            compare(&indexer, &mut cache, &mut publisher).unwrap();
+        }
+        // A prompt of one block that is there, in its terms: an instance, a rank, and tokens.
+        let dump = cache.dump().0;
+        let mut at_root = dump.values().filter(|block| block.parent.is_none());
+        let tokens = at_root.find(|block| block.keys.as_deref() != Some(&["adapter".to_owned()]));
+        let score = indexer.query(&tokens.expect("a first block").tokens);
+        assert_eq!(score["scores"]["1"]["0"], json!(128), "{score}");
+    }
+}
+
+/// The log overflows, and little is kept for who comes late.
+#[test]
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
+fn dynamo_starts_anew_with_a_snapshot() {
+    let indexer = Indexer::start();
+    let mut cache = Cache::new(2, (300, 16), ROOTS[1]);
+    let options =
+        PublisherOptions { replay_bytes: 30_000, snapshot_interval: Duration::ZERO, ..options() };
+    let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
+    traffic(&mut cache, &mut publisher, 200);
+    indexer.register(&publisher);
+    for _ in 0..10 {
+        traffic(&mut cache, &mut publisher, 50);
+        compare(&indexer, &mut cache, &mut publisher).unwrap();
+    }
+    assert!(publisher.stats().snapshots > 10, "{:?}", publisher.stats());
+}
+
+/// A publisher ends and another begins at the same ports, 100 times.
+#[test]
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
+fn dynamo_notices_restarts() {
+    let indexer = Indexer::start();
+    let mut cache = Cache::new(3, (300, 4000), ROOTS[1]);
+    let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+    indexer.register(&publisher);
+    for _ in 0..100 {
+        traffic(&mut cache, &mut publisher, 20);
+        let again = PublisherOptions {
+            endpoint: publisher.endpoint().to_owned(),
+            replay_endpoint: publisher.replay_endpoint().to_owned(),
+            ..options()
+        };
+        drop(publisher);
+        (0..5).for_each(|_| cache.operation());
+        publisher = Publisher::start(&mut cache.tree, again).unwrap();
+        // It connects again by itself, and learns of what it missed by the next message.
+        compare(&indexer, &mut cache, &mut publisher).unwrap();
+    }
+}
+
+/// The same with numbers that begin at 0 again: it takes all that comes for what it has.
+#[test]
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
+fn dynamo_would_be_frozen_by_numbers_from_zero() {
+    let indexer = Indexer::start();
+    let mut cache = Cache::new(4, (300, 4000), ROOTS[0]);
+    let options = PublisherOptions { first_sequence: Some(0), ..options() };
+    let mut publisher = Publisher::start(&mut cache.tree, options.clone()).unwrap();
+    indexer.register(&publisher);
+    traffic(&mut cache, &mut publisher, 200);
+    compare(&indexer, &mut cache, &mut publisher).unwrap();
+    let again = PublisherOptions {
+        endpoint: publisher.endpoint().to_owned(),
+        replay_endpoint: publisher.replay_endpoint().to_owned(),
+        ..options
+    };
+    drop(publisher);
+    publisher = Publisher::start(&mut cache.tree, again).unwrap();
+    let compared = compare(&indexer, &mut cache, &mut publisher);
+    assert!(compared.is_err_and(|difference| difference.contains("are missing")));
+}
