@@ -1,0 +1,65 @@
+//! Why a request did not come.
+
+use std::time::Duration;
+
+use dsv4_kv::transfer::MoveError;
+
+use crate::image::{ImageError, Source};
+use crate::transport::TransportError;
+
+/// Why a request did not come. The target has not admitted it, and has lost nothing but the time.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// What was offered, or what came, is not what it should be.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The transport failed.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// A cache refused, or its device failed.
+    #[error(transparent)]
+    Cache(#[from] MoveError),
+    /// The read did not end in time. Its memory is quarantined until it does, or the transport is fenced.
+    #[error("the read has not ended after {after:?}; its memory is quarantined")]
+    Deadline {
+        /// How long it had.
+        after: Duration,
+    },
+    /// The transport was ended because of another read.
+    #[error(
+        "the transport was ended because a read did not, {after:?} after it began; move the request again"
+    )]
+    Fenced {
+        /// How long that read had.
+        after: Duration,
+    },
+    /// The source does not hold what it offered any more, or has given it to someone else.
+    #[error("the source does not hold {source_of:?} any more")]
+    NotHeld {
+        /// What it had offered.
+        source_of: Source,
+    },
+    /// The source cannot be asked whether it still holds what it offered.
+    #[error("the source cannot be asked whether it holds what it offered: {why}")]
+    Unreachable {
+        /// Why.
+        why: String,
+    },
+    /// All memory for reads is taken, by reads that go on or by quarantine.
+    #[error(
+        "a payload of {needed} bytes does not fit: {taken} of {budget} bytes are taken, {quarantined} of them quarantined"
+    )]
+    NoMemory {
+        /// Bytes wanted.
+        needed: u64,
+        /// Bytes of all reads, those of payloads that were not admitted yet included, and of quarantine.
+        taken: u64,
+        /// Bytes of quarantine.
+        quarantined: u64,
+        /// Most bytes.
+        budget: u64,
+    },
+    /// The room is for a request that is elsewhere.
+    #[error("the room that was reserved is for another position than the request's")]
+    OtherRoom,
+}

@@ -1,0 +1,25 @@
+//! What goes over the control channel.
+
+use crate::image::Source;
+use crate::transport::Descriptor;
+
+/// What a source sends to a target: what the request is, and how its payload can be read. Over whatever connection the
+/// two have already, for instance with the request itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The manifest, encoded.
+    pub manifest: Vec<u8>,
+    /// Where the payload is.
+    pub payload: Descriptor,
+}
+
+/// The control channel, as a target sees it.
+pub trait Control {
+    /// Asks the source whether the target may admit what it offered, which is the target's from then on if so
+    /// ([`Sender::claim`](super::Sender::claim)).
+    ///
+    /// # Errors
+    /// Why the source cannot be asked. If it may have answered all the same, nobody knows whose the request is: the
+    /// request is computed again then.
+    fn claim(&mut self, source: Source) -> Result<bool, String>;
+}

@@ -1,0 +1,75 @@
+//! Why a transport fails.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a transport fails.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The host has no such memory.
+    #[error("no {bytes} bytes of memory to read into: {error}")]
+    Memory {
+        /// Bytes wanted.
+        bytes: usize,
+        /// Why.
+        error: io::Error,
+    },
+    /// Memory of another transport, or of before a fence.
+    #[error("memory {id} is not registered with this transport")]
+    Unknown {
+        /// Which memory.
+        id: u64,
+    },
+    /// What a peer sent is no descriptor of this transport, or of memory that is not there any more.
+    #[error("the descriptor names no memory that can be read: {why}")]
+    Descriptor {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The peer's memory is shorter than what is to be read.
+    #[error("the peer's memory has {found} bytes, and {needed} are to be read")]
+    TooShort {
+        /// Bytes to be read.
+        needed: usize,
+        /// Bytes there are.
+        found: usize,
+    },
+    /// A file cannot be read or written.
+    #[error("{path}: {error}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// NIXL's library is not there, or cannot be loaded.
+    #[error(
+        "NIXL's C library cannot be loaded from {path}: {why}; name libnixl_capi.so of a NIXL wheel by DSV4_NIXL or in the options"
+    )]
+    NoLibrary {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// NIXL's library has no function of this name: it is of another version.
+    #[error("NIXL's C library has no {symbol}; versions 1.5.1 and 1.5.2 have it")]
+    NoSymbol {
+        /// The function.
+        symbol: &'static str,
+    },
+    /// A call of NIXL failed.
+    #[error("{call} of NIXL failed with status {status}")]
+    Status {
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        status: i32,
+    },
+    /// What a transport that is made to fail says.
+    #[error("the read failed: {why}")]
+    Failed {
+        /// Why.
+        why: String,
+    },
+}

@@ -1,0 +1,157 @@
+//! A transport that does what NIXL was seen doing: it says success with other bytes, stops in the middle, fails with part
+//! of the bytes written, and writes when nobody waits any more.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use dsv4_kv_transfer::transport::{
+    Descriptor, Fabric, InFlight, Loopback, NotPosted, Polled, Region, Registered,
+};
+use dsv4_kv_transfer::{Transport, TransportError};
+
+/// What happens to a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: it is done when it is polled.
+    None,
+    /// It is done after a time, when its bytes are written, too.
+    Delay(Duration),
+    /// It says that it is done, with bytes that the source wrote for something else.
+    Stale,
+    /// It says that it is done, with half of the bytes.
+    Partial,
+    /// It fails, with half of the bytes; the others are written later.
+    Error(Duration),
+    /// It never ends, and writes bytes after a time.
+    Never(Duration),
+}
+
+/// A write that is still to come.
+#[derive(Debug)]
+struct Late {
+    id: u64,
+    at: Duration,
+    bytes: Vec<u8>,
+    done: bool,
+}
+
+/// What a test sees and says.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Now.
+    pub now: Cell<Duration>,
+    /// Of the next read.
+    pub next: Cell<Option<Fault>>,
+    /// Writes to memory that was taken back meanwhile: whoever has it now gets them.
+    pub outside: Cell<u32>,
+    /// Late writes.
+    pub late: Cell<u32>,
+    writes: RefCell<Vec<Late>>,
+    faults: RefCell<HashMap<u64, Fault>>,
+    began: RefCell<HashMap<u64, Duration>>,
+}
+
+impl Plan {
+    /// Writes what is due by now.
+    pub fn advance(&self, fabric: &Fabric, now: Duration) {
+        self.now.set(now);
+        for write in self.writes.borrow_mut().iter_mut() {
+            if write.at <= now && !write.done {
+                write.done = true;
+                self.late.set(self.late.get() + 1);
+                if !fabric.write(write.id, 0, &write.bytes) {
+                    self.outside.set(self.outside.get() + 1);
+                }
+            }
+        }
+        self.writes.borrow_mut().retain(|write| !write.done);
+    }
+}
+
+/// A loopback with faults.
+pub struct Faulty {
+    inner: Loopback,
+    fabric: Fabric,
+    plan: Rc<Plan>,
+}
+
+impl Faulty {
+    pub fn new(fabric: &Fabric, plan: &Rc<Plan>) -> Self {
+        Self { inner: Loopback::new(fabric), fabric: fabric.clone(), plan: Rc::clone(plan) }
+    }
+
+    fn write_at(&self, id: u64, after: Duration, bytes: Vec<u8>) {
+        let at = self.plan.now.get() + after;
+        self.plan.writes.borrow_mut().push(Late { id, at, bytes, done: false });
+    }
+}
+
+impl Transport for Faulty {
+    fn register(&mut self, region: Region) -> Result<Registered, TransportError> {
+        self.inner.register(region)
+    }
+
+    fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
+        self.inner.deregister(memory)
+    }
+
+    fn with_bytes<R>(
+        &mut self,
+        memory: &mut Registered,
+        work: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, TransportError> {
+        self.inner.with_bytes(memory, work)
+    }
+
+    fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
+        self.inner.publish(memory)
+    }
+
+    fn post(&mut self, into: Registered, from: &Descriptor) -> Result<InFlight, NotPosted> {
+        let fault = self.plan.next.take().unwrap_or(Fault::None);
+        let (id, len) = (into.id(), into.len());
+        let bytes = match self.fabric.read(from) {
+            Ok(bytes) => bytes[..len].to_vec(),
+            Err(error) => return Err(NotPosted(into, error)),
+        };
+        let half = len / 2;
+        match fault {
+            Fault::None => assert!(self.fabric.write(id, 0, &bytes)),
+            Fault::Stale => {
+                let other: Vec<_> = bytes.iter().map(|byte| byte.wrapping_add(3)).collect();
+                assert!(self.fabric.write(id, 0, &other));
+            }
+            Fault::Partial => assert!(self.fabric.write(id, 0, &bytes[..half])),
+            Fault::Error(after) => {
+                assert!(self.fabric.write(id, 0, &bytes[..half]));
+                self.write_at(id, after, bytes);
+            }
+            Fault::Delay(after) | Fault::Never(after) => self.write_at(id, after, bytes),
+        }
+        self.plan.faults.borrow_mut().insert(id, fault);
+        self.plan.began.borrow_mut().insert(id, self.plan.now.get());
+        Ok(into.in_flight())
+    }
+
+    fn poll(&mut self, read: InFlight) -> Polled {
+        let fault = self.plan.faults.borrow()[&read.id()];
+        let passed = self.plan.now.get() - self.plan.began.borrow()[&read.id()];
+        match fault {
+            Fault::Delay(after) if passed < after => Polled::Pending(read),
+            Fault::Never(_) => Polled::Pending(read),
+            Fault::Error(_) => {
+                let why = "the peer has gone".to_owned();
+                Polled::Failed(read, TransportError::Failed { why })
+            }
+            _ => Polled::Done(read.ended()),
+        }
+    }
+
+    fn fence(&mut self) -> Result<(), TransportError> {
+        // Destroying the agent stops its writes.
+        self.plan.writes.borrow_mut().clear();
+        self.inner.fence()
+    }
+}
