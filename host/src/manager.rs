@@ -9,11 +9,13 @@ use crate::device::{Backend, Device, Memory, Stream, View};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, LayerId, RequestId};
 use crate::ledger::{Ledger, StepRequest};
+use crate::ops::JobWords;
 use crate::pool_kind::PoolKind;
 use crate::schema::Schema;
 use crate::step::{CapturedStep, Group, Launches, Layers, Step};
 use crate::step_memory::StepMemory;
 use crate::tier::Tier;
+use crate::transfers::Copied;
 
 /// The KV cache of one model on one device.
 ///
@@ -26,6 +28,8 @@ pub struct KvCacheManager<B: Backend> {
     draft: Option<StepMemory<B>>,
     /// In host memory.
     tier: Option<Box<Tier<B>>>,
+    /// What [`Self::save_wanted`] queues. Scratch, so that it allocates nothing.
+    save_jobs: Vec<(Copied, JobWords)>,
 }
 
 /// The layer groups of a cache, each of which may have a step open at the same time.
@@ -62,6 +66,7 @@ impl<B: Backend> KvCacheManager<B> {
             core.ledger().offer_checkpoints();
         }
         Ok(Self {
+            save_jobs: Vec::with_capacity(core.config.num_checkpoints as usize),
             tier,
             trunk: steps(LayerGroup::Trunk)?,
             draft: if has_drafts { Some(steps(LayerGroup::Draft)?) } else { None },
@@ -93,6 +98,18 @@ impl<B: Backend> KvCacheManager<B> {
         drop(ledger);
         self.poison_slot(id.slot());
         Ok(())
+    }
+
+    /// Memory for the copies of saves, empty; [`Self::put_jobs`] returns it.
+    pub(crate) fn take_jobs(&mut self) -> Vec<(Copied, JobWords)> {
+        let mut jobs = std::mem::take(&mut self.save_jobs);
+        jobs.clear();
+        jobs
+    }
+
+    /// Returns it.
+    pub(crate) fn put_jobs(&mut self, jobs: Vec<(Copied, JobWords)>) {
+        self.save_jobs = jobs;
     }
 
     /// Both layer groups, to run a draft step while a trunk step is open.

@@ -5,7 +5,7 @@ use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{BlockId, LayerGroup, RequestId, SlotId};
 use crate::manager::KvCacheManager;
-use crate::ops::{CheckpointCopy, CopyPieces, StateArena};
+use crate::ops::{CheckpointCopy, CopyPieces, JobWords, StateArena};
 use crate::transfers::{Copied, TransferFailed};
 
 impl<B: Backend> KvCacheManager<B> {
@@ -25,10 +25,7 @@ impl<B: Backend> KvCacheManager<B> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
         let saved = self.core().ledger().take_checkpoints(saves)?;
-        let job = |(&(id, boundary), saved): (&(RequestId, u32), &SavedCheckpoint)| {
-            let (slot, checkpoint) = (id.slot(), saved.id());
-            (Copied::Save, CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words())
-        };
+        let job = |(&(id, _), saved): (&(RequestId, u32), _)| save_job(id, saved);
         let jobs: Vec<_> = saves.iter().zip(&saved).map(job).collect();
         match self.transfer(stream, &jobs, None) {
             Ok(()) => Ok(saved),
@@ -125,14 +122,20 @@ impl<B: Backend> KvCacheManager<B> {
     pub fn save_wanted(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
         self.core().check_stream(stream)?;
         self.reject_leaked_steps();
-        let due = self.core().ledger().due();
-        if due.is_empty() {
+        let mut jobs = self.take_jobs();
+        let due = |(id, saved): &(RequestId, SavedCheckpoint)| save_job(*id, saved);
+        jobs.extend(self.core().ledger().take_due().iter().map(due));
+        if jobs.is_empty() {
+            self.put_jobs(jobs);
             return Ok(());
         }
-        let saved = self.save_checkpoints(stream, &due)?;
-        let ids = due.into_iter().map(|(id, _)| id);
-        self.core().ledger().add_saved(ids.zip(saved));
-        Ok(())
+        let queued = self.transfer(stream, &jobs, None);
+        self.put_jobs(jobs);
+        match queued {
+            Ok(()) => self.core().ledger().add_taken(),
+            Err(_) => self.core().ledger().give_taken_back(),
+        }
+        Ok(queued?)
     }
 
     /// Gives the cache up to measure [`crate::ops::copy_state`] over its memory: `work` takes the memory, the pieces of
@@ -164,4 +167,10 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<(), ForeignCheckpoint> {
         self.core().ledger().discard_checkpoint(checkpoint)
     }
+}
+
+/// The copy of a request's slot to a checkpoint.
+fn save_job(id: RequestId, to: &SavedCheckpoint) -> (Copied, JobWords) {
+    let (slot, checkpoint, boundary) = (id.slot(), to.id(), to.boundary());
+    (Copied::Save, CheckpointCopy { slot, checkpoint, boundary, end: boundary }.words())
 }

@@ -114,7 +114,10 @@ impl Ledger {
             suspended: config.max_suspended,
             images: (config.max_requests..config.units(PoolUnit::Slot)).rev().map(SlotId).collect(),
             requests,
-            open: LayerGroup::ALL.map(|_| OpenStep::new(config.max_requests)),
+            open: LayerGroup::ALL.map(|group| {
+                let saves = if may_save(group, config) { config.num_checkpoints } else { 0 };
+                OpenStep::new(config.max_requests, saves)
+            }),
             largest_layout: largest_layout(LayerGroup::Trunk, config),
             max_blocks: config.max_blocks_per_request(),
             ring: swa_ring_rows(config.step_tokens_with_rollback()),

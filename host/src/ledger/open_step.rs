@@ -126,10 +126,14 @@ pub(super) struct Growth {
 }
 
 impl OpenStep {
-    /// No step; room for one of `requests` requests.
-    pub fn new(requests: u32) -> Self {
+    /// No step; room for one of `requests` requests that saves as many as there are `checkpoints`.
+    pub fn new(requests: u32, checkpoints: u32) -> Self {
         let room = requests as usize;
-        let taken = Vec::with_capacity(room);
-        Self { is_open: false, slots: Vec::with_capacity(room), taken, saving: Vec::new() }
+        Self {
+            is_open: false,
+            slots: Vec::with_capacity(room),
+            taken: Vec::with_capacity(room),
+            saving: Vec::with_capacity(checkpoints as usize),
+        }
     }
 }

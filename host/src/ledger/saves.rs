@@ -7,7 +7,7 @@ use super::Ledger;
 use super::open_step::{Accepted, Mark, Saving, StepPlan, StepRequest};
 use super::wanted::Saves;
 use crate::bucket::Bucket;
-use crate::checkpoints::{SavedCheckpoint, is_boundary};
+use crate::checkpoints::{CheckpointPool, SavedCheckpoint, is_boundary};
 use crate::error::KvError;
 use crate::ids::{LayerGroup, RequestId};
 use crate::ops::CheckpointCopy;
@@ -43,22 +43,39 @@ impl Ledger {
         self.saves.saved.drain(..)
     }
 
-    /// The requests that passed a position at which they were to be saved, in a step that could not, and can be saved
-    /// still; as many as checkpoints are free. They are due until [`Self::add_saved`].
-    pub(crate) fn due(&mut self) -> Vec<(RequestId, u32)> {
+    /// Takes a checkpoint for each request that passed a position at which it was to be saved, in a step that could not, and
+    /// can be saved still; for as many as checkpoints are free. They are due until [`Self::add_taken`];
+    /// [`Self::give_taken_back`] is for a save that failed.
+    pub(crate) fn take_due(&mut self) -> &[(RequestId, SavedCheckpoint)] {
         let mut due = std::mem::take(&mut self.saves.due);
         due.retain(|&(id, boundary)| self.check_save(id, boundary).is_ok());
         self.make_room_for_saves(due.len() as u32);
         due.truncate(self.checkpoints.free() as usize);
-        self.saves.due.clone_from(&due);
-        due
+        for &(id, boundary) in &due {
+            let (Ok(has_draft), Some(storage)) =
+                (self.check_save(id, boundary), self.checkpoints.take())
+            else {
+                unreachable!("each can be saved, and there are no more than are free")
+            };
+            self.saves.taken.push((id, storage.saved(boundary, has_draft)));
+        }
+        self.saves.due = due;
+        &self.saves.taken
     }
 
-    /// Takes note of what was saved after a step: all that was due.
-    pub(crate) fn add_saved(&mut self, saved: impl Iterator<Item = (RequestId, SavedCheckpoint)>) {
-        self.saves.due.clear();
-        self.saves.saved.extend(saved);
+    /// What was taken is saved: all that was due.
+    pub(crate) fn add_taken(&mut self) {
+        let Saves { due, saved, taken, .. } = &mut self.saves;
+        due.clear();
+        saved.append(taken);
         self.attach_saved();
+    }
+
+    /// What was taken is not saved.
+    pub(crate) fn give_taken_back(&mut self) {
+        // In reverse, so that the one taken last is the one taken next.
+        let taken = self.saves.taken.drain(..).rev();
+        taken.for_each(|(_, saved)| self.checkpoints.give_back(saved));
     }
 
     /// Which checkpoints a step that was checked will write: positions inside its chunks, while checkpoints are free.
@@ -130,13 +147,13 @@ impl Ledger {
         if group != LayerGroup::Trunk || self.checkpoints.total() == 0 {
             return;
         }
-        for Saving { slot, boundary, storage } in
-            std::mem::take(&mut self.open[group.index()].saving)
-        {
-            let id = self.requests.in_slot(slot);
-            match id.filter(|&id| self.committed(id).is_ok_and(|committed| committed >= boundary)) {
-                Some(id) => self.saves.saved.push((id, storage.saved(boundary, false))),
-                None => self.give_up(Saving { slot, boundary, storage }),
+        let Self { open, requests, saves, checkpoints, .. } = self;
+        for Saving { slot, boundary, storage } in open[group.index()].saving.drain(..) {
+            let committed =
+                |id| requests.get(id).map(|request| request.groups[group.index()].committed);
+            match requests.in_slot(slot).filter(|&id| committed(id) >= Some(boundary)) {
+                Some(id) => saves.saved.push((id, storage.saved(boundary, false))),
+                None => saves.give_up(Saving { slot, boundary, storage }, checkpoints),
             }
         }
         for part in accepted {
@@ -152,14 +169,18 @@ impl Ledger {
 
     /// Of a step that was rejected: what it should have saved is to be saved.
     pub(super) fn reject_saves(&mut self, group: LayerGroup) {
-        let saving = std::mem::take(&mut self.open[group.index()].saving);
+        let Self { open, saves, checkpoints, .. } = self;
         // In reverse, so that the checkpoint taken last is the one taken next.
-        saving.into_iter().rev().for_each(|saving| self.give_up(saving));
+        let saving = open[group.index()].saving.drain(..).rev();
+        saving.for_each(|saving| saves.give_up(saving, checkpoints));
     }
+}
 
-    fn give_up(&mut self, saving: Saving) {
-        self.checkpoints.give_back(saving.storage);
-        self.saves.add(saving.slot, saving.boundary);
+impl Saves {
+    /// What was to be saved by a step is to be saved still.
+    fn give_up(&mut self, saving: Saving, checkpoints: &mut CheckpointPool) {
+        checkpoints.give_back(saving.storage);
+        self.add(saving.slot, saving.boundary);
     }
 }
 

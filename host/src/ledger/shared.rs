@@ -93,6 +93,8 @@ pub(super) struct Sharing {
     /// The last checkpoint of the answer of each request that runs, the oldest first: given to the tree when the request
     /// ends, and given up before that when room is needed.
     pub outputs: Vec<(SlotId, SavedCheckpoint)>,
+    /// Most tokens that a request has told and that are not the tree's: part of a block, and a step.
+    pub most_told: usize,
 }
 
 /// Blocks that nobody has any more since they were last asked for; of a cache that is poisoned.
@@ -105,7 +107,8 @@ pub(super) struct Unowned {
 impl Unowned {
     /// None.
     pub fn new(config: &CacheConfig) -> Self {
-        Self { blocks: Vec::new(), poison: config.poison }
+        let room = if config.poison { config.num_blocks } else { 0 };
+        Self { blocks: Vec::with_capacity(room as usize), poison: config.poison }
     }
 
     pub fn add(&mut self, block: BlockId) {
@@ -176,12 +179,20 @@ impl Sharing {
             offers: Offers::default(),
             sharers: (0..config.max_requests).map(|_| None).collect(),
             keeps_outputs: config.keep_outputs,
-            outputs: Vec::new(),
+            outputs: Vec::with_capacity(config.max_requests as usize),
+            most_told: BLOCK + config.max_step_tokens as usize,
         }))
     }
 
     pub fn of(&self, slot: SlotId) -> Option<&Sharer> {
         self.sharers.get(slot.0 as usize)?.as_ref()
+    }
+
+    /// Tokens that a request has told, with room for those of a step.
+    pub fn told(&self, tokens: &[u32]) -> Vec<u32> {
+        let mut told = Vec::with_capacity(self.most_told);
+        told.extend_from_slice(tokens);
+        told
     }
 }
 

@@ -52,7 +52,7 @@ impl Ledger {
         }
         sharing.sharers[id.slot().0 as usize] = Some(Sharer {
             reference: adopted.reference,
-            tokens: Vec::with_capacity(BLOCK),
+            tokens: sharing.told(&[]),
             checkpoints: sharing.placement.checkpoints(tokens.len() as u32, matched),
             next_output: 0,
             is_told: true,
@@ -169,15 +169,15 @@ impl Ledger {
 
     /// Another request has the tokens and the blocks of this one.
     pub(super) fn fork_sharing(&mut self, from: SlotId, to: SlotId) {
-        let Some(Sharing { tree, sharers, .. }) = self.sharing.as_deref_mut() else { return };
-        let Some(sharer) = sharers[from.0 as usize].as_ref() else { return };
-        let Ok(reference) = tree.refer_again(&sharer.reference) else {
+        let Some(sharing) = self.sharing.as_deref_mut() else { return };
+        let Some(sharer) = sharing.sharers[from.0 as usize].as_ref() else { return };
+        let Ok(reference) = sharing.tree.refer_again(&sharer.reference) else {
             unreachable!("the reference is this tree's")
         };
         let &Sharer { ref tokens, checkpoints, next_output, is_told, .. } = sharer;
-        let tokens = tokens.clone();
+        let tokens = sharing.told(tokens);
         let fork = Sharer { reference, tokens, checkpoints, next_output, is_told };
-        sharers[to.0 as usize] = Some(fork);
+        sharing.sharers[to.0 as usize] = Some(fork);
         if self.saves.of(from).contains(&next_output) {
             self.saves.add(to, next_output);
         }

@@ -59,6 +59,7 @@ impl Ledger {
         let most = self.checkpoints.total() as usize;
         if let Some(sharing) = self.sharing.as_mut() {
             sharing.offers.most = most;
+            sharing.offers.places.reserve(most + 1);
         }
     }
 

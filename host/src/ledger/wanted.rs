@@ -1,5 +1,6 @@
 //! Where requests are to be saved, and what has been.
 
+use kv_layout::geometry::BLOCK_TOKENS;
 use serde::Serialize;
 
 use super::open_step::Mark;
@@ -34,14 +35,27 @@ pub(super) struct Saves {
     /// What the step that was checked last saves. Scratch.
     #[serde(skip)]
     pub marks: Vec<Mark>,
+    /// What is being saved after a step: of the first of those that are due.
+    #[serde(skip)]
+    pub taken: Vec<(RequestId, SavedCheckpoint)>,
 }
 
 impl Saves {
-    /// None; in a cache without checkpoints there will be none.
+    /// None; in a cache without checkpoints there will be none. Room for all that steps add: positions in `wanted` are added
+    /// when a request is admitted, and one of its answer takes the place of one that was passed.
     pub fn new(config: &CacheConfig) -> Self {
         let slots = if config.num_checkpoints > 0 { config.max_requests } else { 0 };
         let wanted = (0..slots).map(|_| Vec::new()).collect();
-        Self { wanted, due: Vec::new(), saved: Vec::new(), marks: Vec::new() }
+        let checkpoints = config.num_checkpoints as usize;
+        // Positions that a step passes.
+        let due = (config.max_step_tokens / BLOCK_TOKENS + slots) as usize;
+        Self {
+            wanted,
+            due: Vec::with_capacity(due),
+            saved: Vec::with_capacity(checkpoints),
+            marks: Vec::with_capacity(checkpoints),
+            taken: Vec::with_capacity(checkpoints),
+        }
     }
 
     /// Positions at which the request in a slot is to be saved.

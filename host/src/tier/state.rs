@@ -131,7 +131,7 @@ impl<B: Backend> Tier<B> {
             loans: Loans::default(),
             offers: None,
             stats: TierStats::default(),
-            events: VecDeque::new(),
+            events: VecDeque::with_capacity(EVENTS),
         })))
     }
 
