@@ -241,3 +241,53 @@ impl<B: Backend> Arriving<B> {
         is_early
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv_prefix::Origin;
+    use kv_layout::config::ModelConfig;
+
+    use super::*;
+    use crate::config::CacheConfig;
+    use crate::device::NullDevice;
+    use crate::ledger::Prompt;
+    use crate::manager::KvCacheManager;
+
+    /// The transfer under way is lost while somebody waits for another prompt. It is repeated before all others, and still the
+    /// other one is what begins next.
+    #[test]
+    fn a_lost_transfer_keeps_nobody_waiting() {
+        let config = CacheConfig {
+            num_blocks: 8,
+            max_context: 1024,
+            num_checkpoints: 4,
+            host_bytes: 64 << 20,
+            ..CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
+        };
+        let mut cache = KvCacheManager::new(NullDevice::null(1 << 34), config).unwrap();
+        let tokens: Vec<u32> = (0..=BLOCK as u32).collect();
+        let roots = [b"a", b"b"].map(|salt| {
+            let prompt = Prompt { tokens: &tokens, salt, adapter: b"" };
+            let root = cache.host_prompt(&prompt).unwrap().root;
+            let mut room = cache.reserve_host(&root, tokens.as_chunks().0).unwrap();
+            let (block, checkpoint) = cache.host_image_bytes().unwrap();
+            let [block, checkpoint] = [block, checkpoint].map(|bytes| vec![0; bytes as usize]);
+            assert!(room.fill([&block[..]], &checkpoint, (Origin::Prompt, false)));
+            assert!(cache.enter_host(room).is_ok_and(|entered| entered));
+            root
+        });
+        let [lost, waited] = roots;
+        let (core, tier) = cache.tier_parts().unwrap();
+        let mut ledger = core.ledger();
+        let lost = tier.want(lost, &tokens, Turn::Last).unwrap();
+        assert!(tier.begin_arriving(&mut ledger, None).unwrap());
+        let waited = tier.want(waited, &tokens, Turn::Next).unwrap();
+        // None of its copies was queued, as if the device had failed.
+        tier.end_arriving(&mut ledger, true).unwrap();
+        assert!(tier.arriving.is_none() && tier.is_wanted(lost), "it is to be repeated");
+        assert!(tier.begin_arriving(&mut ledger, Some(waited)).unwrap(), "nothing began");
+        assert_eq!(tier.arriving.as_ref().map(|arriving| arriving.wanted.id), Some(waited));
+        tier.end_arriving(&mut ledger, true).unwrap();
+        assert!(tier.audit().is_ok() && ledger.audit().is_ok());
+    }
+}
