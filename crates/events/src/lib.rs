@@ -61,7 +61,7 @@
 //! # What was tried with it
 //!
 //! Dynamo's indexer (1.6.1) has what the cache has after a late start, a log that overflowed and 100 restarts
-//! (`tests/dynamo`). It knows a block by its tokens and its adapter, not by its salt: blocks of two salts with equal
+//! (`tests/wire/dynamo.rs`). It knows a block by its tokens and its adapter, not by its salt: blocks of two salts with equal
 //! tokens are one block to it, and it loses some of them. Caches whose requests have several salts want another router.
 //!
 //! A router that computes hashes itself must know what is in them besides tokens: the salt as vLLM's `cache_salt`, the

@@ -1,6 +1,8 @@
 //! Over real sockets on this machine: the index that a subscriber builds is what the cache has, whatever is lost.
 
 mod cache;
+mod dynamo;
+mod http;
 mod index;
 mod subscriber;
 

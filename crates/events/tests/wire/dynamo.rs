@@ -4,25 +4,19 @@
 //!
 //! ```bash
 //! python3 -m venv target/dynamo && target/dynamo/bin/pip install ai-dynamo-runtime==1.6.1
-//! DSV4_DYNAMO_PYTHON=$PWD/target/dynamo/bin/python cargo test -p dsv4-kv-events --test dynamo -- --ignored
+//! DSV4_DYNAMO_PYTHON=$PWD/target/dynamo/bin/python cargo test -p dsv4-kv-events --test wire -- --ignored
 //! ```
-
-#[path = "../wire/cache.rs"]
-mod cache;
-mod http;
-#[expect(dead_code, reason = "the indexer reads messages here")]
-#[path = "../wire/index.rs"]
-mod index;
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cache::Cache;
 use dsv4_kv_events::{Published, Publisher, PublisherOptions};
-use http::ask;
 use serde_json::{Value, json};
+
+use crate::cache::Cache;
+use crate::http::ask;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
