@@ -5,6 +5,82 @@
 //! | [`mod@image`] | manifest and payload, and why they are refused |
 //! | [`transport`] | ways by which payloads come |
 //! | [`protocol`] | offers, reads, deadlines, quarantine, admission |
+//!
+//! # From one cache to another
+//!
+//! The parts of a request leave its cache ([`dsv4_kv::transfer`]): blocks as soon as they are full, the state of its slot
+//! last. A [`Sender`] holds them in memory that its [`Transport`] has registered, and offers them: the manifest, with a
+//! digest of each part, goes over the control channel, whatever that is. A [`Receiver`] reads the bytes, compares them,
+//! and gives them to a [`Target`], which writes them to room that was reserved in its cache, asks the source whether the
+//! request is its own now, and enters it.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use dsv4_kv::transfer::Positions;
+//! # use dsv4_kv::device::{EmuDevice, EmuOptions};
+//! # use dsv4_kv::kv_layout::{config::ModelConfig, geometry::LayerKind};
+//! # use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, StepRequest};
+//! use dsv4_kv_transfer::transport::{Fabric, Loopback};
+//! use dsv4_kv_transfer::{
+//!     Control, Deadlines, Expected, Fingerprint, Receiver, Sender, Source, Target,
+//! };
+//!
+//! # let layers = vec![LayerKind::Swa; 2];
+//! # let model = ModelConfig { layers, mtp_layers: 0, ..ModelConfig::preset("tiny").expect("a preset") };
+//! # let smallest = CacheConfig::smallest(model);
+//! # let config = |max_draft| CacheConfig { max_draft, max_context: 512, max_step_tokens: 64, ..smallest.clone() };
+//! # let device = EmuDevice::new(EmuOptions::default());
+//! # let (stream, kv) = (device.stream()?, device.allocate("rows", 5 * 512)?);
+//! // Two caches of one model; rings of different sizes, for other numbers of drafts.
+//! let mut ours = KvCacheManager::new(device.clone(), config(0))?;
+//! let mut theirs = KvCacheManager::new(device.clone(), config(3))?;
+//! let id = ours.admit()?;
+//! # let mut step = ours.begin_step(&stream, Launches::Eager, &[StepRequest { id, start: 0, tokens: 5 }])?;
+//! # for (layer, _) in step.ids() {
+//! #     step.swa(layer)?.update(&kv)?.append()?;
+//! # }
+//! # step.commit(&[Accepted::count(id, 5)]).map_err(dsv4_kv::KvError::from)?;
+//! // ... five tokens later, between steps:
+//! let tokens = [11, 12, 13, 14, 15];
+//! let fabric = Fabric::default();
+//! let (mut sender, mut port) = (Sender::new(Loopback::new(&fabric)), ours.open_port()?);
+//! let (at, layout) = (ours.positions(id)?, port.layout().clone());
+//! let mut draft = sender.draft(&layout, at)?;
+//! let (blocks, bytes) = (layout.blocks(at.trunk), layout.block_bytes());
+//! sender.fill(&mut draft, |payload| {
+//!     let (of_blocks, of_state) = payload.split_at_mut((u64::from(blocks) * bytes) as usize);
+//!     ours.export_blocks(&stream, &mut port, (id, 0..blocks), of_blocks)?;
+//!     ours.export_state(&stream, &mut port, id, of_state)
+//! })??;
+//! let fingerprint = Fingerprint::new(ours.config(), b"revision of the weights", b"salt", b"");
+//! let offer = sender.offer(draft, (fingerprint, &layout), (at, &tokens))?;
+//!
+//! // The offer goes over the control channel. The target, in a thread of its own:
+//! let deadlines = Deadlines { read: Duration::from_secs(2), fence: Duration::from_secs(20) };
+//! let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines, 1 << 30);
+//! let mut port = theirs.open_port()?;
+//! let fingerprint = Fingerprint::new(theirs.config(), b"revision of the weights", b"salt", b"");
+//! let layout = port.layout().clone();
+//! let expected = Expected { fingerprint: &fingerprint, layout: &layout, tokens: None };
+//! receiver.begin(Duration::ZERO, &offer, &expected)?;
+//! let (_, verified) = receiver.poll(Duration::ZERO).remove(0);
+//! let verified = verified?;
+//!
+//! // Between two steps of its cache:
+//! struct Channel<'s>(&'s mut Sender<Loopback>);
+//! impl Control for Channel<'_> {
+//!     fn claim(&mut self, source: Source) -> Result<bool, String> {
+//!         Ok(self.0.claim(source))
+//!     }
+//! }
+//! let room = theirs.reserve(verified.manifest().at)?;
+//! let mut target = Target { cache: &mut theirs, stream: &stream, port: &mut port };
+//! let moved = target.admit(&verified, room, &mut Channel(&mut sender))?;
+//! assert_eq!(theirs.positions(moved)?, Positions { trunk: 5, draft: 0 });
+//! ours.release(id)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod image;
 #[doc(hidden)]
