@@ -219,3 +219,17 @@ fn dynamo_would_be_frozen_by_numbers_from_zero() {
     let compared = compare(&indexer, &mut cache, &mut publisher);
     assert!(compared.is_err_and(|difference| difference.contains("are missing")));
 }
+
+/// What this indexer cannot do: were it to learn, the documentation would say so.
+#[test]
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON; run by hand"]
+fn dynamo_takes_blocks_of_two_salts_for_one() {
+    let indexer = Indexer::start();
+    let mut cache = Cache::new(1, (300, 4000), &[("", ""), ("tenant", "")]);
+    let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+    indexer.register(&publisher);
+    traffic(&mut cache, &mut publisher, 120);
+    let compared = compare(&indexer, &mut cache, &mut publisher);
+    println!("{compared:?}");
+    assert!(compared.is_err_and(|difference| difference.contains("are missing")));
+}
