@@ -53,6 +53,7 @@
 //! | the log is full | the next message says `AllBlocksCleared`, and everything that is there follows |
 //! | a subscriber asks for messages that are no longer kept | the same, at most once in [`PublisherOptions::snapshot_interval`] |
 //! | a subscriber does not read | after [`PublisherOptions::stall`] all are disconnected, and connect again |
+//! | the last message before a pause is lost | after [`PublisherOptions::heartbeat`] a message without events tells it |
 //! | the publisher starts again | its numbers are beyond all earlier ones, and it begins with `AllBlocksCleared` |
 //!
 //! Its memory is bounded: batches, one snapshot, 40 bytes of each block that is there, and the bytes of messages that

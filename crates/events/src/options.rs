@@ -26,12 +26,16 @@ pub struct PublisherOptions {
     pub unsent_bytes: usize,
     /// How long.
     pub stall: Duration,
+    /// After so long without a message one is sent that names no event: by its number a subscriber that missed the last one
+    /// learns that it did.
+    pub heartbeat: Duration,
     /// Least time between snapshots for subscribers that came too late for what is kept.
     pub snapshot_interval: Duration,
 }
 
 impl Default for PublisherOptions {
-    /// vLLM's ports on this machine, its topic, two batches, 64 MiB each of messages kept and waiting, 1 s, and 10 s.
+    /// vLLM's ports on this machine, its topic, two batches, 64 MiB each of messages kept and waiting, 1 s, 5 s, and
+    /// 10 s.
     fn default() -> Self {
         Self {
             endpoint: "tcp://127.0.0.1:5557".to_owned(),
@@ -43,6 +47,7 @@ impl Default for PublisherOptions {
             replay_bytes: 64 << 20,
             unsent_bytes: 64 << 20,
             stall: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(5),
             snapshot_interval: Duration::from_secs(10),
         }
     }

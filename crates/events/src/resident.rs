@@ -38,6 +38,11 @@ impl Resident {
         Self { rank, ..Self::default() }
     }
 
+    /// A message that says nothing but its number.
+    pub fn nothing(&self) -> Bytes {
+        Message::default().finish(SystemTime::now(), self.rank)
+    }
+
     /// Blocks that are there.
     pub fn blocks(&self) -> usize {
         self.hashes.len()

@@ -114,8 +114,13 @@ impl Worker {
             topic: self.options.topic.clone().into(),
         };
         tokio::spawn(answers.serve(router));
-        while let Some(handed) = self.exchange.take().await {
-            let messages = self.write(handed);
+        loop {
+            let handed = tokio::time::timeout(self.options.heartbeat, self.exchange.take()).await;
+            let messages = match handed {
+                Ok(Some(handed)) => self.write(handed),
+                Ok(None) => break,
+                Err(_) => self.keep(vec![self.resident.nothing()]),
+            };
             // What is not sent is kept for replay all the same.
             let mut in_hand: usize = messages.iter().map(|(_, message)| message.len()).sum();
             for (number, message) in messages {
@@ -134,7 +139,7 @@ impl Worker {
 
     /// The messages of what was handed over, with their numbers. They are kept for replay.
     fn write(&mut self, handed: Handed) -> Vec<(u64, Bytes)> {
-        let Self { exchange, resident, replay, .. } = self;
+        let Self { exchange, resident, .. } = self;
         let counters = &exchange.counters;
         let mut messages = Vec::new();
         let is_snapshot = matches!(handed, Handed::Snapshot(_));
@@ -157,13 +162,19 @@ impl Worker {
         }
         counters.resident.store(resident.blocks() as u64, Relaxed);
         counters.snapshots.fetch_add(is_snapshot.into(), Relaxed);
-        counters.messages.fetch_add(messages.len() as u64, Relaxed);
-        let mut replay = lock(replay);
         if is_snapshot {
-            replay.restart();
+            lock(&self.replay).restart();
         }
+        self.keep(messages)
+    }
+
+    /// Keeps messages for replay; with their numbers.
+    fn keep(&self, messages: Vec<Bytes>) -> Vec<(u64, Bytes)> {
+        let counters = &self.exchange.counters;
+        counters.messages.fetch_add(messages.len() as u64, Relaxed);
+        let mut replay = lock(&self.replay);
         let keep = |message| {
-            let message = counted(message, exchange);
+            let message = counted(message, &self.exchange);
             (replay.push(message.clone()), message)
         };
         let messages: Vec<_> = messages.into_iter().map(keep).collect();

@@ -126,6 +126,33 @@ fn what_is_kept_nowhere_is_told_anew() {
     });
 }
 
+/// The last message is lost, and no step follows: a message without events tells the subscriber.
+#[test]
+fn what_was_lost_last_is_noticed() {
+    block_on(async {
+        let mut cache = Cache::new(8, (200, 1000), &ROOTS);
+        let heartbeat = Duration::from_millis(50);
+        let mut publisher =
+            Publisher::start(&mut cache.tree, PublisherOptions { heartbeat, ..options() }).unwrap();
+        let mut subscriber = join(&publisher).await;
+        settle(&mut cache, &mut publisher, &mut subscriber).await;
+        for _ in 0..5 {
+            (0..5).for_each(|_| cache.operation());
+            while publisher.publish(&mut cache.tree).unwrap() != Published::Nothing {}
+            // Everything that comes in the next 30 ms is lost.
+            let since = Instant::now();
+            while since.elapsed() < Duration::from_millis(30) {
+                subscriber.receive(Duration::from_millis(5), || true).await;
+            }
+            let want = cache.dump();
+            while subscriber.index != want {
+                assert!(since.elapsed() < PATIENCE, "{:?}", publisher.stats());
+                subscriber.receive(Duration::from_millis(5), || false).await;
+            }
+        }
+    });
+}
+
 #[test]
 fn a_subscriber_that_comes_late_has_everything() {
     block_on(async {
