@@ -21,7 +21,7 @@ const ALL: [&str; 5] = [
     "--locked",
     "--workspace",
     "--features",
-    "dsv4-kv-stress/mistakes,dsv4-kv-prefix/mistakes,dsv4-kv-cli/serve",
+    "dsv4-kv-stress/mistakes,dsv4-kv-prefix/mistakes,dsv4-kv-cli/serve,dsv4-kv-transfer/nixl",
 ];
 
 /// The quick tests: of the libraries, without the stress test. With the same features, so that after

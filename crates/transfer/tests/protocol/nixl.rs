@@ -1,0 +1,49 @@
+//! NIXL: typed errors where it is not; where `DSV4_NIXL` names it, requests move between two processes.
+
+use dsv4_kv_transfer::TransportError;
+use dsv4_kv_transfer::transport::{Nixl, NixlOptions};
+use libtest_mimic::{Failed, Trial};
+
+use super::processes;
+
+fn options(library: &str) -> NixlOptions {
+    NixlOptions { library: library.into(), ..NixlOptions::default() }
+}
+
+fn a_missing_library_is_an_error() -> Result<(), Failed> {
+    let error = Nixl::open(&options("/nowhere/libnixl_capi.so")).unwrap_err();
+    assert!(matches!(error, TransportError::NoLibrary { .. }), "{error}");
+    assert!(error.to_string().contains("DSV4_NIXL"), "{error}");
+    Ok(())
+}
+
+fn another_library_lacks_a_symbol() -> Result<(), Failed> {
+    let error = Nixl::open(&options("libc.so.6")).unwrap_err();
+    let is_first = matches!(error, TransportError::NoSymbol { symbol: "nixl_capi_create_agent" });
+    assert!(is_first, "{error}");
+    Ok(())
+}
+
+/// A test and its name.
+type Test = (&'static str, fn() -> Result<(), Failed>);
+
+/// All of them. Without the library those that need it are ignored.
+pub fn trials() -> impl Iterator<Item = Trial> {
+    let is_there = std::env::var_os("DSV4_NIXL").is_some();
+    let kind = if is_there { "" } else { "DSV4_NIXL is not set" };
+    let alone: [Test; 2] = [
+        ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
+        ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
+    ];
+    let between: [Test; 4] = [
+        ("nixl::requests_move_between_processes", processes::target),
+        ("nixl::a_source_that_is_killed", processes::dead_sources),
+        ("nixl::a_source_that_is_stopped", processes::stopped_sources),
+        ("nixl::memory_that_is_reused", processes::reused_memory),
+    ];
+    let alone = alone.into_iter().map(|(name, test)| Trial::test(name, test));
+    let between = between.into_iter().map(move |(name, test)| {
+        Trial::test(name, test).with_kind(kind).with_ignored_flag(!is_there)
+    });
+    alone.chain(between)
+}
