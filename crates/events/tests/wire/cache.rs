@@ -59,13 +59,25 @@ impl Cache {
             self.prompts.swap_remove(random.random_range(0..20));
         }
         self.prompts.push(prompt.clone());
-        let root = self.roots.choose(random).unwrap();
-        let mut at = self.tree.adopt(root, &prompt).reference;
+        let root = self.roots.choose(random).unwrap().clone();
+        let whole = prompt.len() / T;
+        let saved = random.random_bool(0.8).then(|| random.random_range(0..=whole) as u32);
+        self.compute(&root, &prompt, saved);
+    }
+
+    /// The oldest requests end, until so many are left.
+    pub fn end_all_but(&mut self, left: usize) {
+        let ended = self.live.len().saturating_sub(left);
+        self.live.drain(..ended).for_each(|ended| self.tree.release(ended, |_| ()).unwrap());
+    }
+
+    /// A request computes what is not there of a prompt, with a checkpoint behind so many blocks.
+    pub fn compute(&mut self, root: &RootKey, prompt: &[u32], saved: Option<u32>) {
+        let mut at = self.tree.adopt(root, prompt).reference;
         let new = prompt[at.blocks() as usize * T..].as_chunks().0;
         self.tree.extend(&mut at, new, |_| (), |_| ()).unwrap();
-        if random.random_bool(0.8) && at.blocks() > 0 {
+        if let Some(blocks) = saved.filter(|&blocks| blocks > 0) {
             // There may be one already.
-            let blocks = random.random_range(1..=at.blocks());
             let _ = self.tree.attach(&at, blocks, Origin::Prompt, ());
         }
         self.live.push(at);

@@ -4,7 +4,8 @@
 //!
 //! ```bash
 //! python3 -m venv target/dynamo && target/dynamo/bin/pip install ai-dynamo-runtime==1.6.1
-//! DSV4_DYNAMO_PYTHON=$PWD/target/dynamo/bin/python cargo test -p dsv4-kv-events --test wire -- --ignored
+//! export DSV4_DYNAMO_PYTHON=$PWD/target/dynamo/bin/python DSV4_TRACE=FILE
+//! cargo test --release -p dsv4-kv-events --test wire -- --ignored
 //! ```
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dsv4_kv_events::{Published, Publisher, PublisherOptions};
+use dsv4_kv_prefix::RootKey;
 use serde_json::{Value, json};
 
 use crate::cache::Cache;
@@ -238,4 +240,50 @@ fn dynamo_takes_blocks_of_two_salts_for_one() {
     let compared = compare(&indexer, &mut cache, &mut publisher);
     println!("{compared:?}");
     assert!(compared.is_err_and(|difference| difference.contains("are missing")));
+}
+
+/// A request of a trace in the Mooncake format.
+#[derive(serde::Deserialize)]
+struct Traced {
+    input_length: usize,
+    output_length: usize,
+    hash_ids: Vec<u32>,
+}
+
+impl Traced {
+    /// Its prompt, by the ids of its blocks of 512 tokens, and an answer of its own.
+    fn tokens(&self, number: u32) -> Vec<u32> {
+        let token =
+            |seed: u32, at: u32| (seed.wrapping_mul(2_654_435_761) ^ (at * 40_503)) % 129_280;
+        let of_block = |&id: &u32| (0..512).map(move |at| token(id, at));
+        let prompt = self.hash_ids.iter().flat_map(of_block).take(self.input_length);
+        let answer = (0..self.output_length as u32).map(|at| token(number, at + 512));
+        prompt.chain(answer).collect()
+    }
+}
+
+/// As fast as it goes, with room for 100,000 blocks, and 64 requests at once. `DSV4_TRACE` names the trace.
+#[test]
+#[ignore = "needs the Python package ai-dynamo-runtime 1.6.1, named by DSV4_DYNAMO_PYTHON, and a trace; run by hand"]
+fn dynamo_follows_a_trace() {
+    let trace =
+        std::env::var("DSV4_TRACE").expect("DSV4_TRACE names a trace in the Mooncake format");
+    let trace = std::fs::read_to_string(trace).expect("the trace");
+    let indexer = Indexer::start();
+    let mut cache = Cache::new(1, (100_000, 20_000), ROOTS[0]);
+    let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+    indexer.register(&publisher);
+    let root = RootKey::new(b"", b"", b"model");
+    let start = Instant::now();
+    for (number, line) in trace.lines().enumerate() {
+        let tokens = serde_json::from_str::<Traced>(line).expect("a request").tokens(number as u32);
+        cache.end_all_but(63);
+        cache.compute(&root, &tokens, Some((tokens.len() / 128) as u32));
+        publisher.publish(&mut cache.tree).unwrap();
+        if number % 1000 == 999 {
+            compare(&indexer, &mut cache, &mut publisher).unwrap();
+        }
+    }
+    compare(&indexer, &mut cache, &mut publisher).unwrap();
+    println!("{:?} in {:?}", publisher.stats(), start.elapsed());
 }
