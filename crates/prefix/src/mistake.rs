@@ -62,24 +62,35 @@ impl Mistake {
     ];
 }
 
-#[cfg(feature = "mistakes")]
-thread_local! {
-    static MADE: std::cell::Cell<Mistake> = const { std::cell::Cell::new(Mistake::Nothing) };
+/// How mistakes of a type are made and asked for: `make` for tests, `made` for where each is made. Without the feature
+/// `mistakes` of the crate that it stands in there is no `make`, and `made` is `false`. The type has a variant `Nothing`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! mistake_switch {
+    ($mistake:ident) => {
+        #[cfg(feature = "mistakes")]
+        thread_local! {
+            static MADE: std::cell::Cell<$mistake> =
+                const { std::cell::Cell::new($mistake::Nothing) };
+        }
+
+        /// From now on `mistake` is made, in this thread.
+        #[cfg(feature = "mistakes")]
+        pub fn make(mistake: $mistake) {
+            MADE.set(mistake);
+        }
+
+        #[cfg(feature = "mistakes")]
+        pub(crate) fn made(mistake: $mistake) -> bool {
+            MADE.get() == mistake
+        }
+
+        #[cfg(not(feature = "mistakes"))]
+        #[inline(always)]
+        pub(crate) const fn made(_mistake: $mistake) -> bool {
+            false
+        }
+    };
 }
 
-/// From now on `mistake` is made, in this thread.
-#[cfg(feature = "mistakes")]
-pub fn make(mistake: Mistake) {
-    MADE.set(mistake);
-}
-
-#[cfg(feature = "mistakes")]
-pub(crate) fn made(mistake: Mistake) -> bool {
-    MADE.get() == mistake
-}
-
-#[cfg(not(feature = "mistakes"))]
-#[inline(always)]
-pub(crate) const fn made(_mistake: Mistake) -> bool {
-    false
-}
+mistake_switch!(Mistake);

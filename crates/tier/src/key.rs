@@ -4,6 +4,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::image::BLOCK;
+use crate::mistake::{Mistake, made};
 
 /// The name of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +17,7 @@ impl Key {
     /// The keys of a prefix's whole blocks: of the first, of the first two, ...
     pub fn all(identity: &[u8], root: &[u8], tokens: &[[u32; BLOCK]]) -> Vec<Self> {
         let mut digest = Sha256::new();
+        let root = if made(Mistake::RootNotNamed) { &[] } else { root };
         for part in [identity, root] {
             digest.update((part.len() as u64).to_le_bytes());
             digest.update(part);
@@ -47,6 +49,12 @@ impl Key {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use dsv4_kv::RootKey;
+    use rand::rngs::SmallRng;
+    use rand::{Rng, SeedableRng};
+
     use super::*;
 
     /// Other tokens, owners and lengths have other names, and a name leads back to its key.
@@ -61,5 +69,61 @@ mod tests {
         assert_eq!(others[1][0], keys[0], "the same first block");
         assert_eq!(Key::of_name(&keys[1].name()), Some(keys[1]));
         assert_eq!([Key::of_name("v1/00"), Key::of_name("x")], [None, None]);
+    }
+
+    /// So many pairs: the same tokens under two salts or adapters. A name is of one root and one prefix.
+    fn pairs(count: u64) -> Result<(), String> {
+        let parts: [&[u8]; 6] = [b"", b"a", b"b", b"ab", b"\0", b"\0\0\0\0\0\0\0\x01a"];
+        let roots: Vec<_> = parts
+            .iter()
+            .flat_map(|salt| parts.map(|adapter| RootKey::new(salt, adapter, b"model")))
+            .collect();
+        let mut random = SmallRng::seed_from_u64(19);
+        let (mut names, mut again) = (HashMap::new(), 0_u64);
+        for _ in 0..count {
+            // Few prompts, of which many begin alike, so that the same comes again.
+            let (first, second) = (random.random_range(0..64), random.random_range(0..1 << 12));
+            let tokens = [[first; BLOCK], [second; BLOCK]];
+            let one = random.random_range(0..roots.len());
+            let two = (one + random.random_range(1..roots.len())) % roots.len();
+            for root in [one, two] {
+                let keys = Key::all(b"weights", roots[root].bytes(), &tokens);
+                for (key, of) in
+                    keys.into_iter().zip([(root, first, None), (root, first, Some(second))])
+                {
+                    let before = *names.entry(key.0).or_insert(of);
+                    if before != of {
+                        return Err(format!("{before:?} and {of:?} have one name"));
+                    }
+                    again += 1;
+                }
+            }
+        }
+        assert!(again - names.len() as u64 > count / 2, "the same prefix has the same name");
+        println!(
+            "{count} pairs, {} names, {} of them again",
+            names.len(),
+            again - names.len() as u64
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn another_salt_has_other_names() {
+        pairs(10_000).unwrap();
+    }
+
+    #[test]
+    #[ignore = "a million pairs: docs/reliability.md"]
+    fn another_salt_has_other_names_a_million_times() {
+        pairs(1_000_000).unwrap();
+    }
+
+    #[cfg(feature = "mistakes")]
+    #[test]
+    fn names_without_a_root_are_found() {
+        crate::mistake::make(Mistake::RootNotNamed);
+        pairs(10).unwrap_err();
+        crate::mistake::make(Mistake::Nothing);
     }
 }

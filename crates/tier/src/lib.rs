@@ -30,6 +30,8 @@
 pub mod cold;
 pub mod image;
 mod key;
+#[doc(hidden)]
+pub mod mistake;
 mod store;
 
 pub use cold::{ColdOptions, ColdStats, ColdTier, FetchId};

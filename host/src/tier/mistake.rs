@@ -34,24 +34,4 @@ pub enum Mistake {
     BlocksSwapped,
 }
 
-#[cfg(feature = "mistakes")]
-thread_local! {
-    static MADE: std::cell::Cell<Mistake> = const { std::cell::Cell::new(Mistake::Nothing) };
-}
-
-/// From now on `mistake` is made, in this thread.
-#[cfg(feature = "mistakes")]
-pub fn make(mistake: Mistake) {
-    MADE.set(mistake);
-}
-
-#[cfg(feature = "mistakes")]
-pub(crate) fn made(mistake: Mistake) -> bool {
-    MADE.get() == mistake
-}
-
-#[cfg(not(feature = "mistakes"))]
-#[inline(always)]
-pub(crate) const fn made(_mistake: Mistake) -> bool {
-    false
-}
+dsv4_kv_prefix::mistake_switch!(Mistake);

@@ -4,9 +4,9 @@ use anyhow::{Context, Result};
 use dsv4_kv::device::Backend;
 use dsv4_kv::kv_layout::geometry::LayerKind;
 use dsv4_kv::ops::{self, GatherQueries, IndexQueries, QueryQuantisation};
-use dsv4_kv::step::{CsaInputs, HcaInputs, UpdatedLayer};
+use dsv4_kv::step::{AttentionHeads, CsaInputs, HcaInputs, UpdatedLayer};
 use dsv4_kv::step_meta::Section;
-use dsv4_kv::{LayerId, Layers};
+use dsv4_kv::{KvError, LayerId, Layers};
 
 use super::super::projections::LayerProjections;
 use super::tensors::Tensors;
@@ -74,9 +74,7 @@ fn queue_swa<B: Backend>(
     let layer = layers.swa(layer)?;
     let update = parts.contains(&Part::Update(LayerKind::Swa));
     let updated = if update { layer.update(kv)? } else { layer.resume(kv)? };
-    if parts.contains(&Part::Attend(LayerKind::Swa)) {
-        tensors.attention()?.with(|heads| updated.attend(0..tensors.tokens, heads))?;
-    }
+    attend(tensors, parts, LayerKind::Swa, |heads| updated.attend(0..tensors.tokens, heads))?;
     finish(tensors, updated, parts)
 }
 
@@ -106,9 +104,7 @@ fn queue_csa<B: Backend>(
     if has(Part::Entries) {
         updated.gather_entries(0..*tokens, lists, *k, entries)?;
     }
-    if has(Part::Attend(LayerKind::Csa)) {
-        tensors.attention()?.with(|heads| updated.attend(0..*tokens, lists, *k, heads))?;
-    }
+    attend(tensors, parts, LayerKind::Csa, |heads| updated.attend(0..*tokens, lists, *k, heads))?;
     finish(tensors, updated, parts)
 }
 
@@ -130,10 +126,21 @@ fn queue_hca<B: Backend>(
     if has(Part::All) {
         updated.gather_all(0..*tokens, *all, entries, entry_lengths)?;
     }
-    if has(Part::Attend(LayerKind::Hca)) {
-        tensors.attention()?.with(|heads| updated.attend(0..*tokens, heads))?;
-    }
+    attend(tensors, parts, LayerKind::Hca, |heads| updated.attend(0..*tokens, heads))?;
     finish(tensors, updated, parts)
+}
+
+/// Queues the attention in place of a layer of a kind.
+fn attend<B: Backend>(
+    tensors: &Tensors<B>,
+    parts: &[Part],
+    kind: LayerKind,
+    attend: impl FnOnce(&AttentionHeads<'_, B>) -> Result<(), KvError>,
+) -> Result<()> {
+    if parts.contains(&Part::Attend(kind)) {
+        tensors.attention()?.with(attend)?;
+    }
+    Ok(())
 }
 
 /// Queues the gather of a layer's window, and its append.

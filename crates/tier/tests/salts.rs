@@ -1,0 +1,170 @@
+//! The same tokens under another salt or adapter: nothing is shared through host memory, or through files. Kernels do not run;
+//! what is looked up, moved, stored and read is.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+use dsv4_kv::device::{Null, NullDevice};
+use dsv4_kv::{Accepted, CacheConfig, Launches, Prompt, StepRequest};
+use dsv4_kv_tests::fed::Fed;
+use dsv4_kv_tests::stories::config;
+use dsv4_kv_tier::{ColdOptions, ColdTier};
+use kv_layout::geometry::LayerKind::{Csa, Hca, Swa};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+const BLOCK: usize = 128;
+/// Tokens of a prompt: two blocks, and what is left to compute.
+const TOKENS: usize = 2 * BLOCK + 1;
+/// Pairs after which other prompts come, which nobody has.
+const EPOCH: u32 = 256;
+/// Prompts of an epoch: every fourth begins alike.
+const PROMPTS: u32 = 8;
+
+/// Salts and adapters, some of which are equal when they are written one behind the other.
+fn keys() -> Vec<(Vec<u8>, Vec<u8>)> {
+    let parts: [&[u8]; 6] = [b"", b"a", b"b", b"ab", b"\0", b"\0\0\0\0\0\0\0\x01a"];
+    let pairs =
+        parts.iter().flat_map(|salt| parts.map(|adapter| (salt.to_vec(), adapter.to_vec())));
+    pairs.collect()
+}
+
+fn prompt(epoch: u32, number: u32) -> Vec<u32> {
+    let mut tokens = vec![epoch * PROMPTS + number % 4; BLOCK];
+    tokens.resize(TOKENS, epoch * PROMPTS + number);
+    tokens
+}
+
+/// A cache that has few prompts on the device, and what each salt has computed in this epoch.
+struct Run {
+    fed: Fed<Null>,
+    cold: Option<ColdTier<Null>>,
+    computed: HashMap<usize, HashSet<Vec<u32>>>,
+    keys: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Run {
+    fn new(host_bytes: u64, directory: Option<&tempfile::TempDir>) -> Self {
+        let base = config(&[Swa, Csa, Hca], (MainFormat::Ue8m0, IndexFormat::Mxfp4), 2);
+        let settings =
+            CacheConfig { num_checkpoints: 3, checkpoint_interval: 128, host_bytes, ..base };
+        let mut fed = Fed::new(&NullDevice::null(1 << 34), settings);
+        let cold = directory.map(|directory| {
+            let (url, options) = (directory.path().to_str().unwrap(), ColdOptions::default());
+            ColdTier::open(&mut fed.manager, url, b"weights", &options).unwrap()
+        });
+        Self { fed, cold, computed: HashMap::new(), keys: keys() }
+    }
+
+    /// Whether a key has computed a prefix itself.
+    fn check(&self, key: usize, prefix: &[u32]) -> Result<(), String> {
+        let own = self.computed.get(&key).is_some_and(|computed| computed.contains(prefix));
+        let (len, keys) = (prefix.len(), &self.keys[key]);
+        if own || len == 0 { Ok(()) } else { Err(format!("{len} tokens are not of {keys:?}")) }
+    }
+
+    /// Brings what files and host memory have of a prompt under a key, goes on from it, computes the rest and ends. What it
+    /// has reused is what the key had computed itself.
+    fn ask(&mut self, key: usize, tokens: &[u32]) -> Result<(), String> {
+        let (salt, adapter) = self.keys[key].clone();
+        let asked = Prompt { tokens, salt: &salt, adapter: &adapter };
+        if let Some(cold) = &mut self.cold {
+            cold.fetch(&self.fed.manager, &asked).unwrap();
+            cold.settle(&mut self.fed.manager);
+        }
+        let there = self.fed.manager.host_prompt(&asked).expect("there is a host tier");
+        self.check(key, &tokens[..there.in_host as usize])?;
+        self.check(key, &tokens[..there.reusable as usize])?;
+        let Fed { manager, stream, .. } = &mut self.fed;
+        let admission = manager.admit_waiting(stream, &asked).unwrap();
+        let (id, start) = (admission.id, admission.reused);
+        let count = tokens.len() as u32 - start;
+        let mut step = manager
+            .begin_step(stream, Launches::Eager, &[StepRequest { id, start, tokens: count }])
+            .unwrap();
+        step.skip_kernels();
+        let told = Accepted { id, accepted: count, tokens: &tokens[start as usize..] };
+        step.commit(&[told]).unwrap();
+        manager.settle_tier(stream).unwrap();
+        manager.release(id).unwrap();
+        if let Some(cold) = &mut self.cold {
+            cold.settle(manager);
+        }
+        self.check(key, &tokens[..start as usize])?;
+        let computed = self.computed.entry(key).or_default();
+        computed.extend((1..=2).map(|blocks| tokens[..blocks * BLOCK].to_vec()));
+        Ok(())
+    }
+
+    /// So many pairs: a prompt is asked for under one key, then under another.
+    fn pairs(&mut self, count: u32) -> Result<(), String> {
+        let (mut random, begun) = (SmallRng::seed_from_u64(23), Instant::now());
+        for number in 0..count {
+            if number.is_multiple_of(EPOCH) {
+                self.computed.clear();
+            }
+            let tokens = prompt(number / EPOCH, random.random_range(0..PROMPTS));
+            let one = random.random_range(0..self.keys.len());
+            let two = (one + random.random_range(1..self.keys.len())) % self.keys.len();
+            for key in [one, two] {
+                self.ask(key, &tokens).map_err(|wrong| format!("pair {number}: {wrong}"))?;
+            }
+        }
+        self.fed.manager.audit_tier()?;
+        let (stats, reused) = (self.fed.manager.tier_stats(), self.fed.manager.reuse_stats());
+        println!("{count} pairs in {:.1?}, none shared: {stats:?}, {reused:?}", begun.elapsed());
+        assert!(reused.hits > u64::from(count) / 5, "{reused:?}");
+        assert!(stats.restored_checkpoints > u64::from(count) / 5, "{stats:?}");
+        Ok(())
+    }
+}
+
+/// Host memory for the prompts of an epoch, and no more.
+const EPOCHS_HOST: u64 = 64 << 20;
+/// Host memory for a few of them.
+const FEW: u64 = 2 << 20;
+
+#[test]
+fn another_salt_shares_nothing_through_host_memory() {
+    Run::new(EPOCHS_HOST, None).pairs(3_000).unwrap();
+}
+
+#[test]
+#[ignore = "a million pairs: docs/reliability.md"]
+fn another_salt_shares_nothing_through_host_memory_a_million_times() {
+    Run::new(EPOCHS_HOST, None).pairs(1_000_000).unwrap();
+}
+
+fn through_files(count: u32) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut run = Run::new(FEW, Some(&directory));
+    run.pairs(count).unwrap();
+    let stats = run.cold.as_ref().unwrap().stats();
+    println!("{stats:?}");
+    // Nobody has even looked at what is another's.
+    assert_eq!((stats.foreign, stats.damaged, stats.failed), (0, 0, 0), "{stats:?}");
+    assert!(stats.restored > u64::from(count) / 5, "{stats:?}");
+}
+
+#[test]
+fn another_salt_shares_nothing_through_files() {
+    through_files(300);
+}
+
+#[test]
+#[ignore = "thousands of files: docs/reliability.md"]
+fn another_salt_shares_nothing_through_thousands_of_files() {
+    through_files(3_000);
+}
+
+#[cfg(feature = "mistakes")]
+#[test]
+fn a_salt_that_is_ignored_is_found() {
+    use dsv4_kv_prefix::mistake::{Mistake, make};
+    make(Mistake::SaltIgnored);
+    let found = Run::new(EPOCHS_HOST, None).pairs(100);
+    make(Mistake::Nothing);
+    println!("{}", found.unwrap_err());
+}
