@@ -130,6 +130,11 @@ impl Exchange {
         }
     }
 
+    /// Whether nothing more is handed over.
+    pub fn is_closed(&self) -> bool {
+        self.queue().is_closed
+    }
+
     /// Nothing more is handed over.
     pub fn close(&self) {
         self.queue().is_closed = true;

@@ -55,8 +55,7 @@ impl Worker {
         loop {
             let runtime = match Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
-                Err(error) if is_bound => {
-                    drop(error);
+                Err(_) if is_bound && !self.exchange.is_closed() => {
                     std::thread::sleep(PAUSE);
                     continue;
                 }
@@ -88,7 +87,7 @@ impl Worker {
         }
     }
 
-    /// Listens at both endpoints; again and again if it did before.
+    /// Listens at both endpoints; if it did before, again and again until the exchange is closed.
     async fn listen(
         &self,
         again: bool,
@@ -101,7 +100,7 @@ impl Worker {
             };
             match listening.await {
                 Ok(at) => return Ok(((publish, replay), at)),
-                Err(error) if !again => return Err(error),
+                Err(error) if !again || self.exchange.is_closed() => return Err(error),
                 Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }
@@ -271,4 +270,29 @@ fn frames<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
 fn lock(replay: &Mutex<Replay>) -> std::sync::MutexGuard<'_, Replay> {
     // Every change is whole before anything can panic.
     replay.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Somebody took the port while the publisher was not listening: dropping the publisher ends it all the same.
+    #[test]
+    fn who_cannot_listen_again_ends_when_told() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("tcp://{}", taken.local_addr().unwrap());
+        let options = PublisherOptions { endpoint, ..PublisherOptions::default() };
+        let exchange = Arc::new(Exchange::new(1, 1));
+        let worker = Worker::new(Arc::clone(&exchange), options);
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let waits = runtime.block_on(async {
+            tokio::time::timeout(Duration::from_millis(100), worker.listen(true)).await
+        });
+        assert!(waits.is_err(), "it tries again");
+        exchange.close();
+        let ends = runtime.block_on(async {
+            tokio::time::timeout(Duration::from_secs(10), worker.listen(true)).await
+        });
+        assert!(matches!(ends, Ok(Err(PublishError::Bind { .. }))));
+    }
 }
