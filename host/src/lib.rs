@@ -97,6 +97,11 @@
 //! # Ok::<(), dsv4_kv::KvError>(())
 //! ```
 
+/// The example of the package's README, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 pub mod block;
 pub mod bucket;
 mod buffer_spec;

@@ -160,6 +160,37 @@ mod tests {
         }
     }
 
+    /// `docs/reference/cli.md` has every help; `DSV4_BLESS=1` writes it, with all commands built in.
+    #[test]
+    fn the_page_of_the_command_line_is_what_help_prints() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/cli.md");
+        let section = |(command, help): (String, String)| {
+            let lines: Vec<_> = help.lines().map(str::trim_end).collect();
+            let name = format!("cargo kv {command}");
+            (
+                command,
+                format!("## `{}`\n\n```text\n{}\n```\n", name.trim(), lines.join("\n").trim()),
+            )
+        };
+        let sections: Vec<_> = helps().into_iter().map(section).collect();
+        if std::env::var_os("DSV4_BLESS").is_some() && cfg!(feature = "serve") {
+            let texts: Vec<_> = sections.iter().map(|(_, text)| text.as_str()).collect();
+            let head =
+                "# Command line\n\nWhat `--help` prints, of every command. A test compares it.\n";
+            std::fs::write(path, format!("{head}\n{}", texts.join("\n")))
+                .expect("it can be written");
+        }
+        let page = std::fs::read_to_string(path).expect("it is committed");
+        for (command, text) in sections {
+            if cfg!(feature = "serve") || !["", "generate", "serve"].contains(&&command[..]) {
+                assert!(
+                    page.contains(&text),
+                    "of another version: {command}; DSV4_BLESS=1 writes it anew"
+                );
+            }
+        }
+    }
+
     #[test]
     fn options_are_consistent() {
         Cli::command().debug_assert();

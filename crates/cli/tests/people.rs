@@ -145,27 +145,27 @@ fn bash_completes_a_command() {
     assert_eq!(String::from_utf8_lossy(&output).trim(), "replay");
 }
 
-/// A request that shares two blocks with another: both are in its map, and its rows have the error of E4M3.
+/// A request that shares a block with another: both are in its map, and its rows have the error of E4M3.
 #[test]
 fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
     let trace = tempfile::NamedTempFile::new().expect("a temporary file");
     let line = |at: u32| {
         format!(
-            r#"{{"timestamp": {at}, "input_length": 300, "output_length": 40, "hash_ids": [1]}}"#
+            r#"{{"timestamp": {at}, "input_length": 140, "output_length": 40, "hash_ids": [1]}}"#
         )
     };
     fs::write(trace.path(), format!("{}\n{}\n", line(0), line(200))).expect("room for two lines");
     let options = format!("inspect --shrink 1 --layer 1 --json --trace {}", trace.path().display());
     let report: Value = serde_json::from_str(&printed(&options)).expect("one JSON value");
-    assert_eq!((&report["request"], &report["tokens"]), (&1.into(), &300.into()));
+    assert_eq!((&report["request"], &report["tokens"]), (&1.into(), &140.into()));
     let blocks = report["blocks"].as_array().expect("a list");
     let own: Vec<_> =
         blocks.iter().map(|block| block["is_own"].as_bool().expect("a flag")).collect();
-    assert_eq!(own, [false, false, true]);
+    assert_eq!(own, [false, true]);
     assert_eq!(blocks[0]["shared_with"], Value::from(vec![0]));
-    assert_eq!(blocks[2]["shared_with"], Value::from(Vec::<u32>::new()));
+    assert_eq!(blocks[1]["shared_with"], Value::from(Vec::<u32>::new()));
     let rows = report["rows"].as_array().expect("a list");
-    assert_eq!((rows.len(), &rows[1]["what"]), (2, &"entry 74 of 4 tokens each in layer 1".into()));
+    assert_eq!((rows.len(), &rows[1]["what"]), (2, &"entry 34 of 4 tokens each in layer 1".into()));
     for row in rows {
         let groups = row["groups"].as_array().expect("a list");
         let errors: Vec<_> =
@@ -179,7 +179,7 @@ fn inspect_shows_shared_blocks_and_the_error_of_quantisation() {
     for (more, expected) in [
         ("--request 2", "the load has 2 requests"),
         ("--layer 99", "the model has 5 layers"),
-        ("--position 100", "the rows of tokens 172 to 299"),
+        ("--position 11", "the rows of tokens 12 to 139"),
     ] {
         let message = kv(&format!("{options} {more}").replace(" --layer 1 ", " ")).assert().code(2);
         let message = String::from_utf8(message.get_output().stderr.clone()).expect("UTF-8");

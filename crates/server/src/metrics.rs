@@ -168,3 +168,59 @@ impl Metrics {
         self.rendering.run_upkeep();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    fn doc(name: &str) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+        fs::read_to_string(path).expect("it is committed")
+    }
+
+    /// Names and types, as `name type`.
+    fn rendered() -> BTreeSet<String> {
+        let metrics = Metrics::new().expect("buckets");
+        // Histograms are shown once they have a value.
+        metrics.time_to_first_token.record(0.1);
+        metrics.inter_token.record(0.1);
+        let text = metrics.render();
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_table_of_the_docs_has_all_of_them_and_no_others() {
+        let row = |line: &str| {
+            let cells: Vec<_> = line.split('|').map(str::trim).collect();
+            let name = cells.get(1)?.strip_prefix("`dsv4_")?.strip_suffix('`')?;
+            Some(format!("dsv4_{name} {}", cells.get(2)?))
+        };
+        let page = doc("reference/metrics.md");
+        let table: BTreeSet<_> = page.lines().filter_map(row).collect();
+        assert_eq!(table, rendered());
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_metrics_that_there_are() {
+        let names: BTreeSet<_> = rendered()
+            .iter()
+            .filter_map(|named| named.split(' ').next().map(str::to_owned))
+            .collect();
+        let text = doc("grafana.json");
+        let dashboard: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let mut asked = BTreeSet::new();
+        for panel in dashboard["panels"].as_array().expect("panels") {
+            for target in panel["targets"].as_array().expect("targets") {
+                let query = target["expr"].as_str().expect("a query");
+                let words = query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                let ours = words.filter(|word| word.starts_with("dsv4_"));
+                asked.extend(ours.map(|word| word.trim_end_matches("_bucket").to_owned()));
+            }
+        }
+        assert!(asked.len() > 10 && asked.is_subset(&names), "{asked:?} of {names:?}");
+    }
+}

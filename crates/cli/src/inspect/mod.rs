@@ -48,6 +48,10 @@ fn inspect(args: &InspectArgs) -> Result<Report> {
     };
     let refused = InputError::NoSuchRequest { request: index, requests: setup.load.len() };
     let input = setup.load.get(index).ok_or(refused)?.arrival.input;
+    let (layer, layers) = (args.layer.unwrap_or(0), setup.config.model.layers.len());
+    if layer as usize >= layers {
+        return Err(InputError::NoSuchLayer { layer, layers }.into());
+    }
     let options = EmuOptions { memory: setup.memory, ..EmuOptions::default() };
     let (config, indexer) = (setup.config.clone(), setup.indexer.as_ref());
     let cache =

@@ -25,10 +25,7 @@ pub fn report(args: &InspectArgs, drive: &Driven<'_>, index: usize, steps: u64) 
     let model = &cache.config().model;
     let first_csa = model.layers.iter().position(|&kind| kind == LayerKind::Csa).unwrap_or(0);
     let layer = args.layer.unwrap_or(first_csa as u32);
-    let kind = *model
-        .layers
-        .get(layer as usize)
-        .ok_or(InputError::NoSuchLayer { layer, layers: model.layers.len() })?;
+    let kind = model.layers[layer as usize];
     let position = args.position.unwrap_or(tokens - 1);
     let window = tokens.saturating_sub(dsv4_kv::kv_layout::geometry::WINDOW)..tokens;
     if !window.contains(&position) {
