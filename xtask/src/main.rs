@@ -12,6 +12,7 @@
 //! | [`stress`] | random operations against a model |
 //! | [`fuzz`] | the fuzz targets under libFuzzer |
 //! | [`sanitize`] | tests under AddressSanitizer |
+//! | [`scale`] | tests between processes, with NIXL |
 //! | [`bundle`] | programs for a GPU machine that has no Rust |
 
 mod bundle;
@@ -22,6 +23,7 @@ mod process;
 mod programs;
 mod ptx;
 mod sanitize;
+mod scale;
 mod stress;
 mod test;
 mod workspace;
@@ -85,6 +87,8 @@ enum Task {
     },
     /// Run tests under AddressSanitizer.
     Sanitize,
+    /// Install NIXL into target/ and let requests move between processes by it.
+    ScaleTest,
     /// Put the tests that run kernels and the CLI into target/gpu-bundle/.
     GpuBundle,
 }
@@ -110,6 +114,7 @@ fn run(task: &Task) -> Result<()> {
         Task::Stress { arguments } => stress::run(arguments),
         Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),
         Task::Sanitize => sanitize::run(),
+        Task::ScaleTest => scale::run(),
         Task::GpuBundle => bundle::run(),
     }
 }

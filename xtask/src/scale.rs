@@ -1,0 +1,57 @@
+//! The tests of what moves between processes, with NIXL from its wheel.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace;
+
+/// The wheel: NIXL, its C interface and UCX. Its licence does not let it be shipped with anything.
+const WHEEL: &str = "nixl-cu12==1.5.1";
+/// The C interface in it.
+const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
+
+/// Installs the wheel into target/ if it is not there, and runs the tests. Where it cannot be installed they are ignored,
+/// with the reason.
+///
+/// # Errors
+/// A test failed: it is printed above.
+pub fn run() -> Result<()> {
+    let directory = workspace::target_dir().join("nixl");
+    let library = match install(&directory) {
+        Ok(library) => library,
+        Err(reason) => {
+            println!(
+                "ignored: {WHEEL} cannot be installed into {}: {reason:#}",
+                directory.display()
+            );
+            return Ok(());
+        }
+    };
+    let status = workspace::cargo()
+        .args(["test", "--locked", "--package", "dsv4-kv-transfer", "--features", "nixl"])
+        .args(["--test", "protocol"])
+        .env("DSV4_NIXL", library)
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "a test failed");
+    Ok(())
+}
+
+/// Where the library is, once it is there.
+fn install(directory: &Path) -> Result<PathBuf> {
+    let library = directory.join(LIBRARY);
+    if !library.exists() {
+        let output = Command::new("python3")
+            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"])
+            .arg(directory)
+            .arg(WHEEL)
+            .output()
+            .context("cannot run python3")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "pip: {}", said.trim());
+        ensure!(library.exists(), "the wheel has no {LIBRARY}");
+    }
+    Ok(library)
+}
