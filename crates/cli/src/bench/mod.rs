@@ -14,6 +14,7 @@ mod indexer;
 mod inputs;
 mod linear;
 mod load;
+mod page;
 mod prefill;
 mod projections;
 mod report;
@@ -27,7 +28,6 @@ mod tier;
 mod timing;
 mod trunk;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -35,14 +35,13 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use dsv4_kv::device::{CudaDevice, CudaOptions};
 use indicatif::ProgressBar;
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use crate::error::InputError;
 use crate::outcome::{Outcome, after_help};
 use crate::output::{self, ReportFile};
 pub use books::Report as BooksReport;
 use load::measure_each;
+pub use report::Report;
 use timing::Measurement;
 
 /// Examples of `--help`: what each is for, and the command.
@@ -137,30 +136,6 @@ enum Suite {
     Books,
 }
 
-/// What was measured where.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Report {
-    /// The GPU.
-    device: String,
-    /// When it was measured: UTC, as in `2026-01-31T12:00:00Z`.
-    date: String,
-    /// The command's cases.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    measurements: Vec<Measurement>,
-    /// Attention in place.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    attention: Vec<attention::Row>,
-    /// Whole steps.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    steps: Vec<step::Row>,
-    /// Chunks of prompts.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    prefill: Vec<prefill::Row>,
-    /// Prefixes that went to host memory and came back.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tier: Vec<tier::Row>,
-}
-
 /// Measures kernels, each beside a copy.
 type Kernels = fn(&CudaDevice, &ProgressBar) -> Result<Vec<Measurement>>;
 
@@ -198,7 +173,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     } else {
         output::print(&report)
     };
-    file.map_or(Ok(()), |file| file.write(&report::page(&report)))?;
+    file.map_or(Ok(()), |file| file.write(&page::page(&report)))?;
     printed?;
     Ok(Outcome::Passed)
 }
@@ -236,30 +211,4 @@ fn measure(device: &CudaDevice, args: &BenchArgs, progress: &ProgressBar) -> Res
     let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let device = device.info().name.clone();
     Ok(Report { device, date, measurements, attention, steps, prefill, tier })
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}, ", self.device, self.date)?;
-        if !self.steps.is_empty() {
-            return write!(f, "graph replay, caches flushed\n{}", step::table(&self.steps));
-        }
-        if !self.prefill.is_empty() {
-            let (table, summary) = (prefill::table(&self.prefill), prefill::summary(&self.prefill));
-            writeln!(f, "a chunk in one layer\n{table}\n")?;
-            return write!(f, "nanoseconds a token, all layers of the model\n{summary}");
-        }
-        if !self.tier.is_empty() {
-            let table = tier::table(&self.tier);
-            return write!(f, "medians: transfers by the host's clock, steps by events\n{table}");
-        }
-        write!(f, "graph replay over rotated buffers")?;
-        if !self.measurements.is_empty() {
-            write!(f, "\n{}", timing::table(&self.measurements))?;
-        }
-        if !self.attention.is_empty() {
-            write!(f, "\n{}", attention::table(&self.attention))?;
-        }
-        Ok(())
-    }
 }

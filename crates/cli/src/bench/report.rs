@@ -1,78 +1,59 @@
-//! The HTML page of `bench --report`: each kernel beside the copy that is its roof.
+//! The result of `bench`: one value, printed as tables or as JSON.
 
-use maud::html;
+use std::fmt;
 
-use super::Report;
-use super::timing::Measurement;
-use crate::page;
+use schemars::JsonSchema;
+use serde::Serialize;
 
-/// The page.
-pub fn page(report: &Report) -> String {
-    let title = format!("dsv4-kv bench: {}, {}", report.device, report.date);
-    let attention = report.attention.iter().map(|row| &row.measured);
-    let rows: Vec<_> = report.measurements.iter().chain(attention).collect();
-    let body = html! {
-        @if !rows.is_empty() {
-            h2 { "Kernels" }
-            p { "A bar is the kernel's bandwidth as a part of that of a copy of the same bytes; a full one is as fast." }
-            div class="wide" {
-                table {
-                    tr { th { "kernel" } th { "size" } th { "us" } th { "GB/s" } th { "of copy" } th {} }
-                    @for row in rows { (bar(row)) }
-                }
-            }
-        }
-        h2 { "As on the terminal" }
-        div class="wide" { pre { (report.to_string()) } }
-    };
-    page::page(&title, &body)
+use super::timing::{self, Measurement};
+use super::{attention, prefill, step, tier};
+
+/// What was measured where.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The GPU.
+    pub device: String,
+    /// When it was measured: UTC, as in `2026-01-31T12:00:00Z`.
+    pub date: String,
+    /// The command's cases.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub measurements: Vec<Measurement>,
+    /// Attention in place.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub attention: Vec<attention::Row>,
+    /// Whole steps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<step::Row>,
+    /// Chunks of prompts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefill: Vec<prefill::Row>,
+    /// Prefixes that went to host memory and came back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tier: Vec<tier::Row>,
 }
 
-fn bar(row: &Measurement) -> maud::Markup {
-    let Measurement { kernel, size, microseconds, gigabytes_per_second, copy_microseconds, .. } =
-        row;
-    let of_copy = copy_microseconds / microseconds;
-    let width = format!("width:{:.1}%", (100.0 * of_copy).clamp(0.0, 100.0));
-    html! {
-        tr {
-            td { (kernel) }
-            td { (size) }
-            td { (format!("{microseconds:.2}")) }
-            td { (format!("{gigabytes_per_second:.0}")) }
-            td { (format!("{:.2}", of_copy)) }
-            td class="bar" { div style=(width) {} }
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}, ", self.device, self.date)?;
+        if !self.steps.is_empty() {
+            return write!(f, "graph replay, caches flushed\n{}", step::table(&self.steps));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bar_is_as_long_as_the_copy_is_faster() {
-        let row = |kernel: &str, microseconds, copy_microseconds| Measurement {
-            kernel: kernel.into(),
-            size: "1 < 2".into(),
-            bytes: 1000,
-            nodes: 20,
-            microseconds,
-            gigabytes_per_second: 1e-3 * 1000.0 / microseconds,
-            copy_microseconds,
-        };
-        let report = Report {
-            device: "a device".into(),
-            date: "a date".into(),
-            measurements: vec![row("append", 4.0, 2.0), row("gather", 1.0, 2.0)],
-            attention: vec![],
-            steps: vec![],
-            prefill: vec![],
-            tier: vec![],
-        };
-        let page = page(&report);
-        for part in ["a device, a date", "width:50.0%", "width:100.0%", "1 &lt; 2", "append"] {
-            assert!(page.contains(part), "{part}: {page}");
+        if !self.prefill.is_empty() {
+            let (table, summary) = (prefill::table(&self.prefill), prefill::summary(&self.prefill));
+            writeln!(f, "a chunk in one layer\n{table}\n")?;
+            return write!(f, "nanoseconds a token, all layers of the model\n{summary}");
         }
-        assert!(!page.contains("src=") && !page.contains("<script"));
+        if !self.tier.is_empty() {
+            let table = tier::table(&self.tier);
+            return write!(f, "medians: transfers by the host's clock, steps by events\n{table}");
+        }
+        write!(f, "graph replay over rotated buffers")?;
+        if !self.measurements.is_empty() {
+            write!(f, "\n{}", timing::table(&self.measurements))?;
+        }
+        if !self.attention.is_empty() {
+            write!(f, "\n{}", attention::table(&self.attention))?;
+        }
+        Ok(())
     }
 }

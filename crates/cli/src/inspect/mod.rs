@@ -13,7 +13,7 @@ mod report;
 mod rows;
 
 use anyhow::Result;
-use dsv4_kv::device::{EmuDevice, EmuOptions, Emulator};
+use dsv4_kv::device::{EmuDevice, EmuOptions};
 
 pub use args::InspectArgs;
 pub use report::Report;
@@ -70,6 +70,3 @@ fn inspect(args: &InspectArgs) -> Result<Report> {
     }
     read::report(args, &drive, index, steps)
 }
-
-/// The replay that is looked at.
-type Driven<'l> = Drive<'l, Full<Emulator>>;

@@ -1,20 +1,24 @@
 //! Blocks, rings and rows of a request, read from the cache and from the device's memory.
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::Emulator;
+use dsv4_kv::device::{Emulator, Stream};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, CompressorKind, LayerKind};
 use dsv4_kv::{KvCacheManager, LayerId, Ledger, PoolKind, RequestId};
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::row::EncodedRow;
 
-use super::Driven;
 use super::args::InspectArgs;
 use super::report::{Block, Kept, Report, Ring};
 use super::rows::Row;
 use crate::error::InputError;
+use crate::replay::drive::Drive;
 use crate::replay::entries::{self, Planes, row_format};
+use crate::replay::full::Full;
 use crate::replay::history::{Place, Prefix};
 use crate::replay::source::Source;
+
+/// The replay that is looked at.
+type Driven<'l> = Drive<'l, Full<Emulator>>;
 
 /// What the cache of `drive` holds of the request at place `index` of the load, after so many steps.
 pub fn report(args: &InspectArgs, drive: &Driven<'_>, index: usize, steps: u64) -> Result<Report> {
@@ -94,7 +98,7 @@ impl At<'_> {
     /// A token's row in a plane of the request's window ring.
     fn ring_row(
         &self,
-        stream: &dsv4_kv::device::Stream<Emulator>,
+        stream: &Stream<Emulator>,
         id: RequestId,
         plane: PoolKind,
         position: u32,
