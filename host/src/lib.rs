@@ -20,6 +20,7 @@
 //! | [`state`] | `StateView`: a compressor's state for inspection |
 //! | [`poison`] | memory that nobody owns made unusable, and reads of it reported |
 //! | [`reuse`] | requests that go on from what earlier ones have computed |
+//! | [`transfer`] | requests that move to another cache, or come from one |
 //! | [`events`] | which blocks can be reused, told to whoever asks |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
