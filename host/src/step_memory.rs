@@ -1,5 +1,5 @@
-//! The device memory of the steps of one layer group: StepMeta, work lists, and entries on their way
-//! from a compressor to the flush. A group has one step at a time, so it is that step's alone.
+//! The device memory of the steps of one layer group: StepMeta, work lists, entries on their way from a compressor to the
+//! flush, and parts of attention on their way to be added up. A group has one step at a time, so it is that step's alone.
 
 use kernels_gpu::attention::HEADS;
 use kv_layout::attention::{AttendedKeys, MOST_HEADS};
@@ -46,8 +46,8 @@ struct PartSpecs {
 }
 
 impl PartSpecs {
-    /// Clusters that attend in one launch, at least: enough for all multiprocessors.
-    const CLUSTERS: u32 = 256;
+    /// Clusters that attend in one launch, at least: of 256 requests with 64 heads and contexts of 1,048,576 tokens.
+    const CLUSTERS: u32 = 1024;
 
     /// `None` if no query of the cache can have several parts.
     fn of(config: &CacheConfig) -> Option<Self> {

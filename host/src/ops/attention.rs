@@ -95,7 +95,7 @@ pub struct Attention<'a, B: Backend> {
 ///
 /// # Errors
 /// [`DeviceError::Argument`] for a number of heads out of range, [`DeviceError::Length`] for a ring shorter than a
-/// window, [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
+/// window or for memory that the parts of one query do not find room in, [`DeviceError::TooShort`] for a buffer shorter than its shape; as [`Stream::launch`].
 pub fn attend<B: Backend>(
     stream: &Stream<B>,
     attention: &Attention<'_, B>,
@@ -169,7 +169,9 @@ impl<B: Backend> Attention<'_, B> {
             _ => &no_words,
         };
         let no_counts = faults.slice(0, 0).expect("every buffer has an empty part");
-        let no_floats = out.slice(0, 0).expect("every buffer has an empty part").cast::<f32>()?;
+        // As aligned as the kernel asks for, unless `out` is not, which the launch refuses by its name.
+        let no_results = out.slice(0, 0).expect("every buffer has an empty part");
+        let no_floats = no_results.cast::<f32>().or_else(|_| no_counts.cast())?;
         let parts = self.parts().filter(|_| params.parts > 1);
         let (part_sums, part_lse) =
             parts.map_or((&no_floats, &no_floats), |of| (&of.sums, &of.lse));

@@ -45,14 +45,16 @@ pub unsafe fn store(args: &Attend, at: Place, head: u32, values: [[f32; 4]; QUAR
 pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
     const WARPS: u32 = THREADS / 32;
     let rank = block_rank();
-    // SAFETY: all other blocks fenced their stores before they arrived at the counter.
+    // SAFETY: between two barriers one thread fences what the block has stored, arrives, and fences what others stored
+    // before they arrived.
     unsafe {
-        fence_device();
         PART_WRITTEN.sync();
         if thread::thread_idx_x() == 0 {
             let counter = at.group(args) * u64::from(W::BLOCKS) + u64::from(rank);
             let arrivals = DeviceAtomicU32::new(args.arrivals, counter);
+            fence_device();
             let is_last = arrivals.add(1) == at.parts - 1;
+            fence_device();
             if is_last {
                 arrivals.store(0);
             }
@@ -62,7 +64,6 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
         if small.counts.load(0) == 0 {
             return;
         }
-        fence_device();
         let turn = last_turn(small);
         let mut head = rank + W::BLOCKS * thread::warp_id();
         while head < HEADS && at.first_head + head < args.params.heads {

@@ -82,6 +82,8 @@ suite! {
         parts_equal_the_oracle,
         keys_of_every_part_can_dominate,
         parts_have_the_same_bits_in_every_batch,
+        a_part_may_be_lost_or_nan,
+        raw_queries_and_own_rows_have_parts,
         parts_without_memory_are_refused,
     }
     attention::queries {
@@ -96,6 +98,7 @@ suite! {
     attention::steps {
         steps_equal_the_oracle,
         a_query_has_the_same_bits_in_every_step,
+        long_contexts_change_no_bit,
         no_number_reaches_another_request,
         bad_calls_are_refused,
         some_batches_have_the_same_bits,

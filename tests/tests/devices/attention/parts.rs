@@ -1,6 +1,8 @@
 //! Queries with so many keys that they have them in parts.
 
 use dsv4_kv::device::{Backend, Device, DeviceError};
+use dsv4_kv::ops::QueryForm;
+use dsv4_kv_oracle::rope::Table;
 use kv_layout::attention::{AttendedKeys, PART_TILES};
 use kv_layout::geometry::WINDOW;
 use kv_layout::main_row::MainFormat;
@@ -9,7 +11,8 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
 use super::decode::{SHAPE, query, query_of, shape_of};
-use super::layer::{Layer, Query, Shape, TILE, Which};
+use super::layer::{Layer, Query, Shape, TILE, Which, random_rows};
+use super::queries::prepared;
 
 /// Most entries of a query, behind a whole window, whose keys are so many parts.
 const fn entries_of(parts: usize) -> usize {
@@ -89,6 +92,52 @@ pub fn parts_have_the_same_bits_in_every_batch<B: Backend>(device: &Device<B>) {
             assert!(written.lse[place * HEADS..][..HEADS] == alone[at].lse, "{what}");
         }
     }
+}
+
+/// A part whose entries all lie in blocks that are missing counts for nothing, and a NaN in one part makes the whole result
+/// NaN.
+pub fn a_part_may_be_lost_or_nan<B: Backend>(device: &Device<B>) {
+    let (entries, mut random) = (entries_of(1) + 200, StdRng::seed_from_u64(102));
+    let mut layer = layer(device, entries, Shape { heads: 2, ..SHAPE }, 103);
+    let (queries, heads) = ([seeing(entries, &mut random)], layer.random_heads(1, 104));
+    let which = Which::All(entries as u32);
+    // Entries of the second of two parts.
+    let tiles = (entries + WINDOW as usize).div_ceil(TILE);
+    let second = tiles / 2 * TILE - WINDOW as usize;
+    layer.table[second..].fill(-1);
+    assert_eq!(layer.check(&queries, which, &heads) as usize, entries - second);
+    // A block of the first part.
+    let row = layer.table[3] as usize;
+    layer.entries[row].data[9] = 0x7F;
+    let written = layer.attend(&queries, which, &heads);
+    let is_nan = |&bits: &u16| bits & 0x7FFF > 0x7F80;
+    assert!(written.out.iter().all(is_nan), "NaN is not hidden");
+}
+
+/// Raw queries, and own rows of a chunk, where queries have several parts and take several launches: the same bits as
+/// prepared ones in one launch.
+pub fn raw_queries_and_own_rows_have_parts<B: Backend>(device: &Device<B>) {
+    const HEADS: usize = 2;
+    let (entries, mut random) = (entries_of(1) + 40, StdRng::seed_from_u64(105));
+    let mut layer = layer(device, entries, Shape { heads: HEADS as u32, ..SHAPE }, 106);
+    // A chunk of three tokens; the ring has what was before it.
+    let last = seeing(entries, &mut random);
+    let queries: Vec<Query> = (0..3)
+        .map(|index| Query { position: last.position - 2 + index as u32, index, ..last.clone() })
+        .collect();
+    layer.own = random_rows(&mut random, layer.shape.format, 4, 0..1);
+    let raw = layer.random_heads(queries.len(), 107);
+    let rotated: Vec<_> = raw
+        .iter()
+        .enumerate()
+        .map(|(at, raw)| prepared(raw, Table::Compress, queries[at / HEADS].position))
+        .collect();
+    let which = Which::All(entries as u32);
+    assert_eq!(layer.check(&queries, which, &rotated), 0);
+    let want = layer.attend(&queries, which, &rotated);
+    (layer.form, layer.at_once) = (QueryForm::Raw, Some(1));
+    let got = layer.attend(&queries, which, &raw);
+    assert!(got.out == want.out && got.lse == want.lse, "other bits");
 }
 
 /// Without memory for the parts of a query nothing is queued, and the refusal says how much is needed.

@@ -106,6 +106,27 @@ pub fn a_query_has_the_same_bits_in_every_step<B: Backend>(device: &Device<B>) {
     world.fed.manager.check_faults(&world.fed.stream).unwrap();
 }
 
+/// A cache for contexts so long that queries may have several parts has memory for them, in graphs too; short requests get
+/// in it what they get in others.
+pub fn long_contexts_change_no_bit<B: Backend>(device: &Device<B>) {
+    const CONTEXT: u32 = 1 << 19;
+    let stories = [even_story(280, 45)];
+    let mut seen = [0, 1].map(|_| Vec::new());
+    for (max_context, seen) in [640, CONTEXT].into_iter().zip(&mut seen) {
+        let mut world = World::with_context(device, &stories, max_context);
+        let id = world.fed.manager.admit().unwrap();
+        let batch = Batch::new().add(id, &stories, 0, 0..277);
+        world.step(&batch, Padding::None, &[250..252, 276..277]);
+        let decode = world.fed.bucket(4, 2);
+        let graphs = world.capture(decode, 4);
+        world.replay(&Batch::new().add(id, &stories, 0, 277..279), decode, &graphs);
+        world.fed.manager.check_faults(&world.fed.stream).unwrap();
+        *seen = world.seen();
+    }
+    assert_eq!(seen[0].len(), LAYERS.len() * 5);
+    assert!(seen[0] == seen[1], "other bits in a cache for long contexts");
+}
+
 /// NaN rows and heads of one request never reach another's result.
 pub fn no_number_reaches_another_request<B: Backend>(device: &Device<B>) {
     let spoilt = Story::of_rows(&LAYERS, 40, 52, &|count, _| vec![vec![0x7FC0; 512]; count]);

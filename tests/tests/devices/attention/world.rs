@@ -12,6 +12,8 @@ use dsv4_kv_oracle::compressor::visible;
 use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
 use kv_layout::geometry::{LayerKind, WINDOW};
+use kv_layout::index_row::IndexFormat;
+use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -37,7 +39,7 @@ const ELEMENTS: usize = HEADS * 512;
 pub type Query = (usize, usize);
 
 /// What a query got in a layer: `[heads, 512]` BF16 bits, and the bits of `[heads]` log-sum-exps.
-type Got = (Vec<u16>, Vec<u32>);
+pub type Got = (Vec<u16>, Vec<u32>);
 
 /// The tensors of one layer, at fixed addresses.
 struct Tensors<B: Backend> {
@@ -204,6 +206,17 @@ impl<'s, B: Backend> World<'s, B> {
         (requests, max_draft): (u32, u32),
     ) -> Self {
         let cache = CacheConfig { max_draft, ..config(&LAYERS, formats, requests) };
+        Self::of(device, cache, stories)
+    }
+
+    /// The same with contexts of so many tokens.
+    pub fn with_context(device: &Device<B>, stories: &'s [Story], max_context: u32) -> Self {
+        let cache = config(&LAYERS, (MainFormat::Ue8m0, IndexFormat::Mxfp4), 2);
+        Self::of(device, CacheConfig { max_draft: 1, max_context, ..cache }, stories)
+    }
+
+    fn of(device: &Device<B>, cache: CacheConfig, stories: &'s [Story]) -> Self {
+        let formats = (cache.main_format, cache.index_format);
         let fed = Fed::new(device, cache);
         Self {
             stored: stories.iter().map(|story| story.stored(device, formats)).collect(),
@@ -214,6 +227,13 @@ impl<'s, B: Backend> World<'s, B> {
             stories,
             formats,
         }
+    }
+
+    /// What every query got in each layer, in order.
+    pub fn seen(&self) -> Vec<((u32, Query), Got)> {
+        let mut seen: Vec<_> = self.seen.clone().into_iter().collect();
+        seen.sort();
+        seen
     }
 
     /// Runs a step in which queries of `ranges` attend, and checks what they got.
