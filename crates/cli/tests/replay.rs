@@ -211,10 +211,12 @@ fn what_finds_no_room_is_evicted() {
     assert_eq!((&small["hits"], &large["hits"]), (&0.into(), &6.into()));
     // Each prompt evicts the two checkpoints of the one before, and the blocks with them.
     assert_eq!(small["evicted_checkpoints"], 2 * 8);
-    assert_eq!(
-        (&small["evicted_blocks"], &small["evicted"]),
-        (&(8 * 31).into(), &(6 * 31 * 128).into())
-    );
+    assert_eq!(small["evicted_blocks"], 8 * 31);
+    // What is remembered of them lies in places that others take, by hashes that differ from run to run: what is
+    // forgotten counts as new.
+    let number = |name: &str| small[name].as_u64().expect("a count");
+    assert!((1..=6 * 31 * 128).contains(&number("evicted")), "{small}");
+    assert_eq!(number("evicted") + number("diverged"), 9 * 31 * 128);
     assert_eq!(large["evicted_blocks"], 0);
 }
 
