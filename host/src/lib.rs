@@ -110,6 +110,7 @@ mod cache_memory;
 pub mod capacity;
 pub mod checkpoints;
 pub mod config;
+mod copied;
 mod core;
 pub mod device;
 pub mod error;

@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use crate::bucket::Bucket;
 use crate::config::CacheConfig;
+use crate::copied::Copied;
 use crate::core::Core;
 use crate::device::{Backend, Device, Memory, Stream, View};
 use crate::error::KvError;
@@ -15,7 +16,6 @@ use crate::schema::Schema;
 use crate::step::{CapturedStep, Group, Launches, Layers, Step};
 use crate::step_memory::StepMemory;
 use crate::tier::Tier;
-use crate::transfers::Copied;
 
 /// The KV cache of one model on one device.
 ///

@@ -1,5 +1,6 @@
 //! Between steps: requests that begin as copies of others, and requests that give their slot up for a while.
 
+use crate::copied::Copied;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ids::{RequestId, SlotId};
@@ -7,7 +8,6 @@ use crate::ledger::Fork;
 use crate::manager::KvCacheManager;
 use crate::ops::{BlockCopy, SlotCopy};
 use crate::suspended::{ResumeRefused, Suspended};
-use crate::transfers::Copied;
 
 impl<B: Backend> KvCacheManager<B> {
     /// Admits a request that is a copy of another: the same tokens, in all layers, from which each goes on by itself, drafts

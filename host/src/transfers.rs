@@ -1,6 +1,7 @@
 //! What is queued between steps: copies of slots, checkpoints and blocks, and rows of the block table. What it is travels
 //! in the memory of the trunk's StepMeta, which nobody uses between steps.
 
+use crate::copied::Copied;
 use crate::core::Core;
 use crate::device::{Backend, Stream, View};
 use crate::error::KvError;
@@ -8,21 +9,6 @@ use crate::ids::{BlockId, LayerGroup, SlotId};
 use crate::manager::KvCacheManager;
 use crate::ops::{self, CopyDirection, JOB, JobWords, StateCopies, TableUpdate};
 use crate::step_memory::StepMemory;
-
-/// What is copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Copied {
-    /// Slots to checkpoints, of all layers.
-    Save,
-    /// Checkpoints to slots, of all layers.
-    Restore,
-    /// Checkpoints to slots, of the trunk.
-    RestoreTrunk,
-    /// Slots to slots.
-    Slots,
-    /// Blocks to blocks.
-    Blocks,
-}
 
 /// A transfer that failed.
 #[derive(Debug)]

@@ -1,0 +1,16 @@
+//! What is copied between steps.
+
+/// What is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    /// Slots to checkpoints, of all layers.
+    Save,
+    /// Checkpoints to slots, of all layers.
+    Restore,
+    /// Checkpoints to slots, of the trunk.
+    RestoreTrunk,
+    /// Slots to slots.
+    Slots,
+    /// Blocks to blocks.
+    Blocks,
+}
