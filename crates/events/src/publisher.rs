@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use dsv4_kv_prefix::{Drained, EventSource};
+use dsv4_kv_prefix::{Drained, EventSource, Reading};
 
 use crate::exchange::{Exchange, Handed};
 use crate::hash::BLOCK;
@@ -20,6 +20,8 @@ pub struct Publisher {
     endpoints: [String; 2],
     snapshot_interval: Duration,
     last_snapshot: Instant,
+    /// Of what was handed over last: what follows goes on from there, or a snapshot does.
+    last: Reading,
 }
 
 /// What a call of [`Publisher::publish`] handed over.
@@ -60,7 +62,8 @@ pub struct PublisherStats {
 
 impl Publisher {
     /// Starts a thread that listens, and that tells everything that `source` has. From then on [`Self::publish`] is to be
-    /// called with the same source.
+    /// called with the same source, whose events nobody else should read: what another reader takes is made good by a
+    /// snapshot.
     ///
     /// # Errors
     /// [`PublishError::EventsOff`], [`PublishError::NoBatches`], [`PublishError::Bind`], [`PublishError::Thread`].
@@ -83,9 +86,10 @@ impl Publisher {
         let thread = builder.spawn(move || worker.run(&bound))?;
         let endpoints = listening.recv().map_err(|_| PublishError::Ended)??;
         let last_snapshot = Instant::now();
-        let thread = Some(thread);
-        let publisher = Self { exchange, thread, endpoints, snapshot_interval, last_snapshot };
-        publisher.exchange.hand(Handed::Snapshot(source.snapshot_events()));
+        let (thread, last) = (Some(thread), Reading::default());
+        let mut publisher =
+            Self { exchange, thread, endpoints, snapshot_interval, last_snapshot, last };
+        publisher.hand_snapshot(source);
         Ok(publisher)
     }
 
@@ -107,22 +111,31 @@ impl Publisher {
         }
         let Some(mut batch) = exchange.spare() else { return Ok(Published::Waiting) };
         let drained = source.drain_events(&mut batch);
-        if drained == Drained::Events && !batch.is_empty() {
+        if drained == Drained::Events && batch.after() == self.last {
+            self.last = batch.reading();
+            if batch.is_empty() {
+                exchange.give_back(batch);
+                return Ok(Published::Nothing);
+            }
             exchange.hand(Handed::Events(batch));
             return Ok(Published::Events);
         }
         exchange.give_back(batch);
         match drained {
-            Drained::Events => Ok(Published::Nothing),
-            Drained::Overflowed if exchange.has_snapshot() => Ok(Published::Waiting),
-            Drained::Overflowed => Ok(self.hand_snapshot(source)),
             Drained::Off => Err(PublishError::EventsOff),
+            // The log was full, or somebody else has what it had, which is the same to subscribers.
+            Drained::Overflowed | Drained::Events if exchange.has_snapshot() => {
+                Ok(Published::Waiting)
+            }
+            Drained::Overflowed | Drained::Events => Ok(self.hand_snapshot(source)),
         }
     }
 
     fn hand_snapshot(&mut self, source: &mut impl EventSource<BLOCK>) -> Published {
         self.exchange.snapshot_taken();
-        self.exchange.hand(Handed::Snapshot(source.snapshot_events()));
+        let snapshot = source.snapshot_events();
+        self.last = snapshot.reading();
+        self.exchange.hand(Handed::Snapshot(snapshot));
         self.last_snapshot = Instant::now();
         Published::Snapshot
     }

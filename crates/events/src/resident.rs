@@ -24,6 +24,8 @@ pub(crate) struct Resident {
     wire: Vec<u64>,
     /// Of the messages.
     rank: u32,
+    /// Whether an event named a block that is not there: what follows is not known until a snapshot.
+    is_lost: bool,
 }
 
 /// What a batch was.
@@ -58,11 +60,25 @@ impl Resident {
         self.hashes.shrink_to(snapshot.blocks() as usize);
         self.message = Message::default();
         self.message.cleared();
+        self.is_lost = false;
         self.tell(snapshot, send)
     }
 
-    /// Messages of what happened. After an error what was sent is right, and what follows is not known.
+    /// Messages of what happened. After an error what was sent is right, and nothing more is told until a snapshot.
     pub fn tell(
+        &mut self,
+        batch: &EventBatch<BLOCK>,
+        send: impl FnMut(Bytes),
+    ) -> Result<Told, Missing> {
+        if self.is_lost {
+            return Ok(Told::default());
+        }
+        let told = self.tell_each(batch, send);
+        self.is_lost = told.is_err();
+        told
+    }
+
+    fn tell_each(
         &mut self,
         batch: &EventBatch<BLOCK>,
         mut send: impl FnMut(Bytes),
@@ -137,5 +153,40 @@ impl Resident {
         if !self.message.is_empty() {
             send(self.message.finish(SystemTime::now(), self.rank));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv_prefix::{EventSource, Limits, PrefixTree, RootKey, ScoredLru};
+
+    use super::*;
+
+    /// After a batch that is missing nothing is told, though it could be, until everything is.
+    #[test]
+    fn after_a_gap_nothing_is_told_until_a_snapshot() {
+        let limits =
+            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 0, remembered: 0, room: 8 };
+        let mut tree = PrefixTree::<(), (), _, BLOCK>::new(limits, ScoredLru { capacity: 100 });
+        tree.log_events(8);
+        let (mut resident, mut batch) = (Resident::new(0), EventBatch::with_capacity(8));
+        let mut messages = 0;
+        let mut tell = |resident: &mut Resident, batch: &_| resident.tell(batch, |_| messages += 1);
+        let root = RootKey::new(b"", b"", b"");
+        let mut at = tree.adopt(&root, &[]).reference;
+        tree.extend(&mut at, &[[1; BLOCK]], |_| (), drop).unwrap();
+        // This one is missing.
+        let _ = tree.drain_events(&mut batch);
+        tree.extend(&mut at, &[[2; BLOCK]], |_| (), drop).unwrap();
+        let _ = tree.drain_events(&mut batch);
+        assert!(tell(&mut resident, &batch).is_err());
+        let mut other = tree.adopt(&root, &[]).reference;
+        tree.extend(&mut other, &[[3; BLOCK]], |_| (), drop).unwrap();
+        let _ = tree.drain_events(&mut batch);
+        assert_eq!(tell(&mut resident, &batch), Ok(Told::default()));
+        assert_eq!((messages, resident.blocks()), (0, 0));
+        let told = resident.restart(&tree.snapshot_events(), |_| messages += 1);
+        assert_eq!(told, Ok(Told { stored: 3, removed: 0 }));
+        assert_eq!((messages, resident.blocks()), (1, 3));
     }
 }

@@ -32,6 +32,8 @@
 //! # Ok::<(), dsv4_kv_prefix::Foreign>(())
 //! ```
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use crate::cell::{CellKey, Cells};
 use crate::mistake::{Mistake, made};
 use crate::root::RootKey;
@@ -82,14 +84,26 @@ pub enum Drained {
     Off,
 }
 
+/// A drain that found events, or a snapshot: a number that is unique in the process. A batch has that of the reading that
+/// it is, and of the one before it, so that who reads a log sees whether somebody else did in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading(u64);
+
+impl Reading {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Relaxed))
+    }
+}
+
 /// Somebody whose events can be asked for: a [`crate::PrefixTree`], or what has one.
 pub trait EventSource<const T: usize> {
     /// Blocks, stored or removed, that are logged between two drains; 0 if events are not logged.
     fn event_capacity(&self) -> u32;
 
-    /// Moves what is logged into `batch`, whose contents are lost. Nothing is allocated or copied: the memory of the batch
-    /// becomes the log's, so a batch should have [`Self::event_capacity`]. It is empty after anything but
-    /// [`Drained::Events`].
+    /// Moves what is logged into `batch`, whose contents are lost. Nothing is copied: the memory of a batch with
+    /// [`Self::event_capacity`] becomes the log's. Of a batch with another capacity it does not: the log gets new memory.
+    /// The batch is empty after anything but [`Drained::Events`].
     fn drain_events(&mut self, batch: &mut EventBatch<T>) -> Drained;
 
     /// All blocks that are there, as if they had just been stored, parents before children. What is logged is given up: the
@@ -113,6 +127,8 @@ pub struct EventBatch<const T: usize> {
     /// Of all blocks that were stored.
     tokens: Vec<[u32; T]>,
     capacity: u32,
+    reading: Reading,
+    after: Reading,
 }
 
 impl<const T: usize> EventBatch<T> {
@@ -125,7 +141,28 @@ impl<const T: usize> EventBatch<T> {
             serials: Vec::with_capacity(most),
             tokens: Vec::with_capacity(most),
             capacity: blocks,
+            reading: Reading::default(),
+            after: Reading::default(),
         }
+    }
+
+    /// Which reading of the log it is.
+    #[must_use]
+    pub const fn reading(&self) -> Reading {
+        self.reading
+    }
+
+    /// The reading before it, of anybody: what a drain found goes on from there. If that is not the last batch that its
+    /// reader has, events are missing, and only a snapshot has what is there.
+    #[must_use]
+    pub const fn after(&self) -> Reading {
+        self.after
+    }
+
+    /// It is what a log had after a reading; the reading that it is.
+    pub(crate) fn read(&mut self, after: Reading) -> Reading {
+        (self.after, self.reading) = (after, Reading::next());
+        self.reading
     }
 
     /// Blocks that there is room for.
@@ -197,6 +234,8 @@ pub(crate) struct EventLog<const T: usize> {
     batch: EventBatch<T>,
     /// Whether more happened than there was room for, since the last snapshot.
     overflowed: bool,
+    /// The last one.
+    reading: Reading,
     /// What it was made with.
     pub capacity: u32,
 }
@@ -204,7 +243,8 @@ pub(crate) struct EventLog<const T: usize> {
 impl<const T: usize> EventLog<T> {
     /// An empty one.
     pub fn new(capacity: u32) -> Self {
-        Self { batch: EventBatch::with_capacity(capacity), overflowed: false, capacity }
+        let batch = EventBatch::with_capacity(capacity);
+        Self { batch, overflowed: false, reading: Reading::next(), capacity }
     }
 
     /// Blocks were stored.
@@ -225,8 +265,9 @@ impl<const T: usize> EventLog<T> {
     }
 
     /// A snapshot is taken: it has what is logged.
-    pub fn restart(&mut self) {
+    pub fn restart(&mut self, snapshot: &mut EventBatch<T>) {
         self.overflowed = false;
+        self.reading = snapshot.read(self.reading);
         if !made(Mistake::SnapshotKeepsLog) {
             self.batch.clear();
         }
@@ -248,6 +289,71 @@ impl<const T: usize> EventLog<T> {
             return Drained::Overflowed;
         }
         std::mem::swap(&mut self.batch, batch);
+        if self.batch.capacity != self.capacity {
+            self.batch = EventBatch::with_capacity(self.capacity);
+        }
+        self.reading = batch.read(self.reading);
         Drained::Events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Limits, PrefixTree, Reference, ScoredLru};
+
+    type Tree = PrefixTree<(), (), ScoredLru, 1>;
+
+    fn tree() -> Tree {
+        let limits =
+            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes: 0, remembered: 0, room: 64 };
+        let mut tree = Tree::new(limits, ScoredLru { capacity: 100 });
+        tree.log_events(16);
+        tree
+    }
+
+    fn compute(tree: &mut Tree, tokens: &[[u32; 1]]) -> Reference {
+        let mut at = tree.adopt(&RootKey::new(b"", b"", b""), &[]).reference;
+        tree.extend(&mut at, tokens, |_| (), drop).unwrap();
+        at
+    }
+
+    /// A batch of another capacity, as a snapshot is, does not become the log.
+    #[test]
+    fn the_log_keeps_its_capacity() {
+        for capacity in [0, 1, 1000] {
+            let mut tree = tree();
+            let mut batch = EventBatch::with_capacity(capacity);
+            assert_eq!(tree.drain_events(&mut batch), Drained::Events);
+            let at = compute(&mut tree, &[[7]; 16]);
+            assert_eq!((tree.drain_events(&mut batch), batch.blocks()), (Drained::Events, 16));
+            let mut snapshot = tree.snapshot_events();
+            assert_eq!(tree.drain_events(&mut snapshot), Drained::Events);
+            // 16 blocks go, and another comes.
+            tree.release(at, drop).unwrap();
+            let at = compute(&mut tree, &[[8]]);
+            assert_eq!(tree.drain_events(&mut batch), Drained::Overflowed);
+            tree.release(at, drop).unwrap();
+        }
+    }
+
+    /// Who reads a log sees that somebody else has, whether by a drain, a snapshot, or a log that begins anew.
+    #[test]
+    fn a_second_reader_is_seen() {
+        let mut tree = tree();
+        let (mut mine, mut other) = (EventBatch::with_capacity(16), EventBatch::with_capacity(16));
+        let mut last = tree.snapshot_events().reading();
+        for turn in 0..5 {
+            let _held = compute(&mut tree, &[[turn]]);
+            match turn {
+                1 => assert_eq!(tree.drain_events(&mut other), Drained::Events),
+                2 => drop(tree.snapshot_events()),
+                3 => tree.log_events(16),
+                _ => {}
+            }
+            assert_eq!(tree.drain_events(&mut mine), Drained::Events);
+            assert_eq!(mine.after() == last, [0, 4].contains(&turn), "{turn}");
+            last = mine.reading();
+        }
     }
 }

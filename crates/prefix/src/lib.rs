@@ -72,7 +72,7 @@ mod serial;
 pub mod stats;
 pub mod tree;
 
-pub use event::{Drained, Event, EventBatch, EventSource, Serial, Stored};
+pub use event::{Drained, Event, EventBatch, EventSource, Reading, Serial, Stored};
 pub use evict::{Need, NotEvictable};
 pub use lease::{Lease, PinRefused};
 pub use place::{Path, Place};

@@ -14,6 +14,19 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.events = (capacity > 0).then(|| EventLog::new(capacity));
     }
 
+    /// All blocks that are there, as a snapshot has them, to whoever only looks: the log goes on as it was.
+    #[must_use]
+    pub fn resident_events(&self) -> EventBatch<T> {
+        let mut batch = EventBatch::with_capacity(self.counts.blocks);
+        let mut nodes: Vec<_> = self.nodes.iter().collect();
+        // What is above a segment begins before it.
+        nodes.sort_unstable_by_key(|(_, node)| node.start);
+        let runs =
+            nodes.iter().filter_map(|(key, node)| self.stored(*key, node.first()?, node.len));
+        runs.for_each(|run| batch.stored(&run));
+        batch
+    }
+
     /// Logs the last `blocks` blocks of a segment, from `first` on, which were stored.
     pub(crate) fn log_stored(&mut self, key: NodeKey, first: CellKey, blocks: u32) {
         let Some(mut log) = self.events.take() else { return };
@@ -56,15 +69,9 @@ impl<B, C, P: Policy, const T: usize> EventSource<T> for PrefixTree<B, C, P, T> 
     }
 
     fn snapshot_events(&mut self) -> EventBatch<T> {
-        let mut batch = EventBatch::with_capacity(self.counts.blocks);
-        let mut nodes: Vec<_> = self.nodes.iter().collect();
-        // What is above a segment begins before it.
-        nodes.sort_unstable_by_key(|(_, node)| node.start);
-        let runs =
-            nodes.iter().filter_map(|(key, node)| self.stored(*key, node.first()?, node.len));
-        runs.for_each(|run| batch.stored(&run));
+        let mut batch = self.resident_events();
         if let Some(log) = &mut self.events {
-            log.restart();
+            log.restart(&mut batch);
         }
         batch
     }

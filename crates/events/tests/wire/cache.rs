@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use dsv4_kv_events::Hasher;
-use dsv4_kv_prefix::{
-    Event, EventSource, Limits, Need, Origin, PrefixTree, Reference, RootKey, ScoredLru,
-};
+use dsv4_kv_prefix::{Event, Limits, Need, Origin, PrefixTree, Reference, RootKey, ScoredLru};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -86,9 +84,9 @@ impl Cache {
         self.tree.evict(Need { blocks, checkpoints: 0 }, |_| ()).unwrap();
     }
 
-    /// What is there. What is logged is given up.
-    pub fn dump(&mut self) -> Index {
-        let snapshot = self.tree.snapshot_events();
+    /// What is there.
+    pub fn dump(&self) -> Index {
+        let snapshot = self.tree.resident_events();
         let (mut hasher, mut hashes) = (Hasher::default(), BTreeMap::new());
         let mut index = Index::default();
         for event in snapshot.iter() {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use cache::Cache;
 use dsv4_kv_events::{PublishError, Published, Publisher, PublisherOptions};
+use dsv4_kv_prefix::{Drained, EventBatch, EventSource};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use subscriber::Subscriber;
@@ -123,6 +124,31 @@ fn what_is_kept_nowhere_is_told_anew() {
             assert_eq!(late.index, cache.dump(), "seed {seed}");
         }
         assert!(snapshots > 4 && gaps > 0, "{snapshots} snapshots, {gaps} late without a start");
+    });
+}
+
+/// Somebody else reads the same events: what the publisher misses is told anew.
+#[test]
+fn what_another_reader_takes_is_told_anew() {
+    block_on(async {
+        let mut cache = Cache::new(12, (200, 1000), &ROOTS);
+        let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
+        let mut subscriber = join(&publisher).await;
+        settle(&mut cache, &mut publisher, &mut subscriber).await;
+        let mut other = EventBatch::with_capacity(1000);
+        for turn in 0..10 {
+            let before = cache.dump();
+            while cache.dump() == before {
+                cache.operation();
+            }
+            if turn % 2 == 0 {
+                assert_eq!(cache.tree.drain_events(&mut other), Drained::Events);
+            } else {
+                drop(cache.tree.snapshot_events());
+            }
+            let snapshots = settle(&mut cache, &mut publisher, &mut subscriber).await;
+            assert_eq!((snapshots, &subscriber.index), (1, &cache.dump()));
+        }
     });
 }
 
