@@ -1,10 +1,12 @@
 //! The cold tier of a server: prefixes that outlive it. What the store has of a prompt is in host memory before the prompt is
 //! admitted; what comes to host memory is stored.
 
+use std::time::{Duration, Instant};
+
 use dsv4_kv::Prompt;
 use dsv4_kv_device::Backend;
 use dsv4_kv_model::Engine;
-use dsv4_kv_tier::{ColdError, ColdOptions, ColdStats, ColdTier};
+use dsv4_kv_tier::{ColdError, ColdErrorKind, ColdOptions, ColdStats, ColdTier};
 
 use crate::queue::{Fetch, Request};
 
@@ -16,10 +18,55 @@ pub struct ColdCache {
     /// What tells the bytes of this engine from those of others: a digest of the model's weights, and of whatever else makes
     /// other bytes.
     pub identity: Vec<u8>,
+    /// Is told why something was not stored or read: of each kind of reason the first, and then one in a minute at most, with
+    /// how many others of the kind came since the last that was told. That the store has no more of a prompt is not told.
+    pub report: fn(&ColdError, u64),
+}
+
+/// The least time between two errors of a kind that are told.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Which errors are told.
+#[derive(Debug, Default)]
+struct Told([Option<(Instant, u64)>; ColdErrorKind::COUNT]);
+
+impl Told {
+    /// Whether an error of a kind is told now; if so, how many others came since the last one that was.
+    fn admit(&mut self, kind: ColdErrorKind, now: Instant) -> Option<u64> {
+        if kind == ColdErrorKind::NotThere {
+            return None;
+        }
+        let last = &mut self.0[kind.index()];
+        match last {
+            Some((at, others)) if now.duration_since(*at) < PAUSE => {
+                *others += 1;
+                None
+            }
+            _ => Some(last.replace((now, 0)).map_or(0, |(_, others)| others)),
+        }
+    }
+}
+
+/// A cold tier that is open.
+struct Open<B: Backend> {
+    tier: ColdTier<B>,
+    told: Told,
+    report: fn(&ColdError, u64),
+}
+
+impl<B: Backend> Open<B> {
+    /// Tells what has gone wrong.
+    fn report(&mut self) {
+        for error in self.tier.take_errors() {
+            if let Some(others) = self.told.admit(error.kind(), Instant::now()) {
+                (self.report)(&error, others);
+            }
+        }
+    }
 }
 
 /// The cold tier, if there is one.
-pub(crate) struct Cold<B: Backend>(Option<ColdTier<B>>);
+pub(crate) struct Cold<B: Backend>(Option<Open<B>>);
 
 impl<B: Backend> Cold<B> {
     /// None.
@@ -29,29 +76,33 @@ impl<B: Backend> Cold<B> {
 
     /// That of an engine.
     pub fn open(engine: &mut Engine<B>, cache: &ColdCache) -> Result<Self, ColdError> {
-        let ColdCache { url, identity } = cache;
-        ColdTier::open(engine.cache_mut(), url, identity, &ColdOptions::default())
-            .map(Some)
-            .map(Self)
+        let ColdCache { url, identity, report } = cache;
+        let tier = ColdTier::open(engine.cache_mut(), url, identity, &ColdOptions::default())?;
+        Ok(Self(Some(Open { tier, told: Told::default(), report: *report })))
     }
 
     /// Between steps: takes what the store has brought, and hands it what is to be stored. Waits for nothing.
     pub fn advance(&mut self, engine: &mut Engine<B>) {
-        if let Some(tier) = &mut self.0 {
-            tier.advance(engine.cache_mut());
+        if let Some(open) = &mut self.0 {
+            open.tier.advance(engine.cache_mut());
+            open.report();
         }
     }
 
     /// As [`Self::advance`], once the store has done something. `false`, at once, if no prompt is on its way.
     pub fn wait(&mut self, engine: &mut Engine<B>) -> bool {
-        let Some(tier) = self.0.as_mut().filter(|tier| tier.fetching() > 0) else { return false };
-        tier.wait(engine.cache_mut());
+        let Some(open) = self.0.as_mut().filter(|open| open.tier.fetching() > 0) else {
+            return false;
+        };
+        open.tier.wait(engine.cache_mut());
+        open.report();
         true
     }
 
     /// Asks for a request's prompt, unless it was asked for; if too many are on their way, later.
     pub fn ask(&mut self, engine: &Engine<B>, request: &mut Request) {
-        let Some(tier) = self.0.as_mut().filter(|_| request.fetch == Fetch::New) else { return };
+        let open = self.0.as_mut().filter(|_| request.fetch == Fetch::New);
+        let Some(Open { tier, .. }) = open else { return };
         if !request.sequence.may_reuse() {
             request.fetch = Fetch::Done;
             return;
@@ -71,12 +122,31 @@ impl<B: Backend> Cold<B> {
         match (&self.0, request.fetch) {
             (None, _) | (_, Fetch::Done) => true,
             (_, Fetch::New) => false,
-            (Some(tier), Fetch::Asked(id)) => !tier.is_fetching(id),
+            (Some(open), Fetch::Asked(id)) => !open.tier.is_fetching(id),
         }
     }
 
     /// What it has done.
     pub fn stats(&self) -> ColdStats {
-        self.0.as_ref().map_or(ColdStats::default(), ColdTier::stats)
+        self.0.as_ref().map_or(ColdStats::default(), |open| open.tier.stats())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_a_kind_is_told_and_then_one_in_a_minute() {
+        use ColdErrorKind::{Damaged, Failed, NotThere};
+        let (mut told, start) = (Told::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(told.admit(NotThere, at(0)), None);
+        assert_eq!(told.admit(Failed, at(0)), Some(0));
+        assert_eq!([1, 30, 59].map(|second| told.admit(Failed, at(second))), [None; 3]);
+        assert_eq!(told.admit(Damaged, at(59)), Some(0), "another kind");
+        assert_eq!(told.admit(Failed, at(60)), Some(3));
+        assert_eq!(told.admit(Failed, at(61)), None);
+        assert_eq!(told.admit(Failed, at(500)), Some(1));
     }
 }

@@ -13,8 +13,8 @@ use object_store::{ObjectStore, parse_url_opts};
 use serde::Serialize;
 use url::Url;
 
-use crate::image::{BLOCK, ImageError};
-use crate::store::{ColdError, Done, Owner, Source, Store, Wanted};
+use crate::image::BLOCK;
+use crate::store::{ColdError, ColdErrorKind, Done, Owner, Source, Store, Wanted};
 
 #[cfg(test)]
 mod tests;
@@ -293,15 +293,11 @@ impl<B: Backend> ColdTier<B> {
     }
 
     fn note(&mut self, error: ColdError) {
-        let count = match &error {
-            ColdError::NotThere => &mut self.stats.not_there,
-            ColdError::Image { error, .. } => match error {
-                ImageError::Magic | ImageError::Length { .. } | ImageError::Damaged { .. } => {
-                    &mut self.stats.damaged
-                }
-                _ => &mut self.stats.foreign,
-            },
-            _ => &mut self.stats.failed,
+        let count = match error.kind() {
+            ColdErrorKind::NotThere => &mut self.stats.not_there,
+            ColdErrorKind::Damaged => &mut self.stats.damaged,
+            ColdErrorKind::Foreign => &mut self.stats.foreign,
+            ColdErrorKind::Failed => &mut self.stats.failed,
         };
         *count += 1;
         if self.errors.len() < ERRORS {

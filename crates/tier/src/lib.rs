@@ -36,4 +36,4 @@ mod store;
 
 pub use cold::{ColdOptions, ColdStats, ColdTier, FetchId};
 pub use image::{ImageError, Section};
-pub use store::ColdError;
+pub use store::{ColdError, ColdErrorKind};

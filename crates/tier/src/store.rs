@@ -60,7 +60,46 @@ pub enum ColdError {
     Thread(#[from] std::io::Error),
 }
 
+/// What kind of reason a [`ColdError`] is: as [`crate::ColdStats`] counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColdErrorKind {
+    /// The store has no more of a prompt.
+    NotThere,
+    /// An object is damaged, or shorter or longer than it says.
+    Damaged,
+    /// An object of another version, model, format, salt, adapter, or of other tokens.
+    Foreign,
+    /// A call failed.
+    Failed,
+}
+
+impl ColdErrorKind {
+    /// How many kinds there are.
+    pub const COUNT: usize = 4;
+
+    /// Its number, below [`Self::COUNT`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
 impl ColdError {
+    /// What kind of reason it is.
+    #[must_use]
+    pub fn kind(&self) -> ColdErrorKind {
+        match self {
+            Self::NotThere => ColdErrorKind::NotThere,
+            Self::Image { error, .. } => match error {
+                ImageError::Magic | ImageError::Length { .. } | ImageError::Damaged { .. } => {
+                    ColdErrorKind::Damaged
+                }
+                _ => ColdErrorKind::Foreign,
+            },
+            _ => ColdErrorKind::Failed,
+        }
+    }
+
     /// Whether the object is not there, or not what it should be: asking again would not help.
     fn is_final(&self) -> bool {
         matches!(self, Self::Image { .. } | Self::Store(object_store::Error::NotFound { .. }))

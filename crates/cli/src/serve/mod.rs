@@ -14,7 +14,7 @@ use dsv4_kv_model::engine::AttentionPlace;
 use dsv4_kv_model::text::Text;
 use dsv4_kv_model::{Engine, EngineLimits, Model, ModelError};
 use dsv4_kv_server::scheduler::SchedulerLimits;
-use dsv4_kv_server::{ColdCache, Ended, Server, ServerError, Settings};
+use dsv4_kv_server::{ColdCache, ColdError, Ended, Server, ServerError, Settings};
 
 pub use args::ServeArgs;
 
@@ -98,7 +98,7 @@ fn settings(
 ) -> Result<Settings, InputError> {
     let cold = |url: &String| {
         let identity = identity::of(&args.checkpoint, place, device)?;
-        Ok::<_, InputError>(ColdCache { url: url.clone(), identity })
+        Ok::<_, InputError>(ColdCache { url: url.clone(), identity, report: report_cold })
     };
     let (chunk, waiting) = (args.chunk as usize, args.max_waiting as usize);
     Ok(Settings {
@@ -136,5 +136,13 @@ fn refused(error: ServerError) -> anyhow::Error {
         | ServerError::Cold(_)
         | ServerError::System { .. } => InputError::Serve(error.to_string()).into(),
         error => error.into(),
+    }
+}
+
+/// Says why the cold cache did not store or read something, and of how many like it nothing was said.
+fn report_cold(error: &ColdError, others: u64) {
+    match others {
+        0 => output::note(format_args!("cold cache: {error}")),
+        _ => output::note(format_args!("cold cache: {error} ({others} more of this kind before)")),
     }
 }

@@ -1,6 +1,6 @@
 //! The scheduler without HTTP: every answer is that of a request alone, and nothing stays in the cache.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use dsv4_kv_device::{Backend, EmuOptions};
@@ -165,7 +165,8 @@ fn a_prefix_outlives_its_server() {
         let engine = small::engine(&small::emulated(), &HASH, limits);
         let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
         let url = directory.path().to_str().expect("a name").to_owned();
-        let cold = ColdCache { url, identity: identity.to_vec() };
+        let report = |error: &_, _| panic!("{error}");
+        let cold = ColdCache { url, identity: identity.to_vec(), report };
         scheduler.open_cold(&cold).expect("a directory");
         (scheduler, metrics)
     };
@@ -197,9 +198,50 @@ fn a_prefix_outlives_its_server() {
     let engine = small::engine(&small::emulated(), &HASH, small::limits(2, 6));
     let mut scheduler =
         Scheduler::new(engine, LIMITS, Metrics::new().expect("metrics")).expect("a scheduler");
-    let cold = ColdCache { url: "/nowhere".into(), identity: b"a".to_vec() };
+    let (url, identity) = ("/nowhere".into(), b"a".to_vec());
+    let cold = ColdCache { url, identity, report: |_, _| () };
     let refused = scheduler.open_cold(&cold).map_err(|error| error.to_string());
     assert!(matches!(&refused, Err(why) if why.contains("no host tier")), "{refused:?}");
+}
+
+/// A file that is damaged is a miss, is counted, and is told with its reason.
+#[test]
+fn a_damaged_file_is_told() {
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let directory = tempfile::tempdir().expect("a directory");
+    let limits = EngineLimits { checkpoints: 2, host_bytes: 16 << 20, ..small::limits(2, 6) };
+    let report = |error: &dsv4_kv_server::ColdError, others: u64| {
+        TOLD.lock().expect("no panic").push(format!("{error}, {others} others"));
+    };
+    let mut failures = 0;
+    for last in 1..=2 {
+        let metrics = Metrics::new().expect("metrics");
+        let engine = small::engine(&small::emulated(), &HASH, limits);
+        let mut scheduler = Scheduler::new(engine, LIMITS, metrics.clone()).expect("a scheduler");
+        let url = directory.path().to_str().expect("a name").to_owned();
+        let cold = ColdCache { url, identity: b"a".to_vec(), report };
+        scheduler.open_cold(&cold).expect("a directory");
+        let prompt = (0..270).map(|at| if at < 260 { at * at % 251 } else { last }).collect();
+        let continuation = small::continuation(4);
+        let mut events =
+            submit(&scheduler.queue(), &Submission { prompt, continuation, salt: Vec::new() });
+        while scheduler.step().expect("no step fails") == Progress::Ran {}
+        assert_eq!(received(&mut events).1, Some(Event::Finished(Finish::Length)));
+        drop(scheduler);
+        failures = value(&metrics, "dsv4_cold_failures_total");
+        for file in std::fs::read_dir(directory.path().join("v1")).expect("a folder") {
+            let path = file.expect("a file").path();
+            let mut bytes = std::fs::read(&path).expect("its bytes");
+            bytes.truncate(bytes.len() / 2);
+            std::fs::write(&path, bytes).expect("half of it");
+        }
+    }
+    assert!(failures > 0);
+    let told = TOLD.lock().expect("no panic").clone();
+    assert!(
+        told.len() == 1 && told[0].starts_with("v1/") && told[0].ends_with(", 0 others"),
+        "{told:?}"
+    );
 }
 
 /// Completions that begin alike: what one has computed others go on from, and each answers as alone; under another salt
