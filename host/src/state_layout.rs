@@ -100,6 +100,10 @@ pub(crate) fn checkpoint_pieces(
     pieces
 }
 
+/// Counts the ways in which bytes were laid out: caches of different versions do not take each other's bytes. To be counted
+/// up when [`unit_places`] changes, the rings of a slot ([`crate::transfer`]), or what a row holds.
+pub(crate) const LAYOUT_VERSION: u32 = 1;
+
 /// What each pool's part of the image of a slot or block is a multiple of, in bytes.
 const IMAGE_ALIGN: u64 = 16;
 

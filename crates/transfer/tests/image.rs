@@ -229,6 +229,12 @@ fn a_fingerprint_is_of_what_makes_other_bytes() {
     let own = Fingerprint::new(&config(), b"w", b"s", b"a");
     let larger = CacheConfig { max_draft: 3, num_blocks: 9, max_requests: 4, ..config() };
     assert_eq!(Fingerprint::new(&larger, b"w", b"s", b"a"), own);
+    // The same model from a checkpoint's file, where it has another name.
+    let read = ModelConfig::from_json(include_str!("../../../tests/configs/flash.json")).unwrap();
+    let preset = ModelConfig::preset("flash").unwrap();
+    assert_ne!(read.name, preset.name);
+    let [read, preset] = [read, preset].map(CacheConfig::smallest);
+    assert_eq!(Fingerprint::new(&read, b"w", b"", b""), Fingerprint::new(&preset, b"w", b"", b""));
     let other = CacheConfig { index_format: IndexFormat::Fp8, ..config() };
     assert_ne!(Fingerprint::new(&other, b"w", b"s", b"a").shape, own.shape);
     let theta = ModelConfig { rope_theta: 1e6, ..config().model };
