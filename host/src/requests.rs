@@ -115,12 +115,26 @@ impl Requests {
     /// Takes a slot, or `None` when all are taken. It has room for all blocks that the request can ever hold, so
     /// that no step allocates; a slot that is used again has it already.
     pub fn admit(&mut self) -> Option<RequestId> {
-        let slot = self.free.pop()?;
+        self.reserve().map(|slot| self.enter(slot))
+    }
+
+    /// Takes a slot for a request that is to come: until [`Self::enter`] nobody has it, and no id names it.
+    pub fn reserve(&mut self) -> Option<SlotId> {
+        self.free.pop()
+    }
+
+    /// Gives up a slot that was reserved and not entered.
+    pub fn unreserve(&mut self, slot: SlotId) {
+        self.free.push(slot);
+    }
+
+    /// A request has a slot that was reserved, from now on.
+    pub fn enter(&mut self, slot: SlotId) -> RequestId {
         let entry = &mut self.slots[slot.0 as usize];
         let generation = entry.turns / 2;
         entry.turns += 1;
         entry.request.blocks.reserve_exact(self.max_blocks as usize);
-        Some(RequestId::new(self.ledger, slot, generation))
+        RequestId::new(self.ledger, slot, generation)
     }
 
     /// Gives the slot up; the request's blocks, the last one first, or `None` if there is no such request.
@@ -181,7 +195,7 @@ impl Requests {
         entry.is_taken().then(|| RequestId::new(self.ledger, slot, entry.turns / 2))
     }
 
-    /// Slots that are taken.
+    /// Slots that are taken or reserved.
     pub fn live(&self) -> u32 {
         (self.slots.len() - self.free.len()) as u32
     }

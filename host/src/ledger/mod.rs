@@ -260,13 +260,13 @@ impl Ledger {
         self.blocks.total()
     }
 
-    /// The request that has the slot.
+    /// The request that has the slot; `None` while it is reserved for one that is to come.
     #[must_use]
     pub fn request_in(&self, slot: SlotId) -> Option<RequestId> {
         self.requests.in_slot(slot)
     }
 
-    /// Requests that are admitted.
+    /// Requests that are admitted, and slots that are reserved for some that are to come.
     #[must_use]
     pub fn live_requests(&self) -> u32 {
         self.requests.live()

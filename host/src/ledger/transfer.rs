@@ -1,18 +1,18 @@
 //! Requests that leave for another cache, or come from one, in the ledger.
 
 use super::Ledger;
-use crate::block::{Block, Held, blocks_of};
-use crate::bucket::LimitedBy;
+use crate::block::{Block, Held};
 use crate::error::KvError;
-use crate::ids::{BlockId, LayerGroup, LedgerId, RequestId};
+use crate::ids::{BlockId, LayerGroup, LedgerId, RequestId, SlotId};
 use crate::requests::Progress;
-use crate::transfer::Positions;
+use crate::transfer::{MoveError, Positions};
 
-/// A slot and blocks for a request that comes from another cache.
+/// A slot and blocks for a request that comes from another cache. No id names the slot until the request is entered, so that
+/// nothing can be done to it before.
 #[derive(Debug)]
 pub(crate) struct Room {
     ledger: LedgerId,
-    pub id: RequestId,
+    pub slot: SlotId,
     pub blocks: Vec<Block>,
     pub at: Positions,
 }
@@ -30,51 +30,51 @@ impl Ledger {
         self.requests.ledger()
     }
 
-    /// How far a request is in both layer groups.
+    /// How far a request is in both layer groups. What draft layers have behind the trunk's last token are drafts: they are
+    /// not final, and do not count.
     ///
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`], [`KvError::RequestInStep`]; [`KvError::Overwritten`] for
-    /// one that cannot go on.
+    /// one that cannot go on from there.
     pub fn positions(&self, id: RequestId) -> Result<Positions, KvError> {
         let request = self.request(id)?;
         self.check_in_no_step(id)?;
-        for group in LayerGroup::ALL {
-            let progress = request.groups[group.index()];
-            if !progress.can_resume_at(progress.committed, self.rollback_tokens) {
-                let committed = progress.committed;
+        let [trunk, draft] = request.groups.map(|group| group.committed);
+        let at = Positions { trunk, draft: draft.min(trunk) };
+        for (group, committed) in LayerGroup::ALL.into_iter().zip([at.trunk, at.draft]) {
+            if !request.groups[group.index()].can_resume_at(committed, self.rollback_tokens) {
                 return Err(KvError::Overwritten { request: id, group, committed });
             }
         }
-        let [trunk, draft] = request.groups.map(|group| group.committed);
-        Ok(Positions { trunk, draft })
+        Ok(at)
+    }
+
+    /// Refuses positions that no request of this ledger can have.
+    ///
+    /// # Errors
+    /// [`MoveError::TooLong`]; [`KvError::NoSuchGroup`] for a position in draft layers that the model does not have.
+    pub(crate) fn check_positions(&self, at: Positions) -> Result<(), MoveError> {
+        if at.draft > 0 && !self.has_drafts {
+            return Err(KvError::NoSuchGroup { group: LayerGroup::Draft }.into());
+        }
+        let limit = self.limits.context;
+        let is_long = at.trunk.max(at.draft) > limit;
+        if is_long { Err(MoveError::TooLong { at, limit }) } else { Ok(()) }
     }
 
     /// Takes a slot, and the blocks of so many tokens. What nobody refers to is evicted for them, if that is enough.
     ///
     /// # Errors
-    /// [`KvError::ContextTooLong`], [`KvError::NoSuchGroup`] for a position in draft layers that the model does not have,
-    /// [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`]. Nothing is taken then.
-    pub(crate) fn take_room_for(&mut self, at: Positions) -> Result<Room, KvError> {
-        if at.draft > 0 && !self.has_drafts {
-            return Err(KvError::NoSuchGroup { group: LayerGroup::Draft });
-        }
-        let needed = if self.has_entries { blocks_of(at.trunk) } else { 0 };
-        let id = self.admit()?;
-        if let Err(error) = self.check_context(id, at).and_then(|()| self.room_of(needed)) {
-            drop(self.requests.release(id));
-            return Err(error);
-        }
+    /// As [`Self::check_positions`]; [`KvError::NoFreeSlot`], [`KvError::OutOfBlocks`]. Nothing is taken then.
+    pub(crate) fn take_room_for(&mut self, at: Positions) -> Result<Room, MoveError> {
+        self.check_positions(at)?;
+        let needed = self.blocks_of(at.trunk);
+        self.check_free_slot()?;
+        self.room_of(needed)?;
+        let slots = self.limits.requests;
+        let slot = self.requests.reserve().ok_or(KvError::NoFreeSlot { slots })?;
         let blocks = std::iter::from_fn(|| self.blocks.take()).take(needed as usize).collect();
-        Ok(Room { ledger: self.requests.ledger(), id, blocks, at })
-    }
-
-    fn check_context(&self, id: RequestId, at: Positions) -> Result<(), KvError> {
-        let (end, limit) = (at.trunk.max(at.draft), self.limits.context);
-        if end <= limit {
-            return Ok(());
-        }
-        let (end, by) = (end.into(), LimitedBy::Cache);
-        Err(KvError::ContextTooLong { request: id, end, limit, by })
+        Ok(Room { ledger: self.requests.ledger(), slot, blocks, at })
     }
 
     fn room_of(&mut self, needed: u32) -> Result<(), KvError> {
@@ -90,35 +90,32 @@ impl Ledger {
         room.ledger == self.requests.ledger()
     }
 
-    /// A request has the room from now on, with every byte of it written.
-    ///
-    /// # Errors
-    /// [`KvError::UnknownRequest`] if the slot was released meanwhile; the room is given up then.
-    pub(crate) fn enter_room(&mut self, room: Room) -> Result<RequestId, KvError> {
-        let (rollback, has_drafts, id) = (self.rollback_tokens, self.has_drafts, room.id);
+    /// A request has the room from now on, with every byte of it written. The room is of this ledger.
+    pub(crate) fn enter_room(&mut self, room: Room) -> RequestId {
+        let Room { slot, blocks, at, .. } = room;
+        let (rollback, has_drafts) = (self.rollback_tokens, self.has_drafts);
         // Rows are there for the position alone: nothing before it can be gone back to.
         let progress = |committed: u32| {
             let written_to = committed.saturating_add(rollback);
             Progress { committed, written_to, in_step: 0 }
         };
-        let Some(request) = self.requests.get_mut(id) else {
-            self.give_room_up(room);
-            return Err(self.refused(id));
-        };
-        request.blocks.extend(room.blocks.into_iter().map(Held::Own));
-        let draft = if has_drafts { progress(room.at.draft) } else { Progress::default() };
-        request.groups = [progress(room.at.trunk), draft];
-        Ok(id)
+        let id = self.requests.enter(slot);
+        if let Some(request) = self.requests.get_mut(id) {
+            request.blocks.extend(blocks.into_iter().map(Held::Own));
+            let draft = if has_drafts { progress(at.draft) } else { Progress::default() };
+            request.groups = [progress(at.trunk), draft];
+        }
+        id
     }
 
-    /// Gives room up. Nothing may be on its way there any more.
+    /// Gives room of this ledger up. Nothing may be on its way there any more.
     pub(crate) fn give_room_up(&mut self, room: Room) {
-        let Room { id, blocks, .. } = room;
+        let Room { slot, blocks, .. } = room;
         // In reverse, so that the one taken last is the one taken next.
         for block in blocks.into_iter().rev() {
             self.unowned.add(block.id());
             self.blocks.give_back(block);
         }
-        drop(self.requests.release(id));
+        self.requests.unreserve(slot);
     }
 }

@@ -1,5 +1,7 @@
 //! Why a request does not move.
 
+use super::import::Reserved;
+use super::parts::Positions;
 use crate::device::DeviceError;
 use crate::error::KvError;
 use crate::ids::RequestId;
@@ -31,9 +33,17 @@ pub enum MoveError {
     /// A port that was opened for another cache.
     #[error("the port is of another cache; open one for this cache")]
     ForeignPort,
-    /// Room in another cache.
+    /// Room in another cache, which is returned: only that cache can take it.
     #[error("the room is in another cache; give it to that one")]
-    ForeignRoom,
+    ForeignRoom(Reserved),
+    /// A request longer than those of the cache.
+    #[error("the request is at {at:?}; requests of this cache have up to {limit} tokens")]
+    TooLong {
+        /// How far it is.
+        at: Positions,
+        /// Most tokens.
+        limit: u32,
+    },
 }
 
 impl From<DeviceError> for MoveError {

@@ -49,8 +49,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`MoveError::Cache`]: [`KvError::NoFreeSlot`](crate::KvError::NoFreeSlot),
     /// [`KvError::OutOfBlocks`](crate::KvError::OutOfBlocks),
-    /// [`KvError::ContextTooLong`](crate::KvError::ContextTooLong),
-    /// [`KvError::NoSuchGroup`](crate::KvError::NoSuchGroup) for positions in draft layers that the model does not have.
+    /// [`KvError::NoSuchGroup`](crate::KvError::NoSuchGroup) for positions in draft layers that the model does not have;
+    /// [`MoveError::TooLong`].
     pub fn reserve(&mut self, at: Positions) -> Result<Reserved, MoveError> {
         self.reject_leaked_steps();
         Ok(Reserved(self.core().ledger().take_room_for(at)?))
@@ -66,7 +66,7 @@ impl<B: Backend> KvCacheManager<B> {
         if !ledger.has_room(&room) {
             return Err(Reserved(room));
         }
-        let slot = room.id.slot();
+        let slot = room.slot;
         ledger.give_room_up(room);
         drop(ledger);
         self.poison_slot(slot);
@@ -80,7 +80,7 @@ impl<B: Backend> KvCacheManager<B> {
     ///
     /// # Errors
     /// [`MoveError::ForeignPort`], [`MoveError::ForeignRoom`], [`MoveError::Length`], [`MoveError::Cache`] if the device
-    /// fails. The room is given back, but that of another cache, which is lost to it.
+    /// fails. The room is given back; that of another cache is in the error.
     pub fn load(
         &mut self,
         stream: &Stream<B>,
@@ -89,25 +89,25 @@ impl<B: Backend> KvCacheManager<B> {
         payload: &[u8],
     ) -> Result<Loaded, MoveError> {
         self.reject_leaked_steps();
+        if !self.core().ledger().has_room(&room.0) {
+            return Err(MoveError::ForeignRoom(room));
+        }
         match self.write_room(stream, port, &room.0, payload) {
             Ok(()) => Ok(Loaded(room.0)),
-            Err(error) => match self.give_back(room) {
-                Ok(()) => Err(error),
-                Err(_) => Err(MoveError::ForeignRoom),
-            },
+            Err(error) => {
+                self.give_back(room).map_err(MoveError::ForeignRoom)?;
+                Err(error)
+            }
         }
     }
 
     /// The request that was loaded goes on from here, as one that was computed here. It shares nothing.
     ///
     /// # Errors
-    /// [`MoveError::ForeignRoom`]; [`MoveError::Cache`] if its slot was released meanwhile: the room is given back then.
-    pub fn enter(&mut self, loaded: Loaded) -> Result<RequestId, MoveError> {
+    /// The room with its request, if it is another cache's.
+    pub fn enter(&mut self, loaded: Loaded) -> Result<RequestId, Loaded> {
         let mut ledger = self.core().ledger();
-        if !ledger.has_room(&loaded.0) {
-            return Err(MoveError::ForeignRoom);
-        }
-        Ok(ledger.enter_room(loaded.0)?)
+        if ledger.has_room(&loaded.0) { Ok(ledger.enter_room(loaded.0)) } else { Err(loaded) }
     }
 
     /// [`Self::reserve`], [`Self::load`] and [`Self::enter`]: all of a request, or nothing.
@@ -120,9 +120,23 @@ impl<B: Backend> KvCacheManager<B> {
         port: &mut Port<B>,
         (at, payload): (Positions, &[u8]),
     ) -> Result<RequestId, MoveError> {
+        // Before anything is evicted for it.
+        self.core().ledger().check_positions(at)?;
+        self.check_load(stream, port, (at, payload))?;
         let room = self.reserve(at)?;
         let loaded = self.load(stream, port, room, payload)?;
-        self.enter(loaded)
+        self.enter(loaded).map_err(|loaded| MoveError::ForeignRoom(loaded.into()))
+    }
+
+    fn check_load(
+        &self,
+        stream: &Stream<B>,
+        port: &Port<B>,
+        (at, payload): (Positions, &[u8]),
+    ) -> Result<(), MoveError> {
+        self.core().check_stream(stream)?;
+        self.check_port(port)?;
+        check_length(port.layout.parts(at).iter().map(|part| part.bytes).sum(), payload)
     }
 
     fn write_room(
@@ -132,13 +146,7 @@ impl<B: Backend> KvCacheManager<B> {
         room: &Room,
         payload: &[u8],
     ) -> Result<(), MoveError> {
-        self.core().check_stream(stream)?;
-        self.check_port(port)?;
-        if !self.core().ledger().has_room(room) {
-            return Err(MoveError::ForeignRoom);
-        }
-        let parts = port.layout.parts(room.at);
-        check_length(parts.iter().map(|part| part.bytes).sum(), payload)?;
+        self.check_load(stream, port, (room.at, payload))?;
         // Poison that is due is written before the rows.
         self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let blocks = room.block_ids();
@@ -161,9 +169,9 @@ impl<B: Backend> KvCacheManager<B> {
             let rows = of_state.split_off(..part.bytes as usize).expect("they were counted");
             port.rows.put(&part, rows, &mut slot);
         }
-        let units = [room.id.slot().0];
+        let units = [room.slot.0];
         port.store(self.core(), stream, (PoolUnit::Slot, &units), &slot)?;
-        let table = Some((room.id.slot(), &blocks[..]));
+        let table = Some((room.slot, &blocks[..]));
         self.transfer(stream, &[], table).map_err(crate::KvError::from)?;
         // What failed on the device is known before anyone is told that the request is here.
         Ok(stream.synchronize()?)

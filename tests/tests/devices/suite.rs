@@ -310,6 +310,9 @@ suite! {
     step::moves {
         a_request_moves_at_every_phase,
         what_cannot_move_changes_nothing,
+        reserved_room_is_nobodys,
+        rejected_tokens_do_not_move,
+        refused_imports_evict_nothing,
     }
     step::cuts {
         some_lengths,

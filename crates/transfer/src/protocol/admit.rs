@@ -1,7 +1,7 @@
 //! From verified bytes to a request.
 
 use dsv4_kv::device::{Backend, Stream};
-use dsv4_kv::transfer::{Port, Reserved};
+use dsv4_kv::transfer::{MoveError, Port, Reserved};
 use dsv4_kv::{KvCacheManager, RequestId};
 
 use super::error::TransferError;
@@ -45,7 +45,10 @@ impl<B: Backend> Target<'_, B> {
             false => control.claim(source),
         };
         let refused = match claimed {
-            Ok(true) => return Ok(self.cache.enter(loaded)?),
+            Ok(true) => {
+                let entered = self.cache.enter(loaded);
+                return Ok(entered.map_err(|loaded| MoveError::ForeignRoom(loaded.into()))?);
+            }
             Ok(false) => TransferError::NotHeld { source_of: source },
             Err(why) => TransferError::Unreachable { why },
         };

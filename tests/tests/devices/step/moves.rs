@@ -2,14 +2,15 @@
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::transfer::{MoveError, Port, Positions};
-use dsv4_kv::{CacheConfig, KvError, RequestId};
+use dsv4_kv::{Accepted, CacheConfig, KvError, Launches, LayerGroup, Prompt, RequestId, SlotId};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::forks::feed;
-use crate::fed::Fed;
+use super::told;
+use crate::fed::{Fed, Padding, Part, begin};
 use crate::inputs::assert_same;
 use crate::stories::{Story, config, tiny};
 
@@ -47,6 +48,12 @@ impl<B: Backend> Site<B> {
         }
         fed.manager.export_state(&stream, port, id, of_state).unwrap();
         (at, payload)
+    }
+
+    /// A request that came goes on: one token later it has the whole window of one that never moved.
+    fn goes_on(&mut self, device: &Device<B>, moved: RequestId, story: &Story, at: usize) {
+        feed(&mut self.fed, moved, (story, story), at + 1, 1);
+        self.fed.assert_holds(moved, story, &story.stored(device, FORMATS), at + 1);
     }
 
     fn import(&mut self, at: Positions, payload: &[u8]) -> Result<RequestId, MoveError> {
@@ -115,10 +122,7 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     assert!(matches!(short, MoveError::Length { needed, found } if needed == found + 1), "{short}");
     let far = Positions { trunk: 641, draft: 641 };
     let error = target.import(far, &payload).unwrap_err();
-    let is_long = |error: &MoveError| {
-        matches!(error, MoveError::Cache(KvError::ContextTooLong { end: 641, .. }))
-    };
-    assert!(is_long(&error), "{error}");
+    assert!(matches!(error, MoveError::TooLong { at, limit: 640 } if at == far), "{error}");
     let error = target.fed.manager.reserve(Positions { trunk: 400, draft: 400 }).unwrap_err();
     let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 4, free: 3 }));
     assert!(is_short, "{error}");
@@ -129,7 +133,18 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     assert!(matches!(error, MoveError::ForeignPort), "{error}");
     let room = target.fed.manager.reserve(at).unwrap();
     let room = source.fed.manager.give_back(room).unwrap_err();
-    target.fed.manager.give_back(room).unwrap();
+    // The cache that refuses returns it, empty or loaded, and it is as good as before.
+    let (manager, port) = (&mut source.fed.manager, &mut source.port);
+    let MoveError::ForeignRoom(room) = manager.load(&stream, port, room, &payload).unwrap_err()
+    else {
+        panic!("the room is in the other cache")
+    };
+    let own = target.fed.stream.clone();
+    let loaded = target.fed.manager.load(&own, &mut target.port, room, &payload).unwrap();
+    let loaded = manager.enter(loaded).unwrap_err();
+    let moved = target.fed.manager.enter(loaded).unwrap();
+    target.goes_on(device, moved, &story, 270);
+    target.fed.manager.release(moved).unwrap();
     assert_eq!(counts(&target), before);
     // What is not there to be exported.
     let (manager, port) = (&mut source.fed.manager, &mut source.port);
@@ -142,5 +157,112 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     assert!(matches!(error, MoveError::Cache(KvError::UnknownRequest { .. })), "{error}");
     // It fits all the same.
     let moved = target.import(at, &payload).unwrap();
-    target.fed.assert_holds(moved, &story, &story.stored(device, FORMATS), 270);
+    target.goes_on(device, moved, &story, 270);
+}
+
+/// What is reserved belongs to no request until it is entered: nothing that is done to requests meanwhile reaches it, and it
+/// reaches nobody else's slot, whether it is entered or given back.
+pub fn reserved_room_is_nobodys<B: Backend>(device: &Device<B>) {
+    let [story, other] = [94, 95].map(|seed| Story::random(&tiny(), 300, seed));
+    let (mut source, mut target) = (Site::new(device, 1, 15), Site::new(device, 1, 15));
+    let stream = target.fed.stream.clone();
+    let id = source.fed.manager.admit().unwrap();
+    feed(&mut source.fed, id, (&story, &other), 270, 1);
+    let (at, payload) = source.export(id, 1);
+    for enter in [true, false] {
+        let room = target.fed.manager.reserve(at).unwrap();
+        // Whoever looks for requests finds none to release.
+        for slot in (0..3).map(SlotId) {
+            let named = target.fed.manager.ledger().request_in(slot);
+            named.into_iter().for_each(|id| target.fed.manager.release(id).unwrap());
+        }
+        let neighbour = target.fed.manager.admit().unwrap();
+        feed(&mut target.fed, neighbour, (&other, &story), 140, 2);
+        let before = target.export(neighbour, 1);
+        let Site { fed, port } = &mut target;
+        let loaded = fed.manager.load(&stream, port, room, &payload).unwrap();
+        let moved = if enter {
+            Some(fed.manager.enter(loaded).unwrap())
+        } else {
+            fed.manager.give_back(loaded).unwrap();
+            None
+        };
+        assert_same(&target.export(neighbour, 1).1, &before.1, "the neighbour");
+        feed(&mut target.fed, neighbour, (&other, &story), 150, 3);
+        target.fed.assert_holds(neighbour, &other, &other.stored(device, FORMATS), 150);
+        if let Some(moved) = moved {
+            target.goes_on(device, moved, &story, 270);
+            target.fed.manager.release(moved).unwrap();
+        }
+        target.fed.manager.release(neighbour).unwrap();
+        let ledger = target.fed.manager.ledger();
+        assert_eq!((ledger.free_blocks(), ledger.live_requests()), (15, 0), "all came back");
+    }
+}
+
+/// Tokens that were rejected leave nothing in what moves: neither a step that is dropped whole, nor draft layers that are ahead
+/// of the trunk.
+pub fn rejected_tokens_do_not_move<B: Backend>(device: &Device<B>) {
+    let [story, wrong] = [96, 97].map(|seed| Story::random(&tiny(), 300, seed));
+    let (mut source, mut target) = (Site::new(device, 5, 15), Site::new(device, 3, 15));
+    let id = source.fed.manager.admit().unwrap();
+    feed(&mut source.fed, id, (&story, &wrong), 200, 1);
+    let before = source.export(id, 1);
+    let parts = [Part { id, pieces: vec![(&wrong, 200..206)] }];
+    source.fed.run(&parts, Padding::None, &[0], &mut |_, _| Ok(()));
+    assert!(source.export(id, 1) == before, "a step that was dropped");
+    let parts = [Part { id, pieces: vec![(&wrong, 200..203)] }];
+    let Fed { manager, stream, inputs } = &mut source.fed;
+    inputs.load(stream, &parts, 3);
+    let mut draft = manager.group(LayerGroup::Draft).unwrap();
+    let mut ahead = draft.begin_step(stream, Launches::Eager, &[parts[0].request()]).unwrap();
+    inputs.run(&mut ahead, &mut |_, _| Ok(())).unwrap();
+    ahead.commit(&[Accepted::count(id, 3)]).unwrap();
+    assert_eq!(manager.ledger().committed_in(LayerGroup::Draft, id).unwrap(), 203);
+    let (at, payload) = source.export(id, 1);
+    assert!((at, &payload) == (before.0, &before.1), "drafts ahead of the trunk");
+    let moved = target.import(at, &payload).unwrap();
+    feed(&mut target.fed, moved, (&story, &wrong), 230, 2);
+    target.fed.assert_holds(moved, &story, &story.stored(device, FORMATS), 230);
+}
+
+/// What an import refuses at once evicts nothing for it.
+pub fn refused_imports_evict_nothing<B: Backend>(device: &Device<B>) {
+    let story = Story::random(&tiny(), 300, 98);
+    let mut source = Site::new(device, 1, 15);
+    let id = source.fed.manager.admit().unwrap();
+    feed(&mut source.fed, id, (&story, &story), 270, 1);
+    let (at, payload) = source.export(id, 1);
+    let settings = CacheConfig { num_blocks: 4, ..told::settings(1, 2, 128) };
+    let mut fed = told::fed(device, settings);
+    let port = fed.manager.open_port().unwrap();
+    let ids: Vec<u32> = (0..300).collect();
+    let stream = fed.stream.clone();
+    let prompt = Prompt { tokens: &ids, salt: b"", adapter: b"" };
+    let first = fed.manager.admit_with(&stream, &prompt).unwrap().id;
+    for (from, to) in [(0, 128), (128, 256)] {
+        let parts = [Part::new(first, &story, from..to)];
+        fed.inputs.load(&stream, &parts, (to - from) as u32);
+        let mut steps = begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap();
+        for step in &mut steps {
+            fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
+        }
+        let tokens = &ids[from..to];
+        let accepted = Accepted { id: first, accepted: (to - from) as u32, tokens };
+        steps.into_iter().for_each(|step| step.commit(&[accepted]).unwrap());
+    }
+    fed.manager.release(first).unwrap();
+    let mut target = Site { fed, port };
+    let cached = |site: &Site<B>| site.fed.manager.ledger().evictable_blocks();
+    assert_eq!(cached(&target), 2);
+    let error = target.import(at, &payload[1..]).unwrap_err();
+    assert!(matches!(error, MoveError::Length { .. }), "{error}");
+    let Site { fed, .. } = &mut target;
+    let given = (at, &payload[..]);
+    let error = fed.manager.import(&stream, &mut source.port, given).unwrap_err();
+    assert!(matches!(error, MoveError::ForeignPort), "{error}");
+    assert_eq!(cached(&target), 2, "nothing was evicted");
+    let moved = target.import(at, &payload).unwrap();
+    assert_eq!(cached(&target), 1, "there was room for it");
+    target.goes_on(device, moved, &story, 270);
 }
