@@ -22,7 +22,7 @@ pub(crate) enum Handed {
 struct Queue {
     ready: VecDeque<Handed>,
     spare: Vec<EventBatch<BLOCK>>,
-    /// Whether a snapshot is among `ready`: one at most, so that memory is bounded.
+    /// Whether a snapshot is among `ready`, or is being written: one at most, so that memory is bounded.
     has_snapshot: bool,
     is_closed: bool,
 }
@@ -46,9 +46,12 @@ pub(crate) struct Counters {
     pub snapshots: AtomicU64,
     pub replays: AtomicU64,
     pub disconnects: AtomicU64,
+    pub failed_listens: AtomicU64,
     pub resident: AtomicU64,
     /// Bytes of messages that are kept for replay, or wait to be sent.
     pub bytes: AtomicU64,
+    /// Of these, bytes that wait to be sent.
+    pub unsent: AtomicU64,
     pub next: AtomicU64,
 }
 
@@ -93,6 +96,11 @@ impl Exchange {
         self.handed.notify_one();
     }
 
+    /// The snapshot that was taken is written, and dropped.
+    pub fn snapshot_dropped(&self) {
+        self.queue().has_snapshot = false;
+    }
+
     /// Whether a snapshot is on its way already.
     pub fn has_snapshot(&self) -> bool {
         self.queue().has_snapshot
@@ -103,9 +111,9 @@ impl Exchange {
         self.wants_snapshot.store(true, Relaxed);
     }
 
-    /// Whether one is asked for, and none is on its way.
+    /// Whether one is asked for.
     pub fn wants_snapshot(&self) -> bool {
-        self.wants_snapshot.load(Relaxed) && !self.has_snapshot()
+        self.wants_snapshot.load(Relaxed)
     }
 
     /// One is taken: what was asked for before it is answered by it.
@@ -119,7 +127,6 @@ impl Exchange {
             {
                 let mut queue = self.queue();
                 if let Some(handed) = queue.ready.pop_front() {
-                    queue.has_snapshot &= !matches!(handed, Handed::Snapshot(_));
                     return Some(handed);
                 }
                 if queue.is_closed {
@@ -139,5 +146,23 @@ impl Exchange {
     pub fn close(&self) {
         self.queue().is_closed = true;
         self.handed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A snapshot that is being written still has its memory.
+    #[test]
+    fn a_snapshot_counts_until_it_is_dropped() {
+        let exchange = Exchange::new(1, 1);
+        exchange.hand(Handed::Snapshot(EventBatch::default()));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let taken = runtime.block_on(exchange.take());
+        assert!(matches!(taken, Some(Handed::Snapshot(_))) && exchange.has_snapshot());
+        drop(taken);
+        exchange.snapshot_dropped();
+        assert!(!exchange.has_snapshot());
     }
 }

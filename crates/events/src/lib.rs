@@ -50,14 +50,17 @@
 //! | what happens | what follows |
 //! |---|---|
 //! | the thread is slower than the steps | batches run out, events stay in the log, steps wait for nothing |
-//! | the log is full | the next message says `AllBlocksCleared`, and everything that is there follows |
-//! | a subscriber asks for messages that are no longer kept | the same, at most once in [`PublisherOptions::snapshot_interval`] |
+//! | the log is full, or somebody else read it | `AllBlocksCleared`, and everything that is there, at most once in [`PublisherOptions::snapshot_interval`] |
+//! | a subscriber asks for messages that are no longer kept | the same |
 //! | a subscriber does not read | after [`PublisherOptions::stall`] all are disconnected, and connect again |
 //! | the last message before a pause is lost | after [`PublisherOptions::heartbeat`] a message without events tells it |
 //! | the publisher starts again | its numbers are beyond all earlier ones, and it begins with `AllBlocksCleared` |
 //!
-//! Its memory is bounded: batches, one snapshot, 40 bytes of each block that is there, and the bytes of messages that
+//! Its memory is bounded: batches, one snapshot until it is written, 40 bytes of each block that is there, and the bytes of messages that
 //! [`PublisherOptions`] names.
+//!
+//! Both endpoints are for trusted networks only: nobody who connects is asked who he is, and `zeromq` reserves memory for
+//! whatever length a frame names, so that one connection can end the process.
 //!
 //! # What was tried with it
 //!

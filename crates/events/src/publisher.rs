@@ -12,7 +12,8 @@ use crate::hash::BLOCK;
 use crate::options::{PublishError, PublisherOptions};
 use crate::worker::Worker;
 
-/// Publishes the events of one cache. Dropping it ends its thread, once what was handed over is sent.
+/// Publishes the events of one cache. Dropping it ends its thread, once what was handed over is sent, or
+/// nobody has read it for [`PublisherOptions::stall`].
 #[derive(Debug)]
 pub struct Publisher {
     exchange: Arc<Exchange>,
@@ -33,7 +34,8 @@ pub enum Published {
     Events,
     /// Everything that is there: more had happened than was logged, or a subscriber needs it.
     Snapshot,
-    /// Nothing: the publisher's thread has all batches. What happened stays in the log.
+    /// Nothing: the publisher's thread has all batches, or everything that is there is to be told, and it is too early for
+    /// that. What happened stays in the log.
     Waiting,
 }
 
@@ -52,6 +54,8 @@ pub struct PublisherStats {
     pub replays: u64,
     /// Times that all subscribers were disconnected, since one did not read.
     pub disconnects: u64,
+    /// Attempts to listen again that failed.
+    pub failed_listens: u64,
     /// Blocks that are there, to its subscribers.
     pub resident: u64,
     /// Bytes of messages that are kept for replay, or wait to be sent.
@@ -66,7 +70,7 @@ impl Publisher {
     /// snapshot.
     ///
     /// # Errors
-    /// [`PublishError::EventsOff`], [`PublishError::NoBatches`], [`PublishError::Bind`], [`PublishError::Thread`].
+    /// [`PublishError::EventsOff`], [`PublishError::Option`], [`PublishError::Bind`], [`PublishError::Thread`].
     pub fn start(
         source: &mut impl EventSource<BLOCK>,
         options: PublisherOptions,
@@ -75,9 +79,7 @@ impl Publisher {
         if capacity == 0 {
             return Err(PublishError::EventsOff);
         }
-        if options.batches == 0 {
-            return Err(PublishError::NoBatches);
-        }
+        options.check()?;
         let exchange = Arc::new(Exchange::new(options.batches, capacity));
         let snapshot_interval = options.snapshot_interval;
         let worker = Worker::new(Arc::clone(&exchange), options);
@@ -106,7 +108,9 @@ impl Publisher {
             return Err(PublishError::Ended);
         }
         let exchange = &self.exchange;
-        if exchange.wants_snapshot() && self.last_snapshot.elapsed() >= self.snapshot_interval {
+        let may_snapshot =
+            !exchange.has_snapshot() && self.last_snapshot.elapsed() >= self.snapshot_interval;
+        if exchange.wants_snapshot() && may_snapshot {
             return Ok(self.hand_snapshot(source));
         }
         let Some(mut batch) = exchange.spare() else { return Ok(Published::Waiting) };
@@ -124,10 +128,8 @@ impl Publisher {
         match drained {
             Drained::Off => Err(PublishError::EventsOff),
             // The log was full, or somebody else has what it had, which is the same to subscribers.
-            Drained::Overflowed | Drained::Events if exchange.has_snapshot() => {
-                Ok(Published::Waiting)
-            }
-            Drained::Overflowed | Drained::Events => Ok(self.hand_snapshot(source)),
+            Drained::Overflowed | Drained::Events if may_snapshot => Ok(self.hand_snapshot(source)),
+            Drained::Overflowed | Drained::Events => Ok(Published::Waiting),
         }
     }
 
@@ -164,6 +166,7 @@ impl Publisher {
             snapshots: of(&counters.snapshots),
             replays: of(&counters.replays),
             disconnects: of(&counters.disconnects),
+            failed_listens: of(&counters.failed_listens),
             resident: of(&counters.resident),
             bytes: of(&counters.bytes),
             next_sequence: of(&counters.next),

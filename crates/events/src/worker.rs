@@ -18,6 +18,8 @@ use crate::sent::counted;
 const END: [u8; 8] = [0xff; 8];
 /// How long one message of a replay may wait for who asked for it.
 const REPLAY_PATIENCE: Duration = Duration::from_secs(5);
+/// How long whoever drops the publisher waits for subscribers at most.
+const CLOSING: Duration = Duration::from_secs(5);
 /// Between attempts to listen again, and looks at what waits.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -56,6 +58,7 @@ impl Worker {
             let runtime = match Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(_) if is_bound && !self.exchange.is_closed() => {
+                    self.exchange.counters.failed_listens.fetch_add(1, Relaxed);
                     std::thread::sleep(PAUSE);
                     continue;
                 }
@@ -82,6 +85,7 @@ impl Worker {
             });
             match closed {
                 Closed::Ended => return,
+                Closed::Stalled if self.exchange.is_closed() => return,
                 Closed::Stalled => self.exchange.counters.disconnects.fetch_add(1, Relaxed),
             };
         }
@@ -101,7 +105,10 @@ impl Worker {
             match listening.await {
                 Ok(at) => return Ok(((publish, replay), at)),
                 Err(error) if !again || self.exchange.is_closed() => return Err(error),
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => {
+                    self.exchange.counters.failed_listens.fetch_add(1, Relaxed);
+                    tokio::time::sleep(PAUSE).await;
+                }
             }
         }
     }
@@ -125,7 +132,7 @@ impl Worker {
             for (number, message) in messages {
                 in_hand -= message.len();
                 self.send(&mut publish, number, message).await;
-                if !self.waits_for_less(self.options.unsent_bytes + in_hand).await {
+                if !self.waits_for_less(self.options.unsent_bytes.saturating_add(in_hand)).await {
                     return Closed::Stalled;
                 }
             }
@@ -149,7 +156,10 @@ impl Worker {
                 told
             }
             Handed::Snapshot(snapshot) => {
-                resident.restart(&snapshot, |message| messages.push(message))
+                let told = resident.restart(&snapshot, |message| messages.push(message));
+                drop(snapshot);
+                exchange.snapshot_dropped();
+                told
             }
         };
         match told {
@@ -173,7 +183,7 @@ impl Worker {
         counters.messages.fetch_add(messages.len() as u64, Relaxed);
         let mut replay = lock(&self.replay);
         let keep = |message| {
-            let message = counted(message, &self.exchange);
+            let message = counted(message, &self.exchange, |counters| &counters.bytes);
             (replay.push(message.clone()), message)
         };
         let messages: Vec<_> = messages.into_iter().map(keep).collect();
@@ -186,6 +196,7 @@ impl Worker {
     async fn send(&self, publish: &mut PubSocket, number: u64, message: Bytes) {
         let topic = Bytes::copy_from_slice(self.options.topic.as_bytes());
         let number = Bytes::copy_from_slice(&number.to_be_bytes());
+        let message = counted(message, &self.exchange, |counters| &counters.unsent);
         // Without a subscriber it goes nowhere, and who comes later asks for it.
         drop(publish.send(frames([topic, number, message])).await);
         // Who writes to the subscribers runs in this thread.
@@ -196,7 +207,11 @@ impl Worker {
     async fn waits_for_less(&self, most: usize) -> bool {
         let since = Instant::now();
         while self.unsent() > most {
-            if since.elapsed() > self.options.stall {
+            let patience = match self.exchange.is_closed() {
+                true => self.options.stall.min(CLOSING),
+                false => self.options.stall,
+            };
+            if since.elapsed() > patience {
                 return false;
             }
             tokio::time::sleep(PAUSE).await;
@@ -204,10 +219,11 @@ impl Worker {
         true
     }
 
-    /// Bytes that somebody has but the messages that are kept.
+    /// Bytes that wait in subscribers' queues, or that somebody has but the messages that are kept.
     fn unsent(&self) -> usize {
         let all = self.exchange.counters.bytes.load(Relaxed) as usize;
-        all.saturating_sub(lock(&self.replay).bytes())
+        let unsent = self.exchange.counters.unsent.load(Relaxed) as usize;
+        unsent.max(all.saturating_sub(lock(&self.replay).bytes()))
     }
 }
 
@@ -289,6 +305,7 @@ mod tests {
             tokio::time::timeout(Duration::from_millis(100), worker.listen(true)).await
         });
         assert!(waits.is_err(), "it tries again");
+        assert!(exchange.counters.failed_listens.load(Relaxed) > 1);
         exchange.close();
         let ends = runtime.block_on(async {
             tokio::time::timeout(Duration::from_secs(10), worker.listen(true)).await

@@ -267,14 +267,36 @@ fn what_cannot_be_published_is_an_error() {
     let refused = Publisher::start(&mut cache.tree, options());
     assert!(matches!(refused, Err(PublishError::EventsOff)), "{refused:?}");
     cache.tree.log_events(8);
-    let refused = Publisher::start(&mut cache.tree, PublisherOptions { batches: 0, ..options() });
-    assert!(matches!(refused, Err(PublishError::NoBatches)), "{refused:?}");
+    let wrong = [
+        PublisherOptions { batches: 0, ..options() },
+        PublisherOptions { batches: usize::MAX, ..options() },
+        PublisherOptions { first_sequence: Some(u64::MAX), ..options() },
+        PublisherOptions { heartbeat: Duration::ZERO, ..options() },
+    ];
+    for options in wrong {
+        let refused = Publisher::start(&mut cache.tree, options);
+        assert!(matches!(refused, Err(PublishError::Option { .. })), "{refused:?}");
+    }
     let mut publisher = Publisher::start(&mut cache.tree, options()).unwrap();
     let taken = publisher.endpoint().to_owned();
-    for endpoint in [taken, "nonsense".to_owned(), "udp://127.0.0.1:1".to_owned()] {
+    let wrong =
+        ["nonsense", "udp://127.0.0.1:1", "ipc:///nowhere", "tcp://", ""].map(str::to_owned);
+    for endpoint in [taken].into_iter().chain(wrong) {
         let refused = Publisher::start(&mut cache.tree, PublisherOptions { endpoint, ..options() });
         assert!(matches!(refused, Err(PublishError::Bind { .. })), "{refused:?}");
     }
+    let most = PublisherOptions {
+        unsent_bytes: usize::MAX,
+        replay_bytes: usize::MAX,
+        stall: Duration::MAX,
+        heartbeat: Duration::MAX,
+        snapshot_interval: Duration::MAX,
+        ..options()
+    };
+    let mut unlimited = Publisher::start(&mut cache.tree, most).unwrap();
+    cache.operation();
+    assert!(unlimited.publish(&mut cache.tree).is_ok());
+    drop(unlimited);
     cache.tree.log_events(0);
     let refused = publisher.publish(&mut cache.tree);
     assert!(matches!(refused, Err(PublishError::EventsOff)), "{refused:?}");
@@ -307,6 +329,94 @@ fn who_does_not_read_costs_bounded_memory() {
         assert_eq!(other.index, cache.dump());
         drop(stalled);
     });
+}
+
+/// Publishes what is logged, once the thread has a batch for it; whether it had in time.
+fn is_handed(cache: &mut Cache, publisher: &mut Publisher, patience: Duration) -> bool {
+    let since = Instant::now();
+    while publisher.publish(&mut cache.tree).unwrap() == Published::Waiting {
+        if since.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// A publisher that is dropped does not end at once while messages wait for who is slow.
+#[test]
+fn the_end_waits_for_who_is_slow() {
+    block_on(async {
+        let mut cache = Cache::new(7, (400, 4000), &ROOTS);
+        let options = PublisherOptions { stall: Duration::from_secs(5), ..options() };
+        let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
+        let mut slow = join(&publisher).await;
+        settle(&mut cache, &mut publisher, &mut slow).await;
+        // More than sockets hold, and less than is kept.
+        let enough = publisher.stats().bytes + (16 << 20);
+        while publisher.stats().bytes < enough {
+            cache.operation();
+            assert!(is_handed(&mut cache, &mut publisher, PATIENCE));
+        }
+        assert_eq!(publisher.stats().snapshots, 1, "all is kept");
+        let sent = publisher.stats().next_sequence - slow.next;
+        let ended = std::thread::spawn(move || drop(publisher));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!ended.is_finished(), "somebody reads yet");
+        let mut received = 0;
+        while slow.receive(Duration::from_millis(500), || true).await {
+            received += 1;
+        }
+        ended.join().unwrap();
+        // Of a reader that is too slow for `stall` the last ones are lost.
+        assert!(received > 0, "{received} messages of {sent}");
+    });
+}
+
+/// Who never reads does not keep the publisher, however patient it is.
+#[test]
+fn the_end_waits_for_nobody_for_ever() {
+    block_on(async {
+        let mut cache = Cache::new(7, (400, 4000), &ROOTS);
+        let options = PublisherOptions {
+            stall: Duration::MAX,
+            unsent_bytes: 1 << 20,
+            replay_bytes: 1 << 20,
+            ..options()
+        };
+        let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
+        let stalled = join(&publisher).await;
+        while is_handed(&mut cache, &mut publisher, Duration::from_secs(1)) {
+            cache.operation();
+        }
+        assert_eq!(publisher.stats().disconnects, 0);
+        let since = Instant::now();
+        drop(publisher);
+        assert!(since.elapsed() < PATIENCE);
+        drop(stalled);
+    });
+}
+
+/// A log that overflows all the time: everything is told anew only now and then.
+#[test]
+fn snapshots_have_a_least_interval() {
+    let mut cache = Cache::new(13, (200, 1), &ROOTS);
+    let snapshot_interval = Duration::from_secs(1);
+    let options = PublisherOptions { snapshot_interval, ..options() };
+    let start = Instant::now();
+    let mut publisher = Publisher::start(&mut cache.tree, options).unwrap();
+    let (mut snapshots, mut waiting) = (0, 0);
+    while start.elapsed() < Duration::from_millis(2500) {
+        cache.operation();
+        match publisher.publish(&mut cache.tree).unwrap() {
+            Published::Snapshot => snapshots += 1,
+            Published::Waiting => waiting += 1,
+            _ => {}
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let most = start.elapsed().as_secs();
+    assert!((1..=most).contains(&snapshots) && waiting > 100, "{snapshots}, {waiting}");
 }
 
 /// What a step calls allocates nothing, whether the publisher's thread keeps up or not.
