@@ -3,6 +3,7 @@
 use dsv4_kv::CacheConfig;
 use dsv4_kv::transfer::{PartLayout, Positions};
 use dsv4_kv_transfer::image::{Fact, verify};
+use dsv4_kv_transfer::transport::Fabric;
 use dsv4_kv_transfer::{Expected, Fingerprint, Image, ImageError, Manifest, Section, Source};
 use kv_layout::config::ModelConfig;
 use rand::rngs::StdRng;
@@ -220,6 +221,22 @@ fn refusals_name_what_is_wrong() {
     let expected = Expected { layout: &layout, ..sample.expected() };
     let refused = Image::decode(&sample.bytes(), &expected).unwrap_err();
     assert_eq!(refused, ImageError::NoDraftLayers { found: 5 });
+}
+
+/// A manifest that was not decoded may name any number of bytes.
+#[test]
+fn sections_longer_than_memory_are_refused() {
+    let mut random = StdRng::seed_from_u64(4);
+    let mut sample = Sample::new(at(6, 5), &mut random);
+    let len = sample.payload.len() as u64;
+    for bytes in [[u64::MAX, len + 1], [len + 1, u64::MAX], [u64::MAX, u64::MAX]] {
+        for (section, bytes) in sample.manifest.sections.iter_mut().zip(bytes) {
+            section.part.bytes = bytes;
+        }
+        let refused = verify(&sample.manifest, &sample.payload).unwrap_err();
+        assert_eq!(refused, ImageError::Length { needed: u64::MAX, found: len });
+    }
+    assert!(!Fabric::default().write(1, usize::MAX, &[1]));
 }
 
 /// Model, formats, weights, salt and adapter count; what only makes a cache larger does not.

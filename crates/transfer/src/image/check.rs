@@ -51,7 +51,7 @@ impl Manifest {
         self.check_sections(expected.layout)
     }
 
-    fn check_sections(&self, layout: &PartLayout) -> Result<(), ImageError> {
+    pub(crate) fn check_sections(&self, layout: &PartLayout) -> Result<(), ImageError> {
         let mut needed = layout.parts(self.at).into_iter();
         let mut found = self.sections.iter().map(|section| section.part);
         for section in 0.. {
@@ -81,7 +81,9 @@ pub fn verify(manifest: &Manifest, payload: &[u8]) -> Result<(), ImageError> {
     for (section, wanted) in manifest.sections.iter().enumerate() {
         let bytes;
         // The sections add up to the payload, so that each fits.
-        (bytes, rest) = rest.split_at(wanted.part.bytes as usize);
+        let part = usize::try_from(wanted.part.bytes).ok();
+        let parts = part.and_then(|part| rest.split_at_checked(part));
+        (bytes, rest) = parts.ok_or(ImageError::Length { needed, found })?;
         if xxh3_128(bytes) != wanted.digest {
             return Err(ImageError::Digest { section, part: wanted.part });
         }

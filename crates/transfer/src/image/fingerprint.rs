@@ -20,9 +20,15 @@ impl Fingerprint {
     #[must_use]
     pub fn new(config: &CacheConfig, weights: &[u8], salt: &[u8], adapter: &[u8]) -> Self {
         Self {
-            shape: blake3::hash(&config.identity()).into(),
+            shape: Self::shape_of(config),
             weights: blake3::hash(weights).into(),
             owner: blake3::hash(RootKey::new(salt, adapter, b"").bytes()).into(),
         }
+    }
+
+    /// What [`Self::shape`] is in a cache of this configuration.
+    #[must_use]
+    pub fn shape_of(config: &CacheConfig) -> [u8; 32] {
+        blake3::hash(&config.identity()).into()
     }
 }

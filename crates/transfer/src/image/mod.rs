@@ -78,9 +78,9 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Bytes of the payload.
+    /// Bytes of the payload; `u64::MAX` of sections that are together longer.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
-        self.sections.iter().map(|section| section.part.bytes).sum()
+        self.sections.iter().fold(0, |sum, section| section.part.bytes.saturating_add(sum))
     }
 }

@@ -7,6 +7,7 @@ use dsv4_kv::{KvCacheManager, RequestId};
 use super::error::TransferError;
 use super::offer::Control;
 use super::receiver::Verified;
+use crate::image::{Fact, Fingerprint, ImageError, Manifest};
 use crate::mistake::{Mistake, made};
 
 /// The cache that takes a request.
@@ -25,6 +26,7 @@ impl<B: Backend> Target<'_, B> {
     /// an error the room is free again.
     ///
     /// # Errors
+    /// [`TransferError::Image`] for a payload that was verified for another model, formats or layout than this cache's,
     /// [`TransferError::OtherRoom`], [`TransferError::Cache`], [`TransferError::NotHeld`],
     /// [`TransferError::Unreachable`].
     pub fn admit(
@@ -35,9 +37,9 @@ impl<B: Backend> Target<'_, B> {
     ) -> Result<RequestId, TransferError> {
         let Self { cache, stream, port } = self;
         let source = verified.manifest.source;
-        if room.positions() != verified.manifest.at {
+        if let Err(error) = check(cache, port, &room, &verified.manifest) {
             self.give_back(room);
-            return Err(TransferError::OtherRoom);
+            return Err(error);
         }
         let loaded = cache.load(stream, port, room, verified.payload())?;
         let claimed = match made(Mistake::EpochIgnored) {
@@ -60,6 +62,21 @@ impl<B: Backend> Target<'_, B> {
         // Room of another cache is not this one's to free.
         let _ = self.cache.give_back(room);
     }
+}
+
+/// Refuses what was verified for another cache, and room for another position.
+fn check<B: Backend>(
+    cache: &KvCacheManager<B>,
+    port: &Port<B>,
+    room: &Reserved,
+    manifest: &Manifest,
+) -> Result<(), TransferError> {
+    if manifest.fingerprint.shape != Fingerprint::shape_of(cache.config()) {
+        return Err(ImageError::Foreign(Fact::Shape).into());
+    }
+    manifest.check_sections(port.layout())?;
+    let (room, request) = (room.positions(), manifest.at);
+    if room == request { Ok(()) } else { Err(TransferError::OtherRoom { room, request }) }
 }
 
 impl<B: Backend> std::fmt::Debug for Target<'_, B> {

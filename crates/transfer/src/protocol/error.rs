@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dsv4_kv::transfer::MoveError;
+use dsv4_kv::transfer::{MoveError, Positions};
 
 use crate::image::{ImageError, Source};
 use crate::transport::TransportError;
@@ -60,6 +60,19 @@ pub enum TransferError {
         budget: u64,
     },
     /// The room is for a request that is elsewhere.
-    #[error("the room that was reserved is for another position than the request's")]
-    OtherRoom,
+    #[error("room was reserved for {room:?}, and the request is at {request:?}")]
+    OtherRoom {
+        /// What was reserved for.
+        room: Positions,
+        /// Where the request is.
+        request: Positions,
+    },
+    /// The payload was made for a request that is elsewhere.
+    #[error("the payload was made for {drafted:?}, and is offered for {offered:?}; make another")]
+    OtherDraft {
+        /// What it was made for.
+        drafted: Positions,
+        /// What it was offered for.
+        offered: Positions,
+    },
 }

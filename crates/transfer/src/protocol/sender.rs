@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-use dsv4_kv::transfer::{PartLayout, Positions};
+use dsv4_kv::transfer::{Part, PartLayout, Positions};
 
 use super::error::TransferError;
 use super::offer::Offer;
-use crate::image::{Fingerprint, Manifest, Section, Source};
+use crate::image::{Fingerprint, ImageError, Manifest, Section, Source};
 use crate::transport::{Region, Registered, Transport};
 
 /// Memory for the payload of a request, which is filled part by part: blocks as they become full, the state last.
@@ -15,6 +15,7 @@ use crate::transport::{Region, Registered, Transport};
 #[must_use = "memory that is dropped is lost to its transport; offer or abandon it"]
 pub struct Draft {
     memory: Registered,
+    at: Positions,
 }
 
 /// What a source offers. It holds the payload of each offer until that is claimed, or taken back.
@@ -42,7 +43,7 @@ impl<T: Transport> Sender<T> {
     /// [`TransferError::Transport`].
     pub fn draft(&mut self, layout: &PartLayout, at: Positions) -> Result<Draft, TransferError> {
         let bytes = layout.parts(at).iter().map(|part| part.bytes as usize).sum();
-        Ok(Draft { memory: self.transport.register(Region::new(bytes)?)? })
+        Ok(Draft { memory: self.transport.register(Region::new(bytes)?)?, at })
     }
 
     /// Lets `work` fill a payload.
@@ -69,6 +70,7 @@ impl<T: Transport> Sender<T> {
     /// Offers a payload that is filled: what goes over the control channel. Of the payload each part gets its digest now.
     ///
     /// # Errors
+    /// [`TransferError::OtherDraft`], [`TransferError::Image`] for tokens or a layout that are not the draft's,
     /// [`TransferError::Transport`]; the payload is given up then.
     pub fn offer(
         &mut self,
@@ -76,22 +78,51 @@ impl<T: Transport> Sender<T> {
         (fingerprint, layout): (Fingerprint, &PartLayout),
         (at, tokens): (Positions, &[u32]),
     ) -> Result<Offer, TransferError> {
-        let Draft { mut memory } = draft;
-        let parts = layout.parts(at);
-        let digests = self.transport.with_bytes(&mut memory, |bytes| {
-            let mut rest = &bytes[..];
-            let section = |part: &dsv4_kv::transfer::Part| {
-                let own = rest.split_off(..part.bytes as usize)?;
-                Some(Section::of(*part, own))
-            };
-            parts.iter().map_while(section).collect()
-        })?;
         let source = Source { epoch: self.epoch, lease: self.next };
-        let manifest =
-            Manifest { fingerprint, at, source, tokens: tokens.to_vec(), sections: digests };
-        let payload = self.transport.publish(&memory)?;
-        self.next += 1;
-        self.offered.insert(source.lease, memory);
+        let tokens = tokens.to_vec();
+        let manifest = Manifest { fingerprint, at, source, tokens, sections: Vec::new() };
+        let Draft { mut memory, at: drafted } = draft;
+        let offer = match manifest.at == drafted {
+            true => self.describe(manifest, layout, &mut memory),
+            false => Err(TransferError::OtherDraft { drafted, offered: at }),
+        };
+        match offer {
+            Ok(_) => {
+                self.next += 1;
+                self.offered.insert(source.lease, memory);
+            }
+            // The transport keeps it if that fails.
+            Err(_) => drop(self.transport.deregister(memory)),
+        }
+        offer
+    }
+
+    fn describe(
+        &mut self,
+        mut manifest: Manifest,
+        layout: &PartLayout,
+        memory: &mut Registered,
+    ) -> Result<Offer, TransferError> {
+        let (at, tokens) = (manifest.at, manifest.tokens.len());
+        if tokens != at.trunk as usize {
+            return Err(ImageError::Tokens { tokens, at }.into());
+        }
+        let parts = layout.parts(at);
+        let needed = parts.iter().map(|part| part.bytes).sum();
+        let found = memory.len() as u64;
+        let length = ImageError::Length { needed, found };
+        // Memory has a byte at least.
+        if found != needed.max(1) {
+            return Err(length.into());
+        }
+        let sections = self.transport.with_bytes(memory, |bytes| {
+            let mut rest = &bytes[..];
+            let section =
+                |part: &Part| Some(Section::of(*part, rest.split_off(..part.bytes as usize)?));
+            parts.iter().map(section).collect::<Option<Vec<_>>>()
+        })?;
+        manifest.sections = sections.ok_or(length)?;
+        let payload = self.transport.publish(memory)?;
         Ok(Offer { manifest: manifest.encode(), payload })
     }
 

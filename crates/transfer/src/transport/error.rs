@@ -20,6 +20,14 @@ pub enum TransportError {
         /// Which memory.
         id: u64,
     },
+    /// A read into the memory has not ended.
+    #[error(
+        "a read may still write memory {id}; poll it until it has ended, or fence the transport"
+    )]
+    Read {
+        /// Which memory.
+        id: u64,
+    },
     /// What a peer sent is no descriptor of this transport, or of memory that is not there any more.
     #[error("the descriptor names no memory that can be read: {why}")]
     Descriptor {

@@ -22,7 +22,7 @@ impl Fabric {
         let mut regions = self.regions();
         let room = regions
             .get_mut(&id)
-            .and_then(|region| region.bytes_mut().get_mut(at..at + bytes.len()));
+            .and_then(|region| region.bytes_mut().get_mut(at..)?.get_mut(..bytes.len()));
         room.is_some_and(|room| {
             room.copy_from_slice(bytes);
             true

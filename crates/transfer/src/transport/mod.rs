@@ -122,6 +122,9 @@ pub struct NotPosted(pub Registered, pub TransportError);
 
 /// Reads of memory of other processes, or machines.
 ///
+/// The tokens help programs, and no more than that: a transport whose reads go on behind its calls records itself which memory
+/// they may write, and refuses that in all calls but [`Self::poll`] and [`Self::fence`] ([`TransportError::Read`]).
+///
 /// Calls may block, [`Self::post`] for as long as the bytes take where they are copied by the CPU: so they belong in a
 /// thread of their own.
 pub trait Transport {

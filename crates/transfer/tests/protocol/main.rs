@@ -3,6 +3,7 @@
 //!
 //! Tests between two processes start this program again as the source.
 
+mod bound;
 mod faulty;
 #[cfg(feature = "nixl")]
 mod nixl;
@@ -19,7 +20,10 @@ fn main() {
     if processes::is_source() {
         return processes::source();
     }
-    let tests: [(&str, fn()); 6] = [
+    let tests: [(&str, fn()); 9] = [
+        ("bound::a_payload_is_of_one_position", bound::a_payload_is_of_one_position),
+        ("bound::a_payload_is_of_one_cache", bound::a_payload_is_of_one_cache),
+        ("bound::a_restart_is_seen", bound::a_sender_that_restarts_holds_nothing),
         ("random::nothing_wrong_is_admitted", random::nothing_wrong_is_admitted),
         ("random::digests_are_needed", random::without_digests_wrong_bytes_are_admitted),
         ("random::claims_are_needed", random::without_asking_again_what_was_taken_back_is_admitted),

@@ -92,9 +92,17 @@ impl Nixl {
         self.agent.as_mut().ok_or_else(gone)
     }
 
+    /// Where memory is that no read writes.
     fn place(&self, id: u64) -> Result<(usize, usize), TransportError> {
+        self.check_no_read(id)?;
         let region = self.regions.get(&id).ok_or(TransportError::Unknown { id })?;
         Ok((region.address() as usize, region.bytes().len()))
+    }
+
+    /// Refuses memory that a read may write, whoever says that it has ended.
+    fn check_no_read(&self, id: u64) -> Result<(), TransportError> {
+        let is_read = self.reads.contains_key(&id);
+        if is_read { Err(TransportError::Read { id }) } else { Ok(()) }
     }
 
     fn begin(&mut self, id: u64, from: &Descriptor) -> Result<Read, TransportError> {
@@ -139,6 +147,7 @@ impl Transport for Nixl {
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, TransportError> {
         let id = memory.id();
+        self.check_no_read(id)?;
         let region = self.regions.get_mut(&id).ok_or(TransportError::Unknown { id })?;
         Ok(work(region.bytes_mut()))
     }
