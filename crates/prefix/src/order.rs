@@ -18,11 +18,11 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// None; room for `room` segments, as far as there is memory.
+    /// None; room for `room` segments, as far as there is memory, among as many roots.
     pub fn new(room: usize) -> Self {
         let (mut heap, mut places) = (Vec::new(), SecondaryMap::new());
         // Without it they grow when it is needed.
-        let _ = heap.try_reserve_exact(room).is_ok() && places.try_set_capacity(room).is_ok();
+        let _ = heap.try_reserve_exact(room).is_ok() && places.try_set_capacity(2 * room).is_ok();
         Self { heap, places }
     }
 

@@ -79,6 +79,23 @@ fn a_tree_allocates_nothing_after_it_was_made() {
     tree.audit().unwrap();
 }
 
+/// As many roots as blocks, each with one segment.
+#[test]
+fn as_many_roots_as_blocks_allocate_nothing() {
+    let keys: Vec<_> = (0..BLOCKS).map(|at| RootKey::new(&at.to_le_bytes(), b"", b"")).collect();
+    let mut tree = tree(BLOCKS);
+    let counted = measure(|| {
+        for key in &keys {
+            let mut at = tree.adopt(key, &[]).reference;
+            tree.extend(&mut at, &[[7; T]], |_| 0, drop).unwrap();
+            tree.attach(&at, 1, Origin::Prompt, 0).unwrap();
+            tree.release(at, drop).unwrap();
+        }
+    });
+    assert_eq!((tree.counts().segments, counted.count_total), (BLOCKS, 0));
+    tree.audit().unwrap();
+}
+
 /// A tree that has more than it has room for allocates: the count above counts what it should.
 #[test]
 fn a_tree_without_room_grows() {
