@@ -199,6 +199,7 @@ fn refusals_name_what_is_wrong() {
     assert_eq!(changed(80, 1), ImageError::Foreign(Fact::Owner));
     assert_eq!(changed(112, 7), ImageError::Tokens { tokens: 6, at: at(7, 5) });
     assert!(matches!(changed(116, 6), ImageError::Section { .. }));
+    assert_eq!(changed(116, 7), ImageError::Drafts { at: at(6, 7) });
     for value in [7, u32::MAX] {
         assert!(matches!(changed(120, value), ImageError::Length { .. } | ImageError::Damaged));
         assert!(matches!(changed(124, value), ImageError::Length { .. } | ImageError::Damaged));

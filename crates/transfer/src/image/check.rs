@@ -22,7 +22,7 @@ impl Manifest {
     /// that a request that is as far does not have, of that size, at that place.
     ///
     /// # Errors
-    /// [`ImageError::Foreign`], [`ImageError::Tokens`], [`ImageError::NoDraftLayers`], [`ImageError::OtherTokens`],
+    /// [`ImageError::Foreign`], [`ImageError::Tokens`], [`ImageError::Drafts`], [`ImageError::NoDraftLayers`], [`ImageError::OtherTokens`],
     /// [`ImageError::Section`].
     pub fn check(&self, expected: &Expected<'_>) -> Result<(), ImageError> {
         let (own, wanted) = (self.fingerprint, expected.fingerprint);
@@ -37,6 +37,9 @@ impl Manifest {
         let (tokens, at) = (self.tokens.len(), self.at);
         if tokens != at.trunk as usize {
             return Err(ImageError::Tokens { tokens, at });
+        }
+        if at.draft > at.trunk {
+            return Err(ImageError::Drafts { at });
         }
         if at.draft > 0 && !expected.layout.has_draft_layers() {
             return Err(ImageError::NoDraftLayers { found: at.draft });

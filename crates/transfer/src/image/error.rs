@@ -64,6 +64,12 @@ pub enum ImageError {
         /// How far it says to be.
         at: Positions,
     },
+    /// Its draft layers are ahead of the trunk: with tokens that are not final.
+    #[error("the image is at {at:?}: what draft layers have behind the trunk is not final")]
+    Drafts {
+        /// How far it says to be.
+        at: Positions,
+    },
     /// It is that far in draft layers, of which the model has none.
     #[error("the image is at {found} in draft layers, and the model has none")]
     NoDraftLayers {

@@ -1,7 +1,8 @@
 //! Through a directory that source and target both see.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
@@ -14,7 +15,11 @@ use super::{
 #[derive(Debug)]
 pub struct Files {
     directory: PathBuf,
+    /// Tells its files from those of all others, also of a process of the same number in another container.
+    token: u64,
     regions: HashMap<u64, Region>,
+    /// Memory that has a file.
+    published: HashSet<u64>,
 }
 
 impl Files {
@@ -25,20 +30,28 @@ impl Files {
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self, TransportError> {
         let directory = directory.into();
         fs::create_dir_all(&directory).map_err(|error| failed(&directory, error))?;
-        Ok(Self { directory, regions: HashMap::new() })
+        // Random: std's keys for hashing are.
+        let token = RandomState::new().hash_one("files");
+        Ok(Self { directory, token, regions: HashMap::new(), published: HashSet::new() })
     }
 
-    /// What the file of memory is called: processes are told apart by their number.
-    fn name(id: u64) -> String {
-        format!("{}-{id}.payload", std::process::id())
+    /// What the file of memory is called.
+    fn name(&self, id: u64) -> String {
+        format!("{:016x}-{id}.payload", self.token)
     }
 
     /// Removes the file of memory, if it was published.
-    fn unlink(&self, id: u64) -> Result<(), TransportError> {
-        let path = self.directory.join(Self::name(id));
+    fn unlink(&mut self, id: u64) -> Result<(), TransportError> {
+        if !self.published.contains(&id) {
+            return Ok(());
+        }
+        let path = self.directory.join(self.name(id));
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&path, error)),
-            _ => Ok(()),
+            _ => {
+                self.published.remove(&id);
+                Ok(())
+            }
         }
     }
 
@@ -92,11 +105,18 @@ impl Transport for Files {
 
     /// Writes the file, whole or not at all.
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
-        let (directory, name) = (self.directory.clone(), Self::name(memory.id()));
+        let (directory, name) = (self.directory.clone(), self.name(memory.id()));
         let (path, unfinished) = (directory.join(&name), directory.join(format!("{name}.part")));
         let bytes = self.region(memory.id())?.bytes();
-        fs::write(&unfinished, bytes).map_err(|error| failed(&unfinished, error))?;
-        fs::rename(&unfinished, &path).map_err(|error| failed(&path, error))?;
+        let written = fs::write(&unfinished, bytes).map_err(|error| failed(&unfinished, error));
+        let written = written
+            .and_then(|()| fs::rename(&unfinished, &path).map_err(|error| failed(&path, error)));
+        if let Err(error) = written {
+            // What was written of it is of no use; the first error is the one that says why.
+            let _ = fs::remove_file(&unfinished);
+            return Err(error);
+        }
+        self.published.insert(memory.id());
         Ok(Descriptor(name.into_bytes()))
     }
 

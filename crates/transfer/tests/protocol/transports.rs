@@ -50,5 +50,29 @@ pub fn through_a_directory() {
     let directory = tempfile::tempdir().unwrap();
     let files = || Files::new(directory.path()).unwrap();
     moves_bytes(files(), files());
+    // Memory that was never published has no file to remove, whatever others call theirs.
+    let (mut own, mut other) = (files(), files());
+    let [mut name, mut rest] = [Vec::new(), Vec::new()];
+    let mut memory = Vec::new();
+    for transport in [&mut own, &mut other] {
+        let registered = transport.register(region(&[1])).unwrap();
+        let from = transport.publish(&registered).unwrap();
+        let (start, end) = from.0.split_at(from.0.iter().position(|&byte| byte == b'-').unwrap());
+        name.push(start.to_vec());
+        rest.push(end.to_vec());
+        memory.push(registered);
+    }
+    assert_ne!(name[0], name[1], "of one process, and yet each its own");
+    assert_ne!(rest[0], rest[1]);
+    // A directory in the way of the file: nothing of it is left.
+    let unpublished = own.register(region(&[2])).unwrap();
+    let mine = String::from_utf8(name[0].clone()).unwrap();
+    let taken = directory.path().join(format!("{mine}-{}.payload", unpublished.id()));
+    std::fs::create_dir_all(taken.join("full")).unwrap();
+    let error = own.publish(&unpublished).unwrap_err();
+    assert!(matches!(error, TransportError::File { .. }), "{error}");
+    own.deregister(unpublished).unwrap();
+    std::fs::remove_dir_all(taken).unwrap();
+    drop((own, other));
     assert_eq!(directory.path().read_dir().unwrap().count(), 0, "no file is left");
 }
