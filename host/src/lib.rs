@@ -116,6 +116,7 @@ pub mod device;
 pub mod error;
 pub mod events;
 pub mod host_tier;
+mod identity;
 pub mod ids;
 pub mod indexer;
 pub mod layer_progress;

@@ -54,7 +54,6 @@ pub(crate) use shared::Sharer;
 pub use shared::{Admission, Prompt};
 use shared::{Sharing, Unowned};
 pub(crate) use tier::{Arrival, Departure};
-pub(crate) use transfer::Room;
 use wanted::Saves;
 pub(crate) use wanted::{largest_layout, may_save};
 

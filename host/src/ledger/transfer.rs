@@ -1,28 +1,11 @@
 //! Requests that leave for another cache, or come from one, in the ledger.
 
 use super::Ledger;
-use crate::block::{Block, Held};
+use crate::block::Held;
 use crate::error::KvError;
-use crate::ids::{BlockId, LayerGroup, LedgerId, RequestId, SlotId};
+use crate::ids::{LayerGroup, LedgerId, RequestId};
 use crate::requests::Progress;
-use crate::transfer::{MoveError, Positions};
-
-/// A slot and blocks for a request that comes from another cache. No id names the slot until the request is entered, so that
-/// nothing can be done to it before.
-#[derive(Debug)]
-pub(crate) struct Room {
-    ledger: LedgerId,
-    pub slot: SlotId,
-    pub blocks: Vec<Block>,
-    pub at: Positions,
-}
-
-impl Room {
-    /// Which blocks, in order.
-    pub fn block_ids(&self) -> Vec<BlockId> {
-        self.blocks.iter().map(Block::id).collect()
-    }
-}
+use crate::transfer::{MoveError, Positions, Room};
 
 impl Ledger {
     /// Which ledger it is.

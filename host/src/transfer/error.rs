@@ -1,7 +1,7 @@
 //! Why a request does not move.
 
-use super::import::Reserved;
 use super::parts::Positions;
+use super::room::Reserved;
 use crate::device::DeviceError;
 use crate::error::KvError;
 use crate::ids::RequestId;

@@ -4,44 +4,12 @@ use super::error::MoveError;
 use super::export::check_length;
 use super::parts::Positions;
 use super::port::Port;
+use super::room::{Loaded, Reserved, Room};
 use crate::device::{Backend, Stream};
 use crate::ids::RequestId;
-use crate::ledger::Room;
 use crate::manager::KvCacheManager;
 use crate::poison::POISON;
 use crate::pool_kind::PoolUnit;
-
-/// A slot and blocks for a request that is to come, before anything has. Nobody else gets them until they are given back.
-#[derive(Debug)]
-#[must_use = "room that is dropped is lost to its cache; load a request into it, or give it back"]
-pub struct Reserved(Room);
-
-/// A slot and blocks with every byte of a request that came, which takes part in nothing yet.
-#[derive(Debug)]
-#[must_use = "room that is dropped is lost to its cache; enter the request, or give it back"]
-pub struct Loaded(Room);
-
-impl Reserved {
-    /// How far the request is that it is for.
-    #[must_use]
-    pub fn positions(&self) -> Positions {
-        self.0.at
-    }
-}
-
-impl Loaded {
-    /// How far the request is.
-    #[must_use]
-    pub fn positions(&self) -> Positions {
-        self.0.at
-    }
-}
-
-impl From<Loaded> for Reserved {
-    fn from(loaded: Loaded) -> Self {
-        Self(loaded.0)
-    }
-}
 
 impl<B: Backend> KvCacheManager<B> {
     /// Takes a slot and the blocks of a request that is so far, all or none. What nobody refers to is evicted for them.

@@ -12,6 +12,7 @@
 //! | `parts.rs` | which parts a request has |
 //! | `rows.rs` | rows between images of slots and parts |
 //! | `port.rs` | memory of the device through which parts go |
+//! | `room.rs` | room for a request that comes |
 //! | `export.rs` | to host memory |
 //! | `import.rs` | from host memory |
 //! | `error.rs` | why a request does not move |
@@ -21,9 +22,11 @@ mod export;
 mod import;
 mod parts;
 mod port;
+mod room;
 mod rows;
 
 pub use error::MoveError;
-pub use import::{Loaded, Reserved};
 pub use parts::{Part, PartKind, PartLayout, Positions};
 pub use port::Port;
+pub(crate) use room::Room;
+pub use room::{Loaded, Reserved};

@@ -1,0 +1,29 @@
+//! What is the same in all caches whose bytes mean the same.
+
+use kv_layout::config::ModelConfig;
+use kv_layout::geometry::LayerKind;
+
+use crate::config::CacheConfig;
+use crate::schema::Schema;
+use crate::state_layout::LAYOUT_VERSION;
+
+impl CacheConfig {
+    /// What is the same in all caches whose bytes are the same for the same weights and tokens: the model but for its name,
+    /// the formats, and how rows lie in a block, slot or checkpoint. Neither how large the cache is nor `max_draft`.
+    #[must_use]
+    pub fn identity(&self) -> Vec<u8> {
+        let Self { model, main_format, index_format, .. } = self;
+        let ModelConfig { name: _, layers, mtp_layers, hidden_size, q_lora_rank, .. } = model;
+        let ModelConfig { index_heads, index_topk, max_context, .. } = model;
+        let ModelConfig { rope_theta, compress_rope, .. } = model;
+        // The pools of a layer follow from its kind.
+        let kinds = vec![LayerKind::Swa, LayerKind::Csa, LayerKind::Hca];
+        let of_kinds = ModelConfig { layers: kinds, mtp_layers: 0, ..model.clone() };
+        let schema = Schema::new(&Self { model: of_kinds, max_draft: 0, ..self.clone() });
+        format!(
+            "{LAYOUT_VERSION} {layers:?} {mtp_layers} {hidden_size} {q_lora_rank} {index_heads} {index_topk} \
+             {max_context} {rope_theta:?} {compress_rope:?} {main_format:?} {index_format:?} {schema:?}"
+        )
+        .into_bytes()
+    }
+}
