@@ -10,7 +10,8 @@ use crate::ids::{LedgerId, RequestId, SlotId};
 pub(crate) struct Progress {
     /// Tokens that are final.
     pub committed: u32,
-    /// One past the highest position that kernels may have written to the rings, ever.
+    /// One past the highest position that kernels may have written to the rings, ever; further on where rows before
+    /// `committed` came from a checkpoint or another cache, which have those of one position.
     pub written_to: u32,
     /// Tokens that it has in the open step; 0 if it takes no part.
     pub in_step: u32,

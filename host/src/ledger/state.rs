@@ -116,7 +116,10 @@ impl Ledger {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
     pub(crate) fn enter_restored(&mut self, id: RequestId, boundary: u32) -> Result<(), KvError> {
-        let at = Progress { committed: boundary, written_to: boundary, in_step: 0 };
+        // Rows are there for this position alone: those before them, which an earlier one needs, are what the slot's last
+        // request left.
+        let written_to = boundary.saturating_add(self.rollback_tokens);
+        let at = Progress { committed: boundary, written_to, in_step: 0 };
         let draft = if self.has_drafts { at } else { Progress::default() };
         self.request_mut(id)?.groups = [at, draft];
         self.saves.forget(id.slot());

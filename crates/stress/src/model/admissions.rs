@@ -36,7 +36,9 @@ impl Model {
             request.share = Some(share);
         }
         let got = answer(got.map(|all| all.id));
-        let at = Progress { tokens: reused, written_to: reused, genuine: reused, from: 0 };
+        // A checkpoint has the rows for its own position, and for none before it.
+        let written_to = if reused > 0 { reused + self.rollback() } else { 0 };
+        let at = Progress { tokens: reused, written_to, genuine: reused, from: 0 };
         request.groups[LayerGroup::Trunk.index()] = at;
         if !self.config.group_layers(LayerGroup::Draft).is_empty() {
             request.groups[LayerGroup::Draft.index()] = Progress { from: reused, ..at };

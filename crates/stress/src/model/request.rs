@@ -29,7 +29,7 @@ pub struct Request {
 pub struct Progress {
     /// Final tokens.
     pub tokens: u32,
-    /// One past the last position that was ever written.
+    /// One past the last position that was ever written, or as if, where rows before were not there.
     pub written_to: u32,
     /// Leading tokens that are what it says.
     pub genuine: u32,

@@ -3,7 +3,8 @@
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::ledger::Written;
 use dsv4_kv::{
-    Accepted, BlockId, CacheConfig, KvError, LayerGroup, Ledger, RequestId, StepPlan, StepRequest,
+    Accepted, BlockId, CacheConfig, KvError, LayerGroup, Ledger, Prompt, RequestId, StepPlan,
+    StepRequest,
 };
 
 fn config() -> CacheConfig {
@@ -313,6 +314,35 @@ fn draft_layers_run_ahead_and_back() {
     draft(&mut ledger, 200, 2);
     assert_eq!(at(&ledger), 202);
     assert!(matches!(ledger.rewind_draft(id, 199), Err(KvError::NotRollbackable { .. })));
+}
+
+/// A request that goes on from a checkpoint has the window rows for that position: its draft layers do not go back behind
+/// it, where they would read rows that the slot's last request left.
+#[test]
+fn draft_layers_stay_behind_no_checkpoint() {
+    let config = CacheConfig { num_checkpoints: 4, ..config() };
+    let mut ledger = Ledger::new(&config).unwrap();
+    let mut array = vec![0; ledger.largest_layout().elements()];
+    let tokens: Vec<u32> = (0..300).collect();
+    let prompt = Prompt { tokens: &tokens, salt: b"", adapter: b"" };
+    let first = ledger.admit_with(&prompt).unwrap().id;
+    let step = [StepRequest { id: first, start: 0, tokens: 300 }];
+    ledger.begin_step(LayerGroup::Trunk, &step, &mut array).unwrap();
+    let accepted = [Accepted { id: first, accepted: 300, tokens: &tokens }];
+    ledger.commit_step(LayerGroup::Trunk, &accepted).unwrap();
+    let second = ledger.admit_with(&prompt).unwrap();
+    assert_eq!(second.reused, 256);
+    for position in [0, 253, 255] {
+        let error = ledger.rewind_draft(second.id, position).unwrap_err();
+        assert!(matches!(error, KvError::NotRollbackable { limit: 3, .. }), "{error}");
+    }
+    ledger.rewind_draft(second.id, 256).unwrap();
+    // Behind what it has computed itself it goes back as ever.
+    let step = [StepRequest { id: second.id, start: 256, tokens: 6 }];
+    ledger.begin_step(LayerGroup::Draft, &step, &mut array).unwrap();
+    ledger.commit_step(LayerGroup::Draft, &[Accepted::count(second.id, 6)]).unwrap();
+    assert!(ledger.rewind_draft(second.id, 258).is_err());
+    ledger.rewind_draft(second.id, 259).unwrap();
 }
 
 #[test]
