@@ -1,6 +1,8 @@
 //! The device memory of the steps of one layer group: StepMeta, work lists, entries on their way from a compressor to the
 //! flush, and parts of attention on their way to be added up. A group has one step at a time, so it is that step's alone.
 
+use std::ops::RangeInclusive;
+
 use kernels_gpu::attention::HEADS;
 use kv_layout::attention::{AttendedKeys, MOST_HEADS};
 use kv_layout::geometry::{CSA_RATIO, HCA_RATIO, HEAD_DIM, INDEX_DIM, LayerKind, WINDOW};
@@ -46,8 +48,9 @@ struct PartSpecs {
 }
 
 impl PartSpecs {
-    /// Clusters that attend in one launch, at least: of 256 requests with 64 heads and contexts of 1,048,576 tokens.
-    const CLUSTERS: u32 = 1024;
+    /// Clusters that attend in one launch: as many as decode with 64 heads asks for, at least as many as keep all
+    /// multiprocessors busy with a chunk, and at most those of 256 requests with contexts of 1,048,576 tokens.
+    const CLUSTERS: RangeInclusive<u32> = 256..=1024;
 
     /// `None` if no query of the cache can have several parts.
     fn of(config: &CacheConfig) -> Option<Self> {
@@ -55,7 +58,10 @@ impl PartSpecs {
         let has_parts = parts > 1 && config.model.layers.contains(&LayerKind::Hca);
         has_parts.then(|| {
             let of_a_query = parts.saturating_mul(MOST_HEADS.div_ceil(HEADS));
-            let [sums, lse, arrivals] = part_elements(Self::CLUSTERS.max(of_a_query));
+            let queries = config.max_requests.saturating_mul(config.step_tokens_with_rollback());
+            let clusters = queries.saturating_mul(parts);
+            let clusters = clusters.clamp(*Self::CLUSTERS.start(), *Self::CLUSTERS.end());
+            let [sums, lse, arrivals] = part_elements(clusters.max(of_a_query));
             Self {
                 sums: BufferSpec::new("parts of attention", sums),
                 lse: BufferSpec::new("denominators of parts", lse),
