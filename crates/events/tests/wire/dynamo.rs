@@ -17,6 +17,7 @@ use dsv4_kv_events::{Published, Publisher, PublisherOptions};
 use dsv4_kv_prefix::RootKey;
 use serde_json::{Value, json};
 
+use crate::at_same_endpoints;
 use crate::cache::Cache;
 use crate::http::ask;
 
@@ -192,11 +193,7 @@ fn dynamo_notices_restarts() {
     indexer.register(&publisher);
     for _ in 0..100 {
         traffic(&mut cache, &mut publisher, 20);
-        let again = PublisherOptions {
-            endpoint: publisher.endpoint().to_owned(),
-            replay_endpoint: publisher.replay_endpoint().to_owned(),
-            ..options()
-        };
+        let again = at_same_endpoints(&publisher, options());
         drop(publisher);
         (0..5).for_each(|_| cache.operation());
         publisher = Publisher::start(&mut cache.tree, again).unwrap();
@@ -216,11 +213,7 @@ fn dynamo_would_be_frozen_by_numbers_from_zero() {
     indexer.register(&publisher);
     traffic(&mut cache, &mut publisher, 200);
     compare(&indexer, &mut cache, &mut publisher).unwrap();
-    let again = PublisherOptions {
-        endpoint: publisher.endpoint().to_owned(),
-        replay_endpoint: publisher.replay_endpoint().to_owned(),
-        ..options
-    };
+    let again = at_same_endpoints(&publisher, options);
     drop(publisher);
     publisher = Publisher::start(&mut cache.tree, again).unwrap();
     traffic(&mut cache, &mut publisher, 20);

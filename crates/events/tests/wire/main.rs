@@ -20,6 +20,15 @@ const ROOTS: [(&str, &str); 4] = [("", ""), ("tenant", ""), ("", "adapter"), ("Z
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Options for a publisher where another one is.
+fn at_same_endpoints(publisher: &Publisher, options: PublisherOptions) -> PublisherOptions {
+    PublisherOptions {
+        endpoint: publisher.endpoint().to_owned(),
+        replay_endpoint: publisher.replay_endpoint().to_owned(),
+        ..options
+    }
+}
+
 fn options() -> PublisherOptions {
     let any_port = "tcp://127.0.0.1:0".to_owned();
     PublisherOptions {
@@ -209,11 +218,7 @@ fn a_restart_is_noticed() {
             traffic(parts, &mut random, 20).await;
             let (next, index) = (publisher.stats().next_sequence, subscriber.next);
             assert!(index <= next);
-            let again = PublisherOptions {
-                endpoint: publisher.endpoint().to_owned(),
-                replay_endpoint: publisher.replay_endpoint().to_owned(),
-                ..options()
-            };
+            let again = at_same_endpoints(&publisher, options());
             drop(publisher);
             // What happens meanwhile nobody is told.
             (0..5).for_each(|_| cache.operation());
