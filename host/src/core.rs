@@ -1,6 +1,6 @@
 //! What the steps of both layer groups share: configuration, device memory, ledger.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kernels_gpu::table::KERNELS;
 
@@ -18,22 +18,28 @@ pub(crate) struct Core<B: Backend> {
     pub config: CacheConfig,
     pub schema: Schema,
     pub memory: CacheMemory<B>,
-    ledger: Mutex<Ledger>,
+    ledger: RwLock<Ledger>,
 }
 
 impl<B: Backend> Core<B> {
     /// Allocates what all steps share.
     pub fn new(device: Device<B>, config: CacheConfig) -> Result<Self, KvError> {
-        let ledger = Mutex::new(Ledger::new(&config)?);
+        let ledger = RwLock::new(Ledger::new(&config)?);
         let schema = Schema::new(&config);
         let memory = CacheMemory::new(&device, &schema, &config)?;
         Ok(Self { device, config, schema, memory, ledger })
     }
 
-    /// The ledger. No device call runs while another thread waits for it but those of a step's begin.
-    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+    /// The ledger, to change it: only where the cache, or one of its layer groups, is borrowed mutably. No device call
+    /// runs while another thread waits for it but those of a step's begin.
+    pub fn ledger(&self) -> RwLockWriteGuard<'_, Ledger> {
         // Every change of the ledger is made whole before anything can panic.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ledger, to look at it. Whoever shares the cache may have it as often as he likes: nobody can wait to change it.
+    pub fn read_ledger(&self) -> RwLockReadGuard<'_, Ledger> {
+        self.ledger.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// See [`KvCacheManager::check_faults`].
@@ -58,7 +64,7 @@ impl<B: Backend> Core<B> {
     /// See [`KvCacheManager::check_poison`].
     pub fn check_poison(&self, stream: &Stream<B>) -> Result<(), KvError> {
         match &self.memory.poison {
-            Some(found) => poison::read(stream, found, &self.ledger()),
+            Some(found) => poison::read(stream, found, &self.read_ledger()),
             None => Ok(()),
         }
     }

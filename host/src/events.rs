@@ -78,7 +78,7 @@ impl EventSource<BLOCK> for Ledger {
 
 impl<B: Backend> EventSource<BLOCK> for KvCacheManager<B> {
     fn event_capacity(&self) -> u32 {
-        self.core().ledger().event_capacity()
+        self.core().read_ledger().event_capacity()
     }
 
     fn drain_events(&mut self, batch: &mut EventBatch) -> Drained {

@@ -63,7 +63,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// Notes that a prompt is wanted, if host memory has more of it than the device.
     fn want(&mut self, prompt: &Prompt<'_>, turn: Turn) -> Result<Option<PrefetchId>, KvError> {
         let Some((core, tier)) = self.tier_parts() else { return Ok(None) };
-        let ledger = core.ledger();
+        let ledger = core.read_ledger();
         let Some((root, tokens)) = ledger.shared_prompt(prompt) else { return Ok(None) };
         let there = tier.lookup(&root, tokens).reusable;
         if there <= ledger.reusable(&root, tokens) {
@@ -215,7 +215,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// What device and host memory have of a prompt; `None` without a host tier.
     pub fn host_prompt<'p>(&self, prompt: &Prompt<'p>) -> Option<HostPrompt<'p>> {
         let tier = self.tier()?;
-        let ledger = self.core().ledger();
+        let ledger = self.core().read_ledger();
         let (root, tokens) = ledger.shared_prompt(prompt)?;
         let found = tier.lookup(&root, tokens);
         let reusable = found.reusable.max(ledger.reusable(&root, tokens));

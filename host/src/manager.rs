@@ -239,7 +239,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::UnknownRequest`], [`KvError::ForeignRequest`].
     pub fn block_table(&self, id: RequestId) -> Result<Vec<BlockId>, KvError> {
-        Ok(self.core.ledger().block_table(id)?.collect())
+        Ok(self.core.read_ledger().block_table(id)?.collect())
     }
 
     /// The device.
@@ -257,10 +257,10 @@ impl<B: Backend> KvCacheManager<B> {
         &self.core.schema
     }
 
-    /// Who holds what. It is locked until it is dropped. What changes it is a function of the cache, which changes the
-    /// device's memory with it.
+    /// Who holds what. What changes it is a function of the cache, which changes the device's memory with it; none of them
+    /// compiles while this is kept, and all others may be called.
     pub fn ledger(&self) -> impl Deref<Target = Ledger> + '_ {
-        self.core.ledger()
+        self.core.read_ledger()
     }
 
     /// What all steps share, and the memory of each group's.

@@ -93,6 +93,6 @@ impl<B: Backend> KvCacheManager<B> {
     /// Tokens of prompts that were reused, and why others were not.
     #[must_use]
     pub fn reuse_stats(&self) -> ReuseStats {
-        self.core().ledger().reuse_stats()
+        self.core().read_ledger().reuse_stats()
     }
 }

@@ -78,6 +78,8 @@ pub mod options;
 pub mod publisher;
 mod replay;
 mod resident;
+#[cfg(test)]
+mod salts;
 mod sent;
 #[cfg(test)]
 mod vectors;

@@ -47,6 +47,8 @@ pub(crate) struct Node<C> {
     pub checkpoint: Option<C>,
     pub usage: Usage,
     pub children: u32,
+    /// The child that was listed last. It may be gone, or another's, by now.
+    pub last_child: Option<NodeKey>,
     /// References and leases that were taken in it.
     pub references: u32,
     /// `references`, and children that are held.
@@ -68,6 +70,7 @@ impl<C> Node<C> {
             checkpoint: None,
             usage,
             children: 0,
+            last_child: None,
             references: 0,
             holds: 0,
             is_listed: false,

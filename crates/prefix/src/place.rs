@@ -7,7 +7,7 @@ use crate::root::RootKey;
 use crate::tree::{PrefixTree, TreeId};
 
 /// Where a checkpoint is. It holds nothing: the checkpoint may be gone when the place is looked up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     pub(crate) tree: TreeId,
     pub(crate) node: NodeKey,

@@ -190,6 +190,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             checkpoint,
             usage,
             children: 1,
+            last_child: None,
             references: 0,
             holds,
             is_listed: false,

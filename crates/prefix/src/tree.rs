@@ -17,7 +17,7 @@ use crate::root::RootKey;
 use crate::stats::ReuseStats;
 
 /// Which tree a reference belongs to: a number that is unique in the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TreeId(u64);
 
 /// What the tree must know of what it holds.
@@ -207,6 +207,7 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             checkpoint: None,
             usage: self.usage_now(Origin::Prompt),
             children: 0,
+            last_child: None,
             references: 0,
             holds: 0,
             is_listed: false,
@@ -247,9 +248,14 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
     /// The segment below the end of `parent` that begins with `first`.
     pub(crate) fn child(&self, parent: NodeKey, first: &[u32; T]) -> Option<NodeKey> {
         let is_it = |&key: &NodeKey| {
-            self.nodes[key].parent == Some(parent)
+            self.nodes.get(key).is_some_and(|node| node.parent == Some(parent))
                 && self.first_tokens(key).is_some_and(|tokens| same(tokens, first))
         };
+        // Most segments have one child, and a table that is large enough for all that may come is in no cache.
+        let Node { children, last_child, .. } = self.nodes[parent];
+        if let Some(only) = last_child.filter(|key| children == 1 && is_it(key)) {
+            return Some(only);
+        }
         let hash = child_hash(&self.hasher, Some(parent), first);
         self.children.find(hash, is_it).copied()
     }
@@ -264,6 +270,9 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
             child_hash(hasher, parent, cells.tokens(first))
         };
         children.insert_unique(hash(&key), key, hash);
+        if let Some(parent) = nodes[key].parent {
+            nodes[parent].last_child = Some(key);
+        }
     }
 
     /// Takes a segment from that list, if it is there.

@@ -46,15 +46,15 @@ struct Run {
 }
 
 impl Run {
-    fn new(host_bytes: u64, directory: Option<&tempfile::TempDir>) -> Self {
+    fn new(host_bytes: u64, store: Option<(&str, &ColdOptions)>) -> Self {
         let base = config(&[Swa, Csa, Hca], (MainFormat::Ue8m0, IndexFormat::Mxfp4), 2);
         let settings =
             CacheConfig { num_checkpoints: 3, checkpoint_interval: 128, host_bytes, ..base };
         let mut fed = Fed::new(&NullDevice::null(1 << 34), settings);
-        let cold = directory.map(|directory| {
-            let (url, options) = (directory.path().to_str().unwrap(), ColdOptions::default());
-            ColdTier::open(&mut fed.manager, url, b"weights", &options).unwrap()
-        });
+        let open = |(url, options): (&str, &ColdOptions)| {
+            ColdTier::open(&mut fed.manager, url, b"weights", options).unwrap()
+        };
+        let cold = store.map(open);
         Self { fed, cold, computed: HashMap::new(), keys: keys() }
     }
 
@@ -139,7 +139,11 @@ fn another_salt_shares_nothing_through_host_memory_a_million_times() {
 
 fn through_files(count: u32) {
     let directory = tempfile::tempdir().unwrap();
-    let mut run = Run::new(FEW, Some(&directory));
+    through_store(count, directory.path().to_str().unwrap(), &ColdOptions::default());
+}
+
+fn through_store(count: u32, url: &str, options: &ColdOptions) {
+    let mut run = Run::new(FEW, Some((url, options)));
     run.pairs(count).unwrap();
     let stats = run.cold.as_ref().unwrap().stats();
     println!("{stats:?}");
@@ -157,6 +161,25 @@ fn another_salt_shares_nothing_through_files() {
 #[ignore = "thousands of files: docs/reliability.md"]
 fn another_salt_shares_nothing_through_thousands_of_files() {
     through_files(3_000);
+}
+
+/// A bucket of a server that speaks S3. It is empty before: what is in it would be found.
+#[cfg(feature = "aws")]
+#[test]
+#[ignore = "needs a server: docs/reliability.md"]
+fn another_salt_shares_nothing_through_s3() {
+    let set = |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
+    let option = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let store = vec![
+        option("aws_endpoint", &set("DSV4_S3_ENDPOINT")),
+        option("aws_allow_http", "true"),
+        option("aws_region", "us-east-1"),
+        option("aws_access_key_id", "test"),
+        option("aws_secret_access_key", "test"),
+    ];
+    let begun = Instant::now();
+    through_store(300, &set("DSV4_S3_URL"), &ColdOptions { store });
+    println!("300 pairs in {:.1?}", begun.elapsed());
 }
 
 #[cfg(feature = "mistakes")]

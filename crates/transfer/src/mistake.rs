@@ -6,6 +6,8 @@
 pub enum Mistake {
     /// None.
     Nothing,
+    /// Salt and adapter of an image are not compared with those that its target asked for.
+    OwnerIgnored,
     /// Bytes are not compared with their digests.
     DigestIgnored,
     /// The source is not asked again whether it still holds what it offered.

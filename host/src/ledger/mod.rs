@@ -11,6 +11,7 @@
 //! | `shared.rs` | what requests share: the prefix tree |
 //! | `sharing.rs` | what a prompt goes on from, and what becomes the tree's |
 //! | `room.rs` | what nobody refers to: evicted, or kept for a time |
+//! | `offers.rs` | checkpoints that a lower tier has not looked at |
 //! | `outputs.rs` | checkpoints of answers |
 //! | `state.rs` | checkpoints of requests |
 //! | `fork.rs` | requests that begin as copies |
@@ -21,6 +22,7 @@
 
 mod check;
 mod fork;
+mod offers;
 mod open_step;
 mod outputs;
 mod room;

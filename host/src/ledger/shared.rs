@@ -1,12 +1,11 @@
 //! What requests share: the prefix tree, and each request's place in it.
 
-use std::collections::VecDeque;
-
 use dsv4_kv_prefix::{
-    Checkpoints, Freed, Limits, Origin, Place, Placement, PrefixTree, Reference, ScoredLru,
+    Checkpoints, Freed, Limits, Origin, Placement, PrefixTree, Reference, ScoredLru,
 };
 use kv_layout::geometry::BLOCK_TOKENS;
 
+use super::offers::Offers;
 use crate::block::{BLOCK, Block, BlockPool};
 use crate::checkpoints::{CheckpointPool, SavedCheckpoint};
 use crate::config::CacheConfig;
@@ -42,39 +41,6 @@ pub struct Admission {
     /// Tokens of its prompt whose blocks are there. Those from `reused` on are computed again, since no checkpoint is
     /// at or below their end.
     pub matched: u32,
-}
-
-/// Checkpoints that a lower tier has not looked at, the latest of them. They are not kept: one may be gone when it is
-/// looked at.
-#[derive(Debug, Default)]
-pub(super) struct Offers {
-    pub places: VecDeque<Place>,
-    /// Most of them; none without a lower tier.
-    pub most: usize,
-}
-
-impl Offers {
-    /// Offers a checkpoint, behind the others; one that is offered already stays where it is.
-    pub fn add(&mut self, place: Place) {
-        if self.places.contains(&place) {
-            return;
-        }
-        self.places.push_back(place);
-        while self.places.len() > self.most {
-            self.places.pop_front();
-        }
-    }
-
-    /// Gives the tree a checkpoint, which is offered then; the checkpoint, if the tree does not take it.
-    pub fn attach(
-        &mut self,
-        tree: &mut Tree,
-        (reference, blocks, origin): (&Reference, u32, Origin),
-        saved: SavedCheckpoint,
-    ) -> Option<SavedCheckpoint> {
-        let attached = tree.attach(reference, blocks, origin, saved);
-        attached.map(|place| self.add(place)).err().map(|not_taken| not_taken.0)
-    }
 }
 
 /// What requests share, in a cache with checkpoints.

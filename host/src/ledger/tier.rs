@@ -58,8 +58,7 @@ impl Ledger {
     pub(crate) fn offer_checkpoints(&mut self) {
         let most = self.checkpoints.total() as usize;
         if let Some(sharing) = self.sharing.as_mut() {
-            sharing.offers.most = most;
-            sharing.offers.places.reserve(most + 1);
+            sharing.offers.keep(most);
         }
     }
 
@@ -80,7 +79,7 @@ impl Ledger {
     pub(crate) fn next_departure(&mut self) -> Option<Departure> {
         self.attach_saved();
         let Sharing { tree, offers, .. } = &mut **self.sharing.as_mut()?;
-        let (place, reference) = std::iter::from_fn(|| offers.places.pop_front())
+        let (place, reference) = std::iter::from_fn(|| offers.next())
             .find_map(|place| Some((place, tree.refer_to_place(place)?)))?;
         let found = tree.checkpoint(&reference).ok().flatten().map(SavedCheckpoint::place);
         let (Some(checkpoint), Ok(path), Ok(tokens), Ok(blocks)) =
@@ -104,7 +103,7 @@ impl Ledger {
             let released = sharing.tree.release(reference, |freed| pools.take_back(freed));
             debug_assert!(released.is_ok(), "the reference is this tree's");
             if repeated {
-                sharing.offers.places.push_front(place);
+                sharing.offers.add_first(place);
             }
         }
     }

@@ -16,7 +16,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::Device`](crate::KvError::Device).
     pub fn open_port(&self) -> Result<Port<B>, MoveError> {
-        let cache = self.core().ledger().id();
+        let cache = self.core().read_ledger().id();
         Ok(Port::new(self.core(), cache)?)
     }
 
@@ -107,7 +107,7 @@ impl<B: Backend> KvCacheManager<B> {
     }
 
     pub(super) fn check_port(&self, port: &Port<B>) -> Result<(), MoveError> {
-        let is_own = port.cache == self.core().ledger().id();
+        let is_own = port.cache == self.core().read_ledger().id();
         if is_own { Ok(()) } else { Err(MoveError::ForeignPort) }
     }
 }

@@ -10,6 +10,7 @@ mod nixl;
 #[cfg(feature = "nixl")]
 mod processes;
 mod random;
+mod salts;
 mod transports;
 mod world;
 
@@ -20,7 +21,7 @@ fn main() {
     if processes::is_source() {
         return processes::source();
     }
-    let tests: [(&str, fn()); 9] = [
+    let tests: [(&str, fn()); 12] = [
         ("bound::a_payload_is_of_one_position", bound::a_payload_is_of_one_position),
         ("bound::a_payload_is_of_one_cache", bound::a_payload_is_of_one_cache),
         ("bound::a_restart_is_seen", bound::a_sender_that_restarts_holds_nothing),
@@ -28,8 +29,15 @@ fn main() {
         ("random::digests_are_needed", random::without_digests_wrong_bytes_are_admitted),
         ("random::claims_are_needed", random::without_asking_again_what_was_taken_back_is_admitted),
         ("random::quarantine_is_needed", random::without_quarantine_memory_is_written_that_is_free),
+        ("salts::no_manifest_is_anothers", salts::no_manifest_is_anothers),
+        ("salts::no_request_is_anothers", salts::no_request_is_anothers),
+        ("salts::owners_are_needed", salts::owners_that_are_ignored_are_found),
         ("transports::within_a_process", transports::within_a_process),
         ("transports::through_a_directory", transports::through_a_directory),
+    ];
+    let long: [(&str, fn()); 2] = [
+        ("salts::a_million", salts::no_manifest_is_anothers_a_million_times),
+        ("salts::thousands", salts::no_request_is_anothers_thousands_of_times),
     ];
     let trial = |(name, test): (&str, fn())| {
         Trial::test(name, move || {
@@ -37,8 +45,8 @@ fn main() {
             Ok(())
         })
     };
-    #[cfg_attr(not(feature = "nixl"), expect(unused_mut, reason = "others are of the feature"))]
     let mut trials: Vec<_> = tests.into_iter().map(trial).collect();
+    trials.extend(long.into_iter().map(trial).map(|trial| trial.with_ignored_flag(true)));
     #[cfg(feature = "nixl")]
     trials.extend(nixl::trials());
     libtest_mimic::run(&Arguments::from_args(), trials).exit();

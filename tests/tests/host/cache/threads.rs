@@ -1,10 +1,14 @@
 //! Threads that share a device: what may meet, meets here, without kernels, so that ThreadSanitizer and
 //! Miri can watch; neither follows the emulator's fibers.
 
-use std::sync::Barrier;
+use std::sync::{Barrier, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use dsv4_kv::device::{CudaOptions, DeviceError, EmuDevice, EmuOptions, Graph};
+use dsv4_kv::events::EventSource;
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::{CacheConfig, KvCacheManager, Prompt};
 use dsv4_kv_tests::failing::Failing;
 use dsv4_kv_tests::inputs::download;
 
@@ -101,4 +105,35 @@ fn threads_look_for_a_gpu_at_once() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
+}
+
+/// Whoever looks at the ledger keeps nobody from looking, himself neither, in any function that takes a shared cache.
+#[test]
+fn who_looks_at_the_ledger_stops_nobody_from_looking() {
+    let model = ModelConfig::preset("tiny").unwrap();
+    let config =
+        CacheConfig { num_checkpoints: 2, host_bytes: 1 << 20, ..CacheConfig::smallest(model) };
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 28, seed: 1 });
+    let mut cache = KvCacheManager::new(device, config).unwrap();
+    let stream = cache.device().stream().unwrap();
+    let id = cache.admit().unwrap();
+    let (done, waits) = mpsc::channel();
+    let look = thread::spawn(move || {
+        let ledger = cache.ledger();
+        let again = cache.ledger();
+        assert_eq!((ledger.live_requests(), again.live_requests()), (1, 1));
+        assert_eq!(cache.block_table(id).unwrap(), []);
+        assert_eq!(cache.reuse_stats().hits, 0);
+        assert_eq!(cache.event_capacity(), 0);
+        assert!(cache.open_port().is_ok());
+        let prompt = Prompt { tokens: &[1; 200], salt: b"", adapter: b"" };
+        assert_eq!(cache.host_prompt(&prompt).unwrap().in_host, 0);
+        cache.check_poison(&stream).unwrap();
+        cache.check_faults(&stream).unwrap();
+        cache.audit_tier().unwrap();
+        done.send(()).unwrap();
+    });
+    let waited = waits.recv_timeout(Duration::from_secs(60));
+    assert!(waited.is_ok(), "something waits for a ledger that is only looked at, or has failed");
+    look.join().unwrap();
 }

@@ -1,0 +1,142 @@
+//! The same tokens under another salt or adapter: nobody takes the other's request, by its manifest or over a transport.
+
+use std::time::{Duration, Instant};
+
+use dsv4_kv::CacheConfig;
+use dsv4_kv::transfer::{PartLayout, Positions};
+use dsv4_kv_transfer::image::{Fact, decode_manifest};
+use dsv4_kv_transfer::mistake::{Mistake, make};
+use dsv4_kv_transfer::transport::{Fabric, Loopback};
+use dsv4_kv_transfer::{
+    Control, Deadlines, Expected, Fingerprint, ImageError, Manifest, Receiver, Section, Sender,
+    Source, Target, TransferError,
+};
+use kv_layout::config::ModelConfig;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::world::{BLOCKS, World, export};
+
+/// Whose request it is: a salt and an adapter.
+type Owner = [Vec<u8>; 2];
+
+fn text(random: &mut SmallRng) -> Vec<u8> {
+    let letters = [b'a', b'b', 0, 1];
+    (0..random.random_range(0..10)).map(|_| letters[random.random_range(0..4)]).collect()
+}
+
+/// Two owners. Of every other pair salt and adapter are the same bytes when they are written one behind the other.
+fn owners(random: &mut SmallRng) -> [Owner; 2] {
+    loop {
+        let one = [text(random), text(random)];
+        let mut other = [text(random), text(random)];
+        if random.random() {
+            let joined = one.concat();
+            let (salt, adapter) = joined.split_at(random.random_range(0..=joined.len()));
+            other = [salt.to_vec(), adapter.to_vec()];
+        }
+        if one != other {
+            return [one, other];
+        }
+    }
+}
+
+fn fingerprint(config: &CacheConfig, [salt, adapter]: &Owner) -> Fingerprint {
+    Fingerprint::new(config, b"weights", salt, adapter)
+}
+
+/// What decides: so many manifests, each for its owner and for another. How many were taken that should not be, and that
+/// should.
+fn manifests(count: u32) -> (u32, u32) {
+    let config = CacheConfig::smallest(ModelConfig::preset("tiny").unwrap());
+    let (layout, at) = (PartLayout::new(&config), Positions { trunk: 3, draft: 2 });
+    let sections: Vec<_> =
+        layout.parts(at).into_iter().map(|part| Section { part, digest: 7 }).collect();
+    let (mut random, mut wrong, mut right) = (SmallRng::seed_from_u64(29), 0, 0);
+    for _ in 0..count {
+        let [own, other] = owners(&mut random).map(|owner| fingerprint(&config, &owner));
+        let tokens: Vec<u32> = (0..at.trunk).map(|_| random.random_range(0..4)).collect();
+        let (source, sections) = (Source::default(), sections.clone());
+        let manifest = Manifest { fingerprint: own, at, source, tokens: tokens.clone(), sections };
+        let bytes = manifest.encode();
+        let (came, _) = decode_manifest(&bytes).unwrap();
+        let asked = |fingerprint| {
+            came.check(&Expected { fingerprint, layout: &layout, tokens: Some(&tokens) })
+        };
+        right += u32::from(asked(&own).is_ok());
+        wrong += u32::from(asked(&other) != Err(ImageError::Foreign(Fact::Owner)));
+    }
+    (wrong, right)
+}
+
+pub fn no_manifest_is_anothers() {
+    assert_eq!(manifests(10_000), (0, 10_000));
+}
+
+pub fn no_manifest_is_anothers_a_million_times() {
+    let begun = Instant::now();
+    assert_eq!(manifests(1_000_000), (0, 1_000_000));
+    println!("1,000,000 pairs in {:.1?}", begun.elapsed());
+}
+
+pub fn owners_that_are_ignored_are_found() {
+    make(Mistake::OwnerIgnored);
+    let (wrong, _) = manifests(10);
+    make(Mistake::Nothing);
+    assert_eq!(wrong, 10);
+}
+
+/// The source, at the other end of the control channel.
+struct Channel<'s>(&'s mut Sender<Loopback>);
+
+impl Control for Channel<'_> {
+    fn claim(&mut self, source: Source) -> Result<bool, String> {
+        Ok(self.0.claim(source))
+    }
+}
+
+/// So many whole requests that another asks for first, then their owner, who has every byte.
+fn imports(count: u32) {
+    let fabric = Fabric::default();
+    let deadlines = Deadlines { read: Duration::from_secs(2), fence: Duration::from_secs(20) };
+    let (mut world, mut random) = (World::new(), SmallRng::seed_from_u64(31));
+    let mut sender = Sender::new(Loopback::new(&fabric));
+    let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines, 8 << 20);
+    let (stream, now) = (world.target.stream.clone(), Duration::ZERO);
+    for number in 0..count {
+        let sample = &world.samples[random.random_range(0..world.samples.len())];
+        let owners = owners(&mut random);
+        let [own, other] = owners.map(|owner| fingerprint(world.target.manager.config(), &owner));
+        let mut draft = sender.draft(&world.layout, sample.at).unwrap();
+        sender.fill(&mut draft, |bytes| bytes.copy_from_slice(&sample.payload)).unwrap();
+        let offer = sender.offer(draft, (own, &world.layout), (sample.at, &sample.tokens)).unwrap();
+        let expected = |fingerprint| Expected { fingerprint, ..world.expected() };
+        let refused = receiver.begin(now, &offer, &expected(&other)).unwrap_err();
+        assert!(
+            matches!(refused, TransferError::Image(ImageError::Foreign(Fact::Owner))),
+            "request {number}: {refused}"
+        );
+        receiver.begin(now, &offer, &expected(&own)).unwrap();
+        let verified = receiver.poll(now).remove(0).1.unwrap();
+        let room = world.target.manager.reserve(sample.at).unwrap();
+        let cache = &mut world.target.manager;
+        let mut target = Target { cache, stream: &stream, port: &mut world.port };
+        let id = target.admit(&verified, room, &mut Channel(&mut sender)).unwrap();
+        let bytes = export(&mut world.target, &mut world.port, id);
+        assert!(bytes == world.samples.iter().find(|s| s.at == sample.at).unwrap().payload);
+        world.target.manager.release(id).unwrap();
+    }
+    let (stats, ledger) = (receiver.stats(), world.target.manager.ledger());
+    assert_eq!((stats.begun, stats.verified), (u64::from(count), u64::from(count)), "{stats:?}");
+    assert_eq!((ledger.free_blocks(), sender.offers()), (BLOCKS, 0));
+}
+
+pub fn no_request_is_anothers() {
+    imports(200);
+}
+
+pub fn no_request_is_anothers_thousands_of_times() {
+    let begun = Instant::now();
+    imports(5_000);
+    println!("5,000 requests in {:.1?}", begun.elapsed());
+}

@@ -1,0 +1,123 @@
+//! Checkpoints that wait for a lower tier to look at them.
+
+use std::collections::{HashSet, VecDeque};
+
+use dsv4_kv_prefix::{Origin, Place, Reference};
+
+use super::shared::Tree;
+use crate::checkpoints::SavedCheckpoint;
+
+/// Checkpoints that a lower tier has not looked at, the latest of them. They are not kept: one may be gone when it is
+/// looked at.
+#[derive(Debug, Default)]
+pub(super) struct Offers {
+    /// The next one first.
+    places: VecDeque<Place>,
+    /// The same, to know at once whether one is there.
+    known: HashSet<Place>,
+    /// Most of them; none without a lower tier.
+    most: usize,
+}
+
+impl Offers {
+    /// Keeps at most so many from now on. Takes the memory for them.
+    pub fn keep(&mut self, most: usize) {
+        self.most = most;
+        self.places.reserve(most + 1);
+        // Twice as many, so that the set makes room where it is when others have left it.
+        self.known.reserve(2 * (most + 1));
+    }
+
+    /// Offers a checkpoint, behind the others; one that is offered already stays where it is.
+    pub fn add(&mut self, place: Place) {
+        if self.most == 0 || !self.known.insert(place) {
+            return;
+        }
+        self.places.push_back(place);
+        while self.places.len() > self.most {
+            self.next();
+        }
+    }
+
+    /// Offers a checkpoint again, before the others.
+    pub fn add_first(&mut self, place: Place) {
+        if self.known.insert(place) {
+            self.places.push_front(place);
+        }
+    }
+
+    /// The oldest one, which is not offered any more.
+    pub fn next(&mut self) -> Option<Place> {
+        let place = self.places.pop_front()?;
+        self.known.remove(&place);
+        Some(place)
+    }
+
+    /// Gives the tree a checkpoint, which is offered then; the checkpoint, if the tree does not take it.
+    pub fn attach(
+        &mut self,
+        tree: &mut Tree,
+        (reference, blocks, origin): (&Reference, u32, Origin),
+        saved: SavedCheckpoint,
+    ) -> Option<SavedCheckpoint> {
+        let attached = tree.attach(reference, blocks, origin, saved);
+        attached.map(|place| self.add(place)).err().map(|not_taken| not_taken.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dsv4_kv_prefix::{Limits, PrefixTree, RootKey, ScoredLru};
+
+    use super::*;
+
+    /// Places of so many checkpoints.
+    fn places(count: u32) -> Vec<Place> {
+        let (lease_bytes, remembered) = (0, 0);
+        let limits =
+            Limits { block_bytes: 1, checkpoint_bytes: 1, lease_bytes, remembered, room: count };
+        let mut tree = PrefixTree::<u32, u32, _, 128>::new(limits, ScoredLru { capacity: 1 });
+        let root = RootKey::new(b"", b"", b"model");
+        let mut place = |number| {
+            let mut at = tree.adopt(&root, &[]).reference;
+            tree.extend(&mut at, &[[number; 128]], |_| number, |_| ()).unwrap();
+            let place = tree.attach(&at, 1, Origin::Prompt, number).unwrap();
+            tree.release(at, |_| ()).unwrap();
+            place
+        };
+        (0..count).map(&mut place).collect()
+    }
+
+    #[test]
+    fn each_is_offered_once_and_the_latest_are_kept() {
+        let places = places(5);
+        let mut offers = Offers::default();
+        offers.add(places[0]);
+        assert_eq!(offers.next(), None, "without a lower tier");
+        offers.keep(3);
+        for place in [0, 1, 0, 2, 1] {
+            offers.add(places[place]);
+        }
+        assert_eq!(offers.next(), Some(places[0]));
+        offers.add_first(places[0]);
+        offers.add_first(places[2]);
+        offers.add(places[3]);
+        let left: Vec<_> = std::iter::from_fn(|| offers.next()).collect();
+        assert_eq!(left, [1, 2, 3].map(|place| places[place]));
+        offers.add(places[1]);
+        assert_eq!(offers.next(), Some(places[1]), "it may be offered again");
+    }
+
+    /// A million of offers in the memory that was taken first. Looking through the others would take minutes.
+    #[test]
+    fn many_offers_take_no_more_memory() {
+        let places = places(32 << 10);
+        let mut offers = Offers::default();
+        offers.keep(16 << 10);
+        let room = offers.known.capacity();
+        for _ in 0..40 {
+            places.iter().for_each(|&place| offers.add(place));
+        }
+        assert_eq!((offers.known.len(), offers.known.capacity()), (16 << 10, room));
+    }
+}
