@@ -2,10 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use dsv4_kv_prefix::{Origin, Place, Reference};
-
-use super::shared::Tree;
-use crate::checkpoints::SavedCheckpoint;
+use dsv4_kv_prefix::Place;
 
 /// Checkpoints that a lower tier has not looked at, the latest of them. They are not kept: one may be gone when it is
 /// looked at.
@@ -52,22 +49,11 @@ impl Offers {
         self.known.remove(&place);
         Some(place)
     }
-
-    /// Gives the tree a checkpoint, which is offered then; the checkpoint, if the tree does not take it.
-    pub fn attach(
-        &mut self,
-        tree: &mut Tree,
-        (reference, blocks, origin): (&Reference, u32, Origin),
-        saved: SavedCheckpoint,
-    ) -> Option<SavedCheckpoint> {
-        let attached = tree.attach(reference, blocks, origin, saved);
-        attached.map(|place| self.add(place)).err().map(|not_taken| not_taken.0)
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use dsv4_kv_prefix::{Limits, PrefixTree, RootKey, ScoredLru};
+    use dsv4_kv_prefix::{Limits, Origin, PrefixTree, RootKey, ScoredLru};
 
     use super::*;
 

@@ -43,6 +43,19 @@ pub struct Admission {
     pub matched: u32,
 }
 
+impl Offers {
+    /// Gives the tree a checkpoint, which is offered then; the checkpoint, if the tree does not take it.
+    pub fn attach(
+        &mut self,
+        tree: &mut Tree,
+        (reference, blocks, origin): (&Reference, u32, Origin),
+        saved: SavedCheckpoint,
+    ) -> Option<SavedCheckpoint> {
+        let attached = tree.attach(reference, blocks, origin, saved);
+        attached.map(|place| self.add(place)).err().map(|not_taken| not_taken.0)
+    }
+}
+
 /// What requests share, in a cache with checkpoints.
 #[derive(Debug)]
 pub(super) struct Sharing {
