@@ -6,6 +6,13 @@
 //! | [`transport`] | ways by which payloads come |
 //! | [`protocol`] | offers, reads, deadlines, quarantine, admission |
 //!
+//! # While a prompt is computed
+//!
+//! A draft knows how far the request will be, so that its source can open it before the first step: [`Draft::opening`] goes to
+//! [`Receiver::open`]. After each step [`Sender::take`] copies the blocks that became full, and what it returns goes to
+//! [`Receiver::ready`]: they are read while the next step runs. The last call takes the state too; the offer goes to
+//! [`Receiver::offered`], and all bytes are compared with its digests before any is used.
+//!
 //! # From one cache to another
 //!
 //! The parts of a request leave its cache ([`dsv4_kv::transfer`]): blocks as soon as they are full, the state of its slot
@@ -45,24 +52,23 @@
 //! let tokens = [11, 12, 13, 14, 15];
 //! let fabric = Fabric::default();
 //! let (mut sender, mut port) = (Sender::new(Loopback::new(&fabric)), ours.open_port()?);
-//! let (at, layout) = (ours.positions(id)?, port.layout().clone());
-//! let mut draft = sender.draft(&layout, at)?;
-//! let (blocks, bytes) = (layout.blocks(at.trunk), layout.block_bytes());
-//! sender.fill(&mut draft, |payload| {
-//!     let (of_blocks, of_state) = payload.split_at_mut((u64::from(blocks) * bytes) as usize);
-//!     ours.export_blocks(&stream, &mut port, (id, 0..blocks), of_blocks)?;
-//!     ours.export_state(&stream, &mut port, id, of_state)
-//! })??;
 //! let fingerprint = Fingerprint::new(ours.config(), b"revision of the weights", b"salt", b"");
-//! let offer = sender.offer(draft, (fingerprint, &layout), (at, &tokens))?;
+//! let mut export = ours.export(&stream, &mut port, id)?;
+//! let at = export.positions();
+//! let mut draft = sender.draft(&export, fingerprint, (at, &tokens))?;
+//! sender.take(&mut draft, &mut export)?;
+//! let offer = sender.offer(draft)?;
 //!
 //! // The offer goes over the control channel. The target, in a thread of its own:
-//! let deadlines = Deadlines { read: Duration::from_secs(2), fence: Duration::from_secs(20) };
+//! let [read, fence, quiet] = [2, 20, 60].map(Duration::from_secs);
+//! let deadlines = Deadlines { read, fence, quiet };
 //! let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines, 1 << 30);
 //! let mut port = theirs.open_port()?;
 //! let fingerprint = Fingerprint::new(theirs.config(), b"revision of the weights", b"salt", b"");
 //! let layout = port.layout().clone();
-//! let expected = Expected { fingerprint: &fingerprint, layout: &layout, tokens: None };
+//! let max_context = theirs.config().max_context;
+//! let expected =
+//!     Expected { fingerprint: &fingerprint, layout: &layout, tokens: None, max_context };
 //! receiver.begin(Duration::ZERO, &offer, &expected)?;
 //! let (_, verified) = receiver.poll(Duration::ZERO).remove(0);
 //! let verified = verified?;
@@ -90,6 +96,7 @@ pub mod transport;
 
 pub use image::{Expected, Fingerprint, Image, ImageError, Manifest, Section, Source};
 pub use protocol::{
-    Control, Deadlines, Offer, Receiver, Sender, Target, TransferError, TransferId, Verified,
+    Control, Deadlines, Draft, Offer, Opening, Ready, Receiver, Sender, Target, TransferError,
+    TransferId, Verified,
 };
 pub use transport::{Transport, TransportError};

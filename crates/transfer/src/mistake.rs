@@ -14,26 +14,14 @@ pub enum Mistake {
     EpochIgnored,
     /// Memory whose read has missed its deadline is used again at once.
     NoQuarantine,
+    /// What is offered in the end is not compared with what was opened.
+    OpeningIgnored,
+    /// What was verified for another model or other formats is admitted.
+    ShapeIgnored,
+    /// What was verified for another layout is admitted.
+    SectionsIgnored,
+    /// A request is loaded into room for another position.
+    RoomIgnored,
 }
 
-#[cfg(feature = "mistakes")]
-thread_local! {
-    static MADE: std::cell::Cell<Mistake> = const { std::cell::Cell::new(Mistake::Nothing) };
-}
-
-/// From now on `mistake` is made, in this thread.
-#[cfg(feature = "mistakes")]
-pub fn make(mistake: Mistake) {
-    MADE.set(mistake);
-}
-
-#[cfg(feature = "mistakes")]
-pub(crate) fn made(mistake: Mistake) -> bool {
-    MADE.get() == mistake
-}
-
-#[cfg(not(feature = "mistakes"))]
-#[inline(always)]
-pub(crate) const fn made(_mistake: Mistake) -> bool {
-    false
-}
+dsv4_kv_prefix::mistake_switch!(Mistake);

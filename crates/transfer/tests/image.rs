@@ -2,7 +2,7 @@
 
 use dsv4_kv::CacheConfig;
 use dsv4_kv::transfer::{PartLayout, Positions};
-use dsv4_kv_transfer::image::{Fact, verify};
+use dsv4_kv_transfer::image::{Fact, decode_opening, verify};
 use dsv4_kv_transfer::transport::Fabric;
 use dsv4_kv_transfer::{Expected, Fingerprint, Image, ImageError, Manifest, Section, Source};
 use kv_layout::config::ModelConfig;
@@ -48,7 +48,8 @@ impl Sample {
 
     fn expected(&self) -> Expected<'_> {
         let tokens = Some(&self.manifest.tokens[..]);
-        Expected { fingerprint: &self.fingerprint, layout: &self.layout, tokens }
+        let (fingerprint, layout) = (&self.fingerprint, &self.layout);
+        Expected { fingerprint, layout, tokens, max_context: 300 }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -84,6 +85,10 @@ fn what_is_written_is_read() {
         let expected = Expected { tokens: None, ..sample.expected() };
         Image::new(sample.manifest.clone(), &sample.payload, &expected).unwrap();
         verify(&sample.manifest, &sample.payload).unwrap();
+        let opening = sample.manifest.encode_opening();
+        assert_eq!(decode_opening(&opening).unwrap(), sample.manifest.without_digests());
+        let longer = decode_opening(&[&opening[..], &[0]].concat()).unwrap_err();
+        assert!(matches!(longer, ImageError::Length { .. }), "{longer}");
     }
 }
 
@@ -193,7 +198,7 @@ fn refusals_name_what_is_wrong() {
     };
     assert_eq!(changed(0, 0), ImageError::Magic);
     assert_eq!(changed(8, 2), ImageError::Version { found: 2 });
-    assert_eq!(changed(12, 1), ImageError::Flags { found: 1 });
+    assert_eq!(changed(12, 1), ImageError::Flags { found: 1, needed: 0 });
     assert_eq!(changed(16, 1), ImageError::Foreign(Fact::Shape));
     assert_eq!(changed(48, 1), ImageError::Foreign(Fact::Weights));
     assert_eq!(changed(80, 1), ImageError::Foreign(Fact::Owner));
@@ -217,6 +222,9 @@ fn refusals_name_what_is_wrong() {
     let short = Expected { tokens: Some(&sample.manifest.tokens[..4]), ..sample.expected() };
     let refused = Image::decode(&sample.bytes(), &short).unwrap_err();
     assert_eq!(refused, ImageError::OtherTokens { position: 4 });
+    let near = Expected { max_context: 5, ..sample.expected() };
+    let refused = Image::decode(&sample.bytes(), &near).unwrap_err();
+    assert_eq!(refused, ImageError::TooLong { at: at(6, 5), limit: 5 });
     let trunk = CacheConfig::smallest(ModelConfig { mtp_layers: 0, ..config().model });
     let layout = PartLayout::new(&trunk);
     let expected = Expected { layout: &layout, ..sample.expected() };

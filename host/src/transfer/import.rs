@@ -104,7 +104,7 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<(), MoveError> {
         self.core().check_stream(stream)?;
         self.check_port(port)?;
-        check_length(port.layout.parts(at).iter().map(|part| part.bytes).sum(), payload)
+        check_length(port.layout.bytes(at), payload)
     }
 
     fn write_room(

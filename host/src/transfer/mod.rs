@@ -26,6 +26,7 @@ mod room;
 mod rows;
 
 pub use error::MoveError;
+pub use export::Export;
 pub use parts::{Part, PartKind, PartLayout, Positions};
 pub use port::Port;
 pub(crate) use room::Room;

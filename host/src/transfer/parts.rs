@@ -160,6 +160,16 @@ impl PartLayout {
         if self.block_bytes == 0 { 0 } else { crate::block::blocks_of(tokens) }
     }
 
+    /// Blocks that no token to come changes, of a request that is so far.
+    #[must_use]
+    pub fn full_blocks(&self, at: Positions) -> u32 {
+        let of_draft = &self.schema.layers[self.trunk as usize..];
+        let mut pools = of_draft.iter().flat_map(|layer| &layer.pools);
+        let draft_writes = pools.any(|pool| pool.unit == PoolUnit::Block);
+        let end = if draft_writes { at.trunk.min(at.draft) } else { at.trunk };
+        self.blocks(end).min(end / BLOCK_TOKENS)
+    }
+
     /// A block of a request of `tokens` tokens.
     #[must_use]
     pub fn block(&self, block: u32, tokens: u32) -> Part {
@@ -185,6 +195,12 @@ impl PartLayout {
             })
         });
         parts.filter(|part| part.entries > 0).collect()
+    }
+
+    /// Bytes of all parts of a request.
+    #[must_use]
+    pub fn bytes(&self, at: Positions) -> u64 {
+        self.parts(at).iter().map(|part| part.bytes).sum()
     }
 
     /// All parts of a request, in the order of an image: blocks, then what its slot holds.

@@ -17,6 +17,10 @@ pub fn pairs<B: Backend>() -> Vec<Pair<B>> {
             device::identity::foreign_objects_are_refused,
         ),
         ("device::identity::threads_on_two_devices", device::identity::threads_on_two_devices),
+        (
+            "step::moved_kinds::caches_refuse_what_they_cannot_hold",
+            step::moved_kinds::caches_refuse_what_they_cannot_hold,
+        ),
     ]
 }
 
@@ -313,6 +317,11 @@ suite! {
         reserved_room_is_nobodys,
         rejected_tokens_do_not_move,
         refused_imports_evict_nothing,
+    }
+    step::moved_kinds {
+        requests_of_every_format_move,
+        forks_move,
+        requests_with_shared_prefixes_move,
     }
     step::cuts {
         some_lengths,

@@ -15,14 +15,17 @@ pub struct Expected<'e> {
     pub layout: &'e PartLayout,
     /// The request's tokens, if it knows them.
     pub tokens: Option<&'e [u32]>,
+    /// The longest request that its cache takes ([`CacheConfig::max_context`](dsv4_kv::CacheConfig::max_context)).
+    pub max_context: u32,
 }
 
 impl Manifest {
-    /// Refuses what the target cannot take: another model, format, weights, salt or adapter, other tokens, or a section
-    /// that a request that is as far does not have, of that size, at that place.
+    /// Refuses what the target cannot take: another model, format, weights, salt or adapter, other tokens, too many of them,
+    /// or a section that a request that is as far does not have, of that size, at that place.
     ///
     /// # Errors
-    /// [`ImageError::Foreign`], [`ImageError::Tokens`], [`ImageError::Drafts`], [`ImageError::NoDraftLayers`], [`ImageError::OtherTokens`],
+    /// [`ImageError::Foreign`], [`ImageError::Tokens`], [`ImageError::Drafts`], [`ImageError::NoDraftLayers`],
+    /// [`ImageError::TooLong`], [`ImageError::OtherTokens`],
     /// [`ImageError::Section`].
     pub fn check(&self, expected: &Expected<'_>) -> Result<(), ImageError> {
         let (own, wanted) = (self.fingerprint, expected.fingerprint);
@@ -40,6 +43,9 @@ impl Manifest {
         }
         if at.draft > at.trunk {
             return Err(ImageError::Drafts { at });
+        }
+        if at.trunk > expected.max_context {
+            return Err(ImageError::TooLong { at, limit: expected.max_context });
         }
         if at.draft > 0 && !expected.layout.has_draft_layers() {
             return Err(ImageError::NoDraftLayers { found: at.draft });

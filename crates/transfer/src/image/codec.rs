@@ -7,6 +7,8 @@ use super::{Fingerprint, ImageError, Manifest, Section, Source, VERSION};
 
 /// What a manifest begins with.
 const MAGIC: [u8; 8] = *b"DSV4MOVE";
+/// The flag of what is opened: its digests are still to come.
+const OPENING: u32 = 1;
 /// Bytes of the digest at the end.
 const DIGEST: usize = blake3::OUT_LEN;
 
@@ -73,11 +75,21 @@ impl Manifest {
     /// As bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
+        self.encode_with(0)
+    }
+
+    /// As bytes, without digests: of a request that is still computed ([`decode_opening`]).
+    #[must_use]
+    pub fn encode_opening(&self) -> Vec<u8> {
+        self.without_digests().encode_with(OPENING)
+    }
+
+    fn encode_with(&self, flags: u32) -> Vec<u8> {
         let Self { fingerprint: Fingerprint { shape, weights, owner }, at, source, .. } = *self;
         let header = Header {
             magic: MAGIC,
             version: VERSION,
-            flags: 0,
+            flags,
             shape,
             weights,
             owner,
@@ -104,6 +116,27 @@ impl Manifest {
 /// # Errors
 /// [`ImageError`]. Nothing is allocated for what does not have its length and digest.
 pub fn decode_manifest(bytes: &[u8]) -> Result<(Manifest, &[u8]), ImageError> {
+    decode(bytes, 0)
+}
+
+/// Reads the manifest of a request that is still computed, and nothing behind it: its digests are 0.
+///
+/// # Errors
+/// As [`decode_manifest`].
+pub fn decode_opening(bytes: &[u8]) -> Result<Manifest, ImageError> {
+    let (manifest, behind) = decode(bytes, OPENING)?;
+    check_end(bytes, behind)?;
+    Ok(manifest)
+}
+
+/// Refuses bytes behind a manifest.
+pub(crate) fn check_end(bytes: &[u8], behind: &[u8]) -> Result<(), ImageError> {
+    let found = bytes.len() as u64;
+    let needed = found - behind.len() as u64;
+    if behind.is_empty() { Ok(()) } else { Err(ImageError::Length { needed, found }) }
+}
+
+fn decode(bytes: &[u8], flags: u32) -> Result<(Manifest, &[u8]), ImageError> {
     let found = bytes.len() as u64;
     let header = size_of::<Header>();
     let Some((start, _)) = bytes.split_at_checked(header) else {
@@ -126,8 +159,8 @@ pub fn decode_manifest(bytes: &[u8]) -> Result<(Manifest, &[u8]), ImageError> {
     if blake3::hash(signed) != *digest.as_array::<DIGEST>().expect("so many are left") {
         return Err(ImageError::Damaged);
     }
-    if header.flags != 0 {
-        return Err(ImageError::Flags { found: header.flags });
+    if header.flags != flags {
+        return Err(ImageError::Flags { found: header.flags, needed: flags });
     }
     let (table, tokens) =
         signed[size_of::<Header>()..].split_at(size_of::<Row>() * header.sections as usize);

@@ -39,11 +39,13 @@ pub enum ImageError {
     /// The manifest has not the bytes that were written.
     #[error("the manifest is damaged: its digest is that of other bytes")]
     Damaged,
-    /// A flag that this version does not know.
-    #[error("the manifest has flags {found:#x}; this version knows none")]
+    /// A flag that this version does not know, or an opening where an offer is due, or the other way round.
+    #[error("the manifest has flags {found:#x}; here they must be {needed:#x}")]
     Flags {
         /// All flags.
         found: u32,
+        /// What they must be: 1 of an opening, else 0.
+        needed: u32,
     },
     /// A kind of section that this version does not know.
     #[error("section {section} is of kind {kind}, which this version does not know")]
@@ -63,6 +65,24 @@ pub enum ImageError {
         tokens: usize,
         /// How far it says to be.
         at: Positions,
+    },
+    /// It is longer than requests of the target's cache.
+    #[error("the image is at {at:?}; requests of this cache have up to {limit} tokens")]
+    TooLong {
+        /// How far it says to be.
+        at: Positions,
+        /// Most tokens.
+        limit: u32,
+    },
+    /// What was offered in the end is of another request, source or position than what was opened.
+    #[error(
+        "the offer is not of the request that was opened: it is at {found:?}, not {opened:?}, or another's"
+    )]
+    OtherThanOpened {
+        /// How far that was to be.
+        opened: Positions,
+        /// How far this is.
+        found: Positions,
     },
     /// Its draft layers are ahead of the trunk: with tokens that are not final.
     #[error("the image is at {at:?}: what draft layers have behind the trunk is not final")]

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0 | `DSV4MOVE` |
 //! | 8 | version, u32 |
-//! | 12 | flags, u32: 0 |
+//! | 12 | flags, u32: 1 of an opening, whose digests are 0, else 0 |
 //! | 16, 48, 80 | [`Fingerprint`]: shape, weights, owner, 32 bytes each |
 //! | 112, 116 | [`Positions`]: final tokens in the trunk and in the draft layers, u32 |
 //! | 120, 124 | sections, and tokens, u32 |
@@ -29,7 +29,8 @@ mod error;
 mod fingerprint;
 
 pub use check::{Expected, Image, verify};
-pub use codec::decode_manifest;
+pub(crate) use codec::check_end;
+pub use codec::{decode_manifest, decode_opening};
 pub use error::{Fact, ImageError, VERSION};
 pub use fingerprint::Fingerprint;
 
@@ -78,6 +79,14 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// The same, before the digests of its sections were known.
+    #[must_use]
+    pub fn without_digests(&self) -> Self {
+        let mut manifest = self.clone();
+        manifest.sections.iter_mut().for_each(|section| section.digest = 0);
+        manifest
+    }
+
     /// Bytes of the payload; `u64::MAX` of sections that are together longer.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {

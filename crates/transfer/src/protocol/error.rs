@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use dsv4_kv::RequestId;
 use dsv4_kv::transfer::{MoveError, Positions};
 
+use super::transfer_id::TransferId;
 use crate::image::{ImageError, Source};
 use crate::transport::TransportError;
 
@@ -67,12 +69,52 @@ pub enum TransferError {
         /// Where the request is.
         request: Positions,
     },
-    /// The payload was made for a request that is elsewhere.
-    #[error("the payload was made for {drafted:?}, and is offered for {offered:?}; make another")]
-    OtherDraft {
+    /// The draft is of another request.
+    #[error("the draft is of {drafted}, not of {found}; take the parts of that one")]
+    OtherRequest {
+        /// Whose it is.
+        drafted: RequestId,
+        /// Whose parts there were.
+        found: RequestId,
+    },
+    /// The request has gone past what was drafted.
+    #[error(
+        "the draft is of a request at {drafted:?}, which has moved on to {found:?}; make another"
+    )]
+    MovedOn {
         /// What it was made for.
         drafted: Positions,
-        /// What it was offered for.
-        offered: Positions,
+        /// Where the request is.
+        found: Positions,
+    },
+    /// Parts of the request are missing.
+    #[error(
+        "{there} of {needed} parts are there; take the others when the request is as far as the draft"
+    )]
+    NotWhole {
+        /// Parts that are there.
+        there: usize,
+        /// Parts that it has.
+        needed: usize,
+    },
+    /// The transfer has ended, or never began.
+    #[error("{id:?} has ended, or is another receiver's")]
+    NoSuchTransfer {
+        /// Which.
+        id: TransferId,
+    },
+    /// What was said is of another request than the transfer.
+    #[error("the transfer is of {asked:?}, and this is of {source_of:?}")]
+    OtherSource {
+        /// What was opened.
+        asked: Source,
+        /// What this is of.
+        source_of: Source,
+    },
+    /// The source of a request that was opened said nothing any more.
+    #[error("the source has said nothing for {after:?}")]
+    Quiet {
+        /// How long.
+        after: Duration,
     },
 }

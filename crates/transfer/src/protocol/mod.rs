@@ -2,22 +2,29 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `sender.rs` | the source |
+//! | `sender.rs`, `draft.rs` | the source, and what it prepares |
 //! | `receiver.rs` | the target: reads, deadlines, quarantine |
+//! | `reading.rs` | a request that comes |
+//! | `transfer_id.rs` | the name of a transfer |
 //! | `memory.rs` | memory of the target's reads |
 //! | `admit.rs` | from bytes to a request |
 //! | `offer.rs` | what goes over the control channel |
 //! | `error.rs` | why a request did not come |
 
 mod admit;
+mod draft;
 mod error;
 mod memory;
 mod offer;
+mod reading;
 mod receiver;
 mod sender;
+mod transfer_id;
 
 pub use admit::Target;
+pub use draft::Draft;
 pub use error::TransferError;
-pub use offer::{Control, Offer};
-pub use receiver::{Deadlines, Receiver, ReceiverStats, TransferId, Verified};
-pub use sender::{Draft, Sender};
+pub use offer::{Control, Offer, Opening, Ready};
+pub use receiver::{Deadlines, Ended, Receiver, ReceiverStats, Verified};
+pub use sender::{NotOffered, Sender};
+pub use transfer_id::TransferId;

@@ -3,6 +3,25 @@
 use crate::image::Source;
 use crate::transport::Descriptor;
 
+/// What a source sends to a target before it has computed the request: what it will be, and how its payload can be read as
+/// far as it is there ([`Ready`]). An [`Offer`] follows in the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// The manifest without digests, encoded.
+    pub manifest: Vec<u8>,
+    /// Where the payload is.
+    pub payload: Descriptor,
+}
+
+/// How much of a payload is there, from its first byte on. It does not change any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// What was opened.
+    pub source: Source,
+    /// Bytes that can be read.
+    pub bytes: u64,
+}
+
 /// What a source sends to a target: what the request is, and how its payload can be read. Over whatever connection the
 /// two have already, for instance with the request itself.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use super::error::TransferError;
 use super::memory::{Budget, Share};
-use super::offer::Offer;
-use crate::image::{Expected, ImageError, Manifest, decode_manifest, verify};
+use super::offer::{Offer, Opening, Ready};
+use super::reading::{Memory, Reading};
+use super::transfer_id::TransferId;
+use crate::image::{Expected, Manifest, check_end, decode_manifest, decode_opening, verify};
 use crate::mistake::{Mistake, made};
-use crate::transport::{InFlight, NotPosted, Polled, Region, Registered, Transport};
-
-/// Which transfer: a number that is unique to its receiver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TransferId(u64);
+use crate::transport::{Descriptor, InFlight, NotPosted, Polled, Region, Registered, Transport};
 
 /// How long reads may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +18,14 @@ pub struct Deadlines {
     pub read: Duration,
     /// After it the transport is ended, with all that it does, so that the memory can be freed.
     pub fence: Duration,
+    /// After it a request that was opened is given up, if meanwhile its source has said nothing and nothing was read.
+    pub quiet: Duration,
 }
 
 /// What a receiver has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverStats {
-    /// Reads that were begun.
+    /// Requests that were begun or opened.
     pub begun: u64,
     /// Payloads whose digests were right.
     pub verified: u64,
@@ -35,10 +35,16 @@ pub struct ReceiverStats {
     pub failed: u64,
     /// Reads that did not end in time.
     pub late: u64,
+    /// Requests whose source fell silent.
+    pub quiet: u64,
     /// Reads that ended in quarantine.
     pub ended_late: u64,
     /// Times that the transport was ended.
     pub fences: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Bytes that were read before their request was offered: while it was computed.
+    pub early_bytes: u64,
 }
 
 /// A payload whose digests are right, in memory that no read writes.
@@ -63,16 +69,6 @@ impl Verified {
     }
 }
 
-/// A read that somebody waits for.
-#[derive(Debug)]
-struct Reading {
-    id: TransferId,
-    manifest: Manifest,
-    read: InFlight,
-    share: Share,
-    began: Duration,
-}
-
 /// Memory that a read may write, which nobody waits for.
 #[derive(Debug)]
 struct Quarantined {
@@ -92,7 +88,15 @@ pub struct Receiver<T: Transport> {
     next: u64,
     reading: Vec<Reading>,
     quarantined: Vec<Quarantined>,
+    /// Of memory that the transport could not give back, and has until it is ended.
+    kept: Vec<Share>,
     stats: ReceiverStats,
+}
+
+/// What a transfer did.
+enum Advanced {
+    GoesOn(Reading),
+    Verified(Verified),
 }
 
 /// What became of a transfer.
@@ -102,12 +106,56 @@ impl<T: Transport> Receiver<T> {
     /// A target whose reads take no more than `most_bytes` of memory, quarantine included.
     #[must_use]
     pub fn new(transport: T, deadlines: Deadlines, most_bytes: u64) -> Self {
-        let (reading, quarantined) = (Vec::new(), Vec::new());
         let (budget, stats) = (Budget::new(most_bytes), ReceiverStats::default());
-        Self { transport, deadlines, budget, next: 0, reading, quarantined, stats }
+        let (reading, quarantined, kept) = (Vec::new(), Vec::new(), Vec::new());
+        Self { transport, deadlines, budget, next: 0, reading, quarantined, kept, stats }
     }
 
-    /// Begins to read what was offered. Nothing is read of an offer that the target could not take.
+    /// Takes memory for a request that its source still computes. What the source says of it goes to [`Self::ready`] and
+    /// [`Self::offered`].
+    ///
+    /// # Errors
+    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`].
+    pub fn open(
+        &mut self,
+        now: Duration,
+        opening: &Opening,
+        expected: &Expected<'_>,
+    ) -> Result<TransferId, TransferError> {
+        let manifest = decode_opening(&opening.manifest)?;
+        let reading = self.expect(now, (manifest, &opening.payload), expected)?;
+        Ok(self.add(reading))
+    }
+
+    /// There is more of a request that was opened: [`Self::poll`] reads it.
+    ///
+    /// # Errors
+    /// [`TransferError::NoSuchTransfer`], [`TransferError::OtherSource`], [`TransferError::Image`] for more bytes than it
+    /// has. Nothing has changed then.
+    pub fn ready(
+        &mut self,
+        now: Duration,
+        id: TransferId,
+        ready: &Ready,
+    ) -> Result<(), TransferError> {
+        self.find(id)?.extend(now, ready)
+    }
+
+    /// A request that was opened is there: [`Self::poll`] reads the rest of it, and compares all with its digests.
+    ///
+    /// # Errors
+    /// [`TransferError::NoSuchTransfer`], [`TransferError::Image`] for an offer of anything else than what was opened.
+    /// Nothing has changed then.
+    pub fn offered(
+        &mut self,
+        now: Duration,
+        id: TransferId,
+        offer: &Offer,
+    ) -> Result<(), TransferError> {
+        self.find(id)?.offer(now, offer)
+    }
+
+    /// Begins to read what was offered, all at once. Nothing is read of an offer that the target could not take.
     ///
     /// # Errors
     /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`].
@@ -118,27 +166,80 @@ impl<T: Transport> Receiver<T> {
         expected: &Expected<'_>,
     ) -> Result<TransferId, TransferError> {
         let (manifest, behind) = decode_manifest(&offer.manifest)?;
-        manifest.check(expected)?;
-        if !behind.is_empty() {
-            let found = offer.manifest.len() as u64;
-            return Err(ImageError::Length { needed: found - behind.len() as u64, found }.into());
+        check_end(&offer.manifest, behind)?;
+        let opened = (manifest.without_digests(), &offer.payload);
+        let mut reading = self.expect(now, opened, expected)?;
+        reading.ready = manifest.payload_bytes() as usize;
+        reading.offered = Some(manifest);
+        let reading = self.post(now, reading)?;
+        Ok(self.add(reading))
+    }
+
+    /// Nobody waits for a transfer any more. Memory that a read may write is quarantined.
+    ///
+    /// # Errors
+    /// [`TransferError::NoSuchTransfer`].
+    pub fn give_up(&mut self, id: TransferId) -> Result<(), TransferError> {
+        self.find(id)?;
+        let place = self.reading.iter().position(|reading| reading.id == id);
+        if let Some(place) = place {
+            let Reading { memory, share, .. } = self.reading.swap_remove(place);
+            match memory {
+                Memory::Idle(memory) => self.release(memory, share),
+                Memory::Read { read, began, .. } => {
+                    self.quarantine(Quarantined { read, share, began, failed: false });
+                }
+            }
         }
-        let needed = manifest.payload_bytes();
+        Ok(())
+    }
+
+    fn find(&mut self, id: TransferId) -> Result<&mut Reading, TransferError> {
+        let found = self.reading.iter_mut().find(|reading| reading.id == id);
+        found.ok_or(TransferError::NoSuchTransfer { id })
+    }
+
+    fn add(&mut self, reading: Reading) -> TransferId {
+        let id = reading.id;
+        self.stats.begun += 1;
+        self.reading.push(reading);
+        id
+    }
+
+    /// Takes memory for a request, if it is one that the target could take.
+    fn expect(
+        &mut self,
+        now: Duration,
+        (opened, from): (Manifest, &Descriptor),
+        expected: &Expected<'_>,
+    ) -> Result<Reading, TransferError> {
+        opened.check(expected)?;
+        let needed = opened.payload_bytes();
         let share = self.take_memory(needed)?;
         let memory = self.transport.register(Region::new(needed as usize)?)?;
-        let read = match self.transport.post(memory, &offer.payload) {
-            Ok(read) => read,
-            Err(NotPosted(memory, error)) => {
-                // It is kept by the transport if that fails, too.
-                let _ = self.transport.deregister(memory);
-                return Err(error.into());
-            }
-        };
-        let id = TransferId(self.next);
+        let (id, from) = (TransferId(self.next), from.clone());
         self.next += 1;
-        self.stats.begun += 1;
-        self.reading.push(Reading { id, manifest, read, share, began: now });
-        Ok(id)
+        let (memory, offered) = (Memory::Idle(memory), None);
+        Ok(Reading { id, opened, offered, from, memory, share, ready: 0, done: 0, since: now })
+    }
+
+    /// Begins to read what the source has, if no read goes on.
+    fn post(&mut self, now: Duration, mut reading: Reading) -> Result<Reading, TransferError> {
+        let memory = match reading.memory {
+            Memory::Idle(memory) if reading.done < reading.ready => memory,
+            memory => return Ok(Reading { memory, ..reading }),
+        };
+        let end = reading.ready;
+        match self.transport.post(memory, reading.done..end, &reading.from) {
+            Ok(read) => {
+                reading.memory = Memory::Read { read, end, began: now };
+                Ok(reading)
+            }
+            Err(NotPosted(memory, error)) => {
+                self.release(memory, reading.share);
+                Err(error.into())
+            }
+        }
     }
 
     fn take_memory(&mut self, needed: u64) -> Result<Share, TransferError> {
@@ -154,13 +255,23 @@ impl<T: Transport> Receiver<T> {
         self.budget.take(needed).ok_or(none)
     }
 
+    /// Frees memory that no read writes.
+    fn release(&mut self, memory: Registered, share: Share) {
+        if self.transport.deregister(memory).is_err() {
+            self.kept.push(share);
+        }
+    }
+
     /// What has ended since the last call: verified, failed, or late. To be called again and again, also when nobody waits:
-    /// quarantine ends here.
+    /// reads of requests that were opened begin here, and quarantine ends here.
     pub fn poll(&mut self, now: Duration) -> Vec<Ended> {
         let mut ended = Vec::new();
         for reading in std::mem::take(&mut self.reading) {
-            if let Some(result) = self.poll_one(now, reading) {
-                ended.push(result);
+            let id = reading.id;
+            match self.advance(now, reading) {
+                Ok(Advanced::GoesOn(reading)) => self.reading.push(reading),
+                Ok(Advanced::Verified(verified)) => ended.push((id, Ok(verified))),
+                Err(error) => ended.push((id, Err(error))),
             }
         }
         if self.poll_quarantine(now) && self.fence().is_ok() {
@@ -171,33 +282,62 @@ impl<T: Transport> Receiver<T> {
         ended
     }
 
-    fn poll_one(&mut self, now: Duration, reading: Reading) -> Option<Ended> {
-        let Reading { id, manifest, read, share, began } = reading;
-        match self.transport.poll(read) {
-            Polled::Done(memory) => Some((id, self.verify(manifest, memory, share))),
-            Polled::Failed(read, error) => {
-                self.stats.failed += 1;
-                self.quarantined.push(Quarantined { read, share, began, failed: true });
-                Some((id, Err(error.into())))
-            }
-            Polled::Pending(read) if now.saturating_sub(began) < self.deadlines.read => {
-                self.reading.push(Reading { id, manifest, read, share, began });
-                None
-            }
-            Polled::Pending(read) => {
-                self.stats.late += 1;
-                self.quarantine(Quarantined { read, share, began, failed: false });
-                Some((id, Err(TransferError::Deadline { after: self.deadlines.read })))
+    /// Lets a transfer do what it can now.
+    fn advance(&mut self, now: Duration, reading: Reading) -> Result<Advanced, TransferError> {
+        let mut reading = self.post(now, reading)?;
+        while let Memory::Read { read, end, began } = reading.memory {
+            match self.transport.poll(read) {
+                Polled::Done(memory) => {
+                    self.count(&reading.offered, end - reading.done);
+                    reading =
+                        Reading { memory: Memory::Idle(memory), done: end, since: now, ..reading };
+                    reading = self.post(now, reading)?;
+                }
+                Polled::Failed(read, error) => {
+                    self.stats.failed += 1;
+                    let share = reading.share;
+                    self.quarantined.push(Quarantined { read, share, began, failed: true });
+                    return Err(error.into());
+                }
+                Polled::Pending(read) if now.saturating_sub(began) < self.deadlines.read => {
+                    let memory = Memory::Read { read, end, began };
+                    return Ok(Advanced::GoesOn(Reading { memory, ..reading }));
+                }
+                Polled::Pending(read) => {
+                    self.stats.late += 1;
+                    let share = reading.share;
+                    self.quarantine(Quarantined { read, share, began, failed: false });
+                    return Err(TransferError::Deadline { after: self.deadlines.read });
+                }
             }
         }
+        self.rest(now, reading)
     }
 
-    fn quarantine(&mut self, memory: Quarantined) {
-        if made(Mistake::NoQuarantine) {
-            let _ = self.transport.deregister(memory.read.ended());
-            return;
+    fn count(&mut self, offered: &Option<Manifest>, bytes: usize) {
+        self.stats.bytes += bytes as u64;
+        self.stats.early_bytes += if offered.is_none() { bytes as u64 } else { 0 };
+    }
+
+    /// All that the source has was read.
+    fn rest(&mut self, now: Duration, mut reading: Reading) -> Result<Advanced, TransferError> {
+        let whole = reading.take_whole();
+        let memory = match reading.memory {
+            Memory::Idle(memory) => memory,
+            memory => return Ok(Advanced::GoesOn(Reading { memory, ..reading })),
+        };
+        let after = self.deadlines.quiet;
+        match whole {
+            Some(manifest) => self.verify(manifest, memory, reading.share).map(Advanced::Verified),
+            None if now.saturating_sub(reading.since) < after => {
+                Ok(Advanced::GoesOn(Reading { memory: Memory::Idle(memory), ..reading }))
+            }
+            None => {
+                self.stats.quiet += 1;
+                self.release(memory, reading.share);
+                Err(TransferError::Quiet { after })
+            }
         }
-        self.quarantined.push(memory);
     }
 
     fn verify(
@@ -206,7 +346,13 @@ impl<T: Transport> Receiver<T> {
         memory: Registered,
         share: Share,
     ) -> Result<Verified, TransferError> {
-        let region = self.transport.deregister(memory)?;
+        let region = match self.transport.deregister(memory) {
+            Ok(region) => region,
+            Err(error) => {
+                self.kept.push(share);
+                return Err(error.into());
+            }
+        };
         let verified = Verified { manifest, region, _share: share };
         match verify(&verified.manifest, verified.payload()) {
             Ok(()) => {
@@ -218,6 +364,14 @@ impl<T: Transport> Receiver<T> {
                 Err(error.into())
             }
         }
+    }
+
+    fn quarantine(&mut self, memory: Quarantined) {
+        if made(Mistake::NoQuarantine) {
+            self.release(memory.read.taken_for_ended(), memory.share);
+            return;
+        }
+        self.quarantined.push(memory);
     }
 
     /// Frees the memory of reads that have ended; whether one has had its second deadline.
@@ -232,8 +386,7 @@ impl<T: Transport> Receiver<T> {
             match self.transport.poll(read) {
                 Polled::Done(memory) => {
                     self.stats.ended_late += 1;
-                    // The transport keeps it if that fails.
-                    let _ = self.transport.deregister(memory);
+                    self.release(memory, share);
                 }
                 Polled::Failed(read, _) => {
                     self.quarantined.push(Quarantined { read, share, began, failed: true });
@@ -248,15 +401,20 @@ impl<T: Transport> Receiver<T> {
     }
 
     /// Ends the transport to free what is quarantined, unless somebody waits for a read; whether nothing is quarantined
-    /// now. Memory of a read that has failed stays there until then, or until the transport is ended for another reason.
+    /// now. Memory of a read that has failed stays there until then, or until the transport is ended for another reason,
+    /// and so does memory that the transport could not give back.
     ///
     /// # Errors
     /// [`TransferError::Transport`]; the memory stays quarantined then.
     pub fn clear_quarantine(&mut self) -> Result<bool, TransferError> {
-        if self.reading.is_empty() && !self.quarantined.is_empty() {
+        if self.reading.is_empty() && self.is_anything_held() {
             self.fence()?;
         }
-        Ok(self.quarantined.is_empty())
+        Ok(!self.is_anything_held())
+    }
+
+    fn is_anything_held(&self) -> bool {
+        !self.quarantined.is_empty() || !self.kept.is_empty()
     }
 
     /// Ends the transport, and with it every read.
@@ -264,13 +422,16 @@ impl<T: Transport> Receiver<T> {
         self.transport.fence()?;
         self.stats.fences += 1;
         self.quarantined.clear();
+        self.kept.clear();
         Ok(())
     }
 
-    /// Bytes of memory that a read may write, and nobody waits for.
+    /// Bytes of memory that nobody waits for and that is not free: a read may write it, or the transport could not give it
+    /// back.
     #[must_use]
     pub fn quarantined_bytes(&self) -> u64 {
-        self.quarantined.iter().map(|memory| memory.share.bytes()).sum()
+        let quarantined = self.quarantined.iter().map(|memory| &memory.share);
+        quarantined.chain(&self.kept).map(Share::bytes).sum()
     }
 
     /// Bytes of memory that is taken: by reads, by payloads that were verified and not dropped, and by quarantine.
@@ -279,7 +440,7 @@ impl<T: Transport> Receiver<T> {
         self.budget.taken()
     }
 
-    /// Reads that go on and that somebody waits for.
+    /// Requests that somebody waits for.
     #[must_use]
     pub fn reads(&self) -> usize {
         self.reading.len()

@@ -2,21 +2,21 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 
-use dsv4_kv::transfer::{Part, PartLayout, Positions};
+use dsv4_kv::device::Backend;
+use dsv4_kv::transfer::{Export, MoveError, Positions};
 
+use super::draft::Draft;
 use super::error::TransferError;
-use super::offer::Offer;
+use super::offer::{Offer, Ready};
 use crate::image::{Fingerprint, ImageError, Manifest, Section, Source};
 use crate::transport::{Region, Registered, Transport};
 
-/// Memory for the payload of a request, which is filled part by part: blocks as they become full, the state last.
-#[derive(Debug)]
-#[must_use = "memory that is dropped is lost to its transport; offer or abandon it"]
-pub struct Draft {
-    memory: Registered,
-    at: Positions,
-}
+/// A payload that is not whole, and why it cannot be offered.
+#[derive(Debug, thiserror::Error)]
+#[error("{1}")]
+pub struct NotOffered(pub Draft, pub TransferError);
 
 /// What a source offers. It holds the payload of each offer until that is claimed, or taken back.
 #[derive(Debug)]
@@ -37,25 +37,68 @@ impl<T: Transport> Sender<T> {
         Self { transport, epoch, next: 1, offered: HashMap::new() }
     }
 
-    /// Memory for the payload of a request that will be so far.
+    /// Memory for the payload of a request that will be so far, with these tokens: of a prompt, before it is computed.
     ///
     /// # Errors
-    /// [`TransferError::Transport`].
-    pub fn draft(&mut self, layout: &PartLayout, at: Positions) -> Result<Draft, TransferError> {
-        let bytes = layout.parts(at).iter().map(|part| part.bytes as usize).sum();
-        Ok(Draft { memory: self.transport.register(Region::new(bytes)?)?, at })
+    /// [`TransferError::Image`] for more or fewer tokens than positions; [`TransferError::MovedOn`] for a request that is
+    /// farther; [`TransferError::Transport`].
+    pub fn draft<B: Backend>(
+        &mut self,
+        export: &Export<'_, B>,
+        fingerprint: Fingerprint,
+        (at, tokens): (Positions, &[u32]),
+    ) -> Result<Draft, TransferError> {
+        if tokens.len() != at.trunk as usize {
+            return Err(ImageError::Tokens { tokens: tokens.len(), at }.into());
+        }
+        let found = export.positions();
+        if found.trunk > at.trunk || found.draft > at.draft {
+            return Err(TransferError::MovedOn { drafted: at, found });
+        }
+        let parts = export.layout().parts(at).into_iter();
+        let sections: Vec<_> = parts.map(|part| Section { part, digest: 0 }).collect();
+        let source = Source { epoch: self.epoch, lease: self.next };
+        let manifest = Manifest { fingerprint, at, source, tokens: tokens.to_vec(), sections };
+        let region = Region::new(manifest.payload_bytes() as usize)?;
+        let memory = self.transport.register(region)?;
+        let payload = match self.transport.publish(&memory) {
+            Ok(payload) => payload,
+            Err(error) => {
+                // The transport keeps it if that fails.
+                let _ = self.transport.deregister(memory);
+                return Err(error.into());
+            }
+        };
+        self.next += 1;
+        Ok(Draft { memory, payload, manifest, id: export.id(), there: 0 })
     }
 
-    /// Lets `work` fill a payload.
+    /// Copies to a payload what is final now of its request and not there yet: blocks that are full, and all that is left
+    /// once the request is as far as the draft says.
     ///
     /// # Errors
-    /// [`TransferError::Transport`].
-    pub fn fill<R>(
+    /// [`TransferError::OtherRequest`]; [`TransferError::MovedOn`] for a request that has gone past the draft's
+    /// positions; [`TransferError::Cache`], [`TransferError::Transport`]. The draft is as it was.
+    pub fn take<B: Backend>(
         &mut self,
         draft: &mut Draft,
-        work: impl FnOnce(&mut [u8]) -> R,
-    ) -> Result<R, TransferError> {
-        Ok(self.transport.with_bytes(&mut draft.memory, work)?)
+        export: &mut Export<'_, B>,
+    ) -> Result<Ready, TransferError> {
+        let parts = draft.next(export)?;
+        if !parts.is_empty() {
+            let bytes = draft.bytes(parts.clone());
+            let Draft { memory, manifest, .. } = draft;
+            let work = |payload: &mut [u8]| {
+                let own = &mut payload[bytes.clone()];
+                copy(export, parts.clone(), own)?;
+                Ok::<_, MoveError>(digests(&manifest.sections[parts.clone()], own))
+            };
+            let sections = self.transport.with_bytes(memory, work)??;
+            self.transport.flush(memory, bytes)?;
+            manifest.sections.splice(parts.clone(), sections);
+            draft.there = parts.end;
+        }
+        Ok(draft.ready())
     }
 
     /// Gives a payload up that was not offered.
@@ -67,62 +110,17 @@ impl<T: Transport> Sender<T> {
         Ok(())
     }
 
-    /// Offers a payload that is filled: what goes over the control channel. Of the payload each part gets its digest now.
+    /// Offers a payload that is whole: what goes over the control channel.
     ///
     /// # Errors
-    /// [`TransferError::OtherDraft`], [`TransferError::Image`] for tokens or a layout that are not the draft's,
-    /// [`TransferError::Transport`]; the payload is given up then.
-    pub fn offer(
-        &mut self,
-        draft: Draft,
-        (fingerprint, layout): (Fingerprint, &PartLayout),
-        (at, tokens): (Positions, &[u32]),
-    ) -> Result<Offer, TransferError> {
-        let source = Source { epoch: self.epoch, lease: self.next };
-        let tokens = tokens.to_vec();
-        let manifest = Manifest { fingerprint, at, source, tokens, sections: Vec::new() };
-        let Draft { mut memory, at: drafted } = draft;
-        let offer = match manifest.at == drafted {
-            true => self.describe(manifest, layout, &mut memory),
-            false => Err(TransferError::OtherDraft { drafted, offered: at }),
-        };
-        match offer {
-            Ok(_) => {
-                self.next += 1;
-                self.offered.insert(source.lease, memory);
-            }
-            // The transport keeps it if that fails.
-            Err(_) => drop(self.transport.deregister(memory)),
+    /// [`TransferError::NotWhole`], with the draft.
+    pub fn offer(&mut self, draft: Draft) -> Result<Offer, NotOffered> {
+        if !draft.is_whole() {
+            let (there, needed) = (draft.there, draft.manifest.sections.len());
+            return Err(NotOffered(draft, TransferError::NotWhole { there, needed }));
         }
-        offer
-    }
-
-    fn describe(
-        &mut self,
-        mut manifest: Manifest,
-        layout: &PartLayout,
-        memory: &mut Registered,
-    ) -> Result<Offer, TransferError> {
-        let (at, tokens) = (manifest.at, manifest.tokens.len());
-        if tokens != at.trunk as usize {
-            return Err(ImageError::Tokens { tokens, at }.into());
-        }
-        let parts = layout.parts(at);
-        let needed = parts.iter().map(|part| part.bytes).sum();
-        let found = memory.len() as u64;
-        let length = ImageError::Length { needed, found };
-        // Memory has a byte at least.
-        if found != needed.max(1) {
-            return Err(length.into());
-        }
-        let sections = self.transport.with_bytes(memory, |bytes| {
-            let mut rest = &bytes[..];
-            let section =
-                |part: &Part| Some(Section::of(*part, rest.split_off(..part.bytes as usize)?));
-            parts.iter().map(section).collect::<Option<Vec<_>>>()
-        })?;
-        manifest.sections = sections.ok_or(length)?;
-        let payload = self.transport.publish(memory)?;
+        let Draft { memory, payload, manifest, .. } = draft;
+        self.offered.insert(manifest.source.lease, memory);
         Ok(Offer { manifest: manifest.encode(), payload })
     }
 
@@ -146,4 +144,30 @@ impl<T: Transport> Sender<T> {
     pub fn offers(&self) -> usize {
         self.offered.len()
     }
+}
+
+/// Copies parts of a request, one behind the other.
+fn copy<B: Backend>(
+    export: &mut Export<'_, B>,
+    parts: Range<usize>,
+    into: &mut [u8],
+) -> Result<(), MoveError> {
+    let layout = export.layout();
+    let (held, bytes) = (layout.blocks(export.positions().trunk) as usize, layout.block_bytes());
+    let blocks = parts.start.min(held)..parts.end.min(held);
+    let (of_blocks, of_state) = into.split_at_mut(blocks.len() * bytes as usize);
+    if !blocks.is_empty() {
+        export.blocks(blocks.start as u32..blocks.end as u32, of_blocks)?;
+    }
+    // The state is final as a whole.
+    if parts.end > held { export.state(of_state) } else { Ok(()) }
+}
+
+/// The same sections, with the digests of these bytes.
+fn digests(sections: &[Section], mut bytes: &[u8]) -> Vec<Section> {
+    let digest = |section: &Section| {
+        let own = bytes.split_off(..section.part.bytes as usize).expect("they were counted");
+        Section::of(section.part, own)
+    };
+    sections.iter().map(digest).collect()
 }

@@ -1,6 +1,7 @@
 //! Why a transport fails.
 
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Why a transport fails.
@@ -33,6 +34,14 @@ pub enum TransportError {
     Descriptor {
         /// What is wrong with it.
         why: String,
+    },
+    /// Bytes that memory does not have.
+    #[error("bytes {}..{} of memory that has {len}", bytes.start, bytes.end)]
+    Outside {
+        /// Which bytes.
+        bytes: Range<usize>,
+        /// How many it has.
+        len: usize,
     },
     /// The peer's memory is shorter than what is to be read.
     #[error("the peer's memory has {found} bytes, and {needed} are to be read")]

@@ -1,23 +1,24 @@
 //! Through a directory that source and target both see.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::PathBuf;
 
 use super::{
-    Descriptor, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
+    Descriptor, Held, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
 };
 
-/// A transport through files: a source's memory is a file once it is published, and is removed when it is given up. A read
-/// is done when it is posted.
+/// A transport through files: a source's memory is a file once it is published, which has the bytes that were flushed, and is
+/// removed when the memory is given up. A read is done when it is posted.
 #[derive(Debug)]
 pub struct Files {
     directory: PathBuf,
     /// Tells its files from those of all others, also of a process of the same number in another container.
     token: u64,
-    regions: HashMap<u64, Region>,
+    regions: HashMap<u64, Held>,
     /// Memory that has a file.
     published: HashSet<u64>,
 }
@@ -56,10 +57,15 @@ impl Files {
     }
 
     fn region(&mut self, id: u64) -> Result<&mut Region, TransportError> {
-        self.regions.get_mut(&id).ok_or(TransportError::Unknown { id })
+        self.regions.get_mut(&id).map(Held::region_mut).ok_or(TransportError::Unknown { id })
     }
 
-    fn read(&mut self, id: u64, from: &Descriptor) -> Result<(), TransportError> {
+    fn read(
+        &mut self,
+        id: u64,
+        bytes: Range<usize>,
+        from: &Descriptor,
+    ) -> Result<(), TransportError> {
         let name = std::str::from_utf8(&from.0).unwrap_or_default();
         let is_name = name.ends_with(".payload")
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '.');
@@ -68,13 +74,15 @@ impl Files {
             return Err(TransportError::Descriptor { why });
         }
         let path = self.directory.join(name);
-        let into = self.region(id)?.bytes_mut();
+        let (start, needed) = (bytes.start as u64, bytes.end);
+        let into = self.region(id)?.part_mut(bytes)?;
         let mut file = File::open(&path).map_err(|error| failed(&path, error))?;
         let found = file.metadata().map_err(|error| failed(&path, error))?.len() as usize;
-        if found < into.len() {
-            return Err(TransportError::TooShort { needed: into.len(), found });
+        if found < needed {
+            return Err(TransportError::TooShort { needed, found });
         }
-        file.read_exact(into).map_err(|error| failed(&path, error))
+        let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(into));
+        read.map_err(|error| failed(&path, error))
     }
 }
 
@@ -84,15 +92,15 @@ fn failed(path: &std::path::Path, error: io::Error) -> TransportError {
 
 impl Transport for Files {
     fn register(&mut self, region: Region) -> Result<Registered, TransportError> {
-        let memory = Registered::new(region.bytes().len());
-        self.regions.insert(memory.id(), region);
+        let (held, memory) = Held::new(region);
+        self.regions.insert(memory.id(), held);
         Ok(memory)
     }
 
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
         let id = memory.id();
         self.unlink(id)?;
-        self.regions.remove(&id).ok_or(TransportError::Unknown { id })
+        self.regions.remove(&id).map(Held::into_region).ok_or(TransportError::Unknown { id })
     }
 
     fn with_bytes<R>(
@@ -103,32 +111,45 @@ impl Transport for Files {
         Ok(work(self.region(memory.id())?.bytes_mut()))
     }
 
-    /// Writes the file, whole or not at all.
+    /// Makes a file of zeros.
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
-        let (directory, name) = (self.directory.clone(), self.name(memory.id()));
-        let (path, unfinished) = (directory.join(&name), directory.join(format!("{name}.part")));
-        let bytes = self.region(memory.id())?.bytes();
-        let written = fs::write(&unfinished, bytes).map_err(|error| failed(&unfinished, error));
-        let written = written
-            .and_then(|()| fs::rename(&unfinished, &path).map_err(|error| failed(&path, error)));
-        if let Err(error) = written {
-            // What was written of it is of no use; the first error is the one that says why.
-            let _ = fs::remove_file(&unfinished);
-            return Err(error);
-        }
-        self.published.insert(memory.id());
+        let (id, len) = (memory.id(), self.region(memory.id())?.bytes().len());
+        let name = self.name(id);
+        let path = self.directory.join(&name);
+        let file = File::create_new(&path).map_err(|error| failed(&path, error))?;
+        self.published.insert(id);
+        file.set_len(len as u64).map_err(|error| failed(&path, error))?;
         Ok(Descriptor(name.into_bytes()))
     }
 
-    fn post(&mut self, into: Registered, from: &Descriptor) -> Result<InFlight, NotPosted> {
-        match self.read(into.id(), from) {
+    fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
+        let (path, start) = (self.directory.join(self.name(memory.id())), bytes.start as u64);
+        let bytes = self.region(memory.id())?.part(bytes)?;
+        let written = OpenOptions::new().write(true).open(&path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(start))?;
+            file.write_all(bytes)
+        });
+        written.map_err(|error| failed(&path, error))
+    }
+
+    fn post(
+        &mut self,
+        into: Registered,
+        bytes: Range<usize>,
+        from: &Descriptor,
+    ) -> Result<InFlight, NotPosted> {
+        match self.read(into.id(), bytes, from) {
             Ok(()) => Ok(into.in_flight()),
             Err(error) => Err(NotPosted(into, error)),
         }
     }
 
     fn poll(&mut self, read: InFlight) -> Polled {
-        Polled::Done(read.ended())
+        let id = read.id();
+        match self.regions.get(&id) {
+            Some(held) => held.done(read),
+            None => Polled::Failed(read, TransportError::Unknown { id }),
+        }
     }
 
     fn fence(&mut self) -> Result<(), TransportError> {

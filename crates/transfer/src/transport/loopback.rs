@@ -1,18 +1,19 @@
 //! Within a process: for tests, and for caches of several devices of one host.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Descriptor, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
+    Descriptor, Held, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
 };
 
 /// The memory that the loopbacks of a process share.
 #[derive(Clone, Debug, Default)]
-pub struct Fabric(Arc<Mutex<HashMap<u64, Region>>>);
+pub struct Fabric(Arc<Mutex<HashMap<u64, Held>>>);
 
 impl Fabric {
-    fn regions(&self) -> MutexGuard<'_, HashMap<u64, Region>> {
+    fn regions(&self) -> MutexGuard<'_, HashMap<u64, Held>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -20,25 +21,28 @@ impl Fabric {
     /// number.
     pub fn write(&self, id: u64, at: usize, bytes: &[u8]) -> bool {
         let mut regions = self.regions();
-        let room = regions
-            .get_mut(&id)
-            .and_then(|region| region.bytes_mut().get_mut(at..)?.get_mut(..bytes.len()));
+        let end = at.checked_add(bytes.len());
+        let room = end.zip(regions.get_mut(&id));
+        let room = room.and_then(|(end, held)| held.region_mut().part_mut(at..end).ok());
         room.is_some_and(|room| {
             room.copy_from_slice(bytes);
             true
         })
     }
 
-    /// The bytes of the memory that a descriptor names.
+    /// Bytes of the memory that a descriptor names.
     ///
     /// # Errors
-    /// [`TransportError::Descriptor`].
-    pub fn read(&self, from: &Descriptor) -> Result<Vec<u8>, TransportError> {
+    /// [`TransportError::Descriptor`], [`TransportError::TooShort`].
+    pub fn read(&self, from: &Descriptor, bytes: Range<usize>) -> Result<Vec<u8>, TransportError> {
         let id = from.0.as_array::<8>().map(|&id| u64::from_le_bytes(id));
         let regions = self.regions();
-        let region = id.and_then(|id| regions.get(&id));
+        let held = id.and_then(|id| regions.get(&id));
         let gone = || TransportError::Descriptor { why: "the memory was given up".to_owned() };
-        region.map(|region| region.bytes().to_vec()).ok_or_else(gone)
+        let memory = held.ok_or_else(gone)?.region().bytes();
+        let (needed, found) = (bytes.end, memory.len());
+        let part = memory.get(bytes).ok_or(TransportError::TooShort { needed, found })?;
+        Ok(part.to_vec())
     }
 }
 
@@ -59,8 +63,8 @@ impl Loopback {
 
 impl Transport for Loopback {
     fn register(&mut self, region: Region) -> Result<Registered, TransportError> {
-        let memory = Registered::new(region.bytes().len());
-        self.fabric.regions().insert(memory.id(), region);
+        let (held, memory) = Held::new(region);
+        self.fabric.regions().insert(memory.id(), held);
         self.own.push(memory.id());
         Ok(memory)
     }
@@ -68,7 +72,7 @@ impl Transport for Loopback {
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
         self.own.retain(|&id| id != memory.id());
         let removed = self.fabric.regions().remove(&memory.id());
-        removed.ok_or(TransportError::Unknown { id: memory.id() })
+        removed.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
     }
 
     fn with_bytes<R>(
@@ -77,22 +81,31 @@ impl Transport for Loopback {
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, TransportError> {
         let mut regions = self.fabric.regions();
-        let region = regions.get_mut(&memory.id());
-        let region = region.ok_or(TransportError::Unknown { id: memory.id() })?;
-        Ok(work(region.bytes_mut()))
+        let held = regions.get_mut(&memory.id());
+        let held = held.ok_or(TransportError::Unknown { id: memory.id() })?;
+        Ok(work(held.region_mut().bytes_mut()))
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
         Ok(Descriptor(memory.id().to_le_bytes().to_vec()))
     }
 
-    fn post(&mut self, into: Registered, from: &Descriptor) -> Result<InFlight, NotPosted> {
-        let needed = into.len();
-        let read = self.fabric.read(from).and_then(|bytes| {
-            let found = bytes.len();
-            let part = bytes.get(..needed).ok_or(TransportError::TooShort { needed, found })?;
-            let written = self.fabric.write(into.id(), 0, part);
-            if written { Ok(()) } else { Err(TransportError::Unknown { id: into.id() }) }
+    /// Peers see all bytes as they are.
+    fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
+        let len = memory.len();
+        if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
+    }
+
+    fn post(
+        &mut self,
+        into: Registered,
+        bytes: Range<usize>,
+        from: &Descriptor,
+    ) -> Result<InFlight, NotPosted> {
+        let read = self.fabric.read(from, bytes.clone()).and_then(|found| {
+            let written = self.fabric.write(into.id(), bytes.start, &found);
+            let len = into.len();
+            if written { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
         });
         match read {
             Ok(()) => Ok(into.in_flight()),
@@ -101,7 +114,11 @@ impl Transport for Loopback {
     }
 
     fn poll(&mut self, read: InFlight) -> Polled {
-        Polled::Done(read.ended())
+        let id = read.id();
+        match self.fabric.regions().get(&id) {
+            Some(held) => held.done(read),
+            None => Polled::Failed(read, TransportError::Unknown { id }),
+        }
     }
 
     fn fence(&mut self) -> Result<(), TransportError> {

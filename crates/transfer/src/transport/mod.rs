@@ -3,13 +3,15 @@
 //! A transport owns the memory that is registered with it. Who uses it has a token: [`Registered`] for memory that nobody
 //! writes, [`InFlight`] for memory that a read may write at any time. A token cannot be copied, and a read takes the
 //! first and gives the second, so that memory that is being written is neither looked at, nor read into again, nor freed,
-//! as long as the program compiles. There is no call that ends a read: what transports call cancelling lets bytes arrive
+//! as long as the program compiles. Only who has the memory itself, as [`Held`], can say that a read into it has ended: its
+//! transport. There is no call that ends a read: what transports call cancelling lets bytes arrive
 //! later ([ai-dynamo/nixl#2067](https://github.com/ai-dynamo/nixl/issues/2067)). Only [`Transport::fence`] does, which
 //! ends the transport's own life with it.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `mod.rs` | [`Transport`] and its tokens |
+//! | `mod.rs` | [`Transport`] |
+//! | `token.rs` | who may do what with memory |
 //! | `region.rs` | memory that can be registered |
 //! | `error.rs` | why a transport fails |
 //! | `loopback.rs` | within a process |
@@ -22,6 +24,7 @@ mod loopback;
 #[cfg(feature = "nixl")]
 mod nixl;
 mod region;
+mod token;
 
 pub use error::TransportError;
 pub use file::Files;
@@ -29,81 +32,13 @@ pub use loopback::{Fabric, Loopback};
 #[cfg(feature = "nixl")]
 pub use nixl::{Nixl, NixlOptions};
 pub use region::Region;
+pub use token::{Held, InFlight, Registered};
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
 
 /// What a peer needs to read registered memory. It goes over the control channel; only its transport understands it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor(pub Vec<u8>);
-
-/// Registered memory that no read writes.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "memory whose token is dropped is kept until its transport ends; deregister it"]
-pub struct Registered {
-    id: u64,
-    len: usize,
-}
-
-/// Registered memory that a read may write at any time.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "a read whose token is dropped goes on, and its memory is kept until its transport ends; poll it"]
-pub struct InFlight(Registered);
-
-impl Registered {
-    /// The token of memory of `len` bytes that was registered just now: for transports.
-    pub fn new(len: usize) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), len }
-    }
-
-    /// Which memory: a number that is unique in the process.
-    #[must_use]
-    pub const fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// Its bytes.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// A read into it has begun: for transports.
-    pub const fn in_flight(self) -> InFlight {
-        InFlight(self)
-    }
-}
-
-impl InFlight {
-    /// Which memory.
-    #[must_use]
-    pub const fn id(&self) -> u64 {
-        self.0.id
-    }
-
-    /// Its bytes.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.0.len
-    }
-
-    /// Whether it has none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.0.len == 0
-    }
-
-    /// The read has ended, and nothing writes the memory any more: for transports, which alone can know.
-    pub fn ended(self) -> Registered {
-        self.0
-    }
-}
 
 /// What has become of a read.
 #[derive(Debug)]
@@ -150,17 +85,28 @@ pub trait Transport {
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, TransportError>;
 
-    /// What peers need to read the memory; they may see its bytes as they are now, or as they are later.
+    /// What peers need to read the memory. They see bytes as they were at the last [`Self::flush`], or as they are later.
     ///
     /// # Errors
     /// [`TransportError`].
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError>;
 
-    /// Begins to read a peer's memory, from its first byte on, into all of `into`.
+    /// Lets peers see bytes of published memory as they are now.
+    ///
+    /// # Errors
+    /// [`TransportError`], [`TransportError::Outside`].
+    fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError>;
+
+    /// Begins to read bytes of a peer's memory into the same place of `into`.
     ///
     /// # Errors
     /// [`NotPosted`], if nothing was begun.
-    fn post(&mut self, into: Registered, from: &Descriptor) -> Result<InFlight, NotPosted>;
+    fn post(
+        &mut self,
+        into: Registered,
+        bytes: Range<usize>,
+        from: &Descriptor,
+    ) -> Result<InFlight, NotPosted>;
 
     /// What has become of a read.
     fn poll(&mut self, read: InFlight) -> Polled;

@@ -1,5 +1,7 @@
 //! Memory that can be registered.
 
+use std::ops::Range;
+
 use memmap2::MmapMut;
 
 use super::TransportError;
@@ -28,6 +30,24 @@ impl Region {
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
+    }
+
+    /// Some of its bytes.
+    ///
+    /// # Errors
+    /// [`TransportError::Outside`].
+    pub fn part(&self, bytes: Range<usize>) -> Result<&[u8], TransportError> {
+        let len = self.0.len();
+        self.0.get(bytes.clone()).ok_or(TransportError::Outside { bytes, len })
+    }
+
+    /// Some of its bytes, to write.
+    ///
+    /// # Errors
+    /// [`TransportError::Outside`].
+    pub fn part_mut(&mut self, bytes: Range<usize>) -> Result<&mut [u8], TransportError> {
+        let len = self.0.len();
+        self.0.get_mut(bytes.clone()).ok_or(TransportError::Outside { bytes, len })
     }
 
     /// Where it is, for as long as it is not dropped: moving it does not move the bytes.

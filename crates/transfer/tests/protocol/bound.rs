@@ -1,66 +1,85 @@
-//! Bytes are bound to their position, their source and the cache that they were verified for.
+//! A payload is of one request at one position, of one source, and for one cache.
 
 use std::time::Duration;
 
-use dsv4_kv::CacheConfig;
-use dsv4_kv::device::{Device, EmuOptions, Emulator};
-use dsv4_kv::transfer::Positions;
-use dsv4_kv_tests::fed::Fed;
-use dsv4_kv_transfer::image::{Fact, decode_manifest};
+use dsv4_kv::transfer::{MoveError, PartLayout, Positions};
+use dsv4_kv_tests::fed::{Padding, Part};
+use dsv4_kv_transfer::image::decode_manifest;
+use dsv4_kv_transfer::protocol::NotOffered;
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
-use dsv4_kv_transfer::{
-    Control, Deadlines, ImageError, Offer, Receiver, Sender, Source, Target, TransferError,
-};
-use kv_layout::index_row::IndexFormat;
+use dsv4_kv_transfer::{ImageError, Receiver, Sender, TransferError};
 
-use crate::world::World;
+use crate::world::{World, deadlines};
 
-const SECOND: Duration = Duration::from_secs(1);
-
-/// Offers a sample as one that is at `at` and has these tokens.
-fn offer(
-    sender: &mut Sender<Loopback>,
-    world: &World,
-    (at, tokens): (Positions, &[u32]),
-) -> Result<Offer, TransferError> {
-    let sample = &world.samples[2];
-    let mut draft = sender.draft(&world.layout, sample.at).unwrap();
-    sender.fill(&mut draft, |bytes| bytes.copy_from_slice(&sample.payload)).unwrap();
-    sender.offer(draft, (world.fingerprint, &world.layout), (at, tokens))
+fn at(tokens: u32) -> Positions {
+    Positions { trunk: tokens, draft: tokens }
 }
 
-/// A payload is offered for the position that it was made for, with its tokens, or given up.
+/// A draft takes the parts of its own request, until that has gone past it, and is offered when it has all.
 pub fn a_payload_is_of_one_position() {
-    let world = World::new();
+    let mut world = World::new();
     let fabric = Fabric::default();
     let mut sender = Sender::new(Loopback::new(&fabric));
-    // As many bytes, of other rows.
-    let [own, later] = [132, 136].map(|end| Positions { trunk: end, draft: end });
-    let bytes = |at| world.layout.parts(at).iter().map(|part| part.bytes).sum::<u64>();
-    assert_eq!(bytes(later), bytes(own));
-    let draft = sender.draft(&world.layout, own).unwrap();
-    let of = (world.fingerprint, &world.layout);
-    let error = sender.offer(draft, of, (later, &[7; 136])).unwrap_err();
-    let is_other = matches!(
-        error,
-        TransferError::OtherDraft { drafted, offered } if (drafted, offered) == (own, later)
-    );
-    assert!(is_other, "{error}");
-    let (at, tokens) = (world.samples[2].at, [7; 131]);
-    let error = offer(&mut sender, &world, (at, &tokens)).unwrap_err();
-    assert!(matches!(error, TransferError::Image(ImageError::Tokens { .. })), "{error}");
+    let (id, other) = (world.samples[2].id, world.samples[1].id);
+    let World { source, story, fingerprint, .. } = &mut world;
+    let stream = source.fed.stream.clone();
+    let tokens: Vec<u32> = (0..134).collect();
+    let mut draft = source.draft(&mut sender, (id, *fingerprint), (at(134), &tokens));
+    // Two tokens before it has its full block, and nothing of its state.
+    let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
+    let ready = sender.take(&mut draft, &mut export).unwrap();
+    assert_eq!((ready.bytes, draft.is_whole()), (export.layout().block_bytes(), false));
+    // Tokens that are not as many as positions; a position that the request has passed.
+    let refused = sender.draft(&export, *fingerprint, (at(134), &tokens[1..])).unwrap_err();
+    assert!(matches!(refused, TransferError::Image(ImageError::Tokens { .. })), "{refused}");
+    let refused = sender.draft(&export, *fingerprint, (at(129), &tokens[..129])).unwrap_err();
+    assert!(matches!(refused, TransferError::MovedOn { .. }), "{refused}");
+    let NotOffered(mut draft, refused) = sender.offer(draft).unwrap_err();
+    assert!(matches!(refused, TransferError::NotWhole { there: 1, .. }), "{refused}");
+    let mut export = source.fed.manager.export(&stream, &mut source.port, other).unwrap();
+    let refused = sender.take(&mut draft, &mut export).unwrap_err();
+    assert!(matches!(refused, TransferError::OtherRequest { .. }), "{refused}");
+    source.fed.step(&[Part::new(id, story, 132..138)], Padding::None);
+    let mut export = source.fed.manager.export(&stream, &mut source.port, id).unwrap();
+    let refused = sender.take(&mut draft, &mut export).unwrap_err();
+    let is_past = matches!(refused, TransferError::MovedOn { found, .. } if found == at(138));
+    assert!(is_past, "{refused}");
+    sender.abandon(draft).unwrap();
     let is_left = (0..100_000).any(|id| fabric.write(id, 0, &[]));
     assert!(sender.offers() == 0 && !is_left, "the memory was given up");
 }
 
+/// A call that fails while parts are copied leaves the draft as it was.
+pub fn a_draft_outlives_failures() {
+    let mut world = World::new();
+    let mut sender = Sender::new(Loopback::new(&Fabric::default()));
+    let sample = &world.samples[2];
+    let of = (sample.id, world.fingerprint);
+    let mut draft = world.source.draft(&mut sender, of, (sample.at, &sample.tokens));
+    let (stream, port) = (world.source.fed.stream.clone(), &mut world.target.port);
+    // A port of another cache.
+    let refused = world.source.fed.manager.export(&stream, port, sample.id).unwrap_err();
+    assert!(matches!(refused, MoveError::ForeignPort), "{refused}");
+    // A stream of another device.
+    let (other, port) = (world.target.fed.stream.clone(), &mut world.source.port);
+    let refused = world.source.fed.manager.export(&other, port, sample.id).unwrap_err();
+    assert!(refused.to_string().contains("stream"), "{refused}");
+    let mut export = world.source.fed.manager.export(&stream, port, sample.id).unwrap();
+    sender.take(&mut draft, &mut export).unwrap();
+    let offer = sender.offer(draft).unwrap();
+    assert_eq!(decode_manifest(&offer.manifest).unwrap().0.sections.len(), {
+        let layout: &PartLayout = &world.layout;
+        layout.parts(sample.at).len()
+    });
+}
+
 /// What a sender offered, its successor at the same address does not hold, although it counts from one again.
 pub fn a_sender_that_restarts_holds_nothing() {
-    let world = World::new();
+    let mut world = World::new();
     let fabric = Fabric::default();
-    let sample = &world.samples[2];
     let [first, second] = [(); 2].map(|()| {
         let mut sender = Sender::new(Loopback::new(&fabric));
-        let offer = offer(&mut sender, &world, (sample.at, &sample.tokens)).unwrap();
+        let offer = world.offer(&mut sender, 2);
         (sender, decode_manifest(&offer.manifest).unwrap().0.source)
     });
     assert_eq!(first.1.lease, second.1.lease);
@@ -69,40 +88,18 @@ pub fn a_sender_that_restarts_holds_nothing() {
     assert!(restarted.claim(second.1) && !restarted.claim(second.1));
 }
 
-struct Nobody;
-
-impl Control for Nobody {
-    fn claim(&mut self, _source: Source) -> Result<bool, String> {
-        Err("nobody is asked before the bytes are written".to_owned())
-    }
-}
-
-/// A payload that was verified for one cache is refused by another, of other formats or for room at another position.
-pub fn a_payload_is_of_one_cache() {
+/// Nothing is read of a request that the target's cache has no room for at all.
+pub fn a_request_that_is_too_long_is_not_read() {
     let mut world = World::new();
     let fabric = Fabric::default();
-    let sample = &world.samples[2];
     let mut sender = Sender::new(Loopback::new(&fabric));
-    let offer = offer(&mut sender, &world, (sample.at, &sample.tokens)).unwrap();
-    let deadlines = Deadlines { read: SECOND, fence: SECOND };
-    let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines, 1 << 30);
-    receiver.begin(Duration::ZERO, &offer, &world.expected()).unwrap();
-    let verified = receiver.poll(Duration::ZERO).remove(0).1.unwrap();
-    let at = verified.manifest().at;
-    let config = world.target.manager.config().clone();
-    let device = Device::from_backend(Emulator::new(EmuOptions::default()));
-    let mut other = Fed::new(&device, CacheConfig { index_format: IndexFormat::Fp8, ..config });
-    let mut port = other.manager.open_port().unwrap();
-    let room = other.manager.reserve(at).unwrap();
-    let stream = &other.stream.clone();
-    let mut target = Target { cache: &mut other.manager, stream, port: &mut port };
-    let error = target.admit(&verified, room, &mut Nobody).unwrap_err();
-    let is_foreign = matches!(error, TransferError::Image(ImageError::Foreign(Fact::Shape)));
-    assert!(is_foreign, "{error}");
-    assert_eq!(other.manager.ledger().live_requests(), 0, "the room is free");
-    let nearer = world.target.manager.reserve(Positions { trunk: 129, draft: 129 }).unwrap();
-    let (cache, stream) = (&mut world.target.manager, &world.target.stream.clone());
-    let mut target = Target { cache, stream, port: &mut world.port };
-    let error = target.admit(&verified, nearer, &mut Nobody).unwrap_err();
-    assert!(matches!(error, TransferError::OtherRoom { request, .. } if request == at), "{error}");
+    let offer = world.offer(&mut sender, 2);
+    let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 1 << 30);
+    let short = dsv4_kv_transfer::Expected { max_context: 129, ..world.expected() };
+    let refused = receiver.begin(Duration::ZERO, &offer, &short).unwrap_err();
+    let is_long = matches!(
+        refused,
+        TransferError::Image(ImageError::TooLong { at, limit: 129 }) if at.trunk == 132
+    );
+    assert!(is_long && receiver.taken_bytes() == 0, "{refused}");
 }

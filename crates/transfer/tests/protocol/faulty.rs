@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ pub enum Fault {
 struct Late {
     id: u64,
     at: Duration,
+    start: usize,
     bytes: Vec<u8>,
     done: bool,
 }
@@ -44,6 +46,8 @@ pub struct Plan {
     pub now: Cell<Duration>,
     /// Of the next read.
     pub next: Cell<Option<Fault>>,
+    /// Whether memory cannot be deregistered.
+    pub keeps: Cell<bool>,
     /// Writes to memory that was taken back meanwhile: whoever has it now gets them.
     pub outside: Cell<u32>,
     /// Late writes.
@@ -61,7 +65,7 @@ impl Plan {
             if write.at <= now && !write.done {
                 write.done = true;
                 self.late.set(self.late.get() + 1);
-                if !fabric.write(write.id, 0, &write.bytes) {
+                if !fabric.write(write.id, write.start, &write.bytes) {
                     self.outside.set(self.outside.get() + 1);
                 }
             }
@@ -82,9 +86,9 @@ impl Faulty {
         Self { inner: Loopback::new(fabric), fabric: fabric.clone(), plan: Rc::clone(plan) }
     }
 
-    fn write_at(&self, id: u64, after: Duration, bytes: Vec<u8>) {
+    fn write_at(&self, id: u64, after: Duration, (start, bytes): (usize, Vec<u8>)) {
         let at = self.plan.now.get() + after;
-        self.plan.writes.borrow_mut().push(Late { id, at, bytes, done: false });
+        self.plan.writes.borrow_mut().push(Late { id, at, start, bytes, done: false });
     }
 }
 
@@ -94,6 +98,9 @@ impl Transport for Faulty {
     }
 
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
+        if self.plan.keeps.get() {
+            return Err(TransportError::Failed { why: "the driver refused".to_owned() });
+        }
         self.inner.deregister(memory)
     }
 
@@ -109,26 +116,35 @@ impl Transport for Faulty {
         self.inner.publish(memory)
     }
 
-    fn post(&mut self, into: Registered, from: &Descriptor) -> Result<InFlight, NotPosted> {
+    fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
+        self.inner.flush(memory, bytes)
+    }
+
+    fn post(
+        &mut self,
+        into: Registered,
+        bytes: Range<usize>,
+        from: &Descriptor,
+    ) -> Result<InFlight, NotPosted> {
         let fault = self.plan.next.take().unwrap_or(Fault::None);
-        let (id, len) = (into.id(), into.len());
-        let bytes = match self.fabric.read(from) {
-            Ok(bytes) => bytes[..len].to_vec(),
+        let (id, start, half) = (into.id(), bytes.start, bytes.len() / 2);
+        let bytes = match self.fabric.read(from, bytes) {
+            Ok(bytes) => bytes,
             Err(error) => return Err(NotPosted(into, error)),
         };
-        let half = len / 2;
+        let write = |bytes: &[u8]| assert!(self.fabric.write(id, start, bytes));
         match fault {
-            Fault::None => assert!(self.fabric.write(id, 0, &bytes)),
+            Fault::None => write(&bytes),
             Fault::Stale => {
                 let other: Vec<_> = bytes.iter().map(|byte| byte.wrapping_add(3)).collect();
-                assert!(self.fabric.write(id, 0, &other));
+                write(&other);
             }
-            Fault::Partial => assert!(self.fabric.write(id, 0, &bytes[..half])),
+            Fault::Partial => write(&bytes[..half]),
             Fault::Error(after) => {
-                assert!(self.fabric.write(id, 0, &bytes[..half]));
-                self.write_at(id, after, bytes);
+                write(&bytes[..half]);
+                self.write_at(id, after, (start, bytes));
             }
-            Fault::Delay(after) | Fault::Never(after) => self.write_at(id, after, bytes),
+            Fault::Delay(after) | Fault::Never(after) => self.write_at(id, after, (start, bytes)),
         }
         self.plan.faults.borrow_mut().insert(id, fault);
         self.plan.began.borrow_mut().insert(id, self.plan.now.get());
@@ -145,7 +161,7 @@ impl Transport for Faulty {
                 let why = "the peer has gone".to_owned();
                 Polled::Failed(read, TransportError::Failed { why })
             }
-            _ => Polled::Done(read.ended()),
+            _ => self.inner.poll(read),
         }
     }
 

@@ -3,14 +3,22 @@
 //!
 //! Tests between two processes start this program again as the source.
 
+mod admitting;
 mod bound;
 mod faulty;
 #[cfg(feature = "nixl")]
+mod hazards;
+#[cfg(feature = "nixl")]
+mod networks;
+#[cfg(feature = "nixl")]
 mod nixl;
+#[cfg(feature = "nixl")]
+mod peer;
 #[cfg(feature = "nixl")]
 mod processes;
 mod random;
 mod salts;
+mod streaming;
 mod transports;
 mod world;
 
@@ -18,13 +26,22 @@ use libtest_mimic::{Arguments, Trial};
 
 fn main() {
     #[cfg(feature = "nixl")]
-    if processes::is_source() {
-        return processes::source();
+    if peer::is_source() {
+        return;
     }
-    let tests: [(&str, fn()); 12] = [
+    let tests: [(&str, fn()); 20] = [
+        ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
+        ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
+        ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
         ("bound::a_payload_is_of_one_position", bound::a_payload_is_of_one_position),
-        ("bound::a_payload_is_of_one_cache", bound::a_payload_is_of_one_cache),
+        ("bound::a_draft_outlives_failures", bound::a_draft_outlives_failures),
         ("bound::a_restart_is_seen", bound::a_sender_that_restarts_holds_nothing),
+        ("bound::too_long_is_not_read", bound::a_request_that_is_too_long_is_not_read),
+        ("streaming::while_computed", streaming::blocks_come_before_the_prompt_is_computed),
+        ("streaming::a_fault_in_one_chunk_is_seen", streaming::a_fault_in_one_chunk_is_seen),
+        ("streaming::silence_frees_memory", streaming::silence_and_giving_up_free_memory),
+        ("streaming::an_offer_is_of_what_was_opened", streaming::an_offer_is_of_what_was_opened),
+        ("streaming::what_stays_counts", streaming::memory_that_stays_with_the_transport_counts),
         ("random::nothing_wrong_is_admitted", random::nothing_wrong_is_admitted),
         ("random::digests_are_needed", random::without_digests_wrong_bytes_are_admitted),
         ("random::claims_are_needed", random::without_asking_again_what_was_taken_back_is_admitted),

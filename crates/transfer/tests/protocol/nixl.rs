@@ -4,7 +4,7 @@ use dsv4_kv_transfer::TransportError;
 use dsv4_kv_transfer::transport::{Nixl, NixlOptions};
 use libtest_mimic::{Failed, Trial};
 
-use super::processes;
+use super::{hazards, networks, processes};
 
 fn options(library: &str) -> NixlOptions {
     NixlOptions { library: library.into(), ..NixlOptions::default() }
@@ -35,11 +35,17 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 4] = [
-        ("nixl::requests_move_between_processes", processes::target),
-        ("nixl::a_source_that_is_killed", processes::dead_sources),
+    let between: [Test; 10] = [
+        ("nixl::requests_move_between_processes", processes::requests_move),
+        ("nixl::prompts_stream_between_processes", processes::prompts_stream),
         ("nixl::a_source_that_is_stopped", processes::stopped_sources),
-        ("nixl::memory_that_is_reused", processes::reused_memory),
+        ("nixl::a_source_that_is_killed", hazards::killed_sources),
+        ("nixl::memory_that_is_reused", hazards::memory_that_is_reused),
+        ("nixl::digests_are_needed", hazards::digests_are_needed),
+        ("nixl::claims_are_needed", hazards::claims_are_needed),
+        ("nixl::late_bytes_stay_in_quarantine", hazards::late_bytes_stay_in_quarantine),
+        ("nixl::quarantine_is_needed", hazards::quarantine_is_needed),
+        ("nixl::a_link_that_goes_down", networks::a_link_that_goes_down),
     ];
     let alone = alone.into_iter().map(|(name, test)| Trial::test(name, test));
     let between = between.into_iter().map(move |(name, test)| {

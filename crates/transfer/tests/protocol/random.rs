@@ -17,7 +17,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::faulty::{Fault, Faulty, Plan};
-use super::world::{BLOCKS, World, export};
+use super::world::{BLOCKS, World};
 
 const READ: Duration = Duration::from_millis(100);
 const FENCE: Duration = Duration::from_millis(400);
@@ -90,11 +90,11 @@ fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
     let mut world = World::new();
     let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
     let sender = RefCell::new(Sender::new(Loopback::new(&fabric)));
-    let deadlines = Deadlines { read: READ, fence: FENCE };
+    let deadlines = Deadlines { read: READ, fence: FENCE, quiet: FENCE };
     let mut receiver = Receiver::new(Faulty::new(&fabric, &plan), deadlines, MOST);
     let mut moving: HashMap<TransferId, Moving> = HashMap::new();
     let (mut outcome, mut begun, mut now) = (Outcome::default(), 0, Duration::ZERO);
-    let stream = world.target.stream.clone();
+    let stream = world.target.fed.stream.clone();
     let mut idle = 0;
     // At the end, until the second deadline of what is left has passed.
     while begun < transfers || !moving.is_empty() || idle < 60 {
@@ -104,14 +104,8 @@ fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
         if begun < transfers && moving.len() < 2 {
             begun += 1;
             let at = random.random_range(0..world.samples.len());
-            let sample = &world.samples[at];
-            if let Ok(room) = world.target.manager.reserve(sample.at) {
-                let mut sending = sender.borrow_mut();
-                let mut draft = sending.draft(&world.layout, sample.at).unwrap();
-                sending.fill(&mut draft, |bytes| bytes.copy_from_slice(&sample.payload)).unwrap();
-                let of = (world.fingerprint, &world.layout);
-                let offer = sending.offer(draft, of, (sample.at, &sample.tokens)).unwrap();
-                drop(sending);
+            if let Ok(room) = world.target.fed.manager.reserve(world.samples[at].at) {
+                let offer = world.offer(&mut sender.borrow_mut(), at);
                 let source = decode_manifest(&offer.manifest).unwrap().0.source;
                 plan.next.set(Some(fault(&mut random)));
                 match receiver.begin(now, &offer, &world.expected()) {
@@ -120,7 +114,7 @@ fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
                     }
                     Err(error) => {
                         *outcome.errors.entry(name(&error)).or_default() += 1;
-                        world.target.manager.give_back(room).unwrap();
+                        world.target.fed.manager.give_back(room).unwrap();
                         sender.borrow_mut().take_back(source.lease);
                     }
                 }
@@ -135,22 +129,25 @@ fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
         for (id, ended) in receiver.poll(now) {
             let Moving { sample, room, source, taken_back } = moving.remove(&id).unwrap();
             let sample = &world.samples[sample];
-            let mut target =
-                Target { cache: &mut world.target.manager, stream: &stream, port: &mut world.port };
+            let mut target = Target {
+                cache: &mut world.target.fed.manager,
+                stream: &stream,
+                port: &mut world.target.port,
+            };
             let mut channel = Channel(&sender, random.random_ratio(1, 15));
             let admitted = match ended {
                 Ok(verified) => target.admit(&verified, room, &mut channel),
                 Err(error) => {
-                    world.target.manager.give_back(room).unwrap();
+                    world.target.fed.manager.give_back(room).unwrap();
                     Err(error)
                 }
             };
             match admitted {
                 Ok(id) => {
                     outcome.admitted += 1;
-                    let bytes = export(&mut world.target, &mut world.port, id);
+                    let (_, bytes) = world.target.export(id);
                     outcome.wrong += u32::from(bytes != sample.payload || taken_back);
-                    world.target.manager.release(id).unwrap();
+                    world.target.fed.manager.release(id).unwrap();
                 }
                 Err(error) => *outcome.errors.entry(name(&error)).or_default() += 1,
             }
@@ -159,7 +156,7 @@ fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
     }
     make(Mistake::Nothing);
     assert!(receiver.clear_quarantine().unwrap(), "what failed is freed with the transport");
-    let ledger = world.target.manager.ledger();
+    let ledger = world.target.fed.manager.ledger();
     assert_eq!((ledger.free_blocks(), ledger.live_requests()), (BLOCKS, 0), "all came back");
     assert_eq!((receiver.taken_bytes(), sender.borrow().offers()), (0, 0));
     plan.advance(&fabric, now + Duration::from_secs(10));

@@ -8,14 +8,14 @@ use dsv4_kv_transfer::image::{Fact, decode_manifest};
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{
-    Control, Deadlines, Expected, Fingerprint, ImageError, Manifest, Receiver, Section, Sender,
-    Source, Target, TransferError,
+    Control, Expected, Fingerprint, ImageError, Manifest, Receiver, Section, Sender, Source,
+    Target, TransferError,
 };
 use kv_layout::config::ModelConfig;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::world::{BLOCKS, World, export};
+use super::world::{BLOCKS, World, deadlines};
 
 /// Whose request it is: a salt and an adapter.
 type Owner = [Vec<u8>; 2];
@@ -61,7 +61,8 @@ fn manifests(count: u32) -> (u32, u32) {
         let bytes = manifest.encode();
         let (came, _) = decode_manifest(&bytes).unwrap();
         let asked = |fingerprint| {
-            came.check(&Expected { fingerprint, layout: &layout, tokens: Some(&tokens) })
+            let (layout, tokens) = (&layout, Some(&tokens[..]));
+            came.check(&Expected { fingerprint, layout, tokens, max_context: 8 })
         };
         right += u32::from(asked(&own).is_ok());
         wrong += u32::from(asked(&other) != Err(ImageError::Foreign(Fact::Owner)));
@@ -98,18 +99,16 @@ impl Control for Channel<'_> {
 /// So many whole requests that another asks for first, then their owner, who has every byte.
 fn imports(count: u32) {
     let fabric = Fabric::default();
-    let deadlines = Deadlines { read: Duration::from_secs(2), fence: Duration::from_secs(20) };
     let (mut world, mut random) = (World::new(), SmallRng::seed_from_u64(31));
     let mut sender = Sender::new(Loopback::new(&fabric));
-    let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines, 8 << 20);
-    let (stream, now) = (world.target.stream.clone(), Duration::ZERO);
+    let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 8 << 20);
+    let (stream, now) = (world.target.fed.stream.clone(), Duration::ZERO);
     for number in 0..count {
-        let sample = &world.samples[random.random_range(0..world.samples.len())];
+        let sample = random.random_range(0..world.samples.len());
         let owners = owners(&mut random);
-        let [own, other] = owners.map(|owner| fingerprint(world.target.manager.config(), &owner));
-        let mut draft = sender.draft(&world.layout, sample.at).unwrap();
-        sender.fill(&mut draft, |bytes| bytes.copy_from_slice(&sample.payload)).unwrap();
-        let offer = sender.offer(draft, (own, &world.layout), (sample.at, &sample.tokens)).unwrap();
+        let [own, other] =
+            owners.map(|owner| fingerprint(world.target.fed.manager.config(), &owner));
+        let offer = world.offer_as(&mut sender, sample, own);
         let expected = |fingerprint| Expected { fingerprint, ..world.expected() };
         let refused = receiver.begin(now, &offer, &expected(&other)).unwrap_err();
         assert!(
@@ -118,15 +117,15 @@ fn imports(count: u32) {
         );
         receiver.begin(now, &offer, &expected(&own)).unwrap();
         let verified = receiver.poll(now).remove(0).1.unwrap();
-        let room = world.target.manager.reserve(sample.at).unwrap();
-        let cache = &mut world.target.manager;
-        let mut target = Target { cache, stream: &stream, port: &mut world.port };
+        let room = world.target.fed.manager.reserve(verified.manifest().at).unwrap();
+        let cache = &mut world.target.fed.manager;
+        let mut target = Target { cache, stream: &stream, port: &mut world.target.port };
         let id = target.admit(&verified, room, &mut Channel(&mut sender)).unwrap();
-        let bytes = export(&mut world.target, &mut world.port, id);
-        assert!(bytes == world.samples.iter().find(|s| s.at == sample.at).unwrap().payload);
-        world.target.manager.release(id).unwrap();
+        let (_, bytes) = world.target.export(id);
+        assert!(bytes == world.samples[sample].payload);
+        world.target.fed.manager.release(id).unwrap();
     }
-    let (stats, ledger) = (receiver.stats(), world.target.manager.ledger());
+    let (stats, ledger) = (receiver.stats(), world.target.fed.manager.ledger());
     assert_eq!((stats.begun, stats.verified), (u64::from(count), u64::from(count)), "{stats:?}");
     assert_eq!((ledger.free_blocks(), sender.offers()), (BLOCKS, 0));
 }

@@ -11,7 +11,7 @@ fn region(bytes: &[u8]) -> Region {
 
 fn read<T: Transport>(target: &mut T, len: usize, from: &Descriptor) -> Result<Vec<u8>, NotPosted> {
     let memory = target.register(Region::new(len).unwrap()).unwrap();
-    let posted = target.post(memory, from)?;
+    let posted = target.post(memory, 0..len, from)?;
     let Polled::Done(memory) = target.poll(posted) else { panic!("it is done when it is posted") };
     Ok(target.deregister(memory).unwrap().bytes().to_vec())
 }
@@ -21,12 +21,28 @@ fn moves_bytes<T: Transport>(mut source: T, mut target: T) {
     let mut memory = source.register(region(&bytes)).unwrap();
     source.with_bytes(&mut memory, |bytes| bytes[0] = 99).unwrap();
     let from = source.publish(&memory).unwrap();
+    source.flush(&memory, 0..10_000).unwrap();
     let got = read(&mut target, 10_000, &from).unwrap();
     assert!(got[0] == 99 && got[1..] == bytes[1..]);
     assert_eq!(read(&mut target, 100, &from).unwrap(), got[..100]);
     let NotPosted(memory_of_target, error) = read(&mut target, 10_001, &from).unwrap_err();
     assert!(matches!(error, TransportError::TooShort { needed: 10_001, .. }), "{error}");
     target.deregister(memory_of_target).unwrap();
+    // A part of it, which was changed and flushed, and nothing around it.
+    source.with_bytes(&mut memory, |bytes| bytes[5_000..5_003].fill(200)).unwrap();
+    source.flush(&memory, 5_000..5_002).unwrap();
+    let part = target.register(Region::new(10_000).unwrap()).unwrap();
+    let posted = target.post(part, 4_999..5_002, &from).unwrap();
+    let Polled::Done(part) = target.poll(posted) else { panic!("it is done when it is posted") };
+    let part = target.deregister(part).unwrap();
+    assert_eq!(part.bytes()[4_998..5_003], [0, got[4_999], 200, 200, 0]);
+    // Bytes that are not there, on either side.
+    let outside = source.flush(&memory, 9_000..10_001).unwrap_err();
+    assert!(matches!(outside, TransportError::Outside { len: 10_000, .. }), "{outside}");
+    let short = target.register(Region::new(10).unwrap()).unwrap();
+    let NotPosted(short, error) = target.post(short, 5..11, &from).unwrap_err();
+    assert!(matches!(error, TransportError::Outside { len: 10, .. }), "{error}");
+    target.deregister(short).unwrap();
     // Taken back: it cannot be read any more.
     source.deregister(memory).unwrap();
     assert!(read(&mut target, 100, &from).is_err());

@@ -1,76 +1,144 @@
-//! Requests that were computed once and leave again and again, and a cache that they come to.
+//! Requests of a cache that were computed once and leave again and again, and a cache that they come to.
+
+use std::time::Duration;
 
 use dsv4_kv::device::{Device, EmuOptions, Emulator};
 use dsv4_kv::transfer::{PartLayout, Port, Positions};
 use dsv4_kv::{CacheConfig, RequestId};
 use dsv4_kv_tests::fed::{Fed, Padding, Part};
 use dsv4_kv_tests::stories::{Story, config, tiny};
-use dsv4_kv_transfer::{Expected, Fingerprint};
+use dsv4_kv_transfer::protocol::Offer;
+use dsv4_kv_transfer::{Deadlines, Draft, Expected, Fingerprint, Sender, Transport};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 /// Blocks of the target.
 pub const BLOCKS: u32 = 6;
+/// Lengths of the samples.
+const LENGTHS: [usize; 3] = [2, 7, 132];
+/// Tokens that a test may compute.
+const TOKENS: usize = 400;
 
 /// A request of the source: how far it is, its tokens, and its bytes.
 pub struct Sample {
+    pub id: RequestId,
     pub at: Positions,
     pub tokens: Vec<u32>,
     pub payload: Vec<u8>,
 }
 
-pub struct World {
-    pub samples: Vec<Sample>,
-    pub fingerprint: Fingerprint,
-    pub layout: PartLayout,
-    pub target: Fed<Emulator>,
+/// A cache and its port.
+pub struct Site {
+    pub fed: Fed<Emulator>,
     pub port: Port<Emulator>,
 }
 
-fn fed(device: &Device<Emulator>, max_draft: u32) -> Fed<Emulator> {
-    let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
-    let config = config(&tiny(), formats, 2);
-    Fed::new(device, CacheConfig { max_draft, num_blocks: BLOCKS, poison: true, ..config })
+pub struct World {
+    pub samples: Vec<Sample>,
+    pub story: Story,
+    pub fingerprint: Fingerprint,
+    pub layout: PartLayout,
+    pub source: Site,
+    pub target: Site,
 }
 
-/// All bytes of a request.
-pub fn export(fed: &mut Fed<Emulator>, port: &mut Port<Emulator>, id: RequestId) -> Vec<u8> {
-    let stream = fed.stream.clone();
-    let at = fed.manager.positions(id).unwrap();
-    let parts = port.layout().parts(at);
-    let mut payload = vec![0; parts.iter().map(|part| part.bytes as usize).sum()];
-    let blocks = port.layout().blocks(at.trunk);
-    let bytes = blocks as usize * port.layout().block_bytes() as usize;
-    let (of_blocks, of_state) = payload.split_at_mut(bytes);
-    fed.manager.export_blocks(&stream, port, (id, 0..blocks), of_blocks).unwrap();
-    fed.manager.export_state(&stream, port, id, of_state).unwrap();
-    payload
+impl Site {
+    pub fn new(config: CacheConfig) -> Self {
+        let device = Device::from_backend(Emulator::new(EmuOptions::default()));
+        let fed = Fed::new(&device, config);
+        let port = fed.manager.open_port().unwrap();
+        Self { fed, port }
+    }
+
+    /// All bytes of a request.
+    pub fn export(&mut self, id: RequestId) -> (Positions, Vec<u8>) {
+        let stream = self.fed.stream.clone();
+        let mut export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
+        let at = export.positions();
+        let mut payload = vec![0; export.layout().bytes(at) as usize];
+        export.all(&mut payload).unwrap();
+        (at, payload)
+    }
+
+    /// A draft of a request of the source that will be so far.
+    pub fn draft<T: Transport>(
+        &mut self,
+        sender: &mut Sender<T>,
+        (id, fingerprint): (RequestId, Fingerprint),
+        (at, tokens): (Positions, &[u32]),
+    ) -> Draft {
+        let stream = self.fed.stream.clone();
+        let export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
+        sender.draft(&export, fingerprint, (at, tokens)).unwrap()
+    }
+}
+
+/// Reads have 2 s, and the transport 4 s.
+pub fn deadlines() -> Deadlines {
+    let [read, fence, quiet] = [2, 4, 6].map(Duration::from_secs);
+    Deadlines { read, fence, quiet }
+}
+
+/// A small cache of the model `tiny`.
+pub fn settings(max_draft: u32, max_requests: u32, num_blocks: u32) -> CacheConfig {
+    let formats = (MainFormat::Ue8m0, IndexFormat::Mxfp4);
+    let config = config(&tiny(), formats, max_requests);
+    CacheConfig { max_draft, num_blocks, poison: true, ..config }
 }
 
 impl World {
     pub fn new() -> Self {
-        let device = Device::from_backend(Emulator::new(EmuOptions::default()));
-        let mut source = fed(&device, 0);
-        let mut port = source.manager.open_port().unwrap();
-        let story = Story::random(&tiny(), 200, 71);
-        let id = source.manager.admit().unwrap();
-        let mut samples = Vec::new();
-        let mut done = 0;
-        for end in [2, 7, 130] {
-            source.step(&[Part::new(id, &story, done..end)], Padding::None);
-            let at = source.manager.positions(id).unwrap();
-            let payload = export(&mut source, &mut port, id);
-            samples.push(Sample { at, tokens: (0..end as u32).collect(), payload });
-            done = end;
-        }
-        let target = fed(&device, 3);
-        let config = target.manager.config();
+        let (mut source, target) =
+            (Site::new(settings(0, 4, 12)), Site::new(settings(3, 2, BLOCKS)));
+        let story = Story::random(&tiny(), TOKENS, 71);
+        let ids = LENGTHS.map(|_| source.fed.manager.admit().unwrap());
+        let parts = ids.iter().zip(LENGTHS).map(|(&id, end)| Part::new(id, &story, 0..end));
+        source.fed.step(&parts.collect::<Vec<_>>(), Padding::None);
+        let sample = |(id, end): (RequestId, usize)| {
+            let (at, payload) = source.export(id);
+            Sample { id, at, tokens: (0..end as u32).collect(), payload }
+        };
+        let samples = ids.into_iter().zip(LENGTHS).map(sample).collect();
+        let config = target.fed.manager.config();
         let fingerprint = Fingerprint::new(config, b"weights", b"salt", b"");
-        let (layout, port) = (PartLayout::new(config), target.manager.open_port().unwrap());
-        Self { samples, fingerprint, layout, target, port }
+        let layout = PartLayout::new(config);
+        Self { samples, story, fingerprint, layout, source, target }
     }
 
     pub fn expected(&self) -> Expected<'_> {
-        Expected { fingerprint: &self.fingerprint, layout: &self.layout, tokens: None }
+        let max_context = self.target.fed.manager.config().max_context;
+        let (fingerprint, layout) = (&self.fingerprint, &self.layout);
+        Expected { fingerprint, layout, tokens: None, max_context }
+    }
+
+    /// All bytes of a prompt of `tokens` tokens that is computed here and does not move.
+    pub fn compute(&mut self, tokens: usize) -> Vec<u8> {
+        let id = self.source.fed.manager.admit().unwrap();
+        self.source.fed.step(&[Part::new(id, &self.story, 0..tokens)], Padding::None);
+        let (_, bytes) = self.source.export(id);
+        self.source.fed.manager.release(id).unwrap();
+        bytes
+    }
+
+    /// Offers a sample whole.
+    pub fn offer<T: Transport>(&mut self, sender: &mut Sender<T>, sample: usize) -> Offer {
+        self.offer_as(sender, sample, self.fingerprint)
+    }
+
+    /// The same, as somebody else's.
+    pub fn offer_as<T: Transport>(
+        &mut self,
+        sender: &mut Sender<T>,
+        sample: usize,
+        fingerprint: Fingerprint,
+    ) -> Offer {
+        let Self { samples, source, .. } = self;
+        let sample = &samples[sample];
+        let of = (sample.id, fingerprint);
+        let mut draft = source.draft(sender, of, (sample.at, &sample.tokens));
+        let stream = source.fed.stream.clone();
+        let mut export = source.fed.manager.export(&stream, &mut source.port, sample.id).unwrap();
+        sender.take(&mut draft, &mut export).unwrap();
+        sender.offer(draft).unwrap()
     }
 }

@@ -11,6 +11,7 @@ pub mod histories;
 pub mod layers;
 pub mod manager;
 pub mod million;
+pub mod moved_kinds;
 pub mod moves;
 pub mod poison;
 pub mod poison_keys;

@@ -35,18 +35,17 @@ impl<B: Backend> Site<B> {
     fn export(&mut self, id: RequestId, chunks: u32) -> (Positions, Vec<u8>) {
         let Self { fed, port } = self;
         let stream = fed.stream.clone();
-        let at = fed.manager.positions(id).unwrap();
-        let parts = port.layout().parts(at);
-        let mut payload = vec![0xA5; parts.iter().map(|part| part.bytes as usize).sum()];
-        let (blocks, bytes) =
-            (port.layout().blocks(at.trunk), port.layout().block_bytes() as usize);
+        let (at, layout) = (fed.manager.positions(id).unwrap(), port.layout().clone());
+        let mut payload = vec![0xA5; layout.bytes(at) as usize];
+        let (blocks, bytes) = (layout.blocks(at.trunk), layout.block_bytes() as usize);
+        let mut export = fed.manager.export(&stream, port, id).unwrap();
         let (of_blocks, of_state) = payload.split_at_mut(blocks as usize * bytes);
         let cuts: Vec<_> = (0..=chunks).map(|chunk| blocks * chunk / chunks).collect();
         for cut in cuts.windows(2) {
             let into = &mut of_blocks[cut[0] as usize * bytes..cut[1] as usize * bytes];
-            fed.manager.export_blocks(&stream, port, (id, cut[0]..cut[1]), into).unwrap();
+            export.blocks(cut[0]..cut[1], into).unwrap();
         }
-        fed.manager.export_state(&stream, port, id, of_state).unwrap();
+        export.state(of_state).unwrap();
         (at, payload)
     }
 
@@ -148,12 +147,14 @@ pub fn what_cannot_move_changes_nothing<B: Backend>(device: &Device<B>) {
     assert_eq!(counts(&target), before);
     // What is not there to be exported.
     let (manager, port) = (&mut source.fed.manager, &mut source.port);
-    let error = manager.export_blocks(&stream, port, (id, 2..4), &mut []).unwrap_err();
+    let mut export = manager.export(&stream, port, id).unwrap();
+    let error = export.blocks(2..4, &mut []).unwrap_err();
     assert!(matches!(error, MoveError::NoSuchBlock { block: 3, blocks: 3, .. }), "{error}");
-    let error = manager.export_state(&stream, port, id, &mut [0]).unwrap_err();
-    assert!(matches!(error, MoveError::Length { found: 1, .. }), "{error}");
+    for error in [export.state(&mut [0]), export.all(&mut [0])].map(Result::unwrap_err) {
+        assert!(matches!(error, MoveError::Length { found: 1, .. }), "{error}");
+    }
     manager.release(id).unwrap();
-    let error = manager.export_state(&stream, port, id, &mut []).unwrap_err();
+    let error = manager.export(&stream, port, id).unwrap_err();
     assert!(matches!(error, MoveError::Cache(KvError::UnknownRequest { .. })), "{error}");
     // It fits all the same.
     let moved = target.import(at, &payload).unwrap();

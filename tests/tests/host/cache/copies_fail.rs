@@ -168,6 +168,10 @@ fn a_restore_that_fails_half_way_marks_its_request() {
             lost.push(ledger(&fed) != before);
             let refused = lost.last() == Some(&true);
             assert_eq!(refusals(&mut fed, other), [refused; 2], "{how:?}, call {call}");
+            // Nor does it move.
+            let moves = fed.manager.positions(other);
+            let is_lost = matches!(moves, Err(MoveError::Cache(KvError::Overwritten { .. })));
+            assert_eq!(is_lost, refused, "{how:?}, call {call}");
             if call % 2 == 0 {
                 fed.manager.restore_checkpoint(&stream, other, &saved).unwrap();
                 assert_eq!(refusals(&mut fed, other), [false; 2], "restored, {how:?}, call {call}");
@@ -207,19 +211,12 @@ fn a_failed_move_changes_nothing() {
         let stream = fed.stream.clone();
         let mut port = fed.manager.open_port().unwrap();
         let at = fed.manager.positions(id).unwrap();
-        let blocks = port.layout().blocks(at.trunk);
-        let of_state = port.layout().state(at).map(|part| part.bytes as usize).sum();
-        let mut payload = vec![0; blocks as usize * port.layout().block_bytes() as usize];
-        let mut state = vec![0; of_state];
+        let mut payload = vec![0; port.layout().bytes(at) as usize];
         let ((), failures) = fail_each(&mut fed, how, |fed| {
-            let manager = &mut fed.manager;
-            manager
-                .export_blocks(&stream, &mut port, (id, 0..blocks), &mut payload)
-                .and_then(|()| manager.export_state(&stream, &mut port, id, &mut state))
-                .map_err(cache_error)
+            let export = fed.manager.export(&stream, &mut port, id);
+            export.and_then(|mut export| export.all(&mut payload)).map_err(cache_error)
         });
         assert!(failures > 5, "{failures} calls failed");
-        payload.extend(state);
         let (moved, failures) = fail_each(&mut fed, how, |fed| {
             fed.manager.import(&stream, &mut port, (at, &payload)).map_err(cache_error)
         });

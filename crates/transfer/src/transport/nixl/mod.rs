@@ -10,14 +10,17 @@ mod api;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use agent::Agent;
 use api::{Api, Handle, IN_PROGRESS};
 
+use crate::mistake::{Mistake, made};
+
 use super::{
-    Descriptor, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
+    Descriptor, Held, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
 };
 
 /// How NIXL is opened.
@@ -53,7 +56,7 @@ pub struct Nixl {
     // The fields are dropped in this order: the agent, which may write regions, first.
     agent: Option<Agent>,
     reads: HashMap<u64, Read>,
-    regions: HashMap<u64, Region>,
+    regions: HashMap<u64, Held>,
     api: Arc<Api>,
     plugin: CString,
 }
@@ -95,18 +98,27 @@ impl Nixl {
     /// Where memory is that no read writes.
     fn place(&self, id: u64) -> Result<(usize, usize), TransportError> {
         self.check_no_read(id)?;
-        let region = self.regions.get(&id).ok_or(TransportError::Unknown { id })?;
-        Ok((region.address() as usize, region.bytes().len()))
+        let held = self.regions.get(&id).ok_or(TransportError::Unknown { id })?;
+        Ok((held.region().address() as usize, held.region().bytes().len()))
     }
 
     /// Refuses memory that a read may write, whoever says that it has ended.
     fn check_no_read(&self, id: u64) -> Result<(), TransportError> {
-        let is_read = self.reads.contains_key(&id);
+        let is_read = self.reads.contains_key(&id) && !made(Mistake::NoQuarantine);
         if is_read { Err(TransportError::Read { id }) } else { Ok(()) }
     }
 
-    fn begin(&mut self, id: u64, from: &Descriptor) -> Result<Read, TransportError> {
-        let (to, needed) = self.place(id)?;
+    fn begin(
+        &mut self,
+        id: u64,
+        bytes: Range<usize>,
+        from: &Descriptor,
+    ) -> Result<Read, TransportError> {
+        let (to, len) = self.place(id)?;
+        if bytes.start > bytes.end || bytes.end > len {
+            return Err(TransportError::Outside { bytes, len });
+        }
+        let needed = bytes.end;
         let parts = from.0.split_at_checked(PLACE);
         let why = || "it is shorter than an address and a length".to_owned();
         let (place, metadata) = parts.ok_or_else(|| TransportError::Descriptor { why: why() })?;
@@ -119,7 +131,10 @@ impl Nixl {
             return Err(TransportError::TooShort { needed, found });
         }
         // SAFETY: the region is kept, and its token is an `InFlight`, until the read is done or the agent was destroyed.
-        let (request, status) = unsafe { self.live()?.read(to, (metadata, address), needed)? };
+        let (request, status) = unsafe {
+            let (to, from) = (to + bytes.start, address.wrapping_add(bytes.start));
+            self.live()?.read(to, (metadata, from), bytes.len())?
+        };
         Ok(Read { request, failed: (status < 0).then_some(status) })
     }
 }
@@ -130,15 +145,16 @@ impl Transport for Nixl {
         let (address, len) = (region.bytes_mut().as_mut_ptr() as usize, region.bytes().len());
         // SAFETY: the region is kept until it is deregistered, or the agent is dropped.
         unsafe { self.live()?.register(address, len)? };
-        let memory = Registered::new(len);
-        self.regions.insert(memory.id(), region);
+        let (held, memory) = Held::new(region);
+        self.regions.insert(memory.id(), held);
         Ok(memory)
     }
 
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
         let (address, len) = self.place(memory.id())?;
         self.live()?.deregister(address, len)?;
-        self.regions.remove(&memory.id()).ok_or(TransportError::Unknown { id: memory.id() })
+        let held = self.regions.remove(&memory.id());
+        held.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
     }
 
     fn with_bytes<R>(
@@ -148,8 +164,8 @@ impl Transport for Nixl {
     ) -> Result<R, TransportError> {
         let id = memory.id();
         self.check_no_read(id)?;
-        let region = self.regions.get_mut(&id).ok_or(TransportError::Unknown { id })?;
-        Ok(work(region.bytes_mut()))
+        let held = self.regions.get_mut(&id).ok_or(TransportError::Unknown { id })?;
+        Ok(work(held.region_mut().bytes_mut()))
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
@@ -161,8 +177,19 @@ impl Transport for Nixl {
         Ok(Descriptor(bytes))
     }
 
-    fn post(&mut self, into: Registered, from: &Descriptor) -> Result<InFlight, NotPosted> {
-        match self.begin(into.id(), from) {
+    /// Peers see all bytes as they are.
+    fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
+        let (_, len) = self.place(memory.id())?;
+        if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
+    }
+
+    fn post(
+        &mut self,
+        into: Registered,
+        bytes: Range<usize>,
+        from: &Descriptor,
+    ) -> Result<InFlight, NotPosted> {
+        match self.begin(into.id(), bytes, from) {
             Ok(read) => {
                 self.reads.insert(into.id(), read);
                 Ok(into.in_flight())
@@ -173,7 +200,8 @@ impl Transport for Nixl {
 
     fn poll(&mut self, read: InFlight) -> Polled {
         let id = read.id();
-        let Some(&Read { request, failed }) = self.reads.get(&id) else {
+        let known = self.reads.get(&id).zip(self.regions.get(&id));
+        let Some((&Read { request, failed }, _)) = known else {
             return Polled::Failed(read, TransportError::Unknown { id });
         };
         let agent = match self.live() {
@@ -189,7 +217,7 @@ impl Transport for Nixl {
             0 => {
                 agent.end(request);
                 self.reads.remove(&id);
-                Polled::Done(read.ended())
+                self.regions[&id].done(read)
             }
             _ => Polled::Failed(read, TransportError::Status { call, status }),
         }

@@ -1,0 +1,138 @@
+//! Each check before a payload becomes a request, and what happens without it.
+
+use std::time::Duration;
+
+use dsv4_kv::CacheConfig;
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::transfer::{PartLayout, Positions};
+use dsv4_kv_transfer::image::Fact;
+use dsv4_kv_transfer::mistake::{Mistake, make};
+use dsv4_kv_transfer::protocol::Offer;
+use dsv4_kv_transfer::transport::{Fabric, Loopback, Region};
+use dsv4_kv_transfer::{
+    Control, Expected, ImageError, Manifest, Receiver, Section, Sender, Source, Target,
+    TransferError, Transport, Verified,
+};
+
+use crate::world::{Site, World, deadlines, settings};
+
+/// A source that says yes.
+struct Anybody;
+
+impl Control for Anybody {
+    fn claim(&mut self, _source: Source) -> Result<bool, String> {
+        Ok(true)
+    }
+}
+
+fn read(world: &mut World) -> Verified {
+    let fabric = Fabric::default();
+    let mut sender = Sender::new(Loopback::new(&fabric));
+    let offer = world.offer(&mut sender, 2);
+    receive(&fabric, &offer, &world.expected())
+}
+
+fn receive(fabric: &Fabric, offer: &Offer, expected: &Expected<'_>) -> Verified {
+    let mut receiver = Receiver::new(Loopback::new(fabric), deadlines(), 1 << 30);
+    receiver.begin(Duration::ZERO, offer, expected).unwrap();
+    receiver.poll(Duration::ZERO).remove(0).1.unwrap()
+}
+
+/// Admits to a cache for a request at `room`; the positions at which it is there, or the error. Nothing stays.
+fn admit(
+    site: &mut Site,
+    verified: &Verified,
+    room: Positions,
+) -> Result<Positions, TransferError> {
+    let room = site.fed.manager.reserve(room).unwrap();
+    let stream = &site.fed.stream.clone();
+    let mut target = Target { cache: &mut site.fed.manager, stream, port: &mut site.port };
+    let admitted = target.admit(verified, room, &mut Anybody);
+    let at = admitted.map(|id| {
+        let at = site.fed.manager.positions(id).unwrap();
+        site.fed.manager.release(id).unwrap();
+        at
+    });
+    let ledger = site.fed.manager.ledger();
+    let is_free = (ledger.free_blocks(), ledger.live_requests());
+    assert_eq!(is_free, (ledger.total_blocks(), 0), "the room is free");
+    at
+}
+
+/// What is admitted with a mistake, and refused without.
+fn refused(
+    mistake: Mistake,
+    mut admit: impl FnMut() -> Result<Positions, TransferError>,
+) -> TransferError {
+    make(mistake);
+    let wrong = admit();
+    make(Mistake::Nothing);
+    assert!(wrong.is_ok(), "{mistake:?} is what the check is against: {wrong:?}");
+    admit().unwrap_err()
+}
+
+/// A cache of a model with another rotary embedding has parts of the same sizes: only the fingerprint tells.
+pub fn a_payload_is_of_one_model() {
+    let mut world = World::new();
+    let verified = read(&mut world);
+    let config = settings(3, 2, 6);
+    let model = ModelConfig { rope_theta: 1e6, ..config.model };
+    let mut other = Site::new(CacheConfig { model, ..config });
+    let at = verified.manifest().at;
+    let error = refused(Mistake::ShapeIgnored, || admit(&mut other, &verified, at));
+    let is_shape = matches!(error, TransferError::Image(ImageError::Foreign(Fact::Shape)));
+    assert!(is_shape, "{error}");
+}
+
+/// Room for another position may take as many bytes.
+pub fn room_is_for_one_position() {
+    let mut world = World::new();
+    let verified = read(&mut world);
+    let (at, later) = (verified.manifest().at, Positions { trunk: 136, draft: 136 });
+    assert_eq!(world.layout.bytes(later), world.layout.bytes(at));
+    let target = &mut world.target;
+    let error = refused(Mistake::RoomIgnored, || admit(target, &verified, later));
+    let is_other = matches!(
+        error,
+        TransferError::OtherRoom { room, request } if (room, request) == (later, at)
+    );
+    assert!(is_other, "{error}");
+    // Where the fault is not: the right room.
+    assert_eq!(admit(target, &verified, at).unwrap(), at);
+}
+
+/// A receiver that was told the layout of another cache lets parts in another order through.
+pub fn sections_are_those_of_the_cache() {
+    let mut world = World::new();
+    let sample = &world.samples[2];
+    let own = settings(3, 2, 6);
+    let mut layers = own.model.layers.clone();
+    layers.swap(1, 2);
+    let model = ModelConfig { layers, ..own.model.clone() };
+    let layout = PartLayout::new(&CacheConfig { model, ..own });
+    assert_eq!(layout.bytes(sample.at), world.layout.bytes(sample.at), "as many, of other parts");
+    let mut rest = &sample.payload[..];
+    let parts = layout.parts(sample.at).into_iter();
+    let sections =
+        parts.map(|part| Section::of(part, rest.split_off(..part.bytes as usize).unwrap()));
+    let manifest = Manifest {
+        fingerprint: world.fingerprint,
+        at: sample.at,
+        source: Source::default(),
+        tokens: sample.tokens.clone(),
+        sections: sections.collect(),
+    };
+    let fabric = Fabric::default();
+    let mut source = Loopback::new(&fabric);
+    let mut region = Region::new(sample.payload.len()).unwrap();
+    region.bytes_mut().copy_from_slice(&sample.payload);
+    let memory = source.register(region).unwrap();
+    let payload = source.publish(&memory).unwrap();
+    let offer = Offer { manifest: manifest.encode(), payload };
+    let expected = Expected { layout: &layout, ..world.expected() };
+    let (verified, at) = (receive(&fabric, &offer, &expected), sample.at);
+    let target = &mut world.target;
+    let error = refused(Mistake::SectionsIgnored, || admit(target, &verified, at));
+    let is_section = matches!(error, TransferError::Image(ImageError::Section { .. }));
+    assert!(is_section, "{error}");
+}

@@ -1,0 +1,271 @@
+//! A source in a process of its own. The control channel is its standard input and output.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use dsv4_kv_transfer::protocol::{Offer, Opening, Ready};
+use dsv4_kv_transfer::transport::{Descriptor, Nixl, NixlOptions, Region, Registered};
+use dsv4_kv_transfer::{
+    Control, Deadlines, Manifest, Receiver, Section, Sender, Source, TransferError, Transport,
+    Verified,
+};
+
+use super::streaming::Prefill;
+use super::world::{Sample, World};
+
+/// Set in the process that is the source: to `cache`, or to `bytes`.
+const CHILD: &str = "DSV4_NIXL_TEST_SOURCE";
+
+/// Runs the source, if this process is one.
+pub fn is_source() -> bool {
+    let Some(kind) = std::env::var_os(CHILD) else { return false };
+    match kind.to_str() {
+        Some("cache") => cache(),
+        _ => bytes_alone(),
+    }
+    true
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits = hex.as_bytes().chunks(2);
+    digits.map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap()).collect()
+}
+
+fn nixl() -> Nixl {
+    Nixl::open(&NixlOptions::default()).unwrap()
+}
+
+/// A source with a cache: offers samples and a prompt that it computes, and answers claims.
+fn cache() {
+    let mut world = World::new();
+    let mut sender = Sender::new(nixl());
+    let mut prefill = None;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<_> = line.split(' ').collect();
+        let answer = match words[..] {
+            ["offer", sample] => {
+                let offer = world.offer(&mut sender, sample.parse().unwrap());
+                format!("{} {}", hex(&offer.manifest), hex(&offer.payload.0))
+            }
+            ["open"] => {
+                let new = Prefill::new(&mut world.source, &mut sender, world.fingerprint);
+                let opening = prefill.insert(new).opening();
+                format!("{} {}", hex(&opening.manifest), hex(&opening.payload.0))
+            }
+            ["step"] => {
+                let prefill = prefill.as_mut().unwrap();
+                let ready = prefill.step(&mut world.source, &world.story, &mut sender);
+                let Ready { source: Source { epoch, lease }, bytes } = ready;
+                format!("{epoch} {lease} {bytes} {}", prefill.is_whole())
+            }
+            ["done"] => {
+                let offer = prefill.take().unwrap().offer(&mut sender);
+                format!("{} {}", hex(&offer.manifest), hex(&offer.payload.0))
+            }
+            ["claim", epoch, lease] => {
+                let (epoch, lease) = (epoch.parse().unwrap(), lease.parse().unwrap());
+                sender.claim(Source { epoch, lease }).to_string()
+            }
+            ["back", lease] => sender.take_back(lease.parse().unwrap()).to_string(),
+            _ => panic!("{line}"),
+        };
+        println!("{answer}");
+    }
+}
+
+/// A source that only has bytes, in memory that it registers once and uses again: as servers with a pool do.
+fn bytes_alone() {
+    let mut open = None;
+    let mut served: HashMap<u64, Registered> = HashMap::new();
+    let mut held: HashMap<u64, bool> = HashMap::new();
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<_> = line.split(' ').collect();
+        // Opened with the first word, when the network is there.
+        let transport = open.get_or_insert_with(nixl);
+        let answer = match words[..] {
+            ["serve", lease, file] => {
+                let content = std::fs::read(file).unwrap();
+                let mut region = Region::new(content.len()).unwrap();
+                region.bytes_mut().copy_from_slice(&content);
+                let memory = transport.register(region).unwrap();
+                let descriptor = transport.publish(&memory).unwrap();
+                let lease = lease.parse().unwrap();
+                served.insert(lease, memory);
+                held.insert(lease, true);
+                hex(&descriptor.0)
+            }
+            // Memory is used for something else, of another request.
+            ["reuse", lease, file] => {
+                let content = std::fs::read(file).unwrap();
+                let lease: u64 = lease.parse().unwrap();
+                held.insert(lease, false);
+                let memory = served.get_mut(&lease).unwrap();
+                let copy = |bytes: &mut [u8]| bytes[..content.len()].copy_from_slice(&content);
+                transport.with_bytes(memory, copy).unwrap();
+                "done".to_owned()
+            }
+            ["claim", _, lease] => {
+                let is_held = held.get_mut(&lease.parse().unwrap()).unwrap();
+                std::mem::take(is_held).to_string()
+            }
+            ["end", lease] => {
+                let memory = served.remove(&lease.parse().unwrap()).unwrap();
+                transport.deregister(memory).unwrap();
+                "done".to_owned()
+            }
+            _ => panic!("{line}"),
+        };
+        println!("{answer}");
+    }
+}
+
+/// The other process.
+pub struct Peer {
+    pub child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    lease: u64,
+}
+
+impl Peer {
+    /// A source with a cache.
+    pub fn cache() -> Self {
+        Self::start(Command::new(std::env::current_exe().unwrap()), "cache", &[])
+    }
+
+    /// A source that only has bytes, with these variables.
+    pub fn bytes(variables: &[(&str, &str)]) -> Self {
+        Self::start(Command::new(std::env::current_exe().unwrap()), "bytes", variables)
+    }
+
+    /// The same, in a network namespace of its own that has nothing in it. UCX finds its devices in that namespace's `/sys`.
+    pub fn apart(variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new("unshare");
+        let script = "mount -t sysfs sysfs /sys && exec \"$0\"";
+        command.args(["-n", "-m", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
+        Self::start(command, "bytes", variables)
+    }
+
+    fn start(mut command: Command, kind: &str, variables: &[(&str, &str)]) -> Self {
+        let mut child = command
+            .env(CHILD, kind)
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, to, from: BufReader::new(from), lease: 0 }
+    }
+
+    pub fn ask(&mut self, question: &str) -> String {
+        self.try_ask(question).unwrap()
+    }
+
+    fn try_ask(&mut self, question: &str) -> std::io::Result<String> {
+        writeln!(self.to, "{question}")?;
+        let mut answer = String::new();
+        if self.from.read_line(&mut answer)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(answer.trim_end().to_owned())
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    fn two(&mut self, question: &str) -> (Vec<u8>, Descriptor) {
+        let answer = self.ask(question);
+        let (manifest, payload) = answer.split_once(' ').unwrap();
+        (bytes(manifest), Descriptor(bytes(payload)))
+    }
+
+    /// Of a source with a cache: a sample.
+    pub fn offer(&mut self, sample: usize) -> Offer {
+        let (manifest, payload) = self.two(&format!("offer {sample}"));
+        Offer { manifest, payload }
+    }
+
+    /// Of a source with a cache: a prompt that it is about to compute.
+    pub fn open(&mut self) -> Opening {
+        let (manifest, payload) = self.two("open");
+        Opening { manifest, payload }
+    }
+
+    /// Computes a chunk of it: what is ready then, and whether all is.
+    pub fn step(&mut self) -> (Ready, bool) {
+        let answer = self.ask("step");
+        let words: Vec<_> = answer.split(' ').collect();
+        let number = |at: usize| words[at].parse().unwrap();
+        let source = Source { epoch: number(0), lease: number(1) };
+        (Ready { source, bytes: number(2) }, words[3] == "true")
+    }
+
+    /// All of it.
+    pub fn done(&mut self) -> Offer {
+        let (manifest, payload) = self.two("done");
+        Offer { manifest, payload }
+    }
+
+    /// Of a source that only has bytes: a sample, whose payload is in this file.
+    pub fn serve(&mut self, world: &World, sample: &Sample, file: &str) -> (Offer, u64) {
+        self.lease += 1;
+        let lease = self.lease;
+        let payload = Descriptor(bytes(&self.ask(&format!("serve {lease} {file}"))));
+        let mut rest = &sample.payload[..];
+        let parts = world.layout.parts(sample.at).into_iter();
+        let of = |part: dsv4_kv::transfer::Part| {
+            Section::of(part, rest.split_off(..part.bytes as usize).unwrap())
+        };
+        let manifest = Manifest {
+            fingerprint: world.fingerprint,
+            at: sample.at,
+            source: Source { epoch: self.child.id().into(), lease },
+            tokens: sample.tokens.clone(),
+            sections: parts.map(of).collect(),
+        };
+        (Offer { manifest: manifest.encode(), payload }, lease)
+    }
+}
+
+impl Control for Peer {
+    fn claim(&mut self, source: Source) -> Result<bool, String> {
+        let answer = self.try_ask(&format!("claim {} {}", source.epoch, source.lease));
+        answer.map(|answer| answer == "true").map_err(|error| error.to_string())
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A receiver over NIXL.
+pub fn receiver(deadlines: Deadlines) -> Receiver<Nixl> {
+    Receiver::new(nixl(), deadlines, 64 << 20)
+}
+
+/// Polls until the only transfer has ended.
+pub fn wait<T: Transport>(
+    receiver: &mut Receiver<T>,
+    start: Instant,
+) -> Result<Verified, TransferError> {
+    loop {
+        if let Some((_, ended)) = receiver.poll(start.elapsed()).pop() {
+            return ended;
+        }
+        std::thread::sleep(std::time::Duration::from_micros(100));
+    }
+}

@@ -1,0 +1,330 @@
+//! Blocks are read while the rest of their prompt is computed.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use dsv4_kv::RequestId;
+use dsv4_kv::transfer::Positions;
+use dsv4_kv_tests::fed::{Padding, Part};
+use dsv4_kv_tests::stories::Story;
+use dsv4_kv_transfer::image::{Fact, decode_manifest, decode_opening};
+use dsv4_kv_transfer::mistake::{Mistake, make};
+use dsv4_kv_transfer::protocol::{NotOffered, Offer, Opening, Ready, ReceiverStats};
+use dsv4_kv_transfer::transport::{Fabric, Files, Loopback};
+use dsv4_kv_transfer::{
+    Control, Deadlines, Draft, Fingerprint, ImageError, Receiver, Sender, Source, Target,
+    TransferError, TransferId, Transport, Verified,
+};
+
+use crate::faulty::{Fault, Faulty, Plan};
+use crate::world::{BLOCKS, Site, World};
+
+/// Tokens of a prompt, of which two blocks are full, and of the steps that compute it.
+pub const PROMPT: usize = 300;
+const CHUNK: usize = 100;
+
+/// A prompt that is computed and leaves meanwhile.
+pub struct Prefill {
+    pub id: RequestId,
+    draft: Draft,
+    done: usize,
+}
+
+impl Prefill {
+    pub fn new<T: Transport>(
+        site: &mut Site,
+        sender: &mut Sender<T>,
+        fingerprint: Fingerprint,
+    ) -> Self {
+        let id = site.fed.manager.admit().unwrap();
+        let at = Positions { trunk: PROMPT as u32, draft: PROMPT as u32 };
+        let tokens: Vec<u32> = (0..PROMPT as u32).collect();
+        let draft = site.draft(sender, (id, fingerprint), (at, &tokens));
+        Self { id, draft, done: 0 }
+    }
+
+    pub fn opening(&self) -> Opening {
+        self.draft.opening()
+    }
+
+    /// Computes a chunk, and takes what is final then.
+    pub fn step<T: Transport>(
+        &mut self,
+        site: &mut Site,
+        story: &Story,
+        sender: &mut Sender<T>,
+    ) -> Ready {
+        let chunk: Range<usize> = self.done..(self.done + CHUNK).min(PROMPT);
+        self.done = chunk.end;
+        site.fed.step(&[Part::new(self.id, story, chunk)], Padding::None);
+        let stream = site.fed.stream.clone();
+        let mut export = site.fed.manager.export(&stream, &mut site.port, self.id).unwrap();
+        sender.take(&mut self.draft, &mut export).unwrap()
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.draft.is_whole()
+    }
+
+    pub fn offer<T: Transport>(self, sender: &mut Sender<T>) -> Offer {
+        sender.offer(self.draft).map_err(|NotOffered(_, error)| error).unwrap()
+    }
+}
+
+const MILLI: Duration = Duration::from_millis(1);
+const DEADLINES: Deadlines = Deadlines {
+    read: Duration::from_millis(100),
+    fence: Duration::from_millis(400),
+    quiet: Duration::from_millis(200),
+};
+
+struct Channel<'s, T: Transport>(&'s mut Sender<T>);
+
+impl<T: Transport> Control for Channel<'_, T> {
+    fn claim(&mut self, source: Source) -> Result<bool, String> {
+        Ok(self.0.claim(source))
+    }
+}
+
+/// One request, from the first chunk to its admission, with its receiver polled after each.
+fn stream<T: Transport>(world: &mut World, source: T, target: T) -> ReceiverStats {
+    let (mut sender, mut now) = (Sender::new(source), Duration::ZERO);
+    let mut receiver = Receiver::new(target, DEADLINES, 64 << 20);
+    let mut prefill = Prefill::new(&mut world.source, &mut sender, world.fingerprint);
+    let (id, opening) = (prefill.id, prefill.opening());
+    let transfer = receiver.open(now, &opening, &world.expected()).unwrap();
+    let block = world.layout.block_bytes();
+    let mut read = Vec::new();
+    while !prefill.is_whole() {
+        now += 50 * MILLI;
+        let ready = prefill.step(&mut world.source, &world.story, &mut sender);
+        receiver.ready(now, transfer, &ready).unwrap();
+        assert!(receiver.poll(now).is_empty(), "it was not offered yet");
+        read.push(receiver.stats().bytes);
+    }
+    let all = world.layout.bytes(Positions { trunk: PROMPT as u32, draft: PROMPT as u32 });
+    assert_eq!(read, [0, block, all], "as blocks became full, and all of it in the end");
+    let offer = prefill.offer(&mut sender);
+    receiver.offered(now, transfer, &offer).unwrap();
+    let (ended, verified) = receiver.poll(now).remove(0);
+    assert_eq!(ended, transfer);
+    let verified = verified.unwrap();
+    let got = admit(world, &verified, &mut sender);
+    let (at, want) = world.source.export(id);
+    assert!(got == want && verified.manifest().at == at, "every byte of one that did not move");
+    let late =
+        receiver.ready(now, transfer, &Ready { source: verified.manifest().source, bytes: 0 });
+    assert!(matches!(late, Err(TransferError::NoSuchTransfer { .. })));
+    world.source.fed.manager.release(id).unwrap();
+    receiver.stats()
+}
+
+/// Admits, and gives its bytes.
+fn admit<T: Transport>(world: &mut World, verified: &Verified, sender: &mut Sender<T>) -> Vec<u8> {
+    let Site { fed, port } = &mut world.target;
+    let (room, stream) = (fed.manager.reserve(verified.manifest().at).unwrap(), fed.stream.clone());
+    let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+    let id = target.admit(verified, room, &mut Channel(sender)).unwrap();
+    let (_, bytes) = world.target.export(id);
+    world.target.fed.manager.release(id).unwrap();
+    bytes
+}
+
+pub fn blocks_come_before_the_prompt_is_computed() {
+    let mut world = World::new();
+    let fabric = Fabric::default();
+    let stats = stream(&mut world, Loopback::new(&fabric), Loopback::new(&fabric));
+    assert_eq!((stats.verified, stats.early_bytes), (1, stats.bytes), "the offer came last");
+    let directory = tempfile::tempdir().unwrap();
+    let files = || Files::new(directory.path()).unwrap();
+    assert_eq!(stream(&mut world, files(), files()), stats);
+    assert_eq!(world.target.fed.manager.ledger().free_blocks(), BLOCKS);
+}
+
+/// A source and a target with faults between them.
+struct Faults {
+    world: World,
+    fabric: Fabric,
+    plan: Rc<Plan>,
+    sender: Sender<Loopback>,
+    receiver: Receiver<Faulty>,
+    now: Duration,
+}
+
+impl Faults {
+    fn new() -> Self {
+        let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
+        let receiver = Receiver::new(Faulty::new(&fabric, &plan), DEADLINES, 64 << 20);
+        let sender = Sender::new(Loopback::new(&fabric));
+        Self { world: World::new(), fabric, plan, sender, receiver, now: Duration::ZERO }
+    }
+
+    fn wait(&mut self, time: Duration) -> Vec<(TransferId, Result<Verified, TransferError>)> {
+        self.now += time;
+        self.plan.advance(&self.fabric, self.now);
+        self.receiver.poll(self.now)
+    }
+
+    fn open(&mut self) -> (Prefill, TransferId) {
+        let Self { world, sender, receiver, .. } = self;
+        let prefill = Prefill::new(&mut world.source, sender, world.fingerprint);
+        let transfer = receiver.open(self.now, &prefill.opening(), &world.expected()).unwrap();
+        (prefill, transfer)
+    }
+
+    /// Computes a chunk, of which the read has this fault.
+    fn step(&mut self, prefill: &mut Prefill, transfer: TransferId, fault: Fault) {
+        let Self { world, sender, receiver, .. } = self;
+        let ready = prefill.step(&mut world.source, &world.story, sender);
+        receiver.ready(self.now, transfer, &ready).unwrap();
+        self.plan.next.set(Some(fault));
+    }
+
+    /// All memory comes back, and nothing was written behind it.
+    fn ends(mut self, prefill: RequestId) {
+        self.wait(Duration::from_secs(1));
+        assert!(self.receiver.clear_quarantine().unwrap());
+        assert_eq!((self.receiver.taken_bytes(), self.plan.outside.get()), (0, 0));
+        self.world.source.fed.manager.release(prefill).unwrap();
+    }
+}
+
+/// Whatever happens to the read of one chunk is seen in the end at the latest, and costs no memory.
+pub fn a_fault_in_one_chunk_is_seen() {
+    let late = 250 * MILLI;
+    let faults =
+        [Fault::Stale, Fault::Partial, Fault::Error(late), Fault::Delay(late), Fault::Never(late)];
+    for (fault, chunk) in faults.into_iter().zip([1, 2, 1, 2, 1]) {
+        let mut faults = Faults::new();
+        let (mut prefill, transfer) = faults.open();
+        let id = prefill.id;
+        let mut ended = Vec::new();
+        for at in 0..3 {
+            let now = if at == chunk { fault } else { Fault::None };
+            faults.step(&mut prefill, transfer, now);
+            ended.extend(faults.wait(MILLI));
+            ended.extend(faults.wait(120 * MILLI));
+            if !ended.is_empty() {
+                break;
+            }
+        }
+        if ended.is_empty() {
+            let offer = prefill.offer(&mut faults.sender);
+            faults.receiver.offered(faults.now, transfer, &offer).unwrap();
+            ended = faults.wait(MILLI);
+        }
+        let (_, result) = ended.remove(0);
+        let error = result.expect_err("its bytes are not the source's");
+        let is_known = match fault {
+            Fault::Stale | Fault::Partial => {
+                matches!(error, TransferError::Image(ImageError::Digest { .. }))
+            }
+            Fault::Error(_) => matches!(error, TransferError::Transport(_)),
+            _ => matches!(error, TransferError::Deadline { .. }),
+        };
+        assert!(is_known, "{fault:?}: {error}");
+        faults.ends(id);
+    }
+}
+
+/// A source that falls silent, and a client that does, cost the memory only for a while.
+pub fn silence_and_giving_up_free_memory() {
+    let mut faults = Faults::new();
+    let (prefill, _) = faults.open();
+    assert!(faults.receiver.taken_bytes() > 0 && faults.wait(199 * MILLI).is_empty());
+    let error = faults.wait(MILLI).remove(0).1.unwrap_err();
+    assert!(matches!(error, TransferError::Quiet { .. }), "{error}");
+    assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().quiet), (0, 1));
+    // It is the silence that counts, not the time since the opening.
+    let id = prefill.id;
+    faults.sender.abandon(prefill.draft).unwrap();
+    faults.world.source.fed.manager.release(id).unwrap();
+    let (mut prefill, transfer) = faults.open();
+    for _ in 0..2 {
+        faults.step(&mut prefill, transfer, Fault::None);
+        assert!(faults.wait(150 * MILLI).is_empty());
+    }
+    faults.receiver.give_up(transfer).unwrap();
+    assert_eq!(faults.receiver.taken_bytes(), 0);
+    assert!(matches!(
+        faults.receiver.give_up(transfer),
+        Err(TransferError::NoSuchTransfer { id }) if id == transfer
+    ));
+    // Given up while a read goes on: quarantined until it ends.
+    let id = prefill.id;
+    faults.sender.abandon(prefill.draft).unwrap();
+    faults.world.source.fed.manager.release(id).unwrap();
+    let (mut prefill, transfer) = faults.open();
+    (0..2).for_each(|_| {
+        faults.step(&mut prefill, transfer, Fault::Delay(50 * MILLI));
+        faults.wait(MILLI);
+    });
+    faults.receiver.give_up(transfer).unwrap();
+    let bytes = faults.receiver.taken_bytes();
+    assert!(bytes > 0 && faults.receiver.quarantined_bytes() == bytes);
+    faults.wait(60 * MILLI);
+    assert_eq!((faults.receiver.taken_bytes(), faults.receiver.stats().ended_late), (0, 1));
+    faults.ends(prefill.id);
+}
+
+/// What a source says of another request, or of more than there is, changes nothing; an offer of another owner's request
+/// than was opened is refused, and with the mistake it is not.
+pub fn an_offer_is_of_what_was_opened() {
+    let mut faults = Faults::new();
+    let (mut prefill, transfer) = faults.open();
+    let source = decode_opening(&prefill.opening().manifest).unwrap().source;
+    let other = Source { lease: source.lease + 1, ..source };
+    let now = faults.now;
+    let refused = faults.receiver.ready(now, transfer, &Ready { source: other, bytes: 1 });
+    assert!(matches!(refused, Err(TransferError::OtherSource { .. })));
+    let refused = faults.receiver.ready(now, transfer, &Ready { source, bytes: 1 << 40 });
+    assert!(matches!(refused, Err(TransferError::Image(ImageError::Length { .. }))));
+    let opening = prefill.opening();
+    let as_offer = Offer { manifest: opening.manifest.clone(), payload: opening.payload.clone() };
+    let refused = faults.receiver.offered(now, transfer, &as_offer).unwrap_err();
+    assert!(matches!(refused, TransferError::Image(ImageError::Flags { found: 1, needed: 0 })));
+    (0..3).for_each(|_| faults.step(&mut prefill, transfer, Fault::None));
+    let id = prefill.id;
+    let right = prefill.offer(&mut faults.sender);
+    let as_opening = Opening { manifest: right.manifest.clone(), payload: right.payload.clone() };
+    let refused = faults.receiver.open(now, &as_opening, &faults.world.expected()).unwrap_err();
+    assert!(matches!(refused, TransferError::Image(ImageError::Flags { found: 0, needed: 1 })));
+    let mut manifest = decode_manifest(&right.manifest).unwrap().0;
+    let config = faults.world.target.fed.manager.config();
+    manifest.fingerprint = Fingerprint::new(config, b"weights", b"another's salt", b"");
+    let refused = faults.world.expected();
+    let foreign = manifest.check(&refused).unwrap_err();
+    assert_eq!(foreign, ImageError::Foreign(Fact::Owner), "nobody would have opened it");
+    let wrong = Offer { manifest: manifest.encode(), ..right.clone() };
+    let refused = faults.receiver.offered(now, transfer, &wrong).unwrap_err();
+    assert!(matches!(refused, TransferError::Image(ImageError::OtherThanOpened { .. })));
+    make(Mistake::OpeningIgnored);
+    faults.receiver.offered(now, transfer, &wrong).unwrap();
+    make(Mistake::Nothing);
+    let admitted = faults.wait(MILLI).remove(0).1.expect("only the opening tells");
+    assert_eq!(admitted.manifest().fingerprint, manifest.fingerprint);
+    drop(admitted);
+    faults.ends(id);
+}
+
+/// Memory that a transport cannot give back counts as taken until the transport is ended.
+pub fn memory_that_stays_with_the_transport_counts() {
+    let mut faults = Faults::new();
+    let offer = faults.world.offer(&mut faults.sender, 2);
+    faults.receiver.begin(faults.now, &offer, &faults.world.expected()).unwrap();
+    faults.plan.keeps.set(true);
+    let error = faults.wait(MILLI).remove(0).1.unwrap_err();
+    assert!(matches!(error, TransferError::Transport(_)), "{error}");
+    let bytes = faults.world.samples[2].payload.len() as u64;
+    assert_eq!(
+        (faults.receiver.taken_bytes(), faults.receiver.quarantined_bytes()),
+        (bytes, bytes)
+    );
+    // An opening that is given up: the same.
+    let (prefill, transfer) = faults.open();
+    faults.receiver.give_up(transfer).unwrap();
+    assert!(faults.receiver.quarantined_bytes() > bytes);
+    assert_eq!(faults.receiver.stats().fences, 0);
+    faults.ends(prefill.id);
+}
