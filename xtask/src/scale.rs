@@ -12,7 +12,7 @@ const WHEEL: &str = "nixl-cu12==1.5.1";
 /// The C interface in it.
 const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
 
-/// Installs the wheel into target/ if it is not there, and runs the tests. Where it cannot be installed they are ignored,
+/// Installs the wheel into target/ if it is not there, and runs the tests, one at a time since they have deadlines. Where it cannot be installed they are ignored,
 /// with the reason.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub fn run() -> Result<()> {
     };
     let status = workspace::cargo()
         .args(["test", "--locked", "--package", "dsv4-kv-transfer", "--features", "nixl"])
-        .args(["--test", "protocol"])
+        .args(["--test", "protocol", "--", "--test-threads=1", "nixl::"])
         .env("DSV4_NIXL", library)
         .status()
         .context("cannot run cargo")?;

@@ -94,6 +94,7 @@ pub struct Receiver<T: Transport> {
 }
 
 /// What a transfer did.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Advanced {
     GoesOn(Reading),
     Verified(Verified),

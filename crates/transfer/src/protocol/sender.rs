@@ -16,7 +16,7 @@ use crate::transport::{Region, Registered, Transport};
 /// A payload that is not whole, and why it cannot be offered.
 #[derive(Debug, thiserror::Error)]
 #[error("{1}")]
-pub struct NotOffered(pub Draft, pub TransferError);
+pub struct NotOffered(pub Box<Draft>, pub TransferError);
 
 /// What a source offers. It holds the payload of each offer until that is claimed, or taken back.
 #[derive(Debug)]
@@ -117,7 +117,8 @@ impl<T: Transport> Sender<T> {
     pub fn offer(&mut self, draft: Draft) -> Result<Offer, NotOffered> {
         if !draft.is_whole() {
             let (there, needed) = (draft.there, draft.manifest.sections.len());
-            return Err(NotOffered(draft, TransferError::NotWhole { there, needed }));
+            let error = TransferError::NotWhole { there, needed };
+            return Err(NotOffered(Box::new(draft), error));
         }
         let Draft { memory, payload, manifest, .. } = draft;
         self.offered.insert(manifest.source.lease, memory);

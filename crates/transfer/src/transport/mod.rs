@@ -11,7 +11,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `mod.rs` | [`Transport`] |
-//! | `token.rs` | who may do what with memory |
+//! | `token.rs` | who may do what with memory, and what has become of a read |
 //! | `region.rs` | memory that can be registered |
 //! | `error.rs` | why a transport fails |
 //! | `loopback.rs` | within a process |
@@ -32,24 +32,13 @@ pub use loopback::{Fabric, Loopback};
 #[cfg(feature = "nixl")]
 pub use nixl::{Nixl, NixlOptions};
 pub use region::Region;
-pub use token::{Held, InFlight, Registered};
+pub use token::{Held, InFlight, Polled, Registered};
 
 use std::ops::Range;
 
 /// What a peer needs to read registered memory. It goes over the control channel; only its transport understands it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor(pub Vec<u8>);
-
-/// What has become of a read.
-#[derive(Debug)]
-pub enum Polled {
-    /// It goes on.
-    Pending(InFlight),
-    /// It has ended. Whether the bytes are those that were meant, the transport does not know.
-    Done(Registered),
-    /// It has failed; some bytes may have been written, and others may be yet.
-    Failed(InFlight, TransportError),
-}
 
 /// A read that was not begun, and the memory that it would have written.
 #[derive(Debug)]

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Polled, Region, TransportError};
+use super::error::TransportError;
+use super::region::Region;
 
 /// Registered memory that no read writes.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,6 +17,17 @@ pub struct Registered {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a read whose token is dropped goes on, and its memory is kept until its transport ends; poll it"]
 pub struct InFlight(Registered);
+
+/// What has become of a read.
+#[derive(Debug)]
+pub enum Polled {
+    /// It goes on.
+    Pending(InFlight),
+    /// It has ended. Whether the bytes are those that were meant, the transport does not know.
+    Done(Registered),
+    /// It has failed; some bytes may have been written, and others may be yet.
+    Failed(InFlight, TransportError),
+}
 
 /// What a transport keeps of registered memory: the memory itself. Who has it can say that a read of the memory has ended;
 /// nobody else can.

@@ -44,7 +44,7 @@ pub fn a_payload_is_of_one_position() {
     let refused = sender.take(&mut draft, &mut export).unwrap_err();
     let is_past = matches!(refused, TransferError::MovedOn { found, .. } if found == at(138));
     assert!(is_past, "{refused}");
-    sender.abandon(draft).unwrap();
+    sender.abandon(*draft).unwrap();
     let is_left = (0..100_000).any(|id| fabric.write(id, 0, &[]));
     assert!(sender.offers() == 0 && !is_left, "the memory was given up");
 }

@@ -184,6 +184,15 @@ impl Peer {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
+    /// Stops it: it is when this returns.
+    pub fn stop(&self) {
+        self.signal("-STOP");
+        let stat = format!("/proc/{}/stat", self.child.id());
+        while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+            std::thread::yield_now();
+        }
+    }
+
     fn two(&mut self, question: &str) -> (Vec<u8>, Descriptor) {
         let answer = self.ask(question);
         let (manifest, payload) = answer.split_once(' ').unwrap();

@@ -84,7 +84,7 @@ pub fn stopped_sources() -> Result<(), Failed> {
         receiver.begin(start.elapsed(), &first, &world.expected())?;
         wait(&mut receiver, start)?;
         let (offer, _) = peer.serve(&world, &world.samples[2], files.of(2));
-        peer.signal("-STOP");
+        peer.stop();
         let began = start.elapsed();
         receiver.begin(began, &offer, &world.expected())?;
         let error = wait(&mut receiver, start).expect_err("nobody answers");
