@@ -14,6 +14,7 @@ use crate::manager::KvCacheManager;
 use crate::tier::Turn;
 use crate::tier::mistake::{Mistake, made};
 pub use crate::tier::{HostImage, HostRoom, PrefetchId, TierEvent, TierMiss, TierStats};
+use crate::trace;
 
 /// What device and host memory have of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +47,7 @@ impl<B: Backend> KvCacheManager<B> {
         stream: &Stream<B>,
         prompt: &Prompt<'_>,
     ) -> Result<Option<PrefetchId>, KvError> {
+        let _tier = trace::tier("prefetch").entered();
         self.core().check_stream(stream)?;
         self.enter_arrived(false)?;
         let Some(id) = self.want(prompt, Turn::Last)? else { return Ok(None) };
@@ -99,6 +101,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::Device`]; what was to be begun is begun by the next call.
     pub fn advance_tier(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+        let _tier = trace::tier("advance_tier").entered();
         self.core().check_stream(stream)?;
         self.enter_arrived(false)?;
         match self.start_arriving(stream, None) {
@@ -113,6 +116,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// As [`Self::advance_tier`].
     pub fn settle_tier(&mut self, stream: &Stream<B>) -> Result<(), KvError> {
+        let _tier = trace::tier("settle_tier").entered();
         loop {
             self.advance_tier(stream)?;
             if self.tier().is_none_or(|tier| tier.is_idle()) {
@@ -153,6 +157,7 @@ impl<B: Backend> KvCacheManager<B> {
     /// Brings what host memory has of a prompt, before all others, and waits for that alone; `false` if the device has no
     /// room for it.
     fn bring(&mut self, stream: &Stream<B>, prompt: &Prompt<'_>) -> Result<bool, KvError> {
+        let _tier = trace::tier("admit_waiting").entered();
         self.enter_arrived(false)?;
         let Some(id) = self.want(prompt, Turn::Next)? else { return Ok(true) };
         let arrived = self.await_arrival(stream, id);

@@ -22,6 +22,8 @@
 //! | [`reuse`] | requests that go on from what earlier ones have computed |
 //! | [`transfer`] | requests that move to another cache, or come from one |
 //! | [`events`] | which blocks can be reused, told to whoever asks |
+//! | [`trace`] | spans and events for a `tracing` subscriber |
+//! | `metrics` | what a cache holds, through the `metrics` facade (feature `metrics`) |
 //! | [`rope`] | the rotary frequencies |
 //! | [`ptx`] | the embedded PTX, and the choice for a GPU |
 //! | [`error`], [`ids`] | typed refusals, typed indices |
@@ -123,6 +125,8 @@ pub mod layer_progress;
 pub mod ledger;
 mod limits;
 pub mod manager;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod ops;
 pub mod poison;
 mod poison_read;
@@ -145,6 +149,7 @@ pub mod suspended;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod tier;
+pub mod trace;
 pub mod transfer;
 mod transfers;
 mod weights;

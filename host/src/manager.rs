@@ -16,6 +16,7 @@ use crate::schema::Schema;
 use crate::step::{CapturedStep, Group, Launches, Layers, Step};
 use crate::step_memory::StepMemory;
 use crate::tier::Tier;
+use crate::trace;
 
 /// The KV cache of one model on one device.
 ///
@@ -79,7 +80,8 @@ impl<B: Backend> KvCacheManager<B> {
     /// # Errors
     /// [`KvError::NoFreeSlot`].
     pub fn admit(&mut self) -> Result<RequestId, KvError> {
-        self.core.ledger().admit()
+        let _admission = trace::admission(None).entered();
+        self.core.ledger().admit().inspect_err(trace::refused)
     }
 
     /// Ends a request and frees what it held. Kernels of its last step may still run: a later step is

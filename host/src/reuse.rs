@@ -35,6 +35,7 @@ use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ledger::{Admission, Prompt};
 use crate::manager::KvCacheManager;
+use crate::trace;
 
 impl<B: Backend> KvCacheManager<B> {
     /// Admits a request that goes on from what earlier ones with the same salt, adapter and first tokens have computed:
@@ -56,6 +57,13 @@ impl<B: Backend> KvCacheManager<B> {
         stream: &Stream<B>,
         prompt: &Prompt<'_>,
     ) -> Result<Admission, KvError> {
+        let span = trace::admission(Some(prompt)).entered();
+        let admitted = self.adopt(stream, prompt);
+        trace::admitted(&span, &admitted);
+        admitted
+    }
+
+    fn adopt(&mut self, stream: &Stream<B>, prompt: &Prompt<'_>) -> Result<Admission, KvError> {
         self.reject_leaked_steps();
         self.core().check_stream(stream)?;
         self.enter_arrived(false)?;

@@ -225,8 +225,8 @@ def empty_cache():
     deadline = time.monotonic() + 60
     while True:
         now = {name: float(value) for name, value in metrics().items()}
-        held = now["dsv4_cache_blocks_total"] - now["dsv4_cache_blocks_free"]
-        if not (held or now["dsv4_sequences_running"] or now["dsv4_sequences_waiting"]):
+        held = now["dsv4_kv_blocks_used"] + now["dsv4_kv_blocks_cached"]
+        if not (held or now["dsv4_num_requests_running"] or now["dsv4_num_requests_waiting"]):
             break
         assert time.monotonic() < deadline, now
         time.sleep(0.05)

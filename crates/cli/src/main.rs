@@ -7,6 +7,7 @@ mod doctor;
 mod error;
 #[cfg(feature = "generate")]
 mod generate;
+mod generated;
 mod inspect;
 mod interrupt;
 mod model;

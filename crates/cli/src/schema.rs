@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use schemars::{Schema, schema_for};
 
 use crate::outcome::{Outcome, after_help};
-use crate::{bench, doctor, inspect, output, plan, replay, reuse, soak};
+use crate::{bench, doctor, generated, inspect, output, plan, replay, reuse, soak};
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 1] =
@@ -31,6 +31,8 @@ enum Described {
     Books,
     /// `doctor`.
     Doctor,
+    /// `generate`.
+    Generate,
     /// `inspect`.
     Inspect,
     /// `plan`.
@@ -49,6 +51,7 @@ impl Described {
             Self::Bench => schema_for!(bench::Report),
             Self::Books => schema_for!(bench::BooksReport),
             Self::Doctor => schema_for!(doctor::Report),
+            Self::Generate => schema_for!(generated::Report),
             Self::Inspect => schema_for!(inspect::Report),
             Self::Plan => schema_for!(plan::Report),
             Self::Replay => schema_for!(replay::Summary),

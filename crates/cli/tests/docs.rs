@@ -75,6 +75,11 @@ fn broken(document: &Path, link: &str) -> Option<String> {
     if !target.exists() {
         return Some(format!("{}: {link}: no such file", document.display()));
     }
+    let docs = root().join("docs");
+    let is_outside = target.canonicalize().is_ok_and(|target| !target.starts_with(&docs));
+    if document.starts_with(&docs) && is_outside {
+        return Some(format!("{}: {link}: not in the book", document.display()));
+    }
     if anchor.is_empty() || target.extension().is_none_or(|extension| extension != "md") {
         return None;
     }
@@ -103,6 +108,7 @@ fn a_link_to_nowhere_is_found() {
     for (link, expected) in [
         ("no-such-file.md", Some("no such file")),
         ("specification.md#no-such-heading", Some("no such heading")),
+        ("../README.md", Some("not in the book")),
         ("#d1-one-block-for-all-layers", None),
         ("https://example.org/nothing", None),
     ] {

@@ -28,8 +28,8 @@ fn docs() -> PathBuf {
 }
 
 /// The commands that `schema` describes.
-const DESCRIBED: [&str; 8] =
-    ["bench", "books", "doctor", "inspect", "plan", "replay", "reuse", "soak"];
+const DESCRIBED: [&str; 9] =
+    ["bench", "books", "doctor", "generate", "inspect", "plan", "replay", "reuse", "soak"];
 
 #[test]
 fn the_committed_schemas_are_those_of_the_program() {
@@ -58,7 +58,7 @@ fn what_json_prints_is_as_its_schema_says() {
     let line = r#"{"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}"#;
     fs::write(trace.path(), format!("{line}\n{line}\n")).expect("room for two lines");
     let reuse = format!("reuse --pool 1GiB --trace {}", trace.path().display());
-    let commands = [
+    let mut commands = vec![
         "doctor",
         "inspect",
         "plan --model tiny --gpu-mem 1GiB",
@@ -68,6 +68,12 @@ fn what_json_prints_is_as_its_schema_says() {
         "soak --requests 20 --rounds 1 --fill 50",
         &reuse,
     ];
+    let checkpoint = docs().join("../tests/e2e/hash");
+    let checkpoint = format!("--checkpoint {} --device cpu", checkpoint.display());
+    let generate = format!("generate {checkpoint} --prompt Once --max-tokens 2");
+    if cfg!(feature = "generate") {
+        commands.push(&generate);
+    }
     for options in commands {
         let command = options.split(' ').next().expect("a command");
         let schema: Value =

@@ -77,7 +77,7 @@ fn prefixes_outlive_a_server() {
         let mut answer = String::new();
         serving.complete(&body).read_to_string(&mut answer).expect("an answer");
         let metrics = get(&serving, "/metrics");
-        let counted = format!("dsv4_cold_restored_tokens_total {restored}\n");
+        let counted = format!("dsv4_kv_cold_restored_tokens_total {restored}\n");
         assert!(metrics.contains(&counted), "{metrics}");
         serving.signal("TERM");
         assert_eq!(serving.exit_code(), Some(0));

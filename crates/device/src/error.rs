@@ -173,6 +173,19 @@ pub enum DeviceError {
         /// The device it was used with.
         used: DeviceId,
     },
+    /// Memory of the embedder that cannot be a buffer.
+    #[error(
+        "{len} elements at {address:#x} cannot be a buffer: the address must be a multiple of {align}, as what CUDA \
+         allocates is, and the last element must have one; pass the whole allocation and slice the buffer"
+    )]
+    BorrowedMemory {
+        /// Its address.
+        address: u64,
+        /// Elements.
+        len: u64,
+        /// What the address must be a multiple of.
+        align: u64,
+    },
     /// A launch takes a pointer that is not aligned as the kernel needs it.
     #[error("{kernel}: `{argument}` at {address:#x} is no multiple of {align} bytes")]
     Misaligned {

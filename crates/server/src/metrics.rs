@@ -6,6 +6,8 @@ use metrics::{Counter, Gauge, Histogram, Unit, counter, describe_counter, descri
 use metrics::{describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
+use dsv4_kv::metrics::CacheMetrics;
+
 use crate::error::ServerError;
 
 /// Upper bounds of the histograms' buckets, in seconds.
@@ -14,8 +16,11 @@ const SECONDS: [f64; 16] = [
 ];
 
 const REQUESTS: &str = "dsv4_requests_total";
+const QUEUE_TIME: &str = "dsv4_request_queue_time_seconds";
 const TIME_TO_FIRST_TOKEN: &str = "dsv4_time_to_first_token_seconds";
-const INTER_TOKEN: &str = "dsv4_inter_token_seconds";
+const INTER_TOKEN: &str = "dsv4_inter_token_latency_seconds";
+const END_TO_END: &str = "dsv4_e2e_request_latency_seconds";
+const HISTOGRAMS: [&str; 4] = [QUEUE_TIME, TIME_TO_FIRST_TOKEN, INTER_TOKEN, END_TO_END];
 
 /// The metrics of one server.
 #[derive(Clone)]
@@ -34,20 +39,20 @@ pub struct Metrics {
     pub waiting: Gauge,
     /// Tokens of prompts whose first token has come.
     pub prompt_tokens: Counter,
-    /// Tokens that were not computed, since other sequences had computed them.
-    pub reused_tokens: Counter,
     /// Tokens that were generated.
     pub generated_tokens: Counter,
+    /// From submission to the first admission, in seconds.
+    pub queue_time: Histogram,
     /// From submission to the first token, in seconds.
     pub time_to_first_token: Histogram,
     /// From a token to the next, in seconds.
     pub inter_token: Histogram,
+    /// From submission to the last token, in seconds.
+    pub end_to_end: Histogram,
     /// Sequences that were taken out of the cache, to be computed again.
     pub preemptions: Counter,
-    /// Blocks of the cache that are free.
-    pub free_blocks: Gauge,
-    /// Blocks of the cache.
-    pub total_blocks: Gauge,
+    /// What the cache holds and has reused.
+    pub cache: CacheMetrics,
     /// Prefixes that were stored in the cold tier.
     pub cold_stored: Counter,
     /// Tokens of prefixes that came from there.
@@ -70,11 +75,11 @@ impl Metrics {
         let refused = |error: metrics_exporter_prometheus::BuildError| {
             ServerError::Metrics(error.to_string())
         };
-        let buckets = |builder: PrometheusBuilder, name: &str| {
+        let with_buckets = |builder: PrometheusBuilder, name: &str| {
             builder.set_buckets_for_metric(Matcher::Full(name.into()), &SECONDS).map_err(refused)
         };
-        let builder = buckets(PrometheusBuilder::new(), TIME_TO_FIRST_TOKEN)?;
-        let recorder = buckets(builder, INTER_TOKEN)?.build_recorder();
+        let builder = HISTOGRAMS.into_iter().try_fold(PrometheusBuilder::new(), with_buckets)?;
+        let recorder = builder.build_recorder();
         let rendering = Arc::new(recorder.handle());
         Ok(metrics::with_local_recorder(&recorder, || Self::registered(rendering)))
     }
@@ -99,36 +104,36 @@ impl Metrics {
             cancelled: outcome("cancelled"),
             refused: outcome("refused"),
             failed: outcome("failed"),
-            running: gauged("dsv4_sequences_running", "Sequences in the cache"),
-            waiting: gauged("dsv4_sequences_waiting", "Sequences that wait, preempted ones too"),
+            running: gauged("dsv4_num_requests_running", "Sequences in the cache"),
+            waiting: gauged("dsv4_num_requests_waiting", "Sequences that wait, preempted ones too"),
             prompt_tokens: counted(
                 "dsv4_prompt_tokens_total",
                 "Tokens of prompts whose first token has come",
             ),
-            reused_tokens: counted(
-                "dsv4_reused_tokens_total",
-                "Tokens of admitted prompts that were in the cache already",
-            ),
-            generated_tokens: counted("dsv4_generated_tokens_total", "Tokens that were generated"),
+            generated_tokens: counted("dsv4_generation_tokens_total", "Tokens that were generated"),
+            queue_time: timed(QUEUE_TIME, "From submission to the first admission"),
             time_to_first_token: timed(TIME_TO_FIRST_TOKEN, "From submission to the first token"),
             inter_token: timed(INTER_TOKEN, "From a token to the next"),
+            end_to_end: timed(END_TO_END, "From submission to the last token"),
             preemptions: counted(
-                "dsv4_preemptions_total",
+                "dsv4_num_preemptions_total",
                 "Sequences that were taken out of the cache, to be computed again",
             ),
-            free_blocks: gauged("dsv4_cache_blocks_free", "Blocks of the cache that are free"),
-            total_blocks: gauged("dsv4_cache_blocks_total", "Blocks of the cache"),
-            cold_stored: counted("dsv4_cold_stored_total", "Prefixes stored in the cold tier"),
+            cache: CacheMetrics::new(&[]),
+            cold_stored: counted(
+                "dsv4_kv_cold_stored_prefixes_total",
+                "Prefixes stored in the cold tier",
+            ),
             cold_restored_tokens: counted(
-                "dsv4_cold_restored_tokens_total",
+                "dsv4_kv_cold_restored_tokens_total",
                 "Tokens of prefixes that came from the cold tier",
             ),
             cold_failures: counted(
-                "dsv4_cold_failures_total",
+                "dsv4_kv_cold_failures_total",
                 "Objects of the cold tier that could not be stored or read",
             ),
             steps: counted("dsv4_steps_total", "Steps that have run"),
-            failed_steps: counted("dsv4_failed_steps_total", "Steps that have failed"),
+            failed_steps: counted("dsv4_steps_failed_total", "Steps that have failed"),
             rendering,
         };
         metrics.begin_at_zero();
@@ -146,7 +151,6 @@ impl Metrics {
             &self.cold_stored,
             &self.cold_restored_tokens,
             &self.cold_failures,
-            &self.reused_tokens,
             &self.generated_tokens,
             &self.preemptions,
             &self.steps,
@@ -186,8 +190,14 @@ mod tests {
     fn rendered() -> BTreeSet<String> {
         let metrics = Metrics::new().expect("buckets");
         // Histograms are shown once they have a value.
-        metrics.time_to_first_token.record(0.1);
-        metrics.inter_token.record(0.1);
+        for histogram in [
+            &metrics.queue_time,
+            &metrics.time_to_first_token,
+            &metrics.inter_token,
+            &metrics.end_to_end,
+        ] {
+            histogram.record(0.1);
+        }
         let text = metrics.render();
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).map(str::to_owned).collect()
     }

@@ -64,8 +64,12 @@ pub(crate) struct Request {
     pub sequence: Sequence,
     pub salt: Vec<u8>,
     pub events: UnboundedSender<Event>,
+    /// When it came.
+    pub submitted: Instant,
     /// When the last token came, or the request.
     pub last: Instant,
+    /// Whether it has been in the cache.
+    pub was_admitted: bool,
     /// How far the cold tier is with its prompt.
     pub fetch: Fetch,
 }
@@ -113,8 +117,16 @@ impl Queue {
             self.check(&prompt, continuation.max_tokens)?;
             let sequence = Sequence::new(prompt, continuation).ok_or(Refusal::EmptyPrompt)?;
             let (sender, receiver) = unbounded_channel();
-            let (last, fetch) = (Instant::now(), Fetch::New);
-            requests.push(Request { sequence, salt, events: sender, last, fetch });
+            let now = Instant::now();
+            requests.push(Request {
+                sequence,
+                salt,
+                events: sender,
+                submitted: now,
+                last: now,
+                was_admitted: false,
+                fetch: Fetch::New,
+            });
             events.push(receiver);
         }
         let most = self.limits.waiting;

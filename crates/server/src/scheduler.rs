@@ -235,6 +235,9 @@ impl<B: Backend> Scheduler<B> {
 
     /// Admits a request with what others have computed of its tokens.
     fn admit_request(&mut self, mut request: Request) -> Result<Running, ModelError> {
+        if !std::mem::replace(&mut request.was_admitted, true) {
+            self.metrics.queue_time.record(request.submitted.elapsed());
+        }
         if !request.sequence.may_reuse() {
             return Ok(Running { id: self.engine.admit()?, request });
         }
@@ -247,7 +250,6 @@ impl<B: Backend> Scheduler<B> {
             Err(error) => return Err(error),
         };
         request.sequence.reuse(admission.reused as usize);
-        self.metrics.reused_tokens.increment(admission.reused.into());
         Ok(Running { id: admission.id, request })
     }
 
@@ -352,10 +354,11 @@ impl<B: Backend> Scheduler<B> {
 
     /// Releases requests that are done, and tells it.
     fn release_finished(&mut self) -> Result<(), ModelError> {
-        let Self { engine, running, .. } = self;
+        let Self { engine, running, metrics, .. } = self;
         let is_done = |running: &mut Running| running.request.sequence.finish().is_some();
         for Running { id, request } in running.extract_if(.., is_done) {
             engine.release(id)?;
+            metrics.end_to_end.record(request.submitted.elapsed());
             if let Some(finish) = request.sequence.finish() {
                 let _ = request.events.send(Event::Finished(finish));
             }
@@ -377,12 +380,10 @@ impl<B: Backend> Scheduler<B> {
 
     /// Sets what the metrics say of now.
     fn report(&self) {
-        let ledger = self.engine.cache().ledger();
         let waiting = self.queue.waiting() + self.preempted.len();
         self.metrics.running.set(self.running.len() as f64);
         self.metrics.waiting.set(waiting as f64);
-        self.metrics.free_blocks.set(ledger.free_blocks());
-        self.metrics.total_blocks.set(ledger.total_blocks());
+        self.metrics.cache.record(self.engine.cache());
         let cold = self.cold.stats();
         self.metrics.cold_stored.absolute(cold.stored);
         self.metrics.cold_restored_tokens.absolute(cold.restored_tokens);

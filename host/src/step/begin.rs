@@ -4,7 +4,7 @@ use kernels_gpu::fault_injection;
 
 use super::layers::Layers;
 use super::open_step::Step;
-use super::shape::StepShape;
+use super::shape::{StepShape, Whole};
 use crate::bucket::Bucket;
 use crate::core::Core;
 use crate::device::{Backend, Stream};
@@ -14,6 +14,7 @@ use crate::ledger::{Ledger, StepPlan, StepRequest};
 use crate::ops::{self, CopyDirection, StateCopies, TableUpdate, WorkLists};
 use crate::step_memory::StepMemory;
 use crate::step_meta::Section;
+use crate::trace;
 
 /// How the kernels of a step are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,28 +65,51 @@ impl<'a, B: Backend> Group<'a, B> {
         requests: &[StepRequest],
     ) -> Result<Step<'a, B>, KvError> {
         let Self { core, memory, group } = self;
-        core.check_stream(stream)?;
-        let bucket = match launches {
-            Launches::Eager => None,
-            Launches::Bucket(bucket) => Some(*bucket),
-        };
-        bucket.map_or(Ok(()), |bucket| bucket.validate(&core.config))?;
-        let mut ledger = core.ledger();
-        memory.reject_leaked_step(&mut ledger, group);
-        let plan = stage(core, memory, group, stream, bucket.as_ref(), requests, &mut ledger)?;
-        let config = &core.config;
-        let shape = match &bucket {
-            None => StepShape::of_plan(plan, config),
-            Some(bucket) => StepShape::of_bucket(bucket, config),
-        };
-        memory.build_work_lists(stream, shape)?;
-        memory.update_block_table(stream, core, plan)?;
-        // Nothing can fail from here on.
-        ledger.enter_step(group, requests);
-        memory.freed.clear();
-        drop(ledger);
-        Ok(Step::new(Layers::new(core, memory, group, stream, (shape, plan, bucket))))
+        let span = trace::step(group, requests, core.config.step_tokens_with_rollback());
+        let begun = span.in_scope(|| begin(core, memory, group, stream, launches, requests));
+        match begun {
+            Ok(whole) => {
+                trace::begun(&span, whole.1);
+                Ok(Step::new(Layers::new(core, memory, group, stream, whole, span)))
+            }
+            Err(error) => {
+                span.in_scope(|| trace::refused(&error));
+                Err(error)
+            }
+        }
     }
+}
+
+/// Checks the step, queues what precedes its layers, and enters it in the ledger.
+#[inline]
+fn begin<B: Backend>(
+    core: &Core<B>,
+    memory: &mut StepMemory<B>,
+    group: LayerGroup,
+    stream: &Stream<B>,
+    launches: Launches<'_>,
+    requests: &[StepRequest],
+) -> Result<Whole, KvError> {
+    core.check_stream(stream)?;
+    let bucket = match launches {
+        Launches::Eager => None,
+        Launches::Bucket(bucket) => Some(*bucket),
+    };
+    bucket.map_or(Ok(()), |bucket| bucket.validate(&core.config))?;
+    let mut ledger = core.ledger();
+    memory.reject_leaked_step(&mut ledger, group);
+    let plan = stage(core, memory, group, stream, bucket.as_ref(), requests, &mut ledger)?;
+    let config = &core.config;
+    let shape = match &bucket {
+        None => StepShape::of_plan(plan, config),
+        Some(bucket) => StepShape::of_bucket(bucket, config),
+    };
+    memory.build_work_lists(stream, shape)?;
+    memory.update_block_table(stream, core, plan)?;
+    // Nothing can fail from here on.
+    ledger.enter_step(group, requests);
+    memory.freed.clear();
+    Ok((shape, plan, bucket))
 }
 
 /// Checks the step, and queues StepMeta and what has to be poisoned before it.

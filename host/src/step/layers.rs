@@ -4,7 +4,7 @@ use kv_layout::geometry::LayerKind;
 use std::ops::Range;
 
 use super::layer::{Csa, Hca, Layer, Swa};
-use super::shape::StepShape;
+use super::shape::{StepShape, Whole};
 use super::tracker::Tracker;
 use crate::bucket::Bucket;
 use crate::core::Core;
@@ -15,6 +15,7 @@ use crate::layer_progress::LayerProgress;
 use crate::ledger::{StepPlan, Written};
 use crate::step_memory::StepMemory;
 use crate::step_meta::Section;
+use crate::trace::Span;
 
 /// The layers of one group in one step, each to be updated once, in any order. Everything is queued
 /// in the stream that the step was begun with.
@@ -29,6 +30,8 @@ pub struct Layers<'a, B: Backend> {
     pub(super) bucket: Option<Bucket>,
     /// Whether a kernel of a layer was queued.
     pub(super) touched: bool,
+    /// Of the step; none of a capture.
+    pub(super) span: Span,
 }
 
 impl<'a, B: Backend> Layers<'a, B> {
@@ -38,11 +41,19 @@ impl<'a, B: Backend> Layers<'a, B> {
         memory: &'a mut StepMemory<B>,
         group: LayerGroup,
         stream: &Stream<B>,
-        (shape, plan, bucket): (StepShape, StepPlan, Option<Bucket>),
+        (shape, plan, bucket): Whole,
+        span: Span,
     ) -> Self {
         memory.progress.fill(LayerProgress::NotStarted);
         let (ids, stream) = (core.config.group_layers(group), stream.clone());
-        Self { core, memory, group, ids, stream, shape, plan, bucket, touched: false }
+        Self { core, memory, group, ids, stream, shape, plan, bucket, touched: false, span }
+    }
+
+    /// The span of the step, to be entered while the model runs; [`crate::trace`] says what it tells.
+    #[cfg(feature = "tracing")]
+    #[must_use]
+    pub fn span(&self) -> &Span {
+        &self.span
     }
 
     /// Tokens that launches cover: the step's, or those of its bucket.

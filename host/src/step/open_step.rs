@@ -8,6 +8,7 @@ use super::layers::Layers;
 use crate::device::Backend;
 use crate::error::KvError;
 use crate::ledger::{Accepted, StepPlan, Written};
+use crate::trace;
 
 /// An open step of one layer group. Its StepMeta, blocks and work lists are queued on the device; what
 /// is left is each layer's update, reads and append, through [`Layers`], to which it dereferences.
@@ -66,17 +67,20 @@ impl<'a, B: Backend> Step<'a, B> {
     /// [`KvError::NotInStep`]; [`KvError::AcceptedTooMany`]; [`KvError::NotRollbackable`];
     /// [`KvError::TokenCount`].
     pub fn commit(mut self, accepted: &[Accepted<'_>]) -> Result<(), CommitRefused<'a, B>> {
-        let group = self.layers.group();
-        let checked = self.layers.check_finished();
-        let result =
-            checked.and_then(|()| self.layers.core().ledger().commit_step(group, accepted));
-        match result {
+        match self.try_commit(accepted) {
             Ok(()) => {
                 self.committed = true;
                 Ok(())
             }
             Err(error) => Err(CommitRefused(Box::new((self, error)))),
         }
+    }
+
+    fn try_commit(&self, accepted: &[Accepted<'_>]) -> Result<(), KvError> {
+        let _commit = trace::commit(&self.layers.span, accepted).entered();
+        let checked = self.layers.check_finished();
+        let commit = || self.layers.core().ledger().commit_step(self.layers.group(), accepted);
+        checked.and_then(|()| commit()).inspect_err(trace::refused)
     }
 }
 
@@ -99,6 +103,7 @@ impl<B: Backend> Drop for Step<'_, B> {
         if !self.committed {
             let written = if self.layers.touched() { Written::Rows } else { Written::Nothing };
             self.layers.reject(written);
+            trace::rejected(&self.layers.span);
         }
     }
 }

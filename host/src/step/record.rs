@@ -8,6 +8,7 @@ use crate::bucket::Bucket;
 use crate::device::{Backend, Memory, Stream};
 use crate::error::KvError;
 use crate::ledger::{StepPlan, may_save};
+use crate::trace::Span;
 
 impl<B: Backend> Group<'_, B> {
     /// Captures what `record` queues, of the layers it is handed and of the caller's own, as a graph
@@ -33,7 +34,7 @@ impl<B: Backend> Group<'_, B> {
         let plan = StepPlan { saves, ..StepPlan::default() };
         memory.lay_out(plan.layout_in(Some(bucket)));
         let whole = (StepShape::of_bucket(bucket, &core.config), plan, Some(*bucket));
-        let mut layers = Layers::new(core, memory, *group, stream, whole);
+        let mut layers = Layers::new(core, memory, *group, stream, whole, Span::none());
         let graph = stream.capture(retained, || record(&mut layers))?;
         let progress = layers.all_progress().to_vec();
         Ok(CapturedStep { graph, bucket: *bucket, progress, step_meta })

@@ -19,6 +19,9 @@ pub(crate) struct StepShape {
     pub rollback: u32,
 }
 
+/// What the launches of a step cover, what it takes, and the bucket it runs under.
+pub(crate) type Whole = (StepShape, StepPlan, Option<Bucket>);
+
 impl StepShape {
     pub fn of_bucket(bucket: &Bucket, config: &CacheConfig) -> Self {
         let Bucket { tokens, tokens_per_request, requests, context } = *bucket;

@@ -18,6 +18,7 @@ use crate::device::{Backend, Device, HostPool, HostUnit};
 use crate::error::KvError;
 use crate::ledger::{Arrival, Departure};
 use crate::schema::Schema;
+use crate::trace;
 
 /// Events that are kept until they are asked for.
 const EVENTS: usize = 1024;
@@ -186,6 +187,7 @@ impl<B: Backend> Tier<B> {
     }
 
     pub(super) fn event(&mut self, event: TierEvent) {
+        trace::moved(&event);
         if self.events.len() == EVENTS {
             self.events.pop_front();
         }

@@ -103,8 +103,10 @@ fn cuda_trials(device: &CudaDevice) -> Vec<Trial> {
         let second = || dsv4_kv::open_cuda(CudaOptions::default()).expect("it was opened once");
         trials.push(alone(format!("cuda::{test}"), Box::new(move || run(&device, &second()))));
     }
-    let embedder = Box::new(device::embedder::its_context_and_stream_are_used);
-    trials.push(alone("cuda::device::embedder::its_context_and_stream_are_used".into(), embedder));
+    let stream = Box::new(device::embedder::its_context_and_stream_are_used);
+    trials.push(alone("cuda::device::embedder::its_context_and_stream_are_used".into(), stream));
+    let memory = Box::new(device::embedder::its_memory_is_used_where_it_lies);
+    trials.push(alone("cuda::device::embedder::its_memory_is_used_where_it_lies".into(), memory));
     trials
 }
 

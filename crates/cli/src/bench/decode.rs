@@ -10,13 +10,13 @@ use dsv4_kv::{
     Accepted, Bucket, CacheConfig, KvCacheManager, KvError, Launches, LayerId, Layers, RequestId,
     StepRequest,
 };
-use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::repeated;
 use super::projections::Compressor;
 use super::timing::{Measurement, measure_replay, nodes_for};
+use super::work::Work;
 
 /// Columns of the widest compressor, a CSA layer's main one.
 const COLUMNS: u64 = 2 * HEAD_DIM as u64;
@@ -29,11 +29,8 @@ const DRAFTS: u32 = 4;
 /// Random numbers; all inputs are cut from repetitions of them.
 const PATTERN: usize = 1 << 22;
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    progress: &ProgressBar,
-) -> Result<Vec<Measurement>> {
-    let mut results = Vec::new();
+pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
+    let mut works = Vec::new();
     for kind in [LayerKind::Csa, LayerKind::Hca] {
         for (phase, drafts) in [
             (Phase::Middle, 0),
@@ -44,12 +41,11 @@ pub(super) fn measure<B: Backend>(
         ] {
             for requests in [1, 32, 256] {
                 let case = Case { kind, phase, drafts, requests };
-                progress.set_message(case.name());
-                results.push(case.measure(device)?);
+                works.push(Work::row(case.name(), move || case.measure(device)));
             }
         }
     }
-    Ok(results)
+    works
 }
 
 /// Where in its window a request's step is.

@@ -9,13 +9,13 @@ use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream, bf16};
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, HEAD_DIM, LayerKind};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::ops::{self, BlockTable, Entries, GatherQueries};
-use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::seq::{SliceRandom, index};
 use rand::{RngCore, SeedableRng};
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::timing::{Measurement, measurement, nodes_for};
+use super::work::Work;
 
 /// Bytes of a BF16 row.
 const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
@@ -33,22 +33,19 @@ const LISTS: [(u32, u32); 4] = [(512, 32), (512, 256), (1024, 32), (1024, 256)];
 /// Entries that a query sees, and queries.
 const ALL: [(u32, u32); 3] = [(1024, 32), (8192, 1), (8192, 32)];
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    progress: &ProgressBar,
-) -> Result<Vec<Measurement>> {
-    let mut results = Vec::new();
+pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
+    let mut works = Vec::new();
     for format in MainFormat::ALL {
         for (rows, requests) in LISTS {
-            progress.set_message(format!("gather_kv {} {rows} x {requests}", format.name()));
-            results.push(gather_kv(device, format, rows, requests)?);
+            let name = format!("gather_kv {} {rows} x {requests}", format.name());
+            works.push(Work::row(name, move || gather_kv(device, format, rows, requests)));
         }
         for (rows, requests) in ALL {
-            progress.set_message(format!("gather_all {} {rows} x {requests}", format.name()));
-            results.push(gather_all(device, format, rows, requests)?);
+            let name = format!("gather_all {} {rows} x {requests}", format.name());
+            works.push(Work::row(name, move || gather_all(device, format, rows, requests)));
         }
     }
-    Ok(results)
+    works
 }
 
 pub(super) fn gather_kv<B: Backend>(

@@ -14,7 +14,6 @@ use dsv4_kv::ops::{
 use dsv4_kv::rope::compress_frequencies;
 use dsv4_kv_oracle::index::KeyFormat;
 use half::bf16;
-use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -22,6 +21,7 @@ use rand_distr::StandardNormal;
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::timing::{Measurement, measurement, nodes_for};
+use super::work::Work;
 
 const HEADS: u32 = 64;
 /// Entries of a block of the cache.
@@ -76,35 +76,36 @@ impl Node {
     }
 }
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    progress: &ProgressBar,
-) -> Result<Vec<Measurement>> {
-    let mut results = Vec::new();
+pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
+    let mut works = Vec::new();
     for format in [IndexFormat::Mxfp4, IndexFormat::Nvfp4, IndexFormat::Fp8] {
         for size in SCORES {
-            progress.set_message(format!("index_score {} {size:?}", format.name()));
-            results.push(scores(device, format, size, Node::Scores)?);
+            let name = format!("index_score {} {size:?}", format.name());
+            works.push(Work::row(name, move || scores(device, format, size, Node::Scores)));
         }
     }
     for k in LISTS {
         for size in ROWS {
-            progress.set_message(format!("topk_select {k} of {size:?}"));
-            results.push(selection(device, size, k, false)?);
+            let name = format!("topk_select {k} of {size:?}");
+            works.push(Work::row(name, move || selection(device, size, k, false)));
         }
     }
     for size in CROWDED {
-        progress.set_message(format!("topk_select, crowded {size:?}"));
-        results.push(selection(device, size, LISTS[0], true)?);
+        let name = format!("topk_select, crowded {size:?}");
+        works.push(Work::row(name, move || selection(device, size, LISTS[0], true)));
     }
     for size in LISTED {
-        progress.set_message(format!("index_score and index_topk {size:?}"));
-        results.push(scores(device, IndexFormat::Mxfp4, size, Node::Two(512))?);
+        let mut nodes = vec![Node::Two(512)];
         if ops::one_launch_is_faster(IndexFormat::Mxfp4, size.0, size.1) {
-            results.push(scores(device, IndexFormat::Mxfp4, size, Node::One(512))?);
+            nodes.push(Node::One(512));
+        }
+        for node in nodes {
+            let name = format!("index_score and index_topk {size:?}");
+            let measure = move || scores(device, IndexFormat::Mxfp4, size, node);
+            works.push(Work::row(name, measure));
         }
     }
-    Ok(results)
+    works
 }
 
 /// Times scores alone, or with lists.

@@ -8,13 +8,13 @@ use dsv4_kv::kv_layout::linear::MOST_NARROW_COLUMNS;
 use dsv4_kv_linear::Nvfp4Linear;
 use dsv4_kv_linear::ops::{self, Bf16Weight};
 use half::bf16;
-use indicatif::ProgressBar;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::{part, random_nvfp4, repeated};
 use super::timing::{Measurement, measurement, nodes_for};
+use super::work::Work;
 
 /// Columns and values of a row in V4-Flash and V4-Pro, with the forms of the weight: the query projection of the
 /// indexer, and the weights of its heads.
@@ -40,23 +40,21 @@ impl Kernel {
     pub const ALL: [Self; 2] = [Self::Nvfp4, Self::Bf16];
 }
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    progress: &ProgressBar,
-) -> Result<Vec<Measurement>> {
-    let mut results = Vec::new();
+pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
+    let mut works = Vec::new();
     for (columns, inner, kernels) in SHAPES {
         for &kernel in kernels {
             let counts = if kernel == Kernel::Bf16 { TOKENS.len() } else { TOKENS.len() - 2 };
-            let mut weights = Vec::new();
-            for &tokens in &TOKENS[..counts] {
-                let case = Case { kernel, columns, inner, tokens };
-                progress.set_message(case.name());
-                results.push(case.measure(device, &mut weights)?);
-            }
+            let case = move |tokens| Case { kernel, columns, inner, tokens };
+            // Of one weight, which is made once.
+            works.push(Work::rows(format!("{} {columns} x {inner}", case(1).name()), move || {
+                let mut weights = Vec::new();
+                let tokens = TOKENS[..counts].iter();
+                tokens.map(|&tokens| case(tokens).measure(device, &mut weights)).collect()
+            }));
         }
     }
-    Ok(results)
+    works
 }
 
 /// One measurement.

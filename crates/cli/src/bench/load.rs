@@ -1,14 +1,11 @@
 //! Options of the suites that measure whole models: which, and under what load.
 
-use std::fmt::Debug;
-
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use dsv4_kv::CacheConfig;
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{BLOCK_TOKENS, MAX_CONTEXT};
-use indicatif::ProgressBar;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -76,18 +73,4 @@ fn context(text: &str) -> Result<u32, String> {
             2 * BLOCK_TOKENS
         )),
     }
-}
-
-/// The rows of all `cases`, each of which `progress` names.
-pub fn measure_each<C: Debug, R>(
-    cases: impl IntoIterator<Item = C>,
-    progress: &ProgressBar,
-    mut measure: impl FnMut(&C) -> Result<Vec<R>>,
-) -> Result<Vec<R>> {
-    let mut rows = Vec::new();
-    for case in cases {
-        progress.set_message(format!("{case:?}"));
-        rows.extend(measure(&case)?);
-    }
-    Ok(rows)
 }

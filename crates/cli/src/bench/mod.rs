@@ -27,22 +27,22 @@ mod tests;
 mod tier;
 mod timing;
 mod trunk;
+mod work;
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use dsv4_kv::device::{CudaDevice, CudaOptions};
-use indicatif::ProgressBar;
 
 use crate::error::InputError;
 use crate::outcome::{Outcome, after_help};
 use crate::output::{self, ReportFile};
 pub use books::Report as BooksReport;
-use load::measure_each;
 pub use report::Report;
 use timing::Measurement;
+use work::Work;
 
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 3] = [
@@ -136,18 +136,18 @@ enum Suite {
     Books,
 }
 
-/// Measures kernels, each beside a copy.
-type Kernels = fn(&CudaDevice, &ProgressBar) -> Result<Vec<Measurement>>;
+/// Kernels, each to be measured beside a copy.
+type Kernels = fn(&CudaDevice) -> Vec<Work<'_, Measurement>>;
 
 /// The suites whose rows are kernels beside a copy.
 const KERNELS: [(Suite, Kernels); 7] = [
-    (Suite::Swa, swa::measure),
-    (Suite::Gather, gather::measure),
-    (Suite::Decode, decode::measure),
-    (Suite::Router, router::measure),
-    (Suite::Indexer, indexer::measure),
-    (Suite::Linear, linear::measure),
-    (Suite::State, state::measure),
+    (Suite::Swa, swa::works),
+    (Suite::Gather, gather::works),
+    (Suite::Decode, decode::works),
+    (Suite::Router, router::works),
+    (Suite::Indexer, indexer::works),
+    (Suite::Linear, linear::works),
+    (Suite::State, state::works),
 ];
 
 /// Runs the command.
@@ -163,10 +163,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     }
     let file = args.report.as_deref().map(ReportFile::open).transpose()?;
     let device = dsv4_kv::open_cuda(CudaOptions::default()).map_err(InputError::NoCuda)?;
-    let progress = ProgressBar::new_spinner();
-    progress.enable_steady_tick(Duration::from_millis(100));
-    let report = measure(&device, args, &progress)?;
-    progress.finish_and_clear();
+    let report = measure(&device, args)?;
     // If one of the two cannot be written, the other still is.
     let printed = if args.json {
         output::print(serde_json::to_string_pretty(&report)?)
@@ -179,36 +176,37 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
 }
 
 /// The rows of the suite that is asked for, or of all that `all` has.
-fn measure(device: &CudaDevice, args: &BenchArgs, progress: &ProgressBar) -> Result<Report> {
+fn measure(device: &CudaDevice, args: &BenchArgs) -> Result<Report> {
     let BenchArgs { suite, load, .. } = args;
     let is_wanted = |of| [of, Suite::All].contains(suite);
-    let mut measurements = Vec::new();
-    for (_, kernels) in KERNELS.into_iter().filter(|(of, _)| is_wanted(*of)) {
-        measurements.extend(kernels(device, progress)?);
-    }
-    let mut attention = Vec::new();
+    let kernels = KERNELS.into_iter().filter(|(of, _)| is_wanted(*of));
+    let kernels: Vec<_> = kernels.flat_map(|(_, works)| works(device)).collect();
+    let (mut attention, mut steps, mut prefill, mut tier) =
+        <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
     if is_wanted(Suite::Attention) {
         let only = load.only.as_deref().unwrap_or_default();
         let cases = attention::cases().into_iter().filter(|case| case.name().contains(only));
-        attention = measure_each(cases, progress, |of| {
-            attention::measure_case(device, of).map(|row| vec![row])
-        })?;
+        attention = Work::each(cases, |of| Ok(vec![attention::measure_case(device, of)?]));
     }
-    let (mut steps, mut prefill, mut tier) = (Vec::new(), Vec::new(), Vec::new());
     match suite {
-        Suite::Step => {
-            steps = measure_each(step::cases(load), progress, |of| step::measure_case(device, of))?;
-        }
+        Suite::Step => steps = Work::each(step::cases(load), |of| step::measure_case(device, of)),
         Suite::Prefill => {
-            let chunks = prefill::cases(load);
-            prefill = measure_each(chunks, progress, |of| prefill::measure_chunk(device, of))?;
+            prefill = Work::each(prefill::cases(load), |of| prefill::measure_chunk(device, of));
         }
-        Suite::Tier => {
-            tier = measure_each(tier::cases(load), progress, |of| tier::measure_case(device, of))?;
-        }
+        Suite::Tier => tier = Work::each(tier::cases(load), |of| tier::measure_case(device, of)),
         _ => {}
     }
-    let date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let device = device.info().name.clone();
-    Ok(Report { device, date, measurements, attention, steps, prefill, tier })
+    let works = [kernels.len(), attention.len(), steps.len(), prefill.len(), tier.len()];
+    let bar = work::bar(works.iter().sum());
+    let report = Report {
+        device: device.info().name.clone(),
+        measurements: work::run(kernels, &bar)?,
+        attention: work::run(attention, &bar)?,
+        steps: work::run(steps, &bar)?,
+        prefill: work::run(prefill, &bar)?,
+        tier: work::run(tier, &bar)?,
+        date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+    };
+    bar.finish_and_clear();
+    Ok(report)
 }

@@ -8,12 +8,12 @@ use dsv4_kv::kv_layout::router::DECODE_TOKENS;
 use dsv4_kv_router::ops::{self, DecodeScratch, DeviceChoice, GateProduct, HashTable, Routing};
 use dsv4_kv_router::{RouterError, Selection};
 use half::bf16;
-use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::timing::{Measurement, measurement, nodes_for};
+use super::work::Work;
 
 /// Experts of a token, in both released models.
 const SELECTED: u32 = 6;
@@ -46,29 +46,23 @@ const DECODE: [(u32, u32, u32); 8] = [
     (7168, 384, 64),
 ];
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    progress: &ProgressBar,
-) -> Result<Vec<Measurement>> {
-    let mut results = Vec::new();
+pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
+    let mut works = Vec::new();
     for hash in [false, true] {
         for (experts, tokens) in FROM_LOGITS {
             let case = Case { hash, hidden: 0, experts, tokens };
-            progress.set_message(case.name());
-            results.push(case.measure(device)?);
+            works.push(Work::row(case.name(), move || case.measure(device)));
         }
         for (hidden, experts, tokens) in DECODE {
             let case = Case { hash, hidden, experts, tokens };
-            progress.set_message(case.name());
-            results.push(case.measure(device)?);
+            works.push(Work::row(case.name(), move || case.measure(device)));
         }
     }
     for (hidden, experts, tokens) in LOGITS {
         let case = Case { hash: false, hidden, experts, tokens };
-        progress.set_message(case.name());
-        results.push(case.measure(device)?);
+        works.push(Work::row(case.name(), move || case.measure(device)));
     }
-    Ok(results)
+    works
 }
 
 /// One measurement.

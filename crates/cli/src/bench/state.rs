@@ -13,19 +13,16 @@ use dsv4_kv::ops::{
     StateCopies, SwaRing,
 };
 use dsv4_kv::{CacheConfig, Capacity, CheckpointId, KvCacheManager, SlotId};
-use indicatif::ProgressBar;
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
 use super::timing::{Measurement, measurement, nodes_for};
+use super::work::Work;
 
 /// Tokens of the chunk that is appended, and tokens between its checkpoints.
 const CHUNK: (u32, u32) = (8192, 2048);
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    progress: &ProgressBar,
-) -> Result<Vec<Measurement>> {
-    let mut results = Vec::new();
+pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
+    let mut works = Vec::new();
     for model in ["flash", "pro"] {
         for (direction, jobs) in [
             (CopyDirection::Save, 1),
@@ -33,15 +30,15 @@ pub(super) fn measure<B: Backend>(
             (CopyDirection::Restore, 1),
             (CopyDirection::Slot, 1),
         ] {
-            progress.set_message(format!("{direction:?} {model} {jobs}"));
-            results.push(copy(device, model, direction, jobs)?);
+            let name = format!("{direction:?} {model} {jobs}");
+            works.push(Work::row(name, move || copy(device, model, direction, jobs)));
         }
     }
     for saves in [false, true] {
-        progress.set_message(format!("append, saving: {saves}"));
-        results.push(append(device, CHUNK, saves)?);
+        let name = format!("append, saving: {saves}");
+        works.push(Work::row(name, move || append(device, CHUNK, saves)));
     }
-    Ok(results)
+    works
 }
 
 /// A launch that copies the state of `jobs` requests.

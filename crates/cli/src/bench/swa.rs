@@ -8,12 +8,12 @@ use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW, swa_ring_rows};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::ops::{self, GatherQueries, SwaRing};
 use half::bf16;
-use indicatif::ProgressBar;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inputs::{ensure_none_refused, part, upload};
 use super::timing::{Measurement, measurement, nodes_for};
+use super::work::Work;
 
 /// Bytes of a BF16 row.
 const ROW_BYTES: u64 = 2 * HEAD_DIM as u64;
@@ -30,22 +30,19 @@ const APPENDS: [(u32, u32); 5] = [(1, 1), (32, 1), (256, 1), (4096, 1), (32, 128
 /// Requests in the step, one query each.
 const GATHERS: [u32; 3] = [1, 32, 256];
 
-pub(super) fn measure<B: Backend>(
-    device: &Device<B>,
-    progress: &ProgressBar,
-) -> Result<Vec<Measurement>> {
-    let mut results = Vec::new();
+pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>> {
+    let mut works = Vec::new();
     for format in MainFormat::ALL {
         for (requests, tokens) in APPENDS {
-            progress.set_message(format!("append {} {requests} x {tokens}", format.name()));
-            results.push(append(device, format, requests, tokens)?);
+            let name = format!("append {} {requests} x {tokens}", format.name());
+            works.push(Work::row(name, move || append(device, format, requests, tokens)));
         }
         for requests in GATHERS {
-            progress.set_message(format!("gather {} {requests}", format.name()));
-            results.push(gather(device, format, requests)?);
+            let name = format!("gather {} {requests}", format.name());
+            works.push(Work::row(name, move || gather(device, format, requests)));
         }
     }
-    Ok(results)
+    works
 }
 
 pub(super) fn append<B: Backend>(

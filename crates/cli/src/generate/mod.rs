@@ -5,7 +5,7 @@
 //! | [`args`], [`attention`] | options |
 //! | [`prompt`] | the prompt's tokens |
 //! | [`load`] | the checkpoint's model, with progress |
-//! | [`report`] | the result: table and JSON |
+//! | [`report`] | the result, of which [`crate::generated`] is the table and the JSON |
 //! | [`logits`] | the file of `--logits` |
 
 mod args;
@@ -28,6 +28,7 @@ use dsv4_kv_model::{Engine, EngineLimits, Model};
 use ndarray::ArrayView2;
 
 pub use args::GenerateArgs;
+#[cfg(feature = "serve")]
 pub use attention::AttentionChoice;
 pub use load::load;
 
@@ -35,7 +36,7 @@ use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::output;
 use logits::Logits;
-use report::Report;
+use report::report;
 
 /// Memory of the emulated device, which takes only what is used.
 pub const EMULATED_MEMORY: u64 = 64 << 30;
@@ -91,7 +92,7 @@ fn on_device<B: Backend>(
     if let Some(logits) = logits {
         logits.write()?;
     }
-    let report = Report::new(&engine, device, prompt, &summary, text.map(|_| written));
+    let report = report(&engine, device, prompt, &summary, text.map(|_| written));
     if args.json {
         output::print(serde_json::to_string_pretty(&report)?)?;
     } else {

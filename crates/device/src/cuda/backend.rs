@@ -12,7 +12,7 @@ use cust::sys::{self, CUresult};
 
 use super::context::{Cuda, check, during};
 use super::handles::{CudaEvent, CudaGraph, CudaMemory, CudaPinned, CudaStream};
-use crate::backend::Backend;
+use crate::backend::{Backend, RawMemory};
 use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
@@ -61,11 +61,10 @@ unsafe impl Backend for Cuda {
             Err(CudaError::OutOfMemory) => return Err(refused()),
             Err(error) => return Err(during("allocating device memory")(error)),
         };
-        let address = buffer.as_device_ptr().as_raw();
-        let (buffer, cuda) = (ManuallyDrop::new(buffer), self.clone());
-        let memory = CudaMemory { buffer, address, bytes, cuda };
-        // SAFETY: the `size` bytes at `address` were just allocated.
-        check("zeroing device memory", unsafe { sys::cuMemsetD8_v2(address, 0, size) })?;
+        let memory = CudaMemory::owned(buffer, bytes, self);
+        // SAFETY: so many bytes were just allocated at the address.
+        let status = unsafe { sys::cuMemsetD8_v2(memory.address(), 0, size) };
+        check("zeroing device memory", status)?;
         // SAFETY: no arguments; waits until the memory is zero, whatever stream comes next.
         check("zeroing device memory", unsafe { sys::cuCtxSynchronize() })?;
         Ok(memory)

@@ -58,12 +58,27 @@ impl Drop for CudaStream {
     }
 }
 
-/// Device memory from `cuMemAlloc`.
+/// Device memory: from `cuMemAlloc`, or one the embedder handed in.
 pub struct CudaMemory {
-    pub(super) buffer: ManuallyDrop<DeviceBuffer<u8>>,
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-    pub(super) cuda: Cuda,
+    /// The memory, if it is the device's own.
+    owned: Option<ManuallyDrop<DeviceBuffer<u8>>>,
+    address: u64,
+    bytes: u64,
+    cuda: Cuda,
+}
+
+impl CudaMemory {
+    /// `bytes` bytes that are freed with this.
+    pub(super) fn owned(buffer: DeviceBuffer<u8>, bytes: u64, cuda: &Cuda) -> Self {
+        let address = buffer.as_device_ptr().as_raw();
+        let owned = Some(ManuallyDrop::new(buffer));
+        Self { owned, address, bytes, cuda: cuda.clone() }
+    }
+
+    /// Memory of someone else.
+    pub(super) fn borrowed(address: u64, bytes: u64, cuda: &Cuda) -> Self {
+        Self { owned: None, address, bytes, cuda: cuda.clone() }
+    }
 }
 
 // SAFETY: a device address is a number to the host; freeing makes the context current first.
@@ -83,10 +98,11 @@ impl RawMemory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
+        let Some(buffer) = &mut self.owned else { return };
         // Without its context the memory is gone anyway.
         if self.cuda.enter().is_ok() {
             // SAFETY: dropped here and nowhere else; `cuMemFree` waits for the device.
-            unsafe { ManuallyDrop::drop(&mut self.buffer) }
+            unsafe { ManuallyDrop::drop(buffer) }
         }
     }
 }

@@ -3,16 +3,19 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use cust::context::Context;
 use cust::device::DeviceAttribute;
 use cust::module::Module;
-use cust::sys::{self, CUcontext, CUfunction, CUfunction_attribute, CUstream};
+use cust::sys::{self, CUcontext, CUdeviceptr, CUfunction, CUfunction_attribute, CUstream};
 use simt::kernel::KernelInfo;
 
 use super::context::{Cuda, Shared, check, during};
-use super::handles::CudaStream;
+use super::handles::{CudaMemory, CudaStream};
 use super::launched::Launched;
+use crate::buffer::{Buffer, Memory};
 use crate::capture::domain;
+use crate::checks::check_element;
 use crate::device::Device;
 use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
@@ -73,6 +76,33 @@ impl CudaDevice {
     #[must_use]
     pub unsafe fn stream_from_raw(&self, handle: CUstream) -> Stream<Cuda> {
         Stream::new(self.own(CudaStream::borrowed(handle, self.backend())), self)
+    }
+
+    /// Uses memory that the embedding program owns, `len` elements of `T` from `address` on: kernels read and write it
+    /// where it lies. Nothing frees it here.
+    ///
+    /// # Safety
+    /// It is memory of this device, in no other buffer, and outlives the result, what is made from that (slices, views,
+    /// graphs that retain it) and the work that takes it. Other work that touches it meanwhile is ordered with the work of
+    /// this device as its owner needs it: by a common stream, or by events.
+    ///
+    /// # Errors
+    /// [`DeviceError::BorrowedMemory`] unless `address` is a multiple of 256, as what CUDA allocates is;
+    /// [`DeviceError::Element`].
+    pub unsafe fn buffer_from_raw<T: Pod>(
+        &self,
+        address: CUdeviceptr,
+        len: u64,
+    ) -> Result<Buffer<Cuda, T>, DeviceError> {
+        check_element::<T>()?;
+        let bytes = len.checked_mul(size_of::<T>() as u64);
+        match bytes.filter(|&bytes| address.checked_add(bytes).is_some()) {
+            Some(bytes) if address.is_multiple_of(ALIGN) => {
+                let memory = CudaMemory::borrowed(address, bytes, self.backend());
+                Ok(Buffer::new(Memory::new(memory, self), len))
+            }
+            _ => Err(DeviceError::BorrowedMemory { address, len, align: ALIGN }),
+        }
     }
 }
 
@@ -139,6 +169,9 @@ impl Cuda {
         })
     }
 }
+
+/// What the address of memory is a multiple of.
+const ALIGN: u64 = 256;
 
 /// The first driver that keeps the overlap of launches when it captures them, for CUDA 12.3.
 const OVERLAP_DRIVER: i32 = 12030;

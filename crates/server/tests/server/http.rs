@@ -148,7 +148,7 @@ fn a_stop_ends_a_completion_and_is_never_sent() {
         let length = before.chars().count() as u64;
         assert!(offsets.iter().all(|offset| offset.as_u64() < Some(length)), "{choice}");
     }
-    server.wait_for("dsv4_sequences_running", 0);
+    server.wait_for("dsv4_num_requests_running", 0);
     assert_eq!(server.ended(), Ended::Done);
 }
 
@@ -194,7 +194,7 @@ fn what_is_wrong_is_refused_in_openais_shape() {
     let nothing = server.complete(&request(json!({ "max_tokens": 0 })));
     assert_eq!(nothing["choices"][0]["text"], "");
     assert_eq!(nothing["choices"][0]["finish_reason"], "length");
-    assert_eq!(server.metric("dsv4_generated_tokens_total"), 0);
+    assert_eq!(server.metric("dsv4_generation_tokens_total"), 0);
     assert_eq!(server.ended(), Ended::Done);
 }
 
@@ -202,13 +202,14 @@ fn what_is_wrong_is_refused_in_openais_shape() {
 fn who_leaves_is_forgotten_and_a_full_queue_refuses() {
     let scheduler = SchedulerLimits { chunk: 24, waiting: 1 };
     let server = Running::start(1, Settings { scheduler, ..settings() });
-    let blocks = server.metric("dsv4_cache_blocks_total");
+    assert!(server.metric("dsv4_kv_blocks_capacity") > 0);
     let long = |stream| request(json!({ "max_tokens": 900, "stream": stream })).to_string();
     let begin = |stream| server.begin("application/json", "POST", "/v1/completions", &long(stream));
     let running = begin(true);
-    server.wait_for("dsv4_sequences_running", 1);
+    server.wait_for("dsv4_num_requests_running", 1);
     let waiting = begin(false);
-    server.wait_for("dsv4_sequences_waiting", 1);
+    server.wait_for("dsv4_num_requests_waiting", 1);
+    assert_eq!(server.metric("dsv4_kv_slots_used"), 1);
     let refused = server.send("POST", "/v1/completions", &long(false));
     assert_eq!(refused.status, 429);
     assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
@@ -218,15 +219,17 @@ fn who_leaves_is_forgotten_and_a_full_queue_refuses() {
         (&json!("queue_full"), &json!("rate_limit_error"))
     );
     drop(waiting);
-    server.wait_for("dsv4_sequences_waiting", 0);
+    server.wait_for("dsv4_num_requests_waiting", 0);
     // The last is one that runs, and whose answer has not begun.
     drop(running);
-    server.wait_for("dsv4_sequences_running", 0);
+    server.wait_for("dsv4_num_requests_running", 0);
     let running = begin(false);
-    server.wait_for("dsv4_sequences_running", 1);
+    server.wait_for("dsv4_num_requests_running", 1);
     drop(running);
-    server.wait_for("dsv4_sequences_running", 0);
-    assert_eq!(server.metric("dsv4_cache_blocks_free"), blocks);
+    server.wait_for("dsv4_num_requests_running", 0);
+    for blocks in ["dsv4_kv_blocks_used", "dsv4_kv_blocks_cached"] {
+        assert_eq!(server.metric(blocks), 0, "{blocks}");
+    }
     server.wait_for("dsv4_requests_total{outcome=\"cancelled\"}", 3);
     assert_eq!(server.metric("dsv4_requests_total{outcome=\"refused\"}"), 1);
     assert_eq!(server.ended(), Ended::Done);

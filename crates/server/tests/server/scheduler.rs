@@ -109,7 +109,7 @@ fn sixty_four_requests_with_preemption_and_cancellation_equal_each_alone() {
                 }
             }
         }
-        assert!(value(&metrics, "dsv4_preemptions_total") > 0, "none was preempted");
+        assert!(value(&metrics, "dsv4_num_preemptions_total") > 0, "none was preempted");
         assert!((1..20).contains(&cancelled), "{cancelled} were cancelled");
         assert_empty(&scheduler);
         let mut engine = small::engine(&small::emulated(), model, small::limits(1, 2));
@@ -144,7 +144,7 @@ fn a_prefix_comes_back_from_host_memory() {
         let new = submission(last, salt);
         let mut events = submit(&queue, &new);
         while scheduler.step().expect("no step fails") == Progress::Ran {}
-        assert_eq!(value(&metrics, "dsv4_reused_tokens_total"), reused, "{last}");
+        assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), reused, "{last}");
         let (tokens, end) = received(&mut events);
         assert_eq!(end, Some(Event::Finished(Finish::Length)));
         assert_eq!(tokens, small::alone(&mut engine, &new).0, "{last}");
@@ -183,8 +183,8 @@ fn a_prefix_outlives_its_server() {
         let new = submission(last, salt);
         let mut events = submit(&scheduler.queue(), &new);
         while scheduler.step().expect("no step fails") == Progress::Ran {}
-        assert_eq!(value(&metrics, "dsv4_reused_tokens_total"), reused, "{last}");
-        assert_eq!(value(&metrics, "dsv4_cold_restored_tokens_total"), reused, "{last}");
+        assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), reused, "{last}");
+        assert_eq!(value(&metrics, "dsv4_kv_cold_restored_tokens_total"), reused, "{last}");
         let (tokens, end) = received(&mut events);
         assert_eq!(end, Some(Event::Finished(Finish::Length)));
         assert_eq!(tokens, small::alone(&mut engine, &new).0, "{last}");
@@ -193,7 +193,7 @@ fn a_prefix_outlives_its_server() {
         drop(scheduler);
         let folder = std::fs::read_dir(directory.path().join("v1")).expect("a folder");
         assert_eq!(folder.count(), files, "{last}");
-        assert_eq!(value(&metrics, "dsv4_cold_failures_total"), 0);
+        assert_eq!(value(&metrics, "dsv4_kv_cold_failures_total"), 0);
     }
     let engine = small::engine(&small::emulated(), &HASH, small::limits(2, 6));
     let mut scheduler =
@@ -228,7 +228,7 @@ fn a_damaged_file_is_told() {
         while scheduler.step().expect("no step fails") == Progress::Ran {}
         assert_eq!(received(&mut events).1, Some(Event::Finished(Finish::Length)));
         drop(scheduler);
-        failures = value(&metrics, "dsv4_cold_failures_total");
+        failures = value(&metrics, "dsv4_kv_cold_failures_total");
         for file in std::fs::read_dir(directory.path().join("v1")).expect("a folder") {
             let path = file.expect("a file").path();
             let mut bytes = std::fs::read(&path).expect("its bytes");
@@ -269,7 +269,7 @@ fn completions_that_share_a_prefix_equal_each_alone() {
     for (submissions, reused) in batches {
         let mut events: Vec<_> = submissions.iter().map(|new| submit(&queue, new)).collect();
         while scheduler.step().expect("no step fails") == Progress::Ran {}
-        assert_eq!(value(&metrics, "dsv4_reused_tokens_total"), reused);
+        assert_eq!(value(&metrics, "dsv4_kv_prefix_cache_hits_total"), reused);
         for events in &mut events {
             let (tokens, end) = received(events);
             assert_eq!(end, Some(Event::Finished(Finish::Length)));
@@ -298,7 +298,7 @@ fn sequences_that_need_the_whole_cache_come_to_their_end_one_by_one() {
     let submissions = [1, 2, 3, 4].map(submission);
     let mut events = submissions.each_ref().map(|submission| submit(&queue, submission));
     while scheduler.step().expect("no step fails") == Progress::Ran {}
-    assert!(value(&metrics, "dsv4_preemptions_total") > 0, "none was preempted");
+    assert!(value(&metrics, "dsv4_num_preemptions_total") > 0, "none was preempted");
     assert_empty(&scheduler);
     let mut engine = small::engine(&small::emulated(), &HASH, small::limits(1, 1));
     for (submission, events) in submissions.iter().zip(&mut events) {
@@ -414,7 +414,7 @@ fn a_step_that_fails_ends_its_requests_and_no_other() {
     for (events, submission) in [&mut three, &mut four].into_iter().zip(&submissions[2..]) {
         assert_eq!(received(events).0, small::alone(&mut engine, submission).0);
     }
-    assert_eq!(value(&metrics, "dsv4_failed_steps_total"), 1);
+    assert_eq!(value(&metrics, "dsv4_steps_failed_total"), 1);
     assert_empty(&scheduler);
 }
 

@@ -1,8 +1,9 @@
-//! CUDA only: a serving binary's own context and stream.
+//! CUDA only: a serving binary's own context, stream and memory.
 
 use cust::context::Context;
+use cust::memory::{CopyDestination, DeviceBuffer};
 use cust::stream::{Stream, StreamFlags};
-use dsv4_kv::device::{CudaDevice, CudaOptions, kernels};
+use dsv4_kv::device::{CudaDevice, CudaOptions, DeviceError, kernels};
 use kv_layout::main_row::MainFormat;
 
 use crate::inputs::{assert_same, oracle, rows};
@@ -25,4 +26,35 @@ pub fn its_context_and_stream_are_used() {
         assert_same(&got.data, &oracle(MainFormat::Ue8m0).encode(value).data, "row");
     }
     stream.synchronize().unwrap();
+}
+
+pub fn its_memory_is_used_where_it_lies() {
+    let context = Context::new(cust::device::Device::get_device(0).unwrap()).unwrap();
+    let own = DeviceBuffer::from_slice(&[1_u32, 2, 3, 4]).unwrap();
+    let address = own.as_device_ptr().as_raw();
+    // SAFETY: a live context of GPU 0 that outlives the device, which is dropped first.
+    let device =
+        unsafe { CudaDevice::from_context(context.as_raw(), CudaOptions::default(), &kernels()) };
+    let device = device.unwrap();
+    let stream = device.stream().unwrap();
+    // SAFETY: an address that is refused is not used.
+    let refused = unsafe { device.buffer_from_raw::<u32>(address + 4, 1) };
+    let expected = (address + 4, 1, 256);
+    match refused.err() {
+        Some(DeviceError::BorrowedMemory { address, len, align }) => {
+            assert_eq!((address, len, align), expected);
+        }
+        other => panic!("{other:?}"),
+    }
+    // SAFETY: a live allocation of four elements that outlives the buffer.
+    let buffer = unsafe { device.buffer_from_raw::<u32>(address, 4) }.unwrap();
+    let mut read = [0; 4];
+    stream.download(&buffer, 0, &mut read).unwrap();
+    assert_eq!((read, buffer.ptr().address()), ([1, 2, 3, 4], address));
+    stream.upload(&[9], &buffer.slice(2, 1).unwrap(), 0).unwrap();
+    stream.synchronize().unwrap();
+    drop(buffer);
+    // It was not freed.
+    own.copy_to(&mut read).unwrap();
+    assert_eq!(read, [1, 2, 9, 4]);
 }

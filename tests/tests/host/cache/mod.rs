@@ -15,5 +15,6 @@ mod salts;
 mod selection;
 mod sent;
 mod sharing;
+mod spans;
 mod threads;
 mod tier;

@@ -1,0 +1,77 @@
+//! What is measured, listed before it begins, so that a bar can say how much time is left.
+
+use std::fmt::Debug;
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How far the works are, the time that is left by the mean so far, and which is measured.
+const BAR: &str = "{bar:30} {pos} of {len}, {eta} left  {wide_msg}";
+
+/// One or a few rows of a suite.
+pub struct Work<'w, R> {
+    name: String,
+    measure: Box<dyn FnOnce() -> Result<Vec<R>> + 'w>,
+}
+
+impl<'w, R> Work<'w, R> {
+    /// A row.
+    pub fn row(name: impl Into<String>, measure: impl FnOnce() -> Result<R> + 'w) -> Self {
+        Self::rows(name, || measure().map(|row| vec![row]))
+    }
+
+    /// Rows that are measured together.
+    pub fn rows(name: impl Into<String>, measure: impl FnOnce() -> Result<Vec<R>> + 'w) -> Self {
+        Self { name: name.into(), measure: Box::new(measure) }
+    }
+
+    /// All rows of each case.
+    pub fn each<C: Debug + 'w>(
+        cases: impl IntoIterator<Item = C>,
+        measure: impl Fn(&C) -> Result<Vec<R>> + Copy + 'w,
+    ) -> Vec<Self> {
+        let work = |case| Self::rows(format!("{case:?}"), move || measure(&case));
+        cases.into_iter().map(work).collect()
+    }
+}
+
+/// Measures all of `works`; `bar` moves by one with each.
+pub fn run<R>(works: Vec<Work<'_, R>>, bar: &ProgressBar) -> Result<Vec<R>> {
+    let mut rows = Vec::new();
+    for Work { name, measure } in works {
+        bar.set_message(name);
+        rows.extend(measure()?);
+        bar.inc(1);
+    }
+    Ok(rows)
+}
+
+/// A bar on the terminal's error stream for so many works; nothing where that is no terminal.
+pub fn bar(works: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template(BAR);
+    ProgressBar::new(works as u64)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn a_bar_moves_by_one_with_each_work_until_one_fails() {
+        let works = Work::each([1, 2, 3], |&rows| match rows {
+            3 => Err(anyhow!("the device failed")),
+            _ => Ok(vec![rows; rows]),
+        });
+        let mut works = works.into_iter();
+        let bar = ProgressBar::hidden();
+        bar.set_length(3);
+        assert_eq!(run(works.by_ref().take(2).collect(), &bar).unwrap(), [1, 2, 2]);
+        assert_eq!((bar.position(), bar.message()), (2, "2".to_owned()));
+        run(works.collect(), &bar).unwrap_err();
+        assert_eq!((bar.position(), bar.message()), (2, "3".to_owned()));
+        ProgressStyle::with_template(BAR).unwrap();
+    }
+}
