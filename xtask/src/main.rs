@@ -7,6 +7,7 @@
 //! | [`programs`] | the programs that cargo built |
 //! | [`cpu_time`] | CPU time of this process and its children |
 //! | [`ptx`] | builds, checks and shows PTX |
+//! | [`api`] | the public API of the libraries as text |
 //! | [`circles`] | finds files that import each other in a circle |
 //! | [`mod@test`] | the test command |
 //! | [`stress`] | random operations against a model |
@@ -15,6 +16,7 @@
 //! | [`scale`] | tests between processes, with NIXL |
 //! | [`bundle`] | programs for a GPU machine that has no Rust |
 
+mod api;
 mod bundle;
 mod circles;
 mod cpu_time;
@@ -85,6 +87,12 @@ enum Task {
         #[arg(long)]
         target: Option<String>,
     },
+    /// Write the public API of the libraries to docs/api/, by `cargo public-api`.
+    PublicApi {
+        /// Write nothing: say whether docs/api/ is what the sources describe, and if not, what differs first.
+        #[arg(long)]
+        check: bool,
+    },
     /// Run tests under AddressSanitizer.
     Sanitize,
     /// Install NIXL into target/ and let requests move between processes by it.
@@ -113,6 +121,7 @@ fn run(task: &Task) -> Result<()> {
         Task::Test { quick } => test::run(*quick),
         Task::Stress { arguments } => stress::run(arguments),
         Task::Fuzz { seconds, target } => fuzz::run(*seconds, target.as_deref()),
+        Task::PublicApi { check } => api::run(*check),
         Task::Sanitize => sanitize::run(),
         Task::ScaleTest => scale::run(),
         Task::GpuBundle => bundle::run(),
