@@ -45,6 +45,7 @@ fn run<B: Backend>(device: &Device<B>, model: Arc<Model>) -> Result<()> {
         max_draft: 0,
         checkpoints: 0,
         host_bytes: 0,
+        event_capacity: 0,
     };
     let vocabulary = model.config.vocab_size as usize;
     let prompt = (0..PROMPT).map(|at| (at * at % vocabulary) as u32).collect();

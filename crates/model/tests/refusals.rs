@@ -15,6 +15,7 @@ const LIMITS: EngineLimits = EngineLimits {
     max_draft: 0,
     checkpoints: 0,
     host_bytes: 0,
+    event_capacity: 0,
 };
 
 fn model() -> Model {

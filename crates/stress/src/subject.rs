@@ -1,7 +1,7 @@
 //! What is put to the test: something that answers like a cache.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use dsv4_kv::ledger::Written;
@@ -111,6 +111,8 @@ pub struct LedgerOnly {
     pub suspended: BTreeMap<Name, Suspended>,
     /// Leases that were not ended; some may have by themselves.
     pub leases: BTreeMap<Name, Lease>,
+    /// What requests are called here whose handles are another ledger's: of a rank that is told what another does.
+    pub ids: HashMap<RequestId, RequestId>,
 }
 
 impl LedgerOnly {
@@ -121,7 +123,13 @@ impl LedgerOnly {
     pub fn new(config: &CacheConfig) -> Result<Self, KvError> {
         let ledger = Ledger::new(config)?;
         let arrays = LayerGroup::ALL.map(|_| vec![0; ledger.largest_layout().elements()]);
-        Ok(Self { ledger, arrays, suspended: BTreeMap::new(), leases: BTreeMap::new() })
+        let (suspended, leases, ids) = (BTreeMap::new(), BTreeMap::new(), HashMap::new());
+        Ok(Self { ledger, arrays, suspended, leases, ids })
+    }
+
+    /// What a request is called here.
+    fn own(&self, id: RequestId) -> RequestId {
+        self.ids.get(&id).copied().unwrap_or(id)
     }
 }
 
@@ -133,15 +141,16 @@ impl Subject for LedgerOnly {
     }
 
     fn release(&mut self, id: RequestId) -> Result<(), KvError> {
-        self.ledger.release(id)
+        self.ledger.release(self.own(id))
     }
 
     fn rewind_draft(&mut self, id: RequestId, committed: u32) -> Result<(), KvError> {
-        self.ledger.rewind_draft(id, committed)
+        self.ledger.rewind_draft(self.own(id), committed)
     }
 
     fn step(&mut self, model: &Model, step: &Step) -> Report {
-        let (group, requests) = (step.group, model.requests_of(step));
+        let (group, mut requests) = (step.group, model.requests_of(step));
+        requests.iter_mut().for_each(|part| part.id = self.own(part.id));
         let Self { ledger, arrays, .. } = self;
         let begun = ledger.begin_step(group, &requests, &mut arrays[group.index()]);
         let array = Some(arrays[group.index()].clone());
@@ -160,7 +169,9 @@ impl Subject for LedgerOnly {
         for commit in &step.commits {
             let result = {
                 let ids = token_ids(model, commit);
-                self.ledger.commit_step(group, &accepted(model, commit, &ids))
+                let mut accepted = accepted(model, commit, &ids);
+                accepted.iter_mut().for_each(|part| part.id = self.own(part.id));
+                self.ledger.commit_step(group, &accepted)
             };
             report.commits.push(answer(result));
             if report.commits.last().is_some_and(Result::is_ok) {
@@ -173,11 +184,11 @@ impl Subject for LedgerOnly {
     }
 
     fn blocks(&self, id: RequestId) -> Option<Vec<BlockId>> {
-        self.ledger.block_table(id).ok().map(Iterator::collect)
+        self.ledger.block_table(self.own(id)).ok().map(Iterator::collect)
     }
 
     fn tokens(&self, group: LayerGroup, id: RequestId) -> Option<u32> {
-        self.ledger.committed_in(group, id).ok()
+        self.ledger.committed_in(group, self.own(id)).ok()
     }
 
     fn counts(&self) -> (u32, u32) {
@@ -201,11 +212,11 @@ impl Reuse for LedgerOnly {
     }
 
     fn fork(&mut self, of: RequestId) -> Result<RequestId, KvError> {
-        self.ledger.fork(of)
+        self.ledger.fork(self.own(of))
     }
 
     fn suspend(&mut self, name: Name, id: RequestId) -> Result<(), KvError> {
-        let suspended = self.ledger.suspend(id)?;
+        let suspended = self.ledger.suspend(self.own(id))?;
         self.suspended.insert(name, suspended);
         Ok(())
     }
@@ -241,7 +252,7 @@ impl Reuse for LedgerOnly {
     }
 
     fn own_blocks(&self, id: RequestId) -> Option<Vec<bool>> {
-        self.ledger.own_blocks(id).ok().map(Iterator::collect)
+        self.ledger.own_blocks(self.own(id)).ok().map(Iterator::collect)
     }
 
     fn counts(&self) -> Counts {

@@ -174,6 +174,7 @@ impl<B: Backend> Run<B> {
             max_draft: MAX_DRAFT,
             checkpoints: 0,
             host_bytes: 0,
+            event_capacity: 0,
         };
         let mut engine =
             Engine::with_attention(device, Arc::clone(&reference.model), limits, reference.place)?;

@@ -112,6 +112,7 @@ fn limits(args: &GenerateArgs, prompt: &[u32]) -> EngineLimits {
         max_draft: args.draft,
         checkpoints: 0,
         host_bytes: 0,
+        event_capacity: 0,
     }
 }
 

@@ -88,6 +88,7 @@ fn limits(args: &ServeArgs, model: &Model) -> EngineLimits {
         max_draft: args.draft,
         checkpoints: args.checkpoints,
         host_bytes: args.host_cache.as_u64(),
+        event_capacity: 0,
     }
 }
 

@@ -54,6 +54,8 @@ pub struct EngineLimits {
     pub checkpoints: u32,
     /// Bytes of pinned host memory that keep prefixes which the device evicts; 0 for none.
     pub host_bytes: u64,
+    /// Blocks that may enter or leave the prefix tree between two readings of its log of events; 0 for no log.
+    pub event_capacity: u32,
 }
 
 /// A model, its cache, and the requests in it.
@@ -99,6 +101,7 @@ impl<B: Backend> Engine<B> {
             max_step_tokens: limits.step_tokens,
             num_checkpoints: limits.checkpoints,
             host_bytes: limits.host_bytes,
+            event_capacity: limits.event_capacity,
             ..CacheConfig::smallest(trunk(&model.config.cache))
         };
         let cache = KvCacheManager::new(device.clone(), config)?;
@@ -180,6 +183,11 @@ impl<B: Backend> Engine<B> {
     /// The cache, for a tier below its host memory. What its requests have is the engine's.
     pub fn cache_mut(&mut self) -> &mut KvCacheManager<B> {
         &mut self.cache
+    }
+
+    /// The cache and the stream of its steps, to move requests to another cache and from there.
+    pub fn moves(&mut self) -> (&mut KvCacheManager<B>, &Stream<B>) {
+        (&mut self.cache, &self.stream)
     }
 
     /// The model.

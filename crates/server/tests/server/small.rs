@@ -40,6 +40,7 @@ pub fn limits(requests: u32, blocks: u32) -> EngineLimits {
         max_draft: DRAFTS,
         checkpoints: 0,
         host_bytes: 0,
+        event_capacity: 0,
     }
 }
 

@@ -1,0 +1,274 @@
+//! Steps of all requests that run, on the one engine there is.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::Duration;
+
+use anyhow::Result;
+use dsv4_kv::RequestId;
+use dsv4_kv::device::Backend;
+use dsv4_kv::transfer::{PartLayout, Port};
+use dsv4_kv_events::{Publisher, PublisherOptions};
+use dsv4_kv_model::sequence::{Sequence, Work};
+use dsv4_kv_model::{Chunk, Engine, ModelError};
+use dsv4_kv_transfer::Fingerprint;
+use dynamo_backend_common::DisaggregationMode;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::args::Options;
+use crate::moves::{self, Offers};
+use crate::request::{Job, Update};
+
+/// The longest time without a look at subscribers and offers.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the rest of the worker knows of an engine that runs.
+#[derive(Clone)]
+pub struct Ready {
+    /// Most tokens of a request.
+    pub context: u32,
+    /// Tokens that the model has.
+    pub vocabulary: u32,
+    /// Tokens that end a request.
+    pub end: Vec<u32>,
+    /// Blocks of the cache.
+    pub blocks: u32,
+    /// Tokens of a step.
+    pub step_tokens: u32,
+    /// Where events are published, if they are.
+    pub events: Option<String>,
+    /// Whose requests may come.
+    pub fingerprint: Fingerprint,
+    /// The parts that they have.
+    pub layout: PartLayout,
+    /// What is offered, by a prefill worker.
+    pub offers: Option<Arc<Offers>>,
+}
+
+/// A request in the cache.
+struct Running {
+    id: RequestId,
+    sequence: Sequence,
+    updates: UnboundedSender<Update>,
+    /// Tokens of the prompt that were not computed here.
+    reused: u32,
+}
+
+/// The engine with its requests.
+pub struct Batch<B: Backend> {
+    engine: Engine<B>,
+    port: Port<B>,
+    fingerprint: Fingerprint,
+    chunk: usize,
+    offers: Option<Arc<Offers>>,
+    publisher: Option<Publisher>,
+    waiting: VecDeque<Job>,
+    running: Vec<Running>,
+}
+
+impl<B: Backend> Batch<B> {
+    /// An engine without requests.
+    ///
+    /// # Errors
+    /// Addresses that cannot be had.
+    pub fn new(mut engine: Engine<B>, options: &Options) -> Result<Self> {
+        let cache = engine.cache_mut();
+        let shares = options.checkpoints > 0 && options.mode != DisaggregationMode::Decode;
+        let any = "tcp://127.0.0.1:0".to_owned();
+        let events =
+            PublisherOptions { endpoint: any.clone(), replay_endpoint: any, ..Default::default() };
+        let publisher = shares.then(|| Publisher::start(cache, events)).transpose()?;
+        let offers = options.mode.is_prefill().then(|| Offers::listen(options)).transpose()?;
+        let port = cache.open_port()?;
+        let fingerprint = Fingerprint::new(cache.config(), options.revision.as_bytes(), b"", b"");
+        let chunk = options.chunk.max(1) as usize;
+        let (waiting, running) = (VecDeque::new(), Vec::new());
+        Ok(Self { engine, port, fingerprint, chunk, offers, publisher, waiting, running })
+    }
+
+    /// What the rest of the worker knows of it.
+    pub fn ready(&self) -> Ready {
+        let (cache, model) = (self.engine.cache(), self.engine.model());
+        Ready {
+            context: cache.config().max_context,
+            vocabulary: model.config.vocab_size,
+            end: model.config.eos.clone(),
+            blocks: cache.config().num_blocks,
+            step_tokens: cache.config().max_step_tokens,
+            events: self.publisher.as_ref().map(|publisher| publisher.endpoint().to_owned()),
+            fingerprint: self.fingerprint,
+            layout: self.port.layout().clone(),
+            offers: self.offers.clone(),
+        }
+    }
+
+    /// Runs until nobody can send jobs any more. What is not done then is dropped.
+    pub fn run(&mut self, jobs: &Receiver<Job>) {
+        while self.take(jobs) {
+            self.drop_cancelled();
+            self.admit();
+            if let Err(error) = self.step() {
+                tracing::error!(%error, "a step has failed");
+                self.fail_all(&error.to_string());
+            }
+            self.end_finished();
+            self.tell_routers();
+        }
+    }
+
+    /// Takes what has come, and waits a moment if there is nothing to do. `false`: nothing will come any more.
+    fn take(&mut self, jobs: &Receiver<Job>) -> bool {
+        if self.running.is_empty() && self.waiting.is_empty() {
+            match jobs.recv_timeout(PAUSE) {
+                Ok(job) => self.waiting.push_back(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        loop {
+            match jobs.try_recv() {
+                Ok(job) => self.waiting.push_back(job),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn drop_cancelled(&mut self) {
+        self.waiting.retain(|job| !job.updates.is_closed());
+        let Self { engine, running, .. } = self;
+        for gone in running.extract_if(.., |running| running.updates.is_closed()) {
+            release(engine, gone.id);
+        }
+    }
+
+    /// Admits what waits, oldest first, while there are slots: blocks are enough for all slots.
+    fn admit(&mut self) {
+        let most = self.engine.cache().config().max_requests as usize;
+        while self.running.len() < most {
+            let Some(job) = self.waiting.pop_front() else { break };
+            let updates = job.updates.clone();
+            if let Err(error) = self.admit_job(job) {
+                let _ = updates.send(Update::Failed(error.to_string()));
+            }
+        }
+    }
+
+    fn admit_job(&mut self, job: Job) -> Result<(), ModelError> {
+        let Job { prompt, continuation, moved, updates } = job;
+        let Some(mut sequence) = Sequence::new(prompt, continuation) else {
+            return Err(ModelError::EmptyPrompt);
+        };
+        let came = moved.and_then(|(verified, ticket)| {
+            let admitted = moves::admit(&mut self.engine, &mut self.port, (&verified, &ticket));
+            let lost =
+                |error| tracing::warn!(%error, "a request did not come; it is computed here");
+            Some((admitted.map_err(lost).ok()?, verified.manifest().at.trunk))
+        });
+        let (id, reused) = match came {
+            Some(came) => came,
+            None => {
+                let admission = self.engine.admit_with(sequence.tokens(), b"")?;
+                (admission.id, admission.reused)
+            }
+        };
+        sequence.reuse(reused as usize);
+        self.running.push(Running { id, sequence, updates, reused });
+        Ok(())
+    }
+
+    /// One token of every request that decodes, and a chunk of every prompt.
+    fn step(&mut self) -> Result<(), ModelError> {
+        self.end_finished();
+        if self.running.is_empty() {
+            return Ok(());
+        }
+        let Self { engine, running, chunk, offers, .. } = self;
+        let mut budget = engine.cache().config().max_step_tokens as usize;
+        let mut works: Vec<Work> = Vec::new();
+        for (index, request) in running.iter().enumerate() {
+            let others = running.len() - index - 1;
+            // A decode worker computes the last token of a prompt, whose logits say how it goes on.
+            let left = offers.as_ref().map_or(usize::MAX, |_| request.left_to_offer());
+            let work = request.sequence.next((*chunk).min(budget - others).min(left));
+            budget -= work.tokens.len();
+            works.push(work);
+        }
+        let chunks = running.iter().zip(&works).map(|(request, work)| Chunk {
+            id: request.id,
+            tokens: &work.tokens,
+            logits: work.logits,
+        });
+        let forward = engine.forward(&chunks.collect::<Vec<_>>())?;
+        let advance = |(at, (request, work)): (usize, (&mut Running, &Work))| {
+            request.sequence.advance(work, forward.logits(at))
+        };
+        let parts = running.iter_mut().zip(&works).enumerate();
+        let (accepted, generated): (Vec<_>, Vec<_>) = parts.map(advance).unzip();
+        forward.commit_some(&accepted)?;
+        for (request, generated) in running.iter().zip(generated) {
+            for token in generated {
+                let _ = request.updates.send(Update::Token(token.picked.token));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what has all its tokens, or is as far as it is to be offered.
+    fn end_finished(&mut self) {
+        let Self { engine, port, running, offers, fingerprint, .. } = self;
+        let is_done = |request: &mut Running| match offers {
+            Some(_) => request.left_to_offer() == 0,
+            None => request.sequence.finish().is_some(),
+        };
+        for Running { id, sequence, updates, reused } in running.extract_if(.., is_done) {
+            let update = match (&*offers, sequence.finish()) {
+                (Some(_), _) if sequence.cached() == 0 => Update::Offered(None, reused),
+                (Some(offers), _) => {
+                    let request = (id, sequence.tokens());
+                    match moves::offer(engine, port, offers, *fingerprint, request) {
+                        Ok(ticket) => Update::Offered(Some(ticket), reused),
+                        Err(error) => Update::Failed(format!("{error:#}")),
+                    }
+                }
+                (None, Some(finish)) => Update::Finished(finish, reused),
+                (None, None) => unreachable!("it is done"),
+            };
+            release(engine, id);
+            let _ = updates.send(update);
+        }
+    }
+
+    fn fail_all(&mut self, why: &str) {
+        for Running { id, updates, .. } in self.running.drain(..) {
+            release(&mut self.engine, id);
+            let _ = updates.send(Update::Failed(why.to_owned()));
+        }
+    }
+
+    fn tell_routers(&mut self) {
+        if let Some(publisher) = &mut self.publisher
+            && let Err(error) = publisher.publish(self.engine.cache_mut())
+        {
+            tracing::error!(%error, "events are not published any more");
+            self.publisher = None;
+        }
+        if let Some(offers) = &self.offers {
+            offers.expire();
+        }
+    }
+}
+
+impl Running {
+    /// Tokens that a prefill worker computes: all of the prompt but the last.
+    fn left_to_offer(&self) -> usize {
+        self.sequence.tokens().len() - 1 - self.sequence.cached()
+    }
+}
+
+fn release<B: Backend>(engine: &mut Engine<B>, id: RequestId) {
+    if let Err(error) = engine.release(id) {
+        tracing::error!(%error, "a request could not be released");
+    }
+}

@@ -1,0 +1,65 @@
+//! The model, and where it runs.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+use anyhow::{Context, Result};
+use dsv4_kv::device::{Backend, CudaOptions, Device, EmuDevice, EmuOptions};
+use dsv4_kv_checkpoint::Checkpoint;
+use dsv4_kv_model::{Engine, EngineLimits, Model};
+
+use crate::args::Options;
+use crate::batch::{Batch, Ready};
+use crate::request::Job;
+
+/// Memory of the emulated device.
+const EMULATED: u64 = 16 << 30;
+/// Blocks that may come and go between two steps.
+const EVENTS: u32 = 4096;
+
+/// Runs the engine until there are no more jobs. Says once what it is, or why it could not be started.
+pub fn run(options: &Options, jobs: &Receiver<Job>, ready: &Sender<Result<Ready>>) {
+    let run = || {
+        let model = load(options)?;
+        if options.gpu {
+            let device = dsv4_kv::open_cuda(CudaOptions::default())?;
+            return on_device(&device, model, options, (jobs, ready));
+        }
+        let device = EmuDevice::new(EmuOptions { memory: EMULATED, seed: 0 });
+        on_device(&device, model, options, (jobs, ready))
+    };
+    if let Err(error) = run() {
+        // Nobody waits any more if the start was given up.
+        let _ = ready.send(Err(error));
+    }
+}
+
+fn load(options: &Options) -> Result<Arc<Model>> {
+    let of = || options.checkpoint.display().to_string();
+    let checkpoint = Checkpoint::open(&options.checkpoint).with_context(of)?;
+    Ok(Arc::new(Model::load(&checkpoint, |_| {}).with_context(of)?))
+}
+
+fn on_device<B: Backend>(
+    device: &Device<B>,
+    model: Arc<Model>,
+    options: &Options,
+    (jobs, ready): (&Receiver<Job>, &Sender<Result<Ready>>),
+) -> Result<()> {
+    let Options { max_requests, context, chunk, checkpoints, .. } = *options;
+    let limits = EngineLimits {
+        requests: max_requests,
+        context,
+        // All of them fit at once, so that none is ever taken out.
+        cached_tokens: max_requests.saturating_mul(context.next_multiple_of(128)),
+        step_tokens: chunk.saturating_add(max_requests),
+        max_draft: 0,
+        checkpoints,
+        host_bytes: 0,
+        event_capacity: if checkpoints > 0 { EVENTS } else { 0 },
+    };
+    let mut batch = Batch::new(Engine::new(device, model, limits)?, options)?;
+    let _ = ready.send(Ok(batch.ready()));
+    batch.run(jobs);
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! Requests that leave for a decode worker, and come from a prefill worker.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use dsv4_kv::RequestId;
+use dsv4_kv::device::Backend;
+use dsv4_kv::transfer::{PartLayout, Port};
+use dsv4_kv_model::Engine;
+use dsv4_kv_transfer::transport::Files;
+use dsv4_kv_transfer::{
+    Deadlines, Expected, Fingerprint, Receiver, Sender, Target, TransferError, Verified,
+};
+
+use crate::args::Options;
+use crate::ticket::{Question, Remote, Ticket, source_of};
+
+/// How long an offer is kept that nobody claims.
+const KEPT: Duration = Duration::from_secs(60);
+/// How long who connects may take to ask.
+const ASKS: Duration = Duration::from_secs(2);
+/// How long a read may take.
+const DEADLINES: Deadlines = Deadlines {
+    read: Duration::from_secs(10),
+    fence: Duration::from_secs(30),
+    quiet: Duration::from_secs(30),
+};
+
+/// What a prefill worker offers, and the thread that answers who asks for it.
+pub struct Offers {
+    held: Mutex<Held>,
+    control: SocketAddr,
+}
+
+struct Held {
+    sender: Sender<Files>,
+    /// Leases, the oldest first.
+    since: Vec<(u64, Instant)>,
+}
+
+impl Offers {
+    /// Listens from now on.
+    ///
+    /// # Errors
+    /// A directory or an address that cannot be had.
+    pub fn listen(options: &Options) -> Result<Arc<Self>> {
+        let sender = Sender::new(Files::new(&options.exchange)?);
+        let control = &options.control;
+        let listener =
+            TcpListener::bind(control).with_context(|| format!("--control {control}"))?;
+        let held = Mutex::new(Held { sender, since: Vec::new() });
+        let offers = Arc::new(Self { held, control: listener.local_addr()? });
+        let shared = Arc::downgrade(&offers);
+        std::thread::Builder::new()
+            .name("claims".into())
+            .spawn(move || answer_all(&listener, &shared))?;
+        Ok(offers)
+    }
+
+    /// Offers that nobody has claimed yet.
+    pub fn open(&self) -> usize {
+        self.lock().sender.offers()
+    }
+
+    /// Takes back what nobody has claimed for long.
+    pub fn expire(&self) {
+        let Held { sender, since } = &mut *self.lock();
+        since.retain(|(lease, begun)| {
+            let is_old = begun.elapsed() >= KEPT;
+            if is_old && sender.take_back(*lease) {
+                tracing::warn!(lease, "nobody has claimed a request");
+            }
+            !is_old
+        });
+    }
+
+    fn answer(&self, mut asks: TcpStream) -> std::io::Result<()> {
+        asks.set_read_timeout(Some(ASKS))?;
+        let mut question: Question = [0; 16];
+        asks.read_exact(&mut question)?;
+        let granted = self.lock().sender.claim(source_of(question));
+        asks.write_all(&[granted.into()])
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Offers {
+    fn drop(&mut self) {
+        // Wakes the thread, which finds that there is nothing left to answer for.
+        let _ = TcpStream::connect_timeout(&self.control, ASKS);
+    }
+}
+
+fn answer_all(listener: &TcpListener, offers: &Weak<Offers>) {
+    for asks in listener.incoming() {
+        let Some(offers) = offers.upgrade() else { break };
+        if let Err(error) = asks.and_then(|asks| offers.answer(asks)) {
+            tracing::warn!(%error, "a claim could not be answered");
+        }
+    }
+}
+
+/// Offers a request as far as it is; its tokens are `tokens`.
+///
+/// # Errors
+/// What the device, the cache or the transport refuses; nothing is offered then.
+pub fn offer<B: Backend>(
+    engine: &mut Engine<B>,
+    port: &mut Port<B>,
+    offers: &Offers,
+    fingerprint: Fingerprint,
+    (id, tokens): (RequestId, &[u32]),
+) -> Result<Ticket> {
+    let (cache, stream) = engine.moves();
+    let mut export = cache.export(stream, port, id)?;
+    let at = export.positions();
+    let Held { sender, since } = &mut *offers.lock();
+    let mut draft = sender.draft(&export, fingerprint, (at, &tokens[..at.trunk as usize]))?;
+    if let Err(error) = sender.take(&mut draft, &mut export) {
+        sender.abandon(draft)?;
+        return Err(error.into());
+    }
+    let offer = match sender.offer(draft) {
+        Ok(offer) => offer,
+        Err(refused) => {
+            sender.abandon(*refused.0)?;
+            return Err(refused.1.into());
+        }
+    };
+    let (manifest, _) = dsv4_kv_transfer::image::decode_manifest(&offer.manifest)?;
+    since.push((manifest.source.lease, Instant::now()));
+    Ok(Ticket::new(offers.control, &offer))
+}
+
+/// Reads and verifies what a ticket is for: a request with all tokens of `prompt` but the last. Waits for it.
+///
+/// # Errors
+/// Another's, another model's or a damaged request; a read that fails or is late.
+pub fn fetch(
+    exchange: &Path,
+    ticket: &Ticket,
+    (fingerprint, layout, max_context): (&Fingerprint, &PartLayout, u32),
+    prompt: &[u32],
+) -> Result<Verified> {
+    let offer = ticket.offer().context("the ticket is no offer")?;
+    // Of the layout's own cache: no request of it is larger.
+    let mut receiver = Receiver::new(Files::new(exchange)?, DEADLINES, u64::MAX);
+    let tokens = &prompt[..prompt.len() - 1];
+    let expected = Expected { fingerprint, layout, tokens: Some(tokens), max_context };
+    let begun = Instant::now();
+    receiver.begin(begun.elapsed(), &offer, &expected)?;
+    loop {
+        if let Some((_, ended)) = receiver.poll(begun.elapsed()).pop() {
+            return Ok(ended?);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Lets a request that came go on here, if its worker still holds it.
+///
+/// # Errors
+/// As [`Target::admit`], and no room.
+pub fn admit<B: Backend>(
+    engine: &mut Engine<B>,
+    port: &mut Port<B>,
+    (verified, ticket): (&Verified, &Ticket),
+) -> Result<RequestId, TransferError> {
+    let (cache, stream) = engine.moves();
+    let room = cache.reserve(verified.manifest().at)?;
+    Target { cache, stream, port }.admit(verified, room, &mut Remote(ticket.control))
+}

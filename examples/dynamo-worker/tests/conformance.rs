@@ -1,0 +1,142 @@
+//! Dynamo's own conformance kit, a whole move between two workers, and moves that fail.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dynamo_backend_common::testing::{mock_context, run_conformance};
+use dynamo_backend_common::{
+    DisaggregationMode, FinishReason, GenerateContext, LLMEngine, LLMEngineOutput, OutputOptions,
+    PrefillResult, PreprocessedRequest, SamplingOptions, StopConditions,
+};
+use dynamo_worker::{KvWorker, Options};
+use futures::StreamExt;
+use serde_json::{Value, json};
+
+fn options(mode: DisaggregationMode, exchange: &Path) -> Options {
+    Options {
+        checkpoint: PathBuf::from("../../tests/e2e/hash"),
+        model_name: "hash".into(),
+        revision: "r1".into(),
+        exchange: exchange.into(),
+        control: "127.0.0.1:0".into(),
+        max_requests: 4,
+        context: 512,
+        chunk: 128,
+        checkpoints: 8,
+        gpu: false,
+        mode,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dynamos_conformance_kit_passes() {
+    let exchange = tempfile::tempdir().unwrap();
+    run_conformance(|| KvWorker::new(options(DisaggregationMode::Aggregated, exchange.path())))
+        .await
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn request(tokens: &[u32], params: Option<Value>) -> PreprocessedRequest {
+    let greedy = SamplingOptions { temperature: Some(0.0), ..Default::default() };
+    let prefill =
+        |disaggregated_params| PrefillResult { disaggregated_params, prompt_tokens_details: None };
+    PreprocessedRequest::builder()
+        .model("hash".to_owned())
+        .token_ids(tokens.to_vec())
+        .stop_conditions(StopConditions { max_tokens: Some(6), ..Default::default() })
+        .sampling_options(greedy)
+        .output_options(OutputOptions::default())
+        .prefill_result(params.map(prefill))
+        .build()
+        .unwrap()
+}
+
+async fn answers(worker: &KvWorker, request: PreprocessedRequest) -> Vec<LLMEngineOutput> {
+    let ctx = GenerateContext::new(mock_context(), None);
+    let stream = worker.generate(request, ctx).await.unwrap();
+    stream.map(|item| item.unwrap()).collect().await
+}
+
+/// The tokens, and how many of the prompt were not computed.
+async fn tokens(worker: &KvWorker, request: PreprocessedRequest) -> (Vec<u32>, Option<u32>) {
+    let answers = answers(worker, request).await;
+    let last = answers.last().unwrap();
+    assert!(matches!(last.finish_reason, Some(FinishReason::Length)), "{last:?}");
+    let details = last.completion_usage.as_ref().unwrap().prompt_tokens_details.clone();
+    let tokens = answers.iter().flat_map(|answer| answer.token_ids.clone()).collect();
+    (tokens, details.and_then(|details| details.cached_tokens))
+}
+
+async fn ticket(worker: &KvWorker, prompt: &[u32]) -> Value {
+    let mut answers = answers(worker, request(prompt, None)).await;
+    assert_eq!(answers.len(), 1, "the router takes the ticket from the first");
+    answers.remove(0).disaggregated_params.expect("a ticket")
+}
+
+async fn start(mode: DisaggregationMode, exchange: &Path) -> KvWorker {
+    let worker = KvWorker::new(options(mode, exchange));
+    worker.start(0).await.unwrap();
+    worker
+}
+
+/// A prompt that was computed elsewhere goes on as it does alone; whatever is wrong with a ticket, it is computed here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_moved_has_the_same_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let exchange = directory.path();
+    let alone = start(DisaggregationMode::Aggregated, exchange).await;
+    let prefill = start(DisaggregationMode::Prefill, exchange).await;
+    let decode = start(DisaggregationMode::Decode, exchange).await;
+    for len in [1, 2, 5, 128, 129, 200] {
+        let prompt: Vec<u32> = (0..len).map(|at| (at * at + len) % 256).collect();
+        let (expected, _) = tokens(&alone, request(&prompt, None)).await;
+        let ticket = ticket(&prefill, &prompt).await;
+        let moved = request(&prompt, Some(ticket.clone()));
+        assert_eq!(tokens(&decode, moved).await, (expected.clone(), Some(len - 1)), "{len}");
+        // Once: it is computed again.
+        let again = request(&prompt, Some(ticket.clone()));
+        assert_eq!(tokens(&decode, again).await, (expected.clone(), Some(0)), "{len}, again");
+    }
+    assert_eq!(prefill.is_quiescent().await.unwrap(), Some(true));
+    let prompt = [9; 50];
+    let (expected, _) = tokens(&alone, request(&prompt, None)).await;
+    let good = ticket(&prefill, &prompt).await;
+    assert_eq!(prefill.is_quiescent().await.unwrap(), Some(false), "it is offered still");
+    let mut other_prompt = prompt;
+    other_prompt[3] = 10;
+    let (other, _) = tokens(&alone, request(&other_prompt, None)).await;
+    // Of other tokens, no ticket at all, one with a byte changed, and one whose worker is not there.
+    let foreign = request(&other_prompt, Some(good.clone()));
+    assert_eq!(tokens(&decode, foreign).await, (other, Some(0)));
+    let mut damaged = good.clone();
+    let manifest = damaged["manifest"].as_str().unwrap().to_owned();
+    damaged["manifest"] =
+        json!(format!("{}{}", &manifest[..300], manifest[300..].replace('0', "1")));
+    let mut unreachable = good.clone();
+    unreachable["control"] = json!("127.0.0.1:1");
+    for wrong in [json!({}), json!(null), damaged, unreachable] {
+        let asked = request(&prompt, Some(wrong));
+        assert_eq!(tokens(&decode, asked).await, (expected.clone(), Some(0)));
+    }
+    // It was not claimed by any of them.
+    let moved = request(&prompt, Some(good));
+    assert_eq!(tokens(&decode, moved).await, (expected, Some(49)));
+    for worker in [alone, prefill, decode] {
+        worker.cleanup().await.unwrap();
+    }
+}
+
+/// Prefixes are reused, and a router can follow them.
+#[tokio::test(flavor = "multi_thread")]
+async fn prefixes_are_reused_and_told() {
+    let exchange = tempfile::tempdir().unwrap();
+    let worker = Arc::new(start(DisaggregationMode::Aggregated, exchange.path()).await);
+    assert_eq!(worker.kv_event_sources().await.unwrap().len(), 1);
+    let prompt: Vec<u32> = (0..300).map(|at| at % 251).collect();
+    let first = tokens(&worker, request(&prompt, None)).await;
+    assert_eq!(first.1, Some(0));
+    assert_eq!(tokens(&worker, request(&prompt, None)).await, (first.0, Some(256)));
+    let cut = tokio::time::timeout(Duration::from_secs(30), worker.cleanup()).await;
+    cut.unwrap().unwrap();
+}

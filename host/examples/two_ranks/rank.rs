@@ -1,0 +1,316 @@
+//! One rank: a cache, and the tensors that a model would give it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use anyhow::Result;
+use dsv4_kv::device::{Backend, Buffer, Device, Stream, bf16};
+use dsv4_kv::kv_layout::config::ModelConfig;
+use dsv4_kv::kv_layout::geometry::LayerKind;
+use dsv4_kv::step::{AttentionHeads, CompressorInputs, CsaInputs, HcaInputs, QueryForm};
+use dsv4_kv::{
+    Accepted, BlockId, CacheConfig, KvCacheManager, KvError, Launches, LayerId, RequestId, Step,
+    StepRequest,
+};
+
+/// Heads of the model.
+pub const HEADS: u32 = 32;
+/// A layer of each kind.
+const LAYERS: [LayerKind; 3] = [LayerKind::Swa, LayerKind::Csa, LayerKind::Hca];
+/// Most tokens of a request in a step.
+const CHUNK: u32 = 64;
+/// Tokens of the first prompt; each further one is longer.
+const PROMPT: u32 = 130;
+/// Tokens behind each prompt, which attend.
+const DECODED: u32 = 5;
+/// Entries of a list; no request has as many.
+const LISTED: u32 = 128;
+
+/// What a rank does.
+pub struct Work<'w> {
+    /// Which requests, by what tells their tokens apart.
+    pub requests: &'w [u64],
+    /// Which heads of attention.
+    pub heads: Range<u32>,
+}
+
+/// What attended: a request, a position and a layer.
+pub type Query = (u64, u32, u32);
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// All bytes of each request.
+    pub states: Vec<Vec<u8>>,
+    /// The block table of each request after each step.
+    pub tables: Vec<Vec<Vec<BlockId>>>,
+    /// The rank's heads, `[heads, 512]`, as bits.
+    pub attended: BTreeMap<Query, Vec<u16>>,
+}
+
+/// A number between -1 and 1 that depends on all of these.
+fn noise(what: [u64; 4]) -> f32 {
+    let mut mixed = 0x9E37_79B9_7F4A_7C15_u64;
+    for number in what {
+        mixed = (mixed ^ number).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed ^= mixed >> 29;
+    }
+    (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// A compressor's weights, and its projections of a step's tokens.
+struct Compressor<B: Backend> {
+    columns: u64,
+    kv: Buffer<B, f32>,
+    gate: Buffer<B, f32>,
+    ape: Buffer<B, f32>,
+    norm: Buffer<B, f32>,
+}
+
+impl<B: Backend> Compressor<B> {
+    /// Of windows of `ratio` tokens; `columns` of them make one of `channels`.
+    fn new(stream: &Stream<B>, (ratio, columns, channels): (u64, u64, u64)) -> Result<Self> {
+        let (device, tokens) = (stream.device(), u64::from(max_step_tokens()));
+        let [kv, gate] = ["keys", "gates"].map(|name| device.allocate(name, tokens * columns));
+        let [ape, norm] = [("biases", ratio * columns), ("norm", channels)]
+            .map(|(name, elements)| device.allocate::<f32>(name, elements));
+        let (ape, norm) = (ape?, norm?);
+        for (weights, number) in [(&ape, 1), (&norm, 2)] {
+            let values: Vec<_> =
+                (0..weights.len()).map(|at| noise([number, at, columns, ratio])).collect();
+            stream.upload(&values, weights, 0)?;
+        }
+        Ok(Self { columns, kv: kv?, gate: gate?, ape, norm })
+    }
+
+    /// Brings the projections of a step's tokens to the device.
+    fn load(&self, stream: &Stream<B>, tokens: &[(u64, u32)], layer: u64) -> Result<(), KvError> {
+        for (to, number) in [(&self.kv, 3), (&self.gate, 4)] {
+            let of = |&(request, position): &(u64, u32)| {
+                let what = [request, position.into(), layer * 8 + number];
+                let at = |column| noise([what[0], what[1], what[2], column]);
+                (0..self.columns).map(at).collect::<Vec<_>>()
+            };
+            stream.upload(&tokens.iter().flat_map(of).collect::<Vec<_>>(), to, 0)?;
+        }
+        Ok(())
+    }
+
+    fn inputs(&self) -> CompressorInputs<'_, B> {
+        let Self { kv, gate, ape, norm, .. } = self;
+        CompressorInputs { kv, gate, ape, norm }
+    }
+}
+
+/// A rank.
+struct Rank<B: Backend> {
+    cache: KvCacheManager<B>,
+    stream: Stream<B>,
+    /// Window rows of a step, of one layer after the other.
+    rows: Buffer<B, bf16>,
+    csa: [Compressor<B>; 2],
+    hca: Compressor<B>,
+    heads: Range<u32>,
+    query: Buffer<B, bf16>,
+    sinks: Buffer<B, f32>,
+    list: Buffer<B, i32>,
+    out: Buffer<B, bf16>,
+}
+
+fn max_step_tokens() -> u32 {
+    4 * CHUNK
+}
+
+impl<B: Backend> Rank<B> {
+    fn new(device: &Device<B>, heads: Range<u32>) -> Result<Self> {
+        let tiny = ModelConfig::preset("tiny").expect("a preset");
+        let model = ModelConfig { layers: LAYERS.to_vec(), mtp_layers: 0, ..tiny };
+        let config = CacheConfig {
+            max_requests: 4,
+            num_blocks: 16,
+            max_context: 512,
+            max_step_tokens: max_step_tokens(),
+            ..CacheConfig::smallest(model)
+        };
+        let stream = device.stream()?;
+        let count = u64::from(heads.end - heads.start);
+        let sinks = device.allocate("sinks", count)?;
+        let values: Vec<_> = heads.clone().map(|head| noise([5, head.into(), 0, 0])).collect();
+        stream.upload(&values, &sinks, 0)?;
+        Ok(Self {
+            cache: KvCacheManager::new(device.clone(), config)?,
+            rows: device.allocate("rows", u64::from(max_step_tokens()) * 512)?,
+            csa: [
+                Compressor::new(&stream, (4, 1024, 512))?,
+                Compressor::new(&stream, (4, 256, 128))?,
+            ],
+            hca: Compressor::new(&stream, (128, 512, 512))?,
+            query: device.allocate("query", count * 512)?,
+            list: device.allocate("list", LISTED.into())?,
+            out: device.allocate("results", count * 512)?,
+            heads,
+            sinks,
+            stream,
+        })
+    }
+
+    /// A step of these tokens of these requests; those of `attending` attend.
+    fn step(
+        &mut self,
+        requests: &[StepRequest],
+        tokens: &[(u64, u32)],
+        attending: &[usize],
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let Self { cache, stream, rows, csa, hca, heads, query, sinks, list, out } = self;
+        let tensors = Attending { heads: heads.clone(), query, sinks, list, out };
+        let mut step = cache.begin_step(stream, Launches::Eager, requests)?;
+        for (layer, kind) in step.ids() {
+            let channel = |&(request, position): &(u64, u32)| {
+                let at = |channel| noise([request, position.into(), layer.0.into(), channel]);
+                (0..512).map(at).map(bf16::from_f32).collect::<Vec<_>>()
+            };
+            stream.upload(&tokens.iter().flat_map(channel).collect::<Vec<_>>(), rows, 0)?;
+            let number = layer.0.into();
+            match kind {
+                LayerKind::Swa => {}
+                LayerKind::Csa => {
+                    csa.iter().try_for_each(|of| of.load(stream, tokens, number))?;
+                }
+                LayerKind::Hca => hca.load(stream, tokens, number)?,
+            }
+            let compressors = (&*csa, &*hca);
+            tensors.run(
+                &mut step,
+                (layer, kind),
+                (rows, compressors),
+                (tokens, attending),
+                outcome,
+            )?;
+        }
+        let accepted: Vec<_> =
+            requests.iter().map(|request| Accepted::count(request.id, request.tokens)).collect();
+        step.commit(&accepted).map_err(KvError::from)?;
+        Ok(())
+    }
+
+    /// All bytes of a request.
+    fn state(&mut self, id: RequestId) -> Result<Vec<u8>> {
+        let Self { cache, stream, .. } = self;
+        let mut port = cache.open_port()?;
+        let mut export = cache.export(stream, &mut port, id)?;
+        let mut bytes = vec![0; export.layout().bytes(export.positions()) as usize];
+        export.all(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// The tensors of attention.
+struct Attending<'t, B: Backend> {
+    heads: Range<u32>,
+    query: &'t Buffer<B, bf16>,
+    sinks: &'t Buffer<B, f32>,
+    list: &'t Buffer<B, i32>,
+    out: &'t Buffer<B, bf16>,
+}
+
+impl<B: Backend> Attending<'_, B> {
+    /// A layer: update, attention of some tokens, append.
+    fn run(
+        &self,
+        step: &mut Step<'_, B>,
+        (layer, kind): (LayerId, LayerKind),
+        (rows, (csa, hca)): (&Buffer<B, bf16>, (&[Compressor<B>; 2], &Compressor<B>)),
+        (tokens, attending): (&[(u64, u32)], &[usize]),
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let stream = step.stream().clone();
+        let mut each = |attend: &mut dyn FnMut(Range<u32>) -> Result<(), KvError>| -> Result<()> {
+            for &at in attending {
+                let (request, position) = tokens[at];
+                self.load(&stream, (request, position, layer.0))?;
+                attend(at as u32..at as u32 + 1)?;
+                let mut heads = vec![bf16::ZERO; self.out.len() as usize];
+                stream.download(self.out, 0, &mut heads)?;
+                let bits = heads.into_iter().map(bf16::to_bits).collect();
+                outcome.attended.insert((request, position, layer.0), bits);
+            }
+            Ok(())
+        };
+        let heads = self.heads();
+        match kind {
+            LayerKind::Swa => {
+                let updated = step.swa(layer)?.update(rows)?;
+                each(&mut |queries| updated.attend(queries, &heads))?;
+                updated.append()?;
+            }
+            LayerKind::Csa => {
+                let [main, index] = csa.each_ref().map(Compressor::inputs);
+                let updated = step.csa(layer)?.update(&CsaInputs { kv: rows, main, index })?;
+                each(&mut |queries| updated.attend(queries, self.list, LISTED, &heads))?;
+                updated.append()?;
+            }
+            LayerKind::Hca => {
+                let updated =
+                    step.hca(layer)?.update(&HcaInputs { kv: rows, main: hca.inputs() })?;
+                each(&mut |queries| updated.attend(queries, &heads))?;
+                updated.append()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A query's heads, and a list of all entries that it sees, the latest first.
+    fn load(&self, stream: &Stream<B>, (request, position, layer): Query) -> Result<(), KvError> {
+        let channels = self.heads.clone().flat_map(|head| (0..512).map(move |at| (head, at)));
+        let value = |(head, channel): (u32, u32)| {
+            let place = (u64::from(layer) << 32) + u64::from(head) * 512 + u64::from(channel);
+            bf16::from_f32(noise([request, position.into(), 6, place]))
+        };
+        stream.upload(&channels.map(value).collect::<Vec<_>>(), self.query, 0)?;
+        let mut list: Vec<_> = (0..(position + 1) as i32 / 4).rev().collect();
+        list.resize(LISTED as usize, -1);
+        Ok(stream.upload(&list, self.list, 0)?)
+    }
+
+    fn heads(&self) -> AttentionHeads<'_, B> {
+        let Self { heads, query, sinks, out, .. } = self;
+        let heads = heads.end - heads.start;
+        AttentionHeads { heads, query, form: QueryForm::Raw, sinks, out, lse: None }
+    }
+}
+
+/// Computes the prompts in chunks, then a token of each request a step.
+pub fn run<B: Backend>(device: &Device<B>, work: &Work<'_>) -> Result<Outcome> {
+    let mut rank = Rank::new(device, work.heads.clone())?;
+    let mut outcome = Outcome::default();
+    let ids: Vec<_> = work.requests.iter().map(|_| rank.cache.admit()).collect::<Result<_, _>>()?;
+    // By what the request is, so that it is the same on every rank.
+    let prompt = |request: u64| PROMPT + 3 * request as u32;
+    let mut done = vec![0; ids.len()];
+    loop {
+        let (mut requests, mut tokens, mut attending) = (Vec::new(), Vec::new(), Vec::new());
+        for ((&id, &request), done) in ids.iter().zip(work.requests).zip(&mut done) {
+            let left = (prompt(request) + DECODED).saturating_sub(*done);
+            let in_prompt = prompt(request).saturating_sub(*done);
+            let count = if in_prompt > 0 { in_prompt.min(CHUNK) } else { left.min(1) };
+            if in_prompt == 0 && count > 0 {
+                attending.push(tokens.len());
+            }
+            if count > 0 {
+                requests.push(StepRequest { id, start: *done, tokens: count });
+                tokens.extend((*done..*done + count).map(|position| (request, position)));
+                *done += count;
+            }
+        }
+        if requests.is_empty() {
+            break;
+        }
+        rank.step(&requests, &tokens, &attending, &mut outcome)?;
+        let tables = ids.iter().map(|&id| rank.cache.block_table(id));
+        outcome.tables.push(tables.collect::<Result<_, _>>()?);
+    }
+    rank.cache.check_faults(&rank.stream)?;
+    outcome.states = ids.into_iter().map(|id| rank.state(id)).collect::<Result<_>>()?;
+    Ok(outcome)
+}
