@@ -106,6 +106,11 @@ impl<B: Backend> Compressor<B> {
 struct Rank<B: Backend> {
     cache: KvCacheManager<B>,
     stream: Stream<B>,
+    tensors: Tensors<B>,
+}
+
+/// What a model gives the cache, and what attention reads and writes.
+struct Tensors<B: Backend> {
     /// Window rows of a step, of one layer after the other.
     rows: Buffer<B, bf16>,
     csa: [Compressor<B>; 2],
@@ -137,8 +142,7 @@ impl<B: Backend> Rank<B> {
         let sinks = device.allocate("sinks", count)?;
         let values: Vec<_> = heads.clone().map(|head| noise([5, head.into(), 0, 0])).collect();
         stream.upload(&values, &sinks, 0)?;
-        Ok(Self {
-            cache: KvCacheManager::new(device.clone(), config)?,
+        let tensors = Tensors {
             rows: device.allocate("rows", u64::from(max_step_tokens()) * 512)?,
             csa: [
                 Compressor::new(&stream, (4, 1024, 512))?,
@@ -150,8 +154,8 @@ impl<B: Backend> Rank<B> {
             out: device.allocate("results", count * 512)?,
             heads,
             sinks,
-            stream,
-        })
+        };
+        Ok(Self { cache: KvCacheManager::new(device.clone(), config)?, stream, tensors })
     }
 
     /// A step of these tokens of these requests; those of `attending` attend.
@@ -162,31 +166,11 @@ impl<B: Backend> Rank<B> {
         attending: &[usize],
         outcome: &mut Outcome,
     ) -> Result<()> {
-        let Self { cache, stream, rows, csa, hca, heads, query, sinks, list, out } = self;
-        let tensors = Attending { heads: heads.clone(), query, sinks, list, out };
+        let Self { cache, stream, tensors } = self;
         let mut step = cache.begin_step(stream, Launches::Eager, requests)?;
         for (layer, kind) in step.ids() {
-            let channel = |&(request, position): &(u64, u32)| {
-                let at = |channel| noise([request, position.into(), layer.0.into(), channel]);
-                (0..512).map(at).map(bf16::from_f32).collect::<Vec<_>>()
-            };
-            stream.upload(&tokens.iter().flat_map(channel).collect::<Vec<_>>(), rows, 0)?;
-            let number = layer.0.into();
-            match kind {
-                LayerKind::Swa => {}
-                LayerKind::Csa => {
-                    csa.iter().try_for_each(|of| of.load(stream, tokens, number))?;
-                }
-                LayerKind::Hca => hca.load(stream, tokens, number)?,
-            }
-            let compressors = (&*csa, &*hca);
-            tensors.run(
-                &mut step,
-                (layer, kind),
-                (rows, compressors),
-                (tokens, attending),
-                outcome,
-            )?;
+            tensors.load(stream, (layer, kind), tokens)?;
+            tensors.run(&mut step, (layer, kind), (tokens, attending), outcome)?;
         }
         let accepted: Vec<_> =
             requests.iter().map(|request| Accepted::count(request.id, request.tokens)).collect();
@@ -205,33 +189,44 @@ impl<B: Backend> Rank<B> {
     }
 }
 
-/// The tensors of attention.
-struct Attending<'t, B: Backend> {
-    heads: Range<u32>,
-    query: &'t Buffer<B, bf16>,
-    sinks: &'t Buffer<B, f32>,
-    list: &'t Buffer<B, i32>,
-    out: &'t Buffer<B, bf16>,
-}
+impl<B: Backend> Tensors<B> {
+    /// Brings what a layer makes of a step's tokens to the device.
+    fn load(
+        &self,
+        stream: &Stream<B>,
+        (layer, kind): (LayerId, LayerKind),
+        tokens: &[(u64, u32)],
+    ) -> Result<(), KvError> {
+        let number = layer.0.into();
+        let row = |&(request, position): &(u64, u32)| {
+            let at = |channel| noise([request, position.into(), number, channel]);
+            (0..512).map(at).map(bf16::from_f32).collect::<Vec<_>>()
+        };
+        stream.upload(&tokens.iter().flat_map(row).collect::<Vec<_>>(), &self.rows, 0)?;
+        match kind {
+            LayerKind::Swa => Ok(()),
+            LayerKind::Csa => self.csa.iter().try_for_each(|of| of.load(stream, tokens, number)),
+            LayerKind::Hca => self.hca.load(stream, tokens, number),
+        }
+    }
 
-impl<B: Backend> Attending<'_, B> {
     /// A layer: update, attention of some tokens, append.
     fn run(
         &self,
         step: &mut Step<'_, B>,
         (layer, kind): (LayerId, LayerKind),
-        (rows, (csa, hca)): (&Buffer<B, bf16>, (&[Compressor<B>; 2], &Compressor<B>)),
         (tokens, attending): (&[(u64, u32)], &[usize]),
         outcome: &mut Outcome,
     ) -> Result<()> {
+        let Self { rows, csa, hca, list, out, .. } = self;
         let stream = step.stream().clone();
         let mut each = |attend: &mut dyn FnMut(Range<u32>) -> Result<(), KvError>| -> Result<()> {
             for &at in attending {
                 let (request, position) = tokens[at];
-                self.load(&stream, (request, position, layer.0))?;
+                self.ask(&stream, (request, position, layer.0))?;
                 attend(at as u32..at as u32 + 1)?;
-                let mut heads = vec![bf16::ZERO; self.out.len() as usize];
-                stream.download(self.out, 0, &mut heads)?;
+                let mut heads = vec![bf16::ZERO; out.len() as usize];
+                stream.download(out, 0, &mut heads)?;
                 let bits = heads.into_iter().map(bf16::to_bits).collect();
                 outcome.attended.insert((request, position, layer.0), bits);
             }
@@ -247,7 +242,7 @@ impl<B: Backend> Attending<'_, B> {
             LayerKind::Csa => {
                 let [main, index] = csa.each_ref().map(Compressor::inputs);
                 let updated = step.csa(layer)?.update(&CsaInputs { kv: rows, main, index })?;
-                each(&mut |queries| updated.attend(queries, self.list, LISTED, &heads))?;
+                each(&mut |queries| updated.attend(queries, list, LISTED, &heads))?;
                 updated.append()?;
             }
             LayerKind::Hca => {
@@ -261,16 +256,16 @@ impl<B: Backend> Attending<'_, B> {
     }
 
     /// A query's heads, and a list of all entries that it sees, the latest first.
-    fn load(&self, stream: &Stream<B>, (request, position, layer): Query) -> Result<(), KvError> {
+    fn ask(&self, stream: &Stream<B>, (request, position, layer): Query) -> Result<(), KvError> {
         let channels = self.heads.clone().flat_map(|head| (0..512).map(move |at| (head, at)));
         let value = |(head, channel): (u32, u32)| {
             let place = (u64::from(layer) << 32) + u64::from(head) * 512 + u64::from(channel);
             bf16::from_f32(noise([request, position.into(), 6, place]))
         };
-        stream.upload(&channels.map(value).collect::<Vec<_>>(), self.query, 0)?;
+        stream.upload(&channels.map(value).collect::<Vec<_>>(), &self.query, 0)?;
         let mut list: Vec<_> = (0..(position + 1) as i32 / 4).rev().collect();
         list.resize(LISTED as usize, -1);
-        Ok(stream.upload(&list, self.list, 0)?)
+        Ok(stream.upload(&list, &self.list, 0)?)
     }
 
     fn heads(&self) -> AttentionHeads<'_, B> {
