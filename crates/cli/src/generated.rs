@@ -76,6 +76,6 @@ impl fmt::Display for Report {
         for (what, value) in rows {
             table.add_row([what.to_owned(), value]);
         }
-        write!(f, "{table}")
+        f.write_str(&table.trim_fmt())
     }
 }

@@ -128,6 +128,18 @@ fn colours_are_for_terminals() {
     }
 }
 
+/// A line that is filled up to the longest one wraps on a terminal that is not as wide.
+#[test]
+fn no_line_of_a_result_ends_with_blanks() {
+    for options in ["replay --execute bookkeeping --requests 3", "plan --model tiny --gpu-mem 1GiB"]
+    {
+        let printed = printed(options);
+        assert!(printed.lines().count() > 10, "{options}: {printed}");
+        let filled = printed.lines().find(|line| line.ends_with(' '));
+        assert_eq!(filled, None, "{options}");
+    }
+}
+
 #[test]
 fn every_shell_completes_commands_and_options() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {

@@ -175,7 +175,7 @@ impl fmt::Display for Report {
             "{}: {main} rows, {index} indexer keys, {max_draft} draft tokens\n",
             model.name
         )?;
-        writeln!(f, "{}\n\n{}\n", self.layer_table(), self.total_table())?;
+        writeln!(f, "{}\n\n{}\n", self.layer_table(), self.total_table().trim_fmt())?;
         writeln!(
             f,
             "Requests of each length that fit at once, in this cache and in one planned for that length:\n"

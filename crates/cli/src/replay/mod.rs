@@ -89,7 +89,7 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
     let printed = if args.json {
         output::print(serde_json::to_string_pretty(&summary)?)
     } else {
-        output::print(summary.table())
+        output::print(summary.table().trim_fmt())
     };
     let reported = report.map_or(Ok(()), |file| write_report(file, &summary, &replayed.timeline));
     for example in &summary.mismatch_examples {
