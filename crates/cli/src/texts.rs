@@ -39,6 +39,18 @@ impl Texts {
         tokens.extend((0..).take(end - tokens.len()).map(|at| token(base, at)));
     }
 
+    /// The first `count` tokens of a request: its prompt's, then its own.
+    #[must_use]
+    pub fn prompt(self, text: u64, prompt: Option<&Prompt>, count: u32) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(count as usize);
+        if let Some(prompt) = prompt {
+            self.push_prompt(&mut tokens, prompt, count);
+        }
+        let own = tokens.len() as u32..count;
+        tokens.extend(own.map(|at| self.own_token(text, at)));
+        tokens
+    }
+
     /// The token at `position` of a text that begins like no other.
     #[must_use]
     pub fn own_token(self, text: u64, position: u32) -> u32 {

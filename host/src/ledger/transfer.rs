@@ -60,6 +60,16 @@ impl Ledger {
         Ok(Room { ledger: self.requests.ledger(), slot, blocks, at })
     }
 
+    /// A request that was computed elsewhere goes on here: for callers whose caches have no memory, and so no bytes to come.
+    ///
+    /// # Errors
+    /// [`MoveError::TooLong`]; [`MoveError::Cache`]: [`KvError::NoSuchGroup`], [`KvError::NoFreeSlot`],
+    /// [`KvError::OutOfBlocks`]. Nothing has changed then.
+    pub fn arrive(&mut self, at: Positions) -> Result<RequestId, MoveError> {
+        let room = self.take_room_for(at)?;
+        Ok(self.enter_room(room))
+    }
+
     fn room_of(&mut self, needed: u32) -> Result<(), KvError> {
         if self.make_room(needed) {
             return Ok(());

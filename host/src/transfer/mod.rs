@@ -28,6 +28,6 @@ mod rows;
 pub use error::MoveError;
 pub use export::Export;
 pub use parts::{Part, PartKind, PartLayout, Positions};
-pub use port::Port;
+pub use port::{Port, port_bytes};
 pub(crate) use room::Room;
 pub use room::{Loaded, Reserved};

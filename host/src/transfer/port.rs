@@ -3,12 +3,14 @@
 use super::error::MoveError;
 use super::parts::PartLayout;
 use super::rows::Rows;
+use crate::config::CacheConfig;
 use crate::core::Core;
 use crate::device::{Backend, Buffer, Staged, Stream};
 use crate::error::KvError;
 use crate::ids::{BlockId, LedgerId};
 use crate::ops::{self, BlockCopy, CopyDirection, JOB, StateArena, StateCopies};
 use crate::pool_kind::PoolUnit;
+use crate::schema::Schema;
 use crate::state_layout::unit_image_bytes;
 
 /// Bytes of blocks that go at once, at most: those of a slot where it has more.
@@ -29,14 +31,27 @@ pub struct Port<B: Backend> {
     jobs: Staged<B, i32>,
 }
 
+/// Blocks that go at once, and bytes of memory for so many, or for a slot.
+fn staging(config: &CacheConfig, layout: &PartLayout, slot_bytes: u64) -> (u32, u64) {
+    let most = STAGING.checked_div(layout.block_bytes()).unwrap_or(1);
+    let blocks = most.clamp(1, config.max_blocks_per_request().into()) as u32;
+    (blocks, slot_bytes.max(u64::from(blocks) * layout.block_bytes()))
+}
+
+/// Bytes of the device's memory that the port of a cache takes that is configured so.
+#[must_use]
+pub fn port_bytes(config: &CacheConfig) -> u64 {
+    let slot_bytes = unit_image_bytes(&Schema::new(config), PoolUnit::Slot);
+    let (blocks, bytes) = staging(config, &PartLayout::new(config), slot_bytes);
+    bytes + u64::from(blocks) * (JOB * size_of::<i32>()) as u64
+}
+
 impl<B: Backend> Port<B> {
     pub(super) fn new(core: &Core<B>, cache: LedgerId) -> Result<Self, KvError> {
         let Core { device, schema, config, .. } = core;
         let layout = PartLayout::new(config);
         let slot_bytes = unit_image_bytes(schema, PoolUnit::Slot);
-        let most = STAGING.checked_div(layout.block_bytes()).unwrap_or(1);
-        let blocks = most.clamp(1, config.max_blocks_per_request().into()) as u32;
-        let bytes = slot_bytes.max(u64::from(blocks) * layout.block_bytes());
+        let (blocks, bytes) = staging(config, &layout, slot_bytes);
         Ok(Self {
             cache,
             rows: Rows::new(schema),

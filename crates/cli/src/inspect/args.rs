@@ -85,6 +85,8 @@ impl InspectArgs {
             no_reuse: false,
             checkpoints: None,
             host_cache: None,
+            peers: None,
+            peer: None,
             max_requests: Some(SLOTS),
             token_budget: None,
             step_ms: 33.0,

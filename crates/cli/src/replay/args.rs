@@ -122,6 +122,15 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "no_reuse")]
     pub host_cache: Option<ByteSize>,
 
+    /// Processes, 2 to 16: prompts are computed in one, answers in the others, to which requests move, by NIXL where
+    /// the program has it and DSV4_NIXL names its library, else through files in memory. On a GPU they share its memory.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16))]
+    pub peers: Option<u32>,
+
+    /// Which of these processes this is.
+    #[arg(long, value_name = "N", hide = true)]
+    pub peer: Option<u32>,
+
     /// Request slots, 1 to 65536: how many requests run at once.
     /// [default: as many as let the most requests of the load's mean length fit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CacheConfig::MAX_REQUESTS)))]

@@ -4,11 +4,13 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use dsv4_kv::transfer::Positions;
 use dsv4_kv::{
     Accepted, Admission, CacheConfig, KvError, LayerGroup, Ledger, Prompt, RequestId, StepRequest,
     Suspended, TierStats,
 };
 
+use super::peers::Moved;
 use super::verify::Verification;
 
 /// A cache that a load is replayed through.
@@ -76,6 +78,8 @@ pub struct KernelWork {
     pub tier: TierStats,
     /// The comparison with the reference.
     pub verification: Verification,
+    /// What became of requests that moved to other processes; `None` if there are none.
+    pub moved: Option<Moved>,
 }
 
 /// All tokens of a step, accepted; what they are is told if `tokens` are theirs.
@@ -110,6 +114,13 @@ impl Bookkeeping {
         let groups = groups.filter(|&group| !config.group_layers(group).is_empty()).collect();
         let step_meta = vec![0; ledger.largest_layout().elements()];
         Ok(Self { ledger, groups, step_meta })
+    }
+}
+
+impl Bookkeeping {
+    /// A request goes on here that was computed elsewhere.
+    pub fn arrive(&mut self, at: Positions) -> Result<RequestId> {
+        Ok(self.ledger.arrive(at)?)
     }
 }
 

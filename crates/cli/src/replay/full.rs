@@ -61,6 +61,27 @@ impl<B: Backend> Full<B> {
         &self.cache
     }
 
+    /// The cache, to change, and the stream of its steps.
+    pub fn parts(&mut self) -> (&mut KvCacheManager<B>, &Stream<B>) {
+        (&mut self.cache, &self.stream)
+    }
+
+    /// The request at `index` of the load came with the tokens of its prompt, of which it had reused some; `enter` lets it go
+    /// on here.
+    pub fn arrive(
+        &mut self,
+        index: usize,
+        (tokens, reused): (&[u32], u32),
+        enter: impl FnOnce(&mut KvCacheManager<B>, &Stream<B>) -> Result<RequestId>,
+    ) -> Result<RequestId> {
+        let Self { cache, tensors, stream, .. } = self;
+        let id = enter(cache, stream)?;
+        let history = || Prefix::EMPTY.each(tokens);
+        tensors.inputs.admit(id, history().last().unwrap_or(Prefix::EMPTY));
+        tensors.watch.arrive(cache, stream, (id, index), history(), reused as usize)?;
+        Ok(id)
+    }
+
     /// The stream of its steps.
     pub fn stream(&self) -> &Stream<B> {
         &self.stream
@@ -177,6 +198,7 @@ impl<B: Backend> Execute for Full<B> {
             entries: self.entries,
             tier: self.cache.tier_stats(),
             verification: self.tensors.watch.into_found(),
+            moved: None,
         })
     }
 }
@@ -214,7 +236,8 @@ mod tests {
             WorkspaceLimits { context: 1024, queries: 3, bytes: u64::MAX },
         )
         .expect("a size");
-        let left = memory - working_bytes(&config, Some(&indexer), 1, heads);
+        let working = working_bytes(&config, Some(&indexer), 1, heads);
+        let left = memory - working - dsv4_kv::transfer::port_bytes(&config);
         let config = config.with_memory(left).expect("a block and two slots");
         let device = EmuDevice::new(EmuOptions { memory, ..EmuOptions::default() });
         let cache = Full::new(device, config, Some(&indexer), 5, vec![sample], (queries, heads));
@@ -278,6 +301,47 @@ mod tests {
         // Rings after the admission and after the step, and a window of 5 layers, what was gathered, entries at the
         // end.
         assert_eq!(found.rows, 5 * 3 * 128 + 2 * 16 + 1 + found.entries);
+    }
+
+    /// Prefills 130 tokens in one cache, from which they move to another, with what `spoil` makes of their bytes, and
+    /// decodes one token there.
+    fn moves(spoil: impl FnOnce(&mut [u8])) -> Verification {
+        let [mut source, mut target] = [(); 2].map(|()| cache(Queries::Last(16), 0, 0));
+        let tokens: Vec<u32> = (0..131).collect();
+        let id = source.admit(0, Some(&tokens[..130])).expect("a slot is free").0;
+        let prefill = [StepRequest { id, start: 0, tokens: 130 }];
+        source.step(&prefill, &tokens[..130]).expect("prefill");
+        let mut port = source.cache().open_port().expect("there is memory");
+        let (cache, stream) = source.parts();
+        let mut export = cache.export(stream, &mut port, id).expect("it is between steps");
+        let at = export.positions();
+        let mut payload = vec![0; export.layout().bytes(at) as usize];
+        export.all(&mut payload).expect("the device works");
+        spoil(&mut payload);
+        let mut port = target.cache().open_port().expect("there is memory");
+        let enter = |cache: &mut KvCacheManager<_>, stream: &Stream<_>| {
+            Ok(cache.import(stream, &mut port, (at, &payload))?)
+        };
+        let moved = target.arrive(0, (&tokens[..130], 0), enter).expect("a slot is free");
+        let decode = [StepRequest { id: moved, start: 130, tokens: 1 }];
+        target.step(&decode, &tokens[130..]).expect("decode");
+        target.release(moved).expect("it runs");
+        target.finish().expect("no kernel refused a row").verification
+    }
+
+    #[test]
+    fn what_moved_is_compared_with_the_reference() {
+        let found = moves(|_| {});
+        assert_eq!((found.requests, found.mismatches), (1, 0), "{:?}", found.examples);
+        assert_eq!(found.entries, 2 * (32 + 32) + 1);
+        // The first entry of the first block, and a window's row in the state behind it.
+        let found = moves(|bytes| bytes[3] ^= 0x80);
+        assert!(found.examples[0].contains("entry 0"), "{:?}", found.examples);
+        let found = moves(|bytes| {
+            let state = bytes.len() - 3 * 576;
+            bytes[state..].fill(0x55);
+        });
+        assert!(found.mismatches > 0, "{:?}", found.examples);
     }
 
     #[test]

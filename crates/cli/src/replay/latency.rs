@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 /// A moment of a replay: after so many steps, which took so long.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moment {
     /// Steps until then.
     pub steps: u64,
@@ -26,12 +28,17 @@ struct Marks {
 }
 
 /// Waits of one kind, each in steps and in milliseconds.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waits([Vec<f32>; 2]);
 
 impl Waits {
     fn push(&mut self, wait: [f64; 2]) {
         self.0.iter_mut().zip(wait).for_each(|(of, wait)| of.push(wait as f32));
+    }
+
+    /// Adds others.
+    pub fn extend(&mut self, others: Self) {
+        self.0.iter_mut().zip(others.0).for_each(|(of, others)| of.extend(others));
     }
 
     /// All of them in steps, the shortest first.

@@ -11,6 +11,7 @@
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`] | their comparison with the reference |
 //! | [`mod@drive`], [`changes`], [`timeline`] | the loop, what [`crate::soak`] does between its steps, and what is kept of them |
+//! | [`peers`] | prompts in one process, answers in others |
 //! | [`latency`], [`limit`], [`service`] | how long requests wait, and for what |
 //! | [`summary`], [`reuse`], [`report`] | the result: table and JSON, and the HTML page |
 
@@ -29,6 +30,7 @@ mod latency;
 mod limit;
 mod lists;
 pub mod load;
+mod peers;
 pub mod place;
 mod report;
 mod reuse;
@@ -47,8 +49,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use bytesize::ByteSize;
-use dsv4_kv::KvError;
 use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
+use dsv4_kv::{CacheConfig, KvError};
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub use args::ReplayArgs;
@@ -70,6 +72,12 @@ use timeline::Timeline;
 ///
 /// The report's file is opened first and written last: no result is lost to a file that cannot be.
 pub fn run(args: &ReplayArgs) -> Result<Outcome> {
+    if args.peer.is_some() {
+        let place = Place::choose(args)?;
+        let setup = Setup::new(args, &place)?;
+        peers::decode(place, &setup, &Interrupt::listen()?)?;
+        return Ok(Outcome::Passed);
+    }
     let report = args.report.as_deref().map(ReportFile::open).transpose()?;
     let place = Place::choose(args)?;
     let setup = Setup::new(args, &place)?;
@@ -77,6 +85,9 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
     let interrupt = Interrupt::listen()?;
     let began = Instant::now();
     let replayed = match place {
+        place if args.peers.is_some() => {
+            peers::replay(args.peers.unwrap_or(2), place, &setup, &interrupt)
+        }
         Place::Ledger => replay_ledger(&setup, &interrupt),
         Place::Cpu => {
             let options = EmuOptions { memory: setup.memory, ..EmuOptions::default() };
@@ -119,9 +130,14 @@ fn replay_on<B: Backend>(
     setup: &Setup,
     interrupt: &Interrupt,
 ) -> Result<Replayed> {
-    let (config, indexer) = (setup.config.clone(), setup.indexer.as_ref());
+    replay_through(full_on(device, setup, setup.config.clone())?, setup, interrupt)
+}
+
+/// A cache with its kernels on `device`.
+fn full_on<B: Backend>(device: Device<B>, setup: &Setup, config: CacheConfig) -> Result<Full<B>> {
+    let indexer = setup.indexer.as_ref();
     let cache = Full::new(device, config, indexer, setup.seed, setup.sample.clone(), setup.queries);
-    let cache = cache.map_err(|error| match error {
+    cache.map_err(|error| match error {
         KvError::Device(DeviceError::OutOfMemory { .. }) => InputError::Cache {
             model: setup.config.model.name.clone(),
             memory: ByteSize(setup.memory),
@@ -130,8 +146,7 @@ fn replay_on<B: Backend>(
         }
         .into(),
         error => anyhow::Error::from(error),
-    })?;
-    replay_through(cache, setup, interrupt)
+    })
 }
 
 fn replay_through(cache: impl Execute, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {

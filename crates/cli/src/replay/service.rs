@@ -42,7 +42,7 @@ pub enum Unit {
 }
 
 /// Two quantiles of some waits; none if nobody waited.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Quantiles {
     /// The median.
     pub p50: Option<f32>,
@@ -51,6 +51,12 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
+    /// Of waits in any order.
+    pub(super) fn of_unsorted(mut waits: Vec<f32>) -> Self {
+        waits.sort_unstable_by(f32::total_cmp);
+        Self::of(&waits)
+    }
+
     fn of(sorted: &[f32]) -> Self {
         let at = |percent| (!sorted.is_empty()).then(|| percentile(sorted, percent));
         Self { p50: at(50), p99: at(99) }
@@ -68,11 +74,13 @@ impl Service {
             Quantiles::of(&if unit == Unit::Ms { waits.in_ms() } else { waits.in_steps() })
         };
         let rate = |tokens: u64| if elapsed > 0.0 { tokens as f64 / elapsed } else { 0.0 };
+        let moved = replayed.work.moved.as_ref();
+        let elsewhere = moved.map_or(0.0, |moved| moved.rate[usize::from(unit == Unit::Ms)]);
         Self {
             unit,
             elapsed,
-            tokens_per_unit: rate(timeline.prefill() + timeline.decode()),
-            generated_per_unit: rate(timeline.decode()),
+            tokens_per_unit: rate(timeline.prefill() + timeline.decode()) + elsewhere,
+            generated_per_unit: rate(timeline.decode()) + elsewhere,
             queueing: quantiles(&latency.queueing),
             time_to_first_token: quantiles(&latency.first_token),
             time_per_token: quantiles(&latency.per_token),

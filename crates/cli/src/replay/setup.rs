@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bytesize::ByteSize;
+use dsv4_kv::transfer::port_bytes;
 use dsv4_kv::{CacheConfig, KvError, WorkspaceSize, capacity};
 use dsv4_kv_cli::trace::TraceReader;
 use rand::SeedableRng;
@@ -69,7 +70,10 @@ impl Setup {
         let attends = args.attend.unwrap_or(matches!(place, Place::Cuda(_)));
         let model = args.model.as_deref().unwrap_or(defaults.model);
         let heads = attends.then(|| model::heads(model)).transpose()?;
-        let memory = args.gpu_mem.map_or(defaults.memory, |size| size.as_u64());
+        // On a GPU all processes share its memory.
+        let shares = if matches!(place, Place::Cuda(_)) { args.peers.unwrap_or(1) } else { 1 };
+        let memory = defaults.memory / u64::from(shares);
+        let memory = args.gpu_mem.map_or(memory, |size| size.as_u64());
         let smallest = smallest_cache(args, &defaults, &load)?;
         let most = args.indexer_memory.as_u64();
         let indexer =
@@ -78,6 +82,8 @@ impl Setup {
             Place::Ledger => 0,
             _ => tensors::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32, heads),
         };
+        let port = args.peers.map_or(0, |_| port_bytes(&smallest));
+        let working = if matches!(place, Place::Ledger) { working } else { working + port };
         let rounding = match place {
             Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
             _ => 0,

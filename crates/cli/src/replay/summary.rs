@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::drive::Replayed;
+use super::peers::Moves;
 use super::reuse::Reuse;
 use super::service::Service;
 use super::setup::Setup;
@@ -39,6 +40,8 @@ pub struct Summary {
     pub preempted: u64,
     /// What was reused, and why not more; none in a cache without checkpoints.
     pub reuse: Option<Reuse>,
+    /// Requests that moved to other processes; none without `--peers`.
+    pub moves: Option<Moves>,
     /// Compressed entries written to the cache, over all layers; 0 in bookkeeping.
     pub entries: u64,
     /// Steps.
@@ -92,6 +95,8 @@ impl Summary {
         let (config, timeline) = (&setup.config, &replayed.timeline);
         let (largest, prepare) = (timeline.largest(), timeline.sorted_times());
         let verification = &replayed.work.verification;
+        let moves = replayed.work.moved.as_ref().map(|moved| moved.moves.clone());
+        let elsewhere = moves.as_ref().map_or(0, |moves| moves.tokens);
         Self {
             model: config.model.name.clone(),
             device,
@@ -100,7 +105,7 @@ impl Summary {
             finished: replayed.finished,
             refused_admissions: replayed.waited,
             rejected: replayed.rejected,
-            tokens: timeline.prefill() + timeline.decode(),
+            tokens: timeline.prefill() + timeline.decode() + elsewhere,
             prefill_tokens: timeline.prefill(),
             reused_tokens: replayed.reuse.reused,
             preempted: replayed.preempted,
@@ -108,6 +113,7 @@ impl Summary {
                 let tier = (config.host_bytes > 0).then_some(replayed.work.tier);
                 Reuse::new(&replayed.reuse, config.num_checkpoints, &largest, tier)
             }),
+            moves,
             entries: replayed.work.entries,
             steps: timeline.steps(),
             service: Service::new(replayed, setup.limits(), setup.balanced_slots),
@@ -179,6 +185,11 @@ impl Summary {
         ];
         let place = rows.iter().position(|(what, _)| *what == "steps").map_or(0, |at| at + 1);
         rows.splice(place..place, self.service.rows());
+        if let Some(moves) = &self.moves {
+            let place = rows.iter().position(|(what, _)| *what == "first token");
+            let place = place.map_or(rows.len(), |at| at + 1);
+            rows.splice(place..place, moves.rows());
+        }
         if self.verified_attended > 0 {
             let attended = format!("{} heads' attention, in f64", self.verified_attended);
             rows.insert(rows.len() - 1, ("", attended));

@@ -14,7 +14,7 @@ use dsv4_kv_oracle::number::bf16_value;
 use dsv4_kv_oracle::rope::Table;
 use dsv4_kv_oracle::row::{CHANNELS, EncodedRow, QUANTISED, RowFormat};
 use dsv4_kv_oracle::swa::{Ring, window};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::attend::Head;
 use super::entries::{self, Rows};
@@ -28,7 +28,7 @@ const ZERO: [u16; CHANNELS] = [0; CHANNELS];
 const DESCRIBED: usize = 8;
 
 /// What a comparison found.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verification {
     /// Requests that were followed to their end.
     pub requests: u64,
@@ -51,6 +51,22 @@ pub struct Verification {
     pub mismatches: u64,
     /// The first of them, in words.
     pub examples: Vec<String>,
+}
+
+impl Verification {
+    /// Adds what was found elsewhere of the same requests.
+    pub fn add(&mut self, other: Self) {
+        let Self { requests: _, reused, rows, entries, lists, scored, near, attended, .. } = other;
+        self.reused += reused;
+        self.rows += rows;
+        self.entries += entries;
+        self.lists += lists;
+        self.scored += scored;
+        self.near += near;
+        self.attended += attended;
+        self.mismatches += other.mismatches;
+        self.examples.extend(other.examples);
+    }
 }
 
 /// The planes of one ring, as they are on the device.

@@ -161,15 +161,46 @@ impl<B: Backend> Watch<B> {
         if reused == 0 {
             return Ok(());
         }
+        for schema in &manager.schema().layers {
+            self.check_ring(&At { manager, stream, layer: schema.layer }, id)?;
+        }
+        self.check_blocks(manager, stream, id)?;
+        self.verifier.count_reused(reused);
+        Ok(())
+    }
+
+    /// A request came from another cache with the tokens of `history`, of which it had reused some: its entries and keys must
+    /// be what it would have computed here. Its windows are compared with the first step: they have all rows then.
+    pub fn arrive(
+        &mut self,
+        manager: &KvCacheManager<B>,
+        stream: &Stream<B>,
+        (id, request): (RequestId, usize),
+        history: impl Iterator<Item = Prefix>,
+        reused: usize,
+    ) -> Result<()> {
+        if !self.sample.contains(&request) {
+            return Ok(());
+        }
+        let (history, rows) = (history.collect(), HashMap::new());
+        self.live.insert(id, Watched { request, history, reused, rows });
+        self.check_blocks(manager, stream, id)
+    }
+
+    /// All entries and keys of a request that is new here.
+    fn check_blocks(
+        &mut self,
+        manager: &KvCacheManager<B>,
+        stream: &Stream<B>,
+        id: RequestId,
+    ) -> Result<()> {
         let blocks = blocks(manager, id)?;
         for schema in &manager.schema().layers {
             let at = &At { manager, stream, layer: schema.layer };
-            self.check_ring(at, id)?;
             for &which in entries::compressors(schema.kind) {
                 self.check_closed(at, id, which, 0, &blocks)?;
             }
         }
-        self.verifier.count_reused(reused);
         Ok(())
     }
 

@@ -1,0 +1,259 @@
+//! The loop of a decode process: requests come with their prompts computed, and go on to their end.
+
+use std::collections::HashMap;
+use std::io::{BufReader, Stdin};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv::{CacheConfig, RequestId, StepRequest};
+use dsv4_kv_transfer::Transport;
+use dsv4_kv_transfer::transport::Files;
+
+use super::super::execute::{Bookkeeping, Execute};
+use super::super::full_on;
+use super::super::latency::Latency;
+use super::super::place::Place;
+use super::super::scheduler::{Job, Part, Scheduler};
+use super::super::setup::Setup;
+use super::counts::CountsIn;
+use super::message::{ToDecode, ToPrefill, Way, receive, send};
+use super::moves::Decoded;
+use super::now_ms;
+use super::takes::BytesIn;
+use crate::interrupt::Interrupt;
+
+/// A request that came.
+#[derive(Clone, Copy, Debug)]
+pub struct Came {
+    /// When its prompt was computed, by the clock of the machine.
+    pub at_ms: f64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// How requests come to a cache.
+pub trait Takes<E> {
+    /// What the other process says of one.
+    fn hear(&mut self, message: ToDecode) -> Result<()>;
+
+    /// Those of which all is here since the last call.
+    fn poll(&mut self) -> Result<Vec<usize>>;
+
+    /// Whether none is on its way, or waits.
+    fn is_idle(&self) -> bool;
+
+    /// Lets one go on in `cache`.
+    fn admit(&mut self, cache: &mut E, index: usize) -> Result<(RequestId, Came)>;
+
+    /// Bytes that came while prompts were computed.
+    fn early_bytes(&self) -> u64;
+}
+
+/// Runs a decode process: the messages come from standard input, and go to standard output.
+pub fn run(place: Place, setup: &Setup, interrupt: &Interrupt) -> Result<()> {
+    let mut from = BufReader::new(std::io::stdin());
+    let Some(ToDecode::Begin(way)) = receive(&mut from)? else {
+        anyhow::bail!("--peer is for processes that `--peers` starts");
+    };
+    // It shares nothing: what comes has its own blocks.
+    let config = CacheConfig { num_checkpoints: 0, host_bytes: 0, ..setup.config.clone() };
+    let decoded = match place {
+        Place::Ledger => {
+            let (inbox, _) = listen(from);
+            let takes = CountsIn::new(&config);
+            Decode::new(Bookkeeping::new(&config)?, takes, setup).run(&inbox, interrupt)
+        }
+        Place::Cpu => {
+            let options = EmuOptions { memory: setup.memory, ..EmuOptions::default() };
+            on(EmuDevice::new(options), (way, config), from, setup, interrupt)
+        }
+        Place::Cuda(device) => on(device, (way, config), from, setup, interrupt),
+    }?;
+    send(&mut std::io::stdout(), &ToPrefill::Done(Box::new(decoded)))
+}
+
+fn on<B: Backend>(
+    device: Device<B>,
+    (way, config): (Way, CacheConfig),
+    from: BufReader<Stdin>,
+    setup: &Setup,
+    interrupt: &Interrupt,
+) -> Result<Decoded> {
+    match way {
+        #[cfg(feature = "nixl")]
+        Way::Nixl => {
+            let nixl = dsv4_kv_transfer::transport::Nixl::open(&Default::default())?;
+            over(device, (nixl, config), from, setup, interrupt)
+        }
+        Way::Files(directory) => {
+            over(device, (Files::new(directory)?, config), from, setup, interrupt)
+        }
+        Way::Counts => anyhow::bail!("{way:?} moves no bytes"),
+    }
+}
+
+fn over<B: Backend, T: Transport>(
+    device: Device<B>,
+    (transport, config): (T, CacheConfig),
+    from: BufReader<Stdin>,
+    setup: &Setup,
+    interrupt: &Interrupt,
+) -> Result<Decoded> {
+    let cache = full_on(device, setup, config)?;
+    let (inbox, answers) = listen(from);
+    let takes = BytesIn::new(&cache, transport, setup.seed, answers)?;
+    Decode::new(cache, takes, setup).run(&inbox, interrupt)
+}
+
+/// What comes over the pipe: messages, and answers to claims.
+fn listen(mut from: BufReader<Stdin>) -> (mpsc::Receiver<ToDecode>, mpsc::Receiver<bool>) {
+    let (messages, inbox) = mpsc::channel();
+    let (answered, answers) = mpsc::channel();
+    std::thread::spawn(move || {
+        // At the end, or at something else than messages, both ends notice that nothing comes any more.
+        while let Ok(Some(message)) = receive(&mut from) {
+            let kept = match message {
+                ToDecode::Claimed(held) => answered.send(held).is_ok(),
+                message => messages.send(message).is_ok(),
+            };
+            if !kept {
+                return;
+            }
+        }
+    });
+    (inbox, answers)
+}
+
+/// A request that goes on here.
+struct Going {
+    id: RequestId,
+    came: Came,
+    /// Whether it has had a step here.
+    stepped: bool,
+}
+
+/// A decode process.
+struct Decode<'s, E, T> {
+    cache: E,
+    takes: T,
+    setup: &'s Setup,
+    scheduler: Scheduler,
+    going: HashMap<usize, Going>,
+    latency: Latency,
+    decoded: Decoded,
+    /// No more requests come.
+    is_last: bool,
+    /// The replay was interrupted.
+    is_stopped: bool,
+}
+
+impl<'s, E: Execute, T: Takes<E>> Decode<'s, E, T> {
+    fn new(cache: E, takes: T, setup: &'s Setup) -> Self {
+        let scheduler = Scheduler::new(setup.limits());
+        let (latency, decoded) = (Latency::default(), Decoded::default());
+        let (going, is_last, is_stopped) = (HashMap::new(), false, false);
+        Self { cache, takes, setup, scheduler, going, latency, decoded, is_last, is_stopped }
+    }
+
+    fn run(mut self, inbox: &mpsc::Receiver<ToDecode>, interrupt: &Interrupt) -> Result<Decoded> {
+        let mut parts = Vec::new();
+        while !interrupt.is_requested() && !self.is_stopped {
+            while let Ok(message) = inbox.try_recv() {
+                self.hear(message)?;
+            }
+            self.admit()?;
+            self.scheduler.plan(&mut parts);
+            if !parts.is_empty() {
+                self.step(&parts)?;
+            } else if self.is_last && self.takes.is_idle() {
+                break;
+            } else {
+                match inbox.recv_timeout(Duration::from_micros(500)) {
+                    Ok(message) => self.hear(message)?,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) if self.is_last => {}
+                    Err(RecvTimeoutError::Disconnected) => {
+                        anyhow::bail!("the process that computes prompts has ended")
+                    }
+                }
+            }
+        }
+        self.end()
+    }
+
+    fn hear(&mut self, message: ToDecode) -> Result<()> {
+        match message {
+            ToDecode::End => self.is_last = true,
+            ToDecode::Stop => self.is_stopped = true,
+            message => self.takes.hear(message)?,
+        }
+        Ok(())
+    }
+
+    /// Queues what has come, and admits what fits.
+    fn admit(&mut self) -> Result<()> {
+        for index in self.takes.poll()? {
+            let arrival = self.setup.load.get(index).context("a place of the load")?.arrival;
+            let tokens = arrival.cached_tokens();
+            let blocks = self.cache.ledger().blocks_of(tokens);
+            let job = Job { index, input: arrival.input, tokens, blocks };
+            ensure!(self.scheduler.submit(job), "request {index} never fits here");
+            self.latency.submit(index);
+        }
+        while let Some(job) = self.scheduler.admit() {
+            let (id, came) = self.takes.admit(&mut self.cache, job.index)?;
+            self.scheduler.skip(job.input);
+            self.latency.admit(job.index);
+            self.latency.prompt_done(job.index);
+            self.decoded.arrived += 1;
+            self.decoded.bytes += came.bytes;
+            self.decoded.move_ms.push((now_ms() - came.at_ms) as f32);
+            self.going.insert(job.index, Going { id, came, stepped: false });
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, parts: &[Part]) -> Result<()> {
+        let (mut step, mut tokens) = (Vec::new(), Vec::new());
+        for &Part { index, start, tokens: count, .. } in parts {
+            let going = self.going.get(&index).context("a request in the step was admitted")?;
+            step.push(StepRequest { id: going.id, start, tokens: count });
+            let texts = self.setup.texts;
+            tokens.extend((start..start + count).map(|at| texts.own_token(index as u64, at)));
+        }
+        let told: &[u32] = if self.cache.reads_tokens() { &tokens } else { &[] };
+        let before = self.cache.kernel_ms();
+        let prepare = self.cache.step(&step, told)?;
+        let kernels = self.cache.kernel_ms() - before;
+        self.latency.step(kernels + prepare.as_secs_f64() * 1e3);
+        self.decoded.tokens += tokens.len() as u64;
+        for part in parts {
+            let going = self.going.get_mut(&part.index).context("it is in the step")?;
+            if !std::mem::replace(&mut going.stepped, true) {
+                self.decoded.next_token_ms.push((now_ms() - going.came.at_ms) as f32);
+            }
+        }
+        let mut finished = Vec::new();
+        self.scheduler.complete(parts, |index| finished.push(index));
+        for index in finished {
+            let output = self.setup.load[index].arrival.output;
+            self.latency.finish(index, output);
+            self.decoded.finished += 1;
+            let going = self.going.remove(&index).context("it is in the step")?;
+            self.cache.release(going.id)?;
+        }
+        Ok(())
+    }
+
+    fn end(self) -> Result<Decoded> {
+        let Self { cache, takes, latency, mut decoded, .. } = self;
+        let work = cache.finish()?;
+        decoded.early_bytes = takes.early_bytes();
+        (decoded.time, decoded.per_token) = (latency.now(), latency.per_token);
+        (decoded.entries, decoded.kernel_ms) = (work.entries, work.kernel_ms);
+        decoded.verification = work.verification;
+        Ok(decoded)
+    }
+}

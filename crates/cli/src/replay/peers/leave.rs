@@ -1,0 +1,137 @@
+//! The cache that prompts are computed in, from which they leave.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use dsv4_kv::{Ledger, RequestId, StepRequest, TierStats};
+
+use super::super::execute::{Execute, KernelWork};
+use super::super::load::Request;
+use super::super::setup::Setup;
+use super::link::Link;
+use super::message::ToDecode;
+use super::moves::Moved;
+use crate::interrupt::Interrupt;
+use crate::texts::Texts;
+
+/// A prompt that leaves once it is computed.
+pub struct Prompted<'p> {
+    /// Its place in the load.
+    pub index: usize,
+    /// Its name in the cache.
+    pub id: RequestId,
+    /// Its tokens.
+    pub tokens: &'p [u32],
+    /// How many of them it reuses.
+    pub reused: u32,
+}
+
+/// How prompts leave a cache.
+pub trait Mover<E> {
+    /// A prompt was admitted.
+    fn admitted(&mut self, cache: &mut E, to: &Link, prompted: &Prompted<'_>) -> Result<()>;
+
+    /// A step of it has run.
+    fn stepped(&mut self, cache: &mut E, to: &Link, id: RequestId) -> Result<()>;
+
+    /// It gives its slot up: whether all of it has left.
+    fn ended(&mut self, cache: &mut E, to: &Link, id: RequestId) -> Result<bool>;
+}
+
+/// The process that a request goes to.
+fn link(links: &[Link], index: usize) -> &Link {
+    &links[index % links.len()]
+}
+
+/// A cache, and the processes to which its requests move.
+pub struct Leaving<E, M> {
+    inner: E,
+    mover: M,
+    links: Vec<Link>,
+    load: Vec<Request>,
+    texts: Texts,
+    /// By name: the place in the load of what leaves.
+    running: HashMap<RequestId, usize>,
+    sent: u64,
+    interrupt: Interrupt,
+}
+
+impl<E: Execute, M: Mover<E>> Leaving<E, M> {
+    /// Prompts of the load that `setup` describes leave `inner`.
+    pub fn new(inner: E, mover: M, links: Vec<Link>, setup: &Setup, interrupt: &Interrupt) -> Self {
+        let (load, texts, interrupt) = (setup.load.clone(), setup.texts, interrupt.clone());
+        let running = HashMap::new();
+        Self { inner, mover, links, load, texts, running, sent: 0, interrupt }
+    }
+}
+
+impl<E: Execute, M: Mover<E>> Execute for Leaving<E, M> {
+    fn admit(&mut self, index: usize, prompt: Option<&[u32]>) -> Result<(RequestId, u32)> {
+        let (id, reused) = self.inner.admit(index, prompt)?;
+        let Request { arrival, prompt } = &self.load[index];
+        if arrival.output > 1 {
+            let tokens = self.texts.prompt(index as u64, prompt.as_ref(), arrival.input);
+            let prompted = Prompted { index, id, tokens: &tokens, reused };
+            let Self { inner, mover, links, .. } = self;
+            mover.admitted(inner, link(links, index), &prompted)?;
+            self.running.insert(id, index);
+        }
+        Ok((id, reused))
+    }
+
+    fn step(&mut self, step: &[StepRequest], tokens: &[u32]) -> Result<Duration> {
+        let took = self.inner.step(step, tokens)?;
+        for part in step {
+            if let Some(&index) = self.running.get(&part.id) {
+                let Self { inner, mover, links, .. } = self;
+                mover.stepped(inner, link(links, index), part.id)?;
+            }
+        }
+        Ok(took)
+    }
+
+    fn release(&mut self, id: RequestId) -> Result<()> {
+        if let Some(index) = self.running.remove(&id) {
+            let Self { inner, mover, links, .. } = self;
+            let has_left = mover.ended(inner, link(links, index), id)?;
+            self.sent += u64::from(has_left);
+        }
+        self.inner.release(id)
+    }
+
+    fn ledger(&self) -> impl Deref<Target = Ledger> {
+        self.inner.ledger()
+    }
+
+    fn tier(&self) -> TierStats {
+        self.inner.tier()
+    }
+
+    fn kernel_ms(&self) -> f64 {
+        self.inner.kernel_ms()
+    }
+
+    fn reads_tokens(&self) -> bool {
+        self.inner.reads_tokens()
+    }
+
+    /// Waits for the decode processes.
+    fn finish(self) -> Result<KernelWork> {
+        let Self { inner, mover, mut links, sent, interrupt, .. } = self;
+        let mut work = inner.finish()?;
+        let stops = interrupt.is_requested();
+        let mut all = Vec::new();
+        for link in &links {
+            link.send(if stops { &ToDecode::Stop } else { &ToDecode::End })?;
+        }
+        for link in &mut links {
+            all.push(link.wait().context("it has not answered all that moved there")?);
+        }
+        // What it holds was readable until here.
+        drop(mover);
+        Moved::add(&mut work, sent, all);
+        Ok(work)
+    }
+}

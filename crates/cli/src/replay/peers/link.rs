@@ -1,0 +1,100 @@
+//! A decode process, seen from the one that computes prompts.
+
+use std::io::{BufReader, BufWriter};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, anyhow};
+use dsv4_kv_transfer::Source;
+
+use super::message::{ToDecode, ToPrefill, Way, receive, send};
+use super::moves::Decoded;
+
+/// What goes to the process: from the loop, and from the thread that answers its claims.
+type Input = Arc<Mutex<BufWriter<ChildStdin>>>;
+
+/// A decode process.
+pub struct Link {
+    number: u32,
+    child: Child,
+    to: Input,
+    /// Gives what the process did.
+    reader: Option<JoinHandle<Result<Decoded>>>,
+}
+
+impl Link {
+    /// Starts this program again, with the same options, as decode process `number`. `claims` answers whether it may go on
+    /// with a request.
+    pub fn start(
+        number: u32,
+        way: &Way,
+        claims: impl Fn(Source) -> bool + Send + 'static,
+    ) -> Result<Self> {
+        let program = std::env::current_exe().context("where this program is")?;
+        let mut child = Command::new(program)
+            .args(std::env::args_os().skip(1))
+            .args(["--peer", &number.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("a decode process")?;
+        let stdin = child.stdin.take().context("its input is a pipe")?;
+        let from = child.stdout.take().context("its output is a pipe")?;
+        let to = Arc::new(Mutex::new(BufWriter::new(stdin)));
+        let answers = Arc::clone(&to);
+        let reader = std::thread::spawn(move || read(from, &answers, &claims));
+        let link = Self { number, child, to, reader: Some(reader) };
+        link.send(&ToDecode::Begin(way.clone()))?;
+        Ok(link)
+    }
+
+    /// Tells it something.
+    pub fn send(&self, message: &ToDecode) -> Result<()> {
+        let sent = send(&mut *lock(&self.to), message);
+        sent.with_context(|| format!("decode process {}", self.number))
+    }
+
+    /// Whether it runs.
+    pub fn check(&self) -> Result<()> {
+        let has_ended = self.reader.as_ref().is_none_or(JoinHandle::is_finished);
+        if has_ended { Err(anyhow!("decode process {} has ended", self.number)) } else { Ok(()) }
+    }
+
+    /// Waits for its end; what it did.
+    pub fn wait(&mut self) -> Result<Decoded> {
+        let reader = self.reader.take().context("it is waited for once")?;
+        let decoded = reader.join().map_err(|_| anyhow!("its reader has panicked"))?;
+        let status = self.child.wait()?;
+        let decoded = decoded.with_context(|| format!("decode process {}", self.number))?;
+        anyhow::ensure!(status.success(), "decode process {}: {status}", self.number);
+        Ok(decoded)
+    }
+}
+
+fn lock(to: &Input) -> MutexGuard<'_, BufWriter<ChildStdin>> {
+    to.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Answers claims until the process is done.
+fn read(from: ChildStdout, to: &Input, claims: &dyn Fn(Source) -> bool) -> Result<Decoded> {
+    let mut from = BufReader::new(from);
+    while let Some(message) = receive(&mut from)? {
+        match message {
+            ToPrefill::Claim { epoch, lease } => {
+                let held = claims(Source { epoch, lease });
+                send(&mut *lock(to), &ToDecode::Claimed(held))?;
+            }
+            ToPrefill::Done(decoded) => return Ok(*decoded),
+        }
+    }
+    Err(anyhow!("it ended before it was done"))
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // One that has ended cannot be killed, which is as good.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,151 @@
+//! `--peers N`: prompts are computed in this process, answers in N - 1 others, to which requests move.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `message.rs` | what the processes say to each other |
+//! | `link.rs` | a decode process, seen from here |
+//! | `leave.rs` | the cache that prompts are computed in, from which they leave |
+//! | `sends.rs`, `takes.rs` | bytes of requests that leave and come |
+//! | `counts.rs` | the same in bookkeeping, without bytes |
+//! | `decode.rs` | the loop of a decode process |
+//! | `moves.rs` | what became of it |
+
+mod counts;
+mod decode;
+mod leave;
+mod link;
+mod message;
+mod moves;
+mod sends;
+mod takes;
+
+pub use decode::run as decode;
+pub use moves::{Moved, Moves};
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
+use dsv4_kv_transfer::Transport;
+use dsv4_kv_transfer::transport::Files;
+
+use super::drive::{Replayed, drive};
+use super::execute::{Bookkeeping, Execute};
+use super::load::Request;
+use super::place::Place;
+use super::setup::Setup;
+use super::{full_on, progress};
+use crate::interrupt::Interrupt;
+use counts::CountsOut;
+use leave::{Leaving, Mover};
+use link::Link;
+use message::Way;
+use sends::BytesOut;
+
+/// The replay with its prompts here and its answers in `peers - 1` other processes.
+pub fn replay(peers: u32, place: Place, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
+    // Removed when the replay has ended.
+    let directory = tempfile::Builder::new().prefix("dsv4-kv-").tempdir_in(memory_directory())?;
+    let way = match place {
+        Place::Ledger => Way::Counts,
+        _ => Way::choose(directory.path()),
+    };
+    match place {
+        Place::Ledger => {
+            let cache = Bookkeeping::new(&setup.config)?;
+            let mover = CountsOut::new(&setup.config);
+            let links = links(peers, &way, |_| false)?;
+            through(Leaving::new(cache, mover, links, setup, interrupt), &way, setup, interrupt)
+        }
+        Place::Cpu => {
+            let options = EmuOptions { memory: setup.memory, ..EmuOptions::default() };
+            on(EmuDevice::new(options), (peers, &way), setup, interrupt)
+        }
+        Place::Cuda(device) => on(device, (peers, &way), setup, interrupt),
+    }
+}
+
+/// Where files lie in memory, if there is such a place.
+fn memory_directory() -> std::path::PathBuf {
+    let shared = std::path::PathBuf::from("/dev/shm");
+    if shared.is_dir() { shared } else { std::env::temp_dir() }
+}
+
+fn on<B: Backend>(
+    device: Device<B>,
+    (peers, way): (u32, &Way),
+    setup: &Setup,
+    interrupt: &Interrupt,
+) -> Result<Replayed> {
+    match way {
+        #[cfg(feature = "nixl")]
+        Way::Nixl => {
+            let nixl = dsv4_kv_transfer::transport::Nixl::open(&Default::default())?;
+            over(device, nixl, (peers, way), setup, interrupt)
+        }
+        Way::Files(directory) => {
+            over(device, Files::new(directory)?, (peers, way), setup, interrupt)
+        }
+        other => anyhow::bail!("{other:?} moves no bytes"),
+    }
+}
+
+fn over<B: Backend, T: Transport + Send + 'static>(
+    device: Device<B>,
+    transport: T,
+    (peers, way): (u32, &Way),
+    setup: &Setup,
+    interrupt: &Interrupt,
+) -> Result<Replayed> {
+    let cache = full_on(device, setup, setup.config.clone())?;
+    let mover = BytesOut::new(&cache, transport, setup.seed)?;
+    let sender = mover.sender();
+    let links = links(peers, way, move |source| sends::lock(&sender).claim(source))?;
+    through(Leaving::new(cache, mover, links, setup, interrupt), way, setup, interrupt)
+}
+
+/// Starts the decode processes.
+fn links(
+    peers: u32,
+    way: &Way,
+    claims: impl Fn(dsv4_kv_transfer::Source) -> bool + Clone + Send + 'static,
+) -> Result<Vec<Link>> {
+    (1..peers).map(|number| Link::start(number, way, claims.clone())).collect()
+}
+
+/// Runs the prompts, until all answers are there too.
+fn through<E: Execute, M: Mover<E>>(
+    cache: Leaving<E, M>,
+    way: &Way,
+    setup: &Setup,
+    interrupt: &Interrupt,
+) -> Result<Replayed> {
+    let load = prompts(setup);
+    let progress = progress(&load);
+    let load = (&load[..], setup.texts);
+    let mut replayed = drive(cache, load, setup.limits(), setup.clock, &progress, interrupt)?;
+    let moved = replayed.work.moved.as_mut().context("requests moved")?;
+    moved.moves.transport = way.name().to_owned();
+    replayed.finished = replayed.finished.saturating_sub(moved.sent) + moved.finished;
+    replayed.latency.per_token.extend(std::mem::take(&mut moved.per_token));
+    Ok(replayed)
+}
+
+/// The load without answers; a request that does not fit whole stays as it is, and is rejected.
+fn prompts(setup: &Setup) -> Vec<Request> {
+    let limits = setup.limits();
+    let prompt = |request: &Request| {
+        let tokens = request.arrival.cached_tokens();
+        let fits = tokens <= limits.context && tokens.div_ceil(128) <= limits.blocks;
+        let mut request = request.clone();
+        request.arrival.output = if fits { 1 } else { request.arrival.output };
+        request
+    };
+    setup.load.iter().map(prompt).collect()
+}
+
+/// Milliseconds of a clock that all processes of a machine share.
+fn now_ms() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs_f64() * 1e3
+}

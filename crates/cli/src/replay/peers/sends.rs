@@ -1,0 +1,117 @@
+//! Bytes of requests that leave.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use dsv4_kv::device::Backend;
+use dsv4_kv::transfer::{Port, Positions};
+use dsv4_kv::{CacheConfig, RequestId};
+use dsv4_kv_transfer::{Draft, Fingerprint, Sender, Source, Transport};
+
+use super::super::full::Full;
+use super::leave::{Mover, Prompted};
+use super::link::Link;
+use super::message::ToDecode;
+use super::now_ms;
+
+/// Requests that wait to be taken, at most: they hold memory.
+const WAITING: usize = 64;
+
+/// The sender, which answers claims in other threads.
+pub type Shared<T> = Arc<Mutex<Sender<T>>>;
+
+/// The sender, whoever had it last.
+pub fn lock<T: Transport>(sender: &Shared<T>) -> MutexGuard<'_, Sender<T>> {
+    sender.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the processes of a replay have in common.
+pub fn fingerprint(config: &CacheConfig, seed: u64) -> Fingerprint {
+    Fingerprint::new(config, &seed.to_le_bytes(), b"", b"")
+}
+
+/// A request that is computed and leaves meanwhile.
+struct Leaving {
+    index: usize,
+    draft: Draft,
+    /// Bytes that the other process knows of.
+    told: u64,
+}
+
+/// Requests leave with their bytes.
+pub struct BytesOut<B: Backend, T: Transport> {
+    port: Port<B>,
+    sender: Shared<T>,
+    fingerprint: Fingerprint,
+    leaving: HashMap<RequestId, Leaving>,
+}
+
+impl<B: Backend, T: Transport> BytesOut<B, T> {
+    /// They leave `cache` over `transport`.
+    pub fn new(cache: &Full<B>, transport: T, seed: u64) -> Result<Self> {
+        Ok(Self {
+            port: cache.cache().open_port()?,
+            sender: Arc::new(Mutex::new(Sender::new(transport))),
+            fingerprint: fingerprint(cache.cache().config(), seed),
+            leaving: HashMap::new(),
+        })
+    }
+
+    /// Who answers claims.
+    pub fn sender(&self) -> Shared<T> {
+        Arc::clone(&self.sender)
+    }
+}
+
+impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
+    fn admitted(&mut self, cache: &mut Full<B>, to: &Link, prompted: &Prompted<'_>) -> Result<()> {
+        while lock(&self.sender).offers() >= WAITING {
+            to.check()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let &Prompted { index, id, tokens, reused } = prompted;
+        let (cache, stream) = cache.parts();
+        let export = cache.export(stream, &mut self.port, id)?;
+        let trunk = tokens.len() as u32;
+        let draft = if export.layout().has_draft_layers() { trunk } else { 0 };
+        let at = Positions { trunk, draft };
+        let draft = lock(&self.sender).draft(&export, self.fingerprint, (at, tokens))?;
+        let opening = draft.opening();
+        let (manifest, payload) = (opening.manifest, opening.payload.0);
+        to.send(&ToDecode::Open { index, reused, manifest, payload })?;
+        self.leaving.insert(id, Leaving { index, draft, told: 0 });
+        Ok(())
+    }
+
+    fn stepped(&mut self, cache: &mut Full<B>, to: &Link, id: RequestId) -> Result<()> {
+        let Some(leaving) = self.leaving.get_mut(&id) else { return Ok(()) };
+        let (cache, stream) = cache.parts();
+        let mut export = cache.export(stream, &mut self.port, id)?;
+        let ready = lock(&self.sender).take(&mut leaving.draft, &mut export)?;
+        // With the last of it comes the offer.
+        if ready.bytes > leaving.told && !leaving.draft.is_whole() {
+            leaving.told = ready.bytes;
+            let Source { epoch, lease } = ready.source;
+            to.send(&ToDecode::Ready { index: leaving.index, epoch, lease, bytes: ready.bytes })?;
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, _cache: &mut Full<B>, to: &Link, id: RequestId) -> Result<bool> {
+        let Leaving { index, draft, .. } =
+            self.leaving.remove(&id).context("a prompt that leaves was admitted")?;
+        let mut sender = lock(&self.sender);
+        let is_whole = draft.is_whole();
+        if is_whole {
+            let offer = sender.offer(draft)?;
+            let (manifest, payload, at_ms) = (offer.manifest, offer.payload.0, now_ms());
+            to.send(&ToDecode::Offer { index, manifest, payload, at_ms })?;
+        } else {
+            sender.abandon(draft)?;
+            to.send(&ToDecode::Forget { index })?;
+        }
+        Ok(is_whole)
+    }
+}

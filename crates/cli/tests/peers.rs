@@ -1,0 +1,134 @@
+//! `replay --peers` from outside: prompts in one process, answers in others.
+
+use std::io::Write;
+use std::process::{Command as Program, Stdio};
+use std::time::{Duration, Instant};
+
+use assert_cmd::Command;
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+fn replay(options: &str) -> Command {
+    let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
+    command.arg("replay").args(options.split_whitespace());
+    command
+}
+
+fn json(command: &mut Command) -> Value {
+    let output = command.arg("--json").assert().success().get_output().stdout.clone();
+    serde_json::from_slice(&output).expect("standard output is one JSON value")
+}
+
+fn trace(lines: &[&str]) -> NamedTempFile {
+    let mut file = NamedTempFile::new().expect("a temporary file");
+    file.write_all(lines.join("\n").as_bytes()).expect("room for a few lines");
+    file
+}
+
+/// Requests of which the last shares a prefix with the first, and the second has no answer to move for.
+const LINES: [&str; 3] = [
+    r#"{"timestamp": 0, "input_length": 300, "output_length": 6, "hash_ids": [1]}"#,
+    r#"{"timestamp": 0, "input_length": 40, "output_length": 1}"#,
+    r#"{"timestamp": 90000, "input_length": 290, "output_length": 3, "hash_ids": [1]}"#,
+];
+const SMALL: &str = "--device cpu --gpu-mem 300MiB --max-requests 4 --token-budget 100 --verify 3";
+
+#[test]
+fn answers_elsewhere_have_the_bytes_of_the_reference() {
+    let trace = trace(&LINES);
+    let result = json(replay(SMALL).args(["--peers", "2", "--trace"]).arg(trace.path()));
+    let alone = json(replay(SMALL).arg("--trace").arg(trace.path()));
+    for number in ["finished", "tokens", "prefill_tokens", "reused_tokens", "entries"] {
+        assert_eq!(result[number], alone[number], "{number}");
+    }
+    assert_eq!((&result["mismatches"], &result["verified_requests"]), (&0.into(), &3.into()));
+    // Here too, what came is compared before it goes on.
+    let compared = |result: &Value| result["verified_entries"].as_u64().expect("a number");
+    assert!(compared(&result) > compared(&alone), "{result}");
+    let moves = &result["moves"];
+    assert_eq!((&moves["requests"], &moves["tokens"]), (&2.into(), &(5 + 2).into()));
+    assert_eq!(
+        moves["transport"],
+        if std::path::Path::new("/dev/shm").is_dir() { "files in memory" } else { "files" }
+    );
+    let [bytes, early] = ["bytes", "early_bytes"].map(|of| moves[of].as_u64().expect("a number"));
+    // Two full blocks of each prompt at most; those of the second were there when it was admitted.
+    assert!(early > 0 && early < bytes, "{moves}");
+    for wait in
+        [&moves["move_ms"], &moves["next_token_ms"], &result["service"]["time_to_first_token"]]
+    {
+        assert!(wait["p50"].as_f64().is_some_and(|ms| ms >= 0.0), "{wait}");
+    }
+    assert_eq!(alone["moves"], Value::Null);
+}
+
+#[test]
+fn bookkeeping_moves_positions() {
+    let options = "--execute bookkeeping --requests 60 --seed 3";
+    let alone = json(&mut replay(options));
+    for peers in ["2", "4"] {
+        let result = json(replay(options).args(["--peers", peers]));
+        for number in ["finished", "tokens", "prefill_tokens", "rejected"] {
+            assert_eq!(result[number], alone[number], "{number}");
+        }
+        let generated = alone["tokens"].as_u64().zip(alone["prefill_tokens"].as_u64());
+        let generated = generated.map(|(all, prompts)| all - prompts);
+        assert_eq!(result["moves"]["tokens"].as_u64(), generated);
+        assert_eq!(result["moves"]["early_bytes"], 0);
+        assert!(result["moves"]["bytes"].as_u64() > Some(1 << 30), "a prompt has megabytes");
+    }
+}
+
+#[test]
+fn the_report_has_what_moved() {
+    let page = NamedTempFile::new().expect("a temporary file");
+    let options = "--execute bookkeeping --requests 20 --peers 2 --report";
+    replay(options).arg(page.path()).assert().success();
+    let page = std::fs::read_to_string(page.path()).expect("it was written");
+    assert!(page.contains("bytes moved") && page.contains("second token"));
+}
+
+#[test]
+fn who_is_nobodys_peer_says_so() {
+    let output = replay("--peer 1 --execute bookkeeping").write_stdin("").assert().code(1);
+    let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(said.contains("--peers"), "{said}");
+    replay("--peers 1").assert().code(2);
+}
+
+/// The process that this one started.
+fn child_of(process: u32) -> Option<u32> {
+    let of = |entry: std::io::Result<std::fs::DirEntry>| {
+        let name: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{name}/stat")).ok()?;
+        let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?;
+        (parent == process.to_string()).then_some(name)
+    };
+    std::fs::read_dir("/proc").ok()?.find_map(of)
+}
+
+/// A decode process that is killed ends the replay with an error that names it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_decode_process_that_is_killed_is_named() {
+    let program = assert_cmd::cargo::cargo_bin("dsv4-kv");
+    let options = format!("replay {SMALL} --peers 2 --requests 30");
+    let mut command = Program::new(program);
+    let command = command.args(options.split(' ')).stdout(Stdio::null()).stderr(Stdio::piped());
+    let parent = command.spawn().expect("it starts");
+    let patience = Instant::now() + Duration::from_secs(20);
+    let child = loop {
+        assert!(Instant::now() < patience, "a decode process starts");
+        if let Some(child) = child_of(parent.id()) {
+            break child;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    std::thread::sleep(Duration::from_millis(300));
+    let killed = Program::new("kill").args(["-KILL", &child.to_string()]).status();
+    assert!(killed.expect("there is kill").success());
+    let output = parent.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("decode process 1"), "{said}");
+}
