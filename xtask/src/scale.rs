@@ -29,13 +29,17 @@ pub fn run() -> Result<()> {
             return Ok(());
         }
     };
-    let status = workspace::cargo()
-        .args(["test", "--locked", "--package", "dsv4-kv-transfer", "--features", "nixl"])
-        .args(["--test", "protocol", "--", "--test-threads=1", "nixl::"])
-        .env("DSV4_NIXL", library)
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "a test failed");
+    let transfers = ["dsv4-kv-transfer", "--test", "protocol", "--", "--test-threads=1", "nixl::"];
+    let replays = ["dsv4-kv-cli", "--test", "peers", "--", "--ignored", "by_nixl"];
+    for arguments in [transfers, replays] {
+        let status = workspace::cargo()
+            .args(["test", "--locked", "--features", "nixl", "--package"])
+            .args(arguments)
+            .env("DSV4_NIXL", &library)
+            .status()
+            .context("cannot run cargo")?;
+        ensure!(status.success(), "a test failed");
+    }
     Ok(())
 }
 

@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Commands, and features of `dsv4-kv-cli` that they need.
-const FEATURES: [(&str, &str); 2] = [("generate", "generate"), ("serve", "serve")];
+const FEATURES: [(&str, &str); 3] =
+    [("generate", "generate"), ("replay", "nixl"), ("serve", "serve")];
 
 /// Commands whose times say nothing of a server on a GPU, if there is none.
 const LOOKS: [&str; 6] = ["completions", "doctor", "inspect", "plan", "replay", "schema"];
@@ -69,7 +70,8 @@ mod tests {
     fn only_commands_that_need_a_model_are_built_with_one() {
         assert_eq!(features("serve".as_ref()), Some("serve"));
         assert_eq!(features("generate".as_ref()), Some("generate"));
-        for command in ["replay", "plan", "bench", "--help", ""] {
+        assert_eq!(features("replay".as_ref()), Some("nixl"));
+        for command in ["plan", "bench", "--help", ""] {
             assert_eq!(features(command.as_ref()), None, "{command}");
         }
     }

@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 
 fn replay(options: &str) -> Command {
     let mut command = Command::cargo_bin("dsv4-kv").expect("the program is built with its tests");
-    command.arg("replay").args(options.split_whitespace());
+    command.arg("replay").args(options.split_whitespace()).env_remove("DSV4_NIXL");
     command
 }
 
@@ -60,6 +60,21 @@ fn answers_elsewhere_have_the_bytes_of_the_reference() {
         assert!(wait["p50"].as_f64().is_some_and(|ms| ms >= 0.0), "{wait}");
     }
     assert_eq!(alone["moves"], Value::Null);
+}
+
+#[test]
+#[cfg(feature = "nixl")]
+#[ignore = "needs NIXL: cargo xtask scale-test"]
+fn answers_elsewhere_by_nixl_have_the_bytes_of_the_reference() {
+    let library = std::env::var_os("DSV4_NIXL").expect("DSV4_NIXL names libnixl_capi.so");
+    let mut command =
+        replay("--device cpu --gpu-mem 300MiB --peers 3 --token-budget 64 --requests 12");
+    let result = json(command.env("DSV4_NIXL", library));
+    assert_eq!((&result["finished"], &result["mismatches"]), (&12.into(), &0.into()));
+    assert_eq!(
+        (&result["moves"]["transport"], &result["moves"]["requests"]),
+        (&"NIXL".into(), &12.into())
+    );
 }
 
 #[test]

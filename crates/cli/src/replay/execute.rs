@@ -11,7 +11,7 @@ use dsv4_kv::{
 };
 
 use super::peers::Moved;
-use super::verify::Verification;
+use super::verification::Verification;
 
 /// A cache that a load is replayed through.
 pub trait Execute {

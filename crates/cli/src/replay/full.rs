@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
     use crate::replay::tensors::working_bytes;
-    use crate::replay::verify::Verification;
+    use crate::replay::verification::Verification;
 
     const LAYER: LayerId = LayerId(1);
 

@@ -2,17 +2,17 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`args`], [`place`], [`setup`] | options, where it runs, all that follows from both |
+//! | [`args`], [`place`], [`setup`], [`open`] | options, where it runs, all that follows from both, the cache |
 //! | [`clock`], [`scheduler`] | virtual time, continuous batching |
 //! | [`execute`], [`full`] | a step: bookkeeping alone, or with kernels |
 //! | [`tensors`] | what the kernels of a step read and write, and the launches of a layer |
 //! | [`source`], [`inputs`], [`select`] | the kernels' input: random values by token, and which queries gather entries |
 //! | [`attend`] | attention in place of the queries that gather |
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
-//! | [`verify`], [`entries`], [`lists`] | their comparison with the reference |
+//! | [`verify`], [`entries`], [`lists`], [`verification`] | their comparison with the reference, and what it found |
 //! | [`mod@drive`], [`changes`], [`timeline`] | the loop, what [`crate::soak`] does between its steps, and what is kept of them |
 //! | [`peers`] | prompts in one process, answers in others |
-//! | [`latency`], [`limit`], [`service`] | how long requests wait, and for what |
+//! | [`latency`], [`limit`], [`service`], [`quantiles`] | how long requests wait, and for what |
 //! | [`summary`], [`reuse`], [`report`] | the result: table and JSON, and the HTML page |
 
 pub mod args;
@@ -30,8 +30,10 @@ mod latency;
 mod limit;
 mod lists;
 pub mod load;
+mod open;
 mod peers;
 pub mod place;
+mod quantiles;
 mod report;
 mod reuse;
 pub mod scheduler;
@@ -42,27 +44,23 @@ pub mod source;
 mod summary;
 mod tensors;
 mod timeline;
+mod verification;
 mod verify;
 mod watch;
 
 use std::time::Instant;
 
 use anyhow::Result;
-use bytesize::ByteSize;
-use dsv4_kv::device::{Backend, Device, DeviceError, EmuDevice, EmuOptions};
-use dsv4_kv::{CacheConfig, KvError};
-use indicatif::{ProgressBar, ProgressStyle};
+use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
 
 pub use args::ReplayArgs;
 
-use crate::error::InputError;
 use crate::interrupt::Interrupt;
 use crate::outcome::Outcome;
 use crate::output::{self, ReportFile};
 use drive::{Replayed, drive};
 use execute::{Bookkeeping, Execute};
-use full::Full;
-use load::Request;
+use open::{full_on, progress};
 use place::Place;
 use setup::Setup;
 pub use summary::Summary;
@@ -133,31 +131,7 @@ fn replay_on<B: Backend>(
     replay_through(full_on(device, setup, setup.config.clone())?, setup, interrupt)
 }
 
-/// A cache with its kernels on `device`.
-fn full_on<B: Backend>(device: Device<B>, setup: &Setup, config: CacheConfig) -> Result<Full<B>> {
-    let indexer = setup.indexer.as_ref();
-    let cache = Full::new(device, config, indexer, setup.seed, setup.sample.clone(), setup.queries);
-    cache.map_err(|error| match error {
-        KvError::Device(DeviceError::OutOfMemory { .. }) => InputError::Cache {
-            model: setup.config.model.name.clone(),
-            memory: ByteSize(setup.memory),
-            left: ByteSize(setup.memory),
-            source: error,
-        }
-        .into(),
-        error => anyhow::Error::from(error),
-    })
-}
-
 fn replay_through(cache: impl Execute, setup: &Setup, interrupt: &Interrupt) -> Result<Replayed> {
     let (load, progress) = ((&setup.load[..], setup.texts), progress(&setup.load));
     drive(cache, load, setup.limits(), setup.clock, &progress, interrupt)
-}
-
-/// A bar on the terminal's error stream, in tokens; nothing where that is no terminal.
-fn progress(load: &[Request]) -> ProgressBar {
-    let tokens = load.iter().map(|request| u64::from(request.arrival.cached_tokens())).sum();
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of {len} tokens, {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(tokens).with_style(style)
 }

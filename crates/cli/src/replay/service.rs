@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::drive::Replayed;
 use super::latency::Waits;
 use super::limit::Limit;
+use super::quantiles::Quantiles;
 use super::scheduler::Limits;
-use super::timeline::percentile;
 
 /// Throughput and waits.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -39,28 +39,6 @@ pub enum Unit {
     /// Milliseconds: of a step, `begin_step` on the host and the kernels of the cache on the device. The model's own
     /// come on top.
     Ms,
-}
-
-/// Two quantiles of some waits; none if nobody waited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
-pub struct Quantiles {
-    /// The median.
-    pub p50: Option<f32>,
-    /// What 99 of 100 do not exceed.
-    pub p99: Option<f32>,
-}
-
-impl Quantiles {
-    /// Of waits in any order.
-    pub(super) fn of_unsorted(mut waits: Vec<f32>) -> Self {
-        waits.sort_unstable_by(f32::total_cmp);
-        Self::of(&waits)
-    }
-
-    fn of(sorted: &[f32]) -> Self {
-        let at = |percent| (!sorted.is_empty()).then(|| percentile(sorted, percent));
-        Self { p50: at(50), p99: at(99) }
-    }
 }
 
 impl Service {

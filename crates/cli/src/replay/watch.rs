@@ -19,7 +19,8 @@ use super::history::{Place, Prefix};
 use super::kept::{self, Gathered, Kept, Shape};
 use super::select::{Batch, Queries};
 use super::source::shape;
-use super::verify::{Batched, RingPlanes, Verification, Verifier};
+use super::verification::Verification;
+use super::verify::{Batched, RingPlanes, Verifier};
 
 /// Bytes of device memory that watching `sample` requests needs.
 pub fn bytes(config: &CacheConfig, sample: u32, heads: Option<u32>) -> u64 {

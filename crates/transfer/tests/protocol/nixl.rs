@@ -35,9 +35,10 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 10] = [
+    let between: [Test; 11] = [
         ("nixl::requests_move_between_processes", processes::requests_move),
         ("nixl::prompts_stream_between_processes", processes::prompts_stream),
+        ("nixl::memory_comes_and_goes", processes::memory_comes_and_goes),
         ("nixl::a_source_that_is_stopped", processes::stopped_sources),
         ("nixl::a_source_that_is_killed", hazards::killed_sources),
         ("nixl::memory_that_is_reused", hazards::memory_that_is_reused),

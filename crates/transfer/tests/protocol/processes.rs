@@ -2,8 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use dsv4_kv_transfer::image::decode_manifest;
+use dsv4_kv_transfer::protocol::{Opening, Ready};
 use dsv4_kv_transfer::{Target, TransferError};
 use libtest_mimic::Failed;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use super::peer::{Peer, receiver, wait};
 use super::world::{BLOCKS, Site, World, deadlines};
@@ -70,6 +74,43 @@ pub fn prompts_stream() -> Result<(), Failed> {
     // As computed here, in one place.
     let alone = world.compute(super::streaming::PROMPT);
     assert!(got == alone, "every byte of one that never moved");
+    Ok(())
+}
+
+/// Memory of all sizes is registered and taken back, up to six at a time, so that addresses are used again and overlap what
+/// the target was told before: what is read is what is there now.
+pub fn memory_comes_and_goes() -> Result<(), Failed> {
+    let world = World::new();
+    let files = super::hazards::Files::new(&world);
+    let (mut peer, mut receiver) = (Peer::bytes(&[]), receiver(deadlines()));
+    let (mut random, start) = (StdRng::seed_from_u64(1), Instant::now());
+    let mut live = Vec::new();
+    for round in 0..200 {
+        let sample = random.random_range(0..world.samples.len());
+        let (offer, lease) = peer.serve(&world, &world.samples[sample], files.of(sample));
+        // In two reads: the second begins in the middle.
+        let (manifest, _) = decode_manifest(&offer.manifest)?;
+        let (source, bytes) = (manifest.source, manifest.payload_bytes() / 3);
+        let opening =
+            Opening { manifest: manifest.encode_opening(), payload: offer.payload.clone() };
+        let transfer = receiver.open(start.elapsed(), &opening, &world.expected())?;
+        let before = receiver.stats().bytes;
+        receiver.ready(start.elapsed(), transfer, &Ready { source, bytes })?;
+        while receiver.stats().bytes < before + bytes {
+            if let Some((_, Err(error))) = receiver.poll(start.elapsed()).pop() {
+                return Err(format!("round {round}: {error}").into());
+            }
+        }
+        receiver.offered(start.elapsed(), transfer, &offer)?;
+        let verified = wait(&mut receiver, start);
+        let verified = verified.map_err(|error| format!("round {round}: {error}"))?;
+        assert_eq!(verified.payload(), world.samples[sample].payload);
+        live.push(lease);
+        while live.len() > random.random_range(0..6) {
+            let lease = live.swap_remove(random.random_range(0..live.len()));
+            peer.ask(&format!("end {lease}"));
+        }
+    }
     Ok(())
 }
 

@@ -10,8 +10,7 @@ use super::super::execute::{Bookkeeping, Execute};
 use super::decode::{Came, Takes};
 use super::leave::{Mover, Prompted};
 use super::link::Link;
-use super::message::ToDecode;
-use super::now_ms;
+use super::message::{ToDecode, now_ms};
 
 /// A request that is so far in all layers.
 fn positions(layout: &PartLayout, tokens: u32) -> Positions {
@@ -62,7 +61,8 @@ impl Mover<Bookkeeping> for CountsOut {
 pub struct CountsIn {
     layout: PartLayout,
     new: Vec<usize>,
-    came: HashMap<usize, (u32, Came)>,
+    /// Tokens, bytes, and when it was.
+    came: HashMap<usize, (u32, u64, f64)>,
 }
 
 impl CountsIn {
@@ -77,7 +77,7 @@ impl Takes<Bookkeeping> for CountsIn {
         let ToDecode::Counted { index, tokens, bytes, at_ms } = message else {
             anyhow::bail!("in bookkeeping no request comes by {message:?}")
         };
-        self.came.insert(index, (tokens, Came { at_ms, bytes }));
+        self.came.insert(index, (tokens, bytes, at_ms));
         self.new.push(index);
         Ok(())
     }
@@ -91,8 +91,10 @@ impl Takes<Bookkeeping> for CountsIn {
     }
 
     fn admit(&mut self, cache: &mut Bookkeeping, index: usize) -> Result<(RequestId, Came)> {
-        let (tokens, came) = self.came.remove(&index).context("what is admitted has come")?;
-        Ok((cache.arrive(positions(&self.layout, tokens))?, came))
+        let came = self.came.remove(&index);
+        let (tokens, bytes, at_ms) = came.context("what is admitted has come")?;
+        let id = cache.arrive(positions(&self.layout, tokens))?;
+        Ok((id, Came { at_ms, entered_ms: now_ms(), bytes }))
     }
 
     fn early_bytes(&self) -> u64 {

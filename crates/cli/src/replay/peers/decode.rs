@@ -1,27 +1,18 @@
 //! The loop of a decode process: requests come with their prompts computed, and go on to their end.
 
 use std::collections::HashMap;
-use std::io::{BufReader, Stdin};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
-use dsv4_kv::{CacheConfig, RequestId, StepRequest};
-use dsv4_kv_transfer::Transport;
-use dsv4_kv_transfer::transport::Files;
+use dsv4_kv::{RequestId, StepRequest};
 
-use super::super::execute::{Bookkeeping, Execute};
-use super::super::full_on;
+use super::super::execute::Execute;
 use super::super::latency::Latency;
-use super::super::place::Place;
 use super::super::scheduler::{Job, Part, Scheduler};
 use super::super::setup::Setup;
-use super::counts::CountsIn;
-use super::message::{ToDecode, ToPrefill, Way, receive, send};
+use super::message::{ToDecode, now_ms};
 use super::moves::Decoded;
-use super::now_ms;
-use super::takes::BytesIn;
 use crate::interrupt::Interrupt;
 
 /// A request that came.
@@ -29,6 +20,8 @@ use crate::interrupt::Interrupt;
 pub struct Came {
     /// When its prompt was computed, by the clock of the machine.
     pub at_ms: f64,
+    /// When it could go on here.
+    pub entered_ms: f64,
     /// Its bytes.
     pub bytes: u64,
 }
@@ -51,81 +44,6 @@ pub trait Takes<E> {
     fn early_bytes(&self) -> u64;
 }
 
-/// Runs a decode process: the messages come from standard input, and go to standard output.
-pub fn run(place: Place, setup: &Setup, interrupt: &Interrupt) -> Result<()> {
-    let mut from = BufReader::new(std::io::stdin());
-    let Some(ToDecode::Begin(way)) = receive(&mut from)? else {
-        anyhow::bail!("--peer is for processes that `--peers` starts");
-    };
-    // It shares nothing: what comes has its own blocks.
-    let config = CacheConfig { num_checkpoints: 0, host_bytes: 0, ..setup.config.clone() };
-    let decoded = match place {
-        Place::Ledger => {
-            let (inbox, _) = listen(from);
-            let takes = CountsIn::new(&config);
-            Decode::new(Bookkeeping::new(&config)?, takes, setup).run(&inbox, interrupt)
-        }
-        Place::Cpu => {
-            let options = EmuOptions { memory: setup.memory, ..EmuOptions::default() };
-            on(EmuDevice::new(options), (way, config), from, setup, interrupt)
-        }
-        Place::Cuda(device) => on(device, (way, config), from, setup, interrupt),
-    }?;
-    send(&mut std::io::stdout(), &ToPrefill::Done(Box::new(decoded)))
-}
-
-fn on<B: Backend>(
-    device: Device<B>,
-    (way, config): (Way, CacheConfig),
-    from: BufReader<Stdin>,
-    setup: &Setup,
-    interrupt: &Interrupt,
-) -> Result<Decoded> {
-    match way {
-        #[cfg(feature = "nixl")]
-        Way::Nixl => {
-            let nixl = dsv4_kv_transfer::transport::Nixl::open(&Default::default())?;
-            over(device, (nixl, config), from, setup, interrupt)
-        }
-        Way::Files(directory) => {
-            over(device, (Files::new(directory)?, config), from, setup, interrupt)
-        }
-        Way::Counts => anyhow::bail!("{way:?} moves no bytes"),
-    }
-}
-
-fn over<B: Backend, T: Transport>(
-    device: Device<B>,
-    (transport, config): (T, CacheConfig),
-    from: BufReader<Stdin>,
-    setup: &Setup,
-    interrupt: &Interrupt,
-) -> Result<Decoded> {
-    let cache = full_on(device, setup, config)?;
-    let (inbox, answers) = listen(from);
-    let takes = BytesIn::new(&cache, transport, setup.seed, answers)?;
-    Decode::new(cache, takes, setup).run(&inbox, interrupt)
-}
-
-/// What comes over the pipe: messages, and answers to claims.
-fn listen(mut from: BufReader<Stdin>) -> (mpsc::Receiver<ToDecode>, mpsc::Receiver<bool>) {
-    let (messages, inbox) = mpsc::channel();
-    let (answered, answers) = mpsc::channel();
-    std::thread::spawn(move || {
-        // At the end, or at something else than messages, both ends notice that nothing comes any more.
-        while let Ok(Some(message)) = receive(&mut from) {
-            let kept = match message {
-                ToDecode::Claimed(held) => answered.send(held).is_ok(),
-                message => messages.send(message).is_ok(),
-            };
-            if !kept {
-                return;
-            }
-        }
-    });
-    (inbox, answers)
-}
-
 /// A request that goes on here.
 struct Going {
     id: RequestId,
@@ -135,7 +53,7 @@ struct Going {
 }
 
 /// A decode process.
-struct Decode<'s, E, T> {
+pub struct Decode<'s, E, T> {
     cache: E,
     takes: T,
     setup: &'s Setup,
@@ -150,14 +68,20 @@ struct Decode<'s, E, T> {
 }
 
 impl<'s, E: Execute, T: Takes<E>> Decode<'s, E, T> {
-    fn new(cache: E, takes: T, setup: &'s Setup) -> Self {
+    /// Requests that `takes` takes go on in `cache`.
+    pub fn new(cache: E, takes: T, setup: &'s Setup) -> Self {
         let scheduler = Scheduler::new(setup.limits());
         let (latency, decoded) = (Latency::default(), Decoded::default());
         let (going, is_last, is_stopped) = (HashMap::new(), false, false);
         Self { cache, takes, setup, scheduler, going, latency, decoded, is_last, is_stopped }
     }
 
-    fn run(mut self, inbox: &mpsc::Receiver<ToDecode>, interrupt: &Interrupt) -> Result<Decoded> {
+    /// Runs until no more requests come and all have ended; what was done.
+    pub fn run(
+        mut self,
+        inbox: &mpsc::Receiver<ToDecode>,
+        interrupt: &Interrupt,
+    ) -> Result<Decoded> {
         let mut parts = Vec::new();
         while !interrupt.is_requested() && !self.is_stopped {
             while let Ok(message) = inbox.try_recv() {
@@ -209,7 +133,7 @@ impl<'s, E: Execute, T: Takes<E>> Decode<'s, E, T> {
             self.latency.prompt_done(job.index);
             self.decoded.arrived += 1;
             self.decoded.bytes += came.bytes;
-            self.decoded.move_ms.push((now_ms() - came.at_ms) as f32);
+            self.decoded.move_ms.push((came.entered_ms - came.at_ms) as f32);
             self.going.insert(job.index, Going { id, came, stepped: false });
         }
         Ok(())

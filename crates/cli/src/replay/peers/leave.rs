@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use dsv4_kv::{Ledger, RequestId, StepRequest, TierStats};
 
 use super::super::execute::{Execute, KernelWork};
@@ -12,7 +12,7 @@ use super::super::load::Request;
 use super::super::setup::Setup;
 use super::link::Link;
 use super::message::ToDecode;
-use super::moves::Moved;
+use super::sum;
 use crate::interrupt::Interrupt;
 use crate::texts::Texts;
 
@@ -127,11 +127,11 @@ impl<E: Execute, M: Mover<E>> Execute for Leaving<E, M> {
             link.send(if stops { &ToDecode::Stop } else { &ToDecode::End })?;
         }
         for link in &mut links {
-            all.push(link.wait().context("it has not answered all that moved there")?);
+            all.push(link.wait()?);
         }
         // What it holds was readable until here.
         drop(mover);
-        Moved::add(&mut work, sent, all);
+        sum::add(&mut work, sent, all);
         Ok(work)
     }
 }

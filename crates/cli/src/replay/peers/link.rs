@@ -52,7 +52,7 @@ impl Link {
     /// Tells it something.
     pub fn send(&self, message: &ToDecode) -> Result<()> {
         let sent = send(&mut *lock(&self.to), message);
-        sent.with_context(|| format!("decode process {}", self.number))
+        sent.map_err(|error| anyhow!("decode process {}: {error:#}", self.number))
     }
 
     /// Whether it runs.
@@ -66,7 +66,8 @@ impl Link {
         let reader = self.reader.take().context("it is waited for once")?;
         let decoded = reader.join().map_err(|_| anyhow!("its reader has panicked"))?;
         let status = self.child.wait()?;
-        let decoded = decoded.with_context(|| format!("decode process {}", self.number))?;
+        let number = self.number;
+        let decoded = decoded.map_err(|error| anyhow!("decode process {number}: {error:#}"))?;
         anyhow::ensure!(status.success(), "decode process {}: {status}", self.number);
         Ok(decoded)
     }

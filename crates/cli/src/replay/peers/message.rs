@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
@@ -136,6 +137,12 @@ pub fn receive<M: DeserializeOwned>(from: &mut impl Read) -> Result<Option<M>> {
         }
         Err(error) => Err(error).context("the other process says something else than messages"),
     }
+}
+
+/// Milliseconds of a clock that all processes of a machine share.
+pub fn now_ms() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs_f64() * 1e3
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@
 //! | `leave.rs` | the cache that prompts are computed in, from which they leave |
 //! | `sends.rs`, `takes.rs` | bytes of requests that leave and come |
 //! | `counts.rs` | the same in bookkeeping, without bytes |
-//! | `decode.rs` | the loop of a decode process |
-//! | `moves.rs` | what became of it |
+//! | `answers.rs`, `decode.rs` | a decode process, and its loop |
+//! | `moves.rs`, `sum.rs` | what became of it |
 
+mod answers;
 mod counts;
 mod decode;
 mod leave;
@@ -17,12 +18,11 @@ mod link;
 mod message;
 mod moves;
 mod sends;
+mod sum;
 mod takes;
 
-pub use decode::run as decode;
+pub use answers::run as decode;
 pub use moves::{Moved, Moves};
-
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};
@@ -32,9 +32,9 @@ use dsv4_kv_transfer::transport::Files;
 use super::drive::{Replayed, drive};
 use super::execute::{Bookkeeping, Execute};
 use super::load::Request;
+use super::open::{full_on, progress};
 use super::place::Place;
 use super::setup::Setup;
-use super::{full_on, progress};
 use crate::interrupt::Interrupt;
 use counts::CountsOut;
 use leave::{Leaving, Mover};
@@ -142,10 +142,4 @@ fn prompts(setup: &Setup) -> Vec<Request> {
         request
     };
     setup.load.iter().map(prompt).collect()
-}
-
-/// Milliseconds of a clock that all processes of a machine share.
-fn now_ms() -> f64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    since.as_secs_f64() * 1e3
 }

@@ -4,10 +4,9 @@ use bytesize::ByteSize;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::super::execute::KernelWork;
 use super::super::latency::{Moment, Waits};
-use super::super::service::Quantiles;
-use super::super::verify::Verification;
+use super::super::quantiles::Quantiles;
+use super::super::verification::Verification;
 
 /// What a decode process did.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -58,7 +57,7 @@ pub struct Moves {
     /// From the end of a prompt to the request's entry in the other cache, in milliseconds of real time.
     pub move_ms: Quantiles,
     /// From the end of a prompt, where its first token is, to the end of the step that gives the second, in milliseconds of
-    /// real time.
+    /// real time, comparisons with the reference included.
     pub next_token_ms: Quantiles,
 }
 
@@ -75,36 +74,6 @@ pub struct Moved {
     pub rate: [f64; 2],
     /// From token to token.
     pub per_token: Waits,
-}
-
-impl Moved {
-    /// Adds what decode processes did to what this one did: `sent` requests left.
-    pub fn add(work: &mut KernelWork, sent: u64, all: Vec<Decoded>) {
-        let mut moved = Self { sent, ..Self::default() };
-        let (mut move_ms, mut next_token_ms) = (Vec::new(), Vec::new());
-        moved.moves.decode_processes = all.len() as u32;
-        for decoded in all {
-            let Decoded { time: Moment { steps, ms }, tokens, .. } = decoded;
-            moved.finished += decoded.finished;
-            moved.moves.requests += decoded.arrived;
-            moved.moves.bytes += decoded.bytes;
-            moved.moves.early_bytes += decoded.early_bytes;
-            moved.moves.tokens += tokens;
-            moved.moves.steps += steps;
-            for (rate, elapsed) in moved.rate.iter_mut().zip([steps as f64, ms]) {
-                *rate += if elapsed > 0.0 { tokens as f64 / elapsed } else { 0.0 };
-            }
-            moved.per_token.extend(decoded.per_token);
-            move_ms.extend(decoded.move_ms);
-            next_token_ms.extend(decoded.next_token_ms);
-            work.entries += decoded.entries;
-            work.kernel_ms = work.kernel_ms.zip(decoded.kernel_ms).map(|(own, other)| own + other);
-            work.verification.add(decoded.verification);
-        }
-        moved.moves.move_ms = Quantiles::of_unsorted(move_ms);
-        moved.moves.next_token_ms = Quantiles::of_unsorted(next_token_ms);
-        work.moved = Some(moved);
-    }
 }
 
 impl Moves {

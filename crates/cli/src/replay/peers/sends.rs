@@ -13,8 +13,7 @@ use dsv4_kv_transfer::{Draft, Fingerprint, Sender, Source, Transport};
 use super::super::full::Full;
 use super::leave::{Mover, Prompted};
 use super::link::Link;
-use super::message::ToDecode;
-use super::now_ms;
+use super::message::{ToDecode, now_ms};
 
 /// Requests that wait to be taken, at most: they hold memory.
 const WAITING: usize = 64;

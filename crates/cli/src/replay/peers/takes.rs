@@ -5,7 +5,7 @@ use std::io::Stdout;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
 use dsv4_kv::transfer::{PartLayout, Port};
@@ -18,7 +18,7 @@ use dsv4_kv_transfer::{
 
 use super::super::full::Full;
 use super::decode::{Came, Takes};
-use super::message::{ToDecode, ToPrefill, send};
+use super::message::{ToDecode, ToPrefill, now_ms, send};
 use super::sends::fingerprint;
 
 /// Bytes that may wait here to be admitted.
@@ -157,7 +157,8 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
             let known =
                 self.coming.iter_mut().find(|(_, coming)| coming.transfer == Some(transfer));
             let (&index, coming) = known.context("what has ended was begun")?;
-            coming.verified = Some(verified.with_context(|| format!("request {index}"))?);
+            let verified = verified.map_err(|error| anyhow!("request {index}: {error}"))?;
+            coming.verified = Some(verified);
             came.push(index);
         }
         Ok(came)
@@ -171,15 +172,17 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
         let coming = self.coming.remove(&index).context("what is admitted has come")?;
         let verified = coming.verified.context("what is admitted was verified")?;
         let (at, tokens) = (verified.manifest().at, &verified.manifest().tokens);
-        let Self { port, answers, .. } = self;
+        let (Self { port, answers, .. }, mut entered_ms) = (self, 0.0);
         let id = cache.arrive(index, (tokens, coming.reused), |cache, stream| {
             let room = cache.reserve(at)?;
             let mut target = Target { cache, stream, port };
             let mut channel = Channel { to: std::io::stdout(), answers };
-            Ok(target.admit(&verified, room, &mut channel)?)
+            let id = target.admit(&verified, room, &mut channel)?;
+            entered_ms = now_ms();
+            Ok(id)
         })?;
-        let bytes = verified.payload().len() as u64;
-        Ok((id, Came { at_ms: coming.at_ms, bytes }))
+        let (at_ms, bytes) = (coming.at_ms, verified.payload().len() as u64);
+        Ok((id, Came { at_ms, entered_ms, bytes }))
     }
 
     fn early_bytes(&self) -> u64 {

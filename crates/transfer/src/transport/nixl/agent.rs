@@ -18,6 +18,16 @@ pub(super) struct Agent {
 // SAFETY: objects of the library belong to no thread; it may be used by one thread at a time, as `&mut` says.
 unsafe impl Send for Agent {}
 
+/// Memory as NIXL knows it. The number stands where the number of a device does, which means nothing for host memory, and
+/// no two registrations have the same: a peer keeps what it was told of memory that is gone, and would take that for
+/// what is at the same address now.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub address: usize,
+    pub len: usize,
+    pub number: u64,
+}
+
 /// A list with one piece of memory, which is freed when this is dropped.
 struct Memory<'a> {
     handle: Handle,
@@ -58,25 +68,27 @@ impl Agent {
         Ok(agent)
     }
 
-    fn registered(&self, address: usize, len: usize) -> Result<Memory<'_>, TransportError> {
+    fn registered(&self, place: Place) -> Result<Memory<'_>, TransportError> {
         let (api, mut handle) = (&*self.api, null_mut());
+        let Place { address, len, number } = place;
         // SAFETY: the handle is written if the call succeeds.
         check("create_reg_dlist", unsafe { (api.create_reg_dlist)(DRAM, &mut handle, false) })?;
         let list = Memory { handle, destroy: api.destroy_reg_dlist, _api: api };
         // SAFETY: the list lives; an address and a length are numbers to it.
         let added =
-            unsafe { (api.reg_dlist_add_desc)(handle, address, len, 0, std::ptr::null(), 0) };
+            unsafe { (api.reg_dlist_add_desc)(handle, address, len, number, std::ptr::null(), 0) };
         check("reg_dlist_add_desc", added)?;
         Ok(list)
     }
 
-    fn moved(&self, address: usize, len: usize) -> Result<Memory<'_>, TransportError> {
+    fn moved(&self, place: Place) -> Result<Memory<'_>, TransportError> {
         let (api, mut handle) = (&*self.api, null_mut());
+        let Place { address, len, number } = place;
         // SAFETY: as of `registered`.
         check("create_xfer_dlist", unsafe { (api.create_xfer_dlist)(DRAM, &mut handle, false) })?;
         let list = Memory { handle, destroy: api.destroy_xfer_dlist, _api: api };
         // SAFETY: as of `registered`.
-        let added = unsafe { (api.xfer_dlist_add_desc)(handle, address, len, 0) };
+        let added = unsafe { (api.xfer_dlist_add_desc)(handle, address, len, number) };
         check("xfer_dlist_add_desc", added)?;
         Ok(list)
     }
@@ -85,8 +97,8 @@ impl Agent {
     ///
     /// # Safety
     /// The memory lives until it is deregistered, or the agent is dropped.
-    pub unsafe fn register(&mut self, address: usize, len: usize) -> Result<(), TransportError> {
-        let list = self.registered(address, len)?;
+    pub unsafe fn register(&mut self, place: Place) -> Result<(), TransportError> {
+        let list = self.registered(place)?;
         // SAFETY: by this function's own contract.
         check("register_mem", unsafe {
             (self.api.register_mem)(self.handle, list.handle, self.options)
@@ -94,8 +106,8 @@ impl Agent {
     }
 
     /// Takes the registration back.
-    pub fn deregister(&mut self, address: usize, len: usize) -> Result<(), TransportError> {
-        let list = self.registered(address, len)?;
+    pub fn deregister(&mut self, place: Place) -> Result<(), TransportError> {
+        let list = self.registered(place)?;
         // SAFETY: agent and list live.
         check("deregister_mem", unsafe {
             (self.api.deregister_mem)(self.handle, list.handle, self.options)
@@ -115,19 +127,18 @@ impl Agent {
         }
     }
 
-    /// Begins to read `len` bytes of a peer's memory: a request.
+    /// Begins to read as many bytes of a peer's memory as `to` has: a request.
     ///
     /// # Safety
     /// `to` are so many bytes of registered memory that live, and that nobody touches, until the request has ended or the
     /// agent is dropped.
     pub unsafe fn read(
         &mut self,
-        to: usize,
-        (metadata, from): (&[u8], usize),
-        len: usize,
+        to: Place,
+        (metadata, from): (&[u8], Place),
     ) -> Result<(Handle, c_int), TransportError> {
         let peer = self.load(metadata)?;
-        let (local, remote) = (self.moved(to, len)?, self.moved(from, len)?);
+        let (local, remote) = (self.moved(to)?, self.moved(from)?);
         let (api, options, mut request) = (&*self.api, self.options, null_mut());
         // SAFETY: all objects live, and the name ends with a zero.
         let made = unsafe {

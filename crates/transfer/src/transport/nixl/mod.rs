@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use agent::Agent;
+use agent::{Agent, Place};
 use api::{Api, Handle, IN_PROGRESS};
 
 use crate::mistake::{Mistake, made};
@@ -64,8 +64,8 @@ pub struct Nixl {
 // SAFETY: the functions of the library may be called from any thread, one at a time for an agent.
 unsafe impl Send for Nixl {}
 
-/// Where a peer's memory is, before its agent's metadata: address, length.
-const PLACE: usize = 16;
+/// Where a peer's memory is, before its agent's metadata: address, length, number.
+const PLACE: usize = 24;
 
 impl Nixl {
     /// Loads the library and makes an agent.
@@ -96,10 +96,11 @@ impl Nixl {
     }
 
     /// Where memory is that no read writes.
-    fn place(&self, id: u64) -> Result<(usize, usize), TransportError> {
+    fn place(&self, id: u64) -> Result<Place, TransportError> {
         self.check_no_read(id)?;
         let held = self.regions.get(&id).ok_or(TransportError::Unknown { id })?;
-        Ok((held.region().address() as usize, held.region().bytes().len()))
+        let (address, len) = (held.region().address() as usize, held.region().bytes().len());
+        Ok(Place { address, len, number: id })
     }
 
     /// Refuses memory that a read may write, whoever says that it has ended.
@@ -114,26 +115,30 @@ impl Nixl {
         bytes: Range<usize>,
         from: &Descriptor,
     ) -> Result<Read, TransportError> {
-        let (to, len) = self.place(id)?;
+        let to = self.place(id)?;
+        let len = to.len;
         if bytes.start > bytes.end || bytes.end > len {
             return Err(TransportError::Outside { bytes, len });
         }
         let needed = bytes.end;
         let parts = from.0.split_at_checked(PLACE);
-        let why = || "it is shorter than an address and a length".to_owned();
+        let why = || "it is shorter than an address, a length and a number".to_owned();
         let (place, metadata) = parts.ok_or_else(|| TransportError::Descriptor { why: why() })?;
-        let [address, found] = [0, 8].map(|at| {
+        let [address, found, number] = [0, 8, 16].map(|at| {
             let mut number = [0; 8];
             number.copy_from_slice(&place[at..at + 8]);
-            u64::from_le_bytes(number) as usize
+            u64::from_le_bytes(number)
         });
+        let (address, found) = (address as usize, found as usize);
         if found < needed {
             return Err(TransportError::TooShort { needed, found });
         }
         // SAFETY: the region is kept, and its token is an `InFlight`, until the read is done or the agent was destroyed.
         let (request, status) = unsafe {
-            let (to, from) = (to + bytes.start, address.wrapping_add(bytes.start));
-            self.live()?.read(to, (metadata, from), bytes.len())?
+            let len = bytes.len();
+            let to = Place { address: to.address + bytes.start, len, ..to };
+            let from = Place { address: address.wrapping_add(bytes.start), len, number };
+            self.live()?.read(to, (metadata, from))?
         };
         Ok(Read { request, failed: (status < 0).then_some(status) })
     }
@@ -143,16 +148,17 @@ impl Transport for Nixl {
     fn register(&mut self, mut region: Region) -> Result<Registered, TransportError> {
         // What writes it later does not go through this reference.
         let (address, len) = (region.bytes_mut().as_mut_ptr() as usize, region.bytes().len());
-        // SAFETY: the region is kept until it is deregistered, or the agent is dropped.
-        unsafe { self.live()?.register(address, len)? };
         let (held, memory) = Held::new(region);
+        let place = Place { address, len, number: memory.id() };
+        // SAFETY: the region is kept until it is deregistered, or the agent is dropped.
+        unsafe { self.live()?.register(place)? };
         self.regions.insert(memory.id(), held);
         Ok(memory)
     }
 
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError> {
-        let (address, len) = self.place(memory.id())?;
-        self.live()?.deregister(address, len)?;
+        let place = self.place(memory.id())?;
+        self.live()?.deregister(place)?;
         let held = self.regions.remove(&memory.id());
         held.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
     }
@@ -169,17 +175,18 @@ impl Transport for Nixl {
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
-        let (address, len) = self.place(memory.id())?;
+        let Place { address, len, number } = self.place(memory.id())?;
         let mut bytes = Vec::new();
-        bytes.extend_from_slice(&(address as u64).to_le_bytes());
-        bytes.extend_from_slice(&(len as u64).to_le_bytes());
+        for word in [address as u64, len as u64, number] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
         bytes.extend(self.live()?.metadata()?);
         Ok(Descriptor(bytes))
     }
 
     /// Peers see all bytes as they are.
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
-        let (_, len) = self.place(memory.id())?;
+        let Place { len, .. } = self.place(memory.id())?;
         if bytes.end <= len { Ok(()) } else { Err(TransportError::Outside { bytes, len }) }
     }
 
