@@ -31,16 +31,28 @@ fn run(program: &str, arguments: &str) {
     assert!(output.status.success(), "{program} {arguments}: {said}");
 }
 
-/// Two ends of a cable: one here, the other where the process is. It goes with that namespace.
+/// Waits until a process has a namespace of its own.
+fn wait_for_namespace(process: u32) {
+    let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
+    while of(&process.to_string()) == of("self") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Two ends of a cable: one here, the other where the process is, in a subnet that no other such test has. It goes with that
+/// namespace.
 fn cable(process: u32) -> String {
+    let subnet = format!("10.{}.{}", 200 + process / 250 % 50, process % 250);
     let (here, there) = (format!("kv{process}a"), format!("kv{process}b"));
     run("ip", &format!("link add {here} type veth peer name {there} netns {process}"));
-    run("ip", &format!("addr add 10.213.77.1/24 dev {here}"));
+    run("ip", &format!("addr add {subnet}.1/24 dev {here}"));
     run("ip", &format!("link set {here} up"));
     let inside = |command: &str| run("nsenter", &format!("-t {process} -n ip {command}"));
     inside("link set lo up");
-    inside(&format!("addr add 10.213.77.2/24 dev {there}"));
+    inside(&format!("addr add {subnet}.2/24 dev {there}"));
     inside(&format!("link set {there} up"));
+    // UCX may connect from the address of another device.
+    inside(&format!("route add default via {subnet}.1"));
     here
 }
 
@@ -52,8 +64,7 @@ pub fn a_link_that_goes_down() -> Result<(), Failed> {
     let world = World::new();
     let files = Files::new(&world);
     let mut peer = Peer::apart(&[("UCX_TLS", "tcp")]);
-    // `unshare` becomes the program once it has the namespace.
-    std::thread::sleep(Duration::from_millis(300));
+    wait_for_namespace(peer.child.id());
     let link = cable(peer.child.id());
     let [read, fence] = [500, 1500].map(Duration::from_millis);
     let mut receiver = receiver(Deadlines { read, fence, quiet: fence });
