@@ -90,7 +90,7 @@ pub fn cases() -> Vec<Case> {
         swa(32, 0.0).in_graph(256, 0),
         csa(32, 0.0).in_graph(256, 0),
         hca(64, 32, 0.0).in_graph(256, 0),
-        hca(64, 256, 0.0),
+        Case { peer: None, ..hca(64, 256, 0.0) },
         hca(64, 256, 0.0).in_graph(256, 1 << 20),
         csa(32, 0.0).in_graph(32, 1 << 20),
         hca(64, 32, 0.0).in_graph(32, 1 << 20),
