@@ -1,6 +1,6 @@
 """Asks a frontend for completions and compares each with `dsv4-kv generate` alone.
 
-    python check.py http://127.0.0.1:8000 hash target/debug/dsv4-kv tests/e2e/hash
+    python check.py http://127.0.0.1:8000 hash target/release/dsv4-kv tests/e2e/hash
 
 Ends with 1 if one differs.
 """

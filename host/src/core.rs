@@ -30,14 +30,15 @@ impl<B: Backend> Core<B> {
         Ok(Self { device, config, schema, memory, ledger })
     }
 
-    /// The ledger, to change it: only where the cache, or one of its layer groups, is borrowed mutably. No device call
-    /// runs while another thread waits for it but those of a step's begin.
+    /// The ledger, to change it: only where the cache, or one of its layer groups, is borrowed mutably. Another thread
+    /// waits for it while a step of the other group begins, or its poison is read.
     pub fn ledger(&self) -> RwLockWriteGuard<'_, Ledger> {
         // Every change of the ledger is made whole before anything can panic.
         self.ledger.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ledger, to look at it. Whoever shares the cache may have it as often as he likes: nobody can wait to change it.
+    /// The ledger, to look at it. Whoever shares the cache may have it as often as he likes: who changes it does not
+    /// share it.
     pub fn read_ledger(&self) -> RwLockReadGuard<'_, Ledger> {
         self.ledger.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -12,10 +12,10 @@
 //! |---|---|---|
 //! | `refused` | an admission, a step or a commit returns an error | `error` |
 //! | `rejected` | a step is dropped | |
-//! | `moved` | in `tier`, something has arrived, or could not be moved | `what` |
+//! | `moved` | something has arrived, or could not be moved: in `tier`, or where an admission finds it | `what` |
 //!
 //! They time the host: a step's kernels may still run when it is committed. A step's span is open from its begin to its
-//! end, and entered while the cache works; `Layers::span` hands it out, to be entered while the model runs.
+//! end, and entered in its begin; `Layers::span` hands it out, to be entered around the layers' calls and the model.
 //!
 //! Without the feature there is no code for them. With it, and without a subscriber that wants them, they cost a load
 //! and a branch each and allocate nothing.

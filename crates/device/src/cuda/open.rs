@@ -82,9 +82,10 @@ impl CudaDevice {
     /// where it lies. Nothing frees it here.
     ///
     /// # Safety
-    /// It is memory of this device, in no other buffer, and outlives the result, what is made from that (slices, views,
-    /// graphs that retain it) and the work that takes it. Other work that touches it meanwhile is ordered with the work of
-    /// this device as its owner needs it: by a common stream, or by events.
+    /// It is memory that this device's context can access, in no other buffer, and outlives the result, what is made from
+    /// that (slices, views, graphs that retain it) and the work that takes it. Its allocation, and all other work that touches
+    /// it, is ordered before or after this device's work on it, by a common stream or by events: no two run at once unless
+    /// both only read.
     ///
     /// # Errors
     /// [`DeviceError::BorrowedMemory`] unless `address` is a multiple of 256, as what CUDA allocates is;

@@ -40,7 +40,7 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Which memory of the source a payload lies in, as the source said when it offered it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Source {
-    /// Counts what the source has offered, taken back and reused: while it is the same, nothing was.
+    /// The sender, by a random number: another one, or the same program started again, has another.
     pub epoch: u64,
     /// What the source holds for this image.
     pub lease: u64,

@@ -1,6 +1,7 @@
 //! A decode process, seen from the one that computes prompts.
 
 use std::io::{BufReader, BufWriter};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -37,6 +38,8 @@ impl Link {
             .args(["--peer", &number.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // An interrupt from the terminal is for the first process, which tells the others to stop.
+            .process_group(0)
             .spawn()
             .context("a decode process")?;
         let stdin = child.stdin.take().context("its input is a pipe")?;

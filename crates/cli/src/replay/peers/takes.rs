@@ -90,7 +90,8 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
         let expected = Expected { fingerprint, layout, tokens: None, max_context };
         match begin(&mut self.receiver, self.start.elapsed(), &expected) {
             Ok(id) => Ok(Some(id)),
-            Err(TransferError::NoMemory { .. }) => Ok(None),
+            // What fits once others were admitted.
+            Err(TransferError::NoMemory { needed, budget, .. }) if needed <= budget => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
