@@ -104,6 +104,8 @@ mod tests {
         for _ in 0..40 {
             places.iter().for_each(|&place| offers.add(place));
         }
-        assert_eq!((offers.known.len(), offers.known.capacity()), (16 << 10, room));
+        // Places of what has left count as taken until the set is tidied, so that its capacity may be less.
+        assert_eq!(offers.known.len(), 16 << 10);
+        assert!(offers.known.capacity() <= room, "{} of {room}", offers.known.capacity());
     }
 }
