@@ -1,6 +1,8 @@
 //! `replay --peers` from outside: prompts in one process, answers in others.
 
 use std::io::Write;
+#[cfg(target_os = "linux")]
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command as Program, Stdio};
 use std::time::{Duration, Instant};
 
@@ -122,6 +124,39 @@ fn child_of(process: u32) -> Option<u32> {
     std::fs::read_dir("/proc").ok()?.find_map(of)
 }
 
+/// The decode process of a replay, once it has run for a while.
+fn decode_process(replay: u32) -> u32 {
+    let patience = Instant::now() + Duration::from_secs(20);
+    let child = loop {
+        assert!(Instant::now() < patience, "a decode process starts");
+        if let Some(child) = child_of(replay) {
+            break child;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    std::thread::sleep(Duration::from_millis(300));
+    child
+}
+
+/// An interrupt from a terminal, which all processes of a group get, leaves the table of the steps so far.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_interrupt_of_the_group_leaves_the_result() {
+    let program = assert_cmd::cargo::cargo_bin("dsv4-kv");
+    let options = "replay --execute bookkeeping --peers 2 --requests 400000";
+    let mut command = Program::new(program);
+    let command = command.args(options.split(' ')).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let parent = command.process_group(0).spawn().expect("it starts");
+    decode_process(parent.id());
+    let kill = Program::new("kill").args(["-INT", "--", &format!("-{}", parent.id())]).status();
+    assert!(kill.expect("there is kill").success());
+    let output = parent.wait_with_output().expect("it ends");
+    let (table, said) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
+    let table = String::from_utf8_lossy(table);
+    assert_eq!(output.status.code(), Some(130), "{table}{said}");
+    assert!(table.contains(" interrupted "), "{table}{said}");
+}
+
 /// A decode process that is killed ends the replay with an error that names it.
 #[test]
 #[cfg(target_os = "linux")]
@@ -131,15 +166,7 @@ fn a_decode_process_that_is_killed_is_named() {
     let mut command = Program::new(program);
     let command = command.args(options.split(' ')).stdout(Stdio::null()).stderr(Stdio::piped());
     let parent = command.spawn().expect("it starts");
-    let patience = Instant::now() + Duration::from_secs(20);
-    let child = loop {
-        assert!(Instant::now() < patience, "a decode process starts");
-        if let Some(child) = child_of(parent.id()) {
-            break child;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    std::thread::sleep(Duration::from_millis(300));
+    let child = decode_process(parent.id());
     let killed = Program::new("kill").args(["-KILL", &child.to_string()]).status();
     assert!(killed.expect("there is kill").success());
     let output = parent.wait_with_output().expect("it ends");
