@@ -46,6 +46,17 @@ impl<B, C, P: Policy, const T: usize> PrefixTree<B, C, P, T> {
         self.reference(walk.node, walk.depth, walk.cell)
     }
 
+    /// A reference to the deepest checkpoint of what is there of some blocks of tokens; `None` without one. Nothing is counted
+    /// as used.
+    pub fn refer_to_checkpoint(
+        &mut self,
+        root: &RootKey,
+        blocks: &[[u32; T]],
+    ) -> Option<Reference> {
+        let walk = self.walk(self.root(root)?, blocks);
+        (walk.hit_depth > 0).then(|| self.reference(walk.hit, walk.hit_depth, walk.hit_cell))
+    }
+
     /// What is known of the path down to a reference.
     ///
     /// # Errors

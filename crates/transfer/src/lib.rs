@@ -1,10 +1,11 @@
-//! A request moves from one KV cache to another, as an image that is checked before a byte of it is used.
+//! A request moves from one KV cache to another, or a prefix is copied, as an image that is checked before a byte of it is
+//! used.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`mod@image`] | manifest and payload, and why they are refused |
 //! | [`transport`] | ways by which payloads come |
-//! | [`protocol`] | offers, reads, deadlines, quarantine, admission |
+//! | [`protocol`] | offers, reads, deadlines, quarantine, claims, admission |
 //!
 //! # While a prompt is computed
 //!
@@ -18,8 +19,14 @@
 //! The parts of a request leave its cache ([`dsv4_kv::transfer`]): blocks as soon as they are full, the state of its slot
 //! last. A [`Sender`] holds them in memory that its [`Transport`] has registered, and offers them: the manifest, with a
 //! digest of each part, goes over the control channel, whatever that is. A [`Receiver`] reads the bytes, compares them,
-//! and gives them to a [`Target`], which writes them to room that was reserved in its cache, asks the source whether the
-//! request is its own now, and enters it.
+//! and gives them to a [`Target`], which writes them to room that was reserved in its cache ([`Target::load`]), asks the source
+//! whether the request is its own now, and enters it when the source has said yes ([`Target::settle`]). The target's steps
+//! run meanwhile: no call waits for the source, which has a time to answer in.
+//!
+//! A prefix is offered by [`Sender::offer_prefix`], read and compared in the same way, and entered in the prefix tree by
+//! [`Target::admit_prefix`]: both caches have it then, so that nobody is asked.
+//!
+//! Times count from whenever the caller likes, on each side for itself.
 //!
 //! ```
 //! use std::time::Duration;
@@ -30,7 +37,7 @@
 //! # use dsv4_kv::{Accepted, CacheConfig, KvCacheManager, Launches, StepRequest};
 //! use dsv4_kv_transfer::transport::{Fabric, Loopback};
 //! use dsv4_kv_transfer::{
-//!     Control, Deadlines, Expected, Fingerprint, Receiver, Sender, Source, Target,
+//!     Claimed, Control, Deadlines, Expected, Fingerprint, Receiver, Sender, Source, Target,
 //! };
 //!
 //! # let layers = vec![LayerKind::Swa; 2];
@@ -51,13 +58,14 @@
 //! // ... five tokens later, between steps:
 //! let tokens = [11, 12, 13, 14, 15];
 //! let fabric = Fabric::default();
-//! let (mut sender, mut port) = (Sender::new(Loopback::new(&fabric)), ours.open_port()?);
+//! // 1 GiB of offers at most, each for a minute.
+//! let (mut sender, mut port) = (Sender::new(Loopback::new(&fabric), 1 << 30), ours.open_port()?);
 //! let fingerprint = Fingerprint::new(ours.config(), b"revision of the weights", b"salt", b"");
 //! let mut export = ours.export(&stream, &mut port, id)?;
 //! let at = export.positions();
 //! let mut draft = sender.draft(&export, fingerprint, (at, &tokens))?;
 //! sender.take(&mut draft, &mut export)?;
-//! let offer = sender.offer(draft)?;
+//! let offer = sender.offer(draft, Duration::from_secs(60))?;
 //!
 //! // The offer goes over the control channel. The target, in a thread of its own:
 //! let [read, fence, quiet] = [2, 20, 60].map(Duration::from_secs);
@@ -74,15 +82,31 @@
 //! let verified = verified?;
 //!
 //! // Between two steps of its cache:
-//! struct Channel<'s>(&'s mut Sender<Loopback>);
+//! struct Channel<'s>(&'s mut Sender<Loopback>, Option<bool>);
 //! impl Control for Channel<'_> {
-//!     fn claim(&mut self, source: Source) -> Result<bool, String> {
-//!         Ok(self.0.claim(source))
+//!     fn ask(&mut self, source: Source) -> Result<(), String> {
+//!         // A source elsewhere gets a message, and answers when it does.
+//!         self.1 = Some(self.0.claim(source));
+//!         Ok(())
+//!     }
+//!     fn answer(&mut self, _source: Source) -> Result<Option<bool>, String> {
+//!         Ok(self.1)
+//!     }
+//!     fn give_up(&mut self, source: Source) {
+//!         self.0.give_up(source);
 //!     }
 //! }
+//! let mut channel = Channel(&mut sender, None);
 //! let room = theirs.reserve(verified.manifest().at)?;
 //! let mut target = Target { cache: &mut theirs, stream: &stream, port: &mut port };
-//! let moved = target.admit(&verified, room, &mut Channel(&mut sender))?;
+//! let mut claim = target.load(&verified, room, Duration::from_secs(2), &mut channel)?;
+//! let moved = loop {
+//!     // Between two steps, again and again.
+//!     match target.settle(Duration::ZERO, claim, &mut channel)? {
+//!         Claimed::Waits(waiting) => claim = waiting,
+//!         Claimed::Admitted(id) => break id,
+//!     }
+//! };
 //! assert_eq!(theirs.positions(moved)?, Positions { trunk: 5, draft: 0 });
 //! ours.release(id)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -94,9 +118,9 @@ pub mod mistake;
 pub mod protocol;
 pub mod transport;
 
-pub use image::{Expected, Fingerprint, Image, ImageError, Manifest, Section, Source};
+pub use image::{Expected, Fingerprint, Image, ImageError, ImageKind, Manifest, Section, Source};
 pub use protocol::{
-    Control, Deadlines, Draft, Offer, Opening, Ready, Receiver, Sender, Target, TransferError,
-    TransferId, Verified,
+    Claim, Claimed, Control, Deadlines, Draft, Offer, Opening, Ready, Receiver, Sender, Target,
+    TransferError, TransferId, Verified,
 };
 pub use transport::{Transport, TransportError};

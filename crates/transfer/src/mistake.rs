@@ -22,6 +22,24 @@ pub enum Mistake {
     SectionsIgnored,
     /// A request is loaded into room for another position.
     RoomIgnored,
+    /// A source that does not answer is waited for without end.
+    ClaimWithoutEnd,
+    /// A target that gives up does not tell its source.
+    GivesUpSilently,
+    /// A sender takes more memory than it may.
+    LimitIgnored,
+    /// Offers whose time has ended stay.
+    LeaseIgnored,
+    /// Reads that have failed have no second deadline.
+    FailedStay,
+    /// Reads begin while the transport is to be ended.
+    ReadsWhileDraining,
+    /// The transport is ended while reads go on that somebody waits for.
+    FenceWithoutDraining,
+    /// A transport that could not be made again is not tried again.
+    FenceOnce,
+    /// Transfers of two receivers have the same name.
+    IdsRepeat,
 }
 
 dsv4_kv_prefix::mistake_switch!(Mistake);

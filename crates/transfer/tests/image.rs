@@ -4,8 +4,11 @@ use dsv4_kv::CacheConfig;
 use dsv4_kv::transfer::{PartLayout, Positions};
 use dsv4_kv_transfer::image::{Fact, decode_opening, verify};
 use dsv4_kv_transfer::transport::Fabric;
-use dsv4_kv_transfer::{Expected, Fingerprint, Image, ImageError, Manifest, Section, Source};
+use dsv4_kv_transfer::{
+    Expected, Fingerprint, Image, ImageError, ImageKind, Manifest, Section, Source,
+};
 use kv_layout::config::ModelConfig;
+use kv_layout::geometry::LayerKind;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -18,6 +21,13 @@ fn config() -> CacheConfig {
     CacheConfig::smallest(ModelConfig::preset("tiny").unwrap())
 }
 
+/// Of a model with an HCA layer and a draft layer: its checkpoints are small.
+fn two_layers() -> CacheConfig {
+    let model = config().model;
+    let layers = vec![LayerKind::Hca, LayerKind::Swa];
+    CacheConfig::smallest(ModelConfig { layers, mtp_layers: 1, ..model })
+}
+
 /// An image of random bytes.
 struct Sample {
     fingerprint: Fingerprint,
@@ -28,9 +38,18 @@ struct Sample {
 
 impl Sample {
     fn new(at: Positions, random: &mut StdRng) -> Self {
-        let (fingerprint, layout) =
-            (Fingerprint::new(&config(), b"weights", b"salt", b""), PartLayout::new(&config()));
-        let parts = layout.parts(at);
+        Self::of(ImageKind::Request, at, random)
+    }
+
+    fn prefix(at: Positions, random: &mut StdRng) -> Self {
+        Self::of(ImageKind::Prefix, at, random)
+    }
+
+    fn of(kind: ImageKind, at: Positions, random: &mut StdRng) -> Self {
+        let config = if kind == ImageKind::Prefix { two_layers() } else { config() };
+        let fingerprint = Fingerprint::new(&config, b"weights", b"salt", b"");
+        let layout = PartLayout::new(&config);
+        let parts = kind.parts(&layout, at);
         let bytes: u64 = parts.iter().map(|part| part.bytes).sum();
         let payload: Vec<u8> = (0..bytes).map(|_| random.random()).collect();
         let mut rest = &payload[..];
@@ -42,7 +61,7 @@ impl Sample {
         let sections = parts.iter().map(section).collect();
         let tokens = (0..at.trunk).map(|_| random.random_range(0..100_000)).collect();
         let source = Source { epoch: random.random(), lease: random.random() };
-        let manifest = Manifest { fingerprint, at, source, tokens, sections };
+        let manifest = Manifest { kind, fingerprint, at, source, tokens, sections };
         Self { fingerprint, layout, manifest, payload }
     }
 
@@ -75,8 +94,11 @@ fn at(trunk: u32, draft: u32) -> Positions {
 #[test]
 fn what_is_written_is_read() {
     let mut random = StdRng::seed_from_u64(1);
-    for position in [at(0, 0), at(1, 0), at(3, 3), at(130, 129), at(256, 256)] {
-        let sample = Sample::new(position, &mut random);
+    let requests = [at(0, 0), at(1, 0), at(3, 3), at(130, 129), at(256, 256)];
+    let requests = requests.map(|at| (ImageKind::Request, at));
+    let prefixes = [at(128, 0), at(128, 128), at(256, 256)].map(|at| (ImageKind::Prefix, at));
+    for (kind, position) in requests.into_iter().chain(prefixes) {
+        let sample = Sample::of(kind, position, &mut random);
         let bytes = sample.bytes();
         assert_eq!(bytes.len(), sample.manifest_bytes() + sample.payload.len());
         let image = Image::decode(&bytes, &sample.expected()).unwrap();
@@ -167,14 +189,24 @@ fn mutate(sample: &Sample, bytes: &mut Vec<u8>, random: &mut StdRng) -> &'static
 #[test]
 fn a_hundred_thousand_mutated_images_are_refused() {
     let mut random = StdRng::seed_from_u64(2);
+    let samples = [at(1, 1), at(2, 1), at(6, 5)].map(|at| Sample::new(at, &mut random));
+    refuse_mutations(&samples, &mut random);
+}
+
+#[test]
+fn a_hundred_thousand_mutated_prefixes_are_refused() {
+    let mut random = StdRng::seed_from_u64(5);
+    let samples = [at(128, 0), at(128, 128)].map(|at| Sample::prefix(at, &mut random));
+    refuse_mutations(&samples, &mut random);
+}
+
+fn refuse_mutations(samples: &[Sample], random: &mut StdRng) {
     let mut done = 0;
-    let samples: Vec<_> =
-        [at(1, 1), at(2, 1), at(6, 5)].map(|at| Sample::new(at, &mut random)).into();
     while done < 100_000 {
         let sample = &samples[random.random_range(0..samples.len())];
         let right = sample.bytes();
         let mut bytes = right.clone();
-        let what = mutate(sample, &mut bytes, &mut random);
+        let what = mutate(sample, &mut bytes, random);
         if bytes == right {
             continue;
         }
@@ -197,8 +229,11 @@ fn refusals_name_what_is_wrong() {
         decode(&bytes)
     };
     assert_eq!(changed(0, 0), ImageError::Magic);
-    assert_eq!(changed(8, 2), ImageError::Version { found: 2 });
+    assert_eq!(changed(8, 1), ImageError::Version { found: 1 });
     assert_eq!(changed(12, 1), ImageError::Flags { found: 1, needed: 0 });
+    assert_eq!(changed(12, 2 << 16), ImageError::UnknownKind { found: 2 });
+    // A request that says that it is a prefix, and a prefix that says that it is a request.
+    assert_eq!(changed(12, 1 << 16), ImageError::NoBoundary { at: at(6, 5) });
     assert_eq!(changed(16, 1), ImageError::Foreign(Fact::Shape));
     assert_eq!(changed(48, 1), ImageError::Foreign(Fact::Weights));
     assert_eq!(changed(80, 1), ImageError::Foreign(Fact::Owner));
@@ -230,6 +265,32 @@ fn refusals_name_what_is_wrong() {
     let expected = Expected { layout: &layout, ..sample.expected() };
     let refused = Image::decode(&sample.bytes(), &expected).unwrap_err();
     assert_eq!(refused, ImageError::NoDraftLayers { found: 5 });
+}
+
+/// Each refusal of a prefix that is none of a request.
+#[test]
+fn refusals_of_prefixes_name_what_is_wrong() {
+    let mut random = StdRng::seed_from_u64(6);
+    let sample = Sample::prefix(at(128, 128), &mut random);
+    let check = |at: Positions, kind| {
+        let tokens =
+            sample.manifest.tokens.iter().copied().cycle().take(at.trunk as usize).collect();
+        let sections = sample.manifest.sections.clone();
+        let manifest = Manifest { at, kind, tokens, sections, ..sample.manifest.clone() };
+        manifest.check(&Expected { tokens: None, ..sample.expected() })
+    };
+    check(at(128, 128), ImageKind::Prefix).unwrap();
+    for position in [at(0, 0), at(127, 127), at(129, 0), at(128, 1), at(256, 128)] {
+        let refused = check(position, ImageKind::Prefix).unwrap_err();
+        assert_eq!(refused, ImageError::NoBoundary { at: position });
+    }
+    let refused = check(at(128, 129), ImageKind::Prefix).unwrap_err();
+    assert_eq!(refused, ImageError::Drafts { at: at(128, 129) });
+    // The windows of draft layers are part of it, or are not; and a request has no checkpoint.
+    let refused = check(at(128, 0), ImageKind::Prefix).unwrap_err();
+    assert!(matches!(refused, ImageError::Section { section: 1, .. }), "{refused}");
+    let refused = check(at(128, 128), ImageKind::Request).unwrap_err();
+    assert!(matches!(refused, ImageError::Section { section: 1, .. }), "{refused}");
 }
 
 /// A manifest that was not decoded may name any number of bytes.

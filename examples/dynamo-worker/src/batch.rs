@@ -17,11 +17,13 @@ use dynamo_backend_common::DisaggregationMode;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::args::Options;
-use crate::moves::{self, Offers};
+use crate::moves::{self, Asked, Offers};
 use crate::request::{Job, Update};
 
 /// The longest time without a look at subscribers and offers.
 const PAUSE: Duration = Duration::from_millis(100);
+/// The same while a worker is asked for a request.
+const GLANCE: Duration = Duration::from_millis(1);
 
 /// What the rest of the worker knows of an engine that runs.
 #[derive(Clone)]
@@ -46,6 +48,9 @@ pub struct Ready {
     pub offers: Option<Arc<Offers>>,
 }
 
+/// What is said when a request does not come from another worker.
+const LOST: &str = "a request did not come; it is computed here";
+
 /// A request in the cache.
 struct Running {
     id: RequestId,
@@ -53,6 +58,15 @@ struct Running {
     updates: UnboundedSender<Update>,
     /// Tokens of the prompt that were not computed here.
     reused: u32,
+}
+
+/// A request that has come, and whose worker is asked for it.
+struct Arriving {
+    asked: Asked,
+    sequence: Sequence,
+    updates: UnboundedSender<Update>,
+    /// Tokens that it has.
+    tokens: u32,
 }
 
 /// The engine with its requests.
@@ -64,6 +78,7 @@ pub struct Batch<B: Backend> {
     offers: Option<Arc<Offers>>,
     publisher: Option<Publisher>,
     waiting: VecDeque<Job>,
+    arriving: Vec<Arriving>,
     running: Vec<Running>,
 }
 
@@ -83,8 +98,8 @@ impl<B: Backend> Batch<B> {
         let port = cache.open_port()?;
         let fingerprint = Fingerprint::new(cache.config(), options.revision.as_bytes(), b"", b"");
         let chunk = options.chunk.max(1) as usize;
-        let (waiting, running) = (VecDeque::new(), Vec::new());
-        Ok(Self { engine, port, fingerprint, chunk, offers, publisher, waiting, running })
+        let (waiting, arriving, running) = (VecDeque::new(), Vec::new(), Vec::new());
+        Ok(Self { engine, port, fingerprint, chunk, offers, publisher, waiting, arriving, running })
     }
 
     /// What the rest of the worker knows of it.
@@ -108,6 +123,7 @@ impl<B: Backend> Batch<B> {
         while self.take(jobs) {
             self.drop_cancelled();
             self.admit();
+            self.settle();
             if let Err(error) = self.step() {
                 tracing::error!(%error, "a step has failed");
                 self.fail_all(&error.to_string());
@@ -119,8 +135,9 @@ impl<B: Backend> Batch<B> {
 
     /// Takes what has come, and waits a moment if there is nothing to do. `false`: nothing will come any more.
     fn take(&mut self, jobs: &Receiver<Job>) -> bool {
-        if self.running.is_empty() && self.waiting.is_empty() {
-            match jobs.recv_timeout(PAUSE) {
+        if self.running.is_empty() && (self.waiting.is_empty() || !self.arriving.is_empty()) {
+            let pause = if self.arriving.is_empty() { PAUSE } else { GLANCE };
+            match jobs.recv_timeout(pause) {
                 Ok(job) => self.waiting.push_back(job),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return false,
@@ -137,7 +154,10 @@ impl<B: Backend> Batch<B> {
 
     fn drop_cancelled(&mut self) {
         self.waiting.retain(|job| !job.updates.is_closed());
-        let Self { engine, running, .. } = self;
+        let Self { engine, port, arriving, running, .. } = self;
+        for gone in arriving.extract_if(.., |arriving| arriving.updates.is_closed()) {
+            moves::give_up(engine, port, gone.asked);
+        }
         for gone in running.extract_if(.., |running| running.updates.is_closed()) {
             release(engine, gone.id);
         }
@@ -146,7 +166,7 @@ impl<B: Backend> Batch<B> {
     /// Admits what waits, oldest first, while there are slots: blocks are enough for all slots.
     fn admit(&mut self) {
         let most = self.engine.cache().config().max_requests as usize;
-        while self.running.len() < most {
+        while self.running.len() + self.arriving.len() < most {
             let Some(job) = self.waiting.pop_front() else { break };
             let updates = job.updates.clone();
             if let Err(error) = self.admit_job(job) {
@@ -157,25 +177,56 @@ impl<B: Backend> Batch<B> {
 
     fn admit_job(&mut self, job: Job) -> Result<(), ModelError> {
         let Job { prompt, continuation, moved, updates } = job;
-        let Some(mut sequence) = Sequence::new(prompt, continuation) else {
+        let Some(sequence) = Sequence::new(prompt, continuation) else {
             return Err(ModelError::EmptyPrompt);
         };
-        let came = moved.and_then(|(verified, ticket)| {
-            let admitted = moves::admit(&mut self.engine, &mut self.port, (&verified, &ticket));
-            let lost =
-                |error| tracing::warn!(%error, "a request did not come; it is computed here");
-            Some((admitted.map_err(lost).ok()?, verified.manifest().at.trunk))
-        });
-        let (id, reused) = match came {
-            Some(came) => came,
-            None => {
-                let admission = self.engine.admit_with(sequence.tokens(), b"")?;
-                (admission.id, admission.reused)
+        if let Some((verified, ticket)) = moved {
+            match moves::load(&mut self.engine, &mut self.port, (&verified, &ticket)) {
+                Ok(asked) => {
+                    let tokens = verified.manifest().at.trunk;
+                    self.arriving.push(Arriving { asked, sequence, updates, tokens });
+                    return Ok(());
+                }
+                Err(error) => tracing::warn!(%error, "{LOST}"),
             }
-        };
+        }
+        self.compute(sequence, updates)
+    }
+
+    /// Admits a request whose prompt is computed here, as far as the cache has not computed it before.
+    fn compute(
+        &mut self,
+        mut sequence: Sequence,
+        updates: UnboundedSender<Update>,
+    ) -> Result<(), ModelError> {
+        let admission = self.engine.admit_with(sequence.tokens(), b"")?;
+        let (id, reused) = (admission.id, admission.reused);
         sequence.reuse(reused as usize);
         self.running.push(Running { id, sequence, updates, reused });
         Ok(())
+    }
+
+    /// Lets go on here what other workers have given up since.
+    fn settle(&mut self) {
+        for arriving in std::mem::take(&mut self.arriving) {
+            let Arriving { asked, mut sequence, updates, tokens: reused } = arriving;
+            match moves::settle(&mut self.engine, &mut self.port, asked) {
+                Ok(Ok(id)) => {
+                    sequence.reuse(reused as usize);
+                    self.running.push(Running { id, sequence, updates, reused });
+                }
+                Ok(Err(asked)) => {
+                    self.arriving.push(Arriving { asked, sequence, updates, tokens: reused });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "{LOST}");
+                    let told = updates.clone();
+                    if let Err(error) = self.compute(sequence, updates) {
+                        let _ = told.send(Update::Failed(error.to_string()));
+                    }
+                }
+            }
+        }
     }
 
     /// One token of every request that decodes, and a chunk of every prompt.

@@ -13,14 +13,17 @@ use dsv4_kv::transfer::{PartLayout, Port};
 use dsv4_kv_model::Engine;
 use dsv4_kv_transfer::transport::Files;
 use dsv4_kv_transfer::{
-    Deadlines, Expected, Fingerprint, Receiver, Sender, Target, TransferError, Verified,
+    Claim, Claimed, Deadlines, Expected, Fingerprint, Receiver, Sender, Target, TransferError,
+    Verified,
 };
 
 use crate::args::Options;
-use crate::ticket::{Question, Remote, Ticket, source_of};
+use crate::ticket::{ANSWER, Asks, Question, Remote, Ticket, asked};
 
 /// How long an offer is kept that nobody claims.
 const KEPT: Duration = Duration::from_secs(60);
+/// Bytes that offers take together.
+const HELD: u64 = 16 << 30;
 /// How long who connects may take to ask.
 const ASKS: Duration = Duration::from_secs(2);
 /// How long a read may take.
@@ -38,8 +41,8 @@ pub struct Offers {
 
 struct Held {
     sender: Sender<Files>,
-    /// Leases, the oldest first.
-    since: Vec<(u64, Instant)>,
+    /// What times of offers count from.
+    start: Instant,
 }
 
 impl Offers {
@@ -48,11 +51,11 @@ impl Offers {
     /// # Errors
     /// A directory or an address that cannot be had.
     pub fn listen(options: &Options) -> Result<Arc<Self>> {
-        let sender = Sender::new(Files::new(&options.exchange)?);
+        let sender = Sender::new(Files::new(&options.exchange)?, HELD);
         let control = &options.control;
         let listener =
             TcpListener::bind(control).with_context(|| format!("--control {control}"))?;
-        let held = Mutex::new(Held { sender, since: Vec::new() });
+        let held = Mutex::new(Held { sender, start: Instant::now() });
         let offers = Arc::new(Self { held, control: listener.local_addr()? });
         let shared = Arc::downgrade(&offers);
         std::thread::Builder::new()
@@ -68,22 +71,22 @@ impl Offers {
 
     /// Takes back what nobody has claimed for long.
     pub fn expire(&self) {
-        let Held { sender, since } = &mut *self.lock();
-        since.retain(|(lease, begun)| {
-            let is_old = begun.elapsed() >= KEPT;
-            if is_old && sender.take_back(*lease) {
-                tracing::warn!(lease, "nobody has claimed a request");
-            }
-            !is_old
-        });
+        let Held { sender, start } = &mut *self.lock();
+        for source in sender.expire(start.elapsed()) {
+            tracing::warn!(lease = source.lease, "nobody has claimed a request");
+        }
     }
 
     fn answer(&self, mut asks: TcpStream) -> std::io::Result<()> {
         asks.set_read_timeout(Some(ASKS))?;
-        let mut question: Question = [0; 16];
+        let mut question: Question = [0; 17];
         asks.read_exact(&mut question)?;
-        let granted = self.lock().sender.claim(source_of(question));
-        asks.write_all(&[granted.into()])
+        let done = match asked(question) {
+            Some((Asks::Claim, source)) => self.lock().sender.claim(source),
+            Some((Asks::GivesUp, source)) => self.lock().sender.give_up(source),
+            None => false,
+        };
+        asks.write_all(&[done.into()])
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -121,21 +124,19 @@ pub fn offer<B: Backend>(
     let (cache, stream) = engine.moves();
     let mut export = cache.export(stream, port, id)?;
     let at = export.positions();
-    let Held { sender, since } = &mut *offers.lock();
+    let Held { sender, start } = &mut *offers.lock();
     let mut draft = sender.draft(&export, fingerprint, (at, &tokens[..at.trunk as usize]))?;
     if let Err(error) = sender.take(&mut draft, &mut export) {
         sender.abandon(draft)?;
         return Err(error.into());
     }
-    let offer = match sender.offer(draft) {
+    let offer = match sender.offer(draft, start.elapsed() + KEPT) {
         Ok(offer) => offer,
         Err(refused) => {
             sender.abandon(*refused.0)?;
             return Err(refused.1.into());
         }
     };
-    let (manifest, _) = dsv4_kv_transfer::image::decode_manifest(&offer.manifest)?;
-    since.push((manifest.source.lease, Instant::now()));
     Ok(Ticket::new(offers.control, &offer))
 }
 
@@ -164,16 +165,50 @@ pub fn fetch(
     }
 }
 
-/// Lets a request that came go on here, if its worker still holds it.
+/// A request that has come, whose worker is asked whether it may go on here.
+pub struct Asked {
+    claim: Claim,
+    remote: Remote,
+    begun: Instant,
+}
+
+/// Loads a request that came, and asks its worker for it.
 ///
 /// # Errors
-/// As [`Target::admit`], and no room.
-pub fn admit<B: Backend>(
+/// As [`Target::load`], and no room.
+pub fn load<B: Backend>(
     engine: &mut Engine<B>,
     port: &mut Port<B>,
     (verified, ticket): (&Verified, &Ticket),
-) -> Result<RequestId, TransferError> {
+) -> Result<Asked, TransferError> {
     let (cache, stream) = engine.moves();
     let room = cache.reserve(verified.manifest().at)?;
-    Target { cache, stream, port }.admit(verified, room, &mut Remote(ticket.control))
+    let (mut remote, begun) = (Remote::new(ticket.control), Instant::now());
+    // Connecting and answering have as long each.
+    let until = 2 * ANSWER;
+    let claim = Target { cache, stream, port }.load(verified, room, until, &mut remote)?;
+    Ok(Asked { claim, remote, begun })
+}
+
+/// Lets a request go on here, if its worker has said so; the request, or who is asked still.
+///
+/// # Errors
+/// As [`Target::settle`].
+pub fn settle<B: Backend>(
+    engine: &mut Engine<B>,
+    port: &mut Port<B>,
+    Asked { claim, mut remote, begun }: Asked,
+) -> Result<Result<RequestId, Asked>, TransferError> {
+    let (cache, stream) = engine.moves();
+    match (Target { cache, stream, port }).settle(begun.elapsed(), claim, &mut remote)? {
+        Claimed::Admitted(id) => Ok(Ok(id)),
+        Claimed::Waits(claim) => Ok(Err(Asked { claim, remote, begun })),
+    }
+}
+
+/// Nobody waits for a request any more.
+pub fn give_up<B: Backend>(engine: &mut Engine<B>, port: &mut Port<B>, asked: Asked) {
+    let (cache, stream) = engine.moves();
+    let Asked { claim, mut remote, .. } = asked;
+    Target { cache, stream, port }.give_up(claim, &mut remote);
 }

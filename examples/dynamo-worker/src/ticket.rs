@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use dsv4_kv_transfer::transport::Descriptor;
@@ -10,7 +11,7 @@ use dsv4_kv_transfer::{Control, Offer, Source};
 use serde::{Deserialize, Serialize};
 
 /// How long the prefill worker may take to answer.
-const ANSWER: Duration = Duration::from_secs(2);
+pub const ANSWER: Duration = Duration::from_secs(2);
 
 /// An offer, and who made it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,41 +50,123 @@ impl Ticket {
     }
 }
 
-/// The prefill worker, as a decode worker reaches it.
-pub struct Remote(pub SocketAddr);
+/// A question: what it is, then epoch and lease, little-endian. The answer is one byte.
+pub type Question = [u8; 17];
 
-/// A question: epoch and lease, little-endian. The answer is one byte.
-pub type Question = [u8; 16];
+/// What a question is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asks {
+    /// Whether the request is the decode worker's.
+    Claim = 0,
+    /// Nothing: the decode worker does not want it.
+    GivesUp = 1,
+}
 
-/// The source that a question is about.
+/// What is asked, and the source that it is about; `None` if it is no question.
 #[must_use]
-pub fn source_of(question: Question) -> Source {
-    let [epoch, lease] = [0, 8].map(|at| {
+pub fn asked(question: Question) -> Option<(Asks, Source)> {
+    let [epoch, lease] = [1, 9].map(|at| {
         let mut number = [0; 8];
         number.copy_from_slice(&question[at..at + 8]);
         u64::from_le_bytes(number)
     });
-    Source { epoch, lease }
+    let asks = match question[0] {
+        0 => Asks::Claim,
+        1 => Asks::GivesUp,
+        _ => return None,
+    };
+    Some((asks, Source { epoch, lease }))
+}
+
+/// The prefill worker, as a decode worker reaches it: each question goes from a thread of its own, since it may not be
+/// answered.
+pub struct Remote {
+    control: SocketAddr,
+    answer: Option<mpsc::Receiver<Result<bool, String>>>,
+}
+
+impl Remote {
+    /// Of the worker that listens there.
+    #[must_use]
+    pub fn new(control: SocketAddr) -> Self {
+        Self { control, answer: None }
+    }
+
+    fn send(
+        &self,
+        asks: Asks,
+        source: Source,
+    ) -> Result<mpsc::Receiver<Result<bool, String>>, String> {
+        let (tell, told) = mpsc::channel();
+        let control = self.control;
+        let ask = move || {
+            let answer = exchange(control, asks, source);
+            // Nobody waits for what comes too late.
+            let _ = tell.send(answer.map_err(|error| format!("{control}: {error}")));
+        };
+        let thread = std::thread::Builder::new().name("asks".into()).spawn(ask);
+        thread.map(|_| told).map_err(|error| error.to_string())
+    }
+}
+
+fn exchange(control: SocketAddr, asks: Asks, source: Source) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect_timeout(&control, ANSWER)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    let mut question: Question = [asks as u8; 17];
+    question[1..9].copy_from_slice(&source.epoch.to_le_bytes());
+    question[9..].copy_from_slice(&source.lease.to_le_bytes());
+    stream.write_all(&question)?;
+    let mut answer = [0];
+    stream.read_exact(&mut answer)?;
+    Ok(answer == [1])
 }
 
 impl Control for Remote {
-    fn claim(&mut self, source: Source) -> Result<bool, String> {
-        let ask = || -> std::io::Result<bool> {
-            let mut stream = TcpStream::connect_timeout(&self.0, ANSWER)?;
-            stream.set_read_timeout(Some(ANSWER))?;
-            stream.write_all(&source.epoch.to_le_bytes())?;
-            stream.write_all(&source.lease.to_le_bytes())?;
-            let mut answer = [0];
-            stream.read_exact(&mut answer)?;
-            Ok(answer == [1])
-        };
-        ask().map_err(|error| format!("{}: {error}", self.0))
+    fn ask(&mut self, source: Source) -> Result<(), String> {
+        self.answer = Some(self.send(Asks::Claim, source)?);
+        Ok(())
+    }
+
+    fn answer(&mut self, _source: Source) -> Result<Option<bool>, String> {
+        let Some(answer) = &self.answer else { return Ok(None) };
+        match answer.try_recv() {
+            Ok(answer) => answer.map(Some),
+            Err(mpsc::TryRecvError::Empty) => Ok(None),
+            Err(mpsc::TryRecvError::Disconnected) => Err("the thread that asked has ended".into()),
+        }
+    }
+
+    fn give_up(&mut self, source: Source) {
+        // Its lease ends by itself too.
+        let _ = self.send(Asks::GivesUp, source);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A worker is asked, and told; whoever asks does not wait for it.
+    #[test]
+    fn questions_are_read_as_they_were_asked() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut remote = Remote::new(listener.local_addr().unwrap());
+        let source = Source { epoch: u64::MAX - 3, lease: 7 };
+        remote.ask(source).unwrap();
+        assert_eq!(remote.answer(source).unwrap(), None, "nobody has answered");
+        let (mut asks, _) = listener.accept().unwrap();
+        let mut question: Question = [9; 17];
+        assert_eq!(asked(question), None);
+        asks.read_exact(&mut question).unwrap();
+        assert_eq!(asked(question), Some((Asks::Claim, source)));
+        asks.write_all(&[1]).unwrap();
+        let answer = std::iter::repeat_with(|| remote.answer(source).unwrap()).find_map(|it| it);
+        assert_eq!(answer, Some(true));
+        remote.give_up(source);
+        let (mut told, _) = listener.accept().unwrap();
+        told.read_exact(&mut question).unwrap();
+        assert_eq!(asked(question), Some((Asks::GivesUp, source)));
+    }
 
     #[test]
     fn a_ticket_is_the_offer_again() {

@@ -16,7 +16,7 @@
 //! | `state.rs` | checkpoints of requests |
 //! | `fork.rs` | requests that begin as copies |
 //! | `suspend.rs` | requests without a slot |
-//! | `tier.rs` | what leaves for a lower tier, and what comes back |
+//! | `tier.rs` | what leaves for a lower tier or another cache's tree, and what comes from there |
 //! | `transfer.rs` | requests that leave for another cache, or come from one |
 //! | `step.rs` | a step: begin, commit, reject |
 

@@ -1,4 +1,4 @@
-//! What leaves the prefix tree for a lower tier, which keeps a copy, and what comes back from there.
+//! What leaves the prefix tree for a lower tier or another cache, which keep a copy, and what comes from there.
 
 use dsv4_kv_prefix::{Origin, Path, Place, Reference, RootKey};
 
@@ -184,6 +184,32 @@ impl Ledger {
         give_back(&mut pools, blocks.into_iter().flatten());
         self.release_place(reference);
         entered
+    }
+
+    /// A prefix that came from another cache becomes the tree's: how many blocks it took, and whether it took the checkpoint.
+    /// Nothing is known of why that was taken: it counts as a prompt's.
+    pub(crate) fn enter_moved(
+        &mut self,
+        arrival: Arrival,
+        tokens: &[[u32; BLOCK]],
+        has_draft: bool,
+    ) -> (u32, bool) {
+        self.enter_arrival(arrival, tokens, Origin::Prompt, has_draft)
+    }
+
+    /// The blocks of a prompt down to the deepest checkpoint, in order, and that; `None` without one. They stay until the
+    /// ledger changes.
+    pub(crate) fn prefix_of(&mut self, prompt: &Prompt<'_>) -> Option<(Vec<BlockId>, SavedPlace)> {
+        self.attach_saved();
+        let (root, tokens) = self.shared_prompt(prompt)?;
+        let tree = &mut self.sharing.as_mut()?.tree;
+        let reference = tree.refer_to_checkpoint(&root, tokens.as_chunks().0)?;
+        let place = tree.checkpoint(&reference).ok().flatten().map(SavedCheckpoint::place);
+        let blocks = tree.blocks(&reference).into_iter().flatten();
+        let mut blocks: Vec<_> = blocks.map(|(_, block)| block.id()).collect();
+        blocks.reverse();
+        self.release_place(reference);
+        place.map(|place| (blocks, place))
     }
 
     /// Gives the room of an arrival back. Nothing may be on its way there any more.

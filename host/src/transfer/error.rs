@@ -36,6 +36,19 @@ pub enum MoveError {
     /// Room in another cache, which is returned: only that cache can take it.
     #[error("the room is in another cache; give it to that one")]
     ForeignRoom(Reserved),
+    /// A cache whose prompts share nothing.
+    #[error("prompts of this cache share nothing; give it checkpoints (`num_checkpoints`)")]
+    NothingShared,
+    /// No prefix ends there, or it has other tokens.
+    #[error(
+        "{tokens} tokens at {at:?} are no prefix: it has as many as positions in the trunk, a multiple of 128, and none or as many in draft layers"
+    )]
+    NoPrefix {
+        /// Where it was to end.
+        at: Positions,
+        /// Tokens that were given.
+        tokens: usize,
+    },
     /// A request longer than those of the cache.
     #[error("the request is at {at:?}; requests of this cache have up to {limit} tokens")]
     TooLong {

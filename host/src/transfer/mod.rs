@@ -1,4 +1,5 @@
-//! Requests that move from one cache to another: their parts leave to host memory and come from there.
+//! Requests that move from one cache to another, and prefixes that are copied: their parts leave to host memory and come
+//! from there.
 //!
 //! A cache may differ from the other in `max_draft`, in the number of blocks and in which of them are free: blocks are
 //! numbered from the request's first, and rows of rings by position. What must be equal is [`PartLayout`], the weights
@@ -15,6 +16,7 @@
 //! | `room.rs` | room for a request that comes |
 //! | `export.rs` | to host memory |
 //! | `import.rs` | from host memory |
+//! | `prefix.rs` | prefixes, from tree to tree |
 //! | `error.rs` | why a request does not move |
 
 mod error;
@@ -22,6 +24,7 @@ mod export;
 mod import;
 mod parts;
 mod port;
+mod prefix;
 mod room;
 mod rows;
 
@@ -29,5 +32,6 @@ pub use error::MoveError;
 pub use export::Export;
 pub use parts::{Part, PartKind, PartLayout, Positions};
 pub use port::{Port, port_bytes};
+pub use prefix::{PrefixExport, PrefixImport};
 pub(crate) use room::Room;
 pub use room::{Loaded, Reserved};

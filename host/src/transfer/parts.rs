@@ -46,11 +46,13 @@ pub enum PartKind {
     IndexPrevious,
     /// Running sums of an HCA layer behind the last token: `[1, 1536]` f32; none where its window ends.
     Sums,
+    /// Of a prefix: what a checkpoint has at its end, of all layers, or of those of the trunk: [`crate::checkpoints`].
+    Checkpoint,
 }
 
 impl PartKind {
     /// All kinds, in order.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Block,
         Self::WindowData,
         Self::WindowScale,
@@ -59,6 +61,7 @@ impl PartKind {
         Self::IndexOwn,
         Self::IndexPrevious,
         Self::Sums,
+        Self::Checkpoint,
     ];
 
     /// The rows that a request needs to go on at `position`.
@@ -71,17 +74,18 @@ impl PartKind {
             Self::MainOwn | Self::IndexOwn => open,
             Self::MainPrevious | Self::IndexPrevious => open.saturating_sub(CSA_RATIO),
             Self::Sums => position - u32::from(!position.is_multiple_of(HCA_RATIO)),
+            Self::Checkpoint => position.saturating_sub(WINDOW),
         };
         first..position
     }
 }
 
-/// A part of a request.
+/// A part of a request, or of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
     /// What it holds.
     pub kind: PartKind,
-    /// Its block, counted from the request's first, or its layer.
+    /// Its block, counted from the request's first, or its layer; 0 of a checkpoint.
     pub unit: u32,
     /// Position of its first row; of a block, its first token.
     pub first: u32,
@@ -127,6 +131,8 @@ pub struct PartLayout {
     /// Layers of the trunk.
     trunk: u32,
     block_bytes: u64,
+    /// Bytes of a checkpoint: of the trunk's layers, and of all.
+    checkpoint_bytes: [u64; 2],
 }
 
 impl PartLayout {
@@ -135,7 +141,9 @@ impl PartLayout {
     pub fn new(config: &CacheConfig) -> Self {
         let schema = Schema::new(config);
         let trunk = config.group_layers(LayerGroup::Trunk).end;
+        let of_trunk = Schema { layers: schema.layers[..trunk as usize].to_vec() };
         Self {
+            checkpoint_bytes: [&of_trunk, &schema].map(state_layout::checkpoint_bytes),
             block_bytes: state_layout::unit_image_bytes(&schema, PoolUnit::Block),
             schema,
             trunk,
@@ -208,6 +216,24 @@ impl PartLayout {
     pub fn parts(&self, at: Positions) -> Vec<Part> {
         let blocks = (0..self.blocks(at.trunk)).map(|block| self.block(block, at.trunk));
         blocks.chain(self.state(at)).collect()
+    }
+
+    /// The parts of a prefix, in the order of an image: whole blocks, then the checkpoint at its end, which has the draft
+    /// layers' windows if the prefix is there in them too.
+    #[must_use]
+    pub fn prefix_parts(&self, at: Positions) -> Vec<Part> {
+        let (kind, rows) = (PartKind::Checkpoint, PartKind::Checkpoint.rows(at.trunk));
+        let bytes = self.checkpoint_bytes[usize::from(at.draft > 0)];
+        let (first, entries) = (rows.start, rows.len() as u32);
+        let checkpoint = Part { kind, unit: 0, first, entries, bytes };
+        let blocks = (0..self.blocks(at.trunk)).map(|block| self.block(block, at.trunk));
+        blocks.chain([checkpoint]).collect()
+    }
+
+    /// Bytes of all parts of a prefix.
+    #[must_use]
+    pub fn prefix_bytes(&self, at: Positions) -> u64 {
+        self.prefix_parts(at).iter().map(|part| part.bytes).sum()
     }
 }
 

@@ -323,6 +323,11 @@ suite! {
         forks_move,
         requests_with_shared_prefixes_move,
     }
+    step::moved_prefixes {
+        prompts_go_on_from_what_came,
+        what_is_here_stays,
+        what_cannot_come_changes_nothing,
+    }
     step::cuts {
         some_lengths,
     }

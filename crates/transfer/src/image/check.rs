@@ -1,9 +1,10 @@
 //! What an image must be for a target to take it.
 
-use dsv4_kv::transfer::PartLayout;
+use dsv4_kv::checkpoints::is_boundary;
+use dsv4_kv::transfer::{PartLayout, Positions};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{Fact, Fingerprint, ImageError, Manifest, decode_manifest};
+use super::{Fact, Fingerprint, ImageError, ImageKind, Manifest, decode_manifest};
 use crate::mistake::{Mistake, made};
 
 /// What the target knows of an image before it sees one.
@@ -11,7 +12,7 @@ use crate::mistake::{Mistake, made};
 pub struct Expected<'e> {
     /// Its own.
     pub fingerprint: &'e Fingerprint,
-    /// The parts that requests of its cache have.
+    /// The parts that requests and prefixes of its cache have.
     pub layout: &'e PartLayout,
     /// The request's tokens, if it knows them.
     pub tokens: Option<&'e [u32]>,
@@ -25,8 +26,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`ImageError::Foreign`], [`ImageError::Tokens`], [`ImageError::Drafts`], [`ImageError::NoDraftLayers`],
-    /// [`ImageError::TooLong`], [`ImageError::OtherTokens`],
-    /// [`ImageError::Section`].
+    /// [`ImageError::NoBoundary`], [`ImageError::TooLong`], [`ImageError::OtherTokens`], [`ImageError::Section`].
     pub fn check(&self, expected: &Expected<'_>) -> Result<(), ImageError> {
         let (own, wanted) = (self.fingerprint, expected.fingerprint);
         let facts = [
@@ -43,6 +43,9 @@ impl Manifest {
         }
         if at.draft > at.trunk {
             return Err(ImageError::Drafts { at });
+        }
+        if self.kind == ImageKind::Prefix && !is_prefix_end(at) {
+            return Err(ImageError::NoBoundary { at });
         }
         if at.trunk > expected.max_context {
             return Err(ImageError::TooLong { at, limit: expected.max_context });
@@ -61,7 +64,7 @@ impl Manifest {
     }
 
     pub(crate) fn check_sections(&self, layout: &PartLayout) -> Result<(), ImageError> {
-        let mut needed = layout.parts(self.at).into_iter();
+        let mut needed = self.kind.parts(layout, self.at).into_iter();
         let mut found = self.sections.iter().map(|section| section.part);
         for section in 0.. {
             match (needed.next(), found.next()) {
@@ -72,6 +75,11 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Whether a prefix can end there.
+fn is_prefix_end(at: Positions) -> bool {
+    is_boundary(at.trunk) && [0, at.trunk].contains(&at.draft)
 }
 
 /// Compares a payload with the digests of its manifest.

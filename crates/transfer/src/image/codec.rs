@@ -3,12 +3,12 @@
 use bytemuck::{Pod, Zeroable};
 use dsv4_kv::transfer::{Part, PartKind, Positions};
 
-use super::{Fingerprint, ImageError, Manifest, Section, Source, VERSION};
+use super::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source, VERSION};
 
 /// What a manifest begins with.
 const MAGIC: [u8; 8] = *b"DSV4MOVE";
 /// The flag of what is opened: its digests are still to come.
-const OPENING: u32 = 1;
+const OPENING: u16 = 1;
 /// Bytes of the digest at the end.
 const DIGEST: usize = blake3::OUT_LEN;
 
@@ -20,7 +20,8 @@ const _: () = assert!(cfg!(target_endian = "little"), "numbers are read as they 
 struct Header {
     magic: [u8; 8],
     version: u32,
-    flags: u32,
+    flags: u16,
+    kind: u16,
     shape: [u8; 32],
     weights: [u8; 32],
     owner: [u8; 32],
@@ -84,12 +85,14 @@ impl Manifest {
         self.without_digests().encode_with(OPENING)
     }
 
-    fn encode_with(&self, flags: u32) -> Vec<u8> {
-        let Self { fingerprint: Fingerprint { shape, weights, owner }, at, source, .. } = *self;
+    fn encode_with(&self, flags: u16) -> Vec<u8> {
+        let Self { kind, fingerprint: Fingerprint { shape, weights, owner }, at, source, .. } =
+            *self;
         let header = Header {
             magic: MAGIC,
             version: VERSION,
             flags,
+            kind: kind as u16,
             shape,
             weights,
             owner,
@@ -136,7 +139,7 @@ pub(crate) fn check_end(bytes: &[u8], behind: &[u8]) -> Result<(), ImageError> {
     if behind.is_empty() { Ok(()) } else { Err(ImageError::Length { needed, found }) }
 }
 
-fn decode(bytes: &[u8], flags: u32) -> Result<(Manifest, &[u8]), ImageError> {
+fn decode(bytes: &[u8], flags: u16) -> Result<(Manifest, &[u8]), ImageError> {
     let found = bytes.len() as u64;
     let header = size_of::<Header>();
     let Some((start, _)) = bytes.split_at_checked(header) else {
@@ -162,6 +165,8 @@ fn decode(bytes: &[u8], flags: u32) -> Result<(Manifest, &[u8]), ImageError> {
     if header.flags != flags {
         return Err(ImageError::Flags { found: header.flags, needed: flags });
     }
+    let unknown = ImageError::UnknownKind { found: header.kind };
+    let kind = *ImageKind::ALL.get(usize::from(header.kind)).ok_or(unknown)?;
     let (table, tokens) =
         signed[size_of::<Header>()..].split_at(size_of::<Row>() * header.sections as usize);
     let rows = table.chunks_exact(size_of::<Row>()).map(bytemuck::pod_read_unaligned::<Row>);
@@ -171,6 +176,7 @@ fn decode(bytes: &[u8], flags: u32) -> Result<(Manifest, &[u8]), ImageError> {
     let tokens = tokens.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token)).collect();
     let Header { shape, weights, owner, trunk, draft, epoch, lease, .. } = header;
     let manifest = Manifest {
+        kind,
         fingerprint: Fingerprint { shape, weights, owner },
         at: Positions { trunk, draft },
         source: Source { epoch, lease },

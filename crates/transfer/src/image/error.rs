@@ -3,7 +3,7 @@
 use dsv4_kv::transfer::{Part, Positions};
 
 /// The version that is written, and the only one that is read.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What an image and its target must have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Fact {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// It does not begin as an image.
-    #[error("this is no image of a request")]
+    #[error("this is no image of a request or prefix")]
     Magic,
     /// Another version wrote it.
     #[error("this is an image of version {found}; version {VERSION} is read")]
@@ -43,9 +43,23 @@ pub enum ImageError {
     #[error("the manifest has flags {found:#x}; here they must be {needed:#x}")]
     Flags {
         /// All flags.
-        found: u32,
+        found: u16,
         /// What they must be: 1 of an opening, else 0.
-        needed: u32,
+        needed: u16,
+    },
+    /// It is of something that this version does not know.
+    #[error("the image is of kind {found}, which this version does not know")]
+    UnknownKind {
+        /// Its kind.
+        found: u16,
+    },
+    /// A prefix that ends where none does.
+    #[error(
+        "the prefix ends at {at:?}; prefixes end at a multiple of 128 in the trunk, and there or at 0 in draft layers"
+    )]
+    NoBoundary {
+        /// Where it says to end.
+        at: Positions,
     },
     /// A kind of section that this version does not know.
     #[error("section {section} is of kind {kind}, which this version does not know")]

@@ -22,8 +22,14 @@ impl Fingerprint {
         Self {
             shape: Self::shape_of(config),
             weights: blake3::hash(weights).into(),
-            owner: blake3::hash(RootKey::new(salt, adapter, b"").bytes()).into(),
+            owner: Self::owner_of(salt, adapter),
         }
+    }
+
+    /// What [`Self::owner`] is of this salt and adapter.
+    #[must_use]
+    pub fn owner_of(salt: &[u8], adapter: &[u8]) -> [u8; 32] {
+        blake3::hash(RootKey::new(salt, adapter, b"").bytes()).into()
     }
 
     /// What [`Self::shape`] is in a cache of this configuration.

@@ -1,4 +1,4 @@
-//! The image of a request: a manifest, which says what everything is, and a payload, which is only bytes.
+//! The image of a request, or of a prefix: a manifest, which says what everything is, and a payload, which is only bytes.
 //!
 //! Little-endian. A **manifest**:
 //!
@@ -6,14 +6,15 @@
 //! |---|---|
 //! | 0 | `DSV4MOVE` |
 //! | 8 | version, u32 |
-//! | 12 | flags, u32: 1 of an opening, whose digests are 0, else 0 |
+//! | 12 | flags, u16: 1 of an opening, whose digests are 0, else 0 |
+//! | 14 | kind, u16: 0 of a request, 1 of a prefix ([`ImageKind`]) |
 //! | 16, 48, 80 | [`Fingerprint`]: shape, weights, owner, 32 bytes each |
-//! | 112, 116 | [`Positions`]: final tokens in the trunk and in the draft layers, u32 |
+//! | 112, 116 | [`Positions`]: final tokens in the trunk and in the draft layers, u32; of a prefix where it ends in both |
 //! | 120, 124 | sections, and tokens, u32 |
 //! | 128, 136 | the source's epoch and lease, u64 ([`Source`]) |
 //! | 144 | bytes of the payload, u64 |
 //! | 152 | the table: of each section kind, unit, first row, rows (u32 each), bytes (u64), xxh3-128 |
-//! | | all tokens of the request, u32 |
+//! | | all tokens of the request or prefix, u32 |
 //! | | BLAKE3 of everything before |
 //!
 //! The **payload** has the sections one behind the other, in the order of the table. As a file an image is the manifest
@@ -34,16 +35,39 @@ pub use codec::{decode_manifest, decode_opening};
 pub use error::{Fact, ImageError, VERSION};
 pub use fingerprint::Fingerprint;
 
-use dsv4_kv::transfer::{Part, Positions};
+use dsv4_kv::transfer::{Part, PartLayout, Positions};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Which memory of the source a payload lies in, as the source said when it offered it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Source {
     /// The sender, by a random number: another one, or the same program started again, has another.
     pub epoch: u64,
     /// What the source holds for this image.
     pub lease: u64,
+}
+
+/// What an image is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageKind {
+    /// A request: blocks, and what its slot holds. It moves: only one cache has it.
+    Request,
+    /// A prefix: whole blocks, and the checkpoint behind them. It is copied: both caches have it.
+    Prefix,
+}
+
+impl ImageKind {
+    /// All kinds, by their numbers.
+    pub const ALL: [Self; 2] = [Self::Request, Self::Prefix];
+
+    /// The parts of an image of this kind, in order.
+    #[must_use]
+    pub fn parts(self, layout: &PartLayout, at: Positions) -> Vec<Part> {
+        match self {
+            Self::Request => layout.parts(at),
+            Self::Prefix => layout.prefix_parts(at),
+        }
+    }
 }
 
 /// A part of a request, and the digest of its bytes.
@@ -66,9 +90,11 @@ impl Section {
 /// What an image says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
+    /// What it is of.
+    pub kind: ImageKind,
     /// Whose bytes they are.
     pub fingerprint: Fingerprint,
-    /// How far the request is.
+    /// How far the request is; of a prefix, where it ends: in draft layers at 0 if its checkpoint has nothing of them.
     pub at: Positions,
     /// Where they come from.
     pub source: Source,

@@ -1,13 +1,15 @@
 //! From verified bytes to a request.
 
+use std::time::Duration;
+
 use dsv4_kv::device::{Backend, Stream};
-use dsv4_kv::transfer::{MoveError, Port, Reserved};
+use dsv4_kv::transfer::{Loaded, MoveError, Port, Reserved};
 use dsv4_kv::{KvCacheManager, RequestId};
 
 use super::error::TransferError;
 use super::offer::Control;
-use super::receiver::Verified;
-use crate::image::{Fact, Fingerprint, ImageError, Manifest};
+use super::verified::Verified;
+use crate::image::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Source};
 use crate::mistake::{Mistake, made};
 
 /// The cache that takes a request.
@@ -20,47 +22,135 @@ pub struct Target<'t, B: Backend> {
     pub port: &'t mut Port<B>,
 }
 
+/// A request with every byte in its room, whose source is asked whether it is the target's. The cache is free meanwhile.
+#[derive(Debug)]
+#[must_use = "the room of a claim that is dropped is lost to its cache; settle it, or give it up"]
+pub struct Claim {
+    loaded: Loaded,
+    source: Source,
+    until: Duration,
+}
+
+impl Claim {
+    /// What the source is asked for.
+    #[must_use]
+    pub const fn source(&self) -> Source {
+        self.source
+    }
+
+    /// How long the source has to answer.
+    #[must_use]
+    pub const fn until(&self) -> Duration {
+        self.until
+    }
+}
+
+/// What has become of a claim.
+#[derive(Debug)]
+#[must_use = "a claim that waits has room"]
+pub enum Claimed {
+    /// The source has not answered.
+    Waits(Claim),
+    /// The request goes on here.
+    Admitted(RequestId),
+}
+
 impl<B: Backend> Target<'_, B> {
-    /// Lets a request that came go on here. Its bytes are copied to the room that was reserved for it, then the source is
-    /// asked whether the request is the target's, and only then it is entered: at no time is it both here and there. On
-    /// an error the room is free again.
+    /// Copies what came to the room that was reserved for it, and asks the source whether the request is the target's. The
+    /// source has until then to answer: [`Self::settle`] sees whether it did, between steps. Nothing waits for it.
     ///
     /// # Errors
     /// [`TransferError::Image`] for a payload that was verified for another model, formats or layout than this cache's,
-    /// [`TransferError::OtherRoom`], [`TransferError::Cache`], [`TransferError::NotHeld`],
-    /// [`TransferError::Unreachable`].
-    pub fn admit(
+    /// [`TransferError::OtherKind`] for that of a prefix, [`TransferError::OtherRoom`], [`TransferError::Cache`],
+    /// [`TransferError::Unreachable`]. The room is free again, and the source was told.
+    pub fn load(
         &mut self,
         verified: &Verified,
         room: Reserved,
+        until: Duration,
         control: &mut impl Control,
-    ) -> Result<RequestId, TransferError> {
+    ) -> Result<Claim, TransferError> {
         let Self { cache, stream, port } = self;
         let source = verified.manifest.source;
         if let Err(error) = check(cache, port, &room, &verified.manifest) {
-            self.give_back(room);
-            return Err(error);
+            return Err(self.refuse((room, source), error, control));
         }
-        let loaded = cache.load(stream, port, room, verified.payload())?;
-        let claimed = match made(Mistake::EpochIgnored) {
-            true => Ok(true),
-            false => control.claim(source),
-        };
-        let refused = match claimed {
-            Ok(true) => {
-                let entered = self.cache.enter(loaded);
-                return Ok(entered.map_err(|loaded| MoveError::ForeignRoom(loaded.into()))?);
+        let loaded = match cache.load(stream, port, room, verified.payload()) {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                give_up(control, source);
+                return Err(error.into());
             }
-            Ok(false) => TransferError::NotHeld { source_of: source },
+        };
+        match if made(Mistake::EpochIgnored) { Ok(()) } else { control.ask(source) } {
+            Ok(()) => Ok(Claim { loaded, source, until }),
+            Err(why) => {
+                let error = TransferError::Unreachable { why };
+                Err(self.refuse((loaded, source), error, control))
+            }
+        }
+    }
+
+    /// Enters the request if its source has said yes: at no time is it both here and there.
+    ///
+    /// # Errors
+    /// [`TransferError::NotHeld`]; [`TransferError::NotAnswered`] when the source's time has ended, and
+    /// [`TransferError::Unreachable`]: the source may have given the request up then, so that it is computed again. The room
+    /// is free again, and the source was told.
+    pub fn settle(
+        &mut self,
+        now: Duration,
+        claim: Claim,
+        control: &mut impl Control,
+    ) -> Result<Claimed, TransferError> {
+        let Claim { source, until, .. } = claim;
+        let is_over = now >= until && !made(Mistake::ClaimWithoutEnd);
+        let answer = match made(Mistake::EpochIgnored) {
+            true => Ok(Some(true)),
+            false => control.answer(source),
+        };
+        let error = match answer {
+            Ok(Some(true)) => {
+                let entered = self.cache.enter(claim.loaded);
+                let foreign = |loaded: Loaded| MoveError::ForeignRoom(loaded.into());
+                return Ok(Claimed::Admitted(entered.map_err(foreign)?));
+            }
+            Ok(None) if !is_over => return Ok(Claimed::Waits(claim)),
+            Ok(None) => TransferError::NotAnswered { source_of: source, until },
+            Ok(Some(false)) => TransferError::NotHeld { source_of: source },
             Err(why) => TransferError::Unreachable { why },
         };
-        self.give_back(loaded);
-        Err(refused)
+        Err(self.refuse((claim.loaded, source), error, control))
+    }
+
+    /// Nobody waits for the request any more: its room is free, and the source was told. If the source has said yes
+    /// meanwhile, it has given the request up too.
+    pub fn give_up(&mut self, claim: Claim, control: &mut impl Control) {
+        self.give_back(claim.loaded);
+        give_up(control, claim.source);
+    }
+
+    fn refuse(
+        &mut self,
+        (room, source): (impl Into<Reserved>, Source),
+        error: TransferError,
+        control: &mut impl Control,
+    ) -> TransferError {
+        self.give_back(room);
+        give_up(control, source);
+        error
     }
 
     fn give_back(&mut self, room: impl Into<Reserved>) {
         // Room of another cache is not this one's to free.
         let _ = self.cache.give_back(room);
+    }
+}
+
+/// Tells the source that its offer is not wanted.
+pub(super) fn give_up(control: &mut impl Control, source: Source) {
+    if !made(Mistake::GivesUpSilently) {
+        control.give_up(source);
     }
 }
 
@@ -71,16 +161,30 @@ fn check<B: Backend>(
     room: &Reserved,
     manifest: &Manifest,
 ) -> Result<(), TransferError> {
+    check_own(cache, port, (manifest, ImageKind::Request))?;
+    let (room, request) = (room.positions(), manifest.at);
+    let is_its = room == request || made(Mistake::RoomIgnored);
+    if is_its { Ok(()) } else { Err(TransferError::OtherRoom { room, request }) }
+}
+
+/// Refuses what was verified for another cache, and another kind of image.
+pub(super) fn check_own<B: Backend>(
+    cache: &KvCacheManager<B>,
+    port: &Port<B>,
+    (manifest, needed): (&Manifest, ImageKind),
+) -> Result<(), TransferError> {
     let is_own = manifest.fingerprint.shape == Fingerprint::shape_of(cache.config());
     if !is_own && !made(Mistake::ShapeIgnored) {
         return Err(ImageError::Foreign(Fact::Shape).into());
     }
+    let found = manifest.kind;
+    if found != needed {
+        return Err(TransferError::OtherKind { needed, found });
+    }
     if !made(Mistake::SectionsIgnored) {
         manifest.check_sections(port.layout())?;
     }
-    let (room, request) = (room.positions(), manifest.at);
-    let is_its = room == request || made(Mistake::RoomIgnored);
-    if is_its { Ok(()) } else { Err(TransferError::OtherRoom { room, request }) }
+    Ok(())
 }
 
 impl<B: Backend> std::fmt::Debug for Target<'_, B> {

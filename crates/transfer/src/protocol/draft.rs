@@ -8,7 +8,7 @@ use dsv4_kv::transfer::Export;
 
 use super::error::TransferError;
 use super::offer::{Opening, Ready};
-use crate::image::{Manifest, Section};
+use crate::image::{Manifest, Section, Source};
 use crate::transport::{Descriptor, Registered};
 
 /// Memory for the payload of a request, which is filled part by part: blocks as they become full, the state last.
@@ -26,6 +26,12 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// What the source holds for it.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.manifest.source
+    }
+
     /// What goes over the control channel before anything is there, so that the target can read blocks as they come.
     #[must_use]
     pub fn opening(&self) -> Opening {

@@ -6,7 +6,7 @@ use dsv4_kv::RequestId;
 use dsv4_kv::transfer::{MoveError, Positions};
 
 use super::transfer_id::TransferId;
-use crate::image::{ImageError, Source};
+use crate::image::{ImageError, ImageKind, Source};
 use crate::transport::TransportError;
 
 /// Why a request did not come. The target has not admitted it, and has lost nothing but the time.
@@ -27,19 +27,32 @@ pub enum TransferError {
         /// How long it had.
         after: Duration,
     },
-    /// The transport was ended because of another read.
+    /// The transport was ended because of reads that did not end, and cannot be made again. It is tried again by
+    /// [`Receiver::poll`](super::Receiver::poll).
     #[error(
-        "the transport was ended because a read did not, {after:?} after it began; move the request again"
+        "the transport was ended and could not be made again, {tries} times: {why}; poll, and try again later"
     )]
-    Fenced {
-        /// How long that read had.
-        after: Duration,
+    NoTransport {
+        /// How often it was tried.
+        tries: u32,
+        /// Why it failed the last time.
+        why: String,
     },
     /// The source does not hold what it offered any more, or has given it to someone else.
     #[error("the source does not hold {source_of:?} any more")]
     NotHeld {
         /// What it had offered.
         source_of: Source,
+    },
+    /// The source has not said in its time whether it still holds what it offered. It may have given the request up.
+    #[error(
+        "the source has not said until {until:?} whether it holds {source_of:?}; compute the request again"
+    )]
+    NotAnswered {
+        /// What it had offered.
+        source_of: Source,
+        /// How long it had.
+        until: Duration,
     },
     /// The source cannot be asked whether it still holds what it offered.
     #[error("the source cannot be asked whether it holds what it offered: {why}")]
@@ -60,6 +73,26 @@ pub enum TransferError {
         quarantined: u64,
         /// Most bytes.
         budget: u64,
+    },
+    /// All memory of a sender is taken, by drafts and by offers that nobody has claimed.
+    #[error(
+        "a payload of {needed} bytes does not fit: drafts and offers hold {held} of {limit} bytes; wait until some are claimed, or end those whose time is over"
+    )]
+    SenderFull {
+        /// Bytes wanted.
+        needed: u64,
+        /// Bytes of drafts and offers, and of memory that the transport could not give back.
+        held: u64,
+        /// Most bytes.
+        limit: u64,
+    },
+    /// The image of a prefix where that of a request is due, or the other way round.
+    #[error("this is the image of a {found:?}, and that of a {needed:?} is admitted here")]
+    OtherKind {
+        /// What is due.
+        needed: ImageKind,
+        /// What it is.
+        found: ImageKind,
     },
     /// The room is for a request that is elsewhere.
     #[error("room was reserved for {room:?}, and the request is at {request:?}")]

@@ -3,11 +3,13 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `sender.rs`, `draft.rs` | the source, and what it prepares |
-//! | `receiver.rs` | the target: reads, deadlines, quarantine |
-//! | `reading.rs` | a request that comes |
+//! | `receiver.rs` | the target: reads, and their deadlines |
+//! | `quarantine.rs` | memory that a read may still write, and the end of the transport |
+//! | `reading.rs`, `verified.rs` | a request that comes, and one that has come |
 //! | `transfer_id.rs` | the name of a transfer |
 //! | `memory.rs` | memory of the target's reads |
 //! | `admit.rs` | from bytes to a request |
+//! | `prefix.rs` | prefixes, from offer to tree |
 //! | `offer.rs` | what goes over the control channel |
 //! | `error.rs` | why a request did not come |
 
@@ -16,15 +18,19 @@ mod draft;
 mod error;
 mod memory;
 mod offer;
+mod prefix;
+mod quarantine;
 mod reading;
 mod receiver;
 mod sender;
 mod transfer_id;
+mod verified;
 
-pub use admit::Target;
+pub use admit::{Claim, Claimed, Target};
 pub use draft::Draft;
 pub use error::TransferError;
 pub use offer::{Control, Offer, Opening, Ready};
-pub use receiver::{Deadlines, Ended, Receiver, ReceiverStats, Verified};
+pub use receiver::{Deadlines, Ended, Receiver, ReceiverStats};
 pub use sender::{NotOffered, Sender};
 pub use transfer_id::TransferId;
+pub use verified::Verified;

@@ -32,13 +32,24 @@ pub struct Offer {
     pub payload: Descriptor,
 }
 
-/// The control channel, as a target sees it.
+/// The control channel, as a target sees it. No call waits for the source: the target's cache stands still meanwhile.
 pub trait Control {
     /// Asks the source whether the target may admit what it offered, which is the target's from then on if so
     /// ([`Sender::claim`](super::Sender::claim)).
     ///
     /// # Errors
-    /// Why the source cannot be asked. If it may have answered all the same, nobody knows whose the request is: the
-    /// request is computed again then.
-    fn claim(&mut self, source: Source) -> Result<bool, String>;
+    /// Why the source cannot be asked.
+    fn ask(&mut self, source: Source) -> Result<(), String>;
+
+    /// What the source has answered; `None` as long as it has not. An answer that comes after [`Self::give_up`] is
+    /// nobody's: it is thrown away.
+    ///
+    /// # Errors
+    /// Why no answer will come. If the source may have said yes all the same, nobody knows whose the request is: it is
+    /// computed again then.
+    fn answer(&mut self, source: Source) -> Result<Option<bool>, String>;
+
+    /// Tells the source, if it can be reached, that the target does not want what it offered, so that its memory is free
+    /// before its time ([`Sender::give_up`](super::Sender::give_up)). A message that is lost does no harm.
+    fn give_up(&mut self, source: Source);
 }

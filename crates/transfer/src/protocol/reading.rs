@@ -8,7 +8,7 @@ use super::offer::{Offer, Ready};
 use super::transfer_id::TransferId;
 use crate::image::{ImageError, Manifest, check_end, decode_manifest};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Descriptor, InFlight, Registered};
+use crate::transport::{Descriptor, InFlight, Region, Registered};
 
 /// A request that somebody waits for.
 #[derive(Debug)]
@@ -42,6 +42,8 @@ pub(super) enum Memory {
         end: usize,
         began: Duration,
     },
+    /// The transport has it not, since it is made again.
+    Out(Region),
 }
 
 impl Reading {

@@ -1,22 +1,26 @@
-//! The target: reads, deadlines, quarantine.
+//! The target: reads, and their deadlines.
 
 use std::time::Duration;
 
 use super::error::TransferError;
 use super::memory::{Budget, Share};
 use super::offer::{Offer, Opening, Ready};
+use super::quarantine::{Quarantine, Quarantined};
 use super::reading::{Memory, Reading};
 use super::transfer_id::TransferId;
+use super::verified::Verified;
 use crate::image::{Expected, Manifest, check_end, decode_manifest, decode_opening, verify};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Descriptor, InFlight, NotPosted, Polled, Region, Registered, Transport};
+use crate::transport::{Descriptor, NotPosted, Polled, Region, Registered, Transport};
 
 /// How long reads may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
     /// After it a read is given up; its memory is quarantined until the read ends by itself.
     pub read: Duration,
-    /// After it the transport is ended, with all that it does, so that the memory can be freed.
+    /// After it, counted from where the read began, the transport is ended, so that the memory can be freed: of a read that
+    /// does not end, and of one that has failed. New reads wait for that until those under way have ended, for up to
+    /// [`Self::read`].
     pub fence: Duration,
     /// After it a request that was opened is given up, if meanwhile its source has said nothing and nothing was read.
     pub quiet: Duration,
@@ -39,58 +43,27 @@ pub struct ReceiverStats {
     pub quiet: u64,
     /// Reads that ended in quarantine.
     pub ended_late: u64,
-    /// Times that the transport was ended.
+    /// Times that the transport was ended, and made again.
     pub fences: u64,
+    /// Times that it could not be made again.
+    pub failed_fences: u64,
     /// Bytes that were read.
     pub bytes: u64,
     /// Bytes that were read before their request was offered: while it was computed.
     pub early_bytes: u64,
 }
 
-/// A payload whose digests are right, in memory that no read writes.
-#[derive(Debug)]
-pub struct Verified {
-    pub(super) manifest: Manifest,
-    region: Region,
-    _share: Share,
-}
-
-impl Verified {
-    /// What it says of itself.
-    #[must_use]
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
-    }
-
-    /// Its bytes.
-    #[must_use]
-    pub fn payload(&self) -> &[u8] {
-        &self.region.bytes()[..self.manifest.payload_bytes() as usize]
-    }
-}
-
-/// Memory that a read may write, which nobody waits for.
-#[derive(Debug)]
-struct Quarantined {
-    read: InFlight,
-    share: Share,
-    began: Duration,
-    /// The transport says that it has failed; so its end will never be known.
-    failed: bool,
-}
-
 /// What a target reads. Times count from whenever the caller likes.
 #[derive(Debug)]
 pub struct Receiver<T: Transport> {
-    transport: T,
-    deadlines: Deadlines,
-    budget: Budget,
-    next: u64,
-    reading: Vec<Reading>,
-    quarantined: Vec<Quarantined>,
-    /// Of memory that the transport could not give back, and has until it is ended.
-    kept: Vec<Share>,
-    stats: ReceiverStats,
+    pub(super) transport: T,
+    pub(super) deadlines: Deadlines,
+    pub(super) budget: Budget,
+    pub(super) reading: Vec<Reading>,
+    pub(super) quarantine: Quarantine,
+    /// What ended outside of [`Self::poll`], which says so the next time.
+    pub(super) ended: Vec<Ended>,
+    pub(super) stats: ReceiverStats,
 }
 
 /// What a transfer did.
@@ -108,15 +81,15 @@ impl<T: Transport> Receiver<T> {
     #[must_use]
     pub fn new(transport: T, deadlines: Deadlines, most_bytes: u64) -> Self {
         let (budget, stats) = (Budget::new(most_bytes), ReceiverStats::default());
-        let (reading, quarantined, kept) = (Vec::new(), Vec::new(), Vec::new());
-        Self { transport, deadlines, budget, next: 0, reading, quarantined, kept, stats }
+        let (reading, ended, quarantine) = (Vec::new(), Vec::new(), Quarantine::default());
+        Self { transport, deadlines, budget, reading, quarantine, ended, stats }
     }
 
     /// Takes memory for a request that its source still computes. What the source says of it goes to [`Self::ready`] and
     /// [`Self::offered`].
     ///
     /// # Errors
-    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`].
+    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`], [`TransferError::NoTransport`].
     pub fn open(
         &mut self,
         now: Duration,
@@ -159,7 +132,7 @@ impl<T: Transport> Receiver<T> {
     /// Begins to read what was offered, all at once. Nothing is read of an offer that the target could not take.
     ///
     /// # Errors
-    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`].
+    /// [`TransferError::Image`], [`TransferError::NoMemory`], [`TransferError::Transport`], [`TransferError::NoTransport`].
     pub fn begin(
         &mut self,
         now: Duration,
@@ -186,9 +159,10 @@ impl<T: Transport> Receiver<T> {
         if let Some(place) = place {
             let Reading { memory, share, .. } = self.reading.swap_remove(place);
             match memory {
+                Memory::Out(_) => {}
                 Memory::Idle(memory) => self.release(memory, share),
                 Memory::Read { read, began, .. } => {
-                    self.quarantine(Quarantined { read, share, began, failed: false });
+                    self.shut_in(Quarantined { read, share, began, failed: false });
                 }
             }
         }
@@ -215,19 +189,20 @@ impl<T: Transport> Receiver<T> {
         expected: &Expected<'_>,
     ) -> Result<Reading, TransferError> {
         opened.check(expected)?;
+        self.quarantine.check_transport()?;
         let needed = opened.payload_bytes();
         let share = self.take_memory(needed)?;
         let memory = self.transport.register(Region::new(needed as usize)?)?;
-        let (id, from) = (TransferId(self.next), from.clone());
-        self.next += 1;
+        let (id, from) = (TransferId::new(opened.source), from.clone());
         let (memory, offered) = (Memory::Idle(memory), None);
         Ok(Reading { id, opened, offered, from, memory, share, ready: 0, done: 0, since: now })
     }
 
-    /// Begins to read what the source has, if no read goes on.
+    /// Begins to read what the source has, if no read goes on, and the transport is not to be ended first.
     fn post(&mut self, now: Duration, mut reading: Reading) -> Result<Reading, TransferError> {
+        let is_held = self.quarantine.holds_reads() && !made(Mistake::ReadsWhileDraining);
         let memory = match reading.memory {
-            Memory::Idle(memory) if reading.done < reading.ready => memory,
+            Memory::Idle(memory) if reading.done < reading.ready && !is_held => memory,
             memory => return Ok(Reading { memory, ..reading }),
         };
         let end = reading.ready;
@@ -247,7 +222,7 @@ impl<T: Transport> Receiver<T> {
         if let Some(share) = self.budget.take(needed) {
             return Ok(share);
         }
-        if self.quarantined.iter().all(|memory| memory.failed) {
+        if self.quarantine.none_ends_by_itself() {
             self.clear_quarantine()?;
         }
         let (taken, budget) = (self.budget.taken(), self.budget.most);
@@ -257,30 +232,27 @@ impl<T: Transport> Receiver<T> {
     }
 
     /// Frees memory that no read writes.
-    fn release(&mut self, memory: Registered, share: Share) {
+    pub(super) fn release(&mut self, memory: Registered, share: Share) {
         if self.transport.deregister(memory).is_err() {
-            self.kept.push(share);
+            self.quarantine.keep(share);
         }
     }
 
     /// What has ended since the last call: verified, failed, or late. To be called again and again, also when nobody waits:
-    /// reads of requests that were opened begin here, and quarantine ends here.
+    /// reads of requests that were opened begin here, quarantine ends here, and a transport that could not be made again is
+    /// tried again.
     pub fn poll(&mut self, now: Duration) -> Vec<Ended> {
-        let mut ended = Vec::new();
+        self.quarantine.now = now;
         for reading in std::mem::take(&mut self.reading) {
             let id = reading.id;
             match self.advance(now, reading) {
                 Ok(Advanced::GoesOn(reading)) => self.reading.push(reading),
-                Ok(Advanced::Verified(verified)) => ended.push((id, Ok(verified))),
-                Err(error) => ended.push((id, Err(error))),
+                Ok(Advanced::Verified(verified)) => self.ended.push((id, Ok(verified))),
+                Err(error) => self.ended.push((id, Err(error))),
             }
         }
-        if self.poll_quarantine(now) && self.fence().is_ok() {
-            let after = self.deadlines.fence;
-            let lost = self.reading.drain(..);
-            ended.extend(lost.map(|reading| (reading.id, Err(TransferError::Fenced { after }))));
-        }
-        ended
+        self.poll_quarantine();
+        std::mem::take(&mut self.ended)
     }
 
     /// Lets a transfer do what it can now.
@@ -297,7 +269,7 @@ impl<T: Transport> Receiver<T> {
                 Polled::Failed(read, error) => {
                     self.stats.failed += 1;
                     let share = reading.share;
-                    self.quarantined.push(Quarantined { read, share, began, failed: true });
+                    self.quarantine.add(Quarantined { read, share, began, failed: true });
                     return Err(error.into());
                 }
                 Polled::Pending(read) if now.saturating_sub(began) < self.deadlines.read => {
@@ -307,7 +279,7 @@ impl<T: Transport> Receiver<T> {
                 Polled::Pending(read) => {
                     self.stats.late += 1;
                     let share = reading.share;
-                    self.quarantine(Quarantined { read, share, began, failed: false });
+                    self.shut_in(Quarantined { read, share, began, failed: false });
                     return Err(TransferError::Deadline { after: self.deadlines.read });
                 }
             }
@@ -328,6 +300,10 @@ impl<T: Transport> Receiver<T> {
             memory => return Ok(Advanced::GoesOn(Reading { memory, ..reading })),
         };
         let after = self.deadlines.quiet;
+        if reading.done < reading.ready {
+            // It is the transport that is waited for, and not the source.
+            reading.since = now;
+        }
         match whole {
             Some(manifest) => self.verify(manifest, memory, reading.share).map(Advanced::Verified),
             None if now.saturating_sub(reading.since) < after => {
@@ -350,7 +326,7 @@ impl<T: Transport> Receiver<T> {
         let region = match self.transport.deregister(memory) {
             Ok(region) => region,
             Err(error) => {
-                self.kept.push(share);
+                self.quarantine.keep(share);
                 return Err(error.into());
             }
         };
@@ -365,74 +341,6 @@ impl<T: Transport> Receiver<T> {
                 Err(error.into())
             }
         }
-    }
-
-    fn quarantine(&mut self, memory: Quarantined) {
-        if made(Mistake::NoQuarantine) {
-            self.release(memory.read.taken_for_ended(), memory.share);
-            return;
-        }
-        self.quarantined.push(memory);
-    }
-
-    /// Frees the memory of reads that have ended; whether one has had its second deadline.
-    fn poll_quarantine(&mut self, now: Duration) -> bool {
-        let mut is_over = false;
-        for memory in std::mem::take(&mut self.quarantined) {
-            let Quarantined { read, share, began, failed } = memory;
-            if failed {
-                self.quarantined.push(Quarantined { read, share, began, failed });
-                continue;
-            }
-            match self.transport.poll(read) {
-                Polled::Done(memory) => {
-                    self.stats.ended_late += 1;
-                    self.release(memory, share);
-                }
-                Polled::Failed(read, _) => {
-                    self.quarantined.push(Quarantined { read, share, began, failed: true });
-                }
-                Polled::Pending(read) => {
-                    is_over |= now.saturating_sub(began) >= self.deadlines.fence;
-                    self.quarantined.push(Quarantined { read, share, began, failed });
-                }
-            }
-        }
-        is_over
-    }
-
-    /// Ends the transport to free what is quarantined, unless somebody waits for a read; whether nothing is quarantined
-    /// now. Memory of a read that has failed stays there until then, or until the transport is ended for another reason,
-    /// and so does memory that the transport could not give back.
-    ///
-    /// # Errors
-    /// [`TransferError::Transport`]; the memory stays quarantined then.
-    pub fn clear_quarantine(&mut self) -> Result<bool, TransferError> {
-        if self.reading.is_empty() && self.is_anything_held() {
-            self.fence()?;
-        }
-        Ok(!self.is_anything_held())
-    }
-
-    fn is_anything_held(&self) -> bool {
-        !self.quarantined.is_empty() || !self.kept.is_empty()
-    }
-
-    /// Ends the transport, and with it every read.
-    fn fence(&mut self) -> Result<(), TransferError> {
-        self.transport.fence()?;
-        self.stats.fences += 1;
-        self.quarantined.clear();
-        self.kept.clear();
-        Ok(())
-    }
-
-    /// Bytes of memory that nobody waits for and that is not free: a read may write it, or the transport could not give it
-    /// back.
-    #[must_use]
-    pub fn quarantined_bytes(&self) -> u64 {
-        let quarantined = self.quarantined.iter().map(|memory| &memory.share);
-        quarantined.chain(&self.kept).map(Share::bytes).sum()
     }
 
     /// Bytes of memory that is taken: by reads, by payloads that were verified and not dropped, and by quarantine.

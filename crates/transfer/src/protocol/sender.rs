@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
+use std::time::Duration;
 
 use dsv4_kv::device::Backend;
 use dsv4_kv::transfer::{Export, MoveError, Positions};
@@ -10,38 +11,51 @@ use dsv4_kv::transfer::{Export, MoveError, Positions};
 use super::draft::Draft;
 use super::error::TransferError;
 use super::offer::{Offer, Ready};
-use crate::image::{Fingerprint, ImageError, Manifest, Section, Source};
-use crate::transport::{Region, Registered, Transport};
+use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source};
+use crate::mistake::{Mistake, made};
+use crate::transport::{Descriptor, Region, Registered, Transport, TransportError};
 
 /// A payload that is not whole, and why it cannot be offered.
 #[derive(Debug, thiserror::Error)]
 #[error("{1}")]
 pub struct NotOffered(pub Box<Draft>, pub TransferError);
 
-/// What a source offers. It holds the payload of each offer until that is claimed, or taken back.
+/// What a source offers. It holds the payload of each offer until that is claimed, given up by its target, taken back, or
+/// until its time ends. Times count from whenever the caller likes.
 #[derive(Debug)]
 pub struct Sender<T: Transport> {
     transport: T,
     /// Tells this sender from those that had its address before it.
     epoch: u64,
     next: u64,
-    offered: HashMap<u64, Registered>,
+    /// Most bytes of drafts and offers.
+    limit: u64,
+    /// Bytes of drafts and offers. A draft that is dropped is among them for ever, as its memory is.
+    held: u64,
+    offered: HashMap<u64, Offered>,
+}
+
+/// A payload that may be claimed.
+#[derive(Debug)]
+struct Offered {
+    memory: Registered,
+    until: Duration,
 }
 
 impl<T: Transport> Sender<T> {
-    /// A source of payloads that are read by `transport`.
+    /// A source of payloads that are read by `transport`. Drafts and offers take no more than `most_bytes` together.
     #[must_use]
-    pub fn new(transport: T) -> Self {
+    pub fn new(transport: T, most_bytes: u64) -> Self {
         // Random: std's keys for hashing are.
         let epoch = RandomState::new().hash_one("epoch");
-        Self { transport, epoch, next: 1, offered: HashMap::new() }
+        Self { transport, epoch, next: 1, limit: most_bytes, held: 0, offered: HashMap::new() }
     }
 
     /// Memory for the payload of a request that will be so far, with these tokens: of a prompt, before it is computed.
     ///
     /// # Errors
     /// [`TransferError::Image`] for more or fewer tokens than positions; [`TransferError::MovedOn`] for a request that is
-    /// farther; [`TransferError::Transport`].
+    /// farther; [`TransferError::SenderFull`]; [`TransferError::Transport`].
     pub fn draft<B: Backend>(
         &mut self,
         export: &Export<'_, B>,
@@ -57,20 +71,53 @@ impl<T: Transport> Sender<T> {
         }
         let parts = export.layout().parts(at).into_iter();
         let sections: Vec<_> = parts.map(|part| Section { part, digest: 0 }).collect();
-        let source = Source { epoch: self.epoch, lease: self.next };
-        let manifest = Manifest { fingerprint, at, source, tokens: tokens.to_vec(), sections };
-        let region = Region::new(manifest.payload_bytes() as usize)?;
-        let memory = self.transport.register(region)?;
-        let payload = match self.transport.publish(&memory) {
-            Ok(payload) => payload,
+        let source = self.next_source();
+        let (kind, tokens) = (ImageKind::Request, tokens.to_vec());
+        let manifest = Manifest { kind, fingerprint, at, source, tokens, sections };
+        let (memory, payload) = self.take_memory(manifest.payload_bytes())?;
+        Ok(Draft { memory, payload, manifest, id: export.id(), there: 0 })
+    }
+
+    /// What the next payload will be called.
+    pub(super) fn next_source(&self) -> Source {
+        Source { epoch: self.epoch, lease: self.next }
+    }
+
+    pub(super) fn transport(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
+    /// Memory for the payload of the next lease, and what peers need to read it.
+    pub(super) fn take_memory(
+        &mut self,
+        needed: u64,
+    ) -> Result<(Registered, Descriptor), TransferError> {
+        let (held, limit) = (self.held, self.limit);
+        let fits = held.checked_add(needed).is_some_and(|all| all <= limit);
+        if !fits && !made(Mistake::LimitIgnored) {
+            return Err(TransferError::SenderFull { needed, held, limit });
+        }
+        let memory = self.transport.register(Region::new(needed as usize)?)?;
+        self.held += memory.len() as u64;
+        match self.transport.publish(&memory) {
+            Ok(payload) => {
+                self.next += 1;
+                Ok((memory, payload))
+            }
             Err(error) => {
                 // The transport keeps it if that fails.
-                let _ = self.transport.deregister(memory);
-                return Err(error.into());
+                let _ = self.free(memory);
+                Err(error.into())
             }
-        };
-        self.next += 1;
-        Ok(Draft { memory, payload, manifest, id: export.id(), there: 0 })
+        }
+    }
+
+    /// Memory that the transport does not give back counts as held.
+    pub(super) fn free(&mut self, memory: Registered) -> Result<(), TransportError> {
+        let bytes = memory.len() as u64;
+        self.transport.deregister(memory)?;
+        self.held -= bytes;
+        Ok(())
     }
 
     /// Copies to a payload what is final now of its request and not there yet: blocks that are full, and all that is left
@@ -106,23 +153,33 @@ impl<T: Transport> Sender<T> {
     /// # Errors
     /// [`TransferError::Transport`].
     pub fn abandon(&mut self, draft: Draft) -> Result<(), TransferError> {
-        self.transport.deregister(draft.memory)?;
-        Ok(())
+        Ok(self.free(draft.memory)?)
     }
 
-    /// Offers a payload that is whole: what goes over the control channel.
+    /// Offers a payload that is whole: what goes over the control channel. It can be claimed until [`Self::expire`] is called
+    /// with a later time than `until`.
     ///
     /// # Errors
     /// [`TransferError::NotWhole`], with the draft.
-    pub fn offer(&mut self, draft: Draft) -> Result<Offer, NotOffered> {
+    pub fn offer(&mut self, draft: Draft, until: Duration) -> Result<Offer, NotOffered> {
         if !draft.is_whole() {
             let (there, needed) = (draft.there, draft.manifest.sections.len());
             let error = TransferError::NotWhole { there, needed };
             return Err(NotOffered(Box::new(draft), error));
         }
         let Draft { memory, payload, manifest, .. } = draft;
-        self.offered.insert(manifest.source.lease, memory);
-        Ok(Offer { manifest: manifest.encode(), payload })
+        Ok(self.hold((memory, payload), &manifest, until))
+    }
+
+    /// From now on it can be claimed.
+    pub(super) fn hold(
+        &mut self,
+        (memory, payload): (Registered, Descriptor),
+        manifest: &Manifest,
+        until: Duration,
+    ) -> Offer {
+        self.offered.insert(manifest.source.lease, Offered { memory, until });
+        Offer { manifest: manifest.encode(), payload }
     }
 
     /// A target has all bytes and is about to admit the request: whether it may. It may once, and only while the source
@@ -131,19 +188,44 @@ impl<T: Transport> Sender<T> {
         source.epoch == self.epoch && self.take_back(source.lease)
     }
 
+    /// A target says that it does not want what it was offered, and has not admitted it: its memory is free. `false` if the
+    /// offer was claimed, taken back or ended before, or is another sender's: after a claim that was answered with yes nobody
+    /// has the request then.
+    pub fn give_up(&mut self, source: Source) -> bool {
+        source.epoch == self.epoch && self.take_back(source.lease)
+    }
+
     /// Takes an offer back: nobody can claim it any more, and its memory is free for something else. `false` if it was
     /// claimed, or taken back before.
     pub fn take_back(&mut self, lease: u64) -> bool {
-        let Some(memory) = self.offered.remove(&lease) else { return false };
+        let Some(Offered { memory, .. }) = self.offered.remove(&lease) else { return false };
         // A failed call keeps the memory, and the lease is over all the same.
-        let _ = self.transport.deregister(memory);
+        let _ = self.free(memory);
         true
+    }
+
+    /// Takes back all offers whose time is before `now`: which. Their requests are the caller's again, to go on here or to be
+    /// released.
+    pub fn expire(&mut self, now: Duration) -> Vec<Source> {
+        let is_over = |offered: &Offered| offered.until < now && !made(Mistake::LeaseIgnored);
+        let over = self.offered.iter().filter(|(_, offered)| is_over(offered));
+        let mut leases: Vec<_> = over.map(|(&lease, _)| lease).collect();
+        leases.sort_unstable();
+        leases.retain(|&lease| self.take_back(lease));
+        let epoch = self.epoch;
+        leases.into_iter().map(|lease| Source { epoch, lease }).collect()
     }
 
     /// Offers that nobody has claimed yet.
     #[must_use]
     pub fn offers(&self) -> usize {
         self.offered.len()
+    }
+
+    /// Bytes of drafts and offers, and of memory that the transport could not give back.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held
     }
 }
 
@@ -165,7 +247,7 @@ fn copy<B: Backend>(
 }
 
 /// The same sections, with the digests of these bytes.
-fn digests(sections: &[Section], mut bytes: &[u8]) -> Vec<Section> {
+pub(super) fn digests(sections: &[Section], mut bytes: &[u8]) -> Vec<Section> {
     let digest = |section: &Section| {
         let own = bytes.split_off(..section.part.bytes as usize).expect("they were counted");
         Section::of(section.part, own)

@@ -153,8 +153,8 @@ impl Transport for Files {
     }
 
     fn fence(&mut self) -> Result<(), TransportError> {
-        let ids: Vec<_> = self.regions.keys().copied().collect();
         self.regions.clear();
+        let ids: Vec<_> = self.published.iter().copied().collect();
         ids.into_iter().map(|id| self.unlink(id)).fold(Ok(()), Result::and)
     }
 }

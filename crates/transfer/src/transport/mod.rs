@@ -104,6 +104,7 @@ pub trait Transport {
     /// registered.
     ///
     /// # Errors
-    /// [`TransportError`]; memory is kept for ever then.
+    /// [`TransportError`]. Reads may go on then, and nothing can be registered or read before a call of this has succeeded: it
+    /// may be called again.
     fn fence(&mut self) -> Result<(), TransportError>;
 }

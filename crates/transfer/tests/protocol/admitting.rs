@@ -10,16 +10,16 @@ use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::Offer;
 use dsv4_kv_transfer::transport::{Fabric, Loopback, Region};
 use dsv4_kv_transfer::{
-    Control, Expected, ImageError, Manifest, Receiver, Section, Sender, Source, Target,
+    Expected, ImageError, ImageKind, Manifest, Receiver, Section, Sender, Source, Target,
     TransferError, Transport, Verified,
 };
 
-use crate::world::{Site, World, deadlines, settings};
+use crate::world::{self, Answers, MOST, Site, World, deadlines, settings};
 
 /// A source that says yes.
 struct Anybody;
 
-impl Control for Anybody {
+impl Answers for Anybody {
     fn claim(&mut self, _source: Source) -> Result<bool, String> {
         Ok(true)
     }
@@ -27,7 +27,7 @@ impl Control for Anybody {
 
 fn read(world: &mut World) -> Verified {
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric));
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
     let offer = world.offer(&mut sender, 2);
     receive(&fabric, &offer, &world.expected())
 }
@@ -47,7 +47,7 @@ fn admit(
     let room = site.fed.manager.reserve(room).unwrap();
     let stream = &site.fed.stream.clone();
     let mut target = Target { cache: &mut site.fed.manager, stream, port: &mut site.port };
-    let admitted = target.admit(verified, room, &mut Anybody);
+    let admitted = world::admit(&mut target, verified, room, &mut Anybody);
     let at = admitted.map(|id| {
         let at = site.fed.manager.positions(id).unwrap();
         site.fed.manager.release(id).unwrap();
@@ -116,6 +116,7 @@ pub fn sections_are_those_of_the_cache() {
     let sections =
         parts.map(|part| Section::of(part, rest.split_off(..part.bytes as usize).unwrap()));
     let manifest = Manifest {
+        kind: ImageKind::Request,
         fingerprint: world.fingerprint,
         at: sample.at,
         source: Source::default(),

@@ -9,7 +9,7 @@ use dsv4_kv_transfer::protocol::NotOffered;
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{ImageError, Receiver, Sender, TransferError};
 
-use crate::world::{World, deadlines};
+use crate::world::{MOST, NEVER, World, deadlines};
 
 fn at(tokens: u32) -> Positions {
     Positions { trunk: tokens, draft: tokens }
@@ -19,7 +19,7 @@ fn at(tokens: u32) -> Positions {
 pub fn a_payload_is_of_one_position() {
     let mut world = World::new();
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric));
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
     let (id, other) = (world.samples[2].id, world.samples[1].id);
     let World { source, story, fingerprint, .. } = &mut world;
     let stream = source.fed.stream.clone();
@@ -34,7 +34,7 @@ pub fn a_payload_is_of_one_position() {
     assert!(matches!(refused, TransferError::Image(ImageError::Tokens { .. })), "{refused}");
     let refused = sender.draft(&export, *fingerprint, (at(129), &tokens[..129])).unwrap_err();
     assert!(matches!(refused, TransferError::MovedOn { .. }), "{refused}");
-    let NotOffered(mut draft, refused) = sender.offer(draft).unwrap_err();
+    let NotOffered(mut draft, refused) = sender.offer(draft, NEVER).unwrap_err();
     assert!(matches!(refused, TransferError::NotWhole { there: 1, .. }), "{refused}");
     let mut export = source.fed.manager.export(&stream, &mut source.port, other).unwrap();
     let refused = sender.take(&mut draft, &mut export).unwrap_err();
@@ -52,7 +52,7 @@ pub fn a_payload_is_of_one_position() {
 /// A call that fails while parts are copied leaves the draft as it was.
 pub fn a_draft_outlives_failures() {
     let mut world = World::new();
-    let mut sender = Sender::new(Loopback::new(&Fabric::default()));
+    let mut sender = Sender::new(Loopback::new(&Fabric::default()), MOST);
     let sample = &world.samples[2];
     let of = (sample.id, world.fingerprint);
     let mut draft = world.source.draft(&mut sender, of, (sample.at, &sample.tokens));
@@ -66,7 +66,7 @@ pub fn a_draft_outlives_failures() {
     assert!(refused.to_string().contains("stream"), "{refused}");
     let mut export = world.source.fed.manager.export(&stream, port, sample.id).unwrap();
     sender.take(&mut draft, &mut export).unwrap();
-    let offer = sender.offer(draft).unwrap();
+    let offer = sender.offer(draft, NEVER).unwrap();
     assert_eq!(decode_manifest(&offer.manifest).unwrap().0.sections.len(), {
         let layout: &PartLayout = &world.layout;
         layout.parts(sample.at).len()
@@ -78,7 +78,7 @@ pub fn a_sender_that_restarts_holds_nothing() {
     let mut world = World::new();
     let fabric = Fabric::default();
     let [first, second] = [(); 2].map(|()| {
-        let mut sender = Sender::new(Loopback::new(&fabric));
+        let mut sender = Sender::new(Loopback::new(&fabric), MOST);
         let offer = world.offer(&mut sender, 2);
         (sender, decode_manifest(&offer.manifest).unwrap().0.source)
     });
@@ -92,7 +92,7 @@ pub fn a_sender_that_restarts_holds_nothing() {
 pub fn a_request_that_is_too_long_is_not_read() {
     let mut world = World::new();
     let fabric = Fabric::default();
-    let mut sender = Sender::new(Loopback::new(&fabric));
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
     let offer = world.offer(&mut sender, 2);
     let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 1 << 30);
     let short = dsv4_kv_transfer::Expected { max_context: 129, ..world.expected() };

@@ -48,6 +48,8 @@ pub struct Plan {
     pub next: Cell<Option<Fault>>,
     /// Whether memory cannot be deregistered.
     pub keeps: Cell<bool>,
+    /// How often the transport cannot be made again.
+    pub fences_fail: Cell<u32>,
     /// Writes to memory that was taken back meanwhile: whoever has it now gets them.
     pub outside: Cell<u32>,
     /// Late writes.
@@ -79,11 +81,19 @@ pub struct Faulty {
     inner: Loopback,
     fabric: Fabric,
     plan: Rc<Plan>,
+    /// It was ended, and could not be made again.
+    is_gone: bool,
 }
 
 impl Faulty {
     pub fn new(fabric: &Fabric, plan: &Rc<Plan>) -> Self {
-        Self { inner: Loopback::new(fabric), fabric: fabric.clone(), plan: Rc::clone(plan) }
+        let (inner, fabric, plan) = (Loopback::new(fabric), fabric.clone(), Rc::clone(plan));
+        Self { inner, fabric, plan, is_gone: false }
+    }
+
+    fn check(&self) -> Result<(), TransportError> {
+        let why = || "no agent could be made".to_owned();
+        if self.is_gone { Err(TransportError::Failed { why: why() }) } else { Ok(()) }
     }
 
     fn write_at(&self, id: u64, after: Duration, (start, bytes): (usize, Vec<u8>)) {
@@ -94,6 +104,7 @@ impl Faulty {
 
 impl Transport for Faulty {
     fn register(&mut self, region: Region) -> Result<Registered, TransportError> {
+        self.check()?;
         self.inner.register(region)
     }
 
@@ -152,6 +163,9 @@ impl Transport for Faulty {
     }
 
     fn poll(&mut self, read: InFlight) -> Polled {
+        if let Err(error) = self.check() {
+            return Polled::Failed(read, error);
+        }
         let fault = self.plan.faults.borrow()[&read.id()];
         let passed = self.plan.now.get() - self.plan.began.borrow()[&read.id()];
         match fault {
@@ -168,6 +182,10 @@ impl Transport for Faulty {
     fn fence(&mut self) -> Result<(), TransportError> {
         // Destroying the agent stops its writes.
         self.plan.writes.borrow_mut().clear();
-        self.inner.fence()
+        self.inner.fence()?;
+        let failing = self.plan.fences_fail.get();
+        self.is_gone = failing > 0;
+        self.plan.fences_fail.set(failing.saturating_sub(1));
+        self.check()
     }
 }

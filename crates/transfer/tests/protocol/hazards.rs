@@ -13,14 +13,14 @@ use dsv4_kv_transfer::transport::{
     Descriptor, InFlight, Nixl, NixlOptions, NotPosted, Polled, Region, Registered,
 };
 use dsv4_kv_transfer::{
-    Control, Deadlines, Receiver, Target, TransferError, Transport, TransportError, Verified,
+    Deadlines, Receiver, Target, TransferError, Transport, TransportError, Verified,
 };
 use libtest_mimic::Failed;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::peer::{Peer, receiver, wait};
-use super::world::{BLOCKS, Site, World, deadlines};
+use super::world::{self, Answers, BLOCKS, Site, World, deadlines};
 
 const ROUNDS: u32 = 100;
 
@@ -50,7 +50,7 @@ impl Files {
 fn admit(
     world: &mut World,
     verified: Result<Verified, TransferError>,
-    (room, control): (Reserved, &mut impl Control),
+    (room, source): (Reserved, &mut impl Answers),
 ) -> Result<Vec<u8>, TransferError> {
     let Site { fed, port } = &mut world.target;
     let stream = fed.stream.clone();
@@ -62,7 +62,7 @@ fn admit(
         }
     };
     let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
-    let id = target.admit(&verified, room, control)?;
+    let id = world::admit(&mut target, &verified, room, source)?;
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();
     Ok(bytes)
@@ -123,7 +123,7 @@ pub fn claims_are_needed() -> Result<(), Failed> {
 /// A source whose memory was overwritten without its knowing says yes: without digests other bytes are admitted.
 pub fn digests_are_needed() -> Result<(), Failed> {
     struct Unknowing;
-    impl Control for Unknowing {
+    impl Answers for Unknowing {
         fn claim(&mut self, _source: dsv4_kv_transfer::Source) -> Result<bool, String> {
             Ok(true)
         }

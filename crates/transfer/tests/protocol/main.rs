@@ -5,15 +5,19 @@
 
 mod admitting;
 mod bound;
+mod claims;
 mod faulty;
+mod fencing;
 #[cfg(feature = "nixl")]
 mod hazards;
+mod leases;
 #[cfg(feature = "nixl")]
 mod networks;
 #[cfg(feature = "nixl")]
 mod nixl;
 #[cfg(feature = "nixl")]
 mod peer;
+mod prefixes;
 #[cfg(feature = "nixl")]
 mod processes;
 mod random;
@@ -29,7 +33,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 21] = [
+    let tests: [(&str, fn()); 37] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
@@ -37,6 +41,22 @@ fn main() {
         ("bound::a_draft_outlives_failures", bound::a_draft_outlives_failures),
         ("bound::a_restart_is_seen", bound::a_sender_that_restarts_holds_nothing),
         ("bound::too_long_is_not_read", bound::a_request_that_is_too_long_is_not_read),
+        ("claims::a_silent_source", claims::a_silent_source_holds_nobody),
+        ("claims::a_late_yes", claims::a_late_yes_is_nobodys),
+        ("claims::sources_are_told", claims::sources_are_told),
+        ("leases::a_sender_has_a_limit", leases::a_sender_has_a_limit),
+        ("leases::memory_that_stays", leases::memory_that_is_not_given_back_is_held),
+        ("leases::offers_end", leases::offers_end_by_themselves),
+        ("leases::targets_give_up", leases::targets_give_up_what_is_theirs),
+        ("fencing::failed_reads", fencing::failed_reads_end_under_traffic),
+        ("fencing::what_waits", fencing::what_waits_keeps_its_bytes),
+        ("fencing::made_again", fencing::a_transport_is_made_again),
+        ("fencing::kept_memory", fencing::kept_memory_comes_back),
+        ("fencing::names", fencing::transfers_are_of_one_receiver),
+        ("prefixes::come", prefixes::a_prefix_comes_to_another_tree),
+        ("prefixes::owners", prefixes::a_prefix_is_one_owners),
+        ("prefixes::kinds", prefixes::a_prefix_is_no_request),
+        ("prefixes::room", prefixes::room_is_taken_whole),
         ("streaming::while_computed", streaming::blocks_come_before_the_prompt_is_computed),
         ("streaming::a_fault_in_one_chunk_is_seen", streaming::a_fault_in_one_chunk_is_seen),
         ("streaming::silence_frees_memory", streaming::silence_and_giving_up_free_memory),

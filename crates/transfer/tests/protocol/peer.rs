@@ -8,12 +8,12 @@ use std::time::Instant;
 use dsv4_kv_transfer::protocol::{Offer, Opening, Ready};
 use dsv4_kv_transfer::transport::{Descriptor, Nixl, NixlOptions, Region, Registered};
 use dsv4_kv_transfer::{
-    Control, Deadlines, Manifest, Receiver, Section, Sender, Source, TransferError, Transport,
+    Deadlines, ImageKind, Manifest, Receiver, Section, Sender, Source, TransferError, Transport,
     Verified,
 };
 
 use super::streaming::Prefill;
-use super::world::{Sample, World};
+use super::world::{Answers, MOST, Sample, World};
 
 /// Set in the process that is the source: to `cache`, or to `bytes`.
 const CHILD: &str = "DSV4_NIXL_TEST_SOURCE";
@@ -44,7 +44,7 @@ fn nixl() -> Nixl {
 /// A source with a cache: offers samples and a prompt that it computes, and answers claims.
 fn cache() {
     let mut world = World::new();
-    let mut sender = Sender::new(nixl());
+    let mut sender = Sender::new(nixl(), MOST);
     let mut prefill = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
@@ -237,6 +237,7 @@ impl Peer {
             Section::of(part, rest.split_off(..part.bytes as usize).unwrap())
         };
         let manifest = Manifest {
+            kind: ImageKind::Request,
             fingerprint: world.fingerprint,
             at: sample.at,
             source: Source { epoch: self.child.id().into(), lease },
@@ -247,7 +248,7 @@ impl Peer {
     }
 }
 
-impl Control for Peer {
+impl Answers for Peer {
     fn claim(&mut self, source: Source) -> Result<bool, String> {
         let answer = self.try_ask(&format!("claim {} {}", source.epoch, source.lease));
         answer.map(|answer| answer == "true").map_err(|error| error.to_string())

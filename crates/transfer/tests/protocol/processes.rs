@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::peer::{Peer, receiver, wait};
-use super::world::{BLOCKS, Site, World, deadlines};
+use super::world::{BLOCKS, Site, World, admit, deadlines};
 
 /// Requests come with every byte, again and again; one that the source took back does not.
 pub fn requests_move() -> Result<(), Failed> {
@@ -28,7 +28,7 @@ pub fn requests_move() -> Result<(), Failed> {
             assert_eq!(peer.ask(&format!("back {}", verified.manifest().source.lease)), "true");
         }
         let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
-        match target.admit(&verified, room, &mut peer) {
+        match admit(&mut target, &verified, room, &mut peer) {
             Ok(id) => {
                 let (_, got) = world.target.export(id);
                 assert!(!is_taken_back && got == world.samples[sample].payload, "round {round}");
@@ -68,7 +68,7 @@ pub fn prompts_stream() -> Result<(), Failed> {
     let Site { fed, port } = &mut world.target;
     let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
     let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
-    let id = target.admit(&verified, room, &mut peer)?;
+    let id = admit(&mut target, &verified, room, &mut peer)?;
     let (_, got) = world.target.export(id);
     assert_eq!(got, verified.payload());
     // As computed here, in one place.

@@ -1,17 +1,15 @@
 //! Random transfers with random faults.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use dsv4_kv::transfer::Reserved;
-use dsv4_kv_transfer::image::decode_manifest;
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::ReceiverStats;
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{
-    Control, Deadlines, Receiver, Sender, Source, Target, TransferError, TransferId,
+    Claim, Claimed, Control, Deadlines, Receiver, Sender, Source, Target, TransferError, TransferId,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -21,32 +19,83 @@ use super::world::{BLOCKS, World};
 
 const READ: Duration = Duration::from_millis(100);
 const FENCE: Duration = Duration::from_millis(400);
+/// How long a source has to answer.
+const ANSWER: Duration = Duration::from_millis(50);
+/// How long an offer is held.
+const HELD: Duration = Duration::from_millis(500);
 const MOST: u64 = 8 << 20;
 
 /// What came of a run.
 #[derive(Debug, Default)]
 struct Outcome {
     admitted: u32,
-    /// Requests with other bytes than the source's, or that the source had taken back.
+    /// Requests with other bytes than the source's, or that the source still had, or had given away.
     wrong: u32,
+    /// Requests that nobody has: the source said yes, and the target did not hear it in time.
+    lost: u32,
     /// Writes to memory that was not quarantined any more.
     outside: u32,
     /// Late writes.
     late: u32,
+    /// Offers whose time ended.
+    expired: usize,
     /// Errors, by what they say first.
     errors: HashMap<&'static str, u32>,
     stats: ReceiverStats,
 }
 
-/// The source, at the other end of the control channel.
-struct Channel<'s>(&'s RefCell<Sender<Loopback>>, bool);
+/// An answer on its way: when it is there, and what it is.
+type Answer = (Duration, Result<bool, String>);
 
-impl Control for Channel<'_> {
-    fn claim(&mut self, source: Source) -> Result<bool, String> {
-        if self.1 {
-            return Err("the connection was reset".to_owned());
+/// The source, at the other end of a control channel that is slow, loses messages and breaks.
+struct Channel {
+    sender: Sender<Loopback>,
+    answers: HashMap<u64, Answer>,
+    random: StdRng,
+    now: Duration,
+}
+
+impl Channel {
+    fn take_back(&mut self, source: Source) -> bool {
+        self.sender.take_back(source.lease)
+    }
+}
+
+impl Control for Channel {
+    fn ask(&mut self, source: Source) -> Result<(), String> {
+        if self.random.random_ratio(1, 30) {
+            return Err("the connection was refused".to_owned());
         }
-        Ok(self.0.borrow_mut().claim(source))
+        let answer = match self.random.random_range(0..30) {
+            0 => Err("the connection was reset".to_owned()),
+            _ => Ok(self.sender.claim(source)),
+        };
+        // Most in time, some late, some never.
+        let after = match self.random.random_range(0..10) {
+            0 => Duration::from_secs(100),
+            1 => Duration::from_millis(self.random.random_range(50..100)),
+            _ => Duration::from_millis(self.random.random_range(0..50)),
+        };
+        self.answers.insert(source.lease, (self.now + after, answer));
+        Ok(())
+    }
+
+    fn answer(&mut self, source: Source) -> Result<Option<bool>, String> {
+        let now = self.now;
+        match self.answers.remove(&source.lease) {
+            Some((at, answer)) if at <= now => answer.map(Some),
+            Some(answer) => {
+                self.answers.insert(source.lease, answer);
+                Ok(None)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn give_up(&mut self, source: Source) {
+        if !self.random.random_ratio(1, 10) {
+            self.sender.give_up(source);
+        }
     }
 }
 
@@ -54,7 +103,13 @@ impl Control for Channel<'_> {
 struct Moving {
     sample: usize,
     room: Reserved,
-    source: Source,
+    taken_back: bool,
+}
+
+/// A request that came.
+struct Claiming {
+    claim: Claim,
+    sample: usize,
     taken_back: bool,
 }
 
@@ -63,8 +118,9 @@ fn name(error: &TransferError) -> &'static str {
         TransferError::Image(_) => "image",
         TransferError::Transport(_) => "transport",
         TransferError::Deadline { .. } => "deadline",
-        TransferError::Fenced { .. } => "fenced",
+        TransferError::NoTransport { .. } => "no transport",
         TransferError::NotHeld { .. } => "not held",
+        TransferError::NotAnswered { .. } => "not answered",
         TransferError::Unreachable { .. } => "unreachable",
         TransferError::NoMemory { .. } => "no memory",
         other => panic!("{other}"),
@@ -84,81 +140,172 @@ fn fault(random: &mut StdRng) -> Fault {
     }
 }
 
-fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
-    make(mistake);
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut world = World::new();
-    let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
-    let sender = RefCell::new(Sender::new(Loopback::new(&fabric)));
-    let deadlines = Deadlines { read: READ, fence: FENCE, quiet: FENCE };
-    let mut receiver = Receiver::new(Faulty::new(&fabric, &plan), deadlines, MOST);
-    let mut moving: HashMap<TransferId, Moving> = HashMap::new();
-    let (mut outcome, mut begun, mut now) = (Outcome::default(), 0, Duration::ZERO);
-    let stream = world.target.fed.stream.clone();
-    let mut idle = 0;
-    // At the end, until the second deadline of what is left has passed.
-    while begun < transfers || !moving.is_empty() || idle < 60 {
-        idle = if begun < transfers || !moving.is_empty() { 0 } else { idle + 1 };
-        now += Duration::from_millis(random.random_range(1..20));
-        plan.advance(&fabric, now);
-        if begun < transfers && moving.len() < 2 {
-            begun += 1;
-            let at = random.random_range(0..world.samples.len());
-            if let Ok(room) = world.target.fed.manager.reserve(world.samples[at].at) {
-                let offer = world.offer(&mut sender.borrow_mut(), at);
-                let source = decode_manifest(&offer.manifest).unwrap().0.source;
-                plan.next.set(Some(fault(&mut random)));
-                match receiver.begin(now, &offer, &world.expected()) {
-                    Ok(id) => {
-                        moving.insert(id, Moving { sample: at, room, source, taken_back: false });
-                    }
-                    Err(error) => {
-                        *outcome.errors.entry(name(&error)).or_default() += 1;
-                        world.target.fed.manager.give_back(room).unwrap();
-                        sender.borrow_mut().take_back(source.lease);
-                    }
-                }
+/// Everything of a run.
+struct Run {
+    world: World,
+    fabric: Fabric,
+    plan: Rc<Plan>,
+    channel: Channel,
+    receiver: Receiver<Faulty>,
+    moving: HashMap<TransferId, Moving>,
+    claiming: Vec<Claiming>,
+    random: StdRng,
+    now: Duration,
+    outcome: Outcome,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
+        let deadlines = Deadlines { read: READ, fence: FENCE, quiet: FENCE };
+        Self {
+            world: World::new(),
+            channel: Channel {
+                sender: Sender::new(Loopback::new(&fabric), MOST),
+                answers: HashMap::new(),
+                random: StdRng::seed_from_u64(seed + 1000),
+                now: Duration::ZERO,
+            },
+            receiver: Receiver::new(Faulty::new(&fabric, &plan), deadlines, MOST),
+            moving: HashMap::new(),
+            claiming: Vec::new(),
+            random: StdRng::seed_from_u64(seed),
+            now: Duration::ZERO,
+            outcome: Outcome::default(),
+            fabric,
+            plan,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.moving.is_empty() && self.claiming.is_empty()
+    }
+
+    fn advance(&mut self) {
+        self.now += Duration::from_millis(self.random.random_range(1..20));
+        self.channel.now = self.now;
+        self.plan.advance(&self.fabric, self.now);
+        self.plan.fences_fail.set(u32::from(self.random.random_ratio(1, 3)));
+        self.outcome.expired += self.channel.sender.expire(self.now).len();
+    }
+
+    fn fail(&mut self, error: &TransferError) {
+        *self.outcome.errors.entry(name(error)).or_default() += 1;
+    }
+
+    fn begin(&mut self) {
+        let sample = self.random.random_range(0..self.world.samples.len());
+        let Ok(room) = self.world.target.fed.manager.reserve(self.world.samples[sample].at) else {
+            return;
+        };
+        let until = self.now + HELD;
+        let (source, offer) = self.world.offer_until(&mut self.channel.sender, sample, until);
+        self.plan.next.set(Some(fault(&mut self.random)));
+        match self.receiver.begin(self.now, &offer, &self.world.expected()) {
+            Ok(id) => {
+                assert_eq!(id.source(), source);
+                self.moving.insert(id, Moving { sample, room, taken_back: false });
+            }
+            Err(error) => {
+                self.fail(&error);
+                self.world.target.fed.manager.give_back(room).unwrap();
+                self.channel.give_up(source);
             }
         }
-        // A source that changes its mind: its client has gone, or it needs the memory.
-        for moving in moving.values_mut() {
+    }
+
+    /// A source that changes its mind: its client has gone, or it needs the memory.
+    fn change_minds(&mut self) {
+        let Self { moving, claiming, channel, random, .. } = self;
+        for (id, moving) in moving.iter_mut() {
             if random.random_ratio(1, 40) {
-                moving.taken_back |= sender.borrow_mut().take_back(moving.source.lease);
+                moving.taken_back |= channel.take_back(id.source());
             }
         }
-        for (id, ended) in receiver.poll(now) {
-            let Moving { sample, room, source, taken_back } = moving.remove(&id).unwrap();
-            let sample = &world.samples[sample];
-            let mut target = Target {
-                cache: &mut world.target.fed.manager,
-                stream: &stream,
-                port: &mut world.target.port,
-            };
-            let mut channel = Channel(&sender, random.random_ratio(1, 15));
-            let admitted = match ended {
-                Ok(verified) => target.admit(&verified, room, &mut channel),
+        for claiming in claiming {
+            if random.random_ratio(1, 40) {
+                claiming.taken_back |= channel.take_back(claiming.claim.source());
+            }
+        }
+    }
+
+    /// What has come is loaded, and its source asked.
+    fn load(&mut self) {
+        for (id, ended) in self.receiver.poll(self.now) {
+            let Moving { sample, room, taken_back } = self.moving.remove(&id).unwrap();
+            let Self { world, channel, now, .. } = self;
+            let stream = world.target.fed.stream.clone();
+            let (cache, port) = (&mut world.target.fed.manager, &mut world.target.port);
+            let loaded = match ended {
+                Ok(verified) => {
+                    let mut target = Target { cache, stream: &stream, port };
+                    target.load(&verified, room, *now + ANSWER, channel)
+                }
                 Err(error) => {
-                    world.target.fed.manager.give_back(room).unwrap();
+                    cache.give_back(room).unwrap();
+                    channel.give_up(id.source());
                     Err(error)
                 }
             };
-            match admitted {
-                Ok(id) => {
-                    outcome.admitted += 1;
-                    let (_, bytes) = world.target.export(id);
-                    outcome.wrong += u32::from(bytes != sample.payload || taken_back);
-                    world.target.fed.manager.release(id).unwrap();
-                }
-                Err(error) => *outcome.errors.entry(name(&error)).or_default() += 1,
+            match loaded {
+                Ok(claim) => self.claiming.push(Claiming { claim, sample, taken_back }),
+                Err(error) => self.fail(&error),
             }
-            sender.borrow_mut().take_back(source.lease);
         }
     }
+
+    /// What was answered is admitted.
+    fn settle(&mut self) {
+        for Claiming { claim, sample, taken_back } in std::mem::take(&mut self.claiming) {
+            let (source, Self { world, channel, now, .. }) = (claim.source(), &mut *self);
+            let stream = world.target.fed.stream.clone();
+            let (cache, port) = (&mut world.target.fed.manager, &mut world.target.port);
+            let mut target = Target { cache, stream: &stream, port };
+            match target.settle(*now, claim, channel) {
+                Ok(Claimed::Waits(claim)) => {
+                    self.claiming.push(Claiming { claim, sample, taken_back });
+                }
+                Ok(Claimed::Admitted(id)) => {
+                    let (_, bytes) = self.world.target.export(id);
+                    self.world.target.fed.manager.release(id).unwrap();
+                    self.outcome.admitted += 1;
+                    // The source has it still, if it can take it back.
+                    let twice = taken_back || self.channel.take_back(source);
+                    let is_wrong = bytes != self.world.samples[sample].payload || twice;
+                    self.outcome.wrong += u32::from(is_wrong);
+                }
+                Err(error) => {
+                    let yes = self.channel.answers.remove(&source.lease);
+                    self.outcome.lost += u32::from(matches!(yes, Some((_, Ok(true)))));
+                    self.fail(&error);
+                }
+            }
+        }
+    }
+}
+
+fn run(mistake: Mistake, transfers: u32, seed: u64) -> Outcome {
+    make(mistake);
+    let mut run = Run::new(seed);
+    let (mut begun, mut idle) = (0, 0);
+    // At the end, until the second deadline of what is left has passed, and what is offered has ended.
+    while begun < transfers || !run.is_idle() || idle < 120 {
+        idle = if begun < transfers || !run.is_idle() { 0 } else { idle + 1 };
+        run.advance();
+        if begun < transfers && run.moving.len() + run.claiming.len() < 2 {
+            begun += 1;
+            run.begin();
+        }
+        run.change_minds();
+        run.load();
+        run.settle();
+    }
     make(Mistake::Nothing);
-    assert!(receiver.clear_quarantine().unwrap(), "what failed is freed with the transport");
+    let Run { world, fabric, plan, channel, receiver, now, mut outcome, .. } = run;
     let ledger = world.target.fed.manager.ledger();
     assert_eq!((ledger.free_blocks(), ledger.live_requests()), (BLOCKS, 0), "all came back");
-    assert_eq!((receiver.taken_bytes(), sender.borrow().offers()), (0, 0));
+    let sender = &channel.sender;
+    assert_eq!((receiver.taken_bytes(), sender.offers(), sender.held_bytes()), (0, 0, 0));
     plan.advance(&fabric, now + Duration::from_secs(10));
     outcome.stats = receiver.stats();
     (outcome.outside, outcome.late) = (plan.outside.get(), plan.late.get());
@@ -171,11 +318,21 @@ pub fn nothing_wrong_is_admitted() {
         let outcome = run(Mistake::Nothing, 400, seed);
         assert_eq!((outcome.wrong, outcome.outside), (0, 0), "{outcome:?}");
         assert!(outcome.admitted > 50 && outcome.late > 20, "{outcome:?}");
-        for name in ["image", "transport", "deadline", "not held", "unreachable"] {
+        for name in [
+            "image",
+            "transport",
+            "deadline",
+            "not held",
+            "not answered",
+            "unreachable",
+            "no transport",
+        ] {
             assert!(outcome.errors.contains_key(name), "no {name}: {outcome:?}");
         }
+        assert!(outcome.lost > 0 && outcome.expired > 0, "{outcome:?}");
         let stats = outcome.stats;
         assert!(stats.ended_late > 5 && stats.fences > 0 && stats.damaged > 20, "{stats:?}");
+        assert!(stats.failed_fences > 0, "{stats:?}");
     }
 }
 

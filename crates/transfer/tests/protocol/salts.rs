@@ -8,14 +8,14 @@ use dsv4_kv_transfer::image::{Fact, decode_manifest};
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{
-    Control, Expected, Fingerprint, ImageError, Manifest, Receiver, Section, Sender, Source,
+    Expected, Fingerprint, ImageError, ImageKind, Manifest, Receiver, Section, Sender, Source,
     Target, TransferError,
 };
 use kv_layout::config::ModelConfig;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::world::{BLOCKS, World, deadlines};
+use super::world::{BLOCKS, Direct, MOST, World, admit, deadlines};
 
 /// Whose request it is: a salt and an adapter.
 type Owner = [Vec<u8>; 2];
@@ -57,7 +57,14 @@ fn manifests(count: u32) -> (u32, u32) {
         let [own, other] = owners(&mut random).map(|owner| fingerprint(&config, &owner));
         let tokens: Vec<u32> = (0..at.trunk).map(|_| random.random_range(0..4)).collect();
         let (source, sections) = (Source::default(), sections.clone());
-        let manifest = Manifest { fingerprint: own, at, source, tokens: tokens.clone(), sections };
+        let manifest = Manifest {
+            kind: ImageKind::Request,
+            fingerprint: own,
+            at,
+            source,
+            tokens: tokens.clone(),
+            sections,
+        };
         let bytes = manifest.encode();
         let (came, _) = decode_manifest(&bytes).unwrap();
         let asked = |fingerprint| {
@@ -87,20 +94,11 @@ pub fn owners_that_are_ignored_are_found() {
     assert_eq!(wrong, 10);
 }
 
-/// The source, at the other end of the control channel.
-struct Channel<'s>(&'s mut Sender<Loopback>);
-
-impl Control for Channel<'_> {
-    fn claim(&mut self, source: Source) -> Result<bool, String> {
-        Ok(self.0.claim(source))
-    }
-}
-
 /// So many whole requests that another asks for first, then their owner, who has every byte.
 fn imports(count: u32) {
     let fabric = Fabric::default();
     let (mut world, mut random) = (World::new(), SmallRng::seed_from_u64(31));
-    let mut sender = Sender::new(Loopback::new(&fabric));
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
     let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 8 << 20);
     let (stream, now) = (world.target.fed.stream.clone(), Duration::ZERO);
     for number in 0..count {
@@ -120,7 +118,7 @@ fn imports(count: u32) {
         let room = world.target.fed.manager.reserve(verified.manifest().at).unwrap();
         let cache = &mut world.target.fed.manager;
         let mut target = Target { cache, stream: &stream, port: &mut world.target.port };
-        let id = target.admit(&verified, room, &mut Channel(&mut sender)).unwrap();
+        let id = admit(&mut target, &verified, room, &mut Direct(&mut sender)).unwrap();
         let (_, bytes) = world.target.export(id);
         assert!(bytes == world.samples[sample].payload);
         world.target.fed.manager.release(id).unwrap();

@@ -13,12 +13,12 @@ use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::{NotOffered, Offer, Opening, Ready, ReceiverStats};
 use dsv4_kv_transfer::transport::{Fabric, Files, Loopback};
 use dsv4_kv_transfer::{
-    Control, Deadlines, Draft, Fingerprint, ImageError, Receiver, Sender, Source, Target,
-    TransferError, TransferId, Transport, Verified,
+    Deadlines, Draft, Fingerprint, ImageError, Receiver, Sender, Source, Target, TransferError,
+    TransferId, Transport, Verified,
 };
 
 use crate::faulty::{Fault, Faulty, Plan};
-use crate::world::{BLOCKS, Site, World};
+use crate::world::{self, BLOCKS, Direct, MOST, NEVER, Site, World};
 
 /// Tokens of a prompt, of which two blocks are full, and of the steps that compute it.
 pub const PROMPT: usize = 300;
@@ -68,7 +68,7 @@ impl Prefill {
     }
 
     pub fn offer<T: Transport>(self, sender: &mut Sender<T>) -> Offer {
-        sender.offer(self.draft).map_err(|NotOffered(_, error)| error).unwrap()
+        sender.offer(self.draft, NEVER).map_err(|NotOffered(_, error)| error).unwrap()
     }
 }
 
@@ -79,17 +79,9 @@ const DEADLINES: Deadlines = Deadlines {
     quiet: Duration::from_millis(200),
 };
 
-struct Channel<'s, T: Transport>(&'s mut Sender<T>);
-
-impl<T: Transport> Control for Channel<'_, T> {
-    fn claim(&mut self, source: Source) -> Result<bool, String> {
-        Ok(self.0.claim(source))
-    }
-}
-
 /// One request, from the first chunk to its admission, with its receiver polled after each.
 fn stream<T: Transport>(world: &mut World, source: T, target: T) -> ReceiverStats {
-    let (mut sender, mut now) = (Sender::new(source), Duration::ZERO);
+    let (mut sender, mut now) = (Sender::new(source, MOST), Duration::ZERO);
     let mut receiver = Receiver::new(target, DEADLINES, 64 << 20);
     let mut prefill = Prefill::new(&mut world.source, &mut sender, world.fingerprint);
     let (id, opening) = (prefill.id, prefill.opening());
@@ -125,7 +117,7 @@ fn admit<T: Transport>(world: &mut World, verified: &Verified, sender: &mut Send
     let Site { fed, port } = &mut world.target;
     let (room, stream) = (fed.manager.reserve(verified.manifest().at).unwrap(), fed.stream.clone());
     let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
-    let id = target.admit(verified, room, &mut Channel(sender)).unwrap();
+    let id = world::admit(&mut target, verified, room, &mut Direct(sender)).unwrap();
     let (_, bytes) = world.target.export(id);
     world.target.fed.manager.release(id).unwrap();
     bytes
@@ -156,7 +148,7 @@ impl Faults {
     fn new() -> Self {
         let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
         let receiver = Receiver::new(Faulty::new(&fabric, &plan), DEADLINES, 64 << 20);
-        let sender = Sender::new(Loopback::new(&fabric));
+        let sender = Sender::new(Loopback::new(&fabric), MOST);
         Self { world: World::new(), fabric, plan, sender, receiver, now: Duration::ZERO }
     }
 

@@ -3,17 +3,25 @@
 use std::time::Duration;
 
 use dsv4_kv::device::{Device, EmuOptions, Emulator};
+use dsv4_kv::transfer::Reserved;
 use dsv4_kv::transfer::{PartLayout, Port, Positions};
 use dsv4_kv::{CacheConfig, RequestId};
 use dsv4_kv_tests::fed::{Fed, Padding, Part};
 use dsv4_kv_tests::stories::{Story, config, tiny};
 use dsv4_kv_transfer::protocol::Offer;
-use dsv4_kv_transfer::{Deadlines, Draft, Expected, Fingerprint, Sender, Transport};
+use dsv4_kv_transfer::{
+    Claimed, Control, Deadlines, Draft, Expected, Fingerprint, Sender, Source, Target,
+    TransferError, Transport, Verified,
+};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
 
 /// Blocks of the target.
 pub const BLOCKS: u32 = 6;
+/// Most bytes that a sender holds.
+pub const MOST: u64 = 64 << 20;
+/// When offers end, and when answers are due: never.
+pub const NEVER: Duration = Duration::from_secs(1_000_000);
 /// Lengths of the samples.
 const LENGTHS: [usize; 3] = [2, 7, 132];
 /// Tokens that a test may compute.
@@ -120,6 +128,17 @@ impl World {
         bytes
     }
 
+    /// Offers a sample whole until then: what it is called, and the offer.
+    pub fn offer_until<T: Transport>(
+        &mut self,
+        sender: &mut Sender<T>,
+        sample: usize,
+        until: Duration,
+    ) -> (Source, Offer) {
+        let draft = self.take(sender, sample, self.fingerprint);
+        (draft.source(), sender.offer(draft, until).unwrap())
+    }
+
     /// Offers a sample whole.
     pub fn offer<T: Transport>(&mut self, sender: &mut Sender<T>, sample: usize) -> Offer {
         self.offer_as(sender, sample, self.fingerprint)
@@ -132,6 +151,17 @@ impl World {
         sample: usize,
         fingerprint: Fingerprint,
     ) -> Offer {
+        let draft = self.take(sender, sample, fingerprint);
+        sender.offer(draft, NEVER).unwrap()
+    }
+
+    /// Takes all of a sample.
+    fn take<T: Transport>(
+        &mut self,
+        sender: &mut Sender<T>,
+        sample: usize,
+        fingerprint: Fingerprint,
+    ) -> Draft {
         let Self { samples, source, .. } = self;
         let sample = &samples[sample];
         let of = (sample.id, fingerprint);
@@ -139,6 +169,58 @@ impl World {
         let stream = source.fed.stream.clone();
         let mut export = source.fed.manager.export(&stream, &mut source.port, sample.id).unwrap();
         sender.take(&mut draft, &mut export).unwrap();
-        sender.offer(draft).unwrap()
+        draft
+    }
+}
+
+/// A source that answers when it is asked.
+pub trait Answers {
+    fn claim(&mut self, source: Source) -> Result<bool, String>;
+    fn give_up(&mut self, _source: Source) {}
+}
+
+/// A control channel to one.
+struct AtOnce<'a, A: Answers>(&'a mut A, Option<Result<bool, String>>);
+
+impl<A: Answers> Control for AtOnce<'_, A> {
+    fn ask(&mut self, source: Source) -> Result<(), String> {
+        self.1 = Some(self.0.claim(source));
+        Ok(())
+    }
+
+    fn answer(&mut self, _source: Source) -> Result<Option<bool>, String> {
+        self.1.take().transpose()
+    }
+
+    fn give_up(&mut self, source: Source) {
+        self.0.give_up(source);
+    }
+}
+
+/// Loads what came, and admits it if its source says yes.
+pub fn admit(
+    target: &mut Target<'_, Emulator>,
+    verified: &Verified,
+    room: Reserved,
+    source: &mut impl Answers,
+) -> Result<RequestId, TransferError> {
+    let mut control = AtOnce(source, None);
+    let claim = target.load(verified, room, NEVER, &mut control)?;
+    match target.settle(Duration::ZERO, claim, &mut control)? {
+        Claimed::Admitted(id) => Ok(id),
+        Claimed::Waits(claim) => panic!("{claim:?} was answered"),
+    }
+}
+
+/// A sender in this process.
+pub struct Direct<'s, T: Transport>(pub &'s mut Sender<T>);
+
+impl<T: Transport> Answers for Direct<'_, T> {
+    fn claim(&mut self, source: Source) -> Result<bool, String> {
+        Ok(self.0.claim(source))
+    }
+
+    fn give_up(&mut self, source: Source) {
+        self.0.give_up(source);
     }
 }

@@ -12,6 +12,7 @@ pub mod layers;
 pub mod manager;
 pub mod million;
 pub mod moved_kinds;
+pub mod moved_prefixes;
 pub mod moves;
 pub mod poison;
 pub mod poison_keys;

@@ -227,7 +227,7 @@ pub fn rejected_tokens_do_not_move<B: Backend>(device: &Device<B>) {
     target.fed.assert_holds(moved, &story, &story.stored(device, FORMATS), 230);
 }
 
-/// What an import refuses at once evicts nothing for it.
+/// What an import refuses at once evicts nothing for it, nor does room that is refused.
 pub fn refused_imports_evict_nothing<B: Backend>(device: &Device<B>) {
     let story = Story::random(&tiny(), 300, 98);
     let mut source = Site::new(device, 1, 15);
@@ -262,6 +262,15 @@ pub fn refused_imports_evict_nothing<B: Backend>(device: &Device<B>) {
     let given = (at, &payload[..]);
     let error = fed.manager.import(&stream, &mut source.port, given).unwrap_err();
     assert!(matches!(error, MoveError::ForeignPort), "{error}");
+    // One block more than is free or cached, and no slot.
+    let far = Positions { trunk: 5 * 128, draft: 5 * 128 };
+    let error = target.fed.manager.reserve(far).unwrap_err();
+    let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 5, free: 4 }));
+    assert!(is_short, "{error}");
+    let ids: Vec<_> = std::iter::from_fn(|| target.fed.manager.admit().ok()).collect();
+    let error = target.fed.manager.reserve(at).unwrap_err();
+    assert!(matches!(error, MoveError::Cache(KvError::NoFreeSlot { .. })), "{error}");
+    ids.into_iter().for_each(|id| target.fed.manager.release(id).unwrap());
     assert_eq!(cached(&target), 2, "nothing was evicted");
     let moved = target.import(at, &payload).unwrap();
     assert_eq!(cached(&target), 1, "there was room for it");

@@ -2,10 +2,12 @@
 //! changed, and the next attempt goes well.
 
 use dsv4_kv::device::{EmuOptions, Emulator};
-use dsv4_kv::transfer::MoveError;
-use dsv4_kv::{CacheConfig, KvError, Launches, LayerGroup, RequestId, StepRequest, Suspended};
+use dsv4_kv::transfer::{MoveError, PrefixImport};
+use dsv4_kv::{
+    Accepted, CacheConfig, KvError, Launches, LayerGroup, Prompt, RequestId, StepRequest, Suspended,
+};
 use dsv4_kv_tests::failing::{Failing, Failure};
-use dsv4_kv_tests::fed::{Fed, Padding, Part as StepPart};
+use dsv4_kv_tests::fed::{Fed, Padding, Part as StepPart, begin};
 use dsv4_kv_tests::stories::{Stored, Story, config, tiny};
 use kv_layout::index_row::IndexFormat;
 use kv_layout::main_row::MainFormat;
@@ -226,5 +228,67 @@ fn a_failed_move_changes_nothing() {
             fed.assert_holds(id, &story, &stored, TOKENS + 5);
         }
         fed.manager.check_poison(&stream).unwrap();
+    }
+}
+
+/// A prefix leaves a cache and comes to another: the device fails in the copies of either.
+#[test]
+fn a_failed_prefix_changes_nothing() {
+    let cache_error = |error| match error {
+        MoveError::Cache(error) => error,
+        error => panic!("{error}"),
+    };
+    let story = Story::random(&tiny(), 257, 31);
+    let tokens: Vec<u32> = (0..257).collect();
+    let prompt = Prompt { tokens: &tokens, salt: b"salt", adapter: b"" };
+    let new = |max_draft| {
+        let base = config(&tiny(), FORMATS, 3);
+        let config = CacheConfig { num_checkpoints: 2, max_draft, poison: true, ..base };
+        Fed::new(&Failing::emulated(EmuOptions::default()), config)
+    };
+    let counts = |fed: &Cache| fed.manager.ledger().tree_counts();
+    for how in [Failure::Instead, Failure::After] {
+        let (mut fed, mut other) = (new(3), new(0));
+        let stream = fed.stream.clone();
+        let (mut port, mut others) =
+            (fed.manager.open_port().unwrap(), other.manager.open_port().unwrap());
+        let id = fed.manager.admit_with(&stream, &prompt).unwrap().id;
+        for from in [0, 128] {
+            let parts = [StepPart::new(id, &story, from..from + 128)];
+            fed.inputs.load(&stream, &parts, 128);
+            let mut steps = begin(&mut fed.manager, &stream, &parts, Padding::None).unwrap();
+            for step in &mut steps {
+                fed.inputs.run(step, &mut |_, _| Ok(())).unwrap();
+            }
+            let accepted = Accepted { id, accepted: 128, tokens: &tokens[from..from + 128] };
+            steps.into_iter().for_each(|step| step.commit(&[accepted]).unwrap());
+            fed.manager.save_wanted(&stream).unwrap();
+        }
+        let before = counts(&fed);
+        let ((at, payload), failures) = fail_each(&mut fed, how, |fed| {
+            let export = fed.manager.export_prefix(&stream, &mut port, &prompt);
+            let mut export = export.map_err(cache_error)?.expect("a checkpoint is there");
+            let mut payload = vec![0; export.layout().prefix_bytes(export.positions()) as usize];
+            export.all(&mut payload).map_err(cache_error)?;
+            Ok((export.positions(), payload))
+        });
+        assert!(failures > 5 && counts(&fed) == before, "{failures} calls failed");
+        let stream = other.stream.clone();
+        let prompt = Prompt { tokens: &tokens[..256], ..prompt };
+        let (came, failures) = fail_each(&mut other, how, |other| {
+            if other.manager.ledger().tree_counts().segments > 0 {
+                panic!("what failed has left something");
+            }
+            let parts = (at, &payload[..]);
+            other.manager.import_prefix(&stream, &mut others, &prompt, parts).map_err(cache_error)
+        });
+        assert!(failures > 5, "{failures} calls failed");
+        assert_eq!(came, Some(PrefixImport { blocks: 2, checkpoint: true }));
+        let again = other.manager.export_prefix(&stream, &mut others, &prompt).unwrap();
+        let mut got = vec![0; payload.len()];
+        again.expect("it came").all(&mut got).unwrap();
+        assert!(got == payload, "every byte");
+        other.manager.ledger().audit().unwrap();
+        other.manager.check_poison(&stream).unwrap();
     }
 }

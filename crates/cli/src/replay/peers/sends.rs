@@ -15,7 +15,7 @@ use super::leave::{Mover, Prompted};
 use super::link::Link;
 use super::message::{ToDecode, now_ms};
 
-/// Requests that wait to be taken, at most: they hold memory.
+/// Requests that wait to be taken, at most: they hold memory, which has no other limit here.
 const WAITING: usize = 64;
 
 /// The sender, which answers claims in other threads.
@@ -52,7 +52,7 @@ impl<B: Backend, T: Transport> BytesOut<B, T> {
     pub fn new(cache: &Full<B>, transport: T, seed: u64) -> Result<Self> {
         Ok(Self {
             port: cache.cache().open_port()?,
-            sender: Arc::new(Mutex::new(Sender::new(transport))),
+            sender: Arc::new(Mutex::new(Sender::new(transport, u64::MAX))),
             fingerprint: fingerprint(cache.cache().config(), seed),
             leaving: HashMap::new(),
         })
@@ -104,7 +104,7 @@ impl<B: Backend, T: Transport> Mover<Full<B>> for BytesOut<B, T> {
         let mut sender = lock(&self.sender);
         let is_whole = draft.is_whole();
         if is_whole {
-            let offer = sender.offer(draft)?;
+            let offer = sender.offer(draft, Duration::MAX)?;
             let (manifest, payload, at_ms) = (offer.manifest, offer.payload.0, now_ms());
             to.send(&ToDecode::Offer { index, manifest, payload, at_ms })?;
         } else {

@@ -12,8 +12,8 @@ use dsv4_kv::transfer::{PartLayout, Port};
 use dsv4_kv_transfer::protocol::{Offer, Opening, Ready};
 use dsv4_kv_transfer::transport::Descriptor;
 use dsv4_kv_transfer::{
-    Control, Deadlines, Expected, Fingerprint, Receiver, Source, Target, TransferError, TransferId,
-    Transport, Verified,
+    Claimed, Control, Deadlines, Expected, Fingerprint, Receiver, Source, Target, TransferError,
+    TransferId, Transport, Verified,
 };
 
 use super::super::full::Full;
@@ -29,6 +29,9 @@ const DEADLINES: Deadlines = Deadlines {
     fence: Duration::from_secs(120),
     quiet: Duration::from_secs(24 * 3600),
 };
+
+/// How long the other process may take to say whether a request may go on here.
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// A request that comes.
 #[derive(Default)]
@@ -173,12 +176,21 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
         let coming = self.coming.remove(&index).context("what is admitted has come")?;
         let verified = coming.verified.context("what is admitted was verified")?;
         let (at, tokens) = (verified.manifest().at, &verified.manifest().tokens);
-        let (Self { port, answers, .. }, mut entered_ms) = (self, 0.0);
+        let (Self { port, answers, start, .. }, mut entered_ms) = (self, 0.0);
         let id = cache.arrive(index, (tokens, coming.reused), |cache, stream| {
             let room = cache.reserve(at)?;
             let mut target = Target { cache, stream, port };
             let mut channel = Channel { to: std::io::stdout(), answers };
-            let id = target.admit(&verified, room, &mut channel)?;
+            let until = start.elapsed() + ANSWER;
+            let mut claim = target.load(&verified, room, until, &mut channel)?;
+            let id = loop {
+                claim = match target.settle(start.elapsed(), claim, &mut channel)? {
+                    Claimed::Admitted(id) => break id,
+                    Claimed::Waits(claim) => claim,
+                };
+                // Nothing here is in a hurry: the next step would be measured with what is admitted.
+                std::thread::sleep(Duration::from_micros(50));
+            };
             entered_ms = now_ms();
             Ok(id)
         })?;
@@ -198,10 +210,20 @@ struct Channel<'c> {
 }
 
 impl Control for Channel<'_> {
-    fn claim(&mut self, source: Source) -> Result<bool, String> {
+    fn ask(&mut self, source: Source) -> Result<(), String> {
         let Source { epoch, lease } = source;
         let asked = send(&mut self.to, &ToPrefill::Claim { epoch, lease });
-        asked.map_err(|error| format!("{error:#}"))?;
-        self.answers.recv().map_err(|_| "it has ended".to_owned())
+        asked.map_err(|error| format!("{error:#}"))
     }
+
+    fn answer(&mut self, _source: Source) -> Result<Option<bool>, String> {
+        match self.answers.try_recv() {
+            Ok(answer) => Ok(Some(answer)),
+            Err(mpsc::TryRecvError::Empty) => Ok(None),
+            Err(mpsc::TryRecvError::Disconnected) => Err("it has ended".to_owned()),
+        }
+    }
+
+    /// What fails here ends the replay, and the other process with it.
+    fn give_up(&mut self, _source: Source) {}
 }

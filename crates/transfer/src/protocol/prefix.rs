@@ -1,0 +1,109 @@
+//! Prefixes: offered by a cache that has them, entered in the prefix tree of another.
+//!
+//! Both have it then, so that nobody is asked whose it is: the digests alone say that the bytes are the source's. When the
+//! target has it, or does not want it, it tells the source, whose memory is free then.
+
+use std::time::Duration;
+
+use dsv4_kv::Prompt;
+use dsv4_kv::device::Backend;
+use dsv4_kv::transfer::{PrefixExport, PrefixImport};
+
+use super::admit::{Target, check_own, give_up};
+use super::error::TransferError;
+use super::offer::{Control, Offer};
+use super::sender::{Sender, digests};
+use super::verified::Verified;
+use crate::image::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Section};
+use crate::mistake::{Mistake, made};
+use crate::transport::{Registered, Transport};
+
+impl<T: Transport> Sender<T> {
+    /// Copies a prefix to memory that targets can read, and offers it to one of them. Its salt and adapter are those of the
+    /// prompt that it was exported for; `weights` is as of [`Fingerprint::new`]. It is held until a target gives it up
+    /// ([`Self::give_up`]), or until [`Self::expire`] is called with a later time than `until`.
+    ///
+    /// # Errors
+    /// [`TransferError::SenderFull`], [`TransferError::Cache`], [`TransferError::Transport`]. Nothing is offered then.
+    pub fn offer_prefix<B: Backend>(
+        &mut self,
+        export: &mut PrefixExport<'_, '_, B>,
+        weights: &[u8],
+        until: Duration,
+    ) -> Result<Offer, TransferError> {
+        let (at, Prompt { tokens, salt, adapter }) = (export.positions(), export.prompt());
+        let fingerprint = Fingerprint::new(export.config(), weights, salt, adapter);
+        let parts = export.layout().prefix_parts(at).into_iter();
+        let sections: Vec<_> = parts.map(|part| Section { part, digest: 0 }).collect();
+        let (kind, source) = (ImageKind::Prefix, self.next_source());
+        let tokens = tokens.to_vec();
+        let mut manifest = Manifest { kind, fingerprint, at, source, tokens, sections };
+        let (mut memory, payload) = self.take_memory(manifest.payload_bytes())?;
+        match self.fill(&mut memory, export, &manifest) {
+            Ok(sections) => {
+                manifest.sections = sections;
+                Ok(self.hold((memory, payload), &manifest, until))
+            }
+            Err(error) => {
+                // The transport keeps it if that fails.
+                let _ = self.free(memory);
+                Err(error)
+            }
+        }
+    }
+
+    fn fill<B: Backend>(
+        &mut self,
+        memory: &mut Registered,
+        export: &mut PrefixExport<'_, '_, B>,
+        manifest: &Manifest,
+    ) -> Result<Vec<Section>, TransferError> {
+        let bytes = 0..manifest.payload_bytes() as usize;
+        let work = |payload: &mut [u8]| {
+            let payload = &mut payload[bytes.clone()];
+            export.all(payload)?;
+            Ok::<_, TransferError>(digests(&manifest.sections, payload))
+        };
+        let transport = self.transport();
+        let sections = transport.with_bytes(memory, work)??;
+        transport.flush(memory, bytes)?;
+        Ok(sections)
+    }
+}
+
+impl<B: Backend> Target<'_, B> {
+    /// Enters a prefix that came in the cache's prefix tree, for prompts of this salt and adapter: room for what is not here
+    /// is taken, all or nothing. `None` if all of it is here. The source was told that it need not hold it any longer.
+    ///
+    /// # Errors
+    /// [`TransferError::Image`] for a payload that was verified for another model, formats, layout, salt or adapter;
+    /// [`TransferError::OtherKind`] for that of a request; [`TransferError::Cache`]. Nothing has changed then, and the source
+    /// was told.
+    pub fn admit_prefix(
+        &mut self,
+        verified: &Verified,
+        (salt, adapter): (&[u8], &[u8]),
+        control: &mut impl Control,
+    ) -> Result<Option<PrefixImport>, TransferError> {
+        let Manifest { source, .. } = *verified.manifest();
+        let entered = self.enter_prefix(verified, (salt, adapter));
+        give_up(control, source);
+        entered
+    }
+
+    fn enter_prefix(
+        &mut self,
+        verified: &Verified,
+        (salt, adapter): (&[u8], &[u8]),
+    ) -> Result<Option<PrefixImport>, TransferError> {
+        let Self { cache, stream, port } = self;
+        let Manifest { fingerprint, at, tokens, .. } = verified.manifest();
+        check_own(cache, port, (verified.manifest(), ImageKind::Prefix))?;
+        let is_its = fingerprint.owner == Fingerprint::owner_of(salt, adapter);
+        if !is_its && !made(Mistake::OwnerIgnored) {
+            return Err(ImageError::Foreign(Fact::Owner).into());
+        }
+        let prompt = Prompt { tokens, salt, adapter };
+        Ok(cache.import_prefix(stream, port, &prompt, (*at, verified.payload()))?)
+    }
+}

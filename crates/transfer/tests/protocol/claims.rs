@@ -1,0 +1,165 @@
+//! A source that is asked, and does not answer.
+
+use std::time::Duration;
+
+use dsv4_kv_tests::fed::{Padding, Part};
+use dsv4_kv_transfer::mistake::{Mistake, make};
+use dsv4_kv_transfer::transport::{Fabric, Loopback};
+use dsv4_kv_transfer::{
+    Claim, Claimed, Control, Receiver, Sender, Source, Target, TransferError, Verified,
+};
+
+use crate::world::{BLOCKS, MOST, NEVER, World, deadlines};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A control channel, by hand.
+#[derive(Default)]
+struct Hand {
+    asked: Vec<Source>,
+    answer: Option<bool>,
+    given_up: Vec<Source>,
+}
+
+impl Control for Hand {
+    fn ask(&mut self, source: Source) -> Result<(), String> {
+        self.asked.push(source);
+        Ok(())
+    }
+
+    fn answer(&mut self, _source: Source) -> Result<Option<bool>, String> {
+        Ok(self.answer)
+    }
+
+    fn give_up(&mut self, source: Source) {
+        self.given_up.push(source);
+    }
+}
+
+/// A request that has come.
+struct Came {
+    world: World,
+    sender: Sender<Loopback>,
+    verified: Verified,
+    hand: Hand,
+}
+
+impl Came {
+    fn new() -> Self {
+        let (mut world, fabric) = (World::new(), Fabric::default());
+        let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+        let offer = world.offer(&mut sender, 2);
+        let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 1 << 30);
+        receiver.begin(Duration::ZERO, &offer, &world.expected()).unwrap();
+        let verified = receiver.poll(Duration::ZERO).remove(0).1.unwrap();
+        Self { world, sender, verified, hand: Hand::default() }
+    }
+
+    fn load(&mut self, until: Duration) -> Claim {
+        let at = self.verified.manifest().at;
+        let room = self.world.target.fed.manager.reserve(at).unwrap();
+        let site = &mut self.world.target;
+        let stream = site.fed.stream.clone();
+        let mut target =
+            Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
+        target.load(&self.verified, room, until, &mut self.hand).unwrap()
+    }
+
+    fn settle(&mut self, now: Duration, claim: Claim) -> Result<Claimed, TransferError> {
+        let site = &mut self.world.target;
+        let stream = site.fed.stream.clone();
+        let mut target =
+            Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
+        target.settle(now, claim, &mut self.hand)
+    }
+
+    fn is_free(&self) -> bool {
+        let ledger = self.world.target.fed.manager.ledger();
+        (ledger.free_blocks(), ledger.live_requests()) == (BLOCKS, 0)
+    }
+}
+
+fn waits(claimed: Result<Claimed, TransferError>) -> Claim {
+    match claimed {
+        Ok(Claimed::Waits(claim)) => claim,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Steps of the target's cache run while a source is asked; at its deadline the room is free, and the source was told.
+pub fn a_silent_source_holds_nobody() {
+    let mut came = Came::new();
+    let claim = came.load(SECOND);
+    let source = came.verified.manifest().source;
+    assert_eq!((claim.source(), claim.until(), &came.hand.asked), (source, SECOND, &vec![source]));
+    let claim = waits(came.settle(Duration::ZERO, claim));
+    // The cache computes something else meanwhile.
+    let fed = &mut came.world.target.fed;
+    let other = fed.manager.admit().unwrap();
+    fed.step(&[Part::new(other, &came.world.story, 0..5)], Padding::None);
+    assert_eq!(fed.manager.positions(other).unwrap().trunk, 5);
+    fed.manager.release(other).unwrap();
+    let claim = waits(came.settle(SECOND - Duration::from_nanos(1), claim));
+    assert!(!came.is_free() && came.hand.given_up.is_empty());
+    // What the deadline is against.
+    make(Mistake::ClaimWithoutEnd);
+    let claim = waits(came.settle(1000 * SECOND, claim));
+    make(Mistake::Nothing);
+    let error = came.settle(SECOND, claim).unwrap_err();
+    let is_it = matches!(error, TransferError::NotAnswered { source_of, until: SECOND } if source_of == source);
+    assert!(is_it && came.is_free(), "{error}");
+    assert_eq!(came.hand.given_up, [source]);
+    // The source had not heard the question, and hears this: it has its memory, and its request.
+    assert!(came.sender.give_up(source) && !came.sender.claim(source));
+    assert_eq!(came.sender.held_bytes(), 0);
+}
+
+/// A source that says yes too late has given the request up, and nobody has it; it learns that from the target.
+pub fn a_late_yes_is_nobodys() {
+    let mut came = Came::new();
+    let claim = came.load(SECOND);
+    let source = claim.source();
+    assert!(came.sender.claim(source));
+    came.settle(SECOND, claim).unwrap_err();
+    assert!(came.is_free() && came.hand.given_up == [source]);
+    assert!(!came.sender.give_up(source), "it is not the source's any more");
+    // An answer in the same moment as the deadline is not late.
+    let mut came = Came::new();
+    let claim = came.load(SECOND);
+    came.hand.answer = Some(true);
+    let claimed = came.settle(SECOND, claim).unwrap();
+    let Claimed::Admitted(id) = claimed else { panic!("{claimed:?}") };
+    assert_eq!(came.world.target.export(id).1, came.verified.payload());
+    assert!(came.hand.given_up.is_empty(), "the source has given it up itself");
+}
+
+/// Whoever gives up tells the source: the target's client, and the target that is told no. Without it the source holds what
+/// nobody wants.
+pub fn sources_are_told() {
+    for mistake in [Mistake::Nothing, Mistake::GivesUpSilently] {
+        let told = usize::from(mistake == Mistake::Nothing);
+        make(mistake);
+        let mut came = Came::new();
+        let claim = came.load(NEVER);
+        let site = &mut came.world.target;
+        let stream = site.fed.stream.clone();
+        let mut target =
+            Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
+        target.give_up(claim, &mut came.hand);
+        assert!(came.is_free() && came.hand.given_up.len() == told);
+        for source in std::mem::take(&mut came.hand.given_up) {
+            assert!(came.sender.give_up(source));
+        }
+        assert_eq!(came.sender.offers(), 1 - told);
+        // Room for another position: refused before the source is asked.
+        let at = dsv4_kv::transfer::Positions { trunk: 136, draft: 136 };
+        let room = came.world.target.fed.manager.reserve(at).unwrap();
+        let site = &mut came.world.target;
+        let mut target =
+            Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
+        let refused = target.load(&came.verified, room, NEVER, &mut came.hand).unwrap_err();
+        assert!(matches!(refused, TransferError::OtherRoom { .. }), "{refused}");
+        assert!(came.is_free() && came.hand.given_up.len() == told);
+        make(Mistake::Nothing);
+    }
+}

@@ -1,0 +1,95 @@
+//! What a source holds: no more than it may, and no longer than it was told.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use dsv4_kv_transfer::mistake::{Mistake, make};
+use dsv4_kv_transfer::transport::{Fabric, Loopback};
+use dsv4_kv_transfer::{Receiver, Sender, Source, TransferError};
+
+use crate::faulty::{Faulty, Plan};
+use crate::world::{MOST, World, deadlines};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Bytes of a sample's payload.
+fn bytes(world: &World, sample: usize) -> u64 {
+    world.samples[sample].payload.len() as u64
+}
+
+/// Drafts and offers count from the moment in which they have memory until it is given back.
+pub fn a_sender_has_a_limit() {
+    let mut world = World::new();
+    let (one, two) = (bytes(&world, 2), bytes(&world, 1));
+    let fabric = Fabric::default();
+    let limit = 2 * one - 1;
+    let mut sender = Sender::new(Loopback::new(&fabric), limit);
+    let of = (world.samples[2].id, world.fingerprint);
+    let (at, tokens) = (world.samples[2].at, world.samples[2].tokens.clone());
+    let draft = world.source.draft(&mut sender, of, (at, &tokens));
+    assert_eq!(sender.held_bytes(), one);
+    let stream = world.source.fed.stream.clone();
+    let again = |world: &mut World, sender: &mut Sender<Loopback>| {
+        let (manager, port) = (&mut world.source.fed.manager, &mut world.source.port);
+        let export = manager.export(&stream, port, of.0).unwrap();
+        sender.draft(&export, of.1, (at, &tokens))
+    };
+    let refused = again(&mut world, &mut sender).unwrap_err();
+    let is_full = matches!(
+        refused,
+        TransferError::SenderFull { needed, held, limit: most } if (needed, held, most) == (one, one, limit)
+    );
+    assert!(is_full && sender.held_bytes() == one, "{refused}");
+    make(Mistake::LimitIgnored);
+    let too_much = again(&mut world, &mut sender).unwrap();
+    make(Mistake::Nothing);
+    assert!(sender.held_bytes() > limit, "what the limit is against");
+    sender.abandon(too_much).unwrap();
+    // Another that is smaller fits beside it.
+    let (small, _) = world.offer_until(&mut sender, 1, SECOND);
+    assert_eq!(sender.held_bytes(), one + two);
+    assert!(sender.claim(small));
+    sender.abandon(draft).unwrap();
+    assert_eq!(sender.held_bytes(), 0);
+    again(&mut world, &mut sender).map(|draft| sender.abandon(draft)).unwrap().unwrap();
+}
+
+/// Memory that the transport does not give back counts, though its lease is over.
+pub fn memory_that_is_not_given_back_is_held() {
+    let (mut world, fabric, plan) = (World::new(), Fabric::default(), Rc::new(Plan::default()));
+    let mut sender = Sender::new(Faulty::new(&fabric, &plan), bytes(&world, 2));
+    let (source, _) = world.offer_until(&mut sender, 2, SECOND);
+    plan.keeps.set(true);
+    assert!(sender.take_back(source.lease) && !sender.claim(source));
+    assert_eq!((sender.offers(), sender.held_bytes()), (0, bytes(&world, 2)));
+}
+
+/// An offer ends with its time, and its request is the source's again: nobody can claim it, and nobody reads it.
+pub fn offers_end_by_themselves() {
+    let (mut world, fabric) = (World::new(), Fabric::default());
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let (early, offer) = world.offer_until(&mut sender, 2, SECOND);
+    let (late, _) = world.offer_until(&mut sender, 2, 3 * SECOND);
+    assert!(sender.expire(SECOND).is_empty() && sender.offers() == 2, "it is not over yet");
+    make(Mistake::LeaseIgnored);
+    assert!(sender.expire(10 * SECOND).is_empty() && sender.offers() == 2);
+    make(Mistake::Nothing);
+    assert_eq!(sender.expire(2 * SECOND), [early]);
+    assert_eq!((sender.offers(), sender.held_bytes()), (1, bytes(&world, 2)));
+    let mut receiver = Receiver::new(Loopback::new(&fabric), deadlines(), 1 << 30);
+    let error = receiver.begin(Duration::ZERO, &offer, &world.expected()).unwrap_err();
+    assert!(matches!(error, TransferError::Transport(_)), "{error}");
+    assert!(!sender.claim(early) && sender.claim(late));
+    assert!(sender.expire(10 * SECOND).is_empty(), "what was claimed has no end");
+}
+
+/// A target gives up what it was offered by this sender, once, and nothing of another's.
+pub fn targets_give_up_what_is_theirs() {
+    let (mut world, fabric) = (World::new(), Fabric::default());
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let (source, _) = world.offer_until(&mut sender, 2, SECOND);
+    let of_another = Source { epoch: source.epoch ^ 1, ..source };
+    assert!(!sender.give_up(of_another) && sender.offers() == 1);
+    assert!(sender.give_up(source) && !sender.give_up(source) && !sender.claim(source));
+    assert_eq!(sender.held_bytes(), 0);
+}

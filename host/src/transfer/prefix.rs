@@ -1,0 +1,171 @@
+//! Prefixes: whole blocks that requests share and the checkpoint behind them, from one cache's prefix tree to another's.
+
+use super::error::MoveError;
+use super::export::check_length;
+use super::parts::{PartLayout, Positions};
+use super::port::Port;
+use crate::block::BLOCK;
+use crate::checkpoints::SavedPlace;
+use crate::device::{Backend, Stream};
+use crate::ids::{BlockId, CheckpointId};
+use crate::ledger::{Arrival, Prompt};
+use crate::manager::KvCacheManager;
+use crate::pool_kind::PoolUnit;
+
+/// A prefix whose parts are copied. It borrows the cache, so that nothing of it is evicted before they are.
+pub struct PrefixExport<'c, 'p, B: Backend> {
+    cache: &'c mut KvCacheManager<B>,
+    stream: &'c Stream<B>,
+    port: &'c mut Port<B>,
+    prompt: Prompt<'p>,
+    at: Positions,
+    blocks: Vec<BlockId>,
+    checkpoint: CheckpointId,
+}
+
+/// What a cache has of a prefix that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixImport {
+    /// Blocks that are new here; what was here stays as it is.
+    pub blocks: u32,
+    /// Whether the checkpoint is new here.
+    pub checkpoint: bool,
+}
+
+impl<B: Backend> KvCacheManager<B> {
+    /// What this cache has of a prompt down to the deepest checkpoint, to copy it; `None` without one. All whole blocks of
+    /// the prompt count, also where it ends with one. It stays here, and nothing is counted as used.
+    ///
+    /// # Errors
+    /// [`MoveError::ForeignPort`]; [`MoveError::Cache`] for a stream of another device.
+    pub fn export_prefix<'c, 'p>(
+        &'c mut self,
+        stream: &'c Stream<B>,
+        port: &'c mut Port<B>,
+        prompt: &Prompt<'p>,
+    ) -> Result<Option<PrefixExport<'c, 'p, B>>, MoveError> {
+        self.core().check_stream(stream)?;
+        self.check_port(port)?;
+        self.reject_leaked_steps();
+        let found = self.core().ledger().prefix_of(prompt);
+        Ok(found.map(|(blocks, SavedPlace { checkpoint, boundary, has_draft })| {
+            let has_draft = has_draft && port.layout.has_draft_layers();
+            let at = Positions { trunk: boundary, draft: if has_draft { boundary } else { 0 } };
+            let prompt = Prompt { tokens: &prompt.tokens[..boundary as usize], ..*prompt };
+            PrefixExport { cache: self, stream, port, prompt, at, blocks, checkpoint }
+        }))
+    }
+
+    /// Enters a prefix that was exported in the prefix tree: the parts of [`PartLayout::prefix_parts`], one behind the other
+    /// in `payload`. From then on prompts with the same salt, adapter and first tokens go on from it. Room is taken for what
+    /// is not here, all or nothing, for which what nobody refers to is evicted; `None` if all of it is here. What the bytes
+    /// mean is the caller's duty: they are not looked at.
+    ///
+    /// # Errors
+    /// [`MoveError::NothingShared`], [`MoveError::NoPrefix`] for tokens that are not as many as positions, or no whole
+    /// blocks, [`MoveError::TooLong`], [`MoveError::ForeignPort`], [`MoveError::Length`]; [`MoveError::Cache`]:
+    /// [`KvError::OutOfBlocks`](crate::KvError::OutOfBlocks),
+    /// [`KvError::OutOfCheckpoints`](crate::KvError::OutOfCheckpoints), or if the device fails. The room is free again, and
+    /// but for a device that fails nothing was evicted.
+    pub fn import_prefix(
+        &mut self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        prompt: &Prompt<'_>,
+        (at, payload): (Positions, &[u8]),
+    ) -> Result<Option<PrefixImport>, MoveError> {
+        self.reject_leaked_steps();
+        self.core().check_stream(stream)?;
+        self.check_port(port)?;
+        self.core().ledger().check_positions(at)?;
+        let (tokens, behind) = prompt.tokens.as_chunks::<BLOCK>();
+        let has_draft = at.draft == at.trunk;
+        let is_prefix = prompt.tokens.len() == at.trunk as usize && behind.is_empty();
+        if !is_prefix || tokens.is_empty() || !(has_draft || at.draft == 0) {
+            return Err(MoveError::NoPrefix { at, tokens: prompt.tokens.len() });
+        }
+        check_length(port.layout.prefix_bytes(at), payload)?;
+        let root = self.core().read_ledger().shared_prompt(prompt).map(|(root, _)| root);
+        let root = root.ok_or(MoveError::NothingShared)?;
+        let Some(arrival) = self.core().ledger().begin_arrival(&root, tokens)? else {
+            return Ok(None);
+        };
+        if let Err(error) = self.write_prefix(stream, port, &arrival, payload) {
+            self.core().ledger().drop_arrival(arrival);
+            return Err(error);
+        }
+        let has_draft = has_draft || !port.layout.has_draft_layers();
+        let (blocks, checkpoint) = self.core().ledger().enter_moved(arrival, tokens, has_draft);
+        Ok(Some(PrefixImport { blocks, checkpoint }))
+    }
+
+    /// Writes the blocks that are not here, and the checkpoint.
+    fn write_prefix(
+        &mut self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        arrival: &Arrival,
+        payload: &[u8],
+    ) -> Result<(), MoveError> {
+        // Poison that is due is written before the rows.
+        self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
+        let bytes = port.layout.block_bytes() as usize;
+        let units: Vec<_> = arrival.blocks().iter().map(|block| block.0).collect();
+        let here = arrival.above() as usize * bytes;
+        let (of_blocks, of_checkpoint) = payload[here..].split_at(units.len() * bytes);
+        port.store(self.core(), stream, (PoolUnit::Block, &units), of_blocks)?;
+        let checkpoint = self.core().memory.state.checkpoint(arrival.checkpoint());
+        stream.upload(of_checkpoint, &checkpoint, 0)?;
+        // What failed on the device is known before anyone goes on from it.
+        Ok(stream.synchronize()?)
+    }
+}
+
+impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
+    /// Where it ends: a multiple of 128 tokens in the trunk, and there too in draft layers if its checkpoint has their
+    /// windows, else 0.
+    #[must_use]
+    pub fn positions(&self) -> Positions {
+        self.at
+    }
+
+    /// Its tokens, and with whom they may be shared.
+    #[must_use]
+    pub fn prompt(&self) -> Prompt<'p> {
+        self.prompt
+    }
+
+    /// What the cache is configured for.
+    #[must_use]
+    pub fn config(&self) -> &crate::CacheConfig {
+        self.cache.config()
+    }
+
+    /// Which parts the prefixes of its cache have.
+    #[must_use]
+    pub fn layout(&self) -> &PartLayout {
+        &self.port.layout
+    }
+
+    /// Copies all of it to `into`: its blocks, then the checkpoint, as [`PartLayout::prefix_parts`] says.
+    ///
+    /// # Errors
+    /// [`MoveError::Length`], [`MoveError::Cache`] if the device fails. The prefix is as it was.
+    pub fn all(&mut self, into: &mut [u8]) -> Result<(), MoveError> {
+        let Self { cache, stream, port, at, blocks, checkpoint, .. } = self;
+        check_length(port.layout.prefix_bytes(*at), into)?;
+        cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
+        let bytes = blocks.len() * port.layout.block_bytes() as usize;
+        let (of_blocks, of_checkpoint) = into.split_at_mut(bytes);
+        let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
+        port.fetch(cache.core(), stream, (PoolUnit::Block, &units), of_blocks)?;
+        let checkpoint = cache.core().memory.state.checkpoint(*checkpoint);
+        Ok(stream.download(&checkpoint.view(), 0, of_checkpoint)?)
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for PrefixExport<'_, '_, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PrefixExport").field("at", &self.at).finish_non_exhaustive()
+    }
+}

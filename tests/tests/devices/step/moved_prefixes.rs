@@ -1,0 +1,187 @@
+//! Prefixes that move to another cache's tree: prompts that go on from them have the bytes of those that are alone.
+
+use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::transfer::{MoveError, Port, Positions, PrefixImport};
+use dsv4_kv::{CacheConfig, KvError, Prompt};
+
+use super::told::{self, Alone, Cut, Told, admit, assert_table, same, settings};
+use crate::fed::Fed;
+use crate::inputs::assert_same;
+use crate::stories::{Story, tiny};
+
+/// Tokens of a prompt.
+const TOKENS: usize = 420;
+
+/// A cache and the memory through which its prefixes move.
+struct Site<B: Backend> {
+    fed: Fed<B>,
+    port: Port<B>,
+}
+
+/// A prefix that has left.
+struct Left {
+    at: Positions,
+    tokens: Vec<u32>,
+    payload: Vec<u8>,
+}
+
+fn prompt(tokens: &[u32]) -> Prompt<'_> {
+    Prompt { tokens, salt: b"", adapter: b"" }
+}
+
+impl<B: Backend> Site<B> {
+    fn new(device: &Device<B>, settings: CacheConfig) -> Self {
+        let fed = told::fed(device, settings);
+        let port = fed.manager.open_port().unwrap();
+        Self { fed, port }
+    }
+
+    /// What is here of a prompt.
+    fn export(&mut self, tokens: &[u32]) -> Option<Left> {
+        let Self { fed, port } = self;
+        let stream = fed.stream.clone();
+        let export = fed.manager.export_prefix(&stream, port, &prompt(tokens)).unwrap();
+        export.map(|mut export| {
+            let (at, tokens) = (export.positions(), export.prompt().tokens.to_vec());
+            let mut payload = vec![0xA5; export.layout().prefix_bytes(at) as usize];
+            export.all(&mut payload).unwrap();
+            Left { at, tokens, payload }
+        })
+    }
+
+    fn import(&mut self, left: &Left) -> Result<Option<PrefixImport>, MoveError> {
+        let Self { fed, port } = self;
+        let (stream, parts) = (fed.stream.clone(), (left.at, &left.payload[..]));
+        fed.manager.import_prefix(&stream, port, &prompt(&left.tokens), parts)
+    }
+}
+
+/// Wherever a prompt parts from the one whose prefix came, in caches that differ in drafts and in what their blocks are called,
+/// it goes on from the last checkpoint of that prefix and has every byte that it has alone; the source is as it was.
+pub fn prompts_go_on_from_what_came<B: Backend>(device: &Device<B>) {
+    let [a, b, wrong] = [401, 402, 403].map(|seed| Story::random(&tiny(), TOKENS, seed));
+    let first = Told::parting(&a, &a, TOKENS, TOKENS);
+    for (drafts, interval, parting, cuts) in [
+        ([0, 3], 128, 130, [Cut::Chunks(TOKENS), Cut::Chunks(TOKENS)]),
+        ([3, 0], 128, 300, [Cut::Chunks(90), Cut::Chunks(150)]),
+        ([2, 1], 256, TOKENS, [Cut::Drafts(&wrong), Cut::Chunks(7)]),
+        ([1, 1], 0, 400, [Cut::Chunks(128), Cut::Drafts(&wrong)]),
+    ] {
+        let what = format!("{drafts:?} drafts, interval {interval}, parting {parting}");
+        let mut source = Site::new(device, settings(drafts[0], 6, interval));
+        let mut target = Site::new(device, settings(drafts[1], 6, interval));
+        let one = admit(&mut source.fed, &first, b"");
+        told::compute(&mut source.fed, one.id, &first, 0, cuts[0]);
+        let before = told::bytes(&source.fed, one.id, TOKENS);
+        // Another request's blocks.
+        let other = Told::of(&[(7, &wrong, 140)]);
+        let occupied = admit(&mut target.fed, &other, b"");
+        told::compute(&mut target.fed, occupied.id, &other, 0, Cut::Chunks(140));
+        let second = Told::parting(&a, &b, parting, TOKENS);
+        let left = source.export(&second.ids()).expect("a checkpoint is there");
+        let at = left.at.trunk;
+        let step = if interval == 0 { 384 } else { interval };
+        let end = parting as u32 / 128 * 128;
+        assert_eq!(at, if end == 384 { 384 } else { end / step * step }, "{what}");
+        let came = target.import(&left).unwrap();
+        assert_eq!(came, Some(PrefixImport { blocks: at / 128, checkpoint: true }), "{what}");
+        assert_eq!(target.import(&left).unwrap(), None, "it is here");
+        let again = target.export(&left.tokens).expect("it is here");
+        assert_eq!((again.at, &again.tokens), (left.at, &left.tokens));
+        assert_same(&again.payload, &left.payload, &what);
+        let two = admit(&mut target.fed, &second, b"");
+        assert_eq!((two.reused, two.matched), (at, at), "{what}");
+        assert_table(&target.fed, two.id);
+        told::compute(&mut target.fed, two.id, &second, at as usize, cuts[1]);
+        let alone = Alone::of(device, &second, settings(drafts[1], 0, 0));
+        same(&told::bytes(&target.fed, two.id, TOKENS), &alone.bytes, &what);
+        let alone = Alone::of(device, &other, settings(drafts[1], 0, 0));
+        same(&told::bytes(&target.fed, occupied.id, 140), &alone.bytes, "the other request");
+        same(&told::bytes(&source.fed, one.id, TOKENS), &before, "where it came from");
+        for site in [&source, &target] {
+            site.fed.manager.ledger().audit().unwrap();
+        }
+    }
+}
+
+/// A tree that has some of what comes keeps that, and takes the rest; when requests of both have gone, nothing is lost.
+pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
+    let [a, b] = [411, 412].map(|seed| Story::random(&tiny(), TOKENS, seed));
+    let first = Told::parting(&a, &a, TOKENS, TOKENS);
+    let short = Told::parting(&a, &b, 140, 300);
+    let mut source = Site::new(device, settings(1, 6, 128));
+    let mut target = Site::new(device, settings(1, 6, 128));
+    let one = admit(&mut source.fed, &first, b"");
+    told::compute(&mut source.fed, one.id, &first, 0, Cut::Chunks(128));
+    let here = admit(&mut target.fed, &short, b"");
+    told::compute(&mut target.fed, here.id, &short, 0, Cut::Chunks(100));
+    let before = told::bytes(&target.fed, here.id, 300);
+    let left = source.export(&first.ids()).expect("a checkpoint is there");
+    let came = target.import(&left).unwrap();
+    assert_eq!(came, Some(PrefixImport { blocks: 2, checkpoint: true }), "its first block is here");
+    same(&told::bytes(&target.fed, here.id, 300), &before, "what is here");
+    let two = admit(&mut target.fed, &first, b"");
+    assert_eq!(two.reused, 384);
+    told::compute(&mut target.fed, two.id, &first, 384, Cut::Chunks(10));
+    let alone = Alone::of(device, &first, settings(1, 0, 0));
+    same(&told::bytes(&target.fed, two.id, TOKENS), &alone.bytes, "on both");
+    let blocks = |site: &Site<B>| {
+        let ledger = site.fed.manager.ledger();
+        ledger.free_blocks() + ledger.evictable_blocks()
+    };
+    for id in [here.id, two.id] {
+        target.fed.manager.release(id).unwrap();
+    }
+    assert_eq!(blocks(&target), target.fed.manager.ledger().total_blocks());
+    target.fed.manager.ledger().audit().unwrap();
+}
+
+/// What does not fit, or is no prefix, changes nothing in the cache that refuses it.
+pub fn what_cannot_come_changes_nothing<B: Backend>(device: &Device<B>) {
+    let a = Story::random(&tiny(), TOKENS, 421);
+    let first = Told::parting(&a, &a, TOKENS, TOKENS);
+    let mut source = Site::new(device, settings(1, 6, 128));
+    assert!(source.export(&first.ids()).is_none(), "nothing was computed");
+    let one = admit(&mut source.fed, &first, b"");
+    told::compute(&mut source.fed, one.id, &first, 0, Cut::Chunks(128));
+    let left = source.export(&first.ids()).expect("a checkpoint is there");
+    let few = CacheConfig { num_blocks: 2, ..settings(1, 6, 128) };
+    let mut target = Site::new(device, few);
+    let error = target.import(&left).unwrap_err();
+    let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 3, free: 2 }));
+    assert!(is_short, "{error}");
+    let with = |at, tokens: &[u32], payload: &[u8]| Left {
+        at,
+        tokens: tokens.to_vec(),
+        payload: payload.to_vec(),
+    };
+    let (at, tokens, payload) = (left.at, &left.tokens[..], &left.payload[..]);
+    let at_draft = |draft| Positions { draft, ..at };
+    let cases = [
+        with(at, &tokens[1..], payload),
+        with(Positions { trunk: 383, draft: 383 }, &tokens[1..], payload),
+        with(Positions::default(), &[], &[]),
+        with(at_draft(128), tokens, payload),
+    ];
+    for case in cases {
+        let error = target.import(&case).unwrap_err();
+        assert!(matches!(error, MoveError::NoPrefix { .. }), "{error}");
+    }
+    let error = target.import(&with(at, tokens, &payload[1..])).unwrap_err();
+    assert!(matches!(error, MoveError::Length { .. }), "{error}");
+    let error = target.import(&with(Positions { trunk: 768, draft: 0 }, tokens, payload));
+    assert!(matches!(error, Err(MoveError::TooLong { limit: 640, .. })), "{error:?}");
+    let Site { fed, .. } = &mut target;
+    let stream = fed.stream.clone();
+    let error =
+        fed.manager.import_prefix(&stream, &mut source.port, &prompt(tokens), (at, payload));
+    assert!(matches!(error, Err(MoveError::ForeignPort)), "{error:?}");
+    assert_eq!(fed.manager.ledger().free_blocks(), 2);
+    assert_eq!(fed.manager.ledger().tree_counts().blocks, 0);
+    fed.manager.ledger().audit().unwrap();
+    // A cache that shares nothing.
+    let mut alone = Site::new(device, settings(1, 0, 0));
+    let error = alone.import(&left).unwrap_err();
+    assert!(matches!(error, MoveError::NothingShared), "{error}");
+    assert!(alone.export(tokens).is_none());
+}
