@@ -145,10 +145,10 @@ impl<T: Transport> Receiver<T> {
             }
             _ => {
                 self.free_what_ended();
-                if self.quarantine.is_over(self.deadlines.fence) {
-                    self.quarantine.state = State::Draining;
-                }
-                if self.quarantine.holds_reads() && self.can_fence() {
+                // What it is for may have ended by itself meanwhile.
+                let is_over = self.quarantine.is_over(self.deadlines.fence);
+                self.quarantine.state = if is_over { State::Draining } else { State::Open };
+                if is_over && self.can_fence() {
                     // As above.
                     let _ = self.fence();
                 }

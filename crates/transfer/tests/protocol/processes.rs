@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dsv4_kv_transfer::image::decode_manifest;
 use dsv4_kv_transfer::protocol::{Opening, Ready};
-use dsv4_kv_transfer::{Target, TransferError};
+use dsv4_kv_transfer::{Deadlines, Target, TransferError};
 use libtest_mimic::Failed;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -111,6 +111,45 @@ pub fn memory_comes_and_goes() -> Result<(), Failed> {
             peer.ask(&format!("end {lease}"));
         }
     }
+    Ok(())
+}
+
+/// A source that is stopped costs another's prompt nothing: when the agent is destroyed for its read, the block that came of the
+/// prompt stays, in memory that the new agent has, and the rest of it is read by that.
+pub fn prompts_outlive_the_agent() -> Result<(), Failed> {
+    let (mut world, mut peer) = (World::new(), Peer::cache());
+    let files = super::hazards::Files::new(&world);
+    let mut stopped = Peer::bytes(&[("UCX_TLS", "tcp")]);
+    let [read, fence, quiet] = [200, 600, 60_000].map(Duration::from_millis);
+    let mut receiver = receiver(Deadlines { read, fence, quiet });
+    let start = Instant::now();
+    let transfer = receiver.open(start.elapsed(), &peer.open(), &world.expected())?;
+    for _ in 0..2 {
+        let (ready, _) = peer.step();
+        receiver.ready(start.elapsed(), transfer, &ready)?;
+        while receiver.stats().bytes < ready.bytes {
+            assert!(receiver.poll(start.elapsed()).is_empty());
+        }
+    }
+    let came = receiver.stats().bytes;
+    assert_eq!(came, world.layout.block_bytes());
+    let (offer, _) = stopped.serve(&world, &world.samples[2], files.of(2));
+    stopped.stop();
+    receiver.begin(start.elapsed(), &offer, &world.expected())?;
+    let error = wait(&mut receiver, start).expect_err("nobody answers");
+    assert!(matches!(error, TransferError::Deadline { .. }), "{error}");
+    while receiver.stats().fences == 0 {
+        assert!(receiver.poll(start.elapsed()).is_empty());
+    }
+    assert_eq!((receiver.quarantined_bytes(), receiver.reads()), (0, 1));
+    let (ready, is_whole) = peer.step();
+    assert!(is_whole);
+    receiver.ready(start.elapsed(), transfer, &ready)?;
+    receiver.offered(start.elapsed(), transfer, &peer.done())?;
+    let verified = wait(&mut receiver, start)?;
+    assert!(verified.payload() == world.compute(super::streaming::PROMPT), "every byte");
+    let bytes = receiver.stats().bytes;
+    assert_eq!(bytes, verified.payload().len() as u64, "each was read once");
     Ok(())
 }
 

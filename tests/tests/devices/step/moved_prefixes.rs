@@ -1,6 +1,7 @@
 //! Prefixes that move to another cache's tree: prompts that go on from them have the bytes of those that are alone.
 
 use dsv4_kv::device::{Backend, Device};
+use dsv4_kv::events::{Drained, Event, EventBatch, EventSource};
 use dsv4_kv::transfer::{MoveError, Port, Positions, PrefixImport};
 use dsv4_kv::{CacheConfig, KvError, Prompt};
 
@@ -104,21 +105,31 @@ pub fn prompts_go_on_from_what_came<B: Backend>(device: &Device<B>) {
     }
 }
 
-/// A tree that has some of what comes keeps that, and takes the rest; when requests of both have gone, nothing is lost.
+/// A tree that has some of what comes keeps that, takes the rest, and tells routers of it; when requests of both have gone, nothing is lost.
 pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
     let [a, b] = [411, 412].map(|seed| Story::random(&tiny(), TOKENS, seed));
     let first = Told::parting(&a, &a, TOKENS, TOKENS);
     let short = Told::parting(&a, &b, 140, 300);
     let mut source = Site::new(device, settings(1, 6, 128));
-    let mut target = Site::new(device, settings(1, 6, 128));
+    let logged = CacheConfig { event_capacity: 64, ..settings(1, 6, 128) };
+    let mut target = Site::new(device, logged);
     let one = admit(&mut source.fed, &first, b"");
     told::compute(&mut source.fed, one.id, &first, 0, Cut::Chunks(128));
     let here = admit(&mut target.fed, &short, b"");
     told::compute(&mut target.fed, here.id, &short, 0, Cut::Chunks(100));
     let before = told::bytes(&target.fed, here.id, 300);
     let left = source.export(&first.ids()).expect("a checkpoint is there");
+    let mut events = EventBatch::with_capacity(64);
+    assert_eq!(target.fed.manager.drain_events(&mut events), Drained::Events);
     let came = target.import(&left).unwrap();
     assert_eq!(came, Some(PrefixImport { blocks: 2, checkpoint: true }), "its first block is here");
+    // Routers are told of what came, and of nothing else.
+    assert_eq!(target.fed.manager.drain_events(&mut events), Drained::Events);
+    let stored = events.iter().map(|event| match event {
+        Event::Stored(run) => run.tokens.as_flattened().to_vec(),
+        Event::Removed(_) => panic!("nothing has gone"),
+    });
+    assert_eq!(stored.collect::<Vec<_>>().concat(), left.tokens[128..]);
     same(&told::bytes(&target.fed, here.id, 300), &before, "what is here");
     let two = admit(&mut target.fed, &first, b"");
     assert_eq!(two.reused, 384);
