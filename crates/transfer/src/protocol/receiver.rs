@@ -189,6 +189,7 @@ impl<T: Transport> Receiver<T> {
         expected: &Expected<'_>,
     ) -> Result<Reading, TransferError> {
         opened.check(expected)?;
+        self.quarantine.now = now;
         self.quarantine.check_transport()?;
         let needed = opened.payload_bytes();
         let share = self.take_memory(needed)?;

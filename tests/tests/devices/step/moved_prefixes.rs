@@ -4,6 +4,8 @@ use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::events::{Drained, Event, EventBatch, EventSource};
 use dsv4_kv::transfer::{MoveError, Port, Positions, PrefixImport};
 use dsv4_kv::{CacheConfig, KvError, Prompt};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use super::told::{self, Alone, Cut, Told, admit, assert_table, same, settings};
 use crate::fed::Fed;
@@ -21,6 +23,7 @@ struct Site<B: Backend> {
 
 /// A prefix that has left.
 struct Left {
+    salt: Vec<u8>,
     at: Positions,
     tokens: Vec<u32>,
     payload: Vec<u8>,
@@ -39,21 +42,27 @@ impl<B: Backend> Site<B> {
 
     /// What is here of a prompt.
     fn export(&mut self, tokens: &[u32]) -> Option<Left> {
+        self.export_of(tokens, b"")
+    }
+
+    /// The same of a prompt with a salt.
+    fn export_of(&mut self, tokens: &[u32], salt: &[u8]) -> Option<Left> {
         let Self { fed, port } = self;
-        let stream = fed.stream.clone();
-        let export = fed.manager.export_prefix(&stream, port, &prompt(tokens)).unwrap();
+        let (stream, prompt) = (fed.stream.clone(), Prompt { salt, ..prompt(tokens) });
+        let export = fed.manager.export_prefix(&stream, port, &prompt).unwrap();
         export.map(|mut export| {
             let (at, tokens) = (export.positions(), export.prompt().tokens.to_vec());
             let mut payload = vec![0xA5; export.layout().prefix_bytes(at) as usize];
             export.all(&mut payload).unwrap();
-            Left { at, tokens, payload }
+            Left { salt: salt.to_vec(), at, tokens, payload }
         })
     }
 
     fn import(&mut self, left: &Left) -> Result<Option<PrefixImport>, MoveError> {
         let Self { fed, port } = self;
         let (stream, parts) = (fed.stream.clone(), (left.at, &left.payload[..]));
-        fed.manager.import_prefix(&stream, port, &prompt(&left.tokens), parts)
+        let prompt = Prompt { salt: &left.salt, ..prompt(&left.tokens) };
+        fed.manager.import_prefix(&stream, port, &prompt, parts)
     }
 }
 
@@ -147,6 +156,54 @@ pub fn what_is_here_stays<B: Backend>(device: &Device<B>) {
     target.fed.manager.ledger().audit().unwrap();
 }
 
+/// Prompts that part from each other, of three owners, in two caches that are too small for all of them: their prefixes go from one
+/// to the other and back, are evicted, and come again, and each prompt has every byte that it has alone.
+pub fn prefixes_go_back_and_forth<B: Backend>(device: &Device<B>) {
+    let stories = [431, 432, 433].map(|seed| Story::random(&tiny(), 300, seed));
+    let mut random = StdRng::seed_from_u64(434);
+    let tellings: Vec<_> = [(0, 1, 300), (0, 1, 130), (0, 2, 270), (2, 0, 140)]
+        .iter()
+        .map(|&(from, to, parting)| {
+            let (first, second) = (&stories[from], &stories[to]);
+            Told::of(&[(from as u32, first, parting), (to as u32, second, 300)])
+        })
+        .collect();
+    let alone: Vec<_> =
+        tellings.iter().map(|told| Alone::of(device, told, settings(1, 0, 0))).collect();
+    let small =
+        |drafts| CacheConfig { num_blocks: 7, num_checkpoints: 3, ..settings(drafts, 3, 128) };
+    let mut sites = [Site::new(device, small(1)), Site::new(device, small(1))];
+    let (mut moved, mut reused, mut evicted) = (0, 0, 0);
+    for round in 0..70 {
+        let (which, at) = (random.random_range(0..tellings.len()), random.random_range(0..2));
+        let (told, salt) = (&tellings[which], [b"a", b"b", b"c"][random.random_range(0..3)]);
+        if random.random() {
+            let Some(left) = sites[at].export_of(&told.ids(), salt) else { continue };
+            let here = sites[1 - at].export_of(&left.tokens, salt);
+            let came = sites[1 - at].import(&left).unwrap();
+            let new = here.is_none_or(|here| here.tokens.len() < left.tokens.len());
+            assert_eq!(came.is_some(), new, "round {round}: {came:?}");
+            moved += u32::from(new);
+        } else {
+            let fed = &mut sites[at].fed;
+            let admission = admit(fed, told, salt);
+            reused += u32::from(admission.reused > 0);
+            let cut = Cut::Chunks(random.random_range(60..=128));
+            told::compute(fed, admission.id, told, admission.reused as usize, cut);
+            let got = told::bytes(fed, admission.id, 300);
+            same(&got, &alone[which].bytes, &format!("round {round}, prompt {which}"));
+            fed.manager.release(admission.id).unwrap();
+        }
+        for Site { fed, .. } in &sites {
+            let ledger = fed.manager.ledger();
+            ledger.audit().unwrap();
+            assert_eq!(ledger.free_blocks() + ledger.evictable_blocks(), 7, "round {round}");
+            evicted = evicted.max(ledger.reuse_stats().evicted_blocks);
+        }
+    }
+    assert!(moved > 6 && reused > 6 && evicted > 8, "{moved} moved, {reused} reused, {evicted}");
+}
+
 /// What does not fit, or is no prefix, changes nothing in the cache that refuses it.
 pub fn what_cannot_come_changes_nothing<B: Backend>(device: &Device<B>) {
     let a = Story::random(&tiny(), TOKENS, 421);
@@ -162,6 +219,7 @@ pub fn what_cannot_come_changes_nothing<B: Backend>(device: &Device<B>) {
     let is_short = matches!(error, MoveError::Cache(KvError::OutOfBlocks { needed: 3, free: 2 }));
     assert!(is_short, "{error}");
     let with = |at, tokens: &[u32], payload: &[u8]| Left {
+        salt: Vec::new(),
         at,
         tokens: tokens.to_vec(),
         payload: payload.to_vec(),
