@@ -1,16 +1,16 @@
 //! `cargo kv COMMAND`: the program `dsv4-kv`, built with the features that the command needs. A command that
 //! needs no model is built without a tokenizer and without a web server. Where there is no GPU, commands that measure
-//! nothing are built in the profile `kv`, which takes two thirds of the time of a release.
+//! nothing are built in the profile `kv`, which takes a third of the time of a release.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// Commands, and features of `dsv4-kv-cli` that they need.
-const FEATURES: [(&str, &str); 3] =
-    [("generate", "generate"), ("replay", "nixl"), ("serve", "serve")];
+/// Commands, options of them or none, and features of `dsv4-kv-cli` that these need.
+const FEATURES: [(&str, Option<&str>, &str); 3] =
+    [("generate", None, "generate"), ("replay", Some("--peers"), "nixl"), ("serve", None, "serve")];
 
 /// Commands whose times say nothing of a server on a GPU, if there is none.
 const LOOKS: [&str; 6] = ["completions", "doctor", "inspect", "plan", "replay", "schema"];
@@ -26,15 +26,23 @@ fn main() -> ExitCode {
     program.args(["run", "--quiet", "--package", "dsv4-kv-cli"]);
     let has_gpu = DRIVERS.iter().any(|path| Path::new(path).exists());
     program.args(["--profile", profile(command, has_gpu)]);
-    if let Some(features) = features(command) {
+    if let Some(features) = features(command, &arguments) {
         program.args(["--features", features]);
     }
     program.arg("--").args(arguments);
     run(program)
 }
 
-fn features(command: &OsStr) -> Option<&'static str> {
-    FEATURES.iter().find(|(name, _)| command == *name).map(|&(_, features)| features)
+/// What the command needs with these arguments.
+fn features(command: &OsStr, arguments: &[OsString]) -> Option<&'static str> {
+    let has = |option: &str| {
+        let value = format!("{option}=");
+        let mut arguments = arguments.iter().filter_map(|argument| argument.to_str());
+        arguments.any(|argument| argument == option || argument.starts_with(&value))
+    };
+    let mut needs =
+        FEATURES.iter().filter(|(name, option, _)| command == *name && option.is_none_or(has));
+    needs.next().map(|&(_, _, features)| features)
 }
 
 /// How the program is built for a command.
@@ -53,7 +61,7 @@ fn run(mut program: Command) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::{features, profile};
+    use super::*;
 
     #[test]
     fn what_is_measured_is_built_as_a_release() {
@@ -67,12 +75,17 @@ mod tests {
     }
 
     #[test]
-    fn only_commands_that_need_a_model_are_built_with_one() {
-        assert_eq!(features("serve".as_ref()), Some("serve"));
-        assert_eq!(features("generate".as_ref()), Some("generate"));
-        assert_eq!(features("replay".as_ref()), Some("nixl"));
-        for command in ["plan", "bench", "--help", ""] {
-            assert_eq!(features(command.as_ref()), None, "{command}");
+    fn only_what_needs_a_feature_is_built_with_it() {
+        let of = |line: &str| {
+            let words: Vec<OsString> = line.split(' ').map(Into::into).collect();
+            features(&words[0], &words)
+        };
+        assert_eq!(of("serve --checkpoint DIR"), Some("serve"));
+        assert_eq!(of("generate"), Some("generate"));
+        assert_eq!(of("replay --peers 3"), Some("nixl"));
+        assert_eq!(of("replay --json --peers=2"), Some("nixl"));
+        for line in ["plan", "bench", "--help", "", "replay", "replay --peer 1", "plan --peers 2"] {
+            assert_eq!(of(line), None, "{line}");
         }
     }
 }

@@ -7,7 +7,7 @@ use dsv4_kv::KvError;
 use dsv4_kv::device::DeviceError;
 use dsv4_kv::kv_layout::config::{ConfigError, ModelConfig};
 
-use dsv4_kv_cli::trace::{TooLong, TraceError};
+use dsv4_kv_trace::{TooLong, TraceError};
 
 /// What is wrong with the input.
 #[derive(Debug, thiserror::Error)]

@@ -1,3 +1,203 @@
-//! What the program `dsv4-kv` reads and others may want to: traces of requests.
+//! The program `dsv4-kv`: commands around the KV cache library. Exit codes: `outcome::EXIT_CODES`.
+//!
+//! It is a library, of which `main.rs` is a line, for the time of a build: Cargo compiles a library beside those that
+//! it uses, but a program after them.
 
-pub mod trace;
+mod bench;
+mod completions;
+mod device;
+mod doctor;
+mod error;
+#[cfg(feature = "generate")]
+mod generate;
+mod generated;
+mod inspect;
+mod interrupt;
+mod model;
+mod options;
+mod outcome;
+mod output;
+mod page;
+mod plan;
+mod replay;
+mod reuse;
+mod schema;
+#[cfg(feature = "serve")]
+mod serve;
+mod share;
+mod soak;
+mod texts;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::error::InputError;
+
+/// Examples of `--help`: what each is for, and the command.
+const EXAMPLES: [(&str, &str); 3] = [
+    ("what this machine has", "cargo kv doctor"),
+    ("a load through the cache, compared with the reference", "cargo kv replay"),
+    ("how many requests fit", "cargo kv plan --model flash --gpu-mem 64GiB --context 32768"),
+];
+
+/// The KV cache of a DeepSeek-V4 server, on a GPU or on the CPU.
+#[derive(Parser)]
+#[command(name = "dsv4-kv", version, after_help = outcome::after_help(&EXAMPLES))]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Bench(bench::BenchArgs),
+    Completions(completions::CompletionsArgs),
+    Doctor(doctor::DoctorArgs),
+    #[cfg(feature = "generate")]
+    Generate(Box<generate::GenerateArgs>),
+    /// Continues a prompt with a checkpoint's model; this program was built without it.
+    #[cfg(not(feature = "generate"))]
+    #[command(disable_help_flag = true)]
+    Generate(Unread),
+    Inspect(inspect::InspectArgs),
+    Plan(plan::PlanArgs),
+    Replay(Box<replay::ReplayArgs>),
+    Reuse(reuse::ReuseArgs),
+    Schema(schema::SchemaArgs),
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeArgs>),
+    /// Serves a checkpoint's model over HTTP; this program was built without it.
+    #[cfg(not(feature = "serve"))]
+    #[command(disable_help_flag = true)]
+    Serve(Unread),
+    Soak(soak::SoakArgs),
+}
+
+/// Options of a command that is not there.
+#[cfg(not(feature = "serve"))]
+#[derive(clap::Args)]
+struct Unread {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    _options: Vec<std::ffi::OsString>,
+}
+
+/// What the program does with the command line of its process.
+pub fn main() -> ExitCode {
+    let command = match Cli::try_parse() {
+        Ok(Cli { command }) => command,
+        Err(refusal) if refusal.use_stderr() => {
+            let _ = refusal.print();
+            return ExitCode::from(2);
+        }
+        // `--help` and `--version`.
+        Err(text) => return output::check(text.print()).map_or_else(fail, |()| ExitCode::SUCCESS),
+    };
+    let outcome = match command {
+        Command::Bench(args) => bench::run(&args),
+        Command::Completions(args) => completions::run(&args, &mut Cli::command()),
+        Command::Doctor(args) => doctor::run(&args),
+        #[cfg(feature = "generate")]
+        Command::Generate(args) => generate::run(&args),
+        #[cfg(not(feature = "generate"))]
+        Command::Generate(_) => Err(InputError::NotBuiltIn { command: "generate" }.into()),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Reuse(args) => reuse::run(&args),
+        Command::Schema(args) => schema::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(&args),
+        #[cfg(not(feature = "serve"))]
+        Command::Serve(_) => Err(InputError::NotBuiltIn { command: "serve" }.into()),
+        Command::Soak(args) => soak::run(&args),
+    };
+    outcome.map_or_else(fail, ExitCode::from)
+}
+
+/// Says what went wrong: exit code 2 if the input was refused, else 1.
+fn fail(error: impl Into<anyhow::Error>) -> ExitCode {
+    let error = error.into();
+    // Without the chain of sources: every error here names its cause in its own message.
+    output::error(&error);
+    if error.is::<InputError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text of every `--help`, the program's own first.
+    fn helps() -> Vec<(String, String)> {
+        let mut root = Cli::command();
+        root.build();
+        let own = (String::new(), root.render_long_help().to_string());
+        let of = |command: &mut clap::Command| {
+            (command.get_name().to_owned(), command.render_long_help().to_string())
+        };
+        let shown = |command: &&mut clap::Command| command.get_name() != "help";
+        std::iter::once(own).chain(root.get_subcommands_mut().filter(shown).map(of)).collect()
+    }
+
+    #[test]
+    fn every_help_has_examples_that_parse_and_the_exit_codes() {
+        for (command, help) in helps() {
+            if cfg!(not(feature = "serve")) && ["generate", "serve"].contains(&&command[..]) {
+                continue;
+            }
+            assert!(help.contains(outcome::EXIT_CODES), "{command}");
+            let examples =
+                help.split("Examples:").nth(1).expect("examples").split("Exit codes").next();
+            let lines = examples.expect("they end").lines();
+            let commands: Vec<_> =
+                lines.filter_map(|line| line.strip_prefix("  cargo kv ")).collect();
+            assert!(!commands.is_empty(), "{command}");
+            for example in commands {
+                assert!(example.starts_with(&command), "{command}: {example}");
+                let needs_model =
+                    ["generate", "serve"].iter().any(|name| example.starts_with(name));
+                // Without its feature a command takes whatever it is given.
+                if cfg!(feature = "serve") || !needs_model {
+                    let words = std::iter::once("dsv4-kv").chain(example.split_whitespace());
+                    Cli::try_parse_from(words).map(drop).unwrap_or_else(|error| panic!("{error}"));
+                }
+            }
+        }
+    }
+
+    /// `docs/reference/cli.md` has every help; `DSV4_BLESS=1` writes it, with all commands built in.
+    #[test]
+    fn the_page_of_the_command_line_is_what_help_prints() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/cli.md");
+        let section = |(command, help): (String, String)| {
+            let lines: Vec<_> = help.lines().map(str::trim_end).collect();
+            let name = format!("cargo kv {command}");
+            (
+                command,
+                format!("## `{}`\n\n```text\n{}\n```\n", name.trim(), lines.join("\n").trim()),
+            )
+        };
+        let sections: Vec<_> = helps().into_iter().map(section).collect();
+        if std::env::var_os("DSV4_BLESS").is_some() && cfg!(feature = "serve") {
+            let texts: Vec<_> = sections.iter().map(|(_, text)| text.as_str()).collect();
+            let head =
+                "# Command line\n\nWhat `--help` prints, of every command. A test compares it.\n";
+            std::fs::write(path, format!("{head}\n{}", texts.join("\n")))
+                .expect("it can be written");
+        }
+        let page = std::fs::read_to_string(path).expect("it is committed");
+        for (command, text) in sections {
+            if cfg!(feature = "serve") || !["", "generate", "serve"].contains(&&command[..]) {
+                assert!(
+                    page.contains(&text),
+                    "of another version: {command}; DSV4_BLESS=1 writes it anew"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn options_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,6 +1,6 @@
 //! Token ids of a load's requests: of prompts from the hash ids of a trace, of answers from the request's number.
 
-use dsv4_kv_cli::trace::{HASH_TOKENS, Prompt};
+use dsv4_kv_trace::{HASH_TOKENS, Prompt};
 
 /// Token ids that there are.
 const VOCABULARY: u128 = 129_280;

@@ -69,8 +69,9 @@ fn answers_elsewhere_have_the_bytes_of_the_reference() {
 #[ignore = "needs NIXL: cargo xtask scale-test"]
 fn answers_elsewhere_by_nixl_have_the_bytes_of_the_reference() {
     let library = std::env::var_os("DSV4_NIXL").expect("DSV4_NIXL names libnixl_capi.so");
-    let mut command =
-        replay("--device cpu --gpu-mem 300MiB --peers 3 --token-budget 64 --requests 12");
+    let mut command = replay(
+        "--device cpu --gpu-mem 300MiB --peers 3 --token-budget 64 --requests 12 --shrink 64",
+    );
     let result = json(command.env("DSV4_NIXL", library));
     assert_eq!((&result["finished"], &result["mismatches"]), (&12.into(), &0.into()));
     assert_eq!(

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use dsv4_kv::{CacheConfig, KvError, Ledger, ptx};
 use dsv4_kv_checkpoint::Config;
-use dsv4_kv_cli::trace::TraceReader;
 use dsv4_kv_router::RouterConfig;
+use dsv4_kv_trace::TraceReader;
 use kv_layout::config::ModelConfig;
 
 /// A `config.json`: refused with a reason, or a model of which a cache can be planned.

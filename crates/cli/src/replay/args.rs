@@ -5,24 +5,12 @@ use std::path::PathBuf;
 use bytesize::ByteSize;
 use clap::{Args, ValueEnum};
 use dsv4_kv::CacheConfig;
-use dsv4_kv_cli::trace::MAX_REQUESTS;
+use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::device::DeviceChoice;
 use crate::options::{number, size};
 use crate::outcome::after_help;
 
-/// Replays a load of requests through the cache: continuous batching, chunked prefill.
-///
-/// Every step allocates blocks for its requests and runs the cache's kernels of every layer on
-/// random KV rows and projections: windows are gathered, compressors write entries and indexer keys,
-/// the new rows go to the window, and compressed entries are gathered: in a CSA layer the
-/// `index_topk` that its indexer picks, in an HCA layer all that a query sees. On a GPU every query
-/// gathers entries, on the CPU the last 16 of each request in the step.
-///
-/// The cache is made for the longest request of the load, or for the model's longest context if that
-/// is shorter; requests that can never fit are counted as rejected.
-///
-/// Prompts reuse what earlier ones with the same first tokens have computed: token ids are made from a trace's
 /// Examples of `--help`: what each is for, and the command.
 const EXAMPLES: [(&str, &str); 3] = [
     (
@@ -39,6 +27,18 @@ const EXAMPLES: [(&str, &str); 3] = [
     ),
 ];
 
+/// Replays a load of requests through the cache: continuous batching, chunked prefill.
+///
+/// Every step allocates blocks for its requests and runs the cache's kernels of every layer on
+/// random KV rows and projections: windows are gathered, compressors write entries and indexer keys,
+/// the new rows go to the window, and compressed entries are gathered: in a CSA layer the
+/// `index_topk` that its indexer picks, in an HCA layer all that a query sees. On a GPU every query
+/// gathers entries, on the CPU the last 16 of each request in the step.
+///
+/// The cache is made for the longest request of the load, or for the model's longest context if that
+/// is shorter; requests that can never fit are counted as rejected.
+///
+/// Prompts reuse what earlier ones with the same first tokens have computed: token ids are made from a trace's
 /// hash_ids, each of which stands for 512 tokens (divided by --shrink), and prompts are admitted with them.
 /// Checkpoints are placed and evicted as the cache does by itself, but for those of answers, which no other prompt of
 /// a load has. A request is preempted, and computed again, if blocks run out.
@@ -72,7 +72,7 @@ pub struct ReplayArgs {
     pub gpu_mem: Option<ByteSize>,
 
     /// Requests to replay, 1 to 1000000: the first of the trace, or as many synthetic ones.
-    /// [default: the whole trace; of the synthetic load 32, 1024 for bookkeeping]
+    /// [default: the whole trace; of the synthetic load 32 on a GPU, 12 on the CPU, 1024 for bookkeeping]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_REQUESTS)))]
     pub requests: Option<u32>,
 
@@ -81,7 +81,7 @@ pub struct ReplayArgs {
     pub time_scale: f64,
 
     /// Divisor of lengths and of times between arrivals, 0.001 to 1000000.
-    /// [default: for the synthetic load 4 on a GPU and 64 on the CPU; else 1]
+    /// [default: for the synthetic load 4 on a GPU and 128 on the CPU; else 1]
     #[arg(long, value_name = "X", value_parser = number(1e-3..=1e6))]
     pub shrink: Option<f64>,
 

@@ -362,7 +362,7 @@ impl<'l, E: Execute> Drive<'l, E> {
 mod tests {
     use dsv4_kv::CacheConfig;
     use dsv4_kv::kv_layout::config::ModelConfig;
-    use dsv4_kv_cli::trace::{Arrival, Prompt};
+    use dsv4_kv_trace::{Arrival, Prompt};
 
     use super::*;
     use crate::replay::execute::Bookkeeping;

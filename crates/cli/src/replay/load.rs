@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use dsv4_kv_cli::trace::{Arrival, HASH_TOKENS, Prompt};
+use dsv4_kv_trace::{Arrival, HASH_TOKENS, Prompt};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp, LogNormal};

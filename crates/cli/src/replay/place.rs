@@ -73,10 +73,10 @@ impl Place {
                 model: "tiny",
                 memory: 8 << 30,
                 token_budget: 256,
-                shrink: 64.0,
+                requests: 12,
+                shrink: 128.0,
                 verify: 4,
                 queries: Queries::Last(16),
-                ..gpu
             },
         })
     }

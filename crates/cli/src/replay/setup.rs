@@ -6,7 +6,7 @@ use anyhow::Result;
 use bytesize::ByteSize;
 use dsv4_kv::transfer::port_bytes;
 use dsv4_kv::{CacheConfig, KvError, WorkspaceSize, capacity};
-use dsv4_kv_cli::trace::TraceReader;
+use dsv4_kv_trace::TraceReader;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 use clap::Args;
-use dsv4_kv_cli::trace::MAX_REQUESTS;
+use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::options::size;
 use crate::outcome::after_help;

@@ -12,7 +12,7 @@ mod simulate;
 
 use anyhow::Result;
 use dsv4_kv::{CacheConfig, Capacity};
-use dsv4_kv_cli::trace::TraceReader;
+use dsv4_kv_trace::TraceReader;
 use rayon::prelude::*;
 
 pub use args::ReuseArgs;

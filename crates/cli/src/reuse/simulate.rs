@@ -5,10 +5,10 @@
 //! matched. Each memory evicts by itself; what a prompt goes on from counts as used in both.
 
 use dsv4_kv::kv_layout::geometry::BLOCK_TOKENS;
-use dsv4_kv_cli::trace::{HASH_TOKENS, Prompt};
 use dsv4_kv_prefix::{
     Foreign, Limits, Lru, Origin, Placement, Policy, PrefixTree, ReuseStats, RootKey, ScoredLru,
 };
+use dsv4_kv_trace::{HASH_TOKENS, Prompt};
 
 use crate::texts::Texts;
 

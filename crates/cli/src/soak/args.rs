@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use bytesize::ByteSize;
 use clap::Args;
 use dsv4_kv::CacheConfig;
-use dsv4_kv_cli::trace::MAX_REQUESTS;
+use dsv4_kv_trace::MAX_REQUESTS;
 
 use crate::options::{number, size};
 use crate::outcome::after_help;
