@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `sender.rs`, `draft.rs` | the source, and what it prepares |
 //! | `receiver.rs` | the target: reads, and their deadlines |
-//! | `quarantine.rs` | memory that a read may still write, and the end of the transport |
+//! | `quarantine.rs`, `fence.rs` | memory that a read may still write, and the end of the transport |
 //! | `reading.rs`, `verified.rs` | a request that comes, and one that has come |
 //! | `transfer_id.rs` | the name of a transfer |
 //! | `memory.rs` | memory of the target's reads |
@@ -16,6 +16,7 @@
 mod admit;
 mod draft;
 mod error;
+mod fence;
 mod memory;
 mod offer;
 mod prefix;
