@@ -88,6 +88,9 @@ pub enum InputError {
     /// A host tier without a device whose memory it could hold.
     #[error("--host-cache needs --execute full: bookkeeping has no memory to copy")]
     NothingToCopy,
+    /// Payloads on a device where there is none.
+    #[error("--payloads device needs --execute full: in bookkeeping no bytes move")]
+    NothingMoves,
     /// A request that the load has not.
     #[error("--request {request}: the load has {requests} requests, counted from 0")]
     NoSuchRequest {

@@ -82,7 +82,7 @@ impl KvWorker {
         match read.await {
             Ok(Ok(verified)) => {
                 let tokens = verified.manifest().at.trunk;
-                tracing::info!(tokens, bytes = verified.payload().len(), "a request has come");
+                tracing::info!(tokens, bytes = verified.bytes(), "a request has come");
                 return Some((verified, ticket));
             }
             Ok(Err(error)) => tracing::warn!("{error:#}; the prompt is computed here"),

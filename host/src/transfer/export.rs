@@ -1,8 +1,9 @@
-//! Parts of requests to host memory.
+//! Parts of requests to memory of the host, or of the device.
 
 use std::ops::Range;
 
 use super::error::MoveError;
+use super::memory::{PartsMut, check_length, fill, part};
 use super::parts::{PartLayout, Positions};
 use super::port::Port;
 use crate::device::{Backend, Stream};
@@ -91,6 +92,18 @@ impl<B: Backend> Export<'_, B> {
     /// [`MoveError::NoSuchBlock`], [`MoveError::Length`], [`MoveError::Cache`] if the device fails. The request is as it
     /// was.
     pub fn blocks(&mut self, blocks: Range<u32>, into: &mut [u8]) -> Result<(), MoveError> {
+        self.blocks_to(blocks, PartsMut::Host(into))
+    }
+
+    /// As [`Self::blocks`], to memory of either kind. Waits until they are there.
+    ///
+    /// # Errors
+    /// As [`Self::blocks`].
+    pub fn blocks_to(
+        &mut self,
+        blocks: Range<u32>,
+        mut into: PartsMut<'_, B>,
+    ) -> Result<(), MoveError> {
         let Self { cache, stream, port, id, at } = self;
         let held = port.layout.blocks(at.trunk);
         if blocks.end > held || blocks.start > blocks.end {
@@ -98,16 +111,30 @@ impl<B: Backend> Export<'_, B> {
             return Err(MoveError::NoSuchBlock { request: *id, block, blocks: held });
         }
         let bytes = port.layout.block_bytes();
-        check_length(blocks.len() as u64 * bytes, into)?;
+        check_length(blocks.len() as u64 * bytes, into.bytes())?;
         let table = cache.block_table(*id)?;
         let units: Vec<_> = table.iter().map(|block| block.0).collect();
         cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let units = &units[blocks.start as usize..blocks.end as usize];
-        port.fetch(cache.core(), stream, (PoolUnit::Block, units), into)?;
-        for (block, image) in blocks.zip(into.chunks_mut(bytes.max(1) as usize)) {
-            port.rows.clear_behind(port.layout.block(block, at.trunk).entries, image, 0);
+        port.fetch(
+            cache.core(),
+            stream,
+            (PoolUnit::Block, units),
+            into.part(0..units.len() * bytes as usize),
+        )?;
+        for (image, block) in blocks.enumerate() {
+            let (bytes, tokens) = (bytes as usize, port.layout.block(block, at.trunk).entries);
+            let start = image * bytes;
+            match &mut into {
+                PartsMut::Host(into) => {
+                    port.rows.clear_behind(tokens, &mut into[start..start + bytes], 0);
+                }
+                PartsMut::Device(into) => {
+                    fill(stream, into, (start, port.rows.holes(tokens, bytes)), 0)?;
+                }
+            }
         }
-        Ok(())
+        into.wait(stream)
     }
 
     /// Copies what the slot of the request holds to `into`: the parts of [`PartLayout::state`], one behind the other. Rows
@@ -116,18 +143,44 @@ impl<B: Backend> Export<'_, B> {
     /// # Errors
     /// As [`Self::blocks`].
     pub fn state(&mut self, into: &mut [u8]) -> Result<(), MoveError> {
+        self.state_to(PartsMut::Host(into))
+    }
+
+    /// As [`Self::state`], to memory of either kind. Waits until it is there.
+    ///
+    /// # Errors
+    /// As [`Self::blocks`].
+    pub fn state_to(&mut self, into: PartsMut<'_, B>) -> Result<(), MoveError> {
         let Self { cache, stream, port, id, at } = self;
-        check_length(port.layout.state(*at).map(|part| part.bytes).sum(), into)?;
+        check_length(port.layout.state(*at).map(|part| part.bytes).sum(), into.bytes())?;
         cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
-        let mut slot = vec![0; port.slot_bytes()];
         let units = [id.slot().0];
-        port.fetch(cache.core(), stream, (PoolUnit::Slot, &units), &mut slot)?;
-        let mut rest = into;
-        for part in port.layout.state(*at) {
-            let bytes = rest.split_off_mut(..part.bytes as usize).expect("they were counted");
-            port.rows.take(&part, &slot, bytes);
+        let parts: Vec<_> = port.layout.state(*at).collect();
+        match into {
+            PartsMut::Host(mut rest) => {
+                let mut slot = vec![0; port.slot_bytes()];
+                let whole = PartsMut::Host(&mut slot);
+                port.fetch(cache.core(), stream, (PoolUnit::Slot, &units), whole)?;
+                for part in parts {
+                    let bytes =
+                        rest.split_off_mut(..part.bytes as usize).expect("they were counted");
+                    port.rows.take(&part, &slot, bytes);
+                }
+                Ok(())
+            }
+            PartsMut::Device(into) => {
+                let slot = port.staging(port.slot_bytes());
+                let whole = PartsMut::Device(slot.clone());
+                port.fetch(cache.core(), stream, (PoolUnit::Slot, &units), whole)?;
+                let mut at = 0;
+                for from in parts.iter().flat_map(|part| port.rows.runs(part)) {
+                    let to = part(&into, at..at + from.len());
+                    at += from.len();
+                    stream.copy(&part(&slot, from).view(), &to)?;
+                }
+                Ok(stream.synchronize()?)
+            }
         }
-        Ok(())
     }
 
     /// Copies all of the request to `into`: its blocks, then its state.
@@ -136,7 +189,7 @@ impl<B: Backend> Export<'_, B> {
     /// As [`Self::blocks`].
     pub fn all(&mut self, into: &mut [u8]) -> Result<(), MoveError> {
         let layout = &self.port.layout;
-        check_length(layout.bytes(self.at), into)?;
+        check_length(layout.bytes(self.at), into.len() as u64)?;
         let blocks = layout.blocks(self.at.trunk);
         let (of_blocks, of_state) =
             into.split_at_mut((u64::from(blocks) * layout.block_bytes()) as usize);
@@ -149,9 +202,4 @@ impl<B: Backend> std::fmt::Debug for Export<'_, B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Export").field("id", &self.id).field("at", &self.at).finish_non_exhaustive()
     }
-}
-
-pub(super) fn check_length(needed: u64, memory: &[u8]) -> Result<(), MoveError> {
-    let found = memory.len() as u64;
-    if needed == found { Ok(()) } else { Err(MoveError::Length { needed, found }) }
 }

@@ -1,11 +1,11 @@
-//! Requests from host memory: all of one, or nothing.
+//! Requests from memory of the host, or of the device: all of one, or nothing.
 
 use super::error::MoveError;
-use super::export::check_length;
+use super::memory::{Parts, check_length, fill, part};
 use super::parts::Positions;
 use super::port::Port;
 use super::room::{Loaded, Reserved, Room};
-use crate::device::{Backend, Stream};
+use crate::device::{Backend, Buffer, Stream};
 use crate::ids::RequestId;
 use crate::manager::KvCacheManager;
 use crate::poison::POISON;
@@ -56,6 +56,20 @@ impl<B: Backend> KvCacheManager<B> {
         room: Reserved,
         payload: &[u8],
     ) -> Result<Loaded, MoveError> {
+        self.load_from(stream, port, room, Parts::Host(payload))
+    }
+
+    /// As [`Self::load`], from memory of either kind.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_from(
+        &mut self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        room: Reserved,
+        payload: Parts<'_, B>,
+    ) -> Result<Loaded, MoveError> {
         self.reject_leaked_steps();
         if !self.core().ledger().has_room(&room.0) {
             return Err(MoveError::ForeignRoom(room));
@@ -90,7 +104,7 @@ impl<B: Backend> KvCacheManager<B> {
     ) -> Result<RequestId, MoveError> {
         // Before anything is evicted for it.
         self.core().ledger().check_positions(at)?;
-        self.check_load(stream, port, (at, payload))?;
+        self.check_load(stream, port, (at, payload.len() as u64))?;
         let room = self.reserve(at)?;
         let loaded = self.load(stream, port, room, payload)?;
         self.enter(loaded).map_err(|loaded| MoveError::ForeignRoom(loaded.into()))
@@ -100,11 +114,11 @@ impl<B: Backend> KvCacheManager<B> {
         &self,
         stream: &Stream<B>,
         port: &Port<B>,
-        (at, payload): (Positions, &[u8]),
+        (at, found): (Positions, u64),
     ) -> Result<(), MoveError> {
         self.core().check_stream(stream)?;
         self.check_port(port)?;
-        check_length(port.layout.bytes(at), payload)
+        check_length(port.layout.bytes(at), found)
     }
 
     fn write_room(
@@ -112,36 +126,90 @@ impl<B: Backend> KvCacheManager<B> {
         stream: &Stream<B>,
         port: &mut Port<B>,
         room: &Room,
-        payload: &[u8],
+        payload: Parts<'_, B>,
     ) -> Result<(), MoveError> {
-        self.check_load(stream, port, (room.at, payload))?;
+        self.check_load(stream, port, (room.at, payload.bytes()))?;
         // Poison that is due is written before the rows.
         self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let blocks = room.block_ids();
+        match payload {
+            Parts::Host(payload) => self.write_from_host(stream, port, room, payload)?,
+            Parts::Device(payload) => self.write_from_device(stream, port, room, &payload)?,
+        }
+        let table = Some((room.slot, &blocks[..]));
+        self.transfer(stream, &[], table).map_err(crate::KvError::from)?;
+        // What failed on the device is known before anyone is told that the request is here.
+        Ok(stream.synchronize()?)
+    }
+
+    /// What rows are that nobody wrote.
+    fn unwritten(&self) -> u8 {
+        if self.config().poison { POISON } else { 0 }
+    }
+
+    fn write_from_host(
+        &self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        room: &Room,
+        payload: &[u8],
+    ) -> Result<(), MoveError> {
+        let (core, unwritten) = (self.core(), self.unwritten());
+        let (units, full) = units(room);
         let bytes = port.layout.block_bytes() as usize;
-        let (of_blocks, mut of_state) = payload.split_at(bytes * blocks.len());
-        let unwritten = if self.config().poison { POISON } else { 0 };
-        let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
-        let full = (room.at.trunk / kv_layout::geometry::BLOCK_TOKENS) as usize;
-        let full = full.min(units.len());
+        let (of_blocks, mut of_state) = payload.split_at(bytes * units.len());
         let (images, last) = of_blocks.split_at(bytes * full);
-        port.store(self.core(), stream, (PoolUnit::Block, &units[..full]), images)?;
+        port.store(core, stream, (PoolUnit::Block, &units[..full]), Parts::Host(images))?;
         if !last.is_empty() {
             let mut last = last.to_vec();
             let tokens = port.layout.block(full as u32, room.at.trunk).entries;
             port.rows.clear_behind(tokens, &mut last, unwritten);
-            port.store(self.core(), stream, (PoolUnit::Block, &units[full..]), &last)?;
+            port.store(core, stream, (PoolUnit::Block, &units[full..]), Parts::Host(&last))?;
         }
         let mut slot = vec![unwritten; port.slot_bytes()];
         for part in port.layout.state(room.at) {
             let rows = of_state.split_off(..part.bytes as usize).expect("they were counted");
             port.rows.put(&part, rows, &mut slot);
         }
-        let units = [room.slot.0];
-        port.store(self.core(), stream, (PoolUnit::Slot, &units), &slot)?;
-        let table = Some((room.slot, &blocks[..]));
-        self.transfer(stream, &[], table).map_err(crate::KvError::from)?;
-        // What failed on the device is known before anyone is told that the request is here.
-        Ok(stream.synchronize()?)
+        port.store(core, stream, (PoolUnit::Slot, &[room.slot.0]), Parts::Host(&slot))
     }
+
+    /// The same, without a byte of it in host memory.
+    fn write_from_device(
+        &self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        room: &Room,
+        payload: &Buffer<B, u8>,
+    ) -> Result<(), MoveError> {
+        let (core, unwritten) = (self.core(), self.unwritten());
+        let (units, full) = units(room);
+        let bytes = port.layout.block_bytes() as usize;
+        let images = part(payload, 0..bytes * full);
+        port.store(core, stream, (PoolUnit::Block, &units[..full]), Parts::Device(images))?;
+        if full < units.len() {
+            let last = port.staging(bytes);
+            stream.copy(&part(payload, bytes * full..bytes * (full + 1)).view(), &last)?;
+            let tokens = port.layout.block(full as u32, room.at.trunk).entries;
+            fill(stream, &last, (0, port.rows.holes(tokens, bytes)), unwritten)?;
+            port.store(core, stream, (PoolUnit::Block, &units[full..]), Parts::Device(last))?;
+        }
+        let (slot, mut at) = (port.staging(port.slot_bytes()), bytes * units.len());
+        stream.fill(&slot, unwritten)?;
+        let parts: Vec<_> = port.layout.state(room.at).collect();
+        for to in parts.iter().flat_map(|part| port.rows.runs(part)) {
+            let from = part(payload, at..at + to.len());
+            at += to.len();
+            stream.copy(&from.view(), &part(&slot, to))?;
+        }
+        port.store(core, stream, (PoolUnit::Slot, &[room.slot.0]), Parts::Device(slot))
+    }
+}
+
+/// The blocks of a room, and how many of them are full; at most one is not.
+fn units(room: &Room) -> (Vec<u32>, usize) {
+    let units: Vec<_> = room.block_ids().iter().map(|block| block.0).collect();
+    let full = (room.at.trunk / kv_layout::geometry::BLOCK_TOKENS) as usize;
+    let full = full.min(units.len());
+    (units, full)
 }

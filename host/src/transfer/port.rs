@@ -1,6 +1,7 @@
 //! Memory of the device through which parts of requests leave and come.
 
 use super::error::MoveError;
+use super::memory::{Parts, PartsMut, part};
 use super::parts::PartLayout;
 use super::rows::Rows;
 use crate::config::CacheConfig;
@@ -74,40 +75,58 @@ impl<B: Backend> Port<B> {
         self.slot_bytes as usize
     }
 
-    /// Copies the images of units to `into`, and waits for it.
+    /// Memory of the device for so many bytes: of a slot, or of blocks that go at once.
+    pub(super) fn staging(&self, bytes: usize) -> Buffer<B, u8> {
+        part(&self.staging, 0..bytes)
+    }
+
+    /// Copies the images of units to `into`. Waits for it if that is host memory.
     pub(super) fn fetch(
         &mut self,
         core: &Core<B>,
         stream: &Stream<B>,
         (unit, units): (PoolUnit, &[u32]),
-        into: &mut [u8],
+        mut into: PartsMut<'_, B>,
     ) -> Result<(), MoveError> {
-        if units.is_empty() {
-            return Ok(());
-        }
         let (round, bytes) = self.round(unit);
-        for (units, into) in units.chunks(round).zip(into.chunks_mut(round * bytes)) {
-            self.copy(core, stream, (unit, units), CopyDirection::Save)?;
-            stream.download(&self.staging.view(), 0, into)?;
+        let (staging, mut at) = (self.staging.clone(), 0);
+        for units in units.chunks(round) {
+            let images = at..at + units.len() * bytes;
+            at = images.end;
+            match into.part(images) {
+                PartsMut::Host(into) => {
+                    self.copy(core, stream, (unit, units), (CopyDirection::Save, &staging))?;
+                    stream.download(&staging.view(), 0, into)?;
+                }
+                PartsMut::Device(into) => {
+                    self.copy(core, stream, (unit, units), (CopyDirection::Save, &into))?;
+                }
+            }
         }
         Ok(())
     }
 
-    /// Makes units what the images in `from` say, and waits until those were read.
+    /// Makes units what the images in `from` say. Waits until those were read if they are in host memory.
     pub(super) fn store(
         &mut self,
         core: &Core<B>,
         stream: &Stream<B>,
         (unit, units): (PoolUnit, &[u32]),
-        from: &[u8],
+        from: Parts<'_, B>,
     ) -> Result<(), MoveError> {
-        if units.is_empty() {
-            return Ok(());
-        }
         let (round, bytes) = self.round(unit);
-        for (units, from) in units.chunks(round).zip(from.chunks(round * bytes)) {
-            stream.upload(from, &self.staging, 0)?;
-            self.copy(core, stream, (unit, units), CopyDirection::Restore)?;
+        let (staging, mut at) = (self.staging.clone(), 0);
+        for units in units.chunks(round) {
+            let images = at..at + units.len() * bytes;
+            at = images.end;
+            let from = match from.part(images) {
+                Parts::Host(from) => {
+                    stream.upload(from, &staging, 0)?;
+                    staging.clone()
+                }
+                Parts::Device(from) => from,
+            };
+            self.copy(core, stream, (unit, units), (CopyDirection::Restore, &from))?;
         }
         Ok(())
     }
@@ -120,13 +139,13 @@ impl<B: Backend> Port<B> {
         }
     }
 
-    /// Queues the copy between units and the staging memory, in one launch.
+    /// Queues the copy between units and the images in memory of the device, one behind the other, in one launch.
     fn copy(
         &mut self,
         core: &Core<B>,
         stream: &Stream<B>,
         (unit, units): (PoolUnit, &[u32]),
-        direction: CopyDirection,
+        (direction, images): (CopyDirection, &Buffer<B, u8>),
     ) -> Result<(), KvError> {
         self.jobs.update(stream, |array| {
             let jobs = array.as_chunks_mut::<JOB>().0.iter_mut().zip(units).zip(0..);
@@ -136,16 +155,15 @@ impl<B: Backend> Port<B> {
             Ok::<_, KvError>((JOB * units.len(), ()))
         })?;
         let state = &core.memory.state;
-        let (arena, pieces, image, places) = match unit {
-            PoolUnit::Slot => (state.arena(), state.slot_pieces(), self.slot_bytes, 1),
+        let (arena, pieces, image) = match unit {
+            PoolUnit::Slot => (state.arena(), state.slot_pieces(), self.slot_bytes),
             PoolUnit::Block => {
-                let block = self.layout.block_bytes();
-                (state.block_arena(), state.block_pieces(), block, self.blocks)
+                (state.block_arena(), state.block_pieces(), self.layout.block_bytes())
             }
         };
         let arena = StateArena {
-            checkpoints: &self.staging,
-            number_of_checkpoints: places,
+            checkpoints: images,
+            number_of_checkpoints: units.len() as u32,
             checkpoint_bytes: image,
             ..arena
         };

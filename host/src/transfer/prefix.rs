@@ -1,7 +1,7 @@
 //! Prefixes: whole blocks that requests share and the checkpoint behind them, from one cache's prefix tree to another's.
 
 use super::error::MoveError;
-use super::export::check_length;
+use super::memory::{Parts, PartsMut, check_length};
 use super::parts::{PartLayout, Positions};
 use super::port::Port;
 use crate::block::BLOCK;
@@ -74,6 +74,20 @@ impl<B: Backend> KvCacheManager<B> {
         prompt: &Prompt<'_>,
         (at, payload): (Positions, &[u8]),
     ) -> Result<Option<PrefixImport>, MoveError> {
+        self.import_prefix_from(stream, port, prompt, (at, Parts::Host(payload)))
+    }
+
+    /// As [`Self::import_prefix`], from memory of either kind.
+    ///
+    /// # Errors
+    /// As [`Self::import_prefix`].
+    pub fn import_prefix_from(
+        &mut self,
+        stream: &Stream<B>,
+        port: &mut Port<B>,
+        prompt: &Prompt<'_>,
+        (at, payload): (Positions, Parts<'_, B>),
+    ) -> Result<Option<PrefixImport>, MoveError> {
         self.reject_leaked_steps();
         self.core().check_stream(stream)?;
         self.check_port(port)?;
@@ -84,13 +98,13 @@ impl<B: Backend> KvCacheManager<B> {
         if !is_prefix || tokens.is_empty() || !(has_draft || at.draft == 0) {
             return Err(MoveError::NoPrefix { at, tokens: prompt.tokens.len() });
         }
-        check_length(port.layout.prefix_bytes(at), payload)?;
+        check_length(port.layout.prefix_bytes(at), payload.bytes())?;
         let root = self.core().read_ledger().shared_prompt(prompt).map(|(root, _)| root);
         let root = root.ok_or(MoveError::NothingShared)?;
         let Some(arrival) = self.core().ledger().begin_arrival(&root, tokens)? else {
             return Ok(None);
         };
-        if let Err(error) = self.write_prefix(stream, port, &arrival, payload) {
+        if let Err(error) = self.write_prefix(stream, port, &arrival, &payload) {
             self.core().ledger().drop_arrival(arrival);
             return Err(error);
         }
@@ -105,17 +119,20 @@ impl<B: Backend> KvCacheManager<B> {
         stream: &Stream<B>,
         port: &mut Port<B>,
         arrival: &Arrival,
-        payload: &[u8],
+        payload: &Parts<'_, B>,
     ) -> Result<(), MoveError> {
         // Poison that is due is written before the rows.
         self.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let bytes = port.layout.block_bytes() as usize;
         let units: Vec<_> = arrival.blocks().iter().map(|block| block.0).collect();
         let here = arrival.above() as usize * bytes;
-        let (of_blocks, of_checkpoint) = payload[here..].split_at(units.len() * bytes);
-        port.store(self.core(), stream, (PoolUnit::Block, &units), of_blocks)?;
+        let behind = here + units.len() * bytes;
+        port.store(self.core(), stream, (PoolUnit::Block, &units), payload.part(here..behind))?;
         let checkpoint = self.core().memory.state.checkpoint(arrival.checkpoint());
-        stream.upload(of_checkpoint, &checkpoint, 0)?;
+        match payload.part(behind..payload.bytes() as usize) {
+            Parts::Host(from) => stream.upload(from, &checkpoint, 0)?,
+            Parts::Device(from) => stream.copy(&from.view(), &checkpoint)?,
+        }
         // What failed on the device is known before anyone goes on from it.
         Ok(stream.synchronize()?)
     }
@@ -152,15 +169,26 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
     /// # Errors
     /// [`MoveError::Length`], [`MoveError::Cache`] if the device fails. The prefix is as it was.
     pub fn all(&mut self, into: &mut [u8]) -> Result<(), MoveError> {
+        self.all_to(PartsMut::Host(into))
+    }
+
+    /// As [`Self::all`], to memory of either kind. Waits until it is there.
+    ///
+    /// # Errors
+    /// As [`Self::all`].
+    pub fn all_to(&mut self, mut into: PartsMut<'_, B>) -> Result<(), MoveError> {
         let Self { cache, stream, port, at, blocks, checkpoint, .. } = self;
-        check_length(port.layout.prefix_bytes(*at), into)?;
+        check_length(port.layout.prefix_bytes(*at), into.bytes())?;
         cache.transfer(stream, &[], None).map_err(crate::KvError::from)?;
         let bytes = blocks.len() * port.layout.block_bytes() as usize;
-        let (of_blocks, of_checkpoint) = into.split_at_mut(bytes);
         let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
-        port.fetch(cache.core(), stream, (PoolUnit::Block, &units), of_blocks)?;
+        port.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes))?;
         let checkpoint = cache.core().memory.state.checkpoint(*checkpoint);
-        Ok(stream.download(&checkpoint.view(), 0, of_checkpoint)?)
+        match into.part(bytes..into.bytes() as usize) {
+            PartsMut::Host(into) => stream.download(&checkpoint.view(), 0, into)?,
+            PartsMut::Device(into) => stream.copy(&checkpoint.view(), &into)?,
+        }
+        into.wait(stream)
     }
 }
 

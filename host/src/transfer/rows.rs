@@ -1,5 +1,7 @@
 //! Rows between images, in host memory: rings of a slot to rows in order of position, and back.
 
+use std::ops::Range;
+
 use super::parts::{Part, PartKind, rings};
 use crate::ids::LayerId;
 use crate::pool_kind::{PoolKind, PoolUnit};
@@ -49,47 +51,57 @@ impl Rows {
         }
     }
 
-    /// Where each row of a part lies in the image of a slot, in order of position.
-    fn of_part(&self, part: &Part) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+    /// Where the rows of a part lie in the image of a slot, in order of position: one range, or two where the ring ends
+    /// between them.
+    pub fn runs(&self, part: &Part) -> impl Iterator<Item = Range<usize>> + use<> {
         let is_its = |ring: &&RingPlace| ring.layer.0 == part.unit && ring.kind == part.kind;
         let ring = self.rings.iter().find(is_its).copied();
-        let positions = part.first as usize..part.first as usize + part.entries as usize;
-        ring.into_iter().flat_map(move |ring| {
-            let RingPlace { at, rows, row_bytes, .. } = ring;
-            positions.clone().map(move |position| {
-                let from = at + position % rows * row_bytes;
-                from..from + row_bytes
-            })
+        let (mut position, mut left) = (part.first as usize, part.entries as usize);
+        std::iter::from_fn(move || {
+            let RingPlace { at, rows, row_bytes, .. } = ring.filter(|_| left > 0)?;
+            let row = position % rows;
+            let run = left.min(rows - row);
+            (position, left) = (position + run, left - run);
+            Some(at + row * row_bytes..at + (row + run) * row_bytes)
         })
     }
 
     /// Copies the rows of a part out of the image of a slot.
     pub fn take(&self, part: &Part, slot: &[u8], to: &mut [u8]) {
         let mut rest = to;
-        for from in self.of_part(part) {
-            let row = rest.split_off_mut(..from.len()).expect("a part has the bytes of its rows");
-            row.copy_from_slice(&slot[from]);
+        for from in self.runs(part) {
+            let rows = rest.split_off_mut(..from.len()).expect("a part has the bytes of its rows");
+            rows.copy_from_slice(&slot[from]);
         }
     }
 
     /// Copies the rows of a part to the image of a slot.
     pub fn put(&self, part: &Part, from: &[u8], slot: &mut [u8]) {
         let mut rest = from;
-        for to in self.of_part(part) {
-            let row = rest.split_off(..to.len()).expect("a part has the bytes of its rows");
-            slot[to].copy_from_slice(row);
+        for to in self.runs(part) {
+            let rows = rest.split_off(..to.len()).expect("a part has the bytes of its rows");
+            slot[to].copy_from_slice(rows);
         }
     }
 
-    /// Fills what of a block's image no row has that the first `tokens` of its tokens closed.
-    pub fn clear_behind(&self, tokens: u32, block: &mut [u8], byte: u8) {
-        let mut end = 0;
+    /// What of a block's image of `bytes` bytes no row has that the first `tokens` of its tokens closed.
+    pub fn holes(&self, tokens: u32, bytes: usize) -> Vec<Range<usize>> {
+        let (mut end, mut holes) = (0, Vec::new());
         for UnitPlace { pool, image, .. } in &self.blocks {
             debug_assert!(pool.kind != PoolKind::SwaData, "blocks hold entries and keys");
             let from = *image as usize;
-            block[end..from].fill(byte);
+            holes.push(end..from);
             end = from + closed(pool, tokens);
         }
-        block[end..].fill(byte);
+        holes.push(end..bytes);
+        holes.retain(|hole| !hole.is_empty());
+        holes
+    }
+
+    /// Fills those of a block's image with a byte.
+    pub fn clear_behind(&self, tokens: u32, block: &mut [u8], byte: u8) {
+        for hole in self.holes(tokens, block.len()) {
+            block[hole].fill(byte);
+        }
     }
 }

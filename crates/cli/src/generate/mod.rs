@@ -49,7 +49,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let model = Arc::new(load(&args.checkpoint)?);
     let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
     let tokens = prompt::tokens(args, &text)?;
-    match args.device.gpu()? {
+    match args.device.gpu(0)? {
         Some(device) => on_device(&device, args, model, text.ok(), &tokens),
         None => {
             let device = EmuDevice::new(EmuOptions { memory: EMULATED_MEMORY, seed: 0 });

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::device::DeviceChoice;
 use crate::options::number;
 use crate::outcome::after_help;
-use crate::replay::args::{Execution, ReplayArgs};
+use crate::replay::args::{Execution, Payloads, ReplayArgs};
 
 /// Memory of the cache: enough for the small load.
 const MEMORY: ByteSize = ByteSize::mib(512);
@@ -86,7 +86,9 @@ impl InspectArgs {
             checkpoints: None,
             host_cache: None,
             peers: None,
+            payloads: Payloads::Host,
             peer: None,
+            peer_memory: None,
             max_requests: Some(SLOTS),
             token_budget: None,
             step_ms: 33.0,

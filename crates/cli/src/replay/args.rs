@@ -123,13 +123,22 @@ pub struct ReplayArgs {
     pub host_cache: Option<ByteSize>,
 
     /// Processes, 2 to 16: prompts are computed in one, answers in the others, to which requests move, by NIXL where
-    /// the program has it and DSV4_NIXL names its library, else through files in memory. On a GPU they share its memory.
+    /// the program has it and DSV4_NIXL names its library, else through files in memory. They take GPUs in turn, and share the memory of each.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16))]
     pub peers: Option<u32>,
+
+    /// Where the bytes of requests lie that move: in memory of the host, or of the device, where NIXL reads those of GPUs
+    /// and files those of the emulated device. Needs --execute full.
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Payloads::Host, requires = "peers")]
+    pub payloads: Payloads,
 
     /// Which of these processes this is.
     #[arg(long, value_name = "N", hide = true)]
     pub peer: Option<u32>,
+
+    /// Bytes for the cache of this process: as many as the first one has.
+    #[arg(long, value_name = "BYTES", hide = true, requires = "peer")]
+    pub peer_memory: Option<u64>,
 
     /// Request slots, 1 to 65536: how many requests run at once.
     /// [default: as many as let the most requests of the load's mean length fit]
@@ -161,6 +170,15 @@ pub struct ReplayArgs {
     /// file is opened before the replay begins.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+}
+
+/// Where the bytes of requests lie that move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Payloads {
+    /// In memory of the host.
+    Host,
+    /// In memory of the device of their cache.
+    Device,
 }
 
 /// What a step does.

@@ -1,7 +1,7 @@
 //! Where a replay runs, and the defaults that go with it.
 
 use anyhow::Result;
-use dsv4_kv::device::CudaDevice;
+use dsv4_kv::device::{CudaDevice, CudaSurvey};
 
 use super::args::{Execution, ReplayArgs};
 use super::select::Queries;
@@ -36,13 +36,42 @@ pub struct Defaults {
     pub queries: Queries,
 }
 
+/// GPUs that the processes of a replay are spread over; 1 where there is none.
+fn gpus() -> u32 {
+    CudaSurvey::of_machine().map_or(1, |survey| survey.gpus.len().max(1) as u32)
+}
+
+/// The driver's number of the GPU that this process is on.
+pub fn ordinal(args: &ReplayArgs) -> u32 {
+    args.peer.map_or(0, |process| gpu_of(process, gpus()))
+}
+
+/// Which of so many GPUs a process is on; the one that computes prompts is process 0.
+fn gpu_of(process: u32, gpus: u32) -> u32 {
+    process % gpus
+}
+
+/// Processes that share a GPU, at most.
+fn most_on_one(processes: u32, gpus: u32) -> u32 {
+    processes.div_ceil(gpus)
+}
+
 impl Place {
+    /// Among how many processes of a replay the memory of a device is divided: all have caches of the same size, so that
+    /// what fits in one fits in all.
+    pub fn shares(&self, processes: u32) -> u32 {
+        match self {
+            Self::Cuda(_) => most_on_one(processes, gpus()),
+            Self::Ledger | Self::Cpu => 1,
+        }
+    }
+
     /// The place that the options ask for.
     pub fn choose(args: &ReplayArgs) -> Result<Self, InputError> {
         if args.execute == Execution::Bookkeeping {
             return Ok(Self::Ledger);
         }
-        Ok(args.device.gpu()?.map_or(Self::Cpu, Self::Cuda))
+        Ok(args.device.gpu(ordinal(args))?.map_or(Self::Cpu, Self::Cuda))
     }
 
     /// What it is called in the result.
@@ -79,5 +108,24 @@ impl Place {
                 queries: Queries::Last(16),
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_spread_over_gpus() {
+        let on = |processes, gpus| {
+            let mut on = vec![0; gpus as usize];
+            (0..processes).for_each(|process| on[gpu_of(process, gpus) as usize] += 1);
+            on
+        };
+        assert_eq!(on(3, 2), [2, 1]);
+        for (processes, gpus) in [(2, 1), (2, 2), (3, 2), (2, 8), (16, 3)] {
+            let on = on(processes, gpus);
+            assert_eq!(on.iter().max(), Some(&most_on_one(processes, gpus)), "{on:?}");
+        }
     }
 }

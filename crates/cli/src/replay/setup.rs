@@ -10,10 +10,10 @@ use dsv4_kv_trace::TraceReader;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::args::ReplayArgs;
+use super::args::{Payloads, ReplayArgs};
 use super::clock::Clock;
 use super::load::{self, Request};
-use super::place::{Defaults, Place};
+use super::place::{self, Defaults, Place};
 use super::scheduler::Limits;
 use super::select::{MOST_QUERIES, Queries};
 use super::tensors;
@@ -22,6 +22,9 @@ use crate::error::InputError;
 use crate::model;
 use crate::share;
 use crate::texts::Texts;
+
+/// Bytes of a device for payloads, at most.
+const PAYLOADS: u64 = 1 << 30;
 
 /// A replay that can begin.
 pub struct Setup {
@@ -45,6 +48,8 @@ pub struct Setup {
     pub seed: u64,
     /// Queries that gather entries, and with how many heads they attend, if they do.
     pub queries: (Queries, Option<u32>),
+    /// The number of the device in whose memory the bytes of requests lie that move; the host's without it.
+    pub payloads: Option<u32>,
 }
 
 impl Setup {
@@ -56,6 +61,10 @@ impl Setup {
         }
         if matches!(place, Place::Ledger) && args.host_cache.is_some() {
             return Err(InputError::NothingToCopy.into());
+        }
+        let payloads = (args.payloads == Payloads::Device).then(|| place::ordinal(args));
+        if matches!(place, Place::Ledger) && payloads.is_some() {
+            return Err(InputError::NothingMoves.into());
         }
         let shrink = if args.trace.is_some() { 1.0 } else { defaults.shrink };
         let (load, texts) = load(&Loading {
@@ -70,10 +79,9 @@ impl Setup {
         let attends = args.attend.unwrap_or(matches!(place, Place::Cuda(_)));
         let model = args.model.as_deref().unwrap_or(defaults.model);
         let heads = attends.then(|| model::heads(model)).transpose()?;
-        // On a GPU all processes share its memory.
-        let shares = if matches!(place, Place::Cuda(_)) { args.peers.unwrap_or(1) } else { 1 };
-        let memory = defaults.memory / u64::from(shares);
-        let memory = args.gpu_mem.map_or(memory, |size| size.as_u64());
+        let share = defaults.memory / u64::from(place.shares(args.peers.unwrap_or(1)));
+        let given = args.gpu_mem.map(|size| size.as_u64());
+        let memory = args.peer_memory.or(given).unwrap_or(share);
         let smallest = smallest_cache(args, &defaults, &load)?;
         let most = args.indexer_memory.as_u64();
         let indexer =
@@ -83,7 +91,9 @@ impl Setup {
             _ => tensors::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32, heads),
         };
         let port = args.peers.map_or(0, |_| port_bytes(&smallest));
-        let working = if matches!(place, Place::Ledger) { working } else { working + port };
+        let moving = payloads.map_or(0, |_| (memory / 8).min(PAYLOADS));
+        let working =
+            if matches!(place, Place::Ledger) { working } else { working + port + moving };
         let rounding = match place {
             Place::Cuda(_) => device::rounding(&smallest, indexer.as_ref()),
             _ => 0,
@@ -115,6 +125,7 @@ impl Setup {
             clock,
             seed,
             queries,
+            payloads,
         })
     }
 

@@ -38,7 +38,7 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
     let model = Arc::new(load(&args.checkpoint)?);
     let text = Text::of_checkpoint(&args.checkpoint, model.config.vocab_size);
     let text = text.map_err(|error| InputError::Serve(error.to_string()))?;
-    match args.device.gpu()? {
+    match args.device.gpu(0)? {
         Some(device) => on_device(&device, args, model, text, &interrupt),
         None => {
             let device = EmuDevice::new(EmuOptions { memory: EMULATED_MEMORY, seed: 0 });

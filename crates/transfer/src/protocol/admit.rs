@@ -75,7 +75,11 @@ impl<B: Backend> Target<'_, B> {
         if let Err(error) = check(cache, port, &room, &verified.manifest) {
             return Err(self.refuse((room, source), error, control));
         }
-        let loaded = match cache.load(stream, port, room, verified.payload()) {
+        let loaded = match verified.parts::<B>() {
+            Ok(parts) => cache.load_from(stream, port, room, parts.as_parts()),
+            Err(error) => return Err(self.refuse((room, source), error.into(), control)),
+        };
+        let loaded = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
                 give_up(control, source);

@@ -12,11 +12,11 @@ use dsv4_kv::transfer::{PrefixExport, PrefixImport};
 use super::admit::{Target, check_own, give_up};
 use super::error::TransferError;
 use super::offer::{Control, Offer};
-use super::sender::{Sender, digests};
+use super::sender::{Sender, fill};
 use super::verified::Verified;
 use crate::image::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Section};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Registered, Transport};
+use crate::transport::{Region, Registered, Transport};
 
 impl<T: Transport> Sender<T> {
     /// Copies a prefix to memory that targets can read, and offers it to one of them. Its salt and adapter are those of the
@@ -59,13 +59,11 @@ impl<T: Transport> Sender<T> {
         manifest: &Manifest,
     ) -> Result<Vec<Section>, TransferError> {
         let bytes = 0..manifest.payload_bytes() as usize;
-        let work = |payload: &mut [u8]| {
-            let payload = &mut payload[bytes.clone()];
-            export.all(payload)?;
-            Ok::<_, TransferError>(digests(&manifest.sections, payload))
+        let work = |payload: &mut Region| {
+            fill((payload, bytes.clone()), &manifest.sections, |into| export.all_to(into))
         };
         let transport = self.transport();
-        let sections = transport.with_bytes(memory, work)??;
+        let sections = transport.with_region(memory, work)??;
         transport.flush(memory, bytes)?;
         Ok(sections)
     }
@@ -104,6 +102,7 @@ impl<B: Backend> Target<'_, B> {
             return Err(ImageError::Foreign(Fact::Owner).into());
         }
         let prompt = Prompt { tokens, salt, adapter };
-        Ok(cache.import_prefix(stream, port, &prompt, (*at, verified.payload()))?)
+        let parts = verified.parts::<B>()?;
+        Ok(cache.import_prefix_from(stream, port, &prompt, (*at, parts.as_parts()))?)
     }
 }

@@ -9,9 +9,9 @@ use super::quarantine::{Quarantine, Quarantined};
 use super::reading::{Memory, Reading};
 use super::transfer_id::TransferId;
 use super::verified::Verified;
-use crate::image::{Expected, Manifest, check_end, decode_manifest, decode_opening, verify};
+use crate::image::{Expected, Manifest, check_end, decode_manifest, decode_opening};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Descriptor, NotPosted, Polled, Region, Registered, Transport};
+use crate::transport::{Descriptor, NotPosted, Polled, Registered, Storage, Transport};
 
 /// How long reads may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub struct ReceiverStats {
 #[derive(Debug)]
 pub struct Receiver<T: Transport> {
     pub(super) transport: T,
+    /// Of which memory payloads are.
+    storage: Storage,
     pub(super) deadlines: Deadlines,
     pub(super) budget: Budget,
     pub(super) reading: Vec<Reading>,
@@ -77,12 +79,23 @@ enum Advanced {
 pub type Ended = (TransferId, Result<Verified, TransferError>);
 
 impl<T: Transport> Receiver<T> {
-    /// A target whose reads take no more than `most_bytes` of memory, quarantine included.
+    /// A target whose reads take no more than `most_bytes` of host memory, quarantine included.
     #[must_use]
     pub fn new(transport: T, deadlines: Deadlines, most_bytes: u64) -> Self {
+        Self::with_storage(transport, deadlines, (Storage::host(), most_bytes))
+    }
+
+    /// A target whose reads take no more than so many bytes of this memory, quarantine included: of the cache's own device
+    /// for instance, where payloads are unpacked.
+    #[must_use]
+    pub fn with_storage(
+        transport: T,
+        deadlines: Deadlines,
+        (storage, most_bytes): (Storage, u64),
+    ) -> Self {
         let (budget, stats) = (Budget::new(most_bytes), ReceiverStats::default());
         let (reading, ended, quarantine) = (Vec::new(), Vec::new(), Quarantine::default());
-        Self { transport, deadlines, budget, reading, quarantine, ended, stats }
+        Self { transport, storage, deadlines, budget, reading, quarantine, ended, stats }
     }
 
     /// Takes memory for a request that its source still computes. What the source says of it goes to [`Self::ready`] and
@@ -193,7 +206,7 @@ impl<T: Transport> Receiver<T> {
         self.quarantine.check_transport()?;
         let needed = opened.payload_bytes();
         let share = self.take_memory(needed)?;
-        let memory = self.transport.register(Region::new(needed as usize)?)?;
+        let memory = self.transport.register(self.storage.region(needed as usize)?)?;
         let (id, from) = (TransferId::new(opened.source), from.clone());
         let (memory, offered) = (Memory::Idle(memory), None);
         Ok(Reading { id, opened, offered, from, memory, share, ready: 0, done: 0, since: now })
@@ -332,14 +345,14 @@ impl<T: Transport> Receiver<T> {
             }
         };
         let verified = Verified { manifest, region, _share: share };
-        match verify(&verified.manifest, verified.payload()) {
+        match verified.verify() {
             Ok(()) => {
                 self.stats.verified += 1;
                 Ok(verified)
             }
             Err(error) => {
                 self.stats.damaged += 1;
-                Err(error.into())
+                Err(error)
             }
         }
     }

@@ -6,14 +6,14 @@ use std::ops::Range;
 use std::time::Duration;
 
 use dsv4_kv::device::Backend;
-use dsv4_kv::transfer::{Export, MoveError, Positions};
+use dsv4_kv::transfer::{Export, MoveError, PartsMut, Positions};
 
 use super::draft::Draft;
 use super::error::TransferError;
 use super::offer::{Offer, Ready};
 use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Descriptor, Region, Registered, Transport, TransportError};
+use crate::transport::{Descriptor, Region, Registered, Storage, Transport, TransportError};
 
 /// A payload that is not whole, and why it cannot be offered.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +25,8 @@ pub struct NotOffered(pub Box<Draft>, pub TransferError);
 #[derive(Debug)]
 pub struct Sender<T: Transport> {
     transport: T,
+    /// Of which payloads are made.
+    storage: Storage,
     /// Tells this sender from those that had its address before it.
     epoch: u64,
     next: u64,
@@ -43,12 +45,21 @@ struct Offered {
 }
 
 impl<T: Transport> Sender<T> {
-    /// A source of payloads that are read by `transport`. Drafts and offers take no more than `most_bytes` together.
+    /// A source of payloads in host memory, which are read by `transport`. Drafts and offers take no more than `most_bytes`
+    /// together.
     #[must_use]
     pub fn new(transport: T, most_bytes: u64) -> Self {
+        Self::with_storage(transport, (Storage::host(), most_bytes))
+    }
+
+    /// A source of payloads in so many bytes of this memory, which `transport` reads: of the cache's own device for instance,
+    /// where they are packed.
+    #[must_use]
+    pub fn with_storage(transport: T, (storage, most_bytes): (Storage, u64)) -> Self {
         // Random: std's keys for hashing are.
         let epoch = RandomState::new().hash_one("epoch");
-        Self { transport, epoch, next: 1, limit: most_bytes, held: 0, offered: HashMap::new() }
+        let (limit, offered) = (most_bytes, HashMap::new());
+        Self { transport, storage, epoch, next: 1, limit, held: 0, offered }
     }
 
     /// Memory for the payload of a request that will be so far, with these tokens: of a prompt, before it is computed.
@@ -97,7 +108,7 @@ impl<T: Transport> Sender<T> {
         if !fits && !made(Mistake::LimitIgnored) {
             return Err(TransferError::SenderFull { needed, held, limit });
         }
-        let memory = self.transport.register(Region::new(needed as usize)?)?;
+        let memory = self.transport.register(self.storage.region(needed as usize)?)?;
         self.held += memory.len() as u64;
         match self.transport.publish(&memory) {
             Ok(payload) => {
@@ -135,12 +146,11 @@ impl<T: Transport> Sender<T> {
         if !parts.is_empty() {
             let bytes = draft.bytes(parts.clone());
             let Draft { memory, manifest, .. } = draft;
-            let work = |payload: &mut [u8]| {
-                let own = &mut payload[bytes.clone()];
-                copy(export, parts.clone(), own)?;
-                Ok::<_, MoveError>(digests(&manifest.sections[parts.clone()], own))
+            let sections = &manifest.sections[parts.clone()];
+            let work = |payload: &mut Region| {
+                fill((payload, bytes.clone()), sections, |into| copy(export, parts.clone(), into))
             };
-            let sections = self.transport.with_bytes(memory, work)??;
+            let sections = self.transport.with_region(memory, work)??;
             self.transport.flush(memory, bytes)?;
             manifest.sections.splice(parts.clone(), sections);
             draft.there = parts.end;
@@ -229,25 +239,52 @@ impl<T: Transport> Sender<T> {
     }
 }
 
+/// Lets `copy` write bytes of a payload, in the memory of its cache's device if it is there; their sections.
+pub(super) fn fill<B: Backend>(
+    (payload, bytes): (&mut Region, Range<usize>),
+    sections: &[Section],
+    copy: impl FnOnce(PartsMut<'_, B>) -> Result<(), MoveError>,
+) -> Result<Vec<Section>, TransferError> {
+    if payload.host().is_some() {
+        let own = &mut payload.bytes_mut()[bytes];
+        copy(PartsMut::Host(own))?;
+        return Ok(digests(sections, own));
+    }
+    let mut own = vec![0; bytes.len()];
+    match payload.buffer::<B>().and_then(|all| all.slice(bytes.start as u64, own.len() as u64)) {
+        Some(buffer) => {
+            copy(PartsMut::Device(buffer))?;
+            payload.read(bytes.start, &mut own)?;
+        }
+        // Of another kind of device.
+        None => {
+            copy(PartsMut::Host(&mut own))?;
+            payload.write(bytes.start, &own)?;
+        }
+    }
+    Ok(digests(sections, &own))
+}
+
 /// Copies parts of a request, one behind the other.
 fn copy<B: Backend>(
     export: &mut Export<'_, B>,
     parts: Range<usize>,
-    into: &mut [u8],
+    mut into: PartsMut<'_, B>,
 ) -> Result<(), MoveError> {
-    let layout = export.layout();
-    let (held, bytes) = (layout.blocks(export.positions().trunk) as usize, layout.block_bytes());
+    let (layout, at) = (export.layout(), export.positions());
+    let (held, bytes) = (layout.blocks(at.trunk) as usize, layout.block_bytes() as usize);
+    let of_state: usize = layout.state(at).map(|part| part.bytes as usize).sum();
     let blocks = parts.start.min(held)..parts.end.min(held);
-    let (of_blocks, of_state) = into.split_at_mut(blocks.len() * bytes as usize);
+    let state = blocks.len() * bytes;
     if !blocks.is_empty() {
-        export.blocks(blocks.start as u32..blocks.end as u32, of_blocks)?;
+        export.blocks_to(blocks.start as u32..blocks.end as u32, into.part(0..state))?;
     }
     // The state is final as a whole.
-    if parts.end > held { export.state(of_state) } else { Ok(()) }
+    if parts.end > held { export.state_to(into.part(state..state + of_state)) } else { Ok(()) }
 }
 
 /// The same sections, with the digests of these bytes.
-pub(super) fn digests(sections: &[Section], mut bytes: &[u8]) -> Vec<Section> {
+fn digests(sections: &[Section], mut bytes: &[u8]) -> Vec<Section> {
     let digest = |section: &Section| {
         let own = bytes.split_off(..section.part.bytes as usize).expect("they were counted");
         Section::of(section.part, own)

@@ -1,8 +1,29 @@
 //! A payload that was compared with its digests.
 
+use dsv4_kv::device::{Backend, Buffer};
+use dsv4_kv::transfer::Parts;
+
+use super::error::TransferError;
 use super::memory::Share;
-use crate::image::Manifest;
-use crate::transport::Region;
+use crate::image::{Manifest, verify};
+use crate::transport::{MemoryKind, Region, TransportError};
+
+/// Where the bytes of a payload are.
+pub(super) enum Payload<'v, B: Backend> {
+    Host(&'v [u8]),
+    Device(Buffer<B, u8>),
+    Copied(Vec<u8>),
+}
+
+impl<B: Backend> Payload<'_, B> {
+    pub fn as_parts(&self) -> Parts<'_, B> {
+        match self {
+            Self::Host(bytes) => Parts::Host(bytes),
+            Self::Device(buffer) => Parts::Device(buffer.clone()),
+            Self::Copied(bytes) => Parts::Host(bytes),
+        }
+    }
+}
 
 /// A payload whose digests are right, in memory that no read writes.
 #[derive(Debug)]
@@ -20,8 +41,52 @@ impl Verified {
     }
 
     /// Its bytes.
+    ///
+    /// # Panics
+    /// If they are in memory of a device ([`Self::kind`]); [`Self::copy`] copies them.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
-        &self.region.bytes()[..self.manifest.payload_bytes() as usize]
+        &self.region.bytes()[..self.bytes()]
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.manifest.payload_bytes() as usize
+    }
+
+    /// In which kind of memory they are.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        self.region.kind()
+    }
+
+    /// A copy of its bytes in memory of the host.
+    ///
+    /// # Errors
+    /// [`TransportError::Device`].
+    pub fn copy(&self) -> Result<Vec<u8>, TransportError> {
+        let mut bytes = vec![0; self.bytes()];
+        self.region.read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Its bytes for a cache on a device of this kind: where they are, or copied to the host if they are on a device of
+    /// another kind.
+    pub(super) fn parts<B: Backend>(&self) -> Result<Payload<'_, B>, TransportError> {
+        let own = self.region.buffer::<B>().and_then(|all| all.slice(0, self.bytes() as u64));
+        match own {
+            Some(buffer) => Ok(Payload::Device(buffer)),
+            None if self.kind() == MemoryKind::Host => Ok(Payload::Host(self.payload())),
+            None => self.copy().map(Payload::Copied),
+        }
+    }
+
+    /// Compares the bytes with their digests.
+    pub(super) fn verify(&self) -> Result<(), TransferError> {
+        match self.region.host() {
+            Some(_) => Ok(verify(&self.manifest, self.payload())?),
+            None => Ok(verify(&self.manifest, &self.copy()?)?),
+        }
     }
 }

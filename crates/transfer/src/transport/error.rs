@@ -15,6 +15,23 @@ pub enum TransportError {
         /// Why.
         error: io::Error,
     },
+    /// The device has no such memory, or failed.
+    #[error("memory of a device for payloads: {0}")]
+    Device(#[from] dsv4_kv::device::DeviceError),
+    /// Memory of a device, of which the host sees no bytes.
+    #[error("the bytes of memory {id} are on a device; copy them by `with_region`")]
+    OnDevice {
+        /// Which memory.
+        id: u64,
+    },
+    /// Memory of a kind that the transport does not know.
+    #[error("{transport} moves no memory of this kind: {kind:?}")]
+    Kind {
+        /// Which transport.
+        transport: &'static str,
+        /// Which kind.
+        kind: super::MemoryKind,
+    },
     /// Memory of another transport, or of before a fence.
     #[error("memory {id} is not registered with this transport")]
     Unknown {

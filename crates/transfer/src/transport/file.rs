@@ -75,14 +75,20 @@ impl Files {
         }
         let path = self.directory.join(name);
         let (start, needed) = (bytes.start as u64, bytes.end);
-        let into = self.region(id)?.part_mut(bytes)?;
+        let region = self.region(id)?;
+        let len = region.len();
+        if bytes.start > bytes.end || bytes.end > len {
+            return Err(TransportError::Outside { bytes, len });
+        }
         let mut file = File::open(&path).map_err(|error| failed(&path, error))?;
         let found = file.metadata().map_err(|error| failed(&path, error))?.len() as usize;
         if found < needed {
             return Err(TransportError::TooShort { needed, found });
         }
-        let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(into));
-        read.map_err(|error| failed(&path, error))
+        let mut part = vec![0; bytes.len()];
+        let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut part));
+        read.map_err(|error| failed(&path, error))?;
+        region.write(bytes.start, &part)
     }
 }
 
@@ -103,17 +109,17 @@ impl Transport for Files {
         self.regions.remove(&id).map(Held::into_region).ok_or(TransportError::Unknown { id })
     }
 
-    fn with_bytes<R>(
+    fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut [u8]) -> R,
+        work: impl FnOnce(&mut Region) -> R,
     ) -> Result<R, TransportError> {
-        Ok(work(self.region(memory.id())?.bytes_mut()))
+        Ok(work(self.region(memory.id())?))
     }
 
     /// Makes a file of zeros.
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
-        let (id, len) = (memory.id(), self.region(memory.id())?.bytes().len());
+        let (id, len) = (memory.id(), self.region(memory.id())?.len());
         let name = self.name(id);
         let path = self.directory.join(&name);
         let file = File::create_new(&path).map_err(|error| failed(&path, error))?;
@@ -124,10 +130,11 @@ impl Transport for Files {
 
     fn flush(&mut self, memory: &Registered, bytes: Range<usize>) -> Result<(), TransportError> {
         let (path, start) = (self.directory.join(self.name(memory.id())), bytes.start as u64);
-        let bytes = self.region(memory.id())?.part(bytes)?;
+        let mut part = vec![0; bytes.len()];
+        self.region(memory.id())?.read(bytes.start, &mut part)?;
         let written = OpenOptions::new().write(true).open(&path).and_then(|mut file| {
             file.seek(SeekFrom::Start(start))?;
-            file.write_all(bytes)
+            file.write_all(&part)
         });
         written.map_err(|error| failed(&path, error))
     }

@@ -21,28 +21,27 @@ impl Fabric {
     /// number.
     pub fn write(&self, id: u64, at: usize, bytes: &[u8]) -> bool {
         let mut regions = self.regions();
-        let end = at.checked_add(bytes.len());
-        let room = end.zip(regions.get_mut(&id));
-        let room = room.and_then(|(end, held)| held.region_mut().part_mut(at..end).ok());
-        room.is_some_and(|room| {
-            room.copy_from_slice(bytes);
-            true
-        })
+        let held = regions.get_mut(&id);
+        held.is_some_and(|held| held.region_mut().write(at, bytes).is_ok())
     }
 
     /// Bytes of the memory that a descriptor names.
     ///
     /// # Errors
-    /// [`TransportError::Descriptor`], [`TransportError::TooShort`].
+    /// [`TransportError::Descriptor`], [`TransportError::TooShort`], [`TransportError::Device`].
     pub fn read(&self, from: &Descriptor, bytes: Range<usize>) -> Result<Vec<u8>, TransportError> {
         let id = from.0.as_array::<8>().map(|&id| u64::from_le_bytes(id));
         let regions = self.regions();
         let held = id.and_then(|id| regions.get(&id));
         let gone = || TransportError::Descriptor { why: "the memory was given up".to_owned() };
-        let memory = held.ok_or_else(gone)?.region().bytes();
+        let memory = held.ok_or_else(gone)?.region();
         let (needed, found) = (bytes.end, memory.len());
-        let part = memory.get(bytes).ok_or(TransportError::TooShort { needed, found })?;
-        Ok(part.to_vec())
+        if needed > found {
+            return Err(TransportError::TooShort { needed, found });
+        }
+        let mut part = vec![0; bytes.len()];
+        memory.read(bytes.start, &mut part)?;
+        Ok(part)
     }
 }
 
@@ -75,15 +74,15 @@ impl Transport for Loopback {
         removed.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
     }
 
-    fn with_bytes<R>(
+    fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut [u8]) -> R,
+        work: impl FnOnce(&mut Region) -> R,
     ) -> Result<R, TransportError> {
         let mut regions = self.fabric.regions();
         let held = regions.get_mut(&memory.id());
         let held = held.ok_or(TransportError::Unknown { id: memory.id() })?;
-        Ok(work(held.region_mut().bytes_mut()))
+        Ok(work(held.region_mut()))
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {

@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `mod.rs` | [`Transport`] |
 //! | `token.rs` | who may do what with memory, and what has become of a read |
-//! | `region.rs` | memory that can be registered |
+//! | `region.rs`, `storage.rs` | memory that can be registered: of the host, of a device |
 //! | `error.rs` | why a transport fails |
 //! | `loopback.rs` | within a process |
 //! | `file.rs` | through a directory |
@@ -24,6 +24,7 @@ mod loopback;
 #[cfg(feature = "nixl")]
 mod nixl;
 mod region;
+mod storage;
 mod token;
 
 pub use error::TransportError;
@@ -31,7 +32,8 @@ pub use file::Files;
 pub use loopback::{Fabric, Loopback};
 #[cfg(feature = "nixl")]
 pub use nixl::{Nixl, NixlOptions};
-pub use region::Region;
+pub use region::{MemoryKind, Region};
+pub use storage::Storage;
 pub use token::{Held, InFlight, Polled, Registered};
 
 use std::ops::Range;
@@ -64,15 +66,31 @@ pub trait Transport {
     /// [`TransportError`]; the memory is kept until the transport ends then.
     fn deregister(&mut self, memory: Registered) -> Result<Region, TransportError>;
 
-    /// Lets `work` see and change the bytes of memory.
+    /// Lets `work` see and change memory.
     ///
     /// # Errors
     /// [`TransportError::Unknown`] for memory of another transport, or that was given up by [`Self::fence`].
+    fn with_region<R>(
+        &mut self,
+        memory: &mut Registered,
+        work: impl FnOnce(&mut Region) -> R,
+    ) -> Result<R, TransportError>;
+
+    /// Lets `work` see and change the bytes of memory of the host.
+    ///
+    /// # Errors
+    /// As [`Self::with_region`]; [`TransportError::OnDevice`] for memory of a device.
     fn with_bytes<R>(
         &mut self,
         memory: &mut Registered,
         work: impl FnOnce(&mut [u8]) -> R,
-    ) -> Result<R, TransportError>;
+    ) -> Result<R, TransportError> {
+        let id = memory.id();
+        self.with_region(memory, |region| match region.kind() {
+            MemoryKind::Host => Ok(work(region.bytes_mut())),
+            _ => Err(TransportError::OnDevice { id }),
+        })?
+    }
 
     /// What peers need to read the memory. They see bytes as they were at the last [`Self::flush`], or as they are later.
     ///

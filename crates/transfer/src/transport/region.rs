@@ -2,57 +2,162 @@
 
 use std::ops::Range;
 
+use dsv4_kv::device::{Backend, Buffer};
 use memmap2::MmapMut;
 
 use super::TransportError;
+use super::storage::{DeviceBytes, OnDevice};
 
-/// Zeroed memory of the host, of whole pages.
+/// Which kind of memory something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Of the host.
+    Host,
+    /// Of a GPU.
+    Cuda {
+        /// The driver's number of the GPU.
+        ordinal: u32,
+    },
+    /// Of an emulated device, which only its own process can reach.
+    Emulated,
+}
+
+/// Zeroed memory, of whole pages of the host, or of a device ([`Storage`](super::Storage)).
 #[derive(Debug)]
-pub struct Region(MmapMut);
+pub struct Region(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Host(MmapMut),
+    Device(Box<dyn OnDevice>),
+}
 
 impl Region {
-    /// Memory of `len` bytes, at least one.
+    /// Memory of the host, of `len` bytes, at least one.
     ///
     /// # Errors
     /// [`TransportError::Memory`].
     pub fn new(len: usize) -> Result<Self, TransportError> {
-        let memory = MmapMut::map_anon(len.max(1));
+        let memory = MmapMut::map_anon(len.max(1)).map(Kind::Host);
         memory.map(Self).map_err(|error| TransportError::Memory { bytes: len, error })
     }
 
+    pub(super) fn on_device(memory: Box<dyn OnDevice>) -> Self {
+        Self(Kind::Device(memory))
+    }
+
+    /// Which kind of memory it is.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        match &self.0 {
+            Kind::Host(_) => MemoryKind::Host,
+            Kind::Device(memory) => memory.kind(),
+        }
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it has at least one")]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Kind::Host(memory) => memory.len(),
+            Kind::Device(memory) => memory.len(),
+        }
+    }
+
     /// Its bytes.
+    ///
+    /// # Panics
+    /// Of memory of a device, whose bytes the host does not see: [`Self::read`] copies them.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        self.host().expect("memory of the host")
     }
 
     /// Its bytes, to write.
+    ///
+    /// # Panics
+    /// Of memory of a device: [`Self::write`] copies to it.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+        match &mut self.0 {
+            Kind::Host(memory) => memory,
+            Kind::Device(_) => panic!("memory of a device has no bytes that the host sees"),
+        }
     }
 
-    /// Some of its bytes.
+    /// Its bytes; none if the host does not see them.
+    #[must_use]
+    pub fn host(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Kind::Host(memory) => Some(memory),
+            Kind::Device(_) => None,
+        }
+    }
+
+    /// It, as a buffer of a device; none if it is not memory of a device of this kind.
+    pub(crate) fn buffer<B: Backend>(&self) -> Option<&Buffer<B, u8>> {
+        match &self.0 {
+            Kind::Host(_) => None,
+            Kind::Device(memory) => {
+                memory.as_any().downcast_ref::<DeviceBytes<B>>().map(DeviceBytes::buffer)
+            }
+        }
+    }
+
+    /// Copies bytes from `at` on out of it.
     ///
     /// # Errors
-    /// [`TransportError::Outside`].
-    pub fn part(&self, bytes: Range<usize>) -> Result<&[u8], TransportError> {
-        let len = self.0.len();
-        self.0.get(bytes.clone()).ok_or(TransportError::Outside { bytes, len })
+    /// [`TransportError::Outside`], [`TransportError::Device`].
+    pub fn read(&self, at: usize, into: &mut [u8]) -> Result<(), TransportError> {
+        let bytes = self.range(at, into.len())?;
+        match &self.0 {
+            Kind::Host(memory) => into.copy_from_slice(&memory[bytes]),
+            Kind::Device(memory) => memory.read(at, into)?,
+        }
+        Ok(())
     }
 
-    /// Some of its bytes, to write.
+    /// Copies bytes to it, from `at` on.
     ///
     /// # Errors
-    /// [`TransportError::Outside`].
-    pub fn part_mut(&mut self, bytes: Range<usize>) -> Result<&mut [u8], TransportError> {
-        let len = self.0.len();
-        self.0.get_mut(bytes.clone()).ok_or(TransportError::Outside { bytes, len })
+    /// [`TransportError::Outside`], [`TransportError::Device`].
+    pub fn write(&mut self, at: usize, from: &[u8]) -> Result<(), TransportError> {
+        let bytes = self.range(at, from.len())?;
+        match &mut self.0 {
+            Kind::Host(memory) => memory[bytes].copy_from_slice(from),
+            Kind::Device(memory) => memory.write(at, from)?,
+        }
+        Ok(())
     }
 
-    /// Where it is, for as long as it is not dropped: moving it does not move the bytes.
+    fn range(&self, at: usize, bytes: usize) -> Result<Range<usize>, TransportError> {
+        let (range, len) = (at..at.saturating_add(bytes), self.len());
+        if range.end <= len {
+            Ok(range)
+        } else {
+            Err(TransportError::Outside { bytes: range, len })
+        }
+    }
+
+    /// Where it is, for as long as it is not dropped: moving it does not move the bytes. Of memory of a device the address
+    /// there.
     #[must_use]
     pub fn address(&self) -> *const u8 {
-        self.0.as_ptr()
+        match &self.0 {
+            Kind::Host(memory) => memory.as_ptr(),
+            Kind::Device(memory) => memory.address() as *const u8,
+        }
+    }
+
+    /// Lets calls of this thread find the device that it is on.
+    ///
+    /// # Errors
+    /// [`TransportError::Device`].
+    pub fn enter(&self) -> Result<(), TransportError> {
+        match &self.0 {
+            Kind::Host(_) => Ok(()),
+            Kind::Device(memory) => Ok(memory.enter()?),
+        }
     }
 }

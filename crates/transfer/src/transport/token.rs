@@ -41,7 +41,7 @@ impl Held {
     /// Memory that is registered, and its token.
     pub fn new(region: Region) -> (Self, Registered) {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let (id, len) = (NEXT.fetch_add(1, Ordering::Relaxed), region.bytes().len());
+        let (id, len) = (NEXT.fetch_add(1, Ordering::Relaxed), region.len());
         (Self { id, region }, Registered { id, len })
     }
 

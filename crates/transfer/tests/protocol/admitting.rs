@@ -14,7 +14,7 @@ use dsv4_kv_transfer::{
     TransferError, Transport, Verified,
 };
 
-use crate::world::{self, Answers, MOST, Site, World, deadlines, settings};
+use crate::world::{self, Answers, MOST, Site, World, deadlines, emulated, settings};
 
 /// A source that says yes.
 struct Anybody;
@@ -77,7 +77,7 @@ pub fn a_payload_is_of_one_model() {
     let verified = read(&mut world);
     let config = settings(3, 2, 6);
     let model = ModelConfig { rope_theta: 1e6, ..config.model };
-    let mut other = Site::new(CacheConfig { model, ..config });
+    let mut other = Site::new(&emulated(), CacheConfig { model, ..config });
     let at = verified.manifest().at;
     let error = refused(Mistake::ShapeIgnored, || admit(&mut other, &verified, at));
     let is_shape = matches!(error, TransferError::Image(ImageError::Foreign(Fact::Shape)));

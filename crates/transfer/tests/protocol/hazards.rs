@@ -176,12 +176,12 @@ impl Transport for Watched {
         Ok(copy)
     }
 
-    fn with_bytes<R>(
+    fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut [u8]) -> R,
+        work: impl FnOnce(&mut Region) -> R,
     ) -> Result<R, TransportError> {
-        self.inner.with_bytes(memory, work)
+        self.inner.with_region(memory, work)
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {

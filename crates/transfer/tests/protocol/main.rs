@@ -6,8 +6,11 @@
 mod admitting;
 mod bound;
 mod claims;
+mod devices;
 mod faulty;
 mod fencing;
+#[cfg(feature = "nixl")]
+mod gpu;
 #[cfg(feature = "nixl")]
 mod hazards;
 mod leases;
@@ -33,7 +36,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 37] = [
+    let tests: [(&str, fn()); 39] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
@@ -69,6 +72,8 @@ fn main() {
         ("salts::no_manifest_is_anothers", salts::no_manifest_is_anothers),
         ("salts::no_request_is_anothers", salts::no_request_is_anothers),
         ("salts::owners_are_needed", salts::owners_that_are_ignored_are_found),
+        ("devices::payloads_on_devices", devices::payloads_on_devices),
+        ("devices::other_devices_are_refused", devices::other_devices_are_refused),
         ("transports::within_a_process", transports::within_a_process),
         ("transports::through_a_directory", transports::through_a_directory),
     ];

@@ -4,7 +4,7 @@ use dsv4_kv_transfer::TransportError;
 use dsv4_kv_transfer::transport::{Nixl, NixlOptions};
 use libtest_mimic::{Failed, Trial};
 
-use super::{hazards, networks, processes};
+use super::{gpu, hazards, networks, processes};
 
 fn options(library: &str) -> NixlOptions {
     NixlOptions { library: library.into(), ..NixlOptions::default() }
@@ -48,10 +48,15 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::late_bytes_stay_in_quarantine", hazards::late_bytes_stay_in_quarantine),
         ("nixl::quarantine_is_needed", hazards::quarantine_is_needed),
         ("nixl::a_link_that_goes_down", networks::a_link_that_goes_down),
+        ("nixl::emulated_memory_is_refused", gpu::emulated_memory_is_refused),
     ];
+    let no_gpu = if is_there && gpu::gpus() == 0 { "there is no GPU" } else { kind };
+    let on_gpus = Trial::test("gpu::requests_move_between_processes", gpu::requests_move)
+        .with_kind(no_gpu)
+        .with_ignored_flag(!no_gpu.is_empty());
     let alone = alone.into_iter().map(|(name, test)| Trial::test(name, test));
     let between = between.into_iter().map(move |(name, test)| {
         Trial::test(name, test).with_kind(kind).with_ignored_flag(!is_there)
     });
-    alone.chain(between)
+    alone.chain(between).chain([on_gpus])
 }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
+use dsv4_kv::device::Backend;
 use dsv4_kv_transfer::protocol::{Offer, Opening, Ready};
 use dsv4_kv_transfer::transport::{Descriptor, Nixl, NixlOptions, Region, Registered};
 use dsv4_kv_transfer::{
@@ -12,17 +13,26 @@ use dsv4_kv_transfer::{
     Verified,
 };
 
+use super::gpu::Gpu;
 use super::streaming::Prefill;
 use super::world::{Answers, MOST, Sample, World};
 
-/// Set in the process that is the source: to `cache`, or to `bytes`.
+/// Set in the process that is the source: to `cache`, to `bytes`, or to `gpu`.
 const CHILD: &str = "DSV4_NIXL_TEST_SOURCE";
+/// Set for a source of kind `gpu`: to `host` or `device`, where its payloads are.
+pub const STORAGE: &str = "DSV4_NIXL_TEST_STORAGE";
 
 /// Runs the source, if this process is one.
 pub fn is_source() -> bool {
     let Some(kind) = std::env::var_os(CHILD) else { return false };
     match kind.to_str() {
-        Some("cache") => cache(),
+        Some("cache") => cache(World::new(), Sender::new(nixl(), MOST)),
+        Some("gpu") => {
+            let gpu = Gpu::open(0).unwrap();
+            let storage = std::env::var(STORAGE).unwrap();
+            let sender = Sender::with_storage(nixl(), (gpu.storage(&storage).unwrap(), MOST));
+            cache(World::on(&gpu.device, &gpu.device), sender);
+        }
         _ => bytes_alone(),
     }
     true
@@ -37,14 +47,12 @@ fn bytes(hex: &str) -> Vec<u8> {
     digits.map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap()).collect()
 }
 
-fn nixl() -> Nixl {
+pub fn nixl() -> Nixl {
     Nixl::open(&NixlOptions::default()).unwrap()
 }
 
 /// A source with a cache: offers samples and a prompt that it computes, and answers claims.
-fn cache() {
-    let mut world = World::new();
-    let mut sender = Sender::new(nixl(), MOST);
+fn cache<B: Backend>(mut world: World<B>, mut sender: Sender<Nixl>) {
     let mut prefill = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
@@ -139,6 +147,11 @@ impl Peer {
     /// A source with a cache.
     pub fn cache() -> Self {
         Self::start(Command::new(std::env::current_exe().unwrap()), "cache", &[])
+    }
+
+    /// A source with a cache on GPU 0, whose payloads are in memory of this kind.
+    pub fn gpu(storage: &str) -> Self {
+        Self::start(Command::new(std::env::current_exe().unwrap()), "gpu", &[(STORAGE, storage)])
     }
 
     /// A source that only has bytes, with these variables.

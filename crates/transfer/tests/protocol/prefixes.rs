@@ -15,7 +15,7 @@ use dsv4_kv_transfer::{
     TransferError, Verified,
 };
 
-use crate::world::{MOST, NEVER, Site, World, deadlines, settings};
+use crate::world::{MOST, NEVER, Site, World, deadlines, emulated, settings};
 
 /// Tokens of a prompt, of which three blocks are full.
 const TOKENS: usize = 400;
@@ -52,7 +52,7 @@ impl Control for Tells<'_> {
 
 fn site(max_draft: u32, num_blocks: u32, num_checkpoints: u32) -> Site {
     let settings = settings(max_draft, 2, num_blocks);
-    Site::new(CacheConfig { num_checkpoints, checkpoint_interval: 128, ..settings })
+    Site::new(&emulated(), CacheConfig { num_checkpoints, checkpoint_interval: 128, ..settings })
 }
 
 /// Computes a prompt, and tells the cache its tokens.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dsv4_kv::RequestId;
+use dsv4_kv::device::Backend;
 use dsv4_kv::transfer::Positions;
 use dsv4_kv_tests::fed::{Padding, Part};
 use dsv4_kv_tests::stories::Story;
@@ -32,8 +33,8 @@ pub struct Prefill {
 }
 
 impl Prefill {
-    pub fn new<T: Transport>(
-        site: &mut Site,
+    pub fn new<B: Backend, T: Transport>(
+        site: &mut Site<B>,
         sender: &mut Sender<T>,
         fingerprint: Fingerprint,
     ) -> Self {
@@ -49,9 +50,9 @@ impl Prefill {
     }
 
     /// Computes a chunk, and takes what is final then.
-    pub fn step<T: Transport>(
+    pub fn step<B: Backend, T: Transport>(
         &mut self,
-        site: &mut Site,
+        site: &mut Site<B>,
         story: &Story,
         sender: &mut Sender<T>,
     ) -> Ready {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dsv4_kv::device::{Device, EmuOptions, Emulator};
+use dsv4_kv::device::{Backend, Device, EmuOptions, Emulator};
 use dsv4_kv::transfer::Reserved;
 use dsv4_kv::transfer::{PartLayout, Port, Positions};
 use dsv4_kv::{CacheConfig, RequestId};
@@ -36,24 +36,28 @@ pub struct Sample {
 }
 
 /// A cache and its port.
-pub struct Site {
-    pub fed: Fed<Emulator>,
-    pub port: Port<Emulator>,
+pub struct Site<B: Backend = Emulator> {
+    pub fed: Fed<B>,
+    pub port: Port<B>,
 }
 
-pub struct World {
+pub struct World<B: Backend = Emulator> {
     pub samples: Vec<Sample>,
     pub story: Story,
     pub fingerprint: Fingerprint,
     pub layout: PartLayout,
-    pub source: Site,
-    pub target: Site,
+    pub source: Site<B>,
+    pub target: Site<B>,
 }
 
-impl Site {
-    pub fn new(config: CacheConfig) -> Self {
-        let device = Device::from_backend(Emulator::new(EmuOptions::default()));
-        let fed = Fed::new(&device, config);
+/// A device of its own.
+pub fn emulated() -> Device<Emulator> {
+    Device::from_backend(Emulator::new(EmuOptions::default()))
+}
+
+impl<B: Backend> Site<B> {
+    pub fn new(device: &Device<B>, config: CacheConfig) -> Self {
+        let fed = Fed::new(device, config);
         let port = fed.manager.open_port().unwrap();
         Self { fed, port }
     }
@@ -95,9 +99,17 @@ pub fn settings(max_draft: u32, max_requests: u32, num_blocks: u32) -> CacheConf
 }
 
 impl World {
+    /// A source and a target, each on an emulated device of its own.
     pub fn new() -> Self {
-        let (mut source, target) =
-            (Site::new(settings(0, 4, 12)), Site::new(settings(3, 2, BLOCKS)));
+        Self::on(&emulated(), &emulated())
+    }
+}
+
+impl<B: Backend> World<B> {
+    /// A source and a target, each on its device.
+    pub fn on(source: &Device<B>, target: &Device<B>) -> Self {
+        let mut source = Site::new(source, settings(0, 4, 12));
+        let target = Site::new(target, settings(3, 2, BLOCKS));
         let story = Story::random(&tiny(), TOKENS, 71);
         let ids = LENGTHS.map(|_| source.fed.manager.admit().unwrap());
         let parts = ids.iter().zip(LENGTHS).map(|(&id, end)| Part::new(id, &story, 0..end));
@@ -198,8 +210,8 @@ impl<A: Answers> Control for AtOnce<'_, A> {
 }
 
 /// Loads what came, and admits it if its source says yes.
-pub fn admit(
-    target: &mut Target<'_, Emulator>,
+pub fn admit<B: Backend>(
+    target: &mut Target<'_, B>,
     verified: &Verified,
     room: Reserved,
     source: &mut impl Answers,

@@ -72,7 +72,7 @@ fn over<B: Backend, T: Transport>(
 ) -> Result<Decoded> {
     let cache = full_on(device, setup, config)?;
     let (inbox, answers) = listen(from);
-    let takes = BytesIn::new(&cache, transport, setup.seed, answers)?;
+    let takes = BytesIn::new(&cache, transport, setup, answers)?;
     Decode::new(cache, takes, setup).run(&inbox, interrupt)
 }
 

@@ -94,7 +94,7 @@ impl Takes<Bookkeeping> for CountsIn {
         let came = self.came.remove(&index);
         let (tokens, bytes, at_ms) = came.context("what is admitted has come")?;
         let id = cache.arrive(positions(&self.layout, tokens))?;
-        Ok((id, Came { at_ms, entered_ms: now_ms(), bytes }))
+        Ok((id, Came { at_ms, entered_ms: now_ms(), bytes, on_device: false }))
     }
 
     fn early_bytes(&self) -> u64 {

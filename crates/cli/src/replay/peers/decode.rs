@@ -24,6 +24,8 @@ pub struct Came {
     pub entered_ms: f64,
     /// Its bytes.
     pub bytes: u64,
+    /// Whether they came to memory of the device.
+    pub on_device: bool,
 }
 
 /// How requests come to a cache.
@@ -133,6 +135,7 @@ impl<'s, E: Execute, T: Takes<E>> Decode<'s, E, T> {
             self.latency.prompt_done(job.index);
             self.decoded.arrived += 1;
             self.decoded.bytes += came.bytes;
+            self.decoded.device_bytes += if came.on_device { came.bytes } else { 0 };
             self.decoded.move_ms.push((came.entered_ms - came.at_ms) as f32);
             self.going.insert(job.index, Going { id, came, stepped: false });
         }

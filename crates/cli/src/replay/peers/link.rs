@@ -25,17 +25,17 @@ pub struct Link {
 }
 
 impl Link {
-    /// Starts this program again, with the same options, as decode process `number`. `claims` answers whether it may go on
-    /// with a request.
+    /// Starts this program again, with the same options and as much memory as this one has, as decode process `number`.
+    /// `claims` answers whether it may go on with a request.
     pub fn start(
-        number: u32,
+        (number, memory): (u32, u64),
         way: &Way,
         claims: impl Fn(Source) -> bool + Send + 'static,
     ) -> Result<Self> {
         let program = std::env::current_exe().context("where this program is")?;
         let mut child = Command::new(program)
             .args(std::env::args_os().skip(1))
-            .args(["--peer", &number.to_string()])
+            .args(["--peer", &number.to_string(), "--peer-memory", &memory.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // An interrupt from the terminal is for the first process, which tells the others to stop.

@@ -54,7 +54,7 @@ pub fn replay(peers: u32, place: Place, setup: &Setup, interrupt: &Interrupt) ->
         Place::Ledger => {
             let cache = Bookkeeping::new(&setup.config)?;
             let mover = CountsOut::new(&setup.config);
-            let links = links(peers, &way, |_| false)?;
+            let links = links((peers, setup), &way, |_| false)?;
             through(Leaving::new(cache, mover, links, setup, interrupt), &way, setup, interrupt)
         }
         Place::Cpu => {
@@ -98,19 +98,20 @@ fn over<B: Backend, T: Transport + Send + 'static>(
     interrupt: &Interrupt,
 ) -> Result<Replayed> {
     let cache = full_on(device, setup, setup.config.clone())?;
-    let mover = BytesOut::new(&cache, transport, setup.seed)?;
+    let mover = BytesOut::new(&cache, transport, setup)?;
     let sender = mover.sender();
-    let links = links(peers, way, move |source| sends::lock(&sender).claim(source))?;
+    let claims = move |source| sends::lock(&sender).claim(source);
+    let links = links((peers, setup), way, claims)?;
     through(Leaving::new(cache, mover, links, setup, interrupt), way, setup, interrupt)
 }
 
 /// Starts the decode processes.
 fn links(
-    peers: u32,
+    (peers, setup): (u32, &Setup),
     way: &Way,
     claims: impl Fn(dsv4_kv_transfer::Source) -> bool + Clone + Send + 'static,
 ) -> Result<Vec<Link>> {
-    (1..peers).map(|number| Link::start(number, way, claims.clone())).collect()
+    (1..peers).map(|number| Link::start((number, setup.memory), way, claims.clone())).collect()
 }
 
 /// Runs the prompts, until all answers are there too.

@@ -25,6 +25,8 @@ pub struct Decoded {
     pub bytes: u64,
     /// Bytes that came while their prompt was computed.
     pub early_bytes: u64,
+    /// Of all bytes those that came to memory of the device.
+    pub device_bytes: u64,
     /// Time of its kernels.
     pub kernel_ms: Option<f64>,
     /// What it compared with the reference.
@@ -50,6 +52,8 @@ pub struct Moves {
     pub bytes: u64,
     /// Bytes that moved while their prompt was still computed.
     pub early_bytes: u64,
+    /// Of all bytes those that came to memory of the device.
+    pub device_bytes: u64,
     /// Tokens that the decode processes generated.
     pub tokens: u64,
     /// Steps of the decode processes.

@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use dsv4_kv::device::Backend;
+use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::transfer::{Port, Positions};
 use dsv4_kv::{CacheConfig, RequestId};
+use dsv4_kv_transfer::transport::Storage;
 use dsv4_kv_transfer::{Draft, Fingerprint, Sender, Source, Transport};
 
 use super::super::full::Full;
+use super::super::setup::Setup;
 use super::leave::{Mover, Prompted};
 use super::link::Link;
 use super::message::{ToDecode, now_ms};
@@ -31,6 +33,12 @@ pub fn fingerprint(config: &CacheConfig, seed: u64) -> Fingerprint {
     Fingerprint::new(config, &seed.to_le_bytes(), b"", b"")
 }
 
+/// Where the bytes of requests lie that move from or to a cache on `device`: in host memory if it has no room for more.
+pub fn storage<B: Backend>(device: &Device<B>, setup: &Setup) -> Result<Storage> {
+    let on_device = setup.payloads.map(|ordinal| Storage::device(device, ordinal));
+    Ok(on_device.transpose()?.unwrap_or_default().or_host())
+}
+
 /// A request that is computed and leaves meanwhile.
 struct Leaving {
     index: usize,
@@ -49,11 +57,12 @@ pub struct BytesOut<B: Backend, T: Transport> {
 
 impl<B: Backend, T: Transport> BytesOut<B, T> {
     /// They leave `cache` over `transport`.
-    pub fn new(cache: &Full<B>, transport: T, seed: u64) -> Result<Self> {
+    pub fn new(cache: &Full<B>, transport: T, setup: &Setup) -> Result<Self> {
+        let storage = storage(cache.cache().device(), setup)?;
         Ok(Self {
             port: cache.cache().open_port()?,
-            sender: Arc::new(Mutex::new(Sender::new(transport, u64::MAX))),
-            fingerprint: fingerprint(cache.cache().config(), seed),
+            sender: Arc::new(Mutex::new(Sender::with_storage(transport, (storage, u64::MAX)))),
+            fingerprint: fingerprint(cache.cache().config(), setup.seed),
             leaving: HashMap::new(),
         })
     }

@@ -16,6 +16,7 @@ pub fn add(work: &mut KernelWork, sent: u64, all: Vec<Decoded>) {
         moved.moves.requests += decoded.arrived;
         moved.moves.bytes += decoded.bytes;
         moved.moves.early_bytes += decoded.early_bytes;
+        moved.moves.device_bytes += decoded.device_bytes;
         moved.moves.tokens += tokens;
         moved.moves.steps += steps;
         for (rate, elapsed) in moved.rate.iter_mut().zip([steps as f64, ms]) {

@@ -10,16 +10,17 @@ use dsv4_kv::RequestId;
 use dsv4_kv::device::Backend;
 use dsv4_kv::transfer::{PartLayout, Port};
 use dsv4_kv_transfer::protocol::{Offer, Opening, Ready};
-use dsv4_kv_transfer::transport::Descriptor;
+use dsv4_kv_transfer::transport::{Descriptor, MemoryKind};
 use dsv4_kv_transfer::{
     Claimed, Control, Deadlines, Expected, Fingerprint, Receiver, Source, Target, TransferError,
     TransferId, Transport, Verified,
 };
 
 use super::super::full::Full;
+use super::super::setup::Setup;
 use super::decode::{Came, Takes};
 use super::message::{ToDecode, ToPrefill, now_ms, send};
-use super::sends::fingerprint;
+use super::sends::{fingerprint, storage};
 
 /// Bytes that may wait here to be admitted.
 const WAITING: u64 = 1 << 30;
@@ -61,14 +62,15 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
     pub fn new(
         cache: &Full<B>,
         transport: T,
-        seed: u64,
+        setup: &Setup,
         answers: mpsc::Receiver<bool>,
     ) -> Result<Self> {
         let (cache, config) = (cache.cache(), cache.cache().config());
+        let storage = (storage(cache.device(), setup)?, WAITING);
         let port = cache.open_port()?;
         Ok(Self {
-            receiver: Receiver::new(transport, DEADLINES, WAITING),
-            fingerprint: fingerprint(config, seed),
+            receiver: Receiver::with_storage(transport, DEADLINES, storage),
+            fingerprint: fingerprint(config, setup.seed),
             layout: port.layout().clone(),
             max_context: config.max_context,
             coming: HashMap::new(),
@@ -194,8 +196,9 @@ impl<B: Backend, T: Transport> Takes<Full<B>> for BytesIn<B, T> {
             entered_ms = now_ms();
             Ok(id)
         })?;
-        let (at_ms, bytes) = (coming.at_ms, verified.payload().len() as u64);
-        Ok((id, Came { at_ms, entered_ms, bytes }))
+        let (at_ms, bytes) = (coming.at_ms, verified.bytes() as u64);
+        let on_device = verified.kind() != MemoryKind::Host;
+        Ok((id, Came { at_ms, entered_ms, bytes, on_device }))
     }
 
     fn early_bytes(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::api::{Api, DRAM, Handle, READ, check};
+use super::api::{Api, Handle, READ, check};
 use crate::transport::TransportError;
 
 /// An agent.
@@ -18,11 +18,13 @@ pub(super) struct Agent {
 // SAFETY: objects of the library belong to no thread; it may be used by one thread at a time, as `&mut` says.
 unsafe impl Send for Agent {}
 
-/// Memory as NIXL knows it. The number stands where the number of a device does, which means nothing for host memory, and
-/// no two registrations have the same: a peer keeps what it was told of memory that is gone, and would take that for
-/// what is at the same address now.
+/// Memory as NIXL knows it. The number stands where the number of a device does. No two registrations have the same: a peer
+/// keeps what it was told of memory that is gone, and would take that for what is at the same address now. For host memory
+/// it means nothing else; for memory of a GPU its low half is the GPU's number, since plugins may read it as an `int`.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
+    /// [`DRAM`](super::api::DRAM) or [`VRAM`](super::api::VRAM).
+    pub kind: c_int,
     pub address: usize,
     pub len: usize,
     pub number: u64,
@@ -70,9 +72,9 @@ impl Agent {
 
     fn registered(&self, place: Place) -> Result<Memory<'_>, TransportError> {
         let (api, mut handle) = (&*self.api, null_mut());
-        let Place { address, len, number } = place;
+        let Place { kind, address, len, number } = place;
         // SAFETY: the handle is written if the call succeeds.
-        check("create_reg_dlist", unsafe { (api.create_reg_dlist)(DRAM, &mut handle, false) })?;
+        check("create_reg_dlist", unsafe { (api.create_reg_dlist)(kind, &mut handle, false) })?;
         let list = Memory { handle, destroy: api.destroy_reg_dlist, _api: api };
         // SAFETY: the list lives; an address and a length are numbers to it.
         let added =
@@ -83,9 +85,9 @@ impl Agent {
 
     fn moved(&self, place: Place) -> Result<Memory<'_>, TransportError> {
         let (api, mut handle) = (&*self.api, null_mut());
-        let Place { address, len, number } = place;
+        let Place { kind, address, len, number } = place;
         // SAFETY: as of `registered`.
-        check("create_xfer_dlist", unsafe { (api.create_xfer_dlist)(DRAM, &mut handle, false) })?;
+        check("create_xfer_dlist", unsafe { (api.create_xfer_dlist)(kind, &mut handle, false) })?;
         let list = Memory { handle, destroy: api.destroy_xfer_dlist, _api: api };
         // SAFETY: as of `registered`.
         let added = unsafe { (api.xfer_dlist_add_desc)(handle, address, len, number) };

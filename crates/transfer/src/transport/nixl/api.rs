@@ -75,6 +75,8 @@ functions! {
 
 /// Host memory.
 pub(super) const DRAM: c_int = 0;
+/// Memory of a GPU.
+pub(super) const VRAM: c_int = 1;
 /// The operation that reads a peer's memory.
 pub(super) const READ: c_int = 0;
 /// The status of a transfer that goes on.

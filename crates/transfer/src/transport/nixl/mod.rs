@@ -1,5 +1,5 @@
-//! NIXL: reads of host memory of other processes and machines, by UCX or another of its plugins. Its C library is found
-//! when a transport is opened, so that a program with this feature runs where there is none.
+//! NIXL: reads of memory of other processes and machines, of hosts and of GPUs, by UCX or another of its plugins. Its C
+//! library is found when a transport is opened, so that a program with this feature runs where there is none.
 //!
 //! NIXL says success when the source's memory was reused before the read, and writes after a request was dropped or memory
 //! was deregistered. So no request is dropped here before it is done, and [`Transport::fence`] destroys the agent.
@@ -15,12 +15,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use agent::{Agent, Place};
-use api::{Api, Handle, IN_PROGRESS};
+use api::{Api, DRAM, Handle, IN_PROGRESS, VRAM};
 
 use crate::mistake::{Mistake, made};
 
 use super::{
-    Descriptor, Held, InFlight, NotPosted, Polled, Region, Registered, Transport, TransportError,
+    Descriptor, Held, InFlight, MemoryKind, NotPosted, Polled, Region, Registered, Transport,
+    TransportError,
 };
 
 /// How NIXL is opened.
@@ -64,8 +65,19 @@ pub struct Nixl {
 // SAFETY: the functions of the library may be called from any thread, one at a time for an agent.
 unsafe impl Send for Nixl {}
 
-/// Where a peer's memory is, before its agent's metadata: address, length, number.
-const PLACE: usize = 24;
+/// Where a peer's memory is, before its agent's metadata: kind, address, length, number.
+const PLACE: usize = 32;
+
+/// Where memory is that was registered under a number.
+fn place(region: &Region, id: u64) -> Result<Place, TransportError> {
+    let (address, len) = (region.address() as usize, region.len());
+    let (kind, number) = match region.kind() {
+        MemoryKind::Host => (DRAM, id),
+        MemoryKind::Cuda { ordinal } => (VRAM, id << 32 | u64::from(ordinal)),
+        kind => return Err(TransportError::Kind { transport: "NIXL", kind }),
+    };
+    Ok(Place { kind, address, len, number })
+}
 
 impl Nixl {
     /// Loads the library and makes an agent.
@@ -99,8 +111,8 @@ impl Nixl {
     fn place(&self, id: u64) -> Result<Place, TransportError> {
         self.check_no_read(id)?;
         let held = self.regions.get(&id).ok_or(TransportError::Unknown { id })?;
-        let (address, len) = (held.region().address() as usize, held.region().bytes().len());
-        Ok(Place { address, len, number: id })
+        held.region().enter()?;
+        place(held.region(), id)
     }
 
     /// Refuses memory that a read may write, whoever says that it has ended.
@@ -122,13 +134,17 @@ impl Nixl {
         }
         let needed = bytes.end;
         let parts = from.0.split_at_checked(PLACE);
-        let why = || "it is shorter than an address, a length and a number".to_owned();
-        let (place, metadata) = parts.ok_or_else(|| TransportError::Descriptor { why: why() })?;
-        let [address, found, number] = [0, 8, 16].map(|at| {
+        let wrong = |why: &str| TransportError::Descriptor { why: why.to_owned() };
+        let short = || wrong("it is shorter than a kind, an address, a length and a number");
+        let (place, metadata) = parts.ok_or_else(short)?;
+        let [kind, address, found, number] = [0, 8, 16, 24].map(|at| {
             let mut number = [0; 8];
             number.copy_from_slice(&place[at..at + 8]);
             u64::from_le_bytes(number)
         });
+        let kinds = [DRAM, VRAM];
+        let kind = kinds.into_iter().find(|&known| known as u64 == kind);
+        let kind = kind.ok_or_else(|| wrong("its memory is neither of a host nor of a GPU"))?;
         let (address, found) = (address as usize, found as usize);
         if found < needed {
             return Err(TransportError::TooShort { needed, found });
@@ -137,7 +153,7 @@ impl Nixl {
         let (request, status) = unsafe {
             let len = bytes.len();
             let to = Place { address: to.address + bytes.start, len, ..to };
-            let from = Place { address: address.wrapping_add(bytes.start), len, number };
+            let from = Place { kind, address: address.wrapping_add(bytes.start), len, number };
             self.live()?.read(to, (metadata, from))?
         };
         Ok(Read { request, failed: (status < 0).then_some(status) })
@@ -145,11 +161,10 @@ impl Nixl {
 }
 
 impl Transport for Nixl {
-    fn register(&mut self, mut region: Region) -> Result<Registered, TransportError> {
-        // What writes it later does not go through this reference.
-        let (address, len) = (region.bytes_mut().as_mut_ptr() as usize, region.bytes().len());
+    fn register(&mut self, region: Region) -> Result<Registered, TransportError> {
+        region.enter()?;
         let (held, memory) = Held::new(region);
-        let place = Place { address, len, number: memory.id() };
+        let place = place(held.region(), memory.id())?;
         // SAFETY: the region is kept until it is deregistered, or the agent is dropped.
         unsafe { self.live()?.register(place)? };
         self.regions.insert(memory.id(), held);
@@ -163,21 +178,21 @@ impl Transport for Nixl {
         held.map(Held::into_region).ok_or(TransportError::Unknown { id: memory.id() })
     }
 
-    fn with_bytes<R>(
+    fn with_region<R>(
         &mut self,
         memory: &mut Registered,
-        work: impl FnOnce(&mut [u8]) -> R,
+        work: impl FnOnce(&mut Region) -> R,
     ) -> Result<R, TransportError> {
         let id = memory.id();
         self.check_no_read(id)?;
         let held = self.regions.get_mut(&id).ok_or(TransportError::Unknown { id })?;
-        Ok(work(held.region_mut().bytes_mut()))
+        Ok(work(held.region_mut()))
     }
 
     fn publish(&mut self, memory: &Registered) -> Result<Descriptor, TransportError> {
-        let Place { address, len, number } = self.place(memory.id())?;
+        let Place { kind, address, len, number } = self.place(memory.id())?;
         let mut bytes = Vec::new();
-        for word in [address as u64, len as u64, number] {
+        for word in [kind as u64, address as u64, len as u64, number] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         bytes.extend(self.live()?.metadata()?);

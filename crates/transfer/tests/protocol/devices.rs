@@ -1,0 +1,116 @@
+//! Payloads in memory of a device: what comes is what left, whichever memory it went through.
+
+use std::time::Duration;
+
+use dsv4_kv::KvError;
+use dsv4_kv::device::{Backend, Device, DeviceError, Emulator};
+use dsv4_kv::transfer::MoveError;
+use dsv4_kv_transfer::transport::{Fabric, Files, Loopback, MemoryKind, Storage};
+use dsv4_kv_transfer::{
+    Receiver, Sender, Target, TransferError, Transport, TransportError, Verified,
+};
+
+use crate::streaming::Prefill;
+use crate::world::{self, Answers, BLOCKS, Direct, MOST, Site, World, deadlines, emulated};
+
+/// Admits, and gives its bytes.
+pub fn admit<B: Backend>(
+    world: &mut World<B>,
+    verified: &Verified,
+    source: &mut impl Answers,
+) -> Result<Vec<u8>, TransferError> {
+    let Site { fed, port } = &mut world.target;
+    let (room, stream) = (fed.manager.reserve(verified.manifest().at)?, fed.stream.clone());
+    let mut target = Target { cache: &mut fed.manager, stream: &stream, port };
+    let id = world::admit(&mut target, verified, room, source)?;
+    let (_, bytes) = world.target.export(id);
+    world.target.fed.manager.release(id).unwrap();
+    Ok(bytes)
+}
+
+/// Each sample, and a prompt that comes while it is computed.
+fn moves<T: Transport>(
+    world: &mut World,
+    (source, target): (T, T),
+    (from, to): (Storage, Storage),
+) {
+    let mut sender = Sender::with_storage(source, (from, MOST));
+    let mut receiver = Receiver::with_storage(target, deadlines(), (to.clone(), 64 << 20));
+    for sample in 0..world.samples.len() {
+        let offer = world.offer(&mut sender, sample);
+        receiver.begin(Duration::ZERO, &offer, &world.expected()).unwrap();
+        let verified = receiver.poll(Duration::ZERO).remove(0).1.unwrap();
+        assert_eq!(verified.kind(), to.kind());
+        assert!(verified.copy().unwrap() == world.samples[sample].payload, "sample {sample}");
+        let got = admit(world, &verified, &mut Direct(&mut sender)).unwrap();
+        assert!(got == world.samples[sample].payload, "sample {sample}");
+    }
+    let World { source, fingerprint, .. } = &mut *world;
+    let mut prefill = Prefill::new(source, &mut sender, *fingerprint);
+    let (id, opening) = (prefill.id, prefill.opening());
+    let transfer = receiver.open(Duration::ZERO, &opening, &world.expected()).unwrap();
+    while !prefill.is_whole() {
+        let World { source, story, .. } = &mut *world;
+        let ready = prefill.step(source, story, &mut sender);
+        receiver.ready(Duration::ZERO, transfer, &ready).unwrap();
+        assert!(receiver.poll(Duration::ZERO).is_empty());
+    }
+    receiver.offered(Duration::ZERO, transfer, &prefill.offer(&mut sender)).unwrap();
+    let verified = receiver.poll(Duration::ZERO).remove(0).1.unwrap();
+    let got = admit(world, &verified, &mut Direct(&mut sender)).unwrap();
+    let (_, want) = world.source.export(id);
+    assert!(got == want, "every byte of one that did not move");
+    world.source.fed.manager.release(id).unwrap();
+    assert_eq!(world.target.fed.manager.ledger().free_blocks(), BLOCKS);
+}
+
+fn storage(device: &Device<Emulator>) -> Storage {
+    Storage::device(device, 0).unwrap()
+}
+
+/// From memory of the host or of the source's device, to memory of the host, of the target's device, or of a third one.
+pub fn payloads_on_devices() {
+    let (source, target) = (emulated(), emulated());
+    let mut world = World::on(&source, &target);
+    assert_eq!(storage(&target).kind(), MemoryKind::Emulated);
+    let directory = tempfile::tempdir().unwrap();
+    for from in [Storage::host(), storage(&source)] {
+        for to in [Storage::host(), storage(&target)] {
+            let fabric = Fabric::default();
+            let loopbacks = (Loopback::new(&fabric), Loopback::new(&fabric));
+            moves(&mut world, loopbacks, (from.clone(), to.clone()));
+            let files = || Files::new(directory.path()).unwrap();
+            moves(&mut world, (files(), files()), (from.clone(), to));
+        }
+    }
+}
+
+/// Memory of another device than the cache's is refused, and nothing is taken. The host sees no bytes of a device.
+pub fn other_devices_are_refused() {
+    let (source, target, other) = (emulated(), emulated(), emulated());
+    let mut world = World::on(&source, &target);
+    let fabric = Fabric::default();
+    let mut sender = Sender::new(Loopback::new(&fabric), MOST);
+    let to = (storage(&other), 64 << 20);
+    let mut receiver = Receiver::with_storage(Loopback::new(&fabric), deadlines(), to);
+    let offer = world.offer(&mut sender, 2);
+    receiver.begin(Duration::ZERO, &offer, &world.expected()).unwrap();
+    let verified = receiver.poll(Duration::ZERO).remove(0).1.unwrap();
+    let error = admit(&mut world, &verified, &mut Direct(&mut sender)).unwrap_err();
+    let foreign = |error: &TransferError| {
+        matches!(
+            error,
+            TransferError::Cache(MoveError::Cache(KvError::Device(
+                DeviceError::ForeignDevice { .. }
+            )))
+        )
+    };
+    assert!(foreign(&error), "{error:?}");
+    assert_eq!(world.target.fed.manager.ledger().free_blocks(), BLOCKS);
+    assert_eq!(sender.offers(), 0, "the source was told");
+    let mut transport = Loopback::new(&fabric);
+    let mut memory = transport.register(storage(&other).region(8).unwrap()).unwrap();
+    let error = transport.with_bytes(&mut memory, |_| ()).unwrap_err();
+    assert!(matches!(error, TransportError::OnDevice { .. }), "{error}");
+    transport.deregister(memory).unwrap();
+}

@@ -1,0 +1,107 @@
+//! Payloads in memory of GPUs, by NIXL between two processes: the source on GPU 0, the target on the last one.
+
+use std::time::{Duration, Instant};
+
+use dsv4_kv::device::{Cuda, CudaDevice, CudaOptions, CudaSurvey, DeviceError, open_cuda};
+use dsv4_kv_transfer::transport::{MemoryKind, Nixl, Storage};
+use dsv4_kv_transfer::{Deadlines, Receiver, Transport, TransportError};
+use libtest_mimic::Failed;
+
+use super::devices::admit;
+use super::peer::{Peer, nixl, wait};
+use super::world::{BLOCKS, World, emulated};
+
+/// Times that each sample moves.
+const ROUNDS: usize = 10;
+
+/// The first read opens the other GPU.
+fn deadlines() -> Deadlines {
+    let [read, fence, quiet] = [10, 20, 60].map(Duration::from_secs);
+    Deadlines { read, fence, quiet }
+}
+
+/// GPUs of the machine.
+pub fn gpus() -> usize {
+    CudaSurvey::of_machine().map_or(0, |survey| survey.gpus.len())
+}
+
+/// A GPU.
+pub struct Gpu {
+    pub device: CudaDevice,
+    ordinal: u32,
+}
+
+impl Gpu {
+    pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
+        let options = CudaOptions { ordinal, ..CudaOptions::default() };
+        Ok(Self { device: open_cuda(options)?, ordinal })
+    }
+
+    /// Memory of the host, or of the GPU.
+    pub fn storage(&self, kind: &str) -> Result<Storage, TransportError> {
+        match kind {
+            "host" => Ok(Storage::host()),
+            _ => Storage::device(&self.device, self.ordinal),
+        }
+    }
+}
+
+/// Requests come with every byte, from and to memory of either kind, whole and while their prompt is computed.
+pub fn requests_move() -> Result<(), Failed> {
+    let gpu = Gpu::open(gpus() as u32 - 1)?;
+    let mut world = World::on(&gpu.device, &gpu.device);
+    for from in ["host", "device"] {
+        for to in ["host", "device"] {
+            let (mut peer, start) = (Peer::gpu(from), Instant::now());
+            let storage = gpu.storage(to)?;
+            let is_device = matches!(storage.kind(), MemoryKind::Cuda { .. });
+            assert_eq!(is_device, to == "device");
+            let mut receiver = Receiver::with_storage(nixl(), deadlines(), (storage, 64 << 20));
+            for round in 0..ROUNDS * world.samples.len() {
+                let sample = round % world.samples.len();
+                let offer = peer.offer(sample);
+                receiver.begin(start.elapsed(), &offer, &world.expected())?;
+                let verified = wait(&mut receiver, start);
+                let verified = verified.map_err(|error| format!("{from} to {to}: {error}"))?;
+                let got = admit(&mut world, &verified, &mut peer)?;
+                assert!(got == world.samples[sample].payload, "{from} to {to}, round {round}");
+            }
+            stream(&mut world, &mut peer, &mut receiver)?;
+            eprintln!("{from} to {to}: {:?}", receiver.stats());
+        }
+    }
+    assert_eq!(world.target.fed.manager.ledger().free_blocks(), BLOCKS);
+    Ok(())
+}
+
+/// A prompt comes while the other process computes it.
+fn stream(
+    world: &mut World<Cuda>,
+    peer: &mut Peer,
+    receiver: &mut Receiver<Nixl>,
+) -> Result<(), Failed> {
+    let start = Instant::now();
+    let transfer = receiver.open(start.elapsed(), &peer.open(), &world.expected())?;
+    loop {
+        let (ready, is_whole) = peer.step();
+        receiver.ready(start.elapsed(), transfer, &ready)?;
+        assert!(receiver.poll(start.elapsed()).is_empty());
+        if is_whole {
+            break;
+        }
+    }
+    receiver.offered(start.elapsed(), transfer, &peer.done())?;
+    let verified = wait(receiver, start)?;
+    let got = admit(world, &verified, peer)?;
+    assert!(got == world.compute(super::streaming::PROMPT), "every byte of one that never moved");
+    Ok(())
+}
+
+/// Memory that only its process can reach is refused.
+pub fn emulated_memory_is_refused() -> Result<(), Failed> {
+    let region = Storage::device(&emulated(), 0)?.region(8)?;
+    let error = nixl().register(region).unwrap_err();
+    let is_kind = matches!(error, TransportError::Kind { kind: MemoryKind::Emulated, .. });
+    assert!(is_kind, "{error}");
+    Ok(())
+}
