@@ -65,6 +65,23 @@ fn answers_elsewhere_have_the_bytes_of_the_reference() {
 }
 
 #[test]
+fn payloads_lie_on_the_device() {
+    let options = "--device cpu --gpu-mem 300MiB --token-budget 100 --requests 4 --peers 2";
+    let moves = |payloads: &str| {
+        let result = json(replay(options).args(["--payloads", payloads]));
+        assert_eq!((&result["finished"], &result["mismatches"]), (&4.into(), &0.into()));
+        result["moves"].clone()
+    };
+    let (on_device, on_host) = (moves("device"), moves("host"));
+    assert!(on_device["bytes"].as_u64() > Some(0));
+    assert_eq!(on_device["device_bytes"], on_device["bytes"]);
+    assert_eq!((&on_host["device_bytes"], &on_host["bytes"]), (&0.into(), &on_device["bytes"]));
+    let mut bookkeeping = replay("--execute bookkeeping --peers 2 --payloads device");
+    let error = bookkeeping.assert().failure().get_output().stderr.clone();
+    assert!(String::from_utf8_lossy(&error).contains("in bookkeeping no bytes move"));
+}
+
+#[test]
 #[cfg(feature = "nixl")]
 #[ignore = "needs NIXL: cargo xtask scale-test"]
 fn answers_elsewhere_by_nixl_have_the_bytes_of_the_reference() {

@@ -83,8 +83,12 @@ pub struct Moved {
 impl Moves {
     /// The same for people.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
-        let Self { requests, decode_processes, bytes, early_bytes, .. } = self;
+        let Self { requests, decode_processes, bytes, early_bytes, device_bytes, .. } = self;
         let share = 100 * early_bytes / (*bytes).max(1);
+        let to_device = match device_bytes {
+            0 => String::new(),
+            _ => format!("; {} to memory of the device", ByteSize(*device_bytes)),
+        };
         let shown = |Quantiles { p50, p99 }: Quantiles| match p50.zip(p99) {
             Some((p50, p99)) => format!("p50 {p50:.2}, p99 {p99:.2} ms"),
             None => "nobody".into(),
@@ -99,7 +103,10 @@ impl Moves {
             ),
             (
                 "bytes moved",
-                format!("{}, {share} % of them while prompts were computed", ByteSize(*bytes)),
+                format!(
+                    "{}, {share} % of them while prompts were computed{to_device}",
+                    ByteSize(*bytes)
+                ),
             ),
             ("moving", format!("{} from the end of a prompt", shown(self.move_ms))),
             ("second token", format!("{} from the end of a prompt", shown(self.next_token_ms))),
