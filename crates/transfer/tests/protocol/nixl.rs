@@ -35,8 +35,9 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 13] = [
+    let between: [Test; 14] = [
         ("nixl::requests_move_between_processes", processes::requests_move),
+        ("nixl::prefixes_move_between_processes", processes::prefixes_move),
         ("nixl::prompts_stream_between_processes", processes::prompts_stream),
         ("nixl::memory_comes_and_goes", processes::memory_comes_and_goes),
         ("nixl::a_source_that_is_stopped", processes::stopped_sources),

@@ -14,6 +14,7 @@ use dsv4_kv_transfer::{
 };
 
 use super::gpu::Gpu;
+use super::prefixes;
 use super::streaming::Prefill;
 use super::world::{Answers, MOST, Sample, World};
 
@@ -53,7 +54,7 @@ pub fn nixl() -> Nixl {
 
 /// A source with a cache: offers samples and a prompt that it computes, and answers claims.
 fn cache<B: Backend>(mut world: World<B>, mut sender: Sender<Nixl>) {
-    let mut prefill = None;
+    let (mut prefill, mut prefixes) = (None, None);
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<_> = line.split(' ').collect();
@@ -80,6 +81,16 @@ fn cache<B: Backend>(mut world: World<B>, mut sender: Sender<Nixl>) {
             ["claim", epoch, lease] => {
                 let (epoch, lease) = (epoch.parse().unwrap(), lease.parse().unwrap());
                 sender.claim(Source { epoch, lease }).to_string()
+            }
+            ["prefix", tokens] => {
+                let (site, prompt) = prefixes.get_or_insert_with(prefixes::computed);
+                let tokens = &prompt[..tokens.parse().unwrap()];
+                let offer = prefixes::offered(site, tokens, &mut sender);
+                format!("{} {}", hex(&offer.manifest), hex(&offer.payload.0))
+            }
+            ["gives-up", epoch, lease] => {
+                let (epoch, lease) = (epoch.parse().unwrap(), lease.parse().unwrap());
+                sender.give_up(Source { epoch, lease }).to_string()
             }
             ["back", lease] => sender.take_back(lease.parse().unwrap()).to_string(),
             _ => panic!("{line}"),
@@ -215,6 +226,12 @@ impl Peer {
     /// Of a source with a cache: a sample.
     pub fn offer(&mut self, sample: usize) -> Offer {
         let (manifest, payload) = self.two(&format!("offer {sample}"));
+        Offer { manifest, payload }
+    }
+
+    /// Of a source with a cache: what it has of a prompt, of which these are the first tokens.
+    pub fn prefix(&mut self, tokens: usize) -> Offer {
+        let (manifest, payload) = self.two(&format!("prefix {tokens}"));
         Offer { manifest, payload }
     }
 

@@ -12,13 +12,13 @@ use dsv4_kv_transfer::protocol::Offer;
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{
     Control, Expected, Fingerprint, ImageError, ImageKind, Receiver, Sender, Source, Target,
-    TransferError, Verified,
+    TransferError, Transport, Verified,
 };
 
 use crate::world::{MOST, NEVER, Site, World, deadlines, emulated, settings};
 
 /// Tokens of a prompt, of which three blocks are full.
-const TOKENS: usize = 400;
+pub const TOKENS: usize = 400;
 
 fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
     Prompt { tokens, salt, adapter: b"adapter" }
@@ -50,7 +50,7 @@ impl Control for Tells<'_> {
     }
 }
 
-fn site(max_draft: u32, num_blocks: u32, num_checkpoints: u32) -> Site {
+pub fn site(max_draft: u32, num_blocks: u32, num_checkpoints: u32) -> Site {
     let settings = settings(max_draft, 2, num_blocks);
     Site::new(&emulated(), CacheConfig { num_checkpoints, checkpoint_interval: 128, ..settings })
 }
@@ -76,8 +76,25 @@ fn compute(site: &mut Site, story: &Story, tokens: &[u32]) {
     fed.manager.release(id).unwrap();
 }
 
+/// A cache that has computed a prompt, and its tokens.
+pub fn computed() -> (Site, Vec<u32>) {
+    let mut source = site(0, 8, 6);
+    let (story, tokens) = (Story::random(&tiny(), TOKENS, 81), 0..TOKENS as u32);
+    let tokens: Vec<_> = tokens.map(|token| token + 1000).collect();
+    compute(&mut source, &story, &tokens);
+    (source, tokens)
+}
+
+/// Offers what a cache has of a prompt.
+pub fn offered<T: Transport>(site: &mut Site, tokens: &[u32], sender: &mut Sender<T>) -> Offer {
+    let Site { fed, port } = site;
+    let stream = fed.stream.clone();
+    let export = fed.manager.export_prefix(&stream, port, &prompt(tokens, b"salt")).unwrap();
+    sender.offer_prefix(&mut export.unwrap(), b"weights", NEVER).unwrap()
+}
+
 /// What a cache has of a prompt, as it would leave; none without a checkpoint.
-fn exported(site: &mut Site, tokens: &[u32], salt: &[u8]) -> Option<Vec<u8>> {
+pub fn exported(site: &mut Site, tokens: &[u32], salt: &[u8]) -> Option<Vec<u8>> {
     let Site { fed, port } = site;
     let stream = fed.stream.clone();
     let export = fed.manager.export_prefix(&stream, port, &prompt(tokens, salt)).unwrap();
@@ -90,20 +107,13 @@ fn exported(site: &mut Site, tokens: &[u32], salt: &[u8]) -> Option<Vec<u8>> {
 
 impl Trees {
     fn new(target: Site) -> Self {
-        let (fabric, mut source) = (Fabric::default(), site(0, 8, 6));
-        let (story, tokens) = (Story::random(&tiny(), TOKENS, 81), 0..TOKENS as u32);
-        let tokens: Vec<_> = tokens.map(|token| token + 1000).collect();
-        compute(&mut source, &story, &tokens);
+        let (fabric, (source, tokens)) = (Fabric::default(), computed());
         let sender = Sender::new(Loopback::new(&fabric), MOST);
         Self { fabric, sender, source, target, tokens }
     }
 
     fn offer(&mut self, tokens: usize) -> Offer {
-        let Site { fed, port } = &mut self.source;
-        let stream = fed.stream.clone();
-        let prompt = prompt(&self.tokens[..tokens], b"salt");
-        let export = fed.manager.export_prefix(&stream, port, &prompt).unwrap();
-        self.sender.offer_prefix(&mut export.unwrap(), b"weights", NEVER).unwrap()
+        offered(&mut self.source, &self.tokens[..tokens], &mut self.sender)
     }
 
     fn fingerprint(&self, salt: &[u8]) -> Fingerprint {

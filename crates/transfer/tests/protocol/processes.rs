@@ -2,14 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use dsv4_kv::transfer::PrefixImport;
 use dsv4_kv_transfer::image::decode_manifest;
 use dsv4_kv_transfer::protocol::{Opening, Ready};
-use dsv4_kv_transfer::{Deadlines, Target, TransferError};
+use dsv4_kv_transfer::{Control, Deadlines, Expected, Fingerprint, Source, Target, TransferError};
 use libtest_mimic::Failed;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::peer::{Peer, receiver, wait};
+use super::prefixes;
 use super::world::{BLOCKS, Site, World, admit, deadlines};
 
 /// Requests come with every byte, again and again; one that the source took back does not.
@@ -41,6 +43,51 @@ pub fn requests_move() -> Result<(), Failed> {
     }
     assert_eq!((receiver.stats().verified, receiver.quarantined_bytes()), (30, 0));
     assert_eq!(world.target.fed.manager.ledger().free_blocks(), BLOCKS);
+    Ok(())
+}
+
+/// A source that is told what is not wanted any more.
+struct Told<'p>(&'p mut Peer);
+
+impl Control for Told<'_> {
+    fn ask(&mut self, source: Source) -> Result<(), String> {
+        panic!("nobody asks whose {source:?} is")
+    }
+
+    fn answer(&mut self, _source: Source) -> Result<Option<bool>, String> {
+        panic!("nobody asks")
+    }
+
+    fn give_up(&mut self, Source { epoch, lease }: Source) {
+        assert_eq!(self.0.ask(&format!("gives-up {epoch} {lease}")), "true", "it was held");
+    }
+}
+
+/// Prefixes come from the other process's tree to this one's, with every byte; what is here is not written again, and the
+/// source's memory is free.
+pub fn prefixes_move() -> Result<(), Failed> {
+    let (mut peer, mut receiver, start) = (Peer::cache(), receiver(deadlines()), Instant::now());
+    let mut target = prefixes::site(3, 5, 4);
+    // The same is computed here, in a third cache.
+    let (mut alone, ids) = prefixes::computed();
+    let config = target.fed.manager.config();
+    let fingerprint = &Fingerprint::new(config, b"weights", b"salt", b"adapter");
+    for (tokens, blocks) in [(256, 2), (prefixes::TOKENS, 1)] {
+        let offer = peer.prefix(tokens);
+        let layout = &target.port.layout().clone();
+        let expected = Expected { fingerprint, layout, tokens: None, max_context: 640 };
+        receiver.begin(start.elapsed(), &offer, &expected)?;
+        let verified = wait(&mut receiver, start)?;
+        let Site { fed, port } = &mut target;
+        let stream = fed.stream.clone();
+        let mut tree = Target { cache: &mut fed.manager, stream: &stream, port };
+        let owner = (&b"salt"[..], &b"adapter"[..]);
+        let came = tree.admit_prefix(&verified, owner, &mut Told(&mut peer))?;
+        assert_eq!(came, Some(PrefixImport { blocks, checkpoint: true }));
+        let [got, want] = [&mut target, &mut alone]
+            .map(|site| prefixes::exported(site, &ids[..tokens], b"salt").expect("it is there"));
+        assert!(got == want, "every byte of one that was computed here");
+    }
     Ok(())
 }
 
