@@ -1,7 +1,7 @@
 //! Prefixes: whole blocks that requests share and the checkpoint behind them, from one cache's prefix tree to another's.
 
 use super::error::MoveError;
-use super::memory::{Parts, PartsMut, check_length};
+use super::memory::{Parts, PartsMut, check_length, part};
 use super::parts::{PartLayout, Positions};
 use super::port::Port;
 use crate::block::BLOCK;
@@ -128,8 +128,11 @@ impl<B: Backend> KvCacheManager<B> {
         let here = arrival.above() as usize * bytes;
         let behind = here + units.len() * bytes;
         port.store(self.core(), stream, (PoolUnit::Block, &units), payload.part(here..behind))?;
+        let end = payload.bytes() as usize;
+        // Windows of draft layers are its last bytes, which may not come.
         let checkpoint = self.core().memory.state.checkpoint(arrival.checkpoint());
-        match payload.part(behind..payload.bytes() as usize) {
+        let checkpoint = part(&checkpoint, 0..end - behind);
+        match payload.part(behind..end) {
             Parts::Host(from) => stream.upload(from, &checkpoint, 0)?,
             Parts::Device(from) => stream.copy(&from.view(), &checkpoint)?,
         }
@@ -183,8 +186,10 @@ impl<'p, B: Backend> PrefixExport<'_, 'p, B> {
         let bytes = blocks.len() * port.layout.block_bytes() as usize;
         let units: Vec<_> = blocks.iter().map(|block| block.0).collect();
         port.fetch(cache.core(), stream, (PoolUnit::Block, &units), into.part(0..bytes))?;
+        let end = into.bytes() as usize;
         let checkpoint = cache.core().memory.state.checkpoint(*checkpoint);
-        match into.part(bytes..into.bytes() as usize) {
+        let checkpoint = part(&checkpoint, 0..end - bytes);
+        match into.part(bytes..end) {
             PartsMut::Host(into) => stream.download(&checkpoint.view(), 0, into)?,
             PartsMut::Device(into) => stream.copy(&checkpoint.view(), &into)?,
         }

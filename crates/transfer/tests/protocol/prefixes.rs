@@ -9,7 +9,7 @@ use dsv4_kv_tests::stories::{Story, tiny};
 use dsv4_kv_transfer::image::{Fact, decode_manifest};
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::Offer;
-use dsv4_kv_transfer::transport::{Fabric, Loopback};
+use dsv4_kv_transfer::transport::{Fabric, Loopback, Storage};
 use dsv4_kv_transfer::{
     Control, Expected, Fingerprint, ImageError, ImageKind, Receiver, Sender, Source, Target,
     TransferError, Transport, Verified,
@@ -28,6 +28,8 @@ fn prompt<'p>(tokens: &'p [u32], salt: &'p [u8]) -> Prompt<'p> {
 struct Trees {
     fabric: Fabric,
     sender: Sender<Loopback>,
+    /// Where the target reads to.
+    to: Storage,
     source: Site,
     target: Site,
     tokens: Vec<u32>,
@@ -109,7 +111,17 @@ impl Trees {
     fn new(target: Site) -> Self {
         let (fabric, (source, tokens)) = (Fabric::default(), computed());
         let sender = Sender::new(Loopback::new(&fabric), MOST);
-        Self { fabric, sender, source, target, tokens }
+        Self { fabric, sender, to: Storage::host(), source, target, tokens }
+    }
+
+    /// The same with payloads in memory of the caches' devices.
+    fn on_devices(target: Site) -> Self {
+        let storage = |site: &Site| Storage::device(site.fed.manager.device(), 0).unwrap();
+        let mut trees = Self::new(target);
+        let own = (storage(&trees.source), MOST);
+        trees.sender = Sender::with_storage(Loopback::new(&trees.fabric), own);
+        trees.to = storage(&trees.target);
+        trees
     }
 
     fn offer(&mut self, tokens: usize) -> Offer {
@@ -121,7 +133,8 @@ impl Trees {
     }
 
     fn receive(&self, offer: &Offer, expected: &Expected<'_>) -> Result<Verified, TransferError> {
-        let mut receiver = Receiver::new(Loopback::new(&self.fabric), deadlines(), 1 << 30);
+        let (transport, to) = (Loopback::new(&self.fabric), (self.to.clone(), 1 << 30));
+        let mut receiver = Receiver::with_storage(transport, deadlines(), to);
         receiver.begin(Duration::ZERO, offer, expected)?;
         receiver.poll(Duration::ZERO).remove(0).1
     }
@@ -147,9 +160,13 @@ impl Trees {
 }
 
 /// Prefixes come with every byte, of which only what is not there is written; prompts go on from them. The source's memory is
-/// free then.
+/// free then. Through memory of the host, and of the devices.
 pub fn a_prefix_comes_to_another_tree() {
-    let mut trees = Trees::new(site(3, 5, 4));
+    comes(Trees::new(site(3, 5, 4)));
+    comes(Trees::on_devices(site(3, 5, 4)));
+}
+
+fn comes(mut trees: Trees) {
     // A prompt that ends at a block's end counts to its end.
     for (tokens, blocks, new) in [(256, 2, 2), (200, 1, 0), (TOKENS, 3, 1), (384, 3, 0)] {
         let offer = trees.offer(tokens);
@@ -164,7 +181,7 @@ pub fn a_prefix_comes_to_another_tree() {
         assert_eq!((trees.sender.offers(), trees.sender.held_bytes()), (0, 0));
         let (Trees { source, target, tokens: ids, .. }, tokens) = (&mut trees, &tokens);
         let of = |site: &mut Site| exported(site, &ids[..*tokens], b"salt").unwrap();
-        assert!(of(source) == of(target) && of(target) == verified.payload(), "every byte");
+        assert!(of(source) == of(target) && of(target) == verified.copy().unwrap(), "every byte");
         target.fed.manager.ledger().audit().unwrap();
     }
     let Site { fed, .. } = &mut trees.target;

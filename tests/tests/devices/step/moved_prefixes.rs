@@ -2,14 +2,14 @@
 
 use dsv4_kv::device::{Backend, Device};
 use dsv4_kv::events::{Drained, Event, EventBatch, EventSource};
-use dsv4_kv::transfer::{MoveError, Port, Positions, PrefixImport};
+use dsv4_kv::transfer::{MoveError, Parts, PartsMut, Port, Positions, PrefixImport};
 use dsv4_kv::{CacheConfig, KvError, Prompt};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::told::{self, Alone, Cut, Told, admit, assert_table, same, settings};
 use crate::fed::Fed;
-use crate::inputs::assert_same;
+use crate::inputs::{assert_same, download};
 use crate::stories::{Story, tiny};
 
 /// Tokens of a prompt.
@@ -54,15 +54,26 @@ impl<B: Backend> Site<B> {
             let (at, tokens) = (export.positions(), export.prompt().tokens.to_vec());
             let mut payload = vec![0xA5; export.layout().prefix_bytes(at) as usize];
             export.all(&mut payload).unwrap();
+            // The same through memory of the device.
+            let memory = stream.device().allocate("a prefix", payload.len() as u64).unwrap();
+            export.all_to(PartsMut::Device(memory.clone())).unwrap();
+            assert!(download(&stream, &memory.view()) == payload);
             Left { salt: salt.to_vec(), at, tokens, payload }
         })
     }
 
     fn import(&mut self, left: &Left) -> Result<Option<PrefixImport>, MoveError> {
         let Self { fed, port } = self;
-        let (stream, parts) = (fed.stream.clone(), (left.at, &left.payload[..]));
+        let stream = fed.stream.clone();
         let prompt = Prompt { salt: &left.salt, ..prompt(&left.tokens) };
-        fed.manager.import_prefix(&stream, port, &prompt, parts)
+        // Of one or three blocks from memory of the host, else from that of the device.
+        if left.tokens.len() % 256 > 0 {
+            return fed.manager.import_prefix(&stream, port, &prompt, (left.at, &left.payload));
+        }
+        let memory = stream.device().allocate("a prefix", left.payload.len() as u64).unwrap();
+        stream.upload(&left.payload, &memory, 0).unwrap();
+        let parts = (left.at, Parts::Device(memory));
+        fed.manager.import_prefix_from(&stream, port, &prompt, parts)
     }
 }
 
