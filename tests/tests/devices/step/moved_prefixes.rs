@@ -67,7 +67,7 @@ impl<B: Backend> Site<B> {
         let stream = fed.stream.clone();
         let prompt = Prompt { salt: &left.salt, ..prompt(&left.tokens) };
         // Of one or three blocks from memory of the host, else from that of the device.
-        if left.tokens.len() % 256 > 0 {
+        if !left.tokens.len().is_multiple_of(256) {
             return fed.manager.import_prefix(&stream, port, &prompt, (left.at, &left.payload));
         }
         let memory = stream.device().allocate("a prefix", left.payload.len() as u64).unwrap();
