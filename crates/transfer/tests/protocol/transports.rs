@@ -89,6 +89,18 @@ pub fn through_a_directory() {
     assert!(matches!(error, TransportError::File { .. }), "{error}");
     own.deregister(unpublished).unwrap();
     std::fs::remove_dir_all(taken).unwrap();
+    // A fence that fails has the same to do when it is called again.
+    let published = own.register(region(&[3])).unwrap();
+    own.publish(&published).unwrap();
+    let file = directory.path().join(format!("{mine}-{}.payload", published.id()));
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let error = own.fence().unwrap_err();
+    assert!(matches!(error, TransportError::File { .. }), "{error}");
+    std::fs::remove_dir(&file).unwrap();
+    std::fs::write(&file, [3]).unwrap();
+    own.fence().unwrap();
+    assert!(!file.exists(), "what it had left");
     drop((own, other));
     assert_eq!(directory.path().read_dir().unwrap().count(), 0, "no file is left");
 }
