@@ -21,8 +21,10 @@
 mod error;
 mod file;
 mod loopback;
+mod memory_kind;
 #[cfg(feature = "nixl")]
 mod nixl;
+mod on_device;
 mod region;
 mod storage;
 mod token;
@@ -30,9 +32,10 @@ mod token;
 pub use error::TransportError;
 pub use file::Files;
 pub use loopback::{Fabric, Loopback};
+pub use memory_kind::MemoryKind;
 #[cfg(feature = "nixl")]
 pub use nixl::{Nixl, NixlOptions};
-pub use region::{MemoryKind, Region};
+pub use region::Region;
 pub use storage::Storage;
 pub use token::{Held, InFlight, Polled, Registered};
 

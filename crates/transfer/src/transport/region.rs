@@ -6,21 +6,8 @@ use dsv4_kv::device::{Backend, Buffer};
 use memmap2::MmapMut;
 
 use super::TransportError;
-use super::storage::{DeviceBytes, OnDevice};
-
-/// Which kind of memory something is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryKind {
-    /// Of the host.
-    Host,
-    /// Of a GPU.
-    Cuda {
-        /// The driver's number of the GPU.
-        ordinal: u32,
-    },
-    /// Of an emulated device, which only its own process can reach.
-    Emulated,
-}
+use super::memory_kind::MemoryKind;
+use super::on_device::{DeviceBytes, OnDevice};
 
 /// Zeroed memory, of whole pages of the host, or of a device ([`Storage`](super::Storage)).
 #[derive(Debug)]

@@ -1,13 +1,14 @@
 //! Of which memory regions are made.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use dsv4_kv::device::{Backend, Buffer, Device, DeviceError, Stream};
+use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
 
 use super::TransportError;
-use super::region::{MemoryKind, Region};
+use super::memory_kind::MemoryKind;
+use super::on_device::{DeviceBytes, OnDevice};
+use super::region::Region;
 
 /// Of which memory payloads are made: the host's, or a device's. Payloads of the cache's own device are packed and unpacked
 /// by its kernels, and no byte of them goes through host memory but to be compared with its digest.
@@ -73,26 +74,6 @@ trait Allocate: Send + Sync + fmt::Debug {
     fn allocate(&self, len: usize) -> Result<Box<dyn OnDevice>, DeviceError>;
 }
 
-/// Memory of a device.
-pub(super) trait OnDevice: Send + Sync + fmt::Debug {
-    fn kind(&self) -> MemoryKind;
-
-    fn len(&self) -> usize;
-
-    fn address(&self) -> u64;
-
-    /// Copies bytes out of it, and waits for that.
-    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), DeviceError>;
-
-    /// Copies bytes to it, and waits for that.
-    fn write(&self, at: usize, from: &[u8]) -> Result<(), DeviceError>;
-
-    /// Makes its context the thread's.
-    fn enter(&self) -> Result<(), DeviceError>;
-
-    fn as_any(&self) -> &dyn Any;
-}
-
 struct OfDevice<B: Backend> {
     stream: Stream<B>,
     kind: MemoryKind,
@@ -106,65 +87,12 @@ impl<B: Backend> Allocate for OfDevice<B> {
     fn allocate(&self, len: usize) -> Result<Box<dyn OnDevice>, DeviceError> {
         let Self { stream, kind } = self;
         let buffer = stream.device().allocate("payloads that move", len as u64)?;
-        Ok(Box::new(DeviceBytes { stream: stream.clone(), buffer, kind: *kind }))
-    }
-}
-
-/// Memory of a device, which is this one's alone.
-pub(super) struct DeviceBytes<B: Backend> {
-    stream: Stream<B>,
-    buffer: Buffer<B, u8>,
-    kind: MemoryKind,
-}
-
-impl<B: Backend> DeviceBytes<B> {
-    pub fn buffer(&self) -> &Buffer<B, u8> {
-        &self.buffer
-    }
-}
-
-impl<B: Backend> OnDevice for DeviceBytes<B> {
-    fn kind(&self) -> MemoryKind {
-        self.kind
-    }
-
-    fn len(&self) -> usize {
-        self.buffer.len() as usize
-    }
-
-    fn address(&self) -> u64 {
-        self.buffer.span().address()
-    }
-
-    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), DeviceError> {
-        self.stream.download(&self.buffer, at as u64, into)
-    }
-
-    fn write(&self, at: usize, from: &[u8]) -> Result<(), DeviceError> {
-        self.stream.upload(from, &self.buffer, at as u64)
-    }
-
-    fn enter(&self) -> Result<(), DeviceError> {
-        self.stream.synchronize()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
+        Ok(Box::new(DeviceBytes::new(stream.clone(), buffer, *kind)))
     }
 }
 
 impl<B: Backend> fmt::Debug for OfDevice<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OfDevice").field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
-
-impl<B: Backend> fmt::Debug for DeviceBytes<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let len = self.buffer.len();
-        f.debug_struct("DeviceBytes")
-            .field("kind", &self.kind)
-            .field("len", &len)
-            .finish_non_exhaustive()
     }
 }

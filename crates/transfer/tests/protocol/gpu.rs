@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use dsv4_kv::device::{Cuda, CudaDevice, CudaOptions, CudaSurvey, DeviceError, open_cuda};
+use dsv4_kv::device::Cuda;
 use dsv4_kv_transfer::transport::{MemoryKind, Nixl, Storage};
 use dsv4_kv_transfer::{Deadlines, Receiver, Transport, TransportError};
 use libtest_mimic::Failed;
 
 use super::devices::admit;
+use super::gpus::{Gpu, gpus};
 use super::peer::{Peer, nixl, wait};
 use super::world::{BLOCKS, World, emulated};
 
@@ -18,32 +19,6 @@ const ROUNDS: usize = 10;
 fn deadlines() -> Deadlines {
     let [read, fence, quiet] = [10, 20, 60].map(Duration::from_secs);
     Deadlines { read, fence, quiet }
-}
-
-/// GPUs of the machine.
-pub fn gpus() -> usize {
-    CudaSurvey::of_machine().map_or(0, |survey| survey.gpus.len())
-}
-
-/// A GPU.
-pub struct Gpu {
-    pub device: CudaDevice,
-    ordinal: u32,
-}
-
-impl Gpu {
-    pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
-        let options = CudaOptions { ordinal, ..CudaOptions::default() };
-        Ok(Self { device: open_cuda(options)?, ordinal })
-    }
-
-    /// Memory of the host, or of the GPU.
-    pub fn storage(&self, kind: &str) -> Result<Storage, TransportError> {
-        match kind {
-            "host" => Ok(Storage::host()),
-            _ => Storage::device(&self.device, self.ordinal),
-        }
-    }
 }
 
 /// Requests come with every byte, from and to memory of either kind, whole and while their prompt is computed.

@@ -12,6 +12,8 @@ mod fencing;
 #[cfg(feature = "nixl")]
 mod gpu;
 #[cfg(feature = "nixl")]
+mod gpus;
+#[cfg(feature = "nixl")]
 mod hazards;
 mod leases;
 #[cfg(feature = "nixl")]

@@ -4,7 +4,7 @@ use dsv4_kv_transfer::TransportError;
 use dsv4_kv_transfer::transport::{Nixl, NixlOptions};
 use libtest_mimic::{Failed, Trial};
 
-use super::{gpu, hazards, networks, processes};
+use super::{gpu, gpus, hazards, networks, processes};
 
 fn options(library: &str) -> NixlOptions {
     NixlOptions { library: library.into(), ..NixlOptions::default() }
@@ -51,7 +51,7 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_link_that_goes_down", networks::a_link_that_goes_down),
         ("nixl::emulated_memory_is_refused", gpu::emulated_memory_is_refused),
     ];
-    let no_gpu = if is_there && gpu::gpus() == 0 { "there is no GPU" } else { kind };
+    let no_gpu = if is_there && gpus::gpus() == 0 { "there is no GPU" } else { kind };
     let on_gpus = Trial::test("gpu::requests_move_between_processes", gpu::requests_move)
         .with_kind(no_gpu)
         .with_ignored_flag(!no_gpu.is_empty());

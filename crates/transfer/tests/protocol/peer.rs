@@ -13,7 +13,7 @@ use dsv4_kv_transfer::{
     Verified,
 };
 
-use super::gpu::Gpu;
+use super::gpus::Gpu;
 use super::prefixes;
 use super::streaming::Prefill;
 use super::world::{Answers, MOST, Sample, World};

@@ -1,0 +1,86 @@
+//! Memory of a device, whichever it is.
+
+use std::any::Any;
+use std::fmt;
+
+use dsv4_kv::device::{Backend, Buffer, DeviceError, Stream};
+
+use super::memory_kind::MemoryKind;
+
+/// Memory of a device.
+pub(super) trait OnDevice: Send + Sync + fmt::Debug {
+    fn kind(&self) -> MemoryKind;
+
+    fn len(&self) -> usize;
+
+    fn address(&self) -> u64;
+
+    /// Copies bytes out of it, and waits for that.
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Copies bytes to it, and waits for that.
+    fn write(&self, at: usize, from: &[u8]) -> Result<(), DeviceError>;
+
+    /// Makes its context the thread's.
+    fn enter(&self) -> Result<(), DeviceError>;
+
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Memory of a device, which is this one's alone.
+pub(super) struct DeviceBytes<B: Backend> {
+    stream: Stream<B>,
+    buffer: Buffer<B, u8>,
+    kind: MemoryKind,
+}
+
+impl<B: Backend> DeviceBytes<B> {
+    /// A buffer that nobody else has.
+    pub fn new(stream: Stream<B>, buffer: Buffer<B, u8>, kind: MemoryKind) -> Self {
+        Self { stream, buffer, kind }
+    }
+
+    pub fn buffer(&self) -> &Buffer<B, u8> {
+        &self.buffer
+    }
+}
+
+impl<B: Backend> OnDevice for DeviceBytes<B> {
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    fn len(&self) -> usize {
+        self.buffer.len() as usize
+    }
+
+    fn address(&self) -> u64 {
+        self.buffer.span().address()
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.stream.download(&self.buffer, at as u64, into)
+    }
+
+    fn write(&self, at: usize, from: &[u8]) -> Result<(), DeviceError> {
+        self.stream.upload(from, &self.buffer, at as u64)
+    }
+
+    fn enter(&self) -> Result<(), DeviceError> {
+        self.stream.synchronize()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl<B: Backend> fmt::Debug for DeviceBytes<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let len = self.buffer.len();
+        f.debug_struct("DeviceBytes")
+            .field("kind", &self.kind)
+            .field("len", &len)
+            .finish_non_exhaustive()
+    }
+}
