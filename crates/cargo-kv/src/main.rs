@@ -23,14 +23,25 @@ fn main() -> ExitCode {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut program = Command::new(cargo);
     let command = arguments.first().map_or("--help".as_ref(), |command| command.as_os_str());
-    program.args(["run", "--quiet", "--package", "dsv4-kv-cli"]);
     let has_gpu = DRIVERS.iter().any(|path| Path::new(path).exists());
-    program.args(["--profile", profile(command, has_gpu)]);
+    let profile = profile(command, has_gpu);
+    program.args(["run", "--package", "dsv4-kv-cli", "--profile", profile]);
+    if is_built(profile) {
+        program.arg("--quiet");
+    }
     if let Some(features) = features(command, &arguments) {
         program.args(["--features", features]);
     }
     program.arg("--").args(arguments);
     run(program)
+}
+
+/// Whether the program has been built in this profile before: later builds are short, if there is anything to build. The
+/// first shows Cargo's progress.
+fn is_built(profile: &str) -> bool {
+    // This program lies in `target/debug`.
+    let target = env::current_exe().ok().and_then(|own| Some(own.parent()?.parent()?.to_owned()));
+    target.is_some_and(|target| target.join(profile).join("dsv4-kv").exists())
 }
 
 /// What the command needs with these arguments.
