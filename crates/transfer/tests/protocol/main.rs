@@ -79,7 +79,8 @@ fn main() {
         ("transports::within_a_process", transports::within_a_process),
         ("transports::through_a_directory", transports::through_a_directory),
     ];
-    let long: [(&str, fn()); 2] = [
+    let long: [(&str, fn()); 3] = [
+        ("random::thousands", random::nothing_wrong_is_admitted_thousands_of_times),
         ("salts::a_million", salts::no_manifest_is_anothers_a_million_times),
         ("salts::thousands", salts::no_request_is_anothers_thousands_of_times),
     ];

@@ -336,6 +336,15 @@ pub fn nothing_wrong_is_admitted() {
     }
 }
 
+/// The same of 60 other seeds, in which a kind of error may be missing.
+pub fn nothing_wrong_is_admitted_thousands_of_times() {
+    for seed in 100..160 {
+        let outcome = run(Mistake::Nothing, 300, seed);
+        assert_eq!((outcome.wrong, outcome.outside), (0, 0), "seed {seed}: {outcome:?}");
+        assert!(outcome.admitted > 30 && outcome.late > 20, "seed {seed}: {outcome:?}");
+    }
+}
+
 pub fn without_digests_wrong_bytes_are_admitted() {
     assert!(run(Mistake::DigestIgnored, 100, 1).wrong > 0);
 }
