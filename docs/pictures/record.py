@@ -2,8 +2,8 @@
 """Records a program in a terminal as an animated SVG: the program's own output, with the waiting left out.
 
     pip install pyte
-    cargo build --release -p dsv4-kv-cli
-    python3 docs/pictures/record.py docs/pictures/replay.svg "cargo kv replay" target/release/dsv4-kv replay
+    cargo build --profile kv -p dsv4-kv-cli
+    python3 docs/pictures/record.py docs/pictures/replay.svg "cargo kv replay" target/kv/dsv4-kv replay
 
 The picture of the report beside it is a screenshot of
 
