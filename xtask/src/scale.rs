@@ -12,11 +12,11 @@ const WHEEL: &str = "nixl-cu12==1.5.1";
 /// The C interface in it.
 const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
 
-/// Installs the wheel into target/ if it is not there, and runs the tests, one at a time since they have deadlines. Where it cannot be installed they are ignored,
-/// with the reason.
+/// Installs the wheel into target/ if it is not there, runs the tests, one at a time since they have deadlines, and measures how
+/// fast a payload comes. Where the wheel cannot be installed they are ignored, with the reason.
 ///
 /// # Errors
-/// A test failed: it is printed above.
+/// A test failed, or the measurement: it is printed above.
 pub fn run() -> Result<()> {
     let directory = workspace::target_dir().join("nixl");
     let library = match install(&directory) {
@@ -40,6 +40,14 @@ pub fn run() -> Result<()> {
             .context("cannot run cargo")?;
         ensure!(status.success(), "a test failed");
     }
+    let rate = ["dsv4-kv-transfer", "--example", "nixl_rate"];
+    let status = workspace::cargo()
+        .args(["run", "--locked", "--features", "nixl", "--package"])
+        .args(rate)
+        .env("DSV4_NIXL", &library)
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "the rate could not be measured");
     Ok(())
 }
 

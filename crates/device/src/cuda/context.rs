@@ -38,6 +38,11 @@ impl Drop for Shared {
             // SAFETY: dropped here and nowhere else.
             unsafe { ManuallyDrop::drop(&mut self.module) }
         }
+        if self._owned_context.is_some() {
+            // What is released must not stay current: libraries that ask for the thread's context would use it (UCX does).
+            // SAFETY: no context is one that can be made current; a failure leaves the thread as it was.
+            unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+        }
     }
 }
 

@@ -2,9 +2,8 @@
 
 use dsv4_kv::checkpoints::is_boundary;
 use dsv4_kv::transfer::{PartLayout, Positions};
-use xxhash_rust::xxh3::xxh3_128;
 
-use super::{Fact, Fingerprint, ImageError, ImageKind, Manifest, decode_manifest};
+use super::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Section, decode_manifest};
 use crate::mistake::{Mistake, made};
 
 /// What the target knows of an image before it sees one.
@@ -91,21 +90,49 @@ pub fn verify(manifest: &Manifest, payload: &[u8]) -> Result<(), ImageError> {
     if needed != found {
         return Err(ImageError::Length { needed, found });
     }
-    if made(Mistake::DigestIgnored) {
-        return Ok(());
-    }
-    let mut rest = payload;
-    for (section, wanted) in manifest.sections.iter().enumerate() {
-        let bytes;
-        // The sections add up to the payload, so that each fits.
-        let part = usize::try_from(wanted.part.bytes).ok();
-        let parts = part.and_then(|part| rest.split_at_checked(part));
-        (bytes, rest) = parts.ok_or(ImageError::Length { needed, found })?;
-        if xxh3_128(bytes) != wanted.digest {
-            return Err(ImageError::Digest { section, part: wanted.part });
+    let mut digests = Digests::default();
+    digests.extend(&manifest.sections, payload);
+    digests.compare(&manifest.sections)
+}
+
+/// Digests of the bytes that came, of whole sections from the first one on.
+#[derive(Debug, Default)]
+pub(crate) struct Digests {
+    sections: Vec<Section>,
+    /// Bytes of these sections.
+    bytes: usize,
+}
+
+impl Digests {
+    /// Goes on with the sections that are whole in these first bytes of a payload.
+    pub fn extend(&mut self, sections: &[Section], payload: &[u8]) {
+        for section in sections.iter().skip(self.sections.len()) {
+            let end = usize::try_from(section.part.bytes).ok();
+            let end = end.and_then(|bytes| self.bytes.checked_add(bytes));
+            let Some((end, bytes)) = end.and_then(|end| Some((end, payload.get(self.bytes..end)?)))
+            else {
+                break;
+            };
+            self.sections.push(Section::of(section.part, bytes));
+            self.bytes = end;
         }
     }
-    Ok(())
+
+    /// Compares them with those of a manifest.
+    ///
+    /// # Errors
+    /// [`ImageError::Digest`], also for a section that has not come.
+    pub fn compare(&self, wanted: &[Section]) -> Result<(), ImageError> {
+        if made(Mistake::DigestIgnored) {
+            return Ok(());
+        }
+        for (section, wanted) in wanted.iter().enumerate() {
+            if self.sections.get(section) != Some(wanted) {
+                return Err(ImageError::Digest { section, part: wanted.part });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A whole image that its target can take: manifest and payload agree with each other and with what was expected.

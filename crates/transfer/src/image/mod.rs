@@ -29,6 +29,7 @@ mod codec;
 mod error;
 mod fingerprint;
 
+pub(crate) use check::Digests;
 pub use check::{Expected, Image, verify};
 pub(crate) use codec::check_end;
 pub use codec::{decode_manifest, decode_opening};
@@ -36,7 +37,7 @@ pub use error::{Fact, ImageError, VERSION};
 pub use fingerprint::Fingerprint;
 
 use dsv4_kv::transfer::{Part, PartLayout, Positions};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 /// Which memory of the source a payload lies in, as the source said when it offered it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -83,7 +84,7 @@ impl Section {
     /// The section of a part whose bytes these are.
     #[must_use]
     pub fn of(part: Part, bytes: &[u8]) -> Self {
-        Self { part, digest: xxh3_128(bytes) }
+        Self { part, digest: XxHash3_128::oneshot(bytes) }
     }
 }
 

@@ -6,7 +6,7 @@ use super::error::TransferError;
 use super::memory::Share;
 use super::offer::{Offer, Ready};
 use super::transfer_id::TransferId;
-use crate::image::{ImageError, Manifest, check_end, decode_manifest};
+use crate::image::{Digests, ImageError, Manifest, check_end, decode_manifest};
 use crate::mistake::{Mistake, made};
 use crate::transport::{Descriptor, InFlight, Region, Registered};
 
@@ -22,10 +22,16 @@ pub(super) struct Reading {
     pub from: Descriptor,
     pub memory: Memory,
     pub share: Share,
+    /// Of what was read to memory of the host.
+    pub digests: Digests,
     /// Bytes that the source has.
     pub ready: usize,
     /// Bytes that were read.
     pub done: usize,
+    /// Bytes that are read until [`Deadlines::read`](super::Deadlines::read) behind `began`, piece by piece.
+    pub goal: usize,
+    /// When the first of these pieces was begun.
+    pub began: Duration,
     /// When the source last said something, or the last read ended.
     pub since: Duration,
 }
@@ -40,7 +46,6 @@ pub(super) enum Memory {
         read: InFlight,
         /// The end of what it reads.
         end: usize,
-        began: Duration,
     },
     /// The transport has it not, since it is made again.
     Out(Region),
@@ -70,6 +75,10 @@ impl Reading {
         if !is_opened && !made(Mistake::OpeningIgnored) {
             let (opened, found) = (self.opened.at, manifest.at);
             return Err(ImageError::OtherThanOpened { opened, found }.into());
+        }
+        if !is_opened {
+            // Their parts may be others.
+            self.digests = Digests::default();
         }
         self.ready = self.opened.payload_bytes() as usize;
         self.offered = Some(manifest);

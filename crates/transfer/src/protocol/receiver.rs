@@ -3,15 +3,20 @@
 use std::time::Duration;
 
 use super::error::TransferError;
-use super::memory::{Budget, Share};
+use super::memory::{Budget, Pool, Share};
 use super::offer::{Offer, Opening, Ready};
 use super::quarantine::{Quarantine, Quarantined};
 use super::reading::{Memory, Reading};
 use super::transfer_id::TransferId;
 use super::verified::Verified;
-use crate::image::{Expected, Manifest, check_end, decode_manifest, decode_opening};
+use crate::image::{Digests, Expected, Manifest, check_end, decode_manifest, decode_opening};
 use crate::mistake::{Mistake, made};
-use crate::transport::{Descriptor, NotPosted, Polled, Registered, Storage, Transport};
+use crate::transport::{
+    Descriptor, MemoryKind, NotPosted, Polled, Region, Registered, Storage, Transport,
+};
+
+/// Most bytes that one read brings to memory of the host, so that they are in the CPU's cache when their digests are made.
+const PIECE: usize = 4 << 20;
 
 /// How long reads may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +64,9 @@ pub struct Receiver<T: Transport> {
     pub(super) transport: T,
     /// Of which memory payloads are.
     storage: Storage,
+    pool: Pool,
+    /// Most bytes of one read to memory of the host.
+    piece: usize,
     pub(super) deadlines: Deadlines,
     pub(super) budget: Budget,
     pub(super) reading: Vec<Reading>,
@@ -79,7 +87,8 @@ enum Advanced {
 pub type Ended = (TransferId, Result<Verified, TransferError>);
 
 impl<T: Transport> Receiver<T> {
-    /// A target whose reads take no more than `most_bytes` of host memory, quarantine included.
+    /// A target whose reads take no more than `most_bytes` of host memory, quarantine and memory that is kept for the next ones
+    /// included.
     #[must_use]
     pub fn new(transport: T, deadlines: Deadlines, most_bytes: u64) -> Self {
         Self::with_storage(transport, deadlines, (Storage::host(), most_bytes))
@@ -95,7 +104,26 @@ impl<T: Transport> Receiver<T> {
     ) -> Self {
         let (budget, stats) = (Budget::new(most_bytes), ReceiverStats::default());
         let (reading, ended, quarantine) = (Vec::new(), Vec::new(), Quarantine::default());
-        Self { transport, storage, deadlines, budget, reading, quarantine, ended, stats }
+        let (pool, piece) = (Pool::default(), PIECE);
+        Self {
+            transport,
+            storage,
+            pool,
+            piece,
+            deadlines,
+            budget,
+            reading,
+            quarantine,
+            ended,
+            stats,
+        }
+    }
+
+    /// The same, but payloads come to memory of the host by reads of at most so many bytes, of 4 MiB otherwise. What one has
+    /// brought is digested before the next one begins. Payloads come to memory of a device by one read.
+    #[must_use]
+    pub fn with_pieces(self, bytes: usize) -> Self {
+        Self { piece: bytes.max(1), ..self }
     }
 
     /// Takes memory for a request that its source still computes. What the source says of it goes to [`Self::ready`] and
@@ -170,11 +198,11 @@ impl<T: Transport> Receiver<T> {
         self.find(id)?;
         let place = self.reading.iter().position(|reading| reading.id == id);
         if let Some(place) = place {
-            let Reading { memory, share, .. } = self.reading.swap_remove(place);
+            let Reading { memory, share, began, .. } = self.reading.swap_remove(place);
             match memory {
                 Memory::Out(_) => {}
                 Memory::Idle(memory) => self.release(memory, share),
-                Memory::Read { read, began, .. } => {
+                Memory::Read { read, .. } => {
                     self.shut_in(Quarantined { read, share, began, failed: false });
                 }
             }
@@ -205,11 +233,27 @@ impl<T: Transport> Receiver<T> {
         self.quarantine.now = now;
         self.quarantine.check_transport()?;
         let needed = opened.payload_bytes();
-        let share = self.take_memory(needed)?;
-        let memory = self.transport.register(self.storage.region(needed as usize)?)?;
-        let (id, from) = (TransferId::new(opened.source), from.clone());
-        let (memory, offered) = (Memory::Idle(memory), None);
-        Ok(Reading { id, opened, offered, from, memory, share, ready: 0, done: 0, since: now })
+        let (share, region) = self.take_memory(needed)?;
+        let memory = self.transport.register(region)?;
+        let (id, from, digests) =
+            (TransferId::new(opened.source), from.clone(), Digests::default());
+        let (memory, offered, ready, done) = (Memory::Idle(memory), None, 0, 0);
+        let (goal, began, since) = (0, now, now);
+        let reading = Reading {
+            id,
+            opened,
+            offered,
+            from,
+            memory,
+            share,
+            digests,
+            ready,
+            done,
+            goal,
+            began,
+            since,
+        };
+        Ok(reading)
     }
 
     /// Begins to read what the source has, if no read goes on, and the transport is not to be ended first.
@@ -217,12 +261,20 @@ impl<T: Transport> Receiver<T> {
         let is_held = self.quarantine.holds_reads() && !made(Mistake::ReadsWhileDraining);
         let memory = match reading.memory {
             Memory::Idle(memory) if reading.done < reading.ready && !is_held => memory,
+            Memory::Idle(memory) => {
+                let goal = reading.done;
+                return Ok(Reading { memory: Memory::Idle(memory), goal, ..reading });
+            }
             memory => return Ok(Reading { memory, ..reading }),
         };
-        let end = reading.ready;
+        if reading.done == reading.goal {
+            (reading.goal, reading.began) = (reading.ready, now);
+        }
+        let piece = if self.storage.kind() == MemoryKind::Host { self.piece } else { usize::MAX };
+        let end = reading.goal.min(reading.done.saturating_add(piece));
         match self.transport.post(memory, reading.done..end, &reading.from) {
             Ok(read) => {
-                reading.memory = Memory::Read { read, end, began: now };
+                reading.memory = Memory::Read { read, end };
                 Ok(reading)
             }
             Err(NotPosted(memory, error)) => {
@@ -232,7 +284,23 @@ impl<T: Transport> Receiver<T> {
         }
     }
 
-    fn take_memory(&mut self, needed: u64) -> Result<Share, TransferError> {
+    /// Memory of so many bytes: such as was used before, if there is some.
+    fn take_memory(&mut self, needed: u64) -> Result<(Share, Region), TransferError> {
+        if let Some(region) = self.pool.take(self.storage.kind(), needed)
+            && let Some(share) = self.budget.take(region.len() as u64)
+        {
+            return Ok((share, region));
+        }
+        let share = self.take_share(needed)?;
+        self.pool.trim(self.budget.left());
+        let region = self.storage.region(needed as usize).or_else(|_| {
+            self.pool.trim(0);
+            self.storage.region(needed as usize)
+        })?;
+        Ok((share, region))
+    }
+
+    fn take_share(&mut self, needed: u64) -> Result<Share, TransferError> {
         if let Some(share) = self.budget.take(needed) {
             return Ok(share);
         }
@@ -247,8 +315,9 @@ impl<T: Transport> Receiver<T> {
 
     /// Frees memory that no read writes.
     pub(super) fn release(&mut self, memory: Registered, share: Share) {
-        if self.transport.deregister(memory).is_err() {
-            self.quarantine.keep(share);
+        match self.transport.deregister(memory) {
+            Ok(region) => self.pool.put(region),
+            Err(_) => self.quarantine.keep(share),
         }
     }
 
@@ -272,10 +341,23 @@ impl<T: Transport> Receiver<T> {
     /// Lets a transfer do what it can now.
     fn advance(&mut self, now: Duration, reading: Reading) -> Result<Advanced, TransferError> {
         let mut reading = self.post(now, reading)?;
-        while let Memory::Read { read, end, began } = reading.memory {
+        while let Memory::Read { read, end } = reading.memory {
+            let began = reading.began;
             match self.transport.poll(read) {
-                Polled::Done(memory) => {
+                Polled::Done(mut memory) => {
                     self.count(&reading.offered, end - reading.done);
+                    let sections = &reading.opened.sections;
+                    let digests = &mut reading.digests;
+                    let digest = |region: &mut Region| {
+                        region
+                            .host()
+                            .into_iter()
+                            .for_each(|all| digests.extend(sections, &all[..end]));
+                    };
+                    if let Err(error) = self.transport.with_region(&mut memory, digest) {
+                        self.release(memory, reading.share);
+                        return Err(error.into());
+                    }
                     reading =
                         Reading { memory: Memory::Idle(memory), done: end, since: now, ..reading };
                     reading = self.post(now, reading)?;
@@ -287,7 +369,7 @@ impl<T: Transport> Receiver<T> {
                     return Err(error.into());
                 }
                 Polled::Pending(read) if now.saturating_sub(began) < self.deadlines.read => {
-                    let memory = Memory::Read { read, end, began };
+                    let memory = Memory::Read { read, end };
                     return Ok(Advanced::GoesOn(Reading { memory, ..reading }));
                 }
                 Polled::Pending(read) => {
@@ -319,7 +401,10 @@ impl<T: Transport> Receiver<T> {
             reading.since = now;
         }
         match whole {
-            Some(manifest) => self.verify(manifest, memory, reading.share).map(Advanced::Verified),
+            Some(manifest) => {
+                let share = reading.share;
+                self.verify(manifest, reading.digests, (memory, share)).map(Advanced::Verified)
+            }
             None if now.saturating_sub(reading.since) < after => {
                 Ok(Advanced::GoesOn(Reading { memory: Memory::Idle(memory), ..reading }))
             }
@@ -334,8 +419,8 @@ impl<T: Transport> Receiver<T> {
     fn verify(
         &mut self,
         manifest: Manifest,
-        memory: Registered,
-        share: Share,
+        digests: Digests,
+        (memory, share): (Registered, Share),
     ) -> Result<Verified, TransferError> {
         let region = match self.transport.deregister(memory) {
             Ok(region) => region,
@@ -344,8 +429,9 @@ impl<T: Transport> Receiver<T> {
                 return Err(error.into());
             }
         };
+        let region = self.pool.lend(region);
         let verified = Verified { manifest, region, _share: share };
-        match verified.verify() {
+        match verified.verify(digests) {
             Ok(()) => {
                 self.stats.verified += 1;
                 Ok(verified)
@@ -361,6 +447,13 @@ impl<T: Transport> Receiver<T> {
     #[must_use]
     pub fn taken_bytes(&self) -> u64 {
         self.budget.taken()
+    }
+
+    /// Bytes of memory that payloads were in, and that is kept for the next ones: together with [`Self::taken_bytes`] no more
+    /// than the receiver may take.
+    #[must_use]
+    pub fn idle_bytes(&self) -> u64 {
+        self.pool.bytes()
     }
 
     /// Requests that somebody waits for.

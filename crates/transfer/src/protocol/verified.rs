@@ -4,9 +4,9 @@ use dsv4_kv::device::{Backend, Buffer};
 use dsv4_kv::transfer::Parts;
 
 use super::error::TransferError;
-use super::memory::Share;
-use crate::image::{Manifest, verify};
-use crate::transport::{MemoryKind, Region, TransportError};
+use super::memory::{Lent, Share};
+use crate::image::{Digests, Manifest};
+use crate::transport::{MemoryKind, TransportError};
 
 /// Where the bytes of a payload are.
 pub(super) enum Payload<'v, B: Backend> {
@@ -29,7 +29,7 @@ impl<B: Backend> Payload<'_, B> {
 #[derive(Debug)]
 pub struct Verified {
     pub(super) manifest: Manifest,
-    pub(super) region: Region,
+    pub(super) region: Lent,
     pub(super) _share: Share,
 }
 
@@ -82,11 +82,13 @@ impl Verified {
         }
     }
 
-    /// Compares the bytes with their digests.
-    pub(super) fn verify(&self) -> Result<(), TransferError> {
+    /// Compares the bytes with their digests, of which these are known already.
+    pub(super) fn verify(&self, mut known: Digests) -> Result<(), TransferError> {
+        let sections = &self.manifest.sections;
         match self.region.host() {
-            Some(_) => Ok(verify(&self.manifest, self.payload())?),
-            None => Ok(verify(&self.manifest, &self.copy()?)?),
+            Some(_) => known.extend(sections, self.payload()),
+            None => known.extend(sections, &self.copy()?),
         }
+        Ok(known.compare(sections)?)
     }
 }

@@ -46,6 +46,10 @@ pub struct Plan {
     pub now: Cell<Duration>,
     /// Of the next read.
     pub next: Cell<Option<Fault>>,
+    /// Reads before it that have none.
+    pub skip: Cell<u32>,
+    /// Reads that were begun.
+    pub reads: Cell<u32>,
     /// Whether memory cannot be deregistered.
     pub keeps: Cell<bool>,
     /// How often the transport cannot be made again.
@@ -137,7 +141,11 @@ impl Transport for Faulty {
         bytes: Range<usize>,
         from: &Descriptor,
     ) -> Result<InFlight, NotPosted> {
-        let fault = self.plan.next.take().unwrap_or(Fault::None);
+        let skip = self.plan.skip.get();
+        self.plan.skip.set(skip.saturating_sub(1));
+        self.plan.reads.set(self.plan.reads.get() + 1);
+        let fault =
+            if skip > 0 { Fault::None } else { self.plan.next.take().unwrap_or(Fault::None) };
         let (id, start, half) = (into.id(), bytes.start, bytes.len() / 2);
         let bytes = match self.fabric.read(from, bytes) {
             Ok(bytes) => bytes,

@@ -22,6 +22,7 @@ mod networks;
 mod nixl;
 #[cfg(feature = "nixl")]
 mod peer;
+mod pieces;
 mod prefixes;
 #[cfg(feature = "nixl")]
 mod processes;
@@ -38,7 +39,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 39] = [
+    let tests: [(&str, fn()); 42] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
@@ -58,6 +59,9 @@ fn main() {
         ("fencing::made_again", fencing::a_transport_is_made_again),
         ("fencing::kept_memory", fencing::kept_memory_comes_back),
         ("fencing::names", fencing::transfers_are_of_one_receiver),
+        ("pieces::faults", pieces::a_fault_in_any_piece_is_seen),
+        ("pieces::deadline", pieces::all_pieces_have_one_deadline),
+        ("pieces::memory", pieces::memory_is_used_again),
         ("prefixes::come", prefixes::a_prefix_comes_to_another_tree),
         ("prefixes::owners", prefixes::a_prefix_is_one_owners),
         ("prefixes::kinds", prefixes::a_prefix_is_no_request),
