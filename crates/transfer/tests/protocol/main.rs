@@ -17,6 +17,8 @@ mod gpus;
 mod hazards;
 mod leases;
 #[cfg(feature = "nixl")]
+mod lengths;
+#[cfg(feature = "nixl")]
 mod networks;
 #[cfg(feature = "nixl")]
 mod nixl;

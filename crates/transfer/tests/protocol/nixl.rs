@@ -4,7 +4,7 @@ use dsv4_kv_transfer::TransportError;
 use dsv4_kv_transfer::transport::{Nixl, NixlOptions};
 use libtest_mimic::{Failed, Trial};
 
-use super::{gpu, gpus, hazards, networks, processes};
+use super::{gpu, gpus, hazards, lengths, networks, processes};
 
 fn options(library: &str) -> NixlOptions {
     NixlOptions { library: library.into(), ..NixlOptions::default() }
@@ -35,10 +35,11 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 14] = [
+    let between: [Test; 15] = [
         ("nixl::requests_move_between_processes", processes::requests_move),
         ("nixl::prefixes_move_between_processes", processes::prefixes_move),
         ("nixl::prompts_stream_between_processes", processes::prompts_stream),
+        ("nixl::a_thousand_lengths", lengths::a_thousand_lengths),
         ("nixl::memory_comes_and_goes", processes::memory_comes_and_goes),
         ("nixl::a_source_that_is_stopped", processes::stopped_sources),
         ("nixl::prompts_outlive_the_agent", processes::prompts_outlive_the_agent),

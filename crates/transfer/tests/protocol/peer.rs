@@ -14,6 +14,7 @@ use dsv4_kv_transfer::{
 };
 
 use super::gpus::Gpu;
+use super::lengths::Walk;
 use super::prefixes;
 use super::streaming::Prefill;
 use super::world::{Answers, MOST, Sample, World};
@@ -54,13 +55,19 @@ pub fn nixl() -> Nixl {
 
 /// A source with a cache: offers samples and a prompt that it computes, and answers claims.
 fn cache<B: Backend>(mut world: World<B>, mut sender: Sender<Nixl>) {
-    let (mut prefill, mut prefixes) = (None, None);
+    let (mut prefill, mut prefixes, mut walk) = (None, None, Walk::default());
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<_> = line.split(' ').collect();
         let answer = match words[..] {
             ["offer", sample] => {
                 let offer = world.offer(&mut sender, sample.parse().unwrap());
+                format!("{} {}", hex(&offer.manifest), hex(&offer.payload.0))
+            }
+            ["walk", end] => {
+                let end = end.parse().unwrap();
+                let id = walk.to(&mut world.source, &world.story, end);
+                let offer = world.offer_walk(&mut sender, id, end);
                 format!("{} {}", hex(&offer.manifest), hex(&offer.payload.0))
             }
             ["open"] => {
@@ -226,6 +233,12 @@ impl Peer {
     /// Of a source with a cache: a sample.
     pub fn offer(&mut self, sample: usize) -> Offer {
         let (manifest, payload) = self.two(&format!("offer {sample}"));
+        Offer { manifest, payload }
+    }
+
+    /// Of a source with a cache: a request that it computes until then, and keeps.
+    pub fn walk(&mut self, end: usize) -> Offer {
+        let (manifest, payload) = self.two(&format!("walk {end}"));
         Offer { manifest, payload }
     }
 

@@ -83,6 +83,20 @@ impl<B: Backend> Site<B> {
         let export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
         sender.draft(&export, fingerprint, (at, tokens)).unwrap()
     }
+
+    /// A draft of a request that is so far, with all of it.
+    pub fn whole<T: Transport>(
+        &mut self,
+        sender: &mut Sender<T>,
+        (id, fingerprint): (RequestId, Fingerprint),
+        (at, tokens): (Positions, &[u32]),
+    ) -> Draft {
+        let mut draft = self.draft(sender, (id, fingerprint), (at, tokens));
+        let stream = self.fed.stream.clone();
+        let mut export = self.fed.manager.export(&stream, &mut self.port, id).unwrap();
+        sender.take(&mut draft, &mut export).unwrap();
+        draft
+    }
 }
 
 /// Reads have 2 s, and the transport 4 s.
@@ -175,13 +189,22 @@ impl<B: Backend> World<B> {
         fingerprint: Fingerprint,
     ) -> Draft {
         let Self { samples, source, .. } = self;
-        let sample = &samples[sample];
-        let of = (sample.id, fingerprint);
-        let mut draft = source.draft(sender, of, (sample.at, &sample.tokens));
-        let stream = source.fed.stream.clone();
-        let mut export = source.fed.manager.export(&stream, &mut source.port, sample.id).unwrap();
-        sender.take(&mut draft, &mut export).unwrap();
-        draft
+        let Sample { id, at, tokens, .. } = &samples[sample];
+        source.whole(sender, (*id, fingerprint), (*at, tokens))
+    }
+
+    /// Offers another request of the source that has so many tokens.
+    #[cfg(feature = "nixl")]
+    pub fn offer_walk<T: Transport>(
+        &mut self,
+        sender: &mut Sender<T>,
+        id: RequestId,
+        end: usize,
+    ) -> Offer {
+        let tokens: Vec<_> = (0..end as u32).collect();
+        let at = Positions { trunk: end as u32, draft: end as u32 };
+        let draft = self.source.whole(sender, (id, self.fingerprint), (at, &tokens));
+        sender.offer(draft, NEVER).unwrap()
     }
 }
 
