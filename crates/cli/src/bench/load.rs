@@ -23,10 +23,10 @@ pub enum Weight {
 /// measured.
 #[derive(Args, Clone, Debug)]
 #[command(
-    next_help_heading = "Options of step, prefill, tier and attention; those with a list may be given several times"
+    next_help_heading = "Options of step, prefill, checkpoints, tier and attention; those with a list may be given several times"
 )]
 pub struct LoadArgs {
-    /// Of step, prefill and tier: the model.
+    /// Of step, prefill, checkpoints and tier: the model.
     #[arg(long, value_name = "NAME", default_values = ["flash", "pro"], value_parser = PossibleValuesParser::new(ModelConfig::PRESETS))]
     pub model: Vec<String>,
 
@@ -42,11 +42,11 @@ pub struct LoadArgs {
     #[arg(long)]
     pub attention: bool,
 
-    /// Of prefill: tokens of a chunk, 128 to 32768.
+    /// Of prefill and checkpoints: tokens of a chunk, 128 to 32768.
     #[arg(long, value_name = "TOKENS", default_values_t = [2048, 8192], value_parser = clap::value_parser!(u32).range(128..=32_768))]
     pub chunk: Vec<u32>,
 
-    /// Of prefill: tokens before the chunk, 0 to 983040. The largest is the prefix of tier.
+    /// Of prefill and checkpoints: tokens before the chunk, 0 to 983040. The largest is the prefix of tier.
     #[arg(long, value_name = "TOKENS", default_values_t = [0, 32_768, 131_072], value_parser = clap::value_parser!(u32).range(0..=983_040))]
     pub past: Vec<u32>,
 

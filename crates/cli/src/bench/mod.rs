@@ -8,6 +8,7 @@
 
 mod attention;
 mod books;
+mod checkpoints;
 mod decode;
 mod gather;
 mod indexer;
@@ -65,11 +66,15 @@ const EXAMPLES: [(&str, &str); 3] = [
 /// over rows in BF16, made before). A graph for more requests, or longer ones, than there are stands beside the one
 /// for these.
 ///
-/// `step`, `prefill` and `tier` are measured only when they are asked for. A row of `step` is one decode step of a
+/// `step`, `prefill`, `checkpoints` and `tier` are measured only when they are asked for. A row of `step` is one decode step of a
 /// model: medians of 50 replays with the cache flushed before each, of the whole step and of each kind of launch
 /// alone. `queries` is the indexer's `select` less `select_projected`, with `index_query` added; `scores + lists` is
 /// `select_projected` less `index_query`; every other kind has a graph of its own. `begin us` and `host us` are the
 /// host's, launch by launch; `own` is the same on a device that does nothing, so without the driver.
+///
+/// A row of `checkpoints` is a chunk in all layers as one graph, updates, indexer, gathers of windows and appends: the
+/// median of 6 requests of a cache without checkpoints, and of as many, in turn, of one that saves a checkpoint every
+/// 2,048 tokens.
 ///
 /// A row of `tier` is a prefix of --past tokens (the largest) on its way to host memory or back, from the call that
 /// begins it until the host has waited for it; `one copy us` is one copy of as many bytes between the device and one
@@ -129,6 +134,8 @@ enum Suite {
     Step,
     /// A chunk of a prompt in a layer of each kind, kernel by kernel, and per token for the whole model.
     Prefill,
+    /// A chunk of a prompt in all layers of a model, without checkpoints and with one every 2,048 tokens.
+    Checkpoints,
     /// The host tier: a long prefix to host memory and back, beside one copy of as many bytes, and decode steps
     /// meanwhile.
     Tier,
@@ -181,8 +188,8 @@ fn measure(device: &CudaDevice, args: &BenchArgs) -> Result<Report> {
     let is_wanted = |of| [of, Suite::All].contains(suite);
     let kernels = KERNELS.into_iter().filter(|(of, _)| is_wanted(*of));
     let kernels: Vec<_> = kernels.flat_map(|(_, works)| works(device)).collect();
-    let (mut attention, mut steps, mut prefill, mut tier) =
-        <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
+    let (mut attention, mut steps, mut prefill, mut saves, mut tier) =
+        <(Vec<_>, Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
     if is_wanted(Suite::Attention) {
         let only = load.only.as_deref().unwrap_or_default();
         let cases = attention::cases().into_iter().filter(|case| case.name().contains(only));
@@ -193,10 +200,15 @@ fn measure(device: &CudaDevice, args: &BenchArgs) -> Result<Report> {
         Suite::Prefill => {
             prefill = Work::each(prefill::cases(load), |of| prefill::measure_chunk(device, of));
         }
+        Suite::Checkpoints => {
+            saves =
+                Work::each(checkpoints::cases(load), |of| checkpoints::measure_case(device, of));
+        }
         Suite::Tier => tier = Work::each(tier::cases(load), |of| tier::measure_case(device, of)),
         _ => {}
     }
-    let works = [kernels.len(), attention.len(), steps.len(), prefill.len(), tier.len()];
+    let works =
+        [kernels.len(), attention.len(), steps.len(), prefill.len(), saves.len(), tier.len()];
     let bar = work::bar(works.iter().sum());
     let report = Report {
         device: device.info().name.clone(),
@@ -204,6 +216,7 @@ fn measure(device: &CudaDevice, args: &BenchArgs) -> Result<Report> {
         attention: work::run(attention, &bar)?,
         steps: work::run(steps, &bar)?,
         prefill: work::run(prefill, &bar)?,
+        checkpoints: work::run(saves, &bar)?,
         tier: work::run(tier, &bar)?,
         date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
     };

@@ -67,6 +67,7 @@ mod tests {
             attention: vec![],
             steps: vec![],
             prefill: vec![],
+            checkpoints: vec![],
             tier: vec![],
         };
         let page = page(&report);

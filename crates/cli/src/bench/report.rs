@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::timing::{self, Measurement};
-use super::{attention, prefill, step, tier};
+use super::{attention, checkpoints, prefill, step, tier};
 
 /// What was measured where.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -27,6 +27,9 @@ pub struct Report {
     /// Chunks of prompts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefill: Vec<prefill::Row>,
+    /// Chunks of prompts without checkpoints and with them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<checkpoints::Row>,
     /// Prefixes that went to host memory and came back.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tier: Vec<tier::Row>,
@@ -42,6 +45,10 @@ impl fmt::Display for Report {
             let (table, summary) = (prefill::table(&self.prefill), prefill::summary(&self.prefill));
             writeln!(f, "a chunk in one layer\n{table}\n")?;
             return write!(f, "nanoseconds a token, all layers of the model\n{summary}");
+        }
+        if !self.checkpoints.is_empty() {
+            let table = checkpoints::table(&self.checkpoints);
+            return write!(f, "a chunk in all layers, graph replay, caches flushed\n{table}");
         }
         if !self.tier.is_empty() {
             let table = tier::table(&self.tier);

@@ -12,7 +12,7 @@ use super::load::Weight;
 use super::prefill::{self, Chunk};
 use super::step::{self, Case, Row};
 use super::timing::Measurement;
-use super::{attention, decode, gather, indexer, linear, router, state, swa, tier};
+use super::{attention, checkpoints, decode, gather, indexer, linear, router, state, swa, tier};
 
 fn check(measured: &Measurement) {
     assert!(measured.microseconds > 0.0 && measured.copy_microseconds > 0.0, "{measured:?}");
@@ -163,6 +163,19 @@ fn chunks_are_measured_by_kernel() {
         assert_eq!(prefill::table(&rows).row_iter().count(), kernels);
         assert_eq!(prefill::summary(&rows).row_iter().count(), 1);
     }
+}
+
+#[test]
+fn a_chunk_saves_checkpoints() {
+    let device = EmuDevice::new(EmuOptions { memory: 1 << 30, seed: 0 });
+    let case = checkpoints::Case { model: "tiny".into(), tokens: 200, past: 128 };
+    let rows = checkpoints::measure_case(&device, &case).unwrap();
+    let [checkpoints::Row { checkpoints: 1, microseconds, saving_microseconds, .. }] = rows[..]
+    else {
+        panic!("{rows:?}");
+    };
+    assert!(microseconds > 0.0 && saving_microseconds > 0.0, "{rows:?}");
+    assert_eq!(checkpoints::table(&rows).row_iter().count(), 1);
 }
 
 #[test]
