@@ -28,6 +28,11 @@ pub fn launch(launch: &Launch, body: impl Fn() + Sync) -> Result<(), Fault> {
 /// # Panics
 /// When called from a kernel body.
 pub fn launch_clusters(launch: &Launch, size: u32, body: impl Fn() + Sync) -> Result<(), Fault> {
+    dispatch(launch, size, &body)
+}
+
+/// The same, compiled once and not for every kernel.
+fn dispatch(launch: &Launch, size: u32, body: &(dyn Fn() + Sync)) -> Result<(), Fault> {
     let fault =
         |block, kind| Err(Fault { kernel: Some(launch.kernel), block, kind: Box::new(kind) });
     if !launch.is_valid(size) {
@@ -41,7 +46,7 @@ pub fn launch_clusters(launch: &Launch, size: u32, body: impl Fn() + Sync) -> Re
     let run = |cluster: u64| {
         let number = cluster * size;
         let index = ((number % columns) as u32, (number / columns) as u32);
-        schedule::run_cluster(launch, size as u32, number, index, &body)
+        schedule::run_cluster(launch, size as u32, number, index, body)
             .err()
             .map(|(rank, kind)| ((index.0 + rank, index.1), kind))
     };
