@@ -2,46 +2,18 @@
 
 use std::time::Instant;
 
-use dsv4_kv::RequestId;
-use dsv4_kv::device::Backend;
 use dsv4_kv_tests::fed::{Padding, Part};
-use dsv4_kv_tests::stories::Story;
 use dsv4_kv_transfer::Target;
 use libtest_mimic::Failed;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::peer::{Peer, receiver, wait};
+use super::walk::Walk;
 use super::world::{Site, World, admit, deadlines, emulated, settings};
 
 /// Tokens to a block, whose phases are all met.
 const PHASES: usize = 128;
-
-/// A request that is computed farther and farther.
-#[derive(Default)]
-pub struct Walk {
-    id: Option<RequestId>,
-    at: usize,
-}
-
-impl Walk {
-    /// Computes it until then; anew if it is farther.
-    pub fn to<B: Backend>(&mut self, site: &mut Site<B>, story: &Story, end: usize) -> RequestId {
-        let manager = &mut site.fed.manager;
-        if end < self.at {
-            manager.release(self.id.take().unwrap()).unwrap();
-        }
-        let id = *self.id.get_or_insert_with(|| {
-            self.at = 0;
-            manager.admit().unwrap()
-        });
-        if end > self.at {
-            site.fed.step(&[Part::new(id, story, self.at..end)], Padding::None);
-        }
-        self.at = end;
-        id
-    }
-}
 
 /// So many lengths of up to three blocks, sorted: phases in turn, each in a random block.
 fn lengths(count: usize, random: &mut StdRng) -> Vec<usize> {

@@ -32,6 +32,8 @@ mod random;
 mod salts;
 mod streaming;
 mod transports;
+#[cfg(feature = "nixl")]
+mod walk;
 mod world;
 
 use libtest_mimic::{Arguments, Trial};

@@ -14,9 +14,9 @@ use dsv4_kv_transfer::{
 };
 
 use super::gpus::Gpu;
-use super::lengths::Walk;
 use super::prefixes;
 use super::streaming::Prefill;
+use super::walk::Walk;
 use super::world::{Answers, MOST, Sample, World};
 
 /// Set in the process that is the source: to `cache`, to `bytes`, or to `gpu`.
