@@ -24,6 +24,8 @@ pub enum Mistake {
     RoomIgnored,
     /// A source that does not answer is waited for without end.
     ClaimWithoutEnd,
+    /// A source is asked for the same payload again.
+    AsksAgain,
     /// A target that gives up does not tell its source.
     GivesUpSilently,
     /// A sender takes more memory than it may.

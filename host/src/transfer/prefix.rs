@@ -105,6 +105,8 @@ impl<B: Backend> KvCacheManager<B> {
             return Ok(None);
         };
         if let Err(error) = self.write_prefix(stream, port, &arrival, &payload) {
+            // What was queued before the failure must not write room of somebody else. Where waiting fails, nothing runs.
+            let _ = stream.synchronize();
             self.core().ledger().drop_arrival(arrival);
             return Err(error);
         }

@@ -63,6 +63,8 @@ impl<B: Backend> Target<'_, B> {
     /// [`TransferError::Image`] for a payload that was verified for another model, formats or layout than this cache's,
     /// [`TransferError::OtherKind`] for that of a prefix, [`TransferError::OtherRoom`], [`TransferError::Cache`],
     /// [`TransferError::Unreachable`]. The room is free again, and the source was told.
+    /// [`TransferError::AskedBefore`] for a payload that was loaded before: an answer that comes late would be taken for one to
+    /// the second question. The room is free again.
     pub fn load(
         &mut self,
         verified: &Verified,
@@ -75,6 +77,10 @@ impl<B: Backend> Target<'_, B> {
         if let Err(error) = check(cache, port, &room, &verified.manifest) {
             return Err(self.refuse((room, source), error, control));
         }
+        if verified.is_asked() && !made(Mistake::AsksAgain) {
+            self.give_back(room);
+            return Err(TransferError::AskedBefore { source_of: source });
+        }
         let loaded = match verified.parts::<B>() {
             Ok(parts) => cache.load_from(stream, port, room, parts.as_parts()),
             Err(error) => return Err(self.refuse((room, source), error.into(), control)),
@@ -86,6 +92,7 @@ impl<B: Backend> Target<'_, B> {
                 return Err(error.into());
             }
         };
+        verified.note_question();
         match if made(Mistake::EpochIgnored) { Ok(()) } else { control.ask(source) } {
             Ok(()) => Ok(Claim { loaded, source, until }),
             Err(why) => {

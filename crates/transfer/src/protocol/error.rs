@@ -44,6 +44,14 @@ pub enum TransferError {
         /// What it had offered.
         source_of: Source,
     },
+    /// The source was asked for this payload before. Its answer may come late, and nothing tells it from another.
+    #[error(
+        "{source_of:?} was asked for before; compute the request again, or let its source offer it anew"
+    )]
+    AskedBefore {
+        /// What it had offered.
+        source_of: Source,
+    },
     /// The source has not said in its time whether it still holds what it offered. It may have given the request up.
     #[error(
         "the source has not said until {until:?} whether it holds {source_of:?}; compute the request again"

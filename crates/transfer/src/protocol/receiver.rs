@@ -430,7 +430,7 @@ impl<T: Transport> Receiver<T> {
             }
         };
         let region = self.pool.lend(region);
-        let verified = Verified { manifest, region, _share: share };
+        let verified = Verified::new(manifest, region, share);
         match verified.verify(digests) {
             Ok(()) => {
                 self.stats.verified += 1;
@@ -438,6 +438,8 @@ impl<T: Transport> Receiver<T> {
             }
             Err(error) => {
                 self.stats.damaged += 1;
+                // Bytes may still come to where wrong ones did: nothing else is read to that memory.
+                verified.region.discard();
                 Err(error)
             }
         }

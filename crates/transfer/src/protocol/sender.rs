@@ -170,8 +170,12 @@ impl<T: Transport> Sender<T> {
     /// with a later time than `until`.
     ///
     /// # Errors
-    /// [`TransferError::NotWhole`], with the draft.
+    /// [`TransferError::NotWhole`], and [`TransferError::NotHeld`] for another sender's draft, with the draft.
     pub fn offer(&mut self, draft: Draft, until: Duration) -> Result<Offer, NotOffered> {
+        if draft.manifest.source.epoch != self.epoch {
+            let error = TransferError::NotHeld { source_of: draft.manifest.source };
+            return Err(NotOffered(Box::new(draft), error));
+        }
         if !draft.is_whole() {
             let (there, needed) = (draft.there, draft.manifest.sections.len());
             let error = TransferError::NotWhole { there, needed };
@@ -199,8 +203,8 @@ impl<T: Transport> Sender<T> {
     }
 
     /// A target says that it does not want what it was offered, and has not admitted it: its memory is free. `false` if the
-    /// offer was claimed, taken back or ended before, or is another sender's: after a claim that was answered with yes nobody
-    /// has the request then.
+    /// offer was claimed, taken back or ended before, or is another sender's. Then this says nothing of who has the request: the
+    /// target whose claim was answered with yes, or nobody, if that is the one that gives up.
     pub fn give_up(&mut self, source: Source) -> bool {
         source.epoch == self.epoch && self.take_back(source.lease)
     }

@@ -1,5 +1,7 @@
 //! A payload that was compared with its digests.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use dsv4_kv::device::{Backend, Buffer};
 use dsv4_kv::transfer::Parts;
 
@@ -31,9 +33,25 @@ pub struct Verified {
     pub(super) manifest: Manifest,
     pub(super) region: Lent,
     pub(super) _share: Share,
+    /// Whether its source was asked for it.
+    asked: AtomicBool,
 }
 
 impl Verified {
+    pub(super) fn new(manifest: Manifest, region: Lent, share: Share) -> Self {
+        Self { manifest, region, _share: share, asked: AtomicBool::new(false) }
+    }
+
+    /// From now on its source was asked for it.
+    pub(super) fn note_question(&self) {
+        self.asked.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its source was asked for it.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+
     /// What it says of itself.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {

@@ -56,13 +56,17 @@ impl Came {
     }
 
     fn load(&mut self, until: Duration) -> Claim {
+        self.try_load(until).unwrap()
+    }
+
+    fn try_load(&mut self, until: Duration) -> Result<Claim, TransferError> {
         let at = self.verified.manifest().at;
         let room = self.world.target.fed.manager.reserve(at).unwrap();
         let site = &mut self.world.target;
         let stream = site.fed.stream.clone();
         let mut target =
             Target { cache: &mut site.fed.manager, stream: &stream, port: &mut site.port };
-        target.load(&self.verified, room, until, &mut self.hand).unwrap()
+        target.load(&self.verified, room, until, &mut self.hand)
     }
 
     fn settle(&mut self, now: Duration, claim: Claim) -> Result<Claimed, TransferError> {
@@ -131,6 +135,27 @@ pub fn a_late_yes_is_nobodys() {
     let Claimed::Admitted(id) = claimed else { panic!("{claimed:?}") };
     assert_eq!(came.world.target.export(id).1, came.verified.payload());
     assert!(came.hand.given_up.is_empty(), "the source has given it up itself");
+}
+
+/// A payload is asked for once: a yes that comes late would be taken for one to the second question, and the request would be
+/// in two places.
+pub fn a_payload_is_asked_for_once() {
+    let mut came = Came::new();
+    let claim = came.load(SECOND);
+    let source = claim.source();
+    came.settle(SECOND, claim).unwrap_err();
+    // The source computes the request itself.
+    assert!(came.sender.give_up(source));
+    let refused = came.try_load(SECOND).unwrap_err();
+    let is_it = matches!(refused, TransferError::AskedBefore { source_of } if source_of == source);
+    assert!(is_it && came.is_free() && came.hand.asked.len() == 1, "{refused}");
+    // What that is against.
+    make(Mistake::AsksAgain);
+    let claim = came.load(SECOND);
+    came.hand.answer = Some(true);
+    let claimed = came.settle(Duration::ZERO, claim);
+    make(Mistake::Nothing);
+    assert!(matches!(claimed, Ok(Claimed::Admitted(_))), "{claimed:?}");
 }
 
 /// Whoever gives up tells the source: the target's client, and the target that is told no. Without it the source holds what

@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 42] = [
+    let tests: [(&str, fn()); 43] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
@@ -53,6 +53,7 @@ fn main() {
         ("bound::too_long_is_not_read", bound::a_request_that_is_too_long_is_not_read),
         ("claims::a_silent_source", claims::a_silent_source_holds_nobody),
         ("claims::a_late_yes", claims::a_late_yes_is_nobodys),
+        ("claims::asked_once", claims::a_payload_is_asked_for_once),
         ("claims::sources_are_told", claims::sources_are_told),
         ("leases::a_sender_has_a_limit", leases::a_sender_has_a_limit),
         ("leases::memory_that_stays", leases::memory_that_is_not_given_back_is_held),

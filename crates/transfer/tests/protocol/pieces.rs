@@ -74,6 +74,11 @@ pub fn a_fault_in_any_piece_is_seen() {
             // The memory is used again, and bytes of the same payload that were there before are the right ones: so wrong ones
             // come to this piece before.
             drop(line.came(SAMPLE, piece, Fault::Stale).unwrap_err());
+            assert_eq!(
+                line.receiver.idle_bytes(),
+                0,
+                "memory to which wrong bytes came is not used again"
+            );
             let refused = line.came(SAMPLE, piece, fault).unwrap_err();
             let is_seen = matches!(refused, TransferError::Image(ImageError::Digest { .. }));
             assert!(is_seen, "{fault:?} in piece {piece}: {refused}");

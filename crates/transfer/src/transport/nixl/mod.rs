@@ -223,9 +223,11 @@ impl Transport for Nixl {
     fn poll(&mut self, read: InFlight) -> Polled {
         let id = read.id();
         let known = self.reads.get(&id).zip(self.regions.get(&id));
-        let Some((&Read { request, failed }, _)) = known else {
+        let Some((&Read { request, failed }, held)) = known else {
             return Polled::Failed(read, TransportError::Unknown { id });
         };
+        // A read to a device goes on within the call. If the device fails, so will the read.
+        let _ = held.region().enter();
         let agent = match self.live() {
             Ok(agent) => agent,
             Err(error) => return Polled::Failed(read, error),
@@ -246,6 +248,10 @@ impl Transport for Nixl {
     }
 
     fn fence(&mut self) -> Result<(), TransportError> {
+        // What the agent has mapped of a device is closed in the context that is current.
+        for held in self.regions.values() {
+            let _ = held.region().enter();
+        }
         // Destroyed before the memory that it may write is freed.
         self.agent = None;
         self.reads.clear();
