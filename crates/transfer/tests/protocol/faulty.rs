@@ -10,7 +10,11 @@ use std::time::Duration;
 use dsv4_kv_transfer::transport::{
     Descriptor, Fabric, InFlight, Loopback, NotPosted, Polled, Region, Registered,
 };
-use dsv4_kv_transfer::{Transport, TransportError};
+use dsv4_kv_transfer::{
+    Deadlines, Receiver, Sender, TransferError, TransferId, Transport, TransportError, Verified,
+};
+
+use crate::world::{MOST, World};
 
 /// What happens to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,5 +199,31 @@ impl Transport for Faulty {
         self.is_gone = failing > 0;
         self.plan.fences_fail.set(failing.saturating_sub(1));
         self.check()
+    }
+}
+
+/// A source, and a target with faults between them.
+pub struct Line {
+    pub world: World,
+    pub fabric: Fabric,
+    pub plan: Rc<Plan>,
+    pub sender: Sender<Loopback>,
+    pub receiver: Receiver<Faulty>,
+    pub now: Duration,
+}
+
+impl Line {
+    pub fn new(deadlines: Deadlines) -> Self {
+        let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
+        let receiver = Receiver::new(Faulty::new(&fabric, &plan), deadlines, MOST);
+        let sender = Sender::new(Loopback::new(&fabric), MOST);
+        Self { world: World::new(), fabric, plan, sender, receiver, now: Duration::ZERO }
+    }
+
+    /// What has ended that long later.
+    pub fn wait(&mut self, time: Duration) -> Vec<(TransferId, Result<Verified, TransferError>)> {
+        self.now += time;
+        self.plan.advance(&self.fabric, self.now);
+        self.receiver.poll(self.now)
     }
 }

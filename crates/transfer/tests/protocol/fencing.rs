@@ -1,14 +1,13 @@
 //! The end of a transport: for reads that have failed too, while others go on, and when it cannot be made again.
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use dsv4_kv_transfer::mistake::{Mistake, make};
 use dsv4_kv_transfer::protocol::{Ready, ReceiverStats};
-use dsv4_kv_transfer::transport::{Fabric, Loopback};
-use dsv4_kv_transfer::{Deadlines, Receiver, Sender, TransferError, TransferId};
+use dsv4_kv_transfer::transport::Loopback;
+use dsv4_kv_transfer::{Deadlines, Receiver, TransferError, TransferId};
 
-use crate::faulty::{Fault, Faulty, Plan};
+use crate::faulty::{Fault, Line};
 use crate::streaming::Prefill;
 use crate::world::{MOST, NEVER, World};
 
@@ -19,24 +18,7 @@ const DEADLINES: Deadlines = Deadlines {
     quiet: Duration::from_millis(5000),
 };
 
-/// A source, and a target whose transport fails.
-struct Line {
-    world: World,
-    fabric: Fabric,
-    plan: Rc<Plan>,
-    sender: Sender<Loopback>,
-    receiver: Receiver<Faulty>,
-    now: Duration,
-}
-
 impl Line {
-    fn new() -> Self {
-        let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
-        let receiver = Receiver::new(Faulty::new(&fabric, &plan), DEADLINES, MOST);
-        let sender = Sender::new(Loopback::new(&fabric), MOST);
-        Self { world: World::new(), fabric, plan, sender, receiver, now: Duration::ZERO }
-    }
-
     /// Begins a read with this fault.
     fn begin(&mut self, sample: usize, fault: Fault) -> Result<TransferId, TransferError> {
         let (source, offer) = self.world.offer_until(&mut self.sender, sample, NEVER);
@@ -48,11 +30,9 @@ impl Line {
         begun
     }
 
-    /// What has ended that long later.
-    fn wait(&mut self, time: Duration) -> Vec<Result<(), TransferError>> {
-        self.now += time;
-        self.plan.advance(&self.fabric, self.now);
-        let ended = self.receiver.poll(self.now);
+    /// What has ended that long later, of which nothing is kept.
+    fn settle(&mut self, time: Duration) -> Vec<Result<(), TransferError>> {
+        let ended = self.wait(time);
         let settle = |(id, result): (TransferId, Result<_, _>)| {
             self.sender.give_up(id.source());
             result.map(drop)
@@ -63,7 +43,7 @@ impl Line {
     /// A read that fails; its memory is quarantined.
     fn fail(&mut self) {
         self.begin(2, Fault::Error(50 * MILLI)).unwrap();
-        let ended = self.wait(MILLI);
+        let ended = self.settle(MILLI);
         assert!(matches!(ended[..], [Err(TransferError::Transport(_))]), "{ended:?}");
         assert_eq!(self.receiver.quarantined_bytes(), self.world.samples[2].payload.len() as u64);
     }
@@ -79,7 +59,7 @@ struct Traffic {
 
 /// A read begins every 10 ms and takes 30, for a second.
 fn traffic(mistake: Mistake) -> Traffic {
-    let mut line = Line::new();
+    let mut line = Line::new(DEADLINES);
     line.fail();
     make(mistake);
     let (mut freed, mut errors) = (None, 0);
@@ -87,7 +67,7 @@ fn traffic(mistake: Mistake) -> Traffic {
         line.begin(1, Fault::Delay(30 * MILLI)).unwrap();
         assert!(line.receiver.reads() > 0, "traffic without a pause");
         line.plan.next.set(Some(Fault::Delay(30 * MILLI)));
-        errors += line.wait(10 * MILLI).iter().filter(|ended| ended.is_err()).count();
+        errors += line.settle(10 * MILLI).iter().filter(|ended| ended.is_err()).count();
         if line.receiver.quarantined_bytes() == 0 {
             freed.get_or_insert(line.now);
         }
@@ -113,7 +93,7 @@ pub fn failed_reads_end_under_traffic() {
 
 /// The end of a transport costs a request that waits for its source nothing: not a byte is read again.
 pub fn what_waits_keeps_its_bytes() {
-    let mut line = Line::new();
+    let mut line = Line::new(DEADLINES);
     let mut prefill =
         Prefill::new(&mut line.world.source, &mut line.sender, line.world.fingerprint);
     let transfer =
@@ -122,13 +102,13 @@ pub fn what_waits_keeps_its_bytes() {
         let World { source, story, .. } = &mut line.world;
         let ready: Ready = prefill.step(source, story, &mut line.sender);
         line.receiver.ready(line.now, transfer, &ready).unwrap();
-        assert!(line.wait(MILLI).is_empty());
+        assert!(line.settle(MILLI).is_empty());
     };
     (0..2).for_each(|_| step(&mut line));
     let before = line.receiver.stats().bytes;
     assert_eq!(before, line.world.layout.block_bytes());
     line.fail();
-    assert!(line.wait(DEADLINES.fence).is_empty());
+    assert!(line.settle(DEADLINES.fence).is_empty());
     let stats = line.receiver.stats();
     assert_eq!((stats.fences, stats.bytes, line.receiver.quarantined_bytes()), (1, before, 0));
     step(&mut line);
@@ -143,13 +123,13 @@ pub fn what_waits_keeps_its_bytes() {
 
 /// A transport that cannot be made again is tried again; meanwhile requests are refused with the reason, and then they come.
 pub fn a_transport_is_made_again() {
-    let mut line = Line::new();
+    let mut line = Line::new(DEADLINES);
     line.fail();
     line.plan.fences_fail.set(3);
     // A request that was opened is lost with the transport, and its memory is free.
     let prefill = Prefill::new(&mut line.world.source, &mut line.sender, line.world.fingerprint);
     line.receiver.open(line.now, &prefill.opening(), &line.world.expected()).unwrap();
-    let ended = line.wait(DEADLINES.fence);
+    let ended = line.settle(DEADLINES.fence);
     assert!(matches!(ended[..], [Err(TransferError::NoTransport { tries: 1, .. })]), "{ended:?}");
     let quarantined = line.receiver.quarantined_bytes();
     assert!(quarantined > 0 && line.receiver.taken_bytes() == quarantined, "it may be written yet");
@@ -158,13 +138,13 @@ pub fn a_transport_is_made_again() {
         let is_it = matches!(&error, TransferError::NoTransport { tries: found, why } if *found == tries && why.contains("no agent"));
         assert!(is_it, "{error}");
         // It is left alone for a while.
-        assert!(line.wait(99 * MILLI).is_empty());
+        assert!(line.settle(99 * MILLI).is_empty());
         assert_eq!(line.receiver.stats().failed_fences, u64::from(tries));
         make(Mistake::FenceOnce);
-        line.wait(MILLI);
+        line.settle(MILLI);
         assert_eq!(line.receiver.stats().failed_fences, u64::from(tries), "what trying is for");
         make(Mistake::Nothing);
-        assert!(line.wait(Duration::ZERO).is_empty());
+        assert!(line.settle(Duration::ZERO).is_empty());
         assert_eq!(line.receiver.stats().failed_fences, u64::from(tries) + 1);
     }
     // Asked for, it is tried at once.
@@ -172,28 +152,28 @@ pub fn a_transport_is_made_again() {
     let stats = line.receiver.stats();
     assert_eq!((stats.fences, stats.failed_fences, line.receiver.taken_bytes()), (1, 3, 0));
     line.begin(2, Fault::None).unwrap();
-    let ended = line.wait(MILLI);
+    let ended = line.settle(MILLI);
     assert!(matches!(ended[..], [Ok(())]), "{ended:?}");
     // Again, with nobody who asks: by polling alone.
     line.fail();
     line.plan.fences_fail.set(1);
-    line.wait(DEADLINES.fence);
+    line.settle(DEADLINES.fence);
     line.begin(1, Fault::None).unwrap_err();
-    line.wait(100 * MILLI);
+    line.settle(100 * MILLI);
     line.begin(1, Fault::None).unwrap();
-    assert!(matches!(line.wait(MILLI)[..], [Ok(())]));
+    assert!(matches!(line.settle(MILLI)[..], [Ok(())]));
     assert_eq!(line.plan.outside.get(), 0);
 }
 
 /// Memory that the transport does not give back comes back with its end.
 pub fn kept_memory_comes_back() {
-    let mut line = Line::new();
+    let mut line = Line::new(DEADLINES);
     line.begin(2, Fault::None).unwrap();
     line.plan.keeps.set(true);
-    assert!(matches!(line.wait(MILLI)[..], [Err(TransferError::Transport(_))]));
+    assert!(matches!(line.settle(MILLI)[..], [Err(TransferError::Transport(_))]));
     line.plan.keeps.set(false);
     assert!(line.receiver.quarantined_bytes() > 0);
-    line.wait(DEADLINES.fence);
+    line.settle(DEADLINES.fence);
     assert_eq!((line.receiver.taken_bytes(), line.receiver.stats().fences), (0, 1));
 }
 
@@ -201,7 +181,7 @@ pub fn kept_memory_comes_back() {
 pub fn transfers_are_of_one_receiver() {
     for mistake in [Mistake::IdsRepeat, Mistake::Nothing] {
         make(mistake);
-        let mut line = Line::new();
+        let mut line = Line::new(DEADLINES);
         let mut other = Receiver::new(Loopback::new(&line.fabric), DEADLINES, MOST);
         let prefill =
             Prefill::new(&mut line.world.source, &mut line.sender, line.world.fingerprint);

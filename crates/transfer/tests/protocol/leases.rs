@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dsv4_kv_transfer::mistake::{Mistake, make};
+use dsv4_kv_transfer::protocol::NotOffered;
 use dsv4_kv_transfer::transport::{Fabric, Loopback};
 use dsv4_kv_transfer::{Receiver, Sender, Source, TransferError};
 
@@ -52,6 +53,22 @@ pub fn a_sender_has_a_limit() {
     sender.abandon(draft).unwrap();
     assert_eq!(sender.held_bytes(), 0);
     again(&mut world, &mut sender).map(|draft| sender.abandon(draft)).unwrap().unwrap();
+}
+
+/// A sender offers its own drafts alone: another's could take the place of one of its own, and be claimed for it.
+pub fn a_draft_is_its_senders() {
+    let (mut world, fabric) = (World::new(), Fabric::default());
+    let [mut own, mut other] = [(); 2].map(|()| Sender::new(Loopback::new(&fabric), MOST));
+    let (held, _) = world.offer_until(&mut other, 1, SECOND);
+    let draft = world.take(&mut own, 2, world.fingerprint);
+    let source = draft.source();
+    assert_eq!(source.lease, held.lease, "each counts from the same number");
+    let NotOffered(draft, why) = other.offer(draft, SECOND).unwrap_err();
+    assert!(matches!(why, TransferError::NotHeld { source_of } if source_of == source), "{why}");
+    assert_eq!((other.offers(), other.held_bytes()), (1, bytes(&world, 1)));
+    own.offer(*draft, SECOND).unwrap();
+    assert!(own.claim(source) && other.claim(held));
+    assert_eq!((own.held_bytes(), other.held_bytes()), (0, 0));
 }
 
 /// Memory that the transport does not give back counts, though its lease is over.

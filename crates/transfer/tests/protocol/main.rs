@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 43] = [
+    let tests: [(&str, fn()); 44] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
@@ -55,6 +55,7 @@ fn main() {
         ("claims::a_late_yes", claims::a_late_yes_is_nobodys),
         ("claims::asked_once", claims::a_payload_is_asked_for_once),
         ("claims::sources_are_told", claims::sources_are_told),
+        ("leases::own_drafts", leases::a_draft_is_its_senders),
         ("leases::a_sender_has_a_limit", leases::a_sender_has_a_limit),
         ("leases::memory_that_stays", leases::memory_that_is_not_given_back_is_held),
         ("leases::offers_end", leases::offers_end_by_themselves),

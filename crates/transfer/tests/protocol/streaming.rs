@@ -1,7 +1,6 @@
 //! Blocks are read while the rest of their prompt is computed.
 
 use std::ops::Range;
-use std::rc::Rc;
 use std::time::Duration;
 
 use dsv4_kv::RequestId;
@@ -18,7 +17,7 @@ use dsv4_kv_transfer::{
     TransferId, Transport, Verified,
 };
 
-use crate::faulty::{Fault, Faulty, Plan};
+use crate::faulty::{Fault, Line};
 use crate::world::{self, BLOCKS, Direct, MOST, NEVER, Site, World};
 
 /// Tokens of a prompt, of which two blocks are full, and of the steps that compute it.
@@ -135,30 +134,7 @@ pub fn blocks_come_before_the_prompt_is_computed() {
     assert_eq!(world.target.fed.manager.ledger().free_blocks(), BLOCKS);
 }
 
-/// A source and a target with faults between them.
-struct Faults {
-    world: World,
-    fabric: Fabric,
-    plan: Rc<Plan>,
-    sender: Sender<Loopback>,
-    receiver: Receiver<Faulty>,
-    now: Duration,
-}
-
-impl Faults {
-    fn new() -> Self {
-        let (fabric, plan) = (Fabric::default(), Rc::new(Plan::default()));
-        let receiver = Receiver::new(Faulty::new(&fabric, &plan), DEADLINES, 64 << 20);
-        let sender = Sender::new(Loopback::new(&fabric), MOST);
-        Self { world: World::new(), fabric, plan, sender, receiver, now: Duration::ZERO }
-    }
-
-    fn wait(&mut self, time: Duration) -> Vec<(TransferId, Result<Verified, TransferError>)> {
-        self.now += time;
-        self.plan.advance(&self.fabric, self.now);
-        self.receiver.poll(self.now)
-    }
-
+impl Line {
     fn open(&mut self) -> (Prefill, TransferId) {
         let Self { world, sender, receiver, .. } = self;
         let prefill = Prefill::new(&mut world.source, sender, world.fingerprint);
@@ -189,7 +165,7 @@ pub fn a_fault_in_one_chunk_is_seen() {
     let faults =
         [Fault::Stale, Fault::Partial, Fault::Error(late), Fault::Delay(late), Fault::Never(late)];
     for (fault, chunk) in faults.into_iter().zip([1, 2, 1, 2, 1]) {
-        let mut faults = Faults::new();
+        let mut faults = Line::new(DEADLINES);
         let (mut prefill, transfer) = faults.open();
         let id = prefill.id;
         let mut ended = Vec::new();
@@ -223,7 +199,7 @@ pub fn a_fault_in_one_chunk_is_seen() {
 
 /// A source that falls silent, and a client that does, cost the memory only for a while.
 pub fn silence_and_giving_up_free_memory() {
-    let mut faults = Faults::new();
+    let mut faults = Line::new(DEADLINES);
     let (prefill, _) = faults.open();
     assert!(faults.receiver.taken_bytes() > 0 && faults.wait(199 * MILLI).is_empty());
     let error = faults.wait(MILLI).remove(0).1.unwrap_err();
@@ -264,7 +240,7 @@ pub fn silence_and_giving_up_free_memory() {
 /// What a source says of another request, or of more than there is, changes nothing; an offer of another owner's request
 /// than was opened is refused, and with the mistake it is not.
 pub fn an_offer_is_of_what_was_opened() {
-    let mut faults = Faults::new();
+    let mut faults = Line::new(DEADLINES);
     let (mut prefill, transfer) = faults.open();
     let source = decode_opening(&prefill.opening().manifest).unwrap().source;
     let other = Source { lease: source.lease + 1, ..source };
@@ -303,7 +279,7 @@ pub fn an_offer_is_of_what_was_opened() {
 
 /// Memory that a transport cannot give back counts as taken until the transport is ended.
 pub fn memory_that_stays_with_the_transport_counts() {
-    let mut faults = Faults::new();
+    let mut faults = Line::new(DEADLINES);
     let offer = faults.world.offer(&mut faults.sender, 2);
     faults.receiver.begin(faults.now, &offer, &faults.world.expected()).unwrap();
     faults.plan.keeps.set(true);

@@ -182,7 +182,7 @@ impl<B: Backend> World<B> {
     }
 
     /// Takes all of a sample.
-    fn take<T: Transport>(
+    pub fn take<T: Transport>(
         &mut self,
         sender: &mut Sender<T>,
         sample: usize,
