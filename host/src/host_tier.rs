@@ -3,6 +3,10 @@
 //! [`CacheConfig::host_bytes`](crate::CacheConfig::host_bytes) says how much of it there is. A scheduler calls
 //! [`KvCacheManager::advance_tier`] between steps, and [`KvCacheManager::prefetch`] for prompts that wait for their turn;
 //! [`KvCacheManager::admit_with`] goes on from what has arrived, [`KvCacheManager::admit_waiting`] waits for it.
+//!
+//! Blocks are packed by kernels in streams of the lowest priority. Steps in a stream of a higher one, which
+//! [`Device::stream`](crate::device::Device::stream) makes, or in graphs captured in it, lose the least beside them; a
+//! stream that is made without a priority has the lowest too.
 
 use dsv4_kv_prefix::RootKey;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use dsv4_kv::device::{
-    Backend, CudaStatus, Device, DeviceError, DeviceInfo, EmuOptions, Emulator, Operation,
+    Backend, CudaStatus, Device, DeviceError, DeviceInfo, EmuOptions, Emulator, Operation, Priority,
 };
 
 /// How a call fails.
@@ -169,8 +169,8 @@ unsafe impl<B: Backend> Backend for Failing<B> {
         self.count("allocate pinned", || self.inner.allocate_pinned(bytes))
     }
 
-    fn stream(&self) -> Result<B::Stream, DeviceError> {
-        self.count("stream", || self.inner.stream())
+    fn stream(&self, priority: Priority) -> Result<B::Stream, DeviceError> {
+        self.count("stream", || self.inner.stream(priority))
     }
 
     fn event(&self) -> Result<B::Event, DeviceError> {

@@ -1,13 +1,16 @@
 //! A device that does nothing before it must: what is queued runs when somebody waits for it.
 //!
-//! The emulator runs work when it is queued, and so forgives whoever does not wait. This one shows it.
+//! The emulator runs work when it is queued, and so forgives whoever does not wait. This one shows it. A stream that waits for
+//! an event runs the other one as far as that event, when it gets there itself. With [`Order::OthersFirst`] the host's wait for
+//! one stream runs all others before it: whoever does not wait for it is early.
 
-use std::mem::take;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dsv4_kv::device::{
-    Backend, Device, DeviceError, DeviceInfo, EmuOptions, Emulator, Operation, RawMemory, RawPinned,
+    Backend, Device, DeviceError, DeviceInfo, EmuOptions, Emulator, Operation, Priority, RawMemory,
+    RawPinned,
 };
 
 /// A backend whose streams run their work when they are waited for, when memory is freed, or when an event
@@ -15,6 +18,16 @@ use dsv4_kv::device::{
 pub struct Lazy<B: Backend> {
     inner: Arc<B>,
     streams: Streams<B>,
+    order: Order,
+}
+
+/// What runs when the host waits for a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// That stream, and what it waits for.
+    Late,
+    /// All other streams, and then it.
+    OthersFirst,
 }
 
 /// All streams of a device, in the order in which the next free runs them: that of the last one turned around, since nobody
@@ -28,16 +41,29 @@ type Work<B> = Box<dyn FnOnce(&B, &<B as Backend>::Stream) -> Result<(), DeviceE
 pub struct Queue<B: Backend> {
     stream: B::Stream,
     backend: Arc<B>,
-    work: Mutex<Vec<Work<B>>>,
+    pending: Mutex<Pending<B>>,
+}
+
+/// Work in order, and the number of the first of it.
+struct Pending<B: Backend> {
+    work: VecDeque<Work<B>>,
+    first: u64,
+}
+
+impl<B: Backend> Pending<B> {
+    /// The number of what is queued next.
+    fn end(&self) -> u64 {
+        self.first + self.work.len() as u64
+    }
 }
 
 /// A stream of a [`Lazy`] device.
 pub struct LazyStream<B: Backend>(Arc<Queue<B>>);
 
-/// An event, and the stream that it was recorded in last.
+/// An event, the stream that it was recorded in last, and how much work was queued there before.
 pub struct LazyEvent<B: Backend> {
     inner: B::Event,
-    recorded: Mutex<Option<Arc<Queue<B>>>>,
+    recorded: Mutex<Option<(Arc<Queue<B>>, u64)>>,
 }
 
 /// Memory that all work is done with before it is freed.
@@ -53,8 +79,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<B: Backend> Queue<B> {
     /// Runs everything; the first error.
     fn run(&self) -> Result<(), DeviceError> {
-        let work = take(&mut *lock(&self.work));
-        work.into_iter().map(|work| work(&self.backend, &self.stream)).fold(Ok(()), Result::and)
+        self.run_until(u64::MAX)
+    }
+
+    /// Runs all work before number `end`; the first error.
+    fn run_until(&self, end: u64) -> Result<(), DeviceError> {
+        let mut done = Ok(());
+        while let Some(work) = self.next_before(end) {
+            done = done.and(work(&self.backend, &self.stream));
+        }
+        done
+    }
+
+    fn next_before(&self, end: u64) -> Option<Work<B>> {
+        let mut pending = lock(&self.pending);
+        if pending.first >= end {
+            return None;
+        }
+        let work = pending.work.pop_front()?;
+        pending.first += 1;
+        Some(work)
     }
 }
 
@@ -63,21 +107,26 @@ impl<B: Backend> LazyStream<B> {
         &self,
         work: impl FnOnce(&B, &B::Stream) -> Result<(), DeviceError> + Send + 'static,
     ) -> Result<(), DeviceError> {
-        lock(&self.0.work).push(Box::new(work));
+        lock(&self.0.pending).work.push_back(Box::new(work));
         Ok(())
     }
 }
 
 impl<B: Backend, M> Drop for LazyMemory<B, M> {
     fn drop(&mut self) {
-        let streams: Vec<_> = {
-            let mut streams = lock(&self.streams);
-            streams.reverse();
-            streams.iter().filter_map(Weak::upgrade).collect()
-        };
-        // An error of the work has nobody to go to.
-        streams.iter().for_each(|stream| drop(stream.run()));
+        run_all(&self.streams, None);
     }
+}
+
+/// Runs all streams but one. An error of the work has nobody to go to.
+fn run_all<B: Backend>(streams: &Streams<B>, but: Option<&Arc<Queue<B>>>) {
+    let streams: Vec<_> = {
+        let mut streams = lock(streams);
+        streams.reverse();
+        streams.iter().filter_map(Weak::upgrade).collect()
+    };
+    let others = streams.iter().filter(|stream| but.is_none_or(|but| !Arc::ptr_eq(but, stream)));
+    others.for_each(|stream| drop(stream.run()));
 }
 
 impl<B: Backend, M: RawMemory> RawMemory for LazyMemory<B, M> {
@@ -112,7 +161,13 @@ impl<B: Backend> Lazy<B> {
     /// `inner`, put off.
     #[must_use]
     pub fn new(inner: B) -> Self {
-        Self { inner: Arc::new(inner), streams: Arc::default() }
+        Self { inner: Arc::new(inner), streams: Arc::default(), order: Order::Late }
+    }
+
+    /// The same with another order.
+    #[must_use]
+    pub fn with_order(self, order: Order) -> Self {
+        Self { order, ..self }
     }
 
     fn memory<M>(&self, inner: M) -> LazyMemory<B, M> {
@@ -170,9 +225,10 @@ unsafe impl<B: Backend> Backend for Lazy<B> {
         Ok(self.memory(self.inner.allocate_pinned(bytes)?))
     }
 
-    fn stream(&self) -> Result<LazyStream<B>, DeviceError> {
-        let (stream, backend) = (self.inner.stream()?, Arc::clone(&self.inner));
-        let queue = Arc::new(Queue { stream, backend, work: Mutex::default() });
+    fn stream(&self, priority: Priority) -> Result<LazyStream<B>, DeviceError> {
+        let (stream, backend) = (self.inner.stream(priority)?, Arc::clone(&self.inner));
+        let pending = Mutex::new(Pending { work: VecDeque::new(), first: 0 });
+        let queue = Arc::new(Queue { stream, backend, pending });
         lock(&self.streams).push(Arc::downgrade(&queue));
         Ok(LazyStream(queue))
     }
@@ -182,27 +238,29 @@ unsafe impl<B: Backend> Backend for Lazy<B> {
     }
 
     fn record(&self, event: &LazyEvent<B>, stream: &LazyStream<B>) -> Result<(), DeviceError> {
-        *lock(&event.recorded) = Some(Arc::clone(&stream.0));
+        let end = lock(&stream.0.pending).end();
+        *lock(&event.recorded) = Some((Arc::clone(&stream.0), end));
         self.inner.record(&event.inner, &stream.0.stream)
     }
 
     fn wait(&self, event: &LazyEvent<B>) -> Result<(), DeviceError> {
         let recorded = lock(&event.recorded).clone();
-        recorded.map_or(Ok(()), |queue| queue.run())?;
+        recorded.map_or(Ok(()), |(queue, end)| queue.run_until(end))?;
         self.inner.wait(&event.inner)
     }
 
     fn has_passed(&self, event: &LazyEvent<B>) -> Result<bool, DeviceError> {
         let recorded = lock(&event.recorded);
-        Ok(recorded.as_ref().is_none_or(|queue| lock(&queue.work).is_empty()))
+        Ok(recorded.as_ref().is_none_or(|(queue, end)| lock(&queue.pending).first >= *end))
     }
 
     fn wait_in_stream(
         &self,
-        _stream: &LazyStream<B>,
+        stream: &LazyStream<B>,
         event: &LazyEvent<B>,
     ) -> Result<(), DeviceError> {
-        self.wait(event)
+        let Some((queue, end)) = lock(&event.recorded).clone() else { return Ok(()) };
+        stream.queue(move |_, _| queue.run_until(end))
     }
 
     fn elapsed_ms(&self, from: &LazyEvent<B>, to: &LazyEvent<B>) -> Result<f32, DeviceError> {
@@ -270,6 +328,9 @@ unsafe impl<B: Backend> Backend for Lazy<B> {
     }
 
     fn synchronize(&self, stream: &LazyStream<B>) -> Result<(), DeviceError> {
+        if self.order == Order::OthersFirst {
+            run_all(&self.streams, Some(&stream.0));
+        }
         stream.0.run()?;
         self.inner.synchronize(&stream.0.stream)
     }

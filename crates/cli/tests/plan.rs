@@ -239,13 +239,13 @@ fn a_host_cache_is_planned() {
     // A block's rows of all pools, each a multiple of 16 bytes, all a multiple of 256.
     let unit = (number(&with, "/capacity/block_bytes") + 20 * 8).next_multiple_of(256);
     assert_eq!(number(&with, "/capacity/host_bytes"), (16 << 30) / unit * unit);
-    // 32 MiB of them in each direction, and a job of 16 bytes for each block of a request.
-    let staging = 2 * ((32 << 20) / unit).min(64) * unit + 2 * 64 * 16;
+    // Twice 16 MiB of them in each direction, and a job of 16 bytes for each block of a request.
+    let staging = 4 * ((16 << 20) / unit).min(16) * unit + 2 * 64 * 16;
     assert_eq!(number(&with, "/capacity/staging_bytes"), staging);
     let more =
         number(&with, "/capacity/working_bytes") - number(&without, "/capacity/working_bytes");
     assert_eq!((more, number(&without, "/capacity/host_bytes")), (staging, 0));
-    assert_eq!(number(&with, "/rounding") - number(&without, "/rounding"), 4 << 21);
+    assert_eq!(number(&with, "/rounding") - number(&without, "/rounding"), 6 << 21);
     assert!(output(&format!("{options} --host-cache 16GiB")).contains("pinned"));
     let refused = refusal("--model flash --gpu-mem 64GiB --checkpoints 0 --host-cache 16GiB");
     assert!(refused.contains("num_checkpoints is 0"), "{refused}");

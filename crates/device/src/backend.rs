@@ -22,6 +22,15 @@ pub trait RawPinned: Send + Sync + 'static {
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
+/// Which streams' kernels begin first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Before those of all other streams.
+    Highest,
+    /// Behind those of all other streams; what CUDA gives a stream of which nothing is said.
+    Lowest,
+}
+
 /// The raw calls of a device. Another crate may implement it, around a backend of this one for instance:
 /// [`Device::from_backend`](crate::Device::from_backend).
 ///
@@ -93,11 +102,11 @@ pub unsafe trait Backend: Send + Sync + Sized + 'static {
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Cuda`].
     fn allocate_pinned(&self, bytes: u64) -> Result<Self::PinnedMemory, DeviceError>;
 
-    /// A new stream.
+    /// A new stream of that priority.
     ///
     /// # Errors
     /// [`DeviceError::Cuda`].
-    fn stream(&self) -> Result<Self::Stream, DeviceError>;
+    fn stream(&self, priority: Priority) -> Result<Self::Stream, DeviceError>;
 
     /// A new event.
     ///

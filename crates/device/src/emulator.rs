@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use simt::emu::{Allocation, Memory};
 
-use crate::backend::{Backend, RawMemory, RawPinned};
+use crate::backend::{Backend, Priority, RawMemory, RawPinned};
 use crate::device::Device;
 use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
@@ -262,7 +262,7 @@ unsafe impl Backend for Emulator {
         HostBlock::zeroed(bytes).map(EmuPinned).ok_or(refused)
     }
 
-    fn stream(&self) -> Result<EmuStream, DeviceError> {
+    fn stream(&self, _: Priority) -> Result<EmuStream, DeviceError> {
         // Of all emulated devices: a wrapper may put several into one domain.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);

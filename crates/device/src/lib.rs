@@ -55,7 +55,7 @@ mod stream;
 mod transfer;
 
 pub use arena::{ARENA_ALIGN, Arena, arena_bytes};
-pub use backend::{Backend, RawMemory, RawPinned};
+pub use backend::{Backend, Priority, RawMemory, RawPinned};
 pub use buffer::{Buffer, Memory, View};
 pub use cuda::{Cuda, CudaDevice, CudaOptions, CudaSurvey, Kernels};
 pub use device::Device;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::{Backend, RawMemory, RawPinned};
+use crate::backend::{Backend, Priority, RawMemory, RawPinned};
 use crate::device::Device;
 use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
@@ -153,7 +153,7 @@ unsafe impl Backend for Null {
         Ok(NullPinned(memory))
     }
 
-    fn stream(&self) -> Result<NullStream, DeviceError> {
+    fn stream(&self, _: Priority) -> Result<NullStream, DeviceError> {
         Ok(NullStream(self.streams.fetch_add(1, Ordering::Relaxed)))
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Priority};
 use crate::checks::{check_device, check_grid, check_pointers};
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -184,12 +184,26 @@ impl<B: Backend> Event<B> {
 }
 
 impl<B: Backend> Device<B> {
-    /// A new stream.
+    /// A new stream of the highest priority, for steps.
     ///
     /// # Errors
     /// [`DeviceError::Cuda`]; [`DeviceError::ForbiddenInCapture`] while capturing.
     pub fn stream(&self) -> Result<Stream<B>, DeviceError> {
-        let raw = self.captures().outside("creating a stream", || self.backend().stream())?;
+        self.stream_with(Priority::Highest)
+    }
+
+    /// A new stream of the lowest priority: a kernel in it takes multiprocessors that no block of a stream of higher priority
+    /// waits for. For copies beside steps.
+    ///
+    /// # Errors
+    /// As [`Self::stream`].
+    pub fn background_stream(&self) -> Result<Stream<B>, DeviceError> {
+        self.stream_with(Priority::Lowest)
+    }
+
+    fn stream_with(&self, priority: Priority) -> Result<Stream<B>, DeviceError> {
+        let create = || self.backend().stream(priority);
+        let raw = self.captures().outside("creating a stream", create)?;
         Ok(Stream::new(self.own(raw), self))
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use dsv4_kv::CacheConfig;
-use dsv4_kv::device::EmuOptions;
+use dsv4_kv::device::{Device, EmuOptions, Emulator};
 use dsv4_kv::tier_mistake::{Mistake, make};
 use dsv4_kv_stress::cache::{Cache, skipping};
 use dsv4_kv_stress::drive::{Counts, Divergence};
@@ -14,7 +14,7 @@ use dsv4_kv_stress::generate::Manners;
 use dsv4_kv_stress::generate::tier::{lean_tier_config, tier_config};
 use dsv4_kv_stress::library::Library;
 use dsv4_kv_stress::random_run;
-use dsv4_kv_tests::lazy::Lazy;
+use dsv4_kv_tests::lazy::{Lazy, Order};
 
 /// What blocks, units and names alone show.
 const COUNTED: [Mistake; 7] = [
@@ -37,6 +37,16 @@ const WRITTEN: [(Mistake, &[u64]); 6] = [
     (Mistake::PoisonedAfter, &[0, 1]),
     (Mistake::BlocksSwapped, &[0, 1]),
 ];
+
+/// What only the order of a transfer's two streams shows: those that a stream which runs late shows, and one that a stream
+/// which runs early shows.
+const LATE: [Mistake; 4] = [
+    Mistake::CopiedTooEarly,
+    Mistake::OverwrittenTooEarly,
+    Mistake::UnpackedTooEarly,
+    Mistake::EndedTooEarly,
+];
+const EARLY: [Mistake; 1] = [Mistake::PackedTooEarly];
 
 /// Runs with a mistake, which is made in this thread only. The thread must not be one of rayon's: one of those that waits
 /// for a launch of the emulator may run another case meanwhile, which would end this one's mistake.
@@ -67,11 +77,32 @@ fn counted(mistake: Mistake, seed: u64) -> Result<Counts, Divergence> {
 
 /// A run with kernels.
 fn written(mistake: Mistake, seed: u64) -> Result<Counts, Divergence> {
-    let config = lean_tier_config(seed);
-    let library = Arc::new(Library::new(&config));
-    let device = Lazy::emulated(EmuOptions { seed, ..EmuOptions::default() });
-    let new = || Cache::new(&device, &config, &library, seed);
-    with(mistake, || random_run(seed, 3_000, Manners::Genuine, &config, &new, &mut |_| ()))
+    run_on_device(mistake, &lean_tier_config(seed), seed, Order::Late)
+}
+
+/// The same with transfers of three blocks, so that memory through which they go is used twice.
+fn ordered(mistake: Mistake, seed: u64, order: Order) -> Result<Counts, Divergence> {
+    let config = CacheConfig {
+        num_blocks: 6,
+        max_context: 410,
+        max_step_tokens: 400,
+        checkpoint_interval: 0,
+        ..lean_tier_config(seed)
+    };
+    run_on_device(mistake, &config, seed, order)
+}
+
+fn run_on_device(
+    mistake: Mistake,
+    config: &CacheConfig,
+    seed: u64,
+    order: Order,
+) -> Result<Counts, Divergence> {
+    let library = Arc::new(Library::new(config));
+    let emulator = Emulator::new(EmuOptions { seed, ..EmuOptions::default() });
+    let device = Device::from_backend(Lazy::new(emulator).with_order(order));
+    let new = || Cache::new(&device, config, &library, seed);
+    with(mistake, || random_run(seed, 3_000, Manners::Genuine, config, &new, &mut |_| ()))
 }
 
 fn all_are_found(
@@ -114,4 +145,15 @@ fn mistakes_in_what_is_held_are_found() {
 #[test]
 fn mistakes_in_what_is_written_are_found() {
     all_are_found(WRITTEN, written);
+}
+
+#[test]
+fn mistakes_in_the_order_of_streams_are_found() {
+    for order in [Order::Late, Order::OthersFirst] {
+        let clean = ordered(Mistake::Nothing, 1, order);
+        clean.unwrap_or_else(|found| panic!("without a mistake, {order:?}: {found:?}"));
+    }
+    let seeds = |mistake| (mistake, &[1][..]);
+    all_are_found(LATE.map(seeds), |mistake, seed| ordered(mistake, seed, Order::Late));
+    all_are_found(EARLY.map(seeds), |mistake, seed| ordered(mistake, seed, Order::OthersFirst));
 }

@@ -11,7 +11,6 @@ use crate::core::Core;
 use crate::device::{Backend, Stream};
 use crate::error::KvError;
 use crate::ledger::{Arrival, Ledger};
-use crate::ops::CopyDirection;
 
 /// Prompts that wait for their turn at most: each is a copy of its tokens.
 const PROMPTS: usize = 64;
@@ -160,16 +159,12 @@ impl<B: Backend> Tier<B> {
         };
         let (units, checkpoint) = std::mem::take(&mut arriving.units);
         debug_assert_eq!(checkpoint.len(), layout.checkpoint_units as usize, "of this tier");
-        let (arrival, lane_stream) = (&arriving.arrival, lane.stream.clone());
-        arriving.flight.queue(&lane_stream, |copies| {
+        let arrival = &arriving.arrival;
+        arriving.flight.queue(lane, |lane, copies| {
             if !made(Mistake::ArrivesUnordered) {
                 lane.follow(stream)?;
             }
-            lane.upload_jobs(&arrival.blocks())?;
-            for round in lane.rounds(units.len()) {
-                copies.load(units[round.clone()].iter().cloned(), &lane.staged(&round))?;
-                lane.copy(core, &round, CopyDirection::Restore)?;
-            }
+            lane.load(core, &units, &arrival.blocks(), copies)?;
             let target = core.memory.state.checkpoint(arrival.checkpoint());
             Ok(copies.load(checkpoint, &target)?)
         })?;

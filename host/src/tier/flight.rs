@@ -1,11 +1,14 @@
 //! Copies of a transfer, from the first call of the device until they were waited for.
 
+use super::lane::Lane;
 use crate::device::{Backend, HostCopies, HostUnit, Stream, Unsettled};
 use crate::error::KvError;
 
 /// The copies of a transfer.
 pub(super) struct Flight<B: Backend> {
     copies: Option<HostCopies<B>>,
+    /// Where kernels may still be queued behind them.
+    kernels: Option<Stream<B>>,
     /// Whether all of them were queued. If they were not, the device failed, and nothing of them is entered.
     is_whole: bool,
 }
@@ -23,18 +26,21 @@ pub(super) enum Landed<B: Backend> {
 impl<B: Backend> Flight<B> {
     /// None yet.
     pub fn new() -> Self {
-        Self { copies: None, is_whole: false }
+        Self { copies: None, kernels: None, is_whole: false }
     }
 
-    /// Queues them in a stream.
+    /// Queues them in the streams of a lane.
     pub fn queue(
         &mut self,
-        stream: &Stream<B>,
-        queue: impl FnOnce(&mut HostCopies<B>) -> Result<(), KvError>,
+        lane: &mut Lane<B>,
+        queue: impl FnOnce(&mut Lane<B>, &mut HostCopies<B>) -> Result<(), KvError>,
     ) -> Result<(), KvError> {
-        let copies = self.copies.insert(HostCopies::new(stream)?);
-        queue(copies)?;
+        let copies = self.copies.insert(HostCopies::new(&lane.copies)?);
+        self.kernels = Some(lane.kernels.clone());
+        queue(lane, copies)?;
         copies.end()?;
+        // The copies end behind the last kernel.
+        self.kernels = None;
         self.is_whole = true;
         Ok(())
     }
@@ -45,6 +51,9 @@ impl<B: Backend> Flight<B> {
         let Some(copies) = &self.copies else { return Ok(Landed::Lost) };
         if self.is_whole && !waited && !copies.is_done()? {
             return Ok(Landed::NotYet);
+        }
+        if let Some(kernels) = &self.kernels {
+            kernels.synchronize()?;
         }
         let Some(copies) = self.copies.take() else { return Ok(Landed::Lost) };
         let bytes = copies.bytes();

@@ -7,9 +7,10 @@ use crate::pool_kind::PoolUnit;
 use crate::schema::Schema;
 use crate::state_layout;
 
-/// Bytes of the memory on the device through which blocks leave, and as many through which they come, at most: large
-/// enough that a copy of it takes far longer than to begin one.
-const STAGING: u64 = 32 << 20;
+/// Bytes of blocks that are packed by one launch, at most: a copy of them takes far longer than to begin one.
+const ROUND: u64 = 16 << 20;
+/// Buffers of a round: two for each direction, so that one is packed while the other is copied.
+const ROUNDS: usize = 4;
 
 /// The sizes of a host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +23,8 @@ pub(crate) struct TierLayout {
     pub checkpoint_units: u32,
     /// Units there are.
     pub units: u32,
-    /// Blocks that are packed at once, in each direction.
-    pub staged_blocks: u32,
+    /// Blocks that are packed by one launch: a quarter of the longest request at most, so that each half is used again in it.
+    pub round_blocks: u32,
     /// Blocks of the longest request.
     pub most_blocks: u32,
 }
@@ -63,7 +64,7 @@ impl TierLayout {
             checkpoint_bytes,
             checkpoint_units: checkpoint_bytes.div_ceil(unit_bytes.max(1)) as u32,
             units: units(config.host_bytes).min(u32::MAX.into()) as u32,
-            staged_blocks: units(STAGING).clamp(1, most_blocks.into()) as u32,
+            round_blocks: units(ROUND).clamp(1, most_blocks.div_ceil(4).into()) as u32,
             most_blocks,
         }
     }
@@ -73,10 +74,15 @@ impl TierLayout {
         u64::from(self.most_blocks) * JOB as u64
     }
 
+    /// Bytes of the blocks that are packed by one launch.
+    pub fn round_bytes(self) -> u64 {
+        u64::from(self.round_blocks) * self.unit_bytes
+    }
+
     /// Bytes of each buffer on the device.
     fn device_bytes(self) -> impl Iterator<Item = u64> {
-        let staging = u64::from(self.staged_blocks) * self.unit_bytes;
-        [staging, self.jobs() * size_of::<i32>() as u64].into_iter().cycle().take(4)
+        let jobs = self.jobs() * size_of::<i32>() as u64;
+        [self.round_bytes(); ROUNDS].into_iter().chain([jobs; 2])
     }
 }
 

@@ -12,7 +12,6 @@ use crate::core::Core;
 use crate::device::{Backend, HostUnit, Stream};
 use crate::error::KvError;
 use crate::ledger::{Departure, Ledger};
-use crate::ops::CopyDirection;
 
 impl<B: Backend> Tier<B> {
     /// Whether there is something for the device to do: the next checkpoint that is to leave, if none does. What the host
@@ -50,14 +49,9 @@ impl<B: Backend> Tier<B> {
         let Self { leaving: Some(leaving), to_host: lane, .. } = self else { return Ok(()) };
         let Leaving { departure, above, units, flight, .. } = leaving;
         let missing = departure.blocks.split_off(above.blocks() as usize);
-        let lane_stream = lane.stream.clone();
-        flight.queue(&lane_stream, |copies| {
+        flight.queue(lane, |lane, copies| {
             lane.follow(stream)?;
-            lane.upload_jobs(&missing)?;
-            for round in lane.rounds(missing.len()) {
-                lane.copy(core, &round, CopyDirection::Save)?;
-                copies.store(&lane.staged(&round).view(), units.drain(..round.len()).collect())?;
-            }
+            lane.store(core, &missing, units.drain(..missing.len()), copies)?;
             let checkpoint = core.memory.state.checkpoint(departure.checkpoint.checkpoint);
             Ok(copies.store(&checkpoint.view(), std::mem::take(units))?)
         })?;

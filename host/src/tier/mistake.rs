@@ -32,6 +32,16 @@ pub enum Mistake {
     PoisonedAfter,
     /// Blocks come back in the wrong order.
     BlocksSwapped,
+    /// Blocks are packed into memory from which others are still copied.
+    PackedTooEarly,
+    /// Blocks are copied to the host before they are packed.
+    CopiedTooEarly,
+    /// Blocks are copied from the host to memory from which others are still unpacked.
+    OverwrittenTooEarly,
+    /// Blocks are unpacked before they are copied from the host.
+    UnpackedTooEarly,
+    /// A transfer to the device ends before the last blocks are unpacked.
+    EndedTooEarly,
 }
 
 dsv4_kv_prefix::mistake_switch!(Mistake);

@@ -16,7 +16,7 @@
 //! | `state.rs` | what is there, and what is under way |
 //! | `flight.rs` | the copies of a transfer |
 //! | `loans.rs` | what a tier below has |
-//! | `lane.rs` | a stream for each direction, and memory through which blocks go |
+//! | `lane.rs` | streams for each direction, and memory through which blocks go |
 //! | `leaving.rs` | to the host |
 //! | `arriving.rs` | to the device |
 //! | `images.rs` | what a tier below stores, and brings back |

@@ -80,7 +80,7 @@ const EXAMPLES: [(&str, &str); 3] = [
 /// begins it until the host has waited for it; `one copy us` is one copy of as many bytes between the device and one
 /// range of pinned memory, in the same run. `step us` is a decode step of 32 requests of 8,192 tokens just before the
 /// prefix goes, and `beside us` one while it is on its way: medians of 5 runs of `steps` steps, by the device's
-/// events.
+/// events. `beside a copy` is how much slower steps are beside that one copy.
 ///
 /// `books` needs no GPU: what a step costs the host, on a device that does nothing, so without the driver. A row is
 /// the median, and what 99 of 100 take at most, of 2,000 steps, or of a launch in them.

@@ -5,7 +5,7 @@
 //! many blocks that the device evicts it, and it is brought back. Each run has a prompt of its own, for which host
 //! memory, large enough for one of them, evicts the one before. A run either times the transfer by itself, or decode
 //! steps: as many just before the transfer as beside it, since how fast a step is depends on what the device did
-//! before.
+//! before. Steps beside one copy of as many bytes show what no way to move them could save.
 
 use std::time::Instant;
 
@@ -28,7 +28,7 @@ use super::trunk::{Filled, PREFILL_TOKENS, Size, queue_layer, trunk_of};
 const SMALL: bool = cfg!(test);
 /// Prompts.
 const RUNS: u32 = if SMALL { 1 } else { 5 };
-/// Copies, after as many that warm up.
+/// Copies by themselves, and as many beside decode steps.
 const COPIES: usize = if SMALL { 1 } else { 10 };
 /// Most decode steps that are timed together.
 const MOST_STEPS: u32 = 32;
@@ -69,6 +69,10 @@ pub struct Row {
     pub step_microseconds: f64,
     /// The same while it is on its way.
     pub beside_microseconds: f64,
+    /// Median microseconds of a decode step just before one copy of as many bytes.
+    pub copy_step_microseconds: f64,
+    /// The same while that copy is on its way.
+    pub copy_beside_microseconds: f64,
 }
 
 /// Where a prefix goes.
@@ -129,13 +133,13 @@ pub(super) fn measure_case<B: Backend>(device: &Device<B>, case: &Case) -> Resul
         }
     }
     let bytes = setup.moved()?;
-    let copies = copies(device, bytes)?;
+    let copies = setup.copies(&graph, bytes, samples[0].steps)?;
     let rows = Direction::ALL.into_iter().zip(samples).zip(copies);
     Ok(rows.map(|((direction, of), copy)| Row::new(case, direction, bytes, of, copy)).collect())
 }
 
 impl Row {
-    fn new(case: &Case, of: Direction, bytes: u64, samples: Samples, copy: f64) -> Self {
+    fn new(case: &Case, of: Direction, bytes: u64, samples: Samples, copy: Samples) -> Self {
         let Samples { transfers, steps, alone, beside } = samples;
         Self {
             model: case.model.clone(),
@@ -143,10 +147,12 @@ impl Row {
             direction: of.name(),
             bytes,
             microseconds: median(transfers),
-            copy_microseconds: copy,
+            copy_microseconds: median(copy.transfers),
             steps,
             step_microseconds: median(alone),
             beside_microseconds: median(beside),
+            copy_step_microseconds: median(copy.alone),
+            copy_beside_microseconds: median(copy.beside),
         }
     }
 }
@@ -324,34 +330,46 @@ impl<B: Backend> Setup<B> {
         ensure!(stats.bytes_to_host == stats.bytes_from_host, "as much came as went: {stats:?}");
         Ok(stats.bytes_to_host / self.runs)
     }
+
+    /// One copy of so many bytes in each direction, by itself and beside decode steps.
+    fn copies(&mut self, graph: &CapturedStep<B>, bytes: u64, steps: u32) -> Result<[Samples; 2]> {
+        let device = self.filled.stream.device().clone();
+        let (stream, pool) = (device.stream()?, HostPool::new(&device, 1, bytes as usize)?);
+        let buffer: Buffer<B, u8> = device.allocate("one copy", bytes)?;
+        let mut samples = [Samples::default(), Samples::default()];
+        for run in 0..2 * COPIES {
+            let with_steps = run % 2 == 1;
+            for (direction, samples) in Direction::ALL.into_iter().zip(&mut samples) {
+                if with_steps {
+                    self.decode(graph, 2)?;
+                    samples.alone.push(self.decode(graph, steps)?);
+                }
+                let mut copies = HostCopies::new(&stream)?;
+                let unit = pool.take(1).context("the unit is free")?;
+                let started = Instant::now();
+                match direction {
+                    Direction::ToHost => copies.store(&buffer.view(), unit)?,
+                    Direction::FromHost => {
+                        copies.load(unit.into_iter().map(Into::into), &buffer)?
+                    }
+                }
+                copies.end()?;
+                if with_steps {
+                    samples.beside.push(self.decode(graph, steps)?);
+                }
+                copies.settle().map_err(|unsettled| unsettled.error)?;
+                if !with_steps {
+                    samples.transfers.push(started.elapsed().as_secs_f64() * 1e6);
+                }
+            }
+        }
+        Ok(samples)
+    }
 }
 
 /// How many steps of `one` microseconds fit into so many, at least one.
 fn steps_within(microseconds: f64, one: f64) -> u32 {
     ((microseconds / one) as u32).clamp(1, MOST_STEPS)
-}
-
-/// Microseconds of one copy of so many bytes to host memory, and of one from there.
-fn copies<B: Backend>(device: &Device<B>, bytes: u64) -> Result<[f64; 2]> {
-    let stream = device.stream()?;
-    let pool = HostPool::new(device, 1, bytes as usize)?;
-    let buffer: Buffer<B, u8> = device.allocate("one copy", bytes)?;
-    let mut times = [Vec::new(), Vec::new()];
-    for _ in 0..2 * COPIES {
-        let mut copies = HostCopies::new(&stream)?;
-        let started = Instant::now();
-        copies.store(&buffer.view(), pool.take(1).context("the unit is free")?)?;
-        copies.end()?;
-        let units = copies.settle().map_err(|unsettled| unsettled.error)?;
-        times[0].push(started.elapsed().as_secs_f64() * 1e6);
-        let mut copies = HostCopies::new(&stream)?;
-        let started = Instant::now();
-        copies.load(units.into_iter().map(Into::into), &buffer)?;
-        copies.end()?;
-        copies.settle().map_err(|unsettled| unsettled.error)?;
-        times[1].push(started.elapsed().as_secs_f64() * 1e6);
-    }
-    Ok(times.map(|times| median(times[COPIES..].to_vec())))
 }
 
 /// The rows as a table.
@@ -371,9 +389,11 @@ pub fn table(rows: &[Row]) -> Table {
         "step us",
         "beside us",
         "slower",
+        "beside a copy",
     ]);
     for row in rows {
         let Row { step_microseconds: alone, beside_microseconds: beside, .. } = *row;
+        let copy = row.copy_beside_microseconds / row.copy_step_microseconds;
         table.add_row([
             row.model.clone(),
             row.prefix.to_string(),
@@ -387,6 +407,7 @@ pub fn table(rows: &[Row]) -> Table {
             format!("{alone:.0}"),
             format!("{beside:.0}"),
             format!("{:.1} %", 100.0 * (beside / alone - 1.0)),
+            format!("{:.1} %", 100.0 * (copy - 1.0)),
         ]);
     }
     table

@@ -5,6 +5,7 @@ use std::mem::{self, ManuallyDrop};
 use std::ptr;
 use std::sync::PoisonError;
 
+use cust::context::CurrentContext;
 use cust::error::CudaError;
 use cust::memory::{DeviceBuffer, LockedBuffer};
 use cust::stream::{Stream, StreamFlags};
@@ -12,7 +13,7 @@ use cust::sys::{self, CUresult};
 
 use super::context::{Cuda, check, during};
 use super::handles::{CudaEvent, CudaGraph, CudaMemory, CudaPinned, CudaStream};
-use crate::backend::{Backend, RawMemory};
+use crate::backend::{Backend, Priority, RawMemory};
 use crate::error::DeviceError;
 use crate::identity::DeviceInfo;
 use crate::operation::Operation;
@@ -91,10 +92,16 @@ unsafe impl Backend for Cuda {
         Ok(CudaPinned { buffer, cuda: self.clone() })
     }
 
-    fn stream(&self) -> Result<CudaStream, DeviceError> {
+    fn stream(&self, priority: Priority) -> Result<CudaStream, DeviceError> {
         self.enter()?;
-        let stream =
-            Stream::new(StreamFlags::DEFAULT, None).map_err(during("creating a stream"))?;
+        let range = CurrentContext::get_stream_priority_range();
+        let range = range.map_err(during("asking for the priorities of streams"))?;
+        let priority = match priority {
+            Priority::Highest => range.greatest,
+            Priority::Lowest => range.least,
+        };
+        let stream = Stream::new(StreamFlags::DEFAULT, Some(priority));
+        let stream = stream.map_err(during("creating a stream"))?;
         Ok(CudaStream::owned(stream, self))
     }
 
