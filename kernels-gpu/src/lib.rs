@@ -12,6 +12,7 @@
 //! | [`compress`] | entries and indexer keys of the windows that close; the state rings |
 //! | [`flush`] | entries and indexer keys into their blocks |
 //! | [`state_copy`] | the state of requests: to a checkpoint, back, and to another slot |
+//! | [`digest`] | digests of sections of a payload |
 //! | [`decode`] | all that a layer does for one token per request, in one launch |
 //! | [`gather`] | compressed entries: gathers by list and of all, how many a query sees |
 //! | [`attention`] | attention over the rows of the cache where they lie |
@@ -40,6 +41,7 @@ pub mod closing_tokens;
 pub mod compress;
 pub mod convert;
 pub mod decode;
+pub mod digest;
 #[cfg(any(target_arch = "nvptx64", feature = "launch"))]
 mod entry;
 pub mod fault;

@@ -12,6 +12,7 @@
 //! | [`index_row`] | indexer keys: NVFP4, MXFP4, FP8 |
 //! | [`linear`] | NVFP4 weights, and the kernels for numbers of tokens |
 //! | [`router`] | limits of the router kernels |
+//! | [`xxh3`] | constants of the digests of payloads, and their last step |
 //! | [`attention`] | which keys a kernel of attention takes |
 //! | [`config`] | `ModelConfig` from a checkpoint's `config.json` (feature `config`) |
 #![no_std]
@@ -29,3 +30,4 @@ pub mod index_row;
 pub mod linear;
 pub mod main_row;
 pub mod router;
+pub mod xxh3;

@@ -6,6 +6,7 @@ mod attention;
 mod attention_parts;
 mod compress;
 mod decode;
+mod digest;
 mod flush;
 mod gather;
 mod hca;
@@ -28,6 +29,7 @@ pub use compress::{
     write_state, write_state_saving,
 };
 pub use decode::{CsaDecode, DecodeCompressor, DecodeStep, HcaDecode, decode_csa, decode_hca};
+pub use digest::{DIGEST_RECORD, SectionRecords, digest, digest_secret, digest_sections};
 pub use flush::{Flush, IndexKeys, KeyFlush, flush_csa};
 pub use gather::{
     BlockTable, Entries, EntryCounts, EntryGather, gather_all, gather_kv, valid_lens,

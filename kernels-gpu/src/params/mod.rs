@@ -257,6 +257,21 @@ impl CopyStateParams {
 }
 
 parameters! {
+    /// Scalars of `digest_sections`.
+    DigestParams {
+        /// Sections.
+        sections,
+        /// Words of 8 bytes of the payload; a section beyond them is a fault.
+        words,
+    }
+}
+
+impl DigestParams {
+    /// 32-bit words of a section's record.
+    pub const RECORD: u32 = 64;
+}
+
+parameters! {
     /// Scalars of `decode_*`.
     DecodeParams {
         /// Tokens of the step.

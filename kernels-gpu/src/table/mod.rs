@@ -25,6 +25,7 @@ mod abi;
 mod attention;
 mod compress;
 mod decode;
+mod digest;
 mod flush;
 mod gather;
 mod index_list;
@@ -49,7 +50,7 @@ macro_rules! kernel_table {
     ([$($to:tt)*] $($extra:tt)*) => {
         $crate::window_rows! {
             [step_rows compress_rows state_rows flush_rows decode_rows gather_rows
-             indexer_rows index_list_rows poison_rows router_rows linear_rows attention_rows end_of_rows [$($to)*] $($extra)*] {}
+             indexer_rows index_list_rows poison_rows digest_rows router_rows linear_rows attention_rows end_of_rows [$($to)*] $($extra)*] {}
         }
     };
 }

@@ -234,6 +234,7 @@ scalars! {
         pieces: c.range(0, 5), jobs: c.range(0, 3), slots: c.range(1, 3), slot_units: c.range(1, 40),
         checkpoints: c.range(1, 3), checkpoint_units: c.range(1, 9),
     }
+    DigestSections: |c, _| DigestParams { sections: c.range(0, 5), words: c.range(0, 9000) }
     FlushCsa: |c, _| FlushParams {
         capacity: c.range(0, 5), slots: c.range(0, 3), max_blocks: c.range(0, 4),
         num_blocks: c.range(0, 4), rotate: c.range(0, 1), tokens: c.range(0, 9),

@@ -47,6 +47,10 @@ suite! {
         staged_updates_arrive_in_order,
         events_time_what_lies_between_them,
     }
+    device::digests {
+        sections_have_the_digests_of_their_bytes,
+        sections_beyond_the_payload_are_refused,
+    }
     device::host_units {
         what_is_stored_comes_back,
         wrong_sizes_of_units_are_refused,

@@ -126,7 +126,7 @@ enum Suite {
     Indexer,
     /// Products with a weight in NVFP4, and in BF16.
     Linear,
-    /// The state of requests: checkpoints saved and restored, slots copied.
+    /// The state of requests: checkpoints saved and restored, slots copied, payloads digested.
     State,
     /// All of these.
     All,

@@ -1,5 +1,5 @@
 //! The state of requests: saved to checkpoints, restored from them, copied to other slots, of all layers in one launch;
-//! and the append of a chunk that saves, beside one that does not.
+//! digests of payloads that move; and the append of a chunk that saves, beside one that does not.
 //!
 //! Every node copies between slots and checkpoints of its own, and appends to a ring and checkpoints of its own.
 
@@ -9,9 +9,10 @@ use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::kv_layout::geometry::{HEAD_DIM, WINDOW, swa_ring_rows};
 use dsv4_kv::kv_layout::main_row::{DATA_BYTES, MainFormat};
 use dsv4_kv::ops::{
-    self, CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, LayerImage, SlotCopy,
-    StateCopies, SwaRing,
+    self, CheckpointCopy, CheckpointRows, CopyDirection, CopyPieces, LayerImage, SectionRecords,
+    SlotCopy, StateCopies, SwaRing,
 };
+use dsv4_kv::transfer::PartLayout;
 use dsv4_kv::{CacheConfig, Capacity, CheckpointId, KvCacheManager, SlotId};
 
 use super::inputs::{ensure_none_refused, part, repeated, upload};
@@ -32,6 +33,12 @@ pub(super) fn works<B: Backend>(device: &Device<B>) -> Vec<Work<'_, Measurement>
         ] {
             let name = format!("{direction:?} {model} {jobs}");
             works.push(Work::row(name, move || copy(device, model, direction, jobs)));
+        }
+    }
+    for model in ["flash", "pro"] {
+        for blocks in [1, 64] {
+            let name = format!("digests {model} {blocks}");
+            works.push(Work::row(name, move || digests(device, model, blocks)));
         }
     }
     for saves in [false, true] {
@@ -87,6 +94,39 @@ pub(super) fn copy<B: Backend>(
         stream.capture(retained, || (0..nodes).try_for_each(launch))
     })??;
     let names = (format!("copy_state {what}"), format!("{name}, {jobs}"));
+    let result = measurement(device, names, (bytes, nodes), &graph)?;
+    ensure_none_refused(&stream, &faults)?;
+    Ok(result)
+}
+
+/// Digests of a payload of so many blocks.
+fn digests<B: Backend>(device: &Device<B>, model: &str, blocks: u32) -> Result<Measurement> {
+    let config = CacheConfig::smallest(ModelConfig::preset(model).context("a preset")?);
+    let block = PartLayout::new(&config).block_bytes();
+    let bytes = block * u64::from(blocks);
+    let (nodes, words) = (nodes_for(bytes), (block / 8) as u32);
+    let stream = device.stream()?;
+    let payload = device.allocate::<u8>("payload", nodes * bytes)?;
+    let sections: Vec<_> = (0..blocks).flat_map(|block| [block * words, words]).collect();
+    let sections = upload(&stream, "sections", &sections)?.view();
+    let secret = upload(&stream, "secret", &ops::digest_secret())?.view();
+    let records = device.allocate("digests", u64::from(blocks * ops::DIGEST_RECORD))?;
+    let faults = device.allocate("faults", 1)?;
+    let inputs = [payload.memory(), sections.memory(), secret.memory()];
+    let retained = [inputs.to_vec(), vec![records.memory(), faults.memory()]].concat();
+    let launch = |node: u64| {
+        let records = SectionRecords {
+            payload: &part(&payload, node, nodes),
+            sections: &sections,
+            secret: &secret,
+            count: blocks,
+            records: &records,
+            faults: &faults,
+        };
+        ops::digest_sections(&stream, &records)
+    };
+    let graph = stream.capture(retained, || (0..nodes).try_for_each(launch))?;
+    let names = ("digest_sections".to_string(), format!("{model}, {blocks} blocks"));
     let result = measurement(device, names, (bytes, nodes), &graph)?;
     ensure_none_refused(&stream, &faults)?;
     Ok(result)

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use dsv4_kv::CacheConfig;
-use dsv4_kv::device::{CudaDevice, CudaOptions, CudaSurvey, Kernels};
+use dsv4_kv::device::{CudaOptions, CudaSurvey};
 use dsv4_kv::kv_layout::config::ModelConfig;
 use dsv4_kv::transfer::{Part, PartLayout, Positions};
 use dsv4_kv_transfer::image::ImageKind;
@@ -74,16 +74,12 @@ pub fn last_gpu() -> u32 {
     CudaSurvey::of_machine().map_or(0, |survey| survey.gpus.len().max(1) as u32 - 1)
 }
 
-/// A module without kernels.
-const EMPTY: &str = ".version 7.0\n.target sm_52\n.address_size 64\n";
-
 /// Memory of the host, or of a GPU.
 pub fn storage(kind: &str, ordinal: u32) -> Result<Storage> {
     if kind == "host" {
         return Ok(Storage::host());
     }
     ensure!(kind == "cuda", "{kind} is no kind of memory");
-    let options = CudaOptions { ordinal, ..CudaOptions::default() };
-    let device = CudaDevice::open(options, &Kernels { infos: &[], ptx: |_, _| Ok(EMPTY.into()) })?;
+    let device = dsv4_kv::open_cuda(CudaOptions { ordinal, ..CudaOptions::default() })?;
     Ok(Storage::device(&device, ordinal)?)
 }

@@ -1,9 +1,13 @@
 //! What an image must be for a target to take it.
 
+use std::ops::Range;
+
 use dsv4_kv::checkpoints::is_boundary;
 use dsv4_kv::transfer::{PartLayout, Positions};
 
-use super::{Fact, Fingerprint, ImageError, ImageKind, Manifest, Section, decode_manifest};
+use super::{
+    Fact, Fingerprint, ImageError, ImageKind, Manifest, Section, decode_manifest, digests, places,
+};
 use crate::mistake::{Mistake, made};
 
 /// What the target knows of an image before it sees one.
@@ -106,16 +110,23 @@ pub(crate) struct Digests {
 impl Digests {
     /// Goes on with the sections that are whole in these first bytes of a payload.
     pub fn extend(&mut self, sections: &[Section], payload: &[u8]) {
-        for section in sections.iter().skip(self.sections.len()) {
-            let end = usize::try_from(section.part.bytes).ok();
-            let end = end.and_then(|bytes| self.bytes.checked_add(bytes));
-            let Some((end, bytes)) = end.and_then(|end| Some((end, payload.get(self.bytes..end)?)))
-            else {
-                break;
-            };
-            self.sections.push(Section::of(section.part, bytes));
-            self.bytes = end;
-        }
+        let rest = sections.get(self.sections.len()..).unwrap_or_default();
+        let whole = places(rest, self.bytes).take_while(|place| place.end <= payload.len());
+        let whole: Vec<_> = whole.collect();
+        self.add(rest, &whole, digests(payload, &whole));
+    }
+
+    /// Those of a whole payload, which were computed where it is.
+    pub fn of(sections: &[Section], places: &[Range<usize>], digests: Vec<u128>) -> Self {
+        let mut known = Self::default();
+        known.add(sections, places, digests);
+        known
+    }
+
+    fn add(&mut self, sections: &[Section], places: &[Range<usize>], digests: Vec<u128>) {
+        let found = sections.iter().zip(digests);
+        self.sections.extend(found.map(|(&Section { part, .. }, digest)| Section { part, digest }));
+        self.bytes = places.last().map_or(self.bytes, |last| last.end);
     }
 
     /// Compares them with those of a manifest.

@@ -36,7 +36,10 @@ pub use codec::{decode_manifest, decode_opening};
 pub use error::{Fact, ImageError, VERSION};
 pub use fingerprint::Fingerprint;
 
+use std::ops::Range;
+
 use dsv4_kv::transfer::{Part, PartLayout, Positions};
+use rayon::prelude::*;
 use twox_hash::XxHash3_128;
 
 /// Which memory of the source a payload lies in, as the source said when it offered it.
@@ -86,6 +89,27 @@ impl Section {
     pub fn of(part: Part, bytes: &[u8]) -> Self {
         Self { part, digest: XxHash3_128::oneshot(bytes) }
     }
+}
+
+/// Where sections lie in a payload, one behind the other from byte `first` on; those whose end is no number are left out.
+pub(crate) fn places(sections: &[Section], first: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut end = Some(first);
+    sections.iter().map_while(move |section| {
+        let start = end?;
+        end = usize::try_from(section.part.bytes).ok().and_then(|bytes| start.checked_add(bytes));
+        Some(start..end?)
+    })
+}
+
+/// xxh3-128 of ranges of bytes. Where they are many, all cores compute them.
+pub(crate) fn digests(bytes: &[u8], places: &[Range<usize>]) -> Vec<u128> {
+    /// Fewer bytes are digested before other threads have begun.
+    const MANY: usize = 1 << 20;
+    let digest = |place: &Range<usize>| XxHash3_128::oneshot(&bytes[place.clone()]);
+    if places.iter().map(Range::len).sum::<usize>() < MANY {
+        return places.iter().map(digest).collect();
+    }
+    places.par_iter().map(digest).collect()
 }
 
 /// What an image says of itself.

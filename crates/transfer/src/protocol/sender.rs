@@ -5,13 +5,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::time::Duration;
 
-use dsv4_kv::device::Backend;
+use dsv4_kv::device::{Backend, Buffer};
 use dsv4_kv::transfer::{Export, MoveError, PartsMut, Positions};
 
 use super::draft::Draft;
 use super::error::TransferError;
 use super::offer::{Offer, Ready};
-use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source};
+use crate::image::{Fingerprint, ImageError, ImageKind, Manifest, Section, Source, places};
 use crate::mistake::{Mistake, made};
 use crate::transport::{Descriptor, Region, Registered, Storage, Transport, TransportError};
 
@@ -249,24 +249,24 @@ pub(super) fn fill<B: Backend>(
     sections: &[Section],
     copy: impl FnOnce(PartsMut<'_, B>) -> Result<(), MoveError>,
 ) -> Result<Vec<Section>, TransferError> {
+    let places: Vec<_> = places(sections, bytes.start).collect();
     if payload.host().is_some() {
-        let own = &mut payload.bytes_mut()[bytes];
-        copy(PartsMut::Host(own))?;
-        return Ok(digests(sections, own));
-    }
-    let mut own = vec![0; bytes.len()];
-    match payload.buffer::<B>().and_then(|all| all.slice(bytes.start as u64, own.len() as u64)) {
-        Some(buffer) => {
-            copy(PartsMut::Device(buffer))?;
-            payload.read(bytes.start, &mut own)?;
-        }
+        copy(PartsMut::Host(&mut payload.bytes_mut()[bytes]))?;
+    } else if let Some(buffer) = own_buffer::<B>(payload, &bytes) {
+        copy(PartsMut::Device(buffer))?;
+    } else {
         // Of another kind of device.
-        None => {
-            copy(PartsMut::Host(&mut own))?;
-            payload.write(bytes.start, &own)?;
-        }
+        let mut own = vec![0; bytes.len()];
+        copy(PartsMut::Host(&mut own))?;
+        payload.write(bytes.start, &own)?;
     }
-    Ok(digests(sections, &own))
+    let digests = sections.iter().zip(payload.digests(&places)?);
+    Ok(digests.map(|(&Section { part, .. }, digest)| Section { part, digest }).collect())
+}
+
+/// A part of memory of a device of this kind.
+fn own_buffer<B: Backend>(payload: &Region, bytes: &Range<usize>) -> Option<Buffer<B, u8>> {
+    payload.buffer::<B>()?.slice(bytes.start as u64, bytes.len() as u64)
 }
 
 /// Copies parts of a request, one behind the other.
@@ -285,13 +285,4 @@ fn copy<B: Backend>(
     }
     // The state is final as a whole.
     if parts.end > held { export.state_to(into.part(state..state + of_state)) } else { Ok(()) }
-}
-
-/// The same sections, with the digests of these bytes.
-fn digests(sections: &[Section], mut bytes: &[u8]) -> Vec<Section> {
-    let digest = |section: &Section| {
-        let own = bytes.split_off(..section.part.bytes as usize).expect("they were counted");
-        Section::of(section.part, own)
-    };
-    sections.iter().map(digest).collect()
 }

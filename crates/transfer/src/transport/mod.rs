@@ -13,11 +13,13 @@
 //! | `mod.rs` | [`Transport`] |
 //! | `token.rs` | who may do what with memory, and what has become of a read |
 //! | `region.rs`, `storage.rs` | memory that can be registered: of the host, of a device |
+//! | `on_device.rs`, `digester.rs` | memory of a device, and digests of what is there |
 //! | `error.rs` | why a transport fails |
 //! | `loopback.rs` | within a process |
 //! | `file.rs` | through a directory |
 //! | `nixl/` | NIXL, from a shared library that is found at run time; feature `nixl` |
 
+mod digester;
 mod error;
 mod file;
 mod loopback;

@@ -8,6 +8,7 @@ use memmap2::MmapMut;
 use super::TransportError;
 use super::memory_kind::MemoryKind;
 use super::on_device::{DeviceBytes, OnDevice};
+use crate::image::digests;
 
 /// Zeroed memory, of whole pages of the host, or of a device ([`Storage`](super::Storage)).
 #[derive(Debug)]
@@ -94,6 +95,17 @@ impl Region {
             Kind::Device(memory) => {
                 memory.as_any().downcast_ref::<DeviceBytes<B>>().map(DeviceBytes::buffer)
             }
+        }
+    }
+
+    /// Digests of ranges of its bytes, xxh3-128, where they are: by the CPU, or by a kernel of the device.
+    pub(crate) fn digests(&self, sections: &[Range<usize>]) -> Result<Vec<u128>, TransportError> {
+        for of in sections {
+            self.range(of.start, of.len())?;
+        }
+        match &self.0 {
+            Kind::Host(memory) => Ok(digests(memory, sections)),
+            Kind::Device(memory) => Ok(memory.digests(sections)?),
         }
     }
 

@@ -7,11 +7,11 @@ use dsv4_kv::device::{Backend, Device, DeviceError, Stream};
 
 use super::TransportError;
 use super::memory_kind::MemoryKind;
-use super::on_device::{DeviceBytes, OnDevice};
+use super::on_device::{DeviceBytes, OnDevice, SharedDigester};
 use super::region::Region;
 
 /// Of which memory payloads are made: the host's, or a device's. Payloads of the cache's own device are packed and unpacked
-/// by its kernels, and no byte of them goes through host memory but to be compared with its digest.
+/// by its kernels, and their digests are computed there: no byte of them goes through host memory.
 #[derive(Clone, Debug, Default)]
 pub struct Storage {
     device: Option<Arc<dyn Allocate>>,
@@ -38,7 +38,8 @@ impl Storage {
         };
         // Of its own, so that nothing else is waited for.
         let stream = device.stream()?;
-        Ok(Self { device: Some(Arc::new(OfDevice { stream, kind })), or_host: false })
+        let digester = SharedDigester::default();
+        Ok(Self { device: Some(Arc::new(OfDevice { stream, kind, digester })), or_host: false })
     }
 
     /// The same, but memory of the host for what the device has no room for.
@@ -77,6 +78,7 @@ trait Allocate: Send + Sync + fmt::Debug {
 struct OfDevice<B: Backend> {
     stream: Stream<B>,
     kind: MemoryKind,
+    digester: SharedDigester<B>,
 }
 
 impl<B: Backend> Allocate for OfDevice<B> {
@@ -85,9 +87,9 @@ impl<B: Backend> Allocate for OfDevice<B> {
     }
 
     fn allocate(&self, len: usize) -> Result<Box<dyn OnDevice>, DeviceError> {
-        let Self { stream, kind } = self;
+        let Self { stream, kind, digester } = self;
         let buffer = stream.device().allocate("payloads that move", len as u64)?;
-        Ok(Box::new(DeviceBytes::new(stream.clone(), buffer, *kind)))
+        Ok(Box::new(DeviceBytes::new(stream.clone(), buffer, *kind, Arc::clone(digester))))
     }
 }
 
