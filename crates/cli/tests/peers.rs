@@ -81,6 +81,21 @@ fn payloads_lie_on_the_device() {
     assert!(String::from_utf8_lossy(&error).contains("in bookkeeping no bytes move"));
 }
 
+/// Requests wait for room for their bytes; one that will never have it is an error that names both numbers.
+#[test]
+fn a_request_larger_than_the_memory_for_those_that_come_is_refused() {
+    let options = "--device cpu --gpu-mem 300MiB --token-budget 100 --requests 4 --peers 2";
+    let moves = json(&mut replay(options))["moves"].clone();
+    let bytes = moves["bytes"].as_u64().expect("a number");
+    // Less than all of them have together, and no less than the longest.
+    let most = format!("--arrival-memory {}B", bytes * 3 / 4);
+    let result = json(replay(options).args(most.split(' ')));
+    assert_eq!((&result["moves"]["bytes"], &result["mismatches"]), (&bytes.into(), &0.into()));
+    let refused = replay(options).args(["--arrival-memory", "4KiB"]).assert().failure().code(1);
+    let error = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(error.contains("--arrival-memory") && error.contains("4096"), "{error}");
+}
+
 #[test]
 #[cfg(feature = "nixl")]
 #[ignore = "needs NIXL: cargo xtask scale-test"]

@@ -87,6 +87,7 @@ impl InspectArgs {
             host_cache: None,
             peers: None,
             payloads: Payloads::Host,
+            arrival_memory: ByteSize::gib(1),
             peer: None,
             peer_memory: None,
             max_requests: Some(SLOTS),

@@ -132,6 +132,11 @@ pub struct ReplayArgs {
     #[arg(long, value_enum, value_name = "WHERE", default_value_t = Payloads::Host, requires = "peers")]
     pub payloads: Payloads,
 
+    /// Memory of each process for requests that have come and are not admitted yet, as in 4GiB, at most 1PiB. Others wait until
+    /// there is room; one that needs more than all of it ends the replay.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size, requires = "peers")]
+    pub arrival_memory: ByteSize,
+
     /// Which of these processes this is.
     #[arg(long, value_name = "N", hide = true)]
     pub peer: Option<u32>,

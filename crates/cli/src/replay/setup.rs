@@ -23,9 +23,6 @@ use crate::model;
 use crate::share;
 use crate::texts::Texts;
 
-/// Bytes of a device for payloads, at most.
-const PAYLOADS: u64 = 1 << 30;
-
 /// A replay that can begin.
 pub struct Setup {
     /// The requests.
@@ -50,6 +47,8 @@ pub struct Setup {
     pub queries: (Queries, Option<u32>),
     /// The number of the device in whose memory the bytes of requests lie that move; the host's without it.
     pub payloads: Option<u32>,
+    /// Bytes for requests that have come and are not admitted yet.
+    pub arrival_bytes: u64,
 }
 
 impl Setup {
@@ -91,7 +90,7 @@ impl Setup {
             _ => tensors::working_bytes(&smallest, indexer.as_ref(), sample.len() as u32, heads),
         };
         let port = args.peers.map_or(0, |_| port_bytes(&smallest));
-        let moving = payloads.map_or(0, |_| (memory / 8).min(PAYLOADS));
+        let moving = payloads.map_or(0, |_| (memory / 8).min(args.arrival_memory.as_u64()));
         let working =
             if matches!(place, Place::Ledger) { working } else { working + port + moving };
         let rounding = match place {
@@ -126,6 +125,7 @@ impl Setup {
             seed,
             queries,
             payloads,
+            arrival_bytes: args.arrival_memory.as_u64(),
         })
     }
 

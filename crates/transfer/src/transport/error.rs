@@ -100,6 +100,14 @@ pub enum TransportError {
         /// What it returned.
         status: i32,
     },
+    /// NIXL does not take memory of a GPU.
+    #[error(
+        "register_mem of NIXL failed with status {status} for memory of a GPU: UCX tells it from memory of the host only if it finds libcudart.so.12, as the PyPI package nvidia-cuda-runtime-cu12 has it; name its directory in LD_LIBRARY_PATH"
+    )]
+    GpuMemory {
+        /// What the function returned.
+        status: i32,
+    },
     /// What a transport that is made to fail says.
     #[error("the read failed: {why}")]
     Failed {

@@ -22,8 +22,6 @@ use super::decode::{Came, Takes};
 use super::message::{ToDecode, ToPrefill, now_ms, send};
 use super::sends::{fingerprint, storage};
 
-/// Bytes that may wait here to be admitted.
-const WAITING: u64 = 1 << 30;
 /// A step of the emulator takes long, and so does a prompt.
 const DEADLINES: Deadlines = Deadlines {
     read: Duration::from_secs(60),
@@ -66,7 +64,7 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
         answers: mpsc::Receiver<bool>,
     ) -> Result<Self> {
         let (cache, config) = (cache.cache(), cache.cache().config());
-        let storage = (storage(cache.device(), setup)?, WAITING);
+        let storage = (storage(cache.device(), setup)?, setup.arrival_bytes);
         let port = cache.open_port()?;
         Ok(Self {
             receiver: Receiver::with_storage(transport, DEADLINES, storage),
@@ -97,6 +95,9 @@ impl<B: Backend, T: Transport> BytesIn<B, T> {
             Ok(id) => Ok(Some(id)),
             // What fits once others were admitted.
             Err(TransferError::NoMemory { needed, budget, .. }) if needed <= budget => Ok(None),
+            Err(error @ TransferError::NoMemory { .. }) => {
+                Err(anyhow!("{error}: raise --arrival-memory"))
+            }
             Err(error) => Err(error.into()),
         }
     }

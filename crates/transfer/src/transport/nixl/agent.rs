@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::api::{Api, Handle, READ, check};
+use super::api::{Api, Handle, READ, VRAM, check};
 use crate::transport::TransportError;
 
 /// An agent.
@@ -102,9 +102,13 @@ impl Agent {
     pub unsafe fn register(&mut self, place: Place) -> Result<(), TransportError> {
         let list = self.registered(place)?;
         // SAFETY: by this function's own contract.
-        check("register_mem", unsafe {
-            (self.api.register_mem)(self.handle, list.handle, self.options)
-        })
+        let status = unsafe { (self.api.register_mem)(self.handle, list.handle, self.options) };
+        match check("register_mem", status) {
+            Err(TransportError::Status { status, .. }) if place.kind == VRAM => {
+                Err(TransportError::GpuMemory { status })
+            }
+            checked => checked,
+        }
     }
 
     /// Takes the registration back.
