@@ -127,7 +127,7 @@ pub unsafe fn sections(args: DigestSections) {
         }
         let sums = [Shared::at(0), Shared::at(SUMS * 4)];
         let accumulator = accumulate(lane, sums);
-        if thread >= SUMMING && thread < SUMMING + LANES {
+        if (SUMMING..SUMMING + LANES).contains(&thread) {
             let at = record + 2 * u64::from(lane.lane);
             args.records.store_u32x2(at, split(accumulator));
         }

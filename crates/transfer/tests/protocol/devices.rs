@@ -5,6 +5,7 @@ use std::time::Duration;
 use dsv4_kv::KvError;
 use dsv4_kv::device::{Backend, Device, DeviceError, Emulator};
 use dsv4_kv::transfer::MoveError;
+use dsv4_kv_transfer::image::ImageError;
 use dsv4_kv_transfer::transport::{Fabric, Files, Loopback, MemoryKind, Storage};
 use dsv4_kv_transfer::{
     Receiver, Sender, Target, TransferError, Transport, TransportError, Verified,
@@ -83,6 +84,31 @@ pub fn payloads_on_devices() {
             moves(&mut world, (files(), files()), (from.clone(), to));
         }
     }
+}
+
+/// A byte of a payload that differs from what its source has digested is found on the device that it comes to, wherever it is.
+pub fn damage_is_found_on_devices() {
+    let (source, target) = (emulated(), emulated());
+    let mut world = World::on(&source, &target);
+    let directory = tempfile::tempdir().unwrap();
+    let files = || Files::new(directory.path()).unwrap();
+    let mut sender = Sender::with_storage(files(), (storage(&source), MOST));
+    let mut receiver = Receiver::with_storage(files(), deadlines(), (storage(&target), 64 << 20));
+    for sample in 0..world.samples.len() {
+        let bytes = world.samples[sample].payload.len();
+        for at in [0, bytes / 3, bytes - 1] {
+            let offer = world.offer(&mut sender, sample);
+            let path = directory.path().join(std::str::from_utf8(&offer.payload.0).unwrap());
+            let mut payload = std::fs::read(&path).unwrap();
+            payload[at] ^= 1;
+            std::fs::write(&path, payload).unwrap();
+            receiver.begin(Duration::ZERO, &offer, &world.expected()).unwrap();
+            let error = receiver.poll(Duration::ZERO).remove(0).1.unwrap_err();
+            let is_digest = matches!(error, TransferError::Image(ImageError::Digest { .. }));
+            assert!(is_digest, "sample {sample}, byte {at}: {error:?}");
+        }
+    }
+    assert!(receiver.stats().damaged as usize == 3 * world.samples.len());
 }
 
 /// Memory of another device than the cache's is refused, and nothing is taken. The host sees no bytes of a device.

@@ -43,7 +43,7 @@ fn main() {
     if peer::is_source() {
         return;
     }
-    let tests: [(&str, fn()); 44] = [
+    let tests: [(&str, fn()); 45] = [
         ("admitting::a_payload_is_of_one_model", admitting::a_payload_is_of_one_model),
         ("admitting::room_is_for_one_position", admitting::room_is_for_one_position),
         ("admitting::sections_are_those_of_the_cache", admitting::sections_are_those_of_the_cache),
@@ -85,6 +85,7 @@ fn main() {
         ("salts::no_request_is_anothers", salts::no_request_is_anothers),
         ("salts::owners_are_needed", salts::owners_that_are_ignored_are_found),
         ("devices::payloads_on_devices", devices::payloads_on_devices),
+        ("devices::damage_is_found_on_devices", devices::damage_is_found_on_devices),
         ("devices::other_devices_are_refused", devices::other_devices_are_refused),
         ("transports::within_a_process", transports::within_a_process),
         ("transports::through_a_directory", transports::through_a_directory),
