@@ -36,8 +36,8 @@ impl Storage {
             Some(_) => MemoryKind::Cuda { ordinal },
             None => MemoryKind::Emulated,
         };
-        // Of its own, so that nothing else is waited for.
-        let stream = device.stream()?;
+        // Of its own, so that nothing else is waited for; steps come before digests.
+        let stream = device.background_stream()?;
         let digester = SharedDigester::default();
         Ok(Self { device: Some(Arc::new(OfDevice { stream, kind, digester })), or_host: false })
     }
