@@ -1,6 +1,7 @@
 //! `cargo kv COMMAND`: the program `dsv4-kv`, built with the features that the command needs. A command that
 //! needs no model is built without a tokenizer and without a web server. Where there is no GPU, commands that measure
-//! nothing are built in the profile `kv`, which takes a third of the time of a release.
+//! nothing are built in the profile `kv`, which takes a third of the time of a release, and without CUDA unless they look for a
+//! GPU.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,6 +15,9 @@ const FEATURES: [(&str, Option<&str>, &str); 3] =
 
 /// Commands whose times say nothing of a server on a GPU, if there is none.
 const LOOKS: [&str; 6] = ["completions", "doctor", "inspect", "plan", "replay", "schema"];
+
+/// The profile of these.
+const LOOKING: &str = "kv";
 
 /// One of them is there if NVIDIA's driver is; the second is WSL's.
 const DRIVERS: [&str; 2] = ["/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1"];
@@ -31,6 +35,9 @@ fn main() -> ExitCode {
     }
     if let Some(features) = features(command, &arguments) {
         program.args(["--features", features]);
+    }
+    if profile == LOOKING && !looks_for_gpus(&arguments) {
+        program.arg("--no-default-features");
     }
     program.arg("--").args(arguments);
     run(program)
@@ -56,11 +63,17 @@ fn features(command: &OsStr, arguments: &[OsString]) -> Option<&'static str> {
     needs.next().map(|&(_, _, features)| features)
 }
 
+/// Whether the command, or an option of it, asks for the driver, wherever that is.
+fn looks_for_gpus(arguments: &[OsString]) -> bool {
+    let mut arguments = arguments.iter().filter_map(|argument| argument.to_str());
+    arguments.any(|argument| argument == "doctor" || argument.ends_with("cuda"))
+}
+
 /// How the program is built for a command.
 fn profile(command: &OsStr, has_gpu: bool) -> &'static str {
     let looks =
         LOOKS.iter().any(|name| command == *name) || command == "help" || command == "--help";
-    if looks && !has_gpu { "kv" } else { "release" }
+    if looks && !has_gpu { LOOKING } else { "release" }
 }
 
 /// Becomes the program: its signals and its exit code are those of this process.
@@ -82,6 +95,17 @@ mod tests {
         for command in ["replay", "plan", "--help"] {
             assert_eq!(profile(command.as_ref(), false), "kv", "{command}");
             assert_eq!(profile(command.as_ref(), true), "release", "{command}");
+        }
+    }
+
+    #[test]
+    fn what_asks_for_the_driver_is_built_with_cuda() {
+        let of = |line: &str| looks_for_gpus(&line.split(' ').map(Into::into).collect::<Vec<_>>());
+        for line in ["doctor", "doctor --json", "replay --device cuda", "replay --device=cuda"] {
+            assert!(of(line), "{line}");
+        }
+        for line in ["replay", "replay --device cpu", "plan --model flash", "--help"] {
+            assert!(!of(line), "{line}");
         }
     }
 

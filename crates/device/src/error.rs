@@ -1,9 +1,8 @@
 //! What a device can answer instead of doing what it was asked.
 
-use std::ffi::CStr;
-use std::ptr;
-
+#[cfg(feature = "cuda")]
 use cust::error::CudaError;
+#[cfg(feature = "cuda")]
 use cust::sys::CUresult;
 use simt::emu::Fault;
 
@@ -19,20 +18,22 @@ pub struct CudaStatus {
     pub text: String,
 }
 
+#[cfg(feature = "cuda")]
 impl From<CudaError> for CudaStatus {
     fn from(error: CudaError) -> Self {
         Self { code: error as u32, text: error.to_string() }
     }
 }
 
+#[cfg(feature = "cuda")]
 impl From<CUresult> for CudaStatus {
     fn from(status: CUresult) -> Self {
-        let mut text = ptr::null();
+        let mut text = std::ptr::null();
         // SAFETY: the call writes one pointer, to a string that lives as long as the process.
         let known = unsafe { cust::sys::cuGetErrorString(status, &mut text) };
         let text = if known == CUresult::CUDA_SUCCESS && !text.is_null() {
             // SAFETY: as above.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+            unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
         } else {
             "unknown to this driver".to_owned()
         };
@@ -43,7 +44,11 @@ impl From<CUresult> for CudaStatus {
 /// Why a device refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
+    /// The program has no code for GPUs.
+    #[error("this program is built without CUDA: build it with the feature `cuda`")]
+    NoCuda,
     /// No CUDA driver on this machine.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     NoDriver(#[from] cuda_loader::DriverError),
     /// The driver is there and has no such device.

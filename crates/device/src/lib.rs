@@ -14,7 +14,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `backend` | [`Backend`]: the raw calls |
-//! | `cuda`, `emulator` | the two backends |
+//! | `cuda`, `emulator` | the two backends; `cuda` with the feature of that name, `no_cuda` without it |
+//! | `gpu_options` | [`CudaOptions`], [`CudaSurvey`] |
 //! | `null` | [`Null`]: a backend that does nothing, to measure the host's work |
 //! | `operation` | [`Operation`]: a kernel with its arguments |
 //! | `device`, `identity` | [`Device`], and what belongs to which |
@@ -36,13 +37,17 @@ mod backend;
 mod buffer;
 mod capture;
 mod checks;
+#[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod emulator;
 mod error;
+mod gpu_options;
 mod graph;
 mod host_pool;
 mod identity;
+#[cfg(not(feature = "cuda"))]
+mod no_cuda;
 mod null;
 mod operation;
 mod owned;
@@ -57,15 +62,19 @@ mod transfer;
 pub use arena::{ARENA_ALIGN, Arena, arena_bytes};
 pub use backend::{Backend, Priority, RawMemory, RawPinned};
 pub use buffer::{Buffer, Memory, View};
-pub use cuda::{Cuda, CudaDevice, CudaOptions, CudaSurvey, Kernels};
+#[cfg(feature = "cuda")]
+pub use cuda::{Cuda, CudaDevice};
 pub use device::Device;
 pub use emulator::{EmuDevice, EmuOptions, Emulator};
 pub use error::{CudaStatus, DeviceError};
+pub use gpu_options::{CudaOptions, CudaSurvey, Kernels};
 pub use graph::Graph;
 /// The element of BF16 tensors. A buffer of `u16` is none.
 pub use half::bf16;
 pub use host_pool::{HostCopies, HostPool, HostUnit, Unsettled};
 pub use identity::{DeviceId, DeviceInfo};
+#[cfg(not(feature = "cuda"))]
+pub use no_cuda::{Cuda, CudaDevice};
 pub use null::{Null, NullCalls, NullDevice};
 pub use operation::Operation;
 pub use pinned::Pinned;

@@ -59,6 +59,14 @@ fn driver(survey: &Result<CudaSurvey, DeviceError>) -> Finding {
         Ok(CudaSurvey { driver, version, .. }) => {
             finding(format!("for CUDA {}, {}", cuda_version(*version), driver.display()))
         }
+        Err(error @ DeviceError::NoCuda) => Finding {
+            state: State::Missing,
+            advice: Some(
+                "for a GPU, build it with the feature `cuda`, which is on by default".into(),
+            ),
+            ..finding(error.to_string())
+        },
+        #[cfg(feature = "cuda")]
         Err(error @ DeviceError::NoDriver(_)) => Finding {
             state: State::Missing,
             advice: Some(

@@ -17,5 +17,4 @@ mod open;
 mod survey;
 
 pub use context::Cuda;
-pub use open::{CudaDevice, CudaOptions, Kernels};
-pub use survey::CudaSurvey;
+pub use open::CudaDevice;

@@ -18,27 +18,9 @@ use crate::capture::domain;
 use crate::checks::check_element;
 use crate::device::Device;
 use crate::error::DeviceError;
+use crate::gpu_options::{CudaOptions, Kernels};
 use crate::identity::DeviceInfo;
 use crate::stream::Stream;
-
-/// Which GPU, and how it is used.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CudaOptions {
-    /// The driver's number of the GPU.
-    pub ordinal: u32,
-    /// Wait after every launch, so that a fault names the one kernel that caused it. Slow.
-    pub check_every_launch: bool,
-}
-
-/// Kernels, and where their PTX is.
-#[derive(Clone, Copy)]
-pub struct Kernels {
-    /// The kernels; [`Operation::kernel`](crate::Operation::kernel) is an index into them.
-    pub infos: &'static [KernelInfo],
-    /// The PTX that has all of them, for a GPU and a driver: its version is as `cuDriverGetVersion` says it,
-    /// 12080 for CUDA 12.8.
-    pub ptx: fn(gpu: &DeviceInfo, driver: i32) -> Result<String, DeviceError>,
-}
 
 /// An NVIDIA GPU with kernels loaded.
 pub type CudaDevice = Device<Cuda>;

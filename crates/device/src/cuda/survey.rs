@@ -1,22 +1,9 @@
 //! What a machine has of CUDA, without opening any of it.
 
-use std::path::PathBuf;
-
 use super::context::during;
 use super::open::{device_info, driver_version};
 use crate::error::DeviceError;
-use crate::identity::DeviceInfo;
-
-/// The driver of this machine and its GPUs.
-#[derive(Clone, Debug)]
-pub struct CudaSurvey {
-    /// The file that the driver was loaded from.
-    pub driver: PathBuf,
-    /// Its version as `cuDriverGetVersion` says it: 12080 is CUDA 12.8.
-    pub version: i32,
-    /// The GPUs, by the driver's number.
-    pub gpus: Vec<DeviceInfo>,
-}
+use crate::gpu_options::CudaSurvey;
 
 impl CudaSurvey {
     /// Asks the driver. No context is created and no kernel is loaded.

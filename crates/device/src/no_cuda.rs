@@ -1,0 +1,32 @@
+//! What stands for a GPU without the feature `cuda`: none is found, and none can be opened.
+
+use crate::device::Device;
+use crate::error::DeviceError;
+use crate::gpu_options::{CudaOptions, CudaSurvey, Kernels};
+use crate::null::Null;
+
+/// No device has this backend for a GPU: nothing opens one without the feature `cuda`.
+pub type Cuda = Null;
+
+/// A GPU, which nothing opens.
+pub type CudaDevice = Device<Cuda>;
+
+impl CudaDevice {
+    /// Opens no GPU.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoCuda`].
+    pub fn open(_: CudaOptions, _: &Kernels) -> Result<Self, DeviceError> {
+        Err(DeviceError::NoCuda)
+    }
+}
+
+impl CudaSurvey {
+    /// Asks no driver.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoCuda`].
+    pub fn of_machine() -> Result<Self, DeviceError> {
+        Err(DeviceError::NoCuda)
+    }
+}
