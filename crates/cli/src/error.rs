@@ -91,6 +91,10 @@ pub enum InputError {
     /// Payloads on a device where there is none.
     #[error("--payloads device needs --execute full: in bookkeeping no bytes move")]
     NothingMoves,
+    /// A program without the code for several processes.
+    #[cfg(not(feature = "peers"))]
+    #[error("this program is built without --peers: build it with the feature `peers`")]
+    NoPeers,
     /// A request that the load has not.
     #[error("--request {request}: the load has {requests} requests, counted from 0")]
     NoSuchRequest {

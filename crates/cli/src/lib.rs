@@ -2,6 +2,10 @@
 //!
 //! It is a library, of which `main.rs` is a line, for the time of a build: Cargo compiles a library beside those that
 //! it uses, but a program after them.
+#![cfg_attr(
+    not(feature = "peers"),
+    allow(dead_code, reason = "much of a replay is for several processes only")
+)]
 
 mod bench;
 mod completions;

@@ -10,7 +10,7 @@ use dsv4_kv::{
     Suspended, TierStats,
 };
 
-use super::peers::Moved;
+use super::moves::Moved;
 use super::verification::Verification;
 
 /// A cache that a load is replayed through.

@@ -11,7 +11,8 @@
 //! | [`history`], [`watch`], [`kept`] | sampled requests: their tokens, and what is kept of their steps |
 //! | [`verify`], [`entries`], [`lists`], [`verification`] | their comparison with the reference, and what it found |
 //! | [`mod@drive`], [`changes`], [`timeline`] | the loop, what [`crate::soak`] does between its steps, and what is kept of them |
-//! | [`peers`] | prompts in one process, answers in others |
+//! | `peers` | prompts in one process, answers in others; feature `peers` |
+//! | [`moves`] | what of requests that moved |
 //! | [`latency`], [`limit`], [`service`], [`quantiles`] | how long requests wait, and for what |
 //! | [`summary`], [`reuse`], [`report`] | the result: table and JSON, and the HTML page |
 
@@ -30,7 +31,9 @@ mod latency;
 mod limit;
 mod lists;
 pub mod load;
+mod moves;
 mod open;
+#[cfg(feature = "peers")]
 mod peers;
 pub mod place;
 mod quantiles;
@@ -73,7 +76,7 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
     if args.peer.is_some() {
         let place = Place::choose(args)?;
         let setup = Setup::new(args, &place)?;
-        peers::decode(place, &setup, &Interrupt::listen()?)?;
+        decode_for(place, &setup, &Interrupt::listen()?)?;
         return Ok(Outcome::Passed);
     }
     let report = args.report.as_deref().map(ReportFile::open).transpose()?;
@@ -84,7 +87,7 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
     let began = Instant::now();
     let replayed = match place {
         place if args.peers.is_some() => {
-            peers::replay(args.peers.unwrap_or(2), place, &setup, &interrupt)
+            replay_with(args.peers.unwrap_or(2), place, &setup, &interrupt)
         }
         Place::Ledger => replay_ledger(&setup, &interrupt),
         Place::Cpu => {
@@ -111,6 +114,21 @@ pub fn run(args: &ReplayArgs) -> Result<Outcome> {
         (0, true) => Outcome::Interrupted,
         (0, false) => Outcome::Passed,
     })
+}
+
+#[cfg(feature = "peers")]
+use peers::{decode as decode_for, replay as replay_with};
+
+/// Only with the feature `peers`.
+#[cfg(not(feature = "peers"))]
+fn decode_for(_: Place, _: &Setup, _: &Interrupt) -> Result<()> {
+    Err(crate::error::InputError::NoPeers.into())
+}
+
+/// Only with the feature `peers`.
+#[cfg(not(feature = "peers"))]
+fn replay_with(_: u32, _: Place, _: &Setup, _: &Interrupt) -> Result<Replayed> {
+    Err(crate::error::InputError::NoPeers.into())
 }
 
 fn write_report(file: ReportFile, summary: &Summary, timeline: &Timeline) -> Result<()> {

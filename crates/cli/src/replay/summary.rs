@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::drive::Replayed;
-use super::peers::Moves;
+use super::moves::Moves;
 use super::reuse::Reuse;
 use super::service::Service;
 use super::setup::Setup;

@@ -10,13 +10,13 @@ use dsv4_kv_transfer::Transport;
 use dsv4_kv_transfer::transport::Files;
 
 use super::super::execute::Bookkeeping;
+use super::super::moves::Decoded;
 use super::super::open::full_on;
 use super::super::place::Place;
 use super::super::setup::Setup;
 use super::counts::CountsIn;
 use super::decode::Decode;
 use super::message::{ToDecode, ToPrefill, Way, receive, send};
-use super::moves::Decoded;
 use super::takes::BytesIn;
 use crate::interrupt::Interrupt;
 

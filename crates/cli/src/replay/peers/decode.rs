@@ -9,10 +9,10 @@ use dsv4_kv::{RequestId, StepRequest};
 
 use super::super::execute::Execute;
 use super::super::latency::Latency;
+use super::super::moves::Decoded;
 use super::super::scheduler::{Job, Part, Scheduler};
 use super::super::setup::Setup;
 use super::message::{ToDecode, now_ms};
-use super::moves::Decoded;
 use crate::interrupt::Interrupt;
 
 /// A request that came.

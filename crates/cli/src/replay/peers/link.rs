@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, anyhow};
 use dsv4_kv_transfer::Source;
 
+use super::super::moves::Decoded;
 use super::message::{ToDecode, ToPrefill, Way, receive, send};
-use super::moves::Decoded;
 
 /// What goes to the process: from the loop, and from the thread that answers its claims.
 type Input = Arc<Mutex<BufWriter<ChildStdin>>>;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::moves::Decoded;
+use super::super::moves::Decoded;
 
 /// How payloads go from one process to the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

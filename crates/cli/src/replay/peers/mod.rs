@@ -8,7 +8,7 @@
 //! | `sends.rs`, `takes.rs` | bytes of requests that leave and come |
 //! | `counts.rs` | the same in bookkeeping, without bytes |
 //! | `answers.rs`, `decode.rs` | a decode process, and its loop |
-//! | `moves.rs`, `sum.rs` | what became of it |
+//! | `sum.rs` | what became of it, with `moves.rs` of the replay |
 
 mod answers;
 mod counts;
@@ -16,13 +16,11 @@ mod decode;
 mod leave;
 mod link;
 mod message;
-mod moves;
 mod sends;
 mod sum;
 mod takes;
 
 pub use answers::run as decode;
-pub use moves::{Moved, Moves};
 
 use anyhow::{Context, Result};
 use dsv4_kv::device::{Backend, Device, EmuDevice, EmuOptions};

@@ -2,8 +2,8 @@
 
 use super::super::execute::KernelWork;
 use super::super::latency::Moment;
+use super::super::moves::{Decoded, Moved};
 use super::super::quantiles::Quantiles;
-use super::moves::{Decoded, Moved};
 
 /// Adds what decode processes did to what this one did: `sent` requests left.
 pub fn add(work: &mut KernelWork, sent: u64, all: Vec<Decoded>) {

@@ -4,9 +4,9 @@ use bytesize::ByteSize;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::super::latency::{Moment, Waits};
-use super::super::quantiles::Quantiles;
-use super::super::verification::Verification;
+use super::latency::{Moment, Waits};
+use super::quantiles::Quantiles;
+use super::verification::Verification;
 
 /// What a decode process did.
 #[derive(Debug, Default, Serialize, Deserialize)]
