@@ -1,5 +1,6 @@
 //! A source in a network namespace of its own, and the link between them.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -39,12 +40,28 @@ fn wait_for_namespace(process: u32) {
     }
 }
 
-/// Two ends of a cable: one here, the other where the process is, in a subnet that no other such test has. It goes with that
-/// namespace.
-fn cable(process: u32) -> String {
+/// The end of a cable that is here. Dropped, the cable is gone when the next test looks for devices: with its namespace it would
+/// go some time later, and UCX ends if a device goes while it asks for it.
+struct Cable(String);
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        // It may have gone with the namespace.
+        let _ = Command::new("ip").args(["link", "del", &self.0]).output();
+        let device = Path::new("/sys/class/net").join(&self.0);
+        let start = Instant::now();
+        while device.exists() && start.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Two ends of a cable: one here, the other where the process is, in a subnet that no other such test has.
+fn cable(process: u32) -> Cable {
     let subnet = format!("10.{}.{}", 200 + process / 250 % 50, process % 250);
     let (here, there) = (format!("kv{process}a"), format!("kv{process}b"));
     run("ip", &format!("link add {here} type veth peer name {there} netns {process}"));
+    let cable = Cable(here.clone());
     run("ip", &format!("addr add {subnet}.1/24 dev {here}"));
     run("ip", &format!("link set {here} up"));
     let inside = |command: &str| run("nsenter", &format!("-t {process} -n ip {command}"));
@@ -53,7 +70,7 @@ fn cable(process: u32) -> String {
     inside(&format!("link set {there} up"));
     // UCX may connect from the address of another device.
     inside(&format!("route add default via {subnet}.1"));
-    here
+    cable
 }
 
 /// The link goes down before a read: an error at the deadline, and nothing is lost; when it is up again requests come.
@@ -77,7 +94,7 @@ pub fn a_link_that_goes_down() -> Result<(), Failed> {
         drop(verified);
         peer.ask(&format!("end {lease}"));
         let (offer, _) = peer.serve(&world, &world.samples[2], files.of(2));
-        run("ip", &format!("link set {link} down"));
+        run("ip", &format!("link set {} down", link.0));
         let began = start.elapsed();
         let begun = receiver.begin(began, &offer, &world.expected());
         let error = begun.and_then(|_| wait(&mut receiver, start)).expect_err("nothing arrives");
@@ -86,7 +103,7 @@ pub fn a_link_that_goes_down() -> Result<(), Failed> {
             matches!(error, TransferError::Deadline { .. } | TransferError::Transport(_));
         assert!(is_known && took < read + Duration::from_millis(500), "{error} after {took:?}");
         eprintln!("link down: {error} after {took:?}");
-        run("ip", &format!("link set {link} up"));
+        run("ip", &format!("link set {} up", link.0));
         while receiver.quarantined_bytes() > 0 {
             assert!(receiver.poll(start.elapsed()).is_empty());
         }
