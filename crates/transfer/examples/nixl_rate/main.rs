@@ -28,6 +28,9 @@ use source::Peer;
 /// How long a payload may take.
 const DEADLINE: Duration = Duration::from_secs(8);
 
+/// Rounds that follow each other.
+const ROUNDS: u32 = 5;
+
 /// Bytes in a second of each round.
 #[derive(Default)]
 struct Rates {
@@ -93,29 +96,39 @@ fn print(options: &Options, payload: &Payload, (from, to): (&str, &str), rates: 
     );
 }
 
-/// Rounds of both, in turn, after one that is not counted.
+/// Rounds of both: some of one, then as many of the other, again and again, each time after one that is not counted. An agent has
+/// a thread that never sleeps, so that there is one at a time in this process.
 fn measure(options: &Options, payload: &Payload, (from, to): (&str, &str)) -> Result<Rates> {
     let storage = payload::storage(to, payload::last_gpu())?;
     let mut peer = Peer::start(from, options.tokens)?;
     let offer = peer.offer()?;
-    let mut reads = Reads::new(payload, &storage)?;
+    let rate = |time: Duration| payload.bytes() as f64 / time.as_secs_f64();
+    let mut rates = Rates::default();
+    let mut left = options.rounds;
+    while left > 0 {
+        let rounds = left.min(ROUNDS);
+        left -= rounds;
+        let mut reads = Reads::new(payload, &storage)?;
+        reads.once(&offer.payload)?;
+        for _ in 0..rounds {
+            rates.raw.push(rate(reads.once(&offer.payload)?));
+        }
+        reads.check(payload)?;
+        let mut receiver = receiver(payload, &storage)?;
+        transfer(&mut receiver, &offer, payload)?;
+        for _ in 0..rounds {
+            rates.protocol.push(rate(transfer(&mut receiver, &offer, payload)?));
+        }
+    }
+    Ok(rates)
+}
+
+fn receiver(payload: &Payload, storage: &Storage) -> Result<Receiver<Nixl>> {
     let nixl = Nixl::open(&NixlOptions::default())?;
     let quiet = Duration::from_secs(3600);
     let deadlines = Deadlines { read: DEADLINE, fence: 2 * DEADLINE, quiet };
     let most = 4 * payload.bytes() as u64;
-    let mut receiver = Receiver::with_storage(nixl, deadlines, (storage, most));
-    let mut rates = Rates::default();
-    for round in 0..=options.rounds {
-        let raw = reads.once(&offer.payload)?;
-        let protocol = transfer(&mut receiver, &offer, payload)?;
-        if round > 0 {
-            let rate = |time: Duration| payload.bytes() as f64 / time.as_secs_f64();
-            rates.raw.push(rate(raw));
-            rates.protocol.push(rate(protocol));
-        }
-    }
-    reads.check(payload)?;
-    Ok(rates)
+    Ok(Receiver::with_storage(nixl, deadlines, (storage.clone(), most)))
 }
 
 /// Reads alone, to memory that is registered once.
@@ -153,7 +166,7 @@ impl Reads {
     }
 
     /// What was read is what the other process has.
-    fn check(&mut self, payload: &Payload) -> Result<()> {
+    fn check(mut self, payload: &Payload) -> Result<()> {
         let memory = self.memory.take().context("a read before has failed")?;
         let region = self.nixl.deregister(memory)?;
         let mut got = vec![0; payload.bytes()];

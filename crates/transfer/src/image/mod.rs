@@ -101,12 +101,15 @@ pub(crate) fn places(sections: &[Section], first: usize) -> impl Iterator<Item =
     })
 }
 
-/// xxh3-128 of ranges of bytes. Where they are many, all cores compute them.
+/// xxh3-128 of ranges of bytes. Where they are many, all cores compute them, if there are more than a few: NIXL's threads never
+/// sleep, and on two cores other threads wait for them.
 pub(crate) fn digests(bytes: &[u8], places: &[Range<usize>]) -> Vec<u128> {
-    /// Fewer bytes are digested before other threads have begun.
+    // Fewer bytes are digested before other threads have begun.
     const MANY: usize = 1 << 20;
     let digest = |place: &Range<usize>| XxHash3_128::oneshot(&bytes[place.clone()]);
-    if places.iter().map(Range::len).sum::<usize>() < MANY {
+    const CORES: usize = 4;
+    let few = places.iter().map(Range::len).sum::<usize>() < MANY;
+    if few || rayon::current_num_threads() < CORES {
         return places.iter().map(digest).collect();
     }
     places.par_iter().map(digest).collect()

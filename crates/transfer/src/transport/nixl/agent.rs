@@ -13,6 +13,8 @@ pub(super) struct Agent {
     handle: Handle,
     /// Names the backend to calls.
     options: Handle,
+    /// What was loaded last, and the peer's name: reads of the pieces of a payload need it once.
+    loaded: Option<(Vec<u8>, CString)>,
 }
 
 // SAFETY: objects of the library belong to no thread; it may be used by one thread at a time, as `&mut` says.
@@ -50,7 +52,7 @@ impl Agent {
         let mut handle = null_mut();
         // SAFETY: the name ends with a zero, and the handle is written if the call succeeds.
         check("create_agent", unsafe { (api.create_agent)(name.as_ptr(), &mut handle) })?;
-        let mut agent = Self { api: Arc::clone(api), handle, options: null_mut() };
+        let mut agent = Self { api: Arc::clone(api), handle, options: null_mut(), loaded: None };
         let (mut kinds, mut parameters, mut backend) = (null_mut(), null_mut(), null_mut());
         // SAFETY: as above, of an agent that lives; what is made is freed once, below.
         unsafe {
@@ -159,16 +161,22 @@ impl Agent {
 
     /// Learns how a peer is reached; its name.
     fn load(&mut self, metadata: &[u8]) -> Result<CString, TransportError> {
+        if let Some((_, name)) = self.loaded.as_ref().filter(|(bytes, _)| bytes == metadata) {
+            return Ok(name.clone());
+        }
+        self.loaded = None;
         let mut name: *mut c_char = null_mut();
         // SAFETY: the bytes live; the name is written if the call succeeds, and freed once.
-        unsafe {
+        let owned = unsafe {
             let bytes = metadata.as_ptr().cast();
             let status = (self.api.load_remote_md)(self.handle, bytes, metadata.len(), &mut name);
             check("load_remote_md", status)?;
             let owned = CStr::from_ptr(name).to_owned();
             libc::free(name.cast());
-            Ok(owned)
-        }
+            owned
+        };
+        self.loaded = Some((metadata.to_vec(), owned.clone()));
+        Ok(owned)
     }
 
     /// The status of a request that was not ended.
