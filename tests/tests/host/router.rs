@@ -82,14 +82,17 @@ fn a_call_in_another_stream_waits_for_the_last() {
     let device = late();
     let [one, other, aside] = [(); 3].map(|()| device.stream().unwrap());
     let mut router = router(&one);
-    let [first, second] = [3, 8].map(|first| Tensors::new(&aside, first));
+    let [first, second, third] = [3, 8, 5].map(|first| Tensors::new(&aside, first));
     first.route(&mut router, &one).unwrap();
-    assert!(!first.is_routed(&aside), "nobody waited for it");
     second.route(&mut router, &other).unwrap();
+    assert!(!first.is_routed(&aside) && !second.is_routed(&aside), "nobody waited for them");
+    other.synchronize().unwrap();
     assert!(first.is_routed(&aside), "the second call waits for the first");
-    assert!(!second.is_routed(&aside), "nobody waited for it");
+    assert!(second.is_routed(&aside));
+    third.route(&mut router, &other).unwrap();
+    assert!(!third.is_routed(&aside), "nobody waited for it");
     router.check_faults(&one).unwrap();
-    assert!(second.is_routed(&aside), "the check waits for the last call, in whatever stream");
+    assert!(third.is_routed(&aside), "the check waits for the last call, in whatever stream");
 }
 
 /// Whatever call of the device fails under a router, the next batch is routed.
