@@ -2,7 +2,7 @@
 //!
 //! The emulator runs work when it is queued, and so forgives whoever does not wait. This one shows it. A stream that waits for
 //! an event runs the other one as far as that event, when it gets there itself. With [`Order::OthersFirst`] the host's wait for
-//! one stream runs all others before it: whoever does not wait for it is early.
+//! one stream runs all others before it: what should have waited for that stream runs too early.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -64,13 +64,13 @@ impl<B: Backend> Lane<B> {
         Ok(self.copies.wait_for(&self.before)?)
     }
 
-    /// Queues the copies of `blocks` to the units, in order. No transfer of this lane may be in flight, or the host waits
-    /// for it.
+    /// Queues the copies of `blocks` to the first of the units, in order, and takes those out. No transfer of this lane may be in
+    /// flight, or the host waits for it. On an error the units that were not taken stay.
     pub fn store(
         &mut self,
         core: &Core<B>,
         blocks: &[BlockId],
-        mut units: impl Iterator<Item = HostUnit<B>>,
+        units: &mut Vec<HostUnit<B>>,
         copies: &mut HostCopies<B>,
     ) -> Result<(), KvError> {
         self.upload_jobs(blocks)?;
@@ -79,7 +79,7 @@ impl<B: Backend> Lane<B> {
             self.launch(core, half, &round, CopyDirection::Save)?;
             self.kernels.record(&half.after_kernel)?;
             wait(&self.copies, &half.after_kernel, Mistake::CopiedTooEarly)?;
-            let units = units.by_ref().take(round.len()).collect();
+            let units = units.drain(..round.len()).collect();
             copies.store(&self.images(half, &round).view(), units)?;
             self.copies.record(&half.after_copy)?;
         }

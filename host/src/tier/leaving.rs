@@ -51,7 +51,7 @@ impl<B: Backend> Tier<B> {
         let missing = departure.blocks.split_off(above.blocks() as usize);
         flight.queue(lane, |lane, copies| {
             lane.follow(stream)?;
-            lane.store(core, &missing, units.drain(..missing.len()), copies)?;
+            lane.store(core, &missing, units, copies)?;
             let checkpoint = core.memory.state.checkpoint(departure.checkpoint.checkpoint);
             Ok(copies.store(&checkpoint.view(), std::mem::take(units))?)
         })?;

@@ -106,8 +106,8 @@ pub(crate) fn places(sections: &[Section], first: usize) -> impl Iterator<Item =
 pub(crate) fn digests(bytes: &[u8], places: &[Range<usize>]) -> Vec<u128> {
     // Fewer bytes are digested before other threads have begun.
     const MANY: usize = 1 << 20;
-    let digest = |place: &Range<usize>| XxHash3_128::oneshot(&bytes[place.clone()]);
     const CORES: usize = 4;
+    let digest = |place: &Range<usize>| XxHash3_128::oneshot(&bytes[place.clone()]);
     let few = places.iter().map(Range::len).sum::<usize>() < MANY;
     if few || rayon::current_num_threads() < CORES {
         return places.iter().map(digest).collect();
