@@ -65,52 +65,142 @@ pub unsafe fn finish<W: Which>(args: &Attend, small: Small, at: Place) {
             return;
         }
         let turn = last_turn(small);
+        let is_there = |head: u32| head < HEADS && at.first_head + head < args.params.heads;
         let mut head = rank + W::BLOCKS * thread::warp_id();
-        while head < HEADS && at.first_head + head < args.params.heads {
-            store_head(args, at, head, (add_up(args, at, head), turn));
-            head += W::BLOCKS * WARPS;
+        while is_there(head) {
+            let other = head + W::BLOCKS * WARPS;
+            // What is under way for one is waited for with the other.
+            let [of_head, of_other] =
+                add_up(args, at, [head, if is_there(other) { other } else { head }]);
+            store_head(args, at, head, (of_head, turn));
+            if is_there(other) {
+                store_head(args, at, other, (of_other, turn));
+            }
+            head += 2 * W::BLOCKS * WARPS;
         }
     }
 }
 
-/// A head's result over all parts, four channels of each 128 a lane; its log-sum-exp is written if it is asked for.
+/// Parts whose loads are under way together.
+const AT_ONCE: usize = 2;
+
+/// The results of two heads over all parts, four channels of each 128 a lane; their log-sum-exps are written if they are asked
+/// for.
 ///
 /// # Safety
 /// All parts are left; all lanes of the warp call it together.
 #[inline(always)]
-unsafe fn add_up(args: &Attend, at: Place, head: u32) -> [[f32; 4]; QUARTERS] {
-    let of_head = u64::from(at.first_head + head);
+unsafe fn add_up(args: &Attend, at: Place, heads: [u32; 2]) -> [[[f32; 4]; QUARTERS]; 2] {
     // SAFETY: by this function's own contract.
     unsafe {
-        let lse = |part: u32| {
-            let at = at.part(args, part) * u64::from(HEADS) + u64::from(head);
-            args.part_lse.load(at)
-        };
-        let sink = args.sinks.load(of_head) * core::f32::consts::LOG2_E;
-        let (mut most, mut part) = (sink, 0);
-        while part < at.parts {
-            most = max(most, lse(part));
-            part += 1;
+        let [a, b] = heads;
+        let mut sums = [Sum::new(args, at, a), Sum::new(args, at, b)];
+        let mut first = 0;
+        while first < at.parts {
+            let lse = [lse_of(args, at, first, a), lse_of(args, at, first, b)];
+            unroll::<2>(|i| sums[i].raise(lse[i]));
+            first += AT_ONCE as u32;
         }
-        let base = finite(most);
-        let mut total = ex2(sink - base);
-        let mut values = [[0.0_f32; 4]; QUARTERS];
-        part = 0;
-        while part < at.parts {
-            let weight = ex2(lse(part) - base);
-            total += weight;
-            let from = sums_of(args, at, part, head);
-            let sums: [[u32; 4]; QUARTERS] =
-                array_from_fn(|n| args.part_sums.load_u32x4(from + u64::from(CHANNELS * n as u32)));
-            values = array_from_fn(|n| {
-                array_from_fn(|j| values[n][j] + weight * f32::from_bits(sums[n][j]))
-            });
-            part += 1;
+        first = 0;
+        while first < at.parts {
+            let lse = [lse_of(args, at, first, a), lse_of(args, at, first, b)];
+            let values = [values_of(args, at, first, a), values_of(args, at, first, b)];
+            unroll::<2>(|i| sums[i].add(at.parts - first, lse[i], values[i]));
+            first += AT_ONCE as u32;
         }
+        let [of_a, of_b] = sums;
+        [of_a.finish(args, at, a), of_b.finish(args, at, b)]
+    }
+}
+
+/// log2 of the softmax's denominator of a head, of parts from `first` on; -infinity past the last.
+///
+/// # Safety
+/// As [`add_up`].
+#[inline(always)]
+unsafe fn lse_of(args: &Attend, at: Place, first: u32, head: u32) -> [f32; AT_ONCE] {
+    array_from_fn(|i| {
+        let part = first + i as u32;
+        let of_head = at.part(args, part) * u64::from(HEADS) + u64::from(head);
+        // SAFETY: by this function's own contract.
+        if part < at.parts { unsafe { args.part_lse.load(of_head) } } else { f32::NEG_INFINITY }
+    })
+}
+
+/// What a head gets of parts from `first` on, four channels of each 128 a lane; past the last anything.
+///
+/// # Safety
+/// As [`add_up`].
+#[inline(always)]
+unsafe fn values_of(
+    args: &Attend,
+    at: Place,
+    first: u32,
+    head: u32,
+) -> [[[u32; 4]; QUARTERS]; AT_ONCE] {
+    array_from_fn(|i| {
+        let from = sums_of(args, at, (first + i as u32).min(at.parts - 1), head);
+        // SAFETY: by this function's own contract.
+        array_from_fn(|n| unsafe {
+            args.part_sums.load_u32x4(from + u64::from(CHANNELS * n as u32))
+        })
+    })
+}
+
+/// A head's sum over parts: first all of [`Self::raise`], then all of [`Self::add`], in the order of the parts.
+#[derive(Clone, Copy)]
+struct Sum {
+    sink: f32,
+    most: f32,
+    total: f32,
+    values: [[f32; 4]; QUARTERS],
+}
+
+impl Sum {
+    /// # Safety
+    /// As [`add_up`].
+    #[inline(always)]
+    unsafe fn new(args: &Attend, at: Place, head: u32) -> Self {
+        // SAFETY: a head of the query, by this function's own contract.
+        let sink = unsafe { args.sinks.load(u64::from(at.first_head + head)) };
+        let sink = sink * core::f32::consts::LOG2_E;
+        Self { sink, most: sink, total: 0.0, values: [[0.0; 4]; QUARTERS] }
+    }
+
+    #[inline(always)]
+    fn raise(&mut self, lse: [f32; AT_ONCE]) {
+        self.most = lse.iter().fold(self.most, |most, &lse| max(most, lse));
+        self.total = ex2(self.sink - finite(self.most));
+    }
+
+    /// Adds the first `count` of some parts.
+    #[inline(always)]
+    fn add(&mut self, count: u32, lse: [f32; AT_ONCE], values: [[[u32; 4]; QUARTERS]; AT_ONCE]) {
+        let base = finite(self.most);
+        unroll::<AT_ONCE>(|i| {
+            if (i as u32) < count {
+                let weight = ex2(lse[i] - base);
+                self.total += weight;
+                self.values = array_from_fn(|n| {
+                    array_from_fn(|j| {
+                        self.values[n][j] + weight * f32::from_bits(values[i][n][j])
+                    })
+                });
+            }
+        });
+    }
+
+    /// # Safety
+    /// As [`add_up`].
+    #[inline(always)]
+    unsafe fn finish(self, args: &Attend, at: Place, head: u32) -> [[f32; 4]; QUARTERS] {
+        let Self { most, total, values, .. } = self;
         let scale = if total == 0.0 { 0.0 } else { 1.0 / total };
         if args.params.lse_heads > 0 && thread::lane_id() == 0 {
             let lse = if total == 0.0 { f32::NEG_INFINITY } else { most + lg2(total) };
-            args.lse.store(at.row(args) + u64::from(head), lse * core::f32::consts::LN_2);
+            let to = at.row(args) + u64::from(head);
+            // SAFETY: by this function's own contract.
+            unsafe { args.lse.store(to, lse * core::f32::consts::LN_2) }
         }
         values.map(|quarter| quarter.map(|value| value * scale))
     }
