@@ -81,7 +81,7 @@ fn given_slots_are_kept_and_blocks_fill_the_rest() {
     let plan = json(&format!("--model tiny --gpu-mem 96MiB {options}"));
     let slots = 3 * (5 * 128 * 584 + 2 * (4 + 8) * 2 * 640 * 4 + 2 * 1536 * 4);
     let working = plan["capacity"]["working_bytes"].as_u64().expect("bytes");
-    // Three more for parts of attention: contexts are longer than 262,144 tokens.
+    // Three more for parts of attention: contexts are longer than 122,880 tokens.
     let rounding = (1 + 12 + 3 + 6) << 21;
     let indexer = plan["indexer"]["bytes"].as_u64().expect("bytes");
     let blocks = ((96 << 20) - rounding - indexer - working - slots) / (2 * 32 * 652 + 584);

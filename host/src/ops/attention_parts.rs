@@ -6,7 +6,7 @@ use kv_layout::geometry::HEAD_DIM;
 
 use crate::device::{Backend, Buffer, Device, DeviceError, Memory};
 
-/// Memory in which the parts of queries' keys are added up: of queries that may have more than 2,048 entries without a
+/// Memory in which the parts of queries' keys are added up: of queries that may have more than 960 entries without a
 /// list ([`AttendedKeys::parts`]). A cluster has one part of 64 heads of a query. Launches that use it must run one after the
 /// other, as those of one stream do: two at a time would add up each other's parts.
 pub struct AttentionParts<B: Backend> {
@@ -14,7 +14,7 @@ pub struct AttentionParts<B: Backend> {
     pub(crate) sums: Buffer<B, f32>,
     /// `[clusters, 64]` f32: log2 of the softmax's denominators.
     pub(crate) lse: Buffer<B, f32>,
-    /// `[clusters, 3]` u32: parts that are done; 0 between launches.
+    /// `[clusters, 2]` u32: parts that are done; 0 between launches.
     pub(crate) arrivals: Buffer<B, u32>,
 }
 
