@@ -167,6 +167,7 @@ impl Sum {
         Self { sink, most: sink, total: 0.0, values: [[0.0; 4]; QUARTERS] }
     }
 
+    /// Takes some parts into what weights are relative to.
     #[inline(always)]
     fn raise(&mut self, lse: [f32; AT_ONCE]) {
         self.most = lse.iter().fold(self.most, |most, &lse| max(most, lse));
@@ -182,9 +183,7 @@ impl Sum {
                 let weight = ex2(lse[i] - base);
                 self.total += weight;
                 self.values = array_from_fn(|n| {
-                    array_from_fn(|j| {
-                        self.values[n][j] + weight * f32::from_bits(values[i][n][j])
-                    })
+                    array_from_fn(|j| self.values[n][j] + weight * f32::from_bits(values[i][n][j]))
                 });
             }
         });
