@@ -151,6 +151,37 @@ impl<B: Backend> KvCacheManager<B> {
 
     /// Captures a step of the trunk; see [`Group::capture`].
     ///
+    /// ```
+    /// use dsv4_kv::device::{EmuDevice, EmuOptions, bf16};
+    /// use dsv4_kv::kv_layout::config::ModelConfig;
+    /// use dsv4_kv::kv_layout::geometry::LayerKind;
+    /// use dsv4_kv::{Accepted, Bucket, CacheConfig, KvCacheManager, Launches, LayerId, StepRequest};
+    ///
+    /// # let tiny = ModelConfig::preset("tiny").expect("a preset");
+    /// # let model = ModelConfig { layers: vec![LayerKind::Swa], mtp_layers: 0, ..tiny };
+    /// # let device = EmuDevice::new(EmuOptions::default());
+    /// # let stream = device.stream()?;
+    /// # let smallest = CacheConfig::smallest(model);
+    /// # let config = CacheConfig { num_blocks: 16, max_context: 512, max_step_tokens: 64, max_requests: 2, ..smallest };
+    /// # let mut cache = KvCacheManager::new(device.clone(), config)?;
+    /// // A graph for decode steps of up to two requests: one token of each, in tensors whose addresses stay.
+    /// let bucket = Bucket::decode(cache.config(), 2);
+    /// let kv = device.allocate::<bf16>("rows", 2 * 512)?;
+    /// let graph = cache.capture(&stream, &bucket, vec![kv.memory()], |layers| {
+    ///     layers.swa(LayerId(0))?.update(&kv)?.append()
+    /// })?;
+    ///
+    /// let id = cache.admit()?;
+    /// for position in 0..3 {
+    ///     stream.upload(&[bf16::ONE; 512], &kv, 0)?;
+    ///     let requests = [StepRequest { id, start: position, tokens: 1 }];
+    ///     let mut step = cache.begin_step(&stream, Launches::Bucket(&bucket), &requests)?;
+    ///     step.replay(&graph)?;
+    ///     step.commit(&[Accepted::count(id, 1)])?;
+    /// }
+    /// # Ok::<(), dsv4_kv::KvError>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Group::capture`].
     pub fn capture(

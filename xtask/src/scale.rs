@@ -1,5 +1,6 @@
-//! The tests of what moves between processes, with NIXL from its wheel.
+//! The tests of what moves between processes, with NIXL from its wheel, and of events, with Dynamo's indexer from its own.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,62 +9,93 @@ use anyhow::{Context, Result, ensure};
 use crate::workspace;
 
 /// The wheel: NIXL, its C interface and UCX. Its licence does not let it be shipped with anything.
-const WHEEL: &str = "nixl-cu12==1.5.1";
+const NIXL: &str = "nixl-cu12==1.5.1";
 /// The C interface in it.
 const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
+/// The wheel with Dynamo's indexer, 200 MB with what it needs.
+const DYNAMO: &str = "ai-dynamo-runtime==1.6.1";
 
-/// Installs the wheel into target/ if it is not there, runs the tests, one at a time since they have deadlines, and measures how
-/// fast a payload comes. Where the wheel cannot be installed they are ignored, with the reason.
+/// Installs the wheels into target/ if they are not there, runs the tests, one at a time since they have deadlines, and measures
+/// how fast a payload comes. Where a wheel cannot be installed its tests are ignored, with the reason.
 ///
 /// # Errors
 /// A test failed, or the measurement: it is printed above.
 pub fn run() -> Result<()> {
-    let directory = workspace::target_dir().join("nixl");
-    let library = match install(&directory) {
-        Ok(library) => library,
-        Err(reason) => {
-            println!(
-                "ignored: {WHEEL} cannot be installed into {}: {reason:#}",
-                directory.display()
-            );
-            return Ok(());
+    let installed = install_nixl(&workspace::target_dir().join("nixl"));
+    if let Some(library) = or_say(NIXL, installed) {
+        let with_nixl = ("DSV4_NIXL", library.as_os_str());
+        let transfers =
+            ["test", "dsv4-kv-transfer", "--test", "protocol", "--", "--test-threads=1"];
+        for group in ["nixl::", "gpu::"] {
+            cargo(&[&transfers[..], &[group]].concat(), &["--features", "nixl"], with_nixl)?;
         }
-    };
-    let transfers = ["dsv4-kv-transfer", "--test", "protocol", "--", "--test-threads=1", "nixl::"];
-    let replays = ["dsv4-kv-cli", "--test", "peers", "--", "--ignored", "by_nixl"];
-    for arguments in [transfers, replays] {
-        let status = workspace::cargo()
-            .args(["test", "--locked", "--features", "nixl", "--package"])
-            .args(arguments)
-            .env("DSV4_NIXL", &library)
-            .status()
-            .context("cannot run cargo")?;
-        ensure!(status.success(), "a test failed");
+        let replays = ["test", "dsv4-kv-cli", "--test", "peers", "--", "--ignored", "by_nixl"];
+        cargo(&replays, &["--features", "nixl"], with_nixl)?;
+        let rate = ["run", "dsv4-kv-transfer", "--example", "nixl_rate"];
+        cargo(&rate, &["--features", "nixl"], with_nixl)?;
     }
-    let rate = ["dsv4-kv-transfer", "--example", "nixl_rate"];
-    let status = workspace::cargo()
-        .args(["run", "--locked", "--features", "nixl", "--package"])
-        .args(rate)
-        .env("DSV4_NIXL", &library)
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "the rate could not be measured");
+    let installed = install_dynamo(&workspace::target_dir().join("dynamo"));
+    if let Some(python) = or_say(DYNAMO, installed) {
+        let wire = ["test", "dsv4-kv-events", "--test", "wire", "--"];
+        let mut chosen = vec!["--ignored", "dynamo", "--test-threads=1"];
+        if std::env::var_os("DSV4_TRACE").is_none() {
+            println!("ignored: dynamo_follows_a_trace: DSV4_TRACE names no trace");
+            chosen.extend(["--skip", "dynamo_follows_a_trace"]);
+        }
+        let with_dynamo = ("DSV4_DYNAMO_PYTHON", python.as_os_str());
+        cargo(&[&wire[..], &chosen].concat(), &[], with_dynamo)?;
+    }
     Ok(())
 }
 
-/// Where the library is, once it is there.
-fn install(directory: &Path) -> Result<PathBuf> {
+/// What was installed; else the reason is printed.
+fn or_say(wheel: &str, installed: Result<PathBuf>) -> Option<PathBuf> {
+    installed
+        .inspect_err(|reason| println!("ignored: {wheel} cannot be installed: {reason:#}"))
+        .ok()
+}
+
+/// Runs a command of cargo on a package, both first in `arguments`, with an environment variable.
+fn cargo(arguments: &[&str], features: &[&str], (name, value): (&str, &OsStr)) -> Result<()> {
+    let (command, package, rest) = (arguments[0], arguments[1], &arguments[2..]);
+    let status = workspace::cargo()
+        .args([command, "--locked"])
+        .args(features)
+        .args(["--package", package])
+        .args(rest)
+        .env(name, value)
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "cargo {command} --package {package} failed");
+    Ok(())
+}
+
+/// Where NIXL's library is, once it is there.
+fn install_nixl(directory: &Path) -> Result<PathBuf> {
     let library = directory.join(LIBRARY);
     if !library.exists() {
-        let output = Command::new("python3")
-            .args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"])
-            .arg(directory)
-            .arg(WHEEL)
-            .output()
-            .context("cannot run python3")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "pip: {}", said.trim());
+        let mut python3 = Command::new("python3");
+        python3.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]);
+        done(python3.arg(directory).arg(NIXL))?;
         ensure!(library.exists(), "the wheel has no {LIBRARY}");
     }
     Ok(library)
+}
+
+/// The Python of an environment that has Dynamo, once it is there.
+fn install_dynamo(directory: &Path) -> Result<PathBuf> {
+    let own = directory.join("bin/python");
+    if !own.exists() {
+        done(Command::new("python3").args(["-m", "venv"]).arg(directory))?;
+    }
+    // Says nothing, and asks nobody, where it is there.
+    done(Command::new(&own).args(["-m", "pip", "install", "--quiet", DYNAMO]))?;
+    Ok(own)
+}
+
+fn done(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {}", said.trim());
+    Ok(())
 }

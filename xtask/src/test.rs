@@ -99,6 +99,7 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
     // The workspace's features are those of all its packages together: what users build has fewer.
     let alone = ["clippy", "--locked", "--package", "dsv4-kv", "--lib", "--", "-D", "warnings"];
     steps.run("clippy of the library alone", || cargo(&alone, "fix what clippy names"))?;
+    steps.run("rustdoc", documentation)?;
     let built = steps.run("tests built", || {
         programs::build("building all tests", &[&ALL[..], &["--no-run"]].concat())
     })?;
@@ -107,6 +108,14 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
         steps.run(&format!("example {example}"), || run_example(&built, example))?;
     }
     Ok(())
+}
+
+/// The documentation of all packages, without a warning.
+fn documentation() -> Result<()> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["doc", "--locked", "--workspace", "--no-deps"]).args(&ALL[3..]);
+    cargo.env("RUSTDOCFLAGS", "-D warnings");
+    process::run("documenting", &mut cargo)
 }
 
 /// What each step took.

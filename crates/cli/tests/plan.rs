@@ -47,8 +47,8 @@ fn the_most_requests_of_the_context_fit() {
     let slot = 62 * 132 * 584 + 30 * (8 + 12) * 2 * 640 * 4 + 31 * 6 * 1536 * 4;
     assert_eq!(slot, 8_994_240);
     let block = 30 * 32 * (584 + 68) + 31 * 584;
-    // One for all pools, twelve more buffers, and six of the indexer.
-    let buffers = 1 + 12 + 6;
+    // One for all pools, twelve more buffers, three for parts of attention, and six of the indexer.
+    let buffers = 1 + 12 + 3 + 6;
     assert_eq!(number("/rounding"), buffers << 21);
     // 64 queries of 64 heads of 128 channels, in f32 and in BF16, two f32 weights a head, a score for
     // each of 32,768 entries and the largest of each 8.

@@ -115,6 +115,35 @@ impl<B: Backend> Router<B> {
     ///
     /// A graph that captured it uses the router's memory at each replay: see [`Self::follow`].
     ///
+    /// ```
+    /// use dsv4_kv_device::{EmuDevice, EmuOptions};
+    /// use dsv4_kv_router::{Batch, ChoiceWeights, Router, RouterConfig, RouterWeights, bf16};
+    ///
+    /// let device = EmuDevice::new(EmuOptions::default());
+    /// let stream = device.stream()?;
+    /// // 64 experts of which a token gets six. All logits are 0 here, so that biases choose: the last experts.
+    /// let config = RouterConfig::preset("tiny").expect("a preset");
+    /// let gate = vec![bf16::ZERO; (config.experts * config.hidden_size) as usize];
+    /// let bias = (0..config.experts).map(|expert| expert as f32).collect();
+    /// let weights = RouterWeights { gate: gate.into(), choice: ChoiceWeights::Bias(bias) };
+    /// let mut router = Router::new(&stream, &config, &weights, 2)?;
+    ///
+    /// // Two tokens, the second of which is padding.
+    /// let x = device.allocate::<bf16>("hidden states", 2 * u64::from(config.hidden_size))?;
+    /// stream.fill(&x, 0)?;
+    /// let token = device.allocate("tokens", 2)?;
+    /// stream.upload(&[7, -1], &token, 0)?;
+    /// let (ids, weights) = (device.allocate("experts", 12)?, device.allocate("weights", 12)?);
+    /// router.route(&stream, &x, &Batch { tokens: 2, token: &token, ids: &ids, weights: &weights })?;
+    ///
+    /// let (mut experts, mut shares) = ([0; 12], [0.0; 12]);
+    /// stream.download(&ids, 0, &mut experts)?;
+    /// stream.download(&weights, 0, &mut shares)?;
+    /// assert_eq!(experts, [63, 62, 61, 60, 59, 58, -1, -1, -1, -1, -1, -1]);
+    /// assert!((shares[0] - config.scaling / 6.0).abs() < 1e-6 && shares[6] == 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`RouterError::TooManyTokens`]; [`RouterError::Device`] if a tensor is too short, or a launch
     /// failed. The router can be used after that.

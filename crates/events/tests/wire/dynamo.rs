@@ -1,6 +1,7 @@
 //! Dynamo's own indexer is the judge: what it has is what the cache has, whatever it misses.
 //!
-//! It is a program of the Python package `ai-dynamo-runtime`, version 1.6.1, of 200 MB, so these tests are run by hand:
+//! It is a program of the Python package `ai-dynamo-runtime`, version 1.6.1, of 200 MB: `cargo xtask scale-test` installs it into
+//! target/ and runs these tests. By hand, with a trace:
 //!
 //! ```bash
 //! python3 -m venv target/dynamo && target/dynamo/bin/pip install ai-dynamo-runtime==1.6.1

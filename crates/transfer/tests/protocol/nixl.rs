@@ -35,7 +35,7 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::a_missing_library_is_an_error", a_missing_library_is_an_error),
         ("nixl::another_library_lacks_a_symbol", another_library_lacks_a_symbol),
     ];
-    let between: [Test; 15] = [
+    let between: [Test; 14] = [
         ("nixl::requests_move_between_processes", processes::requests_move),
         ("nixl::prefixes_move_between_processes", processes::prefixes_move),
         ("nixl::prompts_stream_between_processes", processes::prompts_stream),
@@ -49,16 +49,19 @@ pub fn trials() -> impl Iterator<Item = Trial> {
         ("nixl::claims_are_needed", hazards::claims_are_needed),
         ("nixl::late_bytes_stay_in_quarantine", hazards::late_bytes_stay_in_quarantine),
         ("nixl::quarantine_is_needed", hazards::quarantine_is_needed),
-        ("nixl::a_link_that_goes_down", networks::a_link_that_goes_down),
         ("nixl::emulated_memory_is_refused", gpu::emulated_memory_is_refused),
     ];
     let no_gpu = if is_there && gpus::gpus() == 0 { "there is no GPU" } else { kind };
     let on_gpus = Trial::test("gpu::requests_move_between_processes", gpu::requests_move)
         .with_kind(no_gpu)
         .with_ignored_flag(!no_gpu.is_empty());
+    let no_network = if is_there { networks::why_not().unwrap_or_default() } else { kind };
+    let apart = Trial::test("nixl::a_link_that_goes_down", networks::a_link_that_goes_down)
+        .with_kind(no_network)
+        .with_ignored_flag(!no_network.is_empty());
     let alone = alone.into_iter().map(|(name, test)| Trial::test(name, test));
     let between = between.into_iter().map(move |(name, test)| {
         Trial::test(name, test).with_kind(kind).with_ignored_flag(!is_there)
     });
-    alone.chain(between).chain([on_gpus])
+    alone.chain(between).chain([apart, on_gpus])
 }
