@@ -93,22 +93,6 @@ impl CacheConfig {
     /// A configuration for `model` with the formats it was trained for, no speculation, and as many
     /// blocks as `memory` bytes hold beside `max_requests` slots and what steps need.
     ///
-    /// ```
-    /// use dsv4_kv::kv_layout::config::ModelConfig;
-    /// use dsv4_kv::{CacheConfig, Capacity};
-    ///
-    /// let flash = ModelConfig::preset("flash").expect("a preset");
-    /// let config = CacheConfig::for_memory(flash, 40 << 30, 32)?;
-    /// let capacity = Capacity::new(&config);
-    /// assert!(capacity.bytes() <= 40 << 30);
-    ///
-    /// // 32 prompts of 8,192 tokens and their answers fit at once, as many of 1,000,000 tokens do not.
-    /// assert!(capacity.fits(&[(32, 10_000)]));
-    /// assert!(!capacity.fits(&[(32, 1_000_000)]));
-    /// println!("{} requests of 100,000 tokens", capacity.requests_of(100_000));
-    /// # Ok::<(), dsv4_kv::KvError>(())
-    /// ```
-    ///
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
     pub fn for_memory(model: ModelConfig, memory: u64, max_requests: u32) -> Result<Self, KvError> {
@@ -117,6 +101,23 @@ impl CacheConfig {
 
     /// The same configuration with as many blocks as `memory` bytes hold beside its slots and what
     /// steps need.
+    ///
+    /// ```
+    /// use dsv4_kv::kv_layout::config::ModelConfig;
+    /// use dsv4_kv::{CacheConfig, Capacity};
+    ///
+    /// let flash = ModelConfig::preset("flash").expect("a preset");
+    /// let longest = CacheConfig { max_context: 1 << 20, ..CacheConfig::smallest(flash) };
+    /// let config = CacheConfig { max_requests: 32, ..longest }.with_memory(40 << 30)?;
+    /// let capacity = Capacity::new(&config);
+    /// assert!(capacity.bytes() <= 40 << 30);
+    ///
+    /// // 32 prompts of 8,192 tokens and their answers fit at once, as many of 1,000,000 tokens do not.
+    /// assert!(capacity.fits(&[(10_000, 32)]));
+    /// assert!(!capacity.fits(&[(1_000_000, 32)]));
+    /// println!("{} requests of 100,000 tokens", capacity.requests_of(100_000));
+    /// # Ok::<(), dsv4_kv::KvError>(())
+    /// ```
     ///
     /// # Errors
     /// [`KvError::MemoryTooSmall`] if not even one block fits; [`KvError::Config`].
