@@ -110,12 +110,12 @@ fn run_steps(quick: bool, steps: &mut Steps) -> Result<()> {
     Ok(())
 }
 
-/// The documentation of all packages, without a warning.
+/// The documentation of all libraries, without a warning.
 fn documentation() -> Result<()> {
     let mut cargo = workspace::cargo();
-    cargo.args(["doc", "--locked", "--workspace", "--no-deps"]).args(&ALL[3..]);
+    cargo.args(["doc", "--locked", "--workspace", "--lib", "--no-deps"]).args(&ALL[3..]);
     cargo.env("RUSTDOCFLAGS", "-D warnings");
-    process::run("documenting", &mut cargo)
+    process::run("documenting", &mut cargo).map(drop)
 }
 
 /// What each step took.
